@@ -1,0 +1,32 @@
+// One column vocabulary, spelled for SQLite and for Postgres. The schema is written once in these words;
+// its types are SQLite's for both, and the Postgres spelling is cast to them here and nowhere else.
+import { bigint, boolean, customType, doublePrecision, pgTable, text as pgText } from "drizzle-orm/pg-core";
+import { blob, integer, real, sqliteTable, text } from "drizzle-orm/sqlite-core";
+
+const sqlite = {
+  table: sqliteTable,
+  text: () => text(),
+  /** Milliseconds, sizes and counts: whole numbers below 2^53. */
+  whole: () => integer({ mode: "number" }),
+  real: () => real(),
+  flag: () => integer({ mode: "boolean" }),
+  bytes: () => blob({ mode: "buffer" }),
+};
+
+export type Columns = typeof sqlite;
+
+const bytea = customType<{ data: Buffer; driverData: Uint8Array }>({
+  dataType: () => "bytea",
+  fromDriver: (value) => Buffer.from(value.buffer, value.byteOffset, value.byteLength),
+});
+
+const postgres = {
+  table: pgTable,
+  text: () => pgText(),
+  whole: () => bigint({ mode: "number" }),
+  real: () => doublePrecision(),
+  flag: () => boolean(),
+  bytes: () => bytea(),
+} as unknown as Columns;
+
+export const columns = { sqlite, postgres };

@@ -1,0 +1,47 @@
+// The one error type of the product: a closed kind, a message that is safe for callers, and a cause
+// that only the log sees. The kinds are named after the conditions of the interface, not after statuses.
+
+export const FAULT_KINDS = [
+  "invalid_request",
+  "unauthenticated",
+  "denied",
+  "not_found",
+  "method_not_allowed",
+  "conflict",
+  "payment_required",
+  "payload_too_large",
+  "agent_not_invocable",
+  "rate_limited",
+  "unavailable",
+  "internal",
+] as const;
+
+export type FaultKind = (typeof FAULT_KINDS)[number];
+
+export interface FaultDetail {
+  readonly cause?: unknown;
+  /** Whole seconds, sent as `Retry-After`. */
+  readonly retryAfterSeconds?: number;
+  /** Methods of the route, sent as `Allow`. */
+  readonly allow?: readonly string[];
+}
+
+export class Fault extends Error {
+  readonly kind: FaultKind;
+  readonly retryAfterSeconds: number | undefined;
+  readonly allow: readonly string[] | undefined;
+
+  /** `message` reaches the caller word for word: it must name no internal state and no secret. */
+  constructor(kind: FaultKind, message: string, detail: FaultDetail = {}) {
+    super(message, detail.cause === undefined ? undefined : { cause: detail.cause });
+    this.name = "Fault";
+    this.kind = kind;
+    this.retryAfterSeconds = detail.retryAfterSeconds;
+    this.allow = detail.allow;
+  }
+}
+
+/** An invalid request whose message starts with the name of the field that is wrong. */
+export function invalidField(field: string, problem: string): Fault {
+  return new Fault("invalid_request", `${field}: ${problem}`);
+}

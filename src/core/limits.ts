@@ -1,0 +1,29 @@
+// Every fixed limit of the interface, in one place. Limits that an operator may move are in config.ts.
+
+const KIB = 1024;
+const MIB = 1024 * KIB;
+
+export const PROXY_BODY_BYTES_MAX = 32 * MIB;
+export const MANAGEMENT_BODY_BYTES_MAX = MIB;
+export const CAPTURE_BYTES_MAX = MIB;
+export const JSON_DEPTH_MAX = 64;
+
+export const SERVICE_MODEL_BYTES_MAX = 256;
+export const IDEMPOTENCY_KEY_CHARACTERS_MAX = 255;
+export const IDEMPOTENCY_HOURS = 24;
+export const REQUEST_ID_CHARACTERS_MAX = 128;
+export const WAIT_SECONDS_MAX = 60;
+export const RETRY_AFTER_SECONDS_MAX = 60;
+
+export const NAME_CHARACTERS_MAX = 128;
+export const DESCRIPTION_CHARACTERS_MAX = 4096;
+export const TAGS_MAX = 32;
+export const TAG_CHARACTERS_MAX = 64;
+export const METADATA_BYTES_MAX = 16 * KIB;
+export const URL_CHARACTERS_MAX = 2048;
+export const PLAINTEXT_BYTES_MAX = 65_536;
+export const VAULT_REF_CHARACTERS_MAX = 1024;
+export const BURST_DEFAULT = 20;
+
+export const PAGE_LIMIT_DEFAULT = 20;
+export const PAGE_LIMIT_MAX = 100;

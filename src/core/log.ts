@@ -1,0 +1,17 @@
+// The log's port. Fields are flat and named like the interface (tenant, invocation_id, request_id);
+// a secret is never a field. Events are short fixed phrases, so that they can be searched for.
+
+export const LOG_LEVELS = ["debug", "info", "warn", "error"] as const;
+export type LogLevel = (typeof LOG_LEVELS)[number];
+
+export type LogFields = Readonly<Record<string, unknown>>;
+
+export interface Log {
+  debug(event: string, fields?: LogFields): void;
+  info(event: string, fields?: LogFields): void;
+  warn(event: string, fields?: LogFields): void;
+  /** `error` in the fields is printed with its message and its causes. */
+  error(event: string, fields?: LogFields): void;
+}
+
+export const silentLog: Log = { debug() {}, info() {}, warn() {}, error() {} };
