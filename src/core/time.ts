@@ -1,0 +1,34 @@
+// RFC 3339 date-times, read strictly and to the millisecond.
+
+const RFC_3339 = /^(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d+))?(?:[Zz]|([+\- ])(\d\d):(\d\d))$/;
+
+/**
+ * Milliseconds since the epoch, or null when the text is no RFC 3339 date-time with a zone. A space before the
+ * offset counts as the plus sign that it was before the query string was decoded.
+ */
+export function parseDateTime(text: string): number | null {
+  const match = RFC_3339.exec(text);
+  if (match === null) return null;
+  const part = (index: number) => Number(match[index] ?? 0);
+  const [year, month, day, hour, minute, second] = [1, 2, 3, 4, 5, 6].map(part) as [
+    number,
+    number,
+    number,
+    number,
+    number,
+    number,
+  ];
+  const offsetMinutes = part(9) * 60 + part(10);
+  // Second 60 is a leap second; the table of months and days is the calendar's own.
+  if (hour > 23 || minute > 59 || second > 60 || part(9) > 23 || part(10) > 59) return null;
+  const midnight = new Date(0);
+  midnight.setUTCFullYear(year, month - 1, day);
+  if (midnight.getUTCMonth() !== month - 1 || midnight.getUTCDate() !== day) return null;
+  const milliseconds = Number((match[7] ?? "").padEnd(3, "0").slice(0, 3));
+  const local = midnight.getTime() + ((hour * 60 + minute) * 60 + second) * 1000 + milliseconds;
+  return local - (match[8] === "-" ? -offsetMinutes : offsetMinutes) * 60_000;
+}
+
+export function formatDateTime(time: number): string {
+  return new Date(time).toISOString();
+}
