@@ -1,0 +1,114 @@
+// What routes read of a request: bounded bodies, checked JSON, query parameters. Everything that is wrong
+// becomes a Fault that names the field.
+import { type Static, type TSchema, Type } from "@sinclair/typebox";
+import { TypeCompiler, type ValueError, ValueErrorType } from "@sinclair/typebox/compiler";
+import { Fault, invalidField } from "../core/fault.ts";
+import { parseJson } from "../core/json.ts";
+import { MANAGEMENT_BODY_BYTES_MAX, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX } from "../core/limits.ts";
+import { parseDateTime } from "../core/time.ts";
+
+/**
+ * The whole body of a request, at most `bytesMax` bytes.
+ *
+ * @throws Fault `payload_too_large`, or `invalid_request` when the body breaks off
+ */
+export async function readBytes(request: Request, bytesMax: number): Promise<Uint8Array> {
+  const tooLarge = () => new Fault("payload_too_large", `body: larger than ${bytesMax} bytes`);
+  const declared = request.headers.get("content-length");
+  if (declared !== null && Number(declared) > bytesMax) throw tooLarge();
+  if (request.body === null) return new Uint8Array();
+  try {
+    // A declared length bounds the body: the parser takes no more than that.
+    if (declared !== null) return await request.bytes();
+    return (await readCapped(request.body, bytesMax)) ?? Promise.reject(tooLarge());
+  } catch (cause) {
+    if (cause instanceof Fault) throw cause;
+    throw new Fault("invalid_request", "body: it broke off", { cause });
+  }
+}
+
+async function readCapped(body: ReadableStream<Uint8Array>, bytesMax: number): Promise<Uint8Array | null> {
+  const chunks: Uint8Array[] = [];
+  let size = 0;
+  // Leaving the loop early cancels the stream, so that no more of the body is taken in.
+  for await (const chunk of body) {
+    size += chunk.byteLength;
+    if (size > bytesMax) return null;
+    chunks.push(chunk);
+  }
+  return chunks.length === 1 && chunks[0] !== undefined ? chunks[0] : Buffer.concat(chunks, size);
+}
+
+const JSON_TYPE = /^application\/json\s*(;|$)/i;
+
+/** A function that reads a request's JSON body and checks it against `schema`. */
+export function bodyReader<T extends TSchema>(schema: T, options: { freeField?: string } = {}) {
+  const checker = TypeCompiler.Compile(schema);
+  return async (request: Request): Promise<Static<T>> => {
+    if (!JSON_TYPE.test(request.headers.get("content-type") ?? "")) {
+      throw new Fault("invalid_request", "content-type: must be application/json");
+    }
+    const bytes = await readBytes(request, MANAGEMENT_BODY_BYTES_MAX);
+    const value = parseJson(bytes, options.freeField ?? null);
+    if (checker.Check(value)) return value;
+    throw describe(checker.Errors(value).First());
+  };
+}
+
+function describe(error: ValueError | undefined): Fault {
+  if (error === undefined) return new Fault("invalid_request", "body: invalid");
+  const field = error.path.slice(1).replaceAll("/", ".").replaceAll("~1", "/").replaceAll("~0", "~");
+  const expected: unknown = error.schema["x-expected"];
+  if (error.type === ValueErrorType.ObjectAdditionalProperties) return invalidField(field, "unknown field");
+  if (error.type === ValueErrorType.ObjectRequiredProperty) return invalidField(field, "required");
+  if (field === "") return new Fault("invalid_request", "body: must be a JSON object");
+  return invalidField(
+    field,
+    typeof expected === "string" ? `must be ${expected}` : error.message.toLowerCase(),
+  );
+}
+
+/** `T` or null. */
+export function nullable<T extends TSchema>(schema: T, expected: string) {
+  return Type.Union([schema, Type.Null()], { "x-expected": `${expected} or null` });
+}
+
+export type Query = URLSearchParams;
+
+export function queryOf(request: Request): Query {
+  const start = request.url.indexOf("?");
+  return new URLSearchParams(start === -1 ? "" : request.url.slice(start + 1));
+}
+
+/** A query parameter that must be one of `values`. */
+export function oneOf<T extends string>(query: Query, name: string, values: readonly T[]): T | null {
+  const given = query.get(name);
+  if (given === null) return null;
+  const value = values.find((candidate) => candidate === given);
+  if (value === undefined) throw invalidField(name, `must be one of ${values.join(", ")}`);
+  return value;
+}
+
+/** A query parameter that must be an RFC 3339 date-time: milliseconds since the epoch. */
+export function dateTime(query: Query, name: string): number | null {
+  const given = query.get(name);
+  if (given === null) return null;
+  const time = parseDateTime(given);
+  if (time === null) throw invalidField(name, "must be an RFC 3339 date-time with a time zone");
+  return time;
+}
+
+/** `limit` and `offset`, clamped to their bounds. */
+export function page(query: Query): { limit: number; offset: number } {
+  return {
+    limit: clampedInteger(query, "limit", PAGE_LIMIT_DEFAULT, 1, PAGE_LIMIT_MAX),
+    offset: clampedInteger(query, "offset", 0, 0, Number.MAX_SAFE_INTEGER),
+  };
+}
+
+function clampedInteger(query: Query, name: string, fallback: number, min: number, max: number): number {
+  const given = query.get(name);
+  if (given === null) return fallback;
+  if (!/^[+-]?\d+$/.test(given.trim())) throw invalidField(name, "must be an integer");
+  return Math.min(Math.max(Number(given), min), max);
+}
