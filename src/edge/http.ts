@@ -6,7 +6,8 @@ import { Fault, type FaultKind } from "../core/fault.ts";
 import { REQUEST_ID_CHARACTERS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
 
-const STATUS = {
+/** The one table of kinds and statuses. */
+export const STATUS = {
   invalid_request: 400,
   unauthenticated: 401,
   payment_required: 402,

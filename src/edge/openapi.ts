@@ -1,0 +1,190 @@
+// The words in which a route documents itself: operation() makes the OpenAPI 3.1 operation that stands in the
+// route's `detail`. What all routes share (bearer token, request ID, the error body, 401 and 500) is added here.
+import { type TSchema, Type } from "@sinclair/typebox";
+import type { DocumentDecoration } from "elysia";
+import type { FaultKind } from "../core/fault.ts";
+import { STATUS, SUCCESS } from "./http.ts";
+
+/** Tags in the order in which the page shows them. */
+export const TAGS = {
+  Agents: "The registry: upstream endpoints of protocol http or mcp.",
+  Credentials: "Secrets for upstream calls. They go in and never come out.",
+  Proxy: "Call an agent, then poll the result.",
+  Invocations: "What was called, when, and how it ended.",
+  Service: "Health, version and keys. These need no token.",
+} as const;
+
+interface Parameter {
+  readonly description: string;
+  /** A string when left out. */
+  readonly schema?: TSchema;
+  readonly example?: unknown;
+  readonly required?: boolean;
+}
+
+interface Content {
+  /** Left out: bytes of any form. A schema with an `$id` is shown once, under that name. */
+  readonly schema?: TSchema;
+  /** `application/json` when left out. */
+  readonly mediaType?: string;
+  readonly example?: unknown;
+  /** Several examples by name; takes the place of `example`. */
+  readonly examples?: Readonly<Record<string, unknown>>;
+}
+
+interface RequestBody extends Content {
+  readonly description?: string;
+}
+
+interface ResponseDoc extends Content {
+  readonly status: keyof typeof SUCCESS;
+  readonly description: string;
+  /** Name of a header and what it says. */
+  readonly headers?: Readonly<Record<string, string>>;
+}
+
+export interface OperationDoc {
+  readonly summary: string;
+  readonly description?: string;
+  readonly tag: keyof typeof TAGS;
+  /** True for the paths that need no token. */
+  readonly open?: boolean;
+  /** By name: those in the path, in the query, and request headers. */
+  readonly path?: Readonly<Record<string, Parameter>>;
+  readonly query?: Readonly<Record<string, Parameter>>;
+  readonly headers?: Readonly<Record<string, Parameter>>;
+  readonly body?: RequestBody;
+  readonly responses: readonly ResponseDoc[];
+  /** Beside `unauthenticated`, `internal` and `unavailable`, which every operation with a token may answer. */
+  readonly errors: readonly FaultKind[];
+}
+
+/** The OpenAPI operation of a route, for its `detail`. */
+export function operation(doc: OperationDoc): DocumentDecoration {
+  const always: readonly FaultKind[] = doc.open
+    ? ["internal"]
+    : ["unauthenticated", "unavailable", "internal"];
+  const value = {
+    summary: doc.summary,
+    description: doc.description,
+    tags: [doc.tag],
+    security: doc.open ? [] : [{ bearer: [] }],
+    parameters: [
+      ...parameters("path", doc.path),
+      ...parameters("query", doc.query),
+      ...parameters("header", doc.headers),
+    ],
+    requestBody: doc.body && {
+      description: doc.body.description,
+      required: true,
+      content: content(doc.body),
+    },
+    responses: Object.fromEntries([
+      ...doc.responses.map(success),
+      ...[...new Set([...doc.errors, ...always])].map(failure),
+    ]),
+  };
+  // A round trip through JSON leaves out what is undefined and TypeBox's symbols.
+  return JSON.parse(JSON.stringify(value, (key, inner) => (key === "x-expected" ? undefined : inner)));
+}
+
+function parameters(place: "path" | "query" | "header", given: OperationDoc["query"] = {}) {
+  return Object.entries(given).map(([name, { schema = Type.String(), ...rest }]) => {
+    return { name, in: place, ...rest, required: place === "path" || rest.required === true, schema };
+  });
+}
+
+function content({ schema, mediaType = "application/json", example, examples }: Content) {
+  const named = examples && Object.entries(examples).map(([name, value]) => [name, { value }]);
+  return {
+    [mediaType]: { schema: schema ?? {}, example, examples: named && Object.fromEntries(named) },
+  };
+}
+
+const REQUEST_ID = { "X-Request-ID": "The request's ID: the caller's own when it sent a usable one." };
+
+function headers(described: Readonly<Record<string, string>>) {
+  return Object.fromEntries(
+    Object.entries(described).map(([name, description]) => [name, { description, schema: Type.String() }]),
+  );
+}
+
+function success(response: ResponseDoc) {
+  const hasBody = response.schema !== undefined || response.mediaType !== undefined;
+  const value = {
+    description: response.description,
+    headers: headers({ ...response.headers, ...REQUEST_ID }),
+    content: hasBody ? content(response) : undefined,
+  };
+  return [SUCCESS[response.status], value];
+}
+
+const ErrorBody = Type.Object(
+  {
+    error: Type.String({
+      description: "Coarse and safe to show; a field error starts with the field's name.",
+    }),
+  },
+  { $id: "Error", additionalProperties: false },
+);
+
+interface Failure {
+  readonly description: string;
+  /** Left out: the answer has no body. */
+  readonly example?: string;
+  readonly headers?: Readonly<Record<string, string>>;
+}
+
+const RETRY_AFTER = { "Retry-After": "Whole seconds to wait before the next try." };
+
+const FAILURES: Readonly<Record<FaultKind, Failure>> = {
+  invalid_request: {
+    description: "The body, a parameter or a header is malformed or breaks a rule.",
+    example: "name: required",
+  },
+  unauthenticated: {
+    description: "The bearer token is missing or invalid, or lacks the tenant or the user. No body.",
+    headers: { "WWW-Authenticate": "`Bearer`" },
+  },
+  payment_required: {
+    description: "The payment is missing, or could not be verified or settled.",
+    example: "payment required",
+  },
+  denied: { description: "The tenant's policy denies the call.", example: "denied by policy" },
+  not_found: { description: "The caller's tenant has no such resource.", example: "no such agent" },
+  method_not_allowed: {
+    description: "The path has other methods.",
+    example: "this route has other methods",
+    headers: { Allow: "The methods of this path." },
+  },
+  conflict: {
+    description: "The request clashes with what is there.",
+    example: "name: already in use",
+  },
+  payload_too_large: { description: "The body is too large.", example: "body: larger than 1048576 bytes" },
+  agent_not_invocable: {
+    description: "The agent is inactive, suspended, or has no `upstream_url`.",
+    example: "the agent is suspended",
+  },
+  rate_limited: {
+    description: "The agent's rate limit is exceeded.",
+    example: "the agent's rate limit is exceeded",
+    headers: RETRY_AFTER,
+  },
+  internal: { description: "An unexpected error on the server's side. No body." },
+  unavailable: {
+    description: "The service cannot do this just now: it is shutting down, or its store takes no writes.",
+    example: "the service is shutting down",
+    headers: RETRY_AFTER,
+  },
+};
+
+function failure(kind: FaultKind) {
+  const { description, example, headers: own } = FAILURES[kind];
+  const value = {
+    description,
+    headers: headers({ ...own, ...REQUEST_ID }),
+    content: example === undefined ? undefined : content({ schema: ErrorBody, example: { error: example } }),
+  };
+  return [STATUS[kind], value];
+}
