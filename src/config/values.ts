@@ -1,0 +1,158 @@
+// What the value of a variable must be: a sentence for the operator and a parser that belongs to it. Values
+// are never repeated in a problem, since some are secrets and a mistyped one is a secret still.
+import { X509Certificate } from "node:crypto";
+import { accessSync, constants, readFileSync, statSync } from "node:fs";
+import { isIP } from "node:net";
+
+export interface Kind<T> {
+  /** Completes "NAME must be …". */
+  readonly must: string;
+  /** Undefined when the text is not what it must be. The text is never empty. */
+  readonly parse: (text: string) => T | undefined;
+}
+
+export function wholeNumber(least: number, most: number): Kind<number> {
+  return {
+    must: `a whole number from ${least} to ${most}`,
+    parse: (text) => {
+      const value = /^\d{1,16}$/.test(text) ? Number(text) : Number.NaN;
+      return value >= least && value <= most ? value : undefined;
+    },
+  };
+}
+
+export function oneOf<const T extends string>(words: readonly T[]): Kind<T> {
+  return { must: words.join(" or "), parse: (text) => words.find((word) => word === text) };
+}
+
+export const text: Kind<string> = { must: "a text without control characters", parse: plain };
+
+function plain(value: string): string | undefined {
+  return /\p{Cc}/u.test(value) ? undefined : value;
+}
+
+export const path: Kind<string> = {
+  must: "a path",
+  parse: (value) => (value.includes("\0") ? undefined : value),
+};
+
+const NAME =
+  /^(?=.{1,253}$)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*$/;
+
+/** A host name in lower case or an address without brackets. */
+function parseHost(value: string): string | undefined {
+  const bare = /^\[(.*)\]$/.exec(value)?.[1];
+  if (bare !== undefined) return isIP(bare) === 6 ? bare : undefined;
+  if (isIP(value) !== 0) return value;
+  const name = value.toLowerCase().replace(/\.$/, "");
+  // A name that ends in a number is read as an IPv4 address by URL parsers, so it is no name.
+  return NAME.test(name) && !/(^|\.)(\d+|0x[0-9a-f]*)$/.test(name) ? name : undefined;
+}
+
+export const host: Kind<string> = { must: "a host name or an IP address", parse: parseHost };
+
+function parseHostOrRange(value: string): string | undefined {
+  const slash = value.indexOf("/");
+  if (slash < 0) return parseHost(value);
+  const address = value.slice(0, slash);
+  const family = isIP(address);
+  const length = value.slice(slash + 1);
+  const bits = family === 6 ? 128 : 32;
+  return family !== 0 && /^\d{1,3}$/.test(length) && Number(length) <= bits ? value : undefined;
+}
+
+const HOSTS_MAX = 1000;
+
+export const hostList: Kind<readonly string[]> = {
+  must: "a comma-separated list of host names, addresses and CIDR ranges, without ports",
+  parse: (value) => {
+    const parsed = value
+      .split(",")
+      .flatMap((entry) => (entry.trim() === "" ? [] : [parseHostOrRange(entry.trim())]));
+    const hosts = parsed.filter((entry) => entry !== undefined);
+    return hosts.length === parsed.length && hosts.length <= HOSTS_MAX ? hosts : undefined;
+  },
+};
+
+function parseUrl(value: string, protocols: readonly string[]): URL | undefined {
+  const url = URL.canParse(value) ? new URL(value) : undefined;
+  return url !== undefined && protocols.includes(url.protocol) ? url : undefined;
+}
+
+/** The URL as it was written: an issuer is compared with claims character by character. */
+export function httpUrl(parts: "query" | "no query"): Kind<string> {
+  return {
+    must: `an http or https URL with a host and without user${parts === "query" ? "" : ", query"} and fragment`,
+    parse: (value) => {
+      const url = parseUrl(value, ["http:", "https:"]);
+      if (url === undefined || /[#\s]/.test(value) || url.username + url.password !== "") return undefined;
+      return parts === "query" || !value.includes("?") ? value : undefined;
+    },
+  };
+}
+
+export const postgresUrl: Kind<string> = {
+  must: "a URL like postgres://user:password@host:5432/database",
+  parse: (value) => (parseUrl(value, ["postgres:", "postgresql:"]) === undefined ? undefined : value),
+};
+
+const KEY_BYTES = 32;
+
+/** 32 bytes in standard base64; the padding may be missing. */
+export function parseKey(value: string): Buffer | undefined {
+  if (!/^[A-Za-z0-9+/]{43}=?$/.test(value)) return undefined;
+  const key = Buffer.from(value, "base64");
+  return key.length === KEY_BYTES ? key : undefined;
+}
+
+export const key: Kind<Buffer> = { must: "32 bytes in base64 (openssl rand -base64 32)", parse: parseKey };
+
+const CERTIFICATE = /-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----/g;
+const CA_FILE_BYTES_MAX = 4 * 1024 * 1024;
+
+/** The file's certificates, as PEM. */
+export const certificateFile: Kind<string> = {
+  must: "the path of a readable file with PEM certificates",
+  parse: (value) => {
+    try {
+      if (statSync(value).size > CA_FILE_BYTES_MAX) return undefined;
+      const found = readFileSync(value, "utf8").match(CERTIFICATE) ?? [];
+      for (const certificate of found) new X509Certificate(certificate);
+      return found.length > 0 ? `${found.join("\n")}\n` : undefined;
+    } catch {
+      return undefined;
+    }
+  },
+};
+
+export const directory: Kind<string> = {
+  must: "the path of a readable directory",
+  parse: (value) => {
+    try {
+      accessSync(value, constants.R_OK | constants.X_OK);
+      return statSync(value).isDirectory() ? value : undefined;
+    } catch {
+      return undefined;
+    }
+  },
+};
+
+const SEGMENT = /^(?!\.{1,2}$)[A-Za-z0-9._~-]+$/;
+
+/** Without `{tenant}` as a segment of its own, one tenant's references would reach another's secrets. */
+export const tenantPrefix: Kind<string> = {
+  must: "a path like secret/data/tenants/{tenant}: plain segments, one of them {tenant}",
+  parse: (value) => {
+    const segments = value.split("/");
+    const tenants = segments.filter((segment) => segment === "{tenant}").length;
+    const plain = segments.filter((segment) => SEGMENT.test(segment)).length;
+    return tenants === 1 && plain === segments.length - 1 ? value : undefined;
+  },
+};
+
+const REGISTERED = ["iss", "aud", "exp", "nbf", "iat", "jti"];
+
+export const claimName: Kind<string> = {
+  must: `a claim name, and none of ${REGISTERED.join(", ")}`,
+  parse: (value) => (REGISTERED.includes(value) ? undefined : plain(value)),
+};

@@ -1,0 +1,199 @@
+// The log on standard error: one line an event, as JSON or for a terminal. Lines are collected and written
+// together, since a system call a line would be dear on the accept path; the rest is written when the process
+// exits. A log that can't be written never stops the product: lines are dropped, and counted.
+import { writeSync } from "node:fs";
+import type { Clock } from "../core/clock.ts";
+import { LOG_LEVELS, type Log, type LogFields, type LogLevel } from "../core/log.ts";
+
+const STANDARD_ERROR = 2;
+const FLUSH_AT_CHARACTERS = 16_384;
+const FLUSH_AFTER_MS = 20;
+const HELD_CHARACTERS_MAX = 4_194_304;
+const VALUE_CHARACTERS_MAX = 4096;
+const CAUSES_MAX = 8;
+
+export interface LogOptions {
+  readonly level: LogLevel;
+  readonly format: "json" | "pretty";
+  readonly clock: Clock;
+  /** Takes what it can of the bytes and returns how many; throws when it can take none. For tests. */
+  readonly write?: (bytes: Uint8Array) => number;
+}
+
+export interface OpenLog extends Log {
+  /** Writes what is held now; called at exit too. */
+  flush(): void;
+}
+
+export function openLog(options: LogOptions): OpenLog {
+  const sink = openSink(options.write ?? ((bytes) => writeSync(STANDARD_ERROR, bytes)));
+  const least = LOG_LEVELS.indexOf(options.level);
+  const print = options.format === "json" ? jsonLine : prettyLine;
+  const at = (level: LogLevel) => {
+    if (LOG_LEVELS.indexOf(level) < least) return () => {};
+    return (event: string, fields: LogFields = {}) => {
+      sink.add(print(new Date(options.clock.now()).toISOString(), level, event, fields));
+      // What is about to go wrong may take the process with it.
+      if (level === "error") sink.flush();
+    };
+  };
+  process.on("exit", sink.flush);
+  return { debug: at("debug"), info: at("info"), warn: at("warn"), error: at("error"), flush: sink.flush };
+}
+
+function openSink(write: (bytes: Uint8Array) => number) {
+  let lines: string[] = [];
+  let characters = 0;
+  let dropped = 0;
+  let rest: Uint8Array = new Uint8Array();
+  let timer: ReturnType<typeof setTimeout> | null = null;
+
+  function flush(): void {
+    if (timer !== null) clearTimeout(timer);
+    timer = null;
+    if (dropped > 0) lines.push(`{"level":"warn","event":"log lines dropped","count":${dropped}}\n`);
+    dropped = 0;
+    const bytes = Buffer.concat([rest, Buffer.from(lines.join(""))]);
+    [lines, characters] = [[], 0];
+    rest = bytes.subarray(writeAll(write, bytes));
+    if (rest.length > 0) schedule();
+  }
+
+  function schedule(): void {
+    // The timer keeps no process alive: the exit handler writes what it would have written.
+    timer ??= setTimeout(flush, FLUSH_AFTER_MS).unref();
+  }
+
+  function add(line: string): void {
+    if (characters + rest.length > HELD_CHARACTERS_MAX) {
+      dropped++;
+      return;
+    }
+    lines.push(line);
+    characters += line.length;
+    // A reader that is too slow for what is held already is asked again by the timer only.
+    if (characters >= FLUSH_AT_CHARACTERS && rest.length === 0) flush();
+    else schedule();
+  }
+
+  return { add, flush };
+}
+
+/** How many of the bytes are done with: written, or lost because there is no reader any more. */
+function writeAll(write: (bytes: Uint8Array) => number, bytes: Uint8Array): number {
+  let done = 0;
+  while (done < bytes.length) {
+    try {
+      done += write(bytes.subarray(done));
+    } catch (error) {
+      // A pipe whose reader is slow takes more later; anything else (closed, full disk) will not get better.
+      return error instanceof Error && "code" in error && error.code === "EAGAIN" ? done : bytes.length;
+    }
+  }
+  return done;
+}
+
+function jsonLine(time: string, level: LogLevel, event: string, fields: LogFields): string {
+  let line = `{"time":"${time}","level":"${level}","event":${JSON.stringify(event)}`;
+  for (const name in fields) {
+    const shown = toJson(fields[name]);
+    if (shown !== undefined) line += `,${JSON.stringify(name)}:${shown}`;
+  }
+  return `${line}}\n`;
+}
+
+/** Undefined for what has no place in a line: undefined itself, and functions. */
+function toJson(value: unknown): string | undefined {
+  switch (typeof value) {
+    case "string":
+      return JSON.stringify(cut(value));
+    case "number":
+    case "boolean":
+      return Number.isFinite(value) || typeof value === "boolean" ? String(value) : `"${value}"`;
+    case "bigint":
+      return `"${value}"`;
+    case "object":
+      return value instanceof Error ? JSON.stringify(describe(value)) : objectToJson(value);
+    default:
+      return undefined;
+  }
+}
+
+function objectToJson(value: object | null): string {
+  try {
+    const shown = JSON.stringify(value);
+    return shown.length > VALUE_CHARACTERS_MAX ? JSON.stringify(cut(shown)) : shown;
+  } catch {
+    return '"unprintable"';
+  }
+}
+
+function cut(value: string): string {
+  return value.length > VALUE_CHARACTERS_MAX ? `${value.slice(0, VALUE_CHARACTERS_MAX)}…` : value;
+}
+
+interface Description {
+  readonly message: string;
+  readonly causes: readonly string[];
+  readonly stack: string;
+}
+
+function describe(error: Error): Description {
+  const causes: string[] = [];
+  for (let cause = error.cause; cause !== undefined && causes.length < CAUSES_MAX; ) {
+    causes.push(cut(summary(cause)));
+    cause = cause instanceof Error ? cause.cause : undefined;
+  }
+  return { message: cut(summary(error)), causes, stack: cut(frames(error.stack ?? "")) };
+}
+
+function summary(value: unknown): string {
+  if (!(value instanceof Error)) return String(value);
+  const code = "code" in value && value.code !== undefined ? ` (${String(value.code)})` : "";
+  return `${value.name}: ${value.message}${code}`;
+}
+
+/** Where it was thrown; the message is told already. */
+function frames(stack: string): string {
+  return stack
+    .split("\n")
+    .filter((line) => /^\s+at /.test(line))
+    .map((line) => line.trim())
+    .join("\n");
+}
+
+const COLOURS = { debug: 90, info: 32, warn: 33, error: 31 } as const;
+
+function prettyLine(time: string, level: LogLevel, event: string, fields: LogFields): string {
+  const head = `${time.slice(11, 23)} \x1b[${COLOURS[level]}m${level.padEnd(5)}\x1b[0m ${printable(event)}`;
+  let line = head;
+  let below = "";
+  for (const name in fields) {
+    const value = fields[name];
+    if (value === undefined || typeof value === "function") continue;
+    if (value instanceof Error) below += prettyError(describe(value));
+    else line += ` \x1b[90m${printable(name)}=\x1b[0m${printable(prettyValue(value))}`;
+  }
+  return `${line}\n${below}`;
+}
+
+function prettyValue(value: unknown): string {
+  if (typeof value === "string" && /^[^\s"=]+$/.test(value)) return cut(value);
+  return toJson(value) ?? "";
+}
+
+function prettyError({ message, causes, stack }: Description): string {
+  const lines = [message, ...causes.map((cause) => `caused by ${cause}`), ...stack.split("\n")];
+  return lines
+    .filter((line) => line !== "")
+    .map((line) => `    ${printable(line)}\n`)
+    .join("");
+}
+
+/** A value from outside must not steer the terminal. */
+function printable(value: string): string {
+  return value.replace(
+    /[\p{Cc}\p{Cf}\u2028\u2029]/gu,
+    (character) => `\\u{${(character.codePointAt(0) ?? 0).toString(16)}}`,
+  );
+}

@@ -1,0 +1,73 @@
+// The process environment that the gateway runs in. Bun reads a few variables by itself, once at start or at
+// each fetch, and workers start with the environment that the process was executed with, whatever was deleted
+// from process.env since. So the gateway replaces its own process image once, in place (same pid, same
+// streams), with an environment in which nothing steers Bun but us:
+// - proxy variables would carry upstream calls past the check of their address;
+// - NODE_TLS_REJECT_UNAUTHORIZED=0 would switch certificate checks off, NODE_EXTRA_CA_CERTS would add roots
+//   beside TOLLGATE_CA_FILE, BUN_CONFIG_VERBOSE_FETCH would print credentials, and so on through BUN_* and NODE_*;
+// - BUN_CONFIG_MAX_HTTP_REQUESTS lifts the limit of 256 concurrent fetches per process, and only when it is
+//   there at start.
+import { StartupProblem } from "./core/startup.ts";
+
+export type Environment = Readonly<Record<string, string | undefined>>;
+
+/** More than the calls that all agents together can have running on one replica; Bun's own maximum is 65,535. */
+const CONCURRENT_FETCHES = "16384";
+
+/** Names the process that has been replaced already: exec keeps the pid, and no child has the same one. */
+const MARK = "TOLLGATE_RESTARTED_PID";
+
+const FOREIGN = /^((https?|all|no|ftp|ws|wss|socks|socks5)_proxy|bun_.*|node_.*)$/i;
+
+/** Libraries ask it whether to show their insides in error pages. */
+const KEPT = { NODE_ENV: "production", BUN_CONFIG_MAX_HTTP_REQUESTS: CONCURRENT_FETCHES };
+
+export function cleanEnvironment(environment: Environment): Record<string, string> {
+  const clean: Record<string, string> = {};
+  for (const [name, value] of Object.entries(environment)) {
+    if (value !== undefined && !FOREIGN.test(name)) clean[name] = value;
+  }
+  return { ...clean, ...KEPT };
+}
+
+/**
+ * Goes on at once in a process that has been replaced already; else does not return.
+ *
+ * @throws StartupProblem when the environment can't be made clean: the calls would not be safe.
+ */
+export function restartInCleanEnvironment(environment: Environment): void {
+  if (environment[MARK] === String(process.pid)) {
+    requireClean(environment);
+    return;
+  }
+  const next = { ...cleanEnvironment(environment), [MARK]: String(process.pid) };
+  if (process.execve === undefined) throw new StartupProblem("this system can't replace a process (execve)");
+  try {
+    process.execve(process.execPath, ownCommandLine(), next);
+  } catch (cause) {
+    throw new StartupProblem("the process could not be replaced (execve)", { cause });
+  }
+}
+
+/** Something put them back after the restart: a `.env` file that Bun loads, for one. */
+function requireClean(environment: Environment): void {
+  const kept: Environment = KEPT;
+  const dirty = Object.keys(environment).filter(
+    (name) => FOREIGN.test(name) && environment[name] !== kept[name],
+  );
+  if (dirty.length > 0) {
+    throw new StartupProblem(
+      `${dirty.join(", ")} must not be set, neither by a .env file nor by bunfig.toml`,
+    );
+  }
+}
+
+/** A compiled binary sees its own embedded path as second argument; a script's path must be passed again. */
+function ownCommandLine(): string[] {
+  const compiled = Bun.main.startsWith("/$bunfs/");
+  if (compiled) return [process.argv0, ...process.argv.slice(2)];
+  return [process.execPath, ...process.execArgv, ...process.argv.slice(1)];
+}
+
+/** Names that the configuration must not take for misspelt settings. */
+export const OWN_VARIABLES: readonly string[] = [MARK];
