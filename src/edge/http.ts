@@ -39,6 +39,11 @@ export function empty(): Response {
   return new Response(null, { status: SUCCESS.empty });
 }
 
+/** For a caller whose copy is still good (RFC 9110, section 15.4.5). */
+export function notModified(headers: Headers_): Response {
+  return new Response(null, { status: 304, headers });
+}
+
 function faultResponse(fault: Fault): Response {
   const headers = new Headers();
   if (fault.retryAfterSeconds !== undefined) headers.set("retry-after", String(fault.retryAfterSeconds));

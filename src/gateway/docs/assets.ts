@@ -1,0 +1,86 @@
+// The files of the Swagger UI page, all of them in the binary. The page loads nothing from another host and
+// runs no inline script, and its Content-Security-Policy holds the browser to that.
+import { readFileSync } from "node:fs";
+import faviconPath from "swagger-ui-dist/favicon-32x32.png" with { type: "file" };
+import stylePath from "swagger-ui-dist/swagger-ui.css" with { type: "file" };
+import bundlePath from "swagger-ui-dist/swagger-ui-bundle.js" with { type: "file" };
+
+/** Paths are relative to the page, so that it works below a proxy's prefix too. */
+const PAGE = `<!doctype html>
+<html lang="en">
+  <head>
+    <meta charset="utf-8">
+    <meta name="viewport" content="width=device-width, initial-scale=1">
+    <title>tollgate API</title>
+    <link rel="icon" type="image/png" href="swagger/favicon.png">
+    <link rel="stylesheet" href="swagger/swagger-ui.css">
+    <script src="swagger/swagger-ui-bundle.js" defer></script>
+    <script src="swagger/initializer.js" defer></script>
+  </head>
+  <body>
+    <div id="swagger-ui"></div>
+  </body>
+</html>
+`;
+
+/** `validatorUrl: null` keeps the page from sending the document's address to a public validator. */
+const INITIALIZER = `SwaggerUIBundle(${JSON.stringify({
+  url: "swagger/json",
+  dom_id: "#swagger-ui",
+  validatorUrl: null,
+  deepLinking: true,
+  displayRequestDuration: true,
+  tryItOutEnabled: true,
+  // A token stays in the page's memory: the browser's storage would keep it after the page is closed.
+  persistAuthorization: false,
+})});
+`;
+
+const POLICY = [
+  "default-src 'none'",
+  "script-src 'self'",
+  "style-src 'self'",
+  "img-src 'self' data:",
+  "connect-src 'self'",
+  "base-uri 'none'",
+  "form-action 'none'",
+  "frame-ancestors 'none'",
+].join("; ");
+
+export interface Asset {
+  readonly body: string | Blob;
+  readonly headers: Readonly<Record<string, string>>;
+}
+
+/** An asset that a browser keeps, and asks about before it uses it again: its address names no version. */
+export function asset(
+  content: string | Uint8Array,
+  type: string,
+  body: string | Blob = String(content),
+): Asset {
+  const digest = new Bun.CryptoHasher("sha256").update(content).digest("base64url");
+  const headers = {
+    "content-type": type,
+    etag: `"${digest}"`,
+    "cache-control": "no-cache",
+    "x-content-type-options": "nosniff",
+  };
+  return { body, headers };
+}
+
+function embedded(path: string, type: string): Asset {
+  return asset(readFileSync(path), type, Bun.file(path));
+}
+
+/** Everything below /swagger but the document itself, by path. */
+export function pageAssets(): Readonly<Record<string, Asset>> {
+  const page = asset(PAGE, "text/html; charset=utf-8");
+  const guarded = { ...page.headers, "content-security-policy": POLICY, "referrer-policy": "no-referrer" };
+  return {
+    "/swagger": { ...page, headers: guarded },
+    "/swagger/initializer.js": asset(INITIALIZER, "text/javascript; charset=utf-8"),
+    "/swagger/swagger-ui-bundle.js": embedded(bundlePath, "text/javascript; charset=utf-8"),
+    "/swagger/swagger-ui.css": embedded(stylePath, "text/css; charset=utf-8"),
+    "/swagger/favicon.png": embedded(faviconPath, "image/png"),
+  };
+}
