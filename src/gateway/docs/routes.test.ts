@@ -1,4 +1,5 @@
 import { beforeAll, describe, expect, test } from "bun:test";
+import { Validator } from "@seriousme/openapi-schema-validator";
 import { Type } from "@sinclair/typebox";
 import { silentLog } from "../../core/log.ts";
 import { createEdge, type Edge, json, routes } from "../../edge/http.ts";
@@ -107,6 +108,15 @@ describe("the document", () => {
   let document: any;
   beforeAll(async () => {
     document = await (await get("/swagger/json")).json();
+  });
+
+  test("is valid OpenAPI", async () => {
+    const result = await new Validator().validate(structuredClone(document));
+    expect(result.errors ?? []).toEqual([]);
+    expect(result.valid).toBe(true);
+    const broken = structuredClone(document);
+    broken.paths["/v1/things"].post.responses["201"].description = 1;
+    expect((await new Validator().validate(broken)).valid).toBe(false);
   });
 
   test("describes every route of the API and no other", () => {
