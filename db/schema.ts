@@ -49,6 +49,8 @@ function catalogTables(c: Columns) {
       suspended: c.flag().notNull(),
       invocation_rate_limit: c.real(),
       invocation_burst: c.whole(),
+      /** Rises with every PATCH of the two fields above, so that each replica starts a full bucket. */
+      rate_revision: c.whole().notNull(),
       emit_receipts: c.flag().notNull(),
       capture_body: c.flag().notNull(),
       protocol: c.text().$type<Protocol>().notNull(),
@@ -61,6 +63,8 @@ function catalogTables(c: Columns) {
       updated_at: c.whole().notNull(),
       /** Set by DELETE: the agent is inactive, and its name is free. */
       deleted_at: c.whole(),
+      /** Name and description, folded for the search that knows no case: see gateway/agents/search.ts. */
+      search_text: c.text().notNull(),
     }),
 
     credentials: c.table("credentials", {
