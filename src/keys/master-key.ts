@@ -1,0 +1,111 @@
+// The master key, from the configuration or from master.key in the data directory, where it is generated at
+// the first start. It appears there under its name only when it is whole and on the disk, and never replaces
+// one that is there: losing it would lose every secret in the database.
+import {
+  closeSync,
+  existsSync,
+  fsyncSync,
+  linkSync,
+  openSync,
+  readFileSync,
+  statSync,
+  unlinkSync,
+  writeSync,
+} from "node:fs";
+import { join } from "node:path";
+import type { Log } from "../core/log.ts";
+import { StartupProblem } from "../core/startup.ts";
+import { newKey } from "./envelope.ts";
+
+export interface MasterKey {
+  readonly key: Buffer;
+  /** Whether this call generated it: the first start in this data directory. */
+  readonly generated: boolean;
+}
+
+export interface MasterKeyOptions {
+  /** From the configuration; null when the key is kept in the data directory. */
+  readonly configured: Buffer | null;
+  /** Must exist. */
+  readonly dataDir: string;
+  readonly log: Log;
+}
+
+export const MASTER_KEY_FILE = "master.key";
+/** The file that the SQLite store keeps in the data directory. */
+export const DATABASE_FILE = "tollgate.db";
+
+/** @throws StartupProblem when the key is malformed, can't be kept, or is missing beside a database. */
+export function loadMasterKey({ configured, dataDir, log }: MasterKeyOptions): MasterKey {
+  if (configured !== null) return { key: configured, generated: false };
+  const path = join(dataDir, MASTER_KEY_FILE);
+  // The database first: another process that starts at this moment makes the key before the database.
+  const hasDatabase = existsSync(join(dataDir, DATABASE_FILE));
+  const kept = readKey(path, log);
+  if (kept !== null) return { key: kept, generated: false };
+  if (hasDatabase) {
+    throw new StartupProblem(
+      `TOLLGATE_MASTER_KEY must be set, or ${path} restored: the database beside it was made with a master key`,
+    );
+  }
+  return generate(path, log);
+}
+
+function readKey(path: string, log: Log): Buffer | null {
+  let text: string;
+  try {
+    text = readFileSync(path, "latin1");
+    if ((statSync(path).mode & 0o077) !== 0) {
+      log.warn("the master key can be read by others than its owner", { path });
+    }
+  } catch (cause) {
+    if (isCode(cause, "ENOENT")) return null;
+    throw new StartupProblem(`${path} must be readable`, { cause });
+  }
+  const key = /^[A-Za-z0-9+/]{43}=\r?\n?$/.test(text) ? Buffer.from(text, "base64") : null;
+  if (key === null) throw new StartupProblem(`${path} must hold 32 bytes in base64, as it was generated`);
+  return key;
+}
+
+function generate(path: string, log: Log): MasterKey {
+  const key = newKey();
+  const draft = `${path}.${process.pid}`;
+  try {
+    writeDurably(draft, `${key.toString("base64")}\n`);
+    // A link fails where the name is taken, which a rename does not.
+    linkSync(draft, path);
+    syncDirectory(join(path, ".."));
+    return { key, generated: true };
+  } catch (cause) {
+    const other = isCode(cause, "EEXIST") ? readKey(path, log) : null;
+    if (other !== null) return { key: other, generated: false };
+    throw new StartupProblem(`${path} must be writable`, { cause });
+  } finally {
+    if (existsSync(draft)) unlinkSync(draft);
+  }
+}
+
+function writeDurably(path: string, text: string): void {
+  // What a process of the same pid left behind when it was killed right here.
+  if (existsSync(path)) unlinkSync(path);
+  const file = openSync(path, "wx", 0o600);
+  try {
+    writeSync(file, text);
+    fsyncSync(file);
+  } finally {
+    closeSync(file);
+  }
+}
+
+function syncDirectory(path: string): void {
+  const directory = openSync(path, "r");
+  try {
+    fsyncSync(directory);
+  } finally {
+    closeSync(directory);
+  }
+}
+
+function isCode(error: unknown, code: string): boolean {
+  return error instanceof Error && "code" in error && error.code === code;
+}
