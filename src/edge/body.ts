@@ -1,0 +1,175 @@
+// Response bodies as they were before Content-Encoding, read within bounds: sizes count decoded bytes, and
+// decoders give out small pieces and wait, so a body that unpacks to gigabytes is stopped at its limit.
+import { Readable, type Transform } from "node:stream";
+import { pipeline } from "node:stream/promises";
+import zlib from "node:zlib";
+import { lost } from "./outbound.ts";
+
+export interface BodyRead {
+  /** Decoded bytes; when `tooLarge`, those that were seen. */
+  readonly size: number;
+  /** The first `captureBytes` of the body. */
+  readonly captured: Uint8Array;
+  /** Whether the body is longer than what was captured. */
+  readonly truncated: boolean;
+  /** The body went beyond `maxBytes`, and the connection was closed. */
+  readonly tooLarge: boolean;
+}
+
+export interface BodyLimits {
+  readonly maxBytes: number;
+  readonly captureBytes: number;
+  /** Needed only beside the request's own signal, which covers the body as well. */
+  readonly signal?: AbortSignal;
+}
+
+type Chunks = AsyncGenerator<Uint8Array, void, undefined>;
+
+/** More layers than this are nobody's honest answer. */
+const ENCODINGS_MAX = 4;
+/** A body up to this size, sent with its length, is taken in one piece. */
+const SMALL_BYTES = 64 * 1024;
+
+const DECODERS: Readonly<Record<string, (firstByte: number) => Transform>> = {
+  gzip: () => zlib.createGunzip(),
+  "x-gzip": () => zlib.createGunzip(),
+  // Means the zlib format (RFC 9110 section 8.4.1.2), but some servers send bare deflate: the method bits of
+  // the zlib header tell them apart.
+  deflate: (firstByte) => ((firstByte & 0x0f) === 8 ? zlib.createInflate() : zlib.createInflateRaw()),
+  br: () => zlib.createBrotliDecompress(),
+  zstd: () => zlib.createZstdDecompress(),
+};
+
+/** The encodings to undo, outermost first. Empty too when one is unknown: then the body stays as it is. */
+function encodingsOf(response: Response): string[] {
+  const value = response.headers.get("content-encoding");
+  if (value === null) return [];
+  const names = value.split(",").map((name) => name.trim().toLowerCase());
+  const encodings = names.filter((name) => name !== "" && name !== "identity");
+  const isKnown =
+    encodings.length <= ENCODINGS_MAX && encodings.every((name) => Object.hasOwn(DECODERS, name));
+  return isKnown ? encodings.reverse() : [];
+}
+
+/** An open body. `close` takes effect at once, even while a chunk is awaited. */
+interface OpenBody {
+  readonly chunks: Chunks;
+  close(): void;
+}
+
+async function* rawChunks(reader: ReadableStreamDefaultReader<Uint8Array>): Chunks {
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    yield value;
+  }
+}
+
+async function* decode(source: Chunks, encoding: string): Chunks {
+  const first = await source.next();
+  if (first.done) return;
+  async function* whole(start: Uint8Array): Chunks {
+    yield start;
+    yield* source;
+  }
+  const decoder = DECODERS[encoding]?.(first.value[0] ?? 0);
+  if (decoder === undefined) return;
+  // Errors of both sides surface in the loop below.
+  pipeline(Readable.from(whole(first.value), { objectMode: false }), decoder).catch(() => {});
+  try {
+    yield* decoder;
+  } finally {
+    decoder.destroy();
+  }
+}
+
+/** Chunks whose errors are OutboundErrors or the signal's reason; however the loop ends, the body is closed. */
+async function* guarded(chunks: Chunks, close: () => void, signal: AbortSignal | undefined): Chunks {
+  signal?.addEventListener("abort", close, { once: true });
+  try {
+    signal?.throwIfAborted();
+    yield* chunks;
+    // A body closed by the signal ends like an ordinary one.
+    signal?.throwIfAborted();
+  } catch (error) {
+    signal?.throwIfAborted();
+    throw lost(error);
+  } finally {
+    signal?.removeEventListener("abort", close);
+    close();
+  }
+}
+
+function open(response: Response, signal: AbortSignal | undefined): OpenBody {
+  const body: ReadableStream<Uint8Array> = response.body ?? new Blob().stream();
+  const reader = body.getReader();
+  const close = () => {
+    reader.cancel().catch(() => {});
+  };
+  let chunks = rawChunks(reader);
+  for (const encoding of encodingsOf(response)) chunks = decode(chunks, encoding);
+  return { chunks: guarded(chunks, close, signal), close };
+}
+
+/**
+ * The decoded body as a stream. Cancelling it closes the connection. Its errors are OutboundErrors, or the
+ * signal's reason.
+ */
+export function decodedBody(response: Response, signal?: AbortSignal): ReadableStream<Uint8Array> {
+  const { chunks, close } = open(response, signal);
+  return new ReadableStream<Uint8Array>(
+    {
+      async pull(controller) {
+        const { done, value } = await chunks.next();
+        if (done) controller.close();
+        else controller.enqueue(value);
+      },
+      async cancel() {
+        close();
+        await chunks.return();
+      },
+    },
+    { highWaterMark: 0 },
+  );
+}
+
+/** Whether the body is sent with a length that makes it cheap to take whole. */
+function isSmall(response: Response, maxBytes: number): boolean {
+  const { headers } = response;
+  // With both headers the length means nothing (RFC 9112 section 6.3).
+  if (headers.has("content-encoding") || headers.has("transfer-encoding")) return false;
+  const length = headers.get("content-length");
+  return length !== null && /^\d{1,6}$/.test(length) && Number(length) <= Math.min(maxBytes, SMALL_BYTES);
+}
+
+async function readSmall(response: Response, captureBytes: number): Promise<BodyRead> {
+  try {
+    const bytes = await response.bytes();
+    const captured = bytes.length > captureBytes ? bytes.slice(0, captureBytes) : bytes;
+    return { size: bytes.length, captured, truncated: bytes.length > captureBytes, tooLarge: false };
+  } catch (error) {
+    throw lost(error);
+  }
+}
+
+/**
+ * Reads a body to its end, keeping only its start.
+ *
+ * @throws OutboundError `lost` when it breaks off or its encoding is corrupt; the signal's reason
+ */
+export async function readBody(response: Response, limits: BodyLimits): Promise<BodyRead> {
+  const { maxBytes, captureBytes, signal } = limits;
+  if (signal === undefined && isSmall(response, maxBytes)) return readSmall(response, captureBytes);
+  const kept: Uint8Array[] = [];
+  let size = 0;
+  let tooLarge = false;
+  for await (const chunk of open(response, signal).chunks) {
+    const room = captureBytes - size;
+    // A copy, where only a part is kept, lets go of the rest.
+    if (room > 0) kept.push(chunk.length > room ? chunk.slice(0, room) : chunk);
+    size += chunk.length;
+    tooLarge = size > maxBytes;
+    if (tooLarge) break;
+  }
+  return { size, captured: Buffer.concat(kept), truncated: size > captureBytes, tooLarge };
+}

@@ -1,0 +1,93 @@
+// Dial-time resolution: a host name becomes the addresses that may be dialled, or a reason why not. The answers
+// that were judged are the ones that get dialled, so a name that changes its answers later gains nothing.
+import dns from "node:dns";
+import { type AllowList, isExemptName, literalAddress, mayDial, parseAddress } from "../core/host.ts";
+
+/** All addresses of a name; rejects when it has none. */
+export type Lookup = (name: string) => Promise<ReadonlyArray<{ readonly address: string }>>;
+
+export type Resolution =
+  | { readonly ok: true; readonly addresses: readonly string[] }
+  | { readonly ok: false; readonly kind: "blocked" | "unreached"; readonly detail: string };
+
+export type Resolve = (hostname: string) => Resolution | Promise<Resolution>;
+
+export interface ResolveOptions {
+  readonly allow: AllowList;
+  /** The operator's own servers: any address will do. */
+  readonly trusted: boolean;
+  readonly lookup?: Lookup | undefined;
+  readonly lookupTimeoutMs?: number;
+  /** How long good answers are used again. */
+  readonly cacheMs?: number;
+}
+
+const LOOKUP_TIMEOUT_MS = 5000;
+const CACHE_MS = 5000;
+const CACHED_NAMES_MAX = 1024;
+
+/** The system's resolver, so that /etc/hosts and search domains hold as they do for every other program. */
+const systemLookup: Lookup = (name) => dns.promises.lookup(name, { all: true });
+
+function within<T>(work: Promise<T>, milliseconds: number): Promise<T> {
+  const { promise, reject } = Promise.withResolvers<never>();
+  const timer = setTimeout(() => reject(new Error("timed out")), milliseconds);
+  return Promise.race([work, promise]).finally(() => clearTimeout(timer));
+}
+
+/** A short word for the log: the message of a resolver error may say more than needed. */
+function failureName(error: unknown): string {
+  if (!(error instanceof Error)) return "failed";
+  return "code" in error && typeof error.code === "string" ? error.code : error.message;
+}
+
+export function createResolver(options: ResolveOptions): Resolve {
+  const { allow, trusted, lookup = systemLookup } = options;
+  const { lookupTimeoutMs = LOOKUP_TIMEOUT_MS, cacheMs = CACHE_MS } = options;
+  const known = new Map<string, { readonly resolution: Resolution; readonly until: number }>();
+  const underWay = new Map<string, Promise<Resolution>>();
+
+  function judge(hostname: string, addresses: readonly string[]): Resolution {
+    // `every` holds for nothing at all, so no answer has to fail by itself.
+    if (addresses.length === 0) return { ok: false, kind: "unreached", detail: "DNS: no address" };
+    const isExempt = trusted || isExemptName(hostname, allow);
+    const refused = addresses.find((text) =>
+      isExempt ? parseAddress(text) === null : !mayDial(text, allow),
+    );
+    if (refused === undefined) return { ok: true, addresses };
+    return { ok: false, kind: "blocked", detail: `address ${refused} is not allowed` };
+  }
+
+  async function lookUp(hostname: string): Promise<Resolution> {
+    try {
+      const answers = await within(lookup(hostname), lookupTimeoutMs);
+      return judge(hostname, [...new Set(answers.map((answer) => answer.address))]);
+    } catch (error) {
+      return { ok: false, kind: "unreached", detail: `DNS: ${failureName(error)}` };
+    }
+  }
+
+  function remember(hostname: string, resolution: Resolution): void {
+    known.delete(hostname);
+    if (!resolution.ok || cacheMs === 0) return;
+    const oldest = known.keys().next();
+    if (known.size >= CACHED_NAMES_MAX && oldest.done !== true) known.delete(oldest.value);
+    known.set(hostname, { resolution, until: performance.now() + cacheMs });
+  }
+
+  return (hostname) => {
+    const literal = literalAddress(hostname);
+    if (literal !== null) return judge(hostname, [literal]);
+    const entry = known.get(hostname);
+    if (entry !== undefined && performance.now() < entry.until) return entry.resolution;
+    const running = underWay.get(hostname);
+    if (running !== undefined) return running;
+    const work = lookUp(hostname).then((resolution) => {
+      underWay.delete(hostname);
+      remember(hostname, resolution);
+      return resolution;
+    });
+    underWay.set(hostname, work);
+    return work;
+  };
+}
