@@ -1,0 +1,67 @@
+// What the errors of the two database clients mean to the product. Drizzle's own error is taken off on the
+// way: its message holds the values of the query, and a secret may be among them.
+import { SQLiteError } from "bun:sqlite";
+import { SQL } from "bun";
+import { DrizzleQueryError } from "drizzle-orm";
+import { Fault } from "../core/fault.ts";
+import { UniqueViolation } from "./store.ts";
+
+const RETRY_AFTER_SECONDS = 5;
+
+export function unavailable(cause: unknown): Fault {
+  return new Fault("unavailable", "the store cannot take a write now", {
+    retryAfterSeconds: RETRY_AFTER_SECONDS,
+    cause,
+  });
+}
+
+/** The database client's error under Drizzle's. */
+export function clientError(error: unknown): unknown {
+  return error instanceof DrizzleQueryError ? error.cause : error;
+}
+
+const SQLITE_UNIQUE = /^SQLITE_CONSTRAINT_(UNIQUE|PRIMARYKEY|ROWID)$/;
+/** Conditions of the disk or of another process: they pass, or an operator ends them. */
+const SQLITE_PASSING = /^SQLITE_(FULL|IOERR|READONLY|BUSY|LOCKED|CANTOPEN|NOMEM|PROTOCOL|PERM)(_|$)/;
+
+export function sqliteFailure(thrown: unknown): unknown {
+  const error = clientError(thrown);
+  if (!(error instanceof SQLiteError) || error.code === undefined) return error;
+  if (SQLITE_UNIQUE.test(error.code)) return new UniqueViolation("a value must be unique", { cause: error });
+  return SQLITE_PASSING.test(error.code) ? unavailable(error) : error;
+}
+
+/** The SQLSTATE of the server's answer; undefined when the error is none. */
+function sqlState(error: unknown): string | undefined {
+  return error instanceof SQL.PostgresError ? error.errno : undefined;
+}
+
+/** The connection is gone, or was never made: the client's own errors carry no SQLSTATE. */
+export function isConnectionLost(error: unknown): boolean {
+  if (!(error instanceof SQL.PostgresError)) return false;
+  const state = sqlState(error);
+  return state === undefined ? LOST.test(error.code) : /^(08|57P0)/.test(state);
+}
+const LOST = /^ERR_POSTGRES_(CONNECTION_|IDLE_TIMEOUT|LIFETIME_TIMEOUT)/;
+
+/** Serialization failure and deadlock: the transaction was undone and may run again at once. */
+export function isTransactionUndone(error: unknown): boolean {
+  const state = sqlState(error);
+  return state === "40001" || state === "40P01";
+}
+
+/** Out of disk, memory or connections; cancelled by a time limit; lock not given; read-only standby; broken files. */
+const POSTGRES_PASSING = /^(53|58|57014$|55P03$|25006$|25P0[234]$|40)/;
+const CHARACTER_REFUSED = /^22(021|P05)$/;
+
+export function postgresFailure(thrown: unknown): unknown {
+  const error = clientError(thrown);
+  if (isConnectionLost(error)) return unavailable(error);
+  const state = sqlState(error);
+  if (state === undefined) return error;
+  if (state === "23505") return new UniqueViolation("a value must be unique", { cause: error });
+  if (CHARACTER_REFUSED.test(state)) {
+    return new Fault("invalid_request", "a text holds a character that cannot be stored", { cause: error });
+  }
+  return POSTGRES_PASSING.test(state) ? unavailable(error) : error;
+}

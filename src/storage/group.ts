@@ -1,0 +1,192 @@
+// Group commit: works that wait together share one transaction of the one SQLite writer, each in its own
+// savepoint, and all are answered after its commit. One commit costs one wait for the disk, so this is what
+// makes durable writes fast.
+import { type Database, SQLiteError } from "bun:sqlite";
+import type { Tables } from "../../db/schema.ts";
+import type { Log } from "../core/log.ts";
+import { addCount, type Count, type Counts, changedCounts } from "./counts.ts";
+import { sqliteFailure, unavailable } from "./failures.ts";
+import type { Queries, Tx } from "./store.ts";
+
+/** Bounds of one group, which keep the wait of its first work and the pause of the event loop short. */
+const GROUP_WORKS_MAX = 512;
+const GROUP_MS_MAX = 10;
+/** Works that may wait for a group: beyond it the disk is far too slow, and memory would be next. */
+const WAITING_MAX = 20_000;
+/** Another process (a command, a backup) may hold the write lock for this long before writes are refused. */
+const BUSY_MS_MAX = 4_000;
+const BUSY_RETRY_MS = 20;
+
+interface Waiting {
+  run(tx: Tx): Promise<unknown>;
+  resolve(value: unknown): void;
+  reject(error: unknown): void;
+}
+
+export interface GroupOptions {
+  /** The only connection of this process that writes; nothing else may run on it while a group runs. */
+  readonly writer: Database;
+  /** Drizzle over `writer`: the same object in every work, so that prepared queries are built once. */
+  readonly db: Queries;
+  readonly tables: Tables;
+  readonly log: Log;
+}
+
+export interface GroupCommit {
+  write<T>(work: (tx: Tx) => Promise<T>): Promise<T>;
+  /** Refuses further works and resolves when those that wait have ended. */
+  close(): Promise<void>;
+}
+
+function statements(writer: Database) {
+  return {
+    begin: writer.prepare("begin immediate"),
+    commit: writer.prepare("commit"),
+    rollback: writer.prepare("rollback"),
+    save: writer.prepare("savepoint work"),
+    release: writer.prepare("release work"),
+    undo: writer.prepare("rollback to work"),
+    count: writer.prepare(
+      `insert into invocation_counts (tenant, dimension, value, shard, count) values (?, ?, ?, 0, ?)
+       on conflict (tenant, dimension, value, shard) do update set count = count + excluded.count`,
+    ),
+  };
+}
+
+/** What a group came to: how many of its works ran, and how to answer each of those. */
+interface Outcome {
+  readonly ran: number;
+  readonly answers: readonly (() => void)[];
+}
+
+function groupRunner({ writer, db, tables, log }: GroupOptions) {
+  const sql = statements(writer);
+
+  /** Runs one work in its savepoint and gives back how to answer it once the group is durable. */
+  async function runWork(work: Waiting, total: Counts): Promise<() => void> {
+    const counts: Count[] = [];
+    sql.save.run();
+    try {
+      const value = await work.run({
+        db,
+        tables,
+        count: (tenant, dimension, value, delta) => counts.push({ tenant, dimension, value, delta }),
+        lock: async () => {},
+      });
+      sql.release.run();
+      for (const count of counts) addCount(total, count);
+      return () => work.resolve(value);
+    } catch (thrown) {
+      // On a full disk and the like SQLite may have rolled back everything: then the group is lost with it.
+      if (!writer.inTransaction) throw thrown;
+      sql.undo.run();
+      sql.release.run();
+      return () => work.reject(sqliteFailure(thrown));
+    }
+  }
+
+  /** When the disk refuses even this, the next group tries again before it begins. */
+  function undoAll(): void {
+    try {
+      sql.rollback.run();
+    } catch (error) {
+      log.error("rollback failed", { error });
+    }
+  }
+
+  return {
+    /** @throws SQLiteError SQLITE_BUSY when another process holds the write lock. */
+    begin(): void {
+      if (writer.inTransaction) sql.rollback.run();
+      sql.begin.run();
+    },
+    /** Runs as many works as fit into the time of a group, and commits. Never throws. */
+    async run(group: readonly Waiting[]): Promise<Outcome> {
+      const late = performance.now() + GROUP_MS_MAX;
+      const answers: (() => void)[] = [];
+      const counts: Counts = new Map();
+      let ran = 0;
+      try {
+        for (const work of group) {
+          ran += 1;
+          answers.push(await runWork(work, counts));
+          if (performance.now() > late) break;
+        }
+        for (const { tenant, dimension, value, delta } of changedCounts(counts)) {
+          sql.count.run(tenant, dimension, value, delta);
+        }
+        sql.commit.run();
+        return { ran, answers };
+      } catch (cause) {
+        if (writer.inTransaction) undoAll();
+        return { ran, answers: group.slice(0, ran).map((work) => () => work.reject(unavailable(cause))) };
+      }
+    },
+  };
+}
+
+function isBusy(error: unknown): boolean {
+  return error instanceof SQLiteError && (error.code?.startsWith("SQLITE_BUSY") ?? false);
+}
+
+export function groupCommit(options: GroupOptions): GroupCommit {
+  const runner = groupRunner(options);
+  let waiting: Waiting[] = [];
+  let scheduled = false;
+  let closed = false;
+  let busySince: number | undefined;
+  let onIdle = () => {};
+
+  /** False when another process holds the write lock: the works wait on, without blocking the event loop. */
+  function begin(): boolean {
+    try {
+      runner.begin();
+      busySince = undefined;
+      return true;
+    } catch (error) {
+      busySince ??= performance.now();
+      if (isBusy(error) && performance.now() - busySince < BUSY_MS_MAX) return false;
+      busySince = undefined;
+      for (const work of waiting.splice(0)) work.reject(sqliteFailure(error));
+      return false;
+    }
+  }
+
+  async function turn(): Promise<void> {
+    if (begin()) {
+      const group = waiting.splice(0, GROUP_WORKS_MAX);
+      const { ran, answers } = await runner.run(group);
+      if (ran < group.length) waiting = [...group.slice(ran), ...waiting];
+      for (const answer of answers) answer();
+    }
+    scheduled = false;
+    if (waiting.length > 0) schedule();
+    else onIdle();
+  }
+
+  /** A group starts when all requests of this turn of the event loop have handed in their works. */
+  function schedule(): void {
+    if (scheduled) return;
+    scheduled = true;
+    if (busySince === undefined) setImmediate(turn);
+    else setTimeout(turn, BUSY_RETRY_MS);
+  }
+
+  return {
+    write<T>(work: (tx: Tx) => Promise<T>): Promise<T> {
+      if (closed) return Promise.reject(unavailable(new Error("the store is closed")));
+      if (waiting.length >= WAITING_MAX) return Promise.reject(unavailable(new Error("too many works wait")));
+      return new Promise<T>((resolve, reject) => {
+        waiting.push({ run: work, resolve: (value) => resolve(value as T), reject });
+        schedule();
+      });
+    },
+    close() {
+      closed = true;
+      if (!scheduled) return Promise.resolve();
+      return new Promise((resolve) => {
+        onIdle = resolve;
+      });
+    },
+  };
+}

@@ -1,0 +1,26 @@
+// At most one gateway on a data directory: a second one would take the running calls of the first for those
+// of a dead process. The lock is an SQLite lock on a file of its own, so that it goes with the process,
+// however that ends, and so that commands can open the database meanwhile.
+import { Database, SQLiteError } from "bun:sqlite";
+import { closeSync, mkdirSync, openSync } from "node:fs";
+import { join } from "node:path";
+
+export interface DataDirLock {
+  release(): void;
+}
+
+/** @throws Error when another process holds the directory. */
+export function acquireDataDirLock(dir: string): DataDirLock {
+  mkdirSync(dir, { recursive: true, mode: 0o700 });
+  const path = join(dir, "tollgate.lock");
+  closeSync(openSync(path, "a", 0o600));
+  const file = new Database(path, { readwrite: true });
+  try {
+    file.run("begin exclusive");
+  } catch (error) {
+    file.close();
+    if (!(error instanceof SQLiteError) || !error.code?.startsWith("SQLITE_BUSY")) throw error;
+    throw new Error(`another tollgate gateway runs on the data directory ${dir}`, { cause: error });
+  }
+  return { release: () => file.close() };
+}

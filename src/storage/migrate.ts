@@ -1,0 +1,71 @@
+// The schema's versions: numbered SQL per database, embedded in the binary, applied in order and recorded in
+// schema_migrations. All that is pending is applied in one transaction, so a database is never between two.
+import type { Database } from "bun:sqlite";
+import type { SQL } from "bun";
+import postgres0001 from "../../db/postgres/0001_initial.sql" with { type: "text" };
+import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
+import type { Clock } from "../core/clock.ts";
+
+/** Version n stands at index n − 1. */
+const SQLITE_MIGRATIONS: readonly string[] = [sqlite0001];
+const POSTGRES_MIGRATIONS: readonly string[] = [postgres0001];
+
+const VERSIONS_TABLE = `create table if not exists schema_migrations (
+  version integer not null primary key,
+  applied_at bigint not null
+)`;
+const NEWEST = "select coalesce(max(version), 0) as newest from schema_migrations";
+
+interface Migration {
+  readonly version: number;
+  readonly sql: string;
+}
+
+/** @throws Error when the database was written by a newer program. */
+function pending(newest: number, migrations: readonly string[]): Migration[] {
+  if (newest > migrations.length) {
+    throw new Error(
+      `the database has schema version ${newest}, and this program knows versions up to ${migrations.length}: ` +
+        "start a newer tollgate, or restore a backup",
+    );
+  }
+  return migrations.slice(newest).map((sql, index) => ({ version: newest + index + 1, sql }));
+}
+
+/** Applies what is missing. Another process that opens the same file waits for the end of it. */
+export function migrateSqlite(connection: Database, clock: Clock): void {
+  const apply = connection.transaction(() => {
+    connection.run(VERSIONS_TABLE);
+    const { newest } = connection.prepare<{ newest: number }, []>(NEWEST).get() ?? { newest: 0 };
+    for (const { version, sql } of pending(newest, SQLITE_MIGRATIONS)) {
+      connection.run(sql);
+      connection.run("insert into schema_migrations (version, applied_at) values (?, ?)", [
+        version,
+        clock.now(),
+      ]);
+    }
+  });
+  apply.immediate();
+}
+
+/** Any number that no other program on the database uses for its advisory locks. */
+const MIGRATION_LOCK = "8098991187203942501";
+/** Another replica may be at a long migration. */
+const MIGRATION_LOCK_WAIT = "5min";
+
+/** Applies what is missing. Replicas that start at once queue on an advisory lock; the first one does the work. */
+export async function migratePostgres(client: SQL, clock: Clock): Promise<void> {
+  await client.begin(async (tx) => {
+    await tx.unsafe(`set local statement_timeout = 0; set local lock_timeout = '${MIGRATION_LOCK_WAIT}'`);
+    await tx.unsafe(`select pg_advisory_xact_lock(${MIGRATION_LOCK})`);
+    await tx.unsafe(VERSIONS_TABLE);
+    const rows: { newest: number }[] = await tx.unsafe(NEWEST);
+    for (const { version, sql } of pending(rows[0]?.newest ?? 0, POSTGRES_MIGRATIONS)) {
+      await tx.unsafe(sql);
+      await tx.unsafe("insert into schema_migrations (version, applied_at) values ($1, $2)", [
+        version,
+        clock.now(),
+      ]);
+    }
+  });
+}

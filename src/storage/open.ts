@@ -1,0 +1,24 @@
+// The choice of the database: Postgres when there is a DATABASE_URL, SQLite in the data directory otherwise.
+import { join } from "node:path";
+import type { Clock } from "../core/clock.ts";
+import type { Log } from "../core/log.ts";
+import { openPostgres } from "./postgres.ts";
+import { openSqlite } from "./sqlite.ts";
+import type { Store } from "./store.ts";
+
+export interface StoreOptions {
+  readonly databaseUrl: string | null;
+  readonly dataDir: string;
+  readonly log: Log;
+  readonly clock: Clock;
+}
+
+/**
+ * Opens the database and brings its schema up to date.
+ *
+ * @throws Error when the database was written by a newer program, or cannot be opened.
+ */
+export function openStore({ databaseUrl, dataDir, log, clock }: StoreOptions): Promise<Store> {
+  if (databaseUrl !== null) return openPostgres({ databaseUrl, clock });
+  return openSqlite({ path: join(dataDir, "tollgate.db"), log, clock });
+}

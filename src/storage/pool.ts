@@ -1,0 +1,186 @@
+// Postgres connections: a bounded number, each held for long and with one Drizzle handle of its own, so that
+// queries are prepared once per connection. A connection that fails or is late is closed, never used again.
+import { type ReservedSQL, SQL } from "bun";
+import { PgDatabase, PgDialect, type PreparedQueryConfig } from "drizzle-orm/pg-core";
+import { PgRemoteSession, type RemoteCallback } from "drizzle-orm/pg-proxy";
+import { within } from "./deadline.ts";
+import { clientError, isConnectionLost, unavailable } from "./failures.ts";
+import type { Queries } from "./store.ts";
+
+const CONNECT_SECONDS_MAX = 4;
+/** The server gives up a statement, a lock or an abandoned transaction a little after the client has. */
+const SERVER_MS_MAX = 10_000;
+const WAITING_MAX = 20_000;
+
+/** Runs one statement, its values at $1, $2 and so on. */
+type RunQuery = (query: string, values: unknown[], rows: "arrays" | "objects") => Promise<unknown[]>;
+
+export interface Connection {
+  readonly db: Queries;
+  readonly query: RunQuery;
+  run(statement: string, values?: unknown[]): Promise<void>;
+  /** The first error of a statement since this was last cleared: after one, a transaction can only be undone. */
+  failed: unknown;
+  /** Ends the connection at once; what runs on it fails. */
+  abandon(): void;
+  readonly abandoned: boolean;
+}
+
+export interface Pool {
+  /**
+   * Runs `task` with a connection of its own.
+   *
+   * @param until by performance.now(): a task that is late then loses its connection.
+   * @throws Fault `unavailable` when no connection can be had in time.
+   */
+  use<T>(until: number, task: (connection: Connection) => Promise<T>): Promise<T>;
+  close(): Promise<void>;
+}
+
+interface ClientOptions {
+  readonly max: number;
+  readonly readOnly?: boolean;
+}
+
+/** Bun lets PGDATABASE override the URL's database, so that is said again as an option. */
+export function postgresClient(databaseUrl: string, { max, readOnly = false }: ClientOptions): SQL {
+  const database = decodeURIComponent(new URL(databaseUrl).pathname.slice(1));
+  return new SQL(databaseUrl, {
+    adapter: "postgres",
+    ...(database === "" ? {} : { database }),
+    max,
+    connectionTimeout: CONNECT_SECONDS_MAX,
+    connection: {
+      application_name: "tollgate",
+      statement_timeout: SERVER_MS_MAX,
+      lock_timeout: SERVER_MS_MAX,
+      idle_in_transaction_session_timeout: SERVER_MS_MAX,
+      default_transaction_read_only: readOnly,
+    },
+  });
+}
+
+type NoSchema = Record<string, never>;
+type PrepareArguments = Parameters<PgRemoteSession<NoSchema, NoSchema>["prepareQuery"]>;
+
+/** Drizzle's session over a callback, less the error that Drizzle puts around the client's: it shows values. */
+class PlainErrorSession extends PgRemoteSession<NoSchema, NoSchema> {
+  override prepareQuery<T extends PreparedQueryConfig>(...parameters: PrepareArguments) {
+    const query = super.prepareQuery<T>(...parameters);
+    const execute = query.execute.bind(query);
+    query.execute = async (values) => {
+      try {
+        return await execute(values);
+      } catch (thrown) {
+        throw clientError(thrown);
+      }
+    };
+    return query;
+  }
+}
+
+/** The Postgres builders, in the types of the port: what the port's words build runs on both. */
+export function postgresQueries(run: RunQuery): Queries {
+  const callback: RemoteCallback = async (query, values, method) => ({
+    rows: await run(query, values, method === "all" ? "arrays" : "objects"),
+  });
+  const dialect = new PgDialect();
+  return new PgDatabase(
+    dialect,
+    new PlainErrorSession(callback, dialect, undefined),
+    undefined,
+  ) as unknown as Queries;
+}
+
+function hold(reserved: ReservedSQL): Connection {
+  const query: RunQuery = async (text, values, rows) => {
+    try {
+      const running = reserved.unsafe(text, values);
+      return await (rows === "arrays" ? running.values() : running);
+    } catch (error) {
+      connection.failed ??= error;
+      if (isConnectionLost(error)) connection.abandon();
+      throw error;
+    }
+  };
+  const connection = {
+    db: postgresQueries(query),
+    query,
+    run: async (statement: string, values: unknown[] = []) =>
+      void (await query(statement, values, "objects")),
+    failed: undefined as unknown,
+    abandoned: false,
+    abandon() {
+      connection.abandoned = true;
+      reserved.close({ timeout: 0 }).catch(() => {});
+    },
+  };
+  return connection;
+}
+
+/** Places that at most `max` hold at once; who comes first waits least. */
+function places(max: number) {
+  const waiting = new Set<() => void>();
+  let free = max;
+  return {
+    /** @throws Fault `unavailable` when none is free in time. */
+    async take(until: number): Promise<void> {
+      if (free > 0) {
+        free -= 1;
+        return;
+      }
+      if (waiting.size >= WAITING_MAX) throw unavailable(new Error("too many wait for a connection"));
+      const turn = Promise.withResolvers<void>();
+      waiting.add(turn.resolve);
+      await within(until - performance.now(), turn.promise, () => waiting.delete(turn.resolve));
+    },
+    give(): void {
+      const [next] = waiting;
+      if (next === undefined) {
+        free += 1;
+        return;
+      }
+      waiting.delete(next);
+      next();
+    },
+  };
+}
+
+export function connectionPool(databaseUrl: string, options: ClientOptions): Pool {
+  const client = postgresClient(databaseUrl, options);
+  const seats = places(options.max);
+  let idle: Connection[] = [];
+
+  async function connect(until: number): Promise<Connection> {
+    try {
+      return hold(
+        await client.reserve({ signal: AbortSignal.timeout(Math.max(1, until - performance.now())) }),
+      );
+    } catch (error) {
+      throw error instanceof DOMException ? unavailable(error) : error;
+    }
+  }
+
+  return {
+    async use(until, task) {
+      await seats.take(until);
+      try {
+        const connection = idle.pop() ?? (await connect(until));
+        try {
+          return await within(until - performance.now(), task(connection), connection.abandon);
+        } finally {
+          if (connection.abandoned) {
+            // The others have most likely lost the same server: better to connect anew than to find out one by one.
+            for (const other of idle.splice(0)) other.abandon();
+          } else idle.push(connection);
+        }
+      } finally {
+        seats.give();
+      }
+    },
+    async close() {
+      idle = [];
+      await client.close({ timeout: 0 });
+    },
+  };
+}

@@ -1,0 +1,135 @@
+// The store on Postgres: each work is one ordinary transaction (read committed) on a bounded pool. Every wait
+// has a limit, and a server that comes back is found again by the next call.
+import { columns } from "../../db/columns.ts";
+import { defineSchema } from "../../db/schema.ts";
+import type { Clock } from "../core/clock.ts";
+import { addCount, COUNT_SHARDS, type Counts, changedCounts } from "./counts.ts";
+import { within } from "./deadline.ts";
+import { isConnectionLost, isTransactionUndone, postgresFailure } from "./failures.ts";
+import { migratePostgres } from "./migrate.ts";
+import { type Connection, connectionPool, type Pool, postgresClient, postgresQueries } from "./pool.ts";
+import type { Store, Tx } from "./store.ts";
+
+/** Together they leave room for several replicas below Postgres's usual limit of 100. */
+const WRITERS_MAX = 12;
+const READERS_MAX = 6;
+/** Of one read or write, from the wait for a connection to the answer; the interface promises 10 s. */
+const CALL_MS_MAX = 9_000;
+/** Deadlocks and serialization failures end with one side going on, so few turns suffice. */
+const ATTEMPTS_MAX = 4;
+
+/** Changes nothing, and is written and committed all the same. */
+const PROBE = "update schema_migrations set applied_at = applied_at where version = 1";
+
+export interface PostgresOptions {
+  readonly databaseUrl: string;
+  readonly clock: Clock;
+}
+
+type Task<T> = (tx: Tx, connection: Connection) => Promise<T>;
+
+const tables = defineSchema(columns.postgres);
+
+async function flush(connection: Connection, counts: Counts): Promise<void> {
+  const shard = Math.floor(Math.random() * COUNT_SHARDS);
+  for (const { tenant, dimension, value, delta } of changedCounts(counts)) {
+    await connection.run(
+      `insert into invocation_counts as c (tenant, dimension, value, shard, count) values ($1, $2, $3, $4, $5)
+       on conflict (tenant, dimension, value, shard) do update set count = c.count + excluded.count`,
+      [tenant, dimension, value, shard, delta],
+    );
+  }
+}
+
+/** What stands between `begin` and `commit`. Undoes it all when anything fails. */
+async function transaction<T>(connection: Connection, task: Task<T>): Promise<T> {
+  const counts: Counts = new Map();
+  try {
+    const value = await task(
+      {
+        db: connection.db,
+        tables,
+        count: (tenant, dimension, value, delta) => addCount(counts, { tenant, dimension, value, delta }),
+        lock: (key) => connection.run("select pg_advisory_xact_lock(hashtextextended($1, 0))", [key]),
+      },
+      connection,
+    );
+    await flush(connection, counts);
+    // After a failed statement Postgres answers a commit by undoing, without an error: a work that swallowed
+    // the failure must not be told that it was stored.
+    if (connection.failed !== undefined) throw connection.failed;
+    await connection.run("commit");
+    return value;
+  } catch (thrown) {
+    if (!connection.abandoned) await connection.run("rollback").catch(connection.abandon);
+    throw thrown;
+  }
+}
+
+/** Runs `task` in a transaction; once more when it was undone for the sake of another, or had not begun. */
+async function write<T>(writers: Pool, task: Task<T>): Promise<T> {
+  const until = performance.now() + CALL_MS_MAX;
+  for (let attempt = 1; ; attempt += 1) {
+    let begun = false;
+    try {
+      return await writers.use(until, async (connection) => {
+        connection.failed = undefined;
+        await connection.run("begin");
+        begun = true;
+        return transaction(connection, task);
+      });
+    } catch (thrown) {
+      const again = isTransactionUndone(thrown) || (isConnectionLost(thrown) && !begun);
+      if (!again || attempt === ATTEMPTS_MAX) throw postgresFailure(thrown);
+    }
+  }
+}
+
+/** One query outside transactions; once more when the connection was lost, for reading twice does no harm. */
+async function read(readers: Pool, ...[query, values, rows]: Parameters<Connection["query"]>) {
+  const until = performance.now() + CALL_MS_MAX;
+  for (let attempt = 1; ; attempt += 1) {
+    try {
+      return await readers.use(until, (connection) => connection.query(query, values, rows));
+    } catch (thrown) {
+      if (!isConnectionLost(thrown) || attempt === ATTEMPTS_MAX) throw postgresFailure(thrown);
+    }
+  }
+}
+
+/** Checks what cannot be changed later, and brings the schema up to date. */
+async function prepareDatabase({ databaseUrl, clock }: PostgresOptions): Promise<void> {
+  const client = postgresClient(databaseUrl, { max: 1 });
+  try {
+    const [row] = await client.unsafe("select current_setting('server_encoding') as encoding");
+    if (row?.encoding !== "UTF8") {
+      throw new Error(`the Postgres database must have the encoding UTF8, and has ${row?.encoding}`);
+    }
+    await migratePostgres(client, clock);
+  } catch (error) {
+    if (!isConnectionLost(error)) throw error;
+    throw new Error("the Postgres server of DATABASE_URL does not answer", { cause: error });
+  } finally {
+    await client.close({ timeout: 0 });
+  }
+}
+
+/** @throws Error when the database belongs to a newer program, or cannot be used. */
+export async function openPostgres(options: PostgresOptions): Promise<Store> {
+  await prepareDatabase(options);
+  const writers = connectionPool(options.databaseUrl, { max: WRITERS_MAX });
+  const readers = connectionPool(options.databaseUrl, { max: READERS_MAX, readOnly: true });
+  return {
+    dialect: "postgres",
+    read: { db: postgresQueries((...query) => read(readers, ...query)), tables },
+    write: (work) => write(writers, work),
+    probe: (timeoutMs) =>
+      within(
+        timeoutMs,
+        write(writers, (_, connection) => connection.run(PROBE)),
+      ),
+    async close() {
+      await Promise.all([writers.close(), readers.close()]);
+    },
+  };
+}

@@ -1,0 +1,114 @@
+// The store on SQLite: one connection that writes in groups, one that only reads, and checkpoints off the
+// writers' path. Every commit waits for the disk (synchronous=FULL).
+import { Database } from "bun:sqlite";
+import { chmodSync, closeSync, mkdirSync, openSync } from "node:fs";
+import { dirname } from "node:path";
+import { drizzle } from "drizzle-orm/bun-sqlite";
+import { columns } from "../../db/columns.ts";
+import { defineSchema } from "../../db/schema.ts";
+import type { Clock } from "../core/clock.ts";
+import type { Log } from "../core/log.ts";
+import { within } from "./deadline.ts";
+import { groupCommit } from "./group.ts";
+import { migrateSqlite } from "./migrate.ts";
+import type { Queries, Store } from "./store.ts";
+
+/** How long opening waits for another process that migrates. */
+const OPEN_BUSY_MS = 10_000;
+/** Blocks the event loop, so it is short: the group commit itself waits for a lock without blocking. */
+const WRITE_BUSY_MS = 50;
+const CHECKPOINT_EVERY_MS = 1_000;
+/** The log is cut to this size when it starts anew; below it, its blocks are used again. */
+const WAL_BYTES_KEPT = 64 * 1024 * 1024;
+const CACHE_KIB = 16 * 1024;
+
+export interface SqliteOptions {
+  readonly path: string;
+  readonly log: Log;
+  readonly clock: Clock;
+}
+
+/** SQLite gives its log and index files the mode of the database file. */
+function createPrivateFile(path: string): void {
+  mkdirSync(dirname(path), { recursive: true, mode: 0o700 });
+  closeSync(openSync(path, "a", 0o600));
+  chmodSync(path, 0o600);
+}
+
+function connect(path: string): Database {
+  const connection = new Database(path, { readwrite: true });
+  connection.run(`pragma busy_timeout = ${OPEN_BUSY_MS}`);
+  connection.run("pragma journal_mode = wal");
+  connection.run("pragma synchronous = full");
+  connection.run("pragma wal_autocheckpoint = 0");
+  connection.run(`pragma journal_size_limit = ${WAL_BYTES_KEPT}`);
+  connection.run(`pragma cache_size = -${CACHE_KIB}`);
+  return connection;
+}
+
+/** Statistics of the schema are read when a connection opens, so the one that migrates is not used further. */
+function migrate(path: string, clock: Clock): void {
+  const connection = connect(path);
+  try {
+    migrateSqlite(connection, clock);
+  } finally {
+    connection.close();
+  }
+}
+
+/** Moves the log into the database file each second, between groups; the log then starts anew. */
+function checkpoints(writer: Database, log: Log): { stop(): void } {
+  const checkpoint = writer.prepare("pragma wal_checkpoint(passive)");
+  const changes = writer.prepare<{ n: number }, []>("select total_changes() as n");
+  let seen = -1;
+  const timer = setInterval(() => {
+    if (writer.inTransaction) return;
+    try {
+      const now = changes.get()?.n ?? 0;
+      if (now === seen) return;
+      checkpoint.run();
+      seen = now;
+    } catch (error) {
+      log.warn("checkpoint failed", { error });
+    }
+  }, CHECKPOINT_EVERY_MS);
+  timer.unref();
+  return { stop: () => clearInterval(timer) };
+}
+
+/** @throws Error when the database belongs to a newer program, or cannot be opened. */
+export async function openSqlite({ path, log, clock }: SqliteOptions): Promise<Store> {
+  createPrivateFile(path);
+  migrate(path, clock);
+  const writer = connect(path);
+  writer.run(`pragma busy_timeout = ${WRITE_BUSY_MS}`);
+  const reader = connect(path);
+  reader.run("pragma query_only = on");
+
+  const tables = defineSchema(columns.sqlite);
+  // Drizzle runs the builders of this driver at once when they are awaited, which is what "async" promises.
+  const group = groupCommit({ writer, db: drizzle(writer) as unknown as Queries, tables, log });
+  const timer = checkpoints(writer, log);
+  const touch = writer.prepare("update schema_migrations set applied_at = applied_at where version = 1");
+
+  return {
+    dialect: "sqlite",
+    read: { db: drizzle(reader) as unknown as Queries, tables },
+    write: group.write,
+    probe: (timeoutMs) =>
+      within(
+        timeoutMs,
+        group.write(async () => void touch.run()),
+      ),
+    async close() {
+      await group.close();
+      timer.stop();
+      try {
+        writer.run("pragma wal_checkpoint(truncate)");
+      } finally {
+        reader.close();
+        writer.close();
+      }
+    },
+  };
+}
