@@ -1,0 +1,176 @@
+// One transactional upstream call, from the job to its outcome: the deadline and the cancel around it, the
+// request as every protocol sends it, and the plain http call. A request is sent again only when it certainly
+// never reached the upstream.
+import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
+import type { ErrorClass } from "../../core/states.ts";
+import { readBody } from "../../edge/body.ts";
+import { type Outbound, OutboundError } from "../../edge/outbound.ts";
+import type { Job, Outcome, WorkerSettings } from "./job.ts";
+import {
+  answered,
+  capture,
+  failed,
+  NOT_STORED,
+  newTrace,
+  noteHead,
+  type Stop,
+  type Trace,
+} from "./outcome.ts";
+
+/** What a call needs; the signal's reason is a Stop. */
+export interface CallContext {
+  readonly outbound: Outbound;
+  readonly settings: WorkerSettings;
+  readonly signal: AbortSignal;
+  readonly trace: Trace;
+}
+
+export interface UpstreamRequest {
+  readonly url: string;
+  readonly method: "POST" | "DELETE";
+  readonly headers: ReadonlyArray<[string, string]>;
+  readonly body: Uint8Array | null;
+}
+
+/** Ends a call with `internal` and a reason for the log. */
+export class CallError extends Error {
+  readonly errorClass: ErrorClass;
+  constructor(errorClass: ErrorClass, detail: string) {
+    super(detail);
+    this.errorClass = errorClass;
+  }
+}
+
+const RETRY_PAUSES_MS = [100, 400];
+
+/** What can stand in a header: visible Latin-1, space and tab (RFC 9110, section 5.5). */
+const HEADER_VALUE = /^[\t\x20-\x7e\x80-\xff]*$/;
+
+/**
+ * Runs `call` under the deadline of `settings` and turns whatever happens into an outcome. Never rejects.
+ *
+ * @param cancel aborted when the caller cancels
+ */
+export async function runCall(
+  job: Job,
+  outbound: Outbound,
+  settings: WorkerSettings,
+  cancel: AbortSignal,
+  call: (job: Job, context: CallContext) => Promise<Outcome>,
+): Promise<Outcome> {
+  const stop = new AbortController();
+  const halt = (reason: Stop) => stop.abort(reason);
+  const deadline = setTimeout(halt, settings.upstream_timeout_ms, "timeout");
+  const onCancel = () => halt("cancelled");
+  cancel.addEventListener("abort", onCancel);
+  const trace = newTrace();
+  try {
+    if (cancel.aborted) halt("cancelled");
+    stop.signal.throwIfAborted();
+    return await call(job, { outbound, settings, signal: stop.signal, trace });
+  } catch (error) {
+    return judgeFailure(error, stop.signal, trace);
+  } finally {
+    clearTimeout(deadline);
+    cancel.removeEventListener("abort", onCancel);
+  }
+}
+
+function judgeFailure(error: unknown, signal: AbortSignal, trace: Trace): Outcome {
+  const now = performance.now();
+  if (signal.aborted) {
+    const isTimeout = signal.reason === "timeout";
+    return failed(trace, isTimeout ? "timeout" : "cancelled", isTimeout ? "deadline" : "cancelled", now);
+  }
+  if (error instanceof CallError) return failed(trace, error.errorClass, error.message, now);
+  if (!(error instanceof OutboundError)) {
+    // Only the name: the message of an unforeseen error may quote a header.
+    return failed(trace, "internal", error instanceof Error ? error.name : "unknown error", now);
+  }
+  if (error.kind !== "blocked") return failed(trace, "upstream_5xx", error.message, now);
+  return failed({ ...trace, dialled_at: null }, "ssrf_blocked", error.message, now);
+}
+
+/** The plain http call: what the upstream answers is the result. */
+export async function callHttp(job: Job, context: CallContext): Promise<Outcome> {
+  const headers = [...job.call.headers.map(([name, value]): [string, string] => [name, value])];
+  const response = await send(context, {
+    url: job.call.url,
+    method: "POST",
+    headers: [...headers, ...ownHeaders(job)],
+    body: job.body,
+  });
+  noteHead(context.trace, response);
+  const captureBytes = job.call.capture ? CAPTURE_BYTES_MAX : 0;
+  const start = await readStart(context, response, captureBytes);
+  const stored = job.call.capture ? capture(start, context.trace.resp_size ?? 0) : NOT_STORED;
+  return answered(context.trace, response.status, stored, performance.now());
+}
+
+/** The headers that the gateway adds to every call. */
+export function ownHeaders(job: Job): Array<[string, string]> {
+  return [
+    ["x-request-id", job.call.request_id],
+    ["x-service-invocation-id", job.id],
+    ...credentialHeader(job.credential),
+  ];
+}
+
+export function credentialHeader(credential: Job["credential"]): Array<[string, string]> {
+  if (credential === null) return [];
+  if (!HEADER_VALUE.test(credential.value)) {
+    throw new CallError("credential_error", "the secret holds characters that no header can carry");
+  }
+  return [[credential.name, credential.value]];
+}
+
+/**
+ * Sends a request and resolves with the head of the answer.
+ *
+ * @throws OutboundError; the signal's reason
+ */
+export async function send(context: CallContext, request: UpstreamRequest): Promise<Response> {
+  const { outbound, signal, trace } = context;
+  const { url, ...init } = request;
+  trace.dialled_at ??= performance.now();
+  for (let attempt = 0; ; attempt++) {
+    try {
+      return await outbound.request(url, { ...init, signal });
+    } catch (error) {
+      const pause = RETRY_PAUSES_MS[attempt];
+      const isSafe = error instanceof OutboundError && error.kind === "unreached";
+      if (!isSafe || pause === undefined || signal.aborted) throw error;
+      await sleep(pause, signal);
+    }
+  }
+}
+
+/** The first bytes of a body that is read to its end; `resp_size` of the trace becomes its whole size. */
+export async function readStart(
+  context: CallContext,
+  response: Response,
+  captureBytes: number,
+): Promise<Uint8Array> {
+  const body = await readBody(response, { maxBytes: context.settings.max_response_bytes, captureBytes });
+  context.trace.resp_size = body.size;
+  if (body.tooLarge) throw tooLarge(context.settings);
+  return body.captured;
+}
+
+export function tooLarge(settings: WorkerSettings): CallError {
+  return new CallError("internal", `the response is larger than ${settings.max_response_bytes} bytes`);
+}
+
+function sleep(ms: number, signal: AbortSignal): Promise<void> {
+  const { promise, resolve, reject } = Promise.withResolvers<void>();
+  const onAbort = () => {
+    clearTimeout(timer);
+    reject(signal.reason);
+  };
+  const timer = setTimeout(() => {
+    signal.removeEventListener("abort", onAbort);
+    resolve();
+  }, ms);
+  signal.addEventListener("abort", onAbort, { once: true });
+  return promise;
+}

@@ -1,0 +1,103 @@
+// Opens and closes an MCP session on the wire: `initialize`, `notifications/initialized`, and DELETE.
+// (Protocol versions up to 2025-11-25; later ones have neither.)
+import { VERSION } from "../../core/version.ts";
+import type { Outbound } from "../../edge/outbound.ts";
+import { type CallContext, credentialHeader, readStart, send } from "./call.ts";
+import type { WorkerSettings } from "./job.ts";
+import { encodeRpc, findAnswer } from "./jsonrpc.ts";
+import { newTrace } from "./outcome.ts";
+import type { Opened, SessionTarget, SessionWire } from "./sessions.ts";
+import { isEventStream, readStreamAnswer } from "./stream.ts";
+
+export const MCP_HEADERS: ReadonlyArray<[string, string]> = [
+  ["accept", "application/json, text/event-stream"],
+  ["content-type", "application/json"],
+];
+
+export const SESSION_HEADER = "mcp-session-id";
+export const VERSION_HEADER = "mcp-protocol-version";
+
+/** Not 0, which some servers take for no id at all. */
+const INITIALIZE_ID = 1;
+/** An answer to `initialize` holds names and instructions; a larger one is none. */
+const INITIALIZE_BYTES_MAX = 1024 * 1024;
+const CLOSE_TIMEOUT_MS = 5000;
+
+/** Visible ASCII, as the protocol demands of session ids. */
+const TOKEN = /^[\x21-\x7e]{1,1024}$/;
+
+export function createSessionWire(outbound: Outbound, settings: WorkerSettings): SessionWire {
+  const contextFor = (timeoutMs: number): CallContext => ({
+    outbound,
+    settings: {
+      ...settings,
+      max_response_bytes: Math.min(settings.max_response_bytes, INITIALIZE_BYTES_MAX),
+    },
+    signal: AbortSignal.timeout(timeoutMs),
+    trace: newTrace(),
+  });
+  return {
+    open: (target) => open(contextFor(settings.upstream_timeout_ms), target).catch(() => null),
+    close: (target, session) => close(contextFor(CLOSE_TIMEOUT_MS), target, session).catch(() => {}),
+  };
+}
+
+async function open(context: CallContext, target: SessionTarget): Promise<Opened | null> {
+  const response = await send(context, {
+    url: target.url,
+    method: "POST",
+    headers: [...MCP_HEADERS, ...credentialHeader(target.credential)],
+    body: encodeRpc({
+      id: INITIALIZE_ID,
+      method: "initialize",
+      params: {
+        protocolVersion: target.offer,
+        capabilities: {},
+        clientInfo: { name: "tollgate", version: VERSION },
+      },
+    }),
+  });
+  const version = readNegotiated(await readMessage(context, response));
+  const id = response.headers.get(SESSION_HEADER);
+  if (!response.ok || version === null || (id !== null && !TOKEN.test(id))) return null;
+  const opened: Opened = { id, version };
+  const initialized = await send(context, {
+    url: target.url,
+    method: "POST",
+    headers: [...MCP_HEADERS, ...sessionHeaders(opened), ...credentialHeader(target.credential)],
+    body: encodeRpc({ method: "notifications/initialized" }),
+  });
+  await readStart(context, initialized, 0);
+  return opened;
+}
+
+async function close(context: CallContext, target: SessionTarget, session: Opened): Promise<void> {
+  const response = await send(context, {
+    url: target.url,
+    method: "DELETE",
+    headers: [...sessionHeaders(session), ...credentialHeader(target.credential)],
+    body: null,
+  });
+  await readStart(context, response, 0);
+}
+
+export function sessionHeaders(session: Opened): Array<[string, string]> {
+  const version: [string, string] = [VERSION_HEADER, session.version];
+  return session.id === null ? [version] : [version, [SESSION_HEADER, session.id]];
+}
+
+async function readMessage(context: CallContext, response: Response): Promise<Uint8Array> {
+  const wireId = String(INITIALIZE_ID);
+  if (isEventStream(response)) return (await readStreamAnswer(context, response, wireId)).message;
+  const message = await readStart(context, response, INITIALIZE_BYTES_MAX);
+  return findAnswer(message, wireId) === null ? new Uint8Array() : message;
+}
+
+function readNegotiated(message: Uint8Array): string | null {
+  if (message.length === 0) return null;
+  const { result } = JSON.parse(new TextDecoder().decode(message)) as {
+    result?: { protocolVersion?: unknown };
+  };
+  const version = result?.protocolVersion;
+  return typeof version === "string" && TOKEN.test(version) ? version : null;
+}

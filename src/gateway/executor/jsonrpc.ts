@@ -1,0 +1,196 @@
+// JSON-RPC 2.0 as MCP uses it, read and rewritten on the bytes themselves: the form of a request, and the
+// exchange of an id in place. Bodies are never re-serialised, so big numbers, key order and spacing survive.
+import { isUtf8 } from "node:buffer";
+import { type Member, outlineObject, skipSpace } from "./scan.ts";
+
+/** A span of bytes: from `start` up to, but not including, `end`. */
+export interface Span {
+  readonly start: number;
+  readonly end: number;
+}
+
+export interface RpcRequest {
+  readonly ok: true;
+  readonly method: string;
+  /** `params.name` of a `tools/call`. */
+  readonly tool: string | null;
+  /** Where the id stands. */
+  readonly id: Span;
+  /** The protocol version that the request itself names in `params._meta` (protocol 2026-07-28 and later). */
+  readonly protocolVersion: string | null;
+}
+
+export interface RpcProblem {
+  readonly ok: false;
+  /** Fit for the caller: names the part that is wrong, quotes nothing. */
+  readonly problem: string;
+}
+
+/** From this version on there is neither a handshake nor a session. */
+export const SESSIONLESS_SINCE = "2026-07-28";
+
+const VERSION_KEY = "io.modelcontextprotocol/protocolVersion";
+const REQUEST_KEYS = ["jsonrpc", "id", "method", "params"];
+/** Ids, methods and tool names are stored and written to the wire again, so they are bounded. */
+const SHORT_BYTES_MAX = 1024;
+
+const QUOTE = 0x22;
+const OPEN_BRACKET = 0x5b;
+const OPEN_BRACE = 0x7b;
+
+const decoder = new TextDecoder();
+const encoder = new TextEncoder();
+
+/**
+ * Judges whether a body is exactly one JSON-RPC 2.0 request. What is read here must be what the upstream
+ * reads, so a key that decoders could resolve in two ways (given twice, or in another letter case, which
+ * some decoders fold) is refused.
+ */
+export function parseRpcRequest(body: Uint8Array): RpcRequest | RpcProblem {
+  if (!isUtf8(body)) return problem("not valid UTF-8");
+  const start = skipSpace(body, 0);
+  if (body[start] === OPEN_BRACKET) return problem("must be one JSON-RPC request, not a batch");
+  if (body[start] !== OPEN_BRACE) return problem("must be a JSON-RPC request object");
+  const outline = outlineObject(body, start, REQUEST_KEYS);
+  if (outline.problem === "too deep") return problem("nested too deeply");
+  if (outline.problem !== null || skipSpace(body, outline.end) !== body.length) {
+    return problem("not valid JSON");
+  }
+  return judgeRequest(body, outline.members);
+}
+
+function judgeRequest(body: Uint8Array, members: readonly Member[]): RpcRequest | RpcProblem {
+  const fields = new Map<string, Span>();
+  for (const member of members) {
+    if (!REQUEST_KEYS.includes(member.key)) return problem(`${member.key.toLowerCase()}: must be lower case`);
+    if (fields.has(member.key)) return problem(`${member.key}: given twice`);
+    fields.set(member.key, member);
+  }
+  const version = fields.get("jsonrpc");
+  if (version === undefined || shortString(body, version) !== "2.0") return problem('jsonrpc: must be "2.0"');
+  const method = readName(body, fields.get("method"));
+  if (method === null || method === "") return problem("method: must be a non-empty string");
+  const id = fields.get("id");
+  if (id === undefined) return problem("id: required, a notification has no result");
+  if (!isId(body, id)) return problem("id: must be a string or a number");
+  const params = fields.get("params");
+  if (params === undefined) return { ok: true, method, tool: null, id, protocolVersion: null };
+  return judgeParams(body, method, id, params);
+}
+
+function judgeParams(body: Uint8Array, method: string, id: Span, params: Span): RpcRequest | RpcProblem {
+  const isCall = method === "tools/call";
+  if (body[params.start] === OPEN_BRACKET && !isCall) {
+    return { ok: true, method, tool: null, id, protocolVersion: null };
+  }
+  if (body[params.start] !== OPEN_BRACE) {
+    return problem(isCall ? "params: must be an object" : "params: must be an object or an array");
+  }
+  const { members } = outlineObject(body, params.start, ["name", "_meta"], 1);
+  const meta = members.findLast((member) => member.key === "_meta");
+  const protocolVersion = meta === undefined ? null : readVersion(body, meta);
+  if (!isCall) return { ok: true, method, tool: null, id, protocolVersion };
+  const names = members.filter((member) => member.key.toUpperCase() === "NAME");
+  if (names.length > 1) return problem("params.name: given twice");
+  if (names.some((member) => member.key !== "name")) return problem("params.name: must be lower case");
+  const tool = readName(body, names[0]);
+  if (tool === null && names.length > 0) return problem("params.name: must be a string");
+  return { ok: true, method, tool, id, protocolVersion };
+}
+
+function readVersion(body: Uint8Array, meta: Span): string | null {
+  if (body[meta.start] !== OPEN_BRACE) return null;
+  const { members } = outlineObject(body, meta.start, [VERSION_KEY], 2);
+  const version = members.findLast((member) => member.key === VERSION_KEY);
+  return version === undefined ? null : shortString(body, version);
+}
+
+function problem(text: string): RpcProblem {
+  return { ok: false, problem: text };
+}
+
+function shortString(body: Uint8Array, span: Span): string | null {
+  if (body[span.start] !== QUOTE || span.end - span.start > SHORT_BYTES_MAX) return null;
+  return String(JSON.parse(decoder.decode(body.subarray(span.start, span.end))));
+}
+
+/** A string that can be stored and compared: no lone surrogates, which decoders replace, no control characters. */
+function readName(body: Uint8Array, span: Span | undefined): string | null {
+  const name = span === undefined ? null : shortString(body, span);
+  // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what it looks for.
+  return name?.isWellFormed() && !/[\u0000-\u001f\u007f]/.test(name) ? name : null;
+}
+
+function isId(body: Uint8Array, span: Span): boolean {
+  if (span.end - span.start > SHORT_BYTES_MAX) return false;
+  const first = body[span.start];
+  return first === QUOTE || first === 0x2d || (first !== undefined && first >= 0x30 && first <= 0x39);
+}
+
+/** Whether a protocol version is one of those without handshake and session. */
+export function isSessionless(version: string | null): boolean {
+  return version !== null && /^\d{4}-\d{2}-\d{2}$/.test(version) && version >= SESSIONLESS_SINCE;
+}
+
+/** `body` with the bytes of `span` replaced. */
+export function splice(body: Uint8Array, span: Span, replacement: Uint8Array): Uint8Array {
+  const out = new Uint8Array(body.length - (span.end - span.start) + replacement.length);
+  out.set(body.subarray(0, span.start));
+  out.set(replacement, span.start);
+  out.set(body.subarray(span.end), span.start + replacement.length);
+  return out;
+}
+
+export interface RpcAnswer {
+  readonly id: Span;
+  /** The error code; null for a result. */
+  readonly code: number | null;
+}
+
+/**
+ * The response to the request with this id, when `message` is that; null for notifications, requests and
+ * other responses. An error with a null id is taken for it too: the server could not read the id. A message
+ * that is cut off is read as far as it goes.
+ *
+ * @param wireId the id as it was sent, as JSON text
+ */
+export function findAnswer(message: Uint8Array, wireId: string): RpcAnswer | null {
+  const { members } = outlineObject(message, skipSpace(message, 0), ["id", "method", "result", "error"]);
+  const find = (key: string) => members.findLast((member) => member.key === key);
+  const id = find("id");
+  if (id === undefined || find("method") !== undefined) return null;
+  const error = find("error");
+  if (!sameId(readId(message, id), wireId, error !== undefined)) return null;
+  return { id, code: error === undefined ? null : readCode(message, error) };
+}
+
+function readId(message: Uint8Array, span: Span): string {
+  if (span.end - span.start > 6 * SHORT_BYTES_MAX) return "";
+  return decoder.decode(message.subarray(span.start, span.end));
+}
+
+/** Ids are equal as values: a server may escape a string in another way, or round a number to a double. */
+function sameId(answered: string, sent: string, isError: boolean): boolean {
+  if (answered === sent) return true;
+  if (answered === "null") return isError;
+  if (answered === "") return false;
+  return JSON.parse(answered) === JSON.parse(sent);
+}
+
+function readCode(message: Uint8Array, error: Span): number {
+  const { members } = outlineObject(message, error.start, ["code"], 1);
+  const code = members.findLast((member) => member.key === "code");
+  return code === undefined ? Number.NaN : Number(readId(message, code));
+}
+
+/** `message` with the id at `span` replaced by `id`, given as JSON text; a null id stays. */
+export function withId(message: Uint8Array, span: Span, id: Uint8Array): Uint8Array {
+  const current = message.subarray(span.start, span.end);
+  const isNull = decoder.decode(current) === "null";
+  return isNull || Buffer.compare(current, id) === 0 ? message : splice(message, span, id);
+}
+
+/** The JSON text of a message, as bytes. */
+export function encodeRpc(message: object): Uint8Array {
+  return encoder.encode(JSON.stringify({ jsonrpc: "2.0", ...message }));
+}

@@ -1,0 +1,115 @@
+// Keeps one worker alive: starts it, replaces it when it dies, and slows down when deaths follow one another.
+import type { Log } from "../../core/log.ts";
+import type { WorkerSettings } from "./job.ts";
+import type { FromWorker, Result, ToWorker } from "./messages.ts";
+
+export interface KeeperEvents {
+  /** A worker takes work from now on. */
+  onReady(): void;
+  onResults(results: readonly Result[]): void;
+  /** @param failedStarts deaths in a row without ever having been ready */
+  onDeath(failedStarts: number): void;
+}
+
+export interface Keeper {
+  /** Hands a message to the worker; false when there is none that is ready. */
+  post(message: ToWorker, transfer: ArrayBuffer[]): boolean;
+  /** Lets the worker close its sessions, then ends it for good. */
+  close(): Promise<void>;
+}
+
+/** A worker that lived this long starts the count of deaths again. */
+const CALM_MS = 10_000;
+const PAUSE_MS_MIN = 50;
+const PAUSE_MS_MAX = 5000;
+const CLOSE_TIMEOUT_MS = 3000;
+
+export function createKeeper(
+  settings: WorkerSettings,
+  log: Log,
+  spawn: () => Worker,
+  events: KeeperEvents,
+): Keeper {
+  let worker: Worker | null = null;
+  let isReady = false;
+  let isClosed = false;
+  let spawnedAt = 0;
+  let deaths = 0;
+  let failedStarts = 0;
+  let respawn: ReturnType<typeof setTimeout> | undefined;
+  const closed = Promise.withResolvers<void>();
+
+  function start(): void {
+    spawnedAt = performance.now();
+    try {
+      worker = listen(spawn());
+      worker.postMessage({ kind: "start", settings } satisfies ToWorker);
+    } catch (error) {
+      log.error("worker not started", { error });
+      bury();
+    }
+  }
+
+  /**
+   * An uncaught error fires `error`, then `close`; process.exit and terminate() fire `close` alone (measured,
+   * from source and compiled). A message that can't be read has lost outcomes, so its worker goes too.
+   */
+  function listen(next: Worker): Worker {
+    next.onmessage = ({ data }: MessageEvent<FromWorker>) => receive(data);
+    next.onmessageerror = () => next.terminate();
+    next.onerror = (event) => log.error("worker failed", { message: event.message });
+    next.addEventListener("close", () => {
+      if (next === worker) bury();
+    });
+    return next;
+  }
+
+  function receive(message: FromWorker): void {
+    switch (message.kind) {
+      case "ready":
+        isReady = true;
+        events.onReady();
+        break;
+      case "done":
+        events.onResults(message.results);
+        break;
+      case "closed":
+        closed.resolve();
+        break;
+    }
+  }
+
+  function bury(): void {
+    worker = null;
+    failedStarts = isReady ? 0 : failedStarts + 1;
+    isReady = false;
+    closed.resolve();
+    events.onDeath(failedStarts);
+    if (isClosed) return;
+    deaths = performance.now() - spawnedAt > CALM_MS ? 1 : deaths + 1;
+    const pause = deaths === 1 ? 0 : Math.min(PAUSE_MS_MIN * 2 ** (deaths - 2), PAUSE_MS_MAX);
+    log.error("worker died", { deaths, respawn_in_ms: pause });
+    respawn = setTimeout(start, pause);
+  }
+
+  start();
+  return {
+    post(message, transfer) {
+      if (worker === null || !isReady) return false;
+      worker.postMessage(message, transfer);
+      return true;
+    },
+    async close() {
+      isClosed = true;
+      clearTimeout(respawn);
+      const last = worker;
+      if (last === null) return;
+      last.postMessage({ kind: "close" } satisfies ToWorker);
+      const timer = setTimeout(closed.resolve, CLOSE_TIMEOUT_MS);
+      await closed.promise;
+      clearTimeout(timer);
+      worker = null;
+      last.terminate();
+    },
+  };
+}

@@ -1,0 +1,200 @@
+// The MCP call on the transactional path: one JSON-RPC request out, its response back. A server that wants a
+// session gets one, shared by the calls of the same key. Only a request that was refused for want of a session
+// is sent again, for it never ran.
+import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
+import type { Outbound } from "../../edge/outbound.ts";
+import { type CallContext, CallError, ownHeaders, readStart, send } from "./call.ts";
+import { createSessionWire, MCP_HEADERS, SESSION_HEADER, VERSION_HEADER } from "./handshake.ts";
+import type { Job, Outcome, WorkerSettings } from "./job.ts";
+import {
+  findAnswer,
+  isSessionless,
+  parseRpcRequest,
+  type RpcAnswer,
+  type RpcRequest,
+  splice,
+  withId,
+} from "./jsonrpc.ts";
+import { answered, capture, NOT_STORED, noteHead } from "./outcome.ts";
+import { createSessions, type Session, type Sessions, type SessionTarget } from "./sessions.ts";
+import { isEventStream, readStreamAnswer } from "./stream.ts";
+
+/** The newest version that knows sessions. */
+const NEWEST_SESSION_VERSION = "2025-11-25";
+
+/** Ids are this much shorter on the wire at most, so that much more of an answer is read than is kept. */
+const ID_SLACK_BYTES = 32;
+
+/** Headers of the caller that the gateway speaks for itself. */
+const REPLACED_HEADERS = new Set(["accept", "content-type", SESSION_HEADER, VERSION_HEADER]);
+
+const SWEEP_INTERVAL_MS = 30_000;
+const CLOSE_TIMEOUT_MS = 2000;
+
+export interface McpCaller {
+  call(job: Job, context: CallContext): Promise<Outcome>;
+  /** Closes all sessions, within two seconds. */
+  close(): Promise<void>;
+}
+
+/** One request on its way: what it is, and what of it changes with the session. */
+interface Attempt {
+  readonly job: Job;
+  readonly request: RpcRequest;
+  readonly session: Session | null;
+  /** The caller's own version, which is never replaced. */
+  readonly callerVersion: string | null;
+}
+
+interface Reply {
+  readonly outcome: Outcome;
+  /** The status when the server refused the request for want of a session, or may have. */
+  readonly refusal: 400 | 404 | null;
+  /** A session that the answer opened. */
+  readonly sessionId: string | null;
+}
+
+export function createMcp(outbound: Outbound, settings: WorkerSettings): McpCaller {
+  const wire = createSessionWire(outbound, settings);
+  const sessions = createSessions(wire);
+  const sweeper = setInterval(() => sessions.sweep(), SWEEP_INTERVAL_MS);
+  sweeper.unref();
+  return {
+    async call(job, context) {
+      const request = parseRpcRequest(job.body);
+      if (!request.ok) throw new CallError("internal", `not a JSON-RPC request: ${request.problem}`);
+      const callerVersion = headerOf(job, VERSION_HEADER) ?? request.protocolVersion;
+      const plain: Attempt = { job, request, session: null, callerVersion };
+      if (isSessionless(callerVersion)) return (await attempt(plain, context)).outcome;
+      // A caller's own initialize opens a session that nobody can use: it is closed again.
+      if (request.method === "initialize") return callInitialize(plain, context, wire.close);
+      return callInSession(plain, context, sessions);
+    },
+    async close() {
+      clearInterval(sweeper);
+      await sessions.close(CLOSE_TIMEOUT_MS);
+    },
+  };
+}
+
+async function callInitialize(
+  plain: Attempt,
+  context: CallContext,
+  close: (target: SessionTarget, session: { id: string; version: string }) => Promise<void>,
+): Promise<Outcome> {
+  const { outcome, sessionId } = await attempt(plain, context);
+  if (sessionId !== null) {
+    const target = targetOf(plain.job);
+    void close(target, { id: sessionId, version: target.offer });
+  }
+  return outcome;
+}
+
+async function callInSession(plain: Attempt, context: CallContext, sessions: Sessions): Promise<Outcome> {
+  const { signal, trace } = context;
+  const target = targetOf(plain.job);
+  // An agent's URL can change while its credential stays; a session never goes to another URL.
+  const key = `${plain.job.session_key}\n${target.url}\n${target.offer}`;
+  const known = await unlessStopped(sessions.find(key), signal);
+  const first = await sessions.use(known, () => attempt({ ...plain, session: known }, context));
+  const isSettled = first.refusal === null || (known !== null && known.id === null);
+  if (isSettled) return first.outcome;
+  Object.assign(trace, { upstream_status: null, response_content_type: null, resp_size: null });
+  const renewed = await unlessStopped(sessions.renew(key, target, known, first.refusal === 404), signal);
+  if (renewed === null || isSameForServer(plain, known, renewed)) return first.outcome;
+  return (await sessions.use(renewed, () => attempt({ ...plain, session: renewed }, context))).outcome;
+}
+
+/** Whether the second request would say nothing that the first did not. */
+function isSameForServer(plain: Attempt, known: Session | null, renewed: Session): boolean {
+  if (renewed.id !== (known?.id ?? null)) return false;
+  return versionOf({ ...plain, session: known }) === versionOf({ ...plain, session: renewed });
+}
+
+async function attempt(call: Attempt, context: CallContext): Promise<Reply> {
+  const { job, request, session } = call;
+  const callerId = job.body.subarray(request.id.start, request.id.end);
+  const isShared = session !== null && session.id !== null;
+  const wireId = isShared ? String(session.nextId()) : new TextDecoder().decode(callerId);
+  const response = await send(context, {
+    url: job.call.url,
+    method: "POST",
+    headers: headersOf(call),
+    body: isShared ? splice(job.body, request.id, new TextEncoder().encode(wireId)) : job.body,
+  });
+  noteHead(context.trace, response);
+  const sessionId = response.headers.get(SESSION_HEADER);
+  if (response.ok && isEventStream(response)) {
+    const { message, id } = await readStreamAnswer(context, response, wireId);
+    context.trace.response_content_type = "application/json";
+    const whole = withId(message, id, callerId);
+    return { outcome: finish(call, context, response.status, whole, whole.length), refusal: null, sessionId };
+  }
+  const start = await readStart(context, response, CAPTURE_BYTES_MAX + ID_SLACK_BYTES);
+  const answer = findAnswer(start, wireId);
+  const stored = answer === null ? start : withId(start, answer.id, callerId);
+  // What was read beyond the captured start keeps its length; only the id may have another one.
+  const size = (context.trace.resp_size ?? 0) + stored.length - start.length;
+  const outcome = finish(call, context, response.status, stored, size);
+  return { outcome, refusal: refusalOf(response.status, answer), sessionId };
+}
+
+function finish(
+  { job }: Attempt,
+  { trace }: CallContext,
+  status: number,
+  start: Uint8Array,
+  size: number,
+): Outcome {
+  const stored = job.call.capture ? capture(start, size) : NOT_STORED;
+  return answered(trace, status, stored, performance.now());
+}
+
+/**
+ * 400 and 404 may mean that a session is missing or forgotten; then the request never ran. An answer that
+ * names our request and brings a result or an error of the application shows that it did.
+ */
+function refusalOf(status: number, answer: RpcAnswer | null): 400 | 404 | null {
+  if (status !== 400 && status !== 404) return null;
+  if (answer === null) return status;
+  const isOfProtocol = answer.code !== null && answer.code >= -32768 && answer.code <= -32000;
+  return isOfProtocol || Number.isNaN(answer.code) ? status : null;
+}
+
+function headersOf(call: Attempt): Array<[string, string]> {
+  const { job, session } = call;
+  const passed = job.call.headers.filter(([name]) => !REPLACED_HEADERS.has(name));
+  return [
+    ...passed.map(([name, value]): [string, string] => [name, value]),
+    ...MCP_HEADERS,
+    [VERSION_HEADER, versionOf(call)],
+    ...(session === null || session.id === null ? [] : [[SESSION_HEADER, session.id] as [string, string]]),
+    ...ownHeaders(job),
+  ];
+}
+
+function versionOf({ job, session, callerVersion }: Attempt): string {
+  return callerVersion ?? session?.version ?? offerOf(job);
+}
+
+function offerOf(job: Job): string {
+  return job.call.mcp_protocol_version ?? NEWEST_SESSION_VERSION;
+}
+
+function targetOf(job: Job): SessionTarget {
+  return { url: job.call.url, credential: job.credential, offer: offerOf(job) };
+}
+
+function headerOf(job: Job, wanted: string): string | null {
+  return job.call.headers.find(([name]) => name === wanted)?.[1] ?? null;
+}
+
+/** @throws the signal's reason as soon as the call is stopped; what it waited for goes on for the others */
+function unlessStopped<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
+  const { promise, resolve, reject } = Promise.withResolvers<T>();
+  const onAbort = () => reject(signal.reason);
+  signal.addEventListener("abort", onAbort, { once: true });
+  if (signal.aborted) onAbort();
+  work.then(resolve, reject).finally(() => signal.removeEventListener("abort", onAbort));
+  return promise;
+}

@@ -1,0 +1,37 @@
+// What the pool and its workers say to each other. One message per turn each way: the cost of a message is per
+// message, not per job.
+import type { Job, Outcome, WorkerSettings } from "./job.ts";
+
+export type ToWorker =
+  | { readonly kind: "start"; readonly settings: WorkerSettings }
+  | { readonly kind: "work"; readonly jobs: readonly Job[]; readonly cancel: readonly string[] }
+  /** Close the sessions, then say so. */
+  | { readonly kind: "close" };
+
+export interface Result {
+  readonly id: string;
+  readonly outcome: Outcome;
+}
+
+export type FromWorker =
+  | { readonly kind: "ready" }
+  | { readonly kind: "done"; readonly results: readonly Result[] }
+  | { readonly kind: "closed" };
+
+/** From here on moving a buffer beats copying it. */
+const TRANSFER_BYTES_MIN = 64 * 1024;
+
+/** A body as it can be posted: a view on a larger buffer would take all of that with it. */
+export function detached(body: Uint8Array): Uint8Array {
+  return body.byteLength === body.buffer.byteLength ? body : body.slice();
+}
+
+/** The buffers worth moving, each once. They are unusable to the sender afterwards. */
+export function transferable(bodies: Iterable<Uint8Array | null>): ArrayBuffer[] {
+  const buffers = new Set<ArrayBuffer>();
+  for (const body of bodies) {
+    if (body === null || body.byteLength < TRANSFER_BYTES_MIN) continue;
+    if (body.buffer instanceof ArrayBuffer) buffers.add(body.buffer);
+  }
+  return [...buffers];
+}

@@ -1,0 +1,91 @@
+// How an upstream call that ended is judged: the one table from what happened to status and error class.
+import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
+import type { ErrorClass } from "../../core/states.ts";
+import type { Outcome } from "./job.ts";
+
+/** Why a call was stopped by us; the reason of its abort signal. */
+export type Stop = "timeout" | "cancelled";
+
+/** What is known of a call so far; filled in as it goes, so that a failure can still tell. */
+export interface Trace {
+  /** When the first connection was dialled, of performance.now(); null before that. */
+  dialled_at: number | null;
+  /** Set once the head of the final response came. */
+  upstream_status: number | null;
+  response_content_type: string | null;
+  /** Bytes of the decoded body so far. */
+  resp_size: number | null;
+}
+
+/** The body as it is stored. */
+export interface Stored {
+  /** Null when it is not captured. */
+  readonly response: Uint8Array | null;
+  readonly response_truncated: boolean;
+}
+
+export const NOT_STORED: Stored = { response: null, response_truncated: false };
+
+/** A response longer than this would only fill the record. */
+const CONTENT_TYPE_CHARACTERS_MAX = 256;
+
+export function newTrace(): Trace {
+  return { dialled_at: null, upstream_status: null, response_content_type: null, resp_size: null };
+}
+
+export function noteHead(trace: Trace, response: Response): void {
+  trace.upstream_status = response.status;
+  const type = response.headers.get("content-type");
+  trace.response_content_type = type === null ? null : type.slice(0, CONTENT_TYPE_CHARACTERS_MAX);
+  trace.resp_size = 0;
+}
+
+/** The upstream's status decides; whatever a redirect is, it is not followed, so it is an answer like any other. */
+export function errorClassOf(upstreamStatus: number): ErrorClass | null {
+  if (upstreamStatus < 400) return null;
+  return upstreamStatus < 500 ? "upstream_4xx" : "upstream_5xx";
+}
+
+/** The call was answered in full. */
+export function answered(trace: Trace, upstreamStatus: number, stored: Stored, now: number): Outcome {
+  const errorClass = errorClassOf(upstreamStatus);
+  return {
+    status: errorClass === null ? "succeeded" : "failed",
+    error_class: errorClass,
+    upstream_status: upstreamStatus,
+    latency_ms: latency(trace, now),
+    resp_size: trace.resp_size,
+    ...stored,
+    response_content_type: trace.response_content_type,
+    detail: null,
+  };
+}
+
+/** The call has no whole answer. What came of it stays as numbers; a part of a body is not stored as one. */
+export function failed(trace: Trace, errorClass: ErrorClass, detail: string, now: number): Outcome {
+  return {
+    status: "failed",
+    error_class: errorClass,
+    upstream_status: trace.upstream_status,
+    latency_ms: latency(trace, now),
+    resp_size: trace.resp_size,
+    ...NOT_STORED,
+    response_content_type: trace.response_content_type,
+    detail,
+  };
+}
+
+/** The outcome of a call of which nothing is known, because its worker is gone or never took it. */
+export function lostCall(detail: string): Outcome {
+  return failed(newTrace(), "internal", detail, 0);
+}
+
+/** The stored form of a whole body of which `start` are the first bytes. */
+export function capture(start: Uint8Array, size: number): Stored {
+  const response = start.length > CAPTURE_BYTES_MAX ? start.slice(0, CAPTURE_BYTES_MAX) : start;
+  return { response, response_truncated: size > response.length };
+}
+
+function latency(trace: Trace, now: number): number | null {
+  return trace.dialled_at === null ? null : Math.max(0, Math.round(now - trace.dialled_at));
+}

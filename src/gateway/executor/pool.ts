@@ -1,0 +1,79 @@
+// The workers that make upstream calls, seen from the dispatcher: a job goes in, exactly one outcome comes out.
+// A worker that dies is replaced; what it was running ends `internal`, since nobody can know whether the
+// upstream saw it, and nothing is sent twice.
+import type { Log } from "../../core/log.ts";
+import type { Job, Outcome, WorkerSettings } from "./job.ts";
+import { lostCall } from "./outcome.ts";
+import { createSlot, type Slot } from "./slot.ts";
+
+export interface Pool {
+  /** Never rejects. The pool takes the job's body over: a large one is moved, not copied. */
+  run(job: Job): Promise<Outcome>;
+  /** Ends a running job with `cancelled`; an unknown id is nothing. */
+  cancel(id: string): void;
+  /** Jobs whose outcome is not known yet. */
+  readonly running: number;
+  /** Takes no more jobs, ends those that run, closes the upstream sessions, ends the workers. */
+  close(): Promise<void>;
+}
+
+export interface PoolOptions {
+  /** Workers. */
+  readonly size: number;
+  readonly settings: WorkerSettings;
+  readonly log: Log;
+  /** For tests: makes the thread. */
+  readonly spawn?: () => Worker;
+}
+
+/**
+ * The worker is an entry point of its own. From source it lies beside this file; in the compiled binary this
+ * file is part of the main entry, and the worker is found by its path below the common root of the entry
+ * points, `src`.
+ */
+function spawnWorker(): Worker {
+  return Bun.isStandaloneExecutable
+    ? new Worker("./gateway/executor/worker.ts")
+    : new Worker(new URL("./worker.ts", import.meta.url).href);
+}
+
+export function createPool({ size, settings, log, spawn = spawnWorker }: PoolOptions): Pool {
+  const slots = Array.from({ length: size }, () => createSlot(settings, log, spawn));
+  /** Which slot runs a job, for the cancel. */
+  const places = new Map<string, Slot>();
+  let isClosed = false;
+
+  return {
+    async run(job) {
+      const slot = isClosed ? undefined : chooseSlot(slots, job);
+      if (slot === undefined) return lostCall("the worker pool is closed");
+      places.set(job.id, slot);
+      const outcome = await slot.run(job);
+      places.delete(job.id);
+      return outcome;
+    },
+    cancel(id) {
+      places.get(id)?.cancel(id);
+    },
+    get running() {
+      return places.size;
+    },
+    async close() {
+      isClosed = true;
+      await Promise.all(slots.map((slot) => slot.close()));
+    },
+  };
+}
+
+/**
+ * MCP jobs of one session key always meet in the same worker, where their session lives; others go where the
+ * least runs.
+ */
+function chooseSlot(slots: readonly Slot[], job: Job): Slot | undefined {
+  if (job.call.protocol === "mcp") return slots[Number(Bun.hash(job.session_key) % BigInt(slots.length))];
+  let least = slots[0];
+  for (const slot of slots) {
+    if (least !== undefined && slot.load() < least.load()) least = slot;
+  }
+  return least;
+}

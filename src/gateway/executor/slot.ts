@@ -1,0 +1,104 @@
+// One place of the pool: a worker and the jobs it has. A job is handed over only to a worker that has said it
+// is ready, so a job that waits here has certainly not run.
+import type { Log } from "../../core/log.ts";
+import type { Job, Outcome, WorkerSettings } from "./job.ts";
+import { createKeeper } from "./keeper.ts";
+import { detached, transferable } from "./messages.ts";
+import { failed, lostCall, newTrace } from "./outcome.ts";
+
+export interface Slot {
+  run(job: Job): Promise<Outcome>;
+  cancel(id: string): void;
+  /** Jobs whose outcome is not known yet. */
+  load(): number;
+  close(): Promise<void>;
+}
+
+interface Pending {
+  readonly job: Job;
+  readonly resolve: (outcome: Outcome) => void;
+}
+
+/** After so many starts in a row that came to nothing, waiting jobs end instead of waiting for ever. */
+const FAILED_STARTS_MAX = 5;
+
+export function createSlot(settings: WorkerSettings, log: Log, spawn: () => Worker): Slot {
+  let waiting = new Map<string, Pending>();
+  const running = new Map<string, Pending>();
+  let cancels: string[] = [];
+  let isFlushing = false;
+  let isClosed = false;
+
+  const keeper = createKeeper(settings, log, spawn, {
+    onReady: flushSoon,
+    onResults(results) {
+      for (const { id, outcome } of results) {
+        running.get(id)?.resolve(outcome);
+        running.delete(id);
+      }
+    },
+    onDeath(failedStarts) {
+      cancels = [];
+      endAll(running, "the worker died");
+      if (failedStarts >= FAILED_STARTS_MAX) endAll(waiting, "no worker can be started");
+    },
+  });
+
+  function flushSoon(): void {
+    if (isFlushing) return;
+    isFlushing = true;
+    setImmediate(flush);
+  }
+
+  /** One message per turn, with all that came up in it. */
+  function flush(): void {
+    isFlushing = false;
+    if (waiting.size === 0 && cancels.length === 0) return;
+    const jobs = [...waiting.values()].map(({ job }) => ({ ...job, body: detached(job.body) }));
+    try {
+      const isTaken = keeper.post(
+        { kind: "work", jobs, cancel: cancels },
+        transferable(jobs.map(({ body }) => body)),
+      );
+      if (!isTaken) return;
+    } catch (error) {
+      log.error("jobs not handed over", { error });
+      endAll(waiting, "the job could not be handed over");
+    }
+    for (const [id, pending] of waiting) running.set(id, pending);
+    waiting = new Map();
+    cancels = [];
+  }
+
+  return {
+    run(job) {
+      if (isClosed) return Promise.resolve(lostCall("the worker pool is closed"));
+      const { promise, resolve } = Promise.withResolvers<Outcome>();
+      waiting.set(job.id, { job, resolve });
+      flushSoon();
+      return promise;
+    },
+    cancel(id) {
+      const pending = waiting.get(id);
+      if (pending !== undefined) {
+        waiting.delete(id);
+        pending.resolve(failed(newTrace(), "cancelled", "cancelled", 0));
+      } else if (running.has(id)) {
+        cancels.push(id);
+        flushSoon();
+      }
+    },
+    load: () => waiting.size + running.size,
+    async close() {
+      isClosed = true;
+      endAll(waiting, "the worker pool is closed");
+      endAll(running, "the worker pool is closed");
+      await keeper.close();
+    },
+  };
+}
+
+function endAll(jobs: Map<string, Pending>, detail: string): void {
+  for (const { resolve } of jobs.values()) resolve(lostCall(detail));
+  jobs.clear();
+}

@@ -1,0 +1,74 @@
+// Entry point of a worker thread: makes upstream calls and nothing else. It knows neither database nor
+// configuration; its settings come with the first message, then jobs and cancels, a batch per turn each way.
+import { parseAllowList } from "../../core/host.ts";
+import { createOutbound } from "../../edge/outbound.ts";
+import { callHttp, runCall } from "./call.ts";
+import type { Job, WorkerSettings } from "./job.ts";
+import { createMcp } from "./mcp.ts";
+import { detached, type FromWorker, type Result, type ToWorker, transferable } from "./messages.ts";
+
+declare const self: Worker;
+
+interface Caller {
+  take(jobs: readonly Job[], cancel: readonly string[]): void;
+  /** Stops the calls, then closes the sessions. Never rejects. */
+  close(): Promise<void>;
+}
+
+function post(message: FromWorker, transfer: ArrayBuffer[] = []): void {
+  self.postMessage(message, transfer);
+}
+
+function createCaller(settings: WorkerSettings): Caller {
+  const outbound = createOutbound({
+    allow: parseAllowList(settings.allow_hosts),
+    extraCa: settings.extra_ca,
+  });
+  const mcp = createMcp(outbound, settings);
+  const running = new Map<string, AbortController>();
+  let results: Result[] = [];
+
+  function flush(): void {
+    const batch = results;
+    results = [];
+    post({ kind: "done", results: batch }, transferable(batch.map(({ outcome }) => outcome.response)));
+  }
+
+  async function run(job: Job): Promise<void> {
+    const cancel = new AbortController();
+    running.set(job.id, cancel);
+    const call = job.call.protocol === "mcp" ? mcp.call : callHttp;
+    const outcome = await runCall(job, outbound, settings, cancel.signal, call);
+    running.delete(job.id);
+    const response = outcome.response === null ? null : detached(outcome.response);
+    if (results.push({ id: job.id, outcome: { ...outcome, response } }) === 1) setImmediate(flush);
+  }
+
+  return {
+    take(jobs, cancel) {
+      for (const job of jobs) void run(job);
+      for (const id of cancel) running.get(id)?.abort();
+    },
+    close() {
+      for (const cancel of running.values()) cancel.abort();
+      return mcp.close();
+    },
+  };
+}
+
+let caller: Caller | null = null;
+
+self.onmessage = ({ data }: MessageEvent<ToWorker>) => {
+  switch (data.kind) {
+    case "start":
+      caller = createCaller(data.settings);
+      post({ kind: "ready" });
+      break;
+    case "work":
+      caller?.take(data.jobs, data.cancel);
+      break;
+    case "close":
+      void caller?.close().then(() => post({ kind: "closed" }));
+      break;
+  }
+};
