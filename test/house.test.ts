@@ -1,0 +1,131 @@
+// Tidiness is a test: the whole source is held to the rules of the house, and every rule is tried on a planted
+// violation first, so that none of them can have stopped looking.
+import { describe, expect, test } from "bun:test";
+import { join } from "node:path";
+import { Glob } from "bun";
+import { inspect, strayNames } from "./support/house.ts";
+
+const ROOT = join(import.meta.dir, "..");
+
+async function productSources(): Promise<Map<string, string>> {
+  const paths = [...new Glob("{src,db}/**/*.{ts,js,mjs,sql}").scanSync({ cwd: ROOT })].sort();
+  return new Map(
+    await Promise.all(paths.map(async (path) => [path, await Bun.file(join(ROOT, path)).text()] as const)),
+  );
+}
+
+test("the source keeps the rules of the house", async () => {
+  const { violations, files, imports } = inspect(await productSources());
+  expect(violations).toEqual([]);
+  // A check that finds nothing to check has not checked anything.
+  expect(files).toBeGreaterThan(60);
+  expect(imports).toBeGreaterThan(200);
+});
+
+test("nothing but the house's own names lies at the top", () => {
+  const listed = Bun.spawnSync(["git", "ls-files"], { cwd: ROOT }).stdout.toString().split("\n");
+  const names = [...new Set(listed.flatMap((path) => (path === "" ? [] : path.split("/").slice(0, 1))))];
+  expect(strayNames(names)).toEqual([]);
+  expect(strayNames(["src", "notes.txt"])).toEqual(["notes.txt"]);
+  // Outside a repository there is nothing to tell tracked files by.
+  if (names.length > 0) expect(names.length).toBeGreaterThan(8);
+});
+
+const judge = (path: string, code: string) => inspect(new Map([[path, `// Planted.\n${code}\n`]])).violations;
+
+describe("a planted violation is found:", () => {
+  const imports: [string, string, string][] = [
+    ["src/core/a.ts", `import { x } from "../storage/store.ts";`, "core may not import storage"],
+    ["src/core/a.ts", `import type { X } from "../storage/store.ts";`, "core may not import storage"],
+    ["src/core/a.ts", `import { type X } from "../storage/store.ts";`, "core may not import storage"],
+    [
+      "src/core/a.ts",
+      `import y, {\n  x,\n  type X,\n} from "../storage/store.ts";`,
+      "core may not import storage",
+    ],
+    ["src/core/a.ts", `export type { X } from "../storage/store.ts";`, "core may not import storage"],
+    ["src/core/a.ts", `export * from "../storage/store.ts";`, "core may not import storage"],
+    ["src/core/a.ts", `type X = import("../storage/store.ts").X;`, "core may not import storage"],
+    ["src/core/a.ts", `const x = await import("../storage/store.ts");`, "core may not import storage"],
+    ["src/core/a.ts", `import "../storage/store.ts";`, "core may not import storage"],
+    [
+      "src/core/a.ts",
+      `new Worker(new URL("../gateway/w.ts", import.meta.url));`,
+      "core may not import gateway",
+    ],
+    ["src/storage/a.ts", `import { x } from "../edge/http.ts";`, "storage may not import edge"],
+    ["src/edge/a.ts", `import { x } from "../storage/store.ts";`, "edge may not import storage"],
+    ["src/keys/a.ts", `import { x } from "../edge/http.ts";`, "keys may not import edge"],
+    ["db/a.ts", `import { x } from "../src/storage/store.ts";`, "db may not import storage"],
+    ["src/gateway/a/b.ts", `import { x } from "../../config.ts";`, "gateway may not import config"],
+    ["src/gateway/a/b.ts", `import { x } from "../../cli/token.ts";`, "gateway may not import cli"],
+    ["src/gateway/a/b.ts", `import { x } from "../start.ts";`, "gateway may not import gateway/start"],
+    [
+      "src/gateway/a/b.ts",
+      `import { x } from "../../facilitator/c.ts";`,
+      "gateway may not import facilitator",
+    ],
+    ["src/gateway/a/b.ts", `import { x } from "../c/rows.ts";`, "of c only the service may be imported"],
+    ["src/gateway/a.ts", `import { x } from "./c/service.ts";`, "only start.ts composes features"],
+    ["src/main.ts", `import { x } from "./gateway/agents/service.ts";`, "main may not import gateway"],
+    ["src/core/a.ts", `import { x } from "./b.test.ts";`, "the product imports no test"],
+    [
+      "src/core/a.ts",
+      `import { x } from "../../test/support/x.ts";`,
+      "one of them belongs to no part of the house",
+    ],
+  ];
+  for (const [path, code, reason] of imports) {
+    test(`${path}: ${code.replace(/\s+/g, " ")}`, () => {
+      expect(judge(path, code)).toEqual([expect.stringContaining(reason)]);
+    });
+  }
+
+  const owned: [string, string][] = [
+    ["const a = process.env.HOME;", "the environment"],
+    ["const a = Bun.env.HOME;", "the environment"],
+    [`import { env } from "node:process"; export const a = env;`, "the environment"],
+    ["const a = Date.now();", "wall time"],
+    ["const a = new Date();", "wall time"],
+    ["const a = new Date;", "wall time"],
+    ["const clock = { now: Date.now };", "wall time"],
+    ["await fetch(url);", "fetch"],
+    ["const send = fetch;", "fetch"],
+    ["run(fetch, 1);", "fetch"],
+    ["globalThis.fetch(url);", "fetch"],
+    [`import { request } from "node:https"; request();`, "fetch"],
+    ["new Response(null, { status: 404 });", "HTTP statuses"],
+    ["context.set.status = code;", "HTTP statuses"],
+    ["console.log(1);", "the console"],
+  ];
+  for (const [code, what] of owned) {
+    test(code, () => {
+      expect(judge("src/core/a.ts", code)).toEqual([expect.stringContaining(`uses ${what}`)]);
+    });
+  }
+
+  test("a file without an opening comment, and one that is too long", () => {
+    expect(inspect(new Map([["src/core/a.ts", "export {};\n"]])).violations).toEqual([
+      "src/core/a.ts does not open with a comment",
+    ]);
+    expect(judge("src/core/a.test.ts", "//\n".repeat(400))).toEqual([expect.stringContaining("402 lines")]);
+  });
+});
+
+test("what the rules allow is left alone", () => {
+  const allowed: [string, string][] = [
+    ["src/gateway/a/b.ts", `import { x } from "../c/service.ts";`],
+    ["src/gateway/a/b.ts", `import { x } from "../identity.ts"; import { y } from "./model.ts";`],
+    ["src/gateway/start.ts", `import { x } from "./c/routes.ts";`],
+    ["src/storage/a.ts", `import { x } from "../../db/schema.ts"; // fetch(url), process.env, Date.now()`],
+    ["src/config.ts", "export const a = process.env;"],
+    ["src/core/clock.ts", "export const now = () => Date.now();"],
+    [
+      "src/edge/a.ts",
+      "export const a = { async fetch(request: Request) { return at(new Date(5), app.fetch(request)); } };",
+    ],
+    ["src/edge/a.ts", "interface Server { fetch(request: Request): Response; status: 404; }"],
+    ["src/edge/a.ts", 'export type A = { type: string; from: "x" };'],
+  ];
+  for (const [path, code] of allowed) expect([code, judge(path, code)]).toEqual([code, []]);
+});

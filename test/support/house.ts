@@ -1,0 +1,171 @@
+// The rules of the house as functions of source texts: who may import whom, who alone owns the environment, the
+// clock, the network and HTTP statuses, and what every file looks like. Pure, so that the test can try each rule
+// on a planted violation.
+import { posix } from "node:path";
+
+const LINES_MAX = 400;
+
+/** The areas of the source, the first prefix that fits. */
+const AREAS = [
+  ["src/core/", "core"],
+  ["src/x402/", "x402"],
+  ["db/", "db"],
+  ["src/storage/", "storage"],
+  ["src/edge/", "edge"],
+  ["src/keys/", "keys"],
+  ["src/gateway/start.ts", "gateway/start"],
+  ["src/gateway/", "gateway"],
+  ["src/facilitator/start.ts", "facilitator/start"],
+  ["src/facilitator/", "facilitator"],
+  ["src/cli/", "cli"],
+  ["src/environment.ts", "environment"],
+  ["src/config", "config"],
+  ["src/main.ts", "main"],
+  ["package.json", "package.json"],
+] as const;
+
+type Area = (typeof AREAS)[number][1];
+
+/** What each area may import beside itself. The schema is the store's vocabulary: who sees the one sees the other. */
+const WING = ["core", "x402", "db", "storage", "edge", "keys"] as const;
+const MAY_IMPORT: Readonly<Record<Area, readonly Area[]>> = {
+  core: ["package.json"],
+  x402: ["core"],
+  db: ["core"],
+  storage: ["core", "db"],
+  edge: ["core"],
+  keys: ["core", "db", "storage"],
+  gateway: WING,
+  "gateway/start": [...WING, "gateway"],
+  facilitator: WING,
+  "facilitator/start": [...WING, "facilitator"],
+  environment: ["core"],
+  config: ["core", "environment"],
+  cli: [...WING, "gateway", "facilitator", "gateway/start", "facilitator/start", "config", "environment"],
+  main: ["core", "edge", "config", "environment", "cli", "gateway/start", "facilitator/start"],
+  "package.json": [],
+};
+
+interface Ownership {
+  readonly what: string;
+  readonly owners: readonly string[];
+  /** In the code without its comments and types. */
+  readonly pattern: RegExp;
+}
+
+export const OWNERSHIPS: readonly Ownership[] = [
+  {
+    what: "the environment",
+    owners: ["src/config.ts"],
+    pattern:
+      /\bprocess\s*(\?\.|\.)\s*env\b|\bprocess\[|\bBun\.env\b|\bimport\.meta\.env\b|from "(node:)?process"/,
+  },
+  {
+    what: "wall time",
+    owners: ["src/core/clock.ts"],
+    pattern: /\bDate\.now\b|\bnew Date(\(\)|;|\s*$)|(?<![.\w]|new )Date\(|\bTemporal\.Now\b|\btimeOrigin\b/m,
+  },
+  {
+    what: "fetch",
+    owners: ["src/edge/outbound.ts"],
+    // A call or the function as a value, but no method of that name and no property.
+    pattern:
+      /(?<![.\w$])fetch\s*\((?![^()]*\)\s*\{)|[=(,:?]\s*fetch\s*[,;)}\]]|\b(globalThis|Bun)\.fetch\b|new WebSocket\(|from "(node:)?(https?|http2)"/,
+  },
+  {
+    what: "HTTP statuses of answers",
+    owners: ["src/edge/http.ts"],
+    pattern: /\b(?<!upstream_)status:\s*[1-5]\d\d\b|\bset\.status\b/,
+  },
+  { what: "the console, which nobody may use", owners: [], pattern: /\bconsole\s*\./ },
+];
+
+export interface Findings {
+  readonly violations: readonly string[];
+  readonly files: number;
+  readonly imports: number;
+}
+
+/** Judges the product's sources, by path from the project's root. Tests are not subject to it. */
+export function inspect(sources: ReadonlyMap<string, string>): Findings {
+  const violations: string[] = [];
+  let files = 0;
+  let imports = 0;
+  for (const [path, source] of sources) {
+    violations.push(...shape(path, source));
+    if (/\.test\.ts$/.test(path)) continue;
+    files++;
+    if (path.endsWith(".d.ts") || !path.endsWith(".ts")) continue;
+    for (const target of ownImports(path, source)) {
+      imports++;
+      const problem = importProblem(path, target);
+      if (problem !== null) violations.push(`${path} imports ${target}: ${problem}`);
+    }
+    violations.push(...strangers(path, source));
+  }
+  return { violations, files, imports };
+}
+
+/** A unit test needs no opening comment: it stands beside the file that has one. */
+function shape(path: string, source: string): string[] {
+  const problems: string[] = [];
+  if (!/\.test\.ts$|\.sql$/.test(path) && !source.startsWith("//")) {
+    problems.push(`${path} does not open with a comment`);
+  }
+  const lines = source.split("\n").length - 1;
+  if (lines > LINES_MAX) problems.push(`${path} has ${lines} lines, more than ${LINES_MAX}`);
+  return problems;
+}
+
+const transpiler = new Bun.Transpiler({ loader: "ts" });
+const IMPORT_CLAUSE =
+  /^(import|export)\s+(?:type\s+)?((?:\w+\s*,\s*)?\{[^}]*\}|\*(?:\s+as\s+\w+)?|\w+)(?=\s*from\s*")/gm;
+
+/** The files of ours that a source imports. Types count as well, so they are made plain before the scan. */
+function ownImports(path: string, source: string): Set<string> {
+  const plain = source.replace(IMPORT_CLAUSE, (_all, keyword: string, clause: string) => {
+    return `${keyword} ${clause.replace(/([{,]\s*)type\s+(?=\w)/g, "$1")}`;
+  });
+  const paths = transpiler.scanImports(plain).map((found) => found.path);
+  for (const [, found] of source.matchAll(/\b(?:import\(|new URL\()\s*"([^"]+)"/g))
+    if (found) paths.push(found);
+  const own = paths.filter((found) => found.startsWith("."));
+  return new Set(own.map((found) => posix.normalize(posix.join(posix.dirname(path), found))));
+}
+
+function importProblem(from: string, to: string): string | null {
+  const [own, other] = [areaOf(from), areaOf(to)];
+  if (own === null || other === null) return "one of them belongs to no part of the house";
+  if (/\.test\.ts$/.test(to)) return "the product imports no test";
+  if (own !== other) return MAY_IMPORT[own].includes(other) ? null : `${own} may not import ${other}`;
+  const [feature, sibling] = [featureOf(from), featureOf(to)];
+  if (own !== "gateway" || sibling === null || feature === sibling) return null;
+  if (feature === null) return "only start.ts composes features";
+  return to.endsWith("/service.ts") ? null : `of ${sibling} only the service may be imported`;
+}
+
+function areaOf(path: string): Area | null {
+  return AREAS.find(([prefix]) => path.startsWith(prefix))?.[1] ?? null;
+}
+
+/** The feature folder inside the gateway. */
+function featureOf(path: string): string | null {
+  return /^src\/gateway\/([^/]+)\//.exec(path)?.[1] ?? null;
+}
+
+function strangers(path: string, source: string): string[] {
+  const code = transpiler.transformSync(source);
+  return OWNERSHIPS.filter(({ owners, pattern }) => !owners.includes(path) && pattern.test(code)).map(
+    ({ what, owners }) => `${path} uses ${what}${owners.length > 0 ? `, which only ${owners} may` : ""}`,
+  );
+}
+
+const TOP_LEVEL = new Set([
+  ...["package.json", "bun.lock", "bunfig.toml", "tsconfig.json", "biome.json"],
+  ...["src", "db", "test", ".ci", "Dockerfile", "README.md", "LICENSE", ".gitignore", ".dockerignore"],
+]);
+
+/** Names at the top of the project that have no place there. */
+export function strayNames(topLevel: readonly string[]): string[] {
+  return topLevel.filter((name) => !TOP_LEVEL.has(name));
+}
