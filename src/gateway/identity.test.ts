@@ -198,6 +198,29 @@ describe("an OIDC issuer", () => {
     for (const answer of answers) expect(answer).toEqual(SIGNED_BY_SERVER);
   });
 
+  test("a request that looked just before the new key came gets in too", async () => {
+    let gate = Promise.resolve();
+    const gated = async (url: string) => {
+      const answer = await fetchJson(url);
+      await gate;
+      return answer;
+    };
+    const identity = remote({ fetchJson: gated });
+    await attempt(identity, await signed());
+    await oidc.rotate("arriving");
+    offset += 15_000;
+    const token = await oidc.token({ tenant_id: "acme" });
+    const { promise, resolve } = Promise.withResolvers<void>();
+    gate = promise;
+    const attempts = [attempt(identity, token)];
+    resolve();
+    for (let turn = 0; turn < 100; turn++) {
+      attempts.push(attempt(identity, token));
+      await new Promise(setImmediate);
+    }
+    for (const answer of await Promise.all(attempts)) expect(answer).toEqual(SIGNED_BY_SERVER);
+  });
+
   test("an expired token of a key that is gone does not make the issuer be asked", async () => {
     const identity = remote();
     await attempt(identity, await signed());
@@ -231,6 +254,8 @@ describe("an OIDC issuer", () => {
       offset = hours * 3_600_000;
       expect(await attempt(identity, token)).toMatchObject({ tenant: "acme" });
     }
+    // Only the first look waits for an issuer that is away; known tokens are answered at once after it.
+    expect(identity.authenticate(`Bearer ${token}`)).not.toBeInstanceOf(Promise);
     offset = 24 * 3_600_000;
     expect(await attempt(identity, token)).toBe("unavailable");
   });
