@@ -57,10 +57,15 @@ interface OpenBody {
   close(): void;
 }
 
-async function* rawChunks(reader: ReadableStreamDefaultReader<Uint8Array>): Chunks {
+/** A reader as far as both of the type packages agree on it. */
+interface Reader {
+  read(): Promise<{ readonly done: boolean; readonly value?: Uint8Array | undefined }>;
+}
+
+async function* rawChunks(reader: Reader): Chunks {
   for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
+    const { value } = await reader.read();
+    if (value === undefined) return;
     yield value;
   }
 }
