@@ -1,0 +1,40 @@
+// Rules for text that comes in. Characters are code points. U+0000 and lone surrogates are refused everywhere:
+// Postgres stores neither, and a lone surrogate has no UTF-8 form.
+import { invalidField } from "./fault.ts";
+
+export interface TextRule {
+  readonly min: number;
+  readonly max: number;
+  /** Whether control characters beside U+0000 may stand in it: line breaks of longer texts. */
+  readonly controls?: boolean;
+}
+
+// biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is looked for.
+const CONTROLS = /[\u0000-\u001f\u007f-\u009f]/;
+
+export function hasControls(text: string): boolean {
+  return CONTROLS.test(text);
+}
+
+export function countCharacters(text: string): number {
+  let count = 0;
+  for (const _ of text) count += 1;
+  return count;
+}
+
+/** Why the text may not be stored, or null. */
+export function textProblem(text: string, rule: TextRule): string | null {
+  if (!text.isWellFormed()) return "must not contain lone surrogates";
+  if (text.includes("\0")) return "must not contain U+0000";
+  if (!rule.controls && hasControls(text)) return "must not contain control characters";
+  const length = countCharacters(text);
+  if (length < rule.min)
+    return rule.min === 1 ? "must not be empty" : `must be at least ${rule.min} characters`;
+  return length > rule.max ? `must be at most ${rule.max} characters` : null;
+}
+
+/** @throws Fault `invalid_request` that names the field */
+export function checkText(field: string, text: string, rule: TextRule): void {
+  const problem = textProblem(text, rule);
+  if (problem !== null) throw invalidField(field, problem);
+}

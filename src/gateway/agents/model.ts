@@ -1,0 +1,213 @@
+// The shapes of an agent on the wire: what a caller may send, and what is shown. A row becomes a view here
+// only. The schemas check types and names of fields; what the fields may hold is checked in rules.ts.
+import { type Static, Type } from "@sinclair/typebox";
+import type { Tables } from "../../../db/schema.ts";
+import {
+  DESCRIPTION_CHARACTERS_MAX,
+  NAME_CHARACTERS_MAX,
+  TAG_CHARACTERS_MAX,
+  TAGS_MAX,
+} from "../../core/limits.ts";
+import { AGENT_STATUSES, agentStatus } from "../../core/states.ts";
+import { formatDateTime } from "../../core/time.ts";
+import { nullable } from "../../edge/input.ts";
+
+export type AgentRow = Tables["agents"]["$inferSelect"];
+
+const AMOUNT_DIGITS_MAX = 78;
+
+const amount = (description: string) =>
+  Type.String({
+    pattern: "^[0-9]+$",
+    maxLength: AMOUNT_DIGITS_MAX,
+    description,
+    "x-expected": `a decimal string of at most ${AMOUNT_DIGITS_MAX} digits`,
+  });
+
+export const Pricing = Type.Object(
+  {
+    amount: amount("Price of one call in the asset's smallest unit; `0` is free."),
+    asset: Type.Literal("USDC", { "x-expected": "USDC" }),
+    network: Type.Literal("base", { "x-expected": "base" }),
+    pay_to: Type.String({
+      pattern: "^0x[0-9a-fA-F]{40}$",
+      description: "The operator's payout address.",
+      "x-expected": "an address of 0x and 40 hexadecimal digits",
+    }),
+    tools: Type.Optional(
+      // An object rather than a record: a record's pattern lets keys with line breaks pass unchecked.
+      Type.Unsafe<Record<string, string>>(
+        Type.Object(
+          {},
+          {
+            additionalProperties: amount("Price of one call of this tool."),
+            description: "Prices of single MCP tools, by tool name; only with protocol `mcp`.",
+            "x-expected": "an object of tool names and prices",
+          },
+        ),
+      ),
+    ),
+  },
+  {
+    $id: "Pricing",
+    additionalProperties: false,
+    description: "A priced agent is behind the x402 payment gate.",
+    "x-expected": "a pricing object",
+  },
+);
+
+export type Pricing = Static<typeof Pricing>;
+
+const Protocol = Type.Union([Type.Literal("http"), Type.Literal("mcp")], { "x-expected": "http or mcp" });
+const Transport = nullable(Type.Literal("streamable_http"), "streamable_http");
+
+/** What create and update have in common, in the words of create. */
+const settable = {
+  description: Type.String({ description: `At most ${DESCRIPTION_CHARACTERS_MAX} characters.` }),
+  metadata: Type.Unsafe<Record<string, unknown>>(
+    Type.Object({}, { description: "Any values; at most 16 KiB as JSON.", "x-expected": "a JSON object" }),
+  ),
+  upstream_url: nullable(
+    Type.String({ format: "uri", description: "http or https, and no local or private host." }),
+    "a URL",
+  ),
+  credential_ref: nullable(
+    Type.String({ description: "ID of the credential that goes into upstream calls." }),
+    "a credential ID",
+  ),
+  emit_receipts: Type.Boolean({ description: "Emit a trust receipt after each ended invocation." }),
+  capture_body: Type.Boolean({ description: "Keep request and response bodies, so that they can be read." }),
+  protocol: Protocol,
+  mcp_transport: Transport,
+  mcp_protocol_version: nullable(
+    Type.String({ description: "The version offered to the MCP server; the newest known one when null." }),
+    "a protocol version",
+  ),
+  pricing: nullable(Pricing, "a pricing object"),
+};
+
+const Name = Type.String({
+  description: `1 to ${NAME_CHARACTERS_MAX} characters, unique among the tenant's agents that are not inactive.`,
+});
+const Tags = Type.Array(Type.String(), {
+  description: `At most ${TAGS_MAX} tags of 1 to ${TAG_CHARACTERS_MAX} characters.`,
+  "x-expected": "an array of strings",
+});
+
+export const AgentCreate = Type.Object(
+  {
+    name: Name,
+    ...Type.Partial(Type.Object({ tags: nullable(Tags, "an array of strings"), ...settable })).properties,
+  },
+  { $id: "AgentCreate", additionalProperties: false },
+);
+export type AgentCreate = Static<typeof AgentCreate>;
+
+export const AgentPatch = Type.Partial(
+  Type.Object({
+    name: Name,
+    tags: Tags,
+    ...settable,
+    suspended: Type.Boolean({ description: "A suspended agent stays in the catalog and takes no calls." }),
+    invocation_rate_limit: nullable(
+      Type.Number({
+        exclusiveMinimum: 0,
+        description: "Calls per second.",
+        "x-expected": "a number above 0",
+      }),
+      "a number above 0",
+    ),
+    invocation_burst: nullable(
+      Type.Integer({
+        minimum: 1,
+        maximum: Number.MAX_SAFE_INTEGER,
+        description: "Calls that may come at once; 20 when only the rate is set.",
+        "x-expected": "an integer of at least 1",
+      }),
+      "an integer of at least 1",
+    ),
+  }),
+  {
+    $id: "AgentPatch",
+    additionalProperties: false,
+    description: "An absent key leaves the value, `null` clears it, a value sets it.",
+  },
+);
+export type AgentPatch = Static<typeof AgentPatch>;
+
+const text = Type.Union([Type.String(), Type.Null()]);
+const dateTime = Type.String({ format: "date-time" });
+
+export const Agent = Type.Object(
+  {
+    id: Type.String({ description: "`agt_<uuidv7>`" }),
+    name: Type.String(),
+    description: Type.String(),
+    tags: Type.Union([Type.Array(Type.String()), Type.Null()]),
+    metadata: settable.metadata,
+    status: Type.Union(
+      AGENT_STATUSES.map((status) => Type.Literal(status)),
+      { description: "Derived: inactive once deleted, else pending without an upstream URL, else active." },
+    ),
+    suspended: Type.Boolean(),
+    created_by: Type.String({ description: "The user who created it." }),
+    created_at: dateTime,
+    updated_at: dateTime,
+    upstream_url: text,
+    credential_ref: text,
+    invocation_rate_limit: Type.Union([Type.Number(), Type.Null()]),
+    invocation_burst: Type.Union([Type.Integer(), Type.Null()]),
+    emit_receipts: Type.Boolean(),
+    capture_body: Type.Boolean(),
+    protocol: Protocol,
+    mcp_transport: Transport,
+    mcp_protocol_version: text,
+    pricing: Type.Union([Pricing, Type.Null()]),
+  },
+  { $id: "Agent", additionalProperties: false },
+);
+
+export const AgentPage = Type.Object(
+  { data: Type.Array(Agent), total: Type.Integer(), limit: Type.Integer(), offset: Type.Integer() },
+  { $id: "AgentPage", additionalProperties: false },
+);
+
+/** The stored form of the fields that are kept as JSON. Only this file writes and reads them. */
+export function encodeTags(tags: readonly string[]): string {
+  // Raw tabs can't stand inside a JSON string, so they mark where a tag starts: see tagNeedle.
+  return JSON.stringify(tags, null, "\t");
+}
+
+/** What stands in the stored tags exactly when `tag` is one of them. */
+export function tagNeedle(tag: string): string {
+  return `\t${JSON.stringify(tag)}`;
+}
+
+export function decodePricing(stored: string | null): Pricing | null {
+  return stored === null ? null : (JSON.parse(stored) as Pricing);
+}
+
+export function agentView(row: AgentRow): Static<typeof Agent> {
+  return {
+    id: row.id,
+    name: row.name,
+    description: row.description,
+    tags: row.tags === null ? null : (JSON.parse(row.tags) as string[]),
+    metadata: JSON.parse(row.metadata) as Record<string, unknown>,
+    status: agentStatus(row),
+    suspended: row.suspended,
+    created_by: row.created_by,
+    created_at: formatDateTime(row.created_at),
+    updated_at: formatDateTime(row.updated_at),
+    upstream_url: row.upstream_url,
+    credential_ref: row.credential_ref,
+    invocation_rate_limit: row.invocation_rate_limit,
+    invocation_burst: row.invocation_burst,
+    emit_receipts: row.emit_receipts,
+    capture_body: row.capture_body,
+    protocol: row.protocol,
+    mcp_transport: row.mcp_transport,
+    mcp_protocol_version: row.mcp_protocol_version,
+    pricing: decodePricing(row.pricing),
+  };
+}

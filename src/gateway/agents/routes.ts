@@ -1,0 +1,184 @@
+// The HTTP side of agents: reads requests, calls the service, shows views.
+import { Type } from "@sinclair/typebox";
+import { invalidField } from "../../core/fault.ts";
+import { TAG_CHARACTERS_MAX } from "../../core/limits.ts";
+import { AGENT_STATUSES, PROTOCOLS } from "../../core/states.ts";
+import { textProblem } from "../../core/text.ts";
+import { empty, json, routes, scopeOf } from "../../edge/http.ts";
+import { bodyReader, oneOf, page, type Query, queryOf } from "../../edge/input.ts";
+import { operation } from "../../edge/openapi.ts";
+import { Agent, AgentCreate, AgentPage, AgentPatch, agentView } from "./model.ts";
+import { type AgentDeps, type AgentFilter, agentService } from "./service.ts";
+
+/** Bounds what one search costs. */
+const SEARCH_CHARACTERS_MAX = 256;
+
+const readCreate = bodyReader(AgentCreate, { freeField: "metadata" });
+const readPatch = bodyReader(AgentPatch, { freeField: "metadata" });
+
+function textParameter(query: Query, name: string, max: number): string | null {
+  const given = query.get(name);
+  if (given === null) return null;
+  const problem = textProblem(given, { min: 0, max, controls: true });
+  if (problem !== null) throw invalidField(name, problem);
+  return given;
+}
+
+function filterOf(request: Request): AgentFilter {
+  const query = queryOf(request);
+  return {
+    ...page(query),
+    status: oneOf(query, "status", AGENT_STATUSES),
+    protocol: oneOf(query, "protocol", PROTOCOLS),
+    tag: textParameter(query, "tag", TAG_CHARACTERS_MAX),
+    q: textParameter(query, "q", SEARCH_CHARACTERS_MAX),
+  };
+}
+
+const EXAMPLE = {
+  id: "agt_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f",
+  name: "weather",
+  description: "Forecasts for any place.",
+  tags: ["weather"],
+  metadata: { team: "maps" },
+  status: "active",
+  suspended: false,
+  created_by: "alice",
+  created_at: "2026-11-21T10:00:00.000Z",
+  updated_at: "2026-11-21T10:00:00.000Z",
+  upstream_url: "https://weather.example.com/mcp",
+  credential_ref: null,
+  invocation_rate_limit: null,
+  invocation_burst: null,
+  emit_receipts: false,
+  capture_body: true,
+  protocol: "mcp",
+  mcp_transport: "streamable_http",
+  mcp_protocol_version: null,
+  pricing: null,
+};
+
+const agentId = { id: { description: "The agent's ID, `agt_<uuidv7>`.", example: EXAMPLE.id } };
+const agent = { schema: Agent, example: EXAMPLE };
+
+const docs = {
+  create: operation({
+    tag: "Agents",
+    summary: "Register an agent",
+    description: "Without an `upstream_url` the agent is `pending` and takes no calls.",
+    body: {
+      schema: AgentCreate,
+      examples: {
+        http: { name: "echo", upstream_url: "https://echo.example.com/run" },
+        mcp: {
+          name: "weather",
+          description: EXAMPLE.description,
+          tags: EXAMPLE.tags,
+          metadata: EXAMPLE.metadata,
+          upstream_url: EXAMPLE.upstream_url,
+          protocol: "mcp",
+          mcp_transport: "streamable_http",
+        },
+      },
+    },
+    responses: [{ status: "created", description: "The agent.", ...agent }],
+    errors: ["invalid_request", "conflict", "payload_too_large"],
+  }),
+  list: operation({
+    tag: "Agents",
+    summary: "List agents",
+    description: "Newest first. Inactive agents are left out unless `status=inactive` asks for them.",
+    query: {
+      limit: { description: "At most this many, 1 to 100.", schema: Type.Integer({ default: 20 }) },
+      offset: { description: "Leave out this many.", schema: Type.Integer({ default: 0 }) },
+      status: { description: "One status.", schema: Type.Unsafe({ type: "string", enum: AGENT_STATUSES }) },
+      protocol: { description: "One protocol.", schema: Type.Unsafe({ type: "string", enum: PROTOCOLS }) },
+      tag: { description: "Agents that have this tag." },
+      q: { description: "Part of the name or the description, in any case." },
+    },
+    responses: [
+      {
+        status: "ok",
+        description: "A page of agents.",
+        schema: AgentPage,
+        example: { data: [EXAMPLE], total: 1, limit: 20, offset: 0 },
+      },
+    ],
+    errors: ["invalid_request"],
+  }),
+  get: operation({
+    tag: "Agents",
+    summary: "Read an agent",
+    path: agentId,
+    responses: [{ status: "ok", description: "The agent.", ...agent }],
+    errors: ["not_found"],
+  }),
+  patch: operation({
+    tag: "Agents",
+    summary: "Update an agent",
+    description: "An inactive agent is not found. Setting the rate fields starts a full bucket.",
+    path: agentId,
+    body: {
+      schema: AgentPatch,
+      examples: {
+        suspend: { suspended: true },
+        limit: { invocation_rate_limit: 5, invocation_burst: 10 },
+        clear: { upstream_url: null },
+      },
+    },
+    responses: [{ status: "ok", description: "The agent as it is now.", ...agent }],
+    errors: ["invalid_request", "not_found", "conflict", "payload_too_large"],
+  }),
+  remove: operation({
+    tag: "Agents",
+    summary: "Delete an agent",
+    description: "The agent becomes inactive: its record stays, its name is free. Doing it again is fine.",
+    path: agentId,
+    responses: [{ status: "empty", description: "It is inactive." }],
+    errors: ["not_found"],
+  }),
+};
+
+export function agentRoutes(deps: AgentDeps) {
+  const service = agentService(deps);
+  return routes()
+    .post(
+      "/v1/agents",
+      async ({ request }) => {
+        const body = await readCreate(request);
+        return json("created", agentView(await service.create(scopeOf(request).caller, body)));
+      },
+      { parse: "none", detail: docs.create },
+    )
+    .get(
+      "/v1/agents",
+      async ({ request }) => {
+        const filter = filterOf(request);
+        const { rows, total } = await service.list(scopeOf(request).caller, filter);
+        return json("ok", { data: rows.map(agentView), total, limit: filter.limit, offset: filter.offset });
+      },
+      { detail: docs.list },
+    )
+    .get(
+      "/v1/agents/:id",
+      async ({ request, params }) =>
+        json("ok", agentView(await service.get(scopeOf(request).caller, params.id))),
+      { detail: docs.get },
+    )
+    .patch(
+      "/v1/agents/:id",
+      async ({ request, params }) => {
+        const body = await readPatch(request);
+        return json("ok", agentView(await service.patch(scopeOf(request).caller, params.id, body)));
+      },
+      { parse: "none", detail: docs.patch },
+    )
+    .delete(
+      "/v1/agents/:id",
+      async ({ request, params }) => {
+        await service.remove(scopeOf(request).caller, params.id);
+        return empty();
+      },
+      { parse: "none", detail: docs.remove },
+    );
+}

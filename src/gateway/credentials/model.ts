@@ -1,0 +1,86 @@
+// The shapes of a credential on the wire. A secret goes in and never comes out: the view is made of metadata
+// columns only, and the sealed secret is not even read for it.
+import { type Static, Type } from "@sinclair/typebox";
+import type { Tables } from "../../../db/schema.ts";
+import { NAME_CHARACTERS_MAX, PLAINTEXT_BYTES_MAX, VAULT_REF_CHARACTERS_MAX } from "../../core/limits.ts";
+import { formatDateTime } from "../../core/time.ts";
+
+export type CredentialRow = Omit<Tables["credentials"]["$inferSelect"], "sealed">;
+
+const AuthType = Type.Union([Type.Literal("bearer"), Type.Literal("api_key"), Type.Literal("none")], {
+  description: "`bearer`: `Authorization: Bearer S`; `api_key`: `X-API-Key: S`; `none`: nothing is sent.",
+  "x-expected": "bearer, api_key or none",
+});
+const Source = Type.Union([Type.Literal("managed"), Type.Literal("vault")], {
+  description: "`managed`: kept here, encrypted; `vault`: read from a secrets store at each use.",
+  "x-expected": "managed or vault",
+});
+const secretFields = {
+  plaintext: Type.Optional(
+    Type.String({
+      description: `The secret, 1 to ${PLAINTEXT_BYTES_MAX} bytes; required when source is \`managed\`.`,
+      writeOnly: true,
+    }),
+  ),
+  vault_ref: Type.Optional(
+    Type.String({
+      description: `\`path#key\` below the tenant's own prefix, at most ${VAULT_REF_CHARACTERS_MAX} characters; required when source is \`vault\`.`,
+    }),
+  ),
+};
+
+export const CredentialCreate = Type.Object(
+  {
+    name: Type.String({ description: `1 to ${NAME_CHARACTERS_MAX} characters, unique within the tenant.` }),
+    auth_type: AuthType,
+    source: Source,
+    ...secretFields,
+  },
+  { $id: "CredentialCreate", additionalProperties: false },
+);
+export type CredentialCreate = Static<typeof CredentialCreate>;
+
+export const CredentialRotate = Type.Object(secretFields, {
+  $id: "CredentialRotate",
+  additionalProperties: false,
+  description: "The one of the two that the credential's source asks for.",
+});
+export type CredentialRotate = Static<typeof CredentialRotate>;
+
+const dateTime = Type.String({ format: "date-time" });
+
+export const Credential = Type.Object(
+  {
+    id: Type.String({ description: "`cred_<uuidv7>`" }),
+    name: Type.String(),
+    auth_type: AuthType,
+    source: Source,
+    masked_hint: Type.Optional(
+      Type.String({ description: "`…` and the last four characters; only when source is `managed`." }),
+    ),
+    vault_ref: Type.Optional(Type.String({ description: "Only when source is `vault`." })),
+    version: Type.Integer({ description: "1 at first, one more with each rotation." }),
+    created_at: dateTime,
+    updated_at: dateTime,
+  },
+  { $id: "Credential", additionalProperties: false },
+);
+
+export const CredentialList = Type.Object(
+  { credentials: Type.Array(Credential) },
+  { $id: "CredentialList", additionalProperties: false },
+);
+
+export function credentialView(row: CredentialRow): Static<typeof Credential> {
+  return {
+    id: row.id,
+    name: row.name,
+    auth_type: row.auth_type,
+    source: row.source,
+    ...(row.masked_hint !== null && { masked_hint: row.masked_hint }),
+    ...(row.vault_ref !== null && { vault_ref: row.vault_ref }),
+    version: row.version,
+    created_at: formatDateTime(row.created_at),
+    updated_at: formatDateTime(row.updated_at),
+  };
+}

@@ -1,0 +1,141 @@
+// From a credential's ID to the header that carries its secret. The record is read for every call, so a
+// rotation or deletion takes hold at once, on every replica; only what a secrets store answered is kept, for
+// one version of the record and for at most a minute.
+
+import { randomBytes } from "node:crypto";
+import { CryptoHasher } from "bun";
+import { boundedCache } from "../../core/bounded-cache.ts";
+import { Fault } from "../../core/fault.ts";
+import type { Keyring } from "../../keys/keyring.ts";
+import type { Store } from "../../storage/store.ts";
+import { CredentialFailure } from "./failure.ts";
+import { type CredentialHeader, credentialHeader } from "./secret.ts";
+import { readFromDirectory } from "./secrets-dir.ts";
+import { findSecret, type StoredSecret, secretIdentity } from "./service.ts";
+import { type FetchJson, readFromVault, type VaultSettings } from "./vault.ts";
+import { isPlainSegment, parseVaultRef } from "./vault-ref.ts";
+
+export interface ResolverDeps {
+  readonly store: Pick<Store, "read">;
+  readonly keyring: Pick<Keyring, "openSecret">;
+  readonly secretsDir: string | null;
+  readonly vault: VaultSettings | null;
+  readonly fetchJson: FetchJson;
+  /** Milliseconds of a clock that never goes back. */
+  readonly now?: () => number;
+}
+
+export interface ResolvedCredential {
+  /** Null when nothing is sent. */
+  readonly header: CredentialHeader | null;
+  /** Another one when the secret is another one. */
+  readonly version: string;
+}
+
+/** @throws CredentialFailure when the secret can't be resolved, and what the store throws when it can't be read */
+export type ResolveCredential = (tenant: string, credentialId: string) => Promise<ResolvedCredential>;
+
+export function credentialResolver(deps: ResolverDeps): ResolveCredential {
+  const fetched = fetchedSecrets(deps);
+
+  async function secretOf(tenant: string, id: string, stored: StoredSecret): Promise<string> {
+    const { sealed, vault_ref, version } = stored;
+    if (sealed !== null)
+      return openManaged(deps.keyring, tenant, secretIdentity(tenant, id, version), sealed);
+    if (vault_ref === null) throw new CredentialFailure("the credential holds no secret");
+    return fetched(`${tenant}/${id}/${version}`, tenant, vault_ref);
+  }
+
+  return async (tenant, credentialId) => {
+    const stored = await findSecret(deps.store.read, tenant, credentialId);
+    if (stored === null) throw new CredentialFailure("no such credential");
+    const { auth_type } = stored;
+    if (auth_type === "none") return { header: null, version: String(stored.version) };
+    const secret = await secretOf(tenant, credentialId, stored);
+    const header = credentialHeader(auth_type, secret);
+    if (header === undefined) {
+      throw new CredentialFailure("the secret can't be a header: it is empty or not plain visible ASCII");
+    }
+    return { header, version: `${stored.version}-${fingerprint(secret)}` };
+  };
+}
+
+/** Known to this process alone, so that a fingerprint tells nobody anything about its secret. */
+const fingerprintKey = randomBytes(32);
+
+/** A secrets store may change a secret without a rotation here; sessions made with the old one must show it. */
+function fingerprint(secret: string): string {
+  return new CryptoHasher("sha256", fingerprintKey).update(secret).digest("hex").slice(0, 16);
+}
+
+async function openManaged(
+  keyring: ResolverDeps["keyring"],
+  tenant: string,
+  identity: string,
+  sealed: Uint8Array,
+): Promise<string> {
+  try {
+    return (await keyring.openSecret(tenant, identity, sealed)).toString();
+  } catch (cause) {
+    if (cause instanceof Fault) throw cause;
+    throw new CredentialFailure("the sealed secret does not open", { cause });
+  }
+}
+
+const CACHED_MS_MAX = 60_000;
+/** A failure is kept only so long that a store in trouble is not asked for each of many calls. */
+const FAILURE_CACHED_MS = 1_000;
+const CACHED_BYTES_MAX = 8 * 1024 * 1024;
+const ENTRY_BYTES = 256;
+
+interface Fetched {
+  readonly outcome: string | CredentialFailure;
+  readonly until: number;
+}
+
+/** Secrets of the secrets store: one request for all who wait for the same one, and the answer kept for a while. */
+function fetchedSecrets({ secretsDir, vault, fetchJson, now = () => performance.now() }: ResolverDeps) {
+  const cache = boundedCache<string, Fetched>(CACHED_BYTES_MAX);
+  const underWay = new Map<string, Promise<string | CredentialFailure>>();
+
+  async function read(tenant: string, vaultRef: string): Promise<string> {
+    const parsed = parseVaultRef(vaultRef);
+    if (!parsed.ok || !isPlainSegment(tenant)) {
+      throw new CredentialFailure("the tenant's name or the reference is no safe path");
+    }
+    const fromFile = secretsDir === null ? null : await readFromDirectory(secretsDir, tenant, parsed.ref);
+    if (fromFile !== null) return fromFile;
+    const secret = vault === null ? null : await readFromVault(vault, fetchJson, tenant, parsed.ref);
+    if (secret === null) throw new CredentialFailure("no secrets store holds the secret");
+    return secret;
+  }
+
+  async function fetchAndKeep(key: string, tenant: string, vaultRef: string) {
+    const asked = now();
+    const outcome = await read(tenant, vaultRef).catch((error: unknown) => {
+      if (error instanceof CredentialFailure) return error;
+      throw error;
+    });
+    const isSecret = typeof outcome === "string";
+    const weight = ENTRY_BYTES + (isSecret ? Buffer.byteLength(outcome) : 0);
+    const until = isSecret ? asked + CACHED_MS_MAX : now() + FAILURE_CACHED_MS;
+    cache.set(key, { outcome, until }, weight);
+    return outcome;
+  }
+
+  function outcomeOf(key: string, tenant: string, vaultRef: string) {
+    const flying = underWay.get(key);
+    if (flying !== undefined) return flying;
+    const flight = fetchAndKeep(key, tenant, vaultRef).finally(() => underWay.delete(key));
+    underWay.set(key, flight);
+    return flight;
+  }
+
+  return async (key: string, tenant: string, vaultRef: string): Promise<string> => {
+    const kept = cache.get(key);
+    const outcome =
+      kept !== undefined && now() < kept.until ? kept.outcome : await outcomeOf(key, tenant, vaultRef);
+    if (typeof outcome === "string") return outcome;
+    throw outcome;
+  };
+}

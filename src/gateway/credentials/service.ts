@@ -1,0 +1,217 @@
+// The credentials of a tenant in the database. A managed secret is sealed before it gets near the store, for
+// one version of one credential; the sealed bytes are read where a secret is resolved and nowhere else.
+import { and, desc, eq } from "drizzle-orm";
+import type { CredentialSource } from "../../../db/schema.ts";
+import type { Caller } from "../../core/caller.ts";
+import type { Clock } from "../../core/clock.ts";
+import { Fault, invalidField } from "../../core/fault.ts";
+import { isId, newId } from "../../core/id.ts";
+import { NAME_CHARACTERS_MAX } from "../../core/limits.ts";
+import { checkText } from "../../core/text.ts";
+import type { Keyring } from "../../keys/keyring.ts";
+import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
+import type { CredentialCreate, CredentialRotate, CredentialRow } from "./model.ts";
+import { maskedHint, plaintextProblem } from "./secret.ts";
+import { parseVaultRef } from "./vault-ref.ts";
+
+export interface CredentialDeps {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly keyring: Pick<Keyring, "sealSecret">;
+  /** What may name a credential: while one of them does, it can't be deleted. */
+  readonly namedBy: readonly NamedBy[];
+}
+
+export type NamedBy = (tx: Tx, tenant: string, id: string) => Promise<boolean>;
+
+/** Rotations of one credential at the same time, each of which one other can overtake once. */
+const ROTATION_ATTEMPTS_MAX = 32;
+
+const noSuchCredential = () => new Fault("not_found", "no such credential");
+
+/** What a secret is sealed for: one version of one credential of one tenant. */
+export function secretIdentity(tenant: string, id: string, version: number): string {
+  return `credential:${id}:${version}:${tenant}`;
+}
+
+/** Everything but the sealed secret. */
+function metadataOf({ credentials }: Reader["tables"]) {
+  const { tenant, id, name, auth_type, source, masked_hint, vault_ref, version, created_at, updated_at } =
+    credentials;
+  return { tenant, id, name, auth_type, source, masked_hint, vault_ref, version, created_at, updated_at };
+}
+
+const secretQuery = prepared(({ db, tables: { credentials } }: Reader) =>
+  db
+    .select({
+      auth_type: credentials.auth_type,
+      vault_ref: credentials.vault_ref,
+      version: credentials.version,
+      sealed: credentials.sealed,
+    })
+    .from(credentials)
+    .where(
+      and(
+        eq(credentials.tenant, bind(credentials.tenant, "tenant")),
+        eq(credentials.id, bind(credentials.id, "id")),
+      ),
+    ),
+);
+
+export type StoredSecret = Awaited<ReturnType<ReturnType<typeof secretQuery>["execute"]>>[number];
+
+/** What resolving a credential starts from; null when the tenant has none of this ID. */
+export async function findSecret(reader: Reader, tenant: string, id: string): Promise<StoredSecret | null> {
+  if (!isId("cred", id)) return null;
+  const [row] = await secretQuery(reader).execute({ tenant, id });
+  return row ?? null;
+}
+
+/**
+ * Whether the tenant has the credential, which then stays until this work has ended: call it before writing a
+ * record that names the credential.
+ */
+export async function holdCredential(tx: Tx, tenant: string, id: string): Promise<boolean> {
+  if (!isId("cred", id)) return false;
+  await tx.lock(`credential:${tenant}:${id}`);
+  return (await findRow(tx, tenant, id)) !== null;
+}
+
+async function findRow(reader: Reader, tenant: string, id: string): Promise<CredentialRow | null> {
+  if (!isId("cred", id)) return null;
+  const { credentials } = reader.tables;
+  const [row] = await reader.db
+    .select(metadataOf(reader.tables))
+    .from(credentials)
+    .where(and(eq(credentials.tenant, tenant), eq(credentials.id, id)));
+  return row ?? null;
+}
+
+async function requireRow(reader: Reader, tenant: string, id: string): Promise<CredentialRow> {
+  const row = await findRow(reader, tenant, id);
+  if (row === null) throw noSuchCredential();
+  return row;
+}
+
+type Secret =
+  | { readonly source: "managed"; readonly plaintext: string }
+  | { readonly source: "vault"; readonly vault_ref: string };
+
+/** The one secret that goes with the source. @throws Fault `invalid_request` */
+function checkedSecret(source: CredentialSource, { plaintext, vault_ref }: CredentialRotate): Secret {
+  return source === "managed" ? managedSecret(plaintext, vault_ref) : vaultSecret(vault_ref, plaintext);
+}
+
+function managedSecret(plaintext: string | undefined, other: string | undefined): Secret {
+  if (other !== undefined) throw invalidField("vault_ref", "not possible when source is managed");
+  if (plaintext === undefined) throw invalidField("plaintext", "required when source is managed");
+  const problem = plaintextProblem(plaintext);
+  if (problem !== null) throw invalidField("plaintext", problem);
+  return { source: "managed", plaintext };
+}
+
+function vaultSecret(vault_ref: string | undefined, other: string | undefined): Secret {
+  if (other !== undefined) throw invalidField("plaintext", "not possible when source is vault");
+  if (vault_ref === undefined) throw invalidField("vault_ref", "required when source is vault");
+  const parsed = parseVaultRef(vault_ref);
+  if (!parsed.ok) throw invalidField("vault_ref", parsed.reason);
+  return { source: "vault", vault_ref };
+}
+
+export function credentialService({ store, clock, keyring, namedBy }: CredentialDeps) {
+  /** The columns that hold the secret of one version. */
+  async function secretColumns(tenant: string, id: string, version: number, secret: Secret) {
+    if (secret.source === "vault") {
+      return { version, vault_ref: secret.vault_ref, masked_hint: null, sealed: null };
+    }
+    const identity = secretIdentity(tenant, id, version);
+    return {
+      version,
+      vault_ref: null,
+      masked_hint: maskedHint(secret.plaintext),
+      sealed: await keyring.sealSecret(tenant, identity, Buffer.from(secret.plaintext)),
+    };
+  }
+
+  /** One attempt to replace the secret; null when the credential has been changed meanwhile. */
+  async function rotateOnce(
+    tenant: string,
+    id: string,
+    body: CredentialRotate,
+  ): Promise<CredentialRow | null> {
+    const row = await requireRow(store.read, tenant, id);
+    const secret = checkedSecret(row.source, body);
+    const columns = await secretColumns(tenant, id, row.version + 1, secret);
+    return store.write(async (tx) => {
+      const { credentials } = tx.tables;
+      const [changed] = await tx.db
+        .update(credentials)
+        .set({ ...columns, updated_at: clock.now() })
+        .where(
+          and(
+            eq(credentials.tenant, tenant),
+            eq(credentials.id, id),
+            // The secret was sealed as the version that follows this one.
+            eq(credentials.version, row.version),
+          ),
+        )
+        .returning(metadataOf(tx.tables));
+      return changed ?? null;
+    });
+  }
+
+  return {
+    async create({ tenant }: Caller, body: CredentialCreate): Promise<CredentialRow> {
+      const name = body.name.trim();
+      checkText("name", name, { min: 1, max: NAME_CHARACTERS_MAX });
+      const secret = checkedSecret(body.source, body);
+      const now = clock.now();
+      const id = newId("cred", now);
+      const { auth_type, source } = body;
+      const { sealed, ...columns } = await secretColumns(tenant, id, 1, secret);
+      const row = { tenant, id, name, auth_type, source, ...columns, created_at: now, updated_at: now };
+      try {
+        await store.write((tx) => tx.db.insert(tx.tables.credentials).values({ ...row, sealed }));
+      } catch (cause) {
+        if (!(cause instanceof UniqueViolation)) throw cause;
+        throw new Fault("conflict", "name: already used by another credential", { cause });
+      }
+      return row;
+    },
+
+    get({ tenant }: Caller, id: string): Promise<CredentialRow> {
+      return requireRow(store.read, tenant, id);
+    },
+
+    /** All of them, newest first. */
+    list({ tenant }: Caller): Promise<CredentialRow[]> {
+      const { db, tables } = store.read;
+      return db
+        .select(metadataOf(tables))
+        .from(tables.credentials)
+        .where(eq(tables.credentials.tenant, tenant))
+        .orderBy(desc(tables.credentials.id));
+    },
+
+    async rotate({ tenant }: Caller, id: string, body: CredentialRotate): Promise<CredentialRow> {
+      for (let attempt = 0; attempt < ROTATION_ATTEMPTS_MAX; attempt++) {
+        const row = await rotateOnce(tenant, id, body);
+        if (row !== null) return row;
+      }
+      throw new Fault("conflict", "the credential is being rotated by others");
+    },
+
+    async remove({ tenant }: Caller, id: string): Promise<void> {
+      if (!isId("cred", id)) throw noSuchCredential();
+      await store.write(async (tx) => {
+        await tx.lock(`credential:${tenant}:${id}`);
+        await requireRow(tx, tenant, id);
+        for (const isNamed of namedBy) {
+          if (await isNamed(tx, tenant, id)) throw new Fault("conflict", "the credential is in use");
+        }
+        const { credentials } = tx.tables;
+        await tx.db.delete(credentials).where(and(eq(credentials.tenant, tenant), eq(credentials.id, id)));
+      });
+    },
+  };
+}
