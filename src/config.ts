@@ -28,6 +28,7 @@ function row<T, F>(fields: Row<T, F>): Row<T, F> {
 }
 
 const DAY_MS = 86_400_000;
+const DAYS_MAX = 36_500;
 const GIB = 1024 ** 3;
 
 export const VARIABLES = {
@@ -144,6 +145,16 @@ export const VARIABLES = {
     kind: value.wholeNumber(1, GIB),
     fallback: 33_554_432,
     meaning: "a larger upstream response ends the call as failed",
+  }),
+  TOLLGATE_BODY_RETENTION_DAYS: row({
+    kind: value.wholeNumber(0, DAYS_MAX),
+    fallback: 30,
+    meaning: "age at which captured bodies are removed; 0 keeps them",
+  }),
+  TOLLGATE_HISTORY_RETENTION_DAYS: row({
+    kind: value.wholeNumber(0, DAYS_MAX),
+    fallback: 0,
+    meaning: "age at which whole records are removed; 0 keeps them",
   }),
   TOLLGATE_SECRETS_DIR: row({
     kind: value.directory,
@@ -318,6 +329,11 @@ function arrange(v: Values, terminal: boolean) {
     upstreamTimeoutMs: v.TOLLGATE_UPSTREAM_TIMEOUT_MS,
     agentConcurrency: v.TOLLGATE_AGENT_CONCURRENCY,
     maxResponseBytes: v.TOLLGATE_MAX_RESPONSE_BYTES,
+    /** In days; 0 keeps for ever. */
+    retention: {
+      body_days: v.TOLLGATE_BODY_RETENTION_DAYS,
+      history_days: v.TOLLGATE_HISTORY_RETENTION_DAYS,
+    },
     secretsDir: v.TOLLGATE_SECRETS_DIR,
     vault:
       v.TOLLGATE_VAULT_ADDR === null || v.TOLLGATE_VAULT_TOKEN === null

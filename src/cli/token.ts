@@ -1,0 +1,85 @@
+// `tollgate token`: signs a token with the key of the local issuer, which lives in the database; so it works
+// beside a running gateway, and before the first start too.
+import { SignJWT } from "jose";
+import type { Config } from "../config.ts";
+import { systemClock } from "../core/clock.ts";
+import type { Log } from "../core/log.ts";
+import { isPrincipal, LOCAL_ISSUER } from "../gateway/identity.ts";
+import { openKeyring, SIGNING_ALGORITHM } from "../keys/keyring.ts";
+import { openStore } from "../storage/open.ts";
+import { openDataDir } from "./open.ts";
+
+export interface TokenRequest {
+  readonly tenant: string;
+  readonly user: string;
+  /** Space-separated; null for none. */
+  readonly scope: string | null;
+  readonly ttlSeconds: number;
+}
+
+const TTL_DEFAULT = "12h";
+const TTL_DAYS_MAX = 365;
+const UNIT_SECONDS: Readonly<Record<string, number>> = { s: 1, m: 60, h: 3600, d: 86_400 };
+/** RFC 6749, section 3.3. */
+const SCOPE = /^[\x21\x23-\x5B\x5D-\x7E]+( [\x21\x23-\x5B\x5D-\x7E]+)*$/;
+
+/** The request that the flags make, or null and every problem that they have. */
+export function readTokenRequest(flags: ReadonlyMap<string, string>): {
+  readonly request: TokenRequest | null;
+  readonly problems: readonly string[];
+} {
+  const problems: string[] = [];
+  const tenant = flags.get("tenant");
+  const user = flags.get("user");
+  const scope = flags.get("scope") ?? null;
+  const ttlSeconds = readTtl(flags.get("ttl") ?? TTL_DEFAULT);
+  const name = "must be given: a text of at most 256 characters without control characters";
+  if (!isPrincipal(tenant)) problems.push(`--tenant ${name}`);
+  if (!isPrincipal(user)) problems.push(`--user ${name}`);
+  if (scope !== null && !SCOPE.test(scope))
+    problems.push("--scope must be scopes with one space between them");
+  if (ttlSeconds === null) {
+    problems.push(`--ttl must be a time like 90s, 30m, 12h or 7d, at most ${TTL_DAYS_MAX}d`);
+  }
+  const complete = isPrincipal(tenant) && isPrincipal(user) && ttlSeconds !== null && problems.length === 0;
+  return { request: complete ? { tenant, user, scope, ttlSeconds } : null, problems };
+}
+
+function readTtl(text: string): number | null {
+  const [, count = "", unit = ""] = /^(\d{1,9})([smhd])$/.exec(text) ?? [];
+  const seconds = Number(count) * (UNIT_SECONDS[unit] ?? 0);
+  return seconds > 0 && seconds <= TTL_DAYS_MAX * 86_400 ? seconds : null;
+}
+
+/** Why this configuration makes no tokens, or null. */
+export function tokenRefusal(config: Config): string | null {
+  if (config.identity.oidc === null) return null;
+  return "TOLLGATE_OIDC_ISSUER must be unset: with it the gateway accepts the tokens of that issuer only";
+}
+
+/** @throws StartupProblem */
+export async function mintToken(config: Config, request: TokenRequest, log: Log): Promise<string> {
+  const { key } = openDataDir(config, log);
+  const store = await openStore({ ...config, log, clock: systemClock });
+  try {
+    const keyring = await openKeyring(store, key, systemClock);
+    const { kid, privateKey } = keyring.signingKey("issuer");
+    const { claims } = config.identity;
+    const now = Math.floor(systemClock.now() / 1000);
+    const payload = {
+      [claims.tenant]: request.tenant,
+      [claims.user]: request.user,
+      ...(request.scope === null ? {} : { [claims.scope]: request.scope }),
+    };
+    return await new SignJWT(payload)
+      .setProtectedHeader({ alg: SIGNING_ALGORITHM, kid, typ: "JWT" })
+      .setIssuer(LOCAL_ISSUER)
+      .setAudience(LOCAL_ISSUER)
+      .setIssuedAt(now)
+      .setExpirationTime(now + request.ttlSeconds)
+      .setJti(crypto.randomUUID())
+      .sign(privateKey);
+  } finally {
+    await store.close();
+  }
+}
