@@ -1,0 +1,65 @@
+// Small JSON documents from servers that the operator configured: an issuer's keys, a vault's secrets. Bounded
+// in time and size whatever the server does.
+import { readBody } from "./body.ts";
+import { type Outbound, OutboundError } from "./outbound.ts";
+
+export interface JsonLimits {
+  readonly timeoutMs: number;
+  readonly bytesMax: number;
+}
+
+export interface JsonAnswer {
+  readonly status: number;
+  /** Undefined when the body is no JSON. */
+  readonly body: unknown;
+}
+
+const LIMITS: JsonLimits = { timeoutMs: 5000, bytesMax: 1024 * 1024 };
+
+function parse(bytes: Uint8Array): unknown {
+  try {
+    return JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes));
+  } catch {
+    return undefined;
+  }
+}
+
+/**
+ * A GET, whatever its status.
+ *
+ * @throws OutboundError, also when the limits are met
+ */
+export async function fetchJson(
+  outbound: Outbound,
+  url: string,
+  headers: Readonly<Record<string, string>> = {},
+  limits: JsonLimits = LIMITS,
+): Promise<JsonAnswer> {
+  const { timeoutMs, bytesMax } = limits;
+  const signal = AbortSignal.timeout(timeoutMs);
+  try {
+    const response = await outbound.request(url, {
+      method: "GET",
+      headers: Object.entries({ accept: "application/json", ...headers }),
+      signal,
+    });
+    const body = await readBody(response, { maxBytes: bytesMax, captureBytes: bytesMax });
+    if (body.tooLarge) throw new OutboundError("lost", `the answer is larger than ${bytesMax} bytes`);
+    return { status: response.status, body: parse(body.captured) };
+  } catch (error) {
+    if (signal.aborted) throw new OutboundError("lost", `no answer within ${timeoutMs} ms`);
+    throw error;
+  }
+}
+
+/**
+ * The JSON document at a URL.
+ *
+ * @throws OutboundError when there is none
+ */
+export async function fetchDocument(outbound: Outbound, url: string): Promise<unknown> {
+  const { status, body } = await fetchJson(outbound, url);
+  if (status !== 200) throw new OutboundError("lost", `answered ${status}`);
+  if (body === undefined) throw new OutboundError("lost", "the answer is no JSON");
+  return body;
+}
