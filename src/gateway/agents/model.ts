@@ -68,7 +68,7 @@ const settable = {
     Type.Object({}, { description: "Any values; at most 16 KiB as JSON.", "x-expected": "a JSON object" }),
   ),
   upstream_url: nullable(
-    Type.String({ format: "uri", description: "http or https, and no local or private host." }),
+    Type.String({ description: "An http or https URL, and no local or private host." }),
     "a URL",
   ),
   credential_ref: nullable(
