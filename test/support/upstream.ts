@@ -77,7 +77,7 @@ export interface RecordingProxy extends Upstream {
   forwardTo(url: string): void;
 }
 
-/** Passes every request on to `target` and keeps what it was. */
+/** Passes every request on to `target` and keeps what it was; 502 when nobody is there. */
 export function startRecordingProxy(target: string): RecordingProxy {
   const requests: Recorded[] = [];
   let destination = target;
@@ -91,7 +91,7 @@ export function startRecordingProxy(target: string): RecordingProxy {
       body: body === "" ? null : body,
       signal: request.signal,
       redirect: "manual",
-    });
+    }).catch(() => new Response("the target is away", { status: 502 }));
     recorded.status = response.status;
     return new Response(response.body, response);
   });

@@ -110,21 +110,24 @@ export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAUL
     closing.add(closed);
   }
 
-  function keep(key: string, target: SessionTarget, opened: Opened): Session {
-    const entry = createEntry(key, target, opened);
-    entries.set(key, entry);
-    bySession.set(entry.session, entry);
-    for (const oldest of entries.values()) {
-      if (entries.size <= limits.sessions_max) break;
-      retire(oldest, false);
-    }
-    return entry.session;
+  async function closeAll(): Promise<void> {
+    const last = Promise.allSettled(opening.values());
+    for (const entry of bySession.values()) closeEntry(entry);
+    await last;
+    for (const entry of bySession.values()) closeEntry(entry);
+    await Promise.allSettled(closing);
   }
 
   async function open(key: string, target: SessionTarget): Promise<Session | null> {
     const opened = await wire.open(target);
     opening.delete(key);
-    return opened === null ? null : keep(key, target, opened);
+    if (opened === null) return null;
+    const entry = createEntry(key, target, opened);
+    entries.set(key, entry);
+    bySession.set(entry.session, entry);
+    const [oldest] = entries.values();
+    if (entries.size > limits.sessions_max && oldest !== undefined) retire(oldest, false);
+    return entry.session;
   }
 
   return {
@@ -161,13 +164,13 @@ export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAUL
         if (entry.running === 0 && entry.usedAt <= oldest) retire(entry, false);
       }
     },
-    async close(timeoutMs) {
-      entries.clear();
-      for (const entry of bySession.values()) closeEntry(entry);
-      const { promise: late, resolve } = Promise.withResolvers<void>();
-      const timer = setTimeout(resolve, timeoutMs);
-      await Promise.race([Promise.allSettled(closing), late]);
-      clearTimeout(timer);
-    },
+    close: (timeoutMs) => within(closeAll(), timeoutMs),
   };
+}
+
+async function within(work: Promise<void>, timeoutMs: number): Promise<void> {
+  const { promise: late, resolve } = Promise.withResolvers<void>();
+  const timer = setTimeout(resolve, timeoutMs);
+  await Promise.race([work, late]);
+  clearTimeout(timer);
 }
