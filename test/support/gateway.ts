@@ -192,26 +192,22 @@ async function becomeReady(url: string): Promise<void> {
   while (!(await fetch(`${url}/readyz`, { signal: deadline })).ok) await Bun.sleep(20);
 }
 
+/** In the background of a shell that ends at once, since the test runner kills its own children at a timeout. */
 const SWEEPER = `
-trap '' INT TERM HUP
-cat >/dev/null
-sleep 1
-rm -rf "$1"
+{
+  trap '' INT TERM HUP
+  while kill -0 "$2"; do sleep 1; done
+  rm -rf "$1"
+} &
 `;
 
-/** Held here, since the sweeper takes the end of its input for the end of this process. */
-let sweeper: { root: string; process: Bun.Subprocess<"pipe", "ignore", "ignore"> } | undefined;
+let root: string | undefined;
 
 /** A directory that a process of its own removes when this one is gone, killed or not. */
 function temporaryRoot(): string {
-  if (sweeper !== undefined) return sweeper.root;
-  const root = mkdtempSync(join(tmpdir(), "tollgate-test-"));
-  const process = Bun.spawn(["sh", "-c", SWEEPER, "sweeper", root], {
-    stdin: "pipe",
-    stdout: "ignore",
-    stderr: "ignore",
-  });
-  process.unref();
-  sweeper = { root, process };
+  if (root !== undefined) return root;
+  root = mkdtempSync(join(tmpdir(), "tollgate-test-"));
+  const stdio = { stdin: "ignore", stdout: "ignore", stderr: "ignore" } as const;
+  Bun.spawnSync(["sh", "-c", SWEEPER, "sweeper", root, String(process.pid)], stdio);
   return root;
 }

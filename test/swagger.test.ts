@@ -1,0 +1,178 @@
+// Swagger UI as a developer uses it: a real browser opens the page that the compiled binary serves, authorizes,
+// and executes an operation. Nothing it does may reach for another machine.
+import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { Validator } from "@seriousme/openapi-schema-validator";
+import { type Browser, chromium, type Page } from "playwright-core";
+import { type Gateway, startGateway } from "./support/gateway.ts";
+
+/** Another name that leads to the gateway: pages behave differently where the host is not local. */
+const OTHER_HOST = "tollgate.test";
+const UI_MS_MAX = 15_000;
+setDefaultTimeout(60_000);
+
+const executablePath = Bun.which("chromium");
+
+let gateway: Gateway;
+beforeAll(async () => {
+  gateway = await startGateway();
+});
+afterAll(() => gateway?.[Symbol.asyncDispose]());
+
+interface Visit extends AsyncDisposable {
+  readonly page: Page;
+  /** Requests to anything but the gateway. */
+  readonly strays: string[];
+  readonly complaints: string[];
+}
+
+async function visit(browser: Browser, origin: string): Promise<Visit> {
+  const context = await browser.newContext({ viewport: { width: 1280, height: 1600 } });
+  context.setDefaultTimeout(UI_MS_MAX);
+  const [strays, complaints]: [string[], string[]] = [[], []];
+  context.on("request", (request) => {
+    const url = request.url();
+    if (!url.startsWith(`${origin}/`) && !url.startsWith("data:")) strays.push(url);
+  });
+  context.on("console", (message) => {
+    if (["error", "warning"].includes(message.type())) complaints.push(message.text());
+  });
+  const page = await context.newPage();
+  page.on("pageerror", (error) => complaints.push(String(error)));
+  await page.goto(`${origin}/swagger`);
+  await page.locator(".opblock").first().waitFor();
+  return { page, strays, complaints, [Symbol.asyncDispose]: () => context.close() };
+}
+
+async function authorize(page: Page, token: string): Promise<void> {
+  await page.getByRole("button", { name: "Authorize" }).first().click();
+  const dialog = page.locator(".dialog-ux");
+  await dialog.getByRole("textbox").fill(token);
+  await dialog.getByRole("button", { name: "Apply credentials" }).click();
+  await dialog.getByRole("button", { name: "Close" }).last().click();
+}
+
+/** Executes an operation just as the page offers it, with the example for its body. */
+async function execute(page: Page, operationId: string): Promise<{ status: string; body: string }> {
+  const block = page.locator(`.opblock[id$="-${operationId}"]`);
+  await block.locator(".opblock-summary-control").click();
+  await block.getByRole("button", { name: "Execute" }).click();
+  const live = block.locator(".live-responses-table .response");
+  const status = (await live.locator(".response-col_status").textContent()) ?? "";
+  const shown = await live.locator(".response-col_description .highlight-code code").allTextContents();
+  return { status, body: shown[0] ?? "" };
+}
+
+const browserSuite = executablePath === null ? describe.skip : describe;
+const reason = executablePath === null ? " (skipped: no chromium on the PATH; apt-get install chromium)" : "";
+
+browserSuite(`the page in a browser${reason}`, () => {
+  let browser: Browser;
+  beforeAll(async () => {
+    browser = await chromium.launch({
+      executablePath: executablePath ?? "",
+      args: [
+        ...["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"],
+        ...["--disable-component-update", "--disable-sync", "--no-first-run", "--no-proxy-server"],
+        `--host-resolver-rules=MAP ${OTHER_HOST} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1`,
+      ],
+    });
+  });
+  afterAll(() => browser?.close());
+
+  for (const host of ["127.0.0.1", OTHER_HOST]) {
+    test(`at ${host} loads from the gateway alone, authorizes and creates an agent${reason}`, async () => {
+      const origin = gateway.url.replace("127.0.0.1", host);
+      await using visited = await visit(browser, origin);
+      const { page, strays, complaints } = visited;
+      expect(await page.locator(".info .title").textContent()).toContain("tollgate");
+
+      const refused = await execute(page, "getV1Agents");
+      expect(refused.status).toStartWith("401");
+      // The browser itself reports a failed request, and that one was meant to fail.
+      expect(complaints.splice(0)).toEqual([expect.stringContaining("401")]);
+
+      await authorize(page, await gateway.token({ tenant: host, user: "alice" }));
+      const made = await execute(page, "postV1Agents");
+      expect(made.status).toStartWith("201");
+      expect(JSON.parse(made.body)).toMatchObject({
+        id: expect.stringMatching(/^agt_/),
+        created_by: "alice",
+      });
+
+      expect(strays).toEqual([]);
+      expect(complaints).toEqual([]);
+    });
+  }
+});
+
+describe("the document of the binary", () => {
+  interface Operation {
+    summary?: string;
+    tags?: string[];
+    security?: unknown[];
+    parameters?: { name: string; description?: string }[];
+    requestBody?: { content: Record<string, Content> };
+    responses: Record<string, { description?: string; content?: Record<string, Content> }>;
+  }
+  interface Content {
+    schema?: unknown;
+    example?: unknown;
+    examples?: unknown;
+  }
+  interface Document {
+    paths: Record<string, Record<string, Operation>>;
+    components: { securitySchemes: Record<string, { scheme: string }> };
+  }
+  let document: Document;
+  beforeAll(async () => {
+    document = (await (await fetch(`${gateway.url}/swagger/json`)).json()) as Document;
+  });
+
+  test("is valid OpenAPI", async () => {
+    const result = await new Validator().validate(
+      structuredClone(document) as unknown as Record<string, unknown>,
+    );
+    expect(result.errors ?? []).toEqual([]);
+    expect(result.valid).toBe(true);
+  });
+
+  test("describes every operation completely", () => {
+    const gaps: string[] = [];
+    let operations = 0;
+    for (const [path, methods] of Object.entries(document.paths)) {
+      for (const [method, operation] of Object.entries(methods)) {
+        operations++;
+        gaps.push(...gapsOf(operation, path.startsWith("/v1/")).map((gap) => `${method} ${path}: ${gap}`));
+      }
+    }
+    expect(gaps).toEqual([]);
+    expect(operations).toBeGreaterThan(15);
+    expect(document.components.securitySchemes["bearer"]?.scheme).toBe("bearer");
+  });
+
+  function gapsOf(operation: Operation, isProtected: boolean): string[] {
+    const gaps: string[] = [];
+    const need = (there: unknown, what: string) => void (there || gaps.push(`no ${what}`));
+    need(operation.summary, "summary");
+    need(operation.tags?.length === 1, "tag");
+    need(operation.security?.length === (isProtected ? 1 : 0), "right security");
+    for (const { name, description } of operation.parameters ?? [])
+      need(description, `description of ${name}`);
+    const statuses = Object.keys(operation.responses);
+    need(
+      statuses.some((status) => status.startsWith("2")),
+      "success",
+    );
+    for (const status of isProtected ? ["401", "500"] : ["500"]) need(statuses.includes(status), status);
+    const contents = Object.entries(operation.responses).map(
+      ([status, { content }]) => [status, content] as const,
+    );
+    for (const [where, content] of [["request", operation.requestBody?.content] as const, ...contents]) {
+      for (const [type, { schema, example, examples }] of Object.entries(content ?? {})) {
+        need(schema, `schema of ${where} ${type}`);
+        need(example ?? examples, `example of ${where} ${type}`);
+      }
+    }
+    return gaps;
+  }
+});
