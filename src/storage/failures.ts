@@ -1,5 +1,5 @@
-// What the errors of the two database clients mean to the product. Drizzle's own error is taken off on the
-// way: its message holds the values of the query, and a secret may be among them.
+// What the errors of the two database clients mean to the product, less what they show of the values of a
+// query: a secret may be among them.
 import { SQLiteError } from "bun:sqlite";
 import { SQL } from "bun";
 import { DrizzleQueryError } from "drizzle-orm";
@@ -15,7 +15,7 @@ export function unavailable(cause: unknown): Fault {
   });
 }
 
-/** The database client's error under Drizzle's. */
+/** The database client's error under Drizzle's, whose message holds all values. */
 export function clientError(error: unknown): unknown {
   return error instanceof DrizzleQueryError ? error.cause : error;
 }
@@ -24,8 +24,7 @@ const SQLITE_UNIQUE = /^SQLITE_CONSTRAINT_(UNIQUE|PRIMARYKEY|ROWID)$/;
 /** Conditions of the disk or of another process: they pass, or an operator ends them. */
 const SQLITE_PASSING = /^SQLITE_(FULL|IOERR|READONLY|BUSY|LOCKED|CANTOPEN|NOMEM|PROTOCOL|PERM)(_|$)/;
 
-export function sqliteFailure(thrown: unknown): unknown {
-  const error = clientError(thrown);
+export function sqliteFailure(error: unknown): unknown {
   if (!(error instanceof SQLiteError) || error.code === undefined) return error;
   if (SQLITE_UNIQUE.test(error.code)) return new UniqueViolation("a value must be unique", { cause: error });
   return SQLITE_PASSING.test(error.code) ? unavailable(error) : error;
@@ -36,13 +35,16 @@ function sqlState(error: unknown): string | undefined {
   return error instanceof SQL.PostgresError ? error.errno : undefined;
 }
 
-/** The connection is gone, or was never made: the client's own errors carry no SQLSTATE. */
+const LOST = /^ERR_POSTGRES_(CONNECTION_|IDLE_TIMEOUT|LIFETIME_TIMEOUT)/;
+/** Connection exceptions, and a server that shuts down or starts. */
+const LOST_STATE = /^(08|57P0)/;
+
+/** The connection is gone, or was never made. The client's own errors carry no SQLSTATE. */
 export function isConnectionLost(error: unknown): boolean {
   if (!(error instanceof SQL.PostgresError)) return false;
   const state = sqlState(error);
-  return state === undefined ? LOST.test(error.code) : /^(08|57P0)/.test(state);
+  return state === undefined ? LOST.test(error.code) : LOST_STATE.test(state);
 }
-const LOST = /^ERR_POSTGRES_(CONNECTION_|IDLE_TIMEOUT|LIFETIME_TIMEOUT)/;
 
 /** Serialization failure and deadlock: the transaction was undone and may run again at once. */
 export function isTransactionUndone(error: unknown): boolean {
@@ -55,13 +57,13 @@ const POSTGRES_PASSING = /^(53|58|57014$|55P03$|25006$|25P0[234]$|40)/;
 const CHARACTER_REFUSED = /^22(021|P05)$/;
 
 export function postgresFailure(thrown: unknown): unknown {
-  const error = clientError(thrown);
-  if (isConnectionLost(error)) return unavailable(error);
-  const state = sqlState(error);
-  if (state === undefined) return error;
-  if (state === "23505") return new UniqueViolation("a value must be unique", { cause: error });
-  if (CHARACTER_REFUSED.test(state)) {
-    return new Fault("invalid_request", "a text holds a character that cannot be stored", { cause: error });
-  }
-  return POSTGRES_PASSING.test(state) ? unavailable(error) : error;
+  if (isConnectionLost(thrown)) return unavailable(thrown);
+  const state = sqlState(thrown);
+  if (state === undefined || !(thrown instanceof Error)) return thrown;
+  // The server's error has the values of the row in its detail: only the message, which names columns, goes on.
+  const cause = new Error(`${thrown.message} (SQLSTATE ${state})`);
+  if (state === "23505") return new UniqueViolation("a value must be unique", { cause });
+  if (POSTGRES_PASSING.test(state)) return unavailable(cause);
+  if (!CHARACTER_REFUSED.test(state)) return cause;
+  return new Fault("invalid_request", "a text holds a character that cannot be stored", { cause });
 }

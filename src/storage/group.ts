@@ -53,10 +53,20 @@ function statements(writer: Database) {
   };
 }
 
-/** What a group came to: how many of its works ran, and how to answer each of those. */
+/** The failure of one work undid the others with it, which may yet do better without that one. */
+class GroupLost extends Error {
+  readonly work: Waiting;
+
+  constructor(work: Waiting, cause: unknown) {
+    super("the transaction was rolled back", { cause });
+    this.work = work;
+  }
+}
+
+/** What a group came to: how to answer the works that are done, and which have to run in another group. */
 interface Outcome {
-  readonly ran: number;
   readonly answers: readonly (() => void)[];
+  readonly again: readonly Waiting[];
 }
 
 function groupRunner({ writer, db, tables, log }: GroupOptions) {
@@ -77,8 +87,8 @@ function groupRunner({ writer, db, tables, log }: GroupOptions) {
       for (const count of counts) addCount(total, count);
       return () => work.resolve(value);
     } catch (thrown) {
-      // On a full disk and the like SQLite may have rolled back everything: then the group is lost with it.
-      if (!writer.inTransaction) throw thrown;
+      // On a full disk and the like SQLite may have rolled back everything.
+      if (!writer.inTransaction) throw new GroupLost(work, thrown);
       sql.undo.run();
       sql.release.run();
       return () => work.reject(sqliteFailure(thrown));
@@ -116,12 +126,24 @@ function groupRunner({ writer, db, tables, log }: GroupOptions) {
           sql.count.run(tenant, dimension, value, delta);
         }
         sql.commit.run();
-        return { ran, answers };
-      } catch (cause) {
+        return { answers, again: group.slice(ran) };
+      } catch (thrown) {
         if (writer.inTransaction) undoAll();
-        return { ran, answers: group.slice(0, ran).map((work) => () => work.reject(unavailable(cause))) };
+        if (thrown instanceof GroupLost) return withoutTheOne(group, thrown);
+        const fault = unavailable(thrown);
+        return {
+          answers: group.slice(0, ran).map((work) => () => work.reject(fault)),
+          again: group.slice(ran),
+        };
       }
     },
+  };
+}
+
+function withoutTheOne(group: readonly Waiting[], { work: lost, cause }: GroupLost): Outcome {
+  return {
+    answers: [() => lost.reject(sqliteFailure(cause))],
+    again: group.filter((work) => work !== lost),
   };
 }
 
@@ -154,9 +176,8 @@ export function groupCommit(options: GroupOptions): GroupCommit {
 
   async function turn(): Promise<void> {
     if (begin()) {
-      const group = waiting.splice(0, GROUP_WORKS_MAX);
-      const { ran, answers } = await runner.run(group);
-      if (ran < group.length) waiting = [...group.slice(ran), ...waiting];
+      const { answers, again } = await runner.run(waiting.splice(0, GROUP_WORKS_MAX));
+      if (again.length > 0) waiting = [...again, ...waiting];
       for (const answer of answers) answer();
     }
     scheduled = false;

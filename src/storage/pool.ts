@@ -26,9 +26,15 @@ export interface Connection {
   readonly abandoned: boolean;
 }
 
+export interface PoolOptions {
+  readonly max: number;
+  readonly readOnly: boolean;
+}
+
 export interface Pool {
   /**
-   * Runs `task` with a connection of its own.
+   * Runs `task` with a connection of its own. It may have been lost while it lay idle: then the first statement
+   * fails, and the next connection will be a new one.
    *
    * @param until by performance.now(): a task that is late then loses its connection.
    * @throws Fault `unavailable` when no connection can be had in time.
@@ -37,18 +43,16 @@ export interface Pool {
   close(): Promise<void>;
 }
 
-interface ClientOptions {
-  readonly max: number;
-  readonly readOnly?: boolean;
-}
-
-/** Bun lets PGDATABASE override the URL's database, so that is said again as an option. */
-export function postgresClient(databaseUrl: string, { max, readOnly = false }: ClientOptions): SQL {
+/**
+ * A client of one connection: Bun's own pool would open all at once, and hand out those that are gone.
+ * Bun lets PGDATABASE override the URL's database, so that is said again as an option.
+ */
+export function postgresClient(databaseUrl: string, readOnly = false): SQL {
   const database = decodeURIComponent(new URL(databaseUrl).pathname.slice(1));
   return new SQL(databaseUrl, {
     adapter: "postgres",
     ...(database === "" ? {} : { database }),
-    max,
+    max: 1,
     connectionTimeout: CONNECT_SECONDS_MAX,
     connection: {
       application_name: "tollgate",
@@ -92,7 +96,7 @@ export function postgresQueries(run: RunQuery): Queries {
   ) as unknown as Queries;
 }
 
-function hold(reserved: ReservedSQL): Connection {
+function hold(client: SQL, reserved: ReservedSQL): Connection {
   const query: RunQuery = async (text, values, rows) => {
     try {
       const running = reserved.unsafe(text, values);
@@ -112,7 +116,7 @@ function hold(reserved: ReservedSQL): Connection {
     abandoned: false,
     abandon() {
       connection.abandoned = true;
-      reserved.close({ timeout: 0 }).catch(() => {});
+      client.close({ timeout: 0 }).catch(() => {});
     },
   };
   return connection;
@@ -146,41 +150,49 @@ function places(max: number) {
   };
 }
 
-export function connectionPool(databaseUrl: string, options: ClientOptions): Pool {
-  const client = postgresClient(databaseUrl, options);
-  const seats = places(options.max);
-  let idle: Connection[] = [];
+async function connect(databaseUrl: string, readOnly: boolean, until: number): Promise<Connection> {
+  const client = postgresClient(databaseUrl, readOnly);
+  try {
+    return hold(client, await within(until - performance.now(), client.reserve()));
+  } catch (error) {
+    client.close({ timeout: 0 }).catch(() => {});
+    // Bun has tried for a while already: not worth another attempt, as a connection lost while idle is.
+    throw isConnectionLost(error) ? unavailable(error) : error;
+  }
+}
 
-  async function connect(until: number): Promise<Connection> {
-    try {
-      return hold(
-        await client.reserve({ signal: AbortSignal.timeout(Math.max(1, until - performance.now())) }),
-      );
-    } catch (error) {
-      throw error instanceof DOMException ? unavailable(error) : error;
+export function connectionPool(databaseUrl: string, { max, readOnly }: PoolOptions): Pool {
+  const seats = places(max);
+  const idle: Connection[] = [];
+  let closed = false;
+
+  function giveBack(connection: Connection): void {
+    if (!connection.abandoned && !closed) {
+      idle.push(connection);
+      return;
     }
+    // The idle ones have most likely lost the same server: better to connect anew than to find out one by one.
+    for (const other of [connection, ...idle.splice(0)]) other.abandon();
   }
 
   return {
     async use(until, task) {
+      if (closed) throw unavailable(new Error("the store is closed"));
       await seats.take(until);
       try {
-        const connection = idle.pop() ?? (await connect(until));
+        const connection = idle.pop() ?? (await connect(databaseUrl, readOnly, until));
         try {
           return await within(until - performance.now(), task(connection), connection.abandon);
         } finally {
-          if (connection.abandoned) {
-            // The others have most likely lost the same server: better to connect anew than to find out one by one.
-            for (const other of idle.splice(0)) other.abandon();
-          } else idle.push(connection);
+          giveBack(connection);
         }
       } finally {
         seats.give();
       }
     },
     async close() {
-      idle = [];
-      await client.close({ timeout: 0 });
+      closed = true;
+      for (const connection of idle.splice(0)) connection.abandon();
     },
   };
 }

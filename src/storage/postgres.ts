@@ -24,21 +24,27 @@ const PROBE = "update schema_migrations set applied_at = applied_at where versio
 export interface PostgresOptions {
   readonly databaseUrl: string;
   readonly clock: Clock;
+  /** The longest that one read or write takes; tests shorten it. */
+  readonly callMsMax?: number;
 }
 
 type Task<T> = (tx: Tx, connection: Connection) => Promise<T>;
 
 const tables = defineSchema(columns.postgres);
 
+/** One statement for all totals; its rows are locked in their order, which is the same everywhere. */
 async function flush(connection: Connection, counts: Counts): Promise<void> {
+  const changed = changedCounts(counts);
+  if (changed.length === 0) return;
   const shard = Math.floor(Math.random() * COUNT_SHARDS);
-  for (const { tenant, dimension, value, delta } of changedCounts(counts)) {
-    await connection.run(
-      `insert into invocation_counts as c (tenant, dimension, value, shard, count) values ($1, $2, $3, $4, $5)
-       on conflict (tenant, dimension, value, shard) do update set count = c.count + excluded.count`,
-      [tenant, dimension, value, shard, delta],
-    );
-  }
+  const rows = changed.map(
+    (_, i) => `($${4 * i + 2}, $${4 * i + 3}, $${4 * i + 4}, $1::bigint, $${4 * i + 5}::bigint)`,
+  );
+  await connection.run(
+    `insert into invocation_counts as c (tenant, dimension, value, shard, count) values ${rows.join(", ")}
+     on conflict (tenant, dimension, value, shard) do update set count = c.count + excluded.count`,
+    [shard, ...changed.flatMap(({ tenant, dimension, value, delta }) => [tenant, dimension, value, delta])],
+  );
 }
 
 /** What stands between `begin` and `commit`. Undoes it all when anything fails. */
@@ -67,8 +73,8 @@ async function transaction<T>(connection: Connection, task: Task<T>): Promise<T>
 }
 
 /** Runs `task` in a transaction; once more when it was undone for the sake of another, or had not begun. */
-async function write<T>(writers: Pool, task: Task<T>): Promise<T> {
-  const until = performance.now() + CALL_MS_MAX;
+async function write<T>(writers: Pool, callMsMax: number, task: Task<T>): Promise<T> {
+  const until = performance.now() + callMsMax;
   for (let attempt = 1; ; attempt += 1) {
     let begun = false;
     try {
@@ -86,11 +92,11 @@ async function write<T>(writers: Pool, task: Task<T>): Promise<T> {
 }
 
 /** One query outside transactions; once more when the connection was lost, for reading twice does no harm. */
-async function read(readers: Pool, ...[query, values, rows]: Parameters<Connection["query"]>) {
-  const until = performance.now() + CALL_MS_MAX;
+async function read(readers: Pool, callMsMax: number, ...query: Parameters<Connection["query"]>) {
+  const until = performance.now() + callMsMax;
   for (let attempt = 1; ; attempt += 1) {
     try {
-      return await readers.use(until, (connection) => connection.query(query, values, rows));
+      return await readers.use(until, (connection) => connection.query(...query));
     } catch (thrown) {
       if (!isConnectionLost(thrown) || attempt === ATTEMPTS_MAX) throw postgresFailure(thrown);
     }
@@ -99,7 +105,7 @@ async function read(readers: Pool, ...[query, values, rows]: Parameters<Connecti
 
 /** Checks what cannot be changed later, and brings the schema up to date. */
 async function prepareDatabase({ databaseUrl, clock }: PostgresOptions): Promise<void> {
-  const client = postgresClient(databaseUrl, { max: 1 });
+  const client = postgresClient(databaseUrl);
   try {
     const [row] = await client.unsafe("select current_setting('server_encoding') as encoding");
     if (row?.encoding !== "UTF8") {
@@ -117,16 +123,17 @@ async function prepareDatabase({ databaseUrl, clock }: PostgresOptions): Promise
 /** @throws Error when the database belongs to a newer program, or cannot be used. */
 export async function openPostgres(options: PostgresOptions): Promise<Store> {
   await prepareDatabase(options);
-  const writers = connectionPool(options.databaseUrl, { max: WRITERS_MAX });
+  const { callMsMax = CALL_MS_MAX } = options;
+  const writers = connectionPool(options.databaseUrl, { max: WRITERS_MAX, readOnly: false });
   const readers = connectionPool(options.databaseUrl, { max: READERS_MAX, readOnly: true });
   return {
     dialect: "postgres",
-    read: { db: postgresQueries((...query) => read(readers, ...query)), tables },
-    write: (work) => write(writers, work),
+    read: { db: postgresQueries((...query) => read(readers, callMsMax, ...query)), tables },
+    write: (work) => write(writers, callMsMax, work),
     probe: (timeoutMs) =>
       within(
         timeoutMs,
-        write(writers, (_, connection) => connection.run(PROBE)),
+        write(writers, timeoutMs, (_, connection) => connection.run(PROBE)),
       ),
     async close() {
       await Promise.all([writers.close(), readers.close()]);

@@ -95,6 +95,7 @@ async function launch(dir: string, port: number): Promise<boolean> {
     fsync: "off",
     synchronous_commit: "off",
     full_page_writes: "off",
+    deadlock_timeout: "50ms",
   };
   const options = Object.entries(settings).flatMap(([name, value]) => ["-c", `${name}=${value}`]);
   const command = [join(BIN, "postgres"), "-D", join(dir, "data"), "-p", `${port}`, ...options];

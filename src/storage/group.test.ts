@@ -1,0 +1,135 @@
+import { Database } from "bun:sqlite";
+import { afterEach, beforeEach, expect, test } from "bun:test";
+import { sql } from "drizzle-orm";
+import { drizzle } from "drizzle-orm/bun-sqlite";
+import { columns } from "../../db/columns.ts";
+import { defineSchema } from "../../db/schema.ts";
+import { Fault } from "../core/fault.ts";
+import { silentLog } from "../core/log.ts";
+import { type GroupCommit, groupCommit } from "./group.ts";
+import { migrateSqlite } from "./migrate.ts";
+import type { Queries, Tx } from "./store.ts";
+
+let writer: Database;
+let group: GroupCommit;
+
+beforeEach(() => {
+  writer = new Database(":memory:");
+  migrateSqlite(writer, { now: () => 0 });
+  writer.run("pragma foreign_keys = on");
+  // A reference that is checked at the commit only: the way to make a commit fail.
+  writer.run("create table part (whole integer references whole (id) deferrable initially deferred)");
+  writer.run("create table whole (id integer primary key)");
+  const db = drizzle(writer) as unknown as Queries;
+  group = groupCommit({ writer, db, tables: defineSchema(columns.sqlite), log: silentLog });
+});
+
+afterEach(async () => {
+  await group.close();
+  writer.close();
+});
+
+const add = (id: string) => async (tx: Tx) => {
+  await tx.db.insert(tx.tables.replicas).values({ id, lease_until: 0 });
+  tx.count("t", "all", "", 1);
+  return id;
+};
+const replicas = () => writer.query("select id from replicas order by id").values().flat();
+const total = () => writer.query("select count from invocation_counts").values().flat();
+const settled = async (works: Promise<unknown>[]) =>
+  (await Promise.allSettled(works)).map((each) => (each.status === "fulfilled" ? each.value : each.reason));
+
+test("works of one turn of the event loop share a commit, those that wait for them the next", async () => {
+  let begun = 0;
+  const begin = writer.prepare.bind(writer);
+  writer.prepare = ((text: string) => {
+    const statement = begin(text);
+    if (text === "begin immediate") {
+      const run = statement.run.bind(statement);
+      statement.run = (...values) => {
+        begun += 1;
+        return run(...values);
+      };
+    }
+    return statement;
+  }) as typeof writer.prepare;
+  const db = drizzle(writer) as unknown as Queries;
+  const counting = groupCommit({ writer, db, tables: defineSchema(columns.sqlite), log: silentLog });
+  await Promise.all(
+    Array.from({ length: 50 }, async (_, i) => {
+      await counting.write(add(`a${i}`));
+      await counting.write(add(`b${i}`));
+    }),
+  );
+  expect(begun).toBe(2);
+  expect(total()).toEqual([100]);
+});
+
+test("a commit that fails refuses every work of its group, those that failed by themselves too", async () => {
+  const own = new Fault("conflict", "no");
+  const orphan = (tx: Tx) => tx.db.run(sql`insert into part values (1)`) as Promise<unknown>;
+  const refuse = async (tx: Tx) => {
+    await add("rep_2")(tx);
+    throw own;
+  };
+  const outcomes = await settled([group.write(add("rep_1")), group.write(orphan), group.write(refuse)]);
+  for (const each of outcomes) expect(each).toMatchObject({ kind: "unavailable", retryAfterSeconds: 5 });
+  expect(writer.inTransaction).toBe(false);
+  expect(await settled([group.write(add("rep_3")), group.write(refuse)])).toEqual(["rep_3", own]);
+  expect(replicas()).toEqual(["rep_3"]);
+  expect(total()).toEqual([1]);
+});
+
+test("when one work makes SQLite undo the whole group, the others are done all the same", async () => {
+  const undoing = async (tx: Tx) => {
+    await add("rep_x")(tx);
+    await tx.db.run(sql`rollback`);
+    throw new Fault("unavailable", "disk");
+  };
+  const works = [add("rep_1"), undoing, add("rep_2"), undoing, add("rep_3")];
+  const outcomes = await settled(works.map((work) => group.write<unknown>(work)));
+  expect(outcomes.map((each) => (each instanceof Fault ? each.kind : each))).toEqual([
+    "rep_1",
+    "unavailable",
+    "rep_2",
+    "unavailable",
+    "rep_3",
+  ]);
+  expect(replicas()).toEqual(["rep_1", "rep_2", "rep_3"]);
+  expect(total()).toEqual([3]);
+});
+
+test("no work is answered before the commit", async () => {
+  const seen: boolean[] = [];
+  const note = () => seen.push(writer.inTransaction);
+  const fails = group.write(async () => {
+    throw new Error("no");
+  });
+  await Promise.all([
+    group.write(add("rep_1")).then(note),
+    fails.catch(note),
+    group.write(add("rep_2")).then(note),
+  ]);
+  expect(seen).toEqual([false, false, false]);
+});
+
+test("many works are done in several groups, and the event loop turns between them", async () => {
+  let turns = 0;
+  let done = false;
+  const turn = () => {
+    turns += 1;
+    if (!done) setImmediate(turn);
+  };
+  setImmediate(turn);
+  await Promise.all(Array.from({ length: 3_000 }, (_, i) => group.write(add(`rep_${i}`))));
+  done = true;
+  expect(turns).toBeGreaterThanOrEqual(3_000 / 512);
+  expect(total()).toEqual([3_000]);
+});
+
+test("more works than can wait are refused at once", async () => {
+  const works = Array.from({ length: 20_001 }, () => group.write(async () => "done"));
+  const outcomes = await settled(works);
+  expect(outcomes.filter((each) => each === "done")).toHaveLength(20_000);
+  expect(outcomes.at(-1)).toMatchObject({ kind: "unavailable" });
+});

@@ -1,0 +1,100 @@
+// A loopback relay in front of a server, so that a test can take the server away: refuse it, cut its
+// connections, or let it fall silent. The server itself is shared and stays as it is.
+import type { Socket } from "bun";
+
+export interface Relay {
+  readonly port: number;
+  /** Cuts every connection; new ones go through. */
+  cut(): void;
+  /** From now on nothing passes, and nothing is refused either. */
+  stall(): void;
+  /** Cuts every connection, and listens no more. */
+  refuse(): void;
+  restore(): void;
+  stop(): void;
+}
+
+interface Leg {
+  other?: Socket<Leg>;
+  early: Buffer[];
+}
+
+export function startRelay(targetPort: number): Relay {
+  const legs = new Set<Socket<Leg>>();
+  let silent = false;
+
+  const handlers = {
+    data(socket: Socket<Leg>, bytes: Buffer) {
+      if (silent) return;
+      // What the other side does not take now waits for its drain.
+      socket.data.early.push(Buffer.from(bytes));
+      if (socket.data.other !== undefined) flush(socket);
+    },
+    drain(socket: Socket<Leg>) {
+      if (socket.data.other !== undefined) flush(socket.data.other);
+    },
+    close(socket: Socket<Leg>) {
+      legs.delete(socket);
+      socket.data.other?.end();
+    },
+    error() {},
+  };
+
+  /** Sends on what `from` has received, as far as the other side takes it. */
+  function flush(from: Socket<Leg>): void {
+    for (;;) {
+      const piece = from.data.early.shift();
+      if (piece === undefined) return;
+      const sent = from.data.other?.write(piece) ?? 0;
+      if (sent < piece.length) {
+        from.data.early.unshift(piece.subarray(Math.max(sent, 0)));
+        return;
+      }
+    }
+  }
+
+  const listen = (port: number) =>
+    Bun.listen<Leg>({
+      hostname: "127.0.0.1",
+      port,
+      socket: {
+        ...handlers,
+        async open(socket) {
+          socket.data = { early: [] };
+          legs.add(socket);
+          const other = await Bun.connect<Leg>({
+            hostname: "127.0.0.1",
+            port: targetPort,
+            data: { other: socket, early: [] },
+            socket: handlers,
+          });
+          legs.add(other);
+          socket.data.other = other;
+          flush(socket);
+        },
+      },
+    });
+  let listener = listen(0);
+  const { port } = listener;
+  const cut = () => {
+    for (const leg of legs) leg.terminate();
+  };
+  const refuse = () => {
+    cut();
+    listener.stop(true);
+  };
+  return {
+    port,
+    cut,
+    stall() {
+      silent = true;
+    },
+    refuse,
+    restore() {
+      refuse();
+      silent = false;
+      listener = listen(port);
+    },
+    stop: refuse,
+  };
+}
