@@ -80,7 +80,7 @@ browserSuite(`the page in a browser${reason}`, () => {
   afterAll(() => browser?.close());
 
   for (const host of ["127.0.0.1", OTHER_HOST]) {
-    test(`at ${host} loads from the gateway alone, authorizes and creates an agent${reason}`, async () => {
+    test(`at ${host} it loads from the gateway alone, authorizes and creates an agent`, async () => {
       const origin = gateway.url.replace("127.0.0.1", host);
       await using visited = await visit(browser, origin);
       const { page, strays, complaints } = visited;

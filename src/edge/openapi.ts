@@ -85,7 +85,27 @@ export function operation(doc: OperationDoc): DocumentDecoration {
     ]),
   };
   // A round trip through JSON leaves out what is undefined and TypeBox's symbols.
-  return JSON.parse(JSON.stringify(value, (key, inner) => (key === "x-expected" ? undefined : inner)));
+  const text = JSON.stringify(value, (key, inner) => (key === "x-expected" ? undefined : inner));
+  return JSON.parse(text, (_key, inner) => (Array.isArray(inner?.anyOf) ? plainer(inner) : inner));
+}
+
+interface Alternatives {
+  readonly anyOf: readonly { readonly type?: unknown; readonly const?: unknown; readonly enum?: unknown[] }[];
+}
+
+/** A union of texts as an enumeration, "X or null" as X with a second type: the page shows these better. */
+function plainer(schema: Alternatives): object {
+  const { anyOf, ...rest } = schema;
+  const [first, second] = anyOf;
+  if (anyOf.every((option) => typeof option.const === "string")) {
+    return { ...rest, type: "string", enum: anyOf.map((option) => option.const) };
+  }
+  const isNamed = first !== undefined && "$id" in first;
+  if (anyOf.length !== 2 || second?.type !== "null" || typeof first?.type !== "string" || isNamed)
+    return schema;
+  const values = first.enum ?? ("const" in first ? [first.const] : undefined);
+  const { const: _only, ...plain } = first;
+  return { ...plain, ...rest, type: [first.type, "null"], ...(values && { enum: [...values, null] }) };
 }
 
 function parameters(place: "path" | "query" | "header", given: OperationDoc["query"] = {}) {
