@@ -23,7 +23,7 @@ interface Row<T, F> {
   readonly secret?: true;
 }
 
-function row<T, F>(fields: Row<T, F>): Row<T, F> {
+function row<T, const F>(fields: Row<T, F>): Row<T, F> {
   return fields;
 }
 
@@ -222,7 +222,7 @@ export function loadConfig(
     if (problem !== null) problems.set(rule.name, `${rule.name} ${problem}`);
   }
   const warnings = unknownVariables(environment, VARIABLES);
-  const config = problems.size === 0 ? arrange(values, terminal) : null;
+  const config = problems.size === 0 ? arrange(values, terminal, environment) : null;
   return { config, problems: [...problems.values()], warnings };
 }
 
@@ -291,7 +291,7 @@ function together(own: unknown, other: unknown, otherName: string): string | nul
   return own === null ? `must be set when ${otherName} is` : `must be unset, or ${otherName} set too`;
 }
 
-function arrange(v: Values, terminal: boolean) {
+function arrange(v: Values, terminal: boolean, environment: Environment) {
   return {
     host: v.TOLLGATE_HOST,
     port: v.TOLLGATE_PORT,
@@ -341,6 +341,8 @@ function arrange(v: Values, terminal: boolean) {
         : {
             address: v.TOLLGATE_VAULT_ADDR,
             token: v.TOLLGATE_VAULT_TOKEN,
+            /** Read anew for each request, since a Vault agent renews the token in place. */
+            tokenFile: environment["TOLLGATE_VAULT_TOKEN_FILE"] || null,
             /** With the segment `{tenant}`. */
             prefix: v.TOLLGATE_VAULT_PREFIX,
           },

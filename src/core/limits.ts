@@ -5,6 +5,9 @@ const MIB = 1024 * KIB;
 
 export const PROXY_BODY_BYTES_MAX = 32 * MIB;
 export const MANAGEMENT_BODY_BYTES_MAX = MIB;
+/** Bodies that are coming in, over the whole process, and the time that one may take. */
+export const BODY_INTAKE_BYTES_MAX = 512 * MIB;
+export const BODY_INTAKE_MS_MAX = 120_000;
 export const CAPTURE_BYTES_MAX = MIB;
 export const JSON_DEPTH_MAX = 64;
 

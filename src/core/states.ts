@@ -32,15 +32,16 @@ export const SETTLEMENT_STATUSES = [
 ] as const;
 export type SettlementStatus = (typeof SETTLEMENT_STATUSES)[number];
 
-/** Events of an invocation, each with the states it may start from and the state it leads to. */
+/** Events of an invocation, each with the state it starts from and the state it leads to. */
 export const INVOCATION_EVENTS = {
   /** A replica took a place for the call; the upstream may see it from now on. */
-  claim: { from: ["pending"], to: "running" },
-  succeed: { from: ["running"], to: "succeeded" },
-  fail: { from: ["running"], to: "failed" },
-  /** The caller cancelled, or the call can't start: it never ran, or it is stopped. */
-  abandon: { from: ["pending", "running"], to: "failed" },
-} as const satisfies Record<string, { from: readonly InvocationStatus[]; to: InvocationStatus }>;
+  claim: { from: "pending", to: "running" },
+  succeed: { from: "running", to: "succeeded" },
+  /** The upstream failed it, its replica died, or the caller cancelled it. */
+  fail: { from: "running", to: "failed" },
+  /** The caller cancelled it before it ran. */
+  withdraw: { from: "pending", to: "failed" },
+} as const satisfies Record<string, { from: InvocationStatus; to: InvocationStatus }>;
 
 export type InvocationEvent = keyof typeof INVOCATION_EVENTS;
 

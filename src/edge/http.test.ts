@@ -102,7 +102,7 @@ test("a fault keeps its status and its wait; an unexpected error is 500 without 
 });
 
 test("a body must be JSON of the right form, and the error names the field", async () => {
-  const post = async (body: string, type = "application/json") => {
+  const post = async (body: string, type = "application/json"): Promise<unknown[]> => {
     const response = await call("/v1/things", { method: "POST", body, headers: { "content-type": type } });
     return [response.status, ((await response.json()) as { error: string }).error];
   };

@@ -49,6 +49,8 @@ function faultResponse(fault: Fault): Response {
   if (fault.retryAfterSeconds !== undefined) headers.set("retry-after", String(fault.retryAfterSeconds));
   if (fault.allow !== undefined) headers.set("allow", fault.allow.join(", "));
   if (fault.kind === "unauthenticated") headers.set("www-authenticate", "Bearer");
+  // The rest of the body is not wanted.
+  if (fault.kind === "payload_too_large") headers.set("connection", "close");
   const status = STATUS[fault.kind];
   if (fault.kind === "unauthenticated" || fault.kind === "internal")
     return new Response(null, { status, headers });
@@ -188,24 +190,21 @@ function failed(error: unknown, requestId: string, notes: Record<string, string>
 
 /**
  * Elysia looks for the path after the 11th character of the URL and so misreads one with a shorter host, and
- * it knows no HEAD. Both get a request that it routes right; the scope is keyed by that request.
+ * it knows no HEAD. Both get a request that it routes right; the scope is keyed by that request. A Host header
+ * that makes no URL leaves the bare path as the request's URL.
  */
 function withRoutableUrl(original: Request): { request: Request; path: string } {
-  const url = original.url;
-  const pathStart = url.indexOf("/", url.indexOf("//") + 2);
-  const queryStart = url.indexOf("?", pathStart);
-  const path = url.slice(pathStart, queryStart === -1 ? undefined : queryStart);
+  const { url } = original;
+  const scheme = url.indexOf("://");
+  const start = scheme === -1 ? 0 : url.indexOf("/", scheme + 3);
+  const target = start === -1 || url[start] !== "/" ? "/" : url.slice(start);
+  const query = target.indexOf("?");
+  const path = query === -1 ? target : target.slice(0, query);
   const isHead = original.method === "HEAD";
-  if (pathStart >= 11 && !isHead) return { request: original, path };
-  const headers = {
-    method: isHead ? "GET" : original.method,
-    headers: original.headers,
-    body: original.body,
-  };
-  return {
-    request: new Request(`http://localhost${url.slice(pathStart)}`, { ...headers, signal: original.signal }),
-    path,
-  };
+  if (start >= 11 && !isHead) return { request: original, path };
+  const { headers, body, signal } = original;
+  const method = isHead ? "GET" : original.method;
+  return { request: new Request(`http://localhost${target}`, { method, headers, body, signal }), path };
 }
 
 function withoutBody(response: Response): Response {

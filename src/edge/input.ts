@@ -1,4 +1,4 @@
-// What routes read of a request: bounded bodies, checked JSON, query parameters. Everything that is wrong
+// What routes read of a request: checked JSON and query parameters. Everything that is wrong
 // becomes a Fault that names the field.
 import { type Static, type TSchema, Type } from "@sinclair/typebox";
 import { TypeCompiler, type ValueError, ValueErrorType } from "@sinclair/typebox/compiler";
@@ -6,38 +6,7 @@ import { Fault, invalidField } from "../core/fault.ts";
 import { parseJson } from "../core/json.ts";
 import { MANAGEMENT_BODY_BYTES_MAX, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX } from "../core/limits.ts";
 import { parseDateTime } from "../core/time.ts";
-
-/**
- * The whole body of a request, at most `bytesMax` bytes.
- *
- * @throws Fault `payload_too_large`, or `invalid_request` when the body breaks off
- */
-export async function readBytes(request: Request, bytesMax: number): Promise<Uint8Array> {
-  const tooLarge = () => new Fault("payload_too_large", `body: larger than ${bytesMax} bytes`);
-  const declared = request.headers.get("content-length");
-  if (declared !== null && Number(declared) > bytesMax) throw tooLarge();
-  if (request.body === null) return new Uint8Array();
-  try {
-    // A declared length bounds the body: the parser takes no more than that.
-    if (declared !== null) return await request.bytes();
-    return (await readCapped(request.body, bytesMax)) ?? Promise.reject(tooLarge());
-  } catch (cause) {
-    if (cause instanceof Fault) throw cause;
-    throw new Fault("invalid_request", "body: it broke off", { cause });
-  }
-}
-
-async function readCapped(body: ReadableStream<Uint8Array>, bytesMax: number): Promise<Uint8Array | null> {
-  const chunks: Uint8Array[] = [];
-  let size = 0;
-  // Leaving the loop early cancels the stream, so that no more of the body is taken in.
-  for await (const chunk of body) {
-    size += chunk.byteLength;
-    if (size > bytesMax) return null;
-    chunks.push(chunk);
-  }
-  return chunks.length === 1 && chunks[0] !== undefined ? chunks[0] : Buffer.concat(chunks, size);
-}
+import { readBytes } from "./intake.ts";
 
 const JSON_TYPE = /^application\/json\s*(;|$)/i;
 
@@ -57,6 +26,9 @@ export function bodyReader<T extends TSchema>(schema: T, options: { freeField?: 
 
 function describe(error: ValueError | undefined): Fault {
   if (error === undefined) return new Fault("invalid_request", "body: invalid");
+  // Of a value or null, what is wrong inside the value says more than that it is neither.
+  const inner = error.type === ValueErrorType.Union ? error.errors[0]?.First() : undefined;
+  if (inner !== undefined && inner.path.length > error.path.length) return describe(inner);
   const field = error.path.slice(1).replaceAll("/", ".").replaceAll("~1", "/").replaceAll("~0", "~");
   const expected: unknown = error.schema["x-expected"];
   if (error.type === ValueErrorType.ObjectAdditionalProperties) return invalidField(field, "unknown field");

@@ -1,4 +1,5 @@
-// Opens and closes an MCP session on the wire: `initialize`, `notifications/initialized`, and DELETE.
+// What is said on an MCP session beside the calls: `initialize`, `notifications/initialized`,
+// `notifications/cancelled`, and DELETE.
 // (Protocol versions up to 2025-11-25; later ones have neither.)
 import { VERSION } from "../../core/version.ts";
 import type { Outbound } from "../../edge/outbound.ts";
@@ -21,12 +22,23 @@ export const VERSION_HEADER = "mcp-protocol-version";
 const INITIALIZE_ID = 1;
 /** An answer to `initialize` holds names and instructions; a larger one is none. */
 const INITIALIZE_BYTES_MAX = 1024 * 1024;
-const CLOSE_TIMEOUT_MS = 5000;
+/** For what no call waits for. */
+const SIDE_TIMEOUT_MS = 5000;
 
 /** Visible ASCII, as the protocol demands of session ids. */
 const TOKEN = /^[\x21-\x7e]{1,1024}$/;
 
-export function createSessionWire(outbound: Outbound, settings: WorkerSettings): SessionWire {
+export interface McpWire extends SessionWire {
+  /**
+   * Tells the server that nobody waits for a request any more; a closed connection does not mean that to it.
+   * Never rejects.
+   *
+   * @param requestId as it was sent, JSON text
+   */
+  abandon(target: SessionTarget, session: Opened, requestId: string): Promise<void>;
+}
+
+export function createMcpWire(outbound: Outbound, settings: WorkerSettings): McpWire {
   const contextFor = (timeoutMs: number): CallContext => ({
     outbound,
     settings: {
@@ -38,7 +50,12 @@ export function createSessionWire(outbound: Outbound, settings: WorkerSettings):
   });
   return {
     open: (target) => open(contextFor(settings.upstream_timeout_ms), target).catch(() => null),
-    close: (target, session) => close(contextFor(CLOSE_TIMEOUT_MS), target, session).catch(() => {}),
+    close: (target, session) => close(contextFor(SIDE_TIMEOUT_MS), target, session).catch(() => {}),
+    abandon: (target, session, requestId) => {
+      const params = { requestId: JSON.parse(requestId) as unknown };
+      const message = { method: "notifications/cancelled", params };
+      return notify(contextFor(SIDE_TIMEOUT_MS), target, session, message).catch(() => {});
+    },
   };
 }
 
@@ -61,14 +78,23 @@ async function open(context: CallContext, target: SessionTarget): Promise<Opened
   const id = response.headers.get(SESSION_HEADER);
   if (!response.ok || version === null || (id !== null && !TOKEN.test(id))) return null;
   const opened: Opened = { id, version };
-  const initialized = await send(context, {
+  await notify(context, target, opened, { method: "notifications/initialized" });
+  return opened;
+}
+
+async function notify(
+  context: CallContext,
+  target: SessionTarget,
+  session: Opened,
+  message: object,
+): Promise<void> {
+  const response = await send(context, {
     url: target.url,
     method: "POST",
-    headers: [...MCP_HEADERS, ...sessionHeaders(opened), ...credentialHeader(target.credential)],
-    body: encodeRpc({ method: "notifications/initialized" }),
+    headers: [...MCP_HEADERS, ...sessionHeaders(session), ...credentialHeader(target.credential)],
+    body: encodeRpc(message),
   });
-  await readStart(context, initialized, 0);
-  return opened;
+  await readStart(context, response, 0);
 }
 
 async function close(context: CallContext, target: SessionTarget, session: Opened): Promise<void> {
@@ -81,7 +107,7 @@ async function close(context: CallContext, target: SessionTarget, session: Opene
   await readStart(context, response, 0);
 }
 
-export function sessionHeaders(session: Opened): Array<[string, string]> {
+function sessionHeaders(session: Opened): Array<[string, string]> {
   const version: [string, string] = [VERSION_HEADER, session.version];
   return session.id === null ? [version] : [version, [SESSION_HEADER, session.id]];
 }

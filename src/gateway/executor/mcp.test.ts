@@ -168,6 +168,11 @@ describe("the everything server (sessions, event streams, 400 to an unknown sess
     const other = await send(proxy.url, echo("meanwhile"));
     cancel.abort();
     expect(await pending).toMatchObject({ status: "failed", error_class: "cancelled" });
+    const told = await proxy.seen((request) => request.body.includes("notifications/cancelled"));
+    const sent = proxy.requests.find((request) => request.body.includes('"duration":20'));
+    expect((JSON.parse(told.body) as { params: { requestId: number } }).params.requestId).toBe(
+      (JSON.parse(sent!.body) as { id: number }).id,
+    );
     expect(answer(other).result.content[0].text).toBe("Echo: meanwhile");
     expect(answer(await send(proxy.url, echo("after"))).result.content[0].text).toBe("Echo: after");
     expect(methods(proxy.requests.slice(before)).some((m) => m.startsWith("initialize"))).toBe(false);

@@ -4,7 +4,7 @@
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import type { Outbound } from "../../edge/outbound.ts";
 import { type CallContext, CallError, ownHeaders, readStart, send } from "./call.ts";
-import { createSessionWire, MCP_HEADERS, SESSION_HEADER, VERSION_HEADER } from "./handshake.ts";
+import { createMcpWire, MCP_HEADERS, type McpWire, SESSION_HEADER, VERSION_HEADER } from "./handshake.ts";
 import type { Job, Outcome, WorkerSettings } from "./job.ts";
 import {
   findAnswer,
@@ -28,6 +28,9 @@ const ID_SLACK_BYTES = 32;
 /** Headers of the caller that the gateway speaks for itself. */
 const REPLACED_HEADERS = new Set(["accept", "content-type", SESSION_HEADER, VERSION_HEADER]);
 
+const encoder = new TextEncoder();
+const decoder = new TextDecoder();
+
 const SWEEP_INTERVAL_MS = 30_000;
 const CLOSE_TIMEOUT_MS = 2000;
 
@@ -42,6 +45,8 @@ interface Attempt {
   readonly job: Job;
   readonly request: RpcRequest;
   readonly session: Session | null;
+  /** The id as it is sent, as JSON text. */
+  readonly wireId: string;
   /** The caller's own version, which is never replaced. */
   readonly callerVersion: string | null;
 }
@@ -55,7 +60,7 @@ interface Reply {
 }
 
 export function createMcp(outbound: Outbound, settings: WorkerSettings): McpCaller {
-  const wire = createSessionWire(outbound, settings);
+  const wire = createMcpWire(outbound, settings);
   const sessions = createSessions(wire);
   const sweeper = setInterval(() => sessions.sweep(), SWEEP_INTERVAL_MS);
   sweeper.unref();
@@ -64,11 +69,12 @@ export function createMcp(outbound: Outbound, settings: WorkerSettings): McpCall
       const request = parseRpcRequest(job.body);
       if (!request.ok) throw new CallError("internal", `not a JSON-RPC request: ${request.problem}`);
       const callerVersion = headerOf(job, VERSION_HEADER) ?? request.protocolVersion;
-      const plain: Attempt = { job, request, session: null, callerVersion };
+      const wireId = decoder.decode(job.body.subarray(request.id.start, request.id.end));
+      const plain: Attempt = { job, request, session: null, wireId, callerVersion };
       if (isSessionless(callerVersion)) return (await attempt(plain, context)).outcome;
       // A caller's own initialize opens a session that nobody can use: it is closed again.
       if (request.method === "initialize") return callInitialize(plain, context, wire.close);
-      return callInSession(plain, context, sessions);
+      return callInSession(plain, context, sessions, wire);
     },
     async close() {
       clearInterval(sweeper);
@@ -90,19 +96,38 @@ async function callInitialize(
   return outcome;
 }
 
-async function callInSession(plain: Attempt, context: CallContext, sessions: Sessions): Promise<Outcome> {
+async function callInSession(
+  plain: Attempt,
+  context: CallContext,
+  sessions: Sessions,
+  wire: McpWire,
+): Promise<Outcome> {
   const { signal, trace } = context;
   const target = targetOf(plain.job);
   // An agent's URL can change while its credential stays; a session never goes to another URL.
   const key = `${plain.job.session_key}\n${target.url}\n${target.offer}`;
   const known = await unlessStopped(sessions.find(key), signal);
-  const first = await sessions.use(known, () => attempt({ ...plain, session: known }, context));
+  const attemptOn = (session: Session | null) =>
+    sessions.use(session, () => attemptInSession({ ...plain, session }, context, wire));
+  const first = await attemptOn(known);
   const isSettled = first.refusal === null || (known !== null && known.id === null);
   if (isSettled) return first.outcome;
   Object.assign(trace, { upstream_status: null, response_content_type: null, resp_size: null });
   const renewed = await unlessStopped(sessions.renew(key, target, known, first.refusal === 404), signal);
   if (renewed === null || isSameForServer(plain, known, renewed)) return first.outcome;
-  return (await sessions.use(renewed, () => attempt({ ...plain, session: renewed }, context))).outcome;
+  return (await attemptOn(renewed)).outcome;
+}
+
+async function attemptInSession(call: Attempt, context: CallContext, wire: McpWire): Promise<Reply> {
+  const { job, session } = call;
+  if (session === null || session.id === null) return attempt(call, context);
+  const wireId = String(session.nextId());
+  try {
+    return await attempt({ ...call, wireId }, context);
+  } catch (error) {
+    if (context.signal.aborted) void wire.abandon(targetOf(job), session, wireId);
+    throw error;
+  }
 }
 
 /** Whether the second request would say nothing that the first did not. */
@@ -112,15 +137,14 @@ function isSameForServer(plain: Attempt, known: Session | null, renewed: Session
 }
 
 async function attempt(call: Attempt, context: CallContext): Promise<Reply> {
-  const { job, request, session } = call;
+  const { job, request, session, wireId } = call;
   const callerId = job.body.subarray(request.id.start, request.id.end);
   const isShared = session !== null && session.id !== null;
-  const wireId = isShared ? String(session.nextId()) : new TextDecoder().decode(callerId);
   const response = await send(context, {
     url: job.call.url,
     method: "POST",
     headers: headersOf(call),
-    body: isShared ? splice(job.body, request.id, new TextEncoder().encode(wireId)) : job.body,
+    body: isShared ? splice(job.body, request.id, encoder.encode(wireId)) : job.body,
   });
   noteHead(context.trace, response);
   const sessionId = response.headers.get(SESSION_HEADER);

@@ -1,0 +1,139 @@
+import { describe, expect, test } from "bun:test";
+import { parseAllowList } from "../core/host.ts";
+import { createResolver, type Lookup } from "./resolve.ts";
+
+const NOBODY = parseAllowList([]);
+const PUBLIC = "93.184.215.14";
+const PUBLIC_6 = "2606:2800:21f:cb07::1";
+
+/** Answers each look-up with the next of `answers`, the last one for ever. */
+function scripted(...answers: string[][]) {
+  const asked: string[] = [];
+  const lookup: Lookup = async (name) => {
+    const answer = answers[Math.min(asked.length, answers.length - 1)] ?? [];
+    asked.push(name);
+    return answer.map((address) => ({ address }));
+  };
+  return { lookup, asked };
+}
+
+function resolverOf(lookup: Lookup, options: { allow?: string[]; trusted?: boolean; cacheMs?: number } = {}) {
+  const { allow = [], trusted = false, cacheMs = 0 } = options;
+  return createResolver({ allow: parseAllowList(allow), trusted, lookup, cacheMs, lookupTimeoutMs: 20 });
+}
+
+describe("the rule", () => {
+  test("every answer must be global unicast", async () => {
+    const mixes = [
+      [PUBLIC, "10.0.0.1"],
+      ["10.0.0.1", PUBLIC],
+      [PUBLIC, "::1"],
+      [PUBLIC_6, "64:ff9b::1.1.1.1"],
+    ];
+    for (const answers of [...mixes, ["127.0.0.1"], ["::ffff:8.8.8.8"], ["fe80::1%eth0"], ["what"]]) {
+      const resolution = await resolverOf(scripted(answers).lookup)("mixed.test");
+      expect([answers, resolution]).toMatchObject([answers, { ok: false, kind: "blocked" }]);
+    }
+    const good = await resolverOf(scripted([PUBLIC_6, PUBLIC, PUBLIC]).lookup)("good.test");
+    expect(good).toEqual({ ok: true, addresses: [PUBLIC_6, PUBLIC] });
+  });
+
+  test("an address as the host is judged without a look-up", async () => {
+    const { lookup, asked } = scripted([PUBLIC]);
+    const resolve = resolverOf(lookup, { allow: ["10.0.0.0/8"] });
+    expect(await resolve(PUBLIC)).toEqual({ ok: true, addresses: [PUBLIC] });
+    expect(await resolve("10.1.1.1")).toMatchObject({ ok: true });
+    expect(await resolve("[::1]")).toMatchObject({ ok: false, kind: "blocked" });
+    expect(await resolve("100.100.100.200")).toMatchObject({ ok: false, kind: "blocked" });
+    expect(asked).toEqual([]);
+  });
+
+  test("an exempt name is exempt whatever it resolves to, other names are not", async () => {
+    const resolve = resolverOf(scripted(["10.0.0.1", "::1"]).lookup, { allow: ["db.internal"] });
+    expect(await resolve("db.internal")).toMatchObject({ ok: true });
+    expect(await resolve("x.db.internal")).toMatchObject({ kind: "blocked" });
+  });
+
+  test("an exempt network is exempt whatever name led to it, but not the answers beside it", async () => {
+    const allow = ["10.0.0.0/8"];
+    expect(await resolverOf(scripted(["10.0.0.1", PUBLIC]).lookup, { allow })("a.test")).toMatchObject({
+      ok: true,
+    });
+    expect(await resolverOf(scripted(["10.0.0.1", "::1"]).lookup, { allow })("a.test")).toMatchObject({
+      kind: "blocked",
+    });
+  });
+
+  test("a trusted server may be anywhere", async () => {
+    const resolve = resolverOf(scripted(["10.0.0.1"]).lookup, { trusted: true });
+    expect(await resolve("vault.internal")).toEqual({ ok: true, addresses: ["10.0.0.1"] });
+    expect(await resolve("127.0.0.1")).toMatchObject({ ok: true });
+  });
+});
+
+describe("failures", () => {
+  test("no answer is no permission", async () => {
+    expect(await resolverOf(scripted([]).lookup)("empty.test")).toMatchObject({
+      ok: false,
+      kind: "unreached",
+    });
+    expect(await resolverOf(scripted([]).lookup, { trusted: true })("empty.test")).toMatchObject({
+      ok: false,
+    });
+  });
+
+  test("a resolver that fails or never answers is an upstream that was not reached", async () => {
+    const failing: Lookup = () => Promise.reject(Object.assign(new Error("secret"), { code: "ENOTFOUND" }));
+    expect(await resolverOf(failing)("gone.test")).toEqual({
+      ok: false,
+      kind: "unreached",
+      detail: "DNS: ENOTFOUND",
+    });
+    const hanging: Lookup = () => Promise.withResolvers<never>().promise;
+    expect(await resolverOf(hanging)("slow.test")).toMatchObject({
+      kind: "unreached",
+      detail: "DNS: timed out",
+    });
+  });
+
+  test("the system's resolver is asked by default", async () => {
+    const resolve = createResolver({ allow: NOBODY, trusted: false });
+    expect(await resolve("localhost")).toMatchObject({ ok: false, kind: "blocked" });
+    expect(await resolve("nowhere.invalid")).toMatchObject({ ok: false, kind: "unreached" });
+  });
+});
+
+describe("answers that change", () => {
+  test("are judged anew at each look-up", async () => {
+    const resolve = resolverOf(scripted([PUBLIC], ["127.0.0.1"], [PUBLIC_6]).lookup);
+    expect(await resolve("rebind.test")).toEqual({ ok: true, addresses: [PUBLIC] });
+    expect(await resolve("rebind.test")).toMatchObject({ kind: "blocked" });
+    expect(await resolve("rebind.test")).toEqual({ ok: true, addresses: [PUBLIC_6] });
+  });
+
+  test("good answers are used again for a while, refusals never", async () => {
+    const { lookup, asked } = scripted(["127.0.0.1"], [PUBLIC], ["127.0.0.1"]);
+    const resolve = resolverOf(lookup, { cacheMs: 60_000 });
+    expect(await resolve("rebind.test")).toMatchObject({ kind: "blocked" });
+    for (let i = 0; i < 3; i++)
+      expect(await resolve("rebind.test")).toEqual({ ok: true, addresses: [PUBLIC] });
+    expect(asked.length).toBe(2);
+  });
+
+  test("look-ups of one name that are under way together are one", async () => {
+    const { lookup, asked } = scripted([PUBLIC]);
+    const resolve = resolverOf(lookup);
+    await Promise.all([resolve("a.test"), resolve("a.test"), resolve("b.test")]);
+    expect(asked).toEqual(["a.test", "b.test"]);
+  });
+
+  test("the memory of names is bounded", async () => {
+    const { lookup, asked } = scripted([PUBLIC]);
+    const resolve = resolverOf(lookup, { cacheMs: 60_000 });
+    for (let i = 0; i <= 1024; i++) await resolve(`${i}.test`);
+    await resolve("1024.test");
+    expect(asked.length).toBe(1025);
+    await resolve("0.test");
+    expect(asked.length).toBe(1026);
+  });
+});

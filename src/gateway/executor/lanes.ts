@@ -1,0 +1,164 @@
+// Which accepted call starts next. Each agent with calls waiting has a lane, first come first served; lanes that
+// find the process short of places take turns. A lane holds only IDs, and only so many: the rest stays in the
+// database, which is the queue, and is read when the lane has run dry.
+import type { Places } from "./places.ts";
+
+export interface Waiting {
+  readonly tenant: string;
+  readonly id: string;
+  readonly body_bytes: number;
+}
+
+const LANE_LENGTH_MAX = 256;
+const WAITING_MAX = 20_000;
+const READ_AGAIN_MS = 1000;
+
+export interface LanesOptions<W extends Waiting> {
+  readonly places: Places;
+  /** The agent's oldest pending calls, oldest first. */
+  read(agentId: string, limit: number): Promise<W[]>;
+  /** Runs a call that holds its place; the place is given back when this ends. Never rejects. */
+  run(agentId: string, item: W): Promise<void>;
+}
+
+class Lane<W extends Waiting> {
+  readonly agentId: string;
+  readonly waiting: W[] = [];
+  /** Calls of this lane that hold a place: started, and not yet ended. */
+  readonly started = new Set<string>();
+  /** The database may hold calls that are in neither of the two. */
+  more = false;
+  reading = false;
+
+  constructor(agentId: string) {
+    this.agentId = agentId;
+  }
+
+  /** All of the agent's pending calls are in this lane. */
+  get complete(): boolean {
+    return !this.more && !this.reading;
+  }
+
+  get empty(): boolean {
+    return this.complete && this.waiting.length === 0 && this.started.size === 0;
+  }
+}
+
+export class Lanes<W extends Waiting> {
+  readonly #options: LanesOptions<W>;
+  readonly #lanes = new Map<string, Lane<W>>();
+  /** Lanes whose next call waits for places that other agents hold, in their turn. */
+  readonly #short = new Set<Lane<W>>();
+  #waiting = 0;
+  #running = 0;
+  #paused = false;
+
+  constructor(options: LanesOptions<W>) {
+    this.#options = options;
+  }
+
+  get running(): number {
+    return this.#running;
+  }
+
+  /** A call that is pending in the database from now on. `inHand` takes its place if it can start at once. */
+  offer(agentId: string, item: W, inHand: W): void {
+    const lane = this.#laneOf(agentId);
+    const next = lane.complete && lane.waiting.length === 0 && !this.#paused;
+    if (next && this.#options.places.take(agentId, item.body_bytes) === "taken") {
+      this.#start(lane, inHand);
+      return;
+    }
+    if (lane.complete && lane.waiting.length < LANE_LENGTH_MAX && this.#waiting < WAITING_MAX) {
+      this.#enqueue(lane, [item]);
+    } else {
+      lane.more = true;
+    }
+    this.#serve(lane);
+  }
+
+  /** The database may hold pending calls of this agent that were never offered. */
+  look(agentId: string): void {
+    const lane = this.#laneOf(agentId);
+    if (lane.waiting.length > 0) return;
+    lane.more = true;
+    this.#serve(lane);
+  }
+
+  /** Starts nothing more. */
+  pause(): void {
+    this.#paused = true;
+  }
+
+  #laneOf(agentId: string): Lane<W> {
+    const lane = this.#lanes.get(agentId) ?? new Lane<W>(agentId);
+    this.#lanes.set(agentId, lane);
+    return lane;
+  }
+
+  #enqueue(lane: Lane<W>, items: readonly W[]): void {
+    lane.waiting.push(...items);
+    this.#waiting += items.length;
+  }
+
+  #start(lane: Lane<W>, item: W): void {
+    lane.started.add(item.id);
+    this.#running++;
+    void this.#options.run(lane.agentId, item).then(() => {
+      this.#running--;
+      lane.started.delete(item.id);
+      this.#options.places.release(lane.agentId, item.body_bytes);
+      this.#serve(lane);
+      this.#serveShort();
+    });
+  }
+
+  /** Starts what the lane may start, and reads more when that is all it has. */
+  #serve(lane: Lane<W>): void {
+    this.#short.delete(lane);
+    if (this.#paused) return;
+    for (let next = lane.waiting[0]; next !== undefined; next = lane.waiting[0]) {
+      const place = this.#options.places.take(lane.agentId, next.body_bytes);
+      if (place === "short") this.#short.add(lane);
+      if (place !== "taken") return;
+      lane.waiting.shift();
+      this.#waiting--;
+      this.#start(lane, next);
+    }
+    if (lane.more && !lane.reading) this.#readMore(lane);
+    else if (lane.empty) this.#lanes.delete(lane.agentId);
+  }
+
+  #serveShort(): void {
+    for (const lane of [...this.#short]) {
+      if (this.#options.places.full()) return;
+      this.#serve(lane);
+    }
+  }
+
+  #readMore(lane: Lane<W>): void {
+    lane.reading = true;
+    // Lowered before reading: an offer that comes meanwhile raises it again.
+    lane.more = false;
+    const limit = LANE_LENGTH_MAX + lane.started.size;
+    this.#options.read(lane.agentId, limit).then(
+      (found) => {
+        lane.reading = false;
+        lane.more ||= found.length === limit;
+        this.#enqueue(
+          lane,
+          found.filter((item) => !lane.started.has(item.id)),
+        );
+        this.#serve(lane);
+      },
+      () => {
+        // The store is away; what it holds is read when it is back.
+        setTimeout(() => {
+          lane.reading = false;
+          lane.more = true;
+          this.#serve(lane);
+        }, READ_AGAIN_MS);
+      },
+    );
+  }
+}

@@ -1,0 +1,112 @@
+// Clean-up by age: captured bodies, whole records, expired idempotency keys. In small groups, each its own
+// write, so that calls pass between them.
+import { and, asc, eq, gt, inArray, isNull, lt, lte, sql } from "drizzle-orm";
+import type { Clock } from "../../core/clock.ts";
+import { idFloor } from "../../core/id.ts";
+import type { Log } from "../../core/log.ts";
+import type { Reader, Store, Tx } from "../../storage/store.ts";
+import { countWhole } from "./totals.ts";
+
+const ROWS_AT_ONCE = 200;
+const DAY_MS = 86_400_000;
+
+export interface Retention {
+  /** 0 keeps for ever. */
+  readonly body_days: number;
+  readonly history_days: number;
+}
+
+export async function cleanUp(store: Store, clock: Clock, retention: Retention, log: Log): Promise<void> {
+  const floor = (days: number) => idFloor("inv", clock.now() - days * DAY_MS);
+  const removed = { bodies: 0, invocations: 0, idempotency_keys: 0 };
+  // Tenant by tenant: both tables are ordered by tenant, then by ID.
+  for (
+    let tenant = await nextTenant(store.read, "");
+    tenant !== null;
+    tenant = await nextTenant(store.read, tenant)
+  ) {
+    const { body_days, history_days } = retention;
+    if (body_days > 0)
+      removed.bodies += await repeat(store, removeBodies, { tenant, before: floor(body_days) });
+    if (history_days > 0) {
+      removed.invocations += await repeat(store, removeInvocations, { tenant, before: floor(history_days) });
+    }
+  }
+  removed.idempotency_keys = await repeat(store, removeIdempotencyKeys, clock.now());
+  log.debug("cleaned up", removed);
+}
+
+async function nextTenant(reader: Reader, after: string): Promise<string | null> {
+  const { invocations: t } = reader.tables;
+  const [row] = await reader.db
+    .select({ tenant: t.tenant })
+    .from(t)
+    .where(gt(t.tenant, after))
+    .orderBy(asc(t.tenant))
+    .limit(1);
+  return row?.tenant ?? null;
+}
+
+async function repeat<A>(
+  store: Store,
+  remove: (tx: Tx, argument: A) => Promise<number>,
+  argument: A,
+): Promise<number> {
+  let total = 0;
+  for (;;) {
+    const count = await store.write((tx) => remove(tx, argument));
+    total += count;
+    if (count < ROWS_AT_ONCE) return total;
+  }
+}
+
+interface OlderThan {
+  readonly tenant: string;
+  /** An ID floor. */
+  readonly before: string;
+}
+
+/** Only bodies whose call has been made: a stored call is still owed to its caller. */
+async function removeBodies(tx: Tx, { tenant, before }: OlderThan): Promise<number> {
+  const { invocationBodies: t } = tx.tables;
+  const old = tx.db
+    .select({ id: t.invocation_id })
+    .from(t)
+    .where(and(eq(t.tenant, tenant), lt(t.invocation_id, before), isNull(t.call)))
+    .limit(ROWS_AT_ONCE);
+  const rows = await tx.db
+    .delete(t)
+    .where(and(eq(t.tenant, tenant), inArray(t.invocation_id, old)))
+    .returning({ id: t.invocation_id });
+  return rows.length;
+}
+
+async function removeInvocations(tx: Tx, { tenant, before }: OlderThan): Promise<number> {
+  const { invocations: t, invocationBodies: bodies } = tx.tables;
+  const old = tx.db
+    .select({ id: t.id })
+    .from(t)
+    .where(and(eq(t.tenant, tenant), lt(t.id, before), inArray(t.status, ["succeeded", "failed"])))
+    .limit(ROWS_AT_ONCE);
+  const rows = await tx.db
+    .delete(t)
+    .where(and(eq(t.tenant, tenant), inArray(t.id, old)))
+    .returning();
+  for (const row of rows) {
+    countWhole(tx, row, -1);
+    await tx.db.delete(bodies).where(and(eq(bodies.tenant, tenant), eq(bodies.invocation_id, row.id)));
+  }
+  return rows.length;
+}
+
+async function removeIdempotencyKeys(tx: Tx, now: number): Promise<number> {
+  const { idempotencyKeys: t } = tx.tables;
+  const place = sql`(${t.tenant}, ${t.caller}, ${t.agent_id}, ${t.key})`;
+  const old = tx.db
+    .select({ tenant: t.tenant, caller: t.caller, agent_id: t.agent_id, key: t.key })
+    .from(t)
+    .where(lte(t.expires_at, now))
+    .limit(ROWS_AT_ONCE);
+  const rows = await tx.db.delete(t).where(inArray(place, old)).returning({ key: t.key });
+  return rows.length;
+}

@@ -1,0 +1,75 @@
+// What the headers of a proxy call say, read strictly and without looking at anything else.
+import { invalidField } from "../../core/fault.ts";
+import {
+  IDEMPOTENCY_KEY_CHARACTERS_MAX,
+  SERVICE_MODEL_BYTES_MAX,
+  WAIT_SECONDS_MAX,
+} from "../../core/limits.ts";
+
+const PASSED = new Set([
+  "content-type",
+  "accept",
+  "accept-language",
+  "user-agent",
+  "idempotency-key",
+  "traceparent",
+  "tracestate",
+  "baggage",
+]);
+
+/**
+ * The headers that pass to the upstream. Everything else stays behind: a list of what may pass forgets nothing
+ * that must not. The caller's MCP session is not the gateway's, so it stays behind too.
+ */
+export function passedHeaders(headers: Headers): [string, string][] {
+  const passed: [string, string][] = [];
+  for (const [name, value] of headers) {
+    if (PASSED.has(name) || (name.startsWith("mcp-") && name !== "mcp-session-id"))
+      passed.push([name, value]);
+  }
+  return passed;
+}
+
+/** The `X-Service-Model` header; null when absent or empty. Header bytes are read as UTF-8 where they are UTF-8. */
+export function serviceModel(headers: Headers): string | null {
+  const value = headers.get("x-service-model");
+  if (value === null || value === "") return null;
+  const bytes = headerBytes(value);
+  if (bytes.byteLength > SERVICE_MODEL_BYTES_MAX) {
+    throw invalidField("X-Service-Model", `longer than ${SERVICE_MODEL_BYTES_MAX} bytes`);
+  }
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+  } catch {
+    return value;
+  }
+}
+
+/** A header value is a string of bytes (Latin-1), unless the server has decoded it already. */
+function headerBytes(value: string): Uint8Array {
+  for (const character of value) if (character > "\u00ff") return new TextEncoder().encode(value);
+  return Buffer.from(value, "latin1");
+}
+
+const VISIBLE_ASCII = /^[\x21-\x7e]+$/;
+
+export function idempotencyKey(headers: Headers): string | null {
+  const value = headers.get("idempotency-key");
+  if (value === null) return null;
+  if (!VISIBLE_ASCII.test(value) || value.length > IDEMPOTENCY_KEY_CHARACTERS_MAX) {
+    throw invalidField(
+      "Idempotency-Key",
+      `must be 1 to ${IDEMPOTENCY_KEY_CHARACTERS_MAX} visible ASCII characters`,
+    );
+  }
+  return value;
+}
+
+/** Seconds of `Prefer: wait=N` (RFC 7240, section 4.3), capped; 0 when the preference is absent or malformed. */
+export function waitSeconds(headers: Headers): number {
+  for (const preference of (headers.get("prefer") ?? "").split(",")) {
+    const match = /^\s*wait\s*=\s*"?(\d{1,9})"?\s*(;|$)/i.exec(preference);
+    if (match !== null) return Math.min(Number(match[1]), WAIT_SECONDS_MAX);
+  }
+  return 0;
+}

@@ -1,0 +1,260 @@
+// The routes of proxy calls and of the history.
+import { Type } from "@sinclair/typebox";
+import { READ_BODY_SCOPE } from "../../core/caller.ts";
+import type { Clock } from "../../core/clock.ts";
+import { Fault } from "../../core/fault.ts";
+import { PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, PROXY_BODY_BYTES_MAX } from "../../core/limits.ts";
+import { INVOCATION_STATUSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
+import { json, routes, scopeOf } from "../../edge/http.ts";
+import { queryOf } from "../../edge/input.ts";
+import { readBytes } from "../../edge/intake.ts";
+import { operation } from "../../edge/openapi.ts";
+import type { Store } from "../../storage/store.ts";
+import { type AdmitOptions, admit } from "./admit.ts";
+import { waitSeconds } from "./command.ts";
+import type { Endings } from "./endings.ts";
+import { capturedBodies, capturedResponse, findInvocation, readHistory } from "./history.ts";
+import { detail, InvocationDetail, InvocationPage, listItem, PollView, pollView } from "./model.ts";
+import { abandon, type InvocationRow } from "./service.ts";
+
+export interface InvocationRoutesOptions extends AdmitOptions {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly endings: Endings;
+  /** Stops the upstream call of an invocation that has been ended otherwise. */
+  stop(id: string): void;
+}
+
+const WAIT = {
+  Prefer: {
+    description: "`wait=N` (RFC 7240) holds the answer until the call has ended, at most 60 seconds.",
+    example: "wait=10",
+  },
+};
+
+const AGENT_ID = {
+  id: { description: "The agent's ID.", example: "agt_0199a7c2-5d1e-7c3a-9b62-3f0a4d5e6f70" },
+};
+const INVOCATION_ID = {
+  description: "The invocation's ID.",
+  example: "inv_0199a7c2-6a2b-7d4c-8e01-7b1c2d3e4f50",
+};
+
+const EXAMPLE_POLL = {
+  invocation_id: INVOCATION_ID.example,
+  agent_id: AGENT_ID.id.example,
+  status: "succeeded",
+  error_class: null,
+  upstream_status: 200,
+  latency_ms: 42,
+  mcp_method: null,
+  mcp_tool: null,
+  payment_network: null,
+  payment_asset: null,
+  payment_amount: null,
+  payment_payer: null,
+  payment_nonce: null,
+  created_at: "2026-11-21T10:00:00.000Z",
+  updated_at: "2026-11-21T10:00:00.050Z",
+  completed_at: "2026-11-21T10:00:00.050Z",
+  settlement: null,
+  response_content_type: "application/json",
+  response_truncated: false,
+  response_body_b64: "eyJoZWxsbyI6IndvcmxkIn0=",
+};
+
+const proxyCall = operation({
+  tag: "Proxy",
+  summary: "Call an agent",
+  description:
+    "Stores the call durably, answers with its ID at once and makes the upstream call afterwards. " +
+    "The body goes to the agent's upstream_url byte for byte; for an mcp agent it is one JSON-RPC 2.0 request.",
+  path: AGENT_ID,
+  headers: {
+    "Idempotency-Key": {
+      description: "The same key with the same body gives the same invocation for 24 hours.",
+    },
+    "X-Service-Model": { description: "A model identifier, recorded; at most 256 bytes." },
+    ...WAIT,
+  },
+  body: {
+    schema: Type.Unsafe({}),
+    description: "At most 32 MiB, of any media type.",
+    example: { hello: "world" },
+  },
+  responses: [
+    {
+      status: "accepted",
+      description: "The call is stored and will be made.",
+      schema: Type.Object({ invocation_id: Type.String() }),
+      example: { invocation_id: INVOCATION_ID.example },
+      headers: {
+        "X-Service-Invocation-ID": "The invocation's ID.",
+        Location: "Path of the poll endpoint.",
+      },
+    },
+  ],
+  errors: [
+    "not_found",
+    "agent_not_invocable",
+    "rate_limited",
+    "invalid_request",
+    "payload_too_large",
+    "conflict",
+    "payment_required",
+  ],
+});
+
+const poll = operation({
+  tag: "Proxy",
+  summary: "Poll a call",
+  path: { ...AGENT_ID, inv_id: INVOCATION_ID },
+  headers: WAIT,
+  responses: [
+    { status: "ok", description: "The call as it stands.", schema: PollView, example: EXAMPLE_POLL },
+  ],
+  errors: ["not_found"],
+});
+
+const cancel = operation({
+  tag: "Proxy",
+  summary: "Cancel a call",
+  description: "Ends a call that has not ended as failed, `cancelled`, and stops its upstream call.",
+  path: { ...AGENT_ID, inv_id: INVOCATION_ID },
+  responses: [
+    {
+      status: "ok",
+      description: "The cancelled call.",
+      schema: PollView,
+      example: { ...EXAMPLE_POLL, status: "failed", error_class: "cancelled", upstream_status: null },
+    },
+  ],
+  errors: ["not_found", "conflict"],
+});
+
+const choice = (values: readonly string[]) => Type.Unsafe<string>({ type: "string", enum: [...values] });
+
+const list = operation({
+  tag: "Invocations",
+  summary: "List invocations",
+  description: "Newest first. Bodies are never in the list.",
+  query: {
+    agent_id: { description: "Only calls of this agent." },
+    status: { description: "Only calls in this state.", schema: choice(INVOCATION_STATUSES) },
+    mode: { description: "Only calls of this mode.", schema: choice(MODES) },
+    error_class: { description: "Only calls that ended with this class; an unknown one matches nothing." },
+    model: { description: "Only calls with this X-Service-Model." },
+    settlement: {
+      description: "Only calls with this settlement status.",
+      schema: choice(SETTLEMENT_STATUSES),
+    },
+    since: { description: "Created at or after, RFC 3339.", schema: Type.String({ format: "date-time" }) },
+    until: { description: "Created at or before, RFC 3339.", schema: Type.String({ format: "date-time" }) },
+    limit: {
+      description: `1 to ${PAGE_LIMIT_MAX}; others are clamped.`,
+      schema: Type.Integer({ default: PAGE_LIMIT_DEFAULT }),
+    },
+    offset: { description: "How many to skip.", schema: Type.Integer({ default: 0 }) },
+  },
+  responses: [
+    {
+      status: "ok",
+      description: "One page, and how many match in all.",
+      schema: InvocationPage,
+      example: { data: [], total: 0, limit: PAGE_LIMIT_DEFAULT, offset: 0 },
+    },
+  ],
+  errors: ["invalid_request"],
+});
+
+const read = operation({
+  tag: "Invocations",
+  summary: "Read an invocation",
+  description: `Captured bodies are included for a token with the scope ${READ_BODY_SCOPE}.`,
+  path: { id: INVOCATION_ID },
+  responses: [{ status: "ok", description: "The invocation.", schema: InvocationDetail }],
+  errors: ["not_found"],
+});
+
+export function invocationRoutes(options: InvocationRoutesOptions) {
+  const { store, clock, endings } = options;
+
+  const findCall = async (tenant: string, params: { id: string; inv_id: string }): Promise<InvocationRow> => {
+    const row = await findInvocation(store.read, tenant, params.inv_id);
+    if (row.agent_id !== params.id) throw new Fault("not_found", "no such invocation");
+    return row;
+  };
+
+  const answerPoll = async (row: InvocationRow): Promise<Response> =>
+    json("ok", pollView(row, await capturedResponse(store.read, row)));
+
+  return routes()
+    .post(
+      "/v1/proxy/:id",
+      async ({ request, params }) => {
+        const scope = scopeOf(request);
+        const id = await admit(options, {
+          caller: scope.caller,
+          agentId: params.id,
+          headers: request.headers,
+          requestId: scope.requestId,
+          readBody: () => readBytes(request, PROXY_BODY_BYTES_MAX),
+        });
+        scope.note("invocation_id", id);
+        const seconds = waitSeconds(request.headers);
+        if (seconds > 0) {
+          const look = () => findInvocation(store.read, scope.caller.tenant, id);
+          await endings.wait(id, seconds, request.signal, look);
+        }
+        const location = `/v1/proxy/${params.id}/invocations/${id}`;
+        return json("accepted", { invocation_id: id }, { "x-service-invocation-id": id, location });
+      },
+      { parse: "none", detail: proxyCall },
+    )
+    .get(
+      "/v1/proxy/:id/invocations/:inv_id",
+      async ({ request, params }) => {
+        const { caller } = scopeOf(request);
+        const seconds = waitSeconds(request.headers);
+        if (seconds === 0) return answerPoll(await findCall(caller.tenant, params));
+        const look = () => findCall(caller.tenant, params);
+        return answerPoll(await endings.wait(params.inv_id, seconds, request.signal, look));
+      },
+      { detail: poll },
+    )
+    .post(
+      "/v1/proxy/:id/invocations/:inv_id/cancel",
+      async ({ request, params }) => {
+        const { caller } = scopeOf(request);
+        const key = { tenant: caller.tenant, id: (await findCall(caller.tenant, params)).id };
+        const cancelled = await store.write((tx) => abandon(tx, key, "cancelled", clock.now()));
+        if (!cancelled) throw new Fault("conflict", "the invocation has already ended");
+        options.stop(key.id);
+        endings.announce(key.id);
+        return answerPoll(await findCall(caller.tenant, params));
+      },
+      { parse: "none", detail: cancel },
+    )
+    .get(
+      "/v1/invocations",
+      async ({ request }) => {
+        const { rows, ...rest } = await readHistory(
+          store.read,
+          scopeOf(request).caller.tenant,
+          queryOf(request),
+        );
+        return json("ok", { data: rows.map(listItem), ...rest });
+      },
+      { detail: list },
+    )
+    .get(
+      "/v1/invocations/:id",
+      async ({ request, params }) => {
+        const { caller } = scopeOf(request);
+        const row = await findInvocation(store.read, caller.tenant, params.id);
+        const bodies = caller.scopes.has(READ_BODY_SCOPE) ? await capturedBodies(store.read, row) : null;
+        return json("ok", detail(row, bodies));
+      },
+      { detail: read },
+    );
+}

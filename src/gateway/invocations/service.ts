@@ -1,0 +1,386 @@
+// The life of an invocation in the database: accepted, claimed, ended, abandoned, recovered. Every transition
+// is a write guarded by the states that its event may start from, and it keeps the exact totals of the history.
+import { and, asc, eq, gt, lte, notInArray, sql } from "drizzle-orm";
+import type { Tables } from "../../../db/schema.ts";
+import type { Call } from "../../core/call.ts";
+import type { Clock } from "../../core/clock.ts";
+import { Fault } from "../../core/fault.ts";
+import { CAPTURE_BYTES_MAX, IDEMPOTENCY_HOURS } from "../../core/limits.ts";
+import {
+  type ErrorClass,
+  INVOCATION_EVENTS,
+  type InvocationEvent,
+  type InvocationStatus,
+} from "../../core/states.ts";
+import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import { countErrorClass, countMove, countWhole } from "./totals.ts";
+
+export type InvocationRow = Tables["invocations"]["$inferSelect"];
+
+export interface Accepted {
+  readonly row: InvocationRow;
+  readonly call: Call;
+  readonly body: Uint8Array;
+  readonly idempotency: Idempotency | null;
+}
+
+export interface Idempotency {
+  readonly key: string;
+  readonly body_sha256: string;
+}
+
+/** What an ended call leaves behind. */
+export interface Ending {
+  readonly status: "succeeded" | "failed";
+  readonly error_class: ErrorClass | null;
+  readonly upstream_status: number | null;
+  readonly latency_ms: number | null;
+  readonly resp_size: number | null;
+  readonly response: Uint8Array | null;
+  readonly response_truncated: boolean;
+  readonly response_content_type: string | null;
+}
+
+export type InvocationKey = { readonly tenant: string; readonly id: string };
+
+export type QueuedCall = InvocationKey & { readonly body_bytes: number };
+
+export interface PendingCall {
+  readonly call: Call;
+  readonly body: Uint8Array;
+}
+
+const insertInvocation = prepared(({ db, tables: { invocations } }: Tx) =>
+  db.insert(invocations).values({
+    tenant: sql.placeholder("tenant"),
+    id: sql.placeholder("id"),
+    agent_id: sql.placeholder("agent_id"),
+    caller: sql.placeholder("caller"),
+    mode: sql.placeholder("mode"),
+    status: sql.placeholder("status"),
+    model: sql.placeholder("model"),
+    mcp_method: sql.placeholder("mcp_method"),
+    mcp_tool: sql.placeholder("mcp_tool"),
+    req_size: sql.placeholder("req_size"),
+    response_truncated: sql.placeholder("response_truncated"),
+    body_captured: sql.placeholder("body_captured"),
+    emit_receipt: sql.placeholder("emit_receipt"),
+    updated_at: sql.placeholder("updated_at"),
+  }),
+);
+
+const insertBody = prepared(({ db, tables: { invocationBodies } }: Tx) =>
+  db.insert(invocationBodies).values({
+    tenant: sql.placeholder("tenant"),
+    invocation_id: sql.placeholder("invocation_id"),
+    call: sql.placeholder("call"),
+    request: sql.placeholder("request"),
+  }),
+);
+
+const insertIdempotencyKey = prepared(({ db, tables: { idempotencyKeys } }: Tx) =>
+  db
+    .insert(idempotencyKeys)
+    .values({
+      tenant: sql.placeholder("tenant"),
+      caller: sql.placeholder("caller"),
+      agent_id: sql.placeholder("agent_id"),
+      key: sql.placeholder("key"),
+      body_sha256: sql.placeholder("body_sha256"),
+      invocation_id: sql.placeholder("invocation_id"),
+      expires_at: sql.placeholder("expires_at"),
+    })
+    .onConflictDoNothing()
+    .returning({ key: idempotencyKeys.key }),
+);
+
+/** The first state-changing statement of every event: it refuses by matching no row. */
+const transition = (event: InvocationEvent) =>
+  prepared(({ db, tables: { invocations: t } }: Tx) =>
+    db
+      .update(t)
+      .set({
+        status: INVOCATION_EVENTS[event].to,
+        owner: bind(t.owner, "owner"),
+        error_class: bind(t.error_class, "error_class"),
+        upstream_status: bind(t.upstream_status, "upstream_status"),
+        latency_ms: bind(t.latency_ms, "latency_ms"),
+        resp_size: bind(t.resp_size, "resp_size"),
+        response_truncated: bind(t.response_truncated, "response_truncated"),
+        response_content_type: bind(t.response_content_type, "response_content_type"),
+        updated_at: bind(t.updated_at, "updated_at"),
+        completed_at: bind(t.completed_at, "completed_at"),
+      })
+      .where(
+        and(
+          eq(t.tenant, sql.placeholder("tenant")),
+          eq(t.id, sql.placeholder("id")),
+          eq(t.status, INVOCATION_EVENTS[event].from),
+        ),
+      )
+      .returning({ agent_id: t.agent_id, body_captured: t.body_captured }),
+  );
+
+const claimRow = transition("claim");
+const succeedRow = transition("succeed");
+const failRow = transition("fail");
+const withdrawRow = transition("withdraw");
+
+const callAndBody = prepared(({ db, tables: { invocationBodies: t } }: Reader) =>
+  db
+    .select({ call: t.call, request: t.request })
+    .from(t)
+    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.invocation_id, sql.placeholder("id")))),
+);
+
+/** What may be shown of a body. Postgres and SQLite both count `substr` of bytes in bytes. */
+export function firstBytes(column: Tables["invocationBodies"]["request"]) {
+  return sql<Buffer | null>`substr(${column}, 1, ${sql.raw(String(CAPTURE_BYTES_MAX))})`.mapWith(column);
+}
+
+const keepBodies = prepared(({ db, tables: { invocationBodies: t } }: Tx) =>
+  db
+    .update(t)
+    .set({
+      call: null,
+      request: firstBytes(t.request),
+      response: bind(t.response, "response"),
+    })
+    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.invocation_id, sql.placeholder("id")))),
+);
+
+const dropBodies = prepared(({ db, tables: { invocationBodies: t } }: Tx) =>
+  db
+    .delete(t)
+    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.invocation_id, sql.placeholder("id")))),
+);
+
+/**
+ * Stores an accepted call. With an idempotency key that another call already took, nothing is stored and that
+ * call's ID is the answer.
+ *
+ * @throws Fault `conflict` when the key was taken with another body
+ */
+export async function accept(tx: Tx, accepted: Accepted, now: number): Promise<string> {
+  const { row, call, body, idempotency } = accepted;
+  if (idempotency !== null) {
+    const first = await takeIdempotencyKey(tx, row, idempotency, now);
+    if (first !== row.id) return first;
+  }
+  await insertInvocation(tx).execute(row);
+  await insertBody(tx).execute({
+    tenant: row.tenant,
+    invocation_id: row.id,
+    call: JSON.stringify(call),
+    request: Buffer.from(body.buffer, body.byteOffset, body.byteLength),
+  });
+  countWhole(tx, row, 1);
+  return row.id;
+}
+
+async function takeIdempotencyKey(
+  tx: Tx,
+  row: InvocationRow,
+  wanted: Idempotency,
+  now: number,
+): Promise<string> {
+  await dropExpiredKey(tx, row, wanted.key, now);
+  const taken = await insertIdempotencyKey(tx).execute({
+    tenant: row.tenant,
+    caller: row.caller,
+    agent_id: row.agent_id,
+    key: wanted.key,
+    body_sha256: wanted.body_sha256,
+    invocation_id: row.id,
+    expires_at: now + IDEMPOTENCY_HOURS * 3_600_000,
+  });
+  if (taken.length > 0) return row.id;
+  return (await findByIdempotencyKey(tx, row, wanted, now)) ?? row.id;
+}
+
+type KeyOwner = Pick<InvocationRow, "tenant" | "caller" | "agent_id">;
+
+function ownKey({ idempotencyKeys: t }: Tables, owner: KeyOwner, key: string) {
+  return and(
+    eq(t.tenant, owner.tenant),
+    eq(t.caller, owner.caller),
+    eq(t.agent_id, owner.agent_id),
+    eq(t.key, key),
+  );
+}
+
+async function dropExpiredKey(tx: Tx, owner: KeyOwner, key: string, now: number): Promise<void> {
+  const { idempotencyKeys: t } = tx.tables;
+  await tx.db.delete(t).where(and(ownKey(tx.tables, owner, key), lte(t.expires_at, now)));
+}
+
+/**
+ * The invocation that a caller's idempotency key stands for, or null.
+ *
+ * @throws Fault `conflict` when it stands for another body
+ */
+export async function findByIdempotencyKey(
+  reader: Reader,
+  owner: KeyOwner,
+  wanted: Idempotency,
+  now: number,
+): Promise<string | null> {
+  const { idempotencyKeys: t } = reader.tables;
+  const [known] = await reader.db
+    .select()
+    .from(t)
+    .where(and(ownKey(reader.tables, owner, wanted.key), gt(t.expires_at, now)));
+  if (known === undefined) return null;
+  if (known.body_sha256 !== wanted.body_sha256) {
+    throw new Fault("conflict", "Idempotency-Key: already used with another body");
+  }
+  return known.invocation_id;
+}
+
+const NOTHING_YET = {
+  error_class: null,
+  upstream_status: null,
+  latency_ms: null,
+  resp_size: null,
+  response_truncated: false,
+  response_content_type: null,
+  completed_at: null,
+};
+
+/**
+ * Takes a pending call for `owner`; from here on it is never made again. Gives the stored call, or null when
+ * someone else took it or it was cancelled. `inHand` spares reading back what the caller still holds.
+ */
+export async function claim(
+  tx: Tx,
+  key: InvocationKey,
+  owner: string,
+  now: number,
+  inHand: PendingCall | null,
+): Promise<PendingCall | null> {
+  const claimed = await claimRow(tx).execute({ ...NOTHING_YET, ...key, owner, updated_at: now });
+  if (claimed.length === 0) return null;
+  countMove(tx, key.tenant, "pending", "running");
+  if (inHand !== null) return inHand;
+  const [stored] = await callAndBody(tx).execute(key);
+  if (stored?.call == null || stored.request === null)
+    throw new Fault("internal", "a pending call without its request");
+  return { call: JSON.parse(stored.call) as Call, body: stored.request };
+}
+
+/** Records how a running call ended. False when it had been ended otherwise: cancelled, or given up for dead. */
+export async function finish(tx: Tx, key: InvocationKey, ending: Ending, now: number): Promise<boolean> {
+  const { response, status, ...fields } = ending;
+  const end = status === "succeeded" ? succeedRow : failRow;
+  const [row] = await end(tx).execute({ ...fields, ...key, owner: null, updated_at: now, completed_at: now });
+  if (row === undefined) return false;
+  await recordEnd(tx, key, "running", ending, row.body_captured);
+  return true;
+}
+
+async function recordEnd(
+  tx: Tx,
+  key: InvocationKey,
+  from: InvocationStatus,
+  ending: Pick<Ending, "status" | "error_class" | "response">,
+  captured: boolean,
+): Promise<void> {
+  countMove(tx, key.tenant, from, ending.status);
+  if (ending.error_class !== null) countErrorClass(tx, key.tenant, ending.error_class);
+  if (!captured) {
+    await dropBodies(tx).execute(key);
+    return;
+  }
+  const { response } = ending;
+  const bytes =
+    response === null ? null : Buffer.from(response.buffer, response.byteOffset, response.byteLength);
+  await keepBodies(tx).execute({ ...key, response: bytes });
+}
+
+/** Ends a call that has not ended, without an answer of the upstream. False when it has ended already. */
+export async function abandon(
+  tx: Tx,
+  key: InvocationKey,
+  error_class: ErrorClass,
+  now: number,
+): Promise<boolean> {
+  const fields = { ...NOTHING_YET, ...key, owner: null, error_class, updated_at: now, completed_at: now };
+  const ending = { status: "failed", error_class, response: null } as const;
+  // States only go forward, so a call that is claimed between the two attempts is met by the second.
+  for (const [from, end] of [["pending", withdrawRow] as const, ["running", failRow] as const]) {
+    const [row] = await end(tx).execute(fields);
+    if (row === undefined) continue;
+    await recordEnd(tx, key, from, ending, row.body_captured);
+    return true;
+  }
+  return false;
+}
+
+/** The oldest pending calls of an agent, oldest first. */
+export async function pendingOf(reader: Reader, agentId: string, limit: number): Promise<QueuedCall[]> {
+  const { invocations: t } = reader.tables;
+  return await reader.db
+    .select({
+      tenant: t.tenant,
+      id: t.id,
+      body_bytes: sql<number>`coalesce(${t.req_size}, 0)`.mapWith(Number),
+    })
+    .from(t)
+    .where(and(eq(t.status, "pending"), eq(t.agent_id, agentId)))
+    .orderBy(asc(t.id))
+    .limit(limit);
+}
+
+/** The next agent, by ID after `after`, that has a pending call. One seek each, however many calls it has. */
+export async function nextAgentWithPending(reader: Reader, after: string): Promise<string | null> {
+  const { invocations: t } = reader.tables;
+  const [row] = await reader.db
+    .select({ agent_id: t.agent_id })
+    .from(t)
+    .where(and(eq(t.status, "pending"), gt(t.agent_id, after)))
+    .orderBy(asc(t.agent_id))
+    .limit(1);
+  return row?.agent_id ?? null;
+}
+
+const ORPHANS_AT_ONCE = 200;
+
+/**
+ * Ends the running calls whose replica is gone: they may have reached the upstream, so they are not made again.
+ *
+ * @returns the calls that ended, in groups as they were written
+ */
+export async function endOrphans(store: Store, clock: Clock): Promise<InvocationKey[]> {
+  const ended: InvocationKey[] = [];
+  for (;;) {
+    const group = await store.write(async (tx) => {
+      const { invocations: t, replicas } = tx.tables;
+      const now = clock.now();
+      const alive = tx.db.select({ id: replicas.id }).from(replicas).where(gt(replicas.lease_until, now));
+      const orphans = await tx.db
+        .select({ tenant: t.tenant, id: t.id })
+        .from(t)
+        .where(and(eq(t.status, "running"), notInArray(t.owner, alive)))
+        .limit(ORPHANS_AT_ONCE);
+      for (const key of orphans) await abandon(tx, key, "internal", now);
+      return orphans;
+    });
+    ended.push(...group);
+    if (group.length < ORPHANS_AT_ONCE) return ended;
+  }
+}
+
+/** Renews this replica's lease. */
+export async function renewLease(tx: Tx, replica: string, leaseUntil: number): Promise<void> {
+  const { replicas } = tx.tables;
+  await tx.db
+    .insert(replicas)
+    .values({ id: replica, lease_until: leaseUntil })
+    .onConflictDoUpdate({ target: replicas.id, set: { lease_until: leaseUntil } });
+}
+
+/** Ends leases: of one replica, or of all when this process is known to be the only one. */
+export async function dropLeases(tx: Tx, replica: string | "all"): Promise<void> {
+  const { replicas } = tx.tables;
+  await tx.db.delete(replicas).where(replica === "all" ? undefined : eq(replicas.id, replica));
+}

@@ -1,0 +1,187 @@
+// Composes the gateway from its parts and starts it: storage first, then who may call, then what runs calls,
+// then the listener. Stopping goes the other way round.
+import { systemClock } from "../core/clock.ts";
+import { parseAllowList } from "../core/host.ts";
+import { newId } from "../core/id.ts";
+import type { Log } from "../core/log.ts";
+import { StartupProblem } from "../core/startup.ts";
+import { VERSION } from "../core/version.ts";
+import { createEdge, type Edge, routes } from "../edge/http.ts";
+import { fetchDocument, fetchJson } from "../edge/json.ts";
+import { createOutbound, type Outbound } from "../edge/outbound.ts";
+import { type Keyring, openKeyring } from "../keys/keyring.ts";
+import { acquireDataDirLock } from "../storage/lock.ts";
+import { openStore } from "../storage/open.ts";
+import type { Store } from "../storage/store.ts";
+import { rateLimiter } from "./agents/bucket.ts";
+import { agentRoutes } from "./agents/routes.ts";
+import { agentNamesCredential, findAgent } from "./agents/service.ts";
+import { credentialResolver, type ResolverDeps } from "./credentials/resolve.ts";
+import { credentialRoutes } from "./credentials/routes.ts";
+import { docsRoutes } from "./docs/routes.ts";
+import { Dispatcher } from "./executor/dispatch.ts";
+import { createPool } from "./executor/pool.ts";
+import { createIdentity, type IdentityOptions } from "./identity.ts";
+import { cleanUp, type Retention } from "./invocations/cleanup.ts";
+import { createEndings } from "./invocations/endings.ts";
+import { invocationRoutes } from "./invocations/routes.ts";
+import { serviceRoutes } from "./service-routes.ts";
+
+const CLEAN_UP_MS = 3_600_000;
+/** For the answers that are being sent when everything else has ended. */
+const LAST_ANSWERS_MS = 2_000;
+/** Longer than the longest `Prefer: wait`, during which nothing passes on the connection. */
+const CONNECTION_IDLE_SECONDS = 90;
+
+export interface GatewayOptions {
+  readonly host: string;
+  /** 0 takes a free one. */
+  readonly port: number;
+  readonly dataDir: string;
+  readonly databaseUrl: string | null;
+  readonly drainMs: number;
+  readonly identity: Pick<IdentityOptions, "oidc" | "claims">;
+  readonly allowHosts: readonly string[];
+  readonly extraCa: string | null;
+  readonly workers: number;
+  readonly upstreamTimeoutMs: number;
+  readonly agentConcurrency: number;
+  readonly maxResponseBytes: number;
+  readonly secretsDir: string | null;
+  readonly vault: ResolverDeps["vault"];
+  readonly retention: Retention;
+}
+
+export interface RunningGateway {
+  readonly url: string;
+  /** Drains and stops: what runs may end first, pending calls stay pending. */
+  stop(): Promise<void>;
+}
+
+/** @throws StartupProblem for what its operator can mend */
+export async function startGateway(
+  options: GatewayOptions,
+  masterKey: Uint8Array,
+  log: Log,
+): Promise<RunningGateway> {
+  const { dataDir, databaseUrl } = options;
+  const lock = databaseUrl === null ? acquireDataDirLock(dataDir) : null;
+  const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
+  const keyring = await openKeyring(store, masterKey, systemClock);
+  // The issuer and the vault are the operator's own, wherever they are.
+  const trusted = createOutbound({ allow: parseAllowList([]), extraCa: options.extraCa, trusted: true });
+  const { dispatcher, app } = await composeGateway({ options, store, keyring, trusted, log });
+  const identity = createIdentity({
+    ...options.identity,
+    keyring,
+    fetchJson: (url) => fetchDocument(trusted, url),
+    clock: systemClock,
+    log,
+  });
+  await dispatcher.start();
+  const cleaning = startCleaning(store, options.retention, log);
+  const edge = createEdge({ app, log, authenticate: (header) => identity.authenticate(header) });
+  const server = listen(options, edge);
+  return {
+    url: `http://${options.host.includes(":") ? `[${options.host}]` : options.host}:${server.port}`,
+    async stop() {
+      edge.drain();
+      const closed = server.stop();
+      clearInterval(cleaning);
+      await dispatcher.drain(options.drainMs);
+      await Promise.race([closed, Bun.sleep(LAST_ANSWERS_MS)]);
+      await server.stop(true);
+      await store.close();
+      lock?.release();
+    },
+  };
+}
+
+interface Parts {
+  readonly options: GatewayOptions;
+  readonly store: Store;
+  readonly keyring: Keyring;
+  readonly trusted: Outbound;
+  readonly log: Log;
+}
+
+async function composeGateway({ options, store, keyring, trusted, log }: Parts) {
+  const clock = systemClock;
+  const allow = parseAllowList(options.allowHosts);
+  const endings = createEndings();
+  const pool = createPool({
+    size: options.workers,
+    log,
+    settings: {
+      upstream_timeout_ms: options.upstreamTimeoutMs,
+      max_response_bytes: options.maxResponseBytes,
+      allow_hosts: options.allowHosts,
+      extra_ca: options.extraCa,
+    },
+  });
+  const { secretsDir, vault } = options;
+  const dispatcher = new Dispatcher({
+    store,
+    clock,
+    log,
+    pool,
+    replica: newId("rep", clock.now()),
+    agent_concurrency: options.agentConcurrency,
+    resolveCredential: credentialResolver({
+      store,
+      keyring,
+      secretsDir,
+      vault,
+      fetchJson: (url, headers, limits) => fetchJson(trusted, url, headers, limits),
+    }),
+    ended: (id) => endings.announce(id),
+  });
+  const limiter = rateLimiter();
+  const api = routes()
+    .use(agentRoutes({ store, clock, allow }))
+    .use(credentialRoutes({ store, clock, keyring, namedBy: [agentNamesCredential] }))
+    .use(
+      invocationRoutes({
+        store,
+        clock,
+        endings,
+        findAgent: (tenant, id) => findAgent(store.read, tenant, id),
+        takeToken: (agent) => limiter.take(agent),
+        offer: (accepted) => dispatcher.offer(accepted),
+        stop: (id) => dispatcher.stop(id),
+      }),
+    )
+    .use(serviceRoutes({ store, version: VERSION, publicJwks: () => keyring.publicJwks() }));
+  return {
+    dispatcher,
+    app: routes()
+      .use(api)
+      .use(await docsRoutes(api, { version: VERSION })),
+  };
+}
+
+function listen({ host, port }: GatewayOptions, edge: Edge) {
+  try {
+    return Bun.serve({
+      hostname: host,
+      port,
+      development: false,
+      idleTimeout: CONNECTION_IDLE_SECONDS,
+      // Each route has its own limit, and answers as it should when that is passed.
+      maxRequestBodySize: Number.MAX_SAFE_INTEGER,
+      fetch: (request) => edge.fetch(request),
+    });
+  } catch (cause) {
+    throw new StartupProblem(
+      `TOLLGATE_HOST and TOLLGATE_PORT must be free to listen on: ${host} port ${port}`,
+      { cause },
+    );
+  }
+}
+
+function startCleaning(store: Store, retention: Retention, log: Log) {
+  const clean = () =>
+    void cleanUp(store, systemClock, retention, log).catch((error) => log.warn("clean-up failed", { error }));
+  clean();
+  return setInterval(clean, CLEAN_UP_MS);
+}
