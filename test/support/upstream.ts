@@ -75,16 +75,20 @@ export interface RecordingProxy extends Upstream {
   readonly requests: Recorded[];
   /** Where requests go from now on. */
   forwardTo(url: string): void;
+  /** The next request that fits, or one that has come already. */
+  seen(fits: (request: Recorded) => boolean): Promise<Recorded>;
 }
 
 /** Passes every request on to `target` and keeps what it was; 502 when nobody is there. */
 export function startRecordingProxy(target: string): RecordingProxy {
   const requests: Recorded[] = [];
+  const watches = new Set<(request: Recorded) => void>();
   let destination = target;
   const upstream = startUpstream(async (request) => {
     const body = await request.text();
     const recorded: Recorded = { method: request.method, headers: request.headers, body, status: 0 };
     requests.push(recorded);
+    for (const watch of watches) watch(recorded);
     const response = await fetch(destination, {
       method: request.method,
       headers: request.headers,
@@ -98,5 +102,17 @@ export function startRecordingProxy(target: string): RecordingProxy {
   function forwardTo(url: string): void {
     destination = url;
   }
-  return { ...upstream, requests, forwardTo };
+  function seen(fits: (request: Recorded) => boolean): Promise<Recorded> {
+    const known = requests.find(fits);
+    if (known !== undefined) return Promise.resolve(known);
+    const { promise, resolve } = Promise.withResolvers<Recorded>();
+    const watch = (request: Recorded) => {
+      if (!fits(request)) return;
+      watches.delete(watch);
+      resolve(request);
+    };
+    watches.add(watch);
+    return promise;
+  }
+  return { ...upstream, requests, forwardTo, seen };
 }

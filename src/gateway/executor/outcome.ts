@@ -13,7 +13,7 @@ export interface Trace {
   /** Set once the head of the final response came. */
   upstream_status: number | null;
   response_content_type: string | null;
-  /** Bytes of the decoded body so far. */
+  /** Bytes of the decoded body, as far as they could be counted. */
   resp_size: number | null;
 }
 
@@ -37,7 +37,7 @@ export function noteHead(trace: Trace, response: Response): void {
   trace.upstream_status = response.status;
   const type = response.headers.get("content-type");
   trace.response_content_type = type === null ? null : type.slice(0, CONTENT_TYPE_CHARACTERS_MAX);
-  trace.resp_size = 0;
+  trace.resp_size = null;
 }
 
 /** The upstream's status decides; whatever a redirect is, it is not followed, so it is an answer like any other. */
