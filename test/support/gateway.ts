@@ -181,7 +181,7 @@ async function readLog(stream: ReadableStream<Uint8Array>, log: string[], found:
     const lines = (line + text).split("\n");
     line = lines.pop() ?? "";
     for (const whole of lines) {
-      const port = /"event":"listening".*"port":(\d+)/.exec(whole)?.[1];
+      const port = /"event":"listening".*(?:"port":|"url":"http:[^"]*:)(\d+)/.exec(whole)?.[1];
       if (port !== undefined) found(Number(port));
     }
   }
