@@ -116,12 +116,13 @@ function stringEnd(text: string, start: number): number {
   return text.length;
 }
 
+/** The message does not repeat the number, which may have been meant as a secret. */
 function readNumber(text: string, at: number, field: string): Token {
   NUMBER.lastIndex = at;
   const literal = NUMBER.exec(text)?.[0] ?? "";
   const last = at + Math.max(literal.length - 1, 0);
   if (isKept(literal)) return { last, problem: null };
-  return { last, problem: `${field}: the number ${literal.slice(0, 40)} is too large to be kept exactly` };
+  return { last, problem: `${field}: a number that is too large to be kept exactly` };
 }
 
 function isKept(literal: string): boolean {
