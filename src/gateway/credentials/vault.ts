@@ -1,5 +1,6 @@
 // Secrets from HashiCorp Vault or OpenBao: reads of the key-value engine, version 2, over its HTTP interface.
 // `GET /v1/<mount>/data/<path>` answers `{ data: { data: { … }, metadata: { … } } }`.
+import type { JsonAnswer, JsonLimits } from "../../edge/json.ts";
 import { CredentialFailure } from "./failure.ts";
 import { fieldOf } from "./secrets-dir.ts";
 import { readTextFile } from "./text-file.ts";
@@ -14,19 +15,14 @@ export interface VaultSettings {
   readonly tokenFile: string | null;
 }
 
-export interface FetchLimits {
-  readonly timeoutMs: number;
-  readonly bytesMax: number;
-}
-
-/** A GET of JSON; `body` is undefined when the answer is none. Rejects when there is no answer within the limits. */
+/** A GET, whatever its status. Rejects when there is no answer within the limits. */
 export type FetchJson = (
   url: string,
   headers: Readonly<Record<string, string>>,
-  limits: FetchLimits,
-) => Promise<{ readonly status: number; readonly body: unknown }>;
+  limits: JsonLimits,
+) => Promise<JsonAnswer>;
 
-const LIMITS: FetchLimits = { timeoutMs: 5_000, bytesMax: 64 * 1024 };
+const LIMITS: JsonLimits = { timeoutMs: 5_000, bytesMax: 64 * 1024 };
 const DEFAULT_KEY = "value";
 
 /**
