@@ -82,8 +82,10 @@ export async function startGateway(
   const cleaning = startCleaning(store, options.retention, log);
   const edge = createEdge({ app, log, authenticate: (header) => identity.authenticate(header) });
   const server = listen(options, edge);
+  const url = `http://${options.host.includes(":") ? `[${options.host}]` : options.host}:${server.port}`;
+  log.info("listening", { url, version: VERSION });
   return {
-    url: `http://${options.host.includes(":") ? `[${options.host}]` : options.host}:${server.port}`,
+    url,
     async stop() {
       edge.drain();
       const closed = server.stop();
