@@ -40,8 +40,7 @@ const INVOCATION_ID = {
   example: "inv_0199a7c2-6a2b-7d4c-8e01-7b1c2d3e4f50",
 };
 
-const EXAMPLE_POLL = {
-  invocation_id: INVOCATION_ID.example,
+const EXAMPLE_SHARED = {
   agent_id: AGENT_ID.id.example,
   status: "succeeded",
   error_class: null,
@@ -55,8 +54,23 @@ const EXAMPLE_POLL = {
   payment_payer: null,
   payment_nonce: null,
   created_at: "2026-11-21T10:00:00.000Z",
-  updated_at: "2026-11-21T10:00:00.050Z",
   completed_at: "2026-11-21T10:00:00.050Z",
+};
+
+const EXAMPLE_INVOCATION = {
+  id: INVOCATION_ID.example,
+  mode: "transactional",
+  model: null,
+  ...EXAMPLE_SHARED,
+  ttft_ms: null,
+  req_size: 17,
+  resp_size: 17,
+};
+
+const EXAMPLE_POLL = {
+  invocation_id: INVOCATION_ID.example,
+  ...EXAMPLE_SHARED,
+  updated_at: "2026-11-21T10:00:00.050Z",
   settlement: null,
   response_content_type: "application/json",
   response_truncated: false,
@@ -161,7 +175,7 @@ const list = operation({
       status: "ok",
       description: "One page, and how many match in all.",
       schema: InvocationPage,
-      example: { data: [], total: 0, limit: PAGE_LIMIT_DEFAULT, offset: 0 },
+      example: { data: [EXAMPLE_INVOCATION], total: 1, limit: PAGE_LIMIT_DEFAULT, offset: 0 },
     },
   ],
   errors: ["invalid_request"],
@@ -172,7 +186,19 @@ const read = operation({
   summary: "Read an invocation",
   description: `Captured bodies are included for a token with the scope ${READ_BODY_SCOPE}.`,
   path: { id: INVOCATION_ID },
-  responses: [{ status: "ok", description: "The invocation.", schema: InvocationDetail }],
+  responses: [
+    {
+      status: "ok",
+      description: "The invocation.",
+      schema: InvocationDetail,
+      example: {
+        ...EXAMPLE_INVOCATION,
+        body_captured: true,
+        req_body: EXAMPLE_POLL.response_body_b64,
+        resp_body: EXAMPLE_POLL.response_body_b64,
+      },
+    },
+  ],
   errors: ["not_found"],
 });
 
