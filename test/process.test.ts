@@ -1,0 +1,59 @@
+// The life of the binary's process: it starts anywhere with nothing beside it, ends well when it is told to, and
+// comes back with what it held, killed or not.
+import { expect, setDefaultTimeout, test } from "bun:test";
+import { readdirSync, readFileSync, readlinkSync, statSync } from "node:fs";
+import { join } from "node:path";
+import { eachDatabase, type Gateway, startGateway } from "./support/gateway.ts";
+
+setDefaultTimeout(60_000);
+
+const ALICE = { tenant: "acme", user: "alice" };
+
+async function agents(gateway: Gateway, init: RequestInit = {}): Promise<{ status: number; body: unknown }> {
+  const headers = {
+    authorization: `Bearer ${await gateway.token(ALICE)}`,
+    "content-type": "application/json",
+  };
+  const response = await fetch(`${gateway.url}/v1/agents`, { ...init, headers });
+  return { status: response.status, body: await response.json() };
+}
+
+const modeOf = (path: string) => statSync(path).mode & 0o777;
+
+eachDatabase((database) => {
+  test("what was acknowledged is there after a proper end and after kill -9", async () => {
+    await using gateway = await startGateway({ database });
+    const names = ["first", "second"];
+    expect((await agents(gateway, { method: "POST", body: `{"name":"first"}` })).status).toBe(201);
+    await gateway.stop();
+    await gateway.restart();
+    expect((await agents(gateway, { method: "POST", body: `{"name":"second"}` })).status).toBe(201);
+    await gateway.kill9();
+    await gateway.restart();
+    const { body } = await agents(gateway);
+    const { data, total } = body as { data: { name: string }[]; total: number };
+    expect([data.map((agent) => agent.name).sort(), total]).toEqual([names, 2]);
+    await gateway.stop();
+  });
+});
+
+test("it leaves nothing in the working directory, and what it keeps is for its owner only", async () => {
+  await using gateway = await startGateway();
+  expect(readdirSync(readlinkSync(`/proc/${gateway.pid}/cwd`))).toEqual([]);
+  expect(modeOf(gateway.dataDir)).toBe(0o700);
+  const files = readdirSync(gateway.dataDir);
+  expect(files).toContain("tollgate.db");
+  expect(files).toContain("master.key");
+  for (const file of files) expect([file, modeOf(join(gateway.dataDir, file))]).toEqual([file, 0o600]);
+});
+
+test("no token, secret or key reaches the log", async () => {
+  await using gateway = await startGateway({ env: { TOLLGATE_LOG_LEVEL: "debug" } });
+  const token = await gateway.token(ALICE);
+  await agents(gateway);
+  await gateway.stop();
+  expect(gateway.log()).toContain('"event":"request"');
+  expect(gateway.log()).not.toContain(token);
+  expect(gateway.log()).not.toContain(token.split(".")[2] ?? token);
+  expect(gateway.log()).not.toContain(readFileSync(join(gateway.dataDir, "master.key"), "utf8").trim());
+});
