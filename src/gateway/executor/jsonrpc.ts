@@ -27,7 +27,7 @@ export interface RpcProblem {
 }
 
 /** From this version on there is neither a handshake nor a session. */
-export const SESSIONLESS_SINCE = "2026-07-28";
+const SESSIONLESS_SINCE = "2026-07-28";
 
 const VERSION_KEY = "io.modelcontextprotocol/protocolVersion";
 const REQUEST_KEYS = ["jsonrpc", "id", "method", "params"];

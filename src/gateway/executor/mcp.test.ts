@@ -448,17 +448,6 @@ describe("an event stream", () => {
     await closed.promise;
   });
 
-  test("is read whatever its chunks and line ends", async () => {
-    const stream = `\ufeff: hi\r\nid: 1\r\ndata: \r\n\r\nevent: message\r\ndata: {"jsonrpc":"2.0","method":"notifications/x"}\r\n\r\nevent: other\r\ndata: ${RESULT.replace("1", "1 ")}\r\n\r\ndata: {"jsonrpc":"2.0",\r\ndata: "id":1,"result":{"t":"é€😀"}}\r\n\r\n`;
-    const bytes = new TextEncoder().encode(stream);
-    const single = Array.from(bytes, (byte) => new Uint8Array([byte]));
-    for (const chunks of [[bytes], single]) {
-      const outcome = await client().send(streaming(chunks).url, LIST);
-      expect(answer(outcome)).toEqual(JSON.parse(RESULT));
-      expect(outcome.resp_size).toBe(bytes.length);
-    }
-  });
-
   test("that forgot its last blank line is still an answer", async () => {
     expect(text(await client().send(streaming([`data: ${RESULT}\n`]).url, LIST))).toBe(RESULT);
   });

@@ -1,5 +1,4 @@
 import { afterEach, describe, expect, test } from "bun:test";
-import { join } from "node:path";
 import { LOOPBACK, makeJob } from "../../../test/support/jobs.ts";
 import { startMcpServer } from "../../../test/support/mcp-servers.ts";
 import { startRecordingProxy, startUpstream } from "../../../test/support/upstream.ts";
@@ -24,7 +23,7 @@ function pool(size = 1, settings: Partial<WorkerSettings> = {}): Pool {
   return made;
 }
 
-const FRAGILE = join(import.meta.dir, "../../../test/support/fragile-worker.ts");
+const FRAGILE = new URL("../../../test/support/fragile-worker.ts", import.meta.url).href;
 
 function fragilePool(size = 1, script: () => string = () => FRAGILE): Pool {
   const made = createPool({

@@ -82,6 +82,7 @@ describe("sessions", () => {
     await sessions.use(used, async () => {
       sessions.sweep();
       expect(closed).toEqual(["s2"]);
+      expect(await sessions.find("a")).toBe(used);
     });
     sessions.sweep();
     expect(closed).toEqual(["s2", "s1"]);
