@@ -35,13 +35,13 @@ export function eachDatabase(suite: (database: Database) => void): void {
   for (const database of [sqlite, postgres]) describe(database.name, () => suite(database));
 }
 
-export interface Caller {
+interface Caller {
   readonly tenant: string;
   readonly user: string;
   readonly scope?: string;
 }
 
-export interface Finished {
+interface Finished {
   readonly code: number;
   readonly stdout: string;
   readonly stderr: string;

@@ -53,7 +53,7 @@ interface Ownership {
   readonly pattern: RegExp;
 }
 
-export const OWNERSHIPS: readonly Ownership[] = [
+const OWNERSHIPS: readonly Ownership[] = [
   {
     what: "the environment",
     owners: ["src/config.ts"],
