@@ -62,13 +62,9 @@ function requireClean(environment: Environment): void {
   }
 }
 
-export function isCompiled(): boolean {
-  return Bun.main.startsWith("/$bunfs/");
-}
-
 /** A compiled binary sees its own embedded path as second argument; a script's path must be passed again. */
 function ownCommandLine(): string[] {
-  if (isCompiled()) return [process.argv0, ...process.argv.slice(2)];
+  if (Bun.isStandaloneExecutable) return [process.argv0, ...process.argv.slice(2)];
   return [process.execPath, ...process.execArgv, ...process.argv.slice(1)];
 }
 

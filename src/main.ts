@@ -4,14 +4,14 @@ import { readCommandLine } from "./cli/command-line.ts";
 import { helpText } from "./cli/help.ts";
 import { migrate } from "./cli/migrate.ts";
 import { openDataDir } from "./cli/open.ts";
-import { mintToken, readTokenRequest, tokenRefusal } from "./cli/token.ts";
+import { mintToken, readTokenRequest } from "./cli/token.ts";
 import { welcomeText } from "./cli/welcome.ts";
 import { type Config, loadConfig, processEnvironment } from "./config.ts";
 import { systemClock } from "./core/clock.ts";
 import { StartupProblem } from "./core/startup.ts";
 import { VERSION } from "./core/version.ts";
 import { type OpenLog, openLog } from "./edge/log.ts";
-import { isCompiled, restartInCleanEnvironment } from "./environment.ts";
+import { restartInCleanEnvironment } from "./environment.ts";
 
 const FAILED = 1;
 const MISCONFIGURED = 2;
@@ -20,25 +20,24 @@ const SECOND_SIGNAL_AFTER_MS = 1000;
 
 async function main(words: readonly string[]): Promise<void> {
   const { command, flags, problems } = readCommandLine(words);
-  if (problems.length === 0 && command === "help") return print(helpText());
-  if (problems.length === 0 && command === "version") return print(`tollgate ${VERSION}\n`);
-  const run = command === "token" || command === "migrate" ? command : "gateway";
-  if (run === "gateway") restartInCleanEnvironment(processEnvironment);
+  if (command === "help") return print(helpText());
+  if (command === "version") return print(`tollgate ${VERSION}\n`);
+  if (command === "gateway") restartInCleanEnvironment(processEnvironment);
 
-  const loaded = loadConfig(run, flags, processEnvironment, process.stderr.isTTY);
-  const token = run === "token" ? readTokenRequest(flags) : null;
-  const all = [...problems, ...loaded.problems, ...(token?.problems ?? [])];
+  const loaded = loadConfig(command, flags, processEnvironment, process.stderr.isTTY);
   const { config } = loaded;
-  const refusal = token !== null && config !== null ? tokenRefusal(config) : null;
-  if (refusal !== null) all.push(refusal);
+  const token = command === "token" ? readTokenRequest(flags, config) : NO_TOKEN;
+  const all = [...problems, ...loaded.problems, ...token.problems];
   if (config === null || all.length > 0) return refuse(all);
 
   const log = openLog({ ...config.log, clock: systemClock });
   for (const warning of loaded.warnings) log.warn("configuration", { warning });
-  if (run === "gateway") await runGateway(config, log);
-  else if (token?.request) print(`${await mintToken(config, token.request, log)}\n`);
+  if (command === "gateway") await runGateway(config, log);
+  else if (token.request !== null) print(`${await mintToken(config, token.request, log)}\n`);
   else await migrate(config, log);
 }
+
+const NO_TOKEN = { request: null, problems: [] };
 
 function print(text: string): void {
   process.stdout.write(text);
@@ -61,7 +60,7 @@ async function runGateway(config: Config, log: OpenLog): Promise<void> {
   process.stderr.write(
     welcomeText(config, url, {
       cwd: process.cwd(),
-      script: isCompiled() ? null : Bun.main,
+      script: Bun.isStandaloneExecutable ? null : Bun.main,
       executable: process.execPath,
       bunVersion: Bun.version,
     }),

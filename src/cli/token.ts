@@ -23,12 +23,15 @@ const UNIT_SECONDS: Readonly<Record<string, number>> = { s: 1, m: 60, h: 3600, d
 /** RFC 6749, section 3.3. */
 const SCOPE = /^[\x21\x23-\x5B\x5D-\x7E]+( [\x21\x23-\x5B\x5D-\x7E]+)*$/;
 
-/** The request that the flags make, or null and every problem that they have. */
-export function readTokenRequest(flags: ReadonlyMap<string, string>): {
-  readonly request: TokenRequest | null;
-  readonly problems: readonly string[];
-} {
+/** The request that the flags make, or null and every problem that they have or that forbids tokens. */
+export function readTokenRequest(
+  flags: ReadonlyMap<string, string>,
+  config: Config | null,
+): { readonly request: TokenRequest | null; readonly problems: readonly string[] } {
   const problems: string[] = [];
+  if (config !== null && config.identity.oidc !== null) {
+    problems.push("TOLLGATE_OIDC_ISSUER must be unset: with it only the tokens of that issuer are accepted");
+  }
   const tenant = flags.get("tenant");
   const user = flags.get("user");
   const scope = flags.get("scope") ?? null;
@@ -49,12 +52,6 @@ function readTtl(text: string): number | null {
   const [, count = "", unit = ""] = /^(\d{1,9})([smhd])$/.exec(text) ?? [];
   const seconds = Number(count) * (UNIT_SECONDS[unit] ?? 0);
   return seconds > 0 && seconds <= TTL_DAYS_MAX * 86_400 ? seconds : null;
-}
-
-/** Why this configuration makes no tokens, or null. */
-export function tokenRefusal(config: Config): string | null {
-  if (config.identity.oidc === null) return null;
-  return "TOLLGATE_OIDC_ISSUER must be unset: with it the gateway accepts the tokens of that issuer only";
 }
 
 /** @throws StartupProblem */
