@@ -78,6 +78,19 @@ describe("patch", () => {
     });
   });
 
+  test.each([
+    [Number.MAX_VALUE, Number.MAX_SAFE_INTEGER],
+    [5e-324, 1],
+    [0.1, 20],
+  ])("a rate of %p and a burst of %p come back as they are", async (rate, burst) => {
+    const { id } = await made();
+    await patch(id, `{"invocation_rate_limit":${rate.toExponential()},"invocation_burst":${burst}}`);
+    expect((await send("GET", `/v1/agents/${id}`)).body).toMatchObject({
+      invocation_rate_limit: rate,
+      invocation_burst: burst,
+    });
+  });
+
   test("a PATCH of nothing changes nothing", async () => {
     const agent = await made();
     expect((await patch(agent.id, {})).body).toEqual(agent);

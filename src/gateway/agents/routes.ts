@@ -65,7 +65,8 @@ const docs = {
   create: operation({
     tag: "Agents",
     summary: "Register an agent",
-    description: "Without an `upstream_url` the agent is `pending` and takes no calls.",
+    description:
+      "Without an `upstream_url` the agent is `pending` and takes no calls. Left out, `protocol` is `http`, `capture_body` is true and `emit_receipts` is false.",
     body: {
       schema: AgentCreate,
       examples: {
