@@ -16,7 +16,7 @@ export function hasControls(text: string): boolean {
   return CONTROLS.test(text);
 }
 
-export function countCharacters(text: string): number {
+function countCharacters(text: string): number {
   let count = 0;
   for (const _ of text) count += 1;
   return count;

@@ -199,8 +199,6 @@ export function agentService({ store, clock, allow }: AgentDeps) {
   };
 }
 
-export type AgentService = ReturnType<typeof agentService>;
-
 type Changes = ReturnType<typeof patchedFields>;
 
 async function updated(tx: Tx, row: AgentRow, fields: Changes, now: number): Promise<AgentRow> {
