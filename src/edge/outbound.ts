@@ -181,6 +181,8 @@ export function createOutbound(options: OutboundOptions): Outbound {
             signal,
             redirect: "manual",
             decompress: false,
+            // With an environment that turns HTTP/3 on, an Alt-Svc header would lead elsewhere, unchecked.
+            protocol: "http1.1",
             // Bun's own limit on silence (five minutes) would cut off what the signal allows.
             timeout: false,
           });
