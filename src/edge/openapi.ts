@@ -65,6 +65,7 @@ export function operation(doc: OperationDoc): DocumentDecoration {
     ? ["internal"]
     : ["unauthenticated", "unavailable", "internal"];
   const value = {
+    operationId: identifier(doc.summary),
     summary: doc.summary,
     description: doc.description,
     tags: [doc.tag],
@@ -87,6 +88,14 @@ export function operation(doc: OperationDoc): DocumentDecoration {
   // A round trip through JSON leaves out what is undefined and TypeBox's symbols.
   const text = JSON.stringify(value, (key, inner) => (key === "x-expected" ? undefined : inner));
   return JSON.parse(text, (_key, inner) => (Array.isArray(inner?.anyOf) ? plainer(inner) : inner));
+}
+
+/** "Read an agent" as `readAnAgent`: the name that generated clients give the call. */
+function identifier(summary: string): string {
+  const words = summary.replaceAll(/[^A-Za-z0-9 ]/g, "").split(" ");
+  return words
+    .map((word, at) => (at === 0 ? word.toLowerCase() : word.charAt(0).toUpperCase() + word.slice(1)))
+    .join("");
 }
 
 interface Alternatives {
