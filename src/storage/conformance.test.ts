@@ -403,8 +403,10 @@ describe.each(["sqlite", "postgres"] as const)("%s", (dialect) => {
     await cleared();
     const closing = await place.open();
     const last = closing.write((tx) => addAgent(tx, "agt_last"));
-    if (dialect === "postgres") await last;
-    await closing.close();
+    const closed = closing.close();
+    expect(await outcome(closing.write((tx) => addAgent(tx, "agt_late")))).toBe("unavailable");
+    await closed;
+    expect(await agentIds(store)).toEqual(["agt_last"]);
     expect(await outcome(last)).toBe("stored");
     expect(await outcome(closing.write((tx) => addAgent(tx, "agt_late")))).toBe("unavailable");
     expect(await agentIds(store)).toEqual(["agt_last"]);
@@ -578,20 +580,29 @@ describe("sqlite alone", () => {
   test("processes that open a new database at once agree on one schema", async () => {
     const fresh = sqlitePlace();
     const script = `
-      import { openSqlite } from ${JSON.stringify(join(import.meta.dir, "sqlite.ts"))};
+      import { openStore } from ${JSON.stringify(join(import.meta.dir, "open.ts"))};
       import { silentLog } from ${JSON.stringify(join(import.meta.dir, "../core/log.ts"))};
-      const store = await openSqlite({ path: ${JSON.stringify(join(fresh.dir, "tollgate.db"))}, log: silentLog, clock: { now: () => 0 } });
+      console.log("ready");
+      await Bun.stdin.text();
+      const options = { databaseUrl: null, dataDir: ${JSON.stringify(fresh.dir)}, log: silentLog, clock: { now: () => 0 } };
+      const store = await openStore(options);
       await store.write(({ db, tables }) => db.insert(tables.replicas).values({ id: process.argv[1], lease_until: 0 }));
       await store.close();`;
-    const children = Array.from({ length: 4 }, (_, i) =>
-      Bun.spawn([process.execPath, "-e", script, `rep_${i}`], { stdout: "inherit", stderr: "inherit" }),
+    const children = Array.from({ length: 6 }, (_, i) =>
+      Bun.spawn([process.execPath, "-e", script, `rep_${i}`], {
+        stdin: "pipe",
+        stdout: "pipe",
+        stderr: "inherit",
+      }),
     );
-    expect(await Promise.all(children.map((child) => child.exited))).toEqual([0, 0, 0, 0]);
+    await Promise.all(children.map((child) => child.stdout.getReader().read()));
+    for (const child of children) child.stdin.end();
+    expect(await Promise.all(children.map((child) => child.exited))).toEqual([0, 0, 0, 0, 0, 0]);
     const opened = await fresh.open();
-    expect(await opened.read.db.select({ n: count() }).from(opened.read.tables.replicas)).toEqual([{ n: 4 }]);
+    expect(await opened.read.db.select({ n: count() }).from(opened.read.tables.replicas)).toEqual([{ n: 6 }]);
     await opened.close();
     fresh.remove();
-  });
+  }, 20_000);
 
   test("a data directory has one gateway, until that one has gone", async () => {
     const script = `
@@ -736,6 +747,39 @@ describe("postgres alone", () => {
     const store = await place.open();
     expect(await outcome(store.write((tx) => addAgent(tx, "agt_1", "a\u0000b")))).toBe("invalid_request");
     await store.close();
+  });
+
+  test("history pages walk an index, also for a value that is common elsewhere", async () => {
+    const place = await postgresPlace();
+    await (await place.open()).close();
+    await using client = new SQL(place.url, { max: 1 });
+    // Of "a", nothing failed and nothing streamed; of the others, nearly all.
+    await client.unsafe(`
+      insert into invocations (tenant, id, agent_id, caller, mode, status, response_truncated, body_captured,
+        emit_receipt, updated_at, completed_at)
+      select case when i % 5 = 0 then 'a' else 'b' end, 'inv_' || lpad(i::text, 8, '0'), 'agt_1', 'c',
+        case when i % 5 = 0 then 'transactional' else 'streaming' end,
+        case when i % 5 = 0 then 'succeeded' else 'failed' end, false, false, false, 1, 1
+      from generate_series(1, 20000) i`);
+    await client.unsafe("analyze invocations");
+    const filters = {
+      status: "failed",
+      mode: "streaming",
+      error_class: "x",
+      model: "x",
+      settlement_status: "x",
+    };
+    for (const plans of ["force_generic_plan", "force_custom_plan"]) {
+      await client.unsafe(`set plan_cache_mode = ${plans}`);
+      for (const [column, value] of Object.entries(filters)) {
+        await client.unsafe(`prepare page (text, text) as
+          select * from invocations where tenant = $1 and ${column} = $2 order by id desc limit 20`);
+        const rows = await client.unsafe(`explain (costs off) execute page ('a', '${value}')`).values();
+        const index = `invocations_${column === "settlement_status" ? "settlement" : column}`;
+        expect(rows.join("\n")).toContain(`Index Scan Backward using ${index} on invocations`);
+        await client.unsafe("deallocate page");
+      }
+    }
   });
 
   test("replicas that start at once agree on one schema", async () => {

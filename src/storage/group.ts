@@ -23,7 +23,7 @@ interface Waiting {
   reject(error: unknown): void;
 }
 
-export interface GroupOptions {
+interface GroupOptions {
   /** The only connection of this process that writes; nothing else may run on it while a group runs. */
   readonly writer: Database;
   /** Drizzle over `writer`: the same object in every work, so that prepared queries are built once. */

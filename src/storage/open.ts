@@ -6,7 +6,7 @@ import { openPostgres } from "./postgres.ts";
 import { openSqlite } from "./sqlite.ts";
 import type { Store } from "./store.ts";
 
-export interface StoreOptions {
+interface StoreOptions {
   readonly databaseUrl: string | null;
   readonly dataDir: string;
   readonly log: Log;

@@ -26,7 +26,7 @@ export interface Connection {
   readonly abandoned: boolean;
 }
 
-export interface PoolOptions {
+interface PoolOptions {
   readonly max: number;
   readonly readOnly: boolean;
 }
@@ -40,7 +40,8 @@ export interface Pool {
    * @throws Fault `unavailable` when no connection can be had in time.
    */
   use<T>(until: number, task: (connection: Connection) => Promise<T>): Promise<T>;
-  close(): Promise<void>;
+  /** Refuses further tasks, and waits for those that run as long as `until`. */
+  close(until: number): Promise<void>;
 }
 
 /**
@@ -190,8 +191,10 @@ export function connectionPool(databaseUrl: string, { max, readOnly }: PoolOptio
         seats.give();
       }
     },
-    async close() {
+    async close(until) {
       closed = true;
+      const all = Array.from({ length: max }, () => seats.take(until));
+      await Promise.allSettled(all);
       for (const connection of idle.splice(0)) connection.abandon();
     },
   };

@@ -21,7 +21,7 @@ const ATTEMPTS_MAX = 4;
 /** Changes nothing, and is written and committed all the same. */
 const PROBE = "update schema_migrations set applied_at = applied_at where version = 1";
 
-export interface PostgresOptions {
+interface PostgresOptions {
   readonly databaseUrl: string;
   readonly clock: Clock;
   /** The longest that one read or write takes; tests shorten it. */
@@ -136,7 +136,8 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
         write(writers, timeoutMs, (_, connection) => connection.run(PROBE)),
       ),
     async close() {
-      await Promise.all([writers.close(), readers.close()]);
+      const until = performance.now() + callMsMax;
+      await Promise.all([writers.close(until), readers.close(until)]);
     },
   };
 }

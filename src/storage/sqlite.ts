@@ -22,7 +22,7 @@ const CHECKPOINT_EVERY_MS = 1_000;
 const WAL_BYTES_KEPT = 64 * 1024 * 1024;
 const CACHE_KIB = 16 * 1024;
 
-export interface SqliteOptions {
+interface SqliteOptions {
   readonly path: string;
   readonly log: Log;
   readonly clock: Clock;

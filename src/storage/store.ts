@@ -31,9 +31,12 @@ export interface Store {
   readonly read: Reader;
   /**
    * Runs `work` in a transaction and resolves after its commit is durable. What `work` throws rolls back its
-   * own writes and nothing else, and is thrown again. Inside `work`: nothing but calls on `tx`.
+   * own writes and nothing else, and is thrown again. Inside `work`: nothing but calls on `tx`, each awaited, and
+   * no catching of their errors, for the transaction is over after one. A work may be undone for the sake of
+   * another and then runs again, so it changes nothing outside.
    *
-   * @throws Fault `unavailable` when the database cannot take the write; nothing of it was stored.
+   * @throws Fault `unavailable` when the database cannot take the write; nothing of it was stored (unless, on
+   * Postgres, the connection broke during the commit: then nobody can tell).
    * @throws UniqueViolation when the write breaks a uniqueness rule of the schema.
    */
   write<T>(work: (tx: Tx) => Promise<T>): Promise<T>;

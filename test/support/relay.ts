@@ -2,7 +2,7 @@
 // connections, or let it fall silent. The server itself is shared and stays as it is.
 import type { Socket } from "bun";
 
-export interface Relay {
+interface Relay {
   readonly port: number;
   /** Cuts every connection; new ones go through. */
   cut(): void;
