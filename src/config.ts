@@ -218,7 +218,8 @@ export function loadConfig(
   const values = read as Values;
   const rules = command === "gateway" ? [...COMBINATIONS, ...GATEWAY_RULES] : COMBINATIONS;
   for (const rule of rules) {
-    const problem = problems.has(rule.name) ? null : rule.problem(values);
+    const judged = problems.has(rule.name) || (rule.other !== undefined && problems.has(rule.other));
+    const problem = judged ? null : rule.problem(values);
     if (problem !== null) problems.set(rule.name, `${rule.name} ${problem}`);
   }
   const warnings = unknownVariables(environment, VARIABLES);
@@ -227,14 +228,16 @@ export function loadConfig(
 }
 
 interface Rule {
-  /** The variable that the rule is about; one whose value is wrong by itself is not judged again. */
+  /** The variable that the rule is about. Where it, or the other one, is wrong by itself the rule says nothing. */
   readonly name: VariableName;
+  readonly other?: VariableName;
   readonly problem: (values: Values) => string | null;
 }
 
 const COMBINATIONS: readonly Rule[] = [
   {
     name: "TOLLGATE_MASTER_KEY",
+    other: "DATABASE_URL",
     problem: (v) =>
       v.DATABASE_URL !== null && v.TOLLGATE_MASTER_KEY === null
         ? "must be set when DATABASE_URL is: replicas share it"
@@ -242,14 +245,17 @@ const COMBINATIONS: readonly Rule[] = [
   },
   {
     name: "TOLLGATE_DATA_DIR",
+    other: "DATABASE_URL",
     problem: (v) => (v.DATABASE_URL === null ? checkDataDir(v.TOLLGATE_DATA_DIR) : null),
   },
   {
     name: "TOLLGATE_OIDC_AUDIENCE",
+    other: "TOLLGATE_OIDC_ISSUER",
     problem: (v) => together(v.TOLLGATE_OIDC_AUDIENCE, v.TOLLGATE_OIDC_ISSUER, "TOLLGATE_OIDC_ISSUER"),
   },
   {
     name: "TOLLGATE_JWKS_URL",
+    other: "TOLLGATE_OIDC_ISSUER",
     problem: (v) =>
       v.TOLLGATE_JWKS_URL !== null && v.TOLLGATE_OIDC_ISSUER === null
         ? "must be unset, or TOLLGATE_OIDC_ISSUER set too"
@@ -257,6 +263,7 @@ const COMBINATIONS: readonly Rule[] = [
   },
   {
     name: "TOLLGATE_VAULT_TOKEN",
+    other: "TOLLGATE_VAULT_ADDR",
     problem: (v) => together(v.TOLLGATE_VAULT_TOKEN, v.TOLLGATE_VAULT_ADDR, "TOLLGATE_VAULT_ADDR"),
   },
   {

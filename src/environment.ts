@@ -49,7 +49,7 @@ export function restartInCleanEnvironment(environment: Environment): void {
   }
 }
 
-/** Something put them back after the restart: a `.env` file that Bun loads, for one. */
+/** Something put them back after the restart; to restart again and again would not help. */
 function requireClean(environment: Environment): void {
   const kept: Environment = KEPT;
   const dirty = Object.keys(environment).filter(
@@ -57,7 +57,7 @@ function requireClean(environment: Environment): void {
   );
   if (dirty.length > 0) {
     throw new StartupProblem(
-      `${dirty.join(", ")} must not be set, neither by a .env file nor by bunfig.toml`,
+      `${dirty.join(", ")} must not be set, nor be put back by whatever starts tollgate`,
     );
   }
 }
@@ -65,7 +65,9 @@ function requireClean(environment: Environment): void {
 /** A compiled binary sees its own embedded path as second argument; a script's path must be passed again. */
 function ownCommandLine(): string[] {
   if (Bun.isStandaloneExecutable) return [process.argv0, ...process.argv.slice(2)];
-  return [process.execPath, ...process.execArgv, ...process.argv.slice(1)];
+  // Else Bun would put back what a `.env` file in the working directory says.
+  const flags = ["--no-env-file", ...process.execArgv.filter((flag) => flag !== "--no-env-file")];
+  return [process.execPath, ...flags, ...process.argv.slice(1)];
 }
 
 /** Names that the configuration must not take for misspelt settings. */

@@ -9,9 +9,18 @@ const MUST = "must be a directory that can be created and written";
 /** Null when the directory is there and writable, or can be created. Changes nothing. */
 export function checkDataDir(path: string): string | null {
   for (let at = resolve(path); ; at = dirname(at)) {
-    const found = statSync(at, { throwIfNoEntry: false, bigint: false });
+    const found = stat(at);
     if (found !== undefined) return found.isDirectory() && isWritable(at) ? null : `${MUST} (${at} is not)`;
     if (at === dirname(at)) return MUST;
+  }
+}
+
+/** Undefined also below a file, and where one may not look. */
+function stat(path: string) {
+  try {
+    return statSync(path);
+  } catch {
+    return undefined;
   }
 }
 

@@ -1,0 +1,278 @@
+import { afterAll, describe, expect, test } from "bun:test";
+import { chmodSync, mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { makeDataDir } from "./config/data-dir.ts";
+import { loadConfig, VARIABLES } from "./config.ts";
+
+const dir = mkdtempSync(join(tmpdir(), "config-"));
+afterAll(() => rmSync(dir, { recursive: true }));
+
+const KEY = Buffer.alloc(32, 7).toString("base64");
+
+function load(environment: Record<string, string>, flags: Record<string, string> = {}, terminal = false) {
+  const settings = { TOLLGATE_MODE: "gateway", TOLLGATE_DATA_DIR: join(dir, "data"), ...environment };
+  return loadConfig("gateway", new Map(Object.entries(flags)), settings, terminal);
+}
+
+/** The names that the problems begin with. */
+function blamed(environment: Record<string, string>, flags: Record<string, string> = {}): string[] {
+  const { config, problems } = load(environment, flags);
+  expect(config === null).toBe(problems.length > 0);
+  return problems.map((problem) => problem.split(" ")[0]!);
+}
+
+function file(name: string, text: string): string {
+  writeFileSync(join(dir, name), text);
+  return join(dir, name);
+}
+
+test("nothing but the mode needs to be configured, and nothing is created", () => {
+  const { config, problems, warnings } = load({});
+  expect(problems).toEqual([]);
+  expect(warnings).toEqual([]);
+  expect(config).toMatchObject({
+    host: "127.0.0.1",
+    port: 8080,
+    dataDir: join(dir, "data"),
+    databaseUrl: null,
+    masterKey: null,
+    log: { level: "info", format: "json" },
+    drainMs: 30_000,
+    identity: { oidc: null, claims: { tenant: "tenant_id", user: "sub", scope: "scope" } },
+    agentConcurrency: 64,
+    upstreamTimeoutMs: 300_000,
+    maxResponseBytes: 33_554_432,
+    vault: null,
+  });
+  expect(readdirSync(dir)).not.toContain("data");
+});
+
+test("all problems are told at once, each by the name of its variable", () => {
+  const bad = {
+    TOLLGATE_MODE: "gatway",
+    TOLLGATE_HOST: "a b",
+    TOLLGATE_PORT: "65536",
+    DATABASE_URL: "mysql://x",
+    TOLLGATE_MASTER_KEY: "short",
+    TOLLGATE_LOG_LEVEL: "loud",
+    TOLLGATE_LOG_FORMAT: "xml",
+    TOLLGATE_DRAIN_MS: "1e3",
+    TOLLGATE_OIDC_ISSUER: "ftp://x",
+    TOLLGATE_JWKS_URL: "x",
+    TOLLGATE_TENANT_CLAIM: "iss",
+    TOLLGATE_ALLOW_HOSTS: "ok.test,10.0.0.0/33",
+    TOLLGATE_CA_FILE: file("ca.pem", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"),
+    TOLLGATE_WORKERS: "0",
+    TOLLGATE_UPSTREAM_TIMEOUT_MS: "-1",
+    TOLLGATE_AGENT_CONCURRENCY: "0x10",
+    TOLLGATE_MAX_RESPONSE_BYTES: "",
+    TOLLGATE_BODY_RETENTION_DAYS: "1.5",
+    TOLLGATE_HISTORY_RETENTION_DAYS: "forever",
+    TOLLGATE_SECRETS_DIR: join(dir, "missing"),
+    TOLLGATE_VAULT_ADDR: "http://user@vault",
+    TOLLGATE_VAULT_TOKEN: "a\nb",
+    TOLLGATE_VAULT_PREFIX: "secret/data/shared",
+  };
+  const expected = Object.keys(bad).filter((name) => name !== "TOLLGATE_MAX_RESPONSE_BYTES");
+  expect(blamed(bad).sort()).toEqual(expected.sort());
+});
+
+test("no problem repeats a value: it may be a secret", () => {
+  const bad = {
+    TOLLGATE_MASTER_KEY: "hunter2",
+    DATABASE_URL: "mysql://u:hunter2@h/d",
+    TOLLGATE_VAULT_ADDR: "http://u:hunter2@v",
+  };
+  expect(load(bad).problems.join("\n")).not.toContain("hunter2");
+});
+
+test("a flag overrides its variable, and is blamed by its own name", () => {
+  expect(load({ TOLLGATE_PORT: "nonsense" }, { port: "0", host: "::1" }).config).toMatchObject({
+    port: 0,
+    host: "::1",
+  });
+  expect(blamed({ TOLLGATE_PORT: "1" }, { port: "x", host: "" })).toEqual(["--host", "--port"]);
+});
+
+test("an empty variable is as good as unset", () => {
+  const empty = Object.fromEntries(Object.keys(VARIABLES).map((name) => [name, ""]));
+  expect(load({ ...empty, TOLLGATE_MODE: "gateway", TOLLGATE_DATA_DIR: join(dir, "data") }).problems).toEqual(
+    [],
+  );
+});
+
+test("the mode is required, and a facilitator is not there yet", () => {
+  expect(load({ TOLLGATE_MODE: "" }).problems).toEqual([
+    "TOLLGATE_MODE must be gateway or facilitator (or give --mode)",
+  ]);
+  expect(load({}, { mode: "facilitator" }).problems[0]).toContain("no facilitator yet");
+  expect(loadConfig("token", new Map(), { TOLLGATE_DATA_DIR: dir }, false).problems).toEqual([]);
+});
+
+test("the log is pretty on a terminal unless told otherwise", () => {
+  expect(load({}, {}, true).config?.log.format).toBe("pretty");
+  expect(load({ TOLLGATE_LOG_FORMAT: "json" }, {}, true).config?.log.format).toBe("json");
+});
+
+describe("secrets", () => {
+  test("can come from a file, less one newline at its end", () => {
+    expect(
+      load({ TOLLGATE_MASTER_KEY_FILE: file("key", `${KEY}\n`) }).config?.masterKey?.toString("base64"),
+    ).toBe(KEY);
+    const DATABASE_URL_FILE = file("url", "postgres://u:p@h/d");
+    expect(load({ DATABASE_URL_FILE, TOLLGATE_MASTER_KEY: KEY }).config?.databaseUrl).toBe(
+      "postgres://u:p@h/d",
+    );
+    expect(blamed({ TOLLGATE_MASTER_KEY_FILE: file("key", `${KEY}\n\n`) })).toEqual([
+      "TOLLGATE_MASTER_KEY_FILE",
+    ]);
+  });
+
+  test("not from both places, nor from a file that is missing, empty or huge", () => {
+    const good = file("key", KEY);
+    expect(blamed({ TOLLGATE_MASTER_KEY: KEY, TOLLGATE_MASTER_KEY_FILE: good })).toEqual([
+      "TOLLGATE_MASTER_KEY",
+    ]);
+    for (const path of [join(dir, "missing"), dir, file("empty", ""), file("huge", "x".repeat(70_000))]) {
+      expect(blamed({ TOLLGATE_MASTER_KEY_FILE: path })).toEqual(["TOLLGATE_MASTER_KEY_FILE"]);
+    }
+  });
+
+  test("settings that are no secrets are not read from files", () => {
+    const { config, warnings } = load({ TOLLGATE_PORT_FILE: file("port", "1") });
+    expect(config?.port).toBe(8080);
+    expect(warnings).toEqual(["TOLLGATE_PORT_FILE is set but nothing reads it"]);
+  });
+});
+
+test("a misspelt variable is warned of, with the one that was meant", () => {
+  const { warnings, problems } = load({ TOLLGATE_PROT: "1", TOLLGATE_NONSENSE: "1", OTHER: "1" });
+  expect(problems).toEqual([]);
+  expect(warnings).toEqual([
+    "TOLLGATE_PROT is set but nothing reads it; did you mean TOLLGATE_PORT?",
+    "TOLLGATE_NONSENSE is set but nothing reads it",
+  ]);
+});
+
+describe("combinations", () => {
+  const OIDC = { TOLLGATE_OIDC_ISSUER: "https://issuer.test", TOLLGATE_OIDC_AUDIENCE: "gateway" };
+
+  test("Postgres needs the shared master key, and no data directory", () => {
+    const DATABASE_URL = "postgres://u:p@h/d";
+    expect(blamed({ DATABASE_URL })).toEqual(["TOLLGATE_MASTER_KEY"]);
+    expect(blamed({ DATABASE_URL, TOLLGATE_MASTER_KEY: "bad" })).toEqual(["TOLLGATE_MASTER_KEY"]);
+    expect(blamed({ DATABASE_URL, TOLLGATE_MASTER_KEY: KEY, TOLLGATE_DATA_DIR: "/dev/null/x" })).toEqual([]);
+  });
+
+  test("issuer and audience come together, keys of an issuer with it", () => {
+    expect(load({ ...OIDC, TOLLGATE_JWKS_URL: "https://j.test/?a=1" }).config?.identity.oidc).toEqual({
+      issuer: "https://issuer.test",
+      audience: "gateway",
+      jwksUrl: "https://j.test/?a=1",
+    });
+    expect(blamed({ TOLLGATE_OIDC_ISSUER: OIDC.TOLLGATE_OIDC_ISSUER })).toEqual(["TOLLGATE_OIDC_AUDIENCE"]);
+    expect(blamed({ TOLLGATE_OIDC_AUDIENCE: "gateway" })).toEqual(["TOLLGATE_OIDC_AUDIENCE"]);
+    expect(blamed({ TOLLGATE_JWKS_URL: "https://j.test" })).toEqual(["TOLLGATE_JWKS_URL"]);
+    expect(blamed({ ...OIDC, TOLLGATE_OIDC_ISSUER: "bad" })).toEqual(["TOLLGATE_OIDC_ISSUER"]);
+  });
+
+  test("one claim can't be two things", () => {
+    expect(blamed({ TOLLGATE_TENANT_CLAIM: "sub" })).toEqual(["TOLLGATE_USER_CLAIM"]);
+    expect(blamed({ TOLLGATE_SCOPE_CLAIM: "sub" })).toEqual(["TOLLGATE_SCOPE_CLAIM"]);
+  });
+
+  test("a vault needs its token", () => {
+    expect(blamed({ TOLLGATE_VAULT_ADDR: "http://v:8200" })).toEqual(["TOLLGATE_VAULT_TOKEN"]);
+    const set = { TOLLGATE_VAULT_ADDR: "http://v:8200", TOLLGATE_VAULT_TOKEN_FILE: file("token", "t\n") };
+    expect(load(set).config?.vault).toMatchObject({ address: "http://v:8200", token: "t" });
+  });
+});
+
+describe("values", () => {
+  test("allowed hosts are names, addresses and ranges without ports", () => {
+    const hosts = (list: string) => load({ TOLLGATE_ALLOW_HOSTS: list }).config?.allowHosts;
+    expect(hosts(" LocalHost , 127.0.0.1,10.0.0.0/8,::1,[::1],fd00::/8,a_b.test.,")).toEqual([
+      "localhost",
+      "127.0.0.1",
+      "10.0.0.0/8",
+      "::1",
+      "::1",
+      "fd00::/8",
+      "a_b.test",
+    ]);
+    for (const bad of [
+      "a:1",
+      "10.0.0.0/33",
+      "::/129",
+      "10.0/8",
+      "host/8",
+      "*.test",
+      "http://a",
+      "a b",
+      "1.2.3",
+      "0x7f.1",
+      "-a",
+      "a..b",
+    ]) {
+      expect([bad, hosts(bad)]).toEqual([bad, undefined]);
+    }
+  });
+
+  test("a vault prefix keeps each tenant in a place of its own", () => {
+    const base = { TOLLGATE_VAULT_ADDR: "http://v", TOLLGATE_VAULT_TOKEN: "t" };
+    const prefix = (text: string) => load({ ...base, TOLLGATE_VAULT_PREFIX: text }).config?.vault?.prefix;
+    expect(prefix("kv/data/{tenant}/agents")).toBe("kv/data/{tenant}/agents");
+    for (const bad of [
+      "kv",
+      "/kv/{tenant}",
+      "kv/{tenant}/",
+      "kv/x{tenant}",
+      "kv/../{tenant}",
+      "{tenant}/{tenant}",
+      "kv//{tenant}",
+      "kv/{tenant}?x",
+    ]) {
+      expect([bad, prefix(bad)]).toEqual([bad, undefined]);
+    }
+  });
+
+  test("a master key is exactly 32 bytes of standard base64", () => {
+    expect(blamed({ TOLLGATE_MASTER_KEY: KEY.replace("=", "") })).toEqual([]);
+    const bytes = (count: number) => Buffer.alloc(count, 255).toString("base64");
+    for (const bad of [
+      bytes(31),
+      bytes(33),
+      ` ${KEY}`,
+      bytes(32).replaceAll("/", "_"),
+      Buffer.alloc(32).toString("hex"),
+    ]) {
+      expect(blamed({ TOLLGATE_MASTER_KEY: bad })).toEqual(["TOLLGATE_MASTER_KEY"]);
+    }
+  });
+});
+
+describe("the data directory", () => {
+  test("may be anywhere where it can be created", () => {
+    expect(blamed({ TOLLGATE_DATA_DIR: join(dir, "a/b/c") })).toEqual([]);
+    expect(blamed({ TOLLGATE_DATA_DIR: "/dev/null/x" })).toEqual(["TOLLGATE_DATA_DIR"]);
+    expect(blamed({ TOLLGATE_DATA_DIR: file("plain", "") })).toEqual(["TOLLGATE_DATA_DIR"]);
+    expect(blamed({}, { "data-dir": "/dev/null" })).toEqual(["TOLLGATE_DATA_DIR"]);
+  });
+
+  test("is made for its owner alone, and one that is open to others is told", () => {
+    const made = join(dir, "deep/made");
+    expect(makeDataDir(made)).toEqual({ shared: false });
+    expect(statSync(made).mode & 0o777).toBe(0o700);
+    expect(readdirSync(made)).toEqual([]);
+    mkdirSync(join(dir, "open"));
+    chmodSync(join(dir, "open"), 0o755);
+    expect(makeDataDir(join(dir, "open"))).toEqual({ shared: true });
+  });
+
+  test("that can't be written after all is a start-up problem", () => {
+    expect(() => makeDataDir("/proc/nowhere")).toThrow(
+      "TOLLGATE_DATA_DIR must be a directory that can be created",
+    );
+  });
+});
