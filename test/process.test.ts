@@ -47,6 +47,18 @@ test("it leaves nothing in the working directory, and what it keeps is for its o
   for (const file of files) expect([file, modeOf(join(gateway.dataDir, file))]).toEqual([file, 0o600]);
 });
 
+test("it names its version and the commit it was built from", async () => {
+  await using gateway = await startGateway();
+  const built = (await (await fetch(`${gateway.url}/version`)).json()) as {
+    version: string;
+    commit: string | null;
+  };
+  const { stdout } = await gateway.run("--version");
+  expect(stdout).toBe(`tollgate ${built.version}\n`);
+  // Null where the build saw no repository.
+  expect(built.commit ?? "0".repeat(12)).toMatch(/^[0-9a-f]{12}$/);
+});
+
 test("no token, secret or key reaches the log", async () => {
   await using gateway = await startGateway({ env: { TOLLGATE_LOG_LEVEL: "debug" } });
   const token = await gateway.token(ALICE);

@@ -9,6 +9,7 @@ const READY_WITHIN_MS = 2_000;
 export interface ServiceRoutesOptions {
   readonly store: Store;
   readonly version: string;
+  readonly commit: string | null;
   /** A JSON Web Key Set (RFC 7517). */
   publicJwks(): unknown;
 }
@@ -43,9 +44,9 @@ const version = operation({
   responses: [
     {
       status: "ok",
-      description: "The version of the binary.",
-      schema: Type.Object({ version: Type.String() }),
-      example: { version: "0.1.0" },
+      description: "The version of the binary, and the commit it was built from.",
+      schema: Type.Object({ version: Type.String(), commit: Type.Union([Type.String(), Type.Null()]) }),
+      example: { version: "0.1.0", commit: "4f2a9c81d0be" },
     },
   ],
   errors: [],
@@ -78,6 +79,8 @@ export function serviceRoutes(options: ServiceRoutesOptions) {
       },
       { detail: ready },
     )
-    .get("/version", () => json("ok", { version: options.version }), { detail: version })
+    .get("/version", () => json("ok", { version: options.version, commit: options.commit }), {
+      detail: version,
+    })
     .get("/.well-known/jwks.json", () => json("ok", options.publicJwks()), { detail: jwks });
 }

@@ -5,7 +5,7 @@ import { parseAllowList } from "../core/host.ts";
 import { newId } from "../core/id.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { VERSION } from "../core/version.ts";
+import { COMMIT, VERSION } from "../core/version.ts";
 import { createEdge, type Edge, routes } from "../edge/http.ts";
 import { fetchDocument, fetchJson } from "../edge/json.ts";
 import { createOutbound, type Outbound } from "../edge/outbound.ts";
@@ -153,7 +153,7 @@ async function composeGateway({ options, store, keyring, trusted, log }: Parts) 
         stop: (id) => dispatcher.stop(id),
       }),
     )
-    .use(serviceRoutes({ store, version: VERSION, publicJwks: () => keyring.publicJwks() }));
+    .use(serviceRoutes({ store, version: VERSION, commit: COMMIT, publicJwks: () => keyring.publicJwks() }));
   return {
     dispatcher,
     app: routes()
