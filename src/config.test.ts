@@ -185,7 +185,7 @@ describe("combinations", () => {
   test("a vault needs its token", () => {
     expect(blamed({ TOLLGATE_VAULT_ADDR: "http://v:8200" })).toEqual(["TOLLGATE_VAULT_TOKEN"]);
     const set = { TOLLGATE_VAULT_ADDR: "http://v:8200", TOLLGATE_VAULT_TOKEN_FILE: file("token", "t\n") };
-    expect(load(set).config?.vault).toMatchObject({ address: "http://v:8200", token: "t" });
+    expect(load(set).config?.vault).toMatchObject({ token: "t", tokenFile: join(dir, "token") });
   });
 });
 

@@ -205,6 +205,19 @@ export function loadConfig(
   environment: Environment,
   terminal: boolean,
 ): Loaded {
+  const { values, problems } = readValues(flags, environment);
+  for (const rule of command === "gateway" ? [...COMBINATIONS, ...GATEWAY_RULES] : COMBINATIONS) {
+    if (problems.has(rule.name) || (rule.other !== undefined && problems.has(rule.other))) continue;
+    const problem = rule.problem(values);
+    if (problem !== null) problems.set(rule.name, `${rule.name} ${problem}`);
+  }
+  const warnings = unknownVariables(environment, VARIABLES);
+  const config = problems.size === 0 ? arrange(values, terminal, environment) : null;
+  return { config, problems: [...problems.values()], warnings };
+}
+
+/** Each variable by itself. One that has a problem has its default among the values. */
+function readValues(flags: ReadonlyMap<string, string>, environment: Environment) {
   const problems = new Map<string, string>();
   const read: Record<string, unknown> = {};
   for (const [name, variable] of Object.entries<Row<unknown, unknown>>(VARIABLES)) {
@@ -215,16 +228,7 @@ export function loadConfig(
     read[name] = parsed ?? variable.fallback;
   }
   // Each name has got what its own row parsed, or that row's fallback.
-  const values = read as Values;
-  const rules = command === "gateway" ? [...COMBINATIONS, ...GATEWAY_RULES] : COMBINATIONS;
-  for (const rule of rules) {
-    const judged = problems.has(rule.name) || (rule.other !== undefined && problems.has(rule.other));
-    const problem = judged ? null : rule.problem(values);
-    if (problem !== null) problems.set(rule.name, `${rule.name} ${problem}`);
-  }
-  const warnings = unknownVariables(environment, VARIABLES);
-  const config = problems.size === 0 ? arrange(values, terminal, environment) : null;
-  return { config, problems: [...problems.values()], warnings };
+  return { values: read as Values, problems };
 }
 
 interface Rule {

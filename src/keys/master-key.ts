@@ -69,7 +69,7 @@ function readKey(path: string, log: Log): Buffer | null {
 
 function generate(path: string, log: Log): MasterKey {
   const key = newKey();
-  const draft = `${path}.${process.pid}`;
+  const draft = `${path}.${crypto.randomUUID()}`;
   try {
     writeDurably(draft, `${key.toString("base64")}\n`);
     // A link fails where the name is taken, which a rename does not.
@@ -86,8 +86,6 @@ function generate(path: string, log: Log): MasterKey {
 }
 
 function writeDurably(path: string, text: string): void {
-  // What a process of the same pid left behind when it was killed right here.
-  if (existsSync(path)) unlinkSync(path);
   const file = openSync(path, "wx", 0o600);
   try {
     writeSync(file, text);

@@ -1,0 +1,43 @@
+import { expect, test } from "bun:test";
+import fc from "fast-check";
+import { newKey, open, seal, unwrap, wrap } from "./envelope.ts";
+
+const bytes = fc.uint8Array({ maxLength: 300 });
+
+test("what is sealed opens with the same key and identity", () => {
+  fc.assert(
+    fc.property(bytes, fc.string(), (secret, identity) => {
+      const key = newKey();
+      expect(open(key, seal(key, secret, identity), identity)).toEqual(Buffer.from(secret));
+      expect(unwrap(key, wrap(key, secret, identity), identity)).toEqual(Buffer.from(secret));
+    }),
+  );
+});
+
+test("any changed byte, cut end or added byte is noticed", () => {
+  const key = newKey();
+  const sealed = seal(key, Buffer.from("secret"), "cred");
+  for (let at = 0; at < sealed.length; at++) {
+    const changed = Buffer.from(sealed);
+    changed[at] = (changed[at] ?? 0) ^ 1;
+    expect(() => open(key, changed, "cred")).toThrow();
+    expect(() => open(key, sealed.subarray(0, at), "cred")).toThrow();
+  }
+  expect(() => open(key, Buffer.concat([sealed, Buffer.of(0)]), "cred")).toThrow();
+});
+
+test("another key or identity opens nothing, nor do parts of two sealed values", () => {
+  const key = newKey();
+  const [a, b] = [seal(key, Buffer.from("a"), "cred a"), seal(key, Buffer.from("b"), "cred a")];
+  expect(() => open(newKey(), a, "cred a")).toThrow();
+  expect(() => open(key, a, "cred b")).toThrow();
+  expect(() => open(key, Buffer.concat([a.subarray(0, 61), b.subarray(61)]), "cred a")).toThrow();
+});
+
+test("the same secret never looks the same, and its bytes show nowhere", () => {
+  const key = newKey();
+  const secret = Buffer.from("a secret that is long enough to be found");
+  const seen = new Set(Array.from({ length: 100 }, () => seal(key, secret, "x").toString("hex")));
+  expect(seen.size).toBe(100);
+  for (const sealed of seen) expect(sealed).not.toContain(secret.toString("hex"));
+});

@@ -1,0 +1,155 @@
+import { afterEach, beforeEach, describe, expect, test } from "bun:test";
+import { chmodSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { CompactSign, compactVerify, createLocalJWKSet } from "jose";
+import { systemClock } from "../core/clock.ts";
+import { type Log, silentLog } from "../core/log.ts";
+import { StartupProblem } from "../core/startup.ts";
+import { openSqlite } from "../storage/sqlite.ts";
+import type { Store } from "../storage/store.ts";
+import { newKey } from "./envelope.ts";
+import { openKeyring } from "./keyring.ts";
+import { loadMasterKey } from "./master-key.ts";
+
+let dir: string;
+let stores: Store[];
+
+beforeEach(() => {
+  dir = mkdtempSync(join(tmpdir(), "keys-"));
+  stores = [];
+});
+
+afterEach(async () => {
+  for (const store of stores) await store.close();
+  rmSync(dir, { recursive: true });
+});
+
+async function openStore(): Promise<Store> {
+  const store = await openSqlite({ path: join(dir, "tollgate.db"), log: silentLog, clock: systemClock });
+  stores.push(store);
+  return store;
+}
+
+function load(log: Log = silentLog) {
+  return loadMasterKey({ configured: null, dataDir: dir, log });
+}
+
+describe("the keyring", () => {
+  const secret = Buffer.from("a secret of the tenant acme");
+
+  test("opens what it sealed, after a restart too, for the same tenant and record only", async () => {
+    const master = newKey();
+    const first = await openKeyring(await openStore(), master, systemClock);
+    const sealed = await first.sealSecret("acme", "cred_1", secret);
+    await first.sealSecret("other", "cred_1", secret);
+    const second = await openKeyring(await openStore(), master, systemClock);
+    expect(await second.openSecret("acme", "cred_1", sealed)).toEqual(secret);
+    expect(second.openSecret("acme", "cred_2", sealed)).rejects.toThrow();
+    expect(second.openSecret("other", "cred_1", sealed)).rejects.toThrow();
+    expect(second.openSecret("nobody", "cred_1", sealed)).rejects.toThrow();
+  });
+
+  test("two replicas that first meet a tenant at once agree on its key", async () => {
+    const master = newKey();
+    const rings = await Promise.all([
+      openKeyring(await openStore(), master, systemClock),
+      openKeyring(await openStore(), master, systemClock),
+    ]);
+    const sealed = await Promise.all(rings.map((ring) => ring.sealSecret("acme", "cred_1", secret)));
+    for (const ring of rings)
+      for (const one of sealed) expect(await ring.openSecret("acme", "cred_1", one)).toEqual(secret);
+    expect(rings[0]!.signingKey("issuer").kid).toBe(rings[1]!.signingKey("issuer").kid);
+    expect(rings[0]!.publicJwks()).toEqual(rings[1]!.publicJwks());
+  });
+
+  test("signs with a key of its own for each purpose, whose public half alone is shown", async () => {
+    const ring = await openKeyring(await openStore(), newKey(), systemClock);
+    for (const purpose of ["issuer", "receipts"] as const) {
+      const { kid, privateKey } = ring.signingKey(purpose);
+      const jws = await new CompactSign(secret).setProtectedHeader({ alg: "EdDSA", kid }).sign(privateKey);
+      await compactVerify(jws, createLocalJWKSet(ring.publicJwks()));
+      expect(ring.verificationKeys(purpose).keys.map((key) => key.kid)).toEqual([kid]);
+    }
+    expect(ring.publicJwks().keys.length).toBe(2);
+    for (const key of ring.publicJwks().keys) {
+      expect(Object.keys(key).sort()).toEqual(["alg", "crv", "kid", "kty", "use", "x"]);
+    }
+  });
+
+  test("refuses a database that was made with another master key", async () => {
+    await openKeyring(await openStore(), newKey(), systemClock);
+    const attempt = openKeyring(await openStore(), newKey(), systemClock);
+    expect(attempt).rejects.toBeInstanceOf(StartupProblem);
+    expect(attempt).rejects.toThrow("TOLLGATE_MASTER_KEY");
+  });
+
+  test("leaves no secret and no private key in the database files", async () => {
+    const master = newKey();
+    const store = await openStore();
+    const ring = await openKeyring(store, master, systemClock);
+    await ring.sealSecret("acme", "cred_1", secret);
+    await store.close();
+    stores = [];
+    const files = Buffer.concat(readdirSync(dir).map((name) => readFileSync(join(dir, name))));
+    expect(files.includes('"x":')).toBe(true);
+    for (const needle of [secret, master, Buffer.from('"d":')]) expect(files.includes(needle)).toBe(false);
+  });
+});
+
+describe("the master key", () => {
+  test("is generated once, for its owner alone, and read again", () => {
+    const first = load();
+    expect(first.generated).toBe(true);
+    expect(first.key.length).toBe(32);
+    expect(statSync(join(dir, "master.key")).mode & 0o777).toBe(0o600);
+    expect(load()).toEqual({ key: first.key, generated: false });
+    expect(readdirSync(dir)).toEqual(["master.key"]);
+  });
+
+  test("processes that start at once agree on one", async () => {
+    const script = `
+      import { loadMasterKey } from ${JSON.stringify(join(import.meta.dir, "master-key.ts"))};
+      const log = { warn() {} };
+      const { key, generated } = loadMasterKey({ configured: null, dataDir: ${JSON.stringify(dir)}, log });
+      console.log(JSON.stringify([key.toString("hex"), generated]));`;
+    const children = Array.from({ length: 6 }, () =>
+      Bun.spawn([process.execPath, "-e", script], { stdout: "pipe", timeout: 10_000 }),
+    );
+    const answers = await Promise.all(children.map(async (child) => JSON.parse(await child.stdout.text())));
+    expect(new Set(answers.map(([key]) => key)).size).toBe(1);
+    expect(answers.filter(([, generated]) => generated).length).toBe(1);
+    expect(readdirSync(dir)).toEqual(["master.key"]);
+  });
+
+  test("that is configured wins, and nothing is generated", () => {
+    const configured = newKey();
+    expect(loadMasterKey({ configured, dataDir: dir, log: silentLog })).toEqual({
+      key: configured,
+      generated: false,
+    });
+    expect(readdirSync(dir)).toEqual([]);
+  });
+
+  test("that is malformed is refused and stays as it is", () => {
+    for (const text of ["", "short", `${newKey().toString("base64")}\n\n`, newKey().toString("hex")]) {
+      writeFileSync(join(dir, "master.key"), text);
+      expect(() => load()).toThrow(StartupProblem);
+      expect(readFileSync(join(dir, "master.key"), "utf8")).toBe(text);
+    }
+  });
+
+  test("that is missing beside a database is not replaced by a new one", () => {
+    writeFileSync(join(dir, "tollgate.db"), "");
+    expect(() => load()).toThrow("TOLLGATE_MASTER_KEY must be set");
+    expect(readdirSync(dir)).toEqual(["tollgate.db"]);
+  });
+
+  test("that others may read is warned of", () => {
+    load();
+    chmodSync(join(dir, "master.key"), 0o644);
+    const warnings: string[] = [];
+    load({ ...silentLog, warn: (event) => warnings.push(event) });
+    expect(warnings).toEqual(["the master key can be read by others than its owner"]);
+  });
+});

@@ -1,0 +1,148 @@
+import { afterEach, beforeEach, expect, test } from "bun:test";
+import { existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { decodeJwt, decodeProtectedHeader } from "jose";
+import { VARIABLES } from "./config.ts";
+import { systemClock } from "./core/clock.ts";
+import { silentLog } from "./core/log.ts";
+import { createIdentity } from "./gateway/identity.ts";
+import { openKeyring } from "./keys/keyring.ts";
+import { loadMasterKey } from "./keys/master-key.ts";
+import { openStore } from "./storage/open.ts";
+
+let dir: string;
+beforeEach(() => {
+  dir = mkdtempSync(join(tmpdir(), "main-"));
+});
+afterEach(() => rmSync(dir, { recursive: true }));
+
+async function tollgate(words: string[], environment: Record<string, string> = {}) {
+  const child = Bun.spawn([process.execPath, join(import.meta.dir, "main.ts"), ...words], {
+    cwd: dir,
+    env: { PATH: process.env["PATH"], ...environment },
+    stdin: "ignore",
+    stdout: "pipe",
+    stderr: "pipe",
+    timeout: 20_000,
+  });
+  const [out, err] = await Promise.all([child.stdout.text(), child.stderr.text()]);
+  return { code: await child.exited, out, err };
+}
+
+test("--help names every variable, and --version the version", async () => {
+  const help = await tollgate(["--help"]);
+  expect(help).toMatchObject({ code: 0, err: "" });
+  for (const name of Object.keys(VARIABLES)) expect(help.out).toContain(`  ${name}`);
+  expect(await tollgate(["--version"])).toMatchObject({
+    code: 0,
+    out: expect.stringMatching(/^tollgate \d+\.\d+\.\d+\n$/),
+  });
+});
+
+test("problems of flags and variables are told together, with status 2, and nothing is made", async () => {
+  const { code, out, err } = await tollgate(["--mode", "gateway", "--prot", "1", "--host"], {
+    TOLLGATE_WORKERS: "many",
+  });
+  expect({ code, out }).toEqual({ code: 2, out: "" });
+  expect(err).toContain("--prot is no flag; did you mean --port?");
+  expect(err).toContain("--host must be followed by a value");
+  expect(err).toContain("TOLLGATE_WORKERS must be a whole number from 1 to 64");
+  expect(existsSync(join(dir, "data"))).toBe(false);
+});
+
+test("an unknown command and a facilitator are refused with a hint", async () => {
+  const unknown = await tollgate(["tokn"]);
+  expect(unknown.code).toBe(2);
+  expect(unknown.err).toContain("tokn is no command; did you mean token?");
+  const facilitator = await tollgate(["--mode", "facilitator"]);
+  expect(facilitator.code).toBe(2);
+  expect(facilitator.err).toContain("this build has no facilitator yet");
+});
+
+test("a token is made before the first start, and the gateway's identity takes it", async () => {
+  const minted = await tollgate([
+    "token",
+    "--tenant",
+    "acme",
+    "--user",
+    "alice",
+    "--scope",
+    "a b",
+    "--ttl",
+    "90s",
+  ]);
+  expect(minted).toMatchObject({ code: 0, err: "" });
+  const token = minted.out.trim();
+  expect(minted.out).toBe(`${token}\n`);
+  expect(decodeProtectedHeader(token).alg).toBe("EdDSA");
+  const { iat = 0, exp, jti } = decodeJwt(token);
+  expect([exp, typeof jti]).toEqual([iat + 90, "string"]);
+
+  const dataDir = join(dir, "data");
+  const { key } = loadMasterKey({ configured: null, dataDir, log: silentLog });
+  const store = await openStore({ databaseUrl: null, dataDir, log: silentLog, clock: systemClock });
+  try {
+    const keyring = await openKeyring(store, key, systemClock);
+    const claims = { tenant: "tenant_id", user: "sub", scope: "scope" };
+    const fetchJson = () => Promise.reject(new Error("not asked"));
+    const identity = createIdentity({
+      claims,
+      oidc: null,
+      keyring,
+      fetchJson,
+      clock: systemClock,
+      log: silentLog,
+    });
+    const caller = { tenant: "acme", user: "alice", scopes: new Set(["a", "b"]) };
+    expect(await identity.authenticate(`Bearer ${token}`)).toEqual(caller);
+    // The store is open here, as a running gateway has it.
+    const beside = await tollgate(["token", "--tenant", "acme", "--user", "alice", "--scope", "a b"]);
+    expect(await identity.authenticate(`Bearer ${beside.out.trim()}`)).toEqual(caller);
+  } finally {
+    await store.close();
+  }
+});
+
+test("the claims have the configured names", async () => {
+  const { out } = await tollgate(["token", "--tenant", "acme", "--user", "alice"], {
+    TOLLGATE_TENANT_CLAIM: "https://acme.test/org",
+    TOLLGATE_USER_CLAIM: "email",
+  });
+  expect(decodeJwt(out)).toMatchObject({
+    "https://acme.test/org": "acme",
+    email: "alice",
+    iss: "tollgate",
+    aud: "tollgate",
+  });
+});
+
+test("a bad request for a token tells all its problems with status 2", async () => {
+  const { code, out, err } = await tollgate(["token", "--tenant", "", "--ttl", "1w", "--scope", " a"], {
+    TOLLGATE_OIDC_ISSUER: "https://issuer.test",
+    TOLLGATE_OIDC_AUDIENCE: "gateway",
+  });
+  expect({ code, out }).toEqual({ code: 2, out: "" });
+  for (const name of ["--tenant", "--user", "--ttl", "--scope", "TOLLGATE_OIDC_ISSUER"])
+    expect(err).toContain(`  - ${name} must`);
+  for (const ttl of ["0s", "-1h", "366d", "1.5h", "12", "h", "999999999d"]) {
+    expect((await tollgate(["token", "--tenant", "t", "--user", "u", `--ttl=${ttl}`])).err).toContain(
+      "--ttl must",
+    );
+  }
+});
+
+test("another master key than the database's is told with status 2", async () => {
+  await tollgate(["migrate"]);
+  expect((await tollgate(["token", "--tenant", "t", "--user", "u"])).code).toBe(0);
+  writeFileSync(join(dir, "data", "master.key"), `${Buffer.alloc(32).toString("base64")}\n`);
+  const { code, out, err } = await tollgate(["token", "--tenant", "t", "--user", "u"]);
+  expect({ code, out }).toEqual({ code: 2, out: "" });
+  expect(err).toContain("TOLLGATE_MASTER_KEY");
+});
+
+test("migrate makes the database and ends well, again and again", async () => {
+  for (const _ of [1, 2])
+    expect(await tollgate(["migrate", "--data-dir", "elsewhere"])).toMatchObject({ code: 0, out: "" });
+  expect(existsSync(join(dir, "elsewhere", "tollgate.db"))).toBe(true);
+});
