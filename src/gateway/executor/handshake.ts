@@ -1,11 +1,12 @@
 // What is said on an MCP session beside the calls: `initialize`, `notifications/initialized`,
 // `notifications/cancelled`, and DELETE.
 // (Protocol versions up to 2025-11-25; later ones have neither.)
+
+import { encodeRpc, findAnswer } from "../../core/jsonrpc.ts";
 import { VERSION } from "../../core/version.ts";
 import type { Outbound } from "../../edge/outbound.ts";
 import { type CallContext, credentialHeader, readStart, send } from "./call.ts";
 import type { WorkerSettings } from "./job.ts";
-import { encodeRpc, findAnswer } from "./jsonrpc.ts";
 import { newTrace } from "./outcome.ts";
 import type { Opened, SessionTarget, SessionWire } from "./sessions.ts";
 import { isEventStream, readStreamAnswer } from "./stream.ts";

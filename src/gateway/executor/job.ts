@@ -1,18 +1,7 @@
 // What crosses between the dispatcher, which owns the database, and the workers, which own the upstream
 // calls: a Job goes in, exactly one Outcome comes back. Everything here survives a structured clone.
-import type { ErrorClass, Protocol } from "../../core/states.ts";
-
-/** The call as it was accepted: stored with the invocation, so a later change of the agent does not reach it. */
-export interface Call {
-  readonly url: string;
-  readonly protocol: Protocol;
-  readonly mcp_protocol_version: string | null;
-  readonly credential_ref: string | null;
-  readonly capture: boolean;
-  /** Headers of the caller that pass to the upstream, names in lower case. */
-  readonly headers: ReadonlyArray<readonly [name: string, value: string]>;
-  readonly request_id: string;
-}
+import type { Call } from "../../core/call.ts";
+import type { ErrorClass } from "../../core/states.ts";
 
 export interface Job {
   readonly id: string;

@@ -1,11 +1,7 @@
 // The MCP call on the transactional path: one JSON-RPC request out, its response back. A server that wants a
 // session gets one, shared by the calls of the same key. Only a request that was refused for want of a session
 // is sent again, for it never ran.
-import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
-import type { Outbound } from "../../edge/outbound.ts";
-import { type CallContext, CallError, ownHeaders, readStart, send } from "./call.ts";
-import { createMcpWire, MCP_HEADERS, type McpWire, SESSION_HEADER, VERSION_HEADER } from "./handshake.ts";
-import type { Job, Outcome, WorkerSettings } from "./job.ts";
+
 import {
   findAnswer,
   isSessionless,
@@ -14,7 +10,12 @@ import {
   type RpcRequest,
   splice,
   withId,
-} from "./jsonrpc.ts";
+} from "../../core/jsonrpc.ts";
+import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
+import type { Outbound } from "../../edge/outbound.ts";
+import { type CallContext, CallError, ownHeaders, readStart, send } from "./call.ts";
+import { createMcpWire, MCP_HEADERS, type McpWire, SESSION_HEADER, VERSION_HEADER } from "./handshake.ts";
+import type { Job, Outcome, WorkerSettings } from "./job.ts";
 import { answered, capture, NOT_STORED, noteHead } from "./outcome.ts";
 import { createSessions, type Session, type Sessions, type SessionTarget } from "./sessions.ts";
 import { isEventStream, readStreamAnswer } from "./stream.ts";

@@ -1,9 +1,9 @@
 // An event-stream answer of an MCP server: read until the one response that was asked for, then closed.
 // Progress, notifications and requests of the server come before it and are passed over.
 import { createParser } from "eventsource-parser";
+import { findAnswer, type RpcAnswer } from "../../core/jsonrpc.ts";
 import { decodedBody } from "../../edge/body.ts";
 import { type CallContext, CallError, tooLarge } from "./call.ts";
-import { findAnswer, type RpcAnswer } from "./jsonrpc.ts";
 
 export interface StreamAnswer extends RpcAnswer {
   /** The JSON-RPC response, as the server wrote it. */

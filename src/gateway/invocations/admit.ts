@@ -9,7 +9,7 @@ import { newId } from "../../core/id.ts";
 import { agentStatus } from "../../core/states.ts";
 import type { Store } from "../../storage/store.ts";
 import type { InvocableAgent } from "../agents/service.ts";
-import { parseRpcRequest } from "../executor/jsonrpc.ts";
+import { parseRpcRequest } from "../../core/jsonrpc.ts";
 import { idempotencyKey, passedHeaders, serviceModel } from "./command.ts";
 import {
   type Accepted,

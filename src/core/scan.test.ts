@@ -1,6 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { JSON_DEPTH_MAX } from "../../core/limits.ts";
+import { JSON_DEPTH_MAX } from "./limits.ts";
 import { outlineObject, skipSpace } from "./scan.ts";
 
 const encoder = new TextEncoder();

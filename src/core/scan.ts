@@ -1,7 +1,7 @@
 // Reads the outline of a JSON object straight from its bytes: whether the text is JSON at all, and where the
 // values of a few keys stand. Nothing is built, so a body of 32 MiB costs no second copy and no object tree,
 // and a value can be replaced in place without touching its neighbours.
-import { JSON_DEPTH_MAX } from "../../core/limits.ts";
+import { JSON_DEPTH_MAX } from "./limits.ts";
 
 /** A value of the scanned object: bytes from `start` up to, but not including, `end`. */
 export interface Member {
