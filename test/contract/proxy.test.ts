@@ -1,0 +1,576 @@
+// The proxy call from acceptance to its end: the answer, the order of checks, poll, waiting, cancelling,
+// idempotency and the rate limit.
+import { describe, expect, test } from "bun:test";
+import {
+  type Answer,
+  contract,
+  DETAIL,
+  expectError,
+  expectRequestId,
+  expectShape,
+  type Json,
+  MCP,
+  POLL,
+  POLL_WITH_BODY,
+  PRICING,
+  responseText,
+  type Sending,
+  UNKNOWN_AGENT,
+  UNKNOWN_INVOCATION,
+  unique,
+} from "./contract.ts";
+
+const LONG_MODEL = { "x-service-model": "m".repeat(257) };
+const BAD_KEY = { "idempotency-key": "not visible: \t" };
+const RPC = { jsonrpc: "2.0", id: 1, method: "tools/list" };
+
+/** A body that says by its length that it is too large, and of which nothing is sent. */
+const TOO_LARGE = new Uint8Array(32 * 1024 * 1024 + 1);
+
+contract((at) => {
+  /** An upstream that answers when it is told to. */
+  function gated() {
+    const gate = Promise.withResolvers<void>();
+    const route = at.upstream(async () => {
+      await gate.promise;
+      return new Response("late");
+    });
+    return { ...route, open: gate.resolve };
+  }
+
+  describe("an accepted call", () => {
+    test("answers 202 at once with the ID in body, header and Location", async () => {
+      const tenant = at.tenant();
+      const slow = gated();
+      const { id } = await tenant.agent({ upstream_url: slow.url });
+      const answer = await tenant.send("POST", `/v1/proxy/${id}`, { json: {} });
+      expect(answer.status).toBe(202);
+      expectShape(answer.body, { invocation_id: POLL["invocation_id"]! });
+      const { invocation_id } = answer.body;
+      expect(answer.headers.get("x-service-invocation-id")).toBe(invocation_id);
+      expect(answer.headers.get("location")).toBe(`/v1/proxy/${id}/invocations/${invocation_id}`);
+      expect(answer.headers.get("content-type")).toBe("application/json");
+      expect(answer.headers.has("x-payment-response")).toBe(false);
+      expectRequestId(answer);
+      slow.open();
+      await tenant.ended(id, invocation_id);
+    });
+
+    test("polls running with explicit nulls, then succeeded with its result", async () => {
+      const tenant = at.tenant();
+      const slow = gated();
+      const { id } = await tenant.agent({ upstream_url: slow.url });
+      const invocation = await tenant.call(id);
+      await slow.arrival();
+      const running = await tenant.poll(id, invocation);
+      expectShape(running, POLL);
+      expect(running).toEqual({
+        invocation_id: invocation,
+        agent_id: id,
+        status: "running",
+        error_class: null,
+        created_at: running.created_at,
+        updated_at: running.updated_at,
+        completed_at: null,
+        upstream_status: null,
+        latency_ms: null,
+        mcp_method: null,
+        mcp_tool: null,
+        payment_network: null,
+        payment_asset: null,
+        payment_amount: null,
+        payment_payer: null,
+        payment_nonce: null,
+        settlement: null,
+        response_content_type: null,
+        response_truncated: false,
+      });
+      const meanwhile = await tenant.detail(invocation);
+      expect(meanwhile).toMatchObject({
+        status: "running",
+        completed_at: null,
+        resp_size: null,
+        req_size: 2,
+      });
+      slow.open();
+      const ended = await tenant.ended(id, invocation);
+      expectShape(ended, POLL_WITH_BODY);
+      expect(ended).toMatchObject({ status: "succeeded", error_class: null, upstream_status: 200 });
+      expect(responseText(ended)).toBe("late");
+      const [created, completed, updated] = [ended.created_at, ended.completed_at, ended.updated_at].map(
+        (text) => Date.parse(text),
+      );
+      expect(completed).toBeGreaterThanOrEqual(created!);
+      expect(updated).toBe(completed!);
+      expect(ended.created_at).toBe(running.created_at);
+    });
+
+    test("shows the same in the detail view, in its own shape", async () => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ upstream_url: at.upstream(() => new Response("four")).url });
+      const headers = { "x-service-model": " gpt-x ünï " };
+      const invocation = await tenant.call(id, { body: "a request", headers: { ...headers } });
+      const poll = await tenant.ended(id, invocation);
+      const { status, body } = await tenant.send("GET", `/v1/invocations/${invocation}`);
+      expect(status).toBe(200);
+      expectShape(body, DETAIL);
+      expect(body).toEqual({
+        id: invocation,
+        agent_id: id,
+        mode: "transactional",
+        status: "succeeded",
+        error_class: null,
+        model: "gpt-x ünï",
+        mcp_method: null,
+        mcp_tool: null,
+        payment_network: null,
+        payment_asset: null,
+        payment_amount: null,
+        payment_payer: null,
+        payment_nonce: null,
+        upstream_status: 200,
+        latency_ms: poll.latency_ms,
+        ttft_ms: null,
+        req_size: 9,
+        resp_size: 4,
+        created_at: poll.created_at,
+        completed_at: poll.completed_at,
+        body_captured: true,
+      });
+    });
+
+    test("takes any media type, and none", async () => {
+      const tenant = at.tenant();
+      const echo = at.upstream(
+        ({ body, headers }) =>
+          new Response(body.slice(), {
+            headers: { "content-type": headers.get("content-type") ?? "none/none" },
+          }),
+      );
+      const { id } = await tenant.agent({ upstream_url: echo.url });
+      const sent: Sending[] = [
+        { body: "plain", headers: { "content-type": "text/plain; charset=utf-8" } },
+        { body: Uint8Array.of(0, 255, 128, 13, 10), headers: { "content-type": "application/x-any" } },
+        { body: "{not json", headers: { "content-type": "application/json" } },
+        { body: Uint8Array.of(1, 2, 3) },
+        {},
+      ];
+      for (const sending of sent) {
+        const view = await tenant.invoke(id, sending);
+        expect(view).toMatchObject({ status: "succeeded" });
+        expect(
+          Buffer.from(view.response_body_b64, "base64").equals(Buffer.from((sending.body as string) ?? "")),
+        ).toBe(true);
+        expect(view.response_content_type).toBe(sending.headers?.["content-type"] ?? "none/none");
+      }
+    });
+  });
+
+  describe("X-Service-Model", () => {
+    test.each([
+      ["m".repeat(256), "m".repeat(256)],
+      ["é".repeat(128), "é".repeat(128)],
+      ["", null],
+    ])("takes %s", async (model, shown) => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ upstream_url: at.upstream().url });
+      const bytes = Buffer.from(model).toString("latin1");
+      const invocation = await tenant.call(id, { json: {}, headers: { "x-service-model": bytes } });
+      expect((await tenant.detail(invocation)).model).toBe(shown);
+      await tenant.ended(id, invocation);
+    });
+
+    test.each(["m".repeat(257), "é".repeat(129)])("of over 256 bytes is refused", async (model) => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent();
+      const headers = { "x-service-model": Buffer.from(model).toString("latin1") };
+      expectError(
+        await tenant.send("POST", `/v1/proxy/${id}`, { json: {}, headers }),
+        400,
+        "X-Service-Model",
+      );
+    });
+  });
+
+  describe("an agent that cannot be called", () => {
+    test.each([
+      [
+        "inactive",
+        async (tenant: ReturnType<typeof at.tenant>, id: string) => tenant.send("DELETE", `/v1/agents/${id}`),
+      ],
+      [
+        "suspended",
+        async (tenant: ReturnType<typeof at.tenant>, id: string) => tenant.patch(id, { suspended: true }),
+      ],
+      [
+        "pending",
+        async (tenant: ReturnType<typeof at.tenant>, id: string) => tenant.patch(id, { upstream_url: null }),
+      ],
+    ])("%s: 422, and no invocation", async (_, change) => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent();
+      await change(tenant, id);
+      expectError(await tenant.send("POST", `/v1/proxy/${id}`, { json: {} }), 422);
+      expect((await tenant.send("GET", "/v1/invocations")).body.total).toBe(0);
+    });
+
+    test("is callable again when it is no longer suspended", async () => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ upstream_url: at.upstream().url });
+      await tenant.patch(id, { suspended: true });
+      expectError(await tenant.send("POST", `/v1/proxy/${id}`, { json: {} }), 422);
+      await tenant.patch(id, { suspended: false });
+      expect(await tenant.invoke(id)).toMatchObject({ status: "succeeded" });
+    });
+  });
+
+  describe("the order of checks", () => {
+    const post = (tenant: ReturnType<typeof at.tenant>, id: string, sending: Sending) =>
+      tenant.send("POST", `/v1/proxy/${id}`, sending);
+
+    test("token before agent", async () => {
+      const response = await fetch(`${at.gateway.url}/v1/proxy/${UNKNOWN_AGENT}`, { method: "POST" });
+      expect(response.status).toBe(401);
+    });
+
+    test("agent before model and body", async () => {
+      const tenant = at.tenant();
+      expectError(await post(tenant, UNKNOWN_AGENT, { json: {}, headers: LONG_MODEL }), 404);
+      expectError(await post(tenant, UNKNOWN_AGENT, { body: TOO_LARGE }), 404);
+    });
+
+    test("invocable before rate", async () => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ upstream_url: at.upstream().url });
+      await tenant.patch(id, { invocation_rate_limit: 0.01, invocation_burst: 1 });
+      await tenant.call(id);
+      expectError(await post(tenant, id, { json: {} }), 429);
+      // Suspending is no patch of the rate fields, so the bucket stays empty.
+      await tenant.patch(id, { suspended: true });
+      expectError(await post(tenant, id, { json: {} }), 422);
+      await tenant.patch(id, { suspended: false });
+      expectError(await post(tenant, id, { json: {} }), 429);
+    });
+
+    test("rate before model, model before body, body before form", async () => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ ...MCP, upstream_url: at.upstream().url });
+      expectError(await post(tenant, id, { body: TOO_LARGE, headers: LONG_MODEL }), 400, "X-Service-Model");
+      expectError(await post(tenant, id, { body: TOO_LARGE }), 413);
+      await tenant.patch(id, { invocation_rate_limit: 0.01, invocation_burst: 1 });
+      // A call takes its token even if a later check refuses it.
+      expectError(await post(tenant, id, { json: RPC, headers: LONG_MODEL }), 400, "X-Service-Model");
+      expectError(await post(tenant, id, { json: RPC, headers: LONG_MODEL }), 429);
+    });
+
+    test("form before idempotency, idempotency before payment", async () => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ ...MCP, upstream_url: at.upstream().url, pricing: PRICING });
+      expectError(await post(tenant, id, { body: "[]", headers: BAD_KEY }), 400, "body");
+      expectError(await post(tenant, id, { json: RPC, headers: BAD_KEY }), 400, "Idempotency-Key");
+      const unpaid = await post(tenant, id, { json: RPC });
+      expect(unpaid.status).toBe(402);
+      expect(unpaid.body.error).toBeString();
+      expect((await tenant.send("GET", "/v1/invocations")).body.total).toBe(0);
+    });
+
+    test("form before payment", async () => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ ...MCP, upstream_url: at.upstream().url, pricing: PRICING });
+      expectError(await post(tenant, id, { body: "{}" }), 400, "body");
+    });
+  });
+
+  describe("a priced agent", () => {
+    test("answers 402 and calls nobody; price 0 is free, flat or per tool", async () => {
+      const tenant = at.tenant();
+      const route = at.upstream(() => Response.json({ jsonrpc: "2.0", id: 1, result: {} }));
+      const http = await tenant.agent({ upstream_url: route.url, pricing: PRICING });
+      const answer = await tenant.send("POST", `/v1/proxy/${http.id}`, { json: {} });
+      expect([answer.status, answer.body.error]).toEqual([402, expect.any(String)]);
+      expect((await tenant.send("GET", "/v1/invocations")).body.total).toBe(0);
+      expect(route.seen).toEqual([]);
+
+      await tenant.patch(http.id, { pricing: { ...PRICING, amount: "0" } });
+      expect(await tenant.invoke(http.id)).toMatchObject({ status: "succeeded", payment_amount: null });
+      await tenant.patch(http.id, { pricing: null });
+      expect(await tenant.invoke(http.id)).toMatchObject({ status: "succeeded" });
+
+      const tools = { free: "0" };
+      const mcp = await tenant.agent({ ...MCP, upstream_url: route.url, pricing: { ...PRICING, tools } });
+      const call = (name: string) => ({ ...RPC, method: "tools/call", params: { name, arguments: {} } });
+      expect((await tenant.send("POST", `/v1/proxy/${mcp.id}`, { json: call("paid") })).status).toBe(402);
+      expect(await tenant.invoke(mcp.id, { json: call("free") })).toMatchObject({ mcp_tool: "free" });
+    });
+  });
+
+  describe("waiting", () => {
+    test("Prefer: wait on the call still answers 202, after the call has ended", async () => {
+      const tenant = at.tenant();
+      const slow = gated();
+      const { id } = await tenant.agent({ upstream_url: slow.url });
+      let answered = false;
+      const waiting = tenant.send("POST", `/v1/proxy/${id}`, { json: {}, headers: { prefer: "wait=20" } });
+      void waiting.then(() => {
+        answered = true;
+      });
+      await slow.arrival();
+      await tenant.send("GET", "/v1/agents");
+      expect(answered).toBe(false);
+      slow.open();
+      const { status, body } = await waiting;
+      expect(status).toBe(202);
+      expect(await tenant.poll(id, body.invocation_id)).toMatchObject({ status: "succeeded" });
+    });
+
+    test("Prefer: wait on a poll is answered with the end, or after its time with what there is", async () => {
+      const tenant = at.tenant();
+      const slow = gated();
+      const { id } = await tenant.agent({ upstream_url: slow.url });
+      const invocation = await tenant.call(id);
+      await slow.arrival();
+      const poll = (prefer: string) =>
+        tenant.send("GET", `/v1/proxy/${id}/invocations/${invocation}`, { headers: { prefer } });
+      const startedAt = performance.now();
+      expect((await poll("respond-async, wait=1")).body.status).toBe("running");
+      expect(performance.now() - startedAt).toBeWithin(950, 4000);
+      for (const prefer of ["wait=0", "wait=-1", "wait=x", "wait"]) {
+        const before = performance.now();
+        expect((await poll(prefer)).body.status).toBe("running");
+        expect(performance.now() - before).toBeLessThan(900);
+      }
+      const waiting = poll("wait=9999");
+      slow.open();
+      expect((await waiting).body).toMatchObject({ status: "succeeded" });
+      expect((await poll("wait=60")).body).toMatchObject({ status: "succeeded" });
+    });
+  });
+
+  describe("cancelling", () => {
+    test("a running call: failed, cancelled; the upstream is let go; 409 afterwards", async () => {
+      const tenant = at.tenant();
+      const slow = gated();
+      const { id } = await tenant.agent({ upstream_url: slow.url });
+      const invocation = await tenant.call(id);
+      const { signal } = await slow.arrival();
+      const gone = new Promise((resolve) => signal.addEventListener("abort", resolve));
+      const path = `/v1/proxy/${id}/invocations/${invocation}`;
+      const waiting = tenant.send("GET", path, { headers: { prefer: "wait=20" } });
+      const answer = await tenant.send("POST", `${path}/cancel`);
+      expect(answer.status).toBe(200);
+      expectShape(answer.body, POLL);
+      expect(answer.body).toMatchObject({
+        status: "failed",
+        error_class: "cancelled",
+        upstream_status: null,
+        completed_at: expect.any(String),
+      });
+      await gone;
+      expect((await waiting).body).toEqual(answer.body);
+      slow.open();
+      expectError(await tenant.send("POST", `${path}/cancel`), 409);
+      expect(await tenant.poll(id, invocation)).toEqual(answer.body);
+    });
+
+    test("a call that has ended: 409, and it stays as it ended", async () => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ upstream_url: at.upstream().url });
+      const invocation = await tenant.call(id);
+      const ended = await tenant.ended(id, invocation);
+      expectError(await tenant.send("POST", `/v1/proxy/${id}/invocations/${invocation}/cancel`), 409);
+      expect(await tenant.poll(id, invocation)).toEqual(ended);
+    });
+  });
+
+  describe("poll and cancel of what is not there", () => {
+    test("unknown, malformed and another agent's: 404", async () => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ upstream_url: at.upstream().url });
+      const other = await tenant.agent();
+      const invocation = await tenant.call(id);
+      await tenant.ended(id, invocation);
+      for (const [agent, call] of [
+        [id, UNKNOWN_INVOCATION],
+        [id, "inv_x"],
+        [id, "x"],
+        [id, "%00"],
+        [other.id, invocation],
+        [UNKNOWN_AGENT, invocation],
+        ["x", invocation],
+      ]) {
+        const path = `/v1/proxy/${agent}/invocations/${call}`;
+        expectError(await tenant.send("GET", path), 404);
+        expectError(await tenant.send("GET", path, { headers: { prefer: "wait=20" } }), 404);
+        expectError(await tenant.send("POST", `${path}/cancel`), 404);
+      }
+      for (const call of [UNKNOWN_INVOCATION, "inv_x", "x", "%00", id]) {
+        expectError(await tenant.send("GET", `/v1/invocations/${call}`), 404);
+      }
+    });
+
+    test("a deleted agent's calls can still be read", async () => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ upstream_url: at.upstream().url });
+      const invocation = await tenant.call(id);
+      const ended = await tenant.ended(id, invocation);
+      await tenant.send("DELETE", `/v1/agents/${id}`);
+      expect(await tenant.poll(id, invocation)).toEqual(ended);
+    });
+  });
+
+  describe("Idempotency-Key", () => {
+    const send = (
+      tenant: ReturnType<typeof at.tenant>,
+      id: string,
+      key: string,
+      sending: Sending = { body: "a" },
+    ) => tenant.send("POST", `/v1/proxy/${id}`, { ...sending, headers: { "idempotency-key": key } });
+
+    test("same key and body: the first invocation; other body: 409", async () => {
+      const tenant = at.tenant();
+      const route = at.upstream();
+      const { id } = await tenant.agent({ upstream_url: route.url });
+      const first = await send(tenant, id, "key");
+      expect(first.status).toBe(202);
+      const { invocation_id } = first.body;
+      await tenant.ended(id, invocation_id);
+      const again = await send(tenant, id, "key");
+      expect([again.status, again.body]).toEqual([202, first.body]);
+      expect(again.headers.get("x-service-invocation-id")).toBe(invocation_id);
+      expect(again.headers.get("location")).toBe(first.headers.get("location"));
+      expectError(await send(tenant, id, "key", { body: "b" }), 409);
+      expectError(await send(tenant, id, "key", {}), 409);
+      expect(route.seen.length).toBe(1);
+      expect((await tenant.send("GET", "/v1/invocations")).body.total).toBe(1);
+    });
+
+    test("keys are per tenant, user and agent", async () => {
+      const [tenant, stranger] = [at.tenant(), at.tenant()];
+      const { url: upstream_url } = at.upstream();
+      const [a, b] = [await tenant.agent({ upstream_url }), await tenant.agent({ upstream_url })];
+      const foreign = await stranger.agent({ upstream_url });
+      const answers: Answer[] = [
+        await send(tenant, a.id, "key"),
+        await send(tenant, b.id, "key"),
+        await send(tenant, a.id, "key", { body: "a", user: "bob" }),
+        await send(tenant, a.id, "KEY"),
+        await send(stranger, foreign.id, "key"),
+      ];
+      expect(new Set(answers.map(({ body }) => body.invocation_id)).size).toBe(5);
+    });
+
+    test("of concurrent calls under one key all get one invocation, and the upstream one call", async () => {
+      const tenant = at.tenant();
+      const route = at.upstream();
+      const { id } = await tenant.agent({ upstream_url: route.url });
+      const answers = await Promise.all(Array.from({ length: 12 }, () => send(tenant, id, "key")));
+      const ids = new Set(answers.map(({ status, body }) => `${status} ${body.invocation_id}`));
+      expect(ids.size).toBe(1);
+      await tenant.ended(id, answers[0]!.body.invocation_id);
+      expect(route.seen.length).toBe(1);
+    });
+
+    test("takes 255 visible ASCII characters, refuses any other", async () => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ upstream_url: at.upstream().url });
+      const visible = Array.from({ length: 94 }, (_, i) => String.fromCharCode(33 + i)).join("");
+      for (const key of [visible, "k".repeat(255)]) expect((await send(tenant, id, key)).status).toBe(202);
+      for (const key of ["", "k".repeat(256), "two words", "ä", "a\tb"])
+        expectError(await send(tenant, id, key), 400, "Idempotency-Key");
+    });
+
+    test("goes on to the upstream, and a priced retry needs no second payment check of its own", async () => {
+      const tenant = at.tenant();
+      const route = at.upstream();
+      const { id } = await tenant.agent({ upstream_url: route.url });
+      const key = unique("key");
+      const first = await send(tenant, id, key);
+      await tenant.ended(id, first.body.invocation_id);
+      expect(route.seen[0]?.headers.get("idempotency-key")).toBe(key);
+      await tenant.patch(id, { pricing: PRICING });
+      expect((await send(tenant, id, key)).body).toEqual(first.body);
+    });
+  });
+
+  describe("the rate limit", () => {
+    const burst = async (
+      tenant: ReturnType<typeof at.tenant>,
+      id: string,
+      calls: number,
+    ): Promise<Answer[]> =>
+      Promise.all(Array.from({ length: calls }, () => tenant.send("POST", `/v1/proxy/${id}`, { json: {} })));
+    const accepted = (answers: Answer[]) => answers.filter(({ status }) => status === 202).length;
+
+    test.each([
+      ["nothing set", {}, 40],
+      ["only the rate", { invocation_rate_limit: 0.001 }, 20],
+      ["both", { invocation_rate_limit: 0.001, invocation_burst: 3 }, 3],
+      ["a burst of one", { invocation_rate_limit: 0.001, invocation_burst: 1 }, 1],
+    ])("with %s lets a burst through", async (_, fields: Json, allowed) => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ upstream_url: at.upstream().url });
+      await tenant.patch(id, fields);
+      const answers = await burst(tenant, id, 40);
+      expect(accepted(answers)).toBe(allowed);
+      for (const answer of answers.filter(({ status }) => status !== 202)) {
+        expectError(answer, 429);
+        expect(answer.headers.get("retry-after")).toBe("60");
+      }
+      expect((await tenant.send("GET", "/v1/invocations")).body.total).toBe(allowed);
+    });
+
+    test("only the burst: one a second after it", async () => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ upstream_url: at.upstream().url });
+      const shown = await tenant.patch(id, { invocation_burst: 2 });
+      expect(shown).toMatchObject({ invocation_burst: 2, invocation_rate_limit: null });
+      const answers = await burst(tenant, id, 4);
+      expect(accepted(answers)).toBe(2);
+      const refused = answers.find(({ status }) => status === 429);
+      expect(refused?.headers.get("retry-after")).toBe("1");
+      await Bun.sleep(1050);
+      expect(accepted(await burst(tenant, id, 2))).toBe(1);
+    });
+
+    test("Retry-After is the whole seconds until the next token, rounded up", async () => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ upstream_url: at.upstream().url });
+      for (const [rate, seconds] of [
+        [100, "1"],
+        [0.4, "3"],
+        [0.1, "10"],
+        [1 / 61, "60"],
+      ] as const) {
+        await tenant.patch(id, { invocation_rate_limit: rate, invocation_burst: 1 });
+        const refused = (await burst(tenant, id, 5)).find(({ status }) => status === 429);
+        expect([rate, refused?.headers.get("retry-after")]).toEqual([rate, seconds]);
+      }
+    });
+
+    test("a PATCH of its fields starts a full bucket, another PATCH does not", async () => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ upstream_url: at.upstream().url });
+      const fields = { invocation_rate_limit: 0.001, invocation_burst: 2 };
+      await tenant.patch(id, fields);
+      expect(accepted(await burst(tenant, id, 3))).toBe(2);
+      await tenant.patch(id, { description: "x" });
+      expect(accepted(await burst(tenant, id, 1))).toBe(0);
+      await tenant.patch(id, fields);
+      expect(accepted(await burst(tenant, id, 3))).toBe(2);
+      await tenant.patch(id, { invocation_burst: 4 });
+      expect(accepted(await burst(tenant, id, 5))).toBe(4);
+      await tenant.patch(id, { invocation_rate_limit: null, invocation_burst: null });
+      expect(accepted(await burst(tenant, id, 30))).toBe(30);
+    });
+
+    test("is of each agent alone", async () => {
+      const tenant = at.tenant();
+      const { url: upstream_url } = at.upstream();
+      const [a, b] = [await tenant.agent({ upstream_url }), await tenant.agent({ upstream_url })];
+      for (const { id } of [a, b])
+        await tenant.patch(id, { invocation_rate_limit: 0.01, invocation_burst: 1 });
+      expect(accepted(await burst(tenant, a.id, 2))).toBe(1);
+      expect(accepted(await burst(tenant, b.id, 2))).toBe(1);
+    });
+  });
+});
