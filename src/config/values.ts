@@ -99,7 +99,7 @@ export const postgresUrl: Kind<string> = {
 const KEY_BYTES = 32;
 
 /** 32 bytes in standard base64; the padding may be missing. */
-export function parseKey(value: string): Buffer | undefined {
+function parseKey(value: string): Buffer | undefined {
   if (!/^[A-Za-z0-9+/]{43}=?$/.test(value)) return undefined;
   const key = Buffer.from(value, "base64");
   return key.length === KEY_BYTES ? key : undefined;
