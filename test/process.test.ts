@@ -47,6 +47,16 @@ test("it leaves nothing in the working directory, and what it keeps is for its o
   for (const file of files) expect([file, modeOf(join(gateway.dataDir, file))]).toEqual([file, 0o600]);
 });
 
+test("a port that another gateway listens on is refused", async () => {
+  await using gateway = await startGateway();
+  const { port } = new URL(gateway.url);
+  await using elsewhere = await startGateway();
+  await elsewhere.stop();
+  const second = await elsewhere.run("--mode", "gateway", "--port", port);
+  expect(second.stderr).toContain(`must be free to listen on: 127.0.0.1 port ${port}`);
+  expect(second.code).toBe(2);
+});
+
 test("it names its version and the commit it was built from", async () => {
   await using gateway = await startGateway();
   const built = (await (await fetch(`${gateway.url}/version`)).json()) as {

@@ -168,6 +168,9 @@ function listen({ host, port }: GatewayOptions, edge: Edge) {
       hostname: host,
       port,
       development: false,
+      // Without it, `development: false` makes Bun share the port with whoever else does so (measured): two
+      // gateways would answer on it by turns.
+      reusePort: false,
       idleTimeout: CONNECTION_IDLE_SECONDS,
       // Each route has its own limit, and answers as it should when that is passed.
       maxRequestBodySize: Number.MAX_SAFE_INTEGER,
