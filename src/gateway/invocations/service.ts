@@ -133,9 +133,14 @@ const callAndBody = prepared(({ db, tables: { invocationBodies: t } }: Reader) =
     .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.invocation_id, sql.placeholder("id")))),
 );
 
-/** What may be shown of a body. Postgres and SQLite both count `substr` of bytes in bytes. */
+/**
+ * What may be shown of a body. Postgres and SQLite both count `substr` and `length` of bytes in bytes; SQLite's
+ * `substr` of no bytes is null, so a body that needs no cut is left as it is.
+ */
 export function firstBytes(column: Tables["invocationBodies"]["request"]) {
-  return sql<Buffer | null>`substr(${column}, 1, ${sql.raw(String(CAPTURE_BYTES_MAX))})`.mapWith(column);
+  const max = sql.raw(String(CAPTURE_BYTES_MAX));
+  const first = sql<Buffer | null>`case when length(${column}) > ${max} then substr(${column}, 1, ${max}) else ${column} end`;
+  return first.mapWith(column);
 }
 
 const keepBodies = prepared(({ db, tables: { invocationBodies: t } }: Tx) =>
