@@ -99,7 +99,7 @@ const ofAgent = (ids: readonly string[], agent: string) => ids.filter((id) => id
 test("oldest first, also when the lane runs dry and the rest is read", async () => {
   const mix = fc.constantFrom("offer", "end", "end", "end", "tick", "tick", "turn");
   await fc.assert(
-    fc.asyncProperty(fc.array(mix, { minLength: 600, maxLength: 900 }), async (steps) => {
+    fc.asyncProperty(fc.array(mix, { minLength: 1200, maxLength: 1500 }), async (steps) => {
       const { lanes, runs, started, insert } = world({ per_agent: 2, in_all: 5 });
       const all: string[] = [];
       for (const action of [...Array.from({ length: 300 }, () => "offer"), ...steps]) {
