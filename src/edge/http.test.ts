@@ -59,6 +59,17 @@ test("a route answers, and the response carries the caller's request ID", async 
   });
 });
 
+test("a path that is no percent-encoded UTF-8 names nothing", async () => {
+  for (const segment of ["%", "%zz", "%ff", "%c3%28"]) {
+    const response = await call(`/v1/things/${segment}`);
+    expect([segment, response.status, await response.json()]).toEqual([
+      segment,
+      404,
+      { error: "no such route" },
+    ]);
+  }
+});
+
 test("a request ID of another form is replaced", async () => {
   const response = await call("/open", { headers: { "x-request-id": "a b" } });
   expect(response.headers.get("x-request-id")).toMatch(/^[0-9a-f-]{36}$/);

@@ -226,6 +226,7 @@ function pathPattern(path: string): RegExp {
 }
 
 function refuseUnknownRoute(table: readonly RoutePattern[], method: string, path: string): void {
+  if (!isDecodable(path)) throw new Fault("not_found", "no such route");
   const allowed: string[] = [];
   for (const route of table) {
     if (!route.pattern.test(path)) continue;
@@ -235,4 +236,15 @@ function refuseUnknownRoute(table: readonly RoutePattern[], method: string, path
   if (allowed.length === 0) throw new Fault("not_found", "no such route");
   if (allowed.includes("GET")) allowed.push("HEAD");
   throw new Fault("method_not_allowed", "this route has other methods", { allow: allowed });
+}
+
+/** What is no percent-encoded UTF-8 names nothing, and Elysia would give routes null for its parameters. */
+function isDecodable(path: string): boolean {
+  if (!path.includes("%")) return true;
+  try {
+    decodeURIComponent(path);
+    return true;
+  } catch {
+    return false;
+  }
 }
