@@ -94,13 +94,6 @@ test("an unknown route is 404, a wrong method 405 with Allow", async () => {
   expect([response.status, response.headers.get("allow")]).toEqual([405, "GET, DELETE, HEAD"]);
 });
 
-test("a path that no pattern decodes does no harm", async () => {
-  expect((await call("/v1/things/%zz")).status).toBe(200);
-  expect((await call("/v1/things/%00")).status).toBe(200);
-  expect((await call("/v1//things")).status).toBe(404);
-  expect((await call("/v1/things/")).status).toBe(404);
-});
-
 test("a fault keeps its status and its wait; an unexpected error is 500 without a body", async () => {
   const fault = await call("/v1/things/1", { method: "DELETE" });
   expect([fault.status, fault.headers.get("retry-after"), await fault.json()]).toEqual([
