@@ -2,6 +2,8 @@
 // upstream server that tests give answers to, and exact checks of shapes. Tokens come from an issuer of the
 // tests' own, since a tenant per test would otherwise cost a process per test.
 import { afterAll, beforeAll, expect } from "bun:test";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
 import { exportJWK, generateKeyPair, SignJWT } from "jose";
 import { type Database, eachDatabase, type Gateway, startGateway } from "../support/gateway.ts";
 import { startUpstream, type Upstream } from "../support/upstream.ts";
@@ -68,6 +70,8 @@ export interface Contract {
   readonly gateway: Gateway;
   /** Set when the database is Postgres. */
   readonly databaseUrl: string | undefined;
+  /** 32 bytes in base64. */
+  readonly masterKey: string;
   tenant(): Tenant;
   /** A token with just these claims. */
   sign(claims: Record<string, unknown>): Promise<string>;
@@ -239,12 +243,17 @@ function startSwitchboard(): Switchboard {
 /** The suite on both databases, each against a gateway of its own. */
 export function contract(suite: (at: Contract) => void, env: Readonly<Record<string, string>> = {}): void {
   eachDatabase((database: Database) => {
-    let running: { gateway: Gateway; issuer: Issuer; board: Switchboard; databaseUrl: string | undefined };
+    let running: {
+      readonly gateway: Gateway;
+      readonly issuer: Issuer;
+      readonly board: Switchboard;
+      readonly variables: Readonly<Record<string, string>>;
+    };
     const current = () => running;
     beforeAll(async () => {
       const [issuer, board, variables] = [await startIssuer(), startSwitchboard(), await database.fresh()];
       const gateway = await startGateway({ env: { ...variables, ...issuer.env, ...env } });
-      running = { gateway, issuer, board, databaseUrl: variables["DATABASE_URL"] };
+      running = { gateway, issuer, board, variables };
     });
     afterAll(async () => {
       await running?.gateway[Symbol.asyncDispose]();
@@ -256,7 +265,11 @@ export function contract(suite: (at: Contract) => void, env: Readonly<Record<str
         return running.gateway;
       },
       get databaseUrl() {
-        return running.databaseUrl;
+        return running.variables["DATABASE_URL"];
+      },
+      get masterKey() {
+        const given = running.variables["TOLLGATE_MASTER_KEY"];
+        return given ?? readFileSync(join(running.gateway.dataDir, "master.key"), "utf8").trim();
       },
       tenant: () => openTenant(current),
       sign: (claims) => running.issuer.sign(claims),
