@@ -1,0 +1,265 @@
+// What happens to calls around changes and restarts: one place per agent makes calls wait, so that an agent can
+// change under them, a gateway can drain with them, and a dial can meet other rules than the write did.
+
+import { describe, expect, test } from "bun:test";
+import { lookup } from "node:dns/promises";
+import { hostname } from "node:os";
+import {
+  contract,
+  expectError,
+  expectShape,
+  type Json,
+  POLL,
+  POLL_WITH_BODY,
+  responseText,
+} from "./contract.ts";
+
+/** A name of this machine that leads to itself; null where there is none. */
+async function localName(): Promise<string | null> {
+  for (const name of [hostname(), "localhost.localdomain", "ip6-localhost"]) {
+    // A name without letters is an address to the URL parser.
+    const found = /[a-z]/i.test(name) ? await lookup(name, { all: true }).catch(() => []) : [];
+    if (found.length > 0 && found.every(({ address }) => address.startsWith("127.") || address === "::1"))
+      return name;
+  }
+  return null;
+}
+
+const local = await localName();
+const reason = local === null ? " (skipped: no name of this machine resolves to loopback alone)" : "";
+
+contract(
+  (at) => {
+    /** An upstream that holds every call until the gate opens. */
+    function gated(answer = "late") {
+      const gate = Promise.withResolvers<void>();
+      const route = at.upstream(async () => {
+        await gate.promise;
+        return new Response(answer);
+      });
+      return { ...route, open: gate.resolve };
+    }
+
+    /** An agent with one call running and one pending behind it. */
+    async function occupied(fields: object = {}) {
+      const tenant = at.tenant();
+      const slow = gated();
+      const agent = await tenant.agent({ upstream_url: slow.url, ...fields });
+      const running = await tenant.call(agent.id, { body: "running" });
+      await slow.arrival();
+      const pending = await tenant.call(agent.id, { body: "pending" });
+      return { tenant, slow, agent, running, pending };
+    }
+
+    describe("a call that waits for a place", () => {
+      test("is pending, with explicit nulls, and runs when there is one", async () => {
+        const { tenant, slow, agent, running, pending } = await occupied();
+        const view = await tenant.poll(agent.id, pending);
+        expectShape(view, POLL);
+        expect(view).toMatchObject({
+          status: "pending",
+          completed_at: null,
+          upstream_status: null,
+          latency_ms: null,
+        });
+        expect((await tenant.poll(agent.id, running)).status).toBe("running");
+        expect((await tenant.send("GET", "/v1/invocations?status=pending")).body).toMatchObject({ total: 1 });
+        expect((await tenant.send("GET", "/v1/invocations?status=running")).body).toMatchObject({ total: 1 });
+        // Nobody else's calls wait for it.
+        const other = await tenant.agent({ upstream_url: at.upstream().url });
+        expect(await tenant.invoke(other.id)).toMatchObject({ status: "succeeded" });
+        expect(slow.seen.length).toBe(1);
+        slow.open();
+        for (const id of [running, pending]) {
+          expect(await tenant.ended(agent.id, id)).toMatchObject({ status: "succeeded" });
+        }
+      });
+
+      test("shows its request body to who may read it", async () => {
+        const { tenant, slow, agent, pending } = await occupied();
+        const detail = await tenant.detail(pending);
+        expect(Buffer.from(detail.req_body, "base64").toString()).toBe("pending");
+        expect(detail).not.toHaveProperty("resp_body");
+        slow.open();
+        await tenant.ended(agent.id, pending);
+      });
+
+      test("can be cancelled, and then never reaches the upstream", async () => {
+        const { tenant, slow, agent, running, pending } = await occupied();
+        const path = `/v1/proxy/${agent.id}/invocations/${pending}`;
+        const { status, body } = await tenant.send("POST", `${path}/cancel`);
+        expect(status).toBe(200);
+        expectShape(body, POLL);
+        expect(body).toMatchObject({
+          status: "failed",
+          error_class: "cancelled",
+          upstream_status: null,
+          latency_ms: null,
+        });
+        slow.open();
+        await tenant.ended(agent.id, running);
+        expect(await tenant.invoke(agent.id)).toMatchObject({ status: "succeeded" });
+        expect(slow.seen.map((seen) => new TextDecoder().decode(seen.body))).toEqual(["running", "{}"]);
+        expectError(await tenant.send("POST", `${path}/cancel`), 409);
+      });
+
+      const changes: ReadonlyArray<
+        readonly [string, (other: { url: string; credential: string }) => Json | null]
+      > = [
+        ["another upstream", ({ url }) => ({ upstream_url: url })],
+        ["no upstream", () => ({ upstream_url: null })],
+        ["a suspension", () => ({ suspended: true })],
+        ["no capture", () => ({ capture_body: false })],
+        ["another protocol", () => ({ protocol: "mcp", mcp_transport: "streamable_http" })],
+        ["another credential", ({ credential }) => ({ credential_ref: credential })],
+        ["a deletion", () => null],
+      ];
+      test.each(changes)("runs with its agent as it was: %s changes nothing", async (_, change) => {
+        const owner = at.tenant();
+        const slow = gated();
+        const other = at.upstream();
+        const [mine, foreign] = [
+          await owner.credential({ plaintext: "mine" }),
+          await owner.credential({ plaintext: "other" }),
+        ];
+        const { id } = await owner.agent({ upstream_url: slow.url, credential_ref: mine.id });
+        const running = await owner.call(id);
+        await slow.arrival();
+        const pending = await owner.call(id, { body: "pending" });
+        const fields = change({ url: other.url, credential: foreign.id });
+        if (fields === null) await owner.send("DELETE", `/v1/agents/${id}`);
+        else await owner.patch(id, fields);
+        slow.open();
+        await owner.ended(id, running);
+        const view = await owner.ended(id, pending);
+        expectShape(view, POLL_WITH_BODY);
+        expect([view.status, responseText(view)]).toEqual(["succeeded", "late"]);
+        expect(slow.seen[1]?.headers.get("authorization")).toBe("Bearer mine");
+        expect(new TextDecoder().decode(slow.seen[1]?.body)).toBe("pending");
+        expect(other.seen).toEqual([]);
+      });
+    });
+
+    /** Resolves as soon as the gateway has logged that it drains, once more than before. */
+    async function draining(before: number): Promise<void> {
+      const deadline = performance.now() + 10_000;
+      while (drains() === before && performance.now() < deadline) await Bun.sleep(5);
+      expect(drains()).toBe(before + 1);
+    }
+    const drains = () => at.gateway.log().split('"event":"draining"').length - 1;
+
+    /** The status that a new request gets; null when there is no connection. */
+    const newRequest = async () =>
+      (await fetch(`${at.gateway.url}/healthz`, { keepalive: false }).catch(() => null))?.status ?? null;
+
+    describe("SIGTERM", () => {
+      test("what runs ends and is told, what is pending runs after the restart, status 0", async () => {
+        const { tenant, slow, agent, running, pending } = await occupied();
+        const path = `/v1/proxy/${agent.id}/invocations/${running}`;
+        const held = tenant.send("GET", path, { headers: { prefer: "wait=30" } });
+        const answered = tenant.send("GET", path);
+        await answered;
+        const before = drains();
+        const stopped = at.gateway.stop();
+        await draining(before);
+        expect(await newRequest()).toBeOneOf([503, null]);
+        slow.open();
+        expect((await held).body).toMatchObject({ status: "succeeded", error_class: null });
+        await stopped;
+        expect(slow.seen.length).toBe(1);
+
+        await at.gateway.restart();
+        expect(await tenant.ended(agent.id, pending)).toMatchObject({ status: "succeeded" });
+        expect(await tenant.poll(agent.id, running)).toMatchObject({ status: "succeeded" });
+        expect(slow.seen.map(({ body }) => new TextDecoder().decode(body))).toEqual(["running", "pending"]);
+      });
+
+      test("what still runs when the time is up ends internal and is not sent again", async () => {
+        await at.gateway.stop();
+        await at.gateway.restart({ TOLLGATE_DRAIN_MS: "300" });
+        const { tenant, slow, agent, running, pending } = await occupied();
+        const startedAt = performance.now();
+        await at.gateway.stop();
+        expect(performance.now() - startedAt).toBeLessThan(8000);
+        slow.open();
+        await at.gateway.restart();
+        expect(await tenant.ended(agent.id, running)).toMatchObject({
+          status: "failed",
+          error_class: "internal",
+        });
+        expect(await tenant.ended(agent.id, pending)).toMatchObject({ status: "succeeded" });
+        expect(slow.seen.map(({ body }) => new TextDecoder().decode(body))).toEqual(["running", "pending"]);
+      });
+
+      test("agents, credentials, history and idempotency keys are there after a restart", async () => {
+        const tenant = at.tenant();
+        const route = at.upstream();
+        const credential = await tenant.credential({ plaintext: "the secret" });
+        const agent = await tenant.agent({ upstream_url: route.url, credential_ref: credential.id });
+        const headers = { "idempotency-key": "k" };
+        const invocation = await tenant.call(agent.id, { body: "a", headers });
+        const ended = await tenant.ended(agent.id, invocation);
+        await at.gateway.stop();
+        await at.gateway.restart();
+        expect((await tenant.send("GET", `/v1/agents/${agent.id}`)).body).toEqual(agent);
+        expect((await tenant.send("GET", `/v1/credentials/${credential.id}`)).body).toEqual(credential);
+        expect(await tenant.poll(agent.id, invocation)).toEqual(ended);
+        expect(await tenant.call(agent.id, { body: "a", headers })).toBe(invocation);
+        await tenant.invoke(agent.id);
+        expect(route.seen.map(({ headers: seen }) => seen.get("authorization"))).toEqual([
+          "Bearer the secret",
+          "Bearer the secret",
+        ]);
+      });
+    });
+
+    describe("host rules at dial time", () => {
+      test("an agent that was allowed when it was written is refused when it no longer is", async () => {
+        const tenant = at.tenant();
+        const route = at.upstream();
+        const { id } = await tenant.agent({ upstream_url: route.url });
+        await at.gateway.stop();
+        await at.gateway.restart({ TOLLGATE_ALLOW_HOSTS: "" });
+        const json = { name: "written now", upstream_url: route.url };
+        expectError(await tenant.send("POST", "/v1/agents", { json }), 400, "upstream_url");
+        const view = await tenant.invoke(id);
+        expectShape(view, POLL);
+        expect(view).toMatchObject({
+          status: "failed",
+          error_class: "ssrf_blocked",
+          upstream_status: null,
+          response_content_type: null,
+        });
+        expect(route.seen).toEqual([]);
+      });
+
+      (local === null ? test.skip : test)(
+        `a name that leads to this machine is refused${reason}`,
+        async () => {
+          const tenant = at.tenant();
+          const route = at.upstream();
+          const upstream_url = route.url.replace("127.0.0.1", local ?? "");
+          const { id } = await tenant.agent({ upstream_url });
+          const refused = await tenant.invoke(id);
+          expect(refused).toMatchObject({
+            status: "failed",
+            error_class: "ssrf_blocked",
+            upstream_status: null,
+          });
+          expect((await tenant.send("GET", "/v1/invocations?error_class=ssrf_blocked")).body.total).toBe(1);
+          expect(route.seen).toEqual([]);
+          // Exempt by its name, or by its addresses whatever name led to them.
+          for (const allowed of [local ?? "", "127.0.0.0/8,::1"]) {
+            await at.gateway.stop();
+            await at.gateway.restart({ TOLLGATE_ALLOW_HOSTS: allowed });
+            const view = await tenant.invoke(id);
+            // The name may lead to ::1 too, where nobody listens.
+            expect(view.error_class).not.toBe("ssrf_blocked");
+          }
+          expect(route.seen.length).toBeGreaterThan(0);
+        },
+      );
+    });
+  },
+  { TOLLGATE_AGENT_CONCURRENCY: "1", TOLLGATE_DRAIN_MS: "15000" },
+);
