@@ -45,7 +45,7 @@ contract((at) => {
       }
       const { status, body } = await get("/version");
       expect(status).toBe(200);
-      expectShape(body, { version: is.text });
+      expectShape(body, { version: is.text, commit: is.orNull(is.text) });
     });
 
     test("/.well-known/jwks.json holds public keys only", async () => {
