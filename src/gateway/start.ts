@@ -70,7 +70,7 @@ export async function startGateway(
   const keyring = await openKeyring(store, masterKey, systemClock);
   // The issuer and the vault are the operator's own, wherever they are.
   const trusted = createOutbound({ allow: parseAllowList([]), extraCa: options.extraCa, trusted: true });
-  const { dispatcher, app } = await composeGateway({ options, store, keyring, trusted, log });
+  const { dispatcher, endings, app } = await composeGateway({ options, store, keyring, trusted, log });
   const identity = createIdentity({
     ...options.identity,
     keyring,
@@ -91,6 +91,8 @@ export async function startGateway(
       const closed = server.stop();
       clearInterval(cleaning);
       await dispatcher.drain(options.drainMs);
+      // Whoever waits for a call that stays pending would else never learn its ID.
+      endings.release();
       await Promise.race([closed, Bun.sleep(LAST_ANSWERS_MS)]);
       await server.stop(true);
       await store.close();
@@ -156,6 +158,7 @@ async function composeGateway({ options, store, keyring, trusted, log }: Parts) 
     .use(serviceRoutes({ store, version: VERSION, commit: COMMIT, publicJwks: () => keyring.publicJwks() }));
   return {
     dispatcher,
+    endings,
     app: routes()
       .use(api)
       .use(await docsRoutes(api, { version: VERSION })),

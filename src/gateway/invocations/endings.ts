@@ -7,7 +7,12 @@ const LOOK_AGAIN_MS = 1000;
 
 export interface Endings {
   announce(id: string): void;
-  /** The invocation as `look` gives it once it has ended, or as it is after `seconds` or when `signal` aborts. */
+  /** Lets go of whoever waits, now and from now on: the process is about to end, and they get what there is. */
+  release(): void;
+  /**
+   * The invocation as `look` gives it once it has ended, or as it is after `seconds`, when `signal` aborts or at
+   * the release.
+   */
   wait(
     id: string,
     seconds: number,
@@ -18,6 +23,7 @@ export interface Endings {
 
 export function createEndings(): Endings {
   const waiting = new Map<string, Set<() => void>>();
+  let released = false;
 
   /** Resolves at the next announcement, or after `ms`. */
   function nextChance(
@@ -44,6 +50,10 @@ export function createEndings(): Endings {
     announce(id) {
       for (const wake of waiting.get(id) ?? []) wake();
     },
+    release() {
+      released = true;
+      for (const listeners of waiting.values()) for (const wake of listeners) wake();
+    },
     async wait(id, seconds, signal, look) {
       const until = performance.now() + seconds * 1000;
       for (;;) {
@@ -52,7 +62,7 @@ export function createEndings(): Endings {
         const chance = nextChance(id, Math.max(0, Math.min(left, LOOK_AGAIN_MS)), signal);
         try {
           const row = await look();
-          if (isEnded(row.status) || left <= 0 || signal.aborted) return row;
+          if (isEnded(row.status) || left <= 0 || signal.aborted || released) return row;
           await chance.passed;
         } finally {
           chance.forget();
