@@ -396,6 +396,29 @@ contract((at) => {
       );
     });
 
+    test("of concurrent renames to one name exactly one succeeds", async () => {
+      const tenant = at.tenant();
+      const agents = await Promise.all(Array.from({ length: 8 }, () => tenant.agent()));
+      const answers = await Promise.all(
+        agents.map(({ id }) => tenant.send("PATCH", `/v1/agents/${id}`, { json: { name: "contended" } })),
+      );
+      expect(answers.map(({ status }) => status).sort()).toEqual([200, ...Array(7).fill(409)]);
+    });
+
+    test("concurrent patches of different fields all hold", async () => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent();
+      const fields = {
+        description: "d",
+        tags: ["t"],
+        metadata: { m: 1 },
+        invocation_burst: 4,
+        emit_receipts: true,
+      };
+      await Promise.all(Object.entries(fields).map(([key, value]) => tenant.patch(id, { [key]: value })));
+      expect((await tenant.send("GET", `/v1/agents/${id}`)).body).toMatchObject(fields);
+    });
+
     test("a new name must be free; the agent's own is", async () => {
       const tenant = at.tenant();
       const [one, two] = [await tenant.agent({ name: "one" }), await tenant.agent({ name: "two" })];

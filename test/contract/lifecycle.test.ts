@@ -25,6 +25,8 @@ async function localName(): Promise<string | null> {
   return null;
 }
 
+const MIB = 1024 * 1024;
+
 const local = await localName();
 const reason = local === null ? " (skipped: no name of this machine resolves to loopback alone)" : "";
 
@@ -77,11 +79,16 @@ contract(
 
       test("shows its request body to who may read it", async () => {
         const { tenant, slow, agent, pending } = await occupied();
-        const detail = await tenant.detail(pending);
-        expect(Buffer.from(detail.req_body, "base64").toString()).toBe("pending");
-        expect(detail).not.toHaveProperty("resp_body");
+        const long = await tenant.call(agent.id, { body: "q".repeat(MIB + 1) });
+        for (const [id, body] of [[pending, "pending"] as const, [long, "q".repeat(MIB)] as const]) {
+          const detail = await tenant.detail(id);
+          expect(Buffer.from(detail.req_body, "base64").toString()).toBe(body);
+          expect(detail).not.toHaveProperty("resp_body");
+        }
         slow.open();
-        await tenant.ended(agent.id, pending);
+        await tenant.ended(agent.id, long);
+        // The whole of it goes out all the same.
+        expect(slow.seen[2]?.body.length).toBe(MIB + 1);
       });
 
       test("can be cancelled, and then never reaches the upstream", async () => {
@@ -172,6 +179,28 @@ contract(
         expect(await tenant.ended(agent.id, pending)).toMatchObject({ status: "succeeded" });
         expect(await tenant.poll(agent.id, running)).toMatchObject({ status: "succeeded" });
         expect(slow.seen.map(({ body }) => new TextDecoder().decode(body))).toEqual(["running", "pending"]);
+      });
+
+      test("who waits for a call that stays pending gets its ID and its state", async () => {
+        const { tenant, slow, agent, pending } = await occupied();
+        const headers = { prefer: "wait=60" };
+        const polled = tenant.send("GET", `/v1/proxy/${agent.id}/invocations/${pending}`, { headers });
+        const called = tenant.send("POST", `/v1/proxy/${agent.id}`, { body: "held", headers });
+        // The list shows the held call as soon as it is accepted.
+        while ((await tenant.send("GET", "/v1/invocations")).body.total < 3) await Bun.sleep(5);
+        const before = drains();
+        const stopped = at.gateway.stop();
+        await draining(before);
+        slow.open();
+        expect((await polled).body).toMatchObject({ invocation_id: pending, status: "pending" });
+        const { status, body } = await called;
+        expect(status).toBe(202);
+        await stopped;
+        await at.gateway.restart();
+        for (const id of [pending, body.invocation_id]) {
+          expect(await tenant.ended(agent.id, id)).toMatchObject({ status: "succeeded" });
+        }
+        expect(slow.seen.length).toBe(3);
       });
 
       test("what still runs when the time is up ends internal and is not sent again", async () => {
