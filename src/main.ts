@@ -52,6 +52,7 @@ function refuse(problems: readonly string[]): void {
 async function runGateway(config: Config, log: OpenLog): Promise<void> {
   const masterKey = openDataDir(config, log);
   const { startGateway } = await import("./gateway/start.ts");
+  logStrayErrors(log);
   const starting = startGateway(config, masterKey.key, log);
   drainOnSignal(async () => (await starting).stop(), log);
   const { url } = await starting;
@@ -65,6 +66,20 @@ async function runGateway(config: Config, log: OpenLog): Promise<void> {
       bunVersion: Bun.version,
     }),
   );
+}
+
+/**
+ * A promise that nobody waits for takes nothing down with it: what it was part of has failed, and only that. An
+ * exception outside of any request leaves nobody knows what behind, so the process ends; what it had accepted is
+ * durable.
+ */
+function logStrayErrors(log: OpenLog): void {
+  process.on("unhandledRejection", (error) => log.error("unhandled rejection", { error }));
+  process.on("uncaughtException", (error) => {
+    log.error("uncaught exception", { error });
+    log.flush();
+    process.exit(FAILED);
+  });
 }
 
 function drainOnSignal(stop: () => Promise<void>, log: OpenLog): void {

@@ -141,6 +141,7 @@ test("a chunked body over the limit is refused without being taken in whole", as
 test("HEAD answers like GET, without the body", async () => {
   const response = await call("/open", { method: "HEAD" });
   expect([response.status, await response.text()]).toEqual([200, ""]);
+  expect(response.headers.get("content-length")).toBe(String('{"open":true}'.length));
 });
 
 test("a short host name does not move the path", async () => {

@@ -46,6 +46,11 @@ function main([port, connections, milliseconds, encoded]: readonly string[]): Pr
     resolve({ answers: latencies.length, seconds, by_status: statuses, p50_ms: at(0.5), p99_ms: at(0.99) });
   }
 
+  function gone(): void {
+    open--;
+    if (open === 0) finish();
+  }
+
   const handler: Bun.SocketHandler<Connection> = {
     open(socket) {
       socket.data = { sentAt: performance.now(), head: "" };
@@ -62,14 +67,13 @@ function main([port, connections, milliseconds, encoded]: readonly string[]): Pr
       connection.head = "";
       answered(connection, socket, status);
     },
-    close() {
-      open--;
-      if (open === 0) finish();
-    },
+    close: gone,
+    connectError: gone,
     error() {},
   };
   for (let i = 0; i < Number(connections); i++) {
-    void Bun.connect({ hostname: "127.0.0.1", port: Number(port), socket: handler });
+    // A refusal is told to connectError as well.
+    Bun.connect({ hostname: "127.0.0.1", port: Number(port), socket: handler }).catch(() => {});
   }
   return promise;
 }

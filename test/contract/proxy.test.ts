@@ -536,7 +536,7 @@ contract((at) => {
       const tenant = at.tenant();
       const { id } = await tenant.agent({ upstream_url: at.upstream().url });
       for (const [rate, seconds] of [
-        [100, "1"],
+        [5, "1"],
         [0.4, "3"],
         [0.1, "10"],
         [1 / 61, "60"],
