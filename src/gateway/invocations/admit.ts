@@ -6,10 +6,10 @@ import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
+import { parseRpcRequest } from "../../core/jsonrpc.ts";
 import { agentStatus } from "../../core/states.ts";
 import type { Store } from "../../storage/store.ts";
 import type { InvocableAgent } from "../agents/service.ts";
-import { parseRpcRequest } from "../../core/jsonrpc.ts";
 import { idempotencyKey, passedHeaders, serviceModel } from "./command.ts";
 import {
   type Accepted,

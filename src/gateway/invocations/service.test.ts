@@ -1,0 +1,303 @@
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import fc from "fast-check";
+import type { CountDimension } from "../../../db/schema.ts";
+import { startPostgres } from "../../../test/support/postgres.ts";
+import { newId } from "../../core/id.ts";
+import { silentLog } from "../../core/log.ts";
+import { ERROR_CLASSES, INVOCATION_EVENTS, INVOCATION_STATUSES } from "../../core/states.ts";
+import { counted } from "../../storage/counts.ts";
+import { openStore } from "../../storage/open.ts";
+import type { Store } from "../../storage/store.ts";
+import { cleanUp } from "./cleanup.ts";
+import { capturedBodies, findInvocation, readHistory } from "./history.ts";
+import {
+  type Accepted,
+  abandon,
+  accept,
+  claim,
+  dropLeases,
+  type Ending,
+  endOrphans,
+  finish,
+  type InvocationRow,
+  nextAgentWithPending,
+  pendingOf,
+  renewLease,
+} from "./service.ts";
+
+const DAY_MS = 86_400_000;
+const clock = { time: 1_790_000_000_000, now: () => clock.time };
+
+const opened: { store: Store; dir: string }[] = [];
+const stores: Record<string, () => Promise<string | null>> = {
+  sqlite: async () => null,
+  postgres: async () => (await startPostgres()).freshDatabase(),
+};
+
+function accepted(fields: Partial<InvocationRow> = {}, body = "hello"): Accepted {
+  const row: InvocationRow = {
+    tenant: "acme",
+    id: newId("inv", clock.now()),
+    agent_id: "agt_a",
+    caller: "alice",
+    mode: "transactional",
+    status: "pending",
+    error_class: null,
+    model: null,
+    mcp_method: null,
+    mcp_tool: null,
+    payment_network: null,
+    payment_asset: null,
+    payment_amount: null,
+    payment_payer: null,
+    payment_nonce: null,
+    settlement_status: null,
+    settlement: null,
+    upstream_status: null,
+    latency_ms: null,
+    ttft_ms: null,
+    req_size: body.length,
+    resp_size: null,
+    response_content_type: null,
+    response_truncated: false,
+    body_captured: true,
+    emit_receipt: false,
+    owner: null,
+    updated_at: clock.now(),
+    completed_at: null,
+    ...fields,
+  };
+  const call = {
+    url: "https://example.com/",
+    protocol: "http",
+    mcp_protocol_version: null,
+    credential_ref: null,
+    capture: row.body_captured,
+    headers: [["content-type", "text/plain"]],
+    request_id: "r1",
+  } as const;
+  return { row, call, body: new TextEncoder().encode(body), idempotency: null };
+}
+
+const SUCCESS: Ending = {
+  status: "succeeded",
+  error_class: null,
+  upstream_status: 200,
+  latency_ms: 5,
+  resp_size: 5,
+  response: new TextEncoder().encode("world"),
+  response_truncated: false,
+  response_content_type: "text/plain",
+};
+const FAILURE: Ending = { ...SUCCESS, status: "failed", error_class: "upstream_5xx", upstream_status: 502 };
+
+for (const [name, databaseUrl] of Object.entries(stores)) {
+  describe(name, () => {
+    let store: Store;
+    beforeAll(async () => {
+      const dir = mkdtempSync(join(tmpdir(), "tollgate-invocations-"));
+      store = await openStore({ databaseUrl: await databaseUrl(), dataDir: dir, log: silentLog, clock });
+      opened.push({ store, dir });
+    }, 30_000);
+
+    const put = (fields: Partial<InvocationRow> = {}, body?: string) => {
+      const one = accepted(fields, body);
+      return store.write(async (tx) => {
+        await accept(tx, one, clock.now());
+        return { tenant: one.row.tenant, id: one.row.id };
+      });
+    };
+    const take = (key: { tenant: string; id: string }, owner = "rep_1") =>
+      store.write((tx) => claim(tx, key, owner, clock.now(), null));
+    const end = (key: { tenant: string; id: string }, ending: Ending) =>
+      store.write((tx) => finish(tx, key, ending, clock.now()));
+
+    test("an accepted call can be read back whole until it has been made, then its captured bodies", async () => {
+      const key = await put({}, "ü".repeat(3));
+      expect((await take(key))?.call.headers).toEqual([["content-type", "text/plain"]]);
+      expect(await end(key, SUCCESS)).toBe(true);
+      const row = await findInvocation(store.read, "acme", key.id);
+      expect(row).toMatchObject({
+        status: "succeeded",
+        upstream_status: 200,
+        owner: null,
+        completed_at: clock.time,
+      });
+      const { request, response } = await capturedBodies(store.read, row);
+      expect([request?.toString(), response?.toString()]).toEqual(["üüü", "world"]);
+    });
+
+    test("only the first MiB of a request stays when its call has ended, and nothing without capture", async () => {
+      const body = "x".repeat(1024 * 1024 + 5);
+      const key = await put({}, body);
+      expect((await take(key))?.body.byteLength).toBe(body.length);
+      const running = await findInvocation(store.read, "acme", key.id);
+      expect((await capturedBodies(store.read, running)).request?.byteLength).toBe(1024 * 1024);
+      await end(key, SUCCESS);
+      const row = await findInvocation(store.read, "acme", key.id);
+      expect((await capturedBodies(store.read, row)).request?.byteLength).toBe(1024 * 1024);
+
+      const other = await put({ body_captured: false });
+      await take(other);
+      await end(other, { ...SUCCESS, response: null });
+      const bodies = store.read.tables.invocationBodies;
+      const left = await store.read.db.select({ id: bodies.invocation_id }).from(bodies);
+      expect(left.map(({ id }) => id)).not.toContain(other.id);
+    });
+
+    test("a call is claimed once, and an event from another state changes nothing", async () => {
+      const key = await put();
+      expect(await end(key, SUCCESS)).toBe(false);
+      const claims = await Promise.all(["rep_1", "rep_2", "rep_3"].map((owner) => take(key, owner)));
+      expect(claims.filter((claimed) => claimed !== null)).toHaveLength(1);
+      expect(await end(key, FAILURE)).toBe(true);
+      expect(await end(key, SUCCESS)).toBe(false);
+      expect(await take(key)).toBeNull();
+      expect(await store.write((tx) => abandon(tx, key, "cancelled", clock.now()))).toBe(false);
+      expect((await findInvocation(store.read, "acme", key.id)).error_class).toBe("upstream_5xx");
+    });
+
+    test("of the calls that ran, those of a replica whose lease is over end as internal, and no others", async () => {
+      const [dead, alive, waiting] = [await put(), await put(), await put()];
+      await take(dead, "rep_dead");
+      await take(alive, "rep_alive");
+      await store.write((tx) => renewLease(tx, "rep_dead", clock.now() + 1000));
+      await store.write((tx) => renewLease(tx, "rep_alive", clock.now() + 5000));
+      expect(await endOrphans(store, clock)).toEqual([]);
+      clock.time += 2000;
+      expect(await endOrphans(store, clock)).toEqual([dead]);
+      const states = await Promise.all(
+        [dead, alive, waiting].map(({ id }) => findInvocation(store.read, "acme", id)),
+      );
+      expect(states.map(({ status, error_class }) => [status, error_class])).toEqual([
+        ["failed", "internal"],
+        ["running", null],
+        ["pending", null],
+      ]);
+      await end(alive, SUCCESS);
+      await store.write((tx) => dropLeases(tx, "all"));
+    });
+
+    test("every agent with a pending call is found, and its oldest calls first", async () => {
+      const tenant = "pending";
+      for (const agent_id of ["agt_x", "agt_y", "agt_y"]) await put({ tenant, agent_id });
+      const found: string[] = [];
+      for (let agent = await nextAgentWithPending(store.read, "agt_b"); agent !== null; ) {
+        found.push(agent);
+        agent = await nextAgentWithPending(store.read, agent);
+      }
+      expect(found).toEqual(["agt_x", "agt_y"]);
+      const ids = (await pendingOf(store.read, "agt_y", 10)).map(({ id }) => id);
+      expect(ids).toEqual(ids.toSorted());
+      expect(ids).toHaveLength(2);
+      expect(await pendingOf(store.read, "agt_y", 1)).toHaveLength(1);
+    });
+
+    test("an idempotency key stands for its first call, until it expires", async () => {
+      const idempotency = { key: "k", body_sha256: "s" };
+      const send = (one: Accepted) => store.write((tx) => accept(tx, one, clock.now()));
+      const calls = Array.from({ length: 5 }, () => ({ ...accepted({ tenant: "keys" }), idempotency }));
+      const ids = await Promise.all(calls.map(send));
+      expect(new Set(ids).size).toBe(1);
+      expect((await readHistory(store.read, "keys", new URLSearchParams())).total).toBe(1);
+      const other = { ...accepted({ tenant: "keys" }), idempotency: { ...idempotency, body_sha256: "t" } };
+      expect(send(other)).rejects.toThrow("Idempotency-Key: already used with another body");
+      clock.time += DAY_MS;
+      expect(ids).not.toContain(await send(other));
+    });
+
+    test("the totals are those of the rows, after any sequence of events and clean-ups", async () => {
+      await fc.assert(
+        fc.asyncProperty(fc.array(anyEvent, { minLength: 5, maxLength: 40 }), async (events) => {
+          const tenant = crypto.randomUUID();
+          const keys: { tenant: string; id: string }[] = [];
+          for (const { kind, agent, model, pick } of events) {
+            const key = keys[pick % Math.max(keys.length, 1)];
+            if (kind === "accept" || key === undefined)
+              keys.push(await put({ tenant, agent_id: agent, model }));
+            else if (kind === "claim") await take(key);
+            else if (kind === "succeed") await end(key, SUCCESS);
+            else if (kind === "fail") await end(key, FAILURE);
+            else await store.write((tx) => abandon(tx, key, "cancelled", clock.now()));
+            clock.time += DAY_MS / 10;
+          }
+          await expectExactTotals(store, tenant);
+          await cleanUp(store, clock, { body_days: 1, history_days: 2 }, silentLog);
+          await expectExactTotals(store, tenant);
+        }),
+        { numRuns: 15 },
+      );
+    }, 60_000);
+
+    test("clean-up takes ended records and bodies by age, and never what is still owed", async () => {
+      const tenant = "cleaned";
+      const [owed, ended] = [await put({ tenant }), await put({ tenant })];
+      await take(ended);
+      await end(ended, SUCCESS);
+      clock.time += 10 * DAY_MS;
+      const recent = await put({ tenant });
+      await take(recent);
+      await end(recent, SUCCESS);
+
+      await cleanUp(store, clock, { body_days: 5, history_days: 0 }, silentLog);
+      const without = await findInvocation(store.read, tenant, ended.id);
+      expect(await capturedBodies(store.read, without)).toEqual({ request: null, response: null });
+      const kept = await findInvocation(store.read, tenant, recent.id);
+      expect((await capturedBodies(store.read, kept)).response?.toString()).toBe("world");
+
+      await cleanUp(store, clock, { body_days: 5, history_days: 5 }, silentLog);
+      expect(findInvocation(store.read, tenant, ended.id)).rejects.toThrow("no such invocation");
+      expect((await take(owed))?.body.byteLength).toBe(5);
+    });
+  });
+}
+
+afterAll(async () => {
+  for (const { store, dir } of opened) {
+    await store.close();
+    rmSync(dir, { recursive: true, force: true });
+  }
+});
+
+const anyEvent = fc.record({
+  kind: fc.constantFrom("accept", "claim", "succeed", "fail", "abandon"),
+  agent: fc.constantFrom("agt_1", "agt_2"),
+  model: fc.constantFrom(null, "m"),
+  pick: fc.nat(),
+});
+
+/** Compares each total with a count over the rows; a date bound makes the history count them. */
+async function expectExactTotals(store: Store, tenant: string): Promise<void> {
+  const dimensions: [CountDimension, string, string][] = [
+    ["all", "", ""],
+    ["agent", "agent_id", "agt_1"],
+    ["agent", "agent_id", "agt_2"],
+    ["model", "model", "m"],
+    ["mode", "mode", "transactional"],
+    ...INVOCATION_STATUSES.map((status): [CountDimension, string, string] => ["status", "status", status]),
+    ...ERROR_CLASSES.map((error): [CountDimension, string, string] => ["error_class", "error_class", error]),
+  ];
+  for (const [dimension, parameter, value] of dimensions) {
+    const query = new URLSearchParams({
+      since: "2000-01-01T00:00:00Z",
+      ...(parameter && { [parameter]: value }),
+    });
+    const rows = (await readHistory(store.read, tenant, query)).total;
+    expect([dimension, value, await counted(store.read, tenant, dimension, value)]).toEqual([
+      dimension,
+      value,
+      rows,
+    ]);
+  }
+}
+
+test("states only go forward", () => {
+  const order = ["pending", "running", "succeeded", "failed"];
+  for (const { from, to } of Object.values(INVOCATION_EVENTS)) {
+    expect(order.indexOf(to)).toBeGreaterThan(order.indexOf(from));
+    expect(["pending", "running"]).toContain(from);
+  }
+});
