@@ -11,7 +11,7 @@ const dateTime = Type.String({ format: "date-time" });
 const choice = <T extends string>(values: readonly T[]) =>
   Type.Unsafe<T>({ type: "string", enum: [...values] });
 
-export const Settlement = Type.Object(
+const Settlement = Type.Object(
   {
     status: choice(SETTLEMENT_STATUSES),
     tx_hash: Type.Optional(Type.String()),
