@@ -1,6 +1,6 @@
 // The store on SQLite: one connection that writes in groups, one that only reads, and checkpoints off the
 // writers' path. Every commit waits for the disk (synchronous=FULL).
-import { Database } from "bun:sqlite";
+import { Database, SQLiteError } from "bun:sqlite";
 import { chmodSync, closeSync, mkdirSync, openSync } from "node:fs";
 import { dirname } from "node:path";
 import { drizzle } from "drizzle-orm/bun-sqlite";
@@ -38,12 +38,30 @@ function createPrivateFile(path: string): void {
 function connect(path: string): Database {
   const connection = new Database(path, { readwrite: true });
   connection.run(`pragma busy_timeout = ${OPEN_BUSY_MS}`);
-  connection.run("pragma journal_mode = wal");
+  enterWal(connection);
   connection.run("pragma synchronous = full");
   connection.run("pragma wal_autocheckpoint = 0");
   connection.run(`pragma journal_size_limit = ${WAL_BYTES_KEPT}`);
   connection.run(`pragma cache_size = -${CACHE_KIB}`);
   return connection;
+}
+
+/**
+ * The first connections to a new file all want to change its journal mode, and SQLite lets none wait that
+ * already reads the file: it answers busy at once, whatever the timeout.
+ */
+function enterWal(connection: Database): void {
+  const until = performance.now() + OPEN_BUSY_MS;
+  for (;;) {
+    try {
+      connection.run("pragma journal_mode = wal");
+      return;
+    } catch (error) {
+      const busy = error instanceof SQLiteError && error.code?.startsWith("SQLITE_BUSY");
+      if (!busy || performance.now() > until) throw error;
+    }
+    Bun.sleepSync(5 + Math.random() * 10);
+  }
 }
 
 /** Statistics of the schema are read when a connection opens, so the one that migrates is not used further. */
