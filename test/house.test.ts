@@ -108,7 +108,7 @@ describe("a planted violation is found:", () => {
     expect(inspect(new Map([["src/core/a.ts", "export {};\n"]])).violations).toEqual([
       "src/core/a.ts does not open with a comment",
     ]);
-    expect(judge("src/core/a.test.ts", "//\n".repeat(400))).toEqual([expect.stringContaining("402 lines")]);
+    expect(judge("src/core/a.ts", "//\n".repeat(400))).toEqual([expect.stringContaining("402 lines")]);
   });
 });
 

@@ -1,0 +1,178 @@
+import { describe, expect, test } from "bun:test";
+import { SQL } from "bun";
+import { eq, sql } from "drizzle-orm";
+import { startPostgres } from "../../test/support/postgres.ts";
+import { startRelay } from "../../test/support/relay.ts";
+import { addAgent, agentIds, clock, outcome, postgresPlace, shown } from "../../test/support/stores.ts";
+import { openPostgres } from "./postgres.ts";
+import { UniqueViolation } from "./store.ts";
+
+describe("postgres alone", () => {
+  /** A store whose server the test can take away. */
+  async function behindRelay(callMsMax?: number) {
+    const url = new URL(await (await startPostgres()).freshDatabase());
+    const relay = startRelay(Number(url.port));
+    url.port = `${relay.port}`;
+    const store = await openPostgres({
+      databaseUrl: url.href,
+      clock,
+      ...(callMsMax === undefined ? {} : { callMsMax }),
+    });
+    const add = (id: string) => outcome(store.write((tx) => addAgent(tx, id)));
+    const close = async () => {
+      await store.close();
+      relay.stop();
+    };
+    return { relay, store, add, close };
+  }
+
+  test("connections that were cut while idle cost no call", async () => {
+    const { relay, store, add, close } = await behindRelay();
+    expect(await Promise.all(["1", "2", "3"].map(add))).toEqual(["stored", "stored", "stored"]);
+    expect(await agentIds(store)).toHaveLength(3);
+    relay.cut();
+    expect(await Promise.all(["4", "5", "6"].map(add))).toEqual(["stored", "stored", "stored"]);
+    relay.cut();
+    expect(await agentIds(store)).toHaveLength(6);
+    await close();
+  });
+
+  test("a server that has gone is unavailable, and back again by itself", async () => {
+    const { relay, store, add, close } = await behindRelay();
+    expect(await add("1")).toBe("stored");
+    relay.refuse();
+    expect(await Promise.all(["2", "3"].map(add))).toEqual(["unavailable", "unavailable"]);
+    expect(await outcome(agentIds(store))).toBe("unavailable");
+    expect(await outcome(store.probe(2_000))).toBe("unavailable");
+    relay.restore();
+    expect(await add("4")).toBe("stored");
+    expect(await agentIds(store)).toEqual(["1", "4"]);
+    await close();
+  });
+
+  test("a server that falls silent is unavailable in time, for more callers than connections", async () => {
+    const { relay, store, add, close } = await behindRelay(400);
+    expect(await add("0")).toBe("stored");
+    relay.stall();
+    const calls = Array.from({ length: 40 }, (_, i) => add(`1${i}`));
+    const began = performance.now();
+    expect(new Set(await Promise.all([...calls, outcome(agentIds(store))]))).toEqual(
+      new Set(["unavailable"]),
+    );
+    expect(performance.now() - began).toBeLessThan(1_500);
+    relay.restore();
+    expect(await add("2")).toBe("stored");
+    expect(await agentIds(store)).toEqual(["0", "2"]);
+    await close();
+  });
+
+  test("a connection lost within a work leaves nothing of it", async () => {
+    const { relay, store, add, close } = await behindRelay();
+    const lost = store.write(async (tx) => {
+      await addAgent(tx, "1");
+      relay.cut();
+      await addAgent(tx, "2");
+    });
+    expect(await outcome(lost)).toBe("unavailable");
+    expect(await add("3")).toBe("stored");
+    expect(await agentIds(store)).toEqual(["3"]);
+    await close();
+  });
+
+  test("a work that swallows the failure of a statement is not told that it was stored", async () => {
+    const place = await postgresPlace();
+    const store = await place.open();
+    await store.write((tx) => addAgent(tx, "agt_1"));
+    const swallowed = store.write(async (tx) => {
+      await addAgent(tx, "agt_0");
+      await addAgent(tx, "agt_1").catch(() => {});
+    });
+    expect(await swallowed.catch((error) => error)).toBeInstanceOf(UniqueViolation);
+    expect(await agentIds(store)).toEqual(["agt_1"]);
+    await store.close();
+  });
+
+  test("of two works in a deadlock both are done", async () => {
+    const place = await postgresPlace();
+    const store = await place.open();
+    await store.write(async ({ db, tables }) => {
+      for (const id of ["a", "b"]) await db.insert(tables.replicas).values({ id, lease_until: 0 });
+    });
+    const bothHoldOne = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
+    const cross = (ids: string[], mine: number) =>
+      store.write(async ({ db, tables: { replicas } }) => {
+        for (const id of ids) {
+          await db
+            .update(replicas)
+            .set({ lease_until: sql`${replicas.lease_until} + 1` })
+            .where(eq(replicas.id, id));
+          bothHoldOne[mine]?.resolve();
+          await bothHoldOne[1 - mine]?.promise;
+        }
+      });
+    await Promise.all([cross(["a", "b"], 0), cross(["b", "a"], 1)]);
+    const rows = await store.read.db
+      .select()
+      .from(store.read.tables.replicas)
+      .orderBy(store.read.tables.replicas.id);
+    expect(rows.map((row) => row.lease_until)).toEqual([2, 2]);
+    await store.close();
+  });
+
+  test("a text with U+0000, which Postgres cannot hold, is the caller's fault", async () => {
+    const place = await postgresPlace();
+    const store = await place.open();
+    expect(await outcome(store.write((tx) => addAgent(tx, "agt_1", "a\u0000b")))).toBe("invalid_request");
+    await store.close();
+  });
+
+  test("history pages walk an index, also for a value that is common elsewhere", async () => {
+    const place = await postgresPlace();
+    await (await place.open()).close();
+    await using client = new SQL(place.url, { max: 1 });
+    // Of "a", nothing failed and nothing streamed; of the others, nearly all.
+    await client.unsafe(`
+      insert into invocations (tenant, id, agent_id, caller, mode, status, response_truncated, body_captured,
+        emit_receipt, updated_at, completed_at)
+      select case when i % 5 = 0 then 'a' else 'b' end, 'inv_' || lpad(i::text, 8, '0'), 'agt_1', 'c',
+        case when i % 5 = 0 then 'transactional' else 'streaming' end,
+        case when i % 5 = 0 then 'succeeded' else 'failed' end, false, false, false, 1, 1
+      from generate_series(1, 20000) i`);
+    await client.unsafe("analyze invocations");
+    const filters = {
+      status: "failed",
+      mode: "streaming",
+      error_class: "x",
+      model: "x",
+      settlement_status: "x",
+    };
+    for (const plans of ["force_generic_plan", "force_custom_plan"]) {
+      await client.unsafe(`set plan_cache_mode = ${plans}`);
+      for (const [column, value] of Object.entries(filters)) {
+        await client.unsafe(`prepare page (text, text) as
+          select * from invocations where tenant = $1 and ${column} = $2 order by id desc limit 20`);
+        const rows = await client.unsafe(`explain (costs off) execute page ('a', '${value}')`).values();
+        const index = `invocations_${column === "settlement_status" ? "settlement" : column}`;
+        expect(rows.join("\n")).toContain(`Index Scan Backward using ${index} on invocations`);
+        await client.unsafe("deallocate page");
+      }
+    }
+  });
+
+  test("replicas that start at once agree on one schema", async () => {
+    const place = await postgresPlace();
+    const stores = await Promise.all(Array.from({ length: 5 }, () => place.open()));
+    await Promise.all(stores.map((store, i) => store.write((tx) => addAgent(tx, `agt_${i}`))));
+    for (const store of stores) {
+      expect(await agentIds(store)).toHaveLength(5);
+      await store.close();
+    }
+  });
+
+  test("a server that is not there is named at the start, without the password", async () => {
+    const databaseUrl = "postgres://tollgate:hunter2@127.0.0.1:1/x";
+    const error = await openPostgres({ databaseUrl, clock }).catch((thrown) => thrown);
+    expect(error.message).toMatch(/Postgres server of DATABASE_URL does not answer/);
+    expect(shown(error)).not.toContain("hunter2");
+  });
+});
