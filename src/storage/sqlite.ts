@@ -41,6 +41,8 @@ function connect(path: string): Database {
   enterWal(connection);
   connection.run("pragma synchronous = full");
   connection.run("pragma wal_autocheckpoint = 0");
+  // Savepoints keep copies of the pages that they may have to put back.
+  connection.run("pragma temp_store = memory");
   connection.run(`pragma journal_size_limit = ${WAL_BYTES_KEPT}`);
   connection.run(`pragma cache_size = -${CACHE_KIB}`);
   return connection;
