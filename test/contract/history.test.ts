@@ -93,6 +93,10 @@ contract((at) => {
     expect(await list("error_class=upstream_4xx")).toEqual([2]);
     expect(await list("error_class=not_a_class")).toEqual([]);
     expect(await list("error_class=%27%20or%201%3D1")).toEqual([]);
+    for (const name of ["error_class", "agent_id", "model"]) {
+      expect(await list(`${name}=%00`)).toEqual([]);
+      expect(await list(`${name}=m-1%00&status=failed`)).toEqual([]);
+    }
     expect(await list("model=m-1")).toEqual([2, 1]);
     expect(await list("model=m")).toEqual([]);
     expect(await list("model=M-1")).toEqual([]);

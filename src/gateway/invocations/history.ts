@@ -99,6 +99,8 @@ export async function readHistory(reader: Reader, tenant: string, query: Query):
     // Inclusive to the millisecond: up to, and not with, the next one.
     ...(until === null ? [] : [lt(t.id, idFloor("inv", until + 1))]),
   ];
+  // No stored text holds U+0000, and Postgres refuses a parameter that does.
+  if (filters.some(([, value]) => value.includes("\0"))) return { rows: [], total: 0, limit, offset };
   const where = and(eq(t.tenant, tenant), ...filters.map((filter) => condition(reader, filter)), ...window);
   const rows = await reader.db.select().from(t).where(where).orderBy(desc(t.id)).limit(limit).offset(offset);
   const [dimension, value] = filters[0] ?? ["all", ""];
