@@ -65,11 +65,18 @@ export function idempotencyKey(headers: Headers): string | null {
   return value;
 }
 
-/** Seconds of `Prefer: wait=N` (RFC 7240, section 4.3), capped; 0 when the preference is absent or malformed. */
+/** One element of a list header: a comma within a quoted string does not end it (RFC 9110, section 5.6). */
+const LIST_ELEMENT = /(?:"(?:[^"\\]|\\.?)*(?:"|$)|[^",])+/g;
+const NAMES_WAIT = /^\s*wait\s*(?:[=;]|$)/i;
+const SECONDS = /^[^=;]*=\s*("?)(\d+)\1\s*(?:;|$)/;
+
+/**
+ * Seconds of `Prefer: wait=N` (RFC 7240, section 4.3), capped; 0 when the preference is absent or malformed. Of
+ * several only the first counts (section 2).
+ */
 export function waitSeconds(headers: Headers): number {
-  for (const preference of (headers.get("prefer") ?? "").split(",")) {
-    const match = /^\s*wait\s*=\s*"?(\d{1,9})"?\s*(;|$)/i.exec(preference);
-    if (match !== null) return Math.min(Number(match[1]), WAIT_SECONDS_MAX);
-  }
-  return 0;
+  const prefer = headers.get("prefer");
+  if (prefer === null) return 0;
+  const wait = prefer.match(LIST_ELEMENT)?.find((preference) => NAMES_WAIT.test(preference)) ?? "";
+  return Math.min(Number(SECONDS.exec(wait)?.[2] ?? 0), WAIT_SECONDS_MAX);
 }
