@@ -142,6 +142,7 @@ test("HEAD answers like GET, without the body", async () => {
   const response = await call("/open", { method: "HEAD" });
   expect([response.status, await response.text()]).toEqual([200, ""]);
   expect(response.headers.get("content-length")).toBe(String('{"open":true}'.length));
+  expect(lines.at(-1)).toMatchObject({ method: "HEAD", path: "/open", status: 200 });
 });
 
 test("a short host name does not move the path", async () => {

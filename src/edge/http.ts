@@ -157,7 +157,7 @@ export function createEdge(options: EdgeOptions): Edge {
       response.headers.set("x-request-id", requestId);
       if (draining) response.headers.set("connection", "close");
       const fields = {
-        method: request.method,
+        method: original.method,
         path,
         status: response.status,
         request_id: requestId,
