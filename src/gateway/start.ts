@@ -78,10 +78,12 @@ export async function startGateway(
     clock: systemClock,
     log,
   });
-  await dispatcher.start();
+  await dispatcher.recover();
   const cleaning = startCleaning(store, options.retention, log);
   const edge = createEdge({ app, log, authenticate: (header) => identity.authenticate(header) });
   const server = listen(options, edge);
+  // Only now, when nothing is left that could keep the gateway from starting, is any call made.
+  await dispatcher.start();
   const url = `http://${options.host.includes(":") ? `[${options.host}]` : options.host}:${server.port}`;
   log.info("listening", { url, version: VERSION });
   return {

@@ -4,12 +4,13 @@
 import { Database, SQLiteError } from "bun:sqlite";
 import { closeSync, mkdirSync, openSync } from "node:fs";
 import { join } from "node:path";
+import { StartupProblem } from "../core/startup.ts";
 
 export interface DataDirLock {
   release(): void;
 }
 
-/** @throws Error when another process holds the directory. */
+/** @throws StartupProblem when another process holds the directory. */
 export function acquireDataDirLock(dir: string): DataDirLock {
   mkdirSync(dir, { recursive: true, mode: 0o700 });
   const path = join(dir, "tollgate.lock");
@@ -20,7 +21,7 @@ export function acquireDataDirLock(dir: string): DataDirLock {
   } catch (error) {
     file.close();
     if (!(error instanceof SQLiteError) || !error.code?.startsWith("SQLITE_BUSY")) throw error;
-    throw new Error(`another tollgate gateway runs on the data directory ${dir}`, { cause: error });
+    throw new StartupProblem(`another tollgate gateway runs on the data directory ${dir}`, { cause: error });
   }
   return { release: () => file.close() };
 }

@@ -17,9 +17,10 @@ import {
   pendingOf,
   renewLease,
 } from "../invocations/service.ts";
-import type { Job } from "./job.ts";
+import type { Job, Outcome } from "./job.ts";
 import { Lanes, type Waiting } from "./lanes.ts";
 import { createPlaces } from "./places.ts";
+import type { Pool } from "./pool.ts";
 
 const LEASE_MS = 15_000;
 const RENEW_MS = 5_000;
@@ -28,14 +29,6 @@ const RUNNING_BODY_BYTES_MAX = 256 * 1024 * 1024;
 const STORE_PAUSE_MS_FIRST = 100;
 const STORE_PAUSE_MS_MOST = 5_000;
 const LAST_RECORDS_MS = 5_000;
-
-export interface Pool {
-  /** Makes the call; resolves to how it ended, whatever happens to the worker. */
-  run(job: Job): Promise<Ending & { readonly detail: string | null }>;
-  cancel(id: string): void;
-  /** Ends what runs. */
-  close(): Promise<void>;
-}
 
 interface ResolvedCredential {
   readonly header: Job["credential"];
@@ -60,15 +53,26 @@ interface Item extends Waiting {
   readonly inHand?: PendingCall;
 }
 
+/** A call that holds a place, from its claim to its record. */
+interface Running {
+  readonly agentId: string;
+  readonly key: InvocationKey;
+  /** Ended otherwise meanwhile; if it has not been sent yet, it need not be. */
+  stopped: boolean;
+}
+
 export class Dispatcher {
   readonly #options: DispatcherOptions;
   readonly #lanes: Lanes<Item>;
-  readonly #idle = Promise.withResolvers<void>();
+  readonly #running = new Map<string, Running>();
   /** On SQLite this process is the only one; on Postgres there may be other replicas. */
   readonly #shared: boolean;
   #draining = false;
   #givenUp = false;
-  #timer: ReturnType<typeof setInterval> | undefined;
+  #renewal: ReturnType<typeof setTimeout> | undefined;
+  /** Since when this replica has renewed its lease without a gap, on the monotonic clock. */
+  #renewingSince = performance.now();
+  #renewedAt = performance.now();
 
   constructor(options: DispatcherOptions) {
     this.#options = options;
@@ -85,17 +89,23 @@ export class Dispatcher {
     });
   }
 
-  /** Ends what a process that is gone left running, and takes up what it left pending. */
-  async start(): Promise<void> {
-    const { store, clock, log, replica } = this.#options;
-    await store.write(async (tx) => {
-      if (!this.#shared) await dropLeases(tx, "all");
-      await renewLease(tx, replica, clock.now() + LEASE_MS);
-    });
+  /** Ends what a process that is gone left running. Calls may be offered from now on. */
+  async recover(): Promise<void> {
+    const { store, clock, log } = this.#options;
+    if (this.#shared) {
+      await this.#renew();
+      return;
+    }
+    // This process holds the lock of the data directory, so every other one is gone.
+    await store.write((tx) => dropLeases(tx, "all"));
     const orphans = await endOrphans(store, clock);
     if (orphans.length > 0) log.warn("ended calls of a process that is gone", { calls: orphans.length });
+  }
+
+  /** Takes up what is pending, and from now on what other replicas leave. */
+  async start(): Promise<void> {
     await this.#takeUpPending();
-    this.#timer = setInterval(() => void this.#keepAlive(), RENEW_MS);
+    if (this.#shared) this.#scheduleKeepAlive();
   }
 
   offer({ row, call, body }: Accepted): void {
@@ -105,55 +115,57 @@ export class Dispatcher {
 
   /** Stops the upstream call of an invocation, if it runs here. */
   stop(id: string): void {
+    const running = this.#running.get(id);
+    if (running !== undefined) running.stopped = true;
     this.#options.pool.cancel(id);
   }
 
   /** Starts nothing more, lets what runs end for `ms`, then ends it. Pending calls stay pending. */
   async drain(ms: number): Promise<void> {
-    const { store, pool, replica } = this.#options;
+    const { store, pool, replica, log } = this.#options;
     this.#draining = true;
-    this.#lanes.pause();
-    if (this.#lanes.running === 0) this.#idle.resolve();
-    await Promise.race([this.#idle.promise, Bun.sleep(ms)]);
+    const idle = this.#lanes.pause();
+    await Promise.race([idle, Bun.sleep(ms)]);
     await pool.close();
-    await Promise.race([this.#idle.promise, Bun.sleep(LAST_RECORDS_MS)]);
+    await Promise.race([idle, Bun.sleep(LAST_RECORDS_MS)]);
     this.#givenUp = true;
-    clearInterval(this.#timer);
-    await store.write((tx) => dropLeases(tx, replica));
+    clearTimeout(this.#renewal);
+    if (!this.#shared) return;
+    // A lease that can't be dropped runs out.
+    await store
+      .write((tx) => dropLeases(tx, replica))
+      .catch((error) => log.warn("lease not dropped", { error }));
   }
 
   async #run(agentId: string, item: Item): Promise<void> {
-    const fields = { tenant: item.tenant, agent_id: agentId, invocation_id: item.id };
+    const key = { tenant: item.tenant, id: item.id };
+    const running = { agentId, key, stopped: false };
+    this.#running.set(item.id, running);
     try {
-      await this.#claimAndPerform(agentId, item, fields);
+      const claimed = await this.#claim(key, item.inHand ?? null);
+      // Null: someone else has it, or it was cancelled.
+      if (claimed !== null) await this.#record(running, claimed, await this.#perform(running, claimed));
     } catch (error) {
-      this.#options.log.error("invocation left as it is", { ...fields, error });
+      this.#options.log.error("invocation left as it is", { ...key, agent_id: agentId, error });
     }
-    if (this.#draining && this.#lanes.running === 1) this.#idle.resolve();
+    this.#running.delete(item.id);
   }
 
-  async #claimAndPerform(agentId: string, item: Item, fields: Record<string, string>): Promise<void> {
-    const { store, clock, log, replica, ended } = this.#options;
-    const key = { tenant: item.tenant, id: item.id };
-    const claimed = await this.#untilStored(
-      () => store.write((tx) => claim(tx, key, replica, clock.now(), item.inHand ?? null)),
+  async #claim(key: InvocationKey, inHand: PendingCall | null): Promise<PendingCall | null> {
+    const { store, clock, replica: owner } = this.#options;
+    let again = false;
+    return await this.#untilStored(
+      () => {
+        const attempt = { key, owner, now: clock.now(), inHand, again };
+        again = true;
+        return store.write((tx) => claim(tx, attempt));
+      },
       () => this.#draining,
     );
-    // Someone else has it, or it was cancelled.
-    if (claimed === null) return;
-    const { detail, ...ending } = await this.#perform(agentId, key, claimed);
-    const recorded = await this.#untilStored(
-      () => store.write((tx) => finish(tx, key, ending, clock.now())),
-      () => this.#givenUp,
-    );
-    if (recorded) {
-      const { response: _body, ...shown } = ending;
-      log.info("invocation ended", { ...fields, request_id: claimed.call.request_id, ...shown, detail });
-    }
-    ended(item.id);
   }
 
-  async #perform(agentId: string, key: InvocationKey, { call, body }: PendingCall) {
+  async #perform(running: Running, { call, body }: PendingCall): Promise<Outcome> {
+    const { agentId, key } = running;
     const { credential_ref } = call;
     let credential: ResolvedCredential = { header: null, version: "" };
     try {
@@ -165,8 +177,9 @@ export class Dispatcher {
       }
     } catch (error) {
       this.#options.log.warn("credential not resolved", { ...key, credential_ref, error });
-      return { ...NOT_CALLED, detail: "credential not resolved" };
+      return { ...NOT_CALLED, error_class: "credential_error", detail: "credential not resolved" };
     }
+    if (running.stopped) return { ...NOT_CALLED, error_class: "cancelled", detail: "cancelled" };
     return await this.#options.pool.run({
       id: key.id,
       agent_id: agentId,
@@ -175,6 +188,32 @@ export class Dispatcher {
       session_key: JSON.stringify([agentId, call.url, credential_ref, credential.version]),
       body,
     });
+  }
+
+  async #record({ agentId, key }: Running, { call }: PendingCall, outcome: Outcome): Promise<void> {
+    const { store, clock, log, ended } = this.#options;
+    const write = (ending: Ending) =>
+      this.#untilStored(
+        () => store.write((tx) => finish(tx, key, ending, clock.now())),
+        () => this.#givenUp,
+      );
+    const recorded = await write(outcome).catch((error) => {
+      if (this.#givenUp) throw error;
+      log.error("outcome not recorded", { ...key, error });
+      return write({ ...NOT_CALLED, error_class: "internal" });
+    });
+    // False: it was cancelled, or taken for dead, and ended before.
+    if (recorded) {
+      const { response: _body, ...shown } = outcome;
+      const fields = {
+        tenant: key.tenant,
+        agent_id: agentId,
+        invocation_id: key.id,
+        request_id: call.request_id,
+      };
+      log.info("invocation ended", { ...fields, ...shown });
+    }
+    ended(key.id);
   }
 
   /** Repeats a step for as long as the store is away. When it is time to stop, the last error is thrown. */
@@ -197,22 +236,39 @@ export class Dispatcher {
     }
   }
 
+  #scheduleKeepAlive(): void {
+    this.#renewal = setTimeout(async () => {
+      await this.#keepAlive();
+      if (!this.#givenUp) this.#scheduleKeepAlive();
+    }, RENEW_MS);
+  }
+
+  async #renew(): Promise<void> {
+    const { store, clock, replica } = this.#options;
+    await store.write((tx) => renewLease(tx, replica, clock.now() + LEASE_MS));
+    const now = performance.now();
+    if (now - this.#renewedAt > LEASE_MS) this.#renewingSince = now;
+    this.#renewedAt = now;
+  }
+
   async #keepAlive(): Promise<void> {
-    const { store, clock, log, replica, ended } = this.#options;
+    const { store, clock, log, ended } = this.#options;
     try {
-      await store.write((tx) => renewLease(tx, replica, clock.now() + LEASE_MS));
-      if (!this.#shared) return;
-      for (const { id } of await endOrphans(store, clock)) ended(id);
-      await this.#takeUpPending();
+      await this.#renew();
+      // After an outage of the database others have had no chance to renew: they get the time of a lease for it.
+      if (this.#renewedAt - this.#renewingSince >= LEASE_MS) {
+        for (const { id } of await endOrphans(store, clock)) ended(id);
+      }
+      if (!this.#draining) await this.#takeUpPending();
     } catch (error) {
       log.warn("lease not renewed", { error });
     }
   }
 }
 
+/** How a call ends that has not been made. */
 const NOT_CALLED = {
   status: "failed",
-  error_class: "credential_error",
   upstream_status: null,
   latency_ms: null,
   resp_size: null,

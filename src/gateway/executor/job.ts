@@ -1,7 +1,7 @@
 // What crosses between the dispatcher, which owns the database, and the workers, which own the upstream
 // calls: a Job goes in, exactly one Outcome comes back. Everything here survives a structured clone.
 import type { Call } from "../../core/call.ts";
-import type { ErrorClass } from "../../core/states.ts";
+import type { Ending } from "../invocations/service.ts";
 
 export interface Job {
   readonly id: string;
@@ -14,18 +14,7 @@ export interface Job {
   readonly body: Uint8Array;
 }
 
-export interface Outcome {
-  readonly status: "succeeded" | "failed";
-  readonly error_class: ErrorClass | null;
-  readonly upstream_status: number | null;
-  /** The upstream call from first dial to last byte, retries included; null when there was none. */
-  readonly latency_ms: number | null;
-  /** Bytes of the whole decoded response body; null when no response came. */
-  readonly resp_size: number | null;
-  /** The first MiB of the body; null when capture is off or no response came. */
-  readonly response: Uint8Array | null;
-  readonly response_truncated: boolean;
-  readonly response_content_type: string | null;
+export interface Outcome extends Ending {
   /** For the log only: what went wrong, without any secret or body. */
   readonly detail: string | null;
 }

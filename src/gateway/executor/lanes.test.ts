@@ -169,7 +169,7 @@ test("a call that finds a place at once keeps what is in hand, and one that wait
 
 test("nothing starts while paused", async () => {
   const { lanes, started, insert } = world({ per_agent: 2, in_all: 5 });
-  lanes.pause();
+  await lanes.pause();
   const item = insert("a");
   lanes.offer("a", item, item);
   lanes.look("a");

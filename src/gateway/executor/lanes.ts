@@ -52,6 +52,7 @@ export class Lanes<W extends Waiting> {
   #waiting = 0;
   #running = 0;
   #paused = false;
+  readonly #idle = Promise.withResolvers<void>();
 
   constructor(options: LanesOptions<W>) {
     this.#options = options;
@@ -80,14 +81,15 @@ export class Lanes<W extends Waiting> {
   /** The database may hold pending calls of this agent that were never offered. */
   look(agentId: string): void {
     const lane = this.#laneOf(agentId);
-    if (lane.waiting.length > 0) return;
     lane.more = true;
     this.#serve(lane);
   }
 
-  /** Starts nothing more. */
-  pause(): void {
+  /** Starts nothing more; resolves when what runs has ended. */
+  pause(): Promise<void> {
     this.#paused = true;
+    if (this.#running === 0) this.#idle.resolve();
+    return this.#idle.promise;
   }
 
   #laneOf(agentId: string): Lane<W> {
@@ -110,6 +112,7 @@ export class Lanes<W extends Waiting> {
       this.#options.places.release(lane.agentId, item.body_bytes);
       this.#serve(lane);
       this.#serveShort();
+      if (this.#paused && this.#running === 0) this.#idle.resolve();
     });
   }
 

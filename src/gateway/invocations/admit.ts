@@ -17,6 +17,7 @@ import {
   findByIdempotencyKey,
   type Idempotency,
   type InvocationRow,
+  isStored,
 } from "./service.ts";
 
 export interface ProxyCall {
@@ -71,9 +72,24 @@ export async function admit(options: AdmitOptions, call: ProxyCall): Promise<str
   const now = clock.now();
   const row = newRow({ agent, tenant, caller: user, model, rpc, size: body.byteLength, now });
   const accepted = { row, call: callOf(agent, url, call), body, idempotency };
-  const id = await store.write((tx) => accept(tx, accepted, now));
+  const id = await storeCall(store, accepted, now);
   if (id === row.id) options.offer(accepted);
   return id;
+}
+
+/**
+ * A commit whose answer was lost may have been made; then the call is accepted, and to say otherwise would have
+ * it made twice.
+ */
+async function storeCall(store: Store, accepted: Accepted, now: number): Promise<string> {
+  const { row } = accepted;
+  try {
+    return await store.write((tx) => accept(tx, accepted, now));
+  } catch (error) {
+    const unsure = error instanceof Fault && error.kind === "unavailable";
+    if (unsure && (await isStored(store.read, row).catch(() => false))) return row.id;
+    throw error;
+  }
 }
 
 function invocableUrl(agent: InvocableAgent): string {

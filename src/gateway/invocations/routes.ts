@@ -230,7 +230,8 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
         const seconds = waitSeconds(request.headers);
         if (seconds > 0) {
           const look = () => findInvocation(store.read, scope.caller.tenant, id);
-          await endings.wait(id, seconds, request.signal, look);
+          // The call is accepted: when the store fails while it is waited for, saying so is all the more urgent.
+          await endings.wait(id, seconds, request.signal, look).catch(() => null);
         }
         const location = `/v1/proxy/${params.id}/invocations/${id}`;
         return json("accepted", { invocation_id: id }, { "x-service-invocation-id": id, location });

@@ -111,7 +111,7 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       });
     };
     const take = (key: { tenant: string; id: string }, owner = "rep_1") =>
-      store.write((tx) => claim(tx, key, owner, clock.now(), null));
+      store.write((tx) => claim(tx, { key, owner, now: clock.now(), inHand: null, again: false }));
     const end = (key: { tenant: string; id: string }, ending: Ending) =>
       store.write((tx) => finish(tx, key, ending, clock.now()));
 
@@ -158,6 +158,17 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       expect(await take(key)).toBeNull();
       expect(await store.write((tx) => abandon(tx, key, "cancelled", clock.now()))).toBe(false);
       expect((await findInvocation(store.read, "acme", key.id)).error_class).toBe("upstream_5xx");
+    });
+
+    test("a claim that is repeated because its answer was lost finds its own, and no other's", async () => {
+      const key = await put();
+      const retry = (owner: string) =>
+        store.write((tx) => claim(tx, { key, owner, now: clock.now(), inHand: null, again: true }));
+      await take(key, "rep_1");
+      expect(await retry("rep_2")).toBeNull();
+      expect((await retry("rep_1"))?.body.byteLength).toBe(5);
+      await end(key, SUCCESS);
+      expect(await retry("rep_1")).toBeNull();
     });
 
     test("of the calls that ran, those of a replica whose lease is over end as internal, and no others", async () => {

@@ -34,8 +34,11 @@ export interface Ending {
   readonly status: "succeeded" | "failed";
   readonly error_class: ErrorClass | null;
   readonly upstream_status: number | null;
+  /** The upstream call from first dial to last byte, retries included; null when there was none. */
   readonly latency_ms: number | null;
+  /** Bytes of the whole decoded response body; null when no response came. */
   readonly resp_size: number | null;
+  /** The first MiB of the body; null when capture is off or no response came. */
   readonly response: Uint8Array | null;
   readonly response_truncated: boolean;
   readonly response_content_type: string | null;
@@ -252,25 +255,50 @@ const NOTHING_YET = {
   completed_at: null,
 };
 
+export interface Claim {
+  readonly key: InvocationKey;
+  /** The replica that takes the call. */
+  readonly owner: string;
+  readonly now: number;
+  /** Spares reading back what the caller still holds. */
+  readonly inHand: PendingCall | null;
+  /** Whether an earlier try of this claim ended without an answer: it may have been stored all the same. */
+  readonly again: boolean;
+}
+
 /**
- * Takes a pending call for `owner`; from here on it is never made again. Gives the stored call, or null when
- * someone else took it or it was cancelled. `inHand` spares reading back what the caller still holds.
+ * Takes a pending call; from here on it is never made again. Gives the stored call, or null when someone else
+ * took it or it was cancelled.
  */
-export async function claim(
-  tx: Tx,
-  key: InvocationKey,
-  owner: string,
-  now: number,
-  inHand: PendingCall | null,
-): Promise<PendingCall | null> {
+export async function claim(tx: Tx, { key, owner, now, inHand, again }: Claim): Promise<PendingCall | null> {
   const claimed = await claimRow(tx).execute({ ...NOTHING_YET, ...key, owner, updated_at: now });
-  if (claimed.length === 0) return null;
-  countMove(tx, key.tenant, "pending", "running");
+  if (claimed.length > 0) countMove(tx, key.tenant, "pending", "running");
+  else if (!again || !(await isRunningAt(tx, key, owner))) return null;
   if (inHand !== null) return inHand;
   const [stored] = await callAndBody(tx).execute(key);
-  if (stored?.call == null || stored.request === null)
+  if (stored?.call == null || stored.request === null) {
     throw new Fault("internal", "a pending call without its request");
+  }
   return { call: JSON.parse(stored.call) as Call, body: stored.request };
+}
+
+async function isRunningAt(tx: Tx, key: InvocationKey, owner: string): Promise<boolean> {
+  const { invocations: t } = tx.tables;
+  const [row] = await tx.db
+    .select({ owner: t.owner })
+    .from(t)
+    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.status, "running")));
+  return row?.owner === owner;
+}
+
+/** Whether an invocation is stored: an accept whose commit was not answered may have been. */
+export async function isStored(reader: Reader, { tenant, id }: InvocationKey): Promise<boolean> {
+  const { invocations: t } = reader.tables;
+  const rows = await reader.db
+    .select({ id: t.id })
+    .from(t)
+    .where(and(eq(t.tenant, tenant), eq(t.id, id)));
+  return rows.length > 0;
 }
 
 /** Records how a running call ended. False when it had been ended otherwise: cancelled, or given up for dead. */
