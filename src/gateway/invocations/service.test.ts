@@ -4,8 +4,8 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import fc from "fast-check";
 import type { CountDimension } from "../../../db/schema.ts";
+import { accepted, SUCCESS } from "../../../test/support/invocations.ts";
 import { startPostgres } from "../../../test/support/postgres.ts";
-import { newId } from "../../core/id.ts";
 import { silentLog } from "../../core/log.ts";
 import { ERROR_CLASSES, INVOCATION_EVENTS, INVOCATION_STATUSES } from "../../core/states.ts";
 import { counted } from "../../storage/counts.ts";
@@ -37,61 +37,6 @@ const stores: Record<string, () => Promise<string | null>> = {
   postgres: async () => (await startPostgres()).freshDatabase(),
 };
 
-function accepted(fields: Partial<InvocationRow> = {}, body = "hello"): Accepted {
-  const row: InvocationRow = {
-    tenant: "acme",
-    id: newId("inv", clock.now()),
-    agent_id: "agt_a",
-    caller: "alice",
-    mode: "transactional",
-    status: "pending",
-    error_class: null,
-    model: null,
-    mcp_method: null,
-    mcp_tool: null,
-    payment_network: null,
-    payment_asset: null,
-    payment_amount: null,
-    payment_payer: null,
-    payment_nonce: null,
-    settlement_status: null,
-    settlement: null,
-    upstream_status: null,
-    latency_ms: null,
-    ttft_ms: null,
-    req_size: body.length,
-    resp_size: null,
-    response_content_type: null,
-    response_truncated: false,
-    body_captured: true,
-    emit_receipt: false,
-    owner: null,
-    updated_at: clock.now(),
-    completed_at: null,
-    ...fields,
-  };
-  const call = {
-    url: "https://example.com/",
-    protocol: "http",
-    mcp_protocol_version: null,
-    credential_ref: null,
-    capture: row.body_captured,
-    headers: [["content-type", "text/plain"]],
-    request_id: "r1",
-  } as const;
-  return { row, call, body: new TextEncoder().encode(body), idempotency: null };
-}
-
-const SUCCESS: Ending = {
-  status: "succeeded",
-  error_class: null,
-  upstream_status: 200,
-  latency_ms: 5,
-  resp_size: 5,
-  response: new TextEncoder().encode("world"),
-  response_truncated: false,
-  response_content_type: "text/plain",
-};
 const FAILURE: Ending = { ...SUCCESS, status: "failed", error_class: "upstream_5xx", upstream_status: 502 };
 
 for (const [name, databaseUrl] of Object.entries(stores)) {
@@ -104,7 +49,7 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
     }, 30_000);
 
     const put = (fields: Partial<InvocationRow> = {}, body?: string) => {
-      const one = accepted(fields, body);
+      const one = accepted(clock.now(), fields, body);
       return store.write(async (tx) => {
         await accept(tx, one, clock.now());
         return { tenant: one.row.tenant, id: one.row.id };
@@ -210,11 +155,17 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
     test("an idempotency key stands for its first call, until it expires", async () => {
       const idempotency = { key: "k", body_sha256: "s" };
       const send = (one: Accepted) => store.write((tx) => accept(tx, one, clock.now()));
-      const calls = Array.from({ length: 5 }, () => ({ ...accepted({ tenant: "keys" }), idempotency }));
+      const calls = Array.from({ length: 5 }, () => ({
+        ...accepted(clock.now(), { tenant: "keys" }),
+        idempotency,
+      }));
       const ids = await Promise.all(calls.map(send));
       expect(new Set(ids).size).toBe(1);
       expect((await readHistory(store.read, "keys", new URLSearchParams())).total).toBe(1);
-      const other = { ...accepted({ tenant: "keys" }), idempotency: { ...idempotency, body_sha256: "t" } };
+      const other = {
+        ...accepted(clock.now(), { tenant: "keys" }),
+        idempotency: { ...idempotency, body_sha256: "t" },
+      };
       expect(send(other)).rejects.toThrow("Idempotency-Key: already used with another body");
       clock.time += DAY_MS;
       expect(ids).not.toContain(await send(other));
