@@ -112,7 +112,7 @@ describe("parseRpcRequest refuses", () => {
     [
       "params with a long s",
       '{"jsonrpc":"2.0","id":1,"method":"a","paramſ":{}}',
-      "paramſ: must be lower case",
+      "params: must be lower case",
     ],
     [
       "two tools",

@@ -1,13 +1,7 @@
 // JSON-RPC 2.0 as MCP uses it, read and rewritten on the bytes themselves: the form of a request, and the
 // exchange of an id in place. Bodies are never re-serialised, so big numbers, key order and spacing survive.
 import { isUtf8 } from "node:buffer";
-import { type Member, outlineObject, skipSpace } from "./scan.ts";
-
-/** A span of bytes: from `start` up to, but not including, `end`. */
-export interface Span {
-  readonly start: number;
-  readonly end: number;
-}
+import { type Finding, outlineObject, type Span, skipSpace, watch } from "./scan.ts";
 
 export interface RpcRequest {
   readonly ok: true;
@@ -30,7 +24,13 @@ export interface RpcProblem {
 const SESSIONLESS_SINCE = "2026-07-28";
 
 const VERSION_KEY = "io.modelcontextprotocol/protocolVersion";
-const REQUEST_KEYS = ["jsonrpc", "id", "method", "params"];
+const REQUEST_KEYS = [
+  watch("jsonrpc"),
+  watch("id"),
+  watch("method"),
+  watch("params", watch("name"), watch("_meta", watch(VERSION_KEY))),
+];
+const ANSWER_KEYS = [watch("id"), watch("method"), watch("result"), watch("error", watch("code"))];
 /** Ids, methods and tool names are stored and written to the wire again, so they are bounded. */
 const SHORT_BYTES_MAX = 1024;
 
@@ -56,67 +56,63 @@ export function parseRpcRequest(body: Uint8Array): RpcRequest | RpcProblem {
   if (outline.problem !== null || skipSpace(body, outline.end) !== body.length) {
     return problem("not valid JSON");
   }
-  return judgeRequest(body, outline.members);
+  return judgeRequest(body, outline.findings);
 }
 
-function judgeRequest(body: Uint8Array, members: readonly Member[]): RpcRequest | RpcProblem {
-  const fields = new Map<string, Span>();
-  for (const member of members) {
-    if (!REQUEST_KEYS.includes(member.key)) return problem(`${member.key.toLowerCase()}: must be lower case`);
-    if (fields.has(member.key)) return problem(`${member.key}: given twice`);
-    fields.set(member.key, member);
+function judgeRequest(body: Uint8Array, findings: readonly Finding[]): RpcRequest | RpcProblem {
+  for (const [index, { key }] of REQUEST_KEYS.entries()) {
+    const ambiguity = ambiguityOf(key, findings[index]);
+    if (ambiguity !== null) return problem(ambiguity);
   }
-  const version = fields.get("jsonrpc");
-  if (version === undefined || shortString(body, version) !== "2.0") return problem('jsonrpc: must be "2.0"');
-  const method = readName(body, fields.get("method"));
-  if (method === null || method === "") return problem("method: must be a non-empty string");
-  const id = fields.get("id");
-  if (id === undefined) return problem("id: required, a notification has no result");
-  if (!isId(body, id)) return problem("id: must be a string or a number");
-  const params = fields.get("params");
-  if (params === undefined) return { ok: true, method, tool: null, id, protocolVersion: null };
-  return judgeParams(body, method, id, params);
+  const [jsonrpc, id, method, params] = findings;
+  if (readShort(body, jsonrpc) !== "2.0") return problem('jsonrpc: must be "2.0"');
+  const name = readName(body, method);
+  if (name === null || name === "") return problem("method: must be a non-empty string");
+  if (id?.value == null) return problem("id: required, a notification has no result");
+  if (!isId(body, id.value)) return problem("id: must be a string or a number");
+  const request = { ok: true, method: name, tool: null, id: id.value, protocolVersion: null } as const;
+  return params?.value == null ? request : judgeParams(body, request, params.value, params.inside);
 }
 
-function judgeParams(body: Uint8Array, method: string, id: Span, params: Span): RpcRequest | RpcProblem {
-  const isCall = method === "tools/call";
-  if (body[params.start] === OPEN_BRACKET && !isCall) {
-    return { ok: true, method, tool: null, id, protocolVersion: null };
+function judgeParams(
+  body: Uint8Array,
+  request: RpcRequest,
+  params: Span,
+  [name, meta]: readonly Finding[],
+): RpcRequest | RpcProblem {
+  const isCall = request.method === "tools/call";
+  const first = body[params.start];
+  if (isCall && first !== OPEN_BRACE) return problem("params: must be an object");
+  if (first !== OPEN_BRACE && first !== OPEN_BRACKET) {
+    return problem("params: must be an object or an array");
   }
-  if (body[params.start] !== OPEN_BRACE) {
-    return problem(isCall ? "params: must be an object" : "params: must be an object or an array");
-  }
-  const { members } = outlineObject(body, params.start, ["name", "_meta"], 1);
-  const meta = members.findLast((member) => member.key === "_meta");
-  const protocolVersion = meta === undefined ? null : readVersion(body, meta);
-  if (!isCall) return { ok: true, method, tool: null, id, protocolVersion };
-  const names = members.filter((member) => member.key.toUpperCase() === "NAME");
-  if (names.length > 1) return problem("params.name: given twice");
-  if (names.some((member) => member.key !== "name")) return problem("params.name: must be lower case");
-  const tool = readName(body, names[0]);
-  if (tool === null && names.length > 0) return problem("params.name: must be a string");
-  return { ok: true, method, tool, id, protocolVersion };
+  const protocolVersion = meta?.value == null ? null : readShort(body, meta.inside[0]);
+  if (!isCall) return { ...request, protocolVersion };
+  const ambiguity = ambiguityOf("params.name", name);
+  if (ambiguity !== null) return problem(ambiguity);
+  const tool = readName(body, name);
+  if (tool === null && name?.value != null) return problem("params.name: must be a string");
+  return { ...request, tool, protocolVersion };
 }
 
-function readVersion(body: Uint8Array, meta: Span): string | null {
-  if (body[meta.start] !== OPEN_BRACE) return null;
-  const { members } = outlineObject(body, meta.start, [VERSION_KEY], 2);
-  const version = members.findLast((member) => member.key === VERSION_KEY);
-  return version === undefined ? null : shortString(body, version);
+function ambiguityOf(field: string, finding: Finding | undefined): string | null {
+  if (finding?.isMiscased) return `${field}: must be lower case`;
+  return finding?.isRepeated ? `${field}: given twice` : null;
 }
 
 function problem(text: string): RpcProblem {
   return { ok: false, problem: text };
 }
 
-function shortString(body: Uint8Array, span: Span): string | null {
-  if (body[span.start] !== QUOTE || span.end - span.start > SHORT_BYTES_MAX) return null;
+function readShort(body: Uint8Array, finding: Finding | undefined): string | null {
+  const span = finding?.value ?? null;
+  if (span === null || body[span.start] !== QUOTE || span.end - span.start > SHORT_BYTES_MAX) return null;
   return String(JSON.parse(decoder.decode(body.subarray(span.start, span.end))));
 }
 
 /** A string that can be stored and compared: no lone surrogates, which decoders replace, no control characters. */
-function readName(body: Uint8Array, span: Span | undefined): string | null {
-  const name = span === undefined ? null : shortString(body, span);
+function readName(body: Uint8Array, finding: Finding | undefined): string | null {
+  const name = readShort(body, finding);
   // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what it looks for.
   return name?.isWellFormed() && !/[\u0000-\u001f\u007f]/.test(name) ? name : null;
 }
@@ -155,13 +151,12 @@ export interface RpcAnswer {
  * @param wireId the id as it was sent, as JSON text
  */
 export function findAnswer(message: Uint8Array, wireId: string): RpcAnswer | null {
-  const { members } = outlineObject(message, skipSpace(message, 0), ["id", "method", "result", "error"]);
-  const find = (key: string) => members.findLast((member) => member.key === key);
-  const id = find("id");
-  if (id === undefined || find("method") !== undefined) return null;
-  const error = find("error");
-  if (!sameId(readId(message, id), wireId, error !== undefined)) return null;
-  return { id, code: error === undefined ? null : readCode(message, error) };
+  const { findings } = outlineObject(message, skipSpace(message, 0), ANSWER_KEYS);
+  const [id, method, , error] = findings;
+  if (id?.value == null || method?.value != null) return null;
+  const isError = error?.value != null;
+  if (!sameId(readId(message, id.value), wireId, isError)) return null;
+  return { id: id.value, code: isError ? readCode(message, error.inside[0]) : null };
 }
 
 function readId(message: Uint8Array, span: Span): string {
@@ -177,10 +172,8 @@ function sameId(answered: string, sent: string, isError: boolean): boolean {
   return JSON.parse(answered) === JSON.parse(sent);
 }
 
-function readCode(message: Uint8Array, error: Span): number {
-  const { members } = outlineObject(message, error.start, ["code"], 1);
-  const code = members.findLast((member) => member.key === "code");
-  return code === undefined ? Number.NaN : Number(readId(message, code));
+function readCode(message: Uint8Array, code: Finding | undefined): number {
+  return code?.value == null ? Number.NaN : Number(readId(message, code.value));
 }
 
 /** `message` with the id at `span` replaced by `id`, given as JSON text; a null id stays. */

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { JSON_DEPTH_MAX } from "./limits.ts";
-import { outlineObject, skipSpace } from "./scan.ts";
+import { type Finding, outlineObject, skipSpace, type Watched, watch } from "./scan.ts";
 
 const encoder = new TextEncoder();
 const decoder = new TextDecoder();
@@ -15,38 +15,106 @@ function isJsonObject(text: string): boolean {
   }
 }
 
-function outline(text: string, watched: string[] = []) {
+function outline(text: string, watched: Watched[] = []) {
   const bytes = encoder.encode(text);
   const start = skipSpace(bytes, 0);
-  const found = outlineObject(bytes, start, watched);
-  const isWhole = found.problem === null && skipSpace(bytes, found.end) === bytes.length;
-  const values = found.members.map(({ key, start, end }) => [
-    key,
-    decoder.decode(bytes.subarray(start, end)),
-  ]);
-  return { isWhole, values, problem: found.problem };
+  const { findings, end, problem } = outlineObject(bytes, start, watched);
+  const isWhole = problem === null && skipSpace(bytes, end) === bytes.length;
+  const textOf = ({ value }: Finding) =>
+    value === null ? null : decoder.decode(bytes.subarray(value.start, value.end));
+  return { isWhole, values: findings.map(textOf), problem, findings, textOf };
+}
+
+/** How the key `watched` was found in an object of these keys. */
+function found(watched: string, ...quotedKeys: string[]) {
+  const text = `{${quotedKeys.map((key, index) => `${key}:${index}`).join()}}`;
+  const { values, findings } = outline(text, [watch(watched)]);
+  return [values[0], findings[0]!.isRepeated, findings[0]!.isMiscased];
 }
 
 describe("outlineObject", () => {
   test("finds watched members wherever they stand, and nothing inside others", () => {
     const text = ' { "a" : {"id":1, "x":["id"]} , "id":\t"7\\"}" ,"z":[{"id":2}],"result" : -1.5e+3 }\n';
-    expect(outline(text, ["id", "result"])).toEqual({
-      isWhole: true,
-      values: [
-        ["id", '"7\\"}"'],
-        ["result", "-1.5e+3"],
-      ],
-      problem: null,
-    });
+    const { isWhole, values } = outline(text, [watch("id"), watch("result"), watch("x")]);
+    expect([isWhole, values]).toEqual([true, ['"7\\"}"', "-1.5e+3", null]]);
   });
 
-  test("finds a key however it is escaped or cased, and each time it appears", () => {
-    expect(outline('{"\\u0069d":1,"ID":2,"id":3,"jſonrpc":4}', ["id", "jsonrpc"]).values).toEqual([
-      ["id", "1"],
-      ["ID", "2"],
-      ["id", "3"],
-      ["jſonrpc", "4"],
-    ]);
+  test("finds a key however it is escaped", () => {
+    expect(found("id", '"\\u0069d"')).toEqual(["0", false, false]);
+    expect(found("a/B", '"\\u0061\\/\\u0042"')).toEqual(["0", false, false]);
+    expect(found("id", '"\\u0069d\\u0000"', '"\\nd"', '"i\\u0064d"', '"i"', '"idd"', '"ïd"', '"😀"')).toEqual(
+      [null, false, false],
+    );
+  });
+
+  test("tells keys that come again or in another case, and takes the last that is spelled right", () => {
+    expect(found("id", '"id"', '"\\u0069d"')).toEqual(["1", true, false]);
+    expect(found("id", '"id"', '"\\u0049d"')).toEqual(["0", true, true]);
+    expect(found("id", '"ID"')).toEqual([null, false, true]);
+  });
+
+  test("takes for another case what some decoder takes for it", () => {
+    for (const key of ["paramſ", "PARAM\\u017f", "parAms"]) expect(found("params", `"${key}"`)[2]).toBe(true);
+    for (const key of ["ıd", "İd", "\\u0131D"]) expect(found("id", `"${key}"`)[2]).toBe(true);
+    expect(found("key", '"\u212aey"')[2]).toBe(true);
+    expect(found("id", '"1d"')[2]).toBe(false);
+    expect(found("_meta", '"\u007fmeta"')[2]).toBe(false);
+  });
+
+  test("agrees with JSON.parse on which key is meant", () => {
+    const characters = fc.constantFrom("i", "d", "I", "ſ", "\n", '"', "\\", "/", "é", "😀", "\ud800");
+    const keys = fc.array(fc.tuple(characters, fc.boolean()), { maxLength: 4 }).map((parts) => {
+      const inHex = (text: string) =>
+        [...Array(text.length).keys()]
+          .map((at) => `\\u${text.charCodeAt(at).toString(16).padStart(4, "0")}`)
+          .join("");
+      const quoted = parts.map(([text, isEscaped]) =>
+        isEscaped ? inHex(text) : JSON.stringify(text).slice(1, -1),
+      );
+      return `"${quoted.join("")}"`;
+    });
+    fc.assert(
+      fc.property(keys, (key) => {
+        const meant = JSON.parse(key) as string;
+        const expected = [meant === "id" ? "0" : null, false, meant !== "id" && meant.toLowerCase() === "id"];
+        expect(found("id", key)).toEqual(expected);
+      }),
+      { numRuns: 2000, examples: [['"\\u0069\\u0064"'], ['"i\\u0044"']] },
+    );
+  });
+
+  test("finds keys inside the value of another, the last one where that comes again", () => {
+    const watched = [watch("error", watch("code"), watch("data"))];
+    const inside = (text: string) => {
+      const { findings, textOf } = outline(text, watched);
+      return findings[0]!.inside.map(textOf);
+    };
+    expect(inside('{"code":1,"error":{"a":{"code":2},"code":3,"data":{}}}')).toEqual(["3", "{}"]);
+    expect(inside('{"error":{"code":3,"data":4},"error":{"data":5}}')).toEqual([null, "5"]);
+    expect(inside('{"error":{"code":3},"error":[]}')).toEqual([null, null]);
+    expect(inside('{"error":{"code":3},"ERROR":{"code":4}}')).toEqual(["3", null]);
+  });
+
+  test("costs memory of no member, and little more time than a scan that looks for nothing", () => {
+    const repeated = (start: string, unit: string, end: string) =>
+      encoder.encode(start + unit.repeat(800_000) + end);
+    const bodies = ["", "id", "ix", "\\u0061b"].map((key) => repeated('{"a":1', `,"${key}":1`, "}"));
+    const watched = [watch("id"), watch("name"), watch("key")];
+    const time = (body: Uint8Array, keys: Watched[]) => {
+      const started = performance.now();
+      outlineObject(body, 0, keys);
+      return performance.now() - started;
+    };
+    for (const body of bodies) {
+      const plain = Math.min(...[1, 2, 3].map(() => time(body, [])));
+      const looking = Math.min(...[1, 2, 3].map(() => time(body, watched)));
+      expect(looking).toBeLessThan(plain * 10 + 10);
+    }
+    Bun.gc(true);
+    const before = process.memoryUsage().heapUsed;
+    const outlines = bodies.map((body) => outlineObject(body, 0, watched));
+    expect(process.memoryUsage().heapUsed - before).toBeLessThan(4_000_000);
+    expect(outlines.map(({ problem }) => problem)).toEqual([null, null, null, null]);
   });
 
   test("agrees with JSON.parse on what is an object", () => {
@@ -103,12 +171,9 @@ describe("outlineObject", () => {
   });
 
   test("reads a text that is cut off as far as it goes", () => {
-    expect(outline('{"id":12,"result":{"a":[1,2', ["id", "result"])).toEqual({
-      isWhole: false,
-      values: [["id", "12"]],
-      problem: "malformed",
-    });
-    expect(outline('{"id":12', ["id"]).values).toEqual([]);
+    const { values, problem } = outline('{"id":12,"result":{"a":[1,2', [watch("id"), watch("result")]);
+    expect([values, problem]).toEqual([["12", null], "malformed"]);
+    expect(outline('{"id":12', [watch("id")]).values).toEqual([null]);
   });
 
   test("refuses what is nested too deep, without recursing into it", () => {
