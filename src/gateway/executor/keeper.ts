@@ -37,7 +37,8 @@ export function createKeeper(
   let deaths = 0;
   let failedStarts = 0;
   let respawn: ReturnType<typeof setTimeout> | undefined;
-  const closed = Promise.withResolvers<void>();
+  /** Made by close(), so that no earlier death has settled it. */
+  let closed: PromiseWithResolvers<void> | null = null;
 
   function start(): void {
     spawnedAt = performance.now();
@@ -74,7 +75,7 @@ export function createKeeper(
         events.onResults(message.results);
         break;
       case "closed":
-        closed.resolve();
+        closed?.resolve();
         break;
     }
   }
@@ -83,7 +84,7 @@ export function createKeeper(
     worker = null;
     failedStarts = isReady ? 0 : failedStarts + 1;
     isReady = false;
-    closed.resolve();
+    closed?.resolve();
     events.onDeath(failedStarts);
     if (isClosed) return;
     deaths = performance.now() - spawnedAt > CALM_MS ? 1 : deaths + 1;
@@ -104,6 +105,7 @@ export function createKeeper(
       clearTimeout(respawn);
       const last = worker;
       if (last === null) return;
+      closed ??= Promise.withResolvers<void>();
       last.postMessage({ kind: "close" } satisfies ToWorker);
       const timer = setTimeout(closed.resolve, CLOSE_TIMEOUT_MS);
       await closed.promise;
