@@ -37,6 +37,11 @@ function take(job: Job): void {
       break;
     case "hang":
       break;
+    case "spin":
+      for (;;);
+    case "slow":
+      setTimeout(() => post({ kind: "done", results: [{ id: job.id, outcome: echo(job) }] }), 100);
+      break;
     default:
       post({ kind: "done", results: [{ id: job.id, outcome: echo(job) }] });
   }

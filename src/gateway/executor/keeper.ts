@@ -14,6 +14,8 @@ export interface KeeperEvents {
 export interface Keeper {
   /** Hands a message to the worker; false when there is none that is ready. */
   post(message: ToWorker, transfer: ArrayBuffer[]): boolean;
+  /** Ends the worker, which is stuck, as if it had died. */
+  replace(): void;
   /** Lets the worker close its sessions, then ends it for good. */
   close(): Promise<void>;
 }
@@ -56,7 +58,9 @@ export function createKeeper(
    * from source and compiled). A message that can't be read has lost outcomes, so its worker goes too.
    */
   function listen(next: Worker): Worker {
-    next.onmessage = ({ data }: MessageEvent<FromWorker>) => receive(data);
+    next.onmessage = ({ data }: MessageEvent<FromWorker>) => {
+      if (next === worker) receive(data);
+    };
     next.onmessageerror = () => next.terminate();
     next.onerror = (event) => log.error("worker failed", { message: event.message });
     next.addEventListener("close", () => {
@@ -99,6 +103,13 @@ export function createKeeper(
       if (worker === null || !isReady) return false;
       worker.postMessage(message, transfer);
       return true;
+    },
+    replace() {
+      const stuck = worker;
+      if (stuck === null) return;
+      // Not left to its `close`, which comes only when the thread has ended.
+      bury();
+      stuck.terminate();
     },
     async close() {
       isClosed = true;

@@ -185,3 +185,40 @@ describe("a worker that dies", () => {
     expect(await run(makeJob("http://x/"))).toMatchObject({ error_class: "internal", latency_ms: null });
   });
 });
+
+describe("a worker that is stuck", () => {
+  function impatientPool(upstream_timeout_ms: number): Pool {
+    const made = createPool({
+      size: 1,
+      settings: { ...LOOPBACK, upstream_timeout_ms },
+      log: silentLog,
+      spawn: () => new Worker(FRAGILE),
+      graceMs: 150,
+    });
+    open.push(made.close);
+    return made;
+  }
+
+  test("is replaced once a job is long past its deadline, and what it ran ends internal", async () => {
+    const { run } = impatientPool(150);
+    const started = performance.now();
+    const outcomes = await Promise.all(["hang", "spin"].map((body) => run(makeJob("http://x/", { body }))));
+    expect(performance.now() - started).toBeGreaterThan(290);
+    for (const outcome of outcomes) {
+      expect(outcome).toMatchObject({ status: "failed", error_class: "internal", upstream_status: null });
+    }
+    expect(text((await run(makeJob("http://x/", { body: "next" }))).response)).toBe("next");
+  });
+
+  test("is not one whose answers wait because this thread was held up", async () => {
+    const { run } = impatientPool(100);
+    expect(text((await run(makeJob("http://x/", { body: "first" }))).response)).toBe("first");
+    const slow = run(makeJob("http://x/", { body: "slow" }));
+    // After the turn in which jobs are handed over.
+    await new Promise(setImmediate);
+    await new Promise(setImmediate);
+    const until = performance.now() + 1000;
+    while (performance.now() < until);
+    expect((await slow).status).toBe("succeeded");
+  });
+});

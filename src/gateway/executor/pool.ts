@@ -24,7 +24,11 @@ export interface PoolOptions {
   readonly log: Log;
   /** For tests: makes the thread. */
   readonly spawn?: () => Worker;
+  /** For tests: how late a job's outcome may be before its worker counts as stuck. */
+  readonly graceMs?: number;
 }
+
+const GRACE_MS = 30_000;
 
 /**
  * The worker is an entry point of its own. From source it lies beside this file; in the compiled binary this
@@ -37,26 +41,27 @@ function spawnWorker(): Worker {
     : new Worker(new URL("./worker.ts", import.meta.url).href);
 }
 
-export function createPool({ size, settings, log, spawn = spawnWorker }: PoolOptions): Pool {
-  const slots = Array.from({ length: size }, () => createSlot(settings, log, spawn));
-  /** Which slot runs a job, for the cancel. */
-  const places = new Map<string, Slot>();
+export function createPool(options: PoolOptions): Pool {
+  const { size, settings, log, spawn = spawnWorker, graceMs = GRACE_MS } = options;
+  const slots = Array.from({ length: size }, () => createSlot({ settings, log, spawn, graceMs }));
+  /** Where a job runs, for the cancel. */
+  const slotOf = new Map<string, Slot>();
   let isClosed = false;
 
   return {
     async run(job) {
       const slot = isClosed ? undefined : chooseSlot(slots, job);
       if (slot === undefined) return lostCall("the worker pool is closed");
-      places.set(job.id, slot);
+      slotOf.set(job.id, slot);
       const outcome = await slot.run(job);
-      places.delete(job.id);
+      slotOf.delete(job.id);
       return outcome;
     },
     cancel(id) {
-      places.get(id)?.cancel(id);
+      slotOf.get(id)?.cancel(id);
     },
     get running() {
-      return places.size;
+      return slotOf.size;
     },
     async close() {
       isClosed = true;

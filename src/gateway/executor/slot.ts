@@ -17,17 +17,34 @@ export interface Slot {
 interface Pending {
   readonly job: Job;
   readonly resolve: (outcome: Outcome) => void;
+  /** The tick in which it was handed over. */
+  since: number;
+}
+
+export interface SlotOptions {
+  readonly settings: WorkerSettings;
+  readonly log: Log;
+  readonly spawn: () => Worker;
+  /** How long after its deadline a job's outcome may be late before the worker counts as stuck. */
+  readonly graceMs: number;
 }
 
 /** After so many starts in a row that came to nothing, waiting jobs end instead of waiting for ever. */
 const FAILED_STARTS_MAX = 5;
 
-export function createSlot(settings: WorkerSettings, log: Log, spawn: () => Worker): Slot {
+const TICKS_PER_GRACE = 30;
+
+export function createSlot({ settings, log, spawn, graceMs }: SlotOptions): Slot {
   let waiting = new Map<string, Pending>();
   const running = new Map<string, Pending>();
   let cancels: string[] = [];
   let isFlushing = false;
   let isClosed = false;
+  // Time is counted in ticks, since a pause of this thread, or of the whole machine, is one tick and no more.
+  let ticks = 0;
+  const ticksMax = Math.ceil((settings.upstream_timeout_ms / graceMs) * TICKS_PER_GRACE) + TICKS_PER_GRACE;
+  const watchdog = setInterval(watch, graceMs / TICKS_PER_GRACE);
+  watchdog.unref();
 
   const keeper = createKeeper(settings, log, spawn, {
     onReady: flushSoon,
@@ -43,6 +60,15 @@ export function createSlot(settings: WorkerSettings, log: Log, spawn: () => Work
       if (failedStarts >= FAILED_STARTS_MAX) endAll(waiting, "no worker can be started");
     },
   });
+
+  /** Every call ends by its deadline, so a worker that answers nothing long after that can't run any more. */
+  function watch(): void {
+    ticks++;
+    const [oldest] = running.values();
+    if (oldest === undefined || ticks - oldest.since <= ticksMax) return;
+    log.error("worker stuck", { running: running.size });
+    keeper.replace();
+  }
 
   function flushSoon(): void {
     if (isFlushing) return;
@@ -65,7 +91,10 @@ export function createSlot(settings: WorkerSettings, log: Log, spawn: () => Work
       log.error("jobs not handed over", { error });
       endAll(waiting, "the job could not be handed over");
     }
-    for (const [id, pending] of waiting) running.set(id, pending);
+    for (const [id, pending] of waiting) {
+      pending.since = ticks;
+      running.set(id, pending);
+    }
     waiting = new Map();
     cancels = [];
   }
@@ -74,7 +103,7 @@ export function createSlot(settings: WorkerSettings, log: Log, spawn: () => Work
     run(job) {
       if (isClosed) return Promise.resolve(lostCall("the worker pool is closed"));
       const { promise, resolve } = Promise.withResolvers<Outcome>();
-      waiting.set(job.id, { job, resolve });
+      waiting.set(job.id, { job, resolve, since: ticks });
       flushSoon();
       return promise;
     },
@@ -91,6 +120,7 @@ export function createSlot(settings: WorkerSettings, log: Log, spawn: () => Work
     load: () => waiting.size + running.size,
     async close() {
       isClosed = true;
+      clearInterval(watchdog);
       endAll(waiting, "the worker pool is closed");
       endAll(running, "the worker pool is closed");
       await keeper.close();
