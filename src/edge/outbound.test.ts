@@ -282,6 +282,8 @@ describe("errors", () => {
       "garbage\r\n\r\n",
       "HTTP/1.1 abc OK\r\n\r\n",
       "HTTP/1.1 99 Low\r\nContent-Length: 0\r\n\r\n",
+      "HTTP/1.1 000 None\r\nContent-Length: 0\r\n\r\n",
+      "HTTP/1.1 099 Low\r\nContent-Length: 2\r\n\r\nok",
       "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
       "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
       "HTTP/1.1 200 OK\r\nX: a\0b\r\n\r\n",

@@ -60,6 +60,9 @@ interface Target {
 
 const DIALS_MAX = 4;
 
+/** Interim answers are passed over, and what has a status like `000` is no HTTP answer (RFC 9110 section 15). */
+const FINAL_STATUS_MIN = 200;
+
 /** Codes that Bun gives only while it opens a socket (measured: a connection that dies later is ECONNRESET). */
 const DIAL_FAILURES = new Set([
   "ECONNREFUSED",
@@ -145,6 +148,13 @@ function toHeaders(target: Target, pairs: OutboundRequest["headers"]): Headers {
   return headers;
 }
 
+/** @throws an error with a code, as the connection's own are */
+function requireFinal(response: Response): void {
+  if (response.status >= FINAL_STATUS_MIN) return;
+  response.body?.cancel().catch(() => {});
+  throw Object.assign(new Error("no final status"), { code: "InvalidStatus" });
+}
+
 function abortable<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
   const { promise, reject } = Promise.withResolvers<never>();
   const onAbort = () => reject(signal.reason);
@@ -174,7 +184,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
       let failure = new OutboundError("unreached", "no address");
       for (const address of addresses.slice(0, DIALS_MAX)) {
         try {
-          return await session.fetch(dialUrl(target, address), {
+          const response = await session.fetch(dialUrl(target, address), {
             method,
             headers,
             body,
@@ -186,6 +196,8 @@ export function createOutbound(options: OutboundOptions): Outbound {
             // Bun's own limit on silence (five minutes) would cut off what the signal allows.
             timeout: false,
           });
+          requireFinal(response);
+          return response;
         } catch (error) {
           signal.throwIfAborted();
           const code = errorCode(error);

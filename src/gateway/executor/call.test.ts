@@ -233,6 +233,19 @@ describe("a connection that breaks", () => {
     expect(upstream.connections()).toBe(1);
   });
 
+  test("with a status that is none, like 000: upstream_5xx, without a status", async () => {
+    for (const status of ["000", "099", "101"]) {
+      const answer = `HTTP/1.1 ${status} X\r\nContent-Length: 2\r\n\r\nok`;
+      const upstream = keep(startRawUpstream((connection) => connection.write(answer)));
+      expect(await call(upstream.url)).toMatchObject({
+        status: "failed",
+        error_class: "upstream_5xx",
+        upstream_status: null,
+      });
+      expect(upstream.connections()).toBe(1);
+    }
+  });
+
   test("with something that is no HTTP: upstream_5xx", async () => {
     const upstream = keep(startRawUpstream((connection) => connection.write("SSH-2.0-OpenSSH\r\n\r\n")));
     expect(await call(upstream.url)).toMatchObject({ error_class: "upstream_5xx", upstream_status: null });
