@@ -1,7 +1,6 @@
--- The first schema. Tables that are only ever found by their key are WITHOUT ROWID; invocation_bodies is
--- not, for its rows are up to 64 MiB and belong in overflow pages behind a small index. Every history index
--- ends in id, so that a page newest first is a walk along one index. There are no foreign keys: rows that
--- belong together are written and removed together by the works that own them.
+-- The first schema. Tables that are found by their key are WITHOUT ROWID: one tree to keep instead of two. Every
+-- history index ends in id, so that a page newest first is a walk along one index. There are no foreign keys:
+-- rows that belong together are written and removed together by the works that own them.
 
 create table tenant_keys (
   tenant text not null primary key,
@@ -127,7 +126,7 @@ create table invocation_bodies (
   request blob,
   response blob,
   primary key (tenant, invocation_id)
-) strict;
+) strict, without rowid;
 
 create table invocation_counts (
   tenant text not null,

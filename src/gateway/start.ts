@@ -14,8 +14,9 @@ import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
 import type { Store } from "../storage/store.ts";
 import { rateLimiter } from "./agents/bucket.ts";
+import { rememberedAgents } from "./agents/remembered.ts";
 import { agentRoutes } from "./agents/routes.ts";
-import { agentNamesCredential, findAgent } from "./agents/service.ts";
+import { agentNamesCredential } from "./agents/service.ts";
 import { credentialResolver, type ResolverDeps } from "./credentials/resolve.ts";
 import { credentialRoutes } from "./credentials/routes.ts";
 import { docsRoutes } from "./docs/routes.ts";
@@ -143,15 +144,16 @@ async function composeGateway({ options, store, keyring, trusted, log }: Parts) 
     ended: (id) => endings.announce(id),
   });
   const limiter = rateLimiter();
+  const agents = rememberedAgents(store.read);
   const api = routes()
-    .use(agentRoutes({ store, clock, allow }))
+    .use(agentRoutes({ store, clock, allow, changed: agents.forget }))
     .use(credentialRoutes({ store, clock, keyring, namedBy: [agentNamesCredential] }))
     .use(
       invocationRoutes({
         store,
         clock,
         endings,
-        findAgent: (tenant, id) => findAgent(store.read, tenant, id),
+        findAgent: agents.find,
         takeToken: (agent) => limiter.take(agent),
         offer: (accepted) => dispatcher.offer(accepted),
         stop: (id) => dispatcher.stop(id),

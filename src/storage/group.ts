@@ -6,7 +6,7 @@
 import { type Database, SQLiteError } from "bun:sqlite";
 import type { Tables } from "../../db/schema.ts";
 import type { Log } from "../core/log.ts";
-import { addCount, type Count, type Counts, changedCounts } from "./counts.ts";
+import { addCount, type Counts, changedCounts } from "./counts.ts";
 import { sqliteFailure, unavailable } from "./failures.ts";
 import type { Queries, Tx } from "./store.ts";
 
@@ -79,21 +79,13 @@ interface Outcome {
 function groupRunner({ writer, db, tables, log }: GroupOptions) {
   const sql = statements(writer);
 
-  async function perform(work: Waiting, counts: Count[]): Promise<unknown> {
-    return await work.run({
-      db,
-      tables,
-      count: (tenant, dimension, value, delta) => counts.push({ tenant, dimension, value, delta }),
-      lock: async () => {},
-    });
-  }
+  const perform = (work: Waiting, count: Tx["count"]) =>
+    work.run({ db, tables, count, lock: async () => {} });
 
   /** Runs one work, whose failure is the whole group's, and gives back how to answer it after the commit. */
   async function runTogether(work: Waiting, total: Counts): Promise<() => void> {
-    const counts: Count[] = [];
     try {
-      const value = await perform(work, counts);
-      for (const count of counts) addCount(total, count);
+      const value = await perform(work, (...count) => addCount(total, ...count));
       return () => work.resolve(value);
     } catch (cause) {
       throw new WorkFailed("a work of the group failed", { cause });
@@ -102,12 +94,12 @@ function groupRunner({ writer, db, tables, log }: GroupOptions) {
 
   /** Runs one work in its savepoint and gives back how to answer it after the commit. */
   async function runApart(work: Waiting, total: Counts): Promise<() => void> {
-    const counts: Count[] = [];
+    const counts: Parameters<Tx["count"]>[] = [];
     sql.save.run();
     try {
-      const value = await perform(work, counts);
+      const value = await perform(work, (...count) => counts.push(count));
       sql.release.run();
-      for (const count of counts) addCount(total, count);
+      for (const count of counts) addCount(total, ...count);
       return () => work.resolve(value);
     } catch (thrown) {
       // On a full disk and the like SQLite may have rolled back everything.

@@ -55,7 +55,7 @@ async function transaction<T>(connection: Connection, task: Task<T>): Promise<T>
       {
         db: connection.db,
         tables,
-        count: (tenant, dimension, value, delta) => addCount(counts, { tenant, dimension, value, delta }),
+        count: (tenant, dimension, value, delta) => addCount(counts, tenant, dimension, value, delta),
         lock: (key) => connection.run("select pg_advisory_xact_lock(hashtextextended($1, 0))", [key]),
       },
       connection,

@@ -18,6 +18,8 @@ export interface AgentDeps {
   readonly clock: Clock;
   /** Hosts that are exempt from the rules for upstream URLs. */
   readonly allow: AllowList;
+  /** Told of each write that may have changed an agent, before it is acknowledged. */
+  changed?(): void;
 }
 
 export interface AgentFilter {
@@ -121,7 +123,10 @@ function contains(column: AgentColumn, needle: string): SQL {
 
 type AgentColumn = Reader["tables"]["agents"]["tags" | "search_text"];
 
-export function agentService({ store, clock, allow }: AgentDeps) {
+export function agentService({ store, clock, allow, changed }: AgentDeps) {
+  /** A write that fails may have been made all the same. */
+  const change = <T>(work: (tx: Tx) => Promise<T>): Promise<T> => store.write(work).finally(changed);
+
   return {
     async create({ tenant, user }: Caller, body: AgentCreate): Promise<AgentRow> {
       const fields = createdFields(body, allow);
@@ -170,7 +175,7 @@ export function agentService({ store, clock, allow }: AgentDeps) {
     async patch({ tenant }: Caller, id: string, body: AgentPatch): Promise<AgentRow> {
       if (!isId("agt", id)) throw noSuchAgent();
       return withFreeName(() =>
-        store.write(async (tx) => {
+        change(async (tx) => {
           // Two changes that are each valid may not be so together, so they are made one after the other.
           await tx.lock(`agent:${tenant}:${id}`);
           const row = await findRow(tx, tenant, id);
@@ -184,7 +189,7 @@ export function agentService({ store, clock, allow }: AgentDeps) {
 
     async remove({ tenant }: Caller, id: string): Promise<void> {
       if (!isId("agt", id)) throw noSuchAgent();
-      return store.write(async (tx) => {
+      return change(async (tx) => {
         await tx.lock(`agent:${tenant}:${id}`);
         const row = await findRow(tx, tenant, id);
         if (row.deleted_at !== null) return;
