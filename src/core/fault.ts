@@ -24,12 +24,15 @@ export interface FaultDetail {
   readonly retryAfterSeconds?: number;
   /** Methods of the route, sent as `Allow`. */
   readonly allow?: readonly string[];
+  /** What is left of the request will not come: the connection ends with the answer. */
+  readonly closesConnection?: boolean;
 }
 
 export class Fault extends Error {
   readonly kind: FaultKind;
   readonly retryAfterSeconds: number | undefined;
   readonly allow: readonly string[] | undefined;
+  readonly closesConnection: boolean;
 
   /** `message` reaches the caller word for word: it must name no internal state and no secret. */
   constructor(kind: FaultKind, message: string, detail: FaultDetail = {}) {
@@ -38,6 +41,7 @@ export class Fault extends Error {
     this.kind = kind;
     this.retryAfterSeconds = detail.retryAfterSeconds;
     this.allow = detail.allow;
+    this.closesConnection = detail.closesConnection ?? false;
   }
 }
 

@@ -49,8 +49,7 @@ function faultResponse(fault: Fault): Response {
   if (fault.retryAfterSeconds !== undefined) headers.set("retry-after", String(fault.retryAfterSeconds));
   if (fault.allow !== undefined) headers.set("allow", fault.allow.join(", "));
   if (fault.kind === "unauthenticated") headers.set("www-authenticate", "Bearer");
-  // The rest of the body is not wanted.
-  if (fault.kind === "payload_too_large") headers.set("connection", "close");
+  if (fault.closesConnection) headers.set("connection", "close");
   const status = STATUS[fault.kind];
   if (fault.kind === "unauthenticated" || fault.kind === "internal")
     return new Response(null, { status, headers });

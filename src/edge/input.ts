@@ -6,6 +6,7 @@ import { Fault, invalidField } from "../core/fault.ts";
 import { parseJson } from "../core/json.ts";
 import { MANAGEMENT_BODY_BYTES_MAX, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX } from "../core/limits.ts";
 import { parseDateTime } from "../core/time.ts";
+import { scopeOf } from "./http.ts";
 import { readBytes } from "./intake.ts";
 
 const JSON_TYPE = /^application\/json\s*(;|$)/i;
@@ -17,7 +18,7 @@ export function bodyReader<T extends TSchema>(schema: T, options: { freeField?: 
     if (!JSON_TYPE.test(request.headers.get("content-type") ?? "")) {
       throw new Fault("invalid_request", "content-type: must be application/json");
     }
-    const bytes = await readBytes(request, MANAGEMENT_BODY_BYTES_MAX);
+    const bytes = await readBytes(request, scopeOf(request).caller.tenant, MANAGEMENT_BODY_BYTES_MAX);
     const value = parseJson(bytes, options.freeField ?? null);
     if (checker.Check(value)) return value;
     throw describe(checker.Errors(value).First());

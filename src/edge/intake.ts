@@ -1,36 +1,129 @@
-// Taking in request bodies: bounded in size, in time, and in what all of them together hold in memory.
+// Taking in request bodies: bounded in size, in time, in silence, and in what all of them together and each
+// tenant's hold in memory. Only bytes that are here count, so a body that never comes takes nobody's place.
 import { Fault } from "../core/fault.ts";
-import { BODY_INTAKE_BYTES_MAX, BODY_INTAKE_MS_MAX } from "../core/limits.ts";
+import {
+  BODY_INTAKE_BYTES_MAX,
+  BODY_INTAKE_MS_MAX,
+  BODY_INTAKE_SILENCE_MS_MAX,
+  BODY_INTAKE_TENANT_BYTES_MAX,
+} from "../core/limits.ts";
 
-/** Up to here a body is read in one go and weighs nothing: there are fewer connections than could matter. */
+/** Up to here a body weighs nothing: there are fewer connections than could matter. */
 const SMALL_BYTES = 65_536;
 
-/** What the larger bodies that are coming in may come to, over the whole process. */
-let held = 0;
+export interface IntakeLimits {
+  /** What the larger bodies that are coming in may hold, all together and each tenant's. */
+  readonly bytesMax: number;
+  readonly tenantBytesMax: number;
+  /** How long a larger body may take, and be silent. */
+  readonly msMax: number;
+  readonly silenceMsMax: number;
+}
 
 /**
- * The whole body of a request, at most `bytesMax` bytes.
+ * The whole body of a request of `tenant`, at most `bytesMax` bytes.
  *
- * @throws Fault `payload_too_large`; `invalid_request` when the body breaks off or takes too long; `unavailable`
- *   when too many large bodies are coming in
+ * @throws Fault `payload_too_large`; `invalid_request` when the body breaks off, falls silent or takes too long;
+ *   `unavailable` when too much of large bodies is coming in
  */
-export async function readBytes(request: Request, bytesMax: number): Promise<Uint8Array> {
-  const header = request.headers.get("content-length");
-  const declared = header === null ? null : Number(header);
-  if (declared !== null && declared > bytesMax) throw tooLarge(bytesMax);
-  if (request.body === null) return new Uint8Array();
-  try {
-    // A declared length bounds the body: the HTTP parser takes no more than that.
-    if (declared !== null && declared <= SMALL_BYTES) return await request.bytes();
-    return await readLarge(request.body, declared ?? bytesMax, bytesMax);
-  } catch (cause) {
-    if (cause instanceof Fault) throw cause;
-    throw new Fault("invalid_request", "body: it broke off", { cause });
+export type Intake = (request: Request, tenant: string, bytesMax: number) => Promise<Uint8Array>;
+
+export function createIntake(limits: IntakeLimits): Intake {
+  const budget = openBudget(limits);
+
+  async function readStream(body: ReadableStream<Uint8Array>, tenant: string, expected: Expected) {
+    const reader: BodyReader = body.getReader();
+    const patience = startPatience(limits, () => void reader.cancel().catch(() => {}));
+    let charged = 0;
+    try {
+      const bytes = await gather(reader, expected, (size) => {
+        patience.heard();
+        if (size <= SMALL_BYTES) return;
+        budget.take(tenant, size - charged);
+        charged = size;
+      });
+      patience.check();
+      return bytes;
+    } finally {
+      patience.end();
+      budget.giveBack(tenant, charged);
+    }
   }
+
+  return async (request, tenant, bytesMax) => {
+    const header = request.headers.get("content-length");
+    const declared = header === null ? bytesMax : Number(header);
+    if (declared > bytesMax) throw tooLarge(bytesMax);
+    try {
+      // A declared length bounds the body: the HTTP parser takes no more than that.
+      if (header !== null && declared <= SMALL_BYTES) return await request.bytes();
+      if (request.body === null) return new Uint8Array();
+      return await readStream(request.body, tenant, { declared, bytesMax });
+    } catch (cause) {
+      if (cause instanceof Fault) throw cause;
+      throw new Fault("invalid_request", "body: it broke off", { cause });
+    }
+  };
 }
+
+export const readBytes = createIntake({
+  bytesMax: BODY_INTAKE_BYTES_MAX,
+  tenantBytesMax: BODY_INTAKE_TENANT_BYTES_MAX,
+  msMax: BODY_INTAKE_MS_MAX,
+  silenceMsMax: BODY_INTAKE_SILENCE_MS_MAX,
+});
 
 function tooLarge(bytesMax: number): Fault {
   return new Fault("payload_too_large", `body: larger than ${bytesMax} bytes`);
+}
+
+function openBudget({ bytesMax, tenantBytesMax }: IntakeLimits) {
+  let held = 0;
+  const heldBy = new Map<string, number>();
+  return {
+    take(tenant: string, bytes: number): void {
+      const own = (heldBy.get(tenant) ?? 0) + bytes;
+      if (held + bytes > bytesMax || own > tenantBytesMax) {
+        throw new Fault("unavailable", "too many large bodies are coming in", { retryAfterSeconds: 5 });
+      }
+      held += bytes;
+      heldBy.set(tenant, own);
+    },
+    giveBack(tenant: string, bytes: number): void {
+      held -= bytes;
+      const own = (heldBy.get(tenant) ?? 0) - bytes;
+      if (own > 0) heldBy.set(tenant, own);
+      else heldBy.delete(tenant);
+    },
+  };
+}
+
+/** Calls `giveUp` once when the body has taken too long or been silent too long, which `check` then throws. */
+function startPatience({ msMax, silenceMsMax }: IntakeLimits, giveUp: () => void) {
+  let late: Fault | null = null;
+  const stop = (problem: string) => {
+    late ??= new Fault("invalid_request", `body: ${problem}`, { closesConnection: true });
+    giveUp();
+  };
+  const whole = setTimeout(() => stop(`not here within ${msMax / 1000} seconds`), msMax);
+  const silence = setTimeout(() => stop(`nothing of it for ${silenceMsMax / 1000} seconds`), silenceMsMax);
+  return {
+    heard() {
+      silence.refresh();
+    },
+    check() {
+      if (late !== null) throw late;
+    },
+    end() {
+      clearTimeout(whole);
+      clearTimeout(silence);
+    },
+  };
+}
+
+interface Expected {
+  readonly declared: number;
+  readonly bytesMax: number;
 }
 
 /** What is used of a stream's reader; Bun's and Node's types of the whole differ. */
@@ -39,56 +132,34 @@ interface BodyReader {
   cancel(): Promise<void>;
 }
 
-async function readLarge(
-  body: ReadableStream<Uint8Array>,
-  expected: number,
-  bytesMax: number,
+/** `arrived` is told the size so far, and throws when no more may come. */
+async function gather(
+  reader: BodyReader,
+  { declared, bytesMax }: Expected,
+  arrived: (size: number) => void,
 ): Promise<Uint8Array> {
-  if (held + expected > BODY_INTAKE_BYTES_MAX) {
-    throw new Fault("unavailable", "too many large bodies are coming in", { retryAfterSeconds: 5 });
-  }
-  held += expected;
-  const reader: BodyReader = body.getReader();
-  let late = false;
-  const deadline = setTimeout(() => {
-    late = true;
-    void reader.cancel();
-  }, BODY_INTAKE_MS_MAX);
-  try {
-    const bytes = await gather(reader, bytesMax);
-    if (late)
-      throw new Fault("invalid_request", `body: not here within ${BODY_INTAKE_MS_MAX / 1000} seconds`);
-    return bytes;
-  } finally {
-    clearTimeout(deadline);
-    held -= expected;
-  }
-}
-
-async function gather(reader: BodyReader, bytesMax: number): Promise<Uint8Array> {
-  const chunks: Uint8Array[] = [];
+  let whole = new Uint8Array();
   let size = 0;
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done || value === undefined) break;
-    size += value.byteLength;
-    if (size > bytesMax) {
-      // So that no more of the body is taken in.
-      await reader.cancel();
-      throw tooLarge(bytesMax);
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done || value === undefined) return moved(whole, size);
+      const at = size;
+      size += value.byteLength;
+      if (size > bytesMax) throw tooLarge(bytesMax);
+      arrived(size);
+      if (size > whole.byteLength) whole = moved(whole, Math.max(size, Math.min(declared, 2 * size)));
+      whole.set(value, at);
     }
-    chunks.push(value);
+  } catch (error) {
+    moved(whole, 0);
+    // So that the server passes over what is left of the body.
+    void reader.cancel().catch(() => {});
+    throw error;
   }
-  return chunks.length === 1 && chunks[0] !== undefined ? chunks[0] : joined(chunks, size);
 }
 
-/** Lets go of each chunk once it is copied, so that a large body is not held twice for long. */
-function joined(chunks: Uint8Array[], size: number): Uint8Array {
-  const whole = new Uint8Array(size);
-  let at = size;
-  for (let chunk = chunks.pop(); chunk !== undefined; chunk = chunks.pop()) {
-    at -= chunk.byteLength;
-    whole.set(chunk, at);
-  }
-  return whole;
+/** The same bytes with room for `size`. What they were in is free at once: the garbage collector would be late. */
+function moved(bytes: Uint8Array<ArrayBuffer>, size: number): Uint8Array<ArrayBuffer> {
+  return bytes.byteLength === size ? bytes : new Uint8Array(bytes.buffer.transfer(size));
 }

@@ -224,7 +224,7 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
           agentId: params.id,
           headers: request.headers,
           requestId: scope.requestId,
-          readBody: () => readBytes(request, PROXY_BODY_BYTES_MAX),
+          readBody: () => readBytes(request, scope.caller.tenant, PROXY_BODY_BYTES_MAX),
         });
         scope.note("invocation_id", id);
         const seconds = waitSeconds(request.headers);

@@ -1,0 +1,223 @@
+import { afterEach, expect, test } from "bun:test";
+import { connect } from "node:net";
+import { Fault } from "../core/fault.ts";
+import { silentLog } from "../core/log.ts";
+import { createEdge, routes, scopeOf } from "./http.ts";
+import { createIntake, type IntakeLimits } from "./intake.ts";
+
+const KIB = 1024;
+const LIMITS: IntakeLimits = {
+  bytesMax: 1024 * KIB,
+  tenantBytesMax: 512 * KIB,
+  msMax: 20_000,
+  silenceMsMax: 10_000,
+};
+const BODY_BYTES_MAX = 400 * KIB;
+
+/** A body that comes as the test wants it to. */
+function upload(declared?: number) {
+  const pipe = new TransformStream<Uint8Array<ArrayBuffer>, Uint8Array<ArrayBuffer>>();
+  const writer = pipe.writable.getWriter();
+  const headers = declared === undefined ? {} : { "content-length": String(declared) };
+  return {
+    request: new Request("http://localhost/", { method: "POST", body: pipe.readable, headers }),
+    /** Resolves when the bytes are taken in. */
+    async send(bytes: number) {
+      await writer.write(new Uint8Array(bytes).fill(65));
+      await writer.ready;
+    },
+    end: () => writer.close(),
+    breakOff: () => writer.abort(new Error("gone")),
+  };
+}
+
+const whole = (bytes: number) =>
+  new Request("http://localhost/", {
+    method: "POST",
+    body: new ReadableStream({
+      start(controller) {
+        for (let left = bytes; left > 0; left -= 10 * KIB)
+          controller.enqueue(new Uint8Array(Math.min(left, 10 * KIB)));
+        controller.close();
+      },
+    }),
+  });
+
+async function faultOf(work: Promise<unknown>): Promise<Fault> {
+  const error = await work.then(
+    () => null,
+    (thrown: unknown) => thrown,
+  );
+  if (error instanceof Fault) return error;
+  throw new Error("nothing was refused", { cause: error });
+}
+
+test("a body comes whole, in however many pieces, with and without a length", async () => {
+  const read = createIntake(LIMITS);
+  for (const size of [0, 1, 64 * KIB, 64 * KIB + 1, 200 * KIB + 7, BODY_BYTES_MAX]) {
+    const sent = crypto.getRandomValues(new Uint8Array(Math.min(size, 64 * KIB)));
+    const bytes = Buffer.concat(Array(7).fill(sent)).subarray(0, size);
+    for (const declared of [undefined, size]) {
+      for (const piece of [1000, 64 * KIB, BODY_BYTES_MAX]) {
+        const body = new ReadableStream<Uint8Array>({
+          start(controller) {
+            for (let at = 0; at < size; at += piece)
+              controller.enqueue(new Uint8Array(bytes.subarray(at, at + piece)));
+            controller.close();
+          },
+        });
+        const headers = declared === undefined ? {} : { "content-length": String(declared) };
+        const request = new Request("http://localhost/", { method: "POST", body, headers });
+        const taken = await read(request, "t", BODY_BYTES_MAX);
+        expect(Buffer.compare(taken, bytes)).toBe(0);
+        // Nothing is held beside the body.
+        expect(taken.buffer.byteLength).toBe(size);
+      }
+    }
+  }
+  expect(await read(new Request("http://localhost/"), "t", 1)).toEqual(new Uint8Array());
+});
+
+test("a body that has not come takes nobody's place", async () => {
+  const read = createIntake(LIMITS);
+  const idle = Array.from({ length: 100 }, (_, index) => upload(index % 2 ? BODY_BYTES_MAX : undefined));
+  const reading = idle.map(({ request }) => faultOf(read(request, "idle", BODY_BYTES_MAX)));
+  await Promise.all(idle.map(({ send }) => send(1)));
+  for (const tenant of ["idle", "other"])
+    expect((await read(whole(BODY_BYTES_MAX), tenant, BODY_BYTES_MAX)).byteLength).toBe(BODY_BYTES_MAX);
+  await Promise.all(idle.map(({ breakOff }) => breakOff()));
+  for (const fault of await Promise.all(reading)) expect(fault.message).toBe("body: it broke off");
+});
+
+test("a tenant that holds its share is refused more, and nobody else is", async () => {
+  const read = createIntake(LIMITS);
+  const held = upload();
+  const reading = read(held.request, "greedy", BODY_BYTES_MAX);
+  await held.send(300 * KIB);
+  const fault = await faultOf(read(whole(300 * KIB), "greedy", BODY_BYTES_MAX));
+  expect(fault).toMatchObject({ kind: "unavailable", retryAfterSeconds: 5, closesConnection: false });
+  // What is small is nobody's burden.
+  expect((await read(whole(64 * KIB), "greedy", BODY_BYTES_MAX)).byteLength).toBe(64 * KIB);
+  expect((await read(whole(300 * KIB), "other", BODY_BYTES_MAX)).byteLength).toBe(300 * KIB);
+  await held.end();
+  expect((await reading).byteLength).toBe(300 * KIB);
+});
+
+test("all tenants together hold no more than the whole", async () => {
+  const read = createIntake(LIMITS);
+  const held = ["a", "b", "c"].map((tenant) => {
+    const body = upload();
+    return { body, reading: read(body.request, tenant, BODY_BYTES_MAX) };
+  });
+  for (const { body } of held) await body.send(300 * KIB);
+  expect((await faultOf(read(whole(200 * KIB), "d", BODY_BYTES_MAX))).kind).toBe("unavailable");
+  expect((await read(whole(100 * KIB), "d", BODY_BYTES_MAX)).byteLength).toBe(100 * KIB);
+  for (const { body } of held) await body.end();
+  await Promise.all(held.map(({ reading }) => reading));
+  expect((await read(whole(200 * KIB), "d", BODY_BYTES_MAX)).byteLength).toBe(200 * KIB);
+});
+
+test("what a body held is given back, however it ends", async () => {
+  const read = createIntake(LIMITS);
+  for (let round = 0; round < 5; round++) {
+    expect((await read(whole(BODY_BYTES_MAX), "t", BODY_BYTES_MAX)).byteLength).toBe(BODY_BYTES_MAX);
+    expect((await faultOf(read(whole(BODY_BYTES_MAX + 1), "t", BODY_BYTES_MAX))).kind).toBe(
+      "payload_too_large",
+    );
+    const broken = upload();
+    const reading = faultOf(read(broken.request, "t", BODY_BYTES_MAX));
+    await broken.send(300 * KIB);
+    await broken.breakOff();
+    expect((await reading).message).toBe("body: it broke off");
+    const [first, second] = [upload(), upload()];
+    const both = [first, second].map(({ request }) => read(request, "t", BODY_BYTES_MAX));
+    await first.send(300 * KIB);
+    const refused = faultOf(both[1] ?? Promise.reject());
+    await second.send(300 * KIB).catch(() => {});
+    expect((await refused).kind).toBe("unavailable");
+    await first.end();
+    await both[0];
+  }
+});
+
+const servers: Bun.Server<undefined>[] = [];
+afterEach(async () => {
+  await Promise.all(servers.splice(0).map((server) => server.stop(true)));
+});
+
+/** An edge with one route that takes a body in, over a real listener: what is answered, and how it ends. */
+function listen(limits: Partial<IntakeLimits>) {
+  const read = createIntake({ ...LIMITS, ...limits });
+  const app = routes().post(
+    "/v1/take",
+    async ({ request }) => {
+      const bytes = await read(request, scopeOf(request).caller.tenant, BODY_BYTES_MAX);
+      return new Response(`${bytes.byteLength} bytes`);
+    },
+    { parse: "none" },
+  );
+  const authenticate = () => ({ tenant: "t", user: "u", scopes: new Set<string>() });
+  const edge = createEdge({ app, log: silentLog, authenticate });
+  const server = Bun.serve({ port: 0, hostname: "127.0.0.1", fetch: edge.fetch });
+  servers.push(server);
+  const socket = connect(server.port ?? 0, "127.0.0.1");
+  let answer = "";
+  socket.on("data", (data) => {
+    answer += data;
+  });
+  const closed = new Promise<string>((resolve) => socket.on("close", () => resolve(answer)));
+  const until = async (text: string) => {
+    while (!answer.includes(text)) await new Promise((resolve) => socket.once("data", resolve));
+    return answer;
+  };
+  return { socket, closed, until };
+}
+
+const HEAD = "POST /v1/take HTTP/1.1\r\nHost: x.example\r\nAuthorization: Bearer x\r\n";
+const CHUNKED = `${HEAD}Transfer-Encoding: chunked\r\n\r\n`;
+
+test("a body that falls silent is refused, and its connection closed", async () => {
+  for (const head of [CHUNKED, `${HEAD}Content-Length: 100000\r\n\r\n`]) {
+    const { socket, closed } = listen({ silenceMsMax: 50 });
+    socket.write(`${head}1\r\na\r\n`);
+    const answer = await closed;
+    expect(answer).toStartWith("HTTP/1.1 400");
+    expect(answer).toContain("body: nothing of it for 0.05 seconds");
+  }
+});
+
+test("a slow body is taken in, for as long as it keeps coming and has time", async () => {
+  const slow = listen({ silenceMsMax: 400 });
+  slow.socket.write(CHUNKED);
+  for (let piece = 0; piece < 25; piece++) {
+    slow.socket.write("1\r\na\r\n");
+    await Bun.sleep(20);
+  }
+  slow.socket.write("0\r\n\r\n");
+  expect(await slow.until("bytes")).toEndWith("25 bytes");
+  slow.socket.destroy();
+
+  const endless = listen({ msMax: 100 });
+  endless.socket.write(CHUNKED);
+  const dripping = setInterval(() => endless.socket.write("1\r\na\r\n"), 10);
+  expect(await endless.closed).toContain("body: not here within 0.1 seconds");
+  clearInterval(dripping);
+});
+
+test("a body that is too large is answered even while it is being sent, and the connection serves on", async () => {
+  for (const length of [null, BODY_BYTES_MAX * 20]) {
+    const { socket, until } = listen({});
+    socket.write(length === null ? CHUNKED : `${HEAD}Content-Length: ${length}\r\n\r\n`);
+    const bytes = new Uint8Array(BODY_BYTES_MAX).fill(65);
+    for (let piece = 0; piece < 20; piece++) {
+      if (length === null) socket.write(`${BODY_BYTES_MAX.toString(16)}\r\n`);
+      socket.write(bytes);
+      if (length === null) socket.write("\r\n");
+    }
+    if (length === null) socket.write("0\r\n\r\n");
+    expect(await until(`body: larger than ${BODY_BYTES_MAX} bytes`)).toStartWith("HTTP/1.1 413");
+    socket.write(`${HEAD}Content-Length: 3\r\n\r\nabc`);
+    expect(await until("3 bytes")).toContain("HTTP/1.1 200");
+    socket.destroy();
+  }
+});
