@@ -63,10 +63,15 @@ const DIALS_MAX = 4;
 /** Interim answers are passed over, and what has a status like `000` is no HTTP answer (RFC 9110 section 15). */
 const FINAL_STATUS_MIN = 200;
 
-/** Codes that Bun gives only while it opens a socket (measured: a connection that dies later is ECONNRESET). */
+/**
+ * Codes that Bun gives only while it opens a socket. Linux has ETIMEDOUT, EHOSTUNREACH and their like for
+ * established connections too, but Bun tells of those as ECONNRESET (measured in network namespaces: link down at
+ * either end, route gone or unreachable, in the middle of a body and on a kept connection).
+ */
 const DIAL_FAILURES = new Set([
   "ECONNREFUSED",
   "ConnectionRefused",
+  "EHOSTUNREACH",
   "EHOSTUNREACH",
   "EHOSTDOWN",
   "ENETUNREACH",
