@@ -5,8 +5,8 @@
 // DELETE and OPTIONS are when a kept-alive connection closes without an answer. So whatever must not happen
 // twice goes out as POST.
 import { type AllowList, literalAddress } from "../core/host.ts";
+import { type ClientIdentity, createConnections } from "./connections.ts";
 import { createResolver, type Lookup } from "./resolve.ts";
-import { type ClientIdentity, createSessions } from "./sessions.ts";
 
 /**
  * `blocked`: the host rules refuse it. `unreached`: it certainly never reached the upstream, so it may be sent
@@ -170,7 +170,7 @@ function abortable<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
 export function createOutbound(options: OutboundOptions): Outbound {
   const { allow, trusted = false, lookup } = options;
   const resolve = createResolver({ allow, trusted, lookup });
-  const sessions = createSessions(options.extraCa);
+  const connectionsOf = createConnections(options.extraCa);
 
   async function addressesOf(hostname: string, signal: AbortSignal): Promise<readonly string[]> {
     const pending = resolve(hostname);
@@ -185,11 +185,11 @@ export function createOutbound(options: OutboundOptions): Outbound {
       const target = toTarget(text);
       const headers = toHeaders(target, pairs);
       const addresses = await addressesOf(target.url.hostname, signal);
-      const session = sessions(target.serverName, tls);
+      const connections = connectionsOf(target.serverName, tls);
       let failure = new OutboundError("unreached", "no address");
       for (const address of addresses.slice(0, DIALS_MAX)) {
         try {
-          const response = await session.fetch(dialUrl(target, address), {
+          const response = await connections.fetch(dialUrl(target, address), {
             method,
             headers,
             body,

@@ -32,7 +32,7 @@ export interface UpstreamRequest {
   readonly body: Uint8Array | null;
 }
 
-/** Ends a call with `internal` and a reason for the log. */
+/** Ends a call with an error class and a reason for the log; the class says nothing about the connection. */
 export class CallError extends Error {
   readonly errorClass: ErrorClass;
   constructor(errorClass: ErrorClass, detail: string) {

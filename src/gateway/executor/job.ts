@@ -9,7 +9,7 @@ export interface Job {
   readonly call: Call;
   /** The header that carries the credential; null for none. */
   readonly credential: { readonly name: string; readonly value: string } | null;
-  /** Upstream sessions are shared by the jobs with the same key: agent, credential and its version. */
+  /** Upstream sessions are shared by the jobs with the same key: agent, URL, credential and its version. */
   readonly session_key: string;
   readonly body: Uint8Array;
 }

@@ -105,8 +105,7 @@ async function callInSession(
 ): Promise<Outcome> {
   const { signal, trace } = context;
   const target = targetOf(plain.job);
-  // An agent's URL can change while its credential stays; a session never goes to another URL.
-  const key = `${plain.job.session_key}\n${target.url}\n${target.offer}`;
+  const key = JSON.stringify([plain.job.session_key, target.offer]);
   const known = await unlessStopped(sessions.find(key), signal);
   const attemptOn = (session: Session | null) =>
     sessions.use(session, () => attemptInSession({ ...plain, session }, context, wire));

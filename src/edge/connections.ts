@@ -12,7 +12,7 @@ export interface ClientIdentity {
 }
 
 /** `serverName` is null for plain HTTP and for hosts that are addresses. */
-export type Sessions = (serverName: string | null, identity: ClientIdentity | null) => Bun.FetchSession;
+export type Connections = (serverName: string | null, identity: ClientIdentity | null) => Bun.FetchSession;
 
 const SESSIONS_MAX = 128;
 /**
@@ -34,7 +34,7 @@ function distinct(certificates: readonly string[]): string[] {
   return [...new Map(certificates.map((pem) => [pem.replace(/\s/g, ""), pem])).values()];
 }
 
-export function createSessions(extraCa: string | null): Sessions {
+export function createConnections(extraCa: string | null): Connections {
   const sessions = new Map<string, Bun.FetchSession>();
   let defaultRoots: string[] | null = null;
   let evictions = 0;
