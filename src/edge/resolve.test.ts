@@ -1,4 +1,6 @@
 import { describe, expect, test } from "bun:test";
+import dgram from "node:dgram";
+import dns from "node:dns";
 import { parseAllowList } from "../core/host.ts";
 import { createResolver, type Lookup } from "./resolve.ts";
 
@@ -71,6 +73,34 @@ describe("the rule", () => {
   });
 });
 
+/** A name server on loopback: names that start with good have an address of each family, all others no answer. */
+async function nameServer(): Promise<{ address: string } & AsyncDisposable> {
+  const socket = dgram.createSocket("udp4");
+  socket.on("message", (query, from) => {
+    const end = query.indexOf(0, 12) + 5;
+    const type = query.readUInt16BE(end - 4);
+    if (!query.subarray(12, end).includes("\x04good")) return;
+    // The question again, then one record: a pointer to its name, type, class, TTL 60 and the address.
+    const header = Buffer.from([query[0] ?? 0, query[1] ?? 0, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0]);
+    const data = type === 28 ? "26062800022000010248189325c81946" : "5db8d822";
+    const record = `c00c${type === 28 ? "001c" : "0001"}00010000003c00${type === 28 ? "10" : "04"}${data}`;
+    socket.send(
+      Buffer.concat([header, query.subarray(12, end), Buffer.from(record, "hex")]),
+      from.port,
+      from.address,
+    );
+  });
+  const { promise, resolve } = Promise.withResolvers<void>();
+  socket.bind(0, "127.0.0.1", resolve);
+  await promise;
+  return {
+    address: `127.0.0.1:${socket.address().port}`,
+    async [Symbol.asyncDispose]() {
+      socket.close();
+    },
+  };
+}
+
 describe("failures", () => {
   test("no answer is no permission", async () => {
     expect(await resolverOf(scripted([]).lookup)("empty.test")).toMatchObject({
@@ -100,6 +130,27 @@ describe("failures", () => {
     const resolve = createResolver({ allow: NOBODY, trusted: false });
     expect(await resolve("localhost")).toMatchObject({ ok: false, kind: "blocked" });
     expect(await resolve("nowhere.invalid")).toMatchObject({ ok: false, kind: "unreached" });
+  });
+
+  test("names that never get an answer hold up no other name", async () => {
+    const before = dns.getServers();
+    await using server = await nameServer();
+    dns.setServers([server.address]);
+    try {
+      const resolve = createResolver({ allow: NOBODY, trusted: false, lookupTimeoutMs: 1000 });
+      const stuck = Array.from({ length: 20 }, (_, index) =>
+        resolve(`${index}.slow.${index % 2 === 0 ? "test" : "local"}`),
+      );
+      for (const name of ["good.test", "good.cluster.local"]) {
+        const addresses = ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"];
+        expect([name, await resolve(name)]).toEqual([name, { ok: true, addresses }]);
+      }
+      for (const resolution of await Promise.all(stuck)) {
+        expect(resolution).toMatchObject({ ok: false, kind: "unreached" });
+      }
+    } finally {
+      dns.setServers(before);
+    }
   });
 });
 

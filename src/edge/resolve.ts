@@ -1,6 +1,5 @@
 // Dial-time resolution: a host name becomes the addresses that may be dialled, or a reason why not. The answers
 // that were judged are the ones that get dialled, so a name that changes its answers later gains nothing.
-import dns from "node:dns";
 import { type AllowList, isExemptName, literalAddress, mayDial, parseAddress } from "../core/host.ts";
 
 /** All addresses of a name; rejects when it has none. */
@@ -26,8 +25,14 @@ const LOOKUP_TIMEOUT_MS = 5000;
 const CACHE_MS = 5000;
 const CACHED_NAMES_MAX = 1024;
 
-/** The system's resolver, so that /etc/hosts and search domains hold as they do for every other program. */
-const systemLookup: Lookup = (name) => dns.promises.lookup(name, { all: true });
+/**
+ * /etc/hosts and the resolv.conf of the start hold, search domains too. The C library's getaddrinfo would hold
+ * one of a handful of threads, which file access shares, for as long as a name server is silent: four such names
+ * would stop all the others. Bun takes it even so for names under .local, unless they are in capitals, which
+ * names do not differ in.
+ */
+const systemLookup: Lookup = (name) =>
+  Bun.dns.lookup(name.replace(/\.local$/, ".LOCAL"), { backend: "c-ares" });
 
 function within<T>(work: Promise<T>, milliseconds: number): Promise<T> {
   const { promise, reject } = Promise.withResolvers<never>();
@@ -38,7 +43,7 @@ function within<T>(work: Promise<T>, milliseconds: number): Promise<T> {
 /** A short word for the log: the message of a resolver error may say more than needed. */
 function failureName(error: unknown): string {
   if (!(error instanceof Error)) return "failed";
-  return "code" in error && typeof error.code === "string" ? error.code : error.message;
+  return "code" in error && typeof error.code === "string" ? error.code.replace(/^DNS_/, "") : error.message;
 }
 
 export function createResolver(options: ResolveOptions): Resolve {
