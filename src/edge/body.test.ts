@@ -1,10 +1,11 @@
 import { describe, expect, test } from "bun:test";
 import zlib from "node:zlib";
-import { decodedBody, readBody } from "./body.ts";
+import { BodyTooLarge, decodedBody, readBody } from "./body.ts";
 import { OutboundError } from "./outbound.ts";
 
 const MIB = 1024 * 1024;
 const LIMITS = { maxBytes: 8 * MIB, captureBytes: MIB };
+const HUGE = { maxBytes: 1024 * MIB, captureBytes: 10 };
 const TEXT = new TextEncoder().encode("tollgate ".repeat(5000));
 
 type Encoder = (data: Uint8Array) => Uint8Array;
@@ -165,6 +166,40 @@ describe("bounds", () => {
   });
 });
 
+/** Skippable frames of zstd, which are nothing when decoded, in two layers of brotli. */
+function hiddenBomb(bytes: number): Uint8Array {
+  const frame = Buffer.alloc(MIB);
+  frame.writeUInt32LE(0x184d2a50, 0);
+  frame.writeUInt32LE(MIB - 8, 4);
+  const quick = { params: { [zlib.constants.BROTLI_PARAM_QUALITY]: 3 } };
+  const frames = Buffer.concat(Array.from({ length: bytes / MIB }, () => frame));
+  return zlib.brotliCompressSync(zlib.brotliCompressSync(frames, quick));
+}
+
+describe("a bomb between two layers", () => {
+  test("is stopped at the limit, though nothing of it ever comes out", async () => {
+    const bomb = hiddenBomb(64 * MIB);
+    expect(bomb.length).toBeLessThan(1000);
+    const body = await readBody(encoded(bomb, "zstd, br, br"), { maxBytes: 4 * MIB, captureBytes: 10 });
+    expect(body).toMatchObject({ size: 0, truncated: true, tooLarge: true });
+    const stream = decodedBody(encoded(bomb, "zstd, br, br"), 4 * MIB);
+    expect(await failure(new Response(stream).bytes())).toBeInstanceOf(BodyTooLarge);
+    const fits = await readBody(encoded(bomb, "zstd, br, br"), { maxBytes: 64 * MIB, captureBytes: 10 });
+    expect(fits).toMatchObject({ size: 0, truncated: false, tooLarge: false });
+  });
+
+  test("lets timers and signals through while it is unpacked", async () => {
+    const bomb = hiddenBomb(256 * MIB);
+    for (const work of [
+      (signal: AbortSignal) => readBody(encoded(bomb, "zstd, br, br"), { ...HUGE, signal }),
+      (signal: AbortSignal) =>
+        decodedBody(encoded(bomb, "zstd, br, br"), HUGE.maxBytes, signal).getReader().read(),
+    ]) {
+      expect(await failure(work(AbortSignal.timeout(20)))).toMatchObject({ name: "TimeoutError" });
+    }
+  });
+});
+
 describe("signals", () => {
   test("an abort ends a hanging read with its reason and closes the connection", async () => {
     for (const encoding of [undefined, "gzip", "gzip, br"]) {
@@ -198,7 +233,7 @@ describe("the decoded stream", () => {
     ];
     for (const [encoding, start] of starts) {
       const { response, state } = hanging(start, encoding);
-      const reader = decodedBody(response).getReader();
+      const reader = decodedBody(response, LIMITS.maxBytes).getReader();
       expect([encoding, Buffer.from((await reader.read()).value!).toString()]).toEqual([
         encoding,
         "event: one\n\n",
@@ -211,7 +246,7 @@ describe("the decoded stream", () => {
   test("closes the connection when it is cancelled while a chunk is awaited", async () => {
     for (const encoding of [undefined, "gzip"]) {
       const { response, state } = hanging(encoding ? zlib.gzipSync("x").subarray(0, 5) : TEXT, encoding);
-      const reader = decodedBody(response).getReader();
+      const reader = decodedBody(response, LIMITS.maxBytes).getReader();
       if (encoding === undefined) await reader.read();
       const pending = reader.read();
       await reader.cancel();
@@ -222,10 +257,14 @@ describe("the decoded stream", () => {
 
   test("ends like the body, with an error when that breaks off", async () => {
     expect(
-      await new Response(decodedBody(encoded(zlib.zstdCompressSync(TEXT), "zstd", 50))).text(),
+      await new Response(
+        decodedBody(encoded(zlib.zstdCompressSync(TEXT), "zstd", 50), LIMITS.maxBytes),
+      ).text(),
     ).toHaveLength(TEXT.length);
     const cut = encoded(zlib.gzipSync(TEXT).subarray(0, 40), "gzip");
-    expectLost(await failure(Bun.readableStreamToBytes(decodedBody(cut)) as Promise<Uint8Array>));
-    expect(await new Response(decodedBody(new Response(null))).text()).toBe("");
+    expectLost(
+      await failure(Bun.readableStreamToBytes(decodedBody(cut, LIMITS.maxBytes)) as Promise<Uint8Array>),
+    );
+    expect(await new Response(decodedBody(new Response(null), LIMITS.maxBytes)).text()).toBe("");
   });
 });

@@ -24,10 +24,15 @@ export interface BodyLimits {
 
 type Chunks = AsyncGenerator<Uint8Array, void, undefined>;
 
+/** The body, or what a layer of its encoding unpacks to, went beyond the limit. */
+export class BodyTooLarge extends Error {}
+
 /** More layers than this are nobody's honest answer. */
 const ENCODINGS_MAX = 4;
 /** A body up to this size, sent with its length, is taken in one piece. */
 const SMALL_BYTES = 64 * 1024;
+/** Decoders hand on their chunks without a turn of the event loop, so one is taken after this time. */
+const TURN_MS = 5;
 
 type Format = ConstructorParameters<typeof DecompressionStream>[0];
 
@@ -86,7 +91,22 @@ function toStream<T>(chunks: AsyncGenerator<T, void>, cancel: () => Promise<void
   );
 }
 
-async function* decode(source: Chunks, encoding: string): Chunks {
+/** What the layers of one body have in common. */
+interface Course {
+  /** Each layer may unpack to this much: a small body can hide gigabytes between two layers. */
+  readonly maxBytes: number;
+  closed: boolean;
+  turnedAt: number;
+}
+
+/** @throws Error when the body was closed meanwhile */
+async function takeTurn(course: Course): Promise<void> {
+  await new Promise((resolve) => setImmediate(resolve));
+  course.turnedAt = performance.now();
+  if (course.closed) throw new Error("the body was closed");
+}
+
+async function* decode(source: Chunks, encoding: string, course: Course): Chunks {
   const first = await source.next();
   // No bytes are an empty body in any encoding.
   if (first.done) return;
@@ -98,10 +118,16 @@ async function* decode(source: Chunks, encoding: string): Chunks {
   if (format === undefined) return;
   // Left early, it waits for nothing: the source may hang in a read until the body itself is closed.
   const encoded = toStream<Bun.BufferSource>(whole(first.value), async () => {});
-  yield* encoded.pipeThrough(new DecompressionStream(format));
+  let size = 0;
+  for await (const chunk of encoded.pipeThrough(new DecompressionStream(format))) {
+    yield chunk;
+    size += chunk.length;
+    if (size > course.maxBytes) throw new BodyTooLarge(`a layer of ${encoding} is too large`);
+    if (performance.now() - course.turnedAt > TURN_MS) await takeTurn(course);
+  }
 }
 
-/** Chunks whose errors are OutboundErrors or the signal's reason; however the loop ends, the body is closed. */
+/** Errors are OutboundErrors, BodyTooLarge or the signal's reason; however the loop ends, the body is closed. */
 async function* guarded(chunks: Chunks, close: () => void, signal: AbortSignal | undefined): Chunks {
   signal?.addEventListener("abort", close, { once: true });
   try {
@@ -111,30 +137,36 @@ async function* guarded(chunks: Chunks, close: () => void, signal: AbortSignal |
     signal?.throwIfAborted();
   } catch (error) {
     signal?.throwIfAborted();
-    throw lost(error);
+    throw error instanceof BodyTooLarge ? error : lost(error);
   } finally {
     signal?.removeEventListener("abort", close);
     close();
   }
 }
 
-function open(response: Response, signal: AbortSignal | undefined): OpenBody {
+function open(response: Response, maxBytes: number, signal: AbortSignal | undefined): OpenBody {
   const body: ReadableStream<Uint8Array> = response.body ?? new Blob().stream();
   const reader = body.getReader();
+  const course: Course = { maxBytes, closed: false, turnedAt: performance.now() };
   const close = () => {
+    course.closed = true;
     reader.cancel().catch(() => {});
   };
   let chunks = rawChunks(reader);
-  for (const encoding of encodingsOf(response)) chunks = decode(chunks, encoding);
+  for (const encoding of encodingsOf(response)) chunks = decode(chunks, encoding, course);
   return { chunks: guarded(chunks, close, signal), close };
 }
 
 /**
- * The decoded body as a stream. Cancelling it closes the connection. Its errors are OutboundErrors, or the
- * signal's reason.
+ * The decoded body as a stream. Cancelling it closes the connection. Its errors are OutboundErrors, BodyTooLarge
+ * when a layer of an encoding unpacks to more than `maxBytes`, or the signal's reason.
  */
-export function decodedBody(response: Response, signal?: AbortSignal): ReadableStream<Uint8Array> {
-  const { chunks, close } = open(response, signal);
+export function decodedBody(
+  response: Response,
+  maxBytes: number,
+  signal?: AbortSignal,
+): ReadableStream<Uint8Array> {
+  const { chunks, close } = open(response, maxBytes, signal);
   return toStream(chunks, async () => {
     close();
     await chunks.return();
@@ -182,13 +214,17 @@ export async function readBody(response: Response, limits: BodyLimits): Promise<
   const kept: Uint8Array[] = [];
   let size = 0;
   let tooLarge = false;
-  for await (const chunk of open(response, signal).chunks) {
-    const room = captureBytes - size;
-    // A copy, where only a part is kept, lets go of the rest.
-    if (room > 0) kept.push(chunk.length > room ? chunk.slice(0, room) : chunk);
-    size += chunk.length;
-    tooLarge = size > maxBytes;
-    if (tooLarge) break;
+  try {
+    for await (const chunk of open(response, maxBytes, signal).chunks) {
+      const room = captureBytes - size;
+      // A copy, where only a part is kept, lets go of the rest.
+      if (room > 0) kept.push(chunk.length > room ? chunk.slice(0, room) : chunk);
+      size += chunk.length;
+      if (size > maxBytes) throw new BodyTooLarge("the body is too large");
+    }
+  } catch (error) {
+    if (!(error instanceof BodyTooLarge)) throw error;
+    tooLarge = true;
   }
-  return { size, captured: joined(kept), truncated: size > captureBytes, tooLarge };
+  return { size, captured: joined(kept), truncated: tooLarge || size > captureBytes, tooLarge };
 }

@@ -2,7 +2,7 @@
 // Progress, notifications and requests of the server come before it and are passed over.
 import { createParser } from "eventsource-parser";
 import { findAnswer, type RpcAnswer } from "../../core/jsonrpc.ts";
-import { decodedBody } from "../../edge/body.ts";
+import { BodyTooLarge, decodedBody } from "../../edge/body.ts";
 import { type CallContext, CallError, tooLarge } from "./call.ts";
 
 export interface StreamAnswer extends RpcAnswer {
@@ -27,7 +27,7 @@ export async function readStreamAnswer(
   wireId: string,
 ): Promise<StreamAnswer> {
   const { settings, trace } = context;
-  const reader = decodedBody(response).getReader();
+  const reader = decodedBody(response, settings.max_response_bytes).getReader();
   const decoder = new TextDecoder();
   const encoder = new TextEncoder();
   let answer: StreamAnswer | null = null;
@@ -51,6 +51,8 @@ export async function readStreamAnswer(
       if (answer !== null) return answer;
       if (done) throw new CallError("internal", "the event stream ended without the response");
     }
+  } catch (error) {
+    throw error instanceof BodyTooLarge ? tooLarge(settings) : error;
   } finally {
     reader.cancel().catch(() => {});
   }
