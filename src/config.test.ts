@@ -270,6 +270,13 @@ describe("the data directory", () => {
     expect(makeDataDir(join(dir, "open"))).toEqual({ shared: true });
   });
 
+  test("may hold what an earlier start, cut short, has left", () => {
+    const left = join(dir, "left");
+    mkdirSync(left);
+    writeFileSync(join(left, `.trial-${process.pid}`), "");
+    expect(makeDataDir(left)).toMatchObject({ shared: expect.any(Boolean) });
+  });
+
   test("that can't be written after all is a start-up problem", () => {
     expect(() => makeDataDir("/proc/nowhere")).toThrow(
       "TOLLGATE_DATA_DIR must be a directory that can be created",

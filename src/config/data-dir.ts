@@ -1,5 +1,6 @@
 // The data directory, 0700: it holds the database and the key that opens the secrets in it. It is judged with
 // the rest of the configuration and made only when nothing else is wrong.
+import { randomUUID } from "node:crypto";
 import { accessSync, closeSync, constants, mkdirSync, openSync, statSync, unlinkSync } from "node:fs";
 import { dirname, join, resolve } from "node:path";
 import { StartupProblem } from "../core/startup.ts";
@@ -43,7 +44,8 @@ function isWritable(path: string): boolean {
 export function makeDataDir(path: string): { readonly shared: boolean } {
   try {
     mkdirSync(path, { recursive: true, mode: 0o700 });
-    const trial = join(path, `.trial-${process.pid}`);
+    // No name comes twice: one that a crash left behind must not be in the way.
+    const trial = join(path, `.trial-${randomUUID()}`);
     closeSync(openSync(trial, "wx", 0o600));
     unlinkSync(trial);
     return { shared: (statSync(path).mode & 0o077) !== 0 };
