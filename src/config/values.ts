@@ -3,6 +3,7 @@
 import { X509Certificate } from "node:crypto";
 import { accessSync, constants, readFileSync, statSync } from "node:fs";
 import { isIP } from "node:net";
+import { parseAllowList } from "../core/host.ts";
 
 export interface Kind<T> {
   /** Completes "NAME must be …". */
@@ -51,27 +52,23 @@ function parseHost(value: string): string | undefined {
 
 export const host: Kind<string> = { must: "a host name or an IP address", parse: parseHost };
 
-function parseHostOrRange(value: string): string | undefined {
-  const slash = value.indexOf("/");
-  if (slash < 0) return parseHost(value);
-  const address = value.slice(0, slash);
-  const family = isIP(address);
-  const length = value.slice(slash + 1);
-  const bits = family === 6 ? 128 : 32;
-  return family !== 0 && /^\d{1,3}$/.test(length) && Number(length) <= bits ? value : undefined;
-}
-
 const HOSTS_MAX = 1000;
+
+/** The entries as they were written; parseAllowList, which the host rules use, is what judges them. */
+function parseHostList(value: string): readonly string[] | undefined {
+  const entries = value.split(",").flatMap((entry) => entry.trim() || []);
+  if (entries.length > HOSTS_MAX) return undefined;
+  try {
+    parseAllowList(entries);
+    return entries;
+  } catch {
+    return undefined;
+  }
+}
 
 export const hostList: Kind<readonly string[]> = {
   must: "a comma-separated list of host names, addresses and CIDR ranges, without ports",
-  parse: (value) => {
-    const parsed = value
-      .split(",")
-      .flatMap((entry) => (entry.trim() === "" ? [] : [parseHostOrRange(entry.trim())]));
-    const hosts = parsed.filter((entry) => entry !== undefined);
-    return hosts.length === parsed.length && hosts.length <= HOSTS_MAX ? hosts : undefined;
-  },
+  parse: parseHostList,
 };
 
 function parseUrl(value: string, protocols: readonly string[]): URL | undefined {
