@@ -190,6 +190,30 @@ describe("combinations", () => {
 });
 
 describe("values", () => {
+  test("a database URL is one that the client can take", () => {
+    const url = (DATABASE_URL: string) => blamed({ DATABASE_URL, TOLLGATE_MASTER_KEY: KEY });
+    for (const good of [
+      "postgres://h",
+      "postgresql://u:p%25@[::1]:5432/d%20b?sslmode=verify-full&application_name=x",
+    ]) {
+      expect([good, url(good)]).toEqual([good, []]);
+    }
+    for (const bad of [
+      "postgres:x",
+      "postgres:///d",
+      "mysql://h/d",
+      "postgres://u:%zz@h/d",
+      "postgres://%zz:p@h/d",
+      "postgres://h/%zz",
+      "postgres://%2ftmp/d",
+      "postgres://h:0/d",
+      "postgres://h:1,i:2/d",
+      "postgres://h/d?sslmode=bogus",
+    ]) {
+      expect([bad, url(bad)]).toEqual([bad, ["DATABASE_URL"]]);
+    }
+  });
+
   test("allowed hosts are names, addresses and ranges without ports", () => {
     const hosts = (list: string) => load({ TOLLGATE_ALLOW_HOSTS: list }).config?.allowHosts;
     const written = ["LocalHost", "127.0.0.1", "10.0.0.0/8", "[::1]", "fd00::/8", "a_b.test.", "bücher.test"];

@@ -88,9 +88,27 @@ export function httpUrl(parts: "query" | "no query"): Kind<string> {
   };
 }
 
+const SSL_MODES = ["disable", "allow", "prefer", "require", "verify-ca", "verify-full"];
+
+/** Only what the database client takes: it tells of other URLs by an exception in its own words. */
+function parsePostgresUrl(value: string): string | undefined {
+  const url = parseUrl(value, ["postgres:", "postgresql:"]);
+  if (url === undefined || url.hostname === "" || url.hostname.includes("%") || url.port === "0") {
+    return undefined;
+  }
+  const modes = url.searchParams.getAll("sslmode").map((mode) => mode.toLowerCase());
+  if (!modes.every((mode) => SSL_MODES.includes(mode))) return undefined;
+  try {
+    for (const part of [url.username, url.password, url.pathname]) decodeURIComponent(part);
+    return value;
+  } catch {
+    return undefined;
+  }
+}
+
 export const postgresUrl: Kind<string> = {
-  must: "a URL like postgres://user:password@host:5432/database",
-  parse: (value) => (parseUrl(value, ["postgres:", "postgresql:"]) === undefined ? undefined : value),
+  must: `a URL like postgres://user:password@host:5432/database, percent-encoded; sslmode, if given, one of ${SSL_MODES.join(", ")}`,
+  parse: parsePostgresUrl,
 };
 
 const KEY_BYTES = 32;
