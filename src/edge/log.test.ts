@@ -32,6 +32,29 @@ test("an event is one line of JSON with its time, level and fields", () => {
   });
 });
 
+test("lines of plain fields, of none and of others are of one form, each with its own time", () => {
+  let now = 1_700_000_000_123;
+  const { log, text } = record({ clock: { now: () => now } });
+  log.info("none");
+  log.info("plain", { a: "ä\n\ud800", b: 0.5, c: "x".repeat(4096) });
+  now += 1;
+  log.info("gone", { absent: undefined });
+  log.info("long", { c: "x".repeat(4097), infinite: Infinity });
+  log.flush();
+  const at = (milliseconds: number) => ({ time: `2023-11-14T22:13:20.${milliseconds}Z`, level: "info" });
+  expect(
+    text()
+      .trimEnd()
+      .split("\n")
+      .map((line) => JSON.parse(line)),
+  ).toEqual([
+    { ...at(123), event: "none" },
+    { ...at(123), event: "plain", a: "ä\n\ud800", b: 0.5, c: "x".repeat(4096) },
+    { ...at(124), event: "gone" },
+    { ...at(124), event: "long", c: `${"x".repeat(4096)}…`, infinite: "Infinity" },
+  ]);
+});
+
 test("events below the level are not printed", () => {
   const { log, text } = record({ level: "warn" });
   log.debug("a");

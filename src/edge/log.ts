@@ -29,16 +29,28 @@ export function openLog(options: LogOptions): OpenLog {
   const sink = openSink(options.write ?? ((bytes) => writeSync(STANDARD_ERROR, bytes)));
   const least = LOG_LEVELS.indexOf(options.level);
   const print = options.format === "json" ? jsonLine : prettyLine;
+  const timestamp = timestamps(options.clock);
   const at = (level: LogLevel) => {
     if (LOG_LEVELS.indexOf(level) < least) return () => {};
     return (event: string, fields: LogFields = {}) => {
-      sink.add(print(new Date(options.clock.now()).toISOString(), level, event, fields));
+      sink.add(print(timestamp(), level, event, fields));
       // What is about to go wrong may take the process with it.
       if (level === "error") sink.flush();
     };
   };
   process.on("exit", sink.flush);
   return { debug: at("debug"), info: at("info"), warn: at("warn"), error: at("error"), flush: sink.flush };
+}
+
+/** The time as RFC 3339 has it, made anew when the millisecond is another. */
+function timestamps(clock: Clock): () => string {
+  let madeAt = Number.NaN;
+  let made = "";
+  return () => {
+    const now = clock.now();
+    if (now !== madeAt) [madeAt, made] = [now, new Date(now).toISOString()];
+    return made;
+  };
 }
 
 function openSink(write: (bytes: Uint8Array) => number) {
@@ -53,7 +65,8 @@ function openSink(write: (bytes: Uint8Array) => number) {
     timer = null;
     if (dropped > 0) lines.push(`{"level":"warn","event":"log lines dropped","count":${dropped}}\n`);
     dropped = 0;
-    const bytes = Buffer.concat([rest, Buffer.from(lines.join(""))]);
+    const added = Buffer.from(lines.join(""));
+    const bytes = rest.length === 0 ? added : Buffer.concat([rest, added]);
     [lines, characters] = [[], 0];
     rest = bytes.subarray(writeAll(write, bytes));
     if (rest.length > 0) schedule();
@@ -95,11 +108,25 @@ function writeAll(write: (bytes: Uint8Array) => number, bytes: Uint8Array): numb
 
 function jsonLine(time: string, level: LogLevel, event: string, fields: LogFields): string {
   let line = `{"time":"${time}","level":"${level}","event":${JSON.stringify(event)}`;
+  if (isPlain(fields)) {
+    const shown = JSON.stringify(fields);
+    return shown === "{}" ? `${line}}\n` : `${line},${shown.slice(1)}\n`;
+  }
   for (const name in fields) {
     const shown = toJson(fields[name]);
     if (shown !== undefined) line += `,${JSON.stringify(name)}:${shown}`;
   }
   return `${line}}\n`;
+}
+
+/** Whether the fields can be printed as they are and all at once, as those of nearly every line can. */
+function isPlain(fields: LogFields): boolean {
+  for (const name in fields) {
+    const value = fields[name];
+    if (typeof value === "string" ? value.length > VALUE_CHARACTERS_MAX : !Number.isFinite(value))
+      return false;
+  }
+  return true;
 }
 
 /** Undefined for what has no place in a line: undefined itself, and functions. */
