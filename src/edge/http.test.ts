@@ -101,8 +101,11 @@ test("a fault keeps its status and its wait; an unexpected error is 500 without 
     "7",
     { error: "later" },
   ]);
-  const broken = await call("/v1/broken");
+  const broken = await call("/v1/broken", { headers: { "x-request-id": "b1" } });
   expect([broken.status, await broken.text()]).toEqual([500, ""]);
+  const about = { method: "GET", path: "/v1/broken", request_id: "b1", tenant: "t" };
+  expect(lines.at(-2)).toEqual({ ...about, error: expect.any(Fault) });
+  expect(lines.at(-1)).toEqual({ ...about, status: 500, ms: expect.any(Number) });
 });
 
 test("a body must be JSON of the right form, and the error names the field", async () => {

@@ -1,6 +1,6 @@
 // The HTTP edge of both wings: it numbers every request, lets only authenticated ones under /v1, maps every
 // Fault to a status in the one table there is, and writes the access log. Routes themselves only know Faults.
-import { Elysia } from "elysia";
+import { Elysia, NotFoundError } from "elysia";
 import type { Caller } from "../core/caller.ts";
 import { Fault, type FaultKind } from "../core/fault.ts";
 import { REQUEST_ID_CHARACTERS_MAX } from "../core/limits.ts";
@@ -120,24 +120,25 @@ export function createEdge(options: EdgeOptions): Edge {
   }));
   let draining = false;
 
-  async function respond(request: Request, path: string, requestId: string, notes: Record<string, string>) {
+  async function respond(request: Request, { path, requestId, fields }: Told): Promise<Response> {
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
     if (isProtected(path)) {
       const seen = options.authenticate(request.headers.get("authorization"));
       const caller = seen instanceof Promise ? await seen : seen;
-      notes["tenant"] = caller.tenant;
+      fields["tenant"] = caller.tenant;
       scopes.set(request, {
         requestId,
         caller,
         note(name, value) {
-          notes[name] = value;
+          fields[name] = value;
         },
       });
     }
-    refuseUnknownRoute(table, request.method, path);
+    if (!isDecodable(path)) throw noSuchRoute();
     const response = await options.app.fetch(request);
-    if (thrown.has(request)) throw thrown.get(request);
-    return response;
+    if (!thrown.has(request)) return response;
+    const error = thrown.get(request);
+    throw error instanceof NotFoundError ? unknownRoute(table, request.method, path) : error;
   }
 
   return {
@@ -146,25 +147,19 @@ export function createEdge(options: EdgeOptions): Edge {
       const { request, path } = withRoutableUrl(original);
       const asked = request.headers.get("x-request-id");
       const requestId = asked !== null && REQUEST_ID.test(asked) ? asked : crypto.randomUUID();
-      const notes: Record<string, string> = {};
+      const fields: Fields = { method: original.method, path, request_id: requestId };
       let response: Response;
       try {
-        response = await respond(request, path, requestId, notes);
+        response = await respond(request, { path, requestId, fields });
       } catch (error) {
-        response = failed(error, requestId, notes, options.log);
+        response = failed(error, fields, options.log);
       }
       response.headers.set("x-request-id", requestId);
       if (draining) response.headers.set("connection", "close");
-      const fields = {
-        method: original.method,
-        path,
-        status: response.status,
-        request_id: requestId,
-        ...notes,
-      };
-      const ms = Math.round((performance.now() - startedAt) * 10) / 10;
-      if (isProtected(path)) options.log.info("request", { ...fields, ms });
-      else options.log.debug("request", { ...fields, ms });
+      fields["status"] = response.status;
+      fields["ms"] = Math.round((performance.now() - startedAt) * 10) / 10;
+      if (isProtected(path)) options.log.info("request", fields);
+      else options.log.debug("request", fields);
       // The server leaves the body of an answer to HEAD out, and its length in.
       return response;
     },
@@ -174,16 +169,24 @@ export function createEdge(options: EdgeOptions): Edge {
   };
 }
 
+/** The fields of a request's line in the log, which one object gathers while the request is answered. */
+type Fields = Record<string, string | number>;
+
+interface Told {
+  readonly path: string;
+  readonly requestId: string;
+  readonly fields: Fields;
+}
+
 function isProtected(path: string): boolean {
   return path === "/v1" || path.startsWith("/v1/");
 }
 
-function failed(error: unknown, requestId: string, notes: Record<string, string>, log: Log): Response {
+function failed(error: unknown, fields: Fields, log: Log): Response {
   const fault = error instanceof Fault ? error : new Fault("internal", "unexpected", { cause: error });
-  if (fault.kind === "internal")
-    log.error("request failed", { request_id: requestId, ...notes, error: fault });
+  if (fault.kind === "internal") log.error("request failed", { ...fields, error: fault });
   if (fault.kind === "unavailable" && fault.cause !== undefined) {
-    log.warn("request refused", { request_id: requestId, ...notes, error: fault });
+    log.warn("request refused", { ...fields, error: fault });
   }
   return faultResponse(fault);
 }
@@ -216,22 +219,21 @@ interface RoutePattern {
 function pathPattern(path: string): RegExp {
   const source = path
     .split("/")
-    .map((segment) => (segment === "*" ? ".+" : segment.startsWith(":") ? "[^/]+" : RegExp.escape(segment)))
+    .map((segment) => (segment === "*" ? ".*" : segment.startsWith(":") ? "[^/]+" : RegExp.escape(segment)))
     .join("/");
   return new RegExp(`^${source}$`);
 }
 
-function refuseUnknownRoute(table: readonly RoutePattern[], method: string, path: string): void {
-  if (!isDecodable(path)) throw new Fault("not_found", "no such route");
-  const allowed: string[] = [];
-  for (const route of table) {
-    if (!route.pattern.test(path)) continue;
-    if (route.method === method) return;
-    allowed.push(route.method);
-  }
-  if (allowed.length === 0) throw new Fault("not_found", "no such route");
-  if (allowed.includes("GET")) allowed.push("HEAD");
-  throw new Fault("method_not_allowed", "this route has other methods", { allow: allowed });
+function noSuchRoute(): Fault {
+  return new Fault("not_found", "no such route");
+}
+
+/** For what Elysia has no route for, and does not tell whether another method has one. */
+function unknownRoute(table: readonly RoutePattern[], method: string, path: string): Fault {
+  const allow = table.filter(({ pattern }) => pattern.test(path)).map((route) => route.method);
+  if (allow.length === 0 || allow.includes(method)) return noSuchRoute();
+  if (allow.includes("GET")) allow.push("HEAD");
+  return new Fault("method_not_allowed", "this route has other methods", { allow });
 }
 
 /** What is no percent-encoded UTF-8 names nothing, and Elysia would give routes null for its parameters. */
