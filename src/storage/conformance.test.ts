@@ -12,6 +12,7 @@ import {
   versions,
 } from "../../test/support/stores.ts";
 import { Fault } from "../core/fault.ts";
+import { StartupProblem } from "../core/startup.ts";
 import { counted } from "./counts.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "./store.ts";
 
@@ -333,7 +334,9 @@ describe.each(["sqlite", "postgres"] as const)("%s", (dialect) => {
     const newer = await places[dialect]();
     await (await newer.open()).close();
     await newer.execute("insert into schema_migrations (version, applied_at) values (999, 0)");
-    expect(newer.open()).rejects.toThrow(/version 999.*newer tollgate/s);
+    const refused = await newer.open().catch((error) => error);
+    expect(refused).toBeInstanceOf(StartupProblem);
+    expect(refused.message).toMatch(/version 999.*newer tollgate/s);
     newer.remove();
   });
 

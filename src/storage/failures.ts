@@ -4,6 +4,7 @@ import { SQLiteError } from "bun:sqlite";
 import { SQL } from "bun";
 import { DrizzleQueryError } from "drizzle-orm";
 import { Fault } from "../core/fault.ts";
+import { StartupProblem } from "../core/startup.ts";
 import { UniqueViolation } from "./store.ts";
 
 const RETRY_AFTER_SECONDS = 5;
@@ -44,6 +45,22 @@ export function isConnectionLost(error: unknown): boolean {
   if (!(error instanceof SQL.PostgresError)) return false;
   const state = sqlState(error);
   return state === undefined ? LOST.test(error.code) : LOST_STATE.test(state);
+}
+
+/** Wrong name or password, no such database, not allowed, no connection left. */
+const START_REFUSED_STATE = /^(28|3D|42501$|53300$)/;
+
+/**
+ * Why Postgres can't be used from the start on, as far as its operator can mend it. Such messages of the server
+ * name the user and the database, never a password.
+ */
+export function startProblem(error: unknown): StartupProblem | undefined {
+  const server = "the Postgres server of DATABASE_URL";
+  if (isConnectionLost(error)) return new StartupProblem(`${server} does not answer`, { cause: error });
+  if (!(error instanceof SQL.PostgresError)) return undefined;
+  const state = sqlState(error);
+  const refused = state === undefined ? error.code.includes("_TLS_") : START_REFUSED_STATE.test(state);
+  return refused ? new StartupProblem(`${server} refuses: ${error.message}`, { cause: error }) : undefined;
 }
 
 /** Serialization failure and deadlock: the transaction was undone and may run again at once. */

@@ -5,6 +5,7 @@ import type { SQL } from "bun";
 import postgres0001 from "../../db/postgres/0001_initial.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import type { Clock } from "../core/clock.ts";
+import { StartupProblem } from "../core/startup.ts";
 
 /** Version n stands at index n − 1. */
 const SQLITE_MIGRATIONS: readonly string[] = [sqlite0001];
@@ -21,10 +22,10 @@ interface Migration {
   readonly sql: string;
 }
 
-/** @throws Error when the database was written by a newer program. */
+/** @throws StartupProblem when the database was written by a newer program. */
 function pending(newest: number, migrations: readonly string[]): Migration[] {
   if (newest > migrations.length) {
-    throw new Error(
+    throw new StartupProblem(
       `the database has schema version ${newest}, and this program knows versions up to ${migrations.length}: ` +
         "start a newer tollgate, or restore a backup",
     );

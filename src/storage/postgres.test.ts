@@ -4,6 +4,7 @@ import { eq, sql } from "drizzle-orm";
 import { startPostgres } from "../../test/support/postgres.ts";
 import { startRelay } from "../../test/support/relay.ts";
 import { addAgent, agentIds, clock, outcome, postgresPlace, shown } from "../../test/support/stores.ts";
+import { StartupProblem } from "../core/startup.ts";
 import { openPostgres } from "./postgres.ts";
 import { UniqueViolation } from "./store.ts";
 
@@ -172,7 +173,20 @@ describe("postgres alone", () => {
   test("a server that is not there is named at the start, without the password", async () => {
     const databaseUrl = "postgres://tollgate:hunter2@127.0.0.1:1/x";
     const error = await openPostgres({ databaseUrl, clock }).catch((thrown) => thrown);
-    expect(error.message).toMatch(/Postgres server of DATABASE_URL does not answer/);
+    expect(error).toBeInstanceOf(StartupProblem);
+    expect(error.message).toBe("the Postgres server of DATABASE_URL does not answer");
     expect(shown(error)).not.toContain("hunter2");
+  });
+
+  test("a server that refuses is named at the start with its reason, without the password", async () => {
+    const good = await (await startPostgres()).freshDatabase();
+    const wrong = { password: "hunter2", pathname: "/nope", search: "?sslmode=require" };
+    for (const [part, value] of Object.entries(wrong)) {
+      const databaseUrl = Object.assign(new URL(good), { [part]: value }).href;
+      const error = await openPostgres({ databaseUrl, clock }).catch((thrown) => thrown);
+      expect(error).toBeInstanceOf(StartupProblem);
+      expect(error.message).toMatch(/^the Postgres server of DATABASE_URL refuses: \S/);
+      expect(shown(error)).not.toContain("hunter2");
+    }
   });
 });

@@ -3,9 +3,10 @@
 import { columns } from "../../db/columns.ts";
 import { defineSchema } from "../../db/schema.ts";
 import type { Clock } from "../core/clock.ts";
+import { StartupProblem } from "../core/startup.ts";
 import { addCount, COUNT_SHARDS, type Counts, changedCounts } from "./counts.ts";
 import { within } from "./deadline.ts";
-import { isConnectionLost, isTransactionUndone, postgresFailure } from "./failures.ts";
+import { isConnectionLost, isTransactionUndone, postgresFailure, startProblem } from "./failures.ts";
 import { migratePostgres } from "./migrate.ts";
 import { type Connection, connectionPool, type Pool, postgresClient, postgresQueries } from "./pool.ts";
 import type { Store, Tx } from "./store.ts";
@@ -109,18 +110,17 @@ async function prepareDatabase({ databaseUrl, clock }: PostgresOptions): Promise
   try {
     const [row] = await client.unsafe("select current_setting('server_encoding') as encoding");
     if (row?.encoding !== "UTF8") {
-      throw new Error(`the Postgres database must have the encoding UTF8, and has ${row?.encoding}`);
+      throw new StartupProblem(`the Postgres database must have the encoding UTF8, and has ${row?.encoding}`);
     }
     await migratePostgres(client, clock);
   } catch (error) {
-    if (!isConnectionLost(error)) throw error;
-    throw new Error("the Postgres server of DATABASE_URL does not answer", { cause: error });
+    throw startProblem(error) ?? error;
   } finally {
     await client.close({ timeout: 0 });
   }
 }
 
-/** @throws Error when the database belongs to a newer program, or cannot be used. */
+/** @throws StartupProblem when it can't be reached or used, or belongs to a newer program. */
 export async function openPostgres(options: PostgresOptions): Promise<Store> {
   await prepareDatabase(options);
   const { callMsMax = CALL_MS_MAX } = options;
