@@ -39,7 +39,8 @@ test("lines of plain fields, of none and of others are of one form, each with it
   log.info("plain", { a: "ä\n\ud800", b: 0.5, c: "x".repeat(4096) });
   now += 1;
   log.info("gone", { absent: undefined });
-  log.info("long", { c: "x".repeat(4097), infinite: Infinity });
+  log.info("long", { c: "x".repeat(4097) });
+  log.info("endless", { infinite: Infinity, b: true });
   log.flush();
   const at = (milliseconds: number) => ({ time: `2023-11-14T22:13:20.${milliseconds}Z`, level: "info" });
   expect(
@@ -51,7 +52,8 @@ test("lines of plain fields, of none and of others are of one form, each with it
     { ...at(123), event: "none" },
     { ...at(123), event: "plain", a: "ä\n\ud800", b: 0.5, c: "x".repeat(4096) },
     { ...at(124), event: "gone" },
-    { ...at(124), event: "long", c: `${"x".repeat(4096)}…`, infinite: "Infinity" },
+    { ...at(124), event: "long", c: `${"x".repeat(4096)}…` },
+    { ...at(124), event: "endless", infinite: "Infinity", b: true },
   ]);
 });
 
