@@ -187,6 +187,15 @@ describe("combinations", () => {
     const set = { TOLLGATE_VAULT_ADDR: "http://v:8200", TOLLGATE_VAULT_TOKEN_FILE: file("token", "t\n") };
     expect(load(set).config?.vault).toMatchObject({ token: "t", tokenFile: join(dir, "token") });
   });
+
+  test("a token that came through a pipe is not looked for there again", async () => {
+    const pipe = join(dir, "pipe");
+    expect(Bun.spawnSync(["mkfifo", pipe]).exitCode).toBe(0);
+    const writer = Bun.spawn(["sh", "-c", 'echo t > "$1"', "sh", pipe]);
+    const set = { TOLLGATE_VAULT_ADDR: "http://v:8200", TOLLGATE_VAULT_TOKEN_FILE: pipe };
+    expect(load(set).config?.vault).toMatchObject({ token: "t", tokenFile: null });
+    expect(await writer.exited).toBe(0);
+  });
 });
 
 describe("values", () => {

@@ -4,7 +4,7 @@
 import { availableParallelism } from "node:os";
 import { resolve } from "node:path";
 import { checkDataDir } from "./config/data-dir.ts";
-import { readRaw, unknownVariables } from "./config/raw.ts";
+import { readRaw, renewedFile, unknownVariables } from "./config/raw.ts";
 import * as value from "./config/values.ts";
 import { LOG_LEVELS } from "./core/log.ts";
 import type { Environment } from "./environment.ts";
@@ -353,7 +353,7 @@ function arrange(v: Values, terminal: boolean, environment: Environment) {
             address: v.TOLLGATE_VAULT_ADDR,
             token: v.TOLLGATE_VAULT_TOKEN,
             /** Read anew for each request, since a Vault agent renews the token in place. */
-            tokenFile: environment["TOLLGATE_VAULT_TOKEN_FILE"] || null,
+            tokenFile: renewedFile(environment["TOLLGATE_VAULT_TOKEN_FILE"]),
             /** With the segment `{tenant}`. */
             prefix: v.TOLLGATE_VAULT_PREFIX,
           },

@@ -52,6 +52,11 @@ function fromFile(source: string, path: string): Raw {
   return { text: null, source, problem: `${source} ${must}` };
 }
 
+/** The path when it can be read anew: what a pipe (/dev/fd/3) held is gone with the first reading. */
+export function renewedFile(path: string | undefined): string | null {
+  return path && statSync(path, { throwIfNoEntry: false })?.isFile() ? path : null;
+}
+
 /** A warning for each `TOLLGATE_` variable that is set and that nothing reads. */
 export function unknownVariables(
   environment: Environment,
