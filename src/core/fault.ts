@@ -45,7 +45,15 @@ export class Fault extends Error {
   }
 }
 
+const FIELD_CHARACTERS_MAX = 100;
+
+/** A name as a message shows it: callers choose some of them, and an answer does not grow with those. */
+export function shownField(field: string): string {
+  if (field.length <= FIELD_CHARACTERS_MAX) return field;
+  return `${field.slice(0, FIELD_CHARACTERS_MAX).toWellFormed()}…`;
+}
+
 /** An invalid request whose message starts with the name of the field that is wrong. */
 export function invalidField(field: string, problem: string): Fault {
-  return new Fault("invalid_request", `${field}: ${problem}`);
+  return new Fault("invalid_request", `${shownField(field)}: ${problem}`);
 }

@@ -1,5 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
+import { invalidField } from "./fault.ts";
 import { parseJson } from "./json.ts";
 
 const bytes = (text: string) => new TextEncoder().encode(text);
@@ -37,6 +38,19 @@ describe("parseJson", () => {
 
   test("refuses what is not UTF-8", () => {
     expect(() => parseJson(Uint8Array.of(0x22, 0xff, 0x22))).toThrow("body: not valid UTF-8");
+  });
+
+  test("names no field at length", () => {
+    const key = `${"k".repeat(99)}\u{1f511}${"k".repeat(5000)}`;
+    const shown = `${"k".repeat(99)}\ufffd…`;
+    const cases = {
+      [`{"${key}":1,"${key}":1}`]: "given twice",
+      [`{"${key}":1e999}`]: "a number that is too large",
+    };
+    for (const [json, problem] of Object.entries(cases)) {
+      expect(() => parseJson(Buffer.from(json))).toThrow(`${shown}: ${problem}`);
+    }
+    expect(invalidField(key, "unknown field").message).toBe(`${shown}: unknown field`);
   });
 
   test("lets equal keys pass below the free field only", () => {

@@ -1,7 +1,7 @@
 // JSON as it may come in: strict UTF-8, bounded depth, no key twice, no number that would be altered.
 // JSON.parse alone lets the last of two equal keys win and rounds what a double can't hold; both would store
 // something else than was sent.
-import { Fault } from "./fault.ts";
+import { Fault, shownField } from "./fault.ts";
 import { JSON_DEPTH_MAX } from "./limits.ts";
 
 interface Level {
@@ -93,7 +93,7 @@ function openLevel(levels: readonly Level[], isObject: boolean, freeField: strin
 function noteKey(level: Level, quoted: string): string | null {
   level.atKey = false;
   level.key = unquote(quoted);
-  if (level.keys?.has(level.key) && !level.free) return `${level.key}: given twice`;
+  if (level.keys?.has(level.key) && !level.free) return `${shownField(level.key)}: given twice`;
   level.keys?.add(level.key);
   return null;
 }
@@ -122,7 +122,7 @@ function readNumber(text: string, at: number, field: string): Token {
   const literal = NUMBER.exec(text)?.[0] ?? "";
   const last = at + Math.max(literal.length - 1, 0);
   if (isKept(literal)) return { last, problem: null };
-  return { last, problem: `${field}: a number that is too large to be kept exactly` };
+  return { last, problem: `${shownField(field)}: a number that is too large to be kept exactly` };
 }
 
 function isKept(literal: string): boolean {
