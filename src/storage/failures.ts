@@ -78,7 +78,12 @@ export function postgresFailure(thrown: unknown): unknown {
   const state = sqlState(thrown);
   if (state === undefined || !(thrown instanceof Error)) return thrown;
   // The server's error has the values of the row in its detail: only the message, which names columns, goes on.
-  const cause = new Error(`${thrown.message} (SQLSTATE ${state})`);
+  // A message of class 22 (data exception) quotes the value that was refused.
+  const cause = new Error(
+    state.startsWith("22")
+      ? `a value was refused (SQLSTATE ${state})`
+      : `${thrown.message} (SQLSTATE ${state})`,
+  );
   if (state === "23505") return new UniqueViolation("a value must be unique", { cause });
   if (POSTGRES_PASSING.test(state)) return unavailable(cause);
   if (!CHARACTER_REFUSED.test(state)) return cause;

@@ -170,6 +170,25 @@ describe("postgres alone", () => {
     }
   });
 
+  test("an error repeats no value, though the server's message does", async () => {
+    const place = await postgresPlace();
+    const store = await place.open();
+    const secret = "sk-live-4242";
+    const error = await store
+      .write(({ db }) =>
+        db
+          .select({ wrong: sql`${secret}::text::bigint` })
+          .from(sql`(values (1)) as one`)
+          .limit(1)
+          .execute(),
+      )
+      .catch((thrown) => thrown);
+    expect(error).toBeInstanceOf(Error);
+    expect(shown(error)).toContain("22P02");
+    expect(shown(error)).not.toContain(secret);
+    await store.close();
+  });
+
   test("a server that is not there is named at the start, without the password", async () => {
     const databaseUrl = "postgres://tollgate:hunter2@127.0.0.1:1/x";
     const error = await openPostgres({ databaseUrl, clock }).catch((thrown) => thrown);
