@@ -11,14 +11,8 @@ import { agentStatus } from "../../core/states.ts";
 import type { Store } from "../../storage/store.ts";
 import type { InvocableAgent } from "../agents/service.ts";
 import { idempotencyKey, passedHeaders, serviceModel } from "./command.ts";
-import {
-  type Accepted,
-  accept,
-  findByIdempotencyKey,
-  type Idempotency,
-  type InvocationRow,
-  isStored,
-} from "./service.ts";
+import { findByIdempotencyKey, type Idempotency } from "./idempotency.ts";
+import { type Accepted, accept, type InvocationRow, isStored } from "./service.ts";
 
 export interface ProxyCall {
   readonly caller: Caller;

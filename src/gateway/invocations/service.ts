@@ -1,11 +1,11 @@
 // The life of an invocation in the database: accepted, claimed, ended, abandoned, recovered. Every transition
 // is a write guarded by the states that its event may start from, and it keeps the exact totals of the history.
-import { and, asc, eq, gt, lte, notInArray, sql } from "drizzle-orm";
+import { and, asc, eq, gt, notInArray, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
-import { CAPTURE_BYTES_MAX, IDEMPOTENCY_HOURS } from "../../core/limits.ts";
+import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import {
   type ErrorClass,
   INVOCATION_EVENTS,
@@ -13,6 +13,7 @@ import {
   type InvocationStatus,
 } from "../../core/states.ts";
 import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import { type Idempotency, takeIdempotencyKey } from "./idempotency.ts";
 import { countErrorClass, countMove, countWhole } from "./totals.ts";
 
 export type InvocationRow = Tables["invocations"]["$inferSelect"];
@@ -22,11 +23,6 @@ export interface Accepted {
   readonly call: Call;
   readonly body: Uint8Array;
   readonly idempotency: Idempotency | null;
-}
-
-export interface Idempotency {
-  readonly key: string;
-  readonly body_sha256: string;
 }
 
 /** What an ended call leaves behind. */
@@ -79,22 +75,6 @@ const insertBody = prepared(({ db, tables: { invocationBodies } }: Tx) =>
     call: sql.placeholder("call"),
     request: sql.placeholder("request"),
   }),
-);
-
-const insertIdempotencyKey = prepared(({ db, tables: { idempotencyKeys } }: Tx) =>
-  db
-    .insert(idempotencyKeys)
-    .values({
-      tenant: sql.placeholder("tenant"),
-      caller: sql.placeholder("caller"),
-      agent_id: sql.placeholder("agent_id"),
-      key: sql.placeholder("key"),
-      body_sha256: sql.placeholder("body_sha256"),
-      invocation_id: sql.placeholder("invocation_id"),
-      expires_at: sql.placeholder("expires_at"),
-    })
-    .onConflictDoNothing()
-    .returning({ key: idempotencyKeys.key }),
 );
 
 /** The first state-changing statement of every event: it refuses by matching no row. */
@@ -184,65 +164,6 @@ export async function accept(tx: Tx, accepted: Accepted, now: number): Promise<s
   });
   countWhole(tx, row, 1);
   return row.id;
-}
-
-async function takeIdempotencyKey(
-  tx: Tx,
-  row: InvocationRow,
-  wanted: Idempotency,
-  now: number,
-): Promise<string> {
-  await dropExpiredKey(tx, row, wanted.key, now);
-  const taken = await insertIdempotencyKey(tx).execute({
-    tenant: row.tenant,
-    caller: row.caller,
-    agent_id: row.agent_id,
-    key: wanted.key,
-    body_sha256: wanted.body_sha256,
-    invocation_id: row.id,
-    expires_at: now + IDEMPOTENCY_HOURS * 3_600_000,
-  });
-  if (taken.length > 0) return row.id;
-  return (await findByIdempotencyKey(tx, row, wanted, now)) ?? row.id;
-}
-
-type KeyOwner = Pick<InvocationRow, "tenant" | "caller" | "agent_id">;
-
-function ownKey({ idempotencyKeys: t }: Tables, owner: KeyOwner, key: string) {
-  return and(
-    eq(t.tenant, owner.tenant),
-    eq(t.caller, owner.caller),
-    eq(t.agent_id, owner.agent_id),
-    eq(t.key, key),
-  );
-}
-
-async function dropExpiredKey(tx: Tx, owner: KeyOwner, key: string, now: number): Promise<void> {
-  const { idempotencyKeys: t } = tx.tables;
-  await tx.db.delete(t).where(and(ownKey(tx.tables, owner, key), lte(t.expires_at, now)));
-}
-
-/**
- * The invocation that a caller's idempotency key stands for, or null.
- *
- * @throws Fault `conflict` when it stands for another body
- */
-export async function findByIdempotencyKey(
-  reader: Reader,
-  owner: KeyOwner,
-  wanted: Idempotency,
-  now: number,
-): Promise<string | null> {
-  const { idempotencyKeys: t } = reader.tables;
-  const [known] = await reader.db
-    .select()
-    .from(t)
-    .where(and(ownKey(reader.tables, owner, wanted.key), gt(t.expires_at, now)));
-  if (known === undefined) return null;
-  if (known.body_sha256 !== wanted.body_sha256) {
-    throw new Fault("conflict", "Idempotency-Key: already used with another body");
-  }
-  return known.invocation_id;
 }
 
 const NOTHING_YET = {

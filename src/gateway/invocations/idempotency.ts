@@ -1,0 +1,92 @@
+// Idempotency keys: within its 24 hours, a caller's key stands for the first call that it was sent with.
+import { and, eq, gt, lte, sql } from "drizzle-orm";
+import type { Tables } from "../../../db/schema.ts";
+import { Fault } from "../../core/fault.ts";
+import { IDEMPOTENCY_HOURS } from "../../core/limits.ts";
+import { prepared, type Reader, type Tx } from "../../storage/store.ts";
+import type { InvocationRow } from "./service.ts";
+
+export interface Idempotency {
+  readonly key: string;
+  readonly body_sha256: string;
+}
+
+const insertIdempotencyKey = prepared(({ db, tables: { idempotencyKeys } }: Tx) =>
+  db
+    .insert(idempotencyKeys)
+    .values({
+      tenant: sql.placeholder("tenant"),
+      caller: sql.placeholder("caller"),
+      agent_id: sql.placeholder("agent_id"),
+      key: sql.placeholder("key"),
+      body_sha256: sql.placeholder("body_sha256"),
+      invocation_id: sql.placeholder("invocation_id"),
+      expires_at: sql.placeholder("expires_at"),
+    })
+    .onConflictDoNothing()
+    .returning({ key: idempotencyKeys.key }),
+);
+
+/**
+ * Takes the key for this call: its ID, or that of the call that the key stands for already.
+ *
+ * @throws Fault `conflict` when the key was taken with another body
+ */
+export async function takeIdempotencyKey(
+  tx: Tx,
+  row: InvocationRow,
+  wanted: Idempotency,
+  now: number,
+): Promise<string> {
+  await dropExpiredKey(tx, row, wanted.key, now);
+  const taken = await insertIdempotencyKey(tx).execute({
+    tenant: row.tenant,
+    caller: row.caller,
+    agent_id: row.agent_id,
+    key: wanted.key,
+    body_sha256: wanted.body_sha256,
+    invocation_id: row.id,
+    expires_at: now + IDEMPOTENCY_HOURS * 3_600_000,
+  });
+  if (taken.length > 0) return row.id;
+  return (await findByIdempotencyKey(tx, row, wanted, now)) ?? row.id;
+}
+
+type KeyOwner = Pick<InvocationRow, "tenant" | "caller" | "agent_id">;
+
+function ownKey({ idempotencyKeys: t }: Tables, owner: KeyOwner, key: string) {
+  return and(
+    eq(t.tenant, owner.tenant),
+    eq(t.caller, owner.caller),
+    eq(t.agent_id, owner.agent_id),
+    eq(t.key, key),
+  );
+}
+
+async function dropExpiredKey(tx: Tx, owner: KeyOwner, key: string, now: number): Promise<void> {
+  const { idempotencyKeys: t } = tx.tables;
+  await tx.db.delete(t).where(and(ownKey(tx.tables, owner, key), lte(t.expires_at, now)));
+}
+
+/**
+ * The invocation that a caller's idempotency key stands for, or null.
+ *
+ * @throws Fault `conflict` when it stands for another body
+ */
+export async function findByIdempotencyKey(
+  reader: Reader,
+  owner: KeyOwner,
+  wanted: Idempotency,
+  now: number,
+): Promise<string | null> {
+  const { idempotencyKeys: t } = reader.tables;
+  const [known] = await reader.db
+    .select()
+    .from(t)
+    .where(and(ownKey(reader.tables, owner, wanted.key), gt(t.expires_at, now)));
+  if (known === undefined) return null;
+  if (known.body_sha256 !== wanted.body_sha256) {
+    throw new Fault("conflict", "Idempotency-Key: already used with another body");
+  }
+  return known.invocation_id;
+}
