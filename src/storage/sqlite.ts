@@ -15,8 +15,10 @@ import type { Queries, Store } from "./store.ts";
 
 /** How long opening waits for another process that migrates. */
 const OPEN_BUSY_MS = 10_000;
-/** Blocks the event loop, so it is short: the group commit itself waits for a lock without blocking. */
-const WRITE_BUSY_MS = 50;
+/** Waiting inside SQLite blocks the event loop. The group commit waits for the write lock without it. */
+const WRITE_BUSY_MS = 0;
+/** Readers of a log wait for nobody, but for a process that rebuilds its index after a crash. */
+const READ_BUSY_MS = 50;
 const CHECKPOINT_EVERY_MS = 1_000;
 /** The log is cut to this size when it starts anew; below it, its blocks are used again. */
 const WAL_BYTES_KEPT = 64 * 1024 * 1024;
@@ -103,6 +105,7 @@ export async function openSqlite({ path, log, clock }: SqliteOptions): Promise<S
   const writer = connect(path);
   writer.run(`pragma busy_timeout = ${WRITE_BUSY_MS}`);
   const reader = connect(path);
+  reader.run(`pragma busy_timeout = ${READ_BUSY_MS}`);
   reader.run("pragma query_only = on");
 
   const tables = defineSchema(columns.sqlite);
