@@ -18,6 +18,8 @@ export interface BodyRead {
 export interface BodyLimits {
   readonly maxBytes: number;
   readonly captureBytes: number;
+  /** Called before so many bytes in all are kept; the body is not read on before what it returns is settled. */
+  readonly grow?: (bytes: number) => Promise<void> | undefined;
   /** Needed only beside the request's own signal, which covers the body as well. */
   readonly signal?: AbortSignal;
 }
@@ -203,6 +205,18 @@ function joined(parts: readonly Uint8Array[]): Uint8Array {
   return whole;
 }
 
+/** What of a chunk, which comes after `size` bytes, is kept: as soon as there is memory for it. */
+async function startOf(
+  chunk: Uint8Array,
+  size: number,
+  { captureBytes, grow }: BodyLimits,
+): Promise<Uint8Array> {
+  await grow?.(Math.min(size + chunk.length, captureBytes));
+  const room = captureBytes - size;
+  // A copy, where only a part is kept, lets go of the rest.
+  return chunk.length > room ? chunk.slice(0, room) : chunk;
+}
+
 /**
  * Reads a body to its end, keeping only its start.
  *
@@ -216,9 +230,7 @@ export async function readBody(response: Response, limits: BodyLimits): Promise<
   let tooLarge = false;
   try {
     for await (const chunk of open(response, maxBytes, signal).chunks) {
-      const room = captureBytes - size;
-      // A copy, where only a part is kept, lets go of the rest.
-      if (room > 0) kept.push(chunk.length > room ? chunk.slice(0, room) : chunk);
+      if (size < captureBytes) kept.push(await startOf(chunk, size, limits));
       size += chunk.length;
       if (size > maxBytes) throw new BodyTooLarge("the body is too large");
     }

@@ -6,6 +6,7 @@ import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { createOutbound, type Outbound, OutboundError } from "../../edge/outbound.ts";
 import { callHttp, runCall } from "./call.ts";
 import type { WorkerSettings } from "./job.ts";
+import { createMemory } from "./memory.ts";
 
 const started: Upstream[] = [];
 afterAll(() => Promise.all(started.map((upstream) => upstream.stop())));
@@ -16,11 +17,12 @@ function keep<T extends Upstream>(upstream: T): T {
 }
 
 const never = new AbortController().signal;
+const memory = createMemory(1, LOOPBACK.max_response_bytes);
 
 function call(url: string, parts: JobParts = {}, settings: Partial<WorkerSettings> = {}, cancel = never) {
   const whole = { ...LOOPBACK, ...settings };
   const outbound = createOutbound({ allow: parseAllowList(whole.allow_hosts), extraCa: null });
-  return runCall(makeJob(url, parts), outbound, whole, cancel, callHttp);
+  return runCall(makeJob(url, parts), { outbound, settings: whole, memory }, cancel, callHttp);
 }
 
 function text(bytes: Uint8Array | null): string | null {
@@ -183,7 +185,12 @@ describe("a call that can't be sent", () => {
         return outbound.request(url, request);
       },
     };
-    const outcome = await runCall(makeJob(upstream.url), flaky, LOOPBACK, never, callHttp);
+    const outcome = await runCall(
+      makeJob(upstream.url),
+      { outbound: flaky, settings: LOOPBACK, memory },
+      never,
+      callHttp,
+    );
     expect(outcome).toMatchObject({ status: "succeeded", upstream_status: 200 });
     expect([dials, arrived]).toEqual([3, 1]);
   });

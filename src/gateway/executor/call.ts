@@ -6,6 +6,7 @@ import type { ErrorClass } from "../../core/states.ts";
 import { readBody } from "../../edge/body.ts";
 import { type Outbound, OutboundError } from "../../edge/outbound.ts";
 import type { Job, Outcome, WorkerSettings } from "./job.ts";
+import type { Hold, Memory } from "./memory.ts";
 import {
   answered,
   capture,
@@ -23,6 +24,15 @@ export interface CallContext {
   readonly settings: WorkerSettings;
   readonly signal: AbortSignal;
   readonly trace: Trace;
+  /** The memory for what is kept of the answer. */
+  readonly hold: Hold;
+}
+
+/** What all calls of a worker share. */
+export interface Upstreams {
+  readonly outbound: Outbound;
+  readonly settings: WorkerSettings;
+  readonly memory: Memory;
 }
 
 export interface UpstreamRequest {
@@ -47,14 +57,13 @@ const RETRY_PAUSES_MS = [100, 400];
 const HEADER_VALUE = /^[\t\x20-\x7e\x80-\xff]*$/;
 
 /**
- * Runs `call` under the deadline of `settings` and turns whatever happens into an outcome. Never rejects.
+ * Runs `call` under the deadline of the settings and turns whatever happens into an outcome. Never rejects.
  *
  * @param cancel aborted when the caller cancels
  */
 export async function runCall(
   job: Job,
-  outbound: Outbound,
-  settings: WorkerSettings,
+  { outbound, settings, memory }: Upstreams,
   cancel: AbortSignal,
   call: (job: Job, context: CallContext) => Promise<Outcome>,
 ): Promise<Outcome> {
@@ -64,13 +73,15 @@ export async function runCall(
   const onCancel = () => halt("cancelled");
   cancel.addEventListener("abort", onCancel);
   const trace = newTrace();
+  const hold = memory.hold(job.agent_id, stop.signal);
   try {
     if (cancel.aborted) halt("cancelled");
     stop.signal.throwIfAborted();
-    return await call(job, { outbound, settings, signal: stop.signal, trace });
+    return await call(job, { outbound, settings, signal: stop.signal, trace, hold });
   } catch (error) {
     return judgeFailure(error, stop.signal, trace);
   } finally {
+    hold.release();
     clearTimeout(deadline);
     cancel.removeEventListener("abort", onCancel);
   }
@@ -151,7 +162,11 @@ export async function readStart(
   response: Response,
   captureBytes: number,
 ): Promise<Uint8Array> {
-  const body = await readBody(response, { maxBytes: context.settings.max_response_bytes, captureBytes });
+  const body = await readBody(response, {
+    maxBytes: context.settings.max_response_bytes,
+    captureBytes,
+    grow: context.hold.grow,
+  });
   context.trace.resp_size = body.size;
   if (body.tooLarge) throw tooLarge(context.settings);
   return body.captured;

@@ -4,9 +4,7 @@
 
 import { encodeRpc, findAnswer } from "../../core/jsonrpc.ts";
 import { VERSION } from "../../core/version.ts";
-import type { Outbound } from "../../edge/outbound.ts";
-import { type CallContext, credentialHeader, readStart, send } from "./call.ts";
-import type { WorkerSettings } from "./job.ts";
+import { type CallContext, credentialHeader, readStart, send, type Upstreams } from "./call.ts";
 import { newTrace } from "./outcome.ts";
 import type { Opened, SessionTarget, SessionWire } from "./sessions.ts";
 import { isEventStream, readStreamAnswer } from "./stream.ts";
@@ -39,23 +37,36 @@ export interface McpWire extends SessionWire {
   abandon(target: SessionTarget, session: Opened, requestId: string): Promise<void>;
 }
 
-export function createMcpWire(outbound: Outbound, settings: WorkerSettings): McpWire {
-  const contextFor = (timeoutMs: number): CallContext => ({
-    outbound,
-    settings: {
+export function createMcpWire({ outbound, settings, memory }: Upstreams): McpWire {
+  /** Runs a step that no call's own deadline covers. One URL counts as one agent. */
+  async function within<T>(
+    timeoutMs: number,
+    { url }: SessionTarget,
+    step: (context: CallContext) => Promise<T>,
+  ): Promise<T> {
+    const signal = AbortSignal.timeout(timeoutMs);
+    const hold = memory.hold(url, signal);
+    const bounded = {
       ...settings,
       max_response_bytes: Math.min(settings.max_response_bytes, INITIALIZE_BYTES_MAX),
-    },
-    signal: AbortSignal.timeout(timeoutMs),
-    trace: newTrace(),
-  });
+    };
+    try {
+      return await step({ outbound, settings: bounded, signal, trace: newTrace(), hold });
+    } finally {
+      hold.release();
+    }
+  }
   return {
-    open: (target) => open(contextFor(settings.upstream_timeout_ms), target).catch(() => null),
-    close: (target, session) => close(contextFor(SIDE_TIMEOUT_MS), target, session).catch(() => {}),
+    open: (target) =>
+      within(settings.upstream_timeout_ms, target, (context) => open(context, target)).catch(() => null),
+    close: (target, session) =>
+      within(SIDE_TIMEOUT_MS, target, (context) => close(context, target, session)).catch(() => {}),
     abandon: (target, session, requestId) => {
       const params = { requestId: JSON.parse(requestId) as unknown };
       const message = { method: "notifications/cancelled", params };
-      return notify(contextFor(SIDE_TIMEOUT_MS), target, session, message).catch(() => {});
+      return within(SIDE_TIMEOUT_MS, target, (context) => notify(context, target, session, message)).catch(
+        () => {},
+      );
     },
   };
 }

@@ -23,7 +23,7 @@ function start() {
     });
     return worker;
   };
-  const keeper = createKeeper(LOOPBACK, silentLog, spawn, {
+  const keeper = createKeeper({ kind: "start", settings: LOOPBACK, workers: 1 }, silentLog, spawn, {
     onReady: () => turns[readied++]?.resolve(),
     onResults: () => {},
     onDeath: () => {},

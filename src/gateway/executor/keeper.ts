@@ -1,7 +1,6 @@
 // Keeps one worker alive: starts it, replaces it when it dies, and slows down when deaths follow one another.
 import type { Log } from "../../core/log.ts";
-import type { WorkerSettings } from "./job.ts";
-import type { FromWorker, Result, ToWorker } from "./messages.ts";
+import type { FromWorker, Result, Start, ToWorker } from "./messages.ts";
 
 export interface KeeperEvents {
   /** A worker takes work from now on. */
@@ -26,12 +25,7 @@ const PAUSE_MS_MIN = 50;
 const PAUSE_MS_MAX = 5000;
 const CLOSE_TIMEOUT_MS = 3000;
 
-export function createKeeper(
-  settings: WorkerSettings,
-  log: Log,
-  spawn: () => Worker,
-  events: KeeperEvents,
-): Keeper {
+export function createKeeper(start: Start, log: Log, spawn: () => Worker, events: KeeperEvents): Keeper {
   let worker: Worker | null = null;
   let isReady = false;
   let isClosed = false;
@@ -42,11 +36,11 @@ export function createKeeper(
   /** Made by close(), so that no earlier death has settled it. */
   let closed: PromiseWithResolvers<void> | null = null;
 
-  function start(): void {
+  function launch(): void {
     spawnedAt = performance.now();
     try {
       worker = listen(spawn());
-      worker.postMessage({ kind: "start", settings } satisfies ToWorker);
+      worker.postMessage(start);
     } catch (error) {
       log.error("worker not started", { error });
       bury();
@@ -94,10 +88,10 @@ export function createKeeper(
     deaths = performance.now() - spawnedAt > CALM_MS ? 1 : deaths + 1;
     const pause = deaths === 1 ? 0 : Math.min(PAUSE_MS_MIN * 2 ** (deaths - 2), PAUSE_MS_MAX);
     log.error("worker died", { deaths, respawn_in_ms: pause });
-    respawn = setTimeout(start, pause);
+    respawn = setTimeout(launch, pause);
   }
 
-  start();
+  launch();
   return {
     post(message, transfer) {
       if (worker === null || !isReady) return false;

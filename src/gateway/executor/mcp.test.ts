@@ -13,6 +13,7 @@ import { createOutbound } from "../../edge/outbound.ts";
 import { runCall } from "./call.ts";
 import type { Outcome, WorkerSettings } from "./job.ts";
 import { createMcp } from "./mcp.ts";
+import { createMemory } from "./memory.ts";
 
 const never = new AbortController().signal;
 const open: Array<{ stop(): Promise<void> }> = [];
@@ -30,14 +31,15 @@ function keep<T extends { stop(): Promise<void> }>(part: T): T {
 function client(settings: Partial<WorkerSettings> = {}) {
   const whole = { ...LOOPBACK, ...settings };
   const outbound = createOutbound({ allow: parseAllowList(whole.allow_hosts), extraCa: null });
-  const mcp = createMcp(outbound, whole);
+  const upstreams = { outbound, settings: whole, memory: createMemory(1, whole.max_response_bytes) };
+  const mcp = createMcp(upstreams);
   keep({ stop: mcp.close });
   return {
     close: mcp.close,
     send: (url: string, request: unknown, parts: JobParts = {}, cancel = never) => {
       const body = typeof request === "string" ? request : JSON.stringify(request);
       const call = { protocol: "mcp" as const, ...parts.call };
-      return runCall(makeJob(url, { body, ...parts, call }), outbound, whole, cancel, mcp.call);
+      return runCall(makeJob(url, { body, ...parts, call }), upstreams, cancel, mcp.call);
     },
   };
 }

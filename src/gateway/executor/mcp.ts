@@ -12,10 +12,9 @@ import {
   withId,
 } from "../../core/jsonrpc.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
-import type { Outbound } from "../../edge/outbound.ts";
-import { type CallContext, CallError, ownHeaders, readStart, send } from "./call.ts";
+import { type CallContext, CallError, ownHeaders, readStart, send, type Upstreams } from "./call.ts";
 import { createMcpWire, MCP_HEADERS, type McpWire, SESSION_HEADER, VERSION_HEADER } from "./handshake.ts";
-import type { Job, Outcome, WorkerSettings } from "./job.ts";
+import type { Job, Outcome } from "./job.ts";
 import { answered, capture, NOT_STORED, noteHead } from "./outcome.ts";
 import { createSessions, type Session, type Sessions, type SessionTarget } from "./sessions.ts";
 import { isEventStream, readStreamAnswer } from "./stream.ts";
@@ -60,8 +59,8 @@ interface Reply {
   readonly sessionId: string | null;
 }
 
-export function createMcp(outbound: Outbound, settings: WorkerSettings): McpCaller {
-  const wire = createMcpWire(outbound, settings);
+export function createMcp(upstreams: Upstreams): McpCaller {
+  const wire = createMcpWire(upstreams);
   const sessions = createSessions(wire);
   const sweeper = setInterval(() => sessions.sweep(), SWEEP_INTERVAL_MS);
   sweeper.unref();

@@ -2,8 +2,15 @@
 // message, not per job.
 import type { Job, Outcome, WorkerSettings } from "./job.ts";
 
+export interface Start {
+  readonly kind: "start";
+  readonly settings: WorkerSettings;
+  /** Among how many workers the memory for answers is shared. */
+  readonly workers: number;
+}
+
 export type ToWorker =
-  | { readonly kind: "start"; readonly settings: WorkerSettings }
+  | Start
   | { readonly kind: "work"; readonly jobs: readonly Job[]; readonly cancel: readonly string[] }
   /** Close the sessions, then say so. */
   | { readonly kind: "close" };

@@ -43,7 +43,9 @@ function spawnWorker(): Worker {
 
 export function createPool(options: PoolOptions): Pool {
   const { size, settings, log, spawn = spawnWorker, graceMs = GRACE_MS } = options;
-  const slots = Array.from({ length: size }, () => createSlot({ settings, log, spawn, graceMs }));
+  const slots = Array.from({ length: size }, () =>
+    createSlot({ settings, workers: size, log, spawn, graceMs }),
+  );
   /** Where a job runs, for the cancel. */
   const slotOf = new Map<string, Slot>();
   let isClosed = false;

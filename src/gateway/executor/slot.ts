@@ -23,6 +23,8 @@ interface Pending {
 
 export interface SlotOptions {
   readonly settings: WorkerSettings;
+  /** In the whole pool. */
+  readonly workers: number;
   readonly log: Log;
   readonly spawn: () => Worker;
   /** How long after its deadline a job's outcome may be late before the worker counts as stuck. */
@@ -34,7 +36,7 @@ const FAILED_STARTS_MAX = 5;
 
 const TICKS_PER_GRACE = 30;
 
-export function createSlot({ settings, log, spawn, graceMs }: SlotOptions): Slot {
+export function createSlot({ settings, workers, log, spawn, graceMs }: SlotOptions): Slot {
   let waiting = new Map<string, Pending>();
   const running = new Map<string, Pending>();
   let cancels: string[] = [];
@@ -46,7 +48,7 @@ export function createSlot({ settings, log, spawn, graceMs }: SlotOptions): Slot
   const watchdog = setInterval(watch, graceMs / TICKS_PER_GRACE);
   watchdog.unref();
 
-  const keeper = createKeeper(settings, log, spawn, {
+  const keeper = createKeeper({ kind: "start", settings, workers }, log, spawn, {
     onReady: flushSoon,
     onResults(results) {
       for (const { id, outcome } of results) {

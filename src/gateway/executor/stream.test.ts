@@ -3,6 +3,7 @@ import fc from "fast-check";
 import { LOOPBACK } from "../../../test/support/jobs.ts";
 import { parseAllowList } from "../../core/host.ts";
 import { createOutbound } from "../../edge/outbound.ts";
+import { createMemory } from "./memory.ts";
 import { newTrace } from "./outcome.ts";
 import { isEventStream, readStreamAnswer } from "./stream.ts";
 
@@ -33,10 +34,12 @@ const STREAM = [
 ];
 
 async function read(chunks: readonly Uint8Array[]) {
+  const { signal } = new AbortController();
   const context = {
     outbound: createOutbound({ allow: parseAllowList([]), extraCa: null }),
     settings: LOOPBACK,
-    signal: new AbortController().signal,
+    signal,
+    hold: createMemory(1, LOOPBACK.max_response_bytes).hold("agt_1", signal),
     trace: newTrace(),
   };
   const body = new ReadableStream<Uint8Array>({

@@ -26,13 +26,16 @@ export async function readStreamAnswer(
   response: Response,
   wireId: string,
 ): Promise<StreamAnswer> {
-  const { settings, trace } = context;
+  const { settings, trace, hold } = context;
   const reader = decodedBody(response, settings.max_response_bytes).getReader();
   const decoder = new TextDecoder();
   const encoder = new TextEncoder();
   let answer: StreamAnswer | null = null;
+  /** Bytes of the event that is not complete yet: a message has to be had whole. */
+  let kept = 0;
   const parser = createParser({
     onEvent: ({ event, data }) => {
+      kept = 0;
       if (answer !== null || (event ?? "message") !== "message") return;
       const message = encoder.encode(data);
       const found = findAnswer(message, wireId);
@@ -46,6 +49,8 @@ export async function readStreamAnswer(
       size += value?.length ?? 0;
       trace.resp_size = size;
       if (size > settings.max_response_bytes) throw tooLarge(settings);
+      kept += value?.length ?? 0;
+      await hold.grow(kept);
       // An ordered end closes the last event, even where the server forgot its blank line.
       parser.feed(done ? `${decoder.decode()}\n\n` : decoder.decode(value, { stream: true }));
       if (answer !== null) return answer;

@@ -5,6 +5,7 @@ import { createOutbound } from "../../edge/outbound.ts";
 import { callHttp, runCall } from "./call.ts";
 import type { Job, WorkerSettings } from "./job.ts";
 import { createMcp } from "./mcp.ts";
+import { createMemory } from "./memory.ts";
 import { detached, type FromWorker, type Result, type ToWorker, transferable } from "./messages.ts";
 
 declare const self: Worker;
@@ -19,12 +20,14 @@ function post(message: FromWorker, transfer: ArrayBuffer[] = []): void {
   self.postMessage(message, transfer);
 }
 
-function createCaller(settings: WorkerSettings): Caller {
+function createCaller(settings: WorkerSettings, workers: number): Caller {
   const outbound = createOutbound({
     allow: parseAllowList(settings.allow_hosts),
     extraCa: settings.extra_ca,
   });
-  const mcp = createMcp(outbound, settings);
+  const memory = createMemory(workers, settings.max_response_bytes);
+  const upstreams = { outbound, settings, memory };
+  const mcp = createMcp(upstreams);
   const running = new Map<string, AbortController>();
   let results: Result[] = [];
 
@@ -38,7 +41,7 @@ function createCaller(settings: WorkerSettings): Caller {
     const cancel = new AbortController();
     running.set(job.id, cancel);
     const call = job.call.protocol === "mcp" ? mcp.call : callHttp;
-    const outcome = await runCall(job, outbound, settings, cancel.signal, call);
+    const outcome = await runCall(job, upstreams, cancel.signal, call);
     running.delete(job.id);
     const response = outcome.response === null ? null : detached(outcome.response);
     if (results.push({ id: job.id, outcome: { ...outcome, response } }) === 1) setImmediate(flush);
@@ -61,7 +64,7 @@ let caller: Caller | null = null;
 self.onmessage = ({ data }: MessageEvent<ToWorker>) => {
   switch (data.kind) {
     case "start":
-      caller = createCaller(data.settings);
+      caller = createCaller(data.settings, data.workers);
       post({ kind: "ready" });
       break;
     case "work":
