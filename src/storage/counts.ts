@@ -1,6 +1,6 @@
 // The exact totals of history pages: how the additions of works merge before they are written, and how a
 // total is read. A total is the sum of its shards; a row that has come down to zero stays, since the usual
-// ones (status pending, running) would only be deleted and inserted again.
+// ones (status pending, running) would only be deleted and inserted again; the clean-up takes those of models.
 import { and, eq, sql } from "drizzle-orm";
 import type { CountDimension } from "../../db/schema.ts";
 import { bind, prepared, type Reader } from "./store.ts";

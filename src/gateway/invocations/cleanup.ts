@@ -1,5 +1,5 @@
-// Clean-up by age: captured bodies, whole records, expired idempotency keys. In small groups, each its own
-// write, so that calls pass between them.
+// Clean-up by age: captured bodies, whole records, expired idempotency keys, and the totals of models that are
+// in no record any more. In small groups, each its own write, so that calls pass between them.
 import { and, asc, eq, gt, inArray, isNull, lt, lte, sql } from "drizzle-orm";
 import type { Clock } from "../../core/clock.ts";
 import { idFloor } from "../../core/id.ts";
@@ -32,6 +32,7 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
       removed.invocations += await repeat(store, removeInvocations, { tenant, before: floor(history_days) });
     }
   }
+  if (retention.history_days > 0) await removeEmptyTotals(store);
   removed.idempotency_keys = await repeat(store, removeIdempotencyKeys, clock.now());
   log.debug("cleaned up", removed);
 }
@@ -97,6 +98,51 @@ async function removeInvocations(tx: Tx, { tenant, before }: OlderThan): Promise
     await tx.db.delete(bodies).where(and(eq(bodies.tenant, tenant), eq(bodies.invocation_id, row.id)));
   }
   return rows.length;
+}
+
+interface Place {
+  readonly tenant: string;
+  readonly model: string;
+}
+
+/** Callers choose the names of models, so totals of zero would pile up. All other totals have few values. */
+async function removeEmptyTotals(store: Store): Promise<void> {
+  let at: Place | null = { tenant: "", model: "" };
+  while (at !== null) {
+    const after: Place = at;
+    at = await store.write((tx) => removeEmptyTotalsAfter(tx, after));
+  }
+}
+
+/** Looks at the next models of the tenant, or goes on to the next tenant; null at the end. */
+async function removeEmptyTotalsAfter(tx: Tx, { tenant, model }: Place): Promise<Place | null> {
+  const { invocationCounts: t } = tx.tables;
+  const ofTenant = and(eq(t.tenant, tenant), eq(t.dimension, "model"));
+  const totals = await tx.db
+    .select({ model: t.value, total: sql`sum(${t.count})`.mapWith(Number) })
+    .from(t)
+    .where(and(ofTenant, gt(t.value, model)))
+    .groupBy(t.value)
+    .orderBy(asc(t.value))
+    .limit(ROWS_AT_ONCE);
+  const empty = totals.filter(({ total }) => total === 0).map((row) => row.model);
+  if (empty.length > 0) {
+    const rows = await tx.db
+      .delete(t)
+      .where(and(ofTenant, inArray(t.value, empty)))
+      .returning({ model: t.value, count: t.count });
+    // What another transaction has added since the look goes with its row, and is put back: the total is exact.
+    for (const row of rows) tx.count(tenant, "model", row.model, row.count);
+  }
+  const last = totals.at(-1);
+  if (last !== undefined) return { tenant, model: last.model };
+  const [next] = await tx.db
+    .select({ tenant: t.tenant })
+    .from(t)
+    .where(gt(t.tenant, tenant))
+    .orderBy(asc(t.tenant))
+    .limit(1);
+  return next === undefined ? null : { tenant: next.tenant, model: "" };
 }
 
 async function removeIdempotencyKeys(tx: Tx, now: number): Promise<number> {

@@ -2,6 +2,7 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { and, eq } from "drizzle-orm";
 import fc from "fast-check";
 import type { CountDimension } from "../../../db/schema.ts";
 import { accepted, SUCCESS } from "../../../test/support/invocations.ts";
@@ -213,6 +214,33 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       await cleanUp(store, clock, { body_days: 5, history_days: 5 }, silentLog);
       expect(findInvocation(store.read, tenant, ended.id)).rejects.toThrow("no such invocation");
       expect((await take(owed))?.body.byteLength).toBe(5);
+    });
+
+    test("the totals of models that are in no record go with the clean-up, exact while calls go on", async () => {
+      const tenant = crypto.randomUUID();
+      const { invocationCounts: t } = store.read.tables;
+      const models = async () => {
+        const rows = await store.read.db
+          .selectDistinct({ model: t.value })
+          .from(t)
+          .where(and(eq(t.tenant, tenant), eq(t.dimension, "model")));
+        return rows.map((row) => row.model).sort();
+      };
+      const call = async (model: string) => {
+        const key = await put({ tenant, model });
+        await take(key);
+        await end(key, SUCCESS);
+      };
+      const names = Array.from({ length: 450 }, (_, index) => `model-${index}`);
+      await Promise.all([...names, ...names.slice(0, 50)].map(call));
+      clock.time += 3 * DAY_MS;
+      const clean = () => cleanUp(store, clock, { body_days: 1, history_days: 2 }, silentLog);
+      const again = names.slice(0, 40);
+      await Promise.all([clean(), ...again.map(call), clean()]);
+      await expectExactTotals(store, tenant);
+      await clean();
+      await expectExactTotals(store, tenant);
+      expect(await models()).toEqual([...again].sort());
     });
   });
 }
