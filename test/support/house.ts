@@ -52,15 +52,40 @@ interface Ownership {
   readonly what: string;
   readonly owners: readonly string[];
   /** In the code without its comments and types. */
-  readonly pattern: RegExp;
+  readonly pattern?: RegExp;
+  /** In the code without its texts as well, which are full of ordinary words. */
+  readonly bare?: RegExp;
+}
+
+/** An import of one of these modules in any form. */
+function modules(names: string): string {
+  return `\\b(from|import|require)\\s*\\(?\\s*"(node:)?(${names})(/\\w+)?"`;
+}
+
+/** A member of the runtime by its name, or by an import from it. */
+function runtime(names: string): string {
+  return `\\bBun\\s*\\??\\.\\s*(${names})(?!\\w)|\\bimport\\s*\\{[^}]*(?<![\\w$])(${names})(?![\\w$])[^}]*\\}\\s*from "bun"`;
+}
+
+function anyOf(...patterns: (string | RegExp)[]): RegExp {
+  return new RegExp(patterns.map((each) => (typeof each === "string" ? each : each.source)).join("|"));
 }
 
 const OWNERSHIPS: readonly Ownership[] = [
   {
     what: "the environment",
     owners: ["src/config.ts"],
-    pattern:
-      /\bprocess\s*(\?\.|\.)\s*env\b|\bprocess\[|\bBun\.env\b|\bimport\.meta\.env\b|from "(node:)?process"/,
+    pattern: anyOf(
+      /\bprocess\s*\??\.\s*env\b|\bimport\.meta\s*(\??\.\s*env\b|(\?\.)?\s*\[)/,
+      modules("process"),
+      runtime("env"),
+    ),
+  },
+  {
+    // Whoever holds one of them as a value, or reaches into it by a text, gets at everything that has an owner.
+    what: "a global object as a whole, which nobody may use",
+    owners: [],
+    bare: /(?<![.\w$])(process|Bun)\b(?!\s*\??\.\s*[\w$])|\bglobalThis\b|\bself\s*(\?\.)?\s*\[/,
   },
   {
     what: "wall time",
@@ -71,8 +96,33 @@ const OWNERSHIPS: readonly Ownership[] = [
     what: "fetch",
     owners: ["src/edge/outbound.ts"],
     // A call or the function as a value, but no method of that name and no property.
-    pattern:
-      /(?<![.\w$])fetch\s*\((?![^()]*\)\s*\{)|[=(,:?]\s*fetch\s*[,;)}\]]|\b(globalThis|Bun)\.fetch\b|new WebSocket\(|from "(node:)?(https?|http2)"/,
+    pattern: anyOf(modules("https?|http2"), runtime("fetch")),
+    bare: /(?<![.\w$])fetch\s*\((?![^()]*\)\s*\{)|(?<![.\w$])fetch\b(?!\s*[(:])|\?\s*fetch\s*:|:\s*fetch\b|\bself\.fetch\b|\bnew\s+(WebSocket|EventSource)\b/,
+  },
+  { what: "connection pools", owners: ["src/edge/connections.ts"], pattern: /\bFetchSession\b/ },
+  {
+    what: "TLS contexts",
+    owners: ["src/edge/connections.ts"],
+    pattern: anyOf(modules("tls")),
+  },
+  {
+    what: "sockets",
+    owners: ["src/config/values.ts"],
+    pattern: anyOf(modules("net|dgram"), runtime("connect|listen|udpSocket")),
+  },
+  {
+    what: "name resolution",
+    owners: ["src/edge/resolve.ts"],
+    pattern: anyOf(modules("dns"), runtime("dns")),
+  },
+  {
+    what: "other processes",
+    owners: ["src/environment.ts"],
+    pattern: anyOf(
+      /\bprocess\s*\??\.\s*execve\b/,
+      modules("child_process|cluster"),
+      runtime("spawn|spawnSync|\\$"),
+    ),
   },
   {
     what: "HTTP statuses of answers",
@@ -156,9 +206,14 @@ function featureOf(path: string): string | null {
   return /^src\/gateway\/([^/]+)\//.exec(path)?.[1] ?? null;
 }
 
+const TEXT = /"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'/g;
+
 function strangers(path: string, source: string): string[] {
   const code = transpiler.transformSync(source);
-  return OWNERSHIPS.filter(({ owners, pattern }) => !owners.includes(path) && pattern.test(code)).map(
+  const bareCode = code.replace(TEXT, '""');
+  return OWNERSHIPS.filter(({ owners, pattern, bare }) => {
+    return !owners.includes(path) && (pattern?.test(code) === true || bare?.test(bareCode) === true);
+  }).map(
     ({ what, owners }) => `${path} uses ${what}${owners.length > 0 ? `, which only ${owners} may` : ""}`,
   );
 }
