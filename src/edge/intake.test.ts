@@ -221,3 +221,16 @@ test("a body that is too large is answered even while it is being sent, and the 
     socket.destroy();
   }
 });
+
+test("a body that is here counts until its request is done with, and one that was refused does not", async () => {
+  const read = createIntake({ ...LIMITS, tenantBytesMax: 300 * KIB });
+  const stored = Promise.withResolvers<void>();
+  await read(whole(200 * KIB), "t", BODY_BYTES_MAX, stored.promise);
+  for (let i = 0; i < 3; i++) {
+    const refused = await faultOf(read(whole(200 * KIB), "t", BODY_BYTES_MAX, stored.promise));
+    expect(refused.kind).toBe("unavailable");
+  }
+  stored.resolve();
+  await stored.promise;
+  expect((await read(whole(200 * KIB), "t", BODY_BYTES_MAX)).byteLength).toBe(200 * KIB);
+});

@@ -21,20 +21,28 @@ export interface IntakeLimits {
 }
 
 /**
- * The whole body of a request of `tenant`, at most `bytesMax` bytes.
+ * The whole body of a request of `tenant`, at most `bytesMax` bytes. It counts as held until `heldUntil` settles,
+ * for a body that is here may still wait for the store.
  *
  * @throws Fault `payload_too_large`; `invalid_request` when the body breaks off, falls silent or takes too long;
  *   `unavailable` when too much of large bodies is coming in
  */
-export type Intake = (request: Request, tenant: string, bytesMax: number) => Promise<Uint8Array>;
+export type Intake = (
+  request: Request,
+  tenant: string,
+  bytesMax: number,
+  heldUntil?: Promise<unknown>,
+) => Promise<Uint8Array>;
 
 export function createIntake(limits: IntakeLimits): Intake {
   const budget = openBudget(limits);
 
+  /** Gives the bytes, and what gives their share back. */
   async function readStream(body: ReadableStream<Uint8Array>, tenant: string, expected: Expected) {
     const reader: BodyReader = body.getReader();
     const patience = startPatience(limits, () => void reader.cancel().catch(() => {}));
     let charged = 0;
+    const release = () => budget.giveBack(tenant, charged);
     try {
       const bytes = await gather(reader, expected, (size) => {
         patience.heard();
@@ -43,14 +51,16 @@ export function createIntake(limits: IntakeLimits): Intake {
         charged = size;
       });
       patience.check();
-      return bytes;
+      return { bytes, release };
+    } catch (error) {
+      release();
+      throw error;
     } finally {
       patience.end();
-      budget.giveBack(tenant, charged);
     }
   }
 
-  return async (request, tenant, bytesMax) => {
+  return async (request, tenant, bytesMax, heldUntil = Promise.resolve()) => {
     const header = request.headers.get("content-length");
     const declared = header === null ? bytesMax : Number(header);
     if (declared > bytesMax) throw tooLarge(bytesMax);
@@ -58,7 +68,9 @@ export function createIntake(limits: IntakeLimits): Intake {
       // A declared length bounds the body: the HTTP parser takes no more than that.
       if (header !== null && declared <= SMALL_BYTES) return await request.bytes();
       if (request.body === null) return new Uint8Array();
-      return await readStream(request.body, tenant, { declared, bytesMax });
+      const { bytes, release } = await readStream(request.body, tenant, { declared, bytesMax });
+      void heldUntil.then(release, release);
+      return bytes;
     } catch (cause) {
       if (cause instanceof Fault) throw cause;
       throw new Fault("invalid_request", "body: it broke off", { cause });

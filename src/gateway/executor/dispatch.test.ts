@@ -1,4 +1,4 @@
-import { afterEach, beforeEach, expect, test } from "bun:test";
+import { afterEach, beforeEach, expect, jest, test } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -186,4 +186,30 @@ test("what ran when the process died ends as internal, and is not made again", a
   await after.dispatcher.start();
   expect(await statusOf(one.row.id)).toEqual(["failed", "internal"]);
   expect(next.jobs).toEqual([]);
+});
+
+test("a lease is renewed on time, however long the look for pending calls takes", async () => {
+  jest.useFakeTimers();
+  try {
+    let renewals = 0;
+    const stuck = { ...real.read, db: { select: () => new Promise(() => {}) } } as unknown as Store["read"];
+    const store: Store = {
+      ...real,
+      dialect: "postgres",
+      read: stuck,
+      write(work) {
+        renewals++;
+        return real.write(work);
+      },
+    };
+    const { dispatcher } = dispatch({ store });
+    const recovering = dispatcher.recover();
+    jest.advanceTimersByTime(1);
+    await recovering;
+    void dispatcher.start().catch(() => {});
+    for (let i = 0; i < 3; i++) jest.advanceTimersByTime(5_000);
+    expect(renewals).toBe(4);
+  } finally {
+    jest.useRealTimers();
+  }
 });

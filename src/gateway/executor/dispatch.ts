@@ -24,6 +24,7 @@ import type { Pool } from "./pool.ts";
 
 const LEASE_MS = 15_000;
 const RENEW_MS = 5_000;
+const SWEEP_MS = 2_000;
 const PLACES = 4096;
 const RUNNING_BODY_BYTES_MAX = 256 * 1024 * 1024;
 const STORE_PAUSE_MS_FIRST = 100;
@@ -69,7 +70,8 @@ export class Dispatcher {
   readonly #shared: boolean;
   #draining = false;
   #givenUp = false;
-  #renewal: ReturnType<typeof setTimeout> | undefined;
+  #renewal: ReturnType<typeof setInterval> | undefined;
+  #nextSweep: ReturnType<typeof setTimeout> | undefined;
   /** Since when this replica has renewed its lease without a gap, on the monotonic clock. */
   #renewingSince = performance.now();
   #renewedAt = performance.now();
@@ -92,8 +94,11 @@ export class Dispatcher {
   /** Ends what a process that is gone left running. Calls may be offered from now on. */
   async recover(): Promise<void> {
     const { store, clock, log } = this.#options;
+    const warn = (error: unknown) => log.warn("lease not renewed", { error });
     if (this.#shared) {
       await this.#renew();
+      // On its own timer: whatever else is slow, a lease that is not renewed ends calls that are alive.
+      this.#renewal = setInterval(() => void this.#renew().catch(warn), RENEW_MS);
       return;
     }
     // This process holds the lock of the data directory, so every other one is gone.
@@ -105,7 +110,7 @@ export class Dispatcher {
   /** Takes up what is pending, and from now on what other replicas leave. */
   async start(): Promise<void> {
     await this.#takeUpPending();
-    if (this.#shared) this.#scheduleKeepAlive();
+    if (this.#shared) this.#scheduleSweep();
   }
 
   offer({ row, call, body }: Accepted): void {
@@ -129,7 +134,8 @@ export class Dispatcher {
     await pool.close();
     await Promise.race([idle, Bun.sleep(LAST_RECORDS_MS)]);
     this.#givenUp = true;
-    clearTimeout(this.#renewal);
+    clearInterval(this.#renewal);
+    clearTimeout(this.#nextSweep);
     if (!this.#shared) return;
     // A lease that can't be dropped runs out.
     await store
@@ -236,11 +242,11 @@ export class Dispatcher {
     }
   }
 
-  #scheduleKeepAlive(): void {
-    this.#renewal = setTimeout(async () => {
-      await this.#keepAlive();
-      if (!this.#givenUp) this.#scheduleKeepAlive();
-    }, RENEW_MS);
+  #scheduleSweep(): void {
+    this.#nextSweep = setTimeout(async () => {
+      await this.#sweep();
+      if (!this.#draining) this.#scheduleSweep();
+    }, SWEEP_MS);
   }
 
   async #renew(): Promise<void> {
@@ -251,17 +257,17 @@ export class Dispatcher {
     this.#renewedAt = now;
   }
 
-  async #keepAlive(): Promise<void> {
+  /** Ends the calls of replicas that are gone, and takes up those that are pending. */
+  async #sweep(): Promise<void> {
     const { store, clock, log, ended } = this.#options;
     try {
-      await this.#renew();
       // After an outage of the database others have had no chance to renew: they get the time of a lease for it.
       if (this.#renewedAt - this.#renewingSince >= LEASE_MS) {
         for (const { id } of await endOrphans(store, clock)) ended(id);
       }
       if (!this.#draining) await this.#takeUpPending();
     } catch (error) {
-      log.warn("lease not renewed", { error });
+      log.warn("sweep failed", { error });
     }
   }
 }

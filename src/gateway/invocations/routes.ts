@@ -219,17 +219,19 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
       "/v1/proxy/:id",
       async ({ request, params }) => {
         const scope = scopeOf(request);
+        const { caller, requestId } = scope;
+        const admitted = Promise.withResolvers<void>();
         const id = await admit(options, {
-          caller: scope.caller,
+          caller,
           agentId: params.id,
           headers: request.headers,
-          requestId: scope.requestId,
-          readBody: () => readBytes(request, scope.caller.tenant, PROXY_BODY_BYTES_MAX),
-        });
+          requestId,
+          readBody: () => readBytes(request, caller.tenant, PROXY_BODY_BYTES_MAX, admitted.promise),
+        }).finally(admitted.resolve);
         scope.note("invocation_id", id);
         const seconds = waitSeconds(request.headers);
         if (seconds > 0) {
-          const look = () => findInvocation(store.read, scope.caller.tenant, id);
+          const look = () => findInvocation(store.read, caller.tenant, id);
           // The call is accepted: when the store fails while it is waited for, saying so is all the more urgent.
           await endings.wait(id, seconds, request.signal, look).catch(() => null);
         }
