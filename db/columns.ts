@@ -2,6 +2,7 @@
 // its types are SQLite's for both, and the Postgres spelling is cast to them here and nowhere else.
 import { bigint, boolean, customType, doublePrecision, pgTable, text as pgText } from "drizzle-orm/pg-core";
 import { blob, integer, real, sqliteTable, text } from "drizzle-orm/sqlite-core";
+import { asBuffer } from "../src/core/bytes.ts";
 
 const sqlite = {
   table: sqliteTable,
@@ -17,7 +18,7 @@ export type Columns = typeof sqlite;
 
 const bytea = customType<{ data: Buffer; driverData: Uint8Array }>({
   dataType: () => "bytea",
-  fromDriver: (value) => Buffer.from(value.buffer, value.byteOffset, value.byteLength),
+  fromDriver: (value) => asBuffer(value),
 });
 
 const postgres = {

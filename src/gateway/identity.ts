@@ -16,6 +16,7 @@ import type { Caller } from "../core/caller.ts";
 import type { Clock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
+import { hasControls } from "../core/text.ts";
 import { type Keyring, SIGNING_ALGORITHM } from "../keys/keyring.ts";
 import { type IssuerKeySource, openIssuerKeys } from "./issuer-keys.ts";
 
@@ -248,7 +249,7 @@ export function isPrincipal(value: unknown): value is string {
     value !== "" &&
     value.length <= PRINCIPAL_CHARACTERS_MAX &&
     value.isWellFormed() &&
-    !/\p{Cc}/u.test(value)
+    !hasControls(value)
   );
 }
 

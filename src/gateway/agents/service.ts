@@ -9,7 +9,7 @@ import { isId, newId } from "../../core/id.ts";
 import type { AgentStatus, Protocol } from "../../core/states.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
 import { holdCredential } from "../credentials/service.ts";
-import { type AgentCreate, type AgentPatch, type AgentRow, tagNeedle } from "./model.ts";
+import { type AgentCreate, type AgentPatch, type AgentRow, decodePricing, tagNeedle } from "./model.ts";
 import { createdFields, patchedFields } from "./rules.ts";
 import { fold, searchText } from "./search.ts";
 
@@ -62,6 +62,19 @@ export async function findAgent(reader: Reader, tenant: string, id: string): Pro
   if (!isId("agt", id)) return null;
   const [agent] = await invocableQuery(reader).execute({ tenant, id });
   return agent ?? null;
+}
+
+/**
+ * What a call of the agent costs, in the smallest unit; 0 for an unpriced agent.
+ *
+ * @param tool the MCP tool that is called; null for every other call
+ */
+export function priceOf(agent: InvocableAgent, tool: string | null): bigint {
+  const pricing = decodePricing(agent.pricing);
+  if (pricing === null) return 0n;
+  const { amount, tools = {} } = pricing;
+  const own = tool !== null && Object.hasOwn(tools, tool) ? tools[tool] : undefined;
+  return BigInt(own ?? amount);
 }
 
 /** Whether a live agent names the credential. */

@@ -9,10 +9,11 @@ import { newId } from "../../core/id.ts";
 import { parseRpcRequest } from "../../core/jsonrpc.ts";
 import { agentStatus } from "../../core/states.ts";
 import type { Store } from "../../storage/store.ts";
-import type { InvocableAgent } from "../agents/service.ts";
+import { type InvocableAgent, priceOf } from "../agents/service.ts";
 import { idempotencyKey, passedHeaders, serviceModel } from "./command.ts";
+import { findInvocation } from "./history.ts";
 import { findByIdempotencyKey, type Idempotency } from "./idempotency.ts";
-import { type Accepted, accept, type InvocationRow, isStored } from "./service.ts";
+import { type Accepted, accept, type InvocationRow } from "./service.ts";
 
 export interface ProxyCall {
   readonly caller: Caller;
@@ -80,9 +81,10 @@ async function storeCall(store: Store, accepted: Accepted, now: number): Promise
   try {
     return await store.write((tx) => accept(tx, accepted, now));
   } catch (error) {
-    const unsure = error instanceof Fault && error.kind === "unavailable";
-    if (unsure && (await isStored(store.read, row).catch(() => false))) return row.id;
-    throw error;
+    if (!(error instanceof Fault) || error.kind !== "unavailable") throw error;
+    const found = await findInvocation(store.read, row.tenant, row.id).catch(() => null);
+    if (found === null) throw error;
+    return found.id;
   }
 }
 
@@ -107,11 +109,7 @@ function readIdempotency(headers: Headers, body: Uint8Array): Idempotency | null
 
 /** A priced call must be paid for, and payments are not taken yet: refusing it is what loses nobody money. */
 function requirePayment(agent: InvocableAgent, rpc: Rpc | null): void {
-  if (agent.pricing === null) return;
-  const pricing = JSON.parse(agent.pricing) as { amount: string; tools?: Record<string, string> };
-  const tools = new Map(Object.entries(pricing.tools ?? {}));
-  const price = (rpc?.tool == null ? undefined : tools.get(rpc.tool)) ?? pricing.amount;
-  if (BigInt(price) > 0n) {
+  if (priceOf(agent, rpc?.tool ?? null) > 0n) {
     throw new Fault("payment_required", "the agent is priced, and this version takes no payments yet");
   }
 }

@@ -1,5 +1,6 @@
 // The shapes in which an invocation is shown: list item, detail, poll view. A row becomes a view here only.
 import { type Static, Type } from "@sinclair/typebox";
+import { asBuffer } from "../../core/bytes.ts";
 import { idTime } from "../../core/id.ts";
 import { ERROR_CLASSES, INVOCATION_STATUSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
 import { formatDateTime } from "../../core/time.ts";
@@ -160,5 +161,5 @@ export function pollView(row: InvocationRow, response: Uint8Array | null): Stati
 }
 
 function encode(bytes: Uint8Array): string {
-  return Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength).toString("base64");
+  return asBuffer(bytes).toString("base64");
 }

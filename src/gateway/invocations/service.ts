@@ -2,6 +2,7 @@
 // is a write guarded by the states that its event may start from, and it keeps the exact totals of the history.
 import { and, asc, eq, gt, notInArray, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
+import { asBuffer } from "../../core/bytes.ts";
 import type { Call } from "../../core/call.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
@@ -101,7 +102,7 @@ const transition = (event: InvocationEvent) =>
           eq(t.status, INVOCATION_EVENTS[event].from),
         ),
       )
-      .returning({ agent_id: t.agent_id, body_captured: t.body_captured }),
+      .returning({ body_captured: t.body_captured }),
   );
 
 const claimRow = transition("claim");
@@ -160,7 +161,7 @@ export async function accept(tx: Tx, accepted: Accepted, now: number): Promise<s
     tenant: row.tenant,
     invocation_id: row.id,
     call: JSON.stringify(call),
-    request: Buffer.from(body.buffer, body.byteOffset, body.byteLength),
+    request: asBuffer(body),
   });
   countWhole(tx, row, 1);
   return row.id;
@@ -212,16 +213,6 @@ async function isRunningAt(tx: Tx, key: InvocationKey, owner: string): Promise<b
   return row?.owner === owner;
 }
 
-/** Whether an invocation is stored: an accept whose commit was not answered may have been. */
-export async function isStored(reader: Reader, { tenant, id }: InvocationKey): Promise<boolean> {
-  const { invocations: t } = reader.tables;
-  const rows = await reader.db
-    .select({ id: t.id })
-    .from(t)
-    .where(and(eq(t.tenant, tenant), eq(t.id, id)));
-  return rows.length > 0;
-}
-
 /** Records how a running call ended. False when it had been ended otherwise: cancelled, or given up for dead. */
 export async function finish(tx: Tx, key: InvocationKey, ending: Ending, now: number): Promise<boolean> {
   const { response, status, ...fields } = ending;
@@ -246,9 +237,7 @@ async function recordEnd(
     return;
   }
   const { response } = ending;
-  const bytes =
-    response === null ? null : Buffer.from(response.buffer, response.byteOffset, response.byteLength);
-  await keepBodies(tx).execute({ ...key, response: bytes });
+  await keepBodies(tx).execute({ ...key, response: response === null ? null : asBuffer(response) });
 }
 
 /** Ends a call that has not ended, without an answer of the upstream. False when it has ended already. */
@@ -302,7 +291,7 @@ const ORPHANS_AT_ONCE = 200;
 /**
  * Ends the running calls whose replica is gone: they may have reached the upstream, so they are not made again.
  *
- * @returns the calls that ended, in groups as they were written
+ * @returns the calls that ended
  */
 export async function endOrphans(store: Store, clock: Clock): Promise<InvocationKey[]> {
   const ended: InvocationKey[] = [];
