@@ -1,9 +1,17 @@
 // Every table, once, as a function of the column vocabulary. Keys, indexes and constraints stand in the
 // migrations beside this file, for they differ between the databases. Times are milliseconds since the
 // epoch; JSON is kept as text; every row of a tenant carries the tenant.
-import type { ErrorClass, InvocationStatus, Mode, Protocol, SettlementStatus } from "../src/core/states.ts";
+import type {
+  CollectionStatus,
+  ErrorClass,
+  InvocationStatus,
+  Mode,
+  Protocol,
+  SettlementStatus,
+} from "../src/core/states.ts";
 import type { Columns } from "./columns.ts";
 
+type Hex = `0x${string}`;
 export type AuthType = "bearer" | "api_key" | "none";
 export type CredentialSource = "managed" | "vault";
 export type KeyPurpose = "issuer" | "receipts";
@@ -105,7 +113,7 @@ function invocationTables(c: Columns) {
       payment_payer: c.text(),
       payment_nonce: c.text(),
       settlement_status: c.text().$type<SettlementStatus>(),
-      /** JSON of the settlement sub-record. */
+      /** JSON of the settlement sub-record without its status. */
       settlement: c.text(),
       upstream_status: c.whole(),
       latency_ms: c.whole(),
@@ -160,8 +168,151 @@ function invocationTables(c: Columns) {
   };
 }
 
+function paymentTables(c: Columns) {
+  return {
+    settlementConfigs: c.table("settlement_configs", {
+      tenant: c.text().notNull(),
+      facilitator_url: c.text().notNull(),
+      facilitator_credential_ref: c.text().notNull(),
+      created_at: c.whole().notNull(),
+      updated_at: c.whole().notNull(),
+    }),
+
+    /**
+     * The payments of calls. The key belongs to no tenant, for on chain an authorization is used once whoever
+     * presents it; every other look at a payment names the tenant.
+     */
+    payments: c.table("payments", {
+      ...paymentKey(c),
+      tenant: c.text().notNull(),
+      invocation_id: c.text().notNull(),
+      agent_id: c.text().notNull(),
+      caller: c.text().notNull(),
+      body_sha256: c.text().notNull(),
+      /** The version of x402 that carried it. */
+      x402_version: c.whole().notNull(),
+      /** Unix seconds. */
+      valid_before: c.whole().notNull(),
+      /** The facilitator at the time of the call; null when the tenant had none. */
+      facilitator_url: c.text(),
+      facilitator_credential_ref: c.text(),
+      /** JSON of the SettleRequest, until the outcome is certain. */
+      settle_request: c.text(),
+      attempts: c.whole().notNull(),
+      /** When the first attempt ended whose outcome nobody knows. */
+      unknown_since: c.whole(),
+      /** When the settlement is due to be tried (again); null when it is over. */
+      next_attempt_at: c.whole(),
+      created_at: c.whole().notNull(),
+      updated_at: c.whole().notNull(),
+    }),
+  };
+}
+
+/** Hex is lower case in all of them. */
+function paymentKey(c: Columns) {
+  return {
+    chain_id: c.whole().notNull(),
+    token: c.text().$type<Hex>().notNull(),
+    payer: c.text().$type<Hex>().notNull(),
+    nonce: c.text().$type<Hex>().notNull(),
+  };
+}
+
+function facilitatorTables(c: Columns) {
+  return {
+    facilitatorAccounts: c.table("facilitator_accounts", {
+      name: c.text().notNull(),
+      /** SHA-256 of the client certificate, lower-case hex. */
+      fingerprint: c.text().notNull(),
+      enabled: c.flag().notNull(),
+      /** Smallest units as a decimal; null for the deployment's default. */
+      max_per_transaction: c.text(),
+      daily_ceiling: c.text(),
+      created_at: c.whole().notNull(),
+      updated_at: c.whole().notNull(),
+    }),
+
+    /** What of an account's daily ceiling is taken, settled and open claims together. */
+    facilitatorDays: c.table("facilitator_days", {
+      account: c.text().notNull(),
+      /** The UTC day, `2026-11-21`. */
+      day: c.text().notNull(),
+      reserved: c.text().notNull(),
+    }),
+
+    /** Claimed payments: one row per authorization, from before it can cost anything. */
+    facilitatorPayments: c.table("facilitator_payments", {
+      ...paymentKey(c),
+      account: c.text().notNull(),
+      status: c.text().$type<CollectionStatus>().notNull(),
+      pay_to: c.text().$type<Hex>().notNull(),
+      value: c.text().notNull(),
+      valid_after: c.text().notNull(),
+      valid_before: c.text().notNull(),
+      signature: c.text().$type<Hex>().notNull(),
+      /** JSON of the requirements, normalised: a retry must come with the same. */
+      requirements: c.text().notNull(),
+      /** The UTC day whose ceiling holds the reservation. */
+      day: c.text().notNull(),
+      /** Requests for this payment. */
+      attempts: c.whole().notNull(),
+      /** The transaction that settled it, else the first one that was broadcast. */
+      transaction_hash: c.text().$type<Hex>(),
+      block_number: c.whole(),
+      block_hash: c.text().$type<Hex>(),
+      /** The exact reason of a failure, for the operator. */
+      reason: c.text(),
+      /** Who used the authorization instead of us. */
+      foreign_transaction: c.text().$type<Hex>(),
+      created_at: c.whole().notNull(),
+      updated_at: c.whole().notNull(),
+      ended_at: c.whole(),
+    }),
+
+    /** Payments that were refused before a claim, for the operator: the last exact reason of each. */
+    facilitatorRefusals: c.table("facilitator_refusals", {
+      account: c.text().notNull(),
+      payer: c.text().$type<Hex>().notNull(),
+      nonce: c.text().$type<Hex>().notNull(),
+      reason: c.text().notNull(),
+      attempts: c.whole().notNull(),
+      created_at: c.whole().notNull(),
+      updated_at: c.whole().notNull(),
+    }),
+
+    /** Every transaction ever signed, stored before it is broadcast. Several may share a wallet's nonce. */
+    facilitatorTransactions: c.table("facilitator_transactions", {
+      hash: c.text().$type<Hex>().notNull(),
+      /** The sender's address, lower case. */
+      wallet: c.text().$type<Hex>().notNull(),
+      wallet_nonce: c.whole().notNull(),
+      /** 0 for the first at its wallet nonce, then one more for each replacement. */
+      replacement: c.whole().notNull(),
+      /** The payment that it makes; both null for one that only fills a gap. */
+      payer: c.text().$type<Hex>(),
+      nonce: c.text().$type<Hex>(),
+      raw: c.text().$type<Hex>().notNull(),
+      gas: c.text().notNull(),
+      max_fee: c.text().notNull(),
+      max_priority_fee: c.text().notNull(),
+      /** Open until its wallet nonce is used in a block that is deep enough. */
+      open: c.flag().notNull(),
+      /** The chain's newest block when it was stored. */
+      stored_at_block: c.whole().notNull(),
+      created_at: c.whole().notNull(),
+    }),
+  };
+}
+
 export function defineSchema(c: Columns) {
-  return { ...keyTables(c), ...catalogTables(c), ...invocationTables(c) };
+  return {
+    ...keyTables(c),
+    ...catalogTables(c),
+    ...invocationTables(c),
+    ...paymentTables(c),
+    ...facilitatorTables(c),
+  };
 }
 
 export type Tables = ReturnType<typeof defineSchema>;

@@ -32,6 +32,32 @@ export const SETTLEMENT_STATUSES = [
 ] as const;
 export type SettlementStatus = (typeof SETTLEMENT_STATUSES)[number];
 
+/** Events of a settlement, as the gateway keeps it with the invocation. */
+export const SETTLEMENT_EVENTS = {
+  collect: { from: "pending", to: "settled" },
+  /** It is certain that this payment does not land any more. */
+  refuse: { from: "pending", to: "settlement_failed" },
+  /** The caller has paid, and the call ended failed. */
+  lose: { from: "settled", to: "settled_upstream_failed" },
+  /** The call had ended before its payment turned out to have landed. */
+  collectLate: { from: "pending", to: "settled_upstream_failed" },
+} as const satisfies Record<string, { from: SettlementStatus; to: SettlementStatus }>;
+
+export const COLLECTION_STATUSES = ["claimed", "sent", "settled", "failed"] as const;
+/** The facilitator's own: `failed` only when this facilitator can't collect the payment any more. */
+export type CollectionStatus = (typeof COLLECTION_STATUSES)[number];
+
+/** Events of a payment at the facilitator. */
+export const COLLECTION_EVENTS = {
+  /** A signed transaction is stored; it may be broadcast from now on. */
+  send: { from: ["claimed"], to: "sent" },
+  /** A transaction of ours moved the money. */
+  settle: { from: ["sent"], to: "settled" },
+  fail: { from: ["claimed", "sent"], to: "failed" },
+  /** The block that held it is not part of the chain any more. */
+  reorganise: { from: ["settled"], to: "sent" },
+} as const satisfies Record<string, { from: readonly CollectionStatus[]; to: CollectionStatus }>;
+
 /** Events of an invocation, each with the state it starts from and the state it leads to. */
 export const INVOCATION_EVENTS = {
   /** A replica took a place for the call; the upstream may see it from now on. */

@@ -131,7 +131,8 @@ describe("sqlite alone", () => {
         `${used} AND id>? AND id<?)`,
       );
     }
-    expect(await plan("agent_id = 'a' and status = 'pending' order by id")).toBe(
+    const due = "status = 'pending' and coalesce(settlement_status, '') <> 'pending'";
+    expect(await plan(`agent_id = 'a' and ${due} order by id`)).toBe(
       "SEARCH invocations USING INDEX invocations_pending (agent_id=?)",
     );
     expect(await plan("owner = 'r' and status = 'running'")).toBe(

@@ -78,6 +78,11 @@ const insertBody = prepared(({ db, tables: { invocationBodies } }: Tx) =>
   }),
 );
 
+/** A call waits aside while its payment may still land or fail. The index of pending calls has the same words. */
+function paidFor({ settlement_status }: Tables["invocations"]) {
+  return sql`coalesce(${settlement_status}, '') <> 'pending'`;
+}
+
 /** The first state-changing statement of every event: it refuses by matching no row. */
 const transition = (event: InvocationEvent) =>
   prepared(({ db, tables: { invocations: t } }: Tx) =>
@@ -100,6 +105,7 @@ const transition = (event: InvocationEvent) =>
           eq(t.tenant, sql.placeholder("tenant")),
           eq(t.id, sql.placeholder("id")),
           eq(t.status, INVOCATION_EVENTS[event].from),
+          event === "claim" ? paidFor(t) : undefined,
         ),
       )
       .returning({ body_captured: t.body_captured }),
@@ -269,7 +275,7 @@ export async function pendingOf(reader: Reader, agentId: string, limit: number):
       body_bytes: sql<number>`coalesce(${t.req_size}, 0)`.mapWith(Number),
     })
     .from(t)
-    .where(and(eq(t.status, "pending"), eq(t.agent_id, agentId)))
+    .where(and(eq(t.status, "pending"), paidFor(t), eq(t.agent_id, agentId)))
     .orderBy(asc(t.id))
     .limit(limit);
 }
@@ -280,7 +286,7 @@ export async function nextAgentWithPending(reader: Reader, after: string): Promi
   const [row] = await reader.db
     .select({ agent_id: t.agent_id })
     .from(t)
-    .where(and(eq(t.status, "pending"), gt(t.agent_id, after)))
+    .where(and(eq(t.status, "pending"), paidFor(t), gt(t.agent_id, after)))
     .orderBy(asc(t.agent_id))
     .limit(1);
   return row?.agent_id ?? null;

@@ -1,0 +1,48 @@
+// The payment protocol's values, after reading: integers are bigint, addresses and other hex are lower case, so
+// that two spellings of one thing are equal. The wire's own spellings live in codec.ts alone.
+
+export type Hex = `0x${string}`;
+
+/** The arguments of EIP-3009 `transferWithAuthorization` that the payer signed. */
+export interface Authorization {
+  readonly from: Hex;
+  readonly to: Hex;
+  /** Smallest units of the token. */
+  readonly value: bigint;
+  /** Unix seconds; both bounds are exclusive on chain. */
+  readonly validAfter: bigint;
+  readonly validBefore: bigint;
+  /** 32 bytes. */
+  readonly nonce: Hex;
+}
+
+export interface Payment {
+  /** The version whose headers carried it, and whose answer header it gets. */
+  readonly x402Version: 1 | 2;
+  readonly scheme: string;
+  /** In the words of version 1, whichever version carried it. */
+  readonly network: string;
+  readonly authorization: Authorization;
+  /** As long as a contract wallet needs: 65 bytes of a plain account. */
+  readonly signature: Hex;
+}
+
+/** The named fields of PaymentRequirements that decide about money. */
+export interface Requirements {
+  readonly scheme: string;
+  readonly network: string;
+  readonly maxAmountRequired: bigint;
+  /** The token's address. */
+  readonly asset: Hex;
+  readonly payTo: Hex;
+  readonly resource: string;
+  readonly maxTimeoutSeconds: number;
+}
+
+/** What makes an authorization unique: a payer's nonce at one token on one chain. Lower case throughout. */
+export interface PaymentKey {
+  readonly chain_id: number;
+  readonly token: Hex;
+  readonly payer: Hex;
+  readonly nonce: Hex;
+}
