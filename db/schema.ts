@@ -6,6 +6,7 @@ import type {
   ErrorClass,
   InvocationStatus,
   Mode,
+  PolicyAction,
   Protocol,
   SettlementStatus,
 } from "../src/core/states.ts";
@@ -209,6 +210,35 @@ function paymentTables(c: Columns) {
   };
 }
 
+function policyTables(c: Columns) {
+  return {
+    policies: c.table("policies", {
+      tenant: c.text().notNull(),
+      /** From 1, one more with each replacement. */
+      version: c.whole().notNull(),
+      default_action: c.text().$type<PolicyAction>().notNull(),
+      /** A column of its own, so that it is known even when the rules cannot be read. */
+      on_error: c.text().$type<PolicyAction>().notNull(),
+      /** JSON array of the rules as they were put. */
+      rules: c.text().notNull(),
+      updated_at: c.whole().notNull(),
+    }),
+
+    /** `created_at` is not a column: it is the time inside the ID. */
+    policyDecisions: c.table("policy_decisions", {
+      tenant: c.text().notNull(),
+      id: c.text().notNull(),
+      agent_id: c.text().notNull(),
+      protocol: c.text().$type<Protocol>().notNull(),
+      mcp_tool: c.text(),
+      action: c.text().$type<PolicyAction>().notNull(),
+      /** Null when the action came from default or on_error. */
+      matched_rule: c.whole(),
+      reason: c.text().notNull(),
+    }),
+  };
+}
+
 /** Hex is lower case in all of them. */
 function paymentKey(c: Columns) {
   return {
@@ -311,6 +341,7 @@ export function defineSchema(c: Columns) {
     ...catalogTables(c),
     ...invocationTables(c),
     ...paymentTables(c),
+    ...policyTables(c),
     ...facilitatorTables(c),
   };
 }

@@ -33,3 +33,15 @@ export const BURST_DEFAULT = 20;
 
 export const PAGE_LIMIT_DEFAULT = 20;
 export const PAGE_LIMIT_MAX = 100;
+
+export const POLICY_RULES_MAX = 500;
+/** Entries of one list of a rule. */
+export const POLICY_LIST_MAX = 1000;
+/** Longer than the name of any tool that can be called, with a wildcard. */
+export const POLICY_ENTRY_CHARACTERS_MAX = 1024;
+
+export const PAYMENT_HEADER_CHARACTERS_MAX = 16 * KIB;
+/** Of a plain account 65; contract wallets need more. */
+export const SIGNATURE_BYTES_MAX = 4 * KIB;
+/** Clients take in 16 KiB of headers in all, and send this part of the challenge back in one. */
+export const CHALLENGE_DESCRIPTION_CHARACTERS_MAX = 256;

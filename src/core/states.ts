@@ -7,6 +7,9 @@ export type AgentStatus = (typeof AGENT_STATUSES)[number];
 export const PROTOCOLS = ["http", "mcp"] as const;
 export type Protocol = (typeof PROTOCOLS)[number];
 
+export const POLICY_ACTIONS = ["allow", "warn", "deny"] as const;
+export type PolicyAction = (typeof POLICY_ACTIONS)[number];
+
 export const MODES = ["transactional", "streaming"] as const;
 export type Mode = (typeof MODES)[number];
 
