@@ -190,6 +190,8 @@ function paymentTables(c: Columns) {
       agent_id: c.text().notNull(),
       caller: c.text().notNull(),
       body_sha256: c.text().notNull(),
+      /** What the payer signed: the EIP-712 digest of the authorization, in hex. */
+      authorization_digest: c.text().notNull(),
       /** The version of x402 that carried it. */
       x402_version: c.whole().notNull(),
       /** Unix seconds. */

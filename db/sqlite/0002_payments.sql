@@ -25,6 +25,7 @@ create table payments (
   agent_id text not null,
   caller text not null,
   body_sha256 text not null,
+  authorization_digest text not null,
   x402_version integer not null check (x402_version in (1, 2)),
   valid_before integer not null,
   facilitator_url text,
@@ -40,7 +41,8 @@ create table payments (
 ) strict, without rowid;
 
 create unique index payments_invocation on payments (tenant, invocation_id);
-create index payments_due on payments (next_attempt_at) where next_attempt_at is not null;
+-- Tenant by tenant, so that the payments of one, however many wait, hold up nobody else's.
+create index payments_due on payments (tenant, next_attempt_at) where next_attempt_at is not null;
 create index payments_credential on payments (tenant, facilitator_credential_ref) where next_attempt_at is not null;
 
 create table facilitator_accounts (
@@ -99,6 +101,8 @@ create table facilitator_refusals (
   updated_at integer not null,
   primary key (account, payer, nonce)
 ) strict, without rowid;
+
+create index facilitator_refusals_updated on facilitator_refusals (updated_at);
 
 create table facilitator_transactions (
   hash text not null primary key,

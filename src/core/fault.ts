@@ -12,11 +12,19 @@ export const FAULT_KINDS = [
   "payload_too_large",
   "agent_not_invocable",
   "rate_limited",
+  "over_limit",
   "unavailable",
   "internal",
 ] as const;
 
 export type FaultKind = (typeof FAULT_KINDS)[number];
+
+/** An answer that says more than an Error body can. */
+export interface FaultAnswer {
+  readonly body: object;
+  /** Names in lower case. */
+  readonly headers: Readonly<Record<string, string>>;
+}
 
 export interface FaultDetail {
   readonly cause?: unknown;
@@ -26,6 +34,8 @@ export interface FaultDetail {
   readonly allow?: readonly string[];
   /** What is left of the request will not come: the connection ends with the answer. */
   readonly closesConnection?: boolean;
+  /** Sent in place of the Error body. */
+  readonly answer?: FaultAnswer;
 }
 
 export class Fault extends Error {
@@ -33,6 +43,7 @@ export class Fault extends Error {
   readonly retryAfterSeconds: number | undefined;
   readonly allow: readonly string[] | undefined;
   readonly closesConnection: boolean;
+  readonly answer: FaultAnswer | undefined;
 
   /** `message` reaches the caller word for word: it must name no internal state and no secret. */
   constructor(kind: FaultKind, message: string, detail: FaultDetail = {}) {
@@ -42,6 +53,7 @@ export class Fault extends Error {
     this.retryAfterSeconds = detail.retryAfterSeconds;
     this.allow = detail.allow;
     this.closesConnection = detail.closesConnection ?? false;
+    this.answer = detail.answer;
   }
 }
 

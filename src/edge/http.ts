@@ -18,6 +18,8 @@ export const STATUS = {
   payload_too_large: 413,
   agent_not_invocable: 422,
   rate_limited: 429,
+  /** Waiting does not help, so there is no `Retry-After`. */
+  over_limit: 429,
   internal: 500,
   unavailable: 503,
 } as const satisfies Record<FaultKind, number>;
@@ -54,7 +56,8 @@ function faultResponse(fault: Fault): Response {
   if (fault.kind === "unauthenticated" || fault.kind === "internal")
     return new Response(null, { status, headers });
   headers.set("content-type", "application/json");
-  return new Response(JSON.stringify({ error: fault.message }), { status, headers });
+  for (const [name, value] of Object.entries(fault.answer?.headers ?? {})) headers.set(name, value);
+  return new Response(JSON.stringify(fault.answer?.body ?? { error: fault.message }), { status, headers });
 }
 
 /** What the edge knows of a request, beside the request itself. */

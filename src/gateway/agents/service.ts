@@ -64,17 +64,25 @@ export async function findAgent(reader: Reader, tenant: string, id: string): Pro
   return agent ?? null;
 }
 
+export interface Price {
+  /** In the asset's smallest unit; above zero. */
+  readonly amount: bigint;
+  /** As the agent's owner wrote it. */
+  readonly pay_to: string;
+}
+
 /**
- * What a call of the agent costs, in the smallest unit; 0 for an unpriced agent.
+ * What a call of the agent costs; null when it is free.
  *
  * @param tool the MCP tool that is called; null for every other call
  */
-export function priceOf(agent: InvocableAgent, tool: string | null): bigint {
+export function priceOf(agent: InvocableAgent, tool: string | null): Price | null {
   const pricing = decodePricing(agent.pricing);
-  if (pricing === null) return 0n;
-  const { amount, tools = {} } = pricing;
+  if (pricing === null) return null;
+  const { tools = {}, pay_to } = pricing;
   const own = tool !== null && Object.hasOwn(tools, tool) ? tools[tool] : undefined;
-  return BigInt(own ?? amount);
+  const amount = BigInt(own ?? pricing.amount);
+  return amount === 0n ? null : { amount, pay_to };
 }
 
 /** Whether a live agent names the credential. */

@@ -109,7 +109,7 @@ function readIdempotency(headers: Headers, body: Uint8Array): Idempotency | null
 
 /** A priced call must be paid for, and payments are not taken yet: refusing it is what loses nobody money. */
 function requirePayment(agent: InvocableAgent, rpc: Rpc | null): void {
-  if (priceOf(agent, rpc?.tool ?? null) > 0n) {
+  if (priceOf(agent, rpc?.tool ?? null) !== null) {
     throw new Fault("payment_required", "the agent is priced, and this version takes no payments yet");
   }
 }
