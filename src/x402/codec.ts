@@ -1,0 +1,277 @@
+// The payment protocol's wire: headers and bodies in, as the values of types.ts, and challenges, settle requests
+// and answers out. Reading is strict in every field that is known and passes over the others, since official
+// clients and servers add some; version 2 differs in spelling only and is turned into the words of version 1.
+import { Fault, invalidField } from "../core/fault.ts";
+import { parseJson } from "../core/json.ts";
+import {
+  CHALLENGE_DESCRIPTION_CHARACTERS_MAX,
+  PAYMENT_HEADER_CHARACTERS_MAX,
+  URL_CHARACTERS_MAX,
+} from "../core/limits.ts";
+import {
+  addressIn,
+  authorizationIn,
+  lowerHex,
+  nameIn,
+  objectIn,
+  outermost,
+  type Place,
+  secondsIn,
+  signatureIn,
+  textIn,
+  uint256In,
+  versionIn,
+} from "./fields.ts";
+import { NETWORK, NETWORK_CAIP2, SCHEME, TOKEN, TOKEN_NAME, TOKEN_VERSION, X402_VERSION } from "./kind.ts";
+import type { Hex, Payment, Requirements } from "./types.ts";
+
+/** `reason` names the field and repeats no value: it may be shown to whoever sent it. */
+export type Parsed<T> =
+  | { readonly ok: true; readonly value: T }
+  | { readonly ok: false; readonly reason: string };
+
+export interface SettleRequest {
+  readonly payment: Payment;
+  readonly requirements: Requirements;
+}
+
+/** What a version 2 payment says that it answers, in the words of version 1. */
+export interface Accepted {
+  readonly scheme: string;
+  readonly network: string;
+  readonly amount: bigint;
+  readonly asset: Hex;
+  readonly payTo: Hex;
+}
+
+/** An entry of a version 1 `accepts`. A missing `description` or `mimeType` makes official clients throw. */
+export interface WireRequirements {
+  readonly scheme: string;
+  readonly network: string;
+  readonly maxAmountRequired: string;
+  /** An absolute URL. */
+  readonly resource: string;
+  readonly description: string;
+  readonly mimeType: string;
+  readonly payTo: string;
+  readonly maxTimeoutSeconds: number;
+  readonly asset: string;
+  /** The token's EIP-712 domain, for which clients sign. */
+  readonly extra: { readonly name: string; readonly version: string };
+}
+
+const MIME_TYPE = "application/json";
+const MAX_TIMEOUT_SECONDS = 60;
+const CAIP2 = /^[-a-z0-9]{3,8}:[-_a-zA-Z0-9]{1,32}$/;
+
+/** The value of `X-PAYMENT`. */
+export function decodePaymentHeader(text: string): Parsed<Payment> {
+  return attempt(() => readPayment(headerJson(text, "X-PAYMENT")));
+}
+
+/** The value of version 2's `PAYMENT-SIGNATURE`. */
+export function decodePaymentSignature(text: string): Parsed<Payment & { readonly accepted: Accepted }> {
+  return attempt(() => {
+    const place = headerJson(text, "PAYMENT-SIGNATURE");
+    const x402Version = versionIn(place, 2);
+    const accepted = readAccepted(objectIn(place, "accepted"));
+    const { scheme, network } = accepted;
+    return { x402Version, scheme, network, ...readPayload(place), accepted };
+  });
+}
+
+/** The JSON of a request to `/settle`. */
+export function parseSettleRequest(value: unknown): Parsed<SettleRequest> {
+  return attempt(() => {
+    const place = outermost(value, "body");
+    versionIn(place, X402_VERSION);
+    return {
+      payment: readPayment(objectIn(place, "paymentPayload")),
+      requirements: readRequirements(objectIn(place, "paymentRequirements")),
+    };
+  });
+}
+
+function attempt<T>(read: () => T): Parsed<T> {
+  try {
+    return { ok: true, value: read() };
+  } catch (problem) {
+    if (problem instanceof Fault && problem.kind === "invalid_request") {
+      return { ok: false, reason: problem.message };
+    }
+    throw problem;
+  }
+}
+
+function headerJson(text: string, name: string): Place {
+  const bytes = decodeBase64(text, name);
+  const parsed = attempt(() => parseJson(bytes));
+  if (!parsed.ok) throw new Fault("invalid_request", parsed.reason.replace(/^body(?=:)/, name));
+  return outermost(parsed.value, name);
+}
+
+/** RFC 4648 section 4, with or without padding. The decoder skips what it does not know, so the way back is compared. */
+function decodeBase64(text: string, name: string): Uint8Array {
+  if (text.length > PAYMENT_HEADER_CHARACTERS_MAX) {
+    throw invalidField(name, `must be at most ${PAYMENT_HEADER_CHARACTERS_MAX} characters`);
+  }
+  const bytes = Buffer.from(text, "base64");
+  const padded = bytes.toString("base64");
+  if (text !== padded && text !== padded.replace(/=+$/, ""))
+    throw invalidField(name, "must be standard base64");
+  return bytes;
+}
+
+function readPayment(place: Place): Payment {
+  return {
+    x402Version: versionIn(place, X402_VERSION),
+    scheme: nameIn(place, "scheme"),
+    network: nameIn(place, "network"),
+    ...readPayload(place),
+  };
+}
+
+function readPayload(place: Place): Pick<Payment, "authorization" | "signature"> {
+  const payload = objectIn(place, "payload");
+  return {
+    authorization: authorizationIn(payload, "authorization"),
+    signature: signatureIn(payload, "signature"),
+  };
+}
+
+function readRequirements(place: Place): Requirements {
+  return {
+    scheme: nameIn(place, "scheme"),
+    network: nameIn(place, "network"),
+    maxAmountRequired: uint256In(place, "maxAmountRequired"),
+    asset: addressIn(place, "asset"),
+    payTo: addressIn(place, "payTo"),
+    resource: textIn(place, "resource", URL_CHARACTERS_MAX),
+    maxTimeoutSeconds: secondsIn(place, "maxTimeoutSeconds"),
+  };
+}
+
+/** A name of version 1 is none here: an offer made in version 2 names networks by CAIP-2. */
+function readAccepted(place: Place): Accepted {
+  const network = nameIn(place, "network");
+  if (!CAIP2.test(network)) throw invalidField("accepted.network", "must be a CAIP-2 network");
+  return {
+    scheme: nameIn(place, "scheme"),
+    network: network === NETWORK_CAIP2 ? NETWORK : network,
+    amount: uint256In(place, "amount"),
+    asset: addressIn(place, "asset"),
+    payTo: addressIn(place, "payTo"),
+  };
+}
+
+/** Whether a version 2 payment answers this offer. */
+export function acceptedMatches(accepted: Accepted, wire: WireRequirements): boolean {
+  return (
+    accepted.scheme === wire.scheme &&
+    accepted.network === wire.network &&
+    accepted.amount === BigInt(wire.maxAmountRequired) &&
+    accepted.asset === lowerHex(wire.asset) &&
+    accepted.payTo === lowerHex(wire.payTo)
+  );
+}
+
+/** What is asked of a caller. `resource` must be an absolute URL, `payTo` an address in any case. */
+export function requirementsOf(demand: {
+  readonly amount: bigint;
+  readonly payTo: string;
+  readonly resource: string;
+  readonly description: string;
+}): WireRequirements {
+  return {
+    scheme: SCHEME,
+    network: NETWORK,
+    maxAmountRequired: demand.amount.toString(),
+    resource: demand.resource,
+    description: demand.description,
+    mimeType: MIME_TYPE,
+    payTo: demand.payTo,
+    maxTimeoutSeconds: MAX_TIMEOUT_SECONDS,
+    asset: TOKEN,
+    extra: { name: TOKEN_NAME, version: TOKEN_VERSION },
+  };
+}
+
+/** Our own requirements as values, for the checks of verify.ts. */
+export function requirementsFrom(wire: WireRequirements): Requirements {
+  return {
+    scheme: wire.scheme,
+    network: wire.network,
+    maxAmountRequired: BigInt(wire.maxAmountRequired),
+    asset: lowerHex(wire.asset),
+    payTo: lowerHex(wire.payTo),
+    resource: wire.resource,
+    maxTimeoutSeconds: wire.maxTimeoutSeconds,
+  };
+}
+
+/** One 402 for the clients of both versions: the body is version 1, the value of `PAYMENT-REQUIRED` version 2. */
+export function challenge(wire: WireRequirements, error: string) {
+  const required = {
+    x402Version: 2,
+    error,
+    resource: { url: wire.resource, description: shortened(wire.description), mimeType: wire.mimeType },
+    accepts: [
+      {
+        scheme: wire.scheme,
+        network: NETWORK_CAIP2,
+        amount: wire.maxAmountRequired,
+        asset: wire.asset,
+        payTo: wire.payTo,
+        maxTimeoutSeconds: wire.maxTimeoutSeconds,
+        extra: wire.extra,
+      },
+    ],
+  };
+  return { body: { x402Version: X402_VERSION, error, accepts: [wire] }, header: encodeBase64(required) };
+}
+
+function shortened(description: string): string {
+  const characters = [...description];
+  if (characters.length <= CHALLENGE_DESCRIPTION_CHARACTERS_MAX) return description;
+  return `${characters.slice(0, CHALLENGE_DESCRIPTION_CHARACTERS_MAX - 1).join("")}…`;
+}
+
+/** The header that tells a caller of its collected payment, in the version in which it paid. */
+export function paymentResponse(
+  x402Version: Payment["x402Version"],
+  settled: { readonly transaction: string; readonly payer: string },
+) {
+  const name = x402Version === 1 ? "X-PAYMENT-RESPONSE" : "PAYMENT-RESPONSE";
+  const network = x402Version === 1 ? NETWORK : NETWORK_CAIP2;
+  const { transaction, payer } = settled;
+  return { name, value: encodeBase64({ success: true, transaction, network, payer }) } as const;
+}
+
+/** The body of a request to `/settle`: version 1, whichever version carried the payment. */
+export function settleRequestJson(payment: Payment, requirements: WireRequirements): object {
+  const { from, to, value, validAfter, validBefore, nonce } = payment.authorization;
+  return {
+    x402Version: X402_VERSION,
+    paymentPayload: {
+      x402Version: X402_VERSION,
+      scheme: payment.scheme,
+      network: payment.network,
+      payload: {
+        signature: payment.signature,
+        authorization: {
+          from,
+          to,
+          value: value.toString(),
+          validAfter: validAfter.toString(),
+          validBefore: validBefore.toString(),
+          nonce,
+        },
+      },
+    },
+    paymentRequirements: requirements,
+  };
+}
+
+function encodeBase64(value: object): string {
+  return Buffer.from(JSON.stringify(value)).toString("base64");
+}

@@ -1,0 +1,137 @@
+// Strict readers of the payment protocol's JSON: every one returns a value in the form of types.ts or throws a
+// Fault that names the field by its path. No message repeats a value, for a signature may stand in any of them.
+import { invalidField } from "../core/fault.ts";
+import { SIGNATURE_BYTES_MAX } from "../core/limits.ts";
+import { textProblem } from "../core/text.ts";
+import type { Authorization, Hex } from "./types.ts";
+
+/** A JSON object, and where it stands: "" for the outermost. */
+export interface Place {
+  readonly path: string;
+  readonly fields: Readonly<Record<string, unknown>>;
+}
+
+const NAME_CHARACTERS_MAX = 64;
+const UINT256_DIGITS_MAX = 78;
+const UINT256_MAX = 2n ** 256n - 1n;
+const ADDRESS = /^0x[0-9a-fA-F]{40}$/;
+const WORD = /^0x[0-9a-fA-F]{64}$/;
+/** At least the 65 bytes of a plain signature: the 64 of EIP-2098 are no signature to the token. */
+const SIGNATURE = /^0x(?:[0-9a-fA-F]{2}){65,}$/;
+
+/** The outermost value. `name` is what a message calls it. */
+export function outermost(value: unknown, name: string): Place {
+  return { path: "", fields: asFields(value, name) };
+}
+
+export function objectIn(place: Place, key: string): Place {
+  const path = pathOf(place, key);
+  return { path, fields: asFields(present(place, key), path) };
+}
+
+function asFields(value: unknown, name: string): Place["fields"] {
+  if (!isObject(value)) throw invalidField(name, "must be an object");
+  return value;
+}
+
+function isObject(value: unknown): value is Place["fields"] {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+function pathOf(place: Place, key: string): string {
+  return place.path === "" ? key : `${place.path}.${key}`;
+}
+
+/** Inherited keys are no fields: `Object.prototype` is not part of what was sent. */
+function present(place: Place, key: string): unknown {
+  const value = Object.hasOwn(place.fields, key) ? place.fields[key] : undefined;
+  if (value === undefined) throw invalidField(pathOf(place, key), "required");
+  return value;
+}
+
+export function versionIn<V extends number>(place: Place, version: V): V {
+  if (present(place, "x402Version") !== version) {
+    throw invalidField(pathOf(place, "x402Version"), `must be ${version}`);
+  }
+  return version;
+}
+
+/** A word such as a scheme or a network: which ones there are is not for the codec to say. */
+export function nameIn(place: Place, key: string): string {
+  return textIn(place, key, NAME_CHARACTERS_MAX);
+}
+
+export function textIn(place: Place, key: string, charactersMax: number): string {
+  const value = present(place, key);
+  if (typeof value !== "string") throw invalidField(pathOf(place, key), "must be a string");
+  const problem = textProblem(value, { min: 1, max: charactersMax });
+  if (problem !== null) throw invalidField(pathOf(place, key), problem);
+  return value;
+}
+
+/** A string of decimal digits. JSON numbers are refused: a double does not hold 256 bits. */
+export function uint256In(place: Place, key: string): bigint {
+  const value = present(place, key);
+  const integer = typeof value === "string" && /^[0-9]+$/.test(value) ? uint256(value) : null;
+  if (integer === null) {
+    throw invalidField(pathOf(place, key), "must be a string of decimal digits, of at most 256 bits");
+  }
+  return integer;
+}
+
+/** Reading digits takes more than linear time, so their number is looked at first. */
+function uint256(digits: string): bigint | null {
+  const significant = digits.replace(/^0+/, "");
+  if (significant.length > UINT256_DIGITS_MAX) return null;
+  const integer = BigInt(significant);
+  return integer <= UINT256_MAX ? integer : null;
+}
+
+export function secondsIn(place: Place, key: string): number {
+  const value = present(place, key);
+  if (typeof value !== "number" || !Number.isSafeInteger(value) || value < 0) {
+    throw invalidField(pathOf(place, key), "must be an integer, not below 0");
+  }
+  return value;
+}
+
+export function addressIn(place: Place, key: string): Hex {
+  return hexIn(place, key, ADDRESS, "must be an address of 0x and 40 hexadecimal digits");
+}
+
+export function signatureIn(place: Place, key: string): Hex {
+  const signature = hexIn(
+    place,
+    key,
+    SIGNATURE,
+    "must be 0x and the hexadecimal digits of at least 65 bytes",
+  );
+  if (signature.length > 2 + 2 * SIGNATURE_BYTES_MAX) {
+    throw invalidField(pathOf(place, key), `must be at most ${SIGNATURE_BYTES_MAX} bytes`);
+  }
+  return signature;
+}
+
+function hexIn(place: Place, key: string, form: RegExp, problem: string): Hex {
+  const value = present(place, key);
+  if (typeof value !== "string" || !form.test(value)) throw invalidField(pathOf(place, key), problem);
+  return lowerHex(value);
+}
+
+/** The one spelling in which hex is kept and compared. */
+export function lowerHex(text: string): Hex {
+  return `0x${text.slice(2).toLowerCase()}`;
+}
+
+/** Further keys are passed over, as the official schemas do: nobody signed them and nothing reads them. */
+export function authorizationIn(place: Place, key: string): Authorization {
+  const authorization = objectIn(place, key);
+  return {
+    from: addressIn(authorization, "from"),
+    to: addressIn(authorization, "to"),
+    value: uint256In(authorization, "value"),
+    validAfter: uint256In(authorization, "validAfter"),
+    validBefore: uint256In(authorization, "validBefore"),
+    nonce: hexIn(authorization, "nonce", WORD, "must be 0x and the 64 hexadecimal digits of 32 bytes"),
+  };
+}
