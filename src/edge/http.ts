@@ -1,4 +1,4 @@
-// The HTTP edge of both wings: it numbers every request, lets only authenticated ones under /v1, maps every
+// The HTTP edge of both wings: it numbers every request, lets only known callers at what is guarded, maps every
 // Fault to a status in the one table there is, and writes the access log. Routes themselves only know Faults.
 import { Elysia, NotFoundError } from "elysia";
 import type { Caller } from "../core/caller.ts";
@@ -60,22 +60,37 @@ function faultResponse(fault: Fault): Response {
   return new Response(JSON.stringify(fault.answer?.body ?? { error: fault.message }), { status, headers });
 }
 
-/** What the edge knows of a request, beside the request itself. */
-export interface Scope {
+/** What the edge knows of a guarded request, beside the request itself. */
+export interface Scope<C = Caller> {
   readonly requestId: string;
-  readonly caller: Caller;
+  readonly caller: C;
   /** Adds fields to the request's line in the access log. */
   note(name: string, value: string): void;
 }
 
-const scopes = new WeakMap<Request, Scope>();
+/** The scopes of the requests that are being answered. */
+export interface Scopes<C> {
+  set(request: Request, scope: Scope<C>): void;
+  /** Of a guarded request, which always has one. */
+  of(request: Request): Scope<C>;
+}
+
+export function createScopes<C>(): Scopes<C> {
+  const scopes = new WeakMap<Request, Scope<C>>();
+  return {
+    set: (request, scope) => void scopes.set(request, scope),
+    of(request) {
+      const scope = scopes.get(request);
+      if (scope === undefined) throw new Fault("internal", "a request without a scope");
+      return scope;
+    },
+  };
+}
+
+const callers = createScopes<Caller>();
 
 /** The scope of a request under /v1, where every request has a caller. */
-export function scopeOf(request: Request): Scope {
-  const scope = scopes.get(request);
-  if (scope === undefined) throw new Fault("internal", "a request without a scope");
-  return scope;
-}
+export const scopeOf = callers.of;
 
 /** What a route threw, on its way past Elysia, which would answer with the error's own message. */
 const thrown = new WeakMap<Request, unknown>();
@@ -94,12 +109,27 @@ export function routes() {
   );
 }
 
-export interface EdgeOptions {
+/** Who may get at what. */
+export interface Guard<C> {
+  /** Whether only known callers get at the path; their requests stand in the access log. */
+  covers(path: string): boolean;
+  /** @throws Fault when nobody known makes the request */
+  identify(request: Request): C | Promise<C>;
+  /** The field that names the caller in the access log. */
+  shown(caller: C): readonly [name: string, value: string];
+  readonly scopes: Scopes<C>;
+}
+
+export interface GuardedEdgeOptions<C> {
   readonly app: {
     fetch(request: Request): Response | Promise<Response>;
     readonly routes: readonly RouteShape[];
   };
   readonly log: Log;
+  readonly guard: Guard<C>;
+}
+
+export interface EdgeOptions extends Omit<GuardedEdgeOptions<Caller>, "guard"> {
   authenticate(authorization: string | null): Caller | Promise<Caller>;
 }
 
@@ -116,20 +146,33 @@ export interface Edge {
 
 const REQUEST_ID = new RegExp(`^[A-Za-z0-9._-]{1,${REQUEST_ID_CHARACTERS_MAX}}$`);
 
-export function createEdge(options: EdgeOptions): Edge {
+/** The gateway's: everything under /v1 needs a bearer token. */
+export function createEdge({ app, log, authenticate }: EdgeOptions): Edge {
+  const guard: Guard<Caller> = {
+    covers: (path) => path === "/v1" || path.startsWith("/v1/"),
+    identify: (request) => authenticate(request.headers.get("authorization")),
+    shown: (caller) => ["tenant", caller.tenant],
+    scopes: callers,
+  };
+  return createGuardedEdge({ app, log, guard });
+}
+
+export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
+  const { guard } = options;
   const table = options.app.routes.map((route) => ({
     method: route.method,
     pattern: pathPattern(route.path),
   }));
   let draining = false;
 
-  async function respond(request: Request, { path, requestId, fields }: Told): Promise<Response> {
+  async function respond(request: Request, { original, path, requestId, fields }: Told): Promise<Response> {
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
-    if (isProtected(path)) {
-      const seen = options.authenticate(request.headers.get("authorization"));
+    if (guard.covers(path)) {
+      const seen = guard.identify(original);
       const caller = seen instanceof Promise ? await seen : seen;
-      fields["tenant"] = caller.tenant;
-      scopes.set(request, {
+      const [field, shown] = guard.shown(caller);
+      fields[field] = shown;
+      guard.scopes.set(request, {
         requestId,
         caller,
         note(name, value) {
@@ -153,7 +196,7 @@ export function createEdge(options: EdgeOptions): Edge {
       const fields: Fields = { method: original.method, path, request_id: requestId };
       let response: Response;
       try {
-        response = await respond(request, { path, requestId, fields });
+        response = await respond(request, { original, path, requestId, fields });
       } catch (error) {
         response = failed(error, fields, options.log);
       }
@@ -161,7 +204,7 @@ export function createEdge(options: EdgeOptions): Edge {
       if (draining) response.headers.set("connection", "close");
       fields["status"] = response.status;
       fields["ms"] = Math.round((performance.now() - startedAt) * 10) / 10;
-      if (isProtected(path)) options.log.info("request", fields);
+      if (guard.covers(path)) options.log.info("request", fields);
       else options.log.debug("request", fields);
       // The server leaves the body of an answer to HEAD out, and its length in.
       return response;
@@ -176,13 +219,11 @@ export function createEdge(options: EdgeOptions): Edge {
 type Fields = Record<string, string | number>;
 
 interface Told {
+  /** As the server gave it, for whoever knows it by that. */
+  readonly original: Request;
   readonly path: string;
   readonly requestId: string;
   readonly fields: Fields;
-}
-
-function isProtected(path: string): boolean {
-  return path === "/v1" || path.startsWith("/v1/");
 }
 
 function failed(error: unknown, fields: Fields, log: Log): Response {
