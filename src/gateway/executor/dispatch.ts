@@ -7,20 +7,16 @@ import type { Store } from "../../storage/store.ts";
 import {
   type Accepted,
   claim,
-  dropLeases,
   type Ending,
-  endOrphans,
   finish,
   type InvocationKey,
-  nextAgentWithPending,
   type PendingCall,
-  pendingOf,
-  renewLease,
 } from "../invocations/service.ts";
 import type { Job, Outcome } from "./job.ts";
 import { Lanes, type Waiting } from "./lanes.ts";
 import { createPlaces } from "./places.ts";
 import type { Pool } from "./pool.ts";
+import { dropLeases, endOrphans, nextAgentWithPending, pendingOf, renewLease } from "./queue.ts";
 
 const LEASE_MS = 15_000;
 const RENEW_MS = 5_000;
@@ -116,6 +112,11 @@ export class Dispatcher {
   offer({ row, call, body }: Accepted): void {
     const item = { tenant: row.tenant, id: row.id, body_bytes: body.byteLength };
     this.#lanes.offer(row.agent_id, item, { ...item, inHand: { call, body } });
+  }
+
+  /** A call of this agent that waited for its payment is pending from now on like any other. */
+  take(agentId: string): void {
+    this.#lanes.look(agentId);
   }
 
   /** Stops the upstream call of an invocation, if it runs here. */

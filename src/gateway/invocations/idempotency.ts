@@ -1,6 +1,7 @@
 // Idempotency keys: within its 24 hours, a caller's key stands for the first call that it was sent with.
 import { and, eq, gt, lte, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
+import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { IDEMPOTENCY_HOURS } from "../../core/limits.ts";
 import { prepared, type Reader, type Tx } from "../../storage/store.ts";
@@ -89,4 +90,19 @@ export async function findByIdempotencyKey(
     throw new Fault("conflict", "Idempotency-Key: already used with another body");
   }
   return known.invocation_id;
+}
+
+/** Lets go of the key of a call that was refused after all: it may be sent again, with another payment. */
+export async function freeIdempotencyKey(tx: Tx, row: KeyOwner & Pick<InvocationRow, "id">): Promise<void> {
+  const { idempotencyKeys: t, invocationBodies: bodies } = tx.tables;
+  const [stored] = await tx.db
+    .select({ call: bodies.call })
+    .from(bodies)
+    .where(and(eq(bodies.tenant, row.tenant), eq(bodies.invocation_id, row.id)));
+  if (stored?.call == null) return;
+  // The key passes to the upstream, so it stands among the headers of the stored call.
+  const { headers } = JSON.parse(stored.call) as Call;
+  const key = headers.find(([name]) => name === "idempotency-key")?.[1];
+  if (key === undefined) return;
+  await tx.db.delete(t).where(and(ownKey(tx.tables, row, key), eq(t.invocation_id, row.id)));
 }

@@ -121,7 +121,9 @@ function sharedView(row: InvocationRow) {
 }
 
 function settlementOf(row: InvocationRow): Static<typeof Settlement> | null {
-  return row.settlement === null ? null : (JSON.parse(row.settlement) as Static<typeof Settlement>);
+  if (row.settlement_status === null) return null;
+  const details = JSON.parse(row.settlement ?? "{}") as Omit<Static<typeof Settlement>, "status">;
+  return { status: row.settlement_status, ...details };
 }
 
 export function listItem(row: InvocationRow): Static<typeof Invocation> {

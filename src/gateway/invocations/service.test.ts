@@ -12,22 +12,10 @@ import { ERROR_CLASSES, INVOCATION_EVENTS, INVOCATION_STATUSES } from "../../cor
 import { counted } from "../../storage/counts.ts";
 import { openStore } from "../../storage/open.ts";
 import type { Store } from "../../storage/store.ts";
+import { dropLeases, endOrphans, nextAgentWithPending, pendingOf, renewLease } from "../executor/queue.ts";
 import { cleanUp } from "./cleanup.ts";
 import { capturedBodies, findInvocation, readHistory } from "./history.ts";
-import {
-  type Accepted,
-  abandon,
-  accept,
-  claim,
-  dropLeases,
-  type Ending,
-  endOrphans,
-  finish,
-  type InvocationRow,
-  nextAgentWithPending,
-  pendingOf,
-  renewLease,
-} from "./service.ts";
+import { type Accepted, abandon, accept, claim, type Ending, finish, type InvocationRow } from "./service.ts";
 
 const DAY_MS = 86_400_000;
 const clock = { time: 1_790_000_000_000, now: () => clock.time };

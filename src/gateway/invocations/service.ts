@@ -1,21 +1,22 @@
-// The life of an invocation in the database: accepted, claimed, ended, abandoned, recovered. Every transition
+// The life of an invocation in the database: accepted, paid for, claimed, ended, abandoned. Every transition
 // is a write guarded by the states that its event may start from, and it keeps the exact totals of the history.
-import { and, asc, eq, gt, notInArray, sql } from "drizzle-orm";
+import { and, eq, inArray, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import { asBuffer } from "../../core/bytes.ts";
 import type { Call } from "../../core/call.ts";
-import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import {
   type ErrorClass,
   INVOCATION_EVENTS,
+  INVOCATION_STATUSES,
   type InvocationEvent,
   type InvocationStatus,
+  SETTLEMENT_EVENTS,
 } from "../../core/states.ts";
-import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
-import { type Idempotency, takeIdempotencyKey } from "./idempotency.ts";
-import { countErrorClass, countMove, countWhole } from "./totals.ts";
+import { bind, prepared, type Reader, type Tx } from "../../storage/store.ts";
+import { freeIdempotencyKey, type Idempotency, takeIdempotencyKey } from "./idempotency.ts";
+import { countErrorClass, countMove, countSettlement, countWhole } from "./totals.ts";
 
 export type InvocationRow = Tables["invocations"]["$inferSelect"];
 
@@ -43,29 +44,44 @@ export interface Ending {
 
 export type InvocationKey = { readonly tenant: string; readonly id: string };
 
-export type QueuedCall = InvocationKey & { readonly body_bytes: number };
-
 export interface PendingCall {
   readonly call: Call;
   readonly body: Uint8Array;
 }
 
+/** What every accepted call has; a column that is left out is null. */
+const ACCEPTED_COLUMNS = {
+  tenant: sql.placeholder("tenant"),
+  id: sql.placeholder("id"),
+  agent_id: sql.placeholder("agent_id"),
+  caller: sql.placeholder("caller"),
+  mode: sql.placeholder("mode"),
+  status: sql.placeholder("status"),
+  model: sql.placeholder("model"),
+  mcp_method: sql.placeholder("mcp_method"),
+  mcp_tool: sql.placeholder("mcp_tool"),
+  req_size: sql.placeholder("req_size"),
+  response_truncated: sql.placeholder("response_truncated"),
+  body_captured: sql.placeholder("body_captured"),
+  emit_receipt: sql.placeholder("emit_receipt"),
+  updated_at: sql.placeholder("updated_at"),
+};
+
 const insertInvocation = prepared(({ db, tables: { invocations } }: Tx) =>
+  db.insert(invocations).values(ACCEPTED_COLUMNS),
+);
+
+/** Apart from the other, so that a call that costs nothing does not bind what only a paid one has. */
+const insertPaidInvocation = prepared(({ db, tables: { invocations } }: Tx) =>
   db.insert(invocations).values({
-    tenant: sql.placeholder("tenant"),
-    id: sql.placeholder("id"),
-    agent_id: sql.placeholder("agent_id"),
-    caller: sql.placeholder("caller"),
-    mode: sql.placeholder("mode"),
-    status: sql.placeholder("status"),
-    model: sql.placeholder("model"),
-    mcp_method: sql.placeholder("mcp_method"),
-    mcp_tool: sql.placeholder("mcp_tool"),
-    req_size: sql.placeholder("req_size"),
-    response_truncated: sql.placeholder("response_truncated"),
-    body_captured: sql.placeholder("body_captured"),
-    emit_receipt: sql.placeholder("emit_receipt"),
-    updated_at: sql.placeholder("updated_at"),
+    ...ACCEPTED_COLUMNS,
+    payment_network: sql.placeholder("payment_network"),
+    payment_asset: sql.placeholder("payment_asset"),
+    payment_amount: sql.placeholder("payment_amount"),
+    payment_payer: sql.placeholder("payment_payer"),
+    payment_nonce: sql.placeholder("payment_nonce"),
+    settlement_status: sql.placeholder("settlement_status"),
+    settlement: sql.placeholder("settlement"),
   }),
 );
 
@@ -79,7 +95,7 @@ const insertBody = prepared(({ db, tables: { invocationBodies } }: Tx) =>
 );
 
 /** A call waits aside while its payment may still land or fail. The index of pending calls has the same words. */
-function paidFor({ settlement_status }: Tables["invocations"]) {
+export function paidFor({ settlement_status }: Tables["invocations"]) {
   return sql`coalesce(${settlement_status}, '') <> 'pending'`;
 }
 
@@ -108,7 +124,7 @@ const transition = (event: InvocationEvent) =>
           event === "claim" ? paidFor(t) : undefined,
         ),
       )
-      .returning({ body_captured: t.body_captured }),
+      .returning({ body_captured: t.body_captured, settlement_status: t.settlement_status }),
   );
 
 const claimRow = transition("claim");
@@ -162,7 +178,8 @@ export async function accept(tx: Tx, accepted: Accepted, now: number): Promise<s
     const first = await takeIdempotencyKey(tx, row, idempotency, now);
     if (first !== row.id) return first;
   }
-  await insertInvocation(tx).execute(row);
+  const insert = row.payment_nonce === null ? insertInvocation : insertPaidInvocation;
+  await insert(tx).execute(row);
   await insertBody(tx).execute({
     tenant: row.tenant,
     invocation_id: row.id,
@@ -225,7 +242,7 @@ export async function finish(tx: Tx, key: InvocationKey, ending: Ending, now: nu
   const end = status === "succeeded" ? succeedRow : failRow;
   const [row] = await end(tx).execute({ ...fields, ...key, owner: null, updated_at: now, completed_at: now });
   if (row === undefined) return false;
-  await recordEnd(tx, key, "running", ending, row.body_captured);
+  await recordEnd(tx, key, "running", ending, row);
   return true;
 }
 
@@ -234,11 +251,15 @@ async function recordEnd(
   key: InvocationKey,
   from: InvocationStatus,
   ending: Pick<Ending, "status" | "error_class" | "response">,
-  captured: boolean,
+  ended: Pick<InvocationRow, "body_captured" | "settlement_status">,
 ): Promise<void> {
   countMove(tx, key.tenant, from, ending.status);
   if (ending.error_class !== null) countErrorClass(tx, key.tenant, ending.error_class);
-  if (!captured) {
+  // Whoever paid for a call that failed is to see both.
+  if (ending.status === "failed" && ended.settlement_status === "settled") {
+    await moveSettlement(tx, key, "lose", {});
+  }
+  if (!ended.body_captured) {
     await dropBodies(tx).execute(key);
     return;
   }
@@ -259,77 +280,86 @@ export async function abandon(
   for (const [from, end] of [["pending", withdrawRow] as const, ["running", failRow] as const]) {
     const [row] = await end(tx).execute(fields);
     if (row === undefined) continue;
-    await recordEnd(tx, key, from, ending, row.body_captured);
+    await recordEnd(tx, key, from, ending, row);
     return true;
   }
   return false;
 }
 
-/** The oldest pending calls of an agent, oldest first. */
-export async function pendingOf(reader: Reader, agentId: string, limit: number): Promise<QueuedCall[]> {
-  const { invocations: t } = reader.tables;
-  return await reader.db
-    .select({
-      tenant: t.tenant,
-      id: t.id,
-      body_bytes: sql<number>`coalesce(${t.req_size}, 0)`.mapWith(Number),
-    })
-    .from(t)
-    .where(and(eq(t.status, "pending"), paidFor(t), eq(t.agent_id, agentId)))
-    .orderBy(asc(t.id))
-    .limit(limit);
+type SettlementFields = Partial<Pick<InvocationRow, "settlement" | "updated_at">>;
+
+/** Refuses by matching no row, as every transition does. */
+async function moveSettlement(
+  tx: Tx,
+  key: InvocationKey,
+  event: keyof typeof SETTLEMENT_EVENTS,
+  fields: SettlementFields,
+  statuses: readonly InvocationStatus[] = INVOCATION_STATUSES,
+): Promise<InvocationRow | null> {
+  const { invocations: t } = tx.tables;
+  const { from, to } = SETTLEMENT_EVENTS[event];
+  const [row] = await tx.db
+    .update(t)
+    .set({ ...fields, settlement_status: to })
+    .where(
+      and(
+        eq(t.tenant, key.tenant),
+        eq(t.id, key.id),
+        eq(t.settlement_status, from),
+        inArray(t.status, statuses),
+      ),
+    )
+    .returning();
+  if (row === undefined) return null;
+  countSettlement(tx, key.tenant, from, to);
+  return row;
 }
 
-/** The next agent, by ID after `after`, that has a pending call. One seek each, however many calls it has. */
-export async function nextAgentWithPending(reader: Reader, after: string): Promise<string | null> {
-  const { invocations: t } = reader.tables;
-  const [row] = await reader.db
-    .select({ agent_id: t.agent_id })
-    .from(t)
-    .where(and(eq(t.status, "pending"), paidFor(t), gt(t.agent_id, after)))
-    .orderBy(asc(t.agent_id))
-    .limit(1);
-  return row?.agent_id ?? null;
+/** Records what came of another attempt while the outcome stays open. `settlement` is the sub-record's JSON. */
+export async function noteSettlement(
+  tx: Tx,
+  key: InvocationKey,
+  settlement: string,
+  now: number,
+): Promise<void> {
+  const { invocations: t } = tx.tables;
+  await tx.db
+    .update(t)
+    .set({ settlement, updated_at: now })
+    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.settlement_status, "pending")));
 }
-
-const ORPHANS_AT_ONCE = 200;
 
 /**
- * Ends the running calls whose replica is gone: they may have reached the upstream, so they are not made again.
- *
- * @returns the calls that ended
+ * The payment has been collected: the call may be made, unless it has ended meanwhile. Null when the outcome was
+ * known before.
  */
-export async function endOrphans(store: Store, clock: Clock): Promise<InvocationKey[]> {
-  const ended: InvocationKey[] = [];
-  for (;;) {
-    const group = await store.write(async (tx) => {
-      const { invocations: t, replicas } = tx.tables;
-      const now = clock.now();
-      const alive = tx.db.select({ id: replicas.id }).from(replicas).where(gt(replicas.lease_until, now));
-      const orphans = await tx.db
-        .select({ tenant: t.tenant, id: t.id })
-        .from(t)
-        .where(and(eq(t.status, "running"), notInArray(t.owner, alive)))
-        .limit(ORPHANS_AT_ONCE);
-      for (const key of orphans) await abandon(tx, key, "internal", now);
-      return orphans;
-    });
-    ended.push(...group);
-    if (group.length < ORPHANS_AT_ONCE) return ended;
-  }
+export async function collectSettlement(
+  tx: Tx,
+  key: InvocationKey,
+  settlement: string,
+  now: number,
+): Promise<InvocationRow | null> {
+  const fields = { settlement, updated_at: now };
+  const row = await moveSettlement(tx, key, "collect", fields, ["pending"]);
+  return row ?? (await moveSettlement(tx, key, "collectLate", fields, ["failed"]));
 }
 
-/** Renews this replica's lease. */
-export async function renewLease(tx: Tx, replica: string, leaseUntil: number): Promise<void> {
-  const { replicas } = tx.tables;
-  await tx.db
-    .insert(replicas)
-    .values({ id: replica, lease_until: leaseUntil })
-    .onConflictDoUpdate({ target: replicas.id, set: { lease_until: leaseUntil } });
-}
-
-/** Ends leases: of one replica, or of all when this process is known to be the only one. */
-export async function dropLeases(tx: Tx, replica: string | "all"): Promise<void> {
-  const { replicas } = tx.tables;
-  await tx.db.delete(replicas).where(replica === "all" ? undefined : eq(replicas.id, replica));
+/**
+ * The payment will not be collected: the call ends without having been made, and its idempotency key is free for
+ * another. Null when the outcome was known before.
+ */
+export async function refuseSettlement(
+  tx: Tx,
+  key: InvocationKey,
+  settlement: string,
+  now: number,
+): Promise<InvocationRow | null> {
+  const row = await moveSettlement(tx, key, "refuse", { settlement, updated_at: now });
+  if (row === null || row.status !== "pending") return row;
+  await freeIdempotencyKey(tx, row);
+  const fields = { ...NOTHING_YET, ...key, owner: null, updated_at: now, completed_at: now };
+  const [ended] = await withdrawRow(tx).execute(fields);
+  const ending = { status: "failed", error_class: null, response: null } as const;
+  if (ended !== undefined) await recordEnd(tx, key, "pending", ending, ended);
+  return { ...row, ...ending, completed_at: now };
 }

@@ -1,6 +1,6 @@
 // Which exact totals an invocation takes part in, so that a page of the history costs the same at any size.
 // Whoever changes a counted field of an invocation says so here, in the same write.
-import type { ErrorClass, InvocationStatus } from "../../core/states.ts";
+import type { ErrorClass, InvocationStatus, SettlementStatus } from "../../core/states.ts";
 import type { Tx } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
 
@@ -23,4 +23,9 @@ export function countMove(tx: Tx, tenant: string, from: InvocationStatus, to: In
 
 export function countErrorClass(tx: Tx, tenant: string, errorClass: ErrorClass): void {
   tx.count(tenant, "error_class", errorClass, 1);
+}
+
+export function countSettlement(tx: Tx, tenant: string, from: SettlementStatus, to: SettlementStatus): void {
+  tx.count(tenant, "settlement", from, -1);
+  tx.count(tenant, "settlement", to, 1);
 }
