@@ -1,6 +1,9 @@
 // The limits of an account: which kind of payment it may settle, how much in one transaction, and how much in one
 // UTC day. Pure; amounts are smallest units of the token, and what equals a limit is allowed.
 import { NETWORK, TOKEN } from "../x402/kind.ts";
+import type { Payment, Requirements } from "../x402/types.ts";
+
+const TOKEN_LOWER = TOKEN.toLowerCase();
 
 /** The account's own limits; null for the deployment's default. */
 export interface AccountLimits {
@@ -22,20 +25,9 @@ export function limitsOf(account: AccountLimits, defaults: Limits): Limits {
   };
 }
 
-export interface Presented {
-  readonly network: string;
-  /** The network and the asset that the requirements name. */
-  readonly requiredNetwork: string;
-  /** The token's address, lower case. */
-  readonly asset: string;
-  readonly value: bigint;
-}
-
-const TOKEN_LOWER = TOKEN.toLowerCase();
-
 /** Every account may settle the one kind of the deployment. */
-export function isAllowedKind({ network, requiredNetwork, asset }: Omit<Presented, "value">): boolean {
-  return network === NETWORK && requiredNetwork === NETWORK && asset === TOKEN_LOWER;
+function isAllowedKind({ network }: Payment, requirements: Requirements): boolean {
+  return network === NETWORK && requirements.network === NETWORK && requirements.asset === TOKEN_LOWER;
 }
 
 /** Whether `value` more than what is `reserved` already is more than the ceiling allows. */
@@ -45,12 +37,12 @@ export function exceedsCeiling(reserved: bigint, value: bigint, dailyCeiling: bi
 
 /** The first limit that the payment breaks, when `reserved` of the account's ceiling is taken. */
 export function checkGuardrails(
-  presented: Presented,
-  reserved: bigint,
-  limits: Limits,
+  payment: Payment,
+  requirements: Requirements,
+  { reserved, limits }: { readonly reserved: bigint; readonly limits: Limits },
 ): GuardrailProblem | null {
-  if (!isAllowedKind(presented)) return "kind_not_allowed";
-  if (presented.value > limits.maxPerTransaction) return "over_max_per_transaction";
-  if (exceedsCeiling(reserved, presented.value, limits.dailyCeiling)) return "over_daily_ceiling";
-  return null;
+  const { value } = payment.authorization;
+  if (!isAllowedKind(payment, requirements)) return "kind_not_allowed";
+  if (value > limits.maxPerTransaction) return "over_max_per_transaction";
+  return exceedsCeiling(reserved, value, limits.dailyCeiling) ? "over_daily_ceiling" : null;
 }

@@ -1,0 +1,86 @@
+// What `/settle` answers: the one coarse reason of every failed collection, and the Faults of what can't be judged
+// now. The exact reason goes to the log and to the store on the way.
+import { Fault } from "../core/fault.ts";
+import type { Log } from "../core/log.ts";
+import { NETWORK } from "../x402/kind.ts";
+import type { Hex } from "../x402/types.ts";
+import type { Asked } from "./asked.ts";
+import type { GuardrailProblem } from "./guardrails.ts";
+import type { FacilitatorPayment } from "./payments.ts";
+import type { Refusals } from "./refusals.ts";
+
+const ERROR_REASON = "payment could not be collected";
+/** About a block. */
+const IN_FLIGHT_RETRY_SECONDS = 2;
+const UNREADY_RETRY_SECONDS = 5;
+
+/** `transaction` is "" on a failure only when this facilitator has none that may still land. */
+export type SettleResponse = { readonly network: string; readonly payer: Hex } & (
+  | { readonly success: true; readonly transaction: Hex }
+  | { readonly success: false; readonly errorReason: string; readonly transaction: Hex | "" }
+);
+
+export interface Answers {
+  /** Refused before a claim. */
+  refuse(asked: Asked, reason: string): Promise<SettleResponse>;
+  overLimit(asked: Asked, problem: GuardrailProblem): Promise<Fault>;
+  unready(asked: Asked, reason: string): Fault;
+  /**
+   * What the record of the payment says.
+   *
+   * @param isAwaited a request that waits for the block will answer
+   * @throws Fault `unavailable` while that is so, and while there is no hash to give
+   */
+  fromRecord(asked: Asked, record: FacilitatorPayment, isAwaited: boolean): SettleResponse;
+}
+
+export function createAnswers(log: Log, refusals: Refusals): Answers {
+  return {
+    async refuse(asked, reason) {
+      await refusals.note({ ...asked.named, reason });
+      return failure(asked, "");
+    },
+
+    async overLimit({ named }, problem) {
+      await refusals.note({ ...named, reason: problem });
+      return new Fault("over_limit", "the payment is outside the limits of this account");
+    },
+
+    unready({ named }, reason) {
+      log.warn("settlement not possible", { ...named, reason });
+      return unavailable();
+    },
+
+    fromRecord(asked, record, isAwaited) {
+      const { status, transaction_hash: transaction, reason, foreign_transaction } = record;
+      if (status === "settled" && transaction !== null) {
+        log.info("payment settled", { ...asked.named, transaction });
+        return { success: true, transaction, network: NETWORK, payer: asked.key.payer };
+      }
+      if (status === "failed") {
+        log.info("payment failed", { ...asked.named, reason, foreign_transaction });
+        return failure(asked, "");
+      }
+      // What is only claimed has no hash to give, and "" would say that it can't land.
+      if (isAwaited || status === "claimed" || transaction === null) throw inFlight();
+      log.info("payment not included in time", { ...asked.named, transaction });
+      return failure(asked, transaction);
+    },
+  };
+}
+
+function failure({ key }: Asked, transaction: Hex | ""): SettleResponse {
+  return { success: false, errorReason: ERROR_REASON, transaction, network: NETWORK, payer: key.payer };
+}
+
+export function inFlight(): Fault {
+  return new Fault("unavailable", "this payment is being settled", {
+    retryAfterSeconds: IN_FLIGHT_RETRY_SECONDS,
+  });
+}
+
+export function unavailable(): Fault {
+  return new Fault("unavailable", "no settlement is possible now", {
+    retryAfterSeconds: UNREADY_RETRY_SECONDS,
+  });
+}

@@ -1,0 +1,79 @@
+// One request to collect a payment, with what every step needs of it, and whether it asks for the same as a record.
+// Pure.
+import type { SettleRequest } from "../x402/codec.ts";
+import { NETWORK, SCHEME } from "../x402/kind.ts";
+import type { Hex, Payment, PaymentKey, Requirements } from "../x402/types.ts";
+import { checkSignature, checkWindow, keyOf } from "../x402/verify.ts";
+import { type AccountLimits, type Limits, limitsOf } from "./guardrails.ts";
+import type { FacilitatorPayment } from "./payments.ts";
+
+/** A payment must be good for so much longer, or it would be too late for the next block and its gas wasted. */
+export const SPARE_SECONDS = 3;
+
+export interface SettleAccount extends AccountLimits {
+  readonly name: string;
+}
+
+export interface Asked {
+  readonly account: string;
+  readonly limits: Limits;
+  readonly key: PaymentKey;
+  readonly payment: Payment;
+  readonly requirements: Requirements;
+  /** Whose signature it is: what isn't the payer's own may be a contract wallet's, which only the chain can judge. */
+  readonly signedBy: "payer" | "other";
+  /** For the log: never the signature. */
+  readonly named: { readonly account: string; readonly payer: Hex; readonly nonce: Hex };
+}
+
+export function asked(account: SettleAccount, request: SettleRequest, defaults: Limits): Asked {
+  const { payment, requirements } = request;
+  const { from: payer, nonce } = payment.authorization;
+  return {
+    account: account.name,
+    limits: limitsOf(account, defaults),
+    key: keyOf(payment.authorization),
+    payment,
+    requirements,
+    signedBy: checkSignature(payment),
+    named: { account: account.name, payer, nonce },
+  };
+}
+
+/** @param now milliseconds */
+export function windowProblem(
+  { payment }: { readonly payment: Pick<Payment, "authorization"> },
+  now: number,
+) {
+  return checkWindow(payment.authorization, Math.floor(now / 1000), SPARE_SECONDS);
+}
+
+/** One text for one set of requirements: the fields in one order, integers as decimals, hex in lower case. */
+export function requirementsText(requirements: Requirements): string {
+  const { scheme, network, maxAmountRequired, asset, payTo, resource, maxTimeoutSeconds } = requirements;
+  return JSON.stringify({
+    scheme,
+    network,
+    maxAmountRequired: String(maxAmountRequired),
+    asset,
+    payTo,
+    resource,
+    maxTimeoutSeconds,
+  });
+}
+
+/** Account, authorization and requirements, all fields. Payer and nonce are the record's key, so they are the same. */
+export function isSameTerms(record: FacilitatorPayment, { account, payment, ...rest }: Asked): boolean {
+  const { authorization, signature, scheme, network } = payment;
+  return (
+    record.account === account &&
+    scheme === SCHEME &&
+    network === NETWORK &&
+    record.pay_to === authorization.to &&
+    record.value === String(authorization.value) &&
+    record.valid_after === String(authorization.validAfter) &&
+    record.valid_before === String(authorization.validBefore) &&
+    record.requirements === requirementsText(rest.requirements) &&
+    (rest.signedBy === "payer" || record.signature === signature)
+  );
+}

@@ -1,0 +1,122 @@
+// Claims that nothing was ever broadcast for: what a crash, or a database that went away, left behind. They are
+// sent after all while they are good, else they fail, and until then they are tried again. The guard of `claimed`
+// makes that safe beside whoever else may still be at work on one.
+import { windowProblem } from "./asked.ts";
+import {
+  type ClaimedPayment,
+  claimedPayment,
+  claimedWithoutTransaction,
+  type FacilitatorPayment,
+  recordFailed,
+} from "./payments.ts";
+import type { SettleOptions } from "./ports.ts";
+
+/** More than can be at work at once, so that there are others among them. */
+const CLAIMS_AT_ONCE = 5_000;
+const SIMULATIONS_AT_ONCE = 16;
+const TRY_AGAIN_MS = 1_000;
+
+export interface Resume {
+  /** Resolves when no claim without a transaction is left. Never rejects. */
+  run(): Promise<void>;
+  /** For a claim that may have been left behind just now: a commit whose answer was lost may still be under way. */
+  soon(): void;
+  stop(): Promise<void>;
+}
+
+interface ResumeOptions extends SettleOptions {
+  isAtWork(row: FacilitatorPayment): boolean;
+}
+
+export function createResume(options: ResumeOptions): Resume {
+  const { store, clock, log, chain, wallet, outcomes } = options;
+  const stopping = Promise.withResolvers<void>();
+  let stopped = false;
+  let wanted = false;
+  let running: Promise<void> | null = null;
+
+  function start(delayMs: number): Promise<void> {
+    wanted = true;
+    running ??= pause(delayMs)
+      .then(untilNoneIsLeft)
+      .finally(() => {
+        running = null;
+      });
+    return running;
+  }
+
+  async function untilNoneIsLeft(): Promise<void> {
+    while (wanted && !stopped) {
+      wanted = false;
+      try {
+        if ((await resumeAll()) > 0) wanted = true;
+      } catch (error) {
+        log.warn("claims not resumed", { error });
+        wanted = true;
+      }
+      if (wanted) await pause(TRY_AGAIN_MS);
+    }
+  }
+
+  async function pause(ms: number): Promise<void> {
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const passed = new Promise<void>((resolve) => {
+      timer = setTimeout(resolve, ms);
+    });
+    await Promise.race([passed, stopping.promise]);
+    clearTimeout(timer);
+  }
+
+  /** How many are left for the next time. */
+  async function resumeAll(): Promise<number> {
+    const rows = await claimedWithoutTransaction(store.read, CLAIMS_AT_ONCE);
+    const queue = rows.values();
+    let left = 0;
+    async function worker() {
+      for (const row of queue) {
+        if (stopped || options.isAtWork(row) || !(await resume(row))) left += 1;
+      }
+    }
+    await Promise.all(Array.from({ length: SIMULATIONS_AT_ONCE }, worker));
+    return left;
+  }
+
+  /** False when nothing can be said or done now. */
+  async function resume(row: FacilitatorPayment): Promise<boolean> {
+    const payment = claimedPayment(row);
+    const { account, payer, nonce } = row;
+    try {
+      const late = windowProblem({ payment }, clock.now());
+      if (late !== null) return await fail(payment, late);
+      if (!(await wallet.readiness()).ready) return false;
+      const simulated = await chain.simulate(payment.authorization, payment.signature);
+      if (!simulated.ok) return await fail(payment, simulated.reason);
+      await wallet.send(payment, simulated.gas);
+      log.info("claim resumed", { account, payer, nonce });
+      return true;
+    } catch (error) {
+      log.warn("claim not resumed", { account, payer, nonce, error });
+      return false;
+    }
+  }
+
+  async function fail(payment: ClaimedPayment, reason: string): Promise<boolean> {
+    const failure = { reason, foreign_transaction: null };
+    if (await store.write((tx) => recordFailed(tx, payment.key, failure, clock.now()))) {
+      const { payer, nonce } = payment.key;
+      log.info("payment failed", { payer, nonce, reason });
+      outcomes.announce(payment.key);
+    }
+    return true;
+  }
+
+  return {
+    run: () => start(0),
+    soon: () => void start(TRY_AGAIN_MS),
+    async stop() {
+      stopped = true;
+      stopping.resolve();
+      await running;
+    },
+  };
+}

@@ -1,0 +1,83 @@
+// One `/settle` request from its parsed form to its answer, in the order of checks that the interface gives. What
+// is known of a payment is answered before anything else is judged, so that a retry after a lost answer always
+// learns the truth; and nothing here depends on the caller still being there.
+import type { SettleRequest } from "../x402/codec.ts";
+import { NETWORK } from "../x402/kind.ts";
+import { checkRequirements } from "../x402/verify.ts";
+import { createAnswers, inFlight, type SettleResponse } from "./answers.ts";
+import { type Asked, asked, isSameTerms, type SettleAccount, windowProblem } from "./asked.ts";
+import { createCollect } from "./collect.ts";
+import { checkGuardrails } from "./guardrails.ts";
+import { countAttempt, findPayment, reservedOn, utcDay } from "./payments.ts";
+import type { SettleOptions } from "./ports.ts";
+import { createRefusals } from "./refusals.ts";
+import { createResume } from "./resume.ts";
+
+/** A record that comes and goes between two looks is one that others take and give back. */
+const TURNS_MAX = 3;
+
+export interface Settle {
+  /**
+   * @throws Fault `over_limit` for a guardrail, `unavailable` where a retry may find another answer
+   */
+  settle(account: SettleAccount, request: SettleRequest): Promise<SettleResponse>;
+  /** Goes on with claims that a crash left without a transaction, until there are none. Never rejects. */
+  recover(): Promise<void>;
+  /** Ends recovering. Requests at work go on. */
+  stop(): Promise<void>;
+}
+
+export function createSettle(options: SettleOptions): Settle {
+  const { store, clock, log, limits } = options;
+  const answers = createAnswers(log, createRefusals({ store, clock, log }));
+  const { collect, isAtWork } = createCollect({ ...options, answers, forsaken: () => resume.soon() });
+  const resume = createResume({ ...options, isAtWork });
+
+  /** Null when there is no record. On another network the same nonce is another payment's. */
+  async function answerFromRecord(asked: Asked): Promise<SettleResponse | null> {
+    if (asked.payment.network !== NETWORK) return null;
+    const record = await findPayment(store.read, asked.key);
+    if (record === null) return null;
+    if (!isSameTerms(record, asked)) return answers.refuse(asked, "claimed_on_other_terms");
+    await countRetry(asked);
+    return answers.fromRecord(asked, record, clock.now() < record.created_at + limits.inclusionTimeoutMs);
+  }
+
+  /** For the operator: not worth failing an answer for. */
+  async function countRetry({ key, named }: Asked): Promise<void> {
+    try {
+      await store.write((tx) => countAttempt(tx, key));
+    } catch (error) {
+      log.warn("retry not counted", { ...named, error });
+    }
+  }
+
+  /** What can be said without the chain; null when nothing is against it. */
+  async function judge(asked: Asked): Promise<SettleResponse | null> {
+    const { account, payment, requirements } = asked;
+    const late = windowProblem(asked, clock.now());
+    if (late !== null) return answers.refuse(asked, late);
+    const problem = checkRequirements(payment, requirements, { exactValue: false });
+    // Network and asset are guardrails, which look at them again.
+    if (problem !== null && problem !== "wrong_network" && problem !== "wrong_asset") {
+      return answers.refuse(asked, problem);
+    }
+    const reserved = await reservedOn(store.read, account, utcDay(clock.now()));
+    const broken = checkGuardrails(payment, requirements, { reserved, limits: asked.limits });
+    if (broken !== null) throw await answers.overLimit(asked, broken);
+    return null;
+  }
+
+  return {
+    async settle(account, request) {
+      const wanted = asked(account, request, limits);
+      for (let turn = 0; turn < TURNS_MAX; turn += 1) {
+        const response = (await answerFromRecord(wanted)) ?? (await judge(wanted)) ?? (await collect(wanted));
+        if (response !== "taken") return response;
+      }
+      throw inFlight();
+    },
+    recover: resume.run,
+    stop: resume.stop,
+  };
+}
