@@ -15,12 +15,14 @@ import {
   parseAbi,
   parseEventLogs,
   parseSignature,
+  type SignedAuthorizationList,
   toHex,
 } from "viem";
-import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
+import { generatePrivateKey, type PrivateKeyAccount, privateKeyToAccount } from "viem/accounts";
 import { base } from "viem/chains";
 import { callAsAdmin, installToken, mintToken } from "../../src/cli/demo/token.ts";
 import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "../../src/x402/kind.ts";
+import type { SignedPayment } from "./payments.ts";
 
 const ANVIL = join(import.meta.dir, "../../node_modules/@foundry-rs/anvil-linux-amd64/bin/anvil");
 const START_MS_MAX = 20_000;
@@ -58,6 +60,12 @@ const ABI = parseAbi([
 const DELEGATE = "0x0000000000000000000000000000000000007702";
 const STOP = "0x00";
 
+interface Call {
+  readonly to: Address;
+  readonly data?: Hex;
+  readonly authorizationList?: SignedAuthorizationList;
+}
+
 /** One `Transfer` event, with the nonce of the `AuthorizationUsed` event before it. */
 export interface Transfer {
   /** Addresses and other hex in lower case. */
@@ -75,7 +83,7 @@ export type TestChain = Awaited<ReturnType<typeof startChain>>;
 
 /** @param options.blockTimeSeconds makes a block every so many seconds; without it, each transaction makes one */
 export async function startChain(options: { blockTimeSeconds?: number } = {}) {
-  const { url, stop } = await launch();
+  const { url, home, stop } = await launch();
   const client = createPublicClient({
     chain: base,
     transport: http(url, { retryCount: 0 }),
@@ -85,6 +93,7 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
   const rpc = (method: string, params: readonly unknown[] = []): Promise<unknown> =>
     client.request({ method, params } as never);
   let paused = true;
+  const token: Address = TOKEN;
 
   const resumeMining = async () => {
     if (options.blockTimeSeconds === undefined) await rpc("evm_setAutomine", [true]);
@@ -101,6 +110,16 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
     const receipt = await client.waitForTransactionReceipt({ hash, timeout: MINED_MS_MAX });
     if (receipt.status !== "success") throw new Error(`the chain reverted ${hash}`);
   };
+  /** Sends it from an account that nobody knows, ahead of what else waits, and gives its hash. */
+  const asStranger = async (transaction: Call) => {
+    const account = privateKeyToAccount(generatePrivateKey());
+    await rpc("anvil_setBalance", [account.address, toHex(10n ** 24n)]);
+    const wallet = createWalletClient({ account, chain: base, transport: http(url) });
+    const fees = { maxPriorityFeePerGas: 10n ** 12n, maxFeePerGas: 2n * 10n ** 12n };
+    const hash = await wallet.sendTransaction({ ...transaction, ...fees, gas: 300_000n, nonce: 0 });
+    await mined(hash);
+    return hash;
+  };
   const asAdmin = async (data: Hex) => mined(await callAsAdmin(rpc, data));
 
   try {
@@ -113,9 +132,11 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
 
   return {
     url,
-    token: TOKEN,
+    token,
     client,
     rpc,
+    /** The process's directory: it is gone when the process is. */
+    home,
     stop,
     mine,
     resumeMining,
@@ -173,28 +194,21 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
      * Gives the account code by EIP-7702, in a transaction of its own: from then on the token asks that code about
      * signatures and takes the plain one no more. The code here answers nothing.
      */
-    async delegate(account: LocalAccount) {
+    async delegate(account: PrivateKeyAccount) {
       await rpc("anvil_setCode", [DELEGATE, STOP]);
-      const sponsor = privateKeyToAccount(generatePrivateKey());
-      await rpc("anvil_setBalance", [sponsor.address, toHex(10n ** 24n)]);
-      if (account.signAuthorization === undefined) throw new Error("this account signs no authorizations");
-      const authorization = await account.signAuthorization({
-        address: DELEGATE,
-        chainId: CHAIN_ID,
-        nonce: await client.getTransactionCount({ address: account.address, blockTag: "pending" }),
-      });
-      const wallet = createWalletClient({ account: sponsor, chain: base, transport: http(url) });
-      const fees = { maxPriorityFeePerGas: 10n ** 12n, maxFeePerGas: 2n * 10n ** 12n };
-      const to = sponsor.address;
-      await mined(
-        await wallet.sendTransaction({
-          to,
-          authorizationList: [authorization],
-          gas: 200_000n,
-          nonce: 0,
-          ...fees,
-        }),
-      );
+      const nonce = await client.getTransactionCount({ address: account.address, blockTag: "pending" });
+      const authorization = await account.signAuthorization({ address: DELEGATE, chainId: CHAIN_ID, nonce });
+      await asStranger({ to: DELEGATE, authorizationList: [authorization] });
+    },
+    /** Collects a payment as anyone may who has seen it, and gives the transaction's hash. */
+    collectAsStranger: ({
+      authorization: said,
+      signature,
+    }: Pick<SignedPayment, "authorization" | "signature">) => {
+      const [value, after, before] = [BigInt(said.value), BigInt(said.validAfter), BigInt(said.validBefore)];
+      const args = [said.from, said.to, value, after, before, said.nonce, signature] as const;
+      const data = encodeFunctionData({ abi: ABI, functionName: "transferWithAuthorization", args });
+      return asStranger({ to: TOKEN, data });
     },
     /** Puts a contract wallet (ERC-1271) somewhere, which takes what `owner` signed, and gives its address. */
     async contractWallet(owner: Address): Promise<Address> {
@@ -202,11 +216,18 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
       await rpc("anvil_setCode", [address, contractWalletCode(owner)]);
       return address;
     },
+    /** Holds for the next block; from there it falls by an eighth with each empty block, as fees do. */
     async setBaseFee(wei: bigint) {
       await rpc("anvil_setNextBlockBaseFeePerGas", [toHex(wei)]);
     },
-    async reorg(depth: number) {
-      await rpc("anvil_reorg", [depth, []]);
+    /**
+     * Replaces the newest blocks by as many new ones. What was in them is gone, and in no pool either, but for the
+     * transactions in `keep`, which the last of the new blocks includes. What was set without a block since the
+     * oldest of the replaced blocks (by `fundEth`, `contractWallet`) is gone too, so set it and `mine` first.
+     */
+    async reorg(depth: number, keep: readonly Hex[] = []) {
+      const raw = await Promise.all(keep.map((hash) => rpc("eth_getRawTransactionByHash", [hash])));
+      await rpc("anvil_reorg", [depth, raw.map((transaction) => [transaction, depth - 1])]);
     },
     async transfers(filter: { from?: Address; to?: Address; nonce?: Hex } = {}): Promise<Transfer[]> {
       return (await allTransfers(client)).filter(
@@ -220,7 +241,7 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
 }
 
 /** Starts the process and waits until it listens. The chain makes no blocks by itself yet. */
-async function launch(): Promise<{ url: string; stop(): Promise<void> }> {
+async function launch(): Promise<{ url: string; home: string; stop(): Promise<void> }> {
   // Its home is a directory of its own, for it would otherwise keep states under the user's.
   const home = mkdtempSync(join(tmpdir(), "tollgate-chain-"));
   const options = ["--port", "0", "--chain-id", `${CHAIN_ID}`, "--gas-limit", `${BLOCK_GAS}`];
@@ -239,7 +260,7 @@ async function launch(): Promise<{ url: string; stop(): Promise<void> }> {
   };
   const timer = setTimeout(() => watchdog.stdin.end(), START_MS_MAX);
   const port = await announcedPort(watchdog.stdout).finally(() => clearTimeout(timer));
-  if (port !== null) return { url: `http://127.0.0.1:${port}`, stop };
+  if (port !== null) return { url: `http://127.0.0.1:${port}`, home, stop };
   await stop();
   throw new Error("anvil did not start");
 }
