@@ -129,6 +129,7 @@ describe("a planted violation is found:", () => {
     [`Bun.spawn(["x"]);`, "other processes"],
     ["await Bun.$`x`;", "other processes"],
     [`import { request } from "node:https"; request();`, "fetch"],
+    [`import { createServer } from "node:http"; createServer();`, "the HTTP module of Node"],
     ["new Response(null, { status: 404 });", "HTTP statuses"],
     ["context.set.status = code;", "HTTP statuses"],
     ["console.log(1);", "the console"],

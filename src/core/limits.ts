@@ -45,3 +45,4 @@ export const PAYMENT_HEADER_CHARACTERS_MAX = 16 * KIB;
 export const SIGNATURE_BYTES_MAX = 4 * KIB;
 /** Clients take in 16 KiB of headers in all, and send this part of the challenge back in one. */
 export const CHALLENGE_DESCRIPTION_CHARACTERS_MAX = 256;
+export const SETTLE_BODY_BYTES_MAX = 64 * KIB;

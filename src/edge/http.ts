@@ -27,6 +27,9 @@ export const STATUS = {
 /** Success statuses, named so that routes need no numbers. */
 export const SUCCESS = { ok: 200, created: 201, accepted: 202, empty: 204 } as const;
 
+/** The whole answer to what is no HTTP request, where no parser of ours gives one. */
+export const MALFORMED_HTTP = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+
 type Headers_ = Readonly<Record<string, string>>;
 
 /** A JSON response. `application/json` has no charset parameter (RFC 8259, section 11). */
@@ -126,7 +129,8 @@ export interface GuardedEdgeOptions<C> {
     readonly routes: readonly RouteShape[];
   };
   readonly log: Log;
-  readonly guard: Guard<C>;
+  /** Null when everything is open. */
+  readonly guard: Guard<C> | null;
 }
 
 export interface EdgeOptions extends Omit<GuardedEdgeOptions<Caller>, "guard"> {
@@ -167,7 +171,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
 
   async function respond(request: Request, { original, path, requestId, fields }: Told): Promise<Response> {
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
-    if (guard.covers(path)) {
+    if (guard?.covers(path)) {
       const seen = guard.identify(original);
       const caller = seen instanceof Promise ? await seen : seen;
       const [field, shown] = guard.shown(caller);
@@ -204,7 +208,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
       if (draining) response.headers.set("connection", "close");
       fields["status"] = response.status;
       fields["ms"] = Math.round((performance.now() - startedAt) * 10) / 10;
-      if (guard.covers(path)) options.log.info("request", fields);
+      if (guard?.covers(path)) options.log.info("request", fields);
       else options.log.debug("request", fields);
       // The server leaves the body of an answer to HEAD out, and its length in.
       return response;

@@ -1,0 +1,136 @@
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { X509Certificate } from "node:crypto";
+import { ALICE, BOB, SERVER, TEST_CA } from "../../test/support/certificates.ts";
+import { clock, type Place, places } from "../../test/support/stores.ts";
+import { Fault } from "../core/fault.ts";
+import type { Store } from "../storage/store.ts";
+import {
+  accountOf,
+  addAccount,
+  fingerprintOf,
+  listAccounts,
+  type NewAccount,
+  removeAccount,
+  setEnabled,
+} from "./accounts.ts";
+
+const problem = (promise: Promise<unknown>) =>
+  promise.then(
+    () => "none",
+    (error) => (error instanceof Fault ? `${error.kind}: ${error.message}` : String(error)),
+  );
+
+const account = (name: string, certificate: string, limits: Partial<NewAccount> = {}): NewAccount => ({
+  name,
+  certificate,
+  maxPerTransaction: null,
+  dailyCeiling: null,
+  ...limits,
+});
+
+const alice = fingerprintOf(ALICE.cert);
+
+test("the fingerprint is that of the first certificate of a bundle", () => {
+  const expected = new X509Certificate(ALICE.cert).fingerprint256.replaceAll(":", "").toLowerCase();
+  expect(alice).toBe(expected);
+  expect(fingerprintOf(`notes\r\n${ALICE.key}${ALICE.cert}${TEST_CA}`)).toBe(expected);
+});
+
+test("what holds no readable certificate is refused without being repeated", () => {
+  const broken = ALICE.cert.replace(/MII\w{8}/, "AAAAAAAAAAA");
+  for (const text of ["", "hello", ALICE.key, broken, ALICE.cert.replace("-----END", "")]) {
+    expect(() => fingerprintOf(text)).toThrow(/^certificate: must hold a certificate in PEM/);
+  }
+});
+
+describe.each(Object.entries(places))("on %s", (_name, makePlace) => {
+  let place: Place;
+  let store: Store;
+  beforeAll(async () => {
+    place = await makePlace();
+    store = await place.open();
+  });
+  afterAll(async () => {
+    await store.close();
+    place.remove();
+  });
+
+  test("an account is found by its certificate until it is disabled or removed", async () => {
+    expect(await accountOf(store.read, alice)).toBeNull();
+    await addAccount(
+      store,
+      clock,
+      account(" acme ", ALICE.cert, { maxPerTransaction: "007", dailyCeiling: "0" }),
+    );
+    const found = { name: "acme", maxPerTransaction: 7n, dailyCeiling: 0n };
+    expect(await accountOf(store.read, alice)).toEqual(found);
+    await setEnabled(store, clock, "acme", false);
+    expect(await accountOf(store.read, alice)).toBeNull();
+    await setEnabled(store, clock, "acme", true);
+    expect(await accountOf(store.read, alice)).toEqual(found);
+    await removeAccount(store, "acme");
+    expect(await accountOf(store.read, alice)).toBeNull();
+    expect(await listAccounts(store.read)).toEqual([]);
+  });
+
+  test("another process' change is in force with the next look", async () => {
+    await addAccount(store, clock, account("acme", ALICE.cert));
+    const other = await place.open();
+    expect(await accountOf(store.read, alice)).not.toBeNull();
+    await setEnabled(other, clock, "acme", false);
+    expect(await accountOf(store.read, alice)).toBeNull();
+    await removeAccount(other, "acme");
+    await other.close();
+  });
+
+  test("names and certificates are unique, and the error says which", async () => {
+    await addAccount(store, clock, account("acme", ALICE.cert));
+    expect(await problem(addAccount(store, clock, account("acme", BOB.cert)))).toBe(
+      "conflict: an account has the name acme already",
+    );
+    expect(await problem(addAccount(store, clock, account("globex", ALICE.cert)))).toBe(
+      "conflict: the certificate belongs to the account acme already",
+    );
+    await addAccount(store, clock, account("globex", BOB.cert));
+    expect((await listAccounts(store.read)).map((row) => row.name)).toEqual(["acme", "globex"]);
+    await removeAccount(store, "acme");
+    await removeAccount(store, "globex");
+  });
+
+  test("two that add the same at once: one account", async () => {
+    const outcomes = await Promise.all(
+      [1, 2].map(() => problem(addAccount(store, clock, account("acme", ALICE.cert)))),
+    );
+    expect(outcomes.filter((outcome) => outcome === "none")).toHaveLength(1);
+    expect(outcomes.filter((outcome) => outcome.startsWith("conflict"))).toHaveLength(1);
+    await removeAccount(store, "acme");
+  });
+
+  test("an unknown name is not found", async () => {
+    expect(await problem(setEnabled(store, clock, "nobody", false))).toBe("not_found: no such account");
+    expect(await problem(removeAccount(store, "nobody"))).toBe("not_found: no such account");
+  });
+
+  test("limits are whole numbers of at most 256 bits", async () => {
+    const most = String(2n ** 256n - 1n);
+    await addAccount(store, clock, account("big", SERVER.cert, { dailyCeiling: most }));
+    expect((await accountOf(store.read, fingerprintOf(SERVER.cert)))?.dailyCeiling).toBe(2n ** 256n - 1n);
+    await removeAccount(store, "big");
+    for (const wrong of ["", " 1", "-1", "1.5", "1e3", "0x10", "١", String(2n ** 256n), "9".repeat(5000)]) {
+      expect(
+        await problem(addAccount(store, clock, account("x", ALICE.cert, { maxPerTransaction: wrong }))),
+      ).toStartWith("invalid_request: max-per-transaction:");
+    }
+  });
+
+  test("names are 1 to 128 visible characters after trimming", async () => {
+    const longest = "é".repeat(128);
+    await addAccount(store, clock, account(`${longest} `, ALICE.cert));
+    await removeAccount(store, longest);
+    for (const wrong of ["", "   ", "x".repeat(129), "a\nb", "a\0b", "a\u200bb", "a\u202eb", "\ud800"]) {
+      expect(await problem(addAccount(store, clock, account(wrong, ALICE.cert)))).toStartWith(
+        "invalid_request: name:",
+      );
+    }
+  });
+});

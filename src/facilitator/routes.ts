@@ -1,0 +1,104 @@
+// The facilitator's three endpoints. `/settle` stands behind the account of the client certificate, which is looked
+// up before anything of the request is read; the other two are open, and all that the plain port has.
+import { Fault } from "../core/fault.ts";
+import { parseJson } from "../core/json.ts";
+import { SETTLE_BODY_BYTES_MAX } from "../core/limits.ts";
+import type { Log } from "../core/log.ts";
+import { createGuardedEdge, createScopes, type Edge, json, routes } from "../edge/http.ts";
+import type { Reader } from "../storage/store.ts";
+import { parseSettleRequest, type SettleRequest } from "../x402/codec.ts";
+import { NETWORK, SCHEME, TOKEN, X402_VERSION } from "../x402/kind.ts";
+import { type Account, accountOf } from "./accounts.ts";
+import type { SettleResponse } from "./answers.ts";
+import type { Peer } from "./connection.ts";
+
+const JSON_TYPE = /^application\/json\s*(;|$)/i;
+
+const SUPPORTED = {
+  kinds: [{ x402Version: X402_VERSION, scheme: SCHEME, network: NETWORK, asset: TOKEN }],
+};
+
+export interface FacilitatorRoutes {
+  readonly read: Reader;
+  readonly log: Log;
+  settle(account: Account, request: SettleRequest): Promise<SettleResponse>;
+  readiness(): Promise<{ readonly ready: true } | { readonly ready: false; readonly reason: string }>;
+}
+
+function openRoutes({ readiness }: Pick<FacilitatorRoutes, "readiness">) {
+  return routes()
+    .get("/supported", () => json("ok", SUPPORTED))
+    .get("/healthz", async () => {
+      const state = await readiness();
+      if (state.ready) return json("ok", { status: "ok" });
+      const body = { status: "unavailable", reason: state.reason };
+      throw new Fault("unavailable", state.reason, { answer: { body, headers: {} } });
+    });
+}
+
+/** What the plain port answers. */
+export function openEdge({ readiness, log }: Pick<FacilitatorRoutes, "readiness" | "log">): Edge {
+  return createGuardedEdge({ app: openRoutes({ readiness }), log, guard: null });
+}
+
+export interface PeerEdge {
+  fetch(request: Request, peer: Peer): Promise<Response>;
+  drain(): void;
+}
+
+/** What the mutual-TLS port answers. */
+export function peerEdge(options: FacilitatorRoutes): PeerEdge {
+  const peers = new WeakMap<Request, Peer>();
+  const accounts = createScopes<Account>();
+  const app = routes()
+    .use(openRoutes(options))
+    .post(
+      "/settle",
+      async ({ request }) => {
+        const scope = accounts.of(request);
+        const response = await options.settle(scope.caller, await readSettleRequest(request));
+        scope.note("outcome", response.success ? "settled" : "failed");
+        return json("ok", response);
+      },
+      { parse: "none" },
+    );
+  const edge = createGuardedEdge<Account>({
+    app,
+    log: options.log,
+    guard: {
+      covers: (path) => path === "/settle",
+      async identify(request) {
+        const peer = peers.get(request);
+        const account = peer === undefined ? null : await accountOf(options.read, peer.fingerprint);
+        if (account !== null) return account;
+        options.log.info("account refused", { fingerprint: peer?.fingerprint });
+        throw new Fault("denied", "no active account has this certificate");
+      },
+      shown: ({ name }) => ["account", name],
+      scopes: accounts,
+    },
+  });
+  return {
+    fetch(request, peer) {
+      peers.set(request, peer);
+      return edge.fetch(request);
+    },
+    drain: edge.drain,
+  };
+}
+
+/** @throws Fault `invalid_request` that names the field */
+async function readSettleRequest(request: Request): Promise<SettleRequest> {
+  if (!JSON_TYPE.test(request.headers.get("content-type") ?? "")) {
+    throw new Fault("invalid_request", "content-type: must be application/json");
+  }
+  const bytes = await request.bytes();
+  if (bytes.length > SETTLE_BODY_BYTES_MAX) {
+    throw new Fault("invalid_request", `body: larger than ${SETTLE_BODY_BYTES_MAX} bytes`, {
+      closesConnection: true,
+    });
+  }
+  const parsed = parseSettleRequest(parseJson(bytes));
+  if (!parsed.ok) throw new Fault("invalid_request", parsed.reason);
+  return parsed.value;
+}
