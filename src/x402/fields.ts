@@ -30,7 +30,7 @@ export function objectIn(place: Place, key: string): Place {
 }
 
 function asFields(value: unknown, name: string): Place["fields"] {
-  if (!isObject(value)) throw invalidField(name, "must be an object");
+  if (!isObject(value)) throw invalidField(name, "must be a JSON object");
   return value;
 }
 
