@@ -71,10 +71,15 @@ export function dateTime(query: Query, name: string): number | null {
   return time;
 }
 
+/** `limit`, clamped to its bounds. */
+export function limitOf(query: Query): number {
+  return clampedInteger(query, "limit", PAGE_LIMIT_DEFAULT, 1, PAGE_LIMIT_MAX);
+}
+
 /** `limit` and `offset`, clamped to their bounds. */
 export function page(query: Query): { limit: number; offset: number } {
   return {
-    limit: clampedInteger(query, "limit", PAGE_LIMIT_DEFAULT, 1, PAGE_LIMIT_MAX),
+    limit: limitOf(query),
     offset: clampedInteger(query, "offset", 0, 0, Number.MAX_SAFE_INTEGER),
   };
 }

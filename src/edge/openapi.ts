@@ -11,6 +11,7 @@ export const TAGS = {
   Credentials: "Secrets for upstream calls. They go in and never come out.",
   Proxy: "Call an agent, then poll the result.",
   Invocations: "What was called, when, and how it ended.",
+  Policy: "Rules that allow, warn of or deny calls, and what they decided.",
   Service: "Health, version and keys. These need no token.",
 } as const;
 
