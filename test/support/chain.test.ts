@@ -140,6 +140,13 @@ test("a reorganisation takes a payment back, or moves it to another block", asyn
   await chain.collectAsStranger(payment);
 });
 
+test("funding moves no recommendation of fees", async () => {
+  const fresh = await startChain();
+  await fresh.fundUsdc(PAYEE, 1n);
+  expect(BigInt((await fresh.rpc("eth_maxPriorityFeePerGas")) as string)).toBeLessThan(2_000_000_000n);
+  await fresh.stop();
+});
+
 test("balances and the base fee are as they are set", async () => {
   const { address } = newPayer();
   await chain.fundEth(address, parseEther("0.5"));

@@ -20,7 +20,7 @@ import {
 } from "viem";
 import { generatePrivateKey, type PrivateKeyAccount, privateKeyToAccount } from "viem/accounts";
 import { base } from "viem/chains";
-import { callAsAdmin, installToken, mintToken } from "../../src/cli/demo/token.ts";
+import { callAsAdmin, installToken, mintCall } from "../../src/cli/demo/token.ts";
 import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "../../src/x402/kind.ts";
 import type { SignedPayment } from "./payments.ts";
 
@@ -29,6 +29,10 @@ const START_MS_MAX = 20_000;
 const MINED_MS_MAX = 10_000;
 /** About what a block of Base takes, so that blocks never fill up in tests. */
 const BLOCK_GAS = 200_000_000;
+
+/** More than anybody in a test pays for a place in a block. */
+const FIRST_TIP_WEI = 10n ** 12n;
+const LEAST_TIP_WEI = 1n;
 
 /** Runs the chain and waits for the end of its own input, which is the end of the test process. */
 const WATCHDOG = `
@@ -110,17 +114,19 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
     const receipt = await client.waitForTransactionReceipt({ hash, timeout: MINED_MS_MAX });
     if (receipt.status !== "success") throw new Error(`the chain reverted ${hash}`);
   };
-  /** Sends it from an account that nobody knows, ahead of what else waits, and gives its hash. */
+  /** Moves the node's recommendations, so it is high only where something waits that has to be overtaken. */
+  const tip = () => (paused ? FIRST_TIP_WEI : LEAST_TIP_WEI);
+  /** Sends it from an account that nobody knows, and gives its hash. */
   const asStranger = async (transaction: Call) => {
     const account = privateKeyToAccount(generatePrivateKey());
     await rpc("anvil_setBalance", [account.address, toHex(10n ** 24n)]);
     const wallet = createWalletClient({ account, chain: base, transport: http(url) });
-    const fees = { maxPriorityFeePerGas: 10n ** 12n, maxFeePerGas: 2n * 10n ** 12n };
+    const fees = { maxPriorityFeePerGas: tip(), maxFeePerGas: 2n * FIRST_TIP_WEI };
     const hash = await wallet.sendTransaction({ ...transaction, ...fees, gas: 300_000n, nonce: 0 });
     await mined(hash);
     return hash;
   };
-  const asAdmin = async (data: Hex) => mined(await callAsAdmin(rpc, data));
+  const asAdmin = async (data: Hex) => mined(await callAsAdmin(rpc, data, tip()));
 
   try {
     await installToken(rpc);
@@ -152,7 +158,7 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
       await rpc("anvil_setBalance", [address, toHex(wei)]);
     },
     /** Mints that many more smallest units. */
-    fundUsdc: async (address: Address, units: bigint) => mined(await mintToken(rpc, address, units)),
+    fundUsdc: (address: Address, units: bigint) => asAdmin(mintCall(address, units)),
     usdcOf: (address: Address) =>
       client.readContract({ address: TOKEN, abi: ABI, functionName: "balanceOf", args: [address] }),
     authorizationUsed: (payer: Address, nonce: Hex) =>

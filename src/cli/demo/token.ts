@@ -23,8 +23,9 @@ const BASE_DOMAIN_SEPARATOR = "0x02fa7265e7c5d81118673727957699e4d68f74cd74b7db7
 
 const ADMIN_WEI = 10n ** 24n;
 const ADMIN_GAS = 500_000n;
-/** Above whatever else waits, so that what the admin does comes first in the next block. */
-const ADMIN_TIP_WEI = 10n ** 12n;
+const ADMIN_MAX_FEE_WEI = 2n * 10n ** 12n;
+/** As good as none: nodes recommend tips by those that they have seen, and this one is to move no recommendation. */
+const ADMIN_TIP_WEI = 1n;
 
 const ABI = parseAbi([
   "function initialize(string tokenName, string tokenSymbol, string tokenCurrency, uint8 tokenDecimals, address newMasterMinter, address newPauser, address newBlacklister, address newOwner)",
@@ -38,7 +39,7 @@ const ABI = parseAbi([
 
 /**
  * Installs the token on a fresh chain and mines a block. The contract keeps nothing outside its storage, so its code
- * and the calls that a proxy's deployment makes are all there is to it.
+ * and the calls that a proxy's deployment makes are all there is to it. Once more on the same chain changes nothing.
  * @throws Error when the node runs another chain, or when what stands there is not Base's token.
  */
 export async function installToken(request: RpcRequest): Promise<void> {
@@ -68,17 +69,16 @@ export async function installToken(request: RpcRequest): Promise<void> {
   if (found !== BASE_DOMAIN_SEPARATOR) throw new Error(`the token's domain is not Base's: ${String(found)}`);
 }
 
-/**
- * Mints by the token's own rules. The balance is there when the transaction is mined.
- * @param units smallest units of the token
- * @returns the transaction's hash
- */
-export function mintToken(request: RpcRequest, to: Hex, units: bigint): Promise<Hex> {
-  return callAsAdmin(request, encodeFunctionData({ abi: ABI, functionName: "mint", args: [to, units] }));
+/** The call by which the admin mints, in smallest units of the token, by the token's own rules. */
+export function mintCall(to: Hex, units: bigint): Hex {
+  return encodeFunctionData({ abi: ABI, functionName: "mint", args: [to, units] });
 }
 
-/** Sends a call of the token by the holder of its roles, ahead of what else waits for the next block. */
-export async function callAsAdmin(request: RpcRequest, data: Hex): Promise<Hex> {
+/**
+ * Sends a call of the token by the holder of its roles.
+ * @returns the transaction's hash; it is not mined yet
+ */
+export async function callAsAdmin(request: RpcRequest, data: Hex, tipWei = ADMIN_TIP_WEI): Promise<Hex> {
   const hash = await request("eth_sendTransaction", [
     {
       from: TOKEN_ADMIN,
@@ -86,8 +86,8 @@ export async function callAsAdmin(request: RpcRequest, data: Hex): Promise<Hex> 
       data,
       // Not estimated: an estimate would run on the state before the calls that still wait.
       gas: toHex(ADMIN_GAS),
-      maxPriorityFeePerGas: toHex(ADMIN_TIP_WEI),
-      maxFeePerGas: toHex(ADMIN_TIP_WEI * 2n),
+      maxPriorityFeePerGas: toHex(tipWei),
+      maxFeePerGas: toHex(ADMIN_MAX_FEE_WEI),
     },
   ]);
   if (typeof hash !== "string" || !/^0x[0-9a-f]{64}$/.test(hash)) throw new Error("the node gave no hash");
