@@ -3,6 +3,7 @@
 import { mkdtempSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { fileURLToPath } from "node:url";
 import {
   type Address,
   createPublicClient,
@@ -24,7 +25,7 @@ import { callAsAdmin, installToken, mintCall } from "../../src/cli/demo/token.ts
 import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "../../src/x402/kind.ts";
 import type { SignedPayment } from "./payments.ts";
 
-const ANVIL = join(import.meta.dir, "../../node_modules/@foundry-rs/anvil-linux-amd64/bin/anvil");
+const ANVIL = fileURLToPath(import.meta.resolve("@foundry-rs/anvil-linux-amd64/bin/anvil"));
 const START_MS_MAX = 20_000;
 const MINED_MS_MAX = 10_000;
 /** About what a block of Base takes, so that blocks never fill up in tests. */

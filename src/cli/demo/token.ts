@@ -13,7 +13,7 @@ import { CHAIN_ID, TOKEN, TOKEN_NAME } from "../../x402/kind.ts";
 export type RpcRequest = (method: string, params: readonly unknown[]) => Promise<unknown>;
 
 /** Holds every role of the token: owner, master minter, minter, pauser, blacklister. An impersonated account: no key of it exists. */
-export const TOKEN_ADMIN: Hex = "0x000000000000000000000000746f6c6c67617465";
+const TOKEN_ADMIN: Hex = "0x000000000000000000000000746f6c6c67617465";
 
 /** Where the library stands that the token calls to check signatures. Any free address would do. */
 const LIBRARY = "0x00000000000000000000005369676e6174757265";
