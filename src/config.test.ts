@@ -12,7 +12,7 @@ const KEY = Buffer.alloc(32, 7).toString("base64");
 
 function load(environment: Record<string, string>, flags: Record<string, string> = {}, terminal = false) {
   const settings = { TOLLGATE_MODE: "gateway", TOLLGATE_DATA_DIR: join(dir, "data"), ...environment };
-  return loadConfig("gateway", new Map(Object.entries(flags)), settings, terminal);
+  return loadConfig("serve", new Map(Object.entries(flags)), settings, terminal);
 }
 
 /** The names that the problems begin with. */
@@ -41,7 +41,10 @@ test("nothing but the mode needs to be configured, and nothing is created", () =
     drainMs: 30_000,
     identity: { oidc: null, claims: { tenant: "tenant_id", user: "sub", scope: "scope" } },
     agentConcurrency: 64,
+    publicUrl: null,
+    settleWaitMs: 20_000,
     upstreamTimeoutMs: 300_000,
+    facilitator: null,
     maxResponseBytes: 33_554_432,
     vault: null,
   });
@@ -58,6 +61,8 @@ test("all problems are told at once, each by the name of its variable", () => {
     TOLLGATE_LOG_LEVEL: "loud",
     TOLLGATE_LOG_FORMAT: "xml",
     TOLLGATE_DRAIN_MS: "1e3",
+    TOLLGATE_PUBLIC_URL: "https://gateway.test/?a=1",
+    TOLLGATE_SETTLE_WAIT_MS: "0",
     TOLLGATE_OIDC_ISSUER: "ftp://x",
     TOLLGATE_JWKS_URL: "x",
     TOLLGATE_TENANT_CLAIM: "iss",
@@ -102,12 +107,21 @@ test("an empty variable is as good as unset", () => {
   );
 });
 
-test("the mode is required, and a facilitator is not there yet", () => {
+test("the mode is required, but by commands that serve nobody", () => {
   expect(load({ TOLLGATE_MODE: "" }).problems).toEqual([
     "TOLLGATE_MODE must be gateway or facilitator (or give --mode)",
   ]);
-  expect(load({}, { mode: "facilitator" }).problems[0]).toContain("no facilitator yet");
-  expect(loadConfig("token", new Map(), { TOLLGATE_DATA_DIR: dir }, false).problems).toEqual([]);
+  for (const purpose of ["token", "migrate", "account"] as const) {
+    expect(loadConfig(purpose, new Map(), { TOLLGATE_DATA_DIR: dir }, false).problems).toEqual([]);
+  }
+});
+
+test("without a mode the variables of both wings are judged, as far as each goes by itself", () => {
+  expect(blamed({ TOLLGATE_MODE: "both", TOLLGATE_WORKERS: "x", TOLLGATE_OPEN_PORT: "x" }).sort()).toEqual([
+    "TOLLGATE_MODE",
+    "TOLLGATE_OPEN_PORT",
+    "TOLLGATE_WORKERS",
+  ]);
 });
 
 test("the log is pretty on a terminal unless told otherwise", () => {
@@ -220,6 +234,21 @@ describe("values", () => {
       "postgres://h/d?sslmode=bogus",
     ]) {
       expect([bad, url(bad)]).toEqual([bad, ["DATABASE_URL"]]);
+    }
+  });
+
+  test("the public URL is a base without a slash at its end", () => {
+    const base = (TOLLGATE_PUBLIC_URL: string) => load({ TOLLGATE_PUBLIC_URL }).config?.publicUrl;
+    expect(base("https://gateway.test")).toBe("https://gateway.test");
+    expect(base("http://gateway.test:81/x//")).toBe("http://gateway.test:81/x");
+    for (const bad of [
+      "gateway.test",
+      "ftp://g.test",
+      "https://u@g.test",
+      "https://g.test/?",
+      "https://g.test/#",
+    ]) {
+      expect([bad, blamed({ TOLLGATE_PUBLIC_URL: bad })]).toEqual([bad, ["TOLLGATE_PUBLIC_URL"]]);
     }
   });
 

@@ -51,13 +51,21 @@ test("problems of flags and variables are told together, with status 2, and noth
   expect(existsSync(join(dir, "data"))).toBe(false);
 });
 
-test("an unknown command and a facilitator are refused with a hint", async () => {
-  const unknown = await tollgate(["tokn"]);
-  expect(unknown.code).toBe(2);
-  expect(unknown.err).toContain("tokn is no command; did you mean token?");
-  const facilitator = await tollgate(["--mode", "facilitator"]);
-  expect(facilitator.code).toBe(2);
-  expect(facilitator.err).toContain("this build has no facilitator yet");
+test("an unknown command is refused with a hint, and with nothing else", async () => {
+  expect(await tollgate(["tokn"])).toEqual({
+    code: 2,
+    out: "",
+    err: "tollgate can't start:\n  - tokn is no command; did you mean token?\nSee tollgate --help.\n",
+  });
+});
+
+test("a facilitator tells all that it lacks, and makes nothing", async () => {
+  const { code, out, err } = await tollgate(["--mode", "facilitator"]);
+  expect({ code, out }).toEqual({ code: 2, out: "" });
+  for (const name of ["TLS_CERT_FILE", "TLS_KEY_FILE", "CLIENT_CA_FILE", "RPC_URLS", "SIGNER_KEY"]) {
+    expect(err).toContain(`  - TOLLGATE_${name} must be set`);
+  }
+  expect(existsSync(join(dir, "data"))).toBe(false);
 });
 
 test("a token is made before the first start, and the gateway's identity takes it", async () => {

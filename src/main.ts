@@ -1,12 +1,15 @@
-// Chooses the command, loads the configuration, and for the gateway waits for the signal to drain. Nothing is
+// Chooses the command, loads the configuration, and for the two wings waits for the signal to drain. Nothing is
 // started before everything that the operator wrote has been judged.
-import { readCommandLine } from "./cli/command-line.ts";
+import { type AccountCommand, readAccountRequest, runAccount } from "./cli/account.ts";
+import { type CommandLine, readCommandLine } from "./cli/command-line.ts";
 import { helpText } from "./cli/help.ts";
 import { migrate } from "./cli/migrate.ts";
-import { openDataDir } from "./cli/open.ts";
+import { openMasterKey } from "./cli/open.ts";
+import type { PkiCommand } from "./cli/pki.ts";
+import { thisProgram } from "./cli/program.ts";
 import { mintToken, readTokenRequest } from "./cli/token.ts";
 import { welcomeText } from "./cli/welcome.ts";
-import { type Config, loadConfig, processEnvironment } from "./config.ts";
+import { type Config, type Loaded, loadConfig, type Purpose, processEnvironment } from "./config.ts";
 import { systemClock } from "./core/clock.ts";
 import { StartupProblem } from "./core/startup.ts";
 import { VERSION } from "./core/version.ts";
@@ -18,39 +21,95 @@ const MISCONFIGURED = 2;
 /** Ctrl-C reaches a program under npx twice, from the terminal and from npx; that is no second wish. */
 const SECOND_SIGNAL_AFTER_MS = 1000;
 
-async function main(words: readonly string[]): Promise<void> {
-  const { command, flags, problems } = readCommandLine(words);
-  if (command === "help") return print(helpText());
-  if (command === "version") return print(`tollgate ${VERSION}\n`);
-  if (command === "gateway") restartInCleanEnvironment(processEnvironment);
-
-  const loaded = loadConfig(command, flags, processEnvironment, process.stderr.isTTY);
-  const { config } = loaded;
-  const token = command === "token" ? readTokenRequest(flags, config) : NO_TOKEN;
-  const all = [...problems, ...loaded.problems, ...token.problems];
-  if (config === null || all.length > 0) return refuse(all);
-
-  const log = openLog({ ...config.log, clock: systemClock });
-  for (const warning of loaded.warnings) log.warn("configuration", { warning });
-  if (command === "gateway") await runGateway(config, log);
-  else if (token.request !== null) print(`${await mintToken(config, token.request, log)}\n`);
-  else await migrate(config, log);
+async function main(line: CommandLine): Promise<void> {
+  switch (line.command) {
+    case null:
+      return refuse(line, line.problems);
+    case "help":
+      return print(helpText());
+    case "version":
+      return print(`tollgate ${VERSION}\n`);
+    case "serve":
+      return serve(line);
+    case "token":
+      return token(line);
+    case "migrate": {
+      const ready = begin(line, load("migrate", line), []);
+      return ready === null ? undefined : migrate(ready.config, ready.log);
+    }
+    case "pki init":
+    case "pki server":
+    case "pki client":
+      return pki(line.command, line);
+    default:
+      return account(line.command, line);
+  }
 }
 
-const NO_TOKEN = { request: null, problems: [] };
+function load(purpose: Purpose, { flags }: CommandLine): Loaded {
+  return loadConfig(purpose, flags, processEnvironment, process.stderr.isTTY);
+}
+
+/** Null when there are problems; all of them have been told then. */
+function begin(
+  line: CommandLine,
+  { config, problems, warnings }: Loaded,
+  own: readonly string[],
+): { readonly config: Config; readonly log: OpenLog } | null {
+  const all = [...line.problems, ...problems, ...own];
+  if (config === null || all.length > 0) {
+    refuse(line, all);
+    return null;
+  }
+  const log = openLog({ ...config.log, clock: systemClock });
+  for (const warning of warnings) log.warn("configuration", { warning });
+  return { config, log };
+}
+
+async function serve(line: CommandLine): Promise<void> {
+  restartInCleanEnvironment(processEnvironment);
+  const ready = begin(line, load("serve", line), []);
+  if (ready === null) return;
+  const { config, log } = ready;
+  if (config.facilitator !== null) throw new StartupProblem("this build has no facilitator yet");
+  await runGateway(config, log);
+}
+
+async function token(line: CommandLine): Promise<void> {
+  const loaded = load("token", line);
+  const { request, problems } = readTokenRequest(line.flags, loaded.config);
+  const ready = begin(line, loaded, problems);
+  if (ready !== null && request !== null) print(`${await mintToken(ready.config, request, ready.log)}\n`);
+}
+
+async function account(command: AccountCommand, line: CommandLine): Promise<void> {
+  const { request, problems } = readAccountRequest(command, line);
+  const ready = begin(line, load("account", line), problems);
+  if (ready !== null && request !== null) print(await runAccount(ready.config, request, ready.log));
+}
+
+/** Its library is large and nobody else's. */
+async function pki(command: PkiCommand, line: CommandLine): Promise<void> {
+  const { readPkiRequest, runPki } = await import("./cli/pki.ts");
+  const { request, problems } = readPkiRequest(command, line);
+  const all = [...line.problems, ...problems];
+  if (request === null || all.length > 0) refuse(line, all);
+  else print(await runPki(request));
+}
 
 function print(text: string): void {
   process.stdout.write(text);
 }
 
-function refuse(problems: readonly string[]): void {
+function refuse({ command }: CommandLine, problems: readonly string[]): void {
+  const what = command === null || command === "serve" ? "can't start" : `${command} can't be done`;
   const list = problems.map((problem) => `  - ${problem}\n`).join("");
-  process.stderr.write(`tollgate can't start:\n${list}See tollgate --help.\n`);
+  process.stderr.write(`tollgate ${what}:\n${list}See tollgate --help.\n`);
   process.exitCode = MISCONFIGURED;
 }
 
 async function runGateway(config: Config, log: OpenLog): Promise<void> {
-  const masterKey = openDataDir(config, log);
+  const masterKey = openMasterKey(config, log);
   const { startGateway } = await import("./gateway/start.ts");
   logStrayErrors(log);
   const starting = startGateway(config, masterKey.key, log);
@@ -58,14 +117,7 @@ async function runGateway(config: Config, log: OpenLog): Promise<void> {
   const { url } = await starting;
   if (!masterKey.generated) return;
   log.flush();
-  process.stderr.write(
-    welcomeText(config, url, {
-      cwd: process.cwd(),
-      script: Bun.isStandaloneExecutable ? null : Bun.main,
-      executable: process.execPath,
-      bunVersion: Bun.version,
-    }),
-  );
+  process.stderr.write(welcomeText(config, url, thisProgram()));
 }
 
 /**
@@ -104,11 +156,12 @@ function drainOnSignal(stop: () => Promise<void>, log: OpenLog): void {
   process.on("SIGINT", onSignal);
 }
 
+const line = readCommandLine(process.argv.slice(2));
 try {
-  await main(process.argv.slice(2));
+  await main(line);
 } catch (error) {
   if (error instanceof StartupProblem) {
-    refuse([error.message]);
+    refuse(line, [error.message]);
   } else {
     openLog({ level: "error", format: process.stderr.isTTY ? "pretty" : "json", clock: systemClock }).error(
       "failed",

@@ -1,55 +1,120 @@
-// The command line: which command, and which flags with which values. Like the configuration it tells all its
-// problems at once, with the word that was probably meant.
+// The command line: which command, with which words and flags. Like the configuration it tells all its problems
+// at once, with the word that was probably meant.
 import { VARIABLES } from "../config.ts";
 import { closest } from "../core/closest.ts";
 
-export type Command = "gateway" | "token" | "migrate" | "help" | "version";
+interface Grammar {
+  /** What must follow the command, in the words of the help. */
+  readonly words?: readonly string[];
+  /** All flags take a value. */
+  readonly flags?: readonly string[];
+  /** Flags that may be given more than once. */
+  readonly lists?: readonly string[];
+}
 
 const SETTINGS = Object.values<{ readonly flag?: string }>(VARIABLES).flatMap(({ flag }) => flag ?? []);
 
-/** The flags of each command; all of them take a value. */
-const FLAGS: Readonly<Record<Command, readonly string[]>> = {
-  gateway: SETTINGS,
-  token: ["tenant", "user", "scope", "ttl", "data-dir"],
-  migrate: ["data-dir"],
-  help: [],
-  version: [],
-};
+const DATA_DIR = { flags: ["data-dir"] };
+const NAMED_ACCOUNT = { words: ["NAME"], flags: ["data-dir"] };
+
+/** By the words that call them. */
+const COMMANDS = {
+  token: { flags: ["tenant", "user", "scope", "ttl", "data-dir"] },
+  migrate: DATA_DIR,
+  "account add": { words: ["NAME"], flags: ["cert", "max-per-transaction", "daily-ceiling", "data-dir"] },
+  "account list": DATA_DIR,
+  "account disable": NAMED_ACCOUNT,
+  "account enable": NAMED_ACCOUNT,
+  "account remove": NAMED_ACCOUNT,
+  "pki init": { flags: ["dir"] },
+  "pki server": { flags: ["dir"], lists: ["host"] },
+  "pki client": { flags: ["dir", "name"] },
+} satisfies Readonly<Record<string, Grammar>>;
+
+/** Without words it serves. */
+export type Command = keyof typeof COMMANDS | "serve" | "help" | "version";
+
+function isCommand(words: string): words is keyof typeof COMMANDS {
+  return Object.hasOwn(COMMANDS, words);
+}
 
 export interface CommandLine {
-  readonly command: Command;
+  /** Null when it is not a known one. */
+  readonly command: Command | null;
+  readonly words: readonly string[];
   /** By name, without dashes. */
   readonly flags: ReadonlyMap<string, string>;
+  /** The values of flags that may be given more than once, by name. */
+  readonly lists: ReadonlyMap<string, readonly string[]>;
   readonly problems: readonly string[];
 }
 
 /** @param words what follows the name of the program */
 export function readCommandLine(words: readonly string[]): CommandLine {
-  if (words.includes("--help") || words.includes("-h")) return asked("help");
-  if (words.includes("--version")) return asked("version");
-  const [first = ""] = words;
-  const named = first !== "" && !first.startsWith("-");
-  if (!named) return readFlags("gateway", words);
-  if (first === "token" || first === "migrate") return readFlags(first, words.slice(1));
-  return { ...asked("gateway"), problems: [unknown(first, "is no command", ["token", "migrate"], "")] };
+  if (words.includes("--help") || words.includes("-h")) return asked("help", []);
+  if (words.includes("--version")) return asked("version", []);
+  const [first = "", second = ""] = words;
+  if (!isName(first)) return readRest("serve", { flags: SETTINGS }, words);
+  if (isCommand(first)) return readRest(first, COMMANDS[first], words.slice(1));
+  const both = `${first} ${second}`;
+  if (isCommand(both)) return readRest(both, COMMANDS[both], words.slice(2));
+  return asked(null, [commandProblem(first, second)]);
 }
 
-function asked(command: Command): CommandLine {
-  return { command, flags: new Map(), problems: [] };
-}
-
-function readFlags(command: Command, words: readonly string[]): CommandLine {
-  const known = FLAGS[command];
-  const flags = new Map<string, string>();
-  const problems: string[] = [];
-  for (const { word, name, value } of pairs(words)) {
-    if (name === null) problems.push(`${shown(word)} is not expected`);
-    else if (!known.includes(name)) problems.push(unknown(`--${name}`, "is no flag", known, "--"));
-    else if (value === null) problems.push(`--${name} must be followed by a value`);
-    else if (flags.has(name)) problems.push(`--${name} must be given once only`);
-    else flags.set(name, value);
+function commandProblem(first: string, second: string): string {
+  const commands = Object.keys(COMMANDS);
+  const inGroup = commands.filter((command) => command.startsWith(`${first} `));
+  if (inGroup.length === 0) {
+    const firsts = commands.map((command) => command.replace(/ .*/, ""));
+    return unknown(first, "is no command", firsts);
   }
-  return { command, flags, problems };
+  if (isName(second)) return unknown(`${first} ${second}`, "is no command", inGroup);
+  const seconds = inGroup.map((command) => command.slice(first.length + 1));
+  return `${first} must be followed by one of ${seconds.join(", ")}`;
+}
+
+function isName(word: string): boolean {
+  return word !== "" && !word.startsWith("-");
+}
+
+function asked(command: Command | null, problems: readonly string[]): CommandLine {
+  return { command, words: [], flags: new Map(), lists: new Map(), problems };
+}
+
+function readRest(command: Command, grammar: Grammar, rest: readonly string[]): CommandLine {
+  const { words: expected = [], flags: once = [], lists: often = [] } = grammar;
+  const words: string[] = [];
+  const flags = new Map<string, string>();
+  const lists = new Map<string, string[]>();
+  const problems: string[] = [];
+  const flagProblem = (name: string, value: string | null): string | null => {
+    const known = [...once, ...often];
+    if (!known.includes(name)) return unknownFlag(name, known);
+    if (value === null) return `--${name} must be followed by a value`;
+    return flags.has(name) ? `--${name} must be given once only` : null;
+  };
+  for (const { word, name, value } of pairs(rest)) {
+    const problem =
+      name === null ? wordProblem(word, expected.length - words.length) : flagProblem(name, value);
+    if (problem !== null) problems.push(problem);
+    else if (name === null) words.push(word);
+    else if (often.includes(name)) lists.set(name, [...(lists.get(name) ?? []), value ?? ""]);
+    else flags.set(name, value ?? "");
+  }
+  for (const missing of expected.slice(words.length)) problems.push(`${missing} must be given`);
+  return { command, words, flags, lists, problems };
+}
+
+function wordProblem(word: string, missing: number): string | null {
+  return isName(word) && missing > 0 ? null : `${shown(word)} is not expected`;
+}
+
+function unknownFlag(name: string, known: readonly string[]): string {
+  return unknown(
+    `--${name}`,
+    "is no flag",
+    known.map((flag) => `--${flag}`),
+  );
 }
 
 interface Pair {
@@ -78,11 +143,8 @@ function pairs(words: readonly string[]): Pair[] {
   return found;
 }
 
-function unknown(word: string, problem: string, known: readonly string[], dashes: string): string {
-  const meant = closest(
-    word,
-    known.map((name) => dashes + name),
-  );
+function unknown(word: string, problem: string, known: readonly string[]): string {
+  const meant = closest(word, known);
   return `${shown(word)} ${problem}${meant === null ? "" : `; did you mean ${meant}?`}`;
 }
 

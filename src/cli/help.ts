@@ -1,12 +1,25 @@
-// `tollgate --help`, made from the table of variables, so that it can't leave one out.
-import { VARIABLES } from "../config.ts";
+// `tollgate --help`, made from the tables of variables, so that it can't leave one out.
+import { COMMON, FACILITATOR, GATEWAY } from "../config/variables.ts";
 
-const USAGE = `tollgate: a multi-tenant gateway for agents
+const USAGE = `tollgate: a multi-tenant gateway for agents, and the facilitator that settles their payments
 
-  tollgate --mode gateway [--host H] [--port N] [--data-dir DIR]
-      run the gateway
+  tollgate --mode gateway|facilitator [--host H] [--port N] [--data-dir DIR]
+      run the gateway or the facilitator
   tollgate token --tenant T --user U [--scope "a b"] [--ttl 12h] [--data-dir DIR]
-      print a token of the local issuer; --ttl takes s, m, h or d, 12h if not given
+      print a token of the gateway's local issuer; --ttl takes s, m, h or d, 12h if not given
+  tollgate account add NAME --cert FILE [--max-per-transaction N] [--daily-ceiling N] [--data-dir DIR]
+      let the facilitator settle for whoever has this client certificate (PEM); limits are in atomic units, those
+      of the configuration if not given; a running facilitator needs no restart
+  tollgate account list [--data-dir DIR]
+      print the facilitator's accounts
+  tollgate account disable NAME | enable NAME | remove NAME [--data-dir DIR]
+      take an account out of use, at once, put it back, or remove it
+  tollgate pki init --dir DIR
+      make a small private CA for the mutual TLS between gateway and facilitator: ca.crt and ca.key
+  tollgate pki server --dir DIR --host H [--host H ...]
+      issue the facilitator's certificate: server.crt and server.key; H is a host name or an IP address
+  tollgate pki client --dir DIR --name N
+      issue a client's certificate: N.crt, N.key, and N.pem, the bundle for a credential of the gateway
   tollgate migrate [--data-dir DIR]
       apply pending migrations of the database and exit
   tollgate --help | --version
@@ -23,11 +36,22 @@ interface Row {
   readonly secret?: true;
 }
 
+const GROUPS = [
+  ["Variables of both", COMMON],
+  ["Variables of the gateway", GATEWAY],
+  ["Variables of the facilitator", FACILITATOR],
+] as const;
+
 export function helpText(): string {
-  const rows = Object.entries<Row>(VARIABLES).map(([name, row]) => {
+  const groups = GROUPS.map(([title, table]) => `\n${title}:\n${rowsText(table)}`);
+  return USAGE + groups.join("");
+}
+
+function rowsText(table: Readonly<Record<string, Row>>): string {
+  const rows = Object.entries(table).map(([name, row]) => {
     const flag = row.flag === undefined ? "" : ` (--${row.flag})`;
     const fallback = row.shown ?? (row.fallback === null ? "unset" : String(row.fallback));
     return `  ${name}${row.secret === true ? "*" : ""}${flag} [${fallback}]\n      ${row.meaning}\n`;
   });
-  return `${USAGE}\n${rows.join("")}`;
+  return rows.join("");
 }

@@ -4,11 +4,12 @@ import type { Config } from "../config.ts";
 import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { openStore } from "../storage/open.ts";
-import { openDataDir } from "./open.ts";
+import { openDataDir, openMasterKey } from "./open.ts";
 
 export async function migrate(config: Config, log: Log): Promise<void> {
-  // A database without its key would be refused at the next start.
-  openDataDir(config, log);
+  // A gateway's database without its key would be refused at the next start. A facilitator keeps no secrets in it.
+  if (config.mode === "facilitator") openDataDir(config, log);
+  else openMasterKey(config, log);
   const store = await openStore({ ...config, log, clock: systemClock });
   await store.close();
   log.info("the database is up to date", { database: store.dialect });

@@ -1,15 +1,24 @@
-// What every command that touches the data needs first: the directory and the master key.
+// What every command that touches the data needs first: the directory, and the master key where secrets are kept.
 import { makeDataDir } from "../config/data-dir.ts";
 import type { Config } from "../config.ts";
 import type { Log } from "../core/log.ts";
 import { loadMasterKey, type MasterKey } from "../keys/master-key.ts";
 
-type Settings = Pick<Config, "databaseUrl" | "dataDir" | "masterKey">;
+type Place = Pick<Config, "databaseUrl" | "dataDir">;
 
-/** @throws StartupProblem when the directory or the key can't be used. */
-export function openDataDir({ databaseUrl, dataDir, masterKey }: Settings, log: Log): MasterKey {
+/**
+ * The directory of the database; Postgres needs none.
+ *
+ * @throws StartupProblem when it can't be used
+ */
+export function openDataDir({ databaseUrl, dataDir }: Place, log: Log): void {
   if (databaseUrl === null && makeDataDir(dataDir).shared) {
     log.warn("the data directory is open to others than its owner", { path: dataDir });
   }
-  return loadMasterKey({ configured: masterKey, dataDir, log });
+}
+
+/** @throws StartupProblem when the directory or the key can't be used. */
+export function openMasterKey(config: Place & Pick<Config, "masterKey">, log: Log): MasterKey {
+  openDataDir(config, log);
+  return loadMasterKey({ configured: config.masterKey, dataDir: config.dataDir, log });
 }

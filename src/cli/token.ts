@@ -7,7 +7,7 @@ import type { Log } from "../core/log.ts";
 import { isPrincipal, LOCAL_ISSUER } from "../gateway/identity.ts";
 import { openKeyring, SIGNING_ALGORITHM } from "../keys/keyring.ts";
 import { openStore } from "../storage/open.ts";
-import { openDataDir } from "./open.ts";
+import { openMasterKey } from "./open.ts";
 
 export interface TokenRequest {
   readonly tenant: string;
@@ -56,7 +56,7 @@ function readTtl(text: string): number | null {
 
 /** @throws StartupProblem */
 export async function mintToken(config: Config, request: TokenRequest, log: Log): Promise<string> {
-  const { key } = openDataDir(config, log);
+  const { key } = openMasterKey(config, log);
   const store = await openStore({ ...config, log, clock: systemClock });
   try {
     const keyring = await openKeyring(store, key, systemClock);

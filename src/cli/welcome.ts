@@ -3,17 +3,9 @@
 import { join, relative } from "node:path";
 import type { Config } from "../config.ts";
 import { DATABASE_FILE, MASTER_KEY_FILE } from "../keys/master-key.ts";
+import { type Program, programText, quoted } from "./program.ts";
 
 type Settings = Pick<Config, "dataDir" | "identity">;
-
-export interface Program {
-  /** The working directory. */
-  readonly cwd: string;
-  /** Null in the compiled binary. */
-  readonly script: string | null;
-  readonly executable: string;
-  readonly bunVersion: string;
-}
 
 /** @param url where the gateway listens, without a slash at its end */
 export function welcomeText({ dataDir, identity }: Settings, url: string, program: Program): string {
@@ -32,23 +24,4 @@ export function welcomeText({ dataDir, identity }: Settings, url: string, progra
     a token      ${token}
 
 `;
-}
-
-/** The words that start this program again from the same directory. */
-function programText({ cwd, script, executable, bunVersion }: Program): string {
-  if (script === null) return quoted(shorter(cwd, executable));
-  // Bun that came by npx is on nobody's PATH.
-  const bun = executable.includes("/node_modules/") ? `npx --yes bun@${bunVersion}` : "bun";
-  return `${bun} ${quoted(shorter(cwd, script))}`;
-}
-
-function shorter(cwd: string, path: string): string {
-  const near = relative(cwd, path);
-  if (near.startsWith("..")) return path;
-  return near.includes("/") ? near : `./${near}`;
-}
-
-/** For a POSIX shell. */
-function quoted(word: string): string {
-  return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
 }

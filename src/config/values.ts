@@ -1,7 +1,6 @@
 // What the value of a variable must be: a sentence for the operator and a parser that belongs to it. Values
 // are never repeated in a problem, since some are secrets and a mistyped one is a secret still.
-import { X509Certificate } from "node:crypto";
-import { accessSync, constants, readFileSync, statSync } from "node:fs";
+import { accessSync, constants, statSync } from "node:fs";
 import { isIP } from "node:net";
 import { parseAllowList } from "../core/host.ts";
 
@@ -121,24 +120,6 @@ function parseKey(value: string): Buffer | undefined {
 }
 
 export const key: Kind<Buffer> = { must: "32 bytes in base64 (openssl rand -base64 32)", parse: parseKey };
-
-const CERTIFICATE = /-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----/g;
-const CA_FILE_BYTES_MAX = 4 * 1024 * 1024;
-
-/** The file's certificates, as PEM. */
-export const certificateFile: Kind<string> = {
-  must: "the path of a readable file with PEM certificates",
-  parse: (value) => {
-    try {
-      if (statSync(value).size > CA_FILE_BYTES_MAX) return undefined;
-      const found = readFileSync(value, "utf8").match(CERTIFICATE) ?? [];
-      for (const certificate of found) new X509Certificate(certificate);
-      return found.length > 0 ? `${found.join("\n")}\n` : undefined;
-    } catch {
-      return undefined;
-    }
-  },
-};
 
 export const directory: Kind<string> = {
   must: "the path of a readable directory",

@@ -1,0 +1,177 @@
+// `tollgate account`: who may have payments settled by the facilitator. It works on the database alone, so a
+// facilitator that runs is no hindrance, and takes up every change with its next request.
+import { existsSync } from "node:fs";
+import { join } from "node:path";
+import { amount } from "../config/money.ts";
+import { readCertificates } from "../config/pem.ts";
+import type { Config } from "../config.ts";
+import { systemClock } from "../core/clock.ts";
+import { closest } from "../core/closest.ts";
+import { Fault } from "../core/fault.ts";
+import type { Log } from "../core/log.ts";
+import { StartupProblem } from "../core/startup.ts";
+import {
+  type AccountRow,
+  addAccount,
+  listAccounts,
+  type NewAccount,
+  removeAccount,
+  setEnabled,
+} from "../facilitator/accounts.ts";
+import { DATABASE_FILE } from "../keys/master-key.ts";
+import { openStore } from "../storage/open.ts";
+import type { Store } from "../storage/store.ts";
+import type { CommandLine } from "./command-line.ts";
+import { openDataDir } from "./open.ts";
+
+type Change = "account disable" | "account enable" | "account remove";
+export type AccountCommand = "account add" | "account list" | Change;
+
+type AccountRequest =
+  | { readonly command: "account add"; readonly account: NewAccount }
+  | { readonly command: "account list" }
+  | { readonly command: Change; readonly name: string };
+
+interface Read {
+  readonly request: AccountRequest | null;
+  readonly problems: readonly string[];
+}
+
+/** The request that words and flags make, or null and every problem that the flags have. */
+export function readAccountRequest(
+  command: AccountCommand,
+  { words, flags }: Pick<CommandLine, "words" | "flags">,
+): Read {
+  const [name = ""] = words;
+  if (command === "account list") return { request: { command }, problems: [] };
+  if (command !== "account add") return { request: { command, name }, problems: [] };
+  const cert = readClientCertificate(flags.get("cert"));
+  const limits = ["max-per-transaction", "daily-ceiling"].map((flag) => readLimit(flag, flags.get(flag)));
+  const [maxPerTransaction = null, dailyCeiling = null] = limits.map(({ text }) => text);
+  const problems = [cert, ...limits].flatMap(({ problem }) => problem ?? []);
+  if (cert.text === null || problems.length > 0) return { request: null, problems };
+  const account = { name, certificate: cert.text, maxPerTransaction, dailyCeiling };
+  return { request: { command, account }, problems };
+}
+
+interface ReadFlag {
+  readonly text: string | null;
+  readonly problem: string | null;
+}
+
+function readLimit(flag: string, given: string | undefined): ReadFlag {
+  const bad = given !== undefined && amount.parse(given) === undefined;
+  return { text: given ?? null, problem: bad ? `--${flag} must be ${amount.must}` : null };
+}
+
+/** Of a bundle the first one: the others vouch for it. */
+function readClientCertificate(path: string | undefined): ReadFlag {
+  const [certificate] = path === undefined ? [] : readCertificates(path);
+  if (certificate === undefined) {
+    return {
+      text: null,
+      problem: "--cert must be given: the path of a PEM file with the client's certificate",
+    };
+  }
+  if (certificate.ca) {
+    return { text: null, problem: "--cert must be the certificate of a client, not one of a CA" };
+  }
+  return { text: certificate.toString(), problem: null };
+}
+
+/**
+ * @returns what to print
+ * @throws StartupProblem for what the operator can mend
+ */
+export async function runAccount(
+  config: Pick<Config, "databaseUrl" | "dataDir">,
+  request: AccountRequest,
+  log: Log,
+): Promise<string> {
+  requireDatabase(config, request);
+  openDataDir(config, log);
+  const store = await openStore({ ...config, log, clock: systemClock });
+  try {
+    return await perform(store, request);
+  } catch (error) {
+    if (!(error instanceof Fault) || error.kind === "unavailable") throw error;
+    throw new StartupProblem(error.message, { cause: error });
+  } finally {
+    await store.close();
+  }
+}
+
+/** A mistyped directory would be made, and would hold no account. Only the first account may come that early. */
+function requireDatabase(
+  { databaseUrl, dataDir }: Pick<Config, "databaseUrl" | "dataDir">,
+  request: AccountRequest,
+) {
+  if (databaseUrl !== null || request.command === "account add") return;
+  if (existsSync(join(dataDir, DATABASE_FILE))) return;
+  throw new StartupProblem(
+    `TOLLGATE_DATA_DIR must be the facilitator's: ${dataDir} holds no ${DATABASE_FILE}`,
+  );
+}
+
+async function perform(store: Store, request: AccountRequest): Promise<string> {
+  if (request.command === "account list") return accountsText(await listAccounts(store.read));
+  if (request.command === "account add") {
+    const { name, fingerprint } = await addAccount(store, systemClock, request.account);
+    return `added ${name}, certificate ${fingerprint}\n`;
+  }
+  try {
+    return await change(store, request.command, request.name);
+  } catch (error) {
+    if (!(error instanceof Fault) || error.kind !== "not_found") throw error;
+    throw await unknownAccount(store, request.name, error);
+  }
+}
+
+async function change(store: Store, command: Change, name: string): Promise<string> {
+  switch (command) {
+    case "account disable":
+      await setEnabled(store, systemClock, name, false);
+      return `disabled ${name}\n`;
+    case "account enable":
+      await setEnabled(store, systemClock, name, true);
+      return `enabled ${name}\n`;
+    case "account remove":
+      await removeAccount(store, name);
+      return `removed ${name}\n`;
+  }
+}
+
+async function unknownAccount(store: Store, name: string, cause: Fault): Promise<StartupProblem> {
+  const names = (await listAccounts(store.read)).map((account) => account.name);
+  const meant = closest(name, names);
+  const hint = meant === null ? "" : `; did you mean ${meant}?`;
+  return new StartupProblem(`NAME must be an account's: there is no ${JSON.stringify(name)}${hint}`, {
+    cause,
+  });
+}
+
+const HEADINGS = ["NAME", "ENABLED", "FINGERPRINT", "MAX PER TRANSACTION", "DAILY CEILING"];
+/** A limit that is the deployment's. */
+const DEFAULT = "default";
+
+function accountsText(accounts: readonly AccountRow[]): string {
+  if (accounts.length === 0) return "there are no accounts\n";
+  const rows = accounts.map((account) => [
+    account.name,
+    account.enabled ? "yes" : "no",
+    account.fingerprint,
+    account.max_per_transaction ?? DEFAULT,
+    account.daily_ceiling ?? DEFAULT,
+  ]);
+  const lines = [HEADINGS, ...rows];
+  const widths = HEADINGS.map((_, column) => Math.max(...lines.map((line) => width(line[column]))));
+  return lines
+    .map((line) => line.map((cell, column) => cell + " ".repeat((widths[column] ?? 0) - width(cell))))
+    .map((cells) => `${cells.join("  ").trimEnd()}\n`)
+    .join("");
+}
+
+/** In columns of a terminal. */
+function width(cell = ""): number {
+  return Bun.stringWidth(cell);
+}

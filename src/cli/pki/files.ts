@@ -1,0 +1,95 @@
+// The directory of a private CA: 0700, its files 0600. A file appears under its name when it is whole and on the
+// disk, and never in the place of another: a CA's key that is gone can't be made again.
+import {
+  closeSync,
+  existsSync,
+  fsyncSync,
+  linkSync,
+  mkdirSync,
+  openSync,
+  readFileSync,
+  statSync,
+  unlinkSync,
+  writeSync,
+} from "node:fs";
+import { join } from "node:path";
+import { StartupProblem } from "../../core/startup.ts";
+
+const FILE_BYTES_MAX = 65_536;
+
+/** @throws StartupProblem when it can't be read or is no file of this kind by its size */
+export function readPem(path: string, hint: string): string {
+  try {
+    if (statSync(path).size <= FILE_BYTES_MAX) return readFileSync(path, "utf8");
+  } catch (cause) {
+    throw new StartupProblem(`${path} must be readable${codeIn(cause)}: ${hint}`, { cause });
+  }
+  throw new StartupProblem(`${path} must be a PEM file of at most ${FILE_BYTES_MAX} bytes`);
+}
+
+/**
+ * Writes all of them or none.
+ *
+ * @param files texts by name
+ * @returns whether others than the owner may look into the directory
+ * @throws StartupProblem when one is there already or can't be written
+ */
+export function writeNew(dir: string, files: Readonly<Record<string, string>>): { readonly shared: boolean } {
+  const written: string[] = [];
+  let at = dir;
+  try {
+    mkdirSync(dir, { recursive: true, mode: 0o700 });
+    for (const [name, text] of Object.entries(files)) {
+      at = join(dir, name);
+      appear(at, join(dir, `.${name}.${crypto.randomUUID()}`), text);
+      written.push(at);
+    }
+    syncDirectory(dir);
+    return { shared: (statSync(dir).mode & 0o077) !== 0 };
+  } catch (cause) {
+    for (const path of written) unlinkSync(path);
+    const isTaken = codeOf(cause) === "EEXIST" && at !== dir;
+    const problem = isTaken
+      ? "is there already, and nothing is ever written over"
+      : `must be writable${codeIn(cause)}`;
+    throw new StartupProblem(`${at} ${problem}`, { cause });
+  }
+}
+
+/** A link fails where the name is taken, which a rename does not. */
+function appear(path: string, draft: string, text: string): void {
+  try {
+    writeDurably(draft, text);
+    linkSync(draft, path);
+  } finally {
+    if (existsSync(draft)) unlinkSync(draft);
+  }
+}
+
+function codeOf(cause: unknown): string | null {
+  return cause instanceof Error && "code" in cause ? String(cause.code) : null;
+}
+
+function codeIn(cause: unknown): string {
+  const code = codeOf(cause);
+  return code === null ? "" : ` (${code})`;
+}
+
+function writeDurably(path: string, text: string): void {
+  const file = openSync(path, "wx", 0o600);
+  try {
+    writeSync(file, text);
+    fsyncSync(file);
+  } finally {
+    closeSync(file);
+  }
+}
+
+function syncDirectory(path: string): void {
+  const directory = openSync(path, "r");
+  try {
+    fsyncSync(directory);
+  } finally {
+    closeSync(directory);
+  }
+}

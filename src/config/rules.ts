@@ -1,0 +1,126 @@
+// What the variables must be together: the rules of each wing, told beside the problems of single variables.
+import { checkDataDir } from "./data-dir.ts";
+import { isKeyOf } from "./pem.ts";
+import type { COMMON, FACILITATOR, GATEWAY, Row } from "./variables.ts";
+
+export const GATEWAY_PORT = 8080;
+export const FACILITATOR_PORT = 8443;
+
+type Table = typeof COMMON & typeof GATEWAY & typeof FACILITATOR;
+export type VariableName = keyof Table;
+/** Those of the other wing have their defaults, whatever is set. */
+export type Values = { [N in VariableName]: Table[N] extends Row<infer T, infer F> ? T | F : never };
+
+export interface Rule {
+  /** The variable that the rule is about. Where it, or the other one, is wrong by itself the rule says nothing. */
+  readonly name: VariableName;
+  readonly other?: VariableName;
+  readonly problem: (values: Values) => string | null;
+}
+
+export const MODE_RULES: readonly Rule[] = [
+  {
+    name: "TOLLGATE_MODE",
+    problem: (v) => (v.TOLLGATE_MODE === null ? "must be gateway or facilitator (or give --mode)" : null),
+  },
+];
+
+export const COMMON_RULES: readonly Rule[] = [
+  {
+    name: "TOLLGATE_DATA_DIR",
+    other: "DATABASE_URL",
+    problem: (v) => (v.DATABASE_URL === null ? checkDataDir(v.TOLLGATE_DATA_DIR) : null),
+  },
+];
+
+export const GATEWAY_RULES: readonly Rule[] = [
+  {
+    name: "TOLLGATE_MASTER_KEY",
+    other: "DATABASE_URL",
+    problem: (v) =>
+      v.DATABASE_URL !== null && v.TOLLGATE_MASTER_KEY === null
+        ? "must be set when DATABASE_URL is: replicas share it"
+        : null,
+  },
+  {
+    name: "TOLLGATE_OIDC_AUDIENCE",
+    other: "TOLLGATE_OIDC_ISSUER",
+    problem: (v) => together(v.TOLLGATE_OIDC_AUDIENCE, v.TOLLGATE_OIDC_ISSUER, "TOLLGATE_OIDC_ISSUER"),
+  },
+  {
+    name: "TOLLGATE_JWKS_URL",
+    other: "TOLLGATE_OIDC_ISSUER",
+    problem: (v) =>
+      v.TOLLGATE_JWKS_URL !== null && v.TOLLGATE_OIDC_ISSUER === null
+        ? "must be unset, or TOLLGATE_OIDC_ISSUER set too"
+        : null,
+  },
+  {
+    name: "TOLLGATE_VAULT_TOKEN",
+    other: "TOLLGATE_VAULT_ADDR",
+    problem: (v) => together(v.TOLLGATE_VAULT_TOKEN, v.TOLLGATE_VAULT_ADDR, "TOLLGATE_VAULT_ADDR"),
+  },
+  {
+    name: "TOLLGATE_USER_CLAIM",
+    problem: (v) =>
+      v.TOLLGATE_USER_CLAIM === v.TOLLGATE_TENANT_CLAIM
+        ? "must not be the claim of TOLLGATE_TENANT_CLAIM"
+        : null,
+  },
+  {
+    name: "TOLLGATE_SCOPE_CLAIM",
+    problem: (v) =>
+      [v.TOLLGATE_TENANT_CLAIM, v.TOLLGATE_USER_CLAIM].includes(v.TOLLGATE_SCOPE_CLAIM)
+        ? "must not be the claim of TOLLGATE_TENANT_CLAIM or TOLLGATE_USER_CLAIM"
+        : null,
+  },
+];
+
+export const FACILITATOR_RULES: readonly Rule[] = [
+  required("TOLLGATE_TLS_CERT_FILE"),
+  required("TOLLGATE_TLS_KEY_FILE"),
+  {
+    name: "TOLLGATE_TLS_KEY_FILE",
+    other: "TOLLGATE_TLS_CERT_FILE",
+    problem: ({ TOLLGATE_TLS_KEY_FILE: key, TOLLGATE_TLS_CERT_FILE: certificates }) =>
+      key !== null && certificates !== null && !isKeyOf(key, certificates)
+        ? "must hold the key of the first certificate in TOLLGATE_TLS_CERT_FILE"
+        : null,
+  },
+  required("TOLLGATE_CLIENT_CA_FILE"),
+  required("TOLLGATE_RPC_URLS"),
+  {
+    name: "TOLLGATE_OPEN_PORT",
+    other: "TOLLGATE_PORT",
+    problem: (v) =>
+      v.TOLLGATE_OPEN_PORT !== 0 && v.TOLLGATE_OPEN_PORT === (v.TOLLGATE_PORT ?? FACILITATOR_PORT)
+        ? "must not be the port of TOLLGATE_PORT"
+        : null,
+  },
+  {
+    name: "TOLLGATE_REMOTE_SIGNER_ADDRESS",
+    other: "TOLLGATE_REMOTE_SIGNER_URL",
+    problem: (v) =>
+      together(v.TOLLGATE_REMOTE_SIGNER_ADDRESS, v.TOLLGATE_REMOTE_SIGNER_URL, "TOLLGATE_REMOTE_SIGNER_URL"),
+  },
+  {
+    name: "TOLLGATE_SIGNER_KEY",
+    other: "TOLLGATE_REMOTE_SIGNER_URL",
+    problem: ({ TOLLGATE_SIGNER_KEY: keys, TOLLGATE_REMOTE_SIGNER_URL: remote }) => {
+      if ((keys === null) !== (remote === null)) return null;
+      return keys === null
+        ? "must be set (or TOLLGATE_REMOTE_SIGNER_URL)"
+        : "must be unset, or TOLLGATE_REMOTE_SIGNER_URL unset";
+    },
+  },
+];
+
+function required(name: VariableName): Rule {
+  return { name, problem: (values) => (values[name] === null ? "must be set" : null) };
+}
+
+/** What is needed with the other, and means nothing without it. */
+function together(own: unknown, other: unknown, otherName: string): string | null {
+  if ((own === null) === (other === null)) return null;
+  return own === null ? `must be set when ${otherName} is` : `must be unset, or ${otherName} set too`;
+}
