@@ -1,6 +1,7 @@
 // One request to collect a payment, with what every step needs of it, and whether it asks for the same as a record.
 // Pure.
 import type { SettleRequest } from "../x402/codec.ts";
+import { canonicalSignature } from "../x402/eip3009.ts";
 import { NETWORK, SCHEME } from "../x402/kind.ts";
 import type { Hex, Payment, PaymentKey, Requirements } from "../x402/types.ts";
 import { checkSignature, checkWindow, keyOf } from "../x402/verify.ts";
@@ -29,13 +30,16 @@ export interface Asked {
 export function asked(account: SettleAccount, request: SettleRequest, defaults: Limits): Asked {
   const { payment, requirements } = request;
   const { from: payer, nonce } = payment.authorization;
+  const signedBy = checkSignature(payment);
+  // The token refuses v 0 and 1. What a contract wallet reads of its signature is its own affair.
+  const canonical = signedBy === "payer" ? canonicalSignature(payment.signature) : null;
   return {
     account: account.name,
     limits: limitsOf(account, defaults),
     key: keyOf(payment.authorization),
-    payment,
+    payment: { ...payment, signature: canonical ?? payment.signature },
     requirements,
-    signedBy: checkSignature(payment),
+    signedBy,
     named: { account: account.name, payer, nonce },
   };
 }

@@ -14,7 +14,7 @@ import type { SettleOptions } from "./ports.ts";
 /** More than can be at work at once, so that there are others among them. */
 const CLAIMS_AT_ONCE = 5_000;
 const SIMULATIONS_AT_ONCE = 16;
-const TRY_AGAIN_MS = 1_000;
+const TRY_AGAIN_MS = 250;
 
 export interface Resume {
   /** Resolves when no claim without a transaction is left. Never rejects. */

@@ -1,0 +1,239 @@
+import { afterAll, beforeAll, beforeEach, describe, expect, test } from "bun:test";
+import {
+  account,
+  allPayments,
+  emptied,
+  ending,
+  hashOf,
+  keyOfRequest,
+  NOON,
+  request,
+  settling,
+} from "../../test/support/settling.ts";
+import { type Place, places } from "../../test/support/stores.ts";
+import { Fault } from "../core/fault.ts";
+import type { Store } from "../storage/store.ts";
+import type { SettleRequest } from "../x402/codec.ts";
+import { requirementsText } from "./asked.ts";
+import { claimPayment, markSent } from "./payments.ts";
+
+const away = async (): Promise<never> => {
+  throw new Fault("unavailable", "no node");
+};
+
+describe.each(["sqlite", "postgres"] as const)("what comes in between, on %s, with doubles", (dialect) => {
+  let place: Place;
+  let store: Store;
+  beforeAll(async () => {
+    place = await places[dialect]();
+    store = await place.open();
+  }, 30_000);
+  afterAll(async () => {
+    await store.close();
+    place.remove();
+  });
+  beforeEach(() => emptied(store));
+
+  /** As a process leaves it that dies between the claim and the transaction. */
+  async function claimed(asked: SettleRequest, name = "alpha") {
+    const { authorization, signature } = asked.payment;
+    const requirements = requirementsText(asked.requirements);
+    const claim = { key: keyOfRequest(asked), account: name, authorization, signature, requirements };
+    return store.write((tx) => claimPayment(tx, { ...claim, dailyCeiling: 10n ** 9n }, NOON));
+  }
+
+  test("an unready wallet or an absent node answers 503 for now, and nothing is kept as final", async () => {
+    const wing = settling(store);
+    const asked = await request();
+    wing.turns.readiness = async () => ({ ready: false, reason: "gas wallet low" });
+    const refused = await wing.settle(account(), asked).catch((error) => error);
+    expect(refused).toMatchObject({ kind: "unavailable", retryAfterSeconds: 5 });
+    expect(refused.message).not.toContain("gas");
+    expect(wing.logged).toContainEqual(
+      expect.objectContaining({ fields: expect.objectContaining({ reason: "gas wallet low" }) }),
+    );
+    wing.turns.readiness = async () => ({ ready: true });
+    const { simulate } = wing.turns;
+    wing.turns.simulate = away;
+    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
+    expect([await allPayments(store), await wing.refusals()]).toEqual([[], []]);
+    wing.turns.simulate = simulate;
+    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+  });
+
+  test("what the token would refuse is declined before a claim, counted, and may be asked again", async () => {
+    const wing = settling(store);
+    const asked = await request();
+    const { simulate } = wing.turns;
+    for (const reason of ["paused", "transfer amount exceeds balance"]) {
+      wing.turns.simulate = async () => ({ ok: false, reason });
+      expect(await wing.settle(account(), asked)).toMatchObject({ success: false, transaction: "" });
+    }
+    const { from: payer, nonce } = asked.payment.authorization;
+    expect(await wing.refusals()).toEqual([
+      {
+        account: "alpha",
+        payer,
+        nonce,
+        reason: "transfer amount exceeds balance",
+        attempts: 2,
+        created_at: NOON,
+        updated_at: NOON,
+      },
+    ]);
+    expect([await allPayments(store), await wing.reserved()]).toEqual([[], 0n]);
+    wing.turns.simulate = simulate;
+    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+  });
+
+  test("a payment that was not sent gives its claim back, so that a retry is collected", async () => {
+    const wing = settling(store);
+    const asked = await request();
+    wing.turns.send = away;
+    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
+    expect([await allPayments(store), await wing.reserved()]).toEqual([[], 0n]);
+    wing.turns.send = wing.storeSent;
+    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    expect([wing.sends.length, await wing.reserved()]).toEqual([1, 1_000n]);
+  });
+
+  test("a send that rejects although it was stored is waited for all the same", async () => {
+    const wing = settling(store);
+    const asked = await request();
+    wing.turns.send = async (payment) => {
+      await wing.storeSent(payment);
+      throw new Fault("unavailable", "the answer to the commit was lost");
+    };
+    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    expect(await wing.reserved()).toBe(1_000n);
+  });
+
+  test("a claim that could not be given back is sent after all, once", async () => {
+    let refuseWrites = false;
+    const broken: Store = { ...store, write: (work) => (refuseWrites ? away() : store.write(work)) };
+    const wing = settling(broken);
+    const asked = await request();
+    const { promise: over, resolve } = Promise.withResolvers<void>();
+    wing.turns.afterSend = async (key) => resolve(void (await wing.settled(key)));
+    wing.turns.send = async () => {
+      refuseWrites = true;
+      return away();
+    };
+    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
+    expect(await wing.record(asked)).toMatchObject({ status: "claimed" });
+    // What is only claimed has no hash, and must not look declined either, however old it is.
+    wing.clock.time += 60_000;
+    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
+    refuseWrites = false;
+    wing.turns.send = wing.storeSent;
+    await over;
+    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    expect([wing.sends.length, await wing.reserved()]).toEqual([1, 1_000n]);
+    await wing.stop();
+  });
+
+  test("a claim whose commit was answered by a lost connection is taken up", async () => {
+    let lost = false;
+    const lossy: Store = {
+      ...store,
+      async write(work) {
+        const result = await store.write(work);
+        if (lost || result !== "claimed") return result;
+        lost = true;
+        return away();
+      },
+    };
+    const wing = settling(lossy);
+    const asked = await request();
+    const { promise: over, resolve } = Promise.withResolvers<void>();
+    wing.turns.afterSend = async (key) => resolve(void (await wing.settled(key)));
+    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
+    await over;
+    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    expect(wing.sends).toHaveLength(1);
+    await wing.stop();
+  });
+
+  test("a note of a refusal, or a count of a retry, that can't be kept changes no answer", async () => {
+    let refuseWrites = false;
+    const broken: Store = { ...store, write: (work) => (refuseWrites ? away() : store.write(work)) };
+    const wing = settling(broken);
+    const asked = await request();
+    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    refuseWrites = true;
+    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    expect(await ending(wing.settle(account("beta"), asked))).toBe("declined");
+    expect(await ending(wing.settle(account("beta", 1n), await request()))).toBe("over_limit");
+  });
+
+  test("more at work than allowed are told to come again", async () => {
+    const wing = settling(store, { atWorkMax: 2 });
+    const { promise: go, resolve } = Promise.withResolvers<void>();
+    wing.turns.simulate = async () => {
+      await go;
+      return { ok: true, gas: 1n };
+    };
+    const asks = await Promise.all([request(), request(), request()]);
+    const answers = asks.map((asked) => ending(wing.settle(account(), asked)));
+    expect(await Promise.race(answers)).toBe("unavailable");
+    resolve();
+    expect((await Promise.all(answers)).sort()).toEqual(["settled", "settled", "unavailable"]);
+    expect(await ending(wing.settle(account(), await request()))).toBe("settled");
+  });
+
+  test("recovery sends claims that are still good, fails the others, and leaves sent ones alone", async () => {
+    const wing = settling(store);
+    const good = await request();
+    const expired = await request({ validBefore: NOON / 1000 + 2 });
+    const refused = await request();
+    const sent = await request();
+    for (const asked of [good, expired, refused, sent]) expect(await claimed(asked)).toBe("claimed");
+    await store.write((tx) => markSent(tx, keyOfRequest(sent), hashOf(keyOfRequest(sent)), NOON));
+    const { nonce } = refused.payment.authorization;
+    wing.turns.simulate = async (authorization) =>
+      authorization.nonce === nonce ? { ok: false, reason: "paused" } : { ok: true, gas: 1n };
+    await wing.recover();
+    expect(wing.sends.map((payment) => payment.key)).toEqual([keyOfRequest(good)]);
+    expect(wing.sends[0]?.authorization).toEqual(good.payment.authorization);
+    expect(wing.sends[0]?.signature).toBe(good.payment.signature);
+    expect(await wing.record(expired)).toMatchObject({ status: "failed", reason: "expired" });
+    expect(await wing.record(refused)).toMatchObject({ status: "failed", reason: "paused" });
+    expect(await wing.record(sent)).toMatchObject({ status: "sent" });
+    expect(await wing.reserved()).toBe(2_000n);
+    expect(await ending(wing.settle(account(), expired))).toBe("declined");
+  });
+
+  test("recovery goes on until node and wallet are there, and fails nothing meanwhile", async () => {
+    const wing = settling(store);
+    const asked = await request();
+    await claimed(asked);
+    const troubles: string[] = [];
+    wing.turns.readiness = async () => {
+      troubles.push("unready");
+      wing.turns.readiness = async () => ({ ready: true });
+      return { ready: false, reason: "rpc unreachable" };
+    };
+    wing.turns.send = async () => {
+      troubles.push("not sent");
+      wing.turns.send = wing.storeSent;
+      return away();
+    };
+    await wing.recover();
+    expect([troubles, wing.sends.length]).toEqual([["unready", "not sent"], 1]);
+  });
+
+  test("recovery ends with the stop, whatever is left", async () => {
+    const wing = settling(store);
+    await claimed(await request());
+    const { promise: asked, resolve } = Promise.withResolvers<void>();
+    wing.turns.simulate = () => {
+      resolve();
+      return away();
+    };
+    const recovered = wing.recover();
+    await asked;
+    await wing.stop();
+    await recovered;
+    expect((await allPayments(store)).map((row) => row.status)).toEqual(["claimed"]);
+  });
+});

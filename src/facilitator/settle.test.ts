@@ -1,0 +1,349 @@
+import { afterAll, beforeAll, beforeEach, describe, expect, test } from "bun:test";
+import { newPayer, randomNonce } from "../../test/support/payments.ts";
+import {
+  account,
+  allPayments,
+  emptied,
+  ending,
+  hashOf,
+  keyOfRequest,
+  NOON,
+  PAY_TO,
+  request,
+  settling,
+} from "../../test/support/settling.ts";
+import { type Place, places } from "../../test/support/stores.ts";
+import { Fault } from "../core/fault.ts";
+import type { Store } from "../storage/store.ts";
+
+const COARSE = "payment could not be collected";
+
+describe.each(["sqlite", "postgres"] as const)(
+  "settling on %s, with doubles of chain and wallet",
+  (dialect) => {
+    let place: Place;
+    let store: Store;
+    beforeAll(async () => {
+      place = await places[dialect]();
+      store = await place.open();
+    }, 30_000);
+    afterAll(async () => {
+      await store.close();
+      place.remove();
+    });
+    beforeEach(() => emptied(store));
+
+    test("a payment is claimed, sent and settled, and answered with its hash", async () => {
+      const wing = settling(store);
+      const asked = await request({ form: "zero" });
+      const { from, nonce } = asked.payment.authorization;
+      const hash = hashOf(keyOfRequest(asked));
+      expect(await wing.settle(account(), asked)).toEqual({
+        success: true,
+        transaction: hash,
+        network: "base",
+        payer: from,
+      });
+      expect(await wing.record(asked)).toMatchObject({
+        account: "alpha",
+        status: "settled",
+        payer: from,
+        nonce,
+        pay_to: PAY_TO,
+        value: "1000",
+        day: "2025-11-21",
+        attempts: 1,
+        transaction_hash: hash,
+        block_number: 7,
+        reason: null,
+        ended_at: NOON,
+      });
+      expect(await wing.reserved()).toBe(1_000n);
+      // The token takes v 27 and 28 alone.
+      expect(wing.sends.map((sent) => sent.signature.slice(-2))).not.toContain("00");
+      expect(wing.sends.map((sent) => sent.signature.slice(-2))).not.toContain("01");
+      expect(wing.sends).toHaveLength(1);
+    });
+
+    test("a retry learns the truth, whatever window, limits, readiness and node say by then", async () => {
+      const wing = settling(store);
+      const asked = await request();
+      const first = await wing.settle(account(), asked);
+      wing.clock.time += 3_600_000;
+      wing.turns.readiness = async () => ({ ready: false, reason: "gas wallet low" });
+      wing.turns.simulate = async () => {
+        throw new Fault("unavailable", "no node");
+      };
+      expect(await wing.settle(account("alpha", 1n, 1n), asked)).toEqual(first);
+      expect(wing.sends).toHaveLength(1);
+      expect(await wing.record(asked)).toMatchObject({ attempts: 2 });
+    });
+
+    test("the same nonce on other terms, or from another account, is never a success", async () => {
+      const wing = settling(store);
+      const payer = newPayer();
+      const nonce = randomNonce();
+      const asked = await request({ payer, nonce });
+      const { requirements } = asked;
+      expect(await ending(wing.settle(account(), asked))).toBe("settled");
+      const others = {
+        "another account": [account("beta"), asked],
+        "another value": [account(), await request({ payer, nonce, value: 999n })],
+        "another recipient": [account(), await request({ payer, nonce, to: `0x${"ab".repeat(20)}` })],
+        "another validAfter": [account(), await request({ payer, nonce, validAfter: 1 })],
+        "another validBefore": [account(), await request({ payer, nonce, validBefore: NOON / 1000 + 601 })],
+        "a wrong signature": [
+          account(),
+          { ...asked, payment: { ...asked.payment, signature: `0x${"11".repeat(65)}` } },
+        ],
+        "another scheme": [account(), { ...asked, payment: { ...asked.payment, scheme: "upto" } }],
+        "another price": [
+          account(),
+          { ...asked, requirements: { ...requirements, maxAmountRequired: 1_001n } },
+        ],
+        "another resource": [
+          account(),
+          { ...asked, requirements: { ...requirements, resource: "https://x.test/" } },
+        ],
+        "another timeout": [
+          account(),
+          { ...asked, requirements: { ...requirements, maxTimeoutSeconds: 61 } },
+        ],
+        "another asset": [account(), { ...asked, requirements: { ...requirements, asset: PAY_TO } }],
+        "another payTo": [
+          account(),
+          { ...asked, requirements: { ...requirements, payTo: `0x${"0b".repeat(20)}` } },
+        ],
+        "another required network": [
+          account(),
+          { ...asked, requirements: { ...requirements, network: "base-sepolia" } },
+        ],
+        "another required scheme": [
+          account(),
+          { ...asked, requirements: { ...requirements, scheme: "upto" } },
+        ],
+      } as const;
+      for (const [what, [from, other]] of Object.entries(others)) {
+        expect([what, await ending(wing.settle(from, other))]).toEqual([what, "declined"]);
+      }
+      expect(wing.sends).toHaveLength(1);
+      const kept = (await wing.refusals()).map((row) => [row.account, row.attempts]).sort();
+      expect(kept).toEqual([
+        ["alpha", Object.keys(others).length - 1],
+        ["beta", 1],
+      ]);
+      expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    });
+
+    test("a retry of a contract wallet's payment must come with its very signature", async () => {
+      const wing = settling(store);
+      const asked = await request({ signature: `0x${"ab".repeat(70)}` });
+      expect(await ending(wing.settle(account(), asked))).toBe("settled");
+      expect(wing.sends.map((sent) => sent.signature)).toEqual([asked.payment.signature]);
+      expect(await ending(wing.settle(account(), asked))).toBe("settled");
+      const other = { ...asked, payment: { ...asked.payment, signature: `0x${"ac".repeat(70)}` as const } };
+      expect(await ending(wing.settle(account(), other))).toBe("declined");
+    });
+
+    test("of twenty equal requests at once one is sent, and the others are told to come again", async () => {
+      const wing = settling(store);
+      const { promise: sent, resolve } = Promise.withResolvers<void>();
+      wing.turns.afterSend = async () => resolve();
+      const asked = await request();
+      const answers = Array.from({ length: 20 }, () => ending(wing.settle(account(), asked)));
+      await sent;
+      const late = wing.settle(account(), asked).catch((error) => error);
+      expect(await late).toMatchObject({ kind: "unavailable", retryAfterSeconds: 2 });
+      await wing.settled(keyOfRequest(asked));
+      expect((await Promise.all(answers)).sort()).toEqual(["settled", ...Array(19).fill("unavailable")]);
+      expect(wing.sends).toHaveLength(1);
+    });
+
+    test("two accounts that present one payment at once: one of them collects it", async () => {
+      const wing = settling(store);
+      const asked = await request();
+      const answers = ["alpha", "beta"].map((name) => ending(wing.settle(account(name), asked)));
+      expect((await Promise.all(answers)).sort()).toEqual(["declined", "settled"]);
+      expect(wing.sends).toHaveLength(1);
+      expect((await wing.reserved("alpha")) + (await wing.reserved("beta"))).toBe(1_000n);
+    });
+
+    test("not included in time: no success, but the hash that may still land; later the success", async () => {
+      const wing = settling(store, { inclusionTimeoutMs: 40 });
+      wing.turns.afterSend = async () => {};
+      const asked = await request();
+      const hash = hashOf(keyOfRequest(asked));
+      expect(await wing.settle(account(), asked)).toMatchObject({
+        success: false,
+        errorReason: COARSE,
+        transaction: hash,
+      });
+      // The record's time says when a waiter is gone, so it is right after a restart too.
+      expect(await ending(settling(store, { inclusionTimeoutMs: 40 }).settle(account(), asked))).toBe(
+        "unavailable",
+      );
+      wing.clock.time += 39;
+      expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
+      wing.clock.time += 1;
+      expect(await ending(wing.settle(account(), asked))).toBe(`unknown ${hash}`);
+      expect(await wing.reserved()).toBe(1_000n);
+      await wing.settled(keyOfRequest(asked));
+      expect(await ending(wing.settle(account(), asked))).toBe("settled");
+      expect(wing.sends).toHaveLength(1);
+    });
+
+    test("a failure after the claim is final, coarse outside, exact in log and store, and frees the ceiling", async () => {
+      const wing = settling(store);
+      wing.turns.afterSend = (key) =>
+        wing.failed(key, "authorization used by another", `0x${"fe".repeat(32)}`);
+      const asked = await request();
+      const declined = { success: false, errorReason: COARSE, transaction: "", network: "base" };
+      expect(await wing.settle(account(), asked)).toMatchObject(declined);
+      expect(await wing.record(asked)).toMatchObject({
+        status: "failed",
+        reason: "authorization used by another",
+        foreign_transaction: `0x${"fe".repeat(32)}`,
+      });
+      expect(await wing.reserved()).toBe(0n);
+      expect(await wing.settle(account(), asked)).toMatchObject(declined);
+      expect(wing.sends).toHaveLength(1);
+      expect(wing.logged).toContainEqual({
+        level: "info",
+        event: "payment failed",
+        fields: expect.objectContaining({ account: "alpha", reason: "authorization used by another" }),
+      });
+    });
+
+    test("no log line holds a signature", async () => {
+      const wing = settling(store);
+      const asked = await request();
+      await wing.settle(account(), asked);
+      await wing.settle(account("beta"), asked);
+      wing.turns.send = async () => {
+        throw new Error("no");
+      };
+      await ending(wing.settle(account(), await request({ signature: asked.payment.signature })));
+      expect(wing.logged).toHaveLength(3);
+      expect(Bun.inspect(wing.logged, { depth: 10 })).not.toContain(asked.payment.signature.slice(2, 40));
+    });
+
+    test("the window is judged with three seconds to spare, to the second", async () => {
+      const wing = settling(store);
+      const now = NOON / 1000;
+      const windows = [
+        [{ validAfter: now }, "settled"],
+        [{ validAfter: now + 1 }, "declined"],
+        [{ validBefore: now + 3 }, "settled"],
+        [{ validBefore: now + 2 }, "declined"],
+        [{ validAfter: 0, validBefore: 2n ** 256n - 1n }, "settled"],
+      ] as const;
+      for (const [window, expected] of windows) {
+        expect([window, await ending(wing.settle(account(), await request(window)))]).toEqual([
+          window,
+          expected,
+        ]);
+      }
+      expect((await wing.refusals()).map((row) => row.reason).sort()).toEqual(["expired", "not_yet_valid"]);
+    });
+
+    test("what became too late while it was simulated is not claimed", async () => {
+      const wing = settling(store);
+      wing.turns.simulate = async () => {
+        wing.clock.time += 600_000;
+        return { ok: true, gas: 1n };
+      };
+      expect(await ending(wing.settle(account(), await request()))).toBe("declined");
+      expect(await allPayments(store)).toEqual([]);
+    });
+
+    test("the requirements decide: value, recipient and scheme decline; another kind is a guardrail", async () => {
+      const wing = settling(store);
+      const cases = [
+        [{ requirements: { maxAmountRequired: "1000" } }, "settled"],
+        [{ requirements: { maxAmountRequired: "1001" } }, "settled"],
+        [{ requirements: { maxAmountRequired: "999" } }, "declined"],
+        [{ requirements: { payTo: `0x${"0b".repeat(20)}` } }, "declined"],
+        [{ requirements: { payTo: PAY_TO.toUpperCase().replace("0X", "0x") } }, "settled"],
+        [{ requirements: { scheme: "upto" } }, "declined"],
+        [{ scheme: "upto" }, "declined"],
+        [{ network: "base-sepolia" }, "over_limit"],
+        [{ requirements: { network: "base-sepolia" } }, "over_limit"],
+        [{ requirements: { asset: PAY_TO } }, "over_limit"],
+        [{ network: "base-sepolia", requirements: { maxAmountRequired: "1" } }, "declined"],
+        [{ network: "base-sepolia", validBefore: 1 }, "declined"],
+      ] as const;
+      for (const [change, expected] of cases) {
+        expect([change, await ending(wing.settle(account(), await request(change)))]).toEqual([
+          change,
+          expected,
+        ]);
+      }
+      const reasons = (await wing.refusals()).map((row) => row.reason);
+      expect(reasons.filter((reason) => reason === "kind_not_allowed")).toHaveLength(3);
+      expect(reasons.filter((reason) => reason === "wrong_recipient")).toHaveLength(1);
+    });
+
+    test("the limits are exact: what equals one is allowed; an account's own come before the deployment's", async () => {
+      const wing = settling(store, { maxPerTransaction: 1_000n, dailyCeiling: 2_500n });
+      const ask = async (value: bigint, from = account()) =>
+        ending(wing.settle(from, await request({ value })));
+      expect(await ask(1_001n)).toBe("over_limit");
+      expect(await ask(1_000n)).toBe("settled");
+      expect(await ask(1_000n)).toBe("settled");
+      expect(await ask(501n)).toBe("over_limit");
+      expect(await ask(500n)).toBe("settled");
+      expect(await ask(1n)).toBe("over_limit");
+      expect(await ask(1_001n, account("beta", 1_001n))).toBe("settled");
+      expect(await ask(1n, account("gamma", 0n))).toBe("over_limit");
+      expect(await ask(0n, account("gamma", 0n, 0n))).toBe("settled");
+      expect(await ask(1n, account("delta", undefined, 0n))).toBe("over_limit");
+      expect((await wing.refusals()).map((row) => row.reason).sort()).toEqual([
+        ...Array(3).fill("over_daily_ceiling"),
+        ...Array(2).fill("over_max_per_transaction"),
+      ]);
+    });
+
+    test("a ceiling that fifty raced for, in two processes, is reached and never exceeded", async () => {
+      const others = await place.open();
+      const wings = [settling(store), settling(others)];
+      // All have passed the first look at the ceiling before any of them claims.
+      const { promise: allSimulate, resolve } = Promise.withResolvers<void>();
+      let simulations = 0;
+      for (const wing of wings) {
+        wing.turns.simulate = async () => {
+          simulations += 1;
+          if (simulations === 50) resolve();
+          await allSimulate;
+          return { ok: true, gas: 1n };
+        };
+      }
+      const limited = account("alpha", undefined, 20_500n);
+      const asks = await Promise.all(Array.from({ length: 50 }, () => request()));
+      const answers = await Promise.all(asks.map((asked, i) => ending(wings[i % 2]!.settle(limited, asked))));
+      expect(answers.filter((answer) => answer === "settled")).toHaveLength(20);
+      expect(answers.filter((answer) => answer === "over_limit")).toHaveLength(30);
+      expect(await wings[0]!.reserved()).toBe(20_000n);
+      await others.close();
+    });
+
+    test("a reservation counts on the UTC day of its claim, and goes back there after midnight", async () => {
+      const midnight = Date.UTC(2025, 10, 22);
+      const wing = settling(store, { now: midnight - 1, dailyCeiling: 1_000n });
+      const { promise: sent, resolve } = Promise.withResolvers<void>();
+      wing.turns.afterSend = async () => resolve();
+      const ask = () => request({ validAfter: 0, validBefore: midnight });
+      const asked = await ask();
+      const first = ending(wing.settle(account(), asked));
+      await sent;
+      expect(await ending(wing.settle(account(), await ask()))).toBe("over_limit");
+      wing.clock.time = midnight;
+      const next = await ask();
+      wing.turns.afterSend = wing.settled;
+      expect(await ending(wing.settle(account(), next))).toBe("settled");
+      await wing.failed(keyOfRequest(asked));
+      expect(await first).toBe("declined");
+      expect([await wing.reserved("alpha", midnight - 1), await wing.reserved()]).toEqual([0n, 1_000n]);
+      expect((await wing.record(asked))?.day).toBe("2025-11-21");
+    });
+  },
+);
