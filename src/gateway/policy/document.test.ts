@@ -1,0 +1,60 @@
+import { expect, test } from "bun:test";
+import { Fault } from "../../core/fault.ts";
+import { checkRules, parseRules, type Rule } from "./document.ts";
+
+function problem(match: Rule["match"]): string | null {
+  try {
+    checkRules([
+      { action: "deny", match: {} },
+      { action: "deny", match },
+    ]);
+    return null;
+  } catch (error) {
+    expect(error).toBeInstanceOf(Fault);
+    return (error as Fault).message;
+  }
+}
+
+test.each<[string, Rule["match"]]>([
+  ["an empty agent", { agents: ["agt_1", ""] }],
+  ["an agent with a wildcard", { agents: ["agt_1", "agt_*"] }],
+  ["the bare wildcard for an agent", { agents: ["agt_1", "*"] }],
+  ["an agent with a lone surrogate", { agents: ["agt_1", "\ud800"] }],
+  ["a long agent", { agents: ["agt_1", "a".repeat(1025)] }],
+])("%s is refused by its place", (_, match) => {
+  expect(problem(match)).toStartWith("rules.1.match.agents.1: must ");
+});
+
+test.each<[string, string]>([
+  ["empty", ""],
+  ["a wildcard in the middle", "read_*_file"],
+  ["a wildcard at the start", "*_file"],
+  ["two wildcards at the end", "read_**"],
+  ["only two wildcards", "**"],
+  ["a wildcard in the middle and one at the end", "a*b*"],
+  ["U+0000", "a\0b"],
+  ["a lone surrogate", "a\udc00"],
+  ["too long", "a".repeat(1025)],
+])("a tool is refused by its place: %s", (_, tool) => {
+  expect(problem({ tools: ["read_*", tool] })).toStartWith("rules.1.match.tools.1: must ");
+});
+
+test("everything else may be the name of a tool", () => {
+  for (const tool of ["*", "a*", "read file", " ", "a\u0085b", "日本*", "a".repeat(1024), "\ud83d\ude00*"])
+    expect(problem({ tools: [tool] })).toBeNull();
+});
+
+test("stored rules come back, and what this program does not know is an error", () => {
+  const rules: Rule[] = [{ action: "warn", match: { tools: ["a*"], max_body_bytes: 1 } }];
+  expect(parseRules(JSON.stringify(rules))).toEqual(rules);
+  for (const stored of [
+    "",
+    "{}",
+    "[1]",
+    '[{"action":"quarantine","match":{}}]',
+    '[{"action":"deny","match":{"hours":[9]}}]',
+    '[{"action":"deny","match":{"tools":["a*b"]}}]',
+    '[{"action":"deny","match":{"rate_per_min":0}}]',
+  ])
+    expect(() => parseRules(stored)).toThrow();
+});

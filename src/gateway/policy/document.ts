@@ -1,0 +1,140 @@
+// The policy document on the wire and as it is stored: its schema, and what its texts may hold. Pure. What is
+// read back from the store is judged by the same rules, so that a document of a newer program, or a damaged one,
+// is an error of the policy and never a policy with less in it.
+import { type Static, Type } from "@sinclair/typebox";
+import { TypeCompiler } from "@sinclair/typebox/compiler";
+import { invalidField } from "../../core/fault.ts";
+import { POLICY_ENTRY_CHARACTERS_MAX, POLICY_LIST_MAX, POLICY_RULES_MAX } from "../../core/limits.ts";
+import { POLICY_ACTIONS } from "../../core/states.ts";
+import { checkText } from "../../core/text.ts";
+
+/** Tool names may hold control characters that this does not know, and must be nameable all the same. */
+const ENTRY = { min: 1, max: POLICY_ENTRY_CHARACTERS_MAX, controls: true };
+
+export const Action = Type.Union(
+  POLICY_ACTIONS.map((action) => Type.Literal(action)),
+  { "x-expected": `one of ${POLICY_ACTIONS.join(", ")}` },
+);
+
+const list = (description: string) =>
+  Type.Optional(
+    Type.Array(Type.String(), {
+      maxItems: POLICY_LIST_MAX,
+      description,
+      "x-expected": `an array of at most ${POLICY_LIST_MAX} strings`,
+    }),
+  );
+
+const threshold = (description: string) =>
+  Type.Optional(
+    Type.Integer({
+      minimum: 1,
+      maximum: Number.MAX_SAFE_INTEGER,
+      description,
+      "x-expected": "an integer of at least 1",
+    }),
+  );
+
+const Rule = Type.Object(
+  {
+    action: Action,
+    match: Type.Object(
+      {
+        agents: list("IDs of agents."),
+        tools: list(
+          "Names of MCP tools; one `*` at the end matches what starts so. Only a `tools/call` of an mcp agent has a tool.",
+        ),
+        max_body_bytes: threshold("Matches a request body of at least this many bytes."),
+        rate_per_min: threshold(
+          "Matches when the caller's calls to the agent in the last 60 seconds, this one included, are more.",
+        ),
+      },
+      {
+        additionalProperties: false,
+        description: "All conditions that are there and not empty must match; `{}` matches every call.",
+        "x-expected": "an object of conditions",
+      },
+    ),
+  },
+  { $id: "PolicyRule", additionalProperties: false, "x-expected": "a rule" },
+);
+export type Rule = Static<typeof Rule>;
+
+const Rules = Type.Array(Rule, {
+  maxItems: POLICY_RULES_MAX,
+  description: "In order: the first that matches decides.",
+  "x-expected": `an array of at most ${POLICY_RULES_MAX} rules`,
+});
+
+const fields = {
+  default: Action,
+  on_error: Action,
+  rules: Rules,
+};
+
+export const PolicyReplace = Type.Object(fields, {
+  $id: "PolicyReplace",
+  additionalProperties: false,
+  description:
+    "`default` applies when no rule matches, `on_error` when the policy cannot be read or evaluated. No part may be left out.",
+  "x-expected": "a policy document",
+});
+export type PolicyReplace = Static<typeof PolicyReplace>;
+
+export const Policy = Type.Object(
+  {
+    version: Type.Integer({ description: "0 when the tenant has no policy." }),
+    ...Type.Partial(Type.Object({ default: Action, on_error: Action })).properties,
+    rules: Rules,
+    updated_at: Type.Optional(Type.String({ format: "date-time" })),
+  },
+  { $id: "Policy", additionalProperties: false },
+);
+
+/**
+ * Checks what the schema does not: the texts of the rules.
+ *
+ * @param at what stands before `rules` in the names of fields: where the document is part of another body
+ * @throws Fault `invalid_request`
+ */
+export function checkRules(rules: readonly Rule[], at = ""): void {
+  for (const [index, { match }] of rules.entries()) {
+    const field = `${at}rules.${index}.match`;
+    for (const [place, agent] of (match.agents ?? []).entries()) {
+      checkEntry(
+        `${field}.agents.${place}`,
+        agent,
+        agent,
+        "must not contain *, which only tools may end with",
+      );
+    }
+    for (const [place, tool] of (match.tools ?? []).entries()) {
+      checkEntry(
+        `${field}.tools.${place}`,
+        tool,
+        tool.replace(/\*$/, ""),
+        "must have * only once, at its end",
+      );
+    }
+  }
+}
+
+/** @param plain the part of the entry in which no wildcard may stand */
+function checkEntry(field: string, entry: string, plain: string, wildcard: string): void {
+  checkText(field, entry, ENTRY);
+  if (plain.includes("*")) throw invalidField(field, wildcard);
+}
+
+const storedRules = TypeCompiler.Compile(Rules);
+
+/**
+ * Rules in their stored form.
+ *
+ * @throws Error, of whatever kind, when this program does not understand all of them
+ */
+export function parseRules(stored: string): Rule[] {
+  const rules: unknown = JSON.parse(stored);
+  if (!storedRules.Check(rules)) throw new Error("stored rules of a form that this program does not know");
+  checkRules(rules);
+  return rules;
+}

@@ -1,0 +1,166 @@
+import { describe, expect, test } from "bun:test";
+import fc from "fast-check";
+import { POLICY_ACTIONS, type PolicyAction } from "../../core/states.ts";
+import type { PolicyReplace, Rule } from "./document.ts";
+import { compile, type EvaluatedCall, evaluate, toolDeniedToAll } from "./evaluate.ts";
+
+/** The rules as interface.md and decisions.md have them, word for word and with no thought for speed. */
+function reference(document: PolicyReplace, call: EvaluatedCall): [PolicyAction, number | null] {
+  const at = document.rules.findIndex(({ match }) => {
+    const conditions = [
+      match.agents === undefined || match.agents.length === 0 || match.agents.includes(call.agent_id),
+      match.tools === undefined || match.tools.length === 0 || match.tools.some((tool) => isTool(tool, call)),
+      match.max_body_bytes === undefined || call.body_bytes >= match.max_body_bytes,
+      match.rate_per_min === undefined || call.rate > match.rate_per_min,
+    ];
+    return conditions.every((holds) => holds);
+  });
+  const rule = document.rules[at];
+  return rule === undefined ? [document.default, null] : [rule.action, at + 1];
+}
+
+function isTool(pattern: string, { protocol, mcp_tool }: EvaluatedCall): boolean {
+  if (protocol !== "mcp" || mcp_tool === null) return false;
+  return pattern.endsWith("*") ? mcp_tool.startsWith(pattern.slice(0, -1)) : mcp_tool === pattern;
+}
+
+// Few letters, so that names and prefixes meet; some beside the plain ones, whose order is another in UTF-8.
+const name = fc.string({ unit: fc.constantFrom("a", "b", "_", "é", "\ud83d\ude00", "\uffee"), maxLength: 4 });
+const tool = fc.oneof(
+  name.filter((text) => text !== ""),
+  name.map((text) => `${text}*`),
+);
+const agent = fc.constantFrom("agt_1", "agt_2", "agt_3");
+const action = fc.constantFrom(...POLICY_ACTIONS);
+const threshold = fc.integer({ min: 1, max: 5 });
+const match = fc.record(
+  {
+    agents: fc.array(agent, { maxLength: 2 }),
+    tools: fc.array(tool, { maxLength: 6 }),
+    max_body_bytes: threshold,
+    rate_per_min: threshold,
+  },
+  { requiredKeys: [] },
+) as fc.Arbitrary<Rule["match"]>;
+const rules = fc.array(fc.record({ action, match }), { maxLength: 12 });
+const policy: fc.Arbitrary<PolicyReplace> = fc.record({ default: action, on_error: action, rules });
+const call: fc.Arbitrary<EvaluatedCall> = fc.record({
+  agent_id: agent,
+  protocol: fc.constantFrom("http", "mcp"),
+  mcp_tool: fc.option(name),
+  body_bytes: fc.integer({ min: 0, max: 6 }),
+  rate: fc.integer({ min: 1, max: 7 }),
+});
+
+describe("any document and any call", () => {
+  test("the compiled form says what the plain rules say", () => {
+    fc.assert(
+      fc.property(policy, fc.array(call, { minLength: 1, maxLength: 20 }), (document, calls) => {
+        const compiled = compile(document);
+        for (const one of calls) {
+          const { action: said, matched_rule } = evaluate(compiled, one);
+          expect([said, matched_rule]).toEqual(reference(document, one));
+        }
+      }),
+      { numRuns: 2_000 },
+    );
+  });
+
+  test("a tool is denied to all exactly when no size and no rate gets a call of it through", () => {
+    const outcomes = new Set<boolean>();
+    fc.assert(
+      fc.property(policy, agent, name, (document, agent_id, mcp_tool) => {
+        const every = [1, 2, 3, 4, 5, 6].flatMap((body_bytes) =>
+          [1, 2, 3, 4, 5, 6, 7].map((rate) => ({
+            ...{ agent_id, protocol: "mcp" as const, mcp_tool },
+            ...{ body_bytes, rate },
+          })),
+        );
+        const denied = every.every((one) => reference(document, one)[0] === "deny");
+        expect(toolDeniedToAll(compile(document), agent_id, mcp_tool)).toBe(denied);
+        outcomes.add(denied);
+      }),
+      { numRuns: 2_000 },
+    );
+    expect(outcomes.size).toBe(2);
+  });
+
+  test("reasons are coarse and fit for a header", () => {
+    fc.assert(
+      fc.property(policy, call, (document, one) => {
+        const { reason, action: said } = evaluate(compile(document), one);
+        expect(reason).toMatch(/^(rule [0-9]+|default): (allow|warn|deny)$/);
+        expect(reason).toEndWith(said);
+      }),
+    );
+  });
+});
+
+const CALL: EvaluatedCall = {
+  agent_id: "agt_1",
+  protocol: "mcp",
+  mcp_tool: "read_file",
+  body_bytes: 10,
+  rate: 5,
+};
+
+const deny = (conditions: Rule["match"], changes: Partial<EvaluatedCall> = {}) => {
+  const document = { default: "allow" as const, rules: [{ action: "deny" as const, match: conditions }] };
+  return evaluate(compile(document), { ...CALL, ...changes }).action === "deny";
+};
+
+describe("conditions", () => {
+  test.each<[string, Rule["match"], Partial<EvaluatedCall>, boolean]>([
+    ["none matches everything", {}, {}, true],
+    ["empty lists match everything", { agents: [], tools: [] }, { protocol: "http", mcp_tool: null }, true],
+    ["the agent", { agents: ["agt_2", "agt_1"] }, {}, true],
+    ["another agent", { agents: ["agt_2"] }, {}, false],
+    ["the tool", { tools: ["read_file"] }, {}, true],
+    ["the start of the tool without a wildcard", { tools: ["read"] }, {}, false],
+    ["a prefix", { tools: ["read_*"] }, {}, true],
+    ["the whole name as a prefix", { tools: ["read_file*"] }, {}, true],
+    ["a longer prefix", { tools: ["read_files*"] }, {}, false],
+    ["the bare wildcard", { tools: ["*"] }, {}, true],
+    ["the bare wildcard and a nameless tool", { tools: ["*"] }, { mcp_tool: "" }, true],
+    ["the bare wildcard and another method", { tools: ["*"] }, { mcp_tool: null }, false],
+    ["a tool of an http agent", { tools: ["*"] }, { protocol: "http" }, false],
+    ["another letter case", { tools: ["Read_file"] }, {}, false],
+    ["fewer bytes", { max_body_bytes: 11 }, {}, false],
+    ["as many bytes", { max_body_bytes: 10 }, {}, true],
+    ["more bytes", { max_body_bytes: 9 }, {}, true],
+    ["a lower rate", { rate_per_min: 6 }, {}, false],
+    ["the same rate", { rate_per_min: 5 }, {}, false],
+    ["a higher rate", { rate_per_min: 4 }, {}, true],
+    ["all but one", { agents: ["agt_1"], tools: ["read_*"], max_body_bytes: 11 }, {}, false],
+  ])("%s", (_, conditions, changes, expected) => {
+    expect(deny(conditions, changes)).toBe(expected);
+  });
+});
+
+test("the first rule that matches decides, then the default, and both say so", () => {
+  const document = {
+    default: "deny" as const,
+    rules: [
+      { action: "warn" as const, match: { tools: ["read_*"] } },
+      { action: "deny" as const, match: { tools: ["read_file"] } },
+    ],
+  };
+  const compiled = compile(document);
+  expect(evaluate(compiled, CALL)).toEqual({ action: "warn", matched_rule: 1, reason: "rule 1: warn" });
+  expect(evaluate(compiled, { ...CALL, mcp_tool: "write" })).toEqual({
+    action: "deny",
+    matched_rule: null,
+    reason: "default: deny",
+  });
+});
+
+test("an overlap of prefixes does not hide the shorter one", () => {
+  for (const tools of [
+    ["a*", "ab*"],
+    ["ab*", "a*"],
+    ["a*", "ab*", "abc", "b*"],
+  ]) {
+    for (const mcp_tool of ["a", "aa", "ab", "abc", "ax", "az"])
+      expect(deny({ tools }, { mcp_tool })).toBe(true);
+  }
+});
