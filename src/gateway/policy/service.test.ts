@@ -1,0 +1,389 @@
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { SQL } from "bun";
+import fc from "fast-check";
+import { type Place, places, postgresPlace } from "../../../test/support/stores.ts";
+import { Fault } from "../../core/fault.ts";
+import { newId } from "../../core/id.ts";
+import { type Log, silentLog } from "../../core/log.ts";
+import { POLICY_ACTIONS, type PolicyAction } from "../../core/states.ts";
+import type { Store } from "../../storage/store.ts";
+import { type DecisionRow, decisionLog, newestDecisions, removeOldDecisions } from "./decisions.ts";
+import type { PolicyReplace, Rule } from "./document.ts";
+import { compile, evaluate } from "./evaluate.ts";
+import { type PolicyCall, policyService, warningOf } from "./service.ts";
+
+const clock = { time: 1_790_000_000_000, now: () => clock.time };
+const AGENT = "agt_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f";
+let serial = 0;
+
+const document = (rules: Rule[] = [], changes: Partial<PolicyReplace> = {}): PolicyReplace => ({
+  default: "allow",
+  on_error: "warn",
+  rules,
+  ...changes,
+});
+const all = (action: PolicyAction): PolicyReplace => document([{ action, match: {} }]);
+
+function caller() {
+  const tenant = `tenant ${++serial}`;
+  const call = (changes: Partial<PolicyCall> = {}): PolicyCall => ({
+    ...{ tenant, user: "alice", agent_id: AGENT, protocol: "mcp" as const, mcp_tool: "read_file" },
+    ...{ body_bytes: 10, ...changes },
+  });
+  return { tenant, me: { tenant, user: "alice", scopes: new Set<string>() }, call };
+}
+
+const faultOf = async (promise: Promise<unknown>) => {
+  const error = await promise.then(
+    () => null,
+    (thrown) => thrown,
+  );
+  expect(error).toBeInstanceOf(Fault);
+  return error as Fault;
+};
+
+describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
+  let place: Place;
+  let store: Store;
+  beforeAll(async () => {
+    place = await makePlace();
+    store = await place.open();
+  }, 30_000);
+  afterAll(async () => {
+    await store?.close();
+    place?.remove();
+  });
+
+  const service = (changes: { now?: () => number; log?: Log } = {}) =>
+    policyService({ store, clock, log: silentLog, ...changes });
+  const stored = (tenant: string) => newestDecisions(store.read, tenant, 1_000_000);
+
+  /** While `work` runs, the table is not there: the rest of the store works on. */
+  async function without(table: string, work: () => Promise<void>): Promise<void> {
+    await place.execute(`alter table ${table} rename to ${table}_away`);
+    try {
+      await work();
+    } finally {
+      await place.execute(`alter table ${table}_away rename to ${table}`);
+    }
+  }
+
+  describe("the document", () => {
+    test("a tenant without one has none, and its calls leave no decision", async () => {
+      const { me, call, tenant } = caller();
+      const policy = service();
+      expect(await policy.get(me)).toBeNull();
+      expect(await policy.judge(call())).toBeNull();
+      expect((await policy.deniedTools(tenant, AGENT))("read_file")).toBe(false);
+      expect(await policy.newest(me, 10)).toEqual([]);
+    });
+
+    test("is replaced as a whole, with versions from 1, each tenant's its own", async () => {
+      const [one, other] = [caller(), caller()];
+      const policy = service();
+      const rules: Rule[] = [{ action: "deny", match: { tools: ["a*"], agents: [], max_body_bytes: 5 } }];
+      expect(await policy.put(one.me, document(rules))).toEqual({ version: 1, updated_at: clock.time });
+      expect(await policy.get(one.me)).toEqual({ version: 1, updated_at: clock.time, ...document(rules) });
+      clock.time += 5;
+      const next = document([], { default: "deny", on_error: "allow" });
+      expect(await policy.put(one.me, next)).toEqual({ version: 2, updated_at: clock.time });
+      expect(await policy.get(one.me)).toEqual({ version: 2, updated_at: clock.time, ...next });
+      expect(await policy.get(other.me)).toBeNull();
+      expect((await policy.put(other.me, next)).version).toBe(1);
+    });
+
+    test("replacements at once get a version each, on several replicas too", async () => {
+      const { me } = caller();
+      const replicas = [service(), service()];
+      const puts = Array.from({ length: 40 }, (_, at) => replicas[at % 2]?.put(me, all("allow")));
+      const versions = (await Promise.all(puts)).map((put) => put?.version ?? 0);
+      expect(versions.sort((a, b) => a - b)).toEqual(Array.from({ length: 40 }, (_, at) => at + 1));
+    });
+  });
+
+  describe("in force", () => {
+    test("at once where it was put, on another replica within the time that it is remembered", async () => {
+      const { me, call } = caller();
+      let time = 0;
+      const [here, there] = [service({ now: () => time }), service({ now: () => time })];
+      expect(await there.judge(call())).toBeNull();
+      await here.put(me, all("deny"));
+      expect((await here.judge(call()))?.action).toBe("deny");
+      time = 999;
+      expect(await there.judge(call())).toBeNull();
+      time = 1000;
+      expect((await there.judge(call()))?.action).toBe("deny");
+      await here.put(me, all("warn"));
+      expect((await here.judge(call()))?.action).toBe("warn");
+      time = 2000;
+      expect((await there.judge(call()))?.action).toBe("warn");
+    });
+
+    test("every decision is one that some version gives, and never an older one than was acknowledged", async () => {
+      const { me, tenant, call } = caller();
+      const replicas = [service(), service()];
+      // Version n has n rules that match nothing, then one whose action only fits with its place.
+      const fitting = (place: number) => POLICY_ACTIONS[place % 3] ?? "deny";
+      const nothing: Rule = { action: "deny", match: { agents: ["agt_none"] } };
+      const newer = (version: number) =>
+        document([...Array<Rule>(version).fill(nothing), { action: fitting(version + 1), match: {} }]);
+      await replicas[0]?.put(me, newer(1));
+      let last = 1;
+      let judged = 0;
+      const judge = async (replica = replicas[0]) => {
+        for (; last < 30; judged++) {
+          const least = last;
+          const verdict = await replica?.judge(call());
+          const at = verdict?.matched_rule ?? 0;
+          expect(verdict?.action).toBe(fitting(at));
+          if (replica === replicas[0]) expect(at - 1).toBeGreaterThanOrEqual(least);
+          // Lets the timers of the databases run.
+          await new Promise(setImmediate);
+        }
+      };
+      const put = async () => {
+        for (let version = 2; version <= 30; version++) {
+          expect((await replicas[0]?.put(me, newer(version)))?.version).toBe(version);
+          last = version;
+        }
+      };
+      await Promise.all([put(), judge(), judge(), judge(replicas[1])]);
+      for (const replica of replicas) await replica.close();
+      const rows = await stored(tenant);
+      expect(rows.length).toBe(judged);
+      for (const { matched_rule, action, reason } of rows) {
+        expect([action, reason]).toEqual([fitting(matched_rule ?? 0), `rule ${matched_rule}: ${action}`]);
+      }
+    });
+
+    test("what was judged is what the document says, whatever it is", async () => {
+      const { me, call } = caller();
+      const policy = service();
+      const action = fc.constantFrom(...POLICY_ACTIONS);
+      const match = fc.record(
+        { tools: fc.array(fc.constantFrom("read_*", "*", "write")), max_body_bytes: fc.integer({ min: 1 }) },
+        { requiredKeys: [] },
+      ) as fc.Arbitrary<Rule["match"]>;
+      const any = fc.record({
+        default: action,
+        on_error: action,
+        rules: fc.array(fc.record({ action, match })),
+      });
+      await fc.assert(
+        fc.asyncProperty(any, async (given) => {
+          await policy.put(me, given);
+          const expected = evaluate(compile(given), { ...call(), rate: 1 });
+          expect(await policy.judge(call())).toEqual(expected);
+        }),
+        { numRuns: 25 },
+      );
+    });
+  });
+
+  test("the rate counts every call of a caller to an agent, denied ones and those before the policy too", async () => {
+    const { me, call } = caller();
+    let time = 0;
+    const policy = service({ now: () => time });
+    for (let before = 0; before < 3; before++) await policy.judge(call());
+    await policy.put(me, document([{ action: "deny", match: { rate_per_min: 4 } }]));
+    time = 10;
+    const actions = [];
+    for (let after = 0; after < 3; after++) actions.push((await policy.judge(call()))?.action);
+    expect(actions).toEqual(["allow", "deny", "deny"]);
+    expect((await policy.judge(call({ user: "bob" })))?.action).toBe("allow");
+    expect((await policy.judge(call({ agent_id: "agt_2" })))?.action).toBe("allow");
+    time = 59_999;
+    expect((await policy.judge(call()))?.action).toBe("deny");
+    time = 60_010;
+    expect((await policy.judge(call()))?.action).toBe("allow");
+  });
+
+  describe("decisions", () => {
+    test("one for every call that was judged, newest first, each of its own tenant", async () => {
+      const [one, other] = [caller(), caller()];
+      const policy = service();
+      await policy.put(one.me, document([{ action: "warn", match: { tools: ["read_*"] } }]));
+      await policy.judge(one.call());
+      clock.time += 7;
+      await policy.judge(one.call({ protocol: "http", mcp_tool: null, body_bytes: 99 }));
+      const shared = { tenant: one.tenant, id: expect.stringMatching(/^pdec_/), agent_id: AGENT };
+      expect(await policy.newest(one.me, 10)).toEqual([
+        {
+          ...{ ...shared, protocol: "http", mcp_tool: null },
+          ...{ action: "allow", matched_rule: null, reason: "default: allow" },
+        },
+        {
+          ...{ ...shared, protocol: "mcp", mcp_tool: "read_file" },
+          ...{ action: "warn", matched_rule: 1, reason: "rule 1: warn" },
+        },
+      ]);
+      expect((await policy.newest(one.me, 1)).map((row) => row.action)).toEqual(["allow"]);
+      expect(await policy.newest(other.me, 10)).toEqual([]);
+    });
+
+    test("a deny is durable when its call hears of it, and without the record it is not answered", async () => {
+      const { me, tenant, call } = caller();
+      const policy = service();
+      await policy.put(me, all("deny"));
+      await policy.judge(call());
+      expect((await stored(tenant)).map((row) => row.action)).toEqual(["deny"]);
+      await without("policy_decisions", async () => {
+        expect(await policy.judge(call()).catch(() => "failed")).toBe("failed");
+      });
+      expect(await stored(tenant)).toHaveLength(1);
+    });
+
+    test("an allow holds up no call while the store is away, and none is lost", async () => {
+      const { me, tenant, call } = caller();
+      const policy = service();
+      await policy.put(me, all("allow"));
+      await policy.judge(call());
+      await without("policy_decisions", async () => {
+        for (let n = 0; n < 50; n++) expect((await policy.judge(call()))?.action).toBe("allow");
+      });
+      expect(await policy.newest(me, 100)).toHaveLength(51);
+      expect(await stored(tenant)).toHaveLength(51);
+    });
+
+    test("a stop waits for all of them", async () => {
+      const { me, tenant, call } = caller();
+      const policy = service();
+      await policy.put(me, all("warn"));
+      const judged = Array.from({ length: 1000 }, () => policy.judge(call()));
+      await Promise.all(judged);
+      await policy.close();
+      const rows = await stored(tenant);
+      expect([rows.length, new Set(rows.map(({ id }) => id)).size]).toEqual([1000, 1000]);
+    });
+
+    test("with a full buffer a call waits for its own record, and a stop gives up in the end and says so", async () => {
+      const { tenant } = caller();
+      const errors: unknown[] = [];
+      const log = { ...silentLog, error: (event: string, fields: unknown) => errors.push([event, fields]) };
+      const decisions = decisionLog({ store, log, bufferedMax: 2 });
+      const row = (): DecisionRow => ({
+        ...{ tenant, id: newId("pdec", clock.now()), agent_id: AGENT, protocol: "http", mcp_tool: null },
+        ...{ action: "allow", matched_rule: null, reason: "default: allow" },
+      });
+      await without("policy_decisions", async () => {
+        await decisions.record(row());
+        await decisions.record(row());
+        expect(await decisions.record(row()).catch(() => "failed")).toBe("failed");
+        await decisions.close(20);
+      });
+      expect(errors).toEqual([["policy decisions are lost", { count: 2 }]]);
+      expect(await stored(tenant)).toHaveLength(0);
+      await decisions.record(row());
+      expect(await stored(tenant)).toHaveLength(1);
+    });
+
+    test("old ones are removed, of every tenant, and none when all are kept", async () => {
+      const [one, other] = [caller(), caller()];
+      const policy = service();
+      for (const { me } of [one, other]) await policy.put(me, all("warn"));
+      const start = clock.time;
+      for (let n = 0; n < 300; n++) await policy.judge(one.call());
+      await policy.judge(other.call());
+      clock.time = start + 86_400_000;
+      await policy.judge(one.call());
+      await policy.newest(one.me, 1);
+      const near = async () => [(await stored(one.tenant)).length, (await stored(other.tenant)).length];
+      expect(await removeOldDecisions(store, clock, 0)).toBe(0);
+      await removeOldDecisions(store, clock, 1);
+      expect(await near()).toEqual([301, 1]);
+      clock.time += 1;
+      expect(await removeOldDecisions(store, clock, 1)).toBeGreaterThanOrEqual(301);
+      expect(await near()).toEqual([1, 0]);
+    });
+  });
+
+  describe("on_error", () => {
+    for (const action of POLICY_ACTIONS) {
+      test(`${action} decides when the policy cannot be read any more, and no longer than that`, async () => {
+        const { me, tenant, call } = caller();
+        let time = 0;
+        const policy = service({ now: () => time });
+        await policy.put(
+          me,
+          document([{ action: "allow", match: {} }], { default: "deny", on_error: action }),
+        );
+        await policy.judge(call());
+        await without("policies", async () => {
+          time = 999;
+          expect((await policy.judge(call()))?.reason).toBe("rule 1: allow");
+          time = 1000;
+          const verdict = { action, matched_rule: null, reason: `on_error: ${action}` };
+          expect(await policy.judge(call())).toEqual(verdict);
+          expect((await policy.deniedTools(tenant, AGENT))("x")).toBe(action === "deny");
+          expect((await policy.newest(me, 1))[0]).toMatchObject({ ...verdict, mcp_tool: "read_file" });
+        });
+        expect((await policy.judge(call()))?.reason).toBe("rule 1: allow");
+      });
+
+      test(`${action} of the stored document decides when its rules make no sense`, async () => {
+        const { me, tenant, call } = caller();
+        await service().put(me, document([], { on_error: action }));
+        await place.execute(
+          `update policies set version = 2, rules = '[{"action":"maybe","match":{}}]' where tenant = '${tenant}'`,
+        );
+        const policy = service();
+        expect((await policy.judge(call()))?.reason).toBe(`on_error: ${action}`);
+        await policy.put(me, all("allow"));
+        expect((await policy.judge(call()))?.reason).toBe("rule 1: allow");
+      });
+    }
+
+    test("of a policy that was never read nothing is known, so no call passes", async () => {
+      const { me, tenant, call } = caller();
+      await service().put(me, all("allow"));
+      const policy = service();
+      await without("policies", async () => {
+        for (const ask of [() => policy.judge(call()), () => policy.deniedTools(tenant, AGENT)]) {
+          const { kind, retryAfterSeconds } = await faultOf(ask());
+          expect([kind, retryAfterSeconds]).toEqual(["unavailable", 5]);
+        }
+      });
+      expect((await policy.judge(call()))?.action).toBe("allow");
+      expect(await policy.newest(me, 10)).toHaveLength(1);
+    });
+  });
+
+  test("both databases were met", () => expect(store.dialect as string).toBe(dialect));
+});
+
+test("a store that does not answer is as good as one that fails", async () => {
+  const place = await postgresPlace();
+  const store = await place.open();
+  const { me, call } = caller();
+  let time = 0;
+  const policy = policyService({ store, clock, log: silentLog, now: () => time });
+  await policy.put(me, document([], { on_error: "warn" }));
+  expect((await policy.judge(call()))?.reason).toBe("default: allow");
+  const other = new SQL(place.url, { max: 1 });
+  const locked = Promise.withResolvers<void>();
+  const release = Promise.withResolvers<void>();
+  const holding = other.begin(async (tx) => {
+    await tx.unsafe("lock table policies in access exclusive mode");
+    locked.resolve();
+    await release.promise;
+  });
+  await locked.promise;
+  time = 1000;
+  const started = performance.now();
+  expect((await policy.judge(call()))?.reason).toBe("on_error: warn");
+  expect(performance.now() - started).toBeLessThan(3_000);
+  release.resolve();
+  await holding;
+  expect((await policy.judge(call()))?.reason).toBe("default: allow");
+  await policy.close();
+  await other.close();
+  await store.close();
+}, 30_000);
+
+test("a verdict lets pass, warns or refuses", () => {
+  const verdict = { matched_rule: 3, reason: "rule 3: x" };
+  expect(warningOf(null)).toBeNull();
+  expect(warningOf({ ...verdict, action: "allow" })).toBeNull();
+  expect(warningOf({ ...verdict, action: "warn" })).toBe("rule 3: x");
+  expect(() => warningOf({ ...verdict, action: "deny" })).toThrow("denied by policy (rule 3: x)");
+});

@@ -1,0 +1,201 @@
+// The policy of a tenant: replaced as a whole, and asked for each call that has passed the checks before it. A
+// tenant without a policy sees no difference. When the policy cannot be read or evaluated, its on_error decides: that
+// of the stored document, else that of the last one that could be read here. A replica that never could read it
+// does not know whether there is a policy, nor what its on_error says, so it lets no call pass (503).
+import { eq, sql } from "drizzle-orm";
+import type { Caller } from "../../core/caller.ts";
+import type { Clock } from "../../core/clock.ts";
+import { Fault } from "../../core/fault.ts";
+import { newId } from "../../core/id.ts";
+import type { Log } from "../../core/log.ts";
+import type { Reader, Store, Tx } from "../../storage/store.ts";
+import { findAgent } from "../agents/service.ts";
+import { decisionLog, newestDecisions } from "./decisions.ts";
+import { checkRules, type PolicyReplace, parseRules } from "./document.ts";
+import { compile, type EvaluatedCall, evaluate, toolDeniedToAll, type Verdict } from "./evaluate.ts";
+import { callRates } from "./rate.ts";
+import { type KnownPolicy, rememberedPolicies } from "./remembered.ts";
+
+const RETRY_AFTER_SECONDS = 5;
+/** How long a look at the decisions waits for those that are being stored. */
+const SETTLE_MS_MAX = 2_000;
+/** How long a stop waits for a store that is away. */
+const CLOSE_MS_MAX = 10_000;
+
+/** A call that has come to the policy. */
+export interface PolicyCall extends Omit<EvaluatedCall, "rate"> {
+  readonly tenant: string;
+  readonly user: string;
+}
+
+/** A call as it might come. */
+export interface DryRun {
+  readonly agent_id: string;
+  readonly mcp_tool: string | null;
+  readonly body_bytes: number;
+  readonly rate: number;
+  /** Null: the tenant's own. */
+  readonly document: PolicyReplace | null;
+}
+
+export interface PolicyDeps {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly log: Log;
+  /** Milliseconds of a clock that never goes back. */
+  readonly now?: () => number;
+}
+
+export type PolicyService = ReturnType<typeof policyService>;
+
+/**
+ * What the header X-Service-Policy-Warning says of a call with this verdict; null when it says nothing.
+ *
+ * @throws Fault `denied`
+ */
+export function warningOf(verdict: Verdict | null): string | null {
+  if (verdict === null || verdict.action === "allow") return null;
+  if (verdict.action === "warn") return verdict.reason;
+  throw new Fault("denied", `denied by policy (${verdict.reason})`);
+}
+
+function onError({ on_error: action }: Pick<KnownPolicy, "on_error">): Verdict {
+  return { action, matched_rule: null, reason: `on_error: ${action}` };
+}
+
+const NO_POLICY: Verdict = { action: "allow", matched_rule: null, reason: "no policy" };
+
+export function policyService({ store, clock, log, now }: PolicyDeps) {
+  const rates = callRates(now);
+  const remembered = rememberedPolicies({ reader: store.read, log, ...(now && { now }) });
+  const decisions = decisionLog({ store, log });
+
+  /**
+   * The policy in force, null when the tenant has none.
+   *
+   * @throws Fault `unavailable` when that cannot be known
+   */
+  async function inForce(tenant: string): Promise<KnownPolicy | null> {
+    const found = await remembered.find(tenant);
+    if (!found.failed) return found.policy;
+    const { last, cause } = found;
+    if (last === null) {
+      const detail = { retryAfterSeconds: RETRY_AFTER_SECONDS, cause };
+      throw new Fault("unavailable", "the policy cannot be read now", detail);
+    }
+    log.warn("the policy cannot be read, on_error applies", {
+      tenant,
+      on_error: last.on_error,
+      error: cause,
+    });
+    return { ...last, compiled: null };
+  }
+
+  async function verdictOf(tenant: string, call: EvaluatedCall): Promise<Verdict | null> {
+    const policy = await inForce(tenant);
+    if (policy === null) return null;
+    if (policy.compiled === null) return onError(policy);
+    try {
+      return evaluate(policy.compiled, call);
+    } catch (error) {
+      log.error("the policy cannot be evaluated", { tenant, version: policy.version, error });
+      return onError(policy);
+    }
+  }
+
+  return {
+    /**
+     * Judges a call, counts it and records the decision; null when the tenant has no policy. A deny is durable
+     * when this resolves. Each message of a batch is a call of its own.
+     *
+     * @throws Fault `unavailable` when the policy cannot be known, or a decision that must be recorded first cannot
+     */
+    async judge({ tenant, user, ...call }: PolicyCall): Promise<Verdict | null> {
+      const rate = rates.observe(call.agent_id, user);
+      const verdict = await verdictOf(tenant, { ...call, rate });
+      if (verdict === null) return null;
+      const { agent_id, protocol, mcp_tool } = call;
+      const id = newId("pdec", clock.now());
+      await decisions.record({ tenant, id, agent_id, protocol, mcp_tool, ...verdict });
+      return verdict;
+    },
+
+    /**
+     * Which tools of an mcp agent are denied to everyone, whatever the size and rate of the call.
+     *
+     * @throws Fault `unavailable` when the policy cannot be known
+     */
+    async deniedTools(tenant: string, agentId: string): Promise<(tool: string) => boolean> {
+      const policy = await inForce(tenant);
+      if (policy === null) return () => false;
+      const { compiled, on_error } = policy;
+      if (compiled === null) return () => on_error === "deny";
+      return (tool) => toolDeniedToAll(compiled, agentId, tool);
+    },
+
+    /** What the policy, or another document, would say of a call. Nothing is counted or recorded. */
+    async dryRun({ tenant }: Caller, { agent_id, document, ...given }: DryRun): Promise<Verdict> {
+      if (document !== null) checkRules(document.rules, "document.");
+      const agent = await findAgent(store.read, tenant, agent_id);
+      if (agent === null) throw new Fault("not_found", "no such agent");
+      const call = { agent_id, protocol: agent.protocol, ...given };
+      if (document !== null) return evaluate(compile(document), call);
+      return (await verdictOf(tenant, call)) ?? NO_POLICY;
+    },
+
+    /** Null when the tenant has none. */
+    get: ({ tenant }: Caller) => readPolicy(store.read, tenant),
+
+    async put({ tenant }: Caller, document: PolicyReplace): Promise<Replaced> {
+      checkRules(document.rules);
+      // A write that fails may have been made all the same.
+      const forget = () => remembered.forget(tenant);
+      return store.write((tx) => replacePolicy(tx, tenant, document, clock.now())).finally(forget);
+    },
+
+    /** Newest first, with those that this replica recorded until now. */
+    async newest({ tenant }: Caller, limit: number) {
+      await decisions.settle(SETTLE_MS_MAX);
+      return newestDecisions(store.read, tenant, limit);
+    },
+
+    /** To be called when no calls come any more, before the store is closed. */
+    close: () => decisions.close(CLOSE_MS_MAX),
+  };
+}
+
+async function readPolicy(reader: Reader, tenant: string) {
+  const { policies: t } = reader.tables;
+  const [row] = await reader.db.select().from(t).where(eq(t.tenant, tenant));
+  if (row === undefined) return null;
+  const { version, default_action, on_error, rules, updated_at } = row;
+  return { version, default: default_action, on_error, rules: parseRules(rules), updated_at };
+}
+
+interface Replaced {
+  readonly version: number;
+  readonly updated_at: number;
+}
+
+/** One statement, so that each of two replacements at once gets a version of its own. */
+async function replacePolicy(
+  tx: Tx,
+  tenant: string,
+  document: PolicyReplace,
+  now: number,
+): Promise<Replaced> {
+  const { policies: t } = tx.tables;
+  const fields = {
+    default_action: document.default,
+    on_error: document.on_error,
+    rules: JSON.stringify(document.rules),
+    updated_at: now,
+  };
+  const [row] = await tx.db
+    .insert(t)
+    .values({ tenant, version: 1, ...fields })
+    .onConflictDoUpdate({ target: t.tenant, set: { version: sql`${t.version} + 1`, ...fields } })
+    .returning({ version: t.version, updated_at: t.updated_at });
+  if (row === undefined) throw new Fault("internal", "a policy that was put is not there");
+  return row;
+}
