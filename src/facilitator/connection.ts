@@ -67,7 +67,9 @@ interface Connection {
 
 export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: HttpOptions): HttpConnections {
   const connections = new Map<object, Connection>();
-  const server = createServer({ maxHeaderSize: HEAD_BYTES_MAX }, (request, response) => {
+  // Bun only tells the peer of its time; it is the sweep that keeps it.
+  const server = createServer({ maxHeaderSize: HEAD_BYTES_MAX, keepAliveTimeout: limits.idleMs });
+  server.on("request", (request, response) => {
     const connection = connections.get(request.socket);
     if (connection === undefined) request.socket.destroy();
     else enqueue(connection, request, response);
