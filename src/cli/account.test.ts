@@ -1,0 +1,190 @@
+import { Database } from "bun:sqlite";
+import { afterEach, beforeAll, beforeEach, describe, expect, test } from "bun:test";
+import { existsSync, mkdtempSync, readdirSync, readlinkSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { makePki, type Pki } from "../../test/support/pki.ts";
+import { places } from "../../test/support/stores.ts";
+import { accountOf } from "../facilitator/accounts.ts";
+
+const MAIN = join(import.meta.dir, "..", "main.ts");
+
+let pki: Pki;
+let dir: string;
+beforeAll(async () => {
+  pki = await makePki();
+});
+beforeEach(() => {
+  dir = mkdtempSync(join(tmpdir(), "account-"));
+});
+afterEach(() => rmSync(dir, { recursive: true }));
+
+function file(name: string, text: string): string {
+  writeFileSync(join(dir, name), text);
+  return join(dir, name);
+}
+
+function start(words: readonly string[], environment: Record<string, string> = {}) {
+  return Bun.spawn([process.execPath, MAIN, "account", ...words], {
+    cwd: dir,
+    env: { PATH: process.env["PATH"], ...environment },
+    stdin: "ignore",
+    stdout: "pipe",
+    stderr: "pipe",
+    timeout: 20_000,
+  });
+}
+
+async function account(words: readonly string[], environment: Record<string, string> = {}) {
+  const child = start(words, environment);
+  const [out, err] = await Promise.all([child.stdout.text(), child.stderr.text()]);
+  return { code: await child.exited, out, err };
+}
+
+const refused = (...problems: string[]) => ({
+  code: 2,
+  out: "",
+  err: expect.stringContaining(problems.map((problem) => `  - ${problem}\n`).join("")),
+});
+
+for (const [name, makePlace] of Object.entries(places)) {
+  describe(name, () => {
+    test("accounts come and go beside an open store, which sees each change at once", async () => {
+      const place = await makePlace();
+      const store = await place.open();
+      const environment: Record<string, string> =
+        "url" in place ? { DATABASE_URL: place.url } : { TOLLGATE_DATA_DIR: place.dir };
+      const run = (...words: string[]) => account(words, environment);
+      const found = () => accountOf(store.read, pki.client.fingerprint);
+      try {
+        const cert = file("client.crt", pki.client.cert);
+        expect(await run("list")).toEqual({ code: 0, out: "there are no accounts\n", err: "" });
+        expect(await run("add", "alice", "--cert", cert, "--daily-ceiling", "5000000")).toEqual({
+          code: 0,
+          out: `added alice, certificate ${pki.client.fingerprint}\n`,
+          err: "",
+        });
+        expect(await found()).toEqual({ name: "alice", maxPerTransaction: null, dailyCeiling: 5_000_000n });
+        expect(await run("disable", "alice")).toEqual({ code: 0, out: "disabled alice\n", err: "" });
+        expect(await found()).toBeNull();
+        expect((await run("enable", "alice")).out).toBe("enabled alice\n");
+        expect(await found()).toMatchObject({ name: "alice" });
+        expect((await run("remove", "alice")).out).toBe("removed alice\n");
+        expect(await found()).toBeNull();
+        expect(await run("remove", "alice")).toEqual(
+          refused('NAME must be an account\'s: there is no "alice"'),
+        );
+        if ("dir" in place) expect(readdirSync(place.dir)).not.toContain("master.key");
+      } finally {
+        await store.close();
+        place.remove();
+      }
+    });
+  });
+}
+
+test("the list is a table, in the order of the names", async () => {
+  const bundle = pki.otherClient.cert + pki.otherClient.key + pki.ca.cert;
+  await account([
+    "add",
+    "zürich 株",
+    "--cert",
+    file("client.crt", pki.client.cert),
+    "--max-per-transaction",
+    "7",
+  ]);
+  await account(["add", "bob", "--cert", file("other.pem", bundle)]);
+  await account(["disable", "bob"]);
+  const { out } = await account(["list"]);
+  const [headings, ...rows] = out.trimEnd().split("\n");
+  expect(headings).toMatch(/^NAME +ENABLED +FINGERPRINT +MAX PER TRANSACTION +DAILY CEILING$/);
+  expect(rows).toHaveLength(2);
+  expect(rows[0]).toMatch(
+    new RegExp(`^bob        no       ${pki.otherClient.fingerprint}  default +default$`),
+  );
+  expect(rows[1]).toMatch(new RegExp(`^zürich 株  yes      ${pki.client.fingerprint}  7 +default$`));
+});
+
+test("a command waits for a writer in another process", async () => {
+  const add = ["add", "alice", "--cert", file("client.crt", pki.client.cert)];
+  expect((await account(["add", "bob", "--cert", file("other.crt", pki.otherClient.cert)])).code).toBe(0);
+  const database = new Database(join(dir, "data", "tollgate.db"));
+  database.run("begin immediate");
+  const child = start(add);
+  while (!openFiles(child.pid).some((path) => path.endsWith("/tollgate.db"))) await Bun.sleep(5);
+  expect(child.exitCode).toBeNull();
+  database.run("commit");
+  expect(await child.exited).toBe(0);
+  expect(database.query("select name from facilitator_accounts order by name").values()).toEqual([
+    ["alice"],
+    ["bob"],
+  ]);
+  database.close();
+});
+
+function openFiles(pid: number): string[] {
+  const table = `/proc/${pid}/fd`;
+  return readdirSync(table).flatMap((fd) => {
+    try {
+      return readlinkSync(join(table, fd));
+    } catch {
+      return [];
+    }
+  });
+}
+
+describe("refused with status 2:", () => {
+  test("bad flags, all at once, and nothing is made", async () => {
+    const limits = ["--max-per-transaction", "1e6", "--daily-ceiling", "-1"];
+    expect(await account(["add", "alice", "--cert", join(dir, "none"), ...limits])).toEqual(
+      refused(
+        "--cert must be given: the path of a PEM file with the client's certificate",
+        "--max-per-transaction must be a whole number of at most 256 bits, in decimal digits only",
+        "--daily-ceiling must be a whole number of at most 256 bits, in decimal digits only",
+      ),
+    );
+    expect(await account(["add"])).toEqual(
+      refused(
+        "NAME must be given",
+        "--cert must be given: the path of a PEM file with the client's certificate",
+      ),
+    );
+    expect(existsSync(join(dir, "data"))).toBe(false);
+  });
+
+  test("what is no certificate of a client", async () => {
+    const key = file("client.key", pki.client.key);
+    expect((await account(["add", "alice", "--cert", key])).err).toContain("--cert must be given");
+    const ca = file("ca.crt", pki.ca.cert);
+    expect(await account(["add", "alice", "--cert", ca])).toEqual(
+      refused("--cert must be the certificate of a client, not one of a CA"),
+    );
+  });
+
+  test("a name or a certificate that is taken, or a name that can't be", async () => {
+    const cert = file("client.crt", pki.client.cert);
+    const other = file("other.crt", pki.otherClient.cert);
+    await account(["add", "alice", "--cert", cert]);
+    expect(await account(["add", "alice", "--cert", other])).toEqual(
+      refused("an account has the name alice already"),
+    );
+    expect(await account(["add", "bob", "--cert", cert])).toEqual(
+      refused("the certificate belongs to the account alice already"),
+    );
+    expect(await account(["add", "a\nb", "--cert", other])).toEqual(
+      refused("name: must not contain control characters"),
+    );
+    expect(await account(["disable", "alcie"])).toEqual(
+      refused('NAME must be an account\'s: there is no "alcie"; did you mean alice?'),
+    );
+  });
+
+  test("a directory without a database, which only the first account makes", async () => {
+    for (const words of [["list"], ["disable", "a"], ["enable", "a"], ["remove", "a"]]) {
+      expect((await account([...words, "--data-dir", "typo"])).err).toContain(
+        `TOLLGATE_DATA_DIR must be the facilitator's: ${join(dir, "typo")} holds no tollgate.db`,
+      );
+    }
+    expect(readdirSync(dir)).toEqual([]);
+  });
+});

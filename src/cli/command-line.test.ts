@@ -1,0 +1,96 @@
+import { describe, expect, test } from "bun:test";
+import { readCommandLine } from "./command-line.ts";
+
+const read = (text: string) => readCommandLine(text === "" ? [] : text.split(" "));
+const plain = (text: string) => {
+  const { command, words, flags, lists, problems } = read(text);
+  return { command, words, flags: Object.fromEntries(flags), lists: Object.fromEntries(lists), problems };
+};
+const problems = (text: string) => read(text).problems;
+
+test("without a command it serves", () => {
+  expect(plain("")).toEqual({ command: "serve", words: [], flags: {}, lists: {}, problems: [] });
+  expect(plain("--mode facilitator --port=0")).toMatchObject({
+    command: "serve",
+    flags: { mode: "facilitator", port: "0" },
+    problems: [],
+  });
+});
+
+test("help and the version are given wherever they are asked for", () => {
+  for (const text of ["--help", "-h", "account --help", "pki server --host -h", "tokn --help"]) {
+    expect([text, plain(text).command, problems(text)]).toEqual([text, "help", []]);
+  }
+  expect(read("account add --version").command).toBe("version");
+});
+
+test("a command takes its words and flags in any order", () => {
+  const expected = {
+    command: "account add" as const,
+    words: ["alice"],
+    flags: { cert: "a.crt", "daily-ceiling": "5" },
+    lists: {},
+    problems: [],
+  };
+  expect(plain("account add alice --cert a.crt --daily-ceiling 5")).toEqual(expected);
+  expect(plain("account add --cert=a.crt --daily-ceiling=5 alice")).toEqual(expected);
+});
+
+test("only some flags may be repeated", () => {
+  expect(plain("pki server --dir d --host a --host=b")).toMatchObject({
+    command: "pki server",
+    flags: { dir: "d" },
+    lists: { host: ["a", "b"] },
+    problems: [],
+  });
+  expect(problems("pki server --dir d --dir e")).toEqual(["--dir must be given once only"]);
+});
+
+test("the value of a flag may look like anything but a long flag", () => {
+  expect(plain("account add a --daily-ceiling -1 --cert -").flags).toEqual({
+    "daily-ceiling": "-1",
+    cert: "-",
+  });
+  expect(problems("account add a --cert --daily-ceiling 1")).toEqual(["--cert must be followed by a value"]);
+  expect(plain("token --user=--x --tenant=").flags).toEqual({ user: "--x", tenant: "" });
+});
+
+describe("all problems are told:", () => {
+  const cases: [string, string[]][] = [
+    ["tokn", ["tokn is no command; did you mean token?"]],
+    ["acount list", ["acount is no command; did you mean account?"]],
+    ["nonsense", ["nonsense is no command"]],
+    ["serve", ["serve is no command"]],
+    ["help", ["help is no command"]],
+    ["account", ["account must be followed by one of add, list, disable, enable, remove"]],
+    ["account --cert x", ["account must be followed by one of add, list, disable, enable, remove"]],
+    ["account lst", ["account lst is no command; did you mean account list?"]],
+    ["pki server client", ["client is not expected"]],
+    ["account disable", ["NAME must be given"]],
+    ["account disable a b", ["b is not expected"]],
+    ["account disable -a", ["-a is not expected", "NAME must be given"]],
+    ["account list --cert x", ["--cert is no flag"]],
+    ["account add --crt x", ["--crt is no flag; did you mean --cert?", "NAME must be given"]],
+    ["migrate -- x", ["-- is not expected", "x is not expected"]],
+    ["pki init --host a", ["--host is no flag"]],
+    [
+      "--mode gateway extra --prot 1 --host",
+      [
+        "extra is not expected",
+        "--prot is no flag; did you mean --port?",
+        "--host must be followed by a value",
+      ],
+    ],
+  ];
+  for (const [text, expected] of cases) test(text, () => expect(problems(text)).toEqual(expected));
+
+  test("words are shown in one short line", () => {
+    expect(readCommandLine(["pki", "init", `\u001b[1m${"x".repeat(100)}`]).problems).toEqual([
+      `\\u001b[1m${"x".repeat(36)} is not expected`,
+    ]);
+  });
+
+  test("names that every object has are no commands", () => {
+    for (const name of ["constructor", "toString", "__proto__"]) expect(read(name).command).toBeNull();
+  });
+});
