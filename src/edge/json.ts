@@ -1,7 +1,7 @@
-// Small JSON documents from servers that the operator configured: an issuer's keys, a vault's secrets. Bounded
-// in time and size whatever the server does.
+// Small JSON documents of other servers: an issuer's keys, a vault's secrets, a facilitator's answers. Bounded in
+// time and size whatever the server does.
 import { readBody } from "./body.ts";
-import { type Outbound, OutboundError } from "./outbound.ts";
+import { type Outbound, OutboundError, type OutboundRequest } from "./outbound.ts";
 
 export interface JsonLimits {
   readonly timeoutMs: number;
@@ -25,6 +25,24 @@ function parse(bytes: Uint8Array): unknown {
 }
 
 /**
+ * Sends a request and reads the JSON of its answer, whatever its status.
+ *
+ * @throws OutboundError, also for an answer of more than `bytesMax`; the signal's reason
+ */
+export async function exchangeJson(
+  outbound: Outbound,
+  url: string,
+  request: OutboundRequest,
+  bytesMax: number,
+): Promise<JsonAnswer> {
+  const headers = [["accept", "application/json"] as const, ...request.headers];
+  const response = await outbound.request(url, { ...request, headers });
+  const body = await readBody(response, { maxBytes: bytesMax, captureBytes: bytesMax });
+  if (body.tooLarge) throw new OutboundError("lost", `the answer is larger than ${bytesMax} bytes`);
+  return { status: response.status, body: parse(body.captured) };
+}
+
+/**
  * A GET, whatever its status.
  *
  * @throws OutboundError, also when the limits are met
@@ -38,14 +56,12 @@ export async function fetchJson(
   const { timeoutMs, bytesMax } = limits;
   const signal = AbortSignal.timeout(timeoutMs);
   try {
-    const response = await outbound.request(url, {
-      method: "GET",
-      headers: Object.entries({ accept: "application/json", ...headers }),
-      signal,
-    });
-    const body = await readBody(response, { maxBytes: bytesMax, captureBytes: bytesMax });
-    if (body.tooLarge) throw new OutboundError("lost", `the answer is larger than ${bytesMax} bytes`);
-    return { status: response.status, body: parse(body.captured) };
+    return await exchangeJson(
+      outbound,
+      url,
+      { method: "GET", headers: Object.entries(headers), signal },
+      bytesMax,
+    );
   } catch (error) {
     if (signal.aborted) throw new OutboundError("lost", `no answer within ${timeoutMs} ms`);
     throw error;

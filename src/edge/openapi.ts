@@ -11,6 +11,7 @@ export const TAGS = {
   Credentials: "Secrets for upstream calls. They go in and never come out.",
   Proxy: "Call an agent, then poll the result.",
   Invocations: "What was called, when, and how it ended.",
+  Settlement: "The facilitator that collects the payments of a tenant's calls.",
   Policy: "Rules that allow, warn of or deny calls, and what they decided.",
   Service: "Health, version and keys. These need no token.",
 } as const;
@@ -58,6 +59,15 @@ export interface OperationDoc {
   readonly responses: readonly ResponseDoc[];
   /** Beside `unauthenticated`, `internal` and `unavailable`, which every operation with a token may answer. */
   readonly errors: readonly FaultKind[];
+  /** Answers of these errors that say more than an Error body, which they may be all the same. */
+  readonly answers?: Readonly<Partial<Record<FaultKind, FaultAnswerDoc>>>;
+}
+
+interface FaultAnswerDoc {
+  readonly description: string;
+  readonly schema: TSchema;
+  readonly example: unknown;
+  readonly headers: Readonly<Record<string, string>>;
 }
 
 /** The OpenAPI operation of a route, for its `detail`. */
@@ -83,7 +93,7 @@ export function operation(doc: OperationDoc): DocumentDecoration {
     },
     responses: Object.fromEntries([
       ...doc.responses.map(success),
-      ...[...new Set([...doc.errors, ...always])].map(failure),
+      ...[...new Set([...doc.errors, ...always])].map((kind) => failure(kind, doc.answers?.[kind])),
     ]),
   };
   // A round trip through JSON leaves out what is undefined and TypeBox's symbols.
@@ -181,6 +191,10 @@ const FAILURES: Readonly<Record<FaultKind, Failure>> = {
     example: "payment required",
   },
   denied: { description: "The tenant's policy denies the call.", example: "denied by policy" },
+  over_limit: {
+    description: "A limit of the account is exceeded.",
+    example: "the payment is outside the limits of this account",
+  },
   not_found: { description: "The caller's tenant has no such resource.", example: "no such agent" },
   method_not_allowed: {
     description: "The path has other methods.",
@@ -209,12 +223,17 @@ const FAILURES: Readonly<Record<FaultKind, Failure>> = {
   },
 };
 
-function failure(kind: FaultKind) {
+function failure(kind: FaultKind, answer: FaultAnswerDoc | undefined) {
   const { description, example, headers: own } = FAILURES[kind];
+  const plain = { schema: ErrorBody, example: { error: example } };
+  const either = answer && {
+    schema: Type.Union([answer.schema, ErrorBody]),
+    examples: { [kind]: answer.example, error: plain.example },
+  };
   const value = {
-    description,
-    headers: headers({ ...own, ...REQUEST_ID }),
-    content: example === undefined ? undefined : content({ schema: ErrorBody, example: { error: example } }),
+    description: answer?.description ?? description,
+    headers: headers({ ...own, ...answer?.headers, ...REQUEST_ID }),
+    content: example === undefined ? undefined : content(either ?? plain),
   };
   return [STATUS[kind], value];
 }

@@ -17,7 +17,7 @@ import { rateLimiter } from "./agents/bucket.ts";
 import { rememberedAgents } from "./agents/remembered.ts";
 import { agentRoutes } from "./agents/routes.ts";
 import { agentNamesCredential } from "./agents/service.ts";
-import { credentialResolver, type ResolverDeps } from "./credentials/resolve.ts";
+import { credentialResolver, credentialSecrets, type ResolverDeps } from "./credentials/resolve.ts";
 import { credentialRoutes } from "./credentials/routes.ts";
 import { docsRoutes } from "./docs/routes.ts";
 import { Dispatcher } from "./executor/dispatch.ts";
@@ -25,7 +25,16 @@ import { createPool } from "./executor/pool.ts";
 import { createIdentity, type IdentityOptions } from "./identity.ts";
 import { cleanUp, type Retention } from "./invocations/cleanup.ts";
 import { createEndings } from "./invocations/endings.ts";
+import { findInvocation } from "./invocations/history.ts";
 import { invocationRoutes } from "./invocations/routes.ts";
+import { settlementNamesCredential } from "./payment/config.ts";
+import { createFacilitatorClient } from "./payment/facilitator-client.ts";
+import { settlementRoutes } from "./payment/routes.ts";
+import { createPayments } from "./payment/service.ts";
+import { createSettler, type SettlerOptions } from "./payment/settler.ts";
+import { removeOldDecisions } from "./policy/decisions.ts";
+import { policyRoutes } from "./policy/routes.ts";
+import { policyService } from "./policy/service.ts";
 import { serviceRoutes } from "./service-routes.ts";
 
 const CLEAN_UP_MS = 3_600_000;
@@ -44,6 +53,10 @@ export interface GatewayOptions {
   readonly identity: Pick<IdentityOptions, "oidc" | "claims">;
   readonly allowHosts: readonly string[];
   readonly extraCa: string | null;
+  /** Base of the absolute URLs in challenges; null takes the request's Host. */
+  readonly publicUrl: string | null;
+  /** How long a paid call waits for its settlement. */
+  readonly settleWaitMs: number;
   readonly workers: number;
   readonly upstreamTimeoutMs: number;
   readonly agentConcurrency: number;
@@ -71,7 +84,13 @@ export async function startGateway(
   const keyring = await openKeyring(store, masterKey, systemClock);
   // The issuer and the vault are the operator's own, wherever they are.
   const trusted = createOutbound({ allow: parseAllowList([]), extraCa: options.extraCa, trusted: true });
-  const { dispatcher, endings, app } = await composeGateway({ options, store, keyring, trusted, log });
+  const { dispatcher, settler, endings, policy, app } = await composeGateway({
+    options,
+    store,
+    keyring,
+    trusted,
+    log,
+  });
   const identity = createIdentity({
     ...options.identity,
     keyring,
@@ -84,7 +103,7 @@ export async function startGateway(
   const edge = createEdge({ app, log, authenticate: (header) => identity.authenticate(header) });
   const server = listen(options, edge);
   // Only now, when nothing is left that could keep the gateway from starting, is any call made.
-  await dispatcher.start();
+  await Promise.all([dispatcher.start(), settler.start()]);
   const url = `http://${options.host.includes(":") ? `[${options.host}]` : options.host}:${server.port}`;
   log.info("listening", { url, version: VERSION });
   return {
@@ -93,11 +112,12 @@ export async function startGateway(
       edge.drain();
       const closed = server.stop();
       clearInterval(cleaning);
-      await dispatcher.drain(options.drainMs);
+      await Promise.all([dispatcher.drain(options.drainMs), settler.stop(options.drainMs)]);
       // Whoever waits for a call that stays pending would else never learn its ID.
       endings.release();
       await Promise.race([closed, Bun.sleep(LAST_ANSWERS_MS)]);
       await server.stop(true);
+      await policy.close();
       await store.close();
       lock?.release();
     },
@@ -112,7 +132,8 @@ interface Parts {
   readonly log: Log;
 }
 
-async function composeGateway({ options, store, keyring, trusted, log }: Parts) {
+async function composeGateway(parts: Parts) {
+  const { options, store, keyring, trusted, log } = parts;
   const clock = systemClock;
   const allow = parseAllowList(options.allowHosts);
   const endings = createEndings();
@@ -127,6 +148,13 @@ async function composeGateway({ options, store, keyring, trusted, log }: Parts) 
     },
   });
   const { secretsDir, vault } = options;
+  const secrets: ResolverDeps = {
+    store,
+    keyring,
+    secretsDir,
+    vault,
+    fetchJson: (url, headers, limits) => fetchJson(trusted, url, headers, limits),
+  };
   const dispatcher = new Dispatcher({
     store,
     clock,
@@ -134,39 +162,76 @@ async function composeGateway({ options, store, keyring, trusted, log }: Parts) 
     pool,
     replica: newId("rep", clock.now()),
     agent_concurrency: options.agentConcurrency,
-    resolveCredential: credentialResolver({
-      store,
-      keyring,
-      secretsDir,
-      vault,
-      fetchJson: (url, headers, limits) => fetchJson(trusted, url, headers, limits),
-    }),
+    resolveCredential: credentialResolver(secrets),
+    ended: (id) => endings.announce(id),
+  });
+  const { settler, payments } = composePayments({
+    ...parts,
+    secrets,
+    paid: (agentId) => dispatcher.take(agentId),
     ended: (id) => endings.announce(id),
   });
   const limiter = rateLimiter();
   const agents = rememberedAgents(store.read);
+  const policy = policyService({ store, clock, log });
   const api = routes()
     .use(agentRoutes({ store, clock, allow, changed: agents.forget }))
-    .use(credentialRoutes({ store, clock, keyring, namedBy: [agentNamesCredential] }))
+    .use(
+      credentialRoutes({
+        store,
+        clock,
+        keyring,
+        namedBy: [agentNamesCredential, settlementNamesCredential],
+      }),
+    )
+    .use(settlementRoutes({ store, clock, allow }))
     .use(
       invocationRoutes({
         store,
         clock,
         endings,
+        payments,
         findAgent: agents.find,
         takeToken: (agent) => limiter.take(agent),
         offer: (accepted) => dispatcher.offer(accepted),
         stop: (id) => dispatcher.stop(id),
       }),
     )
+    .use(policyRoutes(policy))
     .use(serviceRoutes({ store, version: VERSION, commit: COMMIT, publicJwks: () => keyring.publicJwks() }));
   return {
     dispatcher,
+    settler,
     endings,
+    policy,
     app: routes()
       .use(api)
       .use(await docsRoutes(api, { version: VERSION })),
   };
+}
+
+type PaymentParts = Pick<Parts, "options" | "store" | "log"> &
+  Pick<SettlerOptions, "paid" | "ended"> & { readonly secrets: ResolverDeps };
+
+function composePayments({ options, store, log, secrets, paid, ended }: PaymentParts) {
+  const { allowHosts, extraCa, settleWaitMs, publicUrl } = options;
+  const clock = systemClock;
+  const client = createFacilitatorClient({
+    // A tenant names its facilitator, so the host rules hold for it as they do for upstreams.
+    outbound: createOutbound({ allow: parseAllowList(allowHosts), extraCa }),
+    openSecret: credentialSecrets(secrets),
+    timeoutMs: settleWaitMs,
+  });
+  const settler = createSettler({ store, clock, log, client, settleWaitMs, paid, ended });
+  const payments = createPayments({
+    store,
+    clock,
+    settler,
+    settleWaitMs,
+    publicUrl,
+    findInvocation: (tenant, id) => findInvocation(store.read, tenant, id),
+  });
+  return { settler, payments };
 }
 
 function listen({ host, port }: GatewayOptions, edge: Edge) {
@@ -193,7 +258,10 @@ function listen({ host, port }: GatewayOptions, edge: Edge) {
 
 function startCleaning(store: Store, retention: Retention, log: Log) {
   const clean = () =>
-    void cleanUp(store, systemClock, retention, log).catch((error) => log.warn("clean-up failed", { error }));
+    void Promise.all([
+      cleanUp(store, systemClock, retention, log),
+      removeOldDecisions(store, systemClock, retention.history_days),
+    ]).catch((error) => log.warn("clean-up failed", { error }));
   clean();
   return setInterval(clean, CLEAN_UP_MS);
 }

@@ -1,9 +1,10 @@
-// From a credential's ID to the header that carries its secret. The record is read for every call, so a
+// From a credential's ID to its secret, and to the header that carries it. The record is read for every call, so a
 // rotation or deletion takes hold at once, on every replica; only what a secrets store answered is kept, for
 // one version of the record and for at most a minute.
 
 import { randomBytes } from "node:crypto";
 import { CryptoHasher } from "bun";
+import type { AuthType } from "../../../db/schema.ts";
 import { boundedCache } from "../../core/bounded-cache.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Keyring } from "../../keys/keyring.ts";
@@ -36,27 +37,62 @@ export interface ResolvedCredential {
 export type ResolveCredential = (tenant: string, credentialId: string) => Promise<ResolvedCredential>;
 
 export function credentialResolver(deps: ResolverDeps): ResolveCredential {
-  const fetched = fetchedSecrets(deps);
+  const open = secretOpener(deps);
+  return async (tenant, credentialId) => {
+    const stored = await requireSecret(deps, tenant, credentialId);
+    const { auth_type } = stored;
+    if (auth_type === "none") return { header: null, version: String(stored.version) };
+    const secret = await open(tenant, credentialId, stored);
+    return { header: requireHeader(auth_type, secret), version: `${stored.version}-${fingerprint(secret)}` };
+  };
+}
 
-  async function secretOf(tenant: string, id: string, stored: StoredSecret): Promise<string> {
-    const { sealed, vault_ref, version } = stored;
+export interface OpenedSecret {
+  readonly secret: string;
+  /**
+   * The header that its `auth_type` makes of it; null for `none`.
+   *
+   * @throws CredentialFailure when no header can carry it
+   */
+  header(): CredentialHeader | null;
+}
+
+/** The secret itself, for whoever has another use of it than a header. @throws as ResolveCredential */
+export type OpenSecret = (tenant: string, credentialId: string) => Promise<OpenedSecret>;
+
+export function credentialSecrets(deps: ResolverDeps): OpenSecret {
+  const open = secretOpener(deps);
+  return async (tenant, credentialId) => {
+    const stored = await requireSecret(deps, tenant, credentialId);
+    const { auth_type } = stored;
+    const secret = await open(tenant, credentialId, stored);
+    return { secret, header: () => (auth_type === "none" ? null : requireHeader(auth_type, secret)) };
+  };
+}
+
+async function requireSecret(deps: ResolverDeps, tenant: string, id: string): Promise<StoredSecret> {
+  const stored = await findSecret(deps.store.read, tenant, id);
+  if (stored === null) throw new CredentialFailure("no such credential");
+  return stored;
+}
+
+function requireHeader(authType: Exclude<AuthType, "none">, secret: string): CredentialHeader {
+  const header = credentialHeader(authType, secret);
+  if (header !== undefined) return header;
+  throw new CredentialFailure("the secret can't be a header: it is empty or not plain visible ASCII");
+}
+
+function secretOpener(deps: ResolverDeps) {
+  const fetched = fetchedSecrets(deps);
+  return async (
+    tenant: string,
+    id: string,
+    { sealed, vault_ref, version }: StoredSecret,
+  ): Promise<string> => {
     if (sealed !== null)
       return openManaged(deps.keyring, tenant, secretIdentity(tenant, id, version), sealed);
     if (vault_ref === null) throw new CredentialFailure("the credential holds no secret");
     return fetched(`${tenant}/${id}/${version}`, tenant, vault_ref);
-  }
-
-  return async (tenant, credentialId) => {
-    const stored = await findSecret(deps.store.read, tenant, credentialId);
-    if (stored === null) throw new CredentialFailure("no such credential");
-    const { auth_type } = stored;
-    if (auth_type === "none") return { header: null, version: String(stored.version) };
-    const secret = await secretOf(tenant, credentialId, stored);
-    const header = credentialHeader(auth_type, secret);
-    if (header === undefined) {
-      throw new CredentialFailure("the secret can't be a header: it is empty or not plain visible ASCII");
-    }
-    return { header, version: `${stored.version}-${fingerprint(secret)}` };
   };
 }
 

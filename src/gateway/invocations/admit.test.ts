@@ -8,6 +8,7 @@ import { createEdge, routes } from "../../edge/http.ts";
 import { openStore } from "../../storage/open.ts";
 import type { Store } from "../../storage/store.ts";
 import type { InvocableAgent } from "../agents/service.ts";
+import type { Payments } from "../payment/service.ts";
 import { createEndings, type Endings } from "./endings.ts";
 import { invocationRoutes } from "./routes.ts";
 import type { Accepted } from "./service.ts";
@@ -40,6 +41,16 @@ afterEach(async () => {
   rmSync(dir, { recursive: true, force: true });
 });
 
+/** Of agents that cost nothing. */
+const payments: Payments = {
+  check: async () => ({ kind: "free" }),
+  paymentRow() {
+    throw new Error("there is no payment");
+  },
+  settle: async () => ({}),
+  recall: async () => ({}),
+};
+
 async function call(store: Store, endings: Endings, headers: Record<string, string> = {}) {
   const offered: Accepted[] = [];
   const app = routes().use(
@@ -47,6 +58,7 @@ async function call(store: Store, endings: Endings, headers: Record<string, stri
       store,
       clock,
       endings,
+      payments,
       findAgent: async () => AGENT,
       takeToken: () => null,
       offer: (accepted) => void offered.push(accepted),

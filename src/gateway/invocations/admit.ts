@@ -1,5 +1,6 @@
 // The order of checks on a proxy call, from top to bottom: agent → invocable → rate → model → body → form →
-// idempotency → policy (to come) → payment → record. What is refused leaves no invocation behind.
+// idempotency → policy (to come) → payment → record → settlement. What is refused leaves no invocation behind,
+// except one whose payment the facilitator declined: that one was recorded before money could move.
 import { createHash } from "node:crypto";
 import type { Call } from "../../core/call.ts";
 import type { Caller } from "../../core/caller.ts";
@@ -8,8 +9,17 @@ import { Fault } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
 import { parseRpcRequest } from "../../core/jsonrpc.ts";
 import { agentStatus } from "../../core/states.ts";
-import type { Store } from "../../storage/store.ts";
+import { type Store, UniqueViolation } from "../../storage/store.ts";
 import { type InvocableAgent, priceOf } from "../agents/service.ts";
+import {
+  type Charge,
+  type PaidHeaders,
+  type PaymentRow,
+  type Payments,
+  type PricedCall,
+  paidColumns,
+  recordPayment,
+} from "../payment/service.ts";
 import { idempotencyKey, passedHeaders, serviceModel } from "./command.ts";
 import { findInvocation } from "./history.ts";
 import { findByIdempotencyKey, type Idempotency } from "./idempotency.ts";
@@ -21,11 +31,16 @@ export interface ProxyCall {
   readonly headers: Headers;
   readonly requestId: string;
   readBody(): Promise<Uint8Array>;
+  /** Told when the body is stored, and need not be kept any longer. */
+  stored(): void;
+  /** Adds a field to the request's line in the log. */
+  note(name: string, value: string): void;
 }
 
 export interface AdmitOptions {
   readonly store: Store;
   readonly clock: Clock;
+  readonly payments: Payments;
   findAgent(tenant: string, agentId: string): Promise<InvocableAgent | null>;
   /** Takes a token of the agent's bucket: null, or the whole seconds until there is one. */
   takeToken(agent: InvocableAgent): number | null;
@@ -38,13 +53,38 @@ interface Rpc {
   readonly tool: string | null;
 }
 
+export interface Admitted {
+  readonly id: string;
+  /** Of the answer: what is told of a payment that was settled. */
+  readonly headers: PaidHeaders;
+}
+
 /**
- * Accepts a call, durably: resolves to the invocation's ID.
+ * Accepts a call, durably, and settles its payment.
  *
  * @throws Fault of every kind that the order of checks names
  */
-export async function admit(options: AdmitOptions, call: ProxyCall): Promise<string> {
-  const { store, clock } = options;
+export async function admit(options: AdmitOptions, call: ProxyCall): Promise<Admitted> {
+  const { payments } = options;
+  const { id, isNew, payment } = await record(options, call);
+  call.stored();
+  call.note("invocation_id", id);
+  if (!isNew) return { id, headers: await payments.recall(call.caller.tenant, id) };
+  return { id, headers: payment === null ? {} : await payments.settle(payment) };
+}
+
+interface Recorded {
+  readonly id: string;
+  /** False: the call had been made before, and this is the same one. */
+  readonly isNew: boolean;
+  readonly payment: PaymentRow | null;
+}
+
+const earlier = (id: string): Recorded => ({ id, isNew: false, payment: null });
+
+/** From the checks to the record. The body is gone when this has ended, however long its payment takes. */
+async function record(options: AdmitOptions, call: ProxyCall): Promise<Recorded> {
+  const { store, clock, payments } = options;
   const { tenant, user } = call.caller;
   const agent = await options.findAgent(tenant, call.agentId);
   if (agent === null) throw new Fault("not_found", "no such agent");
@@ -60,26 +100,61 @@ export async function admit(options: AdmitOptions, call: ProxyCall): Promise<str
   if (idempotency !== null) {
     const owner = { tenant, caller: user, agent_id: agent.id };
     const first = await findByIdempotencyKey(store.read, owner, idempotency, clock.now());
-    if (first !== null) return first;
+    if (first !== null) return earlier(first);
   }
-  requirePayment(agent, rpc);
+  const price = priceOf(agent, rpc?.tool ?? null);
+  const { headers, note } = call;
+  const asked = { tenant, caller: user, agent_id: agent.id, price, headers, body, note };
+  const checked = await payments.check(asked);
+  if (checked.kind === "known") return earlier(checked.invocation_id);
 
+  const charge = checked.kind === "charge" ? checked.charge : null;
   const now = clock.now();
-  const row = newRow({ agent, tenant, caller: user, model, rpc, size: body.byteLength, now });
+  const row = newRow({ agent, tenant, caller: user, model, rpc, charge, size: body.byteLength, now });
   const accepted = { row, call: callOf(agent, url, call), body, idempotency };
-  const id = await storeCall(store, accepted, now);
-  if (id === row.id) options.offer(accepted);
-  return id;
+  if (charge !== null) return storePaidCall(options, accepted, asked, charge);
+  const id = await storeCall(store, accepted, null);
+  if (id !== row.id) return earlier(id);
+  options.offer(accepted);
+  return { id, isNew: true, payment: null };
+}
+
+async function storePaidCall(
+  { store, payments, offer }: AdmitOptions,
+  accepted: Accepted,
+  asked: PricedCall,
+  charge: Charge,
+): Promise<Recorded> {
+  const { row } = accepted;
+  const payment = payments.paymentRow(charge, row);
+  try {
+    const id = await storeCall(store, accepted, payment);
+    if (id !== row.id) return earlier(id);
+  } catch (error) {
+    // Someone has used the payment between the check and the record.
+    const used = error instanceof UniqueViolation ? await payments.check(asked) : null;
+    if (used?.kind !== "known") throw error;
+    return earlier(used.invocation_id);
+  }
+  // Without a facilitator there is nothing to wait for.
+  if (row.settlement_status === null) offer(accepted);
+  return { id: row.id, isNew: true, payment };
 }
 
 /**
  * A commit whose answer was lost may have been made; then the call is accepted, and to say otherwise would have
  * it made twice.
+ *
+ * @throws UniqueViolation when the payment has been used here before
  */
-async function storeCall(store: Store, accepted: Accepted, now: number): Promise<string> {
+async function storeCall(store: Store, accepted: Accepted, payment: PaymentRow | null): Promise<string> {
   const { row } = accepted;
   try {
-    return await store.write((tx) => accept(tx, accepted, now));
+    return await store.write(async (tx) => {
+      const id = await accept(tx, accepted, row.updated_at);
+      if (payment !== null && id === row.id) await recordPayment(tx, payment);
+      return id;
+    });
   } catch (error) {
     if (!(error instanceof Fault) || error.kind !== "unavailable") throw error;
     const found = await findInvocation(store.read, row.tenant, row.id).catch(() => null);
@@ -107,13 +182,6 @@ function readIdempotency(headers: Headers, body: Uint8Array): Idempotency | null
   return key === null ? null : { key, body_sha256: createHash("sha256").update(body).digest("hex") };
 }
 
-/** A priced call must be paid for, and payments are not taken yet: refusing it is what loses nobody money. */
-function requirePayment(agent: InvocableAgent, rpc: Rpc | null): void {
-  if (priceOf(agent, rpc?.tool ?? null) !== null) {
-    throw new Fault("payment_required", "the agent is priced, and this version takes no payments yet");
-  }
-}
-
 function callOf(agent: InvocableAgent, url: string, call: ProxyCall): Call {
   return {
     url,
@@ -126,17 +194,28 @@ function callOf(agent: InvocableAgent, url: string, call: ProxyCall): Call {
   };
 }
 
+const UNPAID = {
+  payment_network: null,
+  payment_asset: null,
+  payment_amount: null,
+  payment_payer: null,
+  payment_nonce: null,
+  settlement_status: null,
+  settlement: null,
+};
+
 interface NewRow {
   readonly agent: InvocableAgent;
   readonly tenant: string;
   readonly caller: string;
   readonly model: string | null;
   readonly rpc: Rpc | null;
+  readonly charge: Charge | null;
   readonly size: number;
   readonly now: number;
 }
 
-function newRow({ agent, tenant, caller, model, rpc, size, now }: NewRow): InvocationRow {
+function newRow({ agent, tenant, caller, model, rpc, charge, size, now }: NewRow): InvocationRow {
   return {
     tenant,
     id: newId("inv", now),
@@ -148,13 +227,7 @@ function newRow({ agent, tenant, caller, model, rpc, size, now }: NewRow): Invoc
     model,
     mcp_method: rpc?.method ?? null,
     mcp_tool: rpc?.tool ?? null,
-    payment_network: null,
-    payment_asset: null,
-    payment_amount: null,
-    payment_payer: null,
-    payment_nonce: null,
-    settlement_status: null,
-    settlement: null,
+    ...(charge === null ? UNPAID : paidColumns(charge)),
     upstream_status: null,
     latency_ms: null,
     ttft_ms: null,

@@ -1,6 +1,6 @@
 // Clean-up by age: captured bodies, whole records, expired idempotency keys, and the totals of models that are
 // in no record any more. In small groups, each its own write, so that calls pass between them.
-import { and, asc, eq, gt, inArray, isNull, lt, lte, sql } from "drizzle-orm";
+import { and, asc, eq, gt, gte, inArray, isNotNull, isNull, lt, lte, notExists, or, sql } from "drizzle-orm";
 import type { Clock } from "../../core/clock.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
@@ -17,7 +17,8 @@ export interface Retention {
 }
 
 export async function cleanUp(store: Store, clock: Clock, retention: Retention, log: Log): Promise<void> {
-  const floor = (days: number) => idFloor("inv", clock.now() - days * DAY_MS);
+  const now = clock.now();
+  const floor = (days: number) => idFloor("inv", now - days * DAY_MS);
   const removed = { bodies: 0, invocations: 0, idempotency_keys: 0 };
   // Tenant by tenant: both tables are ordered by tenant, then by ID.
   for (
@@ -27,9 +28,10 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
   ) {
     const { body_days, history_days } = retention;
     if (body_days > 0)
-      removed.bodies += await repeat(store, removeBodies, { tenant, before: floor(body_days) });
+      removed.bodies += await repeat(store, removeBodies, { tenant, before: floor(body_days), now });
     if (history_days > 0) {
-      removed.invocations += await repeat(store, removeInvocations, { tenant, before: floor(history_days) });
+      const old = { tenant, before: floor(history_days), now };
+      removed.invocations += await repeat(store, removeInvocations, old);
     }
   }
   if (retention.history_days > 0) await removeEmptyTotals(store);
@@ -65,6 +67,7 @@ interface OlderThan {
   readonly tenant: string;
   /** An ID floor. */
   readonly before: string;
+  readonly now: number;
 }
 
 /** Only bodies whose call has been made: a stored call is still owed to its caller. */
@@ -82,12 +85,19 @@ async function removeBodies(tx: Tx, { tenant, before }: OlderThan): Promise<numb
   return rows.length;
 }
 
-async function removeInvocations(tx: Tx, { tenant, before }: OlderThan): Promise<number> {
-  const { invocations: t, invocationBodies: bodies } = tx.tables;
+async function removeInvocations(tx: Tx, { tenant, before, now }: OlderThan): Promise<number> {
+  const { invocations: t, invocationBodies: bodies, payments } = tx.tables;
   const old = tx.db
     .select({ id: t.id })
     .from(t)
-    .where(and(eq(t.tenant, tenant), lt(t.id, before), inArray(t.status, ["succeeded", "failed"])))
+    .where(
+      and(
+        eq(t.tenant, tenant),
+        lt(t.id, before),
+        inArray(t.status, ["succeeded", "failed"]),
+        or(isNull(t.payment_nonce), notExists(keptPayment(tx, t, now))),
+      ),
+    )
     .limit(ROWS_AT_ONCE);
   const rows = await tx.db
     .delete(t)
@@ -96,8 +106,28 @@ async function removeInvocations(tx: Tx, { tenant, before }: OlderThan): Promise
   for (const row of rows) {
     countWhole(tx, row, -1);
     await tx.db.delete(bodies).where(and(eq(bodies.tenant, tenant), eq(bodies.invocation_id, row.id)));
+    if (row.payment_nonce === null) continue;
+    await tx.db.delete(payments).where(and(eq(payments.tenant, tenant), eq(payments.invocation_id, row.id)));
   }
   return rows.length;
+}
+
+/** The payment of an invocation that must stay: it is not settled yet, or could be presented again. */
+function keptPayment(
+  { db, tables: { payments: t } }: Tx,
+  invocations: Tx["tables"]["invocations"],
+  now: number,
+) {
+  return db
+    .select({ id: t.invocation_id })
+    .from(t)
+    .where(
+      and(
+        eq(t.tenant, invocations.tenant),
+        eq(t.invocation_id, invocations.id),
+        or(isNotNull(t.next_attempt_at), gte(t.valid_before, Math.floor(now / 1000))),
+      ),
+    );
 }
 
 interface Place {

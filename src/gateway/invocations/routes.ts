@@ -10,11 +10,21 @@ import { queryOf } from "../../edge/input.ts";
 import { readBytes } from "../../edge/intake.ts";
 import { operation } from "../../edge/openapi.ts";
 import type { Store } from "../../storage/store.ts";
+import { requirementsOf } from "../../x402/codec.ts";
+import { X402_VERSION } from "../../x402/kind.ts";
 import { type AdmitOptions, admit } from "./admit.ts";
 import { waitSeconds } from "./command.ts";
 import type { Endings } from "./endings.ts";
 import { capturedBodies, capturedResponse, findInvocation, readHistory } from "./history.ts";
-import { detail, InvocationDetail, InvocationPage, listItem, PollView, pollView } from "./model.ts";
+import {
+  detail,
+  InvocationDetail,
+  InvocationPage,
+  listItem,
+  PaymentChallenge,
+  PollView,
+  pollView,
+} from "./model.ts";
 import { abandon, type InvocationRow } from "./service.ts";
 
 export interface InvocationRoutesOptions extends AdmitOptions {
@@ -77,6 +87,19 @@ const EXAMPLE_POLL = {
   response_body_b64: "eyJoZWxsbyI6IndvcmxkIn0=",
 };
 
+const EXAMPLE_CHALLENGE = {
+  x402Version: X402_VERSION,
+  error: "the agent is priced: a payment is required, in X-PAYMENT or PAYMENT-SIGNATURE",
+  accepts: [
+    requirementsOf({
+      amount: 10_000n,
+      payTo: "0x2096ed1b9b1c4b4a5f8a0b7f3d1d5b6a7c8d9e0f",
+      resource: `https://gateway.example.com/v1/proxy/${AGENT_ID.id.example}`,
+      description: `One call of ${AGENT_ID.id.example}`,
+    }),
+  ],
+};
+
 const proxyCall = operation({
   tag: "Proxy",
   summary: "Call an agent",
@@ -89,6 +112,13 @@ const proxyCall = operation({
       description: "The same key with the same body gives the same invocation for 24 hours.",
     },
     "X-Service-Model": { description: "A model identifier, recorded; at most 256 bytes." },
+    "X-PAYMENT": {
+      description:
+        "For a priced agent: an x402 version 1 payment, in base64. The same payment with the same body gives the same invocation.",
+    },
+    "PAYMENT-SIGNATURE": {
+      description: "For a priced agent: an x402 version 2 payment, in base64, instead of `X-PAYMENT`.",
+    },
     ...WAIT,
   },
   body: {
@@ -105,9 +135,21 @@ const proxyCall = operation({
       headers: {
         "X-Service-Invocation-ID": "The invocation's ID.",
         Location: "Path of the poll endpoint.",
+        "X-PAYMENT-RESPONSE":
+          "Of a payment that has been settled: base64 of `{ success, transaction, network, payer }`.",
+        "PAYMENT-RESPONSE": "The same, for a version 2 payment.",
       },
     },
   ],
+  answers: {
+    payment_required: {
+      description:
+        "Without a payment: the challenge, as version 1 in the body and as version 2 in the header. With one that could not be verified or settled: an Error.",
+      schema: PaymentChallenge,
+      example: EXAMPLE_CHALLENGE,
+      headers: { "PAYMENT-REQUIRED": "The challenge in version 2, base64 of its JSON." },
+    },
+  },
   errors: [
     "not_found",
     "agent_not_invocable",
@@ -221,14 +263,15 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
         const scope = scopeOf(request);
         const { caller, requestId } = scope;
         const admitted = Promise.withResolvers<void>();
-        const id = await admit(options, {
+        const { id, headers } = await admit(options, {
           caller,
           agentId: params.id,
           headers: request.headers,
           requestId,
           readBody: () => readBytes(request, caller.tenant, PROXY_BODY_BYTES_MAX, admitted.promise),
+          stored: admitted.resolve,
+          note: scope.note,
         }).finally(admitted.resolve);
-        scope.note("invocation_id", id);
         const seconds = waitSeconds(request.headers);
         if (seconds > 0) {
           const look = () => findInvocation(store.read, caller.tenant, id);
@@ -236,7 +279,8 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
           await endings.wait(id, seconds, request.signal, look).catch(() => null);
         }
         const location = `/v1/proxy/${params.id}/invocations/${id}`;
-        return json("accepted", { invocation_id: id }, { "x-service-invocation-id": id, location });
+        const own = { "x-service-invocation-id": id, location };
+        return json("accepted", { invocation_id: id }, { ...own, ...headers });
       },
       { parse: "none", detail: proxyCall },
     )

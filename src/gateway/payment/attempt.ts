@@ -1,0 +1,120 @@
+// One attempt to settle a recorded payment, from the question to the record of what came of it: the outcome, the
+// state of the call and its totals are one write. Whatever fails on the way leaves the payment open, and leased.
+import type { Clock } from "../../core/clock.ts";
+import { Fault } from "../../core/fault.ts";
+import type { Log } from "../../core/log.ts";
+import { formatDateTime } from "../../core/time.ts";
+import type { Store, Tx } from "../../storage/store.ts";
+import {
+  collectSettlement,
+  type InvocationRow,
+  noteSettlement,
+  refuseSettlement,
+} from "../invocations/service.ts";
+import type { FacilitatorClient } from "./facilitator-client.ts";
+import { pauseAfter, type SettleOutcome, settledRecord, type Verdict, verdictOf } from "./outcome.ts";
+import { closeCollected, closeRefused, type OpenPayment, postpone } from "./rows.ts";
+
+const STORE_PAUSE_MS = 100;
+const STORE_TRIES_MAX = 50;
+
+export interface AttemptOptions {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly client: FacilitatorClient;
+  /** Told of an agent that has a call which may be made now. */
+  paid(agentId: string): void;
+  /** Told of each call that ended for want of its payment. */
+  ended(invocationId: string): void;
+}
+
+/**
+ * Tries once, and resolves when the outcome is recorded.
+ *
+ * @param stop breaks the attempt off, its outcome unknown
+ * @throws Fault `unavailable` when the store does not take the outcome
+ */
+export async function attemptSettlement(
+  options: AttemptOptions,
+  open: OpenPayment,
+  stop: AbortSignal,
+): Promise<SettleOutcome> {
+  const { store, clock, log, client } = options;
+  const outcome = await client.settle({ ...open, expected: expectedOf(open) }, stop);
+  const now = clock.now();
+  const verdict = verdictOf(outcome, open, now);
+  const times = { now, retryAt: now + pauseAfter(open.attempts, Math.random()) };
+  const call = await untilStored(() => store.write((tx) => record(tx, open, verdict, times)), stop);
+  tell(log, open, outcome, verdict);
+  if (call?.settlement_status === "settled") options.paid(open.agent_id);
+  if (call?.settlement_status === "settlement_failed") options.ended(open.invocation_id);
+  return outcome;
+}
+
+/** A store that is away for a moment is waited for: what the facilitator said is worth more than asking again. */
+async function untilStored<T>(step: () => Promise<T>, stop: AbortSignal): Promise<T> {
+  for (let tries = 1; ; tries++) {
+    try {
+      return await step();
+    } catch (error) {
+      const passing = error instanceof Fault && error.kind === "unavailable";
+      if (!passing || stop.aborted || tries === STORE_TRIES_MAX) throw error;
+    }
+    await Bun.sleep(STORE_PAUSE_MS);
+  }
+}
+
+function tell(log: Log, open: OpenPayment, outcome: SettleOutcome, verdict: Verdict): void {
+  const why = outcome.kind === "collected" ? undefined : outcome.why;
+  const fields = { ...shown(open), attempts: open.attempts, outcome: outcome.kind, why };
+  if (verdict.kind === "settled") {
+    log.info("payment settled", { ...fields, transaction: verdict.transaction });
+  } else if (verdict.kind === "open") {
+    log.warn("settlement unknown", fields);
+  } else if (verdict.reason === "unknown") {
+    log.error("settlement given up, its outcome unknown", fields);
+  } else {
+    log.info("payment declined", fields);
+  }
+}
+
+/** The fields by which the log names a payment. */
+export function shown({ tenant, agent_id, invocation_id }: OpenPayment) {
+  return { tenant, agent_id, invocation_id };
+}
+
+interface StoredRequest {
+  readonly paymentPayload: { readonly payload: { readonly authorization: { readonly value: string } } };
+}
+
+/** The settle request is our own writing, so it has the form that x402/codec.ts gives it. */
+function expectedOf({ payer, settle_request }: OpenPayment) {
+  const request = JSON.parse(settle_request) as StoredRequest;
+  return { payer, amount: BigInt(request.paymentPayload.payload.authorization.value) };
+}
+
+/** The invocation after the record; null when the outcome had been recorded before, or stays open. */
+async function record(
+  tx: Tx,
+  open: OpenPayment,
+  verdict: Verdict,
+  { now, retryAt }: { readonly now: number; readonly retryAt: number },
+): Promise<InvocationRow | null> {
+  const { tenant, invocation_id: id, attempts } = open;
+  const key = { tenant, id };
+  if (verdict.kind === "open") {
+    const postponed = await postpone(tx, open, retryAt, now);
+    if (postponed) await noteSettlement(tx, key, JSON.stringify({ attempts }), now);
+    return null;
+  }
+  if (verdict.kind === "refused") {
+    if (!(await closeRefused(tx, open, now))) return null;
+    return refuseSettlement(tx, key, JSON.stringify({ attempts, reason: verdict.reason }), now);
+  }
+  if (!(await closeCollected(tx, open, now))) return null;
+  const { amount } = expectedOf(open);
+  const { transaction, fee } = verdict;
+  const settled = settledRecord({ attempts, amount, transaction, fee, settled_at: formatDateTime(now) });
+  return collectSettlement(tx, key, settled, now);
+}

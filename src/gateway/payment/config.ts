@@ -1,0 +1,115 @@
+// A tenant's settlement configuration in the database: which facilitator collects its payments, and the credential
+// that is shown to it.
+import { and, eq, isNotNull } from "drizzle-orm";
+import type { Caller } from "../../core/caller.ts";
+import type { Clock } from "../../core/clock.ts";
+import { Fault, invalidField } from "../../core/fault.ts";
+import { type AllowList, checkWrittenUrl } from "../../core/host.ts";
+import { checkText } from "../../core/text.ts";
+import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import { holdCredential } from "../credentials/service.ts";
+import type { SettlementConfigPatch, SettlementConfigRow } from "./model.ts";
+
+const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) =>
+  db
+    .select()
+    .from(t)
+    .where(eq(t.tenant, bind(t.tenant, "tenant"))),
+);
+
+export async function findSettlementConfig(
+  reader: Reader,
+  tenant: string,
+): Promise<SettlementConfigRow | null> {
+  const [row] = await byTenant(reader).execute({ tenant });
+  return row ?? null;
+}
+
+/** Whether the credential is needed for settlements: by the configuration, or by a payment that is still open. */
+export async function settlementNamesCredential(
+  reader: Reader,
+  tenant: string,
+  id: string,
+): Promise<boolean> {
+  const config = await findSettlementConfig(reader, tenant);
+  if (config?.facilitator_credential_ref === id) return true;
+  const { payments: t } = reader.tables;
+  const open = await reader.db
+    .select({ nonce: t.nonce })
+    .from(t)
+    .where(and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, id), isNotNull(t.next_attempt_at)))
+    .limit(1);
+  return open.length > 0;
+}
+
+export interface SettlementConfigDeps {
+  readonly store: Store;
+  readonly clock: Clock;
+  /** Hosts that are exempt from the rules. */
+  readonly allow: AllowList;
+}
+
+export function settlementConfigService({ store, clock, allow }: SettlementConfigDeps) {
+  return {
+    /** @throws Fault `not_found` */
+    async get({ tenant }: Caller): Promise<SettlementConfigRow> {
+      const config = await findSettlementConfig(store.read, tenant);
+      if (config === null) throw new Fault("not_found", "no settlement configuration");
+      return config;
+    },
+
+    /** @throws Fault `invalid_request`, naming the field */
+    async patch({ tenant }: Caller, body: SettlementConfigPatch): Promise<SettlementConfigRow> {
+      if (body.facilitator_url !== undefined) checkFacilitatorUrl(body.facilitator_url, allow);
+      const ref = body.facilitator_credential_ref;
+      if (ref === "") throw invalidField("facilitator_credential_ref", "must not be empty");
+      return store.write(async (tx) => {
+        await tx.lock(`settlement:${tenant}`);
+        const known = await findSettlementConfig(tx, tenant);
+        if (Object.keys(body).length === 0 && known !== null) return known;
+        const next = merged(known, body, tenant, clock.now());
+        if (ref !== undefined && !(await holdCredential(tx, tenant, ref))) {
+          throw invalidField("facilitator_credential_ref", "names no credential of this tenant");
+        }
+        await put(tx, next);
+        return next;
+      });
+    },
+  };
+}
+
+function checkFacilitatorUrl(text: string, allow: AllowList): void {
+  const refuse = (reason: string) => invalidField("facilitator_url", reason);
+  if (text === "") throw refuse("must not be empty");
+  checkText("facilitator_url", text, { min: 0, max: Number.POSITIVE_INFINITY });
+  const checked = checkWrittenUrl(text, allow);
+  if (!checked.ok) throw refuse(checked.reason);
+  if (checked.url.protocol !== "https:") throw refuse("must be an https URL");
+  if (/[?#]/.test(text)) throw refuse("must have no query and no fragment");
+}
+
+function merged(
+  known: SettlementConfigRow | null,
+  body: SettlementConfigPatch,
+  tenant: string,
+  now: number,
+): SettlementConfigRow {
+  const need = (field: keyof SettlementConfigPatch) => {
+    const value = body[field] ?? known?.[field];
+    if (value === undefined) throw invalidField(field, "required in the first configuration");
+    return value;
+  };
+  return {
+    tenant,
+    facilitator_url: need("facilitator_url"),
+    facilitator_credential_ref: need("facilitator_credential_ref"),
+    created_at: known?.created_at ?? now,
+    updated_at: now,
+  };
+}
+
+async function put(tx: Tx, config: SettlementConfigRow): Promise<void> {
+  const { settlementConfigs: t } = tx.tables;
+  const { tenant: _tenant, created_at: _created_at, ...changes } = config;
+  await tx.db.insert(t).values(config).onConflictDoUpdate({ target: t.tenant, set: changes });
+}

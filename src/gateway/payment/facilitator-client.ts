@@ -1,0 +1,91 @@
+// One attempt to settle a payment through the tenant's facilitator: the credential, the request, and what its answer
+// means. It never rejects, since whatever goes wrong on the way leaves the outcome unknown. The facilitator's own
+// words stay here.
+import { exchangeJson } from "../../edge/json.ts";
+import type { Outbound } from "../../edge/outbound.ts";
+import { clientIdentity } from "./bundle.ts";
+import { type Expected, outcomeOf, type SettleOutcome } from "./outcome.ts";
+
+const ANSWER_BYTES_MAX = 64 * 1024;
+
+interface Header {
+  readonly name: string;
+  readonly value: string;
+}
+
+export interface FacilitatorClientOptions {
+  readonly outbound: Outbound;
+  /** For the whole attempt, credential included. */
+  readonly timeoutMs: number;
+  /** The secret that a credential stands for now, and the header that its type makes of it. */
+  openSecret(tenant: string, ref: string): Promise<{ readonly secret: string; header(): Header | null }>;
+}
+
+export interface SettleAttempt {
+  readonly tenant: string;
+  readonly facilitator_url: string;
+  readonly facilitator_credential_ref: string;
+  /** JSON. */
+  readonly settle_request: string;
+  readonly expected: Expected;
+}
+
+export interface FacilitatorClient {
+  /** @param stop ends the attempt early, with its outcome unknown */
+  settle(attempt: SettleAttempt, stop: AbortSignal): Promise<SettleOutcome>;
+}
+
+export function createFacilitatorClient(options: FacilitatorClientOptions): FacilitatorClient {
+  const { outbound, timeoutMs, openSecret } = options;
+
+  async function credentialOf({ tenant, facilitator_credential_ref }: SettleAttempt) {
+    const opened = await openSecret(tenant, facilitator_credential_ref);
+    const tls = clientIdentity(opened.secret);
+    const header = tls === null ? opened.header() : null;
+    return { tls, headers: header === null ? [] : [[header.name, header.value] as const] };
+  }
+
+  async function ask(attempt: SettleAttempt, signal: AbortSignal): Promise<SettleOutcome> {
+    const { tls, headers } = await credentialOf(attempt);
+    const { status, body } = await exchangeJson(
+      outbound,
+      settleUrl(attempt.facilitator_url),
+      {
+        method: "POST",
+        headers: [["content-type", "application/json"], ...headers],
+        body: new TextEncoder().encode(attempt.settle_request),
+        tls,
+        signal,
+      },
+      ANSWER_BYTES_MAX,
+    );
+    return outcomeOf(status, body, attempt.expected);
+  }
+
+  return {
+    async settle(attempt, stop) {
+      const ended = Promise.withResolvers<SettleOutcome>();
+      const controller = new AbortController();
+      const end = () => {
+        ended.resolve({ kind: "unknown", why: "no answer in time" });
+        controller.abort();
+      };
+      const timer = setTimeout(end, timeoutMs);
+      stop.addEventListener("abort", end);
+      if (stop.aborted) end();
+      try {
+        // Reading the secret heeds no signal.
+        return await Promise.race([ended.promise, ask(attempt, controller.signal)]);
+      } catch (error) {
+        return { kind: "unknown", why: error instanceof Error ? error.message : "failed" };
+      } finally {
+        clearTimeout(timer);
+        stop.removeEventListener("abort", end);
+      }
+    },
+  };
+}
+
+function settleUrl(facilitatorUrl: string): string {
+  return `${facilitatorUrl.replace(/\/+$/, "")}/settle`;
+}

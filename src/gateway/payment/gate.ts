@@ -1,0 +1,128 @@
+// The gate of a priced call, as far as it needs no database: what is asked, which payment the headers carry, and
+// whether it is the one that is asked for. Callers learn only that a payment failed; the exact reason is for the log.
+import { Fault } from "../../core/fault.ts";
+import { checksummed } from "../../x402/address.ts";
+import {
+  type Accepted,
+  acceptedMatches,
+  challenge,
+  decodePaymentHeader,
+  decodePaymentSignature,
+  type Parsed,
+  requirementsFrom,
+  requirementsOf,
+  type WireRequirements,
+} from "../../x402/codec.ts";
+import { canonicalSignature } from "../../x402/eip3009.ts";
+import type { Payment } from "../../x402/types.ts";
+import { checkRequirements, checkSignature, checkWindow } from "../../x402/verify.ts";
+
+/** How long a payment must still be good when it comes in: the time that settling it takes. */
+const MARGIN_SECONDS = 6;
+const HOST_CHARACTERS_MAX = 255;
+
+export interface PresentedPayment {
+  readonly payment: Payment;
+  /** What a version 2 payment says that it answers. */
+  readonly accepted: Accepted | null;
+}
+
+export const refused = () => new Fault("payment_required", "the payment could not be verified");
+export const declined = () => new Fault("payment_required", "the payment could not be settled");
+
+/** @throws Fault `invalid_request` when the call carries payments of both versions */
+export function paymentHeaders(headers: Headers): { v1: string | null; v2: string | null } {
+  const [v1, v2] = [headers.get("x-payment"), headers.get("payment-signature")];
+  if (v1 !== null && v2 !== null) {
+    throw new Fault("invalid_request", "X-PAYMENT: can't be sent together with PAYMENT-SIGNATURE");
+  }
+  return { v1, v2 };
+}
+
+/**
+ * The payment that the headers carry, its signature made canonical and checked; null when there is none.
+ *
+ * @param note told the exact reason of a refusal
+ * @throws Fault `payment_required`
+ */
+export function presentedPayment(
+  { v1, v2 }: ReturnType<typeof paymentHeaders>,
+  note: (reason: string) => void,
+): PresentedPayment | null {
+  if (v1 === null && v2 === null) return null;
+  const read = v1 === null ? readVersion2(v2 ?? "") : readVersion1(v1);
+  if (!read.ok) {
+    note(read.reason);
+    throw new Fault("payment_required", "the payment could not be read");
+  }
+  const { payment, accepted } = read.value;
+  const signature = canonicalSignature(payment.signature);
+  // A contract wallet's signature can't be judged without a chain, and there is none here.
+  if (signature === null || checkSignature(payment) !== "payer") {
+    note("invalid_signature");
+    throw refused();
+  }
+  return { payment: { ...payment, signature }, accepted };
+}
+
+function readVersion1(text: string): Parsed<PresentedPayment> {
+  const read = decodePaymentHeader(text);
+  return read.ok ? { ok: true, value: { payment: read.value, accepted: null } } : read;
+}
+
+function readVersion2(text: string): Parsed<PresentedPayment> {
+  const read = decodePaymentSignature(text);
+  if (!read.ok) return read;
+  const { accepted, ...payment } = read.value;
+  return { ok: true, value: { payment, accepted } };
+}
+
+/** Why the payment is not the one that is asked for; null when it is. @param nowMs milliseconds */
+export function paymentProblem(
+  { payment, accepted }: PresentedPayment,
+  wire: WireRequirements,
+  nowMs: number,
+): string | null {
+  if (accepted !== null && !acceptedMatches(accepted, wire)) return "answers_another_offer";
+  return (
+    checkRequirements(payment, requirementsFrom(wire), { exactValue: true }) ??
+    checkWindow(payment.authorization, Math.floor(nowMs / 1000), MARGIN_SECONDS)
+  );
+}
+
+export interface Demand {
+  readonly amount: bigint;
+  /** As the agent's owner wrote it. */
+  readonly pay_to: string;
+  readonly agent_id: string;
+  /** Base of the absolute URL. */
+  readonly base_url: string;
+}
+
+export function demanded({ amount, pay_to, agent_id, base_url }: Demand): WireRequirements {
+  return requirementsOf({
+    amount,
+    // Official clients refuse an address in mixed case whose checksum is wrong.
+    payTo: checksummed(pay_to) === pay_to ? pay_to : pay_to.toLowerCase(),
+    resource: `${base_url}/v1/proxy/${agent_id}`,
+    description: `One call of ${agent_id}`,
+  });
+}
+
+/** The 402 that asks for a payment, in both versions at once. */
+export function paymentRequired(wire: WireRequirements): Fault {
+  const error = "the agent is priced: a payment is required, in X-PAYMENT or PAYMENT-SIGNATURE";
+  const { body, header } = challenge(wire, error);
+  return new Fault("payment_required", error, {
+    answer: { body, headers: { "payment-required": header } },
+  });
+}
+
+/** Where this gateway is, in the words of its operator or of the request. Without a slash at its end. */
+export function baseUrl(publicUrl: string | null, headers: Headers): string {
+  if (publicUrl !== null) return publicUrl.replace(/\/+$/, "");
+  const host = headers.get("host") ?? "";
+  const url = host.length > HOST_CHARACTERS_MAX ? null : URL.parse(`http://${host}`);
+  // Whatever else such a header holds has no place in a URL that others are to read.
+  return url === null || url.host !== host.toLowerCase() ? "http://localhost" : url.origin;
+}

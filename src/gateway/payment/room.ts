@@ -1,0 +1,62 @@
+// How many settlements may be under way in the background: in all, for a tenant, and for a facilitator. One that
+// gave no answer last time gets few places, so that a facilitator in trouble holds up nobody else's payments.
+
+const IN_ALL_MAX = 128;
+const TENANT_MAX = 16;
+const FACILITATOR_MAX = 32;
+const TROUBLED_MAX = 2;
+/** Names of facilitators in trouble that are kept; beyond it the oldest gets another chance. */
+const TROUBLED_KEPT_MAX = 10_000;
+
+export interface Place {
+  release(): void;
+}
+
+export interface Room {
+  full(): boolean;
+  /** Free places of a tenant. */
+  ofTenant(tenant: string): number;
+  /** A place, or null when there is none. */
+  take(tenant: string, facilitator: string): Place | null;
+  /** Whether the facilitator gave an answer that says something. */
+  learn(facilitator: string, answered: boolean): void;
+}
+
+export function createRoom(): Room {
+  const byTenant = new Map<string, number>();
+  const byFacilitator = new Map<string, number>();
+  const troubled = new Set<string>();
+  let inAll = 0;
+
+  function add(counts: Map<string, number>, name: string, delta: 1 | -1): void {
+    const count = (counts.get(name) ?? 0) + delta;
+    if (count === 0) counts.delete(name);
+    else counts.set(name, count);
+  }
+
+  const ofTenant = (tenant: string) => TENANT_MAX - (byTenant.get(tenant) ?? 0);
+  const ofFacilitator = (facilitator: string) =>
+    (troubled.has(facilitator) ? TROUBLED_MAX : FACILITATOR_MAX) - (byFacilitator.get(facilitator) ?? 0);
+
+  return {
+    full: () => inAll >= IN_ALL_MAX,
+    ofTenant,
+    take(tenant, facilitator) {
+      if (inAll >= IN_ALL_MAX || ofTenant(tenant) <= 0 || ofFacilitator(facilitator) <= 0) return null;
+      const change = (delta: 1 | -1) => {
+        inAll += delta;
+        add(byTenant, tenant, delta);
+        add(byFacilitator, facilitator, delta);
+      };
+      change(1);
+      return { release: () => change(-1) };
+    },
+    learn(facilitator, answered) {
+      troubled.delete(facilitator);
+      if (answered) return;
+      troubled.add(facilitator);
+      const [oldest] = troubled;
+      if (troubled.size > TROUBLED_KEPT_MAX && oldest !== undefined) troubled.delete(oldest);
+    },
+  };
+}

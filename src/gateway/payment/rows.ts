@@ -1,0 +1,174 @@
+// The payments of calls in the database: recorded with their invocation, leased for each attempt to settle them, and
+// closed with the write that records the outcome. The one look-up without a tenant is the one by the payment's key,
+// for on chain an authorization is used once whoever presents it.
+import { and, asc, eq, gt, isNotNull, lte, type SQL, sql } from "drizzle-orm";
+import type { Tables } from "../../../db/schema.ts";
+import { bind, prepared, type Reader, type Tx } from "../../storage/store.ts";
+import type { PaymentKey } from "../../x402/types.ts";
+
+export type PaymentRow = Tables["payments"]["$inferSelect"];
+
+/** A payment whose settlement is not over. */
+export interface OpenPayment extends PaymentRow {
+  readonly facilitator_url: string;
+  readonly facilitator_credential_ref: string;
+  readonly settle_request: string;
+}
+
+export function isOpen(row: PaymentRow): row is OpenPayment {
+  const { facilitator_url, facilitator_credential_ref, settle_request } = row;
+  return facilitator_url !== null && facilitator_credential_ref !== null && settle_request !== null;
+}
+
+function isKey({ payments: t }: Tables, key: PaymentKey) {
+  return and(
+    eq(t.chain_id, key.chain_id),
+    eq(t.token, key.token),
+    eq(t.payer, key.payer),
+    eq(t.nonce, key.nonce),
+  );
+}
+
+const byKey = prepared(({ db, tables: { payments: t } }: Reader) =>
+  db
+    .select()
+    .from(t)
+    .where(
+      and(
+        eq(t.chain_id, bind(t.chain_id, "chain_id")),
+        eq(t.token, bind(t.token, "token")),
+        eq(t.payer, bind(t.payer, "payer")),
+        eq(t.nonce, bind(t.nonce, "nonce")),
+      ),
+    ),
+);
+
+const byInvocation = prepared(({ db, tables: { payments: t } }: Reader) =>
+  db
+    .select()
+    .from(t)
+    .where(and(eq(t.tenant, bind(t.tenant, "tenant")), eq(t.invocation_id, bind(t.invocation_id, "id")))),
+);
+
+/** Whoever's it is: what comes of it must be compared with the caller's before anything is told. */
+export async function findPayment(reader: Reader, key: PaymentKey): Promise<PaymentRow | null> {
+  const [row] = await byKey(reader).execute({ ...key });
+  return row ?? null;
+}
+
+export async function paymentOf(reader: Reader, tenant: string, id: string): Promise<PaymentRow | null> {
+  const [row] = await byInvocation(reader).execute({ tenant, id });
+  return row ?? null;
+}
+
+/** @throws UniqueViolation when the authorization has been used here before */
+export async function insertPayment(tx: Tx, row: PaymentRow): Promise<void> {
+  await tx.db.insert(tx.tables.payments).values(row);
+}
+
+/** The next tenant, by name after `after`, that has an open payment which is due at `now`. */
+export async function nextTenantDue(reader: Reader, after: string, now: number): Promise<string | null> {
+  const { payments: t } = reader.tables;
+  for (let tenant = after; ; ) {
+    const [row] = await reader.db
+      .select({ tenant: t.tenant, next_attempt_at: t.next_attempt_at })
+      .from(t)
+      .where(and(isNotNull(t.next_attempt_at), gt(t.tenant, tenant)))
+      // The first of the next tenant is the one that is due first.
+      .orderBy(asc(t.tenant), asc(t.next_attempt_at))
+      .limit(1);
+    if (row === undefined) return null;
+    if (row.next_attempt_at !== null && row.next_attempt_at <= now) return row.tenant;
+    tenant = row.tenant;
+  }
+}
+
+export async function dueOf(
+  reader: Reader,
+  tenant: string,
+  now: number,
+  limit: number,
+): Promise<OpenPayment[]> {
+  const { payments: t } = reader.tables;
+  const rows = await reader.db
+    .select()
+    .from(t)
+    .where(and(eq(t.tenant, tenant), isNotNull(t.next_attempt_at), lte(t.next_attempt_at, now)))
+    .orderBy(asc(t.next_attempt_at))
+    .limit(limit);
+  return rows.filter(isOpen);
+}
+
+/**
+ * Takes a due payment for another attempt; null when another replica was faster. The attempt before this one left
+ * no outcome, be it that nobody knows it or that its process died, so it counts as unknown.
+ */
+export async function lease(
+  tx: Tx,
+  seen: OpenPayment,
+  now: number,
+  until: number,
+): Promise<OpenPayment | null> {
+  const { payments: t } = tx.tables;
+  const [row] = await tx.db
+    .update(t)
+    .set({
+      attempts: sql`${t.attempts} + 1`,
+      unknown_since: sql`coalesce(${t.unknown_since}, ${now})`,
+      next_attempt_at: until,
+      updated_at: now,
+    })
+    .where(and(isKey(tx.tables, seen), eq(t.next_attempt_at, seen.next_attempt_at ?? now)))
+    .returning();
+  return row !== undefined && isOpen(row) ? row : null;
+}
+
+/** False when the outcome is known, or another replica has taken the payment for an attempt of its own since. */
+export async function postpone(tx: Tx, open: OpenPayment, at: number, now: number): Promise<boolean> {
+  const { payments: t } = tx.tables;
+  return changed(tx, isOwnAttempt(tx, open), {
+    next_attempt_at: at,
+    unknown_since: sql`coalesce(${t.unknown_since}, ${now})`,
+    updated_at: now,
+  });
+}
+
+/** Nothing is left to try, and nothing of what was signed is kept. False when the outcome was known before. */
+export async function closeCollected(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
+  return changed(tx, isKey(tx.tables, open), closing(now));
+}
+
+/** False also while another replica makes an attempt of its own: that one may yet collect it. */
+export async function closeRefused(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
+  return changed(tx, isOwnAttempt(tx, open), closing(now));
+}
+
+function closing(now: number) {
+  return { settle_request: null, next_attempt_at: null, updated_at: now };
+}
+
+function isOwnAttempt({ tables }: Tx, open: OpenPayment) {
+  return and(isKey(tables, open), eq(tables.payments.attempts, open.attempts));
+}
+
+type Changes = Parameters<ReturnType<Tx["db"]["update"]>["set"]>[0];
+
+/** Changes an open payment. */
+async function changed(tx: Tx, condition: SQL | undefined, changes: Changes): Promise<boolean> {
+  const { payments: t } = tx.tables;
+  const rows = await tx.db
+    .update(t)
+    .set(changes)
+    .where(and(condition, isNotNull(t.next_attempt_at)))
+    .returning({ attempts: t.attempts });
+  return rows.length > 0;
+}
+
+/** For a process that is known to be the only one: what the last one had under way is due at once. */
+export async function endLeases(tx: Tx, now: number): Promise<void> {
+  const { payments: t } = tx.tables;
+  await tx.db
+    .update(t)
+    .set({ next_attempt_at: now })
+    .where(and(isNotNull(t.next_attempt_at), gt(t.next_attempt_at, now)));
+}

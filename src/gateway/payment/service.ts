@@ -1,0 +1,227 @@
+// Payments of calls: what the gate asks and takes, the record that is written with the invocation, and what is told
+// to the caller when its settlement has had its time. The steps of one paid call, from top to bottom: check,
+// paymentRow, recordPayment (in the write that accepts the call), settle.
+import { createHash } from "node:crypto";
+import type { Clock } from "../../core/clock.ts";
+import { Fault } from "../../core/fault.ts";
+import type { Store, Tx } from "../../storage/store.ts";
+import { paymentResponse, settleRequestJson, type WireRequirements } from "../../x402/codec.ts";
+import { authorizationDigest } from "../../x402/eip3009.ts";
+import { ASSET, NETWORK } from "../../x402/kind.ts";
+import type { Payment } from "../../x402/types.ts";
+import { keyOf } from "../../x402/verify.ts";
+import type { Price } from "../agents/service.ts";
+import type { InvocationRow } from "../invocations/service.ts";
+import { findSettlementConfig } from "./config.ts";
+import {
+  baseUrl,
+  declined,
+  demanded,
+  paymentHeaders,
+  paymentProblem,
+  paymentRequired,
+  presentedPayment,
+  refused,
+} from "./gate.ts";
+import type { SettlementConfigRow } from "./model.ts";
+import { findPayment, insertPayment, isOpen, paymentOf, type PaymentRow as Row } from "./rows.ts";
+import type { Settler } from "./settler.ts";
+
+/** The payment's own row. */
+export type PaymentRow = Row;
+
+const LOOK_AGAIN_MS = 200;
+
+export interface PaymentDeps {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly settler: Settler;
+  readonly settleWaitMs: number;
+  /** Base of the absolute URLs in challenges; null takes the request's. */
+  readonly publicUrl: string | null;
+  findInvocation(tenant: string, id: string): Promise<InvocationRow>;
+}
+
+export interface PricedCall {
+  readonly tenant: string;
+  readonly caller: string;
+  readonly agent_id: string;
+  /** Null when the call is free. */
+  readonly price: Price | null;
+  readonly headers: Headers;
+  readonly body: Uint8Array;
+  /** Told what the log is to know beyond what the caller learns. */
+  note(name: string, value: string): void;
+}
+
+/** A verified payment that has not been used here. */
+export interface Charge {
+  readonly payment: Payment;
+  readonly wire: WireRequirements;
+  readonly body_sha256: string;
+  readonly digest: string;
+  /** Null when the tenant has no facilitator: verified only. */
+  readonly config: SettlementConfigRow | null;
+}
+
+export type Checked =
+  | { readonly kind: "free" }
+  /** This payment has made this very call before. */
+  | { readonly kind: "known"; readonly invocation_id: string }
+  | { readonly kind: "charge"; readonly charge: Charge };
+
+/** Headers of the 202. */
+export type PaidHeaders = Readonly<Record<string, string>>;
+
+export interface Payments {
+  /** @throws Fault `payment_required`, a challenge when the call carries no payment; `invalid_request` */
+  check(call: PricedCall): Promise<Checked>;
+  /** The payment's own row, for the same write as the invocation's. */
+  paymentRow(charge: Charge, row: InvocationRow): PaymentRow;
+  /**
+   * Settles what was recorded, as far as there is a facilitator, and waits for it.
+   *
+   * @throws Fault `payment_required` when the payment was declined
+   */
+  settle(payment: PaymentRow): Promise<PaidHeaders>;
+  /**
+   * What the caller of an invocation that was there already is told, once its settlement has had its time.
+   *
+   * @throws Fault `payment_required` when its payment was declined
+   */
+  recall(tenant: string, invocationId: string): Promise<PaidHeaders>;
+}
+
+/** The columns of the invocation that a payment fills. */
+export function paidColumns({ payment, config }: Charge) {
+  const { from, value, nonce } = payment.authorization;
+  return {
+    payment_network: NETWORK,
+    payment_asset: ASSET,
+    payment_amount: value.toString(),
+    payment_payer: from,
+    payment_nonce: nonce,
+    settlement_status: config === null ? null : ("pending" as const),
+    settlement: config === null ? null : JSON.stringify({ attempts: 1 }),
+  };
+}
+
+/** @throws UniqueViolation when the authorization has been used here before */
+export function recordPayment(tx: Tx, row: PaymentRow): Promise<void> {
+  return insertPayment(tx, row);
+}
+
+export function createPayments(deps: PaymentDeps): Payments {
+  const { store, clock, settler, settleWaitMs, findInvocation } = deps;
+
+  /** Null while the first attempt is under way on another replica, or about to begin here. */
+  async function told(tenant: string, id: string): Promise<PaidHeaders | null> {
+    const row = await findInvocation(tenant, id);
+    if (row.settlement_status === null) return {};
+    if (row.settlement_status === "settlement_failed") throw declined();
+    const payment = await paymentOf(store.read, tenant, id);
+    if (payment === null) return {};
+    if (row.settlement_status !== "pending") return settledHeaders(row, payment);
+    return payment.attempts === 1 && payment.unknown_since === null ? null : {};
+  }
+
+  async function recall(tenant: string, invocationId: string): Promise<PaidHeaders> {
+    const until = performance.now() + settleWaitMs;
+    for (;;) {
+      await settler.underWay(invocationId);
+      const headers = await told(tenant, invocationId);
+      if (headers !== null) return headers;
+      if (performance.now() >= until) return {};
+      if (settler.underWay(invocationId) === undefined) await Bun.sleep(LOOK_AGAIN_MS);
+    }
+  }
+
+  return {
+    check: (call) => check(deps, call),
+    paymentRow: (charge, row) => paymentRowOf(charge, row, clock.now(), settler.leaseUntil()),
+    async settle(payment) {
+      if (!isOpen(payment)) return {};
+      await settler.attempt(payment);
+      try {
+        return await recall(payment.tenant, payment.invocation_id);
+      } catch (error) {
+        // The call is accepted: when the store fails just now, saying so is all the more urgent.
+        if (error instanceof Fault && error.kind === "unavailable") return {};
+        throw error;
+      }
+    },
+    recall,
+  };
+}
+
+async function check({ store, clock, publicUrl }: PaymentDeps, call: PricedCall): Promise<Checked> {
+  const { price, agent_id } = call;
+  const note = (reason: string) => call.note("payment_problem", reason);
+  const carried = paymentHeaders(call.headers);
+  if (price === null) return { kind: "free" };
+  const wire = demanded({ ...price, agent_id, base_url: baseUrl(publicUrl, call.headers) });
+  const presented = presentedPayment(carried, note);
+  if (presented === null) throw paymentRequired(wire);
+  const { payment } = presented;
+  const body_sha256 = createHash("sha256").update(call.body).digest("hex");
+  const digest = Buffer.from(authorizationDigest(payment.authorization)).toString("hex");
+  // Before the time window: whoever lost our answer learns the truth with the payment that it has.
+  const used = await findPayment(store.read, keyOf(payment.authorization));
+  if (used !== null) {
+    const isSame = isSameCall(used, call, body_sha256) && used.authorization_digest === digest;
+    if (isSame) return { kind: "known", invocation_id: used.invocation_id };
+  }
+  const problem = used === null ? paymentProblem(presented, wire, clock.now()) : "already_used";
+  if (problem !== null) {
+    note(problem);
+    throw refused();
+  }
+  const config = await findSettlementConfig(store.read, call.tenant);
+  return { kind: "charge", charge: { payment, wire, body_sha256, digest, config } };
+}
+
+function isSameCall(used: PaymentRow, call: PricedCall, body_sha256: string): boolean {
+  return (
+    used.tenant === call.tenant &&
+    used.caller === call.caller &&
+    used.agent_id === call.agent_id &&
+    used.body_sha256 === body_sha256
+  );
+}
+
+function paymentRowOf(charge: Charge, row: InvocationRow, now: number, leaseUntil: number): PaymentRow {
+  const { payment, wire, body_sha256, digest, config } = charge;
+  const { validBefore } = payment.authorization;
+  return {
+    ...keyOf(payment.authorization),
+    tenant: row.tenant,
+    invocation_id: row.id,
+    agent_id: row.agent_id,
+    caller: row.caller,
+    body_sha256,
+    authorization_digest: digest,
+    x402_version: payment.x402Version,
+    valid_before: Number(validBefore > LATEST_SECONDS ? LATEST_SECONDS : validBefore),
+    facilitator_url: config?.facilitator_url ?? null,
+    facilitator_credential_ref: config?.facilitator_credential_ref ?? null,
+    settle_request: config === null ? null : JSON.stringify(settleRequestJson(payment, wire)),
+    attempts: config === null ? 0 : 1,
+    unknown_since: null,
+    next_attempt_at: config === null ? null : leaseUntil,
+    created_at: now,
+    updated_at: now,
+  };
+}
+
+/** Later than any clock of ours will ever show, and exact as a number. */
+const LATEST_SECONDS = 9_000_000_000_000n;
+
+function settledHeaders(
+  { settlement, payment_payer }: InvocationRow,
+  { x402_version }: PaymentRow,
+): PaidHeaders {
+  const { tx_hash = "" } = JSON.parse(settlement ?? "{}") as { tx_hash?: string };
+  const version = x402_version === 2 ? 2 : 1;
+  const { name, value } = paymentResponse(version, { transaction: tx_hash, payer: payment_payer ?? "" });
+  return { [name.toLowerCase()]: value };
+}

@@ -1,0 +1,110 @@
+// Which recorded payment is attempted when: each once before its call is answered, and those whose outcome nobody
+// knows again and again in the background, until it is certain. The database holds what is owed; a payment is leased
+// for each attempt, so that after a crash, or on another replica, it comes up again.
+import { type AttemptOptions, attemptSettlement, shown } from "./attempt.ts";
+import { createRoom } from "./room.ts";
+import { dueOf, endLeases, lease, nextTenantDue, type OpenPayment } from "./rows.ts";
+
+const TICK_MS = 250;
+/** Beyond the time of an attempt, for what is recorded after it. */
+const LEASE_MARGIN_MS = 10_000;
+const LAST_RECORDS_MS = 5_000;
+
+export interface SettlerOptions extends AttemptOptions {
+  /** One attempt, at most. */
+  readonly settleWaitMs: number;
+}
+
+export interface Settler {
+  /** When the lease of a payment that is attempted now runs out. */
+  leaseUntil(): number;
+  /** The first attempt, right after the record. Resolves when its outcome is recorded; never rejects. */
+  attempt(open: OpenPayment): Promise<void>;
+  /** The attempt that is under way for this invocation in this process. */
+  underWay(invocationId: string): Promise<void> | undefined;
+  start(): Promise<void>;
+  /** Starts nothing more, lets what is under way end for `ms`, then breaks it off: those payments stay open. */
+  stop(ms: number): Promise<void>;
+}
+
+export function createSettler(options: SettlerOptions): Settler {
+  const { store, clock, log, settleWaitMs } = options;
+  const flights = new Map<string, Promise<void>>();
+  const room = createRoom();
+  const stopped = new AbortController();
+  let stopping = false;
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  let lastTenant = "";
+
+  const leaseUntil = () => clock.now() + settleWaitMs + LEASE_MARGIN_MS;
+
+  function attempt(open: OpenPayment): Promise<void> {
+    const flight = attemptSettlement(options, open, stopped.signal)
+      .then(({ kind }) => room.learn(open.facilitator_url, kind !== "unknown"))
+      .catch((error) => log.error("settlement left as it is", { ...shown(open), error }))
+      .finally(() => flights.delete(open.invocation_id));
+    flights.set(open.invocation_id, flight);
+    return flight;
+  }
+
+  /** Begins after the tenant that was served last, so that each gets its turn. */
+  async function takeUpDue(): Promise<void> {
+    const last = lastTenant;
+    await takeUpBetween(last, null);
+    await takeUpBetween("", last);
+  }
+
+  async function takeUpBetween(after: string, upTo: string | null): Promise<void> {
+    const now = clock.now();
+    for (let tenant = await nextTenantDue(store.read, after, now); tenant !== null; ) {
+      if (stopping || room.full() || (upTo !== null && tenant > upTo)) return;
+      const wanted = room.ofTenant(tenant);
+      if (wanted > 0) await Promise.all((await dueOf(store.read, tenant, now, wanted)).map(tryAgain));
+      lastTenant = tenant;
+      tenant = await nextTenantDue(store.read, tenant, now);
+    }
+  }
+
+  /** Resolves when the payment is leased; its attempt goes on. */
+  async function tryAgain(seen: OpenPayment): Promise<void> {
+    if (stopping || flights.has(seen.invocation_id)) return;
+    const place = room.take(seen.tenant, seen.facilitator_url);
+    if (place === null) return;
+    let leased: OpenPayment | null = null;
+    try {
+      leased = await store.write((tx) => lease(tx, seen, clock.now(), leaseUntil()));
+    } finally {
+      if (leased === null) place.release();
+      else void attempt(leased).then(place.release);
+    }
+  }
+
+  function schedule(): void {
+    timer = setTimeout(async () => {
+      await takeUpDue().catch((error) => log.warn("open settlements not looked at", { error }));
+      if (!stopping) schedule();
+    }, TICK_MS);
+  }
+
+  async function idle(): Promise<void> {
+    while (flights.size > 0) await Promise.all(flights.values());
+  }
+
+  return {
+    leaseUntil,
+    attempt,
+    underWay: (invocationId) => flights.get(invocationId),
+    async start() {
+      // On SQLite this process is the only one, so what the last one had under way is nobody's.
+      if (store.dialect === "sqlite") await store.write((tx) => endLeases(tx, clock.now()));
+      schedule();
+    },
+    async stop(ms) {
+      stopping = true;
+      clearTimeout(timer);
+      await Promise.race([idle(), Bun.sleep(ms)]);
+      stopped.abort();
+      await Promise.race([idle(), Bun.sleep(LAST_RECORDS_MS)]);
+    },
+  };
+}
