@@ -53,18 +53,13 @@ export function createAnswers(log: Log, refusals: Refusals): Answers {
 
     fromRecord(asked, record, isAwaited) {
       const { status, transaction_hash: transaction, reason, foreign_transaction } = record;
-      if (status === "settled" && transaction !== null) {
-        log.info("payment settled", { ...asked.named, transaction });
-        return { success: true, transaction, network: NETWORK, payer: asked.key.payer };
-      }
-      if (status === "failed") {
-        log.info("payment failed", { ...asked.named, reason, foreign_transaction });
-        return failure(asked, "");
-      }
       // What is only claimed has no hash to give, and "" would say that it can't land.
-      if (isAwaited || status === "claimed" || transaction === null) throw inFlight();
-      log.info("payment not included in time", { ...asked.named, transaction });
-      return failure(asked, transaction);
+      const isOpen = status === "claimed" || (status === "sent" && isAwaited);
+      if (isOpen || (status !== "failed" && transaction === null)) throw inFlight();
+      log.info("settlement answered", { ...asked.named, status, transaction, reason, foreign_transaction });
+      if (status === "failed" || transaction === null) return failure(asked, "");
+      if (status === "sent") return failure(asked, transaction);
+      return { success: true, transaction, network: NETWORK, payer: asked.key.payer };
     },
   };
 }

@@ -15,7 +15,7 @@ export interface Collect {
    * @throws Fault `over_limit` and `unavailable` as settle does
    */
   collect(asked: Asked): Promise<SettleResponse | "taken">;
-  /** Whether a request of this process is still between the simulation and its answer. */
+  /** Whether this process has it between the simulation and its transaction, or waits for its block. */
   isAtWork(payment: Pick<FacilitatorPayment, "account" | "payer" | "nonce">): boolean;
 }
 
@@ -28,14 +28,23 @@ interface CollectOptions extends SettleOptions {
 export function createCollect(options: CollectOptions): Collect {
   const { store, clock, log, chain, wallet, outcomes, limits, answers, forsaken } = options;
   const { atWorkMax = AT_WORK_MAX } = options;
+  /** Requests between the simulation and their answer. */
   const atWork = new Set<string>();
+  /** Payments that the wallet has not stored or refused yet: a database that is away may hold that up. */
+  const sending = new Set<string>();
+
+  function isBusy(name: string): boolean {
+    return atWork.has(name) || sending.has(name);
+  }
 
   async function claimSendWait(asked: Asked, gas: bigint): Promise<SettleResponse | "taken"> {
     const until = performance.now() + limits.inclusionTimeoutMs;
     const claimed = await claim(asked);
     if (claimed === "taken") return "taken";
     if (claimed === "ceiling") throw await answers.overLimit(asked, "over_daily_ceiling");
-    await send(asked, gas);
+    const isSent = await within(until - performance.now(), send(asked, gas));
+    // The wallet goes on with it.
+    if (!isSent) throw inFlight();
     const record = await outcomes.wait(asked.key, until - performance.now());
     if (record === null) throw inFlight();
     return answers.fromRecord(asked, record, false);
@@ -57,12 +66,16 @@ export function createCollect(options: CollectOptions): Collect {
   /** @throws Fault `unavailable` when nothing was signed and stored; the payment can be presented again */
   async function send({ key, payment, named }: Asked, gas: bigint): Promise<void> {
     const { authorization, signature } = payment;
+    const name = nameOf(named);
+    sending.add(name);
     try {
       await wallet.send({ key, authorization, signature }, gas);
     } catch (error) {
       log.warn("payment not sent", { ...named, error });
       if (await withdraw({ key, named })) throw unavailable();
       // Not claimed any more, so it was sent or ended after all: the record tells.
+    } finally {
+      sending.delete(name);
     }
   }
 
@@ -80,8 +93,9 @@ export function createCollect(options: CollectOptions): Collect {
     async collect(asked) {
       const name = nameOf(asked.named);
       // Equal requests at once need no second simulation.
-      if (atWork.has(name)) throw inFlight();
-      if (atWork.size >= atWorkMax) throw answers.unready(asked, "too many settlements at once");
+      if (isBusy(name)) throw inFlight();
+      if (Math.max(atWork.size, sending.size) >= atWorkMax)
+        throw answers.unready(asked, "too many settlements at once");
       atWork.add(name);
       try {
         const readiness = await wallet.readiness();
@@ -96,11 +110,22 @@ export function createCollect(options: CollectOptions): Collect {
         atWork.delete(name);
       }
     },
-    isAtWork: ({ account, payer, nonce }) => atWork.has(nameOf({ account, payer, nonce })),
+    isAtWork: ({ account, payer, nonce }) => isBusy(nameOf({ account, payer, nonce })),
   };
 }
 
 /** Per account: one must not hold up another's payment by presenting it with a wrong signature. */
 function nameOf({ account, payer, nonce }: Asked["named"]): string {
   return `${payer}:${nonce}:${account}`;
+}
+
+/** False when `work` has not ended after `ms`. */
+async function within(ms: number, work: Promise<void>): Promise<boolean> {
+  const { promise: late, resolve } = Promise.withResolvers<false>();
+  const timer = setTimeout(resolve, Math.max(0, ms), false);
+  try {
+    return await Promise.race([work.then(() => true), late]);
+  } finally {
+    clearTimeout(timer);
+  }
 }

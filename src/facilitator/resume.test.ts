@@ -129,7 +129,7 @@ describe.each(["sqlite", "postgres"] as const)("what comes in between, on %s, wi
     await over;
     expect(await ending(wing.settle(account(), asked))).toBe("settled");
     expect([wing.sends.length, await wing.reserved()]).toEqual([1, 1_000n]);
-    await wing.stop();
+    wing.stop();
   });
 
   test("a claim whose commit was answered by a lost connection is taken up", async () => {
@@ -151,7 +151,7 @@ describe.each(["sqlite", "postgres"] as const)("what comes in between, on %s, wi
     await over;
     expect(await ending(wing.settle(account(), asked))).toBe("settled");
     expect(wing.sends).toHaveLength(1);
-    await wing.stop();
+    wing.stop();
   });
 
   test("a note of a refusal, or a count of a retry, that can't be kept changes no answer", async () => {
@@ -164,6 +164,27 @@ describe.each(["sqlite", "postgres"] as const)("what comes in between, on %s, wi
     expect(await ending(wing.settle(account(), asked))).toBe("settled");
     expect(await ending(wing.settle(account("beta"), asked))).toBe("declined");
     expect(await ending(wing.settle(account("beta", 1n), await request()))).toBe("over_limit");
+  });
+
+  test("a wallet that takes too long is not waited for, and what it stores counts", async () => {
+    const wing = settling(store, { inclusionTimeoutMs: 20 });
+    const { promise: go, resolve } = Promise.withResolvers<void>();
+    const { promise: over, resolve: end } = Promise.withResolvers<void>();
+    wing.turns.send = async (payment) => {
+      await go;
+      await wing.storeSent(payment);
+    };
+    wing.turns.afterSend = async (key) => end(void (await wing.settled(key)));
+    const asked = await request();
+    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
+    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
+    // It is the wallet's still: recovery leaves it alone.
+    const recovered = wing.recover();
+    resolve();
+    await over;
+    await recovered;
+    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    expect(wing.sends).toHaveLength(1);
   });
 
   test("more at work than allowed are told to come again", async () => {
@@ -232,7 +253,7 @@ describe.each(["sqlite", "postgres"] as const)("what comes in between, on %s, wi
     };
     const recovered = wing.recover();
     await asked;
-    await wing.stop();
+    wing.stop();
     await recovered;
     expect((await allPayments(store)).map((row) => row.status)).toEqual(["claimed"]);
   });

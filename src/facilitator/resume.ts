@@ -21,7 +21,8 @@ export interface Resume {
   run(): Promise<void>;
   /** For a claim that may have been left behind just now: a commit whose answer was lost may still be under way. */
   soon(): void;
-  stop(): Promise<void>;
+  /** What is at work ends by itself: the wallet's stop makes it. */
+  stop(): void;
 }
 
 interface ResumeOptions extends SettleOptions {
@@ -113,10 +114,9 @@ export function createResume(options: ResumeOptions): Resume {
   return {
     run: () => start(0),
     soon: () => void start(TRY_AGAIN_MS),
-    async stop() {
+    stop() {
       stopped = true;
       stopping.resolve();
-      await running;
     },
   };
 }

@@ -209,7 +209,7 @@ describe.each(["sqlite", "postgres"] as const)(
       expect(wing.sends).toHaveLength(1);
       expect(wing.logged).toContainEqual({
         level: "info",
-        event: "payment failed",
+        event: "settlement answered",
         fields: expect.objectContaining({ account: "alpha", reason: "authorization used by another" }),
       });
     });

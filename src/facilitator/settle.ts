@@ -24,7 +24,7 @@ export interface Settle {
   /** Goes on with claims that a crash left without a transaction, until there are none. Never rejects. */
   recover(): Promise<void>;
   /** Ends recovering. Requests at work go on. */
-  stop(): Promise<void>;
+  stop(): void;
 }
 
 export function createSettle(options: SettleOptions): Settle {
