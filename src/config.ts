@@ -1,6 +1,7 @@
 // The configuration, and the only reader of the process environment. Everything is checked at once, before
 // anything starts, so that an operator sees all problems in one go.
 import { resolve } from "node:path";
+import { validityWarnings } from "./config/pem.ts";
 import { readRaw, renewedFile, unknownVariables } from "./config/raw.ts";
 import {
   COMMON_RULES,
@@ -13,6 +14,7 @@ import {
   type Values,
 } from "./config/rules.ts";
 import { COMMON, FACILITATOR, GATEWAY, type Row } from "./config/variables.ts";
+import { systemClock } from "./core/clock.ts";
 import type { Environment } from "./environment.ts";
 
 export const processEnvironment: Environment = process.env;
@@ -54,9 +56,16 @@ export function loadConfig(
     const problem = rule.problem(values);
     if (problem !== null) problems.set(rule.name, `${rule.name} ${problem}`);
   }
-  const warnings = unknownVariables(environment, VARIABLES);
+  const warnings = [...unknownVariables(environment, VARIABLES), ...expiries(values)];
   const config = problems.size === 0 ? arrange(values, terminal, environment) : null;
   return { config, problems: [...problems.values()], warnings };
+}
+
+/** Of the files whose certificates nothing else tells of before every handshake fails. */
+function expiries(values: Values): string[] {
+  return (["TOLLGATE_TLS_CERT_FILE", "TOLLGATE_CLIENT_CA_FILE"] as const).flatMap((name) =>
+    validityWarnings(name, values[name] ?? "", systemClock.now()),
+  );
 }
 
 interface Concern {

@@ -3,6 +3,7 @@ import { mkdtempSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { ALICE, OTHER_SERVER, SERVER, TEST_CA } from "../../test/support/certificates.ts";
+import { issueCa } from "../cli/pki/issue.ts";
 import { loadConfig, type Purpose } from "../config.ts";
 
 const dir = mkdtempSync(join(tmpdir(), "config-"));
@@ -175,6 +176,23 @@ describe("the files", () => {
     }
     expect(blamed({ TOLLGATE_CLIENT_CA_FILE: file("clients.crt", `${TEST_CA}\n${TEST_CA}`) })).toEqual([]);
   });
+});
+
+test("certificates that do not hold, or not for long, are warned of", async () => {
+  const day = 86_400_000;
+  const at = async (daysAgo: number) => {
+    const { cert, key } = await issueCa(Date.now() - daysAgo * day);
+    const files = {
+      TOLLGATE_TLS_CERT_FILE: file("aged.crt", cert),
+      TOLLGATE_TLS_KEY_FILE: file("aged.key", key),
+    };
+    return load(files).warnings;
+  };
+  const holds = "TOLLGATE_TLS_CERT_FILE holds a certificate that";
+  expect(await at(3652 - 15)).toEqual([]);
+  expect(await at(3652 - 13)).toEqual([expect.stringContaining(`${holds} expires at 20`)]);
+  expect(await at(3653)).toEqual([expect.stringContaining(`${holds} expired at `)]);
+  expect(await at(-1)).toEqual([expect.stringContaining(`${holds} is not valid before `)]);
 });
 
 describe("the signer", () => {

@@ -20,11 +20,14 @@ function readText(path: string): string | undefined {
 /** The certificates of a file, in its order; none when one of them can't be read. */
 export function readCertificates(path: string): readonly X509Certificate[] {
   try {
-    const found = readText(path)?.match(CERTIFICATE) ?? [];
-    return found.map((certificate) => new X509Certificate(certificate));
+    return parseCertificates(readText(path) ?? "");
   } catch {
     return [];
   }
+}
+
+function parseCertificates(text: string): X509Certificate[] {
+  return (text.match(CERTIFICATE) ?? []).map((certificate) => new X509Certificate(certificate));
 }
 
 function pem(certificates: readonly X509Certificate[]): string | undefined {
@@ -63,4 +66,23 @@ export const privateKeyFile: Kind<string> = {
 /** Whether the key belongs to the first of the certificates. All are PEM that has been read before. */
 export function isKeyOf(key: string, certificates: string): boolean {
   return new X509Certificate(certificates).checkPrivateKey(createPrivateKey(key));
+}
+
+/** Time enough to issue a new one. */
+const EXPIRY_WARNING_MS = 14 * 86_400_000;
+
+/**
+ * What to tell of certificates that do not hold, or not for long.
+ *
+ * @param certificates PEM that has been read before
+ * @param now milliseconds since the epoch
+ */
+export function validityWarnings(name: string, certificates: string, now: number): string[] {
+  return parseCertificates(certificates).flatMap((certificate) => {
+    const [from, to] = [Date.parse(certificate.validFrom), Date.parse(certificate.validTo)];
+    const which = `${name} holds a certificate that`;
+    if (now < from) return `${which} is not valid before ${new Date(from).toISOString()}`;
+    if (now > to) return `${which} expired at ${new Date(to).toISOString()}`;
+    return now > to - EXPIRY_WARNING_MS ? `${which} expires at ${new Date(to).toISOString()}` : [];
+  });
 }
