@@ -444,6 +444,23 @@ test("there is no other port that this process listens on", async () => {
   expect(listening).toEqual([port.port]);
 });
 
+test("a client that takes no answers gets no more of them, and is ended", async () => {
+  let given = 0;
+  const own = await startPort({ flushMs: 600 }, async () => {
+    given++;
+    return new Response(new Uint8Array(2 ** 23));
+  });
+  const client = own.dial(own.pki.client);
+  client.socket.on("secureConnect", () => client.socket.pause());
+  client.socket.write(head("GET", "/supported").repeat(16));
+  await until(() => given > 0);
+  const sentBack = await elapsed(own.listener.drain());
+  expect(sentBack).toBeLessThan(3_000);
+  expect(given).toBeLessThan(8);
+  client.destroy();
+  await own.stop();
+});
+
 describe("numbers", () => {
   let small: Port;
   beforeAll(async () => {

@@ -68,7 +68,8 @@ export function settleRequest(body = settleBody(), headers: Record<string, strin
   );
 }
 
-export async function startPort(limits: Partial<ListenerLimits> = {}) {
+/** @param answer in place of the facilitator's own */
+export async function startPort(limits: Partial<ListenerLimits> = {}, answer?: () => Promise<Response>) {
   const pki = await makePki();
   const place = sqlitePlace();
   const store = await place.open();
@@ -91,7 +92,7 @@ export async function startPort(limits: Partial<ListenerLimits> = {}) {
     host: "127.0.0.1",
     port: 0,
     tls: { cert: pki.server.cert, key: pki.server.key, clientCa: pki.ca.cert },
-    answer: edge.fetch,
+    answer: answer ?? edge.fetch,
     bodyBytesMax: SETTLE_BODY_BYTES_MAX,
     limits: { ...LISTENER_LIMITS, ...limits },
     clock,
