@@ -1,0 +1,155 @@
+// One key's way to the chain. Payments that wait together get consecutive nonces, are signed, and are stored in one
+// write, and only then is the next batch begun: so a nonce is never given twice, none is left out, and nothing
+// leaves the process that is not stored. Broadcasting happens outside, for its failure changes nothing.
+import type { Clock } from "../core/clock.ts";
+import { Fault } from "../core/fault.ts";
+import type { Log } from "../core/log.ts";
+import { type Store, UniqueViolation } from "../storage/store.ts";
+import { createBatchStore, type Job, NotClaimed, type SignedJob, signBatch } from "./batch.ts";
+import type { Chain } from "./chain.ts";
+import { quoteFees } from "./fees.ts";
+import type { Signer } from "./signer.ts";
+import { lastNonce } from "./transactions.ts";
+
+const BATCH_MAX = 100;
+const CONFLICTS_MAX = 5;
+/** How old the newest block may be that fees are reckoned from. */
+const BLOCK_AGE_MS_MAX = 1000;
+const RETRY_AFTER_SECONDS = 5;
+
+export interface Lane {
+  readonly signer: Signer;
+  /** Payments that wait for a nonce. */
+  waiting(): number;
+  /** The next nonce that it would give; null when chain and store have to be asked first. */
+  next(): number | null;
+  /** Resolves when its transaction is stored. @throws Fault `unavailable`; NotClaimed. Nothing is stored then. */
+  send(job: Job): Promise<void>;
+  /** Somebody else uses the key: chain and store are asked before the next nonce is given. */
+  resynchronise(): void;
+  /** Refuses what waits, and resolves when nothing is under way. */
+  stop(): Promise<void>;
+}
+
+export interface LaneOptions {
+  readonly signer: Signer;
+  readonly chain: Chain;
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly log: Log;
+  /** Wei per gas. */
+  readonly maxFee: bigint;
+  /** They are stored; now they may be broadcast. */
+  readonly onStored: (jobs: readonly SignedJob[]) => void;
+}
+
+interface Waiting {
+  readonly job: Job;
+  readonly resolve: () => void;
+  readonly reject: (error: unknown) => void;
+}
+
+export function createLane(options: LaneOptions): Lane {
+  const { signer, chain, store, clock, log, maxFee, onStored } = options;
+  const batchStore = createBatchStore(store, clock, log);
+  const queue: Waiting[] = [];
+  let next: number | null = null;
+  /** Rises when what was known about the next nonce is not trusted any more. */
+  let doubts = 0;
+  let running: Promise<void> | null = null;
+  let stopped = false;
+
+  function doubt(): void {
+    doubts++;
+    next = null;
+  }
+
+  async function run(): Promise<void> {
+    while (queue.length > 0) await sendBatch(queue.splice(0, BATCH_MAX));
+    running = null;
+  }
+
+  /** Settles every one of the batch, sooner or later. */
+  async function sendBatch(batch: readonly Waiting[]): Promise<void> {
+    let left = batch;
+    let conflicts = 0;
+    while (left.length > 0) {
+      try {
+        left = await sendSome(left);
+      } catch (error) {
+        // Whatever happened, the next nonce is what chain and store say.
+        doubt();
+        const isConflict = error instanceof UniqueViolation;
+        if (!isConflict || ++conflicts > CONFLICTS_MAX) left = refuse(left, error);
+      }
+    }
+  }
+
+  /** Rejects those whom the error is about, and gives the others. */
+  function refuse(batch: readonly Waiting[], error: unknown): readonly Waiting[] {
+    const reason = error instanceof UniqueViolation ? unavailable("the wallet is in use", error) : error;
+    const key = error instanceof NotClaimed ? error.key : null;
+    const others = key === null ? [] : batch.filter(({ job }) => job.payment.key !== key);
+    for (const each of batch) if (!others.includes(each)) each.reject(reason);
+    return others;
+  }
+
+  /** Signs and stores as many as can be signed, and gives those that are left. Nothing is stored when it throws. */
+  async function sendSome(batch: readonly Waiting[]): Promise<readonly Waiting[]> {
+    const start = await startOf();
+    const doubtsBefore = doubts;
+    const jobs = batch.map(({ job }) => job);
+    const { signed, failure } = await signBatch(signer, jobs, start);
+    if (failure !== null) log.error("the signer can't sign", { wallet: signer.address, error: failure });
+    if (signed.length === 0) throw unavailable("signer unreachable", failure);
+    await batchStore.write(signed);
+    if (doubts === doubtsBefore) next = start.nonce + signed.length;
+    onStored(signed);
+    for (const { resolve } of batch.slice(0, signed.length)) resolve();
+    return batch.slice(signed.length);
+  }
+
+  async function startOf() {
+    const [newest, tip, nonce] = await Promise.all([
+      chain.newest(BLOCK_AGE_MS_MAX),
+      chain.tip(),
+      next ?? nextNonce(chain, store, signer),
+    ]);
+    const fees = quoteFees(newest.baseFee, tip, maxFee);
+    if (fees === null) throw unavailable("gas is too dear now");
+    return { nonce, fees, block: newest.number, now: clock.now() };
+  }
+
+  return {
+    signer,
+    waiting: () => queue.length,
+    next: () => next,
+    send(job) {
+      if (stopped) return Promise.reject(unavailable("stopping"));
+      const { promise, resolve, reject } = Promise.withResolvers<void>();
+      queue.push({ job, resolve, reject });
+      running ??= run();
+      return promise;
+    },
+    resynchronise: doubt,
+    async stop() {
+      stopped = true;
+      batchStore.stop();
+      for (const { reject } of queue.splice(0)) reject(unavailable("stopping"));
+      await running;
+    },
+  };
+}
+
+/** What the chain knows of may be of another process; what is stored may not have reached the chain. */
+async function nextNonce(chain: Chain, store: Store, { address }: Signer): Promise<number> {
+  const [counted, stored] = await Promise.all([
+    chain.transactionCount(address, "pending"),
+    lastNonce(store.read, address),
+  ]);
+  return Math.max(counted, stored === null ? 0 : stored + 1);
+}
+
+function unavailable(message: string, cause?: unknown): Fault {
+  return new Fault("unavailable", message, { retryAfterSeconds: RETRY_AFTER_SECONDS, cause });
+}

@@ -1,0 +1,128 @@
+// What keeps a wallet's nonces moving: replacements with a higher fee at the same nonce, and filling a nonce that
+// nothing of ours is at. Both are stored before they are broadcast, and both go by blocks and not by time: a chain
+// that stands still is waited for.
+import type { Clock } from "../core/clock.ts";
+import type { Log } from "../core/log.ts";
+import { type Store, UniqueViolation } from "../storage/store.ts";
+import type { Chain } from "./chain.ts";
+import { type Fees, quoteFees, raiseFees } from "./fees.ts";
+import { isExpired } from "./judge.ts";
+import { pooled } from "./pooled.ts";
+import type { Signer } from "./signer.ts";
+import { type Content, nothing, signRow, transfer } from "./signing.ts";
+import { newestOf, type Slot, type Slots } from "./slots.ts";
+import { insertTransactions, type TransactionRow } from "./transactions.ts";
+import type { Block } from "./wire.ts";
+
+/** Blocks that a transaction may miss before it is replaced, or a nonce may lie idle before it is filled. */
+const MISSED_BLOCKS_MAX = 3;
+const RENEWALS_MAX = 50;
+const GAPS_MAX = 50;
+
+/** How far a wallet's transactions are in the chain. */
+export interface Progress {
+  /** Nonces below it are used. */
+  readonly count: number;
+  /** The block since which it has been that. */
+  readonly since: number;
+}
+
+/** Replaces and fills what needs it at `head`. @param next the nonce that a new payment would get, if it is known */
+export type Renew = (signer: Signer, progress: Progress, next: number | null, head: Block) => Promise<void>;
+
+export interface RenewOptions {
+  readonly chain: Chain;
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly slots: Slots;
+  /** Wei per gas. */
+  readonly maxFee: bigint;
+  /** Another process has stored transactions of one of our wallets. */
+  readonly onConflict: () => void;
+}
+
+export function createRenew(options: RenewOptions): Renew {
+  const { chain, store, clock, log, slots, maxFee, onConflict } = options;
+
+  function content(slot: Slot, head: Block): Content {
+    const { payment } = slot;
+    const last = slot.transactions.findLast(({ payer }) => payer !== null);
+    if (payment?.status !== "sent" || last === undefined || isExpired(payment, head))
+      return nothing(slot.wallet);
+    return transfer(payment, BigInt(last.gas));
+  }
+
+  async function replace(signer: Signer, slot: Slot, head: Block): Promise<void> {
+    const before = newestOf(slot);
+    const fees = raiseFees(feesOf(before), head.baseFee, await chain.tip(), maxFee);
+    if (fees === null) {
+      log.debug("a transaction waits: its fee can't be raised", { transaction: before.hash });
+      return;
+    }
+    const replacement = before.replacement + 1;
+    const position = { nonce: slot.nonce, replacement, fees, block: head.number, now: clock.now() };
+    const row = await signRow(signer, content(slot, head), position);
+    if (slot.inclusion !== null || !(await keep([row]))) return;
+    slots.add(row, slot.payment, slot.payment?.status ?? "failed");
+    log.info("a transaction was replaced", {
+      wallet: row.wallet,
+      nonce: row.wallet_nonce,
+      before: before.hash,
+      transaction: row.hash,
+    });
+  }
+
+  async function fill(signer: Signer, gaps: readonly number[], head: Block): Promise<void> {
+    const fees = quoteFees(head.baseFee, await chain.tip(), maxFee);
+    if (fees === null) return;
+    const rows: TransactionRow[] = [];
+    for (const nonce of gaps) {
+      const position = { nonce, replacement: 0, fees, block: head.number, now: clock.now() };
+      rows.push(await signRow(signer, nothing(signer.address), position));
+    }
+    if (!(await keep(rows))) return;
+    for (const row of rows) slots.add(row, null, "failed");
+    log.warn("wallet nonces that nothing was at were filled", { wallet: signer.address, nonces: gaps });
+  }
+
+  /** False when another process has stored one at the same place: then ours must not be broadcast. */
+  async function keep(rows: readonly TransactionRow[]): Promise<boolean> {
+    try {
+      await store.write((tx) => insertTransactions(tx, rows));
+      return true;
+    } catch (error) {
+      if (!(error instanceof UniqueViolation)) throw error;
+      onConflict();
+      return false;
+    }
+  }
+
+  return async (signer, progress, next, head) => {
+    const waiting = slots.waiting(signer.address).filter(({ nonce }) => nonce >= progress.count);
+    const stuck = waiting.filter((slot) => needsMore(slot, progress, head)).slice(0, RENEWALS_MAX);
+    await pooled(stuck, signer.parallel, (slot) => replace(signer, slot, head));
+    if (head.number - progress.since < MISSED_BLOCKS_MAX) return;
+    const end = Math.max(next ?? 0, (waiting.at(-1)?.nonce ?? -1) + 1);
+    const gaps: number[] = [];
+    for (let nonce = progress.count; nonce < end && gaps.length < GAPS_MAX; nonce++) {
+      if (slots.of(signer.address, nonce) === undefined) gaps.push(nonce);
+    }
+    if (gaps.length > 0) await fill(signer, gaps, head);
+  };
+}
+
+function feesOf(row: TransactionRow): Fees {
+  return { maxFee: BigInt(row.max_fee), maxPriorityFee: BigInt(row.max_priority_fee) };
+}
+
+function needsMore(slot: Slot, { count, since }: Progress, head: Block): boolean {
+  const row = newestOf(slot);
+  if (slot.underpriced || BigInt(row.max_fee) < head.baseFee) return true;
+  const { payment } = slot;
+  // It can't succeed, or must not: the payment failed for the operator and its caller, whatever a new chain says.
+  const isObsolete = payment !== null && payment.status !== "sent" && row.payer !== null;
+  if (isObsolete && !isExpired(payment, head)) return true;
+  const missed = head.number - Math.max(row.stored_at_block, since);
+  return slot.nonce === count && missed >= MISSED_BLOCKS_MAX;
+}

@@ -1,0 +1,83 @@
+// The facilitator's transactions in the database. A row is stored before its bytes leave the process, so whatever
+// may be on its way to a block is known after a crash.
+import { and, asc, desc, eq, inArray, or } from "drizzle-orm";
+import type { Tables } from "../../db/schema.ts";
+import type { Reader, Tx } from "../storage/store.ts";
+import type { Hex, PaymentKey } from "../x402/types.ts";
+
+export type TransactionRow = Tables["facilitatorTransactions"]["$inferSelect"];
+
+/** One wallet nonce of one wallet. */
+export interface Place {
+  readonly wallet: Hex;
+  readonly nonce: number;
+}
+
+/** A statement that names more than this would be slow to plan. */
+const NAMED_MAX = 100;
+
+/** @throws UniqueViolation when a wallet nonce among them is taken, by another process with the same key */
+export async function insertTransactions(tx: Tx, rows: readonly TransactionRow[]): Promise<void> {
+  await tx.db.insert(tx.tables.facilitatorTransactions).values([...rows]);
+}
+
+/** Whether all of them are stored; they are stored together or not at all. */
+export async function areStored(reader: Reader, rows: readonly TransactionRow[]): Promise<boolean> {
+  const { facilitatorTransactions: t } = reader.tables;
+  const hashes = rows.map(({ hash }) => hash);
+  const found = await reader.db.select({ hash: t.hash }).from(t).where(inArray(t.hash, hashes));
+  return found.length === rows.length;
+}
+
+/** The hashes of all whose wallet nonce is not used for certain yet. */
+export async function openHashes(reader: Reader): Promise<Hex[]> {
+  const { facilitatorTransactions: t } = reader.tables;
+  const rows = await reader.db.select({ hash: t.hash }).from(t).where(eq(t.open, true));
+  return rows.map(({ hash }) => hash);
+}
+
+/** By wallet, nonce and replacement. */
+export async function transactionsWith(reader: Reader, hashes: readonly Hex[]): Promise<TransactionRow[]> {
+  const { facilitatorTransactions: t } = reader.tables;
+  const rows: TransactionRow[] = [];
+  for (let start = 0; start < hashes.length; start += NAMED_MAX) {
+    const some = hashes.slice(start, start + NAMED_MAX);
+    rows.push(...(await reader.db.select().from(t).where(inArray(t.hash, some))));
+  }
+  return rows.sort((a, b) => a.wallet_nonce - b.wallet_nonce || a.replacement - b.replacement);
+}
+
+/** The highest wallet nonce that was ever stored; null when there is none. */
+export async function lastNonce(reader: Reader, wallet: Hex): Promise<number | null> {
+  const { facilitatorTransactions: t } = reader.tables;
+  const [row] = await reader.db
+    .select({ nonce: t.wallet_nonce })
+    .from(t)
+    .where(eq(t.wallet, wallet))
+    .orderBy(desc(t.wallet_nonce))
+    .limit(1);
+  return row?.nonce ?? null;
+}
+
+/** Every transaction for this payment that was ever signed, the oldest first. */
+export function transactionsOf(reader: Reader, { payer, nonce }: PaymentKey): Promise<TransactionRow[]> {
+  const { facilitatorTransactions: t } = reader.tables;
+  return reader.db
+    .select()
+    .from(t)
+    .where(and(eq(t.payer, payer), eq(t.nonce, nonce)))
+    .orderBy(asc(t.created_at))
+    .execute();
+}
+
+/** Their wallet nonces are used, deep enough in the chain. */
+export async function closePlaces(tx: Tx, places: readonly Place[]): Promise<void> {
+  const { facilitatorTransactions: t } = tx.tables;
+  for (let start = 0; start < places.length; start += NAMED_MAX) {
+    const some = places.slice(start, start + NAMED_MAX);
+    await tx.db
+      .update(t)
+      .set({ open: false })
+      .where(or(...some.map(({ wallet, nonce }) => and(eq(t.wallet, wallet), eq(t.wallet_nonce, nonce)))));
+  }
+}
