@@ -288,6 +288,7 @@ contract((at) => {
       const http = await tenant.agent({ upstream_url: route.url, pricing: PRICING });
       const answer = await tenant.send("POST", `/v1/proxy/${http.id}`, { json: {} });
       expect([answer.status, answer.body.error]).toEqual([402, expect.any(String)]);
+      expect(answer.body.accepts).toHaveLength(1);
       expect((await tenant.send("GET", "/v1/invocations")).body.total).toBe(0);
       expect(route.seen).toEqual([]);
 

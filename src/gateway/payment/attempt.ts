@@ -16,7 +16,7 @@ import { pauseAfter, type SettleOutcome, settledRecord, type Verdict, verdictOf 
 import { closeCollected, closeRefused, type OpenPayment, postpone } from "./rows.ts";
 
 const STORE_PAUSE_MS = 100;
-const STORE_TRIES_MAX = 50;
+const STORE_TRIES_MAX = 30;
 
 export interface AttemptOptions {
   readonly store: Store;

@@ -7,7 +7,7 @@ import { dueOf, endLeases, lease, nextTenantDue, type OpenPayment } from "./rows
 
 const TICK_MS = 250;
 /** Beyond the time of an attempt, for what is recorded after it. */
-const LEASE_MARGIN_MS = 10_000;
+const LEASE_MARGIN_MS = 5_000;
 const LAST_RECORDS_MS = 5_000;
 
 export interface SettlerOptions extends AttemptOptions {
