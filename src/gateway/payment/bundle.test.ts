@@ -1,0 +1,57 @@
+import { describe, expect, test } from "bun:test";
+import { ALICE, BOB, SERVER, TEST_CA } from "../../../test/support/certificates.ts";
+import { clientIdentity } from "./bundle.ts";
+
+const flat = (pem: string | null | undefined) => pem?.replace(/\s/g, "") ?? null;
+
+describe("a PEM bundle", () => {
+  test("is told apart by the certificates themselves, in any order", () => {
+    const parts = [ALICE.cert, ALICE.key, TEST_CA];
+    for (const [a, b, c] of [
+      [0, 1, 2],
+      [2, 1, 0],
+      [1, 2, 0],
+      [2, 0, 1],
+    ] as const) {
+      const identity = clientIdentity(`words\r\n${parts[a]}${parts[b]}more${parts[c]}`);
+      expect(flat(identity?.cert)).toBe(flat(ALICE.cert));
+      expect(flat(identity?.key)).toBe(flat(ALICE.key));
+      expect(flat(identity?.ca)).toBe(flat(TEST_CA));
+    }
+  });
+
+  test("needs no CA, and takes another end certificate for none", () => {
+    expect(clientIdentity(ALICE.cert + ALICE.key)?.ca).toBeNull();
+    const identity = clientIdentity(BOB.cert + ALICE.cert + ALICE.key);
+    expect([flat(identity?.cert), identity?.ca]).toEqual([flat(ALICE.cert), null]);
+  });
+
+  test("may hold a server's own certificate as its CA only when that is one", () => {
+    expect(clientIdentity(ALICE.cert + ALICE.key + SERVER.cert)?.ca).toBeNull();
+  });
+
+  test.each([
+    ["a token", "secret-token"],
+    ["a certificate alone", ALICE.cert],
+    ["a key alone", ALICE.key],
+    ["a public key", `${ALICE.cert}-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n`],
+  ])("is not %s", (_, text) => {
+    expect(clientIdentity(text)).toBeNull();
+  });
+
+  test.each([
+    ["another's key", ALICE.cert + BOB.key],
+    ["a broken certificate", ALICE.key + ALICE.cert.replace(/M/g, "N")],
+    ["a broken key", ALICE.cert + ALICE.key.replace(/[A-Za-z0-9+/]{20}=*\n-----END/, "AAAA\n-----END")],
+  ])("with %s is refused, and the message repeats nothing of it", (_, text) => {
+    let message = "";
+    try {
+      clientIdentity(text);
+    } catch (error) {
+      message = String(error);
+    }
+    expect(message).toStartWith("Error: ");
+    for (const line of text.split("\n"))
+      if (line.length > 20) expect(message).not.toContain(line.slice(0, 12));
+  });
+});

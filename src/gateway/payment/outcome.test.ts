@@ -1,0 +1,162 @@
+import { describe, expect, test } from "bun:test";
+import fc from "fast-check";
+import {
+  type Course,
+  outcomeOf,
+  pauseAfter,
+  type SettleOutcome,
+  settledRecord,
+  verdictOf,
+} from "./outcome.ts";
+
+const PAYER = `0x${"ab".repeat(20)}` as const;
+const HASH = `0x${"Cd".repeat(32)}`;
+const EXPECTED = { payer: PAYER, amount: 1000n };
+const success = { success: true, transaction: HASH, network: "base", payer: PAYER };
+const kindOf = (status: number, body: unknown) => outcomeOf(status, body, EXPECTED).kind;
+
+describe("an answer", () => {
+  test("is a collection only with a hash, and no word of another payment", () => {
+    expect(outcomeOf(200, success, EXPECTED)).toEqual({
+      kind: "collected",
+      transaction: `0x${"cd".repeat(32)}`,
+      fee: null,
+    });
+    const same = [
+      { network: undefined, payer: undefined },
+      { network: null, payer: null },
+      { network: "eip155:8453", payer: PAYER.toUpperCase().replace("0X", "0x") },
+      { extra: "words", facilitatorFee: "x" },
+    ];
+    for (const fields of same) expect(kindOf(200, { ...success, ...fields })).toBe("collected");
+    const other = [
+      { transaction: "" },
+      { transaction: HASH.slice(0, -1) },
+      { transaction: `${HASH}\n` },
+      { transaction: undefined },
+      { transaction: [HASH] },
+      { payer: `0x${"ac".repeat(20)}` },
+      { payer: "" },
+      { payer: 5 },
+      { network: "base-sepolia" },
+      { network: "" },
+      { success: "true" },
+      { success: 1 },
+    ];
+    for (const fields of other) expect(kindOf(200, { ...success, ...fields })).toBe("unknown");
+    for (const status of [201, 202, 204, 206, 301, 402, 500]) expect(kindOf(status, success)).toBe("unknown");
+  });
+
+  test("of any form is one of the three, and a refusal only where the rules say so", () => {
+    const status = fc.oneof(fc.constantFrom(200, 400, 402, 403, 404, 429, 500, 503), fc.integer());
+    const body = fc.oneof(
+      fc.anything(),
+      fc.record(
+        {
+          success: fc.oneof(fc.boolean(), fc.anything()),
+          transaction: fc.oneof(fc.constantFrom("", HASH, null), fc.anything()),
+          network: fc.oneof(fc.constant("base"), fc.anything()),
+          payer: fc.oneof(fc.constant(PAYER), fc.anything()),
+          facilitatorFee: fc.anything(),
+        },
+        { requiredKeys: [] },
+      ),
+    );
+    fc.assert(
+      fc.property(status, body, (code, answer) => {
+        const outcome = outcomeOf(code, answer, EXPECTED);
+        const words = (answer ?? {}) as Record<string, unknown>;
+        if (outcome.kind === "collected") {
+          expect([code, words["success"]]).toEqual([200, true]);
+          expect(String(words["transaction"]).toLowerCase()).toBe(outcome.transaction);
+        }
+        if (outcome.kind === "declined" && code === 200) {
+          expect(words["success"]).toBe(false);
+          expect(words["transaction"] ?? "").toBe("");
+        } else if (outcome.kind === "declined") {
+          expect([400, 403, 429]).toContain(code);
+        }
+      }),
+      { numRuns: 2000 },
+    );
+  });
+
+  test("names a fee only as plain digits up to the amount", () => {
+    const fee = (facilitatorFee: unknown) => {
+      const outcome = outcomeOf(200, { ...success, facilitatorFee }, EXPECTED);
+      return outcome.kind === "collected" ? outcome.fee : "lost";
+    };
+    expect(["0", "007", "1000"].map(fee)).toEqual([0n, 7n, 1000n]);
+    const none = ["1001", "", "-1", "1e2", "0x10", " 5", "5\n", "9".repeat(1000), 5, null, ["5"]];
+    expect(none.map(fee)).toEqual(none.map(() => null));
+  });
+});
+
+const COLLECTED: SettleOutcome = { kind: "collected", transaction: "0xabcd", fee: null };
+const refusal = (definite: boolean): SettleOutcome => ({ kind: "declined", definite, why: "" });
+const DOUBT: SettleOutcome = { kind: "unknown", why: "" };
+const HOUR = 3_600_000;
+const T = 1_790_000_000_000;
+
+function verdict(outcome: SettleOutcome, course: Partial<Course>, now = T): string {
+  const found = verdictOf(outcome, { valid_before: T / 1000 + 60, unknown_since: T - 1000, ...course }, now);
+  return found.kind === "refused" ? found.reason : found.kind;
+}
+
+describe("a payment", () => {
+  test("is refused by the first attempt, or stays open", () => {
+    const first = { unknown_since: null };
+    expect(verdict(refusal(true), first)).toBe("declined");
+    expect(verdict(refusal(false), first)).toBe("declined");
+    expect(verdict(DOUBT, first)).toBe("open");
+    expect(verdict(DOUBT, { ...first, valid_before: 0 }, T + 48 * HOUR)).toBe("open");
+  });
+
+  test("whose outcome was unknown once is refused only by a verdict on it after its time", () => {
+    const expiry = { valid_before: T / 1000 };
+    expect(verdict(refusal(true), expiry, T)).toBe("open");
+    expect(verdict(refusal(true), expiry, T + 3_999)).toBe("open");
+    expect(verdict(refusal(true), expiry, T + 4_000)).toBe("declined");
+    expect(verdict(refusal(false), expiry, T + 10_000)).toBe("open");
+    expect(verdict(DOUBT, expiry, T + 10_000)).toBe("open");
+  });
+
+  test("is given up after a day in which nobody told what became of it", () => {
+    for (const outcome of [DOUBT, refusal(false), refusal(true)]) {
+      const course = { unknown_since: T, valid_before: T / 1000 + 1_000_000 };
+      expect(verdict(outcome, course, T + 24 * HOUR - 1)).toBe("open");
+      expect(verdict(outcome, course, T + 24 * HOUR)).toBe("unknown");
+    }
+  });
+
+  test("that was collected is settled, however late that is learned", () => {
+    for (const unknown_since of [null, T - 30 * HOUR]) {
+      expect(verdict(COLLECTED, { unknown_since, valid_before: 0 })).toBe("settled");
+    }
+  });
+
+  test("is tried again after pauses that grow from a second to a minute", () => {
+    expect([1, 2, 3, 6, 7, 50, 5000].map((attempts) => pauseAfter(attempts, 1))).toEqual([
+      1_000, 2_000, 4_000, 32_000, 60_000, 60_000, 60_000,
+    ]);
+    expect(pauseAfter(1, 0)).toBe(500);
+  });
+
+  test("is recorded to the unit", () => {
+    fc.assert(
+      fc.property(
+        fc.bigInt({ min: 1n, max: 2n ** 256n - 1n }),
+        fc.bigInt({ min: 0n, max: 2n ** 256n }),
+        (amount, cut) => {
+          const fee = cut % (amount + 1n);
+          const text = settledRecord({ attempts: 1, amount, transaction: "0x1", fee, settled_at: "now" });
+          const record = JSON.parse(text) as Record<string, string>;
+          const [operator, taken] = [record["operator_amount"] ?? "", record["facilitator_fee"] ?? ""];
+          expect(BigInt(operator) + BigInt(taken)).toBe(amount);
+        },
+      ),
+    );
+    const without = settledRecord({ attempts: 1, amount: 5n, transaction: "0x1", fee: null, settled_at: "" });
+    expect(Object.keys(JSON.parse(without))).not.toContain("facilitator_fee");
+  });
+});

@@ -1,0 +1,32 @@
+import { describe, expect, test } from "bun:test";
+import { createRoom, type Place } from "./room.ts";
+
+const fill = (take: () => Place | null) => {
+  const places: Place[] = [];
+  for (let place = take(); place !== null; place = take()) places.push(place);
+  return places;
+};
+
+describe("the places of settlements", () => {
+  test("are bounded for a tenant, for a facilitator and in all, and come back", () => {
+    const room = createRoom();
+    const own = fill(() => room.take("a", "one"));
+    expect([own.length, room.ofTenant("a")]).toEqual([16, 0]);
+    const shared = fill(() => room.take("b", "one"));
+    expect([shared.length, room.take("c", "one")]).toEqual([16, null]);
+    let serial = 0;
+    const rest = fill(() => room.take(`t${++serial}`, `f${serial}`));
+    expect([rest.length, room.full()]).toEqual([96, true]);
+    for (const place of [...own, ...shared, ...rest]) place.release();
+    expect([room.full(), fill(() => room.take("a", "one")).length]).toEqual([false, 16]);
+  });
+
+  test("are few at a facilitator that gives no answer, until it gives one", () => {
+    const room = createRoom();
+    room.learn("one", false);
+    const few = fill(() => room.take("a", "one"));
+    expect([few.length, fill(() => room.take("a", "two")).length]).toEqual([2, 14]);
+    room.learn("one", true);
+    expect(fill(() => room.take("b", "one")).length).toBe(16);
+  });
+});
