@@ -44,7 +44,11 @@ describe("any calls of any callers", () => {
   const call = fc.record({
     user: fc.constantFrom("alice", "bob", "carol"),
     // Short steps and long ones, and some that meet the edge of the window exactly.
-    step: fc.oneof(fc.nat(50), fc.nat(RATE_WINDOW_MS * 2), fc.constantFrom(0, 0, 20_000, RATE_WINDOW_MS)),
+    step: fc.oneof(
+      fc.nat(50),
+      fc.nat(RATE_WINDOW_MS * 2),
+      fc.constantFrom(0, 0, 20_000, 29_999, 30_000, 30_001, RATE_WINDOW_MS),
+    ),
   });
 
   test("are counted as a plain list of them is", () => {

@@ -8,7 +8,7 @@ import type { Log } from "../../core/log.ts";
 import type { PolicyAction } from "../../core/states.ts";
 import { within } from "../../storage/deadline.ts";
 import { bind, prepared, type Reader } from "../../storage/store.ts";
-import { parseRules } from "./document.ts";
+import { type PolicyReplace, parseRules } from "./document.ts";
 import { type CompiledPolicy, compile } from "./evaluate.ts";
 
 const REMEMBERED_MS = 1_000;
@@ -41,7 +41,9 @@ export type Found =
 
 export interface RememberedPolicies {
   find(tenant: string): Promise<Found>;
-  /** To be called after a write that may have changed the policy, and before it is acknowledged. */
+  /** To be called when a policy has been put, before that is acknowledged. */
+  took(tenant: string, version: number, document: PolicyReplace): void;
+  /** To be called when nobody can tell whether a policy has been put. */
   forget(tenant: string): void;
 }
 
@@ -119,6 +121,14 @@ export function rememberedPolicies({
       } catch (cause) {
         return { failed: true, last: last?.policy ?? null, cause };
       }
+    },
+    took(tenant, version, document) {
+      reading.delete(tenant);
+      // Of two that were put at once, the newer one may have been told first.
+      if ((known.get(tenant)?.policy?.version ?? 0) > version) return;
+      const policy = { version, on_error: document.on_error, compiled: compile(document) };
+      const weight = POLICY_CHARACTERS + JSON.stringify(document.rules).length;
+      known.set(tenant, { policy, weight, until: now() + REMEMBERED_MS }, weight);
     },
     forget(tenant) {
       reading.delete(tenant);

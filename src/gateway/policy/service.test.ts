@@ -10,6 +10,7 @@ import type { Store } from "../../storage/store.ts";
 import { type DecisionRow, decisionLog, newestDecisions, removeOldDecisions } from "./decisions.ts";
 import type { PolicyReplace, Rule } from "./document.ts";
 import { compile, evaluate } from "./evaluate.ts";
+import { rememberedPolicies } from "./remembered.ts";
 import { type PolicyCall, policyService, warningOf } from "./service.ts";
 
 const clock = { time: 1_790_000_000_000, now: () => clock.time };
@@ -57,6 +58,17 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
   const service = (changes: { now?: () => number; log?: Log } = {}) =>
     policyService({ store, clock, log: silentLog, ...changes });
   const stored = (tenant: string) => newestDecisions(store.read, tenant, 1_000_000);
+
+  /** The store, but nobody hears how the write of this number ended. */
+  function losingAnswer(number: number): Store {
+    let writes = 0;
+    const write: Store["write"] = async (work) => {
+      const value = await store.write(work);
+      if (++writes === number) throw new Fault("unavailable", "the answer was lost");
+      return value;
+    };
+    return { ...store, write };
+  }
 
   /** While `work` runs, the table is not there: the rest of the store works on. */
   async function without(table: string, work: () => Promise<void>): Promise<void> {
@@ -117,6 +129,33 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
       expect((await here.judge(call()))?.action).toBe("warn");
       time = 2000;
       expect((await there.judge(call()))?.action).toBe("warn");
+    });
+
+    test("also when nobody heard that it was put", async () => {
+      const { me, call } = caller();
+      const policy = policyService({ store: losingAnswer(2), clock, log: silentLog });
+      await policy.put(me, all("allow"));
+      expect((await faultOf(policy.put(me, all("deny")))).kind).toBe("unavailable");
+      expect((await policy.judge(call()))?.action).toBe("deny");
+    });
+
+    test("of two that were put at once the newer one stays, whichever is told first", async () => {
+      const { tenant } = caller();
+      const remembered = rememberedPolicies({ reader: store.read, log: silentLog });
+      remembered.took(tenant, 2, all("deny"));
+      remembered.took(tenant, 1, all("allow"));
+      expect(await remembered.find(tenant)).toMatchObject({ policy: { version: 2 } });
+    });
+
+    test("what was read while it changed is not remembered", async () => {
+      const { me, tenant } = caller();
+      const here = rememberedPolicies({ reader: store.read, log: silentLog });
+      const there = service();
+      const underWay = here.find(tenant);
+      here.forget(tenant);
+      await underWay;
+      await there.put(me, all("deny"));
+      expect(await here.find(tenant)).toMatchObject({ policy: { version: 1 } });
     });
 
     test("every decision is one that some version gives, and never an older one than was acknowledged", async () => {
@@ -245,6 +284,15 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
       expect(await stored(tenant)).toHaveLength(51);
     });
 
+    test("a group whose commit was made, though its answer was lost, is there once", async () => {
+      const { me, tenant, call } = caller();
+      await service().put(me, all("allow"));
+      const policy = policyService({ store: losingAnswer(1), clock, log: silentLog });
+      await Promise.all([policy.judge(call()), policy.judge(call())]);
+      await policy.close();
+      expect(await stored(tenant)).toHaveLength(2);
+    });
+
     test("a stop waits for all of them", async () => {
       const { me, tenant, call } = caller();
       const policy = service();
@@ -332,6 +380,21 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
         expect((await policy.judge(call()))?.reason).toBe("rule 1: allow");
       });
     }
+
+    test("that was put last is known, though nobody has read it since, and kept when a put fails", async () => {
+      const { me, call } = caller();
+      let time = 0;
+      const policy = service({ now: () => time });
+      await policy.put(me, document([], { on_error: "allow" }));
+      await policy.judge(call());
+      await policy.put(me, document([], { on_error: "deny" }));
+      await without("policies", async () => {
+        time = 1000;
+        expect((await policy.judge(call()))?.reason).toBe("on_error: deny");
+        await policy.put(me, document([], { on_error: "allow" })).catch(() => {});
+        expect((await policy.judge(call()))?.reason).toBe("on_error: deny");
+      });
+    });
 
     test("of a policy that was never read nothing is known, so no call passes", async () => {
       const { me, tenant, call } = caller();

@@ -148,9 +148,15 @@ export function policyService({ store, clock, log, now }: PolicyDeps) {
 
     async put({ tenant }: Caller, document: PolicyReplace): Promise<Replaced> {
       checkRules(document.rules);
-      // A write that fails may have been made all the same.
-      const forget = () => remembered.forget(tenant);
-      return store.write((tx) => replacePolicy(tx, tenant, document, clock.now())).finally(forget);
+      try {
+        const replaced = await store.write((tx) => replacePolicy(tx, tenant, document, clock.now()));
+        remembered.took(tenant, replaced.version, document);
+        return replaced;
+      } catch (error) {
+        // A write that fails may have been made all the same.
+        remembered.forget(tenant);
+        throw error;
+      }
     },
 
     /** Newest first, with those that this replica recorded until now. */
