@@ -1,0 +1,347 @@
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { accepted } from "../../../test/support/invocations.ts";
+import { newPayer, signPayment } from "../../../test/support/payments.ts";
+import { startPostgres } from "../../../test/support/postgres.ts";
+import { Fault } from "../../core/fault.ts";
+import { newId } from "../../core/id.ts";
+import { silentLog } from "../../core/log.ts";
+import { counted } from "../../storage/counts.ts";
+import { openStore } from "../../storage/open.ts";
+import type { Store } from "../../storage/store.ts";
+import { cleanUp } from "../invocations/cleanup.ts";
+import { findInvocation } from "../invocations/history.ts";
+import { abandon, accept, claim, type InvocationRow } from "../invocations/service.ts";
+import type { SettleOutcome } from "./outcome.ts";
+import { paymentOf } from "./rows.ts";
+import { type Charge, createPayments, type PricedCall, paidColumns, recordPayment } from "./service.ts";
+import { createSettler, type Settler, type SettlerOptions } from "./settler.ts";
+
+const DAY_MS = 86_400_000;
+const SETTLE_WAIT_MS = 1_000;
+const LEASE_MS = SETTLE_WAIT_MS + 5_000;
+const PAY_TO = newPayer().address;
+const HASH = `0x${"cd".repeat(32)}` as const;
+const COLLECTED: SettleOutcome = { kind: "collected", transaction: HASH, fee: 100n };
+const DECLINED: SettleOutcome = { kind: "declined", definite: true, why: "" };
+const UNKNOWN: SettleOutcome = { kind: "unknown", why: "" };
+
+const databases: Record<string, () => Promise<string | null>> = {
+  sqlite: async () => null,
+  postgres: async () => (await startPostgres()).freshDatabase(),
+};
+
+/** Fails the test by its time limit when it never comes. */
+async function until(holds: () => Promise<boolean> | boolean): Promise<void> {
+  while (!(await holds())) await Bun.sleep(10);
+}
+
+for (const [name, databaseUrl] of Object.entries(databases)) {
+  describe(name, () => {
+    const clock = { time: Date.now(), now: () => clock.time };
+    let dir: string;
+    let store: Store;
+    const running: Settler[] = [];
+    beforeAll(async () => {
+      dir = mkdtempSync(join(tmpdir(), "tollgate-payments-"));
+      store = await openStore({ databaseUrl: await databaseUrl(), dataDir: dir, log: silentLog, clock });
+    }, 30_000);
+    afterAll(async () => {
+      await Promise.all(running.map((settler) => settler.stop(0)));
+      await store.close();
+      rmSync(dir, { recursive: true });
+    });
+
+    type Answer = (attempt: number) => SettleOutcome | Promise<SettleOutcome>;
+
+    /** The payments of one replica, whose facilitator answers by the number of the attempt here. */
+    function replica(answer: Answer, changes: Partial<SettlerOptions> = {}) {
+      const told: string[] = [];
+      let attempts = 0;
+      const settler = createSettler({
+        store,
+        clock,
+        log: silentLog,
+        settleWaitMs: SETTLE_WAIT_MS,
+        client: { settle: async () => answer(++attempts) },
+        paid: (agentId) => void told.push(`paid ${agentId}`),
+        ended: (id) => void told.push(`ended ${id}`),
+        ...changes,
+      });
+      running.push(settler);
+      const look = (tenant: string, id: string) => findInvocation(store.read, tenant, id);
+      const payments = createPayments({
+        store,
+        clock,
+        settler,
+        settleWaitMs: SETTLE_WAIT_MS,
+        publicUrl: null,
+        findInvocation: look,
+      });
+      return { settler, payments, told, attempts: () => attempts };
+    }
+
+    type Replica = ReturnType<typeof replica>;
+
+    async function configured(): Promise<string> {
+      const tenant = crypto.randomUUID();
+      await store.write((tx) =>
+        tx.db.insert(tx.tables.settlementConfigs).values({
+          tenant,
+          facilitator_url: `https://${tenant}.example.com`,
+          facilitator_credential_ref: "cred_x",
+          created_at: 0,
+          updated_at: 0,
+        }),
+      );
+      return tenant;
+    }
+
+    async function priced(tenant: string, validForSeconds = 60): Promise<PricedCall> {
+      const validBefore = Math.floor(clock.now() / 1000) + validForSeconds;
+      const { header } = await signPayment(newPayer(), {
+        to: PAY_TO,
+        value: 1000n,
+        validBefore,
+        validAfter: 0,
+      });
+      return {
+        tenant,
+        caller: "alice",
+        agent_id: newId("agt", clock.now()),
+        price: { amount: 1000n, pay_to: PAY_TO },
+        headers: new Headers({ "x-payment": header, host: "localhost" }),
+        body: new Uint8Array(3),
+        note() {},
+      };
+    }
+
+    async function chargeOf({ payments }: Replica, call: PricedCall): Promise<Charge> {
+      const checked = await payments.check(call);
+      if (checked.kind !== "charge") throw new Error(`${checked.kind} instead of a charge`);
+      return checked.charge;
+    }
+
+    /** Everything up to the record, as admission does it. */
+    async function recorded(at: Replica, call: PricedCall) {
+      const charge = await chargeOf(at, call);
+      const { tenant, agent_id } = call;
+      const one = accepted(clock.now(), { tenant, agent_id, ...paidColumns(charge) });
+      const payment = at.payments.paymentRow(charge, one.row);
+      await store.write(async (tx) => {
+        await accept(tx, one, clock.now());
+        await recordPayment(tx, payment);
+      });
+      return { payment, key: { tenant, id: one.row.id } };
+    }
+
+    const shown = async ({ tenant, id }: { tenant: string; id: string }): Promise<unknown[]> => {
+      const row = await findInvocation(store.read, tenant, id);
+      return [row.status, row.error_class, row.settlement_status];
+    };
+    const total = (tenant: string, status: NonNullable<InvocationRow["settlement_status"]>) =>
+      counted(store.read, tenant, "settlement", status);
+    const kindOf = (work: Promise<unknown>) =>
+      work.then(
+        () => "done",
+        (error: unknown) => (error instanceof Fault ? error.kind : String(error)),
+      );
+
+    test("whoever lost the answer learns the truth with the payment that it has, expired or not", async () => {
+      const [tenant, at] = [await configured(), replica(() => COLLECTED)];
+      const call = await priced(tenant);
+      const late = await priced(tenant);
+      const { payment, key } = await recorded(at, call);
+      await at.payments.settle(payment);
+      clock.time += 3_600_000;
+      expect(await at.payments.check(call)).toEqual({ kind: "known", invocation_id: key.id });
+      expect(Object.keys(await at.payments.recall(tenant, key.id))).toEqual(["x-payment-response"]);
+      expect(await kindOf(at.payments.check(late))).toBe("payment_required");
+    });
+
+    test("a payment must be good for six seconds more", async () => {
+      const [tenant, at] = [await configured(), replica(() => COLLECTED)];
+      expect(await kindOf(at.payments.check(await priced(tenant, 6)))).toBe("done");
+      expect(await kindOf(at.payments.check(await priced(tenant, 5)))).toBe("payment_required");
+    });
+
+    test("a collected payment is closed: what was signed is gone, and its call may be claimed", async () => {
+      const [tenant, at] = [await configured(), replica(() => COLLECTED)];
+      const { payment, key } = await recorded(at, await priced(tenant));
+      const take = () =>
+        store.write((tx) => claim(tx, { key, owner: "rep", now: 0, inHand: null, again: false }));
+      expect(await take()).toBeNull();
+      await at.payments.settle(payment);
+      expect(at.told).toEqual([`paid ${payment.agent_id}`]);
+      expect(await paymentOf(store.read, tenant, key.id)).toMatchObject({
+        settle_request: null,
+        next_attempt_at: null,
+        attempts: 1,
+      });
+      const { settlement } = await findInvocation(store.read, tenant, key.id);
+      expect(JSON.parse(settlement ?? "")).toMatchObject({
+        settled_amount: "1000",
+        operator_amount: "900",
+        facilitator_fee: "100",
+      });
+      expect(await take()).not.toBeNull();
+      await store.write((tx) => abandon(tx, key, "internal", clock.now()));
+      expect(await shown(key)).toEqual(["failed", "internal", "settled_upstream_failed"]);
+      expect(await total(tenant, "settled_upstream_failed")).toBe(1);
+      expect(await total(tenant, "settled")).toBe(0);
+    });
+
+    test("an unknown one is refused only by an answer after its time; then its call ends without a class", async () => {
+      const tenant = await configured();
+      const at = replica((attempt) => (attempt === 1 ? UNKNOWN : DECLINED));
+      const { payment, key } = await recorded(at, await priced(tenant));
+      expect(await at.payments.settle(payment)).toEqual({});
+      await at.settler.start();
+      clock.time += 2_000;
+      await until(() => at.attempts() === 2);
+      await until(async () => (await paymentOf(store.read, tenant, key.id))?.next_attempt_at !== null);
+      expect(await shown(key)).toEqual(["pending", null, "pending"]);
+      clock.time += 70_000;
+      await until(() => at.told.length > 0);
+      expect(at.told).toEqual([`ended ${key.id}`]);
+      expect(await shown(key)).toEqual(["failed", null, "settlement_failed"]);
+      expect(await kindOf(at.payments.recall(tenant, key.id))).toBe("payment_required");
+      expect([await total(tenant, "pending"), await total(tenant, "settlement_failed")]).toEqual([0, 1]);
+      await at.settler.stop(0);
+    });
+
+    test("a facilitator that stays away for a day ends it, as unknown", async () => {
+      const [tenant, at] = [await configured(), replica(() => UNKNOWN)];
+      const { payment, key } = await recorded(at, await priced(tenant));
+      await at.payments.settle(payment);
+      clock.time += DAY_MS - 1_000;
+      await at.settler.start();
+      await until(() => at.attempts() === 2);
+      expect(await shown(key)).toEqual(["pending", null, "pending"]);
+      clock.time += 120_000;
+      await until(() => at.told.length > 0);
+      expect(await shown(key)).toEqual(["failed", null, "settlement_failed"]);
+      const { settlement } = await findInvocation(store.read, tenant, key.id);
+      expect(JSON.parse(settlement ?? "")).toEqual({ attempts: 3, reason: "unknown" });
+      await at.settler.stop(0);
+    });
+
+    test("what a process left between record and attempt is taken up, and counts as unknown", async () => {
+      const [tenant, gone] = [await configured(), replica(() => COLLECTED)];
+      const { key } = await recorded(gone, await priced(tenant));
+      const at = replica(() => DECLINED);
+      if (store.dialect === "postgres") clock.time += LEASE_MS;
+      await at.settler.start();
+      await until(() => at.attempts() === 1);
+      await until(async () => (await paymentOf(store.read, tenant, key.id))?.unknown_since !== null);
+      expect(await shown(key)).toEqual(["pending", null, "pending"]);
+      expect((await paymentOf(store.read, tenant, key.id))?.attempts).toBe(2);
+      await at.settler.stop(0);
+    });
+
+    test("two replicas never try one payment at the same time", async () => {
+      const [tenant, first] = [await configured(), replica(() => UNKNOWN)];
+      for (let made = 0; made < 8; made++) {
+        const { payment } = await recorded(first, await priced(tenant));
+        await first.payments.settle(payment);
+      }
+      const asked: string[] = [];
+      const client: SettlerOptions["client"] = {
+        async settle(attempt) {
+          if (attempt.tenant !== tenant) return UNKNOWN;
+          asked.push(attempt.settle_request);
+          await Bun.sleep(300);
+          return COLLECTED;
+        },
+      };
+      const [one, two] = [replica(() => UNKNOWN, { client }), replica(() => UNKNOWN, { client })];
+      clock.time += 2_000;
+      await Promise.all([one.settler.start(), two.settler.start()]);
+      await until(async () => (await total(tenant, "settled")) === 8);
+      expect([asked.length, new Set(asked).size]).toEqual([8, 8]);
+      await Promise.all([one.settler.stop(0), two.settler.stop(0)]);
+    });
+
+    test("an attempt that another replica has overtaken refuses nothing, and may collect", async () => {
+      const tenant = await configured();
+      for (const [outcome, expected] of [
+        [DECLINED, "pending"],
+        [COLLECTED, "settled"],
+      ] as const) {
+        const at = replica(async () => {
+          await store.write((tx) => tx.db.update(tx.tables.payments).set({ attempts: 2 }));
+          return outcome;
+        });
+        const { payment, key } = await recorded(at, await priced(tenant));
+        await at.settler.attempt(payment as never);
+        expect((await shown(key))[2]).toBe(expected);
+      }
+    });
+
+    test("a store that is away for a moment loses no outcome", async () => {
+      const tenant = await configured();
+      let refusals = 3;
+      const flaky: Store = {
+        ...store,
+        write: (work) =>
+          refusals-- > 0 ? Promise.reject(new Fault("unavailable", "away")) : store.write(work),
+      };
+      const at = replica(() => COLLECTED, { store: flaky });
+      const { payment, key } = await recorded(at, await priced(tenant));
+      expect(Object.keys(await at.payments.settle(payment))).toEqual(["x-payment-response"]);
+      expect((await shown(key))[2]).toBe("settled");
+    });
+
+    test("stopping breaks off what is under way, and leaves it open", async () => {
+      const tenant = await configured();
+      const asked = Promise.withResolvers<void>();
+      const at = replica(() => UNKNOWN, {
+        client: {
+          settle(_, stop) {
+            asked.resolve();
+            return new Promise((resolve) => {
+              stop.addEventListener("abort", () => resolve(UNKNOWN));
+            });
+          },
+        },
+      });
+      const { payment, key } = await recorded(at, await priced(tenant));
+      const told = at.payments.settle(payment);
+      await asked.promise;
+      await at.settler.stop(20);
+      expect(await told).toEqual({});
+      expect(await shown(key)).toEqual(["pending", null, "pending"]);
+      expect((await paymentOf(store.read, tenant, key.id))?.next_attempt_at).not.toBeNull();
+    });
+
+    test("a record goes with its payment, but not while that is open or could come again", async () => {
+      const tenant = await configured();
+      const keep = replica(() => UNKNOWN);
+      const open = await recorded(keep, await priced(tenant));
+      await keep.payments.settle(open.payment);
+      await store.write((tx) => abandon(tx, open.key, "cancelled", clock.now()));
+      const at = replica(() => COLLECTED);
+      const [short, long] = [
+        await recorded(at, await priced(tenant)),
+        await recorded(at, await priced(tenant, 400 * 86_400)),
+      ];
+      for (const { payment, key } of [short, long]) {
+        await at.payments.settle(payment);
+        await store.write((tx) => abandon(tx, key, "cancelled", clock.now()));
+      }
+      const retention = { body_days: 0, history_days: 30 };
+      await cleanUp(store, { now: () => clock.time + 31 * DAY_MS }, retention, silentLog);
+      const kept = ({ tenant: owner, id }: { tenant: string; id: string }) =>
+        kindOf(findInvocation(store.read, owner, id));
+      expect(await Promise.all([open.key, short.key, long.key].map(kept))).toEqual([
+        "done",
+        "not_found",
+        "done",
+      ]);
+      expect(await paymentOf(store.read, tenant, short.key.id)).toBeNull();
+      expect(await paymentOf(store.read, tenant, long.key.id)).not.toBeNull();
+    });
+  });
+}
