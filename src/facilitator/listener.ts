@@ -126,7 +126,7 @@ function admit(server: Server, { answer, bodyBytesMax, limits, clock, log }: Lis
   const handshakes = new Map<TLSSocket, number>();
   const peers = new Map<string, number>();
   const refused = refusals(log);
-  let onEmpty = () => {};
+  const awaitEmpty: (() => void)[] = [];
 
   server.on("connection", (raw) => {
     // In Bun it is the socket that the handshake makes secure.
@@ -137,7 +137,7 @@ function admit(server: Server, { answer, bodyBytesMax, limits, clock, log }: Lis
     socket.on("close", () => {
       sockets.delete(socket);
       handshakes.delete(socket);
-      if (sockets.size === 0) onEmpty();
+      if (sockets.size === 0) for (const tell of awaitEmpty.splice(0)) tell();
     });
     const [oldest] = handshakes.keys();
     if (sockets.size > limits.connections) socket.destroy();
@@ -183,7 +183,7 @@ function admit(server: Server, { answer, bodyBytesMax, limits, clock, log }: Lis
     empty(): Promise<void> {
       if (sockets.size === 0) return Promise.resolve();
       return new Promise((resolve) => {
-        onEmpty = resolve;
+        awaitEmpty.push(resolve);
       });
     },
   };

@@ -1,6 +1,32 @@
 // Composes the facilitator from its parts and starts it: storage first, then the wallets and what they had under
 // way, then the two listeners. Stopping goes the other way round.
+import { systemClock } from "../core/clock.ts";
+import { parseAllowList } from "../core/host.ts";
+import { SETTLE_BODY_BYTES_MAX } from "../core/limits.ts";
+import type { Log } from "../core/log.ts";
+import { StartupProblem } from "../core/startup.ts";
+import { VERSION } from "../core/version.ts";
+import type { Edge } from "../edge/http.ts";
+import { createOutbound, type Outbound } from "../edge/outbound.ts";
+import { acquireDataDirLock } from "../storage/lock.ts";
+import { openStore } from "../storage/open.ts";
+import type { Store } from "../storage/store.ts";
 import type { Hex } from "../x402/types.ts";
+import { createChain } from "./chain.ts";
+import { cleanUpFacilitator } from "./cleanup.ts";
+import { LISTENER_LIMITS, listenMutualTls } from "./listener.ts";
+import { createOutcomes } from "./outcomes.ts";
+import { openEdge, peerEdge } from "./routes.ts";
+import { createSettle } from "./settle.ts";
+import { localSigner, remoteSigner, type Signer } from "./signer.ts";
+import { createWallet } from "./wallet.ts";
+
+const CLEAN_UP_MS = 3_600_000;
+/** For the answers that are being sent when everything else has ended. */
+const LAST_ANSWERS_MS = 2_000;
+const OPEN_IDLE_SECONDS = 10;
+/** Nothing that the open port has takes a body. */
+const OPEN_BODY_BYTES_MAX = 1024;
 
 export interface FacilitatorOptions {
   readonly host: string;
@@ -45,4 +71,115 @@ export interface RunningFacilitator {
   readonly openUrl: string;
   /** Drains and stops: requests at work may end first, what is not settled by then goes on at the next start. */
   stop(): Promise<void>;
+}
+
+/** @throws StartupProblem for what its operator can mend, a node of another chain among it */
+export async function startFacilitator(options: FacilitatorOptions, log: Log): Promise<RunningFacilitator> {
+  // What has been opened is closed again, whatever the start fails on.
+  await using opened = new AsyncDisposableStack();
+  if (options.databaseUrl === null) {
+    const lock = acquireDataDirLock(options.dataDir);
+    opened.defer(() => lock.release());
+  }
+  const { databaseUrl, dataDir } = options;
+  const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
+  opened.defer(() => store.close());
+  const { chain, wallet, outcomes, settle } = compose(options, store, log);
+  await chain.check();
+
+  const started = Promise.withResolvers<void>();
+  const edge = peerEdge({
+    read: store.read,
+    log,
+    // The port is taken before anything is signed, but the wallet must know its nonces first.
+    settle: (account, request) => started.promise.then(() => settle.settle(account, request)),
+    readiness: wallet.readiness,
+  });
+  const listener = await listenMutualTls({
+    host: options.host,
+    port: options.port,
+    tls: options.tls,
+    answer: edge.fetch,
+    bodyBytesMax: SETTLE_BODY_BYTES_MAX,
+    limits: LISTENER_LIMITS,
+    clock: systemClock,
+    log,
+  });
+  opened.defer(() => listener.stop());
+  const open = openEdge({ readiness: wallet.readiness, log });
+  const openServer = listenOpen(options, open);
+  opened.defer(() => openServer.stop(true));
+
+  await wallet.start();
+  opened.defer(() => wallet.stop());
+  started.resolve();
+  void settle.recover();
+  opened.defer(() => settle.stop());
+  const cleaning = startCleaning(store, log);
+  opened.defer(() => clearInterval(cleaning));
+
+  const url = `https://${hostPart(options.host)}:${listener.port}`;
+  const openUrl = `http://${hostPart(options.host)}:${openServer.port}`;
+  log.info("listening", { url, open_url: openUrl, version: VERSION });
+  const running = opened.move();
+  return {
+    url,
+    openUrl,
+    async stop() {
+      edge.drain();
+      open.drain();
+      const drained = Promise.all([listener.drain(), openServer.stop()]);
+      await Promise.race([drained, Bun.sleep(options.drainMs)]);
+      // Whoever waits for a block that does not come gets the hash that may still land.
+      outcomes.release();
+      await Promise.race([drained, Bun.sleep(LAST_ANSWERS_MS)]);
+      await running.disposeAsync();
+    },
+  };
+}
+
+function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store, log: Log) {
+  // Nodes and signer are the operator's own, wherever they are.
+  const outbound = createOutbound({ allow: parseAllowList([]), extraCa: null, trusted: true });
+  const chain = createChain({ urls: rpcUrls, outbound, log });
+  const outcomes = createOutcomes(store);
+  const common = { store, clock: systemClock, log, chain, outcomes, limits };
+  const wallet = createWallet({ ...common, signers: signersOf(signers, outbound) });
+  return { chain, outcomes, wallet, settle: createSettle({ ...common, wallet }) };
+}
+
+function signersOf(signers: FacilitatorOptions["signers"], outbound: Outbound): Signer[] {
+  if (signers.kind === "local") return signers.keys.map(localSigner);
+  return [remoteSigner({ url: signers.url, address: signers.address, outbound })];
+}
+
+function listenOpen({ host, openPort }: FacilitatorOptions, edge: Edge) {
+  try {
+    return Bun.serve({
+      hostname: host,
+      port: openPort,
+      development: false,
+      // Without it Bun would share the port with another facilitator.
+      reusePort: false,
+      idleTimeout: OPEN_IDLE_SECONDS,
+      maxRequestBodySize: OPEN_BODY_BYTES_MAX,
+      fetch: (request) => edge.fetch(request),
+    });
+  } catch (cause) {
+    throw new StartupProblem(
+      `TOLLGATE_HOST and TOLLGATE_OPEN_PORT must be free to listen on: ${host} port ${openPort}`,
+      { cause },
+    );
+  }
+}
+
+function hostPart(host: string): string {
+  return host.includes(":") ? `[${host}]` : host;
+}
+
+function startCleaning(store: Store, log: Log) {
+  const clean = () =>
+    void cleanUpFacilitator(store, systemClock, log).catch((error) => log.warn("clean-up failed", { error }));
+  clean();
+  return setInterval(clean, CLEAN_UP_MS);
 }

@@ -1,5 +1,5 @@
-// At most one gateway on a data directory: a second one would take the running calls of the first for those
-// of a dead process. The lock is an SQLite lock on a file of its own, so that it goes with the process,
+// At most one gateway or facilitator on a data directory: a second one would take what the first has under way for
+// what a dead process left. The lock is an SQLite lock on a file of its own, so that it goes with the process,
 // however that ends, and so that commands can open the database meanwhile.
 import { Database, SQLiteError } from "bun:sqlite";
 import { closeSync, mkdirSync, openSync } from "node:fs";
@@ -21,7 +21,7 @@ export function acquireDataDirLock(dir: string): DataDirLock {
   } catch (error) {
     file.close();
     if (!(error instanceof SQLiteError) || !error.code?.startsWith("SQLITE_BUSY")) throw error;
-    throw new StartupProblem(`another tollgate gateway runs on the data directory ${dir}`, { cause: error });
+    throw new StartupProblem(`another tollgate runs on the data directory ${dir}`, { cause: error });
   }
   return { release: () => file.close() };
 }
