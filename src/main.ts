@@ -4,12 +4,19 @@ import { type AccountCommand, readAccountRequest, runAccount } from "./cli/accou
 import { type CommandLine, readCommandLine } from "./cli/command-line.ts";
 import { helpText } from "./cli/help.ts";
 import { migrate } from "./cli/migrate.ts";
-import { openMasterKey } from "./cli/open.ts";
+import { openDataDir, openMasterKey } from "./cli/open.ts";
 import type { PkiCommand } from "./cli/pki.ts";
 import { thisProgram } from "./cli/program.ts";
 import { mintToken, readTokenRequest } from "./cli/token.ts";
 import { welcomeText } from "./cli/welcome.ts";
-import { type Config, type Loaded, loadConfig, type Purpose, processEnvironment } from "./config.ts";
+import {
+  type Config,
+  type FacilitatorConfig,
+  type Loaded,
+  loadConfig,
+  type Purpose,
+  processEnvironment,
+} from "./config.ts";
 import { systemClock } from "./core/clock.ts";
 import { StartupProblem } from "./core/startup.ts";
 import { VERSION } from "./core/version.ts";
@@ -71,8 +78,8 @@ async function serve(line: CommandLine): Promise<void> {
   const ready = begin(line, load("serve", line), []);
   if (ready === null) return;
   const { config, log } = ready;
-  if (config.facilitator !== null) throw new StartupProblem("this build has no facilitator yet");
-  await runGateway(config, log);
+  if (config.facilitator === null) await runGateway(config, log);
+  else await runFacilitator(config.facilitator, log);
 }
 
 async function token(line: CommandLine): Promise<void> {
@@ -118,6 +125,15 @@ async function runGateway(config: Config, log: OpenLog): Promise<void> {
   if (!masterKey.generated) return;
   log.flush();
   process.stderr.write(welcomeText(config, url, thisProgram()));
+}
+
+async function runFacilitator(options: FacilitatorConfig, log: OpenLog): Promise<void> {
+  openDataDir(options, log);
+  const { startFacilitator } = await import("./facilitator/start.ts");
+  logStrayErrors(log);
+  const starting = startFacilitator(options, log);
+  drainOnSignal(async () => (await starting).stop(), log);
+  await starting;
 }
 
 /**

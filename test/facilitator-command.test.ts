@@ -1,0 +1,107 @@
+// The facilitator as its operator meets it: certificates by `tollgate pki`, the binary started with them, accounts
+// that come and go while it runs, and a proper end.
+import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { tollgateBinary } from "./support/binary.ts";
+import { startChain, type TestChain } from "./support/chain.ts";
+
+setDefaultTimeout(60_000);
+
+const SIGNER_KEY = "5d".repeat(32);
+let home: string;
+let chain: TestChain;
+
+beforeAll(async () => {
+  home = mkdtempSync(join(tmpdir(), "facilitator-"));
+  chain = await startChain();
+});
+afterAll(async () => {
+  await chain.stop();
+  rmSync(home, { recursive: true, force: true });
+});
+
+const read = (path: string) => readFileSync(join(home, path), "utf8");
+
+async function tollgate(...words: string[]) {
+  const child = Bun.spawn([tollgateBinary(), ...words], {
+    cwd: home,
+    env: {},
+    stdin: "ignore",
+    stderr: "pipe",
+  });
+  const [out, err] = await Promise.all([child.stdout.text(), child.stderr.text()]);
+  return { code: await child.exited, out, err };
+}
+
+/** The kernel ends the process when the thread that started it ends, which is the end of the test process. */
+async function start() {
+  const child = Bun.spawn(
+    ["setpriv", "--pdeathsig", "KILL", "--", tollgateBinary(), "--mode", "facilitator", "--port", "0"],
+    {
+      cwd: home,
+      env: {
+        PATH: "/usr/bin:/bin",
+        TOLLGATE_OPEN_PORT: "0",
+        TOLLGATE_TLS_CERT_FILE: "ca/server.crt",
+        TOLLGATE_TLS_KEY_FILE: "ca/server.key",
+        TOLLGATE_CLIENT_CA_FILE: "ca/ca.crt",
+        TOLLGATE_RPC_URLS: `${chain.url}/?key=hunter2`,
+        TOLLGATE_SIGNER_KEY: SIGNER_KEY,
+        TOLLGATE_LOG_LEVEL: "debug",
+      },
+      stdin: "ignore",
+      stdout: "ignore",
+      stderr: "pipe",
+    },
+  );
+  const listening = Promise.withResolvers<{ url: string; open_url: string }>();
+  let log = "";
+  const logged = (async () => {
+    for await (const chunk of child.stderr.pipeThrough(new TextDecoderStream())) {
+      log += chunk;
+      const line = log.split("\n").find((each) => each.includes('"event":"listening"'));
+      if (line !== undefined) listening.resolve(JSON.parse(line));
+    }
+    listening.reject(new Error(log));
+  })();
+  return { child, log: () => log, logged, ...(await listening.promise) };
+}
+
+test("accounts come and go while it runs, and it ends well", async () => {
+  expect((await tollgate("pki", "init", "--dir", "ca")).code).toBe(0);
+  expect((await tollgate("pki", "server", "--dir", "ca", "--host", "127.0.0.1")).code).toBe(0);
+  expect((await tollgate("pki", "client", "--dir", "ca", "--name", "alice")).code).toBe(0);
+  const facilitator = await start();
+  try {
+    const tls = { cert: read("ca/alice.crt"), key: read("ca/alice.key"), ca: read("ca/ca.crt") };
+    const headers = { "content-type": "application/json" };
+    // Whoever may settle is told what is wrong with the request.
+    const status = async () =>
+      (await fetch(`${facilitator.url}/settle`, { method: "POST", headers, body: "{}", tls })).status;
+    expect((await fetch(`${facilitator.open_url}/supported`)).status).toBe(200);
+    expect(await status()).toBe(403);
+    expect(await tollgate("account", "add", "alice", "--cert", "ca/alice.pem")).toMatchObject({
+      code: 0,
+      err: "",
+    });
+    expect(await status()).toBe(400);
+    expect((await tollgate("account", "disable", "alice")).code).toBe(0);
+    expect(await status()).toBe(403);
+    expect((await tollgate("account", "enable", "alice")).code).toBe(0);
+    expect(await status()).toBe(400);
+    expect((await tollgate("account", "remove", "alice")).code).toBe(0);
+    expect(await status()).toBe(403);
+    facilitator.child.kill("SIGTERM");
+    expect(await facilitator.child.exited).toBe(0);
+    await facilitator.logged;
+  } finally {
+    facilitator.child.kill("SIGKILL");
+  }
+  expect(readdirSync(join(home, "data"))).not.toContain("master.key");
+  expect(statSync(join(home, "data")).mode & 0o777).toBe(0o700);
+  expect(facilitator.log()).toContain('"event":"stopped"');
+  expect(facilitator.log()).not.toContain(SIGNER_KEY);
+  expect(facilitator.log()).not.toContain("hunter2");
+});
