@@ -54,8 +54,8 @@ export function createAnswers(log: Log, refusals: Refusals): Answers {
     fromRecord(asked, record, isAwaited) {
       const { status, transaction_hash: transaction, reason, foreign_transaction } = record;
       // What is only claimed has no hash to give, and "" would say that it can't land.
-      const isOpen = status === "claimed" || (status === "sent" && isAwaited);
-      if (isOpen || (status !== "failed" && transaction === null)) throw inFlight();
+      const isOpen = transaction === null || (status === "sent" && isAwaited);
+      if (isOpen && status !== "failed") throw inFlight();
       log.info("settlement answered", { ...asked.named, status, transaction, reason, foreign_transaction });
       if (status === "failed" || transaction === null) return failure(asked, "");
       if (status === "sent") return failure(asked, transaction);

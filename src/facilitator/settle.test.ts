@@ -127,10 +127,14 @@ describe.each(["sqlite", "postgres"] as const)(
         expect([what, await ending(wing.settle(from, other))]).toEqual([what, "declined"]);
       }
       expect(wing.sends).toHaveLength(1);
+      // There it is another payment's nonce, and so a question of the guardrails.
+      const elsewhere = { ...asked, payment: { ...asked.payment, network: "base-sepolia" } };
+      expect(await ending(wing.settle(account("gamma"), elsewhere))).toBe("over_limit");
       const kept = (await wing.refusals()).map((row) => [row.account, row.attempts]).sort();
       expect(kept).toEqual([
         ["alpha", Object.keys(others).length - 1],
         ["beta", 1],
+        ["gamma", 1],
       ]);
       expect(await ending(wing.settle(account(), asked))).toBe("settled");
     });
@@ -151,6 +155,11 @@ describe.each(["sqlite", "postgres"] as const)(
       const { promise: all, resolve } = Promise.withResolvers<void>();
       const { promise: sent, resolve: isSent } = Promise.withResolvers<void>();
       wing.turns.afterSend = async () => isSent();
+      let simulations = 0;
+      wing.turns.simulate = async () => {
+        simulations += 1;
+        return { ok: true, gas: 1n };
+      };
       const asked = await request();
       const answers = Array.from({ length: 20 }, async () => {
         told.push(await ending(wing.settle(account(), asked)));
@@ -163,7 +172,7 @@ describe.each(["sqlite", "postgres"] as const)(
       await wing.settled(keyOfRequest(asked));
       await Promise.all(answers);
       expect(told.at(-1)).toBe("settled");
-      expect(wing.sends).toHaveLength(1);
+      expect([wing.sends.length, simulations]).toEqual([1, 1]);
     });
 
     test("two accounts that present one payment at once: one of them collects it", async () => {
