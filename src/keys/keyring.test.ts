@@ -139,10 +139,20 @@ describe("the master key", () => {
     }
   });
 
-  test("that is missing beside a database is not replaced by a new one", () => {
-    writeFileSync(join(dir, "tollgate.db"), "");
+  test("that is missing beside a database which holds keys is not replaced by a new one", async () => {
+    await openKeyring(await openStore(), newKey(), systemClock);
     expect(() => load()).toThrow("TOLLGATE_MASTER_KEY must be set");
-    expect(readdirSync(dir)).toEqual(["tollgate.db"]);
+    expect(readdirSync(dir)).not.toContain("master.key");
+  });
+
+  test("that is missing beside a file which is no database is not made either", () => {
+    writeFileSync(join(dir, "tollgate.db"), "not a database, but something that was meant to be one");
+    expect(() => load()).toThrow("TOLLGATE_MASTER_KEY must be set");
+  });
+
+  test("is made beside a database that holds no keys, as a facilitator's does not", async () => {
+    await openStore();
+    expect(load().generated).toBe(true);
   });
 
   test("that others may read is warned of", () => {

@@ -15,6 +15,7 @@ import {
 import { join } from "node:path";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
+import { holdsWrappedKeys } from "../storage/keys-held.ts";
 import { newKey } from "./envelope.ts";
 
 export interface MasterKey {
@@ -35,15 +36,15 @@ export const MASTER_KEY_FILE = "master.key";
 /** The file that the SQLite store keeps in the data directory. */
 export const DATABASE_FILE = "tollgate.db";
 
-/** @throws StartupProblem when the key is malformed, can't be kept, or is missing beside a database. */
+/** @throws StartupProblem when the key is malformed, can't be kept, or is missing beside a database that needs it. */
 export function loadMasterKey({ configured, dataDir, log }: MasterKeyOptions): MasterKey {
   if (configured !== null) return { key: configured, generated: false };
   const path = join(dataDir, MASTER_KEY_FILE);
   // The database first: another process that starts at this moment makes the key before the database.
-  const hasDatabase = existsSync(join(dataDir, DATABASE_FILE));
+  const isNeeded = holdsWrappedKeys(join(dataDir, DATABASE_FILE));
   const kept = readKey(path, log);
   if (kept !== null) return { key: kept, generated: false };
-  if (hasDatabase) {
+  if (isNeeded) {
     throw new StartupProblem(
       `TOLLGATE_MASTER_KEY must be set, or ${path} restored: the database beside it was made with a master key`,
     );
