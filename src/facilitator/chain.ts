@@ -35,7 +35,7 @@ export interface Use {
 
 /**
  * What a node says of a transaction. `accepted`: it knows it now. `nonce used`: a transaction with its nonce is in a
- * block, maybe itself. `underpriced`: it keeps another one with that nonce, or asks for more. `unknown`: it may have
+ * block, maybe itself. `underpriced`: it keeps another one with that nonce, or the base fee is higher. `unknown`: it may have
  * taken it or not.
  */
 export type Reception = "accepted" | "nonce used" | "underpriced" | "unknown";
@@ -189,7 +189,7 @@ function hex(value: number | bigint): Hex {
 /** In the words of geth, reth, Erigon, Nethermind, Besu and anvil; null for what says nothing of the transaction. */
 function receptionOf(message: string): Reception | null {
   if (/already (known|imported|exists)|known transaction|alreadyknown/i.test(message)) return "accepted";
-  if (/underpriced|replacement fee|fee too low/i.test(message)) return "underpriced";
+  if (/underpriced|replacement fee|fee too low|fee per gas less than/i.test(message)) return "underpriced";
   if (/nonce (is )?too low|nonce too small|oldnonce|lower than the (current|account)/i.test(message)) {
     return "nonce used";
   }

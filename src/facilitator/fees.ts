@@ -39,9 +39,10 @@ function raised(amount: bigint): bigint {
 
 /**
  * The fees of a replacement: enough for nodes to take it instead of the one before, and what a new transaction would
- * pay if that is more. Null when that is not possible below the cap.
+ * pay if that is more. Null when that is not possible below the cap, or would not get it into a block either.
  */
 export function raiseFees(before: Fees, baseFee: bigint, tip: bigint, cap: bigint): Fees | null {
+  if (baseFee > cap) return null;
   const maxFeeLeast = raised(before.maxFee);
   const maxPriorityFeeLeast = raised(before.maxPriorityFee);
   const maxPriorityFee = most(maxPriorityFeeLeast, least(tip, cap));
