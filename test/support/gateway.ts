@@ -1,17 +1,17 @@
 // The gateway as its users meet it: the compiled binary in a process of its own, with an empty data directory,
-// a free port and an unrelated working directory. Whatever happens to the test process, its gateways and their
-// directories go with it.
+// a free port and an unrelated working directory.
 import { describe } from "bun:test";
 import { mkdirSync, mkdtempSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { tollgateBinary } from "./binary.ts";
 import { startPostgres } from "./postgres.ts";
-
-const START_MS_MAX = 15_000;
-const STOP_MS_MAX = 40_000;
-
-type Environment = Readonly<Record<string, string>>;
+import {
+  type Environment,
+  type Finished,
+  runCommand,
+  START_MS_MAX,
+  startService,
+  temporaryRoot,
+} from "./process.ts";
 
 export interface Database {
   readonly name: "sqlite" | "postgres";
@@ -39,12 +39,6 @@ interface Caller {
   readonly tenant: string;
   readonly user: string;
   readonly scope?: string;
-}
-
-interface Finished {
-  readonly code: number;
-  readonly stdout: string;
-  readonly stderr: string;
 }
 
 export interface Gateway extends AsyncDisposable {
@@ -84,14 +78,21 @@ export async function startGateway({ database = sqlite, env = {} }: GatewayOptio
   };
   const tokens = new Map<string, Promise<string>>();
   const log: string[] = [];
-  const start = () => startProcess({ cwd, env: environment, log });
+  const start = async () => {
+    const args = ["--mode", "gateway", "--port", "0"];
+    const { listening, pid, end } = await startService({ args, cwd, env: environment, log });
+    const url = `http://127.0.0.1:${new URL(listening.url).port}`;
+    try {
+      await becomeReady(url);
+    } catch (error) {
+      await end("SIGKILL");
+      throw error;
+    }
+    return { url, pid, end };
+  };
   let current = await start();
 
-  const run = async (...args: readonly string[]): Promise<Finished> => {
-    const child = spawn(args, { cwd, env: environment });
-    const [stdout, stderr] = await Promise.all([child.stdout.text(), child.stderr.text()]);
-    return { code: await child.exited, stdout, stderr };
-  };
+  const run = (...args: readonly string[]) => runCommand(args, { cwd, env: environment });
   const mint = async ({ tenant, user, scope }: Caller) => {
     const scopes = scope === undefined ? [] : ["--scope", scope];
     const { code, stdout, stderr } = await run("token", "--tenant", tenant, "--user", user, ...scopes);
@@ -130,84 +131,7 @@ export async function startGateway({ database = sqlite, env = {} }: GatewayOptio
   };
 }
 
-interface Surroundings {
-  readonly cwd: string;
-  readonly env: Environment;
-}
-
-/** The kernel ends the process when the thread that started it ends, which is the end of the test process. */
-function spawn(args: readonly string[], { cwd, env }: Surroundings) {
-  const command = ["setpriv", "--pdeathsig", "KILL", "--", tollgateBinary(), ...args];
-  return Bun.spawn(command, { cwd, env, stdin: "ignore", stdout: "pipe", stderr: "pipe" });
-}
-
-async function startProcess({ cwd, env, log }: Surroundings & { log: string[] }) {
-  const child = spawn(["--mode", "gateway", "--port", "0"], { cwd, env });
-  const listening = Promise.withResolvers<number>();
-  const logged = readLog(child.stderr, log, listening.resolve);
-  const printed = readLog(child.stdout, log, listening.resolve);
-  const failed = (why: string) => listening.reject(new Error(`the gateway ${why}:\n${log.join("")}`));
-  const timer = setTimeout(() => failed("took too long to start"), START_MS_MAX);
-  Promise.all([child.exited, logged, printed]).then(
-    ([code]) => failed(`ended with ${code} before it listened`),
-    listening.reject,
-  );
-  const end = async (signal: "SIGTERM" | "SIGKILL") => {
-    child.kill(signal);
-    const overdue = setTimeout(() => child.kill("SIGKILL"), STOP_MS_MAX);
-    const [code] = await Promise.all([child.exited, logged, printed]);
-    clearTimeout(overdue);
-    return code;
-  };
-  try {
-    const url = `http://127.0.0.1:${await listening.promise}`;
-    await becomeReady(url);
-    return { url, pid: child.pid, end };
-  } catch (error) {
-    await end("SIGKILL");
-    throw error;
-  } finally {
-    clearTimeout(timer);
-  }
-}
-
-/** Keeps all that comes and finds the line that says which port was taken. */
-async function readLog(stream: ReadableStream<Uint8Array>, log: string[], found: (port: number) => void) {
-  const decoder = new TextDecoder();
-  let line = "";
-  for await (const chunk of stream) {
-    const text = decoder.decode(chunk, { stream: true });
-    log.push(text);
-    const lines = (line + text).split("\n");
-    line = lines.pop() ?? "";
-    for (const whole of lines) {
-      const port = /"event":"listening".*(?:"port":|"url":"http:[^"]*:)(\d+)/.exec(whole)?.[1];
-      if (port !== undefined) found(Number(port));
-    }
-  }
-}
-
 async function becomeReady(url: string): Promise<void> {
   const deadline = AbortSignal.timeout(START_MS_MAX);
   while (!(await fetch(`${url}/readyz`, { signal: deadline })).ok) await Bun.sleep(20);
-}
-
-/** In the background of a shell that ends at once, since the test runner kills its own children at a timeout. */
-const SWEEPER = `
-{
-  trap '' INT TERM HUP
-  while kill -0 "$2"; do sleep 1; done
-  rm -rf "$1"
-} &
-`;
-
-let root: string | undefined;
-
-/** A directory that a process of its own removes when this one is gone, killed or not. */
-function temporaryRoot(): string {
-  if (root !== undefined) return root;
-  root = mkdtempSync(join(tmpdir(), "tollgate-test-"));
-  const stdio = { stdin: "ignore", stdout: "ignore", stderr: "ignore" } as const;
-  Bun.spawnSync(["sh", "-c", SWEEPER, "sweeper", root, String(process.pid)], stdio);
-  return root;
 }
