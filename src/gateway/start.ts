@@ -99,11 +99,13 @@ export async function startGateway(
     log,
   });
   await dispatcher.recover();
+  await settler.recover();
   const cleaning = startCleaning(store, options.retention, log);
   const edge = createEdge({ app, log, authenticate: (header) => identity.authenticate(header) });
   const server = listen(options, edge);
   // Only now, when nothing is left that could keep the gateway from starting, is any call made.
-  await Promise.all([dispatcher.start(), settler.start()]);
+  await dispatcher.start();
+  settler.start();
   const url = `http://${options.host.includes(":") ? `[${options.host}]` : options.host}:${server.port}`;
   log.info("listening", { url, version: VERSION });
   return {

@@ -19,7 +19,8 @@ import { checkRequirements, checkSignature, checkWindow } from "../../x402/verif
 
 /** How long a payment must still be good when it comes in: the time that settling it takes. */
 const MARGIN_SECONDS = 6;
-const HOST_CHARACTERS_MAX = 255;
+/** A name or address with or without a port. What else the header may hold has no place in a URL for others. */
+const HOST = /^(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::\d{1,5})?$/i;
 
 export interface PresentedPayment {
   readonly payment: Payment;
@@ -122,7 +123,6 @@ export function paymentRequired(wire: WireRequirements): Fault {
 export function baseUrl(publicUrl: string | null, headers: Headers): string {
   if (publicUrl !== null) return publicUrl.replace(/\/+$/, "");
   const host = headers.get("host") ?? "";
-  const url = host.length > HOST_CHARACTERS_MAX ? null : URL.parse(`http://${host}`);
-  // Whatever else such a header holds has no place in a URL that others are to read.
-  return url === null || url.host !== host.toLowerCase() ? "http://localhost" : url.origin;
+  const url = HOST.test(host) ? URL.parse(`http://${host}`) : null;
+  return url === null ? "http://localhost" : url.origin;
 }

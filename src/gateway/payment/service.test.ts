@@ -198,7 +198,8 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       const at = replica((attempt) => (attempt === 1 ? UNKNOWN : DECLINED));
       const { payment, key } = await recorded(at, await priced(tenant));
       expect(await at.payments.settle(payment)).toEqual({});
-      await at.settler.start();
+      await at.settler.recover();
+      at.settler.start();
       clock.time += 2_000;
       await until(() => at.attempts() === 2);
       await until(async () => (await paymentOf(store.read, tenant, key.id))?.next_attempt_at !== null);
@@ -217,7 +218,8 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       const { payment, key } = await recorded(at, await priced(tenant));
       await at.payments.settle(payment);
       clock.time += DAY_MS - 1_000;
-      await at.settler.start();
+      await at.settler.recover();
+      at.settler.start();
       await until(() => at.attempts() === 2);
       expect(await shown(key)).toEqual(["pending", null, "pending"]);
       clock.time += 120_000;
@@ -233,7 +235,8 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       const { key } = await recorded(gone, await priced(tenant));
       const at = replica(() => DECLINED);
       if (store.dialect === "postgres") clock.time += LEASE_MS;
-      await at.settler.start();
+      await at.settler.recover();
+      at.settler.start();
       await until(() => at.attempts() === 1);
       await until(async () => (await paymentOf(store.read, tenant, key.id))?.unknown_since !== null);
       expect(await shown(key)).toEqual(["pending", null, "pending"]);
@@ -258,7 +261,8 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       };
       const [one, two] = [replica(() => UNKNOWN, { client }), replica(() => UNKNOWN, { client })];
       clock.time += 2_000;
-      await Promise.all([one.settler.start(), two.settler.start()]);
+      one.settler.start();
+      two.settler.start();
       await until(async () => (await total(tenant, "settled")) === 8);
       expect([asked.length, new Set(asked).size]).toEqual([8, 8]);
       await Promise.all([one.settler.stop(0), two.settler.stop(0)]);

@@ -22,7 +22,9 @@ export interface Settler {
   attempt(open: OpenPayment): Promise<void>;
   /** The attempt that is under way for this invocation in this process. */
   underWay(invocationId: string): Promise<void> | undefined;
-  start(): Promise<void>;
+  /** To be called before any payment is taken. */
+  recover(): Promise<void>;
+  start(): void;
   /** Starts nothing more, lets what is under way end for `ms`, then breaks it off: those payments stay open. */
   stop(ms: number): Promise<void>;
 }
@@ -94,11 +96,11 @@ export function createSettler(options: SettlerOptions): Settler {
     leaseUntil,
     attempt,
     underWay: (invocationId) => flights.get(invocationId),
-    async start() {
+    async recover() {
       // On SQLite this process is the only one, so what the last one had under way is nobody's.
       if (store.dialect === "sqlite") await store.write((tx) => endLeases(tx, clock.now()));
-      schedule();
     },
+    start: schedule,
     async stop(ms) {
       stopping = true;
       clearTimeout(timer);
