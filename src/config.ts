@@ -13,13 +13,13 @@ import {
   type Rule,
   type Values,
 } from "./config/rules.ts";
-import { COMMON, FACILITATOR, GATEWAY, type Row } from "./config/variables.ts";
+import { COMMON, DEMO, FACILITATOR, GATEWAY, type Row } from "./config/variables.ts";
 import { systemClock } from "./core/clock.ts";
 import type { Environment } from "./environment.ts";
 
 export const processEnvironment: Environment = process.env;
 
-export const VARIABLES = { ...COMMON, ...GATEWAY, ...FACILITATOR };
+export const VARIABLES = { ...COMMON, ...GATEWAY, ...FACILITATOR, ...DEMO };
 
 export type Config = ReturnType<typeof arrange>;
 export type FacilitatorConfig = NonNullable<Config["facilitator"]>;
@@ -33,7 +33,7 @@ export interface Loaded {
 }
 
 /** What the configuration is for. Only a server needs to know which wing it is; the accounts are in the database. */
-export type Purpose = "serve" | "token" | "migrate" | "account";
+export type Purpose = "serve" | "token" | "migrate" | "account" | "demo";
 
 /**
  * The configuration of a command. Reads the files that variables name and changes nothing on disk. The variables of
@@ -76,6 +76,7 @@ interface Concern {
 const GATEWAY_CONCERN: Concern = { tables: [COMMON, GATEWAY], rules: [...COMMON_RULES, ...GATEWAY_RULES] };
 
 function concerned(purpose: Purpose, mode: Values["TOLLGATE_MODE"]): Concern {
+  if (purpose === "demo") return { tables: [DEMO], rules: [] };
   if (purpose === "account") return { tables: [COMMON], rules: COMMON_RULES };
   if (purpose === "token") return GATEWAY_CONCERN;
   if (mode === "gateway") return GATEWAY_CONCERN;
@@ -184,6 +185,8 @@ function arrange(v: Values, terminal: boolean, environment: Environment) {
             /** With the segment `{tenant}`. */
             prefix: v.TOLLGATE_VAULT_PREFIX,
           },
+    /** Of the demo's chain; null to look for it. */
+    anvil: v.TOLLGATE_ANVIL,
     /** Null unless the mode is the facilitator's. */
     facilitator: arrangeFacilitator(v),
   } as const;

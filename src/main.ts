@@ -2,6 +2,7 @@
 // started before everything that the operator wrote has been judged.
 import { type AccountCommand, readAccountRequest, runAccount } from "./cli/account.ts";
 import { type CommandLine, readCommandLine } from "./cli/command-line.ts";
+import { openScreen, showsColours } from "./cli/demo/screen.ts";
 import { helpText } from "./cli/help.ts";
 import { migrate } from "./cli/migrate.ts";
 import { openDataDir, openMasterKey } from "./cli/open.ts";
@@ -44,6 +45,8 @@ async function main(line: CommandLine): Promise<void> {
       const ready = begin(line, load("migrate", line), []);
       return ready === null ? undefined : migrate(ready.config, ready.log);
     }
+    case "demo":
+      return demo(line);
     case "pki init":
     case "pki server":
     case "pki client":
@@ -102,6 +105,23 @@ async function pki(command: PkiCommand, line: CommandLine): Promise<void> {
   const all = [...line.problems, ...problems];
   if (request === null || all.length > 0) refuse(line, all);
   else print(await runPki(request));
+}
+
+/** Of its wings only what is wrong is logged: what goes well, it shows. */
+async function demo(line: CommandLine): Promise<void> {
+  restartInCleanEnvironment(processEnvironment);
+  const { config, ...loaded } = load("demo", line);
+  const quiet = config === null ? null : { ...config, log: { ...config.log, level: "warn" as const } };
+  const ready = begin(line, { ...loaded, config: quiet }, []);
+  if (ready === null) return;
+  const { log } = ready;
+  const { startDemo } = await import("./cli/demo.ts");
+  logStrayErrors(log);
+  const screen = openScreen(process.stdout, showsColours(process.stdout));
+  const { failed, stop } = startDemo({ anvil: ready.config.anvil, cwd: process.cwd(), screen, log });
+  drainOnSignal(stop, log);
+  await failed;
+  process.exit(FAILED);
 }
 
 function print(text: string): void {

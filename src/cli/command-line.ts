@@ -26,6 +26,7 @@ const COMMANDS = {
   "account disable": NAMED_ACCOUNT,
   "account enable": NAMED_ACCOUNT,
   "account remove": NAMED_ACCOUNT,
+  demo: {},
   "pki init": { flags: ["dir"] },
   "pki server": { flags: ["dir"], lists: ["host"] },
   "pki client": { flags: ["dir", "name"] },

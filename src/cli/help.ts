@@ -1,5 +1,5 @@
 // `tollgate --help`, made from the tables of variables, so that it can't leave one out.
-import { COMMON, FACILITATOR, GATEWAY } from "../config/variables.ts";
+import { COMMON, DEMO, FACILITATOR, GATEWAY } from "../config/variables.ts";
 
 const USAGE = `tollgate: a multi-tenant gateway for agents, and the facilitator that settles their payments
 
@@ -22,6 +22,8 @@ const USAGE = `tollgate: a multi-tenant gateway for agents, and the facilitator 
       issue a client's certificate: N.crt, N.key, and N.pem, the bundle for a credential of the gateway
   tollgate migrate [--data-dir DIR]
       apply pending migrations of the database and exit
+  tollgate demo
+      play paid calls on this machine, with a chain, both wings and two agents of its own, and stay up to be tried
   tollgate --help | --version
 
 Everything else is set by environment variables. A flag overrides its variable. A variable marked with * can
@@ -40,6 +42,7 @@ const GROUPS = [
   ["Variables of both", COMMON],
   ["Variables of the gateway", GATEWAY],
   ["Variables of the facilitator", FACILITATOR],
+  ["Variable of the demo", DEMO],
 ] as const;
 
 export function helpText(): string {

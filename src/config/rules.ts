@@ -1,12 +1,12 @@
 // What the variables must be together: the rules of each wing, told beside the problems of single variables.
 import { checkDataDir } from "./data-dir.ts";
 import { isKeyOf } from "./pem.ts";
-import type { COMMON, FACILITATOR, GATEWAY, Row } from "./variables.ts";
+import type { COMMON, DEMO, FACILITATOR, GATEWAY, Row } from "./variables.ts";
 
 export const GATEWAY_PORT = 8080;
 export const FACILITATOR_PORT = 8443;
 
-type Table = typeof COMMON & typeof GATEWAY & typeof FACILITATOR;
+type Table = typeof COMMON & typeof GATEWAY & typeof FACILITATOR & typeof DEMO;
 export type VariableName = keyof Table;
 /** Those of the other wing have their defaults, whatever is set. */
 export type Values = { [N in VariableName]: Table[N] extends Row<infer T, infer F> ? T | F : never };

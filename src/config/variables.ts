@@ -1,4 +1,4 @@
-// The one table of variables, by who reads them: both wings, the gateway or the facilitator. `--help` prints it.
+// The one table of variables, by who reads them: both wings, one of them, or the demo. `--help` prints it.
 import { availableParallelism } from "node:os";
 import { LOG_LEVELS } from "../core/log.ts";
 import * as money from "./money.ts";
@@ -267,5 +267,14 @@ export const FACILITATOR = {
     fallback: 5_000_000_000n,
     shown: "5",
     meaning: "cap on maxFeePerGas, that of replacements included; may have decimals",
+  }),
+};
+
+export const DEMO = {
+  TOLLGATE_ANVIL: row({
+    kind: value.path,
+    fallback: null,
+    shown: "looked for on the PATH and in node_modules",
+    meaning: "path of anvil, the program that is the demo's chain",
   }),
 };

@@ -123,7 +123,7 @@ const OWNERSHIPS: readonly Ownership[] = [
   },
   {
     what: "other processes",
-    owners: ["src/environment.ts"],
+    owners: ["src/environment.ts", "src/cli/demo/anvil.ts"],
     pattern: anyOf(
       /\bprocess\s*\??\.\s*execve\b/,
       modules("child_process|cluster"),

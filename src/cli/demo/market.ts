@@ -1,0 +1,92 @@
+// What stands in the demo's gateway, put there through its API as a tenant does it: two agents with prices, and the
+// facilitator that collects them.
+import type { Hex } from "viem";
+import { ASSET, NETWORK } from "../../x402/kind.ts";
+import { type Answer, type Asked, ask, textAt } from "./http.ts";
+import { DemoProblem } from "./problem.ts";
+
+/** In smallest units, of which a USDC has a million. */
+export const NOTARY_PRICE = 10_000n;
+export const FACTORIZE_PRICE = 25_000n;
+
+/** A tenant's way to the gateway. */
+export interface Tenant {
+  readonly url: string;
+  readonly token: string;
+}
+
+/** A request to a path of the gateway, with the tenant's token. */
+export interface Call extends Omit<Asked, "url"> {
+  readonly path: string;
+}
+
+export function call({ url, token }: Tenant, { path, ...asked }: Call, signal: AbortSignal): Promise<Answer> {
+  const headers = { authorization: `Bearer ${token}`, ...asked.headers };
+  return ask({ ...asked, url: `${url}${path}`, headers }, signal);
+}
+
+export interface Agents {
+  readonly notary: string;
+  readonly calculator: string;
+}
+
+/** @returns the agents' IDs */
+export async function registerAgents(
+  tenant: Tenant,
+  upstreams: { readonly notary: string; readonly calculator: string },
+  payTo: Hex,
+  signal: AbortSignal,
+): Promise<Agents> {
+  const priced = { asset: ASSET, network: NETWORK, pay_to: payTo };
+  const notary = await create(
+    tenant,
+    "/v1/agents",
+    {
+      name: "notary",
+      description: "Answers with the SHA-256 of what it is sent.",
+      upstream_url: upstreams.notary,
+      pricing: { amount: `${NOTARY_PRICE}`, ...priced },
+    },
+    signal,
+  );
+  const calculator = await create(
+    tenant,
+    "/v1/agents",
+    {
+      name: "calculator",
+      description: "Adds for nothing, and factorizes for a price.",
+      protocol: "mcp",
+      mcp_transport: "streamable_http",
+      upstream_url: upstreams.calculator,
+      pricing: { amount: "0", ...priced, tools: { factorize: `${FACTORIZE_PRICE}` } },
+    },
+    signal,
+  );
+  return { notary, calculator };
+}
+
+/** From then on payments are collected before the call is made. */
+export async function configureSettlement(
+  tenant: Tenant,
+  facilitatorUrl: string,
+  bundle: string,
+  signal: AbortSignal,
+): Promise<void> {
+  const credential = { name: "facilitator", auth_type: "none", source: "managed", plaintext: bundle };
+  const id = await create(tenant, "/v1/credentials", credential, signal);
+  const body = { facilitator_url: facilitatorUrl, facilitator_credential_ref: id };
+  const answer = await call(tenant, { method: "PATCH", path: "/v1/settlement/config", body }, signal);
+  requireGood("PATCH /v1/settlement/config", answer);
+}
+
+async function create(tenant: Tenant, path: string, body: object, signal: AbortSignal): Promise<string> {
+  const answer = await call(tenant, { method: "POST", path, body }, signal);
+  requireGood(`POST ${path}`, answer);
+  return textAt(answer.body, "id");
+}
+
+/** @throws DemoProblem */
+export function requireGood(what: string, { status, body }: Answer): void {
+  if (status < 300) return;
+  throw new DemoProblem(`${what} was answered ${status} ${JSON.stringify(body) ?? ""}`);
+}

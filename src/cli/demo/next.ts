@@ -1,0 +1,62 @@
+// What the demo leaves the reader with: where everything listens, the token and the key that work there, and the
+// commands by which they pay for a call by themselves, to be copied as they stand.
+import type { RunningFacilitator } from "../../facilitator/start.ts";
+import { CHAIN_ID } from "../../x402/kind.ts";
+import { type DemoChain, usdc } from "./chain.ts";
+import { FACTORIZE_PRICE, NOTARY_PRICE } from "./market.ts";
+import payCommand from "./pay.sh" with { type: "text" };
+import type { Stage } from "./play.ts";
+import type { Entry, Screen } from "./screen.ts";
+
+export interface Collection {
+  readonly chain: DemoChain;
+  readonly facilitator: Pick<RunningFacilitator, "url" | "openUrl">;
+}
+
+/** @param collection null without anvil */
+export async function showWhatIsThere(stage: Stage, collection: Collection | null): Promise<void> {
+  const { screen, tenant, agents, payer } = stage;
+  screen.section("All of it runs until you press Ctrl-C");
+  const entries: Entry[] = [
+    ["gateway", tenant.url],
+    ["Swagger UI", `${tenant.url}/swagger`],
+    ["http agent", `${agents.notary}  notary, ${usdc(NOTARY_PRICE)} USDC a call`],
+    ["mcp agent", `${agents.calculator}  calculator, ${usdc(FACTORIZE_PRICE)} USDC for factorize`],
+  ];
+  if (collection !== null) {
+    const { chain, facilitator } = collection;
+    entries.push(
+      ["facilitator", `${facilitator.url}  mutual TLS: /settle, /supported, /healthz`],
+      ["", `${facilitator.openUrl}   open: /supported, /healthz`],
+      ["chain RPC", `${chain.url}  chain ID ${CHAIN_ID}`],
+      ["payer", `${payer.address}  with ${usdc(await chain.usdcOf(payer.address))} USDC`],
+    );
+  }
+  screen.entries(entries);
+  screen.line();
+  screen.note("PAYER_KEY below is a throw-away key of this local chain. It was made for this run and is");
+  screen.note("worth nothing anywhere else: never send anything to it, and never use it again.");
+  showCommands(screen, stage);
+}
+
+function showCommands(screen: Screen, { tenant, agents, payer }: Stage): void {
+  screen.section("Pay for a call yourself, in another terminal");
+  screen.line("These are the gateway, a token of the tenant for 12 hours, the agent, and the payer's key:");
+  screen.line();
+  screen.verbatim(`export GATEWAY=${tenant.url}`);
+  screen.verbatim(`export TOKEN=${tenant.token}`);
+  screen.verbatim(`export AGENT=${agents.notary}`);
+  screen.verbatim(`export PAYER_KEY=${payer.key}`);
+  screen.line();
+  screen.line("See what it costs:");
+  screen.line();
+  screen.verbatim(CHALLENGE_COMMAND);
+  screen.line();
+  screen.line("Pay it with the official client, unmodified. It is installed in a clone of this project;");
+  screen.line("anywhere else first: npm install x402-fetch@1 viem@2");
+  screen.line();
+  screen.verbatim(payCommand.trimEnd());
+  screen.line();
+}
+
+const CHALLENGE_COMMAND = `curl -si "$GATEWAY/v1/proxy/$AGENT" -H "Authorization: Bearer $TOKEN" -d hello`;
