@@ -3,6 +3,7 @@
 import { systemClock } from "../core/clock.ts";
 import { parseAllowList } from "../core/host.ts";
 import { newId } from "../core/id.ts";
+import { WAIT_SECONDS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { COMMIT, VERSION } from "../core/version.ts";
@@ -40,8 +41,10 @@ import { serviceRoutes } from "./service-routes.ts";
 const CLEAN_UP_MS = 3_600_000;
 /** For the answers that are being sent when everything else has ended. */
 const LAST_ANSWERS_MS = 2_000;
-/** Longer than the longest `Prefer: wait`, during which nothing passes on the connection. */
-const CONNECTION_IDLE_SECONDS = 90;
+/** Beyond the longest wait of a caller, during which nothing passes on its connection. */
+const CONNECTION_IDLE_SECONDS_MORE = 10;
+/** Bun's own limit. */
+const CONNECTION_IDLE_SECONDS_MAX = 255;
 
 export interface GatewayOptions {
   readonly host: string;
@@ -236,7 +239,9 @@ function composePayments({ options, store, log, secrets, paid, ended }: PaymentP
   return { settler, payments };
 }
 
-function listen({ host, port }: GatewayOptions, edge: Edge) {
+function listen({ host, port, settleWaitMs }: GatewayOptions, edge: Edge) {
+  // A paid call may wait for its settlement, and then for its end.
+  const waitSeconds = Math.ceil(settleWaitMs / 1000) + WAIT_SECONDS_MAX;
   try {
     return Bun.serve({
       hostname: host,
@@ -245,7 +250,7 @@ function listen({ host, port }: GatewayOptions, edge: Edge) {
       // Without it, `development: false` makes Bun share the port with whoever else does so (measured): two
       // gateways would answer on it by turns.
       reusePort: false,
-      idleTimeout: CONNECTION_IDLE_SECONDS,
+      idleTimeout: Math.min(waitSeconds + CONNECTION_IDLE_SECONDS_MORE, CONNECTION_IDLE_SECONDS_MAX),
       // Each route has its own limit, and answers as it should when that is passed.
       maxRequestBodySize: Number.MAX_SAFE_INTEGER,
       fetch: (request) => edge.fetch(request),
