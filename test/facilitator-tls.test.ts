@@ -2,8 +2,7 @@
 // can't do.
 
 import { Database } from "bun:sqlite";
-import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { connect as connectTcp } from "node:net";
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "bun:test";
 import { join } from "node:path";
 import { removeAccount, setEnabled } from "../src/facilitator/accounts.ts";
 import { type Client, head, SETTLED, settleBody, settleRequest, startPort } from "./support/mutual-tls.ts";
@@ -27,6 +26,22 @@ const settle = (
 const until = async (holds: () => boolean) => {
   while (!holds()) await new Promise((resolve) => setImmediate(resolve));
 };
+
+/** For servers with a P-256 key: no client at hand speaks the old versions. */
+function clientHello(version: number): Buffer {
+  const bytes = (hex: string) => Buffer.from(hex.replaceAll(" ", ""), "hex");
+  const sized = (width: number, content: Buffer) => {
+    const length = Buffer.alloc(width);
+    length.writeUIntBE(content.length, 0, width);
+    return Buffer.concat([length, content]);
+  };
+  const versionBytes = bytes(version.toString(16).padStart(4, "0"));
+  const ciphers = bytes("c009 c00a c013 c014 002f");
+  const extensions = bytes("000a 0004 0002 0017 000b 0002 01 00");
+  const body = [versionBytes, Buffer.alloc(32, 7), sized(1, bytes("")), sized(2, ciphers), bytes("01 00")];
+  const hello = Buffer.concat([bytes("01"), sized(3, Buffer.concat([...body, sized(2, extensions)]))]);
+  return Buffer.concat([bytes("16"), versionBytes, sized(2, hello)]);
+}
 
 const elapsed = async (promise: Promise<unknown>) => {
   const from = performance.now();
@@ -97,9 +112,12 @@ describe("the handshake", () => {
   });
 
   test("versions before 1.2 are refused", async () => {
-    const client = port.dial(port.pki.client, { minVersion: "TLSv1.1", maxVersion: "TLSv1.1" });
+    const client = port.dialPlain();
+    client.socket.write(clientHello(0x0302));
     await client.closed;
-    expect(client.received()).toBe("");
+    // An alert (21) that is fatal (2): protocol_version (70).
+    const alert = Buffer.from(client.received(), "latin1");
+    expect([alert[0], alert[5], alert[6]]).toEqual([21, 2, 70]);
   });
 
   test.each(["TLSv1.2", "TLSv1.3"] as const)("sessions of %s are not resumed", async (version) => {
@@ -232,7 +250,9 @@ describe("a request", () => {
     const client = port.dial(port.pki.client);
     client.socket.write(settleRequest(padded(65_537)));
     await client.closed;
-    expect(client.received()).toMatch(/^HTTP\/1\.1 400 [\s\S]*"body: larger than 65536 bytes"/);
+    expect(client.received()).toMatch(
+      /^HTTP\/1\.1 400 [\s\S]*connection: close[\s\S]*"body: larger than 65536 bytes"/i,
+    );
   });
 
   test.each([
@@ -463,20 +483,24 @@ test("a client that takes no answers gets no more of them, and is ended", async 
 
 describe("numbers", () => {
   let small: Port;
-  beforeAll(async () => {
+  beforeEach(async () => {
     small = await startPort({ handshakes: 2, connections: 6, connectionsOfPeer: 3 });
   });
-  afterAll(() => small.stop());
+  afterEach(() => small.stop());
 
   test("handshakes that hang make room for new ones", async () => {
-    const hanging = Array.from({ length: 4 }, () => connectTcp(small.port, "127.0.0.1"));
-    for (const socket of hanging) socket.on("error", () => {});
-    await Promise.all(hanging.map((socket) => new Promise((resolve) => socket.once("connect", resolve))));
+    const hanging: Client[] = [];
+    for (let at = 0; at < 4; at++) {
+      const client = small.dialPlain();
+      await new Promise((resolve) => client.socket.once("connect", resolve));
+      hanging.push(client);
+    }
+    await Promise.all(hanging.slice(0, 2).map(({ closed }) => closed));
+    expect(hanging.slice(2).map(({ socket }) => socket.destroyed)).toEqual([false, false]);
     const client = small.dial(small.pki.client);
     client.socket.write(head("GET", "/supported"));
     expect(await client.answers(1)).toStartWith("HTTP/1.1 200");
-    client.destroy();
-    for (const socket of hanging) socket.destroy();
+    for (const each of [client, ...hanging]) each.destroy();
   });
 
   test("one certificate takes no more than its share of the connections", async () => {
@@ -494,8 +518,20 @@ describe("numbers", () => {
     const other = small.dial(small.pki.otherClient);
     other.socket.write(head("GET", "/supported"));
     expect(await other.answers(1)).toStartWith("HTTP/1.1 200");
-    clients[0]?.destroy();
-    other.destroy();
+    for (const client of [other, ...clients]) client.destroy();
+  });
+
+  test("beyond the most of all, new ones are closed at once", async () => {
+    const identities = [small.pki.client, small.pki.otherClient].flatMap((each) => [each, each, each]);
+    const clients: Client[] = [];
+    for (const identity of identities) {
+      const client = small.dial(identity);
+      client.socket.write(head("GET", "/supported"));
+      expect(await client.answers(1)).toStartWith("HTTP/1.1 200");
+      clients.push(client);
+    }
+    const late = small.dialPlain();
+    await late.closed;
     for (const client of clients) client.destroy();
   });
 });
