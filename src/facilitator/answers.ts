@@ -20,10 +20,12 @@ export type SettleResponse = { readonly network: string; readonly payer: Hex } &
   | { readonly success: false; readonly errorReason: string; readonly transaction: Hex | "" }
 );
 
+/** Before a claim: a failed collection, or a guardrail. */
+export type Refusal = { readonly failed: string } | { readonly overLimit: GuardrailProblem };
+
 export interface Answers {
-  /** Refused before a claim. */
-  refuse(asked: Asked, reason: string): Promise<SettleResponse>;
-  overLimit(asked: Asked, problem: GuardrailProblem): Promise<Fault>;
+  /** @throws Fault `over_limit` for a guardrail */
+  refuse(asked: Asked, refusal: Refusal): Promise<SettleResponse>;
   unready(asked: Asked, reason: string): Fault;
   /**
    * What the record of the payment says.
@@ -36,14 +38,11 @@ export interface Answers {
 
 export function createAnswers(log: Log, refusals: Refusals): Answers {
   return {
-    async refuse(asked, reason) {
-      await refusals.note({ ...asked.named, reason });
-      return failure(asked, "");
-    },
-
-    async overLimit({ named }, problem) {
-      await refusals.note({ ...named, reason: problem });
-      return new Fault("over_limit", "the payment is outside the limits of this account");
+    async refuse(asked, refusal) {
+      const isFailed = "failed" in refusal;
+      await refusals.note({ ...asked.named, reason: isFailed ? refusal.failed : refusal.overLimit });
+      if (isFailed) return failure(asked, "");
+      throw new Fault("over_limit", "the payment is outside the limits of this account");
     },
 
     unready({ named }, reason) {

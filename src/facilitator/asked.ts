@@ -9,7 +9,7 @@ import { type AccountLimits, type Limits, limitsOf } from "./guardrails.ts";
 import type { FacilitatorPayment } from "./payments.ts";
 
 /** A payment must be good for so much longer, or it would be too late for the next block and its gas wasted. */
-export const SPARE_SECONDS = 3;
+const SPARE_SECONDS = 3;
 
 export interface SettleAccount extends AccountLimits {
   readonly name: string;

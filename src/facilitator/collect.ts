@@ -1,6 +1,6 @@
 // A payment that nothing is against, from the simulation to its block: claimed with its share of the ceiling in one
 // write, then sent, then waited for. What goes wrong before a transaction is stored gives the claim back.
-import { type Answers, inFlight, type SettleResponse, unavailable } from "./answers.ts";
+import { type Answers, inFlight, type Refusal, type SettleResponse, unavailable } from "./answers.ts";
 import { type Asked, requirementsText, windowProblem } from "./asked.ts";
 import { claimPayment, type FacilitatorPayment, withdrawClaim } from "./payments.ts";
 import type { SettleOptions } from "./ports.ts";
@@ -8,13 +8,12 @@ import type { SettleOptions } from "./ports.ts";
 /** Memory stays bounded while node and wallet are slow. */
 const AT_WORK_MAX = 2_000;
 
+/** "taken": somebody else claimed it in between, so there is a record to answer from. */
+export type Collected = SettleResponse | Refusal | "taken";
+
 export interface Collect {
-  /**
-   * "taken": somebody else claimed it in between, so there is a record to answer from.
-   *
-   * @throws Fault `over_limit` and `unavailable` as settle does
-   */
-  collect(asked: Asked): Promise<SettleResponse | "taken">;
+  /** @throws Fault `unavailable` as settle does */
+  collect(asked: Asked): Promise<Collected>;
   /** Whether this process has it between the simulation and its transaction, or waits for its block. */
   isAtWork(payment: Pick<FacilitatorPayment, "account" | "payer" | "nonce">): boolean;
 }
@@ -37,11 +36,11 @@ export function createCollect(options: CollectOptions): Collect {
     return atWork.has(name) || sending.has(name);
   }
 
-  async function claimSendWait(asked: Asked, gas: bigint): Promise<SettleResponse | "taken"> {
+  async function claimSendWait(asked: Asked, gas: bigint): Promise<Collected> {
     const until = performance.now() + limits.inclusionTimeoutMs;
     const claimed = await claim(asked);
     if (claimed === "taken") return "taken";
-    if (claimed === "ceiling") throw await answers.overLimit(asked, "over_daily_ceiling");
+    if (claimed === "ceiling") return { overLimit: "over_daily_ceiling" };
     const isSent = await within(until - performance.now(), send(asked, gas));
     // The wallet goes on with it.
     if (!isSent) throw inFlight();
@@ -101,10 +100,10 @@ export function createCollect(options: CollectOptions): Collect {
         const readiness = await wallet.readiness();
         if (!readiness.ready) throw answers.unready(asked, readiness.reason);
         const simulated = await chain.simulate(asked.payment.authorization, asked.payment.signature);
-        if (!simulated.ok) return await answers.refuse(asked, simulated.reason);
+        if (!simulated.ok) return { failed: simulated.reason };
         // The simulation may have taken long.
         const late = windowProblem(asked, clock.now());
-        if (late !== null) return await answers.refuse(asked, late);
+        if (late !== null) return { failed: late };
         return await claimSendWait(asked, simulated.gas);
       } finally {
         atWork.delete(name);

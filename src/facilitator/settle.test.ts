@@ -184,6 +184,27 @@ describe.each(["sqlite", "postgres"] as const)(
       expect((await wing.reserved("alpha")) + (await wing.reserved("beta"))).toBe(1_000n);
     });
 
+    test("what another process collects meanwhile is answered as collected, whatever it looks like by then", async () => {
+      const others = await place.open();
+      const faster = settling(others);
+      const wing = settling(store);
+      const verdicts = [
+        { ok: false, reason: "authorization is used" },
+        { ok: true, gas: 1n },
+      ] as const;
+      for (const verdict of verdicts) {
+        const asked = await request();
+        wing.turns.simulate = async () => {
+          await faster.settle(account(), asked);
+          return verdict;
+        };
+        expect(await ending(wing.settle(account(undefined, undefined, 2_000n), asked))).toBe("settled");
+      }
+      expect([wing.sends.length, faster.sends.length]).toEqual([0, 2]);
+      expect(await wing.refusals()).toEqual([]);
+      await others.close();
+    });
+
     test("not included in time: no success, but the hash that may still land; later the success", async () => {
       const wing = settling(store, { inclusionTimeoutMs: 40 });
       wing.turns.afterSend = async () => {};

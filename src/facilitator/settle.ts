@@ -4,11 +4,11 @@
 import type { SettleRequest } from "../x402/codec.ts";
 import { NETWORK } from "../x402/kind.ts";
 import { checkRequirements } from "../x402/verify.ts";
-import { createAnswers, inFlight, type SettleResponse } from "./answers.ts";
+import { createAnswers, inFlight, type Refusal, type SettleResponse } from "./answers.ts";
 import { type Asked, asked, isSameTerms, type SettleAccount, windowProblem } from "./asked.ts";
 import { createCollect } from "./collect.ts";
 import { checkGuardrails } from "./guardrails.ts";
-import { countAttempt, findPayment, reservedOn, utcDay } from "./payments.ts";
+import { countAttempt, type FacilitatorPayment, findPayment, reservedOn, utcDay } from "./payments.ts";
 import type { SettleOptions } from "./ports.ts";
 import { createRefusals } from "./refusals.ts";
 import { createResume } from "./resume.ts";
@@ -33,12 +33,15 @@ export function createSettle(options: SettleOptions): Settle {
   const { collect, isAtWork } = createCollect({ ...options, answers, forsaken: () => resume.soon() });
   const resume = createResume({ ...options, isAtWork });
 
-  /** Null when there is no record. On another network the same nonce is another payment's. */
+  /** On another network the same nonce is another payment's. */
+  async function recordOf({ key, payment }: Asked): Promise<FacilitatorPayment | null> {
+    return payment.network === NETWORK ? findPayment(store.read, key) : null;
+  }
+
   async function answerFromRecord(asked: Asked): Promise<SettleResponse | null> {
-    if (asked.payment.network !== NETWORK) return null;
-    const record = await findPayment(store.read, asked.key);
+    const record = await recordOf(asked);
     if (record === null) return null;
-    if (!isSameTerms(record, asked)) return answers.refuse(asked, "claimed_on_other_terms");
+    if (!isSameTerms(record, asked)) return answers.refuse(asked, { failed: "claimed_on_other_terms" });
     await countRetry(asked);
     return answers.fromRecord(asked, record, clock.now() < record.created_at + limits.inclusionTimeoutMs);
   }
@@ -53,27 +56,31 @@ export function createSettle(options: SettleOptions): Settle {
   }
 
   /** What can be said without the chain; null when nothing is against it. */
-  async function judge(asked: Asked): Promise<SettleResponse | null> {
+  async function judge(asked: Asked): Promise<Refusal | null> {
     const { account, payment, requirements } = asked;
     const late = windowProblem(asked, clock.now());
-    if (late !== null) return answers.refuse(asked, late);
+    if (late !== null) return { failed: late };
     const problem = checkRequirements(payment, requirements, { exactValue: false });
     // Network and asset are guardrails, which look at them again.
     if (problem !== null && problem !== "wrong_network" && problem !== "wrong_asset") {
-      return answers.refuse(asked, problem);
+      return { failed: problem };
     }
     const reserved = await reservedOn(store.read, account, utcDay(clock.now()));
     const broken = checkGuardrails(payment, requirements, { reserved, limits: asked.limits });
-    if (broken !== null) throw await answers.overLimit(asked, broken);
-    return null;
+    return broken === null ? null : { overLimit: broken };
   }
 
   return {
     async settle(account, request) {
       const wanted = asked(account, request, limits);
       for (let turn = 0; turn < TURNS_MAX; turn += 1) {
-        const response = (await answerFromRecord(wanted)) ?? (await judge(wanted)) ?? (await collect(wanted));
-        if (response !== "taken") return response;
+        const known = await answerFromRecord(wanted);
+        if (known !== null) return known;
+        const found = (await judge(wanted)) ?? (await collect(wanted));
+        if (found === "taken") continue;
+        if ("success" in found) return found;
+        // Another process may have collected it meanwhile, which is just what makes it unfit for another time.
+        if ((await recordOf(wanted)) === null) return answers.refuse(wanted, found);
       }
       throw inFlight();
     },
