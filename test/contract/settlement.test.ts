@@ -26,8 +26,8 @@ afterAll(() => rmSync(directory, { recursive: true }));
 
 const pay = (options: Partial<PaymentOptions> = {}) =>
   signPayment(newPayer(), { to: PAY_TO, value: 1000n, ...options });
-const send = (tenant: Tenant, id: string, headers: Record<string, string>, user = "alice") =>
-  tenant.send("POST", `/v1/proxy/${id}`, { json: { n: 1 }, headers, user });
+const send = (tenant: Tenant, id: string, headers: Record<string, string>, json: unknown = { n: 1 }) =>
+  tenant.send("POST", `/v1/proxy/${id}`, { json, headers });
 const count = async (tenant: Tenant, status: string) =>
   (await tenant.send("GET", `/v1/invocations?settlement=${status}`)).body.total;
 const receipt = (answer: Answer, name = "x-payment-response"): Json =>
@@ -277,16 +277,18 @@ contract(
       ];
       test("is a 202, whatever the doubt; the call waits until it is settled", async () => {
         const { tenant, id, route } = await open();
+        const isCalled = (doubt: string) =>
+          route.seen.some(({ body }) => new TextDecoder().decode(body).includes(doubt));
         const doubtful = async ([doubt, respond]: (typeof doubts)[number]) => {
           const payment = await pay();
           const { nonce } = payment.authorization;
-          const landed = Promise.withResolvers<void>();
-          facilitator.answer(nonce, async (call) => {
+          let calledUnpaid = true;
+          facilitator.answer(nonce, (call) => {
             if (facilitator.of(nonce).length === 1) return respond(call);
-            await landed.promise;
+            calledUnpaid = isCalled(doubt);
             return collected(call);
           });
-          const answer = await send(tenant, id, payment.headers);
+          const answer = await send(tenant, id, payment.headers, { doubt });
           expect([doubt, answer.status, answer.headers.get("x-payment-response")]).toEqual([
             doubt,
             202,
@@ -294,21 +296,22 @@ contract(
           ]);
           const { invocation_id } = answer.body;
           const pending = await tenant.poll(id, invocation_id);
-          expect([doubt, pending.status, pending.settlement.status]).toEqual([doubt, "pending", "pending"]);
-          const second = await facilitator.arrival(nonce, 2);
-          expect(second.text).toBe(facilitator.of(nonce)[0]?.text ?? "");
-          return { landed, payment, invocation_id };
-        };
-        const all = await Promise.all(doubts.map(doubtful));
-        expect([route.seen.length, await count(tenant, "pending")]).toEqual([0, doubts.length]);
-        for (const { landed, payment, invocation_id } of all) {
-          landed.resolve();
+          expect([doubt, pending.status, pending.settlement]).toEqual([
+            doubt,
+            "pending",
+            { status: "pending", attempts: 1 },
+          ]);
           const view = await tenant.ended(id, invocation_id);
-          expect(view).toMatchObject({ status: "succeeded", settlement: { status: "settled" } });
-          const again = receipt(await send(tenant, id, payment.headers));
+          expect(view).toMatchObject({ status: "succeeded", settlement: { status: "settled", attempts: 2 } });
+          const texts = facilitator.of(nonce).map(({ text }) => text);
+          expect([texts.length, new Set(texts).size]).toEqual([2, 1]);
+          expect([doubt, calledUnpaid, isCalled(doubt)]).toEqual([doubt, false, true]);
+          const again = receipt(await send(tenant, id, payment.headers, { doubt }));
           expect(again.transaction).toBe(view.settlement.tx_hash);
-        }
+        };
+        await Promise.all(doubts.map(doubtful));
         expect([route.seen.length, await count(tenant, "settled")]).toEqual([doubts.length, doubts.length]);
+        expect(await count(tenant, "pending")).toBe(0);
       });
 
       test("stays so when the next answer is a refusal: the payment may still land", async () => {
@@ -415,6 +418,29 @@ contract(
         const view = await tenant.ended(id, again.body.invocation_id);
         expect(view).toMatchObject({ status: "succeeded", settlement: { status: "settled", attempts: 2 } });
         expect([facilitator.of(nonce).length, route.seen.length]).toEqual([2, 1]);
+      });
+
+      test("is not what a gateway leaves that is asked to stop: it waits for the answer and tells it", async () => {
+        const { tenant, id, route } = await open();
+        const payment = await pay();
+        const { nonce } = payment.authorization;
+        const gate = Promise.withResolvers<void>();
+        facilitator.answer(nonce, async (call) => {
+          await gate.promise;
+          return collected(call);
+        });
+        const told = send(tenant, id, payment.headers);
+        await facilitator.arrival(nonce);
+        const stopped = at.gateway.stop();
+        while (!at.gateway.log().includes('"event":"draining"')) await Bun.sleep(10);
+        gate.resolve();
+        const answer = await told;
+        expect([answer.status, receipt(answer).success]).toEqual([202, true]);
+        await stopped;
+        expect(route.seen).toEqual([]);
+        await at.gateway.restart();
+        expect(await tenant.ended(id, answer.body.invocation_id)).toMatchObject({ status: "succeeded" });
+        expect([facilitator.of(nonce).length, route.seen.length]).toEqual([1, 1]);
       });
     });
 

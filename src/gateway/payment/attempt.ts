@@ -39,7 +39,7 @@ export async function attemptSettlement(
   options: AttemptOptions,
   open: OpenPayment,
   stop: AbortSignal,
-): Promise<SettleOutcome> {
+): Promise<void> {
   const { store, clock, log, client } = options;
   const outcome = await client.settle({ ...open, expected: expectedOf(open) }, stop);
   const now = clock.now();
@@ -49,7 +49,6 @@ export async function attemptSettlement(
   tell(log, open, outcome, verdict);
   if (call?.settlement_status === "settled") options.paid(open.agent_id);
   if (call?.settlement_status === "settlement_failed") options.ended(open.invocation_id);
-  return outcome;
 }
 
 /** A store that is away for a moment is waited for: what the facilitator said is worth more than asking again. */

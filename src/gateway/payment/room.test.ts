@@ -21,7 +21,7 @@ describe("the places of settlements", () => {
     expect([room.full(), fill(() => room.take("a", "one")).length]).toEqual([false, 16]);
   });
 
-  test("are few at a facilitator that gives no answer, until it gives one", () => {
+  test("are few at a facilitator that lets attempts run out of time, until one ends in time", () => {
     const room = createRoom();
     room.learn("one", false);
     const few = fill(() => room.take("a", "one"));

@@ -1,5 +1,5 @@
-// How many settlements may be under way in the background: in all, for a tenant, and for a facilitator. One that
-// gave no answer last time gets few places, so that a facilitator in trouble holds up nobody else's payments.
+// How many settlements may be under way in the background: in all, for a tenant, and for a facilitator. One that let
+// the last attempt run out of time gets few places, so that a facilitator in trouble holds up nobody else's payments.
 
 const IN_ALL_MAX = 128;
 const TENANT_MAX = 16;
@@ -18,8 +18,8 @@ export interface Room {
   ofTenant(tenant: string): number;
   /** A place, or null when there is none. */
   take(tenant: string, facilitator: string): Place | null;
-  /** Whether the facilitator gave an answer that says something. */
-  learn(facilitator: string, answered: boolean): void;
+  /** Whether the facilitator's last attempt ended before its time was over. */
+  learn(facilitator: string, inTime: boolean): void;
 }
 
 export function createRoom(): Room {
@@ -51,9 +51,9 @@ export function createRoom(): Room {
       change(1);
       return { release: () => change(-1) };
     },
-    learn(facilitator, answered) {
+    learn(facilitator, inTime) {
       troubled.delete(facilitator);
-      if (answered) return;
+      if (inTime) return;
       troubled.add(facilitator);
       const [oldest] = troubled;
       if (troubled.size > TROUBLED_KEPT_MAX && oldest !== undefined) troubled.delete(oldest);

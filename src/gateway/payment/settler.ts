@@ -41,10 +41,13 @@ export function createSettler(options: SettlerOptions): Settler {
   const leaseUntil = () => clock.now() + settleWaitMs + LEASE_MARGIN_MS;
 
   function attempt(open: OpenPayment): Promise<void> {
+    const startedAt = performance.now();
     const flight = attemptSettlement(options, open, stopped.signal)
-      .then(({ kind }) => room.learn(open.facilitator_url, kind !== "unknown"))
       .catch((error) => log.error("settlement left as it is", { ...shown(open), error }))
-      .finally(() => flights.delete(open.invocation_id));
+      .finally(() => {
+        flights.delete(open.invocation_id);
+        room.learn(open.facilitator_url, performance.now() - startedAt < settleWaitMs);
+      });
     flights.set(open.invocation_id, flight);
     return flight;
   }
