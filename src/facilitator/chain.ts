@@ -19,6 +19,9 @@ const LOG_BLOCKS_MAX = 1000;
 const LOG_QUESTIONS_MAX = 10;
 /** When all endpoints say for this long that the chain is shorter than it was, they are right. */
 const BEHIND_MS_MAX = 30_000;
+/** A window that is open by our clock opens on chain at most a block later: the token wants time past its beginning. */
+const EARLY_LOOKS = 4;
+const EARLY_PAUSE_MS = 700;
 const TIP_FRESH_MS = 5000;
 /** Base's usual tip, in wei per gas, for nodes that suggest none. */
 const TIP_DEFAULT = 1_000_000n;
@@ -43,7 +46,11 @@ export type Reception = "accepted" | "nonce used" | "underpriced" | "unknown";
 export interface Chain {
   /** @throws StartupProblem when an endpoint is of another chain */
   check(): Promise<void>;
-  /** Whether the transfer would go through now. @throws Fault `unavailable`, as everything here does */
+  /**
+   * Whether the transfer would go through in the next block; waits a moment for a window that is just opening.
+   *
+   * @throws Fault `unavailable`, as everything here does
+   */
   simulate(authorization: Authorization, signature: Hex): Promise<Simulation>;
   /** The newest block, never one before what was seen; it may be as old as `ageMs`. */
   newest(ageMs?: number): Promise<wire.Block>;
@@ -101,10 +108,13 @@ export function createChain(options: ChainOptions): Chain {
     check: rpc.check,
     newest,
     async simulate(authorization, signature) {
-      const simulation = await estimate(authorization, signature, "latest");
+      let simulation = await estimate(authorization, signature, "latest");
       // The next block decides, and its time is later. Asking for it always would make nodes build it each time.
-      if (simulation.ok || !token.isNotYetValid(simulation.reason)) return simulation;
-      return estimate(authorization, signature, "pending");
+      for (let looks = 0; looks < EARLY_LOOKS && isEarly(simulation); looks++) {
+        if (looks > 0) await Bun.sleep(EARLY_PAUSE_MS);
+        simulation = await estimate(authorization, signature, "pending");
+      }
+      return simulation;
     },
     async blockHash(number) {
       const block = await ask("eth_getBlockByNumber", [hex(number), false], wire.block);
@@ -140,6 +150,10 @@ export function createChain(options: ChainOptions): Chain {
     findUse: (authorization, fromBlock, toBlock) => findUse(rpc, authorization, fromBlock, toBlock),
     broadcast: (raw, everywhere) => broadcast(rpc, raw, everywhere),
   };
+}
+
+function isEarly(simulation: Simulation): boolean {
+  return !simulation.ok && token.isNotYetValid(simulation.reason);
 }
 
 async function findUse(
