@@ -61,17 +61,15 @@ export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS
     async ask(question) {
       const course: Course = { behind: null, last: undefined };
       const working = good();
-      const answer =
-        (await askInTurn(working, question, course)) ??
-        // One that answers, if only with an error about itself, is no reason to wait for those that don't.
-        (course.last instanceof RpcError || course.behind !== null
-          ? null
-          : await askInTurn(
-              endpoints.filter((each) => !working.includes(each)),
-              question,
-              course,
-            ));
-      if (answer !== null) return answer.value;
+      const first = await askInTurn(working, question, course);
+      if (first !== null) return first.value;
+      // One that answers, if only with an error about itself, is no reason to wait for those that don't.
+      const isAnswered = course.last instanceof RpcError || course.behind !== null;
+      const others = endpoints.filter(
+        (each) => !working.includes(each) && !(isAnswered && each.state() === "down"),
+      );
+      const second = await askInTurn(others, question, course);
+      if (second !== null) return second.value;
       throw course.behind ?? unreachable(course.last);
     },
     async askAll(question) {

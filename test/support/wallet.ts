@@ -107,6 +107,7 @@ export interface PaymentWords {
   readonly from?: Hex;
   readonly to?: Hex;
   readonly value?: bigint;
+  readonly validAfter?: bigint | number;
   readonly validBefore?: bigint | number;
   readonly form?: "plain" | "zero" | "high-s";
   readonly signature?: Hex;

@@ -1,0 +1,171 @@
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { createWalletClient, http } from "viem";
+import { base } from "viem/chains";
+import { startChain, type TestChain } from "../../test/support/chain.ts";
+import { newPayer } from "../../test/support/payments.ts";
+import { startRpcRelay } from "../../test/support/rpc-relay.ts";
+import { newPayment, outbound } from "../../test/support/wallet.ts";
+import { silentLog } from "../core/log.ts";
+import { createChain } from "./chain.ts";
+import { transferData } from "./token.ts";
+
+let anvil: TestChain;
+const connect = (...urls: string[]) => createChain({ urls, outbound, log: silentLog, timeoutMs: 2000 });
+const simulate = ({ authorization, signature }: Awaited<ReturnType<typeof newPayment>>) =>
+  connect(anvil.url).simulate(authorization, signature);
+
+beforeAll(async () => {
+  anvil = await startChain();
+});
+afterAll(() => anvil.stop());
+
+describe("a simulation says what the token would say:", () => {
+  test("the gas of a plain payment, with room for a payee that has just spent all it had", async () => {
+    const payment = await newPayment(anvil);
+    const simulation = await simulate(payment);
+    if (!simulation.ok) throw new Error(simulation.reason);
+    const sender = newPayer();
+    await anvil.fundEth(sender.address, 10n ** 18n);
+    const client = createWalletClient({ account: sender, chain: base, transport: http(anvil.url) });
+    const data = transferData(payment.authorization, payment.signature);
+    const hash = await client.sendTransaction({ to: anvil.token, data, gas: simulation.gas });
+    const { gasUsed, status } = await anvil.client.waitForTransactionReceipt({ hash });
+    expect(status).toBe("success");
+    expect(simulation.gas - gasUsed).toBeGreaterThan(17_100n);
+    expect(simulation.gas).toBeLessThan(200_000n);
+    expect(await simulate(payment)).toEqual({
+      ok: false,
+      reason: "FiatTokenV2: authorization is used or canceled",
+    });
+  });
+
+  test("v 0 or 1 is as good as 27 or 28; a high s is not", async () => {
+    expect((await simulate(await newPayment(anvil, { form: "zero" }))).ok).toBe(true);
+    expect(await simulate(await newPayment(anvil, { form: "high-s" }))).toMatchObject({ ok: false });
+  });
+
+  test("a contract wallet's signatures, short and long", async () => {
+    const owner = newPayer();
+    const from = await anvil.contractWallet(owner.address);
+    const payment = await newPayment(anvil, { payer: owner, from, value: 0n });
+    expect((await simulate(payment)).ok).toBe(true);
+    expect((await simulate({ ...payment, signature: `${payment.signature}00aa` })).ok).toBe(true);
+    const stranger = await newPayment(anvil, { payer: newPayer(), from, value: 0n });
+    expect(await simulate(stranger)).toMatchObject({
+      ok: false,
+      reason: expect.stringContaining("signature"),
+    });
+  });
+
+  test("a plain account that was delegated (EIP-7702) can't pay by its plain signature", async () => {
+    const payment = await newPayment(anvil);
+    expect((await simulate(payment)).ok).toBe(true);
+    await anvil.delegate(payment.payer);
+    expect((await simulate(payment)).ok).toBe(false);
+  });
+
+  test("no money, blacklisted, paused, over: each with the token's own words", async () => {
+    const poor = await newPayment(anvil, { payer: newPayer() });
+    expect(await simulate(poor)).toMatchObject({
+      ok: false,
+      reason: expect.stringContaining("exceeds balance"),
+    });
+    const listed = await newPayment(anvil);
+    await anvil.blacklist(listed.payer.address);
+    expect(await simulate(listed)).toMatchObject({
+      ok: false,
+      reason: expect.stringContaining("blacklisted"),
+    });
+    const { timestamp } = await anvil.client.getBlock();
+    const old = await newPayment(anvil, { payer: newPayer(), value: 0n, validBefore: timestamp });
+    expect(await simulate(old)).toMatchObject({ ok: false, reason: expect.stringContaining("expired") });
+    await anvil.pauseToken();
+    expect(await simulate(await newPayment(anvil, { payer: newPayer(), value: 0n }))).toMatchObject({
+      ok: false,
+      reason: expect.stringContaining("paused"),
+    });
+    await anvil.unpauseToken();
+  });
+
+  test("a window that opened after the newest block is open", async () => {
+    const { timestamp } = await anvil.client.getBlock();
+    const payment = await newPayment(anvil, { payer: newPayer(), value: 0n, validAfter: timestamp });
+    await anvil.rpc("evm_increaseTime", [60]);
+    expect((await simulate(payment)).ok).toBe(true);
+  });
+});
+
+describe("absence is read at the hash of a block:", () => {
+  test("a node that does not know the block gives no answer, and the next one is asked", async () => {
+    const relay = await startRpcRelay(anvil.url);
+    const payment = await newPayment(anvil);
+    const unknown = { kind: "error", code: -32_001, message: "Resource not found" } as const;
+    relay.on("eth_call", unknown);
+    relay.on("eth_getTransactionCount", unknown);
+    const both = connect(relay.url, anvil.url);
+    const { hash } = await both.newest();
+    expect(await both.isUsed(payment.authorization, hash)).toBe(false);
+    expect(await both.transactionCount(payment.authorization.from, hash)).toBe(0);
+    const alone = connect(relay.url);
+    await expect(alone.isUsed(payment.authorization, hash)).rejects.toMatchObject({ kind: "unavailable" });
+    await anvil.cancelAuthorization(payment.payer, payment.key.nonce);
+    const after = await both.newest();
+    expect(await both.isUsed(payment.authorization, hash)).toBe(false);
+    expect(await both.isUsed(payment.authorization, after.hash)).toBe(true);
+    expect(await both.findUse(payment.authorization, 0, after.number)).toMatchObject({ cancelled: true });
+    expect(await both.findUse(payment.authorization, 0, after.number - 1)).toBeNull();
+    await relay.stop();
+  });
+
+  test("the newest block never goes back, and is asked of the next node when the first lies behind", async () => {
+    const relay = await startRpcRelay(anvil.url);
+    const chain = connect(relay.url);
+    const both = connect(relay.url, anvil.url);
+    await anvil.mine(3);
+    const seen = await chain.newest();
+    await both.newest();
+    relay.behind(2);
+    expect(await chain.newest()).toEqual(seen);
+    await anvil.mine();
+    expect((await both.newest()).number).toBe(seen.number + 1);
+    expect((await chain.newest()).number).toBe(seen.number);
+    relay.heal();
+    expect((await chain.newest()).number).toBe(seen.number + 1);
+    await relay.stop();
+  });
+});
+
+test.each([
+  ["already known", "accepted"],
+  ["transaction already imported", "accepted"],
+  ["ALREADY_EXISTS: already known", "accepted"],
+  ["AlreadyKnown", "accepted"],
+  ["nonce too low: next nonce 5, tx nonce 4", "nonce used"],
+  ["OldNonce", "nonce used"],
+  ["replacement transaction underpriced", "underpriced"],
+  ["transaction underpriced", "underpriced"],
+  ["max fee per gas less than block base fee: address 0x…", "underpriced"],
+  ["insufficient funds for gas * price + value", "unknown"],
+  ["txpool is full", "unknown"],
+  ["internal error", "unknown"],
+])("a node that says %p of a transaction: %s", async (message, reception) => {
+  const relay = await startRpcRelay(anvil.url);
+  relay.on("eth_sendRawTransaction", { kind: "error", message });
+  expect(await connect(relay.url).broadcast("0x02", false)).toBe(reception as "accepted");
+  expect(await connect(relay.url).broadcast("0x02", true)).toBe(reception as "accepted");
+  await relay.stop();
+});
+
+test("a receipt of another transaction is no receipt", async () => {
+  const relay = await startRpcRelay(anvil.url);
+  const block = await anvil.client.getBlock();
+  const hash = block.transactions[0] ?? (await anvil.transfers())[0]!.transaction_hash;
+  const chain = connect(relay.url);
+  expect((await chain.receipt(hash))?.hash).toBe(hash);
+  relay.on("eth_getTransactionReceipt", {
+    kind: "rewrite",
+    rewrite: (result) => ({ ...(result as object), transactionHash: block.hash }),
+  });
+  await expect(chain.receipt(hash)).rejects.toMatchObject({ kind: "unavailable" });
+  await relay.stop();
+});
