@@ -3,7 +3,6 @@
 import type { Log } from "../core/log.ts";
 import type { Hex } from "../x402/types.ts";
 import type { Chain } from "./chain.ts";
-import { pooled } from "./pooled.ts";
 import { newestOf, type Slot, type Slots } from "./slots.ts";
 
 /** Nodes keep few transactions of one sender out of order, so not many are under way at a time. */
@@ -13,51 +12,74 @@ const AGAIN_MAX = 50;
 const AGAIN_MS = 5000;
 const RETRY_MS = 1000;
 
-export interface BroadcastOptions {
+export interface Broadcaster {
+  /** Broadcasts what is due, beside; what is under way already is left to that. */
+  broadcast(): void;
+  /** Drops what has not begun, and resolves when nothing is under way. */
+  stop(): Promise<void>;
+}
+
+export interface BroadcasterOptions {
   readonly chain: Chain;
   readonly log: Log;
   readonly slots: Slots;
   /** A nonce of this wallet is used that ought to be free. */
   readonly onForeignNonce: (wallet: Hex) => void;
+  /** A node's answer asks for a look at the chain. */
+  readonly onDoubt: () => void;
 }
 
-/** Broadcasts what is due. True when a node's answer asks for a look at the chain. */
-export function createBroadcast({
-  chain,
-  log,
-  slots,
-  onForeignNonce,
-}: BroadcastOptions): () => Promise<boolean> {
-  async function broadcastSlot(slot: Slot): Promise<boolean> {
+export function createBroadcaster(options: BroadcasterOptions): Broadcaster {
+  const { chain, log, slots, onForeignNonce, onDoubt } = options;
+  const queue = new Set<Slot>();
+  const underWay = new Map<Slot, Promise<void>>();
+  let stopped = false;
+
+  async function broadcastSlot(slot: Slot): Promise<void> {
     const row = newestOf(slot);
     const reception = await chain.broadcast(row.raw, slot.broadcasts++ > 0);
     // It was replaced meanwhile, or is in a block: then the answer means nothing.
-    if (newestOf(slot) !== row || slot.inclusion !== null) return false;
-    if (reception === "accepted") return false;
+    if (newestOf(slot) !== row || slot.inclusion !== null) return;
+    slot.broadcastAt = performance.now() + (reception === "accepted" ? AGAIN_MS : RETRY_MS);
+    if (reception === "accepted") return;
     log.debug("a transaction was not accepted", { transaction: row.hash, reception });
-    slot.broadcastAt = performance.now() + RETRY_MS;
     if (reception === "nonce used") onForeignNonce(slot.wallet);
-    if (reception !== "underpriced") return reception === "nonce used";
-    const isNew = !slot.underpriced;
-    slot.underpriced = true;
-    return isNew;
+    const isNews = reception === "nonce used" || (reception === "underpriced" && !slot.underpriced);
+    if (reception === "underpriced") slot.underpriced = true;
+    if (isNews) onDoubt();
   }
 
   function due(wallet: Hex, now: number): Slot[] {
-    const slotsDue = slots.waiting(wallet).filter(({ broadcastAt }) => broadcastAt <= now);
+    const slotsDue = slots.waiting(wallet).filter((slot) => slot.broadcastAt <= now && !underWay.has(slot));
     const again = new Set(slotsDue.filter(({ broadcasts }) => broadcasts > 0).slice(0, AGAIN_MAX));
     return slotsDue.filter((slot) => slot.broadcasts === 0 || again.has(slot));
   }
 
-  return async () => {
-    const now = performance.now();
-    const slotsDue = [...slots.wallets()].flatMap((wallet) => due(wallet, now));
-    // Reserved at once, so that a broadcast which begins meanwhile does not send them as well.
-    for (const slot of slotsDue) slot.broadcastAt = now + AGAIN_MS;
-    let asksForLook = false;
-    await pooled(slotsDue, PARALLEL, async (slot) => {
-      if (await broadcastSlot(slot)) asksForLook = true;
-    });
-    return asksForLook;
+  function pump(): void {
+    for (const slot of queue) {
+      if (underWay.size >= PARALLEL) return;
+      queue.delete(slot);
+      const saying = broadcastSlot(slot)
+        .catch((error: unknown) => log.error("a broadcast failed", { error }))
+        .finally(() => {
+          underWay.delete(slot);
+          if (!stopped) pump();
+        });
+      underWay.set(slot, saying);
+    }
+  }
+
+  return {
+    broadcast() {
+      if (stopped) return;
+      const now = performance.now();
+      for (const wallet of slots.wallets()) for (const slot of due(wallet, now)) queue.add(slot);
+      pump();
+    },
+    async stop() {
+      stopped = true;
+      queue.clear();
+      await Promise.all(underWay.values());
+    },
   };
 }

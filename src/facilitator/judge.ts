@@ -19,8 +19,17 @@ const LOOK_UPS_MAX = 5;
 /** Wallet nonces for one payment. When they are gone it waits for its end. */
 const SLOTS_MAX = 4;
 
+/** What can't be said yet is asked again: it is thrown, like the failures of a node. */
+class NotKnownYet extends Error {
+  override readonly name = "NotKnownYet";
+}
+
 export interface Judge {
-  /** The slot's nonce is used in or before `head`: notes by whom, and what follows for the payment. */
+  /**
+   * The slot's nonce is used in or before `head`: notes by whom, and what follows for the payment.
+   *
+   * @throws Error when nothing can be said yet, and when a node or the database fails; so do the others
+   */
   included(slot: Slot, head: Block): Promise<void>;
   /** A payment that is sent, whose time is past at `head` or which has no slot left that could make it. */
   overdue(payment: OpenPayment, head: Block): Promise<void>;
@@ -118,7 +127,7 @@ export function createJudge({ chain, store, log, verdicts, send }: JudgeOptions)
     async included(slot, head) {
       const { payment } = slot;
       const receipt = await receiptOf(chain, slot);
-      if (payment !== null && !(await judge(payment, slot, head, receipt))) return;
+      if (payment !== null && !(await judge(payment, slot, head, receipt))) throw new NotKnownYet();
       if (receipt === null) {
         log.warn("a wallet nonce was used elsewhere", { wallet: slot.wallet, nonce: slot.nonce });
         slot.inclusion = { hash: null, blockNumber: head.number, blockHash: head.hash };
@@ -130,7 +139,7 @@ export function createJudge({ chain, store, log, verdicts, send }: JudgeOptions)
     async overdue(payment, head) {
       if (payment.moving) return;
       const reverted = [...payment.slots].some((slot) => isTransfer(slot, slot.inclusion?.hash));
-      await judgeUnpaid(payment, head, reverted);
+      if (!(await judgeUnpaid(payment, head, reverted))) throw new NotKnownYet();
     },
     async reorganised(slot) {
       const { payment, inclusion } = slot;

@@ -6,7 +6,7 @@ import type { Log } from "../core/log.ts";
 import type { Store } from "../storage/store.ts";
 import type { Hex } from "../x402/types.ts";
 import type { Job, SignedJob } from "./batch.ts";
-import { createBroadcast } from "./broadcast.ts";
+import { createBroadcaster } from "./broadcast.ts";
 import type { Chain } from "./chain.ts";
 import { gweiToWei } from "./fees.ts";
 import { createJudge } from "./judge.ts";
@@ -72,6 +72,13 @@ export function createWallet(options: WalletOptions): Wallet {
   const gauge = createGauge(chain, [...lanes.values()], limits.gasLowWaterWei, log);
   const verdicts = createVerdicts({ store, clock, log, outcomes });
   const send = (payment: ClaimedPayment, gas: bigint) => sendJob({ payment, gas, again: true });
+  const broadcaster = createBroadcaster({
+    chain,
+    log,
+    slots,
+    onForeignNonce: (wallet) => lanes.get(wallet)?.resynchronise(),
+    onDoubt: () => watcher.lookAgain(),
+  });
   const watcher = createWatcher({
     chain,
     store,
@@ -80,12 +87,7 @@ export function createWallet(options: WalletOptions): Wallet {
     lanes,
     judge: createJudge({ chain, store, log, verdicts, send }),
     renew: createRenew({ chain, store, clock, log, slots, maxFee, onConflict: ledger.doubt }),
-    broadcast: createBroadcast({
-      chain,
-      log,
-      slots,
-      onForeignNonce: (wallet) => lanes.get(wallet)?.resynchronise(),
-    }),
+    broadcast: () => broadcaster.broadcast(),
     refresh: ledger.refresh,
     confirmations: limits.confirmations,
   });
@@ -118,8 +120,11 @@ export function createWallet(options: WalletOptions): Wallet {
     readiness: gauge.readiness,
     send: (payment, gas) => sendJob({ payment, gas, again: false }),
     async stop() {
-      await Promise.all([...lanes.values()].map((lane) => lane.stop()));
-      await watcher.stop();
+      await Promise.all([
+        ...[...lanes.values()].map((lane) => lane.stop()),
+        broadcaster.stop(),
+        watcher.stop(),
+      ]);
     },
   };
 }

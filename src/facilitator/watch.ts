@@ -15,22 +15,23 @@ const LOOK_AGAIN_MS = 1000;
 export interface Watcher {
   /** There is something to broadcast, or to watch. */
   wake(): void;
+  /** The chain is to be looked at soon, even if there is no new block. */
+  lookAgain(): void;
   stop(): Promise<void>;
 }
 
 export interface WatcherOptions extends Omit<LookOptions, "attempt"> {
   readonly chain: Chain;
   readonly log: Log;
-  /** True when a node's answer asks for a look at the chain. */
-  readonly broadcast: () => Promise<boolean>;
+  /** Begins to broadcast what is due. Nobody waits for it, so a node that hangs does not hold up the look. */
+  readonly broadcast: () => void;
   /** Takes in what other processes have stored. */
   readonly refresh: () => Promise<void>;
 }
 
 export function createWatcher(options: WatcherOptions): Watcher {
-  const { chain, log, slots, refresh } = options;
+  const { chain, log, slots, broadcast, refresh } = options;
   const look = createLook({ ...options, attempt });
-  const broadcasts = new Set<Promise<void>>();
   let seen: Block | null = null;
   /** When the chain is looked at although there is no new block (performance.now). */
   let lookAt = Number.POSITIVE_INFINITY;
@@ -45,20 +46,13 @@ export function createWatcher(options: WatcherOptions): Watcher {
   }
 
   async function attempt(step: string, work: () => Promise<void>): Promise<void> {
+    if (stopped) return;
     try {
       await work();
     } catch (error) {
       log.debug("a step of the watcher failed", { step, error });
       lookAgain();
     }
-  }
-
-  /** Nobody waits for it: an endpoint that hangs must not hold up the look at the chain. */
-  function broadcast(): void {
-    const saying = attempt("broadcast", async () => {
-      if (await options.broadcast()) lookAgain();
-    }).finally(() => broadcasts.delete(saying));
-    broadcasts.add(saying);
   }
 
   async function turn(): Promise<void> {
@@ -98,6 +92,7 @@ export function createWatcher(options: WatcherOptions): Watcher {
   }
 
   return {
+    lookAgain,
     wake() {
       if (stopped) return;
       broadcast();
@@ -108,7 +103,6 @@ export function createWatcher(options: WatcherOptions): Watcher {
       stopped = true;
       clearTimeout(timer);
       await round;
-      await Promise.all(broadcasts);
     },
   };
 }
