@@ -196,6 +196,7 @@ async function composeGateway(parts: Parts) {
         clock,
         endings,
         payments,
+        policy,
         findAgent: agents.find,
         takeToken: (agent) => limiter.take(agent),
         offer: (accepted) => dispatcher.offer(accepted),

@@ -51,6 +51,8 @@ const payments: Payments = {
   recall: async () => ({}),
 };
 
+const noPolicy = { judge: async () => null };
+
 async function call(store: Store, endings: Endings, headers: Record<string, string> = {}) {
   const offered: Accepted[] = [];
   const app = routes().use(
@@ -59,6 +61,7 @@ async function call(store: Store, endings: Endings, headers: Record<string, stri
       clock,
       endings,
       payments,
+      policy: noPolicy,
       findAgent: async () => AGENT,
       takeToken: () => null,
       offer: (accepted) => void offered.push(accepted),

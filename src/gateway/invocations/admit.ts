@@ -1,5 +1,5 @@
 // The order of checks on a proxy call, from top to bottom: agent → invocable → rate → model → body → form →
-// idempotency → policy (to come) → payment → record → settlement. What is refused leaves no invocation behind,
+// idempotency → policy → payment → record → settlement. What is refused leaves no invocation behind,
 // except one whose payment the facilitator declined: that one was recorded before money could move.
 import { createHash } from "node:crypto";
 import type { Call } from "../../core/call.ts";
@@ -20,6 +20,7 @@ import {
   paidColumns,
   recordPayment,
 } from "../payment/service.ts";
+import { type PolicyService, warningOf } from "../policy/service.ts";
 import { idempotencyKey, passedHeaders, serviceModel } from "./command.ts";
 import { findInvocation } from "./history.ts";
 import { findByIdempotencyKey, type Idempotency } from "./idempotency.ts";
@@ -41,6 +42,7 @@ export interface AdmitOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly payments: Payments;
+  readonly policy: Pick<PolicyService, "judge">;
   findAgent(tenant: string, agentId: string): Promise<InvocableAgent | null>;
   /** Takes a token of the agent's bucket: null, or the whole seconds until there is one. */
   takeToken(agent: InvocableAgent): number | null;
@@ -55,8 +57,8 @@ interface Rpc {
 
 export interface Admitted {
   readonly id: string;
-  /** Of the answer: what is told of a payment that was settled. */
-  readonly headers: PaidHeaders;
+  /** Of the answer: what is told of a payment that was settled, and the policy's warning. */
+  readonly headers: Readonly<Record<string, string>>;
 }
 
 /**
@@ -66,25 +68,34 @@ export interface Admitted {
  */
 export async function admit(options: AdmitOptions, call: ProxyCall): Promise<Admitted> {
   const { payments } = options;
-  const { id, isNew, payment } = await record(options, call);
+  const { id, isNew, payment, warning } = await record(options, call);
   call.stored();
   call.note("invocation_id", id);
-  if (!isNew) return { id, headers: await payments.recall(call.caller.tenant, id) };
-  return { id, headers: payment === null ? {} : await payments.settle(payment) };
+  const headers = isNew ? await settle(payments, payment) : await payments.recall(call.caller.tenant, id);
+  return { id, headers: warning === null ? headers : { ...headers, "x-service-policy-warning": warning } };
 }
 
-interface Recorded {
+async function settle(payments: Payments, payment: PaymentRow | null): Promise<PaidHeaders> {
+  return payment === null ? {} : payments.settle(payment);
+}
+
+interface Stored {
   readonly id: string;
   /** False: the call had been made before, and this is the same one. */
   readonly isNew: boolean;
   readonly payment: PaymentRow | null;
 }
 
-const earlier = (id: string): Recorded => ({ id, isNew: false, payment: null });
+interface Recorded extends Stored {
+  /** What the policy warns of. */
+  readonly warning: string | null;
+}
+
+const earlier = (id: string): Stored => ({ id, isNew: false, payment: null });
 
 /** From the checks to the record. The body is gone when this has ended, however long its payment takes. */
 async function record(options: AdmitOptions, call: ProxyCall): Promise<Recorded> {
-  const { store, clock, payments } = options;
+  const { store, clock } = options;
   const { tenant, user } = call.caller;
   const agent = await options.findAgent(tenant, call.agentId);
   if (agent === null) throw new Fault("not_found", "no such agent");
@@ -100,8 +111,36 @@ async function record(options: AdmitOptions, call: ProxyCall): Promise<Recorded>
   if (idempotency !== null) {
     const owner = { tenant, caller: user, agent_id: agent.id };
     const first = await findByIdempotencyKey(store.read, owner, idempotency, clock.now());
-    if (first !== null) return earlier(first);
+    if (first !== null) return { ...earlier(first), warning: null };
   }
+  const warning = warningOf(
+    await options.policy.judge({
+      tenant,
+      user,
+      agent_id: agent.id,
+      protocol: agent.protocol,
+      mcp_tool: rpc?.tool ?? null,
+      body_bytes: body.byteLength,
+    }),
+  );
+  return { ...(await chargeAndStore(options, { call, agent, url, model, body, rpc, idempotency })), warning };
+}
+
+interface Judged {
+  readonly call: ProxyCall;
+  readonly agent: InvocableAgent;
+  readonly url: string;
+  readonly model: string | null;
+  readonly body: Uint8Array;
+  readonly rpc: Rpc | null;
+  readonly idempotency: Idempotency | null;
+}
+
+/** The payment of a call that may be made, and its record. */
+async function chargeAndStore(options: AdmitOptions, judged: Judged): Promise<Stored> {
+  const { store, clock, payments } = options;
+  const { call, agent, url, model, body, rpc, idempotency } = judged;
+  const { tenant, user } = call.caller;
   const price = priceOf(agent, rpc?.tool ?? null);
   const { headers, note } = call;
   const asked = { tenant, caller: user, agent_id: agent.id, price, headers, body, note };
@@ -124,7 +163,7 @@ async function storePaidCall(
   accepted: Accepted,
   asked: PricedCall,
   charge: Charge,
-): Promise<Recorded> {
+): Promise<Stored> {
   const { row } = accepted;
   const payment = payments.paymentRow(charge, row);
   try {

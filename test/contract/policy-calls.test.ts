@@ -1,0 +1,141 @@
+// The policy's hold on proxy calls: what is denied, what is warned of, where it stands in the order of checks, and
+// that every evaluation is an audit row.
+import { describe, expect, test } from "bun:test";
+import { type Answer, contract, type Json, MCP, PRICING, type Tenant, unique } from "./contract.ts";
+
+const rpc = (tool: string) => ({
+  jsonrpc: "2.0",
+  id: 1,
+  method: "tools/call",
+  params: { name: tool, arguments: {} },
+});
+
+contract((at) => {
+  const upstream = () => at.upstream(() => Response.json({ ok: true }));
+
+  async function tenantWith(document: Json): Promise<Tenant> {
+    const tenant = at.tenant();
+    expect((await tenant.send("PUT", "/v1/policy", { json: document })).status).toBe(200);
+    return tenant;
+  }
+
+  const invoke = (tenant: Tenant, agent: string, json: unknown, headers = {}): Promise<Answer> =>
+    tenant.send("POST", `/v1/proxy/${agent}`, { json, headers });
+
+  const decisions = async (tenant: Tenant): Promise<Json[]> =>
+    (await tenant.send("GET", "/v1/policy/decisions")).body.data;
+
+  const total = async (tenant: Tenant): Promise<number> =>
+    (await tenant.send("GET", "/v1/invocations")).body.total;
+
+  test("a tenant without a policy sees no change, and no decision is written", async () => {
+    const tenant = at.tenant();
+    const { id } = await tenant.agent({ upstream_url: upstream().url });
+    const answer = await invoke(tenant, id, {});
+    expect(answer.status).toBe(202);
+    expect(answer.headers.has("x-service-policy-warning")).toBe(false);
+    expect(await decisions(tenant)).toEqual([]);
+  });
+
+  test("deny answers 403 with an Error, forwards nothing, leaves no invocation and one decision", async () => {
+    const tenant = await tenantWith({
+      default: "allow",
+      on_error: "deny",
+      rules: [{ action: "deny", match: { max_body_bytes: 20 } }],
+    });
+    const route = upstream();
+    const { id } = await tenant.agent({ upstream_url: route.url });
+    const denied = await invoke(tenant, id, { text: "longer than the rule allows" });
+    expect(denied.status).toBe(403);
+    expect(Object.keys(denied.body)).toEqual(["error"]);
+    expect(await total(tenant)).toBe(0);
+    expect(route.seen).toEqual([]);
+    expect(await decisions(tenant)).toMatchObject([
+      { agent_id: id, protocol: "http", mcp_tool: null, action: "deny", matched_rule: 1 },
+    ]);
+    expect((await invoke(tenant, id, {})).status).toBe(202);
+    expect(await decisions(tenant)).toMatchObject([
+      { action: "allow", matched_rule: null },
+      { action: "deny" },
+    ]);
+  });
+
+  test("warn forwards, and the answer carries the decision's reason", async () => {
+    const tenant = await tenantWith({ default: "warn", on_error: "deny", rules: [] });
+    const { id } = await tenant.agent({ upstream_url: upstream().url });
+    const answer = await invoke(tenant, id, {});
+    expect(answer.status).toBe(202);
+    const [decision] = await decisions(tenant);
+    expect(decision.action).toBe("warn");
+    expect(answer.headers.get("x-service-policy-warning")).toBe(decision.reason);
+    expect((await tenant.ended(id, answer.body.invocation_id)).status).toBe("succeeded");
+  });
+
+  test("a rule with tools judges the tools/call of an mcp agent and nothing else", async () => {
+    const tenant = await tenantWith({
+      default: "allow",
+      on_error: "deny",
+      rules: [{ action: "deny", match: { tools: ["delete_*"] } }],
+    });
+    const mcp = await tenant.agent({ upstream_url: upstream().url, ...MCP });
+    const http = await tenant.agent({ upstream_url: upstream().url });
+    expect((await invoke(tenant, mcp.id, rpc("delete_all"))).status).toBe(403);
+    expect((await invoke(tenant, mcp.id, rpc("read_all"))).status).toBe(202);
+    expect((await invoke(tenant, mcp.id, { jsonrpc: "2.0", id: 1, method: "tools/list" })).status).toBe(202);
+    expect((await invoke(tenant, http.id, rpc("delete_all"))).status).toBe(202);
+    const rows = await decisions(tenant);
+    expect(rows.map((row) => [row.protocol, row.mcp_tool, row.action])).toEqual([
+      ["http", null, "allow"],
+      ["mcp", null, "allow"],
+      ["mcp", "read_all", "allow"],
+      ["mcp", "delete_all", "deny"],
+    ]);
+  });
+
+  test("the observed rate counts this call, denied ones too, per caller and agent", async () => {
+    const tenant = await tenantWith({
+      default: "allow",
+      on_error: "deny",
+      rules: [{ action: "deny", match: { rate_per_min: 2 } }],
+    });
+    const one = await tenant.agent({ upstream_url: upstream().url });
+    const other = await tenant.agent({ upstream_url: upstream().url });
+    const statuses: number[] = [];
+    for (let call = 0; call < 4; call++) statuses.push((await invoke(tenant, one.id, {})).status);
+    expect(statuses).toEqual([202, 202, 403, 403]);
+    expect((await invoke(tenant, other.id, {})).status).toBe(202);
+    const bob = await tenant.send("POST", `/v1/proxy/${one.id}`, { json: {}, user: "bob" });
+    expect(bob.status).toBe(202);
+  });
+
+  describe("in the order of checks", () => {
+    const DENY = { default: "deny", on_error: "deny", rules: [] };
+
+    test("policy comes after the form and before the payment", async () => {
+      const tenant = await tenantWith(DENY);
+      const mcp = await tenant.agent({ upstream_url: upstream().url, ...MCP, pricing: PRICING });
+      expect((await invoke(tenant, mcp.id, { no: "rpc" })).status).toBe(400);
+      expect(await decisions(tenant)).toEqual([]);
+      expect((await invoke(tenant, mcp.id, rpc("x"))).status).toBe(403);
+      expect((await invoke(tenant, mcp.id, rpc("x"), { "x-payment": "garbage" })).status).toBe(403);
+    });
+
+    test("a call that was accepted before is answered with its ID, whatever the policy says now", async () => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ upstream_url: upstream().url });
+      const headers = { "idempotency-key": unique("key") };
+      const first = await invoke(tenant, id, {}, headers);
+      expect((await tenant.send("PUT", "/v1/policy", { json: DENY })).status).toBe(200);
+      const again = await invoke(tenant, id, {}, headers);
+      expect([again.status, again.body]).toEqual([202, first.body]);
+      expect((await invoke(tenant, id, {})).status).toBe(403);
+    });
+  });
+
+  test("a policy of one tenant says nothing about another's calls", async () => {
+    await tenantWith({ default: "deny", on_error: "deny", rules: [] });
+    const other = at.tenant();
+    const { id } = await other.agent({ upstream_url: upstream().url });
+    expect((await invoke(other, id, {})).status).toBe(202);
+  });
+});
