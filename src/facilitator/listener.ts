@@ -20,7 +20,7 @@ export interface ListenerLimits extends ConnectionLimits {
 
 export const LISTENER_LIMITS: ListenerLimits = {
   handshakeMs: 5_000,
-  handshakes: 256,
+  handshakes: 1_024,
   connections: 4_096,
   connectionsOfPeer: 2_048,
   idleMs: 60_000,
