@@ -120,6 +120,8 @@ async function demo(line: CommandLine): Promise<void> {
   const screen = openScreen(process.stdout, showsColours(process.stdout));
   const { failed, stop } = startDemo({ anvil: ready.config.anvil, cwd: process.cwd(), screen, log });
   drainOnSignal(stop, log);
+  // When nobody reads what it shows any more, there is nobody to stay up for.
+  process.stdout.on("error", () => process.kill(process.pid, "SIGTERM"));
   await failed;
   process.exit(FAILED);
 }

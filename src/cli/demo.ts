@@ -5,6 +5,7 @@ import { mkdirSync, mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import type { Log } from "../core/log.ts";
+import { StartupProblem } from "../core/startup.ts";
 import { startCalculator, startNotary } from "./demo/agents.ts";
 import { type Anvil, BLOCK_SECONDS, findAnvil, startAnvil } from "./demo/anvil.ts";
 import { type DemoChain, furnishChain, usdc } from "./demo/chain.ts";
@@ -45,7 +46,7 @@ interface Run extends DemoOptions {
 }
 
 export function startDemo(options: DemoOptions): Demo {
-  const { screen } = options;
+  const { screen, log } = options;
   const stopping = new AbortController();
   const opened = new AsyncDisposableStack();
   const dir = temporaryDirectory(opened);
@@ -62,9 +63,12 @@ export function startDemo(options: DemoOptions): Demo {
     await opened.disposeAsync();
   });
   const failed = new Promise<void>((resolve, reject) => {
-    Promise.race([play(run).then(() => failure.promise), failure.promise]).catch((error: unknown) => {
+    // Not at once: who calls has yet to listen for what is to stop it.
+    const played = Promise.resolve().then(() => play(run));
+    Promise.race([played.then(() => failure.promise), failure.promise]).catch((error: unknown) => {
       // Whatever ends while everything is being stopped is no failure.
       if (stopping.signal.aborted) return;
+      if (!isExpected(error)) log.error("the demo failed", { error });
       screen.line();
       screen.note(`The demo can't go on: ${reasonOf(error)}`);
       close().then(resolve, reject);
@@ -74,7 +78,7 @@ export function startDemo(options: DemoOptions): Demo {
     failed,
     async stop() {
       screen.line();
-      screen.line("Stopping: gateway, facilitator, agents and chain.");
+      screen.line("Stopping everything.");
       await close();
       screen.line("Stopped. Nothing is left behind.");
     },
@@ -127,7 +131,7 @@ async function play(run: Run): Promise<void> {
   });
   await bounded(run, PLAY_MS_MAX, (signal) => playPaidCall(stage, signal));
   await bounded(run, PLAY_MS_MAX, (signal) => playPricedTool(stage, signal));
-  await showWhatIsThere(stage, collection);
+  await showWhatIsThere(stage, collection, dir);
 }
 
 type Started = Collection & { readonly certificates: Certificates };
@@ -192,8 +196,9 @@ async function step<T>(
     run.screen.done(name, detail, performance.now() - startedAt);
     return result;
   } catch (error) {
-    if (!run.signal.aborted) run.screen.failed(name, "failed");
-    throw error;
+    run.signal.throwIfAborted();
+    run.screen.failed(name, "failed");
+    throw isExpected(error) ? new DemoProblem(`${name}: ${error.message}`, { cause: error }) : error;
   }
 }
 
@@ -210,6 +215,11 @@ async function bounded<T>(run: Run, msMax: number, work: (signal: AbortSignal) =
   } finally {
     clearTimeout(timer);
   }
+}
+
+/** Of the others the log tells where they come from. */
+function isExpected(error: unknown): error is DemoProblem | StartupProblem {
+  return error instanceof DemoProblem || error instanceof StartupProblem;
 }
 
 function reasonOf(error: unknown): string {

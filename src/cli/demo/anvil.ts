@@ -57,8 +57,9 @@ function packageName(): string | null {
 
 function howToGetIt(): string[] {
   const name = packageName();
-  const foundry = "https://getfoundry.sh";
-  return name === null ? [`Get it from ${foundry}.`] : [`Get it: npm install ${name}`, `or from ${foundry}.`];
+  const fromFoundry = "from https://getfoundry.sh";
+  if (name === null) return [`Get it ${fromFoundry}, and start the demo again.`];
+  return [`Get it: npm install --no-save ${name}`, `or ${fromFoundry}, and start the demo again.`];
 }
 
 export interface AnvilProcess {
@@ -84,15 +85,17 @@ export async function startAnvil(
   signal: AbortSignal,
 ): Promise<AnvilProcess> {
   const options = ["--port", "0", "--chain-id", `${CHAIN_ID}`, "--prune-history", `${STATES_KEPT}`];
+  const env = { HOME: home, PATH: "/usr/bin:/bin" };
   const chain = Bun.spawn([path, ...options, "--no-mining", "--color", "never"], {
     cwd: home,
-    env: { HOME: home, PATH: "/usr/bin:/bin" },
+    env,
     stdin: "ignore",
     stdout: "pipe",
     stderr: "ignore",
     detached: true,
   });
   const guard = Bun.spawn(["/bin/sh", "-c", GUARD, "guard", String(chain.pid), dir], {
+    env,
     stdin: "pipe",
     stdout: "ignore",
     stderr: "ignore",

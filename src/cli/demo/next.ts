@@ -13,13 +13,20 @@ export interface Collection {
   readonly facilitator: Pick<RunningFacilitator, "url" | "openUrl">;
 }
 
-/** @param collection null without anvil */
-export async function showWhatIsThere(stage: Stage, collection: Collection | null): Promise<void> {
+/**
+ * @param collection null without anvil
+ * @param dir of everything that the demo has written
+ */
+export async function showWhatIsThere(
+  stage: Stage,
+  collection: Collection | null,
+  dir: string,
+): Promise<void> {
   const { screen, tenant, agents, payer } = stage;
-  screen.section("All of it runs until you press Ctrl-C");
+  screen.section("All of it stays up until you press Ctrl-C");
   const entries: Entry[] = [
     ["gateway", tenant.url],
-    ["Swagger UI", `${tenant.url}/swagger`],
+    ["Swagger UI", `${tenant.url}/swagger  (Authorize takes the token below)`],
     ["http agent", `${agents.notary}  notary, ${usdc(NOTARY_PRICE)} USDC a call`],
     ["mcp agent", `${agents.calculator}  calculator, ${usdc(FACTORIZE_PRICE)} USDC for factorize`],
   ];
@@ -27,15 +34,16 @@ export async function showWhatIsThere(stage: Stage, collection: Collection | nul
     const { chain, facilitator } = collection;
     entries.push(
       ["facilitator", `${facilitator.url}  mutual TLS: /settle, /supported, /healthz`],
-      ["", `${facilitator.openUrl}   open: /supported, /healthz`],
+      ["", `${facilitator.openUrl.padEnd(facilitator.url.length)}  open: /supported, /healthz`],
       ["chain RPC", `${chain.url}  chain ID ${CHAIN_ID}`],
       ["payer", `${payer.address}  with ${usdc(await chain.usdcOf(payer.address))} USDC`],
     );
   }
+  entries.push(["files", `${dir}  (goes with the demo)`]);
   screen.entries(entries);
   screen.line();
-  screen.note("PAYER_KEY below is a throw-away key of this local chain. It was made for this run and is");
-  screen.note("worth nothing anywhere else: never send anything to it, and never use it again.");
+  screen.note("PAYER_KEY below is a throw-away key, made for this run and for this machine. It is worth");
+  screen.note("nothing anywhere else: never send anything to it, and never use it again.");
   showCommands(screen, stage);
 }
 
@@ -57,6 +65,7 @@ function showCommands(screen: Screen, { tenant, agents, payer }: Stage): void {
   screen.line();
   screen.verbatim(payCommand.trimEnd());
   screen.line();
+  screen.line("Ctrl-C here stops everything, and removes it.");
 }
 
 const CHALLENGE_COMMAND = `curl -si "$GATEWAY/v1/proxy/$AGENT" -H "Authorization: Bearer $TOKEN" -d hello`;
