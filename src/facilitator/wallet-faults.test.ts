@@ -149,6 +149,31 @@ test("an outage after the broadcast ends nothing", async () => {
   await expectCollected(wallet, payment);
 });
 
+describe("after the block, a node that for a while", () => {
+  test.each<[string, string, RpcFault]>([
+    ["has no receipt", "eth_getTransactionReceipt", { kind: "result", result: null }],
+    ["fails at receipts", "eth_getTransactionReceipt", { kind: "error", message: "internal error" }],
+    ["fails at state", "eth_call", { kind: "error", code: -32_001, message: "Resource not found" }],
+    ["fails at nonces", "eth_getTransactionCount", { kind: "page", status: 500 }],
+    ["has neither receipt nor logs", "eth_getLogs", { kind: "result", result: [] }],
+  ])(
+    "%s: nothing is concluded from that",
+    async (_, method, fault) => {
+      const wallet = await startBehind();
+      const payment = await newPayment(chain);
+      await wallet.collect(await newPayment(chain));
+      await wallet.claim(payment);
+      relay.on(method, fault, 3);
+      if (method === "eth_getLogs")
+        relay.on("eth_getTransactionReceipt", { kind: "result", result: null }, 3);
+      await wallet.wallet.send(payment, 120_000n);
+      await expectCollected(wallet, payment);
+      expect(await wallet.rows()).toHaveLength(2);
+    },
+    15_000,
+  );
+});
+
 test("a node that forgets its pool is told again", async () => {
   const wallet = await startBehind();
   const payment = await newPayment(chain);

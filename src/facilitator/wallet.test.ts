@@ -1,7 +1,17 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { startChain, type TestChain } from "../../test/support/chain.ts";
 import { newPayer } from "../../test/support/payments.ts";
-import { newPayment, removeWallets, startWallet, type TestWallet } from "../../test/support/wallet.ts";
+import { startRpcRelay } from "../../test/support/rpc-relay.ts";
+import {
+  fundedSigner,
+  newPayment,
+  removeWallets,
+  startWallet,
+  type TestWallet,
+} from "../../test/support/wallet.ts";
+import { Fault } from "../core/fault.ts";
+import type { Store } from "../storage/store.ts";
+import type { Unsigned } from "./signer.ts";
 
 let chain: TestChain;
 const open: TestWallet[] = [];
@@ -33,6 +43,87 @@ test("a payment is collected once, and its record names the transaction", async 
     block_number: ended!.block_number!,
     block_hash: ended!.block_hash!,
   });
+});
+
+describe("a store whose answer is lost", () => {
+  /** Commits, and then says that it could not; so many times. Only Postgres can do that. */
+  const forgetful = (store: Store, times: number): Store => {
+    let left = times;
+    return {
+      ...store,
+      dialect: "postgres",
+      async write(work) {
+        const value = await store.write(work);
+        if (left-- > 0) throw new Fault("unavailable", "the connection is gone");
+        return value;
+      },
+    };
+  };
+
+  test("is asked until it is known: each payment has one transaction, and none is refused", async () => {
+    const { store } = await start(chain);
+    const payments = [await newPayment(chain), await newPayment(chain)];
+    const wallet = await start(chain, { store: forgetful(store, 0) });
+    for (const payment of payments) await wallet.claim(payment);
+    const unsure = await start(chain, { store: forgetful(store, 1), signers: wallet.signers });
+    await Promise.all(payments.map((payment) => unsure.wallet.send(payment, 120_000n)));
+    for (const payment of payments) {
+      expect(await wallet.ended(payment)).toMatchObject({ status: "settled" });
+      expect(await chain.transfers({ nonce: payment.key.nonce })).toHaveLength(1);
+    }
+    expect((await wallet.rows()).map((row) => row.wallet_nonce)).toEqual([0, 1]);
+  });
+
+  test("that took nothing refuses, and the nonce is given to the next", async () => {
+    const { store } = await start(chain);
+    let isFull = true;
+    const full: Store = {
+      ...store,
+      write: (work) => (isFull ? Promise.reject(new Fault("unavailable", "disk full")) : store.write(work)),
+    };
+    const wallet = await start(chain, { store: full });
+    const payment = await newPayment(chain);
+    await expect(wallet.wallet.send(payment, 120_000n)).rejects.toThrow("disk full");
+    isFull = false;
+    await wallet.collect(payment);
+    expect(await wallet.ended(payment)).toMatchObject({ status: "settled" });
+    expect((await wallet.rows()).map((row) => row.wallet_nonce)).toEqual([0]);
+  });
+});
+
+test("a signer that fails refuses what it can't sign, and leaves no gap", async () => {
+  const signer = await fundedSigner(chain);
+  let signed = 0;
+  const failing = {
+    ...signer,
+    sign: (unsigned: Unsigned) => {
+      return ++signed === 3 ? Promise.reject(new Error("locked")) : signer.sign(unsigned);
+    },
+  };
+  const wallet = await start(chain, { signers: [failing] });
+  const payments: Awaited<ReturnType<typeof newPayment>>[] = [];
+  for (let made = 0; made < 5; made++) payments.push(await newPayment(chain));
+  for (const payment of payments) await wallet.claim(payment);
+  const sent = await Promise.allSettled(payments.map((each) => wallet.wallet.send(each, 120_000n)));
+  const taken = payments.filter((_, index) => sent[index]?.status === "fulfilled");
+  expect(taken.length).toBeGreaterThan(1);
+  for (const payment of taken) expect((await wallet.ended(payment))?.status).toBe("settled");
+  expect((await wallet.rows()).map((row) => row.wallet_nonce)).toEqual(taken.map((_, index) => index));
+});
+
+test("stopping waits for no node that hangs, and loses nothing", async () => {
+  const relay = await startRpcRelay(chain.url);
+  const wallet = await start(chain, { urls: [relay.url], timeoutMs: 300 });
+  const payments: Awaited<ReturnType<typeof newPayment>>[] = [];
+  for (let made = 0; made < 40; made++) payments.push(await newPayment(chain));
+  relay.on("eth_sendRawTransaction", { kind: "hang" });
+  await Promise.all(payments.map((payment) => wallet.collect(payment)));
+  const started = performance.now();
+  await wallet.wallet.stop();
+  expect(performance.now() - started).toBeLessThan(1500);
+  await relay.stop();
+  const next = await start(chain, { store: wallet.store, signers: wallet.signers });
+  for (const payment of payments) expect((await next.ended(payment))?.status).toBe("settled");
 });
 
 describe("three hundred at once", () => {
