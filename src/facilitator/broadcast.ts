@@ -3,7 +3,7 @@
 import type { Log } from "../core/log.ts";
 import type { Hex } from "../x402/types.ts";
 import type { Chain } from "./chain.ts";
-import { newestOf, type Slot, type Slots } from "./slots.ts";
+import { isObsolete, newestOf, type Slot, type Slots } from "./slots.ts";
 
 /** Nodes keep few transactions of one sender out of order, so not many are under way at a time. */
 const PARALLEL = 16;
@@ -50,7 +50,9 @@ export function createBroadcaster(options: BroadcasterOptions): Broadcaster {
   }
 
   function due(wallet: Hex, now: number): Slot[] {
-    const slotsDue = slots.waiting(wallet).filter((slot) => slot.broadcastAt <= now && !underWay.has(slot));
+    const slotsDue = slots
+      .waiting(wallet)
+      .filter((slot) => slot.broadcastAt <= now && !underWay.has(slot) && !isObsolete(slot));
     const again = new Set(slotsDue.filter(({ broadcasts }) => broadcasts > 0).slice(0, AGAIN_MAX));
     return slotsDue.filter((slot) => slot.broadcasts === 0 || again.has(slot));
   }

@@ -12,7 +12,9 @@ import type { Signer } from "./signer.ts";
 import { lastNonce } from "./transactions.ts";
 
 const BATCH_MAX = 100;
-const CONFLICTS_MAX = 5;
+/** Another process with the same key took the nonces: it is let go first for a moment, each time of another length. */
+const CONFLICTS_MAX = 20;
+const CONFLICT_PAUSE_MS_MAX = 100;
 /** How old the newest block may be that fees are reckoned from. */
 const BLOCK_AGE_MS_MAX = 1000;
 const RETRY_AFTER_SECONDS = 5;
@@ -79,8 +81,8 @@ export function createLane(options: LaneOptions): Lane {
       } catch (error) {
         // Whatever happened, the next nonce is what chain and store say.
         doubt();
-        const isConflict = error instanceof UniqueViolation;
-        if (!isConflict || ++conflicts > CONFLICTS_MAX) left = refuse(left, error);
+        if (error instanceof UniqueViolation && ++conflicts <= CONFLICTS_MAX) await pauseAtRandom();
+        else left = refuse(left, error);
       }
     }
   }
@@ -148,6 +150,10 @@ async function nextNonce(chain: Chain, store: Store, { address }: Signer): Promi
     lastNonce(store.read, address),
   ]);
   return Math.max(counted, stored === null ? 0 : stored + 1);
+}
+
+function pauseAtRandom(): Promise<void> {
+  return new Promise((resolve) => setTimeout(resolve, Math.random() * CONFLICT_PAUSE_MS_MAX));
 }
 
 function unavailable(message: string, cause?: unknown): Fault {

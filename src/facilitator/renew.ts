@@ -10,7 +10,7 @@ import { isExpired } from "./judge.ts";
 import { pooled } from "./pooled.ts";
 import type { Signer } from "./signer.ts";
 import { type Content, nothing, signRow, transfer } from "./signing.ts";
-import { newestOf, type Slot, type Slots } from "./slots.ts";
+import { isObsolete, newestOf, type Slot, type Slots } from "./slots.ts";
 import { insertTransactions, type TransactionRow } from "./transactions.ts";
 import type { Block } from "./wire.ts";
 
@@ -118,11 +118,7 @@ function feesOf(row: TransactionRow): Fees {
 
 function needsMore(slot: Slot, { count, since }: Progress, head: Block): boolean {
   const row = newestOf(slot);
-  if (slot.underpriced || BigInt(row.max_fee) < head.baseFee) return true;
-  const { payment } = slot;
-  // It can't succeed, or must not: the payment failed for the operator and its caller, whatever a new chain says.
-  const isObsolete = payment !== null && payment.status !== "sent" && row.payer !== null;
-  if (isObsolete && !isExpired(payment, head)) return true;
+  if (isObsolete(slot) || slot.underpriced || BigInt(row.max_fee) < head.baseFee) return true;
   const missed = head.number - Math.max(row.stored_at_block, since);
   return slot.nonce === count && missed >= MISSED_BLOCKS_MAX;
 }

@@ -62,6 +62,14 @@ export function newestOf(slot: Slot): TransactionRow {
   return slot.transactions.at(-1) ?? slot.transactions[0];
 }
 
+/**
+ * Its newest transaction would make a payment that has ended. Whatever a reorganised chain would say to that, it must
+ * not land any more: the nonce is used up by one that does nothing.
+ */
+export function isObsolete(slot: Slot): boolean {
+  return slot.payment !== null && slot.payment.status !== "sent" && newestOf(slot).payer !== null;
+}
+
 function nameOf({ payer, nonce }: PaymentKey): string {
   return `${payer}:${nonce}`;
 }

@@ -276,6 +276,29 @@ test("a block that is reorganised away is noticed, and the payment lands again",
   expect(await transfersOf(payment)).toMatchObject([{ block_hash: after!.block_hash! }]);
 });
 
+test("a payment that failed does not land when the block that failed it is reorganised away", async () => {
+  const wallet = await start(chain);
+  const payment = await newPayment(chain);
+  await chain.pauseMining();
+  await wallet.collect(payment);
+  await chain.blacklist(payment.payer.address);
+  await chain.mine();
+  expect((await wallet.ended(payment))?.status).toBe("failed");
+  await chain.reorg(1);
+  await chain.unblacklist(payment.payer.address);
+  await chain.mine();
+  await until(async () => (await wallet.rows()).length === 2);
+  await until(async () => (await pending()) === 1);
+  await chain.mine();
+  expect(await transfersOf(payment)).toHaveLength(0);
+  expect((await wallet.rows()).map((row) => row.payer)).toEqual([payment.key.payer, null]);
+  const next = await newPayment(chain, { payer: newPayer(), value: 0n });
+  await wallet.collect(next);
+  await until(async () => (await pending()) === 1);
+  await chain.mine();
+  expect((await wallet.ended(next))?.status).toBe("settled");
+});
+
 test("twelve blocks later nothing is open any more", async () => {
   const wallet = await start(chain);
   const payment = await newPayment(chain);

@@ -2,6 +2,7 @@
 import { afterAll, afterEach, beforeEach, describe, expect, test } from "bun:test";
 import { startChain, type TestChain } from "../../test/support/chain.ts";
 import { type RpcFault, type RpcRelay, startRpcRelay } from "../../test/support/rpc-relay.ts";
+import { postgresPlace } from "../../test/support/stores.ts";
 import {
   fundedSigner,
   newPayment,
@@ -247,6 +248,36 @@ describe("a process that ends", () => {
     await expectCollected(wallet, next);
   });
 
+  test("before any broadcast: the next one gives no nonce twice that only the store knows", async () => {
+    const signer = await fundedSigner(chain);
+    const dying = await start(chain, { signers: [signer], wrap: silent });
+    const [payment, next] = [await newPayment(chain), await newPayment(chain)];
+    await dying.collect(payment);
+    await dying.wallet.stop();
+    const wallet = await start(chain, { signers: [signer], store: dying.store, wrap: silent });
+    await wallet.collect(next);
+    expect((await wallet.rows()).map((row) => [row.wallet_nonce, row.replacement])).toEqual([
+      [0, 0],
+      [1, 0],
+    ]);
+  });
+
+  test("and whose transactions are all closed, with a payment still open: the chain tells", async () => {
+    const dying = await start(chain, { wrap: silent });
+    const [landed, lost] = [await newPayment(chain), await newPayment(chain)];
+    await dying.collect(landed);
+    await dying.collect(lost);
+    await dying.wallet.stop();
+    const [row] = await dying.rows();
+    await chain.rpc("eth_sendRawTransaction", [row!.raw]);
+    const t = dying.store.read.tables.facilitatorTransactions;
+    await dying.store.write((tx) => tx.db.update(t).set({ open: false }));
+    const wallet = await start(chain, { store: dying.store });
+    await expectCollected(wallet, landed);
+    await expectCollected(wallet, lost);
+    expect((await wallet.payment(landed))?.transaction_hash).toBe(row!.hash);
+  });
+
   test("after the broadcast, with the block made while nobody looked: the next one finds it", async () => {
     const signer = await fundedSigner(chain);
     const dying = await start(chain, { signers: [signer] });
@@ -287,16 +318,19 @@ describe("a process that ends", () => {
   });
 });
 
-test("two processes with one key and one database: everything is collected, each nonce once", async () => {
+test("two processes with one key and one Postgres: everything is collected, each nonce once", async () => {
+  const place = await postgresPlace();
+  const stores = [await place.open(), await place.open()];
   const signer = await fundedSigner(chain);
-  const one = await start(chain, { signers: [signer] });
-  const other = await start(chain, { signers: [signer], store: one.store });
+  const [one, other] = await Promise.all(stores.map((store) => start(chain, { signers: [signer], store })));
   const payments = await newPayments(40);
-  await Promise.all(payments.map((payment, index) => (index % 2 === 0 ? one : other).collect(payment)));
-  for (const payment of payments) await expectCollected(one, payment);
-  const nonces = (await one.rows()).map((row) => row.wallet_nonce);
-  expect(nonces).toEqual(payments.map((_, index) => index));
-}, 20_000);
+  await Promise.all(payments.map((payment, index) => (index % 2 === 0 ? one : other)!.collect(payment)));
+  for (const payment of payments) await expectCollected(one!, payment);
+  const rows = (await one!.rows()).filter((row) => row.payer !== null && row.replacement === 0);
+  expect(new Set(rows.map((row) => row.nonce)).size).toBe(40);
+  await Promise.all([one!.wallet.stop(), other!.wallet.stop()]);
+  await Promise.all(stores.map((store) => store.close()));
+}, 30_000);
 
 test("a payment that is not claimed any more is not sent, and takes no nonce from the others", async () => {
   const wallet = await start(chain);
