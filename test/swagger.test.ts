@@ -103,6 +103,26 @@ browserSuite(`the page in a browser${reason}`, () => {
       expect(complaints).toEqual([]);
     });
   }
+
+  test("shows the facilitator's endpoints, and lets only this gateway's own be tried", async () => {
+    await using visited = await visit(browser, gateway.url);
+    const { page } = visited;
+    const facilitator = page.locator('.opblock-tag-section:has(> [id="operations-tag-Facilitator"])');
+    const paths = await facilitator
+      .locator("[data-path]")
+      .evaluateAll((found) => found.map((element) => element.getAttribute("data-path")));
+    expect(paths).toEqual(["/settle", "/supported", "/healthz"]);
+    const buttons: Record<string, number> = {};
+    for (const path of ["/settle", "/supported", "/healthz"]) {
+      const block = facilitator.locator(`.opblock:has([data-path="${path}"])`);
+      await block.locator(".opblock-summary-control").click();
+      await block.locator(".responses-wrapper").waitFor();
+      buttons[path] = await block.getByRole("button", { name: /^(Execute|Try it out)/ }).count();
+    }
+    expect(buttons).toEqual({ "/settle": 0, "/supported": 0, "/healthz": 1 });
+    expect(await facilitator.textContent()).toContain("facilitator.example.com:8443");
+    expect([visited.strays, visited.complaints]).toEqual([[], []]);
+  });
 });
 
 describe("the document of the binary", () => {
@@ -110,7 +130,7 @@ describe("the document of the binary", () => {
     operationId: string;
     summary?: string;
     tags?: string[];
-    security?: unknown[];
+    security?: Record<string, string[]>[];
     parameters?: { name: string; description?: string }[];
     requestBody?: { content: Record<string, Content> };
     responses: Record<string, { description?: string; content?: Record<string, Content> }>;
@@ -143,7 +163,7 @@ describe("the document of the binary", () => {
     for (const [path, methods] of Object.entries(document.paths)) {
       for (const [method, operation] of Object.entries(methods)) {
         names.push(operation.operationId);
-        gaps.push(...gapsOf(operation, path.startsWith("/v1/")).map((gap) => `${method} ${path}: ${gap}`));
+        gaps.push(...gapsOf(operation, guardOf(path)).map((gap) => `${method} ${path}: ${gap}`));
       }
     }
     expect(gaps).toEqual([]);
@@ -153,12 +173,17 @@ describe("the document of the binary", () => {
     expect(document.components.securitySchemes["bearer"]?.scheme).toBe("bearer");
   });
 
-  function gapsOf(operation: Operation, isProtected: boolean): string[] {
+  function guardOf(path: string): "bearer" | "clientCertificate" | null {
+    if (path === "/settle") return "clientCertificate";
+    return path.startsWith("/v1/") ? "bearer" : null;
+  }
+
+  function gapsOf(operation: Operation, guard: ReturnType<typeof guardOf>): string[] {
     const gaps: string[] = [];
     const need = (there: unknown, what: string) => void (there || gaps.push(`no ${what}`));
     need(operation.summary, "summary");
-    need(operation.tags?.length === 1, "tag");
-    need(operation.security?.length === (isProtected ? 1 : 0), "right security");
+    need(operation.tags?.length, "tag");
+    need(Object.keys(operation.security?.[0] ?? {})[0] === (guard ?? undefined), "right security");
     for (const { name, description } of operation.parameters ?? [])
       need(description, `description of ${name}`);
     const statuses = Object.keys(operation.responses);
@@ -166,7 +191,8 @@ describe("the document of the binary", () => {
       statuses.some((status) => status.startsWith("2")),
       "success",
     );
-    for (const status of isProtected ? ["401", "500"] : ["500"]) need(statuses.includes(status), status);
+    for (const status of guard === "bearer" ? ["401", "500"] : ["500"])
+      need(statuses.includes(status), status);
     const contents = Object.entries(operation.responses).map(
       ([status, { content }]) => [status, content] as const,
     );

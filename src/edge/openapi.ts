@@ -13,8 +13,31 @@ export const TAGS = {
   Invocations: "What was called, when, and how it ended.",
   Settlement: "The facilitator that collects the payments of a tenant's calls.",
   Policy: "Rules that allow, warn of or deny calls, and what they decided.",
+  Facilitator:
+    "Another server: it collects payments on chain for the gateways that have an account there. `/settle` stands " +
+    "behind mutual TLS, on its main port only; there is no token. The other two are open, on its plain port as well. " +
+    "They can't be tried here: this page calls nobody but the gateway, whose own health `/healthz` is then.",
   Service: "Health, version and keys. These need no token.",
 } as const;
+
+type Tag = keyof typeof TAGS;
+
+/** Who gets at an operation. */
+export const SECURITY_SCHEMES = {
+  bearer: { type: "http", scheme: "bearer", description: "An access token of the configured issuer." },
+  clientCertificate: {
+    type: "mutualTLS",
+    description: "A client certificate that an account of the facilitator is for.",
+  },
+} as const;
+
+/** Where an operation is, when that is not only the server of the document. */
+export interface ServerDoc {
+  readonly url: string;
+  readonly description: string;
+  /** What stands in braces in the URL. */
+  readonly variables?: Readonly<Record<string, { readonly default: string; readonly description: string }>>;
+}
 
 interface Parameter {
   readonly description: string;
@@ -48,9 +71,12 @@ interface ResponseDoc extends Content {
 export interface OperationDoc {
   readonly summary: string;
   readonly description?: string;
-  readonly tag: keyof typeof TAGS;
+  readonly tag: Tag | readonly Tag[];
   /** True for the paths that need no token. */
   readonly open?: boolean;
+  /** A bearer token when left out. */
+  readonly security?: keyof typeof SECURITY_SCHEMES;
+  readonly servers?: readonly ServerDoc[];
   /** By name: those in the path, in the query, and request headers. */
   readonly path?: Readonly<Record<string, Parameter>>;
   readonly query?: Readonly<Record<string, Parameter>>;
@@ -59,28 +85,29 @@ export interface OperationDoc {
   readonly responses: readonly ResponseDoc[];
   /** Beside `unauthenticated`, `internal` and `unavailable`, which every operation with a token may answer. */
   readonly errors: readonly FaultKind[];
-  /** Answers of these errors that say more than an Error body, which they may be all the same. */
+  /** What is to be said of these errors in this operation. */
   readonly answers?: Readonly<Partial<Record<FaultKind, FaultAnswerDoc>>>;
 }
 
 interface FaultAnswerDoc {
   readonly description: string;
-  readonly schema: TSchema;
+  /** A body that says more than an Error, which the answer may be all the same. */
+  readonly schema?: TSchema;
+  /** Of that body, or else the message of the Error. */
   readonly example: unknown;
-  readonly headers: Readonly<Record<string, string>>;
+  readonly headers?: Readonly<Record<string, string>>;
 }
 
 /** The OpenAPI operation of a route, for its `detail`. */
 export function operation(doc: OperationDoc): DocumentDecoration {
-  const always: readonly FaultKind[] = doc.open
-    ? ["internal"]
-    : ["unauthenticated", "unavailable", "internal"];
+  const { security = "bearer" } = doc;
   const value = {
     operationId: identifier(doc.summary),
     summary: doc.summary,
     description: doc.description,
-    tags: [doc.tag],
-    security: doc.open ? [] : [{ bearer: [] }],
+    tags: [doc.tag].flat(),
+    servers: doc.servers,
+    security: doc.open ? [] : [{ [security]: [] }],
     parameters: [
       ...parameters("path", doc.path),
       ...parameters("query", doc.query),
@@ -93,12 +120,20 @@ export function operation(doc: OperationDoc): DocumentDecoration {
     },
     responses: Object.fromEntries([
       ...doc.responses.map(success),
-      ...[...new Set([...doc.errors, ...always])].map((kind) => failure(kind, doc.answers?.[kind])),
+      ...[...new Set([...doc.errors, ...errorsOf(doc.open ? null : security)])].map((kind) =>
+        failure(kind, doc.answers?.[kind]),
+      ),
     ]),
   };
   // A round trip through JSON leaves out what is undefined and TypeBox's symbols.
   const text = JSON.stringify(value, (key, inner) => (key === "x-expected" ? undefined : inner));
   return JSON.parse(text, (_key, inner) => (Array.isArray(inner?.anyOf) ? plainer(inner) : inner));
+}
+
+/** What every operation may answer that is behind this. */
+function errorsOf(security: keyof typeof SECURITY_SCHEMES | null): readonly FaultKind[] {
+  if (security === null) return ["internal"];
+  return security === "bearer" ? ["unauthenticated", "unavailable", "internal"] : ["unavailable", "internal"];
 }
 
 /** "Read an agent" as `readAnAgent`: the name that generated clients give the call. */
@@ -225,10 +260,11 @@ const FAILURES: Readonly<Record<FaultKind, Failure>> = {
 
 function failure(kind: FaultKind, answer: FaultAnswerDoc | undefined) {
   const { description, example, headers: own } = FAILURES[kind];
-  const plain = { schema: ErrorBody, example: { error: example } };
-  const either = answer && {
-    schema: Type.Union([answer.schema, ErrorBody]),
-    examples: { [kind]: answer.example, error: plain.example },
+  const { schema, example: said = example } = answer ?? {};
+  const plain = { schema: ErrorBody, example: { error: schema === undefined ? said : example } };
+  const either = schema && {
+    schema: Type.Union([schema, ErrorBody]),
+    examples: { [kind]: said, error: plain.example },
   };
   const value = {
     description: answer?.description ?? description,

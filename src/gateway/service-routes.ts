@@ -17,13 +17,24 @@ export interface ServiceRoutesOptions {
 const status = Type.Object({ status: Type.String() });
 
 const health = operation({
-  tag: "Service",
+  tag: ["Facilitator", "Service"],
   open: true,
-  summary: "Liveness",
+  summary: "Health",
+  description:
+    "Of the gateway: liveness. The facilitator has the same path on both of its ports, and answers 503 there when it " +
+    "could settle nothing.",
   responses: [
     { status: "ok", description: "The process serves.", schema: status, example: { status: "ok" } },
   ],
-  errors: [],
+  errors: ["unavailable"],
+  answers: {
+    unavailable: {
+      description:
+        "Of the facilitator: no node of the chain answers, or its gas wallets are low. Of both: shutting down.",
+      schema: Type.Object({ status: Type.Literal("unavailable"), reason: Type.String() }),
+      example: { status: "unavailable", reason: "rpc unreachable" },
+    },
+  },
 });
 
 const ready = operation({

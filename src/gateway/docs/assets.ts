@@ -24,7 +24,7 @@ const PAGE = `<!doctype html>
 `;
 
 /** `validatorUrl: null` keeps the page from sending the document's address to a public validator. */
-const INITIALIZER = `SwaggerUIBundle(${JSON.stringify({
+const SETTINGS = {
   url: "swagger/json",
   dom_id: "#swagger-ui",
   validatorUrl: null,
@@ -33,7 +33,19 @@ const INITIALIZER = `SwaggerUIBundle(${JSON.stringify({
   tryItOutEnabled: true,
   // A token stays in the page's memory: the browser's storage would keep it after the page is closed.
   persistAuthorization: false,
-})});
+};
+
+/** What is on another server is shown and can't be tried: the page calls nobody but the gateway that it came from. */
+const INITIALIZER = `const isHere = (state, path, method) => {
+  const servers = state.getIn(["json", "paths", path, method, "servers"]);
+  return servers === undefined || servers.some((server) => server.get("url") === "/");
+};
+const OwnServerOnly = {
+  statePlugins: {
+    spec: { wrapSelectors: { allowTryItOutFor: () => isHere } },
+  },
+};
+SwaggerUIBundle({ ...${JSON.stringify(SETTINGS)}, plugins: [OwnServerOnly] });
 `;
 
 const POLICY = [

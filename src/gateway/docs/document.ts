@@ -2,46 +2,44 @@
 // instance of its own, because it would also serve a page that loads its scripts from a public network.
 import { swagger } from "@elysiajs/swagger";
 import { type AnyElysia, Elysia } from "elysia";
-import { TAGS } from "../../edge/openapi.ts";
+import { SECURITY_SCHEMES, TAGS } from "../../edge/openapi.ts";
+import { facilitatorDocs } from "./facilitator.ts";
 
 const ABOUT = `A multi-tenant registry and proxy for agents. Register an upstream, call it through the gateway,
 and poll the result.
 
 Every operation under \`/v1\` needs a bearer token that names a tenant and a user. With the local issuer,
-\`tollgate token --tenant acme --user alice\` prints one; give it to **Authorize**.`;
+\`tollgate token --tenant acme --user alice\` prints one; give it to **Authorize**.
 
-/** The document of `api` as JSON text. */
+An agent with a price is paid for by x402: its call is answered 402 with what it costs, and sent again with a payment
+in \`X-PAYMENT\`. The **Facilitator**, which collects the payments, is a server of its own.`;
+
+/** The document of `api`, and of the facilitator's endpoints beside it, as JSON text. */
 export async function apiDocument(api: AnyElysia, version: string): Promise<string> {
-  const reader = new Elysia().use(api).use(
-    swagger({
-      excludeStaticFile: false,
-      documentation: {
-        openapi: "3.1.0",
-        info: { title: "tollgate", version, description: ABOUT },
-        servers: [{ url: "/", description: "This gateway" }],
-        tags: Object.entries(TAGS).map(([name, description]) => ({ name, description })),
-        components: {
-          securitySchemes: {
-            bearer: {
-              type: "http",
-              scheme: "bearer",
-              description: "An access token of the configured issuer.",
-            },
-          },
+  const reader = new Elysia()
+    .use(facilitatorDocs())
+    .use(api)
+    .use(
+      swagger({
+        excludeStaticFile: false,
+        documentation: {
+          openapi: "3.1.0",
+          info: { title: "tollgate", version, description: ABOUT },
+          servers: [{ url: "/", description: "This gateway" }],
+          tags: Object.entries(TAGS).map(([name, description]) => ({ name, description })),
         },
-      },
-    }),
-  );
+      }),
+    );
   const response = await reader.handle(new Request("http://localhost/swagger/json"));
-  return nameSchemas(await response.text());
+  return withComponents(await response.text());
 }
 
 /**
- * Moves each schema that has an `$id` to the components, so that it appears once and by that name.
+ * Adds the components. Each schema that has an `$id` moves there, so that it appears once and by that name.
  *
  * @throws Error when two different schemas bear one name
  */
-function nameSchemas(text: string): string {
+function withComponents(text: string): string {
   const schemas: Record<string, unknown> = {};
   // The innermost values come first, so a named schema may hold others.
   const document = JSON.parse(text, (_key, value) => {
@@ -53,6 +51,7 @@ function nameSchemas(text: string): string {
     schemas[name] = schema;
     return { $ref: `#/components/schemas/${name}` };
   });
-  const components = { ...document.components, schemas };
+  // Not given to the plugin, whose types know no mutual TLS.
+  const components = { ...document.components, securitySchemes: SECURITY_SCHEMES, schemas };
   return JSON.stringify({ ...document, components });
 }

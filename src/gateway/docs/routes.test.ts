@@ -4,6 +4,7 @@ import { Type } from "@sinclair/typebox";
 import { silentLog } from "../../core/log.ts";
 import { createEdge, type Edge, json, routes } from "../../edge/http.ts";
 import { operation } from "../../edge/openapi.ts";
+import { parseSettleRequest } from "../../x402/codec.ts";
 import { docsRoutes } from "./routes.ts";
 
 const Part = Type.Object({ size: Type.Integer() }, { $id: "Part" });
@@ -119,11 +120,13 @@ describe("the document", () => {
     expect((await new Validator().validate(broken)).valid).toBe(false);
   });
 
-  test("describes every route of the API and no other", () => {
+  test("describes every route of the API, the facilitator's, and no other", () => {
     expect(document.openapi).toBe("3.1.0");
     expect(document.info.version).toBe("1.2.3");
     expect(Object.keys(document.paths).sort()).toEqual([
       "/.well-known/health",
+      "/settle",
+      "/supported",
       "/v1/things",
       "/v1/things/{id}",
     ]);
@@ -136,6 +139,7 @@ describe("the document", () => {
     expect(Object.keys(responses["429"].headers)).toEqual(["Retry-After", "X-Request-ID"]);
     expect(security).toEqual([{ bearer: [] }]);
     expect(document.components.securitySchemes.bearer.scheme).toBe("bearer");
+    expect(document.components.securitySchemes.clientCertificate.type).toBe("mutualTLS");
     expect(parameters).toEqual([
       {
         name: "id",
@@ -157,11 +161,27 @@ describe("the document", () => {
       example: { name: "a", parts: [] },
     });
     expect(responses["201"].content["application/json"].schema).toEqual(reference);
-    expect(Object.keys(document.components.schemas).sort()).toEqual(["Error", "Part", "Thing"]);
+    expect(Object.keys(document.components.schemas)).toEqual(
+      expect.arrayContaining(["Error", "Part", "Thing"]),
+    );
     expect(document.components.schemas.Thing.properties).toEqual({
       name: { type: "string" },
       parts: { type: "array", items: { $ref: "#/components/schemas/Part" } },
     });
+  });
+
+  test("puts the facilitator's endpoints where they are, which is not here", async () => {
+    const { servers, security, requestBody, responses } = document.paths["/settle"].post;
+    expect(servers.map(({ url }: { url: string }) => url)).toEqual(["{facilitator_url}"]);
+    expect(security).toEqual([{ clientCertificate: [] }]);
+    expect(Object.keys(responses)).toEqual(["200", "400", "403", "429", "500", "503"]);
+    const { example } = requestBody.content["application/json"];
+    const parsed = parseSettleRequest(example);
+    expect(parsed).toMatchObject({ ok: true, value: { payment: { network: "base" } } });
+    const supported = document.paths["/supported"].get;
+    expect([supported.servers.length, supported.security]).toEqual([2, []]);
+    expect((await get("/supported")).status).toBe(404);
+    expect((await edge.fetch(new Request("http://localhost/settle", { method: "POST" }))).status).toBe(404);
   });
 
   test("is refused when two different schemas bear one name", async () => {

@@ -96,35 +96,6 @@ export const PollView = Type.Object(
   { $id: "InvocationPoll" },
 );
 
-const PaymentRequirements = Type.Object(
-  {
-    scheme: Type.Literal("exact"),
-    network: Type.Literal("base"),
-    maxAmountRequired: Type.String({ description: "The price in the smallest unit, as a decimal string." }),
-    resource: Type.String({ description: "The URL of the call.", format: "uri" }),
-    description: Type.String(),
-    mimeType: Type.String(),
-    payTo: Type.String({ description: "The payee's address." }),
-    maxTimeoutSeconds: Type.Integer(),
-    asset: Type.String({ description: "The address of the token contract." }),
-    extra: Type.Object(
-      { name: Type.String(), version: Type.String() },
-      { description: "The token's EIP-712 domain." },
-    ),
-  },
-  { $id: "PaymentRequirements" },
-);
-
-/** x402, version 1. */
-export const PaymentChallenge = Type.Object(
-  {
-    x402Version: Type.Literal(1),
-    error: Type.String(),
-    accepts: Type.Array(PaymentRequirements, { minItems: 1, maxItems: 1 }),
-  },
-  { $id: "PaymentChallenge" },
-);
-
 export interface CapturedBodies {
   readonly request: Uint8Array | null;
   readonly response: Uint8Array | null;

@@ -12,19 +12,12 @@ import { operation } from "../../edge/openapi.ts";
 import type { Store } from "../../storage/store.ts";
 import { requirementsOf } from "../../x402/codec.ts";
 import { X402_VERSION } from "../../x402/kind.ts";
+import { PaymentChallenge } from "../../x402/schemas.ts";
 import { type AdmitOptions, admit } from "./admit.ts";
 import { waitSeconds } from "./command.ts";
 import type { Endings } from "./endings.ts";
 import { capturedBodies, capturedResponse, findInvocation, readHistory } from "./history.ts";
-import {
-  detail,
-  InvocationDetail,
-  InvocationPage,
-  listItem,
-  PaymentChallenge,
-  PollView,
-  pollView,
-} from "./model.ts";
+import { detail, InvocationDetail, InvocationPage, listItem, PollView, pollView } from "./model.ts";
 import { abandon, type InvocationRow } from "./service.ts";
 
 export interface InvocationRoutesOptions extends AdmitOptions {
