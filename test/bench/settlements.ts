@@ -1,0 +1,149 @@
+// Collecting payments on a chain with blocks of two seconds, by one key: the compiled facilitator over mutual TLS
+// beside the official library's settle with one wallet. What counts is what the chain says has moved.
+import { join } from "node:path";
+import type { Address } from "viem";
+import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
+import { startChain, type TestChain } from "../support/chain.ts";
+import { type Connection, type Facilitator, startFacilitator } from "../support/facilitator.ts";
+import { newPayer, type SignedPayment, signPayment } from "../support/payments.ts";
+import { coreSecondsIn } from "./cores.ts";
+import { officialPayment, officialSettle } from "./official.ts";
+import { figure, perSecond, type Rate, say, times } from "./report.ts";
+
+const BLOCK_SECONDS = 2;
+const PRICE = 1_000n;
+const PAYMENTS = 1_200;
+const CONNECTIONS = 600;
+/** Below what the listener takes of handshakes at a time. */
+const HANDSHAKES = 64;
+
+const OFFICIAL_AT_ONCE = 52;
+const OFFICIAL_IN_TURN = 4;
+/** Of a settlement by the library, which itself would wait for three minutes. */
+const OFFICIAL_MS_MAX = 20_000;
+
+interface Collected extends Rate {
+  readonly blocks: readonly number[];
+  readonly most: number;
+}
+
+/** A payer with the money for so many payments, and the payments. */
+async function payments(chain: TestChain, count: number): Promise<SignedPayment[]> {
+  const payer = newPayer();
+  const to = newPayer().address;
+  await chain.fundUsdc(payer.address, PRICE * BigInt(count));
+  return Promise.all(Array.from({ length: count }, () => signPayment(payer, { to, value: PRICE })));
+}
+
+/** Has them settled, and looks at the chain for what came of it. */
+async function collect(
+  chain: TestChain,
+  all: readonly SignedPayment[],
+  settleAll: () => Promise<unknown>,
+): Promise<Collected> {
+  const from = all[0]?.authorization.from as Address;
+  const startedAt = performance.now();
+  await settleAll();
+  const seconds = (performance.now() - startedAt) / 1000;
+  const transfers = await chain.transfers({ from });
+  const perBlock = Map.groupBy(transfers, ({ block_number }) => block_number);
+  const most = Math.max(0, ...[...perBlock.values()].map(({ length }) => length));
+  return { count: transfers.length, seconds, blocks: [...perBlock.keys()], most };
+}
+
+/** So many strands, each with the next one as soon as it is done with the last. */
+async function strands<T, S>(
+  items: Iterable<T>,
+  those: readonly S[],
+  work: (item: T, strand: S) => Promise<void>,
+): Promise<void> {
+  const rest = items[Symbol.iterator]();
+  await Promise.all(
+    those.map(async (strand) => {
+      for (let next = rest.next(); !next.done; next = rest.next()) await work(next.value, strand);
+    }),
+  );
+}
+
+async function connections(facilitator: Facilitator): Promise<Connection[]> {
+  const open: Connection[] = [];
+  const hands = Array.from({ length: HANDSHAKES }, () => null);
+  await strands(Array.from({ length: CONNECTIONS }).keys(), hands, async () => {
+    open.push(await facilitator.connect());
+  });
+  return open;
+}
+
+async function ours(chain: TestChain): Promise<number> {
+  await using facilitator = await startFacilitator(chain);
+  const all = await payments(chain, PAYMENTS);
+  const open = await connections(facilitator);
+  const answers: number[] = [];
+  let successes = 0;
+  const homes = [join(facilitator.dataDir, "..", "elsewhere"), chain.home] as const;
+  const before = homes.map(coreSecondsIn);
+  const collected = await collect(chain, all, () =>
+    strands(all, open, async (payment, connection) => {
+      const startedAt = performance.now();
+      const { status, body } = await connection.settle(payment.settleRequest);
+      if (status === 200 && body.success === true) successes++;
+      answers.push(performance.now() - startedAt);
+    }),
+  );
+  const used = homes.map((home, index) => (coreSecondsIn(home) - (before[index] ?? 0)) / PAYMENTS);
+  const [own, node] = used.map((seconds) => (seconds * 1000).toFixed(1));
+  for (const connection of open) connection.close();
+  await facilitator.stop();
+  answers.sort((a, b) => a - b);
+  const at = (share: number) => Math.round((answers[Math.floor(answers.length * share)] ?? 0) / 100) / 10;
+  const span = Math.max(...collected.blocks) - Math.min(...collected.blocks) + 1;
+  figure(
+    "ours: the facilitator over mutual TLS",
+    perSecond(collected),
+    `${collected.count} of ${PAYMENTS} collected (${successes} told so) in ${span} blocks, at most ${collected.most} in one`,
+  );
+  say(
+    `  ${CONNECTIONS} at a time, answered in p50 ${at(0.5)} s, p99 ${at(0.99)} s; core time for each ${own} ms, and ${node} ms of anvil`,
+  );
+  return perSecond(collected);
+}
+
+/** @param atOnce how many at a time */
+async function official(chain: TestChain, count: number, atOnce: number): Promise<Collected> {
+  const key = generatePrivateKey();
+  await chain.fundEth(privateKeyToAccount(key).address, 10n ** 19n);
+  const settle = officialSettle(chain.url, key);
+  const all = await payments(chain, count);
+  return collect(chain, all, () =>
+    strands(all.map(officialPayment), Array.from({ length: atOnce }), async (payment) => {
+      const { promise: late, resolve } = Promise.withResolvers<void>();
+      const timer = setTimeout(resolve, OFFICIAL_MS_MAX);
+      // It throws where it fails.
+      await Promise.race([settle(payment).catch(() => false), late]);
+      clearTimeout(timer);
+    }),
+  );
+}
+
+export async function settlements(): Promise<void> {
+  say(`settlements: the real token on anvil, blocks of ${BLOCK_SECONDS} s, one key that pays the gas`);
+  const chain = await startChain({ blockTimeSeconds: BLOCK_SECONDS });
+  try {
+    const own = await ours(chain);
+    for (const [name, count, atOnce] of [
+      [`x402 settle, ${OFFICIAL_AT_ONCE} at once`, OFFICIAL_AT_ONCE, OFFICIAL_AT_ONCE],
+      ["x402 settle, one after the other", OFFICIAL_IN_TURN, 1],
+    ] as const) {
+      const collected = await official(chain, count, atOnce);
+      const rate = perSecond(collected);
+      const { length: blocks } = collected.blocks;
+      figure(
+        name,
+        rate,
+        `${collected.count} of ${count} collected in ${blocks} blocks; ours is ${times(own, rate)} times that`,
+      );
+    }
+  } finally {
+    await chain.stop();
+  }
+}

@@ -1,0 +1,177 @@
+// Judging a payment: ours beside viem's recovery of the signer and the verify of the official library. They take
+// turns of a fraction of a second, so that whatever else the machine does meanwhile slows all of them alike.
+import { recoverTypedDataAddress } from "viem";
+import { decodePaymentHeader, parseSettleRequest, type SettleRequest } from "../../src/x402/codec.ts";
+import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "../../src/x402/kind.ts";
+import type { Payment, Requirements } from "../../src/x402/types.ts";
+import { checkRequirements, checkSignature, checkWindow } from "../../src/x402/verify.ts";
+import { startChain } from "../support/chain.ts";
+import { newPayer, type SignedPayment, signPayment } from "../support/payments.ts";
+import { coreSecondsIn, ownCoreSeconds } from "./cores.ts";
+import { type OfficialPayment, officialPayment, officialVerify, officialVerifyAlone } from "./official.ts";
+import { figure, perSecond, type Rate, say, times } from "./report.ts";
+
+const PAYERS = 8;
+const PAYMENTS_OF_EACH = 32;
+const PRICE = 10_000n;
+const TURN_MS = 250;
+/** Questions to the node at a time. */
+const PARALLEL = 16;
+const MARGIN_SECONDS = 6;
+
+interface Sample {
+  readonly signed: SignedPayment;
+  readonly official: OfficialPayment;
+  readonly request: SettleRequest;
+}
+
+interface Contender {
+  readonly name: string;
+  /** False when it finds the payment bad, which none of them may. */
+  readonly judge: (sample: Sample) => boolean | Promise<boolean>;
+  /** How many at a time. */
+  readonly parallel: number;
+  /** The directory that others who do part of its work live in. */
+  readonly helpersIn?: string;
+}
+
+async function samples(): Promise<Sample[]> {
+  const to = newPayer().address;
+  const payers = Array.from({ length: PAYERS }, newPayer);
+  const signed = await Promise.all(
+    payers.flatMap((payer) =>
+      Array.from({ length: PAYMENTS_OF_EACH }, () => signPayment(payer, { to, value: PRICE })),
+    ),
+  );
+  return signed.map((each) => {
+    const request = parseSettleRequest(each.settleRequest);
+    if (!request.ok) throw new Error(request.reason);
+    return { signed: each, official: officialPayment(each), request: request.value };
+  });
+}
+
+function isGood(payment: Payment, requirements: Requirements): boolean {
+  const now = Math.floor(Date.now() / 1000);
+  return (
+    checkWindow(payment.authorization, now, MARGIN_SECONDS) === null &&
+    checkRequirements(payment, requirements, { exactValue: true }) === null &&
+    checkSignature(payment) === "payer"
+  );
+}
+
+function fromHeader({ signed, request }: Sample): boolean {
+  const payment = decodePaymentHeader(signed.header);
+  return payment.ok && isGood(payment.value, request.requirements);
+}
+
+const TYPES = {
+  TransferWithAuthorization: [
+    { name: "from", type: "address" },
+    { name: "to", type: "address" },
+    { name: "value", type: "uint256" },
+    { name: "validAfter", type: "uint256" },
+    { name: "validBefore", type: "uint256" },
+    { name: "nonce", type: "bytes32" },
+  ],
+} as const;
+const DOMAIN = {
+  name: TOKEN_NAME,
+  version: TOKEN_VERSION,
+  chainId: CHAIN_ID,
+  verifyingContract: TOKEN,
+} as const;
+
+async function byViem({ request: { payment } }: Sample): Promise<boolean> {
+  const { authorization, signature } = payment;
+  const primaryType = "TransferWithAuthorization";
+  const message = authorization;
+  const signer = await recoverTypedDataAddress({
+    domain: DOMAIN,
+    types: TYPES,
+    primaryType,
+    message,
+    signature,
+  });
+  return signer.toLowerCase() === authorization.from;
+}
+
+/** Runs it for a turn, in so many strands. What it takes is time of a core, wherever that was spent. */
+async function turn({ name, judge, parallel, helpersIn }: Contender, all: readonly Sample[]): Promise<Rate> {
+  const endAt = performance.now() + TURN_MS;
+  const before = coreSeconds(helpersIn);
+  let count = 0;
+  const strand = async () => {
+    while (performance.now() < endAt) {
+      const sample = all[count++ % all.length];
+      if (sample === undefined || !(await judge(sample))) throw new Error(`${name} refuses a good payment`);
+    }
+  };
+  await Promise.all(Array.from({ length: parallel }, strand));
+  return { count, seconds: coreSeconds(helpersIn) - before };
+}
+
+function coreSeconds(directory: string | undefined): number {
+  return ownCoreSeconds() + (directory === undefined ? 0 : coreSecondsIn(directory));
+}
+
+/** @param seconds that they take all together, about */
+async function compare(
+  contenders: readonly Contender[],
+  all: readonly Sample[],
+  seconds: number,
+): Promise<Rate[]> {
+  const totals = contenders.map(() => ({ count: 0, seconds: 0 }));
+  const rounds = Math.max(1, Math.round((seconds * 1000) / (TURN_MS * contenders.length)));
+  // The first round warms up.
+  for (let round = 0; round <= rounds; round++) {
+    for (const [index, contender] of contenders.entries()) {
+      const { count, seconds } = await turn(contender, all);
+      const total = totals[index];
+      if (round === 0 || total === undefined) continue;
+      total.count += count;
+      total.seconds += seconds;
+    }
+  }
+  return totals;
+}
+
+/** @param seconds that it takes, about */
+export async function verification(seconds: number): Promise<void> {
+  say(`verification: per second of one core, ${PAYERS * PAYMENTS_OF_EACH} payments in turn; x402 1.2.0`);
+  const all = await samples();
+  const chain = await startChain();
+  try {
+    for (const from of new Set(all.map(({ signed }) => signed.authorization.from))) {
+      await chain.fundUsdc(from, 1_000_000n);
+    }
+    const [alone, asking] = [officialVerifyAlone(), officialVerify(chain.url)];
+    const contenders: readonly Contender[] = [
+      {
+        name: "ours: digest, signer, window, requirements",
+        judge: ({ request }) => isGood(request.payment, request.requirements),
+        parallel: 1,
+      },
+      { name: "ours, from the X-PAYMENT header's text", judge: fromHeader, parallel: 1 },
+      { name: "viem recoverTypedDataAddress: the signer only", judge: byViem, parallel: 1 },
+      {
+        name: "x402 verify, the chain's answers at hand",
+        judge: ({ official }) => alone(official),
+        parallel: 1,
+      },
+      {
+        name: "x402 verify as it is, with what anvil does for it",
+        judge: ({ official }) => asking(official),
+        parallel: PARALLEL,
+        helpersIn: chain.home,
+      },
+    ];
+    const rates = (await compare(contenders, all, 2 * seconds)).map(perSecond);
+    const [ours = 0] = rates;
+    for (const [index, { name }] of contenders.entries()) {
+      const rate = rates[index] ?? 0;
+      figure(name, rate, index === 0 ? "" : `ours is ${times(ours, rate)} times that`);
+    }
+  } finally {
+    await chain.stop();
+  }
+}
