@@ -270,9 +270,12 @@ test("a block that is reorganised away is noticed, and the payment lands again",
   await chain.reorg(1);
   await chain.mine();
   await until(async () => (await wallet.payment(payment))?.block_hash !== before!.block_hash);
-  await chain.mine();
-  const after = await wallet.ended(payment);
-  expect(after).toMatchObject({ status: "settled", transaction_hash: before!.transaction_hash! });
+  await until(async () => {
+    await chain.mine();
+    return (await wallet.ended(payment, 200))?.status === "settled";
+  });
+  const after = await wallet.payment(payment);
+  expect(after?.transaction_hash).toBe(before!.transaction_hash!);
   expect(await transfersOf(payment)).toMatchObject([{ block_hash: after!.block_hash! }]);
 });
 
