@@ -121,6 +121,9 @@ function invocationTables(c: Columns) {
       ttft_ms: c.whole(),
       req_size: c.whole(),
       resp_size: c.whole(),
+      /** Of the whole bodies, in lower hex, where a receipt will say them. */
+      req_sha256: c.text(),
+      resp_sha256: c.text(),
       response_content_type: c.text(),
       response_truncated: c.flag().notNull(),
       body_captured: c.flag().notNull(),
@@ -241,6 +244,33 @@ function policyTables(c: Columns) {
   };
 }
 
+function receiptTables(c: Columns) {
+  return {
+    /** Calls whose end is final and whose receipt has not been made yet: written with the end itself. */
+    receiptsDue: c.table("receipts_due", {
+      tenant: c.text().notNull(),
+      invocation_id: c.text().notNull(),
+    }),
+
+    /** The newest receipt of each tenant, which the next one names. It stays when old receipts are cleaned up. */
+    receiptChains: c.table("receipt_chains", {
+      tenant: c.text().notNull(),
+      sequence: c.whole().notNull(),
+      /** Of the compact JWS, in lower hex. */
+      sha256: c.text().notNull(),
+    }),
+
+    receipts: c.table("receipts", {
+      tenant: c.text().notNull(),
+      /** The place in the tenant's chain: 1 for the first, then without a gap. */
+      sequence: c.whole().notNull(),
+      id: c.text().notNull(),
+      invocation_id: c.text().notNull(),
+      jws: c.text().notNull(),
+    }),
+  };
+}
+
 /** Hex is lower case in all of them. */
 function paymentKey(c: Columns) {
   return {
@@ -344,6 +374,7 @@ export function defineSchema(c: Columns) {
     ...invocationTables(c),
     ...paymentTables(c),
     ...policyTables(c),
+    ...receiptTables(c),
     ...facilitatorTables(c),
   };
 }

@@ -8,6 +8,8 @@ export interface Call {
   readonly mcp_protocol_version: string | null;
   readonly credential_ref: string | null;
   readonly capture: boolean;
+  /** Whether its receipt will say what came back: then the response is hashed. */
+  readonly receipt: boolean;
   /** Headers of the caller that pass to the upstream, names in lower case. */
   readonly headers: ReadonlyArray<readonly [name: string, value: string]>;
   readonly request_id: string;

@@ -1,7 +1,7 @@
 // Identifiers: `<prefix>_<uuidv7>` (RFC 9562). The first 48 bits are the creation time, so the order of
 // IDs is the order of creation, and a time window over records is a range of IDs.
 
-export type IdPrefix = "agt" | "cred" | "inv" | "pdec" | "rep";
+export type IdPrefix = "agt" | "cred" | "inv" | "pdec" | "rcpt" | "rep";
 
 /** A new ID whose time is `now` (milliseconds). IDs made in one process rise strictly. */
 export function newId(prefix: IdPrefix, now: number): string {

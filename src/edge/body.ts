@@ -20,6 +20,8 @@ export interface BodyLimits {
   readonly captureBytes: number;
   /** Called before so many bytes in all are kept; the body is not read on before what it returns is settled. */
   readonly grow?: (bytes: number) => Promise<void> | undefined;
+  /** Told of what comes after the first `captureBytes`, piece by piece, and which those were. */
+  readonly beyond?: (rest: Uint8Array, start: () => Uint8Array) => void;
   /** Needed only beside the request's own signal, which covers the body as well. */
   readonly signal?: AbortSignal;
 }
@@ -184,14 +186,14 @@ function isSmall(response: Response, maxBytes: number): boolean {
   return length !== null && /^\d{1,6}$/.test(length) && Number(length) <= Math.min(maxBytes, SMALL_BYTES);
 }
 
-async function readSmall(response: Response, captureBytes: number): Promise<BodyRead> {
-  try {
-    const bytes = await response.bytes();
-    const captured = bytes.length > captureBytes ? bytes.slice(0, captureBytes) : bytes;
-    return { size: bytes.length, captured, truncated: bytes.length > captureBytes, tooLarge: false };
-  } catch (error) {
+async function readSmall(response: Response, { captureBytes, beyond }: BodyLimits): Promise<BodyRead> {
+  const bytes = await response.bytes().catch((error) => {
     throw lost(error);
-  }
+  });
+  const truncated = bytes.length > captureBytes;
+  const captured = truncated ? bytes.slice(0, captureBytes) : bytes;
+  if (truncated) beyond?.(bytes.subarray(captureBytes), () => captured);
+  return { size: bytes.length, captured, truncated, tooLarge: false };
 }
 
 /** In memory of its own (Buffer.concat may take shared memory), so that it can move to another thread. */
@@ -223,14 +225,16 @@ async function startOf(
  * @throws OutboundError `lost` when it breaks off or its encoding is corrupt; the signal's reason
  */
 export async function readBody(response: Response, limits: BodyLimits): Promise<BodyRead> {
-  const { maxBytes, captureBytes, signal } = limits;
-  if (signal === undefined && isSmall(response, maxBytes)) return readSmall(response, captureBytes);
+  const { maxBytes, captureBytes, signal, beyond } = limits;
+  if (signal === undefined && isSmall(response, maxBytes)) return readSmall(response, limits);
   const kept: Uint8Array[] = [];
   let size = 0;
   let tooLarge = false;
   try {
     for await (const chunk of open(response, maxBytes, signal).chunks) {
       if (size < captureBytes) kept.push(await startOf(chunk, size, limits));
+      const room = Math.max(captureBytes - size, 0);
+      if (chunk.length > room) beyond?.(chunk.subarray(room), () => joined(kept));
       size += chunk.length;
       if (size > maxBytes) throw new BodyTooLarge("the body is too large");
     }

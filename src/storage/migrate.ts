@@ -5,15 +5,17 @@ import type { SQL } from "bun";
 import postgres0001 from "../../db/postgres/0001_initial.sql" with { type: "text" };
 import postgres0002 from "../../db/postgres/0002_payments.sql" with { type: "text" };
 import postgres0003 from "../../db/postgres/0003_policy.sql" with { type: "text" };
+import postgres0004 from "../../db/postgres/0004_receipts.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import sqlite0002 from "../../db/sqlite/0002_payments.sql" with { type: "text" };
 import sqlite0003 from "../../db/sqlite/0003_policy.sql" with { type: "text" };
+import sqlite0004 from "../../db/sqlite/0004_receipts.sql" with { type: "text" };
 import type { Clock } from "../core/clock.ts";
 import { StartupProblem } from "../core/startup.ts";
 
 /** Version n stands at index n − 1. */
-const SQLITE_MIGRATIONS: readonly string[] = [sqlite0001, sqlite0002, sqlite0003];
-const POSTGRES_MIGRATIONS: readonly string[] = [postgres0001, postgres0002, postgres0003];
+const SQLITE_MIGRATIONS: readonly string[] = [sqlite0001, sqlite0002, sqlite0003, sqlite0004];
+const POSTGRES_MIGRATIONS: readonly string[] = [postgres0001, postgres0002, postgres0003, postgres0004];
 
 const VERSIONS_TABLE = `create table if not exists schema_migrations (
   version integer not null primary key,

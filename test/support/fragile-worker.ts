@@ -13,6 +13,7 @@ function echo(job: Job): Outcome {
     upstream_status: 200,
     latency_ms: 0,
     resp_size: job.body.length,
+    resp_sha256: null,
     response: job.body,
     response_truncated: false,
     response_content_type: null,

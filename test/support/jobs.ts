@@ -30,6 +30,7 @@ export function makeJob(url: string, { call, body = "", ...rest }: JobParts = {}
       mcp_protocol_version: null,
       credential_ref: null,
       capture: true,
+      receipt: false,
       headers: [],
       request_id: `req-${number}`,
       ...call,

@@ -5,18 +5,10 @@ import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import type { ErrorClass } from "../../core/states.ts";
 import { readBody } from "../../edge/body.ts";
 import { type Outbound, OutboundError } from "../../edge/outbound.ts";
+import { type BodyDigest, bodyDigest } from "./digest.ts";
 import type { Job, Outcome, WorkerSettings } from "./job.ts";
 import type { Hold, Memory } from "./memory.ts";
-import {
-  answered,
-  capture,
-  failed,
-  NOT_STORED,
-  newTrace,
-  noteHead,
-  type Stop,
-  type Trace,
-} from "./outcome.ts";
+import { answered, failed, keep, newTrace, noteHead, type Stop, type Trace } from "./outcome.ts";
 
 /** What a call needs; the signal's reason is a Stop. */
 export interface CallContext {
@@ -112,10 +104,11 @@ export async function callHttp(job: Job, context: CallContext): Promise<Outcome>
     body: job.body,
   });
   noteHead(context.trace, response);
-  const captureBytes = job.call.capture ? CAPTURE_BYTES_MAX : 0;
-  const start = await readStart(context, response, captureBytes);
-  const stored = job.call.capture ? capture(start, context.trace.resp_size ?? 0) : NOT_STORED;
-  return answered(context.trace, response.status, stored, performance.now());
+  const { capture, receipt } = job.call;
+  const digest = receipt ? bodyDigest() : null;
+  const start = await readStart(context, response, capture ? CAPTURE_BYTES_MAX : 0, digest);
+  const body = { start, size: context.trace.resp_size ?? 0, sha256: digest?.of(start) ?? null };
+  return answered(context.trace, response.status, keep(body, capture), performance.now());
 }
 
 /** The headers that the gateway adds to every call. */
@@ -156,16 +149,22 @@ export async function send(context: CallContext, request: UpstreamRequest): Prom
   }
 }
 
-/** The first bytes of a body that is read to its end; `resp_size` of the trace becomes its whole size. */
+/**
+ * The first bytes of a body that is read to its end; `resp_size` of the trace becomes its whole size.
+ *
+ * @param digest told of what follows them
+ */
 export async function readStart(
   context: CallContext,
   response: Response,
   captureBytes: number,
+  digest: BodyDigest | null = null,
 ): Promise<Uint8Array> {
   const body = await readBody(response, {
     maxBytes: context.settings.max_response_bytes,
     captureBytes,
     grow: context.hold.grow,
+    ...(digest !== null && { beyond: digest.beyond }),
   });
   context.trace.resp_size = body.size;
   if (body.tooLarge) throw tooLarge(context.settings);

@@ -211,7 +211,7 @@ export class Dispatcher {
     });
     // False: it was cancelled, or taken for dead, and ended before.
     if (recorded) {
-      const { response: _body, ...shown } = outcome;
+      const { response: _body, resp_sha256: _hash, ...shown } = outcome;
       const fields = {
         tenant: key.tenant,
         agent_id: agentId,
@@ -279,6 +279,7 @@ const NOT_CALLED = {
   upstream_status: null,
   latency_ms: null,
   resp_size: null,
+  resp_sha256: null,
   response: null,
   response_truncated: false,
   response_content_type: null,

@@ -13,9 +13,10 @@ import {
 } from "../../core/jsonrpc.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { type CallContext, CallError, ownHeaders, readStart, send, type Upstreams } from "./call.ts";
+import { bodyDigest } from "./digest.ts";
 import { createMcpWire, MCP_HEADERS, type McpWire, SESSION_HEADER, VERSION_HEADER } from "./handshake.ts";
 import type { Job, Outcome } from "./job.ts";
-import { answered, capture, NOT_STORED, noteHead } from "./outcome.ts";
+import { answered, keep, noteHead, type WholeBody } from "./outcome.ts";
 import { createSessions, type Session, type Sessions, type SessionTarget } from "./sessions.ts";
 import { isEventStream, readStreamAnswer } from "./stream.ts";
 
@@ -150,27 +151,27 @@ async function attempt(call: Attempt, context: CallContext): Promise<Reply> {
   if (response.ok && isEventStream(response)) {
     const { message, id } = await readStreamAnswer(context, response, wireId);
     context.trace.response_content_type = "application/json";
-    const whole = withId(message, id, callerId);
-    return { outcome: finish(call, context, response.status, whole, whole.length), refusal: null, sessionId };
+    const start = withId(message, id, callerId);
+    const sha256 = job.call.receipt ? bodyDigest().of(start) : null;
+    const outcome = finish(call, context, response.status, { start, size: start.length, sha256 });
+    return { outcome, refusal: null, sessionId };
   }
-  const start = await readStart(context, response, CAPTURE_BYTES_MAX + ID_SLACK_BYTES);
-  const answer = findAnswer(start, wireId);
-  const stored = answer === null ? start : withId(start, answer.id, callerId);
+  const read = (start: Uint8Array) => {
+    const answer = findAnswer(start, wireId);
+    return { answer, given: answer === null ? start : withId(start, answer.id, callerId) };
+  };
+  const digest = job.call.receipt ? bodyDigest((start) => read(start).given) : null;
+  const start = await readStart(context, response, CAPTURE_BYTES_MAX + ID_SLACK_BYTES, digest);
+  const { answer, given } = read(start);
   // What was read beyond the captured start keeps its length; only the id may have another one.
-  const size = (context.trace.resp_size ?? 0) + stored.length - start.length;
-  const outcome = finish(call, context, response.status, stored, size);
+  const size = (context.trace.resp_size ?? 0) + given.length - start.length;
+  const whole = { start: given, size, sha256: digest?.of(given) ?? null };
+  const outcome = finish(call, context, response.status, whole);
   return { outcome, refusal: refusalOf(response.status, answer), sessionId };
 }
 
-function finish(
-  { job }: Attempt,
-  { trace }: CallContext,
-  status: number,
-  start: Uint8Array,
-  size: number,
-): Outcome {
-  const stored = job.call.capture ? capture(start, size) : NOT_STORED;
-  return answered(trace, status, stored, performance.now());
+function finish({ job }: Attempt, { trace }: CallContext, status: number, body: WholeBody): Outcome {
+  return answered(trace, status, keep(body, job.call.capture), performance.now());
 }
 
 /**

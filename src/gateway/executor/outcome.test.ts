@@ -1,15 +1,8 @@
 import { describe, expect, test } from "bun:test";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
-import {
-  answered,
-  capture,
-  errorClassOf,
-  failed,
-  lostCall,
-  NOT_STORED,
-  newTrace,
-  noteHead,
-} from "./outcome.ts";
+import { answered, errorClassOf, failed, keep, lostCall, newTrace, noteHead } from "./outcome.ts";
+
+const HASH = "ab".repeat(32);
 
 describe("an answered call", () => {
   test("succeeds below 400 and fails by class above", () => {
@@ -24,12 +17,14 @@ describe("an answered call", () => {
     trace.dialled_at = 100;
     noteHead(trace, new Response("", { status: 418, headers: { "content-type": "text/x; a=b" } }));
     trace.resp_size = 7;
-    expect(answered(trace, 418, NOT_STORED, 112.4)).toEqual({
+    const stored = keep({ start: new Uint8Array(), size: 7, sha256: HASH }, false);
+    expect(answered(trace, 418, stored, 112.4)).toEqual({
       status: "failed",
       error_class: "upstream_4xx",
       upstream_status: 418,
       latency_ms: 12,
       resp_size: 7,
+      resp_sha256: HASH,
       response: null,
       response_truncated: false,
       response_content_type: "text/x; a=b",
@@ -48,6 +43,7 @@ describe("a call without a whole answer", () => {
       error_class: "timeout",
       upstream_status: 200,
       latency_ms: 4,
+      resp_sha256: null,
       response: null,
     });
   });
@@ -67,11 +63,16 @@ describe("a call without a whole answer", () => {
 describe("the captured start", () => {
   test("is the whole body up to the limit", () => {
     const body = new Uint8Array(CAPTURE_BYTES_MAX);
-    expect(capture(body, body.length)).toEqual({ response: body, response_truncated: false });
+    expect(keep({ start: body, size: body.length, sha256: HASH }, true)).toEqual({
+      response: body,
+      response_truncated: false,
+      resp_sha256: HASH,
+    });
   });
 
   test("is cut at the limit, and says so", () => {
-    const stored = capture(new Uint8Array(CAPTURE_BYTES_MAX + 32), 5_000_000);
+    const start = new Uint8Array(CAPTURE_BYTES_MAX + 32);
+    const stored = keep({ start, size: 5_000_000, sha256: null }, true);
     expect(stored.response?.length).toBe(CAPTURE_BYTES_MAX);
     expect(stored.response_truncated).toBe(true);
   });

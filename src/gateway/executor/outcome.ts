@@ -17,14 +17,16 @@ export interface Trace {
   resp_size: number | null;
 }
 
-/** The body as it is stored. */
+/** What is kept of a body. */
 export interface Stored {
   /** Null when it is not captured. */
   readonly response: Uint8Array | null;
   readonly response_truncated: boolean;
+  /** Of the whole body; null when no receipt will say it. */
+  readonly resp_sha256: string | null;
 }
 
-export const NOT_STORED: Stored = { response: null, response_truncated: false };
+const NOT_STORED: Stored = { response: null, response_truncated: false, resp_sha256: null };
 
 /** A response longer than this would only fill the record. */
 const CONTENT_TYPE_CHARACTERS_MAX = 256;
@@ -80,10 +82,19 @@ export function lostCall(detail: string): Outcome {
   return failed(newTrace(), "internal", detail, 0);
 }
 
-/** The stored form of a whole body of which `start` are the first bytes. */
-export function capture(start: Uint8Array, size: number): Stored {
+/** A whole body as its caller gets it. */
+export interface WholeBody {
+  /** The first bytes, at least as many as are captured. */
+  readonly start: Uint8Array;
+  readonly size: number;
+  readonly sha256: string | null;
+}
+
+/** The stored form of a body. */
+export function keep({ start, size, sha256: resp_sha256 }: WholeBody, capture: boolean): Stored {
+  if (!capture) return { ...NOT_STORED, resp_sha256 };
   const response = start.length > CAPTURE_BYTES_MAX ? start.slice(0, CAPTURE_BYTES_MAX) : start;
-  return { response, response_truncated: size > response.length };
+  return { response, response_truncated: size > response.length, resp_sha256 };
 }
 
 function latency(trace: Trace, now: number): number | null {

@@ -1,10 +1,10 @@
 // The order of checks on a proxy call, from top to bottom: agent → invocable → rate → model → body → form →
 // idempotency → policy → payment → record → settlement. What is refused leaves no invocation behind,
 // except one whose payment the facilitator declined: that one was recorded before money could move.
-import { createHash } from "node:crypto";
 import type { Call } from "../../core/call.ts";
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
+import { sha256Of } from "../../core/digest.ts";
 import { Fault } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
 import { parseRpcRequest } from "../../core/jsonrpc.ts";
@@ -149,7 +149,7 @@ async function chargeAndStore(options: AdmitOptions, judged: Judged): Promise<St
 
   const charge = checked.kind === "charge" ? checked.charge : null;
   const now = clock.now();
-  const row = newRow({ agent, tenant, caller: user, model, rpc, charge, size: body.byteLength, now });
+  const row = newRow({ agent, tenant, caller: user, model, rpc, charge, body, now });
   const accepted = { row, call: callOf(agent, url, call), body, idempotency };
   if (charge !== null) return storePaidCall(options, accepted, asked, charge);
   const id = await storeCall(store, accepted, null);
@@ -218,7 +218,7 @@ function requireRpc(body: Uint8Array): Rpc {
 
 function readIdempotency(headers: Headers, body: Uint8Array): Idempotency | null {
   const key = idempotencyKey(headers);
-  return key === null ? null : { key, body_sha256: createHash("sha256").update(body).digest("hex") };
+  return key === null ? null : { key, body_sha256: sha256Of(body) };
 }
 
 function callOf(agent: InvocableAgent, url: string, call: ProxyCall): Call {
@@ -228,6 +228,7 @@ function callOf(agent: InvocableAgent, url: string, call: ProxyCall): Call {
     mcp_protocol_version: agent.mcp_protocol_version,
     credential_ref: agent.credential_ref,
     capture: agent.capture_body,
+    receipt: agent.emit_receipts,
     headers: passedHeaders(call.headers),
     request_id: call.requestId,
   };
@@ -250,11 +251,11 @@ interface NewRow {
   readonly model: string | null;
   readonly rpc: Rpc | null;
   readonly charge: Charge | null;
-  readonly size: number;
+  readonly body: Uint8Array;
   readonly now: number;
 }
 
-function newRow({ agent, tenant, caller, model, rpc, charge, size, now }: NewRow): InvocationRow {
+function newRow({ agent, tenant, caller, model, rpc, charge, body, now }: NewRow): InvocationRow {
   return {
     tenant,
     id: newId("inv", now),
@@ -270,8 +271,10 @@ function newRow({ agent, tenant, caller, model, rpc, charge, size, now }: NewRow
     upstream_status: null,
     latency_ms: null,
     ttft_ms: null,
-    req_size: size,
+    req_size: body.byteLength,
     resp_size: null,
+    req_sha256: agent.emit_receipts ? sha256Of(body) : null,
+    resp_sha256: null,
     response_content_type: null,
     response_truncated: false,
     body_captured: agent.capture_body,

@@ -15,6 +15,7 @@ import {
   SETTLEMENT_EVENTS,
 } from "../../core/states.ts";
 import { bind, prepared, type Reader, type Tx } from "../../storage/store.ts";
+import { oweReceipt } from "../receipts/service.ts";
 import { freeIdempotencyKey, type Idempotency, takeIdempotencyKey } from "./idempotency.ts";
 import { countErrorClass, countMove, countSettlement, countWhole } from "./totals.ts";
 
@@ -36,6 +37,11 @@ export interface Ending {
   readonly latency_ms: number | null;
   /** Bytes of the whole decoded response body; null when no response came. */
   readonly resp_size: number | null;
+  /**
+   * Lower hex, of the whole body as its caller gets it; null when no whole response came, and when no receipt will
+   * say it.
+   */
+  readonly resp_sha256: string | null;
   /** The first MiB of the body; null when capture is off or no response came. */
   readonly response: Uint8Array | null;
   readonly response_truncated: boolean;
@@ -61,6 +67,7 @@ const ACCEPTED_COLUMNS = {
   mcp_method: sql.placeholder("mcp_method"),
   mcp_tool: sql.placeholder("mcp_tool"),
   req_size: sql.placeholder("req_size"),
+  req_sha256: sql.placeholder("req_sha256"),
   response_truncated: sql.placeholder("response_truncated"),
   body_captured: sql.placeholder("body_captured"),
   emit_receipt: sql.placeholder("emit_receipt"),
@@ -111,6 +118,7 @@ const transition = (event: InvocationEvent) =>
         upstream_status: bind(t.upstream_status, "upstream_status"),
         latency_ms: bind(t.latency_ms, "latency_ms"),
         resp_size: bind(t.resp_size, "resp_size"),
+        resp_sha256: bind(t.resp_sha256, "resp_sha256"),
         response_truncated: bind(t.response_truncated, "response_truncated"),
         response_content_type: bind(t.response_content_type, "response_content_type"),
         updated_at: bind(t.updated_at, "updated_at"),
@@ -124,7 +132,11 @@ const transition = (event: InvocationEvent) =>
           event === "claim" ? paidFor(t) : undefined,
         ),
       )
-      .returning({ body_captured: t.body_captured, settlement_status: t.settlement_status }),
+      .returning({
+        body_captured: t.body_captured,
+        emit_receipt: t.emit_receipt,
+        settlement_status: t.settlement_status,
+      }),
   );
 
 const claimRow = transition("claim");
@@ -195,6 +207,7 @@ const NOTHING_YET = {
   upstream_status: null,
   latency_ms: null,
   resp_size: null,
+  resp_sha256: null,
   response_truncated: false,
   response_content_type: null,
   completed_at: null,
@@ -251,9 +264,11 @@ async function recordEnd(
   key: InvocationKey,
   from: InvocationStatus,
   ending: Pick<Ending, "status" | "error_class" | "response">,
-  ended: Pick<InvocationRow, "body_captured" | "settlement_status">,
+  ended: Pick<InvocationRow, "body_captured" | "emit_receipt" | "settlement_status">,
 ): Promise<void> {
   countMove(tx, key.tenant, from, ending.status);
+  // A payment that is still open will be final later, and a receipt says what is final.
+  if (ended.emit_receipt && ended.settlement_status !== "pending") await oweReceipt(tx, key);
   if (ending.error_class !== null) countErrorClass(tx, key.tenant, ending.error_class);
   // Whoever paid for a call that failed is to see both.
   if (ending.status === "failed" && ended.settlement_status === "settled") {
@@ -341,7 +356,10 @@ export async function collectSettlement(
 ): Promise<InvocationRow | null> {
   const fields = { settlement, updated_at: now };
   const row = await moveSettlement(tx, key, "collect", fields, ["pending"]);
-  return row ?? (await moveSettlement(tx, key, "collectLate", fields, ["failed"]));
+  if (row !== null) return row;
+  const late = await moveSettlement(tx, key, "collectLate", fields, ["failed"]);
+  if (late?.emit_receipt) await oweReceipt(tx, key);
+  return late;
 }
 
 /**
@@ -355,7 +373,11 @@ export async function refuseSettlement(
   now: number,
 ): Promise<InvocationRow | null> {
   const row = await moveSettlement(tx, key, "refuse", { settlement, updated_at: now });
-  if (row === null || row.status !== "pending") return row;
+  if (row === null) return null;
+  if (row.status !== "pending") {
+    if (row.emit_receipt) await oweReceipt(tx, key);
+    return row;
+  }
   await freeIdempotencyKey(tx, row);
   const fields = { ...NOTHING_YET, ...key, owner: null, updated_at: now, completed_at: now };
   const [ended] = await withdrawRow(tx).execute(fields);

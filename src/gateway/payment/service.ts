@@ -1,8 +1,8 @@
 // Payments of calls: what the gate asks and takes, the record that is written with the invocation, and what is told
 // to the caller when its settlement has had its time. The steps of one paid call, from top to bottom: check,
 // paymentRow, recordPayment (in the write that accepts the call), settle.
-import { createHash } from "node:crypto";
 import type { Clock } from "../../core/clock.ts";
+import { sha256Of } from "../../core/digest.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { paymentResponse, settleRequestJson, type WireRequirements } from "../../x402/codec.ts";
@@ -163,7 +163,7 @@ async function check({ store, clock, publicUrl }: PaymentDeps, call: PricedCall)
   const presented = presentedPayment(carried, note);
   if (presented === null) throw paymentRequired(wire);
   const { payment } = presented;
-  const body_sha256 = createHash("sha256").update(call.body).digest("hex");
+  const body_sha256 = sha256Of(call.body);
   const digest = Buffer.from(authorizationDigest(payment.authorization)).toString("hex");
   // Before the time window: whoever lost our answer learns the truth with the payment that it has.
   const used = await findPayment(store.read, keyOf(payment.authorization));
