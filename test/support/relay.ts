@@ -2,8 +2,14 @@
 // connections, or let it fall silent. The server itself is shared and stays as it is.
 import type { Socket } from "bun";
 
-interface Relay {
+export interface Relay {
   readonly port: number;
+  /** Connections so far. */
+  connections(): number;
+  /** Resolves when there have been so many connections. */
+  connected(times: number): Promise<void>;
+  /** Where new connections lead from now on. */
+  leadTo(port: number): void;
   /** Cuts every connection; new ones go through. */
   cut(): void;
   /** From now on nothing passes, and nothing is refused either. */
@@ -21,6 +27,9 @@ interface Leg {
 
 export function startRelay(targetPort: number): Relay {
   const legs = new Set<Socket<Leg>>();
+  const waiting = new Set<{ readonly times: number; resolve(): void }>();
+  let target = targetPort;
+  let connections = 0;
   let silent = false;
 
   const handlers = {
@@ -62,12 +71,18 @@ export function startRelay(targetPort: number): Relay {
         async open(socket) {
           socket.data = { early: [] };
           legs.add(socket);
+          connections++;
+          for (const each of waiting) if (each.times <= connections) each.resolve();
           const other = await Bun.connect<Leg>({
             hostname: "127.0.0.1",
-            port: targetPort,
+            port: target,
             data: { other: socket, early: [] },
             socket: handlers,
-          });
+          }).catch(() => null);
+          if (other === null) {
+            socket.terminate();
+            return;
+          }
           legs.add(other);
           socket.data.other = other;
           flush(socket);
@@ -85,6 +100,16 @@ export function startRelay(targetPort: number): Relay {
   };
   return {
     port,
+    connections: () => connections,
+    connected(times) {
+      const { promise, resolve } = Promise.withResolvers<void>();
+      if (connections >= times) return Promise.resolve();
+      waiting.add({ times, resolve });
+      return promise;
+    },
+    leadTo(port) {
+      target = port;
+    },
     cut,
     stall() {
       silent = true;

@@ -1,0 +1,432 @@
+// What a crash of either wing may cost while money moves: nothing. Each is killed at exact moments, which relays
+// before the node and before the facilitator hold for the test, and both at moments of chance; in the end every
+// authorization has been collected once, and every call was served at most once and never unpaid.
+import { afterAll, afterEach, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { SQL } from "bun";
+import { startChain, type TestChain } from "../support/chain.ts";
+import { type Facilitator, startFacilitator } from "../support/facilitator.ts";
+import { type Database, eachDatabase, type Gateway, startGateway } from "../support/gateway.ts";
+import {
+  expectPending,
+  expectServed,
+  expectTotals,
+  openPaidAgent,
+  type PaidAgent,
+  type PaidCall,
+  type PaidUpstream,
+  PRICE,
+  startPaidUpstream,
+} from "../support/paid-calls.ts";
+import { startPostgres } from "../support/postgres.ts";
+import type { Environment } from "../support/process.ts";
+import { type RpcRelay, startRpcRelay } from "../support/rpc-relay.ts";
+
+setDefaultTimeout(60_000);
+
+const ESTIMATE = "eth_estimateGas";
+const SEND = "eth_sendRawTransaction";
+const RECEIPT = "eth_getTransactionReceipt";
+
+let chain: TestChain;
+let relay: RpcRelay;
+let upstream: PaidUpstream;
+
+beforeAll(async () => {
+  chain = await startChain();
+  relay = await startRpcRelay(chain.url);
+  upstream = startPaidUpstream(chain);
+});
+
+afterEach(async () => {
+  relay.heal();
+  await chain.resumeMining();
+});
+
+afterAll(async () => {
+  await upstream?.stop();
+  await relay?.stop();
+  await chain?.stop();
+});
+
+/** For what can't be waited for: a row in another process's database. */
+async function until(isSo: () => boolean | Promise<boolean>): Promise<void> {
+  const deadline = performance.now() + 20_000;
+  while (!(await isSo())) {
+    if (performance.now() > deadline) throw new Error(`never so: ${isSo}`);
+    await Bun.sleep(5);
+  }
+}
+
+/** The next call of the method from now on hangs, for ever. Resolves when it has come. */
+function heldAt(method: string, at = relay): Promise<void> {
+  at.on(method, { kind: "hang" }, 1);
+  return at.called(method, at.count(method) + 1);
+}
+
+/** Resolves when the node has answered the next call of the method from now on. */
+function passing(method: string, at = relay): Promise<void> {
+  const { promise, resolve } = Promise.withResolvers<void>();
+  const rewrite = (result: unknown) => {
+    resolve();
+    return result;
+  };
+  at.on(method, { kind: "rewrite", rewrite }, 1);
+  return promise;
+}
+
+interface Moment {
+  /** Arranges that the moment comes for the next payment, and resolves when it is there. */
+  reach(call: PaidCall, agent: PaidAgent): Promise<unknown>;
+  /** What is kept of the payment when the process is gone. */
+  readonly kept: "claimed" | "sent" | "settled" | null;
+  /** What happens while nobody is there. */
+  readonly meanwhile?: () => Promise<unknown>;
+  /** What happens after the restart. */
+  readonly afterwards?: () => Promise<unknown>;
+}
+
+const AFTER_BROADCAST: Pick<Moment, "reach" | "kept"> = {
+  kept: "sent",
+  async reach() {
+    await chain.pauseMining();
+    await passing(SEND);
+  },
+};
+
+const MOMENTS: Readonly<Record<string, Moment>> = {
+  "before the claim": { kept: null, reach: () => heldAt(ESTIMATE) },
+  "after the store, before the broadcast": { kept: "sent", reach: () => heldAt(SEND) },
+  "after the broadcast": { ...AFTER_BROADCAST, afterwards: () => chain.resumeMining() },
+  "after the broadcast, and the nodes forget it": {
+    ...AFTER_BROADCAST,
+    async meanwhile() {
+      await chain.rpc("anvil_dropAllTransactions");
+      await chain.resumeMining();
+    },
+  },
+  "after the broadcast, and it is included meanwhile": {
+    ...AFTER_BROADCAST,
+    meanwhile: () => chain.resumeMining(),
+  },
+  "after the inclusion, before the receipt": { kept: "sent", reach: () => heldAt(RECEIPT) },
+  "after the record, before its answer is out": {
+    kept: "settled",
+    async reach({ payment }, { door }) {
+      await chain.pauseMining();
+      await passing(ESTIMATE);
+      door.stall();
+      await chain.resumeMining();
+      await until(async () => (await chain.transfers({ nonce: payment.authorization.nonce })).length === 1);
+    },
+  },
+};
+
+describe("the facilitator is killed", () => {
+  let facilitator: Facilitator;
+  let gateway: Gateway;
+  let agent: PaidAgent;
+  let served = 0;
+
+  beforeAll(async () => {
+    [facilitator, gateway] = await Promise.all([
+      startFacilitator(chain, { rpcUrls: [relay.url] }),
+      startGateway(),
+    ]);
+    agent = await openPaidAgent({ chain, gateway, facilitator, upstream });
+  });
+  afterAll(async () => {
+    agent?.door.stop();
+    await gateway?.[Symbol.asyncDispose]();
+    await facilitator?.[Symbol.asyncDispose]();
+  });
+
+  async function killedAt({ reach, kept, meanwhile, afterwards }: Moment): Promise<void> {
+    const call = await agent.call();
+    const moment = reach(call, agent);
+    const answering = call.send();
+    await moment;
+    if (kept !== null) await until(() => facilitator.payment(call.nonce)?.["status"] === kept);
+    await facilitator.kill9();
+    agent.door.restore();
+    const invocation = expectPending(await answering);
+    const stored = facilitator.transactions().filter(({ nonce }) => nonce === call.nonce);
+    expect(facilitator.payment(call.nonce)?.["status"] ?? null).toBe(kept);
+    expect(stored).toHaveLength(kept === "sent" || kept === "settled" ? 1 : 0);
+    expect(upstream.of(call.nonce)).toEqual([]);
+    relay.heal();
+    await meanwhile?.();
+    await facilitator.restart();
+    await afterwards?.();
+
+    const view = await expectServed({ chain, upstream }, call, invocation);
+    served++;
+    const { settlement } = view;
+    expect(settlement.attempts).toBeGreaterThan(1);
+    // What was signed before the crash is what landed, and nothing else was ever signed.
+    if (stored.length > 0) expect(settlement.tx_hash).toBe(stored[0]?.["hash"]);
+    expect(facilitator.payment(call.nonce)).toMatchObject({
+      status: "settled",
+      transaction_hash: settlement.tx_hash,
+    });
+    const nonces = facilitator.transactions().map(({ wallet_nonce }) => wallet_nonce);
+    expect(nonces).toEqual(nonces.map((_, index) => index));
+    expect(facilitator.reserved("gateway")).toBe(BigInt(served) * PRICE);
+    await expectTotals(agent, {
+      "": served,
+      "status=succeeded": served,
+      "settlement=settled": served,
+      "settlement=pending": 0,
+    });
+  }
+
+  test.each(Object.entries(MOMENTS))("%s", (_name, moment) => killedAt(moment));
+
+  test("after the claim, before the store", async () => {
+    // Only a new process asks for the wallet's nonce.
+    await facilitator.kill9();
+    await facilitator.restart();
+    await killedAt({
+      kept: "claimed",
+      async reach({ nonce }) {
+        relay.on("eth_getTransactionCount", { kind: "hang" });
+        await until(() => facilitator.payment(nonce) !== null);
+      },
+    });
+  });
+});
+
+test("the facilitator on Postgres is killed after the store, and again after the inclusion", async () => {
+  const url = await (await startPostgres()).freshDatabase();
+  const env = { DATABASE_URL: url };
+  await using facilitator = await startFacilitator(chain, { rpcUrls: [relay.url], env });
+  await using gateway = await startGateway();
+  const agent = await openPaidAgent({ chain, gateway, facilitator, upstream });
+  const call = await agent.call();
+  const [answer] = await Promise.all([call.send(), heldAt(SEND).then(facilitator.kill9)]);
+  const invocation = expectPending(answer);
+  relay.heal();
+  const included = heldAt(RECEIPT);
+  await facilitator.restart();
+  await included;
+  await facilitator.kill9();
+  relay.heal();
+  await facilitator.restart();
+  const { settlement } = await expectServed({ chain, upstream }, call, invocation);
+  await using database = new SQL(url, { max: 1 });
+  expect([...(await database`select status, transaction_hash, day from facilitator_payments`)]).toEqual([
+    { status: "settled", transaction_hash: settlement.tx_hash, day: expect.any(String) },
+  ]);
+  expect([...(await database`select hash from facilitator_transactions`)]).toEqual([
+    { hash: settlement.tx_hash },
+  ]);
+  expect([...(await database`select reserved from facilitator_days`)]).toEqual([{ reserved: `${PRICE}` }]);
+  agent.door.stop();
+});
+
+/** Both wings on a chain of their own, so that holding one part holds up no other test. */
+async function startWings(database?: Database, env: Environment = {}) {
+  const stack = new AsyncDisposableStack();
+  const chain = await startChain();
+  stack.defer(() => chain.stop());
+  const relay = await startRpcRelay(chain.url);
+  stack.defer(() => relay.stop());
+  const upstream = startPaidUpstream(chain);
+  stack.defer(() => upstream.stop());
+  const gateway = stack.use(await startGateway({ ...(database && { database }), env }));
+  const facilitator = stack.use(await startFacilitator(chain, { rpcUrls: [relay.url], signers: 2 }));
+  const open = async () => {
+    const agent = await openPaidAgent({ chain, gateway, facilitator, upstream });
+    stack.defer(() => agent.door.stop());
+    return agent;
+  };
+  return {
+    chain,
+    relay,
+    upstream,
+    gateway,
+    facilitator,
+    open,
+    [Symbol.asyncDispose]: () => stack.disposeAsync(),
+  };
+}
+
+/** A call whose caller loses the gateway before there is an answer. */
+async function lost(call: PaidCall): Promise<void> {
+  const answer = await call.send().catch(() => null);
+  expect(answer?.status).toBeUndefined();
+}
+
+eachDatabase((database) => {
+  const KILLED = database.name === "sqlite" ? ["the gateway", "both wings"] : ["the gateway"];
+  test.concurrent.each(KILLED)(
+    "%s killed before, during and after settlements, and with calls at the upstream",
+    async (killed) => {
+      // On Postgres what a dead process had leased is free after this time and five seconds.
+      const env = { TOLLGATE_SETTLE_WAIT_MS: "4000", TOLLGATE_AGENT_CONCURRENCY: "1" };
+      await using wings = await startWings(database, env);
+      const { chain, relay, upstream, gateway, facilitator } = wings;
+      const [before, during, after, busy] = [
+        await wings.open(),
+        await wings.open(),
+        await wings.open(),
+        await wings.open(),
+      ];
+
+      const running = await busy.call();
+      upstream.hold(running.nonce);
+      const accepted = await running.send();
+      await upstream.visited(running.nonce);
+      const waiting = await busy.call();
+      const queued = await waiting.send();
+      expect([accepted.status, queued.status]).toEqual([202, 202]);
+      expect(await waiting.look(queued.body.invocation_id)).toMatchObject({
+        status: "pending",
+        settlement: { status: "settled" },
+      });
+
+      const [early, midway, late] = [await before.call(), await during.call(), await after.call()];
+      await chain.pauseMining();
+      const sent = passing(SEND, relay);
+      const losses = [lost(late)];
+      await sent;
+      after.door.stall();
+      await chain.resumeMining();
+      await until(() => facilitator.payment(late.nonce)?.["status"] === "settled");
+      await chain.pauseMining();
+      const broadcast = passing(SEND, relay);
+      losses.push(lost(midway));
+      await broadcast;
+      before.door.stall();
+      losses.push(lost(early));
+      await before.door.connected(1);
+
+      await Promise.all([gateway.kill9(), ...(killed === "both wings" ? [facilitator.kill9()] : [])]);
+      await Promise.all(losses);
+      expect(facilitator.payment(early.nonce)).toBeNull();
+      expect(facilitator.payment(midway.nonce)?.["status"]).toBe("sent");
+      for (const { nonce } of [early, midway, late, waiting]) expect(upstream.of(nonce)).toEqual([]);
+      await chain.resumeMining();
+      for (const { door } of [before, after]) door.restore();
+      if (killed === "both wings") await facilitator.restart();
+      await gateway.restart();
+
+      for (const call of [early, midway, late]) {
+        const again = await call.send();
+        expect(again.status).toBe(202);
+        await expectServed({ chain, upstream }, call, again.body.invocation_id);
+      }
+      await expectServed({ chain, upstream }, waiting, queued.body.invocation_id);
+      await expectLost(wings, running, accepted.body.invocation_id);
+      expect(facilitator.reserved("gateway")).toBe(5n * PRICE);
+      for (const agent of [before, during, after]) {
+        await expectTotals(agent, { "": 1, "status=succeeded": 1, "settlement=settled": 1 });
+      }
+      await expectTotals(busy, {
+        "": 2,
+        "status=succeeded": 1,
+        "status=failed": 1,
+        "settlement=settled": 1,
+        "settlement=settled_upstream_failed": 1,
+      });
+    },
+  );
+});
+
+/** It was at the upstream when the gateway died: paid once, sent once, and its end is known. */
+async function expectLost(
+  { chain, upstream }: { readonly chain: TestChain; readonly upstream: PaidUpstream },
+  call: PaidCall,
+  invocation: string,
+): Promise<void> {
+  expect(await call.ended(invocation)).toMatchObject({
+    status: "failed",
+    error_class: "internal",
+    settlement: { status: "settled_upstream_failed", settled_amount: `${PRICE}` },
+  });
+  expect(await chain.transfers({ nonce: call.nonce })).toHaveLength(1);
+  expect(upstream.of(call.nonce).length).toBeLessThanOrEqual(1);
+  const again = await call.send();
+  expect([again.status, again.body.invocation_id]).toEqual([202, invocation]);
+  expect(upstream.of(call.nonce).length).toBeLessThanOrEqual(1);
+}
+
+/** The same numbers in each run (mulberry32): whole ones from 1 to `most`. */
+function seeded(seed: number): (most: number) => number {
+  let state = seed;
+  return (most) => {
+    state = (state + 0x6d2b79f5) | 0;
+    let mixed = Math.imul(state ^ (state >>> 15), 1 | state);
+    mixed = (mixed + Math.imul(mixed ^ (mixed >>> 7), 61 | mixed)) ^ mixed;
+    return 1 + (((mixed ^ (mixed >>> 14)) >>> 0) % most);
+  };
+}
+
+test.concurrent("both killed three times at moments of chance under 40 payments: each is accounted for", async () => {
+  const PAYMENTS = 40;
+  const random = seeded(8453);
+  await using wings = await startWings();
+  const { relay, upstream, gateway, facilitator } = wings;
+  const agent = await wings.open();
+  const calls: PaidCall[] = [];
+  for (let made = 0; made < PAYMENTS; made++) calls.push(await agent.call());
+
+  /** As a client does that wants its call made: the same payment again, until somebody says that it is accepted. */
+  const insist = async (call: PaidCall): Promise<string> => {
+    for (;;) {
+      const answer = await call.send().catch(() => null);
+      if (answer?.status === 202) return answer.body.invocation_id;
+      if (answer !== null) expect([answer.status, answer.text]).toEqual([503, expect.any(String)]);
+      await Bun.sleep(50);
+    }
+  };
+  let over = false;
+  const callers = Promise.all(calls.map(insist));
+  void callers.finally(() => {
+    over = true;
+  });
+
+  /** So many calls of nodes from now on, or a while in which none come. */
+  const moment = async (): Promise<void> => {
+    const method = [ESTIMATE, SEND, RECEIPT][random(3) - 1] ?? SEND;
+    const nth = relay.count(method) + random(12);
+    await Promise.race([relay.called(method, nth), until(() => over)]);
+  };
+  for (let round = 0; round < 3; round++) {
+    await moment();
+    if (round === 2) {
+      await Promise.all([facilitator.kill9(), gateway.kill9()]);
+      await Promise.all([facilitator.restart(), gateway.restart()]);
+      continue;
+    }
+    await facilitator.kill9();
+    await facilitator.restart();
+    await moment();
+    await gateway.kill9();
+    await gateway.restart();
+  }
+
+  const invocations = await callers;
+  expect(new Set(invocations).size).toBe(PAYMENTS);
+  let lostCalls = 0;
+  for (const [index, call] of calls.entries()) {
+    const invocation = invocations[index] ?? "";
+    const view = await call.ended(invocation);
+    if (view.status === "succeeded") await expectServed(wings, call, invocation);
+    else {
+      await expectLost(wings, call, invocation);
+      lostCalls++;
+    }
+    for (const visit of upstream.of(call.nonce)) expect(visit).toEqual({ invocation, paid: 1 });
+  }
+  expect(upstream.count()).toBeLessThanOrEqual(PAYMENTS);
+  expect(facilitator.reserved("gateway")).toBe(BigInt(PAYMENTS) * PRICE);
+  const nonces = calls.map(({ nonce }) => facilitator.payment(nonce)?.["status"]);
+  expect(nonces).toEqual(calls.map(() => "settled"));
+  await expectTotals(agent, {
+    "": PAYMENTS,
+    "status=failed": lostCalls,
+    "settlement=settled": PAYMENTS - lostCalls,
+    "settlement=settled_upstream_failed": lostCalls,
+    "settlement=pending": 0,
+  });
+});
