@@ -27,6 +27,16 @@ describe("postgres alone", () => {
     return { relay, store, add, close };
   }
 
+  test("all text compares byte by byte, as on SQLite, whatever the locale of the database", async () => {
+    const databaseUrl = await (await startPostgres()).freshDatabase();
+    await (await openPostgres({ databaseUrl, clock })).close();
+    await using client = new SQL(databaseUrl);
+    const others = await client`
+      select table_name, column_name from information_schema.columns
+      where table_schema = current_schema() and data_type = 'text' and collation_name is distinct from 'C'`;
+    expect([...others]).toEqual([]);
+  });
+
   test("connections that were cut while idle cost no call", async () => {
     const { relay, store, add, close } = await behindRelay();
     expect(await Promise.all(["1", "2", "3"].map(add))).toEqual(["stored", "stored", "stored"]);

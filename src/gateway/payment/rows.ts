@@ -66,14 +66,23 @@ export async function insertPayment(tx: Tx, row: PaymentRow): Promise<void> {
   await tx.db.insert(tx.tables.payments).values(row);
 }
 
-/** The next tenant, by name after `after`, that has an open payment which is due at `now`. */
-export async function nextTenantDue(reader: Reader, after: string, now: number): Promise<string | null> {
+/**
+ * The next tenant that has an open payment which is due at `now`: by name after `after`, and up to `upTo`, null being
+ * the end. The order of names is the database's, which is not that of strings here.
+ */
+export async function nextTenantDue(
+  reader: Reader,
+  after: string,
+  upTo: string | null,
+  now: number,
+): Promise<string | null> {
   const { payments: t } = reader.tables;
+  const isUpTo = upTo === null ? undefined : lte(t.tenant, upTo);
   for (let tenant = after; ; ) {
     const [row] = await reader.db
       .select({ tenant: t.tenant, next_attempt_at: t.next_attempt_at })
       .from(t)
-      .where(and(isNotNull(t.next_attempt_at), gt(t.tenant, tenant)))
+      .where(and(isNotNull(t.next_attempt_at), gt(t.tenant, tenant), isUpTo))
       // The first of the next tenant is the one that is due first.
       .orderBy(asc(t.tenant), asc(t.next_attempt_at))
       .limit(1);

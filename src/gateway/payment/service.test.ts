@@ -85,12 +85,11 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
 
     type Replica = ReturnType<typeof replica>;
 
-    async function configured(): Promise<string> {
-      const tenant = crypto.randomUUID();
+    async function configured(tenant: string = crypto.randomUUID()): Promise<string> {
       await store.write((tx) =>
         tx.db.insert(tx.tables.settlementConfigs).values({
           tenant,
-          facilitator_url: `https://${tenant}.example.com`,
+          facilitator_url: `https://${encodeURIComponent(tenant)}.example.com`,
           facilitator_credential_ref: "cred_x",
           created_at: 0,
           updated_at: 0,
@@ -266,6 +265,32 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await until(async () => (await total(tenant, "settled")) === 8);
       expect([asked.length, new Set(asked).size]).toEqual([8, 8]);
       await Promise.all([one.settler.stop(0), two.settler.stop(0)]);
+    });
+
+    test("each tenant gets its turn, whatever order the database has for their names", async () => {
+      for (const [last, next] of [
+        ["Zeta", "acme"],
+        ["\u{10000}", "\ue000"],
+      ] as const) {
+        await store.write((tx) => tx.db.delete(tx.tables.payments));
+        const asked: string[] = [];
+        const at = replica(() => UNKNOWN, {
+          client: {
+            async settle({ tenant }) {
+              asked.push(tenant);
+              return UNKNOWN;
+            },
+          },
+        });
+        at.settler.start();
+        for (const stem of [last, next]) {
+          const tenant = await configured(`${stem}-${crypto.randomUUID()}`);
+          await at.settler.attempt((await recorded(at, await priced(tenant))).payment as never);
+          clock.time += 2_000;
+          await until(() => asked.filter((name) => name === tenant).length >= 2);
+        }
+        await at.settler.stop(0);
+      }
     });
 
     test("an attempt that another replica has overtaken refuses nothing, and may collect", async () => {

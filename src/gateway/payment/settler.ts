@@ -61,12 +61,12 @@ export function createSettler(options: SettlerOptions): Settler {
 
   async function takeUpBetween(after: string, upTo: string | null): Promise<void> {
     const now = clock.now();
-    for (let tenant = await nextTenantDue(store.read, after, now); tenant !== null; ) {
-      if (stopping || room.full() || (upTo !== null && tenant > upTo)) return;
+    for (let tenant = await nextTenantDue(store.read, after, upTo, now); tenant !== null; ) {
+      if (stopping || room.full()) return;
       const wanted = room.ofTenant(tenant);
       if (wanted > 0) await Promise.all((await dueOf(store.read, tenant, now, wanted)).map(tryAgain));
       lastTenant = tenant;
-      tenant = await nextTenantDue(store.read, tenant, now);
+      tenant = await nextTenantDue(store.read, tenant, upTo, now);
     }
   }
 
