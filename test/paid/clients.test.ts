@@ -22,7 +22,7 @@ import { type Answer, type Json, openPayingTenant, type PayingTenant } from "../
 import { newPayer, signPayment } from "../support/payments.ts";
 import { startUpstream, type Upstream } from "../support/upstream.ts";
 
-setDefaultTimeout(30_000);
+setDefaultTimeout(60_000);
 
 const PRICE = 10_000n;
 const DEAR = 25_000n;

@@ -7,7 +7,7 @@ import { type Facilitator, type SettleAnswer, startFacilitator } from "../suppor
 import { newPayer, type PaymentOptions, type SignedPayment, signPayment } from "../support/payments.ts";
 import { type RpcRelay, startRpcRelay } from "../support/rpc-relay.ts";
 
-setDefaultTimeout(20_000);
+setDefaultTimeout(60_000);
 
 const VALUE = 10_000n;
 const LOGGED_MS_MAX = 5_000;

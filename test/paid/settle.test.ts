@@ -12,7 +12,7 @@ import {
 import { newPayer, type PaymentOptions, type SignedPayment, signPayment } from "../support/payments.ts";
 import { type RpcRelay, startRpcRelay } from "../support/rpc-relay.ts";
 
-setDefaultTimeout(30_000);
+setDefaultTimeout(60_000);
 
 const SEND = "eth_sendRawTransaction";
 const VALUE = 10_000n;
