@@ -1,9 +1,20 @@
 // The README cannot rot: its commands run in a shell as they stand, its examples are sent to the gateway that the
 // start command starts, and what it lists (variables, routes, statuses, dependencies, folders) is what there is.
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
-import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, symlinkSync } from "node:fs";
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { COMMON, DEMO, FACILITATOR, GATEWAY } from "../src/config/variables.ts";
 import { VARIABLES } from "../src/config.ts";
 import { type Exchange, exchanges, parseReadme, runShell, type Shell, tableRows } from "./support/readme.ts";
 
@@ -31,7 +42,7 @@ describe("what it says is there:", () => {
     expect(scripts.length).toBeGreaterThan(5);
   });
 
-  test("the table of variables", () => {
+  describe("the table of variables of", () => {
     interface Row {
       readonly fallback: unknown;
       readonly shown?: string;
@@ -39,13 +50,22 @@ describe("what it says is there:", () => {
       readonly flag?: string;
       readonly secret?: true;
     }
-    const rows = Object.entries<Row>(VARIABLES).map(([name, row]) => {
-      const flag = row.flag === undefined ? "" : ` \`--${row.flag}\``;
-      const fallback = row.shown ?? (row.fallback === null ? "unset" : `\`${row.fallback}\``);
-      return `| \`${name}\`${row.secret === true ? " \\*" : ""}${flag} | ${fallback} | ${row.meaning.replaceAll("<", "\\<")} |`;
+    const tables: [string, Readonly<Record<string, Row>>][] = [
+      ["both wings", COMMON],
+      ["the gateway", GATEWAY],
+      ["the facilitator", FACILITATOR],
+      ["the demo", DEMO],
+    ];
+    test.each(tables)("%s", (whose, variables) => {
+      const rows = Object.entries(variables).map(([name, row]) => {
+        const flag = row.flag === undefined ? "" : ` \`--${row.flag}\``;
+        const fallback = row.shown ?? (row.fallback === null ? "unset" : `\`${row.fallback}\``);
+        return `| \`${name}\`${row.secret === true ? " \\*" : ""}${flag} | ${fallback} | ${row.meaning.replaceAll("<", "\\<")} |`;
+      });
+      const table = ["| variable | default | meaning |", "|---|---|---|", ...rows, "", ""].join("\n");
+      const heading = `Variable${rows.length === 1 ? "" : "s"} of ${whose}`;
+      expect(readme.section(heading)).toContain(table);
     });
-    const table = ["| variable | default | meaning |", "|---|---|---|", ...rows, "", ""].join("\n");
-    expect(readme.section("Configuration")).toContain(table);
   });
 
   test("no variable that does not exist", () => {
@@ -58,11 +78,12 @@ describe("what it says is there:", () => {
   });
 
   test("links", () => {
-    const broken = readme.links.filter((target) =>
+    const own = readme.links.filter((target) => !target.startsWith("https://"));
+    const broken = own.filter((target) =>
       target.startsWith("#") ? !readme.anchors.has(target.slice(1)) : !existsSync(join(ROOT, target)),
     );
     expect(broken).toEqual([]);
-    expect(readme.links.length).toBeGreaterThan(8);
+    expect(own.length).toBeGreaterThan(8);
   });
 
   test("every dependency with a reason", () => {
@@ -105,10 +126,16 @@ describe("what it says is there:", () => {
 describe("what it does works:", () => {
   const home = mkdtempSync(join(tmpdir(), "tollgate-readme-"));
   const shells: Shell[] = [];
+  /** Of the gateway, and the plain one of the facilitator. */
   let port = 0;
+  let openPort = 0;
   /** The README's own text for this machine: its ports and hosts are free ports here, its Bun is the running one. */
   let localised: (text: string) => string;
   let environment: Record<string, string>;
+  let gatewayShell: Shell;
+  let demo: Shell;
+  /** Resolves when the facilitator listens. */
+  let collecting: Promise<void>;
 
   const shell = (script: string) => {
     const started = runShell(localised(script), environment, home);
@@ -118,8 +145,8 @@ describe("what it does works:", () => {
   const blocksOf = (info: string) => readme.blocks.filter((block) => block.info === info);
 
   beforeAll(async () => {
-    const [gateway = 0, echo = 0, mcp = 0] = freePorts(3);
-    port = gateway;
+    const [gateway = 0, echo = 0, mcp = 0, mutual = 0, open = 0] = freePorts(5);
+    [port, openPort] = [gateway, open];
     localised = (text) =>
       text
         .replaceAll("https://echo.example.com/run", `http://127.0.0.1:${echo}/run`)
@@ -127,13 +154,20 @@ describe("what it does works:", () => {
         .replaceAll(/\b8080\b/g, String(gateway))
         .replaceAll(/\b9001\b/g, String(echo))
         .replaceAll(/\b3001\b/g, String(mcp))
+        .replaceAll(/\b9443\b/g, String(mutual))
+        .replaceAll(/\b9081\b/g, String(open))
+        .replaceAll(/(?<![\w/])facilitator\/(?=pki|data)/g, `${home}/facilitator/`)
         .replaceAll(`npx --yes bun@${manifest.engines.bun}`, process.execPath)
         .replaceAll(/"(?=data\/tollgate\.db"|backup\.db")/g, `"${home}/`);
     environment = surroundings();
-    const start = shell(blocksOf("sh start")[0]?.text ?? "exit 1");
+    demo = shell(blocksOf("sh demo")[0]?.text ?? "exit 1");
+    collecting = startFacilitator();
+    // Whoever needs it waits for it, and learns why it did not start.
+    collecting.catch(() => {});
+    gatewayShell = shell(blocksOf("sh start")[0]?.text ?? "exit 1");
     const upstreams = shell(blocksOf("sh upstreams")[0]?.text ?? "exit 1");
     await Promise.all([
-      start.prints(/a token .*\n/, START_MS_MAX),
+      gatewayShell.prints(/a token .*\n/, START_MS_MAX),
       upstreams.prints(/listening on port/, START_MS_MAX),
       answers(`http://127.0.0.1:${echo}/`),
     ]);
@@ -143,6 +177,16 @@ describe("what it does works:", () => {
     for (const started of shells) await started[Symbol.asyncDispose]();
     rmSync(home, { recursive: true, force: true });
   });
+
+  /** The README's facilitator on the chain of the demo, whose address replaces the one that the README shows. */
+  async function startFacilitator(): Promise<void> {
+    const [shown = "no address"] = /(?<=TOLLGATE_RPC_URLS=)\S+/.exec(readme.text) ?? [];
+    await demo.prints(/chain RPC +\S+ /, START_MS_MAX);
+    const [url = ""] = /(?<=chain RPC +)\S+/.exec(demo.printed()) ?? [];
+    const blocks = blocksOf("sh facilitator").map(({ text }) => text.replaceAll(shown, url));
+    expect(blocks.length).toBe(2);
+    await shell(blocks.join("")).prints(/"event":"listening"/, START_MS_MAX);
+  }
 
   function surroundings(): Record<string, string> {
     const own = Object.entries(process.env).filter(([name]) => !/^(TOLLGATE_|DATABASE_URL|PORT$)/.test(name));
@@ -185,32 +229,65 @@ describe("what it does works:", () => {
       .trim()
       .replaceAll(/\b(agt|inv|cred)_[0-9a-f-]{36}/g, "$1_…")
       .replaceAll(/\b\d{4}-\d\d-\d\dT[\d:.]+Z/g, "<time>")
-      .replaceAll(/\blatency_ms: \d+/g, "latency_ms: <ms>");
+      .replaceAll(/ +\d[\d.]* m?s\b/g, " <duration>")
+      .replaceAll(/\btx_hash: '0x[0-9a-f]{64}'|(?<=transaction +)0x[0-9a-f]{64}/g, "<transaction>")
+      .replaceAll(/(?<=127\.0\.0\.1:)\d+|(?<=\bblock +)\d+/g, "<number>")
+      .replaceAll(/\banvil (in|on|of) \w+( \w+)?/g, "anvil");
   }
 
   test("the first start says where things are", () => {
     const index = readme.blocks.findIndex(({ info }) => info === "sh start");
     const shown = localised(readme.blocks[index + 1]?.text ?? "");
-    const printed = (shells[0]?.printed() ?? "")
+    const printed = gatewayShell
+      .printed()
       .replaceAll(home, "…")
       .replaceAll(" --data-dir …/data", "")
       .replaceAll(/(npx --yes bun@\S+|bun) src/g, `${process.execPath} src`);
     expect(printed).toContain(shown);
   });
 
-  test("the tour, word for word", async () => {
-    const steps = readme.blocks.flatMap((block, index) => {
-      if (block.info !== "sh tour") return [];
-      const next = readme.blocks[index + 1];
+  /** Each with what is shown to come of it. */
+  function steps(section: string): { readonly script: string; readonly shown: string }[] {
+    const { blocks } = parseReadme(readme.section(section));
+    return blocks.flatMap((block, index) => {
+      if (!/^sh (tour|curl)$/.test(block.info)) return [];
+      if (block.info === "sh curl" && Bun.which("curl") === null) return [];
+      const next = blocks[index + 1];
       return [
         { script: block.text, shown: next === undefined || /^sh|http/.test(next.info) ? "" : next.text },
       ];
     });
-    expect(steps.length).toBeGreaterThan(4);
-    const tour = shell(steps.map(({ script }) => `${script}\nprintf '\\036'\n`).join(""));
-    const outputs = (await tour.output).split("\x1e");
-    for (const [index, { script, shown }] of steps.entries()) {
-      const context = `${script}\n--- all of the tour:\n${tour.printed()}`;
+  }
+
+  test("the demo shows what is said, and more", async () => {
+    await demo.prints(/Ctrl-C here stops everything/, START_MS_MAX);
+    const shown = blocksOf("text demo")[0]?.text ?? "";
+    const wanted = shown.split("\n").filter((line) => !/^ *…?$/.test(line));
+    expect(wanted.length).toBeGreaterThan(15);
+    const printed = plain(demo.printed()).split("\n").values();
+    // In this order, with others in between.
+    const missing = wanted.map(plain).filter((line) => !printed.some((other) => plain(other) === line));
+    expect([missing, demo.printed()]).toEqual([[], demo.printed()]);
+  });
+
+  test("the tour and getting paid, word for word", async () => {
+    const [tour, paid] = [steps("Five-minute tour"), steps("Get paid")];
+    expect(tour.length).toBeGreaterThan(4);
+    expect(paid.length).toBeGreaterThan(3);
+    const payer = join(home, "payer");
+    const wait = `until [ -f ${payer} ]; do sleep 0.1; done; . ${payer}\n`;
+    const scripts = [...tour, ...paid].map(({ script }) => `${script}\nprintf '\\036'\n`);
+    scripts.splice(tour.length, 0, wait);
+    const journey = shell(scripts.join(""));
+    await collecting;
+    await demo.prints(/PAYER_KEY=\S+\n/, START_MS_MAX);
+    const [key = ""] = /(?<=PAYER_KEY=)\S+/.exec(demo.printed()) ?? [];
+    const line = blocksOf("sh payer")[0]?.text.replace(/(?<=PAYER_KEY=)\S+/, key) ?? "exit 1";
+    writeFileSync(`${payer}.new`, line);
+    renameSync(`${payer}.new`, payer);
+    const outputs = (await journey.output).split("\x1e");
+    for (const [index, { script, shown }] of [...tour, ...paid].entries()) {
+      const context = `${script}\n--- all of it:\n${journey.printed()}`;
       expect([plain(outputs[index] ?? ""), context]).toEqual([plain(shown), context]);
     }
   });
@@ -231,13 +308,16 @@ describe("what it does works:", () => {
     expect(all.length).toBeGreaterThan(20);
     const ids = new Map<string, string>();
     for (const exchange of all) await perform(exchange, token, ids);
+    const others = blocksOf("http facilitator").flatMap(({ text }) => exchanges(text));
+    expect(others.length).toBeGreaterThan(1);
+    for (const exchange of others) await perform(exchange, token, ids, openPort);
   });
 
   /** `agt_…` in a request is the last agent that was seen. */
-  async function perform(exchange: Exchange, token: string, ids: Map<string, string>): Promise<void> {
+  async function perform(exchange: Exchange, token: string, ids: Map<string, string>, at = port) {
     const known = (text: string) =>
       text.replaceAll(/\b(agt|inv|cred)_…/g, (_all, prefix) => String(ids.get(prefix)));
-    const response = await fetch(`http://127.0.0.1:${port}${known(exchange.path)}`, {
+    const response = await fetch(`http://127.0.0.1:${at}${known(exchange.path)}`, {
       method: exchange.method,
       headers: { "content-type": "application/json", ...exchange.headers, authorization: `Bearer ${token}` },
       body: exchange.body === null ? null : known(exchange.body),
@@ -270,11 +350,12 @@ describe("what it does works:", () => {
   test("every route and every status of the document is described, and no other", async () => {
     const answer = await fetch(`http://127.0.0.1:${port}/swagger/json`);
     const { paths } = (await answer.json()) as {
-      paths: Record<string, Record<string, { responses: object }>>;
+      paths: Record<string, Record<string, { responses: object; servers?: object[] }>>;
     };
     const operations = Object.entries(paths).flatMap(([path, methods]) =>
-      Object.entries(methods).map(([method, { responses }]) => ({
+      Object.entries(methods).map(([method, { responses, servers }]) => ({
         route: `${method.toUpperCase()} ${path}`,
+        isElsewhere: servers !== undefined,
         statuses: Object.keys(responses).filter((status) => Number(status) >= 400),
       })),
     );
@@ -282,8 +363,11 @@ describe("what it does works:", () => {
     const described = api.match(/(?<=`)(GET|POST|PUT|PATCH|DELETE) \/[^`?\s]*(?=`)/g) ?? [];
     const routes = operations.map(({ route }) => route);
     expect([...new Set(described)].sort()).toEqual([...routes, "GET /swagger", "GET /swagger/json"].sort());
-    const statuses = new Set([...operations.flatMap((operation) => operation.statuses), "405"]);
-    const rows = tableRows(readme.section("Errors"), "| status | when |");
-    expect(rows.map(([status]) => status)).toEqual([...statuses].sort());
+    const statusesOf = (isElsewhere: boolean) =>
+      operations.filter((each) => each.isElsewhere === isElsewhere).flatMap(({ statuses }) => statuses);
+    const shown = (section: string) =>
+      tableRows(readme.section(section), "| status | when |").map(([status]) => status);
+    expect(shown("Errors")).toEqual([...new Set([...statusesOf(false), "405"])].sort());
+    expect(shown("The facilitator")).toEqual([...new Set(["200", ...statusesOf(true)])].sort());
   });
 });

@@ -128,6 +128,7 @@ const proxyCall = operation({
       headers: {
         "X-Service-Invocation-ID": "The invocation's ID.",
         Location: "Path of the poll endpoint.",
+        "X-Service-Policy-Warning": "Why the tenant's policy warns of the call; only then.",
         "X-PAYMENT-RESPONSE":
           "Of a payment that has been settled: base64 of `{ success, transaction, network, payer }`.",
         "PAYMENT-RESPONSE": "The same, for a version 2 payment.",
@@ -150,6 +151,7 @@ const proxyCall = operation({
     "invalid_request",
     "payload_too_large",
     "conflict",
+    "denied",
     "payment_required",
   ],
 });
