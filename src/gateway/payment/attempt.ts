@@ -15,8 +15,8 @@ import type { FacilitatorClient } from "./facilitator-client.ts";
 import { pauseAfter, type SettleOutcome, settledRecord, type Verdict, verdictOf } from "./outcome.ts";
 import { closeCollected, closeRefused, type OpenPayment, postpone } from "./rows.ts";
 
-const STORE_PAUSE_MS = 100;
-const STORE_TRIES_MAX = 30;
+const STORE_PAUSE_MS_FIRST = 100;
+const STORE_PAUSE_MS_MOST = 1_000;
 
 export interface AttemptOptions {
   readonly store: Store;
@@ -33,7 +33,7 @@ export interface AttemptOptions {
  * Tries once, and resolves when the outcome is recorded.
  *
  * @param stop breaks the attempt off, its outcome unknown
- * @throws Fault `unavailable` when the store does not take the outcome
+ * @throws Fault `unavailable` when it has been broken off and the store does not take the outcome
  */
 export async function attemptSettlement(
   options: AttemptOptions,
@@ -41,9 +41,11 @@ export async function attemptSettlement(
   stop: AbortSignal,
 ): Promise<void> {
   const { store, clock, log, client } = options;
+  const askedAt = clock.now();
   const outcome = await client.settle({ ...open, expected: expectedOf(open) }, stop);
   const now = clock.now();
-  const verdict = verdictOf(outcome, open, now);
+  // By the time of the question: an answer may have been long on its way, and is as old as that at most.
+  const verdict = verdictOf(outcome, open, askedAt);
   const times = { now, retryAt: now + pauseAfter(open.attempts, Math.random()) };
   const call = await untilStored(() => store.write((tx) => record(tx, open, verdict, times)), stop);
   tell(log, open, outcome, verdict);
@@ -51,16 +53,18 @@ export async function attemptSettlement(
   if (call?.settlement_status === "settlement_failed") options.ended(open.invocation_id);
 }
 
-/** A store that is away for a moment is waited for: what the facilitator said is worth more than asking again. */
+/**
+ * A store that is away is waited for until it is time to stop: what the facilitator said is worth more than asking
+ * again, since many a facilitator takes its own collected payment for one that it can't collect.
+ */
 async function untilStored<T>(step: () => Promise<T>, stop: AbortSignal): Promise<T> {
-  for (let tries = 1; ; tries++) {
+  for (let pause = STORE_PAUSE_MS_FIRST; ; pause = Math.min(pause * 2, STORE_PAUSE_MS_MOST)) {
     try {
       return await step();
     } catch (error) {
-      const passing = error instanceof Fault && error.kind === "unavailable";
-      if (!passing || stop.aborted || tries === STORE_TRIES_MAX) throw error;
+      if (!(error instanceof Fault) || error.kind !== "unavailable" || stop.aborted) throw error;
     }
-    await Bun.sleep(STORE_PAUSE_MS);
+    await Bun.sleep(pause);
   }
 }
 

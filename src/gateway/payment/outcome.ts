@@ -93,8 +93,8 @@ export interface Course {
   readonly unknown_since: number | null;
 }
 
-/** What becomes of a payment after an attempt, at `now` (milliseconds). */
-export function verdictOf(outcome: SettleOutcome, course: Course, now: number): Verdict {
+/** What becomes of a payment after an attempt. @param askedAt when the facilitator was asked, in milliseconds */
+export function verdictOf(outcome: SettleOutcome, course: Course, askedAt: number): Verdict {
   if (outcome.kind === "collected") {
     return { kind: "settled", transaction: outcome.transaction, fee: outcome.fee };
   }
@@ -103,11 +103,11 @@ export function verdictOf(outcome: SettleOutcome, course: Course, now: number): 
     return outcome.kind === "declined" ? { kind: "refused", reason: "declined" } : { kind: "open" };
   }
   // An earlier attempt may have left a transaction behind, which can land until the authorization expires.
-  const expired = now >= valid_before * 1000 + CHAIN_TIME_MARGIN_MS;
+  const expired = askedAt >= valid_before * 1000 + CHAIN_TIME_MARGIN_MS;
   if (outcome.kind === "declined" && outcome.definite && expired) {
     return { kind: "refused", reason: "declined" };
   }
-  if (now - unknown_since >= GIVEN_UP_AFTER_MS) return { kind: "refused", reason: "unknown" };
+  if (askedAt - unknown_since >= GIVEN_UP_AFTER_MS) return { kind: "refused", reason: "unknown" };
   return { kind: "open" };
 }
 

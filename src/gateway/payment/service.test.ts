@@ -212,6 +212,26 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await at.settler.stop(0);
     });
 
+    test("a refusal that was asked for within its time is none, however late it comes", async () => {
+      const tenant = await configured();
+      const at = replica((attempt) => {
+        if (attempt === 2) clock.time += 70_000;
+        return attempt === 1 ? UNKNOWN : DECLINED;
+      });
+      const { payment, key } = await recorded(at, await priced(tenant));
+      await at.payments.settle(payment);
+      at.settler.start();
+      clock.time += 2_000;
+      await until(
+        async () => (await findInvocation(store.read, tenant, key.id)).settlement === '{"attempts":2}',
+      );
+      expect(await shown(key)).toEqual(["pending", null, "pending"]);
+      clock.time += 120_000;
+      await until(() => at.told.length > 0);
+      expect(await shown(key)).toEqual(["failed", null, "settlement_failed"]);
+      await at.settler.stop(0);
+    });
+
     test("a facilitator that stays away for a day ends it, as unknown", async () => {
       const [tenant, at] = [await configured(), replica(() => UNKNOWN)];
       const { payment, key } = await recorded(at, await priced(tenant));
@@ -321,6 +341,23 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       const { payment, key } = await recorded(at, await priced(tenant));
       expect(Object.keys(await at.payments.settle(payment))).toEqual(["x-payment-response"]);
       expect((await shown(key))[2]).toBe("settled");
+    });
+
+    test("a store that stays away holds up no caller for long, and still loses no outcome", async () => {
+      const tenant = await configured();
+      const back = performance.now() + 3_500;
+      const flaky: Store = {
+        ...store,
+        write: (work) =>
+          performance.now() < back ? Promise.reject(new Fault("unavailable", "away")) : store.write(work),
+      };
+      const at = replica(() => COLLECTED, { store: flaky });
+      const { payment, key } = await recorded(at, await priced(tenant));
+      const twin = at.payments.settle(payment);
+      expect(await Promise.all([twin, at.payments.recall(tenant, key.id)])).toEqual([{}, {}]);
+      expect(performance.now()).toBeLessThan(back);
+      await until(async () => (await shown(key))[2] === "settled");
+      expect([at.attempts(), at.told]).toEqual([1, [`paid ${payment.agent_id}`]]);
     });
 
     test("stopping breaks off what is under way, and leaves it open", async () => {

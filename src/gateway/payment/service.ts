@@ -128,7 +128,7 @@ export function createPayments(deps: PaymentDeps): Payments {
   async function recall(tenant: string, invocationId: string): Promise<PaidHeaders> {
     const until = performance.now() + settleWaitMs;
     for (;;) {
-      await settler.underWay(invocationId);
+      await atMost(until - performance.now(), settler.underWay(invocationId));
       const headers = await told(tenant, invocationId);
       if (headers !== null) return headers;
       if (performance.now() >= until) return {};
@@ -141,7 +141,7 @@ export function createPayments(deps: PaymentDeps): Payments {
     paymentRow: (charge, row) => paymentRowOf(charge, row, clock.now(), settler.leaseUntil()),
     async settle(payment) {
       if (!isOpen(payment)) return {};
-      await settler.attempt(payment);
+      void settler.attempt(payment);
       try {
         return await recall(payment.tenant, payment.invocation_id);
       } catch (error) {
@@ -152,6 +152,15 @@ export function createPayments(deps: PaymentDeps): Payments {
     },
     recall,
   };
+}
+
+/** Resolves with `work`, and after `ms` in any case. */
+async function atMost(ms: number, work: Promise<void> | undefined): Promise<void> {
+  if (work === undefined) return;
+  const late = Promise.withResolvers<void>();
+  const timer = setTimeout(late.resolve, ms);
+  await Promise.race([work, late.promise]);
+  clearTimeout(timer);
 }
 
 async function check({ store, clock, publicUrl }: PaymentDeps, call: PricedCall): Promise<Checked> {
