@@ -1,9 +1,9 @@
 // Calls without a payment: what the machine can do at least (the floor) and what the gateway does, measured one
 // right after the other.
 import { mkdtempSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { type Gateway, startGateway } from "../support/gateway.ts";
+import { temporaryRoot } from "../support/process.ts";
 import type { LoadResult } from "./load.ts";
 import { figure, perSecond, say } from "./report.ts";
 
@@ -46,9 +46,11 @@ function show(name: string, result: LoadResult): void {
 }
 
 async function floor(seconds: number): Promise<LoadResult> {
-  const dir = mkdtempSync(join(tmpdir(), "tollgate-floor-"));
+  const dir = mkdtempSync(join(temporaryRoot(), "floor-"));
   const script = join(import.meta.dir, "floor.ts");
-  const child = Bun.spawn([process.execPath, script, dir], { stdout: "pipe", stderr: "inherit" });
+  // It ends with this process, however that ends.
+  const command = ["setpriv", "--pdeathsig", "KILL", "--", process.execPath, script, dir];
+  const child = Bun.spawn(command, { stdout: "pipe", stderr: "inherit" });
   try {
     const { value } = await child.stdout.getReader().read();
     const port = Number(new TextDecoder().decode(value));

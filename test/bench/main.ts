@@ -2,6 +2,7 @@
 // on any machine. Arguments: the names of parts, all of them without any, and the seconds that each load takes.
 // Nothing here can fail for being slow.
 import { accepts } from "./accepts.ts";
+import { paidCalls } from "./paid.ts";
 import { say } from "./report.ts";
 import { settlements } from "./settlements.ts";
 import { verification } from "./verify.ts";
@@ -12,6 +13,7 @@ const PARTS: Readonly<Record<string, (seconds: number) => Promise<void>>> = {
   accepts,
   verify: verification,
   settlements,
+  paid: paidCalls,
 };
 
 async function main(args: readonly string[]): Promise<number> {

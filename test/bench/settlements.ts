@@ -10,12 +10,14 @@ import { coreSecondsIn } from "./cores.ts";
 import { officialPayment, officialSettle } from "./official.ts";
 import { figure, perSecond, type Rate, say, times } from "./report.ts";
 
-const BLOCK_SECONDS = 2;
-const PRICE = 1_000n;
+export const BLOCK_SECONDS = 2;
+export const PRICE = 1_000n;
 const PAYMENTS = 1_200;
 const CONNECTIONS = 600;
 /** Below what the listener takes of handshakes at a time. */
 const HANDSHAKES = 64;
+const AGAIN_MAX = 5;
+const AGAIN_MS = 1_000;
 
 const OFFICIAL_AT_ONCE = 52;
 const OFFICIAL_IN_TURN = 4;
@@ -27,8 +29,13 @@ interface Collected extends Rate {
   readonly most: number;
 }
 
+/** The directory that a service of test/support works in. */
+export function homeOf({ dataDir }: { readonly dataDir: string }): string {
+  return join(dataDir, "..", "elsewhere");
+}
+
 /** A payer with the money for so many payments, and the payments. */
-async function payments(chain: TestChain, count: number): Promise<SignedPayment[]> {
+export async function payments(chain: TestChain, count: number): Promise<SignedPayment[]> {
   const payer = newPayer();
   const to = newPayer().address;
   await chain.fundUsdc(payer.address, PRICE * BigInt(count));
@@ -52,7 +59,7 @@ async function collect(
 }
 
 /** So many strands, each with the next one as soon as it is done with the last. */
-async function strands<T, S>(
+export async function strands<T, S>(
   items: Iterable<T>,
   those: readonly S[],
   work: (item: T, strand: S) => Promise<void>,
@@ -74,36 +81,54 @@ async function connections(facilitator: Facilitator): Promise<Connection[]> {
   return open;
 }
 
+interface Told {
+  readonly success: boolean;
+  /** How often the same payment was presented again, because its outcome was not known yet. */
+  readonly again: number;
+  readonly seconds: number;
+}
+
+/** As a caller does it: what is not known yet is asked again, with the same payment. */
+async function settled(connection: Connection, { settleRequest }: SignedPayment): Promise<Told> {
+  const startedAt = performance.now();
+  for (let again = 0; ; again++) {
+    const { status, body } = await connection.settle(settleRequest);
+    const success = status === 200 && body.success === true;
+    const isKnown = success || (status === 200 && body.transaction === "");
+    const seconds = (performance.now() - startedAt) / 1000;
+    if (isKnown || again === AGAIN_MAX) return { success, again, seconds };
+    await Bun.sleep(AGAIN_MS);
+  }
+}
+
 async function ours(chain: TestChain): Promise<number> {
   await using facilitator = await startFacilitator(chain);
   const all = await payments(chain, PAYMENTS);
   const open = await connections(facilitator);
-  const answers: number[] = [];
-  let successes = 0;
-  const homes = [join(facilitator.dataDir, "..", "elsewhere"), chain.home] as const;
+  const told: Told[] = [];
+  const homes = [homeOf(facilitator), chain.home] as const;
   const before = homes.map(coreSecondsIn);
   const collected = await collect(chain, all, () =>
     strands(all, open, async (payment, connection) => {
-      const startedAt = performance.now();
-      const { status, body } = await connection.settle(payment.settleRequest);
-      if (status === 200 && body.success === true) successes++;
-      answers.push(performance.now() - startedAt);
+      told.push(await settled(connection, payment));
     }),
   );
   const used = homes.map((home, index) => (coreSecondsIn(home) - (before[index] ?? 0)) / PAYMENTS);
   const [own, node] = used.map((seconds) => (seconds * 1000).toFixed(1));
   for (const connection of open) connection.close();
   await facilitator.stop();
-  answers.sort((a, b) => a - b);
-  const at = (share: number) => Math.round((answers[Math.floor(answers.length * share)] ?? 0) / 100) / 10;
+  const waits = told.map(({ seconds }) => seconds).sort((a, b) => a - b);
+  const at = (share: number) => (waits[Math.floor(waits.length * share)] ?? 0).toFixed(1);
+  const again = told.reduce((sum, each) => sum + each.again, 0);
+  const successes = told.filter(({ success }) => success).length;
   const span = Math.max(...collected.blocks) - Math.min(...collected.blocks) + 1;
   figure(
     "ours: the facilitator over mutual TLS",
     perSecond(collected),
-    `${collected.count} of ${PAYMENTS} collected (${successes} told so) in ${span} blocks, at most ${collected.most} in one`,
+    `${collected.count} of ${PAYMENTS} collected in ${span} blocks, at most ${collected.most} in one`,
   );
   say(
-    `  ${CONNECTIONS} at a time, answered in p50 ${at(0.5)} s, p99 ${at(0.99)} s; core time for each ${own} ms, and ${node} ms of anvil`,
+    `  ${CONNECTIONS} at a time; ${successes} told so in p50 ${at(0.5)} s, p99 ${at(0.99)} s, ${again} asked again; core time for each ${own} ms, and ${node} ms of anvil`,
   );
   return perSecond(collected);
 }
