@@ -1,11 +1,17 @@
 -- Payments: the gateway's (settlement_configs, payments) and the facilitator's. Amounts are decimal texts of up to
 -- 256 bits; hex is lower case, so that text compares as the value does.
 
--- A call whose payment has not been collected waits aside: the dispatcher must not find it.
+-- A call whose payment has not been collected waits aside: the dispatcher must not find it. Nor must it find one on
+-- the streaming path, which only its caller can have made.
 drop index invocations_pending;
 create index invocations_pending on invocations (agent_id, id)
-  where status = 'pending' and coalesce(settlement_status, '') <> 'pending';
-insert into sqlite_stat1 (tbl, idx, stat) values ('invocations', 'invocations_pending', '10000 1000 1 1');
+  where status = 'pending' and mode = 'transactional' and coalesce(settlement_status, '') <> 'pending';
+-- Streaming calls that are paid for while nobody waits for them, the longest unchanged first.
+create index invocations_unclaimed on invocations (updated_at)
+  where status = 'pending' and mode = 'streaming' and coalesce(settlement_status, '') <> 'pending';
+insert into sqlite_stat1 (tbl, idx, stat) values
+  ('invocations', 'invocations_pending', '10000 1000 1 1'),
+  ('invocations', 'invocations_unclaimed', '1000 2');
 
 create table settlement_configs (
   tenant text not null primary key,

@@ -14,6 +14,8 @@ export const FAULT_KINDS = [
   "rate_limited",
   "over_limit",
   "unavailable",
+  "bad_gateway",
+  "gateway_timeout",
   "internal",
 ] as const;
 

@@ -27,6 +27,12 @@ export const ERROR_CLASSES = [
 ] as const;
 export type ErrorClass = (typeof ERROR_CLASSES)[number];
 
+/** The upstream's status decides; whatever a redirect is, it is not followed, so it is an answer like any other. */
+export function errorClassOf(upstreamStatus: number): ErrorClass | null {
+  if (upstreamStatus < 400) return null;
+  return upstreamStatus < 500 ? "upstream_4xx" : "upstream_5xx";
+}
+
 export const SETTLEMENT_STATUSES = [
   "pending",
   "settled",

@@ -21,7 +21,9 @@ export const STATUS = {
   /** Waiting does not help, so there is no `Retry-After`. */
   over_limit: 429,
   internal: 500,
+  bad_gateway: 502,
   unavailable: 503,
+  gateway_timeout: 504,
 } as const satisfies Record<FaultKind, number>;
 
 /** Success statuses, named so that routes need no numbers. */

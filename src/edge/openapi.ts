@@ -251,6 +251,14 @@ const FAILURES: Readonly<Record<FaultKind, Failure>> = {
     headers: RETRY_AFTER,
   },
   internal: { description: "An unexpected error on the server's side. No body." },
+  bad_gateway: {
+    description: "The upstream gave no answer, or could not be asked.",
+    example: "the upstream gave no answer",
+  },
+  gateway_timeout: {
+    description: "The upstream gave no answer in time.",
+    example: "the upstream gave no answer in time",
+  },
   unavailable: {
     description: "The service cannot do this just now: it is shutting down, or its store takes no writes.",
     example: "the service is shutting down",

@@ -118,6 +118,7 @@ export async function startGateway(
       const closed = server.stop();
       clearInterval(cleaning);
       await Promise.all([dispatcher.drain(options.drainMs), settler.stop(options.drainMs)]);
+      await dispatcher.leave();
       // Whoever waits for a call that stays pending would else never learn its ID.
       endings.release();
       await Promise.race([closed, Bun.sleep(LAST_ANSWERS_MS)]);

@@ -132,8 +132,11 @@ describe("sqlite alone", () => {
       );
     }
     const due = "status = 'pending' and coalesce(settlement_status, '') <> 'pending'";
-    expect(await plan(`agent_id = 'a' and ${due} order by id`)).toBe(
+    expect(await plan(`agent_id = 'a' and mode = 'transactional' and ${due} order by id`)).toBe(
       "SEARCH invocations USING INDEX invocations_pending (agent_id=?)",
+    );
+    expect(await plan(`updated_at < 1 and mode = 'streaming' and ${due} order by updated_at`)).toBe(
+      "SEARCH invocations USING INDEX invocations_unclaimed (updated_at<?)",
     );
     expect(await plan("owner = 'r' and status = 'running'")).toBe(
       "SEARCH invocations USING INDEX invocations_running (owner=?)",

@@ -5,6 +5,7 @@ import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import type { ErrorClass } from "../../core/states.ts";
 import { readBody } from "../../edge/body.ts";
 import { type Outbound, OutboundError } from "../../edge/outbound.ts";
+import { requestSafely } from "../../edge/retry.ts";
 import { type BodyDigest, bodyDigest } from "./digest.ts";
 import type { Job, Outcome, WorkerSettings } from "./job.ts";
 import type { Hold, Memory } from "./memory.ts";
@@ -42,8 +43,6 @@ export class CallError extends Error {
     this.errorClass = errorClass;
   }
 }
-
-const RETRY_PAUSES_MS = [100, 400];
 
 /** What can stand in a header: visible Latin-1, space and tab (RFC 9110, section 5.5). */
 const HEADER_VALUE = /^[\t\x20-\x7e\x80-\xff]*$/;
@@ -133,20 +132,11 @@ export function credentialHeader(credential: Job["credential"]): Array<[string, 
  *
  * @throws OutboundError; the signal's reason
  */
-export async function send(context: CallContext, request: UpstreamRequest): Promise<Response> {
+export function send(context: CallContext, request: UpstreamRequest): Promise<Response> {
   const { outbound, signal, trace } = context;
   const { url, ...init } = request;
   trace.dialled_at ??= performance.now();
-  for (let attempt = 0; ; attempt++) {
-    try {
-      return await outbound.request(url, { ...init, signal });
-    } catch (error) {
-      const pause = RETRY_PAUSES_MS[attempt];
-      const isSafe = error instanceof OutboundError && error.kind === "unreached";
-      if (!isSafe || pause === undefined || signal.aborted) throw error;
-      await sleep(pause, signal);
-    }
-  }
+  return requestSafely(outbound, url, { ...init, signal });
 }
 
 /**
@@ -173,18 +163,4 @@ export async function readStart(
 
 export function tooLarge(settings: WorkerSettings): CallError {
   return new CallError("internal", `the response is larger than ${settings.max_response_bytes} bytes`);
-}
-
-function sleep(ms: number, signal: AbortSignal): Promise<void> {
-  const { promise, resolve, reject } = Promise.withResolvers<void>();
-  const onAbort = () => {
-    clearTimeout(timer);
-    reject(signal.reason);
-  };
-  const timer = setTimeout(() => {
-    signal.removeEventListener("abort", onAbort);
-    resolve();
-  }, ms);
-  signal.addEventListener("abort", onAbort, { once: true });
-  return promise;
 }

@@ -3,6 +3,7 @@
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
+import { createPlaces } from "../../core/places.ts";
 import type { Store } from "../../storage/store.ts";
 import {
   type Accepted,
@@ -14,7 +15,6 @@ import {
 } from "../invocations/service.ts";
 import type { Job, Outcome } from "./job.ts";
 import { Lanes, type Waiting } from "./lanes.ts";
-import { createPlaces } from "./places.ts";
 import type { Pool } from "./pool.ts";
 import { dropLeases, endOrphans, nextAgentWithPending, pendingOf, renewLease } from "./queue.ts";
 
@@ -128,15 +128,20 @@ export class Dispatcher {
 
   /** Starts nothing more, lets what runs end for `ms`, then ends it. Pending calls stay pending. */
   async drain(ms: number): Promise<void> {
-    const { store, pool, replica, log } = this.#options;
+    const { pool } = this.#options;
     this.#draining = true;
     const idle = this.#lanes.pause();
     await Promise.race([idle, Bun.sleep(ms)]);
     await pool.close();
     await Promise.race([idle, Bun.sleep(LAST_RECORDS_MS)]);
     this.#givenUp = true;
-    clearInterval(this.#renewal);
     clearTimeout(this.#nextSweep);
+  }
+
+  /** Drops this replica's lease: no call runs on it any more, on either path. */
+  async leave(): Promise<void> {
+    const { store, replica, log } = this.#options;
+    clearInterval(this.#renewal);
     if (!this.#shared) return;
     // A lease that can't be dropped runs out.
     await store

@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
+import { createPlaces } from "../../core/places.ts";
 import { Lanes, type Waiting } from "./lanes.ts";
-import { createPlaces } from "./places.ts";
 
 /** More than there are places. */
 const AGENTS = ["a", "b", "c", "d", "e", "f", "g"] as const;

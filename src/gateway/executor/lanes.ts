@@ -1,7 +1,7 @@
 // Which accepted call starts next. Each agent with calls waiting has a lane, first come first served; lanes that
 // find the process short of places take turns. A lane holds only IDs, and only so many: the rest stays in the
 // database, which is the queue, and is read when the lane has run dry.
-import type { Places } from "./places.ts";
+import type { Places } from "../../core/places.ts";
 
 export interface Waiting {
   readonly tenant: string;

@@ -2,7 +2,7 @@
 // a place that is as large as all it may come to need, and is not read on before it has that: so nobody who has
 // begun waits for somebody else who has, and who waits loses nothing but time, up to its own deadline.
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
-import { createPlaces } from "./places.ts";
+import { createPlaces } from "../../core/places.ts";
 
 /** What one call holds. */
 export interface Hold {

@@ -1,6 +1,6 @@
 // How an upstream call that ended is judged: the one table from what happened to status and error class.
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
-import type { ErrorClass } from "../../core/states.ts";
+import { type ErrorClass, errorClassOf } from "../../core/states.ts";
 import type { Outcome } from "./job.ts";
 
 /** Why a call was stopped by us; the reason of its abort signal. */
@@ -40,12 +40,6 @@ export function noteHead(trace: Trace, response: Response): void {
   const type = response.headers.get("content-type");
   trace.response_content_type = type === null ? null : type.slice(0, CONTENT_TYPE_CHARACTERS_MAX);
   trace.resp_size = null;
-}
-
-/** The upstream's status decides; whatever a redirect is, it is not followed, so it is an answer like any other. */
-export function errorClassOf(upstreamStatus: number): ErrorClass | null {
-  if (upstreamStatus < 400) return null;
-  return upstreamStatus < 500 ? "upstream_4xx" : "upstream_5xx";
 }
 
 /** The call was answered in full. */

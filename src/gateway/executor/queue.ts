@@ -5,6 +5,11 @@ import type { Clock } from "../../core/clock.ts";
 import type { Reader, Store, Tx } from "../../storage/store.ts";
 import { abandon, type InvocationKey, paidFor } from "../invocations/service.ts";
 
+/** A call on the streaming path is made only by its caller. The index of pending calls has the same words. */
+function queued(t: Reader["tables"]["invocations"]) {
+  return and(eq(t.status, "pending"), sql`${t.mode} = 'transactional'`, paidFor(t));
+}
+
 export type QueuedCall = InvocationKey & { readonly body_bytes: number };
 
 /** The oldest pending calls of an agent, oldest first. */
@@ -17,7 +22,7 @@ export async function pendingOf(reader: Reader, agentId: string, limit: number):
       body_bytes: sql<number>`coalesce(${t.req_size}, 0)`.mapWith(Number),
     })
     .from(t)
-    .where(and(eq(t.status, "pending"), paidFor(t), eq(t.agent_id, agentId)))
+    .where(and(queued(t), eq(t.agent_id, agentId)))
     .orderBy(asc(t.id))
     .limit(limit);
 }
@@ -28,7 +33,7 @@ export async function nextAgentWithPending(reader: Reader, after: string): Promi
   const [row] = await reader.db
     .select({ agent_id: t.agent_id })
     .from(t)
-    .where(and(eq(t.status, "pending"), paidFor(t), gt(t.agent_id, after)))
+    .where(and(queued(t), gt(t.agent_id, after)))
     .orderBy(asc(t.agent_id))
     .limit(1);
   return row?.agent_id ?? null;

@@ -35,6 +35,8 @@ export interface Ending {
   readonly upstream_status: number | null;
   /** The upstream call from first dial to last byte, retries included; null when there was none. */
   readonly latency_ms: number | null;
+  /** Until the first byte of the body; null where it is not streamed, or none came. */
+  readonly ttft_ms?: number | null;
   /** Bytes of the whole decoded response body; null when no response came. */
   readonly resp_size: number | null;
   /**
@@ -117,6 +119,7 @@ const transition = (event: InvocationEvent) =>
         error_class: bind(t.error_class, "error_class"),
         upstream_status: bind(t.upstream_status, "upstream_status"),
         latency_ms: bind(t.latency_ms, "latency_ms"),
+        ttft_ms: bind(t.ttft_ms, "ttft_ms"),
         resp_size: bind(t.resp_size, "resp_size"),
         resp_sha256: bind(t.resp_sha256, "resp_sha256"),
         response_truncated: bind(t.response_truncated, "response_truncated"),
@@ -206,6 +209,7 @@ const NOTHING_YET = {
   error_class: null,
   upstream_status: null,
   latency_ms: null,
+  ttft_ms: null,
   resp_size: null,
   resp_sha256: null,
   response_truncated: false,
@@ -253,7 +257,14 @@ async function isRunningAt(tx: Tx, key: InvocationKey, owner: string): Promise<b
 export async function finish(tx: Tx, key: InvocationKey, ending: Ending, now: number): Promise<boolean> {
   const { response, status, ...fields } = ending;
   const end = status === "succeeded" ? succeedRow : failRow;
-  const [row] = await end(tx).execute({ ...fields, ...key, owner: null, updated_at: now, completed_at: now });
+  const [row] = await end(tx).execute({
+    ...NOTHING_YET,
+    ...fields,
+    ...key,
+    owner: null,
+    updated_at: now,
+    completed_at: now,
+  });
   if (row === undefined) return false;
   await recordEnd(tx, key, "running", ending, row);
   return true;

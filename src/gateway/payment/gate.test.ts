@@ -31,7 +31,7 @@ test("the base is the operator's URL, or the Host of the request when that is on
 
 test("a payee is shown as it was written, unless its checksum is wrong", () => {
   const shown = (pay_to: string) =>
-    demanded({ amount: 1n, pay_to, agent_id: "agt_x", base_url: "http://localhost" }).payTo;
+    demanded({ amount: 1n, pay_to, agent_id: "agt_x", resource: "http://localhost/" }).payTo;
   const right = "0x52908400098527886E0F7030069857D2E4169EE7";
   const lower = "0xde709f2102306220921060314715629080e2fb77";
   for (const pay_to of [right, lower]) expect(shown(pay_to)).toBe(pay_to);

@@ -96,16 +96,16 @@ export interface Demand {
   /** As the agent's owner wrote it. */
   readonly pay_to: string;
   readonly agent_id: string;
-  /** Base of the absolute URL. */
-  readonly base_url: string;
+  /** The absolute URL of the call. */
+  readonly resource: string;
 }
 
-export function demanded({ amount, pay_to, agent_id, base_url }: Demand): WireRequirements {
+export function demanded({ amount, pay_to, agent_id, resource }: Demand): WireRequirements {
   return requirementsOf({
     amount,
     // Official clients refuse an address in mixed case whose checksum is wrong.
     payTo: checksummed(pay_to) === pay_to ? pay_to : pay_to.toLowerCase(),
-    resource: `${base_url}/v1/proxy/${agent_id}`,
+    resource,
     description: `One call of ${agent_id}`,
   });
 }

@@ -110,6 +110,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
         tenant,
         caller: "alice",
         agent_id: newId("agt", clock.now()),
+        path: "/v1/proxy/agt_x",
         price: { amount: 1000n, pay_to: PAY_TO },
         headers: new Headers({ "x-payment": header, host: "localhost" }),
         body: new Uint8Array(3),

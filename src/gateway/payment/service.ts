@@ -46,6 +46,8 @@ export interface PricedCall {
   readonly tenant: string;
   readonly caller: string;
   readonly agent_id: string;
+  /** Of the call's URL. */
+  readonly path: string;
   /** Null when the call is free. */
   readonly price: Price | null;
   readonly headers: Headers;
@@ -164,11 +166,11 @@ async function atMost(ms: number, work: Promise<void> | undefined): Promise<void
 }
 
 async function check({ store, clock, publicUrl }: PaymentDeps, call: PricedCall): Promise<Checked> {
-  const { price, agent_id } = call;
+  const { price, agent_id, path } = call;
   const note = (reason: string) => call.note("payment_problem", reason);
   const carried = paymentHeaders(call.headers);
   if (price === null) return { kind: "free" };
-  const wire = demanded({ ...price, agent_id, base_url: baseUrl(publicUrl, call.headers) });
+  const wire = demanded({ ...price, agent_id, resource: `${baseUrl(publicUrl, call.headers)}${path}` });
   const presented = presentedPayment(carried, note);
   if (presented === null) throw paymentRequired(wire);
   const { payment } = presented;

@@ -1,0 +1,181 @@
+// The order of checks on a proxy call, from top to bottom, the same on both paths: agent → invocable → rate →
+// model → body → form → idempotency → policy → payment. What is refused here leaves nothing behind.
+import type { Caller } from "../../core/caller.ts";
+import type { Clock } from "../../core/clock.ts";
+import { sha256Of } from "../../core/digest.ts";
+import { Fault } from "../../core/fault.ts";
+import { agentStatus } from "../../core/states.ts";
+import type { Store } from "../../storage/store.ts";
+import { type InvocableAgent, type Price, priceOf } from "../agents/service.ts";
+import type { Charge, Payments, PricedCall } from "../payment/service.ts";
+import { type PolicyService, warningOf } from "../policy/service.ts";
+import { idempotencyKey, serviceModel } from "./command.ts";
+import { findByIdempotencyKey, type Idempotency } from "./idempotency.ts";
+
+export interface ProxyCall {
+  readonly caller: Caller;
+  readonly agentId: string;
+  readonly headers: Headers;
+  readonly requestId: string;
+  readBody(): Promise<Uint8Array>;
+  /** Adds a field to the request's line in the log. */
+  note(name: string, value: string): void;
+}
+
+export interface CheckOptions {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly payments: Pick<Payments, "check">;
+  readonly policy: Pick<PolicyService, "judge">;
+  findAgent(tenant: string, agentId: string): Promise<InvocableAgent | null>;
+  /** Takes a token of the agent's bucket: null, or the whole seconds until there is one. */
+  takeToken(agent: InvocableAgent): number | null;
+}
+
+/** What a body asks of its agent. */
+export interface Form {
+  /** What the history shows: the JSON-RPC method, and the tool of a `tools/call`. */
+  readonly method: string | null;
+  readonly tool: string | null;
+  /** What is judged and paid for, each by itself, with the tool that it calls. Empty: nothing is. */
+  readonly calls: readonly Pick<Form, "tool">[];
+}
+
+/** What differs between the paths. */
+export interface Path<F extends Form> {
+  /** Of the call's URL, after the agent's ID. */
+  readonly suffix: string;
+  /** @throws Fault `invalid_request` */
+  formOf(agent: InvocableAgent, body: Uint8Array): F;
+}
+
+/** Where a call stands that may be made. */
+type Standing =
+  /** It has been made before, as this invocation. */
+  | { readonly kind: "earlier"; readonly id: string }
+  | { readonly kind: "free" }
+  | { readonly kind: "charge"; readonly charge: Charge; readonly asked: PricedCall };
+
+export interface Checked<F extends Form> {
+  readonly agent: InvocableAgent;
+  readonly url: string;
+  readonly model: string | null;
+  readonly body: Uint8Array;
+  readonly form: F;
+  readonly idempotency: Idempotency | null;
+  /** What the policy warns of. */
+  readonly warning: string | null;
+  readonly standing: Standing;
+}
+
+/** @throws Fault of every kind that the order of checks names */
+export async function checkCall<F extends Form>(
+  options: CheckOptions,
+  call: ProxyCall,
+  path: Path<F>,
+): Promise<Checked<F>> {
+  const agent = await knownAgent(options, call);
+  const url = mayCall(options, agent);
+  const model = serviceModel(call.headers);
+  const body = await call.readBody();
+  const form = path.formOf(agent, body);
+  const idempotency = readIdempotency(call.headers, body);
+  const common = { agent, url, model, body, form, idempotency };
+  const first = idempotency === null ? null : await firstWithKey(options, call, idempotency);
+  if (first !== null) return { ...common, warning: null, standing: { kind: "earlier", id: first } };
+  const warning = await judge(options, call, common);
+  return { ...common, warning, standing: await standingOf(options, call, common, path.suffix) };
+}
+
+/** @throws Fault `not_found` */
+export async function knownAgent(
+  { findAgent }: Pick<CheckOptions, "findAgent">,
+  { caller, agentId }: Pick<ProxyCall, "caller" | "agentId">,
+): Promise<InvocableAgent> {
+  const agent = await findAgent(caller.tenant, agentId);
+  if (agent === null) throw new Fault("not_found", "no such agent");
+  return agent;
+}
+
+/**
+ * Gives the URL of an agent that may be called just now.
+ *
+ * @throws Fault `agent_not_invocable`, `rate_limited`
+ */
+export function mayCall({ takeToken }: Pick<CheckOptions, "takeToken">, agent: InvocableAgent): string {
+  const url = invocableUrl(agent);
+  const retryAfterSeconds = takeToken(agent);
+  if (retryAfterSeconds === null) return url;
+  throw new Fault("rate_limited", "the agent's invocation rate limit is exceeded", { retryAfterSeconds });
+}
+
+function invocableUrl(agent: InvocableAgent): string {
+  const refuse = (why: string) => new Fault("agent_not_invocable", `the agent ${why}`);
+  if (agentStatus(agent) === "inactive") throw refuse("is inactive");
+  if (agent.suspended) throw refuse("is suspended");
+  if (agent.upstream_url === null) throw refuse("has no upstream_url");
+  return agent.upstream_url;
+}
+
+function readIdempotency(headers: Headers, body: Uint8Array): Idempotency | null {
+  const key = idempotencyKey(headers);
+  return key === null ? null : { key, body_sha256: sha256Of(body) };
+}
+
+function firstWithKey(
+  { store, clock }: CheckOptions,
+  { caller, agentId }: ProxyCall,
+  idempotency: Idempotency,
+): Promise<string | null> {
+  const owner = { tenant: caller.tenant, caller: caller.user, agent_id: agentId };
+  return findByIdempotencyKey(store.read, owner, idempotency, clock.now());
+}
+
+type Asked = Pick<Checked<Form>, "agent" | "body" | "form">;
+
+/**
+ * Each of the calls gets its own decision, and one that is denied refuses all of them.
+ *
+ * @throws Fault `denied`
+ */
+async function judge({ policy }: CheckOptions, { caller }: ProxyCall, asked: Asked): Promise<string | null> {
+  const { agent, body, form } = asked;
+  const verdicts = [];
+  for (const { tool } of form.calls) {
+    const { tenant, user } = caller;
+    const { id: agent_id, protocol } = agent;
+    const call = { tenant, user, agent_id, protocol, mcp_tool: tool, body_bytes: body.byteLength };
+    verdicts.push(await policy.judge(call));
+  }
+  const warnings = new Set(verdicts.map(warningOf).filter((warning) => warning !== null));
+  return warnings.size === 0 ? null : [...warnings].join(", ");
+}
+
+async function standingOf(
+  { payments }: CheckOptions,
+  { caller, headers, note }: ProxyCall,
+  { agent, body, form }: Asked,
+  suffix: string,
+): Promise<Standing> {
+  const { tenant, user } = caller;
+  const path = `/v1/proxy/${agent.id}${suffix}`;
+  const price = sumOf(form.calls.map(({ tool }) => priceOf(agent, tool)));
+  const asked = { tenant, caller: user, agent_id: agent.id, path, price, headers, body, note };
+  const checked = await payments.check(asked);
+  switch (checked.kind) {
+    case "known":
+      return { kind: "earlier", id: checked.invocation_id };
+    case "charge":
+      return { kind: "charge", charge: checked.charge, asked };
+    default:
+      return checked;
+  }
+}
+
+/** All of them are of one agent, and so for one payee. */
+function sumOf(prices: readonly (Price | null)[]): Price | null {
+  return prices.reduce((sum, price) => {
+    if (sum === null || price === null) return sum ?? price;
+    return { ...price, amount: price.amount + sum.amount };
+  }, null);
+}
