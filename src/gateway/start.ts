@@ -36,6 +36,8 @@ import { createSettler, type SettlerOptions } from "./payment/settler.ts";
 import { removeOldDecisions } from "./policy/decisions.ts";
 import { policyRoutes } from "./policy/routes.ts";
 import { policyService } from "./policy/service.ts";
+import { receiptRoutes } from "./receipts/routes.ts";
+import { receiptService, removeOldReceipts } from "./receipts/service.ts";
 import { serviceRoutes } from "./service-routes.ts";
 
 const CLEAN_UP_MS = 3_600_000;
@@ -87,7 +89,7 @@ export async function startGateway(
   const keyring = await openKeyring(store, masterKey, systemClock);
   // The issuer and the vault are the operator's own, wherever they are.
   const trusted = createOutbound({ allow: parseAllowList([]), extraCa: options.extraCa, trusted: true });
-  const { dispatcher, settler, endings, policy, app } = await composeGateway({
+  const { dispatcher, settler, endings, policy, receipts, app } = await composeGateway({
     options,
     store,
     keyring,
@@ -109,6 +111,7 @@ export async function startGateway(
   // Only now, when nothing is left that could keep the gateway from starting, is any call made.
   await dispatcher.start();
   settler.start();
+  receipts.start();
   const url = `http://${options.host.includes(":") ? `[${options.host}]` : options.host}:${server.port}`;
   log.info("listening", { url, version: VERSION });
   return {
@@ -123,7 +126,7 @@ export async function startGateway(
       endings.release();
       await Promise.race([closed, Bun.sleep(LAST_ANSWERS_MS)]);
       await server.stop(true);
-      await policy.close();
+      await Promise.all([policy.close(), receipts.stop()]);
       await store.close();
       lock?.release();
     },
@@ -143,16 +146,7 @@ async function composeGateway(parts: Parts) {
   const clock = systemClock;
   const allow = parseAllowList(options.allowHosts);
   const endings = createEndings();
-  const pool = createPool({
-    size: options.workers,
-    log,
-    settings: {
-      upstream_timeout_ms: options.upstreamTimeoutMs,
-      max_response_bytes: options.maxResponseBytes,
-      allow_hosts: options.allowHosts,
-      extra_ca: options.extraCa,
-    },
-  });
+  const pool = upstreamPool(parts);
   const { secretsDir, vault } = options;
   const secrets: ResolverDeps = {
     store,
@@ -180,6 +174,7 @@ async function composeGateway(parts: Parts) {
   const limiter = rateLimiter();
   const agents = rememberedAgents(store.read);
   const policy = policyService({ store, clock, log });
+  const receipts = receiptService({ store, clock, log, signingKey: () => keyring.signingKey("receipts") });
   const api = routes()
     .use(agentRoutes({ store, clock, allow, changed: agents.forget }))
     .use(
@@ -205,16 +200,31 @@ async function composeGateway(parts: Parts) {
       }),
     )
     .use(policyRoutes(policy))
+    .use(receiptRoutes(receipts))
     .use(serviceRoutes({ store, version: VERSION, commit: COMMIT, publicJwks: () => keyring.publicJwks() }));
   return {
     dispatcher,
     settler,
     endings,
     policy,
+    receipts,
     app: routes()
       .use(api)
       .use(await docsRoutes(api, { version: VERSION })),
   };
+}
+
+function upstreamPool({ options, log }: Parts) {
+  return createPool({
+    size: options.workers,
+    log,
+    settings: {
+      upstream_timeout_ms: options.upstreamTimeoutMs,
+      max_response_bytes: options.maxResponseBytes,
+      allow_hosts: options.allowHosts,
+      extra_ca: options.extraCa,
+    },
+  });
 }
 
 type PaymentParts = Pick<Parts, "options" | "store" | "log"> &
@@ -270,6 +280,7 @@ function startCleaning(store: Store, retention: Retention, log: Log) {
     void Promise.all([
       cleanUp(store, systemClock, retention, log),
       removeOldDecisions(store, systemClock, retention.history_days),
+      removeOldReceipts(store, systemClock, retention.history_days),
     ]).catch((error) => log.warn("clean-up failed", { error }));
   clean();
   return setInterval(clean, CLEAN_UP_MS);

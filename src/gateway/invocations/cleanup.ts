@@ -96,6 +96,7 @@ async function removeInvocations(tx: Tx, { tenant, before, now }: OlderThan): Pr
         lt(t.id, before),
         inArray(t.status, ["succeeded", "failed"]),
         or(isNull(t.payment_nonce), notExists(keptPayment(tx, t, now))),
+        or(eq(t.emit_receipt, false), notExists(receiptOwed(tx, t))),
       ),
     )
     .limit(ROWS_AT_ONCE);
@@ -128,6 +129,14 @@ function keptPayment(
         or(isNotNull(t.next_attempt_at), gte(t.valid_before, Math.floor(now / 1000))),
       ),
     );
+}
+
+/** The debt of a receipt, which has to be made of the record. */
+function receiptOwed({ db, tables: { receiptsDue: t } }: Tx, invocations: Tx["tables"]["invocations"]) {
+  return db
+    .select({ id: t.invocation_id })
+    .from(t)
+    .where(and(eq(t.tenant, invocations.tenant), eq(t.invocation_id, invocations.id)));
 }
 
 interface Place {

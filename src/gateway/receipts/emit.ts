@@ -1,0 +1,126 @@
+// Makes the receipts that are owed. The database holds the debts, so a crash between an end and its receipt loses
+// none. A batch is signed outside of any write, each receipt naming the one before it, and stored only if the chain
+// still ends where the batch begins: of two replicas that sign at once, one looks again.
+import { CompactSign } from "jose";
+import type { Clock } from "../../core/clock.ts";
+import { newId } from "../../core/id.ts";
+import type { Log } from "../../core/log.ts";
+import { SIGNING_ALGORITHM, type SigningKey } from "../../keys/keyring.ts";
+import type { Store } from "../../storage/store.ts";
+import type { InvocationRow } from "../invocations/service.ts";
+import { claimsOf, linkOf, RECEIPT_TYPE } from "./claims.ts";
+import { append, dueOf, type Head, headOf, type ReceiptRow, tenantsDue } from "./rows.ts";
+
+const TICK_MS = 250;
+/** Of one tenant in one write. */
+const RECEIPTS_AT_ONCE = 128;
+/** Whose receipts are made side by side. */
+const TENANTS_AT_ONCE = 16;
+
+const BEFORE_THE_FIRST: { sequence: number; sha256: string | null } = { sequence: 0, sha256: null };
+
+const encoder = new TextEncoder();
+
+export interface EmitterOptions {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly log: Log;
+  /** The key in use, which may be another one after a rotation. */
+  signingKey(): SigningKey;
+}
+
+export interface Emitter {
+  /** Resolves when the receipts are made that the tenant was owed at the call. */
+  settle(tenant: string): Promise<void>;
+  start(): void;
+  /** Makes what is owed, for `ms` at most, and ends: what is owed then stays owed. */
+  stop(ms: number): Promise<void>;
+}
+
+export function receiptEmitter(options: EmitterOptions): Emitter {
+  const { store, log } = options;
+  const turns = new Map<string, Promise<boolean>>();
+  /** On the monotonic clock; after it no round goes on. */
+  let until = Number.POSITIVE_INFINITY;
+  let stopping = false;
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  let round: Promise<void> = Promise.resolve();
+
+  /** One batch of a tenant; false when nothing was owed. Two at a time would only undo each other's work. */
+  function turn(tenant: string): Promise<boolean> {
+    const known = turns.get(tenant);
+    if (known !== undefined) return known;
+    const begun = emitSome(options, tenant).finally(() => turns.delete(tenant));
+    turns.set(tenant, begun);
+    return begun;
+  }
+
+  /** Batch by batch, so that a tenant who is owed many holds up nobody. */
+  async function emitAll(): Promise<void> {
+    for (let busy = true, after = ""; busy || after !== ""; ) {
+      if (after === "") busy = false;
+      const tenants = await tenantsDue(store.read, after, TENANTS_AT_ONCE);
+      const made = await Promise.all(tenants.map(turn));
+      busy ||= made.includes(true);
+      after = tenants.length < TENANTS_AT_ONCE ? "" : (tenants.at(-1) ?? "");
+      if (performance.now() > until) return;
+    }
+  }
+
+  function startRound(): Promise<void> {
+    round = emitAll().catch((error) => log.warn("receipts wait", { error }));
+    return round;
+  }
+
+  function schedule(): void {
+    timer = setTimeout(async () => {
+      await startRound();
+      if (!stopping) schedule();
+    }, TICK_MS);
+  }
+
+  return {
+    async settle(tenant) {
+      // What is under way may have looked before the debt was there.
+      await turns.get(tenant);
+      while (await turn(tenant));
+    },
+    start: schedule,
+    async stop(ms) {
+      stopping = true;
+      until = performance.now() + ms;
+      clearTimeout(timer);
+      await round;
+      await startRound();
+    },
+  };
+}
+
+async function emitSome({ store, clock, signingKey }: EmitterOptions, tenant: string): Promise<boolean> {
+  // The head comes first: when it is still the head at the write, nobody has paid these debts meanwhile.
+  const after = await headOf(store.read, tenant);
+  const rows = await dueOf(store.read, tenant, RECEIPTS_AT_ONCE);
+  if (rows.length === 0) return false;
+  const receipts = await signAll(rows, after, signingKey(), clock);
+  await store.write((tx) => append(tx, { tenant, after, receipts }));
+  return true;
+}
+
+async function signAll(rows: readonly InvocationRow[], after: Head, key: SigningKey, clock: Clock) {
+  let { sequence, sha256: previous } = after ?? BEFORE_THE_FIRST;
+  const receipts: ReceiptRow[] = [];
+  for (const row of rows) {
+    const id = newId("rcpt", clock.now());
+    const jws = await sign(claimsOf(row, id, previous), key);
+    previous = linkOf(jws);
+    sequence += 1;
+    receipts.push({ tenant: row.tenant, sequence, id, invocation_id: row.id, jws });
+  }
+  return receipts;
+}
+
+function sign(claims: object, { kid, privateKey }: SigningKey): Promise<string> {
+  return new CompactSign(encoder.encode(JSON.stringify(claims)))
+    .setProtectedHeader({ alg: SIGNING_ALGORITHM, kid, typ: RECEIPT_TYPE })
+    .sign(privateKey);
+}

@@ -1,0 +1,80 @@
+// The HTTP side of receipts: one by its invocation, and a tenant's in the order of their chain.
+import { Type } from "@sinclair/typebox";
+import { PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX } from "../../core/limits.ts";
+import { json, routes, scopeOf } from "../../edge/http.ts";
+import { page, queryOf } from "../../edge/input.ts";
+import { operation } from "../../edge/openapi.ts";
+import type { Receipts } from "./service.ts";
+
+const JSON_LINES = "application/jsonl";
+
+const Receipt = Type.Object(
+  {
+    receipt: Type.String({
+      description:
+        "A compact JWS (EdDSA). Its claims name the caller, the call, how it ended, the SHA-256 of both bodies, payment and settlement, and `previous`: the SHA-256 of the tenant's receipt before it.",
+    }),
+  },
+  { $id: "Receipt", additionalProperties: false },
+);
+
+const EXAMPLE_JWS =
+  "eyJhbGciOiJFZERTQSIsImtpZCI6IjVmMGMiLCJ0eXAiOiJyZWNlaXB0K2p3dCJ9.eyJyZWNlaXB0X2lkIjoicmNwdF8wMTlhYTRkOSJ9.c2lnbmF0dXJl";
+
+const docs = {
+  find: operation({
+    tag: "Invocations",
+    summary: "Read a trust receipt",
+    description:
+      "Of a call that has ended, if its agent had `emit_receipts` when it was made. While the payment of an ended call is still open there is none. Check it with `tollgate receipt verify`.",
+    path: {
+      id: { description: "The invocation's ID.", example: "inv_0199a7c2-6a2b-7d4c-8e01-7b1c2d3e4f50" },
+    },
+    responses: [
+      { status: "ok", description: "The receipt.", schema: Receipt, example: { receipt: EXAMPLE_JWS } },
+    ],
+    errors: ["not_found"],
+  }),
+  list: operation({
+    tag: "Invocations",
+    summary: "Export trust receipts",
+    description:
+      "Oldest first, one compact JWS a line. The pages one after the other are the file that `tollgate receipt verify` takes.",
+    query: {
+      limit: {
+        description: `1 to ${PAGE_LIMIT_MAX}; others are clamped.`,
+        schema: Type.Integer({ default: PAGE_LIMIT_DEFAULT }),
+      },
+      offset: { description: "How many to skip.", schema: Type.Integer({ default: 0 }) },
+    },
+    responses: [
+      {
+        status: "ok",
+        description: "One page; empty after the last receipt.",
+        mediaType: JSON_LINES,
+        schema: Type.String(),
+        example: `${EXAMPLE_JWS}\n`,
+      },
+    ],
+    errors: ["invalid_request"],
+  }),
+};
+
+export function receiptRoutes(receipts: Pick<Receipts, "find" | "page">) {
+  return routes()
+    .get(
+      "/v1/invocations/:id/receipt",
+      async ({ request, params }) =>
+        json("ok", { receipt: await receipts.find(scopeOf(request).caller, params.id) }),
+      { detail: docs.find },
+    )
+    .get(
+      "/v1/receipts",
+      async ({ request }) => {
+        const lines = await receipts.page(scopeOf(request).caller, page(queryOf(request)));
+        const text = lines.map((line) => `${line}\n`).join("");
+        return new Response(text, { headers: { "content-type": JSON_LINES } });
+      },
+      { detail: docs.list },
+    );
+}
