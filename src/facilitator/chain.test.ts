@@ -95,6 +95,22 @@ describe("a simulation says what the token would say:", () => {
   });
 });
 
+describe("a node that lies behind where the payer has no money yet", () => {
+  test("is not believed: the next node is asked, and without one there is no answer", async () => {
+    const relay = await startRpcRelay(anvil.url);
+    const payment = await newPayment(anvil);
+    const { authorization, signature } = payment;
+    const [both, alone] = [connect(relay.url, anvil.url), connect(relay.url)];
+    for (const chain of [both, alone]) await chain.newest();
+    relay.behind(3);
+    expect((await both.simulate(authorization, signature)).ok).toBe(true);
+    await expect(alone.simulate(authorization, signature)).rejects.toMatchObject({ kind: "unavailable" });
+    await anvil.mine(3);
+    expect((await alone.simulate(authorization, signature)).ok).toBe(true);
+    await relay.stop();
+  });
+});
+
 describe("absence is read at the hash of a block:", () => {
   test("a node that does not know the block gives no answer, and the next one is asked", async () => {
     const relay = await startRpcRelay(anvil.url);

@@ -114,7 +114,9 @@ export function createChain(options: ChainOptions): Chain {
         if (looks > 0) await Bun.sleep(EARLY_PAUSE_MS);
         simulation = await estimate(authorization, signature, "pending");
       }
-      return simulation;
+      if (simulation.ok || isEarly(simulation)) return simulation;
+      // A node that lies behind may not know of the money yet. So it has to say so of the newest block that is known.
+      return estimate(authorization, signature, hex((await newest()).number));
     },
     async blockHash(number) {
       const block = await ask("eth_getBlockByNumber", [hex(number), false], wire.block);

@@ -250,9 +250,20 @@ async function askBehind(url: string, call: RpcCall, lag: number): Promise<RpcAn
   if (at !== undefined) {
     const block = params[at] ?? "latest";
     if (block === "latest" || block === "pending") params[at] = `0x${newest.toString(16)}`;
+    else if (call.method !== "eth_getBlockByNumber" && (await heightOf(url, block)) > newest) {
+      return { jsonrpc: "2.0", id: call.id ?? null, error: { code: -32_000, message: "header not found" } };
+    }
   }
   const answer = await askNode(url, { ...call, params });
   return "result" in answer ? { ...answer, result: unaware(call.method, answer.result, newest) } : answer;
+}
+
+/** Of a block that is named by its number, or by its hash as in EIP-1898. */
+async function heightOf(url: string, block: unknown): Promise<number> {
+  if (typeof block === "string") return Number(block);
+  const { blockHash } = block as { blockHash?: unknown };
+  const { result } = await askNode(url, { id: 0, method: "eth_getBlockByHash", params: [blockHash, false] });
+  return Number((result as { number?: unknown } | null)?.number ?? 0);
 }
 
 /** The result without what is in blocks after `newest`. */
