@@ -51,6 +51,8 @@ async function main(line: CommandLine): Promise<void> {
     case "pki server":
     case "pki client":
       return pki(line.command, line);
+    case "receipt verify":
+      return receipt(line);
     default:
       return account(line.command, line);
   }
@@ -105,6 +107,17 @@ async function pki(command: PkiCommand, line: CommandLine): Promise<void> {
   const all = [...line.problems, ...problems];
   if (request === null || all.length > 0) refuse(line, all);
   else print(await runPki(request));
+}
+
+async function receipt(line: CommandLine): Promise<void> {
+  const { readReceiptRequest, verifyReceipts } = await import("./cli/receipt.ts");
+  const { request, problems } = readReceiptRequest(line);
+  const all = [...line.problems, ...problems];
+  if (request === null || all.length > 0) return refuse(line, all);
+  const { holds, text } = await verifyReceipts(request);
+  if (holds) return print(text);
+  process.stderr.write(text);
+  process.exitCode = FAILED;
 }
 
 /** Of its wings only what is wrong is logged: what goes well, it shows. */

@@ -26,6 +26,7 @@ const COMMANDS = {
   "account disable": NAMED_ACCOUNT,
   "account enable": NAMED_ACCOUNT,
   "account remove": NAMED_ACCOUNT,
+  "receipt verify": { words: ["FILE"], flags: ["jwks"] },
   demo: {},
   "pki init": { flags: ["dir"] },
   "pki server": { flags: ["dir"], lists: ["host"] },

@@ -20,6 +20,9 @@ const USAGE = `tollgate: a multi-tenant gateway for agents, and the facilitator 
       issue the facilitator's certificate: server.crt and server.key; H is a host name or an IP address
   tollgate pki client --dir DIR --name N
       issue a client's certificate: N.crt, N.key, and N.pem, the bundle for a credential of the gateway
+  tollgate receipt verify FILE --jwks FILE|URL
+      check trust receipts offline, one compact JWS a line: signatures, claims and the chain; ends with 1 and names
+      the first that does not hold; the keys are those that a gateway shows at /.well-known/jwks.json
   tollgate migrate [--data-dir DIR]
       apply pending migrations of the database and exit
   tollgate demo

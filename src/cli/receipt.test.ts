@@ -1,0 +1,115 @@
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { linkTo, receiptSigner, type Signer, signedChain } from "../../test/support/receipts.ts";
+import { startUpstream } from "../../test/support/upstream.ts";
+import { StartupProblem } from "../core/startup.ts";
+import { readCommandLine } from "./command-line.ts";
+import { readReceiptRequest, verifyReceipts } from "./receipt.ts";
+
+const dir = mkdtempSync(join(tmpdir(), "tollgate-receipt-"));
+let signer: Signer;
+let jwks: string;
+let serial = 0;
+
+const file = (text: string) => {
+  const path = join(dir, `file-${++serial}`);
+  writeFileSync(path, text);
+  return path;
+};
+const verify = (text: string) => verifyReceipts({ file: file(text), jwks });
+
+beforeAll(async () => {
+  signer = await receiptSigner();
+  jwks = file(JSON.stringify({ keys: [signer.jwk] }));
+});
+
+afterAll(() => rmSync(dir, { recursive: true }));
+
+describe("tollgate receipt verify", () => {
+  test("says what holds", async () => {
+    const lines = await signedChain(signer, 3);
+    expect(await verify(`${lines.join("\n")}\n`)).toEqual({
+      holds: true,
+      text: '3 receipts hold, in one unbroken chain: tenant "acme", from the first that was made\n',
+    });
+    expect(await verify(lines.slice(1).join("\n"))).toEqual({
+      holds: true,
+      text: '2 receipts hold, in one unbroken chain: tenant "acme", going on from an earlier one, which is not in this file\n',
+    });
+    expect(await verify(`${lines[0]}\n`)).toEqual({
+      holds: true,
+      text: '1 receipt holds: tenant "acme", from the first that was made\n',
+    });
+  });
+
+  test("names the first that does not hold", async () => {
+    const [a = "", b = "", c = ""] = await signedChain(signer, 3);
+    expect(await verify(`${a}\n${c}\n`)).toEqual({
+      holds: false,
+      text: expect.stringMatching(/^line 2, rcpt_[0-9a-f-]{36}, does not hold: its `previous` /),
+    });
+    expect((await verify(`${a}\n\n${b}\n`)).text).toStartWith("line 2 does not hold: it is no compact JWS");
+    expect((await verify(`${a}\n${b}\n\n`)).text).toStartWith("line 3 does not hold");
+    expect((await verify(`${a}\r\n${b}\n`)).text).toStartWith("line 1");
+    expect((await verify(`${a}\n${"x".repeat(100_000)}`)).text).toBe(
+      "line 2 does not hold: it is too long for a receipt\n",
+    );
+  });
+
+  test("an empty file does not hold", async () => {
+    const path = file("");
+    expect(await verifyReceipts({ file: path, jwks })).toEqual({
+      holds: false,
+      text: `${path} does not hold: it is empty\n`,
+    });
+    expect((await verify("\n")).text).toStartWith("line 1 does not hold");
+  });
+
+  test("reads a long export piece by piece", async () => {
+    const lines = await signedChain(signer, 400);
+    expect((await verify(lines.join("\n"))).holds).toBe(true);
+    const changed = [
+      ...lines.slice(0, 350),
+      ...(await signedChain(signer, 1, linkTo("x"))),
+      ...lines.slice(351),
+    ];
+    expect((await verify(changed.join("\n"))).text).toStartWith("line 351, rcpt_");
+  });
+
+  test("takes the keys from a URL too", async () => {
+    const upstream = startUpstream((request) => {
+      const answers = request.url.endsWith("/jwks.json");
+      return answers ? Response.json({ keys: [signer.jwk] }) : new Response("none", { status: 404 });
+    });
+    try {
+      const path = file((await signedChain(signer, 2)).join("\n"));
+      expect((await verifyReceipts({ file: path, jwks: `${upstream.url}jwks.json` })).holds).toBe(true);
+      expect(verifyReceipts({ file: path, jwks: `${upstream.url}other` })).rejects.toThrow("answered 404");
+    } finally {
+      await upstream.stop();
+    }
+  });
+
+  test("what can't be read is no verdict", async () => {
+    const path = file("x");
+    for (const bad of [join(dir, "none"), dir, path, file("{}"), file(JSON.stringify({ keys: [] }))]) {
+      expect(verifyReceipts({ file: path, jwks: bad })).rejects.toThrow("--jwks must be a JSON Web Key Set");
+      expect(verifyReceipts({ file: path, jwks: bad })).rejects.toBeInstanceOf(StartupProblem);
+    }
+    expect(verifyReceipts({ file: join(dir, "none"), jwks })).rejects.toThrow("FILE must be readable");
+    expect(verifyReceipts({ file: dir, jwks })).rejects.toThrow("FILE must be readable");
+  });
+
+  test("tells what is missing on the command line", () => {
+    const line = readCommandLine(["receipt", "verify"]);
+    expect([...line.problems, ...readReceiptRequest(line).problems]).toEqual([
+      "FILE must be given",
+      expect.stringContaining("--jwks must be given"),
+    ]);
+    const whole = readCommandLine(["receipt", "verify", "a.jsonl", "--jwks=keys.json"]);
+    expect(readReceiptRequest(whole).request).toEqual({ file: "a.jsonl", jwks: "keys.json" });
+    expect(readCommandLine(["receipt"]).problems).toEqual(["receipt must be followed by one of verify"]);
+  });
+});

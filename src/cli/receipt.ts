@@ -1,0 +1,126 @@
+// `tollgate receipt verify`: checks a file of trust receipts against a set of public keys, with no database and no
+// gateway. It reads line by line, so an export may be long.
+import { open, readFile, stat } from "node:fs/promises";
+import { parseAllowList } from "../core/host.ts";
+import { StartupProblem } from "../core/startup.ts";
+import { fetchDocument } from "../edge/json.ts";
+import { createOutbound, OutboundError } from "../edge/outbound.ts";
+import { type Chain, type ReceiptKeys, receiptChain, receiptKeys } from "../gateway/receipts/verify.ts";
+import type { CommandLine } from "./command-line.ts";
+
+const FILE_BYTES_MAX = 1024 ** 3;
+const LINE_BYTES_MAX = 64 * 1024;
+const JWKS_BYTES_MAX = 1024 ** 2;
+
+interface ReceiptRequest {
+  readonly file: string;
+  /** A path or an http(s) URL. */
+  readonly jwks: string;
+}
+
+/** The request that words and flags make, or null and what is missing. */
+export function readReceiptRequest({ words, flags }: Pick<CommandLine, "words" | "flags">): {
+  readonly request: ReceiptRequest | null;
+  readonly problems: readonly string[];
+} {
+  const [file] = words;
+  const jwks = flags.get("jwks") ?? "";
+  const problems =
+    jwks === ""
+      ? [
+          "--jwks must be given: a JSON Web Key Set, as a file or as the URL of a gateway's /.well-known/jwks.json",
+        ]
+      : [];
+  return { request: file === undefined || jwks === "" ? null : { file, jwks }, problems };
+}
+
+interface Verdict {
+  readonly holds: boolean;
+  /** For the terminal. */
+  readonly text: string;
+}
+
+/** @throws StartupProblem when file or keys can't be read */
+export async function verifyReceipts({ file, jwks }: ReceiptRequest): Promise<Verdict> {
+  const chain = receiptChain(await readKeys(jwks));
+  let number = 0;
+  for await (const line of linesOf(file)) {
+    number += 1;
+    if (line.length > LINE_BYTES_MAX) return broken(number, null, "it is too long for a receipt");
+    const found = await chain.take(line);
+    if (found !== null) return broken(number, found.receipt_id, found.problem);
+  }
+  return number === 0
+    ? { holds: false, text: `${file} does not hold: it is empty\n` }
+    : { holds: true, text: describe(chain) };
+}
+
+function broken(line: number, id: string | null, problem: string): Verdict {
+  return { holds: false, text: `line ${line}${id === null ? "" : `, ${id},`} does not hold: ${problem}\n` };
+}
+
+function describe({ length, first }: Chain): string {
+  const whose = `tenant ${JSON.stringify(first?.tenant ?? "")}`;
+  const what = length === 1 ? "1 receipt holds" : `${length} receipts hold, in one unbroken chain`;
+  const from =
+    first?.previous == null
+      ? "from the first that was made"
+      : "going on from an earlier one, which is not in this file";
+  return `${what}: ${whose}, ${from}\n`;
+}
+
+/** The lines without their ends; the last one needs none. */
+async function* linesOf(path: string): AsyncGenerator<string, void> {
+  let size = 0;
+  let rest = "";
+  for await (const chunk of bytesOf(path)) {
+    size += chunk.length;
+    if (size > FILE_BYTES_MAX)
+      throw new StartupProblem(`FILE must have at most ${FILE_BYTES_MAX} bytes: ${path}`);
+    const lines = (rest + chunk.toString("latin1")).split("\n");
+    rest = lines.pop() ?? "";
+    yield* lines;
+    // What is too long already need not be gathered any further.
+    if (rest.length > LINE_BYTES_MAX) break;
+  }
+  if (rest !== "") yield rest;
+}
+
+async function* bytesOf(path: string): AsyncGenerator<Buffer, void> {
+  try {
+    const handle = await open(path, "r");
+    yield* handle.createReadStream();
+  } catch (cause) {
+    throw new StartupProblem(`FILE must be readable: ${path}: ${reason(cause)}`, { cause });
+  }
+}
+
+async function readKeys(where: string): Promise<ReceiptKeys> {
+  const must = `--jwks must be a JSON Web Key Set with an Ed25519 key: ${where}`;
+  try {
+    const keys = await receiptKeys(
+      await (/^https?:\/\//i.test(where) ? fetchKeys(where) : readKeyFile(where)),
+    );
+    if (keys !== null) return keys;
+  } catch (cause) {
+    throw new StartupProblem(`${must}: ${reason(cause)}`, { cause });
+  }
+  throw new StartupProblem(must);
+}
+
+/** Whoever runs the command chose the URL, so it may be of any host. */
+function fetchKeys(url: string): Promise<unknown> {
+  return fetchDocument(createOutbound({ allow: parseAllowList([]), extraCa: null, trusted: true }), url);
+}
+
+async function readKeyFile(path: string): Promise<unknown> {
+  if ((await stat(path)).size > JWKS_BYTES_MAX) throw new Error("it is too large");
+  return JSON.parse(await readFile(path, "utf8"));
+}
+
+function reason(error: unknown): string {
+  if (error instanceof SyntaxError) return "it is no JSON";
+  if (error instanceof OutboundError) return error.message;
+  if (error instanceof Error && "code" in error) return String(error.code);
+  return error instanceof Error ? error.message : "unknown";
+}
