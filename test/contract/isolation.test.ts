@@ -76,6 +76,7 @@ const REQUESTS: ReadonlyArray<readonly [string, (ids: Ids) => readonly [string, 
   ],
   ["cancel", ({ agent, invocation }) => ["POST", `/v1/proxy/${agent}/invocations/${invocation}/cancel`, {}]],
   ["read an invocation", ({ invocation }) => ["GET", `/v1/invocations/${invocation}`, { scope: READ_BODY }]],
+  ["read a receipt", ({ invocation }) => ["GET", `/v1/invocations/${invocation}/receipt`, {}]],
   ["filter by agent", ({ agent }) => ["GET", `/v1/invocations?agent_id=${agent}`, {}]],
 ];
 
@@ -84,7 +85,12 @@ contract((at) => {
     const owner = at.tenant();
     const credential = await owner.credential({ name: "foreign" });
     const { url: upstream_url } = at.upstream();
-    const agent = await owner.agent({ name: "foreign", upstream_url, credential_ref: credential.id });
+    const agent = await owner.agent({
+      name: "foreign",
+      upstream_url,
+      credential_ref: credential.id,
+      emit_receipts: true,
+    });
     const headers = { "idempotency-key": "shared" };
     const invocation = await owner.call(agent.id, { body: "a", headers });
     await owner.ended(agent.id, invocation);
@@ -129,6 +135,7 @@ contract((at) => {
     for (const query of ["", "?q=foreign", "?status=active", "?limit=100"])
       expect((await stranger.send("GET", `/v1/agents${query}`)).body).toMatchObject({ data: [], total: 0 });
     expect((await stranger.send("GET", "/v1/credentials")).body).toEqual({ credentials: [] });
+    expect((await stranger.send("GET", "/v1/receipts")).text).toBe("");
     for (const query of [
       "",
       `?agent_id=${things.agent}`,
@@ -188,6 +195,7 @@ contract((at) => {
       `/v1/agents/${agent}`,
       `/v1/credentials/${credential}`,
       `/v1/invocations/${invocation}`,
+      `/v1/invocations/${invocation}/receipt`,
       `/v1/proxy/${agent}/invocations/${invocation}`,
       "/v1/invocations",
       "/v1/agents",

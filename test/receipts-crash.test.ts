@@ -1,0 +1,142 @@
+// Receipts across crashes: the gateway is killed twice in the middle of its calls, and afterwards every call that
+// ended has exactly one receipt, in one unbroken chain.
+import { expect, test } from "bun:test";
+import { mkdtempSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { eachDatabase, type Gateway, startGateway } from "./support/gateway.ts";
+import { temporaryRoot } from "./support/process.ts";
+import { startUpstream } from "./support/upstream.ts";
+
+const CALLS = 2000;
+const CALLERS = 64;
+const PAGE = 100;
+const KILLS = 2;
+/** A replica that died on Postgres is known to be dead after its lease of 15 s. */
+const ENDED_MS_MAX = 60_000;
+
+interface Client {
+  send(path: string, body?: object): Promise<Response>;
+  get<T>(path: string): Promise<T>;
+}
+
+async function clientOf(gateway: Gateway): Promise<Client> {
+  const headers = {
+    authorization: `Bearer ${await gateway.token({ tenant: "acme", user: "alice" })}`,
+    "content-type": "application/json",
+  };
+  const send = (path: string, body?: object) =>
+    fetch(`${gateway.url}${path}`, {
+      method: body === undefined ? "GET" : "POST",
+      headers,
+      body: body === undefined ? null : JSON.stringify(body),
+    });
+  return { send, get: async <T>(path: string) => (await (await send(path)).json()) as T };
+}
+
+/** Sends calls until all are accepted or the gateway is gone. Gives back those that were not answered. */
+async function callAll(
+  client: Client,
+  agent: string,
+  calls: number[],
+  accepted: Set<string>,
+): Promise<number[]> {
+  const unanswered: number[] = [];
+  const caller = async () => {
+    for (let n = calls.pop(); n !== undefined; n = calls.pop()) {
+      try {
+        const response = await client.send(`/v1/proxy/${agent}`, { n });
+        if (response.status !== 202) throw new Error(`answered ${response.status}`);
+        accepted.add(((await response.json()) as { invocation_id: string }).invocation_id);
+      } catch {
+        unanswered.push(n);
+        return;
+      }
+    }
+  };
+  await Promise.all(Array.from({ length: CALLERS }, caller));
+  return [...unanswered, ...calls];
+}
+
+async function untilAllEnded(client: Client): Promise<number> {
+  const total = async (filter: string) =>
+    (await client.get<{ total: number }>(`/v1/invocations?limit=1${filter}`)).total;
+  const deadline = performance.now() + ENDED_MS_MAX;
+  for (;;) {
+    const open = (await total("&status=pending")) + (await total("&status=running"));
+    if (open === 0) return total("");
+    if (performance.now() > deadline) throw new Error(`${open} calls have not ended`);
+    await Bun.sleep(100);
+  }
+}
+
+async function exported(client: Client): Promise<string[]> {
+  const lines: string[] = [];
+  for (;;) {
+    const text = await (await client.send(`/v1/receipts?limit=${PAGE}&offset=${lines.length}`)).text();
+    if (text === "") return lines;
+    lines.push(...text.trimEnd().split("\n"));
+  }
+}
+
+interface Claims {
+  readonly invocation_id: string;
+  readonly status: string;
+  readonly error_class: string | null;
+}
+
+const claimsOf = (jws: string): Claims =>
+  JSON.parse(Buffer.from(jws.split(".")[1] ?? "", "base64url").toString());
+
+eachDatabase((database) => {
+  test(`killed twice in ${CALLS} calls, it has one receipt of each, in one unbroken chain`, async () => {
+    let reached = 0;
+    let killAt = Promise.withResolvers<void>();
+    const upstream = startUpstream(async (request) => {
+      reached += 1;
+      if (reached % Math.ceil(CALLS / (KILLS + 1)) === 0) killAt.resolve();
+      return Response.json({ echo: await request.json() });
+    });
+    await using gateway = await startGateway({ database });
+    try {
+      const created = await (await clientOf(gateway)).send("/v1/agents", {
+        name: "a",
+        upstream_url: upstream.url,
+        emit_receipts: true,
+      });
+      const { id: agent } = (await created.json()) as { id: string };
+      const accepted = new Set<string>();
+      let left = Array.from({ length: CALLS }, (_, n) => n);
+      for (let kill = 1; kill <= KILLS; kill++) {
+        killAt = Promise.withResolvers();
+        const calling = callAll(await clientOf(gateway), agent, left, accepted);
+        await killAt.promise;
+        await gateway.kill9();
+        left = await calling;
+        await gateway.restart();
+      }
+      const client = await clientOf(gateway);
+      expect(await callAll(client, agent, left, accepted)).toEqual([]);
+      const ended = await untilAllEnded(client);
+
+      const lines = await exported(client);
+      const claims = lines.map(claimsOf);
+      const receipted = new Set(claims.map(({ invocation_id }) => invocation_id));
+      // Calls whose 202 was lost in a crash have been made and have ended all the same.
+      expect([lines.length, receipted.size]).toEqual([ended, ended]);
+      expect(ended).toBeGreaterThanOrEqual(CALLS);
+      expect(accepted.difference(receipted).size).toBe(0);
+      // The kills came while calls were running.
+      expect(claims.filter(({ error_class }) => error_class === "internal").length).toBeGreaterThan(0);
+
+      const file = join(mkdtempSync(join(temporaryRoot(), "receipts-")), "receipts.jsonl");
+      writeFileSync(file, lines.map((line) => `${line}\n`).join(""));
+      const jwks = `${gateway.url}/.well-known/jwks.json`;
+      const { code, stdout, stderr } = await gateway.run("receipt", "verify", file, "--jwks", jwks);
+      expect([code, stderr]).toEqual([0, ""]);
+      expect(stdout).toContain(`${ended} receipts hold, in one unbroken chain`);
+      expect(stdout).toContain("from the first that was made");
+    } finally {
+      await upstream.stop();
+    }
+  }, 180_000);
+});
