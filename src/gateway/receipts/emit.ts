@@ -13,7 +13,7 @@ import { append, dueOf, type Head, headOf, type ReceiptRow, tenantsDue } from ".
 
 const TICK_MS = 250;
 /** Of one tenant in one write. */
-const RECEIPTS_AT_ONCE = 128;
+const RECEIPTS_AT_ONCE = 64;
 /** Whose receipts are made side by side. */
 const TENANTS_AT_ONCE = 16;
 
