@@ -6,7 +6,7 @@ import type { Log } from "../core/log.ts";
 import { type Store, UniqueViolation } from "../storage/store.ts";
 import type { PaymentKey } from "../x402/types.ts";
 import type { Fees } from "./fees.ts";
-import { type ClaimedPayment, markSent } from "./payments.ts";
+import { type ClaimedPayment, markSent, markSentAgain } from "./payments.ts";
 import { pooled } from "./pooled.ts";
 import type { Signer } from "./signer.ts";
 import { signRow, transfer } from "./signing.ts";
@@ -26,13 +26,13 @@ export interface SignedJob {
   readonly row: TransactionRow;
 }
 
-/** The payment's record says that it is not to be sent (any more). */
+/** The payment's record says that it is not to be sent (any more): it is not claimed, or has ended. */
 export class NotClaimed extends Error {
   override readonly name = "NotClaimed";
   readonly key: PaymentKey;
 
   constructor(key: PaymentKey) {
-    super("the payment is not claimed");
+    super("the payment is not to be sent");
     this.key = key;
   }
 }
@@ -90,8 +90,11 @@ export function createBatchStore(store: Store, clock: Clock, log: Log): BatchSto
         jobs.map(({ row }) => row),
       );
       for (const { job, row } of jobs) {
-        if (job.again || (await markSent(tx, job.payment.key, row.hash, clock.now()))) continue;
-        throw new NotClaimed(job.payment.key);
+        const { key } = job.payment;
+        const isMarked = job.again
+          ? await markSentAgain(tx, key, clock.now())
+          : await markSent(tx, key, row.hash, clock.now());
+        if (!isMarked) throw new NotClaimed(key);
       }
     });
   }

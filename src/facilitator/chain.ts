@@ -14,8 +14,10 @@ import * as wire from "./wire.ts";
 const GAS_MAX = 500_000n;
 /** A payee may have spent all it has since the estimate: 17,100 gas more. */
 const GAS_RESERVE = 20_000n;
-/** Blocks of one eth_getLogs question, and questions of one search. */
+/** Blocks of one eth_getLogs question, first as most nodes take it and then as the strictest do. */
 const LOG_BLOCKS_MAX = 1000;
+const LOG_BLOCKS_FEW = 10;
+/** Of one search. */
 const LOG_QUESTIONS_MAX = 10;
 /** When all endpoints say for this long that the chain is shorter than it was, they are right. */
 const BEHIND_MS_MAX = 30_000;
@@ -60,10 +62,10 @@ export interface Chain {
   tip(): Promise<bigint>;
   balance(address: Hex): Promise<bigint>;
   /** Transactions that the address has in the chain up to this block, or with those that wait in the pool. */
-  transactionCount(address: Hex, at: Hex | "pending"): Promise<number>;
+  transactionCount(address: Hex, at: wire.Block | "pending"): Promise<number>;
   receipt(hash: Hex): Promise<wire.Receipt | null>;
   /** Whether the authorization had been used or cancelled by the end of this block. */
-  isUsed(authorization: Authorization, blockHash: Hex): Promise<boolean>;
+  isUsed(authorization: Authorization, at: wire.Block): Promise<boolean>;
   /** The transaction that used or cancelled the authorization, if it is found in these blocks. */
   findUse(authorization: Authorization, fromBlock: number, toBlock: number): Promise<Use | null>;
   /** @param everywhere to all endpoints, and not only to the first that takes it */
@@ -130,8 +132,9 @@ export function createChain(options: ChainOptions): Chain {
     },
     balance: (address) => ask("eth_getBalance", [address, "latest"], wire.quantity),
     transactionCount: (address, at) => {
-      const tag = at === "pending" ? at : { blockHash: at };
-      return ask("eth_getTransactionCount", [address, tag], wire.count);
+      const method = "eth_getTransactionCount";
+      if (at === "pending") return ask(method, [address, at], wire.count);
+      return rpc.ask({ method, params: [address], at, read: wire.count });
     },
     receipt: (hash) => {
       return ask("eth_getTransactionReceipt", [hash], (result) => {
@@ -141,13 +144,9 @@ export function createChain(options: ChainOptions): Chain {
         return receipt;
       });
     },
-    async isUsed(authorization, blockHash) {
+    isUsed(authorization, at) {
       const call = { to: token.TOKEN_ADDRESS, data: token.authorizationStateData(authorization) };
-      return ask("eth_call", [call, { blockHash }], (result) => {
-        const word = BigInt(wire.hash(result));
-        if (word > 1n) throw new TypeError("not a truth value");
-        return word === 1n;
-      });
+      return rpc.ask({ method: "eth_call", params: [call], at, read: wire.truth });
     },
     findUse: (authorization, fromBlock, toBlock) => findUse(rpc, authorization, fromBlock, toBlock),
     broadcast: (raw, everywhere) => broadcast(rpc, raw, everywhere),
@@ -158,23 +157,39 @@ function isEarly(simulation: Simulation): boolean {
   return !simulation.ok && token.isNotYetValid(simulation.reason);
 }
 
+/** The newest blocks first, which is where it is. */
 async function findUse(
   rpc: Rpc,
   authorization: Authorization,
   fromBlock: number,
   toBlock: number,
 ): Promise<Use | null> {
+  const first = Math.max(fromBlock, 0);
+  try {
+    return await searchUse(rpc, authorization, { first, last: toBlock, step: LOG_BLOCKS_MAX });
+  } catch {
+    return searchUse(rpc, authorization, { first, last: toBlock, step: LOG_BLOCKS_FEW });
+  }
+}
+
+async function searchUse(
+  rpc: Rpc,
+  authorization: Authorization,
+  { first, last, step }: { readonly first: number; readonly last: number; readonly step: number },
+): Promise<Use | null> {
   const ended = [token.AUTHORIZATION_USED, token.AUTHORIZATION_CANCELED];
   const topics = [ended, ...token.authorizationTopics(authorization)];
-  let from = Math.max(fromBlock, 0);
-  for (let asked = 0; asked < LOG_QUESTIONS_MAX && from <= toBlock; asked++) {
-    const to = Math.min(from + LOG_BLOCKS_MAX - 1, toBlock);
+  let to = last;
+  for (let asked = 0; asked < LOG_QUESTIONS_MAX && to >= first; asked++) {
+    const from = Math.max(to - step + 1, first);
     const filter = { address: token.TOKEN_ADDRESS, topics, fromBlock: hex(from), toBlock: hex(to) };
-    const [log] = await rpc.ask({ method: "eth_getLogs", params: [filter], read: wire.logEntries });
+    const logs = await rpc.ask({ method: "eth_getLogs", params: [filter], read: wire.logEntries });
+    // Whether the node filters is its affair.
+    const log = logs.find((each) => token.isEndOf(authorization, each));
     if (log !== undefined) {
       return { hash: log.transactionHash, cancelled: log.topics[0] === token.AUTHORIZATION_CANCELED };
     }
-    from = to + 1;
+    to = from - 1;
   }
   return null;
 }

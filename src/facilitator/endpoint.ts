@@ -4,7 +4,7 @@ import type { Log } from "../core/log.ts";
 import type { Outbound } from "../edge/outbound.ts";
 import { CHAIN_ID } from "../x402/kind.ts";
 import { exchange, NoAnswer, RpcError } from "./json-rpc.ts";
-import { quantity } from "./wire.ts";
+import { type Block, block, quantity } from "./wire.ts";
 
 const ANSWER_BYTES_MAX = 4 * 1024 * 1024;
 /** The time limit begins when a question is sent, so what waits behind these is not taken for the node's slowness. */
@@ -21,6 +21,8 @@ export class Behind extends Error {
 export interface Question<T> {
   readonly method: string;
   readonly params: readonly unknown[];
+  /** Whose state is asked for: it goes last among the parameters. */
+  readonly at?: Pick<Block, "number" | "hash">;
   /** Reads the result strictly. What it throws means that the answer can't be used; Behind leaves the endpoint in use. */
   readonly read: (result: unknown) => T;
   /** Errors that say something about what was asked, and not about the node. */
@@ -59,6 +61,8 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs }
   let failures = 0;
   let testAt = 0;
   let testing: Promise<boolean> | null = null;
+  /** Whether a block's hash may stand where its number does (EIP-1898). */
+  let takesHashes = true;
 
   function setDown(method: string, error: unknown): void {
     // Those that were under way together fail together, which is one failure.
@@ -88,6 +92,23 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs }
     }
   }
 
+  /** By the hash of the block; by its number where hashes are refused, and then only if that block is there. */
+  async function putAt<T>(question: Question<T>, at: Pick<Block, "number" | "hash">): Promise<T> {
+    const { params } = question;
+    try {
+      if (takesHashes) return await put({ ...question, params: [...params, { blockHash: at.hash }] });
+    } catch (error) {
+      if (!(error instanceof RpcError) || !isAboutForm(error)) throw error;
+    }
+    const number = `0x${at.number.toString(16)}`;
+    const value = await put({ ...question, params: [...params, number] });
+    const there = await put({ method: "eth_getBlockByNumber", params: [number, false], read: block });
+    if (there?.hash !== at.hash) throw new Behind("another block at this height");
+    if (takesHashes) log.info("rpc endpoint is asked by block numbers", { endpoint: index });
+    takesHashes = false;
+    return value;
+  }
+
   async function runTest(): Promise<boolean> {
     try {
       const chainId = await put({ method: "eth_chainId", params: [], read: quantity });
@@ -115,11 +136,21 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs }
       return testing;
     },
     async ask(question) {
-      const value = await put(question);
+      const { at } = question;
+      const value = await (at === undefined ? put(question) : putAt(question, at));
       failures = 0;
       return value;
     },
   };
+}
+
+const INVALID_PARAMS = -32_602;
+const INVALID_REQUEST = -32_600;
+
+/** A node that does not know the block says so in other words. */
+function isAboutForm({ code, message }: RpcError): boolean {
+  if (code === INVALID_PARAMS || code === INVALID_REQUEST) return true;
+  return /invalid (argument|parameter|params|type|block)|unmarshal|deserializ|hex string/i.test(message);
 }
 
 export function messageOf(error: unknown): string {

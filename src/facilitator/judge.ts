@@ -5,11 +5,12 @@
 import type { Log } from "../core/log.ts";
 import type { Store } from "../storage/store.ts";
 import type { Hex } from "../x402/types.ts";
-import type { Chain } from "./chain.ts";
-import { newestOf, type OpenPayment, type Slot } from "./slots.ts";
-import { isPaidBy } from "./token.ts";
+import { NotClaimed } from "./batch.ts";
+import type { Chain, Use } from "./chain.ts";
+import { type Inclusion, newestOf, type OpenPayment, type Slot } from "./slots.ts";
+import { isPaidBy, isUsedUp } from "./token.ts";
 import { transactionsOf } from "./transactions.ts";
-import { names, type Verdicts } from "./verdicts.ts";
+import { NotKnownYet, names, type Verdicts } from "./verdicts.ts";
 import type { Block, Receipt } from "./wire.ts";
 
 /** A use of the authorization must lie after the simulation; this many blocks allow for a node that lay behind. */
@@ -18,11 +19,6 @@ const BEHIND_BLOCKS = 50;
 const LOOK_UPS_MAX = 5;
 /** Wallet nonces for one payment. When they are gone it waits for its end. */
 const SLOTS_MAX = 4;
-
-/** What can't be said yet is asked again: it is thrown, like the failures of a node. */
-class NotKnownYet extends Error {
-  override readonly name = "NotKnownYet";
-}
 
 export interface Judge {
   /**
@@ -50,60 +46,9 @@ export function isExpired({ authorization }: OpenPayment, head: Block): boolean 
   return BigInt(head.timestamp) >= authorization.validBefore;
 }
 
-export function createJudge({ chain, store, log, verdicts, send }: JudgeOptions): Judge {
-  /**
-   * None of ours has moved the money in or before `head`, as far as is known. False when nothing can be said yet.
-   *
-   * @param reverted a transaction of ours is in a block and did not succeed
-   */
-  async function judgeUnpaid(payment: OpenPayment, head: Block, reverted: boolean): Promise<boolean> {
-    const { authorization, signature } = payment;
-    if (await chain.isUsed(authorization, head.hash)) return judgeUsed(payment, head, reverted);
-    if (isExpired(payment, head)) {
-      await verdicts.fail(payment, "expired");
-      return true;
-    }
-    const simulation = await chain.simulate(authorization, signature);
-    // If it would go through now, it is not tried again: what made it revert was a matter of the payer's side.
-    if (!simulation.ok || reverted) {
-      await verdicts.fail(payment, simulation.ok ? "the transaction reverted" : simulation.reason);
-      return true;
-    }
-    if (payment.slots.size >= SLOTS_MAX) return false;
-    log.warn("a payment gets another wallet nonce", names(payment));
-    payment.moving = true;
-    try {
-      await send(payment, simulation.gas);
-    } finally {
-      payment.moving = false;
-    }
-    return true;
-  }
-
-  /** The authorization is used or cancelled: by us, or by whom? */
-  async function judgeUsed(payment: OpenPayment, head: Block, reverted: boolean): Promise<boolean> {
-    const from = payment.sinceBlock - BEHIND_BLOCKS;
-    const use = await chain.findUse(payment.authorization, from, head.number);
-    if (use === null) {
-      // Without a receipt of ours the use may be our own: then it stays open.
-      if (!reverted || ++payment.lookUps < LOOK_UPS_MAX) return false;
-      await verdicts.fail(payment, "the authorization was used elsewhere");
-      return true;
-    }
-    const own = await transactionsOf(store.read, payment.key);
-    if (own.some(({ hash }) => hash === use.hash)) return judgeOwn(payment, use.hash);
-    const how = use.cancelled ? "cancelled" : "used elsewhere";
-    await verdicts.fail(payment, `the authorization was ${how}`, use.hash);
-    return true;
-  }
-
-  async function judgeOwn(payment: OpenPayment, hash: Hex): Promise<boolean> {
-    const receipt = await chain.receipt(hash);
-    if (receipt === null) return false;
-    if (isPaidBy(payment.authorization, receipt)) await verdicts.settle(payment, receipt);
-    else await verdicts.fail(payment, "the transaction holds no matching transfer");
-    return true;
-  }
+export function createJudge(options: JudgeOptions): Judge {
+  const { chain, log, verdicts } = options;
+  const judgeUnpaid = createJudgeUnpaid(options);
 
   /** False when nothing can be said yet. */
   async function judge(
@@ -118,9 +63,13 @@ export function createJudge({ chain, store, log, verdicts, send }: JudgeOptions)
     }
     if (payment.status !== "sent") return true;
     if (payment.moving) return false;
+    // One of ours that succeeded has moved the money: a receipt without that is not the whole one.
+    if (endOf(slot, receipt) === "moved") return false;
+    const others = [...payment.slots].filter((other) => other !== slot);
     // A slot that is still open decides, and then this one had no part in it.
-    if ([...payment.slots].some((other) => other !== slot && other.inclusion === null)) return true;
-    return judgeUnpaid(payment, head, isTransfer(slot, receipt?.hash));
+    if (others.some(({ inclusion }) => inclusion === null)) return true;
+    const ends = [endOf(slot, receipt), ...others.map((other) => endOf(other, other.inclusion))];
+    return judgeUnpaid(payment, head, ends);
   }
 
   return {
@@ -130,16 +79,16 @@ export function createJudge({ chain, store, log, verdicts, send }: JudgeOptions)
       if (payment !== null && !(await judge(payment, slot, head, receipt))) throw new NotKnownYet();
       if (receipt === null) {
         log.warn("a wallet nonce was used elsewhere", { wallet: slot.wallet, nonce: slot.nonce });
-        slot.inclusion = { hash: null, blockNumber: head.number, blockHash: head.hash };
+        slot.inclusion = { hash: null, succeeded: false, blockNumber: head.number, blockHash: head.hash };
       } else {
-        const { hash, blockNumber, blockHash } = receipt;
-        slot.inclusion = { hash, blockNumber, blockHash };
+        const { hash, succeeded, blockNumber, blockHash } = receipt;
+        slot.inclusion = { hash, succeeded, blockNumber, blockHash };
       }
     },
     async overdue(payment, head) {
       if (payment.moving) return;
-      const reverted = [...payment.slots].some((slot) => isTransfer(slot, slot.inclusion?.hash));
-      if (!(await judgeUnpaid(payment, head, reverted))) throw new NotKnownYet();
+      const ends = [...payment.slots].map((slot) => endOf(slot, slot.inclusion));
+      if (!(await judgeUnpaid(payment, head, ends))) throw new NotKnownYet();
     },
     async reorganised(slot) {
       const { payment, inclusion } = slot;
@@ -154,12 +103,101 @@ export function createJudge({ chain, store, log, verdicts, send }: JudgeOptions)
   };
 }
 
+/**
+ * None of ours has moved the money in or before `head`, as far as is known. False when nothing can be said yet.
+ *
+ * @param ends of all its wallet nonces
+ */
+type JudgeUnpaid = (payment: OpenPayment, head: Block, ends: readonly End[]) => Promise<boolean>;
+
+function createJudgeUnpaid({ chain, store, log, verdicts, send }: JudgeOptions): JudgeUnpaid {
+  async function sendAgain(payment: OpenPayment, gas: bigint): Promise<true> {
+    log.warn("a payment gets another wallet nonce", names(payment));
+    payment.moving = true;
+    try {
+      await send(payment, gas);
+    } catch (error) {
+      if (!(error instanceof NotClaimed)) throw error;
+      // Another process has found out how it ended.
+      await verdicts.reread(payment);
+    } finally {
+      payment.moving = false;
+    }
+    return true;
+  }
+
+  /** The authorization is used or cancelled: by us, or by whom? */
+  async function judgeUsed(payment: OpenPayment, head: Block, ends: readonly End[]): Promise<boolean> {
+    // Where a nonce was used without a receipt of ours, the use may be our own.
+    const isForeign = ends.length > 0 && ends.every((end) => end === "reverted" || end === "nothing");
+    const from = payment.sinceBlock - BEHIND_BLOCKS;
+    let use: Use | null = null;
+    try {
+      use = await chain.findUse(payment.authorization, from, head.number);
+    } catch (error) {
+      // It is for the name alone then, and some nodes search for none.
+      if (!isForeign) throw error;
+    }
+    if (use === null) {
+      if (!isForeign || ++payment.lookUps < LOOK_UPS_MAX) return false;
+      await verdicts.fail(payment, "the authorization was used elsewhere");
+      return true;
+    }
+    const { hash } = use;
+    if ((await transactionsOf(store.read, payment.key)).some((row) => row.hash === hash)) {
+      return judgeOwn(payment, hash);
+    }
+    const how = use.cancelled ? "cancelled" : "used elsewhere";
+    await verdicts.fail(payment, `the authorization was ${how}`, hash);
+    return true;
+  }
+
+  async function judgeOwn(payment: OpenPayment, hash: Hex): Promise<boolean> {
+    const receipt = await chain.receipt(hash);
+    if (receipt === null || !isPaidBy(payment.authorization, receipt)) return false;
+    await verdicts.settle(payment, receipt);
+    return true;
+  }
+
+  return async (payment, head, ends) => {
+    const { authorization, signature } = payment;
+    if (await chain.isUsed(authorization, head)) return judgeUsed(payment, head, ends);
+    if (isExpired(payment, head)) {
+      await verdicts.fail(payment, "expired");
+      return true;
+    }
+    const simulation = await chain.simulate(authorization, signature);
+    const isReverted = ends.includes("reverted");
+    if (!simulation.ok || isReverted) {
+      const reason = simulation.ok ? "the transaction reverted" : simulation.reason;
+      // Used after all, maybe by us: the next block tells.
+      if (isUsedUp(reason)) return false;
+      // If it would go through now, it is not tried again: what made it revert was a matter of the payer's side.
+      await verdicts.fail(payment, reason);
+      return true;
+    }
+    return payment.slots.size < SLOTS_MAX && sendAgain(payment, simulation.gas);
+  };
+}
+
 async function receiptOf(chain: Chain, slot: Slot): Promise<Receipt | null> {
   for (const { hash } of [...slot.transactions].reverse()) {
     const receipt = await chain.receipt(hash);
     if (receipt !== null) return receipt;
   }
   return null;
+}
+
+/**
+ * What became of one wallet nonce of a payment: our transfer succeeded or reverted, a transaction of ours did nothing,
+ * or none of ours is known to have used it.
+ */
+type End = "moved" | "reverted" | "nothing" | "unknown";
+
+function endOf(slot: Slot, by: Pick<Inclusion, "hash" | "succeeded"> | null): End {
+  if (by === null || by.hash === null) return "unknown";
+  if (!isTransfer(slot, by.hash)) return "nothing";
+  return by.succeeded ? "moved" : "reverted";
 }
 
 /** Whether it is one of the slot's transfers, and not a transaction that only used up the nonce. */

@@ -9,7 +9,7 @@ import { createBatchStore, type Job, NotClaimed, type SignedJob, signBatch } fro
 import type { Chain } from "./chain.ts";
 import { quoteFees } from "./fees.ts";
 import type { Signer } from "./signer.ts";
-import { lastNonce } from "./transactions.ts";
+import { storedNonces } from "./transactions.ts";
 
 const BATCH_MAX = 100;
 /** Another process with the same key took the nonces: it is let go first for a moment, each time of another length. */
@@ -55,7 +55,7 @@ export function createLane(options: LaneOptions): Lane {
   const { signer, chain, store, clock, log, maxFee, onStored } = options;
   const batchStore = createBatchStore(store, clock, log);
   const queue: Waiting[] = [];
-  let next: number | null = null;
+  let next: Free | null = null;
   /** Rises when what was known about the next nonce is not trusted any more. */
   let doubts = 0;
   let running: Promise<void> | null = null;
@@ -98,34 +98,34 @@ export function createLane(options: LaneOptions): Lane {
 
   /** Signs and stores as many as can be signed, and gives those that are left. Nothing is stored when it throws. */
   async function sendSome(batch: readonly Waiting[]): Promise<readonly Waiting[]> {
-    const start = await startOf();
+    const { room, ...start } = await startOf();
     const doubtsBefore = doubts;
-    const jobs = batch.map(({ job }) => job);
+    const jobs = batch.slice(0, room).map(({ job }) => job);
     const { signed, failure } = await signBatch(signer, jobs, start);
     if (failure !== null) log.error("the signer can't sign", { wallet: signer.address, error: failure });
     if (signed.length === 0) throw unavailable("signer unreachable", failure);
     await batchStore.write(signed);
-    if (doubts === doubtsBefore) next = start.nonce + signed.length;
+    if (doubts === doubtsBefore) next = behind({ nonce: start.nonce, room }, signed.length);
     onStored(signed);
     for (const { resolve } of batch.slice(0, signed.length)) resolve();
     return batch.slice(signed.length);
   }
 
   async function startOf() {
-    const [newest, tip, nonce] = await Promise.all([
+    const [newest, tip, free] = await Promise.all([
       chain.newest(BLOCK_AGE_MS_MAX),
       chain.tip(),
-      next ?? nextNonce(chain, store, signer),
+      next ?? firstFree(chain, store, signer),
     ]);
     const fees = quoteFees(newest.baseFee, tip, maxFee);
     if (fees === null) throw unavailable("gas is too dear now");
-    return { nonce, fees, block: newest.number, now: clock.now() };
+    return { ...free, fees, block: newest.number, now: clock.now() };
   }
 
   return {
     signer,
     waiting: () => queue.length,
-    next: () => next,
+    next: () => next?.nonce ?? null,
     send(job) {
       if (stopped) return Promise.reject(unavailable("stopping"));
       const { promise, resolve, reject } = Promise.withResolvers<void>();
@@ -143,13 +143,28 @@ export function createLane(options: LaneOptions): Lane {
   };
 }
 
-/** What the chain knows of may be of another process; what is stored may not have reached the chain. */
-async function nextNonce(chain: Chain, store: Store, { address }: Signer): Promise<number> {
-  const [counted, stored] = await Promise.all([
-    chain.transactionCount(address, "pending"),
-    lastNonce(store.read, address),
-  ]);
-  return Math.max(counted, stored === null ? 0 : stored + 1);
+/** Nonces that nothing is at, in a row. */
+interface Free {
+  readonly nonce: number;
+  readonly room: number;
+}
+
+/** Null when there is no more room. */
+function behind({ nonce, room }: Free, taken: number): Free | null {
+  return taken < room ? { nonce: nonce + taken, room: room - taken } : null;
+}
+
+/**
+ * What the chain knows of may be of another process; what is stored may not have reached the chain. A gap between them
+ * comes first: behind a nonce that a node told wrongly once, nothing else would ever get into a block.
+ */
+async function firstFree(chain: Chain, store: Store, { address }: Signer): Promise<Free> {
+  let nonce = await chain.transactionCount(address, "pending");
+  for (const stored of await storedNonces(store.read, address, nonce)) {
+    if (stored > nonce) return { nonce, room: stored - nonce };
+    nonce = stored + 1;
+  }
+  return { nonce, room: Number.POSITIVE_INFINITY };
 }
 
 function pauseAtRandom(): Promise<void> {

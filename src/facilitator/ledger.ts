@@ -29,7 +29,7 @@ export function createLedger(store: Store, slots: Slots): Ledger {
     if (payment?.status !== "settled" || payment.transaction_hash !== row.hash) return;
     const { block_number: blockNumber, block_hash: blockHash } = payment;
     if (blockNumber !== null && blockHash !== null)
-      slot.inclusion = { hash: row.hash, blockNumber, blockHash };
+      slot.inclusion = { hash: row.hash, succeeded: true, blockNumber, blockHash };
   }
 
   async function load(): Promise<void> {

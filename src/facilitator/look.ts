@@ -35,7 +35,7 @@ export function createLook(options: LookOptions): (at: Block) => Promise<void> {
   const progresses = new Map<Hex, Progress>();
 
   async function progressOf(wallet: Hex, at: Block): Promise<Progress> {
-    const count = await chain.transactionCount(wallet, at.hash);
+    const count = await chain.transactionCount(wallet, at);
     const known = progresses.get(wallet);
     const progress = known?.count === count ? known : { count, since: at.number };
     progresses.set(wallet, progress);

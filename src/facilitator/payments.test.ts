@@ -14,6 +14,7 @@ import {
   claimPayment,
   findPayment,
   markSent,
+  markSentAgain,
   recordFailed,
   recordReorganised,
   recordSettled,
@@ -53,9 +54,10 @@ const claimOf = (n: number, account: string, value: bigint, dailyCeiling = CEILI
 const included = (n: number) => ({ transaction_hash: hashOf(key(n)), block_number: 1, block_hash: word(n) });
 const failure = { reason: "reverted", foreign_transaction: null };
 
+const EVENTS = ["send", "settle", "fail", "abandon", "sendAgain", "reorganise", "withdraw"] as const;
 type Model = Map<number, { account: string; day: string; value: bigint; status: string }>;
 interface Step {
-  readonly event: "claim" | "send" | "settle" | "fail" | "reorganise" | "withdraw";
+  readonly event: "claim" | (typeof EVENTS)[number];
   readonly n: number;
   readonly account: string;
   readonly value: bigint;
@@ -65,14 +67,16 @@ interface Step {
 const LEADS: Record<string, { from: string[]; to: string | null }> = {
   send: { from: ["claimed"], to: "sent" },
   settle: { from: ["sent"], to: "settled" },
-  fail: { from: ["claimed", "sent"], to: "failed" },
+  fail: { from: ["sent"], to: "failed" },
+  abandon: { from: ["claimed"], to: "failed" },
+  sendAgain: { from: ["sent"], to: "sent" },
   reorganise: { from: ["settled"], to: "sent" },
   withdraw: { from: ["claimed"], to: null },
 };
 
 const steps: fc.Arbitrary<Step[]> = fc.array(
   fc.record({
-    event: fc.constantFrom("claim", "claim", "send", "settle", "fail", "reorganise", "withdraw"),
+    event: fc.constantFrom("claim", "claim", ...EVENTS),
     n: fc.nat(3),
     account: fc.constantFrom(...ACCOUNTS),
     value: fc.bigInt({ min: 0n, max: 600n }),
@@ -108,7 +112,9 @@ function apply(tx: Tx, { event, n, account, value }: Step, now: number): Promise
   if (event === "claim") return claimPayment(tx, claimOf(n, account, value), now);
   if (event === "send") return markSent(tx, key(n), hashOf(key(n)), now);
   if (event === "settle") return recordSettled(tx, key(n), included(n), now);
-  if (event === "fail") return recordFailed(tx, key(n), failure, now);
+  if (event === "fail") return recordFailed(tx, key(n), failure, { was: "sent", now });
+  if (event === "abandon") return recordFailed(tx, key(n), failure, { was: "claimed", now });
+  if (event === "sendAgain") return markSentAgain(tx, key(n), now);
   if (event === "reorganise") return recordReorganised(tx, key(n), now);
   return withdrawClaim(tx, key(n));
 }
@@ -159,8 +165,8 @@ describe.each(["sqlite", "postgres"] as const)("%s", (dialect) => {
     async function watcher() {
       for (let n = 0; n < 60; n += 1) {
         await store.write(async (tx) => {
-          await recordFailed(tx, key(n), failure, NOON);
-          await recordFailed(tx, key((n + 31) % 60), failure, NOON);
+          await recordFailed(tx, key(n), failure, { was: "claimed", now: NOON });
+          await recordFailed(tx, key((n + 31) % 60), failure, { was: "sent", now: NOON });
         });
       }
     }
@@ -168,7 +174,7 @@ describe.each(["sqlite", "postgres"] as const)("%s", (dialect) => {
       store.write((tx) => withdrawClaim(tx, key(n))),
       store.write((tx) => claimPayment(tx, claimOf(n, ACCOUNTS[(n >> 1) % 2] ?? "", 5n), NOON)),
       store.write((tx) => markSent(tx, key(n), word(n), NOON)),
-      store.write((tx) => recordFailed(tx, key(n), failure, NOON)),
+      store.write((tx) => recordFailed(tx, key(n), failure, { was: "claimed", now: NOON })),
     ]);
     await Promise.all([watcher(), ...works.flat()]);
     for (const account of ACCOUNTS) {

@@ -171,6 +171,20 @@ export async function markSent(tx: Tx, key: PaymentKey, hash: Hex, now: number):
   return rows.length > 0;
 }
 
+/**
+ * One more transaction for it is stored in the same write. False when the payment has ended: nothing may be broadcast
+ * then. Its row is held until the commit, so nobody records it as failed beside.
+ */
+export async function markSentAgain(tx: Tx, key: PaymentKey, now: number): Promise<boolean> {
+  const { facilitatorPayments: t } = tx.tables;
+  const rows = await tx.db
+    .update(t)
+    .set({ updated_at: now })
+    .where(and(hasKey(t, key), eq(t.status, COLLECTION_EVENTS.send.to)))
+    .returning({ nonce: t.nonce });
+  return rows.length > 0;
+}
+
 /** A transaction of ours moved the money. False when that is known already, or the payment is not under way. */
 export async function recordSettled(
   tx: Tx,
@@ -195,12 +209,20 @@ export async function recordSettled(
   return rows.length > 0;
 }
 
-/** This facilitator can't collect it any more; its share of the ceiling is free again. False when it has ended. */
-export async function recordFailed(tx: Tx, key: PaymentKey, failure: Failure, now: number): Promise<boolean> {
+/**
+ * This facilitator can't collect it any more; its share of the ceiling is free again. False when it has ended, or is
+ * in another state than the one that this was found out about: another process may have sent what was only claimed.
+ */
+export async function recordFailed(
+  tx: Tx,
+  key: PaymentKey,
+  failure: Failure,
+  { was, now }: { readonly was: (typeof COLLECTION_EVENTS.fail.from)[number]; readonly now: number },
+): Promise<boolean> {
   const account = await lockAccountOf(tx, key);
   if (account === null) return false;
   const { facilitatorPayments: t } = tx.tables;
-  const { from, to } = COLLECTION_EVENTS.fail;
+  const { to } = COLLECTION_EVENTS.fail;
   const [row] = await tx.db
     .update(t)
     .set({
@@ -210,7 +232,7 @@ export async function recordFailed(tx: Tx, key: PaymentKey, failure: Failure, no
       updated_at: now,
       ended_at: now,
     })
-    .where(and(hasKey(t, key), eq(t.account, account), inArray(t.status, [...from])))
+    .where(and(hasKey(t, key), eq(t.account, account), eq(t.status, was)))
     .returning({ account: t.account, day: t.day, value: t.value });
   if (row === undefined) return false;
   await giveBack(tx, row);

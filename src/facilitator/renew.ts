@@ -4,6 +4,7 @@
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { type Store, UniqueViolation } from "../storage/store.ts";
+import type { Hex } from "../x402/types.ts";
 import type { Chain } from "./chain.ts";
 import { type Fees, quoteFees, raiseFees } from "./fees.ts";
 import { isExpired } from "./judge.ts";
@@ -18,6 +19,8 @@ import type { Block } from "./wire.ts";
 const MISSED_BLOCKS_MAX = 3;
 const RENEWALS_MAX = 50;
 const GAPS_MAX = 50;
+/** A node that counts wrongly for once leads to a nonce far away, and the way there is not filled. */
+const GAP_REACH = 4096;
 
 /** How far a wallet's transactions are in the chain. */
 export interface Progress {
@@ -40,10 +43,12 @@ export interface RenewOptions {
   readonly maxFee: bigint;
   /** Another process has stored transactions of one of our wallets. */
   readonly onConflict: () => void;
+  /** There are nonces that nothing is at before the next that would be given, or before others that wait. */
+  readonly onGap: (wallet: Hex) => void;
 }
 
 export function createRenew(options: RenewOptions): Renew {
-  const { chain, store, clock, log, slots, maxFee, onConflict } = options;
+  const { chain, store, clock, log, slots, maxFee, onConflict, onGap } = options;
 
   function content(slot: Slot, head: Block): Content {
     const { payment } = slot;
@@ -102,13 +107,15 @@ export function createRenew(options: RenewOptions): Renew {
     const waiting = slots.waiting(signer.address).filter(({ nonce }) => nonce >= progress.count);
     const stuck = waiting.filter((slot) => needsMore(slot, progress, head)).slice(0, RENEWALS_MAX);
     await pooled(stuck, signer.parallel, (slot) => replace(signer, slot, head));
-    if (head.number - progress.since < MISSED_BLOCKS_MAX) return;
-    const end = Math.max(next ?? 0, (waiting.at(-1)?.nonce ?? -1) + 1);
+    const reached = waiting.filter(({ nonce }) => nonce < progress.count + GAP_REACH);
+    const end = (reached.at(-1)?.nonce ?? progress.count - 1) + 1;
     const gaps: number[] = [];
     for (let nonce = progress.count; nonce < end && gaps.length < GAPS_MAX; nonce++) {
       if (slots.of(signer.address, nonce) === undefined) gaps.push(nonce);
     }
-    if (gaps.length > 0) await fill(signer, gaps, head);
+    if (gaps.length > 0 || (next ?? 0) > end) onGap(signer.address);
+    const isIdle = head.number - progress.since >= MISSED_BLOCKS_MAX;
+    if (gaps.length > 0 && isIdle) await fill(signer, gaps, head);
   };
 }
 

@@ -103,7 +103,9 @@ export function createResume(options: ResumeOptions): Resume {
 
   async function fail(payment: ClaimedPayment, reason: string): Promise<boolean> {
     const failure = { reason, foreign_transaction: null };
-    if (await store.write((tx) => recordFailed(tx, payment.key, failure, clock.now()))) {
+    if (
+      await store.write((tx) => recordFailed(tx, payment.key, failure, { was: "claimed", now: clock.now() }))
+    ) {
       const { payer, nonce } = payment.key;
       log.info("payment failed", { payer, nonce, reason });
       outcomes.announce(payment.key);

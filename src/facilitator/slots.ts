@@ -10,6 +10,8 @@ import type { TransactionRow } from "./transactions.ts";
 export interface Inclusion {
   /** Null when it is none of ours. */
   readonly hash: Hex | null;
+  /** By its receipt. */
+  readonly succeeded: boolean;
   readonly blockNumber: number;
   readonly blockHash: Hex;
 }

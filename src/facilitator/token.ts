@@ -61,6 +61,12 @@ function isEvent(log: LogEntry, topics: readonly Hex[]): boolean {
   );
 }
 
+/** Whether the event says that the authorization was used or cancelled. */
+export function isEndOf(authorization: Authorization, log: LogEntry): boolean {
+  const topics = authorizationTopics(authorization);
+  return [AUTHORIZATION_USED, AUTHORIZATION_CANCELED].some((first) => isEvent(log, [first, ...topics]));
+}
+
 /**
  * Whether this transaction moved the money by this authorization. "Used" is not "paid", so both events must be there,
  * the one right before the other, as the token writes them.
@@ -84,6 +90,11 @@ const REVERTED_CODE = 3;
 /** Whether the error of an eth_call or eth_estimateGas is about the call, and not about the node. */
 export function isRefusal(error: RpcError): boolean {
   return error.code === REVERTED_CODE || HALTED.test(error.message);
+}
+
+/** The token says that the authorization is used or cancelled. */
+export function isUsedUp(reason: string): boolean {
+  return /used or cancell?ed/i.test(reason);
 }
 
 const NOT_YET_VALID = /not yet valid/i;

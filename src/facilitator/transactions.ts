@@ -1,6 +1,6 @@
 // The facilitator's transactions in the database. A row is stored before its bytes leave the process, so whatever
 // may be on its way to a block is known after a crash.
-import { and, asc, desc, eq, inArray, or } from "drizzle-orm";
+import { and, asc, eq, gte, inArray, or } from "drizzle-orm";
 import type { Tables } from "../../db/schema.ts";
 import type { Reader, Tx } from "../storage/store.ts";
 import type { Hex, PaymentKey } from "../x402/types.ts";
@@ -47,16 +47,15 @@ export async function transactionsWith(reader: Reader, hashes: readonly Hex[]): 
   return rows.sort((a, b) => a.wallet_nonce - b.wallet_nonce || a.replacement - b.replacement);
 }
 
-/** The highest wallet nonce that was ever stored; null when there is none. */
-export async function lastNonce(reader: Reader, wallet: Hex): Promise<number | null> {
+/** The wallet's nonces from this one on for which something is stored, ascending. */
+export async function storedNonces(reader: Reader, wallet: Hex, from: number): Promise<number[]> {
   const { facilitatorTransactions: t } = reader.tables;
-  const [row] = await reader.db
-    .select({ nonce: t.wallet_nonce })
+  const rows = await reader.db
+    .selectDistinct({ nonce: t.wallet_nonce })
     .from(t)
-    .where(eq(t.wallet, wallet))
-    .orderBy(desc(t.wallet_nonce))
-    .limit(1);
-  return row?.nonce ?? null;
+    .where(and(eq(t.wallet, wallet), gte(t.wallet_nonce, from)))
+    .orderBy(asc(t.wallet_nonce));
+  return rows.map(({ nonce }) => nonce);
 }
 
 /** Every transaction for this payment that was ever signed, the oldest first. */

@@ -5,16 +5,27 @@ import type { Log } from "../core/log.ts";
 import type { Store } from "../storage/store.ts";
 import type { Hex } from "../x402/types.ts";
 import type { Outcomes } from "./outcomes.ts";
-import { findPayment, recordFailed, recordReorganised, recordSettled } from "./payments.ts";
-import type { OpenPayment } from "./slots.ts";
+import { type Failure, findPayment, recordFailed, recordReorganised, recordSettled } from "./payments.ts";
+import type { OpenPayment, Slots } from "./slots.ts";
+import { transactionsOf } from "./transactions.ts";
 import type { Receipt } from "./wire.ts";
+
+/** What can't be said yet is asked again: it is thrown, like the failures of a node. */
+export class NotKnownYet extends Error {
+  override readonly name = "NotKnownYet";
+}
 
 export interface Verdicts {
   settle(payment: OpenPayment, receipt: Receipt): Promise<void>;
-  /** @param foreign who used the authorization, where it is known */
+  /**
+   * @param foreign who used the authorization, where it is known
+   * @throws NotKnownYet when another process has sent it once more
+   */
   fail(payment: OpenPayment, reason: string, foreign?: Hex): Promise<void>;
   /** Settled no more, for its block is gone. */
   reopen(payment: OpenPayment): Promise<void>;
+  /** Takes over how its record says that it stands. */
+  reread(payment: OpenPayment): Promise<void>;
 }
 
 export interface VerdictsOptions {
@@ -22,14 +33,38 @@ export interface VerdictsOptions {
   readonly clock: Clock;
   readonly log: Log;
   readonly outcomes: Pick<Outcomes, "announce">;
+  readonly slots: Pick<Slots, "of">;
+  /** The database holds a transaction that is not known here. */
+  readonly onConflict: () => void;
 }
 
-export function createVerdicts({ store, clock, log, outcomes }: VerdictsOptions): Verdicts {
+export function createVerdicts(options: VerdictsOptions): Verdicts {
+  const { store, clock, log, outcomes, slots, onConflict } = options;
+
   async function reread(payment: OpenPayment): Promise<void> {
     payment.status = (await findPayment(store.read, payment.key))?.status ?? payment.status;
   }
 
+  /** Undone when it has an open transaction that was not judged: that one may still collect it. */
+  async function fail({ key }: OpenPayment, failure: Failure): Promise<boolean> {
+    try {
+      return await store.write(async (tx) => {
+        if (!(await recordFailed(tx, key, failure, { was: "sent", now: clock.now() }))) return false;
+        const rows = await transactionsOf(tx, key);
+        const isJudged = rows.every(
+          (row) => !row.open || slots.of(row.wallet, row.wallet_nonce) !== undefined,
+        );
+        if (!isJudged) throw new NotKnownYet();
+        return true;
+      });
+    } catch (error) {
+      if (error instanceof NotKnownYet) onConflict();
+      throw error;
+    }
+  }
+
   return {
+    reread,
     async settle(payment, { hash, blockNumber, blockHash }) {
       const inclusion = { transaction_hash: hash, block_number: blockNumber, block_hash: blockHash };
       if (await store.write((tx) => recordSettled(tx, payment.key, inclusion, clock.now()))) {
@@ -43,7 +78,7 @@ export function createVerdicts({ store, clock, log, outcomes }: VerdictsOptions)
     },
     async fail(payment, reason, foreign) {
       const failure = { reason, foreign_transaction: foreign ?? null };
-      if (await store.write((tx) => recordFailed(tx, payment.key, failure, clock.now()))) {
+      if (await fail(payment, failure)) {
         payment.status = "failed";
         log.warn("payment failed", { ...names(payment), reason, foreign_transaction: foreign });
       } else await reread(payment);

@@ -70,13 +70,14 @@ export function createWallet(options: WalletOptions): Wallet {
     lanes.set(signer.address, createLane({ signer, chain, store, clock, log, maxFee, onStored }));
   }
   const gauge = createGauge(chain, [...lanes.values()], limits.gasLowWaterWei, log);
-  const verdicts = createVerdicts({ store, clock, log, outcomes });
+  const resynchronise = (wallet: Hex) => lanes.get(wallet)?.resynchronise();
+  const verdicts = createVerdicts({ store, clock, log, outcomes, slots, onConflict: ledger.doubt });
   const send = (payment: ClaimedPayment, gas: bigint) => sendJob({ payment, gas, again: true });
   const broadcaster = createBroadcaster({
     chain,
     log,
     slots,
-    onForeignNonce: (wallet) => lanes.get(wallet)?.resynchronise(),
+    onForeignNonce: resynchronise,
     onDoubt: () => watcher.lookAgain(),
   });
   const watcher = createWatcher({
@@ -86,7 +87,16 @@ export function createWallet(options: WalletOptions): Wallet {
     slots,
     lanes,
     judge: createJudge({ chain, store, log, verdicts, send }),
-    renew: createRenew({ chain, store, clock, log, slots, maxFee, onConflict: ledger.doubt }),
+    renew: createRenew({
+      chain,
+      store,
+      clock,
+      log,
+      slots,
+      maxFee,
+      onConflict: ledger.doubt,
+      onGap: resynchronise,
+    }),
     broadcast: () => broadcaster.broadcast(),
     refresh: ledger.refresh,
     confirmations: limits.confirmations,

@@ -63,6 +63,13 @@ export function hash(value: unknown): Hex {
   return bytes;
 }
 
+/** A word of the EVM that is a truth value. */
+export function truth(value: unknown): boolean {
+  const word = BigInt(hash(value));
+  if (word > 1n) throw wrong("a truth value");
+  return word === 1n;
+}
+
 function address(value: unknown): Hex {
   const bytes = data(value);
   if (bytes.length !== 42) throw wrong("20 bytes");

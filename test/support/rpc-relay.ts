@@ -23,6 +23,8 @@ export type RpcFault =
   | { readonly kind: "garbage"; readonly after?: boolean; readonly text: string }
   /** This result, without asking the node. */
   | { readonly kind: "result"; readonly result: unknown }
+  /** A fault that hangs on what was asked. */
+  | { readonly kind: "choose"; choose(params: readonly unknown[]): Exclude<RpcFault, { kind: "choose" }> }
   /** Another result made of the node's own. */
   | { readonly kind: "rewrite"; rewrite(result: unknown, params: readonly unknown[]): unknown };
 
@@ -93,7 +95,8 @@ export async function startRpcRelay(targetUrl: string): Promise<RpcRelay> {
   const answerCall = async (call: RpcCall): Promise<RpcAnswer | { instead: Instead }> => {
     const params = call.params ?? [];
     recorded.set(call.method, [...(recorded.get(call.method) ?? []), params]);
-    const fault = nextFault(call.method);
+    const found = nextFault(call.method);
+    const fault = found.kind === "choose" ? found.choose(params) : found;
     arrivals.count(call.method);
     const head = { jsonrpc: "2.0", id: call.id ?? null } as const;
     switch (fault.kind) {

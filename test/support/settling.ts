@@ -105,7 +105,7 @@ export function settling(store: Store, options: SettlingOptions = {}) {
 
   async function failed(key: PaymentKey, reason = "execution reverted", foreign: Hex | null = null) {
     const failure = { reason, foreign_transaction: foreign };
-    const done = await store.write((tx) => recordFailed(tx, key, failure, clock.now()));
+    const done = await store.write((tx) => recordFailed(tx, key, failure, { was: "sent", now: clock.now() }));
     outcomes.announce(key);
     return done;
   }
