@@ -34,6 +34,51 @@ const WRONG_FORM: ReadonlyArray<readonly [string, string]> = [
   ["two methods", '{"jsonrpc":"2.0","id":1,"method":"a","method":"b"}'],
 ];
 
+const tool = (name: string, given: object = {}) => ["tools/call", { name, arguments: given }] as const;
+const prompt = (name: string, given: object = {}) => ["prompts/get", { name, arguments: given }] as const;
+const resource = (uri: string) => ["resources/read", { uri }] as const;
+const STATIC = "demo://resource/static/document/features.md";
+
+/** Everything that the server everything does for a client without capabilities, and a part of its answer. */
+const EVERYTHING: ReadonlyArray<readonly [method: string, params: object | undefined, part: string]> = [
+  ["ping", undefined, "{}"],
+  ["tools/list", undefined, '"name":"echo"'],
+  ["prompts/list", undefined, '"name":"simple-prompt"'],
+  ["resources/list", undefined, STATIC],
+  ["resources/templates/list", undefined, "demo://resource/dynamic/text/{resourceId}"],
+  ["tasks/list", undefined, '"tasks":['],
+  ["logging/setLevel", { level: "error" }, "{}"],
+  ["resources/subscribe", { uri: STATIC }, "{}"],
+  ["resources/unsubscribe", { uri: STATIC }, "{}"],
+  [
+    "completion/complete",
+    { ref: { type: "ref/prompt", name: "completable-prompt" }, argument: { name: "department", value: "S" } },
+    '"Sales"',
+  ],
+  [...resource(STATIC), "# "],
+  [...resource("demo://resource/dynamic/text/7"), "Resource 7"],
+  [...resource("demo://resource/dynamic/blob/7"), '"blob":"'],
+  [...prompt("simple-prompt"), "simple prompt"],
+  [...prompt("args-prompt", { city: "Bonn", state: "NRW" }), "Bonn, NRW"],
+  [...prompt("completable-prompt", { department: "Sales", name: "David" }), "David"],
+  [...prompt("resource-prompt", { resourceType: "Text", resourceId: "3" }), "demo://resource/dynamic/text/3"],
+  [...tool("echo", { message: "ünï 🦆" }), "ünï 🦆"],
+  [...tool("get-annotated-message", { messageType: "success", includeImage: true }), '"priority":'],
+  [...tool("get-env"), "TEST_SERVER_PORT"],
+  [...tool("get-resource-links", { count: 4 }), "resource_link"],
+  [...tool("get-resource-reference", { resourceType: "Blob", resourceId: 2 }), "dynamic/blob/2"],
+  [...tool("get-structured-content", { location: "Chicago" }), '"structuredContent":{'],
+  [...tool("get-sum", { a: 19, b: 23 }), "42"],
+  [...tool("get-tiny-image"), '"mimeType":"image/png"'],
+  [
+    ...tool("gzip-file-as-resource", { name: "a.gz", data: "data:text/plain,abc", outputType: "resource" }),
+    '"mimeType":"application/gzip"',
+  ],
+  [...tool("toggle-simulated-logging"), "simulated"],
+  [...tool("toggle-subscriber-updates"), "subscribed"],
+  [...tool("trigger-long-running-operation", { duration: 0.2, steps: 2 }), "completed"],
+];
+
 contract((at) => {
   describe("the form of a call", () => {
     test.each(WRONG_FORM)("%s is refused", async (_, body) => {
@@ -156,17 +201,30 @@ contract((at) => {
     });
   });
 
-  test("a tool is called on a stateful server", async () => {
-    const tenant = at.tenant();
-    const { id } = await tenant.agent({ ...MCP, upstream_url: servers.everything.url });
-    const call = {
-      ...list("c"),
-      method: "tools/call",
-      params: { name: "echo", arguments: { message: "hi there" } },
-    };
-    const view = await tenant.invoke(id, { json: call });
-    expect(view).toMatchObject({ status: "succeeded", mcp_tool: "echo" });
-    expect(JSON.parse(responseText(view)).result.content[0].text).toContain("hi there");
+  describe("all that a server does for a client without capabilities", () => {
+    test.each(EVERYTHING)("%s %j", async (method, params, part) => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ ...MCP, upstream_url: servers.everything.url });
+      const view = await tenant.invoke(id, { json: { jsonrpc: "2.0", id: 1, method, params } });
+      expect(view).toMatchObject({ status: "succeeded", upstream_status: 200, mcp_method: method });
+      const { result } = JSON.parse(responseText(view));
+      expect(result?.isError).not.toBe(true);
+      expect(JSON.stringify(result)).toContain(part);
+    });
+
+    test("a task is begun, and found again in the same session to be cancelled", async () => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ ...MCP, upstream_url: servers.everything.url });
+      const ask = async (method: string, params: object) => {
+        const view = await tenant.invoke(id, { json: { jsonrpc: "2.0", id: method, method, params } });
+        expect(view).toMatchObject({ status: "succeeded", mcp_method: method });
+        return JSON.parse(responseText(view)).result;
+      };
+      const call = { name: "simulate-research-query", arguments: { topic: "ducks" }, task: { ttl: 60_000 } };
+      const { taskId } = (await ask("tools/call", call)).task;
+      expect(await ask("tasks/get", { taskId })).toMatchObject({ taskId, status: "working" });
+      expect(await ask("tasks/cancel", { taskId })).toMatchObject({ taskId, status: "cancelled" });
+    });
   });
 
   test("a forgotten session is renewed once, unseen by the caller", async () => {
