@@ -1,4 +1,5 @@
 import { describe, expect, test } from "bun:test";
+import { generateKeyPairSync } from "node:crypto";
 import { ALICE, BOB, SERVER, TEST_CA } from "../../../test/support/certificates.ts";
 import { clientIdentity } from "./bundle.ts";
 
@@ -28,6 +29,18 @@ describe("a PEM bundle", () => {
 
   test("may hold a server's own certificate as its CA only when that is one", () => {
     expect(clientIdentity(ALICE.cert + ALICE.key + SERVER.cert)?.ca).toBeNull();
+  });
+
+  test("is looked for in a time that grows with the text alone", () => {
+    const text = "-----BEGIN A-----\n".repeat(60_000);
+    expect(clientIdentity(text)).toBeNull();
+    expect(clientIdentity(`${text}${ALICE.cert}-----BEGIN B-----${ALICE.key}`)).not.toBeNull();
+  });
+
+  test("with a key that is slow to sign with is refused", () => {
+    const { privateKey } = generateKeyPairSync("rsa", { modulusLength: 4224 });
+    const key = privateKey.export({ type: "pkcs8", format: "pem" });
+    expect(() => clientIdentity(`${ALICE.cert}${key}`)).toThrow("longer than 4096 bits");
   });
 
   test.each([

@@ -1,18 +1,28 @@
 // A tenant's client certificate for its facilitator: one PEM text with the certificate, its private key and
 // optionally the CA of the server. Which certificate is what is found out from the certificates themselves, so the
 // order in the text does not matter. No message here repeats any part of the text.
-import { createPrivateKey, X509Certificate } from "node:crypto";
+import { createPrivateKey, type KeyObject, X509Certificate } from "node:crypto";
 import type { ClientIdentity } from "../../edge/connections.ts";
 
-const BLOCK = /-----BEGIN ([A-Z0-9 ]+)-----[\s\S]*?-----END \1-----/g;
+const MARK = /-----(BEGIN|END) ([A-Z0-9 ]{1,64})-----/g;
+/** Signing with a larger one takes so long that a few handshakes would hold up everybody else's. */
+const RSA_BITS_MAX = 4096;
 
 interface Block {
   readonly label: string;
   readonly text: string;
 }
 
+/** Mark by mark, so that no text takes longer than its length. */
 function blocksOf(text: string): Block[] {
-  return [...text.matchAll(BLOCK)].map(([block, label = ""]) => ({ label, text: block }));
+  const blocks: Block[] = [];
+  let begin = { label: "", index: 0 };
+  for (const { 0: mark, 1: side, 2: label = "", index } of text.matchAll(MARK)) {
+    if (side === "BEGIN") begin = { label, index };
+    else if (label === begin.label)
+      blocks.push({ label, text: text.slice(begin.index, index + mark.length) });
+  }
+  return blocks;
 }
 
 /**
@@ -46,15 +56,21 @@ function parsed(pem: string): X509Certificate {
 }
 
 function leafOf(certificates: readonly X509Certificate[], keyPem: string): X509Certificate {
-  let leaf: X509Certificate | undefined;
+  const key = privateKey(keyPem);
+  const leaf = certificates.find((certificate) => certificate.checkPrivateKey(key));
+  if (leaf === undefined) throw new Error("no certificate of the bundle belongs to its private key");
+  return leaf;
+}
+
+function privateKey(pem: string): KeyObject {
+  let key: KeyObject;
   try {
-    const key = createPrivateKey(keyPem);
-    leaf = certificates.find((certificate) => certificate.checkPrivateKey(key));
+    key = createPrivateKey(pem);
   } catch {
     throw new Error("the bundle's private key can't be read");
   }
-  if (leaf === undefined) throw new Error("no certificate of the bundle belongs to its private key");
-  return leaf;
+  if ((key.asymmetricKeyDetails?.modulusLength ?? 0) <= RSA_BITS_MAX) return key;
+  throw new Error(`the bundle's private key is longer than ${RSA_BITS_MAX} bits`);
 }
 
 /** What leads from the leaf towards its root, which the server has already. */
