@@ -1,0 +1,134 @@
+// The receipts of paid calls: what was paid, and what became of it. A receipt comes only when that is final.
+import { afterAll, beforeAll, expect, test } from "bun:test";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { TEST_CA } from "../support/certificates.ts";
+import {
+  collected,
+  type FacilitatorStandIn,
+  notCollected,
+  startFacilitatorStandIn,
+} from "../support/facilitator-stand-in.ts";
+import { newPayer, signPayment } from "../support/payments.ts";
+import { contract, expectError, type Json, type Tenant } from "./contract.ts";
+
+const PAY_TO = "0x52908400098527886E0F7030069857D2E4169EE7";
+const PRICING = { amount: "1000", asset: "USDC", network: "base", pay_to: PAY_TO };
+
+const directory = mkdtempSync(join(tmpdir(), "tollgate-receipts-"));
+const caFile = join(directory, "ca.pem");
+writeFileSync(caFile, TEST_CA);
+afterAll(() => rmSync(directory, { recursive: true }));
+
+const pay = () => signPayment(newPayer(), { to: PAY_TO, value: 1000n });
+
+contract(
+  (at) => {
+    let facilitator: FacilitatorStandIn;
+    beforeAll(() => {
+      facilitator = startFacilitatorStandIn();
+    });
+    afterAll(() => facilitator?.stop());
+
+    async function open(facilitatorUrl: string | null = facilitator.url) {
+      const tenant = at.tenant();
+      if (facilitatorUrl !== null) {
+        const { id: facilitator_credential_ref } = await tenant.credential();
+        const json = { facilitator_url: facilitatorUrl, facilitator_credential_ref };
+        expect((await tenant.send("PATCH", "/v1/settlement/config", { json })).status).toBe(200);
+      }
+      const route = at.upstream(() => new Response("no", { status: 500 }));
+      const good = await tenant.agent({
+        upstream_url: at.upstream().url,
+        pricing: PRICING,
+        emit_receipts: true,
+      });
+      const bad = await tenant.agent({ upstream_url: route.url, pricing: PRICING, emit_receipts: true });
+      return { tenant, good: good.id as string, bad: bad.id as string };
+    }
+    const find = (tenant: Tenant, id: string) => tenant.send("GET", `/v1/invocations/${id}/receipt`);
+    async function claimsOf(tenant: Tenant, id: string): Promise<Json> {
+      const { status, body } = await find(tenant, id);
+      expect(status).toBe(200);
+      return JSON.parse(Buffer.from(body.receipt.split(".")[1], "base64url").toString());
+    }
+    const paymentOf = ({ authorization }: Awaited<ReturnType<typeof pay>>) => ({
+      network: "base",
+      asset: "USDC",
+      amount: "1000",
+      payer: authorization.from.toLowerCase(),
+      nonce: authorization.nonce.toLowerCase(),
+    });
+
+    test("collected, whether the call went well or not", async () => {
+      const { tenant, good, bad } = await open();
+      for (const [agent, status] of [
+        [good, "settled"],
+        [bad, "settled_upstream_failed"],
+      ] as const) {
+        const payment = await pay();
+        const view = await tenant.invoke(agent, { json: {}, headers: payment.headers });
+        const claims = await claimsOf(tenant, view.invocation_id);
+        expect(claims.payment).toEqual(paymentOf(payment));
+        expect(claims.settlement).toEqual(view.settlement);
+        expect(claims.settlement).toMatchObject({ status, settled_amount: "1000", attempts: 1 });
+      }
+    });
+
+    test("declined: the call that was not made has one too", async () => {
+      const { tenant, good } = await open();
+      const payment = await pay();
+      facilitator.answer(payment.authorization.nonce, () => notCollected());
+      expectError(
+        await tenant.send("POST", `/v1/proxy/${good}`, { json: {}, headers: payment.headers }),
+        402,
+      );
+      const [{ id }] = (await tenant.send("GET", "/v1/invocations")).body.data;
+      expect(await claimsOf(tenant, id)).toMatchObject({
+        status: "failed",
+        error_class: null,
+        upstream_status: null,
+        latency_ms: null,
+        resp_sha256: null,
+        payment: paymentOf(payment),
+        settlement: { status: "settlement_failed", reason: "declined", attempts: 1 },
+      });
+    });
+
+    test("open: a cancelled call has none before its payment has landed", async () => {
+      const { tenant, good } = await open();
+      const payment = await pay();
+      const { nonce } = payment.authorization;
+      const landed = Promise.withResolvers<void>();
+      let attempts = 0;
+      facilitator.answer(nonce, async (call) => {
+        attempts += 1;
+        if (attempts === 1) return new Response("away", { status: 503 });
+        await landed.promise;
+        return collected(call);
+      });
+      const id = await tenant.call(good, { json: {}, headers: payment.headers });
+      await facilitator.arrival(nonce, 2);
+      const cancelled = await tenant.send("POST", `/v1/proxy/${good}/invocations/${id}/cancel`);
+      expect(cancelled.body).toMatchObject({ status: "failed", settlement: { status: "pending" } });
+      expectError(await find(tenant, id), 404);
+      expect((await tenant.send("GET", "/v1/receipts")).text).toBe("");
+      landed.resolve();
+      while ((await find(tenant, id)).status !== 200) await Bun.sleep(50);
+      expect(await claimsOf(tenant, id)).toMatchObject({
+        error_class: "cancelled",
+        settlement: { status: "settled_upstream_failed", attempts: 2 },
+      });
+    });
+
+    test("verified only: a payment without a settlement", async () => {
+      const { tenant, good } = await open(null);
+      const payment = await pay();
+      const view = await tenant.invoke(good, { json: {}, headers: payment.headers });
+      const claims = await claimsOf(tenant, view.invocation_id);
+      expect([claims.payment, claims.settlement]).toEqual([paymentOf(payment), null]);
+    });
+  },
+  { TOLLGATE_CA_FILE: caFile, TOLLGATE_SETTLE_WAIT_MS: "1500" },
+);
