@@ -227,6 +227,31 @@ describe.each(["sqlite", "postgres"] as const)("what comes in between, on %s, wi
     expect(await ending(wing.settle(account(), expired))).toBe("declined");
   });
 
+  test("a claim that another process has left behind is taken up once it is old, and no earlier", async () => {
+    const wing = settling(store);
+    const asked = await request();
+    await claimed(asked);
+    wing.clock.time += 9_999;
+    await wing.takeUp();
+    expect(wing.sends).toHaveLength(0);
+    wing.clock.time += 1;
+    await wing.takeUp();
+    expect(wing.sends.map(({ key }) => key)).toEqual([keyOfRequest(asked)]);
+  });
+
+  test("recovery fails no payment that another process has sent meanwhile", async () => {
+    const wing = settling(store);
+    const asked = await request();
+    await claimed(asked);
+    wing.turns.simulate = async () => {
+      await store.write((tx) => markSent(tx, keyOfRequest(asked), hashOf(keyOfRequest(asked)), NOON));
+      return { ok: false, reason: "FiatTokenV2: authorization is used or canceled" };
+    };
+    await wing.recover();
+    expect(await wing.record(asked)).toMatchObject({ status: "sent", reason: null });
+    expect(await wing.reserved()).toBe(1_000n);
+  });
+
   test("recovery goes on until node and wallet are there, and fails nothing meanwhile", async () => {
     const wing = settling(store);
     const asked = await request();

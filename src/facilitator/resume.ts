@@ -15,10 +15,14 @@ import type { SettleOptions } from "./ports.ts";
 const CLAIMS_AT_ONCE = 5_000;
 const SIMULATIONS_AT_ONCE = 16;
 const TRY_AGAIN_MS = 250;
+/** A claim this old is no other process's to send, which takes it a moment. */
+const LEFT_BEHIND_MS = 10_000;
 
 export interface Resume {
   /** Resolves when no claim without a transaction is left. Never rejects. */
   run(): Promise<void>;
+  /** The same, if there are any that some process seems to have left behind. Never rejects. */
+  takeUp(): Promise<void>;
   /** For a claim that may have been left behind just now: a commit whose answer was lost may still be under way. */
   soon(): void;
   /** What is at work ends by itself: the wallet's stop makes it. */
@@ -38,7 +42,7 @@ export function createResume(options: ResumeOptions): Resume {
 
   function start(delayMs: number): Promise<void> {
     wanted = true;
-    running ??= pause(delayMs)
+    running ??= pause(delayMs, stopping.promise)
       .then(untilNoneIsLeft)
       .finally(() => {
         running = null;
@@ -55,27 +59,29 @@ export function createResume(options: ResumeOptions): Resume {
         log.warn("claims not resumed", { error });
         wanted = true;
       }
-      if (wanted) await pause(TRY_AGAIN_MS);
+      if (wanted) await pause(TRY_AGAIN_MS, stopping.promise);
     }
   }
 
-  async function pause(ms: number): Promise<void> {
-    let timer: ReturnType<typeof setTimeout> | undefined;
-    const passed = new Promise<void>((resolve) => {
-      timer = setTimeout(resolve, ms);
-    });
-    await Promise.race([passed, stopping.promise]);
-    clearTimeout(timer);
+  async function isAnyLeftBehind(): Promise<boolean> {
+    try {
+      const [oldest] = await claimedWithoutTransaction(store.read, 1);
+      return oldest !== undefined && oldest.created_at <= clock.now() - LEFT_BEHIND_MS;
+    } catch (error) {
+      log.debug("claims not looked for", { error });
+      return false;
+    }
   }
 
-  /** How many are left for the next time. */
+  /** How many are left for the next time. What this process is at work on is not among them: that ends by itself. */
   async function resumeAll(): Promise<number> {
     const rows = await claimedWithoutTransaction(store.read, CLAIMS_AT_ONCE);
     const queue = rows.values();
     let left = 0;
     async function worker() {
       for (const row of queue) {
-        if (stopped || options.isAtWork(row) || !(await resume(row))) left += 1;
+        if (options.isAtWork(row)) continue;
+        if (stopped || !(await resume(row))) left += 1;
       }
     }
     await Promise.all(Array.from({ length: SIMULATIONS_AT_ONCE }, worker));
@@ -115,10 +121,23 @@ export function createResume(options: ResumeOptions): Resume {
 
   return {
     run: () => start(0),
+    async takeUp() {
+      if (await isAnyLeftBehind()) await start(0);
+    },
     soon: () => void start(TRY_AGAIN_MS),
     stop() {
       stopped = true;
       stopping.resolve();
     },
   };
+}
+
+/** Until the end of it all at most. */
+async function pause(ms: number, end: Promise<void>): Promise<void> {
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const passed = new Promise<void>((resolve) => {
+    timer = setTimeout(resolve, ms);
+  });
+  await Promise.race([passed, end]);
+  clearTimeout(timer);
 }

@@ -23,6 +23,8 @@ export interface Settle {
   settle(account: SettleAccount, request: SettleRequest): Promise<SettleResponse>;
   /** Goes on with claims that a crash left without a transaction, until there are none. Never rejects. */
   recover(): Promise<void>;
+  /** The same, now and then: another process may have ended, or lost its database, and left some. Never rejects. */
+  takeUp(): Promise<void>;
   /** Ends recovering. Requests at work go on. */
   stop(): void;
 }
@@ -85,6 +87,7 @@ export function createSettle(options: SettleOptions): Settle {
       throw inFlight();
     },
     recover: resume.run,
+    takeUp: resume.takeUp,
     stop: resume.stop,
   };
 }

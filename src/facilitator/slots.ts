@@ -45,7 +45,7 @@ export interface OpenPayment extends ClaimedPayment {
 
 export interface Slots {
   all(): Iterable<Slot>;
-  payments(): Iterable<OpenPayment>;
+  payments(): IterableIterator<OpenPayment>;
   of(wallet: Hex, nonce: number): Slot | undefined;
   /** Those of a wallet whose nonce is in no block yet, by nonce. */
   waiting(wallet: Hex): Slot[];

@@ -22,6 +22,8 @@ import { localSigner, remoteSigner, type Signer } from "./signer.ts";
 import { createWallet } from "./wallet.ts";
 
 const CLEAN_UP_MS = 3_600_000;
+/** How long what another process has left behind may lie. */
+const TAKE_UP_MS = 10_000;
 /** For the answers that are being sent when everything else has ended. */
 const LAST_ANSWERS_MS = 2_000;
 const OPEN_IDLE_SECONDS = 10;
@@ -115,8 +117,8 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log): P
   started.resolve();
   void settle.recover();
   opened.defer(() => settle.stop());
-  const cleaning = startCleaning(store, log);
-  opened.defer(() => clearInterval(cleaning));
+  opened.defer(every(TAKE_UP_MS, "taking up", log, () => Promise.all([wallet.takeUp(), settle.takeUp()])));
+  opened.defer(every(CLEAN_UP_MS, "clean-up", log, () => cleanUpFacilitator(store, systemClock, log)));
 
   const url = `https://${hostPart(options.host)}:${listener.port}`;
   const openUrl = `http://${hostPart(options.host)}:${openServer.port}`;
@@ -177,9 +179,10 @@ function hostPart(host: string): string {
   return host.includes(":") ? `[${host}]` : host;
 }
 
-function startCleaning(store: Store, log: Log) {
-  const clean = () =>
-    void cleanUpFacilitator(store, systemClock, log).catch((error) => log.warn("clean-up failed", { error }));
-  clean();
-  return setInterval(clean, CLEAN_UP_MS);
+/** At once, and then again and again. Returns what ends it. */
+function every(ms: number, name: string, log: Log, work: () => Promise<unknown>): () => void {
+  const run = () => void work().catch((error) => log.warn("background work failed", { name, error }));
+  run();
+  const timer = setInterval(run, ms);
+  return () => clearInterval(timer);
 }

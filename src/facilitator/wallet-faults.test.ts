@@ -318,6 +318,24 @@ describe("a process that ends", () => {
   });
 });
 
+test("what a process leaves behind is taken up by an idle one with the same database", async () => {
+  const silent = (real: Chain): Chain => ({ ...real, broadcast: async () => "unknown" });
+  const dying = await start(chain, { wrap: silent });
+  const idle = await start(chain, { store: dying.store, signers: dying.signers });
+  const payment = await newPayment(chain);
+  await dying.collect(payment);
+  await dying.wallet.stop();
+  // What was read lately is not read again: as if ten seconds had passed.
+  const real = performance.now;
+  performance.now = () => real.call(performance) + 10_000;
+  try {
+    await idle.wallet.takeUp();
+  } finally {
+    performance.now = real;
+  }
+  await expectCollected(idle, payment);
+});
+
 test("two processes with one key and one Postgres: everything is collected, each nonce once", async () => {
   const place = await postgresPlace();
   const stores = [await place.open(), await place.open()];

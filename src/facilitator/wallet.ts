@@ -31,6 +31,8 @@ export interface Wallet {
    * when one answers.
    */
   start(): Promise<void>;
+  /** The same, now and then, for what another process has left behind. @throws Fault `unavailable` */
+  takeUp(): Promise<void>;
   /** At most about a second old. */
   readiness(): Promise<Readiness>;
   /**
@@ -126,6 +128,10 @@ export function createWallet(options: WalletOptions): Wallet {
       const count = [...slots.all()].length;
       if (count > 0) log.info("transactions of an earlier run are taken up", { count });
       watcher.wake();
+    },
+    async takeUp() {
+      await ledger.refresh();
+      if (slots.wallets().size > 0 || !slots.payments().next().done) watcher.wake();
     },
     readiness: gauge.readiness,
     send: (payment, gas) => sendJob({ payment, gas, again: false }),
