@@ -12,6 +12,7 @@ import { claimsOf, linkOf, RECEIPT_TYPE } from "./claims.ts";
 import { append, dueOf, type Head, headOf, type ReceiptRow, tenantsDue } from "./rows.ts";
 
 const TICK_MS = 250;
+const TICK_MS_AFTER_FAILURE = 2_000;
 /** Of one tenant in one write. */
 const RECEIPTS_AT_ONCE = 64;
 /** Whose receipts are made side by side. */
@@ -44,7 +45,7 @@ export function receiptEmitter(options: EmitterOptions): Emitter {
   let until = Number.POSITIVE_INFINITY;
   let stopping = false;
   let timer: ReturnType<typeof setTimeout> | undefined;
-  let round: Promise<void> = Promise.resolve();
+  let round: Promise<boolean> = Promise.resolve(true);
 
   /** One batch of a tenant; false when nothing was owed. Two at a time would only undo each other's work. */
   function turn(tenant: string): Promise<boolean> {
@@ -67,16 +68,23 @@ export function receiptEmitter(options: EmitterOptions): Emitter {
     }
   }
 
-  function startRound(): Promise<void> {
-    round = emitAll().catch((error) => log.warn("receipts wait", { error }));
+  /** False when the store is away. */
+  function startRound(): Promise<boolean> {
+    round = emitAll().then(
+      () => true,
+      (error) => {
+        log.warn("receipts wait", { error });
+        return false;
+      },
+    );
     return round;
   }
 
-  function schedule(): void {
+  function schedule(ms = TICK_MS): void {
     timer = setTimeout(async () => {
-      await startRound();
-      if (!stopping) schedule();
-    }, TICK_MS);
+      const worked = await startRound();
+      if (!stopping) schedule(worked ? TICK_MS : TICK_MS_AFTER_FAILURE);
+    }, ms);
   }
 
   return {
@@ -85,7 +93,7 @@ export function receiptEmitter(options: EmitterOptions): Emitter {
       await turns.get(tenant);
       while (await turn(tenant));
     },
-    start: schedule,
+    start: () => schedule(),
     async stop(ms) {
       stopping = true;
       until = performance.now() + ms;
