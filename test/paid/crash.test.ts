@@ -10,12 +10,15 @@ import {
   expectPending,
   expectServed,
   expectTotals,
+  holding,
   openPaidAgent,
   type PaidAgent,
   type PaidCall,
   type PaidUpstream,
   PRICE,
+  passage,
   startPaidUpstream,
+  until,
 } from "../support/paid-calls.ts";
 import { startPostgres } from "../support/postgres.ts";
 import type { Environment } from "../support/process.ts";
@@ -48,31 +51,8 @@ afterAll(async () => {
   await chain?.stop();
 });
 
-/** For what can't be waited for: a row in another process's database. */
-async function until(isSo: () => boolean | Promise<boolean>): Promise<void> {
-  const deadline = performance.now() + 20_000;
-  while (!(await isSo())) {
-    if (performance.now() > deadline) throw new Error(`never so: ${isSo}`);
-    await Bun.sleep(5);
-  }
-}
-
-/** The next call of the method from now on hangs, for ever. Resolves when it has come. */
-function heldAt(method: string, at = relay): Promise<void> {
-  at.on(method, { kind: "hang" }, 1);
-  return at.called(method, at.count(method) + 1);
-}
-
-/** Resolves when the node has answered the next call of the method from now on. */
-function passing(method: string, at = relay): Promise<void> {
-  const { promise, resolve } = Promise.withResolvers<void>();
-  const rewrite = (result: unknown) => {
-    resolve();
-    return result;
-  };
-  at.on(method, { kind: "rewrite", rewrite }, 1);
-  return promise;
-}
+const heldAt = (method: string, at = relay) => holding(at, method);
+const passing = (method: string, at = relay) => passage(at, method);
 
 interface Moment {
   /** Arranges that the moment comes for the next payment, and resolves when it is there. */

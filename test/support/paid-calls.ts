@@ -9,12 +9,40 @@ import type { Gateway } from "./gateway.ts";
 import { type Answer, type Json, openPayingTenant, type PayingTenant } from "./paying.ts";
 import { newPayer, type PaymentOptions, type SignedPayment, signPayment } from "./payments.ts";
 import { type Relay, startRelay } from "./relay.ts";
+import type { RpcRelay } from "./rpc-relay.ts";
 import { startUpstream, type Upstream } from "./upstream.ts";
 
 export const PRICE = 10_000n;
 /** For a call to end after everything is well again: the pauses of the background attempts are in it. */
 const ENDED_MS_MAX = 60_000;
+const SO_MS_MAX = 20_000;
 const HASH = /^0x[0-9a-f]{64}$/;
+
+/** For what can't be waited for: a row in another process's database. */
+export async function until(isSo: () => boolean | Promise<boolean>): Promise<void> {
+  const deadline = performance.now() + SO_MS_MAX;
+  while (!(await isSo())) {
+    if (performance.now() > deadline) throw new Error(`never so: ${isSo}`);
+    await Bun.sleep(5);
+  }
+}
+
+/** The next call of the method from now on hangs, for ever. Resolves when it has come. */
+export function holding(relay: RpcRelay, method: string): Promise<void> {
+  relay.on(method, { kind: "hang" }, 1);
+  return relay.called(method, relay.count(method) + 1);
+}
+
+/** Resolves when the node has answered the next call of the method from now on. */
+export function passage(relay: RpcRelay, method: string): Promise<void> {
+  const { promise, resolve } = Promise.withResolvers<void>();
+  const rewrite = (result: unknown) => {
+    resolve();
+    return result;
+  };
+  relay.on(method, { kind: "rewrite", rewrite }, 1);
+  return promise;
+}
 
 export interface Visit {
   readonly invocation: string;

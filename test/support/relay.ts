@@ -8,7 +8,7 @@ export interface Relay {
   connections(): number;
   /** Resolves when there have been so many connections. */
   connected(times: number): Promise<void>;
-  /** Where new connections lead from now on. */
+  /** Where new connections lead from now on; open ones stay where they are. */
   leadTo(port: number): void;
   /** Cuts every connection; new ones go through. */
   cut(): void;

@@ -1,0 +1,372 @@
+// What goes wrong between the parts while money moves: nodes that fail in every way, fees and gas that run out, a
+// facilitator that is away or unwilling. Each call ends settled as soon as that is possible, and is paid and served
+// once; whoever asks meanwhile hears that it is accepted, and never that it failed.
+import { afterAll, afterEach, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { readFileSync } from "node:fs";
+import { dirname, join } from "node:path";
+import { startChain, type TestChain } from "../support/chain.ts";
+import { type Facilitator, startFacilitator } from "../support/facilitator.ts";
+import { type Gateway, startGateway } from "../support/gateway.ts";
+import {
+  expectPending,
+  expectServed,
+  openPaidAgent,
+  type PaidAgent,
+  type PaidCall,
+  type PaidUpstream,
+  PRICE,
+  passage,
+  startPaidUpstream,
+  transactionTold,
+  until,
+} from "../support/paid-calls.ts";
+import { openPayingTenant } from "../support/paying.ts";
+import { newPayer, type SignedPayment, signPayment } from "../support/payments.ts";
+import { makePki } from "../support/pki.ts";
+import { type RpcFault, type RpcRelay, startRpcRelay } from "../support/rpc-relay.ts";
+
+setDefaultTimeout(30_000);
+
+const ESTIMATE = "eth_estimateGas";
+const NEWEST = "eth_getBlockByNumber";
+const SEND = "eth_sendRawTransaction";
+const GWEI = 10n ** 9n;
+/** How long one question to a node may take. */
+const RPC_TIMEOUT_MS = 3_000;
+
+let chain: TestChain;
+let relay: RpcRelay;
+let upstream: PaidUpstream;
+let facilitator: Facilitator;
+let gateway: Gateway;
+let agent: PaidAgent;
+
+beforeAll(async () => {
+  chain = await startChain();
+  relay = await startRpcRelay(chain.url);
+  upstream = startPaidUpstream(chain);
+  [facilitator, gateway] = await Promise.all([
+    startFacilitator(chain, { rpcUrls: [relay.url] }),
+    startGateway(),
+  ]);
+  agent = await openPaidAgent({ chain, gateway, facilitator, upstream });
+});
+
+afterAll(async () => {
+  agent?.door.stop();
+  await gateway?.[Symbol.asyncDispose]();
+  await facilitator?.[Symbol.asyncDispose]();
+  await upstream?.stop();
+  await relay?.stop();
+  await chain?.stop();
+});
+
+const served = (call: PaidCall, invocation: string) => expectServed({ chain, upstream }, call, invocation);
+
+async function health(): Promise<readonly [number, unknown]> {
+  const response = await fetch(`${facilitator.openUrl}/healthz`);
+  return [response.status, await response.json()];
+}
+
+const isReady = async () => (await health())[0] === 200;
+
+/** By a payer with money, straight to the facilitator. */
+async function directPayment(): Promise<SignedPayment> {
+  const payer = newPayer();
+  await chain.fundUsdc(payer.address, PRICE);
+  return signPayment(payer, { to: newPayer().address, value: PRICE });
+}
+
+/** The facilitator can't take it now, says when to come again, and keeps nothing of it. */
+async function expectUnavailable({ settleRequest, authorization }: SignedPayment): Promise<void> {
+  const answer = await facilitator.settle(settleRequest);
+  expect([answer.status, Number(answer.retryAfter) > 0]).toEqual([503, true]);
+  expect([facilitator.payment(authorization.nonce), facilitator.refusal(authorization.nonce)]).toEqual([
+    null,
+    null,
+  ]);
+}
+
+/** The facilitator has seen the newest block. It looks again and again while its last payments are not final. */
+async function seen(): Promise<void> {
+  await passage(relay, NEWEST);
+  await passage(relay, NEWEST);
+}
+
+describe("a node", () => {
+  afterEach(() => relay.heal());
+
+  test.each([
+    ["says nonce too low, which is not so", "nonce too low"],
+    ["refuses it beside one that it does not have", "replacement transaction underpriced"],
+  ])("%s: settled within the call", async (_name, message) => {
+    const call = await agent.call();
+    relay.on(SEND, { kind: "error", message }, 1);
+    const answer = await call.send();
+    const { settlement } = await served(call, answer.body.invocation_id);
+    expect(settlement).toMatchObject({ attempts: 1, tx_hash: transactionTold(answer) });
+    const rows = facilitator.transactions().filter(({ nonce }) => nonce === call.nonce);
+    expect(new Set(rows.map(({ wallet_nonce }) => wallet_nonce)).size).toBe(1);
+  });
+
+  const UNFIT: readonly (readonly [string, string, RpcFault])[] = [
+    ["fails", "*", { kind: "error", code: -32_603, message: "internal error" }],
+    ["hangs", ESTIMATE, { kind: "hang" }],
+    ["answers with garbage", "*", { kind: "garbage", text: "{}" }],
+  ];
+
+  test.each(UNFIT)("%s: accepted, and settled when it is well again", async (_name, method, fault) => {
+    const call = await agent.call();
+    relay.on(method, fault);
+    const invocation = expectPending(await call.send());
+    expect(facilitator.payment(call.nonce)).toBeNull();
+    expect(upstream.of(call.nonce)).toEqual([]);
+    relay.heal();
+    await served(call, invocation);
+  });
+
+  test("lies behind where the payer has no money yet: no refusal, and settled when it has caught up", async () => {
+    const first = await agent.call();
+    await served(first, (await first.send()).body.invocation_id);
+    const call = await agent.call();
+    await seen();
+    relay.behind(3);
+    const invocation = expectPending(await call.send());
+    expect(facilitator.refusal(call.nonce)).toBeNull();
+    relay.heal();
+    await served(call, invocation);
+  });
+});
+
+describe("gas", () => {
+  afterEach(() => chain.resumeMining());
+
+  test("too dear before the broadcast: 503, nothing claimed, and settled when it is cheaper", async () => {
+    const first = await agent.call();
+    await served(first, (await first.send()).body.invocation_id);
+    const [call, other] = [await agent.call(), await directPayment()];
+    const reserved = facilitator.reserved("gateway");
+    await chain.setBaseFee(9n * GWEI);
+    await chain.mine();
+    await seen();
+    const invocation = expectPending(await call.send());
+    await expectUnavailable(other);
+    expect([facilitator.payment(call.nonce), facilitator.reserved("gateway")]).toEqual([null, reserved]);
+    await chain.mine(10);
+    await served(call, invocation);
+  });
+
+  test("too dear after the broadcast: waits, and pays more at the same nonce within the cap", async () => {
+    await chain.setBaseFee(GWEI / 100n);
+    const call = await agent.call();
+    await seen();
+    const before = facilitator.transactions().length;
+    await chain.pauseMining();
+    const sent = passage(relay, SEND);
+    const answering = call.send();
+    await sent;
+    await until(async () => ((await chain.rpc("txpool_status")) as { pending: string }).pending === "0x1");
+    await chain.setBaseFee(9n * GWEI);
+    await chain.mine();
+    expect(await chain.transfers({ nonce: call.nonce })).toEqual([]);
+    // The fee falls by an eighth with each empty block, until the cap suffices.
+    await chain.mine(7);
+    await until(() => facilitator.transactions().length > before + 1);
+    await chain.resumeMining();
+    const answer = await answering;
+    const { settlement } = await served(call, answer.body.invocation_id);
+    const rows = facilitator.transactions().slice(before);
+    expect(new Set(rows.map(({ wallet_nonce }) => wallet_nonce)).size).toBe(1);
+    for (const { max_fee } of rows) expect(BigInt(String(max_fee))).toBeLessThanOrEqual(5n * GWEI);
+    expect(rows.map(({ hash }) => hash)).toContain(settlement.tx_hash);
+    await chain.mine(20);
+  });
+});
+
+describe("at the start", () => {
+  test("no node answers: it starts, says why it is not ready, and settles when one does", async () => {
+    await facilitator.stop();
+    await relay.refuse();
+    await facilitator.restart();
+    expect(await health()).toEqual([503, { status: "unavailable", reason: "rpc unreachable" }]);
+    await expectUnavailable(await directPayment());
+    const call = await agent.call();
+    const invocation = expectPending(await call.send());
+    await relay.restore();
+    await served(call, invocation);
+    expect(await health()).toEqual([200, { status: "ok" }]);
+  });
+
+  test("a node of another chain: it does not start, and says what to mend", async () => {
+    await facilitator.stop();
+    relay.on("eth_chainId", { kind: "result", result: "0x1" });
+    const { code, stderr } = await facilitator.run("--mode", "facilitator", "--port", "0");
+    expect([code, stderr]).toEqual([2, expect.stringContaining("TOLLGATE_RPC_URLS")]);
+    expect(stderr).not.toContain(new URL(relay.url).port);
+    relay.heal();
+    await facilitator.restart();
+    await until(isReady);
+  });
+});
+
+test("of two nodes the first is dead: the second is used, and the first is waited for once", async () => {
+  const dead = await startRpcRelay(chain.url);
+  await using other = await startFacilitator(chain, { rpcUrls: [dead.url, relay.url] });
+  const { door, call } = await openPaidAgent({ chain, gateway, facilitator: other, upstream });
+  const timed = async () => {
+    const paid = await call();
+    const from = performance.now();
+    const answer = await paid.send();
+    const ms = performance.now() - from;
+    await served(paid, answer.body.invocation_id);
+    return ms;
+  };
+  expect(await timed()).toBeLessThan(RPC_TIMEOUT_MS);
+  dead.on("*", { kind: "hang" });
+  await timed();
+  for (let again = 0; again < 3; again++) expect(await timed()).toBeLessThan(RPC_TIMEOUT_MS);
+  dead.heal();
+  await dead.refuse();
+  expect(await timed()).toBeLessThan(RPC_TIMEOUT_MS);
+  door.stop();
+});
+
+describe("the facilitator", () => {
+  const opened: PaidAgent[] = [];
+  const open = async () => {
+    const agent = await openPaidAgent({ chain, gateway, facilitator, upstream });
+    opened.push(agent);
+    return agent;
+  };
+  afterAll(() => {
+    for (const { door } of opened) door.stop();
+  });
+  const port = () => Number(new URL(facilitator.url).port);
+
+  /** Accepted while it is away and settled when it is back. */
+  async function expectPatience({ door, call }: PaidAgent, comeBack: () => unknown): Promise<void> {
+    const paid = await call();
+    const invocation = expectPending(await paid.send());
+    await until(async () => (await paid.look(invocation)).settlement.attempts > 1);
+    expect(await paid.look(invocation)).toMatchObject({
+      status: "pending",
+      settlement: { status: "pending" },
+    });
+    expect([upstream.of(paid.nonce), facilitator.payment(paid.nonce)]).toEqual([[], null]);
+    await comeBack();
+    await served(paid, invocation);
+    expect(door.connections()).toBeGreaterThan(0);
+  }
+
+  test.concurrent("refuses connections for a while", async () => {
+    const agent = await open();
+    agent.door.refuse();
+    await expectPatience(agent, agent.door.restore);
+  });
+
+  test.concurrent("is behind a proxy that answers 502 for a while", async () => {
+    const agent = await open();
+    const read = (file: string) => readFileSync(join(dirname(facilitator.dataDir), "pki", file), "utf8");
+    await using proxy = standIn({ cert: read("server.crt"), key: read("server.key") });
+    agent.door.leadTo(proxy.port);
+    await expectPatience(agent, () => {
+      expect(proxy.requests()).toBeGreaterThan(1);
+      agent.door.leadTo(port());
+      // Open connections would lead to the proxy for as long as it keeps them.
+      agent.door.cut();
+    });
+  });
+
+  test.concurrent("shows a certificate of somebody else for a while", async () => {
+    const agent = await open();
+    const { server } = await makePki();
+    await using stranger = standIn(server);
+    agent.door.leadTo(stranger.port);
+    await expectPatience(agent, () => {
+      expect(stranger.requests()).toBe(0);
+      agent.door.leadTo(port());
+    });
+  });
+
+  test.concurrent("has a name that does not exist: accepted, and not called", async () => {
+    const { client } = facilitator;
+    const tenant = await openPayingTenant(gateway, { url: "https://facilitator.invalid", client });
+    const payTo = newPayer().address;
+    const pricing = { amount: `${PRICE}`, asset: "USDC", network: "base", pay_to: payTo };
+    const id = await tenant.agent({ upstream_url: upstream.url, pricing });
+    const { headers, authorization } = await signPayment(newPayer(), { to: payTo, value: PRICE });
+    const { nonce } = authorization;
+    const invocation = expectPending(await tenant.send("POST", `/v1/proxy/${id}`, { nonce }, headers));
+    await until(async () => (await tenant.poll(id, invocation, 0)).settlement.attempts > 1);
+    expect(await tenant.poll(id, invocation, 0)).toMatchObject({
+      status: "pending",
+      settlement: { status: "pending" },
+    });
+    expect(upstream.of(nonce)).toEqual([]);
+  });
+
+  test.concurrent("bars the account after an unknown attempt: open until a definite answer after the end", async () => {
+    await using gateway = await startGateway();
+    const client = await facilitator.addAccount("barred");
+    const { url } = facilitator;
+    const agent = await openPaidAgent({ chain, gateway, facilitator: { url, client }, upstream });
+    opened.push(agent);
+    agent.door.refuse();
+    const validBefore = Math.floor(Date.now() / 1000) + 8;
+    const call = await agent.call({ validBefore });
+    const invocation = expectPending(await call.send());
+    expect((await facilitator.run("account", "disable", "barred")).code).toBe(0);
+    const refusals = () => facilitator.lines("account refused").length;
+    const before = refusals();
+    agent.door.restore();
+    await until(() => refusals() > before);
+    const attempts = async () => (await call.look(invocation)).settlement.attempts;
+
+    // From four seconds after its end on, nothing of ours can be under way on chain.
+    const over = (validBefore + 4) * 1000;
+    while (Date.now() <= over) {
+      const seconds = Math.ceil((over - Date.now()) / 1000);
+      const view = await agent.tenant.poll(agent.id, invocation, seconds);
+      expect([view.status, view.settlement.status]).toEqual(["pending", "pending"]);
+    }
+    const tried = await attempts();
+    await gateway.stop();
+    await gateway.restart();
+    await until(async () => (await attempts()) > tried);
+    await until(() => refusals() > before + 1);
+    expect(await call.look(invocation)).toMatchObject({
+      status: "pending",
+      settlement: { status: "pending" },
+    });
+    expect((await facilitator.run("account", "enable", "barred")).code).toBe(0);
+    await gateway.stop();
+    await gateway.restart();
+    expect(await call.ended(invocation)).toMatchObject({
+      status: "failed",
+      error_class: null,
+      settlement: { status: "settlement_failed", reason: "declined" },
+    });
+    expect((await call.send()).status).toBe(402);
+    expect(await chain.transfers({ nonce: call.nonce })).toEqual([]);
+    expect([upstream.of(call.nonce), facilitator.reserved("barred")]).toEqual([[], 0n]);
+  });
+});
+
+/** A TLS server in the facilitator's place that answers 502 to everything. */
+function standIn(tls: { readonly cert: string; readonly key: string }) {
+  let requests = 0;
+  const server = Bun.serve({
+    hostname: "127.0.0.1",
+    port: 0,
+    tls,
+    fetch() {
+      requests++;
+      return new Response("<html>bad gateway</html>", { status: 502 });
+    },
+  });
+  return {
+    port: Number(server.port),
+    requests: () => requests,
+    [Symbol.asyncDispose]: () => server.stop(true),
+  };
+}
