@@ -8,6 +8,14 @@ const fill = (take: () => Place | null) => {
 };
 
 describe("the places of settlements", () => {
+  test("hold a tenant's own back when too many are under way, and come back", () => {
+    const room = createRoom();
+    const places = Array.from({ length: 2048 }, () => room.enter("t"));
+    expect([room.isCrowded("t"), room.isCrowded("u")]).toEqual([true, false]);
+    places[0]?.release();
+    expect(room.isCrowded("t")).toBe(false);
+  });
+
   test("are bounded for a tenant, for a facilitator and in all, and come back", () => {
     const room = createRoom();
     const own = fill(() => room.take("a", "one"));

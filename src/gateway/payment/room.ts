@@ -1,6 +1,9 @@
-// How many settlements may be under way in the background: in all, for a tenant, and for a facilitator. One that let
-// the last attempt run out of time gets few places, so that a facilitator in trouble holds up nobody else's payments.
+// How many settlements may be under way: all of a tenant, and those in the background in all, for a tenant, and for a
+// facilitator. One that let the last attempt run out of time gets few places, so that a facilitator in trouble holds
+// up nobody else's payments.
 
+/** Each holds two connections, the caller's and the facilitator's, for as long as that one likes to be silent. */
+const UNDER_WAY_MAX = 2048;
 const IN_ALL_MAX = 128;
 const TENANT_MAX = 16;
 const FACILITATOR_MAX = 32;
@@ -13,6 +16,10 @@ export interface Place {
 }
 
 export interface Room {
+  /** Counts a settlement of the tenant, in the background or not. */
+  enter(tenant: string): Place;
+  /** Whether another call of the tenant would be one too many. */
+  isCrowded(tenant: string): boolean;
   full(): boolean;
   /** Free places of a tenant. */
   ofTenant(tenant: string): number;
@@ -23,6 +30,7 @@ export interface Room {
 }
 
 export function createRoom(): Room {
+  const underWay = new Map<string, number>();
   const byTenant = new Map<string, number>();
   const byFacilitator = new Map<string, number>();
   const troubled = new Set<string>();
@@ -39,6 +47,11 @@ export function createRoom(): Room {
     (troubled.has(facilitator) ? TROUBLED_MAX : FACILITATOR_MAX) - (byFacilitator.get(facilitator) ?? 0);
 
   return {
+    enter(tenant) {
+      add(underWay, tenant, 1);
+      return { release: () => add(underWay, tenant, -1) };
+    },
+    isCrowded: (tenant) => (underWay.get(tenant) ?? 0) >= UNDER_WAY_MAX,
     full: () => inAll >= IN_ALL_MAX,
     ofTenant,
     take(tenant, facilitator) {

@@ -361,6 +361,22 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       expect([at.attempts(), at.told]).toEqual([1, [`paid ${payment.agent_id}`]]);
     });
 
+    test("a tenant with too many payments under way is put off, and uses up none", async () => {
+      const silence = Promise.withResolvers<SettleOutcome>();
+      const at = replica(() => silence.promise);
+      const [tenant, other] = [await configured(), await configured()];
+      const { payment } = await recorded(at, await priced(tenant));
+      const flights = Array.from({ length: 2048 }, (_, n) =>
+        at.settler.attempt({ ...payment, invocation_id: `inv_${n}` } as never),
+      );
+      const call = await priced(tenant);
+      expect(await kindOf(at.payments.check(call))).toBe("unavailable");
+      expect(await kindOf(at.payments.check(await priced(other)))).toBe("done");
+      silence.reject(new Error("over"));
+      await Promise.all(flights);
+      expect((await at.payments.check(call)).kind).toBe("charge");
+    });
+
     test("stopping breaks off what is under way, and leaves it open", async () => {
       const tenant = await configured();
       const asked = Promise.withResolvers<void>();

@@ -76,7 +76,10 @@ export type Checked =
 export type PaidHeaders = Readonly<Record<string, string>>;
 
 export interface Payments {
-  /** @throws Fault `payment_required`, a challenge when the call carries no payment; `invalid_request` */
+  /**
+   * @throws Fault `payment_required`, a challenge when the call carries no payment; `invalid_request`; `unavailable`
+   *   when too many payments of the tenant are under way
+   */
   check(call: PricedCall): Promise<Checked>;
   /** The payment's own row, for the same write as the invocation's. */
   paymentRow(charge: Charge, row: InvocationRow): PaymentRow;
@@ -165,7 +168,7 @@ async function atMost(ms: number, work: Promise<void> | undefined): Promise<void
   clearTimeout(timer);
 }
 
-async function check({ store, clock, publicUrl }: PaymentDeps, call: PricedCall): Promise<Checked> {
+async function check({ store, clock, settler, publicUrl }: PaymentDeps, call: PricedCall): Promise<Checked> {
   const { price, agent_id, path } = call;
   const note = (reason: string) => call.note("payment_problem", reason);
   const carried = paymentHeaders(call.headers);
@@ -188,8 +191,13 @@ async function check({ store, clock, publicUrl }: PaymentDeps, call: PricedCall)
     throw refused();
   }
   const config = await findSettlementConfig(store.read, call.tenant);
+  if (config !== null && settler.isCrowded(call.tenant)) throw crowded();
   return { kind: "charge", charge: { payment, wire, body_sha256, digest, config } };
 }
+
+/** Nothing is recorded, so the same payment can be sent again. */
+const crowded = () =>
+  new Fault("unavailable", "too many payments of this tenant are being settled", { retryAfterSeconds: 5 });
 
 function isSameCall(used: PaymentRow, call: PricedCall, body_sha256: string): boolean {
   return (

@@ -20,6 +20,8 @@ export interface Settler {
   leaseUntil(): number;
   /** The first attempt, right after the record. Resolves when its outcome is recorded; never rejects. */
   attempt(open: OpenPayment): Promise<void>;
+  /** Whether so many payments of the tenant are under way that another would be at the cost of everybody else. */
+  isCrowded(tenant: string): boolean;
   /** The attempt that is under way for this invocation in this process. */
   underWay(invocationId: string): Promise<void> | undefined;
   /** To be called before any payment is taken. */
@@ -42,10 +44,12 @@ export function createSettler(options: SettlerOptions): Settler {
 
   function attempt(open: OpenPayment): Promise<void> {
     const startedAt = performance.now();
+    const place = room.enter(open.tenant);
     const flight = attemptSettlement(options, open, stopped.signal)
       .catch((error) => log.error("settlement left as it is", { ...shown(open), error }))
       .finally(() => {
         flights.delete(open.invocation_id);
+        place.release();
         room.learn(open.facilitator_url, performance.now() - startedAt < settleWaitMs);
       });
     flights.set(open.invocation_id, flight);
@@ -98,6 +102,7 @@ export function createSettler(options: SettlerOptions): Settler {
   return {
     leaseUntil,
     attempt,
+    isCrowded: room.isCrowded,
     underWay: (invocationId) => flights.get(invocationId),
     async recover() {
       // On SQLite this process is the only one, so what the last one had under way is nobody's.
