@@ -95,29 +95,29 @@ function judgeParams(
   return { ...request, tool, protocolVersion };
 }
 
-function ambiguityOf(field: string, finding: Finding | undefined): string | null {
+export function ambiguityOf(field: string, finding: Finding | undefined): string | null {
   if (finding?.isMiscased) return `${field}: must be lower case`;
   return finding?.isRepeated ? `${field}: given twice` : null;
 }
 
-function problem(text: string): RpcProblem {
+export function problem(text: string): RpcProblem {
   return { ok: false, problem: text };
 }
 
-function readShort(body: Uint8Array, finding: Finding | undefined): string | null {
+export function readShort(body: Uint8Array, finding: Finding | undefined): string | null {
   const span = finding?.value ?? null;
   if (span === null || body[span.start] !== QUOTE || span.end - span.start > SHORT_BYTES_MAX) return null;
   return String(JSON.parse(decoder.decode(body.subarray(span.start, span.end))));
 }
 
 /** A string that can be stored and compared: no lone surrogates, which decoders replace, no control characters. */
-function readName(body: Uint8Array, finding: Finding | undefined): string | null {
+export function readName(body: Uint8Array, finding: Finding | undefined): string | null {
   const name = readShort(body, finding);
   // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what it looks for.
   return name?.isWellFormed() && !/[\u0000-\u001f\u007f]/.test(name) ? name : null;
 }
 
-function isId(body: Uint8Array, span: Span): boolean {
+export function isId(body: Uint8Array, span: Span): boolean {
   if (span.end - span.start > SHORT_BYTES_MAX) return false;
   const first = body[span.start];
   return first === QUOTE || first === 0x2d || (first !== undefined && first >= 0x30 && first <= 0x39);

@@ -31,6 +31,9 @@ export const PLAINTEXT_BYTES_MAX = 65_536;
 export const VAULT_REF_CHARACTERS_MAX = 1024;
 export const BURST_DEFAULT = 20;
 
+/** JSON-RPC messages of one batch, each of which is judged. */
+export const BATCH_MESSAGES_MAX = 100;
+
 export const PAGE_LIMIT_DEFAULT = 20;
 export const PAGE_LIMIT_MAX = 100;
 

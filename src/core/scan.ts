@@ -110,6 +110,35 @@ export function outlineObject(bytes: Uint8Array, start: number, watched: readonl
   }
 }
 
+export interface Items {
+  /** Where the items stand. */
+  readonly items: readonly Span[];
+  /** The index after the array; -1 when it does not end properly. */
+  readonly end: number;
+  readonly problem: Outline["problem"] | "too many";
+}
+
+/** The items of the array that opens at `start`, none of them looked into. At most `most` are listed. */
+export function outlineArray(bytes: Uint8Array, start: number, most: number): Items {
+  const items: Span[] = [];
+  try {
+    let at = skipSpace(bytes, start + 1);
+    if (bytes[at] === CLOSE_BRACKET) return { items, end: at + 1, problem: null };
+    for (;;) {
+      if (items.length === most) return { items, end: -1, problem: "too many" };
+      const end = scanValue(bytes, at, 1, NOTHING);
+      items.push({ start: at, end });
+      at = skipSpace(bytes, end);
+      if (bytes[at] === CLOSE_BRACKET) return { items, end: at + 1, problem: null };
+      if (bytes[at] !== COMMA) throw new ScanError("malformed");
+      at = skipSpace(bytes, at + 1);
+    }
+  } catch (error) {
+    if (!(error instanceof ScanError)) throw error;
+    return { items, end: -1, problem: error.problem };
+  }
+}
+
 /** A finding in the making. There is one for each watched key, however many members there are. */
 interface Probe {
   readonly key: string;

@@ -61,6 +61,11 @@ function encodingsOf(response: Response): string[] {
   return isKnown ? encodings.reverse() : [];
 }
 
+/** Whether `decodedBody` gives other bytes than were sent, so that what describes those is not true of it. */
+export function isEncoded(response: Response): boolean {
+  return encodingsOf(response).length > 0;
+}
+
 /** An open body. `close` takes effect at once, even while a chunk is awaited. */
 interface OpenBody {
   readonly chunks: Chunks;

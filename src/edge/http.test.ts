@@ -36,7 +36,7 @@ const edge = createEdge({
 
 let server: Bun.Server<undefined>;
 beforeAll(() => {
-  server = Bun.serve({ port: 0, hostname: "127.0.0.1", fetch: edge.fetch });
+  server = Bun.serve({ port: 0, hostname: "127.0.0.1", fetch: (request) => edge.fetch(request) });
 });
 afterAll(() => server.stop(true));
 

@@ -69,6 +69,13 @@ function faultResponse(fault: Fault): Response {
 export interface Scope<C = Caller> {
   readonly requestId: string;
   readonly caller: C;
+  /** As it was sent: HEAD is routed as GET. */
+  readonly method: string;
+  /**
+   * Whether the connection stays open however long it is silent. The server would keep it so for ever, whatever
+   * comes after on it, so whoever holds it open lets it go before the answer ends.
+   */
+  holdOpen(held: boolean): void;
   /** Adds fields to the request's line in the access log. */
   note(name: string, value: string): void;
 }
@@ -145,7 +152,8 @@ interface RouteShape {
 }
 
 export interface Edge {
-  fetch(request: Request): Promise<Response>;
+  /** @param holdOpen as in the request's scope */
+  fetch(request: Request, holdOpen?: (held: boolean) => void): Promise<Response>;
   /** From now on every request is answered 503. */
   drain(): void;
 }
@@ -171,7 +179,8 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
   }));
   let draining = false;
 
-  async function respond(request: Request, { original, path, requestId, fields }: Told): Promise<Response> {
+  async function respond(request: Request, told: Told): Promise<Response> {
+    const { original, path, requestId, fields, holdOpen } = told;
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
     if (guard?.covers(path)) {
       const seen = guard.identify(original);
@@ -181,6 +190,8 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
       guard.scopes.set(request, {
         requestId,
         caller,
+        method: original.method,
+        holdOpen,
         note(name, value) {
           fields[name] = value;
         },
@@ -194,7 +205,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
   }
 
   return {
-    async fetch(original) {
+    async fetch(original, holdOpen = holdNothing) {
       const startedAt = performance.now();
       const { request, path } = withRoutableUrl(original);
       const asked = request.headers.get("x-request-id");
@@ -202,7 +213,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
       const fields: Fields = { method: original.method, path, request_id: requestId };
       let response: Response;
       try {
-        response = await respond(request, { original, path, requestId, fields });
+        response = await respond(request, { original, path, requestId, fields, holdOpen });
       } catch (error) {
         response = failed(error, fields, options.log);
       }
@@ -221,6 +232,9 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
   };
 }
 
+/** Where the server closes nothing. */
+const holdNothing = () => {};
+
 /** The fields of a request's line in the log, which one object gathers while the request is answered. */
 type Fields = Record<string, string | number>;
 
@@ -230,6 +244,7 @@ interface Told {
   readonly path: string;
   readonly requestId: string;
   readonly fields: Fields;
+  readonly holdOpen: (held: boolean) => void;
 }
 
 function failed(error: unknown, fields: Fields, log: Log): Response {

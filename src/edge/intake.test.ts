@@ -158,7 +158,7 @@ function listen(limits: Partial<IntakeLimits>) {
   );
   const authenticate = () => ({ tenant: "t", user: "u", scopes: new Set<string>() });
   const edge = createEdge({ app, log: silentLog, authenticate });
-  const server = Bun.serve({ port: 0, hostname: "127.0.0.1", fetch: edge.fetch });
+  const server = Bun.serve({ port: 0, hostname: "127.0.0.1", fetch: (request) => edge.fetch(request) });
   servers.push(server);
   const socket = connect(server.port ?? 0, "127.0.0.1");
   let answer = "";

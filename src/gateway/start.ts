@@ -17,13 +17,14 @@ import type { Store } from "../storage/store.ts";
 import { rateLimiter } from "./agents/bucket.ts";
 import { rememberedAgents } from "./agents/remembered.ts";
 import { agentRoutes } from "./agents/routes.ts";
-import { agentNamesCredential } from "./agents/service.ts";
+import { agentNamesCredential, type InvocableAgent } from "./agents/service.ts";
 import { credentialResolver, credentialSecrets, type ResolverDeps } from "./credentials/resolve.ts";
 import { credentialRoutes } from "./credentials/routes.ts";
 import { docsRoutes } from "./docs/routes.ts";
 import { Dispatcher } from "./executor/dispatch.ts";
 import { createPool } from "./executor/pool.ts";
 import { createIdentity, type IdentityOptions } from "./identity.ts";
+import { type AdmitStreamOptions, admitConnection, admitStream } from "./invocations/admit-stream.ts";
 import { cleanUp, type Retention } from "./invocations/cleanup.ts";
 import { createEndings } from "./invocations/endings.ts";
 import { findInvocation } from "./invocations/history.ts";
@@ -35,10 +36,15 @@ import { createPayments } from "./payment/service.ts";
 import { createSettler, type SettlerOptions } from "./payment/settler.ts";
 import { removeOldDecisions } from "./policy/decisions.ts";
 import { policyRoutes } from "./policy/routes.ts";
-import { policyService } from "./policy/service.ts";
+import { type PolicyService, policyService } from "./policy/service.ts";
 import { receiptRoutes } from "./receipts/routes.ts";
 import { receiptService, removeOldReceipts } from "./receipts/service.ts";
 import { serviceRoutes } from "./service-routes.ts";
+import { createStreamPath } from "./streaming/path.ts";
+import { createRoom } from "./streaming/room.ts";
+import { streamRoutes } from "./streaming/routes.ts";
+import { createStreams, type StreamsDeps } from "./streaming/streams.ts";
+import { endUnclaimed } from "./streaming/unclaimed.ts";
 
 const CLEAN_UP_MS = 3_600_000;
 /** For the answers that are being sent when everything else has ended. */
@@ -89,7 +95,7 @@ export async function startGateway(
   const keyring = await openKeyring(store, masterKey, systemClock);
   // The issuer and the vault are the operator's own, wherever they are.
   const trusted = createOutbound({ allow: parseAllowList([]), extraCa: options.extraCa, trusted: true });
-  const { dispatcher, settler, endings, policy, receipts, app } = await composeGateway({
+  const { dispatcher, settler, streaming, endings, policy, receipts, app } = await composeGateway({
     options,
     store,
     keyring,
@@ -111,6 +117,7 @@ export async function startGateway(
   // Only now, when nothing is left that could keep the gateway from starting, is any call made.
   await dispatcher.start();
   settler.start();
+  streaming.start();
   receipts.start();
   const url = `http://${options.host.includes(":") ? `[${options.host}]` : options.host}:${server.port}`;
   log.info("listening", { url, version: VERSION });
@@ -120,7 +127,8 @@ export async function startGateway(
       edge.drain();
       const closed = server.stop();
       clearInterval(cleaning);
-      await Promise.all([dispatcher.drain(options.drainMs), settler.stop(options.drainMs)]);
+      const { drainMs } = options;
+      await Promise.all([dispatcher.drain(drainMs), streaming.drain(drainMs), settler.stop(drainMs)]);
       await dispatcher.leave();
       // Whoever waits for a call that stays pending would else never learn its ID.
       endings.release();
@@ -142,38 +150,43 @@ interface Parts {
 }
 
 async function composeGateway(parts: Parts) {
-  const { options, store, keyring, trusted, log } = parts;
+  const { options, store, keyring, log } = parts;
   const clock = systemClock;
   const allow = parseAllowList(options.allowHosts);
   const endings = createEndings();
   const pool = upstreamPool(parts);
-  const { secretsDir, vault } = options;
-  const secrets: ResolverDeps = {
-    store,
-    keyring,
-    secretsDir,
-    vault,
-    fetchJson: (url, headers, limits) => fetchJson(trusted, url, headers, limits),
-  };
+  const secrets = secretSources(parts);
+  const replica = newId("rep", clock.now());
+  const resolveCredential = credentialResolver(secrets);
+  const ended = (id: string) => endings.announce(id);
   const dispatcher = new Dispatcher({
     store,
     clock,
     log,
     pool,
-    replica: newId("rep", clock.now()),
+    replica,
     agent_concurrency: options.agentConcurrency,
-    resolveCredential: credentialResolver(secrets),
-    ended: (id) => endings.announce(id),
+    resolveCredential,
+    ended,
   });
   const { settler, payments } = composePayments({
     ...parts,
     secrets,
     paid: (agentId) => dispatcher.take(agentId),
-    ended: (id) => endings.announce(id),
+    ended,
   });
   const limiter = rateLimiter();
   const agents = rememberedAgents(store.read);
   const policy = policyService({ store, clock, log });
+  const checks = {
+    store,
+    clock,
+    payments,
+    policy,
+    findAgent: agents.find,
+    takeToken: (agent: InvocableAgent) => limiter.take(agent),
+  };
+  const streaming = composeStreaming({ ...parts, checks, policy, replica, resolveCredential, ended });
   const receipts = receiptService({ store, clock, log, signingKey: () => keyring.signingKey("receipts") });
   const api = routes()
     .use(agentRoutes({ store, clock, allow, changed: agents.forget }))
@@ -188,29 +201,83 @@ async function composeGateway(parts: Parts) {
     .use(settlementRoutes({ store, clock, allow }))
     .use(
       invocationRoutes({
-        store,
-        clock,
+        ...checks,
         endings,
-        payments,
-        policy,
-        findAgent: agents.find,
-        takeToken: (agent) => limiter.take(agent),
         offer: (accepted) => dispatcher.offer(accepted),
-        stop: (id) => dispatcher.stop(id),
+        stop(id) {
+          dispatcher.stop(id);
+          streaming.stop(id);
+        },
       }),
     )
+    .use(streaming.routes)
     .use(policyRoutes(policy))
     .use(receiptRoutes(receipts))
     .use(serviceRoutes({ store, version: VERSION, commit: COMMIT, publicJwks: () => keyring.publicJwks() }));
   return {
     dispatcher,
     settler,
+    streaming,
     endings,
     policy,
     receipts,
     app: routes()
       .use(api)
       .use(await docsRoutes(api, { version: VERSION })),
+  };
+}
+
+function secretSources({ options, store, keyring, trusted }: Parts): ResolverDeps {
+  const { secretsDir, vault } = options;
+  return {
+    store,
+    keyring,
+    secretsDir,
+    vault,
+    fetchJson: (url, headers, limits) => fetchJson(trusted, url, headers, limits),
+  };
+}
+
+type StreamingParts = Pick<Parts, "options" | "store" | "log"> &
+  Pick<StreamsDeps, "resolveCredential" | "ended"> & {
+    readonly checks: Omit<AdmitStreamOptions, "replica" | "takePlace" | "stopping">;
+    readonly policy: Pick<PolicyService, "deniedTools">;
+    readonly replica: string;
+  };
+
+function composeStreaming({ options, store, log, checks, policy, replica, ...rest }: StreamingParts) {
+  const { allowHosts, extraCa, upstreamTimeoutMs, agentConcurrency } = options;
+  const clock = systemClock;
+  const streams = createStreams({
+    ...rest,
+    store,
+    clock,
+    log,
+    outbound: createOutbound({ allow: parseAllowList(allowHosts), extraCa }),
+    upstreamTimeoutMs,
+    deniedTools: policy.deniedTools,
+  });
+  const room = createRoom({ agentConcurrency });
+  const stopping = new AbortController();
+  const admission = { ...checks, replica, takePlace: room.take, stopping: stopping.signal };
+  const path = createStreamPath({
+    streams,
+    admit: (call) => admitStream(admission, call),
+    admitConnection: (request, method) => admitConnection(admission, request, method),
+  });
+  const unclaimed = { store, clock, log, ended: rest.ended };
+  let stopLooking = () => {};
+  return {
+    routes: streamRoutes(path),
+    stop: streams.stop,
+    start() {
+      stopLooking = endUnclaimed(unclaimed);
+    },
+    async drain(ms: number): Promise<void> {
+      stopLooking();
+      await streams.drain(ms);
+      stopping.abort();
+    },
   };
 }
 
@@ -254,6 +321,7 @@ function composePayments({ options, store, log, secrets, paid, ended }: PaymentP
 function listen({ host, port, settleWaitMs }: GatewayOptions, edge: Edge) {
   // A paid call may wait for its settlement, and then for its end.
   const waitSeconds = Math.ceil(settleWaitMs / 1000) + WAIT_SECONDS_MAX;
+  const idleTimeout = Math.min(waitSeconds + CONNECTION_IDLE_SECONDS_MORE, CONNECTION_IDLE_SECONDS_MAX);
   try {
     return Bun.serve({
       hostname: host,
@@ -262,10 +330,11 @@ function listen({ host, port, settleWaitMs }: GatewayOptions, edge: Edge) {
       // Without it, `development: false` makes Bun share the port with whoever else does so (measured): two
       // gateways would answer on it by turns.
       reusePort: false,
-      idleTimeout: Math.min(waitSeconds + CONNECTION_IDLE_SECONDS_MORE, CONNECTION_IDLE_SECONDS_MAX),
+      idleTimeout,
       // Each route has its own limit, and answers as it should when that is passed.
       maxRequestBodySize: Number.MAX_SAFE_INTEGER,
-      fetch: (request) => edge.fetch(request),
+      fetch: (request, server) =>
+        edge.fetch(request, (held) => server.timeout(request, held ? 0 : idleTimeout)),
     });
   } catch (cause) {
     throw new StartupProblem(

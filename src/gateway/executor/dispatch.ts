@@ -1,9 +1,9 @@
 // From accepted to ended: claims a call durably, hands it to a worker, records what came back. The database is
 // the queue; what is in memory may vanish at any moment without losing or repeating a call.
 import type { Clock } from "../../core/clock.ts";
-import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import { createPlaces } from "../../core/places.ts";
+import { untilStored } from "../../storage/persist.ts";
 import type { Store } from "../../storage/store.ts";
 import {
   type Accepted,
@@ -23,8 +23,6 @@ const RENEW_MS = 5_000;
 const SWEEP_MS = 2_000;
 const PLACES = 4096;
 const RUNNING_BODY_BYTES_MAX = 256 * 1024 * 1024;
-const STORE_PAUSE_MS_FIRST = 100;
-const STORE_PAUSE_MS_MOST = 5_000;
 const LAST_RECORDS_MS = 5_000;
 
 interface ResolvedCredential {
@@ -166,7 +164,7 @@ export class Dispatcher {
   async #claim(key: InvocationKey, inHand: PendingCall | null): Promise<PendingCall | null> {
     const { store, clock, replica: owner } = this.#options;
     let again = false;
-    return await this.#untilStored(
+    return await untilStored(
       () => {
         const attempt = { key, owner, now: clock.now(), inHand, again };
         again = true;
@@ -182,7 +180,7 @@ export class Dispatcher {
     let credential: ResolvedCredential = { header: null, version: "" };
     try {
       if (credential_ref !== null) {
-        credential = await this.#untilStored(
+        credential = await untilStored(
           () => this.#options.resolveCredential(key.tenant, credential_ref),
           () => this.#draining,
         );
@@ -205,7 +203,7 @@ export class Dispatcher {
   async #record({ agentId, key }: Running, { call }: PendingCall, outcome: Outcome): Promise<void> {
     const { store, clock, log, ended } = this.#options;
     const write = (ending: Ending) =>
-      this.#untilStored(
+      untilStored(
         () => store.write((tx) => finish(tx, key, ending, clock.now())),
         () => this.#givenUp,
       );
@@ -226,18 +224,6 @@ export class Dispatcher {
       log.info("invocation ended", { ...fields, ...shown });
     }
     ended(key.id);
-  }
-
-  /** Repeats a step for as long as the store is away. When it is time to stop, the last error is thrown. */
-  async #untilStored<T>(step: () => Promise<T>, stop: () => boolean): Promise<T> {
-    for (let pause = STORE_PAUSE_MS_FIRST; ; pause = Math.min(pause * 2, STORE_PAUSE_MS_MOST)) {
-      try {
-        return await step();
-      } catch (error) {
-        if (!(error instanceof Fault) || error.kind !== "unavailable" || stop()) throw error;
-      }
-      await Bun.sleep(pause);
-    }
   }
 
   async #takeUpPending(): Promise<void> {

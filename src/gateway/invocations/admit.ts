@@ -6,6 +6,7 @@ import { parseRpcRequest } from "../../core/jsonrpc.ts";
 import type { PaidHeaders, PaymentRow, Payments } from "../payment/service.ts";
 import { type CheckOptions, checkCall, type Form, type Path, type ProxyCall } from "./checks.ts";
 import { passedHeaders } from "./command.ts";
+import { otherPath } from "./faults.ts";
 import { findInvocation } from "./history.ts";
 import { acceptedOf, record, type Stored } from "./record.ts";
 import type { Accepted } from "./service.ts";
@@ -66,13 +67,6 @@ async function recall(options: AdmitOptions, { caller }: ProxyCall, id: string):
   const { mode } = await findInvocation(options.store.read, caller.tenant, id);
   if (mode === "streaming") throw otherPath(id);
   return options.payments.recall(caller.tenant, id);
-}
-
-/** A key or a payment stands for one call, and that one was sent to the other path. */
-export function otherPath(id: string): Fault {
-  const message = "this key or payment belongs to a call on the agent's other path";
-  const headers = { "x-service-invocation-id": id };
-  return new Fault("conflict", message, { answer: { body: { error: message }, headers } });
 }
 
 interface Recorded extends Stored {

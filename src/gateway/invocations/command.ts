@@ -5,6 +5,7 @@ import {
   SERVICE_MODEL_BYTES_MAX,
   WAIT_SECONDS_MAX,
 } from "../../core/limits.ts";
+import type { Protocol } from "../../core/states.ts";
 
 const PASSED = new Set([
   "content-type",
@@ -17,17 +18,27 @@ const PASSED = new Set([
   "baggage",
 ]);
 
+const SESSION = "mcp-session-id";
+
 /**
  * The headers that pass to the upstream. Everything else stays behind: a list of what may pass forgets nothing
  * that must not. The caller's MCP session is not the gateway's, so it stays behind too.
  */
 export function passedHeaders(headers: Headers): [string, string][] {
-  const passed: [string, string][] = [];
-  for (const [name, value] of headers) {
-    if (PASSED.has(name) || (name.startsWith("mcp-") && name !== "mcp-session-id"))
-      passed.push([name, value]);
-  }
-  return passed;
+  return headersWhere(headers, (name) => isPassed(name) && name !== SESSION);
+}
+
+/** The same for the streaming path, where the session is the caller's own, and an event stream may be resumed. */
+export function passedToStream(headers: Headers, protocol: Protocol): [string, string][] {
+  return headersWhere(headers, (name) => isPassed(name) || (protocol === "mcp" && name === "last-event-id"));
+}
+
+function isPassed(name: string): boolean {
+  return PASSED.has(name) || name.startsWith("mcp-");
+}
+
+function headersWhere(headers: Headers, passes: (name: string) => boolean): [string, string][] {
+  return [...headers].filter(([name]) => passes(name));
 }
 
 /** The `X-Service-Model` header; null when absent or empty. Header bytes are read as UTF-8 where they are UTF-8. */

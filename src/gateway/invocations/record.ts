@@ -105,7 +105,13 @@ async function storeCall(
       if (id !== row.id) return id;
       if (payment !== null) await recordPayment(tx, payment);
       if (owner !== null) {
-        await claim(tx, { key: row, owner, now: clock.now(), inHand: { call, body }, again: false });
+        await claim(tx, {
+          key: { tenant: row.tenant, id },
+          owner,
+          now: clock.now(),
+          inHand: { call, body },
+          again: false,
+        });
       }
       return id;
     });

@@ -293,24 +293,26 @@ async function recordEnd(
   await keepBodies(tx).execute({ ...key, response: response === null ? null : asBuffer(response) });
 }
 
-/** Ends a call that has not ended, without an answer of the upstream. False when it has ended already. */
-export async function abandon(
-  tx: Tx,
-  key: InvocationKey,
-  error_class: ErrorClass,
-  now: number,
-): Promise<boolean> {
-  const fields = { ...NOTHING_YET, ...key, owner: null, error_class, updated_at: now, completed_at: now };
-  const ending = { status: "failed", error_class, response: null } as const;
-  // States only go forward, so a call that is claimed between the two attempts is met by the second.
-  for (const [from, end] of [["pending", withdrawRow] as const, ["running", failRow] as const]) {
+type Abandon = (tx: Tx, key: InvocationKey, error_class: ErrorClass, now: number) => Promise<boolean>;
+
+function abandonFrom(from: "pending" | "running", end: typeof failRow): Abandon {
+  return async (tx, key, error_class, now) => {
+    const fields = { ...NOTHING_YET, ...key, owner: null, error_class, updated_at: now, completed_at: now };
     const [row] = await end(tx).execute(fields);
-    if (row === undefined) continue;
-    await recordEnd(tx, key, from, ending, row);
+    if (row === undefined) return false;
+    await recordEnd(tx, key, from, { status: "failed", error_class, response: null }, row);
     return true;
-  }
-  return false;
+  };
 }
+
+/** Ends a call that nobody has claimed yet. False when it has been. */
+export const withdraw = abandonFrom("pending", withdrawRow);
+const giveUp = abandonFrom("running", failRow);
+
+/** Ends a call that has not ended, without an answer of the upstream. False when it has ended already. */
+export const abandon: Abandon = async (...call) =>
+  // States only go forward, so a call that is claimed between the two attempts is met by the second.
+  (await withdraw(...call)) || giveUp(...call);
 
 type SettlementFields = Partial<Pick<InvocationRow, "settlement" | "updated_at">>;
 

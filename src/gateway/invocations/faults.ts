@@ -1,0 +1,36 @@
+// Refusals of a call that has a record: they name it, so that its caller can look at what became of it.
+import { Fault, type FaultDetail, type FaultKind } from "../../core/fault.ts";
+
+interface Told extends Pick<FaultDetail, "retryAfterSeconds"> {
+  readonly headers?: Readonly<Record<string, string>>;
+}
+
+export function faultOf(
+  kind: FaultKind,
+  message: string,
+  id: string,
+  { headers, ...detail }: Told = {},
+): Fault {
+  const named = { ...headers, "x-service-invocation-id": id };
+  return new Fault(kind, message, { ...detail, answer: { body: { error: message }, headers: named } });
+}
+
+/** Names the invocation in whatever Fault comes of the work. */
+export async function withId<T>(id: string, work: Promise<T>): Promise<T> {
+  try {
+    return await work;
+  } catch (error) {
+    if (!(error instanceof Fault)) throw error;
+    const { kind, message, retryAfterSeconds, answer } = error;
+    const detail = {
+      headers: answer?.headers ?? {},
+      ...(retryAfterSeconds !== undefined && { retryAfterSeconds }),
+    };
+    throw faultOf(kind, message, id, detail);
+  }
+}
+
+/** A key or a payment stands for one call, and that one was sent to the other path. */
+export function otherPath(id: string): Fault {
+  return faultOf("conflict", "this key or payment belongs to a call on the agent's other path", id);
+}

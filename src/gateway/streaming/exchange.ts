@@ -1,0 +1,194 @@
+// One exchange with an upstream, from its credential to the answer that goes on to the caller, and what an exchange
+// comes to that got no answer. A request is sent again only when it certainly never reached the upstream.
+import { Fault, type FaultKind } from "../../core/fault.ts";
+import type { Log } from "../../core/log.ts";
+import type { ErrorClass } from "../../core/states.ts";
+import { type Outbound, OutboundError } from "../../edge/outbound.ts";
+import { requestSafely } from "../../edge/retry.ts";
+import { untilStored } from "../../storage/persist.ts";
+import type { Course, Stop } from "./course.ts";
+import { type FilterMemory, filterEvents, filterJson, HELD_BYTES_MAX } from "./filter.ts";
+import { answerHeaders } from "./headers.ts";
+import { type Ended, relayBody } from "./relay.ts";
+import type { OpenedRequest } from "./service.ts";
+import type { Tally } from "./tally.ts";
+
+/** After so much silence an event stream opens with a comment: see relay.ts. */
+const FIRST_COMMENT_MS = 50;
+/** Statuses whose answers have no body (RFC 9110). */
+const BODILESS: ReadonlySet<number> = new Set([204, 205, 304]);
+const FINAL_STATUS_MAX = 599;
+
+export interface ExchangeDeps {
+  readonly log: Log;
+  readonly outbound: Outbound;
+  readonly filterMemory: FilterMemory;
+  resolveCredential(tenant: string, ref: string): Promise<ResolvedCredential>;
+}
+
+interface ResolvedCredential {
+  readonly header: { readonly name: string; readonly value: string } | null;
+}
+
+/** One exchange on its way. */
+export interface Exchange {
+  readonly opened: OpenedRequest;
+  readonly course: Course;
+  readonly tally: Tally;
+  readonly method: "POST" | "GET" | "DELETE";
+  /** Headers that the gateway adds, the credential aside. */
+  readonly own: ReadonlyArray<readonly [name: string, value: string]>;
+  /** Null when no list of tools can be in the answer. */
+  readonly isDenied: ((tool: string) => boolean) | null;
+  /** After how much silence a comment shows that an event stream is still there; null for never. */
+  readonly commentMs: number | null;
+  /** Headers of the answer beside the upstream's. */
+  readonly told: Readonly<Record<string, string>>;
+  /** Told once, when there was an answer. A whole one ends for its caller when this has. */
+  ended(how: Ended): Promise<void>;
+}
+
+class CredentialProblem extends Error {}
+
+/**
+ * The head of the answer.
+ *
+ * @throws what `nothingOf` tells of
+ */
+export async function headOf(
+  deps: ExchangeDeps,
+  { opened, course, tally, method, own }: Exchange,
+  body: Uint8Array | null,
+): Promise<Response> {
+  const { signal } = course;
+  course.waitFor("head");
+  signal.throwIfAborted();
+  const credential = await unlessStopped(credentialOf(deps, opened, signal), signal);
+  tally.dialled();
+  const headers = [...opened.headers, ...own, ...credential];
+  const response = await requestSafely(deps.outbound, opened.url, { method, headers, body, signal });
+  if (response.status > FINAL_STATUS_MAX) {
+    response.body?.cancel().catch(() => {});
+    throw new OutboundError("lost", "no HTTP status");
+  }
+  tally.head(response);
+  return response;
+}
+
+async function credentialOf(
+  { resolveCredential, log }: ExchangeDeps,
+  { tenant, credential_ref }: OpenedRequest,
+  signal: AbortSignal,
+): Promise<ReadonlyArray<readonly [string, string]>> {
+  if (credential_ref === null) return [];
+  try {
+    const { header } = await untilStored(
+      () => resolveCredential(tenant, credential_ref),
+      () => signal.aborted,
+    );
+    return header === null ? [] : [[header.name, header.value]];
+  } catch (error) {
+    if (!signal.aborted) log.warn("credential not resolved", { tenant, credential_ref, error });
+    throw new CredentialProblem("credential not resolved");
+  }
+}
+
+/** @throws the signal's reason as soon as it is aborted */
+async function unlessStopped<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
+  const { promise, reject } = Promise.withResolvers<never>();
+  const onAbort = () => reject(signal.reason);
+  signal.addEventListener("abort", onAbort, { once: true });
+  try {
+    return await Promise.race([work, promise]);
+  } finally {
+    signal.removeEventListener("abort", onAbort);
+  }
+}
+
+/** The answer as it goes on to the caller. */
+export async function answerOf(
+  { filterMemory }: ExchangeDeps,
+  exchange: Exchange,
+  response: Response,
+): Promise<Response> {
+  const { course, tally, commentMs, told, ended } = exchange;
+  const { status } = response;
+  const headers = answerHeaders(response, told);
+  const isEvents = isEventStream(response);
+  const body = relayBody({
+    response,
+    course,
+    filter: filterOf(exchange, filterMemory, response.ok, isEvents),
+    comments: isEvents ? { firstMs: FIRST_COMMENT_MS, nextMs: commentMs } : null,
+    piece: tally.piece,
+    ended,
+  });
+  if (!BODILESS.has(status)) return new Response(body, { status, headers });
+  // Nobody pulls from a body that there is none of.
+  await new Response(body).bytes().catch(() => {});
+  return new Response(null, { status, headers });
+}
+
+function isEventStream(response: Response): boolean {
+  return /^\s*text\/event-stream\s*(;|$)/i.test(response.headers.get("content-type") ?? "");
+}
+
+function filterOf({ isDenied }: Exchange, memory: FilterMemory, isOk: boolean, isEvents: boolean) {
+  if (isDenied === null || !isOk) return null;
+  const options = { isDenied, bytesMax: HELD_BYTES_MAX, memory };
+  return isEvents ? filterEvents(options) : filterJson(options);
+}
+
+export const STOPPED: Readonly<Record<Stop, ErrorClass>> = {
+  timeout: "timeout",
+  cancelled: "cancelled",
+  shutdown: "internal",
+};
+
+export interface Nothing {
+  readonly errorClass: ErrorClass;
+  /** For the log, without any secret. */
+  readonly detail: string;
+  readonly kind: FaultKind;
+  /** For the caller. */
+  readonly message: string;
+}
+
+/** What an exchange came to that ended with this error instead of an answer. */
+export function nothingOf(error: unknown, signal: AbortSignal): Nothing {
+  if (signal.aborted) return stoppedBefore(signal.reason as Stop);
+  if (error instanceof CredentialProblem) {
+    const message = "the agent's credential could not be resolved";
+    return { errorClass: "credential_error", detail: error.message, kind: "bad_gateway", message };
+  }
+  if (error instanceof OutboundError) {
+    const detail = error.message;
+    if (error.kind !== "blocked") {
+      return {
+        errorClass: "upstream_5xx",
+        detail,
+        kind: "bad_gateway",
+        message: "the upstream gave no answer",
+      };
+    }
+    const message = "the upstream's address is not allowed";
+    return { errorClass: "ssrf_blocked", detail, kind: "bad_gateway", message };
+  }
+  if (error instanceof Fault) {
+    return { errorClass: "internal", detail: error.message, kind: error.kind, message: error.message };
+  }
+  // Only the name: the message of an unforeseen error may quote a header.
+  const detail = error instanceof Error ? error.name : "unknown error";
+  return { errorClass: "internal", detail, kind: "internal", message: "unexpected" };
+}
+
+function stoppedBefore(why: Stop): Nothing {
+  const errorClass = STOPPED[why];
+  if (why === "timeout") {
+    const message = "the upstream gave no answer in time";
+    return { errorClass, detail: "deadline", kind: "gateway_timeout", message };
+  }
+  const message =
+    why === "cancelled" ? "the call was cancelled" : "the gateway stopped before the upstream answered";
+  return { errorClass, detail: why, kind: "bad_gateway", message };
+}

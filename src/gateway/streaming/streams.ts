@@ -1,0 +1,256 @@
+// Streamed exchanges, from the open call to the end of its record. They run on the main thread, beside the caller's
+// connection: a stream can't be handed to a worker (Bun 1.4.5 refuses to transfer a ReadableStream), and passing its
+// pieces by messages would copy each of them and lose the back-pressure that keeps memory flat.
+import type { Clock } from "../../core/clock.ts";
+import { Fault } from "../../core/fault.ts";
+import { within } from "../../storage/deadline.ts";
+import { untilStored } from "../../storage/persist.ts";
+import type { Store } from "../../storage/store.ts";
+import { type Ending, finish } from "../invocations/service.ts";
+import { type Course, type CourseLimits, startCourse } from "./course.ts";
+import {
+  answerOf,
+  type Exchange,
+  type ExchangeDeps,
+  headOf,
+  type Nothing,
+  nothingOf,
+  STOPPED,
+} from "./exchange.ts";
+import { FILTER_MEMORY_BYTES } from "./filter.ts";
+import type { Ended } from "./relay.ts";
+import type { OpenedCall, OpenedConnection } from "./service.ts";
+import { CAPTURE_BUDGET_BYTES, createTally, type Tally } from "./tally.ts";
+
+/** How long a caller may leave unread what is there for it. */
+const CALLER_SILENCE_MS = 300_000;
+/** Who listens for events may hear nothing for hours. A comment shows both ends that the other is there. */
+const COMMENT_MS = 30_000;
+/** How long an answer's end waits for the record, so that whoever has read it finds it ended. */
+const RECORD_WAIT_MS = 1_000;
+const LAST_RECORDS_MS = 5_000;
+
+export interface StreamsDeps extends Omit<ExchangeDeps, "filterMemory"> {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly upstreamTimeoutMs: number;
+  /** Which tools of an agent are denied to everyone. */
+  deniedTools(tenant: string, agentId: string): Promise<(tool: string) => boolean>;
+  /** Told of each call that has ended, after it is durable. */
+  ended(id: string): void;
+}
+
+/** The caller's end of an exchange. */
+export interface CallerEnd {
+  /** Aborted when the caller has gone. */
+  readonly gone: AbortSignal;
+  /** Told when the body of the request is not needed any more. */
+  sent(): void;
+  /** Told when the answer is about to end. */
+  over(): void;
+}
+
+export interface Streams {
+  /**
+   * Makes an open call, and ends its record whatever happens.
+   *
+   * @throws Fault when the upstream gave nothing
+   */
+  call(opened: OpenedCall, body: Uint8Array, end: CallerEnd): Promise<Response>;
+  /** @throws Fault when the upstream gave nothing */
+  connect(opened: OpenedConnection, end: CallerEnd): Promise<Response>;
+  /** Stops the call of an invocation that has been ended otherwise, if it runs here. */
+  stop(id: string): void;
+  /** Lets the calls end for `ms`, then breaks off what still runs. */
+  drain(ms: number): Promise<void>;
+}
+
+interface RunningCall {
+  readonly course: Course;
+  /** Resolves when the call has ended and its record is made. */
+  readonly over: Promise<void>;
+}
+
+export function createStreams(given: StreamsDeps): Streams {
+  const deps = { ...given, filterMemory: { left: FILTER_MEMORY_BYTES } };
+  const budget = { left: CAPTURE_BUDGET_BYTES };
+  const calls = new Map<string, RunningCall>();
+  const connections = new Set<Course>();
+  const givenUp = new AbortController();
+  const idle = () => Promise.all([...calls.values()].map(({ over }) => over));
+
+  return {
+    async call(opened, body, end) {
+      const course = startCourse(limitsOf(deps), end.gone);
+      const { promise: over, resolve } = Promise.withResolvers<void>();
+      calls.set(opened.key.id, { course, over });
+      const tally = createTally(opened, budget);
+      async function conclude(ending: Ending, detail: string | null): Promise<void> {
+        opened.place.release();
+        const recorded = recordEnd(deps, opened, ending, detail, givenUp.signal).finally(() => {
+          calls.delete(opened.key.id);
+          resolve();
+        });
+        await within(RECORD_WAIT_MS, recorded).catch(() => {});
+        end.over();
+      }
+      return runCall(deps, { opened, end, course, tally, conclude }, body);
+    },
+
+    async connect(opened, end) {
+      const course = startCourse(
+        { ...limitsOf(deps), ...(opened.method === "GET" && { silenceMs: null }) },
+        end.gone,
+      );
+      connections.add(course);
+      function conclude(): void {
+        course.end();
+        connections.delete(course);
+        opened.place.release();
+        end.over();
+      }
+      return runConnection(deps, { opened, course, tally: createTally(NOTHING_KEPT, budget), conclude });
+    },
+
+    stop: (id) => calls.get(id)?.course.stop("cancelled"),
+
+    async drain(ms) {
+      await Promise.race([idle(), Bun.sleep(ms)]);
+      for (const { course } of calls.values()) course.stop("shutdown");
+      for (const course of connections) course.stop("shutdown");
+      await Promise.race([idle(), Bun.sleep(LAST_RECORDS_MS)]);
+      givenUp.abort();
+    },
+  };
+}
+
+const NOTHING_KEPT = { capture: false, receipt: false };
+
+type Deps = StreamsDeps & ExchangeDeps;
+
+function limitsOf({ upstreamTimeoutMs: ms }: StreamsDeps): CourseLimits {
+  return { headMs: ms, silenceMs: ms, callerMs: CALLER_SILENCE_MS };
+}
+
+interface CallRun {
+  readonly opened: OpenedCall;
+  readonly end: CallerEnd;
+  readonly course: Course;
+  readonly tally: Tally;
+  conclude(ending: Ending, detail: string | null): Promise<void>;
+}
+
+async function runCall(
+  deps: Deps,
+  { opened, end, course, tally, conclude }: CallRun,
+  body: Uint8Array,
+): Promise<Response> {
+  const { tenant, agentId, key, listsTools, request_id } = opened;
+  const told = { ...opened.told, "x-service-invocation-id": key.id };
+  try {
+    const exchange: Exchange = {
+      opened,
+      course,
+      tally,
+      method: "POST",
+      own: [...ownHeaders(request_id), ["x-service-invocation-id", key.id]],
+      isDenied: listsTools ? await deps.deniedTools(tenant, agentId) : null,
+      commentMs: null,
+      told,
+      ended: (how) => conclude(endingOf(tally, how, course.signal), how === "whole" ? null : how),
+    };
+    const response = await headOf(deps, exchange, body);
+    end.sent();
+    return await answerOf(deps, exchange, response);
+  } catch (error) {
+    end.sent();
+    course.end();
+    const nothing = nothingOf(error, course.signal);
+    await conclude(tally.broken(nothing.errorClass), nothing.detail);
+    throw faultOf(nothing, error, told);
+  }
+}
+
+interface ConnectionRun {
+  readonly opened: OpenedConnection;
+  readonly course: Course;
+  readonly tally: Tally;
+  conclude(): void;
+}
+
+async function runConnection(
+  deps: Deps,
+  { opened, course, tally, conclude }: ConnectionRun,
+): Promise<Response> {
+  const { tenant, agentId, method, request_id } = opened;
+  try {
+    const exchange: Exchange = {
+      opened,
+      course,
+      tally,
+      method,
+      own: ownHeaders(request_id),
+      // A stream that is resumed brings the answers that its caller has missed.
+      isDenied: method === "GET" ? await deps.deniedTools(tenant, agentId) : null,
+      commentMs: method === "GET" ? COMMENT_MS : null,
+      told: {},
+      ended: async () => conclude(),
+    };
+    return await answerOf(deps, exchange, await headOf(deps, exchange, null));
+  } catch (error) {
+    conclude();
+    throw faultOf(nothingOf(error, course.signal), error, {});
+  }
+}
+
+function ownHeaders(requestId: string): [string, string][] {
+  return [["x-request-id", requestId]];
+}
+
+function endingOf(tally: Tally, how: Ended, signal: AbortSignal): Ending {
+  if (how === "whole") return tally.whole();
+  if (signal.aborted) return tally.broken(STOPPED[signal.reason as keyof typeof STOPPED]);
+  return tally.broken(how === "broken" ? "upstream_5xx" : "internal");
+}
+
+function faultOf(
+  { kind, message }: Nothing,
+  cause: unknown,
+  headers: Readonly<Record<string, string>>,
+): Fault {
+  const retryAfterSeconds = cause instanceof Fault ? cause.retryAfterSeconds : undefined;
+  return new Fault(kind, message, {
+    answer: { body: { error: message }, headers },
+    ...(retryAfterSeconds !== undefined && { retryAfterSeconds }),
+    ...(kind === "internal" && { cause }),
+  });
+}
+
+/** Ends the record of a call. Never rejects: what can't be stored is ended by whoever finds this process gone. */
+async function recordEnd(
+  { store, clock, log, ended }: StreamsDeps,
+  { key, agentId, request_id }: OpenedCall,
+  ending: Ending,
+  detail: string | null,
+  givenUp: AbortSignal,
+): Promise<void> {
+  const named = { tenant: key.tenant, agent_id: agentId, invocation_id: key.id, request_id };
+  const write = (what: Ending) =>
+    untilStored(
+      () => store.write((tx) => finish(tx, key, what, clock.now())),
+      () => givenUp.aborted,
+    );
+  try {
+    const recorded = await write(ending).catch((error) => {
+      if (givenUp.aborted) throw error;
+      log.error("outcome not recorded", { ...named, error });
+      return write({ ...ending, status: "failed", error_class: "internal", response: null });
+    });
+    const { response: _body, resp_sha256: _hash, ...shown } = ending;
+    // False: it was cancelled, or taken for dead, and ended before.
+    if (recorded) log.info("invocation ended", { ...named, ...shown, detail });
+  } catch (error) {
+    log.error("invocation left as it is", { ...named, error });
+  }
+  ended(key.id);
+}

@@ -1,0 +1,17 @@
+// Waiting for a store that is away: a step that must not be lost is made again until it is taken.
+import { Fault } from "../core/fault.ts";
+
+const PAUSE_MS_FIRST = 100;
+const PAUSE_MS_MOST = 5_000;
+
+/** Repeats a step for as long as the store is away. When it is time to stop, the last error is thrown. */
+export async function untilStored<T>(step: () => Promise<T>, stop: () => boolean): Promise<T> {
+  for (let pause = PAUSE_MS_FIRST; ; pause = Math.min(pause * 2, PAUSE_MS_MOST)) {
+    try {
+      return await step();
+    } catch (error) {
+      if (!(error instanceof Fault) || error.kind !== "unavailable" || stop()) throw error;
+    }
+    await Bun.sleep(pause);
+  }
+}
