@@ -3,6 +3,7 @@
 
 import { Database } from "bun:sqlite";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "bun:test";
+import { X509Certificate } from "node:crypto";
 import { join } from "node:path";
 import { removeAccount, setEnabled } from "../src/facilitator/accounts.ts";
 import { type Client, head, SETTLED, settleBody, settleRequest, startPort } from "./support/mutual-tls.ts";
@@ -101,15 +102,23 @@ describe("the handshake", () => {
     }
   });
 
-  test("a leaf certificate issues no further ones", async () => {
-    const client = port.dial({
-      ...port.pki.otherCa,
-      cert: `${port.pki.otherCa.cert}${port.pki.client.cert}`,
-    });
-    client.socket.write(settleRequest());
-    await client.closed;
-    expect(client.received()).toBe("");
-  });
+  test.each(["TLSv1.2", "TLSv1.3"] as const)(
+    "a client's certificate issues no further ones (%s)",
+    async (version) => {
+      const { client } = port.pki;
+      const below = await port.pki.issueBelow("below", client);
+      const [issued, issuer] = [below.cert, client.cert].map((cert) => new X509Certificate(cert));
+      expect(issued!.verify(issuer!.publicKey)).toBe(true);
+      port.lines.length = 0;
+      const chain = { ...below, cert: below.cert + client.cert };
+      const dialled = port.dial(chain, { minVersion: version, maxVersion: version });
+      dialled.socket.write(settleRequest());
+      await dialled.closed;
+      expect(dialled.received()).toBe("");
+      await until(() => refusals().length > 0);
+      expect(refusals()).toEqual(["UNABLE_TO_VERIFY_LEAF_SIGNATURE"]);
+    },
+  );
 
   test("versions before 1.2 are refused", async () => {
     const client = port.dialPlain();

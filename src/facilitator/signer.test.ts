@@ -1,5 +1,5 @@
 import { afterAll, describe, expect, test } from "bun:test";
-import { keccak256, parseTransaction, recoverTransactionAddress } from "viem";
+import { concatHex, keccak256, parseTransaction, recoverTransactionAddress, toRlp } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { outbound } from "../../test/support/wallet.ts";
 import type { Hex } from "../x402/types.ts";
@@ -12,7 +12,7 @@ const address = lower(account.address);
 const transaction: Unsigned = {
   nonce: 7,
   to: `0x${"ab".repeat(20)}`,
-  data: "0x1234",
+  data: "0x5ec3e75ec3e7",
   gas: 120_000n,
   fees: { maxFee: 3_000_000_000n, maxPriorityFee: 1_000_000n },
 };
@@ -93,6 +93,13 @@ describe("a remote signer", () => {
   test.each(changes)("that changes %s is not believed", async (_, change) => {
     answer = (request) => account.signTransaction({ ...fieldsOf(request), ...change } as Fields);
     await expect(remote.sign(transaction)).rejects.toThrow("the remote signer changed");
+  });
+
+  test("that leaves fields out is not repeated in the error, for the payer's signature is in them", async () => {
+    answer = (request) => concatHex(["0x02", toRlp([request["chainId"]!, request["data"]!, request["to"]!])]);
+    const error = await remote.sign(transaction).catch((thrown) => thrown);
+    expect(error).toBeInstanceOf(Error);
+    expect(Bun.inspect(error)).not.toContain(transaction.data.slice(2));
   });
 
   const nonsense: [string, () => unknown][] = [

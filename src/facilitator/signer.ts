@@ -121,7 +121,7 @@ function rawOf(result: unknown): Hex {
 /** @throws Error when these are not the bytes of that transaction, signed by that address */
 async function requireSame(raw: Hex, asked: Unsigned, address: Hex): Promise<void> {
   if (!isType2(raw)) throw new Error("the remote signer signed another type of transaction");
-  const signed = parseTransaction(raw);
+  const { signed, signer } = await readSigned(raw);
   const pairs: ReadonlyArray<readonly [name: string, signed: unknown, asked: unknown]> = [
     ["chainId", signed.chainId, CHAIN_ID],
     ["nonce", signed.nonce ?? 0, asked.nonce],
@@ -135,8 +135,17 @@ async function requireSame(raw: Hex, asked: Unsigned, address: Hex): Promise<voi
   ];
   const wrong = pairs.filter(([, given, wanted]) => given !== wanted).map(([name]) => name);
   if (wrong.length > 0) throw new Error(`the remote signer changed ${wrong.join(", ")}`);
-  const signer = await recoverTransactionAddress({ serializedTransaction: raw });
   if (lower(signer) !== address) throw new Error("the remote signer signed for another address");
+}
+
+/** The library's own errors quote the bytes, and with them the payer's signature. */
+async function readSigned(raw: TransactionSerializedEIP1559) {
+  try {
+    const signer = await recoverTransactionAddress({ serializedTransaction: raw });
+    return { signed: parseTransaction(raw), signer };
+  } catch {
+    throw new Error("the remote signer gave a transaction that can't be read");
+  }
 }
 
 function isType2(raw: Hex): raw is TransactionSerializedEIP1559 {

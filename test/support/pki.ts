@@ -2,7 +2,7 @@
 // are in order, and one client for each way of not being so. Made here and not by the product's own issuer, so that
 // the two can be held against each other.
 import "../../src/cli/pki/reflect.ts";
-import { X509Certificate as ReadCertificate } from "node:crypto";
+import { createPrivateKey, X509Certificate as ReadCertificate } from "node:crypto";
 import type { X509Certificate } from "@peculiar/x509";
 
 // The static import above has to run first, and those of CommonJS modules would overtake it.
@@ -69,7 +69,15 @@ export async function makePki() {
     selfSigned,
     /** One more client of the CA. */
     issueClient: (name: string, options: LeafOptions = {}) => makeLeaf(ca, name, options),
+    /** A client whose certificate another client has signed, with its own key and name. */
+    issueBelow: (name: string, issuer: TestIdentity) => makeBelow(name, issuer),
   };
+}
+
+async function makeBelow(name: string, issuer: TestIdentity): Promise<TestIdentity> {
+  const der = createPrivateKey(issuer.key).export({ type: "pkcs8", format: "der" });
+  const signingKey = await crypto.subtle.importKey("pkcs8", new Uint8Array(der), ALGORITHM, false, ["sign"]);
+  return makeLeaf({ certificate: new x509.X509Certificate(issuer.cert), signingKey }, name);
 }
 
 async function makeAuthority(name: string): Promise<Authority> {
@@ -92,7 +100,7 @@ async function makeAuthority(name: string): Promise<Authority> {
 
 /** @param authority null for one that signs itself */
 async function makeLeaf(
-  authority: Authority | null,
+  authority: Pick<Authority, "certificate" | "signingKey"> | null,
   name: string,
   { usage = "clientAuth", hosts = [], ...period }: LeafOptions = {},
 ): Promise<TestIdentity> {
