@@ -7,10 +7,14 @@ import { unavailable } from "./failures.ts";
  */
 export function within<T>(ms: number, promise: Promise<T>, onLate: () => void = () => {}): Promise<T> {
   return new Promise((resolve, reject) => {
-    const timer = setTimeout(() => {
-      reject(unavailable(new Error(`no answer within ${Math.round(ms)} ms`)));
-      onLate();
-    }, ms);
+    const timer = setTimeout(
+      () => {
+        reject(unavailable(new Error(`no answer within ${Math.round(ms)} ms`)));
+        onLate();
+        // Of a negative time, which is one that has passed, the runtime would warn on standard error.
+      },
+      Math.max(ms, 0),
+    );
     promise.then(resolve, reject).finally(() => clearTimeout(timer));
   });
 }

@@ -163,7 +163,7 @@ export function createPayments(deps: PaymentDeps): Payments {
 async function atMost(ms: number, work: Promise<void> | undefined): Promise<void> {
   if (work === undefined) return;
   const late = Promise.withResolvers<void>();
-  const timer = setTimeout(late.resolve, ms);
+  const timer = setTimeout(late.resolve, Math.max(ms, 0));
   await Promise.race([work, late.promise]);
   clearTimeout(timer);
 }
