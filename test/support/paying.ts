@@ -19,6 +19,7 @@ export interface Answer {
 }
 
 export interface PayingTenant {
+  readonly name: string;
   /** Of the caller, in the form that every client takes. */
   readonly headers: Readonly<Record<string, string>>;
   send(
@@ -42,7 +43,8 @@ export async function openPayingTenant(
   gateway: Gateway,
   facilitator: { readonly url: string; readonly client: Client },
 ): Promise<PayingTenant> {
-  const token = await gateway.token({ tenant: `tenant-${++serial}`, user: "alice" });
+  const name = `tenant-${++serial}`;
+  const token = await gateway.token({ tenant: name, user: "alice" });
   const headers = { authorization: `Bearer ${token}`, "content-type": "application/json" };
 
   async function send(
@@ -76,6 +78,7 @@ export async function openPayingTenant(
   const config = { facilitator_url: facilitator.url, facilitator_credential_ref };
   await need(200, send("PATCH", "/v1/settlement/config", config));
   return {
+    name,
     headers,
     send,
     callUrl: (id) => `${gateway.url}/v1/proxy/${id}`,
