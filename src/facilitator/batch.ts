@@ -9,8 +9,7 @@ import type { Fees } from "./fees.ts";
 import { type ClaimedPayment, markSent, markSentAgain } from "./payments.ts";
 import { pooled } from "./pooled.ts";
 import type { Signer } from "./signer.ts";
-import { signRow, transfer } from "./signing.ts";
-import { areStored, insertTransactions, type TransactionRow } from "./transactions.ts";
+import { areStored, insertTransactions, signRow, type TransactionRow, transfer } from "./transactions.ts";
 
 const STORE_RETRY_MS = 250;
 

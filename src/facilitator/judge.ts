@@ -6,7 +6,7 @@ import type { Log } from "../core/log.ts";
 import type { Store } from "../storage/store.ts";
 import type { Hex } from "../x402/types.ts";
 import { NotClaimed } from "./batch.ts";
-import type { Chain, Use } from "./chain.ts";
+import type { Chain } from "./chain.ts";
 import { type Inclusion, newestOf, type OpenPayment, type Slot } from "./slots.ts";
 import { isPaidBy, isUsedUp } from "./token.ts";
 import { transactionsOf } from "./transactions.ts";
@@ -131,13 +131,9 @@ function createJudgeUnpaid({ chain, store, log, verdicts, send }: JudgeOptions):
     // Where a nonce was used without a receipt of ours, the use may be our own.
     const isForeign = ends.length > 0 && ends.every((end) => end === "reverted" || end === "nothing");
     const from = payment.sinceBlock - BEHIND_BLOCKS;
-    let use: Use | null = null;
-    try {
-      use = await chain.findUse(payment.authorization, from, head.number);
-    } catch (error) {
-      // It is for the name alone then, and some nodes search for none.
-      if (!isForeign) throw error;
-    }
+    const search = chain.findUse(payment.authorization, from, head.number);
+    // It is for the name alone then, and some nodes search for none.
+    const use = await (isForeign ? search.catch(() => null) : search);
     if (use === null) {
       if (!isForeign || ++payment.lookUps < LOOK_UPS_MAX) return false;
       await verdicts.fail(payment, "the authorization was used elsewhere");

@@ -55,6 +55,8 @@ export function createLane(options: LaneOptions): Lane {
   const { signer, chain, store, clock, log, maxFee, onStored } = options;
   const batchStore = createBatchStore(store, clock, log);
   const queue: Waiting[] = [];
+  /** Those whose turn it is. */
+  let batch: readonly Waiting[] = [];
   let next: Free | null = null;
   /** Rises when what was known about the next nonce is not trusted any more. */
   let doubts = 0;
@@ -67,48 +69,50 @@ export function createLane(options: LaneOptions): Lane {
   }
 
   async function run(): Promise<void> {
-    while (queue.length > 0) await sendBatch(queue.splice(0, BATCH_MAX));
+    while (queue.length > 0) {
+      batch = queue.splice(0, BATCH_MAX);
+      await sendBatch();
+    }
     running = null;
   }
 
   /** Settles every one of the batch, sooner or later. */
-  async function sendBatch(batch: readonly Waiting[]): Promise<void> {
-    let left = batch;
+  async function sendBatch(): Promise<void> {
     let conflicts = 0;
-    while (left.length > 0) {
+    while (batch.length > 0) {
       try {
-        left = await sendSome(left);
+        batch = await sendSome(batch);
       } catch (error) {
         // Whatever happened, the next nonce is what chain and store say.
         doubt();
         if (error instanceof UniqueViolation && ++conflicts <= CONFLICTS_MAX) await pauseAtRandom();
-        else left = refuse(left, error);
+        else batch = refuse(batch, error);
       }
     }
   }
 
   /** Rejects those whom the error is about, and gives the others. */
-  function refuse(batch: readonly Waiting[], error: unknown): readonly Waiting[] {
+  function refuse(those: readonly Waiting[], error: unknown): readonly Waiting[] {
     const reason = error instanceof UniqueViolation ? unavailable("the wallet is in use", error) : error;
     const key = error instanceof NotClaimed ? error.key : null;
-    const others = key === null ? [] : batch.filter(({ job }) => job.payment.key !== key);
-    for (const each of batch) if (!others.includes(each)) each.reject(reason);
+    const others = key === null ? [] : those.filter(({ job }) => job.payment.key !== key);
+    for (const each of those) if (!others.includes(each)) each.reject(reason);
     return others;
   }
 
   /** Signs and stores as many as can be signed, and gives those that are left. Nothing is stored when it throws. */
-  async function sendSome(batch: readonly Waiting[]): Promise<readonly Waiting[]> {
+  async function sendSome(those: readonly Waiting[]): Promise<readonly Waiting[]> {
     const { room, ...start } = await startOf();
     const doubtsBefore = doubts;
-    const jobs = batch.slice(0, room).map(({ job }) => job);
+    const jobs = those.slice(0, room).map(({ job }) => job);
     const { signed, failure } = await signBatch(signer, jobs, start);
     if (failure !== null) log.error("the signer can't sign", { wallet: signer.address, error: failure });
     if (signed.length === 0) throw unavailable("signer unreachable", failure);
     await batchStore.write(signed);
     if (doubts === doubtsBefore) next = behind({ nonce: start.nonce, room }, signed.length);
     onStored(signed);
-    for (const { resolve } of batch.slice(0, signed.length)) resolve();
-    return batch.slice(signed.length);
+    for (const { resolve } of those.slice(0, signed.length)) resolve();
+    return those.slice(signed.length);
   }
 
   async function startOf() {
@@ -124,7 +128,7 @@ export function createLane(options: LaneOptions): Lane {
 
   return {
     signer,
-    waiting: () => queue.length,
+    waiting: () => batch.length + queue.length,
     next: () => next?.nonce ?? null,
     send(job) {
       if (stopped) return Promise.reject(unavailable("stopping"));

@@ -10,9 +10,15 @@ import { type Fees, quoteFees, raiseFees } from "./fees.ts";
 import { isExpired } from "./judge.ts";
 import { pooled } from "./pooled.ts";
 import type { Signer } from "./signer.ts";
-import { type Content, nothing, signRow, transfer } from "./signing.ts";
 import { isObsolete, newestOf, type Slot, type Slots } from "./slots.ts";
-import { insertTransactions, type TransactionRow } from "./transactions.ts";
+import {
+  type Content,
+  insertTransactions,
+  nothing,
+  signRow,
+  type TransactionRow,
+  transfer,
+} from "./transactions.ts";
 import type { Block } from "./wire.ts";
 
 /** Blocks that a transaction may miss before it is replaced, or a nonce may lie idle before it is filled. */

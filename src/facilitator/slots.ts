@@ -50,6 +50,8 @@ export interface Slots {
   /** Those of a wallet whose nonce is in no block yet, by nonce. */
   waiting(wallet: Hex): Slot[];
   wallets(): Set<Hex>;
+  /** How many wait, by wallet. */
+  loads(): ReadonlyMap<Hex, number>;
   /** Takes in a stored transaction. The payment must be known, or given by its row. */
   add(row: TransactionRow, payment: ClaimedPayment | null, status: CollectionStatus): Slot;
   /** Takes in a payment that has no open transaction. */
@@ -111,6 +113,13 @@ export function createSlots(): Slots {
         .filter((slot) => slot.wallet === wallet && slot.inclusion === null)
         .sort((a, b) => a.nonce - b.nonce),
     wallets: () => new Set([...slots.values()].map(({ wallet }) => wallet)),
+    loads() {
+      const loads = new Map<Hex, number>();
+      for (const { wallet, inclusion } of slots.values()) {
+        if (inclusion === null) loads.set(wallet, (loads.get(wallet) ?? 0) + 1);
+      }
+      return loads;
+    },
     add(row, claimed, status) {
       const name = place(row.wallet, row.wallet_nonce);
       hashes.add(row.hash);

@@ -1,5 +1,15 @@
 // Composes the facilitator from its parts and starts it: storage first, then the wallets and what they had under
 // way, then the two listeners. Stopping goes the other way round.
+//
+// To read it, follow one payment:
+//   listener, connection      who is at the other end, and HTTP on that connection
+//   routes, accounts          the three endpoints, and which account the certificate is
+//   settle                    the order of checks: asked (the request), guardrails, answers; refusals are noted
+//   collect, payments         simulate, claim with its share of the ceiling, send, wait (outcomes); resume: what a crash left
+//   wallet, lane, batch       which key; its next nonces; signed and stored before anything leaves (transactions, signer)
+//   watch, broadcast, look    each new block: what is said again, and which nonces are used by now (slots, ledger)
+//   judge, verdicts, renew    how a payment ended, written down; what is stuck is replaced (fees), gaps are filled
+//   chain, rpc, endpoint      what is asked of the nodes, of which one, and how its answers are read (token, wire)
 import { systemClock } from "../core/clock.ts";
 import { parseAllowList } from "../core/host.ts";
 import { SETTLE_BODY_BYTES_MAX } from "../core/limits.ts";

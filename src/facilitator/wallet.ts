@@ -113,9 +113,10 @@ export function createWallet(options: WalletOptions): Wallet {
   async function sendJob(job: Job): Promise<void> {
     const found = await gauge.readiness();
     if (!found.ready) throw unavailable(found.reason);
+    const loads = slots.loads();
     const [chosen] = gauge
       .able()
-      .map((lane) => ({ lane, load: lane.waiting() + slots.waiting(lane.signer.address).length }))
+      .map((lane) => ({ lane, load: lane.waiting() + (loads.get(lane.signer.address) ?? 0) }))
       .sort((a, b) => a.load - b.load);
     if (chosen === undefined || chosen.load >= IN_FLIGHT_MAX)
       throw unavailable("too many payments under way");
