@@ -30,6 +30,7 @@ setDefaultTimeout(30_000);
 const HEAD_MS_MAX = 5_000;
 const PRICE = "1000";
 const MCP = { protocol: "mcp", mcp_transport: "streamable_http" };
+const CLIENT = { ...ALICE, name: "alice", ca: TEST_CA, bundle: ALICE.cert + ALICE.key + TEST_CA };
 const STATIC = "demo://resource/static/document/features.md";
 
 let gateway: Gateway;
@@ -58,9 +59,7 @@ afterAll(async () => {
 });
 
 function openTenant(): Promise<PayingTenant> {
-  const bundle = ALICE.cert + ALICE.key + TEST_CA;
-  const client = { ...ALICE, name: "alice", ca: TEST_CA, bundle };
-  return openPayingTenant(gateway, { url: facilitator.url, client });
+  return openPayingTenant(gateway, { url: facilitator.url, client: CLIENT });
 }
 
 async function endpoint(upstreamUrl: string, fields: object = {}, owner = tenant): Promise<Endpoint> {
@@ -274,6 +273,40 @@ test("an event stream is closed at the server when its caller goes", async () =>
   opened?.signal.addEventListener("abort", () => closed.resolve());
   gone.abort();
   await closed.promise;
+});
+
+test("a caller that has lost its connection in the middle of a call comes back for the rest", async () => {
+  const to = await endpoint(fixture.url);
+  const headers = await openSession(to);
+  const lost = new AbortController();
+  const params = { name: "test_tool_with_progress", arguments: {}, _meta: { progressToken: 7 } };
+  const body = JSON.stringify({ jsonrpc: "2.0", id: 2, method: "tools/call", params });
+  const response = await fetch(to.url, { method: "POST", headers, body, signal: lost.signal });
+  const first = await response.body?.getReader().read();
+  const last = /^id: (.+)$/m.exec(new TextDecoder().decode(first?.value))?.[1] ?? "none";
+  lost.abort();
+  const signal = AbortSignal.timeout(HEAD_MS_MAX);
+  const resumed = await fetch(to.url, { headers: { ...headers, "last-event-id": last }, signal });
+  let rest = "";
+  for await (const piece of (resumed.body ?? new ReadableStream()).pipeThrough(new TextDecoderStream())) {
+    rest += piece;
+    if (rest.includes("Told its progress.")) break;
+  }
+  expect(rest).toContain('"progress":100');
+});
+
+test("a gateway that is told to stop keeps no open event stream", async () => {
+  const own = await startGateway();
+  try {
+    const owner = await openPayingTenant(own, { url: facilitator.url, client: CLIENT });
+    const to = await endpoint(everything.url, {}, owner);
+    const { body } = await fetch(to.url, { headers: await openSession(to) });
+    const stopped = own.stop();
+    await expect(new Response(body).text()).rejects.toThrow();
+    await stopped;
+  } finally {
+    await own[Symbol.asyncDispose]();
+  }
 });
 
 test("a session is its user's alone", async () => {
