@@ -155,24 +155,26 @@ function createJudgeUnpaid({ chain, store, log, verdicts, send }: JudgeOptions):
     return true;
   }
 
-  return async (payment, head, ends) => {
-    const { authorization, signature } = payment;
-    if (await chain.isUsed(authorization, head)) return judgeUsed(payment, head, ends);
-    if (isExpired(payment, head)) {
-      await verdicts.fail(payment, "expired");
-      return true;
-    }
-    const simulation = await chain.simulate(authorization, signature);
-    const isReverted = ends.includes("reverted");
-    if (!simulation.ok || isReverted) {
-      const reason = simulation.ok ? "the transaction reverted" : simulation.reason;
-      // Used after all, maybe by us: the next block tells.
-      if (isUsedUp(reason)) return false;
-      // If it would go through now, it is not tried again: what made it revert was a matter of the payer's side.
-      await verdicts.fail(payment, reason);
+  /** Neither ours nor anybody has used it: has the payment failed, or is it sent again? */
+  async function judgeUnused(payment: OpenPayment, head: Block, ends: readonly End[]): Promise<boolean> {
+    const simulation = await chain.simulate(payment.authorization, payment.signature);
+    const isOver = isExpired(payment, head);
+    // Only a wrong time makes one of these: the token's own look at it, or the block's.
+    if (isOver && simulation.ok) return false;
+    const reason = simulation.ok ? "the transaction reverted" : simulation.reason;
+    // Used after all, maybe by us: the next block tells.
+    if (isUsedUp(reason)) return false;
+    // If it would go through now, it is not tried again: what made it revert was a matter of the payer's side.
+    if (!simulation.ok || ends.includes("reverted")) {
+      await verdicts.fail(payment, isOver ? "expired" : reason);
       return true;
     }
     return payment.slots.size < SLOTS_MAX && sendAgain(payment, simulation.gas);
+  }
+
+  return async (payment, head, ends) => {
+    const isUsed = await chain.isUsed(payment.authorization, head);
+    return isUsed ? judgeUsed(payment, head, ends) : judgeUnused(payment, head, ends);
   };
 }
 
