@@ -164,22 +164,23 @@ describe("a client that can pay", () => {
       expect(await client.tools()).toContain("trigger-sampling-request");
       // The client's answer to the server comes in a message of its own, which is no call.
       expect(said(await client.call("trigger-sampling-request", { prompt: "Hi" }))).toContain(MODEL_SAYS);
+      const { data } = (await owner.send("GET", "/v1/invocations")).body;
+      const [paid, ...others] = data.filter((item: Json) => item.payment_payer !== null);
+      expect(others).toEqual([]);
+      expect(paid).toMatchObject({ mode: "streaming", mcp_tool: "trigger-sampling-request" });
+      // The client has its answer before the stream has its end, which is what ends the invocation.
+      expect(await owner.poll(paid.agent_id, paid.id)).toMatchObject({
+        status: "succeeded",
+        payment_amount: PRICE,
+        payment_payer: payer.address.toLowerCase(),
+        settlement: { status: "settled" },
+      });
     });
     const from = payer.address.toLowerCase();
     const settled = facilitator.calls.filter(
       ({ body }) => body.paymentPayload.payload.authorization.from.toLowerCase() === from,
     );
     expect(settled).toHaveLength(1);
-    const { data } = (await owner.send("GET", "/v1/invocations")).body;
-    expect(data.filter((item: Json) => item.payment_payer !== null)).toMatchObject([
-      {
-        mode: "streaming",
-        status: "succeeded",
-        mcp_tool: "trigger-sampling-request",
-        payment_amount: PRICE,
-        payment_payer: from,
-      },
-    ]);
   });
 });
 
