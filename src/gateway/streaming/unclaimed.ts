@@ -7,8 +7,8 @@ import type { Log } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
 import { type InvocationKey, paidFor, withdraw } from "../invocations/service.ts";
 
-/** From when the payment was collected: many times what `Retry-After` says. */
-const KEPT_MS = 60_000;
+/** From when the payment was collected: several times what `Retry-After` says. */
+export const KEPT_MS = 30_000;
 const LOOK_MS = 5_000;
 const CALLS_AT_ONCE = 100;
 

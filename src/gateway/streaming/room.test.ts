@@ -1,0 +1,58 @@
+import { expect, test } from "bun:test";
+import { Fault } from "../../core/fault.ts";
+import { createRoom } from "./room.ts";
+
+const here = new AbortController().signal;
+const outcome = (taking: Promise<unknown>) =>
+  taking.then(
+    () => "taken",
+    (error) => (error instanceof Fault ? `${error.kind} ${error.retryAfterSeconds}` : String(error)),
+  );
+
+test("an agent's calls wait for each other, first come first served, and for nobody else's", async () => {
+  const room = createRoom({ agentConcurrency: 1 });
+  const first = await room.take("a", true, here);
+  const order: number[] = [];
+  const noted = async (number: number) => {
+    const place = await room.take("a", true, here);
+    order.push(number);
+    return place;
+  };
+  const [second, third] = [noted(2), noted(3)];
+  const [other, connection] = await Promise.all([room.take("b", true, here), room.take("a", false, here)]);
+  expect(order).toEqual([]);
+  first.release();
+  first.release();
+  await second;
+  await Promise.resolve();
+  expect(order).toEqual([2]);
+  (await second).release();
+  (await third).release();
+  expect(order).toEqual([2, 3]);
+  other.release();
+  connection.release();
+  (await room.take("a", true, here)).release();
+});
+
+test("who waits for too long, or has gone, is refused and takes no place later", async () => {
+  const room = createRoom({ agentConcurrency: 1, waitMs: 20 });
+  const held = await room.take("a", true, here);
+  expect(await outcome(room.take("a", true, here))).toBe("unavailable 5");
+  const leaving = new AbortController();
+  const gone = outcome(room.take("a", true, leaving.signal));
+  leaving.abort();
+  expect(await gone).toBe("unavailable 5");
+  expect(await outcome(room.take("a", true, leaving.signal))).toBe("unavailable 5");
+  held.release();
+  expect(await outcome(room.take("a", true, here))).toBe("taken");
+});
+
+test("so many wait for one agent, and no more", async () => {
+  const room = createRoom({ agentConcurrency: 1, waitMs: 200 });
+  const held = await room.take("a", true, here);
+  const waiting = Array.from({ length: 257 }, () => outcome(room.take("a", true, here)));
+  expect(await waiting[256]).toBe("unavailable 5");
+  held.release();
+  expect(await waiting[0]).toBe("taken");
+  await Promise.all(waiting);
+});

@@ -1,0 +1,325 @@
+// Payment on the streaming path, against a stand-in facilitator: settled before the upstream is called, declined for
+// good, or unknown, and then taken up by the same payment where it stood, once.
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { TEST_CA } from "../support/certificates.ts";
+import {
+  collected,
+  type FacilitatorStandIn,
+  notCollected,
+  startFacilitatorStandIn,
+} from "../support/facilitator-stand-in.ts";
+import { newPayer, type PaymentOptions, signPayment } from "../support/payments.ts";
+import { type Answer, contract, expectError, type Json, MCP, type Tenant } from "./contract.ts";
+
+const PAY_TO = "0x52908400098527886E0F7030069857D2E4169EE7";
+const PRICING = { amount: "1000", asset: "USDC", network: "base", pay_to: PAY_TO };
+
+const directory = mkdtempSync(join(tmpdir(), "tollgate-stream-payment-"));
+const caFile = join(directory, "ca.pem");
+writeFileSync(caFile, TEST_CA);
+afterAll(() => rmSync(directory, { recursive: true }));
+
+const pay = (options: Partial<PaymentOptions> = {}) =>
+  signPayment(newPayer(), { to: PAY_TO, value: 1000n, ...options });
+const stream = (tenant: Tenant, id: string, headers: Record<string, string>, json: unknown = { n: 1 }) =>
+  tenant.send("POST", `/v1/proxy/${id}/stream`, { json, headers });
+const idOf = (answer: Answer) => answer.headers.get("x-service-invocation-id") ?? "";
+const receipt = (answer: Answer, name = "x-payment-response"): Json =>
+  JSON.parse(Buffer.from(answer.headers.get(name) ?? "", "base64").toString());
+const away = () => new Response("away", { status: 500 });
+
+async function eventually(look: () => Promise<Json>, fits: (view: Json) => boolean): Promise<Json> {
+  for (;;) {
+    const view = await look();
+    if (fits(view)) return view;
+    await Bun.sleep(50);
+  }
+}
+
+contract(
+  (at) => {
+    let facilitator: FacilitatorStandIn;
+    beforeAll(() => {
+      facilitator = startFacilitatorStandIn();
+    });
+    afterAll(() => facilitator?.stop());
+
+    const open = async (fields: object = {}, configured = true) => {
+      const tenant = at.tenant();
+      if (configured) {
+        const { id: facilitator_credential_ref } = await tenant.credential();
+        const json = { facilitator_url: facilitator.url, facilitator_credential_ref };
+        expect((await tenant.send("PATCH", "/v1/settlement/config", { json })).status).toBe(200);
+      }
+      const route = at.upstream();
+      const { id } = await tenant.agent({ upstream_url: route.url, pricing: PRICING, ...fields });
+      return { tenant, id: String(id), route };
+    };
+    const settlement = async (tenant: Tenant, id: string) => (await tenant.detail(id)).settlement;
+
+    test("without a facilitator a payment is verified, and the answer streamed", async () => {
+      const { tenant, id, route } = await open({}, false);
+      const payment = await pay();
+      const answer = await stream(tenant, id, payment.headers);
+      expect([answer.status, answer.headers.get("x-payment-response")]).toEqual([200, null]);
+      const row = await tenant.detail(idOf(answer));
+      expect(row).toMatchObject({ status: "succeeded", payment_amount: "1000", mode: "streaming" });
+      expect(row.settlement).toBeUndefined();
+      const again = await stream(tenant, id, payment.headers);
+      expectError(again, 409);
+      expect(idOf(again)).toBe(idOf(answer));
+      expectError(await stream(tenant, id, payment.headers, { n: 2 }), 402);
+      expect(route.seen.length).toBe(1);
+    });
+
+    test("collected is told with the answer, and comes before the upstream", async () => {
+      const { tenant, id, route } = await open();
+      const payment = await pay();
+      let calledBefore = -1;
+      facilitator.answer(payment.authorization.nonce, (call) => {
+        calledBefore = route.seen.length;
+        return collected(call);
+      });
+      const answer = await stream(tenant, id, payment.headers);
+      expect([answer.status, answer.text, calledBefore]).toEqual([200, '{"hello":"world"}', 0]);
+      const told = receipt(answer);
+      expect(told).toMatchObject({ success: true, network: "base" });
+      expect(await settlement(tenant, idOf(answer))).toMatchObject({
+        status: "settled",
+        tx_hash: told.transaction,
+        attempts: 1,
+      });
+      // The same payment does not make the call again, and tells what became of it.
+      const again = await stream(tenant, id, payment.headers);
+      expectError(again, 409);
+      expect([idOf(again), receipt(again)]).toEqual([idOf(answer), told]);
+      expectError(
+        await tenant.send("POST", `/v1/proxy/${id}`, { json: { n: 1 }, headers: payment.headers }),
+        409,
+      );
+      const second = await pay();
+      expect(receipt(await stream(tenant, id, second.version2Headers), "payment-response").success).toBe(
+        true,
+      );
+      expect(route.seen.length).toBe(2);
+    });
+
+    test("declined is 402, with a record, and nobody is called", async () => {
+      const { tenant, id, route } = await open();
+      const payment = await pay();
+      facilitator.answer(payment.authorization.nonce, () => notCollected());
+      const answer = await stream(tenant, id, payment.headers);
+      expectError(answer, 402);
+      expect(await tenant.detail(idOf(answer))).toMatchObject({
+        status: "failed",
+        error_class: null,
+        settlement: { status: "settlement_failed" },
+      });
+      expectError(await stream(tenant, id, payment.headers), 402);
+      expect(route.seen.length).toBe(0);
+    });
+
+    describe("unknown", () => {
+      test("is 503, and the same payment goes on where it stood", async () => {
+        const { tenant, id, route } = await open();
+        const payment = await pay();
+        const { nonce } = payment.authorization;
+        facilitator.answer(nonce, away);
+        const first = await stream(tenant, id, payment.headers);
+        expectError(first, 503);
+        expect(first.headers.get("retry-after")).toBe("5");
+        expect(await tenant.detail(idOf(first))).toMatchObject({
+          status: "pending",
+          settlement: { status: "pending" },
+        });
+        const second = await stream(tenant, id, payment.headers);
+        expect([second.status, idOf(second)]).toEqual([503, idOf(first)]);
+        expect(route.seen.length).toBe(0);
+        facilitator.answer(nonce, collected);
+        await eventually(
+          () => settlement(tenant, idOf(first)),
+          ({ status }) => status === "settled",
+        );
+        expect((await tenant.detail(idOf(first))).status).toBe("pending");
+        const third = await stream(tenant, id, payment.headers);
+        expect([third.status, idOf(third)]).toEqual([200, idOf(first)]);
+        expect(receipt(third).success).toBe(true);
+        expect(await tenant.detail(idOf(first))).toMatchObject({
+          status: "succeeded",
+          settlement: { status: "settled" },
+        });
+        expect((await tenant.send("GET", "/v1/invocations")).body.total).toBe(1);
+        expect(route.seen.length).toBe(1);
+      });
+
+      test("is made once, however many come back with it", async () => {
+        const { tenant, id, route } = await open();
+        const payment = await pay();
+        const { nonce } = payment.authorization;
+        facilitator.answer(nonce, away);
+        const first = await stream(tenant, id, payment.headers);
+        facilitator.answer(nonce, collected);
+        await eventually(
+          () => settlement(tenant, idOf(first)),
+          ({ status }) => status === "settled",
+        );
+        const answers = await Promise.all(
+          Array.from({ length: 10 }, () => stream(tenant, id, payment.headers)),
+        );
+        expect(answers.map(({ status }) => status).sort()).toEqual([200, ...Array(9).fill(409)]);
+        expect(new Set(answers.map(idOf))).toEqual(new Set([idOf(first)]));
+        expect(route.seen.length).toBe(1);
+      });
+
+      test("that nobody comes back for is never made by the gateway itself", async () => {
+        const { tenant, id, route } = await open();
+        const payment = await pay();
+        const { nonce } = payment.authorization;
+        facilitator.answer(nonce, away);
+        const first = await stream(tenant, id, payment.headers);
+        facilitator.answer(nonce, collected);
+        await eventually(
+          () => settlement(tenant, idOf(first)),
+          ({ status }) => status === "settled",
+        );
+        // Another call of the agent, on the other path, has the dispatcher look for what is pending.
+        const other = await pay();
+        const accepted = await tenant.send("POST", `/v1/proxy/${id}`, { json: {}, headers: other.headers });
+        expect((await tenant.ended(id, accepted.body.invocation_id)).status).toBe("succeeded");
+        expect(await tenant.detail(idOf(first))).toMatchObject({ status: "pending", mode: "streaming" });
+        expect(route.seen.length).toBe(1);
+      });
+
+      test("with an idempotency key goes on by that, and is found by the other path's callers as taken", async () => {
+        const { tenant, id, route } = await open();
+        const payment = await pay();
+        const headers = { ...payment.headers, "idempotency-key": "k-1" };
+        facilitator.answer(payment.authorization.nonce, away);
+        const first = await stream(tenant, id, headers);
+        expectError(first, 503);
+        expectError(await tenant.send("POST", `/v1/proxy/${id}`, { json: { n: 1 }, headers }), 409);
+        facilitator.answer(payment.authorization.nonce, collected);
+        await eventually(
+          () => settlement(tenant, idOf(first)),
+          ({ status }) => status === "settled",
+        );
+        expect((await stream(tenant, id, headers)).status).toBe(200);
+        expect(route.seen.length).toBe(1);
+      });
+
+      test("survives a kill, and goes on after the restart", async () => {
+        const { tenant, id, route } = await open();
+        const payment = await pay();
+        const { nonce } = payment.authorization;
+        facilitator.answer(nonce, away);
+        const first = await stream(tenant, id, payment.headers);
+        expectError(first, 503);
+        await at.gateway.kill9();
+        facilitator.answer(nonce, collected);
+        await at.gateway.restart();
+        const second = await eventually(
+          () => stream(tenant, id, payment.headers),
+          ({ status }) => status !== 503,
+        );
+        expect([second.status, idOf(second)]).toEqual([200, idOf(first)]);
+        expect(route.seen.length).toBe(1);
+      });
+
+      test("can be cancelled, and has then been paid for nothing", async () => {
+        const { tenant, id, route } = await open();
+        const payment = await pay();
+        const { nonce } = payment.authorization;
+        facilitator.answer(nonce, away);
+        const first = await stream(tenant, id, payment.headers);
+        const path = `/v1/proxy/${id}/invocations/${idOf(first)}/cancel`;
+        expect((await tenant.send("POST", path)).body.error_class).toBe("cancelled");
+        facilitator.answer(nonce, collected);
+        await eventually(
+          () => settlement(tenant, idOf(first)),
+          ({ status }) => status === "settled_upstream_failed",
+        );
+        expectError(await stream(tenant, id, payment.headers), 409);
+        expect(route.seen.length).toBe(0);
+      });
+    });
+
+    test("a caller that leaves while its payment is settled can come back for its call", async () => {
+      const { tenant, id, route } = await open();
+      const payment = await pay();
+      const { nonce } = payment.authorization;
+      const settled = Promise.withResolvers<void>();
+      facilitator.answer(nonce, async (call) => {
+        await settled.promise;
+        return collected(call);
+      });
+      const leaving = new AbortController();
+      const { signal } = leaving;
+      const gone = tenant
+        .send("POST", `/v1/proxy/${id}/stream`, { json: { n: 1 }, headers: payment.headers, signal })
+        .catch(() => null);
+      await facilitator.arrival(nonce);
+      leaving.abort();
+      await gone;
+      await Bun.sleep(100);
+      settled.resolve();
+      const answer = await stream(tenant, id, payment.headers);
+      expect(answer.status).toBe(200);
+      expect(route.seen.length).toBe(1);
+      expect(await settlement(tenant, idOf(answer))).toMatchObject({ status: "settled" });
+    });
+
+    test("settled, and then the upstream failed", async () => {
+      const refuse = at.upstream(() => new Response("no", { status: 500 }));
+      for (const [url, status] of [
+        [refuse.url, 500],
+        ["http://127.0.0.1:1/", 502],
+      ] as const) {
+        const { tenant, id } = await open({ upstream_url: url });
+        const answer = await stream(tenant, id, (await pay()).headers);
+        expect(answer.status).toBe(status);
+        expect(receipt(answer).success).toBe(true);
+        expect(await settlement(tenant, idOf(answer))).toMatchObject({ status: "settled_upstream_failed" });
+      }
+    });
+
+    test("of an mcp agent the connection is free, and a batch costs its sum", async () => {
+      const pricing = { ...PRICING, tools: { cheap: "10", free: "0" } };
+      const { tenant, id, route } = await open({ ...MCP, pricing }, false);
+      const message = (method: string, params?: object) => ({ jsonrpc: "2.0", id: 1, method, params });
+      const call = (name: string) => message("tools/call", { name });
+      const free = [
+        message("initialize"),
+        message("ping"),
+        message("tools/list"),
+        message("resources/templates/list"),
+        { jsonrpc: "2.0", method: "notifications/initialized" },
+        { jsonrpc: "2.0", id: 1, result: {} },
+        [message("ping"), { jsonrpc: "2.0", id: 1, error: { code: 1, message: "x" } }],
+        call("free"),
+      ];
+      for (const body of free) {
+        expect([body, (await stream(tenant, id, {}, body)).status]).toEqual([body, 200]);
+      }
+      expect((await tenant.send("GET", "/v1/invocations")).body.total).toBe(free.length);
+      const paid: [unknown, string][] = [
+        [call("cheap"), "10"],
+        [call("other"), "1000"],
+        [message("resources/read"), "1000"],
+        [{ jsonrpc: "2.0", method: "tools/call", params: { name: "cheap" } }, "10"],
+        [message("server/discover"), "1000"],
+        [[call("cheap"), message("ping"), call("other"), call("free"), message("prompts/get")], "2010"],
+      ];
+      for (const [body, price] of paid) {
+        const asked = await stream(tenant, id, {}, body);
+        expect([body, asked.status, asked.body.accepts?.[0]?.maxAmountRequired]).toEqual([body, 402, price]);
+        const { headers } = await pay({ value: BigInt(price) });
+        expect((await stream(tenant, id, headers, body)).status).toBe(200);
+      }
+      expect(route.seen.length).toBe(free.length + paid.length);
+    });
+  },
+  { TOLLGATE_CA_FILE: caFile, TOLLGATE_SETTLE_WAIT_MS: "2000" },
+);
