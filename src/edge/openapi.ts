@@ -61,7 +61,7 @@ interface RequestBody extends Content {
   readonly description?: string;
 }
 
-interface ResponseDoc extends Content {
+export interface ResponseDoc extends Content {
   readonly status: keyof typeof SUCCESS;
   readonly description: string;
   /** Name of a header and what it says. */

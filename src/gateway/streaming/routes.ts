@@ -4,7 +4,7 @@ import { Fault } from "../../core/fault.ts";
 import { PROXY_BODY_BYTES_MAX } from "../../core/limits.ts";
 import { routes, scopeOf } from "../../edge/http.ts";
 import { readBytes } from "../../edge/intake.ts";
-import { operation } from "../../edge/openapi.ts";
+import { operation, type ResponseDoc } from "../../edge/openapi.ts";
 import type { StreamPath } from "./path.ts";
 import type { OpenedConnection, StreamRequest } from "./service.ts";
 
@@ -16,6 +16,7 @@ const SESSION = {
   "Mcp-Session-Id": { description: "The caller's session at an mcp agent; passes as it is." },
 };
 const ANYTHING = Type.Unsafe({});
+const event = (message: object) => `event: message\ndata: ${JSON.stringify(message)}\n\n`;
 
 const streamCall = operation({
   tag: "Proxy",
@@ -45,6 +46,14 @@ const streamCall = operation({
       description: "What the upstream answers, with whatever status.",
       mediaType: "*/*",
       schema: ANYTHING,
+      examples: {
+        plain: { hello: "world" },
+        "an event stream": event({
+          jsonrpc: "2.0",
+          id: 1,
+          result: { content: [{ type: "text", text: "5" }] },
+        }),
+      },
       headers: {
         ...INVOCATION,
         "X-PAYMENT-RESPONSE": "Of a settled payment: base64 of `{ success, transaction, network, payer }`.",
@@ -76,16 +85,18 @@ const streamCall = operation({
 
 const METHODS = ["POST", "GET", "DELETE"];
 
-const connection = (summary: string, description: string) =>
+const connection = (
+  summary: string,
+  description: string,
+  answer: Pick<ResponseDoc, "mediaType" | "example">,
+) =>
   operation({
     tag: "Proxy",
     summary,
     description: `${description} It makes no invocation, costs nothing and is not judged.`,
     path: AGENT_ID,
     headers: SESSION,
-    responses: [
-      { status: "ok", description: "What the upstream answers.", mediaType: "*/*", schema: ANYTHING },
-    ],
+    responses: [{ status: "ok", description: "What the upstream answers.", ...answer }],
     errors: [
       "not_found",
       "method_not_allowed",
@@ -96,8 +107,15 @@ const connection = (summary: string, description: string) =>
     ],
   });
 
-const listen = connection("Listen to an mcp agent", "The event stream of a session; `Last-Event-ID` passes.");
-const endSession = connection("End a session of an mcp agent", "Ends the session that the header names.");
+const listen = connection(
+  "Listen to an mcp agent",
+  "The event stream of a session; `Last-Event-ID` passes.",
+  {
+    mediaType: "text/event-stream",
+    example: event({ jsonrpc: "2.0", method: "notifications/tools/list_changed" }),
+  },
+);
+const endSession = connection("End a session of an mcp agent", "Ends the session that the header names.", {});
 
 export function streamRoutes(path: StreamPath) {
   return routes()
