@@ -147,7 +147,7 @@ describe("three hundred at once", () => {
     const ended = await Promise.all(payments.map((payment) => wallet.ended(payment, 20_000)));
     expect(ended.filter((each) => each?.status === "settled")).toHaveLength(300);
     const blocks = ended.map((each) => each!.block_number!);
-    expect(Math.max(...blocks) - Math.min(...blocks)).toBeLessThan(3);
+    expect(Math.max(...blocks) - Math.min(...blocks)).toBeLessThanOrEqual(3);
     expect(await slow.transfers({ to: payTo })).toHaveLength(300);
     expect((await wallet.rows()).map((row) => row.wallet_nonce)).toEqual(payments.map((_, index) => index));
   }, 40_000);

@@ -263,14 +263,15 @@ describe("a connection that breaks", () => {
 describe("a call that takes too long", () => {
   test("ends at the deadline without a head", async () => {
     const upstream = keep(startUpstream(() => new Promise<Response>(() => {})));
-    const outcome = await call(upstream.url, {}, { upstream_timeout_ms: 40 });
+    const outcome = await call(upstream.url, {}, { upstream_timeout_ms: 100 });
     expect(outcome).toMatchObject({
       status: "failed",
       error_class: "timeout",
       upstream_status: null,
       resp_size: null,
     });
-    expect(outcome.latency_ms).toBeGreaterThanOrEqual(39);
+    // The deadline begins before the first dial, from which latency counts: on a busy machine some of it is gone then.
+    expect(outcome.latency_ms).toBeGreaterThanOrEqual(50);
   });
 
   test("ends at the deadline in the body, with the status that had come", async () => {
