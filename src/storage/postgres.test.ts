@@ -137,39 +137,6 @@ describe("postgres alone", () => {
     await store.close();
   });
 
-  test("history pages walk an index, also for a value that is common elsewhere", async () => {
-    const place = await postgresPlace();
-    await (await place.open()).close();
-    await using client = new SQL(place.url, { max: 1 });
-    // Of "a", nothing failed and nothing streamed; of the others, nearly all.
-    await client.unsafe(`
-      insert into invocations (tenant, id, agent_id, caller, mode, status, response_truncated, body_captured,
-        emit_receipt, updated_at, completed_at)
-      select case when i % 5 = 0 then 'a' else 'b' end, 'inv_' || lpad(i::text, 8, '0'), 'agt_1', 'c',
-        case when i % 5 = 0 then 'transactional' else 'streaming' end,
-        case when i % 5 = 0 then 'succeeded' else 'failed' end, false, false, false, 1, 1
-      from generate_series(1, 20000) i`);
-    await client.unsafe("analyze invocations");
-    const filters = {
-      status: "failed",
-      mode: "streaming",
-      error_class: "x",
-      model: "x",
-      settlement_status: "x",
-    };
-    for (const plans of ["force_generic_plan", "force_custom_plan"]) {
-      await client.unsafe(`set plan_cache_mode = ${plans}`);
-      for (const [column, value] of Object.entries(filters)) {
-        await client.unsafe(`prepare page (text, text) as
-          select * from invocations where tenant = $1 and ${column} = $2 order by id desc limit 20`);
-        const rows = await client.unsafe(`explain (costs off) execute page ('a', '${value}')`).values();
-        const index = `invocations_${column === "settlement_status" ? "settlement" : column}`;
-        expect(rows.join("\n")).toContain(`Index Scan Backward using ${index} on invocations`);
-        await client.unsafe("deallocate page");
-      }
-    }
-  });
-
   test("replicas that start at once agree on one schema", async () => {
     const place = await postgresPlace();
     const stores = await Promise.all(Array.from({ length: 5 }, () => place.open()));

@@ -1,6 +1,6 @@
 // Reading invocations: by ID, with their bodies, and as pages of the history. IDs rise with time, so newest
 // first is the order of IDs, and a time window is a range of them.
-import { and, desc, eq, gte, lt, type SQL, sql } from "drizzle-orm";
+import { and, eq, sql } from "drizzle-orm";
 import type { CountDimension } from "../../../db/schema.ts";
 import { Fault } from "../../core/fault.ts";
 import { idFloor, isId } from "../../core/id.ts";
@@ -10,6 +10,16 @@ import { counted } from "../../storage/counts.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
 import type { CapturedBodies } from "./model.ts";
 import { firstBytes, type InvocationRow } from "./service.ts";
+import {
+  FIRST_ID,
+  type Filter,
+  type Found,
+  LAST_ID,
+  type Path,
+  type Place,
+  pageAndTotal,
+  pageAt,
+} from "./walk.ts";
 
 const byId = prepared(({ db, tables: { invocations: t } }: Reader) =>
   db
@@ -54,7 +64,7 @@ export async function capturedResponse(reader: Reader, row: InvocationRow): Prom
 }
 
 /** The filters of a query, as far as a total is kept for them. */
-function readFilters(query: Query): [CountDimension, string][] {
+function readFilters(query: Query): Filter[] {
   const filters: [CountDimension, string | null][] = [
     ["agent", query.get("agent_id")],
     ["status", oneOf(query, "status", INVOCATION_STATUSES)],
@@ -66,50 +76,38 @@ function readFilters(query: Query): [CountDimension, string][] {
   return filters.filter((filter): filter is [CountDimension, string] => filter[1] !== null);
 }
 
-function condition(reader: Reader, [dimension, value]: [CountDimension, string]): SQL {
-  const { invocations: t } = reader.tables;
-  const column = {
-    all: t.tenant,
-    agent: t.agent_id,
-    status: t.status,
-    mode: t.mode,
-    error_class: t.error_class,
-    model: t.model,
-    settlement: t.settlement_status,
-  }[dimension];
-  return sql`${column} = ${value}`;
+/** The filters, the one that lets the fewest calls through first: its index is the one to walk along. */
+async function fewestFirst(reader: Reader, tenant: string, filters: readonly Filter[]): Promise<Filter[]> {
+  const counts = await Promise.all(
+    filters.map(async (filter) => ({ filter, total: await counted(reader, tenant, ...filter) })),
+  );
+  return counts.sort((a, b) => a.total - b.total).map(({ filter }) => filter);
 }
 
-export interface HistoryPage {
-  readonly rows: InvocationRow[];
-  readonly total: number;
-  readonly limit: number;
-  readonly offset: number;
-}
+export interface HistoryPage extends Found, Place {}
 
 /** @throws Fault `invalid_request`, naming the parameter */
 export async function readHistory(reader: Reader, tenant: string, query: Query): Promise<HistoryPage> {
-  const { invocations: t } = reader.tables;
-  const { limit, offset } = page(query);
+  const place = page(query);
   const filters = readFilters(query);
   const since = dateTime(query, "since");
   const until = dateTime(query, "until");
-  const window = [
-    ...(since === null ? [] : [gte(t.id, idFloor("inv", since))]),
-    // Inclusive to the millisecond: up to, and not with, the next one.
-    ...(until === null ? [] : [lt(t.id, idFloor("inv", until + 1))]),
-  ];
   // No stored text holds U+0000, and Postgres refuses a parameter that does.
-  if (filters.some(([, value]) => value.includes("\0"))) return { rows: [], total: 0, limit, offset };
-  const where = and(eq(t.tenant, tenant), ...filters.map((filter) => condition(reader, filter)), ...window);
-  const rows = await reader.db.select().from(t).where(where).orderBy(desc(t.id)).limit(limit).offset(offset);
-  const [dimension, value] = filters[0] ?? ["all", ""];
-  if (window.length === 0 && filters.length <= 1) {
-    return { rows, total: await counted(reader, tenant, dimension, value), limit, offset };
+  if (filters.some(([, value]) => value.includes("\0"))) return { rows: [], total: 0, ...place };
+  const [along, ...others] = filters.length < 2 ? filters : await fewestFirst(reader, tenant, filters);
+  const path: Path = {
+    tenant,
+    along,
+    others,
+    floor: since === null ? FIRST_ID : idFloor("inv", since),
+    // Inclusive to the millisecond: up to, and not with, the next one.
+    ceiling: until === null ? LAST_ID : idFloor("inv", until + 1),
+  };
+  if (others.length > 0 || since !== null || until !== null) {
+    return { ...(await pageAndTotal(reader, path, place)), ...place };
   }
-  const [matches] = await reader.db
-    .select({ count: sql<number>`count(*)`.mapWith(Number) })
-    .from(t)
-    .where(where);
-  return { rows, total: matches?.count ?? 0, limit, offset };
+  const total = await counted(reader, tenant, ...(along ?? (["all", ""] as const)));
+  const rows = place.offset < total ? await pageAt(reader, path, place) : [];
+  // A call that has come since the total was read is on the page already.
+  return { rows, total: rows.length === 0 ? total : Math.max(total, place.offset + rows.length), ...place };
 }

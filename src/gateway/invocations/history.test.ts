@@ -1,0 +1,183 @@
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { eq } from "drizzle-orm";
+import fc from "fast-check";
+import { accepted } from "../../../test/support/invocations.ts";
+import { FILTERS, longHistory } from "../../../test/support/long-history.ts";
+import { type Place, places } from "../../../test/support/stores.ts";
+import { idTime } from "../../core/id.ts";
+import { ERROR_CLASSES, INVOCATION_STATUSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
+import type { Store } from "../../storage/store.ts";
+import { readHistory } from "./history.ts";
+import type { InvocationRow } from "./service.ts";
+import { countWhole } from "./totals.ts";
+
+/** More than two steps of a walk. */
+const CALLS = 11_000;
+
+const COLUMNS = {
+  agent_id: "agent_id",
+  status: "status",
+  mode: "mode",
+  error_class: "error_class",
+  model: "model",
+  settlement: "settlement_status",
+} as const;
+type Parameter = keyof typeof COLUMNS;
+const PARAMETERS = Object.keys(COLUMNS) as Parameter[];
+
+const someOf = <T>(...values: readonly T[]) => fc.constantFrom(...values);
+const orNull = <T>(values: readonly T[]) => someOf(null, ...values);
+
+/** Rows that no gateway would write, in all combinations, and many of them in the same millisecond. */
+const anyRow = fc
+  .record({
+    time: fc.integer({ min: 0, max: 9 }),
+    agent_id: someOf("agt_1", ...FILTERS.agent_id),
+    status: someOf(...INVOCATION_STATUSES),
+    mode: someOf(...MODES),
+    error_class: orNull(ERROR_CLASSES),
+    model: orNull(["m-0", "M-0", "m-0 ", "", "ü"]),
+    settlement_status: orNull(SETTLEMENT_STATUSES),
+  })
+  .map(({ time, status, ...fields }) => {
+    const ended = status === "succeeded" || status === "failed";
+    return accepted(2_000_000_000_000 + time, {
+      ...fields,
+      status,
+      owner: status === "running" ? "rep_1" : null,
+      completed_at: ended ? 1 : null,
+    }).row;
+  });
+
+const VALUES: Record<Parameter, readonly string[]> = {
+  agent_id: ["agt_1", "agt_2", ...FILTERS.agent_id],
+  status: INVOCATION_STATUSES,
+  mode: MODES,
+  error_class: ["nothing", ...ERROR_CLASSES],
+  model: ["m", "m-7", "m-0", "M-0", "m-0 ", "", "ü"],
+  settlement: SETTLEMENT_STATUSES,
+};
+/** Up to three, for hardly a call matches more. */
+const anyFilters = fc
+  .subarray(PARAMETERS, { maxLength: 3 })
+  .chain((names) => fc.tuple(...names.map((name) => fc.tuple(fc.constant(name), someOf(...VALUES[name])))))
+  .map((filters) => new Map(filters));
+
+/** A bound at the time of one of the rows, at the milliseconds around it, or far from all of them. */
+const anyBound = fc.option(
+  fc.oneof(
+    { weight: 4, arbitrary: fc.record({ row: fc.nat(), ms: someOf(-1, 0, 1) }) },
+    { weight: 1, arbitrary: fc.record({ time: someOf(0, 4_000_000_000_000) }) },
+  ),
+);
+
+const anyPlace = fc.record(
+  {
+    limit: someOf(1, 20, 100),
+    offset: fc.oneof(
+      fc.integer({ min: 0, max: 30 }),
+      fc.integer({ min: 0, max: CALLS }),
+      someOf(4_990, 5_000, 10_000, CALLS + 1_000),
+    ),
+  },
+  { requiredKeys: [] },
+);
+
+const anyQuery = fc.record({ filters: anyFilters, since: anyBound, until: anyBound, place: anyPlace });
+
+type AnyQuery = typeof anyQuery extends fc.Arbitrary<infer Q> ? Q : never;
+
+function boundTime(bound: AnyQuery["since"], rows: readonly InvocationRow[]): number | null {
+  if (bound === null) return null;
+  if ("time" in bound) return bound.time;
+  const row = rows[bound.row % rows.length];
+  return row === undefined ? null : idTime(row.id) + bound.ms;
+}
+
+describe.each(["sqlite", "postgres"] as const)("the history on %s", (dialect) => {
+  let place: Place;
+  let store: Store;
+  /** Those of tenant acme, newest first. */
+  let rows: InvocationRow[];
+  beforeAll(async () => {
+    place = await places[dialect]();
+    store = await place.open();
+    for (const statement of [...longHistory("acme", CALLS), ...longHistory("other", 300)]) {
+      await place.execute(statement);
+    }
+    const odd = fc.sample(anyRow, { numRuns: 500, seed: 4 });
+    await store.write(async (tx) => {
+      for (const row of odd) {
+        await tx.db.insert(tx.tables.invocations).values(row);
+        countWhole(tx, row, 1);
+      }
+    });
+    const { db, tables } = store.read;
+    const all = await db.select().from(tables.invocations).where(eq(tables.invocations.tenant, "acme"));
+    rows = all.sort((a, b) => (a.id < b.id ? 1 : -1));
+  }, 30_000);
+  afterAll(async () => {
+    await store.close();
+    place.remove();
+  });
+
+  test("any filters, dates and places give the calls that match, newest first, and how many there are", async () => {
+    await fc.assert(
+      fc.asyncProperty(anyQuery, async ({ filters, since, until, place: { limit, offset } }) => {
+        const [from, to] = [boundTime(since, rows), boundTime(until, rows)];
+        const query = new URLSearchParams({
+          ...Object.fromEntries(filters),
+          ...(from !== null && { since: new Date(from).toISOString() }),
+          ...(to !== null && { until: new Date(to).toISOString() }),
+          ...(limit !== undefined && { limit: String(limit) }),
+          ...(offset !== undefined && { offset: String(offset) }),
+        });
+        const matches = rows.filter(
+          (row) =>
+            [...filters].every(([name, value]) => row[COLUMNS[name]] === value) &&
+            (from === null || idTime(row.id) >= from) &&
+            (to === null || idTime(row.id) <= to),
+        );
+        const start = offset ?? 0;
+        const page = await readHistory(store.read, "acme", query);
+        expect(page.total).toBe(matches.length);
+        expect(page.rows).toEqual(matches.slice(start, start + (limit ?? 20)));
+        expect([page.limit, page.offset]).toEqual([limit ?? 20, start]);
+      }),
+      { numRuns: 150 },
+    );
+  }, 30_000);
+
+  const both = { mode: "transactional", status: "succeeded" };
+
+  test("a page that two steps have a part of is whole", async () => {
+    const matches = rows.filter((row) => row.mode === both.mode && row.status === both.status);
+    for (let offset = 4_000; offset < 5_100; offset += 100) {
+      const query = new URLSearchParams({ ...both, limit: "100", offset: String(offset) });
+      const page = await readHistory(store.read, "acme", query);
+      expect(page.rows.map((row) => row.id)).toEqual(
+        matches.slice(offset, offset + 100).map((row) => row.id),
+      );
+    }
+  });
+
+  test.each([
+    ["to the end", both],
+    ["to a page far behind", { offset: String(CALLS) }],
+  ])("a long walk %s lets others pass", async (_, query: Record<string, string>) => {
+    const turnsOf = async (walks: number) => {
+      let turns = 0;
+      let timer = setImmediate(function count() {
+        turns += 1;
+        timer = setImmediate(count);
+      });
+      const walk = () => readHistory(store.read, "acme", new URLSearchParams(query));
+      const pages = await Promise.all(Array.from({ length: walks }, walk));
+      clearImmediate(timer);
+      expect(pages.every(({ total, rows }) => total > 8_000 && rows.length === 20)).toBe(true);
+      return turns;
+    };
+    // Each takes two steps at least, and waits between them for a turn of its own.
+    expect(await turnsOf(10)).toBeGreaterThanOrEqual(10);
+  });
+});

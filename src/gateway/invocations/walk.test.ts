@@ -1,0 +1,118 @@
+import { Database } from "bun:sqlite";
+import { describe, expect, test } from "bun:test";
+import { join } from "node:path";
+import { drizzle } from "drizzle-orm/bun-sqlite";
+import { columns } from "../../../db/columns.ts";
+import { defineSchema } from "../../../db/schema.ts";
+import { FILTERS, longHistory } from "../../../test/support/long-history.ts";
+import { postgresPlace, sqlitePlace } from "../../../test/support/stores.ts";
+import { postgresClient, postgresQueries } from "../../storage/pool.ts";
+import type { Queries, Reader } from "../../storage/store.ts";
+import { readHistory } from "./history.ts";
+
+const one = Object.entries(FILTERS).map(([name, [value]]): [string, string] => [name, value]);
+const pairs = one.flatMap((first, index) => one.slice(index + 1).map((second) => [first, second]));
+const ALWAYS: Record<string, string> = { since: "1970-01-01T00:00:00Z", until: "2999-01-01T00:00:00Z" };
+const NEVER: Record<string, string>[] = [
+  { since: "2999-01-01T00:00:00Z" },
+  { until: "1970-01-01T00:00:00Z" },
+  { since: "2025-11-21T00:00:00Z", until: "2025-11-21T00:00:00Z" },
+];
+
+/** No filter, each one and each pair, without dates and with them, and the indexes that may be walked for it. */
+const QUESTIONS = [[], ...one.map((filter) => [filter]), ...pairs].flatMap((filters) =>
+  [{}, ALWAYS, ...(filters.length < 2 ? NEVER : [])].map((dates) => ({
+    query: new URLSearchParams({ ...Object.fromEntries(filters), ...dates, offset: "3" }),
+    indexes: filters.map(([name]) => `invocations_${name === "agent_id" ? "agent" : name}`),
+  })),
+);
+
+type Statement = readonly [text: string, values: readonly unknown[]];
+
+/** What a page asks of the invocations themselves; the reader puts down all that it is asked in `asked`. */
+async function statements(reader: Reader, asked: Statement[], tenant: string, query: URLSearchParams) {
+  asked.length = 0;
+  await readHistory(reader, tenant, query);
+  const found = asked.filter(([text]) => text.includes('from "invocations"'));
+  expect(found.length).toBeGreaterThan(0);
+  return found;
+}
+
+describe("whatever is asked for, one index is walked from where its calls begin to where they end", () => {
+  test("on SQLite", async () => {
+    const place = sqlitePlace();
+    await (await place.open()).close();
+    for (const statement of longHistory("acme", 300)) await place.execute(statement);
+    const database = new Database(join(place.dir, "tollgate.db"));
+    const asked: Statement[] = [];
+    const logger = { logQuery: (text: string, values: unknown[]) => void asked.push([text, values]) };
+    const db = drizzle(database, { logger }) as unknown as Queries;
+    const reader = { db, tables: defineSchema(columns.sqlite) };
+    const key = "PRIMARY KEY (tenant=? AND id>? AND id<?)";
+    for (const { query, indexes } of QUESTIONS) {
+      for (const [text] of await statements(reader, asked, "acme", query)) {
+        const rows = database.prepare<{ detail: string }, []>(`explain query plan ${text}`).all();
+        const plan = rows.map(({ detail }) => detail).join("; ");
+        const walked =
+          /SEARCH invocations USING (?:COVERING )?(?:INDEX )?(.*?\))(?:$|;)/.exec(plan)?.[1] ?? "";
+        const expected = indexes.map((index) => {
+          const column = { invocations_agent: "agent_id", invocations_settlement: "settlement_status" }[
+            index
+          ];
+          const row = `(${column ?? index.replace("invocations_", "")},id)`;
+          return `${index} (tenant=? AND ${row}>(?,?) AND ${row}<(?,?))`;
+        });
+        expect([`${query}`, ...(indexes.length === 0 ? [key] : expected)]).toContain(walked);
+        expect(plan).not.toMatch(/SCAN invocations|TEMP B-TREE/);
+      }
+    }
+    database.close();
+    place.remove();
+  });
+
+  /** The plans of what tenant `tenant` may ask, as a reader of the product gets them. */
+  async function expectWalks(url: string, tenant: string): Promise<void> {
+    await using client = postgresClient(url, true);
+    const asked: Statement[] = [];
+    const db = postgresQueries(async (text, values, rows) => {
+      asked.push([text, values]);
+      const running = client.unsafe(text, values);
+      return rows === "arrays" ? await running.values() : await running;
+    });
+    for (const { query, indexes } of QUESTIONS) {
+      for (const [text, values] of await statements(
+        { db, tables: defineSchema(columns.postgres) },
+        asked,
+        tenant,
+        query,
+      )) {
+        await client.unsafe(`prepare asked as ${text}`);
+        for (const plans of ["force_generic_plan", "force_custom_plan"]) {
+          await client.unsafe(`set plan_cache_mode = ${plans}`);
+          const given = values.map((value) => (typeof value === "number" ? value : `'${value}'`));
+          const rows = await client.unsafe(`explain (costs off) execute asked (${given})`).values();
+          const plan = rows.join("\n");
+          const walked = /Index (?:Only )?Scan Backward using (\w+) on invocations\n +Index Cond: (.*)/.exec(
+            plan,
+          );
+          const expected = indexes.length === 0 ? ["invocations_pkey"] : indexes;
+          expect([`${tenant} ${query}\n${plan}`, ...expected]).toContain(walked?.[1] ?? "");
+          expect(walked?.[2]).toMatch(/id\)? >= .* AND .*id\)? < /);
+          expect(plan).not.toMatch(/Sort|Bitmap|Seq Scan/);
+        }
+        await client.unsafe("deallocate asked");
+      }
+    }
+  }
+
+  test("on Postgres, measured or not, and for a tenant who is newer than the statistics", async () => {
+    const place = await postgresPlace();
+    await (await place.open()).close();
+    for (const statement of longHistory("acme", 10_000)) await place.execute(statement);
+    await expectWalks(place.url, "acme");
+    await place.execute("analyze");
+    await expectWalks(place.url, "acme");
+    for (const statement of longHistory("new", 200)) await place.execute(statement);
+    await expectWalks(place.url, "new");
+  }, 30_000);
+});
