@@ -57,11 +57,11 @@ function faultResponse(fault: Fault): Response {
   if (fault.allow !== undefined) headers.set("allow", fault.allow.join(", "));
   if (fault.kind === "unauthenticated") headers.set("www-authenticate", "Bearer");
   if (fault.closesConnection) headers.set("connection", "close");
+  for (const [name, value] of Object.entries(fault.answer?.headers ?? {})) headers.set(name, value);
   const status = STATUS[fault.kind];
   if (fault.kind === "unauthenticated" || fault.kind === "internal")
     return new Response(null, { status, headers });
   headers.set("content-type", "application/json");
-  for (const [name, value] of Object.entries(fault.answer?.headers ?? {})) headers.set(name, value);
   return new Response(JSON.stringify(fault.answer?.body ?? { error: fault.message }), { status, headers });
 }
 

@@ -257,9 +257,9 @@ function composeStreaming({ options, store, log, checks, policy, replica, ...res
     upstreamTimeoutMs,
     deniedTools: policy.deniedTools,
   });
-  const room = createRoom({ agentConcurrency });
-  const stopping = new AbortController();
-  const admission = { ...checks, replica, takePlace: room.take, stopping: stopping.signal };
+  const { stopping } = streams;
+  const room = createRoom({ agentConcurrency, stopping });
+  const admission = { ...checks, replica, takePlace: room.take, stopping };
   const path = createStreamPath({
     streams,
     admit: (call) => admitStream(admission, call),
@@ -273,10 +273,9 @@ function composeStreaming({ options, store, log, checks, policy, replica, ...res
     start() {
       stopLooking = endUnclaimed(unclaimed);
     },
-    async drain(ms: number): Promise<void> {
+    drain(ms: number): Promise<void> {
       stopLooking();
-      await streams.drain(ms);
-      stopping.abort();
+      return streams.drain(ms);
     },
   };
 }

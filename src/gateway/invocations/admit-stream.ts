@@ -151,7 +151,7 @@ interface Waiting {
  * @throws Fault `unavailable` while its payment is unknown; `conflict` when it has been made
  */
 async function take(
-  { store, clock, payments, replica: owner }: AdmitStreamOptions,
+  { store, clock, payments, replica: owner, stopping }: AdmitStreamOptions,
   { signal }: StreamCall,
   checked: Checked<StreamForm>,
   { key, paid }: Waiting,
@@ -160,12 +160,12 @@ async function take(
   const claimed = await untilStored(
     () => {
       // Whoever has gone may come back with the same payment, as long as the call has not been made.
-      if (signal.aborted) throw unknownYet(key.id);
+      if (signal.aborted || stopping.aborted) throw unknownYet(key.id);
       const attempt = { key, owner, now: clock.now(), inHand: null, again };
       again = true;
       return store.write((tx) => claim(tx, attempt));
     },
-    () => signal.aborted,
+    () => signal.aborted || stopping.aborted,
   );
   const isTold = Object.keys(paid).length > 0;
   const told = claimed === null || isTold ? paid : await payments.recall(key.tenant, key.id);

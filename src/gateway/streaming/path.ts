@@ -28,10 +28,15 @@ export function createStreamPath({ streams, admit, admitConnection }: StreamPath
   return {
     async call(call, ends) {
       requireOwner(owners, call);
-      const { opened, body } = await admit(call);
-      const response = await streams.call(opened, body, { ...ends, gone: call.signal });
-      learn(owners, call, response);
-      return response;
+      const leave = streams.enter();
+      try {
+        const { opened, body } = await admit(call);
+        const response = await streams.call(opened, body, { ...ends, gone: call.signal });
+        learn(owners, call, response);
+        return response;
+      } finally {
+        leave();
+      }
     },
     async connect(request, method, ends) {
       requireOwner(owners, request);

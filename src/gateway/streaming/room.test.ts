@@ -10,7 +10,7 @@ const outcome = (taking: Promise<unknown>) =>
   );
 
 test("an agent's calls wait for each other, first come first served, and for nobody else's", async () => {
-  const room = createRoom({ agentConcurrency: 1 });
+  const room = createRoom({ agentConcurrency: 1, stopping: here });
   const first = await room.take("a", true, here);
   const order: number[] = [];
   const noted = async (number: number) => {
@@ -35,7 +35,7 @@ test("an agent's calls wait for each other, first come first served, and for nob
 });
 
 test("who waits for too long, or has gone, is refused and takes no place later", async () => {
-  const room = createRoom({ agentConcurrency: 1, waitMs: 20 });
+  const room = createRoom({ agentConcurrency: 1, stopping: here, waitMs: 20 });
   const held = await room.take("a", true, here);
   expect(await outcome(room.take("a", true, here))).toBe("unavailable 5");
   const leaving = new AbortController();
@@ -48,11 +48,22 @@ test("who waits for too long, or has gone, is refused and takes no place later",
 });
 
 test("so many wait for one agent, and no more", async () => {
-  const room = createRoom({ agentConcurrency: 1, waitMs: 200 });
+  const room = createRoom({ agentConcurrency: 1, stopping: here, waitMs: 200 });
   const held = await room.take("a", true, here);
   const waiting = Array.from({ length: 257 }, () => outcome(room.take("a", true, here)));
   expect(await waiting[256]).toBe("unavailable 5");
   held.release();
   expect(await waiting[0]).toBe("taken");
   await Promise.all(waiting);
+});
+
+test("nobody is let in when it is time to stop, nor waits any longer", async () => {
+  const stopping = new AbortController();
+  const room = createRoom({ agentConcurrency: 1, stopping: stopping.signal });
+  const held = await room.take("a", true, here);
+  const waiting = outcome(room.take("a", true, here));
+  stopping.abort();
+  expect(await waiting).toBe("unavailable 5");
+  held.release();
+  expect(await outcome(room.take("b", true, here))).toBe("unavailable 5");
 });

@@ -26,15 +26,18 @@ export interface Room {
 export interface RoomOptions {
   /** Calls of one agent at once. */
   readonly agentConcurrency: number;
+  /** Aborted when nobody is let in any more. */
+  readonly stopping: AbortSignal;
   /** Tests shorten it. */
   readonly waitMs?: number;
 }
 
-export function createRoom({ agentConcurrency, waitMs = WAIT_MS }: RoomOptions): Room {
+export function createRoom({ agentConcurrency, stopping, waitMs = WAIT_MS }: RoomOptions): Room {
   const bodies = Number.MAX_SAFE_INTEGER;
   const calls = { per_agent: agentConcurrency, in_all: CALLS_MAX, body_bytes: bodies };
   const others = { per_agent: AGENT_CONNECTIONS_MAX, in_all: CONNECTIONS_MAX, body_bytes: bodies };
-  const [callQueue, otherQueue] = [createQueue(calls, waitMs), createQueue(others, waitMs)];
+  const waits = { waitMs, stopping };
+  const [callQueue, otherQueue] = [createQueue(calls, waits), createQueue(others, waits)];
   return {
     take: (agentId, isCall, signal) => (isCall ? callQueue : otherQueue)(agentId, signal),
   };
@@ -45,7 +48,12 @@ interface Waiting {
   enter(): void;
 }
 
-function createQueue(limits: PlaceLimits, waitMs: number) {
+interface Waits {
+  readonly waitMs: number;
+  readonly stopping: AbortSignal;
+}
+
+function createQueue(limits: PlaceLimits, { waitMs, stopping }: Waits) {
   const places = createPlaces(limits);
   const waiting = new Set<Waiting>();
   const waitingOf = new Map<string, number>();
@@ -73,7 +81,7 @@ function createQueue(limits: PlaceLimits, waitMs: number) {
     const turn = { agentId, enter: resolve };
     const giveUp = () => reject(full());
     const timer = setTimeout(giveUp, waitMs);
-    signal.addEventListener("abort", giveUp, { once: true });
+    for (const end of [signal, stopping]) end.addEventListener("abort", giveUp, { once: true });
     waiting.add(turn);
     count(agentId, 1);
     try {
@@ -81,16 +89,17 @@ function createQueue(limits: PlaceLimits, waitMs: number) {
       return placeOf(agentId);
     } finally {
       clearTimeout(timer);
-      signal.removeEventListener("abort", giveUp);
+      for (const end of [signal, stopping]) end.removeEventListener("abort", giveUp);
       waiting.delete(turn);
       count(agentId, -1);
     }
   }
 
   return async (agentId: string, signal: AbortSignal): Promise<Place> => {
+    if (signal.aborted || stopping.aborted) throw full();
     const own = waitingOf.get(agentId) ?? 0;
     if (own === 0 && places.take(agentId, 0) === "taken") return placeOf(agentId);
-    if (own >= AGENT_WAITING_MAX || waiting.size >= WAITING_MAX || signal.aborted) throw full();
+    if (own >= AGENT_WAITING_MAX || waiting.size >= WAITING_MAX) throw full();
     return wait(agentId, signal);
   };
 }

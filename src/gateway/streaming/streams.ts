@@ -51,6 +51,10 @@ export interface CallerEnd {
 }
 
 export interface Streams {
+  /** Aborted when nothing new is to be begun any more. */
+  readonly stopping: AbortSignal;
+  /** Says that a call is being admitted, which a drain waits for; what it gives says that it is no more. */
+  enter(): () => void;
   /**
    * Makes an open call, and ends its record whatever happens.
    *
@@ -76,10 +80,25 @@ export function createStreams(given: StreamsDeps): Streams {
   const budget = { left: CAPTURE_BUDGET_BYTES };
   const calls = new Map<string, RunningCall>();
   const connections = new Set<Course>();
-  const givenUp = new AbortController();
-  const idle = () => Promise.all([...calls.values()].map(({ over }) => over));
+  const entered = new Set<Promise<void>>();
+  const [stopping, givenUp] = [new AbortController(), new AbortController()];
+
+  async function idle(): Promise<void> {
+    while (calls.size + entered.size > 0) {
+      await Promise.all([...entered, ...[...calls.values()].map(({ over }) => over)]);
+    }
+  }
 
   return {
+    stopping: stopping.signal,
+    enter() {
+      const { promise, resolve } = Promise.withResolvers<void>();
+      entered.add(promise);
+      return () => {
+        entered.delete(promise);
+        resolve();
+      };
+    },
     async call(opened, body, end) {
       const course = startCourse(limitsOf(deps), end.gone);
       const { promise: over, resolve } = Promise.withResolvers<void>();
@@ -115,6 +134,7 @@ export function createStreams(given: StreamsDeps): Streams {
     stop: (id) => calls.get(id)?.course.stop("cancelled"),
 
     async drain(ms) {
+      stopping.abort();
       await Promise.race([idle(), Bun.sleep(ms)]);
       for (const { course } of calls.values()) course.stop("shutdown");
       for (const course of connections) course.stop("shutdown");
