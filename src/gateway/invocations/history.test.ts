@@ -180,4 +180,15 @@ describe.each(["sqlite", "postgres"] as const)("the history on %s", (dialect) =>
     // Each takes two steps at least, and waits between them for a turn of its own.
     expect(await turnsOf(10)).toBeGreaterThanOrEqual(10);
   });
+
+  test("a walk for a caller who has gone ends at its next step", async () => {
+    const gone = AbortSignal.abort();
+    expect(await readHistory(store.read, "acme", new URLSearchParams(both))).toMatchObject({
+      total: rows.filter((row) => row.mode === both.mode && row.status === both.status).length,
+    });
+    const { total } = await readHistory(store.read, "acme", new URLSearchParams(both), gone);
+    expect(total).toBeLessThan(5_000);
+    const behind = new URLSearchParams({ offset: String(CALLS) });
+    expect((await readHistory(store.read, "acme", behind, gone)).rows).toEqual([]);
+  });
 });

@@ -86,8 +86,16 @@ async function fewestFirst(reader: Reader, tenant: string, filters: readonly Fil
 
 export interface HistoryPage extends Found, Place {}
 
-/** @throws Fault `invalid_request`, naming the parameter */
-export async function readHistory(reader: Reader, tenant: string, query: Query): Promise<HistoryPage> {
+/**
+ * @param gone stops what takes long, when nobody waits for it any more
+ * @throws Fault `invalid_request`, naming the parameter
+ */
+export async function readHistory(
+  reader: Reader,
+  tenant: string,
+  query: Query,
+  gone?: AbortSignal,
+): Promise<HistoryPage> {
   const place = page(query);
   const filters = readFilters(query);
   const since = dateTime(query, "since");
@@ -104,10 +112,10 @@ export async function readHistory(reader: Reader, tenant: string, query: Query):
     ceiling: until === null ? LAST_ID : idFloor("inv", until + 1),
   };
   if (others.length > 0 || since !== null || until !== null) {
-    return { ...(await pageAndTotal(reader, path, place)), ...place };
+    return { ...(await pageAndTotal(reader, path, place, gone)), ...place };
   }
   const total = await counted(reader, tenant, ...(along ?? (["all", ""] as const)));
-  const rows = place.offset < total ? await pageAt(reader, path, place) : [];
+  const rows = place.offset < total ? await pageAt(reader, path, place, gone) : [];
   // A call that has come since the total was read is on the page already.
   return { rows, total: rows.length === 0 ? total : Math.max(total, place.offset + rows.length), ...place };
 }

@@ -310,6 +310,7 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
           store.read,
           scopeOf(request).caller.tenant,
           queryOf(request),
+          request.signal,
         );
         return json("ok", { data: rows.map(listItem), ...rest });
       },

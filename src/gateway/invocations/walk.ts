@@ -32,6 +32,9 @@ export interface Place {
   readonly offset: number;
 }
 
+/** A walk for a caller who has gone ends at its next step: nobody hears of what it has not found. */
+type Gone = AbortSignal | undefined;
+
 export interface Found {
   readonly rows: InvocationRow[];
   readonly total: number;
@@ -138,12 +141,17 @@ function nextTurn(): Promise<void> {
 }
 
 /** A page whose total is known: no further than to the end of the page. Without other filters. */
-export async function pageAt(reader: Reader, path: Path, { limit, offset }: Place): Promise<InvocationRow[]> {
+export async function pageAt(
+  reader: Reader,
+  path: Path,
+  { limit, offset }: Place,
+  gone: Gone,
+): Promise<InvocationRow[]> {
   let below = path.ceiling;
   for (let left = offset; left > 0; ) {
     const { entries, last } = await step(reader, path, below, Math.min(left, ENTRIES_MAX));
     left -= entries;
-    if (last === null) return [];
+    if (last === null || gone?.aborted) return [];
     if (left > 0) await nextTurn();
     below = last;
   }
@@ -151,7 +159,12 @@ export async function pageAt(reader: Reader, path: Path, { limit, offset }: Plac
 }
 
 /** A page, and how many matches there are, which takes a look at the whole path. */
-export async function pageAndTotal(reader: Reader, path: Path, { limit, offset }: Place): Promise<Found> {
+export async function pageAndTotal(
+  reader: Reader,
+  path: Path,
+  { limit, offset }: Place,
+  gone: Gone,
+): Promise<Found> {
   const rows: InvocationRow[] = [];
   let total = 0;
   let below = path.ceiling;
@@ -163,7 +176,7 @@ export async function pageAndTotal(reader: Reader, path: Path, { limit, offset }
       rows.push(...(await rowsAt(reader, path, below, place)));
     }
     total += matches;
-    if (last === null || entries < ENTRIES_MAX) return { rows, total };
+    if (last === null || entries < ENTRIES_MAX || gone?.aborted) return { rows, total };
     below = last;
     await nextTurn();
   }
