@@ -170,6 +170,7 @@ describe("what it does works:", () => {
         .replaceAll(/\b9443\b/g, String(mutual))
         .replaceAll(/\b9081\b/g, String(open))
         .replaceAll(/(?<![\w/])facilitator\/(?=pki|data)/g, `${home}/facilitator/`)
+        .replaceAll(/(?<![\w/])(\w+\.jsonl|jwks\.json)\b/g, `${home}/$1`)
         .replaceAll(`npx --yes bun@${manifest.engines.bun}`, process.execPath)
         .replaceAll(/"(?=data\/tollgate\.db"|backup\.db")/g, `"${home}/`);
     environment = surroundings();
@@ -240,11 +241,12 @@ describe("what it does works:", () => {
   function plain(text: string): string {
     return text
       .trim()
-      .replaceAll(/\b(agt|inv|cred)_[0-9a-f-]{36}/g, "$1_…")
+      .replaceAll(/\b(agt|inv|cred|rcpt)_[0-9a-f-]{36}/g, "$1_…")
       .replaceAll(/\b\d{4}-\d\d-\d\dT[\d:.]+Z/g, "<time>")
       .replaceAll(/ +\d[\d.]* m?s\b/g, " <duration>")
       .replaceAll(/\btx_hash: '0x[0-9a-f]{64}'|(?<=transaction +)0x[0-9a-f]{64}/g, "<transaction>")
-      .replaceAll(/(?<=127\.0\.0\.1:)\d+|(?<=\bblock +)\d+/g, "<number>")
+      .replaceAll(/(?<=127\.0\.0\.1:)\d+|(?<=\bblock +|\blatency_ms: )\d+/g, "<number>")
+      .replaceAll(/(?<=\bprevious: ')[0-9a-f]{64}/g, "<link>")
       .replaceAll(/\banvil (in|on|of) \w+( \w+)?/g, "anvil");
   }
 
@@ -283,14 +285,21 @@ describe("what it does works:", () => {
     expect([missing, demo.printed()]).toEqual([[], demo.printed()]);
   });
 
-  test("the tour and getting paid, word for word", async () => {
-    const [tour, paid] = [steps("Five-minute tour"), steps("Get paid")];
+  test("the tour, streams and receipts, and getting paid, word for word", async () => {
+    const hasCurl = Bun.which("curl") !== null;
+    const [tour, streams, paid] = [
+      steps("Five-minute tour"),
+      steps("Streams and receipts"),
+      steps("Get paid"),
+    ];
     expect(tour.length).toBeGreaterThan(4);
-    expect(paid.length).toBe(Bun.which("curl") === null ? 4 : 5);
+    expect(streams.length).toBe(hasCurl ? 7 : 2);
+    expect(paid.length).toBe(hasCurl ? 5 : 4);
     const payer = join(home, "payer");
     const wait = `until [ -f ${payer} ]; do sleep 0.1; done; . ${payer}\n`;
-    const scripts = [...tour, ...paid].map(({ script }) => `${script}\nprintf '\\036'\n`);
-    scripts.splice(tour.length, 0, wait);
+    const unpaid = [...tour, ...streams];
+    const scripts = [...unpaid, ...paid].map(({ script }) => `${script}\nprintf '\\036'\n`);
+    scripts.splice(unpaid.length, 0, wait);
     const journey = shell(scripts.join(""));
     await collecting;
     await demo.prints(/PAYER_KEY=\S+\n/, START_MS_MAX);
@@ -299,7 +308,7 @@ describe("what it does works:", () => {
     writeFileSync(`${payer}.new`, line);
     renameSync(`${payer}.new`, payer);
     const outputs = (await journey.output).split("\x1e");
-    for (const [index, { script, shown }] of [...tour, ...paid].entries()) {
+    for (const [index, { script, shown }] of [...unpaid, ...paid].entries()) {
       const context = `${script}\n--- all of it:\n${journey.printed()}`;
       expect([plain(outputs[index] ?? ""), context]).toEqual([plain(shown), context]);
     }
@@ -340,8 +349,8 @@ describe("what it does works:", () => {
     expect([response.status, what]).toEqual([exchange.status, what]);
     const body: unknown = text === "" ? null : JSON.parse(text);
     const { id, invocation_id } = (body ?? {}) as { id?: string; invocation_id?: string };
-    for (const seen of [id, invocation_id])
-      if (seen !== undefined) ids.set(seen.slice(0, seen.indexOf("_")), seen);
+    for (const seen of [id, invocation_id ?? response.headers.get("x-service-invocation-id")])
+      if (seen != null) ids.set(seen.slice(0, seen.indexOf("_")), seen);
     for (const [name, value] of Object.entries(exchange.answerHeaders)) {
       expect(response.headers.get(name)).toBe(known(value));
     }
@@ -351,7 +360,7 @@ describe("what it does works:", () => {
   /** `…` in a shown text stands for anything, a time for any time, a latency for any number. */
   function pattern(shown: string): Record<string, unknown> {
     return JSON.parse(shown, (key, value) => {
-      if (key === "latency_ms" && value !== null) return expect.any(Number);
+      if (/^(latency|ttft)_ms$/.test(key) && value !== null) return expect.any(Number);
       if (typeof value !== "string" || key === "masked_hint") return value;
       if (/_at$/.test(key)) return expect.stringMatching(/^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/);
       return value.includes("…")

@@ -139,7 +139,7 @@ export const GATEWAY = {
   TOLLGATE_UPSTREAM_TIMEOUT_MS: row({
     kind: value.wholeNumber(1, DAY_MS),
     fallback: 300_000,
-    meaning: "deadline of one upstream call, whole",
+    meaning: "deadline of one upstream call, whole; of a streamed one, for its head and for each silence",
   }),
   TOLLGATE_SETTLE_WAIT_MS: row({
     kind: value.wholeNumber(1, TEN_MINUTES_MS),
@@ -149,12 +149,12 @@ export const GATEWAY = {
   TOLLGATE_AGENT_CONCURRENCY: row({
     kind: value.wholeNumber(1, 10_000),
     fallback: 64,
-    meaning: "running upstream calls per agent",
+    meaning: "running upstream calls per agent, and as many streamed ones",
   }),
   TOLLGATE_MAX_RESPONSE_BYTES: row({
     kind: value.wholeNumber(1, GIB),
     fallback: 33_554_432,
-    meaning: "a larger upstream response ends the call as failed",
+    meaning: "a larger upstream response ends the call as failed, unless it is streamed",
   }),
   TOLLGATE_BODY_RETENTION_DAYS: row({
     kind: value.wholeNumber(0, DAYS_MAX),
@@ -164,7 +164,7 @@ export const GATEWAY = {
   TOLLGATE_HISTORY_RETENTION_DAYS: row({
     kind: value.wholeNumber(0, DAYS_MAX),
     fallback: 0,
-    meaning: "age at which whole records are removed; 0 keeps them",
+    meaning: "age at which whole records, receipts and policy decisions are removed; 0 keeps them",
   }),
   TOLLGATE_SECRETS_DIR: row({
     kind: value.directory,
