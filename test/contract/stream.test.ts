@@ -523,6 +523,32 @@ contract(
       expect(await only(tenant)).toMatchObject({ status: "failed", error_class: "cancelled" });
     });
 
+    test("a receipt says the hash of a whole answer, and none of one that broke off", async () => {
+      const sha256 = (text: string) => new Bun.CryptoHasher("sha256").update(text).digest("hex");
+      const broken = rawUpstream((peer) => [peer.write(`${HEAD}5\r\nhello\r\n`), setTimeout(peer.end, 50)]);
+      const whole = at.upstream(() => new Response("x".repeat(2 * MIB))).url;
+      for (const [url, hash] of [
+        [whole, sha256("x".repeat(2 * MIB))],
+        [broken, null],
+      ] as const) {
+        const { tenant, id } = await agentAt(url, { emit_receipts: true });
+        await stream(tenant, id, { body: "asked" }).catch(() => {});
+        const { id: invocation } = await only(tenant);
+        let answer = await tenant.send("GET", `/v1/invocations/${invocation}/receipt`);
+        while (answer.status === 404) {
+          await Bun.sleep(50);
+          answer = await tenant.send("GET", `/v1/invocations/${invocation}/receipt`);
+        }
+        const [, claims = ""] = answer.body.receipt.split(".");
+        expect(JSON.parse(Buffer.from(claims, "base64url").toString())).toMatchObject({
+          invocation_id: invocation,
+          mode: "streaming",
+          req_sha256: sha256("asked"),
+          resp_sha256: hash,
+        });
+      }
+    });
+
     test("the connection is used again after a streamed answer, and closed for its silence then", async () => {
       const { tenant, id } = await agentAt(at.upstream().url);
       const wire = await open(tenant, id);

@@ -134,9 +134,14 @@ export function streamRoutes(path: StreamPath) {
 
 async function call(path: StreamPath, request: Request, agentId: string): Promise<Response> {
   const { scope, streamed, over } = startOf(request, agentId);
-  const { note, caller } = scope;
+  const { note, caller, holdOpen } = scope;
   const { promise: held, resolve: sent } = Promise.withResolvers<void>();
-  const readBody = () => readBytes(request, caller.tenant, PROXY_BODY_BYTES_MAX, held);
+  async function readBody(): Promise<Uint8Array> {
+    const body = await readBytes(request, caller.tenant, PROXY_BODY_BYTES_MAX, held);
+    // From here on the connection is as patient as the limits of the exchange.
+    holdOpen(true);
+    return body;
+  }
   try {
     return await path.call({ ...streamed, readBody, note }, { sent, over });
   } catch (error) {
@@ -153,6 +158,7 @@ async function connect(
   method: OpenedConnection["method"],
 ): Promise<Response> {
   const { scope, streamed, over } = startOf(request, agentId);
+  scope.holdOpen(true);
   try {
     if (scope.method === "HEAD") {
       throw new Fault("method_not_allowed", "this route has other methods", { allow: METHODS });
@@ -164,11 +170,9 @@ async function connect(
   }
 }
 
-/** From here on the connection is as patient as the limits of the exchange. */
 function startOf(request: Request, agentId: string) {
   const scope = scopeOf(request);
   const { caller, requestId, holdOpen } = scope;
-  holdOpen(true);
   const streamed: StreamRequest = {
     caller,
     agentId,
