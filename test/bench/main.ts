@@ -2,6 +2,7 @@
 // on any machine. Arguments: the names of parts, all of them without any, and the seconds that each load takes.
 // Nothing here can fail for being slow.
 import { accepts } from "./accepts.ts";
+import { history } from "./history.ts";
 import { paidCalls } from "./paid.ts";
 import { say } from "./report.ts";
 import { settlements } from "./settlements.ts";
@@ -11,6 +12,7 @@ const SECONDS = 6;
 
 const PARTS: Readonly<Record<string, (seconds: number) => Promise<void>>> = {
   accepts,
+  history,
   verify: verification,
   settlements,
   paid: paidCalls,
