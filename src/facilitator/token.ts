@@ -1,7 +1,6 @@
 // What we say to the token's contract and how we read what it says: the call that moves the money, the events that
 // prove it, and the reasons of its refusals. Pure.
 import { encodeAbiParameters, encodeFunctionData, parseAbi, parseAbiParameters, toEventSelector } from "viem";
-import { canonicalSignature, recoverSigner } from "../x402/eip3009.ts";
 import { TOKEN } from "../x402/kind.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
 import type { RpcError } from "./json-rpc.ts";
@@ -27,14 +26,14 @@ const PLAIN_DIGITS = 130;
 /**
  * The call data of the transfer. Both forms of the call take the signature of a contract wallet too, which must
  * arrive as it is; the one with v, r and s costs 412 gas less (measured), and takes 65 bytes only.
+ *
+ * @param signature canonical where it is the payer's own, as asked.ts makes it: the token refuses v 0 and 1
  */
 export function transferData(authorization: Authorization, signature: Hex): Hex {
   const { from, to, value, validAfter, validBefore, nonce } = authorization;
   const words = [from, to, value, validAfter, validBefore, nonce] as const;
-  const own = recoverSigner(authorization, signature) === from ? canonicalSignature(signature) : null;
-  const bytes = own ?? signature;
-  const digits = bytes.slice(2);
-  if (digits.length !== PLAIN_DIGITS) return encodeFunctionData({ abi: ANY, args: [...words, bytes] });
+  const digits = signature.slice(2);
+  if (digits.length !== PLAIN_DIGITS) return encodeFunctionData({ abi: ANY, args: [...words, signature] });
   const v = Number.parseInt(digits.slice(128), 16);
   const [r, s]: Hex[] = [`0x${digits.slice(0, 64)}`, `0x${digits.slice(64, 128)}`];
   return encodeFunctionData({ abi: PLAIN, args: [...words, v, r ?? "0x", s ?? "0x"] });
