@@ -1,21 +1,11 @@
 // The master key, from the configuration or from master.key in the data directory, where it is generated at
-// the first start. It appears there under its name only when it is whole and on the disk, and never replaces
-// one that is there: losing it would lose every secret in the database.
-import {
-  closeSync,
-  existsSync,
-  fsyncSync,
-  linkSync,
-  openSync,
-  readFileSync,
-  statSync,
-  unlinkSync,
-  writeSync,
-} from "node:fs";
+// the first start. It never replaces one that is there: losing it would lose every secret in the database.
+import { readFileSync, statSync } from "node:fs";
 import { join } from "node:path";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { holdsWrappedKeys } from "../storage/keys-held.ts";
+import { placePrivateFile, syncDirectory } from "../storage/private-file.ts";
 import { newKey } from "./envelope.ts";
 
 export interface MasterKey {
@@ -70,38 +60,14 @@ function readKey(path: string, log: Log): Buffer | null {
 
 function generate(path: string, log: Log): MasterKey {
   const key = newKey();
-  const draft = `${path}.${crypto.randomUUID()}`;
   try {
-    writeDurably(draft, `${key.toString("base64")}\n`);
-    // A link fails where the name is taken, which a rename does not.
-    linkSync(draft, path);
+    placePrivateFile(path, `${path}.${crypto.randomUUID()}`, `${key.toString("base64")}\n`);
     syncDirectory(join(path, ".."));
     return { key, generated: true };
   } catch (cause) {
     const other = isCode(cause, "EEXIST") ? readKey(path, log) : null;
     if (other !== null) return { key: other, generated: false };
     throw new StartupProblem(`${path} must be writable`, { cause });
-  } finally {
-    if (existsSync(draft)) unlinkSync(draft);
-  }
-}
-
-function writeDurably(path: string, text: string): void {
-  const file = openSync(path, "wx", 0o600);
-  try {
-    writeSync(file, text);
-    fsyncSync(file);
-  } finally {
-    closeSync(file);
-  }
-}
-
-function syncDirectory(path: string): void {
-  const directory = openSync(path, "r");
-  try {
-    fsyncSync(directory);
-  } finally {
-    closeSync(directory);
   }
 }
 

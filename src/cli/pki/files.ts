@@ -1,19 +1,9 @@
-// The directory of a private CA: 0700, its files 0600. A file appears under its name when it is whole and on the
-// disk, and never in the place of another: a CA's key that is gone can't be made again.
-import {
-  closeSync,
-  existsSync,
-  fsyncSync,
-  linkSync,
-  mkdirSync,
-  openSync,
-  readFileSync,
-  statSync,
-  unlinkSync,
-  writeSync,
-} from "node:fs";
+// The directory of a private CA: 0700, its files 0600, and none ever in the place of another: a CA's key that is
+// gone can't be made again.
+import { mkdirSync, readFileSync, statSync, unlinkSync } from "node:fs";
 import { join } from "node:path";
 import { StartupProblem } from "../../core/startup.ts";
+import { placePrivateFile, syncDirectory } from "../../storage/private-file.ts";
 
 const FILE_BYTES_MAX = 65_536;
 
@@ -41,7 +31,7 @@ export function writeNew(dir: string, files: Readonly<Record<string, string>>): 
     mkdirSync(dir, { recursive: true, mode: 0o700 });
     for (const [name, text] of Object.entries(files)) {
       at = join(dir, name);
-      appear(at, join(dir, `.${name}.${crypto.randomUUID()}`), text);
+      placePrivateFile(at, join(dir, `.${name}.${crypto.randomUUID()}`), text);
       written.push(at);
     }
     syncDirectory(dir);
@@ -56,16 +46,6 @@ export function writeNew(dir: string, files: Readonly<Record<string, string>>): 
   }
 }
 
-/** A link fails where the name is taken, which a rename does not. */
-function appear(path: string, draft: string, text: string): void {
-  try {
-    writeDurably(draft, text);
-    linkSync(draft, path);
-  } finally {
-    if (existsSync(draft)) unlinkSync(draft);
-  }
-}
-
 function codeOf(cause: unknown): string | null {
   return cause instanceof Error && "code" in cause ? String(cause.code) : null;
 }
@@ -73,23 +53,4 @@ function codeOf(cause: unknown): string | null {
 function codeIn(cause: unknown): string {
   const code = codeOf(cause);
   return code === null ? "" : ` (${code})`;
-}
-
-function writeDurably(path: string, text: string): void {
-  const file = openSync(path, "wx", 0o600);
-  try {
-    writeSync(file, text);
-    fsyncSync(file);
-  } finally {
-    closeSync(file);
-  }
-}
-
-function syncDirectory(path: string): void {
-  const directory = openSync(path, "r");
-  try {
-    fsyncSync(directory);
-  } finally {
-    closeSync(directory);
-  }
 }

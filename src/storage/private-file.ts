@@ -1,0 +1,37 @@
+// Files of secrets that can't be made again. Each is its owner's alone and appears under its name when it is whole
+// and on the disk, and never in the place of another: a link fails where the name is taken, which a rename does not.
+import { closeSync, existsSync, fsyncSync, linkSync, openSync, unlinkSync, writeSync } from "node:fs";
+
+/**
+ * The name is durable after `syncDirectory`.
+ *
+ * @param draft a name in the same directory that nobody else uses; it is gone afterwards
+ * @throws what the file system says, `EEXIST` when the name is taken
+ */
+export function placePrivateFile(path: string, draft: string, text: string): void {
+  try {
+    writeDurably(draft, text);
+    linkSync(draft, path);
+  } finally {
+    if (existsSync(draft)) unlinkSync(draft);
+  }
+}
+
+function writeDurably(path: string, text: string): void {
+  const file = openSync(path, "wx", 0o600);
+  try {
+    writeSync(file, text);
+    fsyncSync(file);
+  } finally {
+    closeSync(file);
+  }
+}
+
+export function syncDirectory(path: string): void {
+  const directory = openSync(path, "r");
+  try {
+    fsyncSync(directory);
+  } finally {
+    closeSync(directory);
+  }
+}
