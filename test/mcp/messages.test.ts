@@ -2,6 +2,7 @@
 // connection and free, what the others cost, and that the policy judges every call among them.
 import { describe, expect, test } from "bun:test";
 import { type Answer, contract, expectError, type Json, MCP, type Tenant } from "../contract/contract.ts";
+import { startMcpServer } from "../support/mcp-servers.ts";
 
 const PRICING = {
   amount: "100",
@@ -78,6 +79,11 @@ const REFUSED: ReadonlyArray<readonly [string, string]> = [
   ["a batch with something else in it", '[{"jsonrpc":"2.0","id":1,"method":"ping"},1]'],
   ["two messages", '{"jsonrpc":"2.0","id":1,"method":"ping"}{"jsonrpc":"2.0","id":1,"method":"ping"}'],
 ];
+
+async function realServer() {
+  const { url, stop } = await startMcpServer("stateless");
+  return { url, [Symbol.asyncDispose]: stop };
+}
 
 contract((at) => {
   const upstream = () => at.upstream(() => Response.json({ jsonrpc: "2.0", id: 1, result: { tools: [] } }));
@@ -165,6 +171,24 @@ contract((at) => {
         expectError(await post(tenant, id, message), 403);
       }
       expect(route.seen).toEqual([]);
+    });
+
+    // Express, on which the official SDK's servers stand, decodes the body by the charset that the request names.
+    test("judges what the server reads, whatever charset the caller says", async () => {
+      const tenant = at.tenant();
+      await decree(tenant, deny("*"));
+      await using server = await realServer();
+      const { id } = await tenant.agent({ ...MCP, upstream_url: server.url });
+      const utf7 = (text: string) =>
+        `+${Buffer.from(text, "utf16le").swap16().toString("base64").replace(/=+$/, "")}-`;
+      const hidden = `"}},"method":"tools/call","params":{"name":"start-notification-stream","arguments":{"interval":1,"count":1},"_meta":{"x":"`;
+      const body = `{"jsonrpc":"2.0","id":1,"method":"ping","params":{"_meta":{"x":"${utf7(hidden)}"}}}`;
+      const headers = {
+        "content-type": "application/json; charset=utf-7",
+        accept: "application/json, text/event-stream",
+      };
+      const { status, text } = await tenant.send("POST", `/v1/proxy/${id}/stream`, { body, headers });
+      expect([status, text]).toEqual([200, expect.stringContaining('"result":{}')]);
     });
 
     test("takes a denied tool out of whatever answer brings a list, and leaves the rest as it was", async () => {

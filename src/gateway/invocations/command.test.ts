@@ -1,5 +1,5 @@
 import { describe, expect, test } from "bun:test";
-import { waitSeconds } from "./command.ts";
+import { passedToStream, waitSeconds } from "./command.ts";
 
 const wait = (...prefer: string[]) => {
   const headers = new Headers();
@@ -62,5 +62,24 @@ describe("Prefer: wait", () => {
     const started = performance.now();
     for (const piece of ['"', "\\", '"\\', '\\"', ",", "wait "]) wait(piece.repeat(20_000));
     expect(performance.now() - started).toBeLessThan(1000);
+  });
+});
+
+describe("the content type on the streaming path", () => {
+  const types = [
+    "application/json; charset=utf-7",
+    'text/plain; x="; charset=utf-8"; charset="shift_jis"',
+    "application/json",
+  ];
+
+  test.each(types)("of an MCP message is what it was read as, not what its caller says: %s", (type) => {
+    const headers = new Headers({ "content-type": type, accept: "text/event-stream" });
+    expect(new Map(passedToStream(headers, "mcp")).get("content-type")).toBe("application/json");
+    expect(new Map(passedToStream(headers, "http")).get("content-type")).toBe(type);
+    expect(new Map(passedToStream(headers, "mcp")).get("accept")).toBe("text/event-stream");
+  });
+
+  test("is not made up where there is none", () => {
+    expect(passedToStream(new Headers({ "last-event-id": "7" }), "mcp")).toEqual([["last-event-id", "7"]]);
   });
 });

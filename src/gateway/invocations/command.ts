@@ -28,9 +28,16 @@ export function passedHeaders(headers: Headers): [string, string][] {
   return headersWhere(headers, (name) => isPassed(name) && name !== SESSION);
 }
 
-/** The same for the streaming path, where the session is the caller's own, and an event stream may be resumed. */
+/**
+ * The same for the streaming path, where the session is the caller's own, and an event stream may be resumed.
+ *
+ * The body of an MCP message has been read as JSON in UTF-8, so that is what the server is told of it: one that
+ * believed another charset (Express takes UTF-7) would read another message than the one that was judged.
+ */
 export function passedToStream(headers: Headers, protocol: Protocol): [string, string][] {
-  return headersWhere(headers, (name) => isPassed(name) || (protocol === "mcp" && name === "last-event-id"));
+  if (protocol !== "mcp") return headersWhere(headers, isPassed);
+  const passed = headersWhere(headers, (name) => isPassed(name) || name === "last-event-id");
+  return passed.map(([name, value]) => [name, name === "content-type" ? "application/json" : value]);
 }
 
 function isPassed(name: string): boolean {
