@@ -3,51 +3,40 @@
 import { inArray, lt, sql } from "drizzle-orm";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
+import { removeInGroups } from "../storage/removal.ts";
 import type { Store, Tx } from "../storage/store.ts";
 import { utcDay } from "./payments.ts";
 
 const DAY_MS = 86_400_000;
 const REFUSAL_DAYS = 90;
 const CEILING_DAYS = 35;
-const ROWS_AT_ONCE = 200;
 
 export async function cleanUpFacilitator(store: Store, clock: Clock, log: Log): Promise<void> {
   const now = clock.now();
-  const refusals = await repeat(store, (tx) => removeRefusals(tx, now - REFUSAL_DAYS * DAY_MS));
-  const days = await repeat(store, (tx) => removeDays(tx, utcDay(now - CEILING_DAYS * DAY_MS)));
+  const oldRefusals = now - REFUSAL_DAYS * DAY_MS;
+  const oldDays = utcDay(now - CEILING_DAYS * DAY_MS);
+  const refusals = await removeInGroups(store, (tx, limit) => removeRefusals(tx, oldRefusals, limit));
+  const days = await removeInGroups(store, (tx, limit) => removeDays(tx, oldDays, limit));
   log.debug("cleaned up", { refusals, days });
 }
 
-async function repeat(store: Store, remove: (tx: Tx) => Promise<number>): Promise<number> {
-  let total = 0;
-  for (;;) {
-    const count = await store.write(remove);
-    total += count;
-    if (count < ROWS_AT_ONCE) return total;
-  }
-}
-
-async function removeRefusals(tx: Tx, before: number): Promise<number> {
+async function removeRefusals(tx: Tx, before: number, limit: number): Promise<number> {
   const { facilitatorRefusals: t } = tx.tables;
   const key = sql`(${t.account}, ${t.payer}, ${t.nonce})`;
   const old = tx.db
     .select({ account: t.account, payer: t.payer, nonce: t.nonce })
     .from(t)
     .where(lt(t.updated_at, before))
-    .limit(ROWS_AT_ONCE);
+    .limit(limit);
   const rows = await tx.db.delete(t).where(inArray(key, old)).returning({ nonce: t.nonce });
   return rows.length;
 }
 
 /** An open payment of such a day has nothing to give back to any more, which harms nobody. */
-async function removeDays(tx: Tx, before: string): Promise<number> {
+async function removeDays(tx: Tx, before: string, limit: number): Promise<number> {
   const { facilitatorDays: t } = tx.tables;
   const key = sql`(${t.account}, ${t.day})`;
-  const old = tx.db
-    .select({ account: t.account, day: t.day })
-    .from(t)
-    .where(lt(t.day, before))
-    .limit(ROWS_AT_ONCE);
+  const old = tx.db.select({ account: t.account, day: t.day }).from(t).where(lt(t.day, before)).limit(limit);
   const rows = await tx.db.delete(t).where(inArray(key, old)).returning({ day: t.day });
   return rows.length;
 }

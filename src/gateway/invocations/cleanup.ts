@@ -4,10 +4,11 @@ import { and, asc, eq, gt, gte, inArray, isNotNull, isNull, lt, lte, notExists, 
 import type { Clock } from "../../core/clock.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
-import type { Reader, Store, Tx } from "../../storage/store.ts";
+import { nextTenant, removeInGroups, tenantsIn } from "../../storage/removal.ts";
+import type { Store, Tx } from "../../storage/store.ts";
 import { countWhole } from "./totals.ts";
 
-const ROWS_AT_ONCE = 200;
+const TOTALS_AT_ONCE = 200;
 const DAY_MS = 86_400_000;
 
 export interface Retention {
@@ -20,47 +21,23 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
   const now = clock.now();
   const floor = (days: number) => idFloor("inv", now - days * DAY_MS);
   const removed = { bodies: 0, invocations: 0, idempotency_keys: 0 };
-  // Tenant by tenant: both tables are ordered by tenant, then by ID.
-  for (
-    let tenant = await nextTenant(store.read, "");
-    tenant !== null;
-    tenant = await nextTenant(store.read, tenant)
-  ) {
-    const { body_days, history_days } = retention;
-    if (body_days > 0)
-      removed.bodies += await repeat(store, removeBodies, { tenant, before: floor(body_days), now });
+  const { body_days, history_days } = retention;
+  for await (const tenant of tenantsIn(store.read, "invocations")) {
+    if (body_days > 0) {
+      const old = { tenant, before: floor(body_days), now };
+      removed.bodies += await removeInGroups(store, (tx, limit) => removeBodies(tx, old, limit));
+    }
     if (history_days > 0) {
       const old = { tenant, before: floor(history_days), now };
-      removed.invocations += await repeat(store, removeInvocations, old);
+      removed.invocations += await removeInGroups(store, (tx, limit) => removeInvocations(tx, old, limit));
     }
   }
-  if (retention.history_days > 0) await removeEmptyTotals(store);
-  removed.idempotency_keys = await repeat(store, removeIdempotencyKeys, clock.now());
+  if (history_days > 0) await removeEmptyTotals(store);
+  const expiry = clock.now();
+  removed.idempotency_keys = await removeInGroups(store, (tx, limit) =>
+    removeIdempotencyKeys(tx, expiry, limit),
+  );
   log.debug("cleaned up", removed);
-}
-
-async function nextTenant(reader: Reader, after: string): Promise<string | null> {
-  const { invocations: t } = reader.tables;
-  const [row] = await reader.db
-    .select({ tenant: t.tenant })
-    .from(t)
-    .where(gt(t.tenant, after))
-    .orderBy(asc(t.tenant))
-    .limit(1);
-  return row?.tenant ?? null;
-}
-
-async function repeat<A>(
-  store: Store,
-  remove: (tx: Tx, argument: A) => Promise<number>,
-  argument: A,
-): Promise<number> {
-  let total = 0;
-  for (;;) {
-    const count = await store.write((tx) => remove(tx, argument));
-    total += count;
-    if (count < ROWS_AT_ONCE) return total;
-  }
 }
 
 interface OlderThan {
@@ -71,13 +48,13 @@ interface OlderThan {
 }
 
 /** Only bodies whose call has been made: a stored call is still owed to its caller. */
-async function removeBodies(tx: Tx, { tenant, before }: OlderThan): Promise<number> {
+async function removeBodies(tx: Tx, { tenant, before }: OlderThan, limit: number): Promise<number> {
   const { invocationBodies: t } = tx.tables;
   const old = tx.db
     .select({ id: t.invocation_id })
     .from(t)
     .where(and(eq(t.tenant, tenant), lt(t.invocation_id, before), isNull(t.call)))
-    .limit(ROWS_AT_ONCE);
+    .limit(limit);
   const rows = await tx.db
     .delete(t)
     .where(and(eq(t.tenant, tenant), inArray(t.invocation_id, old)))
@@ -85,7 +62,7 @@ async function removeBodies(tx: Tx, { tenant, before }: OlderThan): Promise<numb
   return rows.length;
 }
 
-async function removeInvocations(tx: Tx, { tenant, before, now }: OlderThan): Promise<number> {
+async function removeInvocations(tx: Tx, { tenant, before, now }: OlderThan, limit: number): Promise<number> {
   const { invocations: t, invocationBodies: bodies, payments } = tx.tables;
   const old = tx.db
     .select({ id: t.id })
@@ -99,7 +76,7 @@ async function removeInvocations(tx: Tx, { tenant, before, now }: OlderThan): Pr
         or(eq(t.emit_receipt, false), notExists(receiptOwed(tx, t))),
       ),
     )
-    .limit(ROWS_AT_ONCE);
+    .limit(limit);
   const rows = await tx.db
     .delete(t)
     .where(and(eq(t.tenant, tenant), inArray(t.id, old)))
@@ -163,7 +140,7 @@ async function removeEmptyTotalsAfter(tx: Tx, { tenant, model }: Place): Promise
     .where(and(ofTenant, gt(t.value, model)))
     .groupBy(t.value)
     .orderBy(asc(t.value))
-    .limit(ROWS_AT_ONCE);
+    .limit(TOTALS_AT_ONCE);
   const empty = totals.filter(({ total }) => total === 0).map((row) => row.model);
   if (empty.length > 0) {
     const rows = await tx.db
@@ -175,23 +152,18 @@ async function removeEmptyTotalsAfter(tx: Tx, { tenant, model }: Place): Promise
   }
   const last = totals.at(-1);
   if (last !== undefined) return { tenant, model: last.model };
-  const [next] = await tx.db
-    .select({ tenant: t.tenant })
-    .from(t)
-    .where(gt(t.tenant, tenant))
-    .orderBy(asc(t.tenant))
-    .limit(1);
-  return next === undefined ? null : { tenant: next.tenant, model: "" };
+  const next = await nextTenant(tx, "invocationCounts", tenant);
+  return next === null ? null : { tenant: next, model: "" };
 }
 
-async function removeIdempotencyKeys(tx: Tx, now: number): Promise<number> {
+async function removeIdempotencyKeys(tx: Tx, now: number, limit: number): Promise<number> {
   const { idempotencyKeys: t } = tx.tables;
   const place = sql`(${t.tenant}, ${t.caller}, ${t.agent_id}, ${t.key})`;
   const old = tx.db
     .select({ tenant: t.tenant, caller: t.caller, agent_id: t.agent_id, key: t.key })
     .from(t)
     .where(lte(t.expires_at, now))
-    .limit(ROWS_AT_ONCE);
+    .limit(limit);
   const rows = await tx.db.delete(t).where(inArray(place, old)).returning({ key: t.key });
   return rows.length;
 }

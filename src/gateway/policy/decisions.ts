@@ -6,12 +6,13 @@
 //
 // Nothing in the buffer is given up while the gateway runs. When it is full, because the store is away, a decision
 // is written like a deny: its call waits, and is refused when the store still can't take it.
-import { and, asc, desc, eq, gt, inArray, lt, sql } from "drizzle-orm";
+import { and, desc, eq, inArray, lt, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Clock } from "../../core/clock.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import { within } from "../../storage/deadline.ts";
+import { removeInGroups, tenantsIn } from "../../storage/removal.ts";
 import { prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 
 export type DecisionRow = Tables["policyDecisions"]["$inferSelect"];
@@ -167,38 +168,25 @@ export async function removeOldDecisions(store: Store, clock: Clock, days: numbe
   let removed = 0;
   if (days === 0) return removed;
   const before = idFloor("pdec", clock.now() - days * DAY_MS);
-  // Tenant by tenant: the table is ordered by tenant, then by ID.
-  for (
-    let tenant = await nextTenant(store.read, "");
-    tenant !== null;
-    tenant = await nextTenant(store.read, tenant)
-  ) {
-    const old = { tenant, before };
-    for (let count = ROWS_AT_ONCE; count === ROWS_AT_ONCE; removed += count) {
-      count = await store.write((tx) => removeSome(tx, old));
-    }
+  for await (const tenant of tenantsIn(store.read, "policyDecisions")) {
+    removed += await removeInGroups(store, (tx, limit) => removeSome(tx, { tenant, before, limit }));
   }
   return removed;
 }
 
-async function nextTenant(reader: Reader, after: string): Promise<string | null> {
-  const { policyDecisions: t } = reader.tables;
-  const [row] = await reader.db
-    .select({ tenant: t.tenant })
-    .from(t)
-    .where(gt(t.tenant, after))
-    .orderBy(asc(t.tenant))
-    .limit(1);
-  return row?.tenant ?? null;
+interface Old {
+  readonly tenant: string;
+  readonly before: string;
+  readonly limit: number;
 }
 
-async function removeSome(tx: Tx, { tenant, before }: { tenant: string; before: string }): Promise<number> {
+async function removeSome(tx: Tx, { tenant, before, limit }: Old): Promise<number> {
   const { policyDecisions: t } = tx.tables;
   const old = tx.db
     .select({ id: t.id })
     .from(t)
     .where(and(eq(t.tenant, tenant), lt(t.id, before)))
-    .limit(ROWS_AT_ONCE);
+    .limit(limit);
   const rows = await tx.db
     .delete(t)
     .where(and(eq(t.tenant, tenant), inArray(t.id, old)))

@@ -1,7 +1,8 @@
 // Receipts in the database: the calls that are owed one, the chain of each tenant, and the receipts themselves in
 // its order. A receipt, the end of its debt and the new head of the chain are one write.
-import { and, asc, eq, gt, gte, inArray, lte, sql } from "drizzle-orm";
+import { and, asc, eq, gte, inArray, lte, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
+import { nextTenant, removeInGroups, tenantsIn } from "../../storage/removal.ts";
 import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { InvocationRow } from "../invocations/service.ts";
 import { linkOf } from "./claims.ts";
@@ -43,17 +44,11 @@ export async function addDue(tx: Tx, tenant: string, invocation_id: string): Pro
 
 /** The first tenants, by name after `after`, that are owed a receipt: one seek each, however many they are owed. */
 export async function tenantsDue(reader: Reader, after: string, limit: number): Promise<string[]> {
-  const { receiptsDue: t } = reader.tables;
   const tenants: string[] = [];
   while (tenants.length < limit) {
-    const [row] = await reader.db
-      .select({ tenant: t.tenant })
-      .from(t)
-      .where(gt(t.tenant, tenants.at(-1) ?? after))
-      .orderBy(asc(t.tenant))
-      .limit(1);
-    if (row === undefined) break;
-    tenants.push(row.tenant);
+    const tenant = await nextTenant(reader, "receiptsDue", tenants.at(-1) ?? after);
+    if (tenant === null) break;
+    tenants.push(tenant);
   }
   return tenants;
 }
@@ -154,43 +149,32 @@ export async function receiptPage(
   return rows.map(({ jws }) => jws);
 }
 
-const REMOVED_AT_ONCE = 200;
-
 /**
  * Removes the oldest receipts of each tenant, up to the first whose ID is not below `before`: what is left of a
  * chain has no gap. Gives how many they were.
  */
 export async function removeReceiptsBefore(store: Store, before: string): Promise<number> {
   let removed = 0;
-  for (let tenant = await nextTenant(store.read, ""); tenant !== null; ) {
-    const of = tenant;
-    for (let count = REMOVED_AT_ONCE; count === REMOVED_AT_ONCE; removed += count) {
-      count = await store.write((tx) => removeSome(tx, of, before));
-    }
-    tenant = await nextTenant(store.read, of);
+  for await (const tenant of tenantsIn(store.read, "receiptChains")) {
+    removed += await removeInGroups(store, (tx, limit) => removeSome(tx, { tenant, before, limit }));
   }
   return removed;
 }
 
-async function nextTenant(reader: Reader, after: string): Promise<string | null> {
-  const { receiptChains: t } = reader.tables;
-  const [row] = await reader.db
-    .select({ tenant: t.tenant })
-    .from(t)
-    .where(gt(t.tenant, after))
-    .orderBy(asc(t.tenant))
-    .limit(1);
-  return row?.tenant ?? null;
+interface Oldest {
+  readonly tenant: string;
+  readonly before: string;
+  readonly limit: number;
 }
 
-async function removeSome(tx: Tx, tenant: string, before: string): Promise<number> {
+async function removeSome(tx: Tx, { tenant, before, limit }: Oldest): Promise<number> {
   const { receipts: t } = tx.tables;
   const oldest = await tx.db
     .select({ id: t.id, sequence: t.sequence })
     .from(t)
     .where(eq(t.tenant, tenant))
     .orderBy(asc(t.sequence))
-    .limit(REMOVED_AT_ONCE);
+    .limit(limit);
   const kept = oldest.findIndex(({ id }) => id >= before);
   const old = kept === -1 ? oldest : oldest.slice(0, kept);
   const last = old.at(-1);
