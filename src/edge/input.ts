@@ -71,6 +71,20 @@ export function dateTime(query: Query, name: string): number | null {
   return time;
 }
 
+/** How `limitOf` is documented. */
+export const LIMIT_QUERY = {
+  limit: {
+    description: `1 to ${PAGE_LIMIT_MAX}; others are clamped.`,
+    schema: Type.Integer({ default: PAGE_LIMIT_DEFAULT }),
+  },
+};
+
+/** How `page` is documented. */
+export const PAGE_QUERY = {
+  ...LIMIT_QUERY,
+  offset: { description: "How many to skip.", schema: Type.Integer({ default: 0 }) },
+};
+
 /** `limit`, clamped to its bounds. */
 export function limitOf(query: Query): number {
   return clampedInteger(query, "limit", PAGE_LIMIT_DEFAULT, 1, PAGE_LIMIT_MAX);

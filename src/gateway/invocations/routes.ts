@@ -3,10 +3,10 @@ import { Type } from "@sinclair/typebox";
 import { READ_BODY_SCOPE } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
-import { PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, PROXY_BODY_BYTES_MAX } from "../../core/limits.ts";
+import { PAGE_LIMIT_DEFAULT, PROXY_BODY_BYTES_MAX } from "../../core/limits.ts";
 import { INVOCATION_STATUSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
 import { json, routes, scopeOf } from "../../edge/http.ts";
-import { queryOf } from "../../edge/input.ts";
+import { PAGE_QUERY, queryOf } from "../../edge/input.ts";
 import { readBytes } from "../../edge/intake.ts";
 import { operation } from "../../edge/openapi.ts";
 import type { Store } from "../../storage/store.ts";
@@ -201,11 +201,7 @@ const list = operation({
     },
     since: { description: "Created at or after, RFC 3339.", schema: Type.String({ format: "date-time" }) },
     until: { description: "Created at or before, RFC 3339.", schema: Type.String({ format: "date-time" }) },
-    limit: {
-      description: `1 to ${PAGE_LIMIT_MAX}; others are clamped.`,
-      schema: Type.Integer({ default: PAGE_LIMIT_DEFAULT }),
-    },
-    offset: { description: "How many to skip.", schema: Type.Integer({ default: 0 }) },
+    ...PAGE_QUERY,
   },
   responses: [
     {

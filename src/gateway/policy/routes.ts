@@ -1,12 +1,12 @@
 // The HTTP side of policy: reads requests, calls the service, shows the document and the decisions.
 import { type Static, Type } from "@sinclair/typebox";
 import { idTime } from "../../core/id.ts";
-import { PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, POLICY_ENTRY_CHARACTERS_MAX } from "../../core/limits.ts";
+import { PAGE_LIMIT_DEFAULT, POLICY_ENTRY_CHARACTERS_MAX } from "../../core/limits.ts";
 import { PROTOCOLS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { json, routes, scopeOf } from "../../edge/http.ts";
-import { bodyReader, limitOf, nullable, queryOf } from "../../edge/input.ts";
+import { bodyReader, LIMIT_QUERY, limitOf, nullable, queryOf } from "../../edge/input.ts";
 import { operation } from "../../edge/openapi.ts";
 import type { DecisionRow } from "./decisions.ts";
 import { Action, Policy, PolicyReplace } from "./document.ts";
@@ -113,12 +113,7 @@ const docs = {
     tag: "Policy",
     summary: "List policy decisions",
     description: "Newest first: one for every call that the policy judged, whatever it said.",
-    query: {
-      limit: {
-        description: `1 to ${PAGE_LIMIT_MAX}; others are clamped.`,
-        schema: Type.Integer({ default: PAGE_LIMIT_DEFAULT }),
-      },
-    },
+    query: LIMIT_QUERY,
     responses: [
       {
         status: "ok",

@@ -1,8 +1,7 @@
 // The HTTP side of receipts: one by its invocation, and a tenant's in the order of their chain.
 import { Type } from "@sinclair/typebox";
-import { PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX } from "../../core/limits.ts";
 import { json, routes, scopeOf } from "../../edge/http.ts";
-import { page, queryOf } from "../../edge/input.ts";
+import { PAGE_QUERY, page, queryOf } from "../../edge/input.ts";
 import { operation } from "../../edge/openapi.ts";
 import type { Receipts } from "./service.ts";
 
@@ -40,13 +39,7 @@ const docs = {
     summary: "Export trust receipts",
     description:
       "Oldest first, one compact JWS a line. The pages one after the other are the file that `tollgate receipt verify` takes.",
-    query: {
-      limit: {
-        description: `1 to ${PAGE_LIMIT_MAX}; others are clamped.`,
-        schema: Type.Integer({ default: PAGE_LIMIT_DEFAULT }),
-      },
-      offset: { description: "How many to skip.", schema: Type.Integer({ default: 0 }) },
-    },
+    query: PAGE_QUERY,
     responses: [
       {
         status: "ok",
