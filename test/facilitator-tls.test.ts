@@ -4,6 +4,7 @@
 import { Database } from "bun:sqlite";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "bun:test";
 import { X509Certificate } from "node:crypto";
+import { readdirSync, readFileSync, readlinkSync } from "node:fs";
 import { join } from "node:path";
 import { removeAccount, setEnabled } from "../src/facilitator/accounts.ts";
 import { type Client, head, SETTLED, settleBody, settleRequest, startPort } from "./support/mutual-tls.ts";
@@ -11,8 +12,25 @@ import type { TestIdentity } from "./support/pki.ts";
 
 type Port = Awaited<ReturnType<typeof startPort>>;
 
+/** The ports on which this process listens; the tests of a run share one. */
+function listening(): Set<number> {
+  // Linux: the sockets of this process that listen.
+  const inodes = new Set<string>();
+  for (const fd of readdirSync("/proc/self/fd")) {
+    try {
+      inodes.add(/socket:\[(\d+)\]/.exec(readlinkSync(`/proc/self/fd/${fd}`))?.[1] ?? "");
+    } catch {}
+  }
+  const rows = readFileSync("/proc/net/tcp", "utf8").split("\n");
+  const cells = rows.map((row) => row.trim().split(/\s+/));
+  const own = cells.filter((row) => row[3] === "0A" && inodes.has(row[9] ?? ""));
+  return new Set(own.map((row) => Number.parseInt(row[1]?.split(":")[1] ?? "", 16)));
+}
+
+let before: ReadonlySet<number>;
 let port: Port;
 beforeAll(async () => {
+  before = listening();
   port = await startPort({ handshakeMs: 600, idleMs: 1_500, headMs: 600, bodyMs: 600, flushMs: 600 });
 });
 afterAll(() => port.stop());
@@ -457,20 +475,7 @@ describe("a connection", () => {
 });
 
 test("there is no other port that this process listens on", async () => {
-  // Linux: the sockets of this process that listen.
-  const inodes = new Set<string>();
-  const { readdirSync, readlinkSync, readFileSync } = await import("node:fs");
-  for (const fd of readdirSync("/proc/self/fd")) {
-    try {
-      inodes.add(/socket:\[(\d+)\]/.exec(readlinkSync(`/proc/self/fd/${fd}`))?.[1] ?? "");
-    } catch {}
-  }
-  const listening = readFileSync("/proc/net/tcp", "utf8")
-    .split("\n")
-    .map((line) => line.trim().split(/\s+/))
-    .filter((cells) => cells[3] === "0A" && inodes.has(cells[9] ?? ""))
-    .map((cells) => Number.parseInt(cells[1]?.split(":")[1] ?? "", 16));
-  expect(listening).toEqual([port.port]);
+  expect(listening().difference(before)).toEqual(new Set([port.port]));
 });
 
 test("a client that takes no answers gets no more of them, and is ended", async () => {

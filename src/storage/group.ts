@@ -32,6 +32,8 @@ interface GroupOptions {
   readonly db: Queries;
   readonly tables: Tables;
   readonly log: Log;
+  /** How long a group takes in works. */
+  readonly groupMs?: number;
 }
 
 export interface GroupCommit {
@@ -76,7 +78,7 @@ interface Outcome {
   readonly apart?: boolean;
 }
 
-function groupRunner({ writer, db, tables, log }: GroupOptions) {
+function groupRunner({ writer, db, tables, log, groupMs = GROUP_MS_MAX }: GroupOptions) {
   const sql = statements(writer);
 
   const perform = (work: Waiting, count: Tx["count"]) =>
@@ -128,7 +130,7 @@ function groupRunner({ writer, db, tables, log }: GroupOptions) {
     /** Runs as many works as fit into the time of a group, and commits. Never throws. */
     async run(group: readonly Waiting[], apart: boolean): Promise<Outcome> {
       const runWork = apart ? runApart : runTogether;
-      const late = performance.now() + GROUP_MS_MAX;
+      const late = performance.now() + groupMs;
       const answers: (() => void)[] = [];
       const counts: Counts = new Map();
       let ran = 0;
