@@ -121,13 +121,14 @@ export function policyService({ store, clock, log, now }: PolicyDeps) {
     },
 
     /**
-     * Which tools of an mcp agent are denied to everyone, whatever the size and rate of the call.
+     * Which tools of an mcp agent are denied to everyone, whatever the size and rate of the call; null when the
+     * tenant has no policy.
      *
      * @throws Fault `unavailable` when the policy cannot be known
      */
-    async deniedTools(tenant: string, agentId: string): Promise<(tool: string) => boolean> {
+    async deniedTools(tenant: string, agentId: string): Promise<((tool: string) => boolean) | null> {
       const policy = await inForce(tenant);
-      if (policy === null) return () => false;
+      if (policy === null) return null;
       const { compiled, on_error } = policy;
       if (compiled === null) return () => on_error === "deny";
       return (tool) => toolDeniedToAll(compiled, agentId, tool);

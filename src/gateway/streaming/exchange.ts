@@ -6,8 +6,9 @@ import type { ErrorClass } from "../../core/states.ts";
 import { type Outbound, OutboundError } from "../../edge/outbound.ts";
 import { requestSafely } from "../../edge/retry.ts";
 import { untilStored } from "../../storage/persist.ts";
+import type { Budget } from "./budget.ts";
 import type { Course, Stop } from "./course.ts";
-import { type FilterMemory, filterEvents, filterJson, HELD_BYTES_MAX } from "./filter.ts";
+import { filterEvents, filterJson, HELD_BYTES_MAX } from "./filter.ts";
 import { answerHeaders } from "./headers.ts";
 import { type Ended, relayBody } from "./relay.ts";
 import type { OpenedRequest } from "./service.ts";
@@ -22,7 +23,7 @@ const FINAL_STATUS_MAX = 599;
 export interface ExchangeDeps {
   readonly log: Log;
   readonly outbound: Outbound;
-  readonly filterMemory: FilterMemory;
+  readonly filterMemory: Budget;
   resolveCredential(tenant: string, ref: string): Promise<ResolvedCredential>;
 }
 
@@ -133,9 +134,9 @@ function isEventStream(response: Response): boolean {
   return /^\s*text\/event-stream\s*(;|$)/i.test(response.headers.get("content-type") ?? "");
 }
 
-function filterOf({ isDenied }: Exchange, memory: FilterMemory, isOk: boolean, isEvents: boolean) {
+function filterOf({ isDenied, opened }: Exchange, memory: Budget, isOk: boolean, isEvents: boolean) {
   if (isDenied === null || !isOk) return null;
-  const options = { isDenied, bytesMax: HELD_BYTES_MAX, memory };
+  const options = { isDenied, bytesMax: HELD_BYTES_MAX, memory: memory(opened.tenant) };
   return isEvents ? filterEvents(options) : filterJson(options);
 }
 

@@ -4,10 +4,21 @@ import { UnreadableAnswer } from "../../core/tool-list.ts";
 import { type FilterOptions, filterEvents, filterJson } from "./filter.ts";
 
 const encoder = new TextEncoder();
+const memoryOf = (left: number) => ({
+  left,
+  take(bytes: number): number {
+    const taken = Math.min(bytes, this.left);
+    this.left -= taken;
+    return taken;
+  },
+  giveBack(bytes: number): void {
+    this.left += bytes;
+  },
+});
 const options = (fields: Partial<FilterOptions> = {}): FilterOptions => ({
   isDenied: (tool) => tool === "bad",
   bytesMax: 1000,
-  memory: { left: 10_000 },
+  memory: memoryOf(10_000),
   ...fields,
 });
 const list = (...names: string[]) =>
@@ -36,7 +47,7 @@ describe("a JSON body", () => {
     const given = list("good", "bad", "ünï");
     await fc.assert(
       fc.asyncProperty(fc.array(fc.integer({ min: 1, max: 20 })), async (sizes) => {
-        const memory = { left: 10_000 };
+        const memory = memoryOf(10_000);
         expect((await pass(filterJson(options({ memory })), given, sizes)).join("")).toBe(
           list("good", "ünï"),
         );
@@ -51,11 +62,11 @@ describe("a JSON body", () => {
   });
 
   test("that is too long does not pass, and leaves no memory taken", async () => {
-    const memory = { left: 10_000 };
+    const memory = memoryOf(10_000);
     const long = pass(filterJson(options({ bytesMax: 50, memory })), list("good", "better", "best"));
     expect(await long.catch((error) => error)).toBeInstanceOf(UnreadableAnswer);
     expect(memory.left).toBe(10_000);
-    const scarce = pass(filterJson(options({ memory: { left: 10 } })), list("good"));
+    const scarce = pass(filterJson(options({ memory: memoryOf(10) })), list("good"));
     expect(await scarce.catch((error) => error)).toBeInstanceOf(UnreadableAnswer);
   });
 });
@@ -73,9 +84,13 @@ describe("an event stream", () => {
         const got = (await pass(filterEvents(options()), given, sizes)).join("");
         const [start, rest] = [got.slice(0, before.length), got.slice(before.length)];
         expect(start).toBe(before);
-        expect(rest.replaceAll(/\r\n|\r/g, "\n").trim()).toBe(
-          `id: 8\ndata: ${list("good")}\n\n${PROGRESS}`.trim(),
-        );
+        // The line feed of a carriage return that ended the changed event is one empty line more.
+        expect(
+          rest
+            .replaceAll(/\r\n|\r/g, "\n")
+            .replace("\n\n\n", "\n\n")
+            .trim(),
+        ).toBe(`id: 8\ndata: ${list("good")}\n\n${PROGRESS}`.trim());
       }),
     );
   });
@@ -104,7 +119,7 @@ describe("an event stream", () => {
   });
 
   test("with an event that is too long breaks off, after those before it", async () => {
-    const memory = { left: 10_000 };
+    const memory = memoryOf(10_000);
     const filter = filterEvents(options({ bytesMax: 100, memory }));
     const seen: string[] = [];
     const given = encoder.encode(`data: 1\n\ndata: ${"x".repeat(200)}\n\n`);

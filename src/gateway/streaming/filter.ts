@@ -2,19 +2,16 @@
 // held until it is whole and then passes as it came, unless a tool must be taken out of it. What can't be read, or is
 // too long to be held, does not pass.
 import { UnreadableAnswer, withoutTools } from "../../core/tool-list.ts";
+import type { Share } from "./budget.ts";
 
 type Chunks = AsyncGenerator<Uint8Array, void, undefined>;
-
-export interface FilterMemory {
-  left: number;
-}
 
 export interface FilterOptions {
   isDenied(tool: string): boolean;
   /** Of one body or event. */
   readonly bytesMax: number;
-  /** What all bodies and events that are held may take together. */
-  readonly memory: FilterMemory;
+  /** What all bodies and events of a tenant that are held may take together. */
+  readonly memory: Share;
 }
 
 export const HELD_BYTES_MAX = 16 * 1024 * 1024;
@@ -35,8 +32,12 @@ function createHeld({ bytesMax, memory }: FilterOptions) {
       if (wanted > bytesMax) throw new UnreadableAnswer("too long to be filtered");
       if (wanted > bytes.length) {
         const room = Math.min(bytesMax, Math.max(wanted, 2 * bytes.length));
-        if (room - bytes.length > memory.left) throw new UnreadableAnswer("too much is being filtered");
-        memory.left -= room - bytes.length;
+        const more = room - bytes.length;
+        const taken = memory.take(more);
+        if (taken < more) {
+          memory.giveBack(taken);
+          throw new UnreadableAnswer("too much is being filtered");
+        }
         const larger = new Uint8Array(room);
         larger.set(this.all());
         bytes = larger;
@@ -45,7 +46,7 @@ function createHeld({ bytesMax, memory }: FilterOptions) {
       size = wanted;
     },
     clear(): void {
-      memory.left += bytes.length;
+      memory.giveBack(bytes.length);
       bytes = new Uint8Array();
       size = 0;
     },

@@ -7,6 +7,7 @@ import { within } from "../../storage/deadline.ts";
 import { untilStored } from "../../storage/persist.ts";
 import type { Store } from "../../storage/store.ts";
 import { type Ending, finish } from "../invocations/service.ts";
+import { createBudget } from "./budget.ts";
 import { type Course, type CourseLimits, startCourse } from "./course.ts";
 import {
   answerOf,
@@ -34,8 +35,8 @@ export interface StreamsDeps extends Omit<ExchangeDeps, "filterMemory"> {
   readonly store: Store;
   readonly clock: Clock;
   readonly upstreamTimeoutMs: number;
-  /** Which tools of an agent are denied to everyone. */
-  deniedTools(tenant: string, agentId: string): Promise<(tool: string) => boolean>;
+  /** Which tools of an agent are denied to everyone; null when the tenant has no policy. */
+  deniedTools(tenant: string, agentId: string): Promise<((tool: string) => boolean) | null>;
   /** Told of each call that has ended, after it is durable. */
   ended(id: string): void;
 }
@@ -76,8 +77,8 @@ interface RunningCall {
 }
 
 export function createStreams(given: StreamsDeps): Streams {
-  const deps = { ...given, filterMemory: { left: FILTER_MEMORY_BYTES } };
-  const budget = { left: CAPTURE_BUDGET_BYTES };
+  const deps = { ...given, filterMemory: createBudget(FILTER_MEMORY_BYTES) };
+  const captureMemory = createBudget(CAPTURE_BUDGET_BYTES);
   const calls = new Map<string, RunningCall>();
   const connections = new Set<Course>();
   const entered = new Set<Promise<void>>();
@@ -103,7 +104,7 @@ export function createStreams(given: StreamsDeps): Streams {
       const course = startCourse(limitsOf(deps), end.gone);
       const { promise: over, resolve } = Promise.withResolvers<void>();
       calls.set(opened.key.id, { course, over });
-      const tally = createTally(opened, budget);
+      const tally = createTally(opened, captureMemory(opened.key.tenant));
       async function conclude(ending: Ending, detail: string | null): Promise<void> {
         opened.place.release();
         const recorded = recordEnd(deps, opened, ending, detail, givenUp.signal).finally(() => {
@@ -128,7 +129,8 @@ export function createStreams(given: StreamsDeps): Streams {
         opened.place.release();
         end.over();
       }
-      return runConnection(deps, { opened, course, tally: createTally(NOTHING_KEPT, budget), conclude });
+      const tally = createTally(NOTHING_KEPT, captureMemory(opened.tenant));
+      return runConnection(deps, { opened, course, tally, conclude });
     },
 
     stop: (id) => calls.get(id)?.course.stop("cancelled"),
@@ -210,8 +212,9 @@ async function runConnection(
       tally,
       method,
       own: ownHeaders(request_id),
-      // A stream that is resumed brings the answers that its caller has missed.
-      isDenied: method === "GET" ? await deps.deniedTools(tenant, agentId) : null,
+      // A stream that is resumed brings the answers that its caller has missed. Filtered or not, its events pass
+      // whole, so that comments come between them.
+      isDenied: method === "GET" ? ((await deps.deniedTools(tenant, agentId)) ?? noTool) : null,
       commentMs: method === "GET" ? COMMENT_MS : null,
       told: {},
       ended: async () => conclude(),
@@ -222,6 +225,8 @@ async function runConnection(
     throw faultOf(nothingOf(error, course.signal), error, {});
   }
 }
+
+const noTool = () => false;
 
 function ownHeaders(requestId: string): [string, string][] {
   return [["x-request-id", requestId]];

@@ -5,6 +5,7 @@ import type { Call } from "../../core/call.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
 import type { Ending } from "../invocations/service.ts";
+import type { Share } from "./budget.ts";
 
 /** A longer one would only fill the record. */
 const CONTENT_TYPE_CHARACTERS_MAX = 256;
@@ -21,18 +22,11 @@ export interface Tally {
   broken(errorClass: ErrorClass): Ending;
 }
 
-/** Memory for captured starts, which all exchanges share: when it is gone, less is captured. */
-export interface CaptureBudget {
-  left: number;
-}
-
+/** Memory for captured starts: when a tenant's share is gone, less is captured. */
 export const CAPTURE_BUDGET_BYTES = 512 * 1024 * 1024;
 const START_BYTES_FIRST = 4096;
 
-export function createTally(
-  { capture, receipt }: Pick<Call, "capture" | "receipt">,
-  budget: CaptureBudget,
-): Tally {
+export function createTally({ capture, receipt }: Pick<Call, "capture" | "receipt">, memory: Share): Tally {
   let dialledAt: number | null = null;
   let firstAt: number | null = null;
   let status: number | null = null;
@@ -47,9 +41,8 @@ export function createTally(
 
   /** Makes room for so many bytes, as far as there is any. */
   function grow(wanted: number): void {
-    const more = Math.min(wanted - start.length, budget.left);
-    if (more <= 0) return;
-    budget.left -= more;
+    const more = memory.take(wanted - start.length);
+    if (more === 0) return;
     const larger = new Uint8Array(start.length + more);
     larger.set(start);
     start = larger;
@@ -69,7 +62,7 @@ export function createTally(
 
   function ending(error_class: ErrorClass | null, isWhole: boolean): Ending {
     const response = status !== null && capture ? start.slice(0, captured) : null;
-    budget.left += start.length;
+    memory.giveBack(start.length);
     start = new Uint8Array();
     return {
       status: error_class === null ? "succeeded" : "failed",
