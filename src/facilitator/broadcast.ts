@@ -27,10 +27,12 @@ export interface BroadcasterOptions {
   readonly onForeignNonce: (wallet: Hex) => void;
   /** A node's answer asks for a look at the chain. */
   readonly onDoubt: () => void;
+  /** Until what a node has accepted is broadcast again. Tests shorten it. */
+  readonly againMs?: number | undefined;
 }
 
 export function createBroadcaster(options: BroadcasterOptions): Broadcaster {
-  const { chain, log, slots, onForeignNonce, onDoubt } = options;
+  const { chain, log, slots, onForeignNonce, onDoubt, againMs = AGAIN_MS } = options;
   const queue = new Set<Slot>();
   const underWay = new Map<Slot, Promise<void>>();
   let stopped = false;
@@ -40,7 +42,7 @@ export function createBroadcaster(options: BroadcasterOptions): Broadcaster {
     const reception = await chain.broadcast(row.raw, slot.broadcasts++ > 0);
     // It was replaced meanwhile, or is in a block: then the answer means nothing.
     if (newestOf(slot) !== row || slot.inclusion !== null) return;
-    slot.broadcastAt = performance.now() + (reception === "accepted" ? AGAIN_MS : RETRY_MS);
+    slot.broadcastAt = performance.now() + (reception === "accepted" ? againMs : RETRY_MS);
     if (reception === "accepted") return;
     log.debug("a transaction was not accepted", { transaction: row.hash, reception });
     if (reception === "nonce used") onForeignNonce(slot.wallet);

@@ -26,6 +26,9 @@ const start = async (...args: Parameters<typeof startWallet>) => {
 };
 /** A wallet whose first node is the relay. */
 const startBehind = (...others: string[]) => start(chain, { urls: [relay.url, ...others], timeoutMs: 700 });
+/** The same, and it soon tells again what the node has said to know. */
+const startInsistent = () =>
+  start(chain, { urls: [relay.url], timeoutMs: 700, limits: { rebroadcastMs: 1000 } });
 
 beforeEach(async () => {
   chain = await startChain();
@@ -69,7 +72,7 @@ describe("one node that, when it gets a transaction,", () => {
   ])(
     "%s: collected all the same",
     async (_, fault) => {
-      const wallet = await startBehind();
+      const wallet = await startInsistent();
       const payment = await newPayment(chain);
       relay.on(SEND, fault, 1);
       await wallet.collect(payment);
@@ -176,7 +179,7 @@ describe("after the block, a node that for a while", () => {
 });
 
 test("a node that forgets its pool is told again", async () => {
-  const wallet = await startBehind();
+  const wallet = await startInsistent();
   const payment = await newPayment(chain);
   await chain.pauseMining();
   await wallet.collect(payment);

@@ -59,6 +59,8 @@ export interface WalletOptions {
     readonly maxFeeGwei: number;
     /** Blocks until an inclusion counts as final. */
     readonly confirmations: number;
+    /** Until what a node has accepted is broadcast again. Tests shorten it. */
+    readonly rebroadcastMs?: number;
   };
 }
 
@@ -81,6 +83,7 @@ export function createWallet(options: WalletOptions): Wallet {
     slots,
     onForeignNonce: resynchronise,
     onDoubt: () => watcher.lookAgain(),
+    againMs: limits.rebroadcastMs,
   });
   const watcher = createWatcher({
     chain,

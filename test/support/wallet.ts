@@ -10,7 +10,7 @@ import { type Chain, createChain } from "../../src/facilitator/chain.ts";
 import { createOutcomes } from "../../src/facilitator/outcomes.ts";
 import { type ClaimedPayment, claimPayment, findPayment } from "../../src/facilitator/payments.ts";
 import { localSigner, type Signer } from "../../src/facilitator/signer.ts";
-import { createWallet } from "../../src/facilitator/wallet.ts";
+import { createWallet, type WalletOptions as ProductOptions } from "../../src/facilitator/wallet.ts";
 import type { Store } from "../../src/storage/store.ts";
 import { CHAIN_ID, TOKEN } from "../../src/x402/kind.ts";
 import type { TestChain } from "./chain.ts";
@@ -24,7 +24,7 @@ export const outbound = createOutbound({ allow: parseAllowList([]), extraCa: nul
 export interface WalletOptions {
   readonly urls?: readonly string[];
   readonly signers?: readonly Signer[];
-  readonly limits?: { gasLowWaterWei?: bigint; maxFeeGwei?: number; confirmations?: number };
+  readonly limits?: Partial<ProductOptions["limits"]>;
   readonly store?: Store;
   readonly wrap?: (chain: Chain) => Chain;
   readonly log?: Log;
