@@ -163,13 +163,28 @@ export async function startFacilitator(
     kill9: async () => void (await current.end("SIGKILL")),
     async restart(changed = {}) {
       environment = { ...environment, ...changed };
-      current = await start(new URL(current.url).port, new URL(current.openUrl).port);
+      const [port, openPort] = [new URL(current.url).port, new URL(current.openUrl).port];
+      current = await oncePortsAreFree(() => start(port, openPort));
     },
     async [Symbol.asyncDispose]() {
       await current.end("SIGKILL");
       rmSync(home, { recursive: true, force: true });
     },
   };
+}
+
+const PORTS_FREE_MS_MAX = 20_000;
+
+/** While a process is gone, a connection that somebody opens may have one of its ports for its own end. */
+async function oncePortsAreFree<T>(begin: () => Promise<T>): Promise<T> {
+  const until = performance.now() + PORTS_FREE_MS_MAX;
+  for (;;) {
+    try {
+      return await begin();
+    } catch (error) {
+      if (!String(error).includes("must be free to listen on") || performance.now() > until) throw error;
+    }
+  }
 }
 
 function linesOf(log: string, event: string | undefined): LogLine[] {
