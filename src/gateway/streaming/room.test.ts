@@ -47,6 +47,18 @@ test("who waits for too long, or has gone, is refused and takes no place later",
   expect(await outcome(room.take("a", true, here))).toBe("taken");
 });
 
+test("a place that comes free while someone gives up waiting goes to the next", async () => {
+  const room = createRoom({ agentConcurrency: 1, stopping: here, waitMs: 200 });
+  const held = await room.take("a", true, here);
+  const leaving = new AbortController();
+  const gone = outcome(room.take("a", true, leaving.signal));
+  // A client that ends has all its connections closed in one turn.
+  leaving.abort();
+  held.release();
+  expect(await gone).toBe("unavailable 5");
+  expect(await outcome(room.take("a", true, here))).toBe("taken");
+});
+
 test("so many wait for one agent, and no more", async () => {
   const room = createRoom({ agentConcurrency: 1, stopping: here, waitMs: 200 });
   const held = await room.take("a", true, here);

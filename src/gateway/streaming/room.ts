@@ -79,7 +79,11 @@ function createQueue(limits: PlaceLimits, { waitMs, stopping }: Waits) {
   async function wait(agentId: string, signal: AbortSignal): Promise<Place> {
     const { promise, resolve, reject } = Promise.withResolvers<void>();
     const turn = { agentId, enter: resolve };
-    const giveUp = () => reject(full());
+    const giveUp = () => {
+      // At once: a place that was given to it now would be nobody's.
+      waiting.delete(turn);
+      reject(full());
+    };
     const timer = setTimeout(giveUp, waitMs);
     for (const end of [signal, stopping]) end.addEventListener("abort", giveUp, { once: true });
     waiting.add(turn);
