@@ -51,7 +51,7 @@ describe("untouched is", () => {
     '{"id":1,"error":{"code":1,"message":"b"}}',
     '{"method":"x","params":{"tools":[{"name":"b"}]}}',
     "not json b",
-    '{"result":{"tools":[{"name":"b"}',
+    " \n",
     "",
   ])("%s", (given) => {
     const whole = bytes(given);
@@ -61,6 +61,11 @@ describe("untouched is", () => {
 
 describe("unreadable is", () => {
   test.each([
+    '{"result":{"tools":[{"name":"b"}',
+    '{"result":{"tools":[{"name":"b","default":NaN}]}}',
+    '{"result":{"tools":[]}} {"result":{"tools":[{"name":"b"}]}}',
+    '[{"result":{"tools":[{"name":"b"}]}},]',
+    '[] [{"result":{"tools":[{"name":"b"}]}}]',
     '{"result":{"tools":[]},"result":{"tools":[{"name":"b"}]}}',
     '{"result":{"tools":[{"name":"b"}],"tools":[]}}',
     '{"result":{"Tools":[{"name":"b"}]}}',

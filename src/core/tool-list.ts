@@ -14,28 +14,30 @@ export class UnreadableAnswer extends Error {}
 
 /**
  * A JSON-RPC message, or a batch, without the tools in its results that `isDenied` names. The same array when none of
- * them is in it, or when it is no JSON at all, which no client reads either.
+ * them is in it, or when it is neither an object nor an array. One that is no proper JSON may be read all the same
+ * (some decoders take NaN, or the first of two texts), so it is none that can be told.
  *
  * @throws UnreadableAnswer
  */
 export function withoutTools(text: Uint8Array, isDenied: (tool: string) => boolean): Uint8Array {
   const start = skipSpace(text, 0);
-  const spans = text[start] === OPEN_BRACKET ? answersIn(text, start) : [{ start, end: text.length }];
-  const cuts = spans.flatMap((span) => deniedIn(text, span.start, isDenied));
+  const spans = answersIn(text, start);
+  const cuts = spans.flatMap((span) => deniedIn(text, span, isDenied));
   return cuts.length === 0 ? text : without(text, cuts);
 }
 
 function answersIn(text: Uint8Array, start: number): readonly Span[] {
-  const { items, problem } = outlineArray(text, start, ANSWERS_MAX);
-  if (problem === "malformed") return [];
+  if (text[start] !== OPEN_BRACKET) return [{ start, end: text.length }];
+  const { items, end, problem } = outlineArray(text, start, ANSWERS_MAX);
   if (problem !== null) throw new UnreadableAnswer(problem);
+  if (skipSpace(text, end) !== text.length) throw new UnreadableAnswer("more than one text");
   return items;
 }
 
-function deniedIn(text: Uint8Array, start: number, isDenied: (tool: string) => boolean): Span[] {
+function deniedIn(text: Uint8Array, { start, end: last }: Span, isDenied: (tool: string) => boolean): Span[] {
   if (text[start] !== OPEN_BRACE) return [];
-  const { findings, problem } = outlineObject(text, start, KEYS);
-  if (problem === "malformed") return [];
+  const { findings, end, problem } = outlineObject(text, start, KEYS);
+  if (problem === null && skipSpace(text, end) < last) throw new UnreadableAnswer("more than one text");
   const [result] = findings;
   const tools = result?.inside[0];
   const isAmbiguous = [result, tools].some((found) => found?.isRepeated || found?.isMiscased);

@@ -134,10 +134,17 @@ function isEventStream(response: Response): boolean {
   return /^\s*text\/event-stream\s*(;|$)/i.test(response.headers.get("content-type") ?? "");
 }
 
-function filterOf({ isDenied, opened }: Exchange, memory: Budget, isOk: boolean, isEvents: boolean) {
-  if (isDenied === null || !isOk) return null;
-  const options = { isDenied, bytesMax: HELD_BYTES_MAX, memory: memory(opened.tenant) };
-  return isEvents ? filterEvents(options) : filterJson(options);
+function filterOf(
+  { isDenied, commentMs, opened }: Exchange,
+  memory: Budget,
+  isOk: boolean,
+  isEvents: boolean,
+) {
+  const options = { bytesMax: HELD_BYTES_MAX, memory: memory(opened.tenant) };
+  const denied = isOk ? isDenied : null;
+  // Comments come between events, so those pass whole where there are any.
+  if (isEvents && (denied ?? commentMs) !== null) return filterEvents({ ...options, isDenied: denied });
+  return denied === null ? null : filterJson({ ...options, isDenied: denied });
 }
 
 export const STOPPED: Readonly<Record<Stop, ErrorClass>> = {

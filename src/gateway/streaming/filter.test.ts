@@ -95,6 +95,12 @@ describe("an event stream", () => {
     );
   });
 
+  test("of which nothing is denied passes event by event too, whatever is in them", async () => {
+    const event = 'data: {"result":{"tools":[{"name":"bad"},NaN]}}\n\n';
+    const all = filterEvents({ ...options(), isDenied: null });
+    expect(await pass(all, event.repeat(2), [5, 5])).toEqual([event, event]);
+  });
+
   test("passes each event as soon as it is whole", async () => {
     for (const end of ["\n", "\r", "\r\n"]) {
       const event = `data: 1${end}${end}`;

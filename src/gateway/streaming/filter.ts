@@ -6,8 +6,10 @@ import type { Share } from "./budget.ts";
 
 type Chunks = AsyncGenerator<Uint8Array, void, undefined>;
 
+type IsDenied = (tool: string) => boolean;
+
 export interface FilterOptions {
-  isDenied(tool: string): boolean;
+  readonly isDenied: IsDenied;
   /** Of one body or event. */
   readonly bytesMax: number;
   /** What all bodies and events of a tenant that are held may take together. */
@@ -22,7 +24,7 @@ const RETURN = 0x0d;
 const BOM = [0xef, 0xbb, 0xbf];
 
 /** Bytes that are held, within the bounds of the options. */
-function createHeld({ bytesMax, memory }: FilterOptions) {
+function createHeld({ bytesMax, memory }: Pick<FilterOptions, "bytesMax" | "memory">) {
   let bytes = new Uint8Array();
   let size = 0;
   return {
@@ -74,12 +76,17 @@ function hasBom(bytes: Uint8Array): boolean {
   return BOM.every((byte, index) => bytes[index] === byte);
 }
 
+export interface EventFilterOptions extends Omit<FilterOptions, "isDenied"> {
+  /** Null: whole events are all that is wanted, whatever is in them. */
+  readonly isDenied: IsDenied | null;
+}
+
 /** A body that is an event stream (WHATWG HTML, section 9.2). */
-export function filterEvents(options: FilterOptions): (chunks: Chunks) => Chunks {
+export function filterEvents({ isDenied, ...options }: EventFilterOptions): (chunks: Chunks) => Chunks {
   return async function* filtered(chunks) {
     const held = createHeld(options);
     const find = createEventFinder();
-    const pass = (event: Uint8Array) => rewritten(event, options.isDenied);
+    const pass = (event: Uint8Array) => (isDenied === null ? event : rewritten(event, isDenied));
     try {
       for await (const chunk of chunks) {
         let from = 0;
@@ -134,7 +141,7 @@ function createEventFinder() {
 const LINE_END = /\r\n|\n|\r/;
 
 /** An event as it may pass. */
-function rewritten(event: Uint8Array, isDenied: (tool: string) => boolean): Uint8Array {
+function rewritten(event: Uint8Array, isDenied: IsDenied): Uint8Array {
   // Byte for byte: the fields that stay are not decoded.
   const lines = Buffer.from(hasBom(event) ? event.subarray(BOM.length) : event)
     .toString("latin1")

@@ -212,9 +212,8 @@ async function runConnection(
       tally,
       method,
       own: ownHeaders(request_id),
-      // A stream that is resumed brings the answers that its caller has missed. Filtered or not, its events pass
-      // whole, so that comments come between them.
-      isDenied: method === "GET" ? ((await deps.deniedTools(tenant, agentId)) ?? noTool) : null,
+      // A stream that is resumed brings the answers that its caller has missed.
+      isDenied: method === "GET" ? await deps.deniedTools(tenant, agentId) : null,
       commentMs: method === "GET" ? COMMENT_MS : null,
       told: {},
       ended: async () => conclude(),
@@ -225,8 +224,6 @@ async function runConnection(
     throw faultOf(nothingOf(error, course.signal), error, {});
   }
 }
-
-const noTool = () => false;
 
 function ownHeaders(requestId: string): [string, string][] {
   return [["x-request-id", requestId]];
