@@ -40,8 +40,8 @@ export interface Ending {
   /** Bytes of the whole decoded response body; null when no response came. */
   readonly resp_size: number | null;
   /**
-   * Lower hex, of the whole body as its caller gets it; null when no whole response came, and when no receipt will
-   * say it.
+   * Lower hex, of the whole body as its caller gets it (but for a comment that opens an event stream); null when no
+   * whole response came, and when no receipt will say it.
    */
   readonly resp_sha256: string | null;
   /** The first MiB of the body; null when capture is off or no response came. */

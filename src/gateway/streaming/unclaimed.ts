@@ -3,12 +3,13 @@
 // the record says so.
 import { and, asc, eq, lte, sql } from "drizzle-orm";
 import type { Clock } from "../../core/clock.ts";
+import { RETRY_AFTER_SECONDS_MAX } from "../../core/limits.ts";
 import type { Log } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
 import { type InvocationKey, paidFor, withdraw } from "../invocations/service.ts";
 
-/** From when the payment was collected: several times what `Retry-After` says. */
-export const KEPT_MS = 30_000;
+/** From when the payment was collected: twice what any `Retry-After` says, that of the agent's rate limit too. */
+export const KEPT_MS = 2 * RETRY_AFTER_SECONDS_MAX * 1000;
 const LOOK_MS = 5_000;
 const CALLS_AT_ONCE = 100;
 
