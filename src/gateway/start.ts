@@ -40,6 +40,7 @@ import { type PolicyService, policyService } from "./policy/service.ts";
 import { receiptRoutes } from "./receipts/routes.ts";
 import { receiptService, removeOldReceipts } from "./receipts/service.ts";
 import { serviceRoutes } from "./service-routes.ts";
+import { stopEndedElsewhere } from "./streaming/elsewhere.ts";
 import { createStreamPath } from "./streaming/path.ts";
 import { createRoom } from "./streaming/room.ts";
 import { streamRoutes } from "./streaming/routes.ts";
@@ -266,15 +267,16 @@ function composeStreaming({ options, store, log, checks, policy, replica, ...res
     admitConnection: (request, method) => admitConnection(admission, request, method),
   });
   const unclaimed = { store, clock, log, ended: rest.ended };
-  let stopLooking = () => {};
+  const elsewhere = { store, log, replica, streams };
+  let stopLooking: (() => void)[] = [];
   return {
     routes: streamRoutes(path),
     stop: streams.stop,
     start() {
-      stopLooking = endUnclaimed(unclaimed);
+      stopLooking = [endUnclaimed(unclaimed), stopEndedElsewhere(elsewhere)];
     },
     drain(ms: number): Promise<void> {
-      stopLooking();
+      for (const stop of stopLooking) stop();
       return streams.drain(ms);
     },
   };

@@ -83,6 +83,8 @@ export function relayBody({
       start(controller) {
         // Nobody may be pulling just now: then nothing else would notice.
         course.signal.addEventListener("abort", () => {
+          // A whole answer that is being recorded still ends whole.
+          if (isOver) return;
           void over("broken");
           controller.error(new Error("the answer broke off"));
         });

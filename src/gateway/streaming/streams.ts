@@ -64,6 +64,8 @@ export interface Streams {
   call(opened: OpenedCall, body: Uint8Array, end: CallerEnd): Promise<Response>;
   /** @throws Fault when the upstream gave nothing */
   connect(opened: OpenedConnection, end: CallerEnd): Promise<Response>;
+  /** The invocations whose calls run here. */
+  running(): string[];
   /** Stops the call of an invocation that has been ended otherwise, if it runs here. */
   stop(id: string): void;
   /** Lets the calls end for `ms`, then breaks off what still runs. */
@@ -132,6 +134,8 @@ export function createStreams(given: StreamsDeps): Streams {
       const tally = createTally(NOTHING_KEPT, captureMemory(opened.tenant));
       return runConnection(deps, { opened, course, tally, conclude });
     },
+
+    running: () => [...calls.keys()],
 
     stop: (id) => calls.get(id)?.course.stop("cancelled"),
 
