@@ -1,27 +1,15 @@
 // The receipts of paid calls: what was paid, and what became of it. A receipt comes only when that is final.
 import { afterAll, beforeAll, expect, test } from "bun:test";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
-import { TEST_CA } from "../support/certificates.ts";
 import {
   collected,
   type FacilitatorStandIn,
   notCollected,
   startFacilitatorStandIn,
 } from "../support/facilitator-stand-in.ts";
-import { newPayer, signPayment } from "../support/payments.ts";
 import { contract, expectError, type Json, type Tenant } from "./contract.ts";
+import { PRICING, pay, settleBy, writeCaFile } from "./priced.ts";
 
-const PAY_TO = "0x52908400098527886E0F7030069857D2E4169EE7";
-const PRICING = { amount: "1000", asset: "USDC", network: "base", pay_to: PAY_TO };
-
-const directory = mkdtempSync(join(tmpdir(), "tollgate-receipts-"));
-const caFile = join(directory, "ca.pem");
-writeFileSync(caFile, TEST_CA);
-afterAll(() => rmSync(directory, { recursive: true }));
-
-const pay = () => signPayment(newPayer(), { to: PAY_TO, value: 1000n });
+const caFile = writeCaFile();
 
 contract(
   (at) => {
@@ -33,11 +21,7 @@ contract(
 
     async function open(facilitatorUrl: string | null = facilitator.url) {
       const tenant = at.tenant();
-      if (facilitatorUrl !== null) {
-        const { id: facilitator_credential_ref } = await tenant.credential();
-        const json = { facilitator_url: facilitatorUrl, facilitator_credential_ref };
-        expect((await tenant.send("PATCH", "/v1/settlement/config", { json })).status).toBe(200);
-      }
+      if (facilitatorUrl !== null) await settleBy(tenant, facilitatorUrl);
       const route = at.upstream(() => new Response("no", { status: 500 }));
       const good = await tenant.agent({
         upstream_url: at.upstream().url,

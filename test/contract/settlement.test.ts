@@ -1,9 +1,6 @@
 // Settlement of payments before the upstream is called, against a stand-in that answers as any facilitator might:
 // what collected, declined and unknown come to, for the caller, the record and the upstream.
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
 import { ALICE, TEST_CA } from "../support/certificates.ts";
 import {
   collected,
@@ -12,35 +9,17 @@ import {
   randomHash,
   startFacilitatorStandIn,
 } from "../support/facilitator-stand-in.ts";
-import { newPayer, type PaymentOptions, signPayment } from "../support/payments.ts";
-import { type Answer, contract, expectError, expectShape, is, type Json, type Tenant } from "./contract.ts";
+import { contract, expectError, expectShape, is, type Tenant } from "./contract.ts";
+import { eventually, PAY_TO, PRICING, pay, settleBy, settlementTold, writeCaFile } from "./priced.ts";
 
-const PAY_TO = "0x52908400098527886E0F7030069857D2E4169EE7";
-const PRICING = { amount: "1000", asset: "USDC", network: "base", pay_to: PAY_TO };
 const SECRET = "facilitator-secret-0001";
 
-const directory = mkdtempSync(join(tmpdir(), "tollgate-settlement-"));
-const caFile = join(directory, "ca.pem");
-writeFileSync(caFile, TEST_CA);
-afterAll(() => rmSync(directory, { recursive: true }));
+const caFile = writeCaFile();
 
-const pay = (options: Partial<PaymentOptions> = {}) =>
-  signPayment(newPayer(), { to: PAY_TO, value: 1000n, ...options });
 const send = (tenant: Tenant, id: string, headers: Record<string, string>, json: unknown = { n: 1 }) =>
   tenant.send("POST", `/v1/proxy/${id}`, { json, headers });
 const count = async (tenant: Tenant, status: string) =>
   (await tenant.send("GET", `/v1/invocations?settlement=${status}`)).body.total;
-const receipt = (answer: Answer, name = "x-payment-response"): Json =>
-  JSON.parse(Buffer.from(answer.headers.get(name) ?? "", "base64").toString());
-
-/** Looks until the invocation is as it should be; the test's own time limit ends it. */
-async function eventually(look: () => Promise<Json>, fits: (view: Json) => boolean): Promise<Json> {
-  for (;;) {
-    const view = await look();
-    if (fits(view)) return view;
-    await Bun.sleep(50);
-  }
-}
 
 const HASH = /^0x[0-9a-f]{64}$/;
 
@@ -60,10 +39,7 @@ contract(
     /** A tenant with a facilitator and a priced agent. */
     const open = async (credential: object = { plaintext: SECRET }, url = facilitator.url) => {
       const tenant = at.tenant();
-      const { id: facilitator_credential_ref } = await tenant.credential(credential);
-      const json = { facilitator_url: url, facilitator_credential_ref };
-      const configured = await tenant.send("PATCH", "/v1/settlement/config", { json });
-      expect(configured.status).toBe(200);
+      const facilitator_credential_ref = await settleBy(tenant, url, credential);
       const route = at.upstream();
       const { id } = await tenant.agent({ upstream_url: route.url, pricing: PRICING });
       return { tenant, id, route, facilitator_credential_ref };
@@ -83,7 +59,7 @@ contract(
         });
         const answer = await send(tenant, id, payment.headers);
         expect(answer.status).toBe(202);
-        expect(receipt(answer)).toEqual({
+        expect(settlementTold(answer)).toEqual({
           success: true,
           transaction: hash,
           network: "base",
@@ -132,7 +108,7 @@ contract(
         });
         const second = await send(tenant, id, plain.version2Headers);
         expect(second.headers.get("x-payment-response")).toBeNull();
-        expect(receipt(second, "payment-response")).toMatchObject({
+        expect(settlementTold(second, "payment-response")).toMatchObject({
           success: true,
           network: "eip155:8453",
         });
@@ -185,7 +161,7 @@ contract(
         const answers = [...(await Promise.all(twins)), await send(tenant, id, payment.headers)];
         expect(answers.map(({ status }) => status)).toEqual(Array(11).fill(202));
         expect(new Set(answers.map(({ body }) => body.invocation_id)).size).toBe(1);
-        expect(new Set(answers.map((answer) => receipt(answer).transaction)).size).toBe(1);
+        expect(new Set(answers.map((answer) => settlementTold(answer).transaction)).size).toBe(1);
         await tenant.ended(id, answers[0]?.body.invocation_id);
         expect([facilitator.of(payment.authorization.nonce).length, route.seen.length]).toEqual([1, 1]);
       });
@@ -209,7 +185,7 @@ contract(
         await expect(gone).rejects.toThrow();
         gate.resolve();
         const again = await send(tenant, id, payment.headers);
-        expect(receipt(again).success).toBe(true);
+        expect(settlementTold(again).success).toBe(true);
         await tenant.ended(id, again.body.invocation_id);
         expect([facilitator.of(payment.authorization.nonce).length, route.seen.length]).toEqual([1, 1]);
       });
@@ -306,7 +282,7 @@ contract(
           const texts = facilitator.of(nonce).map(({ text }) => text);
           expect([texts.length, new Set(texts).size]).toEqual([2, 1]);
           expect([doubt, calledUnpaid, isCalled(doubt)]).toEqual([doubt, false, true]);
-          const again = receipt(await send(tenant, id, payment.headers, { doubt }));
+          const again = settlementTold(await send(tenant, id, payment.headers, { doubt }));
           expect(again.transaction).toBe(view.settlement.tx_hash);
         };
         await Promise.all(doubts.map(doubtful));
@@ -435,7 +411,7 @@ contract(
         while (!at.gateway.log().includes('"event":"draining"')) await Bun.sleep(10);
         gate.resolve();
         const answer = await told;
-        expect([answer.status, receipt(answer).success]).toEqual([202, true]);
+        expect([answer.status, settlementTold(answer).success]).toEqual([202, true]);
         await stopped;
         expect(route.seen).toEqual([]);
         await at.gateway.restart();
@@ -465,7 +441,7 @@ contract(
           const { tenant, id } = await open({ auth_type, plaintext }, other.url);
           const payment = await pay();
           const answer = await send(tenant, id, payment.headers);
-          expect(receipt(answer).success).toBe(true);
+          expect(settlementTold(answer).success).toBe(true);
           const headers = other.of(payment.authorization.nonce)[0]?.headers;
           expect([headers?.get("authorization"), headers?.get("x-api-key")]).toEqual([null, null]);
         },

@@ -1,43 +1,21 @@
 // Payment on the streaming path, against a stand-in facilitator: settled before the upstream is called, declined for
 // good, or unknown, and then taken up by the same payment where it stood, once.
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
-import { TEST_CA } from "../support/certificates.ts";
 import {
   collected,
   type FacilitatorStandIn,
   notCollected,
   startFacilitatorStandIn,
 } from "../support/facilitator-stand-in.ts";
-import { newPayer, type PaymentOptions, signPayment } from "../support/payments.ts";
-import { type Answer, contract, expectError, type Json, MCP, type Tenant } from "./contract.ts";
+import { type Answer, contract, expectError, MCP, type Tenant } from "./contract.ts";
+import { eventually, PRICING, pay, settleBy, settlementTold, writeCaFile } from "./priced.ts";
 
-const PAY_TO = "0x52908400098527886E0F7030069857D2E4169EE7";
-const PRICING = { amount: "1000", asset: "USDC", network: "base", pay_to: PAY_TO };
+const caFile = writeCaFile();
 
-const directory = mkdtempSync(join(tmpdir(), "tollgate-stream-payment-"));
-const caFile = join(directory, "ca.pem");
-writeFileSync(caFile, TEST_CA);
-afterAll(() => rmSync(directory, { recursive: true }));
-
-const pay = (options: Partial<PaymentOptions> = {}) =>
-  signPayment(newPayer(), { to: PAY_TO, value: 1000n, ...options });
 const stream = (tenant: Tenant, id: string, headers: Record<string, string>, json: unknown = { n: 1 }) =>
   tenant.send("POST", `/v1/proxy/${id}/stream`, { json, headers });
 const idOf = (answer: Answer) => answer.headers.get("x-service-invocation-id") ?? "";
-const receipt = (answer: Answer, name = "x-payment-response"): Json =>
-  JSON.parse(Buffer.from(answer.headers.get(name) ?? "", "base64").toString());
 const away = () => new Response("away", { status: 500 });
-
-async function eventually(look: () => Promise<Json>, fits: (view: Json) => boolean): Promise<Json> {
-  for (;;) {
-    const view = await look();
-    if (fits(view)) return view;
-    await Bun.sleep(50);
-  }
-}
 
 contract(
   (at) => {
@@ -49,15 +27,28 @@ contract(
 
     const open = async (fields: object = {}, configured = true) => {
       const tenant = at.tenant();
-      if (configured) {
-        const { id: facilitator_credential_ref } = await tenant.credential();
-        const json = { facilitator_url: facilitator.url, facilitator_credential_ref };
-        expect((await tenant.send("PATCH", "/v1/settlement/config", { json })).status).toBe(200);
-      }
+      if (configured) await settleBy(tenant, facilitator.url);
       const route = at.upstream();
       const { id } = await tenant.agent({ upstream_url: route.url, pricing: PRICING, ...fields });
       return { tenant, id: String(id), route };
     };
+    /** A call whose payment the facilitator leaves unknown until `land` is called. */
+    async function openUnknown(more: Record<string, string> = {}) {
+      const { tenant, id, route } = await open();
+      const payment = await pay();
+      const headers = { ...payment.headers, ...more };
+      const { nonce } = payment.authorization;
+      facilitator.answer(nonce, away);
+      const first = await stream(tenant, id, headers);
+      expectError(first, 503);
+      const land = () => facilitator.answer(nonce, collected);
+      const becomes = (wanted: string) =>
+        eventually(
+          () => settlement(tenant, idOf(first)),
+          ({ status }) => status === wanted,
+        );
+      return { tenant, id, route, headers, first, land, becomes };
+    }
     const settlement = async (tenant: Tenant, id: string) => (await tenant.detail(id)).settlement;
 
     test("without a facilitator a payment is verified, and the answer streamed", async () => {
@@ -85,7 +76,7 @@ contract(
       });
       const answer = await stream(tenant, id, payment.headers);
       expect([answer.status, answer.text, calledBefore]).toEqual([200, '{"hello":"world"}', 0]);
-      const told = receipt(answer);
+      const told = settlementTold(answer);
       expect(told).toMatchObject({ success: true, network: "base" });
       expect(await settlement(tenant, idOf(answer))).toMatchObject({
         status: "settled",
@@ -95,15 +86,15 @@ contract(
       // The same payment does not make the call again, and tells what became of it.
       const again = await stream(tenant, id, payment.headers);
       expectError(again, 409);
-      expect([idOf(again), receipt(again)]).toEqual([idOf(answer), told]);
+      expect([idOf(again), settlementTold(again)]).toEqual([idOf(answer), told]);
       expectError(
         await tenant.send("POST", `/v1/proxy/${id}`, { json: { n: 1 }, headers: payment.headers }),
         409,
       );
       const second = await pay();
-      expect(receipt(await stream(tenant, id, second.version2Headers), "payment-response").success).toBe(
-        true,
-      );
+      expect(
+        settlementTold(await stream(tenant, id, second.version2Headers), "payment-response").success,
+      ).toBe(true);
       expect(route.seen.length).toBe(2);
     });
 
@@ -124,29 +115,21 @@ contract(
 
     describe("unknown", () => {
       test("is 503, and the same payment goes on where it stood", async () => {
-        const { tenant, id, route } = await open();
-        const payment = await pay();
-        const { nonce } = payment.authorization;
-        facilitator.answer(nonce, away);
-        const first = await stream(tenant, id, payment.headers);
-        expectError(first, 503);
+        const { tenant, id, route, headers, first, land, becomes } = await openUnknown();
         expect(first.headers.get("retry-after")).toBe("5");
         expect(await tenant.detail(idOf(first))).toMatchObject({
           status: "pending",
           settlement: { status: "pending" },
         });
-        const second = await stream(tenant, id, payment.headers);
+        const second = await stream(tenant, id, headers);
         expect([second.status, idOf(second)]).toEqual([503, idOf(first)]);
         expect(route.seen.length).toBe(0);
-        facilitator.answer(nonce, collected);
-        await eventually(
-          () => settlement(tenant, idOf(first)),
-          ({ status }) => status === "settled",
-        );
+        land();
+        await becomes("settled");
         expect((await tenant.detail(idOf(first))).status).toBe("pending");
-        const third = await stream(tenant, id, payment.headers);
+        const third = await stream(tenant, id, headers);
         expect([third.status, idOf(third)]).toEqual([200, idOf(first)]);
-        expect(receipt(third).success).toBe(true);
+        expect(settlementTold(third).success).toBe(true);
         expect(await tenant.detail(idOf(first))).toMatchObject({
           status: "succeeded",
           settlement: { status: "settled" },
@@ -156,35 +139,19 @@ contract(
       });
 
       test("is made once, however many come back with it", async () => {
-        const { tenant, id, route } = await open();
-        const payment = await pay();
-        const { nonce } = payment.authorization;
-        facilitator.answer(nonce, away);
-        const first = await stream(tenant, id, payment.headers);
-        facilitator.answer(nonce, collected);
-        await eventually(
-          () => settlement(tenant, idOf(first)),
-          ({ status }) => status === "settled",
-        );
-        const answers = await Promise.all(
-          Array.from({ length: 10 }, () => stream(tenant, id, payment.headers)),
-        );
+        const { tenant, id, route, headers, first, land, becomes } = await openUnknown();
+        land();
+        await becomes("settled");
+        const answers = await Promise.all(Array.from({ length: 10 }, () => stream(tenant, id, headers)));
         expect(answers.map(({ status }) => status).sort()).toEqual([200, ...Array(9).fill(409)]);
         expect(new Set(answers.map(idOf))).toEqual(new Set([idOf(first)]));
         expect(route.seen.length).toBe(1);
       });
 
       test("that nobody comes back for is never made by the gateway itself", async () => {
-        const { tenant, id, route } = await open();
-        const payment = await pay();
-        const { nonce } = payment.authorization;
-        facilitator.answer(nonce, away);
-        const first = await stream(tenant, id, payment.headers);
-        facilitator.answer(nonce, collected);
-        await eventually(
-          () => settlement(tenant, idOf(first)),
-          ({ status }) => status === "settled",
-        );
+        const { tenant, id, route, first, land, becomes } = await openUnknown();
+        land();
+        await becomes("settled");
         // Another call of the agent, on the other path, has the dispatcher look for what is pending.
         const other = await pay();
         const accepted = await tenant.send("POST", `/v1/proxy/${id}`, { json: {}, headers: other.headers });
@@ -194,34 +161,22 @@ contract(
       });
 
       test("with an idempotency key goes on by that, and is found by the other path's callers as taken", async () => {
-        const { tenant, id, route } = await open();
-        const payment = await pay();
-        const headers = { ...payment.headers, "idempotency-key": "k-1" };
-        facilitator.answer(payment.authorization.nonce, away);
-        const first = await stream(tenant, id, headers);
-        expectError(first, 503);
+        const more = { "idempotency-key": "k-1" };
+        const { tenant, id, route, headers, land, becomes } = await openUnknown(more);
         expectError(await tenant.send("POST", `/v1/proxy/${id}`, { json: { n: 1 }, headers }), 409);
-        facilitator.answer(payment.authorization.nonce, collected);
-        await eventually(
-          () => settlement(tenant, idOf(first)),
-          ({ status }) => status === "settled",
-        );
+        land();
+        await becomes("settled");
         expect((await stream(tenant, id, headers)).status).toBe(200);
         expect(route.seen.length).toBe(1);
       });
 
       test("survives a kill, and goes on after the restart", async () => {
-        const { tenant, id, route } = await open();
-        const payment = await pay();
-        const { nonce } = payment.authorization;
-        facilitator.answer(nonce, away);
-        const first = await stream(tenant, id, payment.headers);
-        expectError(first, 503);
+        const { tenant, id, route, headers, first, land } = await openUnknown();
         await at.gateway.kill9();
-        facilitator.answer(nonce, collected);
+        land();
         await at.gateway.restart();
         const second = await eventually(
-          () => stream(tenant, id, payment.headers),
+          () => stream(tenant, id, headers),
           ({ status }) => status !== 503,
         );
         expect([second.status, idOf(second)]).toEqual([200, idOf(first)]);
@@ -229,19 +184,12 @@ contract(
       });
 
       test("can be cancelled, and has then been paid for nothing", async () => {
-        const { tenant, id, route } = await open();
-        const payment = await pay();
-        const { nonce } = payment.authorization;
-        facilitator.answer(nonce, away);
-        const first = await stream(tenant, id, payment.headers);
+        const { tenant, id, route, headers, first, land, becomes } = await openUnknown();
         const path = `/v1/proxy/${id}/invocations/${idOf(first)}/cancel`;
         expect((await tenant.send("POST", path)).body.error_class).toBe("cancelled");
-        facilitator.answer(nonce, collected);
-        await eventually(
-          () => settlement(tenant, idOf(first)),
-          ({ status }) => status === "settled_upstream_failed",
-        );
-        expectError(await stream(tenant, id, payment.headers), 409);
+        land();
+        await becomes("settled_upstream_failed");
+        expectError(await stream(tenant, id, headers), 409);
         expect(route.seen.length).toBe(0);
       });
     });
@@ -280,7 +228,7 @@ contract(
         const { tenant, id } = await open({ upstream_url: url });
         const answer = await stream(tenant, id, (await pay()).headers);
         expect(answer.status).toBe(status);
-        expect(receipt(answer).success).toBe(true);
+        expect(settlementTold(answer).success).toBe(true);
         expect(await settlement(tenant, idOf(answer))).toMatchObject({ status: "settled_upstream_failed" });
       }
     });
