@@ -247,7 +247,7 @@ type StreamingParts = Pick<Parts, "options" | "store" | "log"> &
   };
 
 function composeStreaming({ options, store, log, checks, policy, replica, ...rest }: StreamingParts) {
-  const { allowHosts, extraCa, upstreamTimeoutMs, agentConcurrency } = options;
+  const { allowHosts, extraCa, upstreamTimeoutMs, agentConcurrency, publicUrl } = options;
   const clock = systemClock;
   const streams = createStreams({
     ...rest,
@@ -263,6 +263,7 @@ function composeStreaming({ options, store, log, checks, policy, replica, ...res
   const admission = { ...checks, replica, takePlace: room.take, stopping };
   const path = createStreamPath({
     streams,
+    publicUrl,
     admit: (call) => admitStream(admission, call),
     admitConnection: (request, method) => admitConnection(admission, request, method),
   });

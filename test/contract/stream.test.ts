@@ -131,6 +131,19 @@ contract(
         expect(await tenant.poll(id, invocation)).toMatchObject({ status: "succeeded" });
       });
 
+      test("that sends its caller back to the gateway, with the caller's token, does not say where", async () => {
+        for (const [location, passes] of [
+          ["/v1/agents/agt_1", false],
+          [`${at.gateway.url}/v1/agents/agt_1`, false],
+          ["https://other.example/v1/agents", true],
+        ] as const) {
+          const route = at.upstream(() => new Response(null, { status: 307, headers: { location } }));
+          const { tenant, id } = await agentAt(route.url);
+          const { status, headers } = await stream(tenant, id);
+          expect([status, headers.get("location")]).toEqual([307, passes ? location : null]);
+        }
+      });
+
       test("of an error status is an answer as well, and the call failed", async () => {
         for (const [status, error_class] of [
           [404, "upstream_4xx"],

@@ -38,3 +38,21 @@ export function answerHeaders(response: Response, own: Readonly<Record<string, s
   for (const [name, value] of Object.entries(own)) headers.set(name, value);
   return headers;
 }
+
+/** Where every path of the API is, whatever stands before it. */
+const API = "/v1/";
+const SOMEWHERE = "http://gateway.invalid";
+
+/**
+ * Whether a `Location` leads to the gateway's own API. A client that follows redirects would make that request with
+ * its own token, which is not an upstream's to use.
+ *
+ * @param hosts under which callers know the gateway
+ */
+export function leadsBack(location: string, hosts: readonly string[]): boolean {
+  const url = URL.parse(location, `${SOMEWHERE}${API}proxy/agent/stream`);
+  if (url === null || !url.pathname.includes(API)) return false;
+  return (
+    url.origin === SOMEWHERE || hosts.some((host) => URL.parse(`${url.protocol}//${host}`)?.host === url.host)
+  );
+}
