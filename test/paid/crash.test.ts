@@ -5,7 +5,7 @@ import { afterAll, afterEach, beforeAll, describe, expect, setDefaultTimeout, te
 import { SQL } from "bun";
 import { startChain, type TestChain } from "../support/chain.ts";
 import { type Facilitator, startFacilitator } from "../support/facilitator.ts";
-import { type Database, eachDatabase, type Gateway, startGateway } from "../support/gateway.ts";
+import { eachDatabase, type Gateway, startGateway } from "../support/gateway.ts";
 import {
   expectPending,
   expectServed,
@@ -18,10 +18,10 @@ import {
   PRICE,
   passage,
   startPaidUpstream,
+  startWings,
   until,
 } from "../support/paid-calls.ts";
 import { startPostgres } from "../support/postgres.ts";
-import type { Environment } from "../support/process.ts";
 import { type RpcRelay, startRpcRelay } from "../support/rpc-relay.ts";
 
 setDefaultTimeout(60_000);
@@ -203,33 +203,6 @@ test("the facilitator on Postgres is killed after the store, and again after the
   agent.door.stop();
 });
 
-/** Both wings on a chain of their own, so that holding one part holds up no other test. */
-async function startWings(database?: Database, env: Environment = {}) {
-  const stack = new AsyncDisposableStack();
-  const chain = await startChain();
-  stack.defer(() => chain.stop());
-  const relay = await startRpcRelay(chain.url);
-  stack.defer(() => relay.stop());
-  const upstream = startPaidUpstream(chain);
-  stack.defer(() => upstream.stop());
-  const gateway = stack.use(await startGateway({ ...(database && { database }), env }));
-  const facilitator = stack.use(await startFacilitator(chain, { rpcUrls: [relay.url], signers: 2 }));
-  const open = async () => {
-    const agent = await openPaidAgent({ chain, gateway, facilitator, upstream });
-    stack.defer(() => agent.door.stop());
-    return agent;
-  };
-  return {
-    chain,
-    relay,
-    upstream,
-    gateway,
-    facilitator,
-    open,
-    [Symbol.asyncDispose]: () => stack.disposeAsync(),
-  };
-}
-
 /** A call whose caller loses the gateway before there is an answer. */
 async function lost(call: PaidCall): Promise<void> {
   const answer = await call.send().catch(() => null);
@@ -243,7 +216,7 @@ eachDatabase((database) => {
     async (killed) => {
       // On Postgres what a dead process had leased is free after this time and five seconds.
       const env = { TOLLGATE_SETTLE_WAIT_MS: "4000", TOLLGATE_AGENT_CONCURRENCY: "1" };
-      await using wings = await startWings(database, env);
+      await using wings = await startWings({ database, gatewayEnv: env, signers: 2 });
       const { chain, relay, upstream, gateway, facilitator } = wings;
       const [before, during, after, busy] = [
         await wings.open(),
@@ -344,7 +317,7 @@ function seeded(seed: number): (most: number) => number {
 test.concurrent("both killed three times at moments of chance under 40 payments: each is accounted for", async () => {
   const PAYMENTS = 40;
   const random = seeded(8453);
-  await using wings = await startWings();
+  await using wings = await startWings({ signers: 2 });
   const { relay, upstream, gateway, facilitator } = wings;
   const agent = await wings.open();
   const calls: PaidCall[] = [];

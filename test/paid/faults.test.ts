@@ -29,6 +29,7 @@ setDefaultTimeout(30_000);
 
 const ESTIMATE = "eth_estimateGas";
 const NEWEST = "eth_getBlockByNumber";
+const RECEIPT = "eth_getTransactionReceipt";
 const SEND = "eth_sendRawTransaction";
 const GWEI = 10n ** 9n;
 /** How long one question to a node may take. */
@@ -80,7 +81,8 @@ async function directPayment(): Promise<SignedPayment> {
 /** The facilitator can't take it now, says when to come again, and keeps nothing of it. */
 async function expectUnavailable({ settleRequest, authorization }: SignedPayment): Promise<void> {
   const answer = await facilitator.settle(settleRequest);
-  expect([answer.status, Number(answer.retryAfter) > 0]).toEqual([503, true]);
+  const { status, retryAfter, body } = answer;
+  expect([status, Number(retryAfter) > 0, Object.keys(body)]).toEqual([503, true, ["error"]]);
   expect([facilitator.payment(authorization.nonce), facilitator.refusal(authorization.nonce)]).toEqual([
     null,
     null,
@@ -93,15 +95,40 @@ async function seen(): Promise<void> {
   await passage(relay, NEWEST);
 }
 
+/** Accepted, and neither paid nor made before things are well again. */
+async function expectPaidLater(call: PaidCall, recover: () => Promise<unknown>): Promise<void> {
+  const invocation = expectPending(await call.send());
+  expect(await call.look(invocation)).toMatchObject({
+    status: "pending",
+    settlement: { status: "pending" },
+  });
+  expect(upstream.of(call.nonce)).toEqual([]);
+  await recover();
+  await served(call, invocation);
+}
+
 describe("a node", () => {
   afterEach(() => relay.heal());
 
-  test.each([
-    ["says nonce too low, which is not so", "nonce too low"],
-    ["refuses it beside one that it does not have", "replacement transaction underpriced"],
-  ])("%s: settled within the call", async (_name, message) => {
+  const UNDERPRICED = "replacement transaction underpriced";
+  const ANSWERS: readonly (readonly [string, RpcFault])[] = [
+    ["takes a transaction and then errors", { kind: "error", after: true }],
+    ["takes a transaction and then breaks off", { kind: "break", after: true }],
+    ["takes a transaction and then falls silent", { kind: "hang", after: true }],
+    ["errors instead of taking a transaction", { kind: "error" }],
+    ["says that it knows it already", { kind: "error", after: true, message: "already known" }],
+    ["says nonce too low of one that it took", { kind: "error", after: true, message: "nonce too low" }],
+    [
+      "says replacement underpriced of one that it took",
+      { kind: "error", after: true, message: UNDERPRICED },
+    ],
+    ["says nonce too low, which is not so", { kind: "error", message: "nonce too low" }],
+    ["refuses it beside one that it does not have", { kind: "error", message: UNDERPRICED }],
+  ];
+
+  test.each(ANSWERS)("%s: settled within the call", async (_name, fault) => {
     const call = await agent.call();
-    relay.on(SEND, { kind: "error", message }, 1);
+    relay.on(SEND, fault, 1);
     const answer = await call.send();
     const { settlement } = await served(call, answer.body.invocation_id);
     expect(settlement).toMatchObject({ attempts: 1, tx_hash: transactionTold(answer) });
@@ -125,6 +152,45 @@ describe("a node", () => {
     await served(call, invocation);
   });
 
+  const PASSING: readonly (readonly [string, string, RpcFault, number])[] = [
+    ["answers with a page to a simulation", ESTIMATE, { kind: "page", status: 200 }, 1],
+    ["errors for a while on receipts", RECEIPT, { kind: "error" }, 2],
+    ["answers with the receipt of another", RECEIPT, { kind: "result", result: {} }, 2],
+    ["limits the rate", "*", { kind: "page", status: 429 }, 3],
+  ];
+
+  test.each(PASSING)("%s: accepted and settled", async (_name, method, fault, times) => {
+    const call = await agent.call();
+    relay.on(method, fault, times);
+    const answer = await call.send();
+    expect([answer.status, answer.text]).toEqual([202, expect.any(String)]);
+    await served(call, answer.body.invocation_id);
+  });
+
+  test("lies behind by blocks: accepted and settled", async () => {
+    const call = await agent.call();
+    await chain.mine(3);
+    relay.behind(3);
+    const answering = call.send();
+    const mining = setInterval(() => void chain.mine(), 200);
+    try {
+      const answer = await answering;
+      expect([answer.status, answer.text]).toEqual([202, expect.any(String)]);
+      await served(call, answer.body.invocation_id);
+    } finally {
+      clearInterval(mining);
+    }
+  });
+
+  test("is away: unavailable, and settled when it is back", async () => {
+    const [call, other] = [await agent.call(), await directPayment()];
+    await relay.refuse();
+    await until(async () => !(await isReady()));
+    expect(await health()).toEqual([503, { status: "unavailable", reason: "rpc unreachable" }]);
+    await expectUnavailable(other);
+    await expectPaidLater(call, relay.restore);
+  });
+
   test("lies behind where the payer has no money yet: no refusal, and settled when it has caught up", async () => {
     const first = await agent.call();
     await served(first, (await first.send()).body.invocation_id);
@@ -140,6 +206,16 @@ describe("a node", () => {
 
 describe("gas", () => {
   afterEach(() => chain.resumeMining());
+
+  test("that runs out: unavailable, and settled when the wallet is filled", async () => {
+    const [wallet = "0x"] = facilitator.signers;
+    const [call, other] = [await agent.call(), await directPayment()];
+    await chain.fundEth(wallet, 0n);
+    await until(async () => !(await isReady()));
+    expect(await health()).toEqual([503, { status: "unavailable", reason: "gas wallet low" }]);
+    await expectUnavailable(other);
+    await expectPaidLater(call, () => chain.fundEth(wallet, 10n ** 18n));
+  });
 
   test("too dear before the broadcast: 503, nothing claimed, and settled when it is cheaper", async () => {
     const first = await agent.call();
@@ -209,28 +285,6 @@ describe("at the start", () => {
   });
 });
 
-test("of two nodes the first is dead: the second is used, and the first is waited for once", async () => {
-  const dead = await startRpcRelay(chain.url);
-  await using other = await startFacilitator(chain, { rpcUrls: [dead.url, relay.url] });
-  const { door, call } = await openPaidAgent({ chain, gateway, facilitator: other, upstream });
-  const timed = async () => {
-    const paid = await call();
-    const from = performance.now();
-    const answer = await paid.send();
-    const ms = performance.now() - from;
-    await served(paid, answer.body.invocation_id);
-    return ms;
-  };
-  expect(await timed()).toBeLessThan(RPC_TIMEOUT_MS);
-  dead.on("*", { kind: "hang" });
-  await timed();
-  for (let again = 0; again < 3; again++) expect(await timed()).toBeLessThan(RPC_TIMEOUT_MS);
-  dead.heal();
-  await dead.refuse();
-  expect(await timed()).toBeLessThan(RPC_TIMEOUT_MS);
-  door.stop();
-});
-
 describe("the facilitator", () => {
   const opened: PaidAgent[] = [];
   const open = async () => {
@@ -257,6 +311,28 @@ describe("the facilitator", () => {
     await served(paid, invocation);
     expect(door.connections()).toBeGreaterThan(0);
   }
+
+  test.concurrent("has a dead first node: the second is used, and the first is waited for once", async () => {
+    const dead = await startRpcRelay(chain.url);
+    await using other = await startFacilitator(chain, { rpcUrls: [dead.url, relay.url] });
+    const { door, call } = await openPaidAgent({ chain, gateway, facilitator: other, upstream });
+    const timed = async () => {
+      const paid = await call();
+      const from = performance.now();
+      const answer = await paid.send();
+      const ms = performance.now() - from;
+      await served(paid, answer.body.invocation_id);
+      return ms;
+    };
+    expect(await timed()).toBeLessThan(RPC_TIMEOUT_MS);
+    dead.on("*", { kind: "hang" });
+    await timed();
+    for (let again = 0; again < 3; again++) expect(await timed()).toBeLessThan(RPC_TIMEOUT_MS);
+    dead.heal();
+    await dead.refuse();
+    expect(await timed()).toBeLessThan(RPC_TIMEOUT_MS);
+    door.stop();
+  });
 
   test.concurrent("refuses connections for a while", async () => {
     const agent = await open();

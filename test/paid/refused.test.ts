@@ -1,38 +1,48 @@
 // What the caller of a priced agent meets when the real facilitator will not collect: refusals that are definite end
 // the call unpaid and uncalled; a facilitator that can't be spoken to leaves it pending until it can.
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
-import { openPayingTenant, type PaidCall, startWings, type Wings } from "../support/paying.ts";
+import {
+  expectPending,
+  expectServed,
+  type PaidAgent,
+  type PaidCall,
+  startWings,
+  type Wings,
+} from "../support/paid-calls.ts";
+import { openPayingTenant } from "../support/paying.ts";
 import { makePki } from "../support/pki.ts";
 
-setDefaultTimeout(60_000);
+setDefaultTimeout(30_000);
 
 let wings: Wings;
+let agent: PaidAgent;
 beforeAll(async () => {
   wings = await startWings({ gatewayEnv: { TOLLGATE_LOG_LEVEL: "debug" } });
+  agent = await wings.open();
 });
-afterAll(() => wings?.stop());
+afterAll(() => wings?.[Symbol.asyncDispose]());
 
 /** A coarse 402 that asks for nothing, an invocation that failed for its settlement, no transfer and no call. */
 async function expectDeclined(call: PaidCall): Promise<void> {
-  const { tenant, chain } = wings;
+  const { chain, upstream } = wings;
   const answer = await call.send();
   expect([answer.status, Object.keys(answer.body)]).toEqual([402, ["error"]]);
   expect(answer.headers.get("payment-required")).toBeNull();
-  const { body } = await tenant.send("GET", "/v1/invocations?limit=1");
+  const { body } = await agent.tenant.send("GET", "/v1/invocations?limit=1");
   expect(body.data[0]).toMatchObject({
     status: "failed",
     error_class: null,
-    payment_nonce: call.payment.authorization.nonce,
+    payment_nonce: call.nonce,
     settlement: { status: "settlement_failed", attempts: 1 },
   });
   expect(body.data[0].settlement.reason).not.toContain("0x");
   expect(await chain.transfers({ from: call.payment.authorization.from })).toEqual([]);
-  expect(call.arrivals()).toBe(0);
+  expect(upstream.of(call.nonce)).toEqual([]);
   expect((await call.send()).status).toBe(402);
 }
 
 test("a payer without the money is declined", async () => {
-  const call = await wings.paidCall();
+  const call = await agent.call();
   await wings.chain.blacklist(call.payment.authorization.from);
   await expectDeclined(call);
 });
@@ -40,36 +50,31 @@ test("a payer without the money is declined", async () => {
 test("a tenant whose account is disabled is declined; enabled again, it is served", async () => {
   const { facilitator } = wings;
   await facilitator.run("account", "disable", "gateway");
-  await expectDeclined(await wings.paidCall());
+  await expectDeclined(await agent.call());
   await facilitator.run("account", "enable", "gateway");
-  const call = await wings.paidCall();
+  const call = await agent.call();
   const answer = await call.send();
   expect(answer.status).toBe(202);
-  const view = await call.until(answer.body.invocation_id, ({ status }) => status === "succeeded");
-  expect(view.settlement.status).toBe("settled");
+  await expectServed(wings, call, answer.body.invocation_id);
 });
 
 test("a certificate that the facilitator does not know leaves the call pending; with the right one it is served", async () => {
-  const { facilitator, gateway, tenant, chain } = wings;
+  const { facilitator, gateway } = wings;
+  const { tenant } = agent;
   const { body: config } = await tenant.send("GET", "/v1/settlement/config");
   const path = `/v1/credentials/${config.facilitator_credential_ref}`;
   const { otherCa } = await makePki();
   const bundle = otherCa.cert + otherCa.key + facilitator.client.ca;
   expect((await tenant.send("PUT", path, { plaintext: bundle })).status).toBe(200);
-  const call = await wings.paidCall();
-  const answer = await call.send();
-  expect(answer.status).toBe(202);
-  const { invocation_id } = answer.body;
-  expect(await call.view(invocation_id)).toMatchObject({
+  const call = await agent.call();
+  const invocation_id = expectPending(await call.send());
+  expect(await call.look(invocation_id)).toMatchObject({
     status: "pending",
     settlement: { status: "pending" },
   });
   expect((await call.send()).body.invocation_id).toBe(invocation_id);
   expect((await tenant.send("PUT", path, { plaintext: facilitator.client.bundle })).status).toBe(200);
-  const view = await call.until(invocation_id, ({ status }) => status === "succeeded");
-  expect(view.settlement.status).toBe("settled");
-  expect(await chain.transfers({ nonce: call.payment.authorization.nonce })).toHaveLength(1);
-  expect(call.arrivals()).toBe(1);
+  await expectServed(wings, call, invocation_id);
   for (const key of [otherCa.key, facilitator.client.key]) {
     const secret = key.split("\n")[2] ?? key;
     expect(secret.length).toBeGreaterThan(30);
@@ -81,40 +86,37 @@ test("a certificate that the facilitator does not know leaves the call pending; 
 });
 
 test("an upstream that fails after the money has moved is told apart", async () => {
-  const { chain, state } = wings;
-  const good = state.answer;
-  state.answer = async () => new Response("no", { status: 503 });
-  const call = await wings.paidCall();
+  const { chain, upstream } = wings;
+  const call = await agent.call();
+  upstream.fail(call.nonce);
   const answer = await call.send();
   expect(answer.status).toBe(202);
-  const view = await call.until(answer.body.invocation_id, ({ status }) => status === "failed");
-  state.answer = good;
-  const [transfer] = await chain.transfers({ nonce: call.payment.authorization.nonce });
+  const view = await call.ended(answer.body.invocation_id);
+  const [transfer] = await chain.transfers({ nonce: call.nonce });
   expect(view).toMatchObject({
+    status: "failed",
     error_class: "upstream_5xx",
     settlement: { status: "settled_upstream_failed", tx_hash: transfer?.transaction_hash },
   });
-  expect(call.arrivals()).toBe(1);
+  expect(upstream.of(call.nonce)).toHaveLength(1);
 });
 
 test("one payment for two tenants' agents, or two bodies, makes one call", async () => {
-  const { chain, facilitator, gateway, tenant } = wings;
-  const call = await wings.paidCall();
+  const { facilitator, gateway } = wings;
+  const call = await agent.call();
   const first = await call.send();
   expect(first.status).toBe(202);
   const other = await openPayingTenant(gateway, facilitator);
   const { to, value } = call.payment.authorization;
   const pricing = { amount: value, asset: "USDC", network: "base", pay_to: to };
   const upstream_url = "http://127.0.0.1:9/";
-  for (const [caller, agent] of [
+  for (const [caller, id] of [
     [other, await other.agent({ upstream_url, pricing })],
-    [tenant, await tenant.agent({ upstream_url, pricing })],
+    [agent.tenant, await agent.tenant.agent({ upstream_url, pricing })],
   ] as const) {
-    const answer = await caller.send("POST", `/v1/proxy/${agent}`, { call: 1 }, call.payment.headers);
+    const answer = await caller.send("POST", `/v1/proxy/${id}`, { call: 1 }, call.payment.headers);
     expect([answer.status, Object.keys(answer.body)]).toEqual([402, ["error"]]);
     expect(answer.headers.get("payment-required")).toBeNull();
   }
-  await call.until(first.body.invocation_id, ({ status }) => status === "succeeded");
-  expect(call.arrivals()).toBe(1);
-  expect(await chain.transfers({ from: call.payment.authorization.from })).toHaveLength(1);
+  await expectServed(wings, call, first.body.invocation_id);
 });

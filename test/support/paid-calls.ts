@@ -3,13 +3,14 @@
 // request whether the money had moved by then.
 import { expect } from "bun:test";
 import type { Hex } from "viem";
-import type { TestChain } from "./chain.ts";
-import type { Facilitator } from "./facilitator.ts";
-import type { Gateway } from "./gateway.ts";
+import { startChain, type TestChain } from "./chain.ts";
+import { type Facilitator, startFacilitator } from "./facilitator.ts";
+import { type Database, type Gateway, startGateway } from "./gateway.ts";
 import { type Answer, type Json, openPayingTenant, type PayingTenant } from "./paying.ts";
 import { newPayer, type PaymentOptions, type SignedPayment, signPayment } from "./payments.ts";
+import type { Environment } from "./process.ts";
 import { type Relay, startRelay } from "./relay.ts";
-import type { RpcRelay } from "./rpc-relay.ts";
+import { type RpcRelay, startRpcRelay } from "./rpc-relay.ts";
 import { startUpstream, type Upstream } from "./upstream.ts";
 
 export const PRICE = 10_000n;
@@ -59,12 +60,15 @@ export interface PaidUpstream extends Upstream {
   visited(nonce: Hex): Promise<void>;
   /** Requests for this authorization are not answered any more. */
   hold(nonce: Hex): void;
+  /** Requests for this authorization are answered with an error. */
+  fail(nonce: Hex): void;
 }
 
 export function startPaidUpstream(chain: TestChain): PaidUpstream {
   const visits = new Map<Hex, Visit[]>();
   const arrivals = new Map<Hex, PromiseWithResolvers<void>>();
   const held = new Set<Hex>();
+  const failing = new Set<Hex>();
   let count = 0;
   const arrival = (nonce: Hex) => {
     const known = arrivals.get(nonce) ?? Promise.withResolvers<void>();
@@ -79,6 +83,7 @@ export function startPaidUpstream(chain: TestChain): PaidUpstream {
     visits.set(nonce, [...(visits.get(nonce) ?? []), { invocation, paid }]);
     arrival(nonce).resolve();
     if (held.has(nonce)) await new Promise(() => {});
+    if (failing.has(nonce)) return new Response("no", { status: 503 });
     return Response.json({ nonce });
   });
   return {
@@ -87,6 +92,7 @@ export function startPaidUpstream(chain: TestChain): PaidUpstream {
     count: () => count,
     visited: (nonce) => arrival(nonce).promise,
     hold: (nonce) => void held.add(nonce),
+    fail: (nonce) => void failing.add(nonce),
   };
 }
 
@@ -131,7 +137,7 @@ export async function openPaidAgent({ chain, gateway, facilitator, upstream }: P
     door,
     async call(options = {}) {
       const payer = newPayer();
-      await chain.fundUsdc(payer.address, PRICE);
+      await chain.fundUsdc(payer.address, 10n * PRICE);
       const payment = await signPayment(payer, { to: payee, value: PRICE, ...options });
       const { nonce } = payment.authorization;
       const ended = async (invocation: string): Promise<Json> => {
@@ -153,6 +159,50 @@ export async function openPaidAgent({ chain, gateway, facilitator, upstream }: P
   };
 }
 
+interface WingsOptions {
+  readonly database?: Database | undefined;
+  readonly gatewayEnv?: Environment;
+  readonly facilitatorEnv?: Environment;
+  readonly signers?: number;
+}
+
+export type Wings = Awaited<ReturnType<typeof startWings>>;
+
+/** Both wings on a chain of their own, so that holding one part holds up no other test. */
+export async function startWings({
+  database,
+  gatewayEnv = {},
+  facilitatorEnv = {},
+  signers = 1,
+}: WingsOptions = {}) {
+  await using stack = new AsyncDisposableStack();
+  const chain = await startChain();
+  stack.defer(() => chain.stop());
+  const relay = await startRpcRelay(chain.url);
+  stack.defer(() => relay.stop());
+  const upstream = startPaidUpstream(chain);
+  stack.defer(() => upstream.stop());
+  const gateway = stack.use(await startGateway({ ...(database && { database }), env: gatewayEnv }));
+  const facilitator = stack.use(
+    await startFacilitator(chain, { rpcUrls: [relay.url], signers, env: facilitatorEnv }),
+  );
+  const parts = stack.move();
+  const open = async () => {
+    const agent = await openPaidAgent({ chain, gateway, facilitator, upstream });
+    parts.defer(() => agent.door.stop());
+    return agent;
+  };
+  return {
+    chain,
+    relay,
+    upstream,
+    gateway,
+    facilitator,
+    open,
+    [Symbol.asyncDispose]: () => parts.disposeAsync(),
+  };
+}
+
 /** The caller was told that the call is accepted, and nothing of a settlement. */
 export function expectPending(answer: Answer): string {
   expect([answer.status, answer.headers.get("x-payment-response")]).toEqual([202, null]);
@@ -167,10 +217,10 @@ export async function expectServed(
 ): Promise<Json> {
   const view = await call.ended(invocation);
   const { authorization } = call.payment;
-  const transfers = await chain.transfers({ nonce: call.nonce });
+  const transfers = await chain.transfers({ from: authorization.from });
   expect(transfers).toEqual([
     expect.objectContaining({
-      from: authorization.from.toLowerCase(),
+      nonce: call.nonce,
       to: authorization.to.toLowerCase(),
       value: PRICE,
     }),

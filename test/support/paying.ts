@@ -1,11 +1,7 @@
 // A tenant whose calls are paid: a gateway with a settlement configuration that leads to a facilitator, priced agents,
 // and what a caller of them does.
-import { startChain } from "./chain.ts";
-import { type Client, startFacilitator } from "./facilitator.ts";
-import { type Gateway, startGateway } from "./gateway.ts";
-import { newPayer, type PaymentOptions, type SignedPayment, signPayment } from "./payments.ts";
-import { startRpcRelay } from "./rpc-relay.ts";
-import { startUpstream } from "./upstream.ts";
+import type { Client } from "./facilitator.ts";
+import type { Gateway } from "./gateway.ts";
 
 // biome-ignore lint/suspicious/noExplicitAny: tests look into bodies of many shapes.
 export type Json = any;
@@ -91,90 +87,5 @@ export async function openPayingTenant(
         200,
         send("GET", `/v1/proxy/${id}/invocations/${invocation}`, undefined, { prefer: `wait=${seconds}` }),
       ),
-  };
-}
-
-/** Of one call, in smallest units. */
-const PRICE = 10_000n;
-const UNTIL_MS_MAX = 25_000;
-
-export interface PaidCall {
-  readonly payment: SignedPayment;
-  /** Sends the same payment with the same body, again and again. */
-  send(): Promise<Answer>;
-  /** The calls of the upstream for this payment. */
-  arrivals(): number;
-  view(invocationId: string): Promise<Json>;
-  /** The poll view as soon as it fits. */
-  until(invocationId: string, fits: (view: Json) => boolean): Promise<Json>;
-}
-
-export type Wings = Awaited<ReturnType<typeof startWings>>;
-
-/** Both wings with a real chain, a relay before its node, and an upstream that answers what `answer` says. */
-export async function startWings({
-  gatewayEnv = {},
-  facilitatorEnv = {},
-  blockTimeSeconds,
-}: {
-  gatewayEnv?: Readonly<Record<string, string>>;
-  facilitatorEnv?: Readonly<Record<string, string>>;
-  blockTimeSeconds?: number;
-} = {}) {
-  const chain = await startChain(blockTimeSeconds === undefined ? {} : { blockTimeSeconds });
-  const relay = await startRpcRelay(chain.url);
-  const bodies: string[] = [];
-  const upstream = startUpstream(async (request) => {
-    bodies.push(await request.text());
-    return state.answer();
-  });
-  const state = { answer: async (): Promise<Response> => Response.json({ done: true }) };
-  const [facilitator, gateway] = await Promise.all([
-    startFacilitator(chain, { rpcUrls: [relay.url], env: facilitatorEnv }),
-    startGateway({ env: gatewayEnv }),
-  ]);
-  const tenant = await openPayingTenant(gateway, facilitator);
-  const payTo = newPayer().address;
-  const pricing = { amount: `${PRICE}`, asset: "USDC", network: "base", pay_to: payTo };
-  const agent = await tenant.agent({ upstream_url: upstream.url, pricing });
-
-  return {
-    chain,
-    relay,
-    facilitator,
-    gateway,
-    tenant,
-    /** How the upstream answers from now on; to be changed by tests. */
-    state,
-    /** A paid call with a body of its own, by a payer with money. Nothing is sent yet. */
-    async paidCall(options: Partial<PaymentOptions> = {}): Promise<PaidCall> {
-      const payer = newPayer();
-      await chain.fundUsdc(payer.address, 10n * PRICE);
-      const payment = await signPayment(payer, { to: payTo, value: PRICE, ...options });
-      const body = { call: ++serial };
-      const view = (id: string) => tenant.poll(agent, id, 0);
-      return {
-        payment,
-        send: () => tenant.send("POST", `/v1/proxy/${agent}`, body, payment.headers),
-        arrivals: () => bodies.filter((text) => text === JSON.stringify(body)).length,
-        view,
-        async until(id, fits) {
-          const end = performance.now() + UNTIL_MS_MAX;
-          for (;;) {
-            const seen = await view(id);
-            if (fits(seen)) return seen;
-            if (performance.now() > end) throw new Error(`still ${JSON.stringify(seen)}`);
-            await Bun.sleep(50);
-          }
-        },
-      };
-    },
-    async stop() {
-      await gateway[Symbol.asyncDispose]();
-      await facilitator[Symbol.asyncDispose]();
-      await upstream.stop();
-      await relay.stop();
-      await chain.stop();
-    },
   };
 }
