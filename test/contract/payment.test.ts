@@ -317,6 +317,17 @@ contract((at) => {
       expect([again.status, again.body]).toEqual([202, { invocation_id: invocation }]);
     });
 
+    test("answers for its call when the agent has become free since, and buys no other call", async () => {
+      const tenant = at.tenant();
+      const { id, payment, invocation } = await used(tenant);
+      await tenant.patch(id, { pricing: null });
+      const again = await call(tenant, id, payment.headers);
+      expect([again.status, again.body]).toEqual([202, { invocation_id: invocation }]);
+      const other = await call(tenant, id, payment.headers, { json: { hello: "you" } });
+      expect([other.status, other.body.invocation_id === invocation]).toEqual([202, false]);
+      expect((await call(tenant, id, { "X-PAYMENT": "garbage" })).status).toBe(202);
+    });
+
     test.each<[string, (tenant: Tenant, one: Json) => Promise<Answer>]>([
       ["body", (tenant, { id, payment }) => call(tenant, id, payment.headers, { json: { hello: "you" } })],
       ["user", (tenant, { id, payment }) => call(tenant, id, payment.headers, { ...BODY, user: "bob" })],

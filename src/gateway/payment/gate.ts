@@ -40,18 +40,22 @@ export function paymentHeaders(headers: Headers): { v1: string | null; v2: strin
   return { v1, v2 };
 }
 
+/** The payment that the headers carry, unverified; null when there is none. */
+export function readPayment({ v1, v2 }: ReturnType<typeof paymentHeaders>): Parsed<PresentedPayment> | null {
+  if (v1 !== null) return readVersion1(v1);
+  return v2 === null ? null : readVersion2(v2);
+}
+
 /**
- * The payment that the headers carry, its signature made canonical and checked; null when there is none.
+ * The payment, its signature made canonical and checked.
  *
  * @param note told the exact reason of a refusal
  * @throws Fault `payment_required`
  */
-export function presentedPayment(
-  { v1, v2 }: ReturnType<typeof paymentHeaders>,
+export function signedPayment(
+  read: Parsed<PresentedPayment>,
   note: (reason: string) => void,
-): PresentedPayment | null {
-  if (v1 === null && v2 === null) return null;
-  const read = v1 === null ? readVersion2(v2 ?? "") : readVersion1(v1);
+): PresentedPayment {
   if (!read.ok) {
     note(read.reason);
     throw new Fault("payment_required", "the payment could not be read");

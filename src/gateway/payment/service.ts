@@ -17,11 +17,13 @@ import {
   baseUrl,
   declined,
   demanded,
+  type PresentedPayment,
   paymentHeaders,
   paymentProblem,
   paymentRequired,
-  presentedPayment,
+  readPayment,
   refused,
+  signedPayment,
 } from "./gate.ts";
 import type { SettlementConfigRow } from "./model.ts";
 import { findPayment, insertPayment, isOpen, paymentOf, type PaymentRow as Row } from "./rows.ts";
@@ -168,36 +170,59 @@ async function atMost(ms: number, work: Promise<void> | undefined): Promise<void
   clearTimeout(timer);
 }
 
-async function check({ store, clock, settler, publicUrl }: PaymentDeps, call: PricedCall): Promise<Checked> {
+async function check(deps: PaymentDeps, call: PricedCall): Promise<Checked> {
   const { price, agent_id, path } = call;
-  const note = (reason: string) => call.note("payment_problem", reason);
-  const carried = paymentHeaders(call.headers);
-  if (price === null) return { kind: "free" };
-  const wire = demanded({ ...price, agent_id, resource: `${baseUrl(publicUrl, call.headers)}${path}` });
-  const presented = presentedPayment(carried, note);
-  if (presented === null) throw paymentRequired(wire);
-  const { payment } = presented;
-  const body_sha256 = sha256Of(call.body);
-  const digest = Buffer.from(authorizationDigest(payment.authorization)).toString("hex");
-  // Before the time window: whoever lost our answer learns the truth with the payment that it has.
-  const used = await findPayment(store.read, keyOf(payment.authorization));
-  if (used !== null) {
-    const isSame = isSameCall(used, call, body_sha256) && used.authorization_digest === digest;
-    if (isSame) return { kind: "known", invocation_id: used.invocation_id };
-  }
-  const problem = used === null ? paymentProblem(presented, wire, clock.now()) : "already_used";
-  if (problem !== null) {
-    note(problem);
-    throw refused();
-  }
-  const config = await findSettlementConfig(store.read, call.tenant);
-  if (config !== null && settler.isCrowded(call.tenant)) throw crowded();
-  return { kind: "charge", charge: { payment, wire, body_sha256, digest, config } };
+  const read = readPayment(paymentHeaders(call.headers));
+  if (price === null) return read?.ok === true ? paidOrFree(deps, call, read.value) : { kind: "free" };
+  const wire = demanded({ ...price, agent_id, resource: `${baseUrl(deps.publicUrl, call.headers)}${path}` });
+  if (read === null) throw paymentRequired(wire);
+  return paidOrCharged(deps, call, signedPayment(read, noteOf(call)), wire);
 }
+
+const noteOf = (call: PricedCall) => (reason: string) => call.note("payment_problem", reason);
 
 /** Nothing is recorded, so the same payment can be sent again. */
 const crowded = () =>
   new Fault("unavailable", "too many payments of this tenant are being settled", { retryAfterSeconds: 5 });
+
+/** Whoever paid for this call before its agent became free has made it already. */
+async function paidOrFree(
+  { store }: PaymentDeps,
+  call: PricedCall,
+  presented: PresentedPayment,
+): Promise<Checked> {
+  const { known } = await usesOf(store, call, presented);
+  return known ?? { kind: "free" };
+}
+
+async function paidOrCharged(
+  { store, clock, settler }: PaymentDeps,
+  call: PricedCall,
+  presented: PresentedPayment,
+  wire: WireRequirements,
+): Promise<Checked> {
+  // Before the time window: whoever lost our answer learns the truth with the payment that it has.
+  const { used, known, body_sha256, digest } = await usesOf(store, call, presented);
+  if (known !== null) return known;
+  const problem = used ? "already_used" : paymentProblem(presented, wire, clock.now());
+  if (problem !== null) {
+    noteOf(call)(problem);
+    throw refused();
+  }
+  const config = await findSettlementConfig(store.read, call.tenant);
+  if (config !== null && settler.isCrowded(call.tenant)) throw crowded();
+  return { kind: "charge", charge: { payment: presented.payment, wire, body_sha256, digest, config } };
+}
+
+/** Whether the payment has been used here, and whether that was for this very call. */
+async function usesOf(store: Store, call: PricedCall, { payment }: PresentedPayment) {
+  const body_sha256 = sha256Of(call.body);
+  const digest = Buffer.from(authorizationDigest(payment.authorization)).toString("hex");
+  const row = await findPayment(store.read, keyOf(payment.authorization));
+  const isKnown = row !== null && isSameCall(row, call, body_sha256) && row.authorization_digest === digest;
+  const known = isKnown ? ({ kind: "known", invocation_id: row.invocation_id } as const) : null;
+  return { used: row !== null, known, body_sha256, digest };
+}
 
 function isSameCall(used: PaymentRow, call: PricedCall, body_sha256: string): boolean {
   return (
