@@ -6,7 +6,7 @@ import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "../../src/x402/kind.
 import type { Payment, Requirements } from "../../src/x402/types.ts";
 import { checkRequirements, checkSignature, checkWindow } from "../../src/x402/verify.ts";
 import { startChain } from "../support/chain.ts";
-import { newPayer, type SignedPayment, signPayment } from "../support/payments.ts";
+import { newPayer, type SignedPayment, signPayment, TRANSFER_TYPES } from "../support/payments.ts";
 import { coreSecondsIn, ownCoreSeconds } from "./cores.ts";
 import { type OfficialPayment, officialPayment, officialVerify, officialVerifyAlone } from "./official.ts";
 import { figure, perSecond, type Rate, say, times } from "./report.ts";
@@ -64,16 +64,6 @@ function fromHeader({ signed, request }: Sample): boolean {
   return payment.ok && isGood(payment.value, request.requirements);
 }
 
-const TYPES = {
-  TransferWithAuthorization: [
-    { name: "from", type: "address" },
-    { name: "to", type: "address" },
-    { name: "value", type: "uint256" },
-    { name: "validAfter", type: "uint256" },
-    { name: "validBefore", type: "uint256" },
-    { name: "nonce", type: "bytes32" },
-  ],
-} as const;
 const DOMAIN = {
   name: TOKEN_NAME,
   version: TOKEN_VERSION,
@@ -87,7 +77,7 @@ async function byViem({ request: { payment } }: Sample): Promise<boolean> {
   const message = authorization;
   const signer = await recoverTypedDataAddress({
     domain: DOMAIN,
-    types: TYPES,
+    types: TRANSFER_TYPES,
     primaryType,
     message,
     signature,

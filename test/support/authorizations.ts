@@ -3,6 +3,7 @@ import fc from "fast-check";
 import { privateKeyToAccount } from "viem/accounts";
 import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "../../src/x402/kind.ts";
 import type { Authorization, Hex } from "../../src/x402/types.ts";
+import { TRANSFER_TYPES } from "./payments.ts";
 
 export const CURVE_ORDER = 0xfffffffffffffffffffffffffffffffebaaedce6af48a03bbfd25e8cd0364141n;
 
@@ -37,16 +38,7 @@ export const anyPrivateKey: fc.Arbitrary<Hex> = fc
 export function typedData(authorization: Authorization) {
   return {
     domain: { name: TOKEN_NAME, version: TOKEN_VERSION, chainId: CHAIN_ID, verifyingContract: TOKEN },
-    types: {
-      TransferWithAuthorization: [
-        { name: "from", type: "address" },
-        { name: "to", type: "address" },
-        { name: "value", type: "uint256" },
-        { name: "validAfter", type: "uint256" },
-        { name: "validBefore", type: "uint256" },
-        { name: "nonce", type: "bytes32" },
-      ],
-    },
+    types: TRANSFER_TYPES,
     primaryType: "TransferWithAuthorization",
     message: authorization,
   } as const;

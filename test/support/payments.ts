@@ -25,6 +25,18 @@ import {
 const CURVE_ORDER = 0xfffffffffffffffffffffffffffffffebaaedce6af48a03bbfd25e8cd0364141n;
 const WINDOW_SECONDS = 600;
 
+/** What a payer signs (EIP-3009), in the words of EIP-712. */
+export const TRANSFER_TYPES = {
+  TransferWithAuthorization: [
+    { name: "from", type: "address" },
+    { name: "to", type: "address" },
+    { name: "value", type: "uint256" },
+    { name: "validAfter", type: "uint256" },
+    { name: "validBefore", type: "uint256" },
+    { name: "nonce", type: "bytes32" },
+  ],
+} as const;
+
 export interface PaymentOptions {
   readonly to: Address;
   readonly value: bigint;
@@ -181,16 +193,7 @@ function sign(
       verifyingContract: TOKEN,
       ...domain,
     },
-    types: {
-      TransferWithAuthorization: [
-        { name: "from", type: "address" },
-        { name: "to", type: "address" },
-        { name: "value", type: "uint256" },
-        { name: "validAfter", type: "uint256" },
-        { name: "validBefore", type: "uint256" },
-        { name: "nonce", type: "bytes32" },
-      ],
-    },
+    types: TRANSFER_TYPES,
     primaryType: "TransferWithAuthorization",
     message,
   });
