@@ -4,7 +4,7 @@
 import { afterAll, afterEach, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
-import { startChain, type TestChain } from "../support/chain.ts";
+import type { TestChain } from "../support/chain.ts";
 import { type Facilitator, startFacilitator } from "../support/facilitator.ts";
 import { type Gateway, startGateway } from "../support/gateway.ts";
 import {
@@ -16,9 +16,10 @@ import {
   type PaidUpstream,
   PRICE,
   passage,
-  startPaidUpstream,
+  startWings,
   transactionTold,
   until,
+  type Wings,
 } from "../support/paid-calls.ts";
 import { openPayingTenant } from "../support/paying.ts";
 import { newPayer, type SignedPayment, signPayment } from "../support/payments.ts";
@@ -35,6 +36,7 @@ const GWEI = 10n ** 9n;
 /** How long one question to a node may take. */
 const RPC_TIMEOUT_MS = 3_000;
 
+let wings: Wings;
 let chain: TestChain;
 let relay: RpcRelay;
 let upstream: PaidUpstream;
@@ -43,24 +45,11 @@ let gateway: Gateway;
 let agent: PaidAgent;
 
 beforeAll(async () => {
-  chain = await startChain();
-  relay = await startRpcRelay(chain.url);
-  upstream = startPaidUpstream(chain);
-  [facilitator, gateway] = await Promise.all([
-    startFacilitator(chain, { rpcUrls: [relay.url] }),
-    startGateway(),
-  ]);
-  agent = await openPaidAgent({ chain, gateway, facilitator, upstream });
+  wings = await startWings();
+  ({ chain, relay, upstream, facilitator, gateway } = wings);
+  agent = await wings.open();
 });
-
-afterAll(async () => {
-  agent?.door.stop();
-  await gateway?.[Symbol.asyncDispose]();
-  await facilitator?.[Symbol.asyncDispose]();
-  await upstream?.stop();
-  await relay?.stop();
-  await chain?.stop();
-});
+afterAll(() => wings?.[Symbol.asyncDispose]());
 
 const served = (call: PaidCall, invocation: string) => expectServed({ chain, upstream }, call, invocation);
 
