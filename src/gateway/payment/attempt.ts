@@ -1,9 +1,9 @@
 // One attempt to settle a recorded payment, from the question to the record of what came of it: the outcome, the
 // state of the call and its totals are one write. Whatever fails on the way leaves the payment open, and leased.
 import type { Clock } from "../../core/clock.ts";
-import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import { formatDateTime } from "../../core/time.ts";
+import { untilStored } from "../../storage/persist.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import {
   collectSettlement,
@@ -15,7 +15,7 @@ import type { FacilitatorClient } from "./facilitator-client.ts";
 import { pauseAfter, type SettleOutcome, settledRecord, type Verdict, verdictOf } from "./outcome.ts";
 import { closeCollected, closeRefused, type OpenPayment, postpone } from "./rows.ts";
 
-const STORE_PAUSE_MS_FIRST = 100;
+/** What the facilitator said is recorded soon after the store is back: a caller may be waiting for it. */
 const STORE_PAUSE_MS_MOST = 1_000;
 
 export interface AttemptOptions {
@@ -47,25 +47,16 @@ export async function attemptSettlement(
   // By the time of the question: an answer may have been long on its way, and is as old as that at most.
   const verdict = verdictOf(outcome, open, askedAt);
   const times = { now, retryAt: now + pauseAfter(open.attempts, Math.random()) };
-  const call = await untilStored(() => store.write((tx) => record(tx, open, verdict, times)), stop);
+  // A store that is away is waited for: what the facilitator said is worth more than asking again, since many a
+  // facilitator takes its own collected payment for one that it can't collect.
+  const call = await untilStored(
+    () => store.write((tx) => record(tx, open, verdict, times)),
+    () => stop.aborted,
+    STORE_PAUSE_MS_MOST,
+  );
   tell(log, open, outcome, verdict);
   if (call?.settlement_status === "settled") options.paid(open.agent_id);
   if (call?.settlement_status === "settlement_failed") options.ended(open.invocation_id);
-}
-
-/**
- * A store that is away is waited for until it is time to stop: what the facilitator said is worth more than asking
- * again, since many a facilitator takes its own collected payment for one that it can't collect.
- */
-async function untilStored<T>(step: () => Promise<T>, stop: AbortSignal): Promise<T> {
-  for (let pause = STORE_PAUSE_MS_FIRST; ; pause = Math.min(pause * 2, STORE_PAUSE_MS_MOST)) {
-    try {
-      return await step();
-    } catch (error) {
-      if (!(error instanceof Fault) || error.kind !== "unavailable" || stop.aborted) throw error;
-    }
-    await Bun.sleep(pause);
-  }
 }
 
 function tell(log: Log, open: OpenPayment, outcome: SettleOutcome, verdict: Verdict): void {
