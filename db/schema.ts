@@ -2,7 +2,6 @@
 // migrations beside this file, for they differ between the databases. Times are milliseconds since the
 // epoch; JSON is kept as text; every row of a tenant carries the tenant.
 import type {
-  CollectionStatus,
   ErrorClass,
   InvocationStatus,
   Mode,
@@ -11,8 +10,8 @@ import type {
   SettlementStatus,
 } from "../src/core/states.ts";
 import type { Columns } from "./columns.ts";
+import { facilitatorTables, paymentKey } from "./facilitator-schema.ts";
 
-type Hex = `0x${string}`;
 export type AuthType = "bearer" | "api_key" | "none";
 export type CredentialSource = "managed" | "vault";
 export type KeyPurpose = "issuer" | "receipts";
@@ -130,6 +129,10 @@ function invocationTables(c: Columns) {
       emit_receipt: c.flag().notNull(),
       /** The replica that runs the call; null while pending. */
       owner: c.text(),
+      /** The replica that accepted the call; null where there are no others. */
+      accepted_by: c.text(),
+      /** The token of the attempt that claimed the call, also after its end; null when nobody ever did. */
+      claim: c.text(),
       updated_at: c.whole().notNull(),
       completed_at: c.whole(),
     }),
@@ -164,9 +167,22 @@ function invocationTables(c: Columns) {
       expires_at: c.whole().notNull(),
     }),
 
+    /**
+     * Calls whose caller was told that they were not taken, while nobody could say whether they had been stored. A
+     * row of theirs that appears later is removed, and never made.
+     */
+    refusedCalls: c.table("refused_calls", {
+      tenant: c.text().notNull(),
+      id: c.text().notNull(),
+      /** The token of the claim in the same write; null for a call that was stored pending. */
+      claim: c.text(),
+      created_at: c.whole().notNull(),
+    }),
+
     /** A replica that renews its lease is alive; the running calls of one that is not have ended. */
     replicas: c.table("replicas", {
       id: c.text().notNull(),
+      /** By the database's own clock. */
       lease_until: c.whole().notNull(),
     }),
   };
@@ -204,9 +220,18 @@ function paymentTables(c: Columns) {
       facilitator_credential_ref: c.text(),
       /** JSON of the SettleRequest, until the outcome is certain. */
       settle_request: c.text(),
+      /** Attempts that were begun; the number of the present one is the token of its lease. */
       attempts: c.whole().notNull(),
+      /** How many of them ended and certainly sent nothing. */
+      unsent_attempts: c.whole().notNull(),
+      /** Written right before the first attempt that may have sent something; null: nothing has left the gateway. */
+      sent_at: c.whole(),
       /** When the first attempt ended whose outcome nobody knows. */
       unknown_since: c.whole(),
+      /** For how long the facilitator has been asked since then, without the gateway's own absence. */
+      asked_ms: c.whole().notNull(),
+      /** The upstream's credential, until the call has ended: it can't be deleted so long. */
+      call_credential_ref: c.text(),
       /** When the settlement is due to be tried (again); null when it is over. */
       next_attempt_at: c.whole(),
       created_at: c.whole().notNull(),
@@ -267,102 +292,6 @@ function receiptTables(c: Columns) {
       id: c.text().notNull(),
       invocation_id: c.text().notNull(),
       jws: c.text().notNull(),
-    }),
-  };
-}
-
-/** Hex is lower case in all of them. */
-function paymentKey(c: Columns) {
-  return {
-    chain_id: c.whole().notNull(),
-    token: c.text().$type<Hex>().notNull(),
-    payer: c.text().$type<Hex>().notNull(),
-    nonce: c.text().$type<Hex>().notNull(),
-  };
-}
-
-function facilitatorTables(c: Columns) {
-  return {
-    facilitatorAccounts: c.table("facilitator_accounts", {
-      name: c.text().notNull(),
-      /** SHA-256 of the client certificate, lower-case hex. */
-      fingerprint: c.text().notNull(),
-      enabled: c.flag().notNull(),
-      /** Smallest units as a decimal; null for the deployment's default. */
-      max_per_transaction: c.text(),
-      daily_ceiling: c.text(),
-      created_at: c.whole().notNull(),
-      updated_at: c.whole().notNull(),
-    }),
-
-    /** What of an account's daily ceiling is taken, settled and open claims together. */
-    facilitatorDays: c.table("facilitator_days", {
-      account: c.text().notNull(),
-      /** The UTC day, `2026-11-21`. */
-      day: c.text().notNull(),
-      reserved: c.text().notNull(),
-    }),
-
-    /** Claimed payments: one row per authorization, from before it can cost anything. */
-    facilitatorPayments: c.table("facilitator_payments", {
-      ...paymentKey(c),
-      account: c.text().notNull(),
-      status: c.text().$type<CollectionStatus>().notNull(),
-      pay_to: c.text().$type<Hex>().notNull(),
-      value: c.text().notNull(),
-      valid_after: c.text().notNull(),
-      valid_before: c.text().notNull(),
-      signature: c.text().$type<Hex>().notNull(),
-      /** JSON of the requirements, normalised: a retry must come with the same. */
-      requirements: c.text().notNull(),
-      /** The UTC day whose ceiling holds the reservation. */
-      day: c.text().notNull(),
-      /** Requests for this payment. */
-      attempts: c.whole().notNull(),
-      /** The transaction that settled it, else the first one that was broadcast. */
-      transaction_hash: c.text().$type<Hex>(),
-      block_number: c.whole(),
-      block_hash: c.text().$type<Hex>(),
-      /** The exact reason of a failure, for the operator. */
-      reason: c.text(),
-      /** Who used the authorization instead of us. */
-      foreign_transaction: c.text().$type<Hex>(),
-      created_at: c.whole().notNull(),
-      updated_at: c.whole().notNull(),
-      ended_at: c.whole(),
-    }),
-
-    /** Payments that were refused before a claim, for the operator: the last exact reason of each. */
-    facilitatorRefusals: c.table("facilitator_refusals", {
-      account: c.text().notNull(),
-      payer: c.text().$type<Hex>().notNull(),
-      nonce: c.text().$type<Hex>().notNull(),
-      reason: c.text().notNull(),
-      attempts: c.whole().notNull(),
-      created_at: c.whole().notNull(),
-      updated_at: c.whole().notNull(),
-    }),
-
-    /** Every transaction ever signed, stored before it is broadcast. Several may share a wallet's nonce. */
-    facilitatorTransactions: c.table("facilitator_transactions", {
-      hash: c.text().$type<Hex>().notNull(),
-      /** The sender's address, lower case. */
-      wallet: c.text().$type<Hex>().notNull(),
-      wallet_nonce: c.whole().notNull(),
-      /** 0 for the first at its wallet nonce, then one more for each replacement. */
-      replacement: c.whole().notNull(),
-      /** The payment that it makes; both null for one that only fills a gap. */
-      payer: c.text().$type<Hex>(),
-      nonce: c.text().$type<Hex>(),
-      raw: c.text().$type<Hex>().notNull(),
-      gas: c.text().notNull(),
-      max_fee: c.text().notNull(),
-      max_priority_fee: c.text().notNull(),
-      /** Open until its wallet nonce is used in a block that is deep enough. */
-      open: c.flag().notNull(),
-      /** The chain's newest block when it was stored. */
-      stored_at_block: c.whole().notNull(),
-      created_at: c.whole().notNull(),
     }),
   };
 }

@@ -13,6 +13,7 @@ import {
   type Rule,
   type Values,
 } from "./config/rules.ts";
+import { readTlsFiles } from "./config/tls.ts";
 import { COMMON, DEMO, FACILITATOR, GATEWAY, type Row } from "./config/variables.ts";
 import { systemClock } from "./core/clock.ts";
 import type { Environment } from "./environment.ts";
@@ -188,14 +189,19 @@ function arrange(v: Values, terminal: boolean, environment: Environment) {
     /** Of the demo's chain; null to look for it. */
     anvil: v.TOLLGATE_ANVIL,
     /** Null unless the mode is the facilitator's. */
-    facilitator: arrangeFacilitator(v),
+    facilitator: arrangeFacilitator(v, environment),
   } as const;
 }
 
 /** Null when one of the required variables is not set: the rules have told so, or it is not the mode. */
-function arrangeFacilitator(v: Values) {
+function arrangeFacilitator(v: Values, environment: Environment) {
   const { TOLLGATE_TLS_CERT_FILE: cert, TOLLGATE_TLS_KEY_FILE: key, TOLLGATE_CLIENT_CA_FILE: clientCa } = v;
   const rpcUrls = v.TOLLGATE_RPC_URLS;
+  const tlsPaths = {
+    cert: resolve(environment["TOLLGATE_TLS_CERT_FILE"] ?? ""),
+    key: resolve(environment["TOLLGATE_TLS_KEY_FILE"] ?? ""),
+    clientCa: resolve(environment["TOLLGATE_CLIENT_CA_FILE"] ?? ""),
+  };
   const signers = arrangeSigners(v);
   if (cert === null || key === null || clientCa === null || rpcUrls === null || signers === null) return null;
   return {
@@ -206,11 +212,13 @@ function arrangeFacilitator(v: Values) {
     databaseUrl: v.DATABASE_URL,
     drainMs: v.TOLLGATE_DRAIN_MS,
     tls: { cert, key, clientCa },
+    readTls: () => readTlsFiles(tlsPaths),
     rpcUrls,
     signers,
     limits: {
       maxPerTransaction: v.TOLLGATE_MAX_PER_TRANSACTION,
       dailyCeiling: v.TOLLGATE_DAILY_CEILING,
+      dailyGasWei: v.TOLLGATE_DAILY_GAS_WEI,
       gasLowWaterWei: v.TOLLGATE_GAS_LOW_WATER_WEI,
       inclusionTimeoutMs: v.TOLLGATE_INCLUSION_TIMEOUT_MS,
       maxFeeGwei: Number(v.TOLLGATE_MAX_FEE_GWEI) / 1e9,

@@ -6,9 +6,10 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } fr
 import { X509Certificate } from "node:crypto";
 import { readdirSync, readFileSync, readlinkSync } from "node:fs";
 import { join } from "node:path";
-import { removeAccount, setEnabled } from "../src/facilitator/accounts.ts";
+import type { TLSSocket } from "node:tls";
+import { addAccount, fingerprintOf, removeAccount, setEnabled } from "../src/facilitator/accounts.ts";
 import { type Client, head, SETTLED, settleBody, settleRequest, startPort } from "./support/mutual-tls.ts";
-import type { TestIdentity } from "./support/pki.ts";
+import { makePki, type TestIdentity } from "./support/pki.ts";
 
 type Port = Awaited<ReturnType<typeof startPort>>;
 
@@ -498,7 +499,7 @@ test("a client that takes no answers gets no more of them, and is ended", async 
 describe("numbers", () => {
   let small: Port;
   beforeEach(async () => {
-    small = await startPort({ handshakes: 2, connections: 6, connectionsOfPeer: 3 });
+    small = await startPort({ handshakes: 2, connections: 6 });
   });
   afterEach(() => small.stop());
 
@@ -517,16 +518,16 @@ describe("numbers", () => {
     for (const each of [client, ...hanging]) each.destroy();
   });
 
-  test("one certificate takes no more than its share of the connections", async () => {
+  test("one account alone takes all connections but what is left for the next", async () => {
     const clients: Client[] = [];
-    for (let at = 0; at < 4; at++) {
+    for (let at = 0; at < 6; at++) {
       const client = small.dial(small.pki.client);
       client.socket.write(head("GET", "/supported"));
       await client.answers(1);
       clients.push(client);
     }
     expect(clients.map((client) => client.received().slice(0, 12))).toEqual([
-      ...Array(3).fill("HTTP/1.1 200"),
+      ...Array(5).fill("HTTP/1.1 200"),
       "",
     ]);
     const other = small.dial(small.pki.otherClient);
@@ -535,8 +536,31 @@ describe("numbers", () => {
     for (const client of [other, ...clients]) client.destroy();
   });
 
+  test("certificates of no account have one share together", async () => {
+    const strangers = await Promise.all([1, 2, 3, 4, 5, 6].map((n) => small.pki.issueClient(`client ${n}`)));
+    const clients: Client[] = [];
+    for (const identity of [...strangers, small.pki.client]) {
+      const client = small.dial(identity);
+      client.socket.write(head("GET", "/supported"));
+      await client.answers(1);
+      clients.push(client);
+    }
+    const got = clients.map((client) => client.received().startsWith("HTTP/1.1 200"));
+    expect(got).toEqual([true, true, true, true, true, false, true]);
+    for (const client of clients) client.destroy();
+  });
+
   test("beyond the most of all, new ones are closed at once", async () => {
-    const identities = [small.pki.client, small.pki.otherClient].flatMap((each) => [each, each, each]);
+    const identities = await Promise.all([1, 2, 3, 4, 5, 6].map((n) => small.pki.issueClient(`client ${n}`)));
+    for (const { cert } of identities) {
+      const name = `account of ${fingerprintOf(cert)}`;
+      await addAccount(small.store, small.clock, {
+        name,
+        certificate: cert,
+        maxPerTransaction: null,
+        dailyCeiling: null,
+      });
+    }
     const clients: Client[] = [];
     for (const identity of identities) {
       const client = small.dial(identity);
@@ -547,6 +571,105 @@ describe("numbers", () => {
     const late = small.dialPlain();
     await late.closed;
     for (const client of clients) client.destroy();
+  });
+});
+
+describe("certificates that are renewed while it runs", () => {
+  const materialOf = (of: Port["pki"], clientCa: string) => ({
+    cert: of.server.cert,
+    key: of.server.key,
+    clientCa,
+  });
+  const shownTo = async (client: Client<TLSSocket>) => {
+    client.socket.write(head("GET", "/supported"));
+    await client.answers(1);
+    const shown = client.socket.getPeerCertificate().fingerprint256 ?? "";
+    client.destroy();
+    return shown.replaceAll(":", "").toLowerCase();
+  };
+
+  test("are shown to whoever comes next; what is open and at work goes on", async () => {
+    const [own, other] = await Promise.all([startPort(), makePki()]);
+    const { promise: started, resolve: start } = Promise.withResolvers<void>();
+    const { promise: go, resolve: release } = Promise.withResolvers<void>();
+    own.answers.settle = async () => {
+      start();
+      await go;
+      return SETTLED;
+    };
+    const [atWork, idle] = [own.dial(own.pki.client), own.dial(own.pki.client)];
+    idle.socket.write(head("GET", "/supported"));
+    await idle.answers(1);
+    atWork.socket.write(settleRequest());
+    await started;
+    own.listener.renew(materialOf(other, own.pki.ca.cert + other.ca.cert));
+    const everybody = own.pki.ca.cert + other.ca.cert;
+    for (const identity of [own.pki.client, other.client]) {
+      expect(await shownTo(own.dial(identity, { ca: everybody }))).toBe(other.server.fingerprint);
+    }
+    // All else about handshakes is as before.
+    for (const options of [{ ALPNProtocols: ["h2"] }, { cert: "", key: "" }]) {
+      const refused = own.dial(own.pki.client, { ca: everybody, ...options });
+      refused.socket.write(head("GET", "/supported"));
+      await refused.closed;
+      expect(refused.received()).not.toContain("200");
+    }
+    idle.socket.write(head("GET", "/supported"));
+    expect((await idle.answers(2)).match(/HTTP\/1\.1 200/g)).toHaveLength(2);
+    release();
+    expect(await atWork.answers(1)).toStartWith("HTTP/1.1 200");
+    expect(atWork.received()).not.toMatch(/connection: close/i);
+    for (const client of [atWork, idle]) client.destroy();
+    await own.stop();
+  });
+
+  test("a CA that is taken out ends the connections of its clients, with the answer they are at work on", async () => {
+    const [own, other] = await Promise.all([startPort(), makePki()]);
+    own.listener.renew(materialOf(own.pki, own.pki.ca.cert + other.ca.cert));
+    const { promise: started, resolve: start } = Promise.withResolvers<void>();
+    const { promise: go, resolve: release } = Promise.withResolvers<void>();
+    own.answers.settle = async () => {
+      start();
+      await go;
+      return SETTLED;
+    };
+    const [atWork, idle] = [own.dial(own.pki.client), own.dial(own.pki.client)];
+    const stays = own.dial(other.client);
+    for (const client of [idle, stays]) {
+      client.socket.write(head("GET", "/supported"));
+      await client.answers(1);
+    }
+    atWork.socket.write(settleRequest() + settleRequest());
+    await started;
+    own.listener.renew(materialOf(own.pki, other.ca.cert));
+    await idle.closed;
+    const late = own.dial(own.pki.client);
+    late.socket.write(settleRequest());
+    await late.closed;
+    expect(late.received()).toBe("");
+    stays.socket.write(head("GET", "/supported"));
+    expect((await stays.answers(2)).match(/HTTP\/1\.1 200/g)).toHaveLength(2);
+    release();
+    await atWork.closed;
+    expect(atWork.received()).toMatch(/^HTTP\/1\.1 200 [\s\S]*connection: close/i);
+    expect(own.asked).toHaveLength(1);
+    stays.destroy();
+    await own.stop();
+  });
+
+  test("that can't be used leave the last ones in force", async () => {
+    const [own, other] = await Promise.all([startPort(), makePki()]);
+    const { cert, key } = own.pki.server;
+    const clientCa = own.pki.ca.cert;
+    for (const tls of [
+      { cert: other.server.cert, key, clientCa },
+      { cert: "none", key, clientCa },
+      { cert, key, clientCa: "none" },
+    ]) {
+      expect(() => own.listener.renew(tls)).toThrow();
+      expect(await shownTo(own.dial(own.pki.client))).toBe(own.pki.server.fingerprint);
+    }
+    await own.stop();
   });
 });
 

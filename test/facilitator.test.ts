@@ -49,11 +49,13 @@ function optionsFor(dataDir: string, changes: Partial<FacilitatorOptions> = {}):
     databaseUrl: null,
     drainMs: 200,
     tls: { cert: pki.server.cert, key: pki.server.key, clientCa: pki.ca.cert },
+    readTls: null,
     rpcUrls: [chain.url],
     signers: { kind: "local", keys: [key] },
     limits: {
       maxPerTransaction: 10_000_000n,
       dailyCeiling: 1_000_000_000n,
+      dailyGasWei: 10n ** 15n,
       gasLowWaterWei: 10n ** 15n,
       inclusionTimeoutMs: 15_000,
       maxFeeGwei: 5,

@@ -69,6 +69,26 @@ for (const [name, makePlace] of Object.entries(places)) {
         expect(await found()).toBeNull();
         expect((await run("enable", "alice")).out).toBe("enabled alice\n");
         expect(await found()).toMatchObject({ name: "alice" });
+        const [other, next] = [file("other.crt", pki.otherClient.cert), pki.otherClient.fingerprint];
+        expect(await run("add-cert", "alice", "--cert", other)).toEqual({
+          code: 0,
+          out: `added to alice, certificate ${next}\n`,
+          err: "",
+        });
+        expect([await found(), await accountOf(store.read, next)]).toMatchObject([
+          { name: "alice" },
+          { name: "alice" },
+        ]);
+        expect((await run("remove-cert", "alice", "--cert", cert)).out).toBe(
+          `removed from alice, certificate ${pki.client.fingerprint}\n`,
+        );
+        expect(await found()).toBeNull();
+        expect((await run("remove-cert", "alice", "--cert", other)).out).toBe(
+          `removed from alice, certificate ${next}; it has none left, and settles nothing\n`,
+        );
+        expect((await run("list")).out).toMatch(/^alice +yes +none +default +5000000$/m);
+        expect((await run("add-cert", "alice", "--cert", cert)).code).toBe(0);
+        expect(await found()).toMatchObject({ name: "alice" });
         expect((await run("remove", "alice")).out).toBe("removed alice\n");
         expect(await found()).toBeNull();
         expect(await run("remove", "alice")).toEqual(
@@ -95,14 +115,16 @@ test("the list is a table, in the order of the names", async () => {
   ]);
   await account(["add", "bob", "--cert", file("other.pem", bundle)]);
   await account(["disable", "bob"]);
+  await account(["add-cert", "bob", "--cert", file("server.crt", pki.server.cert)]);
   const { out } = await account(["list"]);
   const [headings, ...rows] = out.trimEnd().split("\n");
   expect(headings).toMatch(/^NAME +ENABLED +FINGERPRINT +MAX PER TRANSACTION +DAILY CEILING$/);
-  expect(rows).toHaveLength(2);
+  expect(rows).toHaveLength(3);
   expect(rows[0]).toMatch(
     new RegExp(`^bob        no       ${pki.otherClient.fingerprint}  default +default$`),
   );
-  expect(rows[1]).toMatch(new RegExp(`^zürich 株  yes      ${pki.client.fingerprint}  7 +default$`));
+  expect(rows[1]).toBe(`${" ".repeat(20)}${pki.server.fingerprint}`);
+  expect(rows[2]).toMatch(new RegExp(`^zürich 株  yes      ${pki.client.fingerprint}  7 +default$`));
 });
 
 test("a command waits for a writer in another process", async () => {
@@ -174,9 +196,22 @@ describe("refused with status 2:", () => {
     expect(await account(["add", "a\nb", "--cert", other])).toEqual(
       refused("name: must not contain control characters"),
     );
-    expect(await account(["disable", "alcie"])).toEqual(
-      refused('NAME must be an account\'s: there is no "alcie"; did you mean alice?'),
+    expect(await account(["add-cert", "alice", "--cert", cert])).toEqual(
+      refused("the certificate belongs to the account alice already"),
     );
+    expect(await account(["remove-cert", "alice", "--cert", other])).toEqual(
+      refused(`the certificate is none of alice: its fingerprint is ${pki.otherClient.fingerprint}`),
+    );
+    for (const words of [["disable"], ["add-cert", "--cert", other], ["remove-cert", "--cert", cert]]) {
+      const [command = "", ...flags] = words;
+      expect(await account([command, "alcie", ...flags])).toEqual(
+        refused('NAME must be an account\'s: there is no "alcie"; did you mean alice?'),
+      );
+    }
+    expect(await account(["add-cert", "alice"])).toEqual(
+      refused("--cert must be given: the path of a PEM file with the client's certificate"),
+    );
+    expect((await account(["add-crt", "alice"])).err).toContain("did you mean account add-cert?");
   });
 
   test("a directory without a database, which only the first account makes", async () => {

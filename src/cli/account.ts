@@ -11,11 +11,13 @@ import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import {
-  type AccountRow,
   addAccount,
+  addCertificate,
+  type ListedAccount,
   listAccounts,
   type NewAccount,
   removeAccount,
+  removeCertificate,
   setEnabled,
 } from "../facilitator/accounts.ts";
 import { DATABASE_FILE } from "../keys/master-key.ts";
@@ -25,12 +27,14 @@ import type { CommandLine } from "./command-line.ts";
 import { openDataDir } from "./open.ts";
 
 type Change = "account disable" | "account enable" | "account remove";
-export type AccountCommand = "account add" | "account list" | Change;
+type CertificateChange = "account add-cert" | "account remove-cert";
+export type AccountCommand = "account add" | "account list" | Change | CertificateChange;
 
 type AccountRequest =
   | { readonly command: "account add"; readonly account: NewAccount }
   | { readonly command: "account list" }
-  | { readonly command: Change; readonly name: string };
+  | { readonly command: Change; readonly name: string }
+  | { readonly command: CertificateChange; readonly name: string; readonly certificate: string };
 
 interface Read {
   readonly request: AccountRequest | null;
@@ -43,15 +47,31 @@ export function readAccountRequest(
   { words, flags }: Pick<CommandLine, "words" | "flags">,
 ): Read {
   const [name = ""] = words;
-  if (command === "account list") return { request: { command }, problems: [] };
-  if (command !== "account add") return { request: { command, name }, problems: [] };
+  switch (command) {
+    case "account list":
+      return { request: { command }, problems: [] };
+    case "account disable":
+    case "account enable":
+    case "account remove":
+      return { request: { command, name }, problems: [] };
+    case "account add":
+      return readNewAccount(name, flags);
+    default: {
+      const { text, problem } = readClientCertificate(flags.get("cert"));
+      if (text === null) return { request: null, problems: problem === null ? [] : [problem] };
+      return { request: { command, name, certificate: text }, problems: [] };
+    }
+  }
+}
+
+function readNewAccount(name: string, flags: CommandLine["flags"]): Read {
   const cert = readClientCertificate(flags.get("cert"));
   const limits = ["max-per-transaction", "daily-ceiling"].map((flag) => readLimit(flag, flags.get(flag)));
   const [maxPerTransaction = null, dailyCeiling = null] = limits.map(({ text }) => text);
   const problems = [cert, ...limits].flatMap(({ problem }) => problem ?? []);
   if (cert.text === null || problems.length > 0) return { request: null, problems };
   const account = { name, certificate: cert.text, maxPerTransaction, dailyCeiling };
-  return { request: { command, account }, problems };
+  return { request: { command: "account add", account }, problems };
 }
 
 interface ReadFlag {
@@ -120,15 +140,19 @@ async function perform(store: Store, request: AccountRequest): Promise<string> {
     return `added ${name}, certificate ${fingerprint}\n`;
   }
   try {
-    return await change(store, request.command, request.name);
+    return await change(store, request);
   } catch (error) {
     if (!(error instanceof Fault) || error.kind !== "not_found") throw error;
     throw await unknownAccount(store, request.name, error);
   }
 }
 
-async function change(store: Store, command: Change, name: string): Promise<string> {
-  switch (command) {
+async function change(
+  store: Store,
+  request: Extract<AccountRequest, { readonly name: string }>,
+): Promise<string> {
+  const { name } = request;
+  switch (request.command) {
     case "account disable":
       await setEnabled(store, systemClock, name, false);
       return `disabled ${name}\n`;
@@ -138,6 +162,13 @@ async function change(store: Store, command: Change, name: string): Promise<stri
     case "account remove":
       await removeAccount(store, name);
       return `removed ${name}\n`;
+    case "account add-cert":
+      return `added to ${name}, certificate ${await addCertificate(store, systemClock, name, request.certificate)}\n`;
+    case "account remove-cert": {
+      const { fingerprint, left } = await removeCertificate(store, name, request.certificate);
+      const rest = left === 0 ? "; it has none left, and settles nothing" : "";
+      return `removed from ${name}, certificate ${fingerprint}${rest}\n`;
+    }
   }
 }
 
@@ -153,16 +184,19 @@ async function unknownAccount(store: Store, name: string, cause: Fault): Promise
 const HEADINGS = ["NAME", "ENABLED", "FINGERPRINT", "MAX PER TRANSACTION", "DAILY CEILING"];
 /** A limit that is the deployment's. */
 const DEFAULT = "default";
+const NO_CERTIFICATE = "none";
 
-function accountsText(accounts: readonly AccountRow[]): string {
+/** Each further certificate of an account has a line of its own. */
+function accountsText(accounts: readonly ListedAccount[]): string {
   if (accounts.length === 0) return "there are no accounts\n";
-  const rows = accounts.map((account) => [
-    account.name,
-    account.enabled ? "yes" : "no",
-    account.fingerprint,
-    account.max_per_transaction ?? DEFAULT,
-    account.daily_ceiling ?? DEFAULT,
-  ]);
+  const rows = accounts.flatMap((account) => {
+    const [first = NO_CERTIFICATE, ...others] = account.fingerprints;
+    const limits = [account.max_per_transaction ?? DEFAULT, account.daily_ceiling ?? DEFAULT];
+    return [
+      [account.name, account.enabled ? "yes" : "no", first, ...limits],
+      ...others.map((fingerprint) => ["", "", fingerprint, "", ""]),
+    ];
+  });
   const lines = [HEADINGS, ...rows];
   const widths = HEADINGS.map((_, column) => Math.max(...lines.map((line) => width(line[column]))));
   return lines

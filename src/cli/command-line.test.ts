@@ -62,8 +62,14 @@ describe("all problems are told:", () => {
     ["nonsense", ["nonsense is no command"]],
     ["serve", ["serve is no command"]],
     ["help", ["help is no command"]],
-    ["account", ["account must be followed by one of add, list, disable, enable, remove"]],
-    ["account --cert x", ["account must be followed by one of add, list, disable, enable, remove"]],
+    [
+      "account",
+      ["account must be followed by one of add, list, disable, enable, remove, add-cert, remove-cert"],
+    ],
+    [
+      "account --cert x",
+      ["account must be followed by one of add, list, disable, enable, remove, add-cert, remove-cert"],
+    ],
     ["account lst", ["account lst is no command; did you mean account list?"]],
     ["pki server client", ["client is not expected"]],
     ["account disable", ["NAME must be given"]],

@@ -16,6 +16,7 @@ const SETTINGS = Object.values<{ readonly flag?: string }>(VARIABLES).flatMap(({
 
 const DATA_DIR = { flags: ["data-dir"] };
 const NAMED_ACCOUNT = { words: ["NAME"], flags: ["data-dir"] };
+const CERTIFICATE_OF_ACCOUNT = { words: ["NAME"], flags: ["cert", "data-dir"] };
 
 /** By the words that call them. */
 const COMMANDS = {
@@ -26,6 +27,8 @@ const COMMANDS = {
   "account disable": NAMED_ACCOUNT,
   "account enable": NAMED_ACCOUNT,
   "account remove": NAMED_ACCOUNT,
+  "account add-cert": CERTIFICATE_OF_ACCOUNT,
+  "account remove-cert": CERTIFICATE_OF_ACCOUNT,
   "receipt verify": { words: ["FILE"], flags: ["jwks"] },
   demo: {},
   "pki init": { flags: ["dir"] },

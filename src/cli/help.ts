@@ -13,7 +13,9 @@ const USAGE = `tollgate: a multi-tenant gateway for agents, and the facilitator 
   tollgate account list [--data-dir DIR]
       print the facilitator's accounts
   tollgate account disable NAME | enable NAME | remove NAME [--data-dir DIR]
-      take an account out of use, at once, put it back, or remove it
+      take an account out of use, at once, put it back, or remove it with all its certificates
+  tollgate account add-cert NAME --cert FILE | remove-cert NAME --cert FILE [--data-dir DIR]
+      give an account one more client certificate, or take one away, at once; so they rotate without a gap
   tollgate pki init --dir DIR
       make a small private CA for the mutual TLS between gateway and facilitator: ca.crt and ca.key
   tollgate pki server --dir DIR --host H [--host H ...]

@@ -59,11 +59,13 @@ test("everything else has one", () => {
     databaseUrl: null,
     drainMs: 30_000,
     tls: { cert: SERVER.cert, key: SERVER.key, clientCa: TEST_CA },
+    readTls: expect.any(Function),
     rpcUrls: ["http://127.0.0.1:8545"],
     signers: { kind: "local", keys: [`0x${KEY}`] },
     limits: {
       maxPerTransaction: 10_000_000n,
       dailyCeiling: 1_000_000_000n,
+      dailyGasWei: 10n ** 15n,
       gasLowWaterWei: 10n ** 15n,
       inclusionTimeoutMs: 15_000,
       maxFeeGwei: 5,
@@ -89,6 +91,7 @@ test("all problems are told at once, and none repeats a value", () => {
     TOLLGATE_INCLUSION_TIMEOUT_MS: "0",
     TOLLGATE_CONFIRMATIONS: "0",
     TOLLGATE_MAX_FEE_GWEI: "0",
+    TOLLGATE_DAILY_GAS_WEI: "1e15",
   };
   expect(blamed(bad).sort()).toEqual(Object.keys(bad).sort());
   expect(load(bad).problems.join()).not.toContain("hunter2");

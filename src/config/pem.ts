@@ -2,11 +2,11 @@
 // handshake. What they hold is never shown.
 import { createPrivateKey, X509Certificate } from "node:crypto";
 import { readFileSync, statSync } from "node:fs";
+import { parseCertificates } from "../core/certificates.ts";
 import type { Kind } from "./values.ts";
 
-const CERTIFICATE = /-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----/g;
 const PRIVATE_KEY = /-----BEGIN ((?:RSA |EC )?PRIVATE KEY)-----[^-]+-----END \1-----/g;
-const FILE_BYTES_MAX = 4 * 1024 * 1024;
+export const FILE_BYTES_MAX = 4 * 1024 * 1024;
 
 /** Undefined when the file can't be read or is no PEM file by its size. */
 function readText(path: string): string | undefined {
@@ -26,42 +26,50 @@ export function readCertificates(path: string): readonly X509Certificate[] {
   }
 }
 
-function parseCertificates(text: string): X509Certificate[] {
-  return (text.match(CERTIFICATE) ?? []).map((certificate) => new X509Certificate(certificate));
-}
-
 function pem(certificates: readonly X509Certificate[]): string | undefined {
   return certificates.length === 0 ? undefined : certificates.map((each) => each.toString()).join("");
 }
 
-/** The file's certificates, as PEM. */
-export const certificateFile: Kind<string> = {
-  must: "the path of a readable file with PEM certificates",
-  parse: (path) => pem(readCertificates(path)),
-};
+/** A kind that is read from the text of a file too, when that is read again. */
+export interface FileKind extends Kind<string> {
+  read(text: string): string | undefined;
+}
 
-/** Of certificates that may sign others. */
-export const caFile: Kind<string> = {
-  must: "the path of a readable file with PEM certificates of a CA, and no others",
-  parse: (path) => {
-    const found = readCertificates(path);
-    return found.every((certificate) => certificate.ca) ? pem(found) : undefined;
-  },
-};
-
-/** The first private key in the file, as PEM. */
-export const privateKeyFile: Kind<string> = {
-  must: "the path of a readable file with a PEM private key without passphrase",
-  parse: (path) => {
-    const [key] = readText(path)?.match(PRIVATE_KEY) ?? [];
+function fileKind(must: string, readOrThrow: (text: string) => string | undefined): FileKind {
+  const read = (text: string) => {
     try {
-      if (key !== undefined) createPrivateKey(key);
-      return key === undefined ? undefined : `${key}\n`;
+      return readOrThrow(text);
     } catch {
       return undefined;
     }
+  };
+  return { must, read, parse: (path) => read(readText(path) ?? "") };
+}
+
+/** The file's certificates, as PEM. */
+export const certificateFile = fileKind("the path of a readable file with PEM certificates", (text) =>
+  pem(parseCertificates(text)),
+);
+
+/** Of certificates that may sign others. */
+export const caFile = fileKind(
+  "the path of a readable file with PEM certificates of a CA, and no others",
+  (text) => {
+    const found = parseCertificates(text);
+    return found.every((certificate) => certificate.ca) ? pem(found) : undefined;
   },
-};
+);
+
+/** The first private key in the file, as PEM. */
+export const privateKeyFile = fileKind(
+  "the path of a readable file with a PEM private key without passphrase",
+  (text) => {
+    const [key] = text.match(PRIVATE_KEY) ?? [];
+    if (key === undefined) return undefined;
+    createPrivateKey(key);
+    return `${key}\n`;
+  },
+);
 
 /** Whether the key belongs to the first of the certificates. All are PEM that has been read before. */
 export function isKeyOf(key: string, certificates: string): boolean {

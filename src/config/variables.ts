@@ -268,6 +268,12 @@ export const FACILITATOR = {
     shown: "5",
     meaning: "cap on maxFeePerGas, that of replacements included; may have decimals",
   }),
+  TOLLGATE_DAILY_GAS_WEI: row({
+    kind: money.amount,
+    fallback: 1_000_000_000_000_000n,
+    meaning:
+      "wei that the reverted transactions of one account may burn on a UTC day; above it 429; 0: no bound",
+  }),
 };
 
 export const DEMO = {

@@ -7,3 +7,19 @@ export interface Clock {
 }
 
 export const systemClock: Clock = { now: () => Date.now() };
+
+/** What time it is at the least, and at the most, however the clock was stepped since this was made. */
+export interface TimeBounds {
+  earliest(): number;
+  latest(): number;
+}
+
+/** For what may end late, and must not end early: it is written by the latest time, and judged by the earliest. */
+export function timeBounds(clock: Clock, monotonic: () => number = () => performance.now()): TimeBounds {
+  const origin = clock.now() - monotonic();
+  const passed = () => Math.floor(origin + monotonic());
+  return {
+    earliest: () => Math.min(clock.now(), passed()),
+    latest: () => Math.max(clock.now(), passed()),
+  };
+}

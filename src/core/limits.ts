@@ -11,6 +11,13 @@ export const BODY_INTAKE_TENANT_BYTES_MAX = BODY_INTAKE_BYTES_MAX / 2;
 /** For the largest body on a line of half a megabit a second. */
 export const BODY_INTAKE_MS_MAX = 600_000;
 export const BODY_INTAKE_SILENCE_MS_MAX = 30_000;
+/** What is read and dropped of a body after its refusal: the largest one twice, on a line of five megabits a second. */
+export const PASSED_OVER_BYTES_MAX = 2 * PROXY_BODY_BYTES_MAX;
+export const PASSED_OVER_MS_MAX = 60_000;
+export const PASSED_OVER_SILENCE_MS_MAX = 5_000;
+/** On so many connections at a time, and on so many of one tenant or of strangers. */
+export const PASSED_OVER_COUNT_MAX = 1024;
+export const PASSED_OVER_CALLER_COUNT_MAX = 128;
 export const CAPTURE_BYTES_MAX = MIB;
 export const JSON_DEPTH_MAX = 64;
 

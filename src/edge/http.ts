@@ -5,6 +5,7 @@ import type { Caller } from "../core/caller.ts";
 import { Fault, type FaultKind } from "../core/fault.ts";
 import { REQUEST_ID_CHARACTERS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
+import { createPassOver } from "./pass-over.ts";
 
 /** The one table of kinds and statuses. */
 export const STATUS = {
@@ -177,6 +178,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
     method: route.method,
     pattern: pathPattern(route.path),
   }));
+  const passOver = createPassOver();
   let draining = false;
 
   async function respond(request: Request, told: Told): Promise<Response> {
@@ -187,6 +189,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
       const caller = seen instanceof Promise ? await seen : seen;
       const [field, shown] = guard.shown(caller);
       fields[field] = shown;
+      told.known = shown;
       guard.scopes.set(request, {
         requestId,
         caller,
@@ -211,9 +214,10 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
       const asked = request.headers.get("x-request-id");
       const requestId = asked !== null && REQUEST_ID.test(asked) ? asked : crypto.randomUUID();
       const fields: Fields = { method: original.method, path, request_id: requestId };
+      const told: Told = { original, path, requestId, fields, holdOpen, known: STRANGERS };
       let response: Response;
       try {
-        response = await respond(request, { original, path, requestId, fields, holdOpen });
+        response = await respond(request, told);
       } catch (error) {
         response = failed(error, fields, options.log);
       }
@@ -223,6 +227,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
       fields["ms"] = Math.round((performance.now() - startedAt) * 10) / 10;
       if (guard?.covers(path)) options.log.info("request", fields);
       else options.log.debug("request", fields);
+      await passOver(request, response, told.known);
       // The server leaves the body of an answer to HEAD out, and its length in.
       return response;
     },
@@ -231,6 +236,9 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
     },
   };
 }
+
+/** No caller has this name. */
+const STRANGERS = "";
 
 /** Where the server closes nothing. */
 const holdNothing = () => {};
@@ -245,6 +253,8 @@ interface Told {
   readonly requestId: string;
   readonly fields: Fields;
   readonly holdOpen: (held: boolean) => void;
+  /** Whose request it is, as far as that is known yet. */
+  known: string;
 }
 
 function failed(error: unknown, fields: Fields, log: Log): Response {

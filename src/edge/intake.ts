@@ -142,6 +142,7 @@ interface Expected {
 interface BodyReader {
   read(): Promise<{ readonly done: boolean; readonly value?: Uint8Array | undefined }>;
   cancel(): Promise<void>;
+  releaseLock(): void;
 }
 
 /** `arrived` is told the size so far, and throws when no more may come. */
@@ -165,8 +166,8 @@ async function gather(
     }
   } catch (error) {
     moved(whole, 0);
-    // So that the server passes over what is left of the body.
-    void reader.cancel().catch(() => {});
+    // What is left of the body is passed over with the answer.
+    reader.releaseLock();
     throw error;
   }
 }

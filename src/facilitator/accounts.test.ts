@@ -7,10 +7,12 @@ import type { Store } from "../storage/store.ts";
 import {
   accountOf,
   addAccount,
+  addCertificate,
   fingerprintOf,
   listAccounts,
   type NewAccount,
   removeAccount,
+  removeCertificate,
   setEnabled,
 } from "./accounts.ts";
 
@@ -104,6 +106,70 @@ describe.each(Object.entries(places))("on %s", (_name, makePlace) => {
     expect(outcomes.filter((outcome) => outcome === "none")).toHaveLength(1);
     expect(outcomes.filter((outcome) => outcome.startsWith("conflict"))).toHaveLength(1);
     await removeAccount(store, "acme");
+  });
+
+  test("an account may have several certificates, each in force until it is taken away", async () => {
+    const find = async (fingerprint: string) => (await accountOf(store.read, fingerprint))?.name ?? null;
+    const fingerprints = async () => (await listAccounts(store.read)).map((row) => row.fingerprints);
+    const bob = fingerprintOf(BOB.cert);
+    await addAccount(store, clock, account("acme", ALICE.cert));
+    expect(await addCertificate(store, clock, " acme ", BOB.cert)).toBe(bob);
+    expect([await find(alice), await find(bob)]).toEqual(["acme", "acme"]);
+    expect((await fingerprints()).map((each) => each.toSorted())).toEqual([[alice, bob].toSorted()]);
+    await setEnabled(store, clock, "acme", false);
+    expect([await find(alice), await find(bob)]).toEqual([null, null]);
+    await setEnabled(store, clock, "acme", true);
+    expect(await removeCertificate(store, "acme", ALICE.cert)).toEqual({ fingerprint: alice, left: 1 });
+    expect([await find(alice), await find(bob)]).toEqual([null, "acme"]);
+    expect(await removeCertificate(store, "acme", BOB.cert)).toEqual({ fingerprint: bob, left: 0 });
+    expect([await find(bob), await fingerprints()]).toEqual([null, [[]]]);
+    await addCertificate(store, clock, "acme", BOB.cert);
+    expect(await find(bob)).toBe("acme");
+    await removeAccount(store, "acme");
+    expect(await find(bob)).toBeNull();
+    await addAccount(store, clock, account("acme", ALICE.cert));
+    expect(await fingerprints()).toEqual([[alice]]);
+    await removeAccount(store, "acme");
+  });
+
+  test("a certificate belongs to one account, and an account has so many at most", async () => {
+    await addAccount(store, clock, account("acme", ALICE.cert));
+    await addAccount(store, clock, account("globex", BOB.cert));
+    const add = (name: string, cert: string) => problem(addCertificate(store, clock, name, cert));
+    expect(await add("acme", BOB.cert)).toBe(
+      "conflict: the certificate belongs to the account globex already",
+    );
+    expect(await add("acme", ALICE.cert)).toBe(
+      "conflict: the certificate belongs to the account acme already",
+    );
+    expect(await add("nobody", SERVER.cert)).toBe("not_found: no such account");
+    expect(await add("acme", "hello")).toStartWith("invalid_request: certificate:");
+    const remove = (name: string, cert: string) => problem(removeCertificate(store, name, cert));
+    expect(await remove("acme", BOB.cert)).toBe(
+      `conflict: the certificate is none of acme: its fingerprint is ${fingerprintOf(BOB.cert)}`,
+    );
+    expect(await remove("nobody", ALICE.cert)).toBe("not_found: no such account");
+    await store.write(({ db, tables: { facilitatorCertificates: t } }) =>
+      db
+        .insert(t)
+        .values(
+          Array.from({ length: 15 }, (_, n) => ({ fingerprint: `${n}`, account: "acme", created_at: 0 })),
+        ),
+    );
+    expect(await add("acme", SERVER.cert)).toStartWith("conflict: an account has at most 16 certificates");
+    await removeAccount(store, "acme");
+    await removeAccount(store, "globex");
+    expect(await store.read.db.select().from(store.read.tables.facilitatorCertificates)).toEqual([]);
+  });
+
+  test("two that take one certificate for different accounts at once: one has it", async () => {
+    await addAccount(store, clock, account("acme", ALICE.cert));
+    await addAccount(store, clock, account("globex", BOB.cert));
+    const outcomes = await Promise.all(
+      ["acme", "globex"].map((name) => problem(addCertificate(store, clock, name, SERVER.cert))),
+    );
+    expect(outcomes.map((outcome) => outcome.replace(/:.*/, "")).sort()).toEqual(["conflict", "none"]);
+    for (const name of ["acme", "globex"]) await removeAccount(store, name);
   });
 
   test("an unknown name is not found", async () => {

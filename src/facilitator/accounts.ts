@@ -1,8 +1,8 @@
-// The accounts that may settle: a name, the fingerprint of a client certificate, and limits of its own. They are
+// The accounts that may settle: a name, the fingerprints of its client certificates, and limits of its own. They are
 // read from the database for every request, so that what another process changes there is in force at once.
-import { X509Certificate } from "node:crypto";
-import { and, asc, eq } from "drizzle-orm";
+import { and, asc, count, eq } from "drizzle-orm";
 import type { Tables } from "../../db/schema.ts";
+import { parseCertificates } from "../core/certificates.ts";
 import type { Clock } from "../core/clock.ts";
 import { Fault, invalidField } from "../core/fault.ts";
 import { NAME_CHARACTERS_MAX } from "../core/limits.ts";
@@ -14,7 +14,12 @@ export interface Account extends AccountLimits {
   readonly name: string;
 }
 
-export type AccountRow = Tables["facilitatorAccounts"]["$inferSelect"];
+type AccountRow = Tables["facilitatorAccounts"]["$inferSelect"];
+
+export interface ListedAccount extends AccountRow {
+  /** The oldest first. */
+  readonly fingerprints: readonly string[];
+}
 
 export interface NewAccount {
   readonly name: string;
@@ -25,9 +30,10 @@ export interface NewAccount {
   readonly dailyCeiling: string | null;
 }
 
-const CERTIFICATE = /-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----/;
 /** Everybody else would see the difference between two names that look the same nowhere. */
 const INVISIBLE = /[\p{Cf}\p{Zl}\p{Zp}]/u;
+/** More than any rotation needs, and few enough for a list. */
+const CERTIFICATES_MAX = 16;
 const UINT256_MAX = 2n ** 256n - 1n;
 /** Of the largest of 256 bits. */
 const DIGITS_MAX = 78;
@@ -38,10 +44,14 @@ const DIGITS_MAX = 78;
  * @throws Fault `invalid_request`
  */
 export function fingerprintOf(pem: string): string {
-  const found = CERTIFICATE.exec(pem);
-  if (found === null) throw invalidField("certificate", "must hold a certificate in PEM");
+  const first = firstCertificate(pem);
+  if (first === undefined) throw invalidField("certificate", "must hold a certificate in PEM");
+  return first.fingerprint256.replaceAll(":", "").toLowerCase();
+}
+
+function firstCertificate(pem: string) {
   try {
-    return new X509Certificate(found[0]).fingerprint256.replaceAll(":", "").toLowerCase();
+    return parseCertificates(pem)[0];
   } catch {
     // The parser's own words may show what it could not read.
     throw invalidField("certificate", "must hold a certificate in PEM that can be read");
@@ -64,12 +74,25 @@ function amount(field: string, given: string | null): string | null {
   return digits;
 }
 
-/** @throws Fault `invalid_request`; `conflict` when the name or the certificate is another account's */
-export async function addAccount(store: Store, clock: Clock, account: NewAccount): Promise<AccountRow> {
+/** Whoever changes an account holds its lock, so that no certificate is added to one that is being removed. */
+function lockAccount(tx: Tx, name: string): Promise<void> {
+  return tx.lock(`account:${name}`);
+}
+
+/**
+ * With its first certificate, whose fingerprint it gives.
+ *
+ * @throws Fault `invalid_request`; `conflict` when the name or the certificate is another account's
+ */
+export async function addAccount(
+  store: Store,
+  clock: Clock,
+  account: NewAccount,
+): Promise<{ readonly name: string; readonly fingerprint: string }> {
   const now = clock.now();
+  const fingerprint = fingerprintOf(account.certificate);
   const row: AccountRow = {
     name: accountName(account.name),
-    fingerprint: fingerprintOf(account.certificate),
     enabled: true,
     max_per_transaction: amount("max-per-transaction", account.maxPerTransaction),
     daily_ceiling: amount("daily-ceiling", account.dailyCeiling),
@@ -78,28 +101,118 @@ export async function addAccount(store: Store, clock: Clock, account: NewAccount
   };
   try {
     return await store.write(async (tx) => {
-      await refuseDouble(tx, row);
-      await tx.db.insert(tx.tables.facilitatorAccounts).values(row);
-      return row;
+      const { facilitatorAccounts: t } = tx.tables;
+      await lockAccount(tx, row.name);
+      if (await exists(tx, row.name)) {
+        throw new Fault("conflict", `an account has the name ${row.name} already`);
+      }
+      await tx.db.insert(t).values(row);
+      await insertCertificate(tx, row.name, fingerprint, now);
+      return { name: row.name, fingerprint };
     });
   } catch (error) {
-    // Only another process that adds at this very moment gets past the look before.
+    // Only another process that adds at this very moment gets past the looks before.
     if (error instanceof UniqueViolation) throw new Fault("conflict", "the account exists already");
     throw error;
   }
 }
 
-async function refuseDouble({ db, tables: { facilitatorAccounts: t } }: Tx, row: AccountRow): Promise<void> {
-  const [named] = await db.select({ name: t.name }).from(t).where(eq(t.name, row.name));
-  if (named !== undefined) throw new Fault("conflict", `an account has the name ${row.name} already`);
-  const [same] = await db.select({ name: t.name }).from(t).where(eq(t.fingerprint, row.fingerprint));
+/**
+ * One more certificate for the account, in force with the next request. Gives its fingerprint.
+ *
+ * @throws Fault `invalid_request`; `not_found`; `conflict` when it is an account's already, or one too many
+ */
+export async function addCertificate(
+  store: Store,
+  clock: Clock,
+  given: string,
+  certificate: string,
+): Promise<string> {
+  const name = given.trim();
+  const fingerprint = fingerprintOf(certificate);
+  try {
+    return await store.write(async (tx) => {
+      await lockAccount(tx, name);
+      if (!(await exists(tx, name))) throw noSuchAccount();
+      if ((await certificatesOf(tx, name)) >= CERTIFICATES_MAX) {
+        throw new Fault(
+          "conflict",
+          `an account has at most ${CERTIFICATES_MAX} certificates: remove one of ${name}`,
+        );
+      }
+      await insertCertificate(tx, name, fingerprint, clock.now());
+      return fingerprint;
+    });
+  } catch (error) {
+    if (error instanceof UniqueViolation) {
+      throw new Fault("conflict", "the certificate belongs to an account already");
+    }
+    throw error;
+  }
+}
+
+/**
+ * Takes a certificate from the account, in force with the next request on open connections too. The last one may go:
+ * a key that has leaked must not stay for want of a new one. Nobody settles for the account then.
+ *
+ * @returns its fingerprint, and how many the account has left
+ * @throws Fault `invalid_request`; `not_found` for the account; `conflict` when it has no such certificate
+ */
+export async function removeCertificate(
+  store: Store,
+  given: string,
+  certificate: string,
+): Promise<{ readonly fingerprint: string; readonly left: number }> {
+  const name = given.trim();
+  const fingerprint = fingerprintOf(certificate);
+  return store.write(async (tx) => {
+    const { facilitatorCertificates: t } = tx.tables;
+    await lockAccount(tx, name);
+    if (!(await exists(tx, name))) throw noSuchAccount();
+    const removed = await tx.db
+      .delete(t)
+      .where(and(eq(t.fingerprint, fingerprint), eq(t.account, name)))
+      .returning({ fingerprint: t.fingerprint });
+    if (removed.length === 0) {
+      throw new Fault("conflict", `the certificate is none of ${name}: its fingerprint is ${fingerprint}`);
+    }
+    return { fingerprint, left: await certificatesOf(tx, name) };
+  });
+}
+
+async function exists({ db, tables: { facilitatorAccounts: t } }: Tx, name: string): Promise<boolean> {
+  return (await db.select({ name: t.name }).from(t).where(eq(t.name, name))).length > 0;
+}
+
+async function certificatesOf({ db, tables: { facilitatorCertificates: t } }: Tx, name: string) {
+  const [row] = await db.select({ count: count() }).from(t).where(eq(t.account, name));
+  return row?.count ?? 0;
+}
+
+/** It belongs to one account at most, for it says which one a request is of. */
+async function insertCertificate(
+  { db, tables: { facilitatorCertificates: t } }: Tx,
+  account: string,
+  fingerprint: string,
+  now: number,
+): Promise<void> {
+  const [same] = await db.select({ account: t.account }).from(t).where(eq(t.fingerprint, fingerprint));
   if (same !== undefined)
-    throw new Fault("conflict", `the certificate belongs to the account ${same.name} already`);
+    throw new Fault("conflict", `the certificate belongs to the account ${same.account} already`);
+  await db.insert(t).values({ fingerprint, account, created_at: now });
 }
 
 /** By name. */
-export function listAccounts({ db, tables: { facilitatorAccounts: t } }: Reader): Promise<AccountRow[]> {
-  return db.select().from(t).orderBy(asc(t.name)).execute();
+export async function listAccounts({ db, tables }: Reader): Promise<ListedAccount[]> {
+  const { facilitatorAccounts: t, facilitatorCertificates: c } = tables;
+  const accounts = await db.select().from(t).orderBy(asc(t.name));
+  const certificates = await db.select().from(c).orderBy(asc(c.created_at), asc(c.fingerprint));
+  return accounts.map((account) => ({
+    ...account,
+    fingerprints: certificates
+      .filter((each) => each.account === account.name)
+      .map(({ fingerprint }) => fingerprint),
+  }));
 }
 
 /** In force with the next request. @throws Fault `not_found` */
@@ -114,22 +227,32 @@ export async function setEnabled(store: Store, clock: Clock, name: string, enabl
   if (changed.length === 0) throw noSuchAccount();
 }
 
-/** Its payments stay, and what of its ceiling is taken too, should the name come back. @throws Fault `not_found` */
-export async function removeAccount(store: Store, name: string): Promise<void> {
-  const removed = await store.write(({ db, tables: { facilitatorAccounts: t } }) =>
-    db.delete(t).where(eq(t.name, name.trim())).returning({ name: t.name }),
-  );
+/**
+ * With all its certificates. Its payments stay, and what of its limits is used too, should the name come back.
+ *
+ * @throws Fault `not_found`
+ */
+export async function removeAccount(store: Store, given: string): Promise<void> {
+  const name = given.trim();
+  const removed = await store.write(async (tx) => {
+    const { facilitatorAccounts: t, facilitatorCertificates: c } = tx.tables;
+    await lockAccount(tx, name);
+    await tx.db.delete(c).where(eq(c.account, name));
+    return tx.db.delete(t).where(eq(t.name, name)).returning({ name: t.name });
+  });
   if (removed.length === 0) throw noSuchAccount();
 }
 
 const noSuchAccount = () => new Fault("not_found", "no such account");
 
-const byFingerprint = prepared(({ db, tables: { facilitatorAccounts: t } }: Reader) =>
-  db
+const byFingerprint = prepared(({ db, tables }: Reader) => {
+  const { facilitatorAccounts: t, facilitatorCertificates: c } = tables;
+  return db
     .select({ name: t.name, max_per_transaction: t.max_per_transaction, daily_ceiling: t.daily_ceiling })
-    .from(t)
-    .where(and(eq(t.fingerprint, bind(t.fingerprint, "fingerprint")), eq(t.enabled, true))),
-);
+    .from(c)
+    .innerJoin(t, eq(t.name, c.account))
+    .where(and(eq(c.fingerprint, bind(c.fingerprint, "fingerprint")), eq(t.enabled, true)));
+});
 
 /** The account of a certificate; null when there is none that may settle. */
 export async function accountOf(reader: Reader, fingerprint: string): Promise<Account | null> {
@@ -140,4 +263,9 @@ export async function accountOf(reader: Reader, fingerprint: string): Promise<Ac
     maxPerTransaction: row.max_per_transaction === null ? null : BigInt(row.max_per_transaction),
     dailyCeiling: row.daily_ceiling === null ? null : BigInt(row.daily_ceiling),
   };
+}
+
+/** Gives the name of the account that a certificate is of, as long as it may settle. */
+export function ownerOf(reader: Reader): (fingerprint: string) => Promise<string | null> {
+  return async (fingerprint) => (await accountOf(reader, fingerprint))?.name ?? null;
 }

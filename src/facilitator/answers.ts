@@ -14,6 +14,12 @@ const ERROR_REASON = "payment could not be collected";
 const IN_FLIGHT_RETRY_SECONDS = 2;
 const UNREADY_RETRY_SECONDS = 5;
 
+/** For the log, and for the caller. */
+const PUT_OFF = {
+  held: ["the payer's balance is held by others of its payments", "other payments of this payer"],
+  "gas held": ["the account's gas of the day is held by others of its payments", "other payments"],
+} as const;
+
 /** `transaction` is "" on a failure only when this facilitator has none that may still land. */
 export type SettleResponse = { readonly network: string; readonly payer: Hex } & (
   | { readonly success: true; readonly transaction: Hex }
@@ -26,7 +32,10 @@ export type Refusal = { readonly failed: string } | { readonly overLimit: Guardr
 export interface Answers {
   /** @throws Fault `over_limit` for a guardrail */
   refuse(asked: Asked, refusal: Refusal): Promise<SettleResponse>;
+  /** Nothing is against the payment; it can't be settled now. */
   unready(asked: Asked, reason: string): Fault;
+  /** The payer's balance, or the account's gas, would do but for what is under way, which may end otherwise. */
+  putOff(asked: Asked, by: "held" | "gas held"): Fault;
   /**
    * What the record of the payment says.
    *
@@ -34,6 +43,13 @@ export interface Answers {
    * @throws Fault `unavailable` while that is so, and while there is no hash to give
    */
   fromRecord(asked: Asked, record: FacilitatorPayment, isAwaited: boolean): SettleResponse;
+  /**
+   * What whoever has the same authorization, but asks for something else with it or from another account, may know of
+   * the record: never a success, nor that it failed for as long as it may land or when it has landed.
+   *
+   * @throws Fault `unavailable` while there is no hash to give
+   */
+  onOtherTerms(asked: Asked, record: FacilitatorPayment): Promise<SettleResponse>;
 }
 
 export function createAnswers(log: Log, refusals: Refusals): Answers {
@@ -50,6 +66,14 @@ export function createAnswers(log: Log, refusals: Refusals): Answers {
       return unavailable();
     },
 
+    putOff({ named }, by) {
+      const [held, first] = PUT_OFF[by];
+      log.info("settlement put off", { ...named, reason: held });
+      return new Fault("unavailable", `${first} come first`, {
+        retryAfterSeconds: IN_FLIGHT_RETRY_SECONDS,
+      });
+    },
+
     fromRecord(asked, record, isAwaited) {
       const { status, transaction_hash: transaction, reason, foreign_transaction } = record;
       // What is only claimed has no hash to give, and "" would say that it can't land.
@@ -59,6 +83,13 @@ export function createAnswers(log: Log, refusals: Refusals): Answers {
       if (status === "failed" || transaction === null) return failure(asked, "");
       if (status === "sent") return failure(asked, transaction);
       return { success: true, transaction, network: NETWORK, payer: asked.key.payer };
+    },
+
+    async onOtherTerms(asked, { status, transaction_hash: transaction }) {
+      await refusals.note({ ...asked.named, reason: "claimed_on_other_terms" });
+      if (status === "failed") return failure(asked, "");
+      if (transaction === null) throw inFlight();
+      return failure(asked, transaction);
     },
   };
 }

@@ -44,12 +44,19 @@ export function asked(account: SettleAccount, request: SettleRequest, defaults: 
   };
 }
 
-/** @param now milliseconds */
+/** Between these it is now, in milliseconds. */
+export interface TimeSpan {
+  readonly earliest: number;
+  readonly latest: number;
+}
+
+/** Only what holds for all of the span is a problem: it ends the payment for good. */
 export function windowProblem(
   { payment }: { readonly payment: Pick<Payment, "authorization"> },
-  now: number,
+  { earliest, latest }: TimeSpan,
 ) {
-  return checkWindow(payment.authorization, Math.floor(now / 1000), SPARE_SECONDS);
+  const at = (now: number) => checkWindow(payment.authorization, Math.floor(now / 1000), SPARE_SECONDS);
+  return at(earliest) === at(latest) ? at(latest) : null;
 }
 
 /** One text for one set of requirements: the fields in one order, integers as decimals, hex in lower case. */

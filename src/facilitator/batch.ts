@@ -92,7 +92,7 @@ export function createBatchStore(store: Store, clock: Clock, log: Log): BatchSto
         const { key } = job.payment;
         const isMarked = job.again
           ? await markSentAgain(tx, key, clock.now())
-          : await markSent(tx, key, row.hash, clock.now());
+          : await markSent(tx, job.payment, row.hash, clock.now());
         if (!isMarked) throw new NotClaimed(key);
       }
     });

@@ -3,6 +3,7 @@
 import type { Log } from "../core/log.ts";
 import type { Hex } from "../x402/types.ts";
 import type { Chain } from "./chain.ts";
+import { isExpired } from "./judge.ts";
 import { isObsolete, newestOf, type Slot, type Slots } from "./slots.ts";
 
 /** Nodes keep few transactions of one sender out of order, so not many are under way at a time. */
@@ -39,22 +40,37 @@ export function createBroadcaster(options: BroadcasterOptions): Broadcaster {
 
   async function broadcastSlot(slot: Slot): Promise<void> {
     const row = newestOf(slot);
-    const reception = await chain.broadcast(row.raw, slot.broadcasts++ > 0);
+    // The first node may keep the one before, and others have forgotten it.
+    const everywhere = slot.broadcasts++ > 0 || row.replacement > 0;
+    const reception = await chain.broadcast(row.raw, everywhere);
     // It was replaced meanwhile, or is in a block: then the answer means nothing.
     if (newestOf(slot) !== row || slot.inclusion !== null) return;
     slot.broadcastAt = performance.now() + (reception === "accepted" ? againMs : RETRY_MS);
     if (reception === "accepted") return;
     log.debug("a transaction was not accepted", { transaction: row.hash, reception });
-    if (reception === "nonce used") onForeignNonce(slot.wallet);
-    const isNews = reception === "nonce used" || (reception === "underpriced" && !slot.underpriced);
-    if (reception === "underpriced") slot.underpriced = true;
-    if (isNews) onDoubt();
+    if (reception === "underpriced") await broadcastOver(slot);
+    if (reception !== "nonce used") return;
+    onForeignNonce(slot.wallet);
+    onDoubt();
+  }
+
+  /**
+   * No node takes the one that does nothing, so some keep a transfer that they may have told nobody of. When its time
+   * is over in the newest block it can only revert, which frees the nonce as well, if for a little more gas.
+   */
+  async function broadcastOver({ transactions, payment }: Slot): Promise<void> {
+    const last = transactions.findLast(({ payer }) => payer !== null);
+    if (last === undefined || last === transactions.at(-1) || payment === null) return;
+    if (payment.status === "sent" || !isExpired(payment, await chain.newest(Number.POSITIVE_INFINITY)))
+      return;
+    await chain.broadcast(last.raw, true);
   }
 
   function due(wallet: Hex, now: number): Slot[] {
     const slotsDue = slots
       .waiting(wallet)
-      .filter((slot) => slot.broadcastAt <= now && !underWay.has(slot) && !isObsolete(slot));
+      .filter((slot) => slot.broadcastAt <= now && slots.isInReach(slot))
+      .filter((slot) => !underWay.has(slot) && !isObsolete(slot));
     const again = new Set(slotsDue.filter(({ broadcasts }) => broadcasts > 0).slice(0, AGAIN_MAX));
     return slotsDue.filter((slot) => slot.broadcasts === 0 || again.has(slot));
   }

@@ -1,5 +1,5 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { createWalletClient, http } from "viem";
+import { createWalletClient, type Hex, http } from "viem";
 import { base } from "viem/chains";
 import { startChain, type TestChain } from "../../test/support/chain.ts";
 import { newPayer } from "../../test/support/payments.ts";
@@ -9,10 +9,12 @@ import { silentLog } from "../core/log.ts";
 import { createChain } from "./chain.ts";
 import { transferData } from "./token.ts";
 
+/** It has nothing, which a simulation does not mind. */
+const WALLET = newPayer().address;
 let anvil: TestChain;
 const connect = (...urls: string[]) => createChain({ urls, outbound, log: silentLog, timeoutMs: 2000 });
 const simulate = ({ authorization, signature }: Awaited<ReturnType<typeof newPayment>>) =>
-  connect(anvil.url).simulate(authorization, signature);
+  connect(anvil.url).simulate(authorization, signature, WALLET);
 
 beforeAll(async () => {
   anvil = await startChain();
@@ -102,10 +104,12 @@ describe("a node that lies behind where the payer has no money yet", () => {
     const [both, alone] = [connect(relay.url, anvil.url), connect(relay.url)];
     for (const chain of [both, alone]) await chain.newest();
     relay.behind(3);
-    expect((await both.simulate(authorization, signature)).ok).toBe(true);
-    await expect(alone.simulate(authorization, signature)).rejects.toMatchObject({ kind: "unavailable" });
+    expect((await both.simulate(authorization, signature, WALLET)).ok).toBe(true);
+    await expect(alone.simulate(authorization, signature, WALLET)).rejects.toMatchObject({
+      kind: "unavailable",
+    });
     await anvil.mine(3);
-    expect((await alone.simulate(authorization, signature)).ok).toBe(true);
+    expect((await alone.simulate(authorization, signature, WALLET)).ok).toBe(true);
     await relay.stop();
   });
 });
@@ -183,4 +187,42 @@ test("a receipt of another transaction is no receipt", async () => {
   });
   await expect(chain.receipt(hash)).rejects.toMatchObject({ kind: "unavailable" });
   await relay.stop();
+});
+
+describe("what a payer has", () => {
+  test("is that of the newest block, told with its height", async () => {
+    const chain = connect(anvil.url);
+    const { address } = newPayer();
+    const payer: Hex = `0x${address.slice(2).toLowerCase()}`;
+    await anvil.fundUsdc(address, 5n);
+    await anvil.fundUsdc(address, 2n);
+    expect(await chain.balanceOf(payer)).toMatchObject({ amount: 7n, block: await anvil.blockNumber() });
+    expect(await chain.balanceOf(`0x${"12".repeat(20)}`)).toMatchObject({ amount: 0n });
+  });
+
+  test("is that of the block before, from a node that does not know the newest one yet", async () => {
+    const relay = await startRpcRelay(anvil.url);
+    const { address } = newPayer();
+    const payer: Hex = `0x${address.slice(2).toLowerCase()}`;
+    await anvil.fundUsdc(address, 5n);
+    await anvil.fundUsdc(address, 2n);
+    const block = (await anvil.blockNumber()) - 1;
+    relay.on("eth_call", { kind: "error", code: -32_000, message: "header not found" }, 1);
+    expect(await connect(relay.url).balanceOf(payer)).toMatchObject({ amount: 5n, block });
+    relay.on("eth_call", { kind: "error", code: -32_000, message: "header not found" });
+    await expect(connect(relay.url).balanceOf(payer)).rejects.toMatchObject({ kind: "unavailable" });
+    await relay.stop();
+  });
+});
+
+test("a contract wallet says which signatures it takes; one without code takes none", async () => {
+  const chain = connect(anvil.url);
+  const owner = newPayer();
+  const from = await anvil.contractWallet(owner.address);
+  const own = await newPayment(anvil, { payer: owner, from });
+  const strangers = await newPayment(anvil, { payer: newPayer(), from });
+  const plain = await newPayment(anvil);
+  const asked = [own, { ...own, signature: `${own.signature}00aa` as const }, strangers, plain];
+  const answers = asked.map((each) => chain.isSignedByContract(each.authorization, each.signature));
+  expect(await Promise.all(answers)).toEqual([true, true, false, false]);
 });

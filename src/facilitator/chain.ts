@@ -5,13 +5,14 @@ import type { Log } from "../core/log.ts";
 import type { Outbound } from "../edge/outbound.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
 import { Behind, type Question } from "./endpoint.ts";
+import { type Fees, quoteFees, USUAL_TIP } from "./fees.ts";
+import type { Balance } from "./held.ts";
 import { RpcError } from "./json-rpc.ts";
+import { createSighting, type Sighting } from "./newest.ts";
 import { createRpc, type Rpc } from "./rpc.ts";
 import * as token from "./token.ts";
 import * as wire from "./wire.ts";
 
-/** More than any transfer costs; what a contract wallet's signature check may burn is bounded by it. */
-const GAS_MAX = 500_000n;
 /** A payee may have spent all it has since the estimate: 17,100 gas more. */
 const GAS_RESERVE = 20_000n;
 /** Blocks of one eth_getLogs question, first as most nodes take it and then as the strictest do. */
@@ -19,14 +20,14 @@ const LOG_BLOCKS_MAX = 1000;
 const LOG_BLOCKS_FEW = 10;
 /** Of one search. */
 const LOG_QUESTIONS_MAX = 10;
-/** When all endpoints say for this long that the chain is shorter than it was, they are right. */
-const BEHIND_MS_MAX = 30_000;
 /** A window that is open by our clock opens on chain at most a block later: the token wants time past its beginning. */
 const EARLY_LOOKS = 4;
 const EARLY_PAUSE_MS = 700;
+/** Twice the base fee of such a block is still enough. */
+const BASE_FEE_FRESH_MS = 10_000;
+/** Wei per gas: whether a price is too high is judged where it is paid. */
+const ANY_PRICE = 2n ** 64n;
 const TIP_FRESH_MS = 5000;
-/** Base's usual tip, in wei per gas, for nodes that suggest none. */
-const TIP_DEFAULT = 1_000_000n;
 
 export type Simulation =
   | { readonly ok: true; readonly gas: bigint }
@@ -49,23 +50,37 @@ export interface Chain {
   /** @throws StartupProblem when an endpoint is of another chain */
   check(): Promise<void>;
   /**
-   * Whether the transfer would go through in the next block; waits a moment for a window that is just opening.
+   * Whether the transfer would go through in the next block, sent from that wallet and for a price: a payer's code may
+   * see both, and that a simulation has neither. Waits a moment for a window that is just opening.
    *
    * @throws Fault `unavailable`, as everything here does
    */
-  simulate(authorization: Authorization, signature: Hex): Promise<Simulation>;
+  simulate(authorization: Authorization, signature: Hex, from: Hex): Promise<Simulation>;
   /** The newest block, never one before what was seen; it may be as old as `ageMs`. */
   newest(ageMs?: number): Promise<wire.Block>;
+  /** The same block, with when it was seen first. */
+  sighting(ageMs: number): Promise<Sighting>;
+  /** The time that the next block would have, in unix seconds; null when no node tells. */
+  nextTimestamp(): Promise<number | null>;
   /** The hash of the block at this height; null when the node has none there. */
   blockHash(number: number): Promise<Hex | null>;
   /** What nodes suggest as maxPriorityFeePerGas. */
   tip(): Promise<bigint>;
   balance(address: Hex): Promise<bigint>;
+  /** What the payer has of the token at the end of the newest block. */
+  balanceOf(payer: Hex): Promise<Balance>;
+  /** Whether the address has code at the end of this block. What no node tells counts as code. */
+  hasCode(address: Hex, at: Pick<wire.Block, "number" | "hash">): Promise<boolean>;
+  /** Whether the payer is a contract wallet that takes this for its signature. */
+  isSignedByContract(authorization: Authorization, signature: Hex): Promise<boolean>;
   /** Transactions that the address has in the chain up to this block, or with those that wait in the pool. */
   transactionCount(address: Hex, at: wire.Block | "pending"): Promise<number>;
   receipt(hash: Hex): Promise<wire.Receipt | null>;
   /** Whether the authorization had been used or cancelled by the end of this block. */
-  isUsed(authorization: Authorization, at: wire.Block): Promise<boolean>;
+  isUsed(
+    authorization: Pick<Authorization, "from" | "nonce">,
+    at: Pick<wire.Block, "number" | "hash">,
+  ): Promise<boolean>;
   /** The transaction that used or cancelled the authorization, if it is found in these blocks. */
   findUse(authorization: Authorization, fromBlock: number, toBlock: number): Promise<Use | null>;
   /** @param everywhere to all endpoints, and not only to the first that takes it */
@@ -81,27 +96,55 @@ export interface ChainOptions {
   readonly timeoutMs?: number;
 }
 
+interface Transfer {
+  readonly authorization: Authorization;
+  readonly signature: Hex;
+  readonly from: Hex;
+  readonly maxFeePerGas?: Hex;
+  readonly maxPriorityFeePerGas?: Hex;
+}
+
 export function createChain(options: ChainOptions): Chain {
   const rpc = createRpc(options);
-  const newest = createNewest(rpc);
-  let knownTip = { value: TIP_DEFAULT, at: Number.NEGATIVE_INFINITY };
+  const sighting = createSighting(rpc);
+  const newest = async (ageMs?: number) => (await sighting(ageMs)).block;
+  let knownTip = { value: USUAL_TIP, at: Number.NEGATIVE_INFINITY };
 
   function ask<T>(method: string, params: readonly unknown[], read: (result: unknown) => T): Promise<T> {
     return rpc.ask({ method, params, read });
   }
 
-  async function estimate(authorization: Authorization, signature: Hex, at: string): Promise<Simulation> {
-    const call = {
-      to: token.TOKEN_ADDRESS,
-      data: token.transferData(authorization, signature),
-      gas: hex(GAS_MAX),
-    };
-    const question = { method: "eth_estimateGas", params: [call, at], read: wire.quantity };
+  async function tip(): Promise<bigint> {
+    if (performance.now() - knownTip.at < TIP_FRESH_MS) return knownTip.value;
+    const value = await ask("eth_maxPriorityFeePerGas", [], wire.quantity).catch(() => knownTip.value);
+    knownTip = { value, at: performance.now() };
+    return value;
+  }
+
+  async function estimate(transfer: Transfer, at: string): Promise<Simulation> {
+    const [{ baseFee }, suggested] = await Promise.all([newest(BASE_FEE_FRESH_MS), tip()]);
+    const fees = quoteFees(baseFee, suggested, ANY_PRICE);
+    const priced = fees === null ? null : await estimateGas({ ...transfer, ...pricedBy(fees) }, at);
+    // What a wallet that is nearly empty can't pay for is still to be judged.
+    const found = priced ?? (await estimateGas(transfer, at));
+    if (found === null) throw new Fault("unavailable", "no node simulates");
+    return found;
+  }
+
+  /** Null when nodes can't say it for that price or that wallet, or say what can't be. */
+  async function estimateGas(transfer: Transfer, at: string): Promise<Simulation | null> {
+    const { authorization, signature, ...rest } = transfer;
+    const data = token.transferData(authorization, signature);
+    const call = { to: token.TOKEN_ADDRESS, data, gas: hex(token.GAS_MAX), ...rest };
+    const isAnswer = (error: RpcError) => token.isAboutPrice(error, token.GAS_MAX) || token.isRefusal(error);
     try {
-      const gas = await rpc.ask({ ...question, isAnswer: token.isRefusal });
+      const question = { method: "eth_estimateGas", params: [call, at], read: transferGas, isAnswer };
+      const gas = await rpc.ask(question);
       return { ok: true, gas: (gas * 6n) / 5n + GAS_RESERVE };
     } catch (error) {
+      if (error instanceof Behind) return null;
       if (!(error instanceof RpcError)) throw error;
+      if (token.isAboutPrice(error, token.GAS_MAX)) return null;
       return { ok: false, reason: token.refusalReason(error) };
     }
   }
@@ -109,28 +152,32 @@ export function createChain(options: ChainOptions): Chain {
   return {
     check: rpc.check,
     newest,
-    async simulate(authorization, signature) {
-      let simulation = await estimate(authorization, signature, "latest");
+    sighting,
+    async simulate(authorization, signature, from) {
+      const transaction = { authorization, signature, from };
+      let simulation = await estimate(transaction, "latest");
       // The next block decides, and its time is later. Asking for it always would make nodes build it each time.
       for (let looks = 0; looks < EARLY_LOOKS && isEarly(simulation); looks++) {
         if (looks > 0) await Bun.sleep(EARLY_PAUSE_MS);
-        simulation = await estimate(authorization, signature, "pending");
+        simulation = await estimate(transaction, "pending");
       }
       if (simulation.ok || isEarly(simulation)) return simulation;
       // A node that lies behind may not know of the money yet. So it has to say so of the newest block that is known.
-      return estimate(authorization, signature, hex((await newest()).number));
+      return estimate(transaction, hex((await newest()).number));
     },
     async blockHash(number) {
       const block = await ask("eth_getBlockByNumber", [hex(number), false], wire.block);
       return block?.hash ?? null;
     },
-    async tip() {
-      if (performance.now() - knownTip.at < TIP_FRESH_MS) return knownTip.value;
-      const value = await ask("eth_maxPriorityFeePerGas", [], wire.quantity).catch(() => knownTip.value);
-      knownTip = { value, at: performance.now() };
-      return value;
-    },
+    nextTimestamp: () => ask("eth_getBlockByNumber", ["pending", false], wire.timestamp).catch(() => null),
+    tip,
     balance: (address) => ask("eth_getBalance", [address, "latest"], wire.quantity),
+    balanceOf: async (payer) => balanceAt(rpc, payer, await newest()),
+    async hasCode(address, at) {
+      const question = { method: "eth_getCode", params: [address], at, read: wire.data };
+      return (await rpc.ask(question).catch(() => null)) !== "0x";
+    },
+    isSignedByContract: (authorization, signature) => isSignedByContract(rpc, authorization, signature),
     transactionCount: (address, at) => {
       const method = "eth_getTransactionCount";
       if (at === "pending") return ask(method, [address, at], wire.count);
@@ -153,8 +200,52 @@ export function createChain(options: ChainOptions): Chain {
   };
 }
 
+/** What no transfer can cost is no answer: another node is asked, for this one may be right about all else. */
+function transferGas(result: unknown): bigint {
+  const gas = wire.quantity(result);
+  if (gas < token.GAS_MIN || gas > token.GAS_MAX) throw new Behind("no gas of a transfer");
+  return gas;
+}
+
 function isEarly(simulation: Simulation): boolean {
   return !simulation.ok && token.isNotYetValid(simulation.reason);
+}
+
+/** As the transaction will be, so that nobody can tell the simulation by its price. */
+function pricedBy({ maxFee, maxPriorityFee }: Fees) {
+  return { maxFeePerGas: hex(maxFee), maxPriorityFeePerGas: hex(maxPriorityFee) };
+}
+
+async function isSignedByContract(rpc: Rpc, authorization: Authorization, signature: Hex): Promise<boolean> {
+  const data = token.signatureData(authorization, signature);
+  const call = { to: authorization.from, data, gas: hex(token.GAS_MAX) };
+  const question = { method: "eth_call", params: [call, "latest"], read: wire.data };
+  try {
+    return token.saysValid(await rpc.ask({ ...question, isAnswer: token.isRefusal }));
+  } catch (error) {
+    if (error instanceof RpcError) return false;
+    throw error;
+  }
+}
+
+/** Of a block that is known, for what was paid since is counted apart. */
+async function balanceAt(
+  rpc: Rpc,
+  payer: Hex,
+  { number, hash, parentHash }: Pick<wire.Block, "number" | "hash" | "parentHash">,
+): Promise<Balance> {
+  const call = { to: token.TOKEN_ADDRESS, data: token.balanceData(payer) };
+  const question = { method: "eth_call", params: [call], read: wire.word };
+  try {
+    return { amount: await rpc.ask({ ...question, at: { number, hash } }), block: number, hash };
+  } catch {
+    // Nodes behind one URL may lie a block apart.
+    const before = { number: number - 1, hash: parentHash };
+    const amount = await rpc.ask({ ...question, at: before }).catch((cause) => {
+      throw cause instanceof Behind ? new Fault("unavailable", "nodes are behind", { cause }) : cause;
+    });
+    return { amount, block: before.number, hash: before.hash };
+  }
 }
 
 /** The newest blocks first, which is where it is. */
@@ -164,7 +255,8 @@ async function findUse(
   fromBlock: number,
   toBlock: number,
 ): Promise<Use | null> {
-  const first = Math.max(fromBlock, 0);
+  // A beginning that is yet to come was a node's error: then it is looked for as far back as one question goes.
+  const first = Math.max(fromBlock > toBlock ? toBlock - LOG_BLOCKS_MAX : fromBlock, 0);
   try {
     return await searchUse(rpc, authorization, { first, last: toBlock, step: LOG_BLOCKS_MAX });
   } catch {
@@ -225,43 +317,4 @@ function receptionOf(message: string): Reception | null {
     return "nonce used";
   }
   return null;
-}
-
-/** The newest block of all answers so far. Those who ask at the same time share one question. */
-function createNewest(rpc: Rpc): (ageMs?: number) => Promise<wire.Block> {
-  let seen: wire.Block | null = null;
-  let seenAt = Number.NEGATIVE_INFINITY;
-  /** When the chain was last as long as we know it to be. */
-  let confirmedAt = Number.NEGATIVE_INFINITY;
-  let asking: Promise<wire.Block> | null = null;
-
-  async function question(): Promise<wire.Block> {
-    const isTrusted = performance.now() - confirmedAt < BEHIND_MS_MAX;
-    try {
-      const block = await rpc.ask({
-        method: "eth_getBlockByNumber",
-        params: ["latest", false],
-        read: (result) => {
-          const newest = wire.block(result);
-          if (newest === null) throw new TypeError("no newest block");
-          if (seen !== null && newest.number < seen.number && isTrusted) throw new Behind("an older block");
-          return newest;
-        },
-      });
-      seen = block;
-      confirmedAt = performance.now();
-    } catch (error) {
-      if (!(error instanceof Behind) || seen === null) throw error;
-    }
-    seenAt = performance.now();
-    return seen;
-  }
-
-  return async (ageMs = 0) => {
-    if (seen !== null && performance.now() - seenAt < ageMs) return seen;
-    asking ??= question().finally(() => {
-      asking = null;
-    });
-    return asking;
-  };
 }

@@ -4,7 +4,7 @@ import { places } from "../../test/support/stores.ts";
 import { silentLog } from "../core/log.ts";
 import type { Hex } from "../x402/types.ts";
 import { cleanUpFacilitator } from "./cleanup.ts";
-import { utcDay } from "./payments.ts";
+import { utcDay } from "./days.ts";
 import { createRefusals } from "./refusals.ts";
 
 const DAY_MS = 86_400_000;
@@ -30,6 +30,7 @@ describe.each(["sqlite", "postgres"] as const)("%s", (dialect) => {
       account: `account ${n}`,
       day: utcDay(time),
       reserved: "1",
+      gas_burned: "0",
     }));
     await store.write(async ({ db }) => {
       await db.insert(facilitatorRefusals).values(refusals);

@@ -1,6 +1,7 @@
 // HTTP/1.1 on the connections of the mutual-TLS port: one request after another on each, and every part of one
 // within a time limit, since Bun's node:http enforces none on a connection that is handed to it (measured). Bodies
 // are read before they are judged, up to a bound; answers are small.
+import type { X509Certificate } from "node:crypto";
 import { createServer, type IncomingMessage, type ServerResponse } from "node:http";
 import type { TLSSocket } from "node:tls";
 import type { Clock } from "../core/clock.ts";
@@ -11,6 +12,7 @@ import { MALFORMED_HTTP } from "../edge/http.ts";
 export interface Peer {
   /** SHA-256 of the certificate, lower-case hex. */
   readonly fingerprint: string;
+  readonly certificate: X509Certificate;
   /** Milliseconds since the epoch. */
   readonly expiresAt: number;
 }
@@ -43,6 +45,8 @@ export interface HttpConnections {
   sweep(): void;
   /** Closes what is idle; the answer of the edge closes the others. */
   closeIdle(): void;
+  /** Closes the connections of all others: at once, or with the answer that they are at work on. */
+  keep(isTrusted: (peer: Peer) => boolean): void;
 }
 
 /** Requests that may wait on one connection behind the one that is being answered. */
@@ -63,6 +67,8 @@ interface Connection {
   open: number;
   /** Settles when they all are. */
   last: Promise<void>;
+  /** No further request is answered. */
+  isLeaving: boolean;
 }
 
 export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: HttpOptions): HttpConnections {
@@ -110,6 +116,10 @@ export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: H
 
   async function exchange(connection: Connection, incoming: IncomingMessage, outgoing: ServerResponse) {
     const { socket, peer } = connection;
+    if (connection.isLeaving) {
+      socket.destroy();
+      return;
+    }
     enter(connection, "body", limits.bodyMs);
     const body = await readBody(incoming, bodyBytesMax);
     if (body === null || socket.destroyed) return;
@@ -123,21 +133,12 @@ export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: H
     const bytes = await response.bytes();
     if (socket.destroyed) return;
     enter(connection, "flush", limits.flushMs);
-    await send(outgoing, response, bytes, incoming.complete);
+    await send(outgoing, response, bytes, incoming.complete && !connection.isLeaving);
   }
 
   return {
     take(socket, peer, closed) {
-      const connection: Connection = {
-        socket,
-        peer,
-        phase: "idle",
-        deadline: performance.now() + limits.idleMs,
-        bytesSeen: socket.bytesRead,
-        open: 0,
-        last: Promise.resolve(),
-      };
-      connections.set(socket, connection);
+      connections.set(socket, newConnection(socket, peer, limits));
       socket.on("close", () => {
         connections.delete(socket);
         closed();
@@ -156,7 +157,28 @@ export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: H
     closeIdle() {
       for (const { open, socket } of connections.values()) if (open === 0) socket.destroy();
     },
+    keep(isTrusted) {
+      for (const each of connections.values()) if (!isTrusted(each.peer)) leave(each);
+    },
   };
+}
+
+function newConnection(socket: TLSSocket, peer: Peer, { idleMs }: ConnectionLimits): Connection {
+  return {
+    socket,
+    peer,
+    phase: "idle",
+    deadline: performance.now() + idleMs,
+    bytesSeen: socket.bytesRead,
+    open: 0,
+    last: Promise.resolve(),
+    isLeaving: false,
+  };
+}
+
+function leave(connection: Connection): void {
+  connection.isLeaving = true;
+  if (connection.open === 0) connection.socket.destroy();
 }
 
 /** Null when it broke off. */
@@ -199,7 +221,7 @@ function send(
   outgoing: ServerResponse,
   response: Response,
   bytes: Uint8Array,
-  requestIsComplete: boolean,
+  staysOpen: boolean,
 ): Promise<void> {
   const { promise, resolve } = Promise.withResolvers<void>();
   outgoing.on("finish", resolve);
@@ -207,7 +229,7 @@ function send(
   outgoing.statusCode = response.status;
   for (const [name, value] of response.headers) outgoing.setHeader(name, value);
   outgoing.setHeader("content-length", bytes.length);
-  if (!requestIsComplete) outgoing.setHeader("connection", "close");
+  if (!staysOpen) outgoing.setHeader("connection", "close");
   outgoing.end(bytes);
   return promise;
 }

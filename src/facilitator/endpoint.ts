@@ -13,7 +13,7 @@ const QUESTIONS_PARALLEL = 32;
 const COOL_DOWN_MS = 1000;
 const COOL_DOWN_MS_MAX = 30_000;
 
-/** The endpoint knows less of the chain than we do already: another one is asked, and it stays in use. */
+/** The endpoint says of the chain what we know better: another one is asked, and it stays in use. */
 export class Behind extends Error {
   override readonly name = "Behind";
 }

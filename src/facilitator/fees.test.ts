@@ -1,6 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { gweiToWei, quoteFees, raiseFees } from "./fees.ts";
+import { freeingFees, gweiToWei, quoteFees, raiseFees } from "./fees.ts";
 
 const wei = fc.bigInt({ min: 0n, max: 10n ** 12n });
 
@@ -23,9 +23,57 @@ describe("the fees of a new transaction", () => {
   });
 });
 
-describe("the fees of a replacement", () => {
-  const before = fc.tuple(wei, wei).map(([a, b]) => ({ maxFee: a + b, maxPriorityFee: b }));
+const before = fc.tuple(wei, wei).map(([a, b]) => ({ maxFee: a + b, maxPriorityFee: b }));
+const CENTIGWEI = 10_000_000n;
 
+describe("what a node suggests as a tip", () => {
+  test("costs at most the base fee, or a hundredth of a gwei", () => {
+    fc.assert(
+      fc.property(wei, wei, wei, (baseFee, tip, cap) => {
+        const paid = quoteFees(baseFee, tip, cap)?.maxPriorityFee ?? 0n;
+        expect(paid).toBeLessThanOrEqual(tip);
+        expect(paid <= baseFee || paid <= CENTIGWEI).toBe(true);
+      }),
+    );
+    const low = 5_000_000n;
+    expect(quoteFees(low, 1_000_000n, 5n * 10n ** 9n)?.maxPriorityFee).toBe(1_000_000n);
+    expect(quoteFees(low, 5n * 10n ** 9n, 5n * 10n ** 9n)?.maxPriorityFee).toBe(CENTIGWEI);
+  });
+
+  test("takes a replacement no further than that, but for the step that nodes ask for", () => {
+    fc.assert(
+      fc.property(before, wei, wei, wei, (old, baseFee, tip, cap) => {
+        const paid = raiseFees(old, baseFee, tip, cap)?.maxPriorityFee ?? 0n;
+        const step = old.maxPriorityFee + old.maxPriorityFee / 8n + 1n;
+        return paid <= step || paid <= baseFee || paid <= CENTIGWEI;
+      }),
+    );
+  });
+});
+
+describe("the fees of one that does nothing instead", () => {
+  test("are there always, within the cap, and those of a replacement wherever these are possible", () => {
+    fc.assert(
+      fc.property(before, wei, wei, wei, (old, baseFee, tip, cap) => {
+        const fees = freeingFees(old, baseFee, tip, cap);
+        expect(fees.maxFee).toBeLessThanOrEqual(cap);
+        expect(fees.maxPriorityFee).toBeLessThanOrEqual(fees.maxFee);
+        const raised = raiseFees(old, baseFee, tip, cap);
+        if (raised !== null) expect(fees).toEqual(raised);
+      }),
+    );
+  });
+
+  test("are raised while the base fee is over the cap too, and the cap itself where there is no room", () => {
+    expect(freeingFees({ maxFee: 80n, maxPriorityFee: 1n }, 500n, 1n, 100n).maxFee).toBe(100n);
+    expect(freeingFees({ maxFee: 100n, maxPriorityFee: 7n }, 500n, 1n, 100n)).toEqual({
+      maxFee: 100n,
+      maxPriorityFee: 7n,
+    });
+  });
+});
+
+describe("the fees of a replacement", () => {
   test("are at least an eighth higher in both, within the cap, and suffice for the base fee", () => {
     fc.assert(
       fc.property(before, wei, wei, wei, (old, baseFee, tip, cap) => {

@@ -11,6 +11,13 @@ const BASE_FEE_FACTOR = 2n;
 /** Nodes take a replacement from 10 % more on in both fields; an eighth is on the safe side of their rounding. */
 const RAISE_DIVISOR = 8n;
 const WEI_PER_GWEI = 1_000_000_000;
+/** 0.001 gwei, Base's usual tip: for nodes that suggest none, and the least of a replacement. */
+export const USUAL_TIP = 1_000_000n;
+/**
+ * 0.01 gwei, ten times the usual tip: what a node's suggestion may cost while the base fee is not higher than that. A
+ * settlement of 100,000 gas pays 0.000001 ETH for it; up to a cap of 5 gwei it would be five hundred times as much.
+ */
+const SUGGESTED_TIP_MAX = 10_000_000n;
 
 function least(a: bigint, b: bigint): bigint {
   return a < b ? a : b;
@@ -25,11 +32,20 @@ export function gweiToWei(gwei: number): bigint {
   return BigInt(Math.round(gwei * WEI_PER_GWEI));
 }
 
+/**
+ * What a node suggests is a first offer: at most the base fee, or ten times the usual tip where that is more. Who has
+ * to pay more than that for a place gets there by replacements, step by step.
+ */
+function sensible(tip: bigint, baseFee: bigint): bigint {
+  return least(tip, most(baseFee, SUGGESTED_TIP_MAX));
+}
+
 /** The fees of a new transaction; null while the base fee is over the cap: no block would take it. */
 export function quoteFees(baseFee: bigint, tip: bigint, cap: bigint): Fees | null {
   if (baseFee > cap) return null;
-  const maxFee = least(BASE_FEE_FACTOR * baseFee + tip, cap);
-  return { maxFee, maxPriorityFee: least(tip, maxFee) };
+  const offer = sensible(tip, baseFee);
+  const maxFee = least(BASE_FEE_FACTOR * baseFee + offer, cap);
+  return { maxFee, maxPriorityFee: least(offer, maxFee) };
 }
 
 /** The least that nodes take instead of `amount`. */
@@ -45,9 +61,20 @@ export function raiseFees(before: Fees, baseFee: bigint, tip: bigint, cap: bigin
   if (baseFee > cap) return null;
   const maxFeeLeast = raised(before.maxFee);
   const maxPriorityFeeLeast = raised(before.maxPriorityFee);
-  const maxPriorityFee = most(maxPriorityFeeLeast, least(tip, cap));
+  const maxPriorityFee = most(maxPriorityFeeLeast, most(sensible(tip, baseFee), USUAL_TIP));
   const wanted = most(maxFeeLeast, BASE_FEE_FACTOR * baseFee + maxPriorityFee);
   const maxFee = least(wanted, cap);
   if (maxFee < maxFeeLeast || maxFee < maxPriorityFeeLeast) return null;
   return { maxFee, maxPriorityFee: least(maxPriorityFee, maxFee) };
+}
+
+/**
+ * The fees of a transaction that does nothing, instead of one that must not land any more: there are always some. Where
+ * the cap leaves no room, it is the cap itself: nodes that lack the one before take it, and a base fee over the cap
+ * comes down again.
+ */
+export function freeingFees(before: Fees, baseFee: bigint, tip: bigint, cap: bigint): Fees {
+  const base = least(baseFee, cap);
+  const offer = most(before.maxPriorityFee, sensible(tip, base));
+  return raiseFees(before, base, tip, cap) ?? { maxFee: cap, maxPriorityFee: least(offer, cap) };
 }

@@ -1,7 +1,9 @@
 // The limits of an account: which kind of payment it may settle, how much in one transaction, and how much in one
-// UTC day. Pure; amounts are smallest units of the token, and what equals a limit is allowed.
+// UTC day; and how much gas it may have burned on one. Pure; amounts are smallest units of the token, gas is in wei,
+// and what equals a limit is allowed.
 import { NETWORK, TOKEN } from "../x402/kind.ts";
 import type { Payment, Requirements } from "../x402/types.ts";
+import type { Used } from "./days.ts";
 
 const TOKEN_LOWER = TOKEN.toLowerCase();
 
@@ -14,14 +16,21 @@ export interface AccountLimits {
 export interface Limits {
   readonly maxPerTransaction: bigint;
   readonly dailyCeiling: bigint;
+  /** Of reverted transactions; 0 for no bound. */
+  readonly dailyGasWei: bigint;
 }
 
-export type GuardrailProblem = "kind_not_allowed" | "over_max_per_transaction" | "over_daily_ceiling";
+export type GuardrailProblem =
+  | "kind_not_allowed"
+  | "over_max_per_transaction"
+  | "over_daily_ceiling"
+  | "over_daily_gas";
 
 export function limitsOf(account: AccountLimits, defaults: Limits): Limits {
   return {
     maxPerTransaction: account.maxPerTransaction ?? defaults.maxPerTransaction,
     dailyCeiling: account.dailyCeiling ?? defaults.dailyCeiling,
+    dailyGasWei: defaults.dailyGasWei,
   };
 }
 
@@ -35,14 +44,31 @@ export function exceedsCeiling(reserved: bigint, value: bigint, dailyCeiling: bi
   return reserved + value > dailyCeiling;
 }
 
-/** The first limit that the payment breaks, when `reserved` of the account's ceiling is taken. */
+/** One that has not reached its bound may go past it by the last of its transactions. */
+export function exceedsGas(burned: bigint, dailyGasWei: bigint): boolean {
+  return dailyGasWei > 0n && burned > dailyGasWei;
+}
+
+/**
+ * Whether `more` beside what has burned and what is `reserved` for others under way is more than the bound allows. One
+ * alone is let through: the bound may be less than what one may cost when gas is dear.
+ */
+export function exceedsGasAtOnce(
+  { burned, reserved, more }: { readonly burned: bigint; readonly reserved: bigint; readonly more: bigint },
+  dailyGasWei: bigint,
+): boolean {
+  return dailyGasWei > 0n && more > 0n && reserved > 0n && burned + reserved + more > dailyGasWei;
+}
+
+/** The first limit that the payment breaks, when so much of the account's day is used. */
 export function checkGuardrails(
   payment: Payment,
   requirements: Requirements,
-  { reserved, limits }: { readonly reserved: bigint; readonly limits: Limits },
+  { used, limits }: { readonly used: Used; readonly limits: Limits },
 ): GuardrailProblem | null {
   const { value } = payment.authorization;
   if (!isAllowedKind(payment, requirements)) return "kind_not_allowed";
   if (value > limits.maxPerTransaction) return "over_max_per_transaction";
-  return exceedsCeiling(reserved, value, limits.dailyCeiling) ? "over_daily_ceiling" : null;
+  if (exceedsCeiling(used.reserved, value, limits.dailyCeiling)) return "over_daily_ceiling";
+  return exceedsGas(used.gasBurned, limits.dailyGasWei) ? "over_daily_gas" : null;
 }

@@ -6,7 +6,9 @@ import type { Log } from "../core/log.ts";
 import type { Store } from "../storage/store.ts";
 import type { Hex } from "../x402/types.ts";
 import { NotClaimed } from "./batch.ts";
+import type { Reverted } from "./burns.ts";
 import type { Chain } from "./chain.ts";
+import type { Gas, SettleChain } from "./ports.ts";
 import { type Inclusion, newestOf, type OpenPayment, type Slot } from "./slots.ts";
 import { isPaidBy, isUsedUp } from "./token.ts";
 import { transactionsOf } from "./transactions.ts";
@@ -38,8 +40,9 @@ export interface JudgeOptions {
   readonly store: Store;
   readonly log: Log;
   readonly verdicts: Verdicts;
+  readonly simulate: SettleChain["simulate"];
   /** Sends the payment with a new wallet nonce; resolves when it is stored. */
-  readonly send: (payment: OpenPayment, gas: bigint) => Promise<void>;
+  readonly send: (payment: OpenPayment, gas: Gas) => Promise<void>;
 }
 
 export function isExpired({ authorization }: OpenPayment, head: Block): boolean {
@@ -64,7 +67,7 @@ export function createJudge(options: JudgeOptions): Judge {
     if (payment.status !== "sent") return true;
     if (payment.moving) return false;
     // One of ours that succeeded has moved the money: a receipt without that is not the whole one.
-    if (endOf(slot, receipt) === "moved") return false;
+    if (endOf(slot, receipt).how === "moved") return false;
     const others = [...payment.slots].filter((other) => other !== slot);
     // A slot that is still open decides, and then this one had no part in it.
     if (others.some(({ inclusion }) => inclusion === null)) return true;
@@ -77,12 +80,20 @@ export function createJudge(options: JudgeOptions): Judge {
       const { payment } = slot;
       const receipt = await receiptOf(chain, slot);
       if (payment !== null && !(await judge(payment, slot, head, receipt))) throw new NotKnownYet();
+      const [reverted] = revertedOf([endOf(slot, receipt)]);
+      if (payment?.status === "failed" && reverted !== undefined) await verdicts.late(payment, reverted);
       if (receipt === null) {
         log.warn("a wallet nonce was used elsewhere", { wallet: slot.wallet, nonce: slot.nonce });
-        slot.inclusion = { hash: null, succeeded: false, blockNumber: head.number, blockHash: head.hash };
+        slot.inclusion = {
+          hash: null,
+          succeeded: false,
+          gasWei: 0n,
+          blockNumber: head.number,
+          blockHash: head.hash,
+        };
       } else {
-        const { hash, succeeded, blockNumber, blockHash } = receipt;
-        slot.inclusion = { hash, succeeded, blockNumber, blockHash };
+        const { hash, succeeded, gasWei, blockNumber, blockHash } = receipt;
+        slot.inclusion = { hash, succeeded, gasWei, blockNumber, blockHash };
       }
     },
     async overdue(payment, head) {
@@ -110,8 +121,8 @@ export function createJudge(options: JudgeOptions): Judge {
  */
 type JudgeUnpaid = (payment: OpenPayment, head: Block, ends: readonly End[]) => Promise<boolean>;
 
-function createJudgeUnpaid({ chain, store, log, verdicts, send }: JudgeOptions): JudgeUnpaid {
-  async function sendAgain(payment: OpenPayment, gas: bigint): Promise<true> {
+function createJudgeUnpaid({ chain, store, log, verdicts, simulate, send }: JudgeOptions): JudgeUnpaid {
+  async function sendAgain(payment: OpenPayment, gas: Gas): Promise<true> {
     log.warn("a payment gets another wallet nonce", names(payment));
     payment.moving = true;
     try {
@@ -129,14 +140,16 @@ function createJudgeUnpaid({ chain, store, log, verdicts, send }: JudgeOptions):
   /** The authorization is used or cancelled: by us, or by whom? */
   async function judgeUsed(payment: OpenPayment, head: Block, ends: readonly End[]): Promise<boolean> {
     // Where a nonce was used without a receipt of ours, the use may be our own.
-    const isForeign = ends.length > 0 && ends.every((end) => end === "reverted" || end === "nothing");
+    const isForeign = ends.length > 0 && ends.every(({ how }) => how === "reverted" || how === "nothing");
     const from = payment.sinceBlock - BEHIND_BLOCKS;
     const search = chain.findUse(payment.authorization, from, head.number);
     // It is for the name alone then, and some nodes search for none.
     const use = await (isForeign ? search.catch(() => null) : search);
+    const reverted = revertedOf(ends);
     if (use === null) {
       if (!isForeign || ++payment.lookUps < LOOK_UPS_MAX) return false;
-      await verdicts.fail(payment, "the authorization was used elsewhere");
+      const reason = "the authorization was used elsewhere";
+      await verdicts.fail(payment, { reason, foreign_transaction: null }, reverted);
       return true;
     }
     const { hash } = use;
@@ -144,7 +157,8 @@ function createJudgeUnpaid({ chain, store, log, verdicts, send }: JudgeOptions):
       return judgeOwn(payment, hash);
     }
     const how = use.cancelled ? "cancelled" : "used elsewhere";
-    await verdicts.fail(payment, `the authorization was ${how}`, hash);
+    const reason = `the authorization was ${how}`;
+    await verdicts.fail(payment, { reason, foreign_transaction: hash }, reverted);
     return true;
   }
 
@@ -157,7 +171,7 @@ function createJudgeUnpaid({ chain, store, log, verdicts, send }: JudgeOptions):
 
   /** Neither ours nor anybody has used it: has the payment failed, or is it sent again? */
   async function judgeUnused(payment: OpenPayment, head: Block, ends: readonly End[]): Promise<boolean> {
-    const simulation = await chain.simulate(payment.authorization, payment.signature);
+    const simulation = await simulate(payment.authorization, payment.signature);
     const isOver = isExpired(payment, head);
     // Only a wrong time makes one of these: the token's own look at it, or the block's.
     if (isOver && simulation.ok) return false;
@@ -165,8 +179,10 @@ function createJudgeUnpaid({ chain, store, log, verdicts, send }: JudgeOptions):
     // Used after all, maybe by us: the next block tells.
     if (isUsedUp(reason)) return false;
     // If it would go through now, it is not tried again: what made it revert was a matter of the payer's side.
-    if (!simulation.ok || ends.includes("reverted")) {
-      await verdicts.fail(payment, isOver ? "expired" : reason);
+    const reverted = revertedOf(ends);
+    if (!simulation.ok || reverted.length > 0) {
+      const failure = { reason: isOver ? "expired" : reason, foreign_transaction: null };
+      await verdicts.fail(payment, failure, reverted);
       return true;
     }
     return payment.slots.size < SLOTS_MAX && sendAgain(payment, simulation.gas);
@@ -190,12 +206,23 @@ async function receiptOf(chain: Chain, slot: Slot): Promise<Receipt | null> {
  * What became of one wallet nonce of a payment: our transfer succeeded or reverted, a transaction of ours did nothing,
  * or none of ours is known to have used it.
  */
-type End = "moved" | "reverted" | "nothing" | "unknown";
+interface End {
+  readonly how: "moved" | "reverted" | "nothing" | "unknown";
+  readonly hash: Hex | null;
+  readonly gasWei: bigint;
+}
 
-function endOf(slot: Slot, by: Pick<Inclusion, "hash" | "succeeded"> | null): End {
-  if (by === null || by.hash === null) return "unknown";
-  if (!isTransfer(slot, by.hash)) return "nothing";
-  return by.succeeded ? "moved" : "reverted";
+function endOf(slot: Slot, by: Pick<Inclusion, "hash" | "succeeded" | "gasWei"> | null): End {
+  if (by === null || by.hash === null) return { how: "unknown", hash: null, gasWei: 0n };
+  const { hash, gasWei } = by;
+  if (!isTransfer(slot, by.hash)) return { how: "nothing", hash, gasWei };
+  return { how: by.succeeded ? "moved" : "reverted", hash, gasWei };
+}
+
+function revertedOf(ends: readonly End[]): Reverted[] {
+  return ends.flatMap(({ how, hash, gasWei }) =>
+    how === "reverted" && hash !== null ? [{ hash, gasWei }] : [],
+  );
 }
 
 /** Whether it is one of the slot's transfers, and not a transaction that only used up the nonce. */

@@ -29,7 +29,7 @@ export function createLedger(store: Store, slots: Slots): Ledger {
     if (payment?.status !== "settled" || payment.transaction_hash !== row.hash) return;
     const { block_number: blockNumber, block_hash: blockHash } = payment;
     if (blockNumber !== null && blockHash !== null)
-      slot.inclusion = { hash: row.hash, succeeded: true, blockNumber, blockHash };
+      slot.inclusion = { hash: row.hash, succeeded: true, gasWei: 0n, blockNumber, blockHash };
   }
 
   async function load(): Promise<void> {
@@ -41,8 +41,8 @@ export function createLedger(store: Store, slots: Slots): Ledger {
     const known = new Set([...slots.payments()].map(({ key }) => `${key.payer}:${key.nonce}`));
     for (const payment of await openPayments(store.read)) {
       if (payment.status !== "sent" || known.has(`${payment.payer}:${payment.nonce}`)) continue;
-      const [first] = await transactionsOf(store.read, payment);
-      slots.adopt(payment, first?.stored_at_block ?? 0);
+      const blocks = (await transactionsOf(store.read, payment)).map((row) => row.stored_at_block);
+      slots.adopt(payment, blocks.length === 0 ? 0 : Math.min(...blocks));
     }
     loadedAt = performance.now();
   }

@@ -37,8 +37,10 @@ export function createLook(options: LookOptions): (at: Block) => Promise<void> {
   async function progressOf(wallet: Hex, at: Block): Promise<Progress> {
     const count = await chain.transactionCount(wallet, at);
     const known = progresses.get(wallet);
-    const progress = known?.count === count ? known : { count, since: at.number };
+    const isKnown = known?.count === count && known.since <= at.number;
+    const progress = isKnown ? known : { count, since: at.number };
     progresses.set(wallet, progress);
+    slots.advance(wallet, count);
     const lane = lanes.get(wallet);
     if (lane !== undefined && (lane.next() ?? count) < count) lane.resynchronise();
     return progress;

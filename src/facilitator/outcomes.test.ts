@@ -1,5 +1,5 @@
 import { afterAll, beforeAll, expect, test } from "bun:test";
-import { hashOf, keyOfRequest, NOON, request } from "../../test/support/settling.ts";
+import { hashOf, keyOfRequest, NOON, request, UNMEASURED } from "../../test/support/settling.ts";
 import { sqlitePlace } from "../../test/support/stores.ts";
 import { Fault } from "../core/fault.ts";
 import type { Store } from "../storage/store.ts";
@@ -22,14 +22,15 @@ async function sent() {
   const { authorization, signature } = asked.payment;
   const claim = {
     key,
+    claim: "first",
     account: "alpha",
     authorization,
     signature,
     requirements: "{}",
-    dailyCeiling: 10n ** 9n,
+    ...UNMEASURED,
   };
   await store.write((tx) => claimPayment(tx, claim, NOON));
-  await store.write((tx) => markSent(tx, key, hashOf(key), NOON));
+  await store.write((tx) => markSent(tx, claim, hashOf(key), NOON));
   const settle = () =>
     store.write((tx) =>
       recordSettled(

@@ -1,33 +1,47 @@
-// The facilitator's payments in the database: claimed, sent, settled or failed, and what of an account's daily
-// ceiling they hold. Every transition is a write guarded by the states that its event may start from, so a payment
-// is claimed once, sent once, and gives its reservation back at most once.
-import { and, asc, eq, inArray, sql } from "drizzle-orm";
+// The facilitator's payments in the database: claimed, sent, settled or failed, and what they hold of an account's
+// day and of a payer's balance. Every transition is a write guarded by the states that its event may start from, so a
+// payment is claimed once, sent once, and gives its reservation back at most once.
+//
+// A claim belongs to the attempt that made it, and carries its name. An attempt may come late, after a pause or an
+// answer that was lost, and find another claim of the same authorization under the same key, with other words in it:
+// whoever sends, fails or withdraws what is claimed names the claim that it has read, and else changes nothing.
+import { and, asc, count, eq, inArray, sql } from "drizzle-orm";
 import type { Tables } from "../../db/schema.ts";
 import { COLLECTION_EVENTS } from "../core/states.ts";
 import type { Reader, Tx } from "../storage/store.ts";
 import type { Authorization, Hex, PaymentKey } from "../x402/types.ts";
-import { exceedsCeiling } from "./guardrails.ts";
+import { burn, giveBack, lockDays, reserve, usedOn, utcDay } from "./days.ts";
+import { exceedsCeiling, exceedsGas, exceedsGasAtOnce, type Limits } from "./guardrails.ts";
+import { gasReserved, heldOf, isOpen, lockPayer, type Measured } from "./held.ts";
 
 export type FacilitatorPayment = Tables["facilitatorPayments"]["$inferSelect"];
-
-/** What a claim stores. */
-export interface Claim {
-  readonly key: PaymentKey;
-  readonly account: string;
-  readonly authorization: Authorization;
-  readonly signature: Hex;
-  /** JSON of the requirements, normalised. */
-  readonly requirements: string;
-  /** What the account may have settled and under way in one UTC day, in smallest units. */
-  readonly dailyCeiling: bigint;
-}
 
 /** A payment that this facilitator has promised to collect. */
 export interface ClaimedPayment {
   readonly key: PaymentKey;
+  /** The attempt that made the claim: text that no other attempt has. */
+  readonly claim: string;
   readonly authorization: Authorization;
   readonly signature: Hex;
 }
+
+/** What a claim stores, and what it is measured against. */
+export interface Claim extends ClaimedPayment {
+  readonly account: string;
+  /** JSON of the requirements, normalised. */
+  readonly requirements: string;
+  readonly limits: Pick<Limits, "dailyCeiling" | "dailyGasWei">;
+  readonly balance: Measured;
+  /** Wei that its revert may cost, where that is in the hands of the payer's code; else 0. */
+  readonly gasAtRisk: bigint;
+}
+
+/**
+ * `taken`: there is a record of it already. `ceiling`, `gas`: the account's limit of the day is reached. `held`: the
+ * payer's balance does not suffice for this beside what it has under way; `gas held`: nor does the account's gas of the
+ * day beside what it may burn.
+ */
+export type Claimed = "claimed" | "taken" | "ceiling" | "gas" | "held" | "gas held";
 
 export interface Inclusion {
   readonly transaction_hash: Hex;
@@ -40,6 +54,8 @@ export interface Failure {
   readonly reason: string;
   /** Who used the authorization instead of us, where it is known. */
   readonly foreign_transaction: Hex | null;
+  /** Wei burned by reverted transactions of ours for this payment; null when none reverted. */
+  readonly gas_burned: bigint | null;
 }
 
 type Payments = Tables["facilitatorPayments"];
@@ -62,6 +78,7 @@ export async function findPayment(reader: Reader, key: PaymentKey): Promise<Faci
 export function claimedPayment(row: FacilitatorPayment): ClaimedPayment {
   return {
     key: { chain_id: row.chain_id, token: row.token, payer: row.payer, nonce: row.nonce },
+    claim: row.claim,
     authorization: {
       from: row.payer,
       to: row.pay_to,
@@ -74,26 +91,25 @@ export function claimedPayment(row: FacilitatorPayment): ClaimedPayment {
   };
 }
 
-/** The UTC day of `now` (milliseconds), `2026-11-21`. */
-export function utcDay(now: number): string {
-  return new Date(now).toISOString().slice(0, 10);
-}
-
 /**
- * Takes the payment and its share of the account's ceiling on the UTC day of `now`, both or neither. `taken`: there
- * is a record of it already. `ceiling`: the share would exceed the ceiling, and nothing was stored.
+ * Takes the payment, with its share of the account's ceiling on the UTC day of `now` and of the payer's balance; or
+ * stores nothing.
  */
-export async function claimPayment(
-  tx: Tx,
-  claim: Claim,
-  now: number,
-): Promise<"claimed" | "taken" | "ceiling"> {
-  const { key, account, authorization, dailyCeiling } = claim;
-  const day = utcDay(now);
-  await lockCeiling(tx, account);
+export async function claimPayment(tx: Tx, claim: Claim, now: number): Promise<Claimed> {
+  const { key, account, authorization, limits, balance, gasAtRisk: more } = claim;
+  const { value } = authorization;
+  const of = { account, day: utcDay(now) };
+  await lockDays(tx, account);
+  await lockPayer(tx, key.payer);
   if ((await findPayment(tx, key)) !== null) return "taken";
-  const reserved = await reservedOn(tx, account, day);
-  if (exceedsCeiling(reserved, authorization.value, dailyCeiling)) return "ceiling";
+  const { reserved, gasBurned } = await usedOn(tx, of);
+  if (exceedsCeiling(reserved, value, limits.dailyCeiling)) return "ceiling";
+  if (exceedsGas(gasBurned, limits.dailyGasWei)) return "gas";
+  if ((await heldOf(tx, key.payer, balance)) + value > balance.amount) return "held";
+  if (limits.dailyGasWei > 0n && more > 0n) {
+    const atOnce = { burned: gasBurned, reserved: await gasReserved(tx, account), more };
+    if (exceedsGasAtOnce(atOnce, limits.dailyGasWei)) return "gas held";
+  }
   const { facilitatorPayments } = tx.tables;
   const inserted = await tx.db
     .insert(facilitatorPayments)
@@ -101,72 +117,42 @@ export async function claimPayment(
       ...key,
       account,
       status: "claimed",
+      claim: claim.claim,
       pay_to: authorization.to,
-      value: String(authorization.value),
+      value: String(value),
       valid_after: String(authorization.validAfter),
       valid_before: String(authorization.validBefore),
       signature: claim.signature,
       requirements: claim.requirements,
-      day,
+      day: of.day,
+      gas_reserved: String(more),
       attempts: 1,
       created_at: now,
       updated_at: now,
     })
     .onConflictDoNothing()
     .returning({ nonce: facilitatorPayments.nonce });
-  // Another account's claim of the same payment holds another lock.
   if (inserted.length === 0) return "taken";
-  await setReserved(tx, account, day, reserved + authorization.value);
+  await reserve(tx, of, value);
   return "claimed";
 }
 
-/** Whoever changes the reservations of an account holds its lock, taken before any row of a payment is written. */
-function lockCeiling(tx: Tx, account: string): Promise<void> {
-  return tx.lock(`ceiling:${account}`);
-}
-
-/** What of the account's ceiling is taken on `day`. */
-export async function reservedOn(reader: Reader, account: string, day: string): Promise<bigint> {
-  const { facilitatorDays: t } = reader.tables;
-  const [row] = await reader.db
-    .select({ reserved: t.reserved })
-    .from(t)
-    .where(and(eq(t.account, account), eq(t.day, day)));
-  return row === undefined ? 0n : BigInt(row.reserved);
-}
-
-async function setReserved(tx: Tx, account: string, day: string, amount: bigint): Promise<void> {
-  const { facilitatorDays: t } = tx.tables;
-  const reserved = String(amount);
-  await tx.db
-    .insert(t)
-    .values({ account, day, reserved })
-    .onConflictDoUpdate({ target: [t.account, t.day], set: { reserved } });
-}
-
-/** On the day of the claim, whatever the day is now. A day that has been cleaned up has nothing to give back to. */
-async function giveBack(tx: Tx, { account, day, value }: Reservation): Promise<void> {
-  const { facilitatorDays: t } = tx.tables;
-  const left = (await reservedOn(tx, account, day)) - BigInt(value);
-  await tx.db
-    .update(t)
-    .set({ reserved: String(left < 0n ? 0n : left) })
-    .where(and(eq(t.account, account), eq(t.day, day)));
-}
-
-type Reservation = Pick<FacilitatorPayment, "account" | "day" | "value">;
-
 /**
- * Its first transaction is signed and stored in the same write; it may be broadcast from now on. False when the
- * payment is not claimed (any more): nothing may be broadcast then.
+ * Its first transaction is signed and stored in the same write; it may be broadcast from now on. False when this claim
+ * stands no more: nothing may be broadcast then.
  */
-export async function markSent(tx: Tx, key: PaymentKey, hash: Hex, now: number): Promise<boolean> {
+export async function markSent(
+  tx: Tx,
+  { key, claim }: Pick<ClaimedPayment, "key" | "claim">,
+  hash: Hex,
+  now: number,
+): Promise<boolean> {
   const { facilitatorPayments: t } = tx.tables;
   const { from, to } = COLLECTION_EVENTS.send;
   const rows = await tx.db
     .update(t)
     .set({ status: to, transaction_hash: hash, updated_at: now })
-    .where(and(hasKey(t, key), inArray(t.status, [...from])))
+    .where(and(hasKey(t, key), eq(t.claim, claim), inArray(t.status, [...from])))
     .returning({ nonce: t.nonce });
   return rows.length > 0;
 }
@@ -209,15 +195,20 @@ export async function recordSettled(
   return rows.length > 0;
 }
 
+/** In which state a payment was when it was found out that it fails; of a claim, which one. */
+export type FailedAs = { readonly was: "sent" } | { readonly was: "claimed"; readonly claim: string };
+
 /**
- * This facilitator can't collect it any more; its share of the ceiling is free again. False when it has ended, or is
- * in another state than the one that this was found out about: another process may have sent what was only claimed.
+ * This facilitator can't collect it any more. Its share of the ceiling is free again, unless a transaction reverted:
+ * then it stays taken for its day, and what that burned counts on the UTC day of `now`, whose limit it is measured
+ * against. False when it has ended, or is in another state than the one that this was found out about: another
+ * process may have sent what was only claimed.
  */
 export async function recordFailed(
   tx: Tx,
   key: PaymentKey,
   failure: Failure,
-  { was, now }: { readonly was: (typeof COLLECTION_EVENTS.fail.from)[number]; readonly now: number },
+  { now, ...as }: FailedAs & { readonly now: number },
 ): Promise<boolean> {
   const account = await lockAccountOf(tx, key);
   if (account === null) return false;
@@ -232,35 +223,51 @@ export async function recordFailed(
       updated_at: now,
       ended_at: now,
     })
-    .where(and(hasKey(t, key), eq(t.account, account), eq(t.status, was)))
-    .returning({ account: t.account, day: t.day, value: t.value });
+    .where(
+      and(
+        hasKey(t, key),
+        eq(t.account, account),
+        eq(t.status, as.was),
+        as.was === "claimed" ? eq(t.claim, as.claim) : undefined,
+      ),
+    )
+    .returning(reservation(t));
   if (row === undefined) return false;
-  await giveBack(tx, row);
+  if (failure.gas_burned === null) await giveBack(tx, row, BigInt(row.value));
+  else await burn(tx, { account, day: utcDay(now) }, failure.gas_burned);
   return true;
 }
 
 /**
  * Undoes a claim for which certainly nothing was signed and stored, so that the payment can be presented again.
- * False when it is not claimed (any more).
+ * False when this claim stands no more.
  */
-export async function withdrawClaim(tx: Tx, key: PaymentKey): Promise<boolean> {
+export async function withdrawClaim(
+  tx: Tx,
+  { key, claim }: Pick<ClaimedPayment, "key" | "claim">,
+): Promise<boolean> {
   const account = await lockAccountOf(tx, key);
   if (account === null) return false;
   const { facilitatorPayments: t } = tx.tables;
   const [row] = await tx.db
     .delete(t)
-    .where(and(hasKey(t, key), eq(t.account, account), eq(t.status, "claimed")))
-    .returning({ account: t.account, day: t.day, value: t.value });
+    .where(and(hasKey(t, key), eq(t.account, account), eq(t.claim, claim), eq(t.status, "claimed")))
+    .returning(reservation(t));
   if (row === undefined) return false;
-  await giveBack(tx, row);
+  await giveBack(tx, row, BigInt(row.value));
   return true;
 }
 
-/** Two works that each hold what the other waits for would be a deadlock: so the lock comes before the row. */
+/** On the day of the claim, whatever the day is now. */
+function reservation({ account, day, value }: Payments) {
+  return { account, day, value };
+}
+
+/** The lock comes before the row: see lockDays. */
 async function lockAccountOf(tx: Tx, key: PaymentKey): Promise<string | null> {
   const payment = await findPayment(tx, key);
   if (payment === null) return null;
-  await lockCeiling(tx, payment.account);
+  await lockDays(tx, payment.account);
   return payment.account;
 }
 
@@ -285,11 +292,6 @@ export async function countAttempt(tx: Tx, key: PaymentKey): Promise<void> {
     .where(hasKey(t, key));
 }
 
-/** The words of the partial index, without which SQLite would scan the table. */
-function isOpen(t: Payments) {
-  return sql`${t.status} in ('claimed', 'sent')`;
-}
-
 /** Claims that nothing was ever broadcast for, the oldest first. */
 export function claimedWithoutTransaction(reader: Reader, limit: number): Promise<FacilitatorPayment[]> {
   const { facilitatorPayments: t } = reader.tables;
@@ -300,6 +302,17 @@ export function claimedWithoutTransaction(reader: Reader, limit: number): Promis
     .orderBy(asc(t.created_at))
     .limit(limit)
     .execute();
+}
+
+/** How many open payments each account has that has any. One walk along their index. */
+export async function openByAccount(reader: Reader): Promise<ReadonlyMap<string, number>> {
+  const { facilitatorPayments: t } = reader.tables;
+  const rows = await reader.db
+    .select({ account: t.account, open: count() })
+    .from(t)
+    .where(isOpen(t))
+    .groupBy(t.account);
+  return new Map(rows.map(({ account, open }) => [account, Number(open)]));
 }
 
 /** Payments whose outcome is open: claimed and sent ones. */

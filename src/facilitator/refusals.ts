@@ -5,7 +5,7 @@ import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import type { Store } from "../storage/store.ts";
 import type { Hex } from "../x402/types.ts";
-import { utcDay } from "./payments.ts";
+import { utcDay } from "./days.ts";
 
 /** An account chooses payers and nonces, so it could fill the table. Past this, only the log has the reasons. */
 const NOTES_PER_DAY_MAX = 10_000;

@@ -6,7 +6,7 @@ import type { Log } from "../core/log.ts";
 import { type Store, UniqueViolation } from "../storage/store.ts";
 import type { Hex } from "../x402/types.ts";
 import type { Chain } from "./chain.ts";
-import { type Fees, quoteFees, raiseFees } from "./fees.ts";
+import { type Fees, freeingFees, quoteFees, raiseFees } from "./fees.ts";
 import { isExpired } from "./judge.ts";
 import { pooled } from "./pooled.ts";
 import type { Signer } from "./signer.ts";
@@ -15,6 +15,7 @@ import {
   type Content,
   insertTransactions,
   nothing,
+  reopenPlaces,
   signRow,
   type TransactionRow,
   transfer,
@@ -25,8 +26,6 @@ import type { Block } from "./wire.ts";
 const MISSED_BLOCKS_MAX = 3;
 const RENEWALS_MAX = 50;
 const GAPS_MAX = 50;
-/** A node that counts wrongly for once leads to a nonce far away, and the way there is not filled. */
-const GAP_REACH = 4096;
 
 /** How far a wallet's transactions are in the chain. */
 export interface Progress {
@@ -64,16 +63,20 @@ export function createRenew(options: RenewOptions): Renew {
     return transfer(payment, BigInt(last.gas));
   }
 
-  async function replace(signer: Signer, slot: Slot, head: Block): Promise<void> {
+  /** What takes the slot's place; null when its fees can't be raised now. */
+  function renewal(slot: Slot, head: Block, tip: bigint): Renewal | null {
     const before = newestOf(slot);
-    const fees = raiseFees(feesOf(before), head.baseFee, await chain.tip(), maxFee);
-    if (fees === null) {
-      log.debug("a transaction waits: its fee can't be raised", { transaction: before.hash });
-      return;
-    }
+    const made = content(slot, head);
+    const isFreeing = made.payment === null && before.payer !== null;
+    const fees = (isFreeing ? freeingFees : raiseFees)(feesOf(before), head.baseFee, tip, maxFee);
+    return fees === null ? null : { slot, content: made, fees };
+  }
+
+  async function replace(signer: Signer, { slot, content, fees }: Renewal, head: Block): Promise<void> {
+    const before = newestOf(slot);
     const replacement = before.replacement + 1;
     const position = { nonce: slot.nonce, replacement, fees, block: head.number, now: clock.now() };
-    const row = await signRow(signer, content(slot, head), position);
+    const row = await signRow(signer, content, position);
     if (slot.inclusion !== null || !(await keep([row]))) return;
     slots.add(row, slot.payment, slot.payment?.status ?? "failed");
     log.info("a transaction was replaced", {
@@ -84,7 +87,21 @@ export function createRenew(options: RenewOptions): Renew {
     });
   }
 
+  /** Those that can be raised, so many at a time: what has to wait holds up nothing behind it. */
+  async function replaceSome(signer: Signer, stuck: readonly Slot[], head: Block): Promise<void> {
+    if (stuck.length === 0) return;
+    const tip = await chain.tip();
+    const renewals = stuck.map((slot) => renewal(slot, head, tip)).filter((each) => each !== null);
+    await pooled(renewals.slice(0, RENEWALS_MAX), signer.parallel, (each) => replace(signer, each, head));
+  }
+
   async function fill(signer: Signer, gaps: readonly number[], head: Block): Promise<void> {
+    // Used once, deep in the chain, and not used any more: what had them comes first.
+    if (await store.write((tx) => reopenPlaces(tx, signer.address, gaps))) {
+      log.warn("wallet nonces that were used are free again", { wallet: signer.address, nonces: gaps });
+      onConflict();
+      return;
+    }
     const fees = quoteFees(head.baseFee, await chain.tip(), maxFee);
     if (fees === null) return;
     const rows: TransactionRow[] = [];
@@ -111,10 +128,10 @@ export function createRenew(options: RenewOptions): Renew {
 
   return async (signer, progress, next, head) => {
     const waiting = slots.waiting(signer.address).filter(({ nonce }) => nonce >= progress.count);
-    const stuck = waiting.filter((slot) => needsMore(slot, progress, head)).slice(0, RENEWALS_MAX);
-    await pooled(stuck, signer.parallel, (slot) => replace(signer, slot, head));
-    const reached = waiting.filter(({ nonce }) => nonce < progress.count + GAP_REACH);
-    const end = (reached.at(-1)?.nonce ?? progress.count - 1) + 1;
+    const stuck = waiting.filter((slot) => needsMore(slot, progress, head));
+    await replaceSome(signer, stuck, head);
+    // The way to one far away is not filled.
+    const end = (waiting.findLast(slots.isInReach)?.nonce ?? progress.count - 1) + 1;
     const gaps: number[] = [];
     for (let nonce = progress.count; nonce < end && gaps.length < GAPS_MAX; nonce++) {
       if (slots.of(signer.address, nonce) === undefined) gaps.push(nonce);
@@ -125,13 +142,25 @@ export function createRenew(options: RenewOptions): Renew {
   };
 }
 
+interface Renewal {
+  readonly slot: Slot;
+  readonly content: Content;
+  readonly fees: Fees;
+}
+
 function feesOf(row: TransactionRow): Fees {
   return { maxFee: BigInt(row.max_fee), maxPriorityFee: BigInt(row.max_priority_fee) };
 }
 
+/**
+ * Fees rise by blocks, whatever nodes answer: one that takes no price at all would have them rise to the cap. The first
+ * in line has missed some; those behind it wait for it, unless no block can take them.
+ */
 function needsMore(slot: Slot, { count, since }: Progress, head: Block): boolean {
   const row = newestOf(slot);
-  if (isObsolete(slot) || slot.underpriced || BigInt(row.max_fee) < head.baseFee) return true;
-  const missed = head.number - Math.max(row.stored_at_block, since);
+  if (isObsolete(slot) || BigInt(row.max_fee) < head.baseFee) return true;
+  // A number that is yet to come was a node's error, and says nothing.
+  const from = row.stored_at_block > head.number ? since : Math.max(row.stored_at_block, since);
+  const missed = head.number - from;
   return slot.nonce === count && missed >= MISSED_BLOCKS_MAX;
 }

@@ -1,6 +1,7 @@
 // Claims that nothing was ever broadcast for: what a crash, or a database that went away, left behind. They are
-// sent after all while they are good, else they fail, and until then they are tried again. The guard of `claimed`
-// makes that safe beside whoever else may still be at work on one.
+// sent after all while they are good, else they fail, and until then they are tried again. Each is sent or failed as
+// the claim that was read, and only while that stands: so this is safe beside whoever else may still be at work on it,
+// and beside a later claim of the same authorization.
 import { windowProblem } from "./asked.ts";
 import {
   type ClaimedPayment,
@@ -15,7 +16,10 @@ import type { SettleOptions } from "./ports.ts";
 const CLAIMS_AT_ONCE = 5_000;
 const SIMULATIONS_AT_ONCE = 16;
 const TRY_AGAIN_MS = 250;
-/** A claim this old is no other process's to send, which takes it a moment. */
+/**
+ * A claim this old is no other process's to send, which takes it a moment. So is one of a time that far ahead: the
+ * clock was set back since. To be wrong about that is to do work twice, not to pay twice.
+ */
 const LEFT_BEHIND_MS = 10_000;
 
 export interface Resume {
@@ -65,8 +69,9 @@ export function createResume(options: ResumeOptions): Resume {
 
   async function isAnyLeftBehind(): Promise<boolean> {
     try {
-      const [oldest] = await claimedWithoutTransaction(store.read, 1);
-      return oldest !== undefined && oldest.created_at <= clock.now() - LEFT_BEHIND_MS;
+      const rows = await claimedWithoutTransaction(store.read, CLAIMS_AT_ONCE);
+      const now = clock.now();
+      return rows.some((row) => Math.abs(now - row.created_at) >= LEFT_BEHIND_MS && !options.isAtWork(row));
     } catch (error) {
       log.debug("claims not looked for", { error });
       return false;
@@ -93,7 +98,7 @@ export function createResume(options: ResumeOptions): Resume {
     const payment = claimedPayment(row);
     const { account, payer, nonce } = row;
     try {
-      const late = windowProblem({ payment }, clock.now());
+      const late = windowProblem({ payment }, await chain.time());
       if (late !== null) return await fail(payment, late);
       if (!(await wallet.readiness()).ready) return false;
       const simulated = await chain.simulate(payment.authorization, payment.signature);
@@ -108,13 +113,13 @@ export function createResume(options: ResumeOptions): Resume {
   }
 
   async function fail(payment: ClaimedPayment, reason: string): Promise<boolean> {
-    const failure = { reason, foreign_transaction: null };
-    if (
-      await store.write((tx) => recordFailed(tx, payment.key, failure, { was: "claimed", now: clock.now() }))
-    ) {
-      const { payer, nonce } = payment.key;
+    const { key, claim } = payment;
+    const failure = { reason, foreign_transaction: null, gas_burned: null };
+    const found = { was: "claimed", claim, now: clock.now() } as const;
+    if (await store.write((tx) => recordFailed(tx, key, failure, found))) {
+      const { payer, nonce } = key;
       log.info("payment failed", { payer, nonce, reason });
-      outcomes.announce(payment.key);
+      outcomes.announce(key);
     }
     return true;
   }

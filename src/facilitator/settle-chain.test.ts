@@ -2,7 +2,14 @@ import { afterAll, beforeAll, expect, test } from "bun:test";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { startChain, type TestChain } from "../../test/support/chain.ts";
 import { newPayer, type PaymentOptions, signPayment } from "../../test/support/payments.ts";
-import { account, allPayments, ending, keyOfRequest, parsed } from "../../test/support/settling.ts";
+import {
+  account,
+  allPayments,
+  ending,
+  keyOfRequest,
+  parsed,
+  reservedOn,
+} from "../../test/support/settling.ts";
 import { type Place, places } from "../../test/support/stores.ts";
 import { systemClock } from "../core/clock.ts";
 import { parseAllowList } from "../core/host.ts";
@@ -10,8 +17,9 @@ import { silentLog } from "../core/log.ts";
 import { createOutbound } from "../edge/outbound.ts";
 import type { Store } from "../storage/store.ts";
 import { createChain } from "./chain.ts";
+import { createChainTime } from "./chain-time.ts";
+import { utcDay } from "./days.ts";
 import { createOutcomes, type Outcomes } from "./outcomes.ts";
-import { reservedOn, utcDay } from "./payments.ts";
 import { createSettle, type Settle } from "./settle.ts";
 import { localSigner } from "./signer.ts";
 import { createWallet, type Wallet } from "./wallet.ts";
@@ -35,16 +43,34 @@ beforeAll(async () => {
   const outbound = createOutbound({ allow: parseAllowList([]), extraCa: null, trusted: true });
   const chain = createChain({ urls: [node.url], outbound, log: silentLog });
   outcomes = createOutcomes(store);
-  const common = { store, clock: systemClock, log: silentLog, outcomes, chain };
+  const common = { store, clock: systemClock, log: silentLog, outcomes };
   wallet = createWallet({
     ...common,
+    chain,
     signers: [localSigner(key)],
     limits: { gasLowWaterWei: 1n, maxFeeGwei: 5, confirmations: 2 },
   });
   await wallet.start();
-  const limits = { maxPerTransaction: 10_000n, dailyCeiling: 10n ** 9n, inclusionTimeoutMs: 10_000 };
-  ({ settle } = createSettle({ ...common, wallet, limits }));
-  const soon = createSettle({ ...common, wallet, limits: { ...limits, inclusionTimeoutMs: 250 } });
+  const limits = {
+    maxPerTransaction: 10_000n,
+    dailyCeiling: 10n ** 9n,
+    dailyGasWei: 0n,
+    inclusionTimeoutMs: 10_000,
+  };
+  const time = createChainTime({ ...common, chain });
+  const parts = {
+    wallet,
+    chain: {
+      simulate: wallet.simulate,
+      time,
+      isSignedByContract: chain.isSignedByContract,
+      balanceOf: chain.balanceOf,
+      hasCode: chain.hasCode,
+      isUsed: chain.isUsed,
+    },
+  };
+  ({ settle } = createSettle({ ...common, ...parts, limits }));
+  const soon = createSettle({ ...common, ...parts, limits: { ...limits, inclusionTimeoutMs: 250 } });
   settleSoon = soon.settle;
 }, 30_000);
 afterAll(async () => {
@@ -134,7 +160,7 @@ test("no blocks for longer than the inclusion timeout: the hash that may land, a
   expect(transfers.map((each) => `unknown ${each.transaction_hash}`)).toEqual([first]);
 });
 
-test("a payment that the chain refuses after all is declined, and gives its reservation back", async () => {
+test("a payment that the chain refuses after all is declined, and keeps its reservation for the day", async () => {
   const { request, signed, payer } = await asked();
   const reserved = () => reservedOn(store.read, "alpha", utcDay(systemClock.now()));
   const before = await reserved();
@@ -148,7 +174,7 @@ test("a payment that the chain refuses after all is declined, and gives its rese
   await node.mine();
   await over;
   expect(await ending(settle(account(), request))).toBe("declined");
-  expect(await reserved()).toBe(before);
+  expect(await reserved()).toBe(before + 1_000n);
   expect(await reasonOf(signed.authorization.nonce)).toContain("blacklisted");
   expect(await node.transfers({ nonce: signed.authorization.nonce })).toEqual([]);
 });

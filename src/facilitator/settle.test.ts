@@ -79,7 +79,7 @@ describe.each(["sqlite", "postgres"] as const)(
       expect(await wing.record(asked)).toMatchObject({ attempts: 2 });
     });
 
-    test("the same nonce on other terms, or from another account, is never a success", async () => {
+    test("the same authorization on other terms, or from another account, is no success, but names its transaction", async () => {
       const wing = settling(store);
       const payer = newPayer();
       const nonce = randomNonce();
@@ -96,6 +96,7 @@ describe.each(["sqlite", "postgres"] as const)(
           account(),
           { ...asked, payment: { ...asked.payment, signature: `0x${"11".repeat(65)}` } },
         ],
+        "another network": [account(), { ...asked, payment: { ...asked.payment, network: "base-sepolia" } }],
         "another scheme": [account(), { ...asked, payment: { ...asked.payment, scheme: "upto" } }],
         "another price": [
           account(),
@@ -123,12 +124,15 @@ describe.each(["sqlite", "postgres"] as const)(
           { ...asked, requirements: { ...requirements, scheme: "upto" } },
         ],
       } as const;
+      const hash = hashOf(keyOfRequest(asked));
       for (const [what, [from, other]] of Object.entries(others)) {
-        expect([what, await ending(wing.settle(from, other))]).toEqual([what, "declined"]);
+        const answer = what === "a wrong signature" ? "declined" : `unknown ${hash}`;
+        expect([what, await ending(wing.settle(from, other))]).toEqual([what, answer]);
       }
       expect(wing.sends).toHaveLength(1);
-      // There it is another payment's nonce, and so a question of the guardrails.
-      const elsewhere = { ...asked, payment: { ...asked.payment, network: "base-sepolia" } };
+      // Signed for another chain it is another payment, and so a question of the guardrails.
+      const sepolia = { network: "base-sepolia", domain: { chainId: 84_532 } };
+      const elsewhere = await request({ payer, nonce, ...sepolia });
       expect(await ending(wing.settle(account("gamma"), elsewhere))).toBe("over_limit");
       const kept = (await wing.refusals()).map((row) => [row.account, row.attempts]).sort();
       expect(kept).toEqual([
@@ -147,6 +151,36 @@ describe.each(["sqlite", "postgres"] as const)(
       expect(await ending(wing.settle(account(), asked))).toBe("settled");
       const other = { ...asked, payment: { ...asked.payment, signature: `0x${"ac".repeat(70)}` as const } };
       expect(await ending(wing.settle(account(), other))).toBe("declined");
+      // Unless it is another one of that wallet: then the record is not what was asked for, and has landed.
+      wing.turns.isSignedByContract = async ({ from }, signature) =>
+        from === asked.payment.authorization.from && signature === other.payment.signature;
+      expect(await ending(wing.settle(account(), other))).toBe(`unknown ${hashOf(keyOfRequest(asked))}`);
+    });
+
+    test("on other terms: 503 while claimed, the hash while sent, no hash once it has failed", async () => {
+      const wing = settling(store, { inclusionTimeoutMs: 30 });
+      const { promise: go, resolve } = Promise.withResolvers<void>();
+      const { promise: claimed, resolve: isClaimed } = Promise.withResolvers<void>();
+      wing.turns.send = async (payment) => {
+        isClaimed();
+        await go;
+        await wing.storeSent(payment);
+      };
+      wing.turns.afterSend = async () => {};
+      const asked = await request();
+      const forged = { ...asked, payment: { ...asked.payment, signature: `0x${"11".repeat(65)}` as const } };
+      const asOthers = () => ending(wing.settle(account("beta"), asked));
+      const asForger = () => ending(wing.settle(account("beta"), forged));
+      const first = ending(wing.settle(account(), asked));
+      await claimed;
+      expect([await asOthers(), await asForger()]).toEqual(["unavailable", "declined"]);
+      resolve();
+      expect(await first).toStartWith("un");
+      const hash = hashOf(keyOfRequest(asked));
+      while ((await wing.record(asked))?.status !== "sent") await Bun.sleep(1);
+      expect([await asOthers(), await asForger()]).toEqual([`unknown ${hash}`, "declined"]);
+      await wing.failed(keyOfRequest(asked));
+      expect([await asOthers(), await asForger()]).toEqual(["declined", "declined"]);
     });
 
     test("of twenty equal requests at once one is sent, and the others are told to come again", async () => {
@@ -179,7 +213,8 @@ describe.each(["sqlite", "postgres"] as const)(
       const wing = settling(store);
       const asked = await request();
       const answers = ["alpha", "beta"].map((name) => ending(wing.settle(account(name), asked)));
-      expect((await Promise.all(answers)).sort()).toEqual(["declined", "settled"]);
+      const [collected, other] = (await Promise.all(answers)).sort();
+      expect([collected, other]).toEqual(["settled", expect.stringMatching(/^(unavailable|unknown 0x.*)$/)]);
       expect(wing.sends).toHaveLength(1);
       expect((await wing.reserved("alpha")) + (await wing.reserved("beta"))).toBe(1_000n);
     });
@@ -224,9 +259,27 @@ describe.each(["sqlite", "postgres"] as const)(
       wing.clock.time += 1;
       expect(await ending(wing.settle(account(), asked))).toBe(`unknown ${hash}`);
       expect(await wing.reserved()).toBe(1_000n);
+      // A clock that is set back does not begin the wait anew.
+      wing.clock.time -= 3_600_000;
+      expect(await ending(wing.settle(account(), asked))).toBe(`unknown ${hash}`);
       await wing.settled(keyOfRequest(asked));
       expect(await ending(wing.settle(account(), asked))).toBe("settled");
       expect(wing.sends).toHaveLength(1);
+    });
+
+    test("what this process waits for is in flight, however its clock is set meanwhile", async () => {
+      const wing = settling(store);
+      const { promise: sent, resolve } = Promise.withResolvers<void>();
+      wing.turns.afterSend = async () => resolve();
+      const asked = await request();
+      const first = ending(wing.settle(account(), asked));
+      await sent;
+      for (const hours of [1, -2]) {
+        wing.clock.time += hours * 3_600_000;
+        expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
+      }
+      await wing.settled(keyOfRequest(asked));
+      expect(await first).toBe("settled");
     });
 
     test("a failure after the claim is final, coarse outside, exact in log and store, and frees the ceiling", async () => {
@@ -320,6 +373,116 @@ describe.each(["sqlite", "postgres"] as const)(
       expect(reasons.filter((reason) => reason === "wrong_recipient")).toHaveLength(1);
     });
 
+    test("what a payer has under way is held against its balance, over accounts and processes", async () => {
+      const others = await place.open();
+      const wings = [settling(store), settling(others)];
+      const payer = newPayer();
+      const { promise: allSimulate, resolve } = Promise.withResolvers<void>();
+      let simulations = 0;
+      for (const wing of wings) {
+        wing.turns.afterSend = async () => {};
+        wing.turns.balanceOf = async () => ({ amount: 2_500n, block: 6 });
+        wing.turns.simulate = async () => {
+          simulations += 1;
+          if (simulations === 30) resolve();
+          await allSimulate;
+          return { ok: true, gas: 1n };
+        };
+      }
+      const asks = await Promise.all(Array.from({ length: 30 }, () => request({ payer })));
+      const told: string[] = [];
+      const { promise: allTold, resolve: isTold } = Promise.withResolvers<void>();
+      const answers = asks.map(async (asked, i) => {
+        told.push(await ending(wings[i % 2]!.settle(account(`account ${i % 3}`), asked)));
+        if (told.length === 28) isTold();
+      });
+      await allTold;
+      expect(told).toEqual(Array(28).fill("unavailable"));
+      const sentSoFar = () => wings.flatMap((wing) => wing.sends);
+      while (sentSoFar().length < 2) await Bun.sleep(1);
+      const sent = sentSoFar();
+      expect(sent).toHaveLength(2);
+      // Settled in a later block than that of the balance: it is not part of it yet, so it still counts.
+      await wings[0]!.settled(sent[0]!.key);
+      const [wing] = wings;
+      wing!.turns.simulate = async () => ({ ok: true, gas: 1n });
+      expect(await ending(wing!.settle(account(), await request({ payer })))).toBe("unavailable");
+      // Failed: nothing of it can be taken any more. Then settled, and part of the balance.
+      await wings[0]!.failed(sent[1]!.key);
+      wing!.turns.afterSend = wing!.settled;
+      expect(await ending(wing!.settle(account(), await request({ payer })))).toBe("settled");
+      wing!.turns.balanceOf = async () => ({ amount: 1_000n, block: 7 });
+      expect(await ending(wing!.settle(account(), await request({ payer })))).toBe("settled");
+      expect(await ending(wing!.settle(account(), await request({ payer, value: 1_001n })))).toBe(
+        "unavailable",
+      );
+      await Promise.all(answers);
+      await others.close();
+    });
+
+    test("what is in a block already, and not recorded yet, is not counted against the balance twice", async () => {
+      const wing = settling(store);
+      const payer = newPayer();
+      wing.turns.afterSend = async () => {};
+      // It has money for two. The first is sent, and in block 9; the record does not say so yet.
+      wing.turns.balanceOf = async () => ({ amount: 1_000n, block: 9 });
+      const first = await request({ payer });
+      wing.turns.isUsed = async ({ nonce }, { number }) =>
+        nonce === keyOfRequest(first).nonce && number === 9;
+      void wing.settle(account(), first).catch(() => {});
+      while ((await wing.record(first))?.status !== "sent") await Bun.sleep(1);
+      const second = await request({ payer });
+      const both = [first, second].map((asked) => ending(wing.settle(account(), asked)));
+      while ((await wing.record(second))?.status !== "sent") await Bun.sleep(1);
+      expect(await ending(wing.settle(account(), await request({ payer })))).toBe("unavailable");
+      for (const asked of [first, second]) await wing.settled(keyOfRequest(asked));
+      expect(await Promise.all(both)).toEqual(["unavailable", "settled"]);
+    });
+
+    test("a payment that is put off for others of its payer keeps nothing, and may be asked again", async () => {
+      const wing = settling(store);
+      wing.turns.balanceOf = async () => ({ amount: 999n, block: 6 });
+      const asked = await request();
+      const refused = await wing.settle(account(), asked).catch((error) => error);
+      expect(refused).toMatchObject({ kind: "unavailable", retryAfterSeconds: 2 });
+      expect([await allPayments(store), await wing.refusals(), await wing.reserved()]).toEqual([[], [], 0n]);
+      wing.turns.balanceOf = async () => ({ amount: 1_000n, block: 7 });
+      expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    });
+
+    test("what reverted keeps its share of the ceiling, and counts towards the account's gas of the day", async () => {
+      const wing = settling(store, { dailyGasWei: 100n, dailyCeiling: 10_000n });
+      const burn = async (wei: bigint) => {
+        wing.turns.afterSend = (key) => wing.failed(key, "the transaction reverted", null, wei);
+        return ending(wing.settle(account(), await request()));
+      };
+      const settle = async (name = "alpha") => {
+        wing.turns.afterSend = wing.settled;
+        return ending(wing.settle(account(name), await request()));
+      };
+      expect([await burn(60n), await burn(40n), await settle()]).toEqual(["declined", "declined", "settled"]);
+      expect(await wing.reserved()).toBe(3_000n);
+      expect([await burn(1n), await settle(), await settle("beta")]).toEqual([
+        "declined",
+        "over_limit",
+        "settled",
+      ]);
+      expect((await wing.refusals()).map((row) => row.reason)).toEqual(["over_daily_gas"]);
+      wing.clock.time += 12 * 3_600_000;
+      const tomorrow = await request({ validBefore: NOON / 1000 + 86_400 });
+      wing.turns.afterSend = wing.settled;
+      expect(await ending(wing.settle(account(), tomorrow))).toBe("settled");
+    });
+
+    test("while no block comes, an account with all that it may have under way keeps no other from its place", async () => {
+      const wing = settling(store, { capacity: 8, inclusionTimeoutMs: 20 });
+      wing.turns.afterSend = async () => {};
+      const settle = async (name: string) => ending(wing.settle(account(name), await request()));
+      for (let sent = 0; sent < 7; sent++) expect(await settle("flooder")).toStartWith("unknown");
+      expect(await settle("flooder")).toBe("unavailable");
+      expect(await settle("other")).toStartWith("unknown");
+    });
+
     test("the limits are exact: what equals one is allowed; an account's own come before the deployment's", async () => {
       const wing = settling(store, { maxPerTransaction: 1_000n, dailyCeiling: 2_500n });
       const ask = async (value: bigint, from = account()) =>
@@ -332,7 +495,6 @@ describe.each(["sqlite", "postgres"] as const)(
       expect(await ask(1n)).toBe("over_limit");
       expect(await ask(1_001n, account("beta", 1_001n))).toBe("settled");
       expect(await ask(1n, account("gamma", 0n))).toBe("over_limit");
-      expect(await ask(0n, account("gamma", 0n, 0n))).toBe("settled");
       expect(await ask(1n, account("delta", undefined, 0n))).toBe("over_limit");
       expect((await wing.refusals()).map((row) => row.reason).sort()).toEqual([
         ...Array(3).fill("over_daily_ceiling"),

@@ -7,8 +7,9 @@ import { checkRequirements } from "../x402/verify.ts";
 import { createAnswers, inFlight, type Refusal, type SettleResponse } from "./answers.ts";
 import { type Asked, asked, isSameTerms, type SettleAccount, windowProblem } from "./asked.ts";
 import { createCollect } from "./collect.ts";
+import { usedOn, utcDay } from "./days.ts";
 import { checkGuardrails } from "./guardrails.ts";
-import { countAttempt, type FacilitatorPayment, findPayment, reservedOn, utcDay } from "./payments.ts";
+import { countAttempt, type FacilitatorPayment, findPayment } from "./payments.ts";
 import type { SettleOptions } from "./ports.ts";
 import { createRefusals } from "./refusals.ts";
 import { createResume } from "./resume.ts";
@@ -30,22 +31,41 @@ export interface Settle {
 }
 
 export function createSettle(options: SettleOptions): Settle {
-  const { store, clock, log, limits } = options;
+  const { store, clock, log, chain, limits } = options;
   const answers = createAnswers(log, createRefusals({ store, clock, log }));
   const { collect, isAtWork } = createCollect({ ...options, answers, forsaken: () => resume.soon() });
   const resume = createResume({ ...options, isAtWork });
 
-  /** On another network the same nonce is another payment's. */
-  async function recordOf({ key, payment }: Asked): Promise<FacilitatorPayment | null> {
-    return payment.network === NETWORK ? findPayment(store.read, key) : null;
+  /**
+   * On another network the same nonce is another payment's; unless the payer has signed it for this one, whatever the
+   * request calls it.
+   */
+  async function recordOf({ key, payment, signedBy }: Asked): Promise<FacilitatorPayment | null> {
+    return payment.network === NETWORK || signedBy === "payer" ? findPayment(store.read, key) : null;
   }
 
   async function answerFromRecord(asked: Asked): Promise<SettleResponse | null> {
     const record = await recordOf(asked);
     if (record === null) return null;
-    if (!isSameTerms(record, asked)) return answers.refuse(asked, { failed: "claimed_on_other_terms" });
+    // Payer and nonce are no secret. Whoever has no signature of the payer learns nothing of what became of them.
+    if (!(await isSigned(asked, record))) return answers.refuse(asked, { failed: "wrong_signature" });
+    if (!isSameTerms(record, asked)) return answers.onOtherTerms(asked, record);
     await countRetry(asked);
-    return answers.fromRecord(asked, record, clock.now() < record.created_at + limits.inclusionTimeoutMs);
+    return answers.fromRecord(asked, record, isAwaited(record));
+  }
+
+  /** One that a contract wallet takes is as good as the record's: only the wallet itself can say that of another. */
+  async function isSigned({ signedBy, payment }: Asked, record: FacilitatorPayment): Promise<boolean> {
+    if (signedBy === "payer" || payment.signature === record.signature) return true;
+    return chain.isSignedByContract(payment.authorization, payment.signature);
+  }
+
+  /**
+   * Whether a request waits for the block: one of this process, which is known, or maybe one of another process. Then
+   * the record's time says so, by a clock that may have been set since, forward or back.
+   */
+  function isAwaited(record: FacilitatorPayment): boolean {
+    return isAtWork(record) || Math.abs(clock.now() - record.created_at) < limits.inclusionTimeoutMs;
   }
 
   /** For the operator: not worth failing an answer for. */
@@ -57,18 +77,18 @@ export function createSettle(options: SettleOptions): Settle {
     }
   }
 
-  /** What can be said without the chain; null when nothing is against it. */
+  /** What can be said without a simulation; null when nothing is against it. */
   async function judge(asked: Asked): Promise<Refusal | null> {
     const { account, payment, requirements } = asked;
-    const late = windowProblem(asked, clock.now());
+    const late = windowProblem(asked, await chain.time());
     if (late !== null) return { failed: late };
     const problem = checkRequirements(payment, requirements, { exactValue: false });
     // Network and asset are guardrails, which look at them again.
     if (problem !== null && problem !== "wrong_network" && problem !== "wrong_asset") {
       return { failed: problem };
     }
-    const reserved = await reservedOn(store.read, account, utcDay(clock.now()));
-    const broken = checkGuardrails(payment, requirements, { reserved, limits: asked.limits });
+    const used = await usedOn(store.read, { account, day: utcDay(clock.now()) });
+    const broken = checkGuardrails(payment, requirements, { used, limits: asked.limits });
     return broken === null ? null : { overLimit: broken };
   }
 

@@ -12,6 +12,8 @@ export interface Inclusion {
   readonly hash: Hex | null;
   /** By its receipt. */
   readonly succeeded: boolean;
+  /** What its gas cost us. */
+  readonly gasWei: bigint;
   readonly blockNumber: number;
   readonly blockHash: Hex;
 }
@@ -28,8 +30,6 @@ export interface Slot {
   broadcastAt: number;
   /** Broadcasts of the newest transaction. */
   broadcasts: number;
-  /** A node would not take its newest transaction beside the one it has. */
-  underpriced: boolean;
 }
 
 export interface OpenPayment extends ClaimedPayment {
@@ -43,6 +43,9 @@ export interface OpenPayment extends ClaimedPayment {
   readonly sinceBlock: number;
 }
 
+/** A node that counts wrongly for once leads to a nonce far away: what stands there is not waited for. */
+export const REACH = 4096;
+
 export interface Slots {
   all(): Iterable<Slot>;
   payments(): IterableIterator<OpenPayment>;
@@ -50,8 +53,12 @@ export interface Slots {
   /** Those of a wallet whose nonce is in no block yet, by nonce. */
   waiting(wallet: Hex): Slot[];
   wallets(): Set<Hex>;
-  /** How many wait, by wallet. */
+  /** How many wait, by wallet, within reach. */
   loads(): ReadonlyMap<Hex, number>;
+  /** The wallet's nonces below this are used in the chain. */
+  advance(wallet: Hex, count: number): void;
+  /** Whether its nonce can be the next one before long. */
+  isInReach(slot: Slot): boolean;
   /** Takes in a stored transaction. The payment must be known, or given by its row. */
   add(row: TransactionRow, payment: ClaimedPayment | null, status: CollectionStatus): Slot;
   /** Takes in a payment that has no open transaction. */
@@ -71,7 +78,7 @@ export function newestOf(slot: Slot): TransactionRow {
  * not land any more: the nonce is used up by one that does nothing.
  */
 export function isObsolete(slot: Slot): boolean {
-  return slot.payment !== null && slot.payment.status !== "sent" && newestOf(slot).payer !== null;
+  return slot.payment?.status !== "sent" && newestOf(slot).payer !== null;
 }
 
 function nameOf({ payer, nonce }: PaymentKey): string {
@@ -82,6 +89,7 @@ export function createSlots(): Slots {
   const slots = new Map<string, Slot>();
   const payments = new Map<string, OpenPayment>();
   const hashes = new Set<Hex>();
+  const counts = new Map<Hex, number>();
   const place = (wallet: Hex, nonce: number) => `${wallet}:${nonce}`;
 
   function paymentOf(claimed: ClaimedPayment, status: CollectionStatus, sinceBlock: number): OpenPayment {
@@ -100,6 +108,10 @@ export function createSlots(): Slots {
     return payment;
   }
 
+  function isInReach({ wallet, nonce }: Slot): boolean {
+    return nonce < (counts.get(wallet) ?? Number.POSITIVE_INFINITY) + REACH;
+  }
+
   function forget(payment: OpenPayment): void {
     if (payment.slots.size === 0 && payment.status !== "sent") payments.delete(nameOf(payment.key));
   }
@@ -115,11 +127,15 @@ export function createSlots(): Slots {
     wallets: () => new Set([...slots.values()].map(({ wallet }) => wallet)),
     loads() {
       const loads = new Map<Hex, number>();
-      for (const { wallet, inclusion } of slots.values()) {
-        if (inclusion === null) loads.set(wallet, (loads.get(wallet) ?? 0) + 1);
+      for (const slot of slots.values()) {
+        if (slot.inclusion === null && isInReach(slot)) {
+          loads.set(slot.wallet, (loads.get(slot.wallet) ?? 0) + 1);
+        }
       }
       return loads;
     },
+    advance: (wallet, count) => void counts.set(wallet, count),
+    isInReach,
     add(row, claimed, status) {
       const name = place(row.wallet, row.wallet_nonce);
       hashes.add(row.hash);
@@ -127,7 +143,7 @@ export function createSlots(): Slots {
       if (known !== undefined) {
         known.transactions.push(row);
         known.transactions.sort((a, b) => a.replacement - b.replacement);
-        Object.assign(known, { broadcastAt: 0, broadcasts: 0, underpriced: false });
+        Object.assign(known, { broadcastAt: 0, broadcasts: 0 });
         return known;
       }
       const payment = claimed === null ? null : paymentOf(claimed, status, row.stored_at_block);
@@ -139,7 +155,6 @@ export function createSlots(): Slots {
         inclusion: null,
         broadcastAt: 0,
         broadcasts: 0,
-        underpriced: false,
       };
       slots.set(name, slot);
       payment?.slots.add(slot);

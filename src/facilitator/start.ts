@@ -2,14 +2,15 @@
 // way, then the two listeners. Stopping goes the other way round.
 //
 // To read it, follow one payment:
-//   listener, connection      who is at the other end, and HTTP on that connection
-//   routes, accounts          the three endpoints, and which account the certificate is
+//   listener, connection      who is at the other end, and HTTP on that connection (tls-files: certificates that change)
+//   routes, accounts          the three endpoints, and which account the certificate is of
 //   settle                    the order of checks: asked (the request), guardrails, answers; refusals are noted
-//   collect, payments         simulate, claim with its share of the ceiling, send, wait (outcomes); resume: what a crash left
+//   collect, payments         simulate, claim with its share of the ceiling (days) and of the payer's balance (held), send,
+//                             wait (outcomes); shares: what each account may have at work; resume: what a crash left
 //   wallet, lane, batch       which key; its next nonces; signed and stored before anything leaves (transactions, signer)
 //   watch, broadcast, look    each new block: what is said again, and which nonces are used by now (slots, ledger)
 //   judge, verdicts, renew    how a payment ended, written down; what is stuck is replaced (fees), gaps are filled
-//   chain, rpc, endpoint      what is asked of the nodes, of which one, and how its answers are read (token, wire)
+//   chain, rpc, endpoint      what is asked of the nodes, of which one, and how its answers are read (token, wire, newest, chain-time)
 import { systemClock } from "../core/clock.ts";
 import { parseAllowList } from "../core/host.ts";
 import { SETTLE_BODY_BYTES_MAX } from "../core/limits.ts";
@@ -22,13 +23,16 @@ import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
 import type { Store } from "../storage/store.ts";
 import type { Hex } from "../x402/types.ts";
+import { ownerOf } from "./accounts.ts";
 import { createChain } from "./chain.ts";
+import { createChainTime } from "./chain-time.ts";
 import { cleanUpFacilitator } from "./cleanup.ts";
-import { LISTENER_LIMITS, listenMutualTls } from "./listener.ts";
+import { LISTENER_LIMITS, type Listener, listenMutualTls } from "./listener.ts";
 import { createOutcomes } from "./outcomes.ts";
 import { openEdge, peerEdge } from "./routes.ts";
 import { createSettle } from "./settle.ts";
 import { localSigner, remoteSigner, type Signer } from "./signer.ts";
+import { followTlsFiles, type TlsMaterial, type TlsReading } from "./tls-files.ts";
 import { createWallet } from "./wallet.ts";
 
 const CLEAN_UP_MS = 3_600_000;
@@ -49,14 +53,9 @@ export interface FacilitatorOptions {
   readonly dataDir: string;
   readonly databaseUrl: string | null;
   readonly drainMs: number;
-  readonly tls: {
-    /** PEM: the server's certificate and what leads from it to a root. */
-    readonly cert: string;
-    /** PEM, without a passphrase. */
-    readonly key: string;
-    /** PEM: the one or more roots of client certificates. */
-    readonly clientCa: string;
-  };
+  readonly tls: TlsMaterial;
+  /** Reads again where it comes from; null for what never changes. */
+  readonly readTls: (() => Promise<TlsReading>) | null;
   /** Tried in order. They may hold API keys, so they are as secret as the keys. */
   readonly rpcUrls: readonly string[];
   /** Private keys of 32 bytes, or the wallet that another process signs for. */
@@ -68,6 +67,8 @@ export interface FacilitatorOptions {
     readonly maxPerTransaction: bigint;
     /** Smallest units of the token per account and UTC day, for accounts without a ceiling of their own. */
     readonly dailyCeiling: bigint;
+    /** Wei that an account's reverted transactions may burn on a UTC day; 0 for no bound. */
+    readonly dailyGasWei: bigint;
     readonly gasLowWaterWei: bigint;
     readonly inclusionTimeoutMs: number;
     /** May have a fraction. */
@@ -112,12 +113,14 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log): P
     port: options.port,
     tls: options.tls,
     answer: edge.fetch,
+    ownerOf: ownerOf(store.read),
     bodyBytesMax: SETTLE_BODY_BYTES_MAX,
     limits: LISTENER_LIMITS,
     clock: systemClock,
     log,
   });
   opened.defer(() => listener.stop());
+  opened.defer(followFiles(options, listener, log));
   const open = openEdge({ readiness: wallet.readiness, log });
   const openServer = listenOpen(options, open);
   opened.defer(() => openServer.stop(true));
@@ -128,7 +131,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log): P
   void settle.recover();
   opened.defer(() => settle.stop());
   opened.defer(every(TAKE_UP_MS, "taking up", log, () => Promise.all([wallet.takeUp(), settle.takeUp()])));
-  opened.defer(every(CLEAN_UP_MS, "clean-up", log, () => cleanUpFacilitator(store, systemClock, log)));
+  opened.defer(every(CLEAN_UP_MS, "clean-up", log, () => cleanUpFacilitator(store, store.clock, log)));
 
   const url = `https://${hostPart(options.host)}:${listener.port}`;
   const openUrl = `http://${hostPart(options.host)}:${openServer.port}`;
@@ -150,14 +153,23 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log): P
   };
 }
 
+function followFiles({ tls, readTls: read }: FacilitatorOptions, listener: Listener, log: Log): () => void {
+  return read === null ? () => {} : followTlsFiles({ read, tls, take: listener.renew, log });
+}
+
 function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store, log: Log) {
   // Nodes and signer are the operator's own, wherever they are.
   const outbound = createOutbound({ allow: parseAllowList([]), extraCa: null, trusted: true });
   const chain = createChain({ urls: rpcUrls, outbound, log });
   const outcomes = createOutcomes(store);
-  const common = { store, clock: systemClock, log, chain, outcomes, limits };
-  const wallet = createWallet({ ...common, signers: signersOf(signers, outbound) });
-  return { chain, outcomes, wallet, settle: createSettle({ ...common, wallet }) };
+  const { clock } = store;
+  const common = { store, clock, log, outcomes, limits };
+  const wallet = createWallet({ ...common, chain, signers: signersOf(signers, outbound) });
+  const { isSignedByContract, balanceOf, hasCode, isUsed } = chain;
+  const time = createChainTime({ chain, clock, log });
+  const judged = { simulate: wallet.simulate, time, isSignedByContract, balanceOf, hasCode, isUsed };
+  const settle = createSettle({ ...common, wallet, chain: judged });
+  return { chain, outcomes, wallet, settle };
 }
 
 function signersOf(signers: FacilitatorOptions["signers"], outbound: Outbound): Signer[] {

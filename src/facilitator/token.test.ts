@@ -1,4 +1,5 @@
 import { describe, expect, test } from "bun:test";
+import fc from "fast-check";
 import { decodeFunctionData, encodeAbiParameters, encodeEventTopics, parseAbi } from "viem";
 import { newPayer, signPayment } from "../../test/support/payments.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
@@ -71,7 +72,14 @@ describe("a receipt proves the payment", () => {
     );
     const amount = encodeAbiParameters([{ type: "uint256" }], [value]);
     const moved = log(encodeEventTopics({ abi: ABI, eventName: "Transfer", args: { from, to } }), amount);
-    const receipt: Receipt = { hash, blockNumber: 1, blockHash: hash, succeeded: true, logs: [used, moved] };
+    const receipt: Receipt = {
+      hash,
+      blockNumber: 1,
+      blockHash: hash,
+      succeeded: true,
+      gasWei: 0n,
+      logs: [used, moved],
+    };
     return { authorization, receipt, used, moved };
   }
 
@@ -79,6 +87,41 @@ describe("a receipt proves the payment", () => {
     const { authorization, receipt, used, moved } = await paid();
     expect(token.isPaidBy(authorization, receipt)).toBe(true);
     expect(token.isPaidBy(authorization, { ...receipt, logs: [moved, used, moved, used] })).toBe(true);
+    const other = { ...used, topics: [hash] };
+    expect(token.isPaidBy(authorization, { ...receipt, logs: [used, other, other, moved] })).toBe(true);
+  });
+
+  test("and of several authorizations of one payer, no more than there are transfers after them", async () => {
+    const { authorization, receipt, used, moved } = await paid();
+    const nonces = [0, 1, 2].map((index): Hex => `0x${String(index).repeat(64)}`);
+    const entries = [
+      ...nonces.map((nonce) => ({ ...used, topics: used.topics.with(2, nonce) })),
+      moved,
+      { ...moved, data: hash },
+      { ...used, address: `0x${"11".repeat(20)}` as const },
+    ];
+    fc.assert(
+      fc.property(fc.array(fc.nat(entries.length - 1), { maxLength: 12 }), (picks) => {
+        // An authorization is used once at most.
+        const once = picks.filter((pick, index) => pick > 2 || picks.indexOf(pick) === index);
+        const logs = once.flatMap((pick) => entries[pick] ?? []);
+        const proven = nonces.filter((nonce) =>
+          token.isPaidBy({ ...authorization, nonce }, { ...receipt, logs }),
+        );
+        for (const nonce of proven) {
+          const at = logs.findIndex((log) => log.address === token.TOKEN_ADDRESS && log.topics[2] === nonce);
+          expect(at).toBeGreaterThanOrEqual(0);
+          expect(logs.indexOf(moved, at)).toBeGreaterThan(at);
+        }
+        expect(proven.length).toBeLessThanOrEqual(logs.filter((log) => log === moved).length);
+        // One whose transfer comes right after it is proven, whatever else there is.
+        for (const [index, log] of logs.entries()) {
+          const nonce = log.topics[2];
+          const isUse = nonces.some((each) => each === nonce) && log.address === token.TOKEN_ADDRESS;
+          if (isUse && nonce !== undefined && logs[index + 1] === moved) expect(proven).toContain(nonce);
+        }
+      }),
+    );
   });
 
   test("and with nothing less", async () => {
@@ -126,6 +169,18 @@ describe("errors of a simulation", () => {
     [-32_601, "the method eth_estimateGas does not exist"],
   ])("%i %s says nothing of the payment", (code, message) => {
     expect(token.isRefusal(new RpcError(code, message, undefined))).toBe(false);
+  });
+
+  test.each([
+    [-32_000, "gas required exceeds allowance (12000)", true],
+    [-32_003, "Out of gas: gas required exceeds allowance: 0", true],
+    [-32_000, "insufficient funds for gas * price + value: address 0x1 have 1 want 2", true],
+    [-32_000, "max fee per gas less than block base fee: address 0x1", true],
+    [-32_000, "gas required exceeds allowance (500000)", false],
+    [3, "execution reverted: insufficient funds", false],
+    [-32_000, "execution reverted", false],
+  ])("%i %s is about the price: %p", (code, message, isIt) => {
+    expect(token.isAboutPrice(new RpcError(code, message, undefined), 500_000n)).toBe(isIt);
   });
 
   test("are kept in one short line", () => {

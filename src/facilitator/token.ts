@@ -1,6 +1,14 @@
 // What we say to the token's contract and how we read what it says: the call that moves the money, the events that
 // prove it, and the reasons of its refusals. Pure.
-import { encodeAbiParameters, encodeFunctionData, parseAbi, parseAbiParameters, toEventSelector } from "viem";
+import {
+  encodeAbiParameters,
+  encodeFunctionData,
+  parseAbi,
+  parseAbiParameters,
+  toEventSelector,
+  toHex,
+} from "viem";
+import { authorizationDigest } from "../x402/eip3009.ts";
 import { TOKEN } from "../x402/kind.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
 import type { RpcError } from "./json-rpc.ts";
@@ -15,8 +23,16 @@ const ANY = parseAbi([
 const STATE = parseAbi([
   "function authorizationState(address authorizer, bytes32 nonce) view returns (bool)",
 ]);
+const BALANCE = parseAbi(["function balanceOf(address account) view returns (uint256)"]);
+/** ERC-1271, which the token asks of every payer that has code. */
+const WALLET = parseAbi(["function isValidSignature(bytes32 digest, bytes signature) view returns (bytes4)"]);
+const VALID = "0x1626ba7e";
 
 export const TOKEN_ADDRESS: Hex = `0x${TOKEN.slice(2).toLowerCase()}`;
+/** Less than any transfer costs: what every transaction does, the signature, and that the nonce is kept. */
+export const GAS_MIN = 50_000n;
+/** More than any transfer costs; what a contract wallet's signature check may burn is bounded by it. */
+export const GAS_MAX = 500_000n;
 const TRANSFER = toEventSelector("Transfer(address,address,uint256)");
 export const AUTHORIZATION_USED = toEventSelector("AuthorizationUsed(address,bytes32)");
 export const AUTHORIZATION_CANCELED = toEventSelector("AuthorizationCanceled(address,bytes32)");
@@ -39,8 +55,23 @@ export function transferData(authorization: Authorization, signature: Hex): Hex 
   return encodeFunctionData({ abi: PLAIN, args: [...words, v, r ?? "0x", s ?? "0x"] });
 }
 
-export function authorizationStateData({ from, nonce }: Authorization): Hex {
+export function authorizationStateData({ from, nonce }: Pick<Authorization, "from" | "nonce">): Hex {
   return encodeFunctionData({ abi: STATE, args: [from, nonce] });
+}
+
+export function balanceData(payer: Hex): Hex {
+  return encodeFunctionData({ abi: BALANCE, args: [payer] });
+}
+
+/** The question of the token to a contract wallet. */
+export function signatureData(authorization: Authorization, signature: Hex): Hex {
+  const digest = toHex(authorizationDigest(authorization));
+  return encodeFunctionData({ abi: WALLET, args: [digest, signature] });
+}
+
+/** The wallet's answer to it: one word, as the token reads it. */
+export function saysValid(answer: Hex): boolean {
+  return answer.length >= 66 && answer.slice(0, 66) === VALID.padEnd(66, "0");
 }
 
 function addressTopic(address: Hex): Hex {
@@ -68,17 +99,22 @@ export function isEndOf(authorization: Authorization, log: LogEntry): boolean {
 
 /**
  * Whether this transaction moved the money by this authorization. "Used" is not "paid", so both events must be there,
- * the one right before the other, as the token writes them.
+ * the transfer after the use; today's token writes it right after. Others may lie between, even other uses of the same
+ * payer: each transfer proves the last use before it that none has proven yet, and no second one. Only what the token
+ * itself writes counts.
  */
-export function isPaidBy({ from, to, value, ...rest }: Authorization, receipt: Receipt): boolean {
+export function isPaidBy({ from, to, value, nonce }: Authorization, receipt: Receipt): boolean {
   if (!receipt.succeeded) return false;
-  const used = [AUTHORIZATION_USED, ...authorizationTopics({ from, to, value, ...rest })];
   const moved = [TRANSFER, addressTopic(from), addressTopic(to)];
   const amount = encodeAbiParameters(parseAbiParameters("uint256"), [value]);
-  return receipt.logs.some((log, index) => {
-    const next = receipt.logs[index + 1];
-    return isEvent(log, used) && next !== undefined && isEvent(next, moved) && next.data === amount;
-  });
+  const unproven: Hex[] = [];
+  for (const log of receipt.logs) {
+    const [, , used] = log.topics;
+    if (used !== undefined && isEvent(log, [AUTHORIZATION_USED, addressTopic(from), used]))
+      unproven.push(used);
+    else if (isEvent(log, moved) && log.data === amount && unproven.pop() === nonce) return true;
+  }
+  return false;
 }
 
 /** Words of the nodes for a call that the EVM ended without success; with a revert, code 3 says so too. */
@@ -89,6 +125,17 @@ const REVERTED_CODE = 3;
 /** Whether the error of an eth_call or eth_estimateGas is about the call, and not about the node. */
 export function isRefusal(error: RpcError): boolean {
   return error.code === REVERTED_CODE || HALTED.test(error.message);
+}
+
+const ALLOWANCE = /gas required exceeds allowance\D*(\d+)/i;
+
+const PRICE = /insufficient funds|base ?fee|fee cap|fee per gas/i;
+
+/** The sender has not got the price of that much gas, or it is no price for a block: nothing is said of the call. */
+export function isAboutPrice({ code, message }: RpcError, gas: bigint): boolean {
+  if (code === REVERTED_CODE) return false;
+  const [, allowed] = ALLOWANCE.exec(message) ?? [];
+  return PRICE.test(message) || (allowed !== undefined && BigInt(allowed) < gas);
 }
 
 /** The token says that the authorization is used or cancelled. */

@@ -8,7 +8,7 @@ import type { Authorization, Hex, PaymentKey } from "../x402/types.ts";
 import type { Fees } from "./fees.ts";
 import type { ClaimedPayment } from "./payments.ts";
 import type { Signer, Unsigned } from "./signer.ts";
-import { TOKEN_ADDRESS, transferData } from "./token.ts";
+import { GAS_MAX, TOKEN_ADDRESS, transferData } from "./token.ts";
 
 export type TransactionRow = Tables["facilitatorTransactions"]["$inferSelect"];
 
@@ -42,11 +42,12 @@ export interface Position {
   readonly now: number;
 }
 
+/** However much was estimated, a block has room for it. */
 export function transfer({ authorization, signature }: ClaimedPayment, gas: bigint): Content {
   return {
     to: TOKEN_ADDRESS,
     data: transferData(authorization, signature),
-    gas,
+    gas: gas < GAS_MAX ? gas : GAS_MAX,
     payment: authorization,
   };
 }
@@ -73,6 +74,7 @@ export async function signRow(signer: Signer, content: Content, position: Positi
     max_fee: String(fees.maxFee),
     max_priority_fee: String(fees.maxPriorityFee),
     open: true,
+    gas_burned: null,
     stored_at_block: block,
     created_at: now,
   };
@@ -129,6 +131,17 @@ export function transactionsOf(reader: Reader, { payer, nonce }: PaymentKey): Pr
     .where(and(eq(t.payer, payer), eq(t.nonce, nonce)))
     .orderBy(asc(t.created_at))
     .execute();
+}
+
+/** The chain says that the nonces are not used. False when nothing is stored for any of them that was closed. */
+export async function reopenPlaces(tx: Tx, wallet: Hex, nonces: readonly number[]): Promise<boolean> {
+  const { facilitatorTransactions: t } = tx.tables;
+  const reopened = await tx.db
+    .update(t)
+    .set({ open: true })
+    .where(and(eq(t.wallet, wallet), inArray(t.wallet_nonce, [...nonces]), eq(t.open, false)))
+    .returning({ hash: t.hash });
+  return reopened.length > 0;
 }
 
 /** Their wallet nonces are used, deep enough in the chain. */

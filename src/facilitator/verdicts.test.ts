@@ -1,7 +1,7 @@
 // Two processes with one key and one database: what one has stored for a payment, and the other does not know of
 // yet, keeps it from being recorded as failed; and what is recorded as failed is sent by neither.
 import { afterAll, beforeAll, expect, test } from "bun:test";
-import { NOON } from "../../test/support/settling.ts";
+import { NOON, UNMEASURED } from "../../test/support/settling.ts";
 import { type Place, places } from "../../test/support/stores.ts";
 import { silentLog } from "../core/log.ts";
 import type { Store } from "../storage/store.ts";
@@ -16,6 +16,7 @@ import { createVerdicts, NotKnownYet } from "./verdicts.ts";
 
 const clock = { now: () => NOON };
 const WALLET: Hex = `0x${"aa".repeat(20)}`;
+const expired = { reason: "expired", foreign_transaction: null, gas_burned: null };
 const word = (text: string): Hex => `0x${new Bun.CryptoHasher("sha256").update(text).digest("hex")}`;
 
 let place: Place;
@@ -33,7 +34,7 @@ function rowOf({ key }: ClaimedPayment, wallet_nonce: number): TransactionRow {
   const { payer, nonce } = key;
   const fees = { gas: "1", max_fee: "1", max_priority_fee: "1" };
   const hash = word(`${nonce} ${wallet_nonce}`);
-  const at = { open: true, stored_at_block: 1, created_at: NOON };
+  const at = { open: true, gas_burned: null, stored_at_block: 1, created_at: NOON };
   return { hash, wallet: WALLET, wallet_nonce, replacement: 0, payer, nonce, raw: "0x", ...fees, ...at };
 }
 
@@ -43,14 +44,15 @@ async function sent(name: string, walletNonce: number) {
   const terms = { to: from, value: 7n, validAfter: 0n, validBefore: 9n };
   const payment: ClaimedPayment = {
     key: { chain_id: CHAIN_ID, token: TOKEN_ADDRESS, payer: from, nonce: word(name) },
+    claim: name,
     authorization: { from, nonce: word(name), ...terms },
     signature: "0x",
   };
   const row = rowOf(payment, walletNonce);
   await store.write(async (tx) => {
-    await claimPayment(tx, { ...payment, account: "acme", requirements: "{}", dailyCeiling: 100n }, NOON);
+    await claimPayment(tx, { ...payment, account: "acme", requirements: "{}", ...UNMEASURED }, NOON);
     await insertTransactions(tx, [row]);
-    await markSent(tx, payment.key, row.hash, NOON);
+    await markSent(tx, payment, row.hash, NOON);
   });
   return { payment, row };
 }
@@ -65,11 +67,11 @@ test("a payment with a transaction that was not judged is not failed", async () 
   const verdicts = createVerdicts({ store, clock, log: silentLog, outcomes, slots, onConflict });
   const other = rowOf(payment, 1);
   await store.write((tx) => insertTransactions(tx, [other]));
-  await expect(verdicts.fail(open!, "expired")).rejects.toBeInstanceOf(NotKnownYet);
+  await expect(verdicts.fail(open!, expired, [])).rejects.toBeInstanceOf(NotKnownYet);
   expect(await findPayment(store.read, payment.key)).toMatchObject({ status: "sent", reason: null });
   expect([open!.status, conflicts]).toEqual(["sent", 1]);
   slots.add(other, payment, "sent");
-  await verdicts.fail(open!, "expired");
+  await verdicts.fail(open!, expired, []);
   expect(await findPayment(store.read, payment.key)).toMatchObject({ status: "failed", reason: "expired" });
 });
 
@@ -79,8 +81,7 @@ test("a payment that has failed is not sent again, and its transaction is not st
   const again = (nonce: number) =>
     batch.write([{ job: { payment, gas: 1n, again: true }, row: rowOf(payment, nonce) }]);
   await again(11);
-  const failure = { reason: "expired", foreign_transaction: null };
-  await store.write((tx) => recordFailed(tx, payment.key, failure, { was: "sent", now: NOON }));
+  await store.write((tx) => recordFailed(tx, payment.key, expired, { was: "sent", now: NOON }));
   await expect(again(12)).rejects.toBeInstanceOf(NotClaimed);
   const { db, tables } = store.read;
   const rows = await db.select().from(tables.facilitatorTransactions);

@@ -4,6 +4,7 @@ import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import type { Store } from "../storage/store.ts";
 import type { Hex } from "../x402/types.ts";
+import { countLate, markBurned, type Reverted } from "./burns.ts";
 import type { Outcomes } from "./outcomes.ts";
 import { type Failure, findPayment, recordFailed, recordReorganised, recordSettled } from "./payments.ts";
 import type { OpenPayment, Slots } from "./slots.ts";
@@ -17,11 +18,14 @@ export class NotKnownYet extends Error {
 
 export interface Verdicts {
   settle(payment: OpenPayment, receipt: Receipt): Promise<void>;
-  /**
-   * @param foreign who used the authorization, where it is known
-   * @throws NotKnownYet when another process has sent it once more
-   */
-  fail(payment: OpenPayment, reason: string, foreign?: Hex): Promise<void>;
+  /** @throws NotKnownYet when another process has sent it once more */
+  fail(
+    payment: OpenPayment,
+    failure: Omit<Failure, "gas_burned">,
+    reverted: readonly Reverted[],
+  ): Promise<void>;
+  /** Its transfer reverted; counts it, if it has failed for something else before. */
+  late(payment: OpenPayment, reverted: Reverted): Promise<void>;
   /** Settled no more, for its block is gone. */
   reopen(payment: OpenPayment): Promise<void>;
   /** Takes over how its record says that it stands. */
@@ -46,10 +50,15 @@ export function createVerdicts(options: VerdictsOptions): Verdicts {
   }
 
   /** Undone when it has an open transaction that was not judged: that one may still collect it. */
-  async function fail({ key }: OpenPayment, failure: Failure): Promise<boolean> {
+  async function fail(
+    { key }: OpenPayment,
+    failure: Failure,
+    reverted: readonly Reverted[],
+  ): Promise<boolean> {
     try {
       return await store.write(async (tx) => {
         if (!(await recordFailed(tx, key, failure, { was: "sent", now: clock.now() }))) return false;
+        for (const each of reverted) await markBurned(tx, each);
         const rows = await transactionsOf(tx, key);
         const isJudged = rows.every(
           (row) => !row.open || slots.of(row.wallet, row.wallet_nonce) !== undefined,
@@ -76,13 +85,18 @@ export function createVerdicts(options: VerdictsOptions): Verdicts {
       }
       outcomes.announce(payment.key);
     },
-    async fail(payment, reason, foreign) {
-      const failure = { reason, foreign_transaction: foreign ?? null };
-      if (await fail(payment, failure)) {
+    async fail(payment, found, reverted) {
+      const gas = reverted.reduce((sum, { gasWei }) => sum + gasWei, 0n);
+      const failure = { ...found, gas_burned: reverted.length === 0 ? null : gas };
+      if (await fail(payment, failure, reverted)) {
         payment.status = "failed";
-        log.warn("payment failed", { ...names(payment), reason, foreign_transaction: foreign });
+        log.warn("payment failed", { ...names(payment), ...failure });
       } else await reread(payment);
       outcomes.announce(payment.key);
+    },
+    async late(payment, reverted) {
+      if (await store.write((tx) => countLate(tx, payment.key, reverted, clock.now())))
+        log.warn("a transfer reverted after its payment had failed", { ...names(payment), ...reverted });
     },
     async reopen(payment) {
       if (await store.write((tx) => recordReorganised(tx, payment.key, clock.now()))) payment.status = "sent";

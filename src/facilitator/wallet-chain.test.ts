@@ -6,6 +6,7 @@ import { base } from "viem/chains";
 import { startChain, type TestChain } from "../../test/support/chain.ts";
 import { newPayer } from "../../test/support/payments.ts";
 import { newPayment, removeWallets, startWallet, type TestWallet, until } from "../../test/support/wallet.ts";
+import { silentLog } from "../core/log.ts";
 import { localSigner } from "./signer.ts";
 import { transferData } from "./token.ts";
 
@@ -100,9 +101,14 @@ test.each([
   ["blacklisted", (payer: ReturnType<typeof newPayer>) => chain.blacklist(payer.address), /blacklisted/i],
   ["paused", () => chain.pauseToken(), /paused/i],
 ])(
-  "an account that is %s between broadcast and block: failed, with the exact reason",
+  "an account that is %s between broadcast and block: failed, with the exact reason and the gas that is lost",
   async (_, act, reason) => {
-    const wallet = await start(chain);
+    const failures: unknown[] = [];
+    const warn = (event: string, fields?: object) => {
+      if (event === "payment failed") failures.push(fields);
+    };
+    const wallet = await start(chain, { log: { ...silentLog, warn } });
+    const before = await chain.client.getBalance({ address: wallet.address });
     const payment = await newPayment(chain);
     await chain.fundEth(payment.payer.address, ETHER);
     await chain.pauseMining();
@@ -113,6 +119,8 @@ test.each([
     await chain.resumeMining();
     if (_ === "paused") await chain.unpauseToken();
     expect(ended).toMatchObject({ status: "failed", reason: expect.stringMatching(reason) });
+    const lost = before - (await chain.client.getBalance({ address: wallet.address }));
+    expect(failures).toMatchObject([{ gas_burned: lost }]);
     expect(await transfersOf(payment)).toHaveLength(0);
   },
 );

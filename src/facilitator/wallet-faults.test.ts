@@ -114,7 +114,7 @@ describe("a first node that", () => {
     relay.behind(3);
     const payment = await newPayment(chain);
     await wallet.claim(payment);
-    await wallet.wallet.send(payment, 120_000n);
+    await wallet.send(payment);
     expect((await wallet.ended(payment, 1500))?.status).toBe("sent");
     expect(await chain.transfers({ nonce: payment.key.nonce })).toHaveLength(1);
     await chain.mine(4);
@@ -128,15 +128,15 @@ test("no node answers: unavailable, not ready, nothing stored; and it is ready w
   await wallet.claim(payment);
   await relay.refuse();
   expect(await wallet.wallet.readiness()).toEqual({ ready: false, reason: "rpc unreachable" });
-  await expect(wallet.chain.simulate(payment.authorization, payment.signature)).rejects.toMatchObject({
+  await expect(wallet.wallet.simulate(payment.authorization, payment.signature)).rejects.toMatchObject({
     kind: "unavailable",
   });
-  await expect(wallet.wallet.send(payment, 120_000n)).rejects.toMatchObject({ kind: "unavailable" });
+  await expect(wallet.send(payment)).rejects.toMatchObject({ kind: "unavailable" });
   expect(await wallet.rows()).toEqual([]);
   expect((await wallet.payment(payment))?.status).toBe("claimed");
   await relay.restore();
   await until(async () => (await wallet.wallet.readiness()).ready);
-  await wallet.wallet.send(payment, 120_000n);
+  await wallet.send(payment);
   await expectCollected(wallet, payment);
 });
 
@@ -170,7 +170,7 @@ describe("after the block, a node that for a while", () => {
       relay.on(method, fault, 3);
       if (method === "eth_getLogs")
         relay.on("eth_getTransactionReceipt", { kind: "result", result: null }, 3);
-      await wallet.wallet.send(payment, 120_000n);
+      await wallet.send(payment);
       await expectCollected(wallet, payment);
       expect(await wallet.rows()).toHaveLength(2);
     },
@@ -197,10 +197,10 @@ describe("the gas wallets:", () => {
     expect(await wallet.wallet.readiness()).toEqual({ ready: false, reason: "gas wallet low" });
     const payment = await newPayment(chain);
     await wallet.claim(payment);
-    await expect(wallet.wallet.send(payment, 120_000n)).rejects.toThrow("gas wallet low");
+    await expect(wallet.send(payment)).rejects.toThrow("gas wallet low");
     await chain.fundEth(signer.address, 10n ** 15n);
     await until(async () => (await wallet.wallet.readiness()).ready);
-    await wallet.wallet.send(payment, 120_000n);
+    await wallet.send(payment);
     await expectCollected(wallet, payment);
   });
 
@@ -358,7 +358,7 @@ test("a payment that is not claimed any more is not sent, and takes no nonce fro
   const payments = await newPayments(3);
   const [first, gone, last] = payments;
   for (const payment of [first!, last!]) await wallet.claim(payment);
-  const sent = await Promise.allSettled(payments.map((each) => wallet.wallet.send(each, 120_000n)));
+  const sent = await Promise.allSettled(payments.map((each) => wallet.send(each)));
   expect(sent.map(({ status }) => status)).toEqual(["fulfilled", "rejected", "fulfilled"]);
   await expectCollected(wallet, first!);
   await expectCollected(wallet, last!);

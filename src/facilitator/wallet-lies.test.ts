@@ -160,7 +160,9 @@ describe("a node that takes no block hash in place of a number", () => {
     expect((await wallet.ended(paid))?.status).toBe("settled");
     const before = await chain.blockNumber();
     await chain.pauseMining();
+    const sent = relay.passed("eth_sendRawTransaction", relay.count("eth_sendRawTransaction") + 1);
     await wallet.collect(cancelled);
+    await sent;
     await chain.cancelAuthorization(cancelled.payer, cancelled.key.nonce);
     await chain.mine();
     expect((await wallet.ended(cancelled))?.reason).toBe("the authorization was cancelled");
@@ -238,3 +240,70 @@ test("nonces far beyond any, that a node once told, hold up no payment when it c
   // The way to the others, which is long, is not paved with transactions that do nothing.
   expect((await wallet.rows()).filter((row) => row.payer === null)).toEqual([]);
 }, 30_000);
+
+test.each([1_000_000_000, 500_001, 21_000])(
+  "an estimate of %i gas, which no transfer costs, is asked for again",
+  async (gas) => {
+    relay.on("eth_estimateGas", { kind: "result", result: numberToHex(gas) }, 1);
+    const wallet = await start();
+    const payment = await newPayment(chain);
+    await wallet.collect(payment);
+    await mineUntil(async () => (await wallet.payment(payment))?.status === "settled");
+    const [row] = await wallet.rows();
+    expect(Number(row?.gas)).toBeWithin(50_000, 500_001);
+  },
+);
+
+test("a payment is never sent with more gas than a block has room for, whatever was estimated", async () => {
+  const wallet = await start();
+  const payment = await newPayment(chain);
+  await wallet.claim(payment);
+  await wallet.wallet.send(payment, { limit: 1_000_000_000n, from: wallet.address });
+  await mineUntil(async () => (await wallet.payment(payment))?.status === "settled");
+  expect((await wallet.rows()).map(({ gas }) => gas)).toEqual(["500000"]);
+});
+
+describe("a newest block far ahead", () => {
+  const ahead = (fields: object): RpcFault => ({
+    kind: "choose",
+    choose: ([number]) =>
+      number === "latest"
+        ? { kind: "rewrite", rewrite: (block) => ({ ...(block as object), ...fields }) }
+        : { kind: "pass" },
+  });
+
+  test.each([
+    ["number", { number: "0x3b9aca00" }],
+    ["time", { timestamp: "0xffffffff" }],
+  ])("by its %s is not believed at once", async (_field, fields) => {
+    const wallet = await start();
+    const before = await wallet.chain.newest();
+    relay.on("eth_getBlockByNumber", ahead(fields), 1);
+    expect(await wallet.chain.newest()).toEqual(before);
+    await chain.mine();
+    expect((await wallet.chain.newest()).number).toBe(before.number + 1);
+  });
+
+  test("does not keep what was stored by it from being replaced", async () => {
+    relay.on("eth_getBlockByNumber", ahead({ number: "0x3b9aca00" }));
+    const first: unknown[] = [];
+    relay.on("eth_sendRawTransaction", {
+      kind: "choose",
+      choose([raw]) {
+        if (first.length === 0) first.push(raw);
+        return raw === first[0] ? { kind: "error", message: "txpool is full" } : { kind: "pass" };
+      },
+    });
+    const wallet = await start();
+    const payment = await newPayment(chain);
+    await wallet.claim(payment);
+    await wallet.send(payment);
+    await relay.called("eth_sendRawTransaction", 1);
+    expect((await wallet.rows())[0]?.stored_at_block).toBe(1_000_000_000);
+    await wallet.wallet.stop();
+    relay.heal("eth_getBlockByNumber");
+    const next = await start({ store: wallet.store, signers: wallet.signers });
+    await mineUntil(async () => (await next.payment(payment))?.status === "settled");
+    expect(await next.rows()).toHaveLength(2);
+  });
+});

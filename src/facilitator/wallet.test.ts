@@ -66,7 +66,7 @@ describe("a store whose answer is lost", () => {
     const wallet = await start(chain, { store: forgetful(store, 0) });
     for (const payment of payments) await wallet.claim(payment);
     const unsure = await start(chain, { store: forgetful(store, 1), signers: wallet.signers });
-    await Promise.all(payments.map((payment) => unsure.wallet.send(payment, 120_000n)));
+    await Promise.all(payments.map((payment) => unsure.send(payment)));
     for (const payment of payments) {
       expect(await wallet.ended(payment)).toMatchObject({ status: "settled" });
       expect(await chain.transfers({ nonce: payment.key.nonce })).toHaveLength(1);
@@ -83,7 +83,7 @@ describe("a store whose answer is lost", () => {
     };
     const wallet = await start(chain, { store: full });
     const payment = await newPayment(chain);
-    await expect(wallet.wallet.send(payment, 120_000n)).rejects.toThrow("disk full");
+    await expect(wallet.send(payment)).rejects.toThrow("disk full");
     isFull = false;
     await wallet.collect(payment);
     expect(await wallet.ended(payment)).toMatchObject({ status: "settled" });
@@ -104,7 +104,7 @@ test("a signer that fails refuses what it can't sign, and leaves no gap", async 
   const payments: Awaited<ReturnType<typeof newPayment>>[] = [];
   for (let made = 0; made < 5; made++) payments.push(await newPayment(chain));
   for (const payment of payments) await wallet.claim(payment);
-  const sent = await Promise.allSettled(payments.map((each) => wallet.wallet.send(each, 120_000n)));
+  const sent = await Promise.allSettled(payments.map((each) => wallet.send(each)));
   const taken = payments.filter((_, index) => sent[index]?.status === "fulfilled");
   expect(taken.length).toBeGreaterThan(1);
   for (const payment of taken) expect((await wallet.ended(payment))?.status).toBe("settled");
@@ -152,3 +152,25 @@ describe("three hundred at once", () => {
     expect((await wallet.rows()).map((row) => row.wallet_nonce)).toEqual(payments.map((_, index) => index));
   }, 40_000);
 });
+
+test.each([
+  ["nobody has sent", () => "3215"],
+  ["cost nothing", () => "3a15"],
+  ["a certain wallet of ours has sent", ({ signers }: TestWallet) => `73${signers[0]!.address.slice(2)}3214`],
+])(
+  "a payer whose code takes signatures only from transactions that %s burns no gas of the others",
+  async (_, condition) => {
+    const signers = [await fundedSigner(chain), await fundedSigner(chain)];
+    const wallet = await start(chain, { signers });
+    const from = await chain.contractWalletIf(condition(wallet));
+    const payments = [];
+    for (let made = 0; made < 4; made++) payments.push(await newPayment(chain, { from }));
+    const collected = await Promise.allSettled(payments.map((payment) => wallet.collect(payment)));
+    const sent = collected.filter(({ status }) => status === "fulfilled").length;
+    for (const [index, payment] of payments.entries()) {
+      if (collected[index]?.status === "rejected") expect(await wallet.payment(payment)).toBeNull();
+      else expect(await wallet.ended(payment)).toMatchObject({ status: "settled" });
+    }
+    expect(sent).toBe(_ === "a certain wallet of ours has sent" ? 2 : 0);
+  },
+);

@@ -4,28 +4,32 @@ import type { Clock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import type { Store } from "../storage/store.ts";
-import type { Hex } from "../x402/types.ts";
-import type { Job, SignedJob } from "./batch.ts";
+import type { Authorization, Hex } from "../x402/types.ts";
+import type { SignedJob } from "./batch.ts";
 import { createBroadcaster } from "./broadcast.ts";
 import type { Chain } from "./chain.ts";
-import { gweiToWei } from "./fees.ts";
+import { gweiToWei, quoteFees } from "./fees.ts";
 import { createJudge } from "./judge.ts";
 import { createLane, type Lane } from "./lane.ts";
 import { createLedger } from "./ledger.ts";
 import type { Outcomes } from "./outcomes.ts";
 import type { ClaimedPayment } from "./payments.ts";
-import { createGauge, type Readiness } from "./readiness.ts";
+import type { Gas, SettleChain } from "./ports.ts";
+import { createGauge, type Gauge, type Readiness } from "./readiness.ts";
 import { createRenew } from "./renew.ts";
 import type { Signer } from "./signer.ts";
-import { createSlots } from "./slots.ts";
+import { createSlots, type Slots } from "./slots.ts";
 import { createVerdicts } from "./verdicts.ts";
 import { createWatcher } from "./watch.ts";
 
 /** Transactions of one key under way, in no block yet. */
 const IN_FLIGHT_MAX = 2000;
 const RETRY_AFTER_SECONDS = 5;
+const BASE_FEE_AGE_MS = 1000;
 
 export interface Wallet {
+  /** Payments that may be under way at once, by all keys together. */
+  readonly capacity: number;
   /**
    * Takes up what was under way when the last process ended. It needs no node: what it can't look up now it looks up
    * when one answers.
@@ -36,12 +40,19 @@ export interface Wallet {
   /** At most about a second old. */
   readiness(): Promise<Readiness>;
   /**
+   * Simulated for the wallet that has the least to do, which is the one that sends it then.
+   *
+   * @throws Fault `unavailable`
+   */
+  readonly simulate: SettleChain["simulate"];
+  /** Wei that a transaction with that gas may cost, at the fees of now. @throws Fault `unavailable` */
+  costOf(gas: Gas): Promise<bigint>;
+  /**
    * Resolves when a signed transaction for the payment is stored; it is broadcast and watched from then on.
    *
-   * @param gas its limit
    * @throws Fault `unavailable`, NotClaimed: certainly nothing is stored then
    */
-  send(payment: ClaimedPayment, gas: bigint): Promise<void>;
+  send(payment: ClaimedPayment, gas: Gas): Promise<void>;
   /** What is stored goes on at the next start. */
   stop(): Promise<void>;
 }
@@ -75,8 +86,8 @@ export function createWallet(options: WalletOptions): Wallet {
   }
   const gauge = createGauge(chain, [...lanes.values()], limits.gasLowWaterWei, log);
   const resynchronise = (wallet: Hex) => lanes.get(wallet)?.resynchronise();
+  const { simulate, costOf, send } = createSender({ chain, slots, gauge, lanes, maxFee });
   const verdicts = createVerdicts({ store, clock, log, outcomes, slots, onConflict: ledger.doubt });
-  const send = (payment: ClaimedPayment, gas: bigint) => sendJob({ payment, gas, again: true });
   const broadcaster = createBroadcaster({
     chain,
     log,
@@ -91,7 +102,14 @@ export function createWallet(options: WalletOptions): Wallet {
     log,
     slots,
     lanes,
-    judge: createJudge({ chain, store, log, verdicts, send }),
+    judge: createJudge({
+      chain,
+      store,
+      log,
+      verdicts,
+      simulate,
+      send: (payment, gas) => send(payment, gas, true),
+    }),
     renew: createRenew({
       chain,
       store,
@@ -112,21 +130,8 @@ export function createWallet(options: WalletOptions): Wallet {
     watcher.wake();
   }
 
-  /** Through the able lane with the least to do. */
-  async function sendJob(job: Job): Promise<void> {
-    const found = await gauge.readiness();
-    if (!found.ready) throw unavailable(found.reason);
-    const loads = slots.loads();
-    const [chosen] = gauge
-      .able()
-      .map((lane) => ({ lane, load: lane.waiting() + (loads.get(lane.signer.address) ?? 0) }))
-      .sort((a, b) => a.load - b.load);
-    if (chosen === undefined || chosen.load >= IN_FLIGHT_MAX)
-      throw unavailable("too many payments under way");
-    await chosen.lane.send(job);
-  }
-
   return {
+    capacity: IN_FLIGHT_MAX * signers.length,
     async start() {
       await ledger.load();
       const count = [...slots.all()].length;
@@ -138,7 +143,9 @@ export function createWallet(options: WalletOptions): Wallet {
       if (slots.wallets().size > 0 || !slots.payments().next().done) watcher.wake();
     },
     readiness: gauge.readiness,
-    send: (payment, gas) => sendJob({ payment, gas, again: false }),
+    simulate,
+    costOf,
+    send: (payment, gas) => send(payment, gas, false),
     async stop() {
       await Promise.all([
         ...[...lanes.values()].map((lane) => lane.stop()),
@@ -147,6 +154,66 @@ export function createWallet(options: WalletOptions): Wallet {
       ]);
     },
   };
+}
+
+interface SenderOptions {
+  readonly chain: Chain;
+  readonly slots: Slots;
+  readonly gauge: Gauge;
+  readonly lanes: ReadonlyMap<Hex, Lane>;
+  /** Wei per gas. */
+  readonly maxFee: bigint;
+}
+
+type Sender = Pick<Wallet, "simulate" | "costOf"> & {
+  /** @param again it has been sent before */
+  send(payment: ClaimedPayment, gas: Gas, again: boolean): Promise<void>;
+};
+
+/** Which wallet sends a payment: the choice is made once, for a payer's code may take only what one of them sends. */
+function createSender({ chain, slots, gauge, lanes, maxFee }: SenderOptions): Sender {
+  let turns = 0;
+
+  function loadOf(lane: Lane): number {
+    return lane.waiting() + (slots.loads().get(lane.signer.address) ?? 0);
+  }
+
+  /** The one with the least to do, of equal ones each in its turn; where none is able, any: it will not send then. */
+  async function leastBusy(): Promise<Lane | undefined> {
+    await gauge.readiness();
+    const able = gauge.able().length > 0 ? gauge.able() : [...lanes.values()];
+    const first = turns++ % able.length;
+    const loads = [...able.slice(first), ...able.slice(0, first)].map((lane) => ({
+      lane,
+      load: loadOf(lane),
+    }));
+    return loads.sort((a, b) => a.load - b.load)[0]?.lane;
+  }
+
+  async function costOf({ limit }: Gas): Promise<bigint> {
+    const [{ baseFee }, tip] = await Promise.all([chain.newest(BASE_FEE_AGE_MS), chain.tip()]);
+    return limit * (quoteFees(baseFee, tip, maxFee)?.maxFee ?? maxFee);
+  }
+
+  async function simulate(authorization: Authorization, signature: Hex) {
+    const lane = await leastBusy();
+    if (lane === undefined) throw unavailable("no wallet");
+    const { address } = lane.signer;
+    const simulation = await chain.simulate(authorization, signature, address);
+    if (!simulation.ok) return simulation;
+    return { ok: true as const, gas: { limit: simulation.gas, from: address } };
+  }
+
+  async function send(payment: ClaimedPayment, { limit, from }: Gas, again: boolean): Promise<void> {
+    const found = await gauge.readiness();
+    if (!found.ready) throw unavailable(found.reason);
+    const lane = gauge.able().find(({ signer }) => signer.address === from);
+    if (lane === undefined) throw unavailable("gas wallet low");
+    if (loadOf(lane) >= IN_FLIGHT_MAX) throw unavailable("too many payments under way");
+    await lane.send({ payment, gas: limit, again });
+  }
+
+  return { simulate, costOf, send };
 }
 
 function unavailable(message: string): Fault {

@@ -67,7 +67,7 @@ export function createWatcher(options: WatcherOptions): Watcher {
   }
 
   function isWaiting(): boolean {
-    for (const { inclusion } of slots.all()) if (inclusion === null) return true;
+    for (const slot of slots.all()) if (slot.inclusion === null && slots.isInReach(slot)) return true;
     for (const { status } of slots.payments()) if (status === "sent") return true;
     return false;
   }

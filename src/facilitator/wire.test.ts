@@ -41,6 +41,15 @@ describe("what is in the form of the protocol is read, in lower case:", () => {
     expect(wire.receipt(null)).toBeNull();
   });
 
+  test("what a receipt's transaction cost, with what the chain below takes; what is not said counts as nothing", () => {
+    const gas = { gasUsed: "0x5208", effectiveGasPrice: "0x3b9aca00" };
+    expect(wire.receipt({ ...receipt, ...gas })?.gasWei).toBe(21_000n * 10n ** 9n);
+    expect(wire.receipt({ ...receipt, ...gas, l1Fee: "0x7" })?.gasWei).toBe(21_000n * 10n ** 9n + 7n);
+    expect(wire.receipt({ ...receipt, ...gas, l1Fee: null })?.gasWei).toBe(21_000n * 10n ** 9n);
+    expect(wire.receipt(receipt)?.gasWei).toBe(0n);
+    expect(() => wire.receipt({ ...receipt, gasUsed: 21_000 })).toThrow(TypeError);
+  });
+
   test("logs, less those of blocks that are gone", () => {
     expect(wire.logEntries([log, { ...log, removed: true }])).toHaveLength(1);
   });

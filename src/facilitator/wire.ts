@@ -24,6 +24,8 @@ export interface Receipt {
   readonly blockNumber: number;
   readonly blockHash: Hex;
   readonly succeeded: boolean;
+  /** What its gas cost, with what a rollup takes for its place in the chain below. */
+  readonly gasWei: bigint;
   readonly logs: readonly LogEntry[];
 }
 
@@ -63,11 +65,16 @@ export function hash(value: unknown): Hex {
   return bytes;
 }
 
-/** A word of the EVM that is a truth value. */
+/** A word of the EVM that is a number. */
+export function word(value: unknown): bigint {
+  return BigInt(hash(value));
+}
+
+/** One that is a truth value. */
 export function truth(value: unknown): boolean {
-  const word = BigInt(hash(value));
-  if (word > 1n) throw wrong("a truth value");
-  return word === 1n;
+  const number = word(value);
+  if (number > 1n) throw wrong("a truth value");
+  return number === 1n;
 }
 
 function address(value: unknown): Hex {
@@ -93,6 +100,11 @@ export function block(value: unknown): Block | null {
   };
 }
 
+/** Of a block that may not be made yet, which has no hash and no number then; null where there is none. */
+export function timestamp(block: unknown): number | null {
+  return block === null ? null : count(field(block, "timestamp"));
+}
+
 function logEntry(value: unknown): LogEntry {
   return {
     address: address(field(value, "address")),
@@ -109,6 +121,15 @@ export function logEntries(value: unknown): LogEntry[] {
     .map(logEntry);
 }
 
+/** A node may leave out any of the fields: that is no reason to have no receipt. */
+function gasWei(receipt: unknown): bigint {
+  const [used, price, below] = ["gasUsed", "effectiveGasPrice", "l1Fee"].map((name) => {
+    const given = field(receipt, name);
+    return given === undefined || given === null ? 0n : quantity(given);
+  });
+  return (used ?? 0n) * (price ?? 0n) + (below ?? 0n);
+}
+
 /** Null for a transaction that is in no block that the node knows of. */
 export function receipt(value: unknown): Receipt | null {
   if (value === null) return null;
@@ -119,6 +140,7 @@ export function receipt(value: unknown): Receipt | null {
     blockNumber: count(field(value, "blockNumber")),
     blockHash: hash(field(value, "blockHash")),
     succeeded: status === 1,
+    gasWei: gasWei(value),
     logs: list(field(value, "logs")).map(logEntry),
   };
 }

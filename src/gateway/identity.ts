@@ -7,7 +7,6 @@ import {
   decodeProtectedHeader,
   errors,
   type JWTPayload,
-  type JWTVerifyGetKey,
   type JWTVerifyOptions,
   jwtVerify,
 } from "jose";
@@ -18,7 +17,7 @@ import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { hasControls } from "../core/text.ts";
 import { type Keyring, SIGNING_ALGORITHM } from "../keys/keyring.ts";
-import { type IssuerKeySource, openIssuerKeys } from "./issuer-keys.ts";
+import { type IssuerKeySource, type Keys, openIssuerKeys } from "./issuer-keys.ts";
 
 /** Issuer and audience of the tokens that the local issuer signs. */
 export const LOCAL_ISSUER = "tollgate";
@@ -54,8 +53,11 @@ export interface IdentityOptions {
   readonly keyring: Pick<Keyring, "verificationKeys">;
   /** GET with bounded time and size; throws for any answer but 200 with JSON. */
   readonly fetchJson: (url: string) => Promise<unknown>;
+  /** Tells only what a token's own times mean. */
   readonly clock: Clock;
   readonly log: Log;
+  /** Milliseconds of a clock that never goes back. */
+  readonly now?: () => number;
 }
 
 export interface Identity {
@@ -71,8 +73,8 @@ export interface Identity {
 interface Known {
   readonly caller: Caller;
   /** The set of keys that it was verified with: a token is known only as long as this is the set. */
-  readonly find: JWTVerifyGetKey;
-  /** Milliseconds since the epoch. */
+  readonly keys: Keys;
+  /** When its `exp` has passed: milliseconds since the epoch. */
   readonly until: number;
 }
 
@@ -90,11 +92,11 @@ export function createIdentity(options: IdentityOptions): Identity {
   async function judge(authorization: string): Promise<Caller> {
     const token = bearerToken(authorization);
     precheck(token, issuer, clock.now());
-    const { payload, find } = await verify(token, issuer, keys, clock);
+    const { payload, keys: used } = await verify(token, issuer, keys, clock);
     const caller = readCaller(payload, claims);
     // jwtVerify has seen that `exp` is there.
     const until = ((payload.exp ?? 0) + SKEW_SECONDS) * 1000;
-    known.set(authorization, { caller, find, until }, authorization.length);
+    known.set(authorization, { caller, keys: used, until }, authorization.length);
     return caller;
   }
 
@@ -103,9 +105,7 @@ export function createIdentity(options: IdentityOptions): Identity {
       if (authorization === null) throw refused("no token");
       const seen = known.get(authorization);
       if (seen === undefined) return judge(authorization);
-      const now = clock.now();
-      const current = keys.current();
-      const holds = now < seen.until && current?.find === seen.find && now < current.freshUntil;
+      const holds = clock.now() < seen.until && keys.fresh() === seen.keys;
       return holds ? seen.caller : judge(authorization);
     },
   };
@@ -113,22 +113,19 @@ export function createIdentity(options: IdentityOptions): Identity {
 
 /** What `IssuerKeySource` says of keys, for keys that never change while the process runs. */
 function localKeys(keyring: IdentityOptions["keyring"]): IssuerKeySource {
-  const keys = {
-    find: createLocalJWKSet(keyring.verificationKeys("issuer")),
-    freshUntil: Number.POSITIVE_INFINITY,
-  };
-  return { current: () => keys, settled: async () => keys, renewed: async () => null };
+  const keys = createLocalJWKSet(keyring.verificationKeys("issuer"));
+  return { fresh: () => keys, settled: async () => keys, renewed: async () => null };
 }
 
 function openIssuer(options: IdentityOptions): { issuer: Issuer; keys: IssuerKeySource } {
-  const { oidc, keyring, fetchJson, clock, log } = options;
+  const { oidc, keyring, fetchJson, log, now } = options;
   if (oidc === null) {
     const issuer = { name: LOCAL_ISSUER, audience: LOCAL_ISSUER, algorithms: [SIGNING_ALGORITHM] };
     return { issuer, keys: localKeys(keyring) };
   }
-  const keys = openIssuerKeys({ ...oidc, fetchJson, clock, log });
+  const keys = openIssuerKeys({ ...oidc, fetchJson, log, ...(now !== undefined && { now }) });
   // The first request should not have to wait, and a wrong issuer should show in the log at start.
-  keys.current();
+  keys.fresh();
   return { issuer: { name: oidc.issuer, audience: oidc.audience, algorithms: REMOTE_ALGORITHMS }, keys };
 }
 
@@ -163,7 +160,7 @@ function precheck(token: string, issuer: Issuer, now: number): void {
 
 interface Verified {
   readonly payload: JWTPayload;
-  readonly find: JWTVerifyGetKey;
+  readonly keys: Keys;
 }
 
 async function verify(token: string, issuer: Issuer, keys: IssuerKeySource, clock: Clock): Promise<Verified> {
@@ -174,13 +171,13 @@ async function verify(token: string, issuer: Issuer, keys: IssuerKeySource, cloc
     });
   }
   try {
-    return await verifyWith(found.find, token, issuer, clock);
+    return await verifyWith(found, token, issuer, clock);
   } catch (error) {
     // A key that the issuer has just begun to use, maybe under the name of an old one.
     const next = mayBeNewKey(error) ? await keys.renewed(found) : null;
     if (next === null) throw refused("the token is not valid", error);
     try {
-      return await verifyWith(next.find, token, issuer, clock);
+      return await verifyWith(next, token, issuer, clock);
     } catch (cause) {
       throw refused("the token is not valid", cause);
     }
@@ -191,12 +188,7 @@ function mayBeNewKey(error: unknown): boolean {
   return error instanceof errors.JWKSNoMatchingKey || error instanceof errors.JWSSignatureVerificationFailed;
 }
 
-async function verifyWith(
-  find: JWTVerifyGetKey,
-  token: string,
-  issuer: Issuer,
-  clock: Clock,
-): Promise<Verified> {
+async function verifyWith(keys: Keys, token: string, issuer: Issuer, clock: Clock): Promise<Verified> {
   const checks = {
     algorithms: [...issuer.algorithms],
     issuer: issuer.name,
@@ -206,10 +198,10 @@ async function verifyWith(
     currentDate: new Date(clock.now()),
   };
   try {
-    return { payload: (await jwtVerify(token, find, checks)).payload, find };
+    return { payload: (await jwtVerify(token, keys, checks)).payload, keys };
   } catch (error) {
     if (!(error instanceof errors.JWKSMultipleMatchingKeys)) throw error;
-    return { payload: await verifyWithAny(error, token, checks), find };
+    return { payload: await verifyWithAny(error, token, checks), keys };
   }
 }
 

@@ -11,7 +11,7 @@ import {
   time,
   useIssuers,
 } from "../../test/support/identity.ts";
-import { systemClock } from "../core/clock.ts";
+import type { Caller } from "../core/caller.ts";
 
 useIssuers();
 
@@ -69,15 +69,14 @@ describe("an OIDC issuer", () => {
   });
 
   test("keys that stay the same do not make known tokens be checked again", async () => {
-    let now = systemClock.now();
-    const identity = remote({ clock: { now: () => now } });
+    const identity = remote();
     const header = `Bearer ${await oidc.token({ tenant_id: "acme" })}`;
     const first = await identity.authenticate(header);
-    now += 250_000;
+    time.offset += 250_000;
     expect(identity.authenticate(header)).toBe(first);
     // That has started a fetch, which the token of an unknown key waits for.
     await attempt(identity, await signed({ header: { kid: "unknown" } }));
-    now += 100_000;
+    time.offset += 100_000;
     expect(identity.authenticate(header)).toBe(first);
   });
 
@@ -166,6 +165,27 @@ describe("an OIDC issuer", () => {
     expect(identity.authenticate(`Bearer ${token}`)).not.toBeInstanceOf(Promise);
     time.offset = 24 * 3_600_000;
     expect(await attempt(identity, token)).toBe("unavailable");
+  });
+
+  test("a clock that is set back keeps no removed key in", async () => {
+    const identity = remote();
+    const old = await signed({ claims: { exp: seconds() + 100 * 3600 } });
+    expect(await attempt(identity, old)).toMatchObject({ tenant: "acme" });
+    time.step = -3_600_000;
+    await oidc.rotate("after the step");
+    time.offset += 299_000;
+    await attempt(identity, old);
+    time.offset += 1_000;
+    expect(await attempt(identity, old)).toBe("unauthenticated");
+  });
+
+  test("a clock that is set forward by more than a day makes no key too old while the issuer is away", async () => {
+    const identity = remote();
+    const token = await signed({ claims: { exp: seconds() + 100 * 3600 } });
+    const first = await attempt(identity, token);
+    oidc.fail(500);
+    time.step = 25 * 3_600_000;
+    expect(identity.authenticate(`Bearer ${token}`)).toBe(first as Caller);
   });
 
   test("a discovery document of another issuer is not followed", async () => {

@@ -2,7 +2,6 @@
 // is due. Known keys go on while the issuer is away: it gives out no tokens then, and those it gave end by
 // themselves.
 import { createLocalJWKSet, type JSONWebKeySet, type JWTVerifyGetKey } from "jose";
-import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 
 /** A key that the issuer has removed verifies nothing after this time. */
@@ -16,35 +15,33 @@ const STALE_MAX_MS = 24 * 3_600_000;
 const KEYS_MAX = 100;
 const ASYMMETRIC = ["RSA", "EC", "OKP"];
 
-export interface IssuerKeys {
-  /** The same function as long as the set of keys is the same. */
-  readonly find: JWTVerifyGetKey;
-  /** Until when the keys may be used without asking for them again (milliseconds since the epoch). */
-  readonly freshUntil: number;
-}
-
 export interface IssuerKeysOptions {
   readonly issuer: string;
   /** Null: by discovery. */
   readonly jwksUrl: string | null;
   /** Bounded in time and size; throws for any answer but 200 with JSON. */
   readonly fetchJson: (url: string) => Promise<unknown>;
-  readonly clock: Clock;
   readonly log: Log;
+  /** Milliseconds of a clock that never goes back. */
+  readonly now?: () => number;
 }
 
+/** What finds the key of a token: the same function as long as the set of keys is the same. */
+export type Keys = JWTVerifyGetKey;
+
 export interface IssuerKeySource {
-  /** The keys, or null when none have been got yet or they are too old. Starts a fetch when one is due. */
-  current(): IssuerKeys | null;
-  /** Fresh keys if the issuer answers, else what there is. */
-  settled(): Promise<IssuerKeys | null>;
+  /** The keys, or null when they have to be asked for before they are used. Starts a fetch when one is due. */
+  fresh(): Keys | null;
+  /** Fresh keys if the issuer answers, else what there is; null when none have been got yet or they are too old. */
+  settled(): Promise<Keys | null>;
   /** Other keys than these, or null: the issuer is asked again, unless it was asked a moment ago. */
-  renewed(used: IssuerKeys): Promise<IssuerKeys | null>;
+  renewed(used: Keys): Promise<Keys | null>;
 }
 
 export function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
-  const { clock, log } = options;
-  let keys: IssuerKeys | null = null;
+  const { log, now = () => performance.now() } = options;
+  let keys: Keys | null = null;
+  let freshUntil = Number.NEGATIVE_INFINITY;
   let printed = "";
   let answeredAt = Number.NEGATIVE_INFINITY;
   let askedAt = Number.NEGATIVE_INFINITY;
@@ -52,17 +49,16 @@ export function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
 
   function accept(set: JSONWebKeySet): void {
     const print = JSON.stringify(set);
-    const find = keys !== null && print === printed ? keys.find : createLocalJWKSet(set);
-    answeredAt = clock.now();
-    keys = { find, freshUntil: answeredAt + FRESH_MS };
+    if (keys === null || print !== printed) keys = createLocalJWKSet(set);
+    answeredAt = now();
+    freshUntil = answeredAt + FRESH_MS;
     printed = print;
   }
 
   /** While the issuer is away the keys are good for a while each time, so that only the background asks. */
   function extend(): void {
-    if (keys === null) return;
-    const until = Math.min(clock.now() + FRESH_MS - REFRESH_AFTER_MS, answeredAt + STALE_MAX_MS);
-    keys = { find: keys.find, freshUntil: Math.max(keys.freshUntil, until) };
+    const until = Math.min(now() + FRESH_MS - REFRESH_AFTER_MS, answeredAt + STALE_MAX_MS);
+    freshUntil = Math.max(freshUntil, until);
   }
 
   async function fetchKeys(): Promise<void> {
@@ -78,32 +74,33 @@ export function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
 
   /** Joins the fetch under way, or starts one unless the last was just before. */
   async function ask(): Promise<void> {
-    const age = clock.now() - askedAt;
-    if (underWay === null && (age < 0 || age >= RETRY_AFTER_MS)) {
-      askedAt = clock.now();
+    if (underWay === null && now() - askedAt >= RETRY_AFTER_MS) {
+      askedAt = now();
       underWay = fetchKeys();
     }
     await underWay;
   }
 
-  function usable(): IssuerKeys | null {
-    return clock.now() < answeredAt + STALE_MAX_MS ? keys : null;
+  function usable(): Keys | null {
+    return now() < answeredAt + STALE_MAX_MS ? keys : null;
+  }
+
+  function fresh(): Keys | null {
+    if (now() >= answeredAt + REFRESH_AFTER_MS) void ask();
+    return now() < freshUntil ? usable() : null;
   }
 
   return {
-    current() {
-      if (clock.now() >= answeredAt + REFRESH_AFTER_MS) void ask();
-      return usable();
-    },
+    fresh,
     async settled() {
-      if (keys === null || clock.now() >= keys.freshUntil) await ask();
+      if (now() >= freshUntil) await ask();
       return usable();
     },
     async renewed(used) {
       // Another request may have got them between the caller's look and now.
-      if (usable()?.find === used.find) await ask();
+      if (usable() === used) await ask();
       const next = usable();
-      return next?.find === used.find ? null : next;
+      return next === used ? null : next;
     },
   };
 }

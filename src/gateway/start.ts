@@ -1,6 +1,6 @@
 // Composes the gateway from its parts and starts it: storage first, then who may call, then what runs calls,
 // then the listener. Stopping goes the other way round.
-import { systemClock } from "../core/clock.ts";
+import { systemClock, timeBounds } from "../core/clock.ts";
 import { parseAllowList } from "../core/host.ts";
 import { newId } from "../core/id.ts";
 import { WAIT_SECONDS_MAX } from "../core/limits.ts";
@@ -13,9 +13,10 @@ import { createOutbound, type Outbound } from "../edge/outbound.ts";
 import { type Keyring, openKeyring } from "../keys/keyring.ts";
 import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
+import { whileSteady } from "../storage/steady.ts";
 import type { Store } from "../storage/store.ts";
 import { rateLimiter } from "./agents/bucket.ts";
-import { rememberedAgents } from "./agents/remembered.ts";
+import { type RememberedAgents, rememberedAgents } from "./agents/remembered.ts";
 import { agentRoutes } from "./agents/routes.ts";
 import { agentNamesCredential, type InvocableAgent } from "./agents/service.ts";
 import { credentialResolver, credentialSecrets, type ResolverDeps } from "./credentials/resolve.ts";
@@ -25,11 +26,13 @@ import { Dispatcher } from "./executor/dispatch.ts";
 import { createPool } from "./executor/pool.ts";
 import { createIdentity, type IdentityOptions } from "./identity.ts";
 import { type AdmitStreamOptions, admitConnection, admitStream } from "./invocations/admit-stream.ts";
+import { compareClaims, createClaims } from "./invocations/claims.ts";
 import { cleanUp, type Retention } from "./invocations/cleanup.ts";
 import { createEndings } from "./invocations/endings.ts";
 import { findInvocation } from "./invocations/history.ts";
+import { createRefusals, removeOldNotes } from "./invocations/refused.ts";
 import { invocationRoutes } from "./invocations/routes.ts";
-import { settlementNamesCredential } from "./payment/config.ts";
+import { paidCallNamesCredential, settlementNamesCredential } from "./payment/config.ts";
 import { createFacilitatorClient } from "./payment/facilitator-client.ts";
 import { settlementRoutes } from "./payment/routes.ts";
 import { createPayments } from "./payment/service.ts";
@@ -40,7 +43,6 @@ import { type PolicyService, policyService } from "./policy/service.ts";
 import { receiptRoutes } from "./receipts/routes.ts";
 import { receiptService, removeOldReceipts } from "./receipts/service.ts";
 import { serviceRoutes } from "./service-routes.ts";
-import { stopEndedElsewhere } from "./streaming/elsewhere.ts";
 import { createStreamPath } from "./streaming/path.ts";
 import { createRoom } from "./streaming/room.ts";
 import { streamRoutes } from "./streaming/routes.ts";
@@ -93,26 +95,24 @@ export async function startGateway(
   const { dataDir, databaseUrl } = options;
   const lock = databaseUrl === null ? acquireDataDirLock(dataDir) : null;
   const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
-  const keyring = await openKeyring(store, masterKey, systemClock);
+  const keyring = await openKeyring(store, masterKey, store.clock);
   // The issuer and the vault are the operator's own, wherever they are.
   const trusted = createOutbound({ allow: parseAllowList([]), extraCa: options.extraCa, trusted: true });
-  const { dispatcher, settler, streaming, endings, policy, receipts, app } = await composeGateway({
-    options,
-    store,
-    keyring,
-    trusted,
-    log,
-  });
+  const parts = { options, store, keyring, trusted, log };
+  const { dispatcher, settler, streaming, endings, policy, receipts, refusals, comparing, app } =
+    await composeGateway(parts);
   const identity = createIdentity({
     ...options.identity,
     keyring,
     fetchJson: (url) => fetchDocument(trusted, url),
-    clock: systemClock,
+    clock: store.clock,
     log,
   });
+  // Before anything looks at calls: what a dead process refused, and its disk stored all the same.
+  await refusals.removeAppeared();
   await dispatcher.recover();
   await settler.recover();
-  const cleaning = startCleaning(store, options.retention, log);
+  const stopCleaning = startCleaning(store, options.retention, log);
   const edge = createEdge({ app, log, authenticate: (header) => identity.authenticate(header) });
   const server = listen(options, edge);
   // Only now, when nothing is left that could keep the gateway from starting, is any call made.
@@ -120,6 +120,7 @@ export async function startGateway(
   settler.start();
   streaming.start();
   receipts.start();
+  const stopComparing = compareClaims(comparing);
   const url = `http://${options.host.includes(":") ? `[${options.host}]` : options.host}:${server.port}`;
   log.info("listening", { url, version: VERSION });
   return {
@@ -127,9 +128,11 @@ export async function startGateway(
     async stop() {
       edge.drain();
       const closed = server.stop();
-      clearInterval(cleaning);
+      stopCleaning();
+      stopComparing();
       const { drainMs } = options;
       await Promise.all([dispatcher.drain(drainMs), streaming.drain(drainMs), settler.stop(drainMs)]);
+      refusals.stop();
       await dispatcher.leave();
       // Whoever waits for a call that stays pending would else never learn its ID.
       endings.release();
@@ -152,8 +155,9 @@ interface Parts {
 
 async function composeGateway(parts: Parts) {
   const { options, store, keyring, log } = parts;
-  const clock = systemClock;
-  const allow = parseAllowList(options.allowHosts);
+  const { clock } = store;
+  const claims = createClaims();
+  const refusals = createRefusals({ store, clock, log });
   const endings = createEndings();
   const pool = upstreamPool(parts);
   const secrets = secretSources(parts);
@@ -167,48 +171,42 @@ async function composeGateway(parts: Parts) {
     pool,
     replica,
     agent_concurrency: options.agentConcurrency,
+    claims,
+    refusals,
     resolveCredential,
     ended,
   });
-  const { settler, payments } = composePayments({
-    ...parts,
-    secrets,
-    paid: (agentId) => dispatcher.take(agentId),
-    ended,
-  });
+  const takeUp = (agentId: string) => dispatcher.take(agentId);
+  const { settler, payments } = composePayments({ ...parts, secrets, paid: takeUp, ended });
   const limiter = rateLimiter();
   const agents = rememberedAgents(store.read);
   const policy = policyService({ store, clock, log });
   const checks = {
     store,
     clock,
+    time: timeBounds(clock),
+    log,
+    replica,
+    refusals,
     payments,
     policy,
     findAgent: agents.find,
     takeToken: (agent: InvocableAgent) => limiter.take(agent),
   };
-  const streaming = composeStreaming({ ...parts, checks, policy, replica, resolveCredential, ended });
+  const streaming = composeStreaming({ ...parts, checks, claims, policy, replica, resolveCredential, ended });
+  const stop = (id: string) => {
+    dispatcher.stop(id);
+    streaming.stop(id);
+  };
   const receipts = receiptService({ store, clock, log, signingKey: () => keyring.signingKey("receipts") });
   const api = routes()
-    .use(agentRoutes({ store, clock, allow, changed: agents.forget }))
-    .use(
-      credentialRoutes({
-        store,
-        clock,
-        keyring,
-        namedBy: [agentNamesCredential, settlementNamesCredential],
-      }),
-    )
-    .use(settlementRoutes({ store, clock, allow }))
+    .use(managementRoutes(parts, agents))
     .use(
       invocationRoutes({
         ...checks,
         endings,
         offer: (accepted) => dispatcher.offer(accepted),
-        stop(id) {
-          dispatcher.stop(id);
-          streaming.stop(id);
-        },
+        stop,
       }),
     )
     .use(streaming.routes)
@@ -222,10 +220,22 @@ async function composeGateway(parts: Parts) {
     endings,
     policy,
     receipts,
+    refusals,
+    comparing: { store, clock, log, replica, claims, stop, released: takeUp, ended },
     app: routes()
       .use(api)
       .use(await docsRoutes(api, { version: VERSION })),
   };
+}
+
+function managementRoutes({ options, store, keyring }: Parts, agents: RememberedAgents) {
+  const { clock } = store;
+  const allow = parseAllowList(options.allowHosts);
+  const namedBy = [agentNamesCredential, settlementNamesCredential, paidCallNamesCredential];
+  return routes()
+    .use(agentRoutes({ store, clock, allow, changed: agents.forget }))
+    .use(credentialRoutes({ store, clock, keyring, namedBy }))
+    .use(settlementRoutes({ store, clock, allow }));
 }
 
 function secretSources({ options, store, keyring, trusted }: Parts): ResolverDeps {
@@ -240,27 +250,29 @@ function secretSources({ options, store, keyring, trusted }: Parts): ResolverDep
 }
 
 type StreamingParts = Pick<Parts, "options" | "store" | "log"> &
+  Pick<AdmitStreamOptions, "claims"> &
   Pick<StreamsDeps, "resolveCredential" | "ended"> & {
-    readonly checks: Omit<AdmitStreamOptions, "replica" | "takePlace" | "stopping">;
+    readonly checks: Omit<AdmitStreamOptions, "claims" | "takePlace" | "owedPlace" | "stopping">;
     readonly policy: Pick<PolicyService, "deniedTools">;
     readonly replica: string;
   };
 
-function composeStreaming({ options, store, log, checks, policy, replica, ...rest }: StreamingParts) {
+function composeStreaming({ options, store, log, checks, claims, policy, replica, ...rest }: StreamingParts) {
   const { allowHosts, extraCa, upstreamTimeoutMs, agentConcurrency, publicUrl } = options;
-  const clock = systemClock;
+  const { clock } = store;
   const streams = createStreams({
     ...rest,
     store,
     clock,
     log,
+    claims,
     outbound: createOutbound({ allow: parseAllowList(allowHosts), extraCa }),
     upstreamTimeoutMs,
     deniedTools: policy.deniedTools,
   });
   const { stopping } = streams;
   const room = createRoom({ agentConcurrency, stopping });
-  const admission = { ...checks, replica, takePlace: room.take, stopping };
+  const admission = { ...checks, replica, claims, takePlace: room.take, owedPlace: room.owed, stopping };
   const path = createStreamPath({
     streams,
     publicUrl,
@@ -268,16 +280,15 @@ function composeStreaming({ options, store, log, checks, policy, replica, ...res
     admitConnection: (request, method) => admitConnection(admission, request, method),
   });
   const unclaimed = { store, clock, log, ended: rest.ended };
-  const elsewhere = { store, log, replica, streams };
-  let stopLooking: (() => void)[] = [];
+  let stopLooking = () => {};
   return {
     routes: streamRoutes(path),
     stop: streams.stop,
     start() {
-      stopLooking = [endUnclaimed(unclaimed), stopEndedElsewhere(elsewhere)];
+      stopLooking = endUnclaimed(unclaimed);
     },
     drain(ms: number): Promise<void> {
-      for (const stop of stopLooking) stop();
+      stopLooking();
       return streams.drain(ms);
     },
   };
@@ -301,14 +312,15 @@ type PaymentParts = Pick<Parts, "options" | "store" | "log"> &
 
 function composePayments({ options, store, log, secrets, paid, ended }: PaymentParts) {
   const { allowHosts, extraCa, settleWaitMs, publicUrl } = options;
-  const clock = systemClock;
+  const { clock } = store;
   const client = createFacilitatorClient({
     // A tenant names its facilitator, so the host rules hold for it as they do for upstreams.
     outbound: createOutbound({ allow: parseAllowList(allowHosts), extraCa }),
     openSecret: credentialSecrets(secrets),
     timeoutMs: settleWaitMs,
   });
-  const settler = createSettler({ store, clock, log, client, settleWaitMs, paid, ended });
+  const time = timeBounds(clock);
+  const settler = createSettler({ store, clock, time, log, client, settleWaitMs, paid, ended });
   const payments = createPayments({
     store,
     clock,
@@ -346,13 +358,16 @@ function listen({ host, port, settleWaitMs }: GatewayOptions, edge: Edge) {
   }
 }
 
-function startCleaning(store: Store, retention: Retention, log: Log) {
-  const clean = () =>
-    void Promise.all([
-      cleanUp(store, systemClock, retention, log),
-      removeOldDecisions(store, systemClock, retention.history_days),
-      removeOldReceipts(store, systemClock, retention.history_days),
-    ]).catch((error) => log.warn("clean-up failed", { error }));
-  clean();
-  return setInterval(clean, CLEAN_UP_MS);
+/** Gives what stops it. */
+function startCleaning(store: Store, retention: Retention, log: Log): () => void {
+  const { clock } = store;
+  const { history_days } = retention;
+  return whileSteady({ clock, log, everyMs: CLEAN_UP_MS }, () =>
+    Promise.all([
+      cleanUp(store, clock, retention, log),
+      removeOldDecisions(store, clock, history_days),
+      removeOldReceipts(store, clock, history_days),
+      removeOldNotes(store, clock),
+    ]),
+  );
 }

@@ -5,15 +5,10 @@ import { SQL } from "bun";
 import { DrizzleQueryError } from "drizzle-orm";
 import { Fault } from "../core/fault.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { UniqueViolation } from "./store.ts";
-
-const RETRY_AFTER_SECONDS = 5;
+import { CommitUnknown, STORE_RETRY_AFTER_SECONDS, STORE_UNAVAILABLE, UniqueViolation } from "./store.ts";
 
 export function unavailable(cause: unknown): Fault {
-  return new Fault("unavailable", "the store cannot take a write now", {
-    retryAfterSeconds: RETRY_AFTER_SECONDS,
-    cause,
-  });
+  return new Fault("unavailable", STORE_UNAVAILABLE, { retryAfterSeconds: STORE_RETRY_AFTER_SECONDS, cause });
 }
 
 /** The database client's error under Drizzle's, whose message holds all values. */
@@ -29,6 +24,12 @@ export function sqliteFailure(error: unknown): unknown {
   if (!(error instanceof SQLiteError) || error.code === undefined) return error;
   if (SQLITE_UNIQUE.test(error.code)) return new UniqueViolation("a value must be unique", { cause: error });
   return SQLITE_PASSING.test(error.code) ? unavailable(error) : error;
+}
+
+/** What a failure of the commit itself means: the disk may have taken what it reported as failed. */
+export function sqliteCommitFailure(error: unknown): Fault {
+  const isUnsure = error instanceof SQLiteError && error.code?.startsWith("SQLITE_IOERR");
+  return isUnsure ? new CommitUnknown(error) : unavailable(error);
 }
 
 /** The SQLSTATE of the server's answer; undefined when the error is none. */
@@ -72,6 +73,12 @@ export function isTransactionUndone(error: unknown): boolean {
 /** Out of disk, memory or connections; cancelled by a time limit; lock not given; read-only standby; broken files. */
 const POSTGRES_PASSING = /^(53|58|57014$|55P03$|25006$|25P0[234]$|40)/;
 const CHARACTER_REFUSED = /^22(021|P05)$/;
+
+/** What a failure after the commit was sent means. An error of the server's own says that it was undone. */
+export function postgresCommitFailure(thrown: unknown): unknown {
+  const isUnsure = isConnectionLost(thrown) || (thrown instanceof Fault && thrown.kind === "unavailable");
+  return isUnsure ? new CommitUnknown(thrown) : postgresFailure(thrown);
+}
 
 export function postgresFailure(thrown: unknown): unknown {
   if (isConnectionLost(thrown)) return unavailable(thrown);

@@ -23,7 +23,14 @@ beforeEach(() => {
   const db = drizzle(writer) as unknown as Queries;
   // What is asked for together is one group, however busy the machine is.
   const groupMs = 60_000;
-  group = groupCommit({ writer, db, tables: defineSchema(columns.sqlite), log: silentLog, groupMs });
+  group = groupCommit({
+    writer,
+    db,
+    tables: defineSchema(columns.sqlite),
+    now: sql<number>`0`,
+    log: silentLog,
+    groupMs,
+  });
 });
 
 afterEach(async () => {
@@ -56,7 +63,13 @@ test("works of one turn of the event loop share a commit, those that wait for th
     return statement;
   }) as typeof writer.prepare;
   const db = drizzle(writer) as unknown as Queries;
-  const counting = groupCommit({ writer, db, tables: defineSchema(columns.sqlite), log: silentLog });
+  const counting = groupCommit({
+    writer,
+    db,
+    tables: defineSchema(columns.sqlite),
+    now: sql<number>`0`,
+    log: silentLog,
+  });
   await Promise.all(
     Array.from({ length: 50 }, async (_, i) => {
       await counting.write(add(`a${i}`));

@@ -7,7 +7,7 @@ import { type Database, SQLiteError } from "bun:sqlite";
 import type { Tables } from "../../db/schema.ts";
 import type { Log } from "../core/log.ts";
 import { addCount, type Counts, changedCounts } from "./counts.ts";
-import { sqliteFailure, unavailable } from "./failures.ts";
+import { sqliteCommitFailure, sqliteFailure, unavailable } from "./failures.ts";
 import type { Queries, Tx } from "./store.ts";
 
 /** Bounds of one group, which keep the wait of its first work and the pause of the event loop short. */
@@ -31,6 +31,7 @@ interface GroupOptions {
   /** Drizzle over `writer`: the same object in every work, so that prepared queries are built once. */
   readonly db: Queries;
   readonly tables: Tables;
+  readonly now: Tx["now"];
   readonly log: Log;
   /** How long a group takes in works. */
   readonly groupMs?: number;
@@ -78,11 +79,11 @@ interface Outcome {
   readonly apart?: boolean;
 }
 
-function groupRunner({ writer, db, tables, log, groupMs = GROUP_MS_MAX }: GroupOptions) {
+function groupRunner({ writer, db, tables, now, log, groupMs = GROUP_MS_MAX }: GroupOptions) {
   const sql = statements(writer);
 
   const perform = (work: Waiting, count: Tx["count"]) =>
-    work.run({ db, tables, count, lock: async () => {} });
+    work.run({ db, tables, now, count, lock: async () => {} });
 
   /** Runs one work, whose failure is the whole group's, and gives back how to answer it after the commit. */
   async function runTogether(work: Waiting, total: Counts): Promise<() => void> {
@@ -164,7 +165,7 @@ function afterFailure(thrown: unknown, group: readonly Waiting[], ran: number): 
       apart: true,
     };
   }
-  const fault = unavailable(thrown);
+  const fault = sqliteCommitFailure(thrown);
   return {
     answers: group.slice(0, ran).map((work) => () => work.reject(fault)),
     again: group.slice(ran),

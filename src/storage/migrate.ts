@@ -6,16 +6,34 @@ import postgres0001 from "../../db/postgres/0001_initial.sql" with { type: "text
 import postgres0002 from "../../db/postgres/0002_payments.sql" with { type: "text" };
 import postgres0003 from "../../db/postgres/0003_policy.sql" with { type: "text" };
 import postgres0004 from "../../db/postgres/0004_receipts.sql" with { type: "text" };
+import postgres0005 from "../../db/postgres/0005_claims.sql" with { type: "text" };
+import postgres0006 from "../../db/postgres/0006_facilitator_accounts.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import sqlite0002 from "../../db/sqlite/0002_payments.sql" with { type: "text" };
 import sqlite0003 from "../../db/sqlite/0003_policy.sql" with { type: "text" };
 import sqlite0004 from "../../db/sqlite/0004_receipts.sql" with { type: "text" };
+import sqlite0005 from "../../db/sqlite/0005_claims.sql" with { type: "text" };
+import sqlite0006 from "../../db/sqlite/0006_facilitator_accounts.sql" with { type: "text" };
 import type { Clock } from "../core/clock.ts";
 import { StartupProblem } from "../core/startup.ts";
 
 /** Version n stands at index n − 1. */
-const SQLITE_MIGRATIONS: readonly string[] = [sqlite0001, sqlite0002, sqlite0003, sqlite0004];
-const POSTGRES_MIGRATIONS: readonly string[] = [postgres0001, postgres0002, postgres0003, postgres0004];
+const SQLITE_MIGRATIONS: readonly string[] = [
+  sqlite0001,
+  sqlite0002,
+  sqlite0003,
+  sqlite0004,
+  sqlite0005,
+  sqlite0006,
+];
+const POSTGRES_MIGRATIONS: readonly string[] = [
+  postgres0001,
+  postgres0002,
+  postgres0003,
+  postgres0004,
+  postgres0005,
+  postgres0006,
+];
 
 const VERSIONS_TABLE = `create table if not exists schema_migrations (
   version integer not null primary key,

@@ -1,12 +1,21 @@
 // The store on Postgres: each work is one ordinary transaction (read committed) on a bounded pool. Every wait
 // has a limit, and a server that comes back is found again by the next call.
+
+import { sql } from "drizzle-orm";
 import { columns } from "../../db/columns.ts";
 import { defineSchema } from "../../db/schema.ts";
 import type { Clock } from "../core/clock.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { addCount, COUNT_SHARDS, type Counts, changedCounts } from "./counts.ts";
+import { openDatabaseClock } from "./database-clock.ts";
 import { within } from "./deadline.ts";
-import { isConnectionLost, isTransactionUndone, postgresFailure, startProblem } from "./failures.ts";
+import {
+  isConnectionLost,
+  isTransactionUndone,
+  postgresCommitFailure,
+  postgresFailure,
+  startProblem,
+} from "./failures.ts";
 import { migratePostgres } from "./migrate.ts";
 import { type Connection, connectionPool, type Pool, postgresClient, postgresQueries } from "./pool.ts";
 import type { Store, Tx } from "./store.ts";
@@ -33,6 +42,9 @@ type Task<T> = (tx: Tx, connection: Connection) => Promise<T>;
 
 const tables = defineSchema(columns.postgres);
 
+const NOW = "(extract(epoch from clock_timestamp()) * 1000)::bigint";
+const now = sql<number>`${sql.raw(NOW)}`.mapWith(Number);
+
 /** One statement for all totals; its rows are locked in their order, which is the same everywhere. */
 async function flush(connection: Connection, counts: Counts): Promise<void> {
   const changed = changedCounts(counts);
@@ -49,13 +61,14 @@ async function flush(connection: Connection, counts: Counts): Promise<void> {
 }
 
 /** What stands between `begin` and `commit`. Undoes it all when anything fails. */
-async function transaction<T>(connection: Connection, task: Task<T>): Promise<T> {
+async function transaction<T>(connection: Connection, task: Task<T>, onCommit: () => void): Promise<T> {
   const counts: Counts = new Map();
   try {
     const value = await task(
       {
         db: connection.db,
         tables,
+        now,
         count: (tenant, dimension, value, delta) => addCount(counts, tenant, dimension, value, delta),
         lock: (key) => connection.run("select pg_advisory_xact_lock(hashtextextended($1, 0))", [key]),
       },
@@ -65,6 +78,7 @@ async function transaction<T>(connection: Connection, task: Task<T>): Promise<T>
     // After a failed statement Postgres answers a commit by undoing, without an error: a work that swallowed
     // the failure must not be told that it was stored.
     if (connection.failed !== undefined) throw connection.failed;
+    onCommit();
     await connection.run("commit");
     return value;
   } catch (thrown) {
@@ -78,16 +92,20 @@ async function write<T>(writers: Pool, callMsMax: number, task: Task<T>): Promis
   const until = performance.now() + callMsMax;
   for (let attempt = 1; ; attempt += 1) {
     let begun = false;
+    let isCommitting = false;
     try {
       return await writers.use(until, async (connection) => {
         connection.failed = undefined;
         await connection.run("begin");
         begun = true;
-        return transaction(connection, task);
+        return transaction(connection, task, () => {
+          isCommitting = true;
+        });
       });
     } catch (thrown) {
       const again = isTransactionUndone(thrown) || (isConnectionLost(thrown) && !begun);
-      if (!again || attempt === ATTEMPTS_MAX) throw postgresFailure(thrown);
+      if (again && attempt < ATTEMPTS_MAX) continue;
+      throw isCommitting ? postgresCommitFailure(thrown) : postgresFailure(thrown);
     }
   }
 }
@@ -126,8 +144,15 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
   const { callMsMax = CALL_MS_MAX } = options;
   const writers = connectionPool(options.databaseUrl, { max: WRITERS_MAX, readOnly: false });
   const readers = connectionPool(options.databaseUrl, { max: READERS_MAX, readOnly: true });
+  const clock = await openDatabaseClock({
+    async ask() {
+      const [row] = await read(readers, callMsMax, `select ${NOW}`, [], "arrays");
+      return Number((row as unknown[])[0]);
+    },
+  });
   return {
     dialect: "postgres",
+    clock,
     read: { db: postgresQueries((...query) => read(readers, callMsMax, ...query)), tables },
     write: (work) => write(writers, callMsMax, work),
     probe: (timeoutMs) =>
@@ -136,6 +161,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
         write(writers, timeoutMs, (_, connection) => connection.run(PROBE)),
       ),
     async close() {
+      clock.stop();
       const until = performance.now() + callMsMax;
       await Promise.all([writers.close(until), readers.close(until)]);
     },

@@ -3,6 +3,7 @@
 import { Database, SQLiteError } from "bun:sqlite";
 import { chmodSync, closeSync, mkdirSync, openSync } from "node:fs";
 import { dirname } from "node:path";
+import { sql } from "drizzle-orm";
 import { drizzle } from "drizzle-orm/bun-sqlite";
 import { columns } from "../../db/columns.ts";
 import { defineSchema } from "../../db/schema.ts";
@@ -23,6 +24,8 @@ const CHECKPOINT_EVERY_MS = 1_000;
 /** The log is cut to this size when it starts anew; below it, its blocks are used again. */
 const WAL_BYTES_KEPT = 64 * 1024 * 1024;
 const CACHE_KIB = 16 * 1024;
+
+const now = sql<number>`cast(unixepoch('subsec') * 1000 as integer)`.mapWith(Number);
 
 interface SqliteOptions {
   readonly path: string;
@@ -110,12 +113,13 @@ export async function openSqlite({ path, log, clock }: SqliteOptions): Promise<S
 
   const tables = defineSchema(columns.sqlite);
   // Drizzle runs the builders of this driver at once when they are awaited, which is what "async" promises.
-  const group = groupCommit({ writer, db: drizzle(writer) as unknown as Queries, tables, log });
+  const group = groupCommit({ writer, db: drizzle(writer) as unknown as Queries, tables, now, log });
   const timer = checkpoints(writer, log);
   const touch = writer.prepare("update schema_migrations set applied_at = applied_at where version = 1");
 
   return {
     dialect: "sqlite",
+    clock,
     read: { db: drizzle(reader) as unknown as Queries, tables },
     write: group.write,
     probe: (timeoutMs) =>

@@ -3,6 +3,8 @@
 import { type Column, type SQL, sql } from "drizzle-orm";
 import type { BaseSQLiteDatabase } from "drizzle-orm/sqlite-core";
 import type { CountDimension, Tables } from "../../db/schema.ts";
+import type { Clock } from "../core/clock.ts";
+import { Fault } from "../core/fault.ts";
 
 /** Drizzle in its SQLite types. The Postgres adapter casts to it: the two build queries with the same words. */
 export type Queries = BaseSQLiteDatabase<"async", unknown, Record<string, never>>;
@@ -14,6 +16,8 @@ export interface Reader {
 
 export interface Tx extends Reader {
   readonly db: Queries;
+  /** The database's own time at the moment at which a statement reads it, in milliseconds since the epoch. */
+  readonly now: SQL<number>;
   /**
    * Adds to the exact totals of a tenant's history. The additions of one work are applied with its commit,
    * merged, so that a group of works touches each total once.
@@ -28,6 +32,11 @@ export interface Tx extends Reader {
 
 export interface Store {
   readonly dialect: "sqlite" | "postgres";
+  /**
+   * The time that is written into records and compared with them: the server's on Postgres, so that all replicas
+   * agree on it, and the machine's on SQLite.
+   */
+  readonly clock: Clock;
   readonly read: Reader;
   /**
    * Runs `work` in a transaction and resolves after its commit is durable. What `work` throws rolls back its
@@ -35,8 +44,8 @@ export interface Store {
    * no catching of their errors, for the transaction is over after one. A work may be undone for the sake of
    * another and then runs again, so it changes nothing outside.
    *
-   * @throws Fault `unavailable` when the database cannot take the write; nothing of it was stored (unless, on
-   * Postgres, the connection broke during the commit: then nobody can tell).
+   * @throws CommitUnknown, which is a Fault `unavailable` too; any other Fault `unavailable` when the database cannot
+   * take the write: certainly nothing of it was stored then.
    * @throws UniqueViolation when the write breaks a uniqueness rule of the schema.
    */
   write<T>(work: (tx: Tx) => Promise<T>): Promise<T>;
@@ -44,6 +53,21 @@ export interface Store {
   probe(timeoutMs: number): Promise<void>;
   close(): Promise<void>;
 }
+
+/**
+ * The commit was on its way when its answer was lost or late: what was written is stored, is not, or will appear
+ * later. Measured on Postgres: no time limit of the server bounds a commit.
+ */
+export class CommitUnknown extends Fault {
+  override readonly name = "CommitUnknown";
+
+  constructor(cause: unknown) {
+    super("unavailable", STORE_UNAVAILABLE, { retryAfterSeconds: STORE_RETRY_AFTER_SECONDS, cause });
+  }
+}
+
+export const STORE_UNAVAILABLE = "the store cannot take a write now";
+export const STORE_RETRY_AFTER_SECONDS = 5;
 
 export class UniqueViolation extends Error {
   override readonly name = "UniqueViolation";

@@ -85,10 +85,12 @@ export function parseSettleRequest(value: unknown): Parsed<SettleRequest> {
   return attempt(() => {
     const place = outermost(value, "body");
     versionIn(place, X402_VERSION);
-    return {
-      payment: readPayment(objectIn(place, "paymentPayload")),
-      requirements: readRequirements(objectIn(place, "paymentRequirements")),
-    };
+    const payment = readPayment(objectIn(place, "paymentPayload"));
+    // It would move nothing, and burn gas all the same.
+    if (payment.authorization.value === 0n) {
+      throw invalidField("paymentPayload.payload.authorization.value", "must be above 0");
+    }
+    return { payment, requirements: readRequirements(objectIn(place, "paymentRequirements")) };
   });
 }
 

@@ -161,7 +161,7 @@ contract((at) => {
       ["v of 0 or 1", { form: "zero" }],
       ["valid from now on", { validAfter: now() }],
       ["valid from the beginning of time", { validAfter: 0 }],
-      ["valid for ever", { validBefore: 2n ** 256n - 1n }],
+      ["an end ten minutes later than asked", { validBefore: now() + 60 + 590 }],
       ["hex in upper case", { nonce: `0x${"AB".repeat(31)}${(now() % 100).toString().padStart(2, "0")}` }],
     ])("is taken with %s", async (_, options) => {
       const tenant = at.tenant();
@@ -183,6 +183,8 @@ contract((at) => {
 
   describe("a payment that is not", () => {
     const bad: [string, Partial<PaymentOptions>][] = [
+      ["valid for longer than ten minutes more than asked", { validBefore: now() + 60 + 600 + 1800 }],
+      ["valid for ever", { validBefore: 2n ** 256n - 1n }],
       ["one unit too little", { value: PRICE - 1n }],
       ["one unit too much", { value: PRICE + 1n }],
       ["nothing", { value: 0n }],

@@ -162,7 +162,7 @@ describe("one authorization", () => {
     };
   }
 
-  test("is never a success for other requirements or for another account", async () => {
+  test("is never a success for other requirements or for another account, which learn of its transaction", async () => {
     const payer = newPayer();
     const signed = await payment({}, payer);
     await chain.fundUsdc(payer.address, 10n * VALUE);
@@ -177,15 +177,23 @@ describe("one authorization", () => {
       ]);
       return answers.map(([name, answer]) => [name, ...outcome(answer), answer.body.transaction]);
     };
-    const nobody = [...Object.keys(others), "another account"].map((name) => [name, ...FAILED, ""]);
     const before = relay.count(SEND);
     await chain.pauseMining();
     const asking = settle(signed);
     await relay.passed(SEND, before + 1);
+    const hash = facilitator.payment(signed.authorization.nonce)?.["transaction_hash"];
+    expect(hash).toStartWith("0x");
+    const nobody = [...Object.keys(others), "another account"].map((name) => [name, ...FAILED, hash]);
     expect(await ask()).toEqual(nobody);
+    // Whoever only knows payer and nonce has nothing to show for it.
+    const { paymentPayload } = signed.settleRequest;
+    const payload = { ...paymentPayload.payload, signature: `0x${"11".repeat(65)}` };
+    const forged = { ...signed.settleRequest, paymentPayload: { ...paymentPayload, payload } };
+    expect((await facilitator.settle(forged, stranger)).body).toMatchObject({ transaction: "" });
     await chain.resumeMining();
     const first = await asking;
     expect(outcome(first)).toEqual(COLLECTED);
+    expect(first.body.transaction).toBe(hash);
     expect(await ask()).toEqual(nobody);
     expect(sentSince(before).size).toBe(1);
     expect(await chain.transfers({ from: payer.address })).toHaveLength(1);
@@ -272,7 +280,7 @@ describe("an account's limits", () => {
     expect(await chain.transfers({ from: first?.authorization.from ?? "0x" })).toHaveLength(10);
   });
 
-  test("get back what was declined, before the broadcast and after it", async () => {
+  test("get back what was declined before the broadcast, and not what reverted on chain", async () => {
     const narrow = await facilitator.addAccount("narrow", { dailyCeiling: VALUE });
     const [early, late, good] = [await payment(), await payment(), await payment()];
     await chain.blacklist(early.authorization.from);
@@ -288,9 +296,8 @@ describe("an account's limits", () => {
     await chain.blacklist(late.authorization.from);
     await chain.resumeMining();
     expect(outcome(await losing)).toEqual(FAILED);
-    expect(facilitator.reserved("narrow")).toBe(0n);
-    expect(outcome(await settle(good, narrow))).toEqual(COLLECTED);
     expect(facilitator.reserved("narrow")).toBe(VALUE);
+    expect(outcome(await settle(good, narrow))).toEqual(OVER_LIMIT);
   });
 });
 

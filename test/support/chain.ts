@@ -223,6 +223,13 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
       await rpc("anvil_setCode", [address, contractWalletCode(owner)]);
       return address;
     },
+    /** The same for any signature at all, as long as this holds: EVM code that leaves 1 or 0. */
+    async contractWalletIf(condition: string): Promise<Address> {
+      const { address } = privateKeyToAccount(generatePrivateKey());
+      const answer = `7f1626ba7e${"00".repeat(28)}0260005260206000f3`;
+      await rpc("anvil_setCode", [address, `0x${condition}${answer}`]);
+      return address;
+    },
     /** Holds for the next block; from there it falls by an eighth with each empty block, as fees do. */
     async setBaseFee(wei: bigint) {
       await rpc("anvil_setNextBlockBaseFeePerGas", [toHex(wei)]);

@@ -62,9 +62,15 @@ export interface Gateway extends AsyncDisposable {
 export interface GatewayOptions {
   readonly database?: Database;
   readonly env?: Environment;
+  /** Runs in the place of the compiled binary. */
+  readonly program?: readonly string[];
 }
 
-export async function startGateway({ database = sqlite, env = {} }: GatewayOptions = {}): Promise<Gateway> {
+export async function startGateway({
+  database = sqlite,
+  env = {},
+  ...program
+}: GatewayOptions = {}): Promise<Gateway> {
   const home = mkdtempSync(join(temporaryRoot(), "gateway-"));
   const [cwd, dataDir] = [join(home, "elsewhere"), join(home, "data")];
   mkdirSync(cwd);
@@ -80,7 +86,7 @@ export async function startGateway({ database = sqlite, env = {} }: GatewayOptio
   const log: string[] = [];
   const start = async () => {
     const args = ["--mode", "gateway", "--port", "0"];
-    const { listening, pid, end } = await startService({ args, cwd, env: environment, log });
+    const { listening, pid, end } = await startService({ args, cwd, env: environment, log, ...program });
     const url = `http://127.0.0.1:${new URL(listening.url).port}`;
     try {
       await becomeReady(url);
@@ -92,7 +98,7 @@ export async function startGateway({ database = sqlite, env = {} }: GatewayOptio
   };
   let current = await start();
 
-  const run = (...args: readonly string[]) => runCommand(args, { cwd, env: environment });
+  const run = (...args: readonly string[]) => runCommand(args, { cwd, env: environment, ...program });
   const mint = async ({ tenant, user, scope }: Caller) => {
     const scopes = scope === undefined ? [] : ["--scope", scope];
     const { code, stdout, stderr } = await run("token", "--tenant", tenant, "--user", user, ...scopes);

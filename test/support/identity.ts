@@ -16,9 +16,12 @@ import { type OidcServer, startOidc } from "./oidc.ts";
 
 const CLAIMS = { tenant: "tenant_id", user: "sub", scope: "scope" };
 
-/** What tests move: how far the clock is ahead, and a time on a whole second, for the boundaries. */
-export const time = { offset: 0, frozen: Math.floor(systemClock.now() / 1000) * 1000 };
-const clock = { now: () => systemClock.now() + time.offset };
+/**
+ * What tests move: how much time has passed, by how much the wall clock has been set besides, and a time on a whole
+ * second, for the boundaries.
+ */
+export const time = { offset: 0, step: 0, frozen: Math.floor(systemClock.now() / 1000) * 1000 };
+const clock = { now: () => systemClock.now() + time.offset + time.step };
 export const frozenClock = { now: () => time.frozen };
 export const seconds = () => Math.floor(time.frozen / 1000);
 
@@ -45,6 +48,7 @@ export function useIssuers(): void {
 
   beforeEach(async () => {
     time.offset = 0;
+    time.step = 0;
     oidc.fail(null);
     key = await oidc.rotate(`key ${crypto.randomUUID()}`);
   });
@@ -65,6 +69,7 @@ export function remote(options: Partial<IdentityOptions> = {}): Identity {
     fetchJson,
     clock,
     log: silentLog,
+    now: () => performance.now() + time.offset,
     ...options,
   });
 }

@@ -34,6 +34,8 @@ export function accepted(now: number, fields: Partial<InvocationRow> = {}, body 
     body_captured: true,
     emit_receipt: false,
     owner: null,
+    claim: null,
+    accepted_by: null,
     updated_at: now,
     completed_at: null,
     ...fields,

@@ -22,6 +22,7 @@ export function makeJob(url: string, { call, body = "", ...rest }: JobParts = {}
     agent_id: "agt_1",
     credential: null,
     session_key: "agt_1",
+    claim_seen_at: Date.now(),
     body: typeof body === "string" ? new TextEncoder().encode(body) : body,
     ...rest,
     call: {

@@ -4,7 +4,7 @@ import { connect as connectTcp, type Socket } from "node:net";
 import { type ConnectionOptions, connect, type TLSSocket } from "node:tls";
 import { SETTLE_BODY_BYTES_MAX } from "../../src/core/limits.ts";
 import type { Log, LogFields } from "../../src/core/log.ts";
-import { addAccount } from "../../src/facilitator/accounts.ts";
+import { addAccount, ownerOf } from "../../src/facilitator/accounts.ts";
 import type { SettleResponse } from "../../src/facilitator/answers.ts";
 import { LISTENER_LIMITS, type ListenerLimits, listenMutualTls } from "../../src/facilitator/listener.ts";
 import { peerEdge } from "../../src/facilitator/routes.ts";
@@ -93,6 +93,7 @@ export async function startPort(limits: Partial<ListenerLimits> = {}, answer?: (
     port: 0,
     tls: { cert: pki.server.cert, key: pki.server.key, clientCa: pki.ca.cert },
     answer: answer ?? edge.fetch,
+    ownerOf: ownerOf(store.read),
     bodyBytesMax: SETTLE_BODY_BYTES_MAX,
     limits: { ...LISTENER_LIMITS, ...limits },
     clock,

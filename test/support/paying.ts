@@ -37,7 +37,7 @@ let serial = 0;
 /** A tenant of its own, whose payments this client of this facilitator collects. */
 export async function openPayingTenant(
   gateway: Gateway,
-  facilitator: { readonly url: string; readonly client: Client },
+  facilitator: { readonly url: string; readonly client: Pick<Client, "bundle"> },
 ): Promise<PayingTenant> {
   const name = `tenant-${++serial}`;
   const token = await gateway.token({ tenant: name, user: "alice" });

@@ -123,6 +123,9 @@ async function makeLeaf(
       new x509.BasicConstraintsExtension(false, undefined, true),
       new x509.KeyUsagesExtension(x509.KeyUsageFlags.digitalSignature, true),
       new x509.ExtendedKeyUsageExtension([x509.ExtendedKeyUsage[usage]]),
+      ...(authority === null
+        ? []
+        : [await x509.AuthorityKeyIdentifierExtension.create(authority.certificate.publicKey)]),
       ...(names.length > 0 ? [new x509.SubjectAlternativeNameExtension(names)] : []),
     ],
   });

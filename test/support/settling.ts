@@ -1,5 +1,6 @@
 // What tests of settling need: a facilitator's settle over a real store, with hand-made doubles of the chain and of
 // the wallet. The wallet's stores its mark as the real one does, and the test says what becomes of each payment.
+import { usedOn, utcDay } from "../../src/facilitator/days.ts";
 import { createOutcomes } from "../../src/facilitator/outcomes.ts";
 import {
   type ClaimedPayment,
@@ -8,8 +9,6 @@ import {
   markSent,
   recordFailed,
   recordSettled,
-  reservedOn,
-  utcDay,
 } from "../../src/facilitator/payments.ts";
 import type { SettleChain, SettleWallet } from "../../src/facilitator/ports.ts";
 import { createSettle } from "../../src/facilitator/settle.ts";
@@ -22,6 +21,17 @@ import { newPayer, type PaymentOptions, signPayment } from "./payments.ts";
 /** 2025-11-21T12:00:00Z. */
 export const NOON = 1_763_726_400_000;
 export const PAY_TO: Hex = "0x00000000000000000000000000000000000000aa";
+
+/** What a claim is measured against, where that is nothing to the test. */
+export const UNMEASURED = {
+  limits: { dailyCeiling: 10n ** 30n, dailyGasWei: 0n },
+  balance: { amount: 10n ** 30n, block: 0 },
+  gasAtRisk: 0n,
+};
+
+/** Of one account, by day. */
+export const reservedOn = async (reader: Store["read"], name: string, day: string) =>
+  (await usedOn(reader, { account: name, day })).reserved;
 
 export const account = (name = "alpha", maxPerTransaction?: bigint, dailyCeiling?: bigint) => ({
   name,
@@ -70,10 +80,17 @@ function recordingLog(lines: Logged[]) {
 interface SettlingOptions {
   readonly inclusionTimeoutMs?: number;
   readonly atWorkMax?: number;
+  /** Payments that may be under way at once. */
+  readonly capacity?: number;
   readonly maxPerTransaction?: bigint;
   readonly dailyCeiling?: bigint;
+  readonly dailyGasWei?: bigint;
   readonly now?: number;
 }
+
+type Simulate = (
+  ...args: Parameters<SettleChain["simulate"]>
+) => Promise<{ readonly ok: true; readonly gas: bigint } | { readonly ok: false; readonly reason: string }>;
 
 /** What the tests turn: everything may be changed at any time. */
 export function settling(store: Store, options: SettlingOptions = {}) {
@@ -82,7 +99,15 @@ export function settling(store: Store, options: SettlingOptions = {}) {
   const outcomes = createOutcomes(store);
   const sends: ClaimedPayment[] = [];
   const turns = {
-    simulate: (async () => ({ ok: true, gas: 90_000n })) as SettleChain["simulate"],
+    simulate: (async () => ({ ok: true, gas: 90_000n })) as Simulate,
+    /** What the chain's time is, in milliseconds: at first that of the clock. */
+    time: (async () => ({ earliest: clock.time, latest: clock.time })) as SettleChain["time"],
+    isSignedByContract: (async () => false) as SettleChain["isSignedByContract"],
+    balanceOf: (async () => ({ amount: 10n ** 30n, block: 0 })) as (
+      payer: Hex,
+    ) => Promise<{ readonly amount: bigint; readonly block: number }>,
+    hasCode: (async () => false) as SettleChain["hasCode"],
+    isUsed: (async () => false) as SettleChain["isUsed"],
     readiness: (async () => ({ ready: true })) as SettleWallet["readiness"],
     /** What becomes of a payment as soon as it is stored as sent: by default it is settled. */
     afterSend: ((key: PaymentKey) => settled(key)) as (key: PaymentKey) => Promise<unknown>,
@@ -90,7 +115,7 @@ export function settling(store: Store, options: SettlingOptions = {}) {
   };
 
   async function storeSent(payment: ClaimedPayment) {
-    const marked = await store.write((tx) => markSent(tx, payment.key, hashOf(payment.key), clock.now()));
+    const marked = await store.write((tx) => markSent(tx, payment, hashOf(payment.key), clock.now()));
     if (!marked) throw new Error("not claimed any more");
     sends.push(payment);
     void turns.afterSend(payment.key);
@@ -103,8 +128,13 @@ export function settling(store: Store, options: SettlingOptions = {}) {
     return done;
   }
 
-  async function failed(key: PaymentKey, reason = "execution reverted", foreign: Hex | null = null) {
-    const failure = { reason, foreign_transaction: foreign };
+  async function failed(
+    key: PaymentKey,
+    reason = "execution reverted",
+    foreign: Hex | null = null,
+    gasBurned: bigint | null = null,
+  ) {
+    const failure = { reason, foreign_transaction: foreign, gas_burned: gasBurned };
     const done = await store.write((tx) => recordFailed(tx, key, failure, { was: "sent", now: clock.now() }));
     outcomes.announce(key);
     return done;
@@ -114,12 +144,28 @@ export function settling(store: Store, options: SettlingOptions = {}) {
     store,
     clock,
     log: recordingLog(logged),
-    chain: { simulate: (...args) => turns.simulate(...args) },
-    wallet: { readiness: () => turns.readiness(), send: (...args) => turns.send(...args) },
+    chain: {
+      async simulate(...args) {
+        const found = await turns.simulate(...args);
+        return found.ok ? { ok: true, gas: { limit: found.gas, from: PAY_TO } } : found;
+      },
+      time: () => turns.time(),
+      isSignedByContract: (...args) => turns.isSignedByContract(...args),
+      balanceOf: async (payer) => ({ ...(await turns.balanceOf(payer)), hash: PAY_TO }),
+      hasCode: (...args) => turns.hasCode(...args),
+      isUsed: (...args) => turns.isUsed(...args),
+    },
+    wallet: {
+      capacity: options.capacity ?? 2_000,
+      readiness: () => turns.readiness(),
+      costOf: async ({ limit }) => limit,
+      send: (...args) => turns.send(...args),
+    },
     outcomes,
     limits: {
       maxPerTransaction: options.maxPerTransaction ?? 10_000n,
       dailyCeiling: options.dailyCeiling ?? 1_000_000n,
+      dailyGasWei: options.dailyGasWei ?? 0n,
       inclusionTimeoutMs: options.inclusionTimeoutMs ?? 15_000,
     },
     ...(options.atWorkMax === undefined ? {} : { atWorkMax: options.atWorkMax }),
@@ -170,5 +216,6 @@ export async function emptied(store: Store): Promise<void> {
     await db.delete(tables.facilitatorPayments);
     await db.delete(tables.facilitatorDays);
     await db.delete(tables.facilitatorRefusals);
+    await db.delete(tables.facilitatorTransactions);
   });
 }

@@ -15,6 +15,7 @@ import type { Store } from "../../src/storage/store.ts";
 import { CHAIN_ID, TOKEN } from "../../src/x402/kind.ts";
 import type { TestChain } from "./chain.ts";
 import { newPayer, signPayment } from "./payments.ts";
+import { UNMEASURED } from "./settling.ts";
 import { sqlitePlace } from "./stores.ts";
 
 const lower = (text: string): Hex => `0x${text.slice(2).toLowerCase()}`;
@@ -76,13 +77,15 @@ export async function startWallet(testChain: TestChain, options: WalletOptions =
     store,
     signers,
     rows,
-    address: signers[0]!.address,
+    address: addressOf(signers),
     payment: (payment: ClaimedPayment) => findPayment(store.read, payment.key),
     claim: (payment: ClaimedPayment) =>
       store.write((tx) => claimPayment(tx, claimOf(payment), systemClock.now())),
+    /** Without a simulation. */
+    send: (payment: ClaimedPayment) => wallet.send(payment, { limit: 120_000n, from: addressOf(signers) }),
     /** Simulates, claims and sends. */
     async collect(payment: ClaimedPayment) {
-      const simulation = await chain.simulate(payment.authorization, payment.signature);
+      const simulation = await wallet.simulate(payment.authorization, payment.signature);
       if (!simulation.ok) throw new Error(simulation.reason);
       await store.write((tx) => claimPayment(tx, claimOf(payment), systemClock.now()));
       await wallet.send(payment, simulation.gas);
@@ -96,10 +99,15 @@ export async function startWallet(testChain: TestChain, options: WalletOptions =
   };
 }
 
+function addressOf([first]: readonly Signer[]): Hex {
+  if (first === undefined) throw new Error("a wallet without a key");
+  return first.address;
+}
+
 export type TestWallet = Awaited<ReturnType<typeof startWallet>>;
 
 function claimOf(payment: ClaimedPayment) {
-  return { ...payment, account: "acme", requirements: "{}", dailyCeiling: 10n ** 30n };
+  return { ...payment, account: "acme", requirements: "{}", ...UNMEASURED };
 }
 
 export interface PaymentWords {
@@ -123,6 +131,7 @@ export async function newPayment(testChain: TestChain, words: PaymentWords = {})
   const from = lower(authorization.from);
   return {
     payer,
+    claim: crypto.randomUUID(),
     key: { chain_id: CHAIN_ID, token: lower(TOKEN), payer: from, nonce },
     authorization: {
       from,

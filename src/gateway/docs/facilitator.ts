@@ -67,7 +67,8 @@ const settle = operation({
   description:
     "Verifies the payment anew, simulates it, collects it by `transferWithAuthorization` and answers when it is in a " +
     "block, or after the inclusion timeout. A payment that is known already is answered from its record, so a request " +
-    "may be sent again as often as its answer is lost: the money moves once.",
+    "may be sent again as often as its answer is lost: the money moves once. The same authorization with other " +
+    "requirements, or from another account, is a failure that names its transaction while that may land or has landed.",
   body: { schema: SettleRequest, description: "At most 64 KiB.", example: request },
   responses: [
     {
@@ -84,7 +85,8 @@ const settle = operation({
   errors: ["invalid_request", "denied", "over_limit", "unavailable"],
   answers: {
     invalid_request: {
-      description: "The body is malformed, larger than 64 KiB, or no JSON. The message names the field.",
+      description:
+        "The body is malformed, larger than 64 KiB, or no JSON, or the value is 0. The message names the field.",
       example:
         "paymentPayload.payload.authorization.value: must be a string of decimal digits, of at most 256 bits",
     },
@@ -94,12 +96,12 @@ const settle = operation({
     },
     over_limit: {
       description:
-        "Over the account's limit of one transaction or its daily ceiling, or of another network or token. Nothing was claimed.",
+        "Over the account's limit of one transaction, its daily ceiling or the gas that its reverted transactions may burn on a day, or of another network or token. Nothing was claimed.",
       example: "the payment is outside the limits of this account",
     },
     unavailable: {
       description:
-        "No node of the chain answers, the gas wallet is low, the same payment is being settled just now, or the facilitator is shutting down.",
+        "No node of the chain answers, the gas wallet is low, the same payment is being settled just now, others of the payer's payments hold its balance, the account has its share of the settlements at work, or the facilitator is shutting down.",
       example: "this payment is being settled",
     },
   },

@@ -74,6 +74,18 @@ describe("a plain http call", () => {
     });
   });
 
+  test("sends nothing when its claim was last seen long ago", async () => {
+    let count = 0;
+    const upstream = keep(
+      startUpstream(() => {
+        count++;
+        return new Response("made");
+      }),
+    );
+    const outcome = await call(upstream.url, { claim_seen_at: Date.now() - 20_000 });
+    expect([outcome.is_stale, count]).toEqual([true, 0]);
+  });
+
   test("sends an empty body as one", async () => {
     const upstream = keep(
       startUpstream(async (r) => Response.json([r.headers.get("content-length"), await r.text()])),

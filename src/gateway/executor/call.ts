@@ -1,6 +1,7 @@
 // One transactional upstream call, from the job to its outcome: the deadline and the cancel around it, the
 // request as every protocol sends it, and the plain http call. A request is sent again only when it certainly
 // never reached the upstream.
+import { CLAIM_BELIEVED_MS, isWallOlder } from "../../core/age.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import type { ErrorClass } from "../../core/states.ts";
 import { readBody } from "../../edge/body.ts";
@@ -9,7 +10,7 @@ import { requestSafely } from "../../edge/retry.ts";
 import { type BodyDigest, bodyDigest } from "./digest.ts";
 import type { Job, Outcome, WorkerSettings } from "./job.ts";
 import type { Hold, Memory } from "./memory.ts";
-import { answered, failed, keep, newTrace, noteHead, type Stop, type Trace } from "./outcome.ts";
+import { answered, failed, keep, lostCall, newTrace, noteHead, type Stop, type Trace } from "./outcome.ts";
 
 /** What a call needs; the signal's reason is a Stop. */
 export interface CallContext {
@@ -68,6 +69,9 @@ export async function runCall(
   try {
     if (cancel.aborted) halt("cancelled");
     stop.signal.throwIfAborted();
+    if (job.claim_seen_at !== null && isWallOlder(job.claim_seen_at, CLAIM_BELIEVED_MS)) {
+      return { ...lostCall("the claim is too old to be believed"), is_stale: true };
+    }
     return await call(job, { outbound, settings, signal: stop.signal, trace, hold });
   } catch (error) {
     return judgeFailure(error, stop.signal, trace);

@@ -1,4 +1,4 @@
-import { afterEach, beforeEach, expect, jest, test } from "bun:test";
+import { afterEach, beforeEach, expect, jest, spyOn, test } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -7,6 +7,7 @@ import { Fault } from "../../core/fault.ts";
 import { silentLog } from "../../core/log.ts";
 import { openStore } from "../../storage/open.ts";
 import type { Store } from "../../storage/store.ts";
+import { createClaims } from "../invocations/claims.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { abandon, accept } from "../invocations/service.ts";
 import { Dispatcher, type DispatcherOptions } from "./dispatch.ts";
@@ -51,6 +52,8 @@ function dispatch(options: Partial<DispatcherOptions>) {
     pool: makePool(well).pool,
     replica: "rep_1",
     agent_concurrency: 4,
+    claims: createClaims(),
+    refusals: { removeAppeared: async () => {}, isUnnoted: () => false },
     resolveCredential: async () => ({ header: null, version: "1" }),
     ended: (id) => endOf(id).resolve(),
     ...options,
@@ -61,7 +64,7 @@ function dispatch(options: Partial<DispatcherOptions>) {
 async function acceptOne(credential_ref: string | null = null) {
   const one = accepted(clock.now());
   const call = { ...one.call, credential_ref };
-  await real.write((tx) => accept(tx, { ...one, call }, clock.now()));
+  await real.write((tx) => accept(tx, { ...one, call }));
   return { ...one, call };
 }
 
@@ -120,6 +123,48 @@ test("a call that is cancelled while its credential is resolved never reaches th
   await untilEnded(one.row.id);
   expect(jobs).toEqual([]);
   expect(await statusOf(one.row.id)).toEqual(["failed", "cancelled"]);
+});
+
+test("a call that was ended while its process was paused is not made", async () => {
+  const resolved = Promise.withResolvers<void>();
+  const resolving = Promise.withResolvers<void>();
+  const { jobs, pool } = makePool(well);
+  const { dispatcher, untilEnded } = dispatch({
+    pool,
+    async resolveCredential() {
+      resolving.resolve();
+      await resolved.promise;
+      return { header: null, version: "1" };
+    },
+  });
+  const one = await acceptOne("cred_1");
+  dispatcher.offer(one);
+  await resolving.promise;
+  // Another replica takes this one for dead, and nobody tells it.
+  await real.write((tx) => abandon(tx, one.row, "internal", clock.now()));
+  const wall = Date.now();
+  const later = spyOn(Date, "now").mockImplementation(() => wall + 20_000);
+  resolved.resolve();
+  await untilEnded(one.row.id);
+  later.mockRestore();
+  expect(jobs).toEqual([]);
+  expect(await statusOf(one.row.id)).toEqual(["failed", "internal"]);
+});
+
+test("a worker that finds the claim too old sends nothing, and the call is tried again with its whole body", async () => {
+  const bodies: string[] = [];
+  const { jobs, pool } = makePool(async ({ body }) => {
+    bodies.push(new TextDecoder().decode(body));
+    // As the pool takes over a large one.
+    (body.buffer as ArrayBuffer).transfer();
+    return { ...SUCCESS, detail: null, is_stale: jobs.length === 1 };
+  });
+  const { dispatcher, untilEnded } = dispatch({ pool });
+  const one = await acceptOne();
+  dispatcher.offer({ ...one, body: one.body.slice() });
+  await untilEnded(one.row.id);
+  expect(bodies).toEqual(["hello", "hello"]);
+  expect(await statusOf(one.row.id)).toEqual(["succeeded", null]);
 });
 
 test("a secret that can't be resolved fails the call, and the call is not made", async () => {

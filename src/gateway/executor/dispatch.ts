@@ -1,5 +1,6 @@
 // From accepted to ended: claims a call durably, hands it to a worker, records what came back. The database is
 // the queue; what is in memory may vanish at any moment without losing or repeating a call.
+import { CLAIM_BELIEVED_MS, isOlder, type Moment, thisMoment } from "../../core/age.ts";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import { createPlaces } from "../../core/places.ts";
@@ -7,18 +8,20 @@ import { untilStored } from "../../storage/persist.ts";
 import type { Store } from "../../storage/store.ts";
 import {
   type Accepted,
+  type Claims,
   claim,
   type Ending,
   finish,
+  holdsClaim,
   type InvocationKey,
   type PendingCall,
 } from "../invocations/service.ts";
 import type { Job, Outcome } from "./job.ts";
 import { Lanes, type Waiting } from "./lanes.ts";
+import { createLeaseTrust } from "./lease-trust.ts";
 import type { Pool } from "./pool.ts";
-import { dropLeases, endOrphans, nextAgentWithPending, pendingOf, renewLease } from "./queue.ts";
+import { dropLeases, endOrphans, nextAgentWithPending, pendingOf, renewLease, type Taker } from "./queue.ts";
 
-const LEASE_MS = 15_000;
 const RENEW_MS = 5_000;
 const SWEEP_MS = 2_000;
 const PLACES = 4096;
@@ -39,6 +42,13 @@ export interface DispatcherOptions {
   /** This replica's ID, new with each start. */
   readonly replica: string;
   readonly agent_concurrency: number;
+  readonly claims: Pick<Claims, "begin" | "took" | "over">;
+  readonly refusals: {
+    /** Removes the records of refused calls that have appeared. */
+    removeAppeared(): Promise<unknown>;
+    /** Whether the call was refused here: its record may have appeared before that could be noted. */
+    isUnnoted(id: string): boolean;
+  };
   resolveCredential(tenant: string, ref: string): Promise<ResolvedCredential>;
   /** Told of each call that has ended, after it is durable. */
   ended(id: string): void;
@@ -52,6 +62,10 @@ interface Item extends Waiting {
 interface Running {
   readonly agentId: string;
   readonly key: InvocationKey;
+  /** Of the claim. */
+  readonly token: string;
+  /** When the claim was last known to hold. */
+  believedAt: Moment;
   /** Ended otherwise meanwhile; if it has not been sent yet, it need not be. */
   stopped: boolean;
 }
@@ -66,9 +80,7 @@ export class Dispatcher {
   #givenUp = false;
   #renewal: ReturnType<typeof setInterval> | undefined;
   #nextSweep: ReturnType<typeof setTimeout> | undefined;
-  /** Since when this replica has renewed its lease without a gap, on the monotonic clock. */
-  #renewingSince = performance.now();
-  #renewedAt = performance.now();
+  readonly #trust = createLeaseTrust();
 
   constructor(options: DispatcherOptions) {
     this.#options = options;
@@ -80,7 +92,7 @@ export class Dispatcher {
     };
     this.#lanes = new Lanes<Item>({
       places: createPlaces(limits),
-      read: (agentId, limit) => pendingOf(options.store.read, agentId, limit),
+      read: (agentId, limit) => pendingOf(options.store.read, this.#taker(), agentId, limit),
       run: (agentId, item) => this.#run(agentId, item),
     });
   }
@@ -97,7 +109,7 @@ export class Dispatcher {
     }
     // This process holds the lock of the data directory, so every other one is gone.
     await store.write((tx) => dropLeases(tx, "all"));
-    const orphans = await endOrphans(store, clock);
+    const orphans = await endOrphans(store, clock, this.#options.replica);
     if (orphans.length > 0) log.warn("ended calls of a process that is gone", { calls: orphans.length });
   }
 
@@ -147,33 +159,47 @@ export class Dispatcher {
       .catch((error) => log.warn("lease not dropped", { error }));
   }
 
+  #taker(): Taker {
+    const { replica, clock } = this.#options;
+    return { replica, now: clock.now() };
+  }
+
   async #run(agentId: string, item: Item): Promise<void> {
+    const { claims, log, refusals } = this.#options;
+    if (refusals.isUnnoted(item.id)) return;
     const key = { tenant: item.tenant, id: item.id };
-    const running = { agentId, key, stopped: false };
+    const token = claims.begin(item.id);
+    const running = { agentId, key, token, believedAt: thisMoment(), stopped: false };
     this.#running.set(item.id, running);
+    let isTaken = false;
     try {
-      const claimed = await this.#claim(key, item.inHand ?? null);
+      const claimed = await this.#claim(running, item.inHand ?? null);
+      isTaken = claimed !== null;
       // Null: someone else has it, or it was cancelled.
-      if (claimed !== null) await this.#record(running, claimed, await this.#perform(running, claimed));
+      if (claimed !== null) {
+        claims.took(token);
+        await this.#record(running, claimed, await this.#perform(running, claimed));
+      }
+      claims.over(token);
     } catch (error) {
-      this.#options.log.error("invocation left as it is", { ...key, agent_id: agentId, error });
+      claims.over(token, isTaken);
+      log.error("invocation left as it is", { ...key, agent_id: agentId, error });
     }
     this.#running.delete(item.id);
   }
 
-  async #claim(key: InvocationKey, inHand: PendingCall | null): Promise<PendingCall | null> {
+  async #claim({ key, token }: Running, inHand: PendingCall | null): Promise<PendingCall | null> {
     const { store, clock, replica: owner } = this.#options;
-    let again = false;
     return await untilStored(
-      () => {
-        const attempt = { key, owner, now: clock.now(), inHand, again };
-        again = true;
-        return store.write((tx) => claim(tx, attempt));
-      },
+      () => store.write((tx) => claim(tx, { key, owner, token, now: clock.now(), inHand })),
       () => this.#draining,
     );
   }
 
+  /**
+   * Makes the call. Right before it is dialled, a claim that has not been looked at for a while is looked at again:
+   * a process that was paused may have been given up for dead.
+   */
   async #perform(running: Running, { call, body }: PendingCall): Promise<Outcome> {
     const { agentId, key } = running;
     const { credential_ref } = call;
@@ -189,22 +215,44 @@ export class Dispatcher {
       this.#options.log.warn("credential not resolved", { ...key, credential_ref, error });
       return { ...NOT_CALLED, error_class: "credential_error", detail: "credential not resolved" };
     }
-    if (running.stopped) return { ...NOT_CALLED, error_class: "cancelled", detail: "cancelled" };
-    return await this.#options.pool.run({
-      id: key.id,
-      agent_id: agentId,
-      call,
-      credential: credential.header,
-      session_key: JSON.stringify([agentId, call.url, credential_ref, credential.version]),
-      body,
-    });
+    const ended: Outcome = { ...NOT_CALLED, error_class: "cancelled", detail: "ended before it was made" };
+    const send = (sent: Uint8Array, claim_seen_at: number | null) =>
+      this.#options.pool.run({
+        id: key.id,
+        agent_id: agentId,
+        call,
+        credential: credential.header,
+        session_key: JSON.stringify([agentId, call.url, credential_ref, credential.version]),
+        claim_seen_at,
+        body: sent,
+      });
+    if (running.stopped || !(await this.#isStillClaimed(running))) return ended;
+    const outcome = await send(body, running.believedAt.wall);
+    if (!outcome.is_stale) return outcome;
+    // Looked at once more, and then believed, even if the threads' clocks differ. The body is read anew: the pool has
+    // taken the first one over.
+    const again = await this.#claim(running, null);
+    return again === null || running.stopped ? ended : send(again.body, null);
   }
 
-  async #record({ agentId, key }: Running, { call }: PendingCall, outcome: Outcome): Promise<void> {
+  async #isStillClaimed(running: Running): Promise<boolean> {
+    const { key, token, believedAt } = running;
+    if (!isOlder(believedAt, CLAIM_BELIEVED_MS)) return true;
+    const askedAt = thisMoment();
+    const { read } = this.#options.store;
+    const isHeld = await untilStored(
+      () => holdsClaim(read, key, token),
+      () => this.#draining,
+    );
+    running.believedAt = askedAt;
+    return isHeld;
+  }
+
+  async #record({ agentId, key, token }: Running, { call }: PendingCall, outcome: Outcome): Promise<void> {
     const { store, clock, log, ended } = this.#options;
     const write = (ending: Ending) =>
       untilStored(
-        () => store.write((tx) => finish(tx, key, ending, clock.now())),
+        () => store.write((tx) => finish(tx, { key, token }, ending, clock.now())),
         () => this.#givenUp,
       );
     const recorded = await write(outcome).catch((error) => {
@@ -214,7 +262,7 @@ export class Dispatcher {
     });
     // False: it was cancelled, or taken for dead, and ended before.
     if (recorded) {
-      const { response: _body, resp_sha256: _hash, ...shown } = outcome;
+      const { response: _body, resp_sha256: _hash, is_stale: _stale, ...shown } = outcome;
       const fields = {
         tenant: key.tenant,
         agent_id: agentId,
@@ -228,9 +276,10 @@ export class Dispatcher {
 
   async #takeUpPending(): Promise<void> {
     const { read } = this.#options.store;
-    for (let agent = await nextAgentWithPending(read, ""); agent !== null; ) {
+    const taker = this.#taker();
+    for (let agent = await nextAgentWithPending(read, taker, ""); agent !== null; ) {
       this.#lanes.look(agent);
-      agent = await nextAgentWithPending(read, agent);
+      agent = await nextAgentWithPending(read, taker, agent);
     }
   }
 
@@ -242,21 +291,16 @@ export class Dispatcher {
   }
 
   async #renew(): Promise<void> {
-    const { store, clock, replica } = this.#options;
-    await store.write((tx) => renewLease(tx, replica, clock.now() + LEASE_MS));
-    const now = performance.now();
-    if (now - this.#renewedAt > LEASE_MS) this.#renewingSince = now;
-    this.#renewedAt = now;
+    const { store, replica } = this.#options;
+    this.#trust.renewed(await store.write((tx) => renewLease(tx, replica)));
   }
 
   /** Ends the calls of replicas that are gone, and takes up those that are pending. */
   async #sweep(): Promise<void> {
-    const { store, clock, log, ended } = this.#options;
+    const { store, clock, log, replica, ended } = this.#options;
     try {
-      // After an outage of the database others have had no chance to renew: they get the time of a lease for it.
-      if (this.#renewedAt - this.#renewingSince >= LEASE_MS) {
-        for (const { id } of await endOrphans(store, clock)) ended(id);
-      }
+      for (const { id } of await endOrphans(store, clock, replica, this.#trust.holds)) ended(id);
+      await this.#options.refusals.removeAppeared();
       if (!this.#draining) await this.#takeUpPending();
     } catch (error) {
       log.warn("sweep failed", { error });

@@ -11,12 +11,19 @@ export interface Job {
   readonly credential: { readonly name: string; readonly value: string } | null;
   /** Upstream sessions are shared by the jobs with the same key: agent, URL, credential and its version. */
   readonly session_key: string;
+  /**
+   * When its claim was last known to hold, in milliseconds since the epoch: the one clock that threads share. Null
+   * when that was just now.
+   */
+  readonly claim_seen_at: number | null;
   readonly body: Uint8Array;
 }
 
 export interface Outcome extends Ending {
   /** For the log only: what went wrong, without any secret or body. */
   readonly detail: string | null;
+  /** Nothing was sent, for so much time has passed since `claim_seen_at` that the claim may be gone. */
+  readonly is_stale?: boolean;
 }
 
 export interface WorkerSettings {

@@ -274,7 +274,7 @@ describe("what is sent", () => {
   }
   const ok = () => Response.json({ jsonrpc: "2.0", id: 1, result: {} });
 
-  test("the caller's session, Accept and Content-Type stay behind, its version and Mcp headers pass", async () => {
+  test("the caller's session, Accept and Content-Type stay behind, its version and other headers pass", async () => {
     const { upstream, seen } = recorder(ok);
     await client().send(upstream.url, LIST, {
       call: {
@@ -283,7 +283,7 @@ describe("what is sent", () => {
           ["accept", "text/html"],
           ["content-type", "text/plain"],
           ["mcp-protocol-version", "2025-03-26"],
-          ["mcp-method", "tools/list"],
+          ["mcp-vendor", "x"],
           ["traceparent", "00-1-2-3"],
         ],
       },
@@ -292,10 +292,23 @@ describe("what is sent", () => {
       accept: "application/json, text/event-stream",
       "content-type": "application/json",
       "mcp-protocol-version": "2025-03-26",
-      "mcp-method": "tools/list",
+      "mcp-vendor": "x",
       traceparent: "00-1-2-3",
     });
     expect(seen[0]!.has("mcp-session-id")).toBe(false);
+  });
+
+  test("headers that say again what the body says pass in a version that knows them alone", async () => {
+    const { upstream, seen } = recorder(ok);
+    const { send } = client();
+    for (const version of ["2025-11-25", "2026-07-28"]) {
+      const headers: [string, string][] = [
+        ["mcp-protocol-version", version],
+        ["mcp-method", "tools/list"],
+      ];
+      await send(upstream.url, LIST, { call: { headers } });
+    }
+    expect(seen.map((headers) => headers.get("mcp-method"))).toEqual([null, "tools/list"]);
   });
 
   test("the agent's version, else the newest with sessions", async () => {

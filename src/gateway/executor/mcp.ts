@@ -12,6 +12,7 @@ import {
   withId,
 } from "../../core/jsonrpc.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
+import { isMirror } from "../../core/mirror.ts";
 import { type CallContext, CallError, ownHeaders, readStart, send, type Upstreams } from "./call.ts";
 import { bodyDigest } from "./digest.ts";
 import { createMcpWire, MCP_HEADERS, type McpWire, SESSION_HEADER, VERSION_HEADER } from "./handshake.ts";
@@ -187,11 +188,16 @@ function refusalOf(status: number, answer: RpcAnswer | null): 400 | 404 | null {
 
 function headersOf(call: Attempt): Array<[string, string]> {
   const { job, session } = call;
-  const passed = job.call.headers.filter(([name]) => !REPLACED_HEADERS.has(name));
+  const version = versionOf(call);
+  // A server may have agreed on a version that does not know the headers which say again what the body says.
+  const mirrors = isSessionless(version);
+  const passed = job.call.headers.filter(
+    ([name]) => !REPLACED_HEADERS.has(name) && (mirrors || !isMirror(name)),
+  );
   return [
     ...passed.map(([name, value]): [string, string] => [name, value]),
     ...MCP_HEADERS,
-    [VERSION_HEADER, versionOf(call)],
+    [VERSION_HEADER, version],
     ...(session === null || session.id === null ? [] : [[SESSION_HEADER, session.id] as [string, string]]),
     ...ownHeaders(job),
   ];

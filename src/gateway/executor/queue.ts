@@ -1,19 +1,46 @@
 // The queue of calls as the dispatcher sees it: what is pending, which replicas are alive, and the running calls
 // of those that are not.
-import { and, asc, eq, gt, notInArray, sql } from "drizzle-orm";
+import { and, asc, eq, gt, isNull, lt, lte, ne, notInArray, or, sql } from "drizzle-orm";
+import { paidFor } from "../../../db/conditions.ts";
 import type { Clock } from "../../core/clock.ts";
+import { idFloor } from "../../core/id.ts";
 import type { Reader, Store, Tx } from "../../storage/store.ts";
-import { abandon, type InvocationKey, paidFor } from "../invocations/service.ts";
+import { abandon, type InvocationKey } from "../invocations/service.ts";
+
+/** Who looks for calls, and when. */
+export interface Taker {
+  readonly replica: string;
+  /** By the database's clock. */
+  readonly now: number;
+}
+
+/**
+ * For so long a call is left to the replica that accepted it: until then its caller may still be told that it was not
+ * taken, for want of an answer to the commit.
+ */
+const YOUNG_MS = 15_000;
 
 /** A call on the streaming path is made only by its caller. The index of pending calls has the same words. */
-function queued(t: Reader["tables"]["invocations"]) {
-  return and(eq(t.status, "pending"), sql`${t.mode} = 'transactional'`, paidFor(t));
+function queued({ invocations: t, replicas }: Reader["tables"], { db }: Reader, { replica, now }: Taker) {
+  const present = db.select({ id: replicas.id }).from(replicas);
+  const isOurs = or(
+    isNull(t.accepted_by),
+    eq(t.accepted_by, replica),
+    lt(t.id, idFloor("inv", now - YOUNG_MS)),
+    notInArray(t.accepted_by, present),
+  );
+  return and(eq(t.status, "pending"), sql`${t.mode} = 'transactional'`, paidFor(t), isOurs);
 }
 
 export type QueuedCall = InvocationKey & { readonly body_bytes: number };
 
-/** The oldest pending calls of an agent, oldest first. */
-export async function pendingOf(reader: Reader, agentId: string, limit: number): Promise<QueuedCall[]> {
+/** The oldest pending calls of an agent that this replica may take, oldest first. */
+export async function pendingOf(
+  reader: Reader,
+  taker: Taker,
+  agentId: string,
+  limit: number,
+): Promise<QueuedCall[]> {
   const { invocations: t } = reader.tables;
   return await reader.db
     .select({
@@ -22,43 +49,62 @@ export async function pendingOf(reader: Reader, agentId: string, limit: number):
       body_bytes: sql<number>`coalesce(${t.req_size}, 0)`.mapWith(Number),
     })
     .from(t)
-    .where(and(queued(t), eq(t.agent_id, agentId)))
+    .where(and(queued(reader.tables, reader, taker), eq(t.agent_id, agentId)))
     .orderBy(asc(t.id))
     .limit(limit);
 }
 
-/** The next agent, by ID after `after`, that has a pending call. One seek each, however many calls it has. */
-export async function nextAgentWithPending(reader: Reader, after: string): Promise<string | null> {
+/** The next agent, by ID after `after`, that has such a call. One seek each, however many calls it has. */
+export async function nextAgentWithPending(
+  reader: Reader,
+  taker: Taker,
+  after: string,
+): Promise<string | null> {
   const { invocations: t } = reader.tables;
   const [row] = await reader.db
     .select({ agent_id: t.agent_id })
     .from(t)
-    .where(and(queued(t), gt(t.agent_id, after)))
+    .where(and(queued(reader.tables, reader, taker), gt(t.agent_id, after)))
     .orderBy(asc(t.agent_id))
     .limit(1);
   return row?.agent_id ?? null;
 }
 
+/** How long a replica counts as alive after it has renewed its lease. */
+export const LEASE_MS = 15_000;
 const ORPHANS_AT_ONCE = 200;
 
 /**
- * Ends the running calls whose replica is gone: they may have reached the upstream, so they are not made again.
+ * Ends the running calls of other replicas that are gone: they may have reached the upstream, so they are not made
+ * again. Who is gone is told by the database's clock alone.
  *
+ * @param mayJudge told the database's time in the same write: whether all that are alive have had time to renew
  * @returns the calls that ended
  */
-export async function endOrphans(store: Store, clock: Clock): Promise<InvocationKey[]> {
+export async function endOrphans(
+  store: Store,
+  clock: Clock,
+  replica: string,
+  mayJudge: (databaseNow: number) => boolean = () => true,
+): Promise<InvocationKey[]> {
   const ended: InvocationKey[] = [];
   for (;;) {
     const group = await store.write(async (tx) => {
+      // Its own lease is the newest there is, whatever any clock has done.
+      if (!mayJudge(await renewLease(tx, replica))) return [];
       const { invocations: t, replicas } = tx.tables;
-      const now = clock.now();
-      const alive = tx.db.select({ id: replicas.id }).from(replicas).where(gt(replicas.lease_until, now));
+      const alive = tx.db
+        .select({ id: replicas.id })
+        .from(replicas)
+        .where(
+          and(gt(replicas.lease_until, tx.now), lte(replicas.lease_until, sql`${tx.now} + ${LEASE_MS}`)),
+        );
       const orphans = await tx.db
         .select({ tenant: t.tenant, id: t.id })
         .from(t)
-        .where(and(eq(t.status, "running"), notInArray(t.owner, alive)))
+        .where(and(eq(t.status, "running"), ne(t.owner, replica), notInArray(t.owner, alive)))
         .limit(ORPHANS_AT_ONCE);
-      for (const key of orphans) await abandon(tx, key, "internal", now);
+      for (const key of orphans) await abandon(tx, key, "internal", clock.now());
       return orphans;
     });
     ended.push(...group);
@@ -66,13 +112,16 @@ export async function endOrphans(store: Store, clock: Clock): Promise<Invocation
   }
 }
 
-/** Renews this replica's lease. */
-export async function renewLease(tx: Tx, replica: string, leaseUntil: number): Promise<void> {
+/** Renews this replica's lease by the database's clock, and gives the time there. */
+export async function renewLease(tx: Tx, replica: string): Promise<number> {
   const { replicas } = tx.tables;
-  await tx.db
+  const lease_until = sql<number>`${tx.now} + ${LEASE_MS}`;
+  const [row] = await tx.db
     .insert(replicas)
-    .values({ id: replica, lease_until: leaseUntil })
-    .onConflictDoUpdate({ target: replicas.id, set: { lease_until: leaseUntil } });
+    .values({ id: replica, lease_until })
+    .onConflictDoUpdate({ target: replicas.id, set: { lease_until } })
+    .returning({ lease_until: replicas.lease_until });
+  return (row?.lease_until ?? 0) - LEASE_MS;
 }
 
 /** Ends leases: of one replica, or of all when this process is known to be the only one. */

@@ -1,6 +1,9 @@
 // The streaming path: a call that has passed the checks takes a place, is recorded, paid for and claimed, and is then
 // its caller's to make, who holds the connection. A call whose payment is unknown stays pending; the same payment
-// sent again takes it up where it stood, whichever replica that reaches, and only one of its callers gets it.
+// sent again takes it up where it stood, whichever replica that reaches, and only one of its callers gets it. Each
+// caller claims with a token of its own, so no claim is taken for another's.
+
+import { thisMoment } from "../../core/age.ts";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
@@ -17,22 +20,27 @@ import {
   mayCall,
   type Path,
 } from "./checks.ts";
-import { passedToStream } from "./command.ts";
+import { mcpVersion, passedToStream, passesMirrors } from "./command.ts";
 import { faultOf, otherPath, withId } from "./faults.ts";
 import { findInvocation } from "./history.ts";
-import { acceptedOf, record } from "./record.ts";
-import { abandon, claim, type InvocationKey } from "./service.ts";
+import { acceptedOf, type RecordOptions, record } from "./record.ts";
+import { type Claims, claim, type InvocationKey, type InvocationRow, type PendingCall } from "./service.ts";
 
-export interface AdmitStreamOptions extends CheckOptions {
+export interface AdmitStreamOptions extends CheckOptions, Pick<RecordOptions, "replica"> {
   readonly payments: Payments;
-  /** This replica's ID. */
-  readonly replica: string;
+  readonly claims: Claims;
   /**
    * Waits a little for a place of the agent.
    *
    * @throws Fault `unavailable` when there is none
    */
   takePlace(agentId: string, isCall: boolean, signal: AbortSignal): Promise<Place>;
+  /**
+   * A place for a call that was accepted before: beside the others when those are taken.
+   *
+   * @throws Fault `unavailable` when the tenant has very many of them
+   */
+  owedPlace(tenant: string, agentId: string): Place;
   /** Aborted when the process is about to end. */
   readonly stopping: AbortSignal;
 }
@@ -43,21 +51,33 @@ interface StreamForm extends Form {
   readonly listsTools: boolean;
 }
 
-const PLAIN: StreamForm = { method: null, tool: null, calls: [{ tool: null }], listsTools: false };
+const PLAIN: StreamForm = {
+  method: null,
+  tool: null,
+  calls: [{ tool: null }],
+  mirrors: true,
+  listsTools: false,
+};
 
 const STREAMING: Path<StreamForm> = {
   suffix: "/stream",
-  formOf: ({ protocol }, body) => (protocol === "mcp" ? messagesForm(body) : PLAIN),
+  anyForm: (body) => ({ ...PLAIN, listsTools: listsTools(parseRpcMessages(body)) }),
+  formOf: ({ protocol }, body, headers) => (protocol === "mcp" ? messagesForm(body, headers) : PLAIN),
 };
 
-function messagesForm(body: Uint8Array): StreamForm {
+function messagesForm(body: Uint8Array, headers: Headers): StreamForm {
   const parsed = parseRpcMessages(body);
   if (!parsed.ok) throw new Fault("invalid_request", `body: ${parsed.problem}`);
   const { messages } = parsed;
   const calls = messages.filter(({ isCall }) => isCall);
   const shown = shownMessage(messages, calls);
-  const listsTools = messages.some(({ method }) => method?.endsWith("/list"));
-  return { method: shown?.method ?? null, tool: shown?.tool ?? null, calls, listsTools };
+  const mirrors = passesMirrors(headers, body, mcpVersion(headers));
+  const { method = null, tool = null } = shown ?? {};
+  return { method, tool, calls, mirrors, listsTools: listsTools(parsed) };
+}
+
+function listsTools(parsed: ReturnType<typeof parseRpcMessages>): boolean {
+  return parsed.ok && parsed.messages.some(({ method }) => method?.endsWith("/list"));
 }
 
 /** Of a batch the history shows its one call, if it has no other. */
@@ -78,45 +98,64 @@ export interface AdmittedStream {
  */
 export async function admitStream(options: AdmitStreamOptions, call: StreamCall): Promise<AdmittedStream> {
   const checked = await checkCall(options, call, STREAMING);
-  const { agent, form, body } = checked;
+  const { agent, form, body, standing } = checked;
+  if (standing.kind === "earlier") return { opened: await resume(options, call, checked, standing.id), body };
   const place = await options.takePlace(agent.id, form.calls.length > 0, call.signal);
   try {
-    return { opened: { ...(await open(options, call, checked)), place }, body };
+    return { opened: await open(options, call, checked, place), body };
   } catch (error) {
     place.release();
     throw error;
   }
 }
 
-type Opened = Omit<OpenedCall, "place">;
-
 async function open(
   options: AdmitStreamOptions,
   call: StreamCall,
   checked: Checked<StreamForm>,
-): Promise<Opened> {
-  const { standing, agent } = checked;
-  if (standing.kind === "earlier") return resume(options, call, checked, standing.id);
-  const { clock, payments, replica } = options;
-  const headers = passedToStream(call.headers, agent.protocol);
+  place: Place,
+): Promise<OpenedCall> {
+  const { clock, payments, claims, replica: owner } = options;
+  const headers = passedToStream(call.headers, checked.agent.protocol, checked.form.mirrors);
   const whole = acceptedOf(call, checked, "streaming", headers, clock.now());
   // Only what may be shown is stored: whoever takes the call up again brings its body along.
   const accepted = { ...whole, body: shownPart(checked) };
   const { tenant, id, settlement_status } = accepted.row;
   const key = { tenant, id };
-  const waits = settlement_status === "pending";
-  const stored = await record(options, checked, { accepted, owner: waits ? null : replica }).catch(
-    (error) => {
-      // It may have been stored all the same, and then nobody would make it, nor end it.
-      if (!waits) void disown(options, key);
-      throw error;
-    },
-  );
-  if (!stored.isNew) return resume(options, call, checked, stored.id);
   call.note("invocation_id", id);
-  if (stored.payment === null || !waits) return openedOf(key, checked, accepted.call, {});
-  const paid = await withId(id, payments.settle(stored.payment));
-  return take(options, call, checked, { key, paid });
+  if (settlement_status === "pending") {
+    const { isNew, payment, ...stored } = await record(options, checked, { accepted, claim: null });
+    if (payment === null || !isNew) return resume(options, call, checked, stored.id);
+    const paid = await withId(id, payments.settle(payment));
+    return take(options, call, checked, { key, paid, place });
+  }
+  const opened = await attempt(claims, id, async (held) => {
+    const claim = { owner, token: held.token };
+    const { isNew, ...stored } = await record(options, checked, { accepted, claim });
+    const parts = { ...held, key, place, isOwed: false };
+    return isNew ? openedOf(parts, checked, accepted.call, {}) : stored.id;
+  });
+  return typeof opened === "string" ? resume(options, call, checked, opened) : opened;
+}
+
+interface Attempt extends Pick<OpenedCall, "token" | "claimedAt"> {}
+
+/** Whatever keeps an attempt from its open call ends it: what it may have claimed all the same is given back then. */
+async function attempt<T>(
+  claims: Claims,
+  id: string,
+  work: (attempt: Attempt) => Promise<OpenedCall | T>,
+): Promise<OpenedCall | T> {
+  const [token, claimedAt] = [claims.begin(id), thisMoment()];
+  let isTaken = false;
+  try {
+    const opened = await work({ token, claimedAt });
+    isTaken = typeof opened === "object" && opened !== null && "token" in opened;
+    if (isTaken) claims.took(token);
+    return opened;
+  } finally {
+    if (!isTaken) claims.over(token);
+  }
 }
 
 /** The start of the body, as far as it is captured. */
@@ -129,50 +168,81 @@ async function resume(
   call: StreamCall,
   checked: Checked<StreamForm>,
   id: string,
-): Promise<Opened> {
+): Promise<OpenedCall> {
   const { store, payments } = options;
   const key = { tenant: call.caller.tenant, id };
   call.note("invocation_id", id);
   const { mode } = await findInvocation(store.read, key.tenant, id);
   if (mode !== "streaming") throw otherPath(id);
   const paid = await withId(id, payments.recall(key.tenant, id));
-  return take(options, call, checked, { key, paid });
+  return take(options, call, checked, { key, paid, place: null });
 }
 
 interface Waiting {
   readonly key: InvocationKey;
   /** What is told of its payment so far. */
   readonly paid: PaidHeaders;
+  /** Null for a call that was accepted before. */
+  readonly place: Place | null;
 }
 
 /**
  * Takes a call that is paid for, if nobody else has.
  *
- * @throws Fault `unavailable` while its payment is unknown; `conflict` when it has been made
+ * @throws Fault `unavailable` while its payment is unknown; `conflict` when it has been made, or given up
  */
 async function take(
-  { store, clock, payments, replica: owner, stopping }: AdmitStreamOptions,
-  { signal }: StreamCall,
+  options: AdmitStreamOptions,
+  call: StreamCall,
   checked: Checked<StreamForm>,
-  { key, paid }: Waiting,
-): Promise<Opened> {
-  let again = false;
-  const claimed = await untilStored(
-    () => {
-      // Whoever has gone may come back with the same payment, as long as the call has not been made.
-      if (signal.aborted || stopping.aborted) throw unknownYet(key.id);
-      const attempt = { key, owner, now: clock.now(), inHand: null, again };
-      again = true;
-      return store.write((tx) => claim(tx, attempt));
-    },
-    () => signal.aborted || stopping.aborted,
-  );
-  const isTold = Object.keys(paid).length > 0;
-  const told = claimed === null || isTold ? paid : await payments.recall(key.tenant, key.id);
-  if (claimed !== null) return openedOf(key, checked, claimed.call, told);
-  const { status } = await findInvocation(store.read, key.tenant, key.id);
-  if (status === "pending") throw unknownYet(key.id);
-  throw faultOf("conflict", "this call has been made already", key.id, { headers: paid });
+  { key, paid, place }: Waiting,
+): Promise<OpenedCall> {
+  const { store, payments, claims } = options;
+  const own = place ?? options.owedPlace(key.tenant, checked.agent.id);
+  const opened = await attempt(claims, key.id, async (held) => {
+    const claimed = await claimAs(options, call, key, held.token);
+    if (claimed === null) return null;
+    const isTold = Object.keys(paid).length > 0;
+    const told = isTold ? paid : await payments.recall(key.tenant, key.id);
+    return openedOf({ ...held, key, place: own, isOwed: true }, checked, claimed.call, told);
+  }).catch((error) => {
+    own.release();
+    throw error;
+  });
+  if (opened !== null) return opened;
+  own.release();
+  const row = await findInvocation(store.read, key.tenant, key.id);
+  if (row.status === "pending") throw unknownYet(key.id);
+  throw faultOf("conflict", whyNotMade(row), key.id, { headers: paid });
+}
+
+function claimAs(
+  { store, clock, stopping, replica: owner }: AdmitStreamOptions,
+  { signal }: StreamCall,
+  key: InvocationKey,
+  token: string,
+): Promise<PendingCall | null> {
+  const isOver = () => signal.aborted || stopping.aborted;
+  return untilStored(() => {
+    // Whoever has gone may come back with the same payment, as long as the call has not been made.
+    if (isOver()) throw unknownYet(key.id);
+    return store.write((tx) => claim(tx, { key, owner, token, now: clock.now(), inHand: null }));
+  }, isOver);
+}
+
+/** Ends of a call that was claimed, and not made all the same. */
+const NOT_MADE: ReadonlySet<unknown> = new Set(["credential_error", "ssrf_blocked"]);
+
+function whyNotMade({ claim, error_class, settlement_status }: InvocationRow): string {
+  if (claim === null) {
+    const isPaid = settlement_status === "settled_upstream_failed";
+    const payment = isPaid ? "its payment was collected, and it" : "it";
+    return `this call was given up: ${payment} was cancelled, or not fetched in time, before it was made`;
+  }
+  if (error_class === "cancelled") return "this call was cancelled";
+  return NOT_MADE.has(error_class)
+    ? `this call could not be made: ${error_class}`
+    : "this call has been made already";
 }
 
 function unknownYet(id: string): Fault {
@@ -181,21 +251,16 @@ function unknownYet(id: string): Fault {
 }
 
 function openedOf(
-  key: InvocationKey,
+  held: Pick<OpenedCall, "key" | "token" | "claimedAt" | "place" | "isOwed">,
   { agent, form, warning }: Checked<StreamForm>,
-  { url, credential_ref, headers, request_id, capture, receipt }: Call,
+  { url, protocol, credential_ref, headers, request_id, capture, receipt }: Call,
   paid: PaidHeaders,
-): Opened {
+): OpenedCall {
   const told = warning === null ? paid : { ...paid, "x-service-policy-warning": warning };
-  const { tenant } = key;
+  const { tenant } = held.key;
   const request = { tenant, agentId: agent.id, url, credential_ref, headers, request_id };
-  return { ...request, key, capture, receipt, listsTools: form.listsTools, told };
-}
-
-/** Ends a call whose record nobody can tell of. */
-async function disown({ store, clock, stopping }: AdmitStreamOptions, key: InvocationKey): Promise<void> {
-  const end = () => store.write((tx) => abandon(tx, key, "internal", clock.now()));
-  await untilStored(end, () => stopping.aborted).catch(() => {});
+  const listsTools = form.listsTools && protocol === "mcp";
+  return { ...held, ...request, capture, receipt, listsTools, told };
 }
 
 /**
@@ -219,7 +284,8 @@ export async function admitConnection(
     agentId: agent.id,
     url,
     credential_ref: agent.credential_ref,
-    headers: passedToStream(request.headers, agent.protocol),
+    // Without a body there is nothing to say again.
+    headers: passedToStream(request.headers, agent.protocol, false),
     request_id: request.requestId,
     place,
     method,

@@ -2,16 +2,19 @@ import { afterEach, beforeEach, expect, test } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { eq } from "drizzle-orm";
 import { Fault } from "../../core/fault.ts";
 import { silentLog } from "../../core/log.ts";
 import { createEdge, routes } from "../../edge/http.ts";
 import { openStore } from "../../storage/open.ts";
-import type { Store } from "../../storage/store.ts";
+import { CommitUnknown, type Store } from "../../storage/store.ts";
 import type { InvocableAgent } from "../agents/service.ts";
 import type { Payments } from "../payment/service.ts";
 import { createEndings, type Endings } from "./endings.ts";
+import { readHistory } from "./history.ts";
+import { createRefusals } from "./refused.ts";
 import { invocationRoutes } from "./routes.ts";
-import type { Accepted } from "./service.ts";
+import { type Accepted, claim } from "./service.ts";
 
 const clock = { now: () => 1_790_000_000_000 };
 const AGENT: InvocableAgent = {
@@ -44,11 +47,14 @@ afterEach(async () => {
 /** Of agents that cost nothing. */
 const payments: Payments = {
   check: async () => ({ kind: "free" }),
+  presentedIn: async () => null,
+  usedFor: async () => null,
   paymentRow() {
     throw new Error("there is no payment");
   },
   settle: async () => ({}),
   recall: async () => ({}),
+  cancelled: async () => {},
 };
 
 const noPolicy = { judge: async () => null };
@@ -59,6 +65,10 @@ async function call(store: Store, endings: Endings, headers: Record<string, stri
     invocationRoutes({
       store,
       clock,
+      time: { earliest: clock.now, latest: clock.now },
+      log: silentLog,
+      replica: "rep_1",
+      refusals: createRefusals({ store, clock, log: silentLog }),
       endings,
       payments,
       policy: noPolicy,
@@ -80,15 +90,83 @@ async function call(store: Store, endings: Endings, headers: Record<string, stri
 
 const lost = () => new Fault("unavailable", "the store cannot take a write now", { retryAfterSeconds: 5 });
 
-test("an accept that was stored without an answer is a 202, and its call is made", async () => {
-  const store: Store = {
-    ...real,
+/** Does the first write, and says that nobody knows. */
+function answeringOnce(store: Store): Store {
+  let writes = 0;
+  return {
+    ...store,
     async write(work) {
-      await real.write(work);
-      throw lost();
+      const value = await store.write(work);
+      writes++;
+      if (writes === 1) throw new CommitUnknown(new Error("connection lost"));
+      return value;
     },
   };
-  const { response, offered } = await call(store, createEndings());
+}
+
+/** The first write is stored only when the test says so, long after nobody knew. */
+function committingLate(store: Store): { readonly store: Store; commit(): Promise<unknown> } {
+  let late = () => Promise.resolve<unknown>(null);
+  let writes = 0;
+  return {
+    commit: () => late(),
+    store: {
+      ...store,
+      write(work) {
+        writes++;
+        if (writes > 1) return store.write(work);
+        late = () => store.write(work);
+        return Promise.reject(new CommitUnknown(new Error("late")));
+      },
+    },
+  };
+}
+
+const allCalls = async () => {
+  const { db, tables } = real.read;
+  return db.select({ id: tables.invocations.id, status: tables.invocations.status }).from(tables.invocations);
+};
+
+test("an accept whose record appears after it was refused is never made, and leaves nothing", async () => {
+  const { store, commit } = committingLate(real);
+  const key = { "idempotency-key": "k" };
+  const { response, offered } = await call(store, createEndings(), key);
+  expect([response.status, offered]).toEqual([503, []]);
+  await commit();
+  const [late] = await allCalls();
+  expect(late?.status).toBe("pending");
+  const taking = { owner: "r", token: "t", now: clock.now(), inHand: null };
+  const lateKey = { tenant: "acme", id: late?.id ?? "" };
+  expect(await real.write((tx) => claim(tx, { ...taking, key: lateKey }))).toBeNull();
+  // Its caller tries again before anything else has found it.
+  const again = await call(real, createEndings(), key);
+  expect([again.response.status, again.offered.length]).toEqual([202, 1]);
+  const { invocation_id } = (await again.response.json()) as { invocation_id: string };
+  expect(await allCalls()).toEqual([{ id: invocation_id, status: "pending" }]);
+  const total = await readHistory(real.read, "acme", new URLSearchParams());
+  expect(total.total).toBe(1);
+});
+
+test("what was refused and appears is removed when it is looked for, unless it was claimed before", async () => {
+  const refusals = createRefusals({ store: real, clock, log: silentLog });
+  const late = committingLate(real);
+  await call(late.store, createEndings());
+  await late.commit();
+  const made = committingLate(real);
+  await call(made.store, createEndings());
+  await made.commit();
+  const [, { id } = { id: "" }] = await allCalls();
+  // As if it had been claimed before the note was there.
+  await real.write(({ db, tables: { invocations: t } }) =>
+    db.update(t).set({ status: "running", owner: "r", claim: "t" }).where(eq(t.id, id)),
+  );
+  expect(await refusals.removeAppeared()).toBe(2);
+  expect(await allCalls()).toEqual([{ id, status: "running" }]);
+  expect(await refusals.removeAppeared()).toBe(0);
+});
+
+test("an accept that was stored without an answer is a 202, and its call is made", async () => {
+  const { response, offered } = await call(answeringOnce(real), createEndings());
   expect(response.status).toBe(202);
   const { invocation_id } = (await response.json()) as { invocation_id: string };
   expect(offered.map(({ row }) => row.id)).toEqual([invocation_id]);

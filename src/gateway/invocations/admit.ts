@@ -3,12 +3,13 @@
 // recorded before money could move.
 import { Fault } from "../../core/fault.ts";
 import { parseRpcRequest } from "../../core/jsonrpc.ts";
+import type { InvocableAgent } from "../agents/service.ts";
 import type { PaidHeaders, PaymentRow, Payments } from "../payment/service.ts";
 import { type CheckOptions, checkCall, type Form, type Path, type ProxyCall } from "./checks.ts";
-import { passedHeaders } from "./command.ts";
+import { mcpVersion, passedHeaders, passesMirrors } from "./command.ts";
 import { otherPath } from "./faults.ts";
 import { findInvocation } from "./history.ts";
-import { acceptedOf, record, type Stored } from "./record.ts";
+import { acceptedOf, type RecordOptions, record, type Stored } from "./record.ts";
 import type { Accepted } from "./service.ts";
 
 export interface TransactionalCall extends ProxyCall {
@@ -16,7 +17,7 @@ export interface TransactionalCall extends ProxyCall {
   stored(): void;
 }
 
-export interface AdmitOptions extends CheckOptions {
+export interface AdmitOptions extends CheckOptions, Pick<RecordOptions, "replica"> {
   readonly payments: Payments;
   /** Told of each accepted call, after it is durable. */
   offer(accepted: Accepted): void;
@@ -28,20 +29,22 @@ export interface Admitted {
   readonly headers: Readonly<Record<string, string>>;
 }
 
-/** For an http agent, whose body means nothing to the gateway. */
-const PLAIN: Form = { method: null, tool: null, calls: [{ tool: null }] };
+/** For an http agent, whose body and MCP headers mean nothing to the gateway. */
+const PLAIN: Form = { method: null, tool: null, calls: [{ tool: null }], mirrors: true };
 
 const TRANSACTIONAL: Path<Form> = {
   suffix: "",
-  formOf: ({ protocol }, body) => (protocol === "mcp" ? requestForm(body) : PLAIN),
+  anyForm: () => PLAIN,
+  formOf: (agent, body, headers) => (agent.protocol === "mcp" ? requestForm(agent, body, headers) : PLAIN),
 };
 
 /** Exactly one request. */
-function requestForm(body: Uint8Array): Form {
+function requestForm({ mcp_protocol_version }: InvocableAgent, body: Uint8Array, headers: Headers): Form {
   const request = parseRpcRequest(body);
   if (!request.ok) throw new Fault("invalid_request", `body: ${request.problem}`);
-  const { method, tool } = request;
-  return { method, tool, calls: [{ tool }] };
+  const { method, tool, protocolVersion } = request;
+  const version = mcpVersion(headers) ?? protocolVersion ?? mcp_protocol_version;
+  return { method, tool, calls: [{ tool }], mirrors: passesMirrors(headers, body, version) };
 }
 
 /**
@@ -79,9 +82,9 @@ async function checkAndRecord(options: AdmitOptions, call: ProxyCall): Promise<R
   const checked = await checkCall(options, call, TRANSACTIONAL);
   const { standing, warning } = checked;
   if (standing.kind === "earlier") return { id: standing.id, isNew: false, payment: null, warning };
-  const headers = passedHeaders(call.headers);
+  const headers = passedHeaders(call.headers, checked.form.mirrors);
   const accepted = acceptedOf(call, checked, "transactional", headers, options.clock.now());
-  const stored = await record(options, checked, { accepted, owner: null });
+  const stored = await record(options, checked, { accepted, claim: null });
   // One that waits for its settlement is made when that has been collected.
   if (stored.isNew && accepted.row.settlement_status === null) options.offer(accepted);
   return { ...stored, warning };

@@ -1,9 +1,12 @@
 // The order of checks on a proxy call, from top to bottom, the same on both paths: agent → invocable → rate →
-// model → body → form → idempotency → policy → payment. What is refused here leaves nothing behind.
+// model → body → form → idempotency → policy → payment. What is refused here leaves nothing behind. The agent is the
+// one of the moment at which the body is here. A call that was paid for and has not been made was accepted before, so
+// when its caller comes back it is let past whatever has changed since.
 import type { Caller } from "../../core/caller.ts";
-import type { Clock } from "../../core/clock.ts";
+import type { Clock, TimeBounds } from "../../core/clock.ts";
 import { sha256Of } from "../../core/digest.ts";
 import { Fault } from "../../core/fault.ts";
+import type { Log } from "../../core/log.ts";
 import { agentStatus } from "../../core/states.ts";
 import type { Store } from "../../storage/store.ts";
 import { type InvocableAgent, type Price, priceOf } from "../agents/service.ts";
@@ -11,6 +14,8 @@ import type { Charge, Payments, PricedCall } from "../payment/service.ts";
 import { type PolicyService, warningOf } from "../policy/service.ts";
 import { idempotencyKey, serviceModel } from "./command.ts";
 import { findByIdempotencyKey, type Idempotency } from "./idempotency.ts";
+import { findOwed, keepOwed } from "./owed.ts";
+import type { Refusals } from "./refused.ts";
 
 export interface ProxyCall {
   readonly caller: Caller;
@@ -25,7 +30,10 @@ export interface ProxyCall {
 export interface CheckOptions {
   readonly store: Store;
   readonly clock: Clock;
-  readonly payments: Pick<Payments, "check">;
+  readonly time: TimeBounds;
+  readonly refusals: Pick<Refusals, "isRefused" | "wasStored">;
+  readonly log: Log;
+  readonly payments: Pick<Payments, "check" | "usedFor" | "presentedIn">;
   readonly policy: Pick<PolicyService, "judge">;
   findAgent(tenant: string, agentId: string): Promise<InvocableAgent | null>;
   /** Takes a token of the agent's bucket: null, or the whole seconds until there is one. */
@@ -39,6 +47,8 @@ export interface Form {
   readonly tool: string | null;
   /** What is judged and paid for, each by itself, with the tool that it calls. Empty: nothing is. */
   readonly calls: readonly Pick<Form, "tool">[];
+  /** Whether the headers pass that say again what the body says. */
+  readonly mirrors: boolean;
 }
 
 /** What differs between the paths. */
@@ -46,7 +56,9 @@ export interface Path<F extends Form> {
   /** Of the call's URL, after the agent's ID. */
   readonly suffix: string;
   /** @throws Fault `invalid_request` */
-  formOf(agent: InvocableAgent, body: Uint8Array): F;
+  formOf(agent: InvocableAgent, body: Uint8Array, headers: Headers): F;
+  /** Of a call that was accepted before, whatever its agent is by now: it is not judged again. */
+  anyForm(body: Uint8Array): F;
 }
 
 /** Where a call stands that may be made. */
@@ -74,17 +86,59 @@ export async function checkCall<F extends Form>(
   call: ProxyCall,
   path: Path<F>,
 ): Promise<Checked<F>> {
-  const agent = await knownAgent(options, call);
-  const url = mayCall(options, agent);
+  const first = await knownAgent(options, call);
+  const refusal = refusalOf(() => mayCall(options, first));
+  const owed = await findOwed(options, call, refusal !== null || first.pricing !== null);
+  if (refusal !== null && owed === null) throw refusal;
+  using _kept = keepOwed(options, owed);
   const model = serviceModel(call.headers);
   const body = await call.readBody();
-  const form = path.formOf(agent, body);
-  const idempotency = readIdempotency(call.headers, body);
-  const common = { agent, url, model, body, form, idempotency };
-  const first = idempotency === null ? null : await firstWithKey(options, call, idempotency);
-  if (first !== null) return { ...common, warning: null, standing: { kind: "earlier", id: first } };
-  const warning = await judge(options, call, common);
-  return { ...common, warning, standing: await standingOf(options, call, common, path.suffix) };
+  const agent = await knownAgent(options, call);
+  const idempotency = owed === null ? null : readIdempotency(options, call.headers, body);
+  const back = owed === null ? null : await earlierCall(options, call, { body, idempotency }, true);
+  if (back !== null) return calledBefore({ agent, model, body, idempotency, form: path.anyForm(body) }, back);
+  const form = path.formOf(agent, body, call.headers);
+  const asked = { agent, model, body, form, idempotency: readIdempotency(options, call.headers, body) };
+  const id = await earlierCall(options, call, asked, false);
+  if (id !== null) return calledBefore(asked, id);
+  // It was let in for the sake of another call than this one.
+  if (refusal !== null) throw refusal;
+  const url = invocableUrl(agent);
+  const warning = await judge(options, call, asked);
+  return { ...asked, url, warning, standing: await standingOf(options, call, asked, path.suffix) };
+}
+
+function calledBefore<F extends Form>(
+  asked: Omit<Checked<F>, "url" | "warning" | "standing">,
+  id: string,
+): Checked<F> {
+  return { ...asked, url: asked.agent.upstream_url ?? "", warning: null, standing: { kind: "earlier", id } };
+}
+
+/** The Fault that the check throws, or null. */
+function refusalOf(check: () => unknown): Fault | null {
+  try {
+    check();
+    return null;
+  } catch (error) {
+    if (error instanceof Fault) return error;
+    throw error;
+  }
+}
+
+/** The call that this one repeats: by its key; or by its payment, where it is still owed. */
+async function earlierCall(
+  options: CheckOptions,
+  call: ProxyCall,
+  { body, idempotency }: Pick<Checked<Form>, "body" | "idempotency">,
+  isOwed: boolean,
+): Promise<string | null> {
+  const byKey = idempotency === null ? null : await firstWithKey(options, call, idempotency);
+  if (byKey !== null || !isOwed) return byKey;
+  const { caller, agentId, headers } = call;
+  const { tenant, user } = caller;
+  const id = await options.payments.usedFor({ tenant, caller: user, agent_id: agentId, headers, body });
+  return id === null || (await options.refusals.isRefused({ tenant, id })) ? null : id;
 }
 
 /** @throws Fault `not_found` */
@@ -117,18 +171,21 @@ function invocableUrl(agent: InvocableAgent): string {
   return agent.upstream_url;
 }
 
-function readIdempotency(headers: Headers, body: Uint8Array): Idempotency | null {
+function readIdempotency({ time }: CheckOptions, headers: Headers, body: Uint8Array): Idempotency | null {
   const key = idempotencyKey(headers);
-  return key === null ? null : { key, body_sha256: sha256Of(body) };
+  return key === null
+    ? null
+    : { key, body_sha256: sha256Of(body), asked_at: time.earliest(), latest: time.latest() };
 }
 
-function firstWithKey(
-  { store, clock }: CheckOptions,
+async function firstWithKey(
+  { store, refusals }: CheckOptions,
   { caller, agentId }: ProxyCall,
   idempotency: Idempotency,
 ): Promise<string | null> {
-  const owner = { tenant: caller.tenant, caller: caller.user, agent_id: agentId };
-  return findByIdempotencyKey(store.read, owner, idempotency, clock.now());
+  const { tenant, user } = caller;
+  const id = await findByIdempotencyKey(store.read, { tenant, caller: user, agent_id: agentId }, idempotency);
+  return id === null || (await refusals.isRefused({ tenant, id })) ? null : id;
 }
 
 type Asked = Pick<Checked<Form>, "agent" | "body" | "form">;
@@ -151,20 +208,31 @@ async function judge({ policy }: CheckOptions, { caller }: ProxyCall, asked: Ask
   return warnings.size === 0 ? null : [...warnings].join(", ");
 }
 
-async function standingOf(
-  { payments }: CheckOptions,
+function pricedCall(
   { caller, headers, note }: ProxyCall,
   { agent, body, form }: Asked,
   suffix: string,
-): Promise<Standing> {
+): PricedCall {
   const { tenant, user } = caller;
   const path = `/v1/proxy/${agent.id}${suffix}`;
   const price = sumOf(form.calls.map(({ tool }) => priceOf(agent, tool)));
-  const asked = { tenant, caller: user, agent_id: agent.id, path, price, headers, body, note };
-  const checked = await payments.check(asked);
+  return { tenant, caller: user, agent_id: agent.id, path, price, headers, body, note };
+}
+
+async function standingOf(
+  options: CheckOptions,
+  call: ProxyCall,
+  asking: Asked,
+  suffix: string,
+): Promise<Standing> {
+  const asked = pricedCall(call, asking, suffix);
+  const checked = await options.payments.check(asked);
   switch (checked.kind) {
-    case "known":
-      return { kind: "earlier", id: checked.invocation_id };
+    case "known": {
+      const { invocation_id: id } = checked;
+      if (!(await options.refusals.isRefused({ tenant: asked.tenant, id }))) return { kind: "earlier", id };
+      return standingOf(options, call, asking, suffix);
+    }
     case "charge":
       return { kind: "charge", charge: checked.charge, asked };
     default:

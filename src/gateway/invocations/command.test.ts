@@ -74,12 +74,14 @@ describe("the content type on the streaming path", () => {
 
   test.each(types)("of an MCP message is what it was read as, not what its caller says: %s", (type) => {
     const headers = new Headers({ "content-type": type, accept: "text/event-stream" });
-    expect(new Map(passedToStream(headers, "mcp")).get("content-type")).toBe("application/json");
-    expect(new Map(passedToStream(headers, "http")).get("content-type")).toBe(type);
-    expect(new Map(passedToStream(headers, "mcp")).get("accept")).toBe("text/event-stream");
+    expect(new Map(passedToStream(headers, "mcp", true)).get("content-type")).toBe("application/json");
+    expect(new Map(passedToStream(headers, "http", true)).get("content-type")).toBe(type);
+    expect(new Map(passedToStream(headers, "mcp", true)).get("accept")).toBe("text/event-stream");
   });
 
   test("is not made up where there is none", () => {
-    expect(passedToStream(new Headers({ "last-event-id": "7" }), "mcp")).toEqual([["last-event-id", "7"]]);
+    expect(passedToStream(new Headers({ "last-event-id": "7" }), "mcp", true)).toEqual([
+      ["last-event-id", "7"],
+    ]);
   });
 });

@@ -1,10 +1,12 @@
 // What the headers of a proxy call say, read strictly and without looking at anything else.
 import { invalidField } from "../../core/fault.ts";
+import { isSessionless } from "../../core/jsonrpc.ts";
 import {
   IDEMPOTENCY_KEY_CHARACTERS_MAX,
   SERVICE_MODEL_BYTES_MAX,
   WAIT_SECONDS_MAX,
 } from "../../core/limits.ts";
+import { isMirror, mirrorProblem } from "../../core/mirror.ts";
 import type { Protocol } from "../../core/states.ts";
 
 const PASSED = new Set([
@@ -19,13 +21,16 @@ const PASSED = new Set([
 ]);
 
 const SESSION = "mcp-session-id";
+const VERSION = "mcp-protocol-version";
 
 /**
  * The headers that pass to the upstream. Everything else stays behind: a list of what may pass forgets nothing
  * that must not. The caller's MCP session is not the gateway's, so it stays behind too.
+ *
+ * @param mirrors whether those pass that say again what the body says
  */
-export function passedHeaders(headers: Headers): [string, string][] {
-  return headersWhere(headers, (name) => isPassed(name) && name !== SESSION);
+export function passedHeaders(headers: Headers, mirrors: boolean): [string, string][] {
+  return headersWhere(headers, (name) => isPassed(name, mirrors) && name !== SESSION);
 }
 
 /**
@@ -34,14 +39,33 @@ export function passedHeaders(headers: Headers): [string, string][] {
  * The body of an MCP message has been read as JSON in UTF-8, so that is what the server is told of it: one that
  * believed another charset (Express takes UTF-7) would read another message than the one that was judged.
  */
-export function passedToStream(headers: Headers, protocol: Protocol): [string, string][] {
-  if (protocol !== "mcp") return headersWhere(headers, isPassed);
-  const passed = headersWhere(headers, (name) => isPassed(name) || name === "last-event-id");
+export function passedToStream(headers: Headers, protocol: Protocol, mirrors: boolean): [string, string][] {
+  if (protocol !== "mcp") return headersWhere(headers, (name) => isPassed(name, mirrors));
+  const passed = headersWhere(headers, (name) => isPassed(name, mirrors) || name === "last-event-id");
   return passed.map(([name, value]) => [name, name === "content-type" ? "application/json" : value]);
 }
 
-function isPassed(name: string): boolean {
-  return PASSED.has(name) || name.startsWith("mcp-");
+function isPassed(name: string, mirrors: boolean): boolean {
+  return PASSED.has(name) || (name.startsWith("mcp-") && (mirrors || !isMirror(name)));
+}
+
+/** The protocol version that the caller names in a header. */
+export function mcpVersion(headers: Headers): string | null {
+  return headers.get(VERSION);
+}
+
+/**
+ * Whether the headers of an MCP message pass that say again what its body says: where they do, and the version knows
+ * them. One that does not would have nobody compare them.
+ *
+ * @param version in which the message is sent
+ * @throws Fault `invalid_request` that names the header
+ */
+export function passesMirrors(headers: Headers, body: Uint8Array, version: string | null): boolean {
+  if (!isSessionless(version)) return false;
+  const wrong = mirrorProblem(headers, body);
+  if (wrong !== null) throw invalidField(wrong.header, wrong.problem);
+  return true;
 }
 
 function headersWhere(headers: Headers, passes: (name: string) => boolean): [string, string][] {

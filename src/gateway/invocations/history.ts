@@ -9,7 +9,8 @@ import { dateTime, oneOf, page, type Query } from "../../edge/input.ts";
 import { counted } from "../../storage/counts.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
 import type { CapturedBodies } from "./model.ts";
-import { firstBytes, type InvocationRow } from "./service.ts";
+import type { InvocationRow } from "./service.ts";
+import { firstBytes } from "./statements.ts";
 import {
   FIRST_ID,
   type Filter,

@@ -7,9 +7,15 @@ import { IDEMPOTENCY_HOURS } from "../../core/limits.ts";
 import { prepared, type Reader, type Tx } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
 
+const TURNS_MAX = 5;
+
 export interface Idempotency {
   readonly key: string;
   readonly body_sha256: string;
+  /** The earliest time that it can be: a key that ended early would let its call be made twice. */
+  readonly asked_at: number;
+  /** The latest time that it can be. */
+  readonly latest: number;
 }
 
 const insertIdempotencyKey = prepared(({ db, tables: { idempotencyKeys } }: Tx) =>
@@ -33,24 +39,26 @@ const insertIdempotencyKey = prepared(({ db, tables: { idempotencyKeys } }: Tx) 
  *
  * @throws Fault `conflict` when the key was taken with another body
  */
-export async function takeIdempotencyKey(
-  tx: Tx,
-  row: InvocationRow,
-  wanted: Idempotency,
-  now: number,
-): Promise<string> {
-  await dropExpiredKey(tx, row, wanted.key, now);
-  const taken = await insertIdempotencyKey(tx).execute({
-    tenant: row.tenant,
-    caller: row.caller,
-    agent_id: row.agent_id,
-    key: wanted.key,
-    body_sha256: wanted.body_sha256,
-    invocation_id: row.id,
-    expires_at: now + IDEMPOTENCY_HOURS * 3_600_000,
+export async function takeIdempotencyKey(tx: Tx, row: InvocationRow, wanted: Idempotency): Promise<string> {
+  for (let turn = 0; turn < TURNS_MAX; turn++) {
+    await dropExpiredKey(tx, row, wanted);
+    const taken = await insertIdempotencyKey(tx).execute({
+      tenant: row.tenant,
+      caller: row.caller,
+      agent_id: row.agent_id,
+      key: wanted.key,
+      body_sha256: wanted.body_sha256,
+      invocation_id: row.id,
+      expires_at: wanted.latest + IDEMPOTENCY_HOURS * 3_600_000,
+    });
+    if (taken.length > 0) return row.id;
+    const first = await findByIdempotencyKey(tx, row, wanted);
+    if (first !== null) return first;
+    // On Postgres it may have been freed between the two looks, by a payment that was declined.
+  }
+  throw new Fault("unavailable", "Idempotency-Key: in use by a call that is just being refused", {
+    retryAfterSeconds: 1,
   });
-  if (taken.length > 0) return row.id;
-  return (await findByIdempotencyKey(tx, row, wanted, now)) ?? row.id;
 }
 
 type KeyOwner = Pick<InvocationRow, "tenant" | "caller" | "agent_id">;
@@ -64,9 +72,9 @@ function ownKey({ idempotencyKeys: t }: Tables, owner: KeyOwner, key: string) {
   );
 }
 
-async function dropExpiredKey(tx: Tx, owner: KeyOwner, key: string, now: number): Promise<void> {
+async function dropExpiredKey(tx: Tx, owner: KeyOwner, { key, asked_at }: Idempotency): Promise<void> {
   const { idempotencyKeys: t } = tx.tables;
-  await tx.db.delete(t).where(and(ownKey(tx.tables, owner, key), lte(t.expires_at, now)));
+  await tx.db.delete(t).where(and(ownKey(tx.tables, owner, key), lte(t.expires_at, asked_at)));
 }
 
 /**
@@ -78,18 +86,27 @@ export async function findByIdempotencyKey(
   reader: Reader,
   owner: KeyOwner,
   wanted: Idempotency,
-  now: number,
 ): Promise<string | null> {
-  const { idempotencyKeys: t } = reader.tables;
-  const [known] = await reader.db
-    .select()
-    .from(t)
-    .where(and(ownKey(reader.tables, owner, wanted.key), gt(t.expires_at, now)));
-  if (known === undefined) return null;
+  const known = await findKey(reader, owner, wanted);
+  if (known === null) return null;
   if (known.body_sha256 !== wanted.body_sha256) {
     throw new Fault("conflict", "Idempotency-Key: already used with another body");
   }
   return known.invocation_id;
+}
+
+/** Whatever the body was that it came with first. */
+export async function findKey(
+  reader: Reader,
+  owner: KeyOwner,
+  { key, asked_at }: Pick<Idempotency, "key" | "asked_at">,
+): Promise<Tables["idempotencyKeys"]["$inferSelect"] | null> {
+  const { idempotencyKeys: t } = reader.tables;
+  const [known] = await reader.db
+    .select()
+    .from(t)
+    .where(and(ownKey(reader.tables, owner, key), gt(t.expires_at, asked_at)));
+  return known ?? null;
 }
 
 /** Lets go of the key of a call that was refused after all: it may be sent again, with another payment. */

@@ -5,29 +5,37 @@ import { sha256Of } from "../../core/digest.ts";
 import { Fault } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
 import type { Mode } from "../../core/states.ts";
-import { type Store, UniqueViolation } from "../../storage/store.ts";
+import { CommitUnknown, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
+import { holdCredential } from "../credentials/service.ts";
 import {
   type Charge,
   type PaymentRow,
   type Payments,
+  type PricedCall,
   paidColumns,
   recordPayment,
 } from "../payment/service.ts";
 import type { Checked, Form, ProxyCall } from "./checks.ts";
-import { findInvocation } from "./history.ts";
-import { type Accepted, accept, claim, type InvocationRow } from "./service.ts";
+import type { Refusals } from "./refused.ts";
+import { type Accepted, accept, type Claim, claim, type InvocationRow } from "./service.ts";
+
+/** Calls in the way of this one that turn out to be refused, before one is taken for what it seems. */
+const TURNS_MAX = 3;
 
 export interface RecordOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly payments: Pick<Payments, "check" | "paymentRow">;
+  readonly refusals: Pick<Refusals, "isRefused" | "wasStored">;
+  /** This replica's ID. */
+  readonly replica: string;
 }
 
 /** A checked call as it is to be stored. */
 export interface Draft {
   readonly accepted: Accepted;
-  /** The replica that takes the call in the same write; null leaves it pending. */
-  readonly owner: string | null;
+  /** Takes the call in the same write; null leaves it pending. */
+  readonly claim: Pick<Claim, "owner" | "token"> | null;
 }
 
 export interface Stored {
@@ -65,25 +73,39 @@ export function acceptedOf(
  *   was used for another call meanwhile
  */
 export async function record(
-  { store, clock, payments }: RecordOptions,
+  options: RecordOptions,
   { standing }: Checked<Form>,
   draft: Draft,
 ): Promise<Stored> {
-  const { row } = draft.accepted;
-  if (standing.kind !== "charge") return stored(row, await storeCall(store, clock, draft, null), null);
-  const payment = payments.paymentRow(standing.charge, row);
-  try {
-    return stored(row, await storeCall(store, clock, draft, payment), payment);
-  } catch (error) {
-    // Someone has used the payment between the check and the record.
-    const used = error instanceof UniqueViolation ? await payments.check(standing.asked) : null;
-    if (used?.kind !== "known") throw error;
-    return { id: used.invocation_id, isNew: false, payment: null };
+  const { row, call } = draft.accepted;
+  const charge = standing.kind === "charge" ? standing : null;
+  const payment =
+    charge === null ? null : options.payments.paymentRow(charge.charge, row, call.credential_ref);
+  for (let turn = 1; ; turn++) {
+    const stored = await recordOnce(options, draft, payment, charge?.asked ?? null);
+    if (stored.isNew || turn === TURNS_MAX) return stored;
+    // What was in the way may be a call that was refused, and has appeared only now.
+    if (!(await options.refusals.isRefused({ tenant: row.tenant, id: stored.id }))) return stored;
   }
 }
 
-function stored(row: InvocationRow, id: string, payment: PaymentRow | null): Stored {
-  return id === row.id ? { id, isNew: true, payment } : { id, isNew: false, payment: null };
+async function recordOnce(
+  options: RecordOptions,
+  draft: Draft,
+  payment: PaymentRow | null,
+  asked: PricedCall | null,
+): Promise<Stored> {
+  const { row } = draft.accepted;
+  try {
+    const id = await storeCall(options, draft, payment);
+    return id === row.id ? { id, isNew: true, payment } : { id, isNew: false, payment: null };
+  } catch (error) {
+    // Someone has used the payment between the check and the record.
+    const isUsed = error instanceof UniqueViolation && asked !== null;
+    const used = isUsed ? await options.payments.check(asked) : null;
+    if (used?.kind !== "known") throw error;
+    return { id: used.invocation_id, isNew: false, payment: null };
+  }
 }
 
 /**
@@ -93,34 +115,42 @@ function stored(row: InvocationRow, id: string, payment: PaymentRow | null): Sto
  * @throws UniqueViolation when the payment has been used here before
  */
 async function storeCall(
-  store: Store,
-  clock: Clock,
-  { accepted, owner }: Draft,
+  { store, clock, refusals, replica }: RecordOptions,
+  { accepted: whole, claim: claimant }: Draft,
   payment: PaymentRow | null,
 ): Promise<string> {
+  const accepted_by = store.dialect === "postgres" ? replica : null;
+  const accepted = { ...whole, row: { ...whole.row, accepted_by } };
   const { row, call, body } = accepted;
+  const key = { tenant: row.tenant, id: row.id };
   try {
     return await store.write(async (tx) => {
-      const id = await accept(tx, accepted, row.updated_at);
+      const id = await accept(tx, accepted);
       if (id !== row.id) return id;
-      if (payment !== null) await recordPayment(tx, payment);
-      if (owner !== null) {
-        await claim(tx, {
-          key: { tenant: row.tenant, id },
-          owner,
-          now: clock.now(),
-          inHand: { call, body },
-          again: false,
-        });
+      if (payment !== null) {
+        await requireCredential(tx, row.tenant, call.credential_ref);
+        await recordPayment(tx, payment);
+      }
+      if (claimant !== null) {
+        await claim(tx, { ...claimant, key, now: clock.now(), inHand: { call, body } });
       }
       return id;
     });
   } catch (error) {
-    if (!(error instanceof Fault) || error.kind !== "unavailable") throw error;
-    const found = await findInvocation(store.read, row.tenant, row.id).catch(() => null);
-    if (found === null) throw error;
-    return found.id;
+    if (!(error instanceof CommitUnknown)) throw error;
+    if (!(await refusals.wasStored({ ...key, claim: claimant?.token ?? null }))) throw error;
+    return row.id;
   }
+}
+
+/**
+ * What is paid for needs its credential, which can't be deleted from here on.
+ *
+ * @throws Fault `unavailable` when it was deleted a moment ago, so that the agent is not the one that was read
+ */
+async function requireCredential(tx: Tx, tenant: string, ref: string | null): Promise<void> {
+  if (ref === null || (await holdCredential(tx, tenant, ref))) return;
+  throw new Fault("unavailable", "the agent is being changed", { retryAfterSeconds: 1 });
 }
 
 const UNPAID = {
@@ -164,6 +194,8 @@ function newRow({ caller }: ProxyCall, checked: Checked<Form>, mode: Mode, now: 
     body_captured: agent.capture_body,
     emit_receipt: agent.emit_receipts,
     owner: null,
+    claim: null,
+    accepted_by: null,
     updated_at: now,
     completed_at: null,
   };

@@ -18,7 +18,7 @@ import { waitSeconds } from "./command.ts";
 import type { Endings } from "./endings.ts";
 import { capturedBodies, capturedResponse, findInvocation, readHistory } from "./history.ts";
 import { detail, InvocationDetail, InvocationPage, listItem, PollView, pollView } from "./model.ts";
-import { abandon, type InvocationRow } from "./service.ts";
+import { abandon, type InvocationKey, type InvocationRow } from "./service.ts";
 
 export interface InvocationRoutesOptions extends AdmitOptions {
   readonly store: Store;
@@ -235,8 +235,22 @@ const read = operation({
   errors: ["not_found"],
 });
 
+/** @throws Fault `conflict` when it has ended */
+async function cancelCall(
+  { store, clock, payments }: InvocationRoutesOptions,
+  key: InvocationKey,
+): Promise<void> {
+  const now = clock.now();
+  const isCancelled = await store.write(async (tx) => {
+    if (!(await abandon(tx, key, "cancelled", now))) return false;
+    await payments.cancelled(tx, key, now);
+    return true;
+  });
+  if (!isCancelled) throw new Fault("conflict", "the invocation has already ended");
+}
+
 export function invocationRoutes(options: InvocationRoutesOptions) {
-  const { store, clock, endings } = options;
+  const { store, endings } = options;
 
   const findCall = async (tenant: string, params: { id: string; inv_id: string }): Promise<InvocationRow> => {
     const row = await findInvocation(store.read, tenant, params.inv_id);
@@ -291,8 +305,7 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
       async ({ request, params }) => {
         const { caller } = scopeOf(request);
         const key = { tenant: caller.tenant, id: (await findCall(caller.tenant, params)).id };
-        const cancelled = await store.write((tx) => abandon(tx, key, "cancelled", clock.now()));
-        if (!cancelled) throw new Fault("conflict", "the invocation has already ended");
+        await cancelCall(options, key);
         options.stop(key.id);
         endings.announce(key.id);
         return answerPoll(await findCall(caller.tenant, params));

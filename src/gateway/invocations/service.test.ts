@@ -15,7 +15,18 @@ import type { Store } from "../../storage/store.ts";
 import { dropLeases, endOrphans, nextAgentWithPending, pendingOf, renewLease } from "../executor/queue.ts";
 import { cleanUp } from "./cleanup.ts";
 import { capturedBodies, findInvocation, readHistory } from "./history.ts";
-import { type Accepted, abandon, accept, claim, type Ending, finish, type InvocationRow } from "./service.ts";
+import {
+  type Accepted,
+  abandon,
+  accept,
+  claim,
+  type Ending,
+  finish,
+  holdsClaim,
+  type InvocationKey,
+  type InvocationRow,
+  release,
+} from "./service.ts";
 
 const DAY_MS = 86_400_000;
 const clock = { time: 1_790_000_000_000, now: () => clock.time };
@@ -27,6 +38,8 @@ const stores: Record<string, () => Promise<string | null>> = {
 };
 
 const FAILURE: Ending = { ...SUCCESS, status: "failed", error_class: "upstream_5xx", upstream_status: 502 };
+
+const TAKER = { replica: "rep_1", now: 0 };
 
 for (const [name, databaseUrl] of Object.entries(stores)) {
   describe(name, () => {
@@ -40,14 +53,14 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
     const put = (fields: Partial<InvocationRow> = {}, body?: string) => {
       const one = accepted(clock.now(), fields, body);
       return store.write(async (tx) => {
-        await accept(tx, one, clock.now());
+        await accept(tx, one);
         return { tenant: one.row.tenant, id: one.row.id };
       });
     };
-    const take = (key: { tenant: string; id: string }, owner = "rep_1") =>
-      store.write((tx) => claim(tx, { key, owner, now: clock.now(), inHand: null, again: false }));
-    const end = (key: { tenant: string; id: string }, ending: Ending) =>
-      store.write((tx) => finish(tx, key, ending, clock.now()));
+    const take = (key: InvocationKey, owner = "rep_1", token = "token") =>
+      store.write((tx) => claim(tx, { key, owner, token, now: clock.now(), inHand: null }));
+    const end = (key: InvocationKey, ending: Ending, token = "token") =>
+      store.write((tx) => finish(tx, { key, token }, ending, clock.now()));
 
     test("an accepted call can be read back whole until it has been made, then its captured bodies", async () => {
       const key = await put({}, "ü".repeat(3));
@@ -85,9 +98,11 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
     test("a call is claimed once, and an event from another state changes nothing", async () => {
       const key = await put();
       expect(await end(key, SUCCESS)).toBe(false);
-      const claims = await Promise.all(["rep_1", "rep_2", "rep_3"].map((owner) => take(key, owner)));
+      const tokens = ["one", "two", "three"];
+      const claims = await Promise.all(tokens.map((token) => take(key, "rep_1", token)));
+      const winner = claims.findIndex((claimed) => claimed !== null);
       expect(claims.filter((claimed) => claimed !== null)).toHaveLength(1);
-      expect(await end(key, FAILURE)).toBe(true);
+      expect(await end(key, FAILURE, tokens[winner])).toBe(true);
       expect(await end(key, SUCCESS)).toBe(false);
       expect(await take(key)).toBeNull();
       expect(await store.write((tx) => abandon(tx, key, "cancelled", clock.now()))).toBe(false);
@@ -96,33 +111,72 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
 
     test("a claim that is repeated because its answer was lost finds its own, and no other's", async () => {
       const key = await put();
-      const retry = (owner: string) =>
-        store.write((tx) => claim(tx, { key, owner, now: clock.now(), inHand: null, again: true }));
-      await take(key, "rep_1");
-      expect(await retry("rep_2")).toBeNull();
-      expect((await retry("rep_1"))?.body.byteLength).toBe(5);
-      await end(key, SUCCESS);
-      expect(await retry("rep_1")).toBeNull();
+      await take(key, "rep_1", "one");
+      // Of the same replica too: another request for the same call has a claim of its own.
+      expect(await take(key, "rep_1", "two")).toBeNull();
+      expect((await take(key, "rep_1", "one"))?.body.byteLength).toBe(5);
+      expect(await end(key, SUCCESS, "two")).toBe(false);
+      expect(await end(key, SUCCESS, "one")).toBe(true);
+      expect(await take(key, "rep_1", "one")).toBeNull();
+    });
+
+    test("a claim that is given back leaves the call as it was, and only its own", async () => {
+      const key = await put();
+      const giveBack = (token: string) => store.write((tx) => release(tx, key, token, clock.now()));
+      await take(key, "rep_1", "one");
+      expect(await holdsClaim(store.read, key, "one")).toBe(true);
+      expect(await holdsClaim(store.read, key, "two")).toBe(false);
+      await giveBack("two");
+      expect((await findInvocation(store.read, "acme", key.id)).status).toBe("running");
+      await giveBack("one");
+      const row = await findInvocation(store.read, "acme", key.id);
+      expect(row).toMatchObject({ status: "pending", owner: null, claim: null });
+      expect(await take(key, "rep_1", "three")).not.toBeNull();
+      await end(key, SUCCESS, "three");
     });
 
     test("of the calls that ran, those of a replica whose lease is over end as internal, and no others", async () => {
-      const [dead, alive, waiting] = [await put(), await put(), await put()];
-      await take(dead, "rep_dead");
-      await take(alive, "rep_alive");
-      await store.write((tx) => renewLease(tx, "rep_dead", clock.now() + 1000));
-      await store.write((tx) => renewLease(tx, "rep_alive", clock.now() + 5000));
-      expect(await endOrphans(store, clock)).toEqual([]);
-      clock.time += 2000;
-      expect(await endOrphans(store, clock)).toEqual([dead]);
+      const [dead, far, alive, own, waiting] = [
+        await put(),
+        await put(),
+        await put(),
+        await put(),
+        await put(),
+      ];
+      const owners = [
+        [dead, "rep_dead"],
+        [far, "rep_far"],
+        [alive, "rep_alive"],
+        [own, "rep_own"],
+      ] as const;
+      for (const [key, owner] of owners) await take(key, owner);
+      for (const [, owner] of owners) await store.write((tx) => renewLease(tx, owner));
+      // This process's own clock has no part in it.
+      clock.time += 3_600_000;
+      expect(await endOrphans(store, clock, "rep_own")).toEqual([]);
+      const lease = (id: string, shiftMs: number) =>
+        store.write(async ({ db, tables: { replicas }, now }) => {
+          await db
+            .update(replicas)
+            .set({ lease_until: sql<number>`${now} + ${shiftMs}` })
+            .where(eq(replicas.id, id));
+        });
+      await lease("rep_dead", -1);
+      // Only a clock that went back can have written this one.
+      await lease("rep_far", 60_000);
+      await lease("rep_own", -1);
+      expect(await endOrphans(store, clock, "rep_own", () => false)).toEqual([]);
+      expect(await endOrphans(store, clock, "rep_own")).toEqual([dead, far]);
       const states = await Promise.all(
-        [dead, alive, waiting].map(({ id }) => findInvocation(store.read, "acme", id)),
+        [dead, alive, own, waiting].map(({ id }) => findInvocation(store.read, "acme", id)),
       );
       expect(states.map(({ status, error_class }) => [status, error_class])).toEqual([
         ["failed", "internal"],
         ["running", null],
+        ["running", null],
         ["pending", null],
       ]);
-      await end(alive, SUCCESS);
+      for (const key of [alive, own]) await end(key, SUCCESS);
       await store.write((tx) => dropLeases(tx, "all"));
     });
 
@@ -130,20 +184,20 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       const tenant = "pending";
       for (const agent_id of ["agt_x", "agt_y", "agt_y"]) await put({ tenant, agent_id });
       const found: string[] = [];
-      for (let agent = await nextAgentWithPending(store.read, "agt_b"); agent !== null; ) {
+      for (let agent = await nextAgentWithPending(store.read, TAKER, "agt_b"); agent !== null; ) {
         found.push(agent);
-        agent = await nextAgentWithPending(store.read, agent);
+        agent = await nextAgentWithPending(store.read, TAKER, agent);
       }
       expect(found).toEqual(["agt_x", "agt_y"]);
-      const ids = (await pendingOf(store.read, "agt_y", 10)).map(({ id }) => id);
+      const ids = (await pendingOf(store.read, TAKER, "agt_y", 10)).map(({ id }) => id);
       expect(ids).toEqual(ids.toSorted());
       expect(ids).toHaveLength(2);
-      expect(await pendingOf(store.read, "agt_y", 1)).toHaveLength(1);
+      expect(await pendingOf(store.read, TAKER, "agt_y", 1)).toHaveLength(1);
     });
 
     test("an idempotency key stands for its first call, until it expires", async () => {
-      const idempotency = { key: "k", body_sha256: "s" };
-      const send = (one: Accepted) => store.write((tx) => accept(tx, one, clock.now()));
+      const idempotency = { key: "k", body_sha256: "s", asked_at: clock.now(), latest: clock.now() };
+      const send = (one: Accepted) => store.write((tx) => accept(tx, one));
       const calls = Array.from({ length: 5 }, () => ({
         ...accepted(clock.now(), { tenant: "keys" }),
         idempotency,
@@ -157,7 +211,11 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       };
       expect(send(other)).rejects.toThrow("Idempotency-Key: already used with another body");
       clock.time += DAY_MS;
-      expect(ids).not.toContain(await send(other));
+      const later = {
+        ...other,
+        idempotency: { ...other.idempotency, asked_at: clock.now(), latest: clock.now() },
+      };
+      expect(ids).not.toContain(await send(later));
     });
 
     test("the totals are those of the rows, after any sequence of events and clean-ups", async () => {
@@ -292,9 +350,11 @@ async function expectExactTotals(store: Store, tenant: string): Promise<void> {
   }
 }
 
-test("states only go forward", () => {
+test("states only go forward, but for a claim that is given back", () => {
   const order = ["pending", "running", "succeeded", "failed"];
-  for (const { from, to } of Object.values(INVOCATION_EVENTS)) {
+  const { release: back, ...forward } = INVOCATION_EVENTS;
+  expect(back).toEqual({ from: "running", to: "pending" });
+  for (const { from, to } of Object.values(forward)) {
     expect(order.indexOf(to)).toBeGreaterThan(order.indexOf(from));
     expect(["pending", "running"]).toContain(from);
   }

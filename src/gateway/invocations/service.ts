@@ -1,22 +1,34 @@
 // The life of an invocation in the database: accepted, paid for, claimed, ended, abandoned. Every transition
 // is a write guarded by the states that its event may start from, and it keeps the exact totals of the history.
-import { and, eq, inArray, sql } from "drizzle-orm";
+import { and, eq, inArray } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import { asBuffer } from "../../core/bytes.ts";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
-import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import {
   type ErrorClass,
-  INVOCATION_EVENTS,
   INVOCATION_STATUSES,
-  type InvocationEvent,
   type InvocationStatus,
   SETTLEMENT_EVENTS,
 } from "../../core/states.ts";
-import { bind, prepared, type Reader, type Tx } from "../../storage/store.ts";
+import type { Reader, Tx } from "../../storage/store.ts";
 import { oweReceipt } from "../receipts/service.ts";
 import { freeIdempotencyKey, type Idempotency, takeIdempotencyKey } from "./idempotency.ts";
+import {
+  callAndBody,
+  claimRow,
+  dropBodies,
+  failOwnRow,
+  failRow,
+  heldBy,
+  insertBody,
+  insertInvocation,
+  insertPaidInvocation,
+  keepBodies,
+  releaseRow,
+  succeedOwnRow,
+  withdrawRow,
+} from "./statements.ts";
 import { countErrorClass, countMove, countSettlement, countWhole } from "./totals.ts";
 
 export type InvocationRow = Tables["invocations"]["$inferSelect"];
@@ -50,6 +62,20 @@ export interface Ending {
   readonly response_content_type: string | null;
 }
 
+/** The claims of this process: see claims.ts. */
+export interface Claims {
+  /** A new token for an attempt to take this call. */
+  begin(id: string): string;
+  /** The claim is stored: the call is this process's to make. */
+  took(token: string): void;
+  /**
+   * The attempt is over.
+   *
+   * @param isUnrecorded the call may have been made, and its end could not be stored
+   */
+  over(token: string, isUnrecorded?: boolean): void;
+}
+
 export type InvocationKey = { readonly tenant: string; readonly id: string };
 
 export interface PendingCall {
@@ -57,140 +83,16 @@ export interface PendingCall {
   readonly body: Uint8Array;
 }
 
-/** What every accepted call has; a column that is left out is null. */
-const ACCEPTED_COLUMNS = {
-  tenant: sql.placeholder("tenant"),
-  id: sql.placeholder("id"),
-  agent_id: sql.placeholder("agent_id"),
-  caller: sql.placeholder("caller"),
-  mode: sql.placeholder("mode"),
-  status: sql.placeholder("status"),
-  model: sql.placeholder("model"),
-  mcp_method: sql.placeholder("mcp_method"),
-  mcp_tool: sql.placeholder("mcp_tool"),
-  req_size: sql.placeholder("req_size"),
-  req_sha256: sql.placeholder("req_sha256"),
-  response_truncated: sql.placeholder("response_truncated"),
-  body_captured: sql.placeholder("body_captured"),
-  emit_receipt: sql.placeholder("emit_receipt"),
-  updated_at: sql.placeholder("updated_at"),
-};
-
-const insertInvocation = prepared(({ db, tables: { invocations } }: Tx) =>
-  db.insert(invocations).values(ACCEPTED_COLUMNS),
-);
-
-/** Apart from the other, so that a call that costs nothing does not bind what only a paid one has. */
-const insertPaidInvocation = prepared(({ db, tables: { invocations } }: Tx) =>
-  db.insert(invocations).values({
-    ...ACCEPTED_COLUMNS,
-    payment_network: sql.placeholder("payment_network"),
-    payment_asset: sql.placeholder("payment_asset"),
-    payment_amount: sql.placeholder("payment_amount"),
-    payment_payer: sql.placeholder("payment_payer"),
-    payment_nonce: sql.placeholder("payment_nonce"),
-    settlement_status: sql.placeholder("settlement_status"),
-    settlement: sql.placeholder("settlement"),
-  }),
-);
-
-const insertBody = prepared(({ db, tables: { invocationBodies } }: Tx) =>
-  db.insert(invocationBodies).values({
-    tenant: sql.placeholder("tenant"),
-    invocation_id: sql.placeholder("invocation_id"),
-    call: sql.placeholder("call"),
-    request: sql.placeholder("request"),
-  }),
-);
-
-/** A call waits aside while its payment may still land or fail. The index of pending calls has the same words. */
-export function paidFor({ settlement_status }: Tables["invocations"]) {
-  return sql`coalesce(${settlement_status}, '') <> 'pending'`;
-}
-
-/** The first state-changing statement of every event: it refuses by matching no row. */
-const transition = (event: InvocationEvent) =>
-  prepared(({ db, tables: { invocations: t } }: Tx) =>
-    db
-      .update(t)
-      .set({
-        status: INVOCATION_EVENTS[event].to,
-        owner: bind(t.owner, "owner"),
-        error_class: bind(t.error_class, "error_class"),
-        upstream_status: bind(t.upstream_status, "upstream_status"),
-        latency_ms: bind(t.latency_ms, "latency_ms"),
-        ttft_ms: bind(t.ttft_ms, "ttft_ms"),
-        resp_size: bind(t.resp_size, "resp_size"),
-        resp_sha256: bind(t.resp_sha256, "resp_sha256"),
-        response_truncated: bind(t.response_truncated, "response_truncated"),
-        response_content_type: bind(t.response_content_type, "response_content_type"),
-        updated_at: bind(t.updated_at, "updated_at"),
-        completed_at: bind(t.completed_at, "completed_at"),
-      })
-      .where(
-        and(
-          eq(t.tenant, sql.placeholder("tenant")),
-          eq(t.id, sql.placeholder("id")),
-          eq(t.status, INVOCATION_EVENTS[event].from),
-          event === "claim" ? paidFor(t) : undefined,
-        ),
-      )
-      .returning({
-        body_captured: t.body_captured,
-        emit_receipt: t.emit_receipt,
-        settlement_status: t.settlement_status,
-      }),
-  );
-
-const claimRow = transition("claim");
-const succeedRow = transition("succeed");
-const failRow = transition("fail");
-const withdrawRow = transition("withdraw");
-
-const callAndBody = prepared(({ db, tables: { invocationBodies: t } }: Reader) =>
-  db
-    .select({ call: t.call, request: t.request })
-    .from(t)
-    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.invocation_id, sql.placeholder("id")))),
-);
-
-/**
- * What may be shown of a body. Postgres and SQLite both count `substr` and `length` of bytes in bytes; SQLite's
- * `substr` of no bytes is null, so a body that needs no cut is left as it is.
- */
-export function firstBytes(column: Tables["invocationBodies"]["request"]) {
-  const max = sql.raw(String(CAPTURE_BYTES_MAX));
-  const first = sql<Buffer | null>`case when length(${column}) > ${max} then substr(${column}, 1, ${max}) else ${column} end`;
-  return first.mapWith(column);
-}
-
-const keepBodies = prepared(({ db, tables: { invocationBodies: t } }: Tx) =>
-  db
-    .update(t)
-    .set({
-      call: null,
-      request: firstBytes(t.request),
-      response: bind(t.response, "response"),
-    })
-    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.invocation_id, sql.placeholder("id")))),
-);
-
-const dropBodies = prepared(({ db, tables: { invocationBodies: t } }: Tx) =>
-  db
-    .delete(t)
-    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.invocation_id, sql.placeholder("id")))),
-);
-
 /**
  * Stores an accepted call. With an idempotency key that another call already took, nothing is stored and that
  * call's ID is the answer.
  *
  * @throws Fault `conflict` when the key was taken with another body
  */
-export async function accept(tx: Tx, accepted: Accepted, now: number): Promise<string> {
+export async function accept(tx: Tx, accepted: Accepted): Promise<string> {
   const { row, call, body, idempotency } = accepted;
   if (idempotency !== null) {
-    const first = await takeIdempotencyKey(tx, row, idempotency, now);
+    const first = await takeIdempotencyKey(tx, row, idempotency);
     if (first !== row.id) return first;
   }
   const insert = row.payment_nonce === null ? insertInvocation : insertPaidInvocation;
@@ -221,21 +123,23 @@ export interface Claim {
   readonly key: InvocationKey;
   /** The replica that takes the call. */
   readonly owner: string;
+  /** Of this one attempt to take it, whose tries all bear it: see claims.ts. */
+  readonly token: string;
   readonly now: number;
   /** Spares reading back what the caller still holds. */
   readonly inHand: PendingCall | null;
-  /** Whether an earlier try of this claim ended without an answer: it may have been stored all the same. */
-  readonly again: boolean;
 }
 
 /**
  * Takes a pending call; from here on it is never made again. Gives the stored call, or null when someone else
- * took it or it was cancelled.
+ * took it, or it was cancelled. A claim that was stored without its answer is found by its token, so this may be
+ * tried again.
  */
-export async function claim(tx: Tx, { key, owner, now, inHand, again }: Claim): Promise<PendingCall | null> {
-  const claimed = await claimRow(tx).execute({ ...NOTHING_YET, ...key, owner, updated_at: now });
+export async function claim(tx: Tx, { key, owner, token, now, inHand }: Claim): Promise<PendingCall | null> {
+  const fields = { ...NOTHING_YET, ...key, owner, claim: token, updated_at: now };
+  const claimed = await claimRow(tx).execute(fields);
   if (claimed.length > 0) countMove(tx, key.tenant, "pending", "running");
-  else if (!again || !(await isRunningAt(tx, key, owner))) return null;
+  else if (!(await holdsClaim(tx, key, token))) return null;
   if (inHand !== null) return inHand;
   const [stored] = await callAndBody(tx).execute(key);
   if (stored?.call == null || stored.request === null) {
@@ -244,23 +148,39 @@ export async function claim(tx: Tx, { key, owner, now, inHand, again }: Claim): 
   return { call: JSON.parse(stored.call) as Call, body: stored.request };
 }
 
-async function isRunningAt(tx: Tx, key: InvocationKey, owner: string): Promise<boolean> {
-  const { invocations: t } = tx.tables;
-  const [row] = await tx.db
-    .select({ owner: t.owner })
-    .from(t)
-    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.status, "running")));
-  return row?.owner === owner;
+/** Whether the call is running by this very claim. */
+export async function holdsClaim(reader: Reader, key: InvocationKey, token: string): Promise<boolean> {
+  return (await heldBy(reader).execute({ ...key, claim: token })).length > 0;
+}
+
+/** Gives a claimed call back of which certainly nothing has left. */
+export async function release(tx: Tx, key: InvocationKey, token: string, now: number): Promise<void> {
+  const fields = { ...NOTHING_YET, ...key, owner: null, claim: token, updated_at: now };
+  const released = await releaseRow(tx).execute(fields);
+  if (released.length > 0) countMove(tx, key.tenant, "running", "pending");
+}
+
+/** A call as whoever claimed it knows it. */
+export interface ClaimedKey {
+  readonly key: InvocationKey;
+  /** Of the claim. */
+  readonly token: string;
 }
 
 /** Records how a running call ended. False when it had been ended otherwise: cancelled, or given up for dead. */
-export async function finish(tx: Tx, key: InvocationKey, ending: Ending, now: number): Promise<boolean> {
+export async function finish(
+  tx: Tx,
+  { key, token }: ClaimedKey,
+  ending: Ending,
+  now: number,
+): Promise<boolean> {
   const { response, status, ...fields } = ending;
-  const end = status === "succeeded" ? succeedRow : failRow;
+  const end = status === "succeeded" ? succeedOwnRow : failOwnRow;
   const [row] = await end(tx).execute({
     ...NOTHING_YET,
     ...fields,
     ...key,
+    claim: token,
     owner: null,
     updated_at: now,
     completed_at: now,
@@ -275,9 +195,10 @@ async function recordEnd(
   key: InvocationKey,
   from: InvocationStatus,
   ending: Pick<Ending, "status" | "error_class" | "response">,
-  ended: Pick<InvocationRow, "body_captured" | "emit_receipt" | "settlement_status">,
+  ended: Pick<InvocationRow, "body_captured" | "emit_receipt" | "settlement_status" | "payment_nonce">,
 ): Promise<void> {
   countMove(tx, key.tenant, from, ending.status);
+  if (ended.payment_nonce !== null) await freeCallCredential(tx, key);
   // A payment that is still open will be final later, and a receipt says what is final.
   if (ended.emit_receipt && ended.settlement_status !== "pending") await oweReceipt(tx, key);
   if (ending.error_class !== null) countErrorClass(tx, key.tenant, ending.error_class);
@@ -291,6 +212,15 @@ async function recordEnd(
   }
   const { response } = ending;
   await keepBodies(tx).execute({ ...key, response: response === null ? null : asBuffer(response) });
+}
+
+/** The upstream's credential of a paid call may be deleted again. */
+async function freeCallCredential(tx: Tx, key: InvocationKey): Promise<void> {
+  const { payments: t } = tx.tables;
+  await tx.db
+    .update(t)
+    .set({ call_credential_ref: null })
+    .where(and(eq(t.tenant, key.tenant), eq(t.invocation_id, key.id)));
 }
 
 type Abandon = (tx: Tx, key: InvocationKey, error_class: ErrorClass, now: number) => Promise<boolean>;

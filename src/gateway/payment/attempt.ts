@@ -1,19 +1,28 @@
 // One attempt to settle a recorded payment, from the question to the record of what came of it: the outcome, the
 // state of the call and its totals are one write. Whatever fails on the way leaves the payment open, and leased.
-import type { Clock } from "../../core/clock.ts";
+import { and, eq } from "drizzle-orm";
+import type { Clock, TimeBounds } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { untilStored } from "../../storage/persist.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import {
   collectSettlement,
+  type InvocationKey,
   type InvocationRow,
   noteSettlement,
   refuseSettlement,
 } from "../invocations/service.ts";
 import type { FacilitatorClient } from "./facilitator-client.ts";
-import { pauseAfter, type SettleOutcome, settledRecord, type Verdict, verdictOf } from "./outcome.ts";
-import { closeCollected, closeRefused, type OpenPayment, postpone } from "./rows.ts";
+import {
+  askedMs,
+  pauseAfter,
+  type SettleOutcome,
+  settledRecord,
+  type Verdict,
+  verdictOf,
+} from "./outcome.ts";
+import { closeCollected, closeRefused, mayLeave, type OpenPayment, postpone } from "./rows.ts";
 
 /** What the facilitator said is recorded soon after the store is back: a caller may be waiting for it. */
 const STORE_PAUSE_MS_MOST = 1_000;
@@ -21,6 +30,8 @@ const STORE_PAUSE_MS_MOST = 1_000;
 export interface AttemptOptions {
   readonly store: Store;
   readonly clock: Clock;
+  /** An end that came early would be taken for one that nothing can follow. */
+  readonly time: Pick<TimeBounds, "earliest">;
   readonly log: Log;
   readonly client: FacilitatorClient;
   /** Told of an agent that has a call which may be made now. */
@@ -40,17 +51,19 @@ export async function attemptSettlement(
   open: OpenPayment,
   stop: AbortSignal,
 ): Promise<void> {
-  const { store, clock, log, client } = options;
-  const askedAt = clock.now();
-  const outcome = await client.settle({ ...open, expected: expectedOf(open) }, stop);
+  const { store, clock, time, log, client } = options;
+  const askedAt = time.earliest();
+  const mark = () => store.write((tx) => mayLeave(tx, open, clock.now()));
+  const outcome = await client.settle({ ...open, expected: expectedOf(open), mayLeave: mark }, stop);
   const now = clock.now();
   // By the time of the question: an answer may have been long on its way, and is as old as that at most.
-  const verdict = verdictOf(outcome, open, askedAt);
-  const times = { now, retryAt: now + pauseAfter(open.attempts, Math.random()) };
+  const verdict = verdictOf(outcome, { ...open, asked_ms: askedMs(open, now) }, askedAt);
+  const wasUnsent = outcome.kind === "unsent";
+  const next = { now, wasUnsent, at: now + pauseAfter(open.attempts, Math.random()) };
   // A store that is away is waited for: what the facilitator said is worth more than asking again, since many a
   // facilitator takes its own collected payment for one that it can't collect.
   const call = await untilStored(
-    () => store.write((tx) => record(tx, open, verdict, times)),
+    () => store.write((tx) => record(tx, open, verdict, next)),
     () => stop.aborted,
     STORE_PAUSE_MS_MOST,
   );
@@ -66,6 +79,8 @@ function tell(log: Log, open: OpenPayment, outcome: SettleOutcome, verdict: Verd
     log.info("payment settled", { ...fields, transaction: verdict.transaction });
   } else if (verdict.kind === "open") {
     log.warn("settlement unknown", fields);
+  } else if (verdict.reason === "expired") {
+    log.info("payment expired before it could be sent", fields);
   } else if (verdict.reason === "unknown") {
     log.error("settlement given up, its outcome unknown", fields);
   } else {
@@ -88,25 +103,34 @@ function expectedOf({ payer, settle_request }: OpenPayment) {
   return { payer, amount: BigInt(request.paymentPayload.payload.authorization.value) };
 }
 
-/** The invocation after the record; null when the outcome had been recorded before, or stays open. */
+/** By this very attempt, if the answer of its commit was lost: then it is told now. To tell twice does no harm. */
+async function outcomeBefore({ db, tables: { invocations: t } }: Tx, key: InvocationKey) {
+  const [row] = await db
+    .select()
+    .from(t)
+    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id)));
+  return row ?? null;
+}
+
+/** The invocation after the record; null when its outcome stays open. */
 async function record(
   tx: Tx,
   open: OpenPayment,
   verdict: Verdict,
-  { now, retryAt }: { readonly now: number; readonly retryAt: number },
+  next: Parameters<typeof postpone>[2],
 ): Promise<InvocationRow | null> {
+  const { now } = next;
   const { tenant, invocation_id: id, attempts } = open;
   const key = { tenant, id };
   if (verdict.kind === "open") {
-    const postponed = await postpone(tx, open, retryAt, now);
-    if (postponed) await noteSettlement(tx, key, JSON.stringify({ attempts }), now);
+    if (await postpone(tx, open, next)) await noteSettlement(tx, key, JSON.stringify({ attempts }), now);
     return null;
   }
   if (verdict.kind === "refused") {
-    if (!(await closeRefused(tx, open, now))) return null;
+    if (!(await closeRefused(tx, open, now))) return outcomeBefore(tx, key);
     return refuseSettlement(tx, key, JSON.stringify({ attempts, reason: verdict.reason }), now);
   }
-  if (!(await closeCollected(tx, open, now))) return null;
+  if (!(await closeCollected(tx, open, now))) return outcomeBefore(tx, key);
   const { amount } = expectedOf(open);
   const { transaction, fee } = verdict;
   const settled = settledRecord({ attempts, amount, transaction, fee, settled_at: formatDateTime(now) });

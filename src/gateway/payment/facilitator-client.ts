@@ -2,7 +2,7 @@
 // means. It never rejects, since whatever goes wrong on the way leaves the outcome unknown. The facilitator's own
 // words stay here.
 import { exchangeJson } from "../../edge/json.ts";
-import type { Outbound } from "../../edge/outbound.ts";
+import { type Outbound, OutboundError } from "../../edge/outbound.ts";
 import { clientIdentity } from "./bundle.ts";
 import { type Expected, outcomeOf, type SettleOutcome } from "./outcome.ts";
 
@@ -28,6 +28,8 @@ export interface SettleAttempt {
   /** JSON. */
   readonly settle_request: string;
   readonly expected: Expected;
+  /** Notes durably that the payment may leave from now on. False when it must not. */
+  mayLeave(): Promise<boolean>;
 }
 
 export interface FacilitatorClient {
@@ -45,8 +47,17 @@ export function createFacilitatorClient(options: FacilitatorClientOptions): Faci
     return { tls, headers: header === null ? [] : [[header.name, header.value] as const] };
   }
 
-  async function ask(attempt: SettleAttempt, signal: AbortSignal): Promise<SettleOutcome> {
+  /** @param dialled told when from now on the payment may leave */
+  async function ask(
+    attempt: SettleAttempt,
+    signal: AbortSignal,
+    dialled: () => void,
+  ): Promise<SettleOutcome> {
     const { tls, headers } = await credentialOf(attempt);
+    signal.throwIfAborted();
+    if (!(await attempt.mayLeave())) throw new Error("not to be sent any more");
+    signal.throwIfAborted();
+    dialled();
     const { status, body } = await exchangeJson(
       outbound,
       settleUrl(attempt.facilitator_url),
@@ -66,18 +77,26 @@ export function createFacilitatorClient(options: FacilitatorClientOptions): Faci
     async settle(attempt, stop) {
       const ended = Promise.withResolvers<SettleOutcome>();
       const controller = new AbortController();
+      let isDialled = false;
       const end = () => {
-        ended.resolve({ kind: "unknown", why: "no answer in time" });
+        ended.resolve({ kind: isDialled ? "unknown" : "unsent", why: "no answer in time" });
         controller.abort();
+      };
+      const dialled = () => {
+        isDialled = true;
       };
       const timer = setTimeout(end, timeoutMs);
       stop.addEventListener("abort", end);
       if (stop.aborted) end();
       try {
         // Reading the secret heeds no signal.
-        return await Promise.race([ended.promise, ask(attempt, controller.signal)]);
+        return await Promise.race([ended.promise, ask(attempt, controller.signal, dialled)]);
       } catch (error) {
-        return { kind: "unknown", why: error instanceof Error ? error.message : "failed" };
+        const isUnsent = !isDialled || (error instanceof OutboundError && error.kind !== "lost");
+        return {
+          kind: isUnsent ? "unsent" : "unknown",
+          why: error instanceof Error ? error.message : "failed",
+        };
       } finally {
         clearTimeout(timer);
         stop.removeEventListener("abort", end);

@@ -19,6 +19,11 @@ import { checkRequirements, checkSignature, checkWindow } from "../../x402/verif
 
 /** How long a payment must still be good when it comes in: the time that settling it takes. */
 const MARGIN_SECONDS = 6;
+/**
+ * How much longer than asked it may be good. What is restored from a backup does not know the payments made since, and
+ * the facilitator says of each, for as long as it is good, that it has been collected: so it is bounded.
+ */
+const AHEAD_SECONDS = 600;
 /** A name or address with or without a port. What else the header may hold has no place in a URL for others. */
 const HOST = /^(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::\d{1,5})?$/i;
 
@@ -89,9 +94,13 @@ export function paymentProblem(
   nowMs: number,
 ): string | null {
   if (accepted !== null && !acceptedMatches(accepted, wire)) return "answers_another_offer";
+  const now = Math.floor(nowMs / 1000);
   return (
     checkRequirements(payment, requirementsFrom(wire), { exactValue: true }) ??
-    checkWindow(payment.authorization, Math.floor(nowMs / 1000), MARGIN_SECONDS)
+    checkWindow(payment.authorization, now, MARGIN_SECONDS) ??
+    (payment.authorization.validBefore > now + wire.maxTimeoutSeconds + AHEAD_SECONDS
+      ? "valid_too_long"
+      : null)
   );
 }
 

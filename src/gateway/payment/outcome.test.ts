@@ -1,6 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import {
+  askedMs,
   type Course,
   outcomeOf,
   pauseAfter,
@@ -98,40 +99,66 @@ const DOUBT: SettleOutcome = { kind: "unknown", why: "" };
 const HOUR = 3_600_000;
 const T = 1_790_000_000_000;
 
-function verdict(outcome: SettleOutcome, course: Partial<Course>, now = T): string {
-  const found = verdictOf(outcome, { valid_before: T / 1000 + 60, unknown_since: T - 1000, ...course }, now);
+const FIRST: Course = {
+  valid_before: T / 1000 + 60,
+  sent_at: null,
+  unknown_since: null,
+  asked_ms: 0,
+};
+/** The second attempt after one that nobody knows of. */
+const UNSURE: Course = { ...FIRST, sent_at: T - 2000, unknown_since: T - 1000, asked_ms: 1000 };
+const UNSENT: SettleOutcome = { kind: "unsent", why: "" };
+
+function verdict(outcome: SettleOutcome, course: Course, now = T): string {
+  const found = verdictOf(outcome, course, now);
   return found.kind === "refused" ? found.reason : found.kind;
 }
 
 describe("a payment", () => {
   test("is refused by the first attempt, or stays open", () => {
-    const first = { unknown_since: null };
-    expect(verdict(refusal(true), first)).toBe("declined");
-    expect(verdict(refusal(false), first)).toBe("declined");
-    expect(verdict(DOUBT, first)).toBe("open");
-    expect(verdict(DOUBT, { ...first, valid_before: 0 }, T + 48 * HOUR)).toBe("open");
+    expect(verdict(refusal(true), FIRST)).toBe("declined");
+    expect(verdict(refusal(false), FIRST)).toBe("declined");
+    expect(verdict(DOUBT, FIRST)).toBe("open");
+    expect(verdict(DOUBT, { ...FIRST, valid_before: 0 }, T + 48 * HOUR)).toBe("open");
   });
 
   test("whose outcome was unknown once is refused only by a verdict on it after its time", () => {
-    const expiry = { valid_before: T / 1000 };
+    const expiry = { ...UNSURE, valid_before: T / 1000 };
     expect(verdict(refusal(true), expiry, T)).toBe("open");
     expect(verdict(refusal(true), expiry, T + 3_999)).toBe("open");
     expect(verdict(refusal(true), expiry, T + 4_000)).toBe("declined");
-    expect(verdict(refusal(false), expiry, T + 10_000)).toBe("open");
-    expect(verdict(DOUBT, expiry, T + 10_000)).toBe("open");
+    for (const outcome of [refusal(false), DOUBT, UNSENT]) {
+      expect(verdict(outcome, expiry, T + 10_000)).toBe("open");
+    }
   });
 
-  test("is given up after a day in which nobody told what became of it", () => {
-    for (const outcome of [DOUBT, refusal(false), refusal(true)]) {
-      const course = { unknown_since: T, valid_before: T / 1000 + 1_000_000 };
-      expect(verdict(outcome, course, T + 24 * HOUR - 1)).toBe("open");
-      expect(verdict(outcome, course, T + 24 * HOUR)).toBe("unknown");
+  test("that never left the gateway ends with its time, and not before", () => {
+    const course = { ...FIRST, valid_before: T / 1000 };
+    expect(verdict(UNSENT, course, T + 3_999)).toBe("open");
+    expect(verdict(UNSENT, course, T + 4_000)).toBe("expired");
+    expect(verdict(UNSENT, { ...UNSURE, valid_before: T / 1000 }, T + HOUR)).toBe("open");
+  });
+
+  test("is given up after a day of asking in which nobody told what became of it", () => {
+    for (const outcome of [DOUBT, UNSENT, refusal(false), refusal(true)]) {
+      const course = { ...UNSURE, valid_before: T / 1000 + 1_000_000 };
+      expect(verdict(outcome, { ...course, asked_ms: 24 * HOUR - 1 }, T + 48 * HOUR)).toBe("open");
+      expect(verdict(outcome, { ...course, asked_ms: 24 * HOUR })).toBe("unknown");
     }
+  });
+
+  test("counts as asked for only while the gateway asked, whatever a clock did meanwhile", () => {
+    const at = (updated_at: number, unknown_since: number | null = T) =>
+      askedMs({ asked_ms: 1000, unknown_since, updated_at }, T);
+    expect(at(T - 60_000)).toBe(61_000);
+    expect(at(T - 25 * HOUR)).toBe(601_000);
+    expect(at(T + HOUR)).toBe(1000);
+    expect(at(T - 60_000, null)).toBe(1000);
   });
 
   test("that was collected is settled, however late that is learned", () => {
     for (const unknown_since of [null, T - 30 * HOUR]) {
-      expect(verdict(COLLECTED, { unknown_since, valid_before: 0 })).toBe("settled");
+      expect(verdict(COLLECTED, { ...UNSURE, unknown_since, valid_before: 0 })).toBe("settled");
     }
   });
 

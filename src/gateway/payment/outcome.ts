@@ -12,10 +12,12 @@ export type SettleOutcome =
     }
   | {
       readonly kind: "declined";
-      /** The facilitator judged this very payment; otherwise it only would not deal with us now. */
+      /** Said of this very payment, and not of the request: it holds whatever earlier attempts came to. */
       readonly definite: boolean;
       readonly why: string;
     }
+  /** Certainly no byte of the payment has left the gateway in this attempt. */
+  | { readonly kind: "unsent"; readonly why: string }
   /** `why` is for the log, in our own words. */
   | { readonly kind: "unknown"; readonly why: string };
 
@@ -32,12 +34,17 @@ function unknown(why: string): SettleOutcome {
   return { kind: "unknown", why };
 }
 
-/** @param body the parsed answer; undefined when it is no JSON */
+/** Statuses that decline a first attempt. They are about the request or the account, so they tell of no earlier one. */
+const REFUSALS: ReadonlySet<number> = new Set([400, 403, 429]);
+
+/**
+ * The one list of what is a final answer: a failure without a transaction, always; and REFUSALS, as long as no earlier
+ * attempt may have left a transaction behind (see verdictOf).
+ *
+ * @param body the parsed answer; undefined when it is no JSON
+ */
 export function outcomeOf(status: number, body: unknown, expected: Expected): SettleOutcome {
-  if (status === 400) return { kind: "declined", definite: true, why: "answered 400" };
-  if (status === 403 || status === 429) {
-    return { kind: "declined", definite: false, why: `answered ${status}` };
-  }
+  if (REFUSALS.has(status)) return { kind: "declined", definite: false, why: `answered ${status}` };
   if (status !== 200) return unknown(`answered ${status}`);
   if (typeof body !== "object" || body === null) return unknown("the answer is no JSON object");
   const answer = body as Readonly<Record<string, unknown>>;
@@ -75,44 +82,73 @@ function isAbsent(value: unknown): boolean {
   return value === undefined || value === null;
 }
 
-/** How long after its outcome became unknown a payment is given up, when no facilitator tells. */
-const GIVEN_UP_AFTER_MS = 24 * 3_600_000;
+/** For how long a facilitator is asked that never tells. */
+const ASKED_MS_MAX = 24 * 3_600_000;
 /** The chain's time may lie behind ours. */
 const CHAIN_TIME_MARGIN_MS = 4_000;
+/** More than lies between two attempts while the gateway runs, unless very many payments wait for one facilitator. */
+const ASKING_GAP_MS_MAX = 600_000;
 
 export type Verdict =
   | { readonly kind: "settled"; readonly transaction: Hex; readonly fee: bigint | null }
   /** `reason` is shown to the tenant. */
-  | { readonly kind: "refused"; readonly reason: "declined" | "unknown" }
+  | { readonly kind: "refused"; readonly reason: "declined" | "expired" | "unknown" }
   | { readonly kind: "open" };
 
 export interface Course {
   /** Unix seconds. */
   readonly valid_before: number;
-  /** Null for the first attempt, when no earlier one can have reached the facilitator. */
+  /** Null when no earlier attempt can have sent anything. */
+  readonly sent_at: number | null;
+  /** Null when no earlier attempt can have reached the facilitator. */
   readonly unknown_since: number | null;
+  /** Milliseconds, this attempt included. */
+  readonly asked_ms: number;
 }
 
-/** What becomes of a payment after an attempt. @param askedAt when the facilitator was asked, in milliseconds */
+/**
+ * For how long the facilitator has been asked. A gap in which the gateway did not run counts for little, as does
+ * whatever a clock has jumped over.
+ *
+ * @param now milliseconds, as `updated_at` is
+ */
+export function askedMs(
+  {
+    asked_ms,
+    unknown_since,
+    updated_at,
+  }: Pick<Course, "asked_ms" | "unknown_since"> & { updated_at: number },
+  now: number,
+): number {
+  if (unknown_since === null) return asked_ms;
+  return asked_ms + Math.min(Math.max(now - updated_at, 0), ASKING_GAP_MS_MAX);
+}
+
+/**
+ * What becomes of a payment after an attempt.
+ *
+ * @param askedAt when the facilitator was asked, in milliseconds, by a clock that no step has put ahead
+ */
 export function verdictOf(outcome: SettleOutcome, course: Course, askedAt: number): Verdict {
   if (outcome.kind === "collected") {
     return { kind: "settled", transaction: outcome.transaction, fee: outcome.fee };
   }
-  const { unknown_since, valid_before } = course;
-  if (unknown_since === null) {
-    return outcome.kind === "declined" ? { kind: "refused", reason: "declined" } : { kind: "open" };
-  }
+  const { unknown_since, valid_before, sent_at } = course;
   // An earlier attempt may have left a transaction behind, which can land until the authorization expires.
-  const expired = askedAt >= valid_before * 1000 + CHAIN_TIME_MARGIN_MS;
-  if (outcome.kind === "declined" && outcome.definite && expired) {
+  const isExpired = askedAt >= valid_before * 1000 + CHAIN_TIME_MARGIN_MS;
+  if (outcome.kind === "unsent" && sent_at === null) {
+    return isExpired ? { kind: "refused", reason: "expired" } : { kind: "open" };
+  }
+  if (outcome.kind === "declined" && (unknown_since === null || (outcome.definite && isExpired))) {
     return { kind: "refused", reason: "declined" };
   }
-  if (askedAt - unknown_since >= GIVEN_UP_AFTER_MS) return { kind: "refused", reason: "unknown" };
+  if (unknown_since !== null && course.asked_ms >= ASKED_MS_MAX)
+    return { kind: "refused", reason: "unknown" };
   return { kind: "open" };
 }
 
 const PAUSE_MS_FIRST = 1_000;
-const PAUSE_MS_MOST = 60_000;
+export const PAUSE_MS_MOST = 60_000;
 
 /** Milliseconds until the next attempt. @param random 0 to 1, so that many payments do not come back as one */
 export function pauseAfter(attempts: number, random: number): number {

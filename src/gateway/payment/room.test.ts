@@ -10,10 +10,16 @@ const fill = (take: () => Place | null) => {
 describe("the places of settlements", () => {
   test("hold a tenant's own back when too many are under way, and come back", () => {
     const room = createRoom();
-    const places = Array.from({ length: 2048 }, () => room.enter("t"));
-    expect([room.isCrowded("t"), room.isCrowded("u")]).toEqual([true, false]);
+    const places = Array.from({ length: 2048 }, () => room.enter("t", "one"));
+    expect([room.isCrowded("t", "one"), room.isCrowded("u", "one")]).toEqual([true, false]);
     places[0]?.release();
-    expect(room.isCrowded("t")).toBe(false);
+    expect(room.isCrowded("t", "one")).toBe(false);
+  });
+
+  test("hold all back from a facilitator at which too many are under way, and from no other", () => {
+    const room = createRoom();
+    for (let i = 0; i < 4096; i++) room.enter(`t${i % 4}`, "one");
+    expect([room.isCrowded("u", "one"), room.isCrowded("u", "two")]).toEqual([true, false]);
   });
 
   test("are bounded for a tenant, for a facilitator and in all, and come back", () => {

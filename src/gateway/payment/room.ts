@@ -4,6 +4,8 @@
 
 /** Each holds two connections, the caller's and the facilitator's, for as long as that one likes to be silent. */
 const UNDER_WAY_MAX = 2048;
+/** Of all tenants that share a facilitator: one that hangs holds no more than this. */
+const FACILITATOR_UNDER_WAY_MAX = 4096;
 const IN_ALL_MAX = 128;
 const TENANT_MAX = 16;
 const FACILITATOR_MAX = 32;
@@ -16,10 +18,10 @@ export interface Place {
 }
 
 export interface Room {
-  /** Counts a settlement of the tenant, in the background or not. */
-  enter(tenant: string): Place;
-  /** Whether another call of the tenant would be one too many. */
-  isCrowded(tenant: string): boolean;
+  /** Counts a settlement of the tenant at its facilitator, in the background or not. */
+  enter(tenant: string, facilitator: string): Place;
+  /** Whether another call of the tenant would be one too many, for it or for the facilitator. */
+  isCrowded(tenant: string, facilitator: string): boolean;
   full(): boolean;
   /** Free places of a tenant. */
   ofTenant(tenant: string): number;
@@ -31,6 +33,7 @@ export interface Room {
 
 export function createRoom(): Room {
   const underWay = new Map<string, number>();
+  const underWayAt = new Map<string, number>();
   const byTenant = new Map<string, number>();
   const byFacilitator = new Map<string, number>();
   const troubled = new Set<string>();
@@ -47,11 +50,17 @@ export function createRoom(): Room {
     (troubled.has(facilitator) ? TROUBLED_MAX : FACILITATOR_MAX) - (byFacilitator.get(facilitator) ?? 0);
 
   return {
-    enter(tenant) {
-      add(underWay, tenant, 1);
-      return { release: () => add(underWay, tenant, -1) };
+    enter(tenant, facilitator) {
+      const change = (delta: 1 | -1) => {
+        add(underWay, tenant, delta);
+        add(underWayAt, facilitator, delta);
+      };
+      change(1);
+      return { release: () => change(-1) };
     },
-    isCrowded: (tenant) => (underWay.get(tenant) ?? 0) >= UNDER_WAY_MAX,
+    isCrowded: (tenant, facilitator) =>
+      (underWay.get(tenant) ?? 0) >= UNDER_WAY_MAX ||
+      (underWayAt.get(facilitator) ?? 0) >= FACILITATOR_UNDER_WAY_MAX,
     full: () => inAll >= IN_ALL_MAX,
     ofTenant,
     take(tenant, facilitator) {

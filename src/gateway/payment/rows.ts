@@ -1,10 +1,11 @@
 // The payments of calls in the database: recorded with their invocation, leased for each attempt to settle them, and
 // closed with the write that records the outcome. The one look-up without a tenant is the one by the payment's key,
 // for on chain an authorization is used once whoever presents it.
-import { and, asc, eq, gt, isNotNull, lte, type SQL, sql } from "drizzle-orm";
+import { and, asc, eq, exists, gt, isNotNull, isNull, lte, notExists, type SQL } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
-import { bind, prepared, type Reader, type Tx } from "../../storage/store.ts";
+import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { PaymentKey } from "../../x402/types.ts";
+import { askedMs } from "./outcome.ts";
 
 export type PaymentRow = Tables["payments"]["$inferSelect"];
 
@@ -109,8 +110,8 @@ export async function dueOf(
 }
 
 /**
- * Takes a due payment for another attempt; null when another replica was faster. The attempt before this one left
- * no outcome, be it that nobody knows it or that its process died, so it counts as unknown.
+ * Takes a due payment for another attempt; null when another replica was faster, or its call was refused. An attempt
+ * before this one that left no outcome counts as unknown, be it that nobody knows it or that its process died.
  */
 export async function lease(
   tx: Tx,
@@ -119,32 +120,55 @@ export async function lease(
   until: number,
 ): Promise<OpenPayment | null> {
   const { payments: t } = tx.tables;
+  const unknown_since = seen.sent_at === null ? seen.unknown_since : (seen.unknown_since ?? now);
   const [row] = await tx.db
     .update(t)
     .set({
-      attempts: sql`${t.attempts} + 1`,
-      unknown_since: sql`coalesce(${t.unknown_since}, ${now})`,
+      attempts: seen.attempts + 1,
+      unknown_since,
+      asked_ms: askedMs(seen, now),
       next_attempt_at: until,
       updated_at: now,
     })
-    .where(and(isKey(tx.tables, seen), eq(t.next_attempt_at, seen.next_attempt_at ?? now)))
+    .where(
+      and(isOwnAttempt(tx, seen), eq(t.next_attempt_at, seen.next_attempt_at ?? now), notExists(refusal(tx))),
+    )
     .returning();
   return row !== undefined && isOpen(row) ? row : null;
 }
 
-/** False when the outcome is known, or another replica has taken the payment for an attempt of its own since. */
-export async function postpone(tx: Tx, open: OpenPayment, at: number, now: number): Promise<boolean> {
-  const { payments: t } = tx.tables;
+/** The note that a call was refused: see invocations/refused.ts. */
+function refusal({ db, tables: { payments: t, refusedCalls: r } }: Tx) {
+  return db
+    .select({ id: r.id })
+    .from(r)
+    .where(and(eq(r.tenant, t.tenant), eq(r.id, t.invocation_id)));
+}
+
+/**
+ * The attempt has left no certain outcome.
+ *
+ * @param wasUnsent it certainly sent nothing
+ * @returns false when the outcome is known, or another replica has taken the payment for an attempt of its own since
+ */
+export async function postpone(
+  tx: Tx,
+  open: OpenPayment,
+  { at, now, wasUnsent }: { readonly at: number; readonly now: number; readonly wasUnsent: boolean },
+): Promise<boolean> {
   return changed(tx, isOwnAttempt(tx, open), {
     next_attempt_at: at,
-    unknown_since: sql`coalesce(${t.unknown_since}, ${now})`,
+    asked_ms: askedMs(open, now),
     updated_at: now,
+    ...(wasUnsent
+      ? { unsent_attempts: open.unsent_attempts + 1, sent_at: open.sent_at }
+      : { sent_at: open.sent_at ?? now, unknown_since: open.unknown_since ?? now }),
   });
 }
 
 /** Nothing is left to try, and nothing of what was signed is kept. False when the outcome was known before. */
 export async function closeCollected(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
-  return changed(tx, isKey(tx.tables, open), closing(now));
+  return changed(tx, isThis(tx.tables, open), closing(now));
 }
 
 /** False also while another replica makes an attempt of its own: that one may yet collect it. */
@@ -152,12 +176,57 @@ export async function closeRefused(tx: Tx, open: OpenPayment, now: number): Prom
   return changed(tx, isOwnAttempt(tx, open), closing(now));
 }
 
+/**
+ * Closes the open payment of a call that has ended, if certainly nothing of it has left the gateway and no attempt is
+ * under way. Gives its attempts, or null when it stays open.
+ */
+export async function closeUnsent(
+  tx: Tx,
+  { tenant, id }: { readonly tenant: string; readonly id: string },
+  now: number,
+): Promise<number | null> {
+  const { payments: t } = tx.tables;
+  const [closed] = await tx.db
+    .update(t)
+    .set(closing(now))
+    .where(
+      and(eq(t.tenant, tenant), eq(t.invocation_id, id), isNotNull(t.next_attempt_at), isNull(t.sent_at)),
+    )
+    .returning({ attempts: t.attempts });
+  return closed?.attempts ?? null;
+}
+
 function closing(now: number) {
   return { settle_request: null, next_attempt_at: null, updated_at: now };
 }
 
 function isOwnAttempt({ tables }: Tx, open: OpenPayment) {
-  return and(isKey(tables, open), eq(tables.payments.attempts, open.attempts));
+  return and(isThis(tables, open), eq(tables.payments.attempts, open.attempts));
+}
+
+/** Of this very call: the same authorization may have come again for another, when its first was refused. */
+function isThis(tables: Tables, open: OpenPayment) {
+  return and(
+    isKey(tables, open),
+    eq(tables.payments.tenant, open.tenant),
+    eq(tables.payments.invocation_id, open.invocation_id),
+  );
+}
+
+/**
+ * From here on the payment may leave. False when it must not: another replica has taken it over, or its call has ended
+ * before anything had left.
+ */
+export async function mayLeave(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
+  const isWanted = open.sent_at === null ? exists(unended(tx)) : undefined;
+  return changed(tx, and(isOwnAttempt(tx, open), isWanted), { sent_at: open.sent_at ?? now });
+}
+
+function unended({ db, tables: { payments: t, invocations: i } }: Tx) {
+  return db
+    .select({ id: i.id })
+    .from(i)
+    .where(and(eq(i.tenant, t.tenant), eq(i.id, t.invocation_id), eq(i.status, "pending")));
 }
 
 type Changes = Parameters<ReturnType<Tx["db"]["update"]>["set"]>[0];
@@ -173,11 +242,16 @@ async function changed(tx: Tx, condition: SQL | undefined, changes: Changes): Pr
   return rows.length > 0;
 }
 
-/** For a process that is known to be the only one: what the last one had under way is due at once. */
-export async function endLeases(tx: Tx, now: number): Promise<void> {
-  const { payments: t } = tx.tables;
-  await tx.db
-    .update(t)
-    .set({ next_attempt_at: now })
-    .where(and(isNotNull(t.next_attempt_at), gt(t.next_attempt_at, now)));
+/**
+ * Makes due at once what is due later than this: all, for a process that is known to be the only one; or what lies
+ * beyond any pause and any lease, where only a clock that went back can have put it.
+ */
+export async function makeDue(store: Store, now: number, after: number): Promise<void> {
+  const { payments: t } = store.read.tables;
+  const isLater = and(isNotNull(t.next_attempt_at), gt(t.next_attempt_at, after));
+  const [later] = await store.read.db.select({ nonce: t.nonce }).from(t).where(isLater).limit(1);
+  if (later === undefined) return;
+  await store.write(async (tx) => {
+    await tx.db.update(t).set({ next_attempt_at: now }).where(isLater);
+  });
 }

@@ -2,6 +2,7 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { eq } from "drizzle-orm";
 import { accepted } from "../../../test/support/invocations.ts";
 import { newPayer, signPayment } from "../../../test/support/payments.ts";
 import { startPostgres } from "../../../test/support/postgres.ts";
@@ -10,7 +11,7 @@ import { newId } from "../../core/id.ts";
 import { silentLog } from "../../core/log.ts";
 import { counted } from "../../storage/counts.ts";
 import { openStore } from "../../storage/open.ts";
-import type { Store } from "../../storage/store.ts";
+import { CommitUnknown, type Store } from "../../storage/store.ts";
 import { cleanUp } from "../invocations/cleanup.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { abandon, accept, claim, type InvocationRow } from "../invocations/service.ts";
@@ -63,6 +64,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       const settler = createSettler({
         store,
         clock,
+        time: { earliest: clock.now },
         log: silentLog,
         settleWaitMs: SETTLE_WAIT_MS,
         client: { settle: async () => answer(++attempts) },
@@ -84,6 +86,11 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
     }
 
     type Replica = ReturnType<typeof replica>;
+
+    const attemptsShown = async (tenant: string, id: string) => {
+      const { settlement } = await findInvocation(store.read, tenant, id);
+      return (JSON.parse(settlement ?? "{}") as { attempts?: number }).attempts;
+    };
 
     async function configured(tenant: string = crypto.randomUUID()): Promise<string> {
       await store.write((tx) =>
@@ -129,9 +136,9 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       const charge = await chargeOf(at, call);
       const { tenant, agent_id } = call;
       const one = accepted(clock.now(), { tenant, agent_id, ...paidColumns(charge) });
-      const payment = at.payments.paymentRow(charge, one.row);
+      const payment = at.payments.paymentRow(charge, one.row, null);
       await store.write(async (tx) => {
-        await accept(tx, one, clock.now());
+        await accept(tx, one);
         await recordPayment(tx, payment);
       });
       return { payment, key: { tenant, id: one.row.id } };
@@ -171,7 +178,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       const [tenant, at] = [await configured(), replica(() => COLLECTED)];
       const { payment, key } = await recorded(at, await priced(tenant));
       const take = () =>
-        store.write((tx) => claim(tx, { key, owner: "rep", now: 0, inHand: null, again: false }));
+        store.write((tx) => claim(tx, { key, owner: "rep", token: "t", now: 0, inHand: null }));
       expect(await take()).toBeNull();
       await at.payments.settle(payment);
       expect(at.told).toEqual([`paid ${payment.agent_id}`]);
@@ -233,15 +240,20 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await at.settler.stop(0);
     });
 
-    test("a facilitator that stays away for a day ends it, as unknown", async () => {
+    test("a facilitator that stays away for a day of asking ends it, as unknown", async () => {
       const [tenant, at] = [await configured(), replica(() => UNKNOWN)];
       const { payment, key } = await recorded(at, await priced(tenant));
       await at.payments.settle(payment);
-      clock.time += DAY_MS - 1_000;
+      // The gateway was away itself, so nobody asked.
+      clock.time += 2 * DAY_MS;
       await at.settler.recover();
       at.settler.start();
       await until(() => at.attempts() === 2);
       expect(await shown(key)).toEqual(["pending", null, "pending"]);
+      await until(async () => (await attemptsShown(tenant, key.id)) === 2);
+      await store.write(({ db, tables: { payments: t } }) =>
+        db.update(t).set({ asked_ms: DAY_MS }).where(eq(t.invocation_id, key.id)),
+      );
       clock.time += 120_000;
       await until(() => at.told.length > 0);
       expect(await shown(key)).toEqual(["failed", null, "settlement_failed"]);
@@ -250,17 +262,43 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await at.settler.stop(0);
     });
 
-    test("what a process left between record and attempt is taken up, and counts as unknown", async () => {
-      const [tenant, gone] = [await configured(), replica(() => COLLECTED)];
-      const { key } = await recorded(gone, await priced(tenant));
-      const at = replica(() => DECLINED);
+    /** As a process leaves it that dies with the first attempt under way. */
+    async function forsaken(tenant: string, fields: { readonly sent_at?: number }) {
+      const { key } = await recorded(
+        replica(() => COLLECTED),
+        await priced(tenant),
+      );
+      await store.write(({ db, tables: { payments: t } }) =>
+        db
+          .update(t)
+          .set({ attempts: 1, ...fields })
+          .where(eq(t.invocation_id, key.id)),
+      );
       if (store.dialect === "postgres") clock.time += LEASE_MS;
+      return key;
+    }
+
+    test("what a process left after it may have sent the payment is taken up, and counts as unknown", async () => {
+      const tenant = await configured();
+      const key = await forsaken(tenant, { sent_at: clock.now() });
+      const at = replica(() => DECLINED);
       await at.settler.recover();
       at.settler.start();
       await until(() => at.attempts() === 1);
       await until(async () => (await paymentOf(store.read, tenant, key.id))?.unknown_since !== null);
       expect(await shown(key)).toEqual(["pending", null, "pending"]);
       expect((await paymentOf(store.read, tenant, key.id))?.attempts).toBe(2);
+      await at.settler.stop(0);
+    });
+
+    test("what a process left before it had sent the payment is taken up as if it were the first attempt", async () => {
+      const tenant = await configured();
+      const key = await forsaken(tenant, {});
+      const at = replica(() => DECLINED);
+      await at.settler.recover();
+      at.settler.start();
+      await until(() => at.told.length > 0);
+      expect(await shown(key)).toEqual(["failed", null, "settlement_failed"]);
       await at.settler.stop(0);
     });
 
@@ -344,6 +382,30 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       expect((await shown(key))[2]).toBe("settled");
     });
 
+    test("an outcome that is stored without an answer is told all the same", async () => {
+      const tenant = await configured();
+      for (const [outcome, expected] of [
+        [COLLECTED, "settled"],
+        [DECLINED, "settlement_failed"],
+      ] as const) {
+        let writes = 0;
+        const losing: Store = {
+          ...store,
+          async write(work) {
+            const value = await store.write(work);
+            writes++;
+            if (writes === 1) throw new CommitUnknown(new Error("connection lost"));
+            return value;
+          },
+        };
+        const at = replica(() => outcome, { store: losing });
+        const { payment, key } = await recorded(at, await priced(tenant));
+        await at.settler.attempt(payment as never);
+        expect((await shown(key))[2]).toBe(expected);
+        expect(at.told).toEqual([outcome === COLLECTED ? `paid ${payment.agent_id}` : `ended ${key.id}`]);
+      }
+    });
+
     test("a store that stays away holds up no caller for long, and still loses no outcome", async () => {
       const tenant = await configured();
       const back = performance.now() + 3_500;
@@ -408,8 +470,12 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       const at = replica(() => COLLECTED);
       const [short, long] = [
         await recorded(at, await priced(tenant)),
-        await recorded(at, await priced(tenant, 400 * 86_400)),
+        await recorded(at, await priced(tenant)),
       ];
+      const later = Math.floor(clock.now() / 1000) + 400 * 86_400;
+      await store.write(({ db, tables: { payments: t } }) =>
+        db.update(t).set({ valid_before: later }).where(eq(t.invocation_id, long.key.id)),
+      );
       for (const { payment, key } of [short, long]) {
         await at.payments.settle(payment);
         await store.write((tx) => abandon(tx, key, "cancelled", clock.now()));

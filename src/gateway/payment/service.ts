@@ -11,7 +11,7 @@ import { ASSET, NETWORK } from "../../x402/kind.ts";
 import type { Payment } from "../../x402/types.ts";
 import { keyOf } from "../../x402/verify.ts";
 import type { Price } from "../agents/service.ts";
-import type { InvocationRow } from "../invocations/service.ts";
+import type { InvocationKey, InvocationRow } from "../invocations/service.ts";
 import { findSettlementConfig } from "./config.ts";
 import {
   baseUrl,
@@ -28,6 +28,7 @@ import {
 import type { SettlementConfigRow } from "./model.ts";
 import { findPayment, insertPayment, isOpen, paymentOf, type PaymentRow as Row } from "./rows.ts";
 import type { Settler } from "./settler.ts";
+import { closeIfUnsent } from "./unsent.ts";
 
 /** The payment's own row. */
 export type PaymentRow = Row;
@@ -58,6 +59,9 @@ export interface PricedCall {
   note(name: string, value: string): void;
 }
 
+/** As far as it tells whether it was made before. */
+export type RepeatedCall = Omit<PricedCall, "path" | "price" | "note">;
+
 /** A verified payment that has not been used here. */
 export interface Charge {
   readonly payment: Payment;
@@ -83,8 +87,16 @@ export interface Payments {
    *   when too many payments of the tenant are under way
    */
   check(call: PricedCall): Promise<Checked>;
-  /** The payment's own row, for the same write as the invocation's. */
-  paymentRow(charge: Charge, row: InvocationRow): PaymentRow;
+  /** The row of the payment that the headers carry, used here before; whoever's it is. Nothing is verified. */
+  presentedIn(headers: Headers): Promise<PaymentRow | null>;
+  /** The invocation for which the payment of this very call was used before, or null. @throws as `check` */
+  usedFor(call: RepeatedCall): Promise<string | null>;
+  /**
+   * The payment's own row, for the same write as the invocation's.
+   *
+   * @param callCredentialRef the upstream's credential, which the call will need
+   */
+  paymentRow(charge: Charge, row: InvocationRow, callCredentialRef: string | null): PaymentRow;
   /**
    * Settles what was recorded, as far as there is a facilitator, and waits for it.
    *
@@ -97,6 +109,8 @@ export interface Payments {
    * @throws Fault `payment_required` when its payment was declined
    */
   recall(tenant: string, invocationId: string): Promise<PaidHeaders>;
+  /** In the write that cancels a call: what has not left of its payment by then, does not leave any more. */
+  cancelled(tx: Tx, call: InvocationKey, now: number): Promise<void>;
 }
 
 /** The columns of the invocation that a payment fills. */
@@ -129,7 +143,7 @@ export function createPayments(deps: PaymentDeps): Payments {
     const payment = await paymentOf(store.read, tenant, id);
     if (payment === null) return {};
     if (row.settlement_status !== "pending") return settledHeaders(row, payment);
-    return payment.attempts === 1 && payment.unknown_since === null ? null : {};
+    return isFirstUnderWay(payment) ? null : {};
   }
 
   async function recall(tenant: string, invocationId: string): Promise<PaidHeaders> {
@@ -145,7 +159,12 @@ export function createPayments(deps: PaymentDeps): Payments {
 
   return {
     check: (call) => check(deps, call),
-    paymentRow: (charge, row) => paymentRowOf(charge, row, clock.now(), settler.leaseUntil()),
+    presentedIn: (headers) => presentedIn(store, headers),
+    usedFor: (call) => usedFor(store, call),
+    paymentRow: (charge, row, callCredentialRef) => ({
+      ...paymentRowOf(charge, row, clock.now(), settler.leaseUntil()),
+      call_credential_ref: callCredentialRef,
+    }),
     async settle(payment) {
       if (!isOpen(payment)) return {};
       void settler.attempt(payment);
@@ -158,7 +177,24 @@ export function createPayments(deps: PaymentDeps): Payments {
       }
     },
     recall,
+    cancelled: async (tx, call, now) => void (await closeIfUnsent(tx, call, now)),
   };
+}
+
+function isFirstUnderWay({ attempts, unsent_attempts, unknown_since }: PaymentRow): boolean {
+  return attempts === 1 && unsent_attempts === 0 && unknown_since === null;
+}
+
+async function presentedIn(store: Store, headers: Headers): Promise<PaymentRow | null> {
+  const [v1, v2] = [headers.get("x-payment"), headers.get("payment-signature")];
+  const read = v1 !== null && v2 !== null ? null : readPayment({ v1, v2 });
+  return read?.ok === true ? findPayment(store.read, keyOf(read.value.payment.authorization)) : null;
+}
+
+async function usedFor(store: Store, call: RepeatedCall): Promise<string | null> {
+  const read = readPayment(paymentHeaders(call.headers));
+  if (read?.ok !== true) return null;
+  return (await usesOf(store, call, read.value)).known?.invocation_id ?? null;
 }
 
 /** Resolves with `work`, and after `ms` in any case. */
@@ -183,7 +219,7 @@ const noteOf = (call: PricedCall) => (reason: string) => call.note("payment_prob
 
 /** Nothing is recorded, so the same payment can be sent again. */
 const crowded = () =>
-  new Fault("unavailable", "too many payments of this tenant are being settled", { retryAfterSeconds: 5 });
+  new Fault("unavailable", "too many payments are being settled", { retryAfterSeconds: 5 });
 
 /** Whoever paid for this call before its agent became free has made it already. */
 async function paidOrFree(
@@ -210,12 +246,12 @@ async function paidOrCharged(
     throw refused();
   }
   const config = await findSettlementConfig(store.read, call.tenant);
-  if (config !== null && settler.isCrowded(call.tenant)) throw crowded();
+  if (config !== null && settler.isCrowded(call.tenant, config.facilitator_url)) throw crowded();
   return { kind: "charge", charge: { payment: presented.payment, wire, body_sha256, digest, config } };
 }
 
 /** Whether the payment has been used here, and whether that was for this very call. */
-async function usesOf(store: Store, call: PricedCall, { payment }: PresentedPayment) {
+async function usesOf(store: Store, call: RepeatedCall, { payment }: PresentedPayment) {
   const body_sha256 = sha256Of(call.body);
   const digest = Buffer.from(authorizationDigest(payment.authorization)).toString("hex");
   const row = await findPayment(store.read, keyOf(payment.authorization));
@@ -224,7 +260,7 @@ async function usesOf(store: Store, call: PricedCall, { payment }: PresentedPaym
   return { used: row !== null, known, body_sha256, digest };
 }
 
-function isSameCall(used: PaymentRow, call: PricedCall, body_sha256: string): boolean {
+function isSameCall(used: PaymentRow, call: RepeatedCall, body_sha256: string): boolean {
   return (
     used.tenant === call.tenant &&
     used.caller === call.caller &&
@@ -250,7 +286,11 @@ function paymentRowOf(charge: Charge, row: InvocationRow, now: number, leaseUnti
     facilitator_credential_ref: config?.facilitator_credential_ref ?? null,
     settle_request: config === null ? null : JSON.stringify(settleRequestJson(payment, wire)),
     attempts: config === null ? 0 : 1,
+    unsent_attempts: 0,
+    sent_at: null,
     unknown_since: null,
+    asked_ms: 0,
+    call_credential_ref: null,
     next_attempt_at: config === null ? null : leaseUntil,
     created_at: now,
     updated_at: now,

@@ -2,13 +2,18 @@
 // knows again and again in the background, until it is certain. The database holds what is owed; a payment is leased
 // for each attempt, so that after a crash, or on another replica, it comes up again.
 import { type AttemptOptions, attemptSettlement, shown } from "./attempt.ts";
+import { PAUSE_MS_MOST } from "./outcome.ts";
 import { createRoom } from "./room.ts";
-import { dueOf, endLeases, lease, nextTenantDue, type OpenPayment } from "./rows.ts";
+import { dueOf, makeDue, nextTenantDue, type OpenPayment } from "./rows.ts";
+import { leaseUnlessOver } from "./unsent.ts";
 
 const TICK_MS = 250;
 /** Beyond the time of an attempt, for what is recorded after it. */
 const LEASE_MARGIN_MS = 5_000;
 const LAST_RECORDS_MS = 5_000;
+/** Looks between two searches for payments that a clock which went back has put far off. */
+const TICKS_PER_SEARCH = 8;
+const FAR_OFF_MARGIN_MS = 5_000;
 
 export interface SettlerOptions extends AttemptOptions {
   /** One attempt, at most. */
@@ -20,8 +25,8 @@ export interface Settler {
   leaseUntil(): number;
   /** The first attempt, right after the record. Resolves when its outcome is recorded; never rejects. */
   attempt(open: OpenPayment): Promise<void>;
-  /** Whether so many payments of the tenant are under way that another would be at the cost of everybody else. */
-  isCrowded(tenant: string): boolean;
+  /** Whether so many payments are under way that another of the tenant would be at the cost of everybody else. */
+  isCrowded(tenant: string, facilitator: string): boolean;
   /** The attempt that is under way for this invocation in this process. */
   underWay(invocationId: string): Promise<void> | undefined;
   /** To be called before any payment is taken. */
@@ -44,7 +49,7 @@ export function createSettler(options: SettlerOptions): Settler {
 
   function attempt(open: OpenPayment): Promise<void> {
     const startedAt = performance.now();
-    const place = room.enter(open.tenant);
+    const place = room.enter(open.tenant, open.facilitator_url);
     const flight = attemptSettlement(options, open, stopped.signal)
       .catch((error) => log.error("settlement left as it is", { ...shown(open), error }))
       .finally(() => {
@@ -81,17 +86,26 @@ export function createSettler(options: SettlerOptions): Settler {
     if (place === null) return;
     let leased: OpenPayment | null = null;
     try {
-      leased = await store.write((tx) => lease(tx, seen, clock.now(), leaseUntil()));
+      leased = await store.write((tx) => leaseUnlessOver(tx, seen, clock.now(), leaseUntil()));
     } finally {
       if (leased === null) place.release();
       else void attempt(leased).then(place.release);
     }
   }
 
-  function schedule(): void {
+  async function searchFarOff(): Promise<void> {
+    const now = clock.now();
+    const latest = Math.max(leaseUntil(), now + PAUSE_MS_MOST) + FAR_OFF_MARGIN_MS;
+    await makeDue(store, now, latest);
+  }
+
+  function schedule(tick = 1): void {
     timer = setTimeout(async () => {
-      await takeUpDue().catch((error) => log.warn("open settlements not looked at", { error }));
-      if (!stopping) schedule();
+      const isSearch = tick % TICKS_PER_SEARCH === 0;
+      await (isSearch ? searchFarOff().then(takeUpDue) : takeUpDue()).catch((error) =>
+        log.warn("open settlements not looked at", { error }),
+      );
+      if (!stopping) schedule(tick + 1);
     }, TICK_MS);
   }
 
@@ -106,9 +120,9 @@ export function createSettler(options: SettlerOptions): Settler {
     underWay: (invocationId) => flights.get(invocationId),
     async recover() {
       // On SQLite this process is the only one, so what the last one had under way is nobody's.
-      if (store.dialect === "sqlite") await store.write((tx) => endLeases(tx, clock.now()));
+      if (store.dialect === "sqlite") await makeDue(store, clock.now(), clock.now());
     },
-    start: schedule,
+    start: () => schedule(),
     async stop(ms) {
       stopping = true;
       clearTimeout(timer);

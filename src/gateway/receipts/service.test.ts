@@ -59,15 +59,15 @@ describe.each(Object.entries(places))("%s", (_, makePlace) => {
   const put = async ({ tenant }: Caller, fields: Partial<InvocationRow> = {}): Promise<Key> => {
     const shared = { tenant, agent_id: AGENT, emit_receipt: true, req_sha256: sha256("hello") };
     const one = accepted(clock.now(), { ...shared, ...fields });
-    await store.write((tx) => accept(tx, one, clock.now()));
+    await store.write((tx) => accept(tx, one));
     return { tenant, id: one.row.id };
   };
   const take = (key: Key) =>
-    store.write((tx) => claim(tx, { key, owner: "r", now: clock.now(), inHand: null, again: false }));
+    store.write((tx) => claim(tx, { key, owner: "r", token: "t", now: clock.now(), inHand: null }));
   const end = async (key: Key, ending = SUCCESS) => {
     await take(key);
     const hashed = { ...ending, resp_sha256: sha256("world") };
-    await store.write((tx) => finish(tx, key, hashed, clock.now()));
+    await store.write((tx) => finish(tx, { key, token: "t" }, hashed, clock.now()));
     return key;
   };
   const call = async (caller: Caller, fields?: Partial<InvocationRow>) => end(await put(caller, fields));

@@ -45,11 +45,15 @@ export interface Exchange {
   readonly commentMs: number | null;
   /** Headers of the answer beside the upstream's. */
   readonly told: Readonly<Record<string, string>>;
+  /** Whether the call still belongs to whoever makes it here: asked right before it is dialled. */
+  isOurs(): Promise<boolean>;
   /** Told once, when there was an answer. A whole one ends for its caller when this has. */
   ended(how: Ended): Promise<void>;
 }
 
 class CredentialProblem extends Error {}
+
+class EndedElsewhere extends Error {}
 
 /**
  * The head of the answer.
@@ -58,13 +62,14 @@ class CredentialProblem extends Error {}
  */
 export async function headOf(
   deps: ExchangeDeps,
-  { opened, course, tally, method, own }: Exchange,
+  { opened, course, tally, method, own, isOurs }: Exchange,
   body: Uint8Array | null,
 ): Promise<Response> {
   const { signal } = course;
   course.waitFor("head");
   signal.throwIfAborted();
   const credential = await unlessStopped(credentialOf(deps, opened, signal), signal);
+  if (!(await unlessStopped(isOurs(), signal))) throw new EndedElsewhere("ended elsewhere");
   tally.dialled();
   const headers = [...opened.headers, ...own, ...credential];
   const response = await requestSafely(deps.outbound, opened.url, { method, headers, body, signal });
@@ -168,6 +173,10 @@ export function nothingOf(error: unknown, signal: AbortSignal): Nothing {
   if (error instanceof CredentialProblem) {
     const message = "the agent's credential could not be resolved";
     return { errorClass: "credential_error", detail: error.message, kind: "bad_gateway", message };
+  }
+  if (error instanceof EndedElsewhere) {
+    const message = "the call was ended before it was made";
+    return { errorClass: "internal", detail: error.message, kind: "bad_gateway", message };
   }
   if (error instanceof OutboundError) {
     const detail = error.message;

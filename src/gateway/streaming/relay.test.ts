@@ -1,4 +1,5 @@
-import { expect, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
+import { connect } from "node:net";
 import { startCourse } from "./course.ts";
 import { type Ended, relayBody } from "./relay.ts";
 
@@ -20,4 +21,79 @@ test("a whole answer ends whole, though it is stopped while its end is being rec
   });
   expect(await new Response(body).text()).toBe("abc");
   expect(told).toEqual(["whole"]);
+});
+
+/** A server whose answer relays `pieces` and then breaks off at once, and all that a client on the socket gets of it. */
+async function receivedOf(
+  pieces: readonly Uint8Array[],
+  comments: Parameters<typeof relayBody>[0]["comments"] = null,
+): Promise<{ text: string; how: Ended[] }> {
+  const how: Ended[] = [];
+  using server = Bun.serve({
+    hostname: "127.0.0.1",
+    port: 0,
+    development: false,
+    error: () => new Response(null, { status: 500 }),
+    fetch(request) {
+      let next = 0;
+      const upstream = new ReadableStream<Uint8Array>(
+        {
+          pull(controller) {
+            const piece = pieces[next++];
+            if (piece === undefined) controller.error(new Error("gone"));
+            else controller.enqueue(piece);
+          },
+        },
+        { highWaterMark: 0 },
+      );
+      const body = relayBody({
+        response: new Response(upstream),
+        course: startCourse(LIMITS, request.signal),
+        filter: null,
+        comments,
+        piece() {},
+        ended: async (end) => void how.push(end),
+      });
+      return new Response(body, { headers: { "x-told": "yes" } });
+    },
+  });
+  let text = "";
+  const { promise: closed, resolve } = Promise.withResolvers<void>();
+  const socket = connect(Number(server.port), "127.0.0.1");
+  socket.on("data", (bytes) => {
+    text += bytes.toString("latin1");
+  });
+  socket.on("error", () => {});
+  socket.on("close", () => resolve());
+  socket.write("GET / HTTP/1.1\r\nHost: relay.test\r\n\r\n");
+  await closed;
+  return { text, how };
+}
+
+describe("an answer that breaks off in the moment in which its parts come", () => {
+  test.each([
+    ["one small part", 1, 5],
+    ["several small parts", 7, 100],
+    ["large parts", 20, 262_144],
+  ])("reaches its caller with its head and %s, and never ends cleanly", async (_name, count, size) => {
+    const { text, how } = await receivedOf(
+      Array.from({ length: count }, () => new Uint8Array(size).fill(120)),
+    );
+    expect(text).toMatch(/^HTTP\/1\.1 200 OK\r\n(.+\r\n)*x-told: yes\r\n/i);
+    expect(text.split("x".repeat(size)).length - 1).toBe(count);
+    expect(text).not.toContain("\r\n0\r\n");
+    expect(how).toEqual(["broken"]);
+  });
+
+  test("reaches its caller with its head when there is no part", async () => {
+    const { text } = await receivedOf([]);
+    expect(text).toMatch(/^HTTP\/1\.1 200 OK\r\n(.+\r\n)*x-told: yes\r\n/i);
+    expect(text).not.toContain("\r\n0\r\n");
+  });
+
+  test("reaches its caller with its whole head when it is an event stream", async () => {
+    const { text } = await receivedOf([], { firstMs: 1000, nextMs: null });
+    expect(text).toContain("x-told: yes\r\n");
+    expect(text).toEndWith("\r\n\r\n3\r\n:\n\n\r\n");
+  });
 });

@@ -4,7 +4,9 @@
 // errors resets the connection, and the chunk that ends a body is never sent.
 //
 // Bun sends the end of the head only with the first bytes of the body (oven-sh/bun#33660). So an event stream
-// that begins with silence opens with a comment, which event streams have for that; other answers wait.
+// that begins with silence opens with a comment, which event streams have for that; other answers wait. What has been
+// taken from the stream is not sent before the event loop has turned, and a stream that errors earlier takes it along,
+// the head too. So an answer that breaks off is held open for a moment first.
 import { decodedBody } from "../../edge/body.ts";
 import { OutboundError } from "../../edge/outbound.ts";
 import type { Course } from "./course.ts";
@@ -25,6 +27,12 @@ export interface RelayOptions {
   /** Told once, with the signal's reason in the course when it was stopped. A whole answer ends when this has. */
   ended(how: Ended): Promise<void>;
 }
+
+/**
+ * From the breach of an answer to its error, in which what came before is written: a millisecond does, but for a busy
+ * machine.
+ */
+const FLUSH_MS = 100;
 
 const COMMENT = new TextEncoder().encode(":\n\n");
 
@@ -48,6 +56,7 @@ export function relayBody({
   const chunks = filter === null ? decoded : filter(decoded);
   let next: Promise<IteratorResult<Uint8Array, void>> | null = null;
   let silenceMs = comments?.firstMs ?? null;
+  let hasBegun = false;
   let isOver = false;
 
   async function over(how: Ended): Promise<void> {
@@ -57,11 +66,24 @@ export function relayBody({
     await tell.ended(how);
   }
 
+  /** The body never ends cleanly, nor before what came of it is on its way. */
+  async function breakOff(
+    controller: ReadableStreamDefaultController<Uint8Array>,
+    how: Ended,
+  ): Promise<void> {
+    // The head ends with the first bytes, and an event stream may always have these.
+    if (!hasBegun && comments !== null) controller.enqueue(COMMENT);
+    hasBegun = true;
+    await Promise.all([over(how), Bun.sleep(FLUSH_MS)]);
+    controller.error(new Error("the answer broke off"));
+  }
+
   async function pull(controller: ReadableStreamDefaultController<Uint8Array>): Promise<void> {
     if (next === null) course.waitFor("upstream");
     next ??= nextOf(chunks);
     if (silenceMs !== null && (await isSilent(next, silenceMs))) {
       silenceMs = comments?.nextMs ?? null;
+      hasBegun = true;
       controller.enqueue(COMMENT);
       return;
     }
@@ -75,6 +97,7 @@ export function relayBody({
     }
     tell.piece(value);
     course.waitFor("caller");
+    hasBegun = true;
     controller.enqueue(value);
   }
 
@@ -84,20 +107,19 @@ export function relayBody({
         // Nobody may be pulling just now: then nothing else would notice.
         course.signal.addEventListener("abort", () => {
           // A whole answer that is being recorded still ends whole.
-          if (isOver) return;
-          void over("broken");
-          controller.error(new Error("the answer broke off"));
+          if (!isOver) void breakOff(controller, "broken");
         });
       },
       async pull(controller) {
         try {
           await pull(controller);
         } catch (error) {
-          await over(howOf(error));
-          controller.error(new Error("the answer broke off"));
+          await breakOff(controller, howOf(error));
         }
       },
       cancel() {
+        // Nobody is there to be told anything.
+        hasBegun = true;
         course.stop("cancelled");
       },
     },

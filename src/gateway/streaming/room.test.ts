@@ -1,6 +1,7 @@
 import { expect, test } from "bun:test";
 import { Fault } from "../../core/fault.ts";
 import { createRoom } from "./room.ts";
+import type { Place } from "./service.ts";
 
 const here = new AbortController().signal;
 const outcome = (taking: Promise<unknown>) =>
@@ -78,4 +79,24 @@ test("nobody is let in when it is time to stop, nor waits any longer", async () 
   expect(await waiting).toBe("unavailable 5");
   held.release();
   expect(await outcome(room.take("b", true, here))).toBe("unavailable 5");
+});
+
+test("a call that was accepted before takes nobody's place, and each tenant's are bounded", async () => {
+  const stopping = new AbortController().signal;
+  const room = createRoom({ agentConcurrency: 2, stopping, waitMs: 20 });
+  const own = [room.owed("hostile", "agt_1"), room.owed("hostile", "agt_1")];
+  // The agent's places are taken now; further ones stand beside them.
+  const beside: Place[] = [];
+  for (;;) {
+    try {
+      beside.push(room.owed("hostile", "agt_1"));
+    } catch {
+      break;
+    }
+  }
+  expect(beside.length).toBe(512);
+  expect(() => room.owed("other", "agt_1")).not.toThrow();
+  expect(await room.take("agt_2", true, stopping)).toBeDefined();
+  for (const place of [...own, ...beside]) place.release();
+  expect(await room.take("agt_1", true, stopping)).toBeDefined();
 });

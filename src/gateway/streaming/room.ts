@@ -8,6 +8,9 @@ import type { Place } from "./service.ts";
 const CALLS_MAX = 4096;
 const CONNECTIONS_MAX = 8192;
 const AGENT_CONNECTIONS_MAX = 1024;
+/** Calls that were accepted before and find no place: shared out by tenant, since one may have any number of agents. */
+const OWED_MAX = 2048;
+const TENANT_OWED_MAX = 512;
 /** A caller holds its connection while it waits, so it does not wait for long. */
 const WAIT_MS = 10_000;
 const WAITING_MAX = 4096;
@@ -21,6 +24,13 @@ export interface Room {
    * @throws Fault `unavailable` when there is none, or the caller has gone
    */
   take(agentId: string, isCall: boolean, signal: AbortSignal): Promise<Place>;
+  /**
+   * A place for a call that was accepted before: beside the others when those are taken, so that it waits for nobody
+   * and takes nobody's.
+   *
+   * @throws Fault `unavailable` when the tenant has very many of them
+   */
+  owed(tenant: string, agentId: string): Place;
 }
 
 export interface RoomOptions {
@@ -37,9 +47,16 @@ export function createRoom({ agentConcurrency, stopping, waitMs = WAIT_MS }: Roo
   const calls = { per_agent: agentConcurrency, in_all: CALLS_MAX, body_bytes: bodies };
   const others = { per_agent: AGENT_CONNECTIONS_MAX, in_all: CONNECTIONS_MAX, body_bytes: bodies };
   const waits = { waitMs, stopping };
+  const beside = createPlaces({ per_agent: TENANT_OWED_MAX, in_all: OWED_MAX, body_bytes: bodies });
   const [callQueue, otherQueue] = [createQueue(calls, waits), createQueue(others, waits)];
   return {
-    take: (agentId, isCall, signal) => (isCall ? callQueue : otherQueue)(agentId, signal),
+    take: (agentId, isCall, signal) => (isCall ? callQueue : otherQueue).take(agentId, signal),
+    owed(tenant, agentId) {
+      const ordinary = callQueue.takeNow(agentId);
+      if (ordinary !== null) return ordinary;
+      if (beside.take(tenant, 0) !== "taken") throw full();
+      return once(() => beside.release(tenant, 0));
+    },
   };
 }
 
@@ -65,15 +82,10 @@ function createQueue(limits: PlaceLimits, { waitMs, stopping }: Waits) {
   }
 
   function placeOf(agentId: string): Place {
-    let isHeld = true;
-    return {
-      release() {
-        if (!isHeld) return;
-        isHeld = false;
-        places.release(agentId, 0);
-        admit(places, waiting);
-      },
-    };
+    return once(() => {
+      places.release(agentId, 0);
+      admit(places, waiting);
+    });
   }
 
   async function wait(agentId: string, signal: AbortSignal): Promise<Place> {
@@ -99,12 +111,27 @@ function createQueue(limits: PlaceLimits, { waitMs, stopping }: Waits) {
     }
   }
 
-  return async (agentId: string, signal: AbortSignal): Promise<Place> => {
-    if (signal.aborted || stopping.aborted) throw full();
-    const own = waitingOf.get(agentId) ?? 0;
-    if (own === 0 && places.take(agentId, 0) === "taken") return placeOf(agentId);
-    if (own >= AGENT_WAITING_MAX || waiting.size >= WAITING_MAX) throw full();
-    return wait(agentId, signal);
+  return {
+    async take(agentId: string, signal: AbortSignal): Promise<Place> {
+      if (signal.aborted || stopping.aborted) throw full();
+      const own = waitingOf.get(agentId) ?? 0;
+      if (own === 0 && places.take(agentId, 0) === "taken") return placeOf(agentId);
+      if (own >= AGENT_WAITING_MAX || waiting.size >= WAITING_MAX) throw full();
+      return wait(agentId, signal);
+    },
+    takeNow: (agentId: string): Place | null =>
+      places.take(agentId, 0) === "taken" ? placeOf(agentId) : null,
+  };
+}
+
+/** A second release is nothing. */
+function once(release: () => void): Place {
+  let isHeld = true;
+  return {
+    release() {
+      if (isHeld) release();
+      isHeld = false;
+    },
   };
 }
 

@@ -1,5 +1,6 @@
 // What the rest of the gateway knows of the streaming path: what comes in, and what is to be made of it now.
 // Admission (invocations/admit-stream.ts) makes the second of the first.
+import type { Moment } from "../../core/age.ts";
 import type { Call } from "../../core/call.ts";
 import type { Caller } from "../../core/caller.ts";
 import type { InvocationKey } from "../invocations/service.ts";
@@ -49,6 +50,12 @@ export interface OpenedConnection extends OpenedRequest {
  */
 export interface OpenedCall extends OpenedRequest {
   readonly key: InvocationKey;
+  /** Of its claim. */
+  readonly token: string;
+  /** Before the claim was asked for. */
+  readonly claimedAt: Moment;
+  /** Whether it waited for its payment: until it is dialled, its caller may come back for it. */
+  readonly isOwed: boolean;
   readonly capture: boolean;
   /** Whether a receipt will say the hash of the answer. */
   readonly receipt: boolean;

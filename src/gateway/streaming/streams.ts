@@ -1,12 +1,13 @@
 // Streamed exchanges, from the open call to the end of its record. They run on the main thread, beside the caller's
 // connection: a stream can't be handed to a worker (Bun 1.4.5 refuses to transfer a ReadableStream), and passing its
 // pieces by messages would copy each of them and lose the back-pressure that keeps memory flat.
+import { CLAIM_BELIEVED_MS, isOlder } from "../../core/age.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import { within } from "../../storage/deadline.ts";
 import { untilStored } from "../../storage/persist.ts";
 import type { Store } from "../../storage/store.ts";
-import { type Ending, finish } from "../invocations/service.ts";
+import { type Claims, type Ending, finish, holdsClaim, release } from "../invocations/service.ts";
 import { createBudget } from "./budget.ts";
 import { type Course, type CourseLimits, startCourse } from "./course.ts";
 import {
@@ -34,6 +35,7 @@ const LAST_RECORDS_MS = 5_000;
 export interface StreamsDeps extends Omit<ExchangeDeps, "filterMemory"> {
   readonly store: Store;
   readonly clock: Clock;
+  readonly claims: Pick<Claims, "over">;
   readonly upstreamTimeoutMs: number;
   /** Which tools of an agent are denied to everyone; null when the tenant has no policy. */
   deniedTools(tenant: string, agentId: string): Promise<((tool: string) => boolean) | null>;
@@ -64,8 +66,6 @@ export interface Streams {
   call(opened: OpenedCall, body: Uint8Array, end: CallerEnd): Promise<Response>;
   /** @throws Fault when the upstream gave nothing */
   connect(opened: OpenedConnection, end: CallerEnd): Promise<Response>;
-  /** The invocations whose calls run here. */
-  running(): string[];
   /** Stops the call of an invocation that has been ended otherwise, if it runs here. */
   stop(id: string): void;
   /** Lets the calls end for `ms`, then breaks off what still runs. */
@@ -135,8 +135,6 @@ export function createStreams(given: StreamsDeps): Streams {
       return runConnection(deps, { opened, course, tally, conclude });
     },
 
-    running: () => [...calls.keys()],
-
     stop: (id) => calls.get(id)?.course.stop("cancelled"),
 
     async drain(ms) {
@@ -149,6 +147,8 @@ export function createStreams(given: StreamsDeps): Streams {
     },
   };
 }
+
+const STOPPED_CLASSES: ReadonlySet<unknown> = new Set(Object.values(STOPPED));
 
 const NOTHING_KEPT = { capture: false, receipt: false };
 
@@ -183,6 +183,7 @@ async function runCall(
       isDenied: listsTools ? await deps.deniedTools(tenant, agentId) : null,
       commentMs: null,
       told,
+      isOurs: () => isStillClaimed(deps.store, opened),
       ended: (how) => conclude(endingOf(tally, how, course.signal), how === "whole" ? null : how),
     };
     const response = await headOf(deps, exchange, body);
@@ -220,6 +221,7 @@ async function runConnection(
       isDenied: method === "GET" ? await deps.deniedTools(tenant, agentId) : null,
       commentMs: method === "GET" ? COMMENT_MS : null,
       told: {},
+      isOurs: async () => true,
       ended: async () => conclude(),
     };
     return await answerOf(deps, exchange, await headOf(deps, exchange, null));
@@ -227,6 +229,11 @@ async function runConnection(
     conclude();
     throw faultOf(nothingOf(error, course.signal), error, {});
   }
+}
+
+/** Asked of the store only when others may have ended the call meanwhile. */
+async function isStillClaimed({ read }: Store, { key, token, claimedAt }: OpenedCall): Promise<boolean> {
+  return !isOlder(claimedAt, CLAIM_BELIEVED_MS) || (await holdsClaim(read, key, token));
 }
 
 function ownHeaders(requestId: string): [string, string][] {
@@ -252,20 +259,32 @@ function faultOf(
   });
 }
 
+/** It was stopped before anything was dialled: what is paid for waits on for its caller. */
+function isStillOwed({ isOwed }: OpenedCall, { latency_ms, error_class }: Ending): boolean {
+  return isOwed && latency_ms === null && STOPPED_CLASSES.has(error_class);
+}
+
 /** Ends the record of a call. Never rejects: what can't be stored is ended by whoever finds this process gone. */
 async function recordEnd(
-  { store, clock, log, ended }: StreamsDeps,
-  { key, agentId, request_id }: OpenedCall,
+  { store, clock, log, claims, ended }: StreamsDeps,
+  opened: OpenedCall,
   ending: Ending,
   detail: string | null,
   givenUp: AbortSignal,
 ): Promise<void> {
+  const { key, token, agentId, request_id } = opened;
   const named = { tenant: key.tenant, agent_id: agentId, invocation_id: key.id, request_id };
   const write = (what: Ending) =>
     untilStored(
-      () => store.write((tx) => finish(tx, key, what, clock.now())),
+      () => store.write((tx) => finish(tx, { key, token }, what, clock.now())),
       () => givenUp.aborted,
     );
+  if (isStillOwed(opened, ending)) {
+    // Whoever runs a comparison with the database gives the claim back.
+    claims.over(token);
+    await store.write((tx) => release(tx, key, token, clock.now())).catch(() => {});
+    return;
+  }
   try {
     const recorded = await write(ending).catch((error) => {
       if (givenUp.aborted) throw error;
@@ -275,8 +294,10 @@ async function recordEnd(
     const { response: _body, resp_sha256: _hash, ...shown } = ending;
     // False: it was cancelled, or taken for dead, and ended before.
     if (recorded) log.info("invocation ended", { ...named, ...shown, detail });
+    claims.over(token);
   } catch (error) {
     log.error("invocation left as it is", { ...named, error });
+    claims.over(token, true);
   }
   ended(key.id);
 }

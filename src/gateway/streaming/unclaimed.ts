@@ -1,17 +1,21 @@
 // Calls that were paid for while nobody waited for them: their payment was unknown, their caller was told to come
 // back with it, and it landed meanwhile. Whoever does not come back in time has paid for a call that is not made, and
-// the record says so.
-import { and, asc, eq, lte, sql } from "drizzle-orm";
+// the record says so. The time is what this process has itself seen pass: it begins anew with each start and with
+// each try of the caller (which changes `updated_at`), and no clock can shorten it.
+import { and, asc, eq, sql } from "drizzle-orm";
+import { paidFor } from "../../../db/conditions.ts";
 import type { Clock } from "../../core/clock.ts";
 import { RETRY_AFTER_SECONDS_MAX } from "../../core/limits.ts";
 import type { Log } from "../../core/log.ts";
-import type { Store } from "../../storage/store.ts";
-import { type InvocationKey, paidFor, withdraw } from "../invocations/service.ts";
+import type { Store, Tx } from "../../storage/store.ts";
+import { type InvocationKey, withdraw } from "../invocations/service.ts";
 
-/** From when the payment was collected: twice what any `Retry-After` says, that of the agent's rate limit too. */
+/** From the last time that something happened: twice what any `Retry-After` says, that of the rate limit too. */
 export const KEPT_MS = 2 * RETRY_AFTER_SECONDS_MAX * 1000;
 const LOOK_MS = 5_000;
-const CALLS_AT_ONCE = 100;
+const PAUSE_MS_MAX = 4 * LOOK_MS;
+/** Beyond these the longest unchanged go first; the others are looked at when those are gone. */
+const CALLS_AT_ONCE = 1_000;
 
 export interface UnclaimedOptions {
   readonly store: Store;
@@ -19,42 +23,98 @@ export interface UnclaimedOptions {
   readonly log: Log;
   /** Told of each call that ended, after it is durable. */
   ended(id: string): void;
+  /** Milliseconds of a clock that never goes back. */
+  readonly monotonic?: () => number;
+}
+
+interface Seen {
+  readonly updatedAt: number;
+  /** For how long it has been seen so. */
+  readonly waitedMs: number;
 }
 
 /** Looks for them from now on; gives what stops it. */
 export function endUnclaimed(options: UnclaimedOptions): () => void {
   const { log } = options;
-  const timer = setInterval(() => {
-    endOnce(options).catch((error) => log.warn("unclaimed calls not looked at", { error }));
-  }, LOOK_MS);
-  return () => clearInterval(timer);
+  const endOnce = createUnclaimed(options);
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  let isOver = false;
+  function schedule(): void {
+    timer = setTimeout(async () => {
+      await endOnce().catch((error) => log.warn("unclaimed calls not looked at", { error }));
+      if (!isOver) schedule();
+    }, LOOK_MS);
+  }
+  schedule();
+  return () => {
+    isOver = true;
+    clearTimeout(timer);
+  };
 }
 
-/** Gives the calls that it ended. */
-export async function endOnce({ store, clock, log, ended }: UnclaimedOptions): Promise<InvocationKey[]> {
-  // Read first: there is nearly never one, and a write takes its turn among all others.
-  const { invocations: t } = store.read.tables;
-  const keys = await store.read.db
-    .select({ tenant: t.tenant, id: t.id })
-    .from(t)
-    .where(
-      // The index of these calls has the same words.
-      and(
-        eq(t.status, "pending"),
-        sql`${t.mode} = 'streaming'`,
-        paidFor(t),
-        lte(t.updated_at, clock.now() - KEPT_MS),
-      ),
-    )
-    .orderBy(asc(t.updated_at))
-    .limit(CALLS_AT_ONCE);
-  const gone: InvocationKey[] = [];
-  for (const key of keys) {
-    // Refused when its caller has come back meanwhile.
-    if (!(await store.write((tx) => withdraw(tx, key, "cancelled", clock.now())))) continue;
-    log.info("a paid call was not fetched", { tenant: key.tenant, invocation_id: key.id });
-    ended(key.id);
-    gone.push(key);
+/** One look, which gives the calls that it ended. */
+export function createUnclaimed(options: UnclaimedOptions): () => Promise<InvocationKey[]> {
+  const { store, clock, log, ended, monotonic = () => performance.now() } = options;
+  let known = new Map<string, Seen>();
+  let lookedAt = monotonic();
+
+  /** Those that have been seen unchanged for long enough. */
+  async function overdue(): Promise<WaitingCall[]> {
+    // A process that stood still for long could not have been reached meanwhile.
+    const passed = Math.min(monotonic() - lookedAt, PAUSE_MS_MAX);
+    lookedAt = monotonic();
+    const rows = await waitingCalls(store);
+    const before = known;
+    known = new Map();
+    return rows.filter(({ id, updated_at }) => {
+      const seen = before.get(id);
+      const waitedMs = seen?.updatedAt === updated_at ? seen.waitedMs + passed : 0;
+      known.set(id, { updatedAt: updated_at, waitedMs });
+      return waitedMs >= KEPT_MS;
+    });
   }
-  return gone;
+
+  return async () => {
+    const gone: InvocationKey[] = [];
+    for (const call of await overdue()) {
+      const key = { tenant: call.tenant, id: call.id };
+      const isGone = await store.write(
+        async (tx) => (await isUnchanged(tx, call)) && withdraw(tx, key, "cancelled", clock.now()),
+      );
+      if (!isGone) continue;
+      log.info("a paid call was not fetched", { tenant: key.tenant, invocation_id: key.id });
+      ended(key.id);
+      gone.push(key);
+    }
+    return gone;
+  };
+}
+
+type WaitingCall = InvocationKey & { readonly updated_at: number };
+
+/** False when its caller has come back meanwhile. The row is held from here to the end of the write. */
+async function isUnchanged(
+  { db, tables: { invocations: t } }: Tx,
+  { tenant, id, updated_at }: WaitingCall,
+): Promise<boolean> {
+  const rows = await db
+    .update(t)
+    .set({ updated_at })
+    .where(and(eq(t.tenant, tenant), eq(t.id, id), eq(t.updated_at, updated_at)))
+    .returning({ id: t.id });
+  return rows.length > 0;
+}
+
+function waitingCalls({ read }: Store): Promise<WaitingCall[]> {
+  const { invocations: t } = read.tables;
+  return (
+    read.db
+      .select({ tenant: t.tenant, id: t.id, updated_at: t.updated_at })
+      .from(t)
+      // The index of these calls has the same words.
+      .where(and(eq(t.status, "pending"), sql`${t.mode} = 'streaming'`, paidFor(t)))
+      .orderBy(asc(t.updated_at))
+      .limit(CALLS_AT_ONCE)
+      .execute()
+  );
 }

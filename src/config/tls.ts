@@ -1,0 +1,66 @@
+// The files of the mutual-TLS port, as they are read again and again while it runs.
+import { readFile, stat } from "node:fs/promises";
+import { systemClock } from "../core/clock.ts";
+import {
+  caFile,
+  certificateFile,
+  FILE_BYTES_MAX,
+  type FileKind,
+  isKeyOf,
+  privateKeyFile,
+  validityWarnings,
+} from "./pem.ts";
+
+type Part = "cert" | "key" | "clientCa";
+
+/** Paths, or what the files hold. */
+type Parts = Readonly<Record<Part, string>>;
+
+const KINDS: Readonly<Record<Part, { readonly name: string; readonly kind: FileKind }>> = {
+  cert: { name: "TOLLGATE_TLS_CERT_FILE", kind: certificateFile },
+  key: { name: "TOLLGATE_TLS_KEY_FILE", kind: privateKeyFile },
+  clientCa: { name: "TOLLGATE_CLIENT_CA_FILE", kind: caFile },
+};
+
+/** What the files hold now. Content counts, and not times or names, so that a swapped link is a change as well. */
+export async function readTlsFiles(paths: Parts) {
+  const [cert, key, clientCa] = await Promise.all([paths.cert, paths.key, paths.clientCa].map(readText));
+  const texts = { cert: cert ?? "", key: key ?? "", clientCa: clientCa ?? "" };
+  return { digest: digestOf(texts), judge: () => judge(texts) };
+}
+
+/** Empty for one that can't be read, which holds no PEM either. */
+async function readText(path: string): Promise<string> {
+  try {
+    return (await stat(path)).size > FILE_BYTES_MAX ? "" : await readFile(path, "utf8");
+  } catch {
+    return "";
+  }
+}
+
+/** To be kept in place of the texts, for one of them is a private key. */
+function digestOf({ cert, key, clientCa }: Parts): string {
+  return new Bun.CryptoHasher("sha256").update(JSON.stringify([cert, key, clientCa])).digest("hex");
+}
+
+type Judged =
+  | { readonly tls: Parts; readonly warnings: readonly string[] }
+  | { readonly tls: null; readonly problem: string };
+
+function judge(texts: Parts): Judged {
+  const read = (part: Part) => KINDS[part].kind.read(texts[part]);
+  const unusable = (part: Part): Judged => {
+    const { name, kind } = KINDS[part];
+    return { tls: null, problem: `${name} must be ${kind.must}` };
+  };
+  const [cert, key, clientCa] = [read("cert"), read("key"), read("clientCa")];
+  if (cert === undefined) return unusable("cert");
+  if (key === undefined) return unusable("key");
+  if (clientCa === undefined) return unusable("clientCa");
+  if (!isKeyOf(key, cert)) {
+    const [own, other] = [KINDS.key.name, KINDS.cert.name];
+    return { tls: null, problem: `${own} must hold the key of the first certificate in ${other}` };
+  }
+  const warn = (part: Part, text: string) => validityWarnings(KINDS[part].name, text, systemClock.now());
+  return { tls: { cert, key, clientCa }, warnings: [...warn("cert", cert), ...warn("clientCa", clientCa)] };
+}

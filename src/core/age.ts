@@ -1,0 +1,28 @@
+// How old something is that may be believed only for a while. A suspended machine stops the monotonic clock, and a
+// step moves the wall clock, so it is as old as either of them says.
+
+import { systemClock } from "./clock.ts";
+
+/** For so long a claim that was read is acted upon without another look: much less than any lease lasts. */
+export const CLAIM_BELIEVED_MS = 5_000;
+
+export interface Moment {
+  /** performance.now() of the thread that made it. */
+  readonly monotonic: number;
+  /** Milliseconds since the epoch; all threads and processes of a machine read the same. */
+  readonly wall: number;
+}
+
+export function thisMoment(): Moment {
+  return { monotonic: performance.now(), wall: systemClock.now() };
+}
+
+/** Whether `ms` may have passed since: in doubt, they have. */
+export function isOlder({ monotonic, wall }: Moment, ms: number): boolean {
+  return performance.now() - monotonic >= ms || isWallOlder(wall, ms);
+}
+
+/** The same for what another thread made, which has a monotonic clock of its own. @param wall as in a Moment */
+export function isWallOlder(wall: number, ms: number): boolean {
+  return Math.abs(systemClock.now() - wall) >= ms;
+}

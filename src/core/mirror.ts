@@ -1,0 +1,203 @@
+// The headers in which an MCP request of protocol 2026-07-28 and later says again what its body says: `Mcp-Method`,
+// `Mcp-Name` and `Mcp-Param-*`. Routers and meters before a server go by them, so a header that says something else
+// than the body, which is what was judged and paid for, makes the request a wrong one.
+import { parseJson } from "./json.ts";
+import { ambiguityOf } from "./jsonrpc.ts";
+import { type Finding, outlineObject, type Span, skipSpace, watch } from "./scan.ts";
+
+const METHOD = "mcp-method";
+const NAME = "mcp-name";
+const PARAM = "mcp-param-";
+
+const NAMES = ["name", "uri", "taskId"] as const;
+const KEYS = [watch("method"), watch("params", ...NAMES.map((name) => watch(name)), watch("arguments"))];
+
+/** What of its params the name of a message is. Messages of other methods have none. */
+const NAME_OF: ReadonlyMap<string, (typeof NAMES)[number]> = new Map([
+  ["tools/call", "name"],
+  ["prompts/get", "name"],
+  ["resources/read", "uri"],
+  ["resources/subscribe", "uri"],
+  ["resources/unsubscribe", "uri"],
+  ["tasks/get", "taskId"],
+  ["tasks/update", "taskId"],
+  ["tasks/cancel", "taskId"],
+  ["tasks/result", "taskId"],
+]);
+
+/** More than any header holds, however it is escaped. */
+const TEXT_BYTES_MAX = 128 * 1024;
+/** Arguments are read whole to find the one that a header speaks of, which must not hold up others: 10 ms at most. */
+const ARGUMENTS_BYTES_MAX = 16 * 1024;
+const PARAMS_MAX = 32;
+
+const OPEN_BRACE = 0x7b;
+const QUOTE = 0x22;
+
+/** @param name in lower case */
+export function isMirror(name: string): boolean {
+  return name === METHOD || name === NAME || name.startsWith(PARAM);
+}
+
+export interface MirrorProblem {
+  readonly header: string;
+  readonly problem: string;
+}
+
+/**
+ * The first header that does not say what the body says; null when all do that are there. Which have to be there is
+ * the server's to judge.
+ *
+ * @param body JSON
+ */
+export function mirrorProblem(headers: Headers, body: Uint8Array): MirrorProblem | null {
+  const mirrors = [...headers].filter(([name]) => isMirror(name));
+  if (mirrors.length === 0) return null;
+  if (mirrors.length > PARAMS_MAX) {
+    return { header: "Mcp-Param-*", problem: `there are more than ${PARAMS_MAX} of them` };
+  }
+  const message = readMessage(body);
+  for (const [header, value] of mirrors) {
+    const problem = message === null ? "says of a batch what one message is" : judge(header, value, message);
+    if (problem !== null) return { header: shownHeader(header), problem };
+  }
+  return null;
+}
+
+/** `mcp-name` as it is written. */
+function shownHeader(name: string): string {
+  return name.replace(
+    /^mcp-(method|name|param)/,
+    (_, word: string) => `Mcp-${word[0]?.toUpperCase()}${word.slice(1)}`,
+  );
+}
+
+interface Message {
+  readonly method: string | null;
+  /** What it names; null when its method has none, or nobody can say for sure. */
+  readonly name: string | null;
+  /** Empty when it has none, or nobody can say for sure what they are. */
+  readonly arguments: Arguments;
+}
+
+/** Null for a batch. */
+function readMessage(body: Uint8Array): Message | null {
+  const start = skipSpace(body, 0);
+  if (body[start] !== OPEN_BRACE) return null;
+  const [method, params] = outlineObject(body, start, KEYS).findings;
+  const text = readText(body, "method", method);
+  const key = NAME_OF.get(text ?? "");
+  const inside = params?.inside ?? [];
+  const given = text === "tools/call" ? inside[NAMES.length] : undefined;
+  return {
+    method: text,
+    name: key === undefined ? null : readText(body, key, inside[NAMES.indexOf(key)]),
+    arguments: readArguments(body, given),
+  };
+}
+
+function readText(body: Uint8Array, key: string, finding: Finding | undefined): string | null {
+  const span = certain(key, finding);
+  if (span === null || body[span.start] !== QUOTE || span.end - span.start > TEXT_BYTES_MAX) return null;
+  return String(JSON.parse(new TextDecoder().decode(body.subarray(span.start, span.end))));
+}
+
+function readArguments(body: Uint8Array, finding: Finding | undefined): Arguments {
+  const span = certain("arguments", finding);
+  if (span === null || span.end - span.start > ARGUMENTS_BYTES_MAX) return argumentsOf(null);
+  try {
+    return argumentsOf(parseJson(body.subarray(span.start, span.end)));
+  } catch {
+    // Equal keys, or numbers that decoders read differently.
+    return argumentsOf(null);
+  }
+}
+
+/** Null where decoders may read different things. */
+function certain(key: string, finding: Finding | undefined): Span | null {
+  return ambiguityOf(key, finding) === null ? (finding?.value ?? null) : null;
+}
+
+function judge(header: string, value: string, message: Message): string | null {
+  const said = decode(value);
+  if (said === null) return "must be visible ASCII, or =?base64?…?= of UTF-8";
+  if (header.startsWith(PARAM)) {
+    const wanted = header.slice(PARAM.length);
+    return saysArgument(wanted, said, message.arguments) ? null : "is none of the body's arguments";
+  }
+  if (header === METHOD) return said === message.method ? null : "is not the body's method";
+  return said === message.name ? null : "is not what the body names";
+}
+
+const PLAIN = /^[\t\x20-\x7e]*$/;
+const WRAPPED = /^=\?base64\?(.*)\?=$/i;
+const WRAPPED_EXACTLY = /^=\?base64\?((?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?)\?=$/;
+
+/** Null for a value that receivers may decode in more than one way. */
+function decode(value: string): string | null {
+  if (!PLAIN.test(value)) return null;
+  if (!WRAPPED.test(value)) return value;
+  const base64 = WRAPPED_EXACTLY.exec(value)?.[1];
+  if (base64 === undefined) return null;
+  try {
+    return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(Buffer.from(base64, "base64"));
+  } catch {
+    return null;
+  }
+}
+
+/** What the arguments are, gathered once however many headers speak of them. */
+interface Arguments {
+  readonly all: Values;
+  /** By their folded names. */
+  readonly named: ReadonlyMap<string, Values>;
+}
+
+interface Values {
+  readonly numbers: Set<number>;
+  /** Of all that are no numbers. */
+  readonly texts: Set<string>;
+}
+
+const noValues = (): Values => ({ numbers: new Set(), texts: new Set() });
+
+/** What stands in objects alone: headers never speak of the items of a list. */
+function argumentsOf(given: unknown): Arguments {
+  const all = noValues();
+  const named = new Map<string, Values>();
+  const left: [key: string, value: unknown][] = [["", given]];
+  for (let next = left.pop(); next !== undefined; next = left.pop()) {
+    const [key, value] = next;
+    if (value === null || Array.isArray(value)) continue;
+    if (typeof value === "object") {
+      left.push(...Object.entries(value));
+      continue;
+    }
+    const name = folded(key);
+    const same = named.get(name) ?? noValues();
+    named.set(name, same);
+    for (const values of [all, same]) {
+      if (typeof value === "number") values.numbers.add(value);
+      else values.texts.add(String(value));
+    }
+  }
+  return { all, named };
+}
+
+/**
+ * Which argument a header speaks of stands in the tool's schema (`x-mcp-header`), which only the server and its
+ * clients have. A header is mostly called as its argument, so where one is, at whatever depth, that is the one;
+ * else any may be.
+ */
+function saysArgument(wanted: string, said: string, { all, named }: Arguments): boolean {
+  const { numbers, texts } = named.get(folded(wanted)) ?? all;
+  if (texts.has(said)) return true;
+  const number = Number(said);
+  return numbers.has(number) && (DECIMAL.test(said) || said === String(number));
+}
+
+function folded(name: string): string {
+  return name.toLowerCase().replace(/[-_]/g, "");
+}
+
+const DECIMAL = /^-?\d+(\.\d+)?$/;

@@ -1,0 +1,52 @@
+import { expect, test } from "bun:test";
+import { createLeaseTrust } from "./lease-trust.ts";
+
+const RENEW_MS = 5_000;
+
+/** A replica that renews every five seconds; the test moves the database's clock and its own. */
+function replica() {
+  let [database, own] = [1_790_000_000_000, 0];
+  const trust = createLeaseTrust(() => own);
+  const pass = (ms: number, databaseMs = ms) => {
+    own += ms;
+    database += databaseMs;
+  };
+  const renew = () => trust.renewed(database);
+  const renewFor = (ms: number) => {
+    for (let passed = 0; passed < ms; passed += RENEW_MS) {
+      pass(RENEW_MS);
+      renew();
+    }
+  };
+  return { pass, renew, renewFor, holds: () => trust.holds(database) };
+}
+
+test("a replica believes the others' leases when it has renewed its own for the time of one", () => {
+  const at = replica();
+  expect(at.holds()).toBe(false);
+  at.renew();
+  expect(at.holds()).toBe(false);
+  at.renewFor(10_000);
+  expect(at.holds()).toBe(false);
+  at.renewFor(5_000);
+  expect(at.holds()).toBe(true);
+});
+
+test.each<[string, number, number]>([
+  ["an outage of the database", 16_000, 16_000],
+  ["a database whose clock is set ahead", 1_000, 3_600_000],
+  ["a database whose clock is set back", 1_000, -3_600_000],
+  ["a pause of the machine, for which its own clock stood still", 1_000, 60_000],
+])("after %s it gives all the time of a lease", (_, ownMs, databaseMs) => {
+  const at = replica();
+  at.renew();
+  at.renewFor(60_000);
+  expect(at.holds()).toBe(true);
+  at.pass(ownMs, databaseMs);
+  expect(at.holds()).toBe(false);
+  at.renew();
+  at.renewFor(10_000);
+  expect(at.holds()).toBe(false);
+  at.renewFor(5_000);
+  expect(at.holds()).toBe(true);
+});

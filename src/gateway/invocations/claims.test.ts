@@ -1,0 +1,69 @@
+import { expect, test } from "bun:test";
+import { accepted } from "../../../test/support/invocations.ts";
+import { clock, places } from "../../../test/support/stores.ts";
+import { silentLog } from "../../core/log.ts";
+import { compareOnce, createClaims } from "./claims.ts";
+import { findInvocation } from "./history.ts";
+import { abandon, accept, claim } from "./service.ts";
+
+for (const [name, place] of Object.entries(places)) {
+  test(`${name}: what runs here and in the database are brought together, both ways`, async () => {
+    const where = await place();
+    const store = await where.open();
+    const claims = createClaims();
+    const begin = async (owner: string) => {
+      const call = accepted(clock.now(), { mode: "streaming" });
+      const key = { tenant: "acme", id: call.row.id };
+      const token = claims.begin(key.id);
+      await store.write(async (tx) => {
+        await accept(tx, call);
+        await claim(tx, { key, owner, token, now: clock.now(), inHand: null });
+      });
+      return { ...key, token };
+    };
+    try {
+      const [kept, cancelled, unanswered] = [
+        await begin("rep_1"),
+        await begin("rep_1"),
+        await begin("rep_1"),
+      ];
+      const [unrecorded, beingClaimed, other] = [
+        await begin("rep_1"),
+        await begin("rep_1"),
+        await begin("rep_2"),
+      ];
+      for (const { token } of [kept, cancelled, unrecorded]) claims.took(token);
+      for (const key of [cancelled, other]) {
+        await store.write((tx) => abandon(tx, key, "cancelled", clock.now()));
+      }
+      claims.over(unanswered.token);
+      claims.over(unrecorded.token, true);
+      const told: string[] = [];
+      await compareOnce({
+        store,
+        clock,
+        log: silentLog,
+        replica: "rep_1",
+        claims,
+        stop: (id) => void told.push(`stop ${id}`),
+        released: (agent) => void told.push(`released ${agent}`),
+        ended: (id) => void told.push(`ended ${id}`),
+      });
+      expect(told.toSorted()).toEqual(
+        [`stop ${cancelled.id}`, "released agt_a", `ended ${unrecorded.id}`].toSorted(),
+      );
+      const rows = await Promise.all(
+        [kept, unanswered, unrecorded, beingClaimed].map(({ id }) => findInvocation(store.read, "acme", id)),
+      );
+      expect(rows.map(({ status, error_class }) => [status, error_class])).toEqual([
+        ["running", null],
+        ["pending", null],
+        ["failed", "internal"],
+        ["running", null],
+      ]);
+    } finally {
+      await store.close();
+      where.remove();
+    }
+  }, 30_000);
+}

@@ -1,0 +1,163 @@
+// The statements by which the record of an invocation changes, each prepared once. What they mean, and which go
+// together in one write, stands in service.ts.
+import { and, eq, notExists, sql } from "drizzle-orm";
+import { paidFor } from "../../../db/conditions.ts";
+import type { Tables } from "../../../db/schema.ts";
+import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
+import { INVOCATION_EVENTS, type InvocationEvent } from "../../core/states.ts";
+import { bind, prepared, type Reader, type Tx } from "../../storage/store.ts";
+
+/** What every accepted call has; a column that is left out is null. */
+const ACCEPTED_COLUMNS = {
+  tenant: sql.placeholder("tenant"),
+  id: sql.placeholder("id"),
+  agent_id: sql.placeholder("agent_id"),
+  caller: sql.placeholder("caller"),
+  mode: sql.placeholder("mode"),
+  status: sql.placeholder("status"),
+  model: sql.placeholder("model"),
+  mcp_method: sql.placeholder("mcp_method"),
+  mcp_tool: sql.placeholder("mcp_tool"),
+  req_size: sql.placeholder("req_size"),
+  req_sha256: sql.placeholder("req_sha256"),
+  response_truncated: sql.placeholder("response_truncated"),
+  body_captured: sql.placeholder("body_captured"),
+  emit_receipt: sql.placeholder("emit_receipt"),
+  accepted_by: sql.placeholder("accepted_by"),
+  updated_at: sql.placeholder("updated_at"),
+};
+
+export const insertInvocation = prepared(({ db, tables: { invocations } }: Tx) =>
+  db.insert(invocations).values(ACCEPTED_COLUMNS),
+);
+
+/** Apart from the other, so that a call that costs nothing does not bind what only a paid one has. */
+export const insertPaidInvocation = prepared(({ db, tables: { invocations } }: Tx) =>
+  db.insert(invocations).values({
+    ...ACCEPTED_COLUMNS,
+    payment_network: sql.placeholder("payment_network"),
+    payment_asset: sql.placeholder("payment_asset"),
+    payment_amount: sql.placeholder("payment_amount"),
+    payment_payer: sql.placeholder("payment_payer"),
+    payment_nonce: sql.placeholder("payment_nonce"),
+    settlement_status: sql.placeholder("settlement_status"),
+    settlement: sql.placeholder("settlement"),
+  }),
+);
+
+export const insertBody = prepared(({ db, tables: { invocationBodies } }: Tx) =>
+  db.insert(invocationBodies).values({
+    tenant: sql.placeholder("tenant"),
+    invocation_id: sql.placeholder("invocation_id"),
+    call: sql.placeholder("call"),
+    request: sql.placeholder("request"),
+  }),
+);
+
+/** A call whose caller was told that it was not taken is not made, should its record appear later. */
+function isNotRefused({ db, tables: { invocations: t, refusedCalls: r } }: Tx) {
+  const refused = db
+    .select({ id: r.id })
+    .from(r)
+    .where(and(eq(r.tenant, t.tenant), eq(r.id, t.id)));
+  return notExists(refused);
+}
+
+/**
+ * The first state-changing statement of every event: it refuses by matching no row.
+ *
+ * @param by "claimer": only for whoever holds the call by the token of its claim
+ */
+const transition = (event: InvocationEvent, by: "anyone" | "claimer" = "anyone") =>
+  prepared((tx: Tx) => {
+    const { db, tables } = tx;
+    const { invocations: t } = tables;
+    return db
+      .update(t)
+      .set({
+        status: INVOCATION_EVENTS[event].to,
+        owner: bind(t.owner, "owner"),
+        ...(event === "claim" && { claim: bind(t.claim, "claim") }),
+        ...(event === "release" && { claim: null }),
+        error_class: bind(t.error_class, "error_class"),
+        upstream_status: bind(t.upstream_status, "upstream_status"),
+        latency_ms: bind(t.latency_ms, "latency_ms"),
+        ttft_ms: bind(t.ttft_ms, "ttft_ms"),
+        resp_size: bind(t.resp_size, "resp_size"),
+        resp_sha256: bind(t.resp_sha256, "resp_sha256"),
+        response_truncated: bind(t.response_truncated, "response_truncated"),
+        response_content_type: bind(t.response_content_type, "response_content_type"),
+        updated_at: bind(t.updated_at, "updated_at"),
+        completed_at: bind(t.completed_at, "completed_at"),
+      })
+      .where(
+        and(
+          eq(t.tenant, sql.placeholder("tenant")),
+          eq(t.id, sql.placeholder("id")),
+          eq(t.status, INVOCATION_EVENTS[event].from),
+          by === "claimer" ? eq(t.claim, bind(t.claim, "claim")) : undefined,
+          ...(event === "claim" ? [paidFor(t), isNotRefused(tx)] : []),
+        ),
+      )
+      .returning({
+        body_captured: t.body_captured,
+        emit_receipt: t.emit_receipt,
+        settlement_status: t.settlement_status,
+        payment_nonce: t.payment_nonce,
+      });
+  });
+
+export const claimRow = transition("claim");
+export const releaseRow = transition("release", "claimer");
+export const succeedOwnRow = transition("succeed", "claimer");
+export const failOwnRow = transition("fail", "claimer");
+export const failRow = transition("fail");
+export const withdrawRow = transition("withdraw");
+
+export const callAndBody = prepared(({ db, tables: { invocationBodies: t } }: Reader) =>
+  db
+    .select({ call: t.call, request: t.request })
+    .from(t)
+    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.invocation_id, sql.placeholder("id")))),
+);
+
+/**
+ * What may be shown of a body. Postgres and SQLite both count `substr` and `length` of bytes in bytes; SQLite's
+ * `substr` of no bytes is null, so a body that needs no cut is left as it is.
+ */
+export function firstBytes(column: Tables["invocationBodies"]["request"]) {
+  const max = sql.raw(String(CAPTURE_BYTES_MAX));
+  const first = sql<Buffer | null>`case when length(${column}) > ${max} then substr(${column}, 1, ${max}) else ${column} end`;
+  return first.mapWith(column);
+}
+
+export const keepBodies = prepared(({ db, tables: { invocationBodies: t } }: Tx) =>
+  db
+    .update(t)
+    .set({
+      call: null,
+      request: firstBytes(t.request),
+      response: bind(t.response, "response"),
+    })
+    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.invocation_id, sql.placeholder("id")))),
+);
+
+export const dropBodies = prepared(({ db, tables: { invocationBodies: t } }: Tx) =>
+  db
+    .delete(t)
+    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.invocation_id, sql.placeholder("id")))),
+);
+
+export const heldBy = prepared(({ db, tables: { invocations: t } }: Reader) =>
+  db
+    .select({ id: t.id })
+    .from(t)
+    .where(
+      and(
+        eq(t.tenant, sql.placeholder("tenant")),
+        eq(t.id, sql.placeholder("id")),
+        eq(t.status, "running"),
+        eq(t.claim, bind(t.claim, "claim")),
+      ),
+    ),
+);

@@ -1,0 +1,89 @@
+// Headers that say again what an MCP message says are compared with its arguments on the event loop that serves
+// everybody: how many there are, and how many arguments, must not hold up the others.
+import { expect, setDefaultTimeout, test } from "bun:test";
+import { type Gateway, startGateway } from "../support/gateway.ts";
+import { startUpstream } from "../support/upstream.ts";
+
+/** Gateways start side by side, also on a busy machine. */
+setDefaultTimeout(120_000);
+
+const CALLER = { tenant: "hostile", user: "mallory" };
+/** Nearly as many as are taken, and as many as fit a request: the server takes 16 KiB of headers. */
+const HEADERS = 30;
+const HEADERS_FIT = 180;
+/** Nearly as large as arguments are read. */
+const ARGUMENTS_BYTES = 15_000;
+/** No request may hold the event loop for more than 20 ms; the rest is for a busy machine. */
+const PAUSE_MS_MAX = 200;
+
+function argumentsOf(depth: number): object {
+  const flat: Record<string, number> = {};
+  for (let index = 0; JSON.stringify(flat).length < ARGUMENTS_BYTES; index++) flat[index.toString(36)] = 1;
+  let nested: object = flat;
+  for (let level = 0; level < depth; level++) nested = { a: nested };
+  return nested;
+}
+
+/** The longest that a stranger waits for the open liveness path, one request after the other, while `work` goes on. */
+async function longestWait(gateway: Gateway, work: Promise<unknown>): Promise<number> {
+  let [isOver, longest] = [false, 0];
+  const over = work.finally(() => {
+    isOver = true;
+  });
+  while (!isOver) {
+    const begun = performance.now();
+    await (await fetch(`${gateway.url}/healthz`)).text();
+    longest = Math.max(longest, performance.now() - begun);
+  }
+  await over;
+  return longest;
+}
+
+test.each(["", "/stream"])(
+  "one call with many Mcp-Param headers holds up nobody else (%p)",
+  async (suffix) => {
+    const upstream = startUpstream(() => Response.json({ jsonrpc: "2.0", id: 1, result: {} }));
+    try {
+      await using gateway = await startGateway();
+      const headers = {
+        authorization: `Bearer ${await gateway.token(CALLER)}`,
+        "content-type": "application/json",
+      };
+      const agent = {
+        name: "mcp",
+        upstream_url: upstream.url,
+        protocol: "mcp",
+        mcp_transport: "streamable_http",
+      };
+      const created = await fetch(`${gateway.url}/v1/agents`, {
+        method: "POST",
+        headers,
+        body: JSON.stringify(agent),
+      });
+      const { id } = (await created.json()) as { id: string };
+      const params = { name: "cheap", arguments: argumentsOf(55) };
+      const body = JSON.stringify({ jsonrpc: "2.0", id: 1, method: "tools/call", params });
+      const call = async (count: number) => {
+        const mirrors = Object.fromEntries(
+          Array.from({ length: count }, (_, index) => [`mcp-param-z${index}`, "1"]),
+        );
+        const answer = await fetch(`${gateway.url}/v1/proxy/${id}${suffix}`, {
+          method: "POST",
+          headers: { ...headers, "mcp-protocol-version": "2026-07-28", ...mirrors },
+          body,
+        });
+        await answer.text();
+        expect(answer.status).toBe(count > HEADERS ? 400 : suffix === "" ? 202 : 200);
+      };
+      // The same body without the headers is nobody's trouble.
+      await longestWait(gateway, call(0));
+      const without = await longestWait(gateway, call(0));
+      const pause = await longestWait(gateway, call(HEADERS));
+      expect(without).toBeLessThan(PAUSE_MS_MAX);
+      expect(pause).toBeLessThan(PAUSE_MS_MAX);
+      expect(await longestWait(gateway, call(HEADERS_FIT))).toBeLessThan(PAUSE_MS_MAX);
+    } finally {
+      await upstream.stop();
+    }
+  },
+);
