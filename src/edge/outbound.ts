@@ -7,6 +7,8 @@
 import { type AllowList, literalAddress } from "../core/host.ts";
 import { type ClientIdentity, createConnections } from "./connections.ts";
 import { createResolver, type Lookup } from "./resolve.ts";
+import { openStreamTransport } from "./stream-transport.ts";
+import { openFetchTransport } from "./transport.ts";
 
 /**
  * `blocked`: the host rules refuse it. `unreached`: it certainly never reached the upstream, so it may be sent
@@ -50,6 +52,8 @@ export interface OutboundOptions {
   readonly lookup?: Lookup;
   /** For servers that the operator configured: the rule about addresses does not hold, all others do. */
   readonly trusted?: boolean;
+  /** For answers that are passed on as they come: nothing that came of one is lost when it breaks off. */
+  readonly streamed?: boolean;
 }
 
 interface Target {
@@ -133,9 +137,9 @@ function dialUrl({ url }: Target, address: string): string {
   return `${url.protocol}//${host}${port}${url.pathname}${url.search}`;
 }
 
-/** Bun would add its own User-Agent and ask for encodings; `identity` asks for none. */
+/** A transport would add a User-Agent of its own and ask for encodings; `identity` asks for none. */
 function toHeaders(target: Target, pairs: OutboundRequest["headers"]): Headers {
-  const headers = new Headers({ "user-agent": "tollgate", "accept-encoding": "identity" });
+  const headers = new Headers({ accept: "*/*", "user-agent": "tollgate", "accept-encoding": "identity" });
   const given = new Set<string>();
   try {
     for (const [name, value] of pairs) {
@@ -168,9 +172,9 @@ function abortable<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
 }
 
 export function createOutbound(options: OutboundOptions): Outbound {
-  const { allow, trusted = false, lookup } = options;
+  const { allow, trusted = false, streamed = false, lookup } = options;
   const resolve = createResolver({ allow, trusted, lookup });
-  const connectionsOf = createConnections(options.extraCa);
+  const poolOf = createConnections(options.extraCa, streamed ? openStreamTransport : openFetchTransport);
 
   async function addressesOf(hostname: string, signal: AbortSignal): Promise<readonly string[]> {
     const pending = resolve(hostname);
@@ -185,22 +189,11 @@ export function createOutbound(options: OutboundOptions): Outbound {
       const target = toTarget(text);
       const headers = toHeaders(target, pairs);
       const addresses = await addressesOf(target.url.hostname, signal);
-      const connections = connectionsOf(target.serverName, tls);
+      const pool = poolOf(target.serverName, tls);
       let failure = new OutboundError("unreached", "no address");
       for (const address of addresses.slice(0, DIALS_MAX)) {
         try {
-          const response = await connections.fetch(dialUrl(target, address), {
-            method,
-            headers,
-            body,
-            signal,
-            redirect: "manual",
-            decompress: false,
-            // With an environment that turns HTTP/3 on, an Alt-Svc header would lead elsewhere, unchecked.
-            protocol: "http1.1",
-            // Bun's own limit on silence (five minutes) would cut off what the signal allows.
-            timeout: false,
-          });
+          const response = await pool.send(dialUrl(target, address), { method, headers, body, signal });
           requireFinal(response);
           return response;
         } catch (error) {

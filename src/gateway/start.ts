@@ -266,7 +266,7 @@ function composeStreaming({ options, store, log, checks, claims, policy, replica
     clock,
     log,
     claims,
-    outbound: createOutbound({ allow: parseAllowList(allowHosts), extraCa }),
+    outbound: createOutbound({ allow: parseAllowList(allowHosts), extraCa, streamed: true }),
     upstreamTimeoutMs,
     deniedTools: policy.deniedTools,
   });

@@ -457,28 +457,42 @@ contract(
         expect(await viaFetch.then(() => "whole").catch(() => "broken")).toBe("broken");
       });
 
-      test.each([
-        ["of chunks", HEAD, "5\r\nhello\r\n"],
-        ["with a length", "HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n", "hello"],
-        ["of events", HEAD.replace("text/plain", "text/event-stream"), "5\r\n:\n\n:\r\n"],
-      ])("at once, %s, gives its head, and what came of its body", async (_name, head, part) => {
-        // The client of the runtime may lose the part to the breach that comes with it; the head it always gives.
-        const { tenant, id } = await agentAt(
-          rawUpstream((peer) => {
-            peer.write(head + part);
-            peer.end();
-          }),
-        );
-        const wire = await open(tenant, id);
-        const answer = await wire.received();
-        expect(answer).toStartWith("HTTP/1.1 200 OK\r\n");
-        expect(answer).toMatch(/^x-service-invocation-id: inv_/im);
-        expect(answer).not.toContain("\r\n0\r\n");
-        const row = await only(tenant);
-        expect(row).toMatchObject({ status: "failed", error_class: "upstream_5xx", upstream_status: 200 });
-        const kept = Buffer.from(row.resp_body, "base64").toString();
-        expect(parseAnswer(answer).body).toContain(kept);
-      });
+      const first: [string, string][] = [
+        ["of chunks", `${HEAD}5\r\nhello\r\n`],
+        ["with a length", "HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhello"],
+        ["of events", `${HEAD.replace("text/plain", "text/event-stream")}5\r\nhello\r\n`],
+      ];
+      const breaches = ["end", "reset"] as const;
+      test.each(first.flatMap(([of, answer]) => breaches.map((breach) => [breach, of, answer] as const)))(
+        "at once by a %s, %s, gives its head and its first part",
+        async (breach, _of, answer) => {
+          const { tenant, id } = await agentAt(
+            rawUpstream((peer) => {
+              peer.write(answer);
+              peer[breach]();
+            }),
+          );
+          const wires = await Promise.all(Array.from({ length: 15 }, () => open(tenant, id)));
+          for (const received of await Promise.all(wires.map((wire) => wire.received()))) {
+            expect(received).toStartWith("HTTP/1.1 200 OK\r\n");
+            expect(received).toMatch(/^x-service-invocation-id: inv_/im);
+            expect(parseAnswer(received).body).toContain("5\r\nhello\r\n");
+            expect(received).not.toContain("\r\n0\r\n");
+          }
+          const { data } = (await tenant.send("GET", "/v1/invocations?limit=50")).body;
+          expect(data).toHaveLength(15);
+          for (const each of data) {
+            const row = await tenant.detail(each.id);
+            expect(row).toMatchObject({
+              status: "failed",
+              error_class: "upstream_5xx",
+              upstream_status: 200,
+              resp_size: 5,
+            });
+            expect(Buffer.from(row.resp_body, "base64").toString()).toBe("hello");
+          }
+        },
+      );
 
       test("in its encoding never ends cleanly either", async () => {
         const bytes = gzipSync(crypto.getRandomValues(new Uint8Array(100_000))).subarray(0, 60_000);

@@ -94,18 +94,17 @@ const OWNERSHIPS: readonly Ownership[] = [
   },
   {
     what: "fetch",
-    owners: ["src/edge/outbound.ts"],
+    owners: ["src/edge/transport.ts"],
     // A call or the function as a value, but no method of that name and no property.
-    pattern: anyOf(modules("https|http2"), runtime("fetch")),
+    pattern: anyOf(runtime("fetch")),
     bare: /(?<![.\w$])fetch\s*\((?![^()]*\)\s*\{)|(?<![.\w$])fetch\b(?!\s*[(:])|\?\s*fetch\s*:|:\s*fetch\b|\bself\.fetch\b|\bnew\s+(WebSocket|EventSource)\b/,
   },
   {
-    // Its client too: what speaks HTTP on sockets of its own has no reason to call anybody.
     what: "the HTTP module of Node",
-    owners: ["src/facilitator/connection.ts"],
-    pattern: anyOf(modules("http")),
+    owners: ["src/facilitator/connection.ts", "src/edge/stream-transport.ts"],
+    pattern: anyOf(modules("http|https|http2")),
   },
-  { what: "connection pools", owners: ["src/edge/connections.ts"], pattern: /\bFetchSession\b/ },
+  { what: "connection pools", owners: ["src/edge/transport.ts"], pattern: /\bFetchSession\b/ },
   {
     what: "TLS contexts",
     owners: ["src/edge/connections.ts", "src/facilitator/listener.ts"],

@@ -18,7 +18,6 @@ import type { Tally } from "./tally.ts";
 const FIRST_COMMENT_MS = 50;
 /** Statuses whose answers have no body (RFC 9110). */
 const BODILESS: ReadonlySet<number> = new Set([204, 205, 304]);
-const FINAL_STATUS_MAX = 599;
 
 export interface ExchangeDeps {
   readonly log: Log;
@@ -73,10 +72,6 @@ export async function headOf(
   tally.dialled();
   const headers = [...opened.headers, ...own, ...credential];
   const response = await requestSafely(deps.outbound, opened.url, { method, headers, body, signal });
-  if (response.status > FINAL_STATUS_MAX) {
-    response.body?.cancel().catch(() => {});
-    throw new OutboundError("lost", "no HTTP status");
-  }
   tally.head(response);
   return response;
 }
