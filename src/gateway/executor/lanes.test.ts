@@ -79,7 +79,7 @@ test("every pending call runs exactly once, within the limits, however calls com
           expect(runs.filter((run) => run.agent === name).length).toBeLessThanOrEqual(3);
         }
       }
-      for (let turns = 0; turns < 1000 && (pending.length > 0 || runs.length > 0); turns++) {
+      for (let turns = 0; turns < 1000 && (pending.length > 0 || lanes.running > 0); turns++) {
         // Only an idle lane is looked at again: what it holds must start without help.
         if (lanes.running === 0) for (const agent of AGENTS) lanes.look(agent);
         runs.shift()?.end();
