@@ -32,6 +32,9 @@ export interface PayingTenant {
   poll(agentId: string, invocationId: string, seconds?: number): Promise<Json>;
 }
 
+/** The longest poll takes half of it: a gateway that says nothing fails the request that waits, and not the whole test. */
+const ANSWER_MS_MAX = 60_000;
+
 let serial = 0;
 
 /** A tenant of its own, whose payments this client of this facilitator collects. */
@@ -52,6 +55,7 @@ export async function openPayingTenant(
     const response = await fetch(`${gateway.url}${path}`, {
       method,
       headers: { ...headers, ...more },
+      signal: AbortSignal.timeout(ANSWER_MS_MAX),
       ...(json !== undefined && { body: JSON.stringify(json) }),
     });
     const text = await response.text();
