@@ -145,5 +145,9 @@ export async function holdTable(url: string, table: string): Promise<() => Promi
   const held = await client.reserve();
   await held.unsafe("begin");
   await held.unsafe(`lock table ${table} in access exclusive mode`);
-  return () => client.close({ timeout: 0 });
+  return async () => {
+    // Named here, or else it is collected as garbage, and its lock goes with it.
+    await held.unsafe("rollback");
+    await client.close({ timeout: 0 });
+  };
 }
