@@ -33,6 +33,8 @@ export class BodyTooLarge extends Error {}
 
 /** More layers than this are nobody's honest answer. */
 const ENCODINGS_MAX = 4;
+/** Nor is a longer list of them; it is looked at on every answer. */
+const LIST_CHARS_MAX = 256;
 /** A body up to this size, sent with its length, is taken in one piece. */
 const SMALL_BYTES = 64 * 1024;
 /** Decoders hand on their chunks without a turn of the event loop, so one is taken after this time. */
@@ -53,7 +55,7 @@ const FORMATS: Readonly<Record<string, (firstByte: number) => Format>> = {
 /** The encodings to undo, outermost first. Empty too when one is unknown: then the body stays as it is. */
 function encodingsOf(response: Response): string[] {
   const value = response.headers.get("content-encoding");
-  if (value === null) return [];
+  if (value === null || value.length > LIST_CHARS_MAX) return [];
   const names = value.split(",").map((name) => name.trim().toLowerCase());
   const encodings = names.filter((name) => name !== "" && name !== "identity");
   const isKnown =

@@ -34,6 +34,8 @@ export interface OutboundRequest {
   /** The only time limit; its reason is what an aborted request rejects with. It covers the body too. */
   readonly signal: AbortSignal;
   readonly tls?: ClientIdentity | null;
+  /** Told when the body is not needed any more, unless that never left. It may be told more than once. */
+  readonly sent?: () => void;
 }
 
 export interface Outbound {
@@ -184,7 +186,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
   }
 
   return {
-    async request(text, { method, headers: pairs, body = null, signal, tls = null }) {
+    async request(text, { method, headers: pairs, body = null, signal, tls = null, sent }) {
       signal.throwIfAborted();
       const target = toTarget(text);
       const headers = toHeaders(target, pairs);
@@ -193,7 +195,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
       let failure = new OutboundError("unreached", "no address");
       for (const address of addresses.slice(0, DIALS_MAX)) {
         try {
-          const response = await pool.send(dialUrl(target, address), { method, headers, body, signal });
+          const response = await pool.send(dialUrl(target, address), { method, headers, body, signal, sent });
           requireFinal(response);
           return response;
         } catch (error) {

@@ -3,6 +3,7 @@ import net from "node:net";
 import { parseAllowList } from "../core/host.ts";
 import { decodedBody } from "./body.ts";
 import { createOutbound, OutboundError } from "./outbound.ts";
+import { SLICE_BYTES_MAX } from "./response-parser.ts";
 
 const servers: net.Server[] = [];
 afterEach(() => {
@@ -74,5 +75,103 @@ describe("a streamed answer", () => {
       read += part.value.length;
     }
     expect(read).toBe(WHOLE);
+  });
+
+  test("is in no order when it has no length and its connection is reset", async () => {
+    const ending = async (end: (socket: net.Socket) => void) => {
+      const url = await answering((socket) => {
+        socket.write("HTTP/1.1 200 OK\r\n\r\nhello");
+        end(socket);
+      });
+      const text = (await post(url)).text();
+      return await text.catch(() => "broken");
+    };
+    expect(await ending((socket) => socket.end())).toBe("hello");
+    expect(await ending((socket) => socket.resetAndDestroy())).toBe("broken");
+  });
+
+  test("of many small chunks comes in pieces, with turns for others between them", async () => {
+    const CHUNKS = 100_000;
+    const url = await answering((socket) => {
+      socket.write(HEAD);
+      socket.end(`${"1\r\nx\r\n".repeat(CHUNKS)}0\r\n\r\n`);
+    });
+    const response = await post(url);
+    let turns = 0;
+    let isOver = false;
+    const turn = () => {
+      turns++;
+      if (!isOver) setImmediate(turn);
+    };
+    setImmediate(turn);
+    const pieces: number[] = [];
+    for await (const piece of decodedBody(response, CHUNKS)) pieces.push(piece.length);
+    isOver = true;
+    expect(pieces.reduce((sum, length) => sum + length)).toBe(CHUNKS);
+    // Not one for each chunk, and not one for all.
+    expect(pieces.length).toBeLessThan(CHUNKS / 100);
+    expect(Math.max(...pieces)).toBeLessThanOrEqual(SLICE_BYTES_MAX);
+    expect(turns).toBeGreaterThanOrEqual(pieces.length / 4);
+  });
+
+  test("that comes before its request was read does not mean that the request has left", async () => {
+    const { promise: headCame, resolve: showHead } = Promise.withResolvers<void>();
+    const url = await answering((socket) => {
+      socket.pause();
+      socket.write(HEAD);
+      showHead();
+    });
+    let isSent = false;
+    const response = await outbound.request(url, {
+      method: "POST",
+      headers: [],
+      body: new Uint8Array(32 * 1024 * 1024),
+      signal: AbortSignal.timeout(20_000),
+      sent() {
+        isSent = true;
+      },
+    });
+    await headCame;
+    expect(isSent).toBe(false);
+    await response.body?.cancel();
+    expect(isSent).toBe(true);
+  });
+
+  test("that follows another one on a connection is its own: names share none, nor does what was not asked for", async () => {
+    const OK = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n";
+    let connections = 0;
+    const server = net.createServer((socket) => {
+      const mine = ++connections;
+      socket.on("error", () => {});
+      socket.on("data", (data) => {
+        socket.write(`${OK}${mine}.`);
+        // One more, that nobody asked for.
+        if (`${data}`.includes("POST /twice")) socket.write(`${OK}no`);
+      });
+    });
+    servers.push(server);
+    const { promise, resolve } = Promise.withResolvers<void>();
+    server.listen(0, "127.0.0.1", resolve);
+    await promise;
+    const { port } = server.address() as net.AddressInfo;
+    const lookup = async () => [{ address: "127.0.0.1" }];
+    const named = createOutbound({
+      allow: parseAllowList([]),
+      extraCa: null,
+      streamed: true,
+      trusted: true,
+      lookup,
+    });
+    const ask = async (host: string, path = "") => {
+      const request = { method: "POST", headers: [], body: null, signal: AbortSignal.timeout(20_000) };
+      return await (await named.request(`http://${host}.test:${port}/${path}`, request)).text();
+    };
+    expect([await ask("one"), await ask("one"), await ask("two"), await ask("one")]).toEqual([
+      "1.",
+      "1.",
+      "2.",
+      "1.",
+    ]);
+    expect([await ask("two", "twice"), await ask("two"), await ask("two")]).toEqual(["2.", "3.", "3."]);
   });
 });

@@ -1,152 +1,200 @@
-// The HTTP client for answers that are passed on as they come, by Node's module. The runtime's `fetch` is several times
-// cheaper, but drops what has come of an answer when the connection closes before it was read (measured on Bun
-// 1.4.5: 21 of 60 answers closed right after their first part lost it, 42 of 60 when destroyed; here none).
-import http from "node:http";
-import https from "node:https";
+// The HTTP client for answers that are passed on as they come. The runtime's `fetch` drops what has come of an answer
+// when the connection closes before it was read (measured on Bun 1.4.5: 21 of 60 answers closed right after their
+// first part lost it, 42 of 60 when destroyed; here none), and tells a connection that was reset from one that was
+// closed as little as it tells when a request has left.
+import net from "node:net";
+import tls from "node:tls";
+import { Exchange, TransportError } from "./http-exchange.ts";
+import { ResponseParser } from "./response-parser.ts";
 import { IDLE_SECONDS, type Transport, type TransportOptions, type TransportRequest } from "./transport.ts";
 
-/** Of a head. `fetch` takes as much. */
-const HEAD_BYTES_MAX = 256 * 1024;
-const FINAL_STATUS_MIN = 200;
-const STATUS_MAX = 599;
-/** Interim answers before the final one, of which honest servers send one or two. */
-const INTERIM_MAX = 100;
-/** Answers that have no body (RFC 9110), whatever their heads say of one. */
-const BODILESS: ReadonlySet<number> = new Set([204, 205, 304]);
+/** Connections of one pool that wait for another request; the one that waits longest goes first. */
+const IDLE_MAX = 256;
+/** Of a body that is copied behind its head. */
+const JOINED_BYTES_MAX = 64 * 1024;
+/** A server that tells how long it keeps a connection closes it then: it is not used for a second before. */
+const KEEP_ALIVE_MARGIN_SECONDS = 1;
+const KEEP_ALIVE_TIMEOUT = /(?:^|[,;\s])timeout=(\d{1,9})\s*(?:$|[,;])/i;
 
-class TransportError extends Error {
-  readonly code: string;
-
-  constructor(code: string) {
-    super(code);
-    this.code = code;
-  }
+/** Where a connection leads. Names that share an address share no connections: their servers may be strangers. */
+function placeOf(url: URL, { headers }: TransportRequest): string {
+  return `${url.protocol}//${url.host} ${headers.get("host")}`;
 }
 
-/**
- * What came, in order, before how it ended. Only what is flowing is sure to come before an error, so the answer flows,
- * and is paused while there is something that nobody has taken.
- */
-function bodyOf(message: http.IncomingMessage): ReadableStream<Uint8Array> {
-  const arrived: Uint8Array[] = [];
-  let end: "whole" | "broken" | null = null;
-  let notify = () => {};
-  const finish = (how: "whole" | "broken") => {
-    end ??= how;
-    notify();
-  };
-  message.on("data", (chunk: Uint8Array) => {
-    arrived.push(chunk);
-    message.pause();
-    notify();
-  });
-  message.on("end", () => finish(message.complete ? "whole" : "broken"));
-  message.on("error", () => finish("broken"));
-  message.on("close", () => finish("broken"));
-  return new ReadableStream<Uint8Array>(
-    {
-      async pull(controller) {
-        while (arrived.length === 0 && end === null) {
-          const { promise, resolve } = Promise.withResolvers<void>();
-          notify = resolve;
-          message.resume();
-          await promise;
-        }
-        const chunk = arrived.shift();
-        if (chunk !== undefined) controller.enqueue(chunk);
-        else if (end === "whole") controller.close();
-        else controller.error(new TransportError("ECONNRESET"));
+function headOf({ pathname, search }: URL, { method, headers, body }: TransportRequest): Buffer {
+  const fields = [...headers].map(([name, value]) => `${name}: ${value}\r\n`).join("");
+  const length = body === null && method !== "POST" ? "" : `content-length: ${body?.length ?? 0}\r\n`;
+  const head = `${method} ${pathname}${search} HTTP/1.1\r\n${fields}${length}connection: keep-alive\r\n\r\n`;
+  return Buffer.from(head, "latin1");
+}
+
+/** For how long the connection can be kept after this answer. */
+function keptSeconds(fields: readonly string[]): number {
+  for (let at = 0; at + 1 < fields.length; at += 2) {
+    if (fields[at]?.toLowerCase() !== "keep-alive") continue;
+    const told = KEEP_ALIVE_TIMEOUT.exec(fields[at + 1] ?? "")?.[1];
+    if (told !== undefined) return Math.min(IDLE_SECONDS, Number(told) - KEEP_ALIVE_MARGIN_SECONDS);
+  }
+  return IDLE_SECONDS;
+}
+
+class Connection {
+  readonly #socket: net.Socket;
+  readonly #parser = new ResponseParser();
+  /** Told when it can carry another request. */
+  readonly #isFree: (connection: Connection) => void;
+  #exchange: Exchange | null = null;
+  #isSending = false;
+  #timer: ReturnType<typeof setTimeout> | undefined;
+  isOver = false;
+  /** Whether any byte has come of the answer to the latest request. */
+  isAnswered = false;
+
+  constructor(socket: net.Socket, isFree: (connection: Connection) => void) {
+    this.#socket = socket;
+    this.#isFree = isFree;
+    socket.on("data", (bytes: Buffer) => {
+      // Nobody asked for it: it must not become the answer to what is asked next.
+      if (this.#exchange === null) return this.end();
+      this.isAnswered = true;
+      this.#exchange.arrived(bytes);
+    });
+    socket.on("end", () => this.#lost("closed"));
+    socket.on("error", () => this.#lost("broken"));
+    socket.on("close", () => this.#lost("broken"));
+  }
+
+  /** @throws TransportError; the signal's reason */
+  exchange(url: URL, request: TransportRequest): Promise<Response> {
+    clearTimeout(this.#timer);
+    const socket = this.#socket;
+    socket.ref();
+    const exchange = new Exchange({
+      socket,
+      parser: this.#parser,
+      request,
+      over: (isClean) => {
+        this.#exchange = null;
+        const seconds = keptSeconds(exchange.head?.fields ?? []);
+        const isReusable = isClean && this.#parser.keepsAlive && !this.#isSending && seconds > 0;
+        if (isReusable && !this.isOver) this.#wait(seconds);
+        else this.end();
+        request.sent?.();
       },
-      cancel() {
-        message.destroy();
-        notify();
-      },
-    },
-    { highWaterMark: 0 },
-  );
+    });
+    this.#exchange = exchange;
+    this.isAnswered = false;
+    this.#isSending = true;
+    const isSent = () => {
+      this.#isSending = false;
+      request.sent?.();
+    };
+    const [head, body] = [headOf(url, request), request.body ?? new Uint8Array()];
+    // In one go, if it may be: with a reset in between, the second write would take along what has come by then.
+    if (body.length <= JOINED_BYTES_MAX) socket.write(Buffer.concat([head, body]), isSent);
+    else {
+      socket.write(head);
+      socket.write(body, isSent);
+    }
+    return exchange.response;
+  }
+
+  end(): void {
+    if (this.isOver) return;
+    this.isOver = true;
+    clearTimeout(this.#timer);
+    this.#socket.destroy();
+    this.#parser.free();
+  }
+
+  #wait(seconds: number): void {
+    this.#socket.unref();
+    this.#timer = setTimeout(() => this.end(), 1000 * seconds);
+    this.#timer.unref();
+    this.#isFree(this);
+  }
+
+  #lost(how: "closed" | "broken"): void {
+    if (this.#exchange === null) this.end();
+    else this.#exchange.connectionEnded(how);
+  }
 }
 
-/** @throws TransportError */
-function responseOf(message: http.IncomingMessage): Response {
-  const status = message.statusCode ?? 0;
-  if (status < FINAL_STATUS_MIN || status > STATUS_MAX) {
-    message.destroy();
-    throw new TransportError("InvalidStatus");
+/** @throws the socket's error; the signal's reason */
+async function dialled(socket: net.Socket, connected: string, signal: AbortSignal): Promise<net.Socket> {
+  const { promise, resolve, reject } = Promise.withResolvers<net.Socket>();
+  const onAbort = () => reject(signal.reason);
+  signal.addEventListener("abort", onAbort, { once: true });
+  socket.once(connected, () => resolve(socket));
+  socket.on("error", reject);
+  socket.once("close", () => reject(new TransportError("ECONNRESET")));
+  try {
+    return await promise;
+  } catch (error) {
+    socket.destroy();
+    throw error;
+  } finally {
+    signal.removeEventListener("abort", onAbort);
   }
-  const headers = new Headers();
-  const { rawHeaders } = message;
-  for (let at = 0; at + 1 < rawHeaders.length; at += 2) {
-    headers.append(rawHeaders[at] ?? "", rawHeaders[at + 1] ?? "");
-  }
-  if (!BODILESS.has(status)) return new Response(bodyOf(message), { status, headers });
-  message.resume();
-  return new Response(null, { status, headers });
-}
-
-/** Names and values in turn: what is sent so has no length of Node's own. */
-function pairsOf(method: string, headers: Headers, body: Uint8Array | null): string[] {
-  const pairs = [...headers].flat();
-  return body === null && method !== "POST" ? pairs : [...pairs, "content-length", `${body?.length ?? 0}`];
 }
 
 export function openStreamTransport({ serverName, ca, client }: TransportOptions): Transport {
-  const pool = { keepAlive: true, timeout: IDLE_SECONDS * 1000, scheduling: "lifo" } as const;
-  const plain = new http.Agent(pool);
-  const encrypted = new https.Agent({
-    ...pool,
-    // Said aloud, because NODE_TLS_REJECT_UNAUTHORIZED could switch it off.
-    rejectUnauthorized: true,
-    // Else it would be the name in the Host header.
-    servername: serverName ?? "",
-    ...(ca === null ? {} : { ca: [...ca] }),
-    ...client,
-  });
+  const isOwn = ca !== null || client !== null;
+  const secureContext = isOwn
+    ? tls.createSecureContext({ ...(ca && { ca: [...ca] }), ...client })
+    : undefined;
+  let idle: { readonly place: string; readonly connection: Connection }[] = [];
+  let isClosed = false;
 
-  function request(url: string, options: http.RequestOptions): http.ClientRequest {
-    const common = { ...options, maxHeaderSize: HEAD_BYTES_MAX };
-    return url.startsWith("https:")
-      ? https.request(url, { ...common, agent: encrypted })
-      : http.request(url, { ...common, agent: plain });
+  function takeIdle(place: string): Connection | null {
+    const at = idle.findLastIndex((each) => each.place === place && !each.connection.isOver);
+    return at < 0 ? null : (idle.splice(at, 1)[0]?.connection ?? null);
   }
 
-  function exchange(url: string, parts: TransportRequest): Promise<Response> {
-    const { method, headers, body, signal } = parts;
-    const { promise, resolve, reject } = Promise.withResolvers<Response>();
-    const sent = request(url, { method, headers: pairsOf(method, headers, body), signal });
-    let interim = 0;
-    let isAnswered = false;
-    sent.on("response", (message) => {
-      isAnswered = true;
-      try {
-        resolve(responseOf(message));
-      } catch (error) {
-        reject(error);
-      }
+  function keep(place: string, connection: Connection): void {
+    idle = idle.filter((each) => !each.connection.isOver);
+    if (idle.length >= IDLE_MAX) idle.shift()?.connection.end();
+    if (isClosed) connection.end();
+    else idle.push({ place, connection });
+  }
+
+  function dial({ protocol, hostname, port }: URL, signal: AbortSignal): Promise<net.Socket> {
+    const host = hostname.replace(/^\[|\]$/g, "");
+    if (protocol === "http:") {
+      return dialled(net.connect({ host, port: Number(port || 80), noDelay: true }), "connect", signal);
+    }
+    const socket = tls.connect({
+      host,
+      port: Number(port || 443),
+      ALPNProtocols: ["http/1.1"],
+      // Said aloud, because NODE_TLS_REJECT_UNAUTHORIZED could switch it off.
+      rejectUnauthorized: true,
+      servername: serverName ?? "",
+      ...(secureContext && { secureContext }),
     });
-    sent.on("information", () => {
-      if (++interim > INTERIM_MAX) sent.destroy(new TransportError("TooManyInterimAnswers"));
-    });
-    // Nobody asked for another protocol.
-    sent.on("upgrade", (_message, socket) => {
-      socket.destroy();
-      reject(new TransportError("InvalidStatus"));
-    });
-    sent.on("error", (error) => {
+    return dialled(socket.setNoDelay(true), "secureConnect", signal);
+  }
+
+  async function send(text: string, request: TransportRequest): Promise<Response> {
+    const url = new URL(text);
+    const place = placeOf(url, request);
+    const kept = takeIdle(place);
+    const connection = kept ?? new Connection(await dial(url, request.signal), (free) => keep(place, free));
+    try {
+      return await connection.exchange(url, request);
+    } catch (error) {
       // As `fetch` does: the server may have closed the connection before it saw this.
-      const isStale = sent.reusedSocket && !isAnswered && method !== "POST" && !signal.aborted;
-      if (isStale) resolve(exchange(url, parts));
-      else reject(error);
-    });
-    sent.on("close", () => reject(new TransportError("ECONNRESET")));
-    sent.end(body ?? undefined);
-    return promise;
+      const isStale = kept !== null && !connection.isAnswered && request.method !== "POST";
+      if (!isStale || request.signal.aborted) throw error;
+      return send(text, request);
+    }
   }
 
   return {
-    send: exchange,
+    send,
     close() {
-      plain.destroy();
-      encrypted.destroy();
+      isClosed = true;
+      for (const { connection } of idle.splice(0)) connection.end();
     },
   };
 }

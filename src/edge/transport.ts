@@ -16,6 +16,8 @@ export interface TransportRequest {
   readonly headers: Headers;
   readonly body: Uint8Array | null;
   readonly signal: AbortSignal;
+  /** Told when the body is not needed any more: it has left, or never will. It may be told more than once. */
+  readonly sent?: (() => void) | undefined;
 }
 
 /** One pool of connections. */
@@ -48,16 +50,22 @@ export function openFetchTransport({ serverName, ca, client }: TransportOptions)
     },
   });
   return {
-    send: (url, request) =>
-      session.fetch(url, {
-        ...request,
-        redirect: "manual",
-        decompress: false,
-        // With an environment that turns HTTP/3 on, an Alt-Svc header would lead elsewhere, unchecked.
-        protocol: "http1.1",
-        // Bun's own limit on silence (five minutes) would cut off what the signal allows.
-        timeout: false,
-      }),
+    async send(url, { sent, ...request }) {
+      try {
+        return await session.fetch(url, {
+          ...request,
+          redirect: "manual",
+          decompress: false,
+          // With an environment that turns HTTP/3 on, an Alt-Svc header would lead elsewhere, unchecked.
+          protocol: "http1.1",
+          // Bun's own limit on silence (five minutes) would cut off what the signal allows.
+          timeout: false,
+        });
+      } finally {
+        // It does not tell when the body has left; servers read requests before they answer, mostly.
+        sent?.();
+      }
+    },
     close: () => session.close(),
   };
 }

@@ -437,6 +437,11 @@ contract(
           "upstream_5xx",
         ],
         [
+          "without a length, by a reset,",
+          (peer) => [peer.write("HTTP/1.1 200 OK\r\n\r\nhello"), setTimeout(peer.reset, 50)],
+          "upstream_5xx",
+        ],
+        [
           "by a broken chunk",
           (peer) => [peer.write(`${HEAD}5\r\nhello\r\n`), setTimeout(peer.write, 50, "zz\r\n")],
           "upstream_5xx",

@@ -101,18 +101,18 @@ const OWNERSHIPS: readonly Ownership[] = [
   },
   {
     what: "the HTTP module of Node",
-    owners: ["src/facilitator/connection.ts", "src/edge/stream-transport.ts"],
+    owners: ["src/facilitator/connection.ts"],
     pattern: anyOf(modules("http|https|http2")),
   },
   { what: "connection pools", owners: ["src/edge/transport.ts"], pattern: /\bFetchSession\b/ },
   {
     what: "TLS contexts",
-    owners: ["src/edge/connections.ts", "src/facilitator/listener.ts"],
+    owners: ["src/edge/connections.ts", "src/edge/stream-transport.ts", "src/facilitator/listener.ts"],
     pattern: anyOf(modules("tls")),
   },
   {
     what: "sockets",
-    owners: ["src/config/values.ts"],
+    owners: ["src/config/values.ts", "src/edge/stream-transport.ts"],
     pattern: anyOf(modules("net|dgram"), runtime("connect|listen|udpSocket")),
   },
   {

@@ -57,12 +57,14 @@ class EndedElsewhere extends Error {}
 /**
  * The head of the answer.
  *
+ * @param sent told when the body has left, which may be after the head has come
  * @throws what `nothingOf` tells of
  */
 export async function headOf(
   deps: ExchangeDeps,
   { opened, course, tally, method, own, isOurs }: Exchange,
   body: Uint8Array | null,
+  sent: () => void,
 ): Promise<Response> {
   const { signal } = course;
   course.waitFor("head");
@@ -71,7 +73,7 @@ export async function headOf(
   if (!(await unlessStopped(isOurs(), signal))) throw new EndedElsewhere("ended elsewhere");
   tally.dialled();
   const headers = [...opened.headers, ...own, ...credential];
-  const response = await requestSafely(deps.outbound, opened.url, { method, headers, body, signal });
+  const response = await requestSafely(deps.outbound, opened.url, { method, headers, body, signal, sent });
   tally.head(response);
   return response;
 }

@@ -186,8 +186,7 @@ async function runCall(
       isOurs: () => isStillClaimed(deps.store, opened),
       ended: (how) => conclude(endingOf(tally, how, course.signal), how === "whole" ? null : how),
     };
-    const response = await headOf(deps, exchange, body);
-    end.sent();
+    const response = await headOf(deps, exchange, body, end.sent);
     return await answerOf(deps, exchange, response);
   } catch (error) {
     end.sent();
@@ -224,7 +223,7 @@ async function runConnection(
       isOurs: async () => true,
       ended: async () => conclude(),
     };
-    return await answerOf(deps, exchange, await headOf(deps, exchange, null));
+    return await answerOf(deps, exchange, await headOf(deps, exchange, null, () => {}));
   } catch (error) {
     conclude();
     throw faultOf(nothingOf(error, course.signal), error, {});

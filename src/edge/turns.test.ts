@@ -1,0 +1,62 @@
+import { expect, test } from "bun:test";
+import { inTurns } from "./turns.ts";
+
+/** Holds the event loop. */
+function work(ms: number): void {
+  const until = performance.now() + ms;
+  while (performance.now() < until);
+}
+
+test("however much there is to do, others get their turn after a few steps, and each step its own", async () => {
+  const done: string[] = [];
+  const { promise, resolve } = Promise.withResolvers<void>();
+  for (const name of ["a", "b"]) {
+    let left = 12;
+    inTurns(() => {
+      work(3);
+      done.push(name);
+      if (--left === 0 && done.length === 24) resolve();
+      return left > 0;
+    });
+  }
+  let turns = 0;
+  const turn = () => {
+    turns++;
+    if (done.length < 24) setImmediate(turn);
+  };
+  setImmediate(turn);
+  await promise;
+  expect(done.join("")).toBe("ab".repeat(12));
+  // Two steps of 3 ms fill a turn.
+  expect(turns).toBeGreaterThanOrEqual(10);
+});
+
+test("steps that cost nothing give others a turn as well", async () => {
+  const STEPS = 10_000;
+  let left = STEPS;
+  const { promise, resolve } = Promise.withResolvers<void>();
+  let turns = 0;
+  const turn = () => {
+    turns++;
+    if (left > 0) setImmediate(turn);
+  };
+  setImmediate(turn);
+  inTurns(() => {
+    if (--left === 0) resolve();
+    return left > 0;
+  });
+  await promise;
+  expect(turns).toBeGreaterThan(100);
+});
+
+test("a step that is asked for twice is done once", async () => {
+  let times = 0;
+  const step = () => {
+    times++;
+    return false;
+  };
+  inTurns(step);
+  inTurns(step);
+  await new Promise((resolve) => setImmediate(() => setImmediate(resolve)));
+  expect(times).toBe(1);
+});

@@ -1,0 +1,36 @@
+// What others send is worked on step by step, and all such work together takes a few milliseconds of a turn of the event
+// loop: whoever sends much, or makes much work by little, keeps nobody else waiting.
+
+const TURN_MS = 4;
+/** What follows a step, up to the write to a caller, comes after the turn and costs about as much as it did. */
+const STEPS_MAX = 64;
+
+/** Gives whether there is more to do at once. */
+type Step = () => boolean;
+
+const waiting = new Set<Step>();
+let isScheduled = false;
+
+/** Does this step in one of the next turns, and again until it gives false: one of each in turn. */
+export function inTurns(step: Step): void {
+  waiting.add(step);
+  schedule();
+}
+
+function schedule(): void {
+  if (isScheduled || waiting.size === 0) return;
+  isScheduled = true;
+  setImmediate(takeTurn);
+}
+
+function takeTurn(): void {
+  const until = performance.now() + TURN_MS;
+  for (let steps = 0; steps < STEPS_MAX && performance.now() < until; steps++) {
+    const [step] = waiting;
+    if (step === undefined) break;
+    waiting.delete(step);
+    if (step()) waiting.add(step);
+  }
+  isScheduled = false;
+  schedule();
+}
