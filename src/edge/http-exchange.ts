@@ -31,6 +31,7 @@ export class Exchange {
   #head: Head | null = null;
   readonly #unparsed: Uint8Array[] = [];
   #unparsedBytes = 0;
+  #isParsed = false;
   #connectionEnd: "closed" | "broken" | null = null;
   /** Of the body: what is next, and what comes after that, if that is known. */
   #piece: Uint8Array | null = null;
@@ -75,7 +76,7 @@ export class Exchange {
 
   /** Parses the next slice, if that is wanted. */
   readonly #step = (): boolean => {
-    if (this.#end !== null || (this.#head !== null && this.#wanted === null)) return false;
+    if (this.#end !== null || this.#isParsed || (this.#head !== null && this.#wanted === null)) return false;
     const slice = this.#nextSlice();
     if (slice === null) {
       if (this.#connectionEnd !== null) this.#endWithConnection(this.#connectionEnd);
@@ -84,11 +85,20 @@ export class Exchange {
     const { head, body, state, used } = this.#options.parser.parse(slice);
     if (head !== null) this.#open(head);
     if (body !== null) this.#piece = body;
-    if (state === "whole") this.#finish("whole", used === slice.length && this.#unparsedBytes === 0);
+    if (state === "whole") this.#endWhole(used === slice.length);
     else if (state !== "more") this.#finish(new TransportError(state.code), false);
-    else if (body !== null) this.#give();
-    return this.#end === null;
+    if (body !== null) this.#give();
+    return this.#end === null && !this.#isParsed;
   };
+
+  /** What has come right behind the answer is seen first: the end of the connection, or what nobody asked for. */
+  #endWhole(isAll: boolean): void {
+    this.#isParsed = true;
+    setImmediate(() => {
+      const isQuiet = this.#unparsedBytes === 0 && this.#connectionEnd === null;
+      this.#finish("whole", isAll && isQuiet);
+    });
+  }
 
   #nextSlice(): Uint8Array | null {
     const [first] = this.#unparsed;

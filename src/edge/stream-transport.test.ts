@@ -90,6 +90,11 @@ describe("a streamed answer", () => {
     expect(await ending((socket) => socket.resetAndDestroy())).toBe("broken");
   });
 
+  test("whose connection is closed with it leaves none for the next request, which would be lost", async () => {
+    const url = await answering((socket) => socket.end("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"));
+    for (let time = 0; time < 200; time++) expect(await (await post(url)).text()).toBe("ok");
+  });
+
   test("of many small chunks comes in pieces, with turns for others between them", async () => {
     const CHUNKS = 100_000;
     const url = await answering((socket) => {

@@ -122,14 +122,16 @@ class Connection {
 
 /** @throws the socket's error; the signal's reason */
 async function dialled(socket: net.Socket, connected: string, signal: AbortSignal): Promise<net.Socket> {
-  const { promise, resolve, reject } = Promise.withResolvers<net.Socket>();
+  const { promise, resolve, reject } = Promise.withResolvers<void>();
   const onAbort = () => reject(signal.reason);
   signal.addEventListener("abort", onAbort, { once: true });
-  socket.once(connected, () => resolve(socket));
+  socket.once(connected, () => resolve());
   socket.on("error", reject);
   socket.once("close", () => reject(new TransportError("ECONNRESET")));
   try {
-    return await promise;
+    await promise;
+    signal.throwIfAborted();
+    return socket;
   } catch (error) {
     socket.destroy();
     throw error;

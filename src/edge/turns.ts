@@ -24,13 +24,17 @@ function schedule(): void {
 }
 
 function takeTurn(): void {
-  const until = performance.now() + TURN_MS;
-  for (let steps = 0; steps < STEPS_MAX && performance.now() < until; steps++) {
-    const [step] = waiting;
-    if (step === undefined) break;
-    waiting.delete(step);
-    if (step()) waiting.add(step);
-  }
   isScheduled = false;
-  schedule();
+  const until = performance.now() + TURN_MS;
+  try {
+    for (let steps = 0; steps < STEPS_MAX && performance.now() < until; steps++) {
+      const [step] = waiting;
+      if (step === undefined) break;
+      waiting.delete(step);
+      if (step()) waiting.add(step);
+    }
+  } finally {
+    // A step that throws takes no other one along.
+    schedule();
+  }
 }
