@@ -1,7 +1,6 @@
 // Empty databases of both kinds, and the few rows and answers that the tests of the stores share.
 import { Database } from "bun:sqlite";
 import { mkdtempSync, readdirSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { SQL } from "bun";
 import { asc } from "drizzle-orm";
@@ -10,6 +9,7 @@ import { silentLog } from "../../src/core/log.ts";
 import { openStore } from "../../src/storage/open.ts";
 import type { Store, Tx } from "../../src/storage/store.ts";
 import { startPostgres } from "./postgres.ts";
+import { temporaryRoot } from "./process.ts";
 
 export const clock = { now: () => 1_763_700_000_000 };
 
@@ -22,7 +22,7 @@ export interface Place {
 }
 
 export function sqlitePlace(): Place & { dir: string } {
-  const dir = mkdtempSync(join(tmpdir(), "tollgate-store-"));
+  const dir = mkdtempSync(join(temporaryRoot(), "store-"));
   return {
     dir,
     open: () => openStore({ databaseUrl: null, dataDir: dir, log: silentLog, clock }),
