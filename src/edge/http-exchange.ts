@@ -5,8 +5,9 @@ import { type Head, type ResponseParser, SLICE_BYTES_MAX } from "./response-pars
 import type { TransportRequest } from "./transport.ts";
 import { inTurns } from "./turns.ts";
 
-/** What has come and is not parsed yet: while it is more, the connection is not read. */
+/** What has come and is not parsed yet, and in how many parts: while it is more, the connection is not read. */
 const UNPARSED_BYTES_MAX = 64 * 1024;
+const UNPARSED_PARTS_MAX = 256;
 
 export class TransportError extends Error {
   readonly code: string;
@@ -59,7 +60,7 @@ export class Exchange {
   arrived(bytes: Uint8Array): void {
     this.#unparsed.push(bytes);
     this.#unparsedBytes += bytes.length;
-    if (this.#unparsedBytes > UNPARSED_BYTES_MAX) this.#options.socket.pause();
+    if (this.#isFull()) this.#options.socket.pause();
     inTurns(this.#step);
   }
 
@@ -100,15 +101,27 @@ export class Exchange {
     });
   }
 
+  #isFull(): boolean {
+    return this.#unparsedBytes > UNPARSED_BYTES_MAX || this.#unparsed.length > UNPARSED_PARTS_MAX;
+  }
+
+  /** Of all that has come, however many parts it came in: a slice for each would be a turn for each. */
   #nextSlice(): Uint8Array | null {
     const [first] = this.#unparsed;
     if (first === undefined) return null;
-    const slice = first.subarray(0, SLICE_BYTES_MAX);
-    if (slice.length < first.length) this.#unparsed[0] = first.subarray(slice.length);
-    else this.#unparsed.shift();
-    this.#unparsedBytes -= slice.length;
-    if (this.#unparsedBytes <= UNPARSED_BYTES_MAX) this.#options.socket.resume();
-    return slice;
+    const wasFull = this.#isFull();
+    const parts: Uint8Array[] = [];
+    let left = SLICE_BYTES_MAX;
+    for (let part = this.#unparsed[0]; part !== undefined && left > 0; part = this.#unparsed[0]) {
+      const taken = part.subarray(0, left);
+      if (taken.length < part.length) this.#unparsed[0] = part.subarray(taken.length);
+      else this.#unparsed.shift();
+      parts.push(taken);
+      left -= taken.length;
+    }
+    this.#unparsedBytes -= SLICE_BYTES_MAX - left;
+    if (wasFull && !this.#isFull()) this.#options.socket.resume();
+    return parts.length === 1 ? (parts[0] ?? first) : Buffer.concat(parts);
   }
 
   #open(head: Head): void {

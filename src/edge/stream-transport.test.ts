@@ -127,6 +127,7 @@ describe("a streamed answer", () => {
       showHead();
     });
     let isSent = false;
+    const { promise: letGo, resolve: sent } = Promise.withResolvers<void>();
     const response = await outbound.request(url, {
       method: "POST",
       headers: [],
@@ -134,12 +135,25 @@ describe("a streamed answer", () => {
       signal: AbortSignal.timeout(20_000),
       sent() {
         isSent = true;
+        sent();
       },
     });
     await headCame;
     expect(isSent).toBe(false);
     await response.body?.cancel();
-    expect(isSent).toBe(true);
+    await letGo;
+  });
+
+  test("whose connection is gone before its request was read lets go of that", async () => {
+    const url = await answering((socket) => {
+      socket.pause();
+      setTimeout(() => socket.resetAndDestroy(), 50);
+    });
+    const { promise: letGo, resolve: sent } = Promise.withResolvers<void>();
+    const body = new Uint8Array(32 * 1024 * 1024);
+    const request = { method: "POST", headers: [], body, signal: AbortSignal.timeout(20_000), sent };
+    expect(await outbound.request(url, request).catch(({ kind }: OutboundError) => kind)).toBe("lost");
+    await letGo;
   });
 
   test("that follows another one on a connection is its own: names share none, nor does what was not asked for", async () => {

@@ -45,6 +45,7 @@ class Connection {
   readonly #isFree: (connection: Connection) => void;
   #exchange: Exchange | null = null;
   #isSending = false;
+  #isClosed = false;
   #timer: ReturnType<typeof setTimeout> | undefined;
   isOver = false;
   /** Whether any byte has come of the answer to the latest request. */
@@ -61,7 +62,10 @@ class Connection {
     });
     socket.on("end", () => this.#lost("closed"));
     socket.on("error", () => this.#lost("broken"));
-    socket.on("close", () => this.#lost("broken"));
+    socket.on("close", () => {
+      this.#isClosed = true;
+      this.#lost("broken");
+    });
   }
 
   /** @throws TransportError; the signal's reason */
@@ -77,9 +81,11 @@ class Connection {
         this.#exchange = null;
         const seconds = keptSeconds(exchange.head?.fields ?? []);
         const isReusable = isClean && this.#parser.keepsAlive && !this.#isSending && seconds > 0;
-        if (isReusable && !this.isOver) this.#wait(seconds);
-        else this.end();
-        request.sent?.();
+        if (isReusable && !this.isOver) return this.#wait(seconds);
+        // Until it is closed the socket holds what it has not sent.
+        if (this.#isClosed) request.sent?.();
+        else if (this.#isSending) socket.once("close", () => request.sent?.());
+        this.end();
       },
     });
     this.#exchange = exchange;

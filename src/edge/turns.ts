@@ -2,8 +2,8 @@
 // loop: whoever sends much, or makes much work by little, keeps nobody else waiting.
 
 const TURN_MS = 4;
-/** What follows a step, up to the write to a caller, comes after the turn and costs about as much as it did. */
-const STEPS_MAX = 64;
+/** What follows a step, up to the write to a caller, comes after the turn and may cost more than it did. */
+const STEPS_MAX = 8;
 
 /** Gives whether there is more to do at once. */
 type Step = () => boolean;
@@ -15,6 +15,21 @@ let isScheduled = false;
 export function inTurns(step: Step): void {
   waiting.add(step);
   schedule();
+}
+
+/** Resolves when the last step has been done. Rejects with what a step throws. */
+export function doneInTurns(step: Step): Promise<void> {
+  const { promise, resolve, reject } = Promise.withResolvers<void>();
+  inTurns(() => {
+    try {
+      if (step()) return true;
+      resolve();
+    } catch (error) {
+      reject(error);
+    }
+    return false;
+  });
+  return promise;
 }
 
 function schedule(): void {

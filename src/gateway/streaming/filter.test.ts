@@ -42,6 +42,16 @@ async function pass(filter: ReturnType<typeof filterEvents>, given: string, size
   return pieces;
 }
 
+test("events that come together go on together, whatever is denied", async () => {
+  const given = "data: 1\n\n".repeat(3_000);
+  for (const isDenied of [null, () => true]) {
+    const filter = filterEvents({ ...options(), isDenied });
+    const pieces = await pass(filter, `${given}data: `, [10, 20_000]);
+    expect(pieces.join("")).toBe(`${given}data: `);
+    expect(pieces.length).toBeLessThanOrEqual(6);
+  }
+});
+
 describe("a JSON body", () => {
   test("loses what is denied, whatever pieces it comes in", async () => {
     const given = list("good", "bad", "ünï");

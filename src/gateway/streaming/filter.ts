@@ -2,6 +2,7 @@
 // held until it is whole and then passes as it came, unless a tool must be taken out of it. What can't be read, or is
 // too long to be held, does not pass.
 import { UnreadableAnswer, withoutTools } from "../../core/tool-list.ts";
+import { doneInTurns } from "../../edge/turns.ts";
 import type { Share } from "./budget.ts";
 
 type Chunks = AsyncGenerator<Uint8Array, void, undefined>;
@@ -18,6 +19,9 @@ export interface FilterOptions {
 
 export const HELD_BYTES_MAX = 16 * 1024 * 1024;
 export const FILTER_MEMORY_BYTES = 256 * 1024 * 1024;
+
+/** Of the filtering of events, in one go. */
+const STEP_MS = 1;
 
 const LINE_FEED = 0x0a;
 const RETURN = 0x0d;
@@ -81,25 +85,62 @@ export interface EventFilterOptions extends Omit<FilterOptions, "isDenied"> {
   readonly isDenied: IsDenied | null;
 }
 
-/** A body that is an event stream (WHATWG HTML, section 9.2). */
+/**
+ * A body that is an event stream (WHATWG HTML, section 9.2). However many events come together, they go on together:
+ * each piece costs its way to the caller.
+ */
 export function filterEvents({ isDenied, ...options }: EventFilterOptions): (chunks: Chunks) => Chunks {
+  return isDenied === null ? wholeEvents(options) : rewrittenEvents({ isDenied, ...options });
+}
+
+function wholeEvents(options: Omit<FilterOptions, "isDenied">): (chunks: Chunks) => Chunks {
+  return async function* whole(chunks) {
+    const held = createHeld(options);
+    const find = createEventFinder();
+    try {
+      for await (const chunk of chunks) {
+        const first = find(chunk, 0);
+        let last = first;
+        for (let end = first; end !== -1; end = find(chunk, end)) last = end;
+        if (first !== -1) {
+          held.add(chunk.subarray(0, first));
+          yield held.all();
+          held.clear();
+        }
+        if (last > first) yield chunk.subarray(first, last);
+        held.add(chunk.subarray(Math.max(last, 0)));
+      }
+      // Some clients take an event that its stream ends without a blank line.
+      if (held.all().length > 0) yield held.all();
+    } finally {
+      held.clear();
+    }
+  };
+}
+
+function rewrittenEvents({ isDenied, ...options }: FilterOptions): (chunks: Chunks) => Chunks {
   return async function* filtered(chunks) {
     const held = createHeld(options);
     const find = createEventFinder();
-    const pass = (event: Uint8Array) => (isDenied === null ? event : rewritten(event, isDenied));
     try {
       for await (const chunk of chunks) {
-        let from = 0;
-        for (let end = find(chunk, 0); end !== -1; end = find(chunk, end)) {
-          held.add(chunk.subarray(from, end));
-          yield pass(held.all());
-          held.clear();
-          from = end;
-        }
-        held.add(chunk.subarray(from));
+        const passed: Uint8Array[] = [];
+        let at = 0;
+        await doneInTurns(() => {
+          const until = performance.now() + STEP_MS;
+          while (performance.now() < until) {
+            const end = find(chunk, at);
+            held.add(chunk.subarray(at, end === -1 ? chunk.length : end));
+            if (end === -1) return false;
+            passed.push(rewritten(held.all(), isDenied));
+            held.clear();
+            at = end;
+          }
+          return true;
+        });
+        if (passed.length > 0) yield Buffer.concat(passed);
       }
-      // Some clients take an event that its stream ends without a blank line.
-      if (held.all().length > 0) yield pass(held.all());
+      if (held.all().length > 0) yield rewritten(held.all(), isDenied);
     } finally {
       held.clear();
     }

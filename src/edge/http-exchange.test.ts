@@ -1,0 +1,19 @@
+import { expect, test } from "bun:test";
+import net from "node:net";
+import { Exchange } from "./http-exchange.ts";
+import { ResponseParser } from "./response-parser.ts";
+
+test("what has come in many parts is parsed in one go: it waits for one turn, not for one each", async () => {
+  const socket = new net.Socket();
+  const exchange = new Exchange({
+    socket,
+    parser: new ResponseParser(),
+    request: { method: "GET", headers: new Headers(), body: null, signal: AbortSignal.timeout(10_000) },
+    over() {},
+  });
+  const answer = `HTTP/1.1 200 OK\r\nContent-Length: 20000\r\n\r\n${"x".repeat(20_000)}`;
+  for (const byte of Buffer.from(answer)) exchange.arrived(new Uint8Array([byte]));
+  const pieces: number[] = [];
+  for await (const piece of (await exchange.response).body ?? []) pieces.push(piece.length);
+  expect(pieces).toEqual([20_000]);
+});
