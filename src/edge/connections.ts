@@ -21,6 +21,7 @@ const POOLS_MAX = 128;
  * 1,000 names, 440 MB of garbage), so it is told after this many evictions. Opening one costs 4 ms anyway.
  */
 const EVICTIONS_PER_COLLECTION = 64;
+
 function identityKey(identity: ClientIdentity | null): string {
   if (identity === null) return "";
   const parts = JSON.stringify([identity.cert, identity.key, identity.ca]);

@@ -2,21 +2,12 @@
 // is told. The answer is read no faster than it is taken.
 import type { Socket } from "node:net";
 import { type Head, type ResponseParser, SLICE_BYTES_MAX } from "./response-parser.ts";
-import type { TransportRequest } from "./transport.ts";
+import { TransportError, type TransportRequest } from "./transport.ts";
 import { inTurns } from "./turns.ts";
 
 /** What has come and is not parsed yet, and in how many parts: while it is more, the connection is not read. */
 const UNPARSED_BYTES_MAX = 64 * 1024;
 const UNPARSED_PARTS_MAX = 256;
-
-export class TransportError extends Error {
-  readonly code: string;
-
-  constructor(code: string) {
-    super(code);
-    this.code = code;
-  }
-}
 
 export interface ExchangeOptions {
   readonly socket: Socket;
@@ -107,21 +98,20 @@ export class Exchange {
 
   /** Of all that has come, however many parts it came in: a slice for each would be a turn for each. */
   #nextSlice(): Uint8Array | null {
-    const [first] = this.#unparsed;
-    if (first === undefined) return null;
     const wasFull = this.#isFull();
     const parts: Uint8Array[] = [];
     let left = SLICE_BYTES_MAX;
-    for (let part = this.#unparsed[0]; part !== undefined && left > 0; part = this.#unparsed[0]) {
+    while (left > 0) {
+      const part = this.#unparsed.shift();
+      if (part === undefined) break;
       const taken = part.subarray(0, left);
-      if (taken.length < part.length) this.#unparsed[0] = part.subarray(taken.length);
-      else this.#unparsed.shift();
+      if (taken.length < part.length) this.#unparsed.unshift(part.subarray(taken.length));
       parts.push(taken);
       left -= taken.length;
     }
     this.#unparsedBytes -= SLICE_BYTES_MAX - left;
     if (wasFull && !this.#isFull()) this.#options.socket.resume();
-    return parts.length === 1 ? (parts[0] ?? first) : Buffer.concat(parts);
+    return parts.length > 1 ? Buffer.concat(parts) : (parts[0] ?? null);
   }
 
   #open(head: Head): void {

@@ -35,7 +35,7 @@ export interface OutboundRequest {
   readonly signal: AbortSignal;
   readonly tls?: ClientIdentity | null;
   /** Told when the body is not needed any more, unless that never left. It may be told more than once. */
-  readonly sent?: () => void;
+  readonly sent?: (() => void) | undefined;
 }
 
 export interface Outbound {
@@ -65,9 +65,6 @@ interface Target {
 }
 
 const DIALS_MAX = 4;
-
-/** Interim answers are passed over, and what has a status like `000` is no HTTP answer (RFC 9110 section 15). */
-const FINAL_STATUS_MIN = 200;
 
 /**
  * Codes that Bun gives only while it opens a socket. Linux has ETIMEDOUT, EHOSTUNREACH and their like for
@@ -159,13 +156,6 @@ function toHeaders(target: Target, pairs: OutboundRequest["headers"]): Headers {
   return headers;
 }
 
-/** @throws an error with a code, as the connection's own are */
-function requireFinal(response: Response): void {
-  if (response.status >= FINAL_STATUS_MIN) return;
-  response.body?.cancel().catch(() => {});
-  throw Object.assign(new Error("no final status"), { code: "InvalidStatus" });
-}
-
 function abortable<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
   const { promise, reject } = Promise.withResolvers<never>();
   const onAbort = () => reject(signal.reason);
@@ -195,9 +185,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
       let failure = new OutboundError("unreached", "no address");
       for (const address of addresses.slice(0, DIALS_MAX)) {
         try {
-          const response = await pool.send(dialUrl(target, address), { method, headers, body, signal, sent });
-          requireFinal(response);
-          return response;
+          return await pool.send(dialUrl(target, address), { method, headers, body, signal, sent });
         } catch (error) {
           signal.throwIfAborted();
           const code = errorCode(error);

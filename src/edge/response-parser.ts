@@ -16,7 +16,7 @@ const SWITCHING_PROTOCOLS = 101;
 const FINAL_STATUS_MIN = 200;
 const STATUS_MAX = 599;
 /** Answers that have no body (RFC 9110), whatever their heads say of one. */
-const BODILESS: ReadonlySet<number> = new Set([204, 205, 304]);
+export const BODILESS: ReadonlySet<number> = new Set([204, 205, 304]);
 
 /** Of llhttp: a kind of parser, errors, and what a callback may say. */
 const TYPE_RESPONSE = 2;

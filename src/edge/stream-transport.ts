@@ -4,9 +4,15 @@
 // closed as little as it tells when a request has left.
 import net from "node:net";
 import tls from "node:tls";
-import { Exchange, TransportError } from "./http-exchange.ts";
+import { Exchange } from "./http-exchange.ts";
 import { ResponseParser } from "./response-parser.ts";
-import { IDLE_SECONDS, type Transport, type TransportOptions, type TransportRequest } from "./transport.ts";
+import {
+  IDLE_SECONDS,
+  type Transport,
+  TransportError,
+  type TransportOptions,
+  type TransportRequest,
+} from "./transport.ts";
 
 /** Connections of one pool that wait for another request; the one that waits longest goes first. */
 const IDLE_MAX = 256;

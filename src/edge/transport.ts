@@ -20,10 +20,20 @@ export interface TransportRequest {
   readonly sent?: (() => void) | undefined;
 }
 
+/** What an exchange without an answer, or with half of one, comes to. */
+export class TransportError extends Error {
+  readonly code: string;
+
+  constructor(code: string) {
+    super(code);
+    this.code = code;
+  }
+}
+
 /** One pool of connections. */
 export interface Transport {
   /**
-   * Resolves with the response head as it came; its body is still encoded and must be read or cancelled.
+   * Resolves with the final response head as it came; its body is still encoded and must be read or cancelled.
    *
    * @param url of an address, never of a name
    * @throws errors with a code
@@ -35,6 +45,9 @@ export interface Transport {
 
 /** Seconds. Short, since a server that drops idle connections unseen costs the call that finds out. */
 export const IDLE_SECONDS = 30;
+
+/** What has a status like `000` is no HTTP answer (RFC 9110 section 15), but `fetch` gives it. */
+const FINAL_STATUS_MIN = 200;
 
 export function openFetchTransport({ serverName, ca, client }: TransportOptions): Transport {
   const session = new Bun.FetchSession({
@@ -52,7 +65,7 @@ export function openFetchTransport({ serverName, ca, client }: TransportOptions)
   return {
     async send(url, { sent, ...request }) {
       try {
-        return await session.fetch(url, {
+        const response = await session.fetch(url, {
           ...request,
           redirect: "manual",
           decompress: false,
@@ -61,6 +74,9 @@ export function openFetchTransport({ serverName, ca, client }: TransportOptions)
           // Bun's own limit on silence (five minutes) would cut off what the signal allows.
           timeout: false,
         });
+        if (response.status >= FINAL_STATUS_MIN) return response;
+        response.body?.cancel().catch(() => {});
+        throw new TransportError("InvalidStatus");
       } finally {
         // It does not tell when the body has left; servers read requests before they answer, mostly.
         sent?.();

@@ -4,6 +4,7 @@ import { Fault, type FaultKind } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import type { ErrorClass } from "../../core/states.ts";
 import { type Outbound, OutboundError } from "../../edge/outbound.ts";
+import { BODILESS } from "../../edge/response-parser.ts";
 import { requestSafely } from "../../edge/retry.ts";
 import { untilStored } from "../../storage/persist.ts";
 import type { Budget } from "./budget.ts";
@@ -16,8 +17,6 @@ import type { Tally } from "./tally.ts";
 
 /** After so much silence an event stream opens with a comment: see relay.ts. */
 const FIRST_COMMENT_MS = 50;
-/** Statuses whose answers have no body (RFC 9110). */
-const BODILESS: ReadonlySet<number> = new Set([204, 205, 304]);
 
 export interface ExchangeDeps {
   readonly log: Log;
@@ -64,7 +63,7 @@ export async function headOf(
   deps: ExchangeDeps,
   { opened, course, tally, method, own, isOurs }: Exchange,
   body: Uint8Array | null,
-  sent: () => void,
+  sent?: () => void,
 ): Promise<Response> {
   const { signal } = course;
   course.waitFor("head");

@@ -85,66 +85,55 @@ export interface EventFilterOptions extends Omit<FilterOptions, "isDenied"> {
   readonly isDenied: IsDenied | null;
 }
 
-/**
- * A body that is an event stream (WHATWG HTML, section 9.2). However many events come together, they go on together:
- * each piece costs its way to the caller.
- */
+/** A body that is an event stream (WHATWG HTML, section 9.2). */
 export function filterEvents({ isDenied, ...options }: EventFilterOptions): (chunks: Chunks) => Chunks {
-  return isDenied === null ? wholeEvents(options) : rewrittenEvents({ isDenied, ...options });
-}
-
-function wholeEvents(options: Omit<FilterOptions, "isDenied">): (chunks: Chunks) => Chunks {
-  return async function* whole(chunks) {
-    const held = createHeld(options);
-    const find = createEventFinder();
-    try {
-      for await (const chunk of chunks) {
-        const first = find(chunk, 0);
-        let last = first;
-        for (let end = first; end !== -1; end = find(chunk, end)) last = end;
-        if (first !== -1) {
-          held.add(chunk.subarray(0, first));
-          yield held.all();
-          held.clear();
-        }
-        if (last > first) yield chunk.subarray(first, last);
-        held.add(chunk.subarray(Math.max(last, 0)));
-      }
-      // Some clients take an event that its stream ends without a blank line.
-      if (held.all().length > 0) yield held.all();
-    } finally {
-      held.clear();
-    }
+  return (chunks) => {
+    const whole = wholeEvents(chunks, options);
+    return isDenied === null ? whole : rewrittenEvents(whole, isDenied);
   };
 }
 
-function rewrittenEvents({ isDenied, ...options }: FilterOptions): (chunks: Chunks) => Chunks {
-  return async function* filtered(chunks) {
-    const held = createHeld(options);
-    const find = createEventFinder();
-    try {
-      for await (const chunk of chunks) {
-        const passed: Uint8Array[] = [];
-        let at = 0;
-        await doneInTurns(() => {
-          const until = performance.now() + STEP_MS;
-          while (performance.now() < until) {
-            const end = find(chunk, at);
-            held.add(chunk.subarray(at, end === -1 ? chunk.length : end));
-            if (end === -1) return false;
-            passed.push(rewritten(held.all(), isDenied));
-            held.clear();
-            at = end;
-          }
-          return true;
-        });
-        if (passed.length > 0) yield Buffer.concat(passed);
+/** However many events come together, they go on together: each piece costs its way to the caller. */
+async function* wholeEvents(chunks: Chunks, options: Omit<FilterOptions, "isDenied">): Chunks {
+  const held = createHeld(options);
+  const find = createEventFinder();
+  try {
+    for await (const chunk of chunks) {
+      const first = find(chunk, 0);
+      let last = first;
+      for (let end = first; end !== -1; end = find(chunk, end)) last = end;
+      if (first !== -1) {
+        held.add(chunk.subarray(0, first));
+        yield held.all();
+        held.clear();
       }
-      if (held.all().length > 0) yield rewritten(held.all(), isDenied);
-    } finally {
-      held.clear();
+      if (last > first) yield chunk.subarray(first, last);
+      held.add(chunk.subarray(Math.max(last, 0)));
     }
-  };
+    // Some clients take an event that its stream ends without a blank line.
+    if (held.all().length > 0) yield held.all();
+  } finally {
+    held.clear();
+  }
+}
+
+async function* rewrittenEvents(pieces: Chunks, isDenied: IsDenied): Chunks {
+  const find = createEventFinder();
+  for await (const events of pieces) {
+    const passed: Uint8Array[] = [];
+    let at = 0;
+    await doneInTurns(() => {
+      const until = performance.now() + STEP_MS;
+      while (at < events.length && performance.now() < until) {
+        const found = find(events, at);
+        const end = found === -1 ? events.length : found;
+        passed.push(rewritten(events.subarray(at, end), isDenied));
+        at = end;
+      }
+      return at < events.length;
+    });
+    yield Buffer.concat(passed);
+  }
 }
 
 /**

@@ -223,7 +223,7 @@ async function runConnection(
       isOurs: async () => true,
       ended: async () => conclude(),
     };
-    return await answerOf(deps, exchange, await headOf(deps, exchange, null, () => {}));
+    return await answerOf(deps, exchange, await headOf(deps, exchange, null));
   } catch (error) {
     conclude();
     throw faultOf(nothingOf(error, course.signal), error, {});
