@@ -8,7 +8,6 @@ import { createIntake, type IntakeLimits } from "./intake.ts";
 const KIB = 1024;
 const LIMITS: IntakeLimits = {
   bytesMax: 1024 * KIB,
-  tenantBytesMax: 512 * KIB,
   msMax: 20_000,
   silenceMsMax: 10_000,
 };
@@ -94,11 +93,15 @@ test("a tenant that holds its share is refused more, and nobody else is", async 
   const held = upload();
   const reading = read(held.request, "greedy", BODY_BYTES_MAX);
   await held.send(300 * KIB);
+  const stored = Promise.withResolvers<void>();
+  await read(whole(350 * KIB), "greedy", BODY_BYTES_MAX, stored.promise);
+  // Alone it may have seven eighths of everything.
   const fault = await faultOf(read(whole(300 * KIB), "greedy", BODY_BYTES_MAX));
   expect(fault).toMatchObject({ kind: "unavailable", retryAfterSeconds: 5, closesConnection: false });
-  // What is small is nobody's burden.
-  expect((await read(whole(64 * KIB), "greedy", BODY_BYTES_MAX)).byteLength).toBe(64 * KIB);
-  expect((await read(whole(300 * KIB), "other", BODY_BYTES_MAX)).byteLength).toBe(300 * KIB);
+  // What is tiny is nobody's burden.
+  expect((await read(whole(4 * KIB), "greedy", BODY_BYTES_MAX)).byteLength).toBe(4 * KIB);
+  expect((await read(whole(200 * KIB), "other", BODY_BYTES_MAX)).byteLength).toBe(200 * KIB);
+  stored.resolve();
   await held.end();
   expect((await reading).byteLength).toBe(300 * KIB);
 });
@@ -109,8 +112,8 @@ test("all tenants together hold no more than the whole", async () => {
     const body = upload();
     return { body, reading: read(body.request, tenant, BODY_BYTES_MAX) };
   });
-  for (const { body } of held) await body.send(300 * KIB);
-  expect((await faultOf(read(whole(200 * KIB), "d", BODY_BYTES_MAX))).kind).toBe("unavailable");
+  for (const { body } of held) await body.send(250 * KIB);
+  expect((await faultOf(read(whole(250 * KIB), "d", BODY_BYTES_MAX))).kind).toBe("unavailable");
   expect((await read(whole(100 * KIB), "d", BODY_BYTES_MAX)).byteLength).toBe(100 * KIB);
   for (const { body } of held) await body.end();
   await Promise.all(held.map(({ reading }) => reading));
@@ -118,7 +121,7 @@ test("all tenants together hold no more than the whole", async () => {
 });
 
 test("what a body held is given back, however it ends", async () => {
-  const read = createIntake(LIMITS);
+  const read = createIntake({ ...LIMITS, bytesMax: 600 * KIB });
   for (let round = 0; round < 5; round++) {
     expect((await read(whole(BODY_BYTES_MAX), "t", BODY_BYTES_MAX)).byteLength).toBe(BODY_BYTES_MAX);
     expect((await faultOf(read(whole(BODY_BYTES_MAX + 1), "t", BODY_BYTES_MAX))).kind).toBe(
@@ -223,7 +226,7 @@ test("a body that is too large is answered even while it is being sent, and the 
 });
 
 test("a body that is here counts until its request is done with, and one that was refused does not", async () => {
-  const read = createIntake({ ...LIMITS, tenantBytesMax: 300 * KIB });
+  const read = createIntake({ ...LIMITS, bytesMax: 300 * KIB });
   const stored = Promise.withResolvers<void>();
   await read(whole(200 * KIB), "t", BODY_BYTES_MAX, stored.promise);
   for (let i = 0; i < 3; i++) {

@@ -1,20 +1,17 @@
-// Taking in request bodies: bounded in size, in time, in silence, and in what all of them together and each
-// tenant's hold in memory. Only bytes that are here count, so a body that never comes takes nobody's place.
+// Taking in request bodies: bounded in size, in time, in silence, and in what all of them together and each tenant's
+// hold in memory. Of a large body only bytes that are here count, so one that never comes keeps none from others.
+import { createFairShare } from "../core/fair-share.ts";
 import { Fault } from "../core/fault.ts";
-import {
-  BODY_INTAKE_BYTES_MAX,
-  BODY_INTAKE_MS_MAX,
-  BODY_INTAKE_SILENCE_MS_MAX,
-  BODY_INTAKE_TENANT_BYTES_MAX,
-} from "../core/limits.ts";
+import { BODY_INTAKE_BYTES_MAX, BODY_INTAKE_MS_MAX, BODY_INTAKE_SILENCE_MS_MAX } from "../core/limits.ts";
 
 /** Up to here a body weighs nothing: there are fewer connections than could matter. */
+const TINY_BYTES = 4096;
+/** Up to here a body that is sent with its length is taken in one piece, and weighs that much from its start. */
 const SMALL_BYTES = 65_536;
 
 export interface IntakeLimits {
-  /** What the larger bodies that are coming in may hold, all together and each tenant's. */
+  /** What the bodies that are coming in may hold, all together. */
   readonly bytesMax: number;
-  readonly tenantBytesMax: number;
   /** How long a larger body may take, and be silent. */
   readonly msMax: number;
   readonly silenceMsMax: number;
@@ -35,19 +32,35 @@ export type Intake = (
 ) => Promise<Uint8Array>;
 
 export function createIntake(limits: IntakeLimits): Intake {
-  const budget = openBudget(limits);
+  const memory = createFairShare({ size: limits.bytesMax, least: 0 });
+
+  function charge(tenant: string, bytes: number): void {
+    if (memory.take(tenant, null, bytes) === null) return;
+    throw new Fault("unavailable", "too many large bodies are coming in", { retryAfterSeconds: 5 });
+  }
+
+  async function readSmall(request: Request, tenant: string, weight: number): Promise<Taken> {
+    charge(tenant, weight);
+    const release = () => memory.giveBack(tenant, null, weight);
+    try {
+      return { bytes: await request.bytes(), release };
+    } catch (error) {
+      release();
+      throw error;
+    }
+  }
 
   /** Gives the bytes, and what gives their share back. */
   async function readStream(body: ReadableStream<Uint8Array>, tenant: string, expected: Expected) {
     const reader: BodyReader = body.getReader();
     const patience = startPatience(limits, () => void reader.cancel().catch(() => {}));
     let charged = 0;
-    const release = () => budget.giveBack(tenant, charged);
+    const release = () => memory.giveBack(tenant, null, charged);
     try {
       const bytes = await gather(reader, expected, (size) => {
         patience.heard();
-        if (size <= SMALL_BYTES) return;
-        budget.take(tenant, size - charged);
+        if (size <= TINY_BYTES) return;
+        charge(tenant, size - charged);
         charged = size;
       });
       patience.check();
@@ -60,15 +73,20 @@ export function createIntake(limits: IntakeLimits): Intake {
     }
   }
 
-  return async (request, tenant, bytesMax, heldUntil = Promise.resolve()) => {
+  async function take(request: Request, tenant: string, bytesMax: number): Promise<Taken> {
     const header = request.headers.get("content-length");
     const declared = header === null ? bytesMax : Number(header);
     if (declared > bytesMax) throw tooLarge(bytesMax);
+    // A declared length bounds the body: the HTTP parser takes no more than that.
+    const isSmall = header !== null && declared <= SMALL_BYTES;
+    if (isSmall) return readSmall(request, tenant, declared <= TINY_BYTES ? 0 : declared);
+    if (request.body === null) return { bytes: new Uint8Array(), release: () => {} };
+    return readStream(request.body, tenant, { declared, bytesMax });
+  }
+
+  return async (request, tenant, bytesMax, heldUntil = Promise.resolve()) => {
     try {
-      // A declared length bounds the body: the HTTP parser takes no more than that.
-      if (header !== null && declared <= SMALL_BYTES) return await request.bytes();
-      if (request.body === null) return new Uint8Array();
-      const { bytes, release } = await readStream(request.body, tenant, { declared, bytesMax });
+      const { bytes, release } = await take(request, tenant, bytesMax);
       void heldUntil.then(release, release);
       return bytes;
     } catch (cause) {
@@ -80,34 +98,12 @@ export function createIntake(limits: IntakeLimits): Intake {
 
 export const readBytes = createIntake({
   bytesMax: BODY_INTAKE_BYTES_MAX,
-  tenantBytesMax: BODY_INTAKE_TENANT_BYTES_MAX,
   msMax: BODY_INTAKE_MS_MAX,
   silenceMsMax: BODY_INTAKE_SILENCE_MS_MAX,
 });
 
 function tooLarge(bytesMax: number): Fault {
   return new Fault("payload_too_large", `body: larger than ${bytesMax} bytes`);
-}
-
-function openBudget({ bytesMax, tenantBytesMax }: IntakeLimits) {
-  let held = 0;
-  const heldBy = new Map<string, number>();
-  return {
-    take(tenant: string, bytes: number): void {
-      const own = (heldBy.get(tenant) ?? 0) + bytes;
-      if (held + bytes > bytesMax || own > tenantBytesMax) {
-        throw new Fault("unavailable", "too many large bodies are coming in", { retryAfterSeconds: 5 });
-      }
-      held += bytes;
-      heldBy.set(tenant, own);
-    },
-    giveBack(tenant: string, bytes: number): void {
-      held -= bytes;
-      const own = (heldBy.get(tenant) ?? 0) - bytes;
-      if (own > 0) heldBy.set(tenant, own);
-      else heldBy.delete(tenant);
-    },
-  };
 }
 
 /** Calls `giveUp` once when the body has taken too long or been silent too long, which `check` then throws. */
@@ -131,6 +127,12 @@ function startPatience({ msMax, silenceMsMax }: IntakeLimits, giveUp: () => void
       clearTimeout(silence);
     },
   };
+}
+
+interface Taken {
+  readonly bytes: Uint8Array;
+  /** Gives its share of the memory back. */
+  release(): void;
 }
 
 interface Expected {

@@ -19,6 +19,7 @@ export function makeJob(url: string, { call, body = "", ...rest }: JobParts = {}
   const number = ++made;
   return {
     id: `inv_${number}`,
+    tenant: "acme",
     agent_id: "agt_1",
     credential: null,
     session_key: "agt_1",

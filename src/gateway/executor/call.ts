@@ -65,7 +65,7 @@ export async function runCall(
   const onCancel = () => halt("cancelled");
   cancel.addEventListener("abort", onCancel);
   const trace = newTrace();
-  const hold = memory.hold(job.agent_id, stop.signal);
+  const hold = memory.hold(job.tenant, job.agent_id, stop.signal);
   try {
     if (cancel.aborted) halt("cancelled");
     stop.signal.throwIfAborted();

@@ -3,7 +3,6 @@
 import { CLAIM_BELIEVED_MS, isOlder, type Moment, thisMoment } from "../../core/age.ts";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
-import { createPlaces } from "../../core/places.ts";
 import { untilStored } from "../../storage/persist.ts";
 import type { Store } from "../../storage/store.ts";
 import {
@@ -25,7 +24,7 @@ import { dropLeases, endOrphans, nextAgentWithPending, pendingOf, renewLease, ty
 const RENEW_MS = 5_000;
 const SWEEP_MS = 2_000;
 const PLACES = 4096;
-const RUNNING_BODY_BYTES_MAX = 256 * 1024 * 1024;
+const RUNNING_BODY_BYTES_MAX = 96 * 1024 * 1024;
 const LAST_RECORDS_MS = 5_000;
 
 interface ResolvedCredential {
@@ -85,13 +84,10 @@ export class Dispatcher {
   constructor(options: DispatcherOptions) {
     this.#options = options;
     this.#shared = options.store.dialect === "postgres";
-    const limits = {
-      per_agent: options.agent_concurrency,
-      in_all: PLACES,
-      body_bytes: RUNNING_BODY_BYTES_MAX,
-    };
     this.#lanes = new Lanes<Item>({
-      places: createPlaces(limits),
+      places: PLACES,
+      agentPlaces: options.agent_concurrency,
+      bodyBytes: RUNNING_BODY_BYTES_MAX,
       read: (agentId, limit) => pendingOf(options.store.read, this.#taker(), agentId, limit),
       run: (agentId, item) => this.#run(agentId, item),
     });
@@ -219,6 +215,7 @@ export class Dispatcher {
     const send = (sent: Uint8Array, claim_seen_at: number | null) =>
       this.#options.pool.run({
         id: key.id,
+        tenant: key.tenant,
         agent_id: agentId,
         call,
         credential: credential.header,

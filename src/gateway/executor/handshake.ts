@@ -41,11 +41,11 @@ export function createMcpWire({ outbound, settings, memory }: Upstreams): McpWir
   /** Runs a step that no call's own deadline covers. One URL counts as one agent. */
   async function within<T>(
     timeoutMs: number,
-    { url }: SessionTarget,
+    { tenant, url }: SessionTarget,
     step: (context: CallContext) => Promise<T>,
   ): Promise<T> {
     const signal = AbortSignal.timeout(timeoutMs);
-    const hold = memory.hold(url, signal);
+    const hold = memory.hold(tenant, url, signal);
     const bounded = {
       ...settings,
       max_response_bytes: Math.min(settings.max_response_bytes, INITIALIZE_BYTES_MAX),

@@ -5,6 +5,7 @@ import type { Ending } from "../invocations/service.ts";
 
 export interface Job {
   readonly id: string;
+  readonly tenant: string;
   readonly agent_id: string;
   readonly call: Call;
   /** The header that carries the credential; null for none. */

@@ -1,6 +1,5 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { createPlaces } from "../../core/places.ts";
 import { Lanes, type Waiting } from "./lanes.ts";
 
 /** More than there are places. */
@@ -13,14 +12,15 @@ async function tick(): Promise<void> {
 }
 
 /** Lanes over a database that is a list, with calls that end when the test says so. */
-function world(limits: { per_agent: number; in_all: number }) {
+function world(limits: { agentPlaces: number; places: number }) {
   const pending: (Waiting & { agent: string })[] = [];
   const runs: { agent: string; end: () => void }[] = [];
   const started: string[] = [];
   let made = 0;
   let reads = 0;
   const lanes = new Lanes<Waiting>({
-    places: createPlaces({ ...limits, body_bytes: 1000 }),
+    ...limits,
+    bodyBytes: 1000,
     async read(agentId, limit) {
       reads++;
       await settle();
@@ -61,7 +61,7 @@ const step = fc.record({
 test("every pending call runs exactly once, within the limits, however calls come and end", async () => {
   await fc.assert(
     fc.asyncProperty(fc.array(step, { minLength: 30, maxLength: 150 }), async (steps) => {
-      const { lanes, pending, runs, started, insert } = world({ per_agent: 3, in_all: 5 });
+      const { lanes, pending, runs, started, insert } = world({ agentPlaces: 3, places: 5 });
       const all: string[] = [];
       for (const { action, agent } of steps) {
         if (action === "offer" || action === "insert unseen") {
@@ -100,7 +100,7 @@ test("oldest first, also when the lane runs dry and the rest is read", async () 
   const mix = fc.constantFrom("offer", "end", "end", "tick", "turn", "turn", "turn");
   await fc.assert(
     fc.asyncProperty(fc.array(mix, { minLength: 2500, maxLength: 3000 }), async (steps) => {
-      const { lanes, runs, started, insert } = world({ per_agent: 2, in_all: 5 });
+      const { lanes, runs, started, insert } = world({ agentPlaces: 2, places: 5 });
       const all: string[] = [];
       for (const action of [...Array.from({ length: 300 }, () => "offer"), ...steps]) {
         if (action === "offer") {
@@ -122,7 +122,7 @@ test("oldest first, also when the lane runs dry and the rest is read", async () 
 });
 
 test("a burst beyond what a lane keeps in memory runs whole, in order, without being offered again", async () => {
-  const { lanes, runs, started, insert, reads } = world({ per_agent: 2, in_all: 5 });
+  const { lanes, runs, started, insert, reads } = world({ agentPlaces: 2, places: 5 });
   const all: string[] = [];
   for (let i = 0; i < 2000; i++) {
     const item = insert("a");
@@ -139,7 +139,7 @@ test("a burst beyond what a lane keeps in memory runs whole, in order, without b
 });
 
 test("a lane is read from memory as long as it fits, also after very many calls", async () => {
-  const { lanes, runs, started, insert, reads } = world({ per_agent: 1, in_all: 5 });
+  const { lanes, runs, started, insert, reads } = world({ agentPlaces: 1, places: 5 });
   for (let i = 0; i < 21_000; i++) {
     const item = insert("a");
     lanes.offer("a", item, item);
@@ -155,7 +155,9 @@ test("a lane is read from memory as long as it fits, also after very many calls"
 test("a call that finds a place at once keeps what is in hand, and one that waits does not", async () => {
   const inHand: boolean[] = [];
   const lanes = new Lanes<Waiting & { body?: string }>({
-    places: createPlaces({ per_agent: 1, in_all: 5, body_bytes: 1000 }),
+    places: 5,
+    agentPlaces: 1,
+    bodyBytes: 1000,
     read: async () => [],
     run: async (_agent, item) => void inHand.push(item.body !== undefined),
   });
@@ -168,11 +170,61 @@ test("a call that finds a place at once keeps what is in hand, and one that wait
 });
 
 test("nothing starts while paused", async () => {
-  const { lanes, started, insert } = world({ per_agent: 2, in_all: 5 });
+  const { lanes, started, insert } = world({ agentPlaces: 2, places: 5 });
   await lanes.pause();
   const item = insert("a");
   lanes.offer("a", item, item);
   lanes.look("a");
   await settle();
   expect(started).toEqual([]);
+});
+
+test("a tenant whose calls never end leaves places to others, however many agents it has", async () => {
+  const ends = new Map<string, () => void>();
+  const lanes = new Lanes<Waiting>({
+    places: 64,
+    agentPlaces: 8,
+    bodyBytes: 1_000_000,
+    read: async () => [],
+    run: (_agent, { id }) => new Promise<void>((resolve) => ends.set(id, resolve)),
+  });
+  const offer = (tenant: string, agent: string, id: string, body_bytes = 0) => {
+    const item = { tenant, id, body_bytes };
+    lanes.offer(`${tenant}-${agent}`, item, item);
+  };
+  const startedOf = (tenant: string) => [...ends.keys()].filter((id) => id.startsWith(tenant)).length;
+  for (let at = 0; at < 200; at++) offer("stuck", String(at % 40), `stuck-${at}`);
+  expect(startedOf("stuck")).toBeGreaterThan(48);
+  offer("good", "1", "good-1");
+  expect(startedOf("good")).toBe(1);
+  // What is given back goes to who holds less, until both hold the same.
+  for (let at = 0; at < 100; at++) offer("good", String(at % 40), `good-${at + 2}`);
+  for (const [id, end] of [...ends]) if (id.startsWith("stuck")) end();
+  await settle();
+  await settle();
+  const ended = 56;
+  expect(startedOf("good")).toBeGreaterThanOrEqual(24);
+  expect(startedOf("stuck") - ended).toBeGreaterThanOrEqual(24);
+});
+
+test("bodies weigh on their own tenant only", () => {
+  const started: string[] = [];
+  const lanes = new Lanes<Waiting>({
+    places: 64,
+    agentPlaces: 8,
+    bodyBytes: 800,
+    read: async () => [],
+    run: (_agent, { id }) => {
+      started.push(id);
+      return new Promise<void>(() => {});
+    },
+  });
+  for (let at = 0; at < 20; at++) {
+    const item = { tenant: "heavy", id: `heavy-${at}`, body_bytes: 100 };
+    lanes.offer(`heavy-${at}`, item, item);
+  }
+  expect(started.length).toBe(7);
+  const light = { tenant: "light", id: "light", body_bytes: 60 };
+  lanes.offer("light", light, light);
+  expect(started.at(-1)).toBe("light");
 });

@@ -1,7 +1,7 @@
-// Which accepted call starts next. Each agent with calls waiting has a lane, first come first served; lanes that
-// find the process short of places take turns. A lane holds only IDs, and only so many: the rest stays in the
-// database, which is the queue, and is read when the lane has run dry.
-import type { Places } from "../../core/places.ts";
+// Which accepted call starts next. Each agent with calls waiting has a lane, first come first served. Of the lanes that
+// find too few places, those of the tenant that holds the least go first, and take turns among themselves. A lane holds
+// only IDs, and only so many: the rest stays in the database, which is the queue, and is read when the lane has run dry.
+import { createFairShare, type FairShare, leastFirst, type Shortage } from "../../core/fair-share.ts";
 
 export interface Waiting {
   readonly tenant: string;
@@ -14,7 +14,11 @@ const WAITING_MAX = 20_000;
 const READ_AGAIN_MS = 1000;
 
 export interface LanesOptions<W extends Waiting> {
-  readonly places: Places;
+  /** Calls that run at once. */
+  readonly places: number;
+  readonly agentPlaces: number;
+  /** Bytes of request bodies that running calls hold in memory. */
+  readonly bodyBytes: number;
   /** The agent's oldest pending calls, oldest first. */
   read(agentId: string, limit: number): Promise<W[]>;
   /** Runs a call that holds its place; the place is given back when this ends. Never rejects. */
@@ -47,8 +51,10 @@ class Lane<W extends Waiting> {
 export class Lanes<W extends Waiting> {
   readonly #options: LanesOptions<W>;
   readonly #lanes = new Map<string, Lane<W>>();
-  /** Lanes whose next call waits for places that other agents hold, in their turn. */
-  readonly #short = new Set<Lane<W>>();
+  readonly #places: FairShare;
+  readonly #bodies: FairShare;
+  /** Lanes whose next call waits for what other agents hold, by tenant and in their turn. */
+  readonly #short = new Map<string, Set<Lane<W>>>();
   #waiting = 0;
   #running = 0;
   #paused = false;
@@ -56,6 +62,8 @@ export class Lanes<W extends Waiting> {
 
   constructor(options: LanesOptions<W>) {
     this.#options = options;
+    this.#places = createFairShare({ size: options.places, agentMax: options.agentPlaces });
+    this.#bodies = createFairShare({ size: options.bodyBytes, least: 0 });
   }
 
   get running(): number {
@@ -66,7 +74,7 @@ export class Lanes<W extends Waiting> {
   offer(agentId: string, item: W, inHand: W): void {
     const lane = this.#laneOf(agentId);
     const next = lane.complete && lane.waiting.length === 0 && !this.#paused;
-    if (next && this.#options.places.take(agentId, item.body_bytes) === "taken") {
+    if (next && this.#take(agentId, item) === null) {
       this.#start(lane, inHand);
       return;
     }
@@ -109,21 +117,31 @@ export class Lanes<W extends Waiting> {
     void this.#options.run(lane.agentId, item).then(() => {
       this.#running--;
       lane.started.delete(item.id);
-      this.#options.places.release(lane.agentId, item.body_bytes);
-      this.#serve(lane);
+      this.#places.giveBack(item.tenant, lane.agentId);
+      this.#bodies.giveBack(item.tenant, null, item.body_bytes);
       this.#serveShort();
+      this.#serve(lane);
       if (this.#paused && this.#running === 0) this.#idle.resolve();
     });
   }
 
+  /** Takes a place and what its body weighs, or says who is short. */
+  #take(agentId: string, { tenant, body_bytes }: W): Shortage | null {
+    const short = this.#places.take(tenant, agentId);
+    if (short !== null) return short;
+    const heavy = this.#bodies.take(tenant, null, body_bytes);
+    if (heavy !== null) this.#places.giveBack(tenant, agentId);
+    return heavy;
+  }
+
   /** Starts what the lane may start, and reads more when that is all it has. */
   #serve(lane: Lane<W>): void {
-    this.#short.delete(lane);
     if (this.#paused) return;
     for (let next = lane.waiting[0]; next !== undefined; next = lane.waiting[0]) {
-      const place = this.#options.places.take(lane.agentId, next.body_bytes);
-      if (place === "short") this.#short.add(lane);
-      if (place !== "taken") return;
+      const short = this.#take(lane.agentId, next);
+      // What waits for calls of its own agent is served when one of those ends.
+      if (short !== null && short !== "own") this.#shortOf(next.tenant).add(lane);
+      if (short !== null) return;
       lane.waiting.shift();
       this.#waiting--;
       this.#start(lane, next);
@@ -132,10 +150,20 @@ export class Lanes<W extends Waiting> {
     else if (lane.empty) this.#lanes.delete(lane.agentId);
   }
 
+  #shortOf(tenant: string): Set<Lane<W>> {
+    const lanes = this.#short.get(tenant) ?? new Set<Lane<W>>();
+    this.#short.set(tenant, lanes);
+    return lanes;
+  }
+
   #serveShort(): void {
-    for (const lane of [...this.#short]) {
-      if (this.#options.places.full()) return;
-      this.#serve(lane);
+    for (const tenant of leastFirst(this.#short.keys(), (name) => this.#places.heldBy(name))) {
+      for (const lane of [...this.#shortOf(tenant)]) {
+        if (this.#places.roomOf(tenant) <= 0) break;
+        this.#shortOf(tenant).delete(lane);
+        this.#serve(lane);
+      }
+      if (this.#shortOf(tenant).size === 0) this.#short.delete(tenant);
     }
   }
 

@@ -212,7 +212,7 @@ function offerOf(job: Job): string {
 }
 
 function targetOf(job: Job): SessionTarget {
-  return { url: job.call.url, credential: job.credential, offer: offerOf(job) };
+  return { tenant: job.tenant, url: job.call.url, credential: job.credential, offer: offerOf(job) };
 }
 
 function headerOf(job: Job, wanted: string): string | null {

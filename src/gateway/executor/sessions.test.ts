@@ -1,10 +1,10 @@
 import { describe, expect, test } from "bun:test";
 import { createSessions, type Opened, type SessionLimits, type SessionTarget } from "./sessions.ts";
 
-const LIMITS: SessionLimits = { sessions_max: 3, idle_ms: 0, sessionless_ms: 60_000 };
+const LIMITS: SessionLimits = { sessions_max: 4, idle_ms: 0, sessionless_ms: 60_000 };
 
 function target(url = "http://a/"): SessionTarget {
-  return { url, credential: null, offer: "2025-11-25" };
+  return { tenant: "acme", url, credential: null, offer: "2025-11-25" };
 }
 
 /** A wire that opens numbered sessions, and records. */
@@ -73,6 +73,18 @@ describe("sessions", () => {
     await sessions.renew("d", target(), null, false);
     expect(closed).toEqual(["s2"]);
     expect(await sessions.find("b")).toBeNull();
+  });
+
+  test("of one tenant make no other tenant's close, unless there are very many tenants", async () => {
+    const { sessions, closed } = setUp({ sessions_max: 8 });
+    const of = (tenant: string) => ({ ...target(), tenant });
+    await sessions.renew("good", of("good"), null, false);
+    for (let at = 0; at < 20; at++) await sessions.renew(`hostile-${at}`, of("hostile"), null, false);
+    expect(await sessions.find("good")).not.toBeNull();
+    expect(closed).not.toContain("s1");
+    expect(closed.length).toBeGreaterThan(13);
+    for (let at = 0; at < 20; at++) await sessions.renew(`other-${at}`, of(`other-${at}`), null, false);
+    expect(closed.length).toBeGreaterThan(32);
   });
 
   test("are closed when idle, but not while a call uses them", async () => {

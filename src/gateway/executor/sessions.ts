@@ -1,8 +1,10 @@
 // The upstream sessions of MCP servers: opened once per key however many calls wait for it, kept while they
-// are used, closed when idle, forgotten or too many. A session is never shared by two keys.
+// are used, closed when idle, forgotten or too many of their tenant. A session is never shared by two keys.
+import { createFairShare } from "../../core/fair-share.ts";
 
 /** Where a session lives, and by whose authority. */
 export interface SessionTarget {
+  readonly tenant: string;
   readonly url: string;
   readonly credential: { readonly name: string; readonly value: string } | null;
   /** The protocol version to offer. */
@@ -79,6 +81,7 @@ export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAUL
   /** In the order of last use, the longest unused first. */
   const entries = new Map<string, Entry>();
   const bySession = new Map<Session, Entry>();
+  const share = createFairShare({ size: limits.sessions_max });
   const opening = new Map<string, Promise<Session | null>>();
   const closing = new Set<Promise<void>>();
 
@@ -94,7 +97,10 @@ export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAUL
   }
 
   function retire(entry: Entry, gone: boolean): void {
-    if (entries.get(entry.key) === entry) entries.delete(entry.key);
+    if (entries.get(entry.key) === entry) {
+      entries.delete(entry.key);
+      share.giveBack(entry.target.tenant);
+    }
     if (gone) bySession.delete(entry.session);
     entry.isRetired = true;
     closeUnused(entry);
@@ -123,10 +129,12 @@ export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAUL
     opening.delete(key);
     if (opened === null) return null;
     const entry = createEntry(key, target, opened);
+    while (share.take(target.tenant) !== null) {
+      const oldest = oldestFor(target.tenant, entries);
+      if (oldest !== null) retire(oldest, false);
+    }
     entries.set(key, entry);
     bySession.set(entry.session, entry);
-    const [oldest] = entries.values();
-    if (entries.size > limits.sessions_max && oldest !== undefined) retire(oldest, false);
     return entry.session;
   }
 
@@ -166,6 +174,12 @@ export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAUL
     },
     close: (timeoutMs) => within(closeAll(), timeoutMs),
   };
+}
+
+/** The longest unused one of the tenant, or of all when it has none. */
+function oldestFor(tenant: string, entries: ReadonlyMap<string, Entry>): Entry | null {
+  const all = [...entries.values()];
+  return all.find(({ target }) => target.tenant === tenant) ?? all[0] ?? null;
 }
 
 async function within(work: Promise<void>, timeoutMs: number): Promise<void> {

@@ -39,7 +39,7 @@ async function read(chunks: readonly Uint8Array[]) {
     outbound: createOutbound({ allow: parseAllowList([]), extraCa: null }),
     settings: LOOPBACK,
     signal,
-    hold: createMemory(1, LOOPBACK.max_response_bytes).hold("agt_1", signal),
+    hold: createMemory(1, LOOPBACK.max_response_bytes).hold("acme", "agt_1", signal),
     trace: newTrace(),
   };
   const body = new ReadableStream<Uint8Array>({

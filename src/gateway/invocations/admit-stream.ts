@@ -34,7 +34,7 @@ export interface AdmitStreamOptions extends CheckOptions, Pick<RecordOptions, "r
    *
    * @throws Fault `unavailable` when there is none
    */
-  takePlace(agentId: string, isCall: boolean, signal: AbortSignal): Promise<Place>;
+  takePlace(tenant: string, agentId: string, isCall: boolean, signal: AbortSignal): Promise<Place>;
   /**
    * A place for a call that was accepted before: beside the others when those are taken.
    *
@@ -100,7 +100,7 @@ export async function admitStream(options: AdmitStreamOptions, call: StreamCall)
   const checked = await checkCall(options, call, STREAMING);
   const { agent, form, body, standing } = checked;
   if (standing.kind === "earlier") return { opened: await resume(options, call, checked, standing.id), body };
-  const place = await options.takePlace(agent.id, form.calls.length > 0, call.signal);
+  const place = await options.takePlace(call.caller.tenant, agent.id, form.calls.length > 0, call.signal);
   try {
     return { opened: await open(options, call, checked, place), body };
   } catch (error) {
@@ -278,7 +278,7 @@ export async function admitConnection(
     throw new Fault("method_not_allowed", "the agent's protocol has other methods", { allow: ["POST"] });
   }
   const url = mayCall(options, agent);
-  const place = await options.takePlace(agent.id, false, request.signal);
+  const place = await options.takePlace(request.caller.tenant, agent.id, false, request.signal);
   return {
     tenant: request.caller.tenant,
     agentId: agent.id,

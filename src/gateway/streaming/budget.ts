@@ -1,5 +1,5 @@
-// Memory that all exchanges share, so that it is bounded however many there are. A tenant may hold of it as much as it
-// leaves free: however many have taken all that they may, the next one finds some.
+// Memory that all exchanges share, so that it is bounded however many there are.
+import { createFairShare } from "../../core/fair-share.ts";
 
 export interface Share {
   /** Takes as many of the bytes as the tenant may have now, and gives how many those are. */
@@ -11,23 +11,13 @@ export interface Share {
 export type Budget = (tenant: string) => Share;
 
 export function createBudget(bytesMax: number): Budget {
-  const heldBy = new Map<string, number>();
-  let free = bytesMax;
-
-  function hold(tenant: string, more: number): void {
-    const own = (heldBy.get(tenant) ?? 0) + more;
-    if (own === 0) heldBy.delete(tenant);
-    else heldBy.set(tenant, own);
-    free -= more;
-  }
-
+  const memory = createFairShare({ size: bytesMax, least: 0 });
   return (tenant) => ({
     take(bytes) {
-      const most = Math.floor((free - (heldBy.get(tenant) ?? 0)) / 2);
-      const taken = Math.max(0, Math.min(bytes, most));
-      hold(tenant, taken);
+      const taken = Math.min(bytes, memory.roomOf(tenant));
+      memory.take(tenant, null, taken);
       return taken;
     },
-    giveBack: (bytes) => hold(tenant, -bytes),
+    giveBack: (bytes) => memory.giveBack(tenant, null, bytes),
   });
 }

@@ -12,15 +12,18 @@ const outcome = (taking: Promise<unknown>) =>
 
 test("an agent's calls wait for each other, first come first served, and for nobody else's", async () => {
   const room = createRoom({ agentConcurrency: 1, stopping: here });
-  const first = await room.take("a", true, here);
+  const first = await room.take("acme", "a", true, here);
   const order: number[] = [];
   const noted = async (number: number) => {
-    const place = await room.take("a", true, here);
+    const place = await room.take("acme", "a", true, here);
     order.push(number);
     return place;
   };
   const [second, third] = [noted(2), noted(3)];
-  const [other, connection] = await Promise.all([room.take("b", true, here), room.take("a", false, here)]);
+  const [other, connection] = await Promise.all([
+    room.take("acme", "b", true, here),
+    room.take("acme", "a", false, here),
+  ]);
   expect(order).toEqual([]);
   first.release();
   first.release();
@@ -32,38 +35,38 @@ test("an agent's calls wait for each other, first come first served, and for nob
   expect(order).toEqual([2, 3]);
   other.release();
   connection.release();
-  (await room.take("a", true, here)).release();
+  (await room.take("acme", "a", true, here)).release();
 });
 
 test("who waits for too long, or has gone, is refused and takes no place later", async () => {
   const room = createRoom({ agentConcurrency: 1, stopping: here, waitMs: 20 });
-  const held = await room.take("a", true, here);
-  expect(await outcome(room.take("a", true, here))).toBe("unavailable 5");
+  const held = await room.take("acme", "a", true, here);
+  expect(await outcome(room.take("acme", "a", true, here))).toBe("unavailable 5");
   const leaving = new AbortController();
-  const gone = outcome(room.take("a", true, leaving.signal));
+  const gone = outcome(room.take("acme", "a", true, leaving.signal));
   leaving.abort();
   expect(await gone).toBe("unavailable 5");
-  expect(await outcome(room.take("a", true, leaving.signal))).toBe("unavailable 5");
+  expect(await outcome(room.take("acme", "a", true, leaving.signal))).toBe("unavailable 5");
   held.release();
-  expect(await outcome(room.take("a", true, here))).toBe("taken");
+  expect(await outcome(room.take("acme", "a", true, here))).toBe("taken");
 });
 
 test("a place that comes free while someone gives up waiting goes to the next", async () => {
   const room = createRoom({ agentConcurrency: 1, stopping: here, waitMs: 200 });
-  const held = await room.take("a", true, here);
+  const held = await room.take("acme", "a", true, here);
   const leaving = new AbortController();
-  const gone = outcome(room.take("a", true, leaving.signal));
+  const gone = outcome(room.take("acme", "a", true, leaving.signal));
   // A client that ends has all its connections closed in one turn.
   leaving.abort();
   held.release();
   expect(await gone).toBe("unavailable 5");
-  expect(await outcome(room.take("a", true, here))).toBe("taken");
+  expect(await outcome(room.take("acme", "a", true, here))).toBe("taken");
 });
 
 test("so many wait for one agent, and no more", async () => {
   const room = createRoom({ agentConcurrency: 1, stopping: here, waitMs: 200 });
-  const held = await room.take("a", true, here);
-  const waiting = Array.from({ length: 257 }, () => outcome(room.take("a", true, here)));
+  const held = await room.take("acme", "a", true, here);
+  const waiting = Array.from({ length: 257 }, () => outcome(room.take("acme", "a", true, here)));
   expect(await waiting[256]).toBe("unavailable 5");
   held.release();
   expect(await waiting[0]).toBe("taken");
@@ -73,12 +76,12 @@ test("so many wait for one agent, and no more", async () => {
 test("nobody is let in when it is time to stop, nor waits any longer", async () => {
   const stopping = new AbortController();
   const room = createRoom({ agentConcurrency: 1, stopping: stopping.signal });
-  const held = await room.take("a", true, here);
-  const waiting = outcome(room.take("a", true, here));
+  const held = await room.take("acme", "a", true, here);
+  const waiting = outcome(room.take("acme", "a", true, here));
   stopping.abort();
   expect(await waiting).toBe("unavailable 5");
   held.release();
-  expect(await outcome(room.take("b", true, here))).toBe("unavailable 5");
+  expect(await outcome(room.take("acme", "b", true, here))).toBe("unavailable 5");
 });
 
 test("a call that was accepted before takes nobody's place, and each tenant's are bounded", async () => {
@@ -94,9 +97,29 @@ test("a call that was accepted before takes nobody's place, and each tenant's ar
       break;
     }
   }
-  expect(beside.length).toBe(512);
+  expect(beside.length).toBe(1792);
   expect(() => room.owed("other", "agt_1")).not.toThrow();
-  expect(await room.take("agt_2", true, stopping)).toBeDefined();
+  expect(await room.take("acme", "agt_2", true, stopping)).toBeDefined();
   for (const place of [...own, ...beside]) place.release();
-  expect(await room.take("agt_1", true, stopping)).toBeDefined();
+  expect(await room.take("acme", "agt_1", true, stopping)).toBeDefined();
+});
+
+test("a tenant with any number of agents leaves places to others, and room to wait", async () => {
+  const leaving = new AbortController();
+  const room = createRoom({ agentConcurrency: 64, stopping: here });
+  const held: Place[] = [];
+  const refused = Array.from({ length: 9000 }, async (_, at) => {
+    const place = await room.take("hostile", `agt_${at % 400}`, true, leaving.signal).catch(() => null);
+    if (place !== null) held.push(place);
+    return place === null;
+  });
+  (await room.take("other", "agt_x", true, here)).release();
+  await Bun.sleep(0);
+  expect(held.length).toBeGreaterThan(3000);
+  const mine = await Promise.all(
+    Array.from({ length: 300 }, () => room.take("other", "agt_y", true, here).catch(() => null)),
+  );
+  expect(mine.filter((place) => place !== null).length).toBe(64);
+  leaving.abort();
+  expect((await Promise.all(refused)).filter(Boolean).length).toBe(9000 - held.length);
 });

@@ -1,0 +1,126 @@
+// Waiting for a share of what there is too little of: whatever is given back goes to the waiting tenant that holds the
+// least, to that of its agents that holds the least, and there to who came first.
+import { type FairShare, leastFirst, type Shortage } from "./fair-share.ts";
+
+/** A share that may have to be waited for. */
+export interface Wanted {
+  readonly tenant: string;
+  /** Null where only tenants count. */
+  readonly agent: string | null;
+  readonly amount: number;
+}
+
+/** Who waits for a share, and what to do once that has been taken. */
+export interface Waiter extends Wanted {
+  enter(): void;
+}
+
+export interface FairQueue {
+  /** How many wait. */
+  readonly size: number;
+  /** Takes the share at once, or calls `enter` when it has been taken. */
+  add(waiter: Waiter): void;
+  /** Ends the wait of one that may not have its share yet. */
+  remove(waiter: Waiter): void;
+  /** Takes it at once or not at all, and never before one of the same agent that waits. */
+  takeNow(tenant: string, agent: string | null, amount: number): boolean;
+  giveBack(tenant: string, agent: string | null, amount: number): void;
+}
+
+type Line = Set<Waiter>;
+
+export function createFairQueue(share: FairShare): FairQueue {
+  const waiting = new Map<string, Map<string | null, Line>>();
+  let size = 0;
+
+  function enqueue(waiter: Waiter): void {
+    const agents = waiting.get(waiter.tenant) ?? new Map<string | null, Line>();
+    waiting.set(waiter.tenant, agents);
+    const line = agents.get(waiter.agent) ?? new Set<Waiter>();
+    agents.set(waiter.agent, line);
+    line.add(waiter);
+    size++;
+  }
+
+  function remove(waiter: Waiter): void {
+    const agents = waiting.get(waiter.tenant);
+    const line = agents?.get(waiter.agent);
+    if (agents === undefined || line?.delete(waiter) !== true) return;
+    size--;
+    if (line.size === 0) agents.delete(waiter.agent);
+    if (agents.size === 0) waiting.delete(waiter.tenant);
+  }
+
+  /** Gives its share to who came first, or says who is short. */
+  function serveLine(line: Line | undefined): Shortage | null {
+    const [next] = line ?? [];
+    if (next === undefined) return "own";
+    const short = share.take(next.tenant, next.agent, next.amount);
+    if (short !== null) return short;
+    remove(next);
+    next.enter();
+    return null;
+  }
+
+  /** Gives its share to one of the tenant's, if one can have it now. */
+  function serveOne(tenant: string): boolean {
+    const lines = waiting.get(tenant);
+    if (lines === undefined || share.roomOf(tenant) <= 0) return false;
+    for (const agent of leastFirst(lines.keys(), (name) => share.heldBy(tenant, name ?? undefined))) {
+      const short = serveLine(lines.get(agent));
+      if (short === null || short === "tenant") return short === null;
+    }
+    return false;
+  }
+
+  function serve(): void {
+    while (size > 0 && leastFirst(waiting.keys(), (tenant) => share.heldBy(tenant)).some(serveOne));
+  }
+
+  function takeNow(tenant: string, agent: string | null, amount: number): boolean {
+    if (waiting.get(tenant)?.has(agent) === true) return false;
+    return share.take(tenant, agent, amount) === null;
+  }
+
+  return {
+    get size() {
+      return size;
+    },
+    add(waiter) {
+      if (takeNow(waiter.tenant, waiter.agent, waiter.amount)) waiter.enter();
+      else enqueue(waiter);
+    },
+    remove,
+    takeNow,
+    giveBack(tenant, agent, amount) {
+      share.giveBack(tenant, agent, amount);
+      serve();
+    },
+  };
+}
+
+/**
+ * Undefined when it was taken at once; else it has been taken when the promise resolves.
+ *
+ * @param signal its reason ends the wait
+ */
+export function enter(queue: FairQueue, wanted: Wanted, signal: AbortSignal): Promise<void> | undefined {
+  if (queue.takeNow(wanted.tenant, wanted.agent, wanted.amount)) return undefined;
+  const { promise, resolve, reject } = Promise.withResolvers<void>();
+  const giveUp = () => {
+    // At once: a share that was taken for it now would be nobody's.
+    queue.remove(waiter);
+    reject(signal.reason);
+  };
+  const waiter: Waiter = {
+    ...wanted,
+    enter() {
+      signal.removeEventListener("abort", giveUp);
+      resolve();
+    },
+  };
+  queue.add(waiter);
+  signal.addEventListener("abort", giveUp, { once: true });
+  if (signal.aborted) giveUp();
+  return promise;
+}
