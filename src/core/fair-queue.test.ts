@@ -97,3 +97,15 @@ test("first come, first served for one agent, also by who could take at once", (
   end(0);
   expect(held).toEqual([third, fourth] as Waiter[]);
 });
+
+test("tenants that hold the same take turns, however many of one wait", () => {
+  const { held, ask, end } = world(1, 1);
+  for (let at = 0; at < 10; at++) ask("greedy", "x");
+  for (let at = 0; at < 3; at++) ask("modest", "x");
+  const served: string[] = [];
+  for (let at = 0; at < 8; at++) {
+    served.push(held[0]?.tenant ?? "");
+    end(0);
+  }
+  expect(served.slice(1, 7)).toEqual(["greedy", "modest", "greedy", "modest", "greedy", "modest"]);
+});

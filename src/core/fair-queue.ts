@@ -1,5 +1,5 @@
 // Waiting for a share of what there is too little of: whatever is given back goes to the waiting tenant that holds the
-// least, to that of its agents that holds the least, and there to who came first.
+// least, to that of its agents that holds the least, and there to who came first. Who holds the same takes turns.
 import { type FairShare, leastFirst, type Shortage } from "./fair-share.ts";
 
 /** A share that may have to be waited for. */
@@ -68,13 +68,17 @@ export function createFairQueue(share: FairShare): FairQueue {
     if (lines === undefined || share.roomOf(tenant) <= 0) return false;
     for (const agent of leastFirst(lines.keys(), (name) => share.heldBy(tenant, name ?? undefined))) {
       const short = serveLine(lines.get(agent));
+      if (short === null) toTheEnd(lines, agent);
       if (short === null || short === "tenant") return short === null;
     }
     return false;
   }
 
   function serve(): void {
-    while (size > 0 && leastFirst(waiting.keys(), (tenant) => share.heldBy(tenant)).some(serveOne));
+    for (let served: string | undefined = ""; size > 0 && served !== undefined; ) {
+      served = leastFirst(waiting.keys(), (tenant) => share.heldBy(tenant)).find(serveOne);
+      if (served !== undefined) toTheEnd(waiting, served);
+    }
   }
 
   function takeNow(tenant: string, agent: string | null, amount: number): boolean {
@@ -99,28 +103,35 @@ export function createFairQueue(share: FairShare): FairQueue {
   };
 }
 
+function toTheEnd<K, V>(map: Map<K, V>, key: K): void {
+  const value = map.get(key);
+  if (value === undefined) return;
+  map.delete(key);
+  map.set(key, value);
+}
+
 /**
  * Undefined when it was taken at once; else it has been taken when the promise resolves.
  *
  * @param signal its reason ends the wait
  */
-export function enter(queue: FairQueue, wanted: Wanted, signal: AbortSignal): Promise<void> | undefined {
+export function enter(queue: FairQueue, wanted: Wanted, signal?: AbortSignal): Promise<void> | undefined {
   if (queue.takeNow(wanted.tenant, wanted.agent, wanted.amount)) return undefined;
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   const giveUp = () => {
     // At once: a share that was taken for it now would be nobody's.
     queue.remove(waiter);
-    reject(signal.reason);
+    reject(signal?.reason);
   };
   const waiter: Waiter = {
     ...wanted,
     enter() {
-      signal.removeEventListener("abort", giveUp);
+      signal?.removeEventListener("abort", giveUp);
       resolve();
     },
   };
   queue.add(waiter);
-  signal.addEventListener("abort", giveUp, { once: true });
-  if (signal.aborted) giveUp();
+  signal?.addEventListener("abort", giveUp, { once: true });
+  if (signal?.aborted) giveUp();
   return promise;
 }

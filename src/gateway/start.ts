@@ -29,7 +29,7 @@ import { type AdmitStreamOptions, admitConnection, admitStream } from "./invocat
 import { compareClaims, createClaims } from "./invocations/claims.ts";
 import { cleanUp, type Retention } from "./invocations/cleanup.ts";
 import { createEndings } from "./invocations/endings.ts";
-import { findInvocation } from "./invocations/history.ts";
+import { endedAmong, findInvocation } from "./invocations/history.ts";
 import { createRefusals, removeOldNotes } from "./invocations/refused.ts";
 import { invocationRoutes } from "./invocations/routes.ts";
 import { paidCallNamesCredential, settlementNamesCredential } from "./payment/config.ts";
@@ -158,7 +158,7 @@ async function composeGateway(parts: Parts) {
   const { clock } = store;
   const claims = createClaims();
   const refusals = createRefusals({ store, clock, log });
-  const endings = createEndings();
+  const endings = createEndings((keys) => endedAmong(store.read, keys));
   const pool = upstreamPool(parts);
   const secrets = secretSources(parts);
   const replica = newId("rep", clock.now());

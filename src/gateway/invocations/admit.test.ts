@@ -130,7 +130,11 @@ const allCalls = async () => {
 test("an accept whose record appears after it was refused is never made, and leaves nothing", async () => {
   const { store, commit } = committingLate(real);
   const key = { "idempotency-key": "k" };
-  const { response, offered } = await call(store, createEndings(), key);
+  const { response, offered } = await call(
+    store,
+    createEndings(async () => []),
+    key,
+  );
   expect([response.status, offered]).toEqual([503, []]);
   await commit();
   const [late] = await allCalls();
@@ -139,7 +143,11 @@ test("an accept whose record appears after it was refused is never made, and lea
   const lateKey = { tenant: "acme", id: late?.id ?? "" };
   expect(await real.write((tx) => claim(tx, { ...taking, key: lateKey }))).toBeNull();
   // Its caller tries again before anything else has found it.
-  const again = await call(real, createEndings(), key);
+  const again = await call(
+    real,
+    createEndings(async () => []),
+    key,
+  );
   expect([again.response.status, again.offered.length]).toEqual([202, 1]);
   const { invocation_id } = (await again.response.json()) as { invocation_id: string };
   expect(await allCalls()).toEqual([{ id: invocation_id, status: "pending" }]);
@@ -150,10 +158,16 @@ test("an accept whose record appears after it was refused is never made, and lea
 test("what was refused and appears is removed when it is looked for, unless it was claimed before", async () => {
   const refusals = createRefusals({ store: real, clock, log: silentLog });
   const late = committingLate(real);
-  await call(late.store, createEndings());
+  await call(
+    late.store,
+    createEndings(async () => []),
+  );
   await late.commit();
   const made = committingLate(real);
-  await call(made.store, createEndings());
+  await call(
+    made.store,
+    createEndings(async () => []),
+  );
   await made.commit();
   const [, { id } = { id: "" }] = await allCalls();
   // As if it had been claimed before the note was there.
@@ -166,7 +180,10 @@ test("what was refused and appears is removed when it is looked for, unless it w
 });
 
 test("an accept that was stored without an answer is a 202, and its call is made", async () => {
-  const { response, offered } = await call(answeringOnce(real), createEndings());
+  const { response, offered } = await call(
+    answeringOnce(real),
+    createEndings(async () => []),
+  );
   expect(response.status).toBe(202);
   const { invocation_id } = (await response.json()) as { invocation_id: string };
   expect(offered.map(({ row }) => row.id)).toEqual([invocation_id]);
@@ -174,13 +191,16 @@ test("an accept that was stored without an answer is a 202, and its call is made
 
 test("an accept that was not stored is a 503, and nothing is offered", async () => {
   const store: Store = { ...real, write: () => Promise.reject(lost()) };
-  const { response, offered } = await call(store, createEndings());
+  const { response, offered } = await call(
+    store,
+    createEndings(async () => []),
+  );
   expect([response.status, response.headers.get("retry-after")]).toEqual([503, "5"]);
   expect(offered).toEqual([]);
 });
 
 test("a wait that fails takes nothing back of the accept", async () => {
-  const endings = { ...createEndings(), wait: () => Promise.reject(lost()) };
+  const endings = { ...createEndings(async () => []), wait: () => Promise.reject(lost()) };
   const { response } = await call(real, endings, { prefer: "wait=5" });
   expect(response.status).toBe(202);
   expect(response.headers.get("x-service-invocation-id")).toStartWith("inv_");

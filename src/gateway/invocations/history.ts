@@ -1,15 +1,15 @@
 // Reading invocations: by ID, with their bodies, and as pages of the history. IDs rise with time, so newest
 // first is the order of IDs, and a time window is a range of them.
-import { and, eq, sql } from "drizzle-orm";
+import { and, eq, inArray, or, sql } from "drizzle-orm";
 import type { CountDimension } from "../../../db/schema.ts";
 import { Fault } from "../../core/fault.ts";
 import { idFloor, isId } from "../../core/id.ts";
-import { INVOCATION_STATUSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
+import { INVOCATION_STATUSES, isEnded, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
 import { dateTime, oneOf, page, type Query } from "../../edge/input.ts";
 import { counted } from "../../storage/counts.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
 import type { CapturedBodies } from "./model.ts";
-import type { InvocationRow } from "./service.ts";
+import type { InvocationKey, InvocationRow } from "./service.ts";
 import { firstBytes } from "./statements.ts";
 import {
   FIRST_ID,
@@ -34,6 +34,24 @@ export async function findInvocation(reader: Reader, tenant: string, id: string)
   const [row] = isId("inv", id) ? await byId(reader).execute({ tenant, id }) : [];
   if (row === undefined) throw new Fault("not_found", "no such invocation");
   return row;
+}
+
+const ENDED = INVOCATION_STATUSES.filter(isEnded);
+
+/** The IDs of those of these calls that have ended. */
+export async function endedAmong(
+  { db, tables: { invocations: t } }: Reader,
+  keys: readonly InvocationKey[],
+): Promise<string[]> {
+  const ofTenants = [...Map.groupBy(keys, ({ tenant }) => tenant)].map(([tenant, own]) => {
+    const ids = own.map(({ id }) => id);
+    return and(eq(t.tenant, tenant), inArray(t.id, ids));
+  });
+  const rows = await db
+    .select({ id: t.id })
+    .from(t)
+    .where(and(inArray(t.status, ENDED), or(...ofTenants)));
+  return rows.map(({ id }) => id);
 }
 
 /** Until the call has been made its whole body is stored; what is shown of it is capped all the same. */

@@ -281,7 +281,7 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
         if (seconds > 0) {
           const look = () => findInvocation(store.read, caller.tenant, id);
           // The call is accepted: when the store fails while it is waited for, saying so is all the more urgent.
-          await endings.wait(id, seconds, request.signal, look).catch(() => null);
+          await endings.wait({ tenant: caller.tenant, id }, seconds, request.signal, look).catch(() => null);
         }
         const location = `/v1/proxy/${params.id}/invocations/${id}`;
         const own = { "x-service-invocation-id": id, location };
@@ -296,7 +296,8 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
         const seconds = waitSeconds(request.headers);
         if (seconds === 0) return answerPoll(await findCall(caller.tenant, params));
         const look = () => findCall(caller.tenant, params);
-        return answerPoll(await endings.wait(params.inv_id, seconds, request.signal, look));
+        const key = { tenant: caller.tenant, id: params.inv_id };
+        return answerPoll(await endings.wait(key, seconds, request.signal, look));
       },
       { detail: poll },
     )

@@ -3,11 +3,15 @@
 // event loop, and a long walk in one piece would hold up every tenant.
 import { and, desc, eq, gte, isNotNull, lt, type SQL, type SQLWrapper, sql } from "drizzle-orm";
 import type { CountDimension } from "../../../db/schema.ts";
+import { createFairQueue, enter } from "../../core/fair-queue.ts";
+import { createFairShare } from "../../core/fair-share.ts";
 import type { Reader } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
 
 /** Of one step: about 5 ms of SQLite when it has to look at every row. */
 const ENTRIES_MAX = 5_000;
+/** Steps of all walks together; a tenant alone may take two. */
+const STEPS_AT_ONCE = 3;
 
 /** Below and above every ID of an invocation. */
 export const FIRST_ID = "inv_";
@@ -132,12 +136,17 @@ async function rowsAt(
     .offset(offset);
 }
 
-let turns = Promise.resolve();
+const walking = createFairQueue(createFairShare({ size: STEPS_AT_ONCE }));
 
-/** Waits for a turn of the event loop that no other walk takes. */
-function nextTurn(): Promise<void> {
-  turns = turns.then(() => new Promise((resolve) => setImmediate(resolve)));
-  return turns;
+/** Takes a step when it is the tenant's turn, in a turn of the event loop that few other walks take. */
+async function inTurn<T>(tenant: string, take: () => Promise<T>): Promise<T> {
+  await enter(walking, { tenant, agent: null, amount: 1 });
+  try {
+    await new Promise((resolve) => setImmediate(resolve));
+    return await take();
+  } finally {
+    walking.giveBack(tenant, null, 1);
+  }
 }
 
 /** A page whose total is known: no further than to the end of the page. Without other filters. */
@@ -149,10 +158,11 @@ export async function pageAt(
 ): Promise<InvocationRow[]> {
   let below = path.ceiling;
   for (let left = offset; left > 0; ) {
-    const { entries, last } = await step(reader, path, below, Math.min(left, ENTRIES_MAX));
+    const from = below;
+    const most = Math.min(left, ENTRIES_MAX);
+    const { entries, last } = await inTurn(path.tenant, () => step(reader, path, from, most));
     left -= entries;
     if (last === null || gone?.aborted) return [];
-    if (left > 0) await nextTurn();
     below = last;
   }
   return rowsAt(reader, path, below, { limit, offset: 0 });
@@ -167,17 +177,23 @@ export async function pageAndTotal(
 ): Promise<Found> {
   const rows: InvocationRow[] = [];
   let total = 0;
-  let below = path.ceiling;
-  for (;;) {
-    const { entries, matches, last } = await step(reader, path, below, ENTRIES_MAX);
+  let below: string | null = path.ceiling;
+
+  /** Gives where the next step begins, if there is one. */
+  async function pass(from: string): Promise<string | null> {
+    const { entries, matches, last } = await step(reader, path, from, ENTRIES_MAX);
     const skipped = Math.max(offset - total, 0);
     if (rows.length < limit && matches > skipped) {
       const place = { limit: limit - rows.length, offset: skipped };
-      rows.push(...(await rowsAt(reader, path, below, place)));
+      rows.push(...(await rowsAt(reader, path, from, place)));
     }
     total += matches;
-    if (last === null || entries < ENTRIES_MAX || gone?.aborted) return { rows, total };
-    below = last;
-    await nextTurn();
+    return entries < ENTRIES_MAX ? null : last;
   }
+
+  while (below !== null && gone?.aborted !== true) {
+    const from: string = below;
+    below = await inTurn(path.tenant, () => pass(from));
+  }
+  return { rows, total };
 }
