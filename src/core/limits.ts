@@ -14,9 +14,8 @@ export const BODY_INTAKE_SILENCE_MS_MAX = 30_000;
 export const PASSED_OVER_BYTES_MAX = 2 * PROXY_BODY_BYTES_MAX;
 export const PASSED_OVER_MS_MAX = 60_000;
 export const PASSED_OVER_SILENCE_MS_MAX = 5_000;
-/** On so many connections at a time, and on so many of one tenant or of strangers. */
+/** On so many connections at a time, shared out by tenant; strangers are one. */
 export const PASSED_OVER_COUNT_MAX = 1024;
-export const PASSED_OVER_CALLER_COUNT_MAX = 128;
 export const CAPTURE_BYTES_MAX = MIB;
 export const JSON_DEPTH_MAX = 64;
 

@@ -143,7 +143,6 @@ describe("passing over", () => {
     msMax: 20_000,
     silenceMsMax: 10_000,
     countMax: 3,
-    callerCountMax: 2,
   };
 
   /** A request of which `sent` bytes come, and the rest does not. */

@@ -5,9 +5,9 @@
 // Where the connection stays open nothing is to be done: the server passes over the rest by itself, after the answer,
 // which so reaches at once whoever reads while it writes (measured on Bun 1.4.5: 256 MiB, chunked too, memory flat).
 // A client of HTTP/1.0 that does not say `Connection: close` can't be told from one of HTTP/1.1.
+import { createFairShare } from "../core/fair-share.ts";
 import {
   PASSED_OVER_BYTES_MAX,
-  PASSED_OVER_CALLER_COUNT_MAX,
   PASSED_OVER_COUNT_MAX,
   PASSED_OVER_MS_MAX,
   PASSED_OVER_SILENCE_MS_MAX,
@@ -18,9 +18,8 @@ export interface PassOverLimits {
   readonly bytesMax: number;
   readonly msMax: number;
   readonly silenceMsMax: number;
-  /** How many connections at a time, and how many of one caller. All that nobody knows count as one caller. */
+  /** How many connections at a time, shared out by caller. All that nobody knows count as one. */
   readonly countMax: number;
-  readonly callerCountMax: number;
 }
 
 const LIMITS: PassOverLimits = {
@@ -28,7 +27,6 @@ const LIMITS: PassOverLimits = {
   msMax: PASSED_OVER_MS_MAX,
   silenceMsMax: PASSED_OVER_SILENCE_MS_MAX,
   countMax: PASSED_OVER_COUNT_MAX,
-  callerCountMax: PASSED_OVER_CALLER_COUNT_MAX,
 };
 
 /**
@@ -40,21 +38,14 @@ const LIMITS: PassOverLimits = {
 export type PassOver = (request: Request, response: Response, caller: string) => Promise<void>;
 
 export function createPassOver(limits: PassOverLimits = LIMITS): PassOver {
-  const underWay = new Map<string, number>();
-  let count = 0;
+  const underWay = createFairShare({ size: limits.countMax });
   return async (request, response, caller) => {
     if (!closes(request) && !closes(response)) return;
     const body = leftOf(request, limits.bytesMax);
     if (body === null) return;
-    const own = underWay.get(caller) ?? 0;
-    if (count >= limits.countMax || own >= limits.callerCountMax) return;
-    count++;
-    underWay.set(caller, own + 1);
+    if (underWay.take(caller) !== null) return;
     await drop(body.getReader(), limits).catch(() => {});
-    count--;
-    const left = (underWay.get(caller) ?? 0) - 1;
-    if (left > 0) underWay.set(caller, left);
-    else underWay.delete(caller);
+    underWay.giveBack(caller);
   };
 }
 

@@ -8,39 +8,35 @@ const fill = (take: () => Place | null) => {
 };
 
 describe("the places of settlements", () => {
-  test("hold a tenant's own back when too many are under way, and come back", () => {
+  test("hold a tenant's own back when too many are under way, and nobody else's, and come back", () => {
     const room = createRoom();
-    const places = Array.from({ length: 2048 }, () => room.enter("t", "one"));
-    expect([room.isCrowded("t", "one"), room.isCrowded("u", "one")]).toEqual([true, false]);
+    const places = fill(() => (room.isCrowded("t") ? null : room.enter("t")));
+    expect(places.length).toBe(3584);
+    expect(room.isCrowded("u")).toBe(false);
     places[0]?.release();
-    expect(room.isCrowded("t", "one")).toBe(false);
+    expect(room.isCrowded("t")).toBe(false);
   });
 
-  test("hold all back from a facilitator at which too many are under way, and from no other", () => {
+  test("are shared out by tenant in the background, bounded for a facilitator and in all, and come back", () => {
     const room = createRoom();
-    for (let i = 0; i < 4096; i++) room.enter(`t${i % 4}`, "one");
-    expect([room.isCrowded("u", "one"), room.isCrowded("u", "two")]).toEqual([true, false]);
-  });
-
-  test("are bounded for a tenant, for a facilitator and in all, and come back", () => {
-    const room = createRoom();
-    const own = fill(() => room.take("a", "one"));
-    expect([own.length, room.ofTenant("a")]).toEqual([16, 0]);
-    const shared = fill(() => room.take("b", "one"));
-    expect([shared.length, room.take("c", "one")]).toEqual([16, null]);
     let serial = 0;
-    const rest = fill(() => room.take(`t${++serial}`, `f${serial}`));
-    expect([rest.length, room.full()]).toEqual([96, true]);
-    for (const place of [...own, ...shared, ...rest]) place.release();
-    expect([room.full(), fill(() => room.take("a", "one")).length]).toEqual([false, 16]);
+    const own = fill(() => (serial < 200 ? room.take("a", `own-${++serial}`) : null));
+    expect([own.length, room.ofTenant("a")]).toEqual([112, 0]);
+    const others = ["b", "c", "d"].map((tenant) => fill(() => room.take(tenant, "shared")).length);
+    expect(others.every((count) => count > 0)).toBe(true);
+    for (const place of own) place.release();
+    const shared = fill(() => room.take("e", "shared"));
+    expect(shared.length + others.reduce((sum, count) => sum + count)).toBe(32);
+    expect(room.take("f", "shared")).toBeNull();
+    expect(room.take("f", "another")).not.toBeNull();
   });
 
   test("are few at a facilitator that lets attempts run out of time, until one ends in time", () => {
     const room = createRoom();
     room.learn("one", false);
     const few = fill(() => room.take("a", "one"));
-    expect([few.length, fill(() => room.take("a", "two")).length]).toEqual([2, 14]);
+    expect([few.length, fill(() => room.take("a", "two")).length]).toEqual([2, 32]);
     room.learn("one", true);
-    expect(fill(() => room.take("b", "one")).length).toBe(16);
+    expect(fill(() => room.take("b", "one")).length).toBe(30);
   });
 });

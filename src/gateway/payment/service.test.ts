@@ -428,7 +428,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       const at = replica(() => silence.promise);
       const [tenant, other] = [await configured(), await configured()];
       const { payment } = await recorded(at, await priced(tenant));
-      const flights = Array.from({ length: 2048 }, (_, n) =>
+      const flights = Array.from({ length: 3584 }, (_, n) =>
         at.settler.attempt({ ...payment, invocation_id: `inv_${n}` } as never),
       );
       const call = await priced(tenant);

@@ -246,7 +246,7 @@ async function paidOrCharged(
     throw refused();
   }
   const config = await findSettlementConfig(store.read, call.tenant);
-  if (config !== null && settler.isCrowded(call.tenant, config.facilitator_url)) throw crowded();
+  if (config !== null && settler.isCrowded(call.tenant)) throw crowded();
   return { kind: "charge", charge: { payment: presented.payment, wire, body_sha256, digest, config } };
 }
 

@@ -26,7 +26,7 @@ export interface Settler {
   /** The first attempt, right after the record. Resolves when its outcome is recorded; never rejects. */
   attempt(open: OpenPayment): Promise<void>;
   /** Whether so many payments are under way that another of the tenant would be at the cost of everybody else. */
-  isCrowded(tenant: string, facilitator: string): boolean;
+  isCrowded(tenant: string): boolean;
   /** The attempt that is under way for this invocation in this process. */
   underWay(invocationId: string): Promise<void> | undefined;
   /** To be called before any payment is taken. */
@@ -49,7 +49,7 @@ export function createSettler(options: SettlerOptions): Settler {
 
   function attempt(open: OpenPayment): Promise<void> {
     const startedAt = performance.now();
-    const place = room.enter(open.tenant, open.facilitator_url);
+    const place = room.enter(open.tenant);
     const flight = attemptSettlement(options, open, stopped.signal)
       .catch((error) => log.error("settlement left as it is", { ...shown(open), error }))
       .finally(() => {
