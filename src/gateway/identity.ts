@@ -10,11 +10,11 @@ import {
   type JWTVerifyOptions,
   jwtVerify,
 } from "jose";
-import { boundedCache } from "../core/bounded-cache.ts";
 import type { Caller } from "../core/caller.ts";
 import type { Clock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
+import { tenantCache } from "../core/tenant-cache.ts";
 import { hasControls } from "../core/text.ts";
 import { type Keyring, SIGNING_ALGORITHM } from "../keys/keyring.ts";
 import { type IssuerKeySource, type Keys, openIssuerKeys } from "./issuer-keys.ts";
@@ -85,7 +85,7 @@ interface Issuer {
 }
 
 export function createIdentity(options: IdentityOptions): Identity {
-  const known = boundedCache<string, Known>(KNOWN_CHARACTERS_MAX);
+  const known = tenantCache<string, Known>(KNOWN_CHARACTERS_MAX);
   const { issuer, keys } = openIssuer(options);
   const { clock, claims } = options;
 
@@ -96,7 +96,7 @@ export function createIdentity(options: IdentityOptions): Identity {
     const caller = readCaller(payload, claims);
     // jwtVerify has seen that `exp` is there.
     const until = ((payload.exp ?? 0) + SKEW_SECONDS) * 1000;
-    known.set(authorization, { caller, keys: used, until }, authorization.length);
+    known.set(caller.tenant, authorization, { caller, keys: used, until }, authorization.length);
     return caller;
   }
 

@@ -191,7 +191,7 @@ async function composeGateway(parts: Parts) {
     payments,
     policy,
     findAgent: agents.find,
-    takeToken: (agent: InvocableAgent) => limiter.take(agent),
+    takeToken: (tenant: string, agent: InvocableAgent) => limiter.take(tenant, agent),
   };
   const streaming = composeStreaming({ ...parts, checks, claims, policy, replica, resolveCredential, ended });
   const stop = (id: string) => {

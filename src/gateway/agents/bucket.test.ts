@@ -115,7 +115,7 @@ describe("rateLimiter", () => {
   test("keeps a bucket per agent, and starts a full one with each revision", () => {
     let now = 0;
     const limiter = rateLimiter(() => now);
-    const takes = (fields: object = {}) => limiter.take({ ...agent, ...fields });
+    const takes = (fields: object = {}) => limiter.take("acme", { ...agent, ...fields });
     expect([takes(), takes(), takes()]).toEqual([null, null, 1]);
     expect([takes({ id: "b" }), takes({ id: "b" }), takes({ id: "b" })]).toEqual([null, null, 1]);
     expect([takes({ rate_revision: 1 }), takes({ rate_revision: 1 }), takes({ rate_revision: 1 })]).toEqual([
@@ -130,7 +130,7 @@ describe("rateLimiter", () => {
   test("an unlimited agent leaves nothing behind", () => {
     const limiter = rateLimiter(() => 0);
     const unlimited = { ...agent, invocation_rate_limit: null, invocation_burst: null };
-    for (let call = 0; call < 100; call++) expect(limiter.take(unlimited)).toBeNull();
-    expect(limiter.take({ ...agent, invocation_burst: 1 })).toBeNull();
+    for (let call = 0; call < 100; call++) expect(limiter.take("acme", unlimited)).toBeNull();
+    expect(limiter.take("acme", { ...agent, invocation_burst: 1 })).toBeNull();
   });
 });

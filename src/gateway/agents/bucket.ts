@@ -1,9 +1,9 @@
 // The rate limit of an agent: a token bucket, as a pure function of its last state, and a bounded registry of
 // the buckets in use. Time is monotonic and in milliseconds.
-import { boundedCache } from "../../core/bounded-cache.ts";
 import { BURST_DEFAULT, RETRY_AFTER_SECONDS_MAX } from "../../core/limits.ts";
+import { tenantCache } from "../../core/tenant-cache.ts";
 
-/** Agents whose buckets are kept. One that is dropped was not used for long, and starts full again. */
+/** Agents whose buckets are kept. One that is dropped starts full again: of the tenant that has most of them. */
 const BUCKETS_MAX = 100_000;
 const RATE_DEFAULT = 1;
 /** Absorbs what floating point loses, so that a caller who waits as told is let in. */
@@ -52,14 +52,14 @@ export interface RateFields {
 
 export interface RateLimiter {
   /** Takes a token of the agent: null, or the whole seconds until there is one. */
-  take(agent: RateFields): number | null;
+  take(tenant: string, agent: RateFields): number | null;
 }
 
 /** @param now milliseconds of a clock that never goes back */
 export function rateLimiter(now: () => number = () => performance.now()): RateLimiter {
-  const buckets = boundedCache<string, { readonly revision: number; readonly bucket: Bucket }>(BUCKETS_MAX);
+  const buckets = tenantCache<string, { readonly revision: number; readonly bucket: Bucket }>(BUCKETS_MAX);
   return {
-    take(agent) {
+    take(tenant, agent) {
       const kept = buckets.get(agent.id);
       const current = kept?.revision === agent.rate_revision ? kept.bucket : null;
       const { bucket, retryAfterSeconds } = take(
@@ -69,7 +69,7 @@ export function rateLimiter(now: () => number = () => performance.now()): RateLi
         agent.invocation_burst,
       );
       if (bucket !== null && bucket !== current) {
-        buckets.set(agent.id, { revision: agent.rate_revision, bucket });
+        buckets.set(tenant, agent.id, { revision: agent.rate_revision, bucket });
       }
       return retryAfterSeconds;
     },

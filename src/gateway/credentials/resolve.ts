@@ -5,8 +5,8 @@
 import { randomBytes } from "node:crypto";
 import { CryptoHasher } from "bun";
 import type { AuthType } from "../../../db/schema.ts";
-import { boundedCache } from "../../core/bounded-cache.ts";
 import { Fault } from "../../core/fault.ts";
+import { tenantCache } from "../../core/tenant-cache.ts";
 import type { Keyring } from "../../keys/keyring.ts";
 import type { Store } from "../../storage/store.ts";
 import { CredentialFailure } from "./failure.ts";
@@ -131,7 +131,7 @@ interface Fetched {
 
 /** Secrets of the secrets store: one request for all who wait for the same one, and the answer kept for a while. */
 function fetchedSecrets({ secretsDir, vault, fetchJson, now = () => performance.now() }: ResolverDeps) {
-  const cache = boundedCache<string, Fetched>(CACHED_BYTES_MAX);
+  const cache = tenantCache<string, Fetched>(CACHED_BYTES_MAX);
   const underWay = new Map<string, Promise<string | CredentialFailure>>();
 
   async function read(tenant: string, vaultRef: string): Promise<string> {
@@ -155,7 +155,7 @@ function fetchedSecrets({ secretsDir, vault, fetchJson, now = () => performance.
     const isSecret = typeof outcome === "string";
     const weight = ENTRY_BYTES + (isSecret ? Buffer.byteLength(outcome) : 0);
     const until = isSecret ? asked + CACHED_MS_MAX : now() + FAILURE_CACHED_MS;
-    cache.set(key, { outcome, until }, weight);
+    cache.set(tenant, key, { outcome, until }, weight);
     return outcome;
   }
 

@@ -277,7 +277,7 @@ export async function admitConnection(
   if (agent.protocol !== "mcp") {
     throw new Fault("method_not_allowed", "the agent's protocol has other methods", { allow: ["POST"] });
   }
-  const url = mayCall(options, agent);
+  const url = mayCall(options, request.caller.tenant, agent);
   const place = await options.takePlace(request.caller.tenant, agent.id, false, request.signal);
   return {
     tenant: request.caller.tenant,

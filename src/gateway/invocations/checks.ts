@@ -37,7 +37,7 @@ export interface CheckOptions {
   readonly policy: Pick<PolicyService, "judge">;
   findAgent(tenant: string, agentId: string): Promise<InvocableAgent | null>;
   /** Takes a token of the agent's bucket: null, or the whole seconds until there is one. */
-  takeToken(agent: InvocableAgent): number | null;
+  takeToken(tenant: string, agent: InvocableAgent): number | null;
 }
 
 /** What a body asks of its agent. */
@@ -87,7 +87,7 @@ export async function checkCall<F extends Form>(
   path: Path<F>,
 ): Promise<Checked<F>> {
   const first = await knownAgent(options, call);
-  const refusal = refusalOf(() => mayCall(options, first));
+  const refusal = refusalOf(() => mayCall(options, call.caller.tenant, first));
   const owed = await findOwed(options, call, refusal !== null || first.pricing !== null);
   if (refusal !== null && owed === null) throw refusal;
   using _kept = keepOwed(options, owed);
@@ -156,9 +156,13 @@ export async function knownAgent(
  *
  * @throws Fault `agent_not_invocable`, `rate_limited`
  */
-export function mayCall({ takeToken }: Pick<CheckOptions, "takeToken">, agent: InvocableAgent): string {
+export function mayCall(
+  { takeToken }: Pick<CheckOptions, "takeToken">,
+  tenant: string,
+  agent: InvocableAgent,
+): string {
   const url = invocableUrl(agent);
-  const retryAfterSeconds = takeToken(agent);
+  const retryAfterSeconds = takeToken(tenant, agent);
   if (retryAfterSeconds === null) return url;
   throw new Fault("rate_limited", "the agent's invocation rate limit is exceeded", { retryAfterSeconds });
 }

@@ -6,9 +6,9 @@ function rates(callersMax?: number) {
   const time = { now: 0 };
   const observed = callRates(() => time.now, callersMax);
   return {
-    at(now: number, agent = "agt_1", user = "alice") {
+    at(now: number, agent = "agt_1", user = "alice", tenant = "acme") {
       time.now = now;
-      return observed.observe(agent, user);
+      return observed.observe(tenant, agent, user);
     },
   };
 }
@@ -77,14 +77,11 @@ test("many calls of one caller cost little memory and stay exact", () => {
   expect(rate).toBe(600_000);
 });
 
-test("who has not called for long is forgotten, and at the bound who called least lately", () => {
+test("at the bound the tenant with the most callers forgets some of its own, and nobody else's", () => {
   const { at } = rates(10);
-  expect(at(0, "agt_1", "alice")).toBe(1);
-  for (let user = 0; user < 4; user++) at(1, "agt_1", `user ${user}`);
-  // Alice has moved to the old ones with this one, and is kept for calling again.
-  expect(at(2, "agt_1", "user 4")).toBe(1);
-  expect(at(3, "agt_1", "alice")).toBe(2);
-  for (let user = 5; user < 13; user++) at(4, "agt_1", `user ${user}`);
-  expect(at(5, "agt_1", "alice")).toBe(3);
-  expect(at(5, "agt_1", "user 0")).toBe(1);
+  for (let call = 0; call < 3; call++) at(call, "agt_1", "alice", "acme");
+  for (let user = 0; user < 1000; user++) at(3, "agt_2", `user ${user}`, "greedy");
+  expect(at(4, "agt_1", "alice", "acme")).toBe(4);
+  expect(at(5, "agt_2", "user 999", "greedy")).toBe(2);
+  expect(at(5, "agt_2", "user 0", "greedy")).toBe(1);
 });

@@ -4,8 +4,10 @@
 // calls evenly N times a minute is observed at N. Calls of one millisecond share an entry, so a caller's memory
 // is bounded at any rate. Each replica counts what it sees itself.
 
+import { tenantCache } from "../../core/tenant-cache.ts";
+
 export const RATE_WINDOW_MS = 60_000;
-/** Callers that are kept. When there are more, those that called least lately start anew. */
+/** Callers that are kept. A tenant that has more of them than its share counts some of its own anew. */
 const CALLERS_MAX = 200_000;
 
 /** The calls of one caller, oldest first: entry i says that `counts[i]` of them came at `times[i]`. */
@@ -20,7 +22,7 @@ interface Calls {
 
 export interface CallRates {
   /** Counts a call and gives the rate with it. */
-  observe(agentId: string, user: string): number;
+  observe(tenant: string, agentId: string, user: string): number;
 }
 
 /**
@@ -30,31 +32,21 @@ export function callRates(
   now: () => number = () => performance.now(),
   callersMax: number = CALLERS_MAX,
 ): CallRates {
-  // Two generations: who calls is moved to the young one, so all in the old one have not called since it was
-  // young. An agent belongs to one tenant, so its ID names both.
-  let young = new Map<string, Calls>();
-  let old = new Map<string, Calls>();
-  let bornAt = Number.NEGATIVE_INFINITY;
+  const known = tenantCache<string, Calls>(callersMax);
 
-  function age(at: number): void {
-    [old, young, bornAt] = [young, new Map(), at];
-  }
-
-  function callsOf(key: string, at: number): Calls {
-    if (at - bornAt >= RATE_WINDOW_MS) age(at);
-    const fresh = young.get(key);
-    if (fresh !== undefined) return fresh;
-    const calls = old.get(key) ?? { times: [], counts: [], first: 0, total: 0 };
-    old.delete(key);
-    if (young.size >= callersMax / 2) age(at);
-    young.set(key, calls);
+  function callsOf(tenant: string, key: string): Calls {
+    const kept = known.get(key);
+    if (kept !== undefined) return kept;
+    const calls = { times: [], counts: [], first: 0, total: 0 };
+    known.set(tenant, key, calls);
     return calls;
   }
 
   return {
-    observe(agentId, user) {
+    observe(tenant, agentId, user) {
       const at = Math.floor(now());
-      const calls = callsOf(`${agentId} ${user}`, at);
+      // An agent belongs to one tenant, so its ID names both.
+      const calls = callsOf(tenant, `${agentId} ${user}`);
       forget(calls, at - RATE_WINDOW_MS);
       add(calls, at);
       return calls.total;

@@ -111,7 +111,7 @@ export function policyService({ store, clock, log, now }: PolicyDeps) {
      * @throws Fault `unavailable` when the policy cannot be known, or a decision that must be recorded first cannot
      */
     async judge({ tenant, user, ...call }: PolicyCall): Promise<Verdict | null> {
-      const rate = rates.observe(call.agent_id, user);
+      const rate = rates.observe(tenant, call.agent_id, user);
       const verdict = await verdictOf(tenant, { ...call, rate });
       if (verdict === null) return null;
       const { agent_id, protocol, mcp_tool } = call;

@@ -1,0 +1,100 @@
+// A cache that callers fill by what they send, with a share for each tenant: one that fills it makes room by giving up
+// its own entries, and takes those of others only up to an even share. Of a tenant's entries the oldest goes first,
+// unless it has been used since it was looked at last (the "clock" algorithm): so a hit costs one look-up.
+
+export interface TenantCache<K, V> {
+  get(key: K): V | undefined;
+  /** `weight` is the entry's part of the cache's bound. A key belongs to one tenant. */
+  set(tenant: string, key: K, value: V, weight?: number): void;
+  delete(key: K): void;
+}
+
+interface Entry<V> {
+  readonly tenant: string;
+  readonly value: V;
+  readonly weight: number;
+  isUsed: boolean;
+}
+
+interface Share<K> {
+  weight: number;
+  /** The oldest first. */
+  readonly keys: Set<K>;
+}
+
+/** @param weightMax the weight of all entries together */
+export function tenantCache<K, V>(weightMax: number): TenantCache<K, V> {
+  const entries = new Map<K, Entry<V>>();
+  const shares = new Map<string, Share<K>>();
+  let weightOfAll = 0;
+
+  function remove(key: K): void {
+    const entry = entries.get(key);
+    const share = entry === undefined ? undefined : shares.get(entry.tenant);
+    if (entry === undefined || share === undefined) return;
+    entries.delete(key);
+    share.keys.delete(key);
+    share.weight -= entry.weight;
+    weightOfAll -= entry.weight;
+    if (share.keys.size === 0) shares.delete(entry.tenant);
+  }
+
+  /** Removes the oldest that was not used. Each is passed over once, so this ends. */
+  function removeOneOf({ keys }: Share<K>): void {
+    for (const key of keys) {
+      const entry = entries.get(key);
+      if (entry?.isUsed !== true) {
+        remove(key);
+        return;
+      }
+      entry.isUsed = false;
+      keys.delete(key);
+      keys.add(key);
+    }
+  }
+
+  /** Whose entries make room: its own, or those of the next tenant that has more than an even share. */
+  function payer(own: Share<K> | undefined, weight: number): Share<K> | undefined {
+    const even = weightMax / (shares.size + (own === undefined ? 1 : 0));
+    if (own !== undefined && own.weight + weight > even) return own;
+    for (let left = shares.size; left > 0; left--) {
+      const [next] = shares;
+      if (next === undefined) break;
+      const [tenant, share] = next;
+      if (share.weight > even) return share;
+      // Looked at last from now on.
+      shares.delete(tenant);
+      shares.set(tenant, share);
+    }
+    return own ?? shares.values().next().value;
+  }
+
+  function makeRoom(tenant: string, weight: number): void {
+    while (weightOfAll + weight > weightMax) {
+      const share = payer(shares.get(tenant), weight);
+      if (share === undefined) return;
+      removeOneOf(share);
+    }
+  }
+
+  return {
+    get(key) {
+      const entry = entries.get(key);
+      if (entry === undefined) return undefined;
+      entry.isUsed = true;
+      return entry.value;
+    },
+    set(tenant, key, value, weight = 1) {
+      remove(key);
+      if (weight > weightMax) return;
+      makeRoom(tenant, weight);
+      const share = shares.get(tenant) ?? { weight: 0, keys: new Set<K>() };
+      shares.set(tenant, share);
+      share.keys.add(key);
+      share.weight += weight;
+      weightOfAll += weight;
+      entries.set(key, { tenant, value, weight, isUsed: false });
+    },
+    delete: remove,
+  };
+}
