@@ -55,7 +55,7 @@ const PLAIN: StreamForm = {
   method: null,
   tool: null,
   calls: [{ tool: null }],
-  mirrors: true,
+  mirrors: false,
   listsTools: false,
 };
 
@@ -71,7 +71,8 @@ function messagesForm(body: Uint8Array, headers: Headers): StreamForm {
   const { messages } = parsed;
   const calls = messages.filter(({ isCall }) => isCall);
   const shown = shownMessage(messages, calls);
-  const mirrors = passesMirrors(headers, body, mcpVersion(headers));
+  const only = parsed.isBatch ? null : (messages[0] ?? null);
+  const mirrors = passesMirrors(headers, body, only, mcpVersion(headers) ?? only?.protocolVersion ?? null);
   const { method = null, tool = null } = shown ?? {};
   return { method, tool, calls, mirrors, listsTools: listsTools(parsed) };
 }

@@ -29,8 +29,8 @@ export interface Admitted {
   readonly headers: Readonly<Record<string, string>>;
 }
 
-/** For an http agent, whose body and MCP headers mean nothing to the gateway. */
-const PLAIN: Form = { method: null, tool: null, calls: [{ tool: null }], mirrors: true };
+/** For an http agent, whose body means nothing to the gateway: no header can be said to say the same. */
+const PLAIN: Form = { method: null, tool: null, calls: [{ tool: null }], mirrors: false };
 
 const TRANSACTIONAL: Path<Form> = {
   suffix: "",
@@ -44,7 +44,7 @@ function requestForm({ mcp_protocol_version }: InvocableAgent, body: Uint8Array,
   if (!request.ok) throw new Fault("invalid_request", `body: ${request.problem}`);
   const { method, tool, protocolVersion } = request;
   const version = mcpVersion(headers) ?? protocolVersion ?? mcp_protocol_version;
-  return { method, tool, calls: [{ tool }], mirrors: passesMirrors(headers, body, version) };
+  return { method, tool, calls: [{ tool }], mirrors: passesMirrors(headers, body, request, version) };
 }
 
 /**

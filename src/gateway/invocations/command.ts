@@ -6,7 +6,7 @@ import {
   SERVICE_MODEL_BYTES_MAX,
   WAIT_SECONDS_MAX,
 } from "../../core/limits.ts";
-import { isMirror, mirrorProblem } from "../../core/mirror.ts";
+import { isMirror, type JudgedMessage, mirrorProblem } from "../../core/mirror.ts";
 import type { Protocol } from "../../core/states.ts";
 
 const PASSED = new Set([
@@ -45,8 +45,10 @@ export function passedToStream(headers: Headers, protocol: Protocol, mirrors: bo
   return passed.map(([name, value]) => [name, name === "content-type" ? "application/json" : value]);
 }
 
+/** Servers that make variables of headers read `_` as `-`: `Mcp-Session_Id` would be a session that nobody has checked. */
 function isPassed(name: string, mirrors: boolean): boolean {
-  return PASSED.has(name) || (name.startsWith("mcp-") && (mirrors || !isMirror(name)));
+  if (!name.startsWith("mcp-")) return PASSED.has(name);
+  return isMirror(name) ? mirrors : !name.includes("_");
 }
 
 /** The protocol version that the caller names in a header. */
@@ -58,12 +60,18 @@ export function mcpVersion(headers: Headers): string | null {
  * Whether the headers of an MCP message pass that say again what its body says: where they do, and the version knows
  * them. One that does not would have nobody compare them.
  *
+ * @param judged what the body is; null for a batch
  * @param version in which the message is sent
  * @throws Fault `invalid_request` that names the header
  */
-export function passesMirrors(headers: Headers, body: Uint8Array, version: string | null): boolean {
+export function passesMirrors(
+  headers: Headers,
+  body: Uint8Array,
+  judged: JudgedMessage | null,
+  version: string | null,
+): boolean {
   if (!isSessionless(version)) return false;
-  const wrong = mirrorProblem(headers, body);
+  const wrong = mirrorProblem(headers, body, judged);
   if (wrong !== null) throw invalidField(wrong.header, wrong.problem);
   return true;
 }
