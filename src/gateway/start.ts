@@ -7,6 +7,7 @@ import { WAIT_SECONDS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { COMMIT, VERSION } from "../core/version.ts";
+import { pseudonymOf } from "../core/via.ts";
 import { createEdge, type Edge, routes } from "../edge/http.ts";
 import { fetchDocument, fetchJson } from "../edge/json.ts";
 import { createOutbound, type Outbound } from "../edge/outbound.ts";
@@ -192,6 +193,7 @@ async function composeGateway(parts: Parts) {
     policy,
     findAgent: agents.find,
     takeToken: (agent: InvocableAgent) => limiter.take(agent),
+    pseudonym: pseudonymOf(await keyring.deriveKey(null, "via")),
   };
   const streaming = composeStreaming({ ...parts, checks, claims, policy, replica, resolveCredential, ended });
   const stop = (id: string) => {

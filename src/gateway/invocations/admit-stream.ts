@@ -19,6 +19,7 @@ import {
   knownAgent,
   mayCall,
   type Path,
+  refuseLoop,
 } from "./checks.ts";
 import { mcpVersion, passedToStream, passesMirrors } from "./command.ts";
 import { faultOf, otherPath, withId } from "./faults.ts";
@@ -116,8 +117,8 @@ async function open(
   checked: Checked<StreamForm>,
   place: Place,
 ): Promise<OpenedCall> {
-  const { clock, payments, claims, replica: owner } = options;
-  const headers = passedToStream(call.headers, checked.agent.protocol, checked.form.mirrors);
+  const { clock, payments, claims, pseudonym, replica: owner } = options;
+  const headers = passedToStream(call.headers, checked.agent.protocol, checked.form.mirrors, pseudonym);
   const whole = acceptedOf(call, checked, "streaming", headers, clock.now());
   // Only what may be shown is stored: whoever takes the call up again brings its body along.
   const accepted = { ...whole, body: shownPart(checked) };
@@ -275,6 +276,7 @@ export async function admitConnection(
   method: OpenedConnection["method"],
 ): Promise<OpenedConnection> {
   const agent = await knownAgent(options, request);
+  refuseLoop(options, request);
   if (agent.protocol !== "mcp") {
     throw new Fault("method_not_allowed", "the agent's protocol has other methods", { allow: ["POST"] });
   }
@@ -286,7 +288,7 @@ export async function admitConnection(
     url,
     credential_ref: agent.credential_ref,
     // Without a body there is nothing to say again.
-    headers: passedToStream(request.headers, agent.protocol, false),
+    headers: passedToStream(request.headers, agent.protocol, false, options.pseudonym),
     request_id: request.requestId,
     place,
     method,

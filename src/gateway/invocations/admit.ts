@@ -82,7 +82,7 @@ async function checkAndRecord(options: AdmitOptions, call: ProxyCall): Promise<R
   const checked = await checkCall(options, call, TRANSACTIONAL);
   const { standing, warning } = checked;
   if (standing.kind === "earlier") return { id: standing.id, isNew: false, payment: null, warning };
-  const headers = passedHeaders(call.headers, checked.form.mirrors);
+  const headers = passedHeaders(call.headers, checked.form.mirrors, options.pseudonym);
   const accepted = acceptedOf(call, checked, "transactional", headers, options.clock.now());
   const stored = await record(options, checked, { accepted, claim: null });
   // One that waits for its settlement is made when that has been collected.

@@ -74,14 +74,17 @@ describe("the content type on the streaming path", () => {
 
   test.each(types)("of an MCP message is what it was read as, not what its caller says: %s", (type) => {
     const headers = new Headers({ "content-type": type, accept: "text/event-stream" });
-    expect(new Map(passedToStream(headers, "mcp", true)).get("content-type")).toBe("application/json");
-    expect(new Map(passedToStream(headers, "http", true)).get("content-type")).toBe(type);
-    expect(new Map(passedToStream(headers, "mcp", true)).get("accept")).toBe("text/event-stream");
+    expect(new Map(passedToStream(headers, "mcp", true, "self")).get("content-type")).toBe(
+      "application/json",
+    );
+    expect(new Map(passedToStream(headers, "http", true, "self")).get("content-type")).toBe(type);
+    expect(new Map(passedToStream(headers, "mcp", true, "self")).get("accept")).toBe("text/event-stream");
   });
 
   test("is not made up where there is none", () => {
-    expect(passedToStream(new Headers({ "last-event-id": "7" }), "mcp", true)).toEqual([
+    expect(passedToStream(new Headers({ "last-event-id": "7" }), "mcp", true, "self")).toEqual([
       ["last-event-id", "7"],
+      ["via", "1.1 self"],
     ]);
   });
 });

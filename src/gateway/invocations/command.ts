@@ -8,6 +8,7 @@ import {
 } from "../../core/limits.ts";
 import { isMirror, type JudgedMessage, mirrorProblem } from "../../core/mirror.ts";
 import type { Protocol } from "../../core/states.ts";
+import { viaHeader } from "../../core/via.ts";
 
 const PASSED = new Set([
   "content-type",
@@ -28,9 +29,11 @@ const VERSION = "mcp-protocol-version";
  * that must not. The caller's MCP session is not the gateway's, so it stays behind too.
  *
  * @param mirrors whether those pass that say again what the body says
+ * @param pseudonym under which this deployment stands in `Via`
  */
-export function passedHeaders(headers: Headers, mirrors: boolean): [string, string][] {
-  return headersWhere(headers, (name) => isPassed(name, mirrors) && name !== SESSION);
+export function passedHeaders(headers: Headers, mirrors: boolean, pseudonym: string): [string, string][] {
+  const passed = headersWhere(headers, (name) => isPassed(name, mirrors) && name !== SESSION);
+  return [...passed, viaHeader(headers, pseudonym)];
 }
 
 /**
@@ -39,10 +42,19 @@ export function passedHeaders(headers: Headers, mirrors: boolean): [string, stri
  * The body of an MCP message has been read as JSON in UTF-8, so that is what the server is told of it: one that
  * believed another charset (Express takes UTF-7) would read another message than the one that was judged.
  */
-export function passedToStream(headers: Headers, protocol: Protocol, mirrors: boolean): [string, string][] {
-  if (protocol !== "mcp") return headersWhere(headers, (name) => isPassed(name, mirrors));
+export function passedToStream(
+  headers: Headers,
+  protocol: Protocol,
+  mirrors: boolean,
+  pseudonym: string,
+): [string, string][] {
+  const via = viaHeader(headers, pseudonym);
+  if (protocol !== "mcp") return [...headersWhere(headers, (name) => isPassed(name, mirrors)), via];
   const passed = headersWhere(headers, (name) => isPassed(name, mirrors) || name === "last-event-id");
-  return passed.map(([name, value]) => [name, name === "content-type" ? "application/json" : value]);
+  const told = passed.map(([name, value]): [string, string] => {
+    return [name, name === "content-type" ? "application/json" : value];
+  });
+  return [...told, via];
 }
 
 /** Servers that make variables of headers read `_` as `-`: `Mcp-Session_Id` would be a session that nobody has checked. */
