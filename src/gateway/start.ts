@@ -47,6 +47,7 @@ import { serviceRoutes } from "./service-routes.ts";
 import { createStreamPath } from "./streaming/path.ts";
 import { createRoom } from "./streaming/room.ts";
 import { streamRoutes } from "./streaming/routes.ts";
+import { sealedSessions } from "./streaming/session-id.ts";
 import { createStreams, type StreamsDeps } from "./streaming/streams.ts";
 import { endUnclaimed } from "./streaming/unclaimed.ts";
 
@@ -251,7 +252,7 @@ function secretSources({ options, store, keyring, trusted }: Parts): ResolverDep
   };
 }
 
-type StreamingParts = Pick<Parts, "options" | "store" | "log"> &
+type StreamingParts = Pick<Parts, "options" | "store" | "keyring" | "log"> &
   Pick<AdmitStreamOptions, "claims"> &
   Pick<StreamsDeps, "resolveCredential" | "ended"> & {
     readonly checks: Omit<AdmitStreamOptions, "claims" | "takePlace" | "owedPlace" | "stopping">;
@@ -259,7 +260,8 @@ type StreamingParts = Pick<Parts, "options" | "store" | "log"> &
     readonly replica: string;
   };
 
-function composeStreaming({ options, store, log, checks, claims, policy, replica, ...rest }: StreamingParts) {
+function composeStreaming(parts: StreamingParts) {
+  const { options, store, keyring, log, checks, claims, policy, replica, ...rest } = parts;
   const { allowHosts, extraCa, upstreamTimeoutMs, agentConcurrency, publicUrl } = options;
   const { clock } = store;
   const streams = createStreams({
@@ -278,6 +280,8 @@ function composeStreaming({ options, store, log, checks, claims, policy, replica
   const path = createStreamPath({
     streams,
     publicUrl,
+    findAgent: checks.findAgent,
+    sessionIdsOf: sealedSessions((tenant) => keyring.deriveKey(tenant, "mcp-session")),
     admit: (call) => admitStream(admission, call),
     admitConnection: (request, method) => admitConnection(admission, request, method),
   });

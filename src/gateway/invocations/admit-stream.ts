@@ -118,7 +118,14 @@ async function open(
   place: Place,
 ): Promise<OpenedCall> {
   const { clock, payments, claims, pseudonym, replica: owner } = options;
-  const headers = passedToStream(call.headers, checked.agent.protocol, checked.form.mirrors, pseudonym);
+  const { agent, form } = checked;
+  const headers = passedToStream(call.headers, {
+    protocol: agent.protocol,
+    mirrors: form.mirrors,
+    pseudonym,
+    session: call.session,
+    resumes: false,
+  });
   const whole = acceptedOf(call, checked, "streaming", headers, clock.now());
   // Only what may be shown is stored: whoever takes the call up again brings its body along.
   const accepted = { ...whole, body: shownPart(checked) };
@@ -287,8 +294,14 @@ export async function admitConnection(
     agentId: agent.id,
     url,
     credential_ref: agent.credential_ref,
-    // Without a body there is nothing to say again.
-    headers: passedToStream(request.headers, agent.protocol, false, options.pseudonym),
+    headers: passedToStream(request.headers, {
+      protocol: agent.protocol,
+      // Without a body there is nothing to say again.
+      mirrors: false,
+      pseudonym: options.pseudonym,
+      session: request.session,
+      resumes: method === "GET" && request.session !== null,
+    }),
     request_id: request.requestId,
     place,
     method,

@@ -36,6 +36,16 @@ export function passedHeaders(headers: Headers, mirrors: boolean, pseudonym: str
   return [...passed, viaHeader(headers, pseudonym)];
 }
 
+export interface StreamPassing {
+  readonly protocol: Protocol;
+  readonly mirrors: boolean;
+  readonly pseudonym: string;
+  /** The upstream's ID of the caller's session at an mcp agent. */
+  readonly session: string | null;
+  /** Whether it asks for the rest of an event stream. */
+  readonly resumes: boolean;
+}
+
 /**
  * The same for the streaming path, where the session is the caller's own, and an event stream may be resumed.
  *
@@ -44,16 +54,16 @@ export function passedHeaders(headers: Headers, mirrors: boolean, pseudonym: str
  */
 export function passedToStream(
   headers: Headers,
-  protocol: Protocol,
-  mirrors: boolean,
-  pseudonym: string,
+  { protocol, mirrors, pseudonym, session, resumes }: StreamPassing,
 ): [string, string][] {
   const via = viaHeader(headers, pseudonym);
   if (protocol !== "mcp") return [...headersWhere(headers, (name) => isPassed(name, mirrors)), via];
-  const passed = headersWhere(headers, (name) => isPassed(name, mirrors) || name === "last-event-id");
+  const passed = headersWhere(headers, (name) => isPassed(name, mirrors) && name !== SESSION);
   const told = passed.map(([name, value]): [string, string] => {
     return [name, name === "content-type" ? "application/json" : value];
   });
+  if (session !== null) told.push([SESSION, session]);
+  if (resumes) told.push(...headersWhere(headers, (name) => name === "last-event-id"));
   return [...told, via];
 }
 
