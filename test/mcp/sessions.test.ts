@@ -155,3 +155,27 @@ describe.each(Object.entries(CLIENTS))("%s", (_client, open) => {
     });
   });
 });
+
+test("the deployment has one name in Via, on every replica and after a restart", async () => {
+  let current: Gateway = gateways[0];
+  const to = await endpoint(fixture.url, () => current, "alice");
+  const count = fixture.arrived.length;
+  const ping = async () => {
+    const response = await to.fetch?.(to.url, {
+      method: "POST",
+      headers: { authorization: `Bearer ${to.token}`, "content-type": "application/json" },
+      body: JSON.stringify({ jsonrpc: "2.0", id: 1, method: "ping" }),
+    });
+    await response?.body?.cancel();
+  };
+  await ping();
+  current = gateways[1];
+  await ping();
+  await gateways[1].stop();
+  await gateways[1].restart();
+  await ping();
+  const names = fixture.arrived.slice(count).map(({ headers }) => headers.get("via"));
+  expect(names).toHaveLength(3);
+  expect(new Set(names).size).toBe(1);
+  expect(names[0]).toMatch(/^1\.1 tollgate-[0-9a-f]{16}$/);
+});
