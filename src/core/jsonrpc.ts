@@ -2,16 +2,23 @@
 // exchange of an id in place. Bodies are never re-serialised, so big numbers, key order and spacing survive.
 import { isUtf8 } from "node:buffer";
 import { type Finding, outlineObject, type Span, skipSpace, watch } from "./scan.ts";
+import { hasControls } from "./text.ts";
 
-export interface RpcRequest {
+export interface RpcRequest extends Judged {
   readonly ok: true;
   readonly method: string;
-  /** `params.name` of a `tools/call`. */
-  readonly tool: string | null;
   /** Where the id stands. */
   readonly id: Span;
-  /** The protocol version that the request itself names in `params._meta` (protocol 2026-07-28 and later). */
+}
+
+/** What is read of a message that has a method. */
+export interface Judged {
+  /** `params.name` of a `tools/call`. */
+  readonly tool: string | null;
+  /** The protocol version that the message itself names in `params._meta` (protocol 2026-07-28 and later). */
   readonly protocolVersion: string | null;
+  /** Of `PARAMS`, in their order. */
+  readonly params: readonly Finding[];
 }
 
 export interface RpcProblem {
@@ -24,12 +31,13 @@ export interface RpcProblem {
 const SESSIONLESS_SINCE = "2026-07-28";
 
 const VERSION_KEY = "io.modelcontextprotocol/protocolVersion";
-const REQUEST_KEYS = [
-  watch("jsonrpc"),
-  watch("id"),
-  watch("method"),
-  watch("params", watch("name"), watch("_meta", watch(VERSION_KEY))),
-];
+/** What of the params is judged here, or said again by headers (core/mirror.ts): found in one scan of the body. */
+export const PARAMS = ["name", "arguments", "uri", "taskId", "_meta"] as const;
+export const PARAMS_KEY = watch(
+  "params",
+  ...PARAMS.map((key) => (key === "_meta" ? watch(key, watch(VERSION_KEY)) : watch(key))),
+);
+const REQUEST_KEYS = [watch("jsonrpc"), watch("id"), watch("method"), PARAMS_KEY];
 const ANSWER_KEYS = [watch("id"), watch("method"), watch("result"), watch("error", watch("code"))];
 /** Ids, methods and tool names are stored and written to the wire again, so they are bounded. */
 const SHORT_BYTES_MAX = 1024;
@@ -43,8 +51,8 @@ const encoder = new TextEncoder();
 
 /**
  * Judges whether a body is exactly one JSON-RPC 2.0 request. What is read here must be what the upstream
- * reads, so a key that decoders could resolve in two ways (given twice, or in another letter case, which
- * some decoders fold) is refused.
+ * reads, so a key that decoders could resolve in two ways (given twice, in another letter case, which some
+ * decoders fold, or with U+0000 behind it, where some end) is refused.
  */
 export function parseRpcRequest(body: Uint8Array): RpcRequest | RpcProblem {
   if (!isUtf8(body)) return problem("not valid UTF-8");
@@ -66,37 +74,56 @@ function judgeRequest(body: Uint8Array, findings: readonly Finding[]): RpcReques
   }
   const [jsonrpc, id, method, params] = findings;
   if (readShort(body, jsonrpc) !== "2.0") return problem('jsonrpc: must be "2.0"');
-  const name = readName(body, method);
-  if (name === null || name === "") return problem("method: must be a non-empty string");
+  const name = readMethod(body, method);
+  if (typeof name !== "string") return name;
   if (id?.value == null) return problem("id: required, a notification has no result");
   if (!isId(body, id.value)) return problem("id: must be a string or a number");
-  const request = { ok: true, method: name, tool: null, id: id.value, protocolVersion: null } as const;
-  return params?.value == null ? request : judgeParams(body, request, params.value, params.inside);
-}
-
-function judgeParams(
-  body: Uint8Array,
-  request: RpcRequest,
-  params: Span,
-  [name, meta]: readonly Finding[],
-): RpcRequest | RpcProblem {
-  const isCall = request.method === "tools/call";
-  const first = body[params.start];
-  if (isCall && first !== OPEN_BRACE) return problem("params: must be an object");
-  if (first !== OPEN_BRACE && first !== OPEN_BRACKET) {
+  const first = params?.value == null ? OPEN_BRACE : body[params.value.start];
+  if (name !== TOOLS_CALL && first !== OPEN_BRACE && first !== OPEN_BRACKET) {
     return problem("params: must be an object or an array");
   }
-  const protocolVersion = meta?.value == null ? null : readShort(body, meta.inside[0]);
-  if (!isCall) return { ...request, protocolVersion };
-  const ambiguity = ambiguityOf("params.name", name);
-  if (ambiguity !== null) return problem(ambiguity);
-  const tool = readName(body, name);
-  if (tool === null && name?.value != null) return problem("params.name: must be a string");
-  return { ...request, tool, protocolVersion };
+  const judged = judgeParams(body, name, params);
+  return "ok" in judged ? judged : { ok: true, method: name, id: id.value, ...judged };
 }
 
+const TOOLS_CALL = "tools/call";
+
+/** What calls a tool for a server that does not look at the case of letters must not pass for something else here. */
+export function readMethod(body: Uint8Array, method: Finding | undefined): string | RpcProblem {
+  const name = readName(body, method);
+  if (name === null || name === "") return problem(`method: must be a non-empty string ${OF_NAMES}`);
+  const isCalling = name.toUpperCase().toLowerCase() === TOOLS_CALL;
+  return isCalling && name !== TOOLS_CALL ? problem(`method: must be ${TOOLS_CALL} in lower case`) : name;
+}
+
+const NO_PARAMS: Judged = { tool: null, protocolVersion: null, params: [] };
+
+/** The params of a message that has a method. */
+export function judgeParams(
+  body: Uint8Array,
+  method: string,
+  params: Finding | undefined,
+): Judged | RpcProblem {
+  if (params?.value == null) return NO_PARAMS;
+  const isCall = method === TOOLS_CALL;
+  if (isCall && body[params.value.start] !== OPEN_BRACE) return problem("params: must be an object");
+  const [name, given, , , meta] = params.inside;
+  const ambiguity =
+    ambiguityOf("params._meta", meta) ??
+    ambiguityOf(`params._meta.${VERSION_KEY}`, meta?.inside[0]) ??
+    (isCall ? (ambiguityOf("params.name", name) ?? ambiguityOf("params.arguments", given)) : null);
+  if (ambiguity !== null) return problem(ambiguity);
+  const judged = { protocolVersion: readShort(body, meta?.inside[0]), params: params.inside };
+  const tool = isCall ? readName(body, name) : null;
+  if (isCall && tool === null && name?.value != null) {
+    return problem(`params.name: must be a string ${OF_NAMES}`);
+  }
+  return { tool, ...judged };
+}
+
+/** Null when every decoder reads the key in one way. */
 export function ambiguityOf(field: string, finding: Finding | undefined): string | null {
-  if (finding?.isMiscased) return `${field}: must be lower case`;
+  if (finding?.isMiscased) return `${field}: must be spelled exactly like this`;
   return finding?.isRepeated ? `${field}: given twice` : null;
 }
 
@@ -110,11 +137,15 @@ export function readShort(body: Uint8Array, finding: Finding | undefined): strin
   return String(JSON.parse(decoder.decode(body.subarray(span.start, span.end))));
 }
 
-/** A string that can be stored and compared: no lone surrogates, which decoders replace, no control characters. */
-export function readName(body: Uint8Array, finding: Finding | undefined): string | null {
+const OF_NAMES = `of at most ${SHORT_BYTES_MAX} bytes, without control characters or blanks around it`;
+
+/**
+ * A string that means the same to whoever compares it: no lone surrogates, which decoders replace, no control
+ * characters, at which some end, and no blanks around it, which some take off.
+ */
+function readName(body: Uint8Array, finding: Finding | undefined): string | null {
   const name = readShort(body, finding);
-  // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what it looks for.
-  return name?.isWellFormed() && !/[\u0000-\u001f\u007f]/.test(name) ? name : null;
+  return name?.isWellFormed() && !hasControls(name) && name.trim() === name ? name : null;
 }
 
 export function isId(body: Uint8Array, span: Span): boolean {

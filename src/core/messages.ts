@@ -2,7 +2,16 @@
 // a batch. Each is either a call, which is judged and paid for, or part of the connection; what is not known to be
 // the connection's is a call, so that nothing comes past the policy by its form.
 import { isUtf8 } from "node:buffer";
-import { ambiguityOf, isId, problem, type RpcProblem, readName, readShort } from "./jsonrpc.ts";
+import {
+  ambiguityOf,
+  isId,
+  judgeParams,
+  PARAMS_KEY,
+  problem,
+  type RpcProblem,
+  readMethod,
+  readShort,
+} from "./jsonrpc.ts";
 import { BATCH_MESSAGES_MAX } from "./limits.ts";
 import { type Finding, outlineArray, outlineObject, skipSpace, watch } from "./scan.ts";
 
@@ -12,21 +21,18 @@ export interface RpcMessage {
   /** `params.name` of a `tools/call`. */
   readonly tool: string | null;
   readonly isCall: boolean;
+  readonly protocolVersion: string | null;
+  /** Of `PARAMS`, in their order. */
+  readonly params: readonly Finding[];
 }
 
 export interface RpcMessages {
   readonly ok: true;
+  readonly isBatch: boolean;
   readonly messages: readonly RpcMessage[];
 }
 
-const KEYS = [
-  watch("jsonrpc"),
-  watch("id"),
-  watch("method"),
-  watch("params", watch("name")),
-  watch("result"),
-  watch("error"),
-];
+const KEYS = [watch("jsonrpc"), watch("id"), watch("method"), PARAMS_KEY, watch("result"), watch("error")];
 
 const OPEN_BRACKET = 0x5b;
 const OPEN_BRACE = 0x7b;
@@ -41,7 +47,7 @@ export function parseRpcMessages(body: Uint8Array): RpcMessages | RpcProblem {
   const { message, end } = parseMessage(body, start);
   if (!message.ok) return message;
   if (skipSpace(body, end) !== body.length) return problem("not valid JSON");
-  return { ok: true, messages: [message.value] };
+  return { ok: true, isBatch: false, messages: [message.value] };
 }
 
 function parseBatch(body: Uint8Array, start: number): RpcMessages | RpcProblem {
@@ -56,8 +62,10 @@ function parseBatch(body: Uint8Array, start: number): RpcMessages | RpcProblem {
     if (!message.ok) return message;
     messages.push(message.value);
   }
-  return { ok: true, messages };
+  return { ok: true, isBatch: true, messages };
 }
+
+const RESPONSE: RpcMessage = { method: null, tool: null, isCall: false, protocolVersion: null, params: [] };
 
 type Parsed = { readonly ok: true; readonly value: RpcMessage } | RpcProblem;
 
@@ -79,33 +87,21 @@ function judgeMessage(body: Uint8Array, findings: readonly Finding[]): Parsed {
   const isAnswer = result?.value != null || error?.value != null;
   if (method?.value == null) {
     if (!isAnswer || id?.value == null) return problem("method: required, but for a response");
-    return { ok: true, value: { method: null, tool: null, isCall: false } };
+    return { ok: true, value: RESPONSE };
   }
   // What one decoder takes for a request and another for a response is judged as neither.
   if (isAnswer) return problem("result, error: not in a message that has a method");
-  const name = readName(body, method);
-  if (name === null || name === "") return problem("method: must be a non-empty string");
+  const name = readMethod(body, method);
+  if (typeof name !== "string") return name;
   const hasId = id?.value != null;
   if (id?.value != null && !isId(body, id.value)) return problem("id: must be a string or a number");
-  const isCall = !isConnection(name, hasId);
-  if (name !== "tools/call") return { ok: true, value: { method: name, tool: null, isCall } };
-  return judgeToolCall(body, params);
+  const judged = judgeParams(body, name, params);
+  if ("ok" in judged) return judged;
+  return { ok: true, value: { method: name, isCall: !isConnection(name, hasId), ...judged } };
 }
 
 /** Without an id it is a notification, but a server may act on one that has the name of a request. */
 function isConnection(method: string, hasId: boolean): boolean {
   if (!hasId) return method.startsWith("notifications/");
   return CONNECTION_REQUESTS.has(method) || method.endsWith("/list");
-}
-
-function judgeToolCall(body: Uint8Array, params: Finding | undefined): Parsed {
-  const call = { method: "tools/call", tool: null, isCall: true };
-  if (params?.value == null) return { ok: true, value: call };
-  if (body[params.value.start] !== OPEN_BRACE) return problem("params: must be an object");
-  const [name] = params.inside;
-  const ambiguity = ambiguityOf("params.name", name);
-  if (ambiguity !== null) return problem(ambiguity);
-  const tool = readName(body, name);
-  if (tool === null && name?.value != null) return problem("params.name: must be a string");
-  return { ok: true, value: { ...call, tool } };
 }

@@ -1,14 +1,18 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
+import { parseRpcMessages } from "./messages.ts";
 import { mirrorProblem } from "./mirror.ts";
+import { hasControls } from "./text.ts";
 
 const encode = (text: string) => new TextEncoder().encode(text);
 const body = (method: string, params?: unknown) => ({ jsonrpc: "2.0", id: 1, method, params });
-const problemOf = (headers: Record<string, string>, message: unknown) =>
-  mirrorProblem(
-    new Headers(headers),
-    encode(typeof message === "string" ? message : JSON.stringify(message)),
-  );
+function problemOf(headers: Record<string, string>, message: unknown) {
+  const bytes = encode(typeof message === "string" ? message : JSON.stringify(message));
+  const parsed = parseRpcMessages(bytes);
+  if (!parsed.ok) throw new Error(parsed.problem);
+  const [only = null] = parsed.isBatch ? [] : parsed.messages;
+  return mirrorProblem(new Headers(headers), bytes, only);
+}
 const headerOf = (headers: Record<string, string>, message: unknown) =>
   problemOf(headers, message)?.header ?? null;
 
@@ -31,7 +35,7 @@ describe("headers that say what the body says", () => {
     [{ "Mcp-Method": "tools/call", "Mcp-Name": "search" }, CALL],
     [{ "mcp-method": "tools/call" }, CALL],
     [{ "mcp-name": written("sëarch") }, body("tools/call", { name: "sëarch" })],
-    [{ "mcp-name": written(" a") }, body("tools/call", { name: " a" })],
+    [{ "mcp-name": written(" a") }, body("prompts/get", { name: " a" })],
     [{ "mcp-name": written("=?base64?eA==?=") }, body("tools/call", { name: "=?base64?eA==?=" })],
     [{ "mcp-name": "a, b" }, body("tools/call", { name: "a, b" })],
     [{ "mcp-name": "p" }, body("prompts/get", { name: "p" })],
@@ -42,7 +46,10 @@ describe("headers that say what the body says", () => {
     [{ "mcp-param-region": "eu", "mcp-param-limit": "5", "mcp-param-all": "true" }, CALL],
     [{ "mcp-param-limit": "5.0" }, CALL],
     [{ "mcp-param-where": "eu" }, CALL],
-    [{ "mcp-name": "search" }, String.raw`{"method":"tools\/call","params":{"n\u0061me":"\u0073earch"}}`],
+    [
+      { "mcp-name": "search" },
+      String.raw`{"jsonrpc":"2.0","id":1,"method":"tools\/call","params":{"n\u0061me":"\u0073earch"}}`,
+    ],
   ])("%j", (headers, message) => {
     expect(problemOf(headers as Record<string, string>, message)).toBeNull();
   });
@@ -61,14 +68,23 @@ describe("headers that do not:", () => {
     [{ "mcp-name": "search" }, body("ping"), "Mcp-Name"],
     [{ "mcp-name": "a:b" }, body("tools/call", { uri: "a:b" }), "Mcp-Name"],
     [{ "mcp-name": "x" }, body("constructor", { name: "x" }), "Mcp-Name"],
-    [{ "mcp-name": "a" }, '{"method":"resources/read","params":{"uri":"a","uri":"a"}}', "Mcp-Name"],
-    [{ "mcp-name": "a" }, '{"method":"resources/read","params":{"uri":"a","URI":"b"}}', "Mcp-Name"],
+    [
+      { "mcp-name": "a" },
+      '{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"a","uri":"a"}}',
+      "Mcp-Name",
+    ],
+    [
+      { "mcp-name": "a" },
+      '{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"a","URI":"b"}}',
+      "Mcp-Name",
+    ],
     [{ "mcp-name": "sëarch" }, body("tools/call", { name: "sëarch" }), "Mcp-Name"],
     [{ "mcp-name": "=?base64?c2VhcmNo" }, CALL, "Mcp-Name"],
     [{ "mcp-name": "=?base64?c2VhcmNoZ?=" }, CALL, "Mcp-Name"],
     [{ "mcp-name": "=?BASE64?c2VhcmNo?=" }, CALL, "Mcp-Name"],
     [{ "mcp-name": "=?base64?/w==?=" }, CALL, "Mcp-Name"],
     [{ "mcp-param-region": "us" }, CALL, "Mcp-Param-region"],
+    [{ "mcp-param_region": "us" }, CALL, "Mcp-Param_region"],
     [{ "mcp-param-region": "5" }, CALL, "Mcp-Param-region"],
     [{ "mcp-param-re-gion": "5" }, CALL, "Mcp-Param-re-gion"],
     [{ "mcp-param-where": "us" }, CALL, "Mcp-Param-where"],
@@ -78,7 +94,7 @@ describe("headers that do not:", () => {
     [{ "mcp-param-x": "1" }, body("tools/call", { name: "a" }), "Mcp-Param-x"],
     [
       { "mcp-param-x": "b" },
-      '{"method":"tools/call","params":{"arguments":{"x":"a","x":"b"}}}',
+      '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"arguments":{"x":"a","x":"b"}}}',
       "Mcp-Param-x",
     ],
     [
@@ -106,6 +122,8 @@ const NAMED = [
 test("what a client writes of its own message passes, and nothing else in its place", () => {
   fc.assert(
     fc.property(fc.constantFrom(...NAMED), text, text, ([method, key], name, other) => {
+      // Such a tool's name is refused before.
+      fc.pre(method !== "tools/call" || (name === name.trim() && !hasControls(name)));
       const message = body(method, { [key]: name });
       const headers = { "mcp-method": method, "mcp-name": written(name) };
       expect(headerOf(headers, message)).toBeNull();
@@ -128,4 +146,17 @@ test("an argument under its own name passes with its value alone, however deep i
       expect(headerOf({ [`mcp-param-${key}`]: written(String(other)) }, message)).not.toBeNull();
     }),
   );
+});
+
+test("a large body is not read again for its headers", () => {
+  const bytes = encode(
+    JSON.stringify(body("tools/call", { name: "a", arguments: { all: Array(4_000_000).fill(1) } })),
+  );
+  const began = performance.now();
+  const parsed = parseRpcMessages(bytes);
+  const parsedAt = performance.now();
+  expect(parsed.ok).toBe(true);
+  const [only = null] = parsed.ok ? parsed.messages : [];
+  expect(mirrorProblem(new Headers({ "mcp-method": "tools/call", "mcp-name": "a" }), bytes, only)).toBeNull();
+  expect(performance.now() - parsedAt).toBeLessThan((parsedAt - began) / 2);
 });

@@ -2,18 +2,15 @@
 // `Mcp-Name` and `Mcp-Param-*`. Routers and meters before a server go by them, so a header that says something else
 // than the body, which is what was judged and paid for, makes the request a wrong one.
 import { parseJson } from "./json.ts";
-import { ambiguityOf } from "./jsonrpc.ts";
-import { type Finding, outlineObject, type Span, skipSpace, watch } from "./scan.ts";
+import { ambiguityOf, PARAMS } from "./jsonrpc.ts";
+import type { Finding, Span } from "./scan.ts";
 
 const METHOD = "mcp-method";
 const NAME = "mcp-name";
 const PARAM = "mcp-param-";
 
-const NAMES = ["name", "uri", "taskId"] as const;
-const KEYS = [watch("method"), watch("params", ...NAMES.map((name) => watch(name)), watch("arguments"))];
-
 /** What of its params the name of a message is. Messages of other methods have none. */
-const NAME_OF: ReadonlyMap<string, (typeof NAMES)[number]> = new Map([
+const NAME_OF: ReadonlyMap<string, "name" | "uri" | "taskId"> = new Map([
   ["tools/call", "name"],
   ["prompts/get", "name"],
   ["resources/read", "uri"],
@@ -31,12 +28,23 @@ const TEXT_BYTES_MAX = 128 * 1024;
 const ARGUMENTS_BYTES_MAX = 16 * 1024;
 const PARAMS_MAX = 32;
 
-const OPEN_BRACE = 0x7b;
 const QUOTE = 0x22;
 
 /** @param name in lower case */
 export function isMirror(name: string): boolean {
-  return name === METHOD || name === NAME || name.startsWith(PARAM);
+  return name === METHOD || name === NAME || isParam(name);
+}
+
+/** Servers that make variables of headers (CGI, WSGI) read `_` as `-`. */
+function isParam(name: string): boolean {
+  return name.replace("_", "-").startsWith(PARAM);
+}
+
+/** A message as it was judged, so that it is not read a second time. */
+export interface JudgedMessage {
+  readonly method: string | null;
+  /** Of `PARAMS`, in their order. */
+  readonly params: readonly Finding[];
 }
 
 export interface MirrorProblem {
@@ -48,15 +56,19 @@ export interface MirrorProblem {
  * The first header that does not say what the body says; null when all do that are there. Which have to be there is
  * the server's to judge.
  *
- * @param body JSON
+ * @param judged what `body` is; null for a batch
  */
-export function mirrorProblem(headers: Headers, body: Uint8Array): MirrorProblem | null {
+export function mirrorProblem(
+  headers: Headers,
+  body: Uint8Array,
+  judged: JudgedMessage | null,
+): MirrorProblem | null {
   const mirrors = [...headers].filter(([name]) => isMirror(name));
   if (mirrors.length === 0) return null;
   if (mirrors.length > PARAMS_MAX) {
     return { header: "Mcp-Param-*", problem: `there are more than ${PARAMS_MAX} of them` };
   }
-  const message = readMessage(body);
+  const message = judged === null ? null : readMessage(body, judged);
   for (const [header, value] of mirrors) {
     const problem = message === null ? "says of a batch what one message is" : judge(header, value, message);
     if (problem !== null) return { header: shownHeader(header), problem };
@@ -80,19 +92,13 @@ interface Message {
   readonly arguments: Arguments;
 }
 
-/** Null for a batch. */
-function readMessage(body: Uint8Array): Message | null {
-  const start = skipSpace(body, 0);
-  if (body[start] !== OPEN_BRACE) return null;
-  const [method, params] = outlineObject(body, start, KEYS).findings;
-  const text = readText(body, "method", method);
-  const key = NAME_OF.get(text ?? "");
-  const inside = params?.inside ?? [];
-  const given = text === "tools/call" ? inside[NAMES.length] : undefined;
+function readMessage(body: Uint8Array, { method, params }: JudgedMessage): Message {
+  const find = (key: (typeof PARAMS)[number]) => params[PARAMS.indexOf(key)];
+  const key = NAME_OF.get(method ?? "");
   return {
-    method: text,
-    name: key === undefined ? null : readText(body, key, inside[NAMES.indexOf(key)]),
-    arguments: readArguments(body, given),
+    method,
+    name: key === undefined ? null : readText(body, key, find(key)),
+    arguments: readArguments(body, method === "tools/call" ? find("arguments") : undefined),
   };
 }
 
@@ -121,7 +127,7 @@ function certain(key: string, finding: Finding | undefined): Span | null {
 function judge(header: string, value: string, message: Message): string | null {
   const said = decode(value);
   if (said === null) return "must be visible ASCII, or =?base64?…?= of UTF-8";
-  if (header.startsWith(PARAM)) {
+  if (isParam(header)) {
     const wanted = header.slice(PARAM.length);
     return saysArgument(wanted, said, message.arguments) ? null : "is none of the body's arguments";
   }
@@ -129,7 +135,8 @@ function judge(header: string, value: string, message: Message): string | null {
   return said === message.name ? null : "is not what the body names";
 }
 
-const PLAIN = /^[\t\x20-\x7e]*$/;
+/** Blanks around it are taken off on the way. */
+const PLAIN = /^(?![\t ])[\t\x20-\x7e]*(?<![\t ])$/;
 const WRAPPED = /^=\?base64\?(.*)\?=$/i;
 const WRAPPED_EXACTLY = /^=\?base64\?((?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?)\?=$/;
 

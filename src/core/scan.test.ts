@@ -42,7 +42,7 @@ describe("outlineObject", () => {
   test("finds a key however it is escaped", () => {
     expect(found("id", '"\\u0069d"')).toEqual(["0", false, false]);
     expect(found("a/B", '"\\u0061\\/\\u0042"')).toEqual(["0", false, false]);
-    expect(found("id", '"\\u0069d\\u0000"', '"\\nd"', '"i\\u0064d"', '"i"', '"idd"', '"ïd"', '"😀"')).toEqual(
+    expect(found("id", '"\\u0069d\\u0001"', '"\\nd"', '"i\\u0064d"', '"i"', '"idd"', '"ïd"', '"😀"')).toEqual(
       [null, false, false],
     );
   });
@@ -57,6 +57,10 @@ describe("outlineObject", () => {
     for (const key of ["paramſ", "PARAM\\u017f", "parAms"]) expect(found("params", `"${key}"`)[2]).toBe(true);
     for (const key of ["ıd", "İd", "\\u0131D"]) expect(found("id", `"${key}"`)[2]).toBe(true);
     expect(found("key", '"\u212aey"')[2]).toBe(true);
+    for (const key of ["id\\u0000", "Id\\u0000and more", "\\u0069\\u0064\\u0000\\u0000"]) {
+      expect(found("id", '"id"', `"${key}"`)).toEqual(["0", true, true]);
+    }
+    expect(found("id", '"i\\u0000d"', '"idd\\u0000"', '"id\\\\u0000"')).toEqual([null, false, false]);
     expect(found("id", '"1d"')[2]).toBe(false);
     expect(found("_meta", '"\u007fmeta"')[2]).toBe(false);
   });

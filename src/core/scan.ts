@@ -21,7 +21,7 @@ export interface Finding {
   readonly value: Span | null;
   /** The key appears more than once, in whatever letter case. */
   readonly isRepeated: boolean;
-  /** The key appears in another letter case, which lenient decoders take for the same. */
+  /** The key appears in another letter case or with U+0000 behind it, which lenient decoders take for the same. */
   readonly isMiscased: boolean;
   readonly inside: readonly Finding[];
 }
@@ -35,7 +35,7 @@ export interface Outline {
   readonly problem: "malformed" | "too deep" | null;
 }
 
-/** The longest way to write a character that is in a key: `\u0061`. */
+/** Of `\u0061`. */
 const ESCAPE_BYTES = 6;
 
 const TAB = 0x09;
@@ -142,9 +142,8 @@ export function outlineArray(bytes: Uint8Array, start: number, most: number): It
 /** A finding in the making. There is one for each watched key, however many members there are. */
 interface Probe {
   readonly key: string;
-  /** Of the key as it may be written. */
+  /** Of the key as it is written at its shortest. */
   readonly bytesMin: number;
-  readonly bytesMax: number;
   /** Its first byte, with the bit of lower case. */
   readonly first: number;
   readonly inside: readonly Probe[];
@@ -159,7 +158,6 @@ function createProbe({ key, inside }: Watched): Probe {
   return {
     key,
     bytesMin: key.length,
-    bytesMax: key.length * ESCAPE_BYTES,
     first: key.charCodeAt(0) | LETTER_CASE,
     inside: inside.map(createProbe),
     start: -1,
@@ -190,14 +188,14 @@ function findProbe(bytes: Uint8Array, start: number, end: number, probes: readon
   const first = bytes[start] ?? 0;
   const isPlain = first < 0x80 && first !== BACKSLASH;
   for (const probe of probes) {
-    if (length < probe.bytesMin || length > probe.bytesMax) continue;
+    if (length < probe.bytesMin) continue;
     if (isPlain && (first | LETTER_CASE) !== probe.first) continue;
     if (spells(bytes, start, end, probe.key, true)) return probe;
   }
   return null;
 }
 
-/** Whether the bytes of a key, without its quotes, are one way to write `key`. */
+/** Whether the bytes of a key, without its quotes, write `key`; folded: are what a lenient decoder takes for it. */
 function spells(bytes: Uint8Array, start: number, end: number, key: string, isFolded: boolean): boolean {
   let at = start;
   for (let index = 0; index < key.length; index++) {
@@ -212,7 +210,7 @@ function spells(bytes: Uint8Array, start: number, end: number, key: string, isFo
     if (unit !== wanted && (!isFolded || fold(unit) !== fold(wanted))) return false;
     at += unitBytes(bytes, at);
   }
-  return at === end;
+  return at === end || (isFolded && at < end && readUnit(bytes, at) === 0);
 }
 
 /** The character at `at` inside a string, as far as it may stand in a key that is watched; others are -1. */

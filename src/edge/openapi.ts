@@ -242,7 +242,8 @@ const FAILURES: Readonly<Record<FaultKind, Failure>> = {
   },
   payload_too_large: { description: "The body is too large.", example: "body: larger than 1048576 bytes" },
   agent_not_invocable: {
-    description: "The agent is inactive, suspended, or has no `upstream_url`.",
+    description:
+      "The agent is inactive, suspended, or has no `upstream_url`; or the call is a loop, by its `Via`.",
     example: "the agent is suspended",
   },
   rate_limited: {

@@ -7,6 +7,7 @@ import { WAIT_SECONDS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { COMMIT, VERSION } from "../core/version.ts";
+import { pseudonymOf } from "../core/via.ts";
 import { createEdge, type Edge, routes } from "../edge/http.ts";
 import { fetchDocument, fetchJson } from "../edge/json.ts";
 import { createOutbound, type Outbound } from "../edge/outbound.ts";
@@ -46,6 +47,7 @@ import { serviceRoutes } from "./service-routes.ts";
 import { createStreamPath } from "./streaming/path.ts";
 import { createRoom } from "./streaming/room.ts";
 import { streamRoutes } from "./streaming/routes.ts";
+import { sealedSessions } from "./streaming/session-id.ts";
 import { createStreams, type StreamsDeps } from "./streaming/streams.ts";
 import { endUnclaimed } from "./streaming/unclaimed.ts";
 
@@ -192,6 +194,7 @@ async function composeGateway(parts: Parts) {
     policy,
     findAgent: agents.find,
     takeToken: (tenant: string, agent: InvocableAgent) => limiter.take(tenant, agent),
+    pseudonym: pseudonymOf(await keyring.deriveKey(null, "via")),
   };
   const streaming = composeStreaming({ ...parts, checks, claims, policy, replica, resolveCredential, ended });
   const stop = (id: string) => {
@@ -249,7 +252,7 @@ function secretSources({ options, store, keyring, trusted }: Parts): ResolverDep
   };
 }
 
-type StreamingParts = Pick<Parts, "options" | "store" | "log"> &
+type StreamingParts = Pick<Parts, "options" | "store" | "keyring" | "log"> &
   Pick<AdmitStreamOptions, "claims"> &
   Pick<StreamsDeps, "resolveCredential" | "ended"> & {
     readonly checks: Omit<AdmitStreamOptions, "claims" | "takePlace" | "owedPlace" | "stopping">;
@@ -257,7 +260,8 @@ type StreamingParts = Pick<Parts, "options" | "store" | "log"> &
     readonly replica: string;
   };
 
-function composeStreaming({ options, store, log, checks, claims, policy, replica, ...rest }: StreamingParts) {
+function composeStreaming(parts: StreamingParts) {
+  const { options, store, keyring, log, checks, claims, policy, replica, ...rest } = parts;
   const { allowHosts, extraCa, upstreamTimeoutMs, agentConcurrency, publicUrl } = options;
   const { clock } = store;
   const streams = createStreams({
@@ -276,6 +280,8 @@ function composeStreaming({ options, store, log, checks, claims, policy, replica
   const path = createStreamPath({
     streams,
     publicUrl,
+    findAgent: checks.findAgent,
+    sessionIdsOf: sealedSessions((tenant) => keyring.deriveKey(tenant, "mcp-session")),
     admit: (call) => admitStream(admission, call),
     admitConnection: (request, method) => admitConnection(admission, request, method),
   });

@@ -8,7 +8,7 @@ import { type Log, silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { openSqlite } from "../storage/sqlite.ts";
 import type { Store } from "../storage/store.ts";
-import { newKey } from "./envelope.ts";
+import { newKey, open } from "./envelope.ts";
 import { openKeyring } from "./keyring.ts";
 import { loadMasterKey } from "./master-key.ts";
 
@@ -61,6 +61,30 @@ describe("the keyring", () => {
       for (const one of sealed) expect(await ring.openSecret("acme", "cred_1", one)).toEqual(secret);
     expect(rings[0]!.signingKey("issuer").kid).toBe(rings[1]!.signingKey("issuer").kid);
     expect(rings[0]!.publicJwks()).toEqual(rings[1]!.publicJwks());
+  });
+
+  test("derives a key for each purpose of each tenant, the same on replicas and after a restart", async () => {
+    const master = newKey();
+    const rings = await Promise.all([
+      openKeyring(await openStore(), master, systemClock),
+      openKeyring(await openStore(), master, systemClock),
+    ]);
+    const owners = [
+      ["acme", "a"],
+      ["acme", "b"],
+      ["other", "a"],
+      [null, "a"],
+    ] as const;
+    const keys = await Promise.all(
+      rings.map((ring) => Promise.all(owners.map((of) => ring.deriveKey(of[0], of[1])))),
+    );
+    expect(keys[0]).toEqual(keys[1]!);
+    expect(new Set(keys[0]?.map((key) => key.toString("hex"))).size).toBe(owners.length);
+    const later = await openKeyring(await openStore(), master, systemClock);
+    expect(await later.deriveKey("acme", "a")).toEqual(keys[0]![0]!);
+    // A secret's own wrapping key is no part of what is given out.
+    const sealed = await later.sealSecret("acme", "cred_1", secret);
+    expect(() => open(keys[0]![0]!, sealed, "cred_1")).toThrow();
   });
 
   test("signs with a key of its own for each purpose, whose public half alone is shown", async () => {

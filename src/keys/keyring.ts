@@ -1,6 +1,6 @@
 // The keys of the product. The master key wraps a key for each tenant and the private halves of the signing
 // keys, all of which live in the database; only this file sees any of them in the clear.
-import { createHash } from "node:crypto";
+import { createHash, hkdfSync } from "node:crypto";
 import { eq, ne } from "drizzle-orm";
 import {
   type CryptoKey,
@@ -21,6 +21,9 @@ import { newKey, open, seal, unwrap, wrap } from "./envelope.ts";
 export const SIGNING_ALGORITHM = "EdDSA";
 
 const TENANT_KEYS_CACHED_MAX = 10_000;
+/** The deployment's own key is kept as that of a tenant whose name no token can have. */
+const DEPLOYMENT = "";
+const DERIVED_KEY_BYTES = 32;
 const PURPOSES: readonly KeyPurpose[] = ["issuer", "receipts"];
 
 export interface SigningKey {
@@ -33,6 +36,11 @@ export interface Keyring {
   sealSecret(tenant: string, identity: string, plaintext: Uint8Array): Promise<Buffer>;
   /** @throws Error when it was sealed for another tenant or identity, or was altered. */
   openSecret(tenant: string, identity: string, sealed: Uint8Array): Promise<Buffer>;
+  /**
+   * A key for one purpose, from the tenant's (null: from the deployment's): the same on all replicas, and under
+   * another master key, which wraps those it is derived from.
+   */
+  deriveKey(tenant: string | null, purpose: string): Promise<Buffer>;
   signingKey(purpose: KeyPurpose): SigningKey;
   /** The keys that verify what `purpose` signs today. */
   verificationKeys(purpose: KeyPurpose): { readonly keys: JWK[] };
@@ -79,6 +87,10 @@ export async function openKeyring(store: Store, masterKey: Uint8Array, clock: Cl
       const key = tenantKeys.get(tenant) ?? (await storedTenantKey(tenant));
       if (key === null) throw new Error("the tenant has no key");
       return open(key, sealed, identity);
+    },
+    async deriveKey(tenant, purpose) {
+      const key = await tenantKey(tenant ?? DEPLOYMENT);
+      return Buffer.from(hkdfSync("sha256", key, "", `tollgate:${purpose}`, DERIVED_KEY_BYTES));
     },
     ...signing,
   };

@@ -76,10 +76,54 @@ contract((at: Contract) => {
       },
     );
 
-    test("of an http agent, of which nothing is judged, passes as it is", async () => {
+    test("of an http agent, whose body nobody reads, leaves them behind", async () => {
       const { route, tenant, path } = await agentOf({});
-      await tenant.send("POST", `${path}${suffix}`, { json: CALL, headers: { ...TRUE, "mcp-name": "dear" } });
-      expect(mirrored(await route.arrival())).toEqual({ ...TRUE, "mcp-name": "dear" });
+      const headers = { ...TRUE, "mcp-name": "dear", "mcp-protocol-version": MODERN, "mcp-other": "1" };
+      await tenant.send("POST", `${path}${suffix}`, { json: CALL, headers });
+      const seen = await route.arrival();
+      expect(mirrored(seen)).toEqual({});
+      expect([seen.headers.get("mcp-protocol-version"), seen.headers.get("mcp-other")]).toEqual([
+        MODERN,
+        "1",
+      ]);
+    });
+
+    test("says nothing twice, and nothing under a name that a server may read as another", async () => {
+      const { route, tenant, path } = await agentOf();
+      const twice = new Headers({ ...TRUE, "mcp-protocol-version": MODERN });
+      twice.append("mcp-name", "dear");
+      const send = async (headers: Headers) =>
+        fetch(`${at.gateway.url}${path}${suffix}`, {
+          method: "POST",
+          headers: {
+            ...Object.fromEntries(headers),
+            authorization: `Bearer ${await tenant.token()}`,
+            "content-type": "application/json",
+          },
+          body: JSON.stringify(CALL),
+        });
+      expect((await send(twice)).status).toBe(400);
+      const underscored = new Headers({ ...TRUE, "mcp-protocol-version": MODERN, "mcp-param_region": "us" });
+      expect((await send(underscored)).status).toBe(400);
+      underscored.set("mcp-param_region", "eu");
+      for (const name of ["mcp_name", "mcp-session_id", "mcp-protocol_version"])
+        underscored.set(name, "dear");
+      expect((await send(underscored)).ok).toBe(true);
+      const { headers } = await route.arrival();
+      const named = [...headers.keys()].filter((name) => name.includes("_"));
+      expect(named).toEqual(["mcp-param_region"]);
+    });
+
+    test("names its tool in Base64 where no header could carry it", async () => {
+      const { route, tenant, path } = await agentOf();
+      const json = { ...CALL, params: { ...CALL.params, name: "größer" } };
+      const wrapped = (text: string) => `=?base64?${Buffer.from(text).toString("base64")}?=`;
+      const headers = { ...TRUE, "mcp-protocol-version": MODERN, "mcp-name": wrapped("größer") };
+      const answer = await tenant.send("POST", `${path}${suffix}`, { json, headers });
+      expect(answer.status).toBe(suffix === "" ? 202 : 200);
+      expect((await route.arrival()).headers.get("mcp-name")).toBe(wrapped("größer"));
+      const other = { ...headers, "mcp-name": wrapped("Größer") };
+      expectError(await tenant.send("POST", `${path}${suffix}`, { json, headers: other }), 400, "Mcp-Name");
     });
   });
 
@@ -106,8 +150,9 @@ contract((at: Contract) => {
     expect([await route.arrival(1), await route.arrival(2)].map(mirrored)).toEqual([{}, {}]);
   });
 
-  test("a polled call may name its version in the body alone", async () => {
-    const { route, tenant, path } = await agentOf();
+  test.each(["", "/stream"])("a call may name its version in the body alone (%p)", async (suffix) => {
+    const { route, tenant, path: base } = await agentOf();
+    const path = `${base}${suffix}`;
     const _meta = { "io.modelcontextprotocol/protocolVersion": MODERN };
     const json = { ...CALL, params: { ...CALL.params, _meta } };
     expectError(

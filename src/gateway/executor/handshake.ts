@@ -75,7 +75,7 @@ async function open(context: CallContext, target: SessionTarget): Promise<Opened
   const response = await send(context, {
     url: target.url,
     method: "POST",
-    headers: [...MCP_HEADERS, ...credentialHeader(target.credential)],
+    headers: [...MCP_HEADERS, ...targetHeaders(target)],
     body: encodeRpc({
       id: INITIALIZE_ID,
       method: "initialize",
@@ -103,7 +103,7 @@ async function notify(
   const response = await send(context, {
     url: target.url,
     method: "POST",
-    headers: [...MCP_HEADERS, ...sessionHeaders(session), ...credentialHeader(target.credential)],
+    headers: [...MCP_HEADERS, ...sessionHeaders(session), ...targetHeaders(target)],
     body: encodeRpc(message),
   });
   await readStart(context, response, 0);
@@ -113,10 +113,14 @@ async function close(context: CallContext, target: SessionTarget, session: Opene
   const response = await send(context, {
     url: target.url,
     method: "DELETE",
-    headers: [...sessionHeaders(session), ...credentialHeader(target.credential)],
+    headers: [...sessionHeaders(session), ...targetHeaders(target)],
     body: null,
   });
   await readStart(context, response, 0);
+}
+
+function targetHeaders({ via, credential }: SessionTarget): Array<[string, string]> {
+  return [...(via === null ? [] : [["via", via] as [string, string]]), ...credentialHeader(credential)];
 }
 
 function sessionHeaders(session: Opened): Array<[string, string]> {

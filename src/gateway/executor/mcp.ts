@@ -212,7 +212,8 @@ function offerOf(job: Job): string {
 }
 
 function targetOf(job: Job): SessionTarget {
-  return { tenant: job.tenant, url: job.call.url, credential: job.credential, offer: offerOf(job) };
+  const { tenant, credential, call } = job;
+  return { tenant, url: call.url, credential, offer: offerOf(job), via: headerOf(job, "via") };
 }
 
 function headerOf(job: Job, wanted: string): string | null {

@@ -4,7 +4,7 @@ import { createSessions, type Opened, type SessionLimits, type SessionTarget } f
 const LIMITS: SessionLimits = { sessions_max: 4, idle_ms: 0, sessionless_ms: 60_000 };
 
 function target(url = "http://a/"): SessionTarget {
-  return { tenant: "acme", url, credential: null, offer: "2025-11-25" };
+  return { tenant: "acme", url, credential: null, offer: "2025-11-25", via: null };
 }
 
 /** A wire that opens numbered sessions, and records. */

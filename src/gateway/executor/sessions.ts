@@ -9,6 +9,8 @@ export interface SessionTarget {
   readonly credential: { readonly name: string; readonly value: string } | null;
   /** The protocol version to offer. */
   readonly offer: string;
+  /** Of the call that opens it, so that a session that leads back here is part of its loop. */
+  readonly via: string | null;
 }
 
 /** What `initialize` came to. */

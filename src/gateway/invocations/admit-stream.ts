@@ -19,6 +19,7 @@ import {
   knownAgent,
   mayCall,
   type Path,
+  refuseLoop,
 } from "./checks.ts";
 import { mcpVersion, passedToStream, passesMirrors } from "./command.ts";
 import { faultOf, otherPath, withId } from "./faults.ts";
@@ -55,7 +56,7 @@ const PLAIN: StreamForm = {
   method: null,
   tool: null,
   calls: [{ tool: null }],
-  mirrors: true,
+  mirrors: false,
   listsTools: false,
 };
 
@@ -71,7 +72,8 @@ function messagesForm(body: Uint8Array, headers: Headers): StreamForm {
   const { messages } = parsed;
   const calls = messages.filter(({ isCall }) => isCall);
   const shown = shownMessage(messages, calls);
-  const mirrors = passesMirrors(headers, body, mcpVersion(headers));
+  const only = parsed.isBatch ? null : (messages[0] ?? null);
+  const mirrors = passesMirrors(headers, body, only, mcpVersion(headers) ?? only?.protocolVersion ?? null);
   const { method = null, tool = null } = shown ?? {};
   return { method, tool, calls, mirrors, listsTools: listsTools(parsed) };
 }
@@ -115,8 +117,15 @@ async function open(
   checked: Checked<StreamForm>,
   place: Place,
 ): Promise<OpenedCall> {
-  const { clock, payments, claims, replica: owner } = options;
-  const headers = passedToStream(call.headers, checked.agent.protocol, checked.form.mirrors);
+  const { clock, payments, claims, pseudonym, replica: owner } = options;
+  const { agent, form } = checked;
+  const headers = passedToStream(call.headers, {
+    protocol: agent.protocol,
+    mirrors: form.mirrors,
+    pseudonym,
+    session: call.session,
+    resumes: false,
+  });
   const whole = acceptedOf(call, checked, "streaming", headers, clock.now());
   // Only what may be shown is stored: whoever takes the call up again brings its body along.
   const accepted = { ...whole, body: shownPart(checked) };
@@ -274,6 +283,7 @@ export async function admitConnection(
   method: OpenedConnection["method"],
 ): Promise<OpenedConnection> {
   const agent = await knownAgent(options, request);
+  refuseLoop(options, request);
   if (agent.protocol !== "mcp") {
     throw new Fault("method_not_allowed", "the agent's protocol has other methods", { allow: ["POST"] });
   }
@@ -284,8 +294,14 @@ export async function admitConnection(
     agentId: agent.id,
     url,
     credential_ref: agent.credential_ref,
-    // Without a body there is nothing to say again.
-    headers: passedToStream(request.headers, agent.protocol, false),
+    headers: passedToStream(request.headers, {
+      protocol: agent.protocol,
+      // Without a body there is nothing to say again.
+      mirrors: false,
+      pseudonym: options.pseudonym,
+      session: request.session,
+      resumes: method === "GET" && request.session !== null,
+    }),
     request_id: request.requestId,
     place,
     method,

@@ -74,6 +74,7 @@ async function call(store: Store, endings: Endings, headers: Record<string, stri
       policy: noPolicy,
       findAgent: async () => AGENT,
       takeToken: () => null,
+      pseudonym: "tollgate-1",
       offer: (accepted) => void offered.push(accepted),
       stop() {},
     }),

@@ -29,8 +29,8 @@ export interface Admitted {
   readonly headers: Readonly<Record<string, string>>;
 }
 
-/** For an http agent, whose body and MCP headers mean nothing to the gateway. */
-const PLAIN: Form = { method: null, tool: null, calls: [{ tool: null }], mirrors: true };
+/** For an http agent, whose body means nothing to the gateway: no header can be said to say the same. */
+const PLAIN: Form = { method: null, tool: null, calls: [{ tool: null }], mirrors: false };
 
 const TRANSACTIONAL: Path<Form> = {
   suffix: "",
@@ -44,7 +44,7 @@ function requestForm({ mcp_protocol_version }: InvocableAgent, body: Uint8Array,
   if (!request.ok) throw new Fault("invalid_request", `body: ${request.problem}`);
   const { method, tool, protocolVersion } = request;
   const version = mcpVersion(headers) ?? protocolVersion ?? mcp_protocol_version;
-  return { method, tool, calls: [{ tool }], mirrors: passesMirrors(headers, body, version) };
+  return { method, tool, calls: [{ tool }], mirrors: passesMirrors(headers, body, request, version) };
 }
 
 /**
@@ -82,7 +82,7 @@ async function checkAndRecord(options: AdmitOptions, call: ProxyCall): Promise<R
   const checked = await checkCall(options, call, TRANSACTIONAL);
   const { standing, warning } = checked;
   if (standing.kind === "earlier") return { id: standing.id, isNew: false, payment: null, warning };
-  const headers = passedHeaders(call.headers, checked.form.mirrors);
+  const headers = passedHeaders(call.headers, checked.form.mirrors, options.pseudonym);
   const accepted = acceptedOf(call, checked, "transactional", headers, options.clock.now());
   const stored = await record(options, checked, { accepted, claim: null });
   // One that waits for its settlement is made when that has been collected.

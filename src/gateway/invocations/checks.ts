@@ -8,6 +8,7 @@ import { sha256Of } from "../../core/digest.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import { agentStatus } from "../../core/states.ts";
+import { viaProblem } from "../../core/via.ts";
 import type { Store } from "../../storage/store.ts";
 import { type InvocableAgent, type Price, priceOf } from "../agents/service.ts";
 import type { Charge, Payments, PricedCall } from "../payment/service.ts";
@@ -38,6 +39,8 @@ export interface CheckOptions {
   findAgent(tenant: string, agentId: string): Promise<InvocableAgent | null>;
   /** Takes a token of the agent's bucket: null, or the whole seconds until there is one. */
   takeToken(tenant: string, agent: InvocableAgent): number | null;
+  /** Under which this deployment stands in `Via`. */
+  readonly pseudonym: string;
 }
 
 /** What a body asks of its agent. */
@@ -87,6 +90,7 @@ export async function checkCall<F extends Form>(
   path: Path<F>,
 ): Promise<Checked<F>> {
   const first = await knownAgent(options, call);
+  refuseLoop(options, call);
   const refusal = refusalOf(() => mayCall(options, call.caller.tenant, first));
   const owed = await findOwed(options, call, refusal !== null || first.pricing !== null);
   if (refusal !== null && owed === null) throw refusal;
@@ -149,6 +153,15 @@ export async function knownAgent(
   const agent = await findAgent(caller.tenant, agentId);
   if (agent === null) throw new Fault("not_found", "no such agent");
   return agent;
+}
+
+/** @throws Fault `agent_not_invocable` when the call has come from here again and again */
+export function refuseLoop(
+  { pseudonym }: Pick<CheckOptions, "pseudonym">,
+  { headers }: Pick<ProxyCall, "headers">,
+): void {
+  const why = viaProblem(headers, pseudonym);
+  if (why !== null) throw new Fault("agent_not_invocable", `the call ${why}`);
 }
 
 /**

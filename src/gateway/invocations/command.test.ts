@@ -65,6 +65,8 @@ describe("Prefer: wait", () => {
   });
 });
 
+const MCP = { protocol: "mcp", mirrors: true, pseudonym: "self", session: null, resumes: false } as const;
+
 describe("the content type on the streaming path", () => {
   const types = [
     "application/json; charset=utf-7",
@@ -74,14 +76,18 @@ describe("the content type on the streaming path", () => {
 
   test.each(types)("of an MCP message is what it was read as, not what its caller says: %s", (type) => {
     const headers = new Headers({ "content-type": type, accept: "text/event-stream" });
-    expect(new Map(passedToStream(headers, "mcp", true)).get("content-type")).toBe("application/json");
-    expect(new Map(passedToStream(headers, "http", true)).get("content-type")).toBe(type);
-    expect(new Map(passedToStream(headers, "mcp", true)).get("accept")).toBe("text/event-stream");
+    expect(new Map(passedToStream(headers, MCP)).get("content-type")).toBe("application/json");
+    expect(new Map(passedToStream(headers, { ...MCP, protocol: "http" })).get("content-type")).toBe(type);
+    expect(new Map(passedToStream(headers, MCP)).get("accept")).toBe("text/event-stream");
   });
 
   test("is not made up where there is none", () => {
-    expect(passedToStream(new Headers({ "last-event-id": "7" }), "mcp", true)).toEqual([
+    const headers = new Headers({ "last-event-id": "7", "mcp-session-id": "as it came" });
+    expect(passedToStream(headers, { ...MCP, session: "s", resumes: true })).toEqual([
+      ["mcp-session-id", "s"],
       ["last-event-id", "7"],
+      ["via", "1.1 self"],
     ]);
+    expect(passedToStream(headers, MCP)).toEqual([["via", "1.1 self"]]);
   });
 });

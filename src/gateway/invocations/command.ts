@@ -6,8 +6,9 @@ import {
   SERVICE_MODEL_BYTES_MAX,
   WAIT_SECONDS_MAX,
 } from "../../core/limits.ts";
-import { isMirror, mirrorProblem } from "../../core/mirror.ts";
+import { isMirror, type JudgedMessage, mirrorProblem } from "../../core/mirror.ts";
 import type { Protocol } from "../../core/states.ts";
+import { viaHeader } from "../../core/via.ts";
 
 const PASSED = new Set([
   "content-type",
@@ -28,9 +29,21 @@ const VERSION = "mcp-protocol-version";
  * that must not. The caller's MCP session is not the gateway's, so it stays behind too.
  *
  * @param mirrors whether those pass that say again what the body says
+ * @param pseudonym under which this deployment stands in `Via`
  */
-export function passedHeaders(headers: Headers, mirrors: boolean): [string, string][] {
-  return headersWhere(headers, (name) => isPassed(name, mirrors) && name !== SESSION);
+export function passedHeaders(headers: Headers, mirrors: boolean, pseudonym: string): [string, string][] {
+  const passed = headersWhere(headers, (name) => isPassed(name, mirrors) && name !== SESSION);
+  return [...passed, viaHeader(headers, pseudonym)];
+}
+
+export interface StreamPassing {
+  readonly protocol: Protocol;
+  readonly mirrors: boolean;
+  readonly pseudonym: string;
+  /** The upstream's ID of the caller's session at an mcp agent. */
+  readonly session: string | null;
+  /** Whether it asks for the rest of an event stream. */
+  readonly resumes: boolean;
 }
 
 /**
@@ -39,14 +52,25 @@ export function passedHeaders(headers: Headers, mirrors: boolean): [string, stri
  * The body of an MCP message has been read as JSON in UTF-8, so that is what the server is told of it: one that
  * believed another charset (Express takes UTF-7) would read another message than the one that was judged.
  */
-export function passedToStream(headers: Headers, protocol: Protocol, mirrors: boolean): [string, string][] {
-  if (protocol !== "mcp") return headersWhere(headers, (name) => isPassed(name, mirrors));
-  const passed = headersWhere(headers, (name) => isPassed(name, mirrors) || name === "last-event-id");
-  return passed.map(([name, value]) => [name, name === "content-type" ? "application/json" : value]);
+export function passedToStream(
+  headers: Headers,
+  { protocol, mirrors, pseudonym, session, resumes }: StreamPassing,
+): [string, string][] {
+  const via = viaHeader(headers, pseudonym);
+  if (protocol !== "mcp") return [...headersWhere(headers, (name) => isPassed(name, mirrors)), via];
+  const passed = headersWhere(headers, (name) => isPassed(name, mirrors) && name !== SESSION);
+  const told = passed.map(([name, value]): [string, string] => {
+    return [name, name === "content-type" ? "application/json" : value];
+  });
+  if (session !== null) told.push([SESSION, session]);
+  if (resumes) told.push(...headersWhere(headers, (name) => name === "last-event-id"));
+  return [...told, via];
 }
 
+/** Servers that make variables of headers read `_` as `-`: `Mcp-Session_Id` would be a session that nobody has checked. */
 function isPassed(name: string, mirrors: boolean): boolean {
-  return PASSED.has(name) || (name.startsWith("mcp-") && (mirrors || !isMirror(name)));
+  if (!name.startsWith("mcp-")) return PASSED.has(name);
+  return isMirror(name) ? mirrors : !name.includes("_");
 }
 
 /** The protocol version that the caller names in a header. */
@@ -58,12 +82,18 @@ export function mcpVersion(headers: Headers): string | null {
  * Whether the headers of an MCP message pass that say again what its body says: where they do, and the version knows
  * them. One that does not would have nobody compare them.
  *
+ * @param judged what the body is; null for a batch
  * @param version in which the message is sent
  * @throws Fault `invalid_request` that names the header
  */
-export function passesMirrors(headers: Headers, body: Uint8Array, version: string | null): boolean {
+export function passesMirrors(
+  headers: Headers,
+  body: Uint8Array,
+  judged: JudgedMessage | null,
+  version: string | null,
+): boolean {
   if (!isSessionless(version)) return false;
-  const wrong = mirrorProblem(headers, body);
+  const wrong = mirrorProblem(headers, body, judged);
   if (wrong !== null) throw invalidField(wrong.header, wrong.problem);
   return true;
 }

@@ -113,9 +113,9 @@ export async function answerOf(
   exchange: Exchange,
   response: Response,
 ): Promise<Response> {
-  const { course, tally, commentMs, told, ended } = exchange;
+  const { course, tally, commentMs, told, method, ended } = exchange;
   const { status } = response;
-  const headers = answerHeaders(response, told);
+  const headers = answerHeaders(response, told, method === "GET");
   const isEvents = isEventStream(response);
   const body = relayBody({
     response,

@@ -6,14 +6,18 @@ import { routes, scopeOf } from "../../edge/http.ts";
 import { readBytes } from "../../edge/intake.ts";
 import { operation, type ResponseDoc } from "../../edge/openapi.ts";
 import type { StreamPath } from "./path.ts";
-import type { OpenedConnection, StreamRequest } from "./service.ts";
+import type { AskedStream, OpenedConnection } from "./service.ts";
 
 const AGENT_ID = {
   id: { description: "The agent's ID.", example: "agt_0199a7c2-5d1e-7c3a-9b62-3f0a4d5e6f70" },
 };
 const INVOCATION = { "X-Service-Invocation-ID": "The invocation's ID, of errors after the record too." };
 const SESSION = {
-  "Mcp-Session-Id": { description: "The caller's session at an mcp agent; passes as it is." },
+  "Mcp-Session-Id": {
+    description:
+      "The caller's session at an mcp agent, as an answer has named it to this user. Any other is a 404, as one that is " +
+      "gone; the upstream gets its own ID for it.",
+  },
 };
 const ANYTHING = Type.Unsafe({});
 const event = (message: object) => `event: message\ndata: ${JSON.stringify(message)}\n\n`;
@@ -109,7 +113,7 @@ const connection = (
 
 const listen = connection(
   "Listen to an mcp agent",
-  "The event stream of a session; `Last-Event-ID` passes.",
+  "The event stream of a session; `Last-Event-ID` passes, and needs a session (404).",
   {
     mediaType: "text/event-stream",
     example: event({ jsonrpc: "2.0", method: "notifications/tools/list_changed" }),
@@ -173,7 +177,7 @@ async function connect(
 function startOf(request: Request, agentId: string) {
   const scope = scopeOf(request);
   const { caller, requestId, holdOpen } = scope;
-  const streamed: StreamRequest = {
+  const streamed: AskedStream = {
     caller,
     agentId,
     headers: request.headers,

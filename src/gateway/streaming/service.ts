@@ -5,8 +5,8 @@ import type { Call } from "../../core/call.ts";
 import type { Caller } from "../../core/caller.ts";
 import type { InvocationKey } from "../invocations/service.ts";
 
-/** A request to an agent's streaming path. */
-export interface StreamRequest {
+/** A request to an agent's streaming path, as it came. */
+export interface AskedStream {
   readonly caller: Caller;
   readonly agentId: string;
   readonly headers: Headers;
@@ -15,12 +15,21 @@ export interface StreamRequest {
   readonly signal: AbortSignal;
 }
 
-/** A POST. */
-export interface StreamCall extends StreamRequest {
+/** A POST, as it came. */
+export interface AskedCall extends AskedStream {
   readBody(): Promise<Uint8Array>;
   /** Adds a field to the request's line in the log. */
   note(name: string, value: string): void;
 }
+
+export interface InSession {
+  /** The upstream's ID of the MCP session that the caller has shown to be its own. */
+  readonly session: string | null;
+}
+
+export interface StreamRequest extends AskedStream, InSession {}
+
+export interface StreamCall extends AskedCall, InSession {}
 
 export interface Place {
   /** Once; a second time is nothing. */

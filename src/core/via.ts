@@ -1,0 +1,31 @@
+// `Via` (RFC 9110, section 7.6.3): the proxies that a call has come through. A deployment finds itself in it by its
+// pseudonym, which all its replicas share, and so ends a call that leads back to itself.
+
+const TIMES_MAX = 3;
+const CHARACTERS_MAX = 4096;
+const PSEUDONYM_HEX = 16;
+
+const HEADER = "via";
+
+/** @param key of the deployment, for nothing else */
+export function pseudonymOf(key: Uint8Array): string {
+  return `tollgate-${Buffer.from(key).toString("hex").slice(0, PSEUDONYM_HEX)}`;
+}
+
+/** Why a call with these headers may not be made; null when it may. */
+export function viaProblem(headers: Headers, pseudonym: string): string | null {
+  const via = headers.get(HEADER) ?? "";
+  if (via.length > CHARACTERS_MAX) return `has a Via of more than ${CHARACTERS_MAX} characters`;
+  const times = via
+    .toLowerCase()
+    .split(/[\s,]+/)
+    .filter((word) => word === pseudonym).length;
+  return times > TIMES_MAX ? `is a loop: it has come through here ${times} times` : null;
+}
+
+/** The caller's list with this deployment behind it. */
+export function viaHeader(headers: Headers, pseudonym: string): [name: string, value: string] {
+  const own = `1.1 ${pseudonym}`;
+  const via = headers.get(HEADER)?.trim() ?? "";
+  return [HEADER, via === "" ? own : `${via}, ${own}`];
+}
