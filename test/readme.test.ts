@@ -28,6 +28,7 @@ const manifest = JSON.parse(read("package.json")) as {
   engines: { bun: string };
   scripts: Record<string, string>;
   dependencies: Record<string, string>;
+  optionalDependencies: Record<string, string>;
   devDependencies: Record<string, string>;
 };
 
@@ -88,7 +89,9 @@ describe("what it says is there:", () => {
 
   test("every dependency with a reason", () => {
     const rows = tableRows(readme.section("Development"), "| dependency | why |");
-    const all = Object.keys({ ...manifest.dependencies, ...manifest.devDependencies });
+    const all = [manifest.dependencies, manifest.optionalDependencies, manifest.devDependencies].flatMap(
+      Object.keys,
+    );
     expect(rows.map(([name]) => name).sort()).toEqual(all.map((name) => `\`${name}\``).sort());
     expect(rows.filter(([, reason = ""]) => reason.length < 8)).toEqual([]);
   });

@@ -5,11 +5,11 @@ import { parseAllowList } from "../core/host.ts";
 import { newId } from "../core/id.ts";
 import { WAIT_SECONDS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
-import { StartupProblem } from "../core/startup.ts";
 import { COMMIT, VERSION } from "../core/version.ts";
 import { pseudonymOf } from "../core/via.ts";
 import { createEdge, type Edge, routes } from "../edge/http.ts";
 import { fetchDocument, fetchJson } from "../edge/json.ts";
+import { type Listener, listen } from "../edge/listener.ts";
 import { createOutbound, type Outbound } from "../edge/outbound.ts";
 import { type Keyring, openKeyring } from "../keys/keyring.ts";
 import { acquireDataDirLock } from "../storage/lock.ts";
@@ -116,7 +116,7 @@ export async function startGateway(
   await settler.recover();
   const stopCleaning = startCleaning(store, options.retention, log);
   const edge = createEdge({ app, log, authenticate: (header) => identity.authenticate(header) });
-  const server = listen(options, edge);
+  const server = openPort(options, edge, log);
   // Only now, when nothing is left that could keep the gateway from starting, is any call made.
   await dispatcher.start();
   settler.start();
@@ -338,30 +338,18 @@ function composePayments({ options, store, log, secrets, paid, ended }: PaymentP
   return { settler, payments };
 }
 
-function listen({ host, port, settleWaitMs }: GatewayOptions, edge: Edge) {
+function openPort({ host, port, settleWaitMs }: GatewayOptions, edge: Edge, log: Log): Listener {
   // A paid call may wait for its settlement, and then for its end.
   const waitSeconds = Math.ceil(settleWaitMs / 1000) + WAIT_SECONDS_MAX;
-  const idleTimeout = Math.min(waitSeconds + CONNECTION_IDLE_SECONDS_MORE, CONNECTION_IDLE_SECONDS_MAX);
-  try {
-    return Bun.serve({
-      hostname: host,
-      port,
-      development: false,
-      // Without it, `development: false` makes Bun share the port with whoever else does so (measured): two
-      // gateways would answer on it by turns.
-      reusePort: false,
-      idleTimeout,
-      // Each route has its own limit, and answers as it should when that is passed.
-      maxRequestBodySize: Number.MAX_SAFE_INTEGER,
-      fetch: (request, server) =>
-        edge.fetch(request, (held) => server.timeout(request, held ? 0 : idleTimeout)),
-    });
-  } catch (cause) {
-    throw new StartupProblem(
-      `TOLLGATE_HOST and TOLLGATE_PORT must be free to listen on: ${host} port ${port}`,
-      { cause },
-    );
-  }
+  const idleSeconds = Math.min(waitSeconds + CONNECTION_IDLE_SECONDS_MORE, CONNECTION_IDLE_SECONDS_MAX);
+  return listen({
+    host,
+    port,
+    idleSeconds,
+    answer: (request, server) =>
+      edge.fetch(request, (held) => server.timeout(request, held ? 0 : idleSeconds)),
+    log,
+  });
 }
 
 /** Gives what stops it. */

@@ -1,7 +1,7 @@
 // A real Postgres for tests, from npm's binaries: started once per process, in a temporary directory, on a
 // free loopback port. A watchdog holds it: when the test process goes, in whatever way, the server and its
 // directory go too. It works wherever the checkout and the temporary directory are, also where root alone may look.
-import { chownSync, existsSync, mkdtempSync, rmSync } from "node:fs";
+import { chownSync, existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { SQL } from "bun";
@@ -46,9 +46,10 @@ function unprivileged(command: string[]): string[] {
   return ["setpriv", ...drop, "--", ...command];
 }
 
-/** The libraries' links are made by the package's install script, which some installs leave out. */
+/** The libraries' links are made by the package's install script, which no install runs: the last is there when all are. */
 function linkLibraries(): void {
-  if (existsSync(join(PACKAGE, "native/lib/libpq.so.5"))) return;
+  const links = JSON.parse(readFileSync(join(NATIVE, "pg-symlinks.json"), "utf8")) as { target: string }[];
+  if (existsSync(join(PACKAGE, links.at(-1)?.target ?? ""))) return;
   const script = join(PACKAGE, "scripts/hydrate-symlinks.js");
   Bun.spawnSync([process.execPath, script], { cwd: PACKAGE, env: { ...process.env, BUN_BE_BUN: "1" } });
 }

