@@ -30,12 +30,12 @@ test("a change that is told is seen at once, also by a reader that was under way
   const id = await create();
   await agents.find("acme", id);
   await suspend(id);
-  agents.forget();
+  agents.forget("acme", id);
   expect(await agents.find("acme", id)).toMatchObject({ suspended: true });
 
   const other = await create();
   const underWay = agents.find("acme", other);
-  agents.forget();
+  agents.forget("acme", other);
   await underWay;
   await suspend(other);
   expect(await agents.find("acme", other)).toMatchObject({ suspended: true });
