@@ -57,12 +57,3 @@ insert into agent_lists (tenant, list, id)
 
 insert into catalog_totals (tenant, list, count) select tenant, list, count(*) from agent_lists group by tenant, list;
 insert into catalog_totals (tenant, list, count) select tenant, 'credentials', count(*) from credentials group by tenant;
-
--- Without statistics SQLite reads everything of a tenant where a few things are asked for by their keys.
-insert into sqlite_stat1 (tbl, idx, stat) values
-  ('agents', 'agents', '1000000 10000 1'),
-  ('agents', 'agents_live_name', '1000000 10000 1 1'),
-  ('agents', 'agents_live_credential', '1000000 10000 100 1'),
-  ('agent_lists', 'agent_lists', '10000000 100000 1000 1'),
-  ('agent_search', 'agent_search', '1000000 10000 10000 1'),
-  ('catalog_totals', 'catalog_totals', '1000000 10000 1');

@@ -35,8 +35,8 @@ const SKIPPED_MAX = 5_000;
 /** Of one step of a search: entries, and bytes of their texts, which the hardest search takes 2 ms for. */
 const SEARCHED_MAX = 512;
 const SEARCHED_BYTES_MAX = 256 * 1024;
-/** An agent that was read whole may have hundreds of KiB. */
-const ROWS_AT_ONCE = 16;
+/** A whole agent may have hundreds of KiB, and takes a millisecond then. */
+const ROWS_AT_ONCE = 4;
 
 /** Above every ID of an agent. */
 const LAST_ID = "agt_~";

@@ -48,3 +48,16 @@ test("a remembered agent is another tenant's to nobody else", async () => {
   expect(await agents.find("rival", id)).toBeNull();
   expect(await agents.find("acme", id)).not.toBeNull();
 });
+
+test("a change of one agent forgets no other one, nor what is being read of it", async () => {
+  const agents = rememberedAgents(catalog.store.read);
+  const [kept, changed, read] = [await create(), await create(), await create()];
+  const first = await agents.find("acme", kept);
+  await agents.find("acme", changed);
+  const underWay = agents.find("acme", read);
+  agents.forget("acme", changed);
+  expect(await agents.find("acme", kept)).toBe(first);
+  const seen = await underWay;
+  expect(seen).toMatchObject({ id: read });
+  expect(await agents.find("acme", read)).toBe(seen);
+});

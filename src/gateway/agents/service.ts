@@ -6,6 +6,7 @@ import type { Clock } from "../../core/clock.ts";
 import { Fault, invalidField, overQuota } from "../../core/fault.ts";
 import type { AllowList } from "../../core/host.ts";
 import { isId, newId } from "../../core/id.ts";
+import { fairWrites } from "../../storage/fair-writes.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
 import { totalOf } from "../../storage/totals.ts";
 import { holdCredential } from "../credentials/service.ts";
@@ -117,9 +118,10 @@ async function withFreeName<T>(write: () => Promise<T>): Promise<T> {
 }
 
 export function agentService({ store, clock, allow, agentsMax, changed }: AgentDeps) {
+  const write = fairWrites(store);
   /** A write that fails may have been made all the same. */
   const change = <T>(tenant: string, id: string, work: (tx: Tx) => Promise<T>): Promise<T> =>
-    store.write(work).finally(() => changed?.(tenant, id));
+    write(tenant, work).finally(() => changed?.(tenant, id));
 
   return {
     async create({ tenant, user }: Caller, body: AgentCreate): Promise<AgentRow> {
@@ -139,7 +141,7 @@ export function agentService({ store, clock, allow, agentsMax, changed }: AgentD
       // The write tells for certain. But one that fails costs the others of its group.
       if ((await totalOf(store.read, tenant, LIVE)) >= agentsMax) throw refused;
       await withFreeName(() =>
-        store.write(async (tx) => {
+        write(tenant, async (tx) => {
           if (row.credential_ref !== null) await requireCredential(tx, tenant, row.credential_ref);
           await tx.db.insert(tx.tables.agents).values(row);
           const totals = await moveBetweenLists(tx, null, row);

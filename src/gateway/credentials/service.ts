@@ -9,6 +9,7 @@ import { isId, newId } from "../../core/id.ts";
 import { NAME_CHARACTERS_MAX } from "../../core/limits.ts";
 import { checkText } from "../../core/text.ts";
 import type { Keyring } from "../../keys/keyring.ts";
+import { fairWrites } from "../../storage/fair-writes.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
 import { addToTotals, totalOf } from "../../storage/totals.ts";
 import type { CredentialCreate, CredentialRotate, CredentialRow } from "./model.ts";
@@ -156,6 +157,8 @@ async function* readCredentials(reader: Reader, tenant: string): AsyncGenerator<
 }
 
 export function credentialService({ store, clock, keyring, namedBy, credentialsMax }: CredentialDeps) {
+  const write = fairWrites(store);
+
   /** The columns that hold the secret of one version. */
   async function secretColumns(tenant: string, id: string, version: number, secret: Secret) {
     if (secret.source === "vault") {
@@ -202,16 +205,16 @@ export function credentialService({ store, clock, keyring, namedBy, credentialsM
       const name = body.name.trim();
       checkText("name", name, { min: 1, max: NAME_CHARACTERS_MAX });
       const secret = checkedSecret(body.source, body);
+      const refused = overQuota(credentialsMax, "credentials");
+      // The write tells for certain. But one that fails costs the others of its group.
+      if ((await totalOf(store.read, tenant, TOTAL)) >= credentialsMax) throw refused;
       const now = clock.now();
       const id = newId("cred", now);
       const { auth_type, source } = body;
       const { sealed, ...columns } = await secretColumns(tenant, id, 1, secret);
       const row = { tenant, id, name, auth_type, source, ...columns, created_at: now, updated_at: now };
-      const refused = overQuota(credentialsMax, "credentials");
-      // The write tells for certain. But one that fails costs the others of its group.
-      if ((await totalOf(store.read, tenant, TOTAL)) >= credentialsMax) throw refused;
       await withFreeName(() =>
-        store.write(async (tx) => {
+        write(tenant, async (tx) => {
           await tx.db.insert(tx.tables.credentials).values({ ...row, sealed });
           const totals = await addToTotals(tx, tenant, new Map([[TOTAL, 1]]));
           if ((totals.get(TOTAL) ?? 0) > credentialsMax) throw refused;
@@ -237,7 +240,7 @@ export function credentialService({ store, clock, keyring, namedBy, credentialsM
 
     async remove({ tenant }: Caller, id: string): Promise<void> {
       if (!isId("cred", id)) throw noSuchCredential();
-      await store.write(async (tx) => {
+      await write(tenant, async (tx) => {
         await tx.lock(`credential:${tenant}:${id}`);
         await requireRow(tx, tenant, id);
         for (const isNamed of namedBy) {
