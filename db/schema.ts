@@ -2,6 +2,7 @@
 // migrations beside this file, for they differ between the databases. Times are milliseconds since the
 // epoch; JSON is kept as text; every row of a tenant carries the tenant.
 import type {
+  AgentStatus,
   ErrorClass,
   InvocationStatus,
   Mode,
@@ -71,8 +72,6 @@ function catalogTables(c: Columns) {
       updated_at: c.whole().notNull(),
       /** Set by DELETE: the agent is inactive, and its name is free. */
       deleted_at: c.whole(),
-      /** Name and description, folded for the search that knows no case: see gateway/agents/search.ts. */
-      search_text: c.text().notNull(),
     }),
 
     credentials: c.table("credentials", {
@@ -88,6 +87,42 @@ function catalogTables(c: Columns) {
       sealed: c.bytes(),
       created_at: c.whole().notNull(),
       updated_at: c.whole().notNull(),
+    }),
+  };
+}
+
+function listTables(c: Columns) {
+  return {
+    /**
+     * How many credentials a tenant has, and how many agents each of its lists. Read in the very write that changes
+     * them, so there is one row each, unlike the totals of invocations.
+     */
+    catalogTotals: c.table("catalog_totals", {
+      tenant: c.text().notNull(),
+      list: c.text().notNull(),
+      count: c.whole().notNull(),
+    }),
+
+    /** The agents of each answer to "which status, protocol and tag". */
+    agentLists: c.table("agent_lists", {
+      tenant: c.text().notNull(),
+      /** See gateway/agents/lists.ts. */
+      list: c.text().notNull(),
+      id: c.text().notNull(),
+    }),
+
+    /** What a search reads of an agent: little, and the live ones in a row. */
+    agentSearch: c.table("agent_search", {
+      tenant: c.text().notNull(),
+      inactive: c.flag().notNull(),
+      id: c.text().notNull(),
+      status: c.text().$type<AgentStatus>().notNull(),
+      protocol: c.text().$type<Protocol>().notNull(),
+      /** Of the two texts, in bytes. */
+      size: c.whole().notNull(),
+      tags: c.text(),
+      /** Name and description, folded for the search that knows no case: see gateway/agents/search.ts. */
+      text: c.text().notNull(),
     }),
   };
 }
@@ -300,6 +335,7 @@ export function defineSchema(c: Columns) {
   return {
     ...keyTables(c),
     ...catalogTables(c),
+    ...listTables(c),
     ...invocationTables(c),
     ...paymentTables(c),
     ...policyTables(c),

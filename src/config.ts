@@ -174,6 +174,8 @@ function arrange(v: Values, terminal: boolean, environment: Environment) {
       body_days: v.TOLLGATE_BODY_RETENTION_DAYS,
       history_days: v.TOLLGATE_HISTORY_RETENTION_DAYS,
     },
+    /** Of a tenant. */
+    quotas: { agents: v.TOLLGATE_AGENTS_MAX, credentials: v.TOLLGATE_CREDENTIALS_MAX },
     secretsDir: v.TOLLGATE_SECRETS_DIR,
     vault:
       v.TOLLGATE_VAULT_ADDR === null || v.TOLLGATE_VAULT_TOKEN === null

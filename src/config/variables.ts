@@ -25,6 +25,7 @@ const DAY_MS = 86_400_000;
 const TEN_MINUTES_MS = 600_000;
 const DAYS_MAX = 36_500;
 const GIB = 1024 ** 3;
+const MILLION = 1_000_000;
 
 export const COMMON = {
   TOLLGATE_MODE: row({
@@ -165,6 +166,16 @@ export const GATEWAY = {
     kind: value.wholeNumber(0, DAYS_MAX),
     fallback: 0,
     meaning: "age at which whole records, receipts and policy decisions are removed; 0 keeps them",
+  }),
+  TOLLGATE_AGENTS_MAX: row({
+    kind: value.wholeNumber(1, MILLION),
+    fallback: 10_000,
+    meaning: "agents of a tenant that are not inactive; one more is refused with 429",
+  }),
+  TOLLGATE_CREDENTIALS_MAX: row({
+    kind: value.wholeNumber(1, MILLION),
+    fallback: 1_000,
+    meaning: "credentials of a tenant; one more is refused with 429",
   }),
   TOLLGATE_SECRETS_DIR: row({
     kind: value.directory,

@@ -6,7 +6,7 @@ export interface BoundedCache<K, V> {
   get(key: K): V | undefined;
   /** `weight` is the entry's share of the cache's bound. */
   set(key: K, value: V, weight?: number): void;
-  clear(): void;
+  delete(key: K): void;
 }
 
 interface Entry<V> {
@@ -48,8 +48,6 @@ export function boundedCache<K, V>(weightMax: number): BoundedCache<K, V> {
       remove(key);
       if (weight <= weightMax / 2) put(key, { value, weight });
     },
-    clear() {
-      [young, old, youngWeight] = [new Map(), new Map(), 0];
-    },
+    delete: remove,
   };
 }

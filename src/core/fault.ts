@@ -71,3 +71,8 @@ export function shownField(field: string): string {
 export function invalidField(field: string, problem: string): Fault {
   return new Fault("invalid_request", `${shownField(field)}: ${problem}`);
 }
+
+/** More than a tenant may have of something. Waiting does not help, so nothing says how long. */
+export function overQuota(max: number, what: string): Fault {
+  return new Fault("over_limit", `a tenant may have at most ${max} ${what}`);
+}

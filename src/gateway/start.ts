@@ -80,6 +80,8 @@ export interface GatewayOptions {
   readonly secretsDir: string | null;
   readonly vault: ResolverDeps["vault"];
   readonly retention: Retention;
+  /** How many of these a tenant may have. */
+  readonly quotas: { readonly agents: number; readonly credentials: number };
 }
 
 export interface RunningGateway {
@@ -234,10 +236,11 @@ async function composeGateway(parts: Parts) {
 function managementRoutes({ options, store, keyring }: Parts, agents: RememberedAgents) {
   const { clock } = store;
   const allow = parseAllowList(options.allowHosts);
+  const { agents: agentsMax, credentials: credentialsMax } = options.quotas;
   const namedBy = [agentNamesCredential, settlementNamesCredential, paidCallNamesCredential];
   return routes()
-    .use(agentRoutes({ store, clock, allow, changed: agents.forget }))
-    .use(credentialRoutes({ store, clock, keyring, namedBy }))
+    .use(agentRoutes({ store, clock, allow, agentsMax, changed: agents.forget }))
+    .use(credentialRoutes({ store, clock, keyring, namedBy, credentialsMax }))
     .use(settlementRoutes({ store, clock, allow }));
 }
 

@@ -8,12 +8,14 @@ import postgres0003 from "../../db/postgres/0003_policy.sql" with { type: "text"
 import postgres0004 from "../../db/postgres/0004_receipts.sql" with { type: "text" };
 import postgres0005 from "../../db/postgres/0005_claims.sql" with { type: "text" };
 import postgres0006 from "../../db/postgres/0006_facilitator_accounts.sql" with { type: "text" };
+import postgres0007 from "../../db/postgres/0007_agent_lists.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import sqlite0002 from "../../db/sqlite/0002_payments.sql" with { type: "text" };
 import sqlite0003 from "../../db/sqlite/0003_policy.sql" with { type: "text" };
 import sqlite0004 from "../../db/sqlite/0004_receipts.sql" with { type: "text" };
 import sqlite0005 from "../../db/sqlite/0005_claims.sql" with { type: "text" };
 import sqlite0006 from "../../db/sqlite/0006_facilitator_accounts.sql" with { type: "text" };
+import sqlite0007 from "../../db/sqlite/0007_agent_lists.sql" with { type: "text" };
 import type { Clock } from "../core/clock.ts";
 import { StartupProblem } from "../core/startup.ts";
 
@@ -25,6 +27,7 @@ const SQLITE_MIGRATIONS: readonly string[] = [
   sqlite0004,
   sqlite0005,
   sqlite0006,
+  sqlite0007,
 ];
 const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0001,
@@ -33,6 +36,7 @@ const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0004,
   postgres0005,
   postgres0006,
+  postgres0007,
 ];
 
 const VERSIONS_TABLE = `create table if not exists schema_migrations (

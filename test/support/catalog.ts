@@ -58,8 +58,8 @@ export async function openCatalog(databaseUrl: string | null = null): Promise<Ca
   const store = await openStore({ databaseUrl, dataDir: dir, log, clock });
   const keyring = await openKeyring(store, new Uint8Array(32).fill(7), clock);
   const app = routes()
-    .use(agentRoutes({ store, clock, allow: parseAllowList(["10.1.2.3"]) }))
-    .use(credentialRoutes({ store, clock, keyring, namedBy: [agentNamesCredential] }));
+    .use(agentRoutes({ store, clock, allow: parseAllowList(["10.1.2.3"]), agentsMax: 10_000 }))
+    .use(credentialRoutes({ store, clock, keyring, namedBy: [agentNamesCredential], credentialsMax: 1_000 }));
   const edge = createEdge({
     app,
     log,

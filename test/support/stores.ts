@@ -55,7 +55,6 @@ export const agent = (id: string, name = id) => ({
   id,
   name,
   description: "",
-  search_text: name,
   tags: null,
   metadata: "{}",
   suspended: false,

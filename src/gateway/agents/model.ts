@@ -183,6 +183,10 @@ export function tagNeedle(tag: string): string {
   return `\t${JSON.stringify(tag)}`;
 }
 
+export function decodeTags(stored: string | null): string[] | null {
+  return stored === null ? null : (JSON.parse(stored) as string[]);
+}
+
 export function decodePricing(stored: string | null): Pricing | null {
   return stored === null ? null : (JSON.parse(stored) as Pricing);
 }
@@ -192,7 +196,7 @@ export function agentView(row: AgentRow): Static<typeof Agent> {
     id: row.id,
     name: row.name,
     description: row.description,
-    tags: row.tags === null ? null : (JSON.parse(row.tags) as string[]),
+    tags: decodeTags(row.tags),
     metadata: JSON.parse(row.metadata) as Record<string, unknown>,
     status: agentStatus(row),
     suspended: row.suspended,

@@ -30,12 +30,12 @@ test("a change that is told is seen at once, also by a reader that was under way
   const id = await create();
   await agents.find("acme", id);
   await suspend(id);
-  agents.forget();
+  agents.forget("acme", id);
   expect(await agents.find("acme", id)).toMatchObject({ suspended: true });
 
   const other = await create();
   const underWay = agents.find("acme", other);
-  agents.forget();
+  agents.forget("acme", other);
   await underWay;
   await suspend(other);
   expect(await agents.find("acme", other)).toMatchObject({ suspended: true });
@@ -47,4 +47,17 @@ test("a remembered agent is another tenant's to nobody else", async () => {
   expect(await agents.find("acme", id)).not.toBeNull();
   expect(await agents.find("rival", id)).toBeNull();
   expect(await agents.find("acme", id)).not.toBeNull();
+});
+
+test("a change of one agent forgets no other one, nor what is being read of it", async () => {
+  const agents = rememberedAgents(catalog.store.read);
+  const [kept, changed, read] = [await create(), await create(), await create()];
+  const first = await agents.find("acme", kept);
+  await agents.find("acme", changed);
+  const underWay = agents.find("acme", read);
+  agents.forget("acme", changed);
+  expect(await agents.find("acme", kept)).toBe(first);
+  const seen = await underWay;
+  expect(seen).toMatchObject({ id: read });
+  expect(await agents.find("acme", read)).toBe(seen);
 });

@@ -2,6 +2,7 @@
 // of its calls. A change made here is in force with its acknowledgement; one made on another replica within the
 // time that an agent is remembered (decisions.md, section 4, allows 2 s).
 import { boundedCache } from "../../core/bounded-cache.ts";
+import { isId } from "../../core/id.ts";
 import type { Reader } from "../../storage/store.ts";
 import { findAgent, type InvocableAgent } from "./service.ts";
 
@@ -10,7 +11,6 @@ const CHARACTERS_MAX = 8 * 1024 * 1024;
 const AGENT_CHARACTERS = 512;
 
 interface Entry {
-  readonly tenant: string;
   readonly agent: InvocableAgent;
   readonly until: number;
 }
@@ -18,8 +18,13 @@ interface Entry {
 export interface RememberedAgents {
   /** As findAgent. */
   find(tenant: string, id: string): Promise<InvocableAgent | null>;
-  /** To be called after a write that may have changed an agent, and before it is acknowledged. */
-  forget(): void;
+  /** To be called after a write that may have changed the agent, and before it is acknowledged. */
+  forget(tenant: string, id: string): void;
+}
+
+/** No ID has a space in it. */
+function keyOf(tenant: string, id: string): string {
+  return `${id} ${tenant}`;
 }
 
 /** @param now milliseconds of a clock that never goes back */
@@ -28,23 +33,39 @@ export function rememberedAgents(
   now: () => number = () => performance.now(),
 ): RememberedAgents {
   const known = boundedCache<string, Entry>(CHARACTERS_MAX);
-  let changes = 0;
+  const reading = new Map<string, Promise<InvocableAgent | null>>();
+
+  /** One read at a time for all who ask meanwhile, unless the agent was changed since it began. */
+  function readOnce(key: string, tenant: string, id: string): Promise<InvocableAgent | null> {
+    const underWay = reading.get(key);
+    if (underWay !== undefined) return underWay;
+    const until = now() + REMEMBERED_MS;
+    const own = findAgent(reader, tenant, id)
+      .then((agent) => {
+        // What was read while it changed may be what was there before.
+        if (agent !== null && reading.get(key) === own) {
+          known.set(key, { agent, until }, AGENT_CHARACTERS + (agent.pricing?.length ?? 0));
+        }
+        return agent;
+      })
+      .finally(() => {
+        if (reading.get(key) === own) reading.delete(key);
+      });
+    reading.set(key, own);
+    return own;
+  }
+
   return {
     async find(tenant, id) {
-      const entry = known.get(id);
-      if (entry !== undefined && entry.tenant === tenant && now() < entry.until) return entry.agent;
-      const seenChanges = changes;
-      const until = now() + REMEMBERED_MS;
-      const agent = await findAgent(reader, tenant, id);
-      // What was read while something changed may be what was there before.
-      if (agent !== null && seenChanges === changes) {
-        known.set(id, { tenant, agent, until }, AGENT_CHARACTERS + (agent.pricing?.length ?? 0));
-      }
-      return agent;
+      if (!isId("agt", id)) return null;
+      const key = keyOf(tenant, id);
+      const entry = known.get(key);
+      return entry !== undefined && now() < entry.until ? entry.agent : readOnce(key, tenant, id);
     },
-    forget() {
-      changes++;
-      known.clear();
+    forget(tenant, id) {
+      const key = keyOf(tenant, id);
+      reading.delete(key);
+      known.delete(key);
     },
   };
 }

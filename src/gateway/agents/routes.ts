@@ -1,14 +1,16 @@
 // The HTTP side of agents: reads requests, calls the service, shows views.
 import { Type } from "@sinclair/typebox";
-import { invalidField } from "../../core/fault.ts";
+import { invalidField, overQuota } from "../../core/fault.ts";
 import { TAG_CHARACTERS_MAX } from "../../core/limits.ts";
 import { AGENT_STATUSES, PROTOCOLS } from "../../core/states.ts";
 import { textProblem } from "../../core/text.ts";
 import { empty, json, routes, scopeOf } from "../../edge/http.ts";
 import { bodyReader, oneOf, page, type Query, queryOf } from "../../edge/input.ts";
+import { jsonList } from "../../edge/json-list.ts";
 import { operation } from "../../edge/openapi.ts";
 import { Agent, AgentCreate, AgentPage, AgentPatch, agentView } from "./model.ts";
-import { type AgentDeps, type AgentFilter, agentService } from "./service.ts";
+import type { AgentFilter } from "./pages.ts";
+import { type AgentDeps, agentService } from "./service.ts";
 
 /** Bounds what one search costs. */
 const SEARCH_CHARACTERS_MAX = 256;
@@ -83,7 +85,13 @@ const docs = {
       },
     },
     responses: [{ status: "created", description: "The agent.", ...agent }],
-    errors: ["invalid_request", "conflict", "payload_too_large"],
+    errors: ["invalid_request", "conflict", "payload_too_large", "over_limit"],
+    answers: {
+      over_limit: {
+        description: "The tenant has as many agents that are not inactive as it may have.",
+        example: overQuota(10_000, "agents that are not inactive").message,
+      },
+    },
   }),
   list: operation({
     tag: "Agents",
@@ -155,8 +163,10 @@ export function agentRoutes(deps: AgentDeps) {
       "/v1/agents",
       async ({ request }) => {
         const filter = filterOf(request);
-        const { rows, total } = await service.list(scopeOf(request).caller, filter);
-        return json("ok", { data: rows.map(agentView), total, limit: filter.limit, offset: filter.offset });
+        const { limit, offset } = filter;
+        const { caller } = scopeOf(request);
+        const { rows, total } = await service.list(caller, filter, request.signal);
+        return jsonList(caller.tenant, "data", rows, agentView, { total, limit, offset });
       },
       { detail: docs.list },
     )

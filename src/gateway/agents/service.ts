@@ -1,36 +1,29 @@
 // The agents of a tenant in the database. Uniqueness of names is the schema's to keep, a change of an agent
 // is made under its lock, and an agent begins to name a credential only while that is there.
-import { and, count, desc, eq, isNotNull, isNull, type SQL, sql } from "drizzle-orm";
+import { and, eq, isNull } from "drizzle-orm";
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
-import { Fault, invalidField } from "../../core/fault.ts";
+import { Fault, invalidField, overQuota } from "../../core/fault.ts";
 import type { AllowList } from "../../core/host.ts";
 import { isId, newId } from "../../core/id.ts";
-import type { AgentStatus, Protocol } from "../../core/states.ts";
+import { fairWrites } from "../../storage/fair-writes.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
+import { totalOf } from "../../storage/totals.ts";
 import { holdCredential } from "../credentials/service.ts";
-import { type AgentCreate, type AgentPatch, type AgentRow, decodePricing, tagNeedle } from "./model.ts";
+import { LIVE, moveBetweenLists } from "./lists.ts";
+import { type AgentCreate, type AgentPatch, type AgentRow, decodePricing } from "./model.ts";
+import { type AgentFilter, findAgents, readAgents } from "./pages.ts";
 import { createdFields, patchedFields } from "./rules.ts";
-import { fold, searchText } from "./search.ts";
 
 export interface AgentDeps {
   readonly store: Store;
   readonly clock: Clock;
   /** Hosts that are exempt from the rules for upstream URLs. */
   readonly allow: AllowList;
-  /** Told of each write that may have changed an agent, before it is acknowledged. */
-  changed?(): void;
-}
-
-export interface AgentFilter {
-  /** Null: all but the inactive ones. */
-  readonly status: AgentStatus | null;
-  readonly protocol: Protocol | null;
-  readonly tag: string | null;
-  /** Part of the name or the description, in any case. */
-  readonly q: string | null;
-  readonly limit: number;
-  readonly offset: number;
+  /** How many agents that are not inactive a tenant may have. */
+  readonly agentsMax: number;
+  /** Told of each agent that a write may have changed, before it is acknowledged. */
+  changed?(tenant: string, id: string): void;
 }
 
 const invocableQuery = prepared(({ db, tables: { agents } }: Reader) =>
@@ -124,29 +117,11 @@ async function withFreeName<T>(write: () => Promise<T>): Promise<T> {
   }
 }
 
-function conditionOf({ agents }: Reader["tables"], tenant: string, filter: AgentFilter): SQL | undefined {
-  const { status, protocol, tag, q } = filter;
-  return and(
-    eq(agents.tenant, tenant),
-    status === "inactive" ? isNotNull(agents.deleted_at) : isNull(agents.deleted_at),
-    status === "pending" ? isNull(agents.upstream_url) : undefined,
-    status === "active" ? isNotNull(agents.upstream_url) : undefined,
-    protocol === null ? undefined : eq(agents.protocol, protocol),
-    tag === null ? undefined : contains(agents.tags, tagNeedle(tag)),
-    q === null || q === "" ? undefined : contains(agents.search_text, fold(q)),
-  );
-}
-
-/** `like` minds case or not by database and knows wildcards; replace() compares bytes in both. */
-function contains(column: AgentColumn, needle: string): SQL {
-  return sql`replace(${column}, ${needle}, '') <> ${column}`;
-}
-
-type AgentColumn = Reader["tables"]["agents"]["tags" | "search_text"];
-
-export function agentService({ store, clock, allow, changed }: AgentDeps) {
+export function agentService({ store, clock, allow, agentsMax, changed }: AgentDeps) {
+  const write = fairWrites(store);
   /** A write that fails may have been made all the same. */
-  const change = <T>(work: (tx: Tx) => Promise<T>): Promise<T> => store.write(work).finally(changed);
+  const change = <T>(tenant: string, id: string, work: (tx: Tx) => Promise<T>): Promise<T> =>
+    write(tenant, work).finally(() => changed?.(tenant, id));
 
   return {
     async create({ tenant, user }: Caller, body: AgentCreate): Promise<AgentRow> {
@@ -161,12 +136,16 @@ export function agentService({ store, clock, allow, changed }: AgentDeps) {
         created_at: now,
         updated_at: now,
         deleted_at: null,
-        search_text: searchText(fields),
       };
+      const refused = overQuota(agentsMax, "agents that are not inactive");
+      // The write tells for certain. But one that fails costs the others of its group.
+      if ((await totalOf(store.read, tenant, LIVE)) >= agentsMax) throw refused;
       await withFreeName(() =>
-        store.write(async (tx) => {
+        write(tenant, async (tx) => {
           if (row.credential_ref !== null) await requireCredential(tx, tenant, row.credential_ref);
           await tx.db.insert(tx.tables.agents).values(row);
+          const totals = await moveBetweenLists(tx, null, row);
+          if ((totals.get(LIVE) ?? 0) > agentsMax) throw refused;
         }),
       );
       return row;
@@ -176,27 +155,16 @@ export function agentService({ store, clock, allow, changed }: AgentDeps) {
       return findRow(store.read, tenant, id);
     },
 
-    async list({ tenant }: Caller, filter: AgentFilter): Promise<{ rows: AgentRow[]; total: number }> {
-      const { db, tables } = store.read;
-      const condition = conditionOf(tables, tenant, filter);
-      const [rows, totals] = await Promise.all([
-        db
-          .select()
-          .from(tables.agents)
-          .where(condition)
-          // The ID carries the time of creation.
-          .orderBy(desc(tables.agents.id))
-          .limit(filter.limit)
-          .offset(filter.offset),
-        db.select({ total: count() }).from(tables.agents).where(condition),
-      ]);
-      return { rows, total: totals[0]?.total ?? 0 };
+    /** The agents of the page are read as they are asked for. */
+    async list({ tenant }: Caller, filter: AgentFilter, gone?: AbortSignal) {
+      const { ids, total } = await findAgents(store.read, tenant, filter, gone);
+      return { rows: readAgents(store.read, tenant, ids), total };
     },
 
     async patch({ tenant }: Caller, id: string, body: AgentPatch): Promise<AgentRow> {
       if (!isId("agt", id)) throw noSuchAgent();
       return withFreeName(() =>
-        change(async (tx) => {
+        change(tenant, id, async (tx) => {
           // Two changes that are each valid may not be so together, so they are made one after the other.
           await tx.lock(`agent:${tenant}:${id}`);
           const row = await findRow(tx, tenant, id);
@@ -210,7 +178,7 @@ export function agentService({ store, clock, allow, changed }: AgentDeps) {
 
     async remove({ tenant }: Caller, id: string): Promise<void> {
       if (!isId("agt", id)) throw noSuchAgent();
-      return change(async (tx) => {
+      return change(tenant, id, async (tx) => {
         await tx.lock(`agent:${tenant}:${id}`);
         const row = await findRow(tx, tenant, id);
         if (row.deleted_at !== null) return;
@@ -220,6 +188,7 @@ export function agentService({ store, clock, allow, changed }: AgentDeps) {
           .update(agents)
           .set({ deleted_at: now, updated_at: now })
           .where(and(eq(agents.tenant, tenant), eq(agents.id, id)));
+        await moveBetweenLists(tx, row, { ...row, deleted_at: now });
       });
     },
   };
@@ -236,10 +205,10 @@ async function updated(tx: Tx, row: AgentRow, fields: Changes, now: number): Pro
     rate_revision: row.rate_revision + (setsRate ? 1 : 0),
     updated_at: now,
   };
-  next.search_text = searchText(next);
   await tx.db
     .update(agents)
     .set(next)
     .where(and(eq(agents.tenant, row.tenant), eq(agents.id, row.id)));
+  await moveBetweenLists(tx, row, next);
   return next;
 }

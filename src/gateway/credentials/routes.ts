@@ -1,6 +1,8 @@
 // The HTTP side of credentials: reads requests, calls the service, shows metadata.
+import { overQuota } from "../../core/fault.ts";
 import { empty, json, routes, scopeOf } from "../../edge/http.ts";
 import { bodyReader } from "../../edge/input.ts";
+import { jsonList } from "../../edge/json-list.ts";
 import { operation } from "../../edge/openapi.ts";
 import { Credential, CredentialCreate, CredentialList, CredentialRotate, credentialView } from "./model.ts";
 import { type CredentialDeps, credentialService } from "./service.ts";
@@ -40,7 +42,13 @@ const docs = {
       },
     },
     responses: [{ status: "created", description: "Its metadata.", ...credential }],
-    errors: ["invalid_request", "conflict", "payload_too_large"],
+    errors: ["invalid_request", "conflict", "payload_too_large", "over_limit"],
+    answers: {
+      over_limit: {
+        description: "The tenant has as many credentials as it may have.",
+        example: overQuota(1_000, "credentials").message,
+      },
+    },
   }),
   list: operation({
     tag: "Credentials",
@@ -108,9 +116,9 @@ export function credentialRoutes(deps: CredentialDeps) {
     )
     .get(
       "/v1/credentials",
-      async ({ request }) => {
-        const rows = await service.list(scopeOf(request).caller);
-        return json("ok", { credentials: rows.map(credentialView) });
+      ({ request }) => {
+        const { caller } = scopeOf(request);
+        return jsonList(caller.tenant, "credentials", service.list(caller), credentialView);
       },
       { detail: docs.list },
     )

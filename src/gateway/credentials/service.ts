@@ -1,15 +1,17 @@
 // The credentials of a tenant in the database. A managed secret is sealed before it gets near the store, for
 // one version of one credential; the sealed bytes are read where a secret is resolved and nowhere else.
-import { and, desc, eq } from "drizzle-orm";
+import { and, desc, eq, lt } from "drizzle-orm";
 import type { CredentialSource } from "../../../db/schema.ts";
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
-import { Fault, invalidField } from "../../core/fault.ts";
+import { Fault, invalidField, overQuota } from "../../core/fault.ts";
 import { isId, newId } from "../../core/id.ts";
 import { NAME_CHARACTERS_MAX } from "../../core/limits.ts";
 import { checkText } from "../../core/text.ts";
 import type { Keyring } from "../../keys/keyring.ts";
+import { fairWrites } from "../../storage/fair-writes.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
+import { addToTotals, totalOf } from "../../storage/totals.ts";
 import type { CredentialCreate, CredentialRotate, CredentialRow } from "./model.ts";
 import { maskedHint, plaintextProblem } from "./secret.ts";
 import { parseVaultRef } from "./vault-ref.ts";
@@ -20,12 +22,21 @@ export interface CredentialDeps {
   readonly keyring: Pick<Keyring, "sealSecret">;
   /** What may name a credential: while one of them does, it can't be deleted. */
   readonly namedBy: readonly NamedBy[];
+  /** How many a tenant may have. */
+  readonly credentialsMax: number;
 }
 
 export type NamedBy = (tx: Tx, tenant: string, id: string) => Promise<boolean>;
 
 /** Rotations of one credential at the same time, each of which one other can overtake once. */
 const ROTATION_ATTEMPTS_MAX = 32;
+
+/** What counts those of a tenant. */
+const TOTAL = "credentials";
+/** A row holds up to 64 KiB of a secret, which SQLite passes to get at what stands behind it. */
+const ROWS_AT_ONCE = 64;
+/** Above every ID of a credential. */
+const LAST_ID = "cred_~";
 
 const noSuchCredential = () => new Fault("not_found", "no such credential");
 
@@ -118,7 +129,36 @@ function vaultSecret(vault_ref: string | undefined, other: string | undefined): 
   return { source: "vault", vault_ref };
 }
 
-export function credentialService({ store, clock, keyring, namedBy }: CredentialDeps) {
+/** Runs a write in which only the name of a credential can break a uniqueness rule. */
+async function withFreeName<T>(write: () => Promise<T>): Promise<T> {
+  try {
+    return await write();
+  } catch (cause) {
+    if (!(cause instanceof UniqueViolation)) throw cause;
+    throw new Fault("conflict", "name: already used by another credential", { cause });
+  }
+}
+
+/** All of a tenant, newest first, read some at a time as they are asked for: a secret may be in the way of each. */
+async function* readCredentials(reader: Reader, tenant: string): AsyncGenerator<CredentialRow> {
+  const { credentials: t } = reader.tables;
+  for (let below = LAST_ID; ; ) {
+    const rows = await reader.db
+      .select(metadataOf(reader.tables))
+      .from(t)
+      .where(and(eq(t.tenant, tenant), lt(t.id, below)))
+      .orderBy(desc(t.id))
+      .limit(ROWS_AT_ONCE);
+    yield* rows;
+    const last = rows.at(-1);
+    if (last === undefined || rows.length < ROWS_AT_ONCE) return;
+    below = last.id;
+  }
+}
+
+export function credentialService({ store, clock, keyring, namedBy, credentialsMax }: CredentialDeps) {
+  const write = fairWrites(store);
+
   /** The columns that hold the secret of one version. */
   async function secretColumns(tenant: string, id: string, version: number, secret: Secret) {
     if (secret.source === "vault") {
@@ -165,17 +205,21 @@ export function credentialService({ store, clock, keyring, namedBy }: Credential
       const name = body.name.trim();
       checkText("name", name, { min: 1, max: NAME_CHARACTERS_MAX });
       const secret = checkedSecret(body.source, body);
+      const refused = overQuota(credentialsMax, "credentials");
+      // The write tells for certain. But one that fails costs the others of its group.
+      if ((await totalOf(store.read, tenant, TOTAL)) >= credentialsMax) throw refused;
       const now = clock.now();
       const id = newId("cred", now);
       const { auth_type, source } = body;
       const { sealed, ...columns } = await secretColumns(tenant, id, 1, secret);
       const row = { tenant, id, name, auth_type, source, ...columns, created_at: now, updated_at: now };
-      try {
-        await store.write((tx) => tx.db.insert(tx.tables.credentials).values({ ...row, sealed }));
-      } catch (cause) {
-        if (!(cause instanceof UniqueViolation)) throw cause;
-        throw new Fault("conflict", "name: already used by another credential", { cause });
-      }
+      await withFreeName(() =>
+        write(tenant, async (tx) => {
+          await tx.db.insert(tx.tables.credentials).values({ ...row, sealed });
+          const totals = await addToTotals(tx, tenant, new Map([[TOTAL, 1]]));
+          if ((totals.get(TOTAL) ?? 0) > credentialsMax) throw refused;
+        }),
+      );
       return row;
     },
 
@@ -183,15 +227,8 @@ export function credentialService({ store, clock, keyring, namedBy }: Credential
       return requireRow(store.read, tenant, id);
     },
 
-    /** All of them, newest first. */
-    list({ tenant }: Caller): Promise<CredentialRow[]> {
-      const { db, tables } = store.read;
-      return db
-        .select(metadataOf(tables))
-        .from(tables.credentials)
-        .where(eq(tables.credentials.tenant, tenant))
-        .orderBy(desc(tables.credentials.id));
-    },
+    /** All of them, newest first, read as they are asked for. */
+    list: ({ tenant }: Caller): AsyncIterable<CredentialRow> => readCredentials(store.read, tenant),
 
     async rotate({ tenant }: Caller, id: string, body: CredentialRotate): Promise<CredentialRow> {
       for (let attempt = 0; attempt < ROTATION_ATTEMPTS_MAX; attempt++) {
@@ -203,7 +240,7 @@ export function credentialService({ store, clock, keyring, namedBy }: Credential
 
     async remove({ tenant }: Caller, id: string): Promise<void> {
       if (!isId("cred", id)) throw noSuchCredential();
-      await store.write(async (tx) => {
+      await write(tenant, async (tx) => {
         await tx.lock(`credential:${tenant}:${id}`);
         await requireRow(tx, tenant, id);
         for (const isNamed of namedBy) {
@@ -211,6 +248,7 @@ export function credentialService({ store, clock, keyring, namedBy }: Credential
         }
         const { credentials } = tx.tables;
         await tx.db.delete(credentials).where(and(eq(credentials.tenant, tenant), eq(credentials.id, id)));
+        await addToTotals(tx, tenant, new Map([[TOTAL, -1]]));
       });
     },
   };

@@ -3,15 +3,12 @@
 // event loop, and a long walk in one piece would hold up every tenant.
 import { and, desc, eq, gte, isNotNull, lt, type SQL, type SQLWrapper, sql } from "drizzle-orm";
 import type { CountDimension } from "../../../db/schema.ts";
-import { createFairQueue, enter } from "../../core/fair-queue.ts";
-import { createFairShare } from "../../core/fair-share.ts";
+import { inTurn } from "../../core/in-turn.ts";
 import type { Reader } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
 
 /** Of one step: about 5 ms of SQLite when it has to look at every row. */
 const ENTRIES_MAX = 5_000;
-/** Steps of all walks together; a tenant alone may take two. */
-const STEPS_AT_ONCE = 3;
 
 /** Below and above every ID of an invocation. */
 export const FIRST_ID = "inv_";
@@ -134,19 +131,6 @@ async function rowsAt(
     .orderBy(...newestFirst(passed, path))
     .limit(limit)
     .offset(offset);
-}
-
-const walking = createFairQueue(createFairShare({ size: STEPS_AT_ONCE }));
-
-/** Takes a step when it is the tenant's turn, in a turn of the event loop that few other walks take. */
-async function inTurn<T>(tenant: string, take: () => Promise<T>): Promise<T> {
-  await enter(walking, { tenant, agent: null, amount: 1 });
-  try {
-    await new Promise((resolve) => setImmediate(resolve));
-    return await take();
-  } finally {
-    walking.giveBack(tenant, null, 1);
-  }
 }
 
 /** A page whose total is known: no further than to the end of the page. Without other filters. */

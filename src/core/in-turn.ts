@@ -1,0 +1,20 @@
+// Turns of the event loop for work on what is stored that is done in steps: SQLite answers on the event loop, and one
+// long piece would hold up every tenant. Few steps are taken in one turn, and they are shared out by tenant.
+import { createFairQueue, enter } from "./fair-queue.ts";
+import { createFairShare } from "./fair-share.ts";
+
+/** Steps of all such work together; a tenant alone may take two. */
+const STEPS_AT_ONCE = 3;
+
+const steps = createFairQueue(createFairShare({ size: STEPS_AT_ONCE }));
+
+/** Takes a step when it is the tenant's turn, in a turn of the event loop that few other such steps take. */
+export async function inTurn<T>(tenant: string, step: () => Promise<T>): Promise<T> {
+  await enter(steps, { tenant, agent: null, amount: 1 });
+  try {
+    await new Promise((resolve) => setImmediate(resolve));
+    return await step();
+  } finally {
+    steps.giveBack(tenant, null, 1);
+  }
+}

@@ -1,0 +1,194 @@
+// How a page of agents is found. By status, protocol and tag: along the index of a list, at the same cost however
+// many agents there are, and with a total that is kept. By a part of their texts: through what a search reads of all
+// of them, in steps with a bound on their bytes.
+import { and, desc, eq, gte, inArray, lt, type SQL, sql } from "drizzle-orm";
+import { inTurn } from "../../core/in-turn.ts";
+import type { AgentStatus, Protocol } from "../../core/states.ts";
+import type { Reader } from "../../storage/store.ts";
+import { totalOf } from "../../storage/totals.ts";
+import { listOf } from "./lists.ts";
+import { type AgentRow, tagNeedle } from "./model.ts";
+import { fold } from "./search.ts";
+
+export interface AgentFilter {
+  /** Null: all but the inactive ones. */
+  readonly status: AgentStatus | null;
+  readonly protocol: Protocol | null;
+  readonly tag: string | null;
+  /** Part of the name or the description, in any case. */
+  readonly q: string | null;
+  readonly limit: number;
+  readonly offset: number;
+}
+
+export interface FoundAgents {
+  /** Newest first. */
+  readonly ids: readonly string[];
+  readonly total: number;
+}
+
+/** A search for a caller who has gone ends at its next step. */
+type Gone = AbortSignal | undefined;
+
+/** Of one step along a list: less than a millisecond. */
+const SKIPPED_MAX = 5_000;
+/** Of one step of a search: entries, and bytes of their texts, which the hardest search takes 2 ms for. */
+const SEARCHED_MAX = 512;
+const SEARCHED_BYTES_MAX = 256 * 1024;
+/** A whole agent may have hundreds of KiB, and takes a millisecond then. */
+const ROWS_AT_ONCE = 4;
+
+/** Above every ID of an agent. */
+const LAST_ID = "agt_~";
+
+export function findAgents(
+  reader: Reader,
+  tenant: string,
+  filter: AgentFilter,
+  gone?: AbortSignal,
+): Promise<FoundAgents> {
+  const { q } = filter;
+  return q === null || q === "" ? inList(reader, tenant, filter) : bySearch(reader, tenant, filter, q, gone);
+}
+
+async function inList(reader: Reader, tenant: string, filter: AgentFilter): Promise<FoundAgents> {
+  const { status, protocol, tag, limit, offset } = filter;
+  const list = listOf(status, protocol, tag);
+  const total = await totalOf(reader, tenant, list);
+  if (offset >= total) return { ids: [], total };
+  let below = LAST_ID;
+  let left = offset;
+  for (; left > SKIPPED_MAX; left -= SKIPPED_MAX) {
+    const skipped = { below, offset: SKIPPED_MAX - 1, limit: 1 };
+    const [last] = await inTurn(tenant, () => idsBelow(reader, tenant, list, skipped));
+    if (last === undefined) return { ids: [], total };
+    below = last;
+  }
+  const ids = await idsBelow(reader, tenant, list, { below, offset: left, limit });
+  // An agent that has come since the total was read is on the page already.
+  return { ids, total: ids.length === 0 ? total : Math.max(total, offset + ids.length) };
+}
+
+interface Place {
+  readonly below: string;
+  readonly limit: number;
+  readonly offset: number;
+}
+
+/** Newest first. */
+async function idsBelow(
+  { db, tables: { agentLists: t } }: Reader,
+  tenant: string,
+  list: string,
+  { below, limit, offset }: Place,
+): Promise<string[]> {
+  const rows = await db
+    .select({ id: t.id })
+    .from(t)
+    .where(and(eq(t.tenant, tenant), eq(t.list, list), lt(t.id, below)))
+    .orderBy(desc(t.id))
+    .limit(limit)
+    .offset(offset);
+  return rows.map(({ id }) => id);
+}
+
+async function bySearch(
+  reader: Reader,
+  tenant: string,
+  filter: AgentFilter,
+  q: string,
+  gone: Gone,
+): Promise<FoundAgents> {
+  const { limit, offset } = filter;
+  const search = searchOf(reader, tenant, filter, q);
+  const ids: string[] = [];
+  let total = 0;
+  for (let below: string | null = LAST_ID; below !== null && !gone?.aborted; ) {
+    const from: string = below;
+    const { matches, last } = await inTurn(tenant, () => searchStep(reader, search, from));
+    const skipped = Math.max(offset - total, 0);
+    ids.push(...matches.slice(skipped, skipped + limit - ids.length));
+    total += matches.length;
+    below = last;
+  }
+  return { ids, total };
+}
+
+interface Search {
+  /** The entries that are walked: all that are inactive, or all others. */
+  readonly along: SQL | undefined;
+  readonly matches: SQL | undefined;
+}
+
+function searchOf(
+  { tables: { agentSearch: t } }: Reader,
+  tenant: string,
+  filter: AgentFilter,
+  q: string,
+): Search {
+  const { status, protocol, tag } = filter;
+  return {
+    along: and(eq(t.tenant, tenant), eq(t.inactive, status === "inactive")),
+    matches: and(
+      status === null ? undefined : eq(t.status, status),
+      protocol === null ? undefined : eq(t.protocol, protocol),
+      tag === null ? undefined : contains(t.tags, tagNeedle(tag)),
+      contains(t.text, fold(q)),
+    ),
+  };
+}
+
+type SearchColumn = Reader["tables"]["agentSearch"]["tags" | "text"];
+
+/** `like` minds case or not by database and knows wildcards; replace() compares bytes in both. */
+function contains(column: SearchColumn, needle: string): SQL {
+  return sql`replace(${column}, ${needle}, '') <> ${column}`;
+}
+
+interface SearchStep {
+  /** Newest first. */
+  readonly matches: readonly string[];
+  /** Where the next step begins; null at the end. */
+  readonly last: string | null;
+}
+
+/** Looks at the next entries: so many that their texts are no more than a step may read. */
+async function searchStep(reader: Reader, { along, matches }: Search, below: string): Promise<SearchStep> {
+  const { agentSearch: t } = reader.tables;
+  const next = await reader.db
+    .select({ id: t.id, size: t.size })
+    .from(t)
+    .where(and(along, lt(t.id, below)))
+    .orderBy(desc(t.id))
+    .limit(SEARCHED_MAX);
+  let bytes = 0;
+  const taken = next.findIndex(({ size }) => {
+    bytes += size;
+    return bytes > SEARCHED_BYTES_MAX;
+  });
+  const entries = taken === -1 ? next : next.slice(0, Math.max(taken, 1));
+  const last = entries.at(-1);
+  if (last === undefined) return { matches: [], last: null };
+  const found = await reader.db
+    .select({ id: t.id })
+    .from(t)
+    .where(and(along, lt(t.id, below), gte(t.id, last.id), matches))
+    .orderBy(desc(t.id));
+  const isEnd = entries.length === next.length && next.length < SEARCHED_MAX;
+  return { matches: found.map(({ id }) => id), last: isEnd ? null : last.id };
+}
+
+/** The agents of these IDs, in their order, read a few at a time as they are asked for. */
+export async function* readAgents(
+  { db, tables: { agents: t } }: Reader,
+  tenant: string,
+  ids: readonly string[],
+): AsyncGenerator<AgentRow> {
+  for (let at = 0; at < ids.length; at += ROWS_AT_ONCE) {
+    yield* await db
+      .select()
+      .from(t)
+      .where(and(eq(t.tenant, tenant), inArray(t.id, ids.slice(at, at + ROWS_AT_ONCE))))
+      .orderBy(desc(t.id));
+  }
+}
