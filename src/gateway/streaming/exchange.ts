@@ -72,7 +72,8 @@ export async function headOf(
   if (!(await unlessStopped(isOurs(), signal))) throw new EndedElsewhere("ended elsewhere");
   tally.dialled();
   const headers = [...opened.headers, ...own, ...credential];
-  const response = await requestSafely(deps.outbound, opened.url, { method, headers, body, signal, sent });
+  const { url, tenant } = opened;
+  const response = await requestSafely(deps.outbound, url, { method, headers, body, signal, tenant, sent });
   tally.head(response);
   return response;
 }
@@ -141,7 +142,8 @@ function filterOf(
   isOk: boolean,
   isEvents: boolean,
 ) {
-  const options = { bytesMax: HELD_BYTES_MAX, memory: memory(opened.tenant) };
+  const { tenant } = opened;
+  const options = { bytesMax: HELD_BYTES_MAX, memory: memory(tenant), tenant };
   const denied = isOk ? isDenied : null;
   // Comments come between events, so those pass whole where there are any.
   if (isEvents && (denied ?? commentMs) !== null) return filterEvents({ ...options, isDenied: denied });
