@@ -52,7 +52,7 @@ export function relayBody({
   comments,
   ...tell
 }: RelayOptions): ReadableStream<Uint8Array> {
-  const decoded = chunksOf(decodedBody(response, Number.MAX_SAFE_INTEGER, course.signal));
+  const decoded = chunksOf(decodedBody(response, { maxBytes: Number.MAX_SAFE_INTEGER, signal: course.signal }));
   const chunks = filter === null ? decoded : filter(decoded);
   let next: Promise<IteratorResult<Uint8Array, void>> | null = null;
   let silenceMs = comments?.firstMs ?? null;
