@@ -129,6 +129,11 @@ export function decodedBody(response: Response, options: OpenOptions): ReadableS
   });
 }
 
+/** The same, for who reads all of it or ends it by the signal. */
+export function bodyChunks(response: Response, options: OpenOptions): Chunks {
+  return open(response, options).chunks;
+}
+
 /** Whether the body is sent with a length that makes it cheap to take whole. */
 function isSmall(response: Response, maxBytes: number): boolean {
   const { headers } = response;

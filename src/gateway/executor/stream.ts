@@ -27,8 +27,8 @@ export async function readStreamAnswer(
   response: Response,
   wireId: string,
 ): Promise<StreamAnswer> {
-  const { settings, trace, hold } = context;
-  const reader = decodedBody(response, { maxBytes: settings.max_response_bytes }).getReader();
+  const { settings, trace, hold, decodedFor } = context;
+  const reader = decodedBody(response, { maxBytes: settings.max_response_bytes, decodedFor }).getReader();
   const decoder = new TextDecoder();
   const encoder = new TextEncoder();
   let answer: StreamAnswer | null = null;
