@@ -312,7 +312,7 @@ describe("the memory of decoders", () => {
     zlib.brotliCompressSync(TEXT, { params: { [zlib.constants.BROTLI_PARAM_LGWIN]: window } });
   test("is asked for by what the body's own head says, and given back at its end", async () => {
     for (const [encoding, data, least, most] of [
-      ["gzip", zlib.gzipSync(TEXT), 32 * 1024, 128 * 1024],
+      ["gzip", zlib.gzipSync(TEXT), 32 * 1024, 256 * 1024],
       ["br", brotli(24), 16 * MIB, 21 * MIB],
       ["br", brotli(16), 65_536, 5 * MIB],
       ["zstd", await zstdStream(23), 8 * MIB, 9 * MIB],

@@ -1,6 +1,6 @@
 // Response bodies as they were before Content-Encoding, read within bounds: sizes count decoded bytes, and nothing is
 // decoded before it is asked for, so a body that unpacks to gigabytes is stopped at its limit.
-import { codingsOf, Undecodable } from "./codings.ts";
+import { codingsOf, isEncoded, Undecodable } from "./codings.ts";
 import {
   BodyTooLarge,
   type Chunks,
@@ -90,9 +90,13 @@ async function* guarded(chunks: Chunks, close: () => void, signal: AbortSignal |
 }
 
 /** @throws Undecodable */
-function decodingOf({ body, headers }: Response, maxBytes: number, decodedFor: DecodedFor): Decoding | null {
+function decodingOf(
+  { body, headers }: Response,
+  { maxBytes, decodedFor = NOBODY }: OpenOptions,
+  isLent: boolean,
+): Decoding | null {
   const codings = body === null ? [] : codingsOf(headers);
-  return codings.length === 0 ? null : createDecoding({ codings, maxBytes, ...decodedFor });
+  return codings.length === 0 ? null : createDecoding({ codings, maxBytes, isLent, ...decodedFor });
 }
 
 interface OpenOptions {
@@ -101,7 +105,9 @@ interface OpenOptions {
   readonly signal?: AbortSignal | undefined;
 }
 
-function open(response: Response, { maxBytes, decodedFor = NOBODY, signal }: OpenOptions): OpenBody {
+/** @param isLent whether what is decoded is there only until the next chunk is asked for */
+function open(response: Response, options: OpenOptions, isLent = false): OpenBody {
+  const { signal } = options;
   const body: ReadableStream<Uint8Array> = response.body ?? new Blob().stream();
   const reader = body.getReader();
   let decoding: Decoding | null = null;
@@ -110,7 +116,7 @@ function open(response: Response, { maxBytes, decodedFor = NOBODY, signal }: Ope
     reader.cancel().catch(() => {});
   };
   async function* chunks(): Chunks {
-    decoding = decodingOf(response, maxBytes, decodedFor);
+    decoding = decodingOf(response, options, isLent);
     const raw = rawChunks(reader);
     yield* decoding?.chunks(raw) ?? raw;
   }
@@ -169,11 +175,12 @@ async function startOf(
   chunk: Uint8Array,
   size: number,
   { captureBytes, grow }: BodyLimits,
+  isLent: boolean,
 ): Promise<Uint8Array> {
   await grow?.(Math.min(size + chunk.length, captureBytes));
   const room = captureBytes - size;
-  // A copy, where only a part is kept, lets go of the rest.
-  return chunk.length > room ? chunk.slice(0, room) : chunk;
+  // A copy: its memory may be used again, and where only a part is kept, that lets go of the rest.
+  return isLent || chunk.length > room ? chunk.slice(0, room) : chunk;
 }
 
 /**
@@ -184,12 +191,13 @@ async function startOf(
 export async function readBody(response: Response, limits: BodyLimits): Promise<BodyRead> {
   const { maxBytes, captureBytes, signal, beyond } = limits;
   if (signal === undefined && isSmall(response, maxBytes)) return readSmall(response, limits);
+  const isLent = isEncoded(response.headers);
   const kept: Uint8Array[] = [];
   let size = 0;
   let tooLarge = false;
   try {
-    for await (const chunk of open(response, limits).chunks) {
-      if (size < captureBytes) kept.push(await startOf(chunk, size, limits));
+    for await (const chunk of open(response, limits, true).chunks) {
+      if (size < captureBytes) kept.push(await startOf(chunk, size, limits, isLent));
       const room = Math.max(captureBytes - size, 0);
       if (chunk.length > room) beyond?.(chunk.subarray(room), () => joined(kept));
       size += chunk.length;

@@ -44,6 +44,8 @@ export interface DecodingOptions extends DecodedFor {
   readonly codings: readonly Coding[];
   /** Each layer may unpack to this much: a small body can hide gigabytes between two layers. */
   readonly maxBytes: number;
+  /** Whether each chunk is there only until the next one is asked for; else it is its reader's own. */
+  readonly isLent: boolean;
 }
 
 export interface Decoding {
@@ -54,6 +56,10 @@ export interface Decoding {
 
 export function createDecoding(options: DecodingOptions): Decoding {
   return new LayeredDecoding(options);
+}
+
+async function* copied(chunks: Chunks): Chunks {
+  for await (const chunk of chunks) yield chunk.slice();
 }
 
 function* slicesOf(chunk: Uint8Array) {
@@ -98,7 +104,9 @@ class LayeredDecoding implements Decoding {
   }
 
   chunks(raw: Chunks): Chunks {
-    return this.#options.codings.reduce((chunks, coding) => this.#decode(chunks, coding), raw);
+    const { codings, isLent } = this.#options;
+    const chunks = codings.reduce((source, coding) => this.#decode(source, coding), raw);
+    return isLent ? chunks : copied(chunks);
   }
 
   close(): void {

@@ -1,7 +1,14 @@
 // One encoding of a body, undone step by step: what memory it needs is known before it is used, and each step is short.
 import { createZstdFrames, type ZstdPart } from "../core/zstd-frames.ts";
 import { type Coding, Undecodable } from "./codings.ts";
-import { BrotliDecoder, type Decoded, SyncDecoder, type SyncFormat } from "./native-decoders.ts";
+import {
+  BROTLI_ROOM_BYTES,
+  BrotliDecoder,
+  type Decoded,
+  SYNC_ROOM_BYTES,
+  SyncDecoder,
+  type SyncFormat,
+} from "./native-decoders.ts";
 import { inThreadTurn } from "./thread-turns.ts";
 
 export interface Layer {
@@ -11,7 +18,7 @@ export interface Layer {
   readonly hasWork: boolean;
   /** What comes next, when all before it has been worked off. */
   push(input: Uint8Array): void;
-  /** A part of what that comes to, which may be empty. */
+  /** A part of what that comes to, which may be empty. It is there until the next step. */
   step(): Uint8Array | Promise<Uint8Array>;
   /** @throws Error when the body breaks off here */
   finish(): void | Promise<void>;
@@ -27,13 +34,13 @@ const ZSTD_WINDOW_LOG_MAX = 23;
 const ZSTD_WINDOW_MAX = 2 ** ZSTD_WINDOW_LOG_MAX;
 /** Less is not asked for, since the next frame may have a larger window. */
 const ZSTD_WINDOW_COUNTED_MIN = MIB;
-/** Its tables, and a block of each side. */
-const ZSTD_BYTES = 384 * KIB;
+/** Its tables, a block of each side, and room for what comes out. */
+const ZSTD_BYTES = 384 * KIB + SYNC_ROOM_BYTES;
 const BROTLI_WINDOW_MAX = 16 * MIB;
-/** Its tables: up to 256 of each of three kinds. */
-const BROTLI_BYTES = 4 * MIB;
+/** Its tables, up to 256 of each of three kinds, and room for what comes out. */
+const BROTLI_BYTES = 4 * MIB + BROTLI_ROOM_BYTES;
 /** The window of 32 KiB, tables, and what surrounds them. */
-const DEFLATE_BYTES = 64 * KIB;
+const DEFLATE_BYTES = 64 * KIB + SYNC_ROOM_BYTES;
 
 /** The most that one may need. */
 export const NEEDS_MAX: Readonly<Record<Coding, number>> = {
@@ -153,13 +160,13 @@ class BrotliLayer implements Layer {
   async step(): Promise<Uint8Array> {
     this.#decoder ??= new BrotliDecoder();
     const decoder = this.#decoder;
-    const went = await inThreadTurn(this.#tenant, (room) => decoder.decode(this.#input.left, room));
+    const went = await inThreadTurn(this.#tenant, () => decoder.decode(this.#input.left));
     return this.#input.went(went);
   }
 
   async finish(): Promise<void> {
     const decoder = this.#decoder;
-    if (decoder !== null) await inThreadTurn(this.#tenant, (room) => decoder.finish(room));
+    if (decoder !== null) await inThreadTurn(this.#tenant, () => decoder.finish());
   }
 
   close(): void {

@@ -37,6 +37,7 @@ interface Stream {
 
 /** One go of a decoder. */
 export interface Decoded {
+  /** Only until the decoder works again, which uses its memory anew: a copy of each would be much garbage. */
   readonly output: Uint8Array;
   /** Of the input. */
   readonly used: number;
@@ -46,19 +47,20 @@ export interface Decoded {
 
 const EMPTY = new Uint8Array();
 
-/** A copy of what came out: the room is used again. */
 function decodedOf(state: State, room: Uint8Array, inputBytes: number): Decoded {
   const [free = 0, left = 0] = state;
   const isFull = free === 0;
   // With room left it takes all that it is given, unless it has come to the end.
   if (!isFull && left > 0) throw new Error("more follows the end of an encoded body");
-  return { output: room.slice(0, room.length - free), used: inputBytes - left, isFull };
+  return { output: room.subarray(0, room.length - free), used: inputBytes - left, isFull };
 }
+
+/** For what comes out in one go. */
+export const SYNC_ROOM_BYTES = 64 * 1024;
+export const BROTLI_ROOM_BYTES = 256 * 1024;
 
 export type SyncFormat = "gzip" | "deflate" | "deflate-raw" | "zstd";
 
-/** They work at once, and quickly. One room is enough for all of them. */
-const syncRoom = new Uint8Array(64 * 1024);
 /** Streams allocate one of their own, which is not used here. */
 const LEAST_CHUNK = { chunkSize: 64 };
 
@@ -74,7 +76,9 @@ function openStream(format: SyncFormat, zstdWindowLogMax: number): Stream {
   return streams[format]() as unknown as Stream;
 }
 
+/** Works at once, and quickly. */
 export class SyncDecoder {
+  readonly #room = new Uint8Array(SYNC_ROOM_BYTES);
   readonly #stream: Stream;
   #problem: Error | null = null;
 
@@ -88,7 +92,7 @@ export class SyncDecoder {
   /** @throws Error when it is corrupt */
   decode(input: Uint8Array): Decoded {
     this.#write(zlib.constants.Z_NO_FLUSH, input);
-    return decodedOf(this.#stream._writeState, syncRoom, input.length);
+    return decodedOf(this.#stream._writeState, this.#room, input.length);
   }
 
   /** @throws Error when the body breaks off here. Decoders of zstd do not tell. */
@@ -102,7 +106,7 @@ export class SyncDecoder {
 
   #write(flush: number, input: Uint8Array): void {
     const { _handle: handle } = this.#stream;
-    handle.writeSync(flush, input, 0, input.length, syncRoom, 0, syncRoom.length);
+    handle.writeSync(flush, input, 0, input.length, this.#room, 0, this.#room.length);
     if (this.#problem !== null) throw this.#problem;
   }
 }
@@ -126,6 +130,7 @@ const UNSET = 0xffff_ffff;
  */
 export class BrotliDecoder {
   readonly #handle = new BrotliHandle(zlib.constants.BROTLI_DECODE);
+  readonly #room = new Uint8Array(BROTLI_ROOM_BYTES);
   readonly #state: State = new Uint32Array(2);
   /** The buffers must stay where they are until it is done. */
   #work: { readonly buffers: readonly Uint8Array[]; done(): void } | null = null;
@@ -141,18 +146,15 @@ export class BrotliDecoder {
     if (!this.#handle.init(parameters, this.#state, () => this.#work?.done())) throw new Error("no decoder");
   }
 
-  /**
-   * @param room for what comes out; its own until this settles
-   * @throws Error when it is corrupt
-   */
-  async decode(input: Uint8Array, room: Uint8Array): Promise<Decoded> {
-    await this.#write(zlib.constants.BROTLI_OPERATION_PROCESS, input, room);
-    return decodedOf(this.#state, room, input.length);
+  /** @throws Error when it is corrupt */
+  async decode(input: Uint8Array): Promise<Decoded> {
+    await this.#write(zlib.constants.BROTLI_OPERATION_PROCESS, input);
+    return decodedOf(this.#state, this.#room, input.length);
   }
 
   /** @throws Error when the body breaks off here */
-  async finish(room: Uint8Array): Promise<void> {
-    await this.#write(zlib.constants.BROTLI_OPERATION_FINISH, EMPTY, room);
+  async finish(): Promise<void> {
+    await this.#write(zlib.constants.BROTLI_OPERATION_FINISH, EMPTY);
   }
 
   /** Its memory is free when what it does just now has been done. */
@@ -161,9 +163,10 @@ export class BrotliDecoder {
     if (this.#work === null) this.#handle.close();
   }
 
-  async #write(operation: number, input: Uint8Array, room: Uint8Array): Promise<void> {
+  async #write(operation: number, input: Uint8Array): Promise<void> {
     if (this.#isClosed) throw new Error("the decoder was closed");
     const { promise, resolve } = Promise.withResolvers<void>();
+    const room = this.#room;
     this.#work = { buffers: [input, room], done: resolve };
     this.#handle.write(operation, input, 0, input.length, room, 0, room.length);
     await promise;

@@ -4,19 +4,17 @@
 import { createRoundRobin } from "../core/round-robin.ts";
 
 const AT_ONCE = 2;
-const ROOM_BYTES = 256 * 1024;
 
-/** Told of a room for its output, which is its own until it settles. Never rejects. */
-type Piece = (room: Uint8Array) => Promise<void>;
+/** Never rejects. */
+type Piece = () => Promise<void>;
 
 const waiting = createRoundRobin<Piece>();
 const busy = new Set<string>();
-const rooms: Uint8Array[] = [];
 
 /** Rejects with what the work rejects with. */
-export function inThreadTurn<T>(tenant: string, work: (room: Uint8Array) => Promise<T>): Promise<T> {
+export function inThreadTurn<T>(tenant: string, work: () => Promise<T>): Promise<T> {
   const { promise, resolve, reject } = Promise.withResolvers<T>();
-  waiting.add(tenant, (room) => work(room).then(resolve, reject));
+  waiting.add(tenant, () => work().then(resolve, reject));
   begin();
   return promise;
 }
@@ -31,9 +29,7 @@ function begin(): void {
 
 async function run(tenant: string, piece: Piece): Promise<void> {
   busy.add(tenant);
-  const room = rooms.pop() ?? new Uint8Array(ROOM_BYTES);
-  await piece(room);
-  rooms.push(room);
+  await piece();
   busy.delete(tenant);
   begin();
 }
