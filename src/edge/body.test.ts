@@ -1,6 +1,8 @@
 import { describe, expect, test } from "bun:test";
 import zlib from "node:zlib";
-import { BodyTooLarge, decodedBody, readBody } from "./body.ts";
+import { decodedBody, readBody } from "./body.ts";
+import { Undecodable } from "./codings.ts";
+import { BodyTooLarge, type DecodedFor } from "./decode.ts";
 import { OutboundError } from "./outbound.ts";
 
 const MIB = 1024 * 1024;
@@ -30,6 +32,14 @@ function encoded(data: Uint8Array, encoding?: string, pieceBytes = data.length):
     },
   });
   return new Response(body, encoding === undefined ? {} : { headers: { "content-encoding": encoding } });
+}
+
+/** Of unknown length, so that its window is as large as this says. */
+async function zstdStream(windowLog: number): Promise<Uint8Array> {
+  const encoder = zlib.createZstdCompress({ params: { [zlib.constants.ZSTD_c_windowLog]: windowLog } });
+  encoder.write(TEXT);
+  encoder.end();
+  return Buffer.concat(await encoder.toArray());
 }
 
 async function failure(work: Promise<unknown>): Promise<unknown> {
@@ -92,9 +102,9 @@ describe("decoding", () => {
     expect(Buffer.compare(body.captured, TEXT)).toBe(0);
   });
 
-  test("an unknown encoding leaves the body as it is, and so does a pile of them", async () => {
+  test("an unknown encoding leaves the body as it is", async () => {
     const data = zlib.gzipSync(TEXT);
-    for (const encoding of ["compress", "gzip, snappy", "snappy, gzip", Array(5).fill("gzip").join()]) {
+    for (const encoding of ["compress", "gzip, snappy", "snappy, gzip", "gzip, gzip, gzip, snappy"]) {
       const body = await readBody(encoded(data, encoding), LIMITS);
       expect([encoding, Buffer.compare(body.captured, data)]).toEqual([encoding, 0]);
     }
@@ -166,37 +176,205 @@ describe("bounds", () => {
   });
 });
 
-/** Skippable frames of zstd, which are nothing when decoded, in two layers of brotli. */
-function hiddenBomb(bytes: number): Uint8Array {
-  const frame = Buffer.alloc(MIB);
-  frame.writeUInt32LE(0x184d2a50, 0);
-  frame.writeUInt32LE(MIB - 8, 4);
-  const quick = { params: { [zlib.constants.BROTLI_PARAM_QUALITY]: 3 } };
-  const frames = Buffer.concat(Array.from({ length: bytes / MIB }, () => frame));
-  return zlib.brotliCompressSync(zlib.brotliCompressSync(frames, quick));
-}
+describe("an encoding that is not taken", () => {
+  const refused = async (data: Uint8Array, encoding: string, problem: RegExp, pieceBytes?: number) => {
+    for (const read of [
+      readBody(encoded(data, encoding, pieceBytes), LIMITS),
+      new Response(decodedBody(encoded(data, encoding, pieceBytes), LIMITS)).bytes(),
+    ]) {
+      const error = await failure(read);
+      expect(error).toBeInstanceOf(Undecodable);
+      expect((error as Error).message).toMatch(problem);
+    }
+  };
+
+  test("is a third one, zstd within zstd, or a very long list", async () => {
+    const data = zlib.gzipSync(TEXT);
+    await refused(data, "gzip, gzip, gzip", /more than 2 encodings/);
+    await refused(data, "zstd, identity, zstd", /zstd within zstd/);
+    await refused(data, Array(60).fill("gzip").join(), /a very long list/);
+    const none = new Response(null, { headers: { "content-encoding": "gzip, gzip, gzip" } });
+    expect((await readBody(none, LIMITS)).size).toBe(0);
+  });
+
+  test("is a zstd window above 8 MiB, in whichever frame, however it is split, and within another", async () => {
+    const [small, allowed, large] = [await zstdStream(20), await zstdStream(23), await zstdStream(24)];
+    expect((await readBody(encoded(allowed, "zstd"), LIMITS)).size).toBe(TEXT.length);
+    for (const pieceBytes of [1, 5, 10_000]) {
+      await refused(large, "zstd", /a zstd window of 16777216 bytes/, pieceBytes);
+      await refused(Buffer.concat([small, large]), "zstd", /a zstd window/, pieceBytes);
+      await refused(zlib.gzipSync(large), "zstd, gzip", /a zstd window/, pieceBytes);
+    }
+  });
+
+  test("is a zstd content above 8 MiB in a single segment, which is its window", async () => {
+    const single = zlib.zstdCompressSync(new Uint8Array(9 * MIB), {
+      params: { [zlib.constants.ZSTD_c_windowLog]: 24 },
+    });
+    await refused(single, "zstd", /a zstd window of 9437184 bytes/);
+  });
+
+  test("is a large window of brotli", async () => {
+    const { BROTLI_PARAM_LARGE_WINDOW, BROTLI_PARAM_LGWIN, BROTLI_PARAM_QUALITY } = zlib.constants;
+    const large = zlib.brotliCompressSync(TEXT, {
+      params: { [BROTLI_PARAM_LARGE_WINDOW]: 1, [BROTLI_PARAM_LGWIN]: 28, [BROTLI_PARAM_QUALITY]: 5 },
+    });
+    await refused(large, "br", /a large window of brotli/);
+  });
+});
 
 describe("a bomb between two layers", () => {
-  test("is stopped at the limit, though nothing of it ever comes out", async () => {
-    const bomb = hiddenBomb(64 * MIB);
-    expect(bomb.length).toBeLessThan(1000);
-    const body = await readBody(encoded(bomb, "zstd, br, br"), { maxBytes: 4 * MIB, captureBytes: 10 });
-    expect(body).toMatchObject({ size: 0, truncated: true, tooLarge: true });
-    const stream = decodedBody(encoded(bomb, "zstd, br, br"), 4 * MIB);
+  /** In the outer layer, as brotli. */
+  const outer = (bytes: Uint8Array) =>
+    zlib.brotliCompressSync(bytes, { params: { [zlib.constants.BROTLI_PARAM_QUALITY]: 3 } });
+
+  /** Skippable frames of zstd, which are nothing when decoded. */
+  function skipped(bytes: number): Buffer {
+    const frame = Buffer.alloc(MIB / 4);
+    frame.writeUInt32LE(0x184d2a50, 0);
+    frame.writeUInt32LE(frame.length - 8, 4);
+    return Buffer.concat(Array.from({ length: bytes / frame.length }, () => frame));
+  }
+
+  /** Stored blocks of gzip without content. */
+  function emptyBlocks(bytes: number): Buffer {
+    const header = zlib.gzipSync("").subarray(0, 10);
+    const block = Buffer.from([0, 0, 0, 0xff, 0xff]);
+    return Buffer.concat([header, Buffer.alloc(bytes, block)]);
+  }
+
+  test("that comes to nothing is stopped soon", async () => {
+    for (const [encoding, bytes] of [
+      ["zstd, br", skipped(16 * MIB)],
+      ["gzip, br", emptyBlocks(16 * MIB)],
+    ] as const) {
+      const bomb = outer(bytes);
+      expect(bomb.length).toBeLessThan(1000);
+      for (const work of [
+        readBody(encoded(bomb, encoding), HUGE),
+        new Response(decodedBody(encoded(bomb, encoding), HUGE)).bytes(),
+      ]) {
+        const error = await failure(work);
+        expect(error).toBeInstanceOf(Undecodable);
+        expect((error as Error).message).toMatch(/that comes to nothing/);
+      }
+    }
+    const little = Buffer.concat([skipped(MIB / 2), zlib.zstdCompressSync(TEXT)]);
+    expect((await readBody(encoded(outer(little), "zstd, br"), LIMITS)).size).toBe(TEXT.length);
+  });
+
+  test("is stopped at the limit, whatever comes of it in the end", async () => {
+    const bomb = outer(zlib.gzipSync(new Uint8Array(64 * MIB), { level: 0 }));
+    const body = await readBody(encoded(bomb, "gzip, br"), { maxBytes: 4 * MIB, captureBytes: 10 });
+    expect(body).toMatchObject({ truncated: true, tooLarge: true });
+    const stream = decodedBody(encoded(bomb, "gzip, br"), { maxBytes: 4 * MIB });
     expect(await failure(new Response(stream).bytes())).toBeInstanceOf(BodyTooLarge);
-    const fits = await readBody(encoded(bomb, "zstd, br, br"), { maxBytes: 64 * MIB, captureBytes: 10 });
-    expect(fits).toMatchObject({ size: 0, truncated: false, tooLarge: false });
   });
 
   test("lets timers and signals through while it is unpacked", async () => {
-    const bomb = hiddenBomb(256 * MIB);
+    const bomb = zlib.gzipSync(zlib.gzipSync(new Uint8Array(256 * MIB)));
     for (const work of [
-      (signal: AbortSignal) => readBody(encoded(bomb, "zstd, br, br"), { ...HUGE, signal }),
+      (signal: AbortSignal) => readBody(encoded(bomb, "gzip, gzip"), { ...HUGE, signal }),
       (signal: AbortSignal) =>
-        decodedBody(encoded(bomb, "zstd, br, br"), HUGE.maxBytes, signal).getReader().read(),
+        new Response(decodedBody(encoded(bomb, "gzip, gzip"), { ...HUGE, signal })).bytes(),
     ]) {
       expect(await failure(work(AbortSignal.timeout(20)))).toMatchObject({ name: "TimeoutError" });
     }
+  });
+});
+
+describe("the memory of decoders", () => {
+  /** Memory of which `free` bytes are left, and what was asked for. */
+  function memoryOf(free: number) {
+    const asked: number[] = [];
+    const state = { asked, held: 0, most: 0 };
+    const decodedFor: DecodedFor = {
+      tenant: "acme",
+      memory: {
+        async take(bytes, signal) {
+          asked.push(bytes);
+          if (state.held + bytes > free) {
+            await new Promise<void>((_, reject) => {
+              signal.addEventListener("abort", () => reject(signal.reason));
+            });
+          }
+          state.held += bytes;
+          state.most = Math.max(state.most, state.held);
+          return () => {
+            state.held -= bytes;
+          };
+        },
+      },
+    };
+    return { state, decodedFor };
+  }
+  const brotli = (window: number) =>
+    zlib.brotliCompressSync(TEXT, { params: { [zlib.constants.BROTLI_PARAM_LGWIN]: window } });
+  test("is asked for by what the body's own head says, and given back at its end", async () => {
+    for (const [encoding, data, least, most] of [
+      ["gzip", zlib.gzipSync(TEXT), 32 * 1024, 256 * 1024],
+      ["br", brotli(24), 16 * MIB, 21 * MIB],
+      ["br", brotli(16), 65_536, 5 * MIB],
+      ["zstd", await zstdStream(23), 8 * MIB, 9 * MIB],
+      ["zstd", await zstdStream(21), 2 * MIB, 3 * MIB],
+      ["zstd", await zstdStream(10), 1024, 2 * MIB],
+      // At once, though the inner one has not been seen.
+      ["zstd, br", brotli(24), 24 * MIB, 30 * MIB],
+    ] as const) {
+      const { state, decodedFor } = memoryOf(64 * MIB);
+      await readBody(encoded(data, encoding, 3), { ...LIMITS, decodedFor }).catch(() => {});
+      expect([encoding, state.asked.length, state.held]).toEqual([encoding, 1, 0]);
+      expect(state.asked[0]).toBeWithin(least, most);
+    }
+  });
+
+  test("is waited for before anything is decoded, and the wait ends with the body", async () => {
+    const { state, decodedFor } = memoryOf(0);
+    const stop = new AbortController();
+    const reading = failure(
+      readBody(encoded(await zstdStream(23), "zstd"), { ...LIMITS, decodedFor, signal: stop.signal }),
+    );
+    while (state.asked.length === 0) await new Promise((resolve) => setImmediate(resolve));
+    stop.abort("enough");
+    expect(await reading).toBe("enough");
+    const reader = decodedBody(encoded(await zstdStream(23), "zstd"), { ...LIMITS, decodedFor }).getReader();
+    const pending = reader.read();
+    while (state.asked.length === 1) await new Promise((resolve) => setImmediate(resolve));
+    await reader.cancel();
+    expect((await pending).done).toBe(true);
+  });
+
+  test("is given back when nobody reads on", async () => {
+    for (const [encoding, data] of [
+      ["gzip", zlib.gzipSync(new Uint8Array(MIB))],
+      ["br", zlib.brotliCompressSync(new Uint8Array(MIB))],
+      ["zstd", await zstdStream(23)],
+    ] as const) {
+      const { state, decodedFor } = memoryOf(64 * MIB);
+      const stop = new AbortController();
+      const reader = decodedBody(encoded(data, encoding), {
+        ...HUGE,
+        decodedFor,
+        signal: stop.signal,
+      }).getReader();
+      await reader.read();
+      expect(state.held).toBeGreaterThan(0);
+      stop.abort("enough");
+      expect([encoding, state.held]).toEqual([encoding, 0]);
+    }
+  });
+
+  test("is asked for anew when a later frame has a larger window, and not waited for long", async () => {
+    const data = Buffer.concat([await zstdStream(20), await zstdStream(22), await zstdStream(21)]);
+    const enough = memoryOf(64 * MIB);
+    const { size } = await readBody(encoded(data, "zstd"), { ...LIMITS, decodedFor: enough.decodedFor });
+    expect([size, enough.state.asked.length, enough.state.held]).toEqual([3 * TEXT.length, 2, 0]);
+    const little = memoryOf(2 * MIB);
+    const error = await failure(
+      readBody(encoded(data, "zstd"), { ...LIMITS, decodedFor: little.decodedFor }),
+    );
+    expect(error).toBeInstanceOf(Undecodable);
+    expect(little.state.held).toBe(0);
   });
 });
 
@@ -233,7 +411,7 @@ describe("the decoded stream", () => {
     ];
     for (const [encoding, start] of starts) {
       const { response, state } = hanging(start, encoding);
-      const reader = decodedBody(response, LIMITS.maxBytes).getReader();
+      const reader = decodedBody(response, LIMITS).getReader();
       expect([encoding, Buffer.from((await reader.read()).value!).toString()]).toEqual([
         encoding,
         "event: one\n\n",
@@ -246,7 +424,7 @@ describe("the decoded stream", () => {
   test("closes the connection when it is cancelled while a chunk is awaited", async () => {
     for (const encoding of [undefined, "gzip"]) {
       const { response, state } = hanging(encoding ? zlib.gzipSync("x").subarray(0, 5) : TEXT, encoding);
-      const reader = decodedBody(response, LIMITS.maxBytes).getReader();
+      const reader = decodedBody(response, LIMITS).getReader();
       if (encoding === undefined) await reader.read();
       const pending = reader.read();
       await reader.cancel();
@@ -257,14 +435,10 @@ describe("the decoded stream", () => {
 
   test("ends like the body, with an error when that breaks off", async () => {
     expect(
-      await new Response(
-        decodedBody(encoded(zlib.zstdCompressSync(TEXT), "zstd", 50), LIMITS.maxBytes),
-      ).text(),
+      await new Response(decodedBody(encoded(zlib.zstdCompressSync(TEXT), "zstd", 50), LIMITS)).text(),
     ).toHaveLength(TEXT.length);
     const cut = encoded(zlib.gzipSync(TEXT).subarray(0, 40), "gzip");
-    expectLost(
-      await failure(Bun.readableStreamToBytes(decodedBody(cut, LIMITS.maxBytes)) as Promise<Uint8Array>),
-    );
-    expect(await new Response(decodedBody(new Response(null), LIMITS.maxBytes)).text()).toBe("");
+    expectLost(await failure(Bun.readableStreamToBytes(decodedBody(cut, LIMITS)) as Promise<Uint8Array>));
+    expect(await new Response(decodedBody(new Response(null), LIMITS)).text()).toBe("");
   });
 });

@@ -1,7 +1,14 @@
-// Response bodies as they were before Content-Encoding, read within bounds: sizes count decoded bytes, and
-// decoders give out small pieces and wait, so a body that unpacks to gigabytes is stopped at its limit.
-// DecompressionStream does so (measured on Bun 1.4.5: 6 MB for a bomb of 256 MiB), and unlike node:zlib it
-// notices a zstd body that breaks off.
+// Response bodies as they were before Content-Encoding, read within bounds: sizes count decoded bytes, and nothing is
+// decoded before it is asked for, so a body that unpacks to gigabytes is stopped at its limit.
+import { codingsOf, isEncoded, Undecodable } from "./codings.ts";
+import {
+  BodyTooLarge,
+  type Chunks,
+  createDecoding,
+  type DecodedFor,
+  type Decoding,
+  NOBODY,
+} from "./decode.ts";
 import { lost } from "./outbound.ts";
 
 export interface BodyRead {
@@ -22,51 +29,14 @@ export interface BodyLimits {
   readonly grow?: (bytes: number) => Promise<void> | undefined;
   /** Told of what comes after the first `captureBytes`, piece by piece, and which those were. */
   readonly beyond?: (rest: Uint8Array, start: () => Uint8Array) => void;
+  /** For whom it is decoded; nobody when it is left out. */
+  readonly decodedFor?: DecodedFor;
   /** Needed only beside the request's own signal, which covers the body as well. */
   readonly signal?: AbortSignal;
 }
 
-type Chunks = AsyncGenerator<Uint8Array, void, undefined>;
-
-/** The body, or what a layer of its encoding unpacks to, went beyond the limit. */
-export class BodyTooLarge extends Error {}
-
-/** More layers than this are nobody's honest answer. */
-const ENCODINGS_MAX = 4;
-/** Nor is a longer list of them; it is looked at on every answer. */
-const LIST_CHARS_MAX = 256;
 /** A body up to this size, sent with its length, is taken in one piece. */
 const SMALL_BYTES = 64 * 1024;
-/** Decoders hand on their chunks without a turn of the event loop, so one is taken after this time. */
-const TURN_MS = 5;
-
-type Format = ConstructorParameters<typeof DecompressionStream>[0];
-
-const FORMATS: Readonly<Record<string, (firstByte: number) => Format>> = {
-  gzip: () => "gzip",
-  "x-gzip": () => "gzip",
-  // Means the zlib format (RFC 9110 section 8.4.1.2), but some servers send bare deflate: the method bits of
-  // the zlib header tell them apart.
-  deflate: (firstByte) => ((firstByte & 0x0f) === 8 ? "deflate" : "deflate-raw"),
-  br: () => "brotli",
-  zstd: () => "zstd",
-};
-
-/** The encodings to undo, outermost first. Empty too when one is unknown: then the body stays as it is. */
-function encodingsOf(response: Response): string[] {
-  const value = response.headers.get("content-encoding");
-  if (value === null || value.length > LIST_CHARS_MAX) return [];
-  const names = value.split(",").map((name) => name.trim().toLowerCase());
-  const encodings = names.filter((name) => name !== "" && name !== "identity");
-  const isKnown =
-    encodings.length <= ENCODINGS_MAX && encodings.every((name) => Object.hasOwn(FORMATS, name));
-  return isKnown ? encodings.reverse() : [];
-}
-
-/** Whether `decodedBody` gives other bytes than were sent, so that what describes those is not true of it. */
-export function isEncoded(response: Response): boolean {
-  return encodingsOf(response).length > 0;
-}
 
 /** An open body. `close` takes effect at once, even while a chunk is awaited. */
 interface OpenBody {
@@ -87,8 +57,8 @@ async function* rawChunks(reader: Reader): Chunks {
   }
 }
 
-function toStream<T>(chunks: AsyncGenerator<T, void>, cancel: () => Promise<void>): ReadableStream<T> {
-  return new ReadableStream<T>(
+function toStream(chunks: Chunks, cancel: () => Promise<void>): ReadableStream<Uint8Array> {
+  return new ReadableStream<Uint8Array>(
     {
       async pull(controller) {
         const { done, value } = await chunks.next();
@@ -102,43 +72,7 @@ function toStream<T>(chunks: AsyncGenerator<T, void>, cancel: () => Promise<void
   );
 }
 
-/** What the layers of one body have in common. */
-interface Course {
-  /** Each layer may unpack to this much: a small body can hide gigabytes between two layers. */
-  readonly maxBytes: number;
-  closed: boolean;
-  turnedAt: number;
-}
-
-/** @throws Error when the body was closed meanwhile */
-async function takeTurn(course: Course): Promise<void> {
-  await new Promise((resolve) => setImmediate(resolve));
-  course.turnedAt = performance.now();
-  if (course.closed) throw new Error("the body was closed");
-}
-
-async function* decode(source: Chunks, encoding: string, course: Course): Chunks {
-  const first = await source.next();
-  // No bytes are an empty body in any encoding.
-  if (first.done) return;
-  async function* whole(start: Uint8Array): Chunks {
-    yield start;
-    yield* source;
-  }
-  const format = FORMATS[encoding]?.(first.value[0] ?? 0);
-  if (format === undefined) return;
-  // Left early, it waits for nothing: the source may hang in a read until the body itself is closed.
-  const encoded = toStream<Bun.BufferSource>(whole(first.value), async () => {});
-  let size = 0;
-  for await (const chunk of encoded.pipeThrough(new DecompressionStream(format))) {
-    yield chunk;
-    size += chunk.length;
-    if (size > course.maxBytes) throw new BodyTooLarge(`a layer of ${encoding} is too large`);
-    if (performance.now() - course.turnedAt > TURN_MS) await takeTurn(course);
-  }
-}
-
-/** Errors are OutboundErrors, BodyTooLarge or the signal's reason; however the loop ends, the body is closed. */
+/** Errors are OutboundErrors, BodyTooLarge, Undecodable or the signal's reason; however the loop ends, the body is closed. */
 async function* guarded(chunks: Chunks, close: () => void, signal: AbortSignal | undefined): Chunks {
   signal?.addEventListener("abort", close, { once: true });
   try {
@@ -148,40 +82,62 @@ async function* guarded(chunks: Chunks, close: () => void, signal: AbortSignal |
     signal?.throwIfAborted();
   } catch (error) {
     signal?.throwIfAborted();
-    throw error instanceof BodyTooLarge ? error : lost(error);
+    throw error instanceof BodyTooLarge || error instanceof Undecodable ? error : lost(error);
   } finally {
     signal?.removeEventListener("abort", close);
     close();
   }
 }
 
-function open(response: Response, maxBytes: number, signal: AbortSignal | undefined): OpenBody {
+/** @throws Undecodable */
+function decodingOf(
+  { body, headers }: Response,
+  { maxBytes, decodedFor = NOBODY }: OpenOptions,
+  isLent: boolean,
+): Decoding | null {
+  const codings = body === null ? [] : codingsOf(headers);
+  return codings.length === 0 ? null : createDecoding({ codings, maxBytes, isLent, ...decodedFor });
+}
+
+interface OpenOptions {
+  readonly maxBytes: number;
+  readonly decodedFor?: DecodedFor | undefined;
+  readonly signal?: AbortSignal | undefined;
+}
+
+/** @param isLent whether what is decoded is there only until the next chunk is asked for */
+function open(response: Response, options: OpenOptions, isLent = false): OpenBody {
+  const { signal } = options;
   const body: ReadableStream<Uint8Array> = response.body ?? new Blob().stream();
   const reader = body.getReader();
-  const course: Course = { maxBytes, closed: false, turnedAt: performance.now() };
+  let decoding: Decoding | null = null;
   const close = () => {
-    course.closed = true;
+    decoding?.close();
     reader.cancel().catch(() => {});
   };
-  let chunks = rawChunks(reader);
-  for (const encoding of encodingsOf(response)) chunks = decode(chunks, encoding, course);
-  return { chunks: guarded(chunks, close, signal), close };
+  async function* chunks(): Chunks {
+    decoding = decodingOf(response, options, isLent);
+    const raw = rawChunks(reader);
+    yield* decoding?.chunks(raw) ?? raw;
+  }
+  return { chunks: guarded(chunks(), close, signal), close };
 }
 
 /**
  * The decoded body as a stream. Cancelling it closes the connection. Its errors are OutboundErrors, BodyTooLarge
- * when a layer of an encoding unpacks to more than `maxBytes`, or the signal's reason.
+ * when a layer of an encoding unpacks to more than `maxBytes`, Undecodable, or the signal's reason.
  */
-export function decodedBody(
-  response: Response,
-  maxBytes: number,
-  signal?: AbortSignal,
-): ReadableStream<Uint8Array> {
-  const { chunks, close } = open(response, maxBytes, signal);
+export function decodedBody(response: Response, options: OpenOptions): ReadableStream<Uint8Array> {
+  const { chunks, close } = open(response, options);
   return toStream(chunks, async () => {
     close();
     await chunks.return();
   });
+}
+
+/** The same, for who reads all of it or ends it by the signal. */
+export function bodyChunks(response: Response, options: OpenOptions): Chunks {
+  return open(response, options).chunks;
 }
 
 /** Whether the body is sent with a length that makes it cheap to take whole. */
@@ -219,27 +175,29 @@ async function startOf(
   chunk: Uint8Array,
   size: number,
   { captureBytes, grow }: BodyLimits,
+  isLent: boolean,
 ): Promise<Uint8Array> {
   await grow?.(Math.min(size + chunk.length, captureBytes));
   const room = captureBytes - size;
-  // A copy, where only a part is kept, lets go of the rest.
-  return chunk.length > room ? chunk.slice(0, room) : chunk;
+  // A copy: its memory may be used again, and where only a part is kept, that lets go of the rest.
+  return isLent || chunk.length > room ? chunk.slice(0, room) : chunk;
 }
 
 /**
  * Reads a body to its end, keeping only its start.
  *
- * @throws OutboundError `lost` when it breaks off or its encoding is corrupt; the signal's reason
+ * @throws OutboundError `lost` when it breaks off or its encoding is corrupt; Undecodable; the signal's reason
  */
 export async function readBody(response: Response, limits: BodyLimits): Promise<BodyRead> {
   const { maxBytes, captureBytes, signal, beyond } = limits;
   if (signal === undefined && isSmall(response, maxBytes)) return readSmall(response, limits);
+  const isLent = isEncoded(response.headers);
   const kept: Uint8Array[] = [];
   let size = 0;
   let tooLarge = false;
   try {
-    for await (const chunk of open(response, maxBytes, signal).chunks) {
-      if (size < captureBytes) kept.push(await startOf(chunk, size, limits));
+    for await (const chunk of open(response, limits, true).chunks) {
+      if (size < captureBytes) kept.push(await startOf(chunk, size, limits, isLent));
       const room = Math.max(captureBytes - size, 0);
       if (chunk.length > room) beyond?.(chunk.subarray(room), () => joined(kept));
       size += chunk.length;

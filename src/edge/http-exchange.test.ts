@@ -8,7 +8,13 @@ test("what has come in many parts is parsed in one go: it waits for one turn, no
   const exchange = new Exchange({
     socket,
     parser: new ResponseParser(),
-    request: { method: "GET", headers: new Headers(), body: null, signal: AbortSignal.timeout(10_000) },
+    request: {
+      method: "GET",
+      headers: new Headers(),
+      body: null,
+      tenant: "",
+      signal: AbortSignal.timeout(10_000),
+    },
     over() {},
   });
   const answer = `HTTP/1.1 200 OK\r\nContent-Length: 20000\r\n\r\n${"x".repeat(20_000)}`;

@@ -52,13 +52,13 @@ export class Exchange {
     this.#unparsed.push(bytes);
     this.#unparsedBytes += bytes.length;
     if (this.#isFull()) this.#options.socket.pause();
-    inTurns(this.#step);
+    inTurns(this.#step, this.#options.request.tenant);
   }
 
   /** What has come before is still parsed and given. @param how whether the server has closed it in good order */
   connectionEnded(how: "closed" | "broken"): void {
     this.#connectionEnd ??= how;
-    inTurns(this.#step);
+    inTurns(this.#step, this.#options.request.tenant);
   }
 
   readonly #abort = (): void => {
@@ -129,7 +129,7 @@ export class Exchange {
         pull: async (controller) => {
           if (this.#piece === null && this.#end === null) {
             this.#wanted = Promise.withResolvers();
-            inTurns(this.#step);
+            inTurns(this.#step, this.#options.request.tenant);
             await this.#wanted.promise;
           }
           const piece = this.#piece;

@@ -34,6 +34,8 @@ export interface OutboundRequest {
   /** The only time limit; its reason is what an aborted request rejects with. It covers the body too. */
   readonly signal: AbortSignal;
   readonly tls?: ClientIdentity | null;
+  /** In whose turns the answer is read, where answers are streamed. */
+  readonly tenant?: string;
   /** Told when the body is not needed any more, unless that never left. It may be told more than once. */
   readonly sent?: (() => void) | undefined;
 }
@@ -176,7 +178,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
   }
 
   return {
-    async request(text, { method, headers: pairs, body = null, signal, tls = null, sent }) {
+    async request(text, { method, headers: pairs, body = null, signal, tls = null, tenant = "", sent }) {
       signal.throwIfAborted();
       const target = toTarget(text);
       const headers = toHeaders(target, pairs);
@@ -185,7 +187,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
       let failure = new OutboundError("unreached", "no address");
       for (const address of addresses.slice(0, DIALS_MAX)) {
         try {
-          return await pool.send(dialUrl(target, address), { method, headers, body, signal, sent });
+          return await pool.send(dialUrl(target, address), { method, headers, body, signal, tenant, sent });
         } catch (error) {
           signal.throwIfAborted();
           const code = errorCode(error);

@@ -42,7 +42,7 @@ describe("a streamed answer", () => {
       const response = await post(url);
       const parts: Uint8Array[] = [];
       const reading = (async () => {
-        for await (const part of decodedBody(response, 100)) parts.push(part);
+        for await (const part of decodedBody(response, { maxBytes: 100 })) parts.push(part);
       })();
       const error = await reading.catch((failed: unknown) => failed);
       return [error instanceof OutboundError && error.kind, `${Buffer.concat(parts)}`];
@@ -110,7 +110,7 @@ describe("a streamed answer", () => {
     };
     setImmediate(turn);
     const pieces: number[] = [];
-    for await (const piece of decodedBody(response, CHUNKS)) pieces.push(piece.length);
+    for await (const piece of decodedBody(response, { maxBytes: CHUNKS })) pieces.push(piece.length);
     isOver = true;
     expect(pieces.reduce((sum, length) => sum + length)).toBe(CHUNKS);
     // Not one for each chunk, and not one for all.

@@ -16,6 +16,8 @@ export interface TransportRequest {
   readonly headers: Headers;
   readonly body: Uint8Array | null;
   readonly signal: AbortSignal;
+  /** In whose turns the answer is read. */
+  readonly tenant: string;
   /** Told when the body is not needed any more: it has left, or never will. It may be told more than once. */
   readonly sent?: (() => void) | undefined;
 }
@@ -63,7 +65,7 @@ export function openFetchTransport({ serverName, ca, client }: TransportOptions)
     },
   });
   return {
-    async send(url, { sent, ...request }) {
+    async send(url, { sent, tenant: _, ...request }) {
       try {
         const response = await session.fetch(url, {
           ...request,

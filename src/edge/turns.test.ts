@@ -17,7 +17,7 @@ test("however much there is to do, others get their turn after a few steps, and 
       done.push(name);
       if (--left === 0 && done.length === 24) resolve();
       return left > 0;
-    });
+    }, "one");
   }
   let turns = 0;
   const turn = () => {
@@ -44,7 +44,7 @@ test("steps that cost nothing give others a turn as well", async () => {
   inTurns(() => {
     if (--left === 0) resolve();
     return left > 0;
-  });
+  }, "one");
   await promise;
   expect(turns).toBeGreaterThan(100);
 });
@@ -55,8 +55,25 @@ test("a step that is asked for twice is done once", async () => {
     times++;
     return false;
   };
-  inTurns(step);
-  inTurns(step);
+  inTurns(step, "one");
+  inTurns(step, "one");
   await new Promise((resolve) => setImmediate(() => setImmediate(resolve)));
   expect(times).toBe(1);
+});
+
+test("a tenant with many streams gets no more turns than one with one", async () => {
+  const done: string[] = [];
+  const { promise, resolve } = Promise.withResolvers<void>();
+  const stream = (tenant: string, steps: number) => {
+    let left = steps;
+    inTurns(() => {
+      done.push(tenant);
+      if (tenant === "few" && left === 1) resolve();
+      return --left > 0;
+    }, tenant);
+  };
+  for (let count = 0; count < 200; count++) stream("many", 50);
+  stream("few", 20);
+  await promise;
+  expect(done.filter((tenant) => tenant === "many").length).toBeLessThanOrEqual(21);
 });

@@ -1,5 +1,7 @@
 // What others send is worked on step by step, and all such work together takes a few milliseconds of a turn of the event
-// loop: whoever sends much, or makes much work by little, keeps nobody else waiting.
+// loop: whoever sends much, or makes much work by little, keeps nobody else waiting. The steps are shared out by tenant
+// first, for one may have any number of streams.
+import { createRoundRobin } from "../core/round-robin.ts";
 
 const TURN_MS = 4;
 /** What follows a step, up to the write to a caller, comes after the turn and may cost more than it did. */
@@ -8,17 +10,17 @@ const STEPS_MAX = 8;
 /** Gives whether there is more to do at once. */
 type Step = () => boolean;
 
-const waiting = new Set<Step>();
+const waiting = createRoundRobin<Step>();
 let isScheduled = false;
 
-/** Does this step in one of the next turns, and again until it gives false: one of each in turn. */
-export function inTurns(step: Step): void {
-  waiting.add(step);
+/** Does this step in one of the next turns, and again until it gives false: one of each tenant in turn. */
+export function inTurns(step: Step, tenant: string): void {
+  waiting.add(tenant, step);
   schedule();
 }
 
 /** Resolves when the last step has been done. Rejects with what a step throws. */
-export function doneInTurns(step: Step): Promise<void> {
+export function doneInTurns(step: Step, tenant: string): Promise<void> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   inTurns(() => {
     try {
@@ -28,7 +30,7 @@ export function doneInTurns(step: Step): Promise<void> {
       reject(error);
     }
     return false;
-  });
+  }, tenant);
   return promise;
 }
 
@@ -43,10 +45,9 @@ function takeTurn(): void {
   const until = performance.now() + TURN_MS;
   try {
     for (let steps = 0; steps < STEPS_MAX && performance.now() < until; steps++) {
-      const [step] = waiting;
-      if (step === undefined) break;
-      waiting.delete(step);
-      if (step()) waiting.add(step);
+      const next = waiting.next();
+      if (next === undefined) break;
+      if (next.item()) waiting.add(next.tenant, next.item);
     }
   } finally {
     // A step that throws takes no other one along.

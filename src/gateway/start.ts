@@ -7,6 +7,7 @@ import { WAIT_SECONDS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
 import { COMMIT, VERSION } from "../core/version.ts";
 import { pseudonymOf } from "../core/via.ts";
+import { createDecoderShare, type DecoderShare } from "../edge/decoder-share.ts";
 import { createEdge, type Edge, routes } from "../edge/http.ts";
 import { fetchDocument, fetchJson } from "../edge/json.ts";
 import { type Listener, listen } from "../edge/listener.ts";
@@ -102,7 +103,7 @@ export async function startGateway(
   const keyring = await openKeyring(store, masterKey, store.clock);
   // The issuer and the vault are the operator's own, wherever they are.
   const trusted = createOutbound({ allow: parseAllowList([]), extraCa: options.extraCa, trusted: true });
-  const parts = { options, store, keyring, trusted, log };
+  const parts = { options, store, keyring, trusted, decoders: createDecoderShare(), log };
   const { dispatcher, settler, streaming, endings, policy, receipts, refusals, comparing, app } =
     await composeGateway(parts);
   const identity = createIdentity({
@@ -154,6 +155,7 @@ interface Parts {
   readonly store: Store;
   readonly keyring: Keyring;
   readonly trusted: Outbound;
+  readonly decoders: DecoderShare;
   readonly log: Log;
 }
 
@@ -255,7 +257,7 @@ function secretSources({ options, store, keyring, trusted }: Parts): ResolverDep
   };
 }
 
-type StreamingParts = Pick<Parts, "options" | "store" | "keyring" | "log"> &
+type StreamingParts = Pick<Parts, "options" | "store" | "keyring" | "decoders" | "log"> &
   Pick<AdmitStreamOptions, "claims"> &
   Pick<StreamsDeps, "resolveCredential" | "ended"> & {
     readonly checks: Omit<AdmitStreamOptions, "claims" | "takePlace" | "owedPlace" | "stopping">;
@@ -303,9 +305,10 @@ function composeStreaming(parts: StreamingParts) {
   };
 }
 
-function upstreamPool({ options, log }: Parts) {
+function upstreamPool({ options, decoders, log }: Parts) {
   return createPool({
     size: options.workers,
+    decoders,
     log,
     settings: {
       upstream_timeout_ms: options.upstreamTimeoutMs,

@@ -3,6 +3,7 @@ import { type JobParts, LOOPBACK, makeJob } from "../../../test/support/jobs.ts"
 import { startRawUpstream, startUpstream, type Upstream } from "../../../test/support/upstream.ts";
 import { parseAllowList } from "../../core/host.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
+import { createDecoderShare } from "../../edge/decoder-share.ts";
 import { createOutbound, type Outbound, OutboundError } from "../../edge/outbound.ts";
 import { callHttp, runCall } from "./call.ts";
 import type { WorkerSettings } from "./job.ts";
@@ -18,11 +19,12 @@ function keep<T extends Upstream>(upstream: T): T {
 
 const never = new AbortController().signal;
 const memory = createMemory(1, LOOPBACK.max_response_bytes);
+const decoders = createDecoderShare();
 
 function call(url: string, parts: JobParts = {}, settings: Partial<WorkerSettings> = {}, cancel = never) {
   const whole = { ...LOOPBACK, ...settings };
   const outbound = createOutbound({ allow: parseAllowList(whole.allow_hosts), extraCa: null });
-  return runCall(makeJob(url, parts), { outbound, settings: whole, memory }, cancel, callHttp);
+  return runCall(makeJob(url, parts), { outbound, settings: whole, memory, decoders }, cancel, callHttp);
 }
 
 function text(bytes: Uint8Array | null): string | null {
@@ -199,7 +201,7 @@ describe("a call that can't be sent", () => {
     };
     const outcome = await runCall(
       makeJob(upstream.url),
-      { outbound: flaky, settings: LOOPBACK, memory },
+      { outbound: flaky, settings: LOOPBACK, memory, decoders },
       never,
       callHttp,
     );

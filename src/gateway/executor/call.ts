@@ -5,6 +5,9 @@ import { CLAIM_BELIEVED_MS, isWallOlder } from "../../core/age.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import type { ErrorClass } from "../../core/states.ts";
 import { readBody } from "../../edge/body.ts";
+import { Undecodable } from "../../edge/codings.ts";
+import type { DecodedFor } from "../../edge/decode.ts";
+import type { DecoderShare } from "../../edge/decoder-share.ts";
 import { type Outbound, OutboundError } from "../../edge/outbound.ts";
 import { requestSafely } from "../../edge/retry.ts";
 import { type BodyDigest, bodyDigest } from "./digest.ts";
@@ -20,6 +23,7 @@ export interface CallContext {
   readonly trace: Trace;
   /** The memory for what is kept of the answer. */
   readonly hold: Hold;
+  readonly decodedFor: DecodedFor;
 }
 
 /** What all calls of a worker share. */
@@ -27,6 +31,7 @@ export interface Upstreams {
   readonly outbound: Outbound;
   readonly settings: WorkerSettings;
   readonly memory: Memory;
+  readonly decoders: DecoderShare;
 }
 
 export interface UpstreamRequest {
@@ -55,7 +60,7 @@ const HEADER_VALUE = /^[\t\x20-\x7e\x80-\xff]*$/;
  */
 export async function runCall(
   job: Job,
-  { outbound, settings, memory }: Upstreams,
+  { outbound, settings, memory, decoders }: Upstreams,
   cancel: AbortSignal,
   call: (job: Job, context: CallContext) => Promise<Outcome>,
 ): Promise<Outcome> {
@@ -72,7 +77,9 @@ export async function runCall(
     if (job.claim_seen_at !== null && isWallOlder(job.claim_seen_at, CLAIM_BELIEVED_MS)) {
       return { ...lostCall("the claim is too old to be believed"), is_stale: true };
     }
-    return await call(job, { outbound, settings, signal: stop.signal, trace, hold });
+    const { signal } = stop;
+    const decodedFor = decodedForCall(decoders, job.tenant, job.agent_id, signal);
+    return await call(job, { outbound, settings, signal, trace, hold, decodedFor });
   } catch (error) {
     return judgeFailure(error, stop.signal, trace);
   } finally {
@@ -82,6 +89,22 @@ export async function runCall(
   }
 }
 
+/**
+ * What decoders need is taken before any of the body is kept, and that with nothing held: so nobody waits in a circle.
+ *
+ * @param signal ends a wait
+ */
+export function decodedForCall(
+  decoders: DecoderShare,
+  tenant: string,
+  agentId: string,
+  signal: AbortSignal,
+): DecodedFor {
+  const take: DecodedFor["memory"]["take"] = (bytes, closing) =>
+    decoders.take(tenant, agentId, bytes, AbortSignal.any([closing, signal]));
+  return { tenant, memory: { take } };
+}
+
 function judgeFailure(error: unknown, signal: AbortSignal, trace: Trace): Outcome {
   const now = performance.now();
   if (signal.aborted) {
@@ -89,6 +112,7 @@ function judgeFailure(error: unknown, signal: AbortSignal, trace: Trace): Outcom
     return failed(trace, isTimeout ? "timeout" : "cancelled", isTimeout ? "deadline" : "cancelled", now);
   }
   if (error instanceof CallError) return failed(trace, error.errorClass, error.message, now);
+  if (error instanceof Undecodable) return failed(trace, "internal", error.message, now);
   if (!(error instanceof OutboundError)) {
     // Only the name: the message of an unforeseen error may quote a header.
     return failed(trace, "internal", error instanceof Error ? error.name : "unknown error", now);
@@ -158,6 +182,7 @@ export async function readStart(
     maxBytes: context.settings.max_response_bytes,
     captureBytes,
     grow: context.hold.grow,
+    decodedFor: context.decodedFor,
     ...(digest !== null && { beyond: digest.beyond }),
   });
   context.trace.resp_size = body.size;

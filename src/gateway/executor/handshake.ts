@@ -4,7 +4,14 @@
 
 import { encodeRpc, findAnswer } from "../../core/jsonrpc.ts";
 import { VERSION } from "../../core/version.ts";
-import { type CallContext, credentialHeader, readStart, send, type Upstreams } from "./call.ts";
+import {
+  type CallContext,
+  credentialHeader,
+  decodedForCall,
+  readStart,
+  send,
+  type Upstreams,
+} from "./call.ts";
 import { newTrace } from "./outcome.ts";
 import type { Opened, SessionTarget, SessionWire } from "./sessions.ts";
 import { isEventStream, readStreamAnswer } from "./stream.ts";
@@ -37,7 +44,7 @@ export interface McpWire extends SessionWire {
   abandon(target: SessionTarget, session: Opened, requestId: string): Promise<void>;
 }
 
-export function createMcpWire({ outbound, settings, memory }: Upstreams): McpWire {
+export function createMcpWire({ outbound, settings, memory, decoders }: Upstreams): McpWire {
   /** Runs a step that no call's own deadline covers. One URL counts as one agent. */
   async function within<T>(
     timeoutMs: number,
@@ -46,12 +53,13 @@ export function createMcpWire({ outbound, settings, memory }: Upstreams): McpWir
   ): Promise<T> {
     const signal = AbortSignal.timeout(timeoutMs);
     const hold = memory.hold(tenant, url, signal);
+    const decodedFor = decodedForCall(decoders, tenant, url, signal);
     const bounded = {
       ...settings,
       max_response_bytes: Math.min(settings.max_response_bytes, INITIALIZE_BYTES_MAX),
     };
     try {
-      return await step({ outbound, settings: bounded, signal, trace: newTrace(), hold });
+      return await step({ outbound, settings: bounded, signal, trace: newTrace(), hold, decodedFor });
     } finally {
       hold.release();
     }

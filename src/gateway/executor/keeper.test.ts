@@ -1,6 +1,7 @@
 import { afterEach, expect, test } from "bun:test";
 import { LOOPBACK } from "../../../test/support/jobs.ts";
 import { silentLog } from "../../core/log.ts";
+import { createDecoderShare } from "../../edge/decoder-share.ts";
 import { createKeeper, type Keeper } from "./keeper.ts";
 
 const SLOW_TO_CLOSE = new URL("../../../test/support/slow-to-close-worker.ts", import.meta.url).href;
@@ -23,11 +24,15 @@ function start() {
     });
     return worker;
   };
-  const keeper = createKeeper({ kind: "start", settings: LOOPBACK, workers: 1 }, silentLog, spawn, {
-    onReady: () => turns[readied++]?.resolve(),
-    onResults: () => {},
-    onDeath: () => {},
-  });
+  const keeper = createKeeper(
+    { kind: "start", settings: LOOPBACK, workers: 1 },
+    { decoders: createDecoderShare(), log: silentLog, spawn },
+    {
+      onReady: () => turns[readied++]?.resolve(),
+      onResults: () => {},
+      onDeath: () => {},
+    },
+  );
   open.push(keeper);
   return { keeper, ready: turns.map(({ promise }) => promise), sessionsClosed: () => isClosed };
 }

@@ -1,5 +1,7 @@
 // Keeps one worker alive: starts it, replaces it when it dies, and slows down when deaths follow one another.
 import type { Log } from "../../core/log.ts";
+import type { DecoderShare } from "../../edge/decoder-share.ts";
+import { createLender } from "./loans.ts";
 import type { FromWorker, Result, Start, ToWorker } from "./messages.ts";
 
 export interface KeeperEvents {
@@ -25,7 +27,14 @@ const PAUSE_MS_MIN = 50;
 const PAUSE_MS_MAX = 5000;
 const CLOSE_TIMEOUT_MS = 3000;
 
-export function createKeeper(start: Start, log: Log, spawn: () => Worker, events: KeeperEvents): Keeper {
+export interface KeeperOptions {
+  readonly decoders: DecoderShare;
+  readonly log: Log;
+  readonly spawn: () => Worker;
+}
+
+export function createKeeper(start: Start, options: KeeperOptions, events: KeeperEvents): Keeper {
+  const { decoders, log, spawn } = options;
   let worker: Worker | null = null;
   let isReady = false;
   let isClosed = false;
@@ -36,31 +45,21 @@ export function createKeeper(start: Start, log: Log, spawn: () => Worker, events
   /** Made by close(), so that no earlier death has settled it. */
   let closed: PromiseWithResolvers<void> | null = null;
 
+  const lender = createLender(decoders, (ids) => worker?.postMessage({ kind: "granted", ids }));
+
   function launch(): void {
     spawnedAt = performance.now();
     try {
-      worker = listen(spawn());
+      const next = spawn();
+      worker = listenTo(next, log, {
+        message: (message) => next === worker && receive(message),
+        closed: () => next === worker && bury(),
+      });
       worker.postMessage(start);
     } catch (error) {
       log.error("worker not started", { error });
       bury();
     }
-  }
-
-  /**
-   * An uncaught error fires `error`, then `close`; process.exit and terminate() fire `close` alone (measured,
-   * from source and compiled). A message that can't be read has lost outcomes, so its worker goes too.
-   */
-  function listen(next: Worker): Worker {
-    next.onmessage = ({ data }: MessageEvent<FromWorker>) => {
-      if (next === worker) receive(data);
-    };
-    next.onmessageerror = () => next.terminate();
-    next.onerror = (event) => log.error("worker failed", { message: event.message });
-    next.addEventListener("close", () => {
-      if (next === worker) bury();
-    });
-    return next;
   }
 
   function receive(message: FromWorker): void {
@@ -72,6 +71,9 @@ export function createKeeper(start: Start, log: Log, spawn: () => Worker, events
       case "done":
         events.onResults(message.results);
         break;
+      case "loans":
+        lender.asked(message.requests);
+        break;
       case "closed":
         closed?.resolve();
         break;
@@ -80,6 +82,7 @@ export function createKeeper(start: Start, log: Log, spawn: () => Worker, events
 
   function bury(): void {
     worker = null;
+    lender.clear();
     failedStarts = isReady ? 0 : failedStarts + 1;
     isReady = false;
     closed?.resolve();
@@ -119,4 +122,20 @@ export function createKeeper(start: Start, log: Log, spawn: () => Worker, events
       last.terminate();
     },
   };
+}
+
+/**
+ * An uncaught error fires `error`, then `close`; process.exit and terminate() fire `close` alone (measured,
+ * from source and compiled). A message that can't be read has lost outcomes, so its worker goes too.
+ */
+function listenTo(
+  worker: Worker,
+  log: Log,
+  told: { message(message: FromWorker): void; closed(): void },
+): Worker {
+  worker.onmessage = ({ data }: MessageEvent<FromWorker>) => told.message(data);
+  worker.onmessageerror = () => worker.terminate();
+  worker.onerror = (event) => log.error("worker failed", { message: event.message });
+  worker.addEventListener("close", () => told.closed());
+  return worker;
 }

@@ -9,6 +9,7 @@ import {
   type Upstream,
 } from "../../../test/support/upstream.ts";
 import { parseAllowList } from "../../core/host.ts";
+import { createDecoderShare } from "../../edge/decoder-share.ts";
 import { createOutbound } from "../../edge/outbound.ts";
 import { runCall } from "./call.ts";
 import type { Outcome, WorkerSettings } from "./job.ts";
@@ -31,7 +32,8 @@ function keep<T extends { stop(): Promise<void> }>(part: T): T {
 function client(settings: Partial<WorkerSettings> = {}) {
   const whole = { ...LOOPBACK, ...settings };
   const outbound = createOutbound({ allow: parseAllowList(whole.allow_hosts), extraCa: null });
-  const upstreams = { outbound, settings: whole, memory: createMemory(1, whole.max_response_bytes) };
+  const memory = createMemory(1, whole.max_response_bytes);
+  const upstreams = { outbound, settings: whole, memory, decoders: createDecoderShare() };
   const mcp = createMcp(upstreams);
   keep({ stop: mcp.close });
   return {

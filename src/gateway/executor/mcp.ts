@@ -116,6 +116,8 @@ async function callInSession(
   Object.assign(trace, { upstream_status: null, response_content_type: null, resp_size: null });
   const renewed = await unlessStopped(sessions.renew(key, target, known, first.refusal === 404), signal);
   if (renewed === null || isSameForServer(plain, known, renewed)) return first.outcome;
+  // What decoders need is taken with nothing held.
+  context.hold.release();
   return (await attemptOn(renewed)).outcome;
 }
 

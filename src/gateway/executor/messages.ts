@@ -1,6 +1,7 @@
 // What the pool and its workers say to each other. One message per turn each way: the cost of a message is per
 // message, not per job.
 import type { Job, Outcome, WorkerSettings } from "./job.ts";
+import type { LoanRequests } from "./loans.ts";
 
 export interface Start {
   readonly kind: "start";
@@ -12,6 +13,8 @@ export interface Start {
 export type ToWorker =
   | Start
   | { readonly kind: "work"; readonly jobs: readonly Job[]; readonly cancel: readonly string[] }
+  /** What decoders may hold now. */
+  | { readonly kind: "granted"; readonly ids: readonly number[] }
   /** Close the sessions, then say so. */
   | { readonly kind: "close" };
 
@@ -23,6 +26,7 @@ export interface Result {
 export type FromWorker =
   | { readonly kind: "ready" }
   | { readonly kind: "done"; readonly results: readonly Result[] }
+  | { readonly kind: "loans"; readonly requests: LoanRequests }
   | { readonly kind: "closed" };
 
 /** From here on moving a buffer beats copying it. */

@@ -3,6 +3,7 @@ import { LOOPBACK, makeJob } from "../../../test/support/jobs.ts";
 import { startMcpServer } from "../../../test/support/mcp-servers.ts";
 import { startRecordingProxy, startUpstream } from "../../../test/support/upstream.ts";
 import { silentLog } from "../../core/log.ts";
+import { createDecoderShare } from "../../edge/decoder-share.ts";
 import type { WorkerSettings } from "./job.ts";
 import { createPool, type Pool } from "./pool.ts";
 
@@ -18,7 +19,12 @@ function keep<T extends { stop(): Promise<void> }>(part: T): T {
 }
 
 function pool(size = 1, settings: Partial<WorkerSettings> = {}): Pool {
-  const made = createPool({ size, settings: { ...LOOPBACK, ...settings }, log: silentLog });
+  const made = createPool({
+    size,
+    settings: { ...LOOPBACK, ...settings },
+    decoders: createDecoderShare(),
+    log: silentLog,
+  });
   open.push(made.close);
   return made;
 }
@@ -28,6 +34,7 @@ const FRAGILE = new URL("../../../test/support/fragile-worker.ts", import.meta.u
 function fragilePool(size = 1, script: () => string = () => FRAGILE): Pool {
   const made = createPool({
     size,
+    decoders: createDecoderShare(),
     settings: LOOPBACK,
     log: silentLog,
     spawn: () => new Worker(script()),
@@ -190,6 +197,7 @@ describe("a worker that is stuck", () => {
   function impatientPool(upstream_timeout_ms: number): Pool {
     const made = createPool({
       size: 1,
+      decoders: createDecoderShare(),
       settings: { ...LOOPBACK, upstream_timeout_ms },
       log: silentLog,
       spawn: () => new Worker(FRAGILE),

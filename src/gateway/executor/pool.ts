@@ -2,6 +2,7 @@
 // A worker that dies is replaced; what it was running ends `internal`, since nobody can know whether the
 // upstream saw it, and nothing is sent twice.
 import type { Log } from "../../core/log.ts";
+import type { DecoderShare } from "../../edge/decoder-share.ts";
 import type { Job, Outcome, WorkerSettings } from "./job.ts";
 import { lostCall } from "./outcome.ts";
 import { createSlot, type Slot } from "./slot.ts";
@@ -21,6 +22,8 @@ export interface PoolOptions {
   /** Workers. */
   readonly size: number;
   readonly settings: WorkerSettings;
+  /** The memory that the decoders of all workers share with those of other threads. */
+  readonly decoders: DecoderShare;
   readonly log: Log;
   /** For tests: makes the thread. */
   readonly spawn?: () => Worker;
@@ -42,9 +45,9 @@ function spawnWorker(): Worker {
 }
 
 export function createPool(options: PoolOptions): Pool {
-  const { size, settings, log, spawn = spawnWorker, graceMs = GRACE_MS } = options;
+  const { size, settings, decoders, log, spawn = spawnWorker, graceMs = GRACE_MS } = options;
   const slots = Array.from({ length: size }, () =>
-    createSlot({ settings, workers: size, log, spawn, graceMs }),
+    createSlot({ settings, workers: size, decoders, log, spawn, graceMs }),
   );
   /** Where a job runs, for the cancel. */
   const slotOf = new Map<string, Slot>();

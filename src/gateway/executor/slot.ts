@@ -1,6 +1,7 @@
 // One place of the pool: a worker and the jobs it has. A job is handed over only to a worker that has said it
 // is ready, so a job that waits here has certainly not run.
 import type { Log } from "../../core/log.ts";
+import type { DecoderShare } from "../../edge/decoder-share.ts";
 import type { Job, Outcome, WorkerSettings } from "./job.ts";
 import { createKeeper } from "./keeper.ts";
 import { detached, transferable } from "./messages.ts";
@@ -25,6 +26,7 @@ export interface SlotOptions {
   readonly settings: WorkerSettings;
   /** In the whole pool. */
   readonly workers: number;
+  readonly decoders: DecoderShare;
   readonly log: Log;
   readonly spawn: () => Worker;
   /** How long after its deadline a job's outcome may be late before the worker counts as stuck. */
@@ -36,7 +38,8 @@ const FAILED_STARTS_MAX = 5;
 
 const TICKS_PER_GRACE = 30;
 
-export function createSlot({ settings, workers, log, spawn, graceMs }: SlotOptions): Slot {
+export function createSlot(options: SlotOptions): Slot {
+  const { settings, workers, log, graceMs } = options;
   let waiting = new Map<string, Pending>();
   const running = new Map<string, Pending>();
   let cancels: string[] = [];
@@ -48,7 +51,7 @@ export function createSlot({ settings, workers, log, spawn, graceMs }: SlotOptio
   const watchdog = setInterval(watch, graceMs / TICKS_PER_GRACE);
   watchdog.unref();
 
-  const keeper = createKeeper({ kind: "start", settings, workers }, log, spawn, {
+  const keeper = createKeeper({ kind: "start", settings, workers }, options, {
     onReady: flushSoon,
     onResults(results) {
       for (const { id, outcome } of results) {

@@ -2,6 +2,7 @@ import { expect, test } from "bun:test";
 import fc from "fast-check";
 import { LOOPBACK } from "../../../test/support/jobs.ts";
 import { parseAllowList } from "../../core/host.ts";
+import { NOBODY } from "../../edge/decode.ts";
 import { createOutbound } from "../../edge/outbound.ts";
 import { createMemory } from "./memory.ts";
 import { newTrace } from "./outcome.ts";
@@ -41,6 +42,7 @@ async function read(chunks: readonly Uint8Array[]) {
     signal,
     hold: createMemory(1, LOOPBACK.max_response_bytes).hold("acme", "agt_1", signal),
     trace: newTrace(),
+    decodedFor: NOBODY,
   };
   const body = new ReadableStream<Uint8Array>({
     start(controller) {

@@ -2,7 +2,8 @@
 // Progress, notifications and requests of the server come before it and are passed over.
 import { createParser } from "eventsource-parser";
 import { findAnswer, type RpcAnswer } from "../../core/jsonrpc.ts";
-import { BodyTooLarge, decodedBody } from "../../edge/body.ts";
+import { decodedBody } from "../../edge/body.ts";
+import { BodyTooLarge } from "../../edge/decode.ts";
 import { type CallContext, CallError, tooLarge } from "./call.ts";
 
 export interface StreamAnswer extends RpcAnswer {
@@ -26,8 +27,8 @@ export async function readStreamAnswer(
   response: Response,
   wireId: string,
 ): Promise<StreamAnswer> {
-  const { settings, trace, hold } = context;
-  const reader = decodedBody(response, settings.max_response_bytes).getReader();
+  const { settings, trace, hold, decodedFor } = context;
+  const reader = decodedBody(response, { maxBytes: settings.max_response_bytes, decodedFor }).getReader();
   const decoder = new TextDecoder();
   const encoder = new TextEncoder();
   let answer: StreamAnswer | null = null;

@@ -4,6 +4,7 @@ import { parseAllowList } from "../../core/host.ts";
 import { createOutbound } from "../../edge/outbound.ts";
 import { callHttp, runCall } from "./call.ts";
 import type { Job, WorkerSettings } from "./job.ts";
+import { type Borrower, createBorrower } from "./loans.ts";
 import { createMcp } from "./mcp.ts";
 import { createMemory } from "./memory.ts";
 import { detached, type FromWorker, type Result, type ToWorker, transferable } from "./messages.ts";
@@ -11,6 +12,7 @@ import { detached, type FromWorker, type Result, type ToWorker, transferable } f
 declare const self: Worker;
 
 interface Caller {
+  readonly decoders: Borrower;
   take(jobs: readonly Job[], cancel: readonly string[]): void;
   /** Stops the calls, then closes the sessions. Never rejects. */
   close(): Promise<void>;
@@ -26,7 +28,8 @@ function createCaller(settings: WorkerSettings, workers: number): Caller {
     extraCa: settings.extra_ca,
   });
   const memory = createMemory(workers, settings.max_response_bytes);
-  const upstreams = { outbound, settings, memory };
+  const decoders = createBorrower((requests) => post({ kind: "loans", requests }));
+  const upstreams = { outbound, settings, memory, decoders };
   const mcp = createMcp(upstreams);
   const running = new Map<string, AbortController>();
   let results: Result[] = [];
@@ -48,6 +51,7 @@ function createCaller(settings: WorkerSettings, workers: number): Caller {
   }
 
   return {
+    decoders,
     take(jobs, cancel) {
       for (const job of jobs) void run(job);
       for (const id of cancel) running.get(id)?.abort();
@@ -69,6 +73,9 @@ self.onmessage = ({ data }: MessageEvent<ToWorker>) => {
       break;
     case "work":
       caller?.take(data.jobs, data.cancel);
+      break;
+    case "granted":
+      caller?.decoders.granted(data.ids);
       break;
     case "close":
       void caller?.close().then(() => post({ kind: "closed" }));

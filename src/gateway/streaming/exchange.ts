@@ -3,6 +3,9 @@
 import { Fault, type FaultKind } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import type { ErrorClass } from "../../core/states.ts";
+import { Undecodable } from "../../edge/codings.ts";
+import type { DecodedFor } from "../../edge/decode.ts";
+import type { DecoderShare } from "../../edge/decoder-share.ts";
 import { type Outbound, OutboundError } from "../../edge/outbound.ts";
 import { BODILESS } from "../../edge/response-parser.ts";
 import { requestSafely } from "../../edge/retry.ts";
@@ -11,17 +14,20 @@ import type { Budget } from "./budget.ts";
 import type { Course, Stop } from "./course.ts";
 import { filterEvents, filterJson, HELD_BYTES_MAX } from "./filter.ts";
 import { answerHeaders } from "./headers.ts";
-import { type Ended, relayBody } from "./relay.ts";
+import { decodedChunks, type Ended, relayBody } from "./relay.ts";
 import type { OpenedRequest } from "./service.ts";
 import type { Tally } from "./tally.ts";
 
 /** After so much silence an event stream opens with a comment: see relay.ts. */
 const FIRST_COMMENT_MS = 50;
+/** For the memory that the answer's encoding takes. */
+const DECODER_WAIT_MS = 10_000;
 
 export interface ExchangeDeps {
   readonly log: Log;
   readonly outbound: Outbound;
   readonly filterMemory: Budget;
+  readonly decoders: DecoderShare;
   resolveCredential(tenant: string, ref: string): Promise<ResolvedCredential>;
 }
 
@@ -72,7 +78,8 @@ export async function headOf(
   if (!(await unlessStopped(isOurs(), signal))) throw new EndedElsewhere("ended elsewhere");
   tally.dialled();
   const headers = [...opened.headers, ...own, ...credential];
-  const response = await requestSafely(deps.outbound, opened.url, { method, headers, body, signal, sent });
+  const { url, tenant } = opened;
+  const response = await requestSafely(deps.outbound, url, { method, headers, body, signal, tenant, sent });
   tally.head(response);
   return response;
 }
@@ -109,16 +116,21 @@ async function unlessStopped<T>(work: Promise<T>, signal: AbortSignal): Promise<
 
 /** The answer as it goes on to the caller. */
 export async function answerOf(
-  { filterMemory }: ExchangeDeps,
+  { filterMemory, decoders }: ExchangeDeps,
   exchange: Exchange,
   response: Response,
 ): Promise<Response> {
-  const { course, tally, commentMs, told, method, ended } = exchange;
+  const { opened, course, tally, commentMs, told, method, ended } = exchange;
   const { status } = response;
   const headers = answerHeaders(response, told, method === "GET");
   const isEvents = isEventStream(response);
+  const chunks = await decodedChunks(response, {
+    course,
+    decodedFor: decodedForExchange(decoders, opened),
+    isEvents,
+  });
   const body = relayBody({
-    response,
+    chunks,
     course,
     filter: filterOf(exchange, filterMemory, response.ok, isEvents),
     comments: isEvents ? { firstMs: FIRST_COMMENT_MS, nextMs: commentMs } : null,
@@ -131,6 +143,24 @@ export async function answerOf(
   return new Response(null, { status, headers });
 }
 
+/** @throws Undecodable when there is no memory in time: the caller waits for its head meanwhile */
+function decodedForExchange(decoders: DecoderShare, { tenant, agentId }: OpenedRequest): DecodedFor {
+  return {
+    tenant,
+    memory: {
+      async take(bytes, closing) {
+        const signal = AbortSignal.any([closing, AbortSignal.timeout(DECODER_WAIT_MS)]);
+        try {
+          return await decoders.take(tenant, agentId, bytes, signal);
+        } catch (error) {
+          closing.throwIfAborted();
+          throw new Undecodable("no memory for its encoding in time", { cause: error });
+        }
+      },
+    },
+  };
+}
+
 function isEventStream(response: Response): boolean {
   return /^\s*text\/event-stream\s*(;|$)/i.test(response.headers.get("content-type") ?? "");
 }
@@ -141,7 +171,8 @@ function filterOf(
   isOk: boolean,
   isEvents: boolean,
 ) {
-  const options = { bytesMax: HELD_BYTES_MAX, memory: memory(opened.tenant) };
+  const { tenant } = opened;
+  const options = { bytesMax: HELD_BYTES_MAX, memory: memory(tenant), tenant };
   const denied = isOk ? isDenied : null;
   // Comments come between events, so those pass whole where there are any.
   if (isEvents && (denied ?? commentMs) !== null) return filterEvents({ ...options, isDenied: denied });
@@ -186,6 +217,10 @@ export function nothingOf(error: unknown, signal: AbortSignal): Nothing {
     }
     const message = "the upstream's address is not allowed";
     return { errorClass: "ssrf_blocked", detail, kind: "bad_gateway", message };
+  }
+  if (error instanceof Undecodable) {
+    const message = "the upstream's answer can't be decoded";
+    return { errorClass: "internal", detail: error.message, kind: "bad_gateway", message };
   }
   if (error instanceof Fault) {
     return { errorClass: "internal", detail: error.message, kind: error.kind, message: error.message };

@@ -19,6 +19,7 @@ const options = (fields: Partial<FilterOptions> = {}): FilterOptions => ({
   isDenied: (tool) => tool === "bad",
   bytesMax: 1000,
   memory: memoryOf(10_000),
+  tenant: "acme",
   ...fields,
 });
 const list = (...names: string[]) =>

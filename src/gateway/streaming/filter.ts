@@ -15,6 +15,8 @@ export interface FilterOptions {
   readonly bytesMax: number;
   /** What all bodies and events of a tenant that are held may take together. */
   readonly memory: Share;
+  /** In whose turns it is done. */
+  readonly tenant: string;
 }
 
 export const HELD_BYTES_MAX = 16 * 1024 * 1024;
@@ -89,7 +91,7 @@ export interface EventFilterOptions extends Omit<FilterOptions, "isDenied"> {
 export function filterEvents({ isDenied, ...options }: EventFilterOptions): (chunks: Chunks) => Chunks {
   return (chunks) => {
     const whole = wholeEvents(chunks, options);
-    return isDenied === null ? whole : rewrittenEvents(whole, isDenied);
+    return isDenied === null ? whole : rewrittenEvents(whole, isDenied, options.tenant);
   };
 }
 
@@ -117,7 +119,7 @@ async function* wholeEvents(chunks: Chunks, options: Omit<FilterOptions, "isDeni
   }
 }
 
-async function* rewrittenEvents(pieces: Chunks, isDenied: IsDenied): Chunks {
+async function* rewrittenEvents(pieces: Chunks, isDenied: IsDenied, tenant: string): Chunks {
   const find = createEventFinder();
   for await (const events of pieces) {
     const passed: Uint8Array[] = [];
@@ -131,7 +133,7 @@ async function* rewrittenEvents(pieces: Chunks, isDenied: IsDenied): Chunks {
         at = end;
       }
       return at < events.length;
-    });
+    }, tenant);
     yield Buffer.concat(passed);
   }
 }

@@ -1,7 +1,7 @@
 // The headers of a streamed answer: the upstream's, but for those of its connection, those in which the gateway itself
 // speaks, and those that would speak for the gateway: to the caller about the whole origin, which is the gateway's and
 // no single upstream's, or to the proxies that stand before it.
-import { isEncoded } from "../../edge/body.ts";
+import { isEncoded } from "../../edge/codings.ts";
 
 const LEFT_BEHIND = new Set([
   "connection",
@@ -79,7 +79,7 @@ export function answerHeaders(
 ): Headers {
   const named = (response.headers.get("connection") ?? "").split(",");
   const left = new Set(named.map((name) => name.trim().toLowerCase()));
-  const decoded = isEncoded(response);
+  const decoded = isEncoded(response.headers);
   const headers = new Headers();
   for (const [name, value] of response.headers) {
     if (isLeftBehind(name) || left.has(name)) continue;

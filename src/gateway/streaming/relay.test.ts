@@ -1,15 +1,17 @@
 import { describe, expect, test } from "bun:test";
 import { connect } from "node:net";
+import { bodyChunks } from "../../edge/body.ts";
 import { startCourse } from "./course.ts";
 import { type Ended, relayBody } from "./relay.ts";
 
+const chunksOf = (response: Response) => bodyChunks(response, { maxBytes: Number.MAX_SAFE_INTEGER });
 const LIMITS = { headMs: 1000, silenceMs: 1000, callerMs: 1000 };
 
 test("a whole answer ends whole, though it is stopped while its end is being recorded", async () => {
   const course = startCourse(LIMITS, new AbortController().signal);
   const told: Ended[] = [];
   const body = relayBody({
-    response: new Response("abc"),
+    chunks: chunksOf(new Response("abc")),
     course,
     filter: null,
     comments: null,
@@ -47,7 +49,7 @@ async function receivedOf(
         { highWaterMark: 0 },
       );
       const body = relayBody({
-        response: new Response(upstream),
+        chunks: chunksOf(new Response(upstream)),
         course: startCourse(LIMITS, request.signal),
         filter: null,
         comments,

@@ -7,17 +7,18 @@
 // that begins with silence opens with a comment, which event streams have for that; other answers wait. What has been
 // taken from the stream is not sent before the event loop has turned, and a stream that errors earlier takes it along,
 // the head too. So an answer that breaks off is held open for a moment first.
-import { decodedBody } from "../../edge/body.ts";
+import { bodyChunks } from "../../edge/body.ts";
+import { isEncoded, Undecodable } from "../../edge/codings.ts";
+import type { Chunks, DecodedFor } from "../../edge/decode.ts";
 import { OutboundError } from "../../edge/outbound.ts";
 import type { Course } from "./course.ts";
 
 /** How an answer ended that had a head: `broken` by the upstream or by the course, `failed` by the gateway. */
 export type Ended = "whole" | "broken" | "failed";
 
-type Chunks = AsyncGenerator<Uint8Array, void, undefined>;
-
 export interface RelayOptions {
-  readonly response: Response;
+  /** Of the body as it is before Content-Encoding. */
+  readonly chunks: Chunks;
   readonly course: Course;
   /** Changes what passes; null for nothing. */
   readonly filter: ((chunks: Chunks) => Chunks) | null;
@@ -36,23 +37,53 @@ const FLUSH_MS = 100;
 
 const COMMENT = new TextEncoder().encode(":\n\n");
 
-async function* chunksOf(stream: ReadableStream<Uint8Array>): Chunks {
-  const reader = stream.getReader();
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    yield value;
+/** Of an answer that is encoded, how long an event stream is silent before its head is answered all the same. */
+const FIRST_WAIT_MS = 50;
+
+export interface DecodedOptions {
+  readonly course: Course;
+  readonly decodedFor: DecodedFor;
+  readonly isEvents: boolean;
+}
+
+/**
+ * The body of an answer as it is before Content-Encoding. When it is encoded, its first bytes are waited for: until
+ * there are any, the caller can still be told that they can't be had.
+ *
+ * @throws Undecodable; the reason of the signal
+ */
+export async function decodedChunks(
+  response: Response,
+  { course, decodedFor, isEvents }: DecodedOptions,
+): Promise<Chunks> {
+  const { signal } = course;
+  const chunks = bodyChunks(response, { maxBytes: Number.MAX_SAFE_INTEGER, signal, decodedFor });
+  if (!isEncoded(response.headers)) return chunks;
+  course.waitFor("upstream");
+  const first = nextOf(chunks);
+  try {
+    if (!isEvents || !(await isSilent(first, FIRST_WAIT_MS))) await first;
+  } catch (error) {
+    signal.throwIfAborted();
+    if (error instanceof Undecodable) throw error;
   }
+  return withFirst(first, chunks);
+}
+
+async function* withFirst(first: Promise<IteratorResult<Uint8Array, void>>, rest: Chunks): Chunks {
+  const { done, value } = await first;
+  if (done) return;
+  yield value;
+  yield* rest;
 }
 
 export function relayBody({
-  response,
+  chunks: decoded,
   course,
   filter,
   comments,
   ...tell
 }: RelayOptions): ReadableStream<Uint8Array> {
-  const decoded = chunksOf(decodedBody(response, Number.MAX_SAFE_INTEGER, course.signal));
   const chunks = filter === null ? decoded : filter(decoded);
   let next: Promise<IteratorResult<Uint8Array, void>> | null = null;
   let silenceMs = comments?.firstMs ?? null;

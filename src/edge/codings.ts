@@ -1,0 +1,58 @@
+// What a body is encoded with, by its Content-Encoding, and whether that is taken.
+
+export type Coding = "gzip" | "deflate" | "br" | "zstd";
+
+/** The answer came in an encoding that is understood and not taken. The message is for the log. */
+export class Undecodable extends Error {
+  override readonly name = "Undecodable";
+}
+
+/** More codings than this are nobody's honest answer: each has a decoder, and so may the bytes between two. */
+const CODINGS_MAX = 2;
+/** Nor is a longer list of them; it is looked at on every answer. */
+const LIST_CHARS_MAX = 256;
+
+const CODINGS: Readonly<Record<string, Coding>> = {
+  gzip: "gzip",
+  "x-gzip": "gzip",
+  deflate: "deflate",
+  br: "br",
+  zstd: "zstd",
+};
+
+interface Codings {
+  /** To be undone, outermost first. Empty too when one is unknown: then the body stays as it is. */
+  readonly list: readonly Coding[];
+  readonly problem: string | null;
+}
+
+const NONE: Codings = { list: [], problem: null };
+
+function read(headers: Headers): Codings {
+  const value = headers.get("content-encoding");
+  if (value === null) return NONE;
+  if (value.length > LIST_CHARS_MAX) return { list: [], problem: "a very long list of encodings" };
+  const names = value.split(",").map((name) => name.trim().toLowerCase());
+  const list: Coding[] = [];
+  for (const name of names.reverse()) {
+    if (name === "" || name === "identity") continue;
+    const coding = Object.hasOwn(CODINGS, name) ? CODINGS[name] : undefined;
+    if (coding === undefined) return NONE;
+    list.push(coding);
+  }
+  if (list.length > CODINGS_MAX) return { list, problem: `more than ${CODINGS_MAX} encodings` };
+  if (list.filter((coding) => coding === "zstd").length > 1) return { list, problem: "zstd within zstd" };
+  return { list, problem: null };
+}
+
+/** @throws Undecodable */
+export function codingsOf(headers: Headers): readonly Coding[] {
+  const { list, problem } = read(headers);
+  if (problem !== null) throw new Undecodable(problem);
+  return list;
+}
+
+/** Whether the decoded body has other bytes than were sent, so that what describes those is not true of it. */
+export function isEncoded(headers: Headers): boolean {
+  return read(headers).list.length > 0;
+}
