@@ -65,6 +65,7 @@ export interface GatewayOptions {
   readonly port: number;
   readonly dataDir: string;
   readonly databaseUrl: string | null;
+  readonly blockedMs: number;
   readonly drainMs: number;
   readonly identity: Pick<IdentityOptions, "oidc" | "claims">;
   readonly allowHosts: readonly string[];
@@ -309,6 +310,7 @@ function upstreamPool({ options, log }: Parts) {
       max_response_bytes: options.maxResponseBytes,
       allow_hosts: options.allowHosts,
       extra_ca: options.extraCa,
+      blocked_ms: options.blockedMs,
     },
   });
 }

@@ -64,18 +64,12 @@ export function createKeeper(start: Start, log: Log, spawn: () => Worker, events
   }
 
   function receive(message: FromWorker): void {
-    switch (message.kind) {
-      case "ready":
-        isReady = true;
-        events.onReady();
-        break;
-      case "done":
-        events.onResults(message.results);
-        break;
-      case "closed":
-        closed?.resolve();
-        break;
-    }
+    if (message.kind === "ready") {
+      isReady = true;
+      events.onReady();
+    } else if (message.kind === "done") events.onResults(message.results);
+    else if (message.kind === "blocked") log.warn(message.event, message.fields);
+    else closed?.resolve();
   }
 
   function bury(): void {
