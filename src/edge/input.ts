@@ -5,12 +5,11 @@ import { TypeCompiler, type ValueError, ValueErrorType } from "@sinclair/typebox
 import { Fault, invalidField } from "../core/fault.ts";
 import { readJson } from "../core/json.ts";
 import { MANAGEMENT_BODY_BYTES_MAX, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX } from "../core/limits.ts";
-import { named } from "../core/steps.ts";
 import { parseDateTime } from "../core/time.ts";
 import { during } from "../core/work.ts";
 import { scopeOf } from "./http.ts";
 import { readBytes } from "./intake.ts";
-import { inSteps } from "./steps.ts";
+import { bodyInSteps } from "./steps.ts";
 
 const JSON_TYPE = /^application\/json\s*(;|$)/i;
 
@@ -23,7 +22,12 @@ export function bodyReader<T extends TSchema>(schema: T, options: { freeField?: 
     }
     const { tenant } = scopeOf(request).caller;
     const bytes = await readBytes(request, tenant, MANAGEMENT_BODY_BYTES_MAX);
-    const value = await inSteps(named("JSON of a body", readJson(bytes, options.freeField ?? null)), tenant);
+    const value = await bodyInSteps(
+      "JSON of a body",
+      bytes,
+      readJson(bytes, options.freeField ?? null),
+      tenant,
+    );
     return during("check of a body", () => {
       if (checker.Check(value)) return value;
       throw describe(checker.Errors(value).First());

@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import { named, type Steps } from "../core/steps.ts";
 import { mostSpent } from "../core/work.ts";
-import { inSteps } from "./steps.ts";
+import { bodyInSteps, inSteps, inTurn } from "./steps.ts";
 
 function* counting(to: number, seen: number[]): Steps<string> {
   for (let at = 0; at < to; at++) {
@@ -35,4 +35,31 @@ test("steps may be named", async () => {
   mostSpent();
   expect(await inSteps(named("counting", counting(3, [])), "t")).toBe("done");
   expect(mostSpent()?.work).toBe("counting");
+});
+
+test("nothing is done at once of a large body, and all of a small one", async () => {
+  const seen: number[] = [];
+  const large = bodyInSteps("counting", new Uint8Array(20_000), counting(3, seen), "t");
+  expect(seen).toEqual([]);
+  expect(await large).toBe("done");
+  expect(seen).toEqual([0, 1, 2]);
+  void bodyInSteps("counting", new Uint8Array(10), counting(1, seen), "t");
+  expect(seen).toEqual([0, 1, 2, 0]);
+});
+
+test("pieces that can't be parted are done one after the other, with others in between", async () => {
+  let isOther = false;
+  const order: string[] = [];
+  const piece = (name: string) => () => {
+    order.push(name);
+    const until = performance.now() + 10;
+    while (performance.now() < until);
+    if (!isOther) setImmediate(() => order.push("other"));
+    isOther = true;
+    return Promise.resolve(name);
+  };
+  const done = Promise.all(["a", "b", "c"].map((name) => inTurn("holding", piece(name), "t")));
+  expect(order).toEqual([]);
+  expect(await done).toEqual(["a", "b", "c"]);
+  expect(order.indexOf("other")).toBeLessThan(order.indexOf("c"));
 });

@@ -19,12 +19,28 @@ export async function inSteps<T>(steps: Steps<T>, _tenant: string): Promise<T> {
   return step.value as T;
 }
 
-/** What was found in a body. */
-export function scanned<T>(scan: Steps<T>, tenant: string): Promise<T> {
-  return inSteps(named("scan of a body", scan), tenant);
+/** A piece of work that can't be parted, and may be long: done in a turn, with all such work. */
+export function inTurn<T>(work: string, piece: () => T, tenant: string): Promise<Awaited<T>> {
+  function* steps(): Steps<T> {
+    yield;
+    return piece();
+  }
+  return Promise.resolve(inSteps(named(work, steps()), tenant)) as Promise<Awaited<T>>;
+}
+
+/** Up to here a body is judged at once. */
+const SMALL_BYTES = 16_384;
+
+/** Steps over a body. When many large ones are here at once, their first steps would be too much for one turn. */
+export function bodyInSteps<T>(work: string, body: Uint8Array, steps: Steps<T>, tenant: string): Promise<T> {
+  function* later(): Steps<T> {
+    yield;
+    return yield* steps;
+  }
+  return inSteps(named(work, body.length > SMALL_BYTES ? later() : steps), tenant);
 }
 
 /** The SHA-256 of a body, in lower hex. */
 export function hashOf(body: Uint8Array, tenant: string): Promise<string> {
-  return inSteps(named("hash of a body", sha256Of(body)), tenant);
+  return bodyInSteps("hash of a body", body, sha256Of(body), tenant);
 }

@@ -9,7 +9,7 @@ import { Fault } from "../../core/fault.ts";
 import type { RpcProblem } from "../../core/jsonrpc.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { parseRpcMessages, type RpcMessage, type RpcMessages } from "../../core/messages.ts";
-import { scanned } from "../../edge/steps.ts";
+import { bodyInSteps } from "../../edge/steps.ts";
 import { untilStored } from "../../storage/persist.ts";
 import type { PaidHeaders, Payments } from "../payment/service.ts";
 import type { OpenedCall, OpenedConnection, Place, StreamCall, StreamRequest } from "../streaming/service.ts";
@@ -66,14 +66,14 @@ const PLAIN: StreamForm = {
 const STREAMING: Path<StreamForm> = {
   suffix: "/stream",
   anyForm: async (body, { caller }) => {
-    const parsed = await scanned(parseRpcMessages(body), caller.tenant);
+    const parsed = await bodyInSteps("scan of a body", body, parseRpcMessages(body), caller.tenant);
     return { ...PLAIN, listsTools: listsTools(parsed) };
   },
   formOf: async ({ protocol }, body, call) => (protocol === "mcp" ? messagesForm(body, call) : PLAIN),
 };
 
 async function messagesForm(body: Uint8Array, { headers, caller }: ProxyCall): Promise<StreamForm> {
-  const parsed = await scanned(parseRpcMessages(body), caller.tenant);
+  const parsed = await bodyInSteps("scan of a body", body, parseRpcMessages(body), caller.tenant);
   if (!parsed.ok) throw new Fault("invalid_request", `body: ${parsed.problem}`);
   const { messages } = parsed;
   const calls = messages.filter(({ isCall }) => isCall);

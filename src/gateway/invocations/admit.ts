@@ -3,7 +3,7 @@
 // recorded before money could move.
 import { Fault } from "../../core/fault.ts";
 import { parseRpcRequest } from "../../core/jsonrpc.ts";
-import { scanned } from "../../edge/steps.ts";
+import { bodyInSteps } from "../../edge/steps.ts";
 import type { InvocableAgent } from "../agents/service.ts";
 import type { PaidHeaders, PaymentRow, Payments } from "../payment/service.ts";
 import { type CheckOptions, checkCall, type Form, type Path, type ProxyCall } from "./checks.ts";
@@ -45,7 +45,7 @@ async function requestForm(
   body: Uint8Array,
   { headers, caller }: ProxyCall,
 ): Promise<Form> {
-  const request = await scanned(parseRpcRequest(body), caller.tenant);
+  const request = await bodyInSteps("scan of a body", body, parseRpcRequest(body), caller.tenant);
   if (!request.ok) throw new Fault("invalid_request", `body: ${request.problem}`);
   const { method, tool, protocolVersion } = request;
   const version = mcpVersion(headers) ?? protocolVersion ?? mcp_protocol_version;
