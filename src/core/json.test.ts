@@ -65,7 +65,9 @@ describe("parseJson", () => {
       strings: '"a",'.repeat(LENGTH / 4),
     };
     for (const [what, items] of Object.entries(long)) {
-      const steps = readJson(bytes(`[${items}1]`));
+      // In lists of lists, since one alone has a bound.
+      const list = `[${items.slice(0, items.indexOf(",", 8000) + 1)}1],`;
+      const steps = readJson(bytes(`[${list.repeat(LENGTH / list.length)}1]`));
       let made = 1;
       while (!steps.next().done) made++;
       // A token is a character at least, and a step is about a thousand.
@@ -82,6 +84,11 @@ describe("parseJson", () => {
     ["deep nesting", "[".repeat(70), "body: nested deeper than 64 levels"],
     ["a very deep body", "[".repeat(1_000_000), "body: nested deeper than 64 levels"],
     ["more keys than any object may have", keys(4097), "k4096: the object has more than 4096 keys"],
+    [
+      "more items than any list may have",
+      `{"x":[${"1,".repeat(8192)}1]}`,
+      "x: the list has more than 8192 items",
+    ],
     ["malformed text", '{"a":', "body: not valid JSON"],
     ["a trailing comma", '{"a":1,}', "body: not valid JSON"],
     ["an empty body", "", "body: not valid JSON"],
@@ -118,6 +125,11 @@ describe("parseJson", () => {
       "metadata: given twice",
     );
     expect(() => parseJson(bytes('{"x":{"metadata":{"a":1,"a":1}}}'), "metadata")).toThrow("a: given twice");
+    const many = (lists: number) =>
+      bytes(`{"metadata":{"x":[${`[${"1,".repeat(8190)}1],`.repeat(lists)}1]}}`);
+    expect(parseJson(many(1), "metadata")).toHaveProperty("metadata.x.1", 1);
+    expect(() => parseJson(many(3), "metadata")).toThrow("metadata: more than 16384 values");
+    expect(parseJson(many(3))).toHaveProperty("metadata.x.3", 1);
     const same = `{"metadata":{${'"a":1,'.repeat(5000)}"b":2}}`;
     expect(parseJson(bytes(same), "metadata")).toEqual({ metadata: { a: 1, b: 2 } });
     expect(Object.keys(parseJson(bytes(keys(4096))) as object)).toEqual(["x"]);

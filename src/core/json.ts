@@ -3,7 +3,7 @@
 // sent. It also can't be interrupted, and a body of the largest size takes it longer than others should wait: so the
 // value is built here, in steps.
 import { Fault, shownField } from "./fault.ts";
-import { JSON_DEPTH_MAX, JSON_KEYS_MAX } from "./limits.ts";
+import { JSON_DEPTH_MAX, JSON_FREE_VALUES_MAX, JSON_ITEMS_MAX, JSON_KEYS_MAX } from "./limits.ts";
 import { atOnce, type Steps } from "./steps.ts";
 
 /** Of one step: a fraction of a millisecond. */
@@ -71,6 +71,7 @@ class Reader {
   readonly #freeField: string | null;
   readonly #levels: Level[] = [];
   #level: Level | undefined;
+  #freeValues = 0;
   #at = 0;
   #place: Place = "value";
 
@@ -145,14 +146,22 @@ class Reader {
   /** A value that is whole. */
   #put(value: unknown): void {
     const level = this.#level;
+    if (level?.free && ++this.#freeValues > JSON_FREE_VALUES_MAX) {
+      refuse(`${this.#freeField}: more than ${JSON_FREE_VALUES_MAX} values`);
+    }
     this.#place = level === undefined ? "nothing" : "comma or end";
     if (level === undefined) this.value = value;
-    else if (level.array !== null) level.array.push(value);
+    else if (level.array !== null) this.#putItem(level.array, value);
     else if (level.key !== "__proto__") level.object[level.key] = value;
     else {
       const own = { value, writable: true, enumerable: true, configurable: true };
       Object.defineProperty(level.object, level.key, own);
     }
+  }
+
+  #putItem(array: unknown[], value: unknown): void {
+    if (array.push(value) <= JSON_ITEMS_MAX) return;
+    refuse(`${shownField(this.#level?.key || "body")}: the list has more than ${JSON_ITEMS_MAX} items`);
   }
 
   #open(array: unknown[] | null): void {
