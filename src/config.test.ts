@@ -38,6 +38,7 @@ test("nothing but the mode needs to be configured, and nothing is created", () =
     databaseUrl: null,
     masterKey: null,
     log: { level: "info", format: "json" },
+    blockedMs: 50,
     drainMs: 30_000,
     identity: { oidc: null, claims: { tenant: "tenant_id", user: "sub", scope: "scope" } },
     agentConcurrency: 64,

@@ -143,6 +143,7 @@ function arrange(v: Values, terminal: boolean, environment: Environment) {
       level: v.TOLLGATE_LOG_LEVEL,
       format: v.TOLLGATE_LOG_FORMAT ?? (terminal ? "pretty" : "json"),
     },
+    blockedMs: v.TOLLGATE_BLOCKED_MS,
     drainMs: v.TOLLGATE_DRAIN_MS,
     identity: {
       /** Null for the local issuer. */

@@ -22,6 +22,7 @@ import { systemClock } from "./core/clock.ts";
 import { StartupProblem } from "./core/startup.ts";
 import { VERSION } from "./core/version.ts";
 import { type OpenLog, openLog } from "./edge/log.ts";
+import { watchLoop } from "./edge/loop-watch.ts";
 import { restartInCleanEnvironment } from "./environment.ts";
 
 const FAILED = 1;
@@ -85,6 +86,9 @@ async function serve(line: CommandLine): Promise<void> {
   const { config, log } = ready;
   if (config.facilitator === null) await runGateway(config, log);
   else await runFacilitator(config.facilitator, log);
+  // Only now: to start takes long, and holds up nobody.
+  const stopWatching = watchLoop("main", config.blockedMs, log.warn);
+  process.on("exit", stopWatching);
 }
 
 async function token(line: CommandLine): Promise<void> {

@@ -71,6 +71,11 @@ export const COMMON = {
     shown: "json; pretty on a terminal",
     meaning: "form of the log on standard error",
   }),
+  TOLLGATE_BLOCKED_MS: row({
+    kind: value.wholeNumber(1, 60_000),
+    fallback: 50,
+    meaning: "pauses of an event loop of at least so many milliseconds are logged as event_loop_blocked",
+  }),
   TOLLGATE_DRAIN_MS: row({
     kind: value.wholeNumber(0, DAY_MS),
     fallback: 30_000,

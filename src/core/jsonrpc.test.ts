@@ -1,19 +1,20 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { findAnswer, isSessionless, parseRpcRequest, splice, withId } from "./jsonrpc.ts";
+import { atOnce } from "./steps.ts";
 
 const encoder = new TextEncoder();
 const decoder = new TextDecoder();
 
 function judge(body: unknown): string {
   const text = typeof body === "string" ? body : JSON.stringify(body);
-  const result = parseRpcRequest(encoder.encode(text));
+  const result = atOnce(parseRpcRequest(encoder.encode(text)));
   return result.ok ? "ok" : result.problem;
 }
 
 function accept(text: string) {
   const bytes = encoder.encode(text);
-  const result = parseRpcRequest(bytes);
+  const result = atOnce(parseRpcRequest(bytes));
   if (!result.ok) throw new Error(result.problem);
   return { ...result, id: decoder.decode(bytes.subarray(result.id.start, result.id.end)) };
 }
@@ -135,7 +136,7 @@ describe("parseRpcRequest refuses", () => {
   test("invalid UTF-8", () => {
     const bytes = encoder.encode('{"jsonrpc":"2.0","id":1,"method":"aXb"}');
     bytes[bytes.indexOf(0x58)] = 0xff;
-    expect(parseRpcRequest(bytes)).toEqual({ ok: false, problem: "not valid UTF-8" });
+    expect(atOnce(parseRpcRequest(bytes))).toEqual({ ok: false, problem: "not valid UTF-8" });
   });
 });
 
@@ -150,7 +151,7 @@ describe("an id on the wire", () => {
       fc.property(ids, params, (id, text) => {
         const request = (as: string) => `{ "params":${text},\n"method":"a", "id" : ${as},"jsonrpc":"2.0" } `;
         const body = encoder.encode(request(id));
-        const parsed = parseRpcRequest(body);
+        const parsed = atOnce(parseRpcRequest(body));
         if (!parsed.ok) return expect(parsed.problem).toMatch(/^(id: must|nested)/);
         const wire = splice(body, parsed.id, encoder.encode("42"));
         expect(decoder.decode(wire)).toBe(request("42"));

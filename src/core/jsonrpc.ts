@@ -1,8 +1,10 @@
 // JSON-RPC 2.0 as MCP uses it, read and rewritten on the bytes themselves: the form of a request, and the
 // exchange of an id in place. Bodies are never re-serialised, so big numbers, key order and spacing survive.
 import { isUtf8 } from "node:buffer";
-import { type Finding, outlineObject, type Span, skipSpace, watch } from "./scan.ts";
+import { objectOutline, outlineObject, skipSpace, skipSpaceInSteps } from "./scan.ts";
+import type { Steps } from "./steps.ts";
 import { hasControls } from "./text.ts";
+import { type Finding, type Span, watch } from "./watched-keys.ts";
 
 export interface RpcRequest extends Judged {
   readonly ok: true;
@@ -54,16 +56,15 @@ const encoder = new TextEncoder();
  * reads, so a key that decoders could resolve in two ways (given twice, in another letter case, which some
  * decoders fold, or with U+0000 behind it, where some end) is refused.
  */
-export function parseRpcRequest(body: Uint8Array): RpcRequest | RpcProblem {
+export function* parseRpcRequest(body: Uint8Array): Steps<RpcRequest | RpcProblem> {
   if (!isUtf8(body)) return problem("not valid UTF-8");
-  const start = skipSpace(body, 0);
+  const start = yield* skipSpaceInSteps(body, 0);
   if (body[start] === OPEN_BRACKET) return problem("must be one JSON-RPC request, not a batch");
   if (body[start] !== OPEN_BRACE) return problem("must be a JSON-RPC request object");
-  const outline = outlineObject(body, start, REQUEST_KEYS);
+  const outline = yield* objectOutline(body, start, REQUEST_KEYS);
   if (outline.problem === "too deep") return problem("nested too deeply");
-  if (outline.problem !== null || skipSpace(body, outline.end) !== body.length) {
-    return problem("not valid JSON");
-  }
+  if (outline.problem !== null) return problem("not valid JSON");
+  if ((yield* skipSpaceInSteps(body, outline.end)) !== body.length) return problem("not valid JSON");
   return judgeRequest(body, outline.findings);
 }
 

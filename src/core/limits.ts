@@ -18,6 +18,12 @@ export const PASSED_OVER_SILENCE_MS_MAX = 5_000;
 export const PASSED_OVER_COUNT_MAX = 1024;
 export const CAPTURE_BYTES_MAX = MIB;
 export const JSON_DEPTH_MAX = 64;
+/** Of one object: more than fit into the largest one that is taken, which is metadata of 16 KiB. */
+export const JSON_KEYS_MAX = 4096;
+/** Of one list, likewise. */
+export const JSON_ITEMS_MAX = 8192;
+/** Of all values in metadata: a thing that is no more than 16 KiB has fewer. */
+export const JSON_FREE_VALUES_MAX = 16_384;
 
 export const SERVICE_MODEL_BYTES_MAX = 256;
 export const IDEMPOTENCY_KEY_CHARACTERS_MAX = 255;

@@ -2,9 +2,12 @@ import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { BATCH_MESSAGES_MAX } from "./limits.ts";
 import { parseRpcMessages } from "./messages.ts";
+import { atOnce } from "./steps.ts";
 
 const parse = (value: unknown) =>
-  parseRpcMessages(new TextEncoder().encode(typeof value === "string" ? value : JSON.stringify(value)));
+  atOnce(
+    parseRpcMessages(new TextEncoder().encode(typeof value === "string" ? value : JSON.stringify(value))),
+  );
 const rpc = (fields: object) => ({ jsonrpc: "2.0", ...fields });
 const call = (name: unknown) => rpc({ id: 1, method: "tools/call", params: { name } });
 
@@ -151,7 +154,7 @@ describe("refused is", () => {
   });
 
   test("what is no UTF-8", () => {
-    expect(parseRpcMessages(new Uint8Array([0x22, 0xff, 0x22])).ok).toBe(false);
+    expect(atOnce(parseRpcMessages(new Uint8Array([0x22, 0xff, 0x22]))).ok).toBe(false);
   });
 });
 

@@ -13,7 +13,9 @@ import {
   readShort,
 } from "./jsonrpc.ts";
 import { BATCH_MESSAGES_MAX } from "./limits.ts";
-import { type Finding, outlineArray, outlineObject, skipSpace, watch } from "./scan.ts";
+import { arrayOutline, type Items, objectOutline, skipSpaceInSteps } from "./scan.ts";
+import type { Steps } from "./steps.ts";
+import { type Finding, watch } from "./watched-keys.ts";
 
 export interface RpcMessage {
   /** Null for a response. */
@@ -40,42 +42,49 @@ const OPEN_BRACE = 0x7b;
 const CONNECTION_REQUESTS = new Set(["initialize", "ping"]);
 
 /** Judges whether a body is one JSON-RPC 2.0 message or a batch of them, as strictly as `parseRpcRequest` does. */
-export function parseRpcMessages(body: Uint8Array): RpcMessages | RpcProblem {
+export function* parseRpcMessages(body: Uint8Array): Steps<RpcMessages | RpcProblem> {
   if (!isUtf8(body)) return problem("not valid UTF-8");
-  const start = skipSpace(body, 0);
-  if (body[start] === OPEN_BRACKET) return parseBatch(body, start);
-  const { message, end } = parseMessage(body, start);
-  if (!message.ok) return message;
-  if (skipSpace(body, end) !== body.length) return problem("not valid JSON");
-  return { ok: true, isBatch: false, messages: [message.value] };
+  const start = yield* skipSpaceInSteps(body, 0);
+  if (body[start] === OPEN_BRACKET) return yield* parseBatch(body, start);
+  if (body[start] !== OPEN_BRACE) return NO_MESSAGE;
+  const { findings, ...outline } = yield* objectOutline(body, start, KEYS);
+  const malformed = yield* problemOf(body, outline);
+  if (malformed !== null) return malformed;
+  const message = judgeMessage(body, findings);
+  return message.ok ? { ok: true, isBatch: false, messages: [message.value] } : message;
 }
 
-function parseBatch(body: Uint8Array, start: number): RpcMessages | RpcProblem {
-  const { items, end, problem: why } = outlineArray(body, start, BATCH_MESSAGES_MAX);
-  if (why === "too many") return problem(`a batch of more than ${BATCH_MESSAGES_MAX} messages`);
-  if (why === "too deep") return problem("nested too deeply");
-  if (why !== null || skipSpace(body, end) !== body.length) return problem("not valid JSON");
-  if (items.length === 0) return problem("an empty batch");
+/** The messages are looked into while the batch is read, so nothing of it is read twice. */
+function* parseBatch(body: Uint8Array, start: number): Steps<RpcMessages | RpcProblem> {
+  const outline = yield* arrayOutline(body, start, BATCH_MESSAGES_MAX, KEYS);
+  const malformed = yield* problemOf(body, outline);
+  if (malformed !== null) return malformed;
+  if (outline.items.length === 0) return problem("an empty batch");
   const messages: RpcMessage[] = [];
-  for (const item of items) {
-    const { message } = parseMessage(body, item.start);
+  for (const item of outline.items) {
+    const message = body[item.start] === OPEN_BRACE ? judgeMessage(body, item.findings) : NO_MESSAGE;
     if (!message.ok) return message;
     messages.push(message.value);
   }
   return { ok: true, isBatch: true, messages };
 }
 
+/** Why the body is not one JSON text; null when it is. */
+function* problemOf(
+  body: Uint8Array,
+  { end, problem: why }: Pick<Items, "end" | "problem">,
+): Steps<RpcProblem | null> {
+  if (why === "too many") return problem(`a batch of more than ${BATCH_MESSAGES_MAX} messages`);
+  if (why === "too deep") return problem("nested too deeply");
+  const isWhole = why === null && (yield* skipSpaceInSteps(body, end)) === body.length;
+  return isWhole ? null : problem("not valid JSON");
+}
+
+const NO_MESSAGE = problem("must be a JSON-RPC message object");
+
 const RESPONSE: RpcMessage = { method: null, tool: null, isCall: false, protocolVersion: null, params: [] };
 
 type Parsed = { readonly ok: true; readonly value: RpcMessage } | RpcProblem;
-
-function parseMessage(body: Uint8Array, start: number): { message: Parsed; end: number } {
-  if (body[start] !== OPEN_BRACE) return { message: problem("must be a JSON-RPC message object"), end: -1 };
-  const { findings, end, problem: why } = outlineObject(body, start, KEYS);
-  if (why === "too deep") return { message: problem("nested too deeply"), end };
-  if (why !== null) return { message: problem("not valid JSON"), end };
-  return { message: judgeMessage(body, findings), end };
-}
 
 function judgeMessage(body: Uint8Array, findings: readonly Finding[]): Parsed {
   for (const [index, { key }] of KEYS.entries()) {

@@ -3,7 +3,7 @@
 // than the body, which is what was judged and paid for, makes the request a wrong one.
 import { parseJson } from "./json.ts";
 import { ambiguityOf, PARAMS } from "./jsonrpc.ts";
-import type { Finding, Span } from "./scan.ts";
+import type { Finding, Span } from "./watched-keys.ts";
 
 const METHOD = "mcp-method";
 const NAME = "mcp-name";

@@ -1,7 +1,16 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { JSON_DEPTH_MAX } from "./limits.ts";
-import { type Finding, outlineObject, skipSpace, type Watched, watch } from "./scan.ts";
+import {
+  arrayOutline,
+  objectOutline,
+  outlineArray,
+  outlineObject,
+  skipSpace,
+  skipSpaceInSteps,
+} from "./scan.ts";
+import { atOnce, type Steps } from "./steps.ts";
+import { type Finding, type Watched, watch } from "./watched-keys.ts";
 
 const encoder = new TextEncoder();
 const decoder = new TextDecoder();
@@ -185,5 +194,83 @@ describe("outlineObject", () => {
     expect(outline(deep(JSON_DEPTH_MAX - 1)).isWhole).toBe(true);
     expect(outline(deep(JSON_DEPTH_MAX)).problem).toBe("too deep");
     expect(outline(`{"a":${"[".repeat(1_000_000)}`).problem).toBe("too deep");
+  });
+});
+
+/** How many steps there are. */
+function count(steps: Steps<unknown>): number {
+  for (let made = 1; ; made++) if (steps.next().done) return made;
+}
+
+describe("a scan in steps", () => {
+  const WATCHED = [watch("id"), watch("params", watch("name"), watch("_meta", watch("v")))];
+  const member = fc.tuple(
+    fc.constantFrom('"id"', '"i\\u0064"', '"ID"', '"params"', '"name"', '"_meta"', '"v"', '""', '"a\\"b"'),
+    fc.jsonValue().map((value) => JSON.stringify(value)),
+  );
+  const spaced = (text: string) => text.replace(/[,:{}]/g, " \n$&\t ");
+  const object = fc
+    .array(member, { maxLength: 5 })
+    .map((all) => `{${all.map((each) => each.join(":")).join()}}`);
+  const texts = fc
+    .tuple(
+      object,
+      object,
+      fc.constantFrom("", "-0.5e+10", "123456789012", '"\\ud83d\\ude00"', "tru", "1.", "[[]]"),
+    )
+    .chain(([params, other, last]) => {
+      const text = `{"id":7,"params":${params},"x":[${other},${last}],"params":{"name":${last || "null"}}}`;
+      return fc.tuple(fc.constantFrom(text, spaced(text)), fc.nat(text.length));
+    })
+    .map(([text, cut]) => (cut % 3 === 0 ? text.slice(0, cut) : text));
+
+  test("finds what one in one piece finds, wherever a step ends", () => {
+    fc.assert(
+      fc.property(texts, fc.integer({ min: 1, max: 40 }), (text, stepBytes) => {
+        const bytes = encoder.encode(text);
+        expect(atOnce(objectOutline(bytes, 0, WATCHED, stepBytes))).toEqual(outlineObject(bytes, 0, WATCHED));
+        const list = encoder.encode(`[1,${text},"a", ${text}]`);
+        const whole = atOnce(arrayOutline(list, 0, 5, WATCHED));
+        expect(atOnce(arrayOutline(list, 0, 5, WATCHED, stepBytes))).toEqual(whole);
+      }),
+      { numRuns: 2000 },
+    );
+  });
+
+  test("of a batch finds in each item what a scan of that alone finds", () => {
+    fc.assert(
+      fc.property(fc.array(object, { minLength: 1, maxLength: 4 }), (all) => {
+        const bytes = encoder.encode(`[${all.join(" , ")}]`);
+        const { items, problem } = atOnce(arrayOutline(bytes, 0, 4, WATCHED));
+        expect([items.length, problem]).toEqual([all.length, null]);
+        for (const { start, end, findings } of items) {
+          expect(outlineObject(bytes, start, WATCHED)).toEqual({ findings, end, problem: null });
+        }
+        expect(outlineArray(bytes, 0, all.length - 1).problem).toBe("too many");
+      }),
+    );
+  });
+
+  test("makes many steps of a long text, whatever is in it", () => {
+    const LENGTH = 4_000_000;
+    const STEP_BYTES_MAX = 65_536;
+    const long = {
+      string: `"${"x".repeat(LENGTH)}"`,
+      escapes: `"${"\\n".repeat(LENGTH / 2)}"`,
+      number: `1${"0".repeat(LENGTH)}.5`,
+      exponent: `1e${"1".repeat(LENGTH)}`,
+      space: `[${" ".repeat(LENGTH)}]`,
+      items: `[${"1,".repeat(LENGTH / 2)}1]`,
+      arrays: `[${"[[[]]],".repeat(LENGTH / 7)}1]`,
+      members: `{${'"a":1,'.repeat(LENGTH / 6)}"b":1}`,
+      key: `{"${"k".repeat(LENGTH)}":1}`,
+    };
+    for (const value of Object.values(long)) {
+      const bytes = encoder.encode(`{"id":1,"x":${value},"params":{"name":"y"}}`);
+      expect(count(objectOutline(bytes, 0, WATCHED))).toBeGreaterThan(bytes.length / STEP_BYTES_MAX - 1);
+    }
+    const space = encoder.encode(" ".repeat(LENGTH));
+    expect(count(skipSpaceInSteps(space, 0))).toBeGreaterThan(LENGTH / STEP_BYTES_MAX - 1);
+    expect(atOnce(skipSpaceInSteps(space, 0))).toBe(LENGTH);
   });
 });

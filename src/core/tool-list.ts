@@ -1,5 +1,6 @@
 // Taking tools out of the answer to `tools/list`, on the bytes themselves: what is left stays as the server wrote it.
-import { outlineArray, outlineObject, type Span, skipSpace, watch } from "./scan.ts";
+import { outlineArray, outlineObject, skipSpace } from "./scan.ts";
+import { type Span, watch } from "./watched-keys.ts";
 
 const KEYS = [watch("result", watch("tools"))];
 /** More is no answer for a client, and would only fill memory. */

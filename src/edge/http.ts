@@ -5,6 +5,7 @@ import type { Caller } from "../core/caller.ts";
 import { Fault, type FaultKind } from "../core/fault.ts";
 import { REQUEST_ID_CHARACTERS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
+import { createAccessLog, shownPath } from "./access-log.ts";
 import { createPassOver } from "./pass-over.ts";
 
 /** The one table of kinds and statuses. */
@@ -179,6 +180,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
     pattern: pathPattern(route.path),
   }));
   const passOver = createPassOver();
+  const accessLog = createAccessLog(options.log);
   let draining = false;
 
   async function respond(request: Request, told: Told): Promise<Response> {
@@ -213,7 +215,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
       const { request, path } = withRoutableUrl(original);
       const asked = request.headers.get("x-request-id");
       const requestId = asked !== null && REQUEST_ID.test(asked) ? asked : crypto.randomUUID();
-      const fields: Fields = { method: original.method, path, request_id: requestId };
+      const fields: Fields = { method: original.method, path: shownPath(path), request_id: requestId };
       const told: Told = { original, path, requestId, fields, holdOpen, known: STRANGERS };
       let response: Response;
       try {
@@ -225,8 +227,9 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
       if (draining) response.headers.set("connection", "close");
       fields["status"] = response.status;
       fields["ms"] = Math.round((performance.now() - startedAt) * 10) / 10;
-      if (guard?.covers(path)) options.log.info("request", fields);
-      else options.log.debug("request", fields);
+      if (!guard?.covers(path)) accessLog.open(fields);
+      else if (told.known === STRANGERS) accessLog.stranger(fields);
+      else accessLog.known(fields);
       await passOver(request, response, told.known);
       // The server leaves the body of an answer to HEAD out, and its length in.
       return response;

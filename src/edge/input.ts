@@ -3,11 +3,13 @@
 import { type Static, type TSchema, Type } from "@sinclair/typebox";
 import { TypeCompiler, type ValueError, ValueErrorType } from "@sinclair/typebox/compiler";
 import { Fault, invalidField } from "../core/fault.ts";
-import { parseJson } from "../core/json.ts";
+import { readJson } from "../core/json.ts";
 import { MANAGEMENT_BODY_BYTES_MAX, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX } from "../core/limits.ts";
 import { parseDateTime } from "../core/time.ts";
+import { during } from "../core/work.ts";
 import { scopeOf } from "./http.ts";
 import { readBytes } from "./intake.ts";
+import { bodyInSteps } from "./steps.ts";
 
 const JSON_TYPE = /^application\/json\s*(;|$)/i;
 
@@ -18,10 +20,18 @@ export function bodyReader<T extends TSchema>(schema: T, options: { freeField?: 
     if (!JSON_TYPE.test(request.headers.get("content-type") ?? "")) {
       throw new Fault("invalid_request", "content-type: must be application/json");
     }
-    const bytes = await readBytes(request, scopeOf(request).caller.tenant, MANAGEMENT_BODY_BYTES_MAX);
-    const value = parseJson(bytes, options.freeField ?? null);
-    if (checker.Check(value)) return value;
-    throw describe(checker.Errors(value).First());
+    const { tenant } = scopeOf(request).caller;
+    const bytes = await readBytes(request, tenant, MANAGEMENT_BODY_BYTES_MAX);
+    const value = await bodyInSteps(
+      "JSON of a body",
+      bytes,
+      readJson(bytes, options.freeField ?? null),
+      tenant,
+    );
+    return during("check of a body", () => {
+      if (checker.Check(value)) return value;
+      throw describe(checker.Errors(value).First());
+    });
   };
 }
 

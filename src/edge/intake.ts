@@ -3,6 +3,7 @@
 import { createFairShare } from "../core/fair-share.ts";
 import { Fault } from "../core/fault.ts";
 import { BODY_INTAKE_BYTES_MAX, BODY_INTAKE_MS_MAX, BODY_INTAKE_SILENCE_MS_MAX } from "../core/limits.ts";
+import { during } from "../core/work.ts";
 
 /** Up to here a body weighs nothing: there are fewer connections than could matter. */
 const TINY_BYTES = 4096;
@@ -163,8 +164,10 @@ async function gather(
       size += value.byteLength;
       if (size > bytesMax) throw tooLarge(bytesMax);
       arrived(size);
-      if (size > whole.byteLength) whole = moved(whole, Math.max(size, Math.min(declared, 2 * size)));
-      whole.set(value, at);
+      during("intake of a body", () => {
+        if (size > whole.byteLength) whole = moved(whole, Math.max(size, Math.min(declared, 2 * size)));
+        whole.set(value, at);
+      });
     }
   } catch (error) {
     moved(whole, 0);

@@ -154,6 +154,33 @@ test("a reader that never reads costs bounded memory, and the loss is told", () 
   expect(text).toContain('"event":"log lines dropped","count":');
 });
 
+test("no warning is dropped for lines of a lower level, and memory is bounded for them too", () => {
+  let stuck = true;
+  let text = "";
+  const write = (bytes: Uint8Array) => {
+    if (stuck) throw Object.assign(new Error("again"), { code: "EAGAIN" });
+    text += Buffer.from(bytes).toString();
+    return bytes.length;
+  };
+  const { log } = record({ write });
+  const filler = "x".repeat(1000);
+  for (let line = 0; line < 10_000; line++) log.info("line", { filler });
+  for (let line = 0; line < 1000; line++) log.warn("warning", { line, filler });
+  for (let line = 0; line < 10_000; line++) log.info("line", { filler });
+  log.error("error");
+  stuck = false;
+  log.flush();
+  expect(text.match(/"event":"warning"/g)).toHaveLength(1000);
+  expect(text).toContain('"event":"error"');
+  text = "";
+  stuck = true;
+  for (let line = 0; line < 20_000; line++) log.warn("warning", { filler });
+  stuck = false;
+  log.flush();
+  expect(text.length).toBeLessThan(10_000_000);
+  expect(text).toContain('"event":"log lines dropped","count":');
+});
+
 test("a closed or full standard error is survived", () => {
   const write = () => {
     throw Object.assign(new Error("no space"), { code: "ENOSPC" });

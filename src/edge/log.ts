@@ -9,6 +9,8 @@ const STANDARD_ERROR = 2;
 const FLUSH_AT_CHARACTERS = 16_384;
 const FLUSH_AFTER_MS = 20;
 const HELD_CHARACTERS_MAX = 4_194_304;
+/** For warnings and errors beside what is held: however much is told at a lower level, none is dropped for that. */
+const RESERVED_CHARACTERS = 4_194_304;
 const VALUE_CHARACTERS_MAX = 4096;
 const CAUSES_MAX = 8;
 
@@ -33,7 +35,7 @@ export function openLog(options: LogOptions): OpenLog {
   const at = (level: LogLevel) => {
     if (LOG_LEVELS.indexOf(level) < least) return () => {};
     return (event: string, fields: LogFields = {}) => {
-      sink.add(print(timestamp(), level, event, fields));
+      sink.add(print(timestamp(), level, event, fields), level === "warn" || level === "error");
       // What is about to go wrong may take the process with it.
       if (level === "error") sink.flush();
     };
@@ -77,8 +79,9 @@ function openSink(write: (bytes: Uint8Array) => number) {
     timer ??= setTimeout(flush, FLUSH_AFTER_MS).unref();
   }
 
-  function add(line: string): void {
-    if (characters + rest.length > HELD_CHARACTERS_MAX) {
+  function add(line: string, isReserved: boolean): void {
+    const most = isReserved ? HELD_CHARACTERS_MAX + RESERVED_CHARACTERS : HELD_CHARACTERS_MAX;
+    if (characters + rest.length > most) {
       dropped++;
       return;
     }

@@ -66,6 +66,7 @@ export interface GatewayOptions {
   readonly port: number;
   readonly dataDir: string;
   readonly databaseUrl: string | null;
+  readonly blockedMs: number;
   readonly drainMs: number;
   readonly identity: Pick<IdentityOptions, "oidc" | "claims">;
   readonly allowHosts: readonly string[];
@@ -315,6 +316,7 @@ function upstreamPool({ options, decoders, log }: Parts) {
       max_response_bytes: options.maxResponseBytes,
       allow_hosts: options.allowHosts,
       extra_ca: options.extraCa,
+      blocked_ms: options.blockedMs,
     },
   });
 }

@@ -9,6 +9,7 @@ import { columns } from "../../db/columns.ts";
 import { defineSchema } from "../../db/schema.ts";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
+import { during } from "../core/work.ts";
 import { within } from "./deadline.ts";
 import { groupCommit } from "./group.ts";
 import { migrateSqlite } from "./migrate.ts";
@@ -40,8 +41,21 @@ function createPrivateFile(path: string): void {
   chmodSync(path, 0o600);
 }
 
+/** Statements run on the event loop: each names itself by its verb, so that it can be told what held the loop. */
+class NamedDatabase extends Database {
+  override prepare: Database["prepare"] = (text: string, ...rest: never[]) => {
+    const statement = super.prepare<never, never[]>(text, ...rest);
+    const name = `sqlite ${/^\s*(\w+)/.exec(text)?.[1]?.toLowerCase()}`;
+    for (const method of ["run", "all", "get", "values"] as const) {
+      const plain = statement[method].bind(statement) as (...args: never[]) => never;
+      statement[method] = (...args: never[]) => during(name, () => plain(...args));
+    }
+    return statement as never;
+  };
+}
+
 function connect(path: string): Database {
-  const connection = new Database(path, { readwrite: true });
+  const connection = new NamedDatabase(path, { readwrite: true });
   connection.run(`pragma busy_timeout = ${OPEN_BUSY_MS}`);
   enterWal(connection);
   connection.run("pragma synchronous = full");

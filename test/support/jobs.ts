@@ -6,6 +6,7 @@ export const LOOPBACK: WorkerSettings = {
   max_response_bytes: 33_554_432,
   allow_hosts: ["127.0.0.1"],
   extra_ca: null,
+  blocked_ms: 50,
 };
 
 let made = 0;

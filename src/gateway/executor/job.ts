@@ -33,4 +33,6 @@ export interface WorkerSettings {
   readonly allow_hosts: readonly string[];
   /** PEM of extra trusted roots. */
   readonly extra_ca: string | null;
+  /** From when on a pause of a worker's event loop is told. */
+  readonly blocked_ms: number;
 }

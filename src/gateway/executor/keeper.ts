@@ -74,6 +74,9 @@ export function createKeeper(start: Start, options: KeeperOptions, events: Keepe
       case "loans":
         lender.asked(message.requests);
         break;
+      case "blocked":
+        log.warn(message.event, message.fields);
+        break;
       case "closed":
         closed?.resolve();
         break;

@@ -13,6 +13,7 @@ import {
 } from "../../core/jsonrpc.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { isMirror } from "../../core/mirror.ts";
+import { bodyInSteps } from "../../edge/steps.ts";
 import { type CallContext, CallError, ownHeaders, readStart, send, type Upstreams } from "./call.ts";
 import { bodyDigest } from "./digest.ts";
 import { createMcpWire, MCP_HEADERS, type McpWire, SESSION_HEADER, VERSION_HEADER } from "./handshake.ts";
@@ -68,7 +69,7 @@ export function createMcp(upstreams: Upstreams): McpCaller {
   sweeper.unref();
   return {
     async call(job, context) {
-      const request = parseRpcRequest(job.body);
+      const request = await bodyInSteps("scan of a body", job.body, parseRpcRequest(job.body), job.agent_id);
       if (!request.ok) throw new CallError("internal", `not a JSON-RPC request: ${request.problem}`);
       const callerVersion = headerOf(job, VERSION_HEADER) ?? request.protocolVersion;
       const wireId = decoder.decode(job.body.subarray(request.id.start, request.id.end));

@@ -1,5 +1,6 @@
 // What the pool and its workers say to each other. One message per turn each way: the cost of a message is per
 // message, not per job.
+import type { LogFields } from "../../core/log.ts";
 import type { Job, Outcome, WorkerSettings } from "./job.ts";
 import type { LoanRequests } from "./loans.ts";
 
@@ -27,6 +28,8 @@ export type FromWorker =
   | { readonly kind: "ready" }
   | { readonly kind: "done"; readonly results: readonly Result[] }
   | { readonly kind: "loans"; readonly requests: LoanRequests }
+  /** Its event loop was held. */
+  | { readonly kind: "blocked"; readonly event: string; readonly fields: LogFields }
   | { readonly kind: "closed" };
 
 /** From here on moving a buffer beats copying it. */

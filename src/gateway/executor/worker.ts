@@ -1,6 +1,7 @@
 // Entry point of a worker thread: makes upstream calls and nothing else. It knows neither database nor
 // configuration; its settings come with the first message, then jobs and cancels, a batch per turn each way.
 import { parseAllowList } from "../../core/host.ts";
+import { watchLoop } from "../../edge/loop-watch.ts";
 import { createOutbound } from "../../edge/outbound.ts";
 import { callHttp, runCall } from "./call.ts";
 import type { Job, WorkerSettings } from "./job.ts";
@@ -69,6 +70,9 @@ self.onmessage = ({ data }: MessageEvent<ToWorker>) => {
   switch (data.kind) {
     case "start":
       caller = createCaller(data.settings, data.workers);
+      watchLoop("upstream calls", data.settings.blocked_ms, (event, fields = {}) =>
+        post({ kind: "blocked", event, fields }),
+      );
       post({ kind: "ready" });
       break;
     case "work":

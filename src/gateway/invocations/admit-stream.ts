@@ -6,8 +6,10 @@
 import { thisMoment } from "../../core/age.ts";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
+import type { RpcProblem } from "../../core/jsonrpc.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
-import { parseRpcMessages, type RpcMessage } from "../../core/messages.ts";
+import { parseRpcMessages, type RpcMessage, type RpcMessages } from "../../core/messages.ts";
+import { bodyInSteps } from "../../edge/steps.ts";
 import { untilStored } from "../../storage/persist.ts";
 import type { PaidHeaders, Payments } from "../payment/service.ts";
 import type { OpenedCall, OpenedConnection, Place, StreamCall, StreamRequest } from "../streaming/service.ts";
@@ -19,6 +21,7 @@ import {
   knownAgent,
   mayCall,
   type Path,
+  type ProxyCall,
   refuseLoop,
 } from "./checks.ts";
 import { mcpVersion, passedToStream, passesMirrors } from "./command.ts";
@@ -62,12 +65,15 @@ const PLAIN: StreamForm = {
 
 const STREAMING: Path<StreamForm> = {
   suffix: "/stream",
-  anyForm: (body) => ({ ...PLAIN, listsTools: listsTools(parseRpcMessages(body)) }),
-  formOf: ({ protocol }, body, headers) => (protocol === "mcp" ? messagesForm(body, headers) : PLAIN),
+  anyForm: async (body, { caller }) => {
+    const parsed = await bodyInSteps("scan of a body", body, parseRpcMessages(body), caller.tenant);
+    return { ...PLAIN, listsTools: listsTools(parsed) };
+  },
+  formOf: async ({ protocol }, body, call) => (protocol === "mcp" ? messagesForm(body, call) : PLAIN),
 };
 
-function messagesForm(body: Uint8Array, headers: Headers): StreamForm {
-  const parsed = parseRpcMessages(body);
+async function messagesForm(body: Uint8Array, { headers, caller }: ProxyCall): Promise<StreamForm> {
+  const parsed = await bodyInSteps("scan of a body", body, parseRpcMessages(body), caller.tenant);
   if (!parsed.ok) throw new Fault("invalid_request", `body: ${parsed.problem}`);
   const { messages } = parsed;
   const calls = messages.filter(({ isCall }) => isCall);
@@ -78,7 +84,7 @@ function messagesForm(body: Uint8Array, headers: Headers): StreamForm {
   return { method, tool, calls, mirrors, listsTools: listsTools(parsed) };
 }
 
-function listsTools(parsed: ReturnType<typeof parseRpcMessages>): boolean {
+function listsTools(parsed: RpcMessages | RpcProblem): boolean {
   return parsed.ok && parsed.messages.some(({ method }) => method?.endsWith("/list"));
 }
 
@@ -126,7 +132,7 @@ async function open(
     session: call.session,
     resumes: false,
   });
-  const whole = acceptedOf(call, checked, "streaming", headers, clock.now());
+  const whole = await acceptedOf(call, checked, "streaming", headers, clock.now());
   // Only what may be shown is stored: whoever takes the call up again brings its body along.
   const accepted = { ...whole, body: shownPart(checked) };
   const { tenant, id, settlement_status } = accepted.row;

@@ -3,6 +3,7 @@
 // recorded before money could move.
 import { Fault } from "../../core/fault.ts";
 import { parseRpcRequest } from "../../core/jsonrpc.ts";
+import { bodyInSteps } from "../../edge/steps.ts";
 import type { InvocableAgent } from "../agents/service.ts";
 import type { PaidHeaders, PaymentRow, Payments } from "../payment/service.ts";
 import { type CheckOptions, checkCall, type Form, type Path, type ProxyCall } from "./checks.ts";
@@ -34,13 +35,17 @@ const PLAIN: Form = { method: null, tool: null, calls: [{ tool: null }], mirrors
 
 const TRANSACTIONAL: Path<Form> = {
   suffix: "",
-  anyForm: () => PLAIN,
-  formOf: (agent, body, headers) => (agent.protocol === "mcp" ? requestForm(agent, body, headers) : PLAIN),
+  anyForm: async () => PLAIN,
+  formOf: async (agent, body, call) => (agent.protocol === "mcp" ? requestForm(agent, body, call) : PLAIN),
 };
 
 /** Exactly one request. */
-function requestForm({ mcp_protocol_version }: InvocableAgent, body: Uint8Array, headers: Headers): Form {
-  const request = parseRpcRequest(body);
+async function requestForm(
+  { mcp_protocol_version }: InvocableAgent,
+  body: Uint8Array,
+  { headers, caller }: ProxyCall,
+): Promise<Form> {
+  const request = await bodyInSteps("scan of a body", body, parseRpcRequest(body), caller.tenant);
   if (!request.ok) throw new Fault("invalid_request", `body: ${request.problem}`);
   const { method, tool, protocolVersion } = request;
   const version = mcpVersion(headers) ?? protocolVersion ?? mcp_protocol_version;
@@ -83,7 +88,7 @@ async function checkAndRecord(options: AdmitOptions, call: ProxyCall): Promise<R
   const { standing, warning } = checked;
   if (standing.kind === "earlier") return { id: standing.id, isNew: false, payment: null, warning };
   const headers = passedHeaders(call.headers, checked.form.mirrors, options.pseudonym);
-  const accepted = acceptedOf(call, checked, "transactional", headers, options.clock.now());
+  const accepted = await acceptedOf(call, checked, "transactional", headers, options.clock.now());
   const stored = await record(options, checked, { accepted, claim: null });
   // One that waits for its settlement is made when that has been collected.
   if (stored.isNew && accepted.row.settlement_status === null) options.offer(accepted);

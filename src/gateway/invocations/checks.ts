@@ -4,11 +4,11 @@
 // when its caller comes back it is let past whatever has changed since.
 import type { Caller } from "../../core/caller.ts";
 import type { Clock, TimeBounds } from "../../core/clock.ts";
-import { sha256Of } from "../../core/digest.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import { agentStatus } from "../../core/states.ts";
 import { viaProblem } from "../../core/via.ts";
+import { hashOf } from "../../edge/steps.ts";
 import type { Store } from "../../storage/store.ts";
 import { type InvocableAgent, type Price, priceOf } from "../agents/service.ts";
 import type { Charge, Payments, PricedCall } from "../payment/service.ts";
@@ -59,9 +59,9 @@ export interface Path<F extends Form> {
   /** Of the call's URL, after the agent's ID. */
   readonly suffix: string;
   /** @throws Fault `invalid_request` */
-  formOf(agent: InvocableAgent, body: Uint8Array, headers: Headers): F;
+  formOf(agent: InvocableAgent, body: Uint8Array, call: ProxyCall): Promise<F>;
   /** Of a call that was accepted before, whatever its agent is by now: it is not judged again. */
-  anyForm(body: Uint8Array): F;
+  anyForm(body: Uint8Array, call: ProxyCall): Promise<F>;
 }
 
 /** Where a call stands that may be made. */
@@ -98,11 +98,14 @@ export async function checkCall<F extends Form>(
   const model = serviceModel(call.headers);
   const body = await call.readBody();
   const agent = await knownAgent(options, call);
-  const idempotency = owed === null ? null : readIdempotency(options, call.headers, body);
+  const idempotency = owed === null ? null : await readIdempotency(options, call, body);
   const back = owed === null ? null : await earlierCall(options, call, { body, idempotency }, true);
-  if (back !== null) return calledBefore({ agent, model, body, idempotency, form: path.anyForm(body) }, back);
-  const form = path.formOf(agent, body, call.headers);
-  const asked = { agent, model, body, form, idempotency: readIdempotency(options, call.headers, body) };
+  if (back !== null) {
+    const form = await path.anyForm(body, call);
+    return calledBefore({ agent, model, body, idempotency, form }, back);
+  }
+  const form = await path.formOf(agent, body, call);
+  const asked = { agent, model, body, form, idempotency: await readIdempotency(options, call, body) };
   const id = await earlierCall(options, call, asked, false);
   if (id !== null) return calledBefore(asked, id);
   // It was let in for the sake of another call than this one.
@@ -188,11 +191,15 @@ function invocableUrl(agent: InvocableAgent): string {
   return agent.upstream_url;
 }
 
-function readIdempotency({ time }: CheckOptions, headers: Headers, body: Uint8Array): Idempotency | null {
+async function readIdempotency(
+  { time }: CheckOptions,
+  { headers, caller }: ProxyCall,
+  body: Uint8Array,
+): Promise<Idempotency | null> {
   const key = idempotencyKey(headers);
-  return key === null
-    ? null
-    : { key, body_sha256: sha256Of(body), asked_at: time.earliest(), latest: time.latest() };
+  if (key === null) return null;
+  const body_sha256 = await hashOf(body, caller.tenant);
+  return { key, body_sha256, asked_at: time.earliest(), latest: time.latest() };
 }
 
 async function firstWithKey(

@@ -1,10 +1,10 @@
 // The record of a call that has passed the checks: its row, what is kept to make it, and its payment, in one write.
 import type { Call } from "../../core/call.ts";
 import type { Clock } from "../../core/clock.ts";
-import { sha256Of } from "../../core/digest.ts";
 import { Fault } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
 import type { Mode } from "../../core/states.ts";
+import { hashOf } from "../../edge/steps.ts";
 import { CommitUnknown, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
 import { holdCredential } from "../credentials/service.ts";
 import {
@@ -45,13 +45,13 @@ export interface Stored {
   readonly payment: PaymentRow | null;
 }
 
-export function acceptedOf(
+export async function acceptedOf(
   call: ProxyCall,
   checked: Checked<Form>,
   mode: Mode,
   headers: Call["headers"],
   now: number,
-): Accepted {
+): Promise<Accepted> {
   const { agent, url, body, idempotency } = checked;
   const accepted: Call = {
     url,
@@ -63,7 +63,8 @@ export function acceptedOf(
     headers,
     request_id: call.requestId,
   };
-  return { row: newRow(call, checked, mode, now), call: accepted, body, idempotency };
+  const hash = agent.emit_receipts ? await hashOf(body, call.caller.tenant) : null;
+  return { row: newRow(call, checked, mode, hash, now), call: accepted, body, idempotency };
 }
 
 /**
@@ -167,7 +168,13 @@ function chargeOf({ standing }: Checked<Form>): Charge | null {
   return standing.kind === "charge" ? standing.charge : null;
 }
 
-function newRow({ caller }: ProxyCall, checked: Checked<Form>, mode: Mode, now: number): InvocationRow {
+function newRow(
+  { caller }: ProxyCall,
+  checked: Checked<Form>,
+  mode: Mode,
+  req_sha256: string | null,
+  now: number,
+): InvocationRow {
   const { agent, model, form, body } = checked;
   const charge = chargeOf(checked);
   return {
@@ -187,7 +194,7 @@ function newRow({ caller }: ProxyCall, checked: Checked<Form>, mode: Mode, now: 
     ttft_ms: null,
     req_size: body.byteLength,
     resp_size: null,
-    req_sha256: agent.emit_receipts ? sha256Of(body) : null,
+    req_sha256,
     resp_sha256: null,
     response_content_type: null,
     response_truncated: false,

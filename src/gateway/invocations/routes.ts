@@ -9,6 +9,7 @@ import { json, routes, scopeOf } from "../../edge/http.ts";
 import { PAGE_QUERY, queryOf } from "../../edge/input.ts";
 import { readBytes } from "../../edge/intake.ts";
 import { operation } from "../../edge/openapi.ts";
+import { inTurn } from "../../edge/steps.ts";
 import type { Store } from "../../storage/store.ts";
 import { requirementsOf } from "../../x402/codec.ts";
 import { X402_VERSION } from "../../x402/kind.ts";
@@ -249,6 +250,30 @@ async function cancelCall(
   if (!isCancelled) throw new Fault("conflict", "the invocation has already ended");
 }
 
+/** Up to here captured bodies are shown without a turn of their own. */
+const SMALL_BYTES = 65_536;
+
+/** Many who ask for large bodies at once would hold up all others, so each is read, and written as text, in its turn. */
+async function withBodies<T>(
+  { tenant, req_size, resp_size }: InvocationRow,
+  read: () => Promise<T>,
+  answer: (bodies: T) => Response,
+): Promise<Response> {
+  if (Math.max(req_size ?? 0, resp_size ?? 0) <= SMALL_BYTES) return answer(await read());
+  const bodies = await inTurn("read of captured bodies", read, tenant);
+  return inTurn("text of captured bodies", () => answer(bodies), tenant);
+}
+
+function pollAnswer({ read }: Store, row: InvocationRow): Promise<Response> {
+  const look = () => capturedResponse(read, row);
+  return withBodies(row, look, (body) => json("ok", pollView(row, body)));
+}
+
+function detailAnswer({ read }: Store, row: InvocationRow): Promise<Response> {
+  const look = () => capturedBodies(read, row);
+  return withBodies(row, look, (bodies) => json("ok", detail(row, bodies)));
+}
+
 export function invocationRoutes(options: InvocationRoutesOptions) {
   const { store, endings } = options;
 
@@ -258,8 +283,7 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
     return row;
   };
 
-  const answerPoll = async (row: InvocationRow): Promise<Response> =>
-    json("ok", pollView(row, await capturedResponse(store.read, row)));
+  const answerPoll = (row: InvocationRow) => pollAnswer(store, row);
 
   return routes()
     .post(
@@ -331,8 +355,7 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
       async ({ request, params }) => {
         const { caller } = scopeOf(request);
         const row = await findInvocation(store.read, caller.tenant, params.id);
-        const bodies = caller.scopes.has(READ_BODY_SCOPE) ? await capturedBodies(store.read, row) : null;
-        return json("ok", detail(row, bodies));
+        return caller.scopes.has(READ_BODY_SCOPE) ? detailAnswer(store, row) : json("ok", detail(row, null));
       },
       { detail: read },
     );

@@ -2,8 +2,8 @@
 // to the caller when its settlement has had its time. The steps of one paid call, from top to bottom: check,
 // paymentRow, recordPayment (in the write that accepts the call), settle.
 import type { Clock } from "../../core/clock.ts";
-import { sha256Of } from "../../core/digest.ts";
 import { Fault } from "../../core/fault.ts";
+import { hashOf } from "../../edge/steps.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { paymentResponse, settleRequestJson, type WireRequirements } from "../../x402/codec.ts";
 import { authorizationDigest } from "../../x402/eip3009.ts";
@@ -252,7 +252,7 @@ async function paidOrCharged(
 
 /** Whether the payment has been used here, and whether that was for this very call. */
 async function usesOf(store: Store, call: RepeatedCall, { payment }: PresentedPayment) {
-  const body_sha256 = sha256Of(call.body);
+  const body_sha256 = await hashOf(call.body, call.tenant);
   const digest = Buffer.from(authorizationDigest(payment.authorization)).toString("hex");
   const row = await findPayment(store.read, keyOf(payment.authorization));
   const isKnown = row !== null && isSameCall(row, call, body_sha256) && row.authorization_digest === digest;

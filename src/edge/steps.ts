@@ -1,0 +1,46 @@
+// Runs work that comes in steps: see core/steps.ts.
+import { sha256Of } from "../core/digest.ts";
+import { named, type Steps } from "../core/steps.ts";
+import { doneInTurns } from "./turns.ts";
+
+/**
+ * The first step is done at once, since most work has no other, and the rest in turns with all such work.
+ *
+ * @throws what a step throws
+ */
+export async function inSteps<T>(steps: Steps<T>, _tenant: string): Promise<T> {
+  let step = steps.next();
+  if (!step.done) {
+    await doneInTurns(() => {
+      step = steps.next();
+      return !step.done;
+    });
+  }
+  return step.value as T;
+}
+
+/** A piece of work that can't be parted, and may be long: done in a turn, with all such work. */
+export function inTurn<T>(work: string, piece: () => T, tenant: string): Promise<Awaited<T>> {
+  function* steps(): Steps<T> {
+    yield;
+    return piece();
+  }
+  return Promise.resolve(inSteps(named(work, steps()), tenant)) as Promise<Awaited<T>>;
+}
+
+/** Up to here a body is judged at once. */
+const SMALL_BYTES = 16_384;
+
+/** Steps over a body. When many large ones are here at once, their first steps would be too much for one turn. */
+export function bodyInSteps<T>(work: string, body: Uint8Array, steps: Steps<T>, tenant: string): Promise<T> {
+  function* later(): Steps<T> {
+    yield;
+    return yield* steps;
+  }
+  return inSteps(named(work, body.length > SMALL_BYTES ? later() : steps), tenant);
+}
+
+/** The SHA-256 of a body, in lower hex. */
+export function hashOf(body: Uint8Array, tenant: string): Promise<string> {
+  return bodyInSteps("hash of a body", body, sha256Of(body), tenant);
+}
