@@ -8,13 +8,13 @@ import { doneInTurns } from "./turns.ts";
  *
  * @throws what a step throws
  */
-export async function inSteps<T>(steps: Steps<T>, _tenant: string): Promise<T> {
+export async function inSteps<T>(steps: Steps<T>, tenant: string): Promise<T> {
   let step = steps.next();
   if (!step.done) {
     await doneInTurns(() => {
       step = steps.next();
       return !step.done;
-    });
+    }, tenant);
   }
   return step.value as T;
 }

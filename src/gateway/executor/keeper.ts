@@ -74,9 +74,6 @@ export function createKeeper(start: Start, options: KeeperOptions, events: Keepe
       case "loans":
         lender.asked(message.requests);
         break;
-      case "blocked":
-        log.warn(message.event, message.fields);
-        break;
       case "closed":
         closed?.resolve();
         break;
@@ -136,7 +133,10 @@ function listenTo(
   log: Log,
   told: { message(message: FromWorker): void; closed(): void },
 ): Worker {
-  worker.onmessage = ({ data }: MessageEvent<FromWorker>) => told.message(data);
+  worker.onmessage = ({ data }: MessageEvent<FromWorker>) => {
+    if (data.kind === "blocked") log.warn(data.event, data.fields);
+    else told.message(data);
+  };
   worker.onmessageerror = () => worker.terminate();
   worker.onerror = (event) => log.error("worker failed", { message: event.message });
   worker.addEventListener("close", () => told.closed());
