@@ -6,7 +6,6 @@ export interface BoundedCache<K, V> {
   get(key: K): V | undefined;
   /** `weight` is the entry's share of the cache's bound. */
   set(key: K, value: V, weight?: number): void;
-  delete(key: K): void;
 }
 
 interface Entry<V> {
@@ -48,6 +47,5 @@ export function boundedCache<K, V>(weightMax: number): BoundedCache<K, V> {
       remove(key);
       if (weight <= weightMax / 2) put(key, { value, weight });
     },
-    delete: remove,
   };
 }

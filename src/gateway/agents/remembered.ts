@@ -1,8 +1,8 @@
 // Agents as the path of every call needs them, remembered for a moment so that a busy agent is not read for each
 // of its calls. A change made here is in force with its acknowledgement; one made on another replica within the
 // time that an agent is remembered (decisions.md, section 4, allows 2 s).
-import { boundedCache } from "../../core/bounded-cache.ts";
 import { isId } from "../../core/id.ts";
+import { tenantCache } from "../../core/tenant-cache.ts";
 import type { Reader } from "../../storage/store.ts";
 import { findAgent, type InvocableAgent } from "./service.ts";
 
@@ -32,7 +32,7 @@ export function rememberedAgents(
   reader: Reader,
   now: () => number = () => performance.now(),
 ): RememberedAgents {
-  const known = boundedCache<string, Entry>(CHARACTERS_MAX);
+  const known = tenantCache<string, Entry>(CHARACTERS_MAX);
   const reading = new Map<string, Promise<InvocableAgent | null>>();
 
   /** One read at a time for all who ask meanwhile, unless the agent was changed since it began. */
@@ -44,7 +44,7 @@ export function rememberedAgents(
       .then((agent) => {
         // What was read while it changed may be what was there before.
         if (agent !== null && reading.get(key) === own) {
-          known.set(key, { agent, until }, AGENT_CHARACTERS + (agent.pricing?.length ?? 0));
+          known.set(tenant, key, { agent, until }, AGENT_CHARACTERS + (agent.pricing?.length ?? 0));
         }
         return agent;
       })
