@@ -7,6 +7,7 @@ import { REQUEST_ID_CHARACTERS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
 import { createAccessLog, shownPath } from "./access-log.ts";
 import { createPassOver } from "./pass-over.ts";
+import { turnOf } from "./request-turns.ts";
 
 /** The one table of kinds and statuses. */
 export const STATUS = {
@@ -183,25 +184,31 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
   const accessLog = createAccessLog(options.log);
   let draining = false;
 
+  /** Lets a known caller in, when it is its turn. */
+  async function enter(known: Guard<C>, request: Request, told: Told): Promise<void> {
+    const { original, requestId, fields, holdOpen } = told;
+    const seen = known.identify(original);
+    const caller = seen instanceof Promise ? await seen : seen;
+    const [field, shown] = known.shown(caller);
+    fields[field] = shown;
+    told.known = shown;
+    known.scopes.set(request, {
+      requestId,
+      caller,
+      method: original.method,
+      holdOpen,
+      note(name, value) {
+        fields[name] = value;
+      },
+    });
+    const turn = turnOf(shown);
+    if (turn !== undefined) await turn;
+  }
+
   async function respond(request: Request, told: Told): Promise<Response> {
-    const { original, path, requestId, fields, holdOpen } = told;
+    const { path } = told;
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
-    if (guard?.covers(path)) {
-      const seen = guard.identify(original);
-      const caller = seen instanceof Promise ? await seen : seen;
-      const [field, shown] = guard.shown(caller);
-      fields[field] = shown;
-      told.known = shown;
-      guard.scopes.set(request, {
-        requestId,
-        caller,
-        method: original.method,
-        holdOpen,
-        note(name, value) {
-          fields[name] = value;
-        },
-      });
-    }
+    if (guard?.covers(path)) await enter(guard, request, told);
     if (!isDecodable(path)) throw noSuchRoute();
     const response = await options.app.fetch(request);
     if (!thrown.has(request)) return response;

@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import { named, type Steps } from "../core/steps.ts";
 import { mostSpent } from "../core/work.ts";
-import { bodyInSteps, inSteps, inTurn } from "./steps.ts";
+import { bodyInSteps, inSteps, inOneStep } from "./steps.ts";
 
 function* counting(to: number, seen: number[]): Steps<string> {
   for (let at = 0; at < to; at++) {
@@ -58,7 +58,7 @@ test("pieces that can't be parted are done one after the other, with others in b
     isOther = true;
     return Promise.resolve(name);
   };
-  const done = Promise.all(["a", "b", "c"].map((name) => inTurn("holding", piece(name), "t")));
+  const done = Promise.all(["a", "b", "c"].map((name) => inOneStep("holding", piece(name), "t")));
   expect(order).toEqual([]);
   expect(await done).toEqual(["a", "b", "c"]);
   expect(order.indexOf("other")).toBeLessThan(order.indexOf("c"));

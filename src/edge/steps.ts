@@ -20,7 +20,7 @@ export async function inSteps<T>(steps: Steps<T>, tenant: string): Promise<T> {
 }
 
 /** A piece of work that can't be parted, and may be long: done in a turn, with all such work. */
-export function inTurn<T>(work: string, piece: () => T, tenant: string): Promise<Awaited<T>> {
+export function inOneStep<T>(work: string, piece: () => T, tenant: string): Promise<Awaited<T>> {
   function* steps(): Steps<T> {
     yield;
     return piece();

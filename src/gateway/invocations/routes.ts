@@ -9,7 +9,7 @@ import { json, routes, scopeOf } from "../../edge/http.ts";
 import { PAGE_QUERY, queryOf } from "../../edge/input.ts";
 import { readBytes } from "../../edge/intake.ts";
 import { operation } from "../../edge/openapi.ts";
-import { inTurn } from "../../edge/steps.ts";
+import { inOneStep } from "../../edge/steps.ts";
 import type { Store } from "../../storage/store.ts";
 import { requirementsOf } from "../../x402/codec.ts";
 import { X402_VERSION } from "../../x402/kind.ts";
@@ -260,8 +260,8 @@ async function withBodies<T>(
   answer: (bodies: T) => Response,
 ): Promise<Response> {
   if (Math.max(req_size ?? 0, resp_size ?? 0) <= SMALL_BYTES) return answer(await read());
-  const bodies = await inTurn("read of captured bodies", read, tenant);
-  return inTurn("text of captured bodies", () => answer(bodies), tenant);
+  const bodies = await inOneStep("read of captured bodies", read, tenant);
+  return inOneStep("text of captured bodies", () => answer(bodies), tenant);
 }
 
 function pollAnswer({ read }: Store, row: InvocationRow): Promise<Response> {

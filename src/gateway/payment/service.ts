@@ -3,7 +3,7 @@
 // paymentRow, recordPayment (in the write that accepts the call), settle.
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
-import { hashOf } from "../../edge/steps.ts";
+import { hashOf, inOneStep } from "../../edge/steps.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { paymentResponse, settleRequestJson, type WireRequirements } from "../../x402/codec.ts";
 import { authorizationDigest } from "../../x402/eip3009.ts";
@@ -212,7 +212,8 @@ async function check(deps: PaymentDeps, call: PricedCall): Promise<Checked> {
   if (price === null) return read?.ok === true ? paidOrFree(deps, call, read.value) : { kind: "free" };
   const wire = demanded({ ...price, agent_id, resource: `${baseUrl(deps.publicUrl, call.headers)}${path}` });
   if (read === null) throw paymentRequired(wire);
-  return paidOrCharged(deps, call, signedPayment(read, noteOf(call)), wire);
+  const signed = () => signedPayment(read, noteOf(call));
+  return paidOrCharged(deps, call, await inOneStep("signature of a payment", signed, call.tenant), wire);
 }
 
 const noteOf = (call: PricedCall) => (reason: string) => call.note("payment_problem", reason);

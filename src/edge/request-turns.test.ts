@@ -1,0 +1,44 @@
+import { expect, test } from "bun:test";
+import { turnOf } from "./request-turns.ts";
+
+/** A request that holds the event loop for so many milliseconds, right after it has begun. */
+async function request(tenant: string, ms: number, begun: string[]): Promise<void> {
+  const turn = turnOf(tenant);
+  if (turn !== undefined) await turn;
+  begun.push(tenant);
+  const until = performance.now() + ms;
+  while (performance.now() < until);
+}
+
+const turnOfLoop = () => new Promise<void>((resolve) => setImmediate(resolve));
+
+test("a few that come together begin at once", async () => {
+  await turnOfLoop();
+  const begun: string[] = [];
+  const all = ["a", "b", "a"].map((tenant) => request(tenant, 0, begun));
+  expect(begun).toEqual(["a", "b", "a"]);
+  await Promise.all(all);
+});
+
+test("of many that come together some begin at once, and the rest a few in each turn", async () => {
+  await turnOfLoop();
+  const begun: string[] = [];
+  const all = Array.from({ length: 40 }, () => request("a", 3, begun));
+  expect(begun.length).toBeLessThan(5);
+  for (let last = begun.length; last < 40; last = begun.length) {
+    await turnOfLoop();
+    expect(begun.length - last).toBeLessThanOrEqual(8);
+  }
+  await Promise.all(all);
+});
+
+test("a tenant that sends few waits behind few of a tenant that sends many, and comes after nobody else's", async () => {
+  await turnOfLoop();
+  const begun: string[] = [];
+  const many = Array.from({ length: 100 }, () => request("greedy", 1, begun));
+  const few = [request("modest", 0, begun), request("other", 0, begun)];
+  await Promise.all(few);
+  expect(begun.filter((tenant) => tenant === "greedy").length).toBeLessThan(20);
+  await Promise.all(many);
+  expect(begun.length).toBe(102);
+});
