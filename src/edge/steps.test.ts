@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import { named, type Steps } from "../core/steps.ts";
 import { mostSpent } from "../core/work.ts";
-import { bodyInSteps, inSteps, inOneStep } from "./steps.ts";
+import { bodyInSteps, inOneStep, inSteps } from "./steps.ts";
 
 function* counting(to: number, seen: number[]): Steps<string> {
   for (let at = 0; at < to; at++) {
