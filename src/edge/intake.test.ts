@@ -112,7 +112,7 @@ test("all tenants together hold no more than the whole", async () => {
     const body = upload();
     return { body, reading: read(body.request, tenant, BODY_BYTES_MAX) };
   });
-  for (const { body } of held) await body.send(250 * KIB);
+  for (const { body } of held) await body.send(200 * KIB);
   expect((await faultOf(read(whole(250 * KIB), "d", BODY_BYTES_MAX))).kind).toBe("unavailable");
   expect((await read(whole(100 * KIB), "d", BODY_BYTES_MAX)).byteLength).toBe(100 * KIB);
   for (const { body } of held) await body.end();

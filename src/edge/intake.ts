@@ -3,7 +3,10 @@
 import { createFairShare } from "../core/fair-share.ts";
 import { Fault } from "../core/fault.ts";
 import { BODY_INTAKE_BYTES_MAX, BODY_INTAKE_MS_MAX, BODY_INTAKE_SILENCE_MS_MAX } from "../core/limits.ts";
+import { named } from "../core/steps.ts";
 import { during } from "../core/work.ts";
+import { gather } from "./gathered.ts";
+import { inSteps } from "./steps.ts";
 
 /** Up to here a body weighs nothing: there are fewer connections than could matter. */
 const TINY_BYTES = 4096;
@@ -58,13 +61,15 @@ export function createIntake(limits: IntakeLimits): Intake {
     let charged = 0;
     const release = () => memory.giveBack(tenant, null, charged);
     try {
-      const bytes = await gather(reader, expected, (size) => {
+      const bytes = await gathered(reader, expected, tenant, (held) => {
         patience.heard();
-        if (size <= TINY_BYTES) return;
-        charge(tenant, size - charged);
-        charged = size;
+        if (held <= TINY_BYTES) return;
+        charge(tenant, held - charged);
+        charged = held;
       });
       patience.check();
+      memory.giveBack(tenant, null, charged - Math.min(charged, bytes.byteLength));
+      charged = Math.min(charged, bytes.byteLength);
       return { bytes, release };
     } catch (error) {
       release();
@@ -148,36 +153,28 @@ interface BodyReader {
   releaseLock(): void;
 }
 
-/** `arrived` is told the size so far, and throws when no more may come. */
-async function gather(
+/** `arrived` is told what is held, and throws when no more may come. */
+async function gathered(
   reader: BodyReader,
   { declared, bytesMax }: Expected,
-  arrived: (size: number) => void,
+  tenant: string,
+  arrived: (held: number) => void,
 ): Promise<Uint8Array> {
-  let whole = new Uint8Array();
+  const body = gather(Math.min(declared, bytesMax));
   let size = 0;
   try {
     for (;;) {
       const { done, value } = await reader.read();
-      if (done || value === undefined) return moved(whole, size);
-      const at = size;
+      if (done || value === undefined) return await inSteps(named("intake of a body", body.whole()), tenant);
       size += value.byteLength;
       if (size > bytesMax) throw tooLarge(bytesMax);
-      arrived(size);
-      during("intake of a body", () => {
-        if (size > whole.byteLength) whole = moved(whole, Math.max(size, Math.min(declared, 2 * size)));
-        whole.set(value, at);
-      });
+      during("intake of a body", () => body.add(value));
+      arrived(body.held);
     }
   } catch (error) {
-    moved(whole, 0);
+    body.drop();
     // What is left of the body is passed over with the answer.
     reader.releaseLock();
     throw error;
   }
-}
-
-/** The same bytes with room for `size`. What they were in is free at once: the garbage collector would be late. */
-function moved(bytes: Uint8Array<ArrayBuffer>, size: number): Uint8Array<ArrayBuffer> {
-  return bytes.byteLength === size ? bytes : new Uint8Array(bytes.buffer.transfer(size));
 }

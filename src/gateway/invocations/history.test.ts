@@ -161,6 +161,15 @@ describe.each(["sqlite", "postgres"] as const)("the history on %s", (dialect) =>
     }
   });
 
+  test("a page at the end of what a step passes holds each call once", async () => {
+    // The newest but 5,005: one step, and a few more.
+    const since = idTime(rows[5_004]?.id ?? "");
+    const query = { since: new Date(since).toISOString(), limit: "20", offset: "4990" };
+    const page = await readHistory(store.read, "acme", new URLSearchParams(query));
+    const matches = rows.filter((row) => idTime(row.id) >= since);
+    expect(page.rows.map(({ id }) => id)).toEqual(matches.slice(4_990, 5_010).map(({ id }) => id));
+  });
+
   test.each([
     ["to the end", both],
     ["to a page far behind", { offset: String(CALLS) }],

@@ -122,7 +122,8 @@ async function rowsAt(
     .from(t)
     .where(callsBelow(reader, path, below))
     .orderBy(...newestFirst(t, path));
-  if (path.others.length === 0) return calls.limit(limit).offset(offset);
+  // What comes after the step is the next one's to give.
+  if (path.others.length === 0) return calls.limit(Math.min(limit, ENTRIES_MAX - offset)).offset(offset);
   const passed = calls.limit(ENTRIES_MAX).as("passed");
   return reader.db
     .select()
