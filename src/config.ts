@@ -163,6 +163,7 @@ function arrange(v: Values, terminal: boolean, environment: Environment) {
       },
     },
     allowHosts: v.TOLLGATE_ALLOW_HOSTS,
+    denyHosts: v.TOLLGATE_DENY_HOSTS,
     /** PEM of extra trusted roots. */
     extraCa: v.TOLLGATE_CA_FILE,
     workers: v.TOLLGATE_WORKERS,

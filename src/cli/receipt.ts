@@ -1,7 +1,6 @@
 // `tollgate receipt verify`: checks a file of trust receipts against a set of public keys, with no database and no
 // gateway. It reads line by line, so an export may be long.
 import { open, readFile, stat } from "node:fs/promises";
-import { parseAllowList } from "../core/host.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { fetchDocument } from "../edge/json.ts";
 import { createOutbound, OutboundError } from "../edge/outbound.ts";
@@ -110,7 +109,7 @@ async function readKeys(where: string): Promise<ReceiptKeys> {
 
 /** Whoever runs the command chose the URL, so it may be of any host. */
 function fetchKeys(url: string): Promise<unknown> {
-  return fetchDocument(createOutbound({ allow: parseAllowList([]), extraCa: null, trusted: true }), url);
+  return fetchDocument(createOutbound({ rules: null, extraCa: null }), url);
 }
 
 async function readKeyFile(path: string): Promise<unknown> {

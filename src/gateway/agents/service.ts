@@ -4,7 +4,7 @@ import { and, eq, isNull } from "drizzle-orm";
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault, invalidField, overQuota } from "../../core/fault.ts";
-import type { AllowList } from "../../core/host.ts";
+import type { HostRules } from "../../core/host.ts";
 import { isId, newId } from "../../core/id.ts";
 import { fairWrites } from "../../storage/fair-writes.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
@@ -18,8 +18,8 @@ import { createdFields, patchedFields } from "./rules.ts";
 export interface AgentDeps {
   readonly store: Store;
   readonly clock: Clock;
-  /** Hosts that are exempt from the rules for upstream URLs. */
-  readonly allow: AllowList;
+  /** For upstream URLs. */
+  readonly rules: HostRules;
   /** How many agents that are not inactive a tenant may have. */
   readonly agentsMax: number;
   /** Told of each agent that a write may have changed, before it is acknowledged. */
@@ -117,7 +117,7 @@ async function withFreeName<T>(write: () => Promise<T>): Promise<T> {
   }
 }
 
-export function agentService({ store, clock, allow, agentsMax, changed }: AgentDeps) {
+export function agentService({ store, clock, rules, agentsMax, changed }: AgentDeps) {
   const write = fairWrites(store);
   /** A write that fails may have been made all the same. */
   const change = <T>(tenant: string, id: string, work: (tx: Tx) => Promise<T>): Promise<T> =>
@@ -125,7 +125,7 @@ export function agentService({ store, clock, allow, agentsMax, changed }: AgentD
 
   return {
     async create({ tenant, user }: Caller, body: AgentCreate): Promise<AgentRow> {
-      const fields = createdFields(body, allow);
+      const fields = createdFields(body, rules);
       const now = clock.now();
       const row: AgentRow = {
         tenant,
@@ -169,7 +169,7 @@ export function agentService({ store, clock, allow, agentsMax, changed }: AgentD
           await tx.lock(`agent:${tenant}:${id}`);
           const row = await findRow(tx, tenant, id);
           if (row.deleted_at !== null) throw noSuchAgent();
-          const fields = patchedFields(row, body, allow);
+          const fields = patchedFields(row, body, rules);
           if (fields.credential_ref != null) await requireCredential(tx, tenant, fields.credential_ref);
           return Object.keys(fields).length === 0 ? row : updated(tx, row, fields, clock.now());
         }),

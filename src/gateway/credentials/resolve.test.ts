@@ -3,7 +3,6 @@ import { mkdirSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { eq } from "drizzle-orm";
 import { type Catalog, fresh, openCatalog } from "../../../test/support/catalog.ts";
-import { parseAllowList } from "../../core/host.ts";
 import { fetchJson, type JsonLimits } from "../../edge/json.ts";
 import { createOutbound } from "../../edge/outbound.ts";
 import { CredentialFailure } from "./failure.ts";
@@ -15,7 +14,7 @@ beforeAll(async () => {
 });
 afterAll(() => catalog[Symbol.asyncDispose]());
 
-const trusted = createOutbound({ allow: parseAllowList([]), extraCa: null, trusted: true });
+const trusted = createOutbound({ rules: null, extraCa: null });
 let asked: JsonLimits[] = [];
 let time = 0;
 

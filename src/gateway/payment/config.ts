@@ -4,7 +4,7 @@ import { and, eq, isNotNull } from "drizzle-orm";
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault, invalidField } from "../../core/fault.ts";
-import { type AllowList, checkWrittenUrl } from "../../core/host.ts";
+import { checkWrittenUrl, type HostRules } from "../../core/host.ts";
 import { checkText } from "../../core/text.ts";
 import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import { holdCredential } from "../credentials/service.ts";
@@ -56,11 +56,11 @@ export async function paidCallNamesCredential(reader: Reader, tenant: string, id
 export interface SettlementConfigDeps {
   readonly store: Store;
   readonly clock: Clock;
-  /** Hosts that are exempt from the rules. */
-  readonly allow: AllowList;
+  /** For the URLs of facilitators. */
+  readonly rules: HostRules;
 }
 
-export function settlementConfigService({ store, clock, allow }: SettlementConfigDeps) {
+export function settlementConfigService({ store, clock, rules }: SettlementConfigDeps) {
   return {
     /** @throws Fault `not_found` */
     async get({ tenant }: Caller): Promise<SettlementConfigRow> {
@@ -71,7 +71,7 @@ export function settlementConfigService({ store, clock, allow }: SettlementConfi
 
     /** @throws Fault `invalid_request`, naming the field */
     async patch({ tenant }: Caller, body: SettlementConfigPatch): Promise<SettlementConfigRow> {
-      if (body.facilitator_url !== undefined) checkFacilitatorUrl(body.facilitator_url, allow);
+      if (body.facilitator_url !== undefined) checkFacilitatorUrl(body.facilitator_url, rules);
       const ref = body.facilitator_credential_ref;
       if (ref === "") throw invalidField("facilitator_credential_ref", "must not be empty");
       return store.write(async (tx) => {
@@ -89,11 +89,11 @@ export function settlementConfigService({ store, clock, allow }: SettlementConfi
   };
 }
 
-function checkFacilitatorUrl(text: string, allow: AllowList): void {
+function checkFacilitatorUrl(text: string, rules: HostRules): void {
   const refuse = (reason: string) => invalidField("facilitator_url", reason);
   if (text === "") throw refuse("must not be empty");
   checkText("facilitator_url", text, { min: 0, max: Number.POSITIVE_INFINITY });
-  const checked = checkWrittenUrl(text, allow);
+  const checked = checkWrittenUrl(text, rules);
   if (!checked.ok) throw refuse(checked.reason);
   if (checked.url.protocol !== "https:") throw refuse("must be an https URL");
   if (/[?#]/.test(text)) throw refuse("must have no query and no fragment");
