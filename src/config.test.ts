@@ -284,6 +284,14 @@ describe("values", () => {
     ]);
   });
 
+  test("the scope for writing is one scope", () => {
+    const scope = (TOLLGATE_MANAGE_SCOPE: string) => load({ TOLLGATE_MANAGE_SCOPE }).config?.manageScope;
+    expect(load({}).config?.manageScope).toBeNull();
+    expect(scope("tollgate:manage")).toBe("tollgate:manage");
+    for (const bad of ["a b", 'a"', "a\\b", "ä", "x".repeat(257)])
+      expect([bad, blamed({ TOLLGATE_MANAGE_SCOPE: bad })]).toEqual([bad, ["TOLLGATE_MANAGE_SCOPE"]]);
+  });
+
   test("a vault prefix keeps each tenant in a place of its own", () => {
     const base = { TOLLGATE_VAULT_ADDR: "http://v", TOLLGATE_VAULT_TOKEN: "t" };
     const prefix = (text: string) => load({ ...base, TOLLGATE_VAULT_PREFIX: text }).config?.vault?.prefix;

@@ -146,6 +146,12 @@ export const tenantPrefix: Kind<string> = {
   },
 };
 
+/** RFC 6749, section 3.3. */
+export const scope: Kind<string> = {
+  must: "one scope: visible ASCII without blanks, quotes and backslashes",
+  parse: (value) => (/^[\x21\x23-\x5B\x5D-\x7E]{1,256}$/.test(value) ? value : undefined),
+};
+
 const REGISTERED = ["iss", "aud", "exp", "nbf", "iat", "jti"];
 
 export const claimName: Kind<string> = {

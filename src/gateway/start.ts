@@ -40,6 +40,7 @@ import { createFacilitatorClient } from "./payment/facilitator-client.ts";
 import { settlementRoutes } from "./payment/routes.ts";
 import { createPayments } from "./payment/service.ts";
 import { createSettler, type SettlerOptions } from "./payment/settler.ts";
+import { managePermission } from "./permission.ts";
 import { removeOldDecisions } from "./policy/decisions.ts";
 import { policyRoutes } from "./policy/routes.ts";
 import { type PolicyService, policyService } from "./policy/service.ts";
@@ -72,6 +73,8 @@ export interface GatewayOptions {
   readonly identity: Pick<IdentityOptions, "oidc" | "claims">;
   readonly allowHosts: readonly string[];
   readonly denyHosts: readonly string[];
+  /** That a token needs to write; null for none. */
+  readonly manageScope: string | null;
   readonly extraCa: string | null;
   /** Base of the absolute URLs in challenges; null takes the request's Host. */
   readonly publicUrl: string | null;
@@ -122,7 +125,8 @@ export async function startGateway(
   await dispatcher.recover();
   await settler.recover();
   const stopCleaning = startCleaning(store, options.retention, log);
-  const edge = createEdge({ app, log, authenticate: (header) => identity.authenticate(header) });
+  const permit = managePermission(options.manageScope);
+  const edge = createEdge({ app, log, authenticate: (header) => identity.authenticate(header), permit });
   const server = openPort(options, edge, log);
   // Only now, when nothing is left that could keep the gateway from starting, is any call made.
   await dispatcher.start();

@@ -42,7 +42,7 @@ const docs = {
       },
     },
     responses: [{ status: "created", description: "Its metadata.", ...credential }],
-    errors: ["invalid_request", "conflict", "payload_too_large", "over_limit"],
+    errors: ["forbidden", "invalid_request", "conflict", "payload_too_large", "over_limit"],
     answers: {
       over_limit: {
         description: "The tenant has as many credentials as it may have.",
@@ -91,7 +91,7 @@ const docs = {
         example: { ...EXAMPLE, masked_hint: "…m2Rt", version: 2 },
       },
     ],
-    errors: ["invalid_request", "not_found", "conflict", "payload_too_large"],
+    errors: ["forbidden", "invalid_request", "not_found", "conflict", "payload_too_large"],
   }),
   remove: operation({
     tag: "Credentials",
@@ -99,7 +99,7 @@ const docs = {
     description: "Refused while an agent that is not inactive names it.",
     path: credentialId,
     responses: [{ status: "empty", description: "It is gone, and its name is free." }],
-    errors: ["not_found", "conflict"],
+    errors: ["forbidden", "not_found", "conflict"],
   }),
 };
 
