@@ -26,7 +26,7 @@ export function literalAddress(hostname: string): string | null {
  * A name or an address as URLs spell it, so that IDNs and the short forms of addresses compare equal; null when it is
  * none.
  */
-function canonicalHost(text: string): string | null {
+export function canonicalHost(text: string): string | null {
   const bare = /^\[.*\]$/.test(text) ? text.slice(1, -1) : text;
   if (bare.includes(":"))
     return parseV6(bare) === null ? null : (URL.parse(`http://[${bare}]/`)?.hostname ?? null);

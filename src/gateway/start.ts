@@ -22,6 +22,7 @@ import { rateLimiter } from "./agents/bucket.ts";
 import { type RememberedAgents, rememberedAgents } from "./agents/remembered.ts";
 import { agentRoutes } from "./agents/routes.ts";
 import { agentNamesCredential, type InvocableAgent } from "./agents/service.ts";
+import { agentShutOut } from "./agents/shut-out.ts";
 import { credentialResolver, credentialSecrets, type ResolverDeps } from "./credentials/resolve.ts";
 import { credentialRoutes } from "./credentials/routes.ts";
 import { docsRoutes } from "./docs/routes.ts";
@@ -35,7 +36,7 @@ import { createEndings } from "./invocations/endings.ts";
 import { endedAmong, findInvocation } from "./invocations/history.ts";
 import { createRefusals, removeOldNotes } from "./invocations/refused.ts";
 import { invocationRoutes } from "./invocations/routes.ts";
-import { paidCallNamesCredential, settlementNamesCredential } from "./payment/config.ts";
+import { paidCallNamesCredential, settlementNamesCredential, settlementShutOut } from "./payment/config.ts";
 import { createFacilitatorClient } from "./payment/facilitator-client.ts";
 import { settlementRoutes } from "./payment/routes.ts";
 import { createPayments } from "./payment/service.ts";
@@ -248,10 +249,11 @@ async function composeGateway(parts: Parts) {
 function managementRoutes({ options, store, keyring, rules }: Parts, agents: RememberedAgents) {
   const { clock } = store;
   const { agents: agentsMax, credentials: credentialsMax } = options.quotas;
+  const usedAt = [agentShutOut, settlementShutOut];
   const namedBy = [agentNamesCredential, settlementNamesCredential, paidCallNamesCredential];
   return routes()
     .use(agentRoutes({ store, clock, rules, agentsMax, changed: agents.forget }))
-    .use(credentialRoutes({ store, clock, keyring, namedBy, credentialsMax }))
+    .use(credentialRoutes({ store, clock, keyring, namedBy, usedAt, credentialsMax }))
     .use(settlementRoutes({ store, clock, rules }));
 }
 

@@ -365,6 +365,7 @@ export const CREDENTIAL: Shape = {
   name: is.text,
   auth_type: is.oneOf("bearer", "api_key", "none"),
   source: is.oneOf("managed", "vault"),
+  allowed_hosts: is.orNull(is.arrayOf(is.text)),
   version: is.integer,
   created_at: is.dateTime,
   updated_at: is.dateTime,

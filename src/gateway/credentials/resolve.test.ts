@@ -18,9 +18,11 @@ const trusted = createOutbound({ rules: null, extraCa: null });
 let asked: JsonLimits[] = [];
 let time = 0;
 
+const URL_ = "https://api.example.com/run";
+
 function resolver(deps: Partial<ResolverDeps> = {}, timeoutMs = 5_000) {
   asked = [];
-  return credentialResolver({
+  const resolve = credentialResolver({
     store: catalog.store,
     keyring: catalog.keyring,
     secretsDir: null,
@@ -32,6 +34,7 @@ function resolver(deps: Partial<ResolverDeps> = {}, timeoutMs = 5_000) {
     now: () => time,
     ...deps,
   });
+  return (tenant: string, id: string, url = URL_) => resolve(tenant, id, url);
 }
 
 async function made(fields: object, tenant?: string): Promise<string> {

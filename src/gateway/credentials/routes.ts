@@ -16,6 +16,7 @@ const EXAMPLE = {
   auth_type: "bearer",
   source: "managed",
   masked_hint: "…x7Qp",
+  allowed_hosts: ["api.example.com"],
   version: 1,
   created_at: "2026-11-21T10:00:00.000Z",
   updated_at: "2026-11-21T10:00:00.000Z",
@@ -37,6 +38,7 @@ const docs = {
           auth_type: "bearer",
           source: "managed",
           plaintext: "a-secret-that-ends-in-x7Qp",
+          allowed_hosts: ["api.example.com"],
         },
         vault: { name: "search key", auth_type: "api_key", source: "vault", vault_ref: "search/api#key" },
       },
@@ -74,7 +76,9 @@ const docs = {
   rotate: operation({
     tag: "Credentials",
     summary: "Rotate a credential",
-    description: "Replaces the secret. Calls made from now on carry the new one.",
+    description:
+      "Replaces the secret. Calls made from now on carry the new one. A list of `allowed_hosts` that shuts out a live " +
+      "agent, the settlement configuration or an open payment is refused.",
     path: credentialId,
     body: {
       schema: CredentialRotate,

@@ -7,7 +7,7 @@ import { Fault, invalidField } from "../../core/fault.ts";
 import { checkWrittenUrl, type HostRules } from "../../core/host.ts";
 import { checkText } from "../../core/text.ts";
 import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
-import { holdCredential } from "../credentials/service.ts";
+import { holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
 import type { SettlementConfigPatch, SettlementConfigRow } from "./model.ts";
 
 const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) =>
@@ -40,6 +40,25 @@ export async function settlementNamesCredential(
     .where(and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, id), isNotNull(t.next_attempt_at)))
     .limit(1);
   return open.length > 0;
+}
+
+/** What settles with the credential at a URL that is not allowed, for its tenant; null when nothing does. */
+export async function settlementShutOut(
+  reader: Reader,
+  tenant: string,
+  id: string,
+  isAllowed: (url: string) => boolean,
+): Promise<string | null> {
+  const config = await findSettlementConfig(reader, tenant);
+  if (config?.facilitator_credential_ref === id && !isAllowed(config.facilitator_url)) {
+    return "the settlement configuration";
+  }
+  const { payments: t } = reader.tables;
+  const open = await reader.db
+    .selectDistinct({ url: t.facilitator_url })
+    .from(t)
+    .where(and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, id), isNotNull(t.next_attempt_at)));
+  return open.some(({ url }) => url !== null && !isAllowed(url)) ? "a payment that is being settled" : null;
 }
 
 /** Whether a paid call that has not ended needs the credential: it was paid for in the trust that it can be made. */
@@ -79,8 +98,13 @@ export function settlementConfigService({ store, clock, rules }: SettlementConfi
         const known = await findSettlementConfig(tx, tenant);
         if (Object.keys(body).length === 0 && known !== null) return known;
         const next = merged(known, body, tenant, clock.now());
-        if (ref !== undefined && !(await holdCredential(tx, tenant, ref))) {
+        const held = await holdCredential(tx, tenant, next.facilitator_credential_ref);
+        if (held === null) {
           throw invalidField("facilitator_credential_ref", "names no credential of this tenant");
+        }
+        if (!mayGoTo(held, next.facilitator_url)) {
+          const field = body.facilitator_url === undefined ? "facilitator_credential_ref" : "facilitator_url";
+          throw invalidField(field, NOT_ALLOWED);
         }
         await put(tx, next);
         return next;
