@@ -85,6 +85,8 @@ function catalogTables(c: Columns) {
       version: c.whole().notNull(),
       /** The sealed secret of a managed credential: see keys/envelope.ts for its form. */
       sealed: c.bytes(),
+      /** JSON array of the hosts that the secret may go to, as core/allowed-hosts.ts spells them; null for any. */
+      allowed_hosts: c.text(),
       created_at: c.whole().notNull(),
       updated_at: c.whole().notNull(),
     }),

@@ -272,6 +272,26 @@ describe("values", () => {
     }
   });
 
+  test("denied hosts are written like allowed ones", () => {
+    const hosts = (list: string) => load({ TOLLGATE_DENY_HOSTS: list }).config?.denyHosts;
+    expect(load({}).config?.denyHosts).toEqual([]);
+    expect(hosts("db.test, 198.51.100.0/24,[2001:db8::1], ::ffff:8.8.8.8")).toHaveLength(4);
+    for (const bad of ["a:1", "10.0.0.0/33", "*.test", "http://a"])
+      expect([bad, blamed({ TOLLGATE_DENY_HOSTS: bad })]).toEqual([bad, ["TOLLGATE_DENY_HOSTS"]]);
+    expect(blamed({ TOLLGATE_DENY_HOSTS: "a b", TOLLGATE_ALLOW_HOSTS: "a b" }).sort()).toEqual([
+      "TOLLGATE_ALLOW_HOSTS",
+      "TOLLGATE_DENY_HOSTS",
+    ]);
+  });
+
+  test("the scope for writing is one scope", () => {
+    const scope = (TOLLGATE_MANAGE_SCOPE: string) => load({ TOLLGATE_MANAGE_SCOPE }).config?.manageScope;
+    expect(load({}).config?.manageScope).toBeNull();
+    expect(scope("tollgate:manage")).toBe("tollgate:manage");
+    for (const bad of ["a b", 'a"', "a\\b", "ä", "x".repeat(257)])
+      expect([bad, blamed({ TOLLGATE_MANAGE_SCOPE: bad })]).toEqual([bad, ["TOLLGATE_MANAGE_SCOPE"]]);
+  });
+
   test("a vault prefix keeps each tenant in a place of its own", () => {
     const base = { TOLLGATE_VAULT_ADDR: "http://v", TOLLGATE_VAULT_TOKEN: "t" };
     const prefix = (text: string) => load({ ...base, TOLLGATE_VAULT_PREFIX: text }).config?.vault?.prefix;

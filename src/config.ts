@@ -163,6 +163,9 @@ function arrange(v: Values, terminal: boolean, environment: Environment) {
       },
     },
     allowHosts: v.TOLLGATE_ALLOW_HOSTS,
+    denyHosts: v.TOLLGATE_DENY_HOSTS,
+    /** Null when any token of a tenant may change what is its own. */
+    manageScope: v.TOLLGATE_MANAGE_SCOPE,
     /** PEM of extra trusted roots. */
     extraCa: v.TOLLGATE_CA_FILE,
     workers: v.TOLLGATE_WORKERS,

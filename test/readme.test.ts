@@ -166,6 +166,7 @@ describe("what it does works:", () => {
     localised = (text) =>
       text
         .replaceAll("https://echo.example.com/run", `http://127.0.0.1:${echo}/run`)
+        .replaceAll('"echo.example.com"', '"127.0.0.1"')
         .replaceAll("https://mcp.example.com/mcp", `http://127.0.0.1:${mcp}/mcp`)
         .replaceAll(/\b8080\b/g, String(gateway))
         .replaceAll(/\b9001\b/g, String(echo))

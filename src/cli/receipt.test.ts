@@ -2,6 +2,7 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { decodeJwt } from "jose";
 import { linkTo, receiptSigner, type Signer, signedChain } from "../../test/support/receipts.ts";
 import { startUpstream } from "../../test/support/upstream.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -18,6 +19,11 @@ const file = (text: string) => {
   writeFileSync(path, text);
   return path;
 };
+/** How a file ends that has lost nothing at its end. */
+const lastOf = (lines: readonly string[]) => {
+  const { receipt_id, completed_at } = decodeJwt(lines.at(-1) ?? "");
+  return `the last one is ${receipt_id}, of ${completed_at}\n`;
+};
 const verify = (text: string) => verifyReceipts({ file: file(text), jwks });
 
 beforeAll(async () => {
@@ -32,15 +38,15 @@ describe("tollgate receipt verify", () => {
     const lines = await signedChain(signer, 3);
     expect(await verify(`${lines.join("\n")}\n`)).toEqual({
       holds: true,
-      text: '3 receipts hold, in one unbroken chain: tenant "acme", from the first that was made\n',
+      text: `3 receipts hold, in one unbroken chain: tenant "acme", from the first that was made\n${lastOf(lines)}`,
     });
     expect(await verify(lines.slice(1).join("\n"))).toEqual({
       holds: true,
-      text: '2 receipts hold, in one unbroken chain: tenant "acme", going on from an earlier one, which is not in this file\n',
+      text: `2 receipts hold, in one unbroken chain: tenant "acme", going on from an earlier one, which is not in this file\n${lastOf(lines)}`,
     });
     expect(await verify(`${lines[0]}\n`)).toEqual({
       holds: true,
-      text: '1 receipt holds: tenant "acme", from the first that was made\n',
+      text: `1 receipt holds: tenant "acme", from the first that was made\n${lastOf(lines.slice(0, 1))}`,
     });
   });
 
@@ -89,6 +95,24 @@ describe("tollgate receipt verify", () => {
       expect(verifyReceipts({ file: path, jwks: `${upstream.url}other` })).rejects.toThrow("answered 404");
     } finally {
       await upstream.stop();
+    }
+  });
+
+  test("takes no keys over plain HTTP from another machine", async () => {
+    const path = file((await signedChain(signer, 1)).join("\n"));
+    for (const host of [
+      "keys.example.com",
+      "10.0.0.1",
+      "127.0.0.1.example.com",
+      "localhost.example.com",
+      "[::2]",
+    ]) {
+      const verdict = verifyReceipts({ file: path, jwks: `HTTP://${host}/.well-known/jwks.json` });
+      await expect(verdict).rejects.toThrow("keys must come over https");
+    }
+    const local = ["127.0.0.1:1", "127.1:1", "LocalHost:1", "[0::1]:1"];
+    for (const host of local) {
+      await expect(verifyReceipts({ file: path, jwks: `http://${host}/` })).rejects.not.toThrow("https");
     }
   });
 

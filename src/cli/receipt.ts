@@ -1,7 +1,6 @@
 // `tollgate receipt verify`: checks a file of trust receipts against a set of public keys, with no database and no
 // gateway. It reads line by line, so an export may be long.
 import { open, readFile, stat } from "node:fs/promises";
-import { parseAllowList } from "../core/host.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { fetchDocument } from "../edge/json.ts";
 import { createOutbound, OutboundError } from "../edge/outbound.ts";
@@ -11,6 +10,8 @@ import type { CommandLine } from "./command-line.ts";
 const FILE_BYTES_MAX = 1024 ** 3;
 const LINE_BYTES_MAX = 64 * 1024;
 const JWKS_BYTES_MAX = 1024 ** 2;
+/** As URLs spell hosts that are this machine. */
+const LOOPBACK = /^(localhost|127\.\d+\.\d+\.\d+|\[::1\])$/;
 
 interface ReceiptRequest {
   readonly file: string;
@@ -59,14 +60,16 @@ function broken(line: number, id: string | null, problem: string): Verdict {
   return { holds: false, text: `line ${line}${id === null ? "" : `, ${id},`} does not hold: ${problem}\n` };
 }
 
-function describe({ length, first }: Chain): string {
+/** Nothing in a file tells that it has lost its end: the last one is named, to be compared with what is known. */
+function describe({ length, first, last }: Chain): string {
   const whose = `tenant ${JSON.stringify(first?.tenant ?? "")}`;
   const what = length === 1 ? "1 receipt holds" : `${length} receipts hold, in one unbroken chain`;
   const from =
     first?.previous == null
       ? "from the first that was made"
       : "going on from an earlier one, which is not in this file";
-  return `${what}: ${whose}, ${from}\n`;
+  const end = last === null ? "" : `the last one is ${last.receipt_id}, of ${last.completed_at}\n`;
+  return `${what}: ${whose}, ${from}\n${end}`;
 }
 
 /** The lines without their ends; the last one needs none. */
@@ -108,9 +111,15 @@ async function readKeys(where: string): Promise<ReceiptKeys> {
   throw new StartupProblem(must);
 }
 
-/** Whoever runs the command chose the URL, so it may be of any host. */
+/** Whoever runs the command chose the URL, so it may be of any host; but on the way to another one keys can be swapped. */
 function fetchKeys(url: string): Promise<unknown> {
-  return fetchDocument(createOutbound({ allow: parseAllowList([]), extraCa: null, trusted: true }), url);
+  const { protocol, hostname } = new URL(url);
+  if (protocol !== "https:" && !LOOPBACK.test(hostname)) {
+    throw new Error(
+      "keys must come over https, or over http from this machine (localhost, 127.0.0.1, [::1])",
+    );
+  }
+  return fetchDocument(createOutbound({ rules: null, extraCa: null }), url);
 }
 
 async function readKeyFile(path: string): Promise<unknown> {

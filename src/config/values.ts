@@ -2,7 +2,7 @@
 // are never repeated in a problem, since some are secrets and a mistyped one is a secret still.
 import { accessSync, constants, statSync } from "node:fs";
 import { isIP } from "node:net";
-import { parseAllowList } from "../core/host.ts";
+import { parseHostList } from "../core/host-list.ts";
 
 export interface Kind<T> {
   /** Completes "NAME must be …". */
@@ -53,12 +53,12 @@ export const host: Kind<string> = { must: "a host name or an IP address", parse:
 
 const HOSTS_MAX = 1000;
 
-/** The entries as they were written; parseAllowList, which the host rules use, is what judges them. */
-function parseHostList(value: string): readonly string[] | undefined {
+/** The entries as they were written; parseHostList, which the host rules use, is what judges them. */
+function parseHosts(value: string): readonly string[] | undefined {
   const entries = value.split(",").flatMap((entry) => entry.trim() || []);
   if (entries.length > HOSTS_MAX) return undefined;
   try {
-    parseAllowList(entries);
+    parseHostList(entries);
     return entries;
   } catch {
     return undefined;
@@ -67,7 +67,7 @@ function parseHostList(value: string): readonly string[] | undefined {
 
 export const hostList: Kind<readonly string[]> = {
   must: "a comma-separated list of host names, addresses and CIDR ranges, without ports",
-  parse: parseHostList,
+  parse: parseHosts,
 };
 
 function parseUrl(value: string, protocols: readonly string[]): URL | undefined {
@@ -144,6 +144,12 @@ export const tenantPrefix: Kind<string> = {
     const plain = segments.filter((segment) => SEGMENT.test(segment)).length;
     return tenants === 1 && plain === segments.length - 1 ? value : undefined;
   },
+};
+
+/** RFC 6749, section 3.3. */
+export const scope: Kind<string> = {
+  must: "one scope: visible ASCII without blanks, quotes and backslashes",
+  parse: (value) => (/^[\x21\x23-\x5B\x5D-\x7E]{1,256}$/.test(value) ? value : undefined),
 };
 
 const REGISTERED = ["iss", "aud", "exp", "nbf", "iat", "jti"];

@@ -131,6 +131,18 @@ export const GATEWAY = {
     shown: "empty",
     meaning: "comma list of hosts, addresses or CIDR ranges that are exempt from the host rules",
   }),
+  TOLLGATE_DENY_HOSTS: row({
+    kind: value.hostList,
+    fallback: [] as readonly string[],
+    shown: "empty",
+    meaning:
+      "comma list of hosts, addresses or CIDR ranges that are refused besides, also where they are exempt",
+  }),
+  TOLLGATE_MANAGE_SCOPE: row({
+    kind: value.scope,
+    fallback: null,
+    meaning: "scope that a token needs to write agents, credentials, policy and settlement configuration",
+  }),
   TOLLGATE_CA_FILE: row({
     kind: pem.certificateFile,
     fallback: null,

@@ -5,6 +5,7 @@ export const FAULT_KINDS = [
   "invalid_request",
   "unauthenticated",
   "denied",
+  "forbidden",
   "not_found",
   "method_not_allowed",
   "conflict",

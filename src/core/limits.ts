@@ -40,6 +40,8 @@ export const METADATA_BYTES_MAX = 16 * KIB;
 export const URL_CHARACTERS_MAX = 2048;
 export const PLAINTEXT_BYTES_MAX = 65_536;
 export const VAULT_REF_CHARACTERS_MAX = 1024;
+/** Hosts that one credential may be for. */
+export const ALLOWED_HOSTS_MAX = 32;
 export const BURST_DEFAULT = 20;
 
 /** JSON-RPC messages of one batch, each of which is judged. */

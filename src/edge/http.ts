@@ -15,6 +15,8 @@ export const STATUS = {
   unauthenticated: 401,
   payment_required: 402,
   denied: 403,
+  /** The token lacks what the route takes. */
+  forbidden: 403,
   not_found: 404,
   method_not_allowed: 405,
   conflict: 409,
@@ -130,6 +132,8 @@ export interface Guard<C> {
   covers(path: string): boolean;
   /** @throws Fault when nobody known makes the request */
   identify(request: Request): C | Promise<C>;
+  /** @throws Fault when this caller may not make it; asked before anything else is looked at */
+  permit?(caller: C, method: string, path: string): void;
   /** The field that names the caller in the access log. */
   shown(caller: C): readonly [name: string, value: string];
   readonly scopes: Scopes<C>;
@@ -147,6 +151,7 @@ export interface GuardedEdgeOptions<C> {
 
 export interface EdgeOptions extends Omit<GuardedEdgeOptions<Caller>, "guard"> {
   authenticate(authorization: string | null): Caller | Promise<Caller>;
+  permit?: Guard<Caller>["permit"];
 }
 
 interface RouteShape {
@@ -164,10 +169,11 @@ export interface Edge {
 const REQUEST_ID = new RegExp(`^[A-Za-z0-9._-]{1,${REQUEST_ID_CHARACTERS_MAX}}$`);
 
 /** The gateway's: everything under /v1 needs a bearer token. */
-export function createEdge({ app, log, authenticate }: EdgeOptions): Edge {
+export function createEdge({ app, log, authenticate, permit }: EdgeOptions): Edge {
   const guard: Guard<Caller> = {
     covers: (path) => path === "/v1" || path.startsWith("/v1/"),
     identify: (request) => authenticate(request.headers.get("authorization")),
+    ...(permit !== undefined && { permit }),
     shown: (caller) => ["tenant", caller.tenant],
     scopes: callers,
   };
@@ -186,7 +192,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
 
   /** Lets a known caller in, when it is its turn. */
   async function enter(known: Guard<C>, request: Request, told: Told): Promise<void> {
-    const { original, requestId, fields, holdOpen } = told;
+    const { original, path, requestId, fields, holdOpen } = told;
     const seen = known.identify(original);
     const caller = seen instanceof Promise ? await seen : seen;
     const [field, shown] = known.shown(caller);
@@ -203,6 +209,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
     });
     const turn = turnOf(shown);
     if (turn !== undefined) await turn;
+    known.permit?.(caller, original.method, path);
   }
 
   async function respond(request: Request, told: Told): Promise<Response> {
@@ -301,7 +308,7 @@ interface RoutePattern {
 }
 
 /** A route's path as a pattern: `:name` is one segment, a final `*` is the rest. */
-function pathPattern(path: string): RegExp {
+export function pathPattern(path: string): RegExp {
   const source = path
     .split("/")
     .map((segment) => (segment === "*" ? ".*" : segment.startsWith(":") ? "[^/]+" : RegExp.escape(segment)))

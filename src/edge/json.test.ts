@@ -1,9 +1,9 @@
 import { afterEach, describe, expect, test } from "bun:test";
-import { parseAllowList } from "../core/host.ts";
+import { hostRules } from "../core/host.ts";
 import { fetchDocument, fetchJson } from "./json.ts";
 import { createOutbound, OutboundError } from "./outbound.ts";
 
-const outbound = createOutbound({ allow: parseAllowList(["127.0.0.1"]), extraCa: null });
+const outbound = createOutbound({ rules: hostRules({ allow: ["127.0.0.1"] }), extraCa: null });
 
 const servers: Bun.Server<undefined>[] = [];
 afterEach(async () => {

@@ -226,6 +226,11 @@ const FAILURES: Readonly<Record<FaultKind, Failure>> = {
     example: "payment required",
   },
   denied: { description: "The tenant's policy denies the call.", example: "denied by policy" },
+  forbidden: {
+    description: "Where a scope is set for writing (TOLLGATE_MANAGE_SCOPE): the token lacks it.",
+    example: "the token lacks the scope tollgate:manage",
+    headers: { "WWW-Authenticate": '`Bearer error="insufficient_scope"`, and the scope.' },
+  },
   over_limit: {
     description: "A limit of the account is exceeded.",
     example: "the payment is outside the limits of this account",

@@ -2,12 +2,12 @@ import { afterEach, beforeAll, describe, expect, test } from "bun:test";
 import net from "node:net";
 import tls from "node:tls";
 import { ALICE, BOB, OTHER_SERVER, SERVER, TEST_CA } from "../../test/support/certificates.ts";
-import { parseAllowList } from "../core/host.ts";
+import { type HostRules, hostRules } from "../core/host.ts";
 import { readBody } from "./body.ts";
 import { createOutbound, OutboundError, type OutboundOptions, type OutboundRequest } from "./outbound.ts";
 
 const OK = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
-const LOOPBACK = parseAllowList(["127.0.0.0/8", "::1"]);
+const LOOPBACK = hostRules({ allow: ["127.0.0.0/8", "::1"] });
 
 /** Of which kind the outbounds of the running test are. */
 let streamed = false;
@@ -66,7 +66,7 @@ async function bind(server: net.Server, host: string): Promise<number> {
 const answerOk: Answer = (socket) => socket.write(OK);
 
 function outboundOf(options: Partial<OutboundOptions> = {}) {
-  return createOutbound({ allow: LOOPBACK, extraCa: null, streamed, ...options });
+  return createOutbound({ rules: LOOPBACK, extraCa: null, streamed, ...options });
 }
 
 /** Resolves every name to these addresses. */
@@ -413,7 +413,7 @@ describe.each([
   describe("the host rules", () => {
     test("an address that is not allowed is never dialled", async () => {
       const server = await raw(answerOk);
-      const outbound = outboundOf({ allow: parseAllowList([]), ...to("127.0.0.1") });
+      const outbound = outboundOf({ rules: hostRules({ allow: [] }), ...to("127.0.0.1") });
       const hosts = ["127.0.0.1", "up.test", "[::ffff:127.0.0.1]", "2130706433", "0.0.0.0", "0"];
       for (const host of hosts) {
         const work = outbound.request(`http://${host}:${server.port}/`, post());
@@ -425,7 +425,7 @@ describe.each([
     test("one refused answer among good ones refuses the call", async () => {
       const server = await raw(answerOk);
       const outbound = outboundOf({
-        allow: parseAllowList(["127.0.0.1"]),
+        rules: hostRules({ allow: ["127.0.0.1"] }),
         ...to("127.0.0.1", "127.0.0.2"),
       });
       expect(await kindOf(outbound.request(`http://up.test:${server.port}/`, post()))).toBe("blocked");
@@ -436,7 +436,7 @@ describe.each([
       const good = await raw(answerOk);
       let asked = 0;
       const outbound = outboundOf({
-        allow: parseAllowList(["127.0.0.1"]),
+        rules: hostRules({ allow: ["127.0.0.1"] }),
         lookup: async () => [{ address: ++asked === 1 ? "127.0.0.1" : "127.0.0.2" }],
       });
       for (let i = 0; i < 3; i++) {
@@ -445,9 +445,18 @@ describe.each([
       expect([asked, good.requests.length]).toEqual([1, 3]);
     });
 
+    test("a port of another protocol is dialled only where the host is exempt", async () => {
+      const kind = (rules: HostRules | null, address: string) =>
+        kindOf(outboundOf({ rules, ...to(address) }).request("http://mail.test:77/", post()));
+      expect(await kind(hostRules({ allow: ["10.0.0.0/8"] }), "93.184.215.14")).toBe("blocked");
+      // Nobody listens there, so it was dialled.
+      for (const rules of [LOOPBACK, hostRules({ allow: ["mail.test"] }), null])
+        expect(await kind(rules, "127.0.0.1")).toBe("unreached");
+    });
+
     test("a trusted outbound dials any address, by name too", async () => {
       const server = await raw(answerOk);
-      const outbound = outboundOf({ allow: parseAllowList([]), trusted: true });
+      const outbound = outboundOf({ rules: null });
       for (const host of ["127.0.0.1", "localhost"]) {
         expect((await outbound.request(`http://${host}:${server.port}/`, post())).status).toBe(200);
       }

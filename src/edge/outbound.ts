@@ -4,7 +4,9 @@
 // Measured on Bun 1.4.5, and held by tests: a POST is never sent again by Bun itself, while GET, HEAD, PUT,
 // DELETE and OPTIONS are when a kept-alive connection closes without an answer. So whatever must not happen
 // twice goes out as POST.
-import { type AllowList, literalAddress } from "../core/host.ts";
+import { type HostRules, isExempt } from "../core/host.ts";
+import { literalAddress } from "../core/host-list.ts";
+import { isBadPort } from "../core/ports.ts";
 import { type ClientIdentity, createConnections } from "./connections.ts";
 import { createResolver, type Lookup } from "./resolve.ts";
 import { openStreamTransport } from "./stream-transport.ts";
@@ -50,12 +52,11 @@ export interface Outbound {
 }
 
 export interface OutboundOptions {
-  readonly allow: AllowList;
+  /** Null for servers that the operator configured: they may be anywhere. */
+  readonly rules: HostRules | null;
   /** PEM of roots that are trusted beside the usual ones. */
   readonly extraCa: string | null;
   readonly lookup?: Lookup;
-  /** For servers that the operator configured: the rule about addresses does not hold, all others do. */
-  readonly trusted?: boolean;
   /** For answers that are passed on as they come: nothing that came of one is lost when it breaks off. */
   readonly streamed?: boolean;
 }
@@ -166,15 +167,18 @@ function abortable<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
 }
 
 export function createOutbound(options: OutboundOptions): Outbound {
-  const { allow, trusted = false, streamed = false, lookup } = options;
-  const resolve = createResolver({ allow, trusted, lookup });
+  const { rules, streamed = false, lookup } = options;
+  const resolve = createResolver({ rules, lookup });
   const poolOf = createConnections(options.extraCa, streamed ? openStreamTransport : openFetchTransport);
 
-  async function addressesOf(hostname: string, signal: AbortSignal): Promise<readonly string[]> {
+  async function addressesOf({ hostname, port }: URL, signal: AbortSignal): Promise<readonly string[]> {
     const pending = resolve(hostname);
     const resolution = pending instanceof Promise ? await abortable(pending, signal) : pending;
-    if (resolution.ok) return resolution.addresses;
-    throw new OutboundError(resolution.kind, `${hostname}: ${resolution.detail}`);
+    if (!resolution.ok) throw new OutboundError(resolution.kind, `${hostname}: ${resolution.detail}`);
+    const { addresses } = resolution;
+    if (rules === null || !isBadPort(port)) return addresses;
+    if (addresses.every((address) => isExempt(hostname, address, rules))) return addresses;
+    throw new OutboundError("blocked", `${hostname}: port ${port} is not allowed`);
   }
 
   return {
@@ -182,7 +186,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
       signal.throwIfAborted();
       const target = toTarget(text);
       const headers = toHeaders(target, pairs);
-      const addresses = await addressesOf(target.url.hostname, signal);
+      const addresses = await addressesOf(target.url, signal);
       const pool = poolOf(target.serverName, tls);
       let failure = new OutboundError("unreached", "no address");
       for (const address of addresses.slice(0, DIALS_MAX)) {

@@ -1,10 +1,11 @@
 import { describe, expect, test } from "bun:test";
 import dgram from "node:dgram";
 import dns from "node:dns";
-import { parseAllowList } from "../core/host.ts";
+import { hostRules, type WrittenRules } from "../core/host.ts";
+import { parseAddress } from "../core/network.ts";
 import { createResolver, type Lookup } from "./resolve.ts";
 
-const NOBODY = parseAllowList([]);
+const NOBODY = hostRules({ allow: [] });
 const PUBLIC = "93.184.215.14";
 const PUBLIC_6 = "2606:2800:21f:cb07::1";
 
@@ -19,9 +20,10 @@ function scripted(...answers: string[][]) {
   return { lookup, asked };
 }
 
-function resolverOf(lookup: Lookup, options: { allow?: string[]; trusted?: boolean; cacheMs?: number } = {}) {
-  const { allow = [], trusted = false, cacheMs = 0 } = options;
-  return createResolver({ allow: parseAllowList(allow), trusted, lookup, cacheMs, lookupTimeoutMs: 20 });
+type Options = WrittenRules & { readonly trusted?: boolean; readonly cacheMs?: number };
+
+function resolverOf(lookup: Lookup, { trusted = false, cacheMs = 0, ...written }: Options = {}) {
+  return createResolver({ rules: trusted ? null : hostRules(written), lookup, cacheMs, lookupTimeoutMs: 20 });
 }
 
 describe("the rule", () => {
@@ -70,6 +72,39 @@ describe("the rule", () => {
     const resolve = resolverOf(scripted(["10.0.0.1"]).lookup, { trusted: true });
     expect(await resolve("vault.internal")).toEqual({ ok: true, addresses: ["10.0.0.1"] });
     expect(await resolve("127.0.0.1")).toMatchObject({ ok: true });
+  });
+});
+
+describe("what is refused besides", () => {
+  const own = () => [parseAddress(PUBLIC)!, parseAddress(PUBLIC_6)!];
+
+  test("a denied name is not even looked up, whatever it is exempt as", async () => {
+    const { lookup, asked } = scripted([PUBLIC]);
+    const resolve = resolverOf(lookup, { allow: ["db.test", "0.0.0.0/0"], deny: ["db.test"] });
+    for (const name of ["db.test", "db.test."])
+      expect(await resolve(name)).toMatchObject({ ok: false, kind: "blocked" });
+    expect(asked).toEqual([]);
+    expect(await resolve("other.test")).toMatchObject({ ok: true });
+  });
+
+  test("a denied address blocks every name that leads to it, an exempt one too", async () => {
+    for (const answers of [[PUBLIC], ["9.9.9.9", PUBLIC], [`::ffff:${PUBLIC}`]]) {
+      const resolve = resolverOf(scripted(answers).lookup, {
+        allow: ["a.test", "::/0"],
+        deny: ["93.184.215.0/24"],
+      });
+      expect(await resolve("a.test")).toMatchObject({ ok: false, kind: "blocked" });
+    }
+  });
+
+  test("an address of this machine, unless it or the name is exempt", async () => {
+    for (const answer of [PUBLIC, PUBLIC_6]) {
+      const { lookup } = scripted([answer]);
+      expect(await resolverOf(lookup, { own })("a.test")).toMatchObject({ ok: false, kind: "blocked" });
+      expect(await resolverOf(lookup, { own, allow: [answer] })("a.test")).toMatchObject({ ok: true });
+      expect(await resolverOf(lookup, { own, allow: ["a.test"] })("a.test")).toMatchObject({ ok: true });
+      expect(await resolverOf(lookup, { own, allow: ["b.test"] })("a.test")).toMatchObject({ ok: false });
+    }
   });
 });
 
@@ -127,7 +162,7 @@ describe("failures", () => {
   });
 
   test("the system's resolver is asked by default", async () => {
-    const resolve = createResolver({ allow: NOBODY, trusted: false });
+    const resolve = createResolver({ rules: NOBODY });
     expect(await resolve("localhost")).toMatchObject({ ok: false, kind: "blocked" });
     expect(await resolve("nowhere.invalid")).toMatchObject({ ok: false, kind: "unreached" });
   });
@@ -137,7 +172,7 @@ describe("failures", () => {
     await using server = await nameServer();
     dns.setServers([server.address]);
     try {
-      const resolve = createResolver({ allow: NOBODY, trusted: false, lookupTimeoutMs: 1000 });
+      const resolve = createResolver({ rules: NOBODY, lookupTimeoutMs: 1000 });
       const stuck = Array.from({ length: 20 }, (_, index) =>
         resolve(`${index}.slow.${index % 2 === 0 ? "test" : "local"}`),
       );

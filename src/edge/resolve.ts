@@ -1,6 +1,8 @@
 // Dial-time resolution: a host name becomes the addresses that may be dialled, or a reason why not. The answers
 // that were judged are the ones that get dialled, so a name that changes its answers later gains nothing.
-import { type AllowList, isExemptName, literalAddress, mayDial, parseAddress } from "../core/host.ts";
+import { type HostRules, isDeniedName, mayDial } from "../core/host.ts";
+import { literalAddress } from "../core/host-list.ts";
+import { parseAddress } from "../core/network.ts";
 
 /** All addresses of a name; rejects when it has none. */
 export type Lookup = (name: string) => Promise<ReadonlyArray<{ readonly address: string }>>;
@@ -12,9 +14,8 @@ export type Resolution =
 export type Resolve = (hostname: string) => Resolution | Promise<Resolution>;
 
 export interface ResolveOptions {
-  readonly allow: AllowList;
-  /** The operator's own servers: any address will do. */
-  readonly trusted: boolean;
+  /** Null for the operator's own servers: any address will do. */
+  readonly rules: HostRules | null;
   readonly lookup?: Lookup | undefined;
   readonly lookupTimeoutMs?: number;
   /** How long good answers are used again. */
@@ -47,7 +48,7 @@ function failureName(error: unknown): string {
 }
 
 export function createResolver(options: ResolveOptions): Resolve {
-  const { allow, trusted, lookup = systemLookup } = options;
+  const { rules, lookup = systemLookup } = options;
   const { lookupTimeoutMs = LOOKUP_TIMEOUT_MS, cacheMs = CACHE_MS } = options;
   const known = new Map<string, { readonly resolution: Resolution; readonly until: number }>();
   const underWay = new Map<string, Promise<Resolution>>();
@@ -55,9 +56,8 @@ export function createResolver(options: ResolveOptions): Resolve {
   function judge(hostname: string, addresses: readonly string[]): Resolution {
     // `every` holds for nothing at all, so no answer has to fail by itself.
     if (addresses.length === 0) return { ok: false, kind: "unreached", detail: "DNS: no address" };
-    const isExempt = trusted || isExemptName(hostname, allow);
     const refused = addresses.find((text) =>
-      isExempt ? parseAddress(text) === null : !mayDial(text, allow),
+      rules === null ? parseAddress(text) === null : !mayDial(hostname, text, rules),
     );
     if (refused === undefined) return { ok: true, addresses };
     return { ok: false, kind: "blocked", detail: `address ${refused} is not allowed` };
@@ -83,6 +83,9 @@ export function createResolver(options: ResolveOptions): Resolve {
   return (hostname) => {
     const literal = literalAddress(hostname);
     if (literal !== null) return judge(hostname, [literal]);
+    if (rules !== null && isDeniedName(hostname, rules)) {
+      return { ok: false, kind: "blocked", detail: "the name is not allowed" };
+    }
     const entry = known.get(hostname);
     if (entry !== undefined && performance.now() < entry.until) return entry.resolution;
     const running = underWay.get(hostname);

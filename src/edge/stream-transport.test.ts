@@ -1,6 +1,6 @@
 import { afterEach, describe, expect, test } from "bun:test";
 import net from "node:net";
-import { parseAllowList } from "../core/host.ts";
+import { hostRules } from "../core/host.ts";
 import { decodedBody } from "./body.ts";
 import { createOutbound, OutboundError } from "./outbound.ts";
 import { SLICE_BYTES_MAX } from "./response-parser.ts";
@@ -25,7 +25,11 @@ async function answering(answer: (socket: net.Socket) => void): Promise<string> 
 
 describe("a streamed answer", () => {
   const HEAD = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
-  const outbound = createOutbound({ allow: parseAllowList(["127.0.0.1"]), extraCa: null, streamed: true });
+  const outbound = createOutbound({
+    rules: hostRules({ allow: ["127.0.0.1"] }),
+    extraCa: null,
+    streamed: true,
+  });
   const post = (url: string) =>
     outbound.request(url, { method: "POST", headers: [], body: null, signal: AbortSignal.timeout(20_000) });
 
@@ -175,10 +179,9 @@ describe("a streamed answer", () => {
     const { port } = server.address() as net.AddressInfo;
     const lookup = async () => [{ address: "127.0.0.1" }];
     const named = createOutbound({
-      allow: parseAllowList([]),
+      rules: null,
       extraCa: null,
       streamed: true,
-      trusted: true,
       lookup,
     });
     const ask = async (host: string, path = "") => {

@@ -12,7 +12,6 @@ import {
 } from "../../test/support/settling.ts";
 import { type Place, places } from "../../test/support/stores.ts";
 import { systemClock } from "../core/clock.ts";
-import { parseAllowList } from "../core/host.ts";
 import { silentLog } from "../core/log.ts";
 import { createOutbound } from "../edge/outbound.ts";
 import type { Store } from "../storage/store.ts";
@@ -40,7 +39,7 @@ beforeAll(async () => {
   const key = generatePrivateKey();
   await node.fundEth(privateKeyToAccount(key).address, 10n ** 18n);
   await node.mine();
-  const outbound = createOutbound({ allow: parseAllowList([]), extraCa: null, trusted: true });
+  const outbound = createOutbound({ rules: null, extraCa: null });
   const chain = createChain({ urls: [node.url], outbound, log: silentLog });
   outcomes = createOutcomes(store);
   const common = { store, clock: systemClock, log: silentLog, outcomes };

@@ -12,7 +12,6 @@
 //   judge, verdicts, renew    how a payment ended, written down; what is stuck is replaced (fees), gaps are filled
 //   chain, rpc, endpoint      what is asked of the nodes, of which one, and how its answers are read (token, wire, newest, chain-time)
 import { systemClock } from "../core/clock.ts";
-import { parseAllowList } from "../core/host.ts";
 import { SETTLE_BODY_BYTES_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -159,7 +158,7 @@ function followFiles({ tls, readTls: read }: FacilitatorOptions, listener: Liste
 
 function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store, log: Log) {
   // Nodes and signer are the operator's own, wherever they are.
-  const outbound = createOutbound({ allow: parseAllowList([]), extraCa: null, trusted: true });
+  const outbound = createOutbound({ rules: null, extraCa: null });
   const chain = createChain({ urls: rpcUrls, outbound, log });
   const outcomes = createOutcomes(store);
   const { clock } = store;

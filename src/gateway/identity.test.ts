@@ -125,6 +125,45 @@ describe("forgeries", () => {
     });
   });
 
+  test("tokens of other kinds, and those that are bound to a key", async () => {
+    const issuers = [
+      {
+        identity: remote(),
+        sign: (header: object, claims: object) => signed({ header: { ...header }, claims: { ...claims } }),
+      },
+      {
+        identity: local(),
+        sign: (header: object, claims: object) => localToken({ ...claims }, "issuer", { ...header }),
+      },
+    ];
+    for (const { identity, sign } of issuers) {
+      for (const typ of ["JWT", "jwt", "at+jwt", "AT+JWT", "application/at+jwt", "Application/JWT"]) {
+        expect([typ, await attempt(identity, await sign({ typ }, {}))]).toMatchObject([
+          typ,
+          { tenant: "acme" },
+        ]);
+      }
+      for (const typ of [
+        "",
+        "JWS",
+        "id+jwt",
+        "logout+jwt",
+        "dpop+jwt",
+        "receipt+jwt",
+        "secevent+jwt",
+        "text/jwt",
+        " JWT",
+        5,
+        null,
+      ]) {
+        expect([typ, await attempt(identity, await sign({ typ }, {}))]).toEqual([typ, "unauthenticated"]);
+      }
+      for (const cnf of [{ jkt: "x" }, { "x5t#S256": "x" }, {}, "x", null]) {
+        expect([cnf, await attempt(identity, await sign({}, { cnf }))]).toEqual([cnf, "unauthenticated"]);
+      }
+    }
+  });
+
   test("headers that carry no bearer token", async () => {
     const identity = local();
     const good = await localToken();

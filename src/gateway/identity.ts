@@ -148,14 +148,23 @@ function bearerToken(authorization: string): string {
  */
 function precheck(token: string, issuer: Issuer, now: number): void {
   try {
-    const { alg } = decodeProtectedHeader(token);
+    const { alg, typ } = decodeProtectedHeader(token);
     if (alg === undefined || !issuer.algorithms.includes(alg)) throw new Error("algorithm not allowed");
-    const { iss, exp } = decodeJwt(token);
+    if (!isAccessTokenType(typ)) throw new Error("a token of another kind");
+    const { iss, exp, cnf } = decodeJwt(token);
     if (iss !== issuer.name) throw new Error("another issuer");
+    // RFC 7800: it is good only together with a proof that its sender holds a key, and none is asked for here.
+    if (cnf !== undefined) throw new Error("bound to a key of its sender");
     if (exp === undefined || (exp + SKEW_SECONDS) * 1000 <= now) throw new Error("expired");
   } catch (cause) {
     throw refused("the token is refused before its signature", cause);
   }
+}
+
+/** RFC 7519, section 5.1, and RFC 9068, section 4: other types are of tokens that are signed for something else. */
+function isAccessTokenType(typ: unknown): boolean {
+  if (typ === undefined) return true;
+  return typeof typ === "string" && /^(application\/)?(at\+)?jwt$/i.test(typ);
 }
 
 interface Verified {

@@ -1,7 +1,7 @@
 // Composes the gateway from its parts and starts it: storage first, then who may call, then what runs calls,
 // then the listener. Stopping goes the other way round.
 import { systemClock, timeBounds } from "../core/clock.ts";
-import { parseAllowList } from "../core/host.ts";
+import { type HostRules, hostRules } from "../core/host.ts";
 import { newId } from "../core/id.ts";
 import { WAIT_SECONDS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
@@ -9,6 +9,7 @@ import { COMMIT, VERSION } from "../core/version.ts";
 import { pseudonymOf } from "../core/via.ts";
 import { createDecoderShare, type DecoderShare } from "../edge/decoder-share.ts";
 import { createEdge, type Edge, routes } from "../edge/http.ts";
+import { ownAddresses } from "../edge/interfaces.ts";
 import { fetchDocument, fetchJson } from "../edge/json.ts";
 import { type Listener, listen } from "../edge/listener.ts";
 import { createOutbound, type Outbound } from "../edge/outbound.ts";
@@ -21,6 +22,7 @@ import { rateLimiter } from "./agents/bucket.ts";
 import { type RememberedAgents, rememberedAgents } from "./agents/remembered.ts";
 import { agentRoutes } from "./agents/routes.ts";
 import { agentNamesCredential, type InvocableAgent } from "./agents/service.ts";
+import { agentShutOut } from "./agents/shut-out.ts";
 import { credentialResolver, credentialSecrets, type ResolverDeps } from "./credentials/resolve.ts";
 import { credentialRoutes } from "./credentials/routes.ts";
 import { docsRoutes } from "./docs/routes.ts";
@@ -34,11 +36,12 @@ import { createEndings } from "./invocations/endings.ts";
 import { endedAmong, findInvocation } from "./invocations/history.ts";
 import { createRefusals, removeOldNotes } from "./invocations/refused.ts";
 import { invocationRoutes } from "./invocations/routes.ts";
-import { paidCallNamesCredential, settlementNamesCredential } from "./payment/config.ts";
+import { paidCallNamesCredential, settlementNamesCredential, settlementShutOut } from "./payment/config.ts";
 import { createFacilitatorClient } from "./payment/facilitator-client.ts";
 import { settlementRoutes } from "./payment/routes.ts";
 import { createPayments } from "./payment/service.ts";
 import { createSettler, type SettlerOptions } from "./payment/settler.ts";
+import { managePermission } from "./permission.ts";
 import { removeOldDecisions } from "./policy/decisions.ts";
 import { policyRoutes } from "./policy/routes.ts";
 import { type PolicyService, policyService } from "./policy/service.ts";
@@ -70,6 +73,9 @@ export interface GatewayOptions {
   readonly drainMs: number;
   readonly identity: Pick<IdentityOptions, "oidc" | "claims">;
   readonly allowHosts: readonly string[];
+  readonly denyHosts: readonly string[];
+  /** That a token needs to write; null for none. */
+  readonly manageScope: string | null;
   readonly extraCa: string | null;
   /** Base of the absolute URLs in challenges; null takes the request's Host. */
   readonly publicUrl: string | null;
@@ -103,8 +109,9 @@ export async function startGateway(
   const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
   const keyring = await openKeyring(store, masterKey, store.clock);
   // The issuer and the vault are the operator's own, wherever they are.
-  const trusted = createOutbound({ allow: parseAllowList([]), extraCa: options.extraCa, trusted: true });
-  const parts = { options, store, keyring, trusted, decoders: createDecoderShare(), log };
+  const trusted = createOutbound({ rules: null, extraCa: options.extraCa });
+  const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
+  const parts = { options, store, keyring, rules, trusted, decoders: createDecoderShare(), log };
   const { dispatcher, settler, streaming, endings, policy, receipts, refusals, comparing, app } =
     await composeGateway(parts);
   const identity = createIdentity({
@@ -119,7 +126,8 @@ export async function startGateway(
   await dispatcher.recover();
   await settler.recover();
   const stopCleaning = startCleaning(store, options.retention, log);
-  const edge = createEdge({ app, log, authenticate: (header) => identity.authenticate(header) });
+  const permit = managePermission(options.manageScope);
+  const edge = createEdge({ app, log, authenticate: (header) => identity.authenticate(header), permit });
   const server = openPort(options, edge, log);
   // Only now, when nothing is left that could keep the gateway from starting, is any call made.
   await dispatcher.start();
@@ -155,6 +163,8 @@ interface Parts {
   readonly options: GatewayOptions;
   readonly store: Store;
   readonly keyring: Keyring;
+  /** For whatever a tenant names. */
+  readonly rules: HostRules;
   readonly trusted: Outbound;
   readonly decoders: DecoderShare;
   readonly log: Log;
@@ -236,15 +246,15 @@ async function composeGateway(parts: Parts) {
   };
 }
 
-function managementRoutes({ options, store, keyring }: Parts, agents: RememberedAgents) {
+function managementRoutes({ options, store, keyring, rules }: Parts, agents: RememberedAgents) {
   const { clock } = store;
-  const allow = parseAllowList(options.allowHosts);
   const { agents: agentsMax, credentials: credentialsMax } = options.quotas;
+  const usedAt = [agentShutOut, settlementShutOut];
   const namedBy = [agentNamesCredential, settlementNamesCredential, paidCallNamesCredential];
   return routes()
-    .use(agentRoutes({ store, clock, allow, agentsMax, changed: agents.forget }))
-    .use(credentialRoutes({ store, clock, keyring, namedBy, credentialsMax }))
-    .use(settlementRoutes({ store, clock, allow }));
+    .use(agentRoutes({ store, clock, rules, agentsMax, changed: agents.forget }))
+    .use(credentialRoutes({ store, clock, keyring, namedBy, usedAt, credentialsMax }))
+    .use(settlementRoutes({ store, clock, rules }));
 }
 
 function secretSources({ options, store, keyring, trusted }: Parts): ResolverDeps {
@@ -258,7 +268,7 @@ function secretSources({ options, store, keyring, trusted }: Parts): ResolverDep
   };
 }
 
-type StreamingParts = Pick<Parts, "options" | "store" | "keyring" | "decoders" | "log"> &
+type StreamingParts = Pick<Parts, "options" | "store" | "keyring" | "rules" | "decoders" | "log"> &
   Pick<AdmitStreamOptions, "claims"> &
   Pick<StreamsDeps, "resolveCredential" | "ended"> & {
     readonly checks: Omit<AdmitStreamOptions, "claims" | "takePlace" | "owedPlace" | "stopping">;
@@ -267,8 +277,8 @@ type StreamingParts = Pick<Parts, "options" | "store" | "keyring" | "decoders" |
   };
 
 function composeStreaming(parts: StreamingParts) {
-  const { options, store, keyring, log, checks, claims, policy, replica, ...rest } = parts;
-  const { allowHosts, extraCa, upstreamTimeoutMs, agentConcurrency, publicUrl } = options;
+  const { options, store, keyring, rules, log, checks, claims, policy, replica, ...rest } = parts;
+  const { extraCa, upstreamTimeoutMs, agentConcurrency, publicUrl } = options;
   const { clock } = store;
   const streams = createStreams({
     ...rest,
@@ -276,7 +286,7 @@ function composeStreaming(parts: StreamingParts) {
     clock,
     log,
     claims,
-    outbound: createOutbound({ allow: parseAllowList(allowHosts), extraCa, streamed: true }),
+    outbound: createOutbound({ rules, extraCa, streamed: true }),
     upstreamTimeoutMs,
     deniedTools: policy.deniedTools,
   });
@@ -315,21 +325,22 @@ function upstreamPool({ options, decoders, log }: Parts) {
       upstream_timeout_ms: options.upstreamTimeoutMs,
       max_response_bytes: options.maxResponseBytes,
       allow_hosts: options.allowHosts,
+      deny_hosts: options.denyHosts,
       extra_ca: options.extraCa,
       blocked_ms: options.blockedMs,
     },
   });
 }
 
-type PaymentParts = Pick<Parts, "options" | "store" | "log"> &
+type PaymentParts = Pick<Parts, "options" | "store" | "rules" | "log"> &
   Pick<SettlerOptions, "paid" | "ended"> & { readonly secrets: ResolverDeps };
 
-function composePayments({ options, store, log, secrets, paid, ended }: PaymentParts) {
-  const { allowHosts, extraCa, settleWaitMs, publicUrl } = options;
+function composePayments({ options, store, rules, log, secrets, paid, ended }: PaymentParts) {
+  const { extraCa, settleWaitMs, publicUrl } = options;
   const { clock } = store;
   const client = createFacilitatorClient({
     // A tenant names its facilitator, so the host rules hold for it as they do for upstreams.
-    outbound: createOutbound({ allow: parseAllowList(allowHosts), extraCa }),
+    outbound: createOutbound({ rules, extraCa }),
     openSecret: credentialSecrets(secrets),
     timeoutMs: settleWaitMs,
   });

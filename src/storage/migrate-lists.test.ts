@@ -7,7 +7,7 @@ import { SQL } from "bun";
 import { startPostgres } from "../../test/support/postgres.ts";
 import { temporaryRoot } from "../../test/support/process.ts";
 import { clock } from "../../test/support/stores.ts";
-import { parseAllowList } from "../core/host.ts";
+import { hostRules } from "../core/host.ts";
 import { silentLog } from "../core/log.ts";
 import type { AgentFilter } from "../gateway/agents/pages.ts";
 import { agentService } from "../gateway/agents/service.ts";
@@ -56,7 +56,7 @@ function statements(dialect: "sqlite" | "postgres"): string[] {
 }
 
 async function check(store: Store): Promise<void> {
-  const agents = agentService({ store, clock, allow: parseAllowList([]), agentsMax: 4 });
+  const agents = agentService({ store, clock, rules: hostRules({ allow: [] }), agentsMax: 4 });
   const list = async (filter: Partial<AgentFilter>) => {
     const { rows, total } = await agents.list(ACME, { ...FILTER, ...filter });
     const found = (await Array.fromAsync(rows)).map(({ name }) => Number(name.slice(-1)));

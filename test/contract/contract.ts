@@ -59,8 +59,8 @@ export interface Tenant {
   /** Calls an agent and gives the ID of the accepted invocation. */
   call(agentId: string, sending?: Sending): Promise<string>;
   poll(agentId: string, invocationId: string): Promise<Json>;
-  /** The poll view after the call has ended. */
-  ended(agentId: string, invocationId: string): Promise<Json>;
+  /** The poll view after the call has ended, for its caller. */
+  ended(agentId: string, invocationId: string, user?: string): Promise<Json>;
   invoke(agentId: string, sending?: Sending): Promise<Json>;
   /** The detail view, bodies included. */
   detail(invocationId: string): Promise<Json>;
@@ -182,16 +182,13 @@ function openTenant(contract: () => { gateway: Gateway; issuer: Issuer }): Tenan
       need(202, await tenant.send("POST", `/v1/proxy/${id}`, sending)).invocation_id,
     poll: async (id, invocation) =>
       need(200, await tenant.send("GET", `/v1/proxy/${id}/invocations/${invocation}`)),
-    async ended(id, invocation) {
-      const headers = { prefer: "wait=25" };
-      const view = need(
-        200,
-        await tenant.send("GET", `/v1/proxy/${id}/invocations/${invocation}`, { headers }),
-      );
+    async ended(id, invocation, user) {
+      const sending = { headers: { prefer: "wait=25" }, ...(user !== undefined && { user }) };
+      const view = need(200, await tenant.send("GET", `/v1/proxy/${id}/invocations/${invocation}`, sending));
       expect(view.status).toBeOneOf(["succeeded", "failed"]);
       return view;
     },
-    invoke: async (id, sending) => tenant.ended(id, await tenant.call(id, sending)),
+    invoke: async (id, sending) => tenant.ended(id, await tenant.call(id, sending), sending?.user),
     detail: async (invocation) =>
       need(200, await tenant.send("GET", `/v1/invocations/${invocation}`, { scope: READ_BODY })),
   };
@@ -365,6 +362,7 @@ export const CREDENTIAL: Shape = {
   name: is.text,
   auth_type: is.oneOf("bearer", "api_key", "none"),
   source: is.oneOf("managed", "vault"),
+  allowed_hosts: is.orNull(is.arrayOf(is.text)),
   version: is.integer,
   created_at: is.dateTime,
   updated_at: is.dateTime,

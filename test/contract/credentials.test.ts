@@ -68,6 +68,7 @@ contract((at) => {
         auth_type: "bearer",
         source: "managed",
         masked_hint: "…orse",
+        allowed_hosts: null,
         version: 1,
         created_at,
         updated_at: created_at,

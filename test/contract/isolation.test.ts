@@ -171,6 +171,41 @@ contract((at) => {
       const poll = `/v1/proxy/${agent}/invocations/${invocation}`;
       expect((await owner.send("GET", poll, { user: "bob" })).status).toBe(200);
     });
+
+    test("a body is for the user who made the call, and for the scope", async () => {
+      const { owner, agent, invocation } = await owned();
+      const poll = `/v1/proxy/${agent}/invocations/${invocation}`;
+      const read = async (path: string, sending: Sending) => (await owner.send("GET", path, sending)).body;
+      for (const headers of [{}, { prefer: "wait=5" }]) {
+        const own = await read(poll, { headers });
+        const { response_body_b64, ...rest } = own;
+        expect(Buffer.from(response_body_b64, "base64").toString()).toBe('{"hello":"world"}');
+        expect(await read(poll, { headers, user: "bob" })).toEqual(rest);
+        expect(await read(poll, { headers, user: "Alice" })).toEqual(rest);
+        expect(await read(poll, { headers, user: "bob", scope: "invocations" })).toEqual(rest);
+        expect(await read(poll, { headers, user: "bob", scope: READ_BODY })).toEqual(own);
+      }
+      // The detail takes the scope, of the caller too.
+      const detail = `/v1/invocations/${invocation}`;
+      expect(Object.keys(await read(detail, {}))).not.toContain("resp_body");
+      expect(await read(detail, { user: "bob", scope: READ_BODY })).toMatchObject({ req_body: btoa("a") });
+    });
+
+    test("any user may cancel a call, and sees no body of it by that", async () => {
+      const owner = at.tenant();
+      const started = Promise.withResolvers<void>();
+      const { url: upstream_url } = at.upstream(async ({ signal }) => {
+        started.resolve();
+        await new Promise((resolve) => signal.addEventListener("abort", resolve));
+        return new Response();
+      });
+      const { id } = await owner.agent({ upstream_url });
+      const invocation = await owner.call(id);
+      await started.promise;
+      const path = `/v1/proxy/${id}/invocations/${invocation}/cancel`;
+      const { status, body } = await owner.send("POST", path, { user: "bob" });
+      expect([status, body.error_class, "response_body_b64" in body]).toEqual([200, "cancelled", false]);
+    });
   });
 
   test.each(["Tenant", "tenant ", "tenant\u0000", "täñant", "../tenant", "t'; drop table agents; --"])(

@@ -3,11 +3,12 @@
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { parseAllowList } from "../../src/core/host.ts";
+import { hostRules } from "../../src/core/host.ts";
 import type { Log } from "../../src/core/log.ts";
 import { createEdge, routes } from "../../src/edge/http.ts";
 import { agentRoutes } from "../../src/gateway/agents/routes.ts";
 import { agentNamesCredential } from "../../src/gateway/agents/service.ts";
+import { agentShutOut } from "../../src/gateway/agents/shut-out.ts";
 import { credentialRoutes } from "../../src/gateway/credentials/routes.ts";
 import { type Keyring, openKeyring } from "../../src/keys/keyring.ts";
 import { openStore } from "../../src/storage/open.ts";
@@ -58,8 +59,17 @@ export async function openCatalog(databaseUrl: string | null = null): Promise<Ca
   const store = await openStore({ databaseUrl, dataDir: dir, log, clock });
   const keyring = await openKeyring(store, new Uint8Array(32).fill(7), clock);
   const app = routes()
-    .use(agentRoutes({ store, clock, allow: parseAllowList(["10.1.2.3"]), agentsMax: 10_000 }))
-    .use(credentialRoutes({ store, clock, keyring, namedBy: [agentNamesCredential], credentialsMax: 1_000 }));
+    .use(agentRoutes({ store, clock, rules: hostRules({ allow: ["10.1.2.3"] }), agentsMax: 10_000 }))
+    .use(
+      credentialRoutes({
+        store,
+        clock,
+        keyring,
+        namedBy: [agentNamesCredential],
+        usedAt: [agentShutOut],
+        credentialsMax: 1_000,
+      }),
+    );
   const edge = createEdge({
     app,
     log,

@@ -119,6 +119,7 @@ export const SIGNED_BY_SERVER = {
 export async function localToken(
   claims: Record<string, unknown> = {},
   purpose: "issuer" | "receipts" = "issuer",
+  header: Record<string, unknown> = {},
 ) {
   const { kid, privateKey } = keyring.signingKey(purpose);
   return new SignJWT({
@@ -129,6 +130,6 @@ export async function localToken(
     exp: Math.floor(clock.now() / 1000) + 60,
     ...claims,
   })
-    .setProtectedHeader({ alg: "EdDSA", kid })
+    .setProtectedHeader({ alg: "EdDSA", kid, ...header })
     .sign(privateKey);
 }

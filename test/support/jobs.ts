@@ -5,6 +5,7 @@ export const LOOPBACK: WorkerSettings = {
   upstream_timeout_ms: 10_000,
   max_response_bytes: 33_554_432,
   allow_hosts: ["127.0.0.1"],
+  deny_hosts: [],
   extra_ca: null,
   blocked_ms: 50,
 };

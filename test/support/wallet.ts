@@ -3,7 +3,6 @@
 import type { Hex } from "viem";
 import { generatePrivateKey } from "viem/accounts";
 import { systemClock } from "../../src/core/clock.ts";
-import { parseAllowList } from "../../src/core/host.ts";
 import { type Log, silentLog } from "../../src/core/log.ts";
 import { createOutbound } from "../../src/edge/outbound.ts";
 import { type Chain, createChain } from "../../src/facilitator/chain.ts";
@@ -20,7 +19,7 @@ import { sqlitePlace } from "./stores.ts";
 
 const lower = (text: string): Hex => `0x${text.slice(2).toLowerCase()}`;
 const ETHER = 10n ** 18n;
-export const outbound = createOutbound({ allow: parseAllowList([]), extraCa: null, trusted: true });
+export const outbound = createOutbound({ rules: null, extraCa: null });
 
 export interface WalletOptions {
   readonly urls?: readonly string[];

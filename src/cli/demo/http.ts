@@ -1,6 +1,5 @@
 // Plain HTTP as any caller of the gateway, or of a node, speaks it: JSON out, JSON in, with a limit on time and size.
 // Answers are read field by field, since nothing but the wire is shared with who gives them.
-import { parseAllowList } from "../../core/host.ts";
 import { readBody } from "../../edge/body.ts";
 import { createOutbound, OutboundError } from "../../edge/outbound.ts";
 import { DemoProblem } from "./problem.ts";
@@ -8,7 +7,7 @@ import { DemoProblem } from "./problem.ts";
 const ANSWER_BYTES_MAX = 1024 * 1024;
 
 /** Everything that is called here is a part of the demo, on this machine. */
-const outbound = createOutbound({ allow: parseAllowList([]), extraCa: null, trusted: true });
+const outbound = createOutbound({ rules: null, extraCa: null });
 
 export interface Asked {
   readonly method: "GET" | "POST" | "PATCH";

@@ -85,7 +85,7 @@ const docs = {
       },
     },
     responses: [{ status: "created", description: "The agent.", ...agent }],
-    errors: ["invalid_request", "conflict", "payload_too_large", "over_limit"],
+    errors: ["forbidden", "invalid_request", "conflict", "payload_too_large", "over_limit"],
     answers: {
       over_limit: {
         description: "The tenant has as many agents that are not inactive as it may have.",
@@ -136,7 +136,7 @@ const docs = {
       },
     },
     responses: [{ status: "ok", description: "The agent as it is now.", ...agent }],
-    errors: ["invalid_request", "not_found", "conflict", "payload_too_large"],
+    errors: ["forbidden", "invalid_request", "not_found", "conflict", "payload_too_large"],
   }),
   remove: operation({
     tag: "Agents",
@@ -144,7 +144,7 @@ const docs = {
     description: "The agent becomes inactive: its record stays, its name is free. Doing it again is fine.",
     path: agentId,
     responses: [{ status: "empty", description: "It is inactive." }],
-    errors: ["not_found"],
+    errors: ["forbidden", "not_found"],
   }),
 };
 

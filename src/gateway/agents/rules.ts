@@ -1,7 +1,7 @@
 // What the fields of an agent may hold, alone and together. Pure: what a caller sent becomes what is stored,
 // or a Fault that names the field.
 import { invalidField } from "../../core/fault.ts";
-import { type AllowList, checkWrittenUrl } from "../../core/host.ts";
+import { checkWrittenUrl, type HostRules } from "../../core/host.ts";
 import {
   DESCRIPTION_CHARACTERS_MAX,
   METADATA_BYTES_MAX,
@@ -68,8 +68,8 @@ const DEFAULTS: Omit<AgentFields, "name"> = {
 };
 
 /** @throws Fault `invalid_request` */
-export function createdFields(body: AgentCreate, allow: AllowList): AgentFields {
-  const fields = { ...DEFAULTS, ...givenFields(body, allow), name: checkedName(body.name) };
+export function createdFields(body: AgentCreate, rules: HostRules): AgentFields {
+  const fields = { ...DEFAULTS, ...givenFields(body, rules), name: checkedName(body.name) };
   checkTogether(fields);
   return fields;
 }
@@ -79,9 +79,9 @@ export function createdFields(body: AgentCreate, allow: AllowList): AgentFields 
  *
  * @throws Fault `invalid_request`, also when the agent that would result is not valid as a whole
  */
-export function patchedFields(row: AgentFields, body: AgentPatch, allow: AllowList): Partial<AgentFields> {
+export function patchedFields(row: AgentFields, body: AgentPatch, rules: HostRules): Partial<AgentFields> {
   const { name, ...others } = body;
-  const fields = { ...givenFields(others, allow), ...(name !== undefined && { name: checkedName(name) }) };
+  const fields = { ...givenFields(others, rules), ...(name !== undefined && { name: checkedName(name) }) };
   checkTogether({ ...row, ...fields });
   return fields;
 }
@@ -94,10 +94,10 @@ function checkedName(given: string): string {
 
 type Given = Omit<AgentPatch, "name" | "tags"> & Pick<AgentCreate, "tags">;
 
-function givenFields(body: Given, allow: AllowList): Partial<AgentFields> {
+function givenFields(body: Given, rules: HostRules): Partial<AgentFields> {
   const { tags, metadata, pricing, ...plain } = body;
   if (plain.description !== undefined) checkText("description", plain.description, DESCRIPTION);
-  if (plain.upstream_url != null) checkUrl(plain.upstream_url, allow);
+  if (plain.upstream_url != null) checkUrl(plain.upstream_url, rules);
   if (plain.mcp_protocol_version != null) checkProtocolVersion(plain.mcp_protocol_version);
   return {
     ...plain,
@@ -107,9 +107,9 @@ function givenFields(body: Given, allow: AllowList): Partial<AgentFields> {
   };
 }
 
-function checkUrl(url: string, allow: AllowList): void {
+function checkUrl(url: string, rules: HostRules): void {
   checkText("upstream_url", url, { min: 0, max: Number.POSITIVE_INFINITY });
-  const checked = checkWrittenUrl(url, allow);
+  const checked = checkWrittenUrl(url, rules);
   if (!checked.ok) throw invalidField("upstream_url", checked.reason);
 }
 

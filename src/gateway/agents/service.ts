@@ -4,12 +4,12 @@ import { and, eq, isNull } from "drizzle-orm";
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault, invalidField, overQuota } from "../../core/fault.ts";
-import type { AllowList } from "../../core/host.ts";
+import type { HostRules } from "../../core/host.ts";
 import { isId, newId } from "../../core/id.ts";
 import { fairWrites } from "../../storage/fair-writes.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
 import { totalOf } from "../../storage/totals.ts";
-import { holdCredential } from "../credentials/service.ts";
+import { holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
 import { LIVE, moveBetweenLists } from "./lists.ts";
 import { type AgentCreate, type AgentPatch, type AgentRow, decodePricing } from "./model.ts";
 import { type AgentFilter, findAgents, readAgents } from "./pages.ts";
@@ -18,8 +18,8 @@ import { createdFields, patchedFields } from "./rules.ts";
 export interface AgentDeps {
   readonly store: Store;
   readonly clock: Clock;
-  /** Hosts that are exempt from the rules for upstream URLs. */
-  readonly allow: AllowList;
+  /** For upstream URLs. */
+  readonly rules: HostRules;
   /** How many agents that are not inactive a tenant may have. */
   readonly agentsMax: number;
   /** Told of each agent that a write may have changed, before it is acknowledged. */
@@ -102,9 +102,20 @@ async function findRow(reader: Reader, tenant: string, id: string): Promise<Agen
   return row;
 }
 
-async function requireCredential(tx: Tx, tenant: string, id: string): Promise<void> {
-  if (await holdCredential(tx, tenant, id)) return;
-  throw invalidField("credential_ref", "names no credential of this tenant");
+type Target = Pick<AgentRow, "tenant" | "credential_ref" | "upstream_url">;
+
+/**
+ * Holds the credential that the agent will name, if any.
+ *
+ * @param given the fields that the caller has set, one of which is to blame
+ */
+async function requireCredential(tx: Tx, agent: Target, given: Partial<Target>): Promise<void> {
+  const { tenant, credential_ref, upstream_url } = agent;
+  if (credential_ref === null) return;
+  const held = await holdCredential(tx, tenant, credential_ref);
+  if (held === null) throw invalidField("credential_ref", "names no credential of this tenant");
+  if (upstream_url === null || mayGoTo(held, upstream_url)) return;
+  throw invalidField(given.upstream_url == null ? "credential_ref" : "upstream_url", NOT_ALLOWED);
 }
 
 /** Runs a write in which only the name of an agent can break a uniqueness rule. */
@@ -117,7 +128,7 @@ async function withFreeName<T>(write: () => Promise<T>): Promise<T> {
   }
 }
 
-export function agentService({ store, clock, allow, agentsMax, changed }: AgentDeps) {
+export function agentService({ store, clock, rules, agentsMax, changed }: AgentDeps) {
   const write = fairWrites(store);
   /** A write that fails may have been made all the same. */
   const change = <T>(tenant: string, id: string, work: (tx: Tx) => Promise<T>): Promise<T> =>
@@ -125,7 +136,7 @@ export function agentService({ store, clock, allow, agentsMax, changed }: AgentD
 
   return {
     async create({ tenant, user }: Caller, body: AgentCreate): Promise<AgentRow> {
-      const fields = createdFields(body, allow);
+      const fields = createdFields(body, rules);
       const now = clock.now();
       const row: AgentRow = {
         tenant,
@@ -142,7 +153,7 @@ export function agentService({ store, clock, allow, agentsMax, changed }: AgentD
       if ((await totalOf(store.read, tenant, LIVE)) >= agentsMax) throw refused;
       await withFreeName(() =>
         write(tenant, async (tx) => {
-          if (row.credential_ref !== null) await requireCredential(tx, tenant, row.credential_ref);
+          await requireCredential(tx, row, row);
           await tx.db.insert(tx.tables.agents).values(row);
           const totals = await moveBetweenLists(tx, null, row);
           if ((totals.get(LIVE) ?? 0) > agentsMax) throw refused;
@@ -169,8 +180,10 @@ export function agentService({ store, clock, allow, agentsMax, changed }: AgentD
           await tx.lock(`agent:${tenant}:${id}`);
           const row = await findRow(tx, tenant, id);
           if (row.deleted_at !== null) throw noSuchAgent();
-          const fields = patchedFields(row, body, allow);
-          if (fields.credential_ref != null) await requireCredential(tx, tenant, fields.credential_ref);
+          const fields = patchedFields(row, body, rules);
+          if (fields.credential_ref != null || fields.upstream_url != null) {
+            await requireCredential(tx, { ...row, ...fields }, fields);
+          }
           return Object.keys(fields).length === 0 ? row : updated(tx, row, fields, clock.now());
         }),
       );

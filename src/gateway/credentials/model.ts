@@ -2,8 +2,14 @@
 // columns only, and the sealed secret is not even read for it.
 import { type Static, Type } from "@sinclair/typebox";
 import type { Tables } from "../../../db/schema.ts";
-import { NAME_CHARACTERS_MAX, PLAINTEXT_BYTES_MAX, VAULT_REF_CHARACTERS_MAX } from "../../core/limits.ts";
+import {
+  ALLOWED_HOSTS_MAX,
+  NAME_CHARACTERS_MAX,
+  PLAINTEXT_BYTES_MAX,
+  VAULT_REF_CHARACTERS_MAX,
+} from "../../core/limits.ts";
 import { formatDateTime } from "../../core/time.ts";
+import { nullable } from "../../edge/input.ts";
 
 export type CredentialRow = Omit<Tables["credentials"]["$inferSelect"], "sealed">;
 
@@ -15,6 +21,16 @@ const Source = Type.Union([Type.Literal("managed"), Type.Literal("vault")], {
   description: "`managed`: kept here, encrypted; `vault`: read from a secrets store at each use.",
   "x-expected": "managed or vault",
 });
+const HOSTS = `1 to ${ALLOWED_HOSTS_MAX} host names`;
+const AllowedHosts = nullable(
+  Type.Array(Type.String({ "x-expected": "a host name" }), {
+    minItems: 1,
+    maxItems: ALLOWED_HOSTS_MAX,
+    description: `The only hosts that the secret may go to: ${HOSTS}, \`*.\` before one for the names under it; null for any.`,
+    "x-expected": HOSTS,
+  }),
+  HOSTS,
+);
 const secretFields = {
   plaintext: Type.Optional(
     Type.String({
@@ -35,16 +51,21 @@ export const CredentialCreate = Type.Object(
     auth_type: AuthType,
     source: Source,
     ...secretFields,
+    allowed_hosts: Type.Optional(AllowedHosts),
   },
   { $id: "CredentialCreate", additionalProperties: false },
 );
 export type CredentialCreate = Static<typeof CredentialCreate>;
 
-export const CredentialRotate = Type.Object(secretFields, {
-  $id: "CredentialRotate",
-  additionalProperties: false,
-  description: "The one of the two that the credential's source asks for.",
-});
+export const CredentialRotate = Type.Object(
+  { ...secretFields, allowed_hosts: Type.Optional(AllowedHosts) },
+  {
+    $id: "CredentialRotate",
+    additionalProperties: false,
+    description:
+      "Of `plaintext` and `vault_ref` the one that the credential's source asks for. Without `allowed_hosts` they stay.",
+  },
+);
 export type CredentialRotate = Static<typeof CredentialRotate>;
 
 const dateTime = Type.String({ format: "date-time" });
@@ -59,6 +80,7 @@ export const Credential = Type.Object(
       Type.String({ description: "`…` and the last four characters; only when source is `managed`." }),
     ),
     vault_ref: Type.Optional(Type.String({ description: "Only when source is `vault`." })),
+    allowed_hosts: AllowedHosts,
     version: Type.Integer({ description: "1 at first, one more with each rotation." }),
     created_at: dateTime,
     updated_at: dateTime,
@@ -71,6 +93,11 @@ export const CredentialList = Type.Object(
   { $id: "CredentialList", additionalProperties: false },
 );
 
+/** Of the stored form; null for any host. */
+export function decodeHosts(stored: string | null): string[] | null {
+  return stored === null ? null : JSON.parse(stored);
+}
+
 export function credentialView(row: CredentialRow): Static<typeof Credential> {
   return {
     id: row.id,
@@ -79,6 +106,7 @@ export function credentialView(row: CredentialRow): Static<typeof Credential> {
     source: row.source,
     ...(row.masked_hint !== null && { masked_hint: row.masked_hint }),
     ...(row.vault_ref !== null && { vault_ref: row.vault_ref }),
+    allowed_hosts: decodeHosts(row.allowed_hosts),
     version: row.version,
     created_at: formatDateTime(row.created_at),
     updated_at: formatDateTime(row.updated_at),

@@ -3,7 +3,6 @@ import { mkdirSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { eq } from "drizzle-orm";
 import { type Catalog, fresh, openCatalog } from "../../../test/support/catalog.ts";
-import { parseAllowList } from "../../core/host.ts";
 import { fetchJson, type JsonLimits } from "../../edge/json.ts";
 import { createOutbound } from "../../edge/outbound.ts";
 import { CredentialFailure } from "./failure.ts";
@@ -15,13 +14,15 @@ beforeAll(async () => {
 });
 afterAll(() => catalog[Symbol.asyncDispose]());
 
-const trusted = createOutbound({ allow: parseAllowList([]), extraCa: null, trusted: true });
+const trusted = createOutbound({ rules: null, extraCa: null });
 let asked: JsonLimits[] = [];
 let time = 0;
 
+const URL_ = "https://api.example.com/run";
+
 function resolver(deps: Partial<ResolverDeps> = {}, timeoutMs = 5_000) {
   asked = [];
-  return credentialResolver({
+  const resolve = credentialResolver({
     store: catalog.store,
     keyring: catalog.keyring,
     secretsDir: null,
@@ -33,6 +34,7 @@ function resolver(deps: Partial<ResolverDeps> = {}, timeoutMs = 5_000) {
     now: () => time,
     ...deps,
   });
+  return (tenant: string, id: string, url = URL_) => resolve(tenant, id, url);
 }
 
 async function made(fields: object, tenant?: string): Promise<string> {

@@ -12,7 +12,7 @@ import type { Store } from "../../storage/store.ts";
 import { CredentialFailure } from "./failure.ts";
 import { type CredentialHeader, credentialHeader } from "./secret.ts";
 import { readFromDirectory } from "./secrets-dir.ts";
-import { findSecret, type StoredSecret, secretIdentity } from "./service.ts";
+import { findSecret, mayGoTo, type StoredSecret, secretIdentity } from "./service.ts";
 import { type FetchJson, readFromVault, type VaultSettings } from "./vault.ts";
 import { isPlainSegment, parseVaultRef } from "./vault-ref.ts";
 
@@ -33,13 +33,20 @@ export interface ResolvedCredential {
   readonly version: string;
 }
 
-/** @throws CredentialFailure when the secret can't be resolved, and what the store throws when it can't be read */
-export type ResolveCredential = (tenant: string, credentialId: string) => Promise<ResolvedCredential>;
+/**
+ * @param url of the request that will carry it, which goes to that host and to no other
+ * @throws CredentialFailure when the secret can't be resolved, and what the store throws when it can't be read
+ */
+export type ResolveCredential = (
+  tenant: string,
+  credentialId: string,
+  url: string,
+) => Promise<ResolvedCredential>;
 
 export function credentialResolver(deps: ResolverDeps): ResolveCredential {
   const open = secretOpener(deps);
-  return async (tenant, credentialId) => {
-    const stored = await requireSecret(deps, tenant, credentialId);
+  return async (tenant, credentialId, url) => {
+    const stored = await requireSecret(deps, tenant, credentialId, url);
     const { auth_type } = stored;
     if (auth_type === "none") return { header: null, version: String(stored.version) };
     const secret = await open(tenant, credentialId, stored);
@@ -58,21 +65,28 @@ export interface OpenedSecret {
 }
 
 /** The secret itself, for whoever has another use of it than a header. @throws as ResolveCredential */
-export type OpenSecret = (tenant: string, credentialId: string) => Promise<OpenedSecret>;
+export type OpenSecret = (tenant: string, credentialId: string, url: string) => Promise<OpenedSecret>;
 
 export function credentialSecrets(deps: ResolverDeps): OpenSecret {
   const open = secretOpener(deps);
-  return async (tenant, credentialId) => {
-    const stored = await requireSecret(deps, tenant, credentialId);
+  return async (tenant, credentialId, url) => {
+    const stored = await requireSecret(deps, tenant, credentialId, url);
     const { auth_type } = stored;
     const secret = await open(tenant, credentialId, stored);
     return { secret, header: () => (auth_type === "none" ? null : requireHeader(auth_type, secret)) };
   };
 }
 
-async function requireSecret(deps: ResolverDeps, tenant: string, id: string): Promise<StoredSecret> {
+/** The one way to a stored secret: nobody gets at one without saying where it will go. */
+async function requireSecret(
+  deps: ResolverDeps,
+  tenant: string,
+  id: string,
+  url: string,
+): Promise<StoredSecret> {
   const stored = await findSecret(deps.store.read, tenant, id);
   if (stored === null) throw new CredentialFailure("no such credential");
+  if (!mayGoTo(stored, url)) throw new CredentialFailure("the credential is not for this host");
   return stored;
 }
 

@@ -39,6 +39,7 @@ describe("create", () => {
     expect(body).toEqual({
       id: expect.stringMatching(/^cred_[0-9a-f]{8}-[0-9a-f]{4}-7/),
       name: "spaced",
+      allowed_hosts: null,
       auth_type: "bearer",
       source: "managed",
       masked_hint: "…text",

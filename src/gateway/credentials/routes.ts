@@ -16,6 +16,7 @@ const EXAMPLE = {
   auth_type: "bearer",
   source: "managed",
   masked_hint: "…x7Qp",
+  allowed_hosts: ["api.example.com"],
   version: 1,
   created_at: "2026-11-21T10:00:00.000Z",
   updated_at: "2026-11-21T10:00:00.000Z",
@@ -37,12 +38,13 @@ const docs = {
           auth_type: "bearer",
           source: "managed",
           plaintext: "a-secret-that-ends-in-x7Qp",
+          allowed_hosts: ["api.example.com"],
         },
         vault: { name: "search key", auth_type: "api_key", source: "vault", vault_ref: "search/api#key" },
       },
     },
     responses: [{ status: "created", description: "Its metadata.", ...credential }],
-    errors: ["invalid_request", "conflict", "payload_too_large", "over_limit"],
+    errors: ["forbidden", "invalid_request", "conflict", "payload_too_large", "over_limit"],
     answers: {
       over_limit: {
         description: "The tenant has as many credentials as it may have.",
@@ -74,7 +76,9 @@ const docs = {
   rotate: operation({
     tag: "Credentials",
     summary: "Rotate a credential",
-    description: "Replaces the secret. Calls made from now on carry the new one.",
+    description:
+      "Replaces the secret. Calls made from now on carry the new one. A list of `allowed_hosts` that shuts out a live " +
+      "agent, the settlement configuration or an open payment is refused.",
     path: credentialId,
     body: {
       schema: CredentialRotate,
@@ -91,7 +95,7 @@ const docs = {
         example: { ...EXAMPLE, masked_hint: "…m2Rt", version: 2 },
       },
     ],
-    errors: ["invalid_request", "not_found", "conflict", "payload_too_large"],
+    errors: ["forbidden", "invalid_request", "not_found", "conflict", "payload_too_large"],
   }),
   remove: operation({
     tag: "Credentials",
@@ -99,7 +103,7 @@ const docs = {
     description: "Refused while an agent that is not inactive names it.",
     path: credentialId,
     responses: [{ status: "empty", description: "It is gone, and its name is free." }],
-    errors: ["not_found", "conflict"],
+    errors: ["forbidden", "not_found", "conflict"],
   }),
 };
 

@@ -1,7 +1,8 @@
 // The credentials of a tenant in the database. A managed secret is sealed before it gets near the store, for
 // one version of one credential; the sealed bytes are read where a secret is resolved and nowhere else.
-import { and, desc, eq, lt } from "drizzle-orm";
+import { and, desc, eq, getTableColumns, lt } from "drizzle-orm";
 import type { CredentialSource } from "../../../db/schema.ts";
+import { isAllowedUrl, parseAllowedHosts } from "../../core/allowed-hosts.ts";
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault, invalidField, overQuota } from "../../core/fault.ts";
@@ -12,7 +13,7 @@ import type { Keyring } from "../../keys/keyring.ts";
 import { fairWrites } from "../../storage/fair-writes.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
 import { addToTotals, totalOf } from "../../storage/totals.ts";
-import type { CredentialCreate, CredentialRotate, CredentialRow } from "./model.ts";
+import { type CredentialCreate, type CredentialRotate, type CredentialRow, decodeHosts } from "./model.ts";
 import { maskedHint, plaintextProblem } from "./secret.ts";
 import { parseVaultRef } from "./vault-ref.ts";
 
@@ -22,11 +23,21 @@ export interface CredentialDeps {
   readonly keyring: Pick<Keyring, "sealSecret">;
   /** What may name a credential: while one of them does, it can't be deleted. */
   readonly namedBy: readonly NamedBy[];
+  /** What may use a credential at a URL: a list of hosts that shuts one of them out is refused. */
+  readonly usedAt: readonly UsedAt[];
   /** How many a tenant may have. */
   readonly credentialsMax: number;
 }
 
 export type NamedBy = (tx: Tx, tenant: string, id: string) => Promise<boolean>;
+
+/** What uses the credential at a URL that is not allowed, by a name for its tenant; null when nothing does. */
+export type UsedAt = (
+  reader: Reader,
+  tenant: string,
+  id: string,
+  isAllowed: (url: string) => boolean,
+) => Promise<string | null>;
 
 /** Rotations of one credential at the same time, each of which one other can overtake once. */
 const ROTATION_ATTEMPTS_MAX = 32;
@@ -47,9 +58,8 @@ export function secretIdentity(tenant: string, id: string, version: number): str
 
 /** Everything but the sealed secret. */
 function metadataOf({ credentials }: Reader["tables"]) {
-  const { tenant, id, name, auth_type, source, masked_hint, vault_ref, version, created_at, updated_at } =
-    credentials;
-  return { tenant, id, name, auth_type, source, masked_hint, vault_ref, version, created_at, updated_at };
+  const { sealed: _sealed, ...metadata } = getTableColumns(credentials);
+  return metadata;
 }
 
 const secretQuery = prepared(({ db, tables: { credentials } }: Reader) =>
@@ -59,6 +69,7 @@ const secretQuery = prepared(({ db, tables: { credentials } }: Reader) =>
       vault_ref: credentials.vault_ref,
       version: credentials.version,
       sealed: credentials.sealed,
+      allowed_hosts: credentials.allowed_hosts,
     })
     .from(credentials)
     .where(
@@ -78,14 +89,23 @@ export async function findSecret(reader: Reader, tenant: string, id: string): Pr
   return row ?? null;
 }
 
+/** Whether the secret of a credential with these `allowed_hosts` may go to the host of the URL. */
+export function mayGoTo({ allowed_hosts }: Pick<CredentialRow, "allowed_hosts">, url: string): boolean {
+  const hosts = decodeHosts(allowed_hosts);
+  return hosts === null || isAllowedUrl(url, hosts);
+}
+
+/** How a field is refused that would bring a credential to a host which it is not for. */
+export const NOT_ALLOWED = "the credential's allowed_hosts do not hold the host of this agent or facilitator";
+
 /**
- * Whether the tenant has the credential, which then stays until this work has ended: call it before writing a
- * record that names the credential.
+ * The tenant's credential, which then stays as it is until this work has ended: call it before writing a record that
+ * names the credential. Null when there is none.
  */
-export async function holdCredential(tx: Tx, tenant: string, id: string): Promise<boolean> {
-  if (!isId("cred", id)) return false;
+export async function holdCredential(tx: Tx, tenant: string, id: string): Promise<CredentialRow | null> {
+  if (!isId("cred", id)) return null;
   await tx.lock(`credential:${tenant}:${id}`);
-  return (await findRow(tx, tenant, id)) !== null;
+  return findRow(tx, tenant, id);
 }
 
 async function findRow(reader: Reader, tenant: string, id: string): Promise<CredentialRow | null> {
@@ -156,63 +176,108 @@ async function* readCredentials(reader: Reader, tenant: string): AsyncGenerator<
   }
 }
 
-export function credentialService({ store, clock, keyring, namedBy, credentialsMax }: CredentialDeps) {
+/** The stored form of a list that a caller gives. @throws Fault `invalid_request` */
+function storedHosts(given: readonly string[] | null): string | null {
+  if (given === null) return null;
+  const parsed = parseAllowedHosts(given);
+  if (parsed.ok) return JSON.stringify(parsed.hosts);
+  const field = parsed.index === null ? "allowed_hosts" : `allowed_hosts.${parsed.index}`;
+  throw invalidField(field, parsed.reason);
+}
+
+/** The columns that hold the secret of one version. */
+async function secretColumns(
+  { keyring }: CredentialDeps,
+  tenant: string,
+  id: string,
+  version: number,
+  secret: Secret,
+) {
+  if (secret.source === "vault") {
+    return { version, vault_ref: secret.vault_ref, masked_hint: null, sealed: null };
+  }
+  const identity = secretIdentity(tenant, id, version);
+  return {
+    version,
+    vault_ref: null,
+    masked_hint: maskedHint(secret.plaintext),
+    sealed: await keyring.sealSecret(tenant, identity, Buffer.from(secret.plaintext)),
+  };
+}
+
+/**
+ * Looked at before the write: it may be a long list. An agent that is changed in the same moment may slip through;
+ * its calls fail, for the hosts are compared for each.
+ *
+ * @throws Fault `conflict`, naming what is shut out
+ */
+async function refuseShutOut(
+  { store, usedAt }: CredentialDeps,
+  tenant: string,
+  id: string,
+  allowed_hosts: string | null,
+): Promise<void> {
+  const hosts = decodeHosts(allowed_hosts);
+  if (hosts === null) return;
+  const isAllowed = (url: string) => isAllowedUrl(url, hosts);
+  for (const find of usedAt) {
+    const shutOut = await find(store.read, tenant, id, isAllowed);
+    if (shutOut !== null) throw new Fault("conflict", `allowed_hosts: do not hold the host of ${shutOut}`);
+  }
+}
+
+/** One attempt to replace the secret; null when the credential has been changed meanwhile. */
+async function rotateOnce(
+  deps: CredentialDeps,
+  tenant: string,
+  id: string,
+  body: CredentialRotate,
+): Promise<CredentialRow | null> {
+  const { store, clock } = deps;
+  const row = await requireRow(store.read, tenant, id);
+  const secret = checkedSecret(row.source, body);
+  // Left out, the hosts stay: whoever rotates a secret does not set it free.
+  const allowed_hosts =
+    body.allowed_hosts === undefined ? row.allowed_hosts : storedHosts(body.allowed_hosts);
+  if (body.allowed_hosts !== undefined) await refuseShutOut(deps, tenant, id, allowed_hosts);
+  const columns = await secretColumns(deps, tenant, id, row.version + 1, secret);
+  return store.write(async (tx) => {
+    const { credentials } = tx.tables;
+    const [changed] = await tx.db
+      .update(credentials)
+      .set({ ...columns, allowed_hosts, updated_at: clock.now() })
+      .where(
+        and(
+          eq(credentials.tenant, tenant),
+          eq(credentials.id, id),
+          // The secret was sealed as the version that follows this one.
+          eq(credentials.version, row.version),
+        ),
+      )
+      .returning(metadataOf(tx.tables));
+    return changed ?? null;
+  });
+}
+
+export function credentialService(deps: CredentialDeps) {
+  const { store, clock, namedBy, credentialsMax } = deps;
   const write = fairWrites(store);
-
-  /** The columns that hold the secret of one version. */
-  async function secretColumns(tenant: string, id: string, version: number, secret: Secret) {
-    if (secret.source === "vault") {
-      return { version, vault_ref: secret.vault_ref, masked_hint: null, sealed: null };
-    }
-    const identity = secretIdentity(tenant, id, version);
-    return {
-      version,
-      vault_ref: null,
-      masked_hint: maskedHint(secret.plaintext),
-      sealed: await keyring.sealSecret(tenant, identity, Buffer.from(secret.plaintext)),
-    };
-  }
-
-  /** One attempt to replace the secret; null when the credential has been changed meanwhile. */
-  async function rotateOnce(
-    tenant: string,
-    id: string,
-    body: CredentialRotate,
-  ): Promise<CredentialRow | null> {
-    const row = await requireRow(store.read, tenant, id);
-    const secret = checkedSecret(row.source, body);
-    const columns = await secretColumns(tenant, id, row.version + 1, secret);
-    return store.write(async (tx) => {
-      const { credentials } = tx.tables;
-      const [changed] = await tx.db
-        .update(credentials)
-        .set({ ...columns, updated_at: clock.now() })
-        .where(
-          and(
-            eq(credentials.tenant, tenant),
-            eq(credentials.id, id),
-            // The secret was sealed as the version that follows this one.
-            eq(credentials.version, row.version),
-          ),
-        )
-        .returning(metadataOf(tx.tables));
-      return changed ?? null;
-    });
-  }
 
   return {
     async create({ tenant }: Caller, body: CredentialCreate): Promise<CredentialRow> {
       const name = body.name.trim();
       checkText("name", name, { min: 1, max: NAME_CHARACTERS_MAX });
       const secret = checkedSecret(body.source, body);
+      const allowed_hosts = storedHosts(body.allowed_hosts ?? null);
       const refused = overQuota(credentialsMax, "credentials");
       // The write tells for certain. But one that fails costs the others of its group.
       if ((await totalOf(store.read, tenant, TOTAL)) >= credentialsMax) throw refused;
       const now = clock.now();
       const id = newId("cred", now);
       const { auth_type, source } = body;
-      const { sealed, ...columns } = await secretColumns(tenant, id, 1, secret);
-      const row = { tenant, id, name, auth_type, source, ...columns, created_at: now, updated_at: now };
+      const { sealed, ...columns } = await secretColumns(deps, tenant, id, 1, secret);
+      const times = { created_at: now, updated_at: now };
+      const row = { tenant, id, name, auth_type, source, ...columns, allowed_hosts, ...times };
       await withFreeName(() =>
         write(tenant, async (tx) => {
           await tx.db.insert(tx.tables.credentials).values({ ...row, sealed });
@@ -232,7 +297,7 @@ export function credentialService({ store, clock, keyring, namedBy, credentialsM
 
     async rotate({ tenant }: Caller, id: string, body: CredentialRotate): Promise<CredentialRow> {
       for (let attempt = 0; attempt < ROTATION_ATTEMPTS_MAX; attempt++) {
-        const row = await rotateOnce(tenant, id, body);
+        const row = await rotateOnce(deps, tenant, id, body);
         if (row !== null) return row;
       }
       throw new Fault("conflict", "the credential is being rotated by others");

@@ -1,7 +1,7 @@
 import { afterAll, describe, expect, test } from "bun:test";
 import { type JobParts, LOOPBACK, makeJob } from "../../../test/support/jobs.ts";
 import { startRawUpstream, startUpstream, type Upstream } from "../../../test/support/upstream.ts";
-import { parseAllowList } from "../../core/host.ts";
+import { hostRules } from "../../core/host.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { createDecoderShare } from "../../edge/decoder-share.ts";
 import { createOutbound, type Outbound, OutboundError } from "../../edge/outbound.ts";
@@ -23,7 +23,7 @@ const decoders = createDecoderShare();
 
 function call(url: string, parts: JobParts = {}, settings: Partial<WorkerSettings> = {}, cancel = never) {
   const whole = { ...LOOPBACK, ...settings };
-  const outbound = createOutbound({ allow: parseAllowList(whole.allow_hosts), extraCa: null });
+  const outbound = createOutbound({ rules: hostRules({ allow: whole.allow_hosts }), extraCa: null });
   return runCall(makeJob(url, parts), { outbound, settings: whole, memory, decoders }, cancel, callHttp);
 }
 
@@ -192,7 +192,7 @@ describe("a call that can't be sent", () => {
     let dials = 0;
     let arrived = 0;
     const upstream = keep(startUpstream(() => new Response(String(++arrived))));
-    const outbound = createOutbound({ allow: parseAllowList(LOOPBACK.allow_hosts), extraCa: null });
+    const outbound = createOutbound({ rules: hostRules({ allow: LOOPBACK.allow_hosts }), extraCa: null });
     const flaky: Outbound = {
       async request(url, request) {
         if (++dials < 3) throw new OutboundError("unreached", "refused");

@@ -48,7 +48,7 @@ export interface DispatcherOptions {
     /** Whether the call was refused here: its record may have appeared before that could be noted. */
     isUnnoted(id: string): boolean;
   };
-  resolveCredential(tenant: string, ref: string): Promise<ResolvedCredential>;
+  resolveCredential(tenant: string, ref: string, url: string): Promise<ResolvedCredential>;
   /** Told of each call that has ended, after it is durable. */
   ended(id: string): void;
 }
@@ -203,7 +203,7 @@ export class Dispatcher {
     try {
       if (credential_ref !== null) {
         credential = await untilStored(
-          () => this.#options.resolveCredential(key.tenant, credential_ref),
+          () => this.#options.resolveCredential(key.tenant, credential_ref, call.url),
           () => this.#draining,
         );
       }

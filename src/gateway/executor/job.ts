@@ -31,6 +31,7 @@ export interface WorkerSettings {
   readonly upstream_timeout_ms: number;
   readonly max_response_bytes: number;
   readonly allow_hosts: readonly string[];
+  readonly deny_hosts: readonly string[];
   /** PEM of extra trusted roots. */
   readonly extra_ca: string | null;
   /** From when on a pause of a worker's event loop is told. */

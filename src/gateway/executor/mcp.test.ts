@@ -8,7 +8,7 @@ import {
   startUpstream,
   type Upstream,
 } from "../../../test/support/upstream.ts";
-import { parseAllowList } from "../../core/host.ts";
+import { hostRules } from "../../core/host.ts";
 import { createDecoderShare } from "../../edge/decoder-share.ts";
 import { createOutbound } from "../../edge/outbound.ts";
 import { runCall } from "./call.ts";
@@ -31,7 +31,7 @@ function keep<T extends { stop(): Promise<void> }>(part: T): T {
 /** A caller with sessions of its own. */
 function client(settings: Partial<WorkerSettings> = {}) {
   const whole = { ...LOOPBACK, ...settings };
-  const outbound = createOutbound({ allow: parseAllowList(whole.allow_hosts), extraCa: null });
+  const outbound = createOutbound({ rules: hostRules({ allow: whole.allow_hosts }), extraCa: null });
   const memory = createMemory(1, whole.max_response_bytes);
   const upstreams = { outbound, settings: whole, memory, decoders: createDecoderShare() };
   const mcp = createMcp(upstreams);

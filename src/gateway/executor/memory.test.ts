@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import { LOOPBACK, makeJob } from "../../../test/support/jobs.ts";
 import { startUpstream } from "../../../test/support/upstream.ts";
-import { parseAllowList } from "../../core/host.ts";
+import { hostRules } from "../../core/host.ts";
 import { createDecoderShare } from "../../edge/decoder-share.ts";
 import { createOutbound } from "../../edge/outbound.ts";
 import { callHttp, runCall } from "./call.ts";
@@ -102,7 +102,7 @@ function setUp(memory: Memory, upstream_timeout_ms: number) {
   const upstream = startUpstream(
     (request) => new Response("x".repeat(Number(new URL(request.url).pathname.slice(1)))),
   );
-  const outbound = createOutbound({ allow: parseAllowList(LOOPBACK.allow_hosts), extraCa: null });
+  const outbound = createOutbound({ rules: hostRules({ allow: LOOPBACK.allow_hosts }), extraCa: null });
   const decoders = createDecoderShare();
   const upstreams = { outbound, memory, decoders, settings: { ...LOOPBACK, upstream_timeout_ms } };
   const run = (size: number, capture = true) =>

@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
 import { LOOPBACK } from "../../../test/support/jobs.ts";
-import { parseAllowList } from "../../core/host.ts";
+import { hostRules } from "../../core/host.ts";
 import { NOBODY } from "../../edge/decode.ts";
 import { createOutbound } from "../../edge/outbound.ts";
 import { createMemory } from "./memory.ts";
@@ -37,7 +37,7 @@ const STREAM = [
 async function read(chunks: readonly Uint8Array[]) {
   const { signal } = new AbortController();
   const context = {
-    outbound: createOutbound({ allow: parseAllowList([]), extraCa: null }),
+    outbound: createOutbound({ rules: hostRules({ allow: [] }), extraCa: null }),
     settings: LOOPBACK,
     signal,
     hold: createMemory(1, LOOPBACK.max_response_bytes).hold("acme", "agt_1", signal),

@@ -1,6 +1,7 @@
 // Entry point of a worker thread: makes upstream calls and nothing else. It knows neither database nor
 // configuration; its settings come with the first message, then jobs and cancels, a batch per turn each way.
-import { parseAllowList } from "../../core/host.ts";
+import { hostRules } from "../../core/host.ts";
+import { ownAddresses } from "../../edge/interfaces.ts";
 import { watchLoop } from "../../edge/loop-watch.ts";
 import { createOutbound } from "../../edge/outbound.ts";
 import { callHttp, runCall } from "./call.ts";
@@ -25,7 +26,7 @@ function post(message: FromWorker, transfer: ArrayBuffer[] = []): void {
 
 function createCaller(settings: WorkerSettings, workers: number): Caller {
   const outbound = createOutbound({
-    allow: parseAllowList(settings.allow_hosts),
+    rules: hostRules({ allow: settings.allow_hosts, deny: settings.deny_hosts, own: ownAddresses() }),
     extraCa: settings.extra_ca,
   });
   const memory = createMemory(workers, settings.max_response_bytes);

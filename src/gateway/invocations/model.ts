@@ -91,7 +91,9 @@ export const PollView = Type.Object(
     response_truncated: Type.Boolean({
       description: "The upstream's body was longer than what was captured.",
     }),
-    response_body_b64: base64("The captured response body"),
+    response_body_b64: base64(
+      "The captured response body; for the caller, or with the scope invocations:read_body",
+    ),
   },
   { $id: "InvocationPoll" },
 );

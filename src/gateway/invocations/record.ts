@@ -6,7 +6,7 @@ import { newId } from "../../core/id.ts";
 import type { Mode } from "../../core/states.ts";
 import { hashOf } from "../../edge/steps.ts";
 import { CommitUnknown, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
-import { holdCredential } from "../credentials/service.ts";
+import { holdCredential, mayGoTo } from "../credentials/service.ts";
 import {
   type Charge,
   type PaymentRow,
@@ -129,7 +129,7 @@ async function storeCall(
       const id = await accept(tx, accepted);
       if (id !== row.id) return id;
       if (payment !== null) {
-        await requireCredential(tx, row.tenant, call.credential_ref);
+        await requireCredential(tx, row.tenant, call);
         await recordPayment(tx, payment);
       }
       if (claimant !== null) {
@@ -147,11 +147,19 @@ async function storeCall(
 /**
  * What is paid for needs its credential, which can't be deleted from here on.
  *
- * @throws Fault `unavailable` when it was deleted a moment ago, so that the agent is not the one that was read
+ * @throws Fault `unavailable` when it was deleted a moment ago, so that the agent is not the one that was read;
+ *   `agent_not_invocable` when the call would fail for it
  */
-async function requireCredential(tx: Tx, tenant: string, ref: string | null): Promise<void> {
-  if (ref === null || (await holdCredential(tx, tenant, ref))) return;
-  throw new Fault("unavailable", "the agent is being changed", { retryAfterSeconds: 1 });
+async function requireCredential(
+  tx: Tx,
+  tenant: string,
+  { credential_ref, url }: Pick<Call, "credential_ref" | "url">,
+): Promise<void> {
+  if (credential_ref === null) return;
+  const held = await holdCredential(tx, tenant, credential_ref);
+  if (held === null) throw new Fault("unavailable", "the agent is being changed", { retryAfterSeconds: 1 });
+  if (!mayGoTo(held, url))
+    throw new Fault("agent_not_invocable", "the agent's credential is not for its host");
 }
 
 const UNPAID = {

@@ -1,6 +1,6 @@
 // The routes of proxy calls and of the history.
 import { Type } from "@sinclair/typebox";
-import { READ_BODY_SCOPE } from "../../core/caller.ts";
+import { type Caller, READ_BODY_SCOPE } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import { PAGE_LIMIT_DEFAULT, PROXY_BODY_BYTES_MAX } from "../../core/limits.ts";
@@ -160,6 +160,7 @@ const proxyCall = operation({
 const poll = operation({
   tag: "Proxy",
   summary: "Poll a call",
+  description: `The captured response body is there for the user who made the call, and for a token with the scope ${READ_BODY_SCOPE}.`,
   path: { ...AGENT_ID, inv_id: INVOCATION_ID },
   headers: WAIT,
   responses: [
@@ -171,7 +172,8 @@ const poll = operation({
 const cancel = operation({
   tag: "Proxy",
   summary: "Cancel a call",
-  description: "Ends a call that has not ended as failed, `cancelled`, and stops its upstream call.",
+  description:
+    "Ends a call that has not ended as failed, `cancelled`, and stops its upstream call. Any user of the tenant may.",
   path: { ...AGENT_ID, inv_id: INVOCATION_ID },
   responses: [
     {
@@ -264,7 +266,9 @@ async function withBodies<T>(
   return inOneStep("text of captured bodies", () => answer(bodies), tenant);
 }
 
-function pollAnswer({ read }: Store, row: InvocationRow): Promise<Response> {
+/** The body is shown to the user who made the call, and to whoever may read all bodies. */
+async function pollAnswer({ read }: Store, { user, scopes }: Caller, row: InvocationRow): Promise<Response> {
+  if (row.caller !== user && !scopes.has(READ_BODY_SCOPE)) return json("ok", pollView(row, null));
   const look = () => capturedResponse(read, row);
   return withBodies(row, look, (body) => json("ok", pollView(row, body)));
 }
@@ -283,7 +287,7 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
     return row;
   };
 
-  const answerPoll = (row: InvocationRow) => pollAnswer(store, row);
+  const answerPoll = (caller: Caller, row: InvocationRow) => pollAnswer(store, caller, row);
 
   return routes()
     .post(
@@ -318,10 +322,10 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
       async ({ request, params }) => {
         const { caller } = scopeOf(request);
         const seconds = waitSeconds(request.headers);
-        if (seconds === 0) return answerPoll(await findCall(caller.tenant, params));
+        if (seconds === 0) return answerPoll(caller, await findCall(caller.tenant, params));
         const look = () => findCall(caller.tenant, params);
         const key = { tenant: caller.tenant, id: params.inv_id };
-        return answerPoll(await endings.wait(key, seconds, request.signal, look));
+        return answerPoll(caller, await endings.wait(key, seconds, request.signal, look));
       },
       { detail: poll },
     )
@@ -333,7 +337,7 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
         await cancelCall(options, key);
         options.stop(key.id);
         endings.announce(key.id);
-        return answerPoll(await findCall(caller.tenant, params));
+        return answerPoll(caller, await findCall(caller.tenant, params));
       },
       { parse: "none", detail: cancel },
     )

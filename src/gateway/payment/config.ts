@@ -4,10 +4,10 @@ import { and, eq, isNotNull } from "drizzle-orm";
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault, invalidField } from "../../core/fault.ts";
-import { type AllowList, checkWrittenUrl } from "../../core/host.ts";
+import { checkWrittenUrl, type HostRules } from "../../core/host.ts";
 import { checkText } from "../../core/text.ts";
 import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
-import { holdCredential } from "../credentials/service.ts";
+import { holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
 import type { SettlementConfigPatch, SettlementConfigRow } from "./model.ts";
 
 const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) =>
@@ -42,6 +42,25 @@ export async function settlementNamesCredential(
   return open.length > 0;
 }
 
+/** What settles with the credential at a URL that is not allowed, for its tenant; null when nothing does. */
+export async function settlementShutOut(
+  reader: Reader,
+  tenant: string,
+  id: string,
+  isAllowed: (url: string) => boolean,
+): Promise<string | null> {
+  const config = await findSettlementConfig(reader, tenant);
+  if (config?.facilitator_credential_ref === id && !isAllowed(config.facilitator_url)) {
+    return "the settlement configuration";
+  }
+  const { payments: t } = reader.tables;
+  const open = await reader.db
+    .selectDistinct({ url: t.facilitator_url })
+    .from(t)
+    .where(and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, id), isNotNull(t.next_attempt_at)));
+  return open.some(({ url }) => url !== null && !isAllowed(url)) ? "a payment that is being settled" : null;
+}
+
 /** Whether a paid call that has not ended needs the credential: it was paid for in the trust that it can be made. */
 export async function paidCallNamesCredential(reader: Reader, tenant: string, id: string): Promise<boolean> {
   const { payments: t } = reader.tables;
@@ -56,11 +75,11 @@ export async function paidCallNamesCredential(reader: Reader, tenant: string, id
 export interface SettlementConfigDeps {
   readonly store: Store;
   readonly clock: Clock;
-  /** Hosts that are exempt from the rules. */
-  readonly allow: AllowList;
+  /** For the URLs of facilitators. */
+  readonly rules: HostRules;
 }
 
-export function settlementConfigService({ store, clock, allow }: SettlementConfigDeps) {
+export function settlementConfigService({ store, clock, rules }: SettlementConfigDeps) {
   return {
     /** @throws Fault `not_found` */
     async get({ tenant }: Caller): Promise<SettlementConfigRow> {
@@ -71,7 +90,7 @@ export function settlementConfigService({ store, clock, allow }: SettlementConfi
 
     /** @throws Fault `invalid_request`, naming the field */
     async patch({ tenant }: Caller, body: SettlementConfigPatch): Promise<SettlementConfigRow> {
-      if (body.facilitator_url !== undefined) checkFacilitatorUrl(body.facilitator_url, allow);
+      if (body.facilitator_url !== undefined) checkFacilitatorUrl(body.facilitator_url, rules);
       const ref = body.facilitator_credential_ref;
       if (ref === "") throw invalidField("facilitator_credential_ref", "must not be empty");
       return store.write(async (tx) => {
@@ -79,8 +98,13 @@ export function settlementConfigService({ store, clock, allow }: SettlementConfi
         const known = await findSettlementConfig(tx, tenant);
         if (Object.keys(body).length === 0 && known !== null) return known;
         const next = merged(known, body, tenant, clock.now());
-        if (ref !== undefined && !(await holdCredential(tx, tenant, ref))) {
+        const held = await holdCredential(tx, tenant, next.facilitator_credential_ref);
+        if (held === null) {
           throw invalidField("facilitator_credential_ref", "names no credential of this tenant");
+        }
+        if (!mayGoTo(held, next.facilitator_url)) {
+          const field = body.facilitator_url === undefined ? "facilitator_credential_ref" : "facilitator_url";
+          throw invalidField(field, NOT_ALLOWED);
         }
         await put(tx, next);
         return next;
@@ -89,11 +113,11 @@ export function settlementConfigService({ store, clock, allow }: SettlementConfi
   };
 }
 
-function checkFacilitatorUrl(text: string, allow: AllowList): void {
+function checkFacilitatorUrl(text: string, rules: HostRules): void {
   const refuse = (reason: string) => invalidField("facilitator_url", reason);
   if (text === "") throw refuse("must not be empty");
   checkText("facilitator_url", text, { min: 0, max: Number.POSITIVE_INFINITY });
-  const checked = checkWrittenUrl(text, allow);
+  const checked = checkWrittenUrl(text, rules);
   if (!checked.ok) throw refuse(checked.reason);
   if (checked.url.protocol !== "https:") throw refuse("must be an https URL");
   if (/[?#]/.test(text)) throw refuse("must have no query and no fragment");

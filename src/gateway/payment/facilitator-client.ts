@@ -17,8 +17,12 @@ export interface FacilitatorClientOptions {
   readonly outbound: Outbound;
   /** For the whole attempt, credential included. */
   readonly timeoutMs: number;
-  /** The secret that a credential stands for now, and the header that its type makes of it. */
-  openSecret(tenant: string, ref: string): Promise<{ readonly secret: string; header(): Header | null }>;
+  /** The secret that a credential stands for now, for a request to this URL, and the header that its type makes of it. */
+  openSecret(
+    tenant: string,
+    ref: string,
+    url: string,
+  ): Promise<{ readonly secret: string; header(): Header | null }>;
 }
 
 export interface SettleAttempt {
@@ -40,8 +44,8 @@ export interface FacilitatorClient {
 export function createFacilitatorClient(options: FacilitatorClientOptions): FacilitatorClient {
   const { outbound, timeoutMs, openSecret } = options;
 
-  async function credentialOf({ tenant, facilitator_credential_ref }: SettleAttempt) {
-    const opened = await openSecret(tenant, facilitator_credential_ref);
+  async function credentialOf({ tenant, facilitator_credential_ref }: SettleAttempt, url: string) {
+    const opened = await openSecret(tenant, facilitator_credential_ref, url);
     const tls = clientIdentity(opened.secret);
     const header = tls === null ? opened.header() : null;
     return { tls, headers: header === null ? [] : [[header.name, header.value] as const] };
@@ -53,14 +57,15 @@ export function createFacilitatorClient(options: FacilitatorClientOptions): Faci
     signal: AbortSignal,
     dialled: () => void,
   ): Promise<SettleOutcome> {
-    const { tls, headers } = await credentialOf(attempt);
+    const url = settleUrl(attempt.facilitator_url);
+    const { tls, headers } = await credentialOf(attempt, url);
     signal.throwIfAborted();
     if (!(await attempt.mayLeave())) throw new Error("not to be sent any more");
     signal.throwIfAborted();
     dialled();
     const { status, body } = await exchangeJson(
       outbound,
-      settleUrl(attempt.facilitator_url),
+      url,
       {
         method: "POST",
         headers: [["content-type", "application/json"], ...headers],

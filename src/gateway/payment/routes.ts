@@ -42,7 +42,7 @@ const docs = {
       },
     },
     responses: [config],
-    errors: ["invalid_request", "payload_too_large"],
+    errors: ["forbidden", "invalid_request", "payload_too_large"],
   }),
 };
 

@@ -107,7 +107,7 @@ const docs = {
       "The whole document, also with no rules. Rules are tried in order, the first that matches decides, else `default`. `deny` refuses the call, `warn` lets it pass with a header that says why.",
     body: { schema: PolicyReplace, example: DOCUMENT },
     responses: [{ status: "ok", description: "It is in force.", schema: PolicyVersion, example: VERSION }],
-    errors: ["invalid_request", "payload_too_large"],
+    errors: ["forbidden", "invalid_request", "payload_too_large"],
   }),
   decisions: operation({
     tag: "Policy",

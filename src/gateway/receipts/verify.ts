@@ -44,8 +44,9 @@ export interface Chain {
   take(jws: string): Promise<Break | null>;
   /** How many hold so far. */
   readonly length: number;
-  /** Null before the first one. */
+  /** Null before the first one, as `last`. */
   readonly first: ReceiptClaims | null;
+  readonly last: ReceiptClaims | null;
 }
 
 export function receiptChain(keys: ReceiptKeys): Chain {
@@ -83,6 +84,9 @@ export function receiptChain(keys: ReceiptKeys): Chain {
     },
     get first() {
       return first;
+    },
+    get last() {
+      return last?.claims ?? null;
     },
   };
 }

@@ -28,7 +28,7 @@ export interface ExchangeDeps {
   readonly outbound: Outbound;
   readonly filterMemory: Budget;
   readonly decoders: DecoderShare;
-  resolveCredential(tenant: string, ref: string): Promise<ResolvedCredential>;
+  resolveCredential(tenant: string, ref: string, url: string): Promise<ResolvedCredential>;
 }
 
 interface ResolvedCredential {
@@ -86,13 +86,13 @@ export async function headOf(
 
 async function credentialOf(
   { resolveCredential, log }: ExchangeDeps,
-  { tenant, credential_ref }: OpenedRequest,
+  { tenant, credential_ref, url }: OpenedRequest,
   signal: AbortSignal,
 ): Promise<ReadonlyArray<readonly [string, string]>> {
   if (credential_ref === null) return [];
   try {
     const { header } = await untilStored(
-      () => resolveCredential(tenant, credential_ref),
+      () => resolveCredential(tenant, credential_ref, url),
       () => signal.aborted,
     );
     return header === null ? [] : [[header.name, header.value]];
