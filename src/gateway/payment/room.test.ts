@@ -22,21 +22,22 @@ describe("the places of settlements", () => {
     let serial = 0;
     const own = fill(() => (serial < 200 ? room.take("a", `own-${++serial}`) : null));
     expect([own.length, room.ofTenant("a")]).toEqual([112, 0]);
-    const others = ["b", "c", "d"].map((tenant) => fill(() => room.take(tenant, "shared")).length);
-    expect(others.every((count) => count > 0)).toBe(true);
     for (const place of own) place.release();
-    const shared = fill(() => room.take("e", "shared"));
-    expect(shared.length + others.reduce((sum, count) => sum + count)).toBe(32);
-    expect(room.take("f", "shared")).toBeNull();
-    expect(room.take("f", "another")).not.toBeNull();
+    const stuck = fill(() => room.take("b", "shared"));
+    expect(stuck.length).toBe(28);
+    const others = ["c", "d", "e"].map((tenant) => fill(() => room.take(tenant, "shared")).length);
+    expect(Math.min(...others)).toBeGreaterThan(0);
+    for (const place of stuck) place.release();
+    expect(fill(() => room.take("c", "shared")).length).toBeGreaterThan(10);
+    expect(room.take("b", "another")).not.toBeNull();
   });
 
   test("are few at a facilitator that lets attempts run out of time, until one ends in time", () => {
     const room = createRoom();
     room.learn("one", false);
     const few = fill(() => room.take("a", "one"));
-    expect([few.length, fill(() => room.take("a", "two")).length]).toEqual([2, 32]);
+    expect([few.length, fill(() => room.take("a", "two")).length]).toEqual([2, 28]);
     room.learn("one", true);
-    expect(fill(() => room.take("b", "one")).length).toBe(30);
+    expect(fill(() => room.take("b", "one")).length).toBeGreaterThan(20);
   });
 });

@@ -1,7 +1,6 @@
-// How many settlements may be under way, shared out by tenant: in all, and in the background. Of those a facilitator gets
-// a bounded number, and few places when it let the last attempt run out of time, so that one in trouble holds up nobody
-// else's payments.
-import { createFairShare } from "../../core/fair-share.ts";
+// How many settlements may be under way, shared out by tenant: in all, in the background, and there at one facilitator,
+// which gets few places when it let the last attempt run out of time, so that one in trouble holds up nobody else's.
+import { createFairShare, type FairShare } from "../../core/fair-share.ts";
 
 /** Each holds two connections, the caller's and the facilitator's, for as long as that one likes to be silent. */
 const UNDER_WAY_MAX = 4096;
@@ -32,15 +31,16 @@ export interface Room {
 export function createRoom(): Room {
   const underWay = createFairShare({ size: UNDER_WAY_MAX });
   const background = createFairShare({ size: IN_BACKGROUND_MAX });
-  const byFacilitator = new Map<string, number>();
+  /** Many tenants share one, and what it keeps waiting of one is not to keep the others out. */
+  const byFacilitator = new Map<string, FairShare>();
   const troubled = new Set<string>();
 
-  const mostAt = (facilitator: string) => (troubled.has(facilitator) ? TROUBLED_MAX : FACILITATOR_MAX);
-
-  function count(facilitator: string, delta: 1 | -1): void {
-    const attempts = (byFacilitator.get(facilitator) ?? 0) + delta;
-    if (attempts === 0) byFacilitator.delete(facilitator);
-    else byFacilitator.set(facilitator, attempts);
+  function takeAt(facilitator: string, tenant: string): FairShare | null {
+    const places = byFacilitator.get(facilitator) ?? createFairShare({ size: FACILITATOR_MAX });
+    const isTried = troubled.has(facilitator) && FACILITATOR_MAX - places.free >= TROUBLED_MAX;
+    if (isTried || places.take(tenant) !== null) return null;
+    byFacilitator.set(facilitator, places);
+    return places;
   }
 
   return {
@@ -53,13 +53,20 @@ export function createRoom(): Room {
     full: () => background.free === 0,
     ofTenant: (tenant) => background.roomOf(tenant),
     take(tenant, facilitator) {
-      if ((byFacilitator.get(facilitator) ?? 0) >= mostAt(facilitator)) return null;
-      if (background.take(tenant) !== null) return null;
-      count(facilitator, 1);
+      const places = takeAt(facilitator, tenant);
+      if (places === null) return null;
+      const giveBack = () => {
+        places.giveBack(tenant);
+        if (places.free === FACILITATOR_MAX) byFacilitator.delete(facilitator);
+      };
+      if (background.take(tenant) !== null) {
+        giveBack();
+        return null;
+      }
       return {
         release() {
           background.giveBack(tenant);
-          count(facilitator, -1);
+          giveBack();
         },
       };
     },
