@@ -1,6 +1,10 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { UnreadableAnswer, withoutTools } from "./tool-list.ts";
+import { atOnce } from "./steps.ts";
+import { withoutTools as inSteps, UnreadableAnswer } from "./tool-list.ts";
+
+const withoutTools = (text: Uint8Array, isDenied: (tool: string) => boolean, work?: number) =>
+  atOnce(inSteps(text, isDenied, work));
 
 const bytes = (text: string) => new TextEncoder().encode(text);
 const text = (value: Uint8Array) => new TextDecoder().decode(value);
@@ -41,6 +45,123 @@ test("answers in a batch are all looked at", () => {
   expect(text(withoutTools(bytes(given), denying("b")))).toBe(
     `[${answer("a")}, ${answer()}, {"id":3,"result":{}}]`,
   );
+});
+
+/** A list as it may be written: what stands before, in and behind each tool, and how the tool is called. */
+const space = fc.constantFrom("", " ", "\n", " \t ");
+const NAMES = ["a", "bé", "c d", "\ud83d\ude00", '"', "\\", "\n"];
+const named = fc.constantFrom(...NAMES).chain((name) => {
+  const escaped = [...name]
+    .map((_, at) => `\\u${name.charCodeAt(at).toString(16).padStart(4, "0")}`)
+    .join("");
+  const forms = [JSON.stringify(name), name.length === 1 ? `"${escaped}"` : JSON.stringify(name)];
+  const members = fc.constantFrom(
+    (form: string) => `{"name":${form}}`,
+    (form: string) => `{ "x":[{"name":"a"}], "name" :${form},"y":{"name":"a"} }`,
+    (form: string) => `{"name":"a","n\\u0061me":${form},"Name":"a"}`,
+    (form: string) => `{"name":["a"],"name":${form},"big":1e400}`,
+  );
+  return fc.tuple(fc.constantFrom(...forms), members).map(([form, write]) => ({ name, text: write(form) }));
+});
+const unnamed = fc
+  .constantFrom(
+    "1",
+    "null",
+    '"a"',
+    '["a"]',
+    '[{"name":"a"}]',
+    "{}",
+    '{"name":1}',
+    '{"name":"a","name":null}',
+    '{"name":"a","name":["a"]}',
+  )
+  .map((text) => ({ name: null, text }));
+const tools = fc.array(
+  fc.tuple(space, fc.oneof({ weight: 4, arbitrary: named }, { weight: 1, arbitrary: unnamed }), space),
+  { maxLength: 6 },
+);
+type Tools = typeof tools extends fc.Arbitrary<infer T> ? T : never;
+
+/** By the plain rule: a tool that goes takes the comma in front along, or the one behind when none before it stays. */
+function write(list: Tools, isDenied: (name: string) => boolean): string {
+  let text = "";
+  let keptOne = false;
+  let skipSpace = false;
+  for (const [at, [before, { name, text: tool }, after]] of list.entries()) {
+    const comma = at === 0 ? "" : ",";
+    const goes = name !== null && isDenied(name);
+    if (goes && keptOne) {
+      // What stood behind the last tool up to the comma goes with the comma.
+      text = text.slice(0, text.length - (list[at - 1]?.[2].length ?? 0)) + after;
+    } else if (goes) {
+      if (!skipSpace) text += before;
+      skipSpace = true;
+      if (at === list.length - 1) text += after;
+    } else {
+      text += skipSpace ? tool + after : comma + before + tool + after;
+      skipSpace = false;
+      keptOne = true;
+    }
+  }
+  return text;
+}
+
+test("what is left of any list is what the plain rule leaves, in steps of any length", () => {
+  const denied = fc.uniqueArray(fc.constantFrom(...NAMES));
+  const work = fc.integer({ min: 1, max: 300 });
+  const seen = new Set<boolean>();
+  fc.assert(
+    fc.property(fc.array(tools, { minLength: 1, maxLength: 3 }), denied, work, (lists, names, stepWork) => {
+      const answers = (isDenied: (name: string) => boolean) => {
+        const all = lists.map(
+          (list) => `{"id":1, "r\\u0065sult" : {"tools":[${write(list, isDenied)}] ,"z":0}}`,
+        );
+        return all.length === 1 ? ` ${all[0]}\n` : ` [${all.join(" ,")}] `;
+      };
+      const isDenied = denying(...names);
+      const [whole, left] = [answers(() => false), answers(isDenied)];
+      seen.add(whole === left);
+      expect(text(withoutTools(bytes(whole), isDenied, stepWork))).toBe(left);
+      expect(text(withoutTools(bytes(whole), isDenied))).toBe(left);
+    }),
+    { numRuns: 2_000 },
+  );
+  expect(seen.size).toBe(2);
+});
+
+test("a name is judged by as much of it as a rule can name, however it is written", () => {
+  const asked: string[] = [];
+  const isDenied = (tool: string) => asked.push(tool) > 0 && tool.startsWith("x\u0001");
+  const name = `x\u0001${"yé\ud83d\ude00".repeat(50_000)}`;
+  const units = Array.from(name, (_, at) => name.charCodeAt(at));
+  const escaped = units.map((unit) => `\\u${unit.toString(16).padStart(4, "0")}`).join("");
+  for (const written of [JSON.stringify(name), `"${escaped.slice(0, 6 * 200_000)}"`]) {
+    const given = `{"result":{"tools":[{"name":${written}},1]}}`;
+    expect(text(withoutTools(bytes(given), isDenied))).toBe('{"result":{"tools":[1]}}');
+  }
+  expect(asked).toEqual(Array(2).fill(name.slice(0, 2049)));
+});
+
+test("a step judges its share of tools and no more", () => {
+  let judged = 0;
+  const steps = inSteps(bytes(answer(...Array(5_000).fill("a"))), () => ++judged > 0);
+  let most = 0;
+  for (let step = steps.next(); !step.done; step = steps.next()) {
+    most = Math.max(most, judged);
+    judged = 0;
+  }
+  expect(most).toBeGreaterThan(0);
+  expect(most).toBeLessThan(100);
+});
+
+test("tools are counted over all answers of a batch", () => {
+  const batch = (count: number) =>
+    bytes(`[${Array(2).fill(`{"result":{"tools":[${Array(count).fill("1")}]}}`)}]`);
+  expect(withoutTools(batch(5_000), denying("b")).length).toBe(batch(5_000).length);
+  expect(() => withoutTools(batch(5_001), denying("b"))).toThrow(UnreadableAnswer);
+  const answers = (count: number) => bytes(`[${Array(count).fill("{}")}]`);
+  expect(withoutTools(answers(1_000), denying("b")).length).toBe(3_001);
+  expect(() => withoutTools(answers(1_001), denying("b"))).toThrow(UnreadableAnswer);
 });
 
 describe("untouched is", () => {

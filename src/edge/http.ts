@@ -41,7 +41,12 @@ type Headers_ = Readonly<Record<string, string>>;
 
 /** A JSON response. `application/json` has no charset parameter (RFC 8259, section 11). */
 export function json(status: keyof typeof SUCCESS, value: unknown, headers?: Headers_): Response {
-  return new Response(JSON.stringify(value), {
+  return jsonText(status, JSON.stringify(value), headers);
+}
+
+/** Of what is JSON already. */
+export function jsonText(status: keyof typeof SUCCESS, text: string, headers?: Headers_): Response {
+  return new Response(text, {
     status: SUCCESS[status],
     headers: { "content-type": "application/json", ...headers },
   });

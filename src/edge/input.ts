@@ -3,6 +3,7 @@
 import { type Static, type TSchema, Type } from "@sinclair/typebox";
 import { TypeCompiler, type ValueError, ValueErrorType } from "@sinclair/typebox/compiler";
 import { Fault, invalidField } from "../core/fault.ts";
+import { createFew } from "../core/few.ts";
 import { readJson } from "../core/json.ts";
 import { MANAGEMENT_BODY_BYTES_MAX, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX } from "../core/limits.ts";
 import { parseDateTime } from "../core/time.ts";
@@ -13,26 +14,51 @@ import { bodyInSteps } from "./steps.ts";
 
 const JSON_TYPE = /^application\/json\s*(;|$)/i;
 
-/** A function that reads a request's JSON body and checks it against `schema`. */
-export function bodyReader<T extends TSchema>(schema: T, options: { freeField?: string } = {}) {
+/** Up to here what a body comes to in memory is little. */
+const SMALL_BYTES = 16_384;
+/** One of short texts comes to a hundred times its bytes, with what is made of it and not collected yet (measured). */
+const largeBodies = createFew({ size: 2, waitingMax: 64, tooMany: "too many large bodies are being read" });
+
+interface BodyOptions {
+  readonly freeField?: string;
+}
+
+/**
+ * A function that reads a request's JSON body, checks it against `schema` and hands it on. Of large bodies it does so for
+ * few at a time, until what they are handed to has ended.
+ */
+export function bodyUser<T extends TSchema>(schema: T, { freeField }: BodyOptions = {}) {
   const checker = TypeCompiler.Compile(schema);
-  return async (request: Request): Promise<Static<T>> => {
-    if (!JSON_TYPE.test(request.headers.get("content-type") ?? "")) {
-      throw new Fault("invalid_request", "content-type: must be application/json");
-    }
-    const { tenant } = scopeOf(request).caller;
-    const bytes = await readBytes(request, tenant, MANAGEMENT_BODY_BYTES_MAX);
-    const value = await bodyInSteps(
-      "JSON of a body",
-      bytes,
-      readJson(bytes, options.freeField ?? null),
-      tenant,
-    );
+
+  async function read(bytes: Uint8Array, tenant: string): Promise<Static<T>> {
+    const steps = readJson(bytes, freeField ?? null);
+    const value = await bodyInSteps("JSON of a body", bytes, steps, tenant);
     return during("check of a body", () => {
       if (checker.Check(value)) return value;
       throw describe(checker.Errors(value).First());
     });
+  }
+
+  return async <R>(request: Request, use: (value: Static<T>) => Promise<R>): Promise<R> => {
+    if (!JSON_TYPE.test(request.headers.get("content-type") ?? "")) {
+      throw new Fault("invalid_request", "content-type: must be application/json");
+    }
+    const { tenant } = scopeOf(request).caller;
+    const { promise: over, resolve } = Promise.withResolvers<void>();
+    try {
+      const bytes = await readBytes(request, tenant, MANAGEMENT_BODY_BYTES_MAX, over);
+      const work = async () => use(await read(bytes, tenant));
+      return await (bytes.length > SMALL_BYTES ? largeBodies(tenant, work) : work());
+    } finally {
+      resolve();
+    }
   };
+}
+
+/** A function that reads a request's JSON body and checks it against `schema`. */
+export function bodyReader<T extends TSchema>(schema: T, options: BodyOptions = {}) {
+  const use = bodyUser(schema, options);
+  return (request: Request): Promise<Static<T>> => use(request, async (value) => value);
 }
 
 function describe(error: ValueError | undefined): Fault {

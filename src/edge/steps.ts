@@ -6,12 +6,14 @@ import { doneInTurns } from "./turns.ts";
 /**
  * The first step is done at once, since most work has no other, and the rest in turns with all such work.
  *
- * @throws what a step throws
+ * @param signal ends it before the next step
+ * @throws what a step throws; the signal's reason
  */
-export async function inSteps<T>(steps: Steps<T>, tenant: string): Promise<T> {
+export async function inSteps<T>(steps: Steps<T>, tenant: string, signal?: AbortSignal): Promise<T> {
   let step = steps.next();
   if (!step.done) {
     await doneInTurns(() => {
+      signal?.throwIfAborted();
       step = steps.next();
       return !step.done;
     }, tenant);

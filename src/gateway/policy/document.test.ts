@@ -1,13 +1,15 @@
 import { expect, test } from "bun:test";
 import { Fault } from "../../core/fault.ts";
-import { checkRules, parseRules, type Rule } from "./document.ts";
+import { atOnce } from "../../core/steps.ts";
+import { checkRules, formatRules, parseRules, type Rule } from "./document.ts";
 
 function problem(match: Rule["match"]): string | null {
   try {
-    checkRules([
+    const rules: Rule[] = [
       { action: "deny", match: {} },
       { action: "deny", match },
-    ]);
+    ];
+    atOnce(checkRules(rules));
     return null;
   } catch (error) {
     expect(error).toBeInstanceOf(Fault);
@@ -45,16 +47,26 @@ test("everything else may be the name of a tool", () => {
 });
 
 test("stored rules come back, and what this program does not know is an error", () => {
-  const rules: Rule[] = [{ action: "warn", match: { tools: ["a*"], max_body_bytes: 1 } }];
-  expect(parseRules(JSON.stringify(rules))).toEqual(rules);
+  const one: Rule = { action: "warn", match: { tools: ["a*", "},\n{", ",\n"], max_body_bytes: 1 } };
+  for (const rules of [[], [one], [one, one, { action: "allow" as const, match: {} }]]) {
+    const stored = atOnce(formatRules(rules));
+    expect([JSON.parse(stored), atOnce(parseRules(stored))]).toEqual([rules, rules]);
+    // As the first version stored them.
+    expect(atOnce(parseRules(JSON.stringify(rules)))).toEqual(rules);
+  }
   for (const stored of [
     "",
     "{}",
     "[1]",
+    "[",
+    "]",
+    '[{"action":"deny","match":{}},\n]',
+    '[{"action":"deny","match":{}}],\n[{"action":"deny","match":{}}]',
+    `[${Array(501).fill('{"action":"deny","match":{}}')}]`,
     '[{"action":"quarantine","match":{}}]',
     '[{"action":"deny","match":{"hours":[9]}}]',
     '[{"action":"deny","match":{"tools":["a*b"]}}]',
     '[{"action":"deny","match":{"rate_per_min":0}}]',
   ])
-    expect(() => parseRules(stored)).toThrow();
+    expect(() => atOnce(parseRules(stored))).toThrow();
 });

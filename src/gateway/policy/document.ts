@@ -5,7 +5,9 @@ import { type Static, Type } from "@sinclair/typebox";
 import { TypeCompiler } from "@sinclair/typebox/compiler";
 import { invalidField } from "../../core/fault.ts";
 import { POLICY_ENTRY_CHARACTERS_MAX, POLICY_LIST_MAX, POLICY_RULES_MAX } from "../../core/limits.ts";
+import { createPace } from "../../core/pace.ts";
 import { POLICY_ACTIONS } from "../../core/states.ts";
+import type { Steps } from "../../core/steps.ts";
 import { checkText } from "../../core/text.ts";
 
 /** Tool names may hold control characters that this does not know, and must be nameable all the same. */
@@ -91,31 +93,34 @@ export const Policy = Type.Object(
   { $id: "Policy", additionalProperties: false },
 );
 
+/** What an entry or a rule costs beside its characters: the schema's checks, the name of its field. */
+const ENTRY_WORK = 200;
+
 /**
  * Checks what the schema does not: the texts of the rules.
  *
  * @param at what stands before `rules` in the names of fields: where the document is part of another body
  * @throws Fault `invalid_request`
  */
-export function checkRules(rules: readonly Rule[], at = ""): void {
-  for (const [index, { match }] of rules.entries()) {
-    const field = `${at}rules.${index}.match`;
-    for (const [place, agent] of (match.agents ?? []).entries()) {
-      checkEntry(
-        `${field}.agents.${place}`,
-        agent,
-        agent,
-        "must not contain *, which only tools may end with",
-      );
-    }
-    for (const [place, tool] of (match.tools ?? []).entries()) {
-      checkEntry(
-        `${field}.tools.${place}`,
-        tool,
-        tool.replace(/\*$/, ""),
-        "must have * only once, at its end",
-      );
-    }
+export function* checkRules(rules: readonly Rule[], at = ""): Steps<void> {
+  const pace = createPace();
+  for (const [index, rule] of rules.entries()) {
+    checkRule(rule, `${at}rules.${index}.match`);
+    if (pace(workOf(rule))) yield;
+  }
+}
+
+function workOf({ match: { agents = [], tools = [] } }: Rule): number {
+  return [agents, tools].flat().reduce((work, entry) => work + ENTRY_WORK + entry.length, ENTRY_WORK);
+}
+
+function checkRule({ match: { agents = [], tools = [] } }: Rule, field: string): void {
+  for (const [place, agent] of agents.entries()) {
+    checkEntry(`${field}.agents.${place}`, agent, agent, "must not contain *, which only tools may end with");
+  }
+  for (const [place, tool] of tools.entries()) {
+    const plain = tool.endsWith("*") ? tool.slice(0, -1) : tool;
+    checkEntry(`${field}.tools.${place}`, tool, plain, "must have * only once, at its end");
   }
 }
 
@@ -125,16 +130,47 @@ function checkEntry(field: string, entry: string, plain: string, wildcard: strin
   if (plain.includes("*")) throw invalidField(field, wildcard);
 }
 
-const storedRules = TypeCompiler.Compile(Rules);
+/** The stored form is JSON with line breaks between rules and nowhere else: so it is read rule by rule. */
+const BETWEEN_RULES = ",\n";
+
+export function* formatRules(rules: readonly Rule[]): Steps<string> {
+  const pace = createPace();
+  const lines: string[] = [];
+  for (const rule of rules) {
+    const line = JSON.stringify(rule);
+    lines.push(line);
+    if (pace(line.length)) yield;
+  }
+  return `[${lines.join(BETWEEN_RULES)}]`;
+}
+
+const storedRule = TypeCompiler.Compile(Rule);
+
+class UnknownRules extends Error {}
 
 /**
  * Rules in their stored form.
  *
  * @throws Error, of whatever kind, when this program does not understand all of them
  */
-export function parseRules(stored: string): Rule[] {
-  const rules: unknown = JSON.parse(stored);
-  if (!storedRules.Check(rules)) throw new Error("stored rules of a form that this program does not know");
-  checkRules(rules);
+export function* parseRules(stored: string): Steps<Rule[]> {
+  const pace = createPace();
+  const rules: Rule[] = [];
+  if (stored === "[]") return rules;
+  if (!stored.startsWith("[") || !stored.endsWith("]"))
+    throw new UnknownRules("stored rules that are no list");
+  for (const line of stored.slice(1, -1).split(BETWEEN_RULES)) {
+    // One rule, or several of a document that was stored before there were lines.
+    const parsed: unknown[] = JSON.parse(`[${line}]`);
+    if (parsed.length === 0) throw new UnknownRules("stored rules with a gap");
+    for (const rule of parsed) {
+      if (rules.length === POLICY_RULES_MAX || !storedRule.Check(rule)) {
+        throw new UnknownRules("stored rules of a form that this program does not know");
+      }
+      checkRule(rule, "rules");
+      rules.push(rule);
+      if (pace(workOf(rule))) yield;
+    }
+  }
   return rules;
 }

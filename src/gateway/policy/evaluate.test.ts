@@ -1,8 +1,11 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { POLICY_ACTIONS, type PolicyAction } from "../../core/states.ts";
+import { atOnce } from "../../core/steps.ts";
 import type { PolicyReplace, Rule } from "./document.ts";
-import { compile, type EvaluatedCall, evaluate, toolDeniedToAll } from "./evaluate.ts";
+import { compile as compileInSteps, type EvaluatedCall, evaluate, toolsDeniedToAll } from "./evaluate.ts";
+
+const compile = (document: Parameters<typeof compileInSteps>[0]) => atOnce(compileInSteps(document));
 
 /** The rules as interface.md and decisions.md have them, word for word and with no thought for speed. */
 function reference(document: PolicyReplace, call: EvaluatedCall): [PolicyAction, number | null] {
@@ -42,7 +45,12 @@ const match = fc.record(
   },
   { requiredKeys: [] },
 ) as fc.Arbitrary<Rule["match"]>;
-const rules = fc.array(fc.record({ action, match }), { maxLength: 12 });
+const rule = fc.record({ action, match });
+// Some with more rules than a word of a set has bits.
+const rules = fc.oneof(
+  { weight: 9, arbitrary: fc.array(rule, { maxLength: 12 }) },
+  { weight: 1, arbitrary: fc.array(rule, { minLength: 30, maxLength: 100, size: "max" }) },
+);
 const policy: fc.Arbitrary<PolicyReplace> = fc.record({ default: action, on_error: action, rules });
 const call: fc.Arbitrary<EvaluatedCall> = fc.record({
   agent_id: agent,
@@ -77,7 +85,7 @@ describe("any document and any call", () => {
           })),
         );
         const denied = every.every((one) => reference(document, one)[0] === "deny");
-        expect(toolDeniedToAll(compile(document), agent_id, mcp_tool)).toBe(denied);
+        expect(toolsDeniedToAll(compile(document), agent_id)(mcp_tool)).toBe(denied);
         outcomes.add(denied);
       }),
       { numRuns: 2_000 },
@@ -163,4 +171,14 @@ test("an overlap of prefixes does not hide the shorter one", () => {
     for (const mcp_tool of ["a", "aa", "ab", "abc", "ax", "az"])
       expect(deny({ tools }, { mcp_tool })).toBe(true);
   }
+});
+
+test("hundreds of rules are compiled in steps", () => {
+  const rules = Array.from({ length: 500 }, (_, at) => ({
+    action: "deny" as const,
+    match: { max_body_bytes: at + 1 },
+  }));
+  let steps = 0;
+  for (const compiling = compileInSteps({ default: "allow", rules }); !compiling.next().done; ) steps++;
+  expect(steps).toBeGreaterThan(2);
 });

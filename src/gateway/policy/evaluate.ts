@@ -1,7 +1,12 @@
-// What a policy says of a call. A document is compiled once per version into sets and thresholds, and evaluated
-// for each call without making anything. Pure. Rules in order, the first that matches decides, then the default.
+// What a policy says of a call. A document is compiled once per version, in steps since its tenant chooses its size;
+// then a call or a tool costs the same however long the lists of its rules are. Pure. Rules in order, the first that
+// matches decides, then the default.
+import { createPace } from "../../core/pace.ts";
 import type { PolicyAction, Protocol } from "../../core/states.ts";
+import type { Steps } from "../../core/steps.ts";
 import type { PolicyReplace, Rule } from "./document.ts";
+import { indexNames, type Names } from "./names.ts";
+import { addRule, createRuleSet, haveCommon, keepCommon, nextRule, type RuleSet } from "./rule-set.ts";
 
 export interface Verdict {
   readonly action: PolicyAction;
@@ -25,103 +30,103 @@ export interface EvaluatedCall {
 const BYTES_LEAST = 1;
 const RATE_LEAST = 1;
 
-/** A condition that is absent is null, or a threshold that every call passes. */
+/** What it takes to compare the thresholds of two rules. */
+const COMPARE_WORK = 8;
+
+/** A threshold that is absent is one that every call passes. */
 interface CompiledRule {
   readonly verdict: Verdict;
-  readonly agents: ReadonlySet<string> | null;
-  readonly tools: ToolNames | null;
   /** Matches a body of at least this many bytes. */
   readonly bytes_min: number;
   /** Matches a rate above this one. */
   readonly rate_above: number;
-}
-
-interface ToolNames {
-  readonly exact: ReadonlySet<string>;
-  /** Sorted, and none is the start of another. */
-  readonly prefixes: readonly string[];
+  /** The rules before it that deny the least call which its thresholds let match. */
+  readonly deniedBefore: RuleSet;
 }
 
 export interface CompiledPolicy {
+  /** The last one is the default, as a rule without conditions. */
   readonly rules: readonly CompiledRule[];
-  readonly fallback: Verdict;
+  readonly agents: Names;
+  readonly tools: Names;
 }
 
-export function compile({
-  default: action,
-  rules,
-}: Pick<PolicyReplace, "default" | "rules">): CompiledPolicy {
-  return {
-    rules: rules.map(compileRule),
-    fallback: { action, matched_rule: null, reason: `default: ${action}` },
-  };
-}
-
-function compileRule({ action, match }: Rule, index: number): CompiledRule {
-  const { agents = [], tools = [], max_body_bytes, rate_per_min } = match;
-  return {
-    verdict: { action, matched_rule: index + 1, reason: `rule ${index + 1}: ${action}` },
-    agents: agents.length === 0 ? null : new Set(agents),
-    tools: tools.length === 0 ? null : compileTools(tools),
-    bytes_min: max_body_bytes ?? 0,
-    rate_above: rate_per_min ?? -1,
-  };
-}
-
-function compileTools(tools: readonly string[]): ToolNames {
-  const starts = tools.filter((tool) => tool.endsWith("*")).map((tool) => tool.slice(0, -1));
-  const prefixes: string[] = [];
-  // By code units, which is how texts compare: what starts with a prefix follows right after it.
-  for (const start of starts.sort((a, b) => (a < b ? -1 : 1))) {
-    const last = prefixes.at(-1);
-    if (last === undefined || !start.startsWith(last)) prefixes.push(start);
+export function* compile(document: Pick<PolicyReplace, "default" | "rules">): Steps<CompiledPolicy> {
+  const pace = createPace();
+  const given: readonly Rule[] = [...document.rules, { action: document.default, match: {} }];
+  const agents = yield* indexNames(
+    given.map(({ match }) => match.agents ?? []),
+    pace,
+  );
+  const tools = yield* indexNames(
+    given.map(({ match }) => match.tools ?? []),
+    pace,
+  );
+  const rules: CompiledRule[] = [];
+  for (const [at, rule] of given.entries()) {
+    const verdict = at === document.rules.length ? defaultVerdict(rule) : ruleVerdict(rule, at + 1);
+    const { max_body_bytes: bytes_min = 0, rate_per_min: rate_above = -1 } = rule.match;
+    const deniedBefore = denyingLeast({ bytes_min, rate_above }, rules, given.length);
+    rules.push({ verdict, bytes_min, rate_above, deniedBefore });
+    if (pace(COMPARE_WORK * at)) yield;
   }
-  return { exact: new Set(tools.filter((tool) => !tool.endsWith("*"))), prefixes };
+  return { rules, agents, tools };
 }
 
-export function evaluate({ rules, fallback }: CompiledPolicy, call: EvaluatedCall): Verdict {
-  const tool = call.protocol === "mcp" ? call.mcp_tool : null;
-  for (const rule of rules) {
-    if (call.body_bytes < rule.bytes_min || call.rate <= rule.rate_above) continue;
-    if (names(rule, call.agent_id, tool)) return rule.verdict;
+function ruleVerdict({ action }: Rule, position: number): Verdict {
+  return { action, matched_rule: position, reason: `rule ${position}: ${action}` };
+}
+
+function defaultVerdict({ action }: Rule): Verdict {
+  return { action, matched_rule: null, reason: `default: ${action}` };
+}
+
+/** Those of the rules that deny the least call which the thresholds let match. */
+function denyingLeast(
+  { bytes_min, rate_above }: Pick<CompiledRule, "bytes_min" | "rate_above">,
+  rules: readonly CompiledRule[],
+  count: number,
+): RuleSet {
+  const denying = createRuleSet(count);
+  const [bytes, rate] = [Math.max(bytes_min, BYTES_LEAST), Math.max(rate_above + 1, RATE_LEAST)];
+  for (const [at, rule] of rules.entries()) {
+    const matches = rule.bytes_min <= bytes && rule.rate_above < rate;
+    if (matches && rule.verdict.action === "deny") addRule(denying, at);
   }
-  return fallback;
+  return denying;
 }
 
-function names({ agents, tools }: CompiledRule, agentId: string, tool: string | null): boolean {
-  if (agents !== null && !agents.has(agentId)) return false;
-  return tools === null || (tool !== null && includes(tools, tool));
-}
-
-function includes({ exact, prefixes }: ToolNames, tool: string): boolean {
-  if (exact.has(tool)) return true;
-  // Of prefixes none of which is the start of another, only the last one up to the name can be the start of it.
-  let [low, high] = [0, prefixes.length];
-  while (low < high) {
-    const middle = (low + high) >>> 1;
-    if ((prefixes[middle] ?? "") <= tool) low = middle + 1;
-    else high = middle;
+export function evaluate({ rules, agents, tools }: CompiledPolicy, call: EvaluatedCall): Verdict {
+  const named = tools.rulesOf(call.protocol === "mcp" ? call.mcp_tool : null);
+  keepCommon(named, agents.rulesOf(call.agent_id));
+  for (let at = nextRule(named, 0); at !== -1; at = nextRule(named, at + 1)) {
+    const rule = rules[at];
+    if (rule === undefined) break;
+    if (call.body_bytes >= rule.bytes_min && call.rate > rule.rate_above) return rule.verdict;
   }
-  const candidate = prefixes[low - 1];
-  return candidate !== undefined && tool.startsWith(candidate);
+  throw new Error("a policy without a default");
 }
 
 /**
- * Whether every call of this tool of an mcp agent is denied, whatever its size and rate.
+ * Tells of tools of an mcp agent whether every call of them is denied, whatever its size and rate.
  *
  * The calls that a rule's thresholds let match are all those at or above a least one. So a rule decides any call
  * at all only when it decides its least one, which is when no rule before it matches that; and of those only the
  * ones that deny need to be looked at, since another one that decided anything has ended the search.
  */
-export function toolDeniedToAll({ rules, fallback }: CompiledPolicy, agentId: string, tool: string): boolean {
-  const denying: CompiledRule[] = [];
-  const isOutOfReach = (bytes: number, rate: number) =>
-    denying.some((rule) => rule.bytes_min <= bytes && rule.rate_above < rate);
-  for (const rule of rules) {
-    if (!names(rule, agentId, tool)) continue;
-    if (rule.verdict.action === "deny") denying.push(rule);
-    else if (!isOutOfReach(Math.max(rule.bytes_min, BYTES_LEAST), Math.max(rule.rate_above + 1, RATE_LEAST)))
-      return false;
-  }
-  return fallback.action === "deny" || isOutOfReach(BYTES_LEAST, RATE_LEAST);
+export function toolsDeniedToAll(
+  { rules, agents, tools }: CompiledPolicy,
+  agentId: string,
+): (tool: string) => boolean {
+  const ofAgent = agents.rulesOf(agentId);
+  return (tool) => {
+    const named = tools.rulesOf(tool);
+    keepCommon(named, ofAgent);
+    for (let at = nextRule(named, 0); at !== -1; at = nextRule(named, at + 1)) {
+      const rule = rules[at];
+      if (rule === undefined) break;
+      if (rule.verdict.action !== "deny" && !haveCommon(named, rule.deniedBefore)) return false;
+    }
+    return true;
+  };
 }

@@ -4,12 +4,14 @@
 // What is remembered longest is kept for when the store fails: the last known on_error applies then.
 import { eq } from "drizzle-orm";
 import { boundedCache } from "../../core/bounded-cache.ts";
+import { createFew } from "../../core/few.ts";
 import type { Log } from "../../core/log.ts";
 import type { PolicyAction } from "../../core/states.ts";
 import { within } from "../../storage/deadline.ts";
 import { bind, prepared, type Reader } from "../../storage/store.ts";
-import { type PolicyReplace, parseRules } from "./document.ts";
+import { parseRules, type Rule } from "./document.ts";
 import { type CompiledPolicy, compile } from "./evaluate.ts";
+import { worked } from "./work.ts";
 
 const REMEMBERED_MS = 1_000;
 /**
@@ -17,12 +19,24 @@ const REMEMBERED_MS = 1_000;
  * store takes up to 9 s of those for the call itself.
  */
 const READ_MS_MAX = 750;
-const CHARACTERS_MAX = 64 * 1024 * 1024;
-const POLICY_CHARACTERS = 512;
+/** A long one takes much memory meanwhile. */
+const COMPILED_AT_ONCE = 2;
+const BYTES_MAX = 64 * 1024 * 1024;
+/** What a compiled policy, a rule and an entry of a list take, beside their characters (measured). */
+const POLICY_BYTES = 512;
+const RULE_BYTES = 512;
+const ENTRY_BYTES = 96;
 
-export interface KnownPolicy {
+interface StoredPolicy {
   readonly version: number;
+  readonly default: PolicyAction;
   readonly on_error: PolicyAction;
+  /** As they are stored. */
+  readonly rules: string;
+  readonly updated_at: number;
+}
+
+export interface KnownPolicy extends StoredPolicy {
   /** Null when this program cannot make sense of the rules. */
   readonly compiled: CompiledPolicy | null;
 }
@@ -41,8 +55,10 @@ export type Found =
 
 export interface RememberedPolicies {
   find(tenant: string): Promise<Found>;
+  /** As it is stored now; null when the tenant has none. */
+  newest(tenant: string): Promise<KnownPolicy | null>;
   /** To be called when a policy has been put, before that is acknowledged. */
-  took(tenant: string, version: number, document: PolicyReplace): void;
+  took(tenant: string, policy: KnownPolicy, rules: readonly Rule[]): void;
   /** To be called when nobody can tell whether a policy has been put. */
   forget(tenant: string): void;
 }
@@ -73,24 +89,31 @@ export function rememberedPolicies({
   log,
   now = () => performance.now(),
 }: Options): RememberedPolicies {
-  const known = boundedCache<string, Entry>(CHARACTERS_MAX);
+  const known = boundedCache<string, Entry>(BYTES_MAX);
   const reading = new Map<string, Promise<Entry>>();
+  const few = createFew({ size: COMPILED_AT_ONCE, tooMany: "too many policies are being read" });
 
   async function read(tenant: string, last: Entry | undefined): Promise<Entry> {
     const until = now() + REMEMBERED_MS;
     const [newest] = await versionQuery(reader).execute({ tenant });
-    if (newest === undefined) return { policy: null, weight: POLICY_CHARACTERS, until };
+    if (newest === undefined) return { policy: null, weight: POLICY_BYTES, until };
     if (last?.policy?.version === newest.version) return { ...last, until };
     const [row] = await policyQuery(reader).execute({ tenant });
-    if (row === undefined) return { policy: null, weight: POLICY_CHARACTERS, until };
-    const { version, on_error, rules } = row;
-    const weight = POLICY_CHARACTERS + rules.length;
+    if (row === undefined) return { policy: null, weight: POLICY_BYTES, until };
+    const { default_action, version, on_error, rules, updated_at } = row;
+    const stored = { version, default: default_action, on_error, rules, updated_at };
+    return few(tenant, () => compiledEntry(tenant, stored, until));
+  }
+
+  async function compiledEntry(tenant: string, stored: StoredPolicy, until: number): Promise<Entry> {
+    const { version, default: default_action, rules } = stored;
     try {
-      const compiled = compile({ default: row.default_action, rules: parseRules(rules) });
-      return { policy: { version, on_error, compiled }, weight, until };
+      const parsed = await worked(parseRules(rules), tenant);
+      const compiled = await worked(compile({ default: default_action, rules: parsed }), tenant);
+      return { policy: { ...stored, compiled }, weight: weightOf(rules, parsed), until };
     } catch (error) {
       log.error("the policy cannot be evaluated", { tenant, version, error });
-      return { policy: { version, on_error, compiled: null }, weight, until };
+      return { policy: { ...stored, compiled: null }, weight: weightOf(rules, []), until };
     }
   }
 
@@ -122,12 +145,15 @@ export function rememberedPolicies({
         return { failed: true, last: last?.policy ?? null, cause };
       }
     },
-    took(tenant, version, document) {
+    async newest(tenant) {
+      const { policy } = await readOnce(tenant, known.get(tenant));
+      return policy;
+    },
+    took(tenant, policy, rules) {
       reading.delete(tenant);
       // Of two that were put at once, the newer one may have been told first.
-      if ((known.get(tenant)?.policy?.version ?? 0) > version) return;
-      const policy = { version, on_error: document.on_error, compiled: compile(document) };
-      const weight = POLICY_CHARACTERS + JSON.stringify(document.rules).length;
+      if ((known.get(tenant)?.policy?.version ?? 0) > policy.version) return;
+      const weight = weightOf(policy.rules, rules);
       known.set(tenant, { policy, weight, until: now() + REMEMBERED_MS }, weight);
     },
     forget(tenant) {
@@ -136,4 +162,10 @@ export function rememberedPolicies({
       if (last !== undefined) known.set(tenant, { ...last, until: Number.NEGATIVE_INFINITY }, last.weight);
     },
   };
+}
+
+function weightOf(stored: string, rules: readonly Rule[]): number {
+  const entries = rules.flatMap(({ match: { agents = [], tools = [] } }) => [agents, tools].flat());
+  const characters = entries.reduce((sum, entry) => sum + entry.length, 0);
+  return POLICY_BYTES + RULE_BYTES * rules.length + ENTRY_BYTES * entries.length + characters + stored.length;
 }

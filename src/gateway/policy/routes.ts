@@ -5,8 +5,8 @@ import { PAGE_LIMIT_DEFAULT, POLICY_ENTRY_CHARACTERS_MAX } from "../../core/limi
 import { PROTOCOLS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
-import { json, routes, scopeOf } from "../../edge/http.ts";
-import { bodyReader, LIMIT_QUERY, limitOf, nullable, queryOf } from "../../edge/input.ts";
+import { json, jsonText, routes, scopeOf } from "../../edge/http.ts";
+import { bodyUser, LIMIT_QUERY, limitOf, nullable, queryOf } from "../../edge/input.ts";
 import { operation } from "../../edge/openapi.ts";
 import type { DecisionRow } from "./decisions.ts";
 import { Action, Policy, PolicyReplace } from "./document.ts";
@@ -67,8 +67,8 @@ const PolicyDecisions = Type.Object(
   { $id: "PolicyDecisions", additionalProperties: false },
 );
 
-const readReplace = bodyReader(PolicyReplace);
-const readEvaluate = bodyReader(PolicyEvaluate);
+const withReplace = bodyUser(PolicyReplace);
+const withEvaluate = bodyUser(PolicyEvaluate);
 
 function decisionView(row: DecisionRow): Static<typeof PolicyDecision> {
   const { id, agent_id, protocol, mcp_tool, action, matched_rule, reason } = row;
@@ -160,15 +160,21 @@ export function policyRoutes(service: PolicyService) {
       async ({ request }) => {
         const policy = await service.get(scopeOf(request).caller);
         if (policy === null) return json("ok", { version: 0, rules: [] });
-        return json("ok", { ...policy, updated_at: formatDateTime(policy.updated_at) });
+        const { version, default: action, on_error, rules } = policy;
+        const updated_at = formatDateTime(policy.updated_at);
+        const fields = JSON.stringify({ version, default: action, on_error, updated_at });
+        // The rules may be long, so they are not written again for each reader.
+        return jsonText("ok", `${fields.slice(0, -1)},"rules":${rules}}`);
       },
       { detail: docs.get },
     )
     .put(
       "/v1/policy",
       async ({ request }) => {
-        const document = await readReplace(request);
-        const { version, updated_at } = await service.put(scopeOf(request).caller, document);
+        const { caller } = scopeOf(request);
+        const { version, updated_at } = await withReplace(request, (document) =>
+          service.put(caller, document),
+        );
         return json("ok", { version, updated_at: formatDateTime(updated_at) });
       },
       { parse: "none", detail: docs.put },
@@ -185,13 +191,15 @@ export function policyRoutes(service: PolicyService) {
     .post(
       "/v1/policy/evaluate",
       async ({ request }) => {
-        const { mcp_tool = null, ...body } = await readEvaluate(request);
-        if (mcp_tool !== null) {
-          checkText("mcp_tool", mcp_tool, { min: 1, max: POLICY_ENTRY_CHARACTERS_MAX, controls: true });
-        }
-        const { agent_id, body_bytes = 0, rate_per_min: rate = 1, document = null } = body;
-        const call = { agent_id, mcp_tool, body_bytes, rate, document };
-        return json("ok", await service.dryRun(scopeOf(request).caller, call));
+        const { caller } = scopeOf(request);
+        const verdict = await withEvaluate(request, ({ mcp_tool = null, ...body }) => {
+          if (mcp_tool !== null) {
+            checkText("mcp_tool", mcp_tool, { min: 1, max: POLICY_ENTRY_CHARACTERS_MAX, controls: true });
+          }
+          const { agent_id, body_bytes = 0, rate_per_min: rate = 1, document = null } = body;
+          return service.dryRun(caller, { agent_id, mcp_tool, body_bytes, rate, document });
+        });
+        return json("ok", verdict);
       },
       { parse: "none", detail: docs.evaluate },
     );

@@ -2,21 +2,26 @@
 // tenant without a policy sees no difference. When the policy cannot be read or evaluated, its on_error decides: that
 // of the stored document, else that of the last one that could be read here. A replica that never could read it
 // does not know whether there is a policy, nor what its on_error says, so it lets no call pass (503).
-import { eq, sql } from "drizzle-orm";
+import { sql } from "drizzle-orm";
+import type { Tables } from "../../../db/schema.ts";
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
-import type { Reader, Store, Tx } from "../../storage/store.ts";
+import { inOneStep } from "../../edge/steps.ts";
+import type { Store, Tx } from "../../storage/store.ts";
 import { findAgent } from "../agents/service.ts";
 import { decisionLog, newestDecisions } from "./decisions.ts";
-import { checkRules, type PolicyReplace, parseRules } from "./document.ts";
-import { compile, type EvaluatedCall, evaluate, toolDeniedToAll, type Verdict } from "./evaluate.ts";
+import { checkRules, formatRules, type PolicyReplace } from "./document.ts";
+import { compile, type EvaluatedCall, evaluate, toolsDeniedToAll, type Verdict } from "./evaluate.ts";
 import { callRates } from "./rate.ts";
 import { type KnownPolicy, rememberedPolicies } from "./remembered.ts";
+import { worked } from "./work.ts";
 
 const RETRY_AFTER_SECONDS = 5;
+/** Rules up to here are written to a caller in no time. */
+const SHORT_CHARACTERS = 16_384;
 /** How long a look at the decisions waits for those that are being stored. */
 const SETTLE_MS_MAX = 2_000;
 /** How long a stop waits for a store that is away. */
@@ -131,27 +136,37 @@ export function policyService({ store, clock, log, now }: PolicyDeps) {
       if (policy === null) return null;
       const { compiled, on_error } = policy;
       if (compiled === null) return () => on_error === "deny";
-      return (tool) => toolDeniedToAll(compiled, agentId, tool);
+      return toolsDeniedToAll(compiled, agentId);
     },
 
     /** What the policy, or another document, would say of a call. Nothing is counted or recorded. */
     async dryRun({ tenant }: Caller, { agent_id, document, ...given }: DryRun): Promise<Verdict> {
-      if (document !== null) checkRules(document.rules, "document.");
+      if (document !== null) await worked(checkRules(document.rules, "document."), tenant);
       const agent = await findAgent(store.read, tenant, agent_id);
       if (agent === null) throw new Fault("not_found", "no such agent");
       const call = { agent_id, protocol: agent.protocol, ...given };
-      if (document !== null) return evaluate(compile(document), call);
+      if (document !== null) return evaluate(await worked(compile(document), tenant), call);
       return (await verdictOf(tenant, call)) ?? NO_POLICY;
     },
 
-    /** Null when the tenant has none. */
-    get: ({ tenant }: Caller) => readPolicy(store.read, tenant),
+    /** Null when the tenant has none. The rules are JSON already, and known to be rules. */
+    async get({ tenant }: Caller): Promise<KnownPolicy | null> {
+      const policy = await remembered.newest(tenant);
+      if (policy?.compiled === null) throw new Fault("internal", "a stored policy that makes no sense");
+      if (policy === null || policy.rules.length <= SHORT_CHARACTERS) return policy;
+      // It takes its time to write it to the caller, and many may have waited for this moment.
+      return inOneStep("work on a policy", () => policy, tenant);
+    },
 
     async put({ tenant }: Caller, document: PolicyReplace): Promise<Replaced> {
-      checkRules(document.rules);
+      const { default: default_action, on_error } = document;
+      await worked(checkRules(document.rules), tenant);
+      const compiled = await worked(compile(document), tenant);
+      const rules = await worked(formatRules(document.rules), tenant);
+      const fields = { default_action, on_error, rules, updated_at: clock.now() };
       try {
-        const replaced = await store.write((tx) => replacePolicy(tx, tenant, document, clock.now()));
-        remembered.took(tenant, replaced.version, document);
+        const replaced = await store.write((tx) => replacePolicy(tx, tenant, fields));
+        remembered.took(tenant, { ...document, ...replaced, rules, compiled }, document.rules);
         return replaced;
       } catch (error) {
         // A write that fails may have been made all the same.
@@ -171,33 +186,16 @@ export function policyService({ store, clock, log, now }: PolicyDeps) {
   };
 }
 
-async function readPolicy(reader: Reader, tenant: string) {
-  const { policies: t } = reader.tables;
-  const [row] = await reader.db.select().from(t).where(eq(t.tenant, tenant));
-  if (row === undefined) return null;
-  const { version, default_action, on_error, rules, updated_at } = row;
-  return { version, default: default_action, on_error, rules: parseRules(rules), updated_at };
-}
-
 interface Replaced {
   readonly version: number;
   readonly updated_at: number;
 }
 
+type PolicyFields = Omit<Tables["policies"]["$inferInsert"], "tenant" | "version">;
+
 /** One statement, so that each of two replacements at once gets a version of its own. */
-async function replacePolicy(
-  tx: Tx,
-  tenant: string,
-  document: PolicyReplace,
-  now: number,
-): Promise<Replaced> {
+async function replacePolicy(tx: Tx, tenant: string, fields: PolicyFields): Promise<Replaced> {
   const { policies: t } = tx.tables;
-  const fields = {
-    default_action: document.default,
-    on_error: document.on_error,
-    rules: JSON.stringify(document.rules),
-    updated_at: now,
-  };
   const [row] = await tx.db
     .insert(t)
     .values({ tenant, version: 1, ...fields })

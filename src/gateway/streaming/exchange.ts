@@ -166,13 +166,12 @@ function isEventStream(response: Response): boolean {
 }
 
 function filterOf(
-  { isDenied, commentMs, opened }: Exchange,
+  { isDenied, commentMs, opened: { tenant }, course: { signal } }: Exchange,
   memory: Budget,
   isOk: boolean,
   isEvents: boolean,
 ) {
-  const { tenant } = opened;
-  const options = { bytesMax: HELD_BYTES_MAX, memory: memory(tenant), tenant };
+  const options = { bytesMax: HELD_BYTES_MAX, memory: memory(tenant), tenant, signal };
   const denied = isOk ? isDenied : null;
   // Comments come between events, so those pass whole where there are any.
   if (isEvents && (denied ?? commentMs) !== null) return filterEvents({ ...options, isDenied: denied });

@@ -20,6 +20,7 @@ const options = (fields: Partial<FilterOptions> = {}): FilterOptions => ({
   bytesMax: 1000,
   memory: memoryOf(10_000),
   tenant: "acme",
+  signal: new AbortController().signal,
   ...fields,
 });
 const list = (...names: string[]) =>
@@ -79,6 +80,51 @@ describe("a JSON body", () => {
     expect(memory.left).toBe(10_000);
     const scarce = pass(filterJson(options({ memory: memoryOf(10) })), list("good"));
     expect(await scarce.catch((error) => error)).toBeInstanceOf(UnreadableAnswer);
+  });
+});
+
+describe("a long answer", () => {
+  const long = list("good", "bad", "x".repeat(1_000_000));
+  const left = list("good", "x".repeat(1_000_000));
+  const roomy = (signal = new AbortController().signal) => {
+    const memory = memoryOf(10_000_000);
+    return { ...options({ bytesMax: 2_000_000, memory }), memory, signal };
+  };
+
+  test.each<[string, (given: ReturnType<typeof roomy>) => ReturnType<typeof filterJson>, string, string]>([
+    ["JSON", filterJson, long, left],
+    ["an event", filterEvents, `data: ${long}\n\n`, `data: ${left}\n\n`],
+    [
+      "an event of which nothing is denied",
+      (given) => filterEvents({ ...given, isDenied: null }),
+      `${long}\n\n`,
+      `${long}\n\n`,
+    ],
+  ])("goes on bit by bit, and leaves no memory taken: %s", async (_, create, given, expected) => {
+    const all = roomy();
+    const pieces = await pass(create(all), given, Array(2_000).fill(1_000));
+    expect(pieces.join("")).toBe(expected);
+    expect(Math.max(...pieces.map((piece) => piece.length))).toBeLessThanOrEqual(131_072);
+    expect(all.memory.left).toBe(10_000_000);
+  });
+
+  test("ends with its exchange, in the middle of the work", async () => {
+    const ending = new AbortController();
+    const all = roomy(ending.signal);
+    let asked = 0;
+    const isDenied = () => {
+      if (++asked === 1) ending.abort(new Error("gone"));
+      return false;
+    };
+    const names = Array(5_000).fill("a");
+    for (const [filter, given] of [
+      [filterJson({ ...all, isDenied }), list(...names)],
+      [filterEvents({ ...all, isDenied }), `data: ${list(...names)}\n\n`],
+    ] as const) {
+      expect(await pass(filter, given).catch(({ message }) => message)).toBe("gone");
+      expect(asked).toBeLessThan(1_000);
+      expect(all.memory.left).toBe(10_000_000);
+    }
   });
 });
 

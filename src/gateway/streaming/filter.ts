@@ -1,9 +1,12 @@
 // `tools/list` answers without the tools that the policy denies, in a JSON body or in an event stream. An event is
 // held until it is whole and then passes as it came, unless a tool must be taken out of it. What can't be read, or is
-// too long to be held, does not pass.
+// too long to be held, does not pass. All that takes longer for a longer answer is done in steps.
+import { createPace, type Pace } from "../../core/pace.ts";
+import { named, type Steps } from "../../core/steps.ts";
 import { UnreadableAnswer, withoutTools } from "../../core/tool-list.ts";
-import { doneInTurns } from "../../edge/turns.ts";
+import { inOneStep, inSteps } from "../../edge/steps.ts";
 import type { Share } from "./budget.ts";
+import { afterBom, type EventOptions, LINE_FEED, RETURN, rewritten } from "./event.ts";
 
 type Chunks = AsyncGenerator<Uint8Array, void, undefined>;
 
@@ -15,40 +18,66 @@ export interface FilterOptions {
   readonly bytesMax: number;
   /** What all bodies and events of a tenant that are held may take together. */
   readonly memory: Share;
-  /** In whose turns it is done. */
+  /** In whose turns the work is done. */
   readonly tenant: string;
+  /** Ends the work with the exchange. */
+  readonly signal: AbortSignal;
 }
+
+type HoldOptions = Omit<FilterOptions, "isDenied">;
 
 export const HELD_BYTES_MAX = 16 * 1024 * 1024;
 export const FILTER_MEMORY_BYTES = 256 * 1024 * 1024;
 
-/** Of the filtering of events, in one go. */
-const STEP_MS = 1;
+/** Work on what passes, which ends with the exchange. */
+function worked<T>(steps: Steps<T>, { tenant, signal }: HoldOptions): Promise<T> {
+  return inSteps(named("filter of tools", steps), tenant, signal);
+}
 
-const LINE_FEED = 0x0a;
-const RETURN = 0x0d;
-const BOM = [0xef, 0xbb, 0xbf];
+const HELD_BYTES_FIRST = 4096;
+/** What goes on to the caller in one go: it is hashed on its way. */
+const PIECE_BYTES = 128 * 1024;
+/** Of an event, beside its bytes. */
+const EVENT_WORK = 400;
+const FIND_BYTES = 16_384;
+/** What it takes to find the end of an event, for each byte. */
+const FIND_WORK = 4;
+const COPY_BYTES = 262_144;
+
+/** @throws UnreadableAnswer when the tenant may not have all of it */
+function reserve(memory: Share, bytes: number): void {
+  const taken = memory.take(bytes);
+  if (taken === bytes) return;
+  memory.giveBack(taken);
+  throw new UnreadableAnswer("too much is being filtered");
+}
 
 /** Bytes that are held, within the bounds of the options. */
-function createHeld({ bytesMax, memory }: Pick<FilterOptions, "bytesMax" | "memory">) {
+function createHeld(options: HoldOptions) {
+  const { bytesMax, memory } = options;
   let bytes = new Uint8Array();
   let size = 0;
+
+  async function grow(room: number): Promise<void> {
+    reserve(memory, room);
+    // What is not set to zero costs nothing before it is written to.
+    const larger = Buffer.allocUnsafeSlow(room);
+    const [smaller, held] = [bytes, size];
+    bytes = larger;
+    try {
+      await worked(copied(smaller.subarray(0, held), larger), options);
+    } finally {
+      memory.giveBack(smaller.length);
+    }
+  }
+
   return {
     all: () => bytes.subarray(0, size),
-    add(chunk: Uint8Array): void {
+    async add(chunk: Uint8Array): Promise<void> {
       const wanted = size + chunk.length;
       if (wanted > bytesMax) throw new UnreadableAnswer("too long to be filtered");
       if (wanted > bytes.length) {
-        const room = Math.min(bytesMax, Math.max(wanted, 2 * bytes.length));
-        const more = room - bytes.length;
-        const taken = memory.take(more);
-        if (taken < more) {
-          memory.giveBack(taken);
-          throw new UnreadableAnswer("too much is being filtered");
-        }
-        const larger = new Uint8Array(room);
-        larger.set(this.all());
-        bytes = larger;
+        await grow(Math.min(bytesMax, Math.max(wanted, 2 * bytes.length, HELD_BYTES_FIRST)));
       }
       bytes.set(chunk, size);
       size = wanted;
@@ -61,28 +90,41 @@ function createHeld({ bytesMax, memory }: Pick<FilterOptions, "bytesMax" | "memo
   };
 }
 
+function* copied(from: Uint8Array, to: Uint8Array): Steps<void> {
+  for (let at = 0; at < from.length; at += COPY_BYTES) {
+    to.set(from.subarray(at, at + COPY_BYTES), at);
+    if (at + COPY_BYTES < from.length) yield;
+  }
+}
+
+/** However long a piece is, the caller gets it bit by bit. */
+async function* inPieces(chunks: Chunks, { tenant }: HoldOptions): Chunks {
+  for await (const chunk of chunks) {
+    for (let at = 0; at < chunk.length; at += PIECE_BYTES) {
+      const piece = chunk.subarray(at, at + PIECE_BYTES);
+      yield at === 0 ? piece : await inOneStep("filter of tools", () => piece, tenant);
+    }
+  }
+}
+
 /** A body that is one JSON text. */
-export function filterJson(options: FilterOptions): (chunks: Chunks) => Chunks {
-  return async function* filtered(chunks) {
+export function filterJson({ isDenied, ...options }: FilterOptions): (chunks: Chunks) => Chunks {
+  async function* filtered(chunks: Chunks): Chunks {
     const held = createHeld(options);
     try {
-      for await (const chunk of chunks) held.add(chunk);
+      for await (const chunk of chunks) await held.add(chunk);
       const text = held.all();
-      const start = hasBom(text) ? BOM.length : 0;
-      const rest = text.subarray(start);
-      const left = withoutTools(rest, options.isDenied);
+      const rest = afterBom(text);
+      const left = await worked(withoutTools(rest, isDenied), options);
       yield left === rest ? text : left;
     } finally {
       held.clear();
     }
-  };
+  }
+  return (chunks) => inPieces(filtered(chunks), options);
 }
 
-function hasBom(bytes: Uint8Array): boolean {
-  return BOM.every((byte, index) => bytes[index] === byte);
-}
-
-export interface EventFilterOptions extends Omit<FilterOptions, "isDenied"> {
+export interface EventFilterOptions extends HoldOptions {
   /** Null: whole events are all that is wanted, whatever is in them. */
   readonly isDenied: IsDenied | null;
 }
@@ -91,12 +133,12 @@ export interface EventFilterOptions extends Omit<FilterOptions, "isDenied"> {
 export function filterEvents({ isDenied, ...options }: EventFilterOptions): (chunks: Chunks) => Chunks {
   return (chunks) => {
     const whole = wholeEvents(chunks, options);
-    return isDenied === null ? whole : rewrittenEvents(whole, isDenied, options.tenant);
+    return inPieces(isDenied === null ? whole : rewrittenEvents(whole, isDenied, options), options);
   };
 }
 
 /** However many events come together, they go on together: each piece costs its way to the caller. */
-async function* wholeEvents(chunks: Chunks, options: Omit<FilterOptions, "isDenied">): Chunks {
+async function* wholeEvents(chunks: Chunks, options: HoldOptions): Chunks {
   const held = createHeld(options);
   const find = createEventFinder();
   try {
@@ -105,12 +147,12 @@ async function* wholeEvents(chunks: Chunks, options: Omit<FilterOptions, "isDeni
       let last = first;
       for (let end = first; end !== -1; end = find(chunk, end)) last = end;
       if (first !== -1) {
-        held.add(chunk.subarray(0, first));
+        await held.add(chunk.subarray(0, first));
         yield held.all();
         held.clear();
       }
       if (last > first) yield chunk.subarray(first, last);
-      held.add(chunk.subarray(Math.max(last, 0)));
+      await held.add(chunk.subarray(Math.max(last, 0)));
     }
     // Some clients take an event that its stream ends without a blank line.
     if (held.all().length > 0) yield held.all();
@@ -119,30 +161,65 @@ async function* wholeEvents(chunks: Chunks, options: Omit<FilterOptions, "isDeni
   }
 }
 
-async function* rewrittenEvents(pieces: Chunks, isDenied: IsDenied, tenant: string): Chunks {
+async function* rewrittenEvents(pieces: Chunks, isDenied: IsDenied, options: HoldOptions): Chunks {
+  const { memory } = options;
   const find = createEventFinder();
   for await (const events of pieces) {
-    const passed: Uint8Array[] = [];
-    let at = 0;
-    await doneInTurns(() => {
-      const until = performance.now() + STEP_MS;
-      while (at < events.length && performance.now() < until) {
-        const found = find(events, at);
-        const end = found === -1 ? events.length : found;
-        passed.push(rewritten(events.subarray(at, end), isDenied));
-        at = end;
-      }
-      return at < events.length;
-    }, tenant);
-    yield Buffer.concat(passed);
+    let reserved = 0;
+    const eventOptions: EventOptions = {
+      isDenied,
+      reserve(bytes) {
+        reserve(memory, bytes);
+        reserved += bytes;
+      },
+    };
+    try {
+      yield await worked(rewrittenAll(events, find, eventOptions), options);
+    } finally {
+      memory.giveBack(reserved);
+    }
   }
 }
+
+/** Whole events as they may pass. */
+function* rewrittenAll(events: Uint8Array, find: EventFinder, options: EventOptions): Steps<Uint8Array> {
+  const pace = createPace();
+  const passed: Uint8Array[] = [];
+  let [at, kept] = [0, 0];
+  while (at < events.length) {
+    const end = yield* eventEnd(events, at, find, pace);
+    const event = events.subarray(at, end);
+    const left = yield* rewritten(event, options);
+    if (left !== event) {
+      passed.push(events.subarray(kept, at), left);
+      kept = end;
+    }
+    at = end;
+    if (pace(EVENT_WORK)) yield;
+  }
+  passed.push(events.subarray(kept));
+  const parts = passed.filter((part) => part.length > 0);
+  // A long event stands alone: those that come with others came in one chunk.
+  return parts.length === 1 ? (parts[0] ?? events) : Buffer.concat(parts);
+}
+
+function* eventEnd(events: Uint8Array, start: number, find: EventFinder, pace: Pace): Steps<number> {
+  for (let at = start; at < events.length; at += FIND_BYTES) {
+    const end = find(events, at, at + FIND_BYTES);
+    if (end !== -1) return end;
+    if (pace(FIND_WORK * FIND_BYTES)) yield;
+  }
+  return events.length;
+}
+
+/** The index after the first event that ends at or after `from`, and before `until`; -1 when none does. */
+type EventFinder = (chunk: Uint8Array, from: number, until?: number) => number;
 
 /**
  * Finds where events end: after the empty line behind them. A carriage return at the end of a chunk ends its line at
  * once; when it ended an event, the line feed that may still belong to it passes as one of its own, which is none.
  */
-function createEventFinder() {
+function createEventFinder(): EventFinder {
   let isLineEmpty = true;
   /** What the last byte ended, when it was a carriage return. */
   let returned: "line" | "event" | null = null;
@@ -158,9 +235,9 @@ function createEventFinder() {
     return isEvent;
   }
 
-  /** The index after the first event that ends at or after `from`; -1 when none does. */
-  return (chunk: Uint8Array, from: number): number => {
-    for (let at = from; at < chunk.length; at++) {
+  return (chunk, from, until = chunk.length) => {
+    const last = Math.min(until, chunk.length);
+    for (let at = from; at < last; at++) {
       if (!ends(chunk[at])) continue;
       const hasFeed = returned === "event" && chunk[at + 1] === LINE_FEED;
       if (hasFeed) returned = null;
@@ -168,32 +245,4 @@ function createEventFinder() {
     }
     return -1;
   };
-}
-
-const LINE_END = /\r\n|\n|\r/;
-
-/** An event as it may pass. */
-function rewritten(event: Uint8Array, isDenied: IsDenied): Uint8Array {
-  // Byte for byte: the fields that stay are not decoded.
-  const lines = Buffer.from(hasBom(event) ? event.subarray(BOM.length) : event)
-    .toString("latin1")
-    .split(LINE_END);
-  const data = lines.filter(isData).map(dataOf);
-  if (data.length === 0) return event;
-  const text = Buffer.from(data.join("\n"), "latin1");
-  const left = withoutTools(text, isDenied);
-  if (left === text) return event;
-  const others = lines.filter((line) => line !== "" && !isData(line));
-  const kept = Buffer.from(left).toString("latin1").split("\n");
-  const all = [...others, ...kept.map((line) => `data: ${line}`), "", ""];
-  return Buffer.from(all.join("\n"), "latin1");
-}
-
-function isData(line: string): boolean {
-  return line === "data" || line.startsWith("data:");
-}
-
-function dataOf(line: string): string {
-  const value = line.slice("data:".length);
-  return value.startsWith(" ") ? value.slice(1) : value;
 }

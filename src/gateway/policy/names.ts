@@ -1,0 +1,148 @@
+// Which rules name a text: by the text itself, or by how it starts. The lists of all rules make one index, so that an
+// answer takes two searches, however long the lists are and however many rules there are. Sorted lists and no maps:
+// one that grows past a hundred thousand texts holds the event loop for 10 ms and more, each time (measured).
+import type { Pace } from "../../core/pace.ts";
+import type { Steps } from "../../core/steps.ts";
+import { addRule, createRuleSet, type RuleSet } from "./rule-set.ts";
+
+export interface Names {
+  /** The rules that name the text, and those that name none, which match any. Null is named by none. */
+  rulesOf(text: string | null): RuleSet;
+}
+
+/** What an entry costs beside its characters. */
+const ENTRY_WORK = 200;
+
+interface Entry {
+  readonly text: string;
+  /** The rules that have it, in their order. */
+  readonly rules: readonly number[];
+}
+
+/** A start of names, and the longest of the others that it starts with. */
+interface Prefix extends Entry {
+  readonly shorter: Prefix | null;
+}
+
+/** @param lists of each rule, with `*` at the end of a start; empty: any text */
+export function* indexNames(lists: readonly (readonly string[])[], pace: Pace): Steps<Names> {
+  const anyText = createRuleSet(lists.length);
+  const [names, starts]: [Entry[][], Entry[][]] = [[], []];
+  for (const [rule, list] of lists.entries()) {
+    if (list.length === 0) addRule(anyText, rule);
+    const rules = [rule];
+    const toEntry = (text: string): Entry => ({ text, rules });
+    names.push(once(list.filter((text) => !text.endsWith("*"))).map(toEntry));
+    starts.push(shortest(list.filter((text) => text.endsWith("*"))).map(toEntry));
+    if (pace(list.reduce((work, text) => work + ENTRY_WORK + text.length, ENTRY_WORK))) yield;
+  }
+  const exact = yield* merged(names, pace);
+  const prefixes = yield* linked(yield* merged(starts, pace), pace);
+  return {
+    rulesOf(text) {
+      const named = anyText.slice();
+      if (text === null) return named;
+      const name = lastUpTo(exact, text);
+      if (name?.text === text) addAll(named, name.rules);
+      for (let at = longestPrefix(prefixes, text); at !== null; at = at.shorter) addAll(named, at.rules);
+      return named;
+    },
+  };
+}
+
+function addAll(set: RuleSet, rules: readonly number[]): void {
+  for (const rule of rules) addRule(set, rule);
+}
+
+/** Sorted by code units, which is how texts compare. */
+function once(texts: string[]): string[] {
+  return texts.sort(byCodeUnits).filter((text, at) => text !== texts[at - 1]);
+}
+
+/** The starts, without those that start with another one of them. */
+function shortest(entries: readonly string[]): string[] {
+  const kept: string[] = [];
+  for (const start of entries.map((entry) => entry.slice(0, -1)).sort(byCodeUnits)) {
+    const last = kept.at(-1);
+    // What starts with a text follows right after it.
+    if (last === undefined || !start.startsWith(last)) kept.push(start);
+  }
+  return kept;
+}
+
+function byCodeUnits(one: string, other: string): number {
+  return one < other ? -1 : 1;
+}
+
+/** One sorted list of sorted ones, each text once, with all that have it. */
+function* merged(lists: readonly Entry[][], pace: Pace): Steps<readonly Entry[]> {
+  let round = lists.filter((list) => list.length > 0);
+  while (round.length > 1) {
+    const next: Entry[][] = [];
+    for (let at = 0; at < round.length; at += 2) {
+      next.push(yield* mergedPair(round[at] ?? [], round[at + 1] ?? [], pace));
+    }
+    round = next;
+  }
+  return round[0] ?? [];
+}
+
+function* mergedPair(left: readonly Entry[], right: readonly Entry[], pace: Pace): Steps<Entry[]> {
+  const both: Entry[] = [];
+  let [atLeft, atRight] = [0, 0];
+  for (;;) {
+    const [one, other] = [left[atLeft], right[atRight]];
+    const entry = one === undefined || other === undefined ? (one ?? other) : first(one, other);
+    if (entry === undefined) return both;
+    if (entry !== other) atLeft++;
+    if (entry !== one) atRight++;
+    both.push(entry);
+    if (pace(ENTRY_WORK + entry.text.length)) yield;
+  }
+}
+
+/** One of two entries, or both in one when they are of the same text. */
+function first(one: Entry, other: Entry): Entry {
+  if (one.text === other.text) return { text: one.text, rules: [...one.rules, ...other.rules] };
+  return one.text < other.text ? one : other;
+}
+
+function* linked(sorted: readonly Entry[], pace: Pace): Steps<readonly Prefix[]> {
+  const prefixes: Prefix[] = [];
+  let shorter: Prefix | null = null;
+  for (const { text, rules } of sorted) {
+    while (shorter !== null && !text.startsWith(shorter.text)) shorter = shorter.shorter;
+    shorter = { text, rules, shorter };
+    prefixes.push(shorter);
+    if (pace(ENTRY_WORK + text.length)) yield;
+  }
+  return prefixes;
+}
+
+/** The last of the sorted entries that is the text or stands before it. */
+function lastUpTo<E extends Entry>(sorted: readonly E[], text: string): E | null {
+  let [low, high] = [0, sorted.length];
+  while (low < high) {
+    const middle = (low + high) >>> 1;
+    if ((sorted[middle]?.text ?? "") <= text) low = middle + 1;
+    else high = middle;
+  }
+  return sorted[low - 1] ?? null;
+}
+
+/**
+ * What stands between a start of a text and the text itself, in the order, starts with it too. So all starts of the text
+ * are among those of the last one up to it.
+ */
+function longestPrefix(prefixes: readonly Prefix[], text: string): Prefix | null {
+  let prefix = lastUpTo(prefixes, text);
+  const common = prefix === null ? 0 : commonLength(prefix.text, text);
+  while (prefix !== null && prefix.text.length > common) prefix = prefix.shorter;
+  return prefix;
+}
+
+function commonLength(one: string, other: string): number {
+  let at = 0;
+  while (at < one.length && one.charCodeAt(at) === other.charCodeAt(at)) at++;
+  return at;
+}
