@@ -3,9 +3,32 @@
 
 export type IdPrefix = "agt" | "cred" | "inv" | "pdec" | "rcpt" | "rep";
 
-/** A new ID whose time is `now` (milliseconds). IDs made in one process rise strictly. */
+/** Of the bits behind the time, those that count up within a millisecond (RFC 9562, section 6.2, method 1). */
+const COUNTER_LOW_BITS = 14;
+/** A count begins at random in the lower half, so that it has room to rise. */
+const COUNTER_START_BITS = 25;
+
+let countedAt = -1;
+let counter = 0;
+
+/**
+ * A new ID whose time is `now` (milliseconds). Those made in one process for one time rise strictly, which the runtime's
+ * own do not: 256 of two million fell (Bun 1.4.5), since it counts by 12 bits.
+ */
 export function newId(prefix: IdPrefix, now: number): string {
-  return `${prefix}_${Bun.randomUUIDv7("hex", now)}`;
+  const time = Math.trunc(now);
+  counter = time === countedAt ? counter + 1 : randomBits(COUNTER_START_BITS);
+  countedAt = time;
+  const high = 0x7000 | (counter >>> COUNTER_LOW_BITS);
+  const low = 0x8000 | (counter & (2 ** COUNTER_LOW_BITS - 1));
+  const at = time.toString(16).padStart(12, "0");
+  const random = crypto.randomUUID().slice(-12);
+  return `${prefix}_${at.slice(0, 8)}-${at.slice(8)}-${high.toString(16)}-${low.toString(16)}-${random}`;
+}
+
+function randomBits(bits: number): number {
+  const [random = 0] = crypto.getRandomValues(new Uint32Array(1));
+  return random >>> (32 - bits);
 }
 
 const UUID_V7 = /^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/;
