@@ -27,7 +27,7 @@ export interface FilterOptions {
 type HoldOptions = Omit<FilterOptions, "isDenied">;
 
 export const HELD_BYTES_MAX = 16 * 1024 * 1024;
-export const FILTER_MEMORY_BYTES = 256 * 1024 * 1024;
+export const FILTER_MEMORY_BYTES = 96 * 1024 * 1024;
 
 /** Work on what passes, which ends with the exchange. */
 function worked<T>(steps: Steps<T>, { tenant, signal }: HoldOptions): Promise<T> {
