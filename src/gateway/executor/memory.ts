@@ -1,6 +1,6 @@
-// How much memory the answers that a worker is reading may take. Short answers are free. A longer one first takes
-// a place that is as large as all it may come to need, and is not read on before it has that: so nobody who has
-// begun waits for somebody else who has, and who waits loses nothing but time, up to its own deadline.
+// How much memory the answers that a worker is reading may take, which is what is captured of them. Short ones are free.
+// A longer one first takes a place that is as large as all it may come to need, and is not read on before it has that:
+// so nobody who has begun waits for somebody else who has, and who waits loses nothing but time, up to its own deadline.
 import { createFairQueue, enter, type FairQueue } from "../../core/fair-queue.ts";
 import { createFairShare } from "../../core/fair-share.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
@@ -17,27 +17,28 @@ export interface Memory {
   hold(tenant: string, agentId: string, signal: AbortSignal): Hold;
 }
 
-const FREE_BYTES = 64 * 1024;
+const FREE_BYTES = 16 * 1024;
 /** Most answers that are not short are no longer than this. */
 const USUAL_BYTES = 256 * 1024;
 /** What is captured, and the slack that the exchange of an id needs. */
-const CAPTURED_BYTES = CAPTURE_BYTES_MAX + 1024;
-const TOTAL_BYTES = 768 * 1024 * 1024;
+const CAPTURED_BYTES = CAPTURE_BYTES_MAX + 8 * 1024;
+/** Of all workers together. */
+const TOTAL_BYTES = 112 * 1024 * 1024;
+/** However many workers there are, a tenant alone must not have all places of one. */
+const PLACES_MIN = 4;
 
 /**
- * The share of one of `workers`, a third of it for each length of answers, the last one for messages in event
- * streams, which must be had whole. Who needs more than one takes them in this order, so none waits for another
- * in a circle.
+ * The share of one of `workers`, half of it for each length of answers. Who needs more than one place takes them in this
+ * order, so none waits for another in a circle.
  */
-export function createMemory(workers: number, messageBytesMax: number, total = TOTAL_BYTES): Memory {
+export function createMemory(workers: number, total = TOTAL_BYTES): Memory {
   const room = (bytes: number) => {
-    const size = Math.max(1, Math.floor(total / workers / 3 / bytes));
+    const size = Math.max(PLACES_MIN, Math.floor(total / workers / 2 / bytes));
     return createFairQueue(createFairShare({ size }));
   };
   const steps = [
     { above: FREE_BYTES, room: room(USUAL_BYTES) },
     { above: USUAL_BYTES, room: room(CAPTURED_BYTES) },
-    { above: CAPTURED_BYTES, room: room(messageBytesMax) },
   ];
   return {
     hold(tenant, agent, signal) {

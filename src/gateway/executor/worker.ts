@@ -29,7 +29,7 @@ function createCaller(settings: WorkerSettings, workers: number): Caller {
     rules: hostRules({ allow: settings.allow_hosts, deny: settings.deny_hosts, own: ownAddresses() }),
     extraCa: settings.extra_ca,
   });
-  const memory = createMemory(workers, settings.max_response_bytes);
+  const memory = createMemory(workers);
   const decoders = createBorrower((requests) => post({ kind: "loans", requests }));
   const upstreams = { outbound, settings, memory, decoders };
   const mcp = createMcp(upstreams);
