@@ -14,19 +14,29 @@ export interface Member {
   readonly text: string | null;
 }
 
-export interface FollowerOptions {
-  /** Keys of the top level. */
-  readonly keys: readonly string[];
-  /** Under this key of the top level, which is one of them, the members of an object are told of too. */
-  readonly inside: { readonly key: string; readonly keys: readonly string[] };
+/** What is told of; made once for many objects. */
+export interface Followed {
+  readonly top: FollowedKeys;
+  /** Under this key of the top level, which is one of those, the members of an object are told of too. */
+  readonly outerKey: string;
+  readonly inner: FollowedKeys;
   /** Longer values are not kept. */
   readonly textBytesMax: number;
+}
+
+interface FollowedKeys {
+  readonly keys: readonly string[];
+  /** Of the longest one, each of its characters escaped, with its quotes. */
+  readonly bytesMax: number;
+}
+
+export interface MemberHandler {
   /** A member of the top level: what was told of the inside of an earlier one of this key is void. */
-  comes?(key: string): void;
+  comes(key: string): void;
   /** Its value begins. */
-  begins?(key: string, at: number): void;
+  begins(key: string, at: number): void;
   /** It has ended, but not its member yet: what follows may break the text. */
-  ends?(member: Member): void;
+  ends(member: Member): void;
   /** The member is whole: a comma or a brace has followed its value. */
   whole(member: Member): void;
 }
@@ -58,6 +68,7 @@ const SPACE = 0x20;
 const ESCAPED_BYTES = 6;
 const HEX_DIGITS = 4;
 
+const NOTHING = new Uint8Array();
 const encoder = new TextEncoder();
 const decoder = new TextDecoder();
 const codeOf = (character: string) => character.charCodeAt(0);
@@ -101,7 +112,7 @@ function afterByte(state: number, byte: number): number {
 
 /** A part of the text that is kept while it comes in. */
 class Excerpt {
-  #bytes: Uint8Array = new Uint8Array(64);
+  #bytes: Uint8Array = NOTHING;
   #size = 0;
   #max = 0;
   /** Where it goes on in the piece that is being followed; -1 while nothing is kept. */
@@ -146,20 +157,23 @@ class Excerpt {
 
 /** Of a member that is being read at one of the two levels. */
 interface Level {
-  readonly keys: readonly string[];
-  readonly keyBytesMax: number;
+  readonly followed: FollowedKeys;
   key: string | null;
   member: Member | null;
   start: number;
 }
 
-function levelOf(keys: readonly string[]): Level {
-  const keyBytesMax = ESCAPED_BYTES * Math.max(...keys.map(({ length }) => length));
-  return { keys, keyBytesMax, key: null, member: null, start: 0 };
+function levelOf(followed: FollowedKeys): Level {
+  return { followed, key: null, member: null, start: 0 };
+}
+
+export function followedKeys(...keys: string[]): FollowedKeys {
+  return { keys, bytesMax: 2 + ESCAPED_BYTES * Math.max(...keys.map(({ length }) => length)) };
 }
 
 export class JsonFollower {
-  readonly #options: FollowerOptions;
+  readonly #followed: Followed;
+  readonly #handler: MemberHandler;
   readonly #top: Level;
   readonly #inner: Level;
   readonly #excerpt = new Excerpt();
@@ -171,16 +185,17 @@ export class JsonFollower {
   #isKey = false;
   #isInside = false;
   #hexLeft = 0;
-  #word: Uint8Array = new Uint8Array();
+  #word: Uint8Array = NOTHING;
   #wordAt = 0;
   /** The piece that is being followed, and where it begins in the text. */
-  #piece: Uint8Array = new Uint8Array();
+  #piece: Uint8Array = NOTHING;
   #offset = 0;
 
-  constructor(options: FollowerOptions) {
-    this.#options = options;
-    this.#top = levelOf(options.keys);
-    this.#inner = levelOf(options.inside.keys);
+  constructor(followed: Followed, handler: MemberHandler) {
+    this.#followed = followed;
+    this.#handler = handler;
+    this.#top = levelOf(followed.top);
+    this.#inner = levelOf(followed.inner);
   }
 
   /** The object has ended, or there is none: whatever follows says nothing more. */
@@ -196,7 +211,7 @@ export class JsonFollower {
     }
     if (this.#state !== OVER) this.#excerpt.goOn(piece);
     this.#offset += piece.length;
-    this.#piece = new Uint8Array();
+    this.#piece = NOTHING;
   }
 
   /** The level whose members are being read now, if it is one that is told of. */
@@ -240,7 +255,7 @@ export class JsonFollower {
       return;
     }
     const level = this.#level();
-    if (level !== null) this.#excerpt.begin(at, level.keyBytesMax + 2);
+    if (level !== null) this.#excerpt.begin(at, level.followed.bytesMax);
     this.#isKey = true;
     this.#state = STRING;
   }
@@ -252,13 +267,13 @@ export class JsonFollower {
     if (level === null) return;
     const text = this.#excerpt.end(this.#piece, end);
     const key = text?.includes("\\") ? String(JSON.parse(text)) : text?.slice(1, -1);
-    level.key = level.keys.find((known) => known === key) ?? null;
+    level.key = level.followed.keys.find((known) => known === key) ?? null;
   }
 
   #colon(byte: number): void {
     this.#state = byte === codeOf(":") ? VALUE : OVER;
     const { key } = this.#top;
-    if (this.#state === VALUE && this.#depth === 1 && key !== null) this.#options.comes?.(key);
+    if (this.#state === VALUE && this.#depth === 1 && key !== null) this.#handler.comes(key);
   }
 
   #value(byte: number, at: number): void {
@@ -277,10 +292,10 @@ export class JsonFollower {
   #valueBegins(level: Level, key: string, at: number): void {
     level.start = this.#offset + at;
     level.member = null;
-    if (level === this.#top) this.#options.begins?.(key, level.start);
+    if (level === this.#top) this.#handler.begins(key, level.start);
     // The texts of what is inside are wanted, not the one around them.
-    const isOuter = level === this.#top && key === this.#options.inside.key;
-    if (!isOuter) this.#excerpt.begin(at, this.#options.textBytesMax);
+    const isOuter = level === this.#top && key === this.#followed.outerKey;
+    if (!isOuter) this.#excerpt.begin(at, this.#followed.textBytesMax);
   }
 
   #valueEnds(end: number): void {
@@ -288,14 +303,14 @@ export class JsonFollower {
     const level = this.#level();
     if (level === null || level.key === null) return;
     const isInner = level === this.#inner;
-    const isOuter = !isInner && level.key === this.#options.inside.key;
+    const isOuter = !isInner && level.key === this.#followed.outerKey;
     level.member = {
-      path: isInner ? [this.#options.inside.key, level.key] : [level.key],
+      path: isInner ? [this.#followed.outerKey, level.key] : [level.key],
       start: level.start,
       end: this.#offset + end,
       text: isOuter ? null : this.#excerpt.end(this.#piece, end),
     };
-    if (!isInner) this.#options.ends?.(level.member);
+    if (!isInner) this.#handler.ends(level.member);
   }
 
   /** What follows a value. */
@@ -308,7 +323,7 @@ export class JsonFollower {
     }
     const level = this.#level();
     if (level !== null && level.member !== null) {
-      this.#options.whole(level.member);
+      this.#handler.whole(level.member);
       level.member = null;
     }
     if (!isComma) this.#close(at);
@@ -320,7 +335,7 @@ export class JsonFollower {
       this.#state = OVER;
       return;
     }
-    if (this.#depth === 1) this.#isInside = isObject && this.#top.key === this.#options.inside.key;
+    if (this.#depth === 1) this.#isInside = isObject && this.#top.key === this.#followed.outerKey;
     this.#isObject[this.#depth++] = isObject;
     const level = this.#level();
     if (level !== null) [level.key, level.member] = [null, null];

@@ -2,7 +2,7 @@
 // its SHA-256, all with the caller's id in the place of the one on the wire. However long it is, no more of it is kept
 // than what is captured.
 import { createHash, type Hash } from "node:crypto";
-import { JsonFollower, type Member } from "../../core/json-follower.ts";
+import { followedKeys, JsonFollower, type Member, type MemberHandler } from "../../core/json-follower.ts";
 import { ID_TEXT_BYTES_MAX, isSameId, splice } from "../../core/jsonrpc.ts";
 import type { WholeBody } from "./outcome.ts";
 
@@ -27,10 +27,13 @@ export interface RpcAnswer {
 const BUFFER_STEPS = [1024, 16 * 1024, 256 * 1024];
 
 const FOLLOWED = {
-  keys: ["id", "method", "error"],
-  inside: { key: "error", keys: ["code"] },
+  top: followedKeys("id", "method", "error"),
+  outerKey: "error",
+  inner: followedKeys("code"),
   textBytesMax: ID_TEXT_BYTES_MAX,
 };
+
+const NOTHING = new Uint8Array();
 
 const decoder = new TextDecoder();
 
@@ -66,16 +69,15 @@ class ExchangedHash {
   }
 }
 
-export class AnswerReader {
+export class AnswerReader implements MemberHandler {
   readonly #options: AnswerOptions;
   #keptMax: number;
-  readonly #callerId: string;
   readonly #hash: ExchangedHash | null;
   readonly #follower: JsonFollower;
-  #kept: Uint8Array = new Uint8Array();
+  #kept: Uint8Array = NOTHING;
   #keptBytes = 0;
   #size = 0;
-  #piece: Uint8Array = new Uint8Array();
+  #piece: Uint8Array = NOTHING;
   #hashedBytes = 0;
   #id: Member | null = null;
   #isRequest = false;
@@ -83,21 +85,12 @@ export class AnswerReader {
   #code = Number.NaN;
 
   constructor(options: AnswerOptions) {
-    const { captureBytes, callerId, isHashed } = options;
+    const { captureBytes, isHashed } = options;
     this.#options = options;
     // The id on the wire may be longer than the caller's.
     this.#keptMax = captureBytes === 0 ? 0 : captureBytes + ID_TEXT_BYTES_MAX;
-    this.#callerId = decoder.decode(callerId);
     this.#hash = isHashed ? new ExchangedHash() : null;
-    this.#follower = new JsonFollower({
-      ...FOLLOWED,
-      comes: (key) => {
-        if (key === "error") this.#code = Number.NaN;
-      },
-      begins: (key, at) => this.#begins(key, at),
-      ends: (member) => this.#ends(member),
-      whole: (member) => this.#whole(member),
-    });
+    this.#follower = new JsonFollower(FOLLOWED, this);
   }
 
   /** How many bytes are kept after so many more. */
@@ -110,7 +103,7 @@ export class AnswerReader {
     this.#piece = bytes;
     if (!this.#follower.isOver) this.#follower.feed(bytes);
     this.#hashUpTo(this.#size + bytes.length);
-    this.#piece = new Uint8Array();
+    this.#piece = NOTHING;
     this.#size += bytes.length;
     this.#keep(bytes);
   }
@@ -157,25 +150,29 @@ export class AnswerReader {
     this.#hashedBytes = size;
   }
 
-  #begins(key: string, at: number): void {
+  comes(key: string): void {
+    if (key === "error") this.#code = Number.NaN;
+  }
+
+  begins(key: string, at: number): void {
     if (key !== "id" || this.#hash === null) return;
     this.#hashUpTo(at);
     this.#hash.idBegins();
   }
 
-  #ends(member: Member): void {
+  ends(member: Member): void {
     if (member.path[0] !== "id" || this.#hash === null) return;
     this.#hashUpTo(member.end);
     this.#hash.idEnds(this.#replacementOf(member));
   }
 
-  #whole(member: Member): void {
+  whole(member: Member): void {
     const [key, inner] = member.path;
     if (inner !== undefined) this.#code = Number(member.text ?? Number.NaN);
     else if (key === "error") this.#isError = true;
     else if (key === "method") {
       this.#isRequest = true;
-      if (this.#options.dropsOthers) [this.#kept, this.#keptBytes, this.#keptMax] = [new Uint8Array(), 0, 0];
+      if (this.#options.dropsOthers) [this.#kept, this.#keptBytes, this.#keptMax] = [NOTHING, 0, 0];
     } else {
       this.#id = member;
       this.#hash?.idCounts();
@@ -185,7 +182,7 @@ export class AnswerReader {
   /** What belongs in the place of this id, if it is the one of the request; null where it stays. */
   #replacementOf({ text }: Member): Uint8Array | null {
     const { wireId, callerId } = this.#options;
-    if (text === null || text === "null" || text === this.#callerId) return null;
+    if (text === null || text === "null" || text === decoder.decode(callerId)) return null;
     return isSameId(text, wireId, false) ? callerId : null;
   }
 }

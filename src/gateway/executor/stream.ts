@@ -1,15 +1,20 @@
 // The body of an MCP server's answer: one message, or an event stream that is read until the one response that was asked
 // for, and then closed. Progress, notifications and requests of the server come before it and are passed over.
 import { EventStreamReader } from "../../core/event-stream.ts";
+import { Utf8Reader } from "../../core/utf8.ts";
 import { bodyChunks } from "../../edge/body.ts";
 import { BodyTooLarge, type Chunks } from "../../edge/decode.ts";
 import { inOneStep } from "../../edge/steps.ts";
 import { type AnswerOptions, AnswerReader } from "./answer.ts";
 import { type CallContext, CallError, tooLarge } from "./call.ts";
 
-/** Read in one go; so little that it needs no turn of its own, and no more than one turn may do. */
-const AT_ONCE_BYTES = 4 * 1024;
-const SLICE_BYTES = 16 * 1024;
+/** Read in one go: a millisecond or two, whatever is in them. */
+const SLICE_BYTES = 8 * 1024;
+/** What comes is read at once for so long, which is enough for most. The rest takes turns. */
+const AT_ONCE_MS = 0.5;
+
+/** How the text of an object begins: a brace, or white space. */
+const NEARLY_OBJECT = new Set(new TextEncoder().encode("{ \n\r\t"));
 
 export function isEventStream(response: Response): boolean {
   const type = response.headers.get("content-type") ?? "";
@@ -53,19 +58,23 @@ export async function readStreamAnswer(
 ): Promise<AnswerReader> {
   const { settings, trace, hold, decodedFor } = context;
   // An event stream is always UTF-8: what is none is replaced.
-  const decoder = new TextDecoder();
-  const encoder = new TextEncoder();
+  const utf8 = new Utf8Reader();
   let message: AnswerReader | null = null;
+  let isOther = false;
   let answer: AnswerReader | null = null;
   const events = new EventStreamReader({
     data(bytes) {
-      if (answer !== null) return;
+      if (answer !== null || isOther) return;
+      // An event that can be no message is passed over.
+      isOther = message === null && !NEARLY_OBJECT.has(bytes[0] ?? 0);
+      if (isOther) return;
       message ??= new AnswerReader(options);
       message.push(bytes);
     },
     end(isMessage) {
       if (isMessage && answer === null && message?.answer()) answer = message;
       message = null;
+      isOther = false;
     },
   });
   const found = () => answer;
@@ -75,14 +84,14 @@ export async function readStreamAnswer(
     trace.resp_size = size;
     if (size > settings.max_response_bytes) throw tooLarge(settings);
     await inSlices(piece, decodedFor.tenant, async (slice) => {
-      const text = encoder.encode(decoder.decode(slice, { stream: true }));
+      const text = utf8.read(slice);
       await hold.grow(message?.keptAfter(text.length) ?? Math.min(text.length, options.captureBytes));
       return () => events.feed(text);
     });
     const early = found();
     if (early !== null) return early;
   }
-  events.feed(encoder.encode(decoder.decode()));
+  events.feed(utf8.end());
   events.finish();
   const last = found();
   if (last === null) throw new CallError("internal", "the event stream ended without the response");
@@ -104,9 +113,10 @@ async function inSlices(
   tenant: string,
   ready: (slice: Uint8Array) => Promise<() => void>,
 ): Promise<void> {
+  const until = performance.now() + AT_ONCE_MS;
   for (let at = 0; at < piece.length; at += SLICE_BYTES) {
     const work = await ready(piece.subarray(at, at + SLICE_BYTES));
-    if (piece.length <= AT_ONCE_BYTES) work();
+    if (performance.now() < until) work();
     else await inOneStep("read of an answer", work, tenant);
   }
 }
