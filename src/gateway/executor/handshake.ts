@@ -55,7 +55,7 @@ export function createMcpWire({ outbound, settings, memory, decoders }: Upstream
   ): Promise<T> {
     const signal = AbortSignal.timeout(timeoutMs);
     const hold = memory.hold(tenant, url, signal);
-    const decodedFor = decodedForCall(decoders, tenant, url, signal);
+    const decodedFor = decodedForCall(decoders, hold, signal);
     const bounded = {
       ...settings,
       max_response_bytes: Math.min(settings.max_response_bytes, INITIALIZE_BYTES_MAX),

@@ -4,11 +4,16 @@
 import { createFairQueue, enter, type FairQueue } from "../../core/fair-queue.ts";
 import { createFairShare } from "../../core/fair-share.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
+import { createReadAhead, type Reader } from "../../edge/read-ahead.ts";
 
 /** What one call holds. */
 export interface Hold {
+  readonly tenant: string;
+  readonly agentId: string;
   /** To be awaited before `bytes` in all are kept; undefined when there is nothing to wait for. */
   grow(bytes: number): Promise<void> | undefined;
+  /** What comes of the answer while that is waited for. */
+  readonly ahead: Reader;
   release(): void;
 }
 
@@ -17,13 +22,16 @@ export interface Memory {
   hold(tenant: string, agentId: string, signal: AbortSignal): Hold;
 }
 
-const FREE_BYTES = 16 * 1024;
+/** Answers up to this length are short. */
+export const FREE_BYTES = 16 * 1024;
 /** Most answers that are not short are no longer than this. */
 const USUAL_BYTES = 256 * 1024;
 /** What is captured, and the slack that the exchange of an id needs. */
 const CAPTURED_BYTES = CAPTURE_BYTES_MAX + 8 * 1024;
 /** Of all workers together. */
 const TOTAL_BYTES = 112 * 1024 * 1024;
+/** What comes of answers before they have a place, again of all workers together. */
+const AHEAD_BYTES = 48 * 1024 * 1024;
 /** However many workers there are, a tenant alone must not have all places of one. */
 const PLACES_MIN = 4;
 
@@ -40,8 +48,10 @@ export function createMemory(workers: number, total = TOTAL_BYTES): Memory {
     { above: FREE_BYTES, room: room(USUAL_BYTES) },
     { above: USUAL_BYTES, room: room(CAPTURED_BYTES) },
   ];
+  const readAhead = createReadAhead(AHEAD_BYTES / workers);
   return {
     hold(tenant, agent, signal) {
+      const ahead = readAhead.reader(tenant);
       const held: FairQueue[] = [];
       const place = { tenant, agent, amount: 1 };
       async function takeUpTo(bytes: number): Promise<void> {
@@ -49,9 +59,14 @@ export function createMemory(workers: number, total = TOTAL_BYTES): Memory {
           if (bytes <= step.above) return;
           await enter(step.room, place, signal);
           held.push(step.room);
+          // It is read whatever the others of its tenant do: they may wait for what it holds.
+          ahead.exempt();
         }
       }
       return {
+        tenant,
+        agentId: agent,
+        ahead,
         grow(bytes) {
           const next = steps[held.length];
           return next === undefined || bytes <= next.above ? undefined : takeUpTo(bytes);

@@ -23,7 +23,7 @@ export interface Tally {
 }
 
 /** Memory for captured starts: when a tenant's share is gone, less is captured. */
-export const CAPTURE_BUDGET_BYTES = 512 * 1024 * 1024;
+export const CAPTURE_BUDGET_BYTES = 96 * 1024 * 1024;
 const START_BYTES_FIRST = 4096;
 
 export function createTally({ capture, receipt }: Pick<Call, "capture" | "receipt">, memory: Share): Tally {
