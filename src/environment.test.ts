@@ -38,7 +38,7 @@ test("nothing stays that steers Bun", () => {
     PATH: "/bin",
     TOLLGATE_PORT: "1",
     NODE_ENV: "production",
-    BUN_CONFIG_MAX_HTTP_REQUESTS: "16384",
+    BUN_JSC_forceRAMSize: "536870912",
   });
 });
 
@@ -48,10 +48,8 @@ if (process.env.STARTS_FROM === undefined) process.env.STARTS_FROM = String(proc
 restartInCleanEnvironment(process.env);
 const worker = new Worker(URL.createObjectURL(new Blob(["postMessage(process.env.HTTP_PROXY ?? null)"])));
 const inWorker = await new Promise((resolve) => { worker.onmessage = ({ data }) => resolve(data); });
-let open = 0;
-const all = Promise.withResolvers();
-const server = Bun.serve({ port: 0, async fetch() { if (++open === 300) all.resolve(); await all.promise; return new Response("direct"); } });
-const answers = await Promise.all(Array.from({ length: 300 }, () => fetch(server.url).then((response) => response.text())));
+const server = Bun.serve({ port: 0, fetch: () => new Response("direct") });
+const answer = await fetch(server.url).then((response) => response.text());
 process.on("SIGTERM", () => process.exit(7));
 console.log(JSON.stringify({
   samePid: process.env.STARTS_FROM === String(process.pid),
@@ -59,12 +57,12 @@ console.log(JSON.stringify({
   inWorker,
   arguments: process.argv.slice(2),
   input: await Bun.stdin.text(),
-  answers: [...new Set(answers)],
+  answer,
 }));
 process.kill(process.pid, "SIGTERM");
 `;
 
-test("the process goes on in place, without proxies in any thread and with more than 256 fetches at once", async () => {
+test("the process goes on in place, without proxies in any thread", async () => {
   writeFileSync(join(dir, "script.ts"), SCRIPT);
   writeFileSync(join(dir, ".env"), "HTTP_PROXY=http://127.0.0.1:1\n");
   const child = Bun.spawn([process.execPath, join(dir, "script.ts"), "--flag", "a b"], {
@@ -83,7 +81,7 @@ test("the process goes on in place, without proxies in any thread and with more 
     inWorker: null,
     arguments: ["--flag", "a b"],
     input: "typed",
-    answers: ["direct"],
+    answer: "direct",
   });
   expect(await child.exited).toBe(7);
 });

@@ -6,7 +6,7 @@ import { startUpstream } from "./support/upstream.ts";
 const STUCK_AGENTS = 12;
 /** More than an agent may have running at a time. */
 const CALLS_EACH = 80;
-/** What Bun itself would run at a time, were its own limit not lifted. */
+/** What the runtime's own client would have running at a time. */
 const BUN_FETCHES_MAX = 256;
 
 test("hundreds of calls that hang hold up nobody else's", async () => {

@@ -1,7 +1,7 @@
 // JSON-RPC 2.0 as MCP uses it, read and rewritten on the bytes themselves: the form of a request, and the
 // exchange of an id in place. Bodies are never re-serialised, so big numbers, key order and spacing survive.
 import { isUtf8 } from "node:buffer";
-import { objectOutline, outlineObject, skipSpace, skipSpaceInSteps } from "./scan.ts";
+import { objectOutline, skipSpaceInSteps } from "./scan.ts";
 import type { Steps } from "./steps.ts";
 import { hasControls } from "./text.ts";
 import { type Finding, type Span, watch } from "./watched-keys.ts";
@@ -40,9 +40,10 @@ export const PARAMS_KEY = watch(
   ...PARAMS.map((key) => (key === "_meta" ? watch(key, watch(VERSION_KEY)) : watch(key))),
 );
 const REQUEST_KEYS = [watch("jsonrpc"), watch("id"), watch("method"), PARAMS_KEY];
-const ANSWER_KEYS = [watch("id"), watch("method"), watch("result"), watch("error", watch("code"))];
 /** Ids, methods and tool names are stored and written to the wire again, so they are bounded. */
 const SHORT_BYTES_MAX = 1024;
+/** Of an id in an answer, in which every character may be escaped. */
+export const ID_TEXT_BYTES_MAX = 6 * SHORT_BYTES_MAX;
 
 const QUOTE = 0x22;
 const OPEN_BRACKET = 0x5b;
@@ -169,50 +170,14 @@ export function splice(body: Uint8Array, span: Span, replacement: Uint8Array): U
   return out;
 }
 
-export interface RpcAnswer {
-  readonly id: Span;
-  /** The error code; null for a result. */
-  readonly code: number | null;
-}
-
 /**
- * The response to the request with this id, when `message` is that; null for notifications, requests and
- * other responses. An error with a null id is taken for it too: the server could not read the id. A message
- * that is cut off is read as far as it goes.
- *
- * @param wireId the id as it was sent, as JSON text
+ * Ids, given as JSON text, are equal as values: a server may escape a string in another way, or round a number to a
+ * double. An error may name none, for the server could not read it.
  */
-export function findAnswer(message: Uint8Array, wireId: string): RpcAnswer | null {
-  const { findings } = outlineObject(message, skipSpace(message, 0), ANSWER_KEYS);
-  const [id, method, , error] = findings;
-  if (id?.value == null || method?.value != null) return null;
-  const isError = error?.value != null;
-  if (!sameId(readId(message, id.value), wireId, isError)) return null;
-  return { id: id.value, code: isError ? readCode(message, error.inside[0]) : null };
-}
-
-function readId(message: Uint8Array, span: Span): string {
-  if (span.end - span.start > 6 * SHORT_BYTES_MAX) return "";
-  return decoder.decode(message.subarray(span.start, span.end));
-}
-
-/** Ids are equal as values: a server may escape a string in another way, or round a number to a double. */
-function sameId(answered: string, sent: string, isError: boolean): boolean {
+export function isSameId(answered: string, sent: string, isError: boolean): boolean {
   if (answered === sent) return true;
   if (answered === "null") return isError;
-  if (answered === "") return false;
   return JSON.parse(answered) === JSON.parse(sent);
-}
-
-function readCode(message: Uint8Array, code: Finding | undefined): number {
-  return code?.value == null ? Number.NaN : Number(readId(message, code.value));
-}
-
-/** `message` with the id at `span` replaced by `id`, given as JSON text; a null id stays. */
-export function withId(message: Uint8Array, span: Span, id: Uint8Array): Uint8Array {
-  const current = message.subarray(span.start, span.end);
-  const isNull = decoder.decode(current) === "null";
-  return isNull || Buffer.compare(current, id) === 0 ? message : splice(message, span, id);
 }
 
 /** The JSON text of a message, as bytes. */

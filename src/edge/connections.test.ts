@@ -1,10 +1,9 @@
 import { expect, test } from "bun:test";
 import { ALICE, BOB, TEST_CA } from "../../test/support/certificates.ts";
 import { createConnections } from "./connections.ts";
-import { openFetchTransport } from "./transport.ts";
 
 test("one pool for each name, client certificate and set of roots", () => {
-  const connections = createConnections(null, openFetchTransport);
+  const connections = createConnections(null);
   const identities = [null, { ...ALICE, ca: null }, { ...BOB, ca: null }, { ...ALICE, ca: TEST_CA }];
   const names = [null, "a.test", "b.test"];
   const all = () => names.flatMap((name) => identities.map((identity) => connections(name, identity)));
@@ -13,7 +12,7 @@ test("one pool for each name, client certificate and set of roots", () => {
 });
 
 test("pools are bounded, and the ones in use stay", () => {
-  const connections = createConnections(null, openFetchTransport);
+  const connections = createConnections(null);
   const used = connections("used.test", null);
   const unused = connections("unused.test", null);
   for (let i = 0; i < 200; i++) {

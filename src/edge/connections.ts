@@ -2,6 +2,7 @@
 // carry and the client certificate that is shown. A pool never serves another identity, and inside it
 // connections belong to the address that was dialled, so reuse can't carry a call past the check of addresses.
 import tls from "node:tls";
+import { openTransport } from "./http-client.ts";
 import type { Transport, TransportOptions } from "./transport.ts";
 
 /** What a call shows to a server that asks for a certificate. All PEM. */
@@ -37,10 +38,7 @@ function distinct(certificates: readonly string[]): string[] {
   return [...new Map(certificates.map((pem) => [pem.replace(/\s/g, ""), pem])).values()];
 }
 
-export function createConnections(
-  extraCa: string | null,
-  open: (options: TransportOptions) => Transport,
-): Connections {
+export function createConnections(extraCa: string | null): Connections {
   const pools = new Map<string, Transport>();
   let defaultRoots: string[] | null = null;
   let evictions = 0;
@@ -67,7 +65,7 @@ export function createConnections(
     const key = `${serverName ?? ""} ${identityKey(identity)}`;
     const found = pools.get(key);
     if (found === undefined && pools.size >= POOLS_MAX) evictUnused();
-    const pool = found ?? open({ serverName, ca: roots(identity), client: shown(identity) });
+    const pool = found ?? openTransport({ serverName, ca: roots(identity), client: shown(identity) });
     // Put last, so that the first one is always the one unused for longest.
     pools.delete(key);
     pools.set(key, pool);

@@ -1,6 +1,6 @@
 // One request on a connection and its answer, of which nothing is lost: what came before a breach is given before that
 // is told. The answer is read no faster than it is taken.
-import type { Socket } from "node:net";
+import type { Source } from "./read-ahead.ts";
 import { type Head, type ResponseParser, SLICE_BYTES_MAX } from "./response-parser.ts";
 import { TransportError, type TransportRequest } from "./transport.ts";
 import { inTurns } from "./turns.ts";
@@ -10,7 +10,7 @@ const UNPARSED_BYTES_MAX = 64 * 1024;
 const UNPARSED_PARTS_MAX = 256;
 
 export interface ExchangeOptions {
-  readonly socket: Socket;
+  readonly socket: Source;
   readonly parser: ResponseParser;
   readonly request: TransportRequest;
   /** @param isClean whether the connection stands where another request can follow */
@@ -21,10 +21,15 @@ export class Exchange {
   readonly #options: ExchangeOptions;
   readonly #response = Promise.withResolvers<Response>();
   #head: Head | null = null;
+  #isAnswered = false;
   readonly #unparsed: Uint8Array[] = [];
   #unparsedBytes = 0;
   #isParsed = false;
   #connectionEnd: "closed" | "broken" | null = null;
+  /** The share of the tenant is used up. */
+  #isStopped = false;
+  #isPaused = false;
+  #isArriving = false;
   /** Of the body: what is next, and what comes after that, if that is known. */
   #piece: Uint8Array | null = null;
   #end: "whole" | TransportError | null = null;
@@ -34,6 +39,16 @@ export class Exchange {
     this.#options = options;
     const { parser, request } = options;
     parser.begin(request.method);
+    request.ahead?.open({
+      pause: () => {
+        this.#isStopped = true;
+        this.#regulate();
+      },
+      resume: () => {
+        this.#isStopped = false;
+        this.#regulate();
+      },
+    });
     request.signal.addEventListener("abort", this.#abort, { once: true });
     // Told through `response`; nobody may be waiting for that any more.
     this.#response.promise.catch(() => {});
@@ -51,7 +66,10 @@ export class Exchange {
   arrived(bytes: Uint8Array): void {
     this.#unparsed.push(bytes);
     this.#unparsedBytes += bytes.length;
-    if (this.#isFull()) this.#options.socket.pause();
+    this.#isArriving = true;
+    this.#regulate();
+    this.#options.request.ahead?.add(bytes.length);
+    this.#isArriving = false;
     inTurns(this.#step, this.#options.request.tenant);
   }
 
@@ -70,18 +88,23 @@ export class Exchange {
   readonly #step = (): boolean => {
     if (this.#end !== null || this.#isParsed || (this.#head !== null && this.#wanted === null)) return false;
     const slice = this.#nextSlice();
-    if (slice === null) {
-      if (this.#connectionEnd !== null) this.#endWithConnection(this.#connectionEnd);
-      return false;
+    if (slice !== null) {
+      this.#parse(slice);
+      return this.#end === null && !this.#isParsed;
     }
+    if (this.#connectionEnd !== null) this.#endWithConnection(this.#connectionEnd);
+    return false;
+  };
+
+  #parse(slice: Uint8Array): void {
     const { head, body, state, used } = this.#options.parser.parse(slice);
-    if (head !== null) this.#open(head);
     if (body !== null) this.#piece = body;
+    // A short answer comes in one go with its head, and is given so.
+    if (head !== null) this.#open(head, state === "whole");
     if (state === "whole") this.#endWhole(used === slice.length);
     else if (state !== "more") this.#finish(new TransportError(state.code), false);
     if (body !== null) this.#give();
-    return this.#end === null && !this.#isParsed;
-  };
+  }
 
   /** What has come right behind the answer is seen first: the end of the connection, or what nobody asked for. */
   #endWhole(isAll: boolean): void {
@@ -96,9 +119,25 @@ export class Exchange {
     return this.#unparsedBytes > UNPARSED_BYTES_MAX || this.#unparsed.length > UNPARSED_PARTS_MAX;
   }
 
+  /**
+   * The connection is read while there is room. One that is just giving what it has is paused only when it has given
+   * all: what comes behind a pause is put together again for each part of it, and nobody would count it.
+   */
+  #regulate(): void {
+    const isPaused = this.#isStopped || this.#isFull();
+    if (isPaused === this.#isPaused || this.#end !== null) return;
+    this.#isPaused = isPaused;
+    const { socket } = this.#options;
+    if (!isPaused) socket.resume();
+    else if (!this.#isArriving) socket.pause();
+    else
+      setImmediate(() => {
+        if (this.#isPaused) socket.pause();
+      });
+  }
+
   /** Of all that has come, however many parts it came in: a slice for each would be a turn for each. */
   #nextSlice(): Uint8Array | null {
-    const wasFull = this.#isFull();
     const parts: Uint8Array[] = [];
     let left = SLICE_BYTES_MAX;
     while (left > 0) {
@@ -109,18 +148,24 @@ export class Exchange {
       parts.push(taken);
       left -= taken.length;
     }
-    this.#unparsedBytes -= SLICE_BYTES_MAX - left;
-    if (wasFull && !this.#isFull()) this.#options.socket.resume();
+    const taken = SLICE_BYTES_MAX - left;
+    this.#unparsedBytes -= taken;
+    this.#regulate();
+    this.#options.request.ahead?.add(-taken);
     return parts.length > 1 ? Buffer.concat(parts) : (parts[0] ?? null);
   }
 
-  #open(head: Head): void {
+  #open(head: Head, isWhole: boolean): void {
     this.#head = head;
-    const { status, fields } = head;
+    if (!isWhole) this.#answer(head, this.#body());
+  }
+
+  #answer({ status, fields }: Head, body: Uint8Array | ReadableStream<Uint8Array>): void {
     const headers = new Headers();
     for (let at = 0; at + 1 < fields.length; at += 2) headers.append(fields[at] ?? "", fields[at + 1] ?? "");
-    const body = this.#options.parser.hasBody ? this.#body() : null;
-    this.#response.resolve(new Response(body, { status, headers }));
+    const { hasBody } = this.#options.parser;
+    this.#response.resolve(new Response(hasBody ? body : null, { status, headers }));
+    this.#isAnswered = true;
   }
 
   #body(): ReadableStream<Uint8Array> {
@@ -157,9 +202,14 @@ export class Exchange {
   #finish(end: "whole" | TransportError, isClean: boolean): void {
     if (this.#end !== null) return;
     this.#end = end;
+    this.#unparsed.length = 0;
+    this.#options.request.ahead?.close();
+    if (this.#isPaused) this.#options.socket.resume();
+    this.#isPaused = false;
     this.#options.request.signal.removeEventListener("abort", this.#abort);
     if (end !== "whole") this.#response.reject(end);
-    this.#give();
     this.#options.over(isClean);
+    if (this.#head !== null && !this.#isAnswered) this.#answer(this.#head, this.#piece ?? new Uint8Array());
+    this.#give();
   }
 }

@@ -1,16 +1,14 @@
 // The one place that makes outgoing HTTP requests. Every request is resolved, judged and sent to the very address
 // that was judged, with the SNI and Host of its name; redirects come back as they are, and proxies are ignored.
 //
-// Measured on Bun 1.4.5, and held by tests: a POST is never sent again by Bun itself, while GET, HEAD, PUT,
-// DELETE and OPTIONS are when a kept-alive connection closes without an answer. So whatever must not happen
-// twice goes out as POST.
+// A POST is sent once, while other requests are sent again when a kept-alive connection closes without an answer. So
+// whatever must not happen twice goes out as POST.
 import { type HostRules, isExempt } from "../core/host.ts";
 import { literalAddress } from "../core/host-list.ts";
 import { isBadPort } from "../core/ports.ts";
 import { type ClientIdentity, createConnections } from "./connections.ts";
+import type { Reader } from "./read-ahead.ts";
 import { createResolver, type Lookup } from "./resolve.ts";
-import { openStreamTransport } from "./stream-transport.ts";
-import { openFetchTransport } from "./transport.ts";
 
 /**
  * `blocked`: the host rules refuse it. `unreached`: it certainly never reached the upstream, so it may be sent
@@ -40,6 +38,8 @@ export interface OutboundRequest {
   readonly tenant?: string;
   /** Told when the body is not needed any more, unless that never left. It may be told more than once. */
   readonly sent?: (() => void) | undefined;
+  /** Whose share what comes of the answer ahead of its reader counts to; without one it counts to nobody's. */
+  readonly ahead?: Reader | undefined;
 }
 
 export interface Outbound {
@@ -57,8 +57,6 @@ export interface OutboundOptions {
   /** PEM of roots that are trusted beside the usual ones. */
   readonly extraCa: string | null;
   readonly lookup?: Lookup;
-  /** For answers that are passed on as they come: nothing that came of one is lost when it breaks off. */
-  readonly streamed?: boolean;
 }
 
 interface Target {
@@ -70,14 +68,11 @@ interface Target {
 const DIALS_MAX = 4;
 
 /**
- * Codes that Bun gives only while it opens a socket. Linux has ETIMEDOUT, EHOSTUNREACH and their like for
- * established connections too, but Bun tells of those as ECONNRESET (measured in network namespaces: link down at
- * either end, route gone or unreachable, in the middle of a body and on a kept connection).
+ * Codes that come only while a socket is opened. Linux has ETIMEDOUT, EHOSTUNREACH and their like for established
+ * connections too, but the transport tells of whatever ends those as ECONNRESET.
  */
 const DIAL_FAILURES = new Set([
   "ECONNREFUSED",
-  "ConnectionRefused",
-  "EHOSTUNREACH",
   "EHOSTUNREACH",
   "EHOSTDOWN",
   "ENETUNREACH",
@@ -87,7 +82,6 @@ const DIAL_FAILURES = new Set([
   "EACCES",
   "EPERM",
   "EINVAL",
-  "FailedToOpenSocket",
 ]);
 
 /**
@@ -167,9 +161,9 @@ function abortable<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
 }
 
 export function createOutbound(options: OutboundOptions): Outbound {
-  const { rules, streamed = false, lookup } = options;
+  const { rules, lookup } = options;
   const resolve = createResolver({ rules, lookup });
-  const poolOf = createConnections(options.extraCa, streamed ? openStreamTransport : openFetchTransport);
+  const poolOf = createConnections(options.extraCa);
 
   async function addressesOf({ hostname, port }: URL, signal: AbortSignal): Promise<readonly string[]> {
     const pending = resolve(hostname);
@@ -182,7 +176,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
   }
 
   return {
-    async request(text, { method, headers: pairs, body = null, signal, tls = null, tenant = "", sent }) {
+    async request(text, { method, headers: pairs, body = null, signal, tls = null, tenant = "", ...rest }) {
       signal.throwIfAborted();
       const target = toTarget(text);
       const headers = toHeaders(target, pairs);
@@ -191,7 +185,14 @@ export function createOutbound(options: OutboundOptions): Outbound {
       let failure = new OutboundError("unreached", "no address");
       for (const address of addresses.slice(0, DIALS_MAX)) {
         try {
-          return await pool.send(dialUrl(target, address), { method, headers, body, signal, tenant, sent });
+          return await pool.send(dialUrl(target, address), {
+            method,
+            headers,
+            body,
+            signal,
+            tenant,
+            ...rest,
+          });
         } catch (error) {
           signal.throwIfAborted();
           const code = errorCode(error);

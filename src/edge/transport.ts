@@ -1,4 +1,5 @@
-// What carries a request to the address it is pinned to, and the usual one: the runtime's `fetch`.
+// What carries a request to the address that it is pinned to, as a pool of connections shows it.
+import type { Reader } from "./read-ahead.ts";
 
 /** What a pool of connections shows and believes. */
 export interface TransportOptions {
@@ -20,6 +21,8 @@ export interface TransportRequest {
   readonly tenant: string;
   /** Told when the body is not needed any more: it has left, or never will. It may be told more than once. */
   readonly sent?: (() => void) | undefined;
+  /** Whose share what comes of the answer ahead of its reader counts to; without one it counts to nobody's. */
+  readonly ahead?: Reader | undefined;
 }
 
 /** What an exchange without an answer, or with half of one, comes to. */
@@ -43,47 +46,4 @@ export interface Transport {
   send(url: string, request: TransportRequest): Promise<Response>;
   /** Closes what is idle; exchanges on their way finish. */
   close(): void;
-}
-
-/** Seconds. Short, since a server that drops idle connections unseen costs the call that finds out. */
-export const IDLE_SECONDS = 30;
-
-/** What has a status like `000` is no HTTP answer (RFC 9110 section 15), but `fetch` gives it. */
-const FINAL_STATUS_MIN = 200;
-
-export function openFetchTransport({ serverName, ca, client }: TransportOptions): Transport {
-  const session = new Bun.FetchSession({
-    // Proxy variables are ignored: a proxy would resolve the name again, unchecked.
-    proxy: false,
-    keepAlive: { idleTimeout: IDLE_SECONDS },
-    tls: {
-      // Said aloud, because NODE_TLS_REJECT_UNAUTHORIZED could switch it off.
-      rejectUnauthorized: true,
-      ...(serverName === null ? {} : { serverName }),
-      ...(ca === null ? {} : { ca: [...ca] }),
-      ...client,
-    },
-  });
-  return {
-    async send(url, { sent, tenant: _, ...request }) {
-      try {
-        const response = await session.fetch(url, {
-          ...request,
-          redirect: "manual",
-          decompress: false,
-          // With an environment that turns HTTP/3 on, an Alt-Svc header would lead elsewhere, unchecked.
-          protocol: "http1.1",
-          // Bun's own limit on silence (five minutes) would cut off what the signal allows.
-          timeout: false,
-        });
-        if (response.status >= FINAL_STATUS_MIN) return response;
-        response.body?.cancel().catch(() => {});
-        throw new TransportError("InvalidStatus");
-      } finally {
-        // It does not tell when the body has left; servers read requests before they answer, mostly.
-        sent?.();
-      }
-    },
-    close: () => session.close(),
-  };
 }

@@ -286,7 +286,7 @@ function composeStreaming(parts: StreamingParts) {
     clock,
     log,
     claims,
-    outbound: createOutbound({ rules, extraCa, streamed: true }),
+    outbound: createOutbound({ rules, extraCa }),
     upstreamTimeoutMs,
     deniedTools: policy.deniedTools,
   });

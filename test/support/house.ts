@@ -93,8 +93,8 @@ const OWNERSHIPS: readonly Ownership[] = [
     pattern: /\bDate\.now\b|\bnew Date(\(\)|;|\s*$)|(?<![.\w]|new )Date\(|\bTemporal\.Now\b|\btimeOrigin\b/m,
   },
   {
-    what: "fetch",
-    owners: ["src/edge/transport.ts"],
+    what: "fetch, which reads ahead of its reader without a bound",
+    owners: [],
     // A call or the function as a value, but no method of that name and no property.
     pattern: anyOf(runtime("fetch")),
     bare: /(?<![.\w$])fetch\s*\((?![^()]*\)\s*\{)|(?<![.\w$])fetch\b(?!\s*[(:])|\?\s*fetch\s*:|:\s*fetch\b|\bself\.fetch\b|\bnew\s+(WebSocket|EventSource)\b/,
@@ -104,15 +104,15 @@ const OWNERSHIPS: readonly Ownership[] = [
     owners: ["src/facilitator/connection.ts"],
     pattern: anyOf(modules("http|https|http2")),
   },
-  { what: "connection pools", owners: ["src/edge/transport.ts"], pattern: /\bFetchSession\b/ },
+  { what: "connection pools of fetch", owners: [], pattern: /\bFetchSession\b/ },
   {
     what: "TLS contexts",
-    owners: ["src/edge/connections.ts", "src/edge/stream-transport.ts", "src/facilitator/listener.ts"],
+    owners: ["src/edge/connections.ts", "src/edge/http-client.ts", "src/facilitator/listener.ts"],
     pattern: anyOf(modules("tls")),
   },
   {
     what: "sockets",
-    owners: ["src/config/values.ts", "src/edge/stream-transport.ts"],
+    owners: ["src/config/values.ts", "src/edge/http-client.ts"],
     pattern: anyOf(modules("net|dgram"), runtime("connect|listen|udpSocket")),
   },
   {

@@ -18,7 +18,7 @@ function keep<T extends Upstream>(upstream: T): T {
 }
 
 const never = new AbortController().signal;
-const memory = createMemory(1, LOOPBACK.max_response_bytes);
+const memory = createMemory(1);
 const decoders = createDecoderShare();
 
 function call(url: string, parts: JobParts = {}, settings: Partial<WorkerSettings> = {}, cancel = never) {

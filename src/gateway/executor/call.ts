@@ -13,6 +13,7 @@ import { requestSafely } from "../../edge/retry.ts";
 import { type BodyDigest, bodyDigest } from "./digest.ts";
 import type { Job, Outcome, WorkerSettings } from "./job.ts";
 import type { Hold, Memory } from "./memory.ts";
+import { isCounted } from "./messages.ts";
 import { answered, failed, keep, lostCall, newTrace, noteHead, type Stop, type Trace } from "./outcome.ts";
 
 /** What a call needs; the signal's reason is a Stop. */
@@ -57,12 +58,14 @@ const HEADER_VALUE = /^[\t\x20-\x7e\x80-\xff]*$/;
  * Runs `call` under the deadline of the settings and turns whatever happens into an outcome. Never rejects.
  *
  * @param cancel aborted when the caller cancels
+ * @param keep gets what lets go of the memory for a long response; without it that is done at once
  */
 export async function runCall(
   job: Job,
   { outbound, settings, memory, decoders }: Upstreams,
   cancel: AbortSignal,
   call: (job: Job, context: CallContext) => Promise<Outcome>,
+  keep: (release: () => void) => void = (release) => release(),
 ): Promise<Outcome> {
   const stop = new AbortController();
   const halt = (reason: Stop) => stop.abort(reason);
@@ -71,6 +74,7 @@ export async function runCall(
   cancel.addEventListener("abort", onCancel);
   const trace = newTrace();
   const hold = memory.hold(job.tenant, job.agent_id, stop.signal);
+  let isKept = false;
   try {
     if (cancel.aborted) halt("cancelled");
     stop.signal.throwIfAborted();
@@ -78,12 +82,15 @@ export async function runCall(
       return { ...lostCall("the claim is too old to be believed"), is_stale: true };
     }
     const { signal } = stop;
-    const decodedFor = decodedForCall(decoders, job.tenant, job.agent_id, signal);
-    return await call(job, { outbound, settings, signal, trace, hold, decodedFor });
+    const decodedFor = decodedForCall(decoders, hold, signal);
+    const outcome = await call(job, { outbound, settings, signal, trace, hold, decodedFor });
+    isKept = isCounted(outcome);
+    return outcome;
   } catch (error) {
     return judgeFailure(error, stop.signal, trace);
   } finally {
-    hold.release();
+    if (isKept) keep(hold.release);
+    else hold.release();
     clearTimeout(deadline);
     cancel.removeEventListener("abort", onCancel);
   }
@@ -96,12 +103,14 @@ export async function runCall(
  */
 export function decodedForCall(
   decoders: DecoderShare,
-  tenant: string,
-  agentId: string,
+  { tenant, agentId, ahead }: Hold,
   signal: AbortSignal,
 ): DecodedFor {
-  const take: DecodedFor["memory"]["take"] = (bytes, closing) =>
-    decoders.take(tenant, agentId, bytes, AbortSignal.any([closing, signal]));
+  const take: DecodedFor["memory"]["take"] = async (bytes, closing) => {
+    const giveBack = await decoders.take(tenant, agentId, bytes, AbortSignal.any([closing, signal]));
+    ahead.exempt();
+    return giveBack;
+  };
   return { tenant, memory: { take } };
 }
 
@@ -161,10 +170,10 @@ export function credentialHeader(credential: Job["credential"]): Array<[string, 
  * @throws OutboundError; the signal's reason
  */
 export function send(context: CallContext, request: UpstreamRequest): Promise<Response> {
-  const { outbound, signal, trace } = context;
+  const { outbound, signal, trace, hold } = context;
   const { url, ...init } = request;
   trace.dialled_at ??= performance.now();
-  return requestSafely(outbound, url, { ...init, signal });
+  return requestSafely(outbound, url, { ...init, signal, ahead: hold.ahead });
 }
 
 /**

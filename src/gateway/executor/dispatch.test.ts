@@ -33,7 +33,7 @@ function makePool(outcome: (job: Job) => Promise<Outcome>) {
     jobs.push(job);
     return outcome(job);
   };
-  return { jobs, pool: { run, cancel() {}, running: 0, close: async () => {} } };
+  return { jobs, pool: { run, cancel() {}, recorded() {}, running: 0, close: async () => {} } };
 }
 
 const well = async (): Promise<Outcome> => ({ ...SUCCESS, detail: null });

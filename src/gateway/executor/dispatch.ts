@@ -181,6 +181,7 @@ export class Dispatcher {
       claims.over(token, isTaken);
       log.error("invocation left as it is", { ...key, agent_id: agentId, error });
     }
+    this.#options.pool.recorded(item.id);
     this.#running.delete(item.id);
   }
 

@@ -2,7 +2,7 @@
 // `notifications/cancelled`, and DELETE.
 // (Protocol versions up to 2025-11-25; later ones have neither.)
 
-import { encodeRpc, findAnswer } from "../../core/jsonrpc.ts";
+import { encodeRpc } from "../../core/jsonrpc.ts";
 import { VERSION } from "../../core/version.ts";
 import {
   type CallContext,
@@ -14,7 +14,7 @@ import {
 } from "./call.ts";
 import { newTrace } from "./outcome.ts";
 import type { Opened, SessionTarget, SessionWire } from "./sessions.ts";
-import { isEventStream, readStreamAnswer } from "./stream.ts";
+import { isEventStream, readMessage, readStreamAnswer } from "./stream.ts";
 
 export const MCP_HEADERS: ReadonlyArray<[string, string]> = [
   ["accept", "application/json, text/event-stream"],
@@ -27,12 +27,14 @@ export const VERSION_HEADER = "mcp-protocol-version";
 /** Not 0, which some servers take for no id at all. */
 const INITIALIZE_ID = 1;
 /** An answer to `initialize` holds names and instructions; a larger one is none. */
-const INITIALIZE_BYTES_MAX = 1024 * 1024;
+const INITIALIZE_BYTES_MAX = 128 * 1024;
 /** For what no call waits for. */
 const SIDE_TIMEOUT_MS = 5000;
 
 /** Visible ASCII, as the protocol demands of session ids. */
 const TOKEN = /^[\x21-\x7e]{1,1024}$/;
+
+const encoder = new TextEncoder();
 
 export interface McpWire extends SessionWire {
   /**
@@ -53,7 +55,7 @@ export function createMcpWire({ outbound, settings, memory, decoders }: Upstream
   ): Promise<T> {
     const signal = AbortSignal.timeout(timeoutMs);
     const hold = memory.hold(tenant, url, signal);
-    const decodedFor = decodedForCall(decoders, tenant, url, signal);
+    const decodedFor = decodedForCall(decoders, hold, signal);
     const bounded = {
       ...settings,
       max_response_bytes: Math.min(settings.max_response_bytes, INITIALIZE_BYTES_MAX),
@@ -94,7 +96,7 @@ async function open(context: CallContext, target: SessionTarget): Promise<Opened
       },
     }),
   });
-  const version = readNegotiated(await readMessage(context, response));
+  const version = readNegotiated(await readAnswer(context, response));
   const id = response.headers.get(SESSION_HEADER);
   if (!response.ok || version === null || (id !== null && !TOKEN.test(id))) return null;
   const opened: Opened = { id, version };
@@ -136,11 +138,18 @@ function sessionHeaders(session: Opened): Array<[string, string]> {
   return session.id === null ? [version] : [version, [SESSION_HEADER, session.id]];
 }
 
-async function readMessage(context: CallContext, response: Response): Promise<Uint8Array> {
+/** Nothing when it is no answer. */
+async function readAnswer(context: CallContext, response: Response): Promise<Uint8Array> {
   const wireId = String(INITIALIZE_ID);
-  if (isEventStream(response)) return (await readStreamAnswer(context, response, wireId)).message;
-  const message = await readStart(context, response, INITIALIZE_BYTES_MAX);
-  return findAnswer(message, wireId) === null ? new Uint8Array() : message;
+  const isEvents = isEventStream(response);
+  const message = await (isEvents ? readStreamAnswer : readMessage)(context, response, {
+    wireId,
+    callerId: encoder.encode(wireId),
+    captureBytes: INITIALIZE_BYTES_MAX,
+    isHashed: false,
+    dropsOthers: isEvents,
+  });
+  return message.answer() === null ? new Uint8Array() : message.body().start;
 }
 
 function readNegotiated(message: Uint8Array): string | null {

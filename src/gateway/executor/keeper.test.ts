@@ -47,7 +47,7 @@ test("close waits until the worker has closed its sessions", async () => {
 test("close waits for the sessions of a worker that took the place of a dead one", async () => {
   const { keeper, ready, sessionsClosed } = start();
   await ready[0];
-  keeper.post({ kind: "work", jobs: [], cancel: [] }, []);
+  keeper.post({ kind: "work", jobs: [], cancel: [], recorded: [] }, []);
   await ready[1];
   await keeper.close();
   expect(sessionsClosed()).toBe(true);
@@ -56,7 +56,7 @@ test("close waits for the sessions of a worker that took the place of a dead one
 test("close ends early when the worker dies of it", async () => {
   const { keeper, ready, sessionsClosed } = start();
   await ready[0];
-  keeper.post({ kind: "work", jobs: [], cancel: [] }, []);
+  keeper.post({ kind: "work", jobs: [], cancel: [], recorded: [] }, []);
   const started = performance.now();
   await keeper.close();
   expect(performance.now() - started).toBeLessThan(2000);

@@ -29,10 +29,9 @@ function keep<T extends { stop(): Promise<void> }>(part: T): T {
 }
 
 /** A caller with sessions of its own. */
-function client(settings: Partial<WorkerSettings> = {}) {
+function client(settings: Partial<WorkerSettings> = {}, memory = createMemory(1)) {
   const whole = { ...LOOPBACK, ...settings };
   const outbound = createOutbound({ rules: hostRules({ allow: whole.allow_hosts }), extraCa: null });
-  const memory = createMemory(1, whole.max_response_bytes);
   const upstreams = { outbound, settings: whole, memory, decoders: createDecoderShare() };
   const mcp = createMcp(upstreams);
   keep({ stop: mcp.close });
@@ -500,5 +499,37 @@ describe("an event stream", () => {
     const outcome = await client().send(streaming([`data: ${long}\n\n`]).url, LIST);
     expect(outcome).toMatchObject({ status: "succeeded", response_truncated: true });
     expect(text(outcome)).toBe(long.slice(0, 1_048_576));
+  });
+
+  test("that never ends its event keeps nobody else's waiting, however many there are", async () => {
+    const memory = createMemory(4);
+    const part = `"${"y".repeat(500_000)}",`;
+    const allAsked = Promise.withResolvers<void>();
+    let asked = 0;
+    const endless = keep(
+      startUpstream(() => {
+        const parts = ['data: {"jsonrpc":"2.0","id":1,"result":[', part, part, part, part];
+        const body = new ReadableStream({
+          pull(controller) {
+            const next = parts.shift();
+            if (next !== undefined) return controller.enqueue(next);
+            if (++asked === 40) allAsked.resolve();
+            return new Promise(() => {});
+          },
+        });
+        return new Response(body, { headers: { "content-type": "text/event-stream" } });
+      }),
+    );
+    const stop = new AbortController();
+    const greedy = client({}, memory);
+    const hung = Array.from({ length: 40 }, (_, i) =>
+      greedy.send(endless.url, LIST, { tenant: "greedy", agent_id: `agt_${i % 9}` }, stop.signal),
+    );
+    await allAsked.promise;
+    const long = JSON.stringify({ jsonrpc: "2.0", id: 1, result: { t: "y".repeat(2_000_000) } });
+    const other = await client({}, memory).send(streaming([`data: ${long}\n\n`]).url, LIST);
+    expect(other).toMatchObject({ status: "succeeded", response_truncated: true });
+    stop.abort();
+    expect(new Set((await Promise.all(hung)).map(({ status }) => status))).toEqual(new Set(["failed"]));
   });
 });

@@ -2,31 +2,20 @@
 // session gets one, shared by the calls of the same key. Only a request that was refused for want of a session
 // is sent again, for it never ran.
 
-import {
-  findAnswer,
-  isSessionless,
-  parseRpcRequest,
-  type RpcAnswer,
-  type RpcRequest,
-  splice,
-  withId,
-} from "../../core/jsonrpc.ts";
+import { isSessionless, parseRpcRequest, type RpcRequest, splice } from "../../core/jsonrpc.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { isMirror } from "../../core/mirror.ts";
 import { bodyInSteps } from "../../edge/steps.ts";
-import { type CallContext, CallError, ownHeaders, readStart, send, type Upstreams } from "./call.ts";
-import { bodyDigest } from "./digest.ts";
+import type { RpcAnswer } from "./answer.ts";
+import { type CallContext, CallError, ownHeaders, send, type Upstreams } from "./call.ts";
 import { createMcpWire, MCP_HEADERS, type McpWire, SESSION_HEADER, VERSION_HEADER } from "./handshake.ts";
 import type { Job, Outcome } from "./job.ts";
-import { answered, keep, noteHead, type WholeBody } from "./outcome.ts";
+import { answered, keep, noteHead } from "./outcome.ts";
 import { createSessions, type Session, type Sessions, type SessionTarget } from "./sessions.ts";
-import { isEventStream, readStreamAnswer } from "./stream.ts";
+import { isEventStream, readMessage, readStreamAnswer } from "./stream.ts";
 
 /** The newest version that knows sessions. */
 const NEWEST_SESSION_VERSION = "2025-11-25";
-
-/** Ids are this much shorter on the wire at most, so that much more of an answer is read than is kept. */
-const ID_SLACK_BYTES = 32;
 
 /** Headers of the caller that the gateway speaks for itself. */
 const REPLACED_HEADERS = new Set(["accept", "content-type", SESSION_HEADER, VERSION_HEADER]);
@@ -69,7 +58,7 @@ export function createMcp(upstreams: Upstreams): McpCaller {
   sweeper.unref();
   return {
     async call(job, context) {
-      const request = await bodyInSteps("scan of a body", job.body, parseRpcRequest(job.body), job.agent_id);
+      const request = await bodyInSteps("scan of a body", job.body, parseRpcRequest(job.body), job.tenant);
       if (!request.ok) throw new CallError("internal", `not a JSON-RPC request: ${request.problem}`);
       const callerVersion = headerOf(job, VERSION_HEADER) ?? request.protocolVersion;
       const wireId = decoder.decode(job.body.subarray(request.id.start, request.id.end));
@@ -152,30 +141,15 @@ async function attempt(call: Attempt, context: CallContext): Promise<Reply> {
   });
   noteHead(context.trace, response);
   const sessionId = response.headers.get(SESSION_HEADER);
-  if (response.ok && isEventStream(response)) {
-    const { message, id } = await readStreamAnswer(context, response, wireId);
-    context.trace.response_content_type = "application/json";
-    const start = withId(message, id, callerId);
-    const sha256 = job.call.receipt ? bodyDigest().of(start) : null;
-    const outcome = finish(call, context, response.status, { start, size: start.length, sha256 });
-    return { outcome, refusal: null, sessionId };
-  }
-  const read = (start: Uint8Array) => {
-    const answer = findAnswer(start, wireId);
-    return { answer, given: answer === null ? start : withId(start, answer.id, callerId) };
-  };
-  const digest = job.call.receipt ? bodyDigest((start) => read(start).given) : null;
-  const start = await readStart(context, response, CAPTURE_BYTES_MAX + ID_SLACK_BYTES, digest);
-  const { answer, given } = read(start);
-  // What was read beyond the captured start keeps its length; only the id may have another one.
-  const size = (context.trace.resp_size ?? 0) + given.length - start.length;
-  const whole = { start: given, size, sha256: digest?.of(given) ?? null };
-  const outcome = finish(call, context, response.status, whole);
-  return { outcome, refusal: refusalOf(response.status, answer), sessionId };
-}
-
-function finish({ job }: Attempt, { trace }: CallContext, status: number, body: WholeBody): Outcome {
-  return answered(trace, status, keep(body, job.call.capture), performance.now());
+  const isEvents = response.ok && isEventStream(response);
+  const { capture, receipt: isHashed } = job.call;
+  const options = { wireId, callerId, captureBytes: capture ? CAPTURE_BYTES_MAX : 0, isHashed };
+  const read = isEvents ? readStreamAnswer : readMessage;
+  const message = await read(context, response, { ...options, dropsOthers: isEvents });
+  if (isEvents) context.trace.response_content_type = "application/json";
+  const stored = keep(message.body(), capture);
+  const outcome = answered(context.trace, response.status, stored, performance.now());
+  return { outcome, refusal: refusalOf(response.status, message.answer()), sessionId };
 }
 
 /**

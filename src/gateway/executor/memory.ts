@@ -1,14 +1,19 @@
-// How much memory the answers that a worker is reading may take. Short answers are free. A longer one first takes
-// a place that is as large as all it may come to need, and is not read on before it has that: so nobody who has
-// begun waits for somebody else who has, and who waits loses nothing but time, up to its own deadline.
+// How much memory the answers that a worker is reading may take, which is what is captured of them. Short ones are free.
+// A longer one first takes a place that is as large as all it may come to need, and is not read on before it has that:
+// so nobody who has begun waits for somebody else who has, and who waits loses nothing but time, up to its own deadline.
 import { createFairQueue, enter, type FairQueue } from "../../core/fair-queue.ts";
 import { createFairShare } from "../../core/fair-share.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
+import { createReadAhead, type Reader } from "../../edge/read-ahead.ts";
 
 /** What one call holds. */
 export interface Hold {
+  readonly tenant: string;
+  readonly agentId: string;
   /** To be awaited before `bytes` in all are kept; undefined when there is nothing to wait for. */
   grow(bytes: number): Promise<void> | undefined;
+  /** What comes of the answer while that is waited for. */
+  readonly ahead: Reader;
   release(): void;
 }
 
@@ -17,30 +22,36 @@ export interface Memory {
   hold(tenant: string, agentId: string, signal: AbortSignal): Hold;
 }
 
-const FREE_BYTES = 64 * 1024;
+/** Answers up to this length are short. */
+export const FREE_BYTES = 16 * 1024;
 /** Most answers that are not short are no longer than this. */
 const USUAL_BYTES = 256 * 1024;
 /** What is captured, and the slack that the exchange of an id needs. */
-const CAPTURED_BYTES = CAPTURE_BYTES_MAX + 1024;
-const TOTAL_BYTES = 768 * 1024 * 1024;
+const CAPTURED_BYTES = CAPTURE_BYTES_MAX + 8 * 1024;
+/** Of all workers together. */
+const TOTAL_BYTES = 112 * 1024 * 1024;
+/** What comes of answers before they have a place, again of all workers together. */
+const AHEAD_BYTES = 48 * 1024 * 1024;
+/** However many workers there are, a tenant alone must not have all places of one. */
+const PLACES_MIN = 4;
 
 /**
- * The share of one of `workers`, a third of it for each length of answers, the last one for messages in event
- * streams, which must be had whole. Who needs more than one takes them in this order, so none waits for another
- * in a circle.
+ * The share of one of `workers`, half of it for each length of answers. Who needs more than one place takes them in this
+ * order, so none waits for another in a circle.
  */
-export function createMemory(workers: number, messageBytesMax: number, total = TOTAL_BYTES): Memory {
+export function createMemory(workers: number, total = TOTAL_BYTES): Memory {
   const room = (bytes: number) => {
-    const size = Math.max(1, Math.floor(total / workers / 3 / bytes));
+    const size = Math.max(PLACES_MIN, Math.floor(total / workers / 2 / bytes));
     return createFairQueue(createFairShare({ size }));
   };
   const steps = [
     { above: FREE_BYTES, room: room(USUAL_BYTES) },
     { above: USUAL_BYTES, room: room(CAPTURED_BYTES) },
-    { above: CAPTURED_BYTES, room: room(messageBytesMax) },
   ];
+  const readAhead = createReadAhead(AHEAD_BYTES / workers);
   return {
     hold(tenant, agent, signal) {
+      const ahead = readAhead.reader(tenant);
       const held: FairQueue[] = [];
       const place = { tenant, agent, amount: 1 };
       async function takeUpTo(bytes: number): Promise<void> {
@@ -48,9 +59,14 @@ export function createMemory(workers: number, messageBytesMax: number, total = T
           if (bytes <= step.above) return;
           await enter(step.room, place, signal);
           held.push(step.room);
+          // It is read whatever the others of its tenant do: they may wait for what it holds.
+          ahead.exempt();
         }
       }
       return {
+        tenant,
+        agentId: agent,
+        ahead,
         grow(bytes) {
           const next = steps[held.length];
           return next === undefined || bytes <= next.above ? undefined : takeUpTo(bytes);

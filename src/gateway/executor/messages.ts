@@ -3,6 +3,7 @@
 import type { LogFields } from "../../core/log.ts";
 import type { Job, Outcome, WorkerSettings } from "./job.ts";
 import type { LoanRequests } from "./loans.ts";
+import { FREE_BYTES } from "./memory.ts";
 
 export interface Start {
   readonly kind: "start";
@@ -11,9 +12,16 @@ export interface Start {
   readonly workers: number;
 }
 
+/** What a worker is told of jobs that it has. */
+export interface News {
+  readonly cancel: readonly string[];
+  /** Their long responses are recorded, or never will be. */
+  readonly recorded: readonly string[];
+}
+
 export type ToWorker =
   | Start
-  | { readonly kind: "work"; readonly jobs: readonly Job[]; readonly cancel: readonly string[] }
+  | ({ readonly kind: "work"; readonly jobs: readonly Job[] } & News)
   /** What decoders may hold now. */
   | { readonly kind: "granted"; readonly ids: readonly number[] }
   /** Close the sessions, then say so. */
@@ -31,6 +39,11 @@ export type FromWorker =
   /** Its event loop was held. */
   | { readonly kind: "blocked"; readonly event: string; readonly fields: LogFields }
   | { readonly kind: "closed" };
+
+/** Whether a response counts as memory of its worker until it is recorded; short ones never do. */
+export function isCounted({ response }: Outcome): boolean {
+  return response !== null && response.byteLength > FREE_BYTES;
+}
 
 /** From here on moving a buffer beats copying it. */
 const TRANSFER_BYTES_MIN = 64 * 1024;

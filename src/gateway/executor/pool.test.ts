@@ -57,6 +57,41 @@ describe("a pool of workers", () => {
     expect(outcomes.every(({ status }) => status === "succeeded")).toBe(true);
   });
 
+  test("counts a long response as memory of its worker until it is recorded", async () => {
+    const LONG = 600_000;
+    const upstream = keep(
+      startUpstream(({ url }) => new Response("x".repeat(Number(new URL(url).pathname.slice(1))))),
+    );
+    const { run, recorded } = pool();
+    const waiting: string[] = [];
+    let most = 0;
+    const jobs = Array.from({ length: 150 }, () => makeJob(`${upstream.url}${LONG}`));
+    const all = jobs.map(async (job) => {
+      const { status, resp_size } = await run(job);
+      waiting.push(job.id);
+      most = Math.max(most, waiting.length);
+      expect([status, resp_size]).toEqual(["succeeded", LONG]);
+    });
+    const short = () => run(makeJob(`${upstream.url}100`));
+    // Nothing more comes, however much else is done meanwhile.
+    for (let before = -1; before !== waiting.length; ) {
+      before = waiting.length;
+      for (let time = 0; time < 30; time++) await short();
+    }
+    expect(most).toBeGreaterThan(10);
+    let done = 0;
+    while (done < jobs.length) {
+      for (const id of waiting.splice(0)) {
+        recorded(id);
+        done++;
+      }
+      await short();
+    }
+    await Promise.all(all);
+    // As many as there are places for, in a worker that is the only one.
+    expect(most).toBeLessThan(60);
+  });
+
   test("moves bodies of 32 MiB there, and what is captured back", async () => {
     const body = Buffer.alloc(32 * 1024 * 1024, "0123456789");
     const upstream = keep(

@@ -4,6 +4,7 @@
 import type { Log } from "../../core/log.ts";
 import type { DecoderShare } from "../../edge/decoder-share.ts";
 import type { Job, Outcome, WorkerSettings } from "./job.ts";
+import { isCounted } from "./messages.ts";
 import { lostCall } from "./outcome.ts";
 import { createSlot, type Slot } from "./slot.ts";
 
@@ -12,6 +13,8 @@ export interface Pool {
   run(job: Job): Promise<Outcome>;
   /** Ends a running job with `cancelled`; an unknown id is nothing. */
   cancel(id: string): void;
+  /** The outcome of a job is recorded, or never will be: until then a long response counts as memory of its worker. */
+  recorded(id: string): void;
   /** Jobs whose outcome is not known yet. */
   readonly running: number;
   /** Takes no more jobs, ends those that run, closes the upstream sessions, ends the workers. */
@@ -49,7 +52,7 @@ export function createPool(options: PoolOptions): Pool {
   const slots = Array.from({ length: size }, () =>
     createSlot({ settings, workers: size, decoders, log, spawn, graceMs }),
   );
-  /** Where a job runs, for the cancel. */
+  /** Where a job runs, or has run whose response still counts there. */
   const slotOf = new Map<string, Slot>();
   let isClosed = false;
 
@@ -59,14 +62,18 @@ export function createPool(options: PoolOptions): Pool {
       if (slot === undefined) return lostCall("the worker pool is closed");
       slotOf.set(job.id, slot);
       const outcome = await slot.run(job);
-      slotOf.delete(job.id);
+      if (!isCounted(outcome)) slotOf.delete(job.id);
       return outcome;
     },
     cancel(id) {
       slotOf.get(id)?.cancel(id);
     },
+    recorded(id) {
+      slotOf.get(id)?.recorded(id);
+      slotOf.delete(id);
+    },
     get running() {
-      return slotOf.size;
+      return slots.reduce((sum, slot) => sum + slot.load(), 0);
     },
     async close() {
       isClosed = true;

@@ -10,6 +10,8 @@ import { failed, lostCall, newTrace } from "./outcome.ts";
 export interface Slot {
   run(job: Job): Promise<Outcome>;
   cancel(id: string): void;
+  /** The response of a job is recorded, or never will be. */
+  recorded(id: string): void;
   /** Jobs whose outcome is not known yet. */
   load(): number;
   close(): Promise<void>;
@@ -42,7 +44,7 @@ export function createSlot(options: SlotOptions): Slot {
   const { settings, workers, log, graceMs } = options;
   let waiting = new Map<string, Pending>();
   const running = new Map<string, Pending>();
-  let cancels: string[] = [];
+  let news = nothingNew();
   let isFlushing = false;
   let isClosed = false;
   // Time is counted in ticks, since a pause of this thread, or of the whole machine, is one tick and no more.
@@ -60,7 +62,7 @@ export function createSlot(options: SlotOptions): Slot {
       }
     },
     onDeath(failedStarts) {
-      cancels = [];
+      news = nothingNew();
       endAll(running, "the worker died");
       if (failedStarts >= FAILED_STARTS_MAX) endAll(waiting, "no worker can be started");
     },
@@ -84,11 +86,11 @@ export function createSlot(options: SlotOptions): Slot {
   /** One message per turn, with all that came up in it. */
   function flush(): void {
     isFlushing = false;
-    if (waiting.size === 0 && cancels.length === 0) return;
+    if (waiting.size + news.cancel.length + news.recorded.length === 0) return;
     const jobs = [...waiting.values()].map(({ job }) => ({ ...job, body: detached(job.body) }));
     try {
       const isTaken = keeper.post(
-        { kind: "work", jobs, cancel: cancels },
+        { kind: "work", jobs, ...news },
         transferable(jobs.map(({ body }) => body)),
       );
       if (!isTaken) return;
@@ -101,7 +103,7 @@ export function createSlot(options: SlotOptions): Slot {
       running.set(id, pending);
     }
     waiting = new Map();
-    cancels = [];
+    news = nothingNew();
   }
 
   return {
@@ -118,9 +120,13 @@ export function createSlot(options: SlotOptions): Slot {
         waiting.delete(id);
         pending.resolve(failed(newTrace(), "cancelled", "cancelled", 0));
       } else if (running.has(id)) {
-        cancels.push(id);
+        news.cancel.push(id);
         flushSoon();
       }
+    },
+    recorded(id) {
+      news.recorded.push(id);
+      flushSoon();
     },
     load: () => waiting.size + running.size,
     async close() {
@@ -131,6 +137,10 @@ export function createSlot(options: SlotOptions): Slot {
       await keeper.close();
     },
   };
+}
+
+function nothingNew() {
+  return { cancel: [] as string[], recorded: [] as string[] };
 }
 
 function endAll(jobs: Map<string, Pending>, detail: string): void {

@@ -15,7 +15,7 @@ declare const self: Worker;
 
 interface Caller {
   readonly decoders: Borrower;
-  take(jobs: readonly Job[], cancel: readonly string[]): void;
+  take(jobs: readonly Job[], cancel: readonly string[], recorded: readonly string[]): void;
   /** Stops the calls, then closes the sessions. Never rejects. */
   close(): Promise<void>;
 }
@@ -29,11 +29,13 @@ function createCaller(settings: WorkerSettings, workers: number): Caller {
     rules: hostRules({ allow: settings.allow_hosts, deny: settings.deny_hosts, own: ownAddresses() }),
     extraCa: settings.extra_ca,
   });
-  const memory = createMemory(workers, settings.max_response_bytes);
+  const memory = createMemory(workers);
   const decoders = createBorrower((requests) => post({ kind: "loans", requests }));
   const upstreams = { outbound, settings, memory, decoders };
   const mcp = createMcp(upstreams);
   const running = new Map<string, AbortController>();
+  /** What lets go of the memory for responses that are not recorded yet. */
+  const kept = new Map<string, () => void>();
   let results: Result[] = [];
 
   function flush(): void {
@@ -46,7 +48,9 @@ function createCaller(settings: WorkerSettings, workers: number): Caller {
     const cancel = new AbortController();
     running.set(job.id, cancel);
     const call = job.call.protocol === "mcp" ? mcp.call : callHttp;
-    const outcome = await runCall(job, upstreams, cancel.signal, call);
+    const outcome = await runCall(job, upstreams, cancel.signal, call, (release) =>
+      kept.set(job.id, release),
+    );
     running.delete(job.id);
     const response = outcome.response === null ? null : detached(outcome.response);
     if (results.push({ id: job.id, outcome: { ...outcome, response } }) === 1) setImmediate(flush);
@@ -54,9 +58,13 @@ function createCaller(settings: WorkerSettings, workers: number): Caller {
 
   return {
     decoders,
-    take(jobs, cancel) {
+    take(jobs, cancel, recorded) {
       for (const job of jobs) void run(job);
       for (const id of cancel) running.get(id)?.abort();
+      for (const id of recorded) {
+        kept.get(id)?.();
+        kept.delete(id);
+      }
     },
     close() {
       for (const cancel of running.values()) cancel.abort();
@@ -77,7 +85,7 @@ self.onmessage = ({ data }: MessageEvent<ToWorker>) => {
       post({ kind: "ready" });
       break;
     case "work":
-      caller?.take(data.jobs, data.cancel);
+      caller?.take(data.jobs, data.cancel, data.recorded);
       break;
     case "granted":
       caller?.decoders.granted(data.ids);

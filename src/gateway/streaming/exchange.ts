@@ -7,6 +7,7 @@ import { Undecodable } from "../../edge/codings.ts";
 import type { DecodedFor } from "../../edge/decode.ts";
 import type { DecoderShare } from "../../edge/decoder-share.ts";
 import { type Outbound, OutboundError } from "../../edge/outbound.ts";
+import type { ReadAhead } from "../../edge/read-ahead.ts";
 import { BODILESS } from "../../edge/response-parser.ts";
 import { requestSafely } from "../../edge/retry.ts";
 import { untilStored } from "../../storage/persist.ts";
@@ -27,6 +28,7 @@ export interface ExchangeDeps {
   readonly log: Log;
   readonly outbound: Outbound;
   readonly filterMemory: Budget;
+  readonly readAhead: ReadAhead;
   readonly decoders: DecoderShare;
   resolveCredential(tenant: string, ref: string, url: string): Promise<ResolvedCredential>;
 }
@@ -79,7 +81,9 @@ export async function headOf(
   tally.dialled();
   const headers = [...opened.headers, ...own, ...credential];
   const { url, tenant } = opened;
-  const response = await requestSafely(deps.outbound, url, { method, headers, body, signal, tenant, sent });
+  const ahead = deps.readAhead.reader(tenant);
+  const request = { method, headers, body, signal, tenant, sent, ahead };
+  const response = await requestSafely(deps.outbound, url, request);
   tally.head(response);
   return response;
 }

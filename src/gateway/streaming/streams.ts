@@ -4,6 +4,7 @@
 import { CLAIM_BELIEVED_MS, isOlder } from "../../core/age.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
+import { createReadAhead } from "../../edge/read-ahead.ts";
 import { within } from "../../storage/deadline.ts";
 import { untilStored } from "../../storage/persist.ts";
 import type { Store } from "../../storage/store.ts";
@@ -24,6 +25,8 @@ import type { Ended } from "./relay.ts";
 import type { OpenedCall, OpenedConnection } from "./service.ts";
 import { CAPTURE_BUDGET_BYTES, createTally, type Tally } from "./tally.ts";
 
+/** What comes of answers that their callers do not read. */
+const AHEAD_BYTES = 64 * 1024 * 1024;
 /** How long a caller may leave unread what is there for it. */
 const CALLER_SILENCE_MS = 300_000;
 /** Who listens for events may hear nothing for hours. A comment shows both ends that the other is there. */
@@ -32,7 +35,7 @@ const COMMENT_MS = 30_000;
 const RECORD_WAIT_MS = 1_000;
 const LAST_RECORDS_MS = 5_000;
 
-export interface StreamsDeps extends Omit<ExchangeDeps, "filterMemory"> {
+export interface StreamsDeps extends Omit<ExchangeDeps, "filterMemory" | "readAhead"> {
   readonly store: Store;
   readonly clock: Clock;
   readonly claims: Pick<Claims, "over">;
@@ -79,7 +82,8 @@ interface RunningCall {
 }
 
 export function createStreams(given: StreamsDeps): Streams {
-  const deps = { ...given, filterMemory: createBudget(FILTER_MEMORY_BYTES) };
+  const filterMemory = createBudget(FILTER_MEMORY_BYTES);
+  const deps = { ...given, filterMemory, readAhead: createReadAhead(AHEAD_BYTES) };
   const captureMemory = createBudget(CAPTURE_BUDGET_BYTES);
   const calls = new Map<string, RunningCall>();
   const connections = new Set<Course>();

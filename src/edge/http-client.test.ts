@@ -1,8 +1,9 @@
 import { afterEach, describe, expect, test } from "bun:test";
 import net from "node:net";
 import { hostRules } from "../core/host.ts";
-import { decodedBody } from "./body.ts";
+import { decodedBody, readBody } from "./body.ts";
 import { createOutbound, OutboundError } from "./outbound.ts";
+import { createReadAhead } from "./read-ahead.ts";
 import { SLICE_BYTES_MAX } from "./response-parser.ts";
 
 const servers: net.Server[] = [];
@@ -25,11 +26,7 @@ async function answering(answer: (socket: net.Socket) => void): Promise<string> 
 
 describe("a streamed answer", () => {
   const HEAD = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
-  const outbound = createOutbound({
-    rules: hostRules({ allow: ["127.0.0.1"] }),
-    extraCa: null,
-    streamed: true,
-  });
+  const outbound = createOutbound({ rules: hostRules({ allow: ["127.0.0.1"] }), extraCa: null });
   const post = (url: string) =>
     outbound.request(url, { method: "POST", headers: [], body: null, signal: AbortSignal.timeout(20_000) });
 
@@ -79,6 +76,71 @@ describe("a streamed answer", () => {
       read += part.value.length;
     }
     expect(read).toBe(WHOLE);
+  });
+
+  test("is not read beyond what the kernel holds of it, however fast it comes and was", async () => {
+    const WHOLE = 48 * 1024 * 1024;
+    const url = await answering((socket) => {
+      socket.write(`HTTP/1.1 200 OK\r\nContent-Length: ${WHOLE}\r\n\r\n`);
+      socket.write(Buffer.alloc(WHOLE));
+    });
+    let waits = 0;
+    let most = 0;
+    const count = (bytes: number) => {
+      waits += bytes;
+      most = Math.max(most, waits);
+    };
+    const ahead = { open() {}, add: count, exempt() {}, close() {} };
+    const request = { method: "POST", headers: [], body: null, signal: AbortSignal.timeout(20_000), ahead };
+    const response = await outbound.request(url, request);
+    let read = 0;
+    for await (const part of decodedBody(response, { maxBytes: WHOLE })) {
+      read += part.length;
+      // Time for all that can come.
+      if (read % 7 === 0) await Bun.sleep(1);
+    }
+    expect([read, waits]).toEqual([WHOLE, 0]);
+    expect(most).toBeLessThan(1024 * 1024);
+  });
+
+  test("waits unread, with all of its tenant's, when nobody takes what came: together they hold one share", async () => {
+    const WHOLE = 2 * 1024 * 1024;
+    const url = await answering((socket) => {
+      socket.write(`HTTP/1.1 200 OK\r\nContent-Length: ${WHOLE}\r\n\r\n`);
+      socket.write(Buffer.alloc(WHOLE));
+    });
+    const gate = createReadAhead(4 * 1024 * 1024);
+    let waits = 0;
+    let most = 0;
+    const readerOf = (tenant: string) => {
+      const reader = gate.reader(tenant);
+      const add = (bytes: number) => {
+        waits += bytes;
+        most = Math.max(most, waits);
+        reader.add(bytes);
+      };
+      return { ...reader, add };
+    };
+    const ask = (tenant: string) => {
+      const signal = AbortSignal.timeout(20_000);
+      return outbound.request(url, {
+        method: "POST",
+        headers: [],
+        body: null,
+        signal,
+        ahead: readerOf(tenant),
+      });
+    };
+    const unread = Array.from({ length: 100 }, () => ask("greedy"));
+    await Promise.any(unread);
+    const other = await ask("other");
+    expect((await readBody(other, { maxBytes: WHOLE, captureBytes: 0 })).size).toBe(WHOLE);
+    // Without the share each of them brings a quarter of a megabyte and more.
+    expect(most).toBeLessThan(10 * 1024 * 1024);
+    const sizes = unread.map(
+      async (answer) => (await readBody(await answer, { maxBytes: WHOLE, captureBytes: 0 })).size,
+    );
+    expect(new Set(await Promise.all(sizes))).toEqual(new Set([WHOLE]));
   });
 
   test("is in no order when it has no length and its connection is reset", async () => {
@@ -181,7 +243,6 @@ describe("a streamed answer", () => {
     const named = createOutbound({
       rules: null,
       extraCa: null,
-      streamed: true,
       lookup,
     });
     const ask = async (host: string, path = "") => {

@@ -1,0 +1,112 @@
+// Event streams as https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream has them, read
+// while they come in: the data of an event is given on piece by piece and none of it is kept, however long it is. What
+// is asked for is the data of messages; ids, comments and times to retry are passed over.
+
+export interface EventHandler {
+  /** What comes next of the data of an event. It is never empty. */
+  data(bytes: Uint8Array): void;
+  /** The event has ended. @param isMessage whether it is of the type `message`, as those without a type are */
+  end(isMessage: boolean): void;
+}
+
+const LF = 0x0a;
+const CR = 0x0d;
+const SPACE = 0x20;
+const COLON = 0x3a;
+
+const NAME = 0;
+/** Right behind the colon, where one space belongs to nobody. */
+const GAP = 1;
+const VALUE = 2;
+
+const MESSAGE = "message";
+/** Longer names are no names of ours, longer types are others. */
+const SHORT_MAX = 8;
+const JOINT = Uint8Array.of(LF);
+
+export class EventStreamReader {
+  readonly #handler: EventHandler;
+  #state = NAME;
+  /** Of the line: the name of its field, as far as it can be one of ours. */
+  #name = "";
+  #isLineEmpty = true;
+  /** A line feed that comes next belongs to the line end before it. */
+  #isAfterReturn = false;
+  /** Of the event. */
+  #type = "";
+  #dataLines = 0;
+
+  constructor(handler: EventHandler) {
+    this.#handler = handler;
+  }
+
+  /** @param bytes UTF-8 without a byte order mark */
+  feed(bytes: Uint8Array): void {
+    let at = 0;
+    while (at < bytes.length) {
+      const byte = bytes[at] ?? 0;
+      const isPaired = this.#isAfterReturn && byte === LF;
+      this.#isAfterReturn = false;
+      if (isPaired) at++;
+      else if (byte === LF || byte === CR) {
+        this.#isAfterReturn = byte === CR;
+        this.#lineEnds();
+        at++;
+      } else at = this.#goOn(bytes, at, byte);
+    }
+  }
+
+  /** An ordered end closes the last event, even where its blank line is missing. */
+  finish(): void {
+    if (!this.#isLineEmpty) this.#lineEnds();
+    this.#lineEnds();
+  }
+
+  /** Gives where to go on. */
+  #goOn(bytes: Uint8Array, at: number, byte: number): number {
+    this.#isLineEmpty = false;
+    if (this.#state === NAME) {
+      if (byte === COLON) this.#fieldBegins(GAP);
+      else if (this.#name.length < SHORT_MAX) this.#name += String.fromCharCode(byte);
+      return at + 1;
+    }
+    const isGap = this.#state === GAP && byte === SPACE;
+    this.#state = VALUE;
+    if (isGap) return at + 1;
+    let end = at;
+    while (end < bytes.length && bytes[end] !== LF && bytes[end] !== CR) end++;
+    const value = bytes.subarray(at, end);
+    if (this.#name === "data") this.#handler.data(value);
+    else if (this.#name === "event") this.#typeGoesOn(value);
+    return end;
+  }
+
+  #fieldBegins(state: number): void {
+    this.#state = state;
+    if (this.#name === "event") this.#type = "";
+    if (this.#name === "data" && this.#dataLines++ > 0) this.#handler.data(JOINT);
+  }
+
+  #typeGoesOn(value: Uint8Array): void {
+    const left = SHORT_MAX - this.#type.length;
+    this.#type += String.fromCharCode(...value.subarray(0, left));
+  }
+
+  #lineEnds(): void {
+    if (this.#isLineEmpty) {
+      this.#eventEnds();
+      return;
+    }
+    // A line without a colon is a field without a value.
+    if (this.#state === NAME) this.#fieldBegins(VALUE);
+    this.#state = NAME;
+    this.#name = "";
+    this.#isLineEmpty = true;
+  }
+
+  #eventEnds(): void {
+    if (this.#dataLines > 0) this.#handler.end(this.#type === "" || this.#type === MESSAGE);
+    this.#dataLines = 0;
+    this.#type = "";
+  }
+}
