@@ -1,0 +1,256 @@
+// One tenant does its worst, with tokens and upstreams of its own, and its neighbour's calls end as if it were alone: the
+// compiled binary, in a process of its own, watched by its own log and by its memory.
+import { expect, test } from "bun:test";
+import { readFileSync } from "node:fs";
+import { Agent, type IncomingMessage, request } from "node:http";
+import { zstdCompressSync } from "node:zlib";
+import { type Gateway, startGateway } from "../support/gateway.ts";
+import { startUpstream, type Upstream } from "../support/upstream.ts";
+
+const MIB = 1024 * 1024;
+/** Of each call of the neighbour, on a machine that has other tests to run as well. */
+const CALL_MS_MAX = 3_000;
+const ROUNDS = 8;
+const RSS_MIB_MAX = 700;
+
+interface Tenant {
+  readonly headers: Record<string, string>;
+  post(path: string, body: string, more?: Record<string, string>): Promise<Response>;
+  register(agent: object): Promise<string>;
+  /** Without the bound on requests at once that `fetch` has; nothing reads the answer's body. */
+  send(method: string, path: string, body: string, more?: Record<string, string>): Promise<IncomingMessage>;
+}
+
+interface World {
+  readonly gateway: Gateway;
+  readonly hostile: Tenant;
+  tenant(name: string): Promise<Tenant>;
+  /** Answers as the path of its URL says; what hangs there ends with the test. */
+  readonly upstream: Upstream;
+}
+
+async function tenantOf(gateway: Gateway, tenant: string): Promise<Tenant> {
+  const headers = {
+    authorization: `Bearer ${await gateway.token({ tenant, user: "u" })}`,
+    "content-type": "application/json",
+  };
+  const post = (path: string, body: string, more: Record<string, string> = {}) =>
+    fetch(`${gateway.url}${path}`, { method: "POST", headers: { ...headers, ...more }, body });
+  const agent = new Agent({ maxSockets: Number.POSITIVE_INFINITY });
+  return {
+    headers,
+    post,
+    send(method, path, body, more = {}) {
+      const { promise, resolve, reject } = Promise.withResolvers<IncomingMessage>();
+      const options = { method, agent, headers: { ...headers, ...more } };
+      request(`${gateway.url}${path}`, options, resolve).on("error", reject).end(body);
+      return promise;
+    },
+    async register(agent) {
+      const response = await post("/v1/agents", JSON.stringify({ name: crypto.randomUUID(), ...agent }));
+      expect(response.status).toBe(201);
+      return ((await response.json()) as { id: string }).id;
+    },
+  };
+}
+
+const MCP = { protocol: "mcp", mcp_transport: "streamable_http" };
+const LISTED = Array.from({ length: 10_000 }, (_, at) => ({ name: `tool-${at}`, inputSchema: {} }));
+const LIST = JSON.stringify({ jsonrpc: "2.0", id: 1, result: { tools: LISTED } });
+/** A frame of which the window is 8 MiB, with 64 MiB of zeros: what may be sent. */
+const WINDOWED = zstdCompressSync(new Uint8Array(64 * MIB), { params: { 101: 23 } });
+const MESSAGE = JSON.stringify({ jsonrpc: "2.0", id: 1, method: "tools/list" });
+
+/** A stream that begins with `start` and does not end, or goes on with `piece` for as long as it is read. */
+function unending(start: Uint8Array | string, piece: Uint8Array | null, gone: AbortSignal): ReadableStream {
+  const bytes = typeof start === "string" ? new TextEncoder().encode(start) : start;
+  let isBegun = false;
+  return new ReadableStream({
+    async pull(controller) {
+      if (isBegun && piece === null) await new Promise((resolve) => gone.addEventListener("abort", resolve));
+      else controller.enqueue(isBegun ? piece : bytes);
+      isBegun = true;
+    },
+  });
+}
+
+function startHostileUpstream(gone: AbortSignal): Upstream {
+  const never = () =>
+    new Promise<Response>((resolve) => gone.addEventListener("abort", () => resolve(new Response())));
+  return startUpstream(async (request) => {
+    const kind = new URL(request.url).pathname.slice(1);
+    await request.bytes();
+    switch (kind) {
+      case "never":
+        return never();
+      case "event":
+        return new Response(
+          unending(`data: {"jsonrpc":"2.0","id":1,"result":"${"x".repeat(2 * MIB)}`, null, gone),
+          {
+            headers: { "content-type": "text/event-stream" },
+          },
+        );
+      case "half":
+        return new Response(unending("x".repeat(2 * MIB), null, gone));
+      case "windows":
+        return new Response(unending(WINDOWED.subarray(0, WINDOWED.length - 4), null, gone), {
+          headers: { "content-encoding": "zstd" },
+        });
+      case "flood":
+        return new Response(unending("x", new Uint8Array(256 * 1024), gone));
+      case "list":
+        return new Response(LIST, { headers: { "content-type": "application/json" } });
+      default:
+        return new Response("done");
+    }
+  });
+}
+
+interface Attack {
+  readonly name: string;
+  /** Resolves when it is under way. What it began may go on until the gateway ends. */
+  begin(world: World): Promise<void>;
+}
+
+const many = <T>(count: number, make: (at: number) => Promise<T>) =>
+  Promise.all(Array.from({ length: count }, (_, at) => make(at)));
+
+const unheard = (work: Promise<unknown>) => void work.catch(() => {});
+
+/** Calls that are answered by the path of the upstream, over so many agents. */
+function calls(
+  kind: string,
+  agents: number,
+  each: number,
+  options: { agent?: object; streamed?: boolean } = {},
+) {
+  return async ({ hostile, upstream }: World) => {
+    const agent = { upstream_url: `${upstream.url}${kind}`, ...options.agent };
+    const ids = await many(agents, () => hostile.register(agent));
+    for (const id of ids) {
+      const path = options.streamed ? `/v1/proxy/${id}/stream` : `/v1/proxy/${id}`;
+      const answers = many(each, () => hostile.send("POST", path, MESSAGE));
+      if (options.streamed) unheard(answers);
+      else for (const { statusCode } of await answers) expect(statusCode).toBe(202);
+    }
+  };
+}
+
+const EVIL_POLICY = {
+  default: "allow",
+  on_error: "deny",
+  rules: Array.from({ length: 500 }, (_, at) =>
+    at < 250
+      ? { action: "deny", match: { max_body_bytes: at === 249 ? 1e6 : 1e12 } }
+      : { action: "warn", match: { max_body_bytes: 1e6 } },
+  ),
+};
+
+const ATTACKS: readonly Attack[] = [
+  { name: "calls of hundreds of agents that never end", begin: calls("never", 300, 15) },
+  {
+    name: "streams of hundreds of agents that never end",
+    begin: calls("never", 100, 20, { streamed: true }),
+  },
+  { name: "events that never end", begin: calls("event", 20, 4, { agent: MCP }) },
+  { name: "answers that stop half-way", begin: calls("half", 20, 40) },
+  { name: "answers in zstd windows that are held open", begin: calls("windows", 10, 24) },
+  {
+    name: "streamed answers in zstd windows that are held open",
+    begin: calls("windows", 10, 24, { streamed: true }),
+  },
+  { name: "streams that nobody reads", begin: calls("flood", 8, 30, { streamed: true }) },
+  {
+    name: "lists of tools under a long policy",
+    async begin({ hostile, gateway, upstream }) {
+      const put = await fetch(`${gateway.url}/v1/policy`, {
+        method: "PUT",
+        headers: hostile.headers,
+        body: JSON.stringify(EVIL_POLICY),
+      });
+      expect(put.status).toBe(200);
+      const id = await hostile.register({ upstream_url: `${upstream.url}list`, ...MCP });
+      const listing = async () => (await hostile.send("POST", `/v1/proxy/${id}/stream`, MESSAGE)).resume();
+      unheard(many(30, listing));
+    },
+  },
+  {
+    name: "bodies that come slowly, of two tenants",
+    async begin({ gateway, tenant }) {
+      for (const name of ["slow-1", "slow-2"]) {
+        const { headers, register } = await tenant(name);
+        const id = await register({ upstream_url: "http://127.0.0.1:1/" });
+        const agent = new Agent({ maxSockets: Number.POSITIVE_INFINITY });
+        for (let body = 0; body < 40; body++) {
+          const begun = request(`${gateway.url}/v1/proxy/${id}`, { method: "POST", agent, headers });
+          begun.on("error", () => {}).write(new Uint8Array(8 * MIB));
+        }
+      }
+    },
+  },
+  {
+    name: "thousands of polls that wait, and of pages",
+    async begin({ hostile, upstream }) {
+      const id = await hostile.register({ upstream_url: `${upstream.url}never` });
+      const response = await hostile.post(`/v1/proxy/${id}`, "{}");
+      const location = response.headers.get("location") ?? "";
+      const get = async (path: string, more?: Record<string, string>) =>
+        (await hostile.send("GET", path, "", more)).resume();
+      unheard(many(1500, () => get(location, { prefer: "wait=60" })));
+      unheard(many(500, () => get("/v1/invocations?status=running&mode=transactional&limit=100")));
+      unheard(many(500, () => get("/v1/agents?q=a&limit=100")));
+    },
+  },
+];
+
+/** One call of each kind; what each took in milliseconds. */
+async function callsOf(
+  { headers, post }: Tenant,
+  gateway: Gateway,
+  id: string,
+  body: string,
+): Promise<number[]> {
+  const polledFrom = performance.now();
+  const accepted = await post(`/v1/proxy/${id}`, body, { prefer: "wait=30" });
+  expect(accepted.status).toBe(202);
+  const poll = await fetch(`${gateway.url}${accepted.headers.get("location")}`, { headers });
+  expect(await poll.json()).toMatchObject({ status: "succeeded" });
+  const polled = performance.now() - polledFrom;
+  const streamedFrom = performance.now();
+  const streamed = await post(`/v1/proxy/${id}/stream`, body);
+  expect([streamed.status, await streamed.text()]).toEqual([200, "done"]);
+  return [polled, performance.now() - streamedFrom];
+}
+
+function peakMib(pid: number): number {
+  const kib = /VmHWM:\s+(\d+) kB/.exec(readFileSync(`/proc/${pid}/status`, "utf8"))?.[1];
+  return Number(kib) / 1024;
+}
+
+test.each(ATTACKS)(
+  "$name hold up no other tenant, and cost no more memory than there is",
+  async ({ begin }) => {
+    const gone = new AbortController();
+    const upstream = startHostileUpstream(gone.signal);
+    try {
+      await using gateway = await startGateway({ env: { TOLLGATE_UPSTREAM_TIMEOUT_MS: "120000" } });
+      const hostile = await tenantOf(gateway, "hostile");
+      const neighbour = await tenantOf(gateway, "neighbour");
+      const id = await neighbour.register({ upstream_url: `${upstream.url}done` });
+      await begin({ gateway, hostile, upstream, tenant: (name) => tenantOf(gateway, name) });
+      for (let round = 0; round < ROUNDS; round++) {
+        const body = round % 2 === 0 ? "{}" : `"${"x".repeat(MIB)}"`;
+        const [polled = 0, streamed = 0] = await callsOf(neighbour, gateway, id, body);
+        expect(polled).toBeLessThan(CALL_MS_MAX);
+        expect(streamed).toBeLessThan(CALL_MS_MAX);
+      }
+      expect(peakMib(gateway.pid)).toBeLessThan(RSS_MIB_MAX);
+      gone.abort();
+      await gateway.kill9();
+    } finally {
+      gone.abort();
+      await upstream.stop();
+    }
+  },
+  90_000,
+);
