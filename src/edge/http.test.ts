@@ -1,4 +1,4 @@
-import { afterAll, beforeAll, expect, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { connect } from "node:net";
 import { Type } from "@sinclair/typebox";
 import { Fault } from "../core/fault.ts";
@@ -148,17 +148,35 @@ test("HEAD answers like GET, without the body", async () => {
   expect(lines.at(-1)).toMatchObject({ method: "HEAD", path: "/open", status: 200 });
 });
 
-test("a short host name does not move the path", async () => {
-  const raw = (text: string) =>
-    new Promise<string>((resolve, reject) => {
-      let answer = "";
-      const socket = connect(server.port ?? 0, "127.0.0.1", () => socket.write(text));
-      socket.on("data", (data) => {
-        answer += data;
-      });
-      socket.on("close", () => resolve(answer));
-      socket.on("error", reject);
+const raw = (text: string) =>
+  new Promise<string>((resolve, reject) => {
+    let answer = "";
+    const socket = connect(server.port ?? 0, "127.0.0.1", () => socket.write(text));
+    socket.on("data", (data) => {
+      answer += data;
     });
+    socket.on("close", () => resolve(answer));
+    socket.on("error", reject);
+  });
+
+describe.each(["", "a", ":1", "localhost"])("a path that a URL would write anew, to the host %p,", (host) => {
+  const paths = [
+    "/x/../v1/things",
+    "/x/..\\v1/things",
+    "/.%2e/v1/things",
+    "/v1\\things",
+    "/%2e%2e\\v1/things",
+  ];
+
+  test.each(paths)("is judged as it is routed: %s", async (path) => {
+    for (const method of ["GET", "HEAD", "POST"]) {
+      const head = `${method} ${path} HTTP/1.1\r\nHost: ${host}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n`;
+      expect(await raw(head)).toStartWith("HTTP/1.1 401");
+    }
+  });
+});
+
+test("a short host name does not move the path", async () => {
   const request = (path: string, extra = "") =>
     `POST ${path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n${extra}`;
   expect(await raw(request("/v1/things", "Content-Length: 0\r\n\r\n"))).toStartWith("HTTP/1.1 401");

@@ -1,6 +1,7 @@
 // TOLLGATE_MANAGE_SCOPE: whatever writes takes the scope, calling and reading do not. Which routes there are is read
 // from the document, so that a new one that writes is held to it too.
 import { describe, expect, test } from "bun:test";
+import { connect } from "node:net";
 import { contract, expectError, expectNoBody, type Json, PRICING, type Tenant } from "./contract.ts";
 
 const SCOPE = "tollgate:manage";
@@ -43,6 +44,28 @@ contract(
       const { status } = await ask(tenant, name, scope);
       expect([name, status === 400 || status === 404]).toEqual([name, true]);
     };
+
+    test.each(["", ":1", "localhost"])(
+      "no spelling of a path is a way around it, to the host %p",
+      async (host) => {
+        const token = await at.tenant().token();
+        const { port } = new URL(at.gateway.url);
+        const body = '{"name":"x"}';
+        for (const path of [
+          "/v1/proxy/..\\agents",
+          "/v1/proxy/x\\..\\..\\agents",
+          "/v1/proxy/%2e%2e\\credentials",
+        ]) {
+          const { promise, resolve, reject } = Promise.withResolvers<string>();
+          const head = `POST ${path} HTTP/1.1\r\nHost: ${host}\r\nConnection: close\r\nAuthorization: Bearer ${token}\r\n`;
+          const fields = `Content-Type: application/json\r\nContent-Length: ${body.length}\r\n\r\n${body}`;
+          const socket = connect(Number(port), "127.0.0.1", () => socket.write(head + fields));
+          socket.once("data", (data) => resolve(String(data))).on("error", reject);
+          expect(await promise).toStartWith("HTTP/1.1 403");
+          socket.destroy();
+        }
+      },
+    );
 
     test("every operation that writes is refused without the scope, before anything else is looked at", async () => {
       const tenant = at.tenant();
