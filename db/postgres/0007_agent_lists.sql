@@ -43,17 +43,14 @@ insert into agent_lists (tenant, list, id)
       values ('active', 'active'), ('active', 'live'), ('pending', 'pending'), ('pending', 'live'),
         ('inactive', 'inactive')
     ),
-    protocols (protocol, listed) as (values ('http', 'http'), ('http', 'any'), ('mcp', 'mcp'), ('mcp', 'any')),
-    tags (tenant, id, tag) as (
-      select tenant, id, '' from agent_search
-      union
-      select s.tenant, s.id, '/' || t.value from agent_search as s, jsonb_array_elements_text(s.tags::jsonb) as t (value)
-    )
+    protocols (protocol, listed) as (values ('http', 'http'), ('http', 'any'), ('mcp', 'mcp'), ('mcp', 'any'))
   select a.tenant, s.listed || '/' || p.listed || t.tag, a.id
   from agent_search as a
     join statuses as s on s.status = a.status
     join protocols as p on p.protocol = a.protocol
-    join tags as t on t.tenant = a.tenant and t.id = a.id;
+    cross join lateral (
+      select '' union select '/' || value from jsonb_array_elements_text(a.tags::jsonb) as tags (value)
+    ) as t (tag);
 
 insert into catalog_totals (tenant, list, count) select tenant, list, count(*) from agent_lists group by tenant, list;
 insert into catalog_totals (tenant, list, count) select tenant, 'credentials', count(*) from credentials group by tenant;

@@ -228,3 +228,56 @@ test("bodies weigh on their own tenant only", () => {
   lanes.offer("light", light, light);
   expect(started.at(-1)).toBe("light");
 });
+
+test("a large body of a tenant that holds none runs beside what others hold, and only one of it", async () => {
+  const ends = new Map<string, () => void>();
+  const lanes = new Lanes<Waiting>({
+    places: 64,
+    agentPlaces: 8,
+    bodyBytes: 900,
+    read: async () => [],
+    run: (_agent, { id }) => new Promise<void>((resolve) => ends.set(id, resolve)),
+  });
+  const offer = (tenant: string, id: string, body_bytes: number) => {
+    const item = { tenant, id, body_bytes };
+    lanes.offer(`${tenant}-${id}`, item, item);
+  };
+  for (const [at, bytes] of [300, 300, 180].entries()) offer("stuck", `stuck-${at}`, bytes);
+  expect(ends.size).toBe(3);
+  offer("good", "good-1", 300);
+  offer("good", "good-2", 300);
+  expect([...ends.keys()].slice(3)).toEqual(["good-1"]);
+  ends.get("good-1")?.();
+  await settle();
+  expect([...ends.keys()].slice(4)).toEqual(["good-2"]);
+  // What ran beside is given back beside: the share is whole again when all have ended.
+  for (const end of ends.values()) end();
+  await settle();
+  offer("stuck", "again", 900);
+  expect(ends.has("again")).toBe(true);
+});
+
+test("thousands of lanes that wait for room are all served in the end, also when no call ends any more", async () => {
+  const started = new Set<string>();
+  let free = () => {};
+  const lanes = new Lanes<Waiting>({
+    places: 4096,
+    agentPlaces: 8,
+    bodyBytes: 1000,
+    read: async () => [],
+    run: (_agent, { id }) => {
+      started.add(id);
+      return id === "first" ? new Promise<void>((resolve) => (free = resolve)) : Promise.resolve();
+    },
+  });
+  const offer = (id: string, body_bytes: number) => {
+    const item = { tenant: "t", id, body_bytes };
+    lanes.offer(`agent-${id}`, item, item);
+  };
+  offer("first", 1000);
+  for (let at = 0; at < 3000; at++) offer(String(at), at % 2 === 0 ? 800 : 1);
+  expect(started.size).toBe(1);
+  free();
+  for (let turns = 0; started.size < 3001 && turns < 20_000; turns++) await settle();
+  expect(started.size).toBe(3001);
+});

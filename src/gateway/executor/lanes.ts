@@ -12,6 +12,12 @@ export interface Waiting {
 const LANE_LENGTH_MAX = 256;
 const WAITING_MAX = 20_000;
 const READ_AGAIN_MS = 1000;
+/** Lanes of a tenant that are tried in vain before it is another's turn: there may be thousands of them. */
+const TRIES_MAX = 16;
+/** When those are tried that were not, should no call end before. */
+const TRY_AGAIN_MS = 250;
+/** Bodies that run beside the share of others, one of a tenant: what the others hold would else keep a large one out. */
+const BESIDE_MAX = 8;
 
 export interface LanesOptions<W extends Waiting> {
   /** Calls that run at once. */
@@ -53,11 +59,15 @@ export class Lanes<W extends Waiting> {
   readonly #lanes = new Map<string, Lane<W>>();
   readonly #places: FairShare;
   readonly #bodies: FairShare;
+  readonly #beside = createFairShare({ size: BESIDE_MAX });
+  /** The calls whose bodies run beside the share. */
+  readonly #besides = new Set<string>();
   /** Lanes whose next call waits for what other agents hold, by tenant and in their turn. */
   readonly #short = new Map<string, Set<Lane<W>>>();
   #waiting = 0;
   #running = 0;
   #paused = false;
+  #tryAgain: ReturnType<typeof setTimeout> | undefined;
   readonly #idle = Promise.withResolvers<void>();
 
   constructor(options: LanesOptions<W>) {
@@ -96,6 +106,7 @@ export class Lanes<W extends Waiting> {
   /** Starts nothing more; resolves when what runs has ended. */
   pause(): Promise<void> {
     this.#paused = true;
+    clearTimeout(this.#tryAgain);
     if (this.#running === 0) this.#idle.resolve();
     return this.#idle.promise;
   }
@@ -118,7 +129,7 @@ export class Lanes<W extends Waiting> {
       this.#running--;
       lane.started.delete(item.id);
       this.#places.giveBack(item.tenant, lane.agentId);
-      this.#bodies.giveBack(item.tenant, null, item.body_bytes);
+      this.#giveBackBody(item);
       this.#serveShort();
       this.#serve(lane);
       if (this.#paused && this.#running === 0) this.#idle.resolve();
@@ -126,12 +137,26 @@ export class Lanes<W extends Waiting> {
   }
 
   /** Takes a place and what its body weighs, or says who is short. */
-  #take(agentId: string, { tenant, body_bytes }: W): Shortage | null {
-    const short = this.#places.take(tenant, agentId);
+  #take(agentId: string, item: W): Shortage | null {
+    const short = this.#places.take(item.tenant, agentId);
     if (short !== null) return short;
-    const heavy = this.#bodies.take(tenant, null, body_bytes);
-    if (heavy !== null) this.#places.giveBack(tenant, agentId);
+    const heavy = this.#takeBody(item);
+    if (heavy !== null) this.#places.giveBack(item.tenant, agentId);
     return heavy;
+  }
+
+  #takeBody({ tenant, id, body_bytes }: W): Shortage | null {
+    const heavy = this.#bodies.take(tenant, null, body_bytes);
+    if (heavy === null) return null;
+    if (this.#bodies.heldBy(tenant) > 0 || this.#beside.heldBy(tenant) > 0) return heavy;
+    const short = this.#beside.take(tenant);
+    if (short === null) this.#besides.add(id);
+    return short;
+  }
+
+  #giveBackBody({ tenant, id, body_bytes }: W): void {
+    if (this.#besides.delete(id)) this.#beside.giveBack(tenant);
+    else this.#bodies.giveBack(tenant, null, body_bytes);
   }
 
   /** Starts what the lane may start, and reads more when that is all it has. */
@@ -158,12 +183,26 @@ export class Lanes<W extends Waiting> {
 
   #serveShort(): void {
     for (const tenant of leastFirst(this.#short.keys(), (name) => this.#places.heldBy(name))) {
-      for (const lane of [...this.#shortOf(tenant)]) {
-        if (this.#places.roomOf(tenant) <= 0) break;
-        this.#shortOf(tenant).delete(lane);
-        this.#serve(lane);
-      }
+      this.#serveShortOf(tenant);
       if (this.#shortOf(tenant).size === 0) this.#short.delete(tenant);
+    }
+    if (this.#short.size === 0) return;
+    this.#tryAgain ??= setTimeout(() => {
+      this.#tryAgain = undefined;
+      this.#serveShort();
+    }, TRY_AGAIN_MS);
+  }
+
+  /** Those that are tried in vain stand last from then on. */
+  #serveShortOf(tenant: string): void {
+    const lanes = this.#shortOf(tenant);
+    let tries = TRIES_MAX;
+    for (const lane of lanes) {
+      if (this.#places.roomOf(tenant) <= 0 || tries === 0) return;
+      const before = this.#running;
+      lanes.delete(lane);
+      this.#serve(lane);
+      tries = this.#running > before ? TRIES_MAX : tries - 1;
     }
   }
 
