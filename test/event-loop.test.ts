@@ -87,7 +87,7 @@ test("no body of a caller holds the event loop", async () => {
       await streamed.bytes();
     }
 
-    const large = await register({ name: "large", upstream_url: `${upstream.url}/large` });
+    const large = await register({ name: "large", upstream_url: `${upstream.url}large` });
     const called = await post(`/v1/proxy/${large}`, "{}", { prefer: "wait=30" });
     const poll = async () => {
       const response = await fetch(`${gateway.url}${called.headers.get("location")}`, { headers });
