@@ -5,6 +5,7 @@ import { type HostRules, hostRules } from "../core/host.ts";
 import { newId } from "../core/id.ts";
 import { WAIT_SECONDS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
+import { createUnderWay, type UnderWay } from "../core/under-way.ts";
 import { COMMIT, VERSION } from "../core/version.ts";
 import { pseudonymOf } from "../core/via.ts";
 import { createDecoderShare, type DecoderShare } from "../edge/decoder-share.ts";
@@ -111,7 +112,8 @@ export async function startGateway(
   // The issuer and the vault are the operator's own, wherever they are.
   const trusted = createOutbound({ rules: null, extraCa: options.extraCa });
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
-  const parts = { options, store, keyring, rules, trusted, decoders: createDecoderShare(), log };
+  const admitting = createUnderWay();
+  const parts = { options, store, keyring, rules, trusted, decoders: createDecoderShare(), admitting, log };
   const { dispatcher, settler, streaming, endings, policy, receipts, refusals, comparing, app } =
     await composeGateway(parts);
   const identity = createIdentity({
@@ -145,7 +147,14 @@ export async function startGateway(
       stopCleaning();
       stopComparing();
       const { drainMs } = options;
-      await Promise.all([dispatcher.drain(drainMs), streaming.drain(drainMs), settler.stop(drainMs)]);
+      // What is accepted meanwhile stays pending, and its caller is told so.
+      const admitted = Promise.race([admitting.idle(), Bun.sleep(drainMs)]);
+      await Promise.all([
+        dispatcher.drain(drainMs),
+        streaming.drain(drainMs),
+        settler.stop(drainMs),
+        admitted,
+      ]);
       refusals.stop();
       await dispatcher.leave();
       // Whoever waits for a call that stays pending would else never learn its ID.
@@ -168,6 +177,7 @@ interface Parts {
   readonly trusted: Outbound;
   readonly decoders: DecoderShare;
   readonly log: Log;
+  readonly admitting: UnderWay;
 }
 
 async function composeGateway(parts: Parts) {
@@ -223,6 +233,7 @@ async function composeGateway(parts: Parts) {
       invocationRoutes({
         ...checks,
         endings,
+        admitting: parts.admitting,
         offer: (accepted) => dispatcher.offer(accepted),
         stop,
       }),

@@ -3,6 +3,7 @@
 
 import { describe, expect, test } from "bun:test";
 import { lookup } from "node:dns/promises";
+import { connect } from "node:net";
 import { hostname } from "node:os";
 import {
   contract,
@@ -179,6 +180,33 @@ contract(
         expect(await tenant.ended(agent.id, pending)).toMatchObject({ status: "succeeded" });
         expect(await tenant.poll(agent.id, running)).toMatchObject({ status: "succeeded" });
         expect(slow.seen.map(({ body }) => new TextDecoder().decode(body))).toEqual(["running", "pending"]);
+      });
+
+      test("a call that is still coming in is accepted, and its caller is told so", async () => {
+        const tenant = at.tenant();
+        const agent = await tenant.agent({ upstream_url: at.upstream(() => new Response("ok")).url });
+        const token = await tenant.token();
+        const { port } = new URL(at.gateway.url);
+        const { promise: answer, resolve, reject } = Promise.withResolvers<string>();
+        const head = `POST /v1/proxy/${agent.id} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer ${token}\r\n`;
+        const socket = connect(Number(port), "127.0.0.1");
+        socket.once("data", (data) => resolve(String(data)));
+        socket.once("error", reject).once("close", () => reject(new Error("closed without an answer")));
+        const sent = `${head}Content-Length: 200000\r\n\r\n${"x".repeat(100_000)}`;
+        await new Promise((resolve) => socket.write(sent, resolve));
+        await tenant.send("GET", `/v1/agents/${agent.id}`);
+        const before = drains();
+        const stopped = at.gateway.stop();
+        await draining(before);
+        // Longer than what is left of a stop when nothing is under way.
+        await Bun.sleep(3_000);
+        socket.write("x".repeat(100_000));
+        const text = await answer;
+        expect(text).toStartWith("HTTP/1.1 202");
+        await stopped;
+        await at.gateway.restart();
+        const id = /x-service-invocation-id: (\S+)/i.exec(text)?.[1] ?? "";
+        expect(await tenant.ended(agent.id, id)).toMatchObject({ status: "succeeded" });
       });
 
       test("who waits for a call that stays pending gets its ID and its state", async () => {

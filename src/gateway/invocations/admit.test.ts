@@ -5,6 +5,7 @@ import { join } from "node:path";
 import { eq } from "drizzle-orm";
 import { Fault } from "../../core/fault.ts";
 import { silentLog } from "../../core/log.ts";
+import { createUnderWay } from "../../core/under-way.ts";
 import { createEdge, routes } from "../../edge/http.ts";
 import { openStore } from "../../storage/open.ts";
 import { CommitUnknown, type Store } from "../../storage/store.ts";
@@ -70,6 +71,7 @@ async function call(store: Store, endings: Endings, headers: Record<string, stri
       replica: "rep_1",
       refusals: createRefusals({ store, clock, log: silentLog }),
       endings,
+      admitting: createUnderWay(),
       payments,
       policy: noPolicy,
       findAgent: async () => AGENT,

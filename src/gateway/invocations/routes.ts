@@ -5,6 +5,7 @@ import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import { PAGE_LIMIT_DEFAULT, PROXY_BODY_BYTES_MAX } from "../../core/limits.ts";
 import { INVOCATION_STATUSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
+import type { UnderWay } from "../../core/under-way.ts";
 import { json, routes, scopeOf } from "../../edge/http.ts";
 import { PAGE_QUERY, queryOf } from "../../edge/input.ts";
 import { readBytes } from "../../edge/intake.ts";
@@ -25,6 +26,8 @@ export interface InvocationRoutesOptions extends AdmitOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly endings: Endings;
+  /** Told of each call that is being admitted. */
+  readonly admitting: Pick<UnderWay, "during">;
   /** Stops the upstream call of an invocation that has been ended otherwise. */
   stop(id: string): void;
 }
@@ -296,7 +299,7 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
         const scope = scopeOf(request);
         const { caller, requestId } = scope;
         const admitted = Promise.withResolvers<void>();
-        const { id, headers } = await admit(options, {
+        const admission = admit(options, {
           caller,
           agentId: params.id,
           headers: request.headers,
@@ -305,6 +308,7 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
           stored: admitted.resolve,
           note: scope.note,
         }).finally(admitted.resolve);
+        const { id, headers } = await options.admitting.during(admission);
         const seconds = waitSeconds(request.headers);
         if (seconds > 0) {
           const look = () => findInvocation(store.read, caller.tenant, id);
