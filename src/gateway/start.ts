@@ -37,8 +37,9 @@ import { createEndings } from "./invocations/endings.ts";
 import { endedAmong, findInvocation } from "./invocations/history.ts";
 import { createRefusals, removeOldNotes } from "./invocations/refused.ts";
 import { invocationRoutes } from "./invocations/routes.ts";
-import { paidCallNamesCredential, settlementNamesCredential, settlementShutOut } from "./payment/config.ts";
+import { settlementNamesCredential, settlementShutOut } from "./payment/config.ts";
 import { createFacilitatorClient } from "./payment/facilitator-client.ts";
+import { paidCallNamesCredential, paidCallShutOut } from "./payment/paid-calls.ts";
 import { settlementRoutes } from "./payment/routes.ts";
 import { createPayments } from "./payment/service.ts";
 import { createSettler, type SettlerOptions } from "./payment/settler.ts";
@@ -260,7 +261,7 @@ async function composeGateway(parts: Parts) {
 function managementRoutes({ options, store, keyring, rules }: Parts, agents: RememberedAgents) {
   const { clock } = store;
   const { agents: agentsMax, credentials: credentialsMax } = options.quotas;
-  const usedAt = [agentShutOut, settlementShutOut];
+  const usedAt = [agentShutOut, settlementShutOut, paidCallShutOut];
   const namedBy = [agentNamesCredential, settlementNamesCredential, paidCallNamesCredential];
   return routes()
     .use(agentRoutes({ store, clock, rules, agentsMax, changed: agents.forget }))

@@ -5,7 +5,11 @@ import { Database } from "bun:sqlite";
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { join } from "node:path";
 import { SQL } from "bun";
-import { type FacilitatorStandIn, startFacilitatorStandIn } from "../support/facilitator-stand-in.ts";
+import {
+  collected,
+  type FacilitatorStandIn,
+  startFacilitatorStandIn,
+} from "../support/facilitator-stand-in.ts";
 import {
   type Contract,
   CREDENTIAL,
@@ -264,6 +268,44 @@ contract(
           `Bearer ${SECRET}`,
         ]);
       });
+
+      test.each(["", "/stream"])(
+        "a list that shuts out a paid call that waits is refused: %p",
+        async (path) => {
+          const tenant = at.tenant();
+          await settleBy(tenant, facilitator.url);
+          const route = at.upstream(() => new Response("made"));
+          const { id: credential_ref } = await tenant.credential({ plaintext: SECRET });
+          const { id } = await tenant.agent({ upstream_url: route.url, credential_ref, pricing: PRICING });
+          const { headers, authorization } = await pay();
+          const { promise: collectedNow, resolve: collect } = Promise.withResolvers<void>();
+          facilitator.answer(authorization.nonce, async (call) => {
+            await collectedNow;
+            return collected(call);
+          });
+          const answer = tenant.send("POST", `/v1/proxy/${id}${path}`, { json: {}, headers });
+          await facilitator.arrival(authorization.nonce);
+          await tenant.patch(id, { upstream_url: "https://moved.example.com/" });
+          expectError(
+            await put(tenant, credential_ref, { allowed_hosts: ["moved.example.com"] }),
+            409,
+            "paid call",
+          );
+          expect(
+            (await put(tenant, credential_ref, { allowed_hosts: ["moved.example.com", "127.0.0.1"] })).status,
+          ).toBe(200);
+          collect();
+          expect((await answer).status).toBe(path === "" ? 202 : 200);
+          await eventually(
+            async () => (await tenant.send("GET", "/v1/invocations")).body.data[0],
+            ({ status }) => status === "succeeded",
+          );
+          expect(route.seen.length).toBe(1);
+          expect((await put(tenant, credential_ref, { allowed_hosts: ["moved.example.com"] })).status).toBe(
+            200,
+          );
+        },
+      );
 
       test("a paid call is refused before its payment when it could not have its secret", async () => {
         const tenant = at.tenant();

@@ -1,4 +1,4 @@
-import { afterEach, beforeEach, expect, test } from "bun:test";
+import { afterEach, beforeEach, describe, expect, test } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -14,7 +14,7 @@ import type { Payments } from "../payment/service.ts";
 import { createEndings, type Endings } from "./endings.ts";
 import { readHistory } from "./history.ts";
 import { createRefusals } from "./refused.ts";
-import { invocationRoutes } from "./routes.ts";
+import { type InvocationRoutesOptions, invocationRoutes } from "./routes.ts";
 import { type Accepted, claim } from "./service.ts";
 
 const clock = { now: () => 1_790_000_000_000 };
@@ -60,7 +60,12 @@ const payments: Payments = {
 
 const noPolicy = { judge: async () => null };
 
-async function call(store: Store, endings: Endings, headers: Record<string, string> = {}) {
+async function call(
+  store: Store,
+  endings: Endings,
+  headers: Record<string, string> = {},
+  changed: Partial<Pick<InvocationRoutesOptions, "findAgent" | "policy">> = {},
+) {
   const offered: Accepted[] = [];
   const app = routes().use(
     invocationRoutes({
@@ -79,6 +84,7 @@ async function call(store: Store, endings: Endings, headers: Record<string, stri
       pseudonym: "tollgate-1",
       offer: (accepted) => void offered.push(accepted),
       stop() {},
+      ...changed,
     }),
   );
   const caller = { tenant: "acme", user: "alice", scopes: new Set<string>() };
@@ -207,4 +213,40 @@ test("a wait that fails takes nothing back of the accept", async () => {
   const { response } = await call(real, endings, { prefer: "wait=5" });
   expect(response.status).toBe(202);
   expect(response.headers.get("x-service-invocation-id")).toStartWith("inv_");
+});
+
+describe("an agent that changes while its call is judged", () => {
+  const judgedWith = async (next: () => typeof AGENT) => {
+    let agent = AGENT;
+    let judged = 0;
+    const policy = {
+      async judge() {
+        judged++;
+        agent = next();
+        return null;
+      },
+    };
+    const findAgent = async () => agent;
+    const { response, offered } = await call(
+      real,
+      createEndings(async () => []),
+      {},
+      { findAgent, policy },
+    );
+    return { status: response.status, offered: offered.length, judged };
+  };
+
+  test("is called as it is now, or not at all", async () => {
+    const suspended = { ...AGENT, suspended: true };
+    expect(await judgedWith(() => suspended)).toMatchObject({ status: 422, offered: 0 });
+    const moved = { ...AGENT, upstream_url: "https://moved.example.com/" };
+    expect(await judgedWith(() => moved)).toEqual({ status: 202, offered: 1, judged: 2 });
+    expect(await judgedWith(() => ({ ...AGENT }))).toEqual({ status: 202, offered: 1, judged: 1 });
+  });
+
+  test("all the time puts its callers off", async () => {
+    let changes = 0;
+    const another = () => ({ ...AGENT, upstream_url: `https://example.com/${++changes}` });
+    expect(await judgedWith(another)).toMatchObject({ status: 503, offered: 0 });
+  });
 });

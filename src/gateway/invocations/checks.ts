@@ -110,10 +110,36 @@ export async function checkCall<F extends Form>(
   if (id !== null) return calledBefore(asked, id);
   // It was let in for the sake of another call than this one.
   if (refusal !== null) throw refusal;
-  const url = invocableUrl(agent);
-  const warning = await judge(options, call, asked);
-  return { ...asked, url, warning, standing: await standingOf(options, call, asked, path.suffix) };
+  return judgedByLatest(options, call, path, asked);
 }
+
+/**
+ * The call as it stands with its agent: a large body is judged in turns with others, and so is a signature, and the
+ * agent may be another one meanwhile.
+ *
+ * @throws Fault `unavailable` when it changes all the time
+ */
+async function judgedByLatest<F extends Form>(
+  options: CheckOptions,
+  call: ProxyCall,
+  path: Path<F>,
+  first: Omit<Checked<F>, "url" | "warning" | "standing">,
+): Promise<Checked<F>> {
+  let asked = first;
+  for (let tries = 0; tries < AGENT_CHANGES_MAX; tries++) {
+    const url = invocableUrl(asked.agent);
+    const warning = await judge(options, call, asked);
+    const standing = await standingOf(options, call, asked, path.suffix);
+    const agent = await knownAgent(options, call);
+    const isLatest = agent === asked.agent || Bun.deepEquals(agent, asked.agent);
+    if (isLatest || standing.kind === "earlier") return { ...asked, url, warning, standing };
+    asked = { ...asked, agent, form: await path.formOf(agent, asked.body, call) };
+  }
+  throw new Fault("unavailable", "the agent is being changed", { retryAfterSeconds: 1 });
+}
+
+/** Changes of an agent while one call is judged. */
+const AGENT_CHANGES_MAX = 5;
 
 function calledBefore<F extends Form>(
   asked: Omit<Checked<F>, "url" | "warning" | "standing">,

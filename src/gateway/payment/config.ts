@@ -61,17 +61,6 @@ export async function settlementShutOut(
   return open.some(({ url }) => url !== null && !isAllowed(url)) ? "a payment that is being settled" : null;
 }
 
-/** Whether a paid call that has not ended needs the credential: it was paid for in the trust that it can be made. */
-export async function paidCallNamesCredential(reader: Reader, tenant: string, id: string): Promise<boolean> {
-  const { payments: t } = reader.tables;
-  const calls = await reader.db
-    .select({ nonce: t.nonce })
-    .from(t)
-    .where(and(eq(t.tenant, tenant), eq(t.call_credential_ref, id)))
-    .limit(1);
-  return calls.length > 0;
-}
-
 export interface SettlementConfigDeps {
   readonly store: Store;
   readonly clock: Clock;

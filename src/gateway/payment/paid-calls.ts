@@ -1,0 +1,54 @@
+// Paid calls that are still to be made, as far as they need a credential: they were paid for in the trust that they can
+// be made, so neither is it deleted nor kept from their hosts before.
+import { and, eq, gt, isNotNull } from "drizzle-orm";
+import type { Call } from "../../core/call.ts";
+import { inTurn } from "../../core/in-turn.ts";
+import type { Reader } from "../../storage/store.ts";
+
+/** Calls of one step, each with up to some kilobytes of headers. */
+const STEP = 32;
+
+export async function paidCallNamesCredential(reader: Reader, tenant: string, id: string): Promise<boolean> {
+  const { payments: t } = reader.tables;
+  const calls = await reader.db
+    .select({ nonce: t.nonce })
+    .from(t)
+    .where(and(eq(t.tenant, tenant), eq(t.call_credential_ref, id)))
+    .limit(1);
+  return calls.length > 0;
+}
+
+/** What of them goes to a URL that is not allowed, for its tenant; null when nothing does. */
+export async function paidCallShutOut(
+  reader: Reader,
+  tenant: string,
+  credentialId: string,
+  isAllowed: (url: string) => boolean,
+): Promise<string | null> {
+  for (let after = ""; ; ) {
+    const page = await inTurn(tenant, () => nextCalls(reader, tenant, credentialId, after));
+    const found = page.find(({ call }) => call !== null && !isAllowed((JSON.parse(call) as Call).url));
+    if (found !== undefined) return `a paid call that is still to be made (${found.id})`;
+    const last = page.at(-1);
+    if (last === undefined || page.length < STEP) return null;
+    after = last.id;
+  }
+}
+
+function nextCalls({ db, tables }: Reader, tenant: string, credentialId: string, after: string) {
+  const { payments: t, invocationBodies: bodies } = tables;
+  return db
+    .select({ id: t.invocation_id, call: bodies.call })
+    .from(t)
+    .innerJoin(bodies, and(eq(bodies.tenant, t.tenant), eq(bodies.invocation_id, t.invocation_id)))
+    .where(
+      and(
+        eq(t.tenant, tenant),
+        eq(t.call_credential_ref, credentialId),
+        isNotNull(bodies.call),
+        gt(t.invocation_id, after),
+      ),
+    )
+    .orderBy(t.invocation_id)
+    .limit(STEP);
+}
