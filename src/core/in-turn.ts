@@ -18,3 +18,24 @@ export async function inTurn<T>(tenant: string, step: () => Promise<T>): Promise
     steps.giveBack(tenant, null, 1);
   }
 }
+
+/**
+ * The first row that is wanted, or null: rows are read in the order of their IDs, a page in each step.
+ *
+ * @param pageAfter at most `limit` rows with IDs above this one
+ */
+export async function findInTurns<R extends { readonly id: string }>(
+  tenant: string,
+  limit: number,
+  pageAfter: (id: string, limit: number) => Promise<readonly R[]>,
+  isWanted: (row: R) => boolean,
+): Promise<R | null> {
+  for (let after = ""; ; ) {
+    const page = await inTurn(tenant, () => pageAfter(after, limit));
+    const found = page.find(isWanted);
+    if (found !== undefined) return found;
+    const last = page.at(-1);
+    if (last === undefined || page.length < limit) return null;
+    after = last.id;
+  }
+}

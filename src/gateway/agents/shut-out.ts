@@ -1,7 +1,7 @@
 // Which agent a list of allowed hosts would keep from its credential. A credential may have thousands of agents, so
 // they are looked at in steps, in turn with other tenants, and other requests go on in between.
 import { and, eq, gt, isNotNull, isNull } from "drizzle-orm";
-import { inTurn } from "../../core/in-turn.ts";
+import { findInTurns } from "../../core/in-turn.ts";
 import type { Reader } from "../../storage/store.ts";
 
 /** About 4 ms of SQLite when the agents are as large as they can be. */
@@ -14,17 +14,22 @@ export async function agentShutOut(
   credentialId: string,
   isAllowed: (url: string) => boolean,
 ): Promise<string | null> {
-  for (let after = ""; ; ) {
-    const page = await inTurn(tenant, () => nextAgents(reader, tenant, credentialId, after));
-    const found = page.find(({ url }) => url !== null && !isAllowed(url));
-    if (found !== undefined) return `the agent ${JSON.stringify(found.name)} (${found.id})`;
-    const last = page.at(-1);
-    if (last === undefined || page.length < STEP) return null;
-    after = last.id;
-  }
+  const found = await findInTurns(
+    tenant,
+    STEP,
+    (after, limit) => nextAgents(reader, tenant, credentialId, after, limit),
+    ({ url }) => url !== null && !isAllowed(url),
+  );
+  return found === null ? null : `the agent ${JSON.stringify(found.name)} (${found.id})`;
 }
 
-function nextAgents({ db, tables: { agents } }: Reader, tenant: string, credentialId: string, after: string) {
+function nextAgents(
+  { db, tables: { agents } }: Reader,
+  tenant: string,
+  credentialId: string,
+  after: string,
+  limit: number,
+) {
   return db
     .select({ id: agents.id, name: agents.name, url: agents.upstream_url })
     .from(agents)
@@ -38,5 +43,5 @@ function nextAgents({ db, tables: { agents } }: Reader, tenant: string, credenti
       ),
     )
     .orderBy(agents.id)
-    .limit(STEP);
+    .limit(limit);
 }

@@ -2,7 +2,7 @@
 // be made, so neither is it deleted nor kept from their hosts before.
 import { and, eq, gt, isNotNull } from "drizzle-orm";
 import type { Call } from "../../core/call.ts";
-import { inTurn } from "../../core/in-turn.ts";
+import { findInTurns } from "../../core/in-turn.ts";
 import type { Reader } from "../../storage/store.ts";
 
 /** Calls of one step, each with up to some kilobytes of headers. */
@@ -25,17 +25,22 @@ export async function paidCallShutOut(
   credentialId: string,
   isAllowed: (url: string) => boolean,
 ): Promise<string | null> {
-  for (let after = ""; ; ) {
-    const page = await inTurn(tenant, () => nextCalls(reader, tenant, credentialId, after));
-    const found = page.find(({ call }) => call !== null && !isAllowed((JSON.parse(call) as Call).url));
-    if (found !== undefined) return `a paid call that is still to be made (${found.id})`;
-    const last = page.at(-1);
-    if (last === undefined || page.length < STEP) return null;
-    after = last.id;
-  }
+  const found = await findInTurns(
+    tenant,
+    STEP,
+    (after, limit) => nextCalls(reader, tenant, credentialId, after, limit),
+    ({ call }) => call !== null && !isAllowed((JSON.parse(call) as Call).url),
+  );
+  return found === null ? null : `a paid call that is still to be made (${found.id})`;
 }
 
-function nextCalls({ db, tables }: Reader, tenant: string, credentialId: string, after: string) {
+function nextCalls(
+  { db, tables }: Reader,
+  tenant: string,
+  credentialId: string,
+  after: string,
+  limit: number,
+) {
   const { payments: t, invocationBodies: bodies } = tables;
   return db
     .select({ id: t.invocation_id, call: bodies.call })
@@ -50,5 +55,5 @@ function nextCalls({ db, tables }: Reader, tenant: string, credentialId: string,
       ),
     )
     .orderBy(t.invocation_id)
-    .limit(STEP);
+    .limit(limit);
 }
