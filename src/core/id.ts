@@ -9,6 +9,8 @@ const COUNTER_LOW_BITS = 14;
 const COUNTER_START_BITS = 25;
 
 let countedAt = -1;
+/** The part of an ID that says so. */
+let countedAtText = "";
 let counter = 0;
 
 /**
@@ -16,14 +18,26 @@ let counter = 0;
  * own do not: 256 of two million fell (Bun 1.4.5), since it counts by 12 bits.
  */
 export function newId(prefix: IdPrefix, now: number): string {
-  const time = Math.trunc(now);
-  counter = time === countedAt ? counter + 1 : randomBits(COUNTER_START_BITS);
-  countedAt = time;
+  countAt(Math.trunc(now));
   const high = 0x7000 | (counter >>> COUNTER_LOW_BITS);
   const low = 0x8000 | (counter & (2 ** COUNTER_LOW_BITS - 1));
-  const at = time.toString(16).padStart(12, "0");
   const random = crypto.randomUUID().slice(-12);
-  return `${prefix}_${at.slice(0, 8)}-${at.slice(8)}-${high.toString(16)}-${low.toString(16)}-${random}`;
+  return `${prefix}_${countedAtText}-${high.toString(16)}-${low.toString(16)}-${random}`;
+}
+
+function countAt(time: number): void {
+  if (time === countedAt) {
+    counter++;
+    return;
+  }
+  countedAt = time;
+  countedAtText = timeText(time);
+  counter = randomBits(COUNTER_START_BITS);
+}
+
+function timeText(time: number): string {
+  const hex = time.toString(16).padStart(12, "0");
+  return `${hex.slice(0, 8)}-${hex.slice(8)}`;
 }
 
 function randomBits(bits: number): number {
@@ -47,8 +61,5 @@ const MAX_TIME = 0xffff_ffff_ffff;
 
 /** The lowest string that an ID made at `time` (milliseconds) or later can have: an inclusive lower bound. */
 export function idFloor(prefix: IdPrefix, time: number): string {
-  const hex = Math.min(Math.max(Math.trunc(time), 0), MAX_TIME)
-    .toString(16)
-    .padStart(12, "0");
-  return `${prefix}_${hex.slice(0, 8)}-${hex.slice(8)}`;
+  return `${prefix}_${timeText(Math.min(Math.max(Math.trunc(time), 0), MAX_TIME))}`;
 }

@@ -1,25 +1,30 @@
 // What is under way, for whoever has to wait until nothing is.
 
 export interface UnderWay {
-  /** The work itself, counted until it has ended. */
-  during<T>(work: Promise<T>): Promise<T>;
+  /** Something is under way until what this gives is called; a second time is nothing. */
+  enter(): () => void;
   /** Resolves when nothing is under way. */
   idle(): Promise<void>;
 }
 
 export function createUnderWay(): UnderWay {
-  const all = new Set<Promise<unknown>>();
+  let count = 0;
+  let idle = Promise.withResolvers<void>();
   return {
-    during(work) {
-      const ended: Promise<unknown> = work.then(
-        () => all.delete(ended),
-        () => all.delete(ended),
-      );
-      all.add(ended);
-      return work;
+    enter() {
+      count++;
+      let isIn = true;
+      return () => {
+        if (!isIn) return;
+        isIn = false;
+        count--;
+        if (count > 0) return;
+        idle.resolve();
+        idle = Promise.withResolvers<void>();
+      };
     },
     async idle() {
-      while (all.size > 0) await Promise.all(all);
+      while (count > 0) await idle.promise;
     },
   };
 }

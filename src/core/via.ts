@@ -14,7 +14,8 @@ export function pseudonymOf(key: Uint8Array): string {
 
 /** Why a call with these headers may not be made; null when it may. */
 export function viaProblem(headers: Headers, pseudonym: string): string | null {
-  const via = headers.get(HEADER) ?? "";
+  const via = headers.get(HEADER);
+  if (via === null) return null;
   if (via.length > CHARACTERS_MAX) return `has a Via of more than ${CHARACTERS_MAX} characters`;
   const times = via
     .toLowerCase()

@@ -11,13 +11,14 @@ const CHARACTERS_MAX = 8 * 1024 * 1024;
 const AGENT_CHARACTERS = 512;
 
 interface Entry {
+  readonly tenant: string;
   readonly agent: InvocableAgent;
   readonly until: number;
 }
 
 export interface RememberedAgents {
-  /** As findAgent. */
-  find(tenant: string, id: string): Promise<InvocableAgent | null>;
+  /** As findAgent; at once what is remembered. */
+  find(tenant: string, id: string): Bun.MaybePromise<InvocableAgent | null>;
   /** To be called after a write that may have changed the agent, and before it is acknowledged. */
   forget(tenant: string, id: string): void;
 }
@@ -32,6 +33,7 @@ export function rememberedAgents(
   reader: Reader,
   now: () => number = () => performance.now(),
 ): RememberedAgents {
+  /** By its ID, which is of one tenant. */
   const known = tenantCache<string, Entry>(CHARACTERS_MAX);
   const reading = new Map<string, Promise<InvocableAgent | null>>();
 
@@ -44,7 +46,7 @@ export function rememberedAgents(
       .then((agent) => {
         // What was read while it changed may be what was there before.
         if (agent !== null && reading.get(key) === own) {
-          known.set(tenant, key, { agent, until }, AGENT_CHARACTERS + (agent.pricing?.length ?? 0));
+          known.set(tenant, id, { tenant, agent, until }, AGENT_CHARACTERS + (agent.pricing?.length ?? 0));
         }
         return agent;
       })
@@ -56,16 +58,14 @@ export function rememberedAgents(
   }
 
   return {
-    async find(tenant, id) {
-      if (!isId("agt", id)) return null;
-      const key = keyOf(tenant, id);
-      const entry = known.get(key);
-      return entry !== undefined && now() < entry.until ? entry.agent : readOnce(key, tenant, id);
+    find(tenant, id) {
+      const entry = known.get(id);
+      if (entry?.tenant === tenant && now() < entry.until) return entry.agent;
+      return isId("agt", id) ? readOnce(keyOf(tenant, id), tenant, id) : Promise.resolve(null);
     },
     forget(tenant, id) {
-      const key = keyOf(tenant, id);
-      reading.delete(key);
-      known.delete(key);
+      reading.delete(keyOf(tenant, id));
+      known.delete(id);
     },
   };
 }

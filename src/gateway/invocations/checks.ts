@@ -36,7 +36,7 @@ export interface CheckOptions {
   readonly log: Log;
   readonly payments: Pick<Payments, "check" | "usedFor" | "presentedIn">;
   readonly policy: Pick<PolicyService, "judge">;
-  findAgent(tenant: string, agentId: string): Promise<InvocableAgent | null>;
+  findAgent(tenant: string, agentId: string): Bun.MaybePromise<InvocableAgent | null>;
   /** Takes a token of the agent's bucket: null, or the whole seconds until there is one. */
   takeToken(tenant: string, agent: InvocableAgent): number | null;
   /** Under which this deployment stands in `Via`. */

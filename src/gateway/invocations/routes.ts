@@ -15,7 +15,7 @@ import type { Store } from "../../storage/store.ts";
 import { requirementsOf } from "../../x402/codec.ts";
 import { X402_VERSION } from "../../x402/kind.ts";
 import { PaymentChallenge } from "../../x402/schemas.ts";
-import { type AdmitOptions, admit } from "./admit.ts";
+import { type AdmitOptions, type Admitted, admit } from "./admit.ts";
 import { waitSeconds } from "./command.ts";
 import type { Endings } from "./endings.ts";
 import { capturedBodies, capturedResponse, findInvocation, readHistory } from "./history.ts";
@@ -27,7 +27,7 @@ export interface InvocationRoutesOptions extends AdmitOptions {
   readonly clock: Clock;
   readonly endings: Endings;
   /** Told of each call that is being admitted. */
-  readonly admitting: Pick<UnderWay, "during">;
+  readonly admitting: Pick<UnderWay, "enter">;
   /** Stops the upstream call of an invocation that has been ended otherwise. */
   stop(id: string): void;
 }
@@ -281,6 +281,32 @@ function detailAnswer({ read }: Store, row: InvocationRow): Promise<Response> {
   return withBodies(row, look, (bodies) => json("ok", detail(row, bodies)));
 }
 
+/** Its body counts as coming in until it is stored, and a stop waits until the call is admitted or refused. */
+async function admitted(
+  options: InvocationRoutesOptions,
+  request: Request,
+  agentId: string,
+): Promise<Admitted> {
+  const { caller, requestId, note } = scopeOf(request);
+  const { promise: held, resolve: stored } = Promise.withResolvers<void>();
+  const readBody = () => readBytes(request, caller.tenant, PROXY_BODY_BYTES_MAX, held);
+  const leave = options.admitting.enter();
+  try {
+    return await admit(options, {
+      caller,
+      agentId,
+      headers: request.headers,
+      requestId,
+      readBody,
+      stored,
+      note,
+    });
+  } finally {
+    stored();
+    leave();
+  }
+}
+
 export function invocationRoutes(options: InvocationRoutesOptions) {
   const { store, endings } = options;
 
@@ -296,19 +322,8 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
     .post(
       "/v1/proxy/:id",
       async ({ request, params }) => {
-        const scope = scopeOf(request);
-        const { caller, requestId } = scope;
-        const admitted = Promise.withResolvers<void>();
-        const admission = admit(options, {
-          caller,
-          agentId: params.id,
-          headers: request.headers,
-          requestId,
-          readBody: () => readBytes(request, caller.tenant, PROXY_BODY_BYTES_MAX, admitted.promise),
-          stored: admitted.resolve,
-          note: scope.note,
-        }).finally(admitted.resolve);
-        const { id, headers } = await options.admitting.during(admission);
+        const { caller } = scopeOf(request);
+        const { id, headers } = await admitted(options, request, params.id);
         const seconds = waitSeconds(request.headers);
         if (seconds > 0) {
           const look = () => findInvocation(store.read, caller.tenant, id);

@@ -24,7 +24,7 @@ export interface StreamPathDeps {
   findAgent(
     tenant: string,
     agentId: string,
-  ): Promise<{ readonly id: string; readonly protocol: Protocol } | null>;
+  ): Bun.MaybePromise<{ readonly id: string; readonly protocol: Protocol } | null>;
   /** From the checks to a call that is to be made now. @throws Fault */
   admit(call: StreamCall): Promise<{ readonly opened: OpenedCall; readonly body: Uint8Array }>;
   /** @throws Fault */

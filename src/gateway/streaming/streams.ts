@@ -4,6 +4,7 @@
 import { CLAIM_BELIEVED_MS, isOlder } from "../../core/age.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
+import { createUnderWay } from "../../core/under-way.ts";
 import { createReadAhead } from "../../edge/read-ahead.ts";
 import { within } from "../../storage/deadline.ts";
 import { untilStored } from "../../storage/persist.ts";
@@ -75,47 +76,29 @@ export interface Streams {
   drain(ms: number): Promise<void>;
 }
 
-interface RunningCall {
-  readonly course: Course;
-  /** Resolves when the call has ended and its record is made. */
-  readonly over: Promise<void>;
-}
-
 export function createStreams(given: StreamsDeps): Streams {
   const filterMemory = createBudget(FILTER_MEMORY_BYTES);
   const deps = { ...given, filterMemory, readAhead: createReadAhead(AHEAD_BYTES) };
   const captureMemory = createBudget(CAPTURE_BUDGET_BYTES);
-  const calls = new Map<string, RunningCall>();
+  const calls = new Map<string, Course>();
   const connections = new Set<Course>();
-  const entered = new Set<Promise<void>>();
+  /** Calls that are being admitted, and those of which the record is not made yet. */
+  const underWay = createUnderWay();
   const [stopping, givenUp] = [new AbortController(), new AbortController()];
-
-  async function idle(): Promise<void> {
-    while (calls.size + entered.size > 0) {
-      await Promise.all([...entered, ...[...calls.values()].map(({ over }) => over)]);
-    }
-  }
 
   return {
     stopping: stopping.signal,
-    enter() {
-      const { promise, resolve } = Promise.withResolvers<void>();
-      entered.add(promise);
-      return () => {
-        entered.delete(promise);
-        resolve();
-      };
-    },
+    enter: underWay.enter,
     async call(opened, body, end) {
       const course = startCourse(limitsOf(deps), end.gone);
-      const { promise: over, resolve } = Promise.withResolvers<void>();
-      calls.set(opened.key.id, { course, over });
+      const leave = underWay.enter();
+      calls.set(opened.key.id, course);
       const tally = createTally(opened, captureMemory(opened.key.tenant));
       async function conclude(ending: Ending, detail: string | null): Promise<void> {
         opened.place.release();
         const recorded = recordEnd(deps, opened, ending, detail, givenUp.signal).finally(() => {
           calls.delete(opened.key.id);
-          resolve();
+          leave();
         });
         await within(RECORD_WAIT_MS, recorded).catch(() => {});
         end.over();
@@ -139,14 +122,14 @@ export function createStreams(given: StreamsDeps): Streams {
       return runConnection(deps, { opened, course, tally, conclude });
     },
 
-    stop: (id) => calls.get(id)?.course.stop("cancelled"),
+    stop: (id) => calls.get(id)?.stop("cancelled"),
 
     async drain(ms) {
       stopping.abort();
-      await Promise.race([idle(), Bun.sleep(ms)]);
-      for (const { course } of calls.values()) course.stop("shutdown");
+      await Promise.race([underWay.idle(), Bun.sleep(ms)]);
+      for (const course of calls.values()) course.stop("shutdown");
       for (const course of connections) course.stop("shutdown");
-      await Promise.race([idle(), Bun.sleep(LAST_RECORDS_MS)]);
+      await Promise.race([underWay.idle(), Bun.sleep(LAST_RECORDS_MS)]);
       givenUp.abort();
     },
   };
