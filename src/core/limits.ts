@@ -10,6 +10,10 @@ export const BODY_INTAKE_BYTES_MAX = 256 * MIB;
 /** For the largest body on a line of half a megabit a second. */
 export const BODY_INTAKE_MS_MAX = 600_000;
 export const BODY_INTAKE_SILENCE_MS_MAX = 30_000;
+/** What is there of answers that their callers are taking, over the whole process; shared out by tenant. */
+export const ANSWER_BYTES_MAX = 64 * MIB;
+/** How long one more waits for a share of that. */
+export const ANSWER_WAIT_MS_MAX = 5_000;
 /** What is read and dropped of a body after its refusal: the largest one twice, on a line of five megabits a second. */
 export const PASSED_OVER_BYTES_MAX = 2 * PROXY_BODY_BYTES_MAX;
 export const PASSED_OVER_MS_MAX = 60_000;

@@ -26,24 +26,35 @@ function rows(count: number, failsAt = -1): Source {
   return source;
 }
 
+const asked = () => ({ tenant: "acme", request: new Request("http://localhost/") });
+
+/** The answer with a list of what there is in `source`. */
+function listed(
+  source: AsyncIterable<number>,
+  view: (row: number) => object,
+  rest?: Readonly<Record<string, unknown>>,
+): Promise<Response> {
+  return jsonList(asked(), { name: "data", rows: () => source, view, ...(rest && { rest }) });
+}
+
 const small = (row: number) => ({ row, text: "…" });
 const KIB = 1024;
 const large = (row: number) => ({ row, text: "é".repeat(32 * KIB) });
 
 test.each([0, 1, 100])("a short list of %d is sent whole, as its JSON would be", async (count) => {
-  const response = await jsonList("acme", "data", rows(count), small, { total: count, limit: 20 });
+  const response = await listed(rows(count), small, { total: count, limit: 20 });
   expect(response.headers.get("content-type")).toBe("application/json");
   const data = Array.from({ length: count }, (_, row) => small(row));
   expect(await response.text()).toBe(JSON.stringify({ data, total: count, limit: 20 }));
 });
 
 test("a list alone is an object too", async () => {
-  expect(await (await jsonList("acme", "credentials", rows(0), small)).text()).toBe('{"credentials":[]}');
+  expect(await (await listed(rows(0), small)).text()).toBe('{"data":[]}');
 });
 
 test("of a long list no more is made than its caller takes", async () => {
   const source = rows(1_000);
-  const response = await jsonList("acme", "data", source, large, { total: 1 });
+  const response = await listed(source, large, { total: 1 });
   const begun = source.asked;
   expect(begun).toBeLessThan(30);
   const reader = response.body?.getReader() as ReadableStreamDefaultReader<Uint8Array>;
@@ -53,13 +64,13 @@ test("of a long list no more is made than its caller takes", async () => {
   await reader.cancel();
   expect(source.isOver).toBe(true);
 
-  const whole = await (await jsonList("acme", "data", rows(100), large, { total: 1 })).json();
+  const whole = await (await listed(rows(100), large, { total: 1 })).json();
   expect(whole).toEqual({ data: Array.from({ length: 100 }, (_, row) => large(row)), total: 1 });
 });
 
 test("a list that fails on the way never ends as if it were whole", async () => {
-  await expect(jsonList("acme", "data", rows(10, 5), small)).rejects.toThrow("the store is away");
-  const response = await jsonList("acme", "data", rows(1_000, 500), large);
+  await expect(listed(rows(10, 5), small)).rejects.toThrow("the store is away");
+  const response = await listed(rows(1_000, 500), large);
   await expect(response.text()).rejects.toThrow("the store is away");
 });
 
@@ -76,7 +87,7 @@ test("others have their turns while a list is made", async () => {
     while (performance.now() < until);
     return { row };
   };
-  await jsonList("acme", "data", rows(50), busy);
+  await listed(rows(50), busy);
   isDone = true;
   expect(turns).toBeGreaterThanOrEqual(49);
 });

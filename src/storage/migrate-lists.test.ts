@@ -59,7 +59,7 @@ async function check(store: Store): Promise<void> {
   const agents = agentService({ store, clock, rules: hostRules({ allow: [] }), agentsMax: 4 });
   const list = async (filter: Partial<AgentFilter>) => {
     const { rows, total } = await agents.list(ACME, { ...FILTER, ...filter });
-    const found = (await Array.fromAsync(rows)).map(({ name }) => Number(name.slice(-1)));
+    const found = (await Array.fromAsync(rows())).map(({ name }) => Number(name.slice(-1)));
     expect(total).toBe(found.length);
     return found;
   };

@@ -5,6 +5,7 @@ import { readFileSync } from "node:fs";
 import { Agent, type IncomingMessage, request } from "node:http";
 import { zstdCompressSync } from "node:zlib";
 import { type Gateway, startGateway } from "../support/gateway.ts";
+import { unread } from "../support/unread.ts";
 import { startUpstream, type Upstream } from "../support/upstream.ts";
 
 const MIB = 1024 * 1024;
@@ -98,6 +99,8 @@ function startHostileUpstream(gone: AbortSignal): Upstream {
         });
       case "flood":
         return new Response(unending("x", new Uint8Array(256 * 1024), gone));
+      case "long":
+        return new Response("x".repeat(MIB));
       case "list":
         return new Response(LIST, { headers: { "content-type": "application/json" } });
       default:
@@ -146,6 +149,15 @@ const EVIL_POLICY = {
   ),
 };
 
+/** Nearly as long as one may be. */
+const LONG_POLICY = {
+  ...EVIL_POLICY,
+  rules: Array.from({ length: 450 }, (_, at) => ({
+    action: "warn",
+    match: { tools: [`${at}`.padEnd(1000, "t"), "b".repeat(1000)] },
+  })),
+};
+
 const ATTACKS: readonly Attack[] = [
   { name: "calls of hundreds of agents that never end", begin: calls("never", 300, 15) },
   {
@@ -186,6 +198,25 @@ const ATTACKS: readonly Attack[] = [
           begun.on("error", () => {}).write(new Uint8Array(8 * MIB));
         }
       }
+    },
+  },
+  {
+    name: "thousands of long answers that nobody reads",
+    async begin({ hostile, gateway, upstream }) {
+      const scope = "invocations:read_body";
+      const token = await gateway.token({ tenant: "hostile", user: "u", scope });
+      const id = await hostile.register({ upstream_url: `${upstream.url}long` });
+      const called = await hostile.post(`/v1/proxy/${id}`, `"${"x".repeat(MIB)}"`, { prefer: "wait=30" });
+      const poll = called.headers.get("location") ?? "";
+      const detail = `/v1/invocations/${poll.split("/").at(-1)}`;
+      const { headers } = hostile;
+      const body = JSON.stringify(LONG_POLICY);
+      const put = await fetch(`${gateway.url}/v1/policy`, { method: "PUT", headers, body });
+      expect(put.status).toBe(200);
+      await many(100, () => hostile.register({ metadata: { text: "x".repeat(16_000) } }));
+      const asked = { [poll]: 700, [detail]: 300, "/v1/policy": 1000, "/v1/agents?limit=100": 500 };
+      const asking = ([path, count]: [string, number]) => many(count, () => unread(gateway, token, path));
+      await Promise.all(Object.entries(asked).map(asking));
     },
   },
   {

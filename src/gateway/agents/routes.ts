@@ -4,7 +4,8 @@ import { invalidField, overQuota } from "../../core/fault.ts";
 import { TAG_CHARACTERS_MAX } from "../../core/limits.ts";
 import { AGENT_STATUSES, PROTOCOLS } from "../../core/states.ts";
 import { textProblem } from "../../core/text.ts";
-import { empty, json, routes, scopeOf } from "../../edge/http.ts";
+import { giveJson } from "../../edge/giving.ts";
+import { empty, routes, scopeOf } from "../../edge/http.ts";
 import { bodyReader, oneOf, page, type Query, queryOf } from "../../edge/input.ts";
 import { jsonList } from "../../edge/json-list.ts";
 import { operation } from "../../edge/openapi.ts";
@@ -150,12 +151,21 @@ const docs = {
 
 export function agentRoutes(deps: AgentDeps) {
   const service = agentService(deps);
+
+  /** Read anew, also when it has just been written: an answer that waits for room holds nothing. */
+  function shown(request: Request, id: string, status: "ok" | "created" = "ok"): Promise<Response> {
+    const { caller } = scopeOf(request);
+    const { tenant } = caller;
+    return giveJson({ tenant, request, status }, async () => agentView(await service.get(caller, id)));
+  }
+
   return routes()
     .post(
       "/v1/agents",
       async ({ request }) => {
         const body = await readCreate(request);
-        return json("created", agentView(await service.create(scopeOf(request).caller, body)));
+        const { id } = await service.create(scopeOf(request).caller, body);
+        return shown(request, id, "created");
       },
       { parse: "none", detail: docs.create },
     )
@@ -166,21 +176,18 @@ export function agentRoutes(deps: AgentDeps) {
         const { limit, offset } = filter;
         const { caller } = scopeOf(request);
         const { rows, total } = await service.list(caller, filter, request.signal);
-        return jsonList(caller.tenant, "data", rows, agentView, { total, limit, offset });
+        const rest = { total, limit, offset };
+        return jsonList({ tenant: caller.tenant, request }, { name: "data", rows, view: agentView, rest });
       },
       { detail: docs.list },
     )
-    .get(
-      "/v1/agents/:id",
-      async ({ request, params }) =>
-        json("ok", agentView(await service.get(scopeOf(request).caller, params.id))),
-      { detail: docs.get },
-    )
+    .get("/v1/agents/:id", ({ request, params }) => shown(request, params.id), { detail: docs.get })
     .patch(
       "/v1/agents/:id",
       async ({ request, params }) => {
         const body = await readPatch(request);
-        return json("ok", agentView(await service.patch(scopeOf(request).caller, params.id, body)));
+        const { id } = await service.patch(scopeOf(request).caller, params.id, body);
+        return shown(request, id);
       },
       { parse: "none", detail: docs.patch },
     )

@@ -169,7 +169,7 @@ export function agentService({ store, clock, rules, agentsMax, changed }: AgentD
     /** The agents of the page are read as they are asked for. */
     async list({ tenant }: Caller, filter: AgentFilter, gone?: AbortSignal) {
       const { ids, total } = await findAgents(store.read, tenant, filter, gone);
-      return { rows: readAgents(store.read, tenant, ids), total };
+      return { rows: () => readAgents(store.read, tenant, ids), total };
     },
 
     async patch({ tenant }: Caller, id: string, body: AgentPatch): Promise<AgentRow> {

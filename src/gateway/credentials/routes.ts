@@ -122,7 +122,8 @@ export function credentialRoutes(deps: CredentialDeps) {
       "/v1/credentials",
       ({ request }) => {
         const { caller } = scopeOf(request);
-        return jsonList(caller.tenant, "credentials", service.list(caller), credentialView);
+        const list = { name: "credentials", rows: () => service.list(caller), view: credentialView };
+        return jsonList({ tenant: caller.tenant, request }, list);
       },
       { detail: docs.list },
     )

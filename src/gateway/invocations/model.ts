@@ -1,6 +1,5 @@
 // The shapes in which an invocation is shown: list item, detail, poll view. A row becomes a view here only.
 import { type Static, Type } from "@sinclair/typebox";
-import { asBuffer } from "../../core/bytes.ts";
 import { idTime } from "../../core/id.ts";
 import { ERROR_CLASSES, INVOCATION_STATUSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
 import { formatDateTime } from "../../core/time.ts";
@@ -142,17 +141,13 @@ export function listItem(row: InvocationRow): Static<typeof Invocation> {
   };
 }
 
-/** `bodies` is null for a caller without the scope, and when nothing was captured. */
-export function detail(row: InvocationRow, bodies: CapturedBodies | null): Static<typeof InvocationDetail> {
-  return {
-    ...listItem(row),
-    body_captured: row.body_captured,
-    ...(bodies?.request == null ? {} : { req_body: encode(bodies.request) }),
-    ...(bodies?.response == null ? {} : { resp_body: encode(bodies.response) }),
-  };
+/** Without the bodies: see shown.ts. */
+export function detail(row: InvocationRow): Static<typeof InvocationDetail> {
+  return { ...listItem(row), body_captured: row.body_captured };
 }
 
-export function pollView(row: InvocationRow, response: Uint8Array | null): Static<typeof PollView> {
+/** Without the body: see shown.ts. */
+export function pollView(row: InvocationRow): Static<typeof PollView> {
   return {
     invocation_id: row.id,
     ...sharedView(row),
@@ -160,10 +155,5 @@ export function pollView(row: InvocationRow, response: Uint8Array | null): Stati
     settlement: settlementOf(row),
     response_content_type: row.response_content_type,
     response_truncated: row.response_truncated,
-    ...(response === null ? {} : { response_body_b64: encode(response) }),
   };
-}
-
-function encode(bytes: Uint8Array): string {
-  return asBuffer(bytes).toString("base64");
 }

@@ -1,16 +1,16 @@
 // The routes of proxy calls and of the history.
 import { Type } from "@sinclair/typebox";
-import { type Caller, READ_BODY_SCOPE } from "../../core/caller.ts";
+import { READ_BODY_SCOPE } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import { PAGE_LIMIT_DEFAULT, PROXY_BODY_BYTES_MAX } from "../../core/limits.ts";
 import { INVOCATION_STATUSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
 import type { UnderWay } from "../../core/under-way.ts";
+import { giveJson } from "../../edge/giving.ts";
 import { json, routes, scopeOf } from "../../edge/http.ts";
 import { PAGE_QUERY, queryOf } from "../../edge/input.ts";
 import { readBytes } from "../../edge/intake.ts";
 import { operation } from "../../edge/openapi.ts";
-import { inOneStep } from "../../edge/steps.ts";
 import type { Store } from "../../storage/store.ts";
 import { requirementsOf } from "../../x402/codec.ts";
 import { X402_VERSION } from "../../x402/kind.ts";
@@ -18,9 +18,10 @@ import { PaymentChallenge } from "../../x402/schemas.ts";
 import { type AdmitOptions, type Admitted, admit } from "./admit.ts";
 import { waitSeconds } from "./command.ts";
 import type { Endings } from "./endings.ts";
-import { capturedBodies, capturedResponse, findInvocation, readHistory } from "./history.ts";
-import { detail, InvocationDetail, InvocationPage, listItem, PollView, pollView } from "./model.ts";
+import { findInvocation, readHistory } from "./history.ts";
+import { InvocationDetail, InvocationPage, listItem, PollView } from "./model.ts";
 import { abandon, type InvocationKey, type InvocationRow } from "./service.ts";
+import { detailAnswer, pollAnswer } from "./shown.ts";
 
 export interface InvocationRoutesOptions extends AdmitOptions {
   readonly store: Store;
@@ -255,32 +256,6 @@ async function cancelCall(
   if (!isCancelled) throw new Fault("conflict", "the invocation has already ended");
 }
 
-/** Up to here captured bodies are shown without a turn of their own. */
-const SMALL_BYTES = 65_536;
-
-/** Many who ask for large bodies at once would hold up all others, so each is read, and written as text, in its turn. */
-async function withBodies<T>(
-  { tenant, req_size, resp_size }: InvocationRow,
-  read: () => Promise<T>,
-  answer: (bodies: T) => Response,
-): Promise<Response> {
-  if (Math.max(req_size ?? 0, resp_size ?? 0) <= SMALL_BYTES) return answer(await read());
-  const bodies = await inOneStep("read of captured bodies", read, tenant);
-  return inOneStep("text of captured bodies", () => answer(bodies), tenant);
-}
-
-/** The body is shown to the user who made the call, and to whoever may read all bodies. */
-async function pollAnswer({ read }: Store, { user, scopes }: Caller, row: InvocationRow): Promise<Response> {
-  if (row.caller !== user && !scopes.has(READ_BODY_SCOPE)) return json("ok", pollView(row, null));
-  const look = () => capturedResponse(read, row);
-  return withBodies(row, look, (body) => json("ok", pollView(row, body)));
-}
-
-function detailAnswer({ read }: Store, row: InvocationRow): Promise<Response> {
-  const look = () => capturedBodies(read, row);
-  return withBodies(row, look, (bodies) => json("ok", detail(row, bodies)));
-}
-
 /** Its body counts as coming in until it is stored, and a stop waits until the call is admitted or refused. */
 async function admitted(
   options: InvocationRoutesOptions,
@@ -316,8 +291,6 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
     return row;
   };
 
-  const answerPoll = (caller: Caller, row: InvocationRow) => pollAnswer(store, caller, row);
-
   return routes()
     .post(
       "/v1/proxy/:id",
@@ -341,10 +314,10 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
       async ({ request, params }) => {
         const { caller } = scopeOf(request);
         const seconds = waitSeconds(request.headers);
-        if (seconds === 0) return answerPoll(caller, await findCall(caller.tenant, params));
+        if (seconds === 0) return pollAnswer(store.read, request, await findCall(caller.tenant, params));
         const look = () => findCall(caller.tenant, params);
         const key = { tenant: caller.tenant, id: params.inv_id };
-        return answerPoll(caller, await endings.wait(key, seconds, request.signal, look));
+        return pollAnswer(store.read, request, await endings.wait(key, seconds, request.signal, look));
       },
       { detail: poll },
     )
@@ -356,20 +329,18 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
         await cancelCall(options, key);
         options.stop(key.id);
         endings.announce(key.id);
-        return answerPoll(caller, await findCall(caller.tenant, params));
+        return pollAnswer(store.read, request, await findCall(caller.tenant, params));
       },
       { parse: "none", detail: cancel },
     )
     .get(
       "/v1/invocations",
       async ({ request }) => {
-        const { rows, ...rest } = await readHistory(
-          store.read,
-          scopeOf(request).caller.tenant,
-          queryOf(request),
-          request.signal,
-        );
-        return json("ok", { data: rows.map(listItem), ...rest });
+        const { tenant } = scopeOf(request).caller;
+        return giveJson({ tenant, request }, async () => {
+          const { rows, ...rest } = await readHistory(store.read, tenant, queryOf(request), request.signal);
+          return { data: rows.map(listItem), ...rest };
+        });
       },
       { detail: list },
     )
@@ -378,7 +349,7 @@ export function invocationRoutes(options: InvocationRoutesOptions) {
       async ({ request, params }) => {
         const { caller } = scopeOf(request);
         const row = await findInvocation(store.read, caller.tenant, params.id);
-        return caller.scopes.has(READ_BODY_SCOPE) ? detailAnswer(store, row) : json("ok", detail(row, null));
+        return detailAnswer(store.read, request, row);
       },
       { detail: read },
     );

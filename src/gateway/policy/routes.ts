@@ -5,11 +5,13 @@ import { PAGE_LIMIT_DEFAULT, POLICY_ENTRY_CHARACTERS_MAX } from "../../core/limi
 import { PROTOCOLS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
-import { json, jsonText, routes, scopeOf } from "../../edge/http.ts";
+import { give, giveJson, piecesOf, SMALL_CHARACTERS } from "../../edge/giving.ts";
+import { json, routes, scopeOf } from "../../edge/http.ts";
 import { bodyUser, LIMIT_QUERY, limitOf, nullable, queryOf } from "../../edge/input.ts";
 import { operation } from "../../edge/openapi.ts";
 import type { DecisionRow } from "./decisions.ts";
 import { Action, Policy, PolicyReplace } from "./document.ts";
+import type { KnownPolicy } from "./remembered.ts";
 import type { PolicyService } from "./service.ts";
 
 const count = (least: number, description: string) =>
@@ -153,18 +155,30 @@ const docs = {
   }),
 };
 
+const NO_POLICY = JSON.stringify({ version: 0, rules: [] });
+
+/** The rules may be long, and are one text for all that are given them: no other is made with them in it. */
+function* policyPieces({ version, default: action, on_error, rules, ...policy }: KnownPolicy) {
+  const updated_at = formatDateTime(policy.updated_at);
+  const fields = JSON.stringify({ version, default: action, on_error, updated_at });
+  yield `${fields.slice(0, -1)},"rules":`;
+  yield* piecesOf(rules);
+  yield "}";
+}
+
 export function policyRoutes(service: PolicyService) {
   return routes()
     .get(
       "/v1/policy",
       async ({ request }) => {
-        const policy = await service.get(scopeOf(request).caller);
-        if (policy === null) return json("ok", { version: 0, rules: [] });
-        const { version, default: action, on_error, rules } = policy;
-        const updated_at = formatDateTime(policy.updated_at);
-        const fields = JSON.stringify({ version, default: action, on_error, updated_at });
-        // The rules may be long, so they are not written again for each reader.
-        return jsonText("ok", `${fields.slice(0, -1)},"rules":${rules}}`);
+        const { caller } = scopeOf(request);
+        return give({ tenant: caller.tenant, request }, async () => {
+          const policy = await service.get(caller);
+          if (policy === null) return NO_POLICY;
+          const pieces = policyPieces(policy);
+          const weight = policy.rules.length;
+          return weight <= SMALL_CHARACTERS ? [...pieces].join("") : { weight, pieces };
+        });
       },
       { detail: docs.get },
     )
@@ -182,9 +196,12 @@ export function policyRoutes(service: PolicyService) {
     .get(
       "/v1/policy/decisions",
       async ({ request }) => {
+        const { caller } = scopeOf(request);
         const limit = limitOf(queryOf(request));
-        const rows = await service.newest(scopeOf(request).caller, limit);
-        return json("ok", { data: rows.map(decisionView), limit });
+        return giveJson({ tenant: caller.tenant, request }, async () => {
+          const rows = await service.newest(caller, limit);
+          return { data: rows.map(decisionView), limit };
+        });
       },
       { detail: docs.decisions },
     )

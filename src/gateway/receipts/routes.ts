@@ -1,5 +1,6 @@
 // The HTTP side of receipts: one by its invocation, and a tenant's in the order of their chain.
 import { Type } from "@sinclair/typebox";
+import { give } from "../../edge/giving.ts";
 import { json, routes, scopeOf } from "../../edge/http.ts";
 import { PAGE_QUERY, page, queryOf } from "../../edge/input.ts";
 import { operation } from "../../edge/openapi.ts";
@@ -64,9 +65,12 @@ export function receiptRoutes(receipts: Pick<Receipts, "find" | "page">) {
     .get(
       "/v1/receipts",
       async ({ request }) => {
-        const lines = await receipts.page(scopeOf(request).caller, page(queryOf(request)));
-        const text = lines.map((line) => `${line}\n`).join("");
-        return new Response(text, { headers: { "content-type": JSON_LINES } });
+        const { caller } = scopeOf(request);
+        const place = page(queryOf(request));
+        return give({ tenant: caller.tenant, request, type: JSON_LINES }, async () => {
+          const lines = await receipts.page(caller, place);
+          return lines.map((line) => `${line}\n`).join("");
+        });
       },
       { detail: docs.list },
     );
