@@ -2,26 +2,12 @@
 // spent on a caller's body.
 import { expect, test } from "bun:test";
 import { startGateway } from "./support/gateway.ts";
+import { computedPauses } from "./support/pauses.ts";
 import { startUpstream } from "./support/upstream.ts";
 
 const MIB = 1024 * 1024;
 /** Several times what a step takes, and a fraction of what a body would take in one piece. */
 const COMPUTED_MS_MAX = 100;
-
-interface Pause {
-  readonly event: string;
-  readonly ms: number;
-  readonly cpu_ms: number;
-  readonly ran: string;
-}
-
-/** The pauses that were computed: a busy machine makes others. The store's own statements can't be parted. */
-function pausesIn(log: string): readonly Pause[] {
-  const lines = log.split("\n").filter((line) => line.includes('"event_loop_blocked"'));
-  return lines
-    .map((line): Pause => JSON.parse(line))
-    .filter(({ ms, cpu_ms, ran }) => Math.min(ms, cpu_ms) > COMPUTED_MS_MAX && !ran.startsWith("sqlite"));
-}
 
 function filled(start: string, item: (at: number) => string, end: string, size: number): string {
   const parts: string[] = [];
@@ -99,7 +85,9 @@ test("no body of a caller holds the event loop", async () => {
 
     // What is left to tell is told at the end.
     await gateway.stop();
-    expect(pausesIn(gateway.log())).toEqual([]);
+    const pauses = computedPauses(gateway.log(), COMPUTED_MS_MAX);
+    // The store's own statements can't be parted.
+    expect(pauses.filter(({ ran }) => !ran.startsWith("sqlite"))).toEqual([]);
   } finally {
     await upstream.stop();
   }

@@ -14,8 +14,7 @@ create table catalog_totals (
 create table agent_lists (
   tenant text collate "C" not null,
   list text collate "C" not null,
-  id text collate "C" not null,
-  primary key (tenant, list, id)
+  id text collate "C" not null
 );
 
 -- All that a search looks at, apart from the rest of the agent, and the inactive ones apart from the others.
@@ -51,6 +50,8 @@ insert into agent_lists (tenant, list, id)
     cross join lateral (
       select '' union select '/' || value from jsonb_array_elements_text(a.tags::jsonb) as tags (value)
     ) as t (tag);
+-- Made of all the rows at once: growing it row by row took most of the time that 20,000 agents of 32 tags take.
+alter table agent_lists add primary key (tenant, list, id);
 
 insert into catalog_totals (tenant, list, count) select tenant, list, count(*) from agent_lists group by tenant, list;
 insert into catalog_totals (tenant, list, count) select tenant, 'credentials', count(*) from credentials group by tenant;

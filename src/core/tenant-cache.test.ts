@@ -70,3 +70,13 @@ test("of a tenant's own, what is used stays longer than what is not", () => {
   }
   expect(cache.get(1)).toBeUndefined();
 });
+
+test("what has made room is told of, and nothing else", () => {
+  const gone: number[] = [];
+  const cache = tenantCache<number, string>(3, (key) => gone.push(key));
+  for (const key of [1, 2, 3, 2]) cache.set("a", key, "");
+  cache.delete(3);
+  expect(gone).toEqual([]);
+  for (const key of [4, 5]) cache.set("a", key, "");
+  expect(gone).toEqual([1]);
+});

@@ -22,8 +22,11 @@ interface Share<K> {
   readonly keys: Set<K>;
 }
 
-/** @param weightMax the weight of all entries together */
-export function tenantCache<K, V>(weightMax: number): TenantCache<K, V> {
+/**
+ * @param weightMax the weight of all entries together
+ * @param evicted told of what has made room
+ */
+export function tenantCache<K, V>(weightMax: number, evicted?: (key: K) => void): TenantCache<K, V> {
   const entries = new Map<K, Entry<V>>();
   const shares = new Map<string, Share<K>>();
   let weightOfAll = 0;
@@ -45,6 +48,7 @@ export function tenantCache<K, V>(weightMax: number): TenantCache<K, V> {
       const entry = entries.get(key);
       if (entry?.isUsed !== true) {
         remove(key);
+        evicted?.(key);
         return;
       }
       entry.isUsed = false;

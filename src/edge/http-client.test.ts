@@ -221,15 +221,19 @@ describe("a streamed answer", () => {
     expect(await outbound.request(url, request).catch(({ kind }: OutboundError) => kind)).toBe("lost");
     await letGo;
   });
+});
 
-  test("that follows another one on a connection is its own: names share none, nor does what was not asked for", async () => {
-    const OK = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n";
+describe("kept connections", () => {
+  const OK = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n";
+
+  /** Asks a server of any name, which answers with the number of the connection. */
+  async function numbering() {
     let connections = 0;
     const server = net.createServer((socket) => {
-      const mine = ++connections;
+      const mine = ++connections % 100;
       socket.on("error", () => {});
       socket.on("data", (data) => {
-        socket.write(`${OK}${mine}.`);
+        socket.write(`${OK}${`${mine}`.padEnd(2, ".")}`);
         // One more, that nobody asked for.
         if (`${data}`.includes("POST /twice")) socket.write(`${OK}no`);
       });
@@ -240,21 +244,45 @@ describe("a streamed answer", () => {
     await promise;
     const { port } = server.address() as net.AddressInfo;
     const lookup = async () => [{ address: "127.0.0.1" }];
-    const named = createOutbound({
-      rules: null,
-      extraCa: null,
-      lookup,
-    });
-    const ask = async (host: string, path = "") => {
-      const request = { method: "POST", headers: [], body: null, signal: AbortSignal.timeout(20_000) };
+    const named = createOutbound({ rules: null, extraCa: null, lookup });
+    return async (host: string, { path = "", tenant = "" } = {}) => {
+      const signal = AbortSignal.timeout(20_000);
+      const request = { method: "POST", headers: [], body: null, signal, tenant };
       return await (await named.request(`http://${host}.test:${port}/${path}`, request)).text();
     };
+  }
+
+  test("names share none, and what was not asked for is no answer", async () => {
+    const ask = await numbering();
     expect([await ask("one"), await ask("one"), await ask("two"), await ask("one")]).toEqual([
       "1.",
       "1.",
       "2.",
       "1.",
     ]);
-    expect([await ask("two", "twice"), await ask("two"), await ask("two")]).toEqual(["2.", "3.", "3."]);
+    expect([await ask("two", { path: "twice" }), await ask("two"), await ask("two")]).toEqual([
+      "2.",
+      "3.",
+      "3.",
+    ]);
+  });
+
+  test("tenants share none, and use their own again", async () => {
+    const ask = await numbering();
+    const tenants = ["acme", "rival", "", "acme", "rival", ""];
+    const answers: string[] = [];
+    for (const tenant of tenants) answers.push(await ask("one", { tenant }));
+    expect(answers).toEqual(["1.", "2.", "3.", "1.", "2.", "3."]);
+  });
+
+  test("a tenant that calls more names than there are connections kept costs another none of its own", async () => {
+    const ask = await numbering();
+    const neighbour = () =>
+      Promise.all(Array.from({ length: 20 }, (_, at) => ask(`n${at}`, { tenant: "neighbour" })));
+    const before = await neighbour();
+    for (let at = 0; at < 1_200; at += 20) {
+      await Promise.all(Array.from({ length: 20 }, (_, next) => ask(`h${at + next}`, { tenant: "hostile" })));
+    }
+    expect(await neighbour()).toEqual(before);
   });
 });

@@ -4,16 +4,21 @@
 // from a close nor when a request has left.
 import net from "node:net";
 import tls from "node:tls";
+import { tenantCache } from "../core/tenant-cache.ts";
 import { during } from "../core/work.ts";
 import { Exchange } from "./http-exchange.ts";
 import { keepReceiveBufferSmall } from "./receive-buffer.ts";
 import { ResponseParser } from "./response-parser.ts";
-import { type Transport, TransportError, type TransportOptions, type TransportRequest } from "./transport.ts";
+import { type Transport, TransportError, type TransportRequest } from "./transport.ts";
 
 /** Short, since a server that drops idle connections unseen costs the call that finds out. */
 const IDLE_SECONDS = 30;
-/** Connections of one pool that wait for another request; the one that waits longest goes first. */
-const IDLE_MAX = 256;
+/**
+ * Connections that wait for another request, with a share for each tenant; of its own the one that waits longest goes
+ * first. One that may hold a context of its own, which is a copy of all roots (0.3 MB), counts as several.
+ */
+const IDLE_MAX = 1024;
+const OWN_CONTEXT_WEIGHT = 4;
 /** Of a body that is written at a time. */
 const PART_BYTES = 262_144;
 /** Of a body that is copied behind its head. */
@@ -22,9 +27,12 @@ const JOINED_BYTES_MAX = 64 * 1024;
 const KEEP_ALIVE_MARGIN_SECONDS = 1;
 const KEEP_ALIVE_TIMEOUT = /(?:^|[,;\s])timeout=(\d{1,9})\s*(?:$|[,;])/i;
 
-/** Where a connection leads. Names that share an address share no connections: their servers may be strangers. */
-function placeOf(url: URL, { headers }: TransportRequest): string {
-  return `${url.protocol}//${url.host} ${headers.get("host")}`;
+/**
+ * Where a connection leads, and what it shows there. Names that share an address share no connections, for their servers
+ * may be strangers, and neither do tenants: what one of them has left on a connection must not meet another's request.
+ */
+function placeOf(url: URL, { headers, tenant, serverName, tlsContext }: TransportRequest): string {
+  return JSON.stringify([tenant, url.protocol, url.host, headers.get("host"), serverName, tlsContext.name]);
 }
 
 function headOf({ pathname, search }: URL, { method, headers, body }: TransportRequest): Buffer {
@@ -73,6 +81,9 @@ interface Dialled {
 
 class Connection {
   readonly place: string;
+  readonly tenant: string;
+  /** Of those that are kept. */
+  readonly weight: number;
   readonly #socket: net.Socket;
   readonly #parser = new ResponseParser();
   readonly #pool: Pool;
@@ -84,8 +95,10 @@ class Connection {
   /** Whether any byte has come of the answer to the latest request. */
   isAnswered = false;
 
-  constructor({ socket, arrives }: Dialled, place: string, pool: Pool) {
+  constructor({ socket, arrives }: Dialled, place: string, request: TransportRequest, pool: Pool) {
     this.place = place;
+    this.tenant = request.tenant;
+    this.weight = request.tlsContext.name === "" ? 1 : OWN_CONTEXT_WEIGHT;
     this.#socket = socket;
     this.#pool = pool;
     arrives.take = (bytes) => {
@@ -202,8 +215,7 @@ async function dialled(
 
 function dial(
   { protocol, hostname, port }: URL,
-  secure: tls.ConnectionOptions,
-  signal: AbortSignal,
+  { serverName, tlsContext, signal }: TransportRequest,
 ): Promise<Dialled> {
   const host = hostname.replace(/^\[|\]$/g, "");
   const arrives: Arrivals = { take: null };
@@ -212,7 +224,16 @@ function dial(
     const socket = net.connect({ ...reading, port: Number(port || 80), noDelay: true });
     return dialled({ socket, arrives }, "connect", signal);
   }
-  const socket = tls.connect({ ...reading, port: Number(port || 443), ...secure });
+  const { secureContext } = tlsContext;
+  const socket = tls.connect({
+    ...reading,
+    port: Number(port || 443),
+    ALPNProtocols: ["http/1.1"],
+    // Said aloud, because NODE_TLS_REJECT_UNAUTHORIZED could switch it off.
+    rejectUnauthorized: true,
+    servername: serverName ?? "",
+    ...(secureContext && { secureContext }),
+  });
   return dialled({ socket: socket.setNoDelay(true), arrives }, "secureConnect", signal);
 }
 
@@ -220,9 +241,7 @@ function dial(
 class Pool {
   /** By place, the one that has waited shortest last. */
   readonly #idle = new Map<string, Connection[]>();
-  /** All of them, the one that has waited longest first. */
-  readonly #inOrder = new Set<Connection>();
-  #isClosed = false;
+  readonly #kept = tenantCache<Connection, true>(IDLE_MAX, (connection) => connection.end());
 
   take(place: string): Connection | null {
     const connection = this.#idle.get(place)?.at(-1) ?? null;
@@ -231,54 +250,33 @@ class Pool {
   }
 
   isFree(connection: Connection): void {
-    if (this.#isClosed) {
-      connection.end();
-      return;
-    }
-    const [longest] = this.#inOrder;
-    if (longest !== undefined && this.#inOrder.size >= IDLE_MAX) longest.end();
     const same = this.#idle.get(connection.place);
     if (same === undefined) this.#idle.set(connection.place, [connection]);
     else same.push(connection);
-    this.#inOrder.add(connection);
+    this.#kept.set(connection.tenant, connection, true, connection.weight);
   }
 
   isOver(connection: Connection): void {
     this.#remove(connection);
   }
 
-  close(): void {
-    this.#isClosed = true;
-    for (const connection of this.#inOrder) connection.end();
-  }
-
   #remove(connection: Connection): void {
-    if (!this.#inOrder.delete(connection)) return;
+    this.#kept.delete(connection);
     const same = this.#idle.get(connection.place) ?? [];
-    same.splice(same.lastIndexOf(connection), 1);
+    const at = same.lastIndexOf(connection);
+    if (at >= 0) same.splice(at, 1);
     if (same.length === 0) this.#idle.delete(connection.place);
   }
 }
 
-export function openTransport({ serverName, ca, client }: TransportOptions): Transport {
-  const isOwn = ca !== null || client !== null;
-  const secureContext = isOwn
-    ? tls.createSecureContext({ ...(ca && { ca: [...ca] }), ...client })
-    : undefined;
-  const secure = {
-    ALPNProtocols: ["http/1.1"],
-    // Said aloud, because NODE_TLS_REJECT_UNAUTHORIZED could switch it off.
-    rejectUnauthorized: true,
-    servername: serverName ?? "",
-    ...(secureContext && { secureContext }),
-  };
+export function openTransport(): Transport {
   const pool = new Pool();
 
   async function send(text: string, request: TransportRequest): Promise<Response> {
     const url = new URL(text);
     const place = placeOf(url, request);
     const kept = pool.take(place);
-    const connection = kept ?? new Connection(await dial(url, secure, request.signal), place, pool);
+    const connection = kept ?? new Connection(await dial(url, request), place, request, pool);
     try {
       return await connection.exchange(url, request);
     } catch (error) {
@@ -289,5 +287,5 @@ export function openTransport({ serverName, ca, client }: TransportOptions): Tra
     }
   }
 
-  return { send, close: () => pool.close() };
+  return { send };
 }

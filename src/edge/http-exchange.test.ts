@@ -13,6 +13,8 @@ test("what has come in many parts is parsed in one go: it waits for one turn, no
       headers: new Headers(),
       body: null,
       tenant: "",
+      serverName: null,
+      tlsContext: { name: "", secureContext: undefined },
       signal: AbortSignal.timeout(10_000),
     },
     over() {},

@@ -237,3 +237,39 @@ test("a body that is here counts until its request is done with, and one that wa
   await stored.promise;
   expect((await read(whole(200 * KIB), "t", BODY_BYTES_MAX)).byteLength).toBe(200 * KIB);
 });
+
+test("of bodies that come together, few pieces are taken in one turn of the event loop", async () => {
+  const read = createIntake({ ...LIMITS, bytesMax: 64 * 1024 * KIB });
+  const [bodies, pieces] = [50, 20];
+  let inThisTurn = 0;
+  let left = bodies;
+  const most: number[] = [];
+  const coming = () => {
+    let sent = 0;
+    const body = new ReadableStream(
+      {
+        pull(controller) {
+          inThisTurn++;
+          if (sent++ < pieces) controller.enqueue(new Uint8Array(8 * KIB));
+          else controller.close();
+        },
+      },
+      { highWaterMark: 0 },
+    );
+    return new Request("http://localhost/", { method: "POST", body });
+  };
+  const all = Array.from({ length: bodies }, async () => {
+    await read(coming(), "acme", BODY_BYTES_MAX);
+    left--;
+  });
+  while (left > 0) {
+    await new Promise((resolve) => setImmediate(resolve));
+    most.push(inThisTurn);
+    inThisTurn = 0;
+  }
+  await Promise.all(all);
+  // Of each body the first piece comes at once.
+  const [first = 0, ...others] = most;
+  expect(first).toBeLessThanOrEqual(bodies + 16);
+  expect(Math.max(...others)).toBeLessThanOrEqual(16);
+});

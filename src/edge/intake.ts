@@ -7,6 +7,7 @@ import { named } from "../core/steps.ts";
 import { during } from "../core/work.ts";
 import { gather } from "./gathered.ts";
 import { inSteps } from "./steps.ts";
+import { doneInTurns } from "./turns.ts";
 
 /** Up to here a body weighs nothing: there are fewer connections than could matter. */
 const TINY_BYTES = 4096;
@@ -153,7 +154,12 @@ interface BodyReader {
   releaseLock(): void;
 }
 
-/** `arrived` is told what is held, and throws when no more may come. */
+/**
+ * Nothing more is read before what has come has had its turn, and what nobody reads is not sent: of 80 bodies that come
+ * together a single turn of the event loop would take in 63 MB.
+ *
+ * @param arrived is told what is held, and throws when no more may come
+ */
 async function gathered(
   reader: BodyReader,
   { declared, bytesMax }: Expected,
@@ -168,7 +174,10 @@ async function gathered(
       if (done || value === undefined) return await inSteps(named("intake of a body", body.whole()), tenant);
       size += value.byteLength;
       if (size > bytesMax) throw tooLarge(bytesMax);
-      during("intake of a body", () => body.add(value));
+      await doneInTurns(() => {
+        during("intake of a body", () => body.add(value));
+        return false;
+      }, tenant);
       arrived(body.held);
     }
   } catch (error) {

@@ -6,9 +6,10 @@
 import { type HostRules, isExempt } from "../core/host.ts";
 import { literalAddress } from "../core/host-list.ts";
 import { isBadPort } from "../core/ports.ts";
-import { type ClientIdentity, createConnections } from "./connections.ts";
+import { openTransport } from "./http-client.ts";
 import type { Reader } from "./read-ahead.ts";
 import { createResolver, type Lookup } from "./resolve.ts";
+import { type ClientIdentity, createTlsContexts } from "./tls-contexts.ts";
 
 /**
  * `blocked`: the host rules refuse it. `unreached`: it certainly never reached the upstream, so it may be sent
@@ -34,7 +35,7 @@ export interface OutboundRequest {
   /** The only time limit; its reason is what an aborted request rejects with. It covers the body too. */
   readonly signal: AbortSignal;
   readonly tls?: ClientIdentity | null;
-  /** In whose turns the answer is read, where answers are streamed. */
+  /** Whose connections are used, and in whose turns the answer is read. Without one they are the operator's. */
   readonly tenant?: string;
   /** Told when the body is not needed any more, unless that never left. It may be told more than once. */
   readonly sent?: (() => void) | undefined;
@@ -163,10 +164,11 @@ function abortable<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
 export function createOutbound(options: OutboundOptions): Outbound {
   const { rules, lookup } = options;
   const resolve = createResolver({ rules, lookup });
-  const poolOf = createConnections(options.extraCa);
+  const contextOf = createTlsContexts(options.extraCa);
+  const transport = openTransport();
 
-  async function addressesOf({ hostname, port }: URL, signal: AbortSignal): Promise<readonly string[]> {
-    const pending = resolve(hostname);
+  async function addressesOf({ hostname, port }: URL, tenant: string, signal: AbortSignal) {
+    const pending = resolve(hostname, tenant);
     const resolution = pending instanceof Promise ? await abortable(pending, signal) : pending;
     if (!resolution.ok) throw new OutboundError(resolution.kind, `${hostname}: ${resolution.detail}`);
     const { addresses } = resolution;
@@ -180,17 +182,19 @@ export function createOutbound(options: OutboundOptions): Outbound {
       signal.throwIfAborted();
       const target = toTarget(text);
       const headers = toHeaders(target, pairs);
-      const addresses = await addressesOf(target.url, signal);
-      const pool = poolOf(target.serverName, tls);
+      const addresses = await addressesOf(target.url, tenant, signal);
+      const tlsContext = contextOf(tenant, tls);
       let failure = new OutboundError("unreached", "no address");
       for (const address of addresses.slice(0, DIALS_MAX)) {
         try {
-          return await pool.send(dialUrl(target, address), {
+          return await transport.send(dialUrl(target, address), {
             method,
             headers,
             body,
             signal,
             tenant,
+            serverName: target.serverName,
+            tlsContext,
             ...rest,
           });
         } catch (error) {

@@ -222,4 +222,33 @@ describe("answers that change", () => {
     await resolve("0.test");
     expect(asked.length).toBe(1026);
   });
+
+  test("a tenant with thousands of names costs another none of those that are known", async () => {
+    const { lookup, asked } = scripted([PUBLIC]);
+    const resolve = resolverOf(lookup, { cacheMs: 60_000 });
+    for (let i = 0; i < 100; i++) await resolve(`${i}.neighbour.test`, "neighbour");
+    for (let i = 0; i < 3000; i++) await resolve(`${i}.hostile.test`, "hostile");
+    expect(asked.length).toBe(3100);
+    for (let i = 0; i < 100; i++) await resolve(`${i}.neighbour.test`, "neighbour");
+    expect(asked.length).toBe(3100);
+  });
+
+  test("nor, with names that get no answer, a look-up", async () => {
+    const asked: string[] = [];
+    const lookup: Lookup = (name) => {
+      asked.push(name);
+      return name.startsWith("slow")
+        ? Promise.withResolvers<never>().promise
+        : scripted([PUBLIC]).lookup(name);
+    };
+    const resolve = resolverOf(lookup);
+    const slow = Array.from({ length: 2000 }, (_, i) => resolve(`slow-${i}.test`, "hostile"));
+    slow.push(Promise.resolve(resolve("good.test", "hostile")));
+    expect(asked.length).toBe(448);
+    expect(await resolve("good.test", "neighbour")).toEqual({ ok: true, addresses: [PUBLIC] });
+    expect(asked).toHaveLength(449);
+    // They have their turn when the first have been given up.
+    expect(await slow.at(-1)).toMatchObject({ ok: true });
+    expect(asked).toHaveLength(2002);
+  });
 });

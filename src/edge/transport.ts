@@ -1,15 +1,6 @@
-// What carries a request to the address that it is pinned to, as a pool of connections shows it.
+// What carries a request to the address that it is pinned to.
 import type { Reader } from "./read-ahead.ts";
-
-/** What a pool of connections shows and believes. */
-export interface TransportOptions {
-  /** The name for SNI and certificate; null for plain HTTP and for hosts that are addresses. */
-  readonly serverName: string | null;
-  /** PEM of all roots that are trusted; null for the usual ones. */
-  readonly ca: readonly string[] | null;
-  /** PEM. Null when nothing is shown to a server that asks for a certificate. */
-  readonly client: { readonly cert: string; readonly key: string } | null;
-}
+import type { TlsContext } from "./tls-contexts.ts";
 
 export interface TransportRequest {
   readonly method: string;
@@ -17,8 +8,11 @@ export interface TransportRequest {
   readonly headers: Headers;
   readonly body: Uint8Array | null;
   readonly signal: AbortSignal;
-  /** In whose turns the answer is read. */
+  /** Whose connections are used, and in whose turns the answer is read. */
   readonly tenant: string;
+  /** The name for SNI and certificate; null for plain HTTP and for hosts that are addresses. */
+  readonly serverName: string | null;
+  readonly tlsContext: TlsContext;
   /** Told when the body is not needed any more: it has left, or never will. It may be told more than once. */
   readonly sent?: (() => void) | undefined;
   /** Whose share what comes of the answer ahead of its reader counts to; without one it counts to nobody's. */
@@ -35,7 +29,6 @@ export class TransportError extends Error {
   }
 }
 
-/** One pool of connections. */
 export interface Transport {
   /**
    * Resolves with the final response head as it came; its body is still encoded and must be read or cancelled.
@@ -44,6 +37,4 @@ export interface Transport {
    * @throws errors with a code
    */
   send(url: string, request: TransportRequest): Promise<Response>;
-  /** Closes what is idle; exchanges on their way finish. */
-  close(): void;
 }

@@ -85,11 +85,20 @@ export function migrateSqlite(connection: Database, clock: Clock): void {
 const MIGRATION_LOCK = "8098991187203942501";
 /** Another replica may be at a long migration. */
 const MIGRATION_LOCK_WAIT = "5min";
+/**
+ * How often the server looks whether the program that asked is still there: one that was killed would else leave its
+ * statement at work until its end, with the locks that the next one waits for.
+ */
+const STILL_THERE_EVERY = "1s";
 
 /** Applies what is missing. Replicas that start at once queue on an advisory lock; the first one does the work. */
 export async function migratePostgres(client: SQL, clock: Clock): Promise<void> {
   await client.begin(async (tx) => {
     await tx.unsafe(`set local statement_timeout = 0; set local lock_timeout = '${MIGRATION_LOCK_WAIT}'`);
+    // Servers before version 14, and those on some systems, can't look. They are no worse for it.
+    const look = (part: SQL) =>
+      part.unsafe(`set local client_connection_check_interval = '${STILL_THERE_EVERY}'`);
+    await tx.savepoint(look).catch(() => {});
     await tx.unsafe(`select pg_advisory_xact_lock(${MIGRATION_LOCK})`);
     await tx.unsafe(VERSIONS_TABLE);
     const rows: { newest: number }[] = await tx.unsafe(NEWEST);

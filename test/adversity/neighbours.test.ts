@@ -5,6 +5,7 @@ import { readFileSync } from "node:fs";
 import { Agent, type IncomingMessage, request } from "node:http";
 import { zstdCompressSync } from "node:zlib";
 import { type Gateway, startGateway } from "../support/gateway.ts";
+import { computedPauses } from "../support/pauses.ts";
 import { unread } from "../support/unread.ts";
 import { startUpstream, type Upstream } from "../support/upstream.ts";
 
@@ -13,6 +14,13 @@ const MIB = 1024 * 1024;
 const CALL_MS_MAX = 3_000;
 const ROUNDS = 8;
 const RSS_MIB_MAX = 700;
+/**
+ * Of a thread's event loop, in one piece: computed, not waited for a processor. The worst that was measured on two busy
+ * cores is 38.
+ */
+const COMPUTED_MS_MAX = 75;
+/** The watch tells at once of the first pause, and of what follows within a second. */
+const TOLD_MS = 1_200;
 
 interface Tenant {
   readonly headers: Record<string, string>;
@@ -264,17 +272,22 @@ test.each(ATTACKS)(
     const gone = new AbortController();
     const upstream = startHostileUpstream(gone.signal);
     try {
-      await using gateway = await startGateway({ env: { TOLLGATE_UPSTREAM_TIMEOUT_MS: "120000" } });
+      await using gateway = await startGateway({
+        env: { TOLLGATE_UPSTREAM_TIMEOUT_MS: "120000", TOLLGATE_BLOCKED_MS: "20" },
+      });
       const hostile = await tenantOf(gateway, "hostile");
       const neighbour = await tenantOf(gateway, "neighbour");
       const id = await neighbour.register({ upstream_url: `${upstream.url}done` });
       await begin({ gateway, hostile, upstream, tenant: (name) => tenantOf(gateway, name) });
+      const times: number[] = [];
       for (let round = 0; round < ROUNDS; round++) {
         const body = round % 2 === 0 ? "{}" : `"${"x".repeat(MIB)}"`;
-        const [polled = 0, streamed = 0] = await callsOf(neighbour, gateway, id, body);
-        expect(polled).toBeLessThan(CALL_MS_MAX);
-        expect(streamed).toBeLessThan(CALL_MS_MAX);
+        times.push(...(await callsOf(neighbour, gateway, id, body)));
       }
+      await Bun.sleep(TOLD_MS);
+      const slow = times.filter((ms) => ms >= CALL_MS_MAX);
+      const pauses = computedPauses(gateway.log(), COMPUTED_MS_MAX);
+      expect({ slow, pauses }).toEqual({ slow: [], pauses: [] });
       expect(peakMib(gateway.pid)).toBeLessThan(RSS_MIB_MAX);
       gone.abort();
       await gateway.kill9();

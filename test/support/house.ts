@@ -107,7 +107,7 @@ const OWNERSHIPS: readonly Ownership[] = [
   { what: "connection pools of fetch", owners: [], pattern: /\bFetchSession\b/ },
   {
     what: "TLS contexts",
-    owners: ["src/edge/connections.ts", "src/edge/http-client.ts", "src/facilitator/listener.ts"],
+    owners: ["src/edge/tls-contexts.ts", "src/edge/http-client.ts", "src/facilitator/listener.ts"],
     pattern: anyOf(modules("tls")),
   },
   {

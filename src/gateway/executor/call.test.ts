@@ -32,6 +32,21 @@ function text(bytes: Uint8Array | null): string | null {
 }
 
 describe("a plain http call", () => {
+  test("goes out for its tenant, whose connections and turns it has", async () => {
+    const tenants: (string | undefined)[] = [];
+    const outbound: Outbound = {
+      async request(_, { tenant }) {
+        tenants.push(tenant);
+        return new Response();
+      },
+    };
+    for (const tenant of ["acme", "rival"]) {
+      const job = makeJob("http://up.test/", { tenant });
+      await runCall(job, { outbound, settings: LOOPBACK, memory, decoders }, never, callHttp);
+    }
+    expect(tenants).toEqual(["acme", "rival"]);
+  });
+
   test("posts the body byte for byte with the caller's headers, the credential and our ids", async () => {
     let seen: { method: string; headers: Headers; body: Uint8Array } | null = null;
     const upstream = keep(

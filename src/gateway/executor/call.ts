@@ -173,7 +173,7 @@ export function send(context: CallContext, request: UpstreamRequest): Promise<Re
   const { outbound, signal, trace, hold } = context;
   const { url, ...init } = request;
   trace.dialled_at ??= performance.now();
-  return requestSafely(outbound, url, { ...init, signal, ahead: hold.ahead });
+  return requestSafely(outbound, url, { ...init, signal, tenant: hold.tenant, ahead: hold.ahead });
 }
 
 /**

@@ -71,6 +71,7 @@ export function createFacilitatorClient(options: FacilitatorClientOptions): Faci
         headers: [["content-type", "application/json"], ...headers],
         body: new TextEncoder().encode(attempt.settle_request),
         tls,
+        tenant: attempt.tenant,
         signal,
       },
       ANSWER_BYTES_MAX,

@@ -1,0 +1,56 @@
+// A migration whose program is killed: the server's work for it ends as well, and the next program finds it undone.
+import { expect, test } from "bun:test";
+import { mkdtempSync } from "node:fs";
+import { join } from "node:path";
+import { SQL } from "bun";
+import { startPostgres } from "../../test/support/postgres.ts";
+import { temporaryRoot } from "../../test/support/process.ts";
+import { postgresPlace } from "../../test/support/stores.ts";
+
+const MAIN = join(import.meta.dir, "../main.ts");
+/** The server looks every second; so much more for a busy machine. */
+const GONE_MS_MAX = 10_000;
+
+/** The first table of a migration takes the server's processor for as long as anybody waits for it. */
+const LONG = [
+  `create function work() returns event_trigger language plpgsql as $$
+     declare until timestamptz := clock_timestamp() + interval '1 minute';
+     begin while clock_timestamp() < until loop perform count(*) from generate_series(1, 10000); end loop; end $$`,
+  "create event trigger slow on ddl_command_start when tag in ('CREATE TABLE') execute function work()",
+];
+
+function startMigration(databaseUrl: string) {
+  const command = ["setpriv", "--pdeathsig", "KILL", "--", process.execPath, MAIN, "migrate"];
+  const env = {
+    DATABASE_URL: databaseUrl,
+    TOLLGATE_DATA_DIR: mkdtempSync(join(temporaryRoot(), "migrate-")),
+    TOLLGATE_MASTER_KEY: Buffer.alloc(32, 7).toString("base64"),
+  };
+  return Bun.spawn(command, { env, stdio: ["ignore", "ignore", "ignore"] });
+}
+
+test("a migration that is killed leaves the server neither at work nor locked", async () => {
+  const place = await postgresPlace();
+  for (const statement of LONG) await place.execute(statement);
+  await using watcher = new SQL((await startPostgres()).url("postgres"), { max: 1, database: "postgres" });
+  const atWork = async () => {
+    const rows = await watcher`select pid from pg_stat_activity
+      where datname = ${new URL(place.url).pathname.slice(1)} and state = 'active' and query ilike 'create table%'`;
+    return rows.length > 0;
+  };
+  const migration = startMigration(place.url);
+  while (!(await atWork())) {
+    expect(migration.exitCode).toBeNull();
+    await Bun.sleep(20);
+  }
+  migration.kill("SIGKILL");
+  await migration.exited;
+  const killedAt = performance.now();
+  while (await atWork()) {
+    expect(performance.now() - killedAt).toBeLessThan(GONE_MS_MAX);
+    await Bun.sleep(20);
+  }
+
+  await place.execute("drop event trigger slow");
+  await (await place.open()).close();
+}, 60_000);
