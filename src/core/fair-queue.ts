@@ -18,6 +18,11 @@ export interface Waiter extends Wanted {
 export interface FairQueue {
   /** How many wait. */
   readonly size: number;
+  /** Those of which somebody waits. */
+  tenants(): Iterable<string>;
+  /** Who of the tenant has waited longest, and since when, of performance.now(). */
+  longest(tenant: string): { readonly waiter: Waiter; readonly since: number } | null;
+  isWaiting(waiter: Waiter): boolean;
   /** Takes the share at once, or calls `enter` when it has been taken. */
   add(waiter: Waiter): void;
   /** Ends the wait of one that may not have its share yet. */
@@ -25,20 +30,24 @@ export interface FairQueue {
   /** Takes it at once or not at all, and never before one of the same agent that waits. */
   takeNow(tenant: string, agent: string | null, amount: number): boolean;
   giveBack(tenant: string, agent: string | null, amount: number): void;
+  /** Gives what is free to who may have it: for when that depends on more than on what is given back. */
+  serve(): void;
 }
 
-type Line = Set<Waiter>;
+/** Since when each waits, the first first. */
+type Line = Map<Waiter, number>;
 
-export function createFairQueue(share: FairShare): FairQueue {
+/** @param partNow what each tenant may hold now and no more; null where the share itself knows */
+export function createFairQueue(share: FairShare, partNow: () => number | null = () => null): FairQueue {
   const waiting = new Map<string, Map<string | null, Line>>();
   let size = 0;
 
   function enqueue(waiter: Waiter): void {
     const agents = waiting.get(waiter.tenant) ?? new Map<string | null, Line>();
     waiting.set(waiter.tenant, agents);
-    const line = agents.get(waiter.agent) ?? new Set<Waiter>();
+    const line: Line = agents.get(waiter.agent) ?? new Map<Waiter, number>();
     agents.set(waiter.agent, line);
-    line.add(waiter);
+    line.set(waiter, performance.now());
     size++;
   }
 
@@ -53,9 +62,9 @@ export function createFairQueue(share: FairShare): FairQueue {
 
   /** Gives its share to who came first, or says who is short. */
   function serveLine(line: Line | undefined): Shortage | null {
-    const [next] = line ?? [];
+    const [next] = line?.keys() ?? [];
     if (next === undefined) return "own";
-    const short = share.take(next.tenant, next.agent, next.amount);
+    const short = share.take(next.tenant, next.agent, next.amount, partNow());
     if (short !== null) return short;
     remove(next);
     next.enter();
@@ -65,7 +74,7 @@ export function createFairQueue(share: FairShare): FairQueue {
   /** Gives its share to one of the tenant's, if one can have it now. */
   function serveOne(tenant: string): boolean {
     const lines = waiting.get(tenant);
-    if (lines === undefined || share.roomOf(tenant) <= 0) return false;
+    if (lines === undefined || share.roomOf(tenant, partNow()) <= 0) return false;
     for (const agent of leastFirst(lines.keys(), (name) => share.heldBy(tenant, name ?? undefined))) {
       const short = serveLine(lines.get(agent));
       if (short === null) toTheEnd(lines, agent);
@@ -83,13 +92,22 @@ export function createFairQueue(share: FairShare): FairQueue {
 
   function takeNow(tenant: string, agent: string | null, amount: number): boolean {
     if (waiting.get(tenant)?.has(agent) === true) return false;
-    return share.take(tenant, agent, amount) === null;
+    return share.take(tenant, agent, amount, partNow()) === null;
+  }
+
+  function longest(tenant: string) {
+    const firsts = [...(waiting.get(tenant)?.values() ?? [])].flatMap((line) => [...line].slice(0, 1));
+    const [first] = firsts.sort(([, a], [, b]) => a - b);
+    return first === undefined ? null : { waiter: first[0], since: first[1] };
   }
 
   return {
     get size() {
       return size;
     },
+    tenants: () => waiting.keys(),
+    longest,
+    isWaiting: (waiter) => waiting.get(waiter.tenant)?.get(waiter.agent)?.has(waiter) === true,
     add(waiter) {
       if (takeNow(waiter.tenant, waiter.agent, waiter.amount)) waiter.enter();
       else enqueue(waiter);
@@ -100,6 +118,7 @@ export function createFairQueue(share: FairShare): FairQueue {
       share.giveBack(tenant, agent, amount);
       serve();
     },
+    serve,
   };
 }
 
@@ -114,8 +133,14 @@ function toTheEnd<K, V>(map: Map<K, V>, key: K): void {
  * Undefined when it was taken at once; else it has been taken when the promise resolves.
  *
  * @param signal its reason ends the wait
+ * @param taken told at once when it has been taken after a wait
  */
-export function enter(queue: FairQueue, wanted: Wanted, signal?: AbortSignal): Promise<void> | undefined {
+export function enter(
+  queue: FairQueue,
+  wanted: Wanted,
+  signal?: AbortSignal,
+  taken?: () => void,
+): Promise<void> | undefined {
   if (queue.takeNow(wanted.tenant, wanted.agent, wanted.amount)) return undefined;
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   const giveUp = () => {
@@ -127,6 +152,7 @@ export function enter(queue: FairQueue, wanted: Wanted, signal?: AbortSignal): P
     ...wanted,
     enter() {
       signal?.removeEventListener("abort", giveUp);
+      taken?.();
       resolve();
     },
   };

@@ -19,11 +19,17 @@ export type Shortage = "own" | "agent" | "tenant";
 
 export interface FairShare {
   readonly free: number;
-  /** Takes this amount, or says who is short; then nothing is taken. Without an agent only the tenant counts. */
-  take(tenant: string, agent?: string | null, amount?: number): Shortage | null;
+  /**
+   * Takes this amount, or says who is short; then nothing is taken. Without an agent only the tenant counts.
+   *
+   * @param part where it is given, a tenant may hold so much, whatever it leaves free, and no more
+   */
+  take(tenant: string, agent?: string | null, amount?: number, part?: number | null): Shortage | null;
   giveBack(tenant: string, agent?: string | null, amount?: number): void;
-  /** How much more the tenant may hold now. */
-  roomOf(tenant: string): number;
+  /** How much more the tenant may hold now, or as soon as so much is given back by others. */
+  roomOf(tenant: string, part?: number | null, comesBack?: number): number;
+  /** Those that hold something. */
+  tenants(): Iterable<string>;
   /** What the tenant holds now, or one of its agents. */
   heldBy(tenant: string, agent?: string): number;
 }
@@ -55,16 +61,26 @@ export function createFairShare({ size, agentMax = size, least = 1 }: FairShareO
   /** The more it holds, the less is free: what both are together is what the others leave it. */
   const mostOf = (whole: number, left: number) => Math.max(Math.min(least, left), mostHeld(whole, left));
 
-  function shortage({ held, agents }: Holder, agent: string | null, amount: number): Shortage | null {
+  const mostOfTenant = (left: number, part: number | null) =>
+    part === null ? mostOf(size, left) : Math.min(part, left);
+
+  function shortage(
+    { held, agents }: Holder,
+    agent: string | null,
+    amount: number,
+    part: number | null,
+  ): Shortage | null {
     const own = agents.get(agent ?? "") ?? 0;
     if (own + amount > agentMax) return "own";
     // What is too much for anybody's share can be had while nobody holds anything.
     const isAlone = free === size && amount <= size;
     if (isAlone || amount === 0) return null;
-    const tenantMost = mostOf(size, free + held);
+    const tenantMost = mostOfTenant(free + held, part);
     if (held + amount > tenantMost) return "tenant";
-    if (agent === null) return null;
-    return own + amount > mostOf(tenantMost, tenantMost - held + own) ? "agent" : null;
+    // Likewise among agents: one alone may need all that its tenant may hold.
+    const isOnly = agent === null || held === 0;
+    const whole = part ?? tenantMost;
+    return isOnly || own + amount <= mostOf(whole, whole - held + own) ? null : "agent";
   }
 
   function giveBackOf({ agents }: Holder, agent: string, amount: number): void {
@@ -77,9 +93,9 @@ export function createFairShare({ size, agentMax = size, least = 1 }: FairShareO
     get free() {
       return free;
     },
-    take(tenant, agent = null, amount = 1) {
+    take(tenant, agent = null, amount = 1, part = null) {
       const found = holders.get(tenant);
-      const short = shortage(found ?? NOBODY, agent, amount);
+      const short = shortage(found ?? NOBODY, agent, amount, part);
       if (short !== null) return short;
       const holder = found ?? { held: 0, agents: new Map<string, number>() };
       if (found === undefined) holders.set(tenant, holder);
@@ -96,10 +112,11 @@ export function createFairShare({ size, agentMax = size, least = 1 }: FairShareO
       if (holder.held <= 0) holders.delete(tenant);
       free += amount;
     },
-    roomOf(tenant) {
+    roomOf(tenant, part = null, comesBack = 0) {
       const held = holders.get(tenant)?.held ?? 0;
-      return Math.max(0, mostOf(size, free + held) - held);
+      return Math.max(0, mostOfTenant(free + comesBack + held, part) - held);
     },
+    tenants: () => holders.keys(),
     heldBy(tenant, agent) {
       const holder = holders.get(tenant);
       return (agent === undefined ? holder?.held : holder?.agents.get(agent)) ?? 0;

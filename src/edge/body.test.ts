@@ -287,12 +287,13 @@ describe("the memory of decoders", () => {
   /** Memory of which `free` bytes are left, and what was asked for. */
   function memoryOf(free: number) {
     const asked: number[] = [];
-    const state = { asked, held: 0, most: 0 };
+    const state = { asked, held: 0, most: 0, giveWay: () => {} };
     const decodedFor: DecodedFor = {
       tenant: "acme",
       memory: {
-        async take(bytes, signal) {
+        async take(bytes, signal, giveWay) {
           asked.push(bytes);
+          state.giveWay = giveWay;
           if (state.held + bytes > free) {
             await new Promise<void>((_, reject) => {
               signal.addEventListener("abort", () => reject(signal.reason));
@@ -361,6 +362,28 @@ describe("the memory of decoders", () => {
       expect(state.held).toBeGreaterThan(0);
       stop.abort("enough");
       expect([encoding, state.held]).toEqual([encoding, 0]);
+    }
+  });
+
+  test("is given back as soon as others need it: the body ends there, and says so", async () => {
+    const whole = await zstdStream(23);
+    for (const isRead of [true, false]) {
+      const { state, decodedFor } = memoryOf(64 * MIB);
+      const upstream = hanging(whole, "zstd");
+      const options = { ...HUGE, decodedFor };
+      const reader = decodedBody(upstream.response, options).getReader();
+      await reader.read();
+      const next = isRead ? failure(reader.read()) : null;
+      expect(state.held).toBeGreaterThan(8 * MIB);
+      state.giveWay();
+      expect([state.held, upstream.state.cancelled]).toEqual([0, 1]);
+      expect(await (next ?? failure(reader.read()))).toBeInstanceOf(Undecodable);
+      const polled = hanging(whole, "zstd");
+      const reading = failure(readBody(polled.response, options));
+      while (state.held === 0) await new Promise((resolve) => setImmediate(resolve));
+      state.giveWay();
+      expect(await reading).toBeInstanceOf(Undecodable);
+      expect([state.held, polled.state.cancelled]).toEqual([0, 1]);
     }
   });
 

@@ -73,18 +73,21 @@ function toStream(chunks: Chunks, cancel: () => Promise<void>): ReadableStream<U
 }
 
 /** Errors are OutboundErrors, BodyTooLarge, Undecodable or the signal's reason; however the loop ends, the body is closed. */
-async function* guarded(chunks: Chunks, close: () => void, signal: AbortSignal | undefined): Chunks {
-  signal?.addEventListener("abort", close, { once: true });
+async function* guarded(chunks: Chunks, close: () => void, signals: readonly AbortSignal[]): Chunks {
+  const check = () => {
+    for (const signal of signals) signal.throwIfAborted();
+  };
+  for (const signal of signals) signal.addEventListener("abort", close, { once: true });
   try {
-    signal?.throwIfAborted();
+    check();
     yield* chunks;
-    // A body closed by the signal ends like an ordinary one.
-    signal?.throwIfAborted();
+    // A body closed by a signal ends like an ordinary one.
+    check();
   } catch (error) {
-    signal?.throwIfAborted();
+    check();
     throw error instanceof BodyTooLarge || error instanceof Undecodable ? error : lost(error);
   } finally {
-    signal?.removeEventListener("abort", close);
+    for (const signal of signals) signal.removeEventListener("abort", close);
     close();
   }
 }
@@ -94,9 +97,10 @@ function decodingOf(
   { body, headers }: Response,
   { maxBytes, decodedFor = NOBODY }: OpenOptions,
   isLent: boolean,
+  giveWay: () => void,
 ): Decoding | null {
   const codings = body === null ? [] : codingsOf(headers);
-  return codings.length === 0 ? null : createDecoding({ codings, maxBytes, isLent, ...decodedFor });
+  return codings.length === 0 ? null : createDecoding({ codings, maxBytes, isLent, giveWay, ...decodedFor });
 }
 
 interface OpenOptions {
@@ -111,16 +115,19 @@ function open(response: Response, options: OpenOptions, isLent = false): OpenBod
   const body: ReadableStream<Uint8Array> = response.body ?? new Blob().stream();
   const reader = body.getReader();
   let decoding: Decoding | null = null;
+  const crowded = new AbortController();
+  const giveWay = () => crowded.abort(new Undecodable("others need the memory of its decoder"));
   const close = () => {
     decoding?.close();
     reader.cancel().catch(() => {});
   };
   async function* chunks(): Chunks {
-    decoding = decodingOf(response, options, isLent);
+    decoding = decodingOf(response, options, isLent, giveWay);
     const raw = rawChunks(reader);
     yield* decoding?.chunks(raw) ?? raw;
   }
-  return { chunks: guarded(chunks(), close, signal), close };
+  const signals = signal === undefined ? [crowded.signal] : [signal, crowded.signal];
+  return { chunks: guarded(chunks(), close, signals), close };
 }
 
 /**

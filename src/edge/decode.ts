@@ -15,8 +15,9 @@ export interface DecoderMemory {
    * Resolves when so many bytes may be held, with what gives them back.
    *
    * @param signal its reason ends the wait
+   * @param giveWay told that others need them
    */
-  take(bytes: number, signal: AbortSignal): Promise<() => void>;
+  take(bytes: number, signal: AbortSignal, giveWay: () => void): Promise<() => void>;
 }
 
 /** For whom a body is decoded. */
@@ -35,8 +36,8 @@ const STEP_MS = 1;
 /** A layer that is given more than this, and so many times what came of it, is nobody's honest answer. */
 const INPUT_FREE_BYTES = 1024 * 1024;
 const INPUT_PER_OUTPUT_MAX = 64;
-/** A wait for more memory while some is held is short: somebody else may be waiting for that. */
-const MORE_WAIT_MS = 1000;
+/** A wait for more memory while some is held is no longer than others take to give way: they may wait for that. */
+const MORE_WAIT_MS = 2500;
 const EMPTY = new Uint8Array();
 
 export interface DecodingOptions extends DecodedFor {
@@ -46,6 +47,8 @@ export interface DecodingOptions extends DecodedFor {
   readonly maxBytes: number;
   /** Whether each chunk is there only until the next one is asked for; else it is its reader's own. */
   readonly isLent: boolean;
+  /** Others need its memory: it is to be closed. */
+  giveWay(): void;
 }
 
 export interface Decoding {
@@ -157,13 +160,13 @@ class LayeredDecoding implements Decoding {
    */
   async #cover(needs: number): Promise<void> {
     if (needs <= this.#held) return;
-    const { codings, memory } = this.#options;
+    const { codings, memory, giveWay } = this.#options;
     const all = codings.length > 1 ? codings.reduce((sum, coding) => sum + NEEDS_MAX[coding], 0) : needs;
     const more = all - this.#held;
     const { signal } = this.#closing;
     const isFirst = this.#held === 0;
     const waited = isFirst ? signal : AbortSignal.any([signal, AbortSignal.timeout(MORE_WAIT_MS)]);
-    const giveBack = await memory.take(more, waited).catch((error) => {
+    const giveBack = await memory.take(more, waited, giveWay).catch((error) => {
       throw isFirst || signal.aborted ? error : new Undecodable("no memory for a larger window");
     });
     if (signal.aborted) giveBack();

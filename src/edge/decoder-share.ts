@@ -1,30 +1,35 @@
 // The memory of all decoders of the process, whichever thread they work in, shared out by tenant first. An answer of a
-// few hundred bytes can make its decoder hold 16 MiB for as long as it stays open, so nobody decodes before this is had.
-import { createFairQueue, enter } from "../core/fair-queue.ts";
-import { createFairShare } from "../core/fair-share.ts";
+// few hundred bytes can make its decoder hold 16 MiB for as long as it stays open, so nobody decodes before this is had,
+// and who holds more than its part of it when others wait gives way: see core/commons.ts.
+import { Commons } from "../core/commons.ts";
 
 export interface DecoderShare {
   /**
    * Resolves when so many bytes may be held, with what gives them back, once.
    *
    * @param signal its reason ends the wait
+   * @param giveWay told, once, that others need them: they are to be given back soon
    */
-  take(tenant: string, agent: string, bytes: number, signal: AbortSignal): Promise<() => void>;
+  take(
+    tenant: string,
+    agent: string,
+    bytes: number,
+    signal: AbortSignal,
+    giveWay: () => void,
+  ): Promise<() => void>;
 }
 
 const DECODER_BYTES_MAX = 192 * 1024 * 1024;
 
 export function createDecoderShare(size = DECODER_BYTES_MAX): DecoderShare {
-  const queue = createFairQueue(createFairShare({ size, least: 0 }));
+  const commons = new Commons({ size });
   return {
-    async take(tenant, agent, amount, signal) {
+    async take(tenant, agent, bytes, signal, giveWay) {
       signal.throwIfAborted();
-      await enter(queue, { tenant, agent, amount }, signal);
-      let isHeld = true;
-      return () => {
-        if (isHeld) queue.giveBack(tenant, agent, amount);
-        isHeld = false;
-      };
+      const stake = commons.stake(tenant, agent);
+      stake.giveWay = giveWay;
+      await stake.take(bytes, signal);
+      return () => stake.giveBack();
     },
   };
 }

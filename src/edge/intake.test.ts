@@ -24,6 +24,8 @@ function upload(declared?: number) {
     async send(bytes: number) {
       await writer.write(new Uint8Array(bytes).fill(65));
       await writer.ready;
+      // What has been read is taken in a turn later.
+      for (let turn = 0; turn < 3; turn++) await new Promise((resolve) => setImmediate(resolve));
     },
     end: () => writer.close(),
     breakOff: () => writer.abort(new Error("gone")),
@@ -112,8 +114,8 @@ test("all tenants together hold no more than the whole", async () => {
     const body = upload();
     return { body, reading: read(body.request, tenant, BODY_BYTES_MAX) };
   });
-  for (const { body } of held) await body.send(200 * KIB);
-  expect((await faultOf(read(whole(250 * KIB), "d", BODY_BYTES_MAX))).kind).toBe("unavailable");
+  for (const { body } of held) await body.send(180 * KIB);
+  expect((await faultOf(read(whole(300 * KIB), "d", BODY_BYTES_MAX))).kind).toBe("unavailable");
   expect((await read(whole(100 * KIB), "d", BODY_BYTES_MAX)).byteLength).toBe(100 * KIB);
   for (const { body } of held) await body.end();
   await Promise.all(held.map(({ reading }) => reading));
@@ -143,27 +145,71 @@ test("what a body held is given back, however it ends", async () => {
   }
 });
 
+test("a body that is more than is left is taken in when others hold more than their part: the slowest of theirs is not", async () => {
+  const read = createIntake(LIMITS);
+  async function begun(tenant: string, bytes: number) {
+    const body = upload(BODY_BYTES_MAX);
+    const ended = read(body.request, tenant, BODY_BYTES_MAX).then(
+      ({ byteLength }) => byteLength,
+      (error: unknown) => error,
+    );
+    await body.send(bytes);
+    return { ...body, ended };
+  }
+  const first = await begun("hoard", 230 * KIB);
+  const silent = await begun("hoard", 230 * KIB);
+  const third = await begun("hoard", 230 * KIB);
+  const other = await begun("hoard too", 40 * KIB);
+  await first.send(KIB);
+  const began = performance.now();
+  const large = upload(240 * KIB);
+  const reading = read(large.request, "honest", BODY_BYTES_MAX);
+  for (let sent = 0; sent < 240 * KIB; sent += 30 * KIB) await large.send(30 * KIB);
+  await large.end();
+  expect((await reading).byteLength).toBe(240 * KIB);
+  expect(performance.now() - began).toBeWithin(900, 2_500);
+  expect(await silent.ended).toMatchObject({
+    kind: "unavailable",
+    message: "too many large bodies are coming in",
+    retryAfterSeconds: 5,
+  });
+  for (const body of [first, third, other]) await body.end();
+  expect(await Promise.all([first, third, other].map(({ ended }) => ended))).toEqual([
+    231 * KIB,
+    230 * KIB,
+    40 * KIB,
+  ]);
+});
+
 const servers: Bun.Server<undefined>[] = [];
 afterEach(async () => {
   await Promise.all(servers.splice(0).map((server) => server.stop(true)));
 });
 
 /** An edge with one route that takes a body in, over a real listener: what is answered, and how it ends. */
-function listen(limits: Partial<IntakeLimits>) {
+function serve(limits: Partial<IntakeLimits>) {
   const read = createIntake({ ...LIMITS, ...limits });
   const app = routes().post(
     "/v1/take",
     async ({ request }) => {
       const bytes = await read(request, scopeOf(request).caller.tenant, BODY_BYTES_MAX);
-      return new Response(`${bytes.byteLength} bytes`);
+      return new Response(`body of ${bytes.byteLength} bytes`);
     },
     { parse: "none" },
   );
-  const authenticate = () => ({ tenant: "t", user: "u", scopes: new Set<string>() });
+  const authenticate = (tenant: string | null) => ({
+    tenant: `${tenant}`,
+    user: "u",
+    scopes: new Set<string>(),
+  });
   const edge = createEdge({ app, log: silentLog, authenticate });
   const server = Bun.serve({ port: 0, hostname: "127.0.0.1", fetch: (request) => edge.fetch(request) });
   servers.push(server);
-  const socket = connect(server.port ?? 0, "127.0.0.1");
+  return () => connection(server.port ?? 0);
+}
+
+function connection(port: number) {
+  const socket = connect(port, "127.0.0.1");
   let answer = "";
   socket.on("data", (data) => {
     answer += data;
@@ -175,6 +221,8 @@ function listen(limits: Partial<IntakeLimits>) {
   };
   return { socket, closed, until };
 }
+
+const listen = (limits: Partial<IntakeLimits>) => serve(limits)();
 
 const HEAD = "POST /v1/take HTTP/1.1\r\nHost: x.example\r\nAuthorization: Bearer x\r\n";
 const CHUNKED = `${HEAD}Transfer-Encoding: chunked\r\n\r\n`;
@@ -272,4 +320,30 @@ test("of bodies that come together, few pieces are taken in one turn of the even
   const [first = 0, ...others] = most;
   expect(first).toBeLessThanOrEqual(bodies + 16);
   expect(Math.max(...others)).toBeLessThanOrEqual(16);
+});
+
+test("a body that gives way is answered 503, whatever it is doing, and its connection serves on", async () => {
+  const open = serve({ bytesMax: 400 * KIB });
+  const [silent, small, late] = [open(), open(), open()];
+  silent.socket.write(`${HEAD}Content-Length: ${300 * KIB}\r\n\r\n`);
+  silent.socket.write(new Uint8Array(200 * KIB));
+  small.socket.write(`${HEAD}Content-Length: 60000\r\n\r\n`);
+  // It has come, when its tenant gets no more.
+  for (let isCounted = false; !isCounted; ) {
+    const probe = open();
+    probe.socket.write(`${HEAD}Content-Length: ${200 * KIB}\r\n\r\n`);
+    probe.socket.write(new Uint8Array(200 * KIB));
+    isCounted = (await probe.until("bod")).includes("503");
+    probe.socket.destroy();
+  }
+  late.socket.write(`${HEAD.replace("Bearer x", "Bearer y")}Content-Length: ${180 * KIB}\r\n\r\n`);
+  late.socket.write(new Uint8Array(180 * KIB));
+  await late.until(`body of ${180 * KIB} bytes`);
+  const refused = await silent.until("too many large bodies are coming in");
+  expect(refused).toStartWith("HTTP/1.1 503");
+  expect(refused.toLowerCase()).toContain("retry-after: 5");
+  silent.socket.write(new Uint8Array(100 * KIB));
+  silent.socket.write(`${HEAD}Content-Length: 2\r\n\r\nab`);
+  expect(await silent.until("2 bytes")).toContain("HTTP/1.1 200");
+  for (const { socket } of [silent, small, late]) socket.destroy();
 });

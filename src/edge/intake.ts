@@ -1,11 +1,14 @@
 // Taking in request bodies: bounded in size, in time, in silence, and in what all of them together and each tenant's
-// hold in memory. Of a large body only bytes that are here count, so one that never comes keeps none from others.
+// hold in memory. Of a large body only bytes that are here count, so one that never comes keeps none from others. Where
+// others hold more than their part, a body that finds too little waits for all that it may need, unread, and the slowest
+// of theirs is refused: see core/commons.ts.
+import { Commons, type Stake } from "../core/commons.ts";
 import { createFairShare } from "../core/fair-share.ts";
-import { Fault } from "../core/fault.ts";
+import { Fault, type FaultDetail } from "../core/fault.ts";
 import { BODY_INTAKE_BYTES_MAX, BODY_INTAKE_MS_MAX, BODY_INTAKE_SILENCE_MS_MAX } from "../core/limits.ts";
 import { named } from "../core/steps.ts";
 import { during } from "../core/work.ts";
-import { gather } from "./gathered.ts";
+import { type Gathered, gather } from "./gathered.ts";
 import { inSteps } from "./steps.ts";
 import { doneInTurns } from "./turns.ts";
 
@@ -13,6 +16,10 @@ import { doneInTurns } from "./turns.ts";
 const TINY_BYTES = 4096;
 /** Up to here a body that is sent with its length is taken in one piece, and weighs that much from its start. */
 const SMALL_BYTES = 65_536;
+/** For what others are to give back. */
+const WAIT_MS = 5_000;
+/** A body that waits holds a part of a mebibyte that is not counted yet. */
+const WAITING_MAX = 32;
 
 export interface IntakeLimits {
   /** What the bodies that are coming in may hold, all together. */
@@ -37,65 +44,80 @@ export type Intake = (
 ) => Promise<Uint8Array>;
 
 export function createIntake(limits: IntakeLimits): Intake {
-  const memory = createFairShare({ size: limits.bytesMax, least: 0 });
+  const scales = createScales(limits.bytesMax);
 
-  function charge(tenant: string, bytes: number): void {
-    if (memory.take(tenant, null, bytes) === null) return;
-    throw new Fault("unavailable", "too many large bodies are coming in", { retryAfterSeconds: 5 });
-  }
-
-  async function readSmall(request: Request, tenant: string, weight: number): Promise<Taken> {
-    charge(tenant, weight);
-    const release = () => memory.giveBack(tenant, null, weight);
+  async function readStream(
+    stream: ReadableStream<Uint8Array> | null,
+    body: Body,
+    sizes: Sizes,
+  ): Promise<Uint8Array> {
+    if (stream === null) return new Uint8Array();
+    const { stake, tenant, ending } = body;
+    const reader: BodyReader = stream.getReader();
+    const patience = startPatience(limits, (late) => {
+      ending.abort(late);
+      void reader.cancel().catch(() => {});
+    });
+    stake.giveWay = () => {
+      ending.abort(tooMany());
+      // Ends a read that is under way; what is left is passed over with the answer.
+      reader.releaseLock();
+    };
+    const most = Math.min(sizes.declared, sizes.bytesMax);
+    const gathered = gather(most);
     try {
-      return { bytes: await request.bytes(), release };
-    } catch (error) {
-      release();
-      throw error;
-    }
-  }
-
-  /** Gives the bytes, and what gives their share back. */
-  async function readStream(body: ReadableStream<Uint8Array>, tenant: string, expected: Expected) {
-    const reader: BodyReader = body.getReader();
-    const patience = startPatience(limits, () => void reader.cancel().catch(() => {}));
-    let charged = 0;
-    const release = () => memory.giveBack(tenant, null, charged);
-    try {
-      const bytes = await gathered(reader, expected, tenant, (held) => {
+      await readInto(gathered, reader, { bytesMax: sizes.bytesMax, tenant }, async () => {
+        ending.signal.throwIfAborted();
+        stake.heard();
+        if (gathered.held > TINY_BYTES) await scales.weigh(body, gathered.held, most);
         patience.heard();
-        if (held <= TINY_BYTES) return;
-        charge(tenant, held - charged);
-        charged = held;
       });
-      patience.check();
-      memory.giveBack(tenant, null, charged - Math.min(charged, bytes.byteLength));
-      charged = Math.min(charged, bytes.byteLength);
-      return { bytes, release };
+      ending.signal.throwIfAborted();
+      // It is here, and nothing is slow about it any more.
+      stake.giveWay = null;
+      const bytes = await inSteps(named("intake of a body", gathered.whole()), tenant);
+      stake.giveBack(Math.max(0, stake.amount - bytes.byteLength));
+      return bytes;
     } catch (error) {
-      release();
-      throw error;
+      gathered.drop();
+      reader.releaseLock();
+      throw ending.signal.aborted ? ending.signal.reason : error;
     } finally {
       patience.end();
     }
   }
 
-  async function take(request: Request, tenant: string, bytesMax: number): Promise<Taken> {
-    const header = request.headers.get("content-length");
-    const declared = header === null ? bytesMax : Number(header);
-    if (declared > bytesMax) throw tooLarge(bytesMax);
-    // A declared length bounds the body: the HTTP parser takes no more than that.
-    const isSmall = header !== null && declared <= SMALL_BYTES;
-    if (isSmall) return readSmall(request, tenant, declared <= TINY_BYTES ? 0 : declared);
-    if (request.body === null) return { bytes: new Uint8Array(), release: () => {} };
-    return readStream(request.body, tenant, { declared, bytesMax });
+  async function readLarge(
+    request: Request,
+    tenant: string,
+    bytesMax: number,
+    { declared, heldUntil }: { declared: number | null; heldUntil: Promise<unknown> },
+  ): Promise<Uint8Array> {
+    const stake = scales.stake(tenant);
+    const release = () => stake.giveBack();
+    const body = { stake, tenant, ending: new AbortController() };
+    try {
+      const isSmall = declared !== null && declared <= SMALL_BYTES;
+      const bytes = isSmall
+        ? await readSmall(scales, request, body, declared)
+        : await readStream(request.body, body, { declared: declared ?? bytesMax, bytesMax });
+      stake.giveWay = null;
+      void heldUntil.then(release, release);
+      return bytes;
+    } catch (error) {
+      release();
+      throw error;
+    }
   }
 
   return async (request, tenant, bytesMax, heldUntil = Promise.resolve()) => {
+    const header = request.headers.get("content-length");
+    // A declared length bounds the body: the HTTP parser takes no more than that.
+    const declared = header === null ? null : Number(header);
+    if (declared !== null && declared > bytesMax) throw tooLarge(bytesMax);
     try {
-      const { bytes, release } = await take(request, tenant, bytesMax);
-      void heldUntil.then(release, release);
-      return bytes;
+      if (declared !== null && declared <= TINY_BYTES) return await request.bytes();
+      return await readLarge(request, tenant, bytesMax, { declared, heldUntil });
     } catch (cause) {
       if (cause instanceof Fault) throw cause;
       throw new Fault("invalid_request", "body: it broke off", { cause });
@@ -113,21 +135,64 @@ function tooLarge(bytesMax: number): Fault {
   return new Fault("payload_too_large", `body: larger than ${bytesMax} bytes`);
 }
 
-/** Calls `giveUp` once when the body has taken too long or been silent too long, which `check` then throws. */
-function startPatience({ msMax, silenceMsMax }: IntakeLimits, giveUp: () => void) {
-  let late: Fault | null = null;
-  const stop = (problem: string) => {
-    late ??= new Fault("invalid_request", `body: ${problem}`, { closesConnection: true });
-    giveUp();
+/** Counts what bodies hold. */
+interface Scales {
+  /** Of a body that holds nothing yet. */
+  stake(tenant: string): Stake;
+  /**
+   * Counts so much from now on; waits for that when others hold more than their part.
+   *
+   * @param most all that the body may come to
+   * @throws Fault `unavailable`, and what ends the body meanwhile
+   */
+  weigh(body: Body, held: number, most: number): Promise<void>;
+}
+
+function createScales(bytesMax: number): Scales {
+  const memory = new Commons({ size: bytesMax });
+  const waiting = createFairShare({ size: WAITING_MAX });
+  return {
+    stake: (tenant) => memory.stake(tenant, null),
+    async weigh({ stake, tenant, ending }, held, most) {
+      const least = held - stake.amount;
+      if (least <= 0 || stake.takeNow(least)) return;
+      const amount = memory.worthWaiting(tenant, least, most - stake.amount);
+      if (amount === null || waiting.take(tenant) !== null) throw tooMany();
+      const giveUp = setTimeout(() => ending.abort(tooMany()), WAIT_MS);
+      try {
+        await stake.take(amount, ending.signal);
+      } finally {
+        clearTimeout(giveUp);
+        waiting.giveBack(tenant);
+      }
+    },
   };
-  const whole = setTimeout(() => stop(`not here within ${msMax / 1000} seconds`), msMax);
-  const silence = setTimeout(() => stop(`nothing of it for ${silenceMsMax / 1000} seconds`), silenceMsMax);
+}
+
+async function readSmall(scales: Scales, request: Request, body: Body, weight: number): Promise<Uint8Array> {
+  const { stake, ending } = body;
+  const { promise: ended, reject } = Promise.withResolvers<never>();
+  ended.catch(() => {});
+  ending.signal.addEventListener("abort", () => reject(ending.signal.reason), { once: true });
+  // What comes of it is kept for us until its connection ends.
+  stake.giveWay = () => ending.abort(tooMany({ closesConnection: true }));
+  await scales.weigh(body, weight, weight);
+  return Promise.race([request.bytes(), ended]);
+}
+
+function tooMany(detail: FaultDetail = {}): Fault {
+  return new Fault("unavailable", "too many large bodies are coming in", { retryAfterSeconds: 5, ...detail });
+}
+
+/** Calls `stop` when the body has taken too long or been silent too long. */
+function startPatience({ msMax, silenceMsMax }: IntakeLimits, stop: (late: Fault) => void) {
+  const late = (problem: string) =>
+    stop(new Fault("invalid_request", `body: ${problem}`, { closesConnection: true }));
+  const whole = setTimeout(() => late(`not here within ${msMax / 1000} seconds`), msMax);
+  const silence = setTimeout(() => late(`nothing of it for ${silenceMsMax / 1000} seconds`), silenceMsMax);
   return {
     heard() {
       silence.refresh();
-    },
-    check() {
-      if (late !== null) throw late;
     },
     end() {
       clearTimeout(whole);
@@ -136,13 +201,15 @@ function startPatience({ msMax, silenceMsMax }: IntakeLimits, giveUp: () => void
   };
 }
 
-interface Taken {
-  readonly bytes: Uint8Array;
-  /** Gives its share of the memory back. */
-  release(): void;
+/** One that is being taken in. */
+interface Body {
+  readonly tenant: string;
+  readonly stake: Stake;
+  /** Aborted with a Fault when no more of it is to come. */
+  readonly ending: AbortController;
 }
 
-interface Expected {
+interface Sizes {
   readonly declared: number;
   readonly bytesMax: number;
 }
@@ -155,35 +222,27 @@ interface BodyReader {
 }
 
 /**
- * Nothing more is read before what has come has had its turn, and what nobody reads is not sent: of 80 bodies that come
- * together a single turn of the event loop would take in 63 MB.
+ * Reads to the end. Nothing more is read before what has come has had its turn, and what nobody reads is not sent: of 80
+ * bodies that come together a single turn of the event loop would take in 63 MB.
  *
- * @param arrived is told what is held, and throws when no more may come
+ * @param arrived throws when no more may come
  */
-async function gathered(
+async function readInto(
+  gathered: Gathered,
   reader: BodyReader,
-  { declared, bytesMax }: Expected,
-  tenant: string,
-  arrived: (held: number) => void,
-): Promise<Uint8Array> {
-  const body = gather(Math.min(declared, bytesMax));
+  { bytesMax, tenant }: { readonly bytesMax: number; readonly tenant: string },
+  arrived: () => Promise<void>,
+): Promise<void> {
   let size = 0;
-  try {
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done || value === undefined) return await inSteps(named("intake of a body", body.whole()), tenant);
-      size += value.byteLength;
-      if (size > bytesMax) throw tooLarge(bytesMax);
-      await doneInTurns(() => {
-        during("intake of a body", () => body.add(value));
-        return false;
-      }, tenant);
-      arrived(body.held);
-    }
-  } catch (error) {
-    body.drop();
-    // What is left of the body is passed over with the answer.
-    reader.releaseLock();
-    throw error;
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done || value === undefined) return;
+    size += value.byteLength;
+    if (size > bytesMax) throw tooLarge(bytesMax);
+    await doneInTurns(() => {
+      during("intake of a body", () => gathered.add(value));
+      return false;
+    }, tenant);
+    await arrived();
   }
 }

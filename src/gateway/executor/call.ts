@@ -106,8 +106,9 @@ export function decodedForCall(
   { tenant, agentId, ahead }: Hold,
   signal: AbortSignal,
 ): DecodedFor {
-  const take: DecodedFor["memory"]["take"] = async (bytes, closing) => {
-    const giveBack = await decoders.take(tenant, agentId, bytes, AbortSignal.any([closing, signal]));
+  const take: DecodedFor["memory"]["take"] = async (bytes, closing, giveWay) => {
+    const either = AbortSignal.any([closing, signal]);
+    const giveBack = await decoders.take(tenant, agentId, bytes, either, giveWay);
     ahead.exempt();
     return giveBack;
   };

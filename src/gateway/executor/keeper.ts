@@ -45,7 +45,7 @@ export function createKeeper(start: Start, options: KeeperOptions, events: Keepe
   /** Made by close(), so that no earlier death has settled it. */
   let closed: PromiseWithResolvers<void> | null = null;
 
-  const lender = createLender(decoders, (ids) => worker?.postMessage({ kind: "granted", ids }));
+  const lender = createLender(decoders, (news) => worker?.postMessage({ kind: "loans", news }));
 
   function launch(): void {
     spawnedAt = performance.now();

@@ -1,5 +1,5 @@
-// The memory of decoders is shared out in one place, on the main thread; a worker asks for what it needs by messages.
-// What it holds is given back when it dies.
+// The memory of decoders is shared out in one place, on the main thread; a worker asks for what it needs by messages, and
+// is told by messages what it has to give back. What it holds is given back when it dies.
 import type { DecoderShare } from "../../edge/decoder-share.ts";
 
 /** Asked by a worker. */
@@ -16,33 +16,45 @@ export interface LoanRequests {
   readonly done: readonly number[];
 }
 
+/** What a worker is told: what it may hold now, and what of that others need. */
+export interface LoanNews {
+  readonly granted: readonly number[];
+  readonly recalled: readonly number[];
+}
+
 export interface Lender {
   asked(requests: LoanRequests): void;
   /** The worker has died. */
   clear(): void;
 }
 
-/** @param grant tells the worker what it may hold now, of all that came up in one turn */
-export function createLender(share: DecoderShare, grant: (ids: readonly number[]) => void): Lender {
+/** @param tell tells the worker of all that came up in one turn */
+export function createLender(share: DecoderShare, tell: (news: LoanNews) => void): Lender {
   const loans = new Map<number, AbortController>();
   let granted: number[] = [];
+  let recalled: number[] = [];
 
-  function grantSoon(id: number): void {
-    if (granted.push(id) > 1) return;
+  function tellSoon(): void {
+    if (granted.length + recalled.length > 1) return;
     setImmediate(() => {
-      grant(granted);
-      granted = [];
+      tell({ granted, recalled });
+      [granted, recalled] = [[], []];
     });
   }
 
   function lend({ id, tenant, agent, bytes }: Loan): void {
     const over = new AbortController();
     loans.set(id, over);
-    share.take(tenant, agent, bytes, over.signal).then(
+    const recall = () => {
+      recalled.push(id);
+      tellSoon();
+    };
+    share.take(tenant, agent, bytes, over.signal, recall).then(
       (giveBack) => {
         if (over.signal.aborted) return giveBack();
         over.signal.addEventListener("abort", giveBack, { once: true });
-        grantSoon(id);
+        granted.push(id);
+        tellSoon();
       },
       // Nobody waits for it any more.
       () => {},
@@ -67,12 +79,14 @@ export function createLender(share: DecoderShare, grant: (ids: readonly number[]
 
 /** The share as a worker sees it. */
 export interface Borrower extends DecoderShare {
-  granted(ids: readonly number[]): void;
+  told(news: LoanNews): void;
 }
 
 /** @param ask tells the main thread, of all that came up in one turn */
 export function createBorrower(ask: (requests: LoanRequests) => void): Borrower {
   const waiting = new Map<number, () => void>();
+  /** What gives way of all that is held or waited for. */
+  const givers = new Map<number, () => void>();
   let wanted: Loan[] = [];
   let done: number[] = [];
   let isFlushing = false;
@@ -89,18 +103,20 @@ export function createBorrower(ask: (requests: LoanRequests) => void): Borrower 
   }
 
   function giveBack(id: number): void {
+    if (!givers.delete(id)) return;
     done.push(id);
     flushSoon();
   }
 
   return {
-    async take(tenant, agent, bytes, signal) {
+    async take(tenant, agent, bytes, signal, giveWay) {
       signal.throwIfAborted();
       const id = ++lastId;
       wanted.push({ id, tenant, agent, bytes });
       flushSoon();
       const { promise, resolve, reject } = Promise.withResolvers<void>();
       waiting.set(id, resolve);
+      givers.set(id, giveWay);
       const giveUp = () => {
         if (waiting.delete(id)) giveBack(id);
         reject(signal.reason);
@@ -110,11 +126,12 @@ export function createBorrower(ask: (requests: LoanRequests) => void): Borrower 
       signal.removeEventListener("abort", giveUp);
       return () => giveBack(id);
     },
-    granted(ids) {
-      for (const id of ids) {
+    told({ granted, recalled }) {
+      for (const id of granted) {
         waiting.get(id)?.();
         waiting.delete(id);
       }
+      for (const id of recalled) givers.get(id)?.();
     },
   };
 }

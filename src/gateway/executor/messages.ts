@@ -2,7 +2,7 @@
 // message, not per job.
 import type { LogFields } from "../../core/log.ts";
 import type { Job, Outcome, WorkerSettings } from "./job.ts";
-import type { LoanRequests } from "./loans.ts";
+import type { LoanNews, LoanRequests } from "./loans.ts";
 import { FREE_BYTES } from "./memory.ts";
 
 export interface Start {
@@ -22,8 +22,8 @@ export interface News {
 export type ToWorker =
   | Start
   | ({ readonly kind: "work"; readonly jobs: readonly Job[] } & News)
-  /** What decoders may hold now. */
-  | { readonly kind: "granted"; readonly ids: readonly number[] }
+  /** Of the memory of decoders. */
+  | { readonly kind: "loans"; readonly news: LoanNews }
   /** Close the sessions, then say so. */
   | { readonly kind: "close" };
 

@@ -87,8 +87,8 @@ self.onmessage = ({ data }: MessageEvent<ToWorker>) => {
     case "work":
       caller?.take(data.jobs, data.cancel, data.recorded);
       break;
-    case "granted":
-      caller?.decoders.granted(data.ids);
+    case "loans":
+      caller?.decoders.told(data.news);
       break;
     case "close":
       void caller?.close().then(() => post({ kind: "closed" }));

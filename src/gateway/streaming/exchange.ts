@@ -152,10 +152,10 @@ function decodedForExchange(decoders: DecoderShare, { tenant, agentId }: OpenedR
   return {
     tenant,
     memory: {
-      async take(bytes, closing) {
+      async take(bytes, closing, giveWay) {
         const signal = AbortSignal.any([closing, AbortSignal.timeout(DECODER_WAIT_MS)]);
         try {
-          return await decoders.take(tenant, agentId, bytes, signal);
+          return await decoders.take(tenant, agentId, bytes, signal, giveWay);
         } catch (error) {
           closing.throwIfAborted();
           throw new Undecodable("no memory for its encoding in time", { cause: error });

@@ -1,0 +1,194 @@
+// A share of memory that is large for the one who has it: what there is in all has room for few. A tenant alone may use
+// nearly all of it, and who comes then must not wait until the others have done with it, which may be never. So who
+// holds some says how it gives way. When somebody has waited for a second, the tenant that holds most, if that is more
+// than its equal part and more than the waiter's would hold then, ends what it has heard of least lately; and so on,
+// until there is enough. Meanwhile nobody gets more than its equal part, or what is given back would go round in circles.
+import { createFairQueue, enter, type FairQueue, type Waiter } from "./fair-queue.ts";
+import { createFairShare, type FairShare, leastFirst } from "./fair-share.ts";
+
+/** What one holder has. */
+export interface Stake {
+  readonly amount: number;
+  /** Ends it, and so gives it back, at once or soon. Null while it can't be ended. */
+  giveWay: (() => void) | null;
+  /** Takes more at once, or nothing. */
+  takeNow(amount: number): boolean;
+  /**
+   * Undefined when it was taken at once; else it has been taken when the promise resolves.
+   *
+   * @param signal its reason ends the wait
+   */
+  take(amount: number, signal: AbortSignal): Promise<void> | undefined;
+  /** It makes progress. */
+  heard(): void;
+  /** So much of it, or all that is left. */
+  giveBack(amount?: number): void;
+}
+
+export interface CommonsOptions {
+  readonly size: number;
+  /** For tests: how long somebody waits before others give way, and what looks again later. */
+  readonly patienceMs?: number;
+  readonly later?: (look: () => void, ms: number) => void;
+}
+
+const PATIENCE_MS = 1000;
+const LOOK_MS = 100;
+
+export class Commons {
+  readonly #size: number;
+  readonly #patienceMs: number;
+  readonly #later: (look: () => void, ms: number) => void;
+  readonly #share: FairShare;
+  readonly #queue: FairQueue;
+  /** By tenant, the one that was heard of longest ago first. */
+  readonly #stakes = new Map<string, Set<Stake>>();
+  /** Those that are to give way and have not given all back yet, and whose they are. */
+  readonly #asked = new Map<Stake, string>();
+  /** Somebody has waited for long for what is no more than its equal part. */
+  #isShort = false;
+  #isLooking = false;
+
+  constructor({ size, patienceMs = PATIENCE_MS, later = setTimeout }: CommonsOptions) {
+    this.#size = size;
+    this.#patienceMs = patienceMs;
+    this.#later = later;
+    this.#share = createFairShare({ size, least: 0 });
+    this.#queue = createFairQueue(this.#share, () => (this.#isShort ? this.#partOf() : null));
+  }
+
+  /** Nothing is held yet. */
+  stake(tenant: string, agent: string | null): Stake {
+    const queue = this.#queue;
+    let held = 0;
+    const took = (amount: number) => {
+      held += amount;
+      this.#add(tenant, stake);
+    };
+    const stake: Stake = {
+      get amount() {
+        return held;
+      },
+      giveWay: null,
+      takeNow(amount) {
+        const isTaken = queue.takeNow(tenant, agent, amount);
+        if (isTaken) took(amount);
+        return isTaken;
+      },
+      take: (amount, signal) => {
+        if (stake.takeNow(amount)) return undefined;
+        this.#lookLater(this.#patienceMs);
+        return enter(queue, { tenant, agent, amount }, signal, () => took(amount));
+      },
+      heard: () => {
+        if (this.#stakes.get(tenant)?.delete(stake)) this.#add(tenant, stake);
+      },
+      giveBack: (amount = held) => {
+        held -= amount;
+        if (held === 0) this.#remove(tenant, stake);
+        queue.giveBack(tenant, agent, amount);
+      },
+    };
+    return stake;
+  }
+
+  /**
+   * How much more the tenant may wait for, between `least` and `most`; null when it is by its own doing that there is
+   * too little, or nobody would give way.
+   */
+  worthWaiting(tenant: string, least: number, most: number): number | null {
+    const [part, held] = [this.#partOf(tenant), this.#share.heldBy(tenant)];
+    const isAlone = part === this.#size;
+    if (isAlone) return null;
+    if (held + least <= part) return Math.min(most, part - held);
+    return this.#nextToGiveWay(tenant, Math.max(part, held + least)) === null ? null : least;
+  }
+
+  #add(tenant: string, stake: Stake): void {
+    const own = this.#stakes.get(tenant) ?? new Set<Stake>();
+    this.#stakes.set(tenant, own.add(stake));
+  }
+
+  #remove(tenant: string, stake: Stake): void {
+    const own = this.#stakes.get(tenant);
+    own?.delete(stake);
+    if (own?.size === 0) this.#stakes.delete(tenant);
+    this.#asked.delete(stake);
+  }
+
+  /** The equal part of each tenant that holds something or waits, and of this one. */
+  #partOf(tenant?: string): number {
+    const tenants = new Set([...this.#share.tenants(), ...this.#queue.tenants()]);
+    if (tenant !== undefined) tenants.add(tenant);
+    return Math.floor(this.#size / tenants.size);
+  }
+
+  /** What will be given back, of all or of one tenant. */
+  #comingBack(tenant?: string): number {
+    const coming = [...this.#asked].filter(([, owner]) => tenant === undefined || owner === tenant);
+    return coming.reduce((sum, [{ amount }]) => sum + amount, 0);
+  }
+
+  /** The tenant besides this one that holds most, if that is above the limit, and the slowest that it has. */
+  #nextToGiveWay(tenant: string, limit: number): { owner: string; stake: Stake } | null {
+    const keeps = (owner: string) => this.#share.heldBy(owner) - this.#comingBack(owner);
+    const above = [...this.#stakes.keys()].filter((owner) => owner !== tenant && keeps(owner) > limit);
+    for (const owner of above.sort((a, b) => keeps(b) - keeps(a))) {
+      for (const stake of this.#stakes.get(owner) ?? [])
+        if (stake.giveWay !== null && !this.#asked.has(stake)) return { owner, stake };
+    }
+    return null;
+  }
+
+  /** Those whose turn it is after a wait that was long: one of each tenant. */
+  #overdue(): Waiter[] {
+    const now = performance.now();
+    const tenants = leastFirst(this.#queue.tenants(), (tenant) => this.#share.heldBy(tenant));
+    return tenants.flatMap((tenant) => {
+      const longest = this.#queue.longest(tenant);
+      return longest === null || now - longest.since < this.#patienceMs ? [] : [longest.waiter];
+    });
+  }
+
+  /** What its tenant holds when it has its share. */
+  #afterwards({ tenant, amount }: Waiter): number {
+    return this.#share.heldBy(tenant) + amount;
+  }
+
+  /**
+   * Lets others give way until there is enough for this one.
+   *
+   * @param promised what others will have of that which comes back
+   * @returns what it will have
+   */
+  #makeRoom(waiter: Waiter, promised: number): number {
+    const { tenant, amount } = waiter;
+    while (this.#queue.isWaiting(waiter)) {
+      const [part, after] = [this.#partOf(), this.#afterwards(waiter)];
+      const comesBack = this.#comingBack() - promised;
+      if (this.#share.roomOf(tenant, after <= part ? part : null, comesBack) >= amount) return amount;
+      const next = this.#nextToGiveWay(tenant, Math.max(part, after));
+      if (next === null) return 0;
+      this.#asked.set(next.stake, next.owner);
+      next.stake.giveWay?.();
+    }
+    return 0;
+  }
+
+  #look(): void {
+    this.#isLooking = false;
+    const part = this.#partOf();
+    this.#isShort = this.#overdue().some((waiter) => this.#afterwards(waiter) <= part);
+    this.#queue.serve();
+    let promised = 0;
+    for (const waiter of this.#overdue()) promised += this.#makeRoom(waiter, promised);
+    if (this.#queue.size > 0) this.#lookLater(LOOK_MS);
+    else this.#isShort = false;
+  }
+
+  #lookLater(ms: number): void {
+    if (this.#isLooking) return;
+    this.#isLooking = true;
+    this.#later(() => this.#look(), ms);
+  }
+}

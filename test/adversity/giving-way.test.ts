@@ -1,0 +1,125 @@
+// Two tenants hold all that they may of the memory for bodies that come in and for decoders, and hold on to it. A third
+// one that needs much of both has it soon: what is theirs shrinks when others come.
+import { expect, test } from "bun:test";
+import { Agent, type IncomingMessage, request } from "node:http";
+import { createZstdCompress } from "node:zlib";
+import { type Gateway, startGateway } from "../support/gateway.ts";
+import { startUpstream, type Upstream } from "../support/upstream.ts";
+
+const MIB = 1024 * 1024;
+const CALL_MS_MAX = 3_000;
+const TEXT = "tollgate ".repeat(1000);
+
+/** Of unknown length, so that its window is 8 MiB. */
+async function windowed(): Promise<Uint8Array> {
+  const encoder = createZstdCompress({ params: { 101: 23 } });
+  encoder.write(TEXT);
+  encoder.end();
+  return Buffer.concat(await encoder.toArray());
+}
+
+/** Answers in windows of 8 MiB, which stay open where the path says so. */
+function startWindows(answer: Uint8Array): Upstream {
+  return startUpstream(async (asked) => {
+    const isOpen = new URL(asked.url).pathname === "/open";
+    await asked.bytes();
+    const body = new ReadableStream<Uint8Array>({
+      start(controller) {
+        controller.enqueue(answer);
+        if (!isOpen) controller.close();
+      },
+    });
+    return new Response(body, { headers: { "content-encoding": "zstd" } });
+  });
+}
+
+async function tenantOf(gateway: Gateway, tenant: string) {
+  const authorization = `Bearer ${await gateway.token({ tenant, user: "u" })}`;
+  const headers = { authorization, "content-type": "application/json" };
+  const agent = new Agent({ maxSockets: Number.POSITIVE_INFINITY });
+  return {
+    headers,
+    /** Without the bound on requests at once that `fetch` has. */
+    begin(path: string) {
+      const { promise, resolve, reject } = Promise.withResolvers<IncomingMessage>();
+      const begun = request(`${gateway.url}${path}`, { method: "POST", agent, headers }, resolve);
+      // The end of the gateway ends it too.
+      begun.on("error", reject);
+      promise.catch(() => {});
+      return { begun, answered: promise };
+    },
+    async register(upstream_url: string): Promise<string> {
+      const body = JSON.stringify({ name: crypto.randomUUID(), upstream_url });
+      const response = await fetch(`${gateway.url}/v1/agents`, { method: "POST", headers, body });
+      expect(response.status).toBe(201);
+      return ((await response.json()) as { id: string }).id;
+    },
+  };
+}
+
+type Tenant = Awaited<ReturnType<typeof tenantOf>>;
+
+/** Bodies that stop before their ends, until one more is refused. */
+async function hoardIntake({ begin, register }: Tenant): Promise<void> {
+  const id = await register("http://127.0.0.1:1/");
+  const refusals = Array.from({ length: 40 }, () => {
+    const { begun, answered } = begin(`/v1/proxy/${id}`);
+    begun.write(new Uint8Array(8 * MIB));
+    return answered.then((answer) => answer.statusCode);
+  });
+  expect(await Promise.any(refusals)).toBe(503);
+}
+
+/** Answers that do not end, on both paths: more of them than there is memory for. */
+async function hoardDecoders({ begin, register }: Tenant, upstream: Upstream): Promise<void> {
+  const id = await register(`${upstream.url}open`);
+  const calls = (path: string, count: number) =>
+    Array.from({ length: count }, () => {
+      const { begun, answered } = begin(path);
+      begun.end("{}");
+      return answered;
+    });
+  await Promise.any(calls(`/v1/proxy/${id}/stream`, 10));
+  for (const { statusCode } of await Promise.all(calls(`/v1/proxy/${id}`, 20))) expect(statusCode).toBe(202);
+}
+
+async function within<T>(work: () => Promise<T>): Promise<T> {
+  const began = performance.now();
+  const result = await work();
+  expect(performance.now() - began).toBeLessThan(CALL_MS_MAX);
+  return result;
+}
+
+test("a tenant has room for large bodies and for decoders soon, whatever two others hold of it", async () => {
+  const upstream = startWindows(await windowed());
+  try {
+    await using gateway = await startGateway({ env: { TOLLGATE_UPSTREAM_TIMEOUT_MS: "120000" } });
+    const honest = await tenantOf(gateway, "honest");
+    const { headers } = honest;
+    const id = await honest.register(`${upstream.url}done`);
+    for (const name of ["hoard-1", "hoard-2"]) {
+      const hoarder = await tenantOf(gateway, name);
+      await hoardDecoders(hoarder, upstream);
+      await hoardIntake(hoarder);
+    }
+    const url = `${gateway.url}/v1/proxy/${id}`;
+    const large = await within(() => fetch(url, { method: "POST", headers, body: new Uint8Array(30 * MIB) }));
+    expect([large.status, await large.text()]).toEqual([202, expect.stringContaining("invocation_id")]);
+    await within(async () => {
+      const accepted = await fetch(url, { method: "POST", headers, body: "{}" });
+      const poll = `${gateway.url}${accepted.headers.get("location")}`;
+      const ended = await fetch(poll, { headers: { ...headers, prefer: "wait=30" } });
+      expect(await ended.json()).toMatchObject({ status: "succeeded" });
+    });
+    const streams = Array.from({ length: 3 }, () =>
+      within(async () => {
+        const streamed = await fetch(`${url}/stream`, { method: "POST", headers, body: "{}" });
+        expect([streamed.status, await streamed.text()]).toEqual([200, TEXT]);
+      }),
+    );
+    await Promise.all(streams);
+    await gateway.kill9();
+  } finally {
+    await upstream.stop();
+  }
+}, 90_000);
