@@ -38,7 +38,7 @@ test("nothing stays that steers Bun", () => {
     PATH: "/bin",
     TOLLGATE_PORT: "1",
     NODE_ENV: "production",
-    BUN_JSC_forceRAMSize: "536870912",
+    BUN_JSC_forceRAMSize: "268435456",
   });
 });
 

@@ -6,12 +6,12 @@
 // - NODE_TLS_REJECT_UNAUTHORIZED=0 would switch certificate checks off, NODE_EXTRA_CA_CERTS would add roots
 //   beside TOLLGATE_CA_FILE, BUN_CONFIG_VERBOSE_FETCH would print credentials, and so on through BUN_* and NODE_*;
 // - BUN_JSC_forceRAMSize is what the collector takes for all the memory there is. On a large machine it would let garbage
-//   grow to gigabytes before it looks (measured: 1.1 GB for a thousand answers of 1 MB at once; so 0.6 GB, as fast).
+//   grow to gigabytes before it looks (measured: 1.1 GB for a thousand answers of 1 MB at once; so 0.5 GB, as fast).
 import { StartupProblem } from "./core/startup.ts";
 
 export type Environment = Readonly<Record<string, string | undefined>>;
 
-const COLLECTED_BYTES = String(512 * 1024 * 1024);
+const COLLECTED_BYTES = String(256 * 1024 * 1024);
 
 /** Names the process that has been replaced already: exec keeps the pid, and no child has the same one. */
 const MARK = "TOLLGATE_RESTARTED_PID";

@@ -23,9 +23,14 @@ export function during<T>(work: string, piece: () => T): T {
     return piece();
   } finally {
     const ms = performance.now() - startedAt;
-    spent.set(work, (spent.get(work) ?? 0) + ms - inner);
+    spend(work, ms - inner);
     inner = beside + ms;
   }
+}
+
+/** Of work that can't be told as one piece. */
+export function spend(work: string, ms: number): void {
+  spent.set(work, (spent.get(work) ?? 0) + ms);
 }
 
 /** The work that took the most time since this was last asked, without what it did under other names. */

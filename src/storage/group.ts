@@ -6,6 +6,7 @@
 import { type Database, SQLiteError } from "bun:sqlite";
 import type { Tables } from "../../db/schema.ts";
 import type { Log } from "../core/log.ts";
+import { spend } from "../core/work.ts";
 import { addCount, type Counts, changedCounts } from "./counts.ts";
 import { sqliteCommitFailure, sqliteFailure, unavailable } from "./failures.ts";
 import type { Queries, Tx } from "./store.ts";
@@ -131,7 +132,8 @@ function groupRunner({ writer, db, tables, now, log, groupMs = GROUP_MS_MAX }: G
     /** Runs as many works as fit into the time of a group, and commits. Never throws. */
     async run(group: readonly Waiting[], apart: boolean): Promise<Outcome> {
       const runWork = apart ? runApart : runTogether;
-      const late = performance.now() + groupMs;
+      const startedAt = performance.now();
+      const late = startedAt + groupMs;
       const answers: (() => void)[] = [];
       const counts: Counts = new Map();
       let ran = 0;
@@ -149,6 +151,8 @@ function groupRunner({ writer, db, tables, now, log, groupMs = GROUP_MS_MAX }: G
       } catch (thrown) {
         if (writer.inTransaction) undoAll();
         return afterFailure(thrown, group, ran);
+      } finally {
+        spend("sqlite write", performance.now() - startedAt);
       }
     },
   };

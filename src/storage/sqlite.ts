@@ -41,21 +41,20 @@ function createPrivateFile(path: string): void {
   chmodSync(path, 0o600);
 }
 
-/** Statements run on the event loop: each names itself by its verb, so that it can be told what held the loop. */
-class NamedDatabase extends Database {
+/** Reads run on the event loop: each names itself, so that it can be told what held the loop. Writes do by the group. */
+class ReadDatabase extends Database {
   override prepare: Database["prepare"] = (text: string, ...rest: never[]) => {
     const statement = super.prepare<never, never[]>(text, ...rest);
-    const name = `sqlite ${/^\s*(\w+)/.exec(text)?.[1]?.toLowerCase()}`;
-    for (const method of ["run", "all", "get", "values"] as const) {
+    for (const method of ["all", "get", "values"] as const) {
       const plain = statement[method].bind(statement) as (...args: never[]) => never;
-      statement[method] = (...args: never[]) => during(name, () => plain(...args));
+      statement[method] = (...args: never[]) => during("sqlite read", () => plain(...args));
     }
     return statement as never;
   };
 }
 
-function connect(path: string): Database {
-  const connection = new NamedDatabase(path, { readwrite: true });
+function connect(path: string, Connection = Database): Database {
+  const connection = new Connection(path, { readwrite: true });
   connection.run(`pragma busy_timeout = ${OPEN_BUSY_MS}`);
   enterWal(connection);
   connection.run("pragma synchronous = full");
@@ -105,7 +104,7 @@ function checkpoints(writer: Database, log: Log): { stop(): void } {
     try {
       const now = changes.get()?.n ?? 0;
       if (now === seen) return;
-      checkpoint.run();
+      during("sqlite checkpoint", () => checkpoint.run());
       seen = now;
     } catch (error) {
       log.warn("checkpoint failed", { error });
@@ -121,7 +120,7 @@ export async function openSqlite({ path, log, clock }: SqliteOptions): Promise<S
   migrate(path, clock);
   const writer = connect(path);
   writer.run(`pragma busy_timeout = ${WRITE_BUSY_MS}`);
-  const reader = connect(path);
+  const reader = connect(path, ReadDatabase);
   reader.run(`pragma busy_timeout = ${READ_BUSY_MS}`);
   reader.run("pragma query_only = on");
 
