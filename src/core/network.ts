@@ -9,15 +9,14 @@ export interface Network {
   readonly prefix: number;
 }
 
+const V4_PART = "(0|[1-9]\\d?|1\\d\\d|2[0-4]\\d|25[0-5])";
+const V4 = new RegExp(`^${[V4_PART, V4_PART, V4_PART, V4_PART].join("\\.")}$`);
+
 function parseV4(text: string): Address | null {
-  const parts = text.split(".");
-  if (parts.length !== 4) return null;
-  const address = new Uint8Array(4);
-  for (const [index, part] of parts.entries()) {
-    if (!/^(0|[1-9]\d{0,2})$/.test(part) || Number(part) > 255) return null;
-    address[index] = Number(part);
-  }
-  return address;
+  const match = V4.exec(text);
+  if (match === null) return null;
+  const [, a, b, c, d] = match;
+  return Uint8Array.of(Number(a), Number(b), Number(c), Number(d));
 }
 
 /** Colon-separated groups as bytes; an IPv4 address may stand for the last two. */

@@ -36,7 +36,10 @@ function placeOf(url: URL, { headers, tenant, serverName, tlsContext }: Transpor
 }
 
 function headOf({ pathname, search }: URL, { method, headers, body }: TransportRequest): Buffer {
-  const fields = [...headers].map(([name, value]) => `${name}: ${value}\r\n`).join("");
+  let fields = "";
+  headers.forEach((value, name) => {
+    fields += `${name}: ${value}\r\n`;
+  });
   const length = body === null && method !== "POST" ? "" : `content-length: ${body?.length ?? 0}\r\n`;
   const head = `${method} ${pathname}${search} HTTP/1.1\r\n${fields}${length}connection: keep-alive\r\n\r\n`;
   return Buffer.from(head, "latin1");

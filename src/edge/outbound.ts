@@ -184,7 +184,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
       const headers = toHeaders(target, pairs);
       const addresses = await addressesOf(target.url, tenant, signal);
       const tlsContext = contextOf(tenant, tls);
-      let failure = new OutboundError("unreached", "no address");
+      let failure: OutboundError | null = null;
       for (const address of addresses.slice(0, DIALS_MAX)) {
         try {
           return await transport.send(dialUrl(target, address), {
@@ -209,7 +209,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
           if (!DIAL_FAILURES.has(code)) break;
         }
       }
-      throw failure;
+      throw failure ?? new OutboundError("unreached", "no address");
     },
   };
 }

@@ -17,14 +17,18 @@ function keep<T extends Upstream>(upstream: T): T {
   return upstream;
 }
 
-const never = new AbortController().signal;
 const memory = createMemory(1);
 const decoders = createDecoderShare();
 
-function call(url: string, parts: JobParts = {}, settings: Partial<WorkerSettings> = {}, cancel = never) {
+function call(
+  url: string,
+  parts: JobParts = {},
+  settings: Partial<WorkerSettings> = {},
+  stop = new AbortController(),
+) {
   const whole = { ...LOOPBACK, ...settings };
   const outbound = createOutbound({ rules: hostRules({ allow: whole.allow_hosts }), extraCa: null });
-  return runCall(makeJob(url, parts), { outbound, settings: whole, memory, decoders }, cancel, callHttp);
+  return runCall(makeJob(url, parts), { outbound, settings: whole, memory, decoders }, stop, callHttp);
 }
 
 function text(bytes: Uint8Array | null): string | null {
@@ -42,7 +46,7 @@ describe("a plain http call", () => {
     };
     for (const tenant of ["acme", "rival"]) {
       const job = makeJob("http://up.test/", { tenant });
-      await runCall(job, { outbound, settings: LOOPBACK, memory, decoders }, never, callHttp);
+      await runCall(job, { outbound, settings: LOOPBACK, memory, decoders }, new AbortController(), callHttp);
     }
     expect(tenants).toEqual(["acme", "rival"]);
   });
@@ -217,7 +221,7 @@ describe("a call that can't be sent", () => {
     const outcome = await runCall(
       makeJob(upstream.url),
       { outbound: flaky, settings: LOOPBACK, memory, decoders },
-      never,
+      new AbortController(),
       callHttp,
     );
     expect(outcome).toMatchObject({ status: "succeeded", upstream_status: 200 });
@@ -317,7 +321,7 @@ describe("a call that takes too long", () => {
 
 describe("a cancelled call", () => {
   test("ends at once, and the upstream sees the connection close", async () => {
-    const cancel = new AbortController();
+    const stop = new AbortController();
     const seen = Promise.withResolvers<void>();
     const gone = Promise.withResolvers<void>();
     const upstream = keep(
@@ -327,9 +331,9 @@ describe("a cancelled call", () => {
         return new Promise<Response>(() => {});
       }),
     );
-    const pending = call(upstream.url, {}, {}, cancel.signal);
+    const pending = call(upstream.url, {}, {}, stop);
     await seen.promise;
-    cancel.abort();
+    stop.abort("cancelled");
     expect(await pending).toMatchObject({
       status: "failed",
       error_class: "cancelled",
@@ -339,7 +343,9 @@ describe("a cancelled call", () => {
   });
 
   test("was never dialled when the cancel came first", async () => {
-    const outcome = await call("http://127.0.0.1:9/", {}, {}, AbortSignal.abort());
+    const stop = new AbortController();
+    stop.abort("cancelled");
+    const outcome = await call("http://127.0.0.1:9/", {}, {}, stop);
     expect(outcome).toMatchObject({ error_class: "cancelled", latency_ms: null });
   });
 });

@@ -57,26 +57,22 @@ const HEADER_VALUE = /^[\t\x20-\x7e\x80-\xff]*$/;
 /**
  * Runs `call` under the deadline of the settings and turns whatever happens into an outcome. Never rejects.
  *
- * @param cancel aborted when the caller cancels
+ * @param stop of this call alone: aborted, by a Stop, when the caller cancels, and here when its time is over
  * @param keep gets what lets go of the memory for a long response; without it that is done at once
  */
 export async function runCall(
   job: Job,
   { outbound, settings, memory, decoders }: Upstreams,
-  cancel: AbortSignal,
+  stop: AbortController,
   call: (job: Job, context: CallContext) => Promise<Outcome>,
   keep: (release: () => void) => void = (release) => release(),
 ): Promise<Outcome> {
-  const stop = new AbortController();
   const halt = (reason: Stop) => stop.abort(reason);
   const deadline = setTimeout(halt, settings.upstream_timeout_ms, "timeout");
-  const onCancel = () => halt("cancelled");
-  cancel.addEventListener("abort", onCancel);
   const trace = newTrace();
   const hold = memory.hold(job.tenant, job.agent_id, stop.signal);
   let isKept = false;
   try {
-    if (cancel.aborted) halt("cancelled");
     stop.signal.throwIfAborted();
     if (job.claim_seen_at !== null && isWallOlder(job.claim_seen_at, CLAIM_BELIEVED_MS)) {
       return { ...lostCall("the claim is too old to be believed"), is_stale: true };
@@ -92,7 +88,6 @@ export async function runCall(
     if (isKept) keep(hold.release);
     else hold.release();
     clearTimeout(deadline);
-    cancel.removeEventListener("abort", onCancel);
   }
 }
 

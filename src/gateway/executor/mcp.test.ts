@@ -16,7 +16,6 @@ import type { Outcome, WorkerSettings } from "./job.ts";
 import { createMcp } from "./mcp.ts";
 import { createMemory } from "./memory.ts";
 
-const never = new AbortController().signal;
 const open: Array<{ stop(): Promise<void> }> = [];
 
 afterEach(async () => {
@@ -37,10 +36,10 @@ function client(settings: Partial<WorkerSettings> = {}, memory = createMemory(1)
   keep({ stop: mcp.close });
   return {
     close: mcp.close,
-    send: (url: string, request: unknown, parts: JobParts = {}, cancel = never) => {
+    send: (url: string, request: unknown, parts: JobParts = {}, stop = new AbortController()) => {
       const body = typeof request === "string" ? request : JSON.stringify(request);
       const call = { protocol: "mcp" as const, ...parts.call };
-      return runCall(makeJob(url, { body, ...parts, call }), upstreams, cancel, mcp.call);
+      return runCall(makeJob(url, { body, ...parts, call }), upstreams, stop, mcp.call);
     },
   };
 }
@@ -165,11 +164,11 @@ describe("the everything server (sessions, event streams, 400 to an unknown sess
     const { send } = client();
     await send(proxy.url, LIST);
     const before = proxy.requests.length;
-    const cancel = new AbortController();
+    const stop = new AbortController();
     const long = { name: "trigger-long-running-operation", arguments: { duration: 20, steps: 2 } };
-    const pending = send(proxy.url, { ...LIST, method: "tools/call", params: long }, {}, cancel.signal);
+    const pending = send(proxy.url, { ...LIST, method: "tools/call", params: long }, {}, stop);
     const other = await send(proxy.url, echo("meanwhile"));
-    cancel.abort();
+    stop.abort("cancelled");
     expect(await pending).toMatchObject({ status: "failed", error_class: "cancelled" });
     const told = await proxy.seen((request) => request.body.includes("notifications/cancelled"));
     const sent = proxy.requests.find((request) => request.body.includes('"duration":20'));
@@ -523,13 +522,13 @@ describe("an event stream", () => {
     const stop = new AbortController();
     const greedy = client({}, memory);
     const hung = Array.from({ length: 40 }, (_, i) =>
-      greedy.send(endless.url, LIST, { tenant: "greedy", agent_id: `agt_${i % 9}` }, stop.signal),
+      greedy.send(endless.url, LIST, { tenant: "greedy", agent_id: `agt_${i % 9}` }, stop),
     );
     await allAsked.promise;
     const long = JSON.stringify({ jsonrpc: "2.0", id: 1, result: { t: "y".repeat(2_000_000) } });
     const other = await client({}, memory).send(streaming([`data: ${long}\n\n`]).url, LIST);
     expect(other).toMatchObject({ status: "succeeded", response_truncated: true });
-    stop.abort();
+    stop.abort("cancelled");
     expect(new Set((await Promise.all(hung)).map(({ status }) => status))).toEqual(new Set(["failed"]));
   });
 });

@@ -102,7 +102,12 @@ function setUp(memory: Memory, upstream_timeout_ms: number) {
   const decoders = createDecoderShare();
   const upstreams = { outbound, memory, decoders, settings: { ...LOOPBACK, upstream_timeout_ms } };
   const run = (size: number, capture = true) =>
-    runCall(makeJob(`${upstream.url}${size}`, { call: { capture } }), upstreams, never, callHttp);
+    runCall(
+      makeJob(`${upstream.url}${size}`, { call: { capture } }),
+      upstreams,
+      new AbortController(),
+      callHttp,
+    );
   return { run, stop: upstream.stop };
 }
 

@@ -10,8 +10,11 @@ import { type Borrower, createBorrower } from "./loans.ts";
 import { createMcp } from "./mcp.ts";
 import { createMemory } from "./memory.ts";
 import { detached, type FromWorker, type Result, type ToWorker, transferable } from "./messages.ts";
+import type { Stop } from "./outcome.ts";
 
 declare const self: Worker;
+
+const CANCELLED: Stop = "cancelled";
 
 interface Caller {
   readonly decoders: Borrower;
@@ -45,12 +48,10 @@ function createCaller(settings: WorkerSettings, workers: number): Caller {
   }
 
   async function run(job: Job): Promise<void> {
-    const cancel = new AbortController();
-    running.set(job.id, cancel);
+    const stop = new AbortController();
+    running.set(job.id, stop);
     const call = job.call.protocol === "mcp" ? mcp.call : callHttp;
-    const outcome = await runCall(job, upstreams, cancel.signal, call, (release) =>
-      kept.set(job.id, release),
-    );
+    const outcome = await runCall(job, upstreams, stop, call, (release) => kept.set(job.id, release));
     running.delete(job.id);
     const response = outcome.response === null ? null : detached(outcome.response);
     if (results.push({ id: job.id, outcome: { ...outcome, response } }) === 1) setImmediate(flush);
@@ -60,14 +61,14 @@ function createCaller(settings: WorkerSettings, workers: number): Caller {
     decoders,
     take(jobs, cancel, recorded) {
       for (const job of jobs) void run(job);
-      for (const id of cancel) running.get(id)?.abort();
+      for (const id of cancel) running.get(id)?.abort(CANCELLED);
       for (const id of recorded) {
         kept.get(id)?.();
         kept.delete(id);
       }
     },
     close() {
-      for (const cancel of running.values()) cancel.abort();
+      for (const stop of running.values()) stop.abort(CANCELLED);
       return mcp.close();
     },
   };
