@@ -46,7 +46,7 @@ export function bodyUser<T extends TSchema>(schema: T, { freeField }: BodyOption
     const { tenant } = scopeOf(request).caller;
     const { promise: over, resolve } = Promise.withResolvers<void>();
     try {
-      const bytes = await readBytes(request, tenant, MANAGEMENT_BODY_BYTES_MAX, over);
+      const bytes = await readBytes(request, tenant, MANAGEMENT_BODY_BYTES_MAX, { until: over });
       const work = async () => use(await read(bytes, tenant));
       return await (bytes.length > SMALL_BYTES ? largeBodies(tenant, work) : work());
     } finally {

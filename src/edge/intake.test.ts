@@ -96,7 +96,7 @@ test("a tenant that holds its share is refused more, and nobody else is", async 
   const reading = read(held.request, "greedy", BODY_BYTES_MAX);
   await held.send(300 * KIB);
   const stored = Promise.withResolvers<void>();
-  await read(whole(350 * KIB), "greedy", BODY_BYTES_MAX, stored.promise);
+  await read(whole(350 * KIB), "greedy", BODY_BYTES_MAX, { until: stored.promise });
   // Alone it may have seven eighths of everything.
   const fault = await faultOf(read(whole(300 * KIB), "greedy", BODY_BYTES_MAX));
   expect(fault).toMatchObject({ kind: "unavailable", retryAfterSeconds: 5, closesConnection: false });
@@ -276,9 +276,9 @@ test("a body that is too large is answered even while it is being sent, and the 
 test("a body that is here counts until its request is done with, and one that was refused does not", async () => {
   const read = createIntake({ ...LIMITS, bytesMax: 300 * KIB });
   const stored = Promise.withResolvers<void>();
-  await read(whole(200 * KIB), "t", BODY_BYTES_MAX, stored.promise);
+  await read(whole(200 * KIB), "t", BODY_BYTES_MAX, { until: stored.promise });
   for (let i = 0; i < 3; i++) {
-    const refused = await faultOf(read(whole(200 * KIB), "t", BODY_BYTES_MAX, stored.promise));
+    const refused = await faultOf(read(whole(200 * KIB), "t", BODY_BYTES_MAX, { until: stored.promise }));
     expect(refused.kind).toBe("unavailable");
   }
   stored.resolve();

@@ -29,19 +29,21 @@ export interface IntakeLimits {
   readonly silenceMsMax: number;
 }
 
+/** What becomes of a body that is here: it may wait for the store, or for an upstream that takes it slowly. */
+export interface Held {
+  /** Settles when it is not needed any more; it counts until then. */
+  readonly until: Promise<unknown>;
+  /** Gives what ends that early, should others need the memory. */
+  readonly endBy?: Promise<() => void>;
+}
+
 /**
- * The whole body of a request of `tenant`, at most `bytesMax` bytes. It counts as held until `heldUntil` settles,
- * for a body that is here may still wait for the store.
+ * The whole body of a request of `tenant`, at most `bytesMax` bytes.
  *
  * @throws Fault `payload_too_large`; `invalid_request` when the body breaks off, falls silent or takes too long;
  *   `unavailable` when too much of large bodies is coming in
  */
-export type Intake = (
-  request: Request,
-  tenant: string,
-  bytesMax: number,
-  heldUntil?: Promise<unknown>,
-) => Promise<Uint8Array>;
+export type Intake = (request: Request, tenant: string, bytesMax: number, held?: Held) => Promise<Uint8Array>;
 
 export function createIntake(limits: IntakeLimits): Intake {
   const scales = createScales(limits.bytesMax);
@@ -91,7 +93,7 @@ export function createIntake(limits: IntakeLimits): Intake {
     request: Request,
     tenant: string,
     bytesMax: number,
-    { declared, heldUntil }: { declared: number | null; heldUntil: Promise<unknown> },
+    { declared, held }: { declared: number | null; held: Held | null },
   ): Promise<Uint8Array> {
     const stake = scales.stake(tenant);
     const release = () => stake.giveBack();
@@ -102,7 +104,11 @@ export function createIntake(limits: IntakeLimits): Intake {
         ? await readSmall(scales, request, body, declared)
         : await readStream(request.body, body, { declared: declared ?? bytesMax, bytesMax });
       stake.giveWay = null;
-      void heldUntil.then(release, release);
+      if (held === null) release();
+      void held?.until.then(release, release);
+      void held?.endBy?.then((end) => {
+        stake.giveWay = end;
+      });
       return bytes;
     } catch (error) {
       release();
@@ -110,14 +116,14 @@ export function createIntake(limits: IntakeLimits): Intake {
     }
   }
 
-  return async (request, tenant, bytesMax, heldUntil = Promise.resolve()) => {
+  return async (request, tenant, bytesMax, held) => {
     const header = request.headers.get("content-length");
     // A declared length bounds the body: the HTTP parser takes no more than that.
     const declared = header === null ? null : Number(header);
     if (declared !== null && declared > bytesMax) throw tooLarge(bytesMax);
     try {
       if (declared !== null && declared <= TINY_BYTES) return await request.bytes();
-      return await readLarge(request, tenant, bytesMax, { declared, heldUntil });
+      return await readLarge(request, tenant, bytesMax, { declared, held: held ?? null });
     } catch (cause) {
       if (cause instanceof Fault) throw cause;
       throw new Fault("invalid_request", "body: it broke off", { cause });

@@ -1,7 +1,9 @@
 // Two tenants hold all that they may of the memory for bodies that come in and for decoders, and hold on to it. A third
 // one that needs much of both has it soon: what is theirs shrinks when others come.
 import { expect, test } from "bun:test";
+import { once } from "node:events";
 import { Agent, type IncomingMessage, request } from "node:http";
+import net from "node:net";
 import { createZstdCompress } from "node:zlib";
 import { type Gateway, startGateway } from "../support/gateway.ts";
 import { startUpstream, type Upstream } from "../support/upstream.ts";
@@ -83,6 +85,27 @@ async function hoardDecoders({ begin, register }: Tenant, upstream: Upstream): P
   for (const { statusCode } of await Promise.all(calls(`/v1/proxy/${id}`, 20))) expect(statusCode).toBe(202);
 }
 
+/** Accepts connections, and reads nothing of what they bring. */
+async function startDeaf() {
+  const server = net.createServer({ pauseOnConnect: true });
+  server.listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const address = server.address();
+  if (address === null || typeof address === "string") throw new Error("no port");
+  return { url: `http://127.0.0.1:${address.port}/`, stop: () => server.close() };
+}
+
+/** Streamed calls whose bodies have come and are not taken by their upstream, until one more is refused. */
+async function hoardStreams({ begin, register }: Tenant, url: string): Promise<void> {
+  const id = await register(url);
+  const refusals = Array.from({ length: 12 }, () => {
+    const { begun, answered } = begin(`/v1/proxy/${id}/stream`);
+    begun.end(new Uint8Array(30 * MIB));
+    return answered.then((answer) => answer.statusCode);
+  });
+  expect(await Promise.any(refusals)).toBe(503);
+}
+
 async function within<T>(work: () => Promise<T>): Promise<T> {
   const began = performance.now();
   const result = await work();
@@ -121,5 +144,26 @@ test("a tenant has room for large bodies and for decoders soon, whatever two oth
     await gateway.kill9();
   } finally {
     await upstream.stop();
+  }
+}, 90_000);
+
+test("a tenant's large body comes in soon, whatever two others hold that their upstreams do not take", async () => {
+  const deaf = await startDeaf();
+  try {
+    await using gateway = await startGateway({ env: { TOLLGATE_UPSTREAM_TIMEOUT_MS: "120000" } });
+    const honest = await tenantOf(gateway, "honest");
+    const id = await honest.register("http://127.0.0.1:1/");
+    for (const name of ["hoard-1", "hoard-2"]) await hoardStreams(await tenantOf(gateway, name), deaf.url);
+    const large = await within(() =>
+      fetch(`${gateway.url}/v1/proxy/${id}`, {
+        method: "POST",
+        headers: honest.headers,
+        body: new Uint8Array(30 * MIB),
+      }),
+    );
+    expect([large.status, await large.text()]).toEqual([202, expect.stringContaining("invocation_id")]);
+    await gateway.kill9();
+  } finally {
+    deaf.stop();
   }
 }, 90_000);

@@ -264,7 +264,7 @@ async function admitted(
 ): Promise<Admitted> {
   const { caller, requestId, note } = scopeOf(request);
   const { promise: held, resolve: stored } = Promise.withResolvers<void>();
-  const readBody = () => readBytes(request, caller.tenant, PROXY_BODY_BYTES_MAX, held);
+  const readBody = () => readBytes(request, caller.tenant, PROXY_BODY_BYTES_MAX, { until: held });
   const leave = options.admitting.enter();
   try {
     return await admit(options, {

@@ -1,8 +1,8 @@
 // The course of one exchange with an upstream: who is waited for, for how long, and why it was stopped, whoever
 // stopped it. Silence counts only for whom is being waited for: a slow reader is no silent upstream.
 
-/** Why an exchange was stopped by us. */
-export type Stop = "timeout" | "cancelled" | "shutdown";
+/** Why an exchange was stopped by us. `crowded`: others need the memory of a body that the upstream does not take. */
+export type Stop = "timeout" | "cancelled" | "shutdown" | "crowded";
 
 export interface CourseLimits {
   /** The wait for the head of the answer, in milliseconds. */

@@ -186,6 +186,13 @@ export const STOPPED: Readonly<Record<Stop, ErrorClass>> = {
   timeout: "timeout",
   cancelled: "cancelled",
   shutdown: "internal",
+  crowded: "internal",
+};
+
+const STOPPED_MESSAGES: Readonly<Record<Exclude<Stop, "timeout">, string>> = {
+  cancelled: "the call was cancelled",
+  shutdown: "the gateway stopped before the upstream answered",
+  crowded: "the upstream took the body too slowly, and others needed the memory",
 };
 
 export interface Nothing {
@@ -239,7 +246,5 @@ function stoppedBefore(why: Stop): Nothing {
     const message = "the upstream gave no answer in time";
     return { errorClass, detail: "deadline", kind: "gateway_timeout", message };
   }
-  const message =
-    why === "cancelled" ? "the call was cancelled" : "the gateway stopped before the upstream answered";
-  return { errorClass, detail: why, kind: "bad_gateway", message };
+  return { errorClass, detail: why, kind: "bad_gateway", message: STOPPED_MESSAGES[why] };
 }

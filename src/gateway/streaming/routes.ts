@@ -139,15 +139,16 @@ export function streamRoutes(path: StreamPath) {
 async function call(path: StreamPath, request: Request, agentId: string): Promise<Response> {
   const { scope, streamed, over } = startOf(request, agentId);
   const { note, caller, holdOpen } = scope;
-  const { promise: held, resolve: sent } = Promise.withResolvers<void>();
+  const { promise: until, resolve: sent } = Promise.withResolvers<void>();
+  const { promise: ending, resolve: endBy } = Promise.withResolvers<() => void>();
   async function readBody(): Promise<Uint8Array> {
-    const body = await readBytes(request, caller.tenant, PROXY_BODY_BYTES_MAX, held);
+    const body = await readBytes(request, caller.tenant, PROXY_BODY_BYTES_MAX, { until, endBy: ending });
     // From here on the connection is as patient as the limits of the exchange.
     holdOpen(true);
     return body;
   }
   try {
-    return await path.call({ ...streamed, readBody, note }, { sent, over });
+    return await path.call({ ...streamed, readBody, note }, { sent, endBy, over });
   } catch (error) {
     sent();
     over();
@@ -167,7 +168,7 @@ async function connect(
     if (scope.method === "HEAD") {
       throw new Fault("method_not_allowed", "this route has other methods", { allow: METHODS });
     }
-    return await path.connect(streamed, method, { sent() {}, over });
+    return await path.connect(streamed, method, { sent() {}, endBy() {}, over });
   } catch (error) {
     over();
     throw error;

@@ -53,6 +53,8 @@ export interface CallerEnd {
   readonly gone: AbortSignal;
   /** Told when the body of the request is not needed any more. */
   sent(): void;
+  /** Told what ends the exchange while the body is not sent, should others need the memory that it holds. */
+  endBy(end: () => void): void;
   /** Told when the answer is about to end. */
   over(): void;
 }
@@ -93,6 +95,8 @@ export function createStreams(given: StreamsDeps): Streams {
       const course = startCourse(limitsOf(deps), end.gone);
       const leave = underWay.enter();
       calls.set(opened.key.id, course);
+      // What is paid for is not given up for others.
+      if (!opened.isOwed) end.endBy(() => course.stop("crowded"));
       const tally = createTally(opened, captureMemory(opened.key.tenant));
       async function conclude(ending: Ending, detail: string | null): Promise<void> {
         opened.place.release();
