@@ -42,3 +42,14 @@ test("a tenant that sends few waits behind few of a tenant that sends many, and 
   await Promise.all(many);
   expect(begun.length).toBe(102);
 });
+
+test("those that waited begin for as long as there is time in a turn, however many they are", async () => {
+  await turnOfLoop();
+  const begun: string[] = [];
+  const all = [10, ...Array.from({ length: 300 }, () => 0)].map((ms) => request("a", ms, begun));
+  expect(begun.length).toBe(1);
+  await turnOfLoop();
+  await turnOfLoop();
+  expect(begun.length).toBe(301);
+  await Promise.all(all);
+});
