@@ -157,3 +157,24 @@ test("a wait for room ends: with an answer that says so, or with whoever waits",
   await first.text();
   expect(await (await give(asked(), text)).text()).toBe(LONG);
 });
+
+test("of many answers that are taken at once, few pieces are made in a turn of the event loop", async () => {
+  const give = createGiving({ bytesMax: 100 * SIZE, waitMsMax: 60_000 });
+  let made = 0;
+  function* pieces(): Generator<string, void> {
+    for (let left = 20; left > 0; left--) {
+      made++;
+      yield PIECE;
+    }
+  }
+  const parts = async () => ({ weight: LONG.length, pieces: pieces() });
+  const answers = await Promise.all(Array.from({ length: 30 }, () => give(asked(), parts)));
+  const all = Promise.all(answers.map((answer) => answer.text()));
+  let most = 0;
+  for (let before = made; made < 600; before = made) {
+    await turns(1);
+    most = Math.max(most, made - before);
+  }
+  expect(most).toBeLessThanOrEqual(16);
+  expect((await all).every((given) => given === PIECE.repeat(20))).toBe(true);
+});

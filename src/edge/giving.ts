@@ -11,6 +11,7 @@ import { createFairShare } from "../core/fair-share.ts";
 import { Fault } from "../core/fault.ts";
 import { ANSWER_BYTES_MAX, ANSWER_WAIT_MS_MAX } from "../core/limits.ts";
 import { SUCCESS } from "./http.ts";
+import { doneInTurns } from "./turns.ts";
 
 /** Up to here an answer is sent whole, with its length, and weighs nothing: the kernel's buffer takes it. */
 export const SMALL_CHARACTERS = 16 * 1024;
@@ -96,23 +97,23 @@ export function giveJson(answer: Answer, look: () => Promise<unknown>): Promise<
 
 /** What one answer holds of the share. */
 class Room {
+  readonly tenant: string;
   readonly #queue: FairQueue;
-  readonly #tenant: string;
   readonly #patience: () => AbortSignal;
   #held = 0;
 
   /** @param patience begins with a wait, which its signal ends */
   constructor(queue: FairQueue, tenant: string, patience: () => AbortSignal) {
     this.#queue = queue;
-    this.#tenant = tenant;
+    this.tenant = tenant;
     this.#patience = patience;
   }
 
   /** Holds so much from now on, if there is room for it. */
   takeNow(weight: number): boolean {
     const more = weight - this.#held;
-    if (more > 0 && !this.#queue.takeNow(this.#tenant, null, more)) return false;
-    if (more < 0) this.#queue.giveBack(this.#tenant, null, -more);
+    if (more > 0 && !this.#queue.takeNow(this.tenant, null, more)) return false;
+    if (more < 0) this.#queue.giveBack(this.tenant, null, -more);
     this.#held = weight;
     return true;
   }
@@ -120,7 +121,7 @@ class Room {
   /** Holds so much when this resolves. @throws Fault `unavailable` */
   async wait(weight: number): Promise<void> {
     if (this.takeNow(weight)) return;
-    const wanted = { tenant: this.#tenant, agent: null, amount: weight - this.#held };
+    const wanted = { tenant: this.tenant, agent: null, amount: weight - this.#held };
     try {
       await enter(this.#queue, wanted, this.#patience());
     } catch (cause) {
@@ -135,6 +136,7 @@ class Room {
   }
 }
 
+/** Each piece in its turn: a socket takes all of a long answer at once, and thousands of them may begin together. */
 function streamed({ first, pieces }: Parts, room: Room): ReadableStream<Uint8Array> {
   return new ReadableStream<Uint8Array>(
     {
@@ -143,6 +145,7 @@ function streamed({ first, pieces }: Parts, room: Room): ReadableStream<Uint8Arr
       },
       async pull(controller) {
         try {
+          await doneInTurns(() => false, room.tenant);
           const { done, value } = await pieces.next();
           if (!done) return controller.enqueue(Buffer.from(value));
           room.leave();
