@@ -213,3 +213,28 @@ test("somebody who waits for a second is given way to, by the clock that is neve
   expect(performance.now() - began).toBeWithin(900, 5000);
   expect(hoard.amount).toBe(0);
 });
+
+test("of holders of little, of which thousands are needed, few are asked at once, and all that are needed soon", () => {
+  const looks: (() => void)[] = [];
+  const commons = new Commons({ size: 10_000, patienceMs: 0, later: (look) => looks.push(look) });
+  let ended = 0;
+  for (let unit = 0; unit < 8000; unit++) {
+    const stake = commons.stake("a", null);
+    stake.takeNow(1);
+    stake.giveWay = () => {
+      ended++;
+      stake.giveBack();
+    };
+  }
+  const other = commons.stake("b", null);
+  void other.take(4000, never);
+  let rounds = 0;
+  for (let look = looks.shift(); look !== undefined && other.amount === 0; look = looks.shift()) {
+    const before = ended;
+    look();
+    expect(ended - before).toBeLessThanOrEqual(64);
+    rounds++;
+  }
+  expect(other.amount).toBe(4000);
+  expect(rounds).toBeLessThan(40);
+});

@@ -34,6 +34,9 @@ export interface CommonsOptions {
 
 const PATIENCE_MS = 1000;
 const LOOK_MS = 100;
+/** Of those that hold little thousands may be needed, and each one that ends makes work. */
+const ASKED_AT_ONCE = 64;
+const GO_ON_MS = 10;
 
 export class Commons {
   readonly #size: number;
@@ -41,10 +44,15 @@ export class Commons {
   readonly #later: (look: () => void, ms: number) => void;
   readonly #share: FairShare;
   readonly #queue: FairQueue;
-  /** By tenant, the one that was heard of longest ago first. */
+  /** By tenant, the one that was heard of longest ago first; without those that were asked. */
   readonly #stakes = new Map<string, Set<Stake>>();
-  /** Those that are to give way and have not given all back yet, and whose they are. */
-  readonly #asked = new Map<Stake, string>();
+  /** Those that are to give way and have not given all back yet. */
+  readonly #asked = new Set<Stake>();
+  /** What they will give back, by tenant, and together. */
+  readonly #coming = new Map<string, number>();
+  #comingInAll = 0;
+  /** Of this look. */
+  #asksLeft = 0;
   /** Somebody has waited for long for what is no more than its equal part. */
   #isShort = false;
   #isLooking = false;
@@ -63,7 +71,8 @@ export class Commons {
     let held = 0;
     const took = (amount: number) => {
       held += amount;
-      this.#add(tenant, stake);
+      if (this.#asked.has(stake)) this.#comes(tenant, amount);
+      else this.#add(tenant, stake);
     };
     const stake: Stake = {
       get amount() {
@@ -85,6 +94,7 @@ export class Commons {
       },
       giveBack: (amount = held) => {
         held -= amount;
+        if (this.#asked.has(stake)) this.#comes(tenant, -amount);
         if (held === 0) this.#remove(tenant, stake);
         queue.giveBack(tenant, agent, amount);
       },
@@ -123,19 +133,28 @@ export class Commons {
     return Math.floor(this.#size / tenants.size);
   }
 
-  /** What will be given back, of all or of one tenant. */
-  #comingBack(tenant?: string): number {
-    const coming = [...this.#asked].filter(([, owner]) => tenant === undefined || owner === tenant);
-    return coming.reduce((sum, [{ amount }]) => sum + amount, 0);
+  #ask(owner: string, stake: Stake): void {
+    this.#asksLeft--;
+    this.#asked.add(stake);
+    this.#stakes.get(owner)?.delete(stake);
+    this.#comes(owner, stake.amount);
+    stake.giveWay?.();
+  }
+
+  /** So much more will be given back, or less. */
+  #comes(tenant: string, amount: number): void {
+    this.#comingInAll += amount;
+    const coming = (this.#coming.get(tenant) ?? 0) + amount;
+    if (coming === 0) this.#coming.delete(tenant);
+    else this.#coming.set(tenant, coming);
   }
 
   /** The tenant besides this one that holds most, if that is above the limit, and the slowest that it has. */
   #nextToGiveWay(tenant: string, limit: number): { owner: string; stake: Stake } | null {
-    const keeps = (owner: string) => this.#share.heldBy(owner) - this.#comingBack(owner);
+    const keeps = (owner: string) => this.#share.heldBy(owner) - (this.#coming.get(owner) ?? 0);
     const above = [...this.#stakes.keys()].filter((owner) => owner !== tenant && keeps(owner) > limit);
     for (const owner of above.sort((a, b) => keeps(b) - keeps(a))) {
-      for (const stake of this.#stakes.get(owner) ?? [])
-        if (stake.giveWay !== null && !this.#asked.has(stake)) return { owner, stake };
+      for (const stake of this.#stakes.get(owner) ?? []) if (stake.giveWay !== null) return { owner, stake };
     }
     return null;
   }
@@ -165,12 +184,11 @@ export class Commons {
     const { tenant, amount } = waiter;
     while (this.#queue.isWaiting(waiter)) {
       const [part, after] = [this.#partOf(), this.#afterwards(waiter)];
-      const comesBack = this.#comingBack() - promised;
+      const comesBack = this.#comingInAll - promised;
       if (this.#share.roomOf(tenant, after <= part ? part : null, comesBack) >= amount) return amount;
       const next = this.#nextToGiveWay(tenant, Math.max(part, after));
-      if (next === null) return 0;
-      this.#asked.set(next.stake, next.owner);
-      next.stake.giveWay?.();
+      if (next === null || this.#asksLeft === 0) return 0;
+      this.#ask(next.owner, next.stake);
     }
     return 0;
   }
@@ -180,9 +198,10 @@ export class Commons {
     const part = this.#partOf();
     this.#isShort = this.#overdue().some((waiter) => this.#afterwards(waiter) <= part);
     this.#queue.serve();
+    this.#asksLeft = ASKED_AT_ONCE;
     let promised = 0;
     for (const waiter of this.#overdue()) promised += this.#makeRoom(waiter, promised);
-    if (this.#queue.size > 0) this.#lookLater(LOOK_MS);
+    if (this.#queue.size > 0) this.#lookLater(this.#asksLeft > 0 ? LOOK_MS : GO_ON_MS);
     else this.#isShort = false;
   }
 

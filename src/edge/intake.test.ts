@@ -7,6 +7,7 @@ import { createIntake, type IntakeLimits } from "./intake.ts";
 
 const KIB = 1024;
 const LIMITS: IntakeLimits = {
+  streamBytes: 0,
   bytesMax: 1024 * KIB,
   msMax: 20_000,
   silenceMsMax: 10_000,
@@ -346,4 +347,19 @@ test("a body that gives way is answered 503, whatever it is doing, and its conne
   silent.socket.write(`${HEAD}Content-Length: 2\r\n\r\nab`);
   expect(await silent.until("2 bytes")).toContain("HTTP/1.1 200");
   for (const { socket } of [silent, small, late]) socket.destroy();
+});
+
+test("bodies that do not come, however short, are no more than their streams have room for", async () => {
+  const read = createIntake({ ...LIMITS, bytesMax: 100 * KIB, streamBytes: 10 * KIB });
+  const open = Array.from({ length: 20 }, () => upload());
+  const faults: Fault[] = [];
+  const all = open.map(({ request }) =>
+    read(request, "greedy", BODY_BYTES_MAX).catch((error: Fault) => faults.push(error)),
+  );
+  for (let turn = 0; turn < 3; turn++) await new Promise((resolve) => setImmediate(resolve));
+  expect(faults.length).toBe(12);
+  expect(new Set(faults.map(({ kind }) => kind))).toEqual(new Set(["unavailable"]));
+  for (const { end } of open.slice(0, 8)) await end();
+  await Promise.all(all);
+  expect((await read(whole(60 * KIB), "greedy", BODY_BYTES_MAX)).byteLength).toBe(60 * KIB);
 });

@@ -24,6 +24,8 @@ const WAITING_MAX = 32;
 export interface IntakeLimits {
   /** What the bodies that are coming in may hold, all together. */
   readonly bytesMax: number;
+  /** What one weighs, beside its bytes, that is not taken in one piece: its stream and its timers. */
+  readonly streamBytes: number;
   /** How long a larger body may take, and be silent. */
   readonly msMax: number;
   readonly silenceMsMax: number;
@@ -68,10 +70,12 @@ export function createIntake(limits: IntakeLimits): Intake {
     const most = Math.min(sizes.declared, sizes.bytesMax);
     const gathered = gather(most);
     try {
+      const weigh = () => scales.weigh(body, limits.streamBytes + gathered.held, limits.streamBytes + most);
+      await weigh();
       await readInto(gathered, reader, { bytesMax: sizes.bytesMax, tenant }, async () => {
         ending.signal.throwIfAborted();
         stake.heard();
-        if (gathered.held > TINY_BYTES) await scales.weigh(body, gathered.held, most);
+        await weigh();
         patience.heard();
       });
       ending.signal.throwIfAborted();
@@ -133,6 +137,7 @@ export function createIntake(limits: IntakeLimits): Intake {
 
 export const readBytes = createIntake({
   bytesMax: BODY_INTAKE_BYTES_MAX,
+  streamBytes: 32 * 1024,
   msMax: BODY_INTAKE_MS_MAX,
   silenceMsMax: BODY_INTAKE_SILENCE_MS_MAX,
 });

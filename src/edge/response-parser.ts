@@ -3,8 +3,8 @@
 // that sends chunks of one byte); here all chunks of a slice become one piece (0.2 µs each).
 import binary from "undici/lib/llhttp/llhttp-wasm.js";
 
-/** Bytes that are parsed in one go: about a millisecond, whatever is in them. */
-export const SLICE_BYTES_MAX = 32 * 1024;
+/** Bytes that are parsed in one go: two milliseconds at most, whatever is in them. */
+export const SLICE_BYTES_MAX = 64 * 1024;
 /** Of all heads of an answer, and of its trailers. The runtime's `fetch` takes as much. */
 const HEAD_BYTES_MAX = 256 * 1024;
 /** As many as the runtime's `fetch` takes. */

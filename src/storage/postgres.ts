@@ -18,11 +18,12 @@ import {
 } from "./failures.ts";
 import { migratePostgres } from "./migrate.ts";
 import { type Connection, connectionPool, type Pool, postgresClient, postgresQueries } from "./pool.ts";
-import type { Store, Tx } from "./store.ts";
+import type { Reader, Store, Tx } from "./store.ts";
 
 /** Together they leave room for several replicas below Postgres's usual limit of 100. */
 const WRITERS_MAX = 12;
 const READERS_MAX = 6;
+const FIRST_READERS_MAX = 2;
 /** Of one read or write, from the wait for a connection to the answer; the interface promises 10 s. */
 const CALL_MS_MAX = 9_000;
 /** Deadlocks and serialization failures end with one side going on, so few turns suffice. */
@@ -144,6 +145,11 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
   const { callMsMax = CALL_MS_MAX } = options;
   const writers = connectionPool(options.databaseUrl, { max: WRITERS_MAX, readOnly: false });
   const readers = connectionPool(options.databaseUrl, { max: READERS_MAX, readOnly: true });
+  const firstReaders = connectionPool(options.databaseUrl, { max: FIRST_READERS_MAX, readOnly: true });
+  const readerOf = (pool: Pool): Reader => ({
+    db: postgresQueries((...query) => read(pool, callMsMax, ...query)),
+    tables,
+  });
   const clock = await openDatabaseClock({
     async ask() {
       const [row] = await read(readers, callMsMax, `select ${NOW}`, [], "arrays");
@@ -153,7 +159,8 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
   return {
     dialect: "postgres",
     clock,
-    read: { db: postgresQueries((...query) => read(readers, callMsMax, ...query)), tables },
+    read: readerOf(readers),
+    readFirst: readerOf(firstReaders),
     write: (work) => write(writers, callMsMax, work),
     probe: (timeoutMs) =>
       within(
@@ -163,7 +170,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     async close() {
       clock.stop();
       const until = performance.now() + callMsMax;
-      await Promise.all([writers.close(until), readers.close(until)]);
+      await Promise.all([writers, readers, firstReaders].map((pool) => pool.close(until)));
     },
   };
 }

@@ -130,10 +130,12 @@ export async function openSqlite({ path, log, clock }: SqliteOptions): Promise<S
   const timer = checkpoints(writer, log);
   const touch = writer.prepare("update schema_migrations set applied_at = applied_at where version = 1");
 
+  const read = { db: drizzle(reader) as unknown as Queries, tables };
   return {
     dialect: "sqlite",
     clock,
-    read: { db: drizzle(reader) as unknown as Queries, tables },
+    read,
+    readFirst: read,
     write: group.write,
     probe: (timeoutMs) =>
       within(

@@ -39,6 +39,11 @@ export interface Store {
   readonly clock: Clock;
   readonly read: Reader;
   /**
+   * Reads that every call waits for, of which no tenant causes more than a few a second: where connections are few, over
+   * some that nothing else keeps busy.
+   */
+  readonly readFirst: Reader;
+  /**
    * Runs `work` in a transaction and resolves after its commit is durable. What `work` throws rolls back its
    * own writes and nothing else, and is thrown again. Inside `work`: nothing but calls on `tx`, each awaited, and
    * no catching of their errors, for the transaction is over after one. A work may be undone for the sake of

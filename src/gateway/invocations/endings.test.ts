@@ -58,3 +58,17 @@ test("one tenant's waiting leaves others room to wait, and whoever finds none is
   gone.abort();
   expect((await wait("greedy", "inv_1", gone.signal)).status).toBe("running");
 });
+
+test("of thousands that wait for one call few are woken in a turn of the event loop", async () => {
+  const { ended, endings, wait } = world();
+  let answered = 0;
+  const all = Array.from({ length: 1000 }, () => wait("acme", "inv_1").then(() => answered++));
+  await new Promise((resolve) => setImmediate(resolve));
+  ended.add("inv_1");
+  endings.announce("inv_1");
+  for (let before = answered; answered < 1000; before = answered) {
+    await new Promise((resolve) => setImmediate(resolve));
+    expect(answered - before).toBeLessThanOrEqual(16);
+  }
+  await Promise.all(all);
+});

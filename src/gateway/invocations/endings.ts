@@ -2,6 +2,7 @@
 // another replica is found by looking again every second, for all who wait together.
 import { createFairShare } from "../../core/fair-share.ts";
 import { isEnded } from "../../core/states.ts";
+import { inTurns } from "../../edge/turns.ts";
 import type { InvocationKey, InvocationRow } from "./service.ts";
 
 const LOOK_AGAIN_MS = 1000;
@@ -70,7 +71,12 @@ export function createEndings(
     signal: AbortSignal,
   ): { passed: Promise<void>; forget(): void } {
     const { promise, resolve } = Promise.withResolvers<void>();
-    const wake = () => resolve();
+    // Of one call thousands may wait, and each reads it again: so each in its turn, by whatever it is woken.
+    const wake = () =>
+      inTurns(() => {
+        resolve();
+        return false;
+      }, key.tenant);
     const listeners = waiting.get(key.id) ?? { key, wakes: new Set() };
     waiting.set(key.id, listeners);
     listeners.wakes.add(wake);

@@ -9,6 +9,7 @@ import { type Log, silentLog } from "../../core/log.ts";
 import { POLICY_ACTIONS, type PolicyAction } from "../../core/states.ts";
 import { atOnce } from "../../core/steps.ts";
 import type { Store } from "../../storage/store.ts";
+import { findAgent } from "../agents/service.ts";
 import { type DecisionRow, decisionLog, newestDecisions, removeOldDecisions } from "./decisions.ts";
 import type { PolicyReplace, Rule } from "./document.ts";
 import { compile, evaluate } from "./evaluate.ts";
@@ -424,6 +425,26 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
   test("both databases were met", () => expect(store.dialect as string).toBe(dialect));
 });
 
+/** What is read of the table meanwhile gets no answer. */
+async function whileLocked(place: { readonly url: string }, table: string, work: () => Promise<void>) {
+  const other = new SQL(place.url, { max: 1 });
+  const locked = Promise.withResolvers<void>();
+  const release = Promise.withResolvers<void>();
+  const holding = other.begin(async (tx) => {
+    await tx.unsafe(`lock table ${table} in access exclusive mode`);
+    locked.resolve();
+    await release.promise;
+  });
+  await locked.promise;
+  try {
+    await work();
+  } finally {
+    release.resolve();
+    await holding;
+    await other.close();
+  }
+}
+
 test("a store that does not answer is as good as one that fails", async () => {
   const place = await postgresPlace();
   const store = await place.open();
@@ -432,24 +453,32 @@ test("a store that does not answer is as good as one that fails", async () => {
   const policy = policyService({ store, clock, log: silentLog, now: () => time });
   await policy.put(me, document([], { on_error: "warn" }));
   expect((await policy.judge(call()))?.reason).toBe("default: allow");
-  const other = new SQL(place.url, { max: 1 });
-  const locked = Promise.withResolvers<void>();
-  const release = Promise.withResolvers<void>();
-  const holding = other.begin(async (tx) => {
-    await tx.unsafe("lock table policies in access exclusive mode");
-    locked.resolve();
-    await release.promise;
+  await whileLocked(place, "policies", async () => {
+    time = 1000;
+    const started = performance.now();
+    expect((await policy.judge(call()))?.reason).toBe("on_error: warn");
+    expect(performance.now() - started).toBeLessThan(3_000);
   });
-  await locked.promise;
-  time = 1000;
-  const started = performance.now();
-  expect((await policy.judge(call()))?.reason).toBe("on_error: warn");
-  expect(performance.now() - started).toBeLessThan(3_000);
-  release.resolve();
-  await holding;
   expect((await policy.judge(call()))?.reason).toBe("default: allow");
   await policy.close();
-  await other.close();
+  await store.close();
+}, 30_000);
+
+test("a policy is read, however many other reads wait for the database", async () => {
+  const place = await postgresPlace();
+  const store = await place.open();
+  const { me, call } = caller();
+  let time = 0;
+  const policy = policyService({ store, clock, log: silentLog, now: () => time });
+  await policy.put(me, document([{ action: "allow", match: {} }], { on_error: "warn" }));
+  let waiting: Promise<unknown>[] = [];
+  await whileLocked(place, "agents", async () => {
+    waiting = Array.from({ length: 100 }, () => findAgent(store.read, me.tenant, AGENT));
+    time = 2000;
+    expect((await policy.judge(call()))?.reason).toBe("rule 1: allow");
+  });
+  await Promise.all(waiting);
+  await policy.close();
   await store.close();
 }, 30_000);
 

@@ -72,7 +72,7 @@ const NO_POLICY: Verdict = { action: "allow", matched_rule: null, reason: "no po
 
 export function policyService({ store, clock, log, now }: PolicyDeps) {
   const rates = callRates(now);
-  const remembered = rememberedPolicies({ reader: store.read, log, ...(now && { now }) });
+  const remembered = rememberedPolicies({ reader: store.readFirst, log, ...(now && { now }) });
   const decisions = decisionLog({ store, log });
 
   /**
