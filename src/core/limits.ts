@@ -6,7 +6,7 @@ const MIB = 1024 * KIB;
 export const PROXY_BODY_BYTES_MAX = 32 * MIB;
 export const MANAGEMENT_BODY_BYTES_MAX = MIB;
 /** What has come of the bodies that are coming in, over the whole process; shared out by tenant. */
-export const BODY_INTAKE_BYTES_MAX = 256 * MIB;
+export const BODY_INTAKE_BYTES_MAX = 192 * MIB;
 /** For the largest body on a line of half a megabit a second. */
 export const BODY_INTAKE_MS_MAX = 600_000;
 export const BODY_INTAKE_SILENCE_MS_MAX = 30_000;

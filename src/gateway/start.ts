@@ -58,8 +58,8 @@ import { createStreams, type StreamsDeps } from "./streaming/streams.ts";
 import { endUnclaimed } from "./streaming/unclaimed.ts";
 
 const CLEAN_UP_MS = 3_600_000;
-/** For the answers that are being sent when everything else has ended. */
-const LAST_ANSWERS_MS = 2_000;
+/** For the answers that are being sent when everything else has ended, and for what is stored last. */
+const [LAST_ANSWERS_MS, LAST_WRITES_MS] = [2_000, 3_000];
 /** Beyond the longest wait of a caller, during which nothing passes on its connection. */
 const CONNECTION_IDLE_SECONDS_MORE = 10;
 /** Bun's own limit. */
@@ -157,13 +157,14 @@ export async function startGateway(
         admitted,
       ]);
       refusals.stop();
-      await dispatcher.leave();
       // Whoever waits for a call that stays pending would else never learn its ID.
       endings.release();
+      const left = dispatcher.leave();
       await Promise.race([closed, Bun.sleep(LAST_ANSWERS_MS)]);
       await server.stop(true);
-      await Promise.all([policy.close(), receipts.stop()]);
-      await store.close();
+      // A store that is stuck keeps no process from its end.
+      const stored = Promise.all([left, policy.close(), receipts.stop()]).then(() => store.close());
+      await Promise.race([stored, Bun.sleep(LAST_WRITES_MS)]);
       lock?.release();
     },
   };

@@ -106,6 +106,27 @@ async function hoardStreams({ begin, register }: Tenant, url: string): Promise<v
   expect(await Promise.any(refusals)).toBe(503);
 }
 
+/** Thousands of connections that have sent one byte of a small body; resolves when all have. */
+async function hoardSmall(gateway: Gateway, { headers, register }: Tenant, count: number) {
+  const id = await register("http://127.0.0.1:1/");
+  const port = Number(new URL(gateway.url).port);
+  const fields = ["host: x", `authorization: ${headers.authorization}`, "content-length: 4200"];
+  const head = `POST /v1/proxy/${id} HTTP/1.1\r\n${fields.join("\r\n")}\r\n\r\nx`;
+  const sockets: net.Socket[] = [];
+  for (let at = 0; at < count; at++) {
+    const socket = net.connect(port, "127.0.0.1");
+    socket.on("error", () => {}).resume();
+    await once(socket, "connect");
+    socket.write(head);
+    sockets.push(socket);
+  }
+  return {
+    end() {
+      for (const socket of sockets) socket.destroy();
+    },
+  };
+}
+
 async function within<T>(work: () => Promise<T>): Promise<T> {
   const began = performance.now();
   const result = await work();
@@ -165,5 +186,24 @@ test("a tenant's large body comes in soon, whatever two others hold that their u
     await gateway.kill9();
   } finally {
     deaf.stop();
+  }
+}, 90_000);
+
+test("thousands of small bodies that give way for large ones of another tenant end one after the other", async () => {
+  await using gateway = await startGateway();
+  const hoarder = await tenantOf(gateway, "hoard");
+  const small = await hoardSmall(gateway, hoarder, 4000);
+  try {
+    await hoardIntake(hoarder);
+    const { headers, register } = await tenantOf(gateway, "honest");
+    const url = `${gateway.url}/v1/proxy/${await register("http://127.0.0.1:1/")}`;
+    const send = () => fetch(url, { method: "POST", headers, body: new Uint8Array(30 * MIB) });
+    const answers = await Promise.all([send(), send(), send()]);
+    expect(answers.map(({ status }) => status)).toEqual([202, 202, 202]);
+    await Promise.all(answers.map((answer) => answer.text()));
+    expect((await fetch(`${gateway.url}/healthz`)).status).toBe(200);
+    await gateway.kill9();
+  } finally {
+    small.end();
   }
 }, 90_000);

@@ -260,3 +260,36 @@ test.concurrent("what was refused for a commit that came late is never made, and
     await upstream.stop();
   }
 }, 150_000);
+
+test("a stop ends in time while the database is stuck, and who has paid or waits learns its call's ID", async () => {
+  await using replicas = await openReplicas();
+  const gateway = await replicas.start({
+    env: { TOLLGATE_DRAIN_MS: "1000", TOLLGATE_SETTLE_WAIT_MS: "20000" },
+  });
+  const tenant = await replicas.tenant(gateway);
+  const gone = Promise.withResolvers<Response>();
+  const upstream = startUpstream(() => gone.promise);
+  try {
+    const [free, priced] = [
+      await tenant.agent({ upstream_url: upstream.url }),
+      await tenant.agent({ upstream_url: upstream.url, pricing: PRICING }),
+    ];
+    const payment = await pay();
+    replicas.facilitator.answer(payment.authorization.nonce, () => gone.promise);
+    const paid = tenant.send("POST", `/v1/proxy/${priced}`, {}, payment.headers);
+    const waits = tenant.send("POST", `/v1/proxy/${free}`, {}, { prefer: "wait=60" });
+    await replicas.facilitator.arrival(payment.authorization.nonce);
+    while ((await tenant.send("GET", "/v1/invocations?status=running")).body.total !== 1) await Bun.sleep(10);
+    const release = await holdTable(replicas.databaseUrl, "invocations");
+    const beganAt = performance.now();
+    await gateway.stop();
+    expect(performance.now() - beganAt).toBeLessThan(11_500);
+    await release();
+    for (const answer of await Promise.all([paid, waits])) {
+      expect(answer).toMatchObject({ status: 202, body: { invocation_id: expect.stringContaining("inv_") } });
+    }
+  } finally {
+    gone.resolve(new Response());
+    await upstream.stop();
+  }
+});

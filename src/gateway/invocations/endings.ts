@@ -110,6 +110,8 @@ export function createEndings(
             const row = await look();
             if (isEnded(row.status) || left <= 0 || signal.aborted || released) return row;
             await chance.passed;
+            // The store may be what everything waits for.
+            if (released) return row;
           } finally {
             chance.forget();
           }

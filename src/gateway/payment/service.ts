@@ -146,7 +146,20 @@ export function createPayments(deps: PaymentDeps): Payments {
     return isFirstUnderWay(payment) ? null : {};
   }
 
+  /** At the end of the process with what is known until then: the call is accepted, and its caller is to know its ID. */
   async function recall(tenant: string, invocationId: string): Promise<PaidHeaders> {
+    const { promise: stop, resolve } = Promise.withResolvers<PaidHeaders>();
+    const onStop = () => resolve({});
+    settler.stopped.addEventListener("abort", onStop, { once: true });
+    if (settler.stopped.aborted) onStop();
+    try {
+      return await Promise.race([toldInTime(tenant, invocationId), stop]);
+    } finally {
+      settler.stopped.removeEventListener("abort", onStop);
+    }
+  }
+
+  async function toldInTime(tenant: string, invocationId: string): Promise<PaidHeaders> {
     const until = performance.now() + settleWaitMs;
     for (;;) {
       await atMost(until - performance.now(), settler.underWay(invocationId));

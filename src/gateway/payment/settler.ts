@@ -32,6 +32,8 @@ export interface Settler {
   /** To be called before any payment is taken. */
   recover(): Promise<void>;
   start(): void;
+  /** Aborted when nothing that is under way is waited for any more. */
+  readonly stopped: AbortSignal;
   /** Starts nothing more, lets what is under way end for `ms`, then breaks it off: those payments stay open. */
   stop(ms: number): Promise<void>;
 }
@@ -114,6 +116,7 @@ export function createSettler(options: SettlerOptions): Settler {
   }
 
   return {
+    stopped: stopped.signal,
     leaseUntil,
     attempt,
     isCrowded: room.isCrowded,
