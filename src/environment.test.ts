@@ -39,6 +39,7 @@ test("nothing stays that steers Bun", () => {
     TOLLGATE_PORT: "1",
     NODE_ENV: "production",
     BUN_JSC_forceRAMSize: "268435456",
+    BUN_JSC_largeHeapSize: "100663296",
   });
 });
 

@@ -1,7 +1,7 @@
 // The store on SQLite: one connection that writes in groups, one that only reads, and checkpoints off the
 // writers' path. Every commit waits for the disk (synchronous=FULL).
 import { Database, SQLiteError } from "bun:sqlite";
-import { chmodSync, closeSync, mkdirSync, openSync } from "node:fs";
+import { chmodSync, closeSync, mkdirSync, openSync, statSync } from "node:fs";
 import { dirname } from "node:path";
 import { sql } from "drizzle-orm";
 import { drizzle } from "drizzle-orm/bun-sqlite";
@@ -24,6 +24,9 @@ const READ_BUSY_MS = 50;
 const CHECKPOINT_EVERY_MS = 1_000;
 /** The log is cut to this size when it starts anew; below it, its blocks are used again. */
 const WAL_BYTES_KEPT = 64 * 1024 * 1024;
+/** Large bodies make it grow so fast that a second of them would take hundreds of milliseconds to move. */
+const WAL_BYTES_MAX = WAL_BYTES_KEPT + 16 * 1024 * 1024;
+const WAL_LOOK_EVERY_MS = 50;
 const CACHE_KIB = 16 * 1024;
 
 const now = sql<number>`cast(unixepoch('subsec') * 1000 as integer)`.mapWith(Number);
@@ -94,14 +97,18 @@ function migrate(path: string, clock: Clock): void {
   }
 }
 
-/** Moves the log into the database file each second, between groups; the log then starts anew. */
-function checkpoints(writer: Database, log: Log): { stop(): void } {
+/** Moves the log into the database file each second or when it is large, between groups; the log then starts anew. */
+function checkpoints(writer: Database, path: string, log: Log): { stop(): void } {
   const checkpoint = writer.prepare("pragma wal_checkpoint(passive)");
   const changes = writer.prepare<{ n: number }, []>("select total_changes() as n");
   let seen = -1;
+  let lookedAt = Number.NEGATIVE_INFINITY;
   const timer = setInterval(() => {
     if (writer.inTransaction) return;
     try {
+      const isDue = performance.now() - lookedAt >= CHECKPOINT_EVERY_MS;
+      if (!isDue && statSync(`${path}-wal`).size <= WAL_BYTES_MAX) return;
+      lookedAt = performance.now();
       const now = changes.get()?.n ?? 0;
       if (now === seen) return;
       during("sqlite checkpoint", () => checkpoint.run());
@@ -109,7 +116,7 @@ function checkpoints(writer: Database, log: Log): { stop(): void } {
     } catch (error) {
       log.warn("checkpoint failed", { error });
     }
-  }, CHECKPOINT_EVERY_MS);
+  }, WAL_LOOK_EVERY_MS);
   timer.unref();
   return { stop: () => clearInterval(timer) };
 }
@@ -127,7 +134,7 @@ export async function openSqlite({ path, log, clock }: SqliteOptions): Promise<S
   const tables = defineSchema(columns.sqlite);
   // Drizzle runs the builders of this driver at once when they are awaited, which is what "async" promises.
   const group = groupCommit({ writer, db: drizzle(writer) as unknown as Queries, tables, now, log });
-  const timer = checkpoints(writer, log);
+  const timer = checkpoints(writer, path, log);
   const touch = writer.prepare("update schema_migrations set applied_at = applied_at where version = 1");
 
   const read = { db: drizzle(reader) as unknown as Queries, tables };
