@@ -39,7 +39,10 @@ export const MALFORMED_HTTP = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\n
 
 type Headers_ = Readonly<Record<string, string>>;
 
-/** A short JSON response; what may be long is given by edge/giving.ts. `application/json` has no charset parameter (RFC 8259, section 11). */
+/**
+ * A short JSON response; what may be long is given by edge/giving.ts. `application/json` has no charset parameter (RFC
+ * 8259, section 11).
+ */
 export function json(status: keyof typeof SUCCESS, value: unknown, headers?: Headers_): Response {
   return new Response(JSON.stringify(value), {
     status: SUCCESS[status],

@@ -11,7 +11,7 @@ const MAIN = join(import.meta.dir, "../main.ts");
 /** The server looks every second; so much more for a busy machine. */
 const GONE_MS_MAX = 10_000;
 
-/** The first table of a migration takes the server's processor for as long as anybody waits for it. */
+/** The first table that a migration makes keeps the server computing for a minute. */
 const LONG = [
   `create function work() returns event_trigger language plpgsql as $$
      declare until timestamptz := clock_timestamp() + interval '1 minute';
