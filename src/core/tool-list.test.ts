@@ -3,8 +3,8 @@ import fc from "fast-check";
 import { atOnce } from "./steps.ts";
 import { withoutTools as inSteps, UnreadableAnswer } from "./tool-list.ts";
 
-const withoutTools = (text: Uint8Array, isDenied: (tool: string) => boolean, work?: number) =>
-  atOnce(inSteps(text, isDenied, work));
+const withoutTools = (text: Uint8Array, isDenied: (tool: string) => boolean, stepBytes?: number) =>
+  atOnce(inSteps(text, isDenied, { stepBytes }));
 
 const bytes = (text: string) => new TextEncoder().encode(text);
 const text = (value: Uint8Array) => new TextDecoder().decode(value);

@@ -41,9 +41,8 @@ export class UnreadableAnswer extends Error {}
 export function* withoutTools(
   text: Uint8Array,
   isDenied: (tool: string) => boolean,
-  stepBytes?: number,
+  { pace = createPace(), stepBytes }: { pace?: Pace; stepBytes?: number | undefined } = {},
 ): Steps<Uint8Array> {
-  const pace = createPace();
   const cuts: Span[] = [];
   let toolsLeft = TOOLS_MAX;
   for (const [result] of yield* answersIn(text, stepBytes)) {

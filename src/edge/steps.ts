@@ -21,6 +21,15 @@ export async function inSteps<T>(steps: Steps<T>, tenant: string, signal?: Abort
   return step.value as T;
 }
 
+/** The first step too, where many may have work at the same moment, or the first step may be long. */
+export function inTurnSteps<T>(steps: Steps<T>, tenant: string, signal?: AbortSignal): Promise<T> {
+  function* later(): Steps<T> {
+    yield;
+    return yield* steps;
+  }
+  return inSteps(later(), tenant, signal);
+}
+
 /** A piece of work that can't be parted, and may be long: done in a turn, with all such work. */
 export function inOneStep<T>(work: string, piece: () => T, tenant: string): Promise<Awaited<T>> {
   function* steps(): Steps<T> {
@@ -35,11 +44,8 @@ const SMALL_BYTES = 16_384;
 
 /** Steps over a body. When many large ones are here at once, their first steps would be too much for one turn. */
 export function bodyInSteps<T>(work: string, body: Uint8Array, steps: Steps<T>, tenant: string): Promise<T> {
-  function* later(): Steps<T> {
-    yield;
-    return yield* steps;
-  }
-  return inSteps(named(work, body.length > SMALL_BYTES ? later() : steps), tenant);
+  const run = body.length > SMALL_BYTES ? inTurnSteps : inSteps;
+  return run(named(work, steps), tenant);
 }
 
 /** The SHA-256 of a body, in lower hex. */

@@ -1,6 +1,6 @@
 // An event of an event stream (WHATWG HTML, section 9.2) without the tools that are denied, on the bytes themselves and
 // in steps: it may be long, or have millions of lines.
-import { createPace, type Pace } from "../../core/pace.ts";
+import type { Pace } from "../../core/pace.ts";
 import type { Steps } from "../../core/steps.ts";
 import { withoutTools } from "../../core/tool-list.ts";
 
@@ -28,13 +28,14 @@ export function afterBom(bytes: Uint8Array): Uint8Array {
 /**
  * The event as it may pass: the same array when nothing is taken out of it, else one whose data may stand where the
  * event's stood.
+ *
+ * @param pace of all the events that are worked on together
  */
-export function* rewritten(event: Uint8Array, options: EventOptions): Steps<Uint8Array> {
-  const pace = createPace();
+export function* rewritten(event: Uint8Array, options: EventOptions, pace: Pace): Steps<Uint8Array> {
   const bytes = afterBom(event);
   const data = yield* dataOf(bytes, options, pace);
   if (data === null) return event;
-  const left = yield* withoutTools(data, options.isDenied);
+  const left = yield* withoutTools(data, options.isDenied, { pace });
   return left === data ? event : yield* withData(bytes, left, options, pace);
 }
 

@@ -4,7 +4,7 @@
 import { createPace, type Pace } from "../../core/pace.ts";
 import { named, type Steps } from "../../core/steps.ts";
 import { UnreadableAnswer, withoutTools } from "../../core/tool-list.ts";
-import { inOneStep, inSteps } from "../../edge/steps.ts";
+import { inOneStep, inTurnSteps } from "../../edge/steps.ts";
 import type { Share } from "./budget.ts";
 import { afterBom, type EventOptions, LINE_FEED, RETURN, rewritten } from "./event.ts";
 
@@ -29,16 +29,18 @@ type HoldOptions = Omit<FilterOptions, "isDenied">;
 export const HELD_BYTES_MAX = 16 * 1024 * 1024;
 export const FILTER_MEMORY_BYTES = 96 * 1024 * 1024;
 
-/** Work on what passes, which ends with the exchange. */
+/** Work on what passes, all of it in turns: many streams may bring something at once. It ends with the exchange. */
 function worked<T>(steps: Steps<T>, { tenant, signal }: HoldOptions): Promise<T> {
-  return inSteps(named("filter of tools", steps), tenant, signal);
+  return inTurnSteps(named("filter of tools", steps), tenant, signal);
 }
 
+const OPEN_BRACKET = 0x5b;
 const HELD_BYTES_FIRST = 4096;
 /** What goes on to the caller in one go: it is hashed on its way. */
 const PIECE_BYTES = 128 * 1024;
-/** Of an event, beside its bytes. */
-const EVENT_WORK = 400;
+/** Of an event, beside its bytes: of one that may list tools, and of another. */
+const LIST_WORK = 4_000;
+const EVENT_WORK = 50;
 const FIND_BYTES = 16_384;
 /** What it takes to find the end of an event, for each byte. */
 const FIND_WORK = 4;
@@ -143,9 +145,7 @@ async function* wholeEvents(chunks: Chunks, options: HoldOptions): Chunks {
   const find = createEventFinder();
   try {
     for await (const chunk of chunks) {
-      const first = find(chunk, 0);
-      let last = first;
-      for (let end = first; end !== -1; end = find(chunk, end)) last = end;
+      const { first, last } = await worked(eventEnds(chunk, find), options);
       if (first !== -1) {
         await held.add(chunk.subarray(0, first));
         yield held.all();
@@ -161,10 +161,30 @@ async function* wholeEvents(chunks: Chunks, options: HoldOptions): Chunks {
   }
 }
 
+/** Where the first and the last of the events end that end in the chunk; -1 when none does. */
+function* eventEnds(chunk: Uint8Array, find: EventFinder): Steps<{ first: number; last: number }> {
+  const pace = createPace();
+  let [first, last] = [-1, -1];
+  for (let at = 0; at < chunk.length; ) {
+    const until = at + FIND_BYTES;
+    const end = find(chunk, at, until);
+    if (first === -1) first = end;
+    if (end !== -1) last = end;
+    const next = end === -1 ? until : end;
+    if (pace(EVENT_WORK + FIND_WORK * (next - at))) yield;
+    at = next;
+  }
+  return { first, last };
+}
+
 async function* rewrittenEvents(pieces: Chunks, isDenied: IsDenied, options: HoldOptions): Chunks {
   const { memory } = options;
-  const find = createEventFinder();
   for await (const events of pieces) {
+    // No tool is listed without a list.
+    if (!events.includes(OPEN_BRACKET)) {
+      yield events;
+      continue;
+    }
     let reserved = 0;
     const eventOptions: EventOptions = {
       isDenied,
@@ -174,7 +194,7 @@ async function* rewrittenEvents(pieces: Chunks, isDenied: IsDenied, options: Hol
       },
     };
     try {
-      yield await worked(rewrittenAll(events, find, eventOptions), options);
+      yield await worked(rewrittenAll(events, eventOptions), options);
     } finally {
       memory.giveBack(reserved);
     }
@@ -182,20 +202,25 @@ async function* rewrittenEvents(pieces: Chunks, isDenied: IsDenied, options: Hol
 }
 
 /** Whole events as they may pass. */
-function* rewrittenAll(events: Uint8Array, find: EventFinder, options: EventOptions): Steps<Uint8Array> {
+function* rewrittenAll(events: Uint8Array, options: EventOptions): Steps<Uint8Array> {
+  const find = createEventFinder();
   const pace = createPace();
   const passed: Uint8Array[] = [];
   let [at, kept] = [0, 0];
-  while (at < events.length) {
+  let list = events.indexOf(OPEN_BRACKET);
+  while (list !== -1) {
     const end = yield* eventEnd(events, at, find, pace);
-    const event = events.subarray(at, end);
-    const left = yield* rewritten(event, options);
-    if (left !== event) {
-      passed.push(events.subarray(kept, at), left);
-      kept = end;
-    }
+    if (list < end) {
+      const event = events.subarray(at, end);
+      const left = yield* rewritten(event, options, pace);
+      if (left !== event) {
+        passed.push(events.subarray(kept, at), left);
+        kept = end;
+      }
+      list = events.indexOf(OPEN_BRACKET, end);
+      if (pace(LIST_WORK)) yield;
+    } else if (pace(EVENT_WORK)) yield;
     at = end;
-    if (pace(EVENT_WORK)) yield;
   }
   passed.push(events.subarray(kept));
   const parts = passed.filter((part) => part.length > 0);
@@ -206,8 +231,9 @@ function* rewrittenAll(events: Uint8Array, find: EventFinder, options: EventOpti
 function* eventEnd(events: Uint8Array, start: number, find: EventFinder, pace: Pace): Steps<number> {
   for (let at = start; at < events.length; at += FIND_BYTES) {
     const end = find(events, at, at + FIND_BYTES);
+    const found = end === -1 ? Math.min(at + FIND_BYTES, events.length) : end;
+    if (pace(FIND_WORK * (found - at))) yield;
     if (end !== -1) return end;
-    if (pace(FIND_WORK * FIND_BYTES)) yield;
   }
   return events.length;
 }
