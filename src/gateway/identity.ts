@@ -16,6 +16,7 @@ import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { tenantCache } from "../core/tenant-cache.ts";
 import { hasControls } from "../core/text.ts";
+import { inOneStep } from "../edge/steps.ts";
 import { type Keyring, SIGNING_ALGORITHM } from "../keys/keyring.ts";
 import { type IssuerKeySource, type Keys, openIssuerKeys } from "./issuer-keys.ts";
 
@@ -30,6 +31,9 @@ const KNOWN_CHARACTERS_MAX = 8 * 1024 * 1024;
 const RETRY_AFTER_SECONDS = 10;
 /** Keys tried for a token that names none, in a set where several fit. */
 const CANDIDATES_MAX = 10;
+
+/** No tenant has this name. */
+const NOBODY = "";
 
 const REMOTE_ALGORITHMS = [
   ...["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"],
@@ -89,9 +93,15 @@ export function createIdentity(options: IdentityOptions): Identity {
   const { issuer, keys } = openIssuer(options);
   const { clock, claims } = options;
 
-  async function judge(authorization: string): Promise<Caller> {
+  function checked(authorization: string): string {
     const token = bearerToken(authorization);
     precheck(token, issuer, clock.now());
+    return token;
+  }
+
+  async function judge(authorization: string): Promise<Caller> {
+    // Nobody knows yet whose it is.
+    const token = await inOneStep("check of a token", () => checked(authorization), NOBODY);
     const { payload, keys: used } = await verify(token, issuer, keys, clock);
     const caller = readCaller(payload, claims);
     // jwtVerify has seen that `exp` is there.
@@ -104,8 +114,7 @@ export function createIdentity(options: IdentityOptions): Identity {
     authenticate(authorization) {
       if (authorization === null) throw refused("no token");
       const seen = known.get(authorization);
-      if (seen === undefined) return judge(authorization);
-      const holds = clock.now() < seen.until && keys.fresh() === seen.keys;
+      const holds = seen !== undefined && clock.now() < seen.until && keys.fresh() === seen.keys;
       return holds ? seen.caller : judge(authorization);
     },
   };
