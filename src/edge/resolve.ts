@@ -5,6 +5,7 @@ import { type HostRules, isDeniedName, mayDial } from "../core/host.ts";
 import { literalAddress } from "../core/host-list.ts";
 import { parseAddress } from "../core/network.ts";
 import { tenantCache } from "../core/tenant-cache.ts";
+import { afterShared } from "./turns.ts";
 
 /** All addresses of a name; rejects when it has none. */
 export type Lookup = (name: string) => Promise<ReadonlyArray<{ readonly address: string }>>;
@@ -97,7 +98,7 @@ export function createResolver(options: ResolveOptions): Resolve {
     if (entry !== undefined && performance.now() < entry.until) return entry.resolution;
     const flight = JSON.stringify([tenant, hostname]);
     const running = underWay.get(flight);
-    if (running !== undefined) return running;
+    if (running !== undefined) return afterShared(running, tenant);
     const work = lookUp(tenant, hostname).then((resolution) => {
       underWay.delete(flight);
       remember(tenant, hostname, resolution);

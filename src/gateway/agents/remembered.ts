@@ -3,6 +3,7 @@
 // time that an agent is remembered (decisions.md, section 4, allows 2 s).
 import { isId } from "../../core/id.ts";
 import { tenantCache } from "../../core/tenant-cache.ts";
+import { afterShared } from "../../edge/turns.ts";
 import type { Reader } from "../../storage/store.ts";
 import { findAgent, type InvocableAgent } from "./service.ts";
 
@@ -40,7 +41,7 @@ export function rememberedAgents(
   /** One read at a time for all who ask meanwhile, unless the agent was changed since it began. */
   function readOnce(key: string, tenant: string, id: string): Promise<InvocableAgent | null> {
     const underWay = reading.get(key);
-    if (underWay !== undefined) return underWay;
+    if (underWay !== undefined) return afterShared(underWay, tenant);
     const until = now() + REMEMBERED_MS;
     const own = findAgent(reader, tenant, id)
       .then((agent) => {

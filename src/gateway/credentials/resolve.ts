@@ -7,6 +7,7 @@ import { CryptoHasher } from "bun";
 import type { AuthType } from "../../../db/schema.ts";
 import { Fault } from "../../core/fault.ts";
 import { tenantCache } from "../../core/tenant-cache.ts";
+import { afterShared } from "../../edge/turns.ts";
 import type { Keyring } from "../../keys/keyring.ts";
 import type { Store } from "../../storage/store.ts";
 import { CredentialFailure } from "./failure.ts";
@@ -175,7 +176,7 @@ function fetchedSecrets({ secretsDir, vault, fetchJson, now = () => performance.
 
   function outcomeOf(key: string, tenant: string, vaultRef: string) {
     const flying = underWay.get(key);
-    if (flying !== undefined) return flying;
+    if (flying !== undefined) return afterShared(flying, tenant);
     const flight = fetchAndKeep(key, tenant, vaultRef).finally(() => underWay.delete(key));
     underWay.set(key, flight);
     return flight;

@@ -7,6 +7,7 @@ import { boundedCache } from "../../core/bounded-cache.ts";
 import { createFew } from "../../core/few.ts";
 import type { Log } from "../../core/log.ts";
 import type { PolicyAction } from "../../core/states.ts";
+import { afterShared } from "../../edge/turns.ts";
 import { within } from "../../storage/deadline.ts";
 import { bind, prepared, type Reader } from "../../storage/store.ts";
 import { parseRules, type Rule } from "./document.ts";
@@ -137,9 +138,12 @@ export function rememberedPolicies({
     async find(tenant) {
       const last = known.get(tenant);
       if (last !== undefined && now() < last.until) return { failed: false, policy: last.policy };
+      const isShared = reading.has(tenant);
       const entry = readOnce(tenant, last);
+      // The wait for a turn is none for the read.
+      const inTime = last?.policy ? within(READ_MS_MAX, entry) : entry;
       try {
-        const { policy } = await (last?.policy ? within(READ_MS_MAX, entry) : entry);
+        const { policy } = await (isShared ? afterShared(inTime, tenant) : inTime);
         return { failed: false, policy };
       } catch (cause) {
         return { failed: true, last: last?.policy ?? null, cause };
