@@ -66,6 +66,7 @@ test("an answer is the same however its bytes come, and so is where it ends", ()
 
 describe("is no answer, and all before it holds:", () => {
   const fields = (count: number) => "x: y\r\n".repeat(count);
+  const long = (count: number) => `x: ${"y".repeat(1_000)}\r\n`.repeat(count);
   test.each([
     ["another protocol", "HTTP/2 200 OK\r\n\r\n", "", "InvalidHTTPResponse"],
     ["text", "hello\r\n\r\n", "", "InvalidHTTPResponse"],
@@ -91,7 +92,11 @@ describe("is no answer, and all before it holds:", () => {
     ["interim answers without end", "HTTP/1.1 100 Continue\r\n\r\n".repeat(101), "", "TooManyInterimAnswers"],
     ["257 fields", `HTTP/1.1 200 OK\r\n${fields(257)}\r\n`, "", "TooManyHeaders"],
     ["257 fields of an interim answer", `HTTP/1.1 100 OK\r\n${fields(257)}\r\n`, "", "TooManyHeaders"],
-    ["a head without end", `HTTP/1.1 200 OK\r\nX: ${"y".repeat(300_000)}`, "", "HeadTooLarge"],
+    ["a head without end", `HTTP/1.1 200 OK\r\nX: ${"y".repeat(70_000)}`, "", "HeadTooLarge"],
+    ["a head of blanks without end", `HTTP/1.1 200 OK\r\nX:${" ".repeat(70_000)}`, "", "HeadTooLarge"],
+    ["a status without end", `HTTP/1.1 200 ${"O".repeat(70_000)}`, "", "HeadTooLarge"],
+    ["a head that ends too late", `HTTP/1.1 200 OK\r\n${long(70)}\r\n`, "", "HeadTooLarge"],
+    ["interim heads that are long", `HTTP/1.1 103 OK\r\n${long(30)}\r\n`.repeat(3), "", "HeadTooLarge"],
     ["trailers without end", `${CHUNKED}0\r\n${`X: ${"y".repeat(99)}\r\n`.repeat(3000)}`, "", "HeadTooLarge"],
   ])("%s", (_name, text, body, code) => {
     expect(parsed(text)).toMatchObject({ body, state: { code } });
