@@ -17,13 +17,15 @@ import { doneInTurns } from "./turns.ts";
 export const SMALL_CHARACTERS = 16 * 1024;
 const PIECE_CHARACTERS = 64 * 1024;
 
+type Piece = string | Uint8Array;
+
 /** What is sent, made as it is taken. */
 export interface Parts {
   /** What it holds meanwhile. */
   readonly weight: number;
   /** What has been made of it already. */
   readonly first?: string;
-  readonly pieces: Generator<string, void> | AsyncGenerator<string, void>;
+  readonly pieces: Generator<Piece, void> | AsyncGenerator<Piece, void>;
 }
 
 export interface Answer {
@@ -33,6 +35,8 @@ export interface Answer {
   readonly request: Pick<Request, "signal">;
   readonly status?: keyof typeof SUCCESS;
   readonly type?: string;
+  /** Beside its type. */
+  readonly headers?: Readonly<Record<string, string>>;
   /** What is known of its weight before it is made. */
   readonly weight?: number;
 }
@@ -65,7 +69,8 @@ export function createGiving({ bytesMax, waitMsMax }: GivingOptions): Give {
     return parts.weight;
   }
 
-  return async ({ tenant, request, status = "ok", type = "application/json", weight = 0 }, make) => {
+  return async ({ tenant, request, weight = 0, ...answer }, make) => {
+    const { status = "ok", type = "application/json", headers } = answer;
     const room = new Room(queue, tenant, () =>
       AbortSignal.any([request.signal, AbortSignal.timeout(waitMsMax)]),
     );
@@ -79,7 +84,7 @@ export function createGiving({ bytesMax, waitMsMax }: GivingOptions): Give {
       if (typeof body === "string") room.leave();
       return new Response(body, {
         status: SUCCESS[status],
-        headers: { "content-type": type },
+        headers: { ...headers, "content-type": type },
       });
     } catch (error) {
       room.leave();
@@ -162,6 +167,10 @@ function streamed({ first, pieces }: Parts, room: Room): ReadableStream<Uint8Arr
     },
     { highWaterMark: 0 },
   );
+}
+
+export function* piecesOfBytes(bytes: Uint8Array): Generator<Uint8Array, void> {
+  for (let at = 0; at < bytes.length; at += PIECE_CHARACTERS) yield bytes.subarray(at, at + PIECE_CHARACTERS);
 }
 
 /** None of them ends in the middle of a character. */

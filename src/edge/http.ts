@@ -219,6 +219,8 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
     const { path } = told;
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
     if (guard?.covers(path)) await enter(guard, request, told);
+    // A probe's question is short, and must not wait behind a thousand strangers.
+    else if (path !== HEALTH_PATH) await turnOf(STRANGERS);
     if (!isDecodable(path)) throw noSuchRoute();
     const response = await options.app.fetch(request);
     if (!thrown.has(request)) return response;
@@ -238,7 +240,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
       try {
         response = await respond(request, told);
       } catch (error) {
-        response = failed(error, fields, options.log);
+        response = failed(error, told, options.log);
       }
       response.headers.set("x-request-id", requestId);
       if (draining) response.headers.set("connection", "close");
@@ -257,8 +259,10 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
   };
 }
 
-/** No caller has this name. */
-const STRANGERS = "";
+/** All whom nobody knows, where others are told apart by tenant: no tenant has this name. */
+export const STRANGERS = "";
+
+const HEALTH_PATH = "/healthz";
 
 /** Where the server closes nothing. */
 const holdNothing = () => {};
@@ -277,10 +281,10 @@ interface Told {
   known: string;
 }
 
-function failed(error: unknown, fields: Fields, log: Log): Response {
+function failed(error: unknown, { fields, known }: Told, log: Log): Response {
   const fault = error instanceof Fault ? error : new Fault("internal", "unexpected", { cause: error });
   if (fault.kind === "internal") log.error("request failed", { ...fields, error: fault });
-  if (fault.kind === "unavailable" && fault.cause !== undefined) {
+  if (fault.kind === "unavailable" && fault.cause !== undefined && known !== STRANGERS) {
     log.warn("request refused", { ...fields, error: fault });
   }
   return faultResponse(fault);

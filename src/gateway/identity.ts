@@ -16,6 +16,7 @@ import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { tenantCache } from "../core/tenant-cache.ts";
 import { hasControls } from "../core/text.ts";
+import { STRANGERS } from "../edge/http.ts";
 import { inOneStep } from "../edge/steps.ts";
 import { type Keyring, SIGNING_ALGORITHM } from "../keys/keyring.ts";
 import { type IssuerKeySource, type Keys, openIssuerKeys } from "./issuer-keys.ts";
@@ -31,9 +32,6 @@ const KNOWN_CHARACTERS_MAX = 8 * 1024 * 1024;
 const RETRY_AFTER_SECONDS = 10;
 /** Keys tried for a token that names none, in a set where several fit. */
 const CANDIDATES_MAX = 10;
-
-/** No tenant has this name. */
-const NOBODY = "";
 
 const REMOTE_ALGORITHMS = [
   ...["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"],
@@ -100,8 +98,7 @@ export function createIdentity(options: IdentityOptions): Identity {
   }
 
   async function judge(authorization: string): Promise<Caller> {
-    // Nobody knows yet whose it is.
-    const token = await inOneStep("check of a token", () => checked(authorization), NOBODY);
+    const token = await inOneStep("check of a token", () => checked(authorization), STRANGERS);
     const { payload, keys: used } = await verify(token, issuer, keys, clock);
     const caller = readCaller(payload, claims);
     // jwtVerify has seen that `exp` is there.

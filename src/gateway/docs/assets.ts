@@ -60,28 +60,25 @@ const POLICY = [
 ].join("; ");
 
 export interface Asset {
-  readonly body: string | Blob;
+  readonly bytes: Uint8Array;
+  readonly type: string;
   readonly headers: Readonly<Record<string, string>>;
 }
 
 /** An asset that a browser keeps, and asks about before it uses it again: its address names no version. */
-export function asset(
-  content: string | Uint8Array,
-  type: string,
-  body: string | Blob = String(content),
-): Asset {
-  const digest = new Bun.CryptoHasher("sha256").update(content).digest("base64url");
+export function asset(content: string | Uint8Array, type: string): Asset {
+  const bytes = Buffer.from(content);
+  const digest = new Bun.CryptoHasher("sha256").update(bytes).digest("base64url");
   const headers = {
-    "content-type": type,
     etag: `"${digest}"`,
     "cache-control": "no-cache",
     "x-content-type-options": "nosniff",
   };
-  return { body, headers };
+  return { bytes, type, headers };
 }
 
 function embedded(path: string, type: string): Asset {
-  return asset(readFileSync(path), type, Bun.file(path));
+  return asset(readFileSync(path), type);
 }
 
 /** Everything below /swagger but the document itself, by path. */

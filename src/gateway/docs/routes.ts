@@ -1,7 +1,8 @@
 // Swagger UI at /swagger and the OpenAPI document at /swagger/json. Both are made at start-up and come from the
 // binary; nothing is read from disk or from another host to show them.
 import type { AnyElysia } from "elysia";
-import { notModified, routes } from "../../edge/http.ts";
+import { give, piecesOfBytes } from "../../edge/giving.ts";
+import { notModified, routes, STRANGERS } from "../../edge/http.ts";
 import { type Asset, asset, pageAssets } from "./assets.ts";
 import { apiDocument } from "./document.ts";
 
@@ -18,8 +19,10 @@ export async function docsRoutes(api: AnyElysia, options: { readonly version: st
   return app;
 }
 
-function serve(request: Request, { body, headers }: Asset): Response {
+async function serve(request: Request, { bytes, type, headers }: Asset): Promise<Response> {
   const known = request.headers.get("if-none-match") ?? "";
   const isCurrent = known.split(",").some((tag) => tag.trim().replace(/^W\//, "") === headers["etag"]);
-  return isCurrent ? notModified(headers) : new Response(body, { headers });
+  if (isCurrent) return notModified({ ...headers, "content-type": type });
+  const answer = { tenant: STRANGERS, request, type, headers, weight: bytes.length };
+  return give(answer, async () => ({ weight: bytes.length, pieces: piecesOfBytes(bytes) }));
 }
