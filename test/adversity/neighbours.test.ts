@@ -65,6 +65,9 @@ async function tenantOf(gateway: Gateway, tenant: string): Promise<Tenant> {
 
 const MCP = { protocol: "mcp", mcp_transport: "streamable_http" };
 const LISTED = Array.from({ length: 10_000 }, (_, at) => ({ name: `tool-${at}`, inputSchema: {} }));
+const EVENTS = Buffer.from(
+  `data: {"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"a"}]}}\n\n`.repeat(500),
+);
 const LIST = JSON.stringify({ jsonrpc: "2.0", id: 1, result: { tools: LISTED } });
 /** A frame of which the window is 8 MiB, with 64 MiB of zeros: what may be sent. */
 const WINDOWED = zstdCompressSync(new Uint8Array(64 * MIB), { params: { 101: 23 } });
@@ -99,6 +102,10 @@ function startHostileUpstream(gone: AbortSignal): Upstream {
             headers: { "content-type": "text/event-stream" },
           },
         );
+      case "lists":
+        return new Response(unending(EVENTS, EVENTS, gone), {
+          headers: { "content-type": "text/event-stream" },
+        });
       case "half":
         return new Response(unending("x".repeat(2 * MIB), null, gone));
       case "windows":
@@ -157,6 +164,21 @@ const EVIL_POLICY = {
   ),
 };
 
+/** Streamed calls for lists of tools, which a policy denies some of. */
+function lists(kind: string, count: number) {
+  return async ({ hostile, gateway, upstream }: World) => {
+    const put = await fetch(`${gateway.url}/v1/policy`, {
+      method: "PUT",
+      headers: hostile.headers,
+      body: JSON.stringify(EVIL_POLICY),
+    });
+    expect(put.status).toBe(200);
+    const id = await hostile.register({ upstream_url: `${upstream.url}${kind}`, ...MCP });
+    const listing = async () => (await hostile.send("POST", `/v1/proxy/${id}/stream`, MESSAGE)).resume();
+    unheard(many(count, listing));
+  };
+}
+
 /** Nearly as long as one may be. */
 const LONG_POLICY = {
   ...EVIL_POLICY,
@@ -180,20 +202,7 @@ const ATTACKS: readonly Attack[] = [
     begin: calls("windows", 10, 24, { streamed: true }),
   },
   { name: "streams that nobody reads", begin: calls("flood", 8, 30, { streamed: true }) },
-  {
-    name: "lists of tools under a long policy",
-    async begin({ hostile, gateway, upstream }) {
-      const put = await fetch(`${gateway.url}/v1/policy`, {
-        method: "PUT",
-        headers: hostile.headers,
-        body: JSON.stringify(EVIL_POLICY),
-      });
-      expect(put.status).toBe(200);
-      const id = await hostile.register({ upstream_url: `${upstream.url}list`, ...MCP });
-      const listing = async () => (await hostile.send("POST", `/v1/proxy/${id}/stream`, MESSAGE)).resume();
-      unheard(many(30, listing));
-    },
-  },
+  { name: "lists of tools under a long policy", begin: lists("list", 30) },
   {
     name: "bodies that come slowly, of two tenants",
     async begin({ gateway, tenant }) {
@@ -225,6 +234,16 @@ const ATTACKS: readonly Attack[] = [
       const asked = { [poll]: 700, [detail]: 300, "/v1/policy": 1000, "/v1/agents?limit=100": 500 };
       const asking = ([path, count]: [string, number]) => many(count, () => unread(gateway, token, path));
       await Promise.all(Object.entries(asked).map(asking));
+    },
+  },
+  { name: "lists of tools in events without number", begin: lists("lists", 100) },
+  {
+    name: "strangers by the thousand, who ask for the documentation or have bad tokens",
+    async begin({ gateway, hostile }) {
+      const good = hostile.headers["authorization"]?.replace("Bearer ", "") ?? "";
+      const bad = good.replace(/[^.]+$/, "x".repeat(86));
+      unheard(many(1500, () => unread(gateway, bad, "/swagger/swagger-ui-bundle.js")));
+      unheard(many(1500, () => unread(gateway, bad, "/v1/agents")));
     },
   },
   {
