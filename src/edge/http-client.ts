@@ -7,8 +7,8 @@ import tls from "node:tls";
 import { tenantCache } from "../core/tenant-cache.ts";
 import { during } from "../core/work.ts";
 import { Exchange } from "./http-exchange.ts";
-import { keepReceiveBufferSmall } from "./receive-buffer.ts";
 import { ResponseParser } from "./response-parser.ts";
+import { keepReceiveBufferSmall } from "./socket-options.ts";
 import { type Transport, TransportError, type TransportRequest } from "./transport.ts";
 
 /** Short, since a server that drops idle connections unseen costs the call that finds out. */

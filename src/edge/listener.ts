@@ -5,6 +5,7 @@
 import { closeSync, openSync, readFileSync } from "node:fs";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
+import { letMoreWait } from "./socket-options.ts";
 
 /**
  * Descriptors in use, callers' and upstream ones together, from which on no connection is taken. All calls and streams
@@ -91,7 +92,13 @@ export function listen(options: ListenerOptions): Listener {
   };
 }
 
-function serve({ host, idleSeconds, answer }: ListenerOptions, port: number): Bun.Server<undefined> {
+function serve(options: ListenerOptions, port: number): Bun.Server<undefined> {
+  const server = serving(options, port);
+  letMoreWait(OPEN_MAX);
+  return server;
+}
+
+function serving({ host, idleSeconds, answer }: ListenerOptions, port: number): Bun.Server<undefined> {
   try {
     return Bun.serve({
       hostname: host,
