@@ -6,7 +6,7 @@ import { decodeJwt, decodeProtectedHeader } from "jose";
 import { VARIABLES } from "./config.ts";
 import { systemClock } from "./core/clock.ts";
 import { silentLog } from "./core/log.ts";
-import { createIdentity } from "./gateway/identity.ts";
+import { createIdentity } from "./gateway/identity/identity.ts";
 import { openKeyring } from "./keys/keyring.ts";
 import { loadMasterKey } from "./keys/master-key.ts";
 import { openStore } from "./storage/open.ts";

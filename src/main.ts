@@ -4,12 +4,14 @@ import { type AccountCommand, readAccountRequest, runAccount } from "./cli/accou
 import { type CommandLine, readCommandLine } from "./cli/command-line.ts";
 import { openScreen, showsColours } from "./cli/demo/screen.ts";
 import { helpText } from "./cli/help.ts";
+import { type OpenLog, openLog } from "./cli/log.ts";
 import { migrate } from "./cli/migrate.ts";
 import { openDataDir, openMasterKey } from "./cli/open.ts";
 import type { PkiCommand } from "./cli/pki.ts";
 import { thisProgram } from "./cli/program.ts";
 import { mintToken, readTokenRequest } from "./cli/token.ts";
 import { welcomeText } from "./cli/welcome.ts";
+import { watchLoop } from "./concurrency/loop-watch.ts";
 import {
   type Config,
   type FacilitatorConfig,
@@ -21,8 +23,6 @@ import {
 import { systemClock } from "./core/clock.ts";
 import { StartupProblem } from "./core/startup.ts";
 import { VERSION } from "./core/version.ts";
-import { type OpenLog, openLog } from "./edge/log.ts";
-import { watchLoop } from "./edge/loop-watch.ts";
 import { restartInCleanEnvironment } from "./environment.ts";
 
 const FAILED = 1;

@@ -99,7 +99,7 @@ describe("what it says is there:", () => {
   test("the layout of the source", () => {
     const shown = layoutPaths(readme.blocks.find(({ info }) => info === "text layout")?.text ?? "");
     expect(shown.filter((path) => !existsSync(join(ROOT, path)))).toEqual([]);
-    const folders = ["src", "src/gateway", "test"].flatMap((parent) =>
+    const folders = ["src", "src/gateway", "src/facilitator", "test"].flatMap((parent) =>
       readdirSync(join(ROOT, parent), { withFileTypes: true })
         .filter((entry) => entry.isDirectory())
         .map((entry) => `${parent}/${entry.name}/`),

@@ -6,10 +6,10 @@ import { amount } from "../config/money.ts";
 import { readCertificates } from "../config/pem.ts";
 import type { Config } from "../config.ts";
 import { systemClock } from "../core/clock.ts";
-import { closest } from "../core/closest.ts";
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
+import { closest } from "../core/suggest.ts";
 import {
   addAccount,
   addCertificate,

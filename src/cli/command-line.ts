@@ -1,7 +1,7 @@
 // The command line: which command, with which words and flags. Like the configuration it tells all its problems
 // at once, with the word that was probably meant.
 import { VARIABLES } from "../config.ts";
-import { closest } from "../core/closest.ts";
+import { closest } from "../core/suggest.ts";
 
 interface Grammar {
   /** What must follow the command, in the words of the help. */

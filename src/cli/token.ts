@@ -4,7 +4,7 @@ import { SignJWT } from "jose";
 import type { Config } from "../config.ts";
 import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
-import { isPrincipal, LOCAL_ISSUER } from "../gateway/identity.ts";
+import { isPrincipal, LOCAL_ISSUER } from "../gateway/identity/identity.ts";
 import { openKeyring, SIGNING_ALGORITHM } from "../keys/keyring.ts";
 import { openStore } from "../storage/open.ts";
 import { openMasterKey } from "./open.ts";

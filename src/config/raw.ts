@@ -1,7 +1,7 @@
 // Where the text of a variable comes from: its flag, the environment, or for secrets the file that NAME_FILE
 // names. And the search for variables that nothing reads, most of which are misspelt.
 import { readFileSync, statSync } from "node:fs";
-import { closest } from "../core/closest.ts";
+import { closest } from "../core/suggest.ts";
 import { type Environment, OWN_VARIABLES } from "../environment.ts";
 
 interface Raw {

@@ -4,8 +4,8 @@ import { places } from "../../test/support/stores.ts";
 import { silentLog } from "../core/log.ts";
 import type { Hex } from "../x402/types.ts";
 import { cleanUpFacilitator } from "./cleanup.ts";
-import { utcDay } from "./days.ts";
-import { createRefusals } from "./refusals.ts";
+import { utcDay } from "./daily-limits.ts";
+import { createRefusals } from "./settle/refusals.ts";
 
 const DAY_MS = 86_400_000;
 const word = (n: number): Hex => `0x${n.toString(16).padStart(64, "0")}`;

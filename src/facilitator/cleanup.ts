@@ -5,7 +5,7 @@ import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { removeInGroups } from "../storage/removal.ts";
 import type { Store, Tx } from "../storage/store.ts";
-import { utcDay } from "./days.ts";
+import { utcDay } from "./daily-limits.ts";
 
 const DAY_MS = 86_400_000;
 const REFUSAL_DAYS = 90;

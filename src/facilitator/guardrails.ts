@@ -3,7 +3,7 @@
 // and what equals a limit is allowed.
 import { NETWORK, TOKEN } from "../x402/kind.ts";
 import type { Payment, Requirements } from "../x402/types.ts";
-import type { Used } from "./days.ts";
+import type { Used } from "./daily-limits.ts";
 
 const TOKEN_LOWER = TOKEN.toLowerCase();
 

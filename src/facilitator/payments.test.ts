@@ -16,8 +16,7 @@ import { type Place, places, sqlitePlace } from "../../test/support/stores.ts";
 import type { Queries, Store, Tx } from "../storage/store.ts";
 import { CHAIN_ID, TOKEN } from "../x402/kind.ts";
 import type { Hex, PaymentKey } from "../x402/types.ts";
-import { usedOn, utcDay } from "./days.ts";
-import { heldOf } from "./held.ts";
+import { usedOn, utcDay } from "./daily-limits.ts";
 import {
   claimedPayment,
   claimedWithoutTransaction,
@@ -30,6 +29,7 @@ import {
   recordSettled,
   withdrawClaim,
 } from "./payments.ts";
+import { heldOf } from "./settle/held-funds.ts";
 
 const DAY_MS = 86_400_000;
 const CEILING = 1_000n;

@@ -10,9 +10,9 @@ import type { Tables } from "../../db/schema.ts";
 import { COLLECTION_EVENTS } from "../core/states.ts";
 import type { Reader, Tx } from "../storage/store.ts";
 import type { Authorization, Hex, PaymentKey } from "../x402/types.ts";
-import { burn, giveBack, lockDays, reserve, usedOn, utcDay } from "./days.ts";
+import { burn, giveBack, lockDays, reserve, usedOn, utcDay } from "./daily-limits.ts";
 import { exceedsCeiling, exceedsGas, exceedsGasAtOnce, type Limits } from "./guardrails.ts";
-import { gasReserved, heldOf, isOpen, lockPayer, type Measured } from "./held.ts";
+import { gasReserved, heldOf, isOpen, lockPayer, type Measured } from "./settle/held-funds.ts";
 
 export type FacilitatorPayment = Tables["facilitatorPayments"]["$inferSelect"];
 

@@ -1,16 +1,16 @@
 // The facilitator's three endpoints. `/settle` stands behind the account of the client certificate, which is looked
 // up before anything of the request is read; the other two are open, and all that the plain port has.
 import { Fault } from "../core/fault.ts";
-import { parseJson } from "../core/json.ts";
 import { SETTLE_BODY_BYTES_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
-import { createGuardedEdge, createScopes, type Edge, json, routes } from "../edge/http.ts";
+import { createGuardedEdge, createScopes, type Edge, json, routes } from "../http/server.ts";
 import type { Reader } from "../storage/store.ts";
+import { parseJson } from "../wire/json.ts";
 import { parseSettleRequest, type SettleRequest } from "../x402/codec.ts";
 import { NETWORK, SCHEME, TOKEN, X402_VERSION } from "../x402/kind.ts";
 import { type Account, accountOf } from "./accounts.ts";
-import type { SettleResponse } from "./answers.ts";
-import type { Peer } from "./connection.ts";
+import type { Peer } from "./mtls/http1.ts";
+import type { SettleResponse } from "./settle/response.ts";
 
 const JSON_TYPE = /^application\/json\s*(;|$)/i;
 

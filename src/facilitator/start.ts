@@ -11,28 +11,29 @@
 //   watch, broadcast, look    each new block: what is said again, and which nonces are used by now (slots, ledger)
 //   judge, verdicts, renew    how a payment ended, written down; what is stuck is replaced (fees), gaps are filled
 //   chain, rpc, endpoint      what is asked of the nodes, of which one, and how its answers are read (token, wire, newest, chain-time)
+import { endsWithin } from "../concurrency/deadline.ts";
 import { systemClock } from "../core/clock.ts";
 import { SETTLE_BODY_BYTES_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { VERSION } from "../core/version.ts";
-import type { Edge } from "../edge/http.ts";
-import { createOutbound, type Outbound } from "../edge/outbound.ts";
+import { createOutbound, type Outbound } from "../http/outbound.ts";
+import type { Edge } from "../http/server.ts";
 import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
 import type { Store } from "../storage/store.ts";
 import type { Hex } from "../x402/types.ts";
 import { ownerOf } from "./accounts.ts";
-import { createChain } from "./chain.ts";
-import { createChainTime } from "./chain-time.ts";
+import { createChain } from "./chain/chain.ts";
+import { createChainTime } from "./chain/chain-time.ts";
 import { cleanUpFacilitator } from "./cleanup.ts";
-import { LISTENER_LIMITS, type Listener, listenMutualTls } from "./listener.ts";
-import { createOutcomes } from "./outcomes.ts";
+import { LISTENER_LIMITS, type Listener, listenMutualTls } from "./mtls/listener.ts";
+import { followTlsFiles, type TlsMaterial, type TlsReading } from "./mtls/tls-files.ts";
 import { openEdge, peerEdge } from "./routes.ts";
-import { createSettle } from "./settle.ts";
-import { localSigner, remoteSigner, type Signer } from "./signer.ts";
-import { followTlsFiles, type TlsMaterial, type TlsReading } from "./tls-files.ts";
-import { createWallet } from "./wallet.ts";
+import { createSettle } from "./settle/settle.ts";
+import { createOutcomes } from "./settle/waiters.ts";
+import { localSigner, remoteSigner, type Signer } from "./wallet/signer.ts";
+import { createWallet } from "./wallet/wallet.ts";
 
 const CLEAN_UP_MS = 3_600_000;
 /** How long what another process has left behind may lie. */
@@ -143,10 +144,10 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log): P
       edge.drain();
       open.drain();
       const drained = Promise.all([listener.drain(), openServer.stop()]);
-      await Promise.race([drained, Bun.sleep(options.drainMs)]);
+      await endsWithin(options.drainMs, drained);
       // Whoever waits for a block that does not come gets the hash that may still land.
       outcomes.release();
-      await Promise.race([drained, Bun.sleep(LAST_ANSWERS_MS)]);
+      await endsWithin(LAST_ANSWERS_MS, drained);
       await running.disposeAsync();
     },
   };

@@ -1,63 +1,63 @@
 // Composes the gateway from its parts and starts it: storage first, then who may call, then what runs calls,
 // then the listener. Stopping goes the other way round.
+
+import { endsWithin } from "../concurrency/deadline.ts";
+import { createUnderWay, type UnderWay } from "../concurrency/under-way.ts";
 import { systemClock, timeBounds } from "../core/clock.ts";
 import { type HostRules, hostRules } from "../core/host.ts";
 import { newId } from "../core/id.ts";
 import { WAIT_SECONDS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
-import { createUnderWay, type UnderWay } from "../core/under-way.ts";
 import { COMMIT, VERSION } from "../core/version.ts";
 import { pseudonymOf } from "../core/via.ts";
-import { createDecoderShare, type DecoderShare } from "../edge/decoder-share.ts";
-import { createEdge, type Edge, routes } from "../edge/http.ts";
-import { ownAddresses } from "../edge/interfaces.ts";
-import { fetchDocument, fetchJson } from "../edge/json.ts";
-import { type Listener, listen } from "../edge/listener.ts";
-import { createOutbound, type Outbound } from "../edge/outbound.ts";
+import { createDecoderShare, type DecoderShare } from "../http/decoder-share.ts";
+import { fetchDocument, fetchJson } from "../http/fetch-json.ts";
+import { ownAddresses } from "../http/interfaces.ts";
+import { type Listener, listen } from "../http/listener.ts";
+import { createOutbound, type Outbound } from "../http/outbound.ts";
+import { createEdge, type Edge, routes } from "../http/server.ts";
 import { type Keyring, openKeyring } from "../keys/keyring.ts";
 import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
-import { whileSteady } from "../storage/steady.ts";
 import type { Store } from "../storage/store.ts";
-import { rateLimiter } from "./agents/bucket.ts";
-import { type RememberedAgents, rememberedAgents } from "./agents/remembered.ts";
+import { type RememberedAgents, rememberedAgents } from "./agents/cache.ts";
+import { rateLimiter } from "./agents/rate-limit.ts";
 import { agentRoutes } from "./agents/routes.ts";
 import { agentNamesCredential, type InvocableAgent } from "./agents/service.ts";
 import { agentShutOut } from "./agents/shut-out.ts";
 import { credentialResolver, credentialSecrets, type ResolverDeps } from "./credentials/resolve.ts";
 import { credentialRoutes } from "./credentials/routes.ts";
-import { docsRoutes } from "./docs/routes.ts";
-import { Dispatcher } from "./executor/dispatch.ts";
-import { createPool } from "./executor/pool.ts";
-import { createIdentity, type IdentityOptions } from "./identity.ts";
-import { type AdmitStreamOptions, admitConnection, admitStream } from "./invocations/admit-stream.ts";
+import { Dispatcher } from "./executor/scheduler.ts";
+import { createPool } from "./executor/workers/pool.ts";
+import { serviceRoutes } from "./health-routes.ts";
+import { createIdentity, type IdentityOptions } from "./identity/identity.ts";
+import { managePermission } from "./identity/permission.ts";
 import { compareClaims, createClaims } from "./invocations/claims.ts";
-import { cleanUp, type Retention } from "./invocations/cleanup.ts";
-import { createEndings } from "./invocations/endings.ts";
+import { createEndings } from "./invocations/completion-waiters.ts";
 import { endedAmong, findInvocation } from "./invocations/history.ts";
-import { createRefusals, removeOldNotes } from "./invocations/refused.ts";
+import { createRefusals } from "./invocations/refusals.ts";
 import { invocationRoutes } from "./invocations/routes.ts";
+import { docsRoutes } from "./openapi/routes.ts";
 import { settlementNamesCredential, settlementShutOut } from "./payment/config.ts";
 import { createFacilitatorClient } from "./payment/facilitator-client.ts";
 import { paidCallNamesCredential, paidCallShutOut } from "./payment/paid-calls.ts";
 import { settlementRoutes } from "./payment/routes.ts";
 import { createPayments } from "./payment/service.ts";
 import { createSettler, type SettlerOptions } from "./payment/settler.ts";
-import { managePermission } from "./permission.ts";
-import { removeOldDecisions } from "./policy/decisions.ts";
 import { policyRoutes } from "./policy/routes.ts";
 import { type PolicyService, policyService } from "./policy/service.ts";
+import { type AdmitStreamOptions, admitConnection, admitStream } from "./proxy/admit-stream.ts";
+import { proxyRoutes } from "./proxy/routes.ts";
+import { sealedSessions } from "./proxy/session-id.ts";
+import { createStreamPath } from "./proxy/stream-handler.ts";
+import { streamRoutes } from "./proxy/stream-routes.ts";
 import { receiptRoutes } from "./receipts/routes.ts";
-import { receiptService, removeOldReceipts } from "./receipts/service.ts";
-import { serviceRoutes } from "./service-routes.ts";
-import { createStreamPath } from "./streaming/path.ts";
-import { createRoom } from "./streaming/room.ts";
-import { streamRoutes } from "./streaming/routes.ts";
-import { sealedSessions } from "./streaming/session-id.ts";
+import { receiptService } from "./receipts/service.ts";
+import { type Retention, startRetention } from "./retention.ts";
+import { endUnclaimed } from "./streaming/reaper.ts";
+import { createRoom } from "./streaming/stream-limits.ts";
 import { createStreams, type StreamsDeps } from "./streaming/streams.ts";
-import { endUnclaimed } from "./streaming/unclaimed.ts";
 
-const CLEAN_UP_MS = 3_600_000;
 /** For the answers that are being sent when everything else has ended, and for what is stored last. */
 const [LAST_ANSWERS_MS, LAST_WRITES_MS] = [2_000, 3_000];
 /** Beyond the longest wait of a caller, during which nothing passes on its connection. */
@@ -128,7 +128,7 @@ export async function startGateway(
   await refusals.removeAppeared();
   await dispatcher.recover();
   await settler.recover();
-  const stopCleaning = startCleaning(store, options.retention, log);
+  const stopCleaning = startRetention(store, options.retention, log);
   const permit = managePermission(options.manageScope);
   const edge = createEdge({ app, log, authenticate: (header) => identity.authenticate(header), permit });
   const server = openPort(options, edge, log);
@@ -148,23 +148,22 @@ export async function startGateway(
       stopCleaning();
       stopComparing();
       const { drainMs } = options;
-      // What is accepted meanwhile stays pending, and its caller is told so.
-      const admitted = Promise.race([admitting.idle(), Bun.sleep(drainMs)]);
       await Promise.all([
         dispatcher.drain(drainMs),
         streaming.drain(drainMs),
         settler.stop(drainMs),
-        admitted,
+        // What is accepted meanwhile stays pending, and its caller is told so.
+        endsWithin(drainMs, admitting.idle()),
       ]);
       refusals.stop();
       // Whoever waits for a call that stays pending would else never learn its ID.
       endings.release();
       const left = dispatcher.leave();
-      await Promise.race([closed, Bun.sleep(LAST_ANSWERS_MS)]);
+      await endsWithin(LAST_ANSWERS_MS, closed);
       await server.stop(true);
       // A store that is stuck keeps no process from its end.
       const stored = Promise.all([left, policy.close(), receipts.stop()]).then(() => store.close());
-      await Promise.race([stored, Bun.sleep(LAST_WRITES_MS)]);
+      await endsWithin(LAST_WRITES_MS, stored);
       lock?.release();
     },
   };
@@ -232,7 +231,7 @@ async function composeGateway(parts: Parts) {
   const api = routes()
     .use(managementRoutes(parts, agents))
     .use(
-      invocationRoutes({
+      proxyRoutes({
         ...checks,
         endings,
         admitting: parts.admitting,
@@ -241,6 +240,7 @@ async function composeGateway(parts: Parts) {
       }),
     )
     .use(streaming.routes)
+    .use(invocationRoutes(store.read))
     .use(policyRoutes(policy))
     .use(receiptRoutes(receipts))
     .use(serviceRoutes({ store, version: VERSION, commit: COMMIT, publicJwks: () => keyring.publicJwks() }));
@@ -382,18 +382,4 @@ function openPort({ host, port, settleWaitMs }: GatewayOptions, edge: Edge, log:
       edge.fetch(request, (held) => server.timeout(request, held ? 0 : idleSeconds)),
     log,
   });
-}
-
-/** Gives what stops it. */
-function startCleaning(store: Store, retention: Retention, log: Log): () => void {
-  const { clock } = store;
-  const { history_days } = retention;
-  return whileSteady({ clock, log, everyMs: CLEAN_UP_MS }, () =>
-    Promise.all([
-      cleanUp(store, clock, retention, log),
-      removeOldDecisions(store, clock, history_days),
-      removeOldReceipts(store, clock, history_days),
-      removeOldNotes(store, clock),
-    ]),
-  );
 }

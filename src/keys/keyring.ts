@@ -11,7 +11,7 @@ import {
   type JWK,
 } from "jose";
 import type { KeyPurpose } from "../../db/schema.ts";
-import { boundedCache } from "../core/bounded-cache.ts";
+import { boundedCache } from "../concurrency/bounded-cache.ts";
 import type { Clock } from "../core/clock.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { bind, prepared, type Reader, type Store } from "../storage/store.ts";

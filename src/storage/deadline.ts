@@ -1,4 +1,5 @@
 // The time limit of a wait on the database.
+import { withDeadline } from "../concurrency/deadline.ts";
 import { unavailable } from "./failures.ts";
 
 /**
@@ -6,13 +7,8 @@ import { unavailable } from "./failures.ts";
  * What the promise does after that is not looked at.
  */
 export function within<T>(ms: number, promise: Promise<T>, onLate: () => void = () => {}): Promise<T> {
-  // Of a negative time, which is one that has passed, the runtime would warn on standard error.
-  const left = Math.max(ms, 0);
-  return new Promise((resolve, reject) => {
-    const timer = setTimeout(() => {
-      reject(unavailable(new Error(`no answer within ${Math.round(left)} ms`)));
-      onLate();
-    }, left);
-    promise.then(resolve, reject).finally(() => clearTimeout(timer));
+  return withDeadline(ms, promise, () => {
+    onLate();
+    return unavailable(new Error(`no answer within ${Math.round(Math.max(ms, 0))} ms`));
   });
 }

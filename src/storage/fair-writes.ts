@@ -1,6 +1,6 @@
 // Writes that wait for others of their tenant, on the row of a total: few at a time, shared out by tenant, so that one
 // who makes many at once takes neither all connections of Postgres nor all of a group of SQLite.
-import { createFew } from "../core/few.ts";
+import { createFew } from "../concurrency/limiter.ts";
 import type { Store, Tx } from "./store.ts";
 
 /** A tenant alone has seven eighths of these. On SQLite the writes of a moment share one commit, so there are more. */

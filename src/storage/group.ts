@@ -5,8 +5,8 @@
 // runs once more with savepoints.
 import { type Database, SQLiteError } from "bun:sqlite";
 import type { Tables } from "../../db/schema.ts";
+import { spend } from "../concurrency/work.ts";
 import type { Log } from "../core/log.ts";
-import { spend } from "../core/work.ts";
 import { addCount, type Counts, changedCounts } from "./counts.ts";
 import { sqliteCommitFailure, sqliteFailure, unavailable } from "./failures.ts";
 import type { Queries, Tx } from "./store.ts";

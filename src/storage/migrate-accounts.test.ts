@@ -9,7 +9,7 @@ import { startPostgres } from "../../test/support/postgres.ts";
 import { clock } from "../../test/support/stores.ts";
 import { silentLog } from "../core/log.ts";
 import { accountOf, listAccounts } from "../facilitator/accounts.ts";
-import { usedOn } from "../facilitator/days.ts";
+import { usedOn } from "../facilitator/daily-limits.ts";
 import { claimedPayment, findPayment, markSent, recordFailed } from "../facilitator/payments.ts";
 import { openStore } from "./open.ts";
 import type { Store } from "./store.ts";

@@ -2,12 +2,12 @@
 // and answers out. Reading is strict in every field that is known and passes over the others, since official
 // clients and servers add some; version 2 differs in spelling only and is turned into the words of version 1.
 import { Fault, invalidField } from "../core/fault.ts";
-import { parseJson } from "../core/json.ts";
 import {
   CHALLENGE_DESCRIPTION_CHARACTERS_MAX,
   PAYMENT_HEADER_CHARACTERS_MAX,
   URL_CHARACTERS_MAX,
 } from "../core/limits.ts";
+import { parseJson } from "../wire/json.ts";
 import {
   addressIn,
   authorizationIn,

@@ -1,6 +1,6 @@
 // A worker for tests of the pool: answers each job with its own body, and dies of what the body says.
 import type { Job, Outcome } from "../../src/gateway/executor/job.ts";
-import type { FromWorker, ToWorker } from "../../src/gateway/executor/messages.ts";
+import type { FromWorker, ToWorker } from "../../src/gateway/executor/workers/messages.ts";
 
 declare const self: Worker;
 

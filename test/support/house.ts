@@ -10,12 +10,15 @@ const TEST_LINES_MAX = 650;
 /** The areas of the source, the first prefix that fits. */
 const AREAS = [
   ["src/core/", "core"],
+  ["src/concurrency/", "concurrency"],
+  ["src/wire/", "wire"],
   ["src/x402/", "x402"],
   ["db/", "db"],
   ["src/storage/", "storage"],
-  ["src/edge/", "edge"],
+  ["src/http/", "http"],
   ["src/keys/", "keys"],
   ["src/gateway/start.ts", "gateway/start"],
+  ["src/gateway/retention.ts", "gateway/start"],
   ["src/gateway/", "gateway"],
   ["src/facilitator/start.ts", "facilitator/start"],
   ["src/facilitator/", "facilitator"],
@@ -29,22 +32,24 @@ const AREAS = [
 type Area = (typeof AREAS)[number][1];
 
 /** What each area may import beside itself. The schema is the store's vocabulary: who sees the one sees the other. */
-const WING = ["core", "x402", "db", "storage", "edge", "keys"] as const;
+const SERVICE = ["core", "concurrency", "wire", "x402", "db", "storage", "http", "keys"] as const;
 const MAY_IMPORT: Readonly<Record<Area, readonly Area[]>> = {
   core: ["package.json"],
-  x402: ["core"],
+  concurrency: ["core"],
+  wire: ["core", "concurrency"],
+  x402: ["core", "wire"],
   db: ["core"],
-  storage: ["core", "db"],
-  edge: ["core"],
-  keys: ["core", "db", "storage"],
-  gateway: WING,
-  "gateway/start": [...WING, "gateway"],
-  facilitator: WING,
-  "facilitator/start": [...WING, "facilitator"],
+  storage: ["core", "concurrency", "db"],
+  http: ["core", "concurrency", "wire"],
+  keys: ["core", "concurrency", "db", "storage"],
+  gateway: SERVICE,
+  "gateway/start": [...SERVICE, "gateway"],
+  facilitator: SERVICE,
+  "facilitator/start": [...SERVICE, "facilitator"],
   environment: ["core"],
   config: ["core", "environment"],
-  cli: [...WING, "gateway", "facilitator", "gateway/start", "facilitator/start", "config", "environment"],
-  main: ["core", "edge", "config", "environment", "cli", "gateway/start", "facilitator/start"],
+  cli: [...SERVICE, "gateway", "facilitator", "gateway/start", "facilitator/start", "config", "environment"],
+  main: ["core", "concurrency", "config", "environment", "cli", "gateway/start", "facilitator/start"],
   "package.json": [],
 };
 
@@ -101,23 +106,23 @@ const OWNERSHIPS: readonly Ownership[] = [
   },
   {
     what: "the HTTP module of Node",
-    owners: ["src/facilitator/connection.ts"],
+    owners: ["src/facilitator/mtls/http1.ts"],
     pattern: anyOf(modules("http|https|http2")),
   },
   { what: "connection pools of fetch", owners: [], pattern: /\bFetchSession\b/ },
   {
     what: "TLS contexts",
-    owners: ["src/edge/tls-contexts.ts", "src/edge/http-client.ts", "src/facilitator/listener.ts"],
+    owners: ["src/http/tls-contexts.ts", "src/http/connections.ts", "src/facilitator/mtls/listener.ts"],
     pattern: anyOf(modules("tls")),
   },
   {
     what: "sockets",
-    owners: ["src/config/values.ts", "src/edge/http-client.ts"],
+    owners: ["src/config/values.ts", "src/http/connections.ts"],
     pattern: anyOf(modules("net|dgram"), runtime("connect|listen|udpSocket")),
   },
   {
     what: "name resolution",
-    owners: ["src/edge/resolve.ts"],
+    owners: ["src/http/resolve.ts"],
     pattern: anyOf(modules("dns"), runtime("dns")),
   },
   {
@@ -131,7 +136,7 @@ const OWNERSHIPS: readonly Ownership[] = [
   },
   {
     what: "HTTP statuses of answers",
-    owners: ["src/edge/http.ts"],
+    owners: ["src/http/server.ts"],
     pattern: /\b(?<!upstream_)status:\s*[1-5]\d\d\b|\bset\.status\b/,
   },
   { what: "the console, which nobody may use", owners: [], pattern: /\bconsole\s*\./ },
@@ -198,8 +203,11 @@ function importProblem(from: string, to: string): string | null {
   if (own !== other) return MAY_IMPORT[own].includes(other) ? null : `${own} may not import ${other}`;
   const [feature, sibling] = [featureOf(from), featureOf(to)];
   if (own !== "gateway" || sibling === null || feature === sibling) return null;
-  if (feature === null) return "only start.ts composes features";
-  return to.endsWith("/service.ts") ? null : `of ${sibling} only the service may be imported`;
+  if (feature === null) return "only start.ts and retention.ts compose features";
+  if (sibling === "proxy") return "proxy is the top: no feature may import it";
+  return feature === "proxy" || to.endsWith("/service.ts")
+    ? null
+    : `of ${sibling} only the service may be imported`;
 }
 
 function areaOf(path: string): Area | null {

@@ -1,8 +1,8 @@
 // How the answer in a message is found when the whole message is in memory: the plain way, to hold the other one to.
 import { createHash } from "node:crypto";
 import { createParser } from "eventsource-parser";
-import { outlineObject, skipSpace } from "../../src/core/scan.ts";
-import { watch } from "../../src/core/watched-keys.ts";
+import { outlineObject, skipSpace } from "../../src/wire/json-scan.ts";
+import { watch } from "../../src/wire/watched-keys.ts";
 
 const KEYS = [watch("id"), watch("method"), watch("result"), watch("error", watch("code"))];
 const ID_BYTES_MAX = 6 * 1024;

@@ -1,7 +1,6 @@
 // What tests of settling need: a facilitator's settle over a real store, with hand-made doubles of the chain and of
 // the wallet. The wallet's stores its mark as the real one does, and the test says what becomes of each payment.
-import { usedOn, utcDay } from "../../src/facilitator/days.ts";
-import { createOutcomes } from "../../src/facilitator/outcomes.ts";
+import { usedOn, utcDay } from "../../src/facilitator/daily-limits.ts";
 import {
   type ClaimedPayment,
   type FacilitatorPayment,
@@ -10,8 +9,9 @@ import {
   recordFailed,
   recordSettled,
 } from "../../src/facilitator/payments.ts";
-import type { SettleChain, SettleWallet } from "../../src/facilitator/ports.ts";
-import { createSettle } from "../../src/facilitator/settle.ts";
+import type { SettleChain, SettleWallet } from "../../src/facilitator/settle/ports.ts";
+import { createSettle } from "../../src/facilitator/settle/settle.ts";
+import { createOutcomes } from "../../src/facilitator/settle/waiters.ts";
 import type { Store } from "../../src/storage/store.ts";
 import { parseSettleRequest, type SettleRequest } from "../../src/x402/codec.ts";
 import type { Hex, PaymentKey } from "../../src/x402/types.ts";

@@ -2,7 +2,7 @@
 // as small as streamable HTTP allows: JSON answers, no sessions, no streams. What they answer is computed, not canned.
 import { createHash } from "node:crypto";
 import { systemClock } from "../../core/clock.ts";
-import { json, STATUS, SUCCESS } from "../../edge/http.ts";
+import { json, STATUS, SUCCESS } from "../../http/server.ts";
 import { at } from "./http.ts";
 
 /** Everything is small that the demo sends, and nobody else has been told of these servers. */

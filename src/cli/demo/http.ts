@@ -1,7 +1,7 @@
 // Plain HTTP as any caller of the gateway, or of a node, speaks it: JSON out, JSON in, with a limit on time and size.
 // Answers are read field by field, since nothing but the wire is shared with who gives them.
-import { readBody } from "../../edge/body.ts";
-import { createOutbound, OutboundError } from "../../edge/outbound.ts";
+import { readBody } from "../../http/body.ts";
+import { createOutbound, OutboundError } from "../../http/outbound.ts";
 import { DemoProblem } from "./problem.ts";
 
 const ANSWER_BYTES_MAX = 1024 * 1024;

@@ -1,7 +1,7 @@
 // What the demo plays: a paid call of an http agent from its challenge to its record, step by step, and more briefly
 // a priced tool of an mcp agent. All through HTTP, as a caller would; only balances come from the chain.
 import type { Hex } from "viem";
-import { STATUS, SUCCESS } from "../../edge/http.ts";
+import { STATUS, SUCCESS } from "../../http/server.ts";
 import { type DemoChain, usdc } from "./chain.ts";
 import { type Answer, at, textAt } from "./http.ts";
 import { type Agents, call, FACTORIZE_PRICE, requireGood, type Tenant } from "./market.ts";

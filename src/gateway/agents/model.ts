@@ -10,7 +10,7 @@ import {
 } from "../../core/limits.ts";
 import { AGENT_STATUSES, agentStatus } from "../../core/states.ts";
 import { formatDateTime } from "../../core/time.ts";
-import { nullable } from "../../edge/input.ts";
+import { nullable } from "../../http/input.ts";
 
 export type AgentRow = Tables["agents"]["$inferSelect"];
 

@@ -2,7 +2,7 @@
 // many agents there are, and with a total that is kept. By a part of their texts: through what a search reads of all
 // of them, in steps with a bound on their bytes.
 import { and, desc, eq, gte, inArray, lt, type SQL, sql } from "drizzle-orm";
-import { inTurn } from "../../core/in-turn.ts";
+import { inTurn } from "../../concurrency/store-turns.ts";
 import type { AgentStatus, Protocol } from "../../core/states.ts";
 import type { Reader } from "../../storage/store.ts";
 import { totalOf } from "../../storage/totals.ts";

@@ -1,7 +1,7 @@
 // Which agent a list of allowed hosts would keep from its credential. A credential may have thousands of agents, so
 // they are looked at in steps, in turn with other tenants, and other requests go on in between.
 import { and, eq, gt, isNotNull, isNull } from "drizzle-orm";
-import { findInTurns } from "../../core/in-turn.ts";
+import { findInTurns } from "../../concurrency/store-turns.ts";
 import type { Reader } from "../../storage/store.ts";
 
 /** About 4 ms of SQLite when the agents are as large as they can be. */

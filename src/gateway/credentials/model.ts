@@ -9,7 +9,7 @@ import {
   VAULT_REF_CHARACTERS_MAX,
 } from "../../core/limits.ts";
 import { formatDateTime } from "../../core/time.ts";
-import { nullable } from "../../edge/input.ts";
+import { nullable } from "../../http/input.ts";
 
 export type CredentialRow = Omit<Tables["credentials"]["$inferSelect"], "sealed">;
 

@@ -3,8 +3,8 @@ import { mkdirSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { eq } from "drizzle-orm";
 import { type Catalog, fresh, openCatalog } from "../../../test/support/catalog.ts";
-import { fetchJson, type JsonLimits } from "../../edge/json.ts";
-import { createOutbound } from "../../edge/outbound.ts";
+import { fetchJson, type JsonLimits } from "../../http/fetch-json.ts";
+import { createOutbound } from "../../http/outbound.ts";
 import { CredentialFailure } from "./failure.ts";
 import { credentialResolver, type ResolverDeps } from "./resolve.ts";
 

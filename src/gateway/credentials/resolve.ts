@@ -5,9 +5,9 @@
 import { randomBytes } from "node:crypto";
 import { CryptoHasher } from "bun";
 import type { AuthType } from "../../../db/schema.ts";
+import { tenantCache } from "../../concurrency/tenant-cache.ts";
+import { afterShared } from "../../concurrency/turns.ts";
 import { Fault } from "../../core/fault.ts";
-import { tenantCache } from "../../core/tenant-cache.ts";
-import { afterShared } from "../../edge/turns.ts";
 import type { Keyring } from "../../keys/keyring.ts";
 import type { Store } from "../../storage/store.ts";
 import { CredentialFailure } from "./failure.ts";

@@ -1,9 +1,9 @@
 // The HTTP side of credentials: reads requests, calls the service, shows metadata.
 import { overQuota } from "../../core/fault.ts";
-import { empty, json, routes, scopeOf } from "../../edge/http.ts";
-import { bodyReader } from "../../edge/input.ts";
-import { jsonList } from "../../edge/json-list.ts";
-import { operation } from "../../edge/openapi.ts";
+import { bodyReader } from "../../http/input.ts";
+import { jsonList } from "../../http/json-list.ts";
+import { operation } from "../../http/openapi.ts";
+import { empty, json, routes, scopeOf } from "../../http/server.ts";
 import { Credential, CredentialCreate, CredentialList, CredentialRotate, credentialView } from "./model.ts";
 import { type CredentialDeps, credentialService } from "./service.ts";
 

@@ -3,11 +3,11 @@ import { type JobParts, LOOPBACK, makeJob } from "../../../test/support/jobs.ts"
 import { startRawUpstream, startUpstream, type Upstream } from "../../../test/support/upstream.ts";
 import { hostRules } from "../../core/host.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
-import { createDecoderShare } from "../../edge/decoder-share.ts";
-import { createOutbound, type Outbound, OutboundError } from "../../edge/outbound.ts";
+import { createDecoderShare } from "../../http/decoder-share.ts";
+import { createOutbound, type Outbound, OutboundError } from "../../http/outbound.ts";
 import { callHttp, runCall } from "./call.ts";
 import type { WorkerSettings } from "./job.ts";
-import { createMemory } from "./memory.ts";
+import { createMemory } from "./workers/response-memory.ts";
 
 const started: Upstream[] = [];
 afterAll(() => Promise.all(started.map((upstream) => upstream.stop())));

@@ -4,17 +4,17 @@
 import { CLAIM_BELIEVED_MS, isWallOlder } from "../../core/age.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import type { ErrorClass } from "../../core/states.ts";
-import { readBody } from "../../edge/body.ts";
-import { Undecodable } from "../../edge/codings.ts";
-import type { DecodedFor } from "../../edge/decode.ts";
-import type { DecoderShare } from "../../edge/decoder-share.ts";
-import { type Outbound, OutboundError } from "../../edge/outbound.ts";
-import { requestSafely } from "../../edge/retry.ts";
+import { readBody } from "../../http/body.ts";
+import { Undecodable } from "../../http/codings.ts";
+import type { DecodedFor } from "../../http/decode.ts";
+import type { DecoderShare } from "../../http/decoder-share.ts";
+import { type Outbound, OutboundError } from "../../http/outbound.ts";
+import { requestSafely } from "../../http/retry.ts";
 import { type BodyDigest, bodyDigest } from "./digest.ts";
 import type { Job, Outcome, WorkerSettings } from "./job.ts";
-import type { Hold, Memory } from "./memory.ts";
-import { isCounted } from "./messages.ts";
 import { answered, failed, keep, lostCall, newTrace, noteHead, type Stop, type Trace } from "./outcome.ts";
+import { isCounted } from "./workers/messages.ts";
+import type { Hold, Memory } from "./workers/response-memory.ts";
 
 /** What a call needs; the signal's reason is a Stop. */
 export interface CallContext {

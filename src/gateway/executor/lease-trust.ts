@@ -1,7 +1,7 @@
 // Whether the leases of other replicas can be believed. Each renews its own every few seconds, so one that has run out
 // tells of a replica that is gone; but after an outage of the database, a suspended machine, or a step of the
 // database's clock, they have all run out, and whoever is alive gets the time of a lease to renew.
-import { LEASE_MS } from "./queue.ts";
+import { LEASE_MS } from "./leases.ts";
 
 /** By how much the two clocks may differ over one gap: answers can be late. */
 const STEP_MS_MAX = 5_000;

@@ -7,9 +7,9 @@ import { type Place, places } from "../../../test/support/stores.ts";
 import { idTime } from "../../core/id.ts";
 import { ERROR_CLASSES, INVOCATION_STATUSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
 import type { Store } from "../../storage/store.ts";
+import { countWhole } from "./counters.ts";
 import { readHistory } from "./history.ts";
 import type { InvocationRow } from "./service.ts";
-import { countWhole } from "./totals.ts";
 
 /** More than two steps of a walk. */
 const CALLS = 11_000;

@@ -5,12 +5,9 @@ import type { CountDimension } from "../../../db/schema.ts";
 import { Fault } from "../../core/fault.ts";
 import { idFloor, isId } from "../../core/id.ts";
 import { INVOCATION_STATUSES, isEnded, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
-import { dateTime, oneOf, page, type Query } from "../../edge/input.ts";
+import { dateTime, oneOf, page, type Query } from "../../http/input.ts";
 import { counted } from "../../storage/counts.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
-import type { CapturedBodies } from "./model.ts";
-import type { InvocationKey, InvocationRow } from "./service.ts";
-import { firstBytes } from "./statements.ts";
 import {
   FIRST_ID,
   type Filter,
@@ -20,7 +17,10 @@ import {
   type Place,
   pageAndTotal,
   pageAt,
-} from "./walk.ts";
+} from "./history-scan.ts";
+import type { CapturedBodies } from "./model.ts";
+import type { InvocationKey, InvocationRow } from "./service.ts";
+import { firstBytes } from "./statements.ts";
 
 const byId = prepared(({ db, tables: { invocations: t } }: Reader) =>
   db

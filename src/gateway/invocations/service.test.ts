@@ -12,9 +12,9 @@ import { ERROR_CLASSES, INVOCATION_EVENTS, INVOCATION_STATUSES } from "../../cor
 import { counted } from "../../storage/counts.ts";
 import { openStore } from "../../storage/open.ts";
 import type { Store } from "../../storage/store.ts";
-import { dropLeases, endOrphans, nextAgentWithPending, pendingOf, renewLease } from "../executor/queue.ts";
-import { cleanUp } from "./cleanup.ts";
+import { dropLeases, endOrphans, nextAgentWithPending, pendingOf, renewLease } from "../executor/leases.ts";
 import { capturedBodies, findInvocation, readHistory } from "./history.ts";
+import { cleanUp } from "./retention.ts";
 import {
   type Accepted,
   abandon,

@@ -13,6 +13,7 @@ import {
 } from "../../core/states.ts";
 import type { Reader, Tx } from "../../storage/store.ts";
 import { oweReceipt } from "../receipts/service.ts";
+import { countErrorClass, countMove, countSettlement, countWhole } from "./counters.ts";
 import { freeIdempotencyKey, type Idempotency, takeIdempotencyKey } from "./idempotency.ts";
 import {
   callAndBody,
@@ -29,7 +30,6 @@ import {
   succeedOwnRow,
   withdrawRow,
 } from "./statements.ts";
-import { countErrorClass, countMove, countSettlement, countWhole } from "./totals.ts";
 
 export type InvocationRow = Tables["invocations"]["$inferSelect"];
 

@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import type { Outbound } from "../../edge/outbound.ts";
+import type { Outbound } from "../../http/outbound.ts";
 import { createFacilitatorClient } from "./facilitator-client.ts";
 
 test("a payment goes out for its tenant, whose connections it has", async () => {

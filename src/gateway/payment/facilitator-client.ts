@@ -1,8 +1,8 @@
 // One attempt to settle a payment through the tenant's facilitator: the credential, the request, and what its answer
 // means. It never rejects, since whatever goes wrong on the way leaves the outcome unknown. The facilitator's own
 // words stay here.
-import { exchangeJson } from "../../edge/json.ts";
-import { type Outbound, OutboundError } from "../../edge/outbound.ts";
+import { exchangeJson } from "../../http/fetch-json.ts";
+import { type Outbound, OutboundError } from "../../http/outbound.ts";
 import { clientIdentity } from "./bundle.ts";
 import { type Expected, outcomeOf, type SettleOutcome } from "./outcome.ts";
 

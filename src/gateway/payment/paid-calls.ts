@@ -1,8 +1,8 @@
 // Paid calls that are still to be made, as far as they need a credential: they were paid for in the trust that they can
 // be made, so neither is it deleted nor kept from their hosts before.
 import { and, eq, gt, isNotNull } from "drizzle-orm";
+import { findInTurns } from "../../concurrency/store-turns.ts";
 import type { Call } from "../../core/call.ts";
-import { findInTurns } from "../../core/in-turn.ts";
 import type { Reader } from "../../storage/store.ts";
 
 /** Calls of one step, each with up to some kilobytes of headers. */

@@ -1,7 +1,8 @@
 // The HTTP side of the settlement configuration.
-import { json, routes, scopeOf } from "../../edge/http.ts";
-import { bodyReader } from "../../edge/input.ts";
-import { operation } from "../../edge/openapi.ts";
+
+import { bodyReader } from "../../http/input.ts";
+import { operation } from "../../http/openapi.ts";
+import { json, routes, scopeOf } from "../../http/server.ts";
 import { type SettlementConfigDeps, settlementConfigService } from "./config.ts";
 import { SettlementConfig, SettlementConfigPatch, settlementConfigView } from "./model.ts";
 

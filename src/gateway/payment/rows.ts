@@ -137,7 +137,7 @@ export async function lease(
   return row !== undefined && isOpen(row) ? row : null;
 }
 
-/** The note that a call was refused: see invocations/refused.ts. */
+/** The note that a call was refused: see invocations/refusals.ts. */
 function refusal({ db, tables: { payments: t, refusedCalls: r } }: Tx) {
   return db
     .select({ id: r.id })

@@ -1,10 +1,13 @@
 // Payments of calls: what the gate asks and takes, the record that is written with the invocation, and what is told
 // to the caller when its settlement has had its time. The steps of one paid call, from top to bottom: check,
 // paymentRow, recordPayment (in the write that accepts the call), settle.
+
+import { endsWithin, unlessAborted } from "../../concurrency/deadline.ts";
+import { inOneStep } from "../../concurrency/run-steps.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
-import { hashOf, inOneStep } from "../../edge/steps.ts";
 import type { Store, Tx } from "../../storage/store.ts";
+import { hashOf } from "../../wire/digest.ts";
 import { paymentResponse, settleRequestJson, type WireRequirements } from "../../x402/codec.ts";
 import { authorizationDigest } from "../../x402/eip3009.ts";
 import { ASSET, NETWORK } from "../../x402/kind.ts";
@@ -148,21 +151,18 @@ export function createPayments(deps: PaymentDeps): Payments {
 
   /** At the end of the process with what is known until then: the call is accepted, and its caller is to know its ID. */
   async function recall(tenant: string, invocationId: string): Promise<PaidHeaders> {
-    const { promise: stop, resolve } = Promise.withResolvers<PaidHeaders>();
-    const onStop = () => resolve({});
-    settler.stopped.addEventListener("abort", onStop, { once: true });
-    if (settler.stopped.aborted) onStop();
     try {
-      return await Promise.race([toldInTime(tenant, invocationId), stop]);
-    } finally {
-      settler.stopped.removeEventListener("abort", onStop);
+      return await unlessAborted(settler.stopped, toldInTime(tenant, invocationId));
+    } catch (error) {
+      if (settler.stopped.aborted) return {};
+      throw error;
     }
   }
 
   async function toldInTime(tenant: string, invocationId: string): Promise<PaidHeaders> {
     const until = performance.now() + settleWaitMs;
     for (;;) {
-      await atMost(until - performance.now(), settler.underWay(invocationId));
+      await endsWithin(until - performance.now(), settler.underWay(invocationId) ?? Promise.resolve());
       const headers = await told(tenant, invocationId);
       if (headers !== null) return headers;
       if (performance.now() >= until) return {};
@@ -208,15 +208,6 @@ async function usedFor(store: Store, call: RepeatedCall): Promise<string | null>
   const read = readPayment(paymentHeaders(call.headers));
   if (read?.ok !== true) return null;
   return (await usesOf(store, call, read.value)).known?.invocation_id ?? null;
-}
-
-/** Resolves with `work`, and after `ms` in any case. */
-async function atMost(ms: number, work: Promise<void> | undefined): Promise<void> {
-  if (work === undefined) return;
-  const late = Promise.withResolvers<void>();
-  const timer = setTimeout(late.resolve, Math.max(ms, 0));
-  await Promise.race([work, late.promise]);
-  clearTimeout(timer);
 }
 
 async function check(deps: PaymentDeps, call: PricedCall): Promise<Checked> {

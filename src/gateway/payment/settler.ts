@@ -1,10 +1,11 @@
 // Which recorded payment is attempted when: each once before its call is answered, and those whose outcome nobody
 // knows again and again in the background, until it is certain. The database holds what is owed; a payment is leased
 // for each attempt, so that after a crash, or on another replica, it comes up again.
+import { endsWithin } from "../../concurrency/deadline.ts";
 import { type AttemptOptions, attemptSettlement, shown } from "./attempt.ts";
 import { PAUSE_MS_MOST } from "./outcome.ts";
-import { createRoom } from "./room.ts";
 import { dueOf, makeDue, nextTenantDue, type OpenPayment } from "./rows.ts";
+import { createRoom } from "./settlement-limits.ts";
 import { leaseUnlessOver } from "./unsent.ts";
 
 const TICK_MS = 250;
@@ -129,9 +130,9 @@ export function createSettler(options: SettlerOptions): Settler {
     async stop(ms) {
       stopping = true;
       clearTimeout(timer);
-      await Promise.race([idle(), Bun.sleep(ms)]);
+      await endsWithin(ms, idle());
       stopped.abort();
-      await Promise.race([idle(), Bun.sleep(LAST_RECORDS_MS)]);
+      await endsWithin(LAST_RECORDS_MS, idle());
     },
   };
 }

@@ -3,11 +3,11 @@
 // is an error of the policy and never a policy with less in it.
 import { type Static, Type } from "@sinclair/typebox";
 import { TypeCompiler } from "@sinclair/typebox/compiler";
+import { createPace } from "../../concurrency/pace.ts";
+import type { Steps } from "../../concurrency/steps.ts";
 import { invalidField } from "../../core/fault.ts";
 import { POLICY_ENTRY_CHARACTERS_MAX, POLICY_LIST_MAX, POLICY_RULES_MAX } from "../../core/limits.ts";
-import { createPace } from "../../core/pace.ts";
 import { POLICY_ACTIONS } from "../../core/states.ts";
-import type { Steps } from "../../core/steps.ts";
 import { checkText } from "../../core/text.ts";
 
 /** Tool names may hold control characters that this does not know, and must be nameable all the same. */

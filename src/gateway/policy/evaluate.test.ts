@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
+import { atOnce } from "../../concurrency/steps.ts";
 import { POLICY_ACTIONS, type PolicyAction } from "../../core/states.ts";
-import { atOnce } from "../../core/steps.ts";
 import type { PolicyReplace, Rule } from "./document.ts";
 import { compile as compileInSteps, type EvaluatedCall, evaluate, toolsDeniedToAll } from "./evaluate.ts";
 

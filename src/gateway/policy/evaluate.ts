@@ -1,9 +1,9 @@
 // What a policy says of a call. A document is compiled once per version, in steps since its tenant chooses its size;
 // then a call or a tool costs the same however long the lists of its rules are. Pure. Rules in order, the first that
 // matches decides, then the default.
-import { createPace } from "../../core/pace.ts";
+import { createPace } from "../../concurrency/pace.ts";
+import type { Steps } from "../../concurrency/steps.ts";
 import type { PolicyAction, Protocol } from "../../core/states.ts";
-import type { Steps } from "../../core/steps.ts";
 import type { PolicyReplace, Rule } from "./document.ts";
 import { indexNames, type Names } from "./names.ts";
 import { addRule, createRuleSet, haveCommon, keepCommon, nextRule, type RuleSet } from "./rule-set.ts";

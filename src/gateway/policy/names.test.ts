@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { createPace } from "../../core/pace.ts";
-import { atOnce } from "../../core/steps.ts";
+import { createPace } from "../../concurrency/pace.ts";
+import { atOnce } from "../../concurrency/steps.ts";
 import { indexNames } from "./names.ts";
 import { nextRule, type RuleSet } from "./rule-set.ts";
 

@@ -1,8 +1,8 @@
 // Which rules name a text: by the text itself, or by how it starts. The lists of all rules make one index, so that an
 // answer takes two searches, however long the lists are and however many rules there are. Sorted lists and no maps:
 // one that grows past a hundred thousand texts holds the event loop for 10 ms and more, each time (measured).
-import type { Pace } from "../../core/pace.ts";
-import type { Steps } from "../../core/steps.ts";
+import type { Pace } from "../../concurrency/pace.ts";
+import type { Steps } from "../../concurrency/steps.ts";
 import { addRule, createRuleSet, type RuleSet } from "./rule-set.ts";
 
 export interface Names {

@@ -5,13 +5,13 @@ import { PAGE_LIMIT_DEFAULT, POLICY_ENTRY_CHARACTERS_MAX } from "../../core/limi
 import { PROTOCOLS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
-import { give, giveJson, piecesOf, SMALL_CHARACTERS } from "../../edge/giving.ts";
-import { json, routes, scopeOf } from "../../edge/http.ts";
-import { bodyUser, LIMIT_QUERY, limitOf, nullable, queryOf } from "../../edge/input.ts";
-import { operation } from "../../edge/openapi.ts";
+import { bodyUser, LIMIT_QUERY, limitOf, nullable, queryOf } from "../../http/input.ts";
+import { give, giveJson, piecesOf, SMALL_CHARACTERS } from "../../http/large-response.ts";
+import { operation } from "../../http/openapi.ts";
+import { json, routes, scopeOf } from "../../http/server.ts";
+import type { KnownPolicy } from "./cache.ts";
 import type { DecisionRow } from "./decisions.ts";
 import { Action, Policy, PolicyReplace } from "./document.ts";
-import type { KnownPolicy } from "./remembered.ts";
 import type { PolicyService } from "./service.ts";
 
 const count = (least: number, description: string) =>

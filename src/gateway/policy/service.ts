@@ -4,19 +4,19 @@
 // does not know whether there is a policy, nor what its on_error says, so it lets no call pass (503).
 import { sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
+import { inOneStep } from "../../concurrency/run-steps.ts";
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
-import { inOneStep } from "../../edge/steps.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { findAgent } from "../agents/service.ts";
+import { type KnownPolicy, rememberedPolicies } from "./cache.ts";
 import { decisionLog, newestDecisions } from "./decisions.ts";
 import { checkRules, formatRules, type PolicyReplace } from "./document.ts";
 import { compile, type EvaluatedCall, evaluate, toolsDeniedToAll, type Verdict } from "./evaluate.ts";
-import { callRates } from "./rate.ts";
-import { type KnownPolicy, rememberedPolicies } from "./remembered.ts";
+import { callRates } from "./observed-rate.ts";
 import { worked } from "./work.ts";
 
 const RETRY_AFTER_SECONDS = 5;

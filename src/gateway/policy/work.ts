@@ -1,6 +1,7 @@
 // Work on policies, in steps: their tenants choose how long they are.
-import { named, type Steps } from "../../core/steps.ts";
-import { inSteps } from "../../edge/steps.ts";
+
+import { inSteps } from "../../concurrency/run-steps.ts";
+import { named, type Steps } from "../../concurrency/steps.ts";
 
 export function worked<T>(steps: Steps<T>, tenant: string): Promise<T> {
   return inSteps(named("work on a policy", steps), tenant);

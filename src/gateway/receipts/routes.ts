@@ -1,9 +1,9 @@
 // The HTTP side of receipts: one by its invocation, and a tenant's in the order of their chain.
 import { Type } from "@sinclair/typebox";
-import { give } from "../../edge/giving.ts";
-import { json, routes, scopeOf } from "../../edge/http.ts";
-import { PAGE_QUERY, page, queryOf } from "../../edge/input.ts";
-import { operation } from "../../edge/openapi.ts";
+import { PAGE_QUERY, page, queryOf } from "../../http/input.ts";
+import { give } from "../../http/large-response.ts";
+import { operation } from "../../http/openapi.ts";
+import { json, routes, scopeOf } from "../../http/server.ts";
 import type { Receipts } from "./service.ts";
 
 const JSON_LINES = "application/jsonl";

@@ -8,7 +8,7 @@ import { silentLog } from "../../core/log.ts";
 import { newKey } from "../../keys/envelope.ts";
 import { type Keyring, openKeyring } from "../../keys/keyring.ts";
 import type { Store } from "../../storage/store.ts";
-import { cleanUp } from "../invocations/cleanup.ts";
+import { cleanUp } from "../invocations/retention.ts";
 import {
   abandon,
   accept,

@@ -1,12 +1,13 @@
 // Trust receipts as the rest of the gateway and the API know them: an end owes one, and whoever asks for what is
 // owed gets it made at once.
+
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import { idFloor, isId } from "../../core/id.ts";
 import { within } from "../../storage/deadline.ts";
 import type { Store, Tx } from "../../storage/store.ts";
-import { type Emitter, type EmitterOptions, receiptEmitter } from "./emit.ts";
+import { type Emitter, type EmitterOptions, receiptEmitter } from "./emitter.ts";
 import { addDue, findReceipt, isDue, receiptPage, removeReceiptsBefore } from "./rows.ts";
 
 /** How long whoever asks waits for what is owed. */

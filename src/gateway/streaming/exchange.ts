@@ -1,23 +1,24 @@
 // One exchange with an upstream, from its credential to the answer that goes on to the caller, and what an exchange
 // comes to that got no answer. A request is sent again only when it certainly never reached the upstream.
+import { unlessAborted } from "../../concurrency/deadline.ts";
 import { Fault, type FaultKind } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import type { ErrorClass } from "../../core/states.ts";
-import { Undecodable } from "../../edge/codings.ts";
-import type { DecodedFor } from "../../edge/decode.ts";
-import type { DecoderShare } from "../../edge/decoder-share.ts";
-import { type Outbound, OutboundError } from "../../edge/outbound.ts";
-import type { ReadAhead } from "../../edge/read-ahead.ts";
-import { BODILESS } from "../../edge/response-parser.ts";
-import { requestSafely } from "../../edge/retry.ts";
+import { Undecodable } from "../../http/codings.ts";
+import type { DecodedFor } from "../../http/decode.ts";
+import type { DecoderShare } from "../../http/decoder-share.ts";
+import { type Outbound, OutboundError } from "../../http/outbound.ts";
+import type { ReadAhead } from "../../http/read-ahead.ts";
+import { BODILESS } from "../../http/response-parser.ts";
+import { requestSafely } from "../../http/retry.ts";
 import { untilStored } from "../../storage/persist.ts";
-import type { Budget } from "./budget.ts";
-import type { Course, Stop } from "./course.ts";
-import { filterEvents, filterJson, HELD_BYTES_MAX } from "./filter.ts";
-import { answerHeaders } from "./headers.ts";
+import type { Course, Stop } from "./exchange-timeouts.ts";
+import type { Budget } from "./memory-budget.ts";
 import { decodedChunks, type Ended, relayBody } from "./relay.ts";
+import { answerHeaders } from "./response-headers.ts";
+import type { Tally } from "./response-recorder.ts";
 import type { OpenedRequest } from "./service.ts";
-import type { Tally } from "./tally.ts";
+import { filterEvents, filterJson, HELD_BYTES_MAX } from "./tool-filter.ts";
 
 /** After so much silence an event stream opens with a comment: see relay.ts. */
 const FIRST_COMMENT_MS = 50;
@@ -76,8 +77,8 @@ export async function headOf(
   const { signal } = course;
   course.waitFor("head");
   signal.throwIfAborted();
-  const credential = await unlessStopped(credentialOf(deps, opened, signal), signal);
-  if (!(await unlessStopped(isOurs(), signal))) throw new EndedElsewhere("ended elsewhere");
+  const credential = await unlessAborted(signal, credentialOf(deps, opened, signal));
+  if (!(await unlessAborted(signal, isOurs()))) throw new EndedElsewhere("ended elsewhere");
   tally.dialled();
   const headers = [...opened.headers, ...own, ...credential];
   const { url, tenant } = opened;
@@ -103,18 +104,6 @@ async function credentialOf(
   } catch (error) {
     if (!signal.aborted) log.warn("credential not resolved", { tenant, credential_ref, error });
     throw new CredentialProblem("credential not resolved");
-  }
-}
-
-/** @throws the signal's reason as soon as it is aborted */
-async function unlessStopped<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
-  const { promise, reject } = Promise.withResolvers<never>();
-  const onAbort = () => reject(signal.reason);
-  signal.addEventListener("abort", onAbort, { once: true });
-  try {
-    return await Promise.race([work, promise]);
-  } finally {
-    signal.removeEventListener("abort", onAbort);
   }
 }
 

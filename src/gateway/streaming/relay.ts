@@ -7,11 +7,12 @@
 // that begins with silence opens with a comment, which event streams have for that; other answers wait. What has been
 // taken from the stream is not sent before the event loop has turned, and a stream that errors earlier takes it along,
 // the head too. So an answer that breaks off is held open for a moment first.
-import { bodyChunks } from "../../edge/body.ts";
-import { isEncoded, Undecodable } from "../../edge/codings.ts";
-import type { Chunks, DecodedFor } from "../../edge/decode.ts";
-import { OutboundError } from "../../edge/outbound.ts";
-import type { Course } from "./course.ts";
+import { endsWithin } from "../../concurrency/deadline.ts";
+import { bodyChunks } from "../../http/body.ts";
+import { isEncoded, Undecodable } from "../../http/codings.ts";
+import type { Chunks, DecodedFor } from "../../http/decode.ts";
+import { OutboundError } from "../../http/outbound.ts";
+import type { Course } from "./exchange-timeouts.ts";
 
 /** How an answer ended that had a head: `broken` by the upstream or by the course, `failed` by the gateway. */
 export type Ended = "whole" | "broken" | "failed";
@@ -170,11 +171,5 @@ function nextOf(chunks: Chunks): Promise<IteratorResult<Uint8Array, void>> {
 }
 
 async function isSilent(next: Promise<unknown>, ms: number): Promise<boolean> {
-  const { promise, resolve } = Promise.withResolvers<true>();
-  const timer = setTimeout(resolve, ms, true);
-  try {
-    return await Promise.race([next.then(() => false), promise]);
-  } finally {
-    clearTimeout(timer);
-  }
+  return !(await endsWithin(ms, next));
 }

@@ -1,5 +1,5 @@
 // What the rest of the gateway knows of the streaming path: what comes in, and what is to be made of it now.
-// Admission (invocations/admit-stream.ts) makes the second of the first.
+// Admission (proxy/admit-stream.ts) makes the second of the first.
 import type { Moment } from "../../core/age.ts";
 import type { Call } from "../../core/call.ts";
 import type { Caller } from "../../core/caller.ts";

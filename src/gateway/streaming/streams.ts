@@ -1,17 +1,17 @@
 // Streamed exchanges, from the open call to the end of its record. They run on the main thread, beside the caller's
 // connection: a stream can't be handed to a worker (Bun 1.4.5 refuses to transfer a ReadableStream), and passing its
 // pieces by messages would copy each of them and lose the back-pressure that keeps memory flat.
+
+import { endsWithin } from "../../concurrency/deadline.ts";
+import { createUnderWay } from "../../concurrency/under-way.ts";
 import { CLAIM_BELIEVED_MS, isOlder } from "../../core/age.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
-import { createUnderWay } from "../../core/under-way.ts";
-import { createReadAhead } from "../../edge/read-ahead.ts";
+import { createReadAhead } from "../../http/read-ahead.ts";
 import { within } from "../../storage/deadline.ts";
 import { untilStored } from "../../storage/persist.ts";
 import type { Store } from "../../storage/store.ts";
 import { type Claims, type Ending, finish, holdsClaim, release } from "../invocations/service.ts";
-import { createBudget } from "./budget.ts";
-import { type Course, type CourseLimits, startCourse } from "./course.ts";
 import {
   answerOf,
   type Exchange,
@@ -21,10 +21,12 @@ import {
   nothingOf,
   STOPPED,
 } from "./exchange.ts";
-import { FILTER_MEMORY_BYTES } from "./filter.ts";
+import { type Course, type CourseLimits, startCourse } from "./exchange-timeouts.ts";
+import { createBudget } from "./memory-budget.ts";
 import type { Ended } from "./relay.ts";
+import { CAPTURE_BUDGET_BYTES, createTally, type Tally } from "./response-recorder.ts";
 import type { OpenedCall, OpenedConnection } from "./service.ts";
-import { CAPTURE_BUDGET_BYTES, createTally, type Tally } from "./tally.ts";
+import { FILTER_MEMORY_BYTES } from "./tool-filter.ts";
 
 /** What comes of answers that their callers do not read. */
 const AHEAD_BYTES = 64 * 1024 * 1024;
@@ -130,10 +132,10 @@ export function createStreams(given: StreamsDeps): Streams {
 
     async drain(ms) {
       stopping.abort();
-      await Promise.race([underWay.idle(), Bun.sleep(ms)]);
+      await endsWithin(ms, underWay.idle());
       for (const course of calls.values()) course.stop("shutdown");
       for (const course of connections) course.stop("shutdown");
-      await Promise.race([underWay.idle(), Bun.sleep(LAST_RECORDS_MS)]);
+      await endsWithin(LAST_RECORDS_MS, underWay.idle());
       givenUp.abort();
     },
   };

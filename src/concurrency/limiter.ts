@@ -1,0 +1,46 @@
+// Work of which only little can be done at a time, for the memory, connections or rows that it takes meanwhile: few at
+// once, shared out by tenant, so that one who asks for much keeps it from nobody else for long.
+
+import { Fault } from "../core/fault.ts";
+import { createFairQueue, enter } from "./fair-queue.ts";
+import { createFairShare } from "./fair-share.ts";
+
+const WAIT_MS_MAX = 5_000;
+
+export interface FewOptions {
+  /** How much at once. A tenant alone has seven eighths of it, and of those that wait. */
+  readonly size: number;
+  readonly waitingMax?: number;
+  /** What is said when there is too much of it. */
+  readonly tooMany: string;
+}
+
+/** @returns what the work gives; throws Fault `unavailable` too when its turn does not come for long */
+export type Few = <T>(tenant: string, work: () => Promise<T>) => Promise<T>;
+
+export function createFew({ size, waitingMax = Number.MAX_SAFE_INTEGER, tooMany }: FewOptions): Few {
+  const queue = createFairQueue(createFairShare({ size }));
+  const waiting = createFairShare({ size: waitingMax });
+
+  const refused = (cause?: unknown) => new Fault("unavailable", tooMany, { retryAfterSeconds: 1, cause });
+
+  async function wait(tenant: string): Promise<void> {
+    if (waiting.take(tenant) !== null) throw refused();
+    try {
+      await enter(queue, { tenant, agent: null, amount: 1 }, AbortSignal.timeout(WAIT_MS_MAX));
+    } catch (cause) {
+      throw refused(cause);
+    } finally {
+      waiting.giveBack(tenant);
+    }
+  }
+
+  return async (tenant, work) => {
+    if (!queue.takeNow(tenant, null, 1)) await wait(tenant);
+    try {
+      return await work();
+    } finally {
+      queue.giveBack(tenant, null, 1);
+    }
+  };
+}

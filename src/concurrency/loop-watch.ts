@@ -1,0 +1,66 @@
+// Notices when the event loop was held: by a timer that comes late. What held it is told by the names that pieces of
+// work give themselves. The pauses of a second are one line of the log, with the longest of them, so that the log is
+// no flood where everything is slow.
+import type { Log } from "../core/log.ts";
+import { mostSpent } from "./work.ts";
+
+/** A timer of 5 ms costs 1 % of a core, this one half of that. A pause without a name is told up to this much short. */
+const TICK_MS = 10;
+const LINE_EVERY_MS = 1_000;
+
+interface Pause {
+  readonly ms: number;
+  /** What this thread computed meanwhile. */
+  readonly cpu_ms: number;
+  readonly ran: string;
+  readonly ran_ms: number;
+}
+
+/**
+ * Tells of pauses from `leastMs` on.
+ *
+ * @param thread whose event loop it is
+ * @returns what stops it, and tells what is left
+ */
+export function watchLoop(thread: string, leastMs: number, warn: Log["warn"]): () => void {
+  let tickedAt = performance.now();
+  let cpu = process.threadCpuUsage();
+  let toldAt = Number.NEGATIVE_INFINITY;
+  let longest: Pause | null = null;
+  let times = 0;
+
+  function tell(): void {
+    if (longest === null) return;
+    warn("event_loop_blocked", { thread, ...longest, times });
+    toldAt = tickedAt;
+    [longest, times] = [null, 0];
+  }
+
+  function tick(): void {
+    const late = performance.now() - tickedAt - TICK_MS;
+    tickedAt = performance.now();
+    const used = process.threadCpuUsage();
+    const most = mostSpent();
+    const ms = Math.max(late, most?.ms ?? 0);
+    if (ms >= leastMs) {
+      times++;
+      const cpu_ms = rounded((used.user + used.system - cpu.user - cpu.system) / 1000);
+      const { work: ran, ms: ran_ms } =
+        most !== null && most.ms >= ms / 2 ? most : { work: "unnamed work", ms: 0 };
+      if (ms > (longest?.ms ?? 0)) longest = { ms: rounded(ms), cpu_ms, ran, ran_ms: rounded(ran_ms) };
+    }
+    cpu = used;
+    if (tickedAt - toldAt >= LINE_EVERY_MS) tell();
+  }
+
+  const timer = setInterval(tick, TICK_MS);
+  timer.unref();
+  return () => {
+    clearInterval(timer);
+    tell();
+  };
+}
+
+function rounded(ms: number): number {
+  return Math.round(ms * 10) / 10;
+}

@@ -1,0 +1,78 @@
+// The time of day by the chain, which is what the token goes by: a payment is over, or not good yet, when the chain's
+// time says so, and not because a clock of ours is wrong.
+import type { Clock } from "../../core/clock.ts";
+import type { Log } from "../../core/log.ts";
+import type { TimeSpan } from "../settle/request.ts";
+import type { Chain } from "./chain.ts";
+
+/** How old the newest block that is known may be: its time goes on by our own measure, so it need not be asked often. */
+const FRESH_MS = 10_000;
+/** The same for what the next one would say. */
+const NEXT_FRESH_MS = 1000;
+/** A block may be seen so long after its time, until which the next one comes. */
+const BLOCK_MS = 2000;
+/** Within this our clock may be as right as the chain's time is known here. */
+const NEAR_MS = 3000;
+/** Worth telling the operator. */
+const FAR_MS = 60_000;
+
+/** What a block says, in unix seconds, and when it was seen (performance.now): its time has gone on since. */
+interface Reading {
+  readonly timestamp: number;
+  readonly at: number;
+}
+
+export interface ChainTimeOptions {
+  readonly chain: Pick<Chain, "sighting" | "nextTimestamp">;
+  readonly clock: Clock;
+  readonly log: Log;
+}
+
+/** It throws Fault `unavailable` when no node answers. */
+export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => Promise<TimeSpan> {
+  let next: Promise<Reading | null> = Promise.resolve(null);
+  let askedAt = Number.NEGATIVE_INFINITY;
+  let isFar = false;
+
+  async function readNext(): Promise<Reading | null> {
+    const timestamp = await chain.nextTimestamp();
+    return timestamp === null ? null : { timestamp, at: performance.now() };
+  }
+
+  /**
+   * Where blocks come only now and then, the newest one is old: what the next one would say is asked for then, once for
+   * all who want to know it, for it makes work for a node.
+   */
+  function askNext(): Promise<Reading | null> {
+    if (performance.now() - askedAt >= NEXT_FRESH_MS) {
+      askedAt = performance.now();
+      next = readNext();
+    }
+    return next;
+  }
+
+  function tell(differenceMs: number): void {
+    const wasFar = isFar;
+    isFar = Math.abs(differenceMs) > FAR_MS;
+    const seconds = Math.round(differenceMs / 1000);
+    if (isFar && !wasFar) log.warn("clock_differs_from_chain", { seconds_ahead: seconds });
+    if (!isFar && wasFar) log.info("clock_agrees_with_chain");
+  }
+
+  return async () => {
+    const { block, at } = await chain.sighting(FRESH_MS);
+    let time = timeOf({ timestamp: block.timestamp, at });
+    if (Math.abs(clock.now() - time) > NEAR_MS) {
+      const reading = await askNext();
+      if (reading !== null) time = Math.max(time, timeOf(reading));
+    }
+    const difference = clock.now() - time;
+    tell(difference);
+    const own = Math.abs(difference) <= NEAR_MS ? clock.now() : time;
+    return { earliest: Math.min(time, own), latest: Math.max(time + BLOCK_MS, own) };
+  };
+}
+
+function timeOf({ timestamp, at }: Reading): number {
+  return timestamp * 1000 + (performance.now() - at);
+}

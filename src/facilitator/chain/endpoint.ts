@@ -1,0 +1,182 @@
+// One node: whether it works and is of our chain, and so many questions to it at a time. Errors and log name it by
+// its place in the list, never by its URL.
+import type { Log } from "../../core/log.ts";
+import type { Outbound } from "../../http/outbound.ts";
+import { CHAIN_ID } from "../../x402/kind.ts";
+import { exchange, NoAnswer, RpcError } from "./json-rpc.ts";
+import { type Block, block, quantity } from "./rpc-types.ts";
+
+const ANSWER_BYTES_MAX = 4 * 1024 * 1024;
+/** The time limit begins when a question is sent, so what waits behind these is not taken for the node's slowness. */
+const QUESTIONS_PARALLEL = 32;
+/** An endpoint that failed is tested again after this, then after twice as long, up to the longest pause. */
+const COOL_DOWN_MS = 1000;
+const COOL_DOWN_MS_MAX = 30_000;
+
+/** The endpoint says of the chain what we know better: another one is asked, and it stays in use. */
+export class Behind extends Error {
+  override readonly name = "Behind";
+}
+
+export interface Question<T> {
+  readonly method: string;
+  readonly params: readonly unknown[];
+  /** Whose state is asked for: it goes last among the parameters. */
+  readonly at?: Pick<Block, "number" | "hash">;
+  /** Reads the result strictly. What it throws means that the answer can't be used; Behind leaves the endpoint in use. */
+  readonly read: (result: unknown) => T;
+  /** Errors that say something about what was asked, and not about the node. */
+  readonly isAnswer?: (error: RpcError) => boolean;
+}
+
+/** `foreign`: of another chain, never asked again. */
+export type EndpointState = "untested" | "good" | "down" | "foreign";
+
+export interface Endpoint {
+  readonly index: number;
+  state(): EndpointState;
+  /** Down for long enough to be tested again, or not tested yet. */
+  isTestDue(): boolean;
+  /** Whether it answers and is of our chain. Those who ask at the same time share one test. */
+  test(): Promise<boolean>;
+  /** @throws RpcError, NoAnswer, Behind, or what the question's `read` throws */
+  ask<T>(question: Question<T>): Promise<T>;
+}
+
+export interface EndpointOptions {
+  readonly index: number;
+  readonly url: string;
+  readonly outbound: Outbound;
+  readonly log: Log;
+  /** A failed question. */
+  readonly onError: () => void;
+  readonly timeoutMs: number;
+}
+
+export function createEndpoint({ index, url, outbound, log, onError, timeoutMs }: EndpointOptions): Endpoint {
+  const server = { outbound, url, timeoutMs, answerBytesMax: ANSWER_BYTES_MAX };
+  const places = createPlaces(QUESTIONS_PARALLEL);
+  let state: EndpointState = "untested";
+  /** In a row, tests aside. */
+  let failures = 0;
+  let testAt = 0;
+  let testing: Promise<boolean> | null = null;
+  /** Whether a block's hash may stand where its number does (EIP-1898). */
+  let takesHashes = true;
+
+  function setDown(method: string, error: unknown): void {
+    // Those that were under way together fail together, which is one failure.
+    if (state !== "down") failures++;
+    testAt = performance.now() + Math.min(COOL_DOWN_MS * 2 ** (failures - 1), COOL_DOWN_MS_MAX);
+    log[state === "down" ? "debug" : "warn"]("rpc endpoint failed", {
+      endpoint: index,
+      method,
+      error: messageOf(error),
+    });
+    state = "down";
+  }
+
+  async function put<T>({ method, params, read, isAnswer }: Question<T>): Promise<T> {
+    await places.take();
+    try {
+      return read(await exchange(server, method, params));
+    } catch (error) {
+      if (error instanceof RpcError && isAnswer?.(error)) throw error;
+      onError();
+      if (error instanceof RpcError || error instanceof Behind) {
+        log.debug("rpc endpoint can't answer", { endpoint: index, method, error: error.message });
+      } else setDown(method, error);
+      throw error;
+    } finally {
+      places.give();
+    }
+  }
+
+  /** By the hash of the block; by its number where hashes are refused, and then only if that block is there. */
+  async function putAt<T>(question: Question<T>, at: Pick<Block, "number" | "hash">): Promise<T> {
+    const { params } = question;
+    try {
+      if (takesHashes) return await put({ ...question, params: [...params, { blockHash: at.hash }] });
+    } catch (error) {
+      if (!(error instanceof RpcError) || !isAboutForm(error)) throw error;
+    }
+    const number = `0x${at.number.toString(16)}`;
+    const value = await put({ ...question, params: [...params, number] });
+    const there = await put({ method: "eth_getBlockByNumber", params: [number, false], read: block });
+    if (there?.hash !== at.hash) throw new Behind("another block at this height");
+    if (takesHashes) log.info("rpc endpoint is asked by block numbers", { endpoint: index });
+    takesHashes = false;
+    return value;
+  }
+
+  async function runTest(): Promise<boolean> {
+    try {
+      const chainId = await put({ method: "eth_chainId", params: [], read: quantity });
+      if (chainId === BigInt(CHAIN_ID)) {
+        if (state === "down") log.info("rpc endpoint answers again", { endpoint: index });
+        state = "good";
+        return true;
+      }
+      state = "foreign";
+      log.error("rpc endpoint is of another chain and not used", { endpoint: index, chain_id: `${chainId}` });
+    } catch (error) {
+      setDown("eth_chainId", error);
+    }
+    return false;
+  }
+
+  return {
+    index,
+    state: () => state,
+    isTestDue: () => state === "untested" || (state === "down" && performance.now() >= testAt),
+    test() {
+      testing ??= runTest().finally(() => {
+        testing = null;
+      });
+      return testing;
+    },
+    async ask(question) {
+      const { at } = question;
+      const value = await (at === undefined ? put(question) : putAt(question, at));
+      failures = 0;
+      return value;
+    },
+  };
+}
+
+const INVALID_PARAMS = -32_602;
+const INVALID_REQUEST = -32_600;
+
+/** A node that does not know the block says so in other words. */
+function isAboutForm({ code, message }: RpcError): boolean {
+  if (code === INVALID_PARAMS || code === INVALID_REQUEST) return true;
+  return /invalid (argument|parameter|params|type|block)|unmarshal|deserializ|hex string/i.test(message);
+}
+
+export function messageOf(error: unknown): string {
+  return error instanceof NoAnswer || error instanceof RpcError ? error.message : "an answer in another form";
+}
+
+interface Places {
+  take(): Promise<void> | undefined;
+  give(): void;
+}
+
+function createPlaces(most: number): Places {
+  const waiting: (() => void)[] = [];
+  let free = most;
+  return {
+    take() {
+      if (free > 0) {
+        free--;
+        return undefined;
+      }
+      return new Promise((resolve) => waiting.push(resolve));
+    },
+    give() {
+      const next = waiting.shift();
+      if (next === undefined) free++;
+      else next();
+    },
+  };
+}

@@ -1,0 +1,128 @@
+// The chain's nodes behind one door: each question goes to the first endpoint that works, and on to the next when
+// there is no usable answer. An endpoint that failed is left aside until it has been tested again in the
+// background, so that a dead one costs its time limit once and not on each question.
+import { Fault } from "../../core/fault.ts";
+import type { Log } from "../../core/log.ts";
+import { StartupProblem } from "../../core/startup.ts";
+import type { Outbound } from "../../http/outbound.ts";
+import { CHAIN_ID } from "../../x402/kind.ts";
+import { Behind, createEndpoint, type Endpoint, messageOf, type Question } from "./endpoint.ts";
+import { RpcError } from "./json-rpc.ts";
+
+const TIMEOUT_MS = 3000;
+const RETRY_AFTER_SECONDS = 5;
+
+export interface Rpc {
+  /**
+   * @throws RpcError when that is the answer; Behind when the endpoints that answer are all behind; Fault
+   * `unavailable` when none gives a usable answer
+   */
+  ask<T>(question: Question<T>): Promise<T>;
+  /** Asks every endpoint that works: the first answer of any, errors only when there is nothing else. */
+  askAll<T>(question: Question<T>): Promise<T>;
+  /**
+   * Compares the chain IDs of all endpoints that answer. One that can't be reached now is compared before its first
+   * use.
+   *
+   * @throws StartupProblem
+   */
+  check(): Promise<void>;
+}
+
+export interface RpcOptions {
+  /** Tried in order. */
+  readonly urls: readonly string[];
+  readonly outbound: Outbound;
+  readonly log: Log;
+  /** Each failed question to an endpoint, by its place in the list. */
+  readonly onError?: (endpoint: number) => void;
+  readonly timeoutMs?: number;
+}
+
+/** What the endpoints that were asked so far have said. */
+interface Course {
+  behind: Behind | null;
+  last: unknown;
+}
+
+export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS }: RpcOptions): Rpc {
+  const endpoints = urls.map((url, index) =>
+    createEndpoint({ index, url, outbound, log, onError: () => onError?.(index), timeoutMs }),
+  );
+
+  /** Those that work. Whether the others do as well by now is found out beside. */
+  function good(): Endpoint[] {
+    const working = endpoints.filter((each) => each.state() === "good");
+    if (working.length > 0) for (const each of endpoints) if (each.isTestDue()) void each.test();
+    return working;
+  }
+
+  return {
+    async ask(question) {
+      const course: Course = { behind: null, last: undefined };
+      const working = good();
+      const first = await askInTurn(working, question, course);
+      if (first !== null) return first.value;
+      // One that answers, if only with an error about itself, is no reason to wait for those that don't.
+      const isAnswered = course.last instanceof RpcError || course.behind !== null;
+      const others = endpoints.filter(
+        (each) => !working.includes(each) && !(isAnswered && each.state() === "down"),
+      );
+      const second = await askInTurn(others, question, course);
+      if (second !== null) return second.value;
+      throw course.behind ?? unreachable(course.last);
+    },
+    async askAll(question) {
+      const working = good();
+      if (working.length === 0) return this.ask(question);
+      const answers = await Promise.allSettled(working.map((endpoint) => endpoint.ask(question)));
+      for (const answer of answers) if (answer.status === "fulfilled") return answer.value;
+      const errors = answers.map((answer) => (answer.status === "rejected" ? answer.reason : undefined));
+      throw errors.find((error) => isAnswer(question, error)) ?? unreachable(errors[0]);
+    },
+    async check() {
+      await Promise.all(endpoints.map((each) => each.test()));
+      const foreign = endpoints.find((each) => each.state() === "foreign");
+      if (foreign === undefined) return;
+      throw new StartupProblem(
+        `TOLLGATE_RPC_URLS: endpoint ${foreign.index + 1} is not of chain ${CHAIN_ID} (Base)`,
+      );
+    },
+  };
+}
+
+function isAnswer<T>(question: Question<T>, error: unknown): error is RpcError {
+  return error instanceof RpcError && question.isAnswer?.(error) === true;
+}
+
+/**
+ * Null when there is no usable answer, which the course then tells. What is not known to work is tested first.
+ *
+ * @throws RpcError when that is the answer
+ */
+async function askInTurn<T>(
+  endpoints: readonly Endpoint[],
+  question: Question<T>,
+  course: Course,
+): Promise<{ value: T } | null> {
+  for (const endpoint of endpoints) {
+    const state = endpoint.state();
+    if (state === "foreign" || (state !== "good" && !(await endpoint.test()))) continue;
+    try {
+      return { value: await endpoint.ask(question) };
+    } catch (error) {
+      if (isAnswer(question, error)) throw error;
+      if (error instanceof Behind) course.behind = error;
+      course.last = error;
+    }
+  }
+  return null;
+}
+
+/** The cause says what the last endpoint did, without its URL. */
+function unreachable(last: unknown): Fault {
+  return new Fault("unavailable", "rpc unreachable", {
+    retryAfterSeconds: RETRY_AFTER_SECONDS,
+    cause: last === undefined ? undefined : new Error(messageOf(last)),
+  });
+}

@@ -1,0 +1,157 @@
+// What we say to the token's contract and how we read what it says: the call that moves the money, the events that
+// prove it, and the reasons of its refusals. Pure.
+import {
+  encodeAbiParameters,
+  encodeFunctionData,
+  parseAbi,
+  parseAbiParameters,
+  toEventSelector,
+  toHex,
+} from "viem";
+import { authorizationDigest } from "../../x402/eip3009.ts";
+import { TOKEN } from "../../x402/kind.ts";
+import type { Authorization, Hex } from "../../x402/types.ts";
+import type { RpcError } from "./json-rpc.ts";
+import type { LogEntry, Receipt } from "./rpc-types.ts";
+
+const PLAIN = parseAbi([
+  "function transferWithAuthorization(address from, address to, uint256 value, uint256 validAfter, uint256 validBefore, bytes32 nonce, uint8 v, bytes32 r, bytes32 s)",
+]);
+const ANY = parseAbi([
+  "function transferWithAuthorization(address from, address to, uint256 value, uint256 validAfter, uint256 validBefore, bytes32 nonce, bytes signature)",
+]);
+const STATE = parseAbi([
+  "function authorizationState(address authorizer, bytes32 nonce) view returns (bool)",
+]);
+const BALANCE = parseAbi(["function balanceOf(address account) view returns (uint256)"]);
+/** ERC-1271, which the token asks of every payer that has code. */
+const WALLET = parseAbi(["function isValidSignature(bytes32 digest, bytes signature) view returns (bytes4)"]);
+const VALID = "0x1626ba7e";
+
+export const TOKEN_ADDRESS: Hex = `0x${TOKEN.slice(2).toLowerCase()}`;
+/** Less than any transfer costs: what every transaction does, the signature, and that the nonce is kept. */
+export const GAS_MIN = 50_000n;
+/** More than any transfer costs; what a contract wallet's signature check may burn is bounded by it. */
+export const GAS_MAX = 500_000n;
+const TRANSFER = toEventSelector("Transfer(address,address,uint256)");
+export const AUTHORIZATION_USED = toEventSelector("AuthorizationUsed(address,bytes32)");
+export const AUTHORIZATION_CANCELED = toEventSelector("AuthorizationCanceled(address,bytes32)");
+
+const PLAIN_DIGITS = 130;
+
+/**
+ * The call data of the transfer. Both forms of the call take the signature of a contract wallet too, which must
+ * arrive as it is; the one with v, r and s costs 412 gas less (measured), and takes 65 bytes only.
+ *
+ * @param signature canonical where it is the payer's own, as asked.ts makes it: the token refuses v 0 and 1
+ */
+export function transferData(authorization: Authorization, signature: Hex): Hex {
+  const { from, to, value, validAfter, validBefore, nonce } = authorization;
+  const words = [from, to, value, validAfter, validBefore, nonce] as const;
+  const digits = signature.slice(2);
+  if (digits.length !== PLAIN_DIGITS) return encodeFunctionData({ abi: ANY, args: [...words, signature] });
+  const v = Number.parseInt(digits.slice(128), 16);
+  const [r, s]: Hex[] = [`0x${digits.slice(0, 64)}`, `0x${digits.slice(64, 128)}`];
+  return encodeFunctionData({ abi: PLAIN, args: [...words, v, r ?? "0x", s ?? "0x"] });
+}
+
+export function authorizationStateData({ from, nonce }: Pick<Authorization, "from" | "nonce">): Hex {
+  return encodeFunctionData({ abi: STATE, args: [from, nonce] });
+}
+
+export function balanceData(payer: Hex): Hex {
+  return encodeFunctionData({ abi: BALANCE, args: [payer] });
+}
+
+/** The question of the token to a contract wallet. */
+export function signatureData(authorization: Authorization, signature: Hex): Hex {
+  const digest = toHex(authorizationDigest(authorization));
+  return encodeFunctionData({ abi: WALLET, args: [digest, signature] });
+}
+
+/** The wallet's answer to it: one word, as the token reads it. */
+export function saysValid(answer: Hex): boolean {
+  return answer.length >= 66 && answer.slice(0, 66) === VALID.padEnd(66, "0");
+}
+
+function addressTopic(address: Hex): Hex {
+  return `0x${address.slice(2).padStart(64, "0")}`;
+}
+
+/** The topics that the events of an authorization's end have after the first. */
+export function authorizationTopics({ from, nonce }: Authorization): [authorizer: Hex, nonce: Hex] {
+  return [addressTopic(from), nonce];
+}
+
+function isEvent(log: LogEntry, topics: readonly Hex[]): boolean {
+  return (
+    log.address === TOKEN_ADDRESS &&
+    log.topics.length === topics.length &&
+    topics.every((topic, index) => log.topics[index] === topic)
+  );
+}
+
+/** Whether the event says that the authorization was used or cancelled. */
+export function isEndOf(authorization: Authorization, log: LogEntry): boolean {
+  const topics = authorizationTopics(authorization);
+  return [AUTHORIZATION_USED, AUTHORIZATION_CANCELED].some((first) => isEvent(log, [first, ...topics]));
+}
+
+/**
+ * Whether this transaction moved the money by this authorization. "Used" is not "paid", so both events must be there,
+ * the transfer after the use; today's token writes it right after. Others may lie between, even other uses of the same
+ * payer: each transfer proves the last use before it that none has proven yet, and no second one. Only what the token
+ * itself writes counts.
+ */
+export function isPaidBy({ from, to, value, nonce }: Authorization, receipt: Receipt): boolean {
+  if (!receipt.succeeded) return false;
+  const moved = [TRANSFER, addressTopic(from), addressTopic(to)];
+  const amount = encodeAbiParameters(parseAbiParameters("uint256"), [value]);
+  const unproven: Hex[] = [];
+  for (const log of receipt.logs) {
+    const [, , used] = log.topics;
+    if (used !== undefined && isEvent(log, [AUTHORIZATION_USED, addressTopic(from), used]))
+      unproven.push(used);
+    else if (isEvent(log, moved) && log.data === amount && unproven.pop() === nonce) return true;
+  }
+  return false;
+}
+
+/** Words of the nodes for a call that the EVM ended without success; with a revert, code 3 says so too. */
+const HALTED =
+  /revert|out of gas|gas required exceeds|invalid opcode|invalid jump|stack (under|over)flow|vm execution error/i;
+const REVERTED_CODE = 3;
+
+/** Whether the error of an eth_call or eth_estimateGas is about the call, and not about the node. */
+export function isRefusal(error: RpcError): boolean {
+  return error.code === REVERTED_CODE || HALTED.test(error.message);
+}
+
+const ALLOWANCE = /gas required exceeds allowance\D*(\d+)/i;
+
+const PRICE = /insufficient funds|base ?fee|fee cap|fee per gas/i;
+
+/** The sender has not got the price of that much gas, or it is no price for a block: nothing is said of the call. */
+export function isAboutPrice({ code, message }: RpcError, gas: bigint): boolean {
+  if (code === REVERTED_CODE) return false;
+  const [, allowed] = ALLOWANCE.exec(message) ?? [];
+  return PRICE.test(message) || (allowed !== undefined && BigInt(allowed) < gas);
+}
+
+/** The token says that the authorization is used or cancelled. */
+export function isUsedUp(reason: string): boolean {
+  return /used or cancell?ed/i.test(reason);
+}
+
+const NOT_YET_VALID = /not yet valid/i;
+
+/** The newest block can be older than a window that has just opened. */
+export function isNotYetValid(reason: string): boolean {
+  return NOT_YET_VALID.test(reason);
+}
+
+/** The exact reason of a refusal, for the operator: nodes repeat the text of `Error(string)` in their message. */
+export function refusalReason({ message }: RpcError): string {
+  const reason = message.replace(/^.*?execution reverted:?\s*/i, "");
+  return reason === "" ? "execution reverted" : reason;
+}

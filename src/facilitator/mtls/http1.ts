@@ -1,0 +1,235 @@
+// HTTP/1.1 on the connections of the mutual-TLS port: one request after another on each, and every part of one
+// within a time limit, since Bun's node:http enforces none on a connection that is handed to it (measured). Bodies
+// are read before they are judged, up to a bound; answers are small.
+import type { X509Certificate } from "node:crypto";
+import { createServer, type IncomingMessage, type ServerResponse } from "node:http";
+import type { TLSSocket } from "node:tls";
+import type { Clock } from "../../core/clock.ts";
+import type { Log } from "../../core/log.ts";
+import { MALFORMED_HTTP } from "../../http/server.ts";
+
+/** Who is at the other end, by the certificate that the handshake has verified. */
+export interface Peer {
+  /** SHA-256 of the certificate, lower-case hex. */
+  readonly fingerprint: string;
+  readonly certificate: X509Certificate;
+  /** Milliseconds since the epoch. */
+  readonly expiresAt: number;
+}
+
+/** Milliseconds. An answer in the making has no limit of its own: its maker has. */
+export interface ConnectionLimits {
+  /** From an answer, or the handshake, to the first byte of the next request. */
+  readonly idleMs: number;
+  /** From then to the end of its head. */
+  readonly headMs: number;
+  /** From then to the end of its body. */
+  readonly bodyMs: number;
+  /** For the peer to take the answer. */
+  readonly flushMs: number;
+}
+
+export interface HttpOptions {
+  /** Never rejects. A body beyond `bodyBytesMax` is handed over cut to one byte more than that. */
+  answer(request: Request, peer: Peer): Promise<Response>;
+  readonly bodyBytesMax: number;
+  readonly limits: ConnectionLimits;
+  readonly clock: Clock;
+  readonly log: Log;
+}
+
+export interface HttpConnections {
+  /** `closed` is called once, when the connection is gone. */
+  take(socket: TLSSocket, peer: Peer, closed: () => void): void;
+  /** Closes connections whose time is up: to be called every now and then. */
+  sweep(): void;
+  /** Closes what is idle; the answer of the edge closes the others. */
+  closeIdle(): void;
+  /** Closes the connections of all others: at once, or with the answer that they are at work on. */
+  keep(isTrusted: (peer: Peer) => boolean): void;
+}
+
+/** Requests that may wait on one connection behind the one that is being answered. */
+const PIPELINED_MAX = 16;
+const HEAD_BYTES_MAX = 16_384;
+/** What of a body that is too large is passed over, so that its sender gets to read the refusal. */
+const PASSED_OVER_BYTES_MAX = 4 * 1024 * 1024;
+
+interface Connection {
+  readonly socket: TLSSocket;
+  readonly peer: Peer;
+  phase: "idle" | "head" | "body" | "answer" | "flush";
+  /** On the scale of performance.now(). */
+  deadline: number;
+  /** What had come in when the last answer was sent. */
+  bytesSeen: number;
+  /** Requests that are not answered yet. */
+  open: number;
+  /** Settles when they all are. */
+  last: Promise<void>;
+  /** No further request is answered. */
+  isLeaving: boolean;
+}
+
+export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: HttpOptions): HttpConnections {
+  const connections = new Map<object, Connection>();
+  // Bun only tells the peer of its time; it is the sweep that keeps it.
+  const server = createServer({ maxHeaderSize: HEAD_BYTES_MAX, keepAliveTimeout: limits.idleMs });
+  server.on("request", (request, response) => {
+    const connection = connections.get(request.socket);
+    if (connection === undefined) request.socket.destroy();
+    else enqueue(connection, request, response);
+  });
+  server.on("clientError", (_error, socket) => {
+    // Behind an answer in the making it would be taken for a part of that.
+    if (connections.get(socket)?.open === 0 && socket.writable) socket.write(MALFORMED_HTTP);
+    socket.destroy();
+  });
+
+  function enter(connection: Connection, phase: Connection["phase"], ms: number): void {
+    connection.phase = phase;
+    connection.deadline = performance.now() + ms;
+  }
+
+  function rest(connection: Connection): void {
+    connection.bytesSeen = connection.socket.bytesRead;
+    enter(connection, "idle", limits.idleMs);
+  }
+
+  function enqueue(connection: Connection, request: IncomingMessage, response: ServerResponse): void {
+    connection.open++;
+    if (connection.open > PIPELINED_MAX + 1) {
+      connection.socket.resetAndDestroy();
+      return;
+    }
+    connection.last = connection.last
+      .then(() => exchange(connection, request, response))
+      .catch((error) => {
+        log.error("request failed", { error });
+        connection.socket.destroy();
+      })
+      .finally(() => {
+        connection.open--;
+        if (connection.open === 0) rest(connection);
+      });
+  }
+
+  async function exchange(connection: Connection, incoming: IncomingMessage, outgoing: ServerResponse) {
+    const { socket, peer } = connection;
+    if (connection.isLeaving) {
+      socket.destroy();
+      return;
+    }
+    enter(connection, "body", limits.bodyMs);
+    const body = await readBody(incoming, bodyBytesMax);
+    if (body === null || socket.destroyed) return;
+    // The handshake looked at the certificate's dates, but a connection may outlive them.
+    if (clock.now() >= peer.expiresAt) {
+      socket.destroy();
+      return;
+    }
+    enter(connection, "answer", Number.POSITIVE_INFINITY);
+    const response = await answer(requestOf(incoming, body), peer);
+    const bytes = await response.bytes();
+    if (socket.destroyed) return;
+    enter(connection, "flush", limits.flushMs);
+    await send(outgoing, response, bytes, incoming.complete && !connection.isLeaving);
+  }
+
+  return {
+    take(socket, peer, closed) {
+      connections.set(socket, newConnection(socket, peer, limits));
+      socket.on("close", () => {
+        connections.delete(socket);
+        closed();
+      });
+      server.emit("connection", socket);
+    },
+    sweep() {
+      const now = performance.now();
+      for (const connection of connections.values()) {
+        const { phase, socket, bytesSeen } = connection;
+        if (phase === "idle" && socket.bytesRead > bytesSeen) enter(connection, "head", limits.headMs);
+        // Without the reset, what the peer does not take keeps the socket for another ten seconds (measured).
+        if (now > connection.deadline) socket.resetAndDestroy();
+      }
+    },
+    closeIdle() {
+      for (const { open, socket } of connections.values()) if (open === 0) socket.destroy();
+    },
+    keep(isTrusted) {
+      for (const each of connections.values()) if (!isTrusted(each.peer)) leave(each);
+    },
+  };
+}
+
+function newConnection(socket: TLSSocket, peer: Peer, { idleMs }: ConnectionLimits): Connection {
+  return {
+    socket,
+    peer,
+    phase: "idle",
+    deadline: performance.now() + idleMs,
+    bytesSeen: socket.bytesRead,
+    open: 0,
+    last: Promise.resolve(),
+    isLeaving: false,
+  };
+}
+
+function leave(connection: Connection): void {
+  connection.isLeaving = true;
+  if (connection.open === 0) connection.socket.destroy();
+}
+
+/** Null when it broke off. */
+function readBody(incoming: IncomingMessage, bytesMax: number): Promise<Uint8Array<ArrayBuffer> | null> {
+  const { promise, resolve } = Promise.withResolvers<Uint8Array<ArrayBuffer> | null>();
+  const parts: Uint8Array[] = [];
+  let size = 0;
+  const whole = () => resolve(Uint8Array.from(Buffer.concat(parts).subarray(0, bytesMax + 1)));
+  incoming.on("data", (part: Uint8Array) => {
+    if (size <= bytesMax) parts.push(part);
+    size += part.length;
+    if (size > PASSED_OVER_BYTES_MAX) whole();
+  });
+  incoming.on("end", whole);
+  incoming.on("error", () => resolve(null));
+  incoming.on("close", () => resolve(null));
+  return promise;
+}
+
+/** The host in it means nothing: routes look at the path. */
+function requestOf(incoming: IncomingMessage, body: Uint8Array<ArrayBuffer>): Request {
+  const headers = new Headers();
+  for (const [name, value] of Object.entries(incoming.headers)) {
+    if (typeof value === "string") headers.set(name, value);
+  }
+  const method = incoming.method ?? "GET";
+  const url = `https://facilitator${targetOf(incoming.url ?? "/")}`;
+  return new Request(url, body.length === 0 ? { method, headers } : { method, headers, body });
+}
+
+/** The path and query, of the absolute form too (RFC 9112 section 3.2). */
+function targetOf(url: string): string {
+  if (url.startsWith("/")) return url;
+  const absolute = URL.parse(url);
+  return absolute === null ? "/*" : absolute.pathname + absolute.search;
+}
+
+/** Resolves when the answer has been taken over, or the connection is gone. */
+function send(
+  outgoing: ServerResponse,
+  response: Response,
+  bytes: Uint8Array,
+  staysOpen: boolean,
+): Promise<void> {
+  const { promise, resolve } = Promise.withResolvers<void>();
+  outgoing.on("finish", resolve);
+  outgoing.on("close", resolve);
+  outgoing.statusCode = response.status;
+  for (const [name, value] of response.headers) outgoing.setHeader(name, value);
+  outgoing.setHeader("content-length", bytes.length);
+  if (!staysOpen) outgoing.setHeader("connection", "close");
+  outgoing.end(bytes);
+  return promise;
+}

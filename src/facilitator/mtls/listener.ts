@@ -1,0 +1,260 @@
+// The mutual-TLS port. Whoever has no valid certificate of the client CA is refused in the handshake; the others
+// are known by the fingerprint of theirs. There is no inner port that plain bytes are relayed to: node:tls hands
+// its verified sockets to the HTTP side directly, so no other process can get in between.
+import { constants, X509Certificate } from "node:crypto";
+import { createServer, type Server, type TLSSocket, type TlsOptions } from "node:tls";
+import { parseCertificates } from "../../core/certificates.ts";
+import type { Clock } from "../../core/clock.ts";
+import type { Log } from "../../core/log.ts";
+import { StartupProblem } from "../../core/startup.ts";
+import { type ConnectionLimits, type HttpOptions, type Peer, serveConnections } from "./http1.ts";
+import { createShares } from "./permits.ts";
+import type { TlsMaterial } from "./tls-files.ts";
+
+export interface ListenerLimits extends ConnectionLimits {
+  readonly handshakeMs: number;
+  /** Handshakes under way at a time; a further one ends the oldest, which an honest peer's never is for long. */
+  readonly handshakes: number;
+  /** Connections in all, shared out among the accounts, so that none shuts out the others. */
+  readonly connections: number;
+}
+
+export const LISTENER_LIMITS: ListenerLimits = {
+  handshakeMs: 5_000,
+  handshakes: 1_024,
+  connections: 4_096,
+  idleMs: 60_000,
+  headMs: 10_000,
+  bodyMs: 10_000,
+  flushMs: 10_000,
+};
+
+/** No account has this name: certificates that are of none have one share together. */
+const STRANGERS = "";
+const SWEEP_MS = 250;
+/** A summary of refused handshakes is logged this often at most; anybody can cause them. */
+const REFUSALS_EVERY_MS = 10_000;
+
+export interface ListenerOptions {
+  readonly host: string;
+  /** 0 takes a free one. */
+  readonly port: number;
+  readonly tls: TlsMaterial;
+  readonly answer: HttpOptions["answer"];
+  /** The account that a certificate is of; null for none. */
+  readonly ownerOf: (fingerprint: string) => Promise<string | null>;
+  readonly bodyBytesMax: number;
+  readonly limits: ListenerLimits;
+  readonly clock: Clock;
+  readonly log: Log;
+}
+
+export interface Listener {
+  readonly port: number;
+  /**
+   * Handshakes from now on are made with this; connections and requests at work go on. Those whose certificate no CA
+   * of it has issued end, when they have answered what they are at work on.
+   *
+   * @throws when it can't be used: then nothing has changed
+   */
+  renew(tls: TlsMaterial): void;
+  /** Listens no more, and closes what is idle. Resolves when every connection is gone. */
+  drain(): Promise<void>;
+  /** Closes everything. */
+  stop(): Promise<void>;
+}
+
+/** @throws StartupProblem when certificate and key are unusable, or the port is taken */
+export async function listenMutualTls(options: ListenerOptions): Promise<Listener> {
+  const server = createTlsServer(options.tls);
+  const sockets = admit(server, options);
+  let roots = parseCertificates(options.tls.clientCa);
+  await listen(server, options);
+  const sweeping = setInterval(sockets.sweep, SWEEP_MS);
+  const address = server.address();
+  const port = typeof address === "object" && address !== null ? address.port : options.port;
+
+  async function drain(): Promise<void> {
+    server.close();
+    sockets.closeIdle();
+    await sockets.empty();
+  }
+
+  return {
+    port,
+    renew(tls) {
+      const next = parseCertificates(tls.clientCa);
+      server.setSecureContext(secureOptions(tls));
+      const isAnyGone = roots.some(
+        (root) => !next.some((each) => each.fingerprint256 === root.fingerprint256),
+      );
+      roots = next;
+      if (isAnyGone) sockets.keep((certificate) => next.some((root) => isIssuedBy(certificate, root)));
+    },
+    drain,
+    async stop() {
+      sockets.closeAll();
+      await drain();
+      clearInterval(sweeping);
+    },
+  };
+}
+
+/** All of it each time: Bun takes over what it is given, and nothing from before. */
+function secureOptions({ cert, key, clientCa }: TlsMaterial): TlsOptions {
+  return {
+    cert,
+    key,
+    ca: clientCa,
+    requestCert: true,
+    rejectUnauthorized: true,
+    minVersion: "TLSv1.2",
+    ALPNProtocols: ["http/1.1"],
+    // A resumed session would carry a certificate past a look at its dates.
+    secureOptions: constants.SSL_OP_NO_TICKET,
+  };
+}
+
+/** Directly: what leads from a certificate to its root by way of others is judged in a handshake only. */
+function isIssuedBy(certificate: X509Certificate, root: X509Certificate): boolean {
+  return certificate.checkIssued(root) && certificate.verify(root.publicKey);
+}
+
+function createTlsServer(tls: TlsMaterial): Server {
+  try {
+    return createServer(secureOptions(tls));
+  } catch (cause) {
+    throw new StartupProblem(
+      "TOLLGATE_TLS_CERT_FILE and TOLLGATE_TLS_KEY_FILE must be a certificate and its private key, and TOLLGATE_CLIENT_CA_FILE the certificates of a CA",
+      { cause },
+    );
+  }
+}
+
+function listen(server: Server, { host, port, log }: ListenerOptions): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const refuse = (cause: Error) =>
+      reject(
+        new StartupProblem(
+          `TOLLGATE_HOST and TOLLGATE_PORT must be free to listen on: ${host} port ${port}`,
+          { cause },
+        ),
+      );
+    server.once("error", refuse);
+    server.listen({ host, port }, () => {
+      server.off("error", refuse);
+      server.on("error", (error) => log.error("listener failed", { error }));
+      resolve();
+    });
+  });
+}
+
+/** Counts connections from their first packet on, and hands those with a verified certificate to HTTP. */
+function admit(server: Server, { answer, ownerOf, bodyBytesMax, limits, clock, log }: ListenerOptions) {
+  const http = serveConnections({ answer, bodyBytesMax, limits, clock, log });
+  const sockets = new Set<TLSSocket>();
+  /** When each has to be done, the oldest first. */
+  const handshakes = new Map<TLSSocket, number>();
+  const shares = createShares(limits.connections);
+  const refused = refusals(log);
+  const awaitEmpty: (() => void)[] = [];
+
+  server.on("connection", (raw) => {
+    // In Bun it is the socket that the handshake makes secure.
+    const socket = raw as TLSSocket;
+    sockets.add(socket);
+    handshakes.set(socket, performance.now() + limits.handshakeMs);
+    socket.on("error", () => socket.destroy());
+    socket.on("close", () => {
+      sockets.delete(socket);
+      handshakes.delete(socket);
+      if (sockets.size === 0) for (const tell of awaitEmpty.splice(0)) tell();
+    });
+    // One that hangs makes room for one that comes, which may be itself.
+    const [oldest] = handshakes.keys();
+    if (sockets.size > limits.connections || handshakes.size > limits.handshakes) oldest?.destroy();
+  });
+  server.on("tlsClientError", (error, socket) => {
+    refused("code" in error ? String(error.code) : error.message, socket.remoteAddress);
+    socket.destroy();
+  });
+  server.on("secureConnection", (socket) => {
+    const peer = peerOf(socket);
+    if (peer === null) refuse(socket, "no verified certificate");
+    else void enter(socket, peer);
+  });
+
+  function refuse(socket: TLSSocket, reason: string): void {
+    refused(reason, socket.remoteAddress);
+    socket.destroy();
+  }
+
+  /** Until it is known whose share it is of, the time of the handshake goes on. */
+  async function enter(socket: TLSSocket, peer: Peer): Promise<void> {
+    const owner = await ownerOf(peer.fingerprint).catch((error) => {
+      log.warn("the account of a certificate is not known", { error });
+      return null;
+    });
+    if (!handshakes.delete(socket) || socket.destroyed) return;
+    const share = owner ?? STRANGERS;
+    if (shares.take(share)) http.take(socket, peer, () => shares.release(share));
+    else refuse(socket, "too many connections");
+  }
+
+  return {
+    sweep() {
+      const now = performance.now();
+      for (const [socket, deadline] of handshakes) {
+        if (now <= deadline) break;
+        socket.destroy();
+      }
+      http.sweep();
+    },
+    closeIdle() {
+      for (const socket of handshakes.keys()) socket.destroy();
+      http.closeIdle();
+    },
+    /** Connections whose certificate is still trusted. Handshakes under way began with what was trusted before. */
+    keep(isTrusted: (certificate: X509Certificate) => boolean) {
+      for (const socket of handshakes.keys()) socket.destroy();
+      const known = new Map<string, boolean>();
+      http.keep(({ fingerprint, certificate }) => {
+        const trusted = known.get(fingerprint) ?? isTrusted(certificate);
+        known.set(fingerprint, trusted);
+        return trusted;
+      });
+    },
+    closeAll() {
+      for (const socket of sockets) socket.destroy();
+    },
+    empty(): Promise<void> {
+      if (sockets.size === 0) return Promise.resolve();
+      return new Promise((resolve) => {
+        awaitEmpty.push(resolve);
+      });
+    },
+  };
+}
+
+/** Null for what the handshake should not have let through. */
+function peerOf(socket: TLSSocket): Peer | null {
+  if (!socket.authorized || socket.isSessionReused()) return null;
+  const certificate = new X509Certificate(socket.getPeerCertificate().raw);
+  const expiresAt = Date.parse(certificate.validTo);
+  const fingerprint = certificate.fingerprint256.replaceAll(":", "").toLowerCase();
+  if (!/^[0-9a-f]{64}$/.test(fingerprint) || !Number.isFinite(expiresAt)) return null;
+  return { fingerprint, certificate, expiresAt };
+}
+
+function refusals(log: Log): (reason: string, address: string | undefined) => void {
+  let count = 0;
+  let toldAt = Number.NEGATIVE_INFINITY;
+  return (reason, address) => {
+    log.debug("handshake refused", { reason, address });
+    count++;
+    const now = performance.now();
+    if (now - toldAt < REFUSALS_EVERY_MS) return;
+    log.info("handshakes refused", { count, last_reason: reason, last_address: address });
+    [count, toldAt] = [0, now];
+  };
+}

@@ -1,0 +1,90 @@
+// One request to collect a payment, with what every step needs of it, and whether it asks for the same as a record.
+// Pure.
+import type { SettleRequest } from "../../x402/codec.ts";
+import { canonicalSignature } from "../../x402/eip3009.ts";
+import { NETWORK, SCHEME } from "../../x402/kind.ts";
+import type { Hex, Payment, PaymentKey, Requirements } from "../../x402/types.ts";
+import { checkSignature, checkWindow, keyOf } from "../../x402/verify.ts";
+import { type AccountLimits, type Limits, limitsOf } from "../guardrails.ts";
+import type { FacilitatorPayment } from "../payments.ts";
+
+/** A payment must be good for so much longer, or it would be too late for the next block and its gas wasted. */
+const SPARE_SECONDS = 3;
+
+export interface SettleAccount extends AccountLimits {
+  readonly name: string;
+}
+
+export interface Asked {
+  readonly account: string;
+  readonly limits: Limits;
+  readonly key: PaymentKey;
+  readonly payment: Payment;
+  readonly requirements: Requirements;
+  /** Whose signature it is: what isn't the payer's own may be a contract wallet's, which only the chain can judge. */
+  readonly signedBy: "payer" | "other";
+  /** For the log: never the signature. */
+  readonly named: { readonly account: string; readonly payer: Hex; readonly nonce: Hex };
+}
+
+export function asked(account: SettleAccount, request: SettleRequest, defaults: Limits): Asked {
+  const { payment, requirements } = request;
+  const { from: payer, nonce } = payment.authorization;
+  const signedBy = checkSignature(payment);
+  // The token refuses v 0 and 1. What a contract wallet reads of its signature is its own affair.
+  const canonical = signedBy === "payer" ? canonicalSignature(payment.signature) : null;
+  return {
+    account: account.name,
+    limits: limitsOf(account, defaults),
+    key: keyOf(payment.authorization),
+    payment: { ...payment, signature: canonical ?? payment.signature },
+    requirements,
+    signedBy,
+    named: { account: account.name, payer, nonce },
+  };
+}
+
+/** Between these it is now, in milliseconds. */
+export interface TimeSpan {
+  readonly earliest: number;
+  readonly latest: number;
+}
+
+/** Only what holds for all of the span is a problem: it ends the payment for good. */
+export function windowProblem(
+  { payment }: { readonly payment: Pick<Payment, "authorization"> },
+  { earliest, latest }: TimeSpan,
+) {
+  const at = (now: number) => checkWindow(payment.authorization, Math.floor(now / 1000), SPARE_SECONDS);
+  return at(earliest) === at(latest) ? at(latest) : null;
+}
+
+/** One text for one set of requirements: the fields in one order, integers as decimals, hex in lower case. */
+export function requirementsText(requirements: Requirements): string {
+  const { scheme, network, maxAmountRequired, asset, payTo, resource, maxTimeoutSeconds } = requirements;
+  return JSON.stringify({
+    scheme,
+    network,
+    maxAmountRequired: String(maxAmountRequired),
+    asset,
+    payTo,
+    resource,
+    maxTimeoutSeconds,
+  });
+}
+
+/** Account, authorization and requirements, all fields. Payer and nonce are the record's key, so they are the same. */
+export function isSameTerms(record: FacilitatorPayment, { account, payment, ...rest }: Asked): boolean {
+  const { authorization, signature, scheme, network } = payment;
+  return (
+    record.account === account &&
+    scheme === SCHEME &&
+    network === NETWORK &&
+    record.pay_to === authorization.to &&
+    record.value === String(authorization.value) &&
+    record.valid_after === String(authorization.validAfter) &&
+    record.valid_before === String(authorization.validBefore) &&
+    record.requirements === requirementsText(rest.requirements) &&
+    (rest.signedBy === "payer" || record.signature === signature)
+  );
+}

@@ -1,0 +1,392 @@
+import { afterAll, beforeAll, beforeEach, describe, expect, test } from "bun:test";
+import { newPayer, randomNonce } from "../../../test/support/payments.ts";
+import {
+  account,
+  allPayments,
+  emptied,
+  ending,
+  hashOf,
+  keyOfRequest,
+  NOON,
+  request,
+  settling,
+  UNMEASURED,
+} from "../../../test/support/settling.ts";
+import { type Place, places } from "../../../test/support/stores.ts";
+import { Fault } from "../../core/fault.ts";
+import type { Store } from "../../storage/store.ts";
+import type { SettleRequest } from "../../x402/codec.ts";
+import { claimPayment, markSent, withdrawClaim } from "../payments.ts";
+import { requirementsText } from "./request.ts";
+
+/** The name of a claim that another process has made. */
+const CLAIM = "another process";
+
+const away = async (): Promise<never> => {
+  throw new Fault("unavailable", "no node");
+};
+
+describe.each(["sqlite", "postgres"] as const)("what comes in between, on %s, with doubles", (dialect) => {
+  let place: Place;
+  let store: Store;
+  beforeAll(async () => {
+    place = await places[dialect]();
+    store = await place.open();
+  }, 30_000);
+  afterAll(async () => {
+    await store.close();
+    place.remove();
+  });
+  beforeEach(() => emptied(store));
+
+  /** As a process leaves it that dies between the claim and the transaction. */
+  async function claimed(asked: SettleRequest, name = "alpha", attempt = CLAIM) {
+    const { authorization, signature } = asked.payment;
+    const requirements = requirementsText(asked.requirements);
+    const key = keyOfRequest(asked);
+    const claim = { key, claim: attempt, account: name, authorization, signature, requirements };
+    return store.write((tx) => claimPayment(tx, { ...claim, ...UNMEASURED }, NOON));
+  }
+
+  test("an unready wallet or an absent node answers 503 for now, and nothing is kept as final", async () => {
+    const wing = settling(store);
+    const asked = await request();
+    wing.turns.readiness = async () => ({ ready: false, reason: "gas wallet low" });
+    const refused = await wing.settle(account(), asked).catch((error) => error);
+    expect(refused).toMatchObject({ kind: "unavailable", retryAfterSeconds: 5 });
+    expect(refused.message).not.toContain("gas");
+    expect(wing.logged).toContainEqual(
+      expect.objectContaining({ fields: expect.objectContaining({ reason: "gas wallet low" }) }),
+    );
+    wing.turns.readiness = async () => ({ ready: true });
+    const { simulate } = wing.turns;
+    wing.turns.simulate = away;
+    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
+    expect([await allPayments(store), await wing.refusals()]).toEqual([[], []]);
+    wing.turns.simulate = simulate;
+    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+  });
+
+  test("what the token would refuse is declined before a claim, counted, and may be asked again", async () => {
+    const wing = settling(store);
+    const asked = await request();
+    const { simulate } = wing.turns;
+    for (const reason of ["paused", "transfer amount exceeds balance"]) {
+      wing.turns.simulate = async () => ({ ok: false, reason });
+      expect(await wing.settle(account(), asked)).toMatchObject({ success: false, transaction: "" });
+    }
+    const { from: payer, nonce } = asked.payment.authorization;
+    expect(await wing.refusals()).toEqual([
+      {
+        account: "alpha",
+        payer,
+        nonce,
+        reason: "transfer amount exceeds balance",
+        attempts: 2,
+        created_at: NOON,
+        updated_at: NOON,
+      },
+    ]);
+    expect([await allPayments(store), await wing.reserved()]).toEqual([[], 0n]);
+    wing.turns.simulate = simulate;
+    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+  });
+
+  test("a payment that was not sent gives its claim back, so that a retry is collected", async () => {
+    const wing = settling(store);
+    const asked = await request();
+    wing.turns.send = away;
+    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
+    expect([await allPayments(store), await wing.reserved()]).toEqual([[], 0n]);
+    wing.turns.send = wing.storeSent;
+    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    expect([wing.sends.length, await wing.reserved()]).toEqual([1, 1_000n]);
+  });
+
+  test("a send that rejects although it was stored is waited for all the same", async () => {
+    const wing = settling(store);
+    const asked = await request();
+    wing.turns.send = async (payment) => {
+      await wing.storeSent(payment);
+      throw new Fault("unavailable", "the answer to the commit was lost");
+    };
+    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    expect(await wing.reserved()).toBe(1_000n);
+  });
+
+  test("a claim that could not be given back is sent after all, once", async () => {
+    let refuseWrites = false;
+    const broken: Store = { ...store, write: (work) => (refuseWrites ? away() : store.write(work)) };
+    const wing = settling(broken);
+    const asked = await request();
+    const { promise: over, resolve } = Promise.withResolvers<void>();
+    wing.turns.afterSend = async (key) => resolve(void (await wing.settled(key)));
+    wing.turns.send = async () => {
+      refuseWrites = true;
+      return away();
+    };
+    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
+    expect(await wing.record(asked)).toMatchObject({ status: "claimed" });
+    // What is only claimed has no hash, and must not look declined either, however old it is.
+    wing.clock.time += 60_000;
+    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
+    refuseWrites = false;
+    wing.turns.send = wing.storeSent;
+    await over;
+    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    expect([wing.sends.length, await wing.reserved()]).toEqual([1, 1_000n]);
+    wing.stop();
+  });
+
+  test("a claim whose commit was answered by a lost connection is taken up", async () => {
+    let lost = false;
+    const lossy: Store = {
+      ...store,
+      async write(work) {
+        const result = await store.write(work);
+        if (lost || result !== "claimed") return result;
+        lost = true;
+        return away();
+      },
+    };
+    const wing = settling(lossy);
+    const asked = await request();
+    const { promise: over, resolve } = Promise.withResolvers<void>();
+    wing.turns.afterSend = async (key) => resolve(void (await wing.settled(key)));
+    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
+    await over;
+    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    expect(wing.sends).toHaveLength(1);
+    wing.stop();
+  });
+
+  test("a note of a refusal, or a count of a retry, that can't be kept changes no answer", async () => {
+    let refuseWrites = false;
+    const broken: Store = { ...store, write: (work) => (refuseWrites ? away() : store.write(work)) };
+    const wing = settling(broken);
+    const asked = await request();
+    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    refuseWrites = true;
+    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    expect(await ending(wing.settle(account("beta"), asked))).toStartWith("unknown 0x");
+    expect(await ending(wing.settle(account("beta", 1n), await request()))).toBe("over_limit");
+  });
+
+  test("a wallet that takes too long is not waited for, and what it stores counts", async () => {
+    const wing = settling(store, { inclusionTimeoutMs: 20 });
+    const { promise: go, resolve } = Promise.withResolvers<void>();
+    const { promise: over, resolve: end } = Promise.withResolvers<void>();
+    let sends = 0;
+    wing.turns.send = async (payment) => {
+      sends += 1;
+      await go;
+      await wing.storeSent(payment);
+    };
+    wing.turns.afterSend = async (key) => end(void (await wing.settled(key)));
+    const asked = await request();
+    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
+    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
+    // It is the wallet's still: recovery leaves it alone.
+    const recovered = wing.recover();
+    for (let look = 0; look < 5; look += 1) await wing.record(asked);
+    resolve();
+    await over;
+    await recovered;
+    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    expect(sends).toBe(1);
+  });
+
+  test("more at work than allowed are told to come again", async () => {
+    const wing = settling(store, { atWorkMax: 3 });
+    const { promise: go, resolve } = Promise.withResolvers<void>();
+    wing.turns.simulate = async () => {
+      await go;
+      return { ok: true, gas: 1n };
+    };
+    const asks = await Promise.all([request(), request(), request()]);
+    const answers = asks.map((asked) => ending(wing.settle(account(), asked)));
+    expect(await Promise.race(answers)).toBe("unavailable");
+    resolve();
+    expect((await Promise.all(answers)).sort()).toEqual(["settled", "settled", "unavailable"]);
+    expect(await ending(wing.settle(account(), await request()))).toBe("settled");
+  });
+
+  test("an account whose settlements are slow keeps none of another's from its place", async () => {
+    const wing = settling(store, { atWorkMax: 3 });
+    const { promise: go, resolve } = Promise.withResolvers<void>();
+    const quick = await request();
+    wing.turns.simulate = async ({ nonce }) => {
+      if (nonce !== quick.payment.authorization.nonce) await go;
+      return { ok: true, gas: 1n };
+    };
+    const flood = await Promise.all(Array.from({ length: 5 }, () => request()));
+    const enough = Promise.withResolvers<void>();
+    let refused = 0;
+    const answers = flood.map(async (asked) => {
+      const answer = await ending(wing.settle(account("flooder"), asked));
+      if (++refused === 3) enough.resolve();
+      return answer;
+    });
+    // All have come by now that get a place.
+    await enough.promise;
+    expect(await ending(wing.settle(account("other"), quick))).toBe("settled");
+    resolve();
+    expect((await Promise.all(answers)).filter((answer) => answer === "settled")).toHaveLength(2);
+  });
+
+  test("recovery sends claims that are still good, fails the others, and leaves sent ones alone", async () => {
+    const wing = settling(store);
+    const good = await request();
+    const expired = await request({ validBefore: NOON / 1000 + 2 });
+    const refused = await request();
+    const sent = await request();
+    for (const asked of [good, expired, refused, sent]) expect(await claimed(asked)).toBe("claimed");
+    await store.write((tx) =>
+      markSent(tx, { key: keyOfRequest(sent), claim: CLAIM }, hashOf(keyOfRequest(sent)), NOON),
+    );
+    const { nonce } = refused.payment.authorization;
+    wing.turns.simulate = async (authorization) =>
+      authorization.nonce === nonce ? { ok: false, reason: "paused" } : { ok: true, gas: 1n };
+    await wing.recover();
+    expect(wing.sends.map((payment) => payment.key)).toEqual([keyOfRequest(good)]);
+    expect(wing.sends[0]?.authorization).toEqual(good.payment.authorization);
+    expect(wing.sends[0]?.signature).toBe(good.payment.signature);
+    expect(await wing.record(expired)).toMatchObject({ status: "failed", reason: "expired" });
+    expect(await wing.record(refused)).toMatchObject({ status: "failed", reason: "paused" });
+    expect(await wing.record(sent)).toMatchObject({ status: "sent" });
+    expect(await wing.reserved()).toBe(2_000n);
+    expect(await ending(wing.settle(account(), expired))).toBe("declined");
+  });
+
+  test("a claim that another process has left behind is taken up once it is old, and no earlier", async () => {
+    const wing = settling(store);
+    const asked = await request();
+    await claimed(asked);
+    wing.clock.time += 9_999;
+    await wing.takeUp();
+    expect(wing.sends).toHaveLength(0);
+    wing.clock.time += 1;
+    await wing.takeUp();
+    expect(wing.sends.map(({ key }) => key)).toEqual([keyOfRequest(asked)]);
+  });
+
+  test("a claim is taken up too when the clock was set back since it was made", async () => {
+    const wing = settling(store);
+    const asked = await request();
+    await claimed(asked);
+    wing.clock.time -= 10_000;
+    await wing.takeUp();
+    expect(wing.sends.map(({ key }) => key)).toEqual([keyOfRequest(asked)]);
+  });
+
+  describe("a claim that was given back and made anew on other terms meanwhile", () => {
+    const payer = newPayer();
+    const nonce = randomNonce();
+    const renewed = async (old: SettleRequest, asked: SettleRequest) => {
+      await store.write((tx) => withdrawClaim(tx, { key: keyOfRequest(old), claim: CLAIM }));
+      expect(await claimed(asked, "beta", "a later attempt")).toBe("claimed");
+    };
+
+    test("is not sent with the words of the old one", async () => {
+      const wing = settling(store);
+      const [old, now] = [await request({ payer, nonce }), await request({ payer, nonce, value: 5n })];
+      await claimed(old);
+      wing.turns.simulate = async ({ value }) => {
+        if (value === 1_000n) await renewed(old, now);
+        return { ok: true, gas: 1n };
+      };
+      await wing.recover();
+      expect(wing.sends.map(({ authorization }) => authorization.value)).toEqual([5n]);
+    });
+
+    test("does not fail for what was wrong with the old one", async () => {
+      const wing = settling(store);
+      const [old, now] = [await request({ payer, nonce }), await request({ payer, nonce, value: 5n })];
+      await claimed(old);
+      wing.turns.simulate = async () => {
+        await renewed(old, now);
+        wing.stop();
+        return { ok: false, reason: "transfer amount exceeds balance" };
+      };
+      await wing.recover();
+      expect(await wing.record(now)).toMatchObject({ status: "claimed", account: "beta", reason: null });
+    });
+
+    test("is neither withdrawn nor answered for by the attempt that made the old one", async () => {
+      const wing = settling(store, { inclusionTimeoutMs: 50 });
+      const [old, now] = [await request({ payer, nonce }), await request({ payer, nonce, value: 5n })];
+      wing.turns.send = async ({ key, claim }) => {
+        await store.write((tx) => withdrawClaim(tx, { key, claim }));
+        expect(await claimed(now, "beta", "a later attempt")).toBe("claimed");
+        return away();
+      };
+      expect(await ending(wing.settle(account(), old))).toBe("unavailable");
+      expect(await wing.record(now)).toMatchObject({ status: "claimed", account: "beta" });
+      expect([await wing.reserved(), await wing.reserved("beta")]).toEqual([0n, 5n]);
+      wing.turns.send = async ({ key, claim }) => {
+        await store.write((tx) => withdrawClaim(tx, { key, claim }));
+        await renewedAndSettled(wing);
+        return away();
+      };
+      await emptied(store);
+      expect(await ending(wing.settle(account(), old))).toStartWith("unknown 0x");
+    });
+
+    async function renewedAndSettled(wing: ReturnType<typeof settling>) {
+      const now = await request({ payer, nonce, value: 5n });
+      const key = keyOfRequest(now);
+      await claimed(now, "beta", "a later attempt");
+      await store.write((tx) => markSent(tx, { key, claim: "a later attempt" }, hashOf(key), NOON));
+      await wing.settled(key);
+    }
+  });
+
+  test("recovery fails no payment that another process has sent meanwhile", async () => {
+    const wing = settling(store);
+    const asked = await request();
+    await claimed(asked);
+    wing.turns.simulate = async () => {
+      await store.write((tx) =>
+        markSent(tx, { key: keyOfRequest(asked), claim: CLAIM }, hashOf(keyOfRequest(asked)), NOON),
+      );
+      return { ok: false, reason: "FiatTokenV2: authorization is used or canceled" };
+    };
+    await wing.recover();
+    expect(await wing.record(asked)).toMatchObject({ status: "sent", reason: null });
+    expect(await wing.reserved()).toBe(1_000n);
+  });
+
+  test("recovery goes on until node and wallet are there, and fails nothing meanwhile", async () => {
+    const wing = settling(store);
+    const asked = await request();
+    await claimed(asked);
+    const troubles: string[] = [];
+    wing.turns.readiness = async () => {
+      troubles.push("unready");
+      wing.turns.readiness = async () => ({ ready: true });
+      return { ready: false, reason: "rpc unreachable" };
+    };
+    wing.turns.send = async () => {
+      troubles.push("not sent");
+      wing.turns.send = wing.storeSent;
+      return away();
+    };
+    await wing.recover();
+    expect([troubles, wing.sends.length]).toEqual([["unready", "not sent"], 1]);
+  });
+
+  test("recovery ends with the stop, whatever is left", async () => {
+    const wing = settling(store);
+    await claimed(await request());
+    const { promise: asked, resolve } = Promise.withResolvers<void>();
+    wing.turns.simulate = () => {
+      resolve();
+      return away();
+    };
+    const recovered = wing.recover();
+    await asked;
+    wing.stop();
+    await recovered;
+    expect((await allPayments(store)).map((row) => row.status)).toEqual(["claimed"]);
+  });
+});

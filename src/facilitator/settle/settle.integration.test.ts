@@ -1,0 +1,179 @@
+import { afterAll, beforeAll, expect, test } from "bun:test";
+import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
+import { startChain, type TestChain } from "../../../test/support/chain.ts";
+import { newPayer, type PaymentOptions, signPayment } from "../../../test/support/payments.ts";
+import {
+  account,
+  allPayments,
+  ending,
+  keyOfRequest,
+  parsed,
+  reservedOn,
+} from "../../../test/support/settling.ts";
+import { type Place, places } from "../../../test/support/stores.ts";
+import { systemClock } from "../../core/clock.ts";
+import { silentLog } from "../../core/log.ts";
+import { createOutbound } from "../../http/outbound.ts";
+import type { Store } from "../../storage/store.ts";
+import { createChain } from "../chain/chain.ts";
+import { createChainTime } from "../chain/chain-time.ts";
+import { utcDay } from "../daily-limits.ts";
+import { localSigner } from "../wallet/signer.ts";
+import { createWallet, type Wallet } from "../wallet/wallet.ts";
+import { createSettle, type Settle } from "./settle.ts";
+import { createOutcomes, type Outcomes } from "./waiters.ts";
+
+let node: TestChain;
+let place: Place;
+let store: Store;
+let wallet: Wallet;
+let outcomes: Outcomes;
+let settle: Settle["settle"];
+/** The same, for callers that do not wait long. */
+let settleSoon: Settle["settle"];
+
+beforeAll(async () => {
+  node = await startChain();
+  place = await places.sqlite();
+  store = await place.open();
+  const key = generatePrivateKey();
+  await node.fundEth(privateKeyToAccount(key).address, 10n ** 18n);
+  await node.mine();
+  const outbound = createOutbound({ rules: null, extraCa: null });
+  const chain = createChain({ urls: [node.url], outbound, log: silentLog });
+  outcomes = createOutcomes(store);
+  const common = { store, clock: systemClock, log: silentLog, outcomes };
+  wallet = createWallet({
+    ...common,
+    chain,
+    signers: [localSigner(key)],
+    limits: { gasLowWaterWei: 1n, maxFeeGwei: 5, confirmations: 2 },
+  });
+  await wallet.start();
+  const limits = {
+    maxPerTransaction: 10_000n,
+    dailyCeiling: 10n ** 9n,
+    dailyGasWei: 0n,
+    inclusionTimeoutMs: 10_000,
+  };
+  const time = createChainTime({ ...common, chain });
+  const parts = {
+    wallet,
+    chain: {
+      simulate: wallet.simulate,
+      time,
+      isSignedByContract: chain.isSignedByContract,
+      balanceOf: chain.balanceOf,
+      hasCode: chain.hasCode,
+      isUsed: chain.isUsed,
+    },
+  };
+  ({ settle } = createSettle({ ...common, ...parts, limits }));
+  const soon = createSettle({ ...common, ...parts, limits: { ...limits, inclusionTimeoutMs: 250 } });
+  settleSoon = soon.settle;
+}, 30_000);
+afterAll(async () => {
+  await wallet.stop();
+  await store.close();
+  place.remove();
+  await node.stop();
+});
+
+async function asked(
+  options: Partial<PaymentOptions> & { payer?: ReturnType<typeof newPayer>; usdc?: bigint } = {},
+) {
+  const { payer = newPayer(), usdc = 1_000n, ...rest } = options;
+  await node.fundUsdc(options.from ?? payer.address, usdc);
+  const signed = await signPayment(payer, { to: newPayer().address, value: 1_000n, ...rest });
+  return { payer, signed, request: parsed(signed.settleRequest) };
+}
+
+/** What the operator reads: of the claim, or of the refusal before it. */
+async function reasonOf(nonce: string): Promise<string | null | undefined> {
+  const { db, tables } = store.read;
+  const rows = [...(await allPayments(store)), ...(await db.select().from(tables.facilitatorRefusals))];
+  return rows.find((row) => row.nonce === nonce)?.reason;
+}
+
+test("each payer's payment is judged as the token does: collected, or declined with the reason kept inside", async () => {
+  const owner = newPayer();
+  const contract = await node.contractWallet(owner.address);
+  const cancelled = await asked();
+  await node.cancelAuthorization(cancelled.payer, cancelled.signed.authorization.nonce);
+  const blacklisted = await asked();
+  await node.blacklist(blacklisted.payer.address);
+  const delegated = await asked();
+  await node.delegate(delegated.payer);
+  const stolen = await asked();
+  await node.collectAsStranger(stolen.signed);
+  const cases = {
+    "a plain account": [await asked(), "settled"],
+    "v 0 or 1": [await asked({ form: "zero" }), "settled"],
+    "a contract wallet": [await asked({ payer: owner, from: contract }), "settled"],
+    "high s": [await asked({ form: "high-s" }), "declined"],
+    "another's signature": [await asked({ from: newPayer().address }), "declined"],
+    "an empty account": [await asked({ usdc: 999n }), "declined"],
+    "a cancelled authorization": [cancelled, "declined"],
+    "a blacklisted payer": [blacklisted, "declined"],
+    "a delegated account": [delegated, "declined"],
+    "collected by a stranger": [stolen, "declined"],
+  } as const;
+  for (const [what, [{ request, signed }, expected]] of Object.entries(cases)) {
+    const { nonce } = signed.authorization;
+    expect([what, await ending(settle(account(), request))]).toEqual([what, expected]);
+    const ours = (await node.transfers({ nonce })).length;
+    expect([what, ours]).toEqual([
+      what,
+      expected === "settled" || what === "collected by a stranger" ? 1 : 0,
+    ]);
+    const reason = await reasonOf(nonce);
+    expect([what, typeof reason]).toEqual([what, expected === "settled" ? "object" : "string"]);
+  }
+}, 30_000);
+
+test("twenty equal requests make one transfer, and a retry names the same transaction", async () => {
+  const { request, signed } = await asked();
+  const answers = await Promise.all(Array.from({ length: 20 }, () => ending(settle(account(), request))));
+  expect(answers.filter((answer) => answer !== "unavailable")).toContain("settled");
+  const [transfer, ...others] = await node.transfers({ nonce: signed.authorization.nonce });
+  expect(others).toEqual([]);
+  expect(await settle(account(), request)).toMatchObject({
+    success: true,
+    transaction: transfer!.transaction_hash,
+  });
+});
+
+test("no blocks for longer than the inclusion timeout: the hash that may land, and later that it did", async () => {
+  const { request, signed } = await asked();
+  await node.pauseMining();
+  const first = await ending(settleSoon(account(), request));
+  expect(first).toStartWith("unknown 0x");
+  expect(await ending(settleSoon(account(), request))).toBe(first);
+  const later = ending(
+    outcomes.wait(keyOfRequest(request), 10_000).then(() => settleSoon(account(), request)),
+  );
+  await node.resumeMining();
+  await node.mine();
+  expect(await later).toBe("settled");
+  const transfers = await node.transfers({ nonce: signed.authorization.nonce });
+  expect(transfers.map((each) => `unknown ${each.transaction_hash}`)).toEqual([first]);
+});
+
+test("a payment that the chain refuses after all is declined, and keeps its reservation for the day", async () => {
+  const { request, signed, payer } = await asked();
+  const reserved = () => reservedOn(store.read, "alpha", utcDay(systemClock.now()));
+  const before = await reserved();
+  await node.pauseMining();
+  expect(await ending(settleSoon(account(), request))).toStartWith("unknown");
+  expect(await reserved()).toBe(before + 1_000n);
+  // It overtakes the payment in the next block.
+  await node.blacklist(payer.address);
+  const over = outcomes.wait(keyOfRequest(request), 10_000);
+  await node.resumeMining();
+  await node.mine();
+  await over;
+  expect(await ending(settle(account(), request))).toBe("declined");
+  expect(await reserved()).toBe(before + 1_000n);
+  expect(await reasonOf(signed.authorization.nonce)).toContain("blacklisted");
+  expect(await node.transfers({ nonce: signed.authorization.nonce })).toEqual([]);
+});

@@ -1,0 +1,99 @@
+import { afterAll, beforeAll, expect, test } from "bun:test";
+import { hashOf, keyOfRequest, NOON, request, UNMEASURED } from "../../../test/support/settling.ts";
+import { sqlitePlace } from "../../../test/support/stores.ts";
+import { Fault } from "../../core/fault.ts";
+import type { Store } from "../../storage/store.ts";
+import { claimPayment, markSent, recordSettled } from "../payments.ts";
+import { createOutcomes } from "./waiters.ts";
+
+const place = sqlitePlace();
+let store: Store;
+beforeAll(async () => {
+  store = await place.open();
+});
+afterAll(async () => {
+  await store.close();
+  place.remove();
+});
+
+async function sent() {
+  const asked = await request();
+  const key = keyOfRequest(asked);
+  const { authorization, signature } = asked.payment;
+  const claim = {
+    key,
+    claim: "first",
+    account: "alpha",
+    authorization,
+    signature,
+    requirements: "{}",
+    ...UNMEASURED,
+  };
+  await store.write((tx) => claimPayment(tx, claim, NOON));
+  await store.write((tx) => markSent(tx, claim, hashOf(key), NOON));
+  const settle = () =>
+    store.write((tx) =>
+      recordSettled(
+        tx,
+        key,
+        { transaction_hash: hashOf(key), block_number: 1, block_hash: hashOf(key) },
+        NOON,
+      ),
+    );
+  return { key, settle };
+}
+
+test("an announced outcome wakes all who wait for that payment, and nobody else", async () => {
+  const outcomes = createOutcomes(store);
+  const [one, other] = [await sent(), await sent()];
+  const waits = [outcomes.wait(one.key, 60_000), outcomes.wait(one.key, 60_000)];
+  const pending = outcomes.wait(other.key, 60_000);
+  await one.settle();
+  outcomes.announce(one.key);
+  for (const row of await Promise.all(waits)) expect(row).toMatchObject({ status: "settled" });
+  outcomes.announce(other.key);
+  expect(await Promise.race([pending, Promise.resolve("still waiting")])).toBe("still waiting");
+  await other.settle();
+  outcomes.announce(other.key);
+  expect(await pending).toMatchObject({ status: "settled" });
+});
+
+test("an outcome that was there before the wait, or is decided elsewhere, is found by looking", async () => {
+  const { key, settle } = await sent();
+  const waiting = createOutcomes(store).wait(key, 60_000);
+  await settle();
+  expect(await waiting).toMatchObject({ status: "settled" });
+  expect(await createOutcomes(store).wait(key, 0)).toMatchObject({ status: "settled" });
+});
+
+test("at the time limit and at the release the payment is given as it is; without a record there is no wait", async () => {
+  const outcomes = createOutcomes(store);
+  const { key } = await sent();
+  expect(await outcomes.wait(key, 5)).toMatchObject({ status: "sent" });
+  const waiting = outcomes.wait(key, 60_000);
+  outcomes.release();
+  expect(await waiting).toMatchObject({ status: "sent" });
+  expect(await outcomes.wait(key, 60_000)).toMatchObject({ status: "sent" });
+  const unknown = keyOfRequest(await request());
+  expect(await createOutcomes(store).wait(unknown, 60_000)).toBeNull();
+});
+
+test("a database that is away for a look is asked again; at the last look it is the caller's trouble", async () => {
+  let looks = 0;
+  const select = () => {
+    looks += 1;
+    throw new Fault("unavailable", "away");
+  };
+  const away = { ...store, read: { ...store.read, db: { ...store.read.db, select } } };
+  const { key, settle } = await sent();
+  const flaky: Store = {
+    ...store,
+    get read() {
+      return looks === 0 ? away.read : store.read;
+    },
+  };
+  await settle();
+  expect(await createOutcomes(flaky).wait(key, 60_000)).toMatchObject({ status: "settled" });
+  expect(looks).toBe(1);
+  await expect(createOutcomes(away).wait(key, 0)).rejects.toMatchObject({ kind: "unavailable" });
+});

@@ -1,0 +1,131 @@
+// A batch of payments on its way into the store: signed with consecutive nonces and written in one go, so that
+// either all of them may be broadcast or none.
+
+import { pooled } from "../../concurrency/map-limit.ts";
+import type { Clock } from "../../core/clock.ts";
+import { Fault } from "../../core/fault.ts";
+import type { Log } from "../../core/log.ts";
+import { type Store, UniqueViolation } from "../../storage/store.ts";
+import type { PaymentKey } from "../../x402/types.ts";
+import { type ClaimedPayment, markSent, markSentAgain } from "../payments.ts";
+import type { Fees } from "./fees.ts";
+import type { Signer } from "./signer.ts";
+import { areStored, insertTransactions, signRow, type TransactionRow, transfer } from "./transactions.ts";
+
+const STORE_RETRY_MS = 250;
+
+export interface Job {
+  readonly payment: ClaimedPayment;
+  readonly gas: bigint;
+  /** It has been sent before, and none of those transactions can move the money any more. */
+  readonly again: boolean;
+}
+
+export interface SignedJob {
+  readonly job: Job;
+  readonly row: TransactionRow;
+}
+
+/** The payment's record says that it is not to be sent (any more): it is not claimed, or has ended. */
+export class NotClaimed extends Error {
+  override readonly name = "NotClaimed";
+  readonly key: PaymentKey;
+
+  constructor(key: PaymentKey) {
+    super("the payment is not to be sent");
+    this.key = key;
+  }
+}
+
+export interface Start {
+  readonly nonce: number;
+  readonly fees: Fees;
+  /** The chain's newest block. */
+  readonly block: number;
+  /** Milliseconds. */
+  readonly now: number;
+}
+
+/** Signs them in order. Behind the first that can't be signed no nonce is given, so that there is no gap. */
+export async function signBatch(
+  signer: Signer,
+  jobs: readonly Job[],
+  { nonce, fees, block, now }: Start,
+): Promise<{ signed: SignedJob[]; failure: unknown }> {
+  const done: (SignedJob | undefined)[] = jobs.map(() => undefined);
+  let failure: unknown = null;
+  await pooled(jobs.entries(), signer.parallel, async ([index, job]) => {
+    if (failure !== null) return;
+    const position = { nonce: nonce + index, replacement: 0, fees, block, now };
+    try {
+      done[index] = { job, row: await signRow(signer, transfer(job.payment, job.gas), position) };
+    } catch (error) {
+      failure = error;
+    }
+  });
+  const end = done.indexOf(undefined);
+  const signed = done.slice(0, end === -1 ? done.length : end).filter((each) => each !== undefined);
+  return { signed, failure };
+}
+
+export interface BatchStore {
+  /**
+   * Resolves when they are stored. When it throws, they certainly are not: where an answer of the database was lost,
+   * the same write is tried until one says how the first one ended.
+   *
+   * @throws UniqueViolation when a nonce is taken; NotClaimed; Fault `unavailable`
+   */
+  write(jobs: readonly SignedJob[]): Promise<void>;
+  /** What is not known by now stays unknown, until the next start reads it. */
+  stop(): void;
+}
+
+export function createBatchStore(store: Store, clock: Clock, log: Log): BatchStore {
+  let stopped = false;
+
+  async function insert(jobs: readonly SignedJob[]): Promise<void> {
+    await store.write(async (tx) => {
+      await insertTransactions(
+        tx,
+        jobs.map(({ row }) => row),
+      );
+      for (const { job, row } of jobs) {
+        const { key } = job.payment;
+        const isMarked = job.again
+          ? await markSentAgain(tx, key, clock.now())
+          : await markSent(tx, job.payment, row.hash, clock.now());
+        if (!isMarked) throw new NotClaimed(key);
+      }
+    });
+  }
+
+  async function surely<T>(work: () => Promise<T>): Promise<T> {
+    for (;;) {
+      try {
+        return await work();
+      } catch (error) {
+        const isUnsure =
+          store.dialect === "postgres" && error instanceof Fault && error.kind === "unavailable";
+        if (!isUnsure || stopped) throw error;
+        log.warn("whether transactions are stored is not known yet", { error });
+        await new Promise((resolve) => setTimeout(resolve, STORE_RETRY_MS));
+      }
+    }
+  }
+
+  return {
+    async write(jobs) {
+      try {
+        await surely(() => insert(jobs));
+      } catch (error) {
+        if (!(error instanceof UniqueViolation)) throw error;
+        // The rows that are in the way may be these same ones.
+        const rows = jobs.map(({ row }) => row);
+        if (!(await surely(() => store.write((tx) => areStored(tx, rows))))) throw error;
+      }
+    },
+    stop() {
+      stopped = true;
+    },
+  };
+}

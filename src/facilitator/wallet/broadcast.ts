@@ -1,0 +1,105 @@
+// Tells the nodes what is stored, and tells them again: the same bytes, as often as it takes. What a node answers
+// changes no record; it only says when to look at the chain.
+import type { Log } from "../../core/log.ts";
+import type { Hex } from "../../x402/types.ts";
+import type { Chain } from "../chain/chain.ts";
+import { isObsolete, newestOf, type Slot, type Slots } from "./pending.ts";
+import { isExpired } from "./resolution.ts";
+
+/** Nodes keep few transactions of one sender out of order, so not many are under way at a time. */
+const PARALLEL = 16;
+/** Transactions of one wallet that are broadcast again in one go: those that come first. */
+const AGAIN_MAX = 50;
+const AGAIN_MS = 5000;
+const RETRY_MS = 1000;
+
+export interface Broadcaster {
+  /** Broadcasts what is due, beside; what is under way already is left to that. */
+  broadcast(): void;
+  /** Drops what has not begun, and resolves when nothing is under way. */
+  stop(): Promise<void>;
+}
+
+export interface BroadcasterOptions {
+  readonly chain: Chain;
+  readonly log: Log;
+  readonly slots: Slots;
+  /** A nonce of this wallet is used that ought to be free. */
+  readonly onForeignNonce: (wallet: Hex) => void;
+  /** A node's answer asks for a look at the chain. */
+  readonly onDoubt: () => void;
+  /** Until what a node has accepted is broadcast again. Tests shorten it. */
+  readonly againMs?: number | undefined;
+}
+
+export function createBroadcaster(options: BroadcasterOptions): Broadcaster {
+  const { chain, log, slots, onForeignNonce, onDoubt, againMs = AGAIN_MS } = options;
+  const queue = new Set<Slot>();
+  const underWay = new Map<Slot, Promise<void>>();
+  let stopped = false;
+
+  async function broadcastSlot(slot: Slot): Promise<void> {
+    const row = newestOf(slot);
+    // The first node may keep the one before, and others have forgotten it.
+    const everywhere = slot.broadcasts++ > 0 || row.replacement > 0;
+    const reception = await chain.broadcast(row.raw, everywhere);
+    // It was replaced meanwhile, or is in a block: then the answer means nothing.
+    if (newestOf(slot) !== row || slot.inclusion !== null) return;
+    slot.broadcastAt = performance.now() + (reception === "accepted" ? againMs : RETRY_MS);
+    if (reception === "accepted") return;
+    log.debug("a transaction was not accepted", { transaction: row.hash, reception });
+    if (reception === "underpriced") await broadcastOver(slot);
+    if (reception !== "nonce used") return;
+    onForeignNonce(slot.wallet);
+    onDoubt();
+  }
+
+  /**
+   * No node takes the one that does nothing, so some keep a transfer that they may have told nobody of. When its time
+   * is over in the newest block it can only revert, which frees the nonce as well, if for a little more gas.
+   */
+  async function broadcastOver({ transactions, payment }: Slot): Promise<void> {
+    const last = transactions.findLast(({ payer }) => payer !== null);
+    if (last === undefined || last === transactions.at(-1) || payment === null) return;
+    if (payment.status === "sent" || !isExpired(payment, await chain.newest(Number.POSITIVE_INFINITY)))
+      return;
+    await chain.broadcast(last.raw, true);
+  }
+
+  function due(wallet: Hex, now: number): Slot[] {
+    const slotsDue = slots
+      .waiting(wallet)
+      .filter((slot) => slot.broadcastAt <= now && slots.isInReach(slot))
+      .filter((slot) => !underWay.has(slot) && !isObsolete(slot));
+    const again = new Set(slotsDue.filter(({ broadcasts }) => broadcasts > 0).slice(0, AGAIN_MAX));
+    return slotsDue.filter((slot) => slot.broadcasts === 0 || again.has(slot));
+  }
+
+  function pump(): void {
+    for (const slot of queue) {
+      if (underWay.size >= PARALLEL) return;
+      queue.delete(slot);
+      const saying = broadcastSlot(slot)
+        .catch((error: unknown) => log.error("a broadcast failed", { error }))
+        .finally(() => {
+          underWay.delete(slot);
+          if (!stopped) pump();
+        });
+      underWay.set(slot, saying);
+    }
+  }
+
+  return {
+    broadcast() {
+      if (stopped) return;
+      const now = performance.now();
+      for (const wallet of slots.wallets()) for (const slot of due(wallet, now)) queue.add(slot);
+      pump();
+    },
+    async stop() {
+      stopped = true;
+      queue.clear();
+      await Promise.all(underWay.values());
+    },
+  };
+}

@@ -1,0 +1,34 @@
+import { expect, test } from "bun:test";
+import type { Hex } from "../../x402/types.ts";
+import { createSlots, REACH } from "./pending.ts";
+import type { TransactionRow } from "./transactions.ts";
+
+const WALLET: Hex = `0x${"aa".repeat(20)}`;
+
+function fillerAt(wallet_nonce: number): TransactionRow {
+  const hash: Hex = `0x${wallet_nonce.toString(16).padStart(64, "0")}`;
+  const fees = { gas: "1", max_fee: "1", max_priority_fee: "1" };
+  const at = { open: true, gas_burned: null, stored_at_block: 1, created_at: 1 };
+  return {
+    hash,
+    wallet: WALLET,
+    wallet_nonce,
+    replacement: 0,
+    payer: null,
+    nonce: null,
+    raw: "0x",
+    ...fees,
+    ...at,
+  };
+}
+
+test("what stands at nonces far away, where a node once sent it, takes no place from others", () => {
+  const slots = createSlots();
+  const [near, far] = [5, 1_000_000].map((nonce) => slots.add(fillerAt(nonce), null, "failed"));
+  expect(slots.loads().get(WALLET)).toBe(2);
+  slots.advance(WALLET, 5);
+  expect([near, far].map((slot) => slot !== undefined && slots.isInReach(slot))).toEqual([true, false]);
+  expect(slots.loads().get(WALLET)).toBe(1);
+  slots.advance(WALLET, 1_000_001 - REACH);
+  expect(slots.loads().get(WALLET)).toBe(2);
+});

@@ -1,0 +1,55 @@
+// Whether the facilitator can take payments: a node answers, and a wallet has gas. Asked before every settlement, so
+// the answer is kept for a second.
+import type { Log } from "../../core/log.ts";
+import type { Chain } from "../chain/chain.ts";
+import type { Lane } from "./sender.ts";
+
+const FRESH_MS = 1000;
+
+export type Readiness =
+  | { readonly ready: true }
+  | { readonly ready: false; readonly reason: "rpc unreachable" | "gas wallet low" };
+
+export interface Gauge {
+  readiness(): Promise<Readiness>;
+  /** The lanes that had enough gas when it was looked last. */
+  able(): readonly Lane[];
+}
+
+export function createGauge(chain: Chain, lanes: readonly Lane[], lowWaterWei: bigint, log: Log): Gauge {
+  let able: readonly Lane[] = [];
+  let known: { readonly readiness: Readiness; readonly at: number } | null = null;
+  let asking: Promise<Readiness> | null = null;
+
+  async function look(): Promise<Readiness> {
+    try {
+      const balances = await Promise.all(lanes.map((lane) => chain.balance(lane.signer.address)));
+      able = lanes.filter((_, index) => (balances[index] ?? 0n) >= lowWaterWei);
+      return able.length > 0 ? { ready: true } : { ready: false, reason: "gas wallet low" };
+    } catch (error) {
+      log.debug("readiness can't be found out", { error });
+      able = [];
+      return { ready: false, reason: "rpc unreachable" };
+    }
+  }
+
+  async function renew(): Promise<Readiness> {
+    const readiness = await look();
+    if (readiness.ready !== known?.readiness.ready) {
+      if (readiness.ready) log.info("ready");
+      else log.error("not ready", { reason: readiness.reason });
+    }
+    known = { readiness, at: performance.now() };
+    asking = null;
+    return readiness;
+  }
+
+  return {
+    async readiness() {
+      if (known !== null && performance.now() - known.at < FRESH_MS) return known.readiness;
+      asking ??= renew();
+      return asking;
+    },
+    able: () => able,
+  };
+}

@@ -1,0 +1,167 @@
+// What keeps a wallet's nonces moving: replacements with a higher fee at the same nonce, and filling a nonce that
+// nothing of ours is at. Both are stored before they are broadcast, and both go by blocks and not by time: a chain
+// that stands still is waited for.
+
+import { pooled } from "../../concurrency/map-limit.ts";
+import type { Clock } from "../../core/clock.ts";
+import type { Log } from "../../core/log.ts";
+import { type Store, UniqueViolation } from "../../storage/store.ts";
+import type { Hex } from "../../x402/types.ts";
+import type { Chain } from "../chain/chain.ts";
+import type { Block } from "../chain/rpc-types.ts";
+import { type Fees, freeingFees, quoteFees, raiseFees } from "./fees.ts";
+import { isObsolete, newestOf, type Slot, type Slots } from "./pending.ts";
+import { isExpired } from "./resolution.ts";
+import type { Signer } from "./signer.ts";
+import {
+  type Content,
+  insertTransactions,
+  nothing,
+  reopenPlaces,
+  signRow,
+  type TransactionRow,
+  transfer,
+} from "./transactions.ts";
+
+/** Blocks that a transaction may miss before it is replaced, or a nonce may lie idle before it is filled. */
+const MISSED_BLOCKS_MAX = 3;
+const RENEWALS_MAX = 50;
+const GAPS_MAX = 50;
+
+/** How far a wallet's transactions are in the chain. */
+export interface Progress {
+  /** Nonces below it are used. */
+  readonly count: number;
+  /** The block since which it has been that. */
+  readonly since: number;
+}
+
+/** Replaces and fills what needs it at `head`. @param next the nonce that a new payment would get, if it is known */
+export type Renew = (signer: Signer, progress: Progress, next: number | null, head: Block) => Promise<void>;
+
+export interface RenewOptions {
+  readonly chain: Chain;
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly slots: Slots;
+  /** Wei per gas. */
+  readonly maxFee: bigint;
+  /** Another process has stored transactions of one of our wallets. */
+  readonly onConflict: () => void;
+  /** There are nonces that nothing is at before the next that would be given, or before others that wait. */
+  readonly onGap: (wallet: Hex) => void;
+}
+
+export function createRenew(options: RenewOptions): Renew {
+  const { chain, store, clock, log, slots, maxFee, onConflict, onGap } = options;
+
+  function content(slot: Slot, head: Block): Content {
+    const { payment } = slot;
+    const last = slot.transactions.findLast(({ payer }) => payer !== null);
+    if (payment?.status !== "sent" || last === undefined || isExpired(payment, head))
+      return nothing(slot.wallet);
+    return transfer(payment, BigInt(last.gas));
+  }
+
+  /** What takes the slot's place; null when its fees can't be raised now. */
+  function renewal(slot: Slot, head: Block, tip: bigint): Renewal | null {
+    const before = newestOf(slot);
+    const made = content(slot, head);
+    const isFreeing = made.payment === null && before.payer !== null;
+    const fees = (isFreeing ? freeingFees : raiseFees)(feesOf(before), head.baseFee, tip, maxFee);
+    return fees === null ? null : { slot, content: made, fees };
+  }
+
+  async function replace(signer: Signer, { slot, content, fees }: Renewal, head: Block): Promise<void> {
+    const before = newestOf(slot);
+    const replacement = before.replacement + 1;
+    const position = { nonce: slot.nonce, replacement, fees, block: head.number, now: clock.now() };
+    const row = await signRow(signer, content, position);
+    if (slot.inclusion !== null || !(await keep([row]))) return;
+    slots.add(row, slot.payment, slot.payment?.status ?? "failed");
+    log.info("a transaction was replaced", {
+      wallet: row.wallet,
+      nonce: row.wallet_nonce,
+      before: before.hash,
+      transaction: row.hash,
+    });
+  }
+
+  /** Those that can be raised, so many at a time: what has to wait holds up nothing behind it. */
+  async function replaceSome(signer: Signer, stuck: readonly Slot[], head: Block): Promise<void> {
+    if (stuck.length === 0) return;
+    const tip = await chain.tip();
+    const renewals = stuck.map((slot) => renewal(slot, head, tip)).filter((each) => each !== null);
+    await pooled(renewals.slice(0, RENEWALS_MAX), signer.parallel, (each) => replace(signer, each, head));
+  }
+
+  async function fill(signer: Signer, gaps: readonly number[], head: Block): Promise<void> {
+    // Used once, deep in the chain, and not used any more: what had them comes first.
+    if (await store.write((tx) => reopenPlaces(tx, signer.address, gaps))) {
+      log.warn("wallet nonces that were used are free again", { wallet: signer.address, nonces: gaps });
+      onConflict();
+      return;
+    }
+    const fees = quoteFees(head.baseFee, await chain.tip(), maxFee);
+    if (fees === null) return;
+    const rows: TransactionRow[] = [];
+    for (const nonce of gaps) {
+      const position = { nonce, replacement: 0, fees, block: head.number, now: clock.now() };
+      rows.push(await signRow(signer, nothing(signer.address), position));
+    }
+    if (!(await keep(rows))) return;
+    for (const row of rows) slots.add(row, null, "failed");
+    log.warn("wallet nonces that nothing was at were filled", { wallet: signer.address, nonces: gaps });
+  }
+
+  /** False when another process has stored one at the same place: then ours must not be broadcast. */
+  async function keep(rows: readonly TransactionRow[]): Promise<boolean> {
+    try {
+      await store.write((tx) => insertTransactions(tx, rows));
+      return true;
+    } catch (error) {
+      if (!(error instanceof UniqueViolation)) throw error;
+      onConflict();
+      return false;
+    }
+  }
+
+  return async (signer, progress, next, head) => {
+    const waiting = slots.waiting(signer.address).filter(({ nonce }) => nonce >= progress.count);
+    const stuck = waiting.filter((slot) => needsMore(slot, progress, head));
+    await replaceSome(signer, stuck, head);
+    // The way to one far away is not filled.
+    const end = (waiting.findLast(slots.isInReach)?.nonce ?? progress.count - 1) + 1;
+    const gaps: number[] = [];
+    for (let nonce = progress.count; nonce < end && gaps.length < GAPS_MAX; nonce++) {
+      if (slots.of(signer.address, nonce) === undefined) gaps.push(nonce);
+    }
+    if (gaps.length > 0 || (next ?? 0) > end) onGap(signer.address);
+    const isIdle = head.number - progress.since >= MISSED_BLOCKS_MAX;
+    if (gaps.length > 0 && isIdle) await fill(signer, gaps, head);
+  };
+}
+
+interface Renewal {
+  readonly slot: Slot;
+  readonly content: Content;
+  readonly fees: Fees;
+}
+
+function feesOf(row: TransactionRow): Fees {
+  return { maxFee: BigInt(row.max_fee), maxPriorityFee: BigInt(row.max_priority_fee) };
+}
+
+/**
+ * Fees rise by blocks, whatever nodes answer: one that takes no price at all would have them rise to the cap. The first
+ * in line has missed some; those behind it wait for it, unless no block can take them.
+ */
+function needsMore(slot: Slot, { count, since }: Progress, head: Block): boolean {
+  const row = newestOf(slot);
+  if (isObsolete(slot) || BigInt(row.max_fee) < head.baseFee) return true;
+  // A number that is yet to come was a node's error, and says nothing.
+  const from = row.stored_at_block > head.number ? since : Math.max(row.stored_at_block, since);
+  const missed = head.number - from;
+  return slot.nonce === count && missed >= MISSED_BLOCKS_MAX;
+}

@@ -1,0 +1,161 @@
+// Who signs for a wallet: a private key in this process, or another process that is asked by JSON-RPC
+// (`eth_signTransaction`, as Web3Signer and Clef have it). What another process signed is read back and compared
+// field by field before anything relies on it.
+import {
+  keccak256,
+  parseTransaction,
+  recoverTransactionAddress,
+  type TransactionSerializedEIP1559,
+} from "viem";
+import { privateKeyToAccount } from "viem/accounts";
+import type { Outbound } from "../../http/outbound.ts";
+import { CHAIN_ID } from "../../x402/kind.ts";
+import type { Hex } from "../../x402/types.ts";
+import { exchange } from "../chain/json-rpc.ts";
+import { data } from "../chain/rpc-types.ts";
+import type { Fees } from "./fees.ts";
+
+const REMOTE_TIMEOUT_MS = 5000;
+const REMOTE_PARALLEL = 16;
+const REMOTE_ANSWER_BYTES_MAX = 64 * 1024;
+
+export interface Unsigned {
+  readonly nonce: number;
+  readonly to: Hex;
+  readonly data: Hex;
+  readonly gas: bigint;
+  readonly fees: Fees;
+}
+
+export interface Signed {
+  readonly raw: Hex;
+  readonly hash: Hex;
+}
+
+export interface Signer {
+  /** Lower case. */
+  readonly address: Hex;
+  /** How many it signs at a time. */
+  readonly parallel: number;
+  /** @throws Error when it can't sign now; nothing it throws holds a secret */
+  sign(transaction: Unsigned): Promise<Signed>;
+}
+
+/** Signing takes most of a millisecond of the only thread, so others get their turn in between. */
+function turn(): Promise<void> {
+  return new Promise((resolve) => setImmediate(resolve));
+}
+
+export function localSigner(privateKey: Hex): Signer {
+  const account = privateKeyToAccount(privateKey);
+  return {
+    address: lower(account.address),
+    parallel: 1,
+    async sign({ nonce, to, data, gas, fees }) {
+      const raw = await account.signTransaction({
+        type: "eip1559",
+        chainId: CHAIN_ID,
+        nonce,
+        to,
+        data,
+        gas,
+        value: 0n,
+        maxFeePerGas: fees.maxFee,
+        maxPriorityFeePerGas: fees.maxPriorityFee,
+      });
+      await turn();
+      return { raw: lower(raw), hash: keccak256(raw) };
+    },
+  };
+}
+
+export interface RemoteSignerOptions {
+  readonly url: string;
+  readonly address: Hex;
+  /** Without the rule about addresses, for the operator chose the signer. */
+  readonly outbound: Outbound;
+  readonly timeoutMs?: number;
+}
+
+export function remoteSigner(options: RemoteSignerOptions): Signer {
+  const address = lower(options.address);
+  const server = {
+    outbound: options.outbound,
+    url: options.url,
+    timeoutMs: options.timeoutMs ?? REMOTE_TIMEOUT_MS,
+    answerBytesMax: REMOTE_ANSWER_BYTES_MAX,
+  };
+  return {
+    address,
+    parallel: REMOTE_PARALLEL,
+    async sign(transaction) {
+      const request = {
+        from: address,
+        to: transaction.to,
+        gas: hex(transaction.gas),
+        value: "0x0",
+        nonce: hex(transaction.nonce),
+        data: transaction.data,
+        // Clef knows the field by this name as well, and refuses a request that says different things in both.
+        input: transaction.data,
+        chainId: hex(CHAIN_ID),
+        type: "0x2",
+        maxFeePerGas: hex(transaction.fees.maxFee),
+        maxPriorityFeePerGas: hex(transaction.fees.maxPriorityFee),
+      };
+      const raw = rawOf(await exchange(server, "eth_signTransaction", [request]));
+      await requireSame(raw, transaction, address);
+      return { raw, hash: keccak256(raw) };
+    },
+  };
+}
+
+/** Web3Signer answers with the signed bytes, Clef with an object that holds them. */
+function rawOf(result: unknown): Hex {
+  const isObject = typeof result === "object" && result !== null;
+  const raw = data(isObject && "raw" in result ? result.raw : result);
+  if (raw.length <= "0x02".length) throw new Error("the remote signer gave no transaction");
+  return raw;
+}
+
+/** @throws Error when these are not the bytes of that transaction, signed by that address */
+async function requireSame(raw: Hex, asked: Unsigned, address: Hex): Promise<void> {
+  if (!isType2(raw)) throw new Error("the remote signer signed another type of transaction");
+  const { signed, signer } = await readSigned(raw);
+  const pairs: ReadonlyArray<readonly [name: string, signed: unknown, asked: unknown]> = [
+    ["chainId", signed.chainId, CHAIN_ID],
+    ["nonce", signed.nonce ?? 0, asked.nonce],
+    ["to", signed.to?.toLowerCase(), asked.to],
+    ["value", signed.value ?? 0n, 0n],
+    ["data", (signed.data ?? "0x").toLowerCase(), asked.data],
+    ["gas", signed.gas ?? 0n, asked.gas],
+    ["maxFeePerGas", signed.maxFeePerGas ?? 0n, asked.fees.maxFee],
+    ["maxPriorityFeePerGas", signed.maxPriorityFeePerGas ?? 0n, asked.fees.maxPriorityFee],
+    ["accessList", signed.accessList?.length ?? 0, 0],
+  ];
+  const wrong = pairs.filter(([, given, wanted]) => given !== wanted).map(([name]) => name);
+  if (wrong.length > 0) throw new Error(`the remote signer changed ${wrong.join(", ")}`);
+  if (lower(signer) !== address) throw new Error("the remote signer signed for another address");
+}
+
+/** The library's own errors quote the bytes, and with them the payer's signature. */
+async function readSigned(raw: TransactionSerializedEIP1559) {
+  try {
+    const signer = await recoverTransactionAddress({ serializedTransaction: raw });
+    return { signed: parseTransaction(raw), signer };
+  } catch {
+    throw new Error("the remote signer gave a transaction that can't be read");
+  }
+}
+
+function isType2(raw: Hex): raw is TransactionSerializedEIP1559 {
+  return raw.startsWith("0x02");
+}
+
+function hex(value: number | bigint): Hex {
+  return `0x${value.toString(16)}`;
+}
+
+function lower(value: Hex): Hex {
+  return `0x${value.slice(2).toLowerCase()}`;
+}

@@ -1,0 +1,247 @@
+// What holds a wallet's nonce for good if nothing is done: fees that stand at the cap, pools that forget, nodes that
+// take nothing, payments that end meanwhile. The wallet moves on each time, and nothing that failed is collected.
+import { afterAll, afterEach, beforeEach, describe, expect, test } from "bun:test";
+import { startChain, type TestChain } from "../../../test/support/chain.ts";
+import { type RpcRelay, startRpcRelay } from "../../../test/support/rpc-relay.ts";
+import {
+  newPayment,
+  removeWallets,
+  startWallet,
+  type TestWallet,
+  until,
+} from "../../../test/support/wallet.ts";
+
+const GWEI = 10n ** 9n;
+const SEND = "eth_sendRawTransaction";
+const UNDERPRICED = { kind: "error", message: "replacement transaction underpriced" } as const;
+
+let chain: TestChain;
+let relay: RpcRelay;
+let open: TestWallet[] = [];
+const start = async (options: Parameters<typeof startWallet>[1] = {}) => {
+  const wallet = await startWallet(chain, options);
+  open.push(wallet);
+  return wallet;
+};
+/** Twice the base fee is over its cap, so its first fee is the cap. */
+const startAtCap = (options: Parameters<typeof startWallet>[1] = {}) =>
+  start({ ...options, limits: { maxFeeGwei: 1.5, rebroadcastMs: 500 } });
+
+beforeEach(async () => {
+  chain = await startChain();
+  await chain.setBaseFee(GWEI);
+  await chain.mine();
+  relay = await startRpcRelay(chain.url);
+});
+afterEach(async () => {
+  await Promise.all(open.map((each) => each.stop()));
+  open = [];
+  await relay.stop();
+  await chain.stop();
+});
+afterAll(removeWallets);
+
+type Payment = Awaited<ReturnType<typeof newPayment>>;
+
+/** How many transactions wait in the pool. */
+const pending = async () => Number(((await chain.rpc("txpool_status")) as { pending: string }).pending);
+
+/** Payments that end soon, sent with the first fees of a chain that makes no blocks. */
+async function waiting(wallet: TestWallet, count: number): Promise<Payment[]> {
+  const { timestamp } = await chain.client.getBlock();
+  const words = { validBefore: timestamp + 60n };
+  const payments = [];
+  for (let made = 0; made < count; made++) payments.push(await newPayment(chain, words));
+  await chain.pauseMining();
+  for (const payment of payments) await wallet.collect(payment);
+  await until(async () => (await pending()) === count);
+  return payments;
+}
+
+/** The base fee leaps over every cap, all pools forget, and the time of the payments ends. */
+async function outlast(payments: readonly Payment[]): Promise<void> {
+  await chain.setBaseFee(60n * GWEI);
+  await chain.rpc("anvil_dropAllTransactions");
+  await chain.rpc("evm_setNextBlockTimestamp", [Number(payments[0]?.authorization.validBefore)]);
+  await chain.mine();
+}
+
+/** The base fee is far below the cap again, and each transaction makes a block. */
+async function calm(): Promise<void> {
+  await chain.setBaseFee(GWEI / 10n);
+  await chain.mine();
+  await chain.resumeMining();
+}
+
+async function expectNextIsCollected(wallet: TestWallet): Promise<void> {
+  await until(async () => (await wallet.chain.newest()).baseFee < GWEI);
+  await Bun.sleep(1000);
+  const next = await newPayment(chain);
+  await wallet.collect(next);
+  expect(await wallet.ended(next)).toMatchObject({ status: "settled" });
+}
+
+async function expectExpired(wallet: TestWallet, payments: readonly Payment[]): Promise<void> {
+  for (const payment of payments) {
+    expect(await wallet.ended(payment)).toMatchObject({ status: "failed", reason: "expired" });
+    expect(await chain.transfers({ nonce: payment.key.nonce })).toHaveLength(0);
+  }
+}
+
+describe("obsolete transactions at the cap, in no pool:", () => {
+  test.each([1, 5])(
+    "%i of them get out of the way",
+    async (count) => {
+      const wallet = await startAtCap();
+      const payments = await waiting(wallet, count);
+      await outlast(payments);
+      await expectExpired(wallet, payments);
+      await calm();
+      await expectNextIsCollected(wallet);
+      await expectExpired(wallet, payments);
+      const rows = (await wallet.rows()).filter((row) => row.wallet_nonce < count);
+      // One that does nothing for each, within the cap.
+      expect(rows.map((row) => [row.wallet_nonce, row.payer === null])).toEqual(
+        payments.flatMap((_, nonce) => [
+          [nonce, false],
+          [nonce, true],
+        ]),
+      );
+      expect(new Set(rows.map((row) => row.max_fee))).toEqual(new Set(["1500000000"]));
+    },
+    20_000,
+  );
+
+  test("a process that ends when they have failed, and one that ends before, leave nothing in the way", async () => {
+    const first = await startAtCap();
+    const payments = await waiting(first, 2);
+    await first.wallet.stop();
+    await outlast(payments);
+    const common = { store: first.store, signers: first.signers };
+    const mute = await startAtCap({
+      ...common,
+      wrap: (real) => ({ ...real, broadcast: async () => "unknown" }),
+    });
+    await expectExpired(mute, payments);
+    await mute.wallet.stop();
+    await calm();
+    const wallet = await startAtCap(common);
+    await expectNextIsCollected(wallet);
+    await expectExpired(wallet, payments);
+  }, 20_000);
+
+  test("a node that takes no other in their place is told the old ones too, which can only revert now", async () => {
+    const wallet = await startAtCap({ urls: [relay.url] });
+    const payments = await waiting(wallet, 1);
+    const [old] = await wallet.rows();
+    relay.on(SEND, {
+      kind: "choose",
+      choose: ([raw]) => (raw === old?.raw || relay.count(SEND) < 2 ? { kind: "pass" } : UNDERPRICED),
+    });
+    await outlast(payments);
+    await expectExpired(wallet, payments);
+    await calm();
+    await until(async () => {
+      return (await chain.client.getTransactionCount({ address: wallet.address })) === 1;
+    });
+    relay.heal();
+    await expectNextIsCollected(wallet);
+    await expectExpired(wallet, payments);
+  }, 20_000);
+});
+
+test("a transaction at the cap whose payment has failed before its end is not told again, whoever lacks it", async () => {
+  const wallet = await startAtCap({ urls: [relay.url] });
+  const payment = await newPayment(chain);
+  await chain.pauseMining();
+  await wallet.collect(payment);
+  await until(async () => (await pending()) === 1);
+  const [old] = await wallet.rows();
+  await chain.blacklist(payment.payer.address);
+  await chain.mine();
+  expect(await wallet.ended(payment)).toMatchObject({ status: "failed" });
+  const told = relay.params(SEND).length;
+  relay.on(SEND, UNDERPRICED);
+  await chain.reorg(1);
+  await chain.unblacklist(payment.payer.address);
+  await chain.mine();
+  await relay.called(SEND, told + 3);
+  const since = relay.params(SEND).slice(told);
+  expect(since.filter(([raw]) => raw === old?.raw)).toEqual([]);
+  relay.heal();
+  await until(async () => (await pending()) === 1);
+  await chain.mine();
+  await chain.resumeMining();
+  await expectNextIsCollected(wallet);
+  expect(await chain.transfers({ nonce: payment.key.nonce })).toHaveLength(0);
+}, 20_000);
+
+test("fees rise by blocks, and not because a node takes no price again and again", async () => {
+  const wallet = await start({ urls: [relay.url], limits: { rebroadcastMs: 500 } });
+  const payment = await newPayment(chain);
+  await chain.pauseMining();
+  relay.on(SEND, UNDERPRICED);
+  await wallet.collect(payment);
+  await relay.called(SEND, 3);
+  expect(await wallet.rows()).toHaveLength(1);
+  for (let block = 0; block < 7; block++) {
+    await chain.mine();
+    const looks = relay.count("eth_getTransactionCount");
+    await relay.called("eth_getTransactionCount", looks + 1);
+  }
+  expect((await wallet.rows()).length).toBeWithin(2, 4);
+  relay.heal();
+  await until(async () => (await pending()) === 1);
+  await chain.mine();
+  expect(await wallet.ended(payment)).toMatchObject({ status: "settled" });
+  expect(await chain.transfers({ nonce: payment.key.nonce })).toHaveLength(1);
+}, 20_000);
+
+test("nodes that forget everything are told everything again, more than goes in one breath too", async () => {
+  const wallet = await start({ limits: { rebroadcastMs: 500 } });
+  const { payer } = await newPayment(chain);
+  const payments: Payment[] = [];
+  for (let made = 0; made < 60; made++) payments.push(await newPayment(chain, { payer, value: 0n }));
+  await chain.pauseMining();
+  await Promise.all(payments.map((payment) => wallet.collect(payment)));
+  await until(async () => (await pending()) === 60);
+  await chain.rpc("anvil_dropAllTransactions");
+  await until(async () => (await pending()) === 60);
+  await chain.mine();
+  for (const payment of payments) expect(await wallet.ended(payment)).toMatchObject({ status: "settled" });
+}, 20_000);
+
+test("a node that suggests an absurd tip costs a little, not the cap", async () => {
+  relay.on("eth_maxPriorityFeePerGas", { kind: "result", result: "0x2540be400" });
+  await chain.setBaseFee(GWEI / 100n);
+  await chain.mine();
+  const wallet = await start({ urls: [relay.url], limits: { maxFeeGwei: 5 } });
+  await chain.setBaseFee(GWEI / 100n);
+  const payment = await newPayment(chain);
+  const before = await chain.client.getBalance({ address: wallet.address });
+  await wallet.collect(payment);
+  expect(await wallet.ended(payment)).toMatchObject({ status: "settled" });
+  const cost = before - (await chain.client.getBalance({ address: wallet.address }));
+  expect(cost).toBeLessThan((130_000n * 3n * GWEI) / 100n);
+});
+
+test("nonces that a deep reorganisation takes back, when they were closed, are used again by what had them", async () => {
+  const wallet = await start({ limits: { confirmations: 2 } });
+  const first = await newPayment(chain);
+  await chain.mine();
+  await wallet.collect(first);
+  expect(await wallet.ended(first)).toMatchObject({ status: "settled" });
+  await chain.mine(3);
+  await until(async () => (await wallet.rows()).every((row) => !row.open));
+  await chain.reorg(4);
+  expect(await chain.transfers({ nonce: first.key.nonce })).toHaveLength(0);
+  const next = await newPayment(chain);
+  await wallet.collect(next);
+  await until(async () => {
+    await chain.mine();
+    await Bun.sleep(200);
+    return (await wallet.payment(next))?.status === "settled";
+  }, 15_000);
+  expect(await chain.transfers({ nonce: first.key.nonce })).toHaveLength(1);
+  expect((await wallet.rows()).filter((row) => row.payer === null)).toEqual([]);
+}, 20_000);

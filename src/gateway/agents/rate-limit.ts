@@ -1,0 +1,78 @@
+// The rate limit of an agent: a token bucket, as a pure function of its last state, and a bounded registry of
+// the buckets in use. Time is monotonic and in milliseconds.
+
+import { tenantCache } from "../../concurrency/tenant-cache.ts";
+import { BURST_DEFAULT, RETRY_AFTER_SECONDS_MAX } from "../../core/limits.ts";
+
+/** Agents whose buckets are kept. One that is dropped starts full again: of the tenant that has most of them. */
+const BUCKETS_MAX = 100_000;
+const RATE_DEFAULT = 1;
+/** Absorbs what floating point loses, so that a caller who waits as told is let in. */
+const TOLERANCE = 1e-6;
+
+export interface Bucket {
+  readonly tokens: number;
+  /** When it held that many, in milliseconds. */
+  readonly at: number;
+}
+
+export interface Take {
+  readonly bucket: Bucket | null;
+  /** Null when the token was there; else whole seconds until the next one, 1 to 60. */
+  readonly retryAfterSeconds: number | null;
+}
+
+/**
+ * Takes one token.
+ *
+ * @param bucket null for one that was never used: it is full
+ * @param rate tokens per second; null together with `burst`: unlimited
+ */
+export function take(bucket: Bucket | null, now: number, rate: number | null, burst: number | null): Take {
+  if (rate === null && burst === null) return { bucket, retryAfterSeconds: null };
+  const perSecond = rate ?? RATE_DEFAULT;
+  const depth = burst ?? BURST_DEFAULT;
+  const last = bucket ?? { tokens: depth, at: now };
+  const at = Math.max(now, last.at);
+  const tokens = Math.min(depth, last.tokens + ((at - last.at) / 1000) * perSecond);
+  if (tokens >= 1 - TOLERANCE) {
+    return { bucket: { tokens: Math.max(0, tokens - 1), at }, retryAfterSeconds: null };
+  }
+  // The bucket stays as it was, so that refused calls add no rounding of their own.
+  const seconds = Math.ceil((1 - tokens) / perSecond - TOLERANCE);
+  return { bucket, retryAfterSeconds: Math.min(Math.max(seconds, 1), RETRY_AFTER_SECONDS_MAX) };
+}
+
+export interface RateFields {
+  readonly id: string;
+  readonly invocation_rate_limit: number | null;
+  readonly invocation_burst: number | null;
+  /** Another revision means that the fields were set anew, here or by another replica. */
+  readonly rate_revision: number;
+}
+
+export interface RateLimiter {
+  /** Takes a token of the agent: null, or the whole seconds until there is one. */
+  take(tenant: string, agent: RateFields): number | null;
+}
+
+/** @param now milliseconds of a clock that never goes back */
+export function rateLimiter(now: () => number = () => performance.now()): RateLimiter {
+  const buckets = tenantCache<string, { readonly revision: number; readonly bucket: Bucket }>(BUCKETS_MAX);
+  return {
+    take(tenant, agent) {
+      const kept = buckets.get(agent.id);
+      const current = kept?.revision === agent.rate_revision ? kept.bucket : null;
+      const { bucket, retryAfterSeconds } = take(
+        current,
+        now(),
+        agent.invocation_rate_limit,
+        agent.invocation_burst,
+      );
+      if (bucket !== null && bucket !== current) {
+        buckets.set(tenant, agent.id, { revision: agent.rate_revision, bucket });
+      }
+      return retryAfterSeconds;
+    },
+  };
+}

@@ -1,0 +1,283 @@
+import { expect, test } from "bun:test";
+import fc from "fast-check";
+import { Lanes, type Waiting } from "./call-queues.ts";
+
+/** More than there are places. */
+const AGENTS = ["a", "b", "c", "d", "e", "f", "g"] as const;
+const settle = () => new Promise<void>((resolve) => setImmediate(resolve));
+
+/** Lets what has ended give its place back, and no more: a read under way stays under way. */
+async function tick(): Promise<void> {
+  for (let i = 0; i < 10; i++) await Promise.resolve();
+}
+
+/** Lanes over a database that is a list, with calls that end when the test says so. */
+function world(limits: { agentPlaces: number; places: number }) {
+  const pending: (Waiting & { agent: string })[] = [];
+  const runs: { agent: string; end: () => void }[] = [];
+  const started: string[] = [];
+  let made = 0;
+  let reads = 0;
+  const lanes = new Lanes<Waiting>({
+    ...limits,
+    bodyBytes: 1000,
+    async read(agentId, limit) {
+      reads++;
+      await settle();
+      return pending.filter((row) => row.agent === agentId).slice(0, limit);
+    },
+    async run(agentId, item) {
+      started.push(item.id);
+      const { promise, resolve } = Promise.withResolvers<void>();
+      runs.push({ agent: agentId, end: resolve });
+      // The claim takes longer than a read; until then the call is pending as others see it.
+      await settle();
+      await settle();
+      const at = pending.findIndex((row) => row.id === item.id);
+      if (at >= 0) pending.splice(at, 1);
+      await promise;
+    },
+  });
+  return {
+    lanes,
+    pending,
+    runs,
+    started,
+    reads: () => reads,
+    insert(agent: string): Waiting {
+      const item = { tenant: "t", id: `${agent}${String(++made).padStart(5, "0")}`, body_bytes: made % 7 };
+      pending.push({ ...item, agent });
+      return item;
+    },
+  };
+}
+
+const actions = ["offer", "offer", "end", "turn"] as const;
+const step = fc.record({
+  action: fc.constantFrom(...actions, "insert unseen" as const),
+  agent: fc.constantFrom(...AGENTS),
+});
+
+test("every pending call runs exactly once, within the limits, however calls come and end", async () => {
+  await fc.assert(
+    fc.asyncProperty(fc.array(step, { minLength: 30, maxLength: 150 }), async (steps) => {
+      const { lanes, pending, runs, started, insert } = world({ agentPlaces: 3, places: 5 });
+      const all: string[] = [];
+      for (const { action, agent } of steps) {
+        if (action === "offer" || action === "insert unseen") {
+          const item = insert(agent);
+          all.push(item.id);
+          if (action === "offer") lanes.offer(agent, item, item);
+          else lanes.look(agent);
+        } else if (action === "end") {
+          runs.shift()?.end();
+        } else {
+          await settle();
+        }
+        expect(runs.length).toBeLessThanOrEqual(5);
+        for (const name of AGENTS) {
+          expect(runs.filter((run) => run.agent === name).length).toBeLessThanOrEqual(3);
+        }
+      }
+      for (let turns = 0; turns < 1000 && (pending.length > 0 || lanes.running > 0); turns++) {
+        // Only an idle lane is looked at again: what it holds must start without help.
+        if (lanes.running === 0) for (const agent of AGENTS) lanes.look(agent);
+        runs.shift()?.end();
+        await settle();
+      }
+      expect(started.toSorted()).toEqual(all.toSorted());
+      expect(lanes.running).toBe(0);
+      const seen = steps.every(({ action }) => action !== "insert unseen");
+      if (seen) for (const agent of AGENTS) expect(ofAgent(started, agent)).toEqual(ofAgent(all, agent));
+    }),
+    { numRuns: 200 },
+  );
+});
+
+const ofAgent = (ids: readonly string[], agent: string) => ids.filter((id) => id.startsWith(agent));
+
+test("oldest first, also when the lane runs dry and the rest is read", async () => {
+  const mix = fc.constantFrom("offer", "end", "end", "tick", "turn", "turn", "turn");
+  await fc.assert(
+    fc.asyncProperty(fc.array(mix, { minLength: 2500, maxLength: 3000 }), async (steps) => {
+      const { lanes, runs, started, insert } = world({ agentPlaces: 2, places: 5 });
+      const all: string[] = [];
+      for (const action of [...Array.from({ length: 300 }, () => "offer"), ...steps]) {
+        if (action === "offer") {
+          const item = insert("a");
+          all.push(item.id);
+          lanes.offer("a", item, item);
+        } else if (action === "end") runs.shift()?.end();
+        else if (action === "turn") await settle();
+        else await tick();
+      }
+      while (started.length < all.length) {
+        runs.shift()?.end();
+        await settle();
+      }
+      expect(started).toEqual(all);
+    }),
+    { numRuns: 20 },
+  );
+});
+
+test("a burst beyond what a lane keeps in memory runs whole, in order, without being offered again", async () => {
+  const { lanes, runs, started, insert, reads } = world({ agentPlaces: 2, places: 5 });
+  const all: string[] = [];
+  for (let i = 0; i < 2000; i++) {
+    const item = insert("a");
+    all.push(item.id);
+    lanes.offer("a", item, item);
+  }
+  while (started.length < 2000) {
+    runs.shift()?.end();
+    await settle();
+  }
+  expect(started).toEqual(all);
+  // One for each lane's length of calls, and one that finds nothing more.
+  expect(reads()).toBeLessThanOrEqual(9);
+});
+
+test("a lane is read from memory as long as it fits, also after very many calls", async () => {
+  const { lanes, runs, started, insert, reads } = world({ agentPlaces: 1, places: 5 });
+  for (let i = 0; i < 21_000; i++) {
+    const item = insert("a");
+    lanes.offer("a", item, item);
+    if (i % 100 !== 99) continue;
+    while (started.length < i + 1) {
+      runs.shift()?.end();
+      await settle();
+    }
+  }
+  expect(reads()).toBe(0);
+}, 20_000);
+
+test("a call that finds a place at once keeps what is in hand, and one that waits does not", async () => {
+  const inHand: boolean[] = [];
+  const lanes = new Lanes<Waiting & { body?: string }>({
+    places: 5,
+    agentPlaces: 1,
+    bodyBytes: 1000,
+    read: async () => [],
+    run: async (_agent, item) => void inHand.push(item.body !== undefined),
+  });
+  for (const id of ["1", "2"]) {
+    const item = { tenant: "t", id, body_bytes: 1 };
+    lanes.offer("a", item, { ...item, body: "held" });
+  }
+  await settle();
+  expect(inHand).toEqual([true, false]);
+});
+
+test("nothing starts while paused", async () => {
+  const { lanes, started, insert } = world({ agentPlaces: 2, places: 5 });
+  await lanes.pause();
+  const item = insert("a");
+  lanes.offer("a", item, item);
+  lanes.look("a");
+  await settle();
+  expect(started).toEqual([]);
+});
+
+test("a tenant whose calls never end leaves places to others, however many agents it has", async () => {
+  const ends = new Map<string, () => void>();
+  const lanes = new Lanes<Waiting>({
+    places: 64,
+    agentPlaces: 8,
+    bodyBytes: 1_000_000,
+    read: async () => [],
+    run: (_agent, { id }) => new Promise<void>((resolve) => ends.set(id, resolve)),
+  });
+  const offer = (tenant: string, agent: string, id: string, body_bytes = 0) => {
+    const item = { tenant, id, body_bytes };
+    lanes.offer(`${tenant}-${agent}`, item, item);
+  };
+  const startedOf = (tenant: string) => [...ends.keys()].filter((id) => id.startsWith(tenant)).length;
+  for (let at = 0; at < 200; at++) offer("stuck", String(at % 40), `stuck-${at}`);
+  expect(startedOf("stuck")).toBeGreaterThan(48);
+  offer("good", "1", "good-1");
+  expect(startedOf("good")).toBe(1);
+  // What is given back goes to who holds less, until both hold the same.
+  for (let at = 0; at < 100; at++) offer("good", String(at % 40), `good-${at + 2}`);
+  for (const [id, end] of [...ends]) if (id.startsWith("stuck")) end();
+  await settle();
+  await settle();
+  const ended = 56;
+  expect(startedOf("good")).toBeGreaterThanOrEqual(24);
+  expect(startedOf("stuck") - ended).toBeGreaterThanOrEqual(24);
+});
+
+test("bodies weigh on their own tenant only", () => {
+  const started: string[] = [];
+  const lanes = new Lanes<Waiting>({
+    places: 64,
+    agentPlaces: 8,
+    bodyBytes: 800,
+    read: async () => [],
+    run: (_agent, { id }) => {
+      started.push(id);
+      return new Promise<void>(() => {});
+    },
+  });
+  for (let at = 0; at < 20; at++) {
+    const item = { tenant: "heavy", id: `heavy-${at}`, body_bytes: 100 };
+    lanes.offer(`heavy-${at}`, item, item);
+  }
+  expect(started.length).toBe(7);
+  const light = { tenant: "light", id: "light", body_bytes: 60 };
+  lanes.offer("light", light, light);
+  expect(started.at(-1)).toBe("light");
+});
+
+test("a large body of a tenant that holds none runs beside what others hold, and only one of it", async () => {
+  const ends = new Map<string, () => void>();
+  const lanes = new Lanes<Waiting>({
+    places: 64,
+    agentPlaces: 8,
+    bodyBytes: 900,
+    read: async () => [],
+    run: (_agent, { id }) => new Promise<void>((resolve) => ends.set(id, resolve)),
+  });
+  const offer = (tenant: string, id: string, body_bytes: number) => {
+    const item = { tenant, id, body_bytes };
+    lanes.offer(`${tenant}-${id}`, item, item);
+  };
+  for (const [at, bytes] of [300, 300, 180].entries()) offer("stuck", `stuck-${at}`, bytes);
+  expect(ends.size).toBe(3);
+  offer("good", "good-1", 300);
+  offer("good", "good-2", 300);
+  expect([...ends.keys()].slice(3)).toEqual(["good-1"]);
+  ends.get("good-1")?.();
+  await settle();
+  expect([...ends.keys()].slice(4)).toEqual(["good-2"]);
+  // What ran beside is given back beside: the share is whole again when all have ended.
+  for (const end of ends.values()) end();
+  await settle();
+  offer("stuck", "again", 900);
+  expect(ends.has("again")).toBe(true);
+});
+
+test("thousands of lanes that wait for room are all served in the end, also when no call ends any more", async () => {
+  const started = new Set<string>();
+  let free = () => {};
+  const lanes = new Lanes<Waiting>({
+    places: 4096,
+    agentPlaces: 8,
+    bodyBytes: 1000,
+    read: async () => [],
+    run: (_agent, { id }) => {
+      started.add(id);
+      return id === "first" ? new Promise<void>((resolve) => (free = resolve)) : Promise.resolve();
+    },
+  });
+  const offer = (id: string, body_bytes: number) => {
+    const item = { tenant: "t", id, body_bytes };
+    lanes.offer(`agent-${id}`, item, item);
+  };
+  offer("first", 1000);
+  for (let at = 0; at < 3000; at++) offer(String(at), at % 2 === 0 ? 800 : 1);
+  expect(started.size).toBe(1);
+  free();
+  for (let turns = 0; started.size < 3001 && turns < 20_000; turns++) await settle();
+  expect(started.size).toBe(3001);
+});

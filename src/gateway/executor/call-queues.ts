@@ -1,0 +1,234 @@
+// Which accepted call starts next. Each agent with calls waiting has a lane, first come first served. Of the lanes that
+// find too few places, those of the tenant that holds the least go first, and take turns among themselves. A lane holds
+// only IDs, and only so many: the rest stays in the database, which is the queue, and is read when the lane has run dry.
+import { createFairShare, type FairShare, leastFirst, type Shortage } from "../../concurrency/fair-share.ts";
+
+export interface Waiting {
+  readonly tenant: string;
+  readonly id: string;
+  readonly body_bytes: number;
+}
+
+const LANE_LENGTH_MAX = 256;
+const WAITING_MAX = 20_000;
+const READ_AGAIN_MS = 1000;
+/** Lanes of a tenant that are tried in vain before it is another's turn: there may be thousands of them. */
+const TRIES_MAX = 16;
+/** When those are tried that were not, should no call end before. */
+const TRY_AGAIN_MS = 250;
+/** Bodies that run beside the share of others, one of a tenant: what the others hold would else keep a large one out. */
+const BESIDE_MAX = 8;
+
+export interface LanesOptions<W extends Waiting> {
+  /** Calls that run at once. */
+  readonly places: number;
+  readonly agentPlaces: number;
+  /** Bytes of request bodies that running calls hold in memory. */
+  readonly bodyBytes: number;
+  /** The agent's oldest pending calls, oldest first. */
+  read(agentId: string, limit: number): Promise<W[]>;
+  /** Runs a call that holds its place; the place is given back when this ends. Never rejects. */
+  run(agentId: string, item: W): Promise<void>;
+}
+
+class Lane<W extends Waiting> {
+  readonly agentId: string;
+  readonly waiting: W[] = [];
+  /** Calls of this lane that hold a place: started, and not yet ended. */
+  readonly started = new Set<string>();
+  /** The database may hold calls that are in neither of the two. */
+  more = false;
+  reading = false;
+
+  constructor(agentId: string) {
+    this.agentId = agentId;
+  }
+
+  /** All of the agent's pending calls are in this lane. */
+  get complete(): boolean {
+    return !this.more && !this.reading;
+  }
+
+  get empty(): boolean {
+    return this.complete && this.waiting.length === 0 && this.started.size === 0;
+  }
+}
+
+export class Lanes<W extends Waiting> {
+  readonly #options: LanesOptions<W>;
+  readonly #lanes = new Map<string, Lane<W>>();
+  readonly #places: FairShare;
+  readonly #bodies: FairShare;
+  readonly #beside = createFairShare({ size: BESIDE_MAX });
+  /** The calls whose bodies run beside the share. */
+  readonly #besides = new Set<string>();
+  /** Lanes whose next call waits for what other agents hold, by tenant and in their turn. */
+  readonly #short = new Map<string, Set<Lane<W>>>();
+  #waiting = 0;
+  #running = 0;
+  #paused = false;
+  #tryAgain: ReturnType<typeof setTimeout> | undefined;
+  readonly #idle = Promise.withResolvers<void>();
+
+  constructor(options: LanesOptions<W>) {
+    this.#options = options;
+    this.#places = createFairShare({ size: options.places, agentMax: options.agentPlaces });
+    this.#bodies = createFairShare({ size: options.bodyBytes, least: 0 });
+  }
+
+  get running(): number {
+    return this.#running;
+  }
+
+  /** A call that is pending in the database from now on. `inHand` takes its place if it can start at once. */
+  offer(agentId: string, item: W, inHand: W): void {
+    const lane = this.#laneOf(agentId);
+    const next = lane.complete && lane.waiting.length === 0 && !this.#paused;
+    if (next && this.#take(agentId, item) === null) {
+      this.#start(lane, inHand);
+      return;
+    }
+    if (lane.complete && lane.waiting.length < LANE_LENGTH_MAX && this.#waiting < WAITING_MAX) {
+      this.#enqueue(lane, [item]);
+    } else {
+      lane.more = true;
+    }
+    this.#serve(lane);
+  }
+
+  /** The database may hold pending calls of this agent that were never offered. */
+  look(agentId: string): void {
+    const lane = this.#laneOf(agentId);
+    lane.more = true;
+    this.#serve(lane);
+  }
+
+  /** Starts nothing more; resolves when what runs has ended. */
+  pause(): Promise<void> {
+    this.#paused = true;
+    clearTimeout(this.#tryAgain);
+    if (this.#running === 0) this.#idle.resolve();
+    return this.#idle.promise;
+  }
+
+  #laneOf(agentId: string): Lane<W> {
+    const lane = this.#lanes.get(agentId) ?? new Lane<W>(agentId);
+    this.#lanes.set(agentId, lane);
+    return lane;
+  }
+
+  #enqueue(lane: Lane<W>, items: readonly W[]): void {
+    lane.waiting.push(...items);
+    this.#waiting += items.length;
+  }
+
+  #start(lane: Lane<W>, item: W): void {
+    lane.started.add(item.id);
+    this.#running++;
+    void this.#options.run(lane.agentId, item).then(() => {
+      this.#running--;
+      lane.started.delete(item.id);
+      this.#places.giveBack(item.tenant, lane.agentId);
+      this.#giveBackBody(item);
+      this.#serveShort();
+      this.#serve(lane);
+      if (this.#paused && this.#running === 0) this.#idle.resolve();
+    });
+  }
+
+  /** Takes a place and what its body weighs, or says who is short. */
+  #take(agentId: string, item: W): Shortage | null {
+    const short = this.#places.take(item.tenant, agentId);
+    if (short !== null) return short;
+    const heavy = this.#takeBody(item);
+    if (heavy !== null) this.#places.giveBack(item.tenant, agentId);
+    return heavy;
+  }
+
+  #takeBody({ tenant, id, body_bytes }: W): Shortage | null {
+    const heavy = this.#bodies.take(tenant, null, body_bytes);
+    if (heavy === null) return null;
+    if (this.#bodies.heldBy(tenant) > 0 || this.#beside.heldBy(tenant) > 0) return heavy;
+    const short = this.#beside.take(tenant);
+    if (short === null) this.#besides.add(id);
+    return short;
+  }
+
+  #giveBackBody({ tenant, id, body_bytes }: W): void {
+    if (this.#besides.delete(id)) this.#beside.giveBack(tenant);
+    else this.#bodies.giveBack(tenant, null, body_bytes);
+  }
+
+  /** Starts what the lane may start, and reads more when that is all it has. */
+  #serve(lane: Lane<W>): void {
+    if (this.#paused) return;
+    for (let next = lane.waiting[0]; next !== undefined; next = lane.waiting[0]) {
+      const short = this.#take(lane.agentId, next);
+      // What waits for calls of its own agent is served when one of those ends.
+      if (short !== null && short !== "own") this.#shortOf(next.tenant).add(lane);
+      if (short !== null) return;
+      lane.waiting.shift();
+      this.#waiting--;
+      this.#start(lane, next);
+    }
+    if (lane.more && !lane.reading) this.#readMore(lane);
+    else if (lane.empty) this.#lanes.delete(lane.agentId);
+  }
+
+  #shortOf(tenant: string): Set<Lane<W>> {
+    const lanes = this.#short.get(tenant) ?? new Set<Lane<W>>();
+    this.#short.set(tenant, lanes);
+    return lanes;
+  }
+
+  #serveShort(): void {
+    for (const tenant of leastFirst(this.#short.keys(), (name) => this.#places.heldBy(name))) {
+      this.#serveShortOf(tenant);
+      if (this.#shortOf(tenant).size === 0) this.#short.delete(tenant);
+    }
+    if (this.#short.size === 0) return;
+    this.#tryAgain ??= setTimeout(() => {
+      this.#tryAgain = undefined;
+      this.#serveShort();
+    }, TRY_AGAIN_MS);
+  }
+
+  /** Those that are tried in vain stand last from then on. */
+  #serveShortOf(tenant: string): void {
+    const lanes = this.#shortOf(tenant);
+    let tries = TRIES_MAX;
+    for (const lane of lanes) {
+      if (this.#places.roomOf(tenant) <= 0 || tries === 0) return;
+      const before = this.#running;
+      lanes.delete(lane);
+      this.#serve(lane);
+      tries = this.#running > before ? TRIES_MAX : tries - 1;
+    }
+  }
+
+  #readMore(lane: Lane<W>): void {
+    lane.reading = true;
+    // Lowered before reading: an offer that comes meanwhile raises it again.
+    lane.more = false;
+    const limit = LANE_LENGTH_MAX + lane.started.size;
+    this.#options.read(lane.agentId, limit).then(
+      (found) => {
+        lane.reading = false;
+        lane.more ||= found.length === limit;
+        this.#enqueue(
+          lane,
+          found.filter((item) => !lane.started.has(item.id)),
+        );
+        this.#serve(lane);
+      },
+      () => {
+        // The store is away; what it holds is read when it is back.
+        setTimeout(() => {
+          lane.reading = false;
+          lane.more = true;
+          this.#serve(lane);
+        }, READ_AGAIN_MS);
+      },
+    );
+  }
+}

@@ -1,0 +1,208 @@
+// The MCP call on the transactional path: one JSON-RPC request out, its response back. A server that wants a
+// session gets one, shared by the calls of the same key. Only a request that was refused for want of a session
+// is sent again, for it never ran.
+
+import { bodyInSteps } from "../../../concurrency/run-steps.ts";
+import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
+import { isSessionless, parseRpcRequest, type RpcRequest, splice } from "../../../wire/jsonrpc.ts";
+import { isMirror } from "../../../wire/mcp-headers.ts";
+import { type CallContext, CallError, ownHeaders, send, type Upstreams } from "../call.ts";
+import type { Job, Outcome } from "../job.ts";
+import { answered, keep, noteHead } from "../outcome.ts";
+import { isEventStream, readMessage, readStreamAnswer } from "./event-stream.ts";
+import { createMcpWire, MCP_HEADERS, type McpWire, SESSION_HEADER, VERSION_HEADER } from "./handshake.ts";
+import type { RpcAnswer } from "./response.ts";
+import { createSessions, type Session, type Sessions, type SessionTarget } from "./sessions.ts";
+
+/** The newest version that knows sessions. */
+const NEWEST_SESSION_VERSION = "2025-11-25";
+
+/** Headers of the caller that the gateway speaks for itself. */
+const REPLACED_HEADERS = new Set(["accept", "content-type", SESSION_HEADER, VERSION_HEADER]);
+
+const encoder = new TextEncoder();
+const decoder = new TextDecoder();
+
+const SWEEP_INTERVAL_MS = 30_000;
+const CLOSE_TIMEOUT_MS = 2000;
+
+export interface McpCaller {
+  call(job: Job, context: CallContext): Promise<Outcome>;
+  /** Closes all sessions, within two seconds. */
+  close(): Promise<void>;
+}
+
+/** One request on its way: what it is, and what of it changes with the session. */
+interface Attempt {
+  readonly job: Job;
+  readonly request: RpcRequest;
+  readonly session: Session | null;
+  /** The id as it is sent, as JSON text. */
+  readonly wireId: string;
+  /** The caller's own version, which is never replaced. */
+  readonly callerVersion: string | null;
+}
+
+interface Reply {
+  readonly outcome: Outcome;
+  /** The status when the server refused the request for want of a session, or may have. */
+  readonly refusal: 400 | 404 | null;
+  /** A session that the answer opened. */
+  readonly sessionId: string | null;
+}
+
+export function createMcp(upstreams: Upstreams): McpCaller {
+  const wire = createMcpWire(upstreams);
+  const sessions = createSessions(wire);
+  const sweeper = setInterval(() => sessions.sweep(), SWEEP_INTERVAL_MS);
+  sweeper.unref();
+  return {
+    async call(job, context) {
+      const request = await bodyInSteps("scan of a body", job.body, parseRpcRequest(job.body), job.tenant);
+      if (!request.ok) throw new CallError("internal", `not a JSON-RPC request: ${request.problem}`);
+      const callerVersion = headerOf(job, VERSION_HEADER) ?? request.protocolVersion;
+      const wireId = decoder.decode(job.body.subarray(request.id.start, request.id.end));
+      const plain: Attempt = { job, request, session: null, wireId, callerVersion };
+      if (isSessionless(callerVersion)) return (await attempt(plain, context)).outcome;
+      // A caller's own initialize opens a session that nobody can use: it is closed again.
+      if (request.method === "initialize") return callInitialize(plain, context, wire.close);
+      return callInSession(plain, context, sessions, wire);
+    },
+    async close() {
+      clearInterval(sweeper);
+      await sessions.close(CLOSE_TIMEOUT_MS);
+    },
+  };
+}
+
+async function callInitialize(
+  plain: Attempt,
+  context: CallContext,
+  close: (target: SessionTarget, session: { id: string; version: string }) => Promise<void>,
+): Promise<Outcome> {
+  const { outcome, sessionId } = await attempt(plain, context);
+  if (sessionId !== null) {
+    const target = targetOf(plain.job);
+    void close(target, { id: sessionId, version: target.offer });
+  }
+  return outcome;
+}
+
+async function callInSession(
+  plain: Attempt,
+  context: CallContext,
+  sessions: Sessions,
+  wire: McpWire,
+): Promise<Outcome> {
+  const { signal, trace } = context;
+  const target = targetOf(plain.job);
+  const key = JSON.stringify([plain.job.session_key, target.offer]);
+  const known = await unlessStopped(sessions.find(key), signal);
+  const attemptOn = (session: Session | null) =>
+    sessions.use(session, () => attemptInSession({ ...plain, session }, context, wire));
+  const first = await attemptOn(known);
+  const isSettled = first.refusal === null || (known !== null && known.id === null);
+  if (isSettled) return first.outcome;
+  Object.assign(trace, { upstream_status: null, response_content_type: null, resp_size: null });
+  const renewed = await unlessStopped(sessions.renew(key, target, known, first.refusal === 404), signal);
+  if (renewed === null || isSameForServer(plain, known, renewed)) return first.outcome;
+  // What decoders need is taken with nothing held.
+  context.hold.release();
+  return (await attemptOn(renewed)).outcome;
+}
+
+async function attemptInSession(call: Attempt, context: CallContext, wire: McpWire): Promise<Reply> {
+  const { job, session } = call;
+  if (session === null || session.id === null) return attempt(call, context);
+  const wireId = String(session.nextId());
+  try {
+    return await attempt({ ...call, wireId }, context);
+  } catch (error) {
+    if (context.signal.aborted) void wire.abandon(targetOf(job), session, wireId);
+    throw error;
+  }
+}
+
+/** Whether the second request would say nothing that the first did not. */
+function isSameForServer(plain: Attempt, known: Session | null, renewed: Session): boolean {
+  if (renewed.id !== (known?.id ?? null)) return false;
+  return versionOf({ ...plain, session: known }) === versionOf({ ...plain, session: renewed });
+}
+
+async function attempt(call: Attempt, context: CallContext): Promise<Reply> {
+  const { job, request, session, wireId } = call;
+  const callerId = job.body.subarray(request.id.start, request.id.end);
+  const isShared = session !== null && session.id !== null;
+  const response = await send(context, {
+    url: job.call.url,
+    method: "POST",
+    headers: headersOf(call),
+    body: isShared ? splice(job.body, request.id, encoder.encode(wireId)) : job.body,
+  });
+  noteHead(context.trace, response);
+  const sessionId = response.headers.get(SESSION_HEADER);
+  const isEvents = response.ok && isEventStream(response);
+  const { capture, receipt: isHashed } = job.call;
+  const options = { wireId, callerId, captureBytes: capture ? CAPTURE_BYTES_MAX : 0, isHashed };
+  const read = isEvents ? readStreamAnswer : readMessage;
+  const message = await read(context, response, { ...options, dropsOthers: isEvents });
+  if (isEvents) context.trace.response_content_type = "application/json";
+  const stored = keep(message.body(), capture);
+  const outcome = answered(context.trace, response.status, stored, performance.now());
+  return { outcome, refusal: refusalOf(response.status, message.answer()), sessionId };
+}
+
+/**
+ * 400 and 404 may mean that a session is missing or forgotten; then the request never ran. An answer that
+ * names our request and brings a result or an error of the application shows that it did.
+ */
+function refusalOf(status: number, answer: RpcAnswer | null): 400 | 404 | null {
+  if (status !== 400 && status !== 404) return null;
+  if (answer === null) return status;
+  const isOfProtocol = answer.code !== null && answer.code >= -32768 && answer.code <= -32000;
+  return isOfProtocol || Number.isNaN(answer.code) ? status : null;
+}
+
+function headersOf(call: Attempt): Array<[string, string]> {
+  const { job, session } = call;
+  const version = versionOf(call);
+  // A server may have agreed on a version that does not know the headers which say again what the body says.
+  const mirrors = isSessionless(version);
+  const passed = job.call.headers.filter(
+    ([name]) => !REPLACED_HEADERS.has(name) && (mirrors || !isMirror(name)),
+  );
+  return [
+    ...passed.map(([name, value]): [string, string] => [name, value]),
+    ...MCP_HEADERS,
+    [VERSION_HEADER, version],
+    ...(session === null || session.id === null ? [] : [[SESSION_HEADER, session.id] as [string, string]]),
+    ...ownHeaders(job),
+  ];
+}
+
+function versionOf({ job, session, callerVersion }: Attempt): string {
+  return callerVersion ?? session?.version ?? offerOf(job);
+}
+
+function offerOf(job: Job): string {
+  return job.call.mcp_protocol_version ?? NEWEST_SESSION_VERSION;
+}
+
+function targetOf(job: Job): SessionTarget {
+  const { tenant, credential, call } = job;
+  return { tenant, url: call.url, credential, offer: offerOf(job), via: headerOf(job, "via") };
+}
+
+function headerOf(job: Job, wanted: string): string | null {
+  return job.call.headers.find(([name]) => name === wanted)?.[1] ?? null;
+}
+
+/** @throws the signal's reason as soon as the call is stopped; what it waited for goes on for the others */
+function unlessStopped<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
+  const { promise, resolve, reject } = Promise.withResolvers<T>();
+  const onAbort = () => reject(signal.reason);
+  signal.addEventListener("abort", onAbort, { once: true });
+  if (signal.aborted) onAbort();
+  work.then(resolve, reject).finally(() => signal.removeEventListener("abort", onAbort));
+  return promise;
+}

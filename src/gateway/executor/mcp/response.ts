@@ -1,0 +1,188 @@
+// The answer to a JSON-RPC request, read as it comes in: whether it is that, its start as it is stored, its length and
+// its SHA-256, all with the caller's id in the place of the one on the wire. However long it is, no more of it is kept
+// than what is captured.
+import { createHash, type Hash } from "node:crypto";
+import { followedKeys, JsonFollower, type Member, type MemberHandler } from "../../../wire/json-follower.ts";
+import { ID_TEXT_BYTES_MAX, isSameId, splice } from "../../../wire/jsonrpc.ts";
+import type { WholeBody } from "../outcome.ts";
+
+export interface AnswerOptions {
+  /** The id as it was sent, and as the caller gave it: JSON text. */
+  readonly wireId: string;
+  readonly callerId: Uint8Array;
+  /** How much of its start is wanted; 0 for nothing. */
+  readonly captureBytes: number;
+  readonly isHashed: boolean;
+  /** Nothing is kept of what turns out to be a request or a notification. */
+  readonly dropsOthers: boolean;
+}
+
+/** What a message says of the request that was sent. */
+export interface RpcAnswer {
+  /** The error code; null for a result. */
+  readonly code: number | null;
+}
+
+/** Buffers grow in these steps, then to what is wanted at most, so that what one takes is what is counted of it. */
+const BUFFER_STEPS = [1024, 16 * 1024, 256 * 1024];
+
+const FOLLOWED = {
+  top: followedKeys("id", "method", "error"),
+  outerKey: "error",
+  inner: followedKeys("code"),
+  textBytesMax: ID_TEXT_BYTES_MAX,
+};
+
+const NOTHING = new Uint8Array();
+
+const decoder = new TextDecoder();
+
+/** The hash of a text in which the last id counts: what was before that one is not gone back to. */
+class ExchangedHash {
+  readonly #plain = createHash("sha256");
+  /** All before the id that is coming in; with the other id in its place, once it is read; and that of a whole member. */
+  #before: Hash | null = null;
+  #candidate: Hash | null = null;
+  #exchanged: Hash | null = null;
+
+  update(bytes: Uint8Array): void {
+    for (const hash of [this.#plain, this.#candidate, this.#exchanged]) hash?.update(bytes);
+  }
+
+  idBegins(): void {
+    this.#candidate = null;
+    this.#before = this.#plain.copy();
+  }
+
+  /** @param replacement null where the id stays */
+  idEnds(replacement: Uint8Array | null): void {
+    this.#candidate = replacement === null ? null : (this.#before?.update(replacement) ?? null);
+    this.#before = null;
+  }
+
+  idCounts(): void {
+    [this.#exchanged, this.#candidate] = [this.#candidate, null];
+  }
+
+  of(isAnswer: boolean): string {
+    return ((isAnswer ? this.#exchanged : null) ?? this.#plain).digest("hex");
+  }
+}
+
+export class AnswerReader implements MemberHandler {
+  readonly #options: AnswerOptions;
+  #keptMax: number;
+  readonly #hash: ExchangedHash | null;
+  readonly #follower: JsonFollower;
+  #kept: Uint8Array = NOTHING;
+  #keptBytes = 0;
+  #size = 0;
+  #piece: Uint8Array = NOTHING;
+  #hashedBytes = 0;
+  #id: Member | null = null;
+  #isRequest = false;
+  #isError = false;
+  #code = Number.NaN;
+
+  constructor(options: AnswerOptions) {
+    const { captureBytes, isHashed } = options;
+    this.#options = options;
+    // The id on the wire may be longer than the caller's.
+    this.#keptMax = captureBytes === 0 ? 0 : captureBytes + ID_TEXT_BYTES_MAX;
+    this.#hash = isHashed ? new ExchangedHash() : null;
+    this.#follower = new JsonFollower(FOLLOWED, this);
+  }
+
+  /** How many bytes are kept after so many more. */
+  keptAfter(bytes: number): number {
+    return Math.min(this.#keptBytes + bytes, this.#keptMax);
+  }
+
+  /** @param bytes not looked at later */
+  push(bytes: Uint8Array): void {
+    this.#piece = bytes;
+    if (!this.#follower.isOver) this.#follower.feed(bytes);
+    this.#hashUpTo(this.#size + bytes.length);
+    this.#piece = NOTHING;
+    this.#size += bytes.length;
+    this.#keep(bytes);
+  }
+
+  /**
+   * What the message says of the request; null for notifications, requests and other answers. An error with a null id
+   * is taken for the answer too: the server could not read the id. A message that breaks off is read as far as it goes.
+   */
+  answer(): RpcAnswer | null {
+    const text = this.#id?.text ?? null;
+    if (text === null || this.#isRequest) return null;
+    if (!isSameId(text, this.#options.wireId, this.#isError)) return null;
+    return { code: this.#isError ? this.#code : null };
+  }
+
+  /** What has come, as the caller gets it: the id is exchanged where it is the answer. */
+  body(): WholeBody {
+    const id = this.answer() === null ? null : this.#id;
+    const replacement = id === null ? null : this.#replacementOf(id);
+    const kept = this.#kept.subarray(0, this.#keptBytes);
+    const sha256 = this.#hash?.of(id !== null) ?? null;
+    if (id === null || replacement === null) return { start: kept, size: this.#size, sha256 };
+    const size = this.#size + replacement.length - (id.end - id.start);
+    return { start: id.end <= kept.length ? splice(kept, id, replacement) : kept, size, sha256 };
+  }
+
+  #keep(bytes: Uint8Array): void {
+    const part = bytes.subarray(0, this.#keptMax - this.#keptBytes);
+    if (part.length === 0) return;
+    const size = this.#keptBytes + part.length;
+    if (size > this.#kept.length) {
+      const step = BUFFER_STEPS.find((each) => each >= size) ?? this.#keptMax;
+      const larger = new Uint8Array(Math.min(step, this.#keptMax));
+      larger.set(this.#kept.subarray(0, this.#keptBytes));
+      this.#kept = larger;
+    }
+    this.#kept.set(part, this.#keptBytes);
+    this.#keptBytes = size;
+  }
+
+  #hashUpTo(size: number): void {
+    if (this.#hash === null) return;
+    this.#hash.update(this.#piece.subarray(this.#hashedBytes - this.#size, size - this.#size));
+    this.#hashedBytes = size;
+  }
+
+  comes(key: string): void {
+    if (key === "error") this.#code = Number.NaN;
+  }
+
+  begins(key: string, at: number): void {
+    if (key !== "id" || this.#hash === null) return;
+    this.#hashUpTo(at);
+    this.#hash.idBegins();
+  }
+
+  ends(member: Member): void {
+    if (member.path[0] !== "id" || this.#hash === null) return;
+    this.#hashUpTo(member.end);
+    this.#hash.idEnds(this.#replacementOf(member));
+  }
+
+  whole(member: Member): void {
+    const [key, inner] = member.path;
+    if (inner !== undefined) this.#code = Number(member.text ?? Number.NaN);
+    else if (key === "error") this.#isError = true;
+    else if (key === "method") {
+      this.#isRequest = true;
+      if (this.#options.dropsOthers) [this.#kept, this.#keptBytes, this.#keptMax] = [NOTHING, 0, 0];
+    } else {
+      this.#id = member;
+      this.#hash?.idCounts();
+    }
+  }
+
+  /** What belongs in the place of this id, if it is the one of the request; null where it stays. */
+  #replacementOf({ text }: Member): Uint8Array | null {
+    const { wireId, callerId } = this.#options;
+    if (text === null || text === "null" || text === decoder.decode(callerId)) return null;
+    return isSameId(text, wireId, false) ? callerId : null;
+  }
+}

@@ -1,0 +1,260 @@
+import { afterEach, beforeEach, expect, jest, spyOn, test } from "bun:test";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { accepted, SUCCESS } from "../../../test/support/invocations.ts";
+import { Fault } from "../../core/fault.ts";
+import { silentLog } from "../../core/log.ts";
+import { openStore } from "../../storage/open.ts";
+import type { Store } from "../../storage/store.ts";
+import { createClaims } from "../invocations/claims.ts";
+import { findInvocation } from "../invocations/history.ts";
+import { abandon, accept } from "../invocations/service.ts";
+import type { Job, Outcome } from "./job.ts";
+import { Dispatcher, type DispatcherOptions } from "./scheduler.ts";
+
+const clock = { now: () => 1_790_000_000_000 };
+
+let dir: string;
+let real: Store;
+beforeEach(async () => {
+  dir = mkdtempSync(join(tmpdir(), "tollgate-dispatch-"));
+  real = await openStore({ databaseUrl: null, dataDir: dir, log: silentLog, clock });
+});
+afterEach(async () => {
+  await real.close();
+  rmSync(dir, { recursive: true, force: true });
+});
+
+/** A pool that makes no calls but says how they went. */
+function makePool(outcome: (job: Job) => Promise<Outcome>) {
+  const jobs: Job[] = [];
+  const run = (job: Job) => {
+    jobs.push(job);
+    return outcome(job);
+  };
+  return { jobs, pool: { run, cancel() {}, recorded() {}, running: 0, close: async () => {} } };
+}
+
+const well = async (): Promise<Outcome> => ({ ...SUCCESS, detail: null });
+
+function dispatch(options: Partial<DispatcherOptions>) {
+  const ended = new Map<string, PromiseWithResolvers<void>>();
+  const endOf = (id: string) => {
+    const known = ended.get(id) ?? Promise.withResolvers<void>();
+    ended.set(id, known);
+    return known;
+  };
+  const dispatcher = new Dispatcher({
+    store: real,
+    clock,
+    log: silentLog,
+    pool: makePool(well).pool,
+    replica: "rep_1",
+    agent_concurrency: 4,
+    claims: createClaims(),
+    refusals: { removeAppeared: async () => {}, isUnnoted: () => false },
+    resolveCredential: async () => ({ header: null, version: "1" }),
+    ended: (id) => endOf(id).resolve(),
+    ...options,
+  });
+  return { dispatcher, untilEnded: (id: string) => endOf(id).promise };
+}
+
+async function acceptOne(credential_ref: string | null = null) {
+  const one = accepted(clock.now());
+  const call = { ...one.call, credential_ref };
+  await real.write((tx) => accept(tx, { ...one, call }));
+  return { ...one, call };
+}
+
+const statusOf = async (id: string) => {
+  const { status, error_class } = await findInvocation(real.read, "acme", id);
+  return [status, error_class];
+};
+
+/** A store that does the n-th write and then says that it could not. */
+function losingAnswer(n: number): Store {
+  let writes = 0;
+  return {
+    ...real,
+    async write(work) {
+      const value = await real.write(work);
+      writes++;
+      if (writes === n) throw new Fault("unavailable", "the answer was lost");
+      return value;
+    },
+  };
+}
+
+for (const [n, what] of [
+  [1, "claim"],
+  [2, "record"],
+] as const) {
+  test(`a ${what} that was stored without an answer neither loses nor repeats the call`, async () => {
+    const { jobs, pool } = makePool(well);
+    const { dispatcher, untilEnded } = dispatch({ pool, store: losingAnswer(n) });
+    const one = await acceptOne();
+    dispatcher.offer(one);
+    await untilEnded(one.row.id);
+    expect(jobs).toHaveLength(1);
+    expect(await statusOf(one.row.id)).toEqual(["succeeded", null]);
+  });
+}
+
+test("a call that is cancelled while its credential is resolved never reaches the upstream", async () => {
+  const resolving = Promise.withResolvers<void>();
+  const resolved = Promise.withResolvers<void>();
+  const { jobs, pool } = makePool(well);
+  const { dispatcher, untilEnded } = dispatch({
+    pool,
+    async resolveCredential() {
+      resolving.resolve();
+      await resolved.promise;
+      return { header: null, version: "1" };
+    },
+  });
+  const one = await acceptOne("cred_1");
+  dispatcher.offer(one);
+  await resolving.promise;
+  await real.write((tx) => abandon(tx, one.row, "cancelled", clock.now()));
+  dispatcher.stop(one.row.id);
+  resolved.resolve();
+  await untilEnded(one.row.id);
+  expect(jobs).toEqual([]);
+  expect(await statusOf(one.row.id)).toEqual(["failed", "cancelled"]);
+});
+
+test("a call that was ended while its process was paused is not made", async () => {
+  const resolved = Promise.withResolvers<void>();
+  const resolving = Promise.withResolvers<void>();
+  const { jobs, pool } = makePool(well);
+  const { dispatcher, untilEnded } = dispatch({
+    pool,
+    async resolveCredential() {
+      resolving.resolve();
+      await resolved.promise;
+      return { header: null, version: "1" };
+    },
+  });
+  const one = await acceptOne("cred_1");
+  dispatcher.offer(one);
+  await resolving.promise;
+  // Another replica takes this one for dead, and nobody tells it.
+  await real.write((tx) => abandon(tx, one.row, "internal", clock.now()));
+  const wall = Date.now();
+  const later = spyOn(Date, "now").mockImplementation(() => wall + 20_000);
+  resolved.resolve();
+  await untilEnded(one.row.id);
+  later.mockRestore();
+  expect(jobs).toEqual([]);
+  expect(await statusOf(one.row.id)).toEqual(["failed", "internal"]);
+});
+
+test("a worker that finds the claim too old sends nothing, and the call is tried again with its whole body", async () => {
+  const bodies: string[] = [];
+  const { jobs, pool } = makePool(async ({ body }) => {
+    bodies.push(new TextDecoder().decode(body));
+    // As the pool takes over a large one.
+    (body.buffer as ArrayBuffer).transfer();
+    return { ...SUCCESS, detail: null, is_stale: jobs.length === 1 };
+  });
+  const { dispatcher, untilEnded } = dispatch({ pool });
+  const one = await acceptOne();
+  dispatcher.offer({ ...one, body: one.body.slice() });
+  await untilEnded(one.row.id);
+  expect(bodies).toEqual(["hello", "hello"]);
+  expect(await statusOf(one.row.id)).toEqual(["succeeded", null]);
+});
+
+test("a secret that can't be resolved fails the call, and the call is not made", async () => {
+  const { jobs, pool } = makePool(well);
+  const resolveCredential = () => Promise.reject(new Error("no such secret"));
+  const { dispatcher, untilEnded } = dispatch({ pool, resolveCredential });
+  const one = await acceptOne("cred_1");
+  dispatcher.offer(one);
+  await untilEnded(one.row.id);
+  expect(jobs).toEqual([]);
+  expect(await statusOf(one.row.id)).toEqual(["failed", "credential_error"]);
+});
+
+test("an outcome that can't be recorded ends the call as internal", async () => {
+  let writes = 0;
+  const store: Store = {
+    ...real,
+    write: (work) =>
+      ++writes === 2 ? Promise.reject(new Error("a row that does not fit")) : real.write(work),
+  };
+  const { dispatcher, untilEnded } = dispatch({ store });
+  const one = await acceptOne();
+  dispatcher.offer(one);
+  await untilEnded(one.row.id);
+  expect(await statusOf(one.row.id)).toEqual(["failed", "internal"]);
+});
+
+test("a drain lets what runs end, starts nothing more, and leaves the rest pending for the next process", async () => {
+  const going = Promise.withResolvers<void>();
+  const { jobs, pool } = makePool(async () => {
+    await going.promise;
+    return well();
+  });
+  const { dispatcher, untilEnded } = dispatch({ pool, agent_concurrency: 1 });
+  const [first, second] = [await acceptOne(), await acceptOne()];
+  dispatcher.offer(first);
+  dispatcher.offer(second);
+  const drained = dispatcher.drain(10_000);
+  going.resolve();
+  await drained;
+  expect(await statusOf(first.row.id)).toEqual(["succeeded", null]);
+  expect(await statusOf(second.row.id)).toEqual(["pending", null]);
+  expect(jobs).toHaveLength(1);
+
+  const next = dispatch({ pool, replica: "rep_2" });
+  await next.dispatcher.recover();
+  await next.dispatcher.start();
+  await next.untilEnded(second.row.id);
+  expect(await statusOf(second.row.id)).toEqual(["succeeded", null]);
+  await untilEnded(first.row.id);
+});
+
+test("what ran when the process died ends as internal, and is not made again", async () => {
+  const { pool } = makePool(() => new Promise<Outcome>(() => {}));
+  const { dispatcher } = dispatch({ pool });
+  const one = await acceptOne();
+  dispatcher.offer(one);
+  // Claims are answered in order: when a later write is, the claim is stored.
+  await real.write(async () => {});
+
+  const next = makePool(well);
+  const after = dispatch({ pool: next.pool, replica: "rep_2" });
+  await after.dispatcher.recover();
+  await after.dispatcher.start();
+  expect(await statusOf(one.row.id)).toEqual(["failed", "internal"]);
+  expect(next.jobs).toEqual([]);
+});
+
+test("a lease is renewed on time, however long the look for pending calls takes", async () => {
+  jest.useFakeTimers();
+  try {
+    let renewals = 0;
+    const stuck = { ...real.read, db: { select: () => new Promise(() => {}) } } as unknown as Store["read"];
+    const store: Store = {
+      ...real,
+      dialect: "postgres",
+      read: stuck,
+      write(work) {
+        renewals++;
+        return real.write(work);
+      },
+    };
+    const { dispatcher } = dispatch({ store });
+    const recovering = dispatcher.recover();
+    jest.advanceTimersByTime(1);
+    await recovering;
+    void dispatcher.start().catch(() => {});
+    for (let i = 0; i < 3; i++) jest.advanceTimersByTime(5_000);
+    expect(renewals).toBe(4);
+  } finally {
+    jest.useRealTimers();
+  }
+});

@@ -1,0 +1,320 @@
+// From accepted to ended: claims a call durably, hands it to a worker, records what came back. The database is
+// the queue; what is in memory may vanish at any moment without losing or repeating a call.
+import { endsWithin } from "../../concurrency/deadline.ts";
+import { CLAIM_BELIEVED_MS, isOlder, type Moment, thisMoment } from "../../core/age.ts";
+import type { Clock } from "../../core/clock.ts";
+import type { Log } from "../../core/log.ts";
+import { untilStored } from "../../storage/persist.ts";
+import type { Store } from "../../storage/store.ts";
+import {
+  type Accepted,
+  type Claims,
+  claim,
+  type Ending,
+  finish,
+  holdsClaim,
+  type InvocationKey,
+  type PendingCall,
+} from "../invocations/service.ts";
+import { Lanes, type Waiting } from "./call-queues.ts";
+import type { Job, Outcome } from "./job.ts";
+import { createLeaseTrust } from "./lease-trust.ts";
+import { dropLeases, endOrphans, nextAgentWithPending, pendingOf, renewLease, type Taker } from "./leases.ts";
+import type { Pool } from "./workers/pool.ts";
+
+const RENEW_MS = 5_000;
+const SWEEP_MS = 2_000;
+const PLACES = 4096;
+const RUNNING_BODY_BYTES_MAX = 96 * 1024 * 1024;
+const LAST_RECORDS_MS = 5_000;
+
+interface ResolvedCredential {
+  readonly header: Job["credential"];
+  /** Another one when the secret is another one. */
+  readonly version: string;
+}
+
+export interface DispatcherOptions {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly pool: Pool;
+  /** This replica's ID, new with each start. */
+  readonly replica: string;
+  readonly agent_concurrency: number;
+  readonly claims: Pick<Claims, "begin" | "took" | "over">;
+  readonly refusals: {
+    /** Removes the records of refused calls that have appeared. */
+    removeAppeared(): Promise<unknown>;
+    /** Whether the call was refused here: its record may have appeared before that could be noted. */
+    isUnnoted(id: string): boolean;
+  };
+  resolveCredential(tenant: string, ref: string, url: string): Promise<ResolvedCredential>;
+  /** Told of each call that has ended, after it is durable. */
+  ended(id: string): void;
+}
+
+interface Item extends Waiting {
+  readonly inHand?: PendingCall;
+}
+
+/** A call that holds a place, from its claim to its record. */
+interface Running {
+  readonly agentId: string;
+  readonly key: InvocationKey;
+  /** Of the claim. */
+  readonly token: string;
+  /** When the claim was last known to hold. */
+  believedAt: Moment;
+  /** Ended otherwise meanwhile; if it has not been sent yet, it need not be. */
+  stopped: boolean;
+}
+
+export class Dispatcher {
+  readonly #options: DispatcherOptions;
+  readonly #lanes: Lanes<Item>;
+  readonly #running = new Map<string, Running>();
+  /** On SQLite this process is the only one; on Postgres there may be other replicas. */
+  readonly #shared: boolean;
+  #draining = false;
+  #givenUp = false;
+  #renewal: ReturnType<typeof setInterval> | undefined;
+  #nextSweep: ReturnType<typeof setTimeout> | undefined;
+  readonly #trust = createLeaseTrust();
+
+  constructor(options: DispatcherOptions) {
+    this.#options = options;
+    this.#shared = options.store.dialect === "postgres";
+    this.#lanes = new Lanes<Item>({
+      places: PLACES,
+      agentPlaces: options.agent_concurrency,
+      bodyBytes: RUNNING_BODY_BYTES_MAX,
+      read: (agentId, limit) => pendingOf(options.store.read, this.#taker(), agentId, limit),
+      run: (agentId, item) => this.#run(agentId, item),
+    });
+  }
+
+  /** Ends what a process that is gone left running. Calls may be offered from now on. */
+  async recover(): Promise<void> {
+    const { store, clock, log } = this.#options;
+    const warn = (error: unknown) => log.warn("lease not renewed", { error });
+    if (this.#shared) {
+      await this.#renew();
+      // On its own timer: whatever else is slow, a lease that is not renewed ends calls that are alive.
+      this.#renewal = setInterval(() => void this.#renew().catch(warn), RENEW_MS);
+      return;
+    }
+    // This process holds the lock of the data directory, so every other one is gone.
+    await store.write((tx) => dropLeases(tx, "all"));
+    const orphans = await endOrphans(store, clock, this.#options.replica);
+    if (orphans.length > 0) log.warn("ended calls of a process that is gone", { calls: orphans.length });
+  }
+
+  /** Takes up what is pending, and from now on what other replicas leave. */
+  async start(): Promise<void> {
+    await this.#takeUpPending();
+    if (this.#shared) this.#scheduleSweep();
+  }
+
+  offer({ row, call, body }: Accepted): void {
+    const item = { tenant: row.tenant, id: row.id, body_bytes: body.byteLength };
+    this.#lanes.offer(row.agent_id, item, { ...item, inHand: { call, body } });
+  }
+
+  /** A call of this agent that waited for its payment is pending from now on like any other. */
+  take(agentId: string): void {
+    this.#lanes.look(agentId);
+  }
+
+  /** Stops the upstream call of an invocation, if it runs here. */
+  stop(id: string): void {
+    const running = this.#running.get(id);
+    if (running !== undefined) running.stopped = true;
+    this.#options.pool.cancel(id);
+  }
+
+  /** Starts nothing more, lets what runs end for `ms`, then ends it. Pending calls stay pending. */
+  async drain(ms: number): Promise<void> {
+    const { pool } = this.#options;
+    this.#draining = true;
+    const idle = this.#lanes.pause();
+    await endsWithin(ms, idle);
+    await pool.close();
+    await endsWithin(LAST_RECORDS_MS, idle);
+    this.#givenUp = true;
+    clearTimeout(this.#nextSweep);
+  }
+
+  /** Drops this replica's lease: no call runs on it any more, on either path. */
+  async leave(): Promise<void> {
+    const { store, replica, log } = this.#options;
+    clearInterval(this.#renewal);
+    if (!this.#shared) return;
+    // A lease that can't be dropped runs out.
+    await store
+      .write((tx) => dropLeases(tx, replica))
+      .catch((error) => log.warn("lease not dropped", { error }));
+  }
+
+  #taker(): Taker {
+    const { replica, clock } = this.#options;
+    return { replica, now: clock.now() };
+  }
+
+  async #run(agentId: string, item: Item): Promise<void> {
+    const { claims, log, refusals } = this.#options;
+    if (refusals.isUnnoted(item.id)) return;
+    const key = { tenant: item.tenant, id: item.id };
+    const token = claims.begin(item.id);
+    const running = { agentId, key, token, believedAt: thisMoment(), stopped: false };
+    this.#running.set(item.id, running);
+    let isTaken = false;
+    try {
+      const claimed = await this.#claim(running, item.inHand ?? null);
+      isTaken = claimed !== null;
+      // Null: someone else has it, or it was cancelled.
+      if (claimed !== null) {
+        claims.took(token);
+        await this.#record(running, claimed, await this.#perform(running, claimed));
+      }
+      claims.over(token);
+    } catch (error) {
+      claims.over(token, isTaken);
+      log.error("invocation left as it is", { ...key, agent_id: agentId, error });
+    }
+    this.#options.pool.recorded(item.id);
+    this.#running.delete(item.id);
+  }
+
+  async #claim({ key, token }: Running, inHand: PendingCall | null): Promise<PendingCall | null> {
+    const { store, clock, replica: owner } = this.#options;
+    return await untilStored(
+      () => store.write((tx) => claim(tx, { key, owner, token, now: clock.now(), inHand })),
+      () => this.#draining,
+    );
+  }
+
+  /**
+   * Makes the call. Right before it is dialled, a claim that has not been looked at for a while is looked at again:
+   * a process that was paused may have been given up for dead.
+   */
+  async #perform(running: Running, { call, body }: PendingCall): Promise<Outcome> {
+    const { agentId, key } = running;
+    const { credential_ref } = call;
+    let credential: ResolvedCredential = { header: null, version: "" };
+    try {
+      if (credential_ref !== null) {
+        credential = await untilStored(
+          () => this.#options.resolveCredential(key.tenant, credential_ref, call.url),
+          () => this.#draining,
+        );
+      }
+    } catch (error) {
+      this.#options.log.warn("credential not resolved", { ...key, credential_ref, error });
+      return { ...NOT_CALLED, error_class: "credential_error", detail: "credential not resolved" };
+    }
+    const ended: Outcome = { ...NOT_CALLED, error_class: "cancelled", detail: "ended before it was made" };
+    const send = (sent: Uint8Array, claim_seen_at: number | null) =>
+      this.#options.pool.run({
+        id: key.id,
+        tenant: key.tenant,
+        agent_id: agentId,
+        call,
+        credential: credential.header,
+        session_key: JSON.stringify([agentId, call.url, credential_ref, credential.version]),
+        claim_seen_at,
+        body: sent,
+      });
+    if (running.stopped || !(await this.#isStillClaimed(running))) return ended;
+    const outcome = await send(body, running.believedAt.wall);
+    if (!outcome.is_stale) return outcome;
+    // Looked at once more, and then believed, even if the threads' clocks differ. The body is read anew: the pool has
+    // taken the first one over.
+    const again = await this.#claim(running, null);
+    return again === null || running.stopped ? ended : send(again.body, null);
+  }
+
+  async #isStillClaimed(running: Running): Promise<boolean> {
+    const { key, token, believedAt } = running;
+    if (!isOlder(believedAt, CLAIM_BELIEVED_MS)) return true;
+    const askedAt = thisMoment();
+    const { read } = this.#options.store;
+    const isHeld = await untilStored(
+      () => holdsClaim(read, key, token),
+      () => this.#draining,
+    );
+    running.believedAt = askedAt;
+    return isHeld;
+  }
+
+  async #record({ agentId, key, token }: Running, { call }: PendingCall, outcome: Outcome): Promise<void> {
+    const { store, clock, log, ended } = this.#options;
+    const write = (ending: Ending) =>
+      untilStored(
+        () => store.write((tx) => finish(tx, { key, token }, ending, clock.now())),
+        () => this.#givenUp,
+      );
+    const recorded = await write(outcome).catch((error) => {
+      if (this.#givenUp) throw error;
+      log.error("outcome not recorded", { ...key, error });
+      return write({ ...NOT_CALLED, error_class: "internal" });
+    });
+    // False: it was cancelled, or taken for dead, and ended before.
+    if (recorded) {
+      const { response: _body, resp_sha256: _hash, is_stale: _stale, ...shown } = outcome;
+      const fields = {
+        tenant: key.tenant,
+        agent_id: agentId,
+        invocation_id: key.id,
+        request_id: call.request_id,
+      };
+      log.info("invocation ended", { ...fields, ...shown });
+    }
+    ended(key.id);
+  }
+
+  async #takeUpPending(): Promise<void> {
+    const { read } = this.#options.store;
+    const taker = this.#taker();
+    for (let agent = await nextAgentWithPending(read, taker, ""); agent !== null; ) {
+      this.#lanes.look(agent);
+      agent = await nextAgentWithPending(read, taker, agent);
+    }
+  }
+
+  #scheduleSweep(): void {
+    this.#nextSweep = setTimeout(async () => {
+      await this.#sweep();
+      if (!this.#draining) this.#scheduleSweep();
+    }, SWEEP_MS);
+  }
+
+  async #renew(): Promise<void> {
+    const { store, replica } = this.#options;
+    this.#trust.renewed(await store.write((tx) => renewLease(tx, replica)));
+  }
+
+  /** Ends the calls of replicas that are gone, and takes up those that are pending. */
+  async #sweep(): Promise<void> {
+    const { store, clock, log, replica, ended } = this.#options;
+    try {
+      for (const { id } of await endOrphans(store, clock, replica, this.#trust.holds)) ended(id);
+      await this.#options.refusals.removeAppeared();
+      if (!this.#draining) await this.#takeUpPending();
+    } catch (error) {
+      log.warn("sweep failed", { error });
+    }
+  }
+}
+
+/** How a call ends that has not been made. */
+const NOT_CALLED = {
+  status: "failed",
+  upstream_status: null,
+  latency_ms: null,
+  resp_size: null,
+  resp_sha256: null,
+  response: null,
+  response_truncated: false,
+  response_content_type: null,
+} as const;

@@ -1,0 +1,96 @@
+// The workers that make upstream calls, seen from the dispatcher: a job goes in, exactly one outcome comes out.
+// A worker that dies is replaced; what it was running ends `internal`, since nobody can know whether the
+// upstream saw it, and nothing is sent twice.
+import type { Log } from "../../../core/log.ts";
+import type { DecoderShare } from "../../../http/decoder-share.ts";
+import type { Job, Outcome, WorkerSettings } from "../job.ts";
+import { lostCall } from "../outcome.ts";
+import { isCounted } from "./messages.ts";
+import { createSlot, type Slot } from "./worker-handle.ts";
+
+export interface Pool {
+  /** Never rejects. The pool takes the job's body over: a large one is moved, not copied. */
+  run(job: Job): Promise<Outcome>;
+  /** Ends a running job with `cancelled`; an unknown id is nothing. */
+  cancel(id: string): void;
+  /** The outcome of a job is recorded, or never will be: until then a long response counts as memory of its worker. */
+  recorded(id: string): void;
+  /** Jobs whose outcome is not known yet. */
+  readonly running: number;
+  /** Takes no more jobs, ends those that run, closes the upstream sessions, ends the workers. */
+  close(): Promise<void>;
+}
+
+export interface PoolOptions {
+  /** Workers. */
+  readonly size: number;
+  readonly settings: WorkerSettings;
+  /** The memory that the decoders of all workers share with those of other threads. */
+  readonly decoders: DecoderShare;
+  readonly log: Log;
+  /** For tests: makes the thread. */
+  readonly spawn?: () => Worker;
+  /** For tests: how late a job's outcome may be before its worker counts as stuck. */
+  readonly graceMs?: number;
+}
+
+const GRACE_MS = 30_000;
+
+/**
+ * The worker is an entry point of its own. From source it lies beside this file; in the compiled binary this
+ * file is part of the main entry, and the worker is found by its path below the common root of the entry
+ * points, `src`.
+ */
+function spawnWorker(): Worker {
+  return Bun.isStandaloneExecutable
+    ? new Worker("./gateway/executor/workers/worker.ts")
+    : new Worker(new URL("./worker.ts", import.meta.url).href);
+}
+
+export function createPool(options: PoolOptions): Pool {
+  const { size, settings, decoders, log, spawn = spawnWorker, graceMs = GRACE_MS } = options;
+  const slots = Array.from({ length: size }, () =>
+    createSlot({ settings, workers: size, decoders, log, spawn, graceMs }),
+  );
+  /** Where a job runs, or has run whose response still counts there. */
+  const slotOf = new Map<string, Slot>();
+  let isClosed = false;
+
+  return {
+    async run(job) {
+      const slot = isClosed ? undefined : chooseSlot(slots, job);
+      if (slot === undefined) return lostCall("the worker pool is closed");
+      slotOf.set(job.id, slot);
+      const outcome = await slot.run(job);
+      if (!isCounted(outcome)) slotOf.delete(job.id);
+      return outcome;
+    },
+    cancel(id) {
+      slotOf.get(id)?.cancel(id);
+    },
+    recorded(id) {
+      slotOf.get(id)?.recorded(id);
+      slotOf.delete(id);
+    },
+    get running() {
+      return slots.reduce((sum, slot) => sum + slot.load(), 0);
+    },
+    async close() {
+      isClosed = true;
+      await Promise.all(slots.map((slot) => slot.close()));
+    },
+  };
+}
+
+/**
+ * MCP jobs of one session key always meet in the same worker, where their session lives; others go where the
+ * least runs.
+ */
+function chooseSlot(slots: readonly Slot[], job: Job): Slot | undefined {
+  if (job.call.protocol === "mcp") return slots[Number(Bun.hash(job.session_key) % BigInt(slots.length))];
+  let least = slots[0];
+  for (const slot of slots) {
+    if (least !== undefined && slot.load() < least.load()) least = slot;
+  }
+  return least;
+}

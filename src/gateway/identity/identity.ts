@@ -1,0 +1,267 @@
+// Who calls, by the bearer token (RFC 6750) of the local issuer or of an OIDC issuer. A token's signature is
+// checked once; after that it is known, as long as it lasts and the issuer's keys stay the same.
+import {
+  type CryptoKey,
+  createLocalJWKSet,
+  decodeJwt,
+  decodeProtectedHeader,
+  errors,
+  type JWTPayload,
+  type JWTVerifyOptions,
+  jwtVerify,
+} from "jose";
+import { inOneStep } from "../../concurrency/run-steps.ts";
+import { tenantCache } from "../../concurrency/tenant-cache.ts";
+import type { Caller } from "../../core/caller.ts";
+import type { Clock } from "../../core/clock.ts";
+import { Fault } from "../../core/fault.ts";
+import type { Log } from "../../core/log.ts";
+import { hasControls } from "../../core/text.ts";
+import { STRANGERS } from "../../http/server.ts";
+import { type Keyring, SIGNING_ALGORITHM } from "../../keys/keyring.ts";
+import { type IssuerKeySource, type Keys, openIssuerKeys } from "./issuer-keys.ts";
+
+/** Issuer and audience of the tokens that the local issuer signs. */
+export const LOCAL_ISSUER = "tollgate";
+
+const TOKEN_CHARACTERS_MAX = 8192;
+const PRINCIPAL_CHARACTERS_MAX = 256;
+const SKEW_SECONDS = 60;
+/** Characters of all tokens that are known at a time: some ten thousand. */
+const KNOWN_CHARACTERS_MAX = 8 * 1024 * 1024;
+const RETRY_AFTER_SECONDS = 10;
+/** Keys tried for a token that names none, in a set where several fit. */
+const CANDIDATES_MAX = 10;
+
+const REMOTE_ALGORITHMS = [
+  ...["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"],
+  ...["ES256", "ES384", "ES512", "EdDSA", "Ed25519"],
+];
+
+export interface ClaimNames {
+  readonly tenant: string;
+  readonly user: string;
+  readonly scope: string;
+}
+
+export interface IdentityOptions {
+  readonly claims: ClaimNames;
+  /** Null for the local issuer. */
+  readonly oidc: {
+    readonly issuer: string;
+    readonly audience: string;
+    readonly jwksUrl: string | null;
+  } | null;
+  readonly keyring: Pick<Keyring, "verificationKeys">;
+  /** GET with bounded time and size; throws for any answer but 200 with JSON. */
+  readonly fetchJson: (url: string) => Promise<unknown>;
+  /** Tells only what a token's own times mean. */
+  readonly clock: Clock;
+  readonly log: Log;
+  /** Milliseconds of a clock that never goes back. */
+  readonly now?: () => number;
+}
+
+export interface Identity {
+  /**
+   * The caller that an `Authorization` header names: at once for a token that is known, else after its check.
+   *
+   * @throws Fault `unauthenticated`, at once or as rejection; `unavailable` when the token can't be judged
+   *   because the issuer's keys were never got: the same token may be good in a moment.
+   */
+  authenticate(authorization: string | null): Caller | Promise<Caller>;
+}
+
+interface Known {
+  readonly caller: Caller;
+  /** The set of keys that it was verified with: a token is known only as long as this is the set. */
+  readonly keys: Keys;
+  /** When its `exp` has passed: milliseconds since the epoch. */
+  readonly until: number;
+}
+
+interface Issuer {
+  readonly name: string;
+  readonly audience: string;
+  readonly algorithms: readonly string[];
+}
+
+export function createIdentity(options: IdentityOptions): Identity {
+  const known = tenantCache<string, Known>(KNOWN_CHARACTERS_MAX);
+  const { issuer, keys } = openIssuer(options);
+  const { clock, claims } = options;
+
+  function checked(authorization: string): string {
+    const token = bearerToken(authorization);
+    precheck(token, issuer, clock.now());
+    return token;
+  }
+
+  async function judge(authorization: string): Promise<Caller> {
+    const token = await inOneStep("check of a token", () => checked(authorization), STRANGERS);
+    const { payload, keys: used } = await verify(token, issuer, keys, clock);
+    const caller = readCaller(payload, claims);
+    // jwtVerify has seen that `exp` is there.
+    const until = ((payload.exp ?? 0) + SKEW_SECONDS) * 1000;
+    known.set(caller.tenant, authorization, { caller, keys: used, until }, authorization.length);
+    return caller;
+  }
+
+  return {
+    authenticate(authorization) {
+      if (authorization === null) throw refused("no token");
+      const seen = known.get(authorization);
+      const holds = seen !== undefined && clock.now() < seen.until && keys.fresh() === seen.keys;
+      return holds ? seen.caller : judge(authorization);
+    },
+  };
+}
+
+/** What `IssuerKeySource` says of keys, for keys that never change while the process runs. */
+function localKeys(keyring: IdentityOptions["keyring"]): IssuerKeySource {
+  const keys = createLocalJWKSet(keyring.verificationKeys("issuer"));
+  return { fresh: () => keys, settled: async () => keys, renewed: async () => null };
+}
+
+function openIssuer(options: IdentityOptions): { issuer: Issuer; keys: IssuerKeySource } {
+  const { oidc, keyring, fetchJson, log, now } = options;
+  if (oidc === null) {
+    const issuer = { name: LOCAL_ISSUER, audience: LOCAL_ISSUER, algorithms: [SIGNING_ALGORITHM] };
+    return { issuer, keys: localKeys(keyring) };
+  }
+  const keys = openIssuerKeys({ ...oidc, fetchJson, log, ...(now !== undefined && { now }) });
+  // The first request should not have to wait, and a wrong issuer should show in the log at start.
+  keys.fresh();
+  return { issuer: { name: oidc.issuer, audience: oidc.audience, algorithms: REMOTE_ALGORITHMS }, keys };
+}
+
+function refused(reason: string, cause?: unknown): Fault {
+  return new Fault("unauthenticated", "a valid bearer token is required", {
+    cause: new Error(reason, cause === undefined ? undefined : { cause }),
+  });
+}
+
+function bearerToken(authorization: string): string {
+  if (authorization.length > TOKEN_CHARACTERS_MAX) throw refused("the token is too long");
+  const token = /^bearer +([\w-]+\.[\w-]+\.[\w-]+)$/i.exec(authorization)?.[1];
+  if (token === undefined) throw refused("no bearer token of the form of a JWT");
+  return token;
+}
+
+/**
+ * Refuses what no key could make valid, before any key is looked for: an old token of a key that is gone must
+ * not make us ask the issuer again and again.
+ */
+function precheck(token: string, issuer: Issuer, now: number): void {
+  try {
+    const { alg, typ } = decodeProtectedHeader(token);
+    if (alg === undefined || !issuer.algorithms.includes(alg)) throw new Error("algorithm not allowed");
+    if (!isAccessTokenType(typ)) throw new Error("a token of another kind");
+    const { iss, exp, cnf } = decodeJwt(token);
+    if (iss !== issuer.name) throw new Error("another issuer");
+    // RFC 7800: it is good only together with a proof that its sender holds a key, and none is asked for here.
+    if (cnf !== undefined) throw new Error("bound to a key of its sender");
+    if (exp === undefined || (exp + SKEW_SECONDS) * 1000 <= now) throw new Error("expired");
+  } catch (cause) {
+    throw refused("the token is refused before its signature", cause);
+  }
+}
+
+/** RFC 7519, section 5.1, and RFC 9068, section 4: other types are of tokens that are signed for something else. */
+function isAccessTokenType(typ: unknown): boolean {
+  if (typ === undefined) return true;
+  return typeof typ === "string" && /^(application\/)?(at\+)?jwt$/i.test(typ);
+}
+
+interface Verified {
+  readonly payload: JWTPayload;
+  readonly keys: Keys;
+}
+
+async function verify(token: string, issuer: Issuer, keys: IssuerKeySource, clock: Clock): Promise<Verified> {
+  const found = await keys.settled();
+  if (found === null) {
+    throw new Fault("unavailable", "tokens can't be checked at the moment", {
+      retryAfterSeconds: RETRY_AFTER_SECONDS,
+    });
+  }
+  try {
+    return await verifyWith(found, token, issuer, clock);
+  } catch (error) {
+    // A key that the issuer has just begun to use, maybe under the name of an old one.
+    const next = mayBeNewKey(error) ? await keys.renewed(found) : null;
+    if (next === null) throw refused("the token is not valid", error);
+    try {
+      return await verifyWith(next, token, issuer, clock);
+    } catch (cause) {
+      throw refused("the token is not valid", cause);
+    }
+  }
+}
+
+function mayBeNewKey(error: unknown): boolean {
+  return error instanceof errors.JWKSNoMatchingKey || error instanceof errors.JWSSignatureVerificationFailed;
+}
+
+async function verifyWith(keys: Keys, token: string, issuer: Issuer, clock: Clock): Promise<Verified> {
+  const checks = {
+    algorithms: [...issuer.algorithms],
+    issuer: issuer.name,
+    audience: issuer.audience,
+    requiredClaims: ["exp"],
+    clockTolerance: SKEW_SECONDS,
+    currentDate: new Date(clock.now()),
+  };
+  try {
+    return { payload: (await jwtVerify(token, keys, checks)).payload, keys };
+  } catch (error) {
+    if (!(error instanceof errors.JWKSMultipleMatchingKeys)) throw error;
+    return { payload: await verifyWithAny(error, token, checks), keys };
+  }
+}
+
+/** A token that names no key, or one of several of the same name: the first that verifies it counts. */
+async function verifyWithAny(
+  candidates: AsyncIterable<CryptoKey>,
+  token: string,
+  checks: JWTVerifyOptions,
+): Promise<JWTPayload> {
+  let left = CANDIDATES_MAX;
+  for await (const key of candidates) {
+    if (left-- === 0) break;
+    try {
+      return (await jwtVerify(token, key, checks)).payload;
+    } catch (error) {
+      if (!(error instanceof errors.JWSSignatureVerificationFailed)) throw error;
+    }
+  }
+  throw new errors.JWSSignatureVerificationFailed();
+}
+
+function readCaller(payload: JWTPayload, claims: ClaimNames): Caller {
+  const tenant = payload[claims.tenant];
+  const user = payload[claims.user];
+  if (!isPrincipal(tenant)) throw refused("no usable tenant claim");
+  if (!isPrincipal(user)) throw refused("no usable user claim");
+  return { tenant, user, scopes: new Set(readScopes(payload[claims.scope])) };
+}
+
+/**
+ * A name that keeps its identity on its way through the database: unpaired surrogates of two tenants would be
+ * stored as the same replacement character.
+ */
+export function isPrincipal(value: unknown): value is string {
+  return (
+    typeof value === "string" &&
+    value !== "" &&
+    value.length <= PRINCIPAL_CHARACTERS_MAX &&
+    value.isWellFormed() &&
+    !hasControls(value)
+  );
+}
+
+/** RFC 8693, section 4.2, or the array that some issuers give; anything else grants nothing. */
+function readScopes(value: unknown): string[] {
+  if (typeof value === "string") return value.split(" ").filter((scope) => scope !== "");
+  return Array.isArray(value) ? value.filter((scope) => typeof scope === "string") : [];
+}

@@ -1,0 +1,140 @@
+// The verification keys of a remote OIDC issuer, kept fresh without a timer: whoever asks for them starts what
+// is due. Known keys go on while the issuer is away: it gives out no tokens then, and those it gave end by
+// themselves.
+import { createLocalJWKSet, type JSONWebKeySet, type JWTVerifyGetKey } from "jose";
+import type { Log } from "../../core/log.ts";
+
+/** A key that the issuer has removed verifies nothing after this time. */
+const FRESH_MS = 5 * 60_000;
+/** From this age on keys are fetched again in the background, so that no request waits for it. */
+const REFRESH_AFTER_MS = 4 * 60_000;
+/** Least time between two fetches, whatever tokens come in: a new key is accepted within 30 s of its publication. */
+const RETRY_AFTER_MS = 10_000;
+/** Keys are used for at most this long after the last answer of the issuer. */
+const STALE_MAX_MS = 24 * 3_600_000;
+const KEYS_MAX = 100;
+const ASYMMETRIC = ["RSA", "EC", "OKP"];
+
+export interface IssuerKeysOptions {
+  readonly issuer: string;
+  /** Null: by discovery. */
+  readonly jwksUrl: string | null;
+  /** Bounded in time and size; throws for any answer but 200 with JSON. */
+  readonly fetchJson: (url: string) => Promise<unknown>;
+  readonly log: Log;
+  /** Milliseconds of a clock that never goes back. */
+  readonly now?: () => number;
+}
+
+/** What finds the key of a token: the same function as long as the set of keys is the same. */
+export type Keys = JWTVerifyGetKey;
+
+export interface IssuerKeySource {
+  /** The keys, or null when they have to be asked for before they are used. Starts a fetch when one is due. */
+  fresh(): Keys | null;
+  /** Fresh keys if the issuer answers, else what there is; null when none have been got yet or they are too old. */
+  settled(): Promise<Keys | null>;
+  /** Other keys than these, or null: the issuer is asked again, unless it was asked a moment ago. */
+  renewed(used: Keys): Promise<Keys | null>;
+}
+
+export function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
+  const { log, now = () => performance.now() } = options;
+  let keys: Keys | null = null;
+  let freshUntil = Number.NEGATIVE_INFINITY;
+  let printed = "";
+  let answeredAt = Number.NEGATIVE_INFINITY;
+  let askedAt = Number.NEGATIVE_INFINITY;
+  let underWay: Promise<void> | null = null;
+
+  function accept(set: JSONWebKeySet): void {
+    const print = JSON.stringify(set);
+    if (keys === null || print !== printed) keys = createLocalJWKSet(set);
+    answeredAt = now();
+    freshUntil = answeredAt + FRESH_MS;
+    printed = print;
+  }
+
+  /** While the issuer is away the keys are good for a while each time, so that only the background asks. */
+  function extend(): void {
+    const until = Math.min(now() + FRESH_MS - REFRESH_AFTER_MS, answeredAt + STALE_MAX_MS);
+    freshUntil = Math.max(freshUntil, until);
+  }
+
+  async function fetchKeys(): Promise<void> {
+    try {
+      accept(await fetchKeySet(options));
+    } catch (error) {
+      log.warn("the issuer's keys could not be fetched", { issuer: options.issuer, error });
+      extend();
+    } finally {
+      underWay = null;
+    }
+  }
+
+  /** Joins the fetch under way, or starts one unless the last was just before. */
+  async function ask(): Promise<void> {
+    if (underWay === null && now() - askedAt >= RETRY_AFTER_MS) {
+      askedAt = now();
+      underWay = fetchKeys();
+    }
+    await underWay;
+  }
+
+  function usable(): Keys | null {
+    return now() < answeredAt + STALE_MAX_MS ? keys : null;
+  }
+
+  function fresh(): Keys | null {
+    if (now() >= answeredAt + REFRESH_AFTER_MS) void ask();
+    return now() < freshUntil ? usable() : null;
+  }
+
+  return {
+    fresh,
+    async settled() {
+      if (now() >= freshUntil) await ask();
+      return usable();
+    },
+    async renewed(used) {
+      // Another request may have got them between the caller's look and now.
+      if (usable() === used) await ask();
+      const next = usable();
+      return next === used ? null : next;
+    },
+  };
+}
+
+async function fetchKeySet({ issuer, jwksUrl, fetchJson }: IssuerKeysOptions): Promise<JSONWebKeySet> {
+  const set = await fetchJson(jwksUrl ?? (await discover(issuer, fetchJson)));
+  const given = isRecord(set) ? set["keys"] : null;
+  if (!Array.isArray(given)) throw new Error("the key set has no keys");
+  const keys = given.slice(0, KEYS_MAX).filter(isVerificationKey);
+  if (keys.length === 0) throw new Error("the key set has no key that can verify a token");
+  return { keys };
+}
+
+/** OpenID Connect Discovery 1.0, section 4: the document must name the very issuer that was asked. */
+async function discover(issuer: string, fetchJson: IssuerKeysOptions["fetchJson"]): Promise<string> {
+  const document = await fetchJson(`${issuer.replace(/\/$/, "")}/.well-known/openid-configuration`);
+  if (!isRecord(document) || document["issuer"] !== issuer) {
+    throw new Error("the discovery document names another issuer");
+  }
+  const url = document["jwks_uri"];
+  if (typeof url !== "string" || !URL.canParse(url))
+    throw new Error("the discovery document has no jwks_uri");
+  const { protocol } = new URL(url);
+  if (protocol !== "https:" && protocol !== new URL(issuer).protocol) {
+    throw new Error("the jwks_uri is not as safe as the issuer");
+  }
+  return url;
+}
+
+/** A symmetric key in a public set would let anyone sign. */
+function isVerificationKey(key: unknown): key is JSONWebKeySet["keys"][number] {
+  return isRecord(key) && ASYMMETRIC.some((type) => type === key["kty"]) && key["use"] !== "enc";
+}
+
+function isRecord(value: unknown): value is Record<string, unknown> {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}

@@ -1,0 +1,169 @@
+// Clean-up by age: captured bodies, whole records, expired idempotency keys, and the totals of models that are
+// in no record any more. In small groups, each its own write, so that calls pass between them.
+import { and, asc, eq, gt, gte, inArray, isNotNull, isNull, lt, lte, notExists, or, sql } from "drizzle-orm";
+import type { Clock } from "../../core/clock.ts";
+import { idFloor } from "../../core/id.ts";
+import type { Log } from "../../core/log.ts";
+import { nextTenant, removeInGroups, tenantsIn } from "../../storage/removal.ts";
+import type { Store, Tx } from "../../storage/store.ts";
+import { countWhole } from "./counters.ts";
+
+const TOTALS_AT_ONCE = 200;
+const DAY_MS = 86_400_000;
+
+export interface Retention {
+  /** 0 keeps for ever. */
+  readonly body_days: number;
+  readonly history_days: number;
+}
+
+export async function cleanUp(store: Store, clock: Clock, retention: Retention, log: Log): Promise<void> {
+  const now = clock.now();
+  const floor = (days: number) => idFloor("inv", now - days * DAY_MS);
+  const removed = { bodies: 0, invocations: 0, idempotency_keys: 0 };
+  const { body_days, history_days } = retention;
+  for await (const tenant of tenantsIn(store.read, "invocations")) {
+    if (body_days > 0) {
+      const old = { tenant, before: floor(body_days), now };
+      removed.bodies += await removeInGroups(store, (tx, limit) => removeBodies(tx, old, limit));
+    }
+    if (history_days > 0) {
+      const old = { tenant, before: floor(history_days), now };
+      removed.invocations += await removeInGroups(store, (tx, limit) => removeInvocations(tx, old, limit));
+    }
+  }
+  if (history_days > 0) await removeEmptyTotals(store);
+  const expiry = clock.now();
+  removed.idempotency_keys = await removeInGroups(store, (tx, limit) =>
+    removeIdempotencyKeys(tx, expiry, limit),
+  );
+  log.debug("cleaned up", removed);
+}
+
+interface OlderThan {
+  readonly tenant: string;
+  /** An ID floor. */
+  readonly before: string;
+  readonly now: number;
+}
+
+/** Only bodies whose call has been made: a stored call is still owed to its caller. */
+async function removeBodies(tx: Tx, { tenant, before }: OlderThan, limit: number): Promise<number> {
+  const { invocationBodies: t } = tx.tables;
+  const old = tx.db
+    .select({ id: t.invocation_id })
+    .from(t)
+    .where(and(eq(t.tenant, tenant), lt(t.invocation_id, before), isNull(t.call)))
+    .limit(limit);
+  const rows = await tx.db
+    .delete(t)
+    .where(and(eq(t.tenant, tenant), inArray(t.invocation_id, old)))
+    .returning({ id: t.invocation_id });
+  return rows.length;
+}
+
+async function removeInvocations(tx: Tx, { tenant, before, now }: OlderThan, limit: number): Promise<number> {
+  const { invocations: t, invocationBodies: bodies, payments } = tx.tables;
+  const old = tx.db
+    .select({ id: t.id })
+    .from(t)
+    .where(
+      and(
+        eq(t.tenant, tenant),
+        lt(t.id, before),
+        inArray(t.status, ["succeeded", "failed"]),
+        or(isNull(t.payment_nonce), notExists(keptPayment(tx, t, now))),
+        or(eq(t.emit_receipt, false), notExists(receiptOwed(tx, t))),
+      ),
+    )
+    .limit(limit);
+  const rows = await tx.db
+    .delete(t)
+    .where(and(eq(t.tenant, tenant), inArray(t.id, old)))
+    .returning();
+  for (const row of rows) {
+    countWhole(tx, row, -1);
+    await tx.db.delete(bodies).where(and(eq(bodies.tenant, tenant), eq(bodies.invocation_id, row.id)));
+    if (row.payment_nonce === null) continue;
+    await tx.db.delete(payments).where(and(eq(payments.tenant, tenant), eq(payments.invocation_id, row.id)));
+  }
+  return rows.length;
+}
+
+/** The payment of an invocation that must stay: it is not settled yet, or could be presented again. */
+function keptPayment(
+  { db, tables: { payments: t } }: Tx,
+  invocations: Tx["tables"]["invocations"],
+  now: number,
+) {
+  return db
+    .select({ id: t.invocation_id })
+    .from(t)
+    .where(
+      and(
+        eq(t.tenant, invocations.tenant),
+        eq(t.invocation_id, invocations.id),
+        or(isNotNull(t.next_attempt_at), gte(t.valid_before, Math.floor(now / 1000))),
+      ),
+    );
+}
+
+/** The debt of a receipt, which has to be made of the record. */
+function receiptOwed({ db, tables: { receiptsDue: t } }: Tx, invocations: Tx["tables"]["invocations"]) {
+  return db
+    .select({ id: t.invocation_id })
+    .from(t)
+    .where(and(eq(t.tenant, invocations.tenant), eq(t.invocation_id, invocations.id)));
+}
+
+interface Place {
+  readonly tenant: string;
+  readonly model: string;
+}
+
+/** Callers choose the names of models, so totals of zero would pile up. All other totals have few values. */
+async function removeEmptyTotals(store: Store): Promise<void> {
+  let at: Place | null = { tenant: "", model: "" };
+  while (at !== null) {
+    const after: Place = at;
+    at = await store.write((tx) => removeEmptyTotalsAfter(tx, after));
+  }
+}
+
+/** Looks at the next models of the tenant, or goes on to the next tenant; null at the end. */
+async function removeEmptyTotalsAfter(tx: Tx, { tenant, model }: Place): Promise<Place | null> {
+  const { invocationCounts: t } = tx.tables;
+  const ofTenant = and(eq(t.tenant, tenant), eq(t.dimension, "model"));
+  const totals = await tx.db
+    .select({ model: t.value, total: sql`sum(${t.count})`.mapWith(Number) })
+    .from(t)
+    .where(and(ofTenant, gt(t.value, model)))
+    .groupBy(t.value)
+    .orderBy(asc(t.value))
+    .limit(TOTALS_AT_ONCE);
+  const empty = totals.filter(({ total }) => total === 0).map((row) => row.model);
+  if (empty.length > 0) {
+    const rows = await tx.db
+      .delete(t)
+      .where(and(ofTenant, inArray(t.value, empty)))
+      .returning({ model: t.value, count: t.count });
+    // What another transaction has added since the look goes with its row, and is put back: the total is exact.
+    for (const row of rows) tx.count(tenant, "model", row.model, row.count);
+  }
+  const last = totals.at(-1);
+  if (last !== undefined) return { tenant, model: last.model };
+  const next = await nextTenant(tx, "invocationCounts", tenant);
+  return next === null ? null : { tenant: next, model: "" };
+}
+
+async function removeIdempotencyKeys(tx: Tx, now: number, limit: number): Promise<number> {
+  const { idempotencyKeys: t } = tx.tables;
+  const place = sql`(${t.tenant}, ${t.caller}, ${t.agent_id}, ${t.key})`;
+  const old = tx.db
+    .select({ tenant: t.tenant, caller: t.caller, agent_id: t.agent_id, key: t.key })
+    .from(t)
+    .where(lte(t.expires_at, now))
+    .limit(limit);
+  const rows = await tx.db.delete(t).where(inArray(place, old)).returning({ key: t.key });
+  return rows.length;
+}

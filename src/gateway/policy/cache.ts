@@ -1,0 +1,175 @@
+// Policies as the path of every call needs them: compiled, and remembered for a moment. A policy that was put here
+// is in force with its acknowledgement, one put on another replica within the time that it is remembered
+// (decisions.md, section 4, allows 2 s). After that only the version is read, and the rest when it is another one.
+// What is remembered longest is kept for when the store fails: the last known on_error applies then.
+import { eq } from "drizzle-orm";
+import { boundedCache } from "../../concurrency/bounded-cache.ts";
+import { createFew } from "../../concurrency/limiter.ts";
+import { afterShared } from "../../concurrency/turns.ts";
+import type { Log } from "../../core/log.ts";
+import type { PolicyAction } from "../../core/states.ts";
+import { within } from "../../storage/deadline.ts";
+import { bind, prepared, type Reader } from "../../storage/store.ts";
+import { parseRules, type Rule } from "./document.ts";
+import { type CompiledPolicy, compile } from "./evaluate.ts";
+import { worked } from "./work.ts";
+
+const REMEMBERED_MS = 1_000;
+/**
+ * A call waits for its policy no longer when on_error can decide instead: an answer is due within 10 s, and the
+ * store takes up to 9 s of those for the call itself.
+ */
+const READ_MS_MAX = 750;
+/** A long one takes much memory meanwhile. */
+const COMPILED_AT_ONCE = 2;
+const BYTES_MAX = 64 * 1024 * 1024;
+/** What a compiled policy, a rule and an entry of a list take, beside their characters (measured). */
+const POLICY_BYTES = 512;
+const RULE_BYTES = 512;
+const ENTRY_BYTES = 96;
+
+interface StoredPolicy {
+  readonly version: number;
+  readonly default: PolicyAction;
+  readonly on_error: PolicyAction;
+  /** As they are stored. */
+  readonly rules: string;
+  readonly updated_at: number;
+}
+
+export interface KnownPolicy extends StoredPolicy {
+  /** Null when this program cannot make sense of the rules. */
+  readonly compiled: CompiledPolicy | null;
+}
+
+interface Entry {
+  /** Null: the tenant has none. */
+  readonly policy: KnownPolicy | null;
+  readonly weight: number;
+  readonly until: number;
+}
+
+/** `failed` when it cannot be read now: with what it was when it last could, or null when it never could. */
+export type Found =
+  | { readonly failed: false; readonly policy: KnownPolicy | null }
+  | { readonly failed: true; readonly last: KnownPolicy | null; readonly cause: unknown };
+
+export interface RememberedPolicies {
+  find(tenant: string): Promise<Found>;
+  /** As it is stored now; null when the tenant has none. */
+  newest(tenant: string): Promise<KnownPolicy | null>;
+  /** To be called when a policy has been put, before that is acknowledged. */
+  took(tenant: string, policy: KnownPolicy, rules: readonly Rule[]): void;
+  /** To be called when nobody can tell whether a policy has been put. */
+  forget(tenant: string): void;
+}
+
+const versionQuery = prepared(({ db, tables: { policies: t } }: Reader) =>
+  db
+    .select({ version: t.version })
+    .from(t)
+    .where(eq(t.tenant, bind(t.tenant, "tenant"))),
+);
+
+const policyQuery = prepared(({ db, tables: { policies: t } }: Reader) =>
+  db
+    .select()
+    .from(t)
+    .where(eq(t.tenant, bind(t.tenant, "tenant"))),
+);
+
+interface Options {
+  readonly reader: Reader;
+  readonly log: Log;
+  /** Milliseconds of a clock that never goes back. */
+  readonly now?: () => number;
+}
+
+export function rememberedPolicies({
+  reader,
+  log,
+  now = () => performance.now(),
+}: Options): RememberedPolicies {
+  const known = boundedCache<string, Entry>(BYTES_MAX);
+  const reading = new Map<string, Promise<Entry>>();
+  const few = createFew({ size: COMPILED_AT_ONCE, tooMany: "too many policies are being read" });
+
+  async function read(tenant: string, last: Entry | undefined): Promise<Entry> {
+    const until = now() + REMEMBERED_MS;
+    const [newest] = await versionQuery(reader).execute({ tenant });
+    if (newest === undefined) return { policy: null, weight: POLICY_BYTES, until };
+    if (last?.policy?.version === newest.version) return { ...last, until };
+    const [row] = await policyQuery(reader).execute({ tenant });
+    if (row === undefined) return { policy: null, weight: POLICY_BYTES, until };
+    const { default_action, version, on_error, rules, updated_at } = row;
+    const stored = { version, default: default_action, on_error, rules, updated_at };
+    return few(tenant, () => compiledEntry(tenant, stored, until));
+  }
+
+  async function compiledEntry(tenant: string, stored: StoredPolicy, until: number): Promise<Entry> {
+    const { version, default: default_action, rules } = stored;
+    try {
+      const parsed = await worked(parseRules(rules), tenant);
+      const compiled = await worked(compile({ default: default_action, rules: parsed }), tenant);
+      return { policy: { ...stored, compiled }, weight: weightOf(rules, parsed), until };
+    } catch (error) {
+      log.error("the policy cannot be evaluated", { tenant, version, error });
+      return { policy: { ...stored, compiled: null }, weight: weightOf(rules, []), until };
+    }
+  }
+
+  /** One read at a time for all who ask meanwhile, unless the policy changed since it began. */
+  function readOnce(tenant: string, last: Entry | undefined): Promise<Entry> {
+    const underWay = reading.get(tenant);
+    if (underWay !== undefined) return underWay;
+    const own = read(tenant, last)
+      .then((entry) => {
+        if (reading.get(tenant) === own) known.set(tenant, entry, entry.weight);
+        return entry;
+      })
+      .finally(() => {
+        if (reading.get(tenant) === own) reading.delete(tenant);
+      });
+    reading.set(tenant, own);
+    return own;
+  }
+
+  return {
+    async find(tenant) {
+      const last = known.get(tenant);
+      if (last !== undefined && now() < last.until) return { failed: false, policy: last.policy };
+      const isShared = reading.has(tenant);
+      const entry = readOnce(tenant, last);
+      // The wait for a turn is none for the read.
+      const inTime = last?.policy ? within(READ_MS_MAX, entry) : entry;
+      try {
+        const { policy } = await (isShared ? afterShared(inTime, tenant) : inTime);
+        return { failed: false, policy };
+      } catch (cause) {
+        return { failed: true, last: last?.policy ?? null, cause };
+      }
+    },
+    async newest(tenant) {
+      const { policy } = await readOnce(tenant, known.get(tenant));
+      return policy;
+    },
+    took(tenant, policy, rules) {
+      reading.delete(tenant);
+      // Of two that were put at once, the newer one may have been told first.
+      if ((known.get(tenant)?.policy?.version ?? 0) > policy.version) return;
+      const weight = weightOf(policy.rules, rules);
+      known.set(tenant, { policy, weight, until: now() + REMEMBERED_MS }, weight);
+    },
+    forget(tenant) {
+      reading.delete(tenant);
+      const last = known.get(tenant);
+      if (last !== undefined) known.set(tenant, { ...last, until: Number.NEGATIVE_INFINITY }, last.weight);
+    },
+  };
+}
+
+function weightOf(stored: string, rules: readonly Rule[]): number {
+  const entries = rules.flatMap(({ match: { agents = [], tools = [] } }) => [agents, tools].flat());
+  const characters = entries.reduce((sum, entry) => sum + entry.length, 0);
+  return POLICY_BYTES + RULE_BYTES * rules.length + ENTRY_BYTES * entries.length + characters + stored.length;
+}

@@ -1,0 +1,321 @@
+// The streaming path: a call that has passed the checks takes a place, is recorded, paid for and claimed, and is then
+// its caller's to make, who holds the connection. A call whose payment is unknown stays pending; the same payment
+// sent again takes it up where it stood, whichever replica that reaches, and only one of its callers gets it. Each
+// caller claims with a token of its own, so no claim is taken for another's.
+
+import { bodyInSteps } from "../../concurrency/run-steps.ts";
+import { thisMoment } from "../../core/age.ts";
+import type { Call } from "../../core/call.ts";
+import { Fault } from "../../core/fault.ts";
+import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
+import { untilStored } from "../../storage/persist.ts";
+import type { RpcProblem } from "../../wire/jsonrpc.ts";
+import { parseRpcMessages, type RpcMessage, type RpcMessages } from "../../wire/mcp-messages.ts";
+import { findInvocation } from "../invocations/history.ts";
+import {
+  type Claims,
+  claim,
+  type InvocationKey,
+  type InvocationRow,
+  type PendingCall,
+} from "../invocations/service.ts";
+import type { PaidHeaders, Payments } from "../payment/service.ts";
+import type { OpenedCall, OpenedConnection, Place, StreamCall, StreamRequest } from "../streaming/service.ts";
+import { faultOf, otherPath, withId } from "./call-faults.ts";
+import {
+  type Checked,
+  type CheckOptions,
+  checkCall,
+  type Form,
+  knownAgent,
+  mayCall,
+  type Path,
+  type ProxyCall,
+  refuseLoop,
+} from "./checks.ts";
+import { acceptedOf, type RecordOptions, record } from "./record.ts";
+import { mcpVersion, passedToStream, passesMirrors } from "./request-headers.ts";
+
+export interface AdmitStreamOptions extends CheckOptions, Pick<RecordOptions, "replica"> {
+  readonly payments: Payments;
+  readonly claims: Claims;
+  /**
+   * Waits a little for a place of the agent.
+   *
+   * @throws Fault `unavailable` when there is none
+   */
+  takePlace(tenant: string, agentId: string, isCall: boolean, signal: AbortSignal): Promise<Place>;
+  /**
+   * A place for a call that was accepted before: beside the others when those are taken.
+   *
+   * @throws Fault `unavailable` when the tenant has very many of them
+   */
+  owedPlace(tenant: string, agentId: string): Place;
+  /** Aborted when the process is about to end. */
+  readonly stopping: AbortSignal;
+}
+
+const RETRY_AFTER_SECONDS = 5;
+
+interface StreamForm extends Form {
+  readonly listsTools: boolean;
+}
+
+const PLAIN: StreamForm = {
+  method: null,
+  tool: null,
+  calls: [{ tool: null }],
+  mirrors: false,
+  listsTools: false,
+};
+
+const STREAMING: Path<StreamForm> = {
+  suffix: "/stream",
+  anyForm: async (body, { caller }) => {
+    const parsed = await bodyInSteps("scan of a body", body, parseRpcMessages(body), caller.tenant);
+    return { ...PLAIN, listsTools: listsTools(parsed) };
+  },
+  formOf: async ({ protocol }, body, call) => (protocol === "mcp" ? messagesForm(body, call) : PLAIN),
+};
+
+async function messagesForm(body: Uint8Array, { headers, caller }: ProxyCall): Promise<StreamForm> {
+  const parsed = await bodyInSteps("scan of a body", body, parseRpcMessages(body), caller.tenant);
+  if (!parsed.ok) throw new Fault("invalid_request", `body: ${parsed.problem}`);
+  const { messages } = parsed;
+  const calls = messages.filter(({ isCall }) => isCall);
+  const shown = shownMessage(messages, calls);
+  const only = parsed.isBatch ? null : (messages[0] ?? null);
+  const mirrors = passesMirrors(headers, body, only, mcpVersion(headers) ?? only?.protocolVersion ?? null);
+  const { method = null, tool = null } = shown ?? {};
+  return { method, tool, calls, mirrors, listsTools: listsTools(parsed) };
+}
+
+function listsTools(parsed: RpcMessages | RpcProblem): boolean {
+  return parsed.ok && parsed.messages.some(({ method }) => method?.endsWith("/list"));
+}
+
+/** Of a batch the history shows its one call, if it has no other. */
+function shownMessage(messages: readonly RpcMessage[], calls: readonly RpcMessage[]): RpcMessage | undefined {
+  if (messages.length === 1) return messages[0];
+  return calls.length === 1 ? calls[0] : undefined;
+}
+
+export interface AdmittedStream {
+  readonly opened: OpenedCall;
+  readonly body: Uint8Array;
+}
+
+/**
+ * Accepts a call that is to be made at once.
+ *
+ * @throws Fault of every kind that the order of checks names; those that come after the record carry its ID
+ */
+export async function admitStream(options: AdmitStreamOptions, call: StreamCall): Promise<AdmittedStream> {
+  const checked = await checkCall(options, call, STREAMING);
+  const { agent, form, body, standing } = checked;
+  if (standing.kind === "earlier") return { opened: await resume(options, call, checked, standing.id), body };
+  const place = await options.takePlace(call.caller.tenant, agent.id, form.calls.length > 0, call.signal);
+  try {
+    return { opened: await open(options, call, checked, place), body };
+  } catch (error) {
+    place.release();
+    throw error;
+  }
+}
+
+async function open(
+  options: AdmitStreamOptions,
+  call: StreamCall,
+  checked: Checked<StreamForm>,
+  place: Place,
+): Promise<OpenedCall> {
+  const { clock, payments, claims, pseudonym, replica: owner } = options;
+  const { agent, form } = checked;
+  const headers = passedToStream(call.headers, {
+    protocol: agent.protocol,
+    mirrors: form.mirrors,
+    pseudonym,
+    session: call.session,
+    resumes: false,
+  });
+  const whole = await acceptedOf(call, checked, "streaming", headers, clock.now());
+  // Only what may be shown is stored: whoever takes the call up again brings its body along.
+  const accepted = { ...whole, body: shownPart(checked) };
+  const { tenant, id, settlement_status } = accepted.row;
+  const key = { tenant, id };
+  call.note("invocation_id", id);
+  if (settlement_status === "pending") {
+    const { isNew, payment, ...stored } = await record(options, checked, { accepted, claim: null });
+    if (payment === null || !isNew) return resume(options, call, checked, stored.id);
+    const paid = await withId(id, payments.settle(payment));
+    return take(options, call, checked, { key, paid, place });
+  }
+  const opened = await attempt(claims, id, async (held) => {
+    const claim = { owner, token: held.token };
+    const { isNew, ...stored } = await record(options, checked, { accepted, claim });
+    const parts = { ...held, key, place, isOwed: false };
+    return isNew ? openedOf(parts, checked, accepted.call, {}) : stored.id;
+  });
+  return typeof opened === "string" ? resume(options, call, checked, opened) : opened;
+}
+
+interface Attempt extends Pick<OpenedCall, "token" | "claimedAt"> {}
+
+/** Whatever keeps an attempt from its open call ends it: what it may have claimed all the same is given back then. */
+async function attempt<T>(
+  claims: Claims,
+  id: string,
+  work: (attempt: Attempt) => Promise<OpenedCall | T>,
+): Promise<OpenedCall | T> {
+  const [token, claimedAt] = [claims.begin(id), thisMoment()];
+  let isTaken = false;
+  try {
+    const opened = await work({ token, claimedAt });
+    isTaken = typeof opened === "object" && opened !== null && "token" in opened;
+    if (isTaken) claims.took(token);
+    return opened;
+  } finally {
+    if (!isTaken) claims.over(token);
+  }
+}
+
+/** The start of the body, as far as it is captured. */
+function shownPart({ agent, body }: Checked<Form>): Uint8Array {
+  return agent.capture_body ? body.subarray(0, CAPTURE_BYTES_MAX) : new Uint8Array();
+}
+
+async function resume(
+  options: AdmitStreamOptions,
+  call: StreamCall,
+  checked: Checked<StreamForm>,
+  id: string,
+): Promise<OpenedCall> {
+  const { store, payments } = options;
+  const key = { tenant: call.caller.tenant, id };
+  call.note("invocation_id", id);
+  const { mode } = await findInvocation(store.read, key.tenant, id);
+  if (mode !== "streaming") throw otherPath(id);
+  const paid = await withId(id, payments.recall(key.tenant, id));
+  return take(options, call, checked, { key, paid, place: null });
+}
+
+interface Waiting {
+  readonly key: InvocationKey;
+  /** What is told of its payment so far. */
+  readonly paid: PaidHeaders;
+  /** Null for a call that was accepted before. */
+  readonly place: Place | null;
+}
+
+/**
+ * Takes a call that is paid for, if nobody else has.
+ *
+ * @throws Fault `unavailable` while its payment is unknown; `conflict` when it has been made, or given up
+ */
+async function take(
+  options: AdmitStreamOptions,
+  call: StreamCall,
+  checked: Checked<StreamForm>,
+  { key, paid, place }: Waiting,
+): Promise<OpenedCall> {
+  const { store, payments, claims } = options;
+  const own = place ?? options.owedPlace(key.tenant, checked.agent.id);
+  const opened = await attempt(claims, key.id, async (held) => {
+    const claimed = await claimAs(options, call, key, held.token);
+    if (claimed === null) return null;
+    const isTold = Object.keys(paid).length > 0;
+    const told = isTold ? paid : await payments.recall(key.tenant, key.id);
+    return openedOf({ ...held, key, place: own, isOwed: true }, checked, claimed.call, told);
+  }).catch((error) => {
+    own.release();
+    throw error;
+  });
+  if (opened !== null) return opened;
+  own.release();
+  const row = await findInvocation(store.read, key.tenant, key.id);
+  if (row.status === "pending") throw unknownYet(key.id);
+  throw faultOf("conflict", whyNotMade(row), key.id, { headers: paid });
+}
+
+function claimAs(
+  { store, clock, stopping, replica: owner }: AdmitStreamOptions,
+  { signal }: StreamCall,
+  key: InvocationKey,
+  token: string,
+): Promise<PendingCall | null> {
+  const isOver = () => signal.aborted || stopping.aborted;
+  return untilStored(() => {
+    // Whoever has gone may come back with the same payment, as long as the call has not been made.
+    if (isOver()) throw unknownYet(key.id);
+    return store.write((tx) => claim(tx, { key, owner, token, now: clock.now(), inHand: null }));
+  }, isOver);
+}
+
+/** Ends of a call that was claimed, and not made all the same. */
+const NOT_MADE: ReadonlySet<unknown> = new Set(["credential_error", "ssrf_blocked"]);
+
+function whyNotMade({ claim, error_class, settlement_status }: InvocationRow): string {
+  if (claim === null) {
+    const isPaid = settlement_status === "settled_upstream_failed";
+    const payment = isPaid ? "its payment was collected, and it" : "it";
+    return `this call was given up: ${payment} was cancelled, or not fetched in time, before it was made`;
+  }
+  if (error_class === "cancelled") return "this call was cancelled";
+  return NOT_MADE.has(error_class)
+    ? `this call could not be made: ${error_class}`
+    : "this call has been made already";
+}
+
+function unknownYet(id: string): Fault {
+  const message = "the payment's outcome is not known yet: send the same payment again";
+  return faultOf("unavailable", message, id, { retryAfterSeconds: RETRY_AFTER_SECONDS });
+}
+
+function openedOf(
+  held: Pick<OpenedCall, "key" | "token" | "claimedAt" | "place" | "isOwed">,
+  { agent, form, warning }: Checked<StreamForm>,
+  { url, protocol, credential_ref, headers, request_id, capture, receipt }: Call,
+  paid: PaidHeaders,
+): OpenedCall {
+  const told = warning === null ? paid : { ...paid, "x-service-policy-warning": warning };
+  const { tenant } = held.key;
+  const request = { tenant, agentId: agent.id, url, credential_ref, headers, request_id };
+  const listsTools = form.listsTools && protocol === "mcp";
+  return { ...held, ...request, capture, receipt, listsTools, told };
+}
+
+/**
+ * A GET or DELETE to an mcp agent. It is part of the connection, so it is neither judged nor paid for.
+ *
+ * @throws Fault `method_not_allowed` when the agent is none of MCP; else as the checks of a call
+ */
+export async function admitConnection(
+  options: AdmitStreamOptions,
+  request: StreamRequest,
+  method: OpenedConnection["method"],
+): Promise<OpenedConnection> {
+  const agent = await knownAgent(options, request);
+  refuseLoop(options, request);
+  if (agent.protocol !== "mcp") {
+    throw new Fault("method_not_allowed", "the agent's protocol has other methods", { allow: ["POST"] });
+  }
+  const url = mayCall(options, request.caller.tenant, agent);
+  const place = await options.takePlace(request.caller.tenant, agent.id, false, request.signal);
+  return {
+    tenant: request.caller.tenant,
+    agentId: agent.id,
+    url,
+    credential_ref: agent.credential_ref,
+    headers: passedToStream(request.headers, {
+      protocol: agent.protocol,
+      // Without a body there is nothing to say again.
+      mirrors: false,
+      pseudonym: options.pseudonym,
+      session: request.session,
+      resumes: method === "GET" && request.session !== null,
+    }),
+    request_id: request.requestId,
+    place,
+    method,
+  };
+}

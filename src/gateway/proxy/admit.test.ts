@@ -1,0 +1,252 @@
+import { afterEach, beforeEach, describe, expect, test } from "bun:test";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { eq } from "drizzle-orm";
+import { createUnderWay } from "../../concurrency/under-way.ts";
+import { Fault } from "../../core/fault.ts";
+import { silentLog } from "../../core/log.ts";
+import { createEdge, routes } from "../../http/server.ts";
+import { openStore } from "../../storage/open.ts";
+import { CommitUnknown, type Store } from "../../storage/store.ts";
+import type { InvocableAgent } from "../agents/service.ts";
+import { createEndings, type Endings } from "../invocations/completion-waiters.ts";
+import { readHistory } from "../invocations/history.ts";
+import { createRefusals } from "../invocations/refusals.ts";
+import { type Accepted, claim } from "../invocations/service.ts";
+import type { Payments } from "../payment/service.ts";
+import { type ProxyRoutesOptions, proxyRoutes } from "./routes.ts";
+
+const clock = { now: () => 1_790_000_000_000 };
+const AGENT: InvocableAgent = {
+  id: "agt_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f",
+  upstream_url: "https://example.com/",
+  credential_ref: null,
+  suspended: false,
+  invocation_rate_limit: null,
+  invocation_burst: null,
+  rate_revision: 0,
+  emit_receipts: false,
+  capture_body: true,
+  protocol: "http",
+  mcp_protocol_version: null,
+  pricing: null,
+  deleted_at: null,
+};
+
+let dir: string;
+let real: Store;
+beforeEach(async () => {
+  dir = mkdtempSync(join(tmpdir(), "tollgate-admit-"));
+  real = await openStore({ databaseUrl: null, dataDir: dir, log: silentLog, clock });
+});
+afterEach(async () => {
+  await real.close();
+  rmSync(dir, { recursive: true, force: true });
+});
+
+/** Of agents that cost nothing. */
+const payments: Payments = {
+  check: async () => ({ kind: "free" }),
+  presentedIn: async () => null,
+  usedFor: async () => null,
+  paymentRow() {
+    throw new Error("there is no payment");
+  },
+  settle: async () => ({}),
+  recall: async () => ({}),
+  cancelled: async () => {},
+};
+
+const noPolicy = { judge: async () => null };
+
+async function call(
+  store: Store,
+  endings: Endings,
+  headers: Record<string, string> = {},
+  changed: Partial<Pick<ProxyRoutesOptions, "findAgent" | "policy">> = {},
+) {
+  const offered: Accepted[] = [];
+  const app = routes().use(
+    proxyRoutes({
+      store,
+      clock,
+      time: { earliest: clock.now, latest: clock.now },
+      log: silentLog,
+      replica: "rep_1",
+      refusals: createRefusals({ store, clock, log: silentLog }),
+      endings,
+      admitting: createUnderWay(),
+      payments,
+      policy: noPolicy,
+      findAgent: async () => AGENT,
+      takeToken: () => null,
+      pseudonym: "tollgate-1",
+      offer: (accepted) => void offered.push(accepted),
+      stop() {},
+      ...changed,
+    }),
+  );
+  const caller = { tenant: "acme", user: "alice", scopes: new Set<string>() };
+  const edge = createEdge({ app, log: silentLog, authenticate: () => caller });
+  const request = new Request(`http://localhost/v1/proxy/${AGENT.id}`, {
+    method: "POST",
+    body: "hello",
+    headers,
+  });
+  return { response: await edge.fetch(request), offered };
+}
+
+const lost = () => new Fault("unavailable", "the store cannot take a write now", { retryAfterSeconds: 5 });
+
+/** Does the first write, and says that nobody knows. */
+function answeringOnce(store: Store): Store {
+  let writes = 0;
+  return {
+    ...store,
+    async write(work) {
+      const value = await store.write(work);
+      writes++;
+      if (writes === 1) throw new CommitUnknown(new Error("connection lost"));
+      return value;
+    },
+  };
+}
+
+/** The first write is stored only when the test says so, long after nobody knew. */
+function committingLate(store: Store): { readonly store: Store; commit(): Promise<unknown> } {
+  let late = () => Promise.resolve<unknown>(null);
+  let writes = 0;
+  return {
+    commit: () => late(),
+    store: {
+      ...store,
+      write(work) {
+        writes++;
+        if (writes > 1) return store.write(work);
+        late = () => store.write(work);
+        return Promise.reject(new CommitUnknown(new Error("late")));
+      },
+    },
+  };
+}
+
+const allCalls = async () => {
+  const { db, tables } = real.read;
+  return db.select({ id: tables.invocations.id, status: tables.invocations.status }).from(tables.invocations);
+};
+
+test("an accept whose record appears after it was refused is never made, and leaves nothing", async () => {
+  const { store, commit } = committingLate(real);
+  const key = { "idempotency-key": "k" };
+  const { response, offered } = await call(
+    store,
+    createEndings(async () => []),
+    key,
+  );
+  expect([response.status, offered]).toEqual([503, []]);
+  await commit();
+  const [late] = await allCalls();
+  expect(late?.status).toBe("pending");
+  const taking = { owner: "r", token: "t", now: clock.now(), inHand: null };
+  const lateKey = { tenant: "acme", id: late?.id ?? "" };
+  expect(await real.write((tx) => claim(tx, { ...taking, key: lateKey }))).toBeNull();
+  // Its caller tries again before anything else has found it.
+  const again = await call(
+    real,
+    createEndings(async () => []),
+    key,
+  );
+  expect([again.response.status, again.offered.length]).toEqual([202, 1]);
+  const { invocation_id } = (await again.response.json()) as { invocation_id: string };
+  expect(await allCalls()).toEqual([{ id: invocation_id, status: "pending" }]);
+  const total = await readHistory(real.read, "acme", new URLSearchParams());
+  expect(total.total).toBe(1);
+});
+
+test("what was refused and appears is removed when it is looked for, unless it was claimed before", async () => {
+  const refusals = createRefusals({ store: real, clock, log: silentLog });
+  const late = committingLate(real);
+  await call(
+    late.store,
+    createEndings(async () => []),
+  );
+  await late.commit();
+  const made = committingLate(real);
+  await call(
+    made.store,
+    createEndings(async () => []),
+  );
+  await made.commit();
+  const [, { id } = { id: "" }] = await allCalls();
+  // As if it had been claimed before the note was there.
+  await real.write(({ db, tables: { invocations: t } }) =>
+    db.update(t).set({ status: "running", owner: "r", claim: "t" }).where(eq(t.id, id)),
+  );
+  expect(await refusals.removeAppeared()).toBe(2);
+  expect(await allCalls()).toEqual([{ id, status: "running" }]);
+  expect(await refusals.removeAppeared()).toBe(0);
+});
+
+test("an accept that was stored without an answer is a 202, and its call is made", async () => {
+  const { response, offered } = await call(
+    answeringOnce(real),
+    createEndings(async () => []),
+  );
+  expect(response.status).toBe(202);
+  const { invocation_id } = (await response.json()) as { invocation_id: string };
+  expect(offered.map(({ row }) => row.id)).toEqual([invocation_id]);
+});
+
+test("an accept that was not stored is a 503, and nothing is offered", async () => {
+  const store: Store = { ...real, write: () => Promise.reject(lost()) };
+  const { response, offered } = await call(
+    store,
+    createEndings(async () => []),
+  );
+  expect([response.status, response.headers.get("retry-after")]).toEqual([503, "5"]);
+  expect(offered).toEqual([]);
+});
+
+test("a wait that fails takes nothing back of the accept", async () => {
+  const endings = { ...createEndings(async () => []), wait: () => Promise.reject(lost()) };
+  const { response } = await call(real, endings, { prefer: "wait=5" });
+  expect(response.status).toBe(202);
+  expect(response.headers.get("x-service-invocation-id")).toStartWith("inv_");
+});
+
+describe("an agent that changes while its call is judged", () => {
+  const judgedWith = async (next: () => typeof AGENT) => {
+    let agent = AGENT;
+    let judged = 0;
+    const policy = {
+      async judge() {
+        judged++;
+        agent = next();
+        return null;
+      },
+    };
+    const findAgent = async () => agent;
+    const { response, offered } = await call(
+      real,
+      createEndings(async () => []),
+      {},
+      { findAgent, policy },
+    );
+    return { status: response.status, offered: offered.length, judged };
+  };
+
+  test("is called as it is now, or not at all", async () => {
+    const suspended = { ...AGENT, suspended: true };
+    expect(await judgedWith(() => suspended)).toMatchObject({ status: 422, offered: 0 });
+    const moved = { ...AGENT, upstream_url: "https://moved.example.com/" };
+    expect(await judgedWith(() => moved)).toEqual({ status: 202, offered: 1, judged: 2 });
+    expect(await judgedWith(() => ({ ...AGENT }))).toEqual({ status: 202, offered: 1, judged: 1 });
+  });
+
+  test("all the time puts its callers off", async () => {
+    let changes = 0;
+    const another = () => ({ ...AGENT, upstream_url: `https://example.com/${++changes}` });
+    expect(await judgedWith(another)).toMatchObject({ status: 503, offered: 0 });
+  });
+});

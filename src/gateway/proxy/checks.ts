@@ -1,0 +1,300 @@
+// The order of checks on a proxy call, from top to bottom, the same on both paths: agent → invocable → rate →
+// model → body → form → idempotency → policy → payment. What is refused here leaves nothing behind. The agent is the
+// one of the moment at which the body is here. A call that was paid for and has not been made was accepted before, so
+// when its caller comes back it is let past whatever has changed since.
+
+import type { Caller } from "../../core/caller.ts";
+import type { Clock, TimeBounds } from "../../core/clock.ts";
+import { Fault } from "../../core/fault.ts";
+import type { Log } from "../../core/log.ts";
+import { agentStatus } from "../../core/states.ts";
+import { viaProblem } from "../../core/via.ts";
+import type { Store } from "../../storage/store.ts";
+import { hashOf } from "../../wire/digest.ts";
+import { type InvocableAgent, type Price, priceOf } from "../agents/service.ts";
+import { findByIdempotencyKey, type Idempotency } from "../invocations/idempotency.ts";
+import type { Refusals } from "../invocations/refusals.ts";
+import type { Charge, Payments, PricedCall } from "../payment/service.ts";
+import { type PolicyService, warningOf } from "../policy/service.ts";
+import { findOwed, keepOwed } from "./owed.ts";
+import { idempotencyKey, serviceModel } from "./request-headers.ts";
+
+export interface ProxyCall {
+  readonly caller: Caller;
+  readonly agentId: string;
+  readonly headers: Headers;
+  readonly requestId: string;
+  readBody(): Promise<Uint8Array>;
+  /** Adds a field to the request's line in the log. */
+  note(name: string, value: string): void;
+}
+
+export interface CheckOptions {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly time: TimeBounds;
+  readonly refusals: Pick<Refusals, "isRefused" | "wasStored">;
+  readonly log: Log;
+  readonly payments: Pick<Payments, "check" | "usedFor" | "presentedIn">;
+  readonly policy: Pick<PolicyService, "judge">;
+  findAgent(tenant: string, agentId: string): Bun.MaybePromise<InvocableAgent | null>;
+  /** Takes a token of the agent's bucket: null, or the whole seconds until there is one. */
+  takeToken(tenant: string, agent: InvocableAgent): number | null;
+  /** Under which this deployment stands in `Via`. */
+  readonly pseudonym: string;
+}
+
+/** What a body asks of its agent. */
+export interface Form {
+  /** What the history shows: the JSON-RPC method, and the tool of a `tools/call`. */
+  readonly method: string | null;
+  readonly tool: string | null;
+  /** What is judged and paid for, each by itself, with the tool that it calls. Empty: nothing is. */
+  readonly calls: readonly Pick<Form, "tool">[];
+  /** Whether the headers pass that say again what the body says. */
+  readonly mirrors: boolean;
+}
+
+/** What differs between the paths. */
+export interface Path<F extends Form> {
+  /** Of the call's URL, after the agent's ID. */
+  readonly suffix: string;
+  /** @throws Fault `invalid_request` */
+  formOf(agent: InvocableAgent, body: Uint8Array, call: ProxyCall): Promise<F>;
+  /** Of a call that was accepted before, whatever its agent is by now: it is not judged again. */
+  anyForm(body: Uint8Array, call: ProxyCall): Promise<F>;
+}
+
+/** Where a call stands that may be made. */
+type Standing =
+  /** It has been made before, as this invocation. */
+  | { readonly kind: "earlier"; readonly id: string }
+  | { readonly kind: "free" }
+  | { readonly kind: "charge"; readonly charge: Charge; readonly asked: PricedCall };
+
+export interface Checked<F extends Form> {
+  readonly agent: InvocableAgent;
+  readonly url: string;
+  readonly model: string | null;
+  readonly body: Uint8Array;
+  readonly form: F;
+  readonly idempotency: Idempotency | null;
+  /** What the policy warns of. */
+  readonly warning: string | null;
+  readonly standing: Standing;
+}
+
+/** @throws Fault of every kind that the order of checks names */
+export async function checkCall<F extends Form>(
+  options: CheckOptions,
+  call: ProxyCall,
+  path: Path<F>,
+): Promise<Checked<F>> {
+  const first = await knownAgent(options, call);
+  refuseLoop(options, call);
+  const refusal = refusalOf(() => mayCall(options, call.caller.tenant, first));
+  const owed = await findOwed(options, call, refusal !== null || first.pricing !== null);
+  if (refusal !== null && owed === null) throw refusal;
+  using _kept = keepOwed(options, owed);
+  const model = serviceModel(call.headers);
+  const body = await call.readBody();
+  const agent = await knownAgent(options, call);
+  const idempotency = owed === null ? null : await readIdempotency(options, call, body);
+  const back = owed === null ? null : await earlierCall(options, call, { body, idempotency }, true);
+  if (back !== null) {
+    const form = await path.anyForm(body, call);
+    return calledBefore({ agent, model, body, idempotency, form }, back);
+  }
+  const form = await path.formOf(agent, body, call);
+  const asked = { agent, model, body, form, idempotency: await readIdempotency(options, call, body) };
+  const id = await earlierCall(options, call, asked, false);
+  if (id !== null) return calledBefore(asked, id);
+  // It was let in for the sake of another call than this one.
+  if (refusal !== null) throw refusal;
+  return judgedByLatest(options, call, path, asked);
+}
+
+/**
+ * The call as it stands with its agent: a large body is judged in turns with others, and so is a signature, and the
+ * agent may be another one meanwhile.
+ *
+ * @throws Fault `unavailable` when it changes all the time
+ */
+async function judgedByLatest<F extends Form>(
+  options: CheckOptions,
+  call: ProxyCall,
+  path: Path<F>,
+  first: Omit<Checked<F>, "url" | "warning" | "standing">,
+): Promise<Checked<F>> {
+  let asked = first;
+  for (let tries = 0; tries < AGENT_CHANGES_MAX; tries++) {
+    const url = invocableUrl(asked.agent);
+    const warning = await judge(options, call, asked);
+    const standing = await standingOf(options, call, asked, path.suffix);
+    const agent = await knownAgent(options, call);
+    const isLatest = agent === asked.agent || Bun.deepEquals(agent, asked.agent);
+    if (isLatest || standing.kind === "earlier") return { ...asked, url, warning, standing };
+    asked = { ...asked, agent, form: await path.formOf(agent, asked.body, call) };
+  }
+  throw new Fault("unavailable", "the agent is being changed", { retryAfterSeconds: 1 });
+}
+
+/** Changes of an agent while one call is judged. */
+const AGENT_CHANGES_MAX = 5;
+
+function calledBefore<F extends Form>(
+  asked: Omit<Checked<F>, "url" | "warning" | "standing">,
+  id: string,
+): Checked<F> {
+  return { ...asked, url: asked.agent.upstream_url ?? "", warning: null, standing: { kind: "earlier", id } };
+}
+
+/** The Fault that the check throws, or null. */
+function refusalOf(check: () => unknown): Fault | null {
+  try {
+    check();
+    return null;
+  } catch (error) {
+    if (error instanceof Fault) return error;
+    throw error;
+  }
+}
+
+/** The call that this one repeats: by its key; or by its payment, where it is still owed. */
+async function earlierCall(
+  options: CheckOptions,
+  call: ProxyCall,
+  { body, idempotency }: Pick<Checked<Form>, "body" | "idempotency">,
+  isOwed: boolean,
+): Promise<string | null> {
+  const byKey = idempotency === null ? null : await firstWithKey(options, call, idempotency);
+  if (byKey !== null || !isOwed) return byKey;
+  const { caller, agentId, headers } = call;
+  const { tenant, user } = caller;
+  const id = await options.payments.usedFor({ tenant, caller: user, agent_id: agentId, headers, body });
+  return id === null || (await options.refusals.isRefused({ tenant, id })) ? null : id;
+}
+
+/** @throws Fault `not_found` */
+export async function knownAgent(
+  { findAgent }: Pick<CheckOptions, "findAgent">,
+  { caller, agentId }: Pick<ProxyCall, "caller" | "agentId">,
+): Promise<InvocableAgent> {
+  const agent = await findAgent(caller.tenant, agentId);
+  if (agent === null) throw new Fault("not_found", "no such agent");
+  return agent;
+}
+
+/** @throws Fault `agent_not_invocable` when the call has come from here again and again */
+export function refuseLoop(
+  { pseudonym }: Pick<CheckOptions, "pseudonym">,
+  { headers }: Pick<ProxyCall, "headers">,
+): void {
+  const why = viaProblem(headers, pseudonym);
+  if (why !== null) throw new Fault("agent_not_invocable", `the call ${why}`);
+}
+
+/**
+ * Gives the URL of an agent that may be called just now.
+ *
+ * @throws Fault `agent_not_invocable`, `rate_limited`
+ */
+export function mayCall(
+  { takeToken }: Pick<CheckOptions, "takeToken">,
+  tenant: string,
+  agent: InvocableAgent,
+): string {
+  const url = invocableUrl(agent);
+  const retryAfterSeconds = takeToken(tenant, agent);
+  if (retryAfterSeconds === null) return url;
+  throw new Fault("rate_limited", "the agent's invocation rate limit is exceeded", { retryAfterSeconds });
+}
+
+function invocableUrl(agent: InvocableAgent): string {
+  const refuse = (why: string) => new Fault("agent_not_invocable", `the agent ${why}`);
+  if (agentStatus(agent) === "inactive") throw refuse("is inactive");
+  if (agent.suspended) throw refuse("is suspended");
+  if (agent.upstream_url === null) throw refuse("has no upstream_url");
+  return agent.upstream_url;
+}
+
+async function readIdempotency(
+  { time }: CheckOptions,
+  { headers, caller }: ProxyCall,
+  body: Uint8Array,
+): Promise<Idempotency | null> {
+  const key = idempotencyKey(headers);
+  if (key === null) return null;
+  const body_sha256 = await hashOf(body, caller.tenant);
+  return { key, body_sha256, asked_at: time.earliest(), latest: time.latest() };
+}
+
+async function firstWithKey(
+  { store, refusals }: CheckOptions,
+  { caller, agentId }: ProxyCall,
+  idempotency: Idempotency,
+): Promise<string | null> {
+  const { tenant, user } = caller;
+  const id = await findByIdempotencyKey(store.read, { tenant, caller: user, agent_id: agentId }, idempotency);
+  return id === null || (await refusals.isRefused({ tenant, id })) ? null : id;
+}
+
+type Asked = Pick<Checked<Form>, "agent" | "body" | "form">;
+
+/**
+ * Each of the calls gets its own decision, and one that is denied refuses all of them.
+ *
+ * @throws Fault `denied`
+ */
+async function judge({ policy }: CheckOptions, { caller }: ProxyCall, asked: Asked): Promise<string | null> {
+  const { agent, body, form } = asked;
+  const verdicts = [];
+  for (const { tool } of form.calls) {
+    const { tenant, user } = caller;
+    const { id: agent_id, protocol } = agent;
+    const call = { tenant, user, agent_id, protocol, mcp_tool: tool, body_bytes: body.byteLength };
+    verdicts.push(await policy.judge(call));
+  }
+  const warnings = new Set(verdicts.map(warningOf).filter((warning) => warning !== null));
+  return warnings.size === 0 ? null : [...warnings].join(", ");
+}
+
+function pricedCall(
+  { caller, headers, note }: ProxyCall,
+  { agent, body, form }: Asked,
+  suffix: string,
+): PricedCall {
+  const { tenant, user } = caller;
+  const path = `/v1/proxy/${agent.id}${suffix}`;
+  const price = sumOf(form.calls.map(({ tool }) => priceOf(agent, tool)));
+  return { tenant, caller: user, agent_id: agent.id, path, price, headers, body, note };
+}
+
+async function standingOf(
+  options: CheckOptions,
+  call: ProxyCall,
+  asking: Asked,
+  suffix: string,
+): Promise<Standing> {
+  const asked = pricedCall(call, asking, suffix);
+  const checked = await options.payments.check(asked);
+  switch (checked.kind) {
+    case "known": {
+      const { invocation_id: id } = checked;
+      if (!(await options.refusals.isRefused({ tenant: asked.tenant, id }))) return { kind: "earlier", id };
+      return standingOf(options, call, asking, suffix);
+    }
+    case "charge":
+      return { kind: "charge", charge: checked.charge, asked };
+    default:
+      return checked;
+  }
+}
+
+/** All of them are of one agent, and so for one payee. */
+function sumOf(prices: readonly (Price | null)[]): Price | null {
+  return prices.reduce((sum, price) => {
+    if (sum === null || price === null) return sum ?? price;
+    return { ...price, amount: price.amount + sum.amount };
+  }, null);
+}

@@ -1,0 +1,95 @@
+// Calls that are paid for, or may be, and have not been made: what their caller is owed when it comes back. It is
+// known by the payment or the idempotency key that it sends, before its body is read; whether the rest is the same
+// is judged afterwards.
+import { and, eq } from "drizzle-orm";
+import type { Clock, TimeBounds } from "../../core/clock.ts";
+import { Fault } from "../../core/fault.ts";
+import type { Log } from "../../core/log.ts";
+import type { Store } from "../../storage/store.ts";
+import { findInvocation } from "../invocations/history.ts";
+import { findKey } from "../invocations/idempotency.ts";
+import type { InvocationKey, InvocationRow } from "../invocations/service.ts";
+import type { Payments } from "../payment/service.ts";
+import type { ProxyCall } from "./checks.ts";
+
+/** Well within the time for which an unfetched call is kept. */
+const TOUCH_EVERY_MS = 30_000;
+
+interface OwedOptions {
+  readonly store: Store;
+  readonly time: TimeBounds;
+  readonly payments: Pick<Payments, "presentedIn">;
+}
+
+/**
+ * The call that this request seems to come back for; null when there is none that is paid for and not made.
+ *
+ * @param byKey whether to look for the call of its idempotency key, if it brings no payment
+ */
+export async function findOwed(
+  options: OwedOptions,
+  call: ProxyCall,
+  byKey: boolean,
+): Promise<InvocationRow | null> {
+  const { caller, agentId } = call;
+  const id = (await idByPayment(options, call)) ?? (byKey ? await idByKey(options, call) : null);
+  if (id === null) return null;
+  const row = await findInvocation(options.store.read, caller.tenant, id).catch(orNull);
+  const isOwed = row?.status === "pending" && row.payment_nonce !== null;
+  return isOwed && row.caller === caller.user && row.agent_id === agentId ? row : null;
+}
+
+async function idByPayment(
+  { payments }: OwedOptions,
+  { caller, headers }: ProxyCall,
+): Promise<string | null> {
+  const payment = await payments.presentedIn(headers);
+  return payment?.tenant === caller.tenant ? payment.invocation_id : null;
+}
+
+async function idByKey(
+  { store, time }: OwedOptions,
+  { caller, agentId, headers }: ProxyCall,
+): Promise<string | null> {
+  // One that is no key is refused in its turn.
+  const key = headers.get("idempotency-key");
+  if (key === null) return null;
+  const owner = { tenant: caller.tenant, caller: caller.user, agent_id: agentId };
+  return (await findKey(store.read, owner, { key, asked_at: time.earliest() }))?.invocation_id ?? null;
+}
+
+function orNull(error: unknown): null {
+  if (error instanceof Fault && error.kind === "not_found") return null;
+  throw error;
+}
+
+interface KeepOptions {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly log: Log;
+}
+
+/**
+ * Keeps a streaming call for its caller, who is here: the time in which it may come back counts from its last try,
+ * and that one may take long over its body.
+ */
+export function keepOwed({ store, clock, log }: KeepOptions, owed: InvocationRow | null): Disposable {
+  if (owed?.mode !== "streaming") return { [Symbol.dispose]() {} };
+  const touch = () => {
+    touchOwed(store, owed, clock.now()).catch((error) =>
+      log.warn("a call that is owed was not kept", { invocation_id: owed.id, error }),
+    );
+  };
+  touch();
+  const timer = setInterval(touch, TOUCH_EVERY_MS);
+  return { [Symbol.dispose]: () => clearInterval(timer) };
+}
+
+function touchOwed(store: Store, { tenant, id }: InvocationKey, now: number): Promise<void> {
+  return store.write(async ({ db, tables: { invocations: t } }) => {
+    await db
+      .update(t)
+      .set({ updated_at: now })
+      .where(and(eq(t.tenant, tenant), eq(t.id, id), eq(t.status, "pending")));
+  });
+}

@@ -1,0 +1,218 @@
+// The record of a call that has passed the checks: its row, what is kept to make it, and its payment, in one write.
+
+import type { Call } from "../../core/call.ts";
+import type { Clock } from "../../core/clock.ts";
+import { Fault } from "../../core/fault.ts";
+import { newId } from "../../core/id.ts";
+import type { Mode } from "../../core/states.ts";
+import { CommitUnknown, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
+import { hashOf } from "../../wire/digest.ts";
+import { holdCredential, mayGoTo } from "../credentials/service.ts";
+import type { Refusals } from "../invocations/refusals.ts";
+import { type Accepted, accept, type Claim, claim, type InvocationRow } from "../invocations/service.ts";
+import {
+  type Charge,
+  type PaymentRow,
+  type Payments,
+  type PricedCall,
+  paidColumns,
+  recordPayment,
+} from "../payment/service.ts";
+import type { Checked, Form, ProxyCall } from "./checks.ts";
+
+/** Calls in the way of this one that turn out to be refused, before one is taken for what it seems. */
+const TURNS_MAX = 3;
+
+export interface RecordOptions {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly payments: Pick<Payments, "check" | "paymentRow">;
+  readonly refusals: Pick<Refusals, "isRefused" | "wasStored">;
+  /** This replica's ID. */
+  readonly replica: string;
+}
+
+/** A checked call as it is to be stored. */
+export interface Draft {
+  readonly accepted: Accepted;
+  /** Takes the call in the same write; null leaves it pending. */
+  readonly claim: Pick<Claim, "owner" | "token"> | null;
+}
+
+export interface Stored {
+  readonly id: string;
+  /** False: the call had been made before, and this is the same one. */
+  readonly isNew: boolean;
+  readonly payment: PaymentRow | null;
+}
+
+export async function acceptedOf(
+  call: ProxyCall,
+  checked: Checked<Form>,
+  mode: Mode,
+  headers: Call["headers"],
+  now: number,
+): Promise<Accepted> {
+  const { agent, url, body, idempotency } = checked;
+  const accepted: Call = {
+    url,
+    protocol: agent.protocol,
+    mcp_protocol_version: agent.mcp_protocol_version,
+    credential_ref: agent.credential_ref,
+    capture: agent.capture_body,
+    receipt: agent.emit_receipts,
+    headers,
+    request_id: call.requestId,
+  };
+  const hash = agent.emit_receipts ? await hashOf(body, call.caller.tenant) : null;
+  return { row: newRow(call, checked, mode, hash, now), call: accepted, body, idempotency };
+}
+
+/**
+ * Stores a checked call, with the payment that it came with.
+ *
+ * @throws Fault `conflict` when its idempotency key was taken with another body; `payment_required` when its payment
+ *   was used for another call meanwhile
+ */
+export async function record(
+  options: RecordOptions,
+  { standing }: Checked<Form>,
+  draft: Draft,
+): Promise<Stored> {
+  const { row, call } = draft.accepted;
+  const charge = standing.kind === "charge" ? standing : null;
+  const payment =
+    charge === null ? null : options.payments.paymentRow(charge.charge, row, call.credential_ref);
+  for (let turn = 1; ; turn++) {
+    const stored = await recordOnce(options, draft, payment, charge?.asked ?? null);
+    if (stored.isNew || turn === TURNS_MAX) return stored;
+    // What was in the way may be a call that was refused, and has appeared only now.
+    if (!(await options.refusals.isRefused({ tenant: row.tenant, id: stored.id }))) return stored;
+  }
+}
+
+async function recordOnce(
+  options: RecordOptions,
+  draft: Draft,
+  payment: PaymentRow | null,
+  asked: PricedCall | null,
+): Promise<Stored> {
+  const { row } = draft.accepted;
+  try {
+    const id = await storeCall(options, draft, payment);
+    return id === row.id ? { id, isNew: true, payment } : { id, isNew: false, payment: null };
+  } catch (error) {
+    // Someone has used the payment between the check and the record.
+    const isUsed = error instanceof UniqueViolation && asked !== null;
+    const used = isUsed ? await options.payments.check(asked) : null;
+    if (used?.kind !== "known") throw error;
+    return { id: used.invocation_id, isNew: false, payment: null };
+  }
+}
+
+/**
+ * A commit whose answer was lost may have been made; then the call is accepted, and to say otherwise would have
+ * it made twice.
+ *
+ * @throws UniqueViolation when the payment has been used here before
+ */
+async function storeCall(
+  { store, clock, refusals, replica }: RecordOptions,
+  { accepted: whole, claim: claimant }: Draft,
+  payment: PaymentRow | null,
+): Promise<string> {
+  const accepted_by = store.dialect === "postgres" ? replica : null;
+  const accepted = { ...whole, row: { ...whole.row, accepted_by } };
+  const { row, call, body } = accepted;
+  const key = { tenant: row.tenant, id: row.id };
+  try {
+    return await store.write(async (tx) => {
+      const id = await accept(tx, accepted);
+      if (id !== row.id) return id;
+      if (payment !== null) {
+        await requireCredential(tx, row.tenant, call);
+        await recordPayment(tx, payment);
+      }
+      if (claimant !== null) {
+        await claim(tx, { ...claimant, key, now: clock.now(), inHand: { call, body } });
+      }
+      return id;
+    });
+  } catch (error) {
+    if (!(error instanceof CommitUnknown)) throw error;
+    if (!(await refusals.wasStored({ ...key, claim: claimant?.token ?? null }))) throw error;
+    return row.id;
+  }
+}
+
+/**
+ * What is paid for needs its credential, which can't be deleted from here on.
+ *
+ * @throws Fault `unavailable` when it was deleted a moment ago, so that the agent is not the one that was read;
+ *   `agent_not_invocable` when the call would fail for it
+ */
+async function requireCredential(
+  tx: Tx,
+  tenant: string,
+  { credential_ref, url }: Pick<Call, "credential_ref" | "url">,
+): Promise<void> {
+  if (credential_ref === null) return;
+  const held = await holdCredential(tx, tenant, credential_ref);
+  if (held === null) throw new Fault("unavailable", "the agent is being changed", { retryAfterSeconds: 1 });
+  if (!mayGoTo(held, url))
+    throw new Fault("agent_not_invocable", "the agent's credential is not for its host");
+}
+
+const UNPAID = {
+  payment_network: null,
+  payment_asset: null,
+  payment_amount: null,
+  payment_payer: null,
+  payment_nonce: null,
+  settlement_status: null,
+  settlement: null,
+};
+
+function chargeOf({ standing }: Checked<Form>): Charge | null {
+  return standing.kind === "charge" ? standing.charge : null;
+}
+
+function newRow(
+  { caller }: ProxyCall,
+  checked: Checked<Form>,
+  mode: Mode,
+  req_sha256: string | null,
+  now: number,
+): InvocationRow {
+  const { agent, model, form, body } = checked;
+  const charge = chargeOf(checked);
+  return {
+    tenant: caller.tenant,
+    id: newId("inv", now),
+    agent_id: agent.id,
+    caller: caller.user,
+    mode,
+    status: "pending",
+    error_class: null,
+    model,
+    mcp_method: form.method,
+    mcp_tool: form.tool,
+    ...(charge === null ? UNPAID : paidColumns(charge)),
+    upstream_status: null,
+    latency_ms: null,
+    ttft_ms: null,
+    req_size: body.byteLength,
+    resp_size: null,
+    req_sha256,
+    resp_sha256: null,
+    response_content_type: null,
+    response_truncated: false,
+    body_captured: agent.capture_body,
+    emit_receipt: agent.emit_receipts,
+    owner: null,
+    claim: null,
+    accepted_by: null,
+    updated_at: now,
+    completed_at: null,
+  };
+}

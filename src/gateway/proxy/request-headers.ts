@@ -1,0 +1,154 @@
+// What the headers of a proxy call say, read strictly and without looking at anything else.
+import { invalidField } from "../../core/fault.ts";
+import {
+  IDEMPOTENCY_KEY_CHARACTERS_MAX,
+  SERVICE_MODEL_BYTES_MAX,
+  WAIT_SECONDS_MAX,
+} from "../../core/limits.ts";
+import type { Protocol } from "../../core/states.ts";
+import { viaHeader } from "../../core/via.ts";
+import { isSessionless } from "../../wire/jsonrpc.ts";
+import { isMirror, type JudgedMessage, mirrorProblem } from "../../wire/mcp-headers.ts";
+
+const PASSED = new Set([
+  "content-type",
+  "accept",
+  "accept-language",
+  "user-agent",
+  "idempotency-key",
+  "traceparent",
+  "tracestate",
+  "baggage",
+]);
+
+const SESSION = "mcp-session-id";
+const VERSION = "mcp-protocol-version";
+
+/**
+ * The headers that pass to the upstream. Everything else stays behind: a list of what may pass forgets nothing
+ * that must not. The caller's MCP session is not the gateway's, so it stays behind too.
+ *
+ * @param mirrors whether those pass that say again what the body says
+ * @param pseudonym under which this deployment stands in `Via`
+ */
+export function passedHeaders(headers: Headers, mirrors: boolean, pseudonym: string): [string, string][] {
+  const passed = headersWhere(headers, (name) => isPassed(name, mirrors) && name !== SESSION);
+  return [...passed, viaHeader(headers, pseudonym)];
+}
+
+export interface StreamPassing {
+  readonly protocol: Protocol;
+  readonly mirrors: boolean;
+  readonly pseudonym: string;
+  /** The upstream's ID of the caller's session at an mcp agent. */
+  readonly session: string | null;
+  /** Whether it asks for the rest of an event stream. */
+  readonly resumes: boolean;
+}
+
+/**
+ * The same for the streaming path, where the session is the caller's own, and an event stream may be resumed.
+ *
+ * The body of an MCP message has been read as JSON in UTF-8, so that is what the server is told of it: one that
+ * believed another charset (Express takes UTF-7) would read another message than the one that was judged.
+ */
+export function passedToStream(
+  headers: Headers,
+  { protocol, mirrors, pseudonym, session, resumes }: StreamPassing,
+): [string, string][] {
+  const via = viaHeader(headers, pseudonym);
+  if (protocol !== "mcp") return [...headersWhere(headers, (name) => isPassed(name, mirrors)), via];
+  const passed = headersWhere(headers, (name) => isPassed(name, mirrors) && name !== SESSION);
+  const told = passed.map(([name, value]): [string, string] => {
+    return [name, name === "content-type" ? "application/json" : value];
+  });
+  if (session !== null) told.push([SESSION, session]);
+  if (resumes) told.push(...headersWhere(headers, (name) => name === "last-event-id"));
+  return [...told, via];
+}
+
+/** Servers that make variables of headers read `_` as `-`: `Mcp-Session_Id` would be a session that nobody has checked. */
+function isPassed(name: string, mirrors: boolean): boolean {
+  if (!name.startsWith("mcp-")) return PASSED.has(name);
+  return isMirror(name) ? mirrors : !name.includes("_");
+}
+
+/** The protocol version that the caller names in a header. */
+export function mcpVersion(headers: Headers): string | null {
+  return headers.get(VERSION);
+}
+
+/**
+ * Whether the headers of an MCP message pass that say again what its body says: where they do, and the version knows
+ * them. One that does not would have nobody compare them.
+ *
+ * @param judged what the body is; null for a batch
+ * @param version in which the message is sent
+ * @throws Fault `invalid_request` that names the header
+ */
+export function passesMirrors(
+  headers: Headers,
+  body: Uint8Array,
+  judged: JudgedMessage | null,
+  version: string | null,
+): boolean {
+  if (!isSessionless(version)) return false;
+  const wrong = mirrorProblem(headers, body, judged);
+  if (wrong !== null) throw invalidField(wrong.header, wrong.problem);
+  return true;
+}
+
+function headersWhere(headers: Headers, passes: (name: string) => boolean): [string, string][] {
+  return [...headers].filter(([name]) => passes(name));
+}
+
+/** The `X-Service-Model` header; null when absent or empty. Header bytes are read as UTF-8 where they are UTF-8. */
+export function serviceModel(headers: Headers): string | null {
+  const value = headers.get("x-service-model");
+  if (value === null || value === "") return null;
+  const bytes = headerBytes(value);
+  if (bytes.byteLength > SERVICE_MODEL_BYTES_MAX) {
+    throw invalidField("X-Service-Model", `longer than ${SERVICE_MODEL_BYTES_MAX} bytes`);
+  }
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+  } catch {
+    return value;
+  }
+}
+
+/** A header value is a string of bytes (Latin-1), unless the server has decoded it already. */
+function headerBytes(value: string): Uint8Array {
+  for (const character of value) if (character > "\u00ff") return new TextEncoder().encode(value);
+  return Buffer.from(value, "latin1");
+}
+
+const VISIBLE_ASCII = /^[\x21-\x7e]+$/;
+
+export function idempotencyKey(headers: Headers): string | null {
+  const value = headers.get("idempotency-key");
+  if (value === null) return null;
+  if (!VISIBLE_ASCII.test(value) || value.length > IDEMPOTENCY_KEY_CHARACTERS_MAX) {
+    throw invalidField(
+      "Idempotency-Key",
+      `must be 1 to ${IDEMPOTENCY_KEY_CHARACTERS_MAX} visible ASCII characters`,
+    );
+  }
+  return value;
+}
+
+/** One element of a list header: a comma within a quoted string does not end it (RFC 9110, section 5.6). */
+const LIST_ELEMENT = /(?:"(?:[^"\\]|\\.?)*(?:"|$)|[^",])+/g;
+const NAMES_WAIT = /^\s*wait\s*(?:[=;]|$)/i;
+const SECONDS = /^[^=;]*=\s*("?)(\d+)\1\s*(?:;|$)/;
+
+/**
+ * Seconds of `Prefer: wait=N` (RFC 7240, section 4.3), capped; 0 when the preference is absent or malformed. Of
+ * several only the first counts (section 2).
+ */
+export function waitSeconds(headers: Headers): number {
+  const prefer = headers.get("prefer");
+  if (prefer === null) return 0;
+  const wait = prefer.match(LIST_ELEMENT)?.find((preference) => NAMES_WAIT.test(preference)) ?? "";
+  return Math.min(Number(SECONDS.exec(wait)?.[2] ?? 0), WAIT_SECONDS_MAX);
+}

@@ -1,0 +1,56 @@
+import { expect, test } from "bun:test";
+import { startCourse } from "./exchange-timeouts.ts";
+
+const here = () => new AbortController();
+const aborted = (signal: AbortSignal) =>
+  new Promise((resolve) => signal.addEventListener("abort", () => resolve(signal.reason)));
+
+test("only the silence of whom is waited for counts", async () => {
+  const course = startCourse({ headMs: 60_000, silenceMs: 40, callerMs: 60_000 }, here().signal);
+  course.waitFor("upstream");
+  await Bun.sleep(20);
+  course.waitFor("caller");
+  await Bun.sleep(60);
+  expect(course.signal.aborted).toBe(false);
+  course.waitFor("upstream");
+  const since = performance.now();
+  expect(await aborted(course.signal)).toBe("timeout");
+  expect(performance.now() - since).toBeGreaterThanOrEqual(38);
+});
+
+test("a piece now and then keeps it going", async () => {
+  const course = startCourse({ headMs: 60_000, silenceMs: 40, callerMs: 60_000 }, here().signal);
+  for (let piece = 0; piece < 10; piece++) {
+    course.waitFor("upstream");
+    await Bun.sleep(15);
+  }
+  expect(course.signal.aborted).toBe(false);
+  course.end();
+});
+
+test("the head has its own time, and without a limit on silence there is none", async () => {
+  const late = startCourse({ headMs: 20, silenceMs: null, callerMs: 60_000 }, here().signal);
+  late.waitFor("head");
+  expect(await aborted(late.signal)).toBe("timeout");
+  const listening = startCourse({ headMs: 20, silenceMs: null, callerMs: 20 }, here().signal);
+  listening.waitFor("head");
+  listening.waitFor("upstream");
+  await Bun.sleep(60);
+  expect(listening.signal.aborted).toBe(false);
+  listening.waitFor("caller");
+  expect(await aborted(listening.signal)).toBe("cancelled");
+});
+
+test("a caller that has gone stops it, until it has ended", async () => {
+  const leaving = here();
+  const course = startCourse({ headMs: 1000, silenceMs: 1000, callerMs: 1000 }, leaving.signal);
+  const over = startCourse({ headMs: 1000, silenceMs: 1000, callerMs: 1000 }, leaving.signal);
+  over.end();
+  leaving.abort();
+  expect([course.signal.reason, over.signal.aborted]).toEqual(["cancelled", false]);
+  course.stop("shutdown");
+  expect(course.signal.reason).toBe("cancelled");
+  expect(startCourse({ headMs: 1, silenceMs: 1, callerMs: 1 }, leaving.signal).signal.reason).toBe(
+    "cancelled",
+  );
+});

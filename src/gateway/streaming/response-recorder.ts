@@ -1,0 +1,99 @@
+// What is known of a streamed answer while it passes: its head, when its first byte came, how long it is, and of its
+// bytes the start that is captured and the hash that its receipt says.
+import { createHash } from "node:crypto";
+import type { Call } from "../../core/call.ts";
+import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
+import { type ErrorClass, errorClassOf } from "../../core/states.ts";
+import type { Ending } from "../invocations/service.ts";
+import type { Share } from "./memory-budget.ts";
+
+/** A longer one would only fill the record. */
+const CONTENT_TYPE_CHARACTERS_MAX = 256;
+
+export interface Tally {
+  /** The first connection is being dialled. */
+  dialled(): void;
+  head(response: Response): void;
+  /** Told of each piece that goes to the caller. */
+  piece(bytes: Uint8Array): void;
+  /** The whole answer has come. */
+  whole(): Ending;
+  /** It has not come, or only a part of it. */
+  broken(errorClass: ErrorClass): Ending;
+}
+
+/** Memory for captured starts: when a tenant's share is gone, less is captured. */
+export const CAPTURE_BUDGET_BYTES = 96 * 1024 * 1024;
+const START_BYTES_FIRST = 4096;
+
+export function createTally({ capture, receipt }: Pick<Call, "capture" | "receipt">, memory: Share): Tally {
+  let dialledAt: number | null = null;
+  let firstAt: number | null = null;
+  let status: number | null = null;
+  let contentType: string | null = null;
+  let size = 0;
+  let start = new Uint8Array();
+  let captured = 0;
+  const hash = receipt ? createHash("sha256") : null;
+
+  const since = (from: number | null, to: number | null) =>
+    from === null || to === null ? null : Math.max(0, Math.round(to - from));
+
+  /** Makes room for so many bytes, as far as there is any. */
+  function grow(wanted: number): void {
+    const more = memory.take(wanted - start.length);
+    if (more === 0) return;
+    const larger = new Uint8Array(start.length + more);
+    larger.set(start);
+    start = larger;
+  }
+
+  function keep(bytes: Uint8Array): void {
+    const wanted = Math.min(captured + bytes.length, CAPTURE_BYTES_MAX);
+    // What comes after a gap is not the start any more.
+    if (captured < size - bytes.length || wanted <= captured) return;
+    if (wanted > start.length) {
+      grow(Math.min(CAPTURE_BYTES_MAX, Math.max(wanted, 2 * start.length, START_BYTES_FIRST)));
+    }
+    const part = bytes.subarray(0, Math.min(wanted, start.length) - captured);
+    start.set(part, captured);
+    captured += part.length;
+  }
+
+  function ending(error_class: ErrorClass | null, isWhole: boolean): Ending {
+    const response = status !== null && capture ? start.slice(0, captured) : null;
+    memory.giveBack(start.length);
+    start = new Uint8Array();
+    return {
+      status: error_class === null ? "succeeded" : "failed",
+      error_class,
+      upstream_status: status,
+      latency_ms: since(dialledAt, performance.now()),
+      ttft_ms: since(dialledAt, firstAt),
+      resp_size: status === null ? null : size,
+      resp_sha256: isWhole && hash !== null ? hash.digest("hex") : null,
+      response,
+      response_truncated: response !== null && (!isWhole || size > response.length),
+      response_content_type: contentType,
+    };
+  }
+
+  return {
+    dialled() {
+      dialledAt ??= performance.now();
+    },
+    head(response) {
+      status = response.status;
+      contentType = response.headers.get("content-type")?.slice(0, CONTENT_TYPE_CHARACTERS_MAX) ?? null;
+    },
+    piece(bytes) {
+      if (bytes.length === 0) return;
+      firstAt ??= performance.now();
+      size += bytes.length;
+      hash?.update(bytes);
+      if (capture) keep(bytes);
+    },
+    whole: () => ending(status === null ? "internal" : errorClassOf(status), true),
+    broken: (errorClass) => ending(errorClass, false),
+  };
+}

@@ -1,0 +1,125 @@
+import { expect, test } from "bun:test";
+import { Fault } from "../../core/fault.ts";
+import type { Place } from "./service.ts";
+import { createRoom } from "./stream-limits.ts";
+
+const here = new AbortController().signal;
+const outcome = (taking: Promise<unknown>) =>
+  taking.then(
+    () => "taken",
+    (error) => (error instanceof Fault ? `${error.kind} ${error.retryAfterSeconds}` : String(error)),
+  );
+
+test("an agent's calls wait for each other, first come first served, and for nobody else's", async () => {
+  const room = createRoom({ agentConcurrency: 1, stopping: here });
+  const first = await room.take("acme", "a", true, here);
+  const order: number[] = [];
+  const noted = async (number: number) => {
+    const place = await room.take("acme", "a", true, here);
+    order.push(number);
+    return place;
+  };
+  const [second, third] = [noted(2), noted(3)];
+  const [other, connection] = await Promise.all([
+    room.take("acme", "b", true, here),
+    room.take("acme", "a", false, here),
+  ]);
+  expect(order).toEqual([]);
+  first.release();
+  first.release();
+  await second;
+  await Promise.resolve();
+  expect(order).toEqual([2]);
+  (await second).release();
+  (await third).release();
+  expect(order).toEqual([2, 3]);
+  other.release();
+  connection.release();
+  (await room.take("acme", "a", true, here)).release();
+});
+
+test("who waits for too long, or has gone, is refused and takes no place later", async () => {
+  const room = createRoom({ agentConcurrency: 1, stopping: here, waitMs: 20 });
+  const held = await room.take("acme", "a", true, here);
+  expect(await outcome(room.take("acme", "a", true, here))).toBe("unavailable 5");
+  const leaving = new AbortController();
+  const gone = outcome(room.take("acme", "a", true, leaving.signal));
+  leaving.abort();
+  expect(await gone).toBe("unavailable 5");
+  expect(await outcome(room.take("acme", "a", true, leaving.signal))).toBe("unavailable 5");
+  held.release();
+  expect(await outcome(room.take("acme", "a", true, here))).toBe("taken");
+});
+
+test("a place that comes free while someone gives up waiting goes to the next", async () => {
+  const room = createRoom({ agentConcurrency: 1, stopping: here, waitMs: 200 });
+  const held = await room.take("acme", "a", true, here);
+  const leaving = new AbortController();
+  const gone = outcome(room.take("acme", "a", true, leaving.signal));
+  // A client that ends has all its connections closed in one turn.
+  leaving.abort();
+  held.release();
+  expect(await gone).toBe("unavailable 5");
+  expect(await outcome(room.take("acme", "a", true, here))).toBe("taken");
+});
+
+test("so many wait for one agent, and no more", async () => {
+  const room = createRoom({ agentConcurrency: 1, stopping: here, waitMs: 200 });
+  const held = await room.take("acme", "a", true, here);
+  const waiting = Array.from({ length: 257 }, () => outcome(room.take("acme", "a", true, here)));
+  expect(await waiting[256]).toBe("unavailable 5");
+  held.release();
+  expect(await waiting[0]).toBe("taken");
+  await Promise.all(waiting);
+});
+
+test("nobody is let in when it is time to stop, nor waits any longer", async () => {
+  const stopping = new AbortController();
+  const room = createRoom({ agentConcurrency: 1, stopping: stopping.signal });
+  const held = await room.take("acme", "a", true, here);
+  const waiting = outcome(room.take("acme", "a", true, here));
+  stopping.abort();
+  expect(await waiting).toBe("unavailable 5");
+  held.release();
+  expect(await outcome(room.take("acme", "b", true, here))).toBe("unavailable 5");
+});
+
+test("a call that was accepted before takes nobody's place, and each tenant's are bounded", async () => {
+  const stopping = new AbortController().signal;
+  const room = createRoom({ agentConcurrency: 2, stopping, waitMs: 20 });
+  const own = [room.owed("hostile", "agt_1"), room.owed("hostile", "agt_1")];
+  // The agent's places are taken now; further ones stand beside them.
+  const beside: Place[] = [];
+  for (;;) {
+    try {
+      beside.push(room.owed("hostile", "agt_1"));
+    } catch {
+      break;
+    }
+  }
+  expect(beside.length).toBe(1792);
+  expect(() => room.owed("other", "agt_1")).not.toThrow();
+  expect(await room.take("acme", "agt_2", true, stopping)).toBeDefined();
+  for (const place of [...own, ...beside]) place.release();
+  expect(await room.take("acme", "agt_1", true, stopping)).toBeDefined();
+});
+
+test("a tenant with any number of agents leaves places to others, and room to wait", async () => {
+  const leaving = new AbortController();
+  const room = createRoom({ agentConcurrency: 64, stopping: here });
+  const held: Place[] = [];
+  const refused = Array.from({ length: 9000 }, async (_, at) => {
+    const place = await room.take("hostile", `agt_${at % 400}`, true, leaving.signal).catch(() => null);
+    if (place !== null) held.push(place);
+    return place === null;
+  });
+  (await room.take("other", "agt_x", true, here)).release();
+  await Bun.sleep(0);
+  expect(held.length).toBeGreaterThan(3000);
+  const mine = await Promise.all(
+    Array.from({ length: 300 }, () => room.take("other", "agt_y", true, here).catch(() => null)),
+  );
+  expect(mine.filter((place) => place !== null).length).toBe(64);
+  leaving.abort();
+  expect((await Promise.all(refused)).filter(Boolean).length).toBe(9000 - held.length);
+});

@@ -1,0 +1,74 @@
+// The bytes of a body as they come: in parts of one size, so that none is copied twice and what is held is at most one
+// part more than what has come. At the end they are put together step by step, each part let go as it is copied.
+import type { Steps } from "../concurrency/steps.ts";
+
+const PART_BYTES = 1024 * 1024;
+/** So much is held beyond what has come, at most, in the first part. */
+const AHEAD_BYTES = 64 * 1024;
+
+export interface Gathered {
+  /** What is held in memory. */
+  readonly held: number;
+  add(bytes: Uint8Array): void;
+  /** All bytes in one piece; nothing else is held after that. */
+  whole(): Steps<Uint8Array<ArrayBuffer>>;
+  /** Lets all of it go at once: the garbage collector would be late. */
+  drop(): void;
+}
+
+/** @param sizeMax more than so many bytes are not added */
+export function gather(sizeMax: number): Gathered {
+  const full: Uint8Array<ArrayBuffer>[] = [];
+  let last = new Uint8Array();
+  let used = 0;
+
+  /** The size of the last part that has room for so many bytes, or for as many as a part holds. */
+  function roomFor(bytes: number): number {
+    const wanted = used + bytes;
+    if (wanted <= last.byteLength) return last.byteLength;
+    const ahead = full.length > 0 ? PART_BYTES : wanted + Math.min(wanted, AHEAD_BYTES);
+    return Math.min(PART_BYTES, ahead, sizeMax - full.length * PART_BYTES);
+  }
+
+  function* whole(): Steps<Uint8Array<ArrayBuffer>> {
+    if (full.length === 0) return moved(last, used);
+    const all = new Uint8Array(full.length * PART_BYTES + used);
+    for (const [at, part] of full.entries()) {
+      all.set(part, at * PART_BYTES);
+      moved(part, 0);
+      yield;
+    }
+    all.set(last.subarray(0, used), full.length * PART_BYTES);
+    moved(last, 0);
+    return all;
+  }
+
+  return {
+    get held() {
+      return full.length * PART_BYTES + last.byteLength;
+    },
+    add(bytes) {
+      for (let at = 0; at < bytes.byteLength; ) {
+        if (used === PART_BYTES) {
+          full.push(last);
+          [last, used] = [new Uint8Array(), 0];
+        }
+        last = moved(last, roomFor(bytes.byteLength - at));
+        const next = bytes.subarray(at, at + last.byteLength - used);
+        last.set(next, used);
+        used += next.byteLength;
+        at += next.byteLength;
+      }
+    },
+    whole,
+    drop() {
+      for (const part of [...full.splice(0), last]) moved(part, 0);
+      [last, used] = [new Uint8Array(), 0];
+    },
+  };
+}
+
+/** The same bytes with room for `size`. What they were in is free at once. */
+function moved(bytes: Uint8Array<ArrayBuffer>, size: number): Uint8Array<ArrayBuffer> {
+  return bytes.byteLength === size ? bytes : new Uint8Array(bytes.buffer.transfer(size));
+}

@@ -1,0 +1,182 @@
+// The encodings of one body, undone on its way: within bounds, in turns by tenant, and with memory that is counted
+// before it is used. Who sends little that comes to much, or much that comes to nothing, gets no more than its share.
+
+import { doneInTurns } from "../concurrency/turns.ts";
+import { type Coding, Undecodable } from "./codings.ts";
+import { createLayer, type Layer, NEEDS_MAX } from "./layers.ts";
+
+export type Chunks = AsyncGenerator<Uint8Array, void, undefined>;
+
+/** The body, or what a layer of its encoding unpacks to, went beyond the limit. */
+export class BodyTooLarge extends Error {}
+
+/** The memory that decoders may hold, shared with all others. */
+export interface DecoderMemory {
+  /**
+   * Resolves when so many bytes may be held, with what gives them back.
+   *
+   * @param signal its reason ends the wait
+   * @param giveWay told that others need them
+   */
+  take(bytes: number, signal: AbortSignal, giveWay: () => void): Promise<() => void>;
+}
+
+/** For whom a body is decoded. */
+export interface DecodedFor {
+  readonly tenant: string;
+  readonly memory: DecoderMemory;
+}
+
+/** For answers of servers that the operator configured. */
+export const NOBODY: DecodedFor = { tenant: "", memory: { take: async () => () => {} } };
+
+/** Of the input of one step, which can come to nothing and cost time all the same. */
+const INPUT_BYTES = 16 * 1024;
+/** Of one step, unless it gives something before. */
+const STEP_MS = 1;
+/** A layer that is given more than this, and so many times what came of it, is nobody's honest answer. */
+const INPUT_FREE_BYTES = 1024 * 1024;
+const INPUT_PER_OUTPUT_MAX = 64;
+/** A wait for more memory while some is held is no longer than others take to give way: they may wait for that. */
+const MORE_WAIT_MS = 2500;
+const EMPTY = new Uint8Array();
+
+export interface DecodingOptions extends DecodedFor {
+  /** Outermost first. */
+  readonly codings: readonly Coding[];
+  /** Each layer may unpack to this much: a small body can hide gigabytes between two layers. */
+  readonly maxBytes: number;
+  /** Whether each chunk is there only until the next one is asked for; else it is its reader's own. */
+  readonly isLent: boolean;
+  /** Others need its memory: it is to be closed. */
+  giveWay(): void;
+}
+
+export interface Decoding {
+  chunks(raw: Chunks): Chunks;
+  /** At once, whatever it waits for. */
+  close(): void;
+}
+
+export function createDecoding(options: DecodingOptions): Decoding {
+  return new LayeredDecoding(options);
+}
+
+async function* copied(chunks: Chunks): Chunks {
+  for await (const chunk of chunks) yield chunk.slice();
+}
+
+function* slicesOf(chunk: Uint8Array) {
+  for (let at = 0; at < chunk.length; at += INPUT_BYTES) yield chunk.subarray(at, at + INPUT_BYTES);
+}
+
+/** How much a layer has been given, and what came of it. */
+class Measure {
+  readonly #coding: Coding;
+  readonly #maxBytes: number;
+  #given = 0;
+  taken = 0;
+
+  constructor(coding: Coding, maxBytes: number) {
+    this.#coding = coding;
+    this.#maxBytes = maxBytes;
+  }
+
+  /** @throws BodyTooLarge */
+  gave(bytes: number): void {
+    this.#given += bytes;
+    if (this.#given > this.#maxBytes) throw new BodyTooLarge(`a layer of ${this.#coding} is too large`);
+  }
+
+  /** @throws Undecodable */
+  took(bytes: number): void {
+    this.taken += bytes;
+    if (this.taken <= INPUT_FREE_BYTES + INPUT_PER_OUTPUT_MAX * this.#given) return;
+    throw new Undecodable(`much ${this.#coding} that comes to nothing`);
+  }
+}
+
+class LayeredDecoding implements Decoding {
+  readonly #options: DecodingOptions;
+  readonly #closing = new AbortController();
+  readonly #layers: Layer[] = [];
+  #held = 0;
+  readonly #giveBacks: (() => void)[] = [];
+
+  constructor(options: DecodingOptions) {
+    this.#options = options;
+  }
+
+  chunks(raw: Chunks): Chunks {
+    const { codings, isLent } = this.#options;
+    const chunks = codings.reduce((source, coding) => this.#decode(source, coding), raw);
+    return isLent ? chunks : copied(chunks);
+  }
+
+  close(): void {
+    if (this.#closing.signal.aborted) return;
+    this.#closing.abort(new Error("the body was closed"));
+    for (const layer of this.#layers) layer.close();
+    for (const giveBack of this.#giveBacks.splice(0)) giveBack();
+  }
+
+  async *#decode(source: Chunks, coding: Coding): Chunks {
+    const { tenant, maxBytes } = this.#options;
+    const layer = createLayer(coding, tenant);
+    this.#layers.push(layer);
+    const measure = new Measure(coding, maxBytes);
+    for await (const chunk of source) {
+      for (const input of slicesOf(chunk)) {
+        layer.push(input);
+        while (layer.hasWork) {
+          const output = await this.#next(layer);
+          if (output.length > 0) yield output;
+          measure.gave(output.length);
+        }
+        measure.took(input.length);
+      }
+    }
+    // No bytes are an empty body in any encoding.
+    if (measure.taken > 0) await layer.finish();
+  }
+
+  async #next(layer: Layer): Promise<Uint8Array> {
+    await this.#cover(layer.needs);
+    let output: Uint8Array | Promise<Uint8Array> = EMPTY;
+    await doneInTurns(() => {
+      this.#closing.signal.throwIfAborted();
+      const until = performance.now() + STEP_MS;
+      do output = layer.step();
+      while (isEmpty(output) && layer.hasWork && layer.needs <= this.#held && performance.now() < until);
+      return false;
+    }, this.#options.tenant);
+    const given: Uint8Array = await output;
+    this.#closing.signal.throwIfAborted();
+    return given;
+  }
+
+  /**
+   * All that two layers may come to need is taken at once, and so is what one needs, mostly: nobody who holds some
+   * waits for long.
+   */
+  async #cover(needs: number): Promise<void> {
+    if (needs <= this.#held) return;
+    const { codings, memory, giveWay } = this.#options;
+    const all = codings.length > 1 ? codings.reduce((sum, coding) => sum + NEEDS_MAX[coding], 0) : needs;
+    const more = all - this.#held;
+    const { signal } = this.#closing;
+    const isFirst = this.#held === 0;
+    const waited = isFirst ? signal : AbortSignal.any([signal, AbortSignal.timeout(MORE_WAIT_MS)]);
+    const giveBack = await memory.take(more, waited, giveWay).catch((error) => {
+      throw isFirst || signal.aborted ? error : new Undecodable("no memory for a larger window");
+    });
+    if (signal.aborted) giveBack();
+    signal.throwIfAborted();
+    this.#held = all;
+    this.#giveBacks.push(giveBack);
+  }
+}
+
+function isEmpty(output: Uint8Array | Promise<Uint8Array>): boolean {
+  return !(output instanceof Promise) && output.length === 0;
+}

@@ -1,0 +1,35 @@
+// The memory of all decoders of the process, whichever thread they work in, shared out by tenant first. An answer of a
+// few hundred bytes can make its decoder hold 16 MiB for as long as it stays open, so nobody decodes before this is had,
+// and who holds more than its part of it when others wait gives way: see concurrency/commons.ts.
+import { Commons } from "../concurrency/commons.ts";
+
+export interface DecoderShare {
+  /**
+   * Resolves when so many bytes may be held, with what gives them back, once.
+   *
+   * @param signal its reason ends the wait
+   * @param giveWay told, once, that others need them: they are to be given back soon
+   */
+  take(
+    tenant: string,
+    agent: string,
+    bytes: number,
+    signal: AbortSignal,
+    giveWay: () => void,
+  ): Promise<() => void>;
+}
+
+const DECODER_BYTES_MAX = 192 * 1024 * 1024;
+
+export function createDecoderShare(size = DECODER_BYTES_MAX): DecoderShare {
+  const commons = new Commons({ size });
+  return {
+    async take(tenant, agent, bytes, signal, giveWay) {
+      signal.throwIfAborted();
+      const stake = commons.stake(tenant, agent);
+      stake.giveWay = giveWay;
+      await stake.take(bytes, signal);
+      return () => stake.giveBack();
+    },
+  };
+}

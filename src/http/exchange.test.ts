@@ -1,0 +1,29 @@
+import { expect, test } from "bun:test";
+import net from "node:net";
+import { Exchange } from "./exchange.ts";
+import { ResponseParser } from "./response-parser.ts";
+
+test("what has come in many parts is parsed in one go: it waits for one turn, not for one each", async () => {
+  const socket = new net.Socket();
+  const exchange = new Exchange({
+    socket,
+    parser: new ResponseParser(),
+    request: {
+      url: new URL("http://localhost/"),
+      address: "127.0.0.1",
+      method: "GET",
+      headers: new Headers(),
+      body: null,
+      tenant: "",
+      serverName: null,
+      tlsContext: { name: "", secureContext: undefined },
+      signal: AbortSignal.timeout(10_000),
+    },
+    over() {},
+  });
+  const answer = `HTTP/1.1 200 OK\r\nContent-Length: 40000\r\n\r\n${"x".repeat(40_000)}`;
+  for (const byte of Buffer.from(answer)) exchange.arrived(new Uint8Array([byte]));
+  const pieces: number[] = [];
+  for await (const piece of (await exchange.response).body ?? []) pieces.push(piece.length);
+  expect([pieces.length, pieces.reduce((sum, length) => sum + length)]).toEqual([2, 40_000]);
+});

@@ -1,0 +1,216 @@
+// One request on a connection and its answer, of which nothing is lost: what came before a breach is given before that
+// is told. The answer is read no faster than it is taken.
+
+import { inTurns } from "../concurrency/turns.ts";
+import type { Source } from "./read-ahead.ts";
+import { type Head, type ResponseParser, SLICE_BYTES_MAX } from "./response-parser.ts";
+import { TransportError, type TransportRequest } from "./transport.ts";
+
+/** What has come and is not parsed yet, and in how many parts: while it is more, the connection is not read. */
+const UNPARSED_BYTES_MAX = 64 * 1024;
+const UNPARSED_PARTS_MAX = 256;
+
+export interface ExchangeOptions {
+  readonly socket: Source;
+  readonly parser: ResponseParser;
+  readonly request: TransportRequest;
+  /** @param isClean whether the connection stands where another request can follow */
+  over(isClean: boolean): void;
+}
+
+export class Exchange {
+  readonly #options: ExchangeOptions;
+  readonly #response = Promise.withResolvers<Response>();
+  #head: Head | null = null;
+  #isAnswered = false;
+  readonly #unparsed: Uint8Array[] = [];
+  #unparsedBytes = 0;
+  #isParsed = false;
+  #connectionEnd: "closed" | "broken" | null = null;
+  /** The share of the tenant is used up. */
+  #isStopped = false;
+  #isPaused = false;
+  #isArriving = false;
+  /** Of the body: what is next, and what comes after that, if that is known. */
+  #piece: Uint8Array | null = null;
+  #end: "whole" | TransportError | null = null;
+  #wanted: PromiseWithResolvers<void> | null = null;
+
+  constructor(options: ExchangeOptions) {
+    this.#options = options;
+    const { parser, request } = options;
+    parser.begin(request.method);
+    request.ahead?.open({
+      pause: () => {
+        this.#isStopped = true;
+        this.#regulate();
+      },
+      resume: () => {
+        this.#isStopped = false;
+        this.#regulate();
+      },
+    });
+    request.signal.addEventListener("abort", this.#abort, { once: true });
+    // Told through `response`; nobody may be waiting for that any more.
+    this.#response.promise.catch(() => {});
+  }
+
+  /** Its body is still encoded. */
+  get response(): Promise<Response> {
+    return this.#response.promise;
+  }
+
+  get head(): Head | null {
+    return this.#head;
+  }
+
+  arrived(bytes: Uint8Array): void {
+    this.#unparsed.push(bytes);
+    this.#unparsedBytes += bytes.length;
+    this.#isArriving = true;
+    this.#regulate();
+    this.#options.request.ahead?.add(bytes.length);
+    this.#isArriving = false;
+    inTurns(this.#step, this.#options.request.tenant);
+  }
+
+  /** What has come before is still parsed and given. @param how whether the server has closed it in good order */
+  connectionEnded(how: "closed" | "broken"): void {
+    this.#connectionEnd ??= how;
+    inTurns(this.#step, this.#options.request.tenant);
+  }
+
+  readonly #abort = (): void => {
+    this.#response.reject(this.#options.request.signal.reason);
+    this.#finish(new TransportError("ECONNRESET"), false);
+  };
+
+  /** Parses the next slice, if that is wanted. */
+  readonly #step = (): boolean => {
+    if (this.#end !== null || this.#isParsed || (this.#head !== null && this.#wanted === null)) return false;
+    const slice = this.#nextSlice();
+    if (slice !== null) {
+      this.#parse(slice);
+      return this.#end === null && !this.#isParsed;
+    }
+    if (this.#connectionEnd !== null) this.#endWithConnection(this.#connectionEnd);
+    return false;
+  };
+
+  #parse(slice: Uint8Array): void {
+    const { head, body, state, used } = this.#options.parser.parse(slice);
+    if (body !== null) this.#piece = body;
+    // A short answer comes in one go with its head, and is given so.
+    if (head !== null) this.#open(head, state === "whole");
+    if (state === "whole") this.#endWhole(used === slice.length);
+    else if (state !== "more") this.#finish(new TransportError(state.code), false);
+    if (body !== null) this.#give();
+  }
+
+  /** What has come right behind the answer is seen first: the end of the connection, or what nobody asked for. */
+  #endWhole(isAll: boolean): void {
+    this.#isParsed = true;
+    setImmediate(() => {
+      const isQuiet = this.#unparsedBytes === 0 && this.#connectionEnd === null;
+      this.#finish("whole", isAll && isQuiet);
+    });
+  }
+
+  #isFull(): boolean {
+    return this.#unparsedBytes > UNPARSED_BYTES_MAX || this.#unparsed.length > UNPARSED_PARTS_MAX;
+  }
+
+  /**
+   * The connection is read while there is room. One that is just giving what it has is paused only when it has given
+   * all: what comes behind a pause is put together again for each part of it, and nobody would count it.
+   */
+  #regulate(): void {
+    const isPaused = this.#isStopped || this.#isFull();
+    if (isPaused === this.#isPaused || this.#end !== null) return;
+    this.#isPaused = isPaused;
+    const { socket } = this.#options;
+    if (!isPaused) socket.resume();
+    else if (!this.#isArriving) socket.pause();
+    else
+      setImmediate(() => {
+        if (this.#isPaused) socket.pause();
+      });
+  }
+
+  /** Of all that has come, however many parts it came in: a slice for each would be a turn for each. */
+  #nextSlice(): Uint8Array | null {
+    const parts: Uint8Array[] = [];
+    let left = SLICE_BYTES_MAX;
+    while (left > 0) {
+      const part = this.#unparsed.shift();
+      if (part === undefined) break;
+      const taken = part.subarray(0, left);
+      if (taken.length < part.length) this.#unparsed.unshift(part.subarray(taken.length));
+      parts.push(taken);
+      left -= taken.length;
+    }
+    const taken = SLICE_BYTES_MAX - left;
+    this.#unparsedBytes -= taken;
+    this.#regulate();
+    this.#options.request.ahead?.add(-taken);
+    return parts.length > 1 ? Buffer.concat(parts) : (parts[0] ?? null);
+  }
+
+  #open(head: Head, isWhole: boolean): void {
+    this.#head = head;
+    if (!isWhole) this.#answer(head, this.#body());
+  }
+
+  #answer({ status, fields }: Head, body: Uint8Array | ReadableStream<Uint8Array>): void {
+    const headers = new Headers();
+    for (let at = 0; at + 1 < fields.length; at += 2) headers.append(fields[at] ?? "", fields[at + 1] ?? "");
+    const { hasBody } = this.#options.parser;
+    this.#response.resolve(new Response(hasBody ? body : null, { status, headers }));
+    this.#isAnswered = true;
+  }
+
+  #body(): ReadableStream<Uint8Array> {
+    return new ReadableStream<Uint8Array>(
+      {
+        pull: async (controller) => {
+          if (this.#piece === null && this.#end === null) {
+            this.#wanted = Promise.withResolvers();
+            inTurns(this.#step, this.#options.request.tenant);
+            await this.#wanted.promise;
+          }
+          const piece = this.#piece;
+          this.#piece = null;
+          if (piece !== null) controller.enqueue(piece);
+          else if (this.#end === "whole") controller.close();
+          else controller.error(this.#end);
+        },
+        cancel: () => this.#finish(new TransportError("ECONNRESET"), false),
+      },
+      { highWaterMark: 0 },
+    );
+  }
+
+  #give(): void {
+    this.#wanted?.resolve();
+    this.#wanted = null;
+  }
+
+  #endWithConnection(how: "closed" | "broken"): void {
+    const isWhole = how === "closed" && this.#options.parser.endsWithConnection;
+    this.#finish(isWhole ? "whole" : new TransportError("ECONNRESET"), false);
+  }
+
+  #finish(end: "whole" | TransportError, isClean: boolean): void {
+    if (this.#end !== null) return;
+    this.#end = end;
+    this.#unparsed.length = 0;
+    this.#options.request.ahead?.close();
+    if (this.#isPaused) this.#options.socket.resume();
+    this.#isPaused = false;
+    this.#options.request.signal.removeEventListener("abort", this.#abort);
+    if (end !== "whole") this.#response.reject(end);
+    this.#options.over(isClean);
+    if (this.#head !== null && !this.#isAnswered) this.#answer(this.#head, this.#piece ?? new Uint8Array());
+    this.#give();
+  }
+}

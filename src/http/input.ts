@@ -1,0 +1,142 @@
+// What routes read of a request: checked JSON and query parameters. Everything that is wrong
+// becomes a Fault that names the field.
+import { type Static, type TSchema, Type } from "@sinclair/typebox";
+import { TypeCompiler, type ValueError, ValueErrorType } from "@sinclair/typebox/compiler";
+import { createFew } from "../concurrency/limiter.ts";
+import { bodyInSteps } from "../concurrency/run-steps.ts";
+import { during } from "../concurrency/work.ts";
+import { Fault, invalidField } from "../core/fault.ts";
+import { MANAGEMENT_BODY_BYTES_MAX, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX } from "../core/limits.ts";
+import { parseDateTime } from "../core/time.ts";
+import { readJson } from "../wire/json.ts";
+import { readBytes } from "./intake.ts";
+import { scopeOf } from "./server.ts";
+
+const JSON_TYPE = /^application\/json\s*(;|$)/i;
+
+/** Up to here what a body comes to in memory is little. */
+const SMALL_BYTES = 16_384;
+/** One of short texts comes to a hundred times its bytes, with what is made of it and not collected yet (measured). */
+const largeBodies = createFew({ size: 2, waitingMax: 64, tooMany: "too many large bodies are being read" });
+
+interface BodyOptions {
+  readonly freeField?: string;
+}
+
+/**
+ * A function that reads a request's JSON body, checks it against `schema` and hands it on. Of large bodies it does so for
+ * few at a time, until what they are handed to has ended.
+ */
+export function bodyUser<T extends TSchema>(schema: T, { freeField }: BodyOptions = {}) {
+  const checker = TypeCompiler.Compile(schema);
+
+  async function read(bytes: Uint8Array, tenant: string): Promise<Static<T>> {
+    const steps = readJson(bytes, freeField ?? null);
+    const value = await bodyInSteps("JSON of a body", bytes, steps, tenant);
+    return during("check of a body", () => {
+      if (checker.Check(value)) return value;
+      throw describe(checker.Errors(value).First());
+    });
+  }
+
+  return async <R>(request: Request, use: (value: Static<T>) => Promise<R>): Promise<R> => {
+    if (!JSON_TYPE.test(request.headers.get("content-type") ?? "")) {
+      throw new Fault("invalid_request", "content-type: must be application/json");
+    }
+    const { tenant } = scopeOf(request).caller;
+    const { promise: over, resolve } = Promise.withResolvers<void>();
+    try {
+      const bytes = await readBytes(request, tenant, MANAGEMENT_BODY_BYTES_MAX, { until: over });
+      const work = async () => use(await read(bytes, tenant));
+      return await (bytes.length > SMALL_BYTES ? largeBodies(tenant, work) : work());
+    } finally {
+      resolve();
+    }
+  };
+}
+
+/** A function that reads a request's JSON body and checks it against `schema`. */
+export function bodyReader<T extends TSchema>(schema: T, options: BodyOptions = {}) {
+  const use = bodyUser(schema, options);
+  return (request: Request): Promise<Static<T>> => use(request, async (value) => value);
+}
+
+function describe(error: ValueError | undefined): Fault {
+  if (error === undefined) return new Fault("invalid_request", "body: invalid");
+  // Of a value or null, what is wrong inside the value says more than that it is neither.
+  const inner = error.type === ValueErrorType.Union ? error.errors[0]?.First() : undefined;
+  if (inner !== undefined && inner.path.length > error.path.length) return describe(inner);
+  const field = error.path.slice(1).replaceAll("/", ".").replaceAll("~1", "/").replaceAll("~0", "~");
+  const expected: unknown = error.schema["x-expected"];
+  if (error.type === ValueErrorType.ObjectAdditionalProperties) return invalidField(field, "unknown field");
+  if (error.type === ValueErrorType.ObjectRequiredProperty) return invalidField(field, "required");
+  if (field === "") return new Fault("invalid_request", "body: must be a JSON object");
+  return invalidField(
+    field,
+    typeof expected === "string" ? `must be ${expected}` : error.message.toLowerCase(),
+  );
+}
+
+/** `T` or null. */
+export function nullable<T extends TSchema>(schema: T, expected: string) {
+  return Type.Union([schema, Type.Null()], { "x-expected": `${expected} or null` });
+}
+
+export type Query = URLSearchParams;
+
+export function queryOf(request: Request): Query {
+  const start = request.url.indexOf("?");
+  return new URLSearchParams(start === -1 ? "" : request.url.slice(start + 1));
+}
+
+/** A query parameter that must be one of `values`. */
+export function oneOf<T extends string>(query: Query, name: string, values: readonly T[]): T | null {
+  const given = query.get(name);
+  if (given === null) return null;
+  const value = values.find((candidate) => candidate === given);
+  if (value === undefined) throw invalidField(name, `must be one of ${values.join(", ")}`);
+  return value;
+}
+
+/** A query parameter that must be an RFC 3339 date-time: milliseconds since the epoch. */
+export function dateTime(query: Query, name: string): number | null {
+  const given = query.get(name);
+  if (given === null) return null;
+  const time = parseDateTime(given);
+  if (time === null) throw invalidField(name, "must be an RFC 3339 date-time with a time zone");
+  return time;
+}
+
+/** How `limitOf` is documented. */
+export const LIMIT_QUERY = {
+  limit: {
+    description: `1 to ${PAGE_LIMIT_MAX}; others are clamped.`,
+    schema: Type.Integer({ default: PAGE_LIMIT_DEFAULT }),
+  },
+};
+
+/** How `page` is documented. */
+export const PAGE_QUERY = {
+  ...LIMIT_QUERY,
+  offset: { description: "How many to skip.", schema: Type.Integer({ default: 0 }) },
+};
+
+/** `limit`, clamped to its bounds. */
+export function limitOf(query: Query): number {
+  return clampedInteger(query, "limit", PAGE_LIMIT_DEFAULT, 1, PAGE_LIMIT_MAX);
+}
+
+/** `limit` and `offset`, clamped to their bounds. */
+export function page(query: Query): { limit: number; offset: number } {
+  return {
+    limit: limitOf(query),
+    offset: clampedInteger(query, "offset", 0, 0, Number.MAX_SAFE_INTEGER),
+  };
+}
+
+function clampedInteger(query: Query, name: string, fallback: number, min: number, max: number): number {
+  const given = query.get(name);
+  if (given === null) return fallback;
+  if (!/^[+-]?\d+$/.test(given.trim())) throw invalidField(name, "must be an integer");
+  return Math.min(Math.max(Number(given), min), max);
+}

@@ -1,0 +1,259 @@
+// Taking in request bodies: bounded in size, in time, in silence, and in what all of them together and each tenant's
+// hold in memory. Of a large body only bytes that are here count, so one that never comes keeps none from others. Where
+// others hold more than their part, a body that finds too little waits for all that it may need, unread, and the slowest
+// of theirs is refused: see concurrency/commons.ts.
+import { Commons, type Stake } from "../concurrency/commons.ts";
+import { createFairShare } from "../concurrency/fair-share.ts";
+import { inSteps } from "../concurrency/run-steps.ts";
+import { named } from "../concurrency/steps.ts";
+import { doneInTurns } from "../concurrency/turns.ts";
+import { during } from "../concurrency/work.ts";
+import { Fault, type FaultDetail } from "../core/fault.ts";
+import { BODY_INTAKE_BYTES_MAX, BODY_INTAKE_MS_MAX, BODY_INTAKE_SILENCE_MS_MAX } from "../core/limits.ts";
+import { type Gathered, gather } from "./body-buffer.ts";
+
+/** Up to here a body weighs nothing: there are fewer connections than could matter. */
+const TINY_BYTES = 4096;
+/** Up to here a body that is sent with its length is taken in one piece, and weighs that much from its start. */
+const SMALL_BYTES = 65_536;
+/** For what others are to give back. */
+const WAIT_MS = 5_000;
+/** A body that waits holds a part of a mebibyte that is not counted yet. */
+const WAITING_MAX = 32;
+
+export interface IntakeLimits {
+  /** What the bodies that are coming in may hold, all together. */
+  readonly bytesMax: number;
+  /** What one weighs, beside its bytes, that is not taken in one piece: its stream and its timers. */
+  readonly streamBytes: number;
+  /** How long a larger body may take, and be silent. */
+  readonly msMax: number;
+  readonly silenceMsMax: number;
+}
+
+/** What becomes of a body that is here: it may wait for the store, or for an upstream that takes it slowly. */
+export interface Held {
+  /** Settles when it is not needed any more; it counts until then. */
+  readonly until: Promise<unknown>;
+  /** Gives what ends that early, should others need the memory. */
+  readonly endBy?: Promise<() => void>;
+}
+
+/**
+ * The whole body of a request of `tenant`, at most `bytesMax` bytes.
+ *
+ * @throws Fault `payload_too_large`; `invalid_request` when the body breaks off, falls silent or takes too long;
+ *   `unavailable` when too much of large bodies is coming in
+ */
+export type Intake = (request: Request, tenant: string, bytesMax: number, held?: Held) => Promise<Uint8Array>;
+
+export function createIntake(limits: IntakeLimits): Intake {
+  const scales = createScales(limits.bytesMax);
+
+  async function readStream(
+    stream: ReadableStream<Uint8Array> | null,
+    body: Body,
+    sizes: Sizes,
+  ): Promise<Uint8Array> {
+    if (stream === null) return new Uint8Array();
+    const { stake, tenant, ending } = body;
+    const reader: BodyReader = stream.getReader();
+    const patience = startPatience(limits, (late) => {
+      ending.abort(late);
+      void reader.cancel().catch(() => {});
+    });
+    stake.giveWay = () => {
+      ending.abort(tooMany());
+      // Ends a read that is under way; what is left is passed over with the answer.
+      reader.releaseLock();
+    };
+    const most = Math.min(sizes.declared, sizes.bytesMax);
+    const gathered = gather(most);
+    try {
+      const weigh = () => scales.weigh(body, limits.streamBytes + gathered.held, limits.streamBytes + most);
+      await weigh();
+      await readInto(gathered, reader, { bytesMax: sizes.bytesMax, tenant }, async () => {
+        ending.signal.throwIfAborted();
+        stake.heard();
+        await weigh();
+        patience.heard();
+      });
+      ending.signal.throwIfAborted();
+      // It is here, and nothing is slow about it any more.
+      stake.giveWay = null;
+      const bytes = await inSteps(named("intake of a body", gathered.whole()), tenant);
+      stake.giveBack(Math.max(0, stake.amount - bytes.byteLength));
+      return bytes;
+    } catch (error) {
+      gathered.drop();
+      reader.releaseLock();
+      throw ending.signal.aborted ? ending.signal.reason : error;
+    } finally {
+      patience.end();
+    }
+  }
+
+  async function readLarge(
+    request: Request,
+    tenant: string,
+    bytesMax: number,
+    { declared, held }: { declared: number | null; held: Held | null },
+  ): Promise<Uint8Array> {
+    const stake = scales.stake(tenant);
+    const release = () => stake.giveBack();
+    const body = { stake, tenant, ending: new AbortController() };
+    try {
+      const isSmall = declared !== null && declared <= SMALL_BYTES;
+      const bytes = isSmall
+        ? await readSmall(scales, request, body, declared)
+        : await readStream(request.body, body, { declared: declared ?? bytesMax, bytesMax });
+      stake.giveWay = null;
+      if (held === null) release();
+      void held?.until.then(release, release);
+      void held?.endBy?.then((end) => {
+        stake.giveWay = end;
+      });
+      return bytes;
+    } catch (error) {
+      release();
+      throw error;
+    }
+  }
+
+  return async (request, tenant, bytesMax, held) => {
+    const header = request.headers.get("content-length");
+    // A declared length bounds the body: the HTTP parser takes no more than that.
+    const declared = header === null ? null : Number(header);
+    if (declared !== null && declared > bytesMax) throw tooLarge(bytesMax);
+    try {
+      if (declared !== null && declared <= TINY_BYTES) return await request.bytes();
+      return await readLarge(request, tenant, bytesMax, { declared, held: held ?? null });
+    } catch (cause) {
+      if (cause instanceof Fault) throw cause;
+      throw new Fault("invalid_request", "body: it broke off", { cause });
+    }
+  };
+}
+
+export const readBytes = createIntake({
+  bytesMax: BODY_INTAKE_BYTES_MAX,
+  streamBytes: 32 * 1024,
+  msMax: BODY_INTAKE_MS_MAX,
+  silenceMsMax: BODY_INTAKE_SILENCE_MS_MAX,
+});
+
+function tooLarge(bytesMax: number): Fault {
+  return new Fault("payload_too_large", `body: larger than ${bytesMax} bytes`);
+}
+
+/** Counts what bodies hold. */
+interface Scales {
+  /** Of a body that holds nothing yet. */
+  stake(tenant: string): Stake;
+  /**
+   * Counts so much from now on; waits for that when others hold more than their part.
+   *
+   * @param most all that the body may come to
+   * @throws Fault `unavailable`, and what ends the body meanwhile
+   */
+  weigh(body: Body, held: number, most: number): Promise<void>;
+}
+
+function createScales(bytesMax: number): Scales {
+  const memory = new Commons({ size: bytesMax });
+  const waiting = createFairShare({ size: WAITING_MAX });
+  return {
+    stake: (tenant) => memory.stake(tenant, null),
+    async weigh({ stake, tenant, ending }, held, most) {
+      const least = held - stake.amount;
+      if (least <= 0 || stake.takeNow(least)) return;
+      const amount = memory.worthWaiting(tenant, least, most - stake.amount);
+      if (amount === null || waiting.take(tenant) !== null) throw tooMany();
+      const giveUp = setTimeout(() => ending.abort(tooMany()), WAIT_MS);
+      try {
+        await stake.take(amount, ending.signal);
+      } finally {
+        clearTimeout(giveUp);
+        waiting.giveBack(tenant);
+      }
+    },
+  };
+}
+
+async function readSmall(scales: Scales, request: Request, body: Body, weight: number): Promise<Uint8Array> {
+  const { stake, ending } = body;
+  const { promise: ended, reject } = Promise.withResolvers<never>();
+  ended.catch(() => {});
+  ending.signal.addEventListener("abort", () => reject(ending.signal.reason), { once: true });
+  // What comes of it is kept for us until its connection ends.
+  stake.giveWay = () => ending.abort(tooMany({ closesConnection: true }));
+  await scales.weigh(body, weight, weight);
+  return Promise.race([request.bytes(), ended]);
+}
+
+function tooMany(detail: FaultDetail = {}): Fault {
+  return new Fault("unavailable", "too many large bodies are coming in", { retryAfterSeconds: 5, ...detail });
+}
+
+/** Calls `stop` when the body has taken too long or been silent too long. */
+function startPatience({ msMax, silenceMsMax }: IntakeLimits, stop: (late: Fault) => void) {
+  const late = (problem: string) =>
+    stop(new Fault("invalid_request", `body: ${problem}`, { closesConnection: true }));
+  const whole = setTimeout(() => late(`not here within ${msMax / 1000} seconds`), msMax);
+  const silence = setTimeout(() => late(`nothing of it for ${silenceMsMax / 1000} seconds`), silenceMsMax);
+  return {
+    heard() {
+      silence.refresh();
+    },
+    end() {
+      clearTimeout(whole);
+      clearTimeout(silence);
+    },
+  };
+}
+
+/** One that is being taken in. */
+interface Body {
+  readonly tenant: string;
+  readonly stake: Stake;
+  /** Aborted with a Fault when no more of it is to come. */
+  readonly ending: AbortController;
+}
+
+interface Sizes {
+  readonly declared: number;
+  readonly bytesMax: number;
+}
+
+/** What is used of a stream's reader; Bun's and Node's types of the whole differ. */
+interface BodyReader {
+  read(): Promise<{ readonly done: boolean; readonly value?: Uint8Array | undefined }>;
+  cancel(): Promise<void>;
+  releaseLock(): void;
+}
+
+/**
+ * Reads to the end. Nothing more is read before what has come has had its turn, and what nobody reads is not sent: of 80
+ * bodies that come together a single turn of the event loop would take in 63 MB.
+ *
+ * @param arrived throws when no more may come
+ */
+async function readInto(
+  gathered: Gathered,
+  reader: BodyReader,
+  { bytesMax, tenant }: { readonly bytesMax: number; readonly tenant: string },
+  arrived: () => Promise<void>,
+): Promise<void> {
+  let size = 0;
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done || value === undefined) return;
+    size += value.byteLength;
+    if (size > bytesMax) throw tooLarge(bytesMax);
+    await doneInTurns(() => {
+      during("intake of a body", () => gathered.add(value));
+      return false;
+    }, tenant);
+    await arrived();
+  }
+}

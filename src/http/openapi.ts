@@ -1,0 +1,289 @@
+// The words in which a route documents itself: operation() makes the OpenAPI 3.1 operation that stands in the
+// route's `detail`. What all routes share (bearer token, request ID, the error body, 401 and 500) is added here.
+import { type TSchema, Type } from "@sinclair/typebox";
+import type { DocumentDecoration } from "elysia";
+import type { FaultKind } from "../core/fault.ts";
+import { STATUS, SUCCESS } from "./server.ts";
+
+/** Tags in the order in which the page shows them. */
+export const TAGS = {
+  Agents: "The registry: upstream endpoints of protocol http or mcp.",
+  Credentials: "Secrets for upstream calls. They go in and never come out.",
+  Proxy: "Call an agent, then poll the result.",
+  Invocations: "What was called, when, and how it ended.",
+  Settlement: "The facilitator that collects the payments of a tenant's calls.",
+  Policy: "Rules that allow, warn of or deny calls, and what they decided.",
+  Facilitator:
+    "Another server: it collects payments on chain for the gateways that have an account there. `/settle` stands " +
+    "behind mutual TLS, on its main port only; there is no token. The other two are open, on its plain port as well. " +
+    "They can't be tried here: this page calls nobody but the gateway, whose own health `/healthz` is then.",
+  Service: "Health, version and keys. These need no token.",
+} as const;
+
+type Tag = keyof typeof TAGS;
+
+/** Who gets at an operation. */
+export const SECURITY_SCHEMES = {
+  bearer: { type: "http", scheme: "bearer", description: "An access token of the configured issuer." },
+  clientCertificate: {
+    type: "mutualTLS",
+    description: "A client certificate that an account of the facilitator is for.",
+  },
+} as const;
+
+/** Where an operation is, when that is not only the server of the document. */
+export interface ServerDoc {
+  readonly url: string;
+  readonly description: string;
+  /** What stands in braces in the URL. */
+  readonly variables?: Readonly<Record<string, { readonly default: string; readonly description: string }>>;
+}
+
+interface Parameter {
+  readonly description: string;
+  /** A string when left out. */
+  readonly schema?: TSchema;
+  readonly example?: unknown;
+  readonly required?: boolean;
+}
+
+interface Content {
+  /** Left out: bytes of any form. A schema with an `$id` is shown once, under that name. */
+  readonly schema?: TSchema;
+  /** `application/json` when left out. */
+  readonly mediaType?: string;
+  readonly example?: unknown;
+  /** Several examples by name; takes the place of `example`. */
+  readonly examples?: Readonly<Record<string, unknown>>;
+}
+
+interface RequestBody extends Content {
+  readonly description?: string;
+}
+
+export interface ResponseDoc extends Content {
+  readonly status: keyof typeof SUCCESS;
+  readonly description: string;
+  /** Name of a header and what it says. */
+  readonly headers?: Readonly<Record<string, string>>;
+}
+
+export interface OperationDoc {
+  readonly summary: string;
+  readonly description?: string;
+  readonly tag: Tag | readonly Tag[];
+  /** True for the paths that need no token. */
+  readonly open?: boolean;
+  /** A bearer token when left out. */
+  readonly security?: keyof typeof SECURITY_SCHEMES;
+  readonly servers?: readonly ServerDoc[];
+  /** By name: those in the path, in the query, and request headers. */
+  readonly path?: Readonly<Record<string, Parameter>>;
+  readonly query?: Readonly<Record<string, Parameter>>;
+  readonly headers?: Readonly<Record<string, Parameter>>;
+  readonly body?: RequestBody;
+  readonly responses: readonly ResponseDoc[];
+  /** Beside `unauthenticated`, `internal` and `unavailable`, which every operation with a token may answer. */
+  readonly errors: readonly FaultKind[];
+  /** What is to be said of these errors in this operation. */
+  readonly answers?: Readonly<Partial<Record<FaultKind, FaultAnswerDoc>>>;
+}
+
+interface FaultAnswerDoc {
+  readonly description: string;
+  /** A body that says more than an Error, which the answer may be all the same. */
+  readonly schema?: TSchema;
+  /** Of that body, or else the message of the Error. */
+  readonly example: unknown;
+  readonly headers?: Readonly<Record<string, string>>;
+}
+
+/** The OpenAPI operation of a route, for its `detail`. */
+export function operation(doc: OperationDoc): DocumentDecoration {
+  const { security = "bearer" } = doc;
+  const value = {
+    operationId: identifier(doc.summary),
+    summary: doc.summary,
+    description: doc.description,
+    tags: [doc.tag].flat(),
+    servers: doc.servers,
+    security: doc.open ? [] : [{ [security]: [] }],
+    parameters: [
+      ...parameters("path", doc.path),
+      ...parameters("query", doc.query),
+      ...parameters("header", doc.headers),
+    ],
+    requestBody: doc.body && {
+      description: doc.body.description,
+      required: true,
+      content: content(doc.body),
+    },
+    responses: Object.fromEntries([
+      ...doc.responses.map(success),
+      ...[...new Set([...doc.errors, ...errorsOf(doc.open ? null : security)])].map((kind) =>
+        failure(kind, doc.answers?.[kind]),
+      ),
+    ]),
+  };
+  // A round trip through JSON leaves out what is undefined and TypeBox's symbols.
+  const text = JSON.stringify(value, (key, inner) => (key === "x-expected" ? undefined : inner));
+  return JSON.parse(text, (_key, inner) => (Array.isArray(inner?.anyOf) ? plainer(inner) : inner));
+}
+
+/** What every operation may answer that is behind this. */
+function errorsOf(security: keyof typeof SECURITY_SCHEMES | null): readonly FaultKind[] {
+  if (security === null) return ["internal"];
+  return security === "bearer" ? ["unauthenticated", "unavailable", "internal"] : ["unavailable", "internal"];
+}
+
+/** "Read an agent" as `readAnAgent`: the name that generated clients give the call. */
+function identifier(summary: string): string {
+  const words = summary.replaceAll(/[^A-Za-z0-9 ]/g, "").split(" ");
+  return words
+    .map((word, at) => (at === 0 ? word.toLowerCase() : word.charAt(0).toUpperCase() + word.slice(1)))
+    .join("");
+}
+
+interface Alternatives {
+  readonly anyOf: readonly { readonly type?: unknown; readonly const?: unknown; readonly enum?: unknown[] }[];
+}
+
+/** A union of texts as an enumeration, "X or null" as X with a second type: the page shows these better. */
+function plainer(schema: Alternatives): object {
+  const { anyOf, ...rest } = schema;
+  const [first, second] = anyOf;
+  if (anyOf.every((option) => typeof option.const === "string")) {
+    return { ...rest, type: "string", enum: anyOf.map((option) => option.const) };
+  }
+  const isNamed = first !== undefined && "$id" in first;
+  if (anyOf.length !== 2 || second?.type !== "null" || typeof first?.type !== "string" || isNamed)
+    return schema;
+  const values = first.enum ?? ("const" in first ? [first.const] : undefined);
+  const { const: _only, ...plain } = first;
+  return { ...plain, ...rest, type: [first.type, "null"], ...(values && { enum: [...values, null] }) };
+}
+
+function parameters(place: "path" | "query" | "header", given: OperationDoc["query"] = {}) {
+  return Object.entries(given).map(([name, { schema = Type.String(), ...rest }]) => {
+    return { name, in: place, ...rest, required: place === "path" || rest.required === true, schema };
+  });
+}
+
+function content({ schema, mediaType = "application/json", example, examples }: Content) {
+  const named = examples && Object.entries(examples).map(([name, value]) => [name, { value }]);
+  return {
+    [mediaType]: { schema: schema ?? {}, example, examples: named && Object.fromEntries(named) },
+  };
+}
+
+const REQUEST_ID = { "X-Request-ID": "The request's ID: the caller's own when it sent a usable one." };
+
+function headers(described: Readonly<Record<string, string>>) {
+  return Object.fromEntries(
+    Object.entries(described).map(([name, description]) => [name, { description, schema: Type.String() }]),
+  );
+}
+
+function success(response: ResponseDoc) {
+  const hasBody = response.schema !== undefined || response.mediaType !== undefined;
+  const value = {
+    description: response.description,
+    headers: headers({ ...response.headers, ...REQUEST_ID }),
+    content: hasBody ? content(response) : undefined,
+  };
+  return [SUCCESS[response.status], value];
+}
+
+const ErrorBody = Type.Object(
+  {
+    error: Type.String({
+      description: "Coarse and safe to show; a field error starts with the field's name.",
+    }),
+  },
+  { $id: "Error", additionalProperties: false },
+);
+
+interface Failure {
+  readonly description: string;
+  /** Left out: the answer has no body. */
+  readonly example?: string;
+  readonly headers?: Readonly<Record<string, string>>;
+}
+
+const RETRY_AFTER = { "Retry-After": "Whole seconds to wait before the next try." };
+
+const FAILURES: Readonly<Record<FaultKind, Failure>> = {
+  invalid_request: {
+    description: "The body, a parameter or a header is malformed or breaks a rule.",
+    example: "name: required",
+  },
+  unauthenticated: {
+    description: "The bearer token is missing or invalid, or lacks the tenant or the user. No body.",
+    headers: { "WWW-Authenticate": "`Bearer`" },
+  },
+  payment_required: {
+    description: "The payment is missing, or could not be verified or settled.",
+    example: "payment required",
+  },
+  denied: { description: "The tenant's policy denies the call.", example: "denied by policy" },
+  forbidden: {
+    description: "Where a scope is set for writing (TOLLGATE_MANAGE_SCOPE): the token lacks it.",
+    example: "the token lacks the scope tollgate:manage",
+    headers: { "WWW-Authenticate": '`Bearer error="insufficient_scope"`, and the scope.' },
+  },
+  over_limit: {
+    description: "A limit of the account is exceeded.",
+    example: "the payment is outside the limits of this account",
+  },
+  not_found: { description: "The caller's tenant has no such resource.", example: "no such agent" },
+  method_not_allowed: {
+    description: "The path has other methods.",
+    example: "this route has other methods",
+    headers: { Allow: "The methods of this path." },
+  },
+  conflict: {
+    description: "The request clashes with what is there.",
+    example: "name: already in use",
+  },
+  payload_too_large: { description: "The body is too large.", example: "body: larger than 1048576 bytes" },
+  agent_not_invocable: {
+    description:
+      "The agent is inactive, suspended, or has no `upstream_url`; or the call is a loop, by its `Via`.",
+    example: "the agent is suspended",
+  },
+  rate_limited: {
+    description: "The agent's rate limit is exceeded.",
+    example: "the agent's rate limit is exceeded",
+    headers: RETRY_AFTER,
+  },
+  internal: { description: "An unexpected error on the server's side. No body." },
+  bad_gateway: {
+    description: "The upstream gave no answer, or could not be asked.",
+    example: "the upstream gave no answer",
+  },
+  gateway_timeout: {
+    description: "The upstream gave no answer in time.",
+    example: "the upstream gave no answer in time",
+  },
+  unavailable: {
+    description: "The service cannot do this just now: it is shutting down, or its store takes no writes.",
+    example: "the service is shutting down",
+    headers: RETRY_AFTER,
+  },
+};
+
+function failure(kind: FaultKind, answer: FaultAnswerDoc | undefined) {
+  const { description, example, headers: own } = FAILURES[kind];
+  const { schema, example: said = example } = answer ?? {};
+  const plain = { schema: ErrorBody, example: { error: schema === undefined ? said : example } };
+  const either = schema && {
+    schema: Type.Union([schema, ErrorBody]),
+    examples: { [kind]: said, error: plain.example },
+  };
+  const value = {
+    description: answer?.description ?? description,
+    headers: headers({ ...own, ...answer?.headers, ...REQUEST_ID }),
+    content: example === undefined ? undefined : content(either ?? plain),
+  };
+  return [STATUS[kind], value];
+}

@@ -1,0 +1,177 @@
+// What has come of answers and is not taken yet: their readers wait, for memory or for a caller that does not read. A
+// connection gives what it has in one go, half a megabyte and more, so thousands of them would fill the memory before
+// any of them could be told to stop. So there is a share of it for each tenant. Who has used that up is not read from,
+// head or body, until some of it is taken; what is not read stays where it is sent from.
+import { createFairShare, type FairShare } from "../concurrency/fair-share.ts";
+
+/** How a connection is told. Both may be told again. */
+export interface Source {
+  pause(): void;
+  resume(): void;
+}
+
+/** The share in it of one answer. */
+export interface Reader {
+  /** From now on this connection brings the answer. */
+  open(source: Source): void;
+  /** Counts what has come, and what of it has been taken: less than none. */
+  add(bytes: number): void;
+  /** Who holds memory for this answer keeps others waiting: it is read on, whatever the share. */
+  exempt(): void;
+  /** The connection brings nothing more, and nothing that came is left. */
+  close(): void;
+}
+
+export interface ReadAhead {
+  reader(tenant: string): Reader;
+}
+
+/** A tenant is read on when it may have so much more. */
+const ROOM_BYTES_MIN = 64 * 1024;
+/** So few at a time, since all of them may have much to give. */
+const RESUMED_AT_ONCE = 16;
+
+interface Account {
+  readonly source: Source;
+  readonly tenant: string;
+  /** What has come and is not taken, and how much of that the share had room for: what has come has come. */
+  bytes: number;
+  charged: number;
+  isExempt: boolean;
+}
+
+/** The answers of a tenant that are on their way. */
+interface Tenant {
+  readonly read: Set<Account>;
+  readonly stopped: Set<Account>;
+  /** What has come of all of them and is not taken. */
+  bytes: number;
+}
+
+class Gate {
+  readonly #share: FairShare;
+  readonly #tenants = new Map<string, Tenant>();
+  /** The tenants of which some are stopped. */
+  readonly #short = new Set<string>();
+  #isScheduled = false;
+
+  constructor(bytesMax: number) {
+    this.#share = createFairShare({ size: bytesMax, least: 0 });
+  }
+
+  enter(account: Account): void {
+    const tenant = this.#tenants.get(account.tenant) ?? { read: new Set(), stopped: new Set(), bytes: 0 };
+    this.#tenants.set(account.tenant, tenant);
+    const isStopped = this.#short.has(account.tenant) && !account.isExempt;
+    (isStopped ? tenant.stopped : tenant.read).add(account);
+    if (isStopped) account.source.pause();
+  }
+
+  leave(account: Account): void {
+    const tenant = this.#tenants.get(account.tenant);
+    tenant?.read.delete(account);
+    tenant?.stopped.delete(account);
+    this.charge(account, -account.bytes);
+    if (tenant?.read.size === 0 && tenant.stopped.size === 0) this.#tenants.delete(account.tenant);
+  }
+
+  charge(account: Account, bytes: number): void {
+    const { tenant } = account;
+    account.bytes += bytes;
+    const all = this.#tenants.get(tenant);
+    if (all !== undefined) all.bytes += bytes;
+    if (bytes > 0) {
+      const taken = Math.min(bytes, this.#share.roomOf(tenant));
+      if (taken > 0) this.#share.take(tenant, null, taken);
+      account.charged += taken;
+      if (taken < bytes) this.#stopAll(tenant);
+      return;
+    }
+    const back = account.charged - account.bytes;
+    if (back > 0) {
+      account.charged -= back;
+      this.#share.giveBack(tenant, null, back);
+    }
+    this.#resumeSoon();
+  }
+
+  exempt(account: Account): void {
+    account.isExempt = true;
+    const tenant = this.#tenants.get(account.tenant);
+    if (tenant?.stopped.has(account)) resume(tenant, account);
+  }
+
+  #stopAll(name: string): void {
+    const tenant = this.#tenants.get(name);
+    if (tenant === undefined) return;
+    for (const account of tenant.read) {
+      if (account.isExempt) continue;
+      tenant.read.delete(account);
+      tenant.stopped.add(account);
+      account.source.pause();
+    }
+    if (tenant.stopped.size > 0) this.#short.add(name);
+  }
+
+  #resumeSoon(): void {
+    if (this.#isScheduled || this.#short.size === 0) return;
+    this.#isScheduled = true;
+    setImmediate(() => this.#resumeSome());
+  }
+
+  #resumeSome(): void {
+    this.#isScheduled = false;
+    let isMore = false;
+    for (const name of this.#short) {
+      const tenant = this.#tenants.get(name);
+      if (tenant === undefined || tenant.stopped.size === 0) this.#short.delete(name);
+      else if (this.#resumeOf(name, tenant)) isMore = true;
+    }
+    if (isMore) this.#resumeSoon();
+  }
+
+  /** One by one, whatever others hold, where nothing of the tenant is left to be taken: so it waits for nobody but itself. */
+  #resumeOf(name: string, tenant: Tenant): boolean {
+    const hasRoom = this.#share.roomOf(name) >= ROOM_BYTES_MIN;
+    if (!hasRoom && tenant.bytes > 0) return false;
+    let left = hasRoom ? RESUMED_AT_ONCE : 1;
+    for (const account of tenant.stopped) {
+      if (left-- === 0) break;
+      resume(tenant, account);
+    }
+    return true;
+  }
+}
+
+function resume({ read, stopped }: Tenant, account: Account): void {
+  stopped.delete(account);
+  read.add(account);
+  account.source.resume();
+}
+
+export function createReadAhead(bytesMax: number): ReadAhead {
+  const gate = new Gate(bytesMax);
+  return {
+    reader(tenant) {
+      let account: Account | null = null;
+      const close = () => {
+        if (account !== null) gate.leave(account);
+        account = null;
+      };
+      return {
+        open(source) {
+          close();
+          account = { source, tenant, bytes: 0, charged: 0, isExempt: false };
+          gate.enter(account);
+        },
+        add(bytes) {
+          if (account !== null) gate.charge(account, bytes);
+        },
+        exempt() {
+          if (account !== null) gate.exempt(account);
+        },
+        close,
+      };
+    },
+  };
+}

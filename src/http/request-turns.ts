@@ -1,0 +1,41 @@
+// When a request begins. Those that come in one turn of the event loop are begun at once for as long as a few
+// milliseconds; the others follow in the next turns, one tenant after the other, for as long again. So a thousand
+// requests that come together hold up nobody's timers and streams, and a tenant that sends few waits behind few.
+import { createRoundRobin } from "../concurrency/round-robin.ts";
+
+/** What follows a request's begin up to its first wait, such as a query of SQLite, counts too. */
+const BEGUN_MS_MAX = 8;
+/** Begun together, before it is looked at what they have cost. */
+const BEGUN_AT_ONCE = 4;
+/** So many steps of promises take a request to its first wait, or far enough. */
+const STEPS = 32;
+
+const waiting = createRoundRobin<() => void>();
+/** When the first request of this turn of the event loop began; null before that. */
+let turnBeganAt: number | null = null;
+
+/** Undefined when a request of the tenant may begin at once; else it may when this resolves. */
+export function turnOf(tenant: string): Promise<void> | undefined {
+  const now = performance.now();
+  if (turnBeganAt === null) beginTurn(now);
+  else if (waiting.size > 0 || now - turnBeganAt > BEGUN_MS_MAX) {
+    return new Promise((resolve) => waiting.add(tenant, resolve));
+  }
+  return undefined;
+}
+
+function beginTurn(now: number): void {
+  turnBeganAt = now;
+  setImmediate(nextTurn);
+}
+
+async function nextTurn(): Promise<void> {
+  turnBeganAt = null;
+  if (waiting.size === 0) return;
+  const began = performance.now();
+  beginTurn(began);
+  while (waiting.size > 0 && performance.now() - began <= BEGUN_MS_MAX) {
+    for (let begun = 0; begun < BEGUN_AT_ONCE; begun++) waiting.next()?.item();
+    for (let step = 0; step < STEPS; step++) await null;
+  }
+}

@@ -1,0 +1,187 @@
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { connect } from "node:net";
+import { Type } from "@sinclair/typebox";
+import { Fault } from "../core/fault.ts";
+import type { Log, LogFields } from "../core/log.ts";
+import { bodyReader } from "./input.ts";
+import { createEdge, json, routes, scopeOf } from "./server.ts";
+
+const lines: LogFields[] = [];
+const record = (_event: string, fields: LogFields = {}) => void lines.push(fields);
+const log: Log = { debug: record, info: record, warn: record, error: record };
+
+const readThing = bodyReader(Type.Object({ name: Type.String() }, { additionalProperties: false }));
+
+const app = routes()
+  .get("/open", () => json("ok", { open: true }))
+  .get("/v1/things/:id", ({ params, request }) =>
+    json("ok", { id: params.id, user: scopeOf(request).caller.user }),
+  )
+  .post("/v1/things", async ({ request }) => json("created", await readThing(request)), { parse: "none" })
+  .delete("/v1/things/:id", () => {
+    throw new Fault("unavailable", "later", { retryAfterSeconds: 7 });
+  })
+  .get("/v1/broken", () => {
+    throw new Error("secret inside");
+  });
+
+const edge = createEdge({
+  app,
+  log,
+  authenticate(header) {
+    if (header !== "Bearer good") throw new Fault("unauthenticated", "no");
+    return { tenant: "t", user: "u", scopes: new Set() };
+  },
+});
+
+let server: Bun.Server<undefined>;
+beforeAll(() => {
+  server = Bun.serve({ port: 0, hostname: "127.0.0.1", fetch: (request) => edge.fetch(request) });
+});
+afterAll(() => server.stop(true));
+
+const call = (path: string, init: RequestInit = {}) =>
+  fetch(`http://127.0.0.1:${server.port}${path}`, {
+    ...init,
+    headers: { authorization: "Bearer good", ...(init.headers as Record<string, string>) },
+  });
+
+test("a route answers, and the response carries the caller's request ID", async () => {
+  const response = await call("/v1/things/a%20b?x=1", { headers: { "x-request-id": "abc.1" } });
+  expect([response.status, response.headers.get("x-request-id")]).toEqual([200, "abc.1"]);
+  expect(response.headers.get("content-type")).toBe("application/json");
+  expect(await response.json()).toEqual({ id: "a b", user: "u" });
+  expect(lines.at(-1)).toMatchObject({
+    path: "/v1/things/a%20b",
+    status: 200,
+    request_id: "abc.1",
+    tenant: "t",
+  });
+});
+
+test("a path that is no percent-encoded UTF-8 names nothing", async () => {
+  for (const segment of ["%", "%zz", "%ff", "%c3%28"]) {
+    const response = await call(`/v1/things/${segment}`);
+    expect([segment, response.status, await response.json()]).toEqual([
+      segment,
+      404,
+      { error: "no such route" },
+    ]);
+  }
+});
+
+test("a request ID of another form is replaced", async () => {
+  const response = await call("/open", { headers: { "x-request-id": "a b" } });
+  expect(response.headers.get("x-request-id")).toMatch(/^[0-9a-f-]{36}$/);
+});
+
+test("without a valid token every path under /v1 is 401 without a body, unknown ones too", async () => {
+  for (const path of ["/v1", "/v1/", "/v1/nothing", "/v1/things/1"]) {
+    const response = await call(path, { headers: { authorization: "Bearer bad" } });
+    expect([response.status, response.headers.get("www-authenticate"), await response.text()]).toEqual([
+      401,
+      "Bearer",
+      "",
+    ]);
+    expect(response.headers.get("x-request-id")).not.toBeNull();
+  }
+});
+
+test("an unknown route is 404, a wrong method 405 with Allow", async () => {
+  expect((await call("/v1/nothing")).status).toBe(404);
+  expect(await (await call("/nothing")).json()).toEqual({ error: "no such route" });
+  const response = await call("/v1/things/1", { method: "PUT" });
+  expect([response.status, response.headers.get("allow")]).toEqual([405, "GET, DELETE, HEAD"]);
+});
+
+test("a fault keeps its status and its wait; an unexpected error is 500 without a body", async () => {
+  const fault = await call("/v1/things/1", { method: "DELETE" });
+  expect([fault.status, fault.headers.get("retry-after"), await fault.json()]).toEqual([
+    503,
+    "7",
+    { error: "later" },
+  ]);
+  const broken = await call("/v1/broken", { headers: { "x-request-id": "b1" } });
+  expect([broken.status, await broken.text()]).toEqual([500, ""]);
+  const about = { method: "GET", path: "/v1/broken", request_id: "b1", tenant: "t" };
+  expect(lines.at(-2)).toEqual({ ...about, error: expect.any(Fault) });
+  expect(lines.at(-1)).toEqual({ ...about, status: 500, ms: expect.any(Number) });
+});
+
+test("a body must be JSON of the right form, and the error names the field", async () => {
+  const post = async (body: string, type = "application/json"): Promise<unknown[]> => {
+    const response = await call("/v1/things", { method: "POST", body, headers: { "content-type": type } });
+    return [response.status, ((await response.json()) as { error: string }).error];
+  };
+  expect(await post('{"name":"x"}')).toEqual([201, undefined]);
+  expect(await post("{}")).toEqual([400, "name: required"]);
+  expect(await post("[]")).toEqual([400, "body: must be a JSON object"]);
+  expect(await post('{"name":"x","a/b":1}')).toEqual([400, "a/b: unknown field"]);
+  expect(await post('{"name":1}')).toEqual([400, "name: expected string"]);
+  expect(await post('{"name":"x"}', "text/plain")).toEqual([400, "content-type: must be application/json"]);
+  expect(await post("")).toEqual([400, "body: not valid JSON"]);
+  expect(await post(`{"name":"${"x".repeat(1024 * 1024)}"}`)).toEqual([
+    413,
+    "body: larger than 1048576 bytes",
+  ]);
+});
+
+test("a chunked body over the limit is refused without being taken in whole", async () => {
+  const body = new ReadableStream<Uint8Array<ArrayBuffer>>({
+    start(controller) {
+      for (let i = 0; i < 40; i++) controller.enqueue(new Uint8Array(65_536).fill(32));
+      controller.close();
+    },
+  });
+  const response = await call("/v1/things", {
+    method: "POST",
+    body,
+    headers: { "content-type": "application/json" },
+  });
+  expect(response.status).toBe(413);
+});
+
+test("HEAD answers like GET, without the body", async () => {
+  const response = await call("/open", { method: "HEAD" });
+  expect([response.status, await response.text()]).toEqual([200, ""]);
+  expect(response.headers.get("content-length")).toBe(String('{"open":true}'.length));
+  expect(lines.at(-1)).toMatchObject({ method: "HEAD", path: "/open", status: 200 });
+});
+
+const raw = (text: string) =>
+  new Promise<string>((resolve, reject) => {
+    let answer = "";
+    const socket = connect(server.port ?? 0, "127.0.0.1", () => socket.write(text));
+    socket.on("data", (data) => {
+      answer += data;
+    });
+    socket.on("close", () => resolve(answer));
+    socket.on("error", reject);
+  });
+
+describe.each(["", "a", ":1", "localhost"])("a path that a URL would write anew, to the host %p,", (host) => {
+  const paths = [
+    "/x/../v1/things",
+    "/x/..\\v1/things",
+    "/.%2e/v1/things",
+    "/v1\\things",
+    "/%2e%2e\\v1/things",
+  ];
+
+  test.each(paths)("is judged as it is routed: %s", async (path) => {
+    for (const method of ["GET", "HEAD", "POST"]) {
+      const head = `${method} ${path} HTTP/1.1\r\nHost: ${host}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n`;
+      expect(await raw(head)).toStartWith("HTTP/1.1 401");
+    }
+  });
+});
+
+test("a short host name does not move the path", async () => {
+  const request = (path: string, extra = "") =>
+    `POST ${path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n${extra}`;
+  expect(await raw(request("/v1/things", "Content-Length: 0\r\n\r\n"))).toStartWith("HTTP/1.1 401");
+  expect(await raw(request("/x/v1/things", "Content-Length: 0\r\n\r\n"))).toStartWith("HTTP/1.1 404");
+  const body = '{"name":"x"}';
+  const headers = `Authorization: Bearer good\r\nContent-Type: application/json\r\nContent-Length: ${body.length}\r\n\r\n${body}`;
+  expect(await raw(request("/v1/things", headers))).toStartWith("HTTP/1.1 201");
+});

@@ -1,0 +1,391 @@
+// Follows one JSON object while it comes in, in pieces of any length, and tells of the members of its top level. Nothing
+// of it is kept but the short texts that are asked for, so an object of any length takes the same memory. It takes and
+// refuses what `scan.ts` does.
+import { JSON_DEPTH_MAX } from "../core/limits.ts";
+
+/** A value of the object, or of the object in one of its members. */
+export interface Member {
+  /** The keys that lead to it, outermost first: one or two. */
+  readonly path: readonly string[];
+  /** Where its value stands in the text, from its first byte up to the one behind it. */
+  readonly start: number;
+  readonly end: number;
+  /** The value as it is written; null where that is too long. */
+  readonly text: string | null;
+}
+
+/** What is told of; made once for many objects. */
+export interface Followed {
+  readonly top: FollowedKeys;
+  /** Under this key of the top level, which is one of those, the members of an object are told of too. */
+  readonly outerKey: string;
+  readonly inner: FollowedKeys;
+  /** Longer values are not kept. */
+  readonly textBytesMax: number;
+}
+
+interface FollowedKeys {
+  readonly keys: readonly string[];
+  /** Of the longest one, each of its characters escaped, with its quotes. */
+  readonly bytesMax: number;
+}
+
+export interface MemberHandler {
+  /** A member of the top level: what was told of the inside of an earlier one of this key is void. */
+  comes(key: string): void;
+  /** Its value begins. */
+  begins(key: string, at: number): void;
+  /** It has ended, but not its member yet: what follows may break the text. */
+  ends(member: Member): void;
+  /** The member is whole: a comma or a brace has followed its value. */
+  whole(member: Member): void;
+}
+
+const START = 0;
+const VALUE = 1;
+const FIRST_ITEM = 2;
+const FIRST_KEY = 3;
+const KEY = 4;
+const COLON = 5;
+const NEXT = 6;
+const STRING = 7;
+const ESCAPE = 8;
+const HEX = 9;
+const WORD = 10;
+const SIGNED = 11;
+const ZERO_READ = 12;
+const DIGITS = 13;
+const POINT = 14;
+const FRACTION = 15;
+const EXPONENT = 16;
+const EXPONENT_SIGNED = 17;
+const POWER = 18;
+const OVER = 19;
+
+const QUOTE = 0x22;
+const BACKSLASH = 0x5c;
+const SPACE = 0x20;
+const ESCAPED_BYTES = 6;
+const HEX_DIGITS = 4;
+
+const NOTHING = new Uint8Array();
+const encoder = new TextEncoder();
+const decoder = new TextDecoder();
+const codeOf = (character: string) => character.charCodeAt(0);
+const SIMPLE_ESCAPES = new Set(encoder.encode('"\\/bfnrt'));
+const WORDS = new Map(["true", "false", "null"].map((word) => [codeOf(word), encoder.encode(word)]));
+
+const isDigit = (byte: number) => byte >= 0x30 && byte <= 0x39;
+const isSpace = (byte: number) => byte === SPACE || byte === 0x0a || byte === 0x0d || byte === 0x09;
+
+function isHexDigit(byte: number): boolean {
+  const letter = byte | 0x20;
+  return isDigit(byte) || (letter >= 0x61 && letter <= 0x66);
+}
+
+/** A byte of a number: a zero, another digit, a point, an exponent's letter, a sign, or none of these. */
+function kindOf(byte: number): number {
+  if (isDigit(byte)) return byte === 0x30 ? 0 : 1;
+  if (byte === 0x2e) return 2;
+  if ((byte | 0x20) === 0x65) return 3;
+  return byte === 0x2b || byte === 0x2d ? 4 : 5;
+}
+
+/** This byte is behind the number. */
+const BEHIND = -1;
+
+/** The states of a number, from SIGNED on, and what follows on each kind of byte. */
+const NUMBER = [
+  [ZERO_READ, DIGITS, OVER, OVER, OVER, OVER],
+  [BEHIND, BEHIND, POINT, EXPONENT, BEHIND, BEHIND],
+  [DIGITS, DIGITS, POINT, EXPONENT, BEHIND, BEHIND],
+  [FRACTION, FRACTION, OVER, OVER, OVER, OVER],
+  [FRACTION, FRACTION, BEHIND, EXPONENT, BEHIND, BEHIND],
+  [POWER, POWER, OVER, OVER, EXPONENT_SIGNED, OVER],
+  [POWER, POWER, OVER, OVER, OVER, OVER],
+  [POWER, POWER, BEHIND, BEHIND, BEHIND, BEHIND],
+];
+
+function afterByte(state: number, byte: number): number {
+  return NUMBER[state - SIGNED]?.[kindOf(byte)] ?? OVER;
+}
+
+/** A part of the text that is kept while it comes in. */
+class Excerpt {
+  #bytes: Uint8Array = NOTHING;
+  #size = 0;
+  #max = 0;
+  /** Where it goes on in the piece that is being followed; -1 while nothing is kept. */
+  #from = -1;
+
+  begin(at: number, max: number): void {
+    this.#size = 0;
+    this.#max = max;
+    this.#from = at;
+  }
+
+  /** The piece is at its end: what of it belongs to the excerpt is copied. */
+  goOn(piece: Uint8Array): void {
+    if (this.#from < 0) return;
+    this.#add(piece.subarray(this.#from));
+    this.#from = 0;
+  }
+
+  /** Null where it is too long. */
+  end(piece: Uint8Array, at: number): string | null {
+    const last = piece.subarray(this.#from, at);
+    this.#from = -1;
+    if (this.#size + last.length > this.#max) return null;
+    if (this.#size === 0) return decoder.decode(last);
+    this.#add(last);
+    return decoder.decode(this.#bytes.subarray(0, this.#size));
+  }
+
+  #add(part: Uint8Array): void {
+    const size = this.#size + part.length;
+    if (size <= this.#max) {
+      if (size > this.#bytes.length) {
+        const larger = new Uint8Array(2 * size);
+        larger.set(this.#bytes.subarray(0, this.#size));
+        this.#bytes = larger;
+      }
+      this.#bytes.set(part, this.#size);
+    }
+    this.#size = size;
+  }
+}
+
+/** Of a member that is being read at one of the two levels. */
+interface Level {
+  readonly followed: FollowedKeys;
+  key: string | null;
+  member: Member | null;
+  start: number;
+}
+
+function levelOf(followed: FollowedKeys): Level {
+  return { followed, key: null, member: null, start: 0 };
+}
+
+export function followedKeys(...keys: string[]): FollowedKeys {
+  return { keys, bytesMax: 2 + ESCAPED_BYTES * Math.max(...keys.map(({ length }) => length)) };
+}
+
+export class JsonFollower {
+  readonly #followed: Followed;
+  readonly #handler: MemberHandler;
+  readonly #top: Level;
+  readonly #inner: Level;
+  readonly #excerpt = new Excerpt();
+  /** Whether what is open at each depth is an object. */
+  readonly #isObject: boolean[] = [];
+  /** How many objects and arrays are open. */
+  #depth = 0;
+  #state = START;
+  #isKey = false;
+  #isInside = false;
+  #hexLeft = 0;
+  #word: Uint8Array = NOTHING;
+  #wordAt = 0;
+  /** The piece that is being followed, and where it begins in the text. */
+  #piece: Uint8Array = NOTHING;
+  #offset = 0;
+
+  constructor(followed: Followed, handler: MemberHandler) {
+    this.#followed = followed;
+    this.#handler = handler;
+    this.#top = levelOf(followed.top);
+    this.#inner = levelOf(followed.inner);
+  }
+
+  /** The object has ended, or there is none: whatever follows says nothing more. */
+  get isOver(): boolean {
+    return this.#state === OVER;
+  }
+
+  feed(piece: Uint8Array): void {
+    this.#piece = piece;
+    let at = 0;
+    while (at < piece.length && this.#state !== OVER) {
+      at = this.#state === STRING ? this.#string(at) : this.#byte(piece[at] ?? 0, at);
+    }
+    if (this.#state !== OVER) this.#excerpt.goOn(piece);
+    this.#offset += piece.length;
+    this.#piece = NOTHING;
+  }
+
+  /** The level whose members are being read now, if it is one that is told of. */
+  #level(): Level | null {
+    if (this.#depth === 1) return this.#top;
+    return this.#depth === 2 && this.#isInside ? this.#inner : null;
+  }
+
+  /** Gives where to go on. */
+  #byte(byte: number, at: number): number {
+    const state = this.#state;
+    if (state >= SIGNED) return this.#number(byte, at);
+    if (state > STRING) return this.#part(byte, at);
+    if (isSpace(byte)) return at + 1;
+    switch (state) {
+      case START:
+        if (byte === codeOf("{")) this.#open(true);
+        else this.#state = OVER;
+        break;
+      case COLON:
+        this.#colon(byte);
+        break;
+      case NEXT:
+        this.#next(byte, at);
+        break;
+      case KEY:
+      case FIRST_KEY:
+        if (state === FIRST_KEY && byte === codeOf("}")) this.#close(at);
+        else this.#key(byte, at);
+        break;
+      default:
+        if (state === FIRST_ITEM && byte === codeOf("]")) this.#close(at);
+        else this.#value(byte, at);
+    }
+    return at + 1;
+  }
+
+  #key(byte: number, at: number): void {
+    if (byte !== QUOTE) {
+      this.#state = OVER;
+      return;
+    }
+    const level = this.#level();
+    if (level !== null) this.#excerpt.begin(at, level.followed.bytesMax);
+    this.#isKey = true;
+    this.#state = STRING;
+  }
+
+  #keyEnds(end: number): void {
+    this.#isKey = false;
+    this.#state = COLON;
+    const level = this.#level();
+    if (level === null) return;
+    const text = this.#excerpt.end(this.#piece, end);
+    const key = text?.includes("\\") ? String(JSON.parse(text)) : text?.slice(1, -1);
+    level.key = level.followed.keys.find((known) => known === key) ?? null;
+  }
+
+  #colon(byte: number): void {
+    this.#state = byte === codeOf(":") ? VALUE : OVER;
+    const { key } = this.#top;
+    if (this.#state === VALUE && this.#depth === 1 && key !== null) this.#handler.comes(key);
+  }
+
+  #value(byte: number, at: number): void {
+    const level = this.#level();
+    if (level !== null && level.key !== null) this.#valueBegins(level, level.key, at);
+    const word = WORDS.get(byte);
+    if (byte === QUOTE) this.#state = STRING;
+    else if (byte === codeOf("{")) this.#open(true);
+    else if (byte === codeOf("[")) this.#open(false);
+    else if (word !== undefined) {
+      [this.#state, this.#word, this.#wordAt] = [WORD, word, 1];
+    } else if (byte === 0x2d) this.#state = SIGNED;
+    else this.#state = afterByte(SIGNED, byte);
+  }
+
+  #valueBegins(level: Level, key: string, at: number): void {
+    level.start = this.#offset + at;
+    level.member = null;
+    if (level === this.#top) this.#handler.begins(key, level.start);
+    // The texts of what is inside are wanted, not the one around them.
+    const isOuter = level === this.#top && key === this.#followed.outerKey;
+    if (!isOuter) this.#excerpt.begin(at, this.#followed.textBytesMax);
+  }
+
+  #valueEnds(end: number): void {
+    this.#state = NEXT;
+    const level = this.#level();
+    if (level === null || level.key === null) return;
+    const isInner = level === this.#inner;
+    const isOuter = !isInner && level.key === this.#followed.outerKey;
+    level.member = {
+      path: isInner ? [this.#followed.outerKey, level.key] : [level.key],
+      start: level.start,
+      end: this.#offset + end,
+      text: isOuter ? null : this.#excerpt.end(this.#piece, end),
+    };
+    if (!isInner) this.#handler.ends(level.member);
+  }
+
+  /** What follows a value. */
+  #next(byte: number, at: number): void {
+    const isObject = this.#isObject[this.#depth - 1] === true;
+    const isComma = byte === codeOf(",");
+    if (!isComma && byte !== codeOf(isObject ? "}" : "]")) {
+      this.#state = OVER;
+      return;
+    }
+    const level = this.#level();
+    if (level !== null && level.member !== null) {
+      this.#handler.whole(level.member);
+      level.member = null;
+    }
+    if (!isComma) this.#close(at);
+    else this.#state = isObject ? KEY : VALUE;
+  }
+
+  #open(isObject: boolean): void {
+    if (this.#depth >= JSON_DEPTH_MAX) {
+      this.#state = OVER;
+      return;
+    }
+    if (this.#depth === 1) this.#isInside = isObject && this.#top.key === this.#followed.outerKey;
+    this.#isObject[this.#depth++] = isObject;
+    const level = this.#level();
+    if (level !== null) [level.key, level.member] = [null, null];
+    this.#state = isObject ? FIRST_KEY : FIRST_ITEM;
+  }
+
+  #close(at: number): void {
+    this.#depth--;
+    if (this.#depth === 0) this.#state = OVER;
+    else this.#valueEnds(at + 1);
+  }
+
+  /** Goes on in a string, up to what is not plain in it. */
+  #string(from: number): number {
+    const piece = this.#piece;
+    let at = from;
+    for (; at < piece.length; at++) {
+      const byte = piece[at] ?? 0;
+      if (byte < SPACE || byte === QUOTE || byte === BACKSLASH) break;
+    }
+    if (at === piece.length) return at;
+    const byte = piece[at];
+    if (byte === BACKSLASH) this.#state = ESCAPE;
+    else if (byte !== QUOTE) this.#state = OVER;
+    else if (this.#isKey) this.#keyEnds(at + 1);
+    else this.#valueEnds(at + 1);
+    return at + 1;
+  }
+
+  /** Goes on in an escape or a word. */
+  #part(byte: number, at: number): number {
+    if (this.#state === WORD) {
+      if (byte !== this.#word[this.#wordAt++]) this.#state = OVER;
+      else if (this.#wordAt === this.#word.length) this.#valueEnds(at + 1);
+    } else if (this.#state === HEX) {
+      if (!isHexDigit(byte)) this.#state = OVER;
+      else if (--this.#hexLeft === 0) this.#state = STRING;
+    } else if (byte === codeOf("u")) {
+      [this.#state, this.#hexLeft] = [HEX, HEX_DIGITS];
+    } else this.#state = SIMPLE_ESCAPES.has(byte) ? STRING : OVER;
+    return at + 1;
+  }
+
+  #number(byte: number, at: number): number {
+    const state = afterByte(this.#state, byte);
+    if (state === BEHIND) {
+      this.#valueEnds(at);
+      return at;
+    }
+    this.#state = state;
+    return at + 1;
+  }
+}

@@ -1,0 +1,239 @@
+// JSON as it may come in: strict UTF-8, bounded depth, no key twice, no number that would be altered. JSON.parse alone
+// lets the last of two equal keys win and rounds what a double can't hold; both would store something else than was
+// sent. It also can't be interrupted, and a body of the largest size takes it longer than others should wait: so the
+// value is built here, in steps.
+
+import { atOnce, type Steps } from "../concurrency/steps.ts";
+import { Fault, shownField } from "../core/fault.ts";
+import { JSON_DEPTH_MAX, JSON_FREE_VALUES_MAX, JSON_ITEMS_MAX, JSON_KEYS_MAX } from "../core/limits.ts";
+
+/** Of one step: a fraction of a millisecond. */
+const TOKENS_MAX = 1024;
+const CHARACTERS_MAX = 65_536;
+
+/**
+ * The value of a JSON text.
+ *
+ * @param freeField a top-level key below which equal keys are let pass
+ * @throws Fault `invalid_request`
+ */
+export function parseJson(bytes: Uint8Array, freeField: string | null = null): unknown {
+  return atOnce(readJson(bytes, freeField));
+}
+
+/** The same in steps, the first of which does all there is to do for a small text. */
+export function* readJson(bytes: Uint8Array, freeField: string | null = null): Steps<unknown> {
+  const reader = new Reader(decodeUtf8(bytes), freeField);
+  while (reader.step()) yield;
+  return reader.value;
+}
+
+function decodeUtf8(bytes: Uint8Array): string {
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+  } catch (cause) {
+    throw new Fault("invalid_request", "body: not valid UTF-8", { cause });
+  }
+}
+
+function refuse(problem: string): never {
+  throw new Fault("invalid_request", problem);
+}
+
+const NOT_JSON = "body: not valid JSON";
+
+const SPACE = /[ \t\n\r]*/y;
+const NUMBER = /-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?/y;
+// biome-ignore lint/suspicious/noControlCharactersInRegex: a string must not hold any.
+const NEEDS_DECODING = /[\\\u0000-\u001f]/;
+const WORDS: readonly (readonly [string, unknown])[] = [
+  ["true", true],
+  ["false", false],
+  ["null", null],
+];
+
+/** What may come next. */
+type Place = "value" | "item or end" | "key" | "key or end" | "colon" | "comma or end" | "nothing";
+
+interface Level {
+  readonly array: unknown[] | null;
+  readonly object: Record<string, unknown>;
+  /** The keys seen so far. */
+  readonly keys: Set<string>;
+  /** Inside a field whose keys are the caller's own: there the last of two equal keys wins. */
+  readonly free: boolean;
+  /** The nearest one, of an array that of what it is in. */
+  key: string;
+}
+
+class Reader {
+  value: unknown;
+  readonly #text: string;
+  readonly #freeField: string | null;
+  readonly #levels: Level[] = [];
+  #level: Level | undefined;
+  #freeValues = 0;
+  #at = 0;
+  #place: Place = "value";
+
+  constructor(text: string, freeField: string | null) {
+    this.#text = text;
+    this.#freeField = freeField;
+  }
+
+  /** Whether there is more. @throws Fault */
+  step(): boolean {
+    const until = this.#at + CHARACTERS_MAX;
+    for (let tokens = 0; tokens < TOKENS_MAX && this.#at < until; tokens++) {
+      if (!this.#token()) return false;
+    }
+    return true;
+  }
+
+  /** False at the end. */
+  #token(): boolean {
+    SPACE.lastIndex = this.#at;
+    SPACE.test(this.#text);
+    this.#at = SPACE.lastIndex;
+    const character = this.#text[this.#at];
+    switch (this.#place) {
+      case "value":
+        this.#readValue(character);
+        return true;
+      case "item or end":
+        if (character === "]") this.#close();
+        else this.#readValue(character);
+        return true;
+      case "key or end":
+        if (character === "}") this.#close();
+        else this.#readKey();
+        return true;
+      case "key":
+        this.#readKey();
+        return true;
+      case "colon":
+        if (character !== ":") refuse(NOT_JSON);
+        this.#pass("value");
+        return true;
+      case "comma or end":
+        this.#afterValue(character);
+        return true;
+      case "nothing":
+        if (character !== undefined) refuse(NOT_JSON);
+        return false;
+    }
+  }
+
+  #pass(next: Place): void {
+    this.#at++;
+    this.#place = next;
+  }
+
+  #afterValue(character: string | undefined): void {
+    const isArray = this.#level?.array != null;
+    if (character === (isArray ? "]" : "}")) this.#close();
+    else if (character === ",") this.#pass(isArray ? "value" : "key");
+    else refuse(NOT_JSON);
+  }
+
+  #readValue(character: string | undefined): void {
+    if (character === '"') this.#put(this.#readString());
+    else if (character === "{") this.#open(null);
+    else if (character === "[") this.#open([]);
+    else if (character === "t" || character === "f" || character === "n") this.#readWord();
+    else this.#readNumber();
+  }
+
+  /** A value that is whole. */
+  #put(value: unknown): void {
+    const level = this.#level;
+    if (level?.free && ++this.#freeValues > JSON_FREE_VALUES_MAX) {
+      refuse(`${this.#freeField}: more than ${JSON_FREE_VALUES_MAX} values`);
+    }
+    this.#place = level === undefined ? "nothing" : "comma or end";
+    if (level === undefined) this.value = value;
+    else if (level.array !== null) this.#putItem(level.array, value);
+    else if (level.key !== "__proto__") level.object[level.key] = value;
+    else {
+      const own = { value, writable: true, enumerable: true, configurable: true };
+      Object.defineProperty(level.object, level.key, own);
+    }
+  }
+
+  #putItem(array: unknown[], value: unknown): void {
+    if (array.push(value) <= JSON_ITEMS_MAX) return;
+    refuse(`${shownField(this.#level?.key || "body")}: the list has more than ${JSON_ITEMS_MAX} items`);
+  }
+
+  #open(array: unknown[] | null): void {
+    const parent = this.#level;
+    const depth = this.#levels.length;
+    if (depth === JSON_DEPTH_MAX) refuse(`body: nested deeper than ${JSON_DEPTH_MAX} levels`);
+    const free = parent !== undefined && (parent.free || (depth === 1 && parent.key === this.#freeField));
+    const level = { array, object: {}, keys: new Set<string>(), free, key: parent?.key ?? "" };
+    this.#level = level;
+    this.#levels.push(level);
+    this.#pass(array === null ? "key or end" : "item or end");
+  }
+
+  #close(): void {
+    const closed = this.#levels.pop();
+    this.#level = this.#levels.at(-1);
+    this.#at++;
+    this.#put(closed?.array ?? closed?.object);
+  }
+
+  #readKey(): void {
+    const level = this.#level;
+    if (this.#text[this.#at] !== '"' || level === undefined) refuse(NOT_JSON);
+    const key = this.#readString();
+    level.key = key;
+    if (level.keys.has(key)) {
+      if (!level.free) refuse(`${shownField(key)}: given twice`);
+    } else if (level.keys.add(key).size > JSON_KEYS_MAX) {
+      refuse(`${shownField(key)}: the object has more than ${JSON_KEYS_MAX} keys`);
+    }
+    this.#place = "colon";
+  }
+
+  #readString(): string {
+    const text = this.#text;
+    const start = this.#at;
+    let end = text.indexOf('"', start + 1);
+    while (end !== -1 && isEscaped(text, end)) end = text.indexOf('"', end + 1);
+    if (end === -1) return refuse(NOT_JSON);
+    this.#at = end + 1;
+    const inner = text.slice(start + 1, end);
+    if (!NEEDS_DECODING.test(inner)) return inner;
+    try {
+      return JSON.parse(text.slice(start, end + 1)) as string;
+    } catch (cause) {
+      throw new Fault("invalid_request", NOT_JSON, { cause });
+    }
+  }
+
+  #readWord(): void {
+    const [name, value] = WORDS.find(([word]) => this.#text.startsWith(word, this.#at)) ?? refuse(NOT_JSON);
+    this.#at += name.length;
+    this.#put(value);
+  }
+
+  /** The message does not repeat the number, which may have been meant as a secret. */
+  #readNumber(): void {
+    NUMBER.lastIndex = this.#at;
+    const literal = NUMBER.exec(this.#text)?.[0] ?? refuse(NOT_JSON);
+    const value = Number(literal);
+    if (!Number.isFinite(value) || (/^-?\d+$/.test(literal) && !Number.isSafeInteger(value))) {
+      refuse(`${shownField(this.#level?.key || "body")}: a number that is too large to be kept exactly`);
+    }
+    this.#at += literal.length;
+    this.#put(value);
+  }
+}
+
+/** Whether the quote at `end` is part of its string: an odd number of backslashes is before it. */
+function isEscaped(text: string, end: number): boolean {
+  let start = end;
+  while (text[start - 1] === "\\") start--;
+  return (end - start) % 2 === 1;
+}

@@ -1,0 +1,198 @@
+import { describe, expect, test } from "bun:test";
+import fc from "fast-check";
+import { atOnce } from "../concurrency/steps.ts";
+import { withoutTools as inSteps, UnreadableAnswer } from "./tool-list.ts";
+
+const withoutTools = (text: Uint8Array, isDenied: (tool: string) => boolean, stepBytes?: number) =>
+  atOnce(inSteps(text, isDenied, { stepBytes }));
+
+const bytes = (text: string) => new TextEncoder().encode(text);
+const text = (value: Uint8Array) => new TextDecoder().decode(value);
+const denying =
+  (...names: string[]) =>
+  (tool: string) =>
+    names.includes(tool);
+const answer = (...names: string[]) =>
+  JSON.stringify({
+    jsonrpc: "2.0",
+    id: 1,
+    result: { tools: names.map((name) => ({ name, big: 1 })), next: "c" },
+  });
+
+test("what is denied is gone, and the rest stays as it was written", () => {
+  const given =
+    '{ "result" : {"nextCursor":"x", "tools": [ {"name":"a","n":1e400} , {"name":"b"},\n{"name":"c"} ]}, "id":1 }';
+  const left = (...names: string[]) => text(withoutTools(bytes(given), denying(...names)));
+  expect(left("b")).toBe(
+    '{ "result" : {"nextCursor":"x", "tools": [ {"name":"a","n":1e400},\n{"name":"c"} ]}, "id":1 }',
+  );
+  expect(left("a", "b", "c")).toBe('{ "result" : {"nextCursor":"x", "tools": [  ]}, "id":1 }');
+  expect(left("a", "c")).toBe('{ "result" : {"nextCursor":"x", "tools": [ {"name":"b"} ]}, "id":1 }');
+});
+
+test("any of any tools", () => {
+  const names = fc.uniqueArray(fc.string(), { maxLength: 8 });
+  fc.assert(
+    fc.property(names, fc.func(fc.boolean()), (all, isDenied) => {
+      const left = withoutTools(bytes(answer(...all)), isDenied);
+      expect(text(left)).toBe(answer(...all.filter((name) => !isDenied(name))));
+    }),
+  );
+});
+
+test("answers in a batch are all looked at", () => {
+  const given = `[${answer("a", "b")}, ${answer("b")}, {"id":3,"result":{}}]`;
+  expect(text(withoutTools(bytes(given), denying("b")))).toBe(
+    `[${answer("a")}, ${answer()}, {"id":3,"result":{}}]`,
+  );
+});
+
+/** A list as it may be written: what stands before, in and behind each tool, and how the tool is called. */
+const space = fc.constantFrom("", " ", "\n", " \t ");
+const NAMES = ["a", "bé", "c d", "\ud83d\ude00", '"', "\\", "\n"];
+const named = fc.constantFrom(...NAMES).chain((name) => {
+  const escaped = [...name]
+    .map((_, at) => `\\u${name.charCodeAt(at).toString(16).padStart(4, "0")}`)
+    .join("");
+  const forms = [JSON.stringify(name), name.length === 1 ? `"${escaped}"` : JSON.stringify(name)];
+  const members = fc.constantFrom(
+    (form: string) => `{"name":${form}}`,
+    (form: string) => `{ "x":[{"name":"a"}], "name" :${form},"y":{"name":"a"} }`,
+    (form: string) => `{"name":"a","n\\u0061me":${form},"Name":"a"}`,
+    (form: string) => `{"name":["a"],"name":${form},"big":1e400}`,
+  );
+  return fc.tuple(fc.constantFrom(...forms), members).map(([form, write]) => ({ name, text: write(form) }));
+});
+const unnamed = fc
+  .constantFrom(
+    "1",
+    "null",
+    '"a"',
+    '["a"]',
+    '[{"name":"a"}]',
+    "{}",
+    '{"name":1}',
+    '{"name":"a","name":null}',
+    '{"name":"a","name":["a"]}',
+  )
+  .map((text) => ({ name: null, text }));
+const tools = fc.array(
+  fc.tuple(space, fc.oneof({ weight: 4, arbitrary: named }, { weight: 1, arbitrary: unnamed }), space),
+  { maxLength: 6 },
+);
+type Tools = typeof tools extends fc.Arbitrary<infer T> ? T : never;
+
+/** By the plain rule: a tool that goes takes the comma in front along, or the one behind when none before it stays. */
+function write(list: Tools, isDenied: (name: string) => boolean): string {
+  let text = "";
+  let keptOne = false;
+  let skipSpace = false;
+  for (const [at, [before, { name, text: tool }, after]] of list.entries()) {
+    const comma = at === 0 ? "" : ",";
+    const goes = name !== null && isDenied(name);
+    if (goes && keptOne) {
+      // What stood behind the last tool up to the comma goes with the comma.
+      text = text.slice(0, text.length - (list[at - 1]?.[2].length ?? 0)) + after;
+    } else if (goes) {
+      if (!skipSpace) text += before;
+      skipSpace = true;
+      if (at === list.length - 1) text += after;
+    } else {
+      text += skipSpace ? tool + after : comma + before + tool + after;
+      skipSpace = false;
+      keptOne = true;
+    }
+  }
+  return text;
+}
+
+test("what is left of any list is what the plain rule leaves, in steps of any length", () => {
+  const denied = fc.uniqueArray(fc.constantFrom(...NAMES));
+  const work = fc.integer({ min: 1, max: 300 });
+  const seen = new Set<boolean>();
+  fc.assert(
+    fc.property(fc.array(tools, { minLength: 1, maxLength: 3 }), denied, work, (lists, names, stepWork) => {
+      const answers = (isDenied: (name: string) => boolean) => {
+        const all = lists.map(
+          (list) => `{"id":1, "r\\u0065sult" : {"tools":[${write(list, isDenied)}] ,"z":0}}`,
+        );
+        return all.length === 1 ? ` ${all[0]}\n` : ` [${all.join(" ,")}] `;
+      };
+      const isDenied = denying(...names);
+      const [whole, left] = [answers(() => false), answers(isDenied)];
+      seen.add(whole === left);
+      expect(text(withoutTools(bytes(whole), isDenied, stepWork))).toBe(left);
+      expect(text(withoutTools(bytes(whole), isDenied))).toBe(left);
+    }),
+    { numRuns: 2_000 },
+  );
+  expect(seen.size).toBe(2);
+});
+
+test("a name is judged by as much of it as a rule can name, however it is written", () => {
+  const asked: string[] = [];
+  const isDenied = (tool: string) => asked.push(tool) > 0 && tool.startsWith("x\u0001");
+  const name = `x\u0001${"yé\ud83d\ude00".repeat(50_000)}`;
+  const units = Array.from(name, (_, at) => name.charCodeAt(at));
+  const escaped = units.map((unit) => `\\u${unit.toString(16).padStart(4, "0")}`).join("");
+  for (const written of [JSON.stringify(name), `"${escaped.slice(0, 6 * 200_000)}"`]) {
+    const given = `{"result":{"tools":[{"name":${written}},1]}}`;
+    expect(text(withoutTools(bytes(given), isDenied))).toBe('{"result":{"tools":[1]}}');
+  }
+  expect(asked).toEqual(Array(2).fill(name.slice(0, 2049)));
+});
+
+test("a step judges its share of tools and no more", () => {
+  let judged = 0;
+  const steps = inSteps(bytes(answer(...Array(5_000).fill("a"))), () => ++judged > 0);
+  let most = 0;
+  for (let step = steps.next(); !step.done; step = steps.next()) {
+    most = Math.max(most, judged);
+    judged = 0;
+  }
+  expect(most).toBeGreaterThan(0);
+  expect(most).toBeLessThan(100);
+});
+
+test("tools are counted over all answers of a batch", () => {
+  const batch = (count: number) =>
+    bytes(`[${Array(2).fill(`{"result":{"tools":[${Array(count).fill("1")}]}}`)}]`);
+  expect(withoutTools(batch(5_000), denying("b")).length).toBe(batch(5_000).length);
+  expect(() => withoutTools(batch(5_001), denying("b"))).toThrow(UnreadableAnswer);
+  const answers = (count: number) => bytes(`[${Array(count).fill("{}")}]`);
+  expect(withoutTools(answers(1_000), denying("b")).length).toBe(3_001);
+  expect(() => withoutTools(answers(1_001), denying("b"))).toThrow(UnreadableAnswer);
+});
+
+describe("untouched is", () => {
+  test.each([
+    answer("a"),
+    '{"id":1,"result":{"tools":{"name":"b"}}}',
+    '{"id":1,"result":{"tools":[{"name":5},"b",null,{"title":"b"}]}}',
+    '{"id":1,"error":{"code":1,"message":"b"}}',
+    '{"method":"x","params":{"tools":[{"name":"b"}]}}',
+    "not json b",
+    " \n",
+    "",
+  ])("%s", (given) => {
+    const whole = bytes(given);
+    expect(withoutTools(whole, denying("b"))).toBe(whole);
+  });
+});
+
+describe("unreadable is", () => {
+  test.each([
+    '{"result":{"tools":[{"name":"b"}',
+    '{"result":{"tools":[{"name":"b","default":NaN}]}}',
+    '{"result":{"tools":[]}} {"result":{"tools":[{"name":"b"}]}}',
+    '[{"result":{"tools":[{"name":"b"}]}},]',
+    '[] [{"result":{"tools":[{"name":"b"}]}}]',
+    '{"result":{"tools":[]},"result":{"tools":[{"name":"b"}]}}',
+    '{"result":{"tools":[{"name":"b"}],"tools":[]}}',
+    '{"result":{"Tools":[{"name":"b"}]}}',
+    `{"result":{"tools":[{"name":"b","deep":${"[".repeat(70)}${"]".repeat(70)}}]}}`,
+    `{"result":{"tools":[${Array(10_001).fill("1")}]}}`,
+  ])("%.60s", (given) => {
+    expect(() => withoutTools(bytes(given), denying("b"))).toThrow(UnreadableAnswer);
+  });
+});

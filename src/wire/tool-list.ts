@@ -1,0 +1,142 @@
+// Taking tools out of the answer to `tools/list`, on the bytes themselves: what is left stays as the server wrote it.
+// The server chooses how long the answer is and what is in it, so all is done in steps.
+
+import { createPace, type Pace } from "../concurrency/pace.ts";
+import type { Steps } from "../concurrency/steps.ts";
+import { POLICY_ENTRY_CHARACTERS_MAX } from "../core/limits.ts";
+import { arrayOutline, objectOutline, skipSpaceInSteps } from "./json-scan.ts";
+import type { Item } from "./json-scanner.ts";
+import { type Finding, type Span, watch } from "./watched-keys.ts";
+
+const ANSWER_KEYS = [watch("result", watch("tools"))];
+const TOOL_KEYS = [watch("name")];
+/** In one text. More is no answer for a client, and would only fill memory. */
+const TOOLS_MAX = 10_000;
+const ANSWERS_MAX = 1_000;
+
+/** What no rule names is named by none for more of it either: so longer names are judged by so much of them. */
+const NAME_UNITS_MAX = 2 * POLICY_ENTRY_CHARACTERS_MAX + 1;
+/** The longest way to write a unit: `\u0061`. */
+const UNIT_BYTES_MAX = 6;
+/** What it takes to judge a tool, beside its name. */
+const JUDGE_WORK = 4_000;
+/** So many bytes are moved for what it takes to look at one. */
+const MOVED_BYTES = 8;
+
+const QUOTE = 0x22;
+const OPEN_BRACKET = 0x5b;
+const BACKSLASH = 0x5c;
+const LETTER_U = 0x75;
+const OPEN_BRACE = 0x7b;
+
+/** The answer can't be read in one way only, so it can't be told what it would show. */
+export class UnreadableAnswer extends Error {}
+
+/**
+ * A JSON-RPC message, or a batch, without the tools in its results that `isDenied` names: written over it, and shorter.
+ * The same array when none of them is in it, or when it is neither an object nor an array. One that is no proper JSON may
+ * be read all the same (some decoders take NaN, or the first of two texts), so it is none that can be told.
+ *
+ * @throws UnreadableAnswer
+ */
+export function* withoutTools(
+  text: Uint8Array,
+  isDenied: (tool: string) => boolean,
+  { pace = createPace(), stepBytes }: { pace?: Pace; stepBytes?: number | undefined } = {},
+): Steps<Uint8Array> {
+  const cuts: Span[] = [];
+  let toolsLeft = TOOLS_MAX;
+  for (const [result] of yield* answersIn(text, stepBytes)) {
+    const tools = toolsOf(text, result);
+    if (tools === null) continue;
+    const listed = yield* arrayOutline(text, tools.start, toolsLeft, TOOL_KEYS, stepBytes);
+    if (listed.problem !== null) throw new UnreadableAnswer(listed.problem);
+    toolsLeft -= listed.items.length;
+    yield* cut(cuts, listed.items, (item) => isToolDenied(text, item, isDenied), pace);
+  }
+  return cuts.length === 0 ? text : yield* without(text, cuts, pace);
+}
+
+/** What is found of the watched keys in each answer. */
+function* answersIn(text: Uint8Array, stepBytes?: number): Steps<readonly (readonly Finding[])[]> {
+  const start = yield* skipSpaceInSteps(text, 0, stepBytes);
+  if (text[start] === OPEN_BRACKET) {
+    const { items, end, problem } = yield* arrayOutline(text, start, ANSWERS_MAX, ANSWER_KEYS, stepBytes);
+    yield* checkEnd(text, end, problem, stepBytes);
+    return items.map(({ findings }) => findings);
+  }
+  if (text[start] !== OPEN_BRACE) return [];
+  const { findings, end, problem } = yield* objectOutline(text, start, ANSWER_KEYS, stepBytes);
+  yield* checkEnd(text, end, problem, stepBytes);
+  return [findings];
+}
+
+function* checkEnd(text: Uint8Array, end: number, problem: string | null, stepBytes?: number): Steps<void> {
+  if (problem !== null) throw new UnreadableAnswer(problem);
+  if ((yield* skipSpaceInSteps(text, end, stepBytes)) < text.length) {
+    throw new UnreadableAnswer("more than one text");
+  }
+}
+
+/** Where the list of tools stands; null when there is none. */
+function toolsOf(text: Uint8Array, result: Finding | undefined): Span | null {
+  const tools = result?.inside[0];
+  const isAmbiguous = [result, tools].some((found) => found?.isRepeated || found?.isMiscased);
+  if (isAmbiguous) throw new UnreadableAnswer("a key given twice");
+  return tools?.value != null && text[tools.value.start] === OPEN_BRACKET ? tools.value : null;
+}
+
+/** Adds each denied item with the comma that parts it from what stays. */
+function* cut(
+  cuts: Span[],
+  items: readonly Item[],
+  isDenied: (item: Item) => boolean,
+  pace: Pace,
+): Steps<void> {
+  let hasKept = false;
+  for (const [index, item] of items.entries()) {
+    if (pace(JUDGE_WORK)) yield;
+    if (!isDenied(item)) {
+      hasKept = true;
+      continue;
+    }
+    // After one that stays: from its end, so with the comma in front. Before the first that stays: with the one behind.
+    const [before, after] = [items[index - 1], items[index + 1]];
+    if (hasKept && before !== undefined) cuts.push({ start: before.end, end: item.end });
+    else cuts.push({ start: item.start, end: after?.start ?? item.end });
+  }
+}
+
+/** Of equal keys the last one counts, and one in another letter case does not. */
+function isToolDenied(
+  text: Uint8Array,
+  { findings: [found] }: Item,
+  isDenied: (tool: string) => boolean,
+): boolean {
+  const name = found?.value ?? null;
+  return name !== null && text[name.start] === QUOTE && isDenied(readName(text, name));
+}
+
+/** As much of it as a rule may name. */
+function readName(text: Uint8Array, { start, end }: Span): string {
+  const least = start + 1 + UNIT_BYTES_MAX * NAME_UNITS_MAX;
+  if (end <= least) return parseName(text.subarray(start, end));
+  let at = start + 1;
+  while (at < least) at += text[at] === BACKSLASH ? (text[at + 1] === LETTER_U ? UNIT_BYTES_MAX : 2) : 1;
+  return parseName(Buffer.concat([text.subarray(start, at), Buffer.from('"')]));
+}
+
+function parseName(quoted: Uint8Array): string {
+  return String(JSON.parse(new TextDecoder().decode(quoted))).slice(0, NAME_UNITS_MAX);
+}
+
+function* without(text: Uint8Array, cuts: readonly Span[], pace: Pace): Steps<Uint8Array> {
+  let size = cuts[0]?.start ?? 0;
+  for (const [at, { end }] of cuts.entries()) {
+    const next = cuts[at + 1]?.start ?? text.length;
+    text.copyWithin(size, end, next);
+    size += next - end;
+    if (pace((next - end) / MOVED_BYTES)) yield;
+  }
+  return text.subarray(0, size);
+}
