@@ -70,6 +70,7 @@ test("a payer who cancels in time is not charged, and the record names the trans
   const payment = await newPayment(chain);
   await chain.pauseMining();
   await wallet.collect(payment);
+  await until(async () => (await pending()) === 1);
   await chain.cancelAuthorization(payment.payer, payment.key.nonce);
   await chain.mine();
   expect(await wallet.ended(payment)).toMatchObject({
@@ -86,6 +87,7 @@ test("an authorization that somebody else broadcast is not our collection", asyn
   const thief = await stranger();
   await chain.pauseMining();
   await wallet.collect(payment);
+  await until(async () => (await pending()) === 1);
   const foreign = await thief.sendTransaction({
     to: chain.token,
     data: transferData(payment.authorization, payment.signature),
@@ -119,6 +121,7 @@ test.each([
     await chain.fundEth(payment.payer.address, ETHER);
     await chain.pauseMining();
     await wallet.collect(payment);
+    await until(async () => (await pending()) === 1);
     await act(payment.payer);
     await chain.mine();
     const ended = await wallet.ended(payment);
@@ -298,6 +301,7 @@ test("a payment that failed does not land when the block that failed it is reorg
   const payment = await newPayment(chain);
   await chain.pauseMining();
   await wallet.collect(payment);
+  await until(async () => (await pending()) === 1);
   await chain.blacklist(payment.payer.address);
   await chain.mine();
   expect((await wallet.ended(payment))?.status).toBe("failed");

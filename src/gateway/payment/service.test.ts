@@ -439,6 +439,18 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       expect((await at.payments.check(call)).kind).toBe("charge");
     });
 
+    test("stopping with time left tells whoever waits what came of the attempt", async () => {
+      const gate = Promise.withResolvers<SettleOutcome>();
+      const [tenant, at] = [await configured(), replica(() => gate.promise)];
+      const { payment, key } = await recorded(at, await priced(tenant));
+      const settled = at.payments.settle(payment);
+      const told = at.payments.recall(tenant, key.id);
+      const stopped = at.settler.stop(5_000);
+      gate.resolve(COLLECTED);
+      expect(Object.keys(await told)).toEqual(["x-payment-response"]);
+      await Promise.all([settled, stopped]);
+    });
+
     test("stopping breaks off what is under way, and leaves it open", async () => {
       const tenant = await configured();
       const asked = Promise.withResolvers<void>();

@@ -130,9 +130,9 @@ export function createSettler(options: SettlerOptions): Settler {
     async stop(ms) {
       stopping = true;
       clearTimeout(timer);
-      await endsWithin(ms, idle());
-      stopped.abort();
-      await endsWithin(LAST_RECORDS_MS, idle());
+      // Not as soon as nothing is under way: whoever has waited for that is about to read what came of it.
+      setTimeout(() => stopped.abort(), ms).unref();
+      await endsWithin(ms + LAST_RECORDS_MS, idle());
     },
   };
 }
