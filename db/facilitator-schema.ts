@@ -1,8 +1,7 @@
 // The facilitator's tables, and the key of a payment that both sides know it by: see schema.ts for the conventions.
+import type { Hex } from "../src/core/hex.ts";
 import type { CollectionStatus } from "../src/core/states.ts";
 import type { Columns } from "./columns.ts";
-
-type Hex = `0x${string}`;
 
 /** Hex is lower case in all of them. */
 export function paymentKey(c: Columns) {

@@ -117,7 +117,7 @@ test("the mode is required, but by commands that serve nobody", () => {
   }
 });
 
-test("without a mode the variables of both wings are judged, as far as each goes by itself", () => {
+test("without a mode the variables of both services are judged, as far as each goes by itself", () => {
   expect(blamed({ TOLLGATE_MODE: "both", TOLLGATE_WORKERS: "x", TOLLGATE_OPEN_PORT: "x" }).sort()).toEqual([
     "TOLLGATE_MODE",
     "TOLLGATE_OPEN_PORT",

@@ -5,16 +5,16 @@ import { validityWarnings } from "./config/pem.ts";
 import { readRaw, renewedFile, unknownVariables } from "./config/raw.ts";
 import {
   COMMON_RULES,
+  type ConfigRule,
+  type ConfigValues,
   FACILITATOR_PORT,
   FACILITATOR_RULES,
   GATEWAY_PORT,
   GATEWAY_RULES,
   MODE_RULES,
-  type Rule,
-  type Values,
 } from "./config/rules.ts";
 import { readTlsFiles } from "./config/tls.ts";
-import { COMMON, DEMO, FACILITATOR, GATEWAY, type Row } from "./config/variables.ts";
+import { COMMON, DEMO, FACILITATOR, GATEWAY, type VariableRow } from "./config/variables.ts";
 import { systemClock } from "./core/clock.ts";
 import type { Environment } from "./environment.ts";
 
@@ -33,12 +33,12 @@ export interface Loaded {
   readonly warnings: readonly string[];
 }
 
-/** What the configuration is for. Only a server needs to know which wing it is; the accounts are in the database. */
+/** What the configuration is for. Only a server needs to know which service it is; the accounts are in the database. */
 export type Purpose = "serve" | "token" | "migrate" | "account" | "demo";
 
 /**
  * The configuration of a command. Reads the files that variables name and changes nothing on disk. The variables of
- * a wing that is not concerned are not looked at: two services may be started with one environment.
+ * a service that is not concerned are not looked at: two services may be started with one environment.
  *
  * @param flags by name, without dashes; those that override no variable are the command's own
  * @param terminal whether standard error is a terminal
@@ -63,7 +63,7 @@ export function loadConfig(
 }
 
 /** Of the files whose certificates nothing else tells of before every handshake fails. */
-function expiries(values: Values): string[] {
+function expiries(values: ConfigValues): string[] {
   return (["TOLLGATE_TLS_CERT_FILE", "TOLLGATE_CLIENT_CA_FILE"] as const).flatMap((name) =>
     validityWarnings(name, values[name] ?? "", systemClock.now()),
   );
@@ -71,12 +71,12 @@ function expiries(values: Values): string[] {
 
 interface Concern {
   readonly tables: readonly object[];
-  readonly rules: readonly Rule[];
+  readonly rules: readonly ConfigRule[];
 }
 
 const GATEWAY_CONCERN: Concern = { tables: [COMMON, GATEWAY], rules: [...COMMON_RULES, ...GATEWAY_RULES] };
 
-function concerned(purpose: Purpose, mode: Values["TOLLGATE_MODE"]): Concern {
+function concerned(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]): Concern {
   if (purpose === "demo") return { tables: [DEMO], rules: [] };
   if (purpose === "account") return { tables: [COMMON], rules: COMMON_RULES };
   if (purpose === "token") return GATEWAY_CONCERN;
@@ -93,14 +93,14 @@ function concerned(purpose: Purpose, mode: Values["TOLLGATE_MODE"]): Concern {
 function readValues(tables: readonly object[], flags: ReadonlyMap<string, string>, environment: Environment) {
   const problems = new Map<string, string>();
   const read: Record<string, unknown> = {};
-  for (const [name, row] of Object.entries<Row<unknown, unknown>>(VARIABLES)) {
+  for (const [name, row] of Object.entries<VariableRow<unknown, unknown>>(VARIABLES)) {
     const looked = tables.some((table) => Object.hasOwn(table, name));
     const { value, problem } = looked ? readRow(name, row, flags, environment) : unread(row);
     if (problem !== null) problems.set(name, problem);
     read[name] = value;
   }
   // Each name has got what its own row parsed, or that row's fallback.
-  return { values: read as Values, problems };
+  return { values: read as ConfigValues, problems };
 }
 
 interface ReadRow<T> {
@@ -109,13 +109,13 @@ interface ReadRow<T> {
   readonly problem: string | null;
 }
 
-function unread<T, F>(row: Row<T, F>): ReadRow<T | F> {
+function unread<T, F>(row: VariableRow<T, F>): ReadRow<T | F> {
   return { value: row.fallback, problem: null };
 }
 
 function readRow<T, F>(
   name: string,
-  row: Row<T, F>,
+  row: VariableRow<T, F>,
   flags: ReadonlyMap<string, string>,
   environment: Environment,
 ): ReadRow<T | F> {
@@ -126,7 +126,7 @@ function readRow<T, F>(
   return { value: row.fallback, problem: `${source} must be ${row.kind.must}` };
 }
 
-function arrange(v: Values, terminal: boolean, environment: Environment) {
+function arrange(v: ConfigValues, terminal: boolean, environment: Environment) {
   return {
     /** Null where it makes no difference. */
     mode: v.TOLLGATE_MODE,
@@ -200,7 +200,7 @@ function arrange(v: Values, terminal: boolean, environment: Environment) {
 }
 
 /** Null when one of the required variables is not set: the rules have told so, or it is not the mode. */
-function arrangeFacilitator(v: Values, environment: Environment) {
+function arrangeFacilitator(v: ConfigValues, environment: Environment) {
   const { TOLLGATE_TLS_CERT_FILE: cert, TOLLGATE_TLS_KEY_FILE: key, TOLLGATE_CLIENT_CA_FILE: clientCa } = v;
   const rpcUrls = v.TOLLGATE_RPC_URLS;
   const tlsPaths = {
@@ -233,7 +233,7 @@ function arrangeFacilitator(v: Values, environment: Environment) {
   } as const;
 }
 
-function arrangeSigners(v: Values) {
+function arrangeSigners(v: ConfigValues) {
   const { TOLLGATE_SIGNER_KEY: keys, TOLLGATE_REMOTE_SIGNER_URL: url } = v;
   const address = v.TOLLGATE_REMOTE_SIGNER_ADDRESS;
   if (keys !== null) return { kind: "local", keys } as const;

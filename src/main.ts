@@ -1,4 +1,4 @@
-// Chooses the command, loads the configuration, and for the two wings waits for the signal to drain. Nothing is
+// Chooses the command, loads the configuration, and for the two services waits for the signal to drain. Nothing is
 // started before everything that the operator wrote has been judged.
 import { type AccountCommand, readAccountRequest, runAccount } from "./cli/account.ts";
 import { type CommandLine, readCommandLine } from "./cli/command-line.ts";
@@ -124,7 +124,7 @@ async function receipt(line: CommandLine): Promise<void> {
   process.exitCode = FAILED;
 }
 
-/** Of its wings only what is wrong is logged: what goes well, it shows. */
+/** Of its services only what is wrong is logged: what goes well, it shows. */
 async function demo(line: CommandLine): Promise<void> {
   restartInCleanEnvironment(processEnvironment);
   const { config, ...loaded } = load("demo", line);

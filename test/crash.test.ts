@@ -125,8 +125,8 @@ eachDatabase((database) => {
     const { id: agent } = (await created.json()) as { id: string };
 
     const accepted = new Map<string, number>();
-    const callers = Array.from({ length: 32 }, async (_, lane) => {
-      for (let n = lane; n < CALLS; n += 32) {
+    const callers = Array.from({ length: 32 }, async (_, queue) => {
+      for (let n = queue; n < CALLS; n += 32) {
         try {
           const response = await client.send(`/v1/proxy/${agent}`, { n });
           if (response.status !== 202) continue;

@@ -1,4 +1,4 @@
-// Certificates are renewed while both wings run: those of the gateway by two commands, those of the facilitator by
+// Certificates are renewed while both services run: those of the gateway by two commands, those of the facilitator by
 // writing its files anew. No call fails for it, and no payment is told otherwise than it is.
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import { copyFileSync, readFileSync, writeFileSync } from "node:fs";

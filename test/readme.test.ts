@@ -52,7 +52,7 @@ describe("what it says is there:", () => {
       readonly secret?: true;
     }
     const tables: [string, Readonly<Record<string, Row>>][] = [
-      ["both wings", COMMON],
+      ["both services", COMMON],
       ["the gateway", GATEWAY],
       ["the facilitator", FACILITATOR],
       ["the demo", DEMO],

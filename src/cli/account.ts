@@ -9,7 +9,7 @@ import { systemClock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { closest } from "../core/suggest.ts";
+import { suggest } from "../core/suggest.ts";
 import {
   addAccount,
   addCertificate,
@@ -174,7 +174,7 @@ async function change(
 
 async function unknownAccount(store: Store, name: string, cause: Fault): Promise<StartupProblem> {
   const names = (await listAccounts(store.read)).map((account) => account.name);
-  const meant = closest(name, names);
+  const meant = suggest(name, names);
   const hint = meant === null ? "" : `; did you mean ${meant}?`;
   return new StartupProblem(`NAME must be an account's: there is no ${JSON.stringify(name)}${hint}`, {
     cause,

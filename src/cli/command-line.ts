@@ -1,7 +1,7 @@
 // The command line: which command, with which words and flags. Like the configuration it tells all its problems
 // at once, with the word that was probably meant.
 import { VARIABLES } from "../config.ts";
-import { closest } from "../core/suggest.ts";
+import { suggest } from "../core/suggest.ts";
 
 interface Grammar {
   /** What must follow the command, in the words of the help. */
@@ -149,7 +149,7 @@ function pairs(words: readonly string[]): Pair[] {
 }
 
 function unknown(word: string, problem: string, known: readonly string[]): string {
-  const meant = closest(word, known);
+  const meant = suggest(word, known);
   return `${shown(word)} ${problem}${meant === null ? "" : `; did you mean ${meant}?`}`;
 }
 

@@ -1,5 +1,5 @@
 // `tollgate demo`: the whole paid flow on this machine, in one process beside the chain's: a chain with the real
-// token, both wings, two agents with prices. It plays paid calls through HTTP and then stays up to be tried. What it
+// token, both services, two agents with prices. It plays paid calls through HTTP and then stays up to be tried. What it
 // writes is in one temporary directory, which goes with it.
 import { mkdirSync, mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -11,11 +11,16 @@ import { type Anvil, BLOCK_SECONDS, findAnvil, startAnvil } from "./demo/anvil.t
 import { type DemoChain, furnishChain, usdc } from "./demo/chain.ts";
 import { configureSettlement, registerAgents } from "./demo/market.ts";
 import { type Collection, showWhatIsThere } from "./demo/next.ts";
-import { type Account, newAccount } from "./demo/payer.ts";
+import { type DemoAccount, newAccount } from "./demo/payer.ts";
 import { playPaidCall, playPricedTool, type Stage } from "./demo/play.ts";
 import { DemoProblem } from "./demo/problem.ts";
 import type { Screen } from "./demo/screen.ts";
-import { type Certificates, makeCertificates, startDemoFacilitator, startDemoGateway } from "./demo/wings.ts";
+import {
+  type Certificates,
+  makeCertificates,
+  startDemoFacilitator,
+  startDemoGateway,
+} from "./demo/services.ts";
 
 const STEP_MS_MAX = 20_000;
 const PLAY_MS_MAX = 60_000;
@@ -137,7 +142,7 @@ async function play(run: Run): Promise<void> {
 type Started = Collection & { readonly certificates: Certificates };
 
 /** The chain and who collects on it; null where there is no anvil, which is told then. */
-async function startCollection(run: Run, payer: Account): Promise<Started | null> {
+async function startCollection(run: Run, payer: DemoAccount): Promise<Started | null> {
   const { screen } = run;
   const search = findAnvil(run.anvil, run.cwd);
   if ("missing" in search) {
@@ -166,7 +171,12 @@ async function startCollection(run: Run, payer: Account): Promise<Started | null
   return { chain, certificates, facilitator };
 }
 
-async function startChain(run: Run, anvil: Anvil, payer: Account, signer: Account): Promise<DemoChain> {
+async function startChain(
+  run: Run,
+  anvil: Anvil,
+  payer: DemoAccount,
+  signer: DemoAccount,
+): Promise<DemoChain> {
   const node = await step(run, "chain", async (signal) => {
     const home = join(run.dir, "chain");
     mkdirSync(home);

@@ -28,14 +28,14 @@ const USAGE = `tollgate: a multi-tenant gateway for agents, and the facilitator 
   tollgate migrate [--data-dir DIR]
       apply pending migrations of the database and exit
   tollgate demo
-      play paid calls on this machine, with a chain, both wings and two agents of its own, and stay up to be tried
+      play paid calls on this machine, with a chain, both services and two agents of its own, and stay up to be tried
   tollgate --help | --version
 
 Everything else is set by environment variables. A flag overrides its variable. A variable marked with * can
 be read from a file: NAME_FILE names it.
 `;
 
-interface Row {
+interface HelpRow {
   readonly fallback: unknown;
   readonly shown?: string;
   readonly meaning: string;
@@ -55,7 +55,7 @@ export function helpText(): string {
   return USAGE + groups.join("");
 }
 
-function rowsText(table: Readonly<Record<string, Row>>): string {
+function rowsText(table: Readonly<Record<string, HelpRow>>): string {
   const rows = Object.entries(table).map(([name, row]) => {
     const flag = row.flag === undefined ? "" : ` (--${row.flag})`;
     const fallback = row.shown ?? (row.fallback === null ? "unset" : String(row.fallback));

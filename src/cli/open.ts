@@ -4,21 +4,21 @@ import type { Config } from "../config.ts";
 import type { Log } from "../core/log.ts";
 import { loadMasterKey, type MasterKey } from "../keys/master-key.ts";
 
-type Place = Pick<Config, "databaseUrl" | "dataDir">;
+type DataPlace = Pick<Config, "databaseUrl" | "dataDir">;
 
 /**
  * The directory of the database; Postgres needs none.
  *
  * @throws StartupProblem when it can't be used
  */
-export function openDataDir({ databaseUrl, dataDir }: Place, log: Log): void {
+export function openDataDir({ databaseUrl, dataDir }: DataPlace, log: Log): void {
   if (databaseUrl === null && makeDataDir(dataDir).shared) {
     log.warn("the data directory is open to others than its owner", { path: dataDir });
   }
 }
 
 /** @throws StartupProblem when the directory or the key can't be used. */
-export function openMasterKey(config: Place & Pick<Config, "masterKey">, log: Log): MasterKey {
+export function openMasterKey(config: DataPlace & Pick<Config, "masterKey">, log: Log): MasterKey {
   openDataDir(config, log);
   return loadMasterKey({ configured: config.masterKey, dataDir: config.dataDir, log });
 }

@@ -6,19 +6,19 @@ import { systemClock } from "../core/clock.ts";
 import { StartupProblem } from "../core/startup.ts";
 import type { CommandLine } from "./command-line.ts";
 import { readPem, writeNew } from "./pki/files.ts";
-import { caProblem, type Identity, issueCa, issueClient, issueServer } from "./pki/issue.ts";
+import { type CertifiedKey, caProblem, issueCa, issueClient, issueServer } from "./pki/issue.ts";
 import { programText, quoted, thisProgram } from "./program.ts";
 
 export type PkiCommand = "pki init" | "pki server" | "pki client";
 
-type Wanted =
+type WantedCertificate =
   | { readonly kind: "ca" }
   | { readonly kind: "server"; readonly hosts: readonly string[] }
   | { readonly kind: "client"; readonly name: string };
 
 interface PkiRequest {
   readonly dir: string;
-  readonly wanted: Wanted;
+  readonly wanted: WantedCertificate;
 }
 
 /** A common name has at most 64 characters (RFC 5280, appendix A), and a file name is more than this one. */
@@ -47,7 +47,7 @@ export function readPkiRequest(
 function readWanted(
   command: PkiCommand,
   { flags, lists }: Flags,
-): { readonly wanted: Wanted | null; readonly problem: readonly string[] } {
+): { readonly wanted: WantedCertificate | null; readonly problem: readonly string[] } {
   switch (command) {
     case "pki init":
       return { wanted: { kind: "ca" }, problem: [] };
@@ -101,7 +101,7 @@ export async function runPki({ dir, wanted }: PkiRequest): Promise<string> {
 }
 
 /** By name. A key comes before its certificate, which is what people look for. */
-async function makeFiles(dir: string, wanted: Wanted): Promise<Readonly<Record<string, string>>> {
+async function makeFiles(dir: string, wanted: WantedCertificate): Promise<Readonly<Record<string, string>>> {
   const now = systemClock.now();
   if (wanted.kind === "ca") {
     const { cert, key } = await issueCa(now);
@@ -117,7 +117,7 @@ async function makeFiles(dir: string, wanted: Wanted): Promise<Readonly<Record<s
   return { [`${name}.key`]: key, [`${name}.crt`]: cert, [`${name}.pem`]: cert + key + ca.cert };
 }
 
-function readCa(dir: string, now: number): Identity {
+function readCa(dir: string, now: number): CertifiedKey {
   const [certPath, keyPath] = [join(dir, "ca.crt"), join(dir, "ca.key")];
   const hint = "make a CA with pki init first";
   const ca = { cert: readPem(certPath, hint), key: readPem(keyPath, hint) };
@@ -126,7 +126,7 @@ function readCa(dir: string, now: number): Identity {
   throw new StartupProblem(`${certPath} and ${keyPath} must be what pki init wrote: ${problem}`);
 }
 
-function nextStep(dir: string, wanted: Wanted): string {
+function nextStep(dir: string, wanted: WantedCertificate): string {
   const tollgate = programText(thisProgram());
   switch (wanted.kind) {
     case "ca":

@@ -2,7 +2,12 @@
 // gateway. It reads line by line, so an export may be long.
 import { open, readFile, stat } from "node:fs/promises";
 import { StartupProblem } from "../core/startup.ts";
-import { type Chain, type ReceiptKeys, receiptChain, receiptKeys } from "../gateway/receipts/verify.ts";
+import {
+  type ReceiptKeys,
+  receiptChain,
+  receiptKeys,
+  type VerifiedChain,
+} from "../gateway/receipts/verify.ts";
 import { fetchDocument } from "../http/fetch-json.ts";
 import { createOutbound, OutboundError } from "../http/outbound.ts";
 import type { CommandLine } from "./command-line.ts";
@@ -35,14 +40,14 @@ export function readReceiptRequest({ words, flags }: Pick<CommandLine, "words" |
   return { request: file === undefined || jwks === "" ? null : { file, jwks }, problems };
 }
 
-interface Verdict {
+interface ReceiptVerdict {
   readonly holds: boolean;
   /** For the terminal. */
   readonly text: string;
 }
 
 /** @throws StartupProblem when file or keys can't be read */
-export async function verifyReceipts({ file, jwks }: ReceiptRequest): Promise<Verdict> {
+export async function verifyReceipts({ file, jwks }: ReceiptRequest): Promise<ReceiptVerdict> {
   const chain = receiptChain(await readKeys(jwks));
   let number = 0;
   for await (const line of linesOf(file)) {
@@ -56,12 +61,12 @@ export async function verifyReceipts({ file, jwks }: ReceiptRequest): Promise<Ve
     : { holds: true, text: describe(chain) };
 }
 
-function broken(line: number, id: string | null, problem: string): Verdict {
+function broken(line: number, id: string | null, problem: string): ReceiptVerdict {
   return { holds: false, text: `line ${line}${id === null ? "" : `, ${id},`} does not hold: ${problem}\n` };
 }
 
 /** Nothing in a file tells that it has lost its end: the last one is named, to be compared with what is known. */
-function describe({ length, first, last }: Chain): string {
+function describe({ length, first, last }: VerifiedChain): string {
   const whose = `tenant ${JSON.stringify(first?.tenant ?? "")}`;
   const what = length === 1 ? "1 receipt holds" : `${length} receipts hold, in one unbroken chain`;
   const from =

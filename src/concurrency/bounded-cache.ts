@@ -8,15 +8,15 @@ export interface BoundedCache<K, V> {
   set(key: K, value: V, weight?: number): void;
 }
 
-interface Entry<V> {
+interface CacheEntry<V> {
   readonly value: V;
   readonly weight: number;
 }
 
 /** @param weightMax the weight of all entries together; half of it is kept for certain */
 export function boundedCache<K, V>(weightMax: number): BoundedCache<K, V> {
-  let young = new Map<K, Entry<V>>();
-  let old = new Map<K, Entry<V>>();
+  let young = new Map<K, CacheEntry<V>>();
+  let old = new Map<K, CacheEntry<V>>();
   let youngWeight = 0;
 
   function remove(key: K): void {
@@ -27,7 +27,7 @@ export function boundedCache<K, V>(weightMax: number): BoundedCache<K, V> {
     young.delete(key);
   }
 
-  function put(key: K, entry: Entry<V>): void {
+  function put(key: K, entry: CacheEntry<V>): void {
     if (youngWeight + entry.weight > weightMax / 2) [old, young, youngWeight] = [young, new Map(), 0];
     young.set(key, entry);
     youngWeight += entry.weight;

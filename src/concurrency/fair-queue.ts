@@ -3,7 +3,7 @@
 import { type FairShare, leastFirst, type Shortage } from "./fair-share.ts";
 
 /** A share that may have to be waited for. */
-export interface Wanted {
+export interface ShareRequest {
   readonly tenant: string;
   /** Null where only tenants count. */
   readonly agent: string | null;
@@ -11,7 +11,7 @@ export interface Wanted {
 }
 
 /** Who waits for a share, and what to do once that has been taken. */
-export interface Waiter extends Wanted {
+export interface Waiter extends ShareRequest {
   enter(): void;
 }
 
@@ -137,7 +137,7 @@ function toTheEnd<K, V>(map: Map<K, V>, key: K): void {
  */
 export function enter(
   queue: FairQueue,
-  wanted: Wanted,
+  wanted: ShareRequest,
   signal?: AbortSignal,
   taken?: () => void,
 ): Promise<void> | undefined {

@@ -1,9 +1,9 @@
 import { expect, test } from "bun:test";
 import { Fault } from "../core/fault.ts";
-import { createFew } from "./limiter.ts";
+import { createLimiter } from "./limiter.ts";
 
 test("few at once, another tenant before those that wait of one that has its share, and each gives its place back", async () => {
-  const few = createFew({ size: 2, tooMany: "too many" });
+  const few = createLimiter({ size: 2, tooMany: "too many" });
   const order: string[] = [];
   let [running, most] = [0, 0];
   const work = (tenant: string, name: string) =>
@@ -20,7 +20,7 @@ test("few at once, another tenant before those that wait of one that has its sha
 });
 
 test("so many wait, and no more", async () => {
-  const few = createFew({ size: 1, waitingMax: 8, tooMany: "too many" });
+  const few = createLimiter({ size: 1, waitingMax: 8, tooMany: "too many" });
   const { promise, resolve } = Promise.withResolvers<void>();
   const works = Array.from({ length: 10 }, () => few("a", () => promise));
   for (const refused of works.slice(8)) {

@@ -7,7 +7,7 @@ import { createFairShare } from "./fair-share.ts";
 
 const WAIT_MS_MAX = 5_000;
 
-export interface FewOptions {
+export interface LimiterOptions {
   /** How much at once. A tenant alone has seven eighths of it, and of those that wait. */
   readonly size: number;
   readonly waitingMax?: number;
@@ -16,9 +16,13 @@ export interface FewOptions {
 }
 
 /** @returns what the work gives; throws Fault `unavailable` too when its turn does not come for long */
-export type Few = <T>(tenant: string, work: () => Promise<T>) => Promise<T>;
+export type Limiter = <T>(tenant: string, work: () => Promise<T>) => Promise<T>;
 
-export function createFew({ size, waitingMax = Number.MAX_SAFE_INTEGER, tooMany }: FewOptions): Few {
+export function createLimiter({
+  size,
+  waitingMax = Number.MAX_SAFE_INTEGER,
+  tooMany,
+}: LimiterOptions): Limiter {
   const queue = createFairQueue(createFairShare({ size }));
   const waiting = createFairShare({ size: waitingMax });
 

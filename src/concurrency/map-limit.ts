@@ -1,7 +1,7 @@
 // Work on many things with a bound on how many at a time.
 
 /** Runs `work` on each of them, in order, at most `limit` at a time. Resolves when all are done. */
-export async function pooled<T>(
+export async function mapLimit<T>(
   items: Iterable<T>,
   limit: number,
   work: (item: T) => Promise<void>,

@@ -9,7 +9,7 @@ const STEPS_AT_ONCE = 3;
 const steps = createFairQueue(createFairShare({ size: STEPS_AT_ONCE }));
 
 /** Takes a step when it is the tenant's turn, in a turn of the event loop that few other such steps take. */
-export async function inTurn<T>(tenant: string, step: () => Promise<T>): Promise<T> {
+export async function inStoreTurns<T>(tenant: string, step: () => Promise<T>): Promise<T> {
   await enter(steps, { tenant, agent: null, amount: 1 });
   try {
     await new Promise((resolve) => setImmediate(resolve));
@@ -31,7 +31,7 @@ export async function findInTurns<R extends { readonly id: string }>(
   isWanted: (row: R) => boolean,
 ): Promise<R | null> {
   for (let after = ""; ; ) {
-    const page = await inTurn(tenant, () => pageAfter(after, limit));
+    const page = await inStoreTurns(tenant, () => pageAfter(after, limit));
     const found = page.find(isWanted);
     if (found !== undefined) return found;
     const last = page.at(-1);

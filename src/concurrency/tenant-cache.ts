@@ -9,14 +9,14 @@ export interface TenantCache<K, V> {
   delete(key: K): void;
 }
 
-interface Entry<V> {
+interface TenantEntry<V> {
   readonly tenant: string;
   readonly value: V;
   readonly weight: number;
   isUsed: boolean;
 }
 
-interface Share<K> {
+interface CacheShare<K> {
   weight: number;
   /** The oldest first. */
   readonly keys: Set<K>;
@@ -27,8 +27,8 @@ interface Share<K> {
  * @param evicted told of what has made room
  */
 export function tenantCache<K, V>(weightMax: number, evicted?: (key: K) => void): TenantCache<K, V> {
-  const entries = new Map<K, Entry<V>>();
-  const shares = new Map<string, Share<K>>();
+  const entries = new Map<K, TenantEntry<V>>();
+  const shares = new Map<string, CacheShare<K>>();
   let weightOfAll = 0;
 
   function remove(key: K): void {
@@ -43,7 +43,7 @@ export function tenantCache<K, V>(weightMax: number, evicted?: (key: K) => void)
   }
 
   /** Removes the oldest that was not used. Each is passed over once, so this ends. */
-  function removeOneOf({ keys }: Share<K>): void {
+  function removeOneOf({ keys }: CacheShare<K>): void {
     for (const key of keys) {
       const entry = entries.get(key);
       if (entry?.isUsed !== true) {
@@ -58,7 +58,7 @@ export function tenantCache<K, V>(weightMax: number, evicted?: (key: K) => void)
   }
 
   /** Whose entries make room: its own, or those of the next tenant that has more than an even share. */
-  function payer(own: Share<K> | undefined, weight: number): Share<K> | undefined {
+  function payer(own: CacheShare<K> | undefined, weight: number): CacheShare<K> | undefined {
     const even = weightMax / (shares.size + (own === undefined ? 1 : 0));
     if (own !== undefined && own.weight + weight > even) return own;
     for (let left = shares.size; left > 0; left--) {

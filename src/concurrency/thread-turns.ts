@@ -6,9 +6,9 @@ import { createRoundRobin } from "./round-robin.ts";
 const AT_ONCE = 2;
 
 /** Never rejects. */
-type Piece = () => Promise<void>;
+type ThreadWork = () => Promise<void>;
 
-const waiting = createRoundRobin<Piece>();
+const waiting = createRoundRobin<ThreadWork>();
 const busy = new Set<string>();
 
 /** Rejects with what the work rejects with. */
@@ -27,7 +27,7 @@ function begin(): void {
   }
 }
 
-async function run(tenant: string, piece: Piece): Promise<void> {
+async function run(tenant: string, piece: ThreadWork): Promise<void> {
   busy.add(tenant);
   await piece();
   busy.delete(tenant);

@@ -8,19 +8,19 @@ const TURN_MS = 4;
 const STEPS_MAX = 8;
 
 /** Gives whether there is more to do at once. */
-type Step = () => boolean;
+type TurnStep = () => boolean;
 
-const waiting = createRoundRobin<Step>();
+const waiting = createRoundRobin<TurnStep>();
 let isScheduled = false;
 
 /** Does this step in one of the next turns, and again until it gives false: one of each tenant in turn. */
-export function inTurns(step: Step, tenant: string): void {
+export function inTurns(step: TurnStep, tenant: string): void {
   waiting.add(tenant, step);
   schedule();
 }
 
 /** Resolves when the last step has been done. Rejects with what a step throws. */
-export function doneInTurns(step: Step, tenant: string): Promise<void> {
+export function doneInTurns(step: TurnStep, tenant: string): Promise<void> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   inTurns(() => {
     try {

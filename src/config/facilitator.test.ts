@@ -97,7 +97,7 @@ test("all problems are told at once, and none repeats a value", () => {
   expect(load(bad).problems.join()).not.toContain("hunter2");
 });
 
-describe("each wing for itself:", () => {
+describe("each service for itself:", () => {
   test("what is set for the other one is not even looked at", () => {
     const gateway = {
       TOLLGATE_MODE: "gateway",
@@ -125,7 +125,7 @@ describe("each wing for itself:", () => {
     );
   });
 
-  test("the accounts need neither wing's variables", () => {
+  test("the accounts need neither service's variables", () => {
     const environment = { TOLLGATE_MODE: "", TOLLGATE_WORKERS: "x", TOLLGATE_RPC_URLS: "x" };
     expect(loadAs("account", environment).problems).toEqual([]);
     expect(loadAs("account", { TOLLGATE_DATA_DIR: "/dev/null" }).problems[0]).toContain("TOLLGATE_DATA_DIR");

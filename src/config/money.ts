@@ -1,9 +1,8 @@
 // The values of the facilitator's settings that are about the chain and about money: exact integers throughout,
 // and hex in lower case, so that one thing has one spelling.
+import type { Hex } from "../core/hex.ts";
 import type { Kind } from "./values.ts";
 import { httpUrl } from "./values.ts";
-
-type Hex = `0x${string}`;
 
 const UINT256_MAX = 2n ** 256n - 1n;
 

@@ -1,7 +1,7 @@
 // Where the text of a variable comes from: its flag, the environment, or for secrets the file that NAME_FILE
 // names. And the search for variables that nothing reads, most of which are misspelt.
 import { readFileSync, statSync } from "node:fs";
-import { closest } from "../core/suggest.ts";
+import { suggest } from "../core/suggest.ts";
 import { type Environment, OWN_VARIABLES } from "../environment.ts";
 
 interface Raw {
@@ -67,7 +67,7 @@ export function unknownVariables(
   return Object.keys(environment)
     .filter((name) => name.startsWith("TOLLGATE_") && !known.has(name))
     .map((name) => {
-      const meant = closest(name, known);
+      const meant = suggest(name, known);
       return `${name} is set but nothing reads it${meant === null ? "" : `; did you mean ${meant}?`}`;
     });
 }

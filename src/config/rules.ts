@@ -1,31 +1,33 @@
-// What the variables must be together: the rules of each wing, told beside the problems of single variables.
+// What the variables must be together: the rules of each service, told beside the problems of single variables.
 import { checkDataDir } from "./data-dir.ts";
 import { isKeyOf } from "./pem.ts";
-import type { COMMON, DEMO, FACILITATOR, GATEWAY, Row } from "./variables.ts";
+import type { COMMON, DEMO, FACILITATOR, GATEWAY, VariableRow } from "./variables.ts";
 
 export const GATEWAY_PORT = 8080;
 export const FACILITATOR_PORT = 8443;
 
 type Table = typeof COMMON & typeof GATEWAY & typeof FACILITATOR & typeof DEMO;
 export type VariableName = keyof Table;
-/** Those of the other wing have their defaults, whatever is set. */
-export type Values = { [N in VariableName]: Table[N] extends Row<infer T, infer F> ? T | F : never };
+/** Those of the other service have their defaults, whatever is set. */
+export type ConfigValues = {
+  [N in VariableName]: Table[N] extends VariableRow<infer T, infer F> ? T | F : never;
+};
 
-export interface Rule {
+export interface ConfigRule {
   /** The variable that the rule is about. Where it, or the other one, is wrong by itself the rule says nothing. */
   readonly name: VariableName;
   readonly other?: VariableName;
-  readonly problem: (values: Values) => string | null;
+  readonly problem: (values: ConfigValues) => string | null;
 }
 
-export const MODE_RULES: readonly Rule[] = [
+export const MODE_RULES: readonly ConfigRule[] = [
   {
     name: "TOLLGATE_MODE",
     problem: (v) => (v.TOLLGATE_MODE === null ? "must be gateway or facilitator (or give --mode)" : null),
   },
 ];
 
-export const COMMON_RULES: readonly Rule[] = [
+export const COMMON_RULES: readonly ConfigRule[] = [
   {
     name: "TOLLGATE_DATA_DIR",
     other: "DATABASE_URL",
@@ -33,7 +35,7 @@ export const COMMON_RULES: readonly Rule[] = [
   },
 ];
 
-export const GATEWAY_RULES: readonly Rule[] = [
+export const GATEWAY_RULES: readonly ConfigRule[] = [
   {
     name: "TOLLGATE_MASTER_KEY",
     other: "DATABASE_URL",
@@ -76,7 +78,7 @@ export const GATEWAY_RULES: readonly Rule[] = [
   },
 ];
 
-export const FACILITATOR_RULES: readonly Rule[] = [
+export const FACILITATOR_RULES: readonly ConfigRule[] = [
   required("TOLLGATE_TLS_CERT_FILE"),
   required("TOLLGATE_TLS_KEY_FILE"),
   {
@@ -115,7 +117,7 @@ export const FACILITATOR_RULES: readonly Rule[] = [
   },
 ];
 
-function required(name: VariableName): Rule {
+function required(name: VariableName): ConfigRule {
   return { name, problem: (values) => (values[name] === null ? "must be set" : null) };
 }
 

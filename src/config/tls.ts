@@ -14,7 +14,7 @@ import {
 type Part = "cert" | "key" | "clientCa";
 
 /** Paths, or what the files hold. */
-type Parts = Readonly<Record<Part, string>>;
+type TlsParts = Readonly<Record<Part, string>>;
 
 const KINDS: Readonly<Record<Part, { readonly name: string; readonly kind: FileKind }>> = {
   cert: { name: "TOLLGATE_TLS_CERT_FILE", kind: certificateFile },
@@ -23,7 +23,7 @@ const KINDS: Readonly<Record<Part, { readonly name: string; readonly kind: FileK
 };
 
 /** What the files hold now. Content counts, and not times or names, so that a swapped link is a change as well. */
-export async function readTlsFiles(paths: Parts) {
+export async function readTlsFiles(paths: TlsParts) {
   const [cert, key, clientCa] = await Promise.all([paths.cert, paths.key, paths.clientCa].map(readText));
   const texts = { cert: cert ?? "", key: key ?? "", clientCa: clientCa ?? "" };
   return { digest: digestOf(texts), judge: () => judge(texts) };
@@ -39,17 +39,17 @@ async function readText(path: string): Promise<string> {
 }
 
 /** To be kept in place of the texts, for one of them is a private key. */
-function digestOf({ cert, key, clientCa }: Parts): string {
+function digestOf({ cert, key, clientCa }: TlsParts): string {
   return new Bun.CryptoHasher("sha256").update(JSON.stringify([cert, key, clientCa])).digest("hex");
 }
 
-type Judged =
-  | { readonly tls: Parts; readonly warnings: readonly string[] }
+type JudgedTls =
+  | { readonly tls: TlsParts; readonly warnings: readonly string[] }
   | { readonly tls: null; readonly problem: string };
 
-function judge(texts: Parts): Judged {
+function judge(texts: TlsParts): JudgedTls {
   const read = (part: Part) => KINDS[part].kind.read(texts[part]);
-  const unusable = (part: Part): Judged => {
+  const unusable = (part: Part): JudgedTls => {
     const { name, kind } = KINDS[part];
     return { tls: null, problem: `${name} must be ${kind.must}` };
   };

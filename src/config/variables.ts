@@ -1,11 +1,11 @@
-// The one table of variables, by who reads them: both wings, one of them, or the demo. `--help` prints it.
+// The one table of variables, by who reads them: both services, one of them, or the demo. `--help` prints it.
 import { availableParallelism } from "node:os";
 import { LOG_LEVELS } from "../core/log.ts";
 import * as money from "./money.ts";
 import * as pem from "./pem.ts";
 import * as value from "./values.ts";
 
-export interface Row<T, F> {
+export interface VariableRow<T, F> {
   readonly kind: value.Kind<T>;
   readonly fallback: F;
   /** How `--help` shows the default, where the fallback itself does not say it. */
@@ -17,7 +17,7 @@ export interface Row<T, F> {
   readonly secret?: true;
 }
 
-function row<T, const F>(fields: Row<T, F>): Row<T, F> {
+function row<T, const F>(fields: VariableRow<T, F>): VariableRow<T, F> {
   return fields;
 }
 

@@ -3,7 +3,7 @@
 const DISTANCE_MAX = 2;
 
 /** The nearest of `words` by edit distance (Levenshtein), or null when none is within two edits. */
-export function closest(word: string, words: Iterable<string>): string | null {
+export function suggest(word: string, words: Iterable<string>): string | null {
   let best: string | null = null;
   let bestDistance = DISTANCE_MAX + 1;
   for (const candidate of words) {

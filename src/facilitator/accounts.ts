@@ -10,7 +10,7 @@ import { checkText } from "../core/text.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "../storage/store.ts";
 import type { AccountLimits } from "./guardrails.ts";
 
-export interface Account extends AccountLimits {
+export interface FacilitatorAccount extends AccountLimits {
   readonly name: string;
 }
 
@@ -255,7 +255,7 @@ const byFingerprint = prepared(({ db, tables }: Reader) => {
 });
 
 /** The account of a certificate; null when there is none that may settle. */
-export async function accountOf(reader: Reader, fingerprint: string): Promise<Account | null> {
+export async function accountOf(reader: Reader, fingerprint: string): Promise<FacilitatorAccount | null> {
   const [row] = await byFingerprint(reader).execute({ fingerprint });
   if (row === undefined) return null;
   return {

@@ -5,7 +5,7 @@ import { silentLog } from "../core/log.ts";
 import type { Hex } from "../x402/types.ts";
 import { cleanUpFacilitator } from "./cleanup.ts";
 import { utcDay } from "./daily-limits.ts";
-import { createRefusals } from "./settle/refusals.ts";
+import { createRefusalLog } from "./settle/refusals.ts";
 
 const DAY_MS = 86_400_000;
 const word = (n: number): Hex => `0x${n.toString(16).padStart(64, "0")}`;
@@ -53,7 +53,7 @@ test("an account that has itself refused without end fills the table of one day 
   const clock = { time: NOON, now: () => clock.time };
   const lines: string[] = [];
   const log = { ...silentLog, info: (event: string) => void lines.push(event) };
-  const { note } = createRefusals({ store, clock, log });
+  const { note } = createRefusalLog({ store, clock, log });
   const refusal = { account: "alpha", payer: word(1), nonce: word(2), reason: "expired" };
   const attempts = async () => {
     const { db, tables } = store.read;

@@ -12,7 +12,14 @@ import type { Reader, Tx } from "../storage/store.ts";
 import type { Authorization, Hex, PaymentKey } from "../x402/types.ts";
 import { burn, giveBack, lockDays, reserve, usedOn, utcDay } from "./daily-limits.ts";
 import { exceedsCeiling, exceedsGas, exceedsGasAtOnce, type Limits } from "./guardrails.ts";
-import { gasReserved, heldOf, isOpen, lockPayer, type Measured } from "./settle/held-funds.ts";
+import {
+  gasReserved,
+  heldOf,
+  isOpen,
+  lockPayer,
+  type Measured,
+  type PaymentsTable,
+} from "./settle/held-funds.ts";
 
 export type FacilitatorPayment = Tables["facilitatorPayments"]["$inferSelect"];
 
@@ -26,7 +33,7 @@ export interface ClaimedPayment {
 }
 
 /** What a claim stores, and what it is measured against. */
-export interface Claim extends ClaimedPayment {
+export interface PaymentClaim extends ClaimedPayment {
   readonly account: string;
   /** JSON of the requirements, normalised. */
   readonly requirements: string;
@@ -43,13 +50,13 @@ export interface Claim extends ClaimedPayment {
  */
 export type Claimed = "claimed" | "taken" | "ceiling" | "gas" | "held" | "gas held";
 
-export interface Inclusion {
+export interface IncludedTransaction {
   readonly transaction_hash: Hex;
   readonly block_number: number;
   readonly block_hash: Hex;
 }
 
-export interface Failure {
+export interface PaymentFailure {
   /** The exact reason, for the operator alone. */
   readonly reason: string;
   /** Who used the authorization instead of us, where it is known. */
@@ -58,9 +65,7 @@ export interface Failure {
   readonly gas_burned: bigint | null;
 }
 
-type Payments = Tables["facilitatorPayments"];
-
-function hasKey(t: Payments, key: PaymentKey) {
+function hasKey(t: PaymentsTable, key: PaymentKey) {
   return and(
     eq(t.chain_id, key.chain_id),
     eq(t.token, key.token),
@@ -95,7 +100,7 @@ export function claimedPayment(row: FacilitatorPayment): ClaimedPayment {
  * Takes the payment, with its share of the account's ceiling on the UTC day of `now` and of the payer's balance; or
  * stores nothing.
  */
-export async function claimPayment(tx: Tx, claim: Claim, now: number): Promise<Claimed> {
+export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Promise<Claimed> {
   const { key, account, authorization, limits, balance, gasAtRisk: more } = claim;
   const { value } = authorization;
   const of = { account, day: utcDay(now) };
@@ -175,7 +180,7 @@ export async function markSentAgain(tx: Tx, key: PaymentKey, now: number): Promi
 export async function recordSettled(
   tx: Tx,
   key: PaymentKey,
-  inclusion: Inclusion,
+  inclusion: IncludedTransaction,
   now: number,
 ): Promise<boolean> {
   const { facilitatorPayments: t } = tx.tables;
@@ -207,7 +212,7 @@ export type FailedAs = { readonly was: "sent" } | { readonly was: "claimed"; rea
 export async function recordFailed(
   tx: Tx,
   key: PaymentKey,
-  failure: Failure,
+  failure: PaymentFailure,
   { now, ...as }: FailedAs & { readonly now: number },
 ): Promise<boolean> {
   const account = await lockAccountOf(tx, key);
@@ -259,7 +264,7 @@ export async function withdrawClaim(
 }
 
 /** On the day of the claim, whatever the day is now. */
-function reservation({ account, day, value }: Payments) {
+function reservation({ account, day, value }: PaymentsTable) {
   return { account, day, value };
 }
 

@@ -8,7 +8,7 @@ import type { Reader } from "../storage/store.ts";
 import { parseJson } from "../wire/json.ts";
 import { parseSettleRequest, type SettleRequest } from "../x402/codec.ts";
 import { NETWORK, SCHEME, TOKEN, X402_VERSION } from "../x402/kind.ts";
-import { type Account, accountOf } from "./accounts.ts";
+import { accountOf, type FacilitatorAccount } from "./accounts.ts";
 import type { Peer } from "./mtls/http1.ts";
 import type { SettleResponse } from "./settle/response.ts";
 
@@ -21,7 +21,7 @@ const SUPPORTED = {
 export interface FacilitatorRoutes {
   readonly read: Reader;
   readonly log: Log;
-  settle(account: Account, request: SettleRequest): Promise<SettleResponse>;
+  settle(account: FacilitatorAccount, request: SettleRequest): Promise<SettleResponse>;
   readiness(): Promise<{ readonly ready: true } | { readonly ready: false; readonly reason: string }>;
 }
 
@@ -49,7 +49,7 @@ export interface PeerEdge {
 /** What the mutual-TLS port answers. */
 export function peerEdge(options: FacilitatorRoutes): PeerEdge {
   const peers = new WeakMap<Request, Peer>();
-  const accounts = createScopes<Account>();
+  const accounts = createScopes<FacilitatorAccount>();
   const app = routes()
     .use(openRoutes(options))
     .post(
@@ -62,7 +62,7 @@ export function peerEdge(options: FacilitatorRoutes): PeerEdge {
       },
       { parse: "none" },
     );
-  const edge = createGuardedEdge<Account>({
+  const edge = createGuardedEdge<FacilitatorAccount>({
     app,
     log: options.log,
     guard: {

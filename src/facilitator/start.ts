@@ -27,11 +27,11 @@ import { ownerOf } from "./accounts.ts";
 import { createChain } from "./chain/chain.ts";
 import { createChainTime } from "./chain/chain-time.ts";
 import { cleanUpFacilitator } from "./cleanup.ts";
-import { LISTENER_LIMITS, type Listener, listenMutualTls } from "./mtls/listener.ts";
+import { LISTENER_LIMITS, listenMutualTls, type MtlsListener } from "./mtls/listener.ts";
 import { followTlsFiles, type TlsMaterial, type TlsReading } from "./mtls/tls-files.ts";
 import { openEdge, peerEdge } from "./routes.ts";
 import { createSettle } from "./settle/settle.ts";
-import { createOutcomes } from "./settle/waiters.ts";
+import { createSettlementWaiters } from "./settle/waiters.ts";
 import { localSigner, remoteSigner, type Signer } from "./wallet/signer.ts";
 import { createWallet } from "./wallet/wallet.ts";
 
@@ -153,7 +153,11 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log): P
   };
 }
 
-function followFiles({ tls, readTls: read }: FacilitatorOptions, listener: Listener, log: Log): () => void {
+function followFiles(
+  { tls, readTls: read }: FacilitatorOptions,
+  listener: MtlsListener,
+  log: Log,
+): () => void {
   return read === null ? () => {} : followTlsFiles({ read, tls, take: listener.renew, log });
 }
 
@@ -161,7 +165,7 @@ function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store,
   // Nodes and signer are the operator's own, wherever they are.
   const outbound = createOutbound({ rules: null, extraCa: null });
   const chain = createChain({ urls: rpcUrls, outbound, log });
-  const outcomes = createOutcomes(store);
+  const outcomes = createSettlementWaiters(store);
   const { clock } = store;
   const common = { store, clock, log, outcomes, limits };
   const wallet = createWallet({ ...common, chain, signers: signersOf(signers, outbound) });

@@ -20,20 +20,20 @@ import { type Keyring, openKeyring } from "../keys/keyring.ts";
 import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
 import type { Store } from "../storage/store.ts";
-import { type RememberedAgents, rememberedAgents } from "./agents/cache.ts";
+import { type AgentCache, agentCache } from "./agents/cache.ts";
 import { rateLimiter } from "./agents/rate-limit.ts";
 import { agentRoutes } from "./agents/routes.ts";
 import { agentNamesCredential, type InvocableAgent } from "./agents/service.ts";
 import { agentShutOut } from "./agents/shut-out.ts";
 import { credentialResolver, credentialSecrets, type ResolverDeps } from "./credentials/resolve.ts";
 import { credentialRoutes } from "./credentials/routes.ts";
-import { Dispatcher } from "./executor/scheduler.ts";
-import { createPool } from "./executor/workers/pool.ts";
+import { Scheduler } from "./executor/scheduler.ts";
+import { createWorkerPool } from "./executor/workers/pool.ts";
 import { serviceRoutes } from "./health-routes.ts";
 import { createIdentity, type IdentityOptions } from "./identity/identity.ts";
 import { managePermission } from "./identity/permission.ts";
 import { compareClaims, createClaims } from "./invocations/claims.ts";
-import { createEndings } from "./invocations/completion-waiters.ts";
+import { createCompletionWaiters } from "./invocations/completion-waiters.ts";
 import { endedAmong, findInvocation } from "./invocations/history.ts";
 import { createRefusals } from "./invocations/refusals.ts";
 import { invocationRoutes } from "./invocations/routes.ts";
@@ -49,13 +49,13 @@ import { type PolicyService, policyService } from "./policy/service.ts";
 import { type AdmitStreamOptions, admitConnection, admitStream } from "./proxy/admit-stream.ts";
 import { proxyRoutes } from "./proxy/routes.ts";
 import { sealedSessions } from "./proxy/session-id.ts";
-import { createStreamPath } from "./proxy/stream-handler.ts";
+import { createStreamHandler } from "./proxy/stream-handler.ts";
 import { streamRoutes } from "./proxy/stream-routes.ts";
 import { receiptRoutes } from "./receipts/routes.ts";
 import { receiptService } from "./receipts/service.ts";
 import { type Retention, startRetention } from "./retention.ts";
-import { endUnclaimed } from "./streaming/reaper.ts";
-import { createRoom } from "./streaming/stream-limits.ts";
+import { startReaper } from "./streaming/reaper.ts";
+import { createStreamLimits } from "./streaming/stream-limits.ts";
 import { createStreams, type StreamsDeps } from "./streaming/streams.ts";
 
 /** For the answers that are being sent when everything else has ended, and for what is stored last. */
@@ -169,7 +169,7 @@ export async function startGateway(
   };
 }
 
-interface Parts {
+interface GatewayParts {
   readonly options: GatewayOptions;
   readonly store: Store;
   readonly keyring: Keyring;
@@ -181,18 +181,18 @@ interface Parts {
   readonly admitting: UnderWay;
 }
 
-async function composeGateway(parts: Parts) {
+async function composeGateway(parts: GatewayParts) {
   const { options, store, keyring, log } = parts;
   const { clock } = store;
   const claims = createClaims();
   const refusals = createRefusals({ store, clock, log });
-  const endings = createEndings((keys) => endedAmong(store.read, keys));
+  const endings = createCompletionWaiters((keys) => endedAmong(store.read, keys));
   const pool = upstreamPool(parts);
   const secrets = secretSources(parts);
   const replica = newId("rep", clock.now());
   const resolveCredential = credentialResolver(secrets);
   const ended = (id: string) => endings.announce(id);
-  const dispatcher = new Dispatcher({
+  const dispatcher = new Scheduler({
     store,
     clock,
     log,
@@ -207,7 +207,7 @@ async function composeGateway(parts: Parts) {
   const takeUp = (agentId: string) => dispatcher.take(agentId);
   const { settler, payments } = composePayments({ ...parts, secrets, paid: takeUp, ended });
   const limiter = rateLimiter();
-  const agents = rememberedAgents(store.read);
+  const agents = agentCache(store.read);
   const policy = policyService({ store, clock, log });
   const checks = {
     store,
@@ -259,7 +259,7 @@ async function composeGateway(parts: Parts) {
   };
 }
 
-function managementRoutes({ options, store, keyring, rules }: Parts, agents: RememberedAgents) {
+function managementRoutes({ options, store, keyring, rules }: GatewayParts, agents: AgentCache) {
   const { clock } = store;
   const { agents: agentsMax, credentials: credentialsMax } = options.quotas;
   const usedAt = [agentShutOut, settlementShutOut, paidCallShutOut];
@@ -270,7 +270,7 @@ function managementRoutes({ options, store, keyring, rules }: Parts, agents: Rem
     .use(settlementRoutes({ store, clock, rules }));
 }
 
-function secretSources({ options, store, keyring, trusted }: Parts): ResolverDeps {
+function secretSources({ options, store, keyring, trusted }: GatewayParts): ResolverDeps {
   const { secretsDir, vault } = options;
   return {
     store,
@@ -281,7 +281,7 @@ function secretSources({ options, store, keyring, trusted }: Parts): ResolverDep
   };
 }
 
-type StreamingParts = Pick<Parts, "options" | "store" | "keyring" | "rules" | "decoders" | "log"> &
+type StreamingParts = Pick<GatewayParts, "options" | "store" | "keyring" | "rules" | "decoders" | "log"> &
   Pick<AdmitStreamOptions, "claims"> &
   Pick<StreamsDeps, "resolveCredential" | "ended"> & {
     readonly checks: Omit<AdmitStreamOptions, "claims" | "takePlace" | "owedPlace" | "stopping">;
@@ -304,9 +304,9 @@ function composeStreaming(parts: StreamingParts) {
     deniedTools: policy.deniedTools,
   });
   const { stopping } = streams;
-  const room = createRoom({ agentConcurrency, stopping });
+  const room = createStreamLimits({ agentConcurrency, stopping });
   const admission = { ...checks, replica, claims, takePlace: room.take, owedPlace: room.owed, stopping };
-  const path = createStreamPath({
+  const path = createStreamHandler({
     streams,
     publicUrl,
     findAgent: checks.findAgent,
@@ -320,7 +320,7 @@ function composeStreaming(parts: StreamingParts) {
     routes: streamRoutes(path),
     stop: streams.stop,
     start() {
-      stopLooking = endUnclaimed(unclaimed);
+      stopLooking = startReaper(unclaimed);
     },
     drain(ms: number): Promise<void> {
       stopLooking();
@@ -329,8 +329,8 @@ function composeStreaming(parts: StreamingParts) {
   };
 }
 
-function upstreamPool({ options, decoders, log }: Parts) {
-  return createPool({
+function upstreamPool({ options, decoders, log }: GatewayParts) {
+  return createWorkerPool({
     size: options.workers,
     decoders,
     log,
@@ -345,7 +345,7 @@ function upstreamPool({ options, decoders, log }: Parts) {
   });
 }
 
-type PaymentParts = Pick<Parts, "options" | "store" | "rules" | "log"> &
+type PaymentParts = Pick<GatewayParts, "options" | "store" | "rules" | "log"> &
   Pick<SettlerOptions, "paid" | "ended"> & { readonly secrets: ResolverDeps };
 
 function composePayments({ options, store, rules, log, secrets, paid, ended }: PaymentParts) {

@@ -45,11 +45,11 @@ interface OpenBody {
 }
 
 /** A reader as far as both of the type packages agree on it. */
-interface Reader {
+interface ChunkReader {
   read(): Promise<{ readonly done: boolean; readonly value?: Uint8Array | undefined }>;
 }
 
-async function* rawChunks(reader: Reader): Chunks {
+async function* rawChunks(reader: ChunkReader): Chunks {
   for (;;) {
     const { value } = await reader.read();
     if (value === undefined) return;

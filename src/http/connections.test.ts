@@ -113,7 +113,7 @@ describe("a streamed answer", () => {
     let waits = 0;
     let most = 0;
     const readerOf = (tenant: string) => {
-      const reader = gate.reader(tenant);
+      const reader = gate.of(tenant);
       const add = (bytes: number) => {
         waits += bytes;
         most = Math.max(most, waits);

@@ -82,14 +82,14 @@ interface Dialled {
   readonly arrives: Arrivals;
 }
 
-class Connection {
+class UpstreamConnection {
   readonly place: string;
   readonly tenant: string;
   /** Of those that are kept. */
   readonly weight: number;
   readonly #socket: net.Socket;
   readonly #parser = new ResponseParser();
-  readonly #pool: Pool;
+  readonly #pool: IdleConnections;
   #exchange: Exchange | null = null;
   #isSending = false;
   #isClosed = false;
@@ -98,7 +98,7 @@ class Connection {
   /** Whether any byte has come of the answer to the latest request. */
   isAnswered = false;
 
-  constructor({ socket, arrives }: Dialled, place: string, request: TransportRequest, pool: Pool) {
+  constructor({ socket, arrives }: Dialled, place: string, request: TransportRequest, pool: IdleConnections) {
     this.place = place;
     this.tenant = request.tenant;
     this.weight = request.tlsContext.name === "" ? 1 : OWN_CONTEXT_WEIGHT;
@@ -237,29 +237,29 @@ function dial({ url, address, serverName, tlsContext, signal }: TransportRequest
 }
 
 /** The connections that wait for another request. */
-class Pool {
+class IdleConnections {
   /** By place, the one that has waited shortest last. */
-  readonly #idle = new Map<string, Connection[]>();
-  readonly #kept = tenantCache<Connection, true>(IDLE_MAX, (connection) => connection.end());
+  readonly #idle = new Map<string, UpstreamConnection[]>();
+  readonly #kept = tenantCache<UpstreamConnection, true>(IDLE_MAX, (connection) => connection.end());
 
-  take(place: string): Connection | null {
+  take(place: string): UpstreamConnection | null {
     const connection = this.#idle.get(place)?.at(-1) ?? null;
     if (connection !== null) this.#remove(connection);
     return connection;
   }
 
-  isFree(connection: Connection): void {
+  isFree(connection: UpstreamConnection): void {
     const same = this.#idle.get(connection.place);
     if (same === undefined) this.#idle.set(connection.place, [connection]);
     else same.push(connection);
     this.#kept.set(connection.tenant, connection, true, connection.weight);
   }
 
-  isOver(connection: Connection): void {
+  isOver(connection: UpstreamConnection): void {
     this.#remove(connection);
   }
 
-  #remove(connection: Connection): void {
+  #remove(connection: UpstreamConnection): void {
     this.#kept.delete(connection);
     const same = this.#idle.get(connection.place) ?? [];
     const at = same.lastIndexOf(connection);
@@ -269,12 +269,12 @@ class Pool {
 }
 
 export function openTransport(): Transport {
-  const pool = new Pool();
+  const pool = new IdleConnections();
 
   async function send(request: TransportRequest): Promise<Response> {
     const place = placeOf(request);
     const kept = pool.take(place);
-    const connection = kept ?? new Connection(await dial(request), place, request, pool);
+    const connection = kept ?? new UpstreamConnection(await dial(request), place, request, pool);
     try {
       return await connection.exchange(request);
     } catch (error) {

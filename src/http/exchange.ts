@@ -3,7 +3,7 @@
 
 import { inTurns } from "../concurrency/turns.ts";
 import type { Source } from "./read-ahead.ts";
-import { type Head, type ResponseParser, SLICE_BYTES_MAX } from "./response-parser.ts";
+import { type ResponseHead, type ResponseParser, SLICE_BYTES_MAX } from "./response-parser.ts";
 import { TransportError, type TransportRequest } from "./transport.ts";
 
 /** What has come and is not parsed yet, and in how many parts: while it is more, the connection is not read. */
@@ -21,7 +21,7 @@ export interface ExchangeOptions {
 export class Exchange {
   readonly #options: ExchangeOptions;
   readonly #response = Promise.withResolvers<Response>();
-  #head: Head | null = null;
+  #head: ResponseHead | null = null;
   #isAnswered = false;
   readonly #unparsed: Uint8Array[] = [];
   #unparsedBytes = 0;
@@ -60,7 +60,7 @@ export class Exchange {
     return this.#response.promise;
   }
 
-  get head(): Head | null {
+  get head(): ResponseHead | null {
     return this.#head;
   }
 
@@ -156,12 +156,12 @@ export class Exchange {
     return parts.length > 1 ? Buffer.concat(parts) : (parts[0] ?? null);
   }
 
-  #open(head: Head, isWhole: boolean): void {
+  #open(head: ResponseHead, isWhole: boolean): void {
     this.#head = head;
     if (!isWhole) this.#answer(head, this.#body());
   }
 
-  #answer({ status, fields }: Head, body: Uint8Array | ReadableStream<Uint8Array>): void {
+  #answer({ status, fields }: ResponseHead, body: Uint8Array | ReadableStream<Uint8Array>): void {
     const headers = new Headers();
     for (let at = 0; at + 1 < fields.length; at += 2) headers.append(fields[at] ?? "", fields[at + 1] ?? "");
     const { hasBody } = this.#options.parser;

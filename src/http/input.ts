@@ -2,7 +2,7 @@
 // becomes a Fault that names the field.
 import { type Static, type TSchema, Type } from "@sinclair/typebox";
 import { TypeCompiler, type ValueError, ValueErrorType } from "@sinclair/typebox/compiler";
-import { createFew } from "../concurrency/limiter.ts";
+import { createLimiter } from "../concurrency/limiter.ts";
 import { bodyInSteps } from "../concurrency/run-steps.ts";
 import { during } from "../concurrency/work.ts";
 import { Fault, invalidField } from "../core/fault.ts";
@@ -17,7 +17,11 @@ const JSON_TYPE = /^application\/json\s*(;|$)/i;
 /** Up to here what a body comes to in memory is little. */
 const SMALL_BYTES = 16_384;
 /** One of short texts comes to a hundred times its bytes, with what is made of it and not collected yet (measured). */
-const largeBodies = createFew({ size: 2, waitingMax: 64, tooMany: "too many large bodies are being read" });
+const largeBodies = createLimiter({
+  size: 2,
+  waitingMax: 64,
+  tooMany: "too many large bodies are being read",
+});
 
 interface BodyOptions {
   readonly freeField?: string;

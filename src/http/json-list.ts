@@ -1,9 +1,9 @@
 // An answer that holds a list of things as large as callers have made them. It is made a few things at a time, with
 // turns of the event loop in between. A short one goes out whole; of a long one no more is made than its caller takes,
 // so that slow readers fill no memory.
-import { createFew } from "../concurrency/limiter.ts";
-import { inTurn } from "../concurrency/store-turns.ts";
-import { type Answer, give, type Parts, SMALL_CHARACTERS } from "./large-response.ts";
+import { createLimiter } from "../concurrency/limiter.ts";
+import { inStoreTurns } from "../concurrency/store-turns.ts";
+import { type LargeResponse, type ResponseParts, respondLarge, SMALL_CHARACTERS } from "./large-response.ts";
 
 const PIECE_CHARACTERS = 64 * 1024;
 /** What there is of a long list meanwhile: a piece, and the things that were read with its last one. */
@@ -12,7 +12,7 @@ const LONG_WEIGHT = 512 * 1024;
 const TURN_MS = 2;
 
 /** Each may have read things that are large before it has the turn in which it is weighed. */
-const begun = createFew({ size: 16, tooMany: "too many lists are being made" });
+const begun = createLimiter({ size: 16, tooMany: "too many lists are being made" });
 
 export interface JsonList<T> {
   /** The key of the list. */
@@ -25,12 +25,12 @@ export interface JsonList<T> {
   readonly rest?: Readonly<Record<string, unknown>>;
 }
 
-export function jsonList<T>(answer: Answer, list: JsonList<T>): Promise<Response> {
-  return give(answer, () => begun(answer.tenant, () => beginningOf(answer.tenant, list)));
+export function jsonList<T>(answer: LargeResponse, list: JsonList<T>): Promise<Response> {
+  return respondLarge(answer, () => begun(answer.tenant, () => beginningOf(answer.tenant, list)));
 }
 
 /** Whole when it is short. */
-async function beginningOf<T>(tenant: string, list: JsonList<T>): Promise<string | Parts> {
+async function beginningOf<T>(tenant: string, list: JsonList<T>): Promise<string | ResponseParts> {
   const pieces = piecesOf(tenant, list);
   const first = (await pieces.next()).value ?? "";
   if (first.length >= SMALL_CHARACTERS) return { weight: LONG_WEIGHT, first, pieces };
@@ -63,7 +63,7 @@ async function* piecesOf<T>(
 
   try {
     while (!isDone) {
-      await inTurn(tenant, takeRows);
+      await inStoreTurns(tenant, takeRows);
       if (text.length < enough) continue;
       yield text;
       text = "";

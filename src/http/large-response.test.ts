@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import { Fault } from "../core/fault.ts";
-import { createGiving, type Give, type Parts, piecesOf } from "./large-response.ts";
+import { createLargeResponses, piecesOf, type RespondLarge, type ResponseParts } from "./large-response.ts";
 
 const KIB = 1024;
 const SIZE = 1024 * KIB;
@@ -9,7 +9,7 @@ const LONG = "x".repeat(512 * KIB);
 
 const PIECE = "x".repeat(32 * KIB);
 
-const giving = (waitMsMax = 60_000) => createGiving({ bytesMax: SIZE, waitMsMax });
+const giving = (waitMsMax = 60_000) => createLargeResponses({ bytesMax: SIZE, waitMsMax });
 const asked = (tenant = "acme", signal?: AbortSignal) => ({
   tenant,
   request: new Request("http://localhost/", signal ? { signal } : {}),
@@ -30,7 +30,7 @@ function* failing(): Generator<string, void> {
 }
 
 /** Asks for answers and takes none, until there is no room. Gives how much is held then. */
-async function filled(give: Give, tenant: string): Promise<number> {
+async function filled(give: RespondLarge, tenant: string): Promise<number> {
   for (let held = 0; ; held += PIECE.length) {
     if ((await kindOf(give(asked(tenant), async () => PIECE))) !== "given") return held;
   }
@@ -68,7 +68,7 @@ test("no more of an answer is made than its caller takes", async () => {
   await reader?.cancel();
 });
 
-test.each<[string, Parts["pieces"], (answer: Response) => Promise<unknown>]>([
+test.each<[string, ResponseParts["pieces"], (answer: Response) => Promise<unknown>]>([
   ["has been taken", piecesOf(LONG), (answer) => answer.text()],
   ["is given up by its caller", piecesOf(LONG), async (answer) => answer.body?.cancel()],
   ["fails on its way", failing(), (answer) => answer.text().catch(() => {})],
@@ -159,7 +159,7 @@ test("a wait for room ends: with an answer that says so, or with whoever waits",
 });
 
 test("of many answers that are taken at once, few pieces are made in a turn of the event loop", async () => {
-  const give = createGiving({ bytesMax: 100 * SIZE, waitMsMax: 60_000 });
+  const give = createLargeResponses({ bytesMax: 100 * SIZE, waitMsMax: 60_000 });
   let made = 0;
   function* pieces(): Generator<string, void> {
     for (let left = 20; left > 0; left--) {

@@ -17,18 +17,18 @@ import { SUCCESS } from "./server.ts";
 export const SMALL_CHARACTERS = 16 * 1024;
 const PIECE_CHARACTERS = 64 * 1024;
 
-type Piece = string | Uint8Array;
+type ResponsePiece = string | Uint8Array;
 
 /** What is sent, made as it is taken. */
-export interface Parts {
+export interface ResponseParts {
   /** What it holds meanwhile. */
   readonly weight: number;
   /** What has been made of it already. */
   readonly first?: string;
-  readonly pieces: Generator<Piece, void> | AsyncGenerator<Piece, void>;
+  readonly pieces: Generator<ResponsePiece, void> | AsyncGenerator<ResponsePiece, void>;
 }
 
-export interface Answer {
+export interface LargeResponse {
   /** Whose share it counts to. */
   readonly tenant: string;
   /** Whose signal ends the wait. */
@@ -42,25 +42,28 @@ export interface Answer {
 }
 
 /** JSON, or another text; in parts what is held otherwise than as text. */
-export type Make = () => Promise<string | Parts>;
+export type Make = () => Promise<string | ResponseParts>;
 
 /**
  * An answer of what `make` makes, which is called again if there was no room for it.
  *
  * @throws Fault `unavailable` when the tenant's callers leave no room for long; what `make` throws
  */
-export type Give = (answer: Answer, make: Make) => Promise<Response>;
+export type RespondLarge = (answer: LargeResponse, make: Make) => Promise<Response>;
 
-export interface GivingOptions {
+export interface LargeResponsesOptions {
   readonly bytesMax: number;
   readonly waitMsMax: number;
 }
 
-export function createGiving({ bytesMax, waitMsMax }: GivingOptions): Give {
+export function createLargeResponses({ bytesMax, waitMsMax }: LargeResponsesOptions): RespondLarge {
   const queue = createFairQueue(createFairShare({ size: bytesMax, least: 0 }));
 
   /** What is sent, or what it weighs when there is no room for it. Nobody holds then what was made. */
-  async function tried(room: Room, make: Make): Promise<string | ReadableStream<Uint8Array> | number> {
+  async function tried(
+    room: ResponseShare,
+    make: Make,
+  ): Promise<string | ReadableStream<Uint8Array> | number> {
     const made = await make();
     if (typeof made === "string" && made.length <= SMALL_CHARACTERS) return made;
     const parts = typeof made === "string" ? { weight: made.length, pieces: piecesOf(made) } : made;
@@ -71,7 +74,7 @@ export function createGiving({ bytesMax, waitMsMax }: GivingOptions): Give {
 
   return async ({ tenant, request, weight = 0, ...answer }, make) => {
     const { status = "ok", type = "application/json", headers } = answer;
-    const room = new Room(queue, tenant, () =>
+    const room = new ResponseShare(queue, tenant, () =>
       AbortSignal.any([request.signal, AbortSignal.timeout(waitMsMax)]),
     );
     try {
@@ -93,15 +96,18 @@ export function createGiving({ bytesMax, waitMsMax }: GivingOptions): Give {
   };
 }
 
-export const give = createGiving({ bytesMax: ANSWER_BYTES_MAX, waitMsMax: ANSWER_WAIT_MS_MAX });
+export const respondLarge = createLargeResponses({
+  bytesMax: ANSWER_BYTES_MAX,
+  waitMsMax: ANSWER_WAIT_MS_MAX,
+});
 
 /** An answer that is the JSON of what `look` finds. */
-export function giveJson(answer: Answer, look: () => Promise<unknown>): Promise<Response> {
-  return give(answer, async () => JSON.stringify(await look()));
+export function respondJson(answer: LargeResponse, look: () => Promise<unknown>): Promise<Response> {
+  return respondLarge(answer, async () => JSON.stringify(await look()));
 }
 
 /** What one answer holds of the share. */
-class Room {
+class ResponseShare {
   readonly tenant: string;
   readonly #queue: FairQueue;
   readonly #patience: () => AbortSignal;
@@ -142,7 +148,7 @@ class Room {
 }
 
 /** Each piece in its turn: a socket takes all of a long answer at once, and thousands of them may begin together. */
-function streamed({ first, pieces }: Parts, room: Room): ReadableStream<Uint8Array> {
+function streamed({ first, pieces }: ResponseParts, room: ResponseShare): ReadableStream<Uint8Array> {
   return new ReadableStream<Uint8Array>(
     {
       start(controller) {

@@ -47,7 +47,7 @@ interface Parameter {
   readonly required?: boolean;
 }
 
-interface Content {
+interface ContentDoc {
   /** Left out: bytes of any form. A schema with an `$id` is shown once, under that name. */
   readonly schema?: TSchema;
   /** `application/json` when left out. */
@@ -57,11 +57,11 @@ interface Content {
   readonly examples?: Readonly<Record<string, unknown>>;
 }
 
-interface RequestBody extends Content {
+interface RequestBody extends ContentDoc {
   readonly description?: string;
 }
 
-export interface ResponseDoc extends Content {
+export interface ResponseDoc extends ContentDoc {
   readonly status: keyof typeof SUCCESS;
   readonly description: string;
   /** Name of a header and what it says. */
@@ -169,7 +169,7 @@ function parameters(place: "path" | "query" | "header", given: OperationDoc["que
   });
 }
 
-function content({ schema, mediaType = "application/json", example, examples }: Content) {
+function content({ schema, mediaType = "application/json", example, examples }: ContentDoc) {
   const named = examples && Object.entries(examples).map(([name, value]) => [name, { value }]);
   return {
     [mediaType]: { schema: schema ?? {}, example, examples: named && Object.fromEntries(named) },
@@ -203,7 +203,7 @@ const ErrorBody = Type.Object(
   { $id: "Error", additionalProperties: false },
 );
 
-interface Failure {
+interface FaultDoc {
   readonly description: string;
   /** Left out: the answer has no body. */
   readonly example?: string;
@@ -212,7 +212,7 @@ interface Failure {
 
 const RETRY_AFTER = { "Retry-After": "Whole seconds to wait before the next try." };
 
-const FAILURES: Readonly<Record<FaultKind, Failure>> = {
+const FAILURES: Readonly<Record<FaultKind, FaultDoc>> = {
   invalid_request: {
     description: "The body, a parameter or a header is malformed or breaks a rule.",
     example: "name: required",

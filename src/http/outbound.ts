@@ -8,7 +8,7 @@ import { type HostRules, isExempt } from "../core/host.ts";
 import { literalAddress } from "../core/host-list.ts";
 import { isBadPort } from "../core/ports.ts";
 import { openTransport } from "./connections.ts";
-import type { Reader } from "./read-ahead.ts";
+import type { AnswerReadAhead } from "./read-ahead.ts";
 import { createResolver, type Lookup } from "./resolve.ts";
 import { type ClientIdentity, createTlsContexts } from "./tls-contexts.ts";
 
@@ -41,7 +41,7 @@ export interface OutboundRequest {
   /** Told when the body is not needed any more, unless that never left. It may be told more than once. */
   readonly sent?: (() => void) | undefined;
   /** Whose share what comes of the answer ahead of its reader counts to; without one it counts to nobody's. */
-  readonly ahead?: Reader | undefined;
+  readonly ahead?: AnswerReadAhead | undefined;
 }
 
 export interface Outbound {
@@ -61,7 +61,7 @@ export interface OutboundOptions {
   readonly lookup?: Lookup;
 }
 
-interface Target {
+interface DialTarget {
   readonly url: URL;
   /** The name for SNI and certificate, without the dots at its end (RFC 6066 section 3). */
   readonly serverName: string | null;
@@ -117,7 +117,7 @@ export function lost(error: unknown): OutboundError {
   return new OutboundError("lost", `connection lost: ${errorCode(error)}`);
 }
 
-function toTarget(text: string): Target {
+function toTarget(text: string): DialTarget {
   const url = URL.parse(text);
   if (url === null || (url.protocol !== "http:" && url.protocol !== "https:")) {
     throw new OutboundError("blocked", "not an http or https URL");
@@ -130,7 +130,7 @@ function toTarget(text: string): Target {
 }
 
 /** A transport would add a User-Agent of its own and ask for encodings; `identity` asks for none. */
-function toHeaders(target: Target, pairs: OutboundRequest["headers"]): Headers {
+function toHeaders(target: DialTarget, pairs: OutboundRequest["headers"]): Headers {
   const headers = new Headers({ accept: "*/*", "user-agent": "tollgate", "accept-encoding": "identity" });
   const given = new Set<string>();
   try {

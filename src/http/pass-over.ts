@@ -60,12 +60,12 @@ function closes({ headers }: Request | Response): boolean {
 }
 
 /** A reader as far as both of the type packages agree on it. */
-interface Reader {
+interface RestReader {
   read(): Promise<{ readonly done: boolean; readonly value?: Uint8Array | undefined }>;
   cancel(): Promise<void>;
 }
 
-async function drop(reader: Reader, { bytesMax, msMax, silenceMsMax }: PassOverLimits): Promise<void> {
+async function drop(reader: RestReader, { bytesMax, msMax, silenceMsMax }: PassOverLimits): Promise<void> {
   const giveUp = () => void reader.cancel().catch(() => {});
   const whole = setTimeout(giveUp, msMax);
   const silence = setTimeout(giveUp, silenceMsMax);

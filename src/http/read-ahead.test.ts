@@ -6,7 +6,7 @@ const SIZE = 1024 * KIB;
 
 /** An answer whose connection is read or not, as it is told. */
 function answer(ahead: ReadAhead, tenant: string) {
-  const reader = ahead.reader(tenant);
+  const reader = ahead.of(tenant);
   let isRead = true;
   reader.open({
     pause: () => {

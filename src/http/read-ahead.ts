@@ -11,7 +11,7 @@ export interface Source {
 }
 
 /** The share in it of one answer. */
-export interface Reader {
+export interface AnswerReadAhead {
   /** From now on this connection brings the answer. */
   open(source: Source): void;
   /** Counts what has come, and what of it has been taken: less than none. */
@@ -23,7 +23,7 @@ export interface Reader {
 }
 
 export interface ReadAhead {
-  reader(tenant: string): Reader;
+  of(tenant: string): AnswerReadAhead;
 }
 
 /** A tenant is read on when it may have so much more. */
@@ -31,7 +31,7 @@ const ROOM_BYTES_MIN = 64 * 1024;
 /** So few at a time, since all of them may have much to give. */
 const RESUMED_AT_ONCE = 16;
 
-interface Account {
+interface UnreadAnswer {
   readonly source: Source;
   readonly tenant: string;
   /** What has come and is not taken, and how much of that the share had room for: what has come has come. */
@@ -41,16 +41,16 @@ interface Account {
 }
 
 /** The answers of a tenant that are on their way. */
-interface Tenant {
-  readonly read: Set<Account>;
-  readonly stopped: Set<Account>;
+interface TenantAnswers {
+  readonly read: Set<UnreadAnswer>;
+  readonly stopped: Set<UnreadAnswer>;
   /** What has come of all of them and is not taken. */
   bytes: number;
 }
 
 class Gate {
   readonly #share: FairShare;
-  readonly #tenants = new Map<string, Tenant>();
+  readonly #tenants = new Map<string, TenantAnswers>();
   /** The tenants of which some are stopped. */
   readonly #short = new Set<string>();
   #isScheduled = false;
@@ -59,7 +59,7 @@ class Gate {
     this.#share = createFairShare({ size: bytesMax, least: 0 });
   }
 
-  enter(account: Account): void {
+  enter(account: UnreadAnswer): void {
     const tenant = this.#tenants.get(account.tenant) ?? { read: new Set(), stopped: new Set(), bytes: 0 };
     this.#tenants.set(account.tenant, tenant);
     const isStopped = this.#short.has(account.tenant) && !account.isExempt;
@@ -67,7 +67,7 @@ class Gate {
     if (isStopped) account.source.pause();
   }
 
-  leave(account: Account): void {
+  leave(account: UnreadAnswer): void {
     const tenant = this.#tenants.get(account.tenant);
     tenant?.read.delete(account);
     tenant?.stopped.delete(account);
@@ -75,7 +75,7 @@ class Gate {
     if (tenant?.read.size === 0 && tenant.stopped.size === 0) this.#tenants.delete(account.tenant);
   }
 
-  charge(account: Account, bytes: number): void {
+  charge(account: UnreadAnswer, bytes: number): void {
     const { tenant } = account;
     account.bytes += bytes;
     const all = this.#tenants.get(tenant);
@@ -95,7 +95,7 @@ class Gate {
     this.#resumeSoon();
   }
 
-  exempt(account: Account): void {
+  exempt(account: UnreadAnswer): void {
     account.isExempt = true;
     const tenant = this.#tenants.get(account.tenant);
     if (tenant?.stopped.has(account)) resume(tenant, account);
@@ -131,7 +131,7 @@ class Gate {
   }
 
   /** One by one, whatever others hold, where nothing of the tenant is left to be taken: so it waits for nobody but itself. */
-  #resumeOf(name: string, tenant: Tenant): boolean {
+  #resumeOf(name: string, tenant: TenantAnswers): boolean {
     const hasRoom = this.#share.roomOf(name) >= ROOM_BYTES_MIN;
     if (!hasRoom && tenant.bytes > 0) return false;
     let left = hasRoom ? RESUMED_AT_ONCE : 1;
@@ -143,7 +143,7 @@ class Gate {
   }
 }
 
-function resume({ read, stopped }: Tenant, account: Account): void {
+function resume({ read, stopped }: TenantAnswers, account: UnreadAnswer): void {
   stopped.delete(account);
   read.add(account);
   account.source.resume();
@@ -152,8 +152,8 @@ function resume({ read, stopped }: Tenant, account: Account): void {
 export function createReadAhead(bytesMax: number): ReadAhead {
   const gate = new Gate(bytesMax);
   return {
-    reader(tenant) {
-      let account: Account | null = null;
+    of(tenant) {
+      let account: UnreadAnswer | null = null;
       const close = () => {
         if (account !== null) gate.leave(account);
         account = null;

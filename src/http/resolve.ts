@@ -1,7 +1,7 @@
 // Dial-time resolution: a host name becomes the addresses that may be dialled, or a reason why not. The answers
 // that were judged are the ones that get dialled, so a name that changes its answers later gains nothing.
 import { withDeadline } from "../concurrency/deadline.ts";
-import { createFew } from "../concurrency/limiter.ts";
+import { createLimiter } from "../concurrency/limiter.ts";
 import { tenantCache } from "../concurrency/tenant-cache.ts";
 import { afterShared } from "../concurrency/turns.ts";
 import { type HostRules, isDeniedName, mayDial } from "../core/host.ts";
@@ -55,7 +55,7 @@ export function createResolver(options: ResolveOptions): Resolve {
   const known = tenantCache<string, { readonly resolution: Resolution; readonly until: number }>(
     CACHED_NAMES_MAX,
   );
-  const few = createFew({ size: LOOKUPS_MAX, tooMany: "too many names are being looked up" });
+  const few = createLimiter({ size: LOOKUPS_MAX, tooMany: "too many names are being looked up" });
   /** By tenant, or one would wait where another does. */
   const underWay = new Map<string, Promise<Resolution>>();
 

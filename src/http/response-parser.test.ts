@@ -1,6 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { type Head, ResponseParser, SLICE_BYTES_MAX } from "./response-parser.ts";
+import { type ResponseHead, ResponseParser, SLICE_BYTES_MAX } from "./response-parser.ts";
 
 const bytesOf = (text: string) => new Uint8Array(Buffer.from(text, "latin1"));
 const latin1 = (bytes: Uint8Array) => Buffer.from(bytes).toString("latin1");
@@ -10,7 +10,7 @@ const parser = new ResponseParser();
 function parsed(text: string, lengths: readonly number[] = [SLICE_BYTES_MAX], method = "POST") {
   const bytes = bytesOf(text);
   parser.begin(method);
-  let head: Head | null = null;
+  let head: ResponseHead | null = null;
   let body = "";
   let [at, slices] = [0, 0];
   while (at < bytes.length) {

@@ -34,15 +34,15 @@ const SET_BYTES_MIN = 32;
 
 const NOTHING = Buffer.alloc(0);
 
-export interface Head {
+export interface ResponseHead {
   readonly status: number;
   /** Names and values in turn, as they came. */
   readonly fields: readonly string[];
 }
 
-export interface Parsed {
+export interface ParsedSlice {
   /** When these bytes have completed it. */
-  readonly head: Head | null;
+  readonly head: ResponseHead | null;
   /** What these bytes hold of the body. */
   readonly body: Uint8Array | null;
   /** A code tells what breaks the protocol or a limit; all before it holds. */
@@ -102,7 +102,7 @@ export class ResponseParser {
   #trailerBytes = 0;
   #interim = 0;
   #status = 0;
-  #head: Head | null = null;
+  #head: ResponseHead | null = null;
   #body: Uint8Array | null = null;
   #bodyBytes = 0;
   #isWhole = false;
@@ -123,7 +123,7 @@ export class ResponseParser {
   }
 
   /** @param slice no more than SLICE_BYTES_MAX; it must stay as it is, for the body may be a view of it */
-  parse(slice: Uint8Array): Parsed {
+  parse(slice: Uint8Array): ParsedSlice {
     const { memory, llhttp_execute, llhttp_get_error_pos } = this.#llhttp;
     new Uint8Array(memory.buffer, input, slice.length).set(slice);
     this.#slice = Buffer.from(slice.buffer, slice.byteOffset, slice.length);
@@ -160,7 +160,7 @@ export class ResponseParser {
     this.#llhttp.llhttp_free(this.#pointer);
   }
 
-  #stateOf(result: number): Parsed["state"] {
+  #stateOf(result: number): ParsedSlice["state"] {
     if (this.#isWhole) return "whole";
     if (this.#refusal !== null) return { code: this.#refusal };
     if (result !== OK) return { code: "InvalidHTTPResponse" };

@@ -1,4 +1,4 @@
-// The HTTP edge of both wings: it numbers every request, lets only known callers at what is guarded, maps every
+// The HTTP edge of both services: it numbers every request, lets only known callers at what is guarded, maps every
 // Fault to a status in the one table there is, and writes the access log. Routes themselves only know Faults.
 import { Elysia, NotFoundError } from "elysia";
 import type { Caller } from "../core/caller.ts";
@@ -194,7 +194,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
   let draining = false;
 
   /** Lets a known caller in, when it is its turn. */
-  async function enter(known: Guard<C>, request: Request, told: Told): Promise<void> {
+  async function enter(known: Guard<C>, request: Request, told: RequestContext): Promise<void> {
     const { original, path, requestId, fields, holdOpen } = told;
     const seen = known.identify(original);
     const caller = seen instanceof Promise ? await seen : seen;
@@ -215,7 +215,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
     known.permit?.(caller, original.method, path);
   }
 
-  async function respond(request: Request, told: Told): Promise<Response> {
+  async function respond(request: Request, told: RequestContext): Promise<Response> {
     const { path } = told;
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
     if (guard?.covers(path)) await enter(guard, request, told);
@@ -235,7 +235,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
       const asked = request.headers.get("x-request-id");
       const requestId = asked !== null && REQUEST_ID.test(asked) ? asked : crypto.randomUUID();
       const fields: Fields = { method: original.method, path: shownPath(path), request_id: requestId };
-      const told: Told = { original, path, requestId, fields, holdOpen, known: STRANGERS };
+      const told: RequestContext = { original, path, requestId, fields, holdOpen, known: STRANGERS };
       let response: Response;
       try {
         response = await respond(request, told);
@@ -270,7 +270,7 @@ const holdNothing = () => {};
 /** The fields of a request's line in the log, which one object gathers while the request is answered. */
 type Fields = Record<string, string | number>;
 
-interface Told {
+interface RequestContext {
   /** As the server gave it, for whoever knows it by that. */
   readonly original: Request;
   readonly path: string;
@@ -281,7 +281,7 @@ interface Told {
   known: string;
 }
 
-function failed(error: unknown, { fields, known }: Told, log: Log): Response {
+function failed(error: unknown, { fields, known }: RequestContext, log: Log): Response {
   const fault = error instanceof Fault ? error : new Fault("internal", "unexpected", { cause: error });
   if (fault.kind === "internal") log.error("request failed", { ...fields, error: fault });
   if (fault.kind === "unavailable" && fault.cause !== undefined && known !== STRANGERS) {

@@ -1,5 +1,5 @@
 // What carries a request to the address that it is pinned to.
-import type { Reader } from "./read-ahead.ts";
+import type { AnswerReadAhead } from "./read-ahead.ts";
 import type { TlsContext } from "./tls-contexts.ts";
 
 export interface TransportRequest {
@@ -19,7 +19,7 @@ export interface TransportRequest {
   /** Told when the body is not needed any more: it has left, or never will. It may be told more than once. */
   readonly sent?: (() => void) | undefined;
   /** Whose share what comes of the answer ahead of its reader counts to; without one it counts to nobody's. */
-  readonly ahead?: Reader | undefined;
+  readonly ahead?: AnswerReadAhead | undefined;
 }
 
 /** What an exchange without an answer, or with half of one, comes to. */

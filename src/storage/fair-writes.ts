@@ -1,6 +1,6 @@
 // Writes that wait for others of their tenant, on the row of a total: few at a time, shared out by tenant, so that one
 // who makes many at once takes neither all connections of Postgres nor all of a group of SQLite.
-import { createFew } from "../concurrency/limiter.ts";
+import { createLimiter } from "../concurrency/limiter.ts";
 import type { Store, Tx } from "./store.ts";
 
 /** A tenant alone has seven eighths of these. On SQLite the writes of a moment share one commit, so there are more. */
@@ -10,6 +10,6 @@ export type FairWrite = <T>(tenant: string, work: (tx: Tx) => Promise<T>) => Pro
 
 /** @returns `store.write`, in turn; throws Fault `unavailable` too when its turn does not come for long */
 export function fairWrites({ write, dialect }: Pick<Store, "write" | "dialect">): FairWrite {
-  const few = createFew({ size: AT_ONCE[dialect], tooMany: "too many changes at once" });
+  const few = createLimiter({ size: AT_ONCE[dialect], tooMany: "too many changes at once" });
   return (tenant, work) => few(tenant, () => write(work));
 }

@@ -20,7 +20,7 @@ const WAITING_MAX = 20_000;
 const BUSY_MS_MAX = 4_000;
 const BUSY_RETRY_MS = 20;
 
-interface Waiting {
+interface WaitingWrite {
   run(tx: Tx): Promise<unknown>;
   resolve(value: unknown): void;
   reject(error: unknown): void;
@@ -64,18 +64,18 @@ class WorkFailed extends Error {}
 
 /** The failure of one work undid the others with it, which may yet do better without that one. */
 class GroupLost extends Error {
-  readonly work: Waiting;
+  readonly work: WaitingWrite;
 
-  constructor(work: Waiting, cause: unknown) {
+  constructor(work: WaitingWrite, cause: unknown) {
     super("the transaction was rolled back", { cause });
     this.work = work;
   }
 }
 
 /** What a group came to: how to answer the works that are done, and which have to run in another group. */
-interface Outcome {
+interface GroupOutcome {
   readonly answers: readonly (() => void)[];
-  readonly again: readonly Waiting[];
+  readonly again: readonly WaitingWrite[];
   /** Whether the next group needs a savepoint for each work. */
   readonly apart?: boolean;
 }
@@ -83,11 +83,11 @@ interface Outcome {
 function groupRunner({ writer, db, tables, now, log, groupMs = GROUP_MS_MAX }: GroupOptions) {
   const sql = statements(writer);
 
-  const perform = (work: Waiting, count: Tx["count"]) =>
+  const perform = (work: WaitingWrite, count: Tx["count"]) =>
     work.run({ db, tables, now, count, lock: async () => {} });
 
   /** Runs one work, whose failure is the whole group's, and gives back how to answer it after the commit. */
-  async function runTogether(work: Waiting, total: Counts): Promise<() => void> {
+  async function runTogether(work: WaitingWrite, total: Counts): Promise<() => void> {
     try {
       const value = await perform(work, (...count) => addCount(total, ...count));
       return () => work.resolve(value);
@@ -97,7 +97,7 @@ function groupRunner({ writer, db, tables, now, log, groupMs = GROUP_MS_MAX }: G
   }
 
   /** Runs one work in its savepoint and gives back how to answer it after the commit. */
-  async function runApart(work: Waiting, total: Counts): Promise<() => void> {
+  async function runApart(work: WaitingWrite, total: Counts): Promise<() => void> {
     const counts: Parameters<Tx["count"]>[] = [];
     sql.save.run();
     try {
@@ -130,7 +130,7 @@ function groupRunner({ writer, db, tables, now, log, groupMs = GROUP_MS_MAX }: G
       sql.begin.run();
     },
     /** Runs as many works as fit into the time of a group, and commits. Never throws. */
-    async run(group: readonly Waiting[], apart: boolean): Promise<Outcome> {
+    async run(group: readonly WaitingWrite[], apart: boolean): Promise<GroupOutcome> {
       const runWork = apart ? runApart : runTogether;
       const startedAt = performance.now();
       const late = startedAt + groupMs;
@@ -159,7 +159,7 @@ function groupRunner({ writer, db, tables, now, log, groupMs = GROUP_MS_MAX }: G
 }
 
 /** Nothing of the group was stored: who is told so, and who runs again. */
-function afterFailure(thrown: unknown, group: readonly Waiting[], ran: number): Outcome {
+function afterFailure(thrown: unknown, group: readonly WaitingWrite[], ran: number): GroupOutcome {
   if (thrown instanceof WorkFailed) return { answers: [], again: group, apart: true };
   if (thrown instanceof GroupLost) {
     const { work: lost, cause } = thrown;
@@ -182,7 +182,7 @@ function isBusy(error: unknown): boolean {
 
 export function groupCommit(options: GroupOptions): GroupCommit {
   const runner = groupRunner(options);
-  let waiting: Waiting[] = [];
+  let waiting: WaitingWrite[] = [];
   let scheduled = false;
   let closed = false;
   let apart = false;

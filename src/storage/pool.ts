@@ -15,7 +15,7 @@ const WAITING_MAX = 20_000;
 /** Runs one statement, its values at $1, $2 and so on. */
 type RunQuery = (query: string, values: unknown[], rows: "arrays" | "objects") => Promise<unknown[]>;
 
-export interface Connection {
+export interface DatabaseConnection {
   readonly db: Queries;
   readonly query: RunQuery;
   run(statement: string, values?: unknown[]): Promise<void>;
@@ -26,12 +26,12 @@ export interface Connection {
   readonly abandoned: boolean;
 }
 
-interface PoolOptions {
+interface ConnectionPoolOptions {
   readonly max: number;
   readonly readOnly: boolean;
 }
 
-export interface Pool {
+export interface ConnectionPool {
   /**
    * Runs `task` with a connection of its own. It may have been lost while it lay idle: then the first statement
    * fails, and the next connection will be a new one.
@@ -39,7 +39,7 @@ export interface Pool {
    * @param until by performance.now(): a task that is late then loses its connection.
    * @throws Fault `unavailable` when no connection can be had in time.
    */
-  use<T>(until: number, task: (connection: Connection) => Promise<T>): Promise<T>;
+  use<T>(until: number, task: (connection: DatabaseConnection) => Promise<T>): Promise<T>;
   /** Refuses further tasks, and waits for those that run as long as `until`. */
   close(until: number): Promise<void>;
 }
@@ -100,7 +100,7 @@ export function postgresQueries(run: RunQuery): Queries {
   ) as unknown as Queries;
 }
 
-function hold(client: SQL, reserved: ReservedSQL): Connection {
+function hold(client: SQL, reserved: ReservedSQL): DatabaseConnection {
   const query: RunQuery = async (text, values, rows) => {
     try {
       const running = reserved.unsafe(text, values);
@@ -154,7 +154,7 @@ function places(max: number) {
   };
 }
 
-async function connect(databaseUrl: string, readOnly: boolean, until: number): Promise<Connection> {
+async function connect(databaseUrl: string, readOnly: boolean, until: number): Promise<DatabaseConnection> {
   const client = postgresClient(databaseUrl, readOnly);
   try {
     return hold(client, await within(until - performance.now(), client.reserve()));
@@ -165,12 +165,15 @@ async function connect(databaseUrl: string, readOnly: boolean, until: number): P
   }
 }
 
-export function connectionPool(databaseUrl: string, { max, readOnly }: PoolOptions): Pool {
+export function connectionPool(
+  databaseUrl: string,
+  { max, readOnly }: ConnectionPoolOptions,
+): ConnectionPool {
   const seats = places(max);
-  const idle: Connection[] = [];
+  const idle: DatabaseConnection[] = [];
   let closed = false;
 
-  function giveBack(connection: Connection): void {
+  function giveBack(connection: DatabaseConnection): void {
     if (!connection.abandoned && !closed) {
       idle.push(connection);
       return;

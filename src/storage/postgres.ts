@@ -17,7 +17,13 @@ import {
   startProblem,
 } from "./failures.ts";
 import { migratePostgres } from "./migrate.ts";
-import { type Connection, connectionPool, type Pool, postgresClient, postgresQueries } from "./pool.ts";
+import {
+  type ConnectionPool,
+  connectionPool,
+  type DatabaseConnection,
+  postgresClient,
+  postgresQueries,
+} from "./pool.ts";
 import type { Reader, Store, Tx } from "./store.ts";
 
 /** Together they leave room for several replicas below Postgres's usual limit of 100. */
@@ -39,7 +45,7 @@ interface PostgresOptions {
   readonly callMsMax?: number;
 }
 
-type Task<T> = (tx: Tx, connection: Connection) => Promise<T>;
+type Task<T> = (tx: Tx, connection: DatabaseConnection) => Promise<T>;
 
 const tables = defineSchema(columns.postgres);
 
@@ -47,7 +53,7 @@ const NOW = "(extract(epoch from clock_timestamp()) * 1000)::bigint";
 const now = sql<number>`${sql.raw(NOW)}`.mapWith(Number);
 
 /** One statement for all totals; its rows are locked in their order, which is the same everywhere. */
-async function flush(connection: Connection, counts: Counts): Promise<void> {
+async function flush(connection: DatabaseConnection, counts: Counts): Promise<void> {
   const changed = changedCounts(counts);
   if (changed.length === 0) return;
   const shard = Math.floor(Math.random() * COUNT_SHARDS);
@@ -62,7 +68,11 @@ async function flush(connection: Connection, counts: Counts): Promise<void> {
 }
 
 /** What stands between `begin` and `commit`. Undoes it all when anything fails. */
-async function transaction<T>(connection: Connection, task: Task<T>, onCommit: () => void): Promise<T> {
+async function transaction<T>(
+  connection: DatabaseConnection,
+  task: Task<T>,
+  onCommit: () => void,
+): Promise<T> {
   const counts: Counts = new Map();
   try {
     const value = await task(
@@ -89,7 +99,7 @@ async function transaction<T>(connection: Connection, task: Task<T>, onCommit: (
 }
 
 /** Runs `task` in a transaction; once more when it was undone for the sake of another, or had not begun. */
-async function write<T>(writers: Pool, callMsMax: number, task: Task<T>): Promise<T> {
+async function write<T>(writers: ConnectionPool, callMsMax: number, task: Task<T>): Promise<T> {
   const until = performance.now() + callMsMax;
   for (let attempt = 1; ; attempt += 1) {
     let begun = false;
@@ -112,7 +122,11 @@ async function write<T>(writers: Pool, callMsMax: number, task: Task<T>): Promis
 }
 
 /** One query outside transactions; once more when the connection was lost, for reading twice does no harm. */
-async function read(readers: Pool, callMsMax: number, ...query: Parameters<Connection["query"]>) {
+async function read(
+  readers: ConnectionPool,
+  callMsMax: number,
+  ...query: Parameters<DatabaseConnection["query"]>
+) {
   const until = performance.now() + callMsMax;
   for (let attempt = 1; ; attempt += 1) {
     try {
@@ -146,7 +160,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
   const writers = connectionPool(options.databaseUrl, { max: WRITERS_MAX, readOnly: false });
   const readers = connectionPool(options.databaseUrl, { max: READERS_MAX, readOnly: true });
   const firstReaders = connectionPool(options.databaseUrl, { max: FIRST_READERS_MAX, readOnly: true });
-  const readerOf = (pool: Pool): Reader => ({
+  const readerOf = (pool: ConnectionPool): Reader => ({
     db: postgresQueries((...query) => read(pool, callMsMax, ...query)),
     tables,
   });

@@ -156,14 +156,14 @@ class Excerpt {
 }
 
 /** Of a member that is being read at one of the two levels. */
-interface Level {
+interface FollowedLevel {
   readonly followed: FollowedKeys;
   key: string | null;
   member: Member | null;
   start: number;
 }
 
-function levelOf(followed: FollowedKeys): Level {
+function levelOf(followed: FollowedKeys): FollowedLevel {
   return { followed, key: null, member: null, start: 0 };
 }
 
@@ -174,8 +174,8 @@ export function followedKeys(...keys: string[]): FollowedKeys {
 export class JsonFollower {
   readonly #followed: Followed;
   readonly #handler: MemberHandler;
-  readonly #top: Level;
-  readonly #inner: Level;
+  readonly #top: FollowedLevel;
+  readonly #inner: FollowedLevel;
   readonly #excerpt = new Excerpt();
   /** Whether what is open at each depth is an object. */
   readonly #isObject: boolean[] = [];
@@ -215,7 +215,7 @@ export class JsonFollower {
   }
 
   /** The level whose members are being read now, if it is one that is told of. */
-  #level(): Level | null {
+  #level(): FollowedLevel | null {
     if (this.#depth === 1) return this.#top;
     return this.#depth === 2 && this.#isInside ? this.#inner : null;
   }
@@ -289,7 +289,7 @@ export class JsonFollower {
     else this.#state = afterByte(SIGNED, byte);
   }
 
-  #valueBegins(level: Level, key: string, at: number): void {
+  #valueBegins(level: FollowedLevel, key: string, at: number): void {
     level.start = this.#offset + at;
     level.member = null;
     if (level === this.#top) this.#handler.begins(key, level.start);

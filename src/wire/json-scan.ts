@@ -4,7 +4,7 @@
 
 import { atOnce, type Steps } from "../concurrency/steps.ts";
 import { ScanError, spaceEnd } from "./json-bytes.ts";
-import { type Item, LEFT, type Listed, Scan } from "./json-scanner.ts";
+import { LEFT, type Listed, Scan, type ScannedItem } from "./json-scanner.ts";
 import { createProbe, type Finding, toFinding, type Watched } from "./watched-keys.ts";
 
 const OPEN_BRACKET = 0x5b;
@@ -24,7 +24,7 @@ export interface Outline {
 
 export interface Items {
   /** Where the items stand. */
-  readonly items: readonly Item[];
+  readonly items: readonly ScannedItem[];
   /** The index after the array; -1 when it does not end properly. */
   readonly end: number;
   readonly problem: Outline["problem"] | "too many";

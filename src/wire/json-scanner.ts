@@ -43,14 +43,14 @@ const FALSE = encoder.encode("false");
 const NULL = encoder.encode("null");
 const NOTHING: readonly Probe[] = [];
 
-export interface Item extends Span {
+export interface ScannedItem extends Span {
   /** Of the watched keys, where the item is an object. */
   readonly findings: readonly Finding[];
 }
 
 /** The items of the outermost array. */
 export interface Listed {
-  readonly items: Item[];
+  readonly items: ScannedItem[];
   readonly most: number;
   readonly watched: readonly Watched[];
 }
@@ -76,7 +76,7 @@ const NEXT = 1;
 const COLON_NEXT = 2;
 const VALUE_NEXT = 3;
 const AFTER_VALUE = 4;
-type Place = 0 | 1 | 2 | 3 | 4;
+type ScanState = 0 | 1 | 2 | 3 | 4;
 
 /** The parts of a number that have digits. */
 const WHOLE = 0;
@@ -99,7 +99,7 @@ function pass(bytes: Uint8Array, at: number, byte: number): number {
  * Whether the byte ends what it is in. A number at the very end of a cut-off text may itself be cut, so a member counts
  * once what is behind it is seen.
  */
-function closes(byte: number | undefined, end: number, place: Place, member: Noted | null): boolean {
+function closes(byte: number | undefined, end: number, place: ScanState, member: Noted | null): boolean {
   if (byte !== end || (place !== FIRST && place !== AFTER_VALUE)) return false;
   noteMember(member);
   return true;
@@ -159,7 +159,13 @@ export class Scan {
     return this.#members(start + 1, depth, probes, FIRST, null);
   }
 
-  #members(from: number, depth: number, probes: readonly Probe[], first: Place, given: Noted | null): number {
+  #members(
+    from: number,
+    depth: number,
+    probes: readonly Probe[],
+    first: ScanState,
+    given: Noted | null,
+  ): number {
     const bytes = this.#bytes;
     let at = from;
     let place = first;
@@ -208,7 +214,7 @@ export class Scan {
     at: number,
     depth: number,
     probes: readonly Probe[],
-    place: Place,
+    place: ScanState,
     member: Noted | null,
   ): number {
     return this.#leave((end) => {
@@ -229,7 +235,7 @@ export class Scan {
     return this.#items(start + 1, depth, FIRST, null);
   }
 
-  #items(from: number, depth: number, first: Place, given: Noted | null): number {
+  #items(from: number, depth: number, first: ScanState, given: Noted | null): number {
     const bytes = this.#bytes;
     const listed = depth === 0 ? this.#listed : null;
     let at = from;
@@ -252,7 +258,7 @@ export class Scan {
     }
   }
 
-  #leaveItems(at: number, depth: number, place: Place, item: Noted | null): number {
+  #leaveItems(at: number, depth: number, place: ScanState, item: Noted | null): number {
     return this.#leave((end) => {
       if (at === LEFT) this.#endItem(item, end);
       return this.#items(at === LEFT ? end : at, depth, place, item);

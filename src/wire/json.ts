@@ -23,7 +23,7 @@ export function parseJson(bytes: Uint8Array, freeField: string | null = null): u
 
 /** The same in steps, the first of which does all there is to do for a small text. */
 export function* readJson(bytes: Uint8Array, freeField: string | null = null): Steps<unknown> {
-  const reader = new Reader(decodeUtf8(bytes), freeField);
+  const reader = new JsonReader(decodeUtf8(bytes), freeField);
   while (reader.step()) yield;
   return reader.value;
 }
@@ -53,9 +53,9 @@ const WORDS: readonly (readonly [string, unknown])[] = [
 ];
 
 /** What may come next. */
-type Place = "value" | "item or end" | "key" | "key or end" | "colon" | "comma or end" | "nothing";
+type ExpectedNext = "value" | "item or end" | "key" | "key or end" | "colon" | "comma or end" | "nothing";
 
-interface Level {
+interface JsonLevel {
   readonly array: unknown[] | null;
   readonly object: Record<string, unknown>;
   /** The keys seen so far. */
@@ -66,15 +66,15 @@ interface Level {
   key: string;
 }
 
-class Reader {
+class JsonReader {
   value: unknown;
   readonly #text: string;
   readonly #freeField: string | null;
-  readonly #levels: Level[] = [];
-  #level: Level | undefined;
+  readonly #levels: JsonLevel[] = [];
+  #level: JsonLevel | undefined;
   #freeValues = 0;
   #at = 0;
-  #place: Place = "value";
+  #place: ExpectedNext = "value";
 
   constructor(text: string, freeField: string | null) {
     this.#text = text;
@@ -124,7 +124,7 @@ class Reader {
     }
   }
 
-  #pass(next: Place): void {
+  #pass(next: ExpectedNext): void {
     this.#at++;
     this.#place = next;
   }

@@ -6,7 +6,7 @@ import { hasControls } from "../core/text.ts";
 import { objectOutline, skipSpaceInSteps } from "./json-scan.ts";
 import { type Finding, type Span, watch } from "./watched-keys.ts";
 
-export interface RpcRequest extends Judged {
+export interface RpcRequest extends MessageFacts {
   readonly ok: true;
   readonly method: string;
   /** Where the id stands. */
@@ -14,7 +14,7 @@ export interface RpcRequest extends Judged {
 }
 
 /** What is read of a message that has a method. */
-export interface Judged {
+export interface MessageFacts {
   /** `params.name` of a `tools/call`. */
   readonly tool: string | null;
   /** The protocol version that the message itself names in `params._meta` (protocol 2026-07-28 and later). */
@@ -98,14 +98,14 @@ export function readMethod(body: Uint8Array, method: Finding | undefined): strin
   return isCalling && name !== TOOLS_CALL ? problem(`method: must be ${TOOLS_CALL} in lower case`) : name;
 }
 
-const NO_PARAMS: Judged = { tool: null, protocolVersion: null, params: [] };
+const NO_PARAMS: MessageFacts = { tool: null, protocolVersion: null, params: [] };
 
 /** The params of a message that has a method. */
 export function judgeParams(
   body: Uint8Array,
   method: string,
   params: Finding | undefined,
-): Judged | RpcProblem {
+): MessageFacts | RpcProblem {
   if (params?.value == null) return NO_PARAMS;
   const isCall = method === TOOLS_CALL;
   if (isCall && body[params.value.start] !== OPEN_BRACE) return problem("params: must be an object");

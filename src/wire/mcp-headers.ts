@@ -155,23 +155,23 @@ function decode(value: string): string | null {
 
 /** What the arguments are, gathered once however many headers speak of them. */
 interface Arguments {
-  readonly all: Values;
+  readonly all: HeaderValues;
   /** By their folded names. */
-  readonly named: ReadonlyMap<string, Values>;
+  readonly named: ReadonlyMap<string, HeaderValues>;
 }
 
-interface Values {
+interface HeaderValues {
   readonly numbers: Set<number>;
   /** Of all that are no numbers. */
   readonly texts: Set<string>;
 }
 
-const noValues = (): Values => ({ numbers: new Set(), texts: new Set() });
+const noValues = (): HeaderValues => ({ numbers: new Set(), texts: new Set() });
 
 /** What stands in objects alone: headers never speak of the items of a list. */
 function argumentsOf(given: unknown): Arguments {
   const all = noValues();
-  const named = new Map<string, Values>();
+  const named = new Map<string, HeaderValues>();
   const left: [key: string, value: unknown][] = [["", given]];
   for (let next = left.pop(); next !== undefined; next = left.pop()) {
     const [key, value] = next;

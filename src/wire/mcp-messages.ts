@@ -84,9 +84,9 @@ const NO_MESSAGE = problem("must be a JSON-RPC message object");
 
 const RESPONSE: RpcMessage = { method: null, tool: null, isCall: false, protocolVersion: null, params: [] };
 
-type Parsed = { readonly ok: true; readonly value: RpcMessage } | RpcProblem;
+type ParsedMessage = { readonly ok: true; readonly value: RpcMessage } | RpcProblem;
 
-function judgeMessage(body: Uint8Array, findings: readonly Finding[]): Parsed {
+function judgeMessage(body: Uint8Array, findings: readonly Finding[]): ParsedMessage {
   for (const [index, { key }] of KEYS.entries()) {
     const ambiguity = ambiguityOf(key, findings[index]);
     if (ambiguity !== null) return problem(ambiguity);

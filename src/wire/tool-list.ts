@@ -5,7 +5,7 @@ import { createPace, type Pace } from "../concurrency/pace.ts";
 import type { Steps } from "../concurrency/steps.ts";
 import { POLICY_ENTRY_CHARACTERS_MAX } from "../core/limits.ts";
 import { arrayOutline, objectOutline, skipSpaceInSteps } from "./json-scan.ts";
-import type { Item } from "./json-scanner.ts";
+import type { ScannedItem } from "./json-scanner.ts";
 import { type Finding, type Span, watch } from "./watched-keys.ts";
 
 const ANSWER_KEYS = [watch("result", watch("tools"))];
@@ -89,8 +89,8 @@ function toolsOf(text: Uint8Array, result: Finding | undefined): Span | null {
 /** Adds each denied item with the comma that parts it from what stays. */
 function* cut(
   cuts: Span[],
-  items: readonly Item[],
-  isDenied: (item: Item) => boolean,
+  items: readonly ScannedItem[],
+  isDenied: (item: ScannedItem) => boolean,
   pace: Pace,
 ): Steps<void> {
   let hasKept = false;
@@ -110,7 +110,7 @@ function* cut(
 /** Of equal keys the last one counts, and one in another letter case does not. */
 function isToolDenied(
   text: Uint8Array,
-  { findings: [found] }: Item,
+  { findings: [found] }: ScannedItem,
   isDenied: (tool: string) => boolean,
 ): boolean {
   const name = found?.value ?? null;

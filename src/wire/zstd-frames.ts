@@ -35,7 +35,7 @@ const BLOCK_RESERVED = 3;
 /** What is read next, as far as its bytes are needed for that. */
 type Field = "magic" | "descriptor" | "header" | "skippable length" | "block";
 
-interface Header {
+interface FrameHeader {
   readonly isSingleSegment: boolean;
   readonly hasChecksum: boolean;
   readonly dictionaryIdBytes: number;
@@ -43,7 +43,7 @@ interface Header {
   readonly bytes: number;
 }
 
-function headerOf(descriptor: number): Header {
+function headerOf(descriptor: number): FrameHeader {
   if ((descriptor & 0b1000) !== 0) throw new NotZstd("a reserved bit is set");
   const isSingleSegment = (descriptor & 0b10_0000) !== 0;
   const sizeFlag = descriptor >> 6;
@@ -64,7 +64,7 @@ function littleEndian(bytes: readonly number[]): number {
 }
 
 /** @param bytes of the header, from the window descriptor on */
-function windowOf(header: Header, bytes: readonly number[]): number {
+function windowOf(header: FrameHeader, bytes: readonly number[]): number {
   if (header.isSingleSegment) {
     const size = littleEndian(bytes.slice(header.dictionaryIdBytes));
     return header.contentSizeBytes === 2 ? size + 256 : size;
@@ -88,7 +88,7 @@ class Frames implements ZstdFrames {
   #isSkipped = false;
   /** From the magic number on, until it is known whose it is. */
   #held: number[] = [];
-  #header: Header | null = null;
+  #header: FrameHeader | null = null;
 
   get isBetweenFrames(): boolean {
     return this.#field === "magic" && this.#come.length === 0 && this.#rest === 0;

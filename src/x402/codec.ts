@@ -11,11 +11,11 @@ import { parseJson } from "../wire/json.ts";
 import {
   addressIn,
   authorizationIn,
+  type FieldScope,
   lowerHex,
   nameIn,
   objectIn,
   outermost,
-  type Place,
   secondsIn,
   signatureIn,
   textIn,
@@ -36,7 +36,7 @@ export interface SettleRequest {
 }
 
 /** What a version 2 payment says that it answers, in the words of version 1. */
-export interface Accepted {
+export interface AcceptedTerms {
   readonly scheme: string;
   readonly network: string;
   readonly amount: bigint;
@@ -70,7 +70,7 @@ export function decodePaymentHeader(text: string): Parsed<Payment> {
 }
 
 /** The value of version 2's `PAYMENT-SIGNATURE`. */
-export function decodePaymentSignature(text: string): Parsed<Payment & { readonly accepted: Accepted }> {
+export function decodePaymentSignature(text: string): Parsed<Payment & { readonly accepted: AcceptedTerms }> {
   return attempt(() => {
     const place = headerJson(text, "PAYMENT-SIGNATURE");
     const x402Version = versionIn(place, 2);
@@ -105,7 +105,7 @@ function attempt<T>(read: () => T): Parsed<T> {
   }
 }
 
-function headerJson(text: string, name: string): Place {
+function headerJson(text: string, name: string): FieldScope {
   const bytes = decodeBase64(text, name);
   const parsed = attempt(() => parseJson(bytes));
   if (!parsed.ok) throw new Fault("invalid_request", parsed.reason.replace(/^body(?=:)/, name));
@@ -124,7 +124,7 @@ function decodeBase64(text: string, name: string): Uint8Array {
   return bytes;
 }
 
-function readPayment(place: Place): Payment {
+function readPayment(place: FieldScope): Payment {
   return {
     x402Version: versionIn(place, X402_VERSION),
     scheme: nameIn(place, "scheme"),
@@ -133,7 +133,7 @@ function readPayment(place: Place): Payment {
   };
 }
 
-function readPayload(place: Place): Pick<Payment, "authorization" | "signature"> {
+function readPayload(place: FieldScope): Pick<Payment, "authorization" | "signature"> {
   const payload = objectIn(place, "payload");
   return {
     authorization: authorizationIn(payload, "authorization"),
@@ -141,7 +141,7 @@ function readPayload(place: Place): Pick<Payment, "authorization" | "signature">
   };
 }
 
-function readRequirements(place: Place): Requirements {
+function readRequirements(place: FieldScope): Requirements {
   return {
     scheme: nameIn(place, "scheme"),
     network: nameIn(place, "network"),
@@ -154,7 +154,7 @@ function readRequirements(place: Place): Requirements {
 }
 
 /** A name of version 1 is none here: an offer made in version 2 names networks by CAIP-2. */
-function readAccepted(place: Place): Accepted {
+function readAccepted(place: FieldScope): AcceptedTerms {
   const network = nameIn(place, "network");
   if (!CAIP2.test(network)) throw invalidField("accepted.network", "must be a CAIP-2 network");
   return {
@@ -167,7 +167,7 @@ function readAccepted(place: Place): Accepted {
 }
 
 /** Whether a version 2 payment answers this offer. */
-export function acceptedMatches(accepted: Accepted, wire: WireRequirements): boolean {
+export function acceptedMatches(accepted: AcceptedTerms, wire: WireRequirements): boolean {
   return (
     accepted.scheme === wire.scheme &&
     accepted.network === wire.network &&

@@ -6,7 +6,7 @@ import { textProblem } from "../core/text.ts";
 import type { Authorization, Hex } from "./types.ts";
 
 /** A JSON object, and where it stands: "" for the outermost. */
-export interface Place {
+export interface FieldScope {
   readonly path: string;
   readonly fields: Readonly<Record<string, unknown>>;
 }
@@ -20,36 +20,36 @@ const WORD = /^0x[0-9a-fA-F]{64}$/;
 const SIGNATURE = /^0x(?:[0-9a-fA-F]{2}){65,}$/;
 
 /** The outermost value. `name` is what a message calls it. */
-export function outermost(value: unknown, name: string): Place {
+export function outermost(value: unknown, name: string): FieldScope {
   return { path: "", fields: asFields(value, name) };
 }
 
-export function objectIn(place: Place, key: string): Place {
+export function objectIn(place: FieldScope, key: string): FieldScope {
   const path = pathOf(place, key);
   return { path, fields: asFields(present(place, key), path) };
 }
 
-function asFields(value: unknown, name: string): Place["fields"] {
+function asFields(value: unknown, name: string): FieldScope["fields"] {
   if (!isObject(value)) throw invalidField(name, "must be a JSON object");
   return value;
 }
 
-function isObject(value: unknown): value is Place["fields"] {
+function isObject(value: unknown): value is FieldScope["fields"] {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-function pathOf(place: Place, key: string): string {
+function pathOf(place: FieldScope, key: string): string {
   return place.path === "" ? key : `${place.path}.${key}`;
 }
 
 /** Inherited keys are no fields: `Object.prototype` is not part of what was sent. */
-function present(place: Place, key: string): unknown {
+function present(place: FieldScope, key: string): unknown {
   const value = Object.hasOwn(place.fields, key) ? place.fields[key] : undefined;
   if (value === undefined) throw invalidField(pathOf(place, key), "required");
   return value;
 }
 
-export function versionIn<V extends number>(place: Place, version: V): V {
+export function versionIn<V extends number>(place: FieldScope, version: V): V {
   if (present(place, "x402Version") !== version) {
     throw invalidField(pathOf(place, "x402Version"), `must be ${version}`);
   }
@@ -57,11 +57,11 @@ export function versionIn<V extends number>(place: Place, version: V): V {
 }
 
 /** A word such as a scheme or a network: which ones there are is not for the codec to say. */
-export function nameIn(place: Place, key: string): string {
+export function nameIn(place: FieldScope, key: string): string {
   return textIn(place, key, NAME_CHARACTERS_MAX);
 }
 
-export function textIn(place: Place, key: string, charactersMax: number): string {
+export function textIn(place: FieldScope, key: string, charactersMax: number): string {
   const value = present(place, key);
   if (typeof value !== "string") throw invalidField(pathOf(place, key), "must be a string");
   const problem = textProblem(value, { min: 1, max: charactersMax });
@@ -70,7 +70,7 @@ export function textIn(place: Place, key: string, charactersMax: number): string
 }
 
 /** A string of decimal digits. JSON numbers are refused: a double does not hold 256 bits. */
-export function uint256In(place: Place, key: string): bigint {
+export function uint256In(place: FieldScope, key: string): bigint {
   const value = present(place, key);
   const integer = typeof value === "string" && /^[0-9]+$/.test(value) ? uint256(value) : null;
   if (integer === null) {
@@ -87,7 +87,7 @@ function uint256(digits: string): bigint | null {
   return integer <= UINT256_MAX ? integer : null;
 }
 
-export function secondsIn(place: Place, key: string): number {
+export function secondsIn(place: FieldScope, key: string): number {
   const value = present(place, key);
   if (typeof value !== "number" || !Number.isSafeInteger(value) || value < 0) {
     throw invalidField(pathOf(place, key), "must be an integer, not below 0");
@@ -95,11 +95,11 @@ export function secondsIn(place: Place, key: string): number {
   return value;
 }
 
-export function addressIn(place: Place, key: string): Hex {
+export function addressIn(place: FieldScope, key: string): Hex {
   return hexIn(place, key, ADDRESS, "must be an address of 0x and 40 hexadecimal digits");
 }
 
-export function signatureIn(place: Place, key: string): Hex {
+export function signatureIn(place: FieldScope, key: string): Hex {
   const signature = hexIn(
     place,
     key,
@@ -112,7 +112,7 @@ export function signatureIn(place: Place, key: string): Hex {
   return signature;
 }
 
-function hexIn(place: Place, key: string, form: RegExp, problem: string): Hex {
+function hexIn(place: FieldScope, key: string, form: RegExp, problem: string): Hex {
   const value = present(place, key);
   if (typeof value !== "string" || !form.test(value)) throw invalidField(pathOf(place, key), problem);
   return lowerHex(value);
@@ -124,7 +124,7 @@ export function lowerHex(text: string): Hex {
 }
 
 /** Further keys are passed over, as the official schemas do: nobody signed them and nothing reads them. */
-export function authorizationIn(place: Place, key: string): Authorization {
+export function authorizationIn(place: FieldScope, key: string): Authorization {
   const authorization = objectIn(place, key);
   return {
     from: addressIn(authorization, "from"),

@@ -1,7 +1,9 @@
 // The payment protocol's values, after reading: integers are bigint, addresses and other hex are lower case, so
 // that two spellings of one thing are equal. The wire's own spellings live in codec.ts alone.
 
-export type Hex = `0x${string}`;
+import type { Hex } from "../core/hex.ts";
+
+export type { Hex };
 
 /** The arguments of EIP-3009 `transferWithAuthorization` that the payer signed. */
 export interface Authorization {

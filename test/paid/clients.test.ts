@@ -1,4 +1,4 @@
-// The official clients, unmodified, each pay for a call through both wings as they are deployed: two binaries with
+// The official clients, unmodified, each pay for a call through both services as they are deployed: two binaries with
 // mutual TLS between them, a real chain and the real token. Each must also read what it is told of its payment.
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { ExactEvmScheme } from "@x402/evm";

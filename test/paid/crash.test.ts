@@ -1,4 +1,4 @@
-// What a crash of either wing may cost while money moves: nothing. Each is killed at exact moments, which relays
+// What a crash of either service may cost while money moves: nothing. Each is killed at exact moments, which relays
 // before the node and before the facilitator hold for the test, and both at moments of chance; in the end every
 // authorization has been collected once, and every call was served at most once and never unpaid.
 import { afterAll, afterEach, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
@@ -18,7 +18,7 @@ import {
   PRICE,
   passage,
   startPaidUpstream,
-  startWings,
+  startServices,
   until,
 } from "../support/paid-calls.ts";
 import { startPostgres } from "../support/postgres.ts";
@@ -212,19 +212,19 @@ async function lost(call: PaidCall): Promise<void> {
 }
 
 eachDatabase((database) => {
-  const KILLED = database.name === "sqlite" ? ["the gateway", "both wings"] : ["the gateway"];
+  const KILLED = database.name === "sqlite" ? ["the gateway", "both services"] : ["the gateway"];
   test.concurrent.each(KILLED)(
     "%s killed before, during and after settlements, and with calls at the upstream",
     async (killed) => {
       // On Postgres what a dead process had leased is free after this time and five seconds.
       const env = { TOLLGATE_SETTLE_WAIT_MS: "4000", TOLLGATE_AGENT_CONCURRENCY: "1" };
-      await using wings = await startWings({ database, gatewayEnv: env, signers: 2 });
-      const { chain, relay, upstream, gateway, facilitator } = wings;
+      await using services = await startServices({ database, gatewayEnv: env, signers: 2 });
+      const { chain, relay, upstream, gateway, facilitator } = services;
       const [before, during, after, busy] = [
-        await wings.open(),
-        await wings.open(),
-        await wings.open(),
-        await wings.open(),
+        await services.open(),
+        await services.open(),
+        await services.open(),
+        await services.open(),
       ];
 
       const running = await busy.call();
@@ -255,14 +255,14 @@ eachDatabase((database) => {
       losses.push(lost(early));
       await before.door.connected(1);
 
-      await Promise.all([gateway.kill9(), ...(killed === "both wings" ? [facilitator.kill9()] : [])]);
+      await Promise.all([gateway.kill9(), ...(killed === "both services" ? [facilitator.kill9()] : [])]);
       await Promise.all(losses);
       expect(facilitator.payment(early.nonce)).toBeNull();
       expect(facilitator.payment(midway.nonce)?.["status"]).toBe("sent");
       for (const { nonce } of [early, midway, late, waiting]) expect(upstream.of(nonce)).toEqual([]);
       await chain.resumeMining();
       for (const { door } of [before, after]) door.restore();
-      if (killed === "both wings") await facilitator.restart();
+      if (killed === "both services") await facilitator.restart();
       await gateway.restart();
 
       for (const call of [early, midway, late]) {
@@ -271,7 +271,7 @@ eachDatabase((database) => {
         await expectServed({ chain, upstream }, call, again.body.invocation_id);
       }
       await expectServed({ chain, upstream }, waiting, queued.body.invocation_id);
-      await expectLost(wings, running, accepted.body.invocation_id);
+      await expectLost(services, running, accepted.body.invocation_id);
       expect(facilitator.reserved("gateway")).toBe(5n * PRICE);
       for (const agent of [before, during, after]) {
         await expectTotals(agent, { "": 1, "status=succeeded": 1, "settlement=settled": 1 });
@@ -322,9 +322,9 @@ const SEED = Number(process.env["CRASH_SEED"] ?? crypto.getRandomValues(new Uint
 test.concurrent(`both killed three times at moments of chance under 40 payments: each is accounted for (seed ${SEED})`, async () => {
   const PAYMENTS = 40;
   const random = seeded(SEED);
-  await using wings = await startWings({ signers: 2 });
-  const { relay, upstream, gateway, facilitator } = wings;
-  const agent = await wings.open();
+  await using services = await startServices({ signers: 2 });
+  const { relay, upstream, gateway, facilitator } = services;
+  const agent = await services.open();
   const calls: PaidCall[] = [];
   for (let made = 0; made < PAYMENTS; made++) calls.push(await agent.call());
 
@@ -373,9 +373,9 @@ test.concurrent(`both killed three times at moments of chance under 40 payments:
   for (const [index, call] of calls.entries()) {
     const invocation = invocations[index] ?? "";
     const view = await call.ended(invocation);
-    if (view.status === "succeeded") await expectServed(wings, call, invocation);
+    if (view.status === "succeeded") await expectServed(services, call, invocation);
     else {
-      await expectLost(wings, call, invocation);
+      await expectLost(services, call, invocation);
       lostCalls++;
     }
     for (const visit of upstream.of(call.nonce)) expect(visit).toEqual({ invocation, paid: 1 });

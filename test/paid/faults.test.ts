@@ -16,10 +16,10 @@ import {
   type PaidUpstream,
   PRICE,
   passage,
-  startWings,
+  type Services,
+  startServices,
   transactionTold,
   until,
-  type Wings,
 } from "../support/paid-calls.ts";
 import { openPayingTenant } from "../support/paying.ts";
 import { newPayer, type SignedPayment, signPayment } from "../support/payments.ts";
@@ -36,7 +36,7 @@ const GWEI = 10n ** 9n;
 /** How long one question to a node may take. */
 const RPC_TIMEOUT_MS = 3_000;
 
-let wings: Wings;
+let services: Services;
 let chain: TestChain;
 let relay: RpcRelay;
 let upstream: PaidUpstream;
@@ -45,11 +45,11 @@ let gateway: Gateway;
 let agent: PaidAgent;
 
 beforeAll(async () => {
-  wings = await startWings();
-  ({ chain, relay, upstream, facilitator, gateway } = wings);
-  agent = await wings.open();
+  services = await startServices();
+  ({ chain, relay, upstream, facilitator, gateway } = services);
+  agent = await services.open();
 });
-afterAll(() => wings?.[Symbol.asyncDispose]());
+afterAll(() => services?.[Symbol.asyncDispose]());
 
 const served = (call: PaidCall, invocation: string) => expectServed({ chain, upstream }, call, invocation);
 

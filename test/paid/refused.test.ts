@@ -6,25 +6,25 @@ import {
   expectServed,
   type PaidAgent,
   type PaidCall,
-  startWings,
-  type Wings,
+  type Services,
+  startServices,
 } from "../support/paid-calls.ts";
 import { openPayingTenant } from "../support/paying.ts";
 import { makePki } from "../support/pki.ts";
 
 setDefaultTimeout(30_000);
 
-let wings: Wings;
+let services: Services;
 let agent: PaidAgent;
 beforeAll(async () => {
-  wings = await startWings({ gatewayEnv: { TOLLGATE_LOG_LEVEL: "debug" } });
-  agent = await wings.open();
+  services = await startServices({ gatewayEnv: { TOLLGATE_LOG_LEVEL: "debug" } });
+  agent = await services.open();
 });
-afterAll(() => wings?.[Symbol.asyncDispose]());
+afterAll(() => services?.[Symbol.asyncDispose]());
 
 /** A coarse 402 that asks for nothing, an invocation that failed for its settlement, no transfer and no call. */
 async function expectDeclined(call: PaidCall): Promise<void> {
-  const { chain, upstream } = wings;
+  const { chain, upstream } = services;
   const answer = await call.send();
   expect([answer.status, Object.keys(answer.body)]).toEqual([402, ["error"]]);
   expect(answer.headers.get("payment-required")).toBeNull();
@@ -43,23 +43,23 @@ async function expectDeclined(call: PaidCall): Promise<void> {
 
 test("a payer without the money is declined", async () => {
   const call = await agent.call();
-  await wings.chain.blacklist(call.payment.authorization.from);
+  await services.chain.blacklist(call.payment.authorization.from);
   await expectDeclined(call);
 });
 
 test("a tenant whose account is disabled is declined; enabled again, it is served", async () => {
-  const { facilitator } = wings;
+  const { facilitator } = services;
   await facilitator.run("account", "disable", "gateway");
   await expectDeclined(await agent.call());
   await facilitator.run("account", "enable", "gateway");
   const call = await agent.call();
   const answer = await call.send();
   expect(answer.status).toBe(202);
-  await expectServed(wings, call, answer.body.invocation_id);
+  await expectServed(services, call, answer.body.invocation_id);
 });
 
 test("a certificate that the facilitator does not know leaves the call pending; with the right one it is served", async () => {
-  const { facilitator, gateway } = wings;
+  const { facilitator, gateway } = services;
   const { tenant } = agent;
   const { body: config } = await tenant.send("GET", "/v1/settlement/config");
   const path = `/v1/credentials/${config.facilitator_credential_ref}`;
@@ -74,7 +74,7 @@ test("a certificate that the facilitator does not know leaves the call pending; 
   });
   expect((await call.send()).body.invocation_id).toBe(invocation_id);
   expect((await tenant.send("PUT", path, { plaintext: facilitator.client.bundle })).status).toBe(200);
-  await expectServed(wings, call, invocation_id);
+  await expectServed(services, call, invocation_id);
   for (const key of [otherCa.key, facilitator.client.key]) {
     const secret = key.split("\n")[2] ?? key;
     expect(secret.length).toBeGreaterThan(30);
@@ -86,7 +86,7 @@ test("a certificate that the facilitator does not know leaves the call pending; 
 });
 
 test("an upstream that fails after the money has moved is told apart", async () => {
-  const { chain, upstream } = wings;
+  const { chain, upstream } = services;
   const call = await agent.call();
   upstream.fail(call.nonce);
   const answer = await call.send();
@@ -102,7 +102,7 @@ test("an upstream that fails after the money has moved is told apart", async () 
 });
 
 test("one payment for two tenants' agents, or two bodies, makes one call", async () => {
-  const { facilitator, gateway } = wings;
+  const { facilitator, gateway } = services;
   const call = await agent.call();
   const first = await call.send();
   expect(first.status).toBe(202);
@@ -118,5 +118,5 @@ test("one payment for two tenants' agents, or two bodies, makes one call", async
     expect([answer.status, Object.keys(answer.body)]).toEqual([402, ["error"]]);
     expect(answer.headers.get("payment-required")).toBeNull();
   }
-  await expectServed(wings, call, first.body.invocation_id);
+  await expectServed(services, call, first.body.invocation_id);
 });

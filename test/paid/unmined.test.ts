@@ -6,41 +6,41 @@ import {
   expectServed,
   type PaidAgent,
   type PaidCall,
-  startWings,
+  type Services,
+  startServices,
   until,
-  type Wings,
 } from "../support/paid-calls.ts";
 
 setDefaultTimeout(30_000);
 
 const SEND = "eth_sendRawTransaction";
 
-let wings: Wings;
+let services: Services;
 let agent: PaidAgent;
 beforeAll(async () => {
-  wings = await startWings({ facilitatorEnv: { TOLLGATE_INCLUSION_TIMEOUT_MS: "1500" } });
-  agent = await wings.open();
+  services = await startServices({ facilitatorEnv: { TOLLGATE_INCLUSION_TIMEOUT_MS: "1500" } });
+  agent = await services.open();
 });
-afterAll(() => wings?.[Symbol.asyncDispose]());
+afterAll(() => services?.[Symbol.asyncDispose]());
 
-const hashOf = ({ nonce }: PaidCall) => wings.facilitator.payment(nonce)?.["transaction_hash"];
+const hashOf = ({ nonce }: PaidCall) => services.facilitator.payment(nonce)?.["transaction_hash"];
 
 /** Sends the call while no block is made, and what it must look like then. */
 async function expectOpen(call: PaidCall): Promise<string> {
   const id = expectPending(await call.send());
   expect(await call.look(id)).toMatchObject({ status: "pending", settlement: { status: "pending" } });
-  expect(wings.upstream.of(call.nonce)).toEqual([]);
+  expect(services.upstream.of(call.nonce)).toEqual([]);
   return id;
 }
 
 async function expectSettledOnce(call: PaidCall, id: string, hash: unknown): Promise<void> {
-  const { settlement } = await expectServed(wings, call, id);
+  const { settlement } = await expectServed(services, call, id);
   expect(settlement.tx_hash).toBe(hash);
 }
 
 /** Blocks stop, a call comes and is asked for again in every way, blocks come again. */
 async function expectPatience(): Promise<void> {
-  const { chain, relay } = wings;
+  const { chain, relay } = services;
   const call = await agent.call();
   await chain.pauseMining();
   const before = relay.count(SEND);
@@ -62,7 +62,7 @@ async function expectPatience(): Promise<void> {
 test("the facilitator gives up waiting first: pending, and settled when blocks come again", expectPatience);
 
 test("both processes end in between: settled with the hash of the first broadcast all the same", async () => {
-  const { chain, facilitator, gateway } = wings;
+  const { chain, facilitator, gateway } = services;
   const call = await agent.call();
   await chain.pauseMining();
   const id = await expectOpen(call);
@@ -76,7 +76,7 @@ test("both processes end in between: settled with the hash of the first broadcas
 });
 
 test("a payment whose time runs out unmined is refused only when it can't land any more", async () => {
-  const { chain } = wings;
+  const { chain } = services;
   const call = await agent.call({ validBefore: Math.floor(Date.now() / 1000) + 8 });
   await chain.pauseMining();
   const id = await expectOpen(call);
@@ -97,13 +97,13 @@ test("a payment whose time runs out unmined is refused only when it can't land a
     settlement: { status: "settlement_failed" },
   });
   expect(await chain.transfers({ nonce })).toEqual([]);
-  expect(wings.upstream.of(nonce)).toEqual([]);
+  expect(services.upstream.of(nonce)).toEqual([]);
   expect((await call.send()).status).toBe(402);
 });
 
 test("the gateway gives up waiting first: pending, and settled when blocks come again", async () => {
-  await Promise.all([wings.facilitator.stop(), wings.gateway.stop()]);
-  await wings.facilitator.restart({ TOLLGATE_INCLUSION_TIMEOUT_MS: "15000" });
-  await wings.gateway.restart({ TOLLGATE_SETTLE_WAIT_MS: "1000" });
+  await Promise.all([services.facilitator.stop(), services.gateway.stop()]);
+  await services.facilitator.restart({ TOLLGATE_INCLUSION_TIMEOUT_MS: "15000" });
+  await services.gateway.restart({ TOLLGATE_SETTLE_WAIT_MS: "1000" });
   await expectPatience();
 });

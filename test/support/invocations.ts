@@ -1,9 +1,9 @@
 // Invocations as tests of the gateway's inside need them: an accepted call, and how one ends well.
 import { newId } from "../../src/core/id.ts";
-import type { Accepted, Ending, InvocationRow } from "../../src/gateway/invocations/service.ts";
+import type { AcceptedCall, Ending, InvocationRow } from "../../src/gateway/invocations/service.ts";
 
 /** A call of tenant acme to agent agt_a, as admission hands it over. */
-export function accepted(now: number, fields: Partial<InvocationRow> = {}, body = "hello"): Accepted {
+export function accepted(now: number, fields: Partial<InvocationRow> = {}, body = "hello"): AcceptedCall {
   const row: InvocationRow = {
     tenant: "acme",
     id: newId("inv", now),

@@ -1,4 +1,4 @@
-// Paid calls through both wings as they are deployed, with something between all of the parts that a test can hold,
+// Paid calls through both services as they are deployed, with something between all of the parts that a test can hold,
 // break and count: a relay before the node, a relay before the facilitator, and an upstream which notes of each
 // request whether the money had moved by then.
 import { expect } from "bun:test";
@@ -166,10 +166,10 @@ interface WingsOptions {
   readonly signers?: number;
 }
 
-export type Wings = Awaited<ReturnType<typeof startWings>>;
+export type Services = Awaited<ReturnType<typeof startServices>>;
 
-/** Both wings on a chain of their own, so that holding one part holds up no other test. */
-export async function startWings({
+/** Both services on a chain of their own, so that holding one part holds up no other test. */
+export async function startServices({
   database,
   gatewayEnv = {},
   facilitatorEnv = {},

@@ -11,7 +11,7 @@ import {
 } from "../../src/facilitator/payments.ts";
 import type { SettleChain, SettleWallet } from "../../src/facilitator/settle/ports.ts";
 import { createSettle } from "../../src/facilitator/settle/settle.ts";
-import { createOutcomes } from "../../src/facilitator/settle/waiters.ts";
+import { createSettlementWaiters } from "../../src/facilitator/settle/waiters.ts";
 import type { Store } from "../../src/storage/store.ts";
 import { parseSettleRequest, type SettleRequest } from "../../src/x402/codec.ts";
 import type { Hex, PaymentKey } from "../../src/x402/types.ts";
@@ -96,7 +96,7 @@ type Simulate = (
 export function settling(store: Store, options: SettlingOptions = {}) {
   const clock = { time: options.now ?? NOON, now: () => clock.time };
   const logged: Logged[] = [];
-  const outcomes = createOutcomes(store);
+  const outcomes = createSettlementWaiters(store);
   const sends: ClaimedPayment[] = [];
   const turns = {
     simulate: (async () => ({ ok: true, gas: 90_000n })) as Simulate,

@@ -6,7 +6,7 @@ import { systemClock } from "../../src/core/clock.ts";
 import { type Log, silentLog } from "../../src/core/log.ts";
 import { type Chain, createChain } from "../../src/facilitator/chain/chain.ts";
 import { type ClaimedPayment, claimPayment, findPayment } from "../../src/facilitator/payments.ts";
-import { createOutcomes } from "../../src/facilitator/settle/waiters.ts";
+import { createSettlementWaiters } from "../../src/facilitator/settle/waiters.ts";
 import { localSigner, type Signer } from "../../src/facilitator/wallet/signer.ts";
 import { createWallet, type WalletOptions as ProductOptions } from "../../src/facilitator/wallet/wallet.ts";
 import { createOutbound } from "../../src/http/outbound.ts";
@@ -54,7 +54,7 @@ export async function startWallet(testChain: TestChain, options: WalletOptions =
   const signers = options.signers ?? [await fundedSigner(testChain)];
   const real = createChain({ urls, outbound, log, timeoutMs });
   const chain = options.wrap?.(real) ?? real;
-  const outcomes = createOutcomes(store);
+  const outcomes = createSettlementWaiters(store);
   const wallet = createWallet({
     chain,
     store,

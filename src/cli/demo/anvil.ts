@@ -24,14 +24,14 @@ export interface Anvil {
   readonly found: string;
 }
 
-export type Search = { readonly anvil: Anvil } | { readonly missing: readonly string[] };
+export type AnvilSearch = { readonly anvil: Anvil } | { readonly missing: readonly string[] };
 
 /**
  * Where the operator says, or else on the PATH or among the packages of the working directory.
  *
  * @param configured a path, or the name of a program
  */
-export function findAnvil(configured: string | null, cwd: string): Search {
+export function findAnvil(configured: string | null, cwd: string): AnvilSearch {
   if (configured !== null) {
     const path = Bun.which(configured, { cwd });
     if (path !== null) return { anvil: { path, found: "of TOLLGATE_ANVIL" } };

@@ -5,7 +5,7 @@ import { TOKEN } from "../../x402/kind.ts";
 import { type AnvilProcess, BLOCK_SECONDS } from "./anvil.ts";
 import { ask, at, textAt } from "./http.ts";
 import { DemoProblem } from "./problem.ts";
-import { callAsAdmin, installToken, mintCall, type RpcRequest } from "./token.ts";
+import { type CallNode, callAsAdmin, installToken, mintCall } from "./token.ts";
 
 const ABI = parseAbi(["function balanceOf(address account) view returns (uint256)"]);
 const RPC_MS_MAX = 10_000;
@@ -52,7 +52,7 @@ export async function furnishChain(
   };
 }
 
-function rpc(url: string): RpcRequest {
+function rpc(url: string): CallNode {
   return async (method, params) => {
     const body = { jsonrpc: "2.0", id: 1, method, params };
     const answer = await ask({ method: "POST", url, body }, AbortSignal.timeout(RPC_MS_MAX));

@@ -9,7 +9,7 @@ const ANSWER_BYTES_MAX = 1024 * 1024;
 /** Everything that is called here is a part of the demo, on this machine. */
 const outbound = createOutbound({ rules: null, extraCa: null });
 
-export interface Asked {
+export interface HttpRequest {
   readonly method: "GET" | "POST" | "PATCH";
   readonly url: string;
   readonly headers?: Readonly<Record<string, string>>;
@@ -17,7 +17,7 @@ export interface Asked {
   readonly body?: unknown;
 }
 
-export interface Answer {
+export interface HttpAnswer {
   readonly status: number;
   readonly headers: Headers;
   /** Undefined when it is no JSON. */
@@ -26,7 +26,10 @@ export interface Answer {
 }
 
 /** @throws DemoProblem when there is no answer; the signal's reason */
-export async function ask({ method, url, headers = {}, body }: Asked, signal: AbortSignal): Promise<Answer> {
+export async function ask(
+  { method, url, headers = {}, body }: HttpRequest,
+  signal: AbortSignal,
+): Promise<HttpAnswer> {
   const startedAt = performance.now();
   const content = body === undefined ? null : new TextEncoder().encode(JSON.stringify(body));
   try {

@@ -2,7 +2,7 @@
 // facilitator that collects them.
 import type { Hex } from "viem";
 import { ASSET, NETWORK } from "../../x402/kind.ts";
-import { type Answer, type Asked, ask, textAt } from "./http.ts";
+import { ask, type HttpAnswer, type HttpRequest, textAt } from "./http.ts";
 import { DemoProblem } from "./problem.ts";
 
 /** In smallest units, of which a USDC has a million. */
@@ -10,17 +10,21 @@ export const NOTARY_PRICE = 10_000n;
 export const FACTORIZE_PRICE = 25_000n;
 
 /** A tenant's way to the gateway. */
-export interface Tenant {
+export interface DemoTenant {
   readonly url: string;
   readonly token: string;
 }
 
 /** A request to a path of the gateway, with the tenant's token. */
-export interface Call extends Omit<Asked, "url"> {
+export interface TenantRequest extends Omit<HttpRequest, "url"> {
   readonly path: string;
 }
 
-export function call({ url, token }: Tenant, { path, ...asked }: Call, signal: AbortSignal): Promise<Answer> {
+export function call(
+  { url, token }: DemoTenant,
+  { path, ...asked }: TenantRequest,
+  signal: AbortSignal,
+): Promise<HttpAnswer> {
   const headers = { authorization: `Bearer ${token}`, ...asked.headers };
   return ask({ ...asked, url: `${url}${path}`, headers }, signal);
 }
@@ -32,7 +36,7 @@ export interface Agents {
 
 /** @returns the agents' IDs */
 export async function registerAgents(
-  tenant: Tenant,
+  tenant: DemoTenant,
   upstreams: { readonly notary: string; readonly calculator: string },
   payTo: Hex,
   signal: AbortSignal,
@@ -67,7 +71,7 @@ export async function registerAgents(
 
 /** From then on payments are collected before the call is made. */
 export async function configureSettlement(
-  tenant: Tenant,
+  tenant: DemoTenant,
   facilitatorUrl: string,
   bundle: string,
   signal: AbortSignal,
@@ -79,14 +83,14 @@ export async function configureSettlement(
   requireGood("PATCH /v1/settlement/config", answer);
 }
 
-async function create(tenant: Tenant, path: string, body: object, signal: AbortSignal): Promise<string> {
+async function create(tenant: DemoTenant, path: string, body: object, signal: AbortSignal): Promise<string> {
   const answer = await call(tenant, { method: "POST", path, body }, signal);
   requireGood(`POST ${path}`, answer);
   return textAt(answer.body, "id");
 }
 
 /** @throws DemoProblem */
-export function requireGood(what: string, { status, body }: Answer): void {
+export function requireGood(what: string, { status, body }: HttpAnswer): void {
   if (status < 300) return;
   throw new DemoProblem(`${what} was answered ${status} ${JSON.stringify(body) ?? ""}`);
 }

@@ -6,7 +6,7 @@ import { type DemoChain, usdc } from "./chain.ts";
 import { FACTORIZE_PRICE, NOTARY_PRICE } from "./market.ts";
 import payCommand from "./pay.sh" with { type: "text" };
 import type { Stage } from "./play.ts";
-import type { Entry, Screen } from "./screen.ts";
+import type { ListLine, Screen } from "./screen.ts";
 
 export interface Collection {
   readonly chain: DemoChain;
@@ -24,7 +24,7 @@ export async function showWhatIsThere(
 ): Promise<void> {
   const { screen, tenant, agents, payer } = stage;
   screen.section("All of it stays up until you press Ctrl-C");
-  const entries: Entry[] = [
+  const entries: ListLine[] = [
     ["gateway", tenant.url],
     ["Swagger UI", `${tenant.url}/swagger  (Authorize takes the token below)`],
     ["http agent", `${agents.notary}  notary, ${usdc(NOTARY_PRICE)} USDC a call`],

@@ -22,12 +22,12 @@ const TYPES = {
 } as const;
 
 /** An account of this run. */
-export interface Account {
+export interface DemoAccount {
   readonly key: Hex;
   readonly address: Hex;
 }
 
-export function newAccount(): Account {
+export function newAccount(): DemoAccount {
   const key = generatePrivateKey();
   return { key, address: privateKeyToAccount(key).address };
 }
@@ -52,7 +52,7 @@ export interface SignedPayment {
  *
  * @throws DemoProblem when it is no challenge
  */
-export async function signPayment({ key }: Account, challenge: unknown): Promise<SignedPayment> {
+export async function signPayment({ key }: DemoAccount, challenge: unknown): Promise<SignedPayment> {
   const asked = at(challenge, "accepts", 0);
   const account = privateKeyToAccount(key);
   const now = Math.floor(systemClock.now() / 1000);

@@ -3,17 +3,17 @@
 import type { Hex } from "viem";
 import { STATUS, SUCCESS } from "../../http/server.ts";
 import { type DemoChain, usdc } from "./chain.ts";
-import { type Answer, at, textAt } from "./http.ts";
-import { type Agents, call, FACTORIZE_PRICE, requireGood, type Tenant } from "./market.ts";
-import { type Account, type SignedPayment, signPayment } from "./payer.ts";
+import { at, type HttpAnswer, textAt } from "./http.ts";
+import { type Agents, call, type DemoTenant, FACTORIZE_PRICE, requireGood } from "./market.ts";
+import { type DemoAccount, type SignedPayment, signPayment } from "./payer.ts";
 import { DemoProblem } from "./problem.ts";
-import { duration, type Entry, type Screen } from "./screen.ts";
+import { duration, type ListLine, type Screen } from "./screen.ts";
 
 export interface Stage {
   readonly screen: Screen;
-  readonly tenant: Tenant;
+  readonly tenant: DemoTenant;
   readonly agents: Agents;
-  readonly payer: Account;
+  readonly payer: DemoAccount;
   readonly payee: Hex;
   /** Null without anvil: payments are verified then, and not collected. */
   readonly chain: DemoChain | null;
@@ -107,7 +107,7 @@ function toolCall(id: number, name: string, given: object): object {
 
 /** A call that was paid for and accepted. */
 interface Paid {
-  readonly answer: Answer;
+  readonly answer: HttpAnswer;
   readonly invocation: string;
   /** What X-PAYMENT-RESPONSE says; null without a facilitator. */
   readonly settled: unknown;
@@ -128,8 +128,8 @@ async function pay(
   return { answer, invocation: textAt(answer.body, "invocation_id"), settled };
 }
 
-async function paidEntries({ chain }: Stage, { invocation, settled }: Paid): Promise<Entry[]> {
-  const entries: Entry[] = [["invocation", invocation]];
+async function paidEntries({ chain }: Stage, { invocation, settled }: Paid): Promise<ListLine[]> {
+  const entries: ListLine[] = [["invocation", invocation]];
   if (chain === null)
     return [...entries, ["payment", "verified only: without a facilitator nobody collects it"]];
   const transaction = textAt(settled, "transaction");
@@ -137,7 +137,7 @@ async function paidEntries({ chain }: Stage, { invocation, settled }: Paid): Pro
   return [...entries, ["transaction", transaction], ["block", String(block)]];
 }
 
-function authorizationEntries({ authorization, signature }: SignedPayment): Entry[] {
+function authorizationEntries({ authorization, signature }: SignedPayment): ListLine[] {
   const { from, to, value, validAfter, validBefore, nonce } = authorization;
   return [
     ["from", `${from}  the payer`],
@@ -162,7 +162,7 @@ async function balances({ chain, payer, payee }: Stage): Promise<Balances | null
 
 function showBalances(screen: Screen, before: Balances, after: Balances | null): void {
   if (after === null) return;
-  const row = (who: keyof Balances): Entry => [
+  const row = (who: keyof Balances): ListLine => [
     who,
     `${column(before[who])}  →  ${column(after[who])} USDC  (${change(after[who] - before[who])})`,
   ];
@@ -185,7 +185,7 @@ async function ended(
   path: string,
   invocation: string,
   signal: AbortSignal,
-): Promise<Answer> {
+): Promise<HttpAnswer> {
   const headers = { prefer: "wait=20" };
   const polled = await call(
     tenant,
@@ -234,13 +234,13 @@ async function showRecord({ screen, tenant }: Stage, invocation: string, signal:
 }
 
 /** @throws DemoProblem */
-function requireStatus({ status, body }: Answer, expected: number): void {
+function requireStatus({ status, body }: HttpAnswer, expected: number): void {
   if (status === expected) return;
   throw new DemoProblem(
     `a call was answered ${status} instead of ${expected}: ${JSON.stringify(body) ?? ""}`,
   );
 }
 
-function shortly({ ms }: Answer): string {
+function shortly({ ms }: HttpAnswer): string {
   return `in ${duration(ms)}`;
 }

@@ -3,7 +3,7 @@
 import type { WriteStream } from "node:tty";
 
 /** A line of a list: what it is, and what is to be known about it. */
-export type Entry = readonly [name: string, value: string];
+export type ListLine = readonly [name: string, value: string];
 
 export interface Screen {
   section(title: string): void;
@@ -12,7 +12,7 @@ export interface Screen {
   line(text?: string): void;
   /** Text that is to be copied as it stands: at the very left, and never broken. */
   verbatim(text: string): void;
-  entries(list: readonly Entry[]): void;
+  entries(list: readonly ListLine[]): void;
   json(value: unknown): void;
   /** Something that is to be noticed. */
   note(text: string): void;

@@ -6,7 +6,7 @@ import { CHAIN_ID, TOKEN, TOKEN_NAME } from "../../x402/kind.ts";
 import { library, token } from "./fiat-token.json" with { type: "json" };
 
 /** Calls one method of the node, and gives its result or throws its error. */
-export type RpcRequest = (method: string, params: readonly unknown[]) => Promise<unknown>;
+export type CallNode = (method: string, params: readonly unknown[]) => Promise<unknown>;
 
 /** Holds every role of the token: owner, master minter, minter, pauser, blacklister. An impersonated account: no key of it exists. */
 const TOKEN_ADMIN: Hex = "0x000000000000000000000000746f6c6c67617465";
@@ -35,7 +35,7 @@ const ABI = parseAbi([
  * and the calls that a proxy's deployment makes are all there is to it. Once more on the same chain changes nothing.
  * @throws Error when the node runs another chain, or when what stands there is not Base's token.
  */
-export async function installToken(request: RpcRequest): Promise<void> {
+export async function installToken(request: CallNode): Promise<void> {
   if (Number(await request("eth_chainId", [])) !== CHAIN_ID) {
     throw new Error(`the development chain has not the ID ${CHAIN_ID}`);
   }
@@ -71,7 +71,7 @@ export function mintCall(to: Hex, units: bigint): Hex {
  * Sends a call of the token by the holder of its roles.
  * @returns the transaction's hash; it is not mined yet
  */
-export async function callAsAdmin(request: RpcRequest, data: Hex, tipWei = ADMIN_TIP_WEI): Promise<Hex> {
+export async function callAsAdmin(request: CallNode, data: Hex, tipWei = ADMIN_TIP_WEI): Promise<Hex> {
   const hash = await request("eth_sendTransaction", [
     {
       from: TOKEN_ADMIN,

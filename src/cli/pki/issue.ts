@@ -8,7 +8,7 @@ import type { Extension, JsonGeneralName, X509Certificate } from "@peculiar/x509
 const x509 = await import("@peculiar/x509");
 
 /** A certificate and its private key (PKCS #8), as PEM. */
-export interface Identity {
+export interface CertifiedKey {
   readonly cert: string;
   readonly key: string;
 }
@@ -27,7 +27,7 @@ const LEAF_DAYS = 397;
 const CRITICAL = true;
 
 /** A root that signs end certificates and no further CA. */
-export async function issueCa(now: number): Promise<Identity> {
+export async function issueCa(now: number): Promise<CertifiedKey> {
   const keys = await newKeys();
   const serialNumber = newSerial();
   const certificate = await x509.X509CertificateGenerator.createSelfSigned({
@@ -49,7 +49,7 @@ export async function issueCa(now: number): Promise<Identity> {
 }
 
 /** @param hosts names and addresses without brackets, all that the server is called by */
-export function issueServer(ca: Identity, hosts: readonly string[], now: number): Promise<Identity> {
+export function issueServer(ca: CertifiedKey, hosts: readonly string[], now: number): Promise<CertifiedKey> {
   const names = hosts.map((value): JsonGeneralName => ({ type: isAddress(value) ? "ip" : "dns", value }));
   const extensions = [
     new x509.ExtendedKeyUsageExtension([x509.ExtendedKeyUsage.serverAuth]),
@@ -58,16 +58,16 @@ export function issueServer(ca: Identity, hosts: readonly string[], now: number)
   return issue(ca, "tollgate server", extensions, now);
 }
 
-export function issueClient(ca: Identity, name: string, now: number): Promise<Identity> {
+export function issueClient(ca: CertifiedKey, name: string, now: number): Promise<CertifiedKey> {
   return issue(ca, name, [new x509.ExtendedKeyUsageExtension([x509.ExtendedKeyUsage.clientAuth])], now);
 }
 
 async function issue(
-  ca: Identity,
+  ca: CertifiedKey,
   name: string,
   purpose: readonly Extension[],
   now: number,
-): Promise<Identity> {
+): Promise<CertifiedKey> {
   const issuer = new x509.X509Certificate(ca.cert);
   const keys = await newKeys();
   const certificate = await x509.X509CertificateGenerator.create({
@@ -92,7 +92,7 @@ async function issue(
 }
 
 /** Why this is no CA that can sign, or null. */
-export function caProblem(ca: Identity, now: number): string | null {
+export function caProblem(ca: CertifiedKey, now: number): string | null {
   try {
     const certificate = new ReadCertificate(ca.cert);
     const key = createPrivateKey(ca.key);

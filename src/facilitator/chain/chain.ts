@@ -6,9 +6,9 @@ import type { Outbound } from "../../http/outbound.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
 import type { Balance } from "../settle/held-funds.ts";
 import { type Fees, quoteFees, USUAL_TIP } from "../wallet/fees.ts";
-import { Behind, type Question } from "./endpoint.ts";
+import { type Question, StaleNode } from "./endpoint.ts";
 import { RpcError } from "./json-rpc.ts";
-import { createSighting, type Sighting } from "./newest-block.ts";
+import { createNewestBlock, type NewestBlock } from "./newest-block.ts";
 import { createRpc, type Rpc } from "./rpc.ts";
 import * as wire from "./rpc-types.ts";
 import * as token from "./token.ts";
@@ -59,7 +59,7 @@ export interface Chain {
   /** The newest block, never one before what was seen; it may be as old as `ageMs`. */
   newest(ageMs?: number): Promise<wire.Block>;
   /** The same block, with when it was seen first. */
-  sighting(ageMs: number): Promise<Sighting>;
+  sighting(ageMs: number): Promise<NewestBlock>;
   /** The time that the next block would have, in unix seconds; null when no node tells. */
   nextTimestamp(): Promise<number | null>;
   /** The hash of the block at this height; null when the node has none there. */
@@ -106,7 +106,7 @@ interface Transfer {
 
 export function createChain(options: ChainOptions): Chain {
   const rpc = createRpc(options);
-  const sighting = createSighting(rpc);
+  const sighting = createNewestBlock(rpc);
   const newest = async (ageMs?: number) => (await sighting(ageMs)).block;
   let knownTip = { value: USUAL_TIP, at: Number.NEGATIVE_INFINITY };
 
@@ -142,7 +142,7 @@ export function createChain(options: ChainOptions): Chain {
       const gas = await rpc.ask(question);
       return { ok: true, gas: (gas * 6n) / 5n + GAS_RESERVE };
     } catch (error) {
-      if (error instanceof Behind) return null;
+      if (error instanceof StaleNode) return null;
       if (!(error instanceof RpcError)) throw error;
       if (token.isAboutPrice(error, token.GAS_MAX)) return null;
       return { ok: false, reason: token.refusalReason(error) };
@@ -203,7 +203,7 @@ export function createChain(options: ChainOptions): Chain {
 /** What no transfer can cost is no answer: another node is asked, for this one may be right about all else. */
 function transferGas(result: unknown): bigint {
   const gas = wire.quantity(result);
-  if (gas < token.GAS_MIN || gas > token.GAS_MAX) throw new Behind("no gas of a transfer");
+  if (gas < token.GAS_MIN || gas > token.GAS_MAX) throw new StaleNode("no gas of a transfer");
   return gas;
 }
 
@@ -242,7 +242,7 @@ async function balanceAt(
     // Nodes behind one URL may lie a block apart.
     const before = { number: number - 1, hash: parentHash };
     const amount = await rpc.ask({ ...question, at: before }).catch((cause) => {
-      throw cause instanceof Behind ? new Fault("unavailable", "nodes are behind", { cause }) : cause;
+      throw cause instanceof StaleNode ? new Fault("unavailable", "nodes are behind", { cause }) : cause;
     });
     return { amount, block: before.number, hash: before.hash };
   }

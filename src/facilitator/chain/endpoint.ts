@@ -14,7 +14,7 @@ const COOL_DOWN_MS = 1000;
 const COOL_DOWN_MS_MAX = 30_000;
 
 /** The endpoint says of the chain what we know better: another one is asked, and it stays in use. */
-export class Behind extends Error {
+export class StaleNode extends Error {
   override readonly name = "Behind";
 }
 
@@ -83,7 +83,7 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs }
     } catch (error) {
       if (error instanceof RpcError && isAnswer?.(error)) throw error;
       onError();
-      if (error instanceof RpcError || error instanceof Behind) {
+      if (error instanceof RpcError || error instanceof StaleNode) {
         log.debug("rpc endpoint can't answer", { endpoint: index, method, error: error.message });
       } else setDown(method, error);
       throw error;
@@ -103,7 +103,7 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs }
     const number = `0x${at.number.toString(16)}`;
     const value = await put({ ...question, params: [...params, number] });
     const there = await put({ method: "eth_getBlockByNumber", params: [number, false], read: block });
-    if (there?.hash !== at.hash) throw new Behind("another block at this height");
+    if (there?.hash !== at.hash) throw new StaleNode("another block at this height");
     if (takesHashes) log.info("rpc endpoint is asked by block numbers", { endpoint: index });
     takesHashes = false;
     return value;

@@ -1,6 +1,6 @@
 // The newest block of the chain, as all nodes together know it: it neither goes back because one of
 // them lies behind, nor far ahead because one of them is wrong.
-import { Behind } from "./endpoint.ts";
+import { StaleNode } from "./endpoint.ts";
 import type { Rpc } from "./rpc.ts";
 import * as wire from "./rpc-types.ts";
 
@@ -10,21 +10,21 @@ const DOUBT_MS_MAX = 30_000;
 const JUMP_BLOCKS_MAX = 1_000_000;
 const JUMP_SECONDS_MAX = 2 * JUMP_BLOCKS_MAX;
 
-export interface Sighting {
+export interface NewestBlock {
   readonly block: wire.Block;
   /** By performance.now. */
   readonly at: number;
 }
 
 /** The newest block of all answers so far. Those who ask at the same time share one question. */
-export function createSighting(rpc: Rpc): (ageMs?: number) => Promise<Sighting> {
-  let seen: Sighting | null = null;
+export function createNewestBlock(rpc: Rpc): (ageMs?: number) => Promise<NewestBlock> {
+  let seen: NewestBlock | null = null;
   let askedAt = Number.NEGATIVE_INFINITY;
   /** Since when no endpoint has said what fits the chain as we know it. */
   let doubtedAt: number | null = null;
-  let asking: Promise<Sighting> | null = null;
+  let asking: Promise<NewestBlock> | null = null;
 
-  async function question(): Promise<Sighting> {
+  async function question(): Promise<NewestBlock> {
     const isTrusted = doubtedAt === null || performance.now() - doubtedAt < DOUBT_MS_MAX;
     try {
       const block = await rpc.ask({
@@ -40,7 +40,7 @@ export function createSighting(rpc: Rpc): (ageMs?: number) => Promise<Sighting> 
       doubtedAt = null;
       if (seen?.block.hash !== block.hash) seen = { block, at: performance.now() };
     } catch (error) {
-      if (!(error instanceof Behind) || seen === null) throw error;
+      if (!(error instanceof StaleNode) || seen === null) throw error;
       doubtedAt ??= performance.now();
     }
     askedAt = performance.now();
@@ -58,8 +58,8 @@ export function createSighting(rpc: Rpc): (ageMs?: number) => Promise<Sighting> 
 
 /** @throws Behind for one that can't come after what was seen */
 function checkNext(newest: wire.Block, seen: wire.Block): void {
-  if (newest.number < seen.number) throw new Behind("an older block");
+  if (newest.number < seen.number) throw new StaleNode("an older block");
   const isJump =
     newest.number - seen.number > JUMP_BLOCKS_MAX || newest.timestamp - seen.timestamp > JUMP_SECONDS_MAX;
-  if (isJump) throw new Behind("a block far ahead");
+  if (isJump) throw new StaleNode("a block far ahead");
 }

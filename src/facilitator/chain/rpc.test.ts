@@ -2,7 +2,7 @@ import { afterEach, beforeEach, describe, expect, test } from "bun:test";
 import { outbound } from "../../../test/support/wallet.ts";
 import type { Log, LogFields } from "../../core/log.ts";
 import { StartupProblem } from "../../core/startup.ts";
-import { Behind } from "./endpoint.ts";
+import { StaleNode } from "./endpoint.ts";
 import { RpcError } from "./json-rpc.ts";
 import { createRpc } from "./rpc.ts";
 import { quantity } from "./rpc-types.ts";
@@ -108,11 +108,11 @@ describe("the first that gives a usable answer is heard:", () => {
   test("an answer that lies behind is passed over, and is the end when there is no other", async () => {
     const [first, second] = [startNode(result("0x1")), startNode(result("0x2"))];
     const read = (value: unknown) => {
-      if (quantity(value) < 2n) throw new Behind("behind");
+      if (quantity(value) < 2n) throw new StaleNode("behind");
       return quantity(value);
     };
     expect(await connect(first, second).ask({ ...question, read })).toBe(2n);
-    await expect(connect(first).ask({ ...question, read })).rejects.toThrow(Behind);
+    await expect(connect(first).ask({ ...question, read })).rejects.toThrow(StaleNode);
   });
 });
 

@@ -6,7 +6,7 @@ import type { Log } from "../../core/log.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import type { Outbound } from "../../http/outbound.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
-import { Behind, createEndpoint, type Endpoint, messageOf, type Question } from "./endpoint.ts";
+import { createEndpoint, type Endpoint, messageOf, type Question, StaleNode } from "./endpoint.ts";
 import { RpcError } from "./json-rpc.ts";
 
 const TIMEOUT_MS = 3000;
@@ -40,8 +40,8 @@ export interface RpcOptions {
 }
 
 /** What the endpoints that were asked so far have said. */
-interface Course {
-  behind: Behind | null;
+interface Progress {
+  behind: StaleNode | null;
   last: unknown;
 }
 
@@ -59,18 +59,18 @@ export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS
 
   return {
     async ask(question) {
-      const course: Course = { behind: null, last: undefined };
+      const progress: Progress = { behind: null, last: undefined };
       const working = good();
-      const first = await askInTurn(working, question, course);
+      const first = await askInTurn(working, question, progress);
       if (first !== null) return first.value;
       // One that answers, if only with an error about itself, is no reason to wait for those that don't.
-      const isAnswered = course.last instanceof RpcError || course.behind !== null;
+      const isAnswered = progress.last instanceof RpcError || progress.behind !== null;
       const others = endpoints.filter(
         (each) => !working.includes(each) && !(isAnswered && each.state() === "down"),
       );
-      const second = await askInTurn(others, question, course);
+      const second = await askInTurn(others, question, progress);
       if (second !== null) return second.value;
-      throw course.behind ?? unreachable(course.last);
+      throw progress.behind ?? unreachable(progress.last);
     },
     async askAll(question) {
       const working = good();
@@ -96,14 +96,14 @@ function isAnswer<T>(question: Question<T>, error: unknown): error is RpcError {
 }
 
 /**
- * Null when there is no usable answer, which the course then tells. What is not known to work is tested first.
+ * Null when there is no usable answer, which the progress then tells. What is not known to work is tested first.
  *
  * @throws RpcError when that is the answer
  */
 async function askInTurn<T>(
   endpoints: readonly Endpoint[],
   question: Question<T>,
-  course: Course,
+  progress: Progress,
 ): Promise<{ value: T } | null> {
   for (const endpoint of endpoints) {
     const state = endpoint.state();
@@ -112,8 +112,8 @@ async function askInTurn<T>(
       return { value: await endpoint.ask(question) };
     } catch (error) {
       if (isAnswer(question, error)) throw error;
-      if (error instanceof Behind) course.behind = error;
-      course.last = error;
+      if (error instanceof StaleNode) progress.behind = error;
+      progress.last = error;
     }
   }
   return null;

@@ -55,7 +55,7 @@ const HEAD_BYTES_MAX = 16_384;
 /** What of a body that is too large is passed over, so that its sender gets to read the refusal. */
 const PASSED_OVER_BYTES_MAX = 4 * 1024 * 1024;
 
-interface Connection {
+interface CallerSocket {
   readonly socket: TLSSocket;
   readonly peer: Peer;
   phase: "idle" | "head" | "body" | "answer" | "flush";
@@ -72,7 +72,7 @@ interface Connection {
 }
 
 export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: HttpOptions): HttpConnections {
-  const connections = new Map<object, Connection>();
+  const connections = new Map<object, CallerSocket>();
   // Bun only tells the peer of its time; it is the sweep that keeps it.
   const server = createServer({ maxHeaderSize: HEAD_BYTES_MAX, keepAliveTimeout: limits.idleMs });
   server.on("request", (request, response) => {
@@ -86,17 +86,17 @@ export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: H
     socket.destroy();
   });
 
-  function enter(connection: Connection, phase: Connection["phase"], ms: number): void {
+  function enter(connection: CallerSocket, phase: CallerSocket["phase"], ms: number): void {
     connection.phase = phase;
     connection.deadline = performance.now() + ms;
   }
 
-  function rest(connection: Connection): void {
+  function rest(connection: CallerSocket): void {
     connection.bytesSeen = connection.socket.bytesRead;
     enter(connection, "idle", limits.idleMs);
   }
 
-  function enqueue(connection: Connection, request: IncomingMessage, response: ServerResponse): void {
+  function enqueue(connection: CallerSocket, request: IncomingMessage, response: ServerResponse): void {
     connection.open++;
     if (connection.open > PIPELINED_MAX + 1) {
       connection.socket.resetAndDestroy();
@@ -114,7 +114,7 @@ export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: H
       });
   }
 
-  async function exchange(connection: Connection, incoming: IncomingMessage, outgoing: ServerResponse) {
+  async function exchange(connection: CallerSocket, incoming: IncomingMessage, outgoing: ServerResponse) {
     const { socket, peer } = connection;
     if (connection.isLeaving) {
       socket.destroy();
@@ -163,7 +163,7 @@ export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: H
   };
 }
 
-function newConnection(socket: TLSSocket, peer: Peer, { idleMs }: ConnectionLimits): Connection {
+function newConnection(socket: TLSSocket, peer: Peer, { idleMs }: ConnectionLimits): CallerSocket {
   return {
     socket,
     peer,
@@ -176,7 +176,7 @@ function newConnection(socket: TLSSocket, peer: Peer, { idleMs }: ConnectionLimi
   };
 }
 
-function leave(connection: Connection): void {
+function leave(connection: CallerSocket): void {
   connection.isLeaving = true;
   if (connection.open === 0) connection.socket.destroy();
 }

@@ -8,7 +8,7 @@ import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { type ConnectionLimits, type HttpOptions, type Peer, serveConnections } from "./http1.ts";
-import { createShares } from "./permits.ts";
+import { createPermits } from "./permits.ts";
 import type { TlsMaterial } from "./tls-files.ts";
 
 export interface ListenerLimits extends ConnectionLimits {
@@ -35,7 +35,7 @@ const SWEEP_MS = 250;
 /** A summary of refused handshakes is logged this often at most; anybody can cause them. */
 const REFUSALS_EVERY_MS = 10_000;
 
-export interface ListenerOptions {
+export interface MtlsListenerOptions {
   readonly host: string;
   /** 0 takes a free one. */
   readonly port: number;
@@ -49,7 +49,7 @@ export interface ListenerOptions {
   readonly log: Log;
 }
 
-export interface Listener {
+export interface MtlsListener {
   readonly port: number;
   /**
    * Handshakes from now on are made with this; connections and requests at work go on. Those whose certificate no CA
@@ -65,7 +65,7 @@ export interface Listener {
 }
 
 /** @throws StartupProblem when certificate and key are unusable, or the port is taken */
-export async function listenMutualTls(options: ListenerOptions): Promise<Listener> {
+export async function listenMutualTls(options: MtlsListenerOptions): Promise<MtlsListener> {
   const server = createTlsServer(options.tls);
   const sockets = admit(server, options);
   let roots = parseCertificates(options.tls.clientCa);
@@ -131,7 +131,7 @@ function createTlsServer(tls: TlsMaterial): Server {
   }
 }
 
-function listen(server: Server, { host, port, log }: ListenerOptions): Promise<void> {
+function listen(server: Server, { host, port, log }: MtlsListenerOptions): Promise<void> {
   return new Promise((resolve, reject) => {
     const refuse = (cause: Error) =>
       reject(
@@ -150,12 +150,12 @@ function listen(server: Server, { host, port, log }: ListenerOptions): Promise<v
 }
 
 /** Counts connections from their first packet on, and hands those with a verified certificate to HTTP. */
-function admit(server: Server, { answer, ownerOf, bodyBytesMax, limits, clock, log }: ListenerOptions) {
+function admit(server: Server, { answer, ownerOf, bodyBytesMax, limits, clock, log }: MtlsListenerOptions) {
   const http = serveConnections({ answer, bodyBytesMax, limits, clock, log });
   const sockets = new Set<TLSSocket>();
   /** When each has to be done, the oldest first. */
   const handshakes = new Map<TLSSocket, number>();
-  const shares = createShares(limits.connections);
+  const shares = createPermits(limits.connections);
   const refused = refusals(log);
   const awaitEmpty: (() => void)[] = [];
 

@@ -1,31 +1,31 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { createShares } from "./permits.ts";
+import { createPermits } from "./permits.ts";
 
 const totals = fc.integer({ min: 1, max: 3_000 });
 const names = (count: number) => Array.from({ length: count }, (_, n) => `account ${n}`);
 
 /** Takes until it is refused, and says how many it got. */
-function takeAll(shares: ReturnType<typeof createShares>, name: string): number {
+function takeAll(shares: ReturnType<typeof createPermits>, name: string): number {
   let count = 0;
   while (shares.take(name)) count++;
   return count;
 }
 
 test("one alone may have nearly all: seven of eight", () => {
-  expect([1, 2, 3, 8, 2_000, 4_096].map((total) => takeAll(createShares(total), "alone"))).toEqual([
+  expect([1, 2, 3, 8, 2_000, 4_096].map((total) => takeAll(createPermits(total), "alone"))).toEqual([
     1, 1, 2, 7, 1_750, 3_584,
   ]);
 });
 
 test("however many flood, the next one gets a place, and the one after it", () => {
-  const shares = createShares(2_000);
+  const shares = createPermits(2_000);
   for (const name of names(5)) takeAll(shares, name);
   for (const name of ["next", "one more"]) expect(shares.take(name)).toBe(true);
 });
 
 test("of what one leaves free, each of those who come gets a first place, however much it wants", () => {
-  const shares = createShares(2_000);
+  const shares = createPermits(2_000);
   takeAll(shares, "flooder");
   const got = names(100).map((name) => takeAll(shares, name));
   expect(Math.min(...got)).toBeGreaterThanOrEqual(1);
@@ -34,7 +34,7 @@ test("of what one leaves free, each of those who come gets a first place, howeve
 test("one who holds all it may, however long, keeps nobody from a first place", () => {
   fc.assert(
     fc.property(totals, (total) => {
-      const shares = createShares(total);
+      const shares = createPermits(total);
       takeAll(shares, "flooder");
       expect(shares.take("other")).toBe(total > 1);
     }),
@@ -45,7 +45,7 @@ test("there are never more taken than there are, and what is given back can be t
   const steps = fc.array(fc.record({ name: fc.constantFrom(...names(5)), takes: fc.boolean() }));
   fc.assert(
     fc.property(fc.integer({ min: 1, max: 20 }), steps, (total, sequence) => {
-      const shares = createShares(total);
+      const shares = createPermits(total);
       const held: string[] = [];
       for (const { name, takes } of sequence) {
         const at = held.indexOf(name);
@@ -58,7 +58,7 @@ test("there are never more taken than there are, and what is given back can be t
         expect(held.length).toBeLessThanOrEqual(total);
       }
       for (const name of held) shares.release(name);
-      expect(takeAll(shares, "alone")).toBe(takeAll(createShares(total), "alone"));
+      expect(takeAll(shares, "alone")).toBe(takeAll(createPermits(total), "alone"));
     }),
   );
 });
@@ -66,7 +66,7 @@ test("there are never more taken than there are, and what is given back can be t
 describe("when so many want more than there is", () => {
   /** Places are given back one by one, in any order, and whoever still wants one asks at once. */
   function sharesAfterAWhile(total: number, count: number, seed: number): number[] {
-    const shares = createShares(total);
+    const shares = createPermits(total);
     const held = new Map(names(count).map((name) => [name, takeAll(shares, name)]));
     let random = seed;
     const next = (most: number) => {

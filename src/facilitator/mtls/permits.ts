@@ -3,7 +3,7 @@
 // places only. So all that some hold, for however long, keeps no other from its first place, and those who want more
 // than there is end up with equal shares of the rest.
 
-export interface Shares {
+export interface Permits {
   /** False when this one has its share, or nothing is free. */
   take(name: string): boolean;
   release(name: string): void;
@@ -22,7 +22,7 @@ export function mayTake(own: number, taken: number, holders: number, total: numb
   return free > 0 && own < share && (free > reserve || own === 0);
 }
 
-export function createShares(total: number): Shares {
+export function createPermits(total: number): Permits {
   const held = new Map<string, number>();
   let taken = 0;
   return {

@@ -3,10 +3,10 @@
 // the claim back, and that claim alone.
 
 import { endsWithin } from "../../concurrency/deadline.ts";
-import { pooled } from "../../concurrency/map-limit.ts";
+import { mapLimit } from "../../concurrency/map-limit.ts";
 import type { Reader } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
-import { createShares, mayTake } from "../mtls/permits.ts";
+import { createPermits, mayTake } from "../mtls/permits.ts";
 import {
   type Claimed,
   type ClaimedPayment,
@@ -17,8 +17,14 @@ import {
 } from "../payments.ts";
 import { type Balance, type Measured, sentNonces } from "./held-funds.ts";
 import type { Gas, SettleOptions } from "./ports.ts";
-import { type Asked, requirementsText, windowProblem } from "./request.ts";
-import { type Answers, inFlight, type Refusal, type SettleResponse, unavailable } from "./response.ts";
+import { requirementsText, type SettlementRequest, windowProblem } from "./request.ts";
+import {
+  inFlight,
+  type SettlementRefusal,
+  type SettlementResponses,
+  type SettleResponse,
+  unavailable,
+} from "./response.ts";
 
 /** Memory stays bounded while node and wallet are slow. */
 const AT_WORK_MAX = 2_000;
@@ -26,19 +32,19 @@ const AT_WORK_MAX = 2_000;
 const QUESTIONS_PARALLEL = 8;
 
 /** "taken": somebody else claimed it in between, so there is a record to answer from. */
-export type Collected = SettleResponse | Refusal | "taken";
+export type Collected = SettleResponse | SettlementRefusal | "taken";
 
 export interface Collect {
   /** @throws Fault `unavailable` as settle does */
-  collect(asked: Asked): Promise<Collected>;
+  collect(asked: SettlementRequest): Promise<Collected>;
   /** Whether this process has it between the simulation and its transaction, or waits for its block. */
   isAtWork(payment: Pick<FacilitatorPayment, "account" | "payer" | "nonce">): boolean;
 }
 
-type Wanted = ClaimedPayment & { readonly gasAtRisk: bigint };
+type ClaimWithGas = ClaimedPayment & { readonly gasAtRisk: bigint };
 
 interface CollectOptions extends SettleOptions {
-  readonly answers: Answers;
+  readonly answers: SettlementResponses;
   /** A claim may have been left behind. */
   forsaken(): void;
 }
@@ -47,7 +53,7 @@ export function createCollect(options: CollectOptions): Collect {
   const { store, log, chain, wallet, outcomes, limits, answers, forsaken } = options;
   const claimBeside = createClaim(options);
   /** By account: each payment at work holds a place, however slow it is. */
-  const shares = createShares(options.atWorkMax ?? AT_WORK_MAX);
+  const shares = createPermits(options.atWorkMax ?? AT_WORK_MAX);
   /** Requests between the simulation and their answer. */
   const atWork = new Set<string>();
   /** Payments that the wallet has not stored or refused yet: a database that is away may hold that up. */
@@ -57,12 +63,12 @@ export function createCollect(options: CollectOptions): Collect {
     return atWork.has(name) || sending.has(name);
   }
 
-  function leave(set: Set<string>, { named }: Pick<Asked, "named">): void {
+  function leave(set: Set<string>, { named }: Pick<SettlementRequest, "named">): void {
     const name = nameOf(named);
     if (set.delete(name) && !isBusy(name)) shares.release(named.account);
   }
 
-  async function claimSendWait(asked: Asked, gas: Gas): Promise<Collected> {
+  async function claimSendWait(asked: SettlementRequest, gas: Gas): Promise<Collected> {
     const { key, payment } = asked;
     const { authorization, signature } = payment;
     const wanted = { key, claim: crypto.randomUUID(), authorization, signature };
@@ -84,7 +90,7 @@ export function createCollect(options: CollectOptions): Collect {
   }
 
   /** @throws Fault `unavailable` when nothing was signed and stored; the payment can be presented again */
-  async function send(asked: Asked, claimed: ClaimedPayment, gas: Gas): Promise<void> {
+  async function send(asked: SettlementRequest, claimed: ClaimedPayment, gas: Gas): Promise<void> {
     const { named } = asked;
     sending.add(nameOf(named));
     try {
@@ -98,7 +104,7 @@ export function createCollect(options: CollectOptions): Collect {
     }
   }
 
-  async function withdraw({ named }: Asked, claimed: ClaimedPayment): Promise<boolean> {
+  async function withdraw({ named }: SettlementRequest, claimed: ClaimedPayment): Promise<boolean> {
     try {
       return await store.write((tx) => withdrawClaim(tx, claimed));
     } catch (error) {
@@ -135,12 +141,12 @@ export function createCollect(options: CollectOptions): Collect {
   };
 }
 
-type ClaimBeside = (asked: Asked, wanted: ClaimedPayment, gas: Gas) => Promise<Claimed>;
+type ClaimBeside = (asked: SettlementRequest, wanted: ClaimedPayment, gas: Gas) => Promise<Claimed>;
 
 function createClaim(options: CollectOptions): ClaimBeside {
   const { store, clock, chain, forsaken } = options;
 
-  async function claim(asked: Asked, wanted: Wanted, balance: Measured): Promise<Claimed> {
+  async function claim(asked: SettlementRequest, wanted: ClaimWithGas, balance: Measured): Promise<Claimed> {
     const requirements = requirementsText(asked.requirements);
     const claim = { ...wanted, account: asked.account, requirements, limits: asked.limits, balance };
     try {
@@ -175,7 +181,7 @@ function createClaim(options: CollectOptions): ClaimBeside {
 /** A payer without code can make its transfer revert only by a transaction of its own, which costs it as much. */
 async function gasAtRiskOf(
   { chain, wallet }: Pick<CollectOptions, "chain" | "wallet">,
-  { key, limits }: Asked,
+  { key, limits }: SettlementRequest,
   { gas, balance: { block: number, hash } }: { readonly gas: Gas; readonly balance: Balance },
 ): Promise<bigint> {
   if (limits.dailyGasWei === 0n) return 0n;
@@ -189,7 +195,7 @@ async function landedBy(
   { block: number, hash }: Balance,
 ): Promise<ReadonlySet<Hex>> {
   const landed = new Set<Hex>();
-  await pooled(await sentNonces(store.read, from), QUESTIONS_PARALLEL, async (nonce) => {
+  await mapLimit(await sentNonces(store.read, from), QUESTIONS_PARALLEL, async (nonce) => {
     if (await chain.isUsed({ from, nonce }, { number, hash }).catch(() => false)) landed.add(nonce);
   });
   return landed;
@@ -204,6 +210,6 @@ async function isOverShare(reader: Reader, account: string, capacity: number): P
 }
 
 /** Per account: one must not hold up another's payment by presenting it with a wrong signature. */
-function nameOf({ account, payer, nonce }: Asked["named"]): string {
+function nameOf({ account, payer, nonce }: SettlementRequest["named"]): string {
   return `${payer}:${nonce}:${account}`;
 }

@@ -21,10 +21,10 @@ export type Measured = Pick<Balance, "amount" | "block"> & {
 /** Of one payer, that are asked for one by one. */
 const SENT_MAX = 50;
 
-type Payments = Tables["facilitatorPayments"];
+export type PaymentsTable = Tables["facilitatorPayments"];
 
 /** The words of the partial indexes, without which SQLite would scan the table. */
-export function isOpen(t: Payments) {
+export function isOpen(t: PaymentsTable) {
   return sql`${t.status} in ('claimed', 'sent')`;
 }
 

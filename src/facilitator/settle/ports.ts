@@ -7,7 +7,7 @@ import type { Limits } from "../guardrails.ts";
 import type { ClaimedPayment } from "../payments.ts";
 import type { Balance } from "./held-funds.ts";
 import type { TimeSpan } from "./request.ts";
-import type { Outcomes } from "./waiters.ts";
+import type { SettlementWaiters } from "./waiters.ts";
 
 /** What a simulation found: it holds for the wallet that it was made for. */
 export interface Gas {
@@ -60,7 +60,7 @@ export interface SettleOptions {
   readonly log: Log;
   readonly chain: SettleChain;
   readonly wallet: SettleWallet;
-  readonly outcomes: Outcomes;
+  readonly outcomes: SettlementWaiters;
   readonly limits: Limits & { readonly inclusionTimeoutMs: number };
   /** Settlements at work at once, of all accounts together; tests lower it. */
   readonly atWorkMax?: number;

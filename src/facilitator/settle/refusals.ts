@@ -10,25 +10,25 @@ import { utcDay } from "../daily-limits.ts";
 /** An account chooses payers and nonces, so it could fill the table. Past this, only the log has the reasons. */
 const NOTES_PER_DAY_MAX = 10_000;
 
-export interface Refusal {
+export interface RefusalRecord {
   readonly account: string;
   readonly payer: Hex;
   readonly nonce: Hex;
   readonly reason: string;
 }
 
-export interface Refusals {
+export interface RefusalLog {
   /** Never rejects. */
-  note(refusal: Refusal): Promise<void>;
+  note(refusal: RefusalRecord): Promise<void>;
 }
 
-interface RefusalsOptions {
+interface RefusalLogOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;
 }
 
-export function createRefusals({ store, clock, log }: RefusalsOptions): Refusals {
+export function createRefusalLog({ store, clock, log }: RefusalLogOptions): RefusalLog {
   let today = "";
   const notes = new Map<string, number>();
 
@@ -55,7 +55,7 @@ export function createRefusals({ store, clock, log }: RefusalsOptions): Refusals
   };
 }
 
-function keep(store: Store, { account, payer, nonce, reason }: Refusal, now: number): Promise<unknown> {
+function keep(store: Store, { account, payer, nonce, reason }: RefusalRecord, now: number): Promise<unknown> {
   return store.write(({ db, tables: { facilitatorRefusals: t } }) =>
     db
       .insert(t)

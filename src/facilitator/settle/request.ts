@@ -15,7 +15,7 @@ export interface SettleAccount extends AccountLimits {
   readonly name: string;
 }
 
-export interface Asked {
+export interface SettlementRequest {
   readonly account: string;
   readonly limits: Limits;
   readonly key: PaymentKey;
@@ -27,7 +27,11 @@ export interface Asked {
   readonly named: { readonly account: string; readonly payer: Hex; readonly nonce: Hex };
 }
 
-export function asked(account: SettleAccount, request: SettleRequest, defaults: Limits): Asked {
+export function settlementRequest(
+  account: SettleAccount,
+  request: SettleRequest,
+  defaults: Limits,
+): SettlementRequest {
   const { payment, requirements } = request;
   const { from: payer, nonce } = payment.authorization;
   const signedBy = checkSignature(payment);
@@ -74,7 +78,10 @@ export function requirementsText(requirements: Requirements): string {
 }
 
 /** Account, authorization and requirements, all fields. Payer and nonce are the record's key, so they are the same. */
-export function isSameTerms(record: FacilitatorPayment, { account, payment, ...rest }: Asked): boolean {
+export function isSameTerms(
+  record: FacilitatorPayment,
+  { account, payment, ...rest }: SettlementRequest,
+): boolean {
   const { authorization, signature, scheme, network } = payment;
   return (
     record.account === account &&

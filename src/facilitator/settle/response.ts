@@ -6,8 +6,8 @@ import { NETWORK } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { GuardrailProblem } from "../guardrails.ts";
 import type { FacilitatorPayment } from "../payments.ts";
-import type { Refusals } from "./refusals.ts";
-import type { Asked } from "./request.ts";
+import type { RefusalLog } from "./refusals.ts";
+import type { SettlementRequest } from "./request.ts";
 
 const ERROR_REASON = "payment could not be collected";
 /** About a block. */
@@ -27,32 +27,32 @@ export type SettleResponse = { readonly network: string; readonly payer: Hex } &
 );
 
 /** Before a claim: a failed collection, or a guardrail. */
-export type Refusal = { readonly failed: string } | { readonly overLimit: GuardrailProblem };
+export type SettlementRefusal = { readonly failed: string } | { readonly overLimit: GuardrailProblem };
 
-export interface Answers {
+export interface SettlementResponses {
   /** @throws Fault `over_limit` for a guardrail */
-  refuse(asked: Asked, refusal: Refusal): Promise<SettleResponse>;
+  refuse(asked: SettlementRequest, refusal: SettlementRefusal): Promise<SettleResponse>;
   /** Nothing is against the payment; it can't be settled now. */
-  unready(asked: Asked, reason: string): Fault;
+  unready(asked: SettlementRequest, reason: string): Fault;
   /** The payer's balance, or the account's gas, would do but for what is under way, which may end otherwise. */
-  putOff(asked: Asked, by: "held" | "gas held"): Fault;
+  putOff(asked: SettlementRequest, by: "held" | "gas held"): Fault;
   /**
    * What the record of the payment says.
    *
    * @param isAwaited a request that waits for the block will answer
    * @throws Fault `unavailable` while that is so, and while there is no hash to give
    */
-  fromRecord(asked: Asked, record: FacilitatorPayment, isAwaited: boolean): SettleResponse;
+  fromRecord(asked: SettlementRequest, record: FacilitatorPayment, isAwaited: boolean): SettleResponse;
   /**
    * What whoever has the same authorization, but asks for something else with it or from another account, may know of
    * the record: never a success, nor that it failed for as long as it may land or when it has landed.
    *
    * @throws Fault `unavailable` while there is no hash to give
    */
-  onOtherTerms(asked: Asked, record: FacilitatorPayment): Promise<SettleResponse>;
+  onOtherTerms(asked: SettlementRequest, record: FacilitatorPayment): Promise<SettleResponse>;
 }
 
-export function createAnswers(log: Log, refusals: Refusals): Answers {
+export function createSettlementResponses(log: Log, refusals: RefusalLog): SettlementResponses {
   return {
     async refuse(asked, refusal) {
       const isFailed = "failed" in refusal;
@@ -94,7 +94,7 @@ export function createAnswers(log: Log, refusals: Refusals): Answers {
   };
 }
 
-function failure({ key }: Asked, transaction: Hex | ""): SettleResponse {
+function failure({ key }: SettlementRequest, transaction: Hex | ""): SettleResponse {
   return { success: false, errorReason: ERROR_REASON, transaction, network: NETWORK, payer: key.payer };
 }
 

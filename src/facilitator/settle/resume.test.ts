@@ -49,34 +49,34 @@ describe.each(["sqlite", "postgres"] as const)("what comes in between, on %s, wi
   }
 
   test("an unready wallet or an absent node answers 503 for now, and nothing is kept as final", async () => {
-    const wing = settling(store);
+    const service = settling(store);
     const asked = await request();
-    wing.turns.readiness = async () => ({ ready: false, reason: "gas wallet low" });
-    const refused = await wing.settle(account(), asked).catch((error) => error);
+    service.turns.readiness = async () => ({ ready: false, reason: "gas wallet low" });
+    const refused = await service.settle(account(), asked).catch((error) => error);
     expect(refused).toMatchObject({ kind: "unavailable", retryAfterSeconds: 5 });
     expect(refused.message).not.toContain("gas");
-    expect(wing.logged).toContainEqual(
+    expect(service.logged).toContainEqual(
       expect.objectContaining({ fields: expect.objectContaining({ reason: "gas wallet low" }) }),
     );
-    wing.turns.readiness = async () => ({ ready: true });
-    const { simulate } = wing.turns;
-    wing.turns.simulate = away;
-    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
-    expect([await allPayments(store), await wing.refusals()]).toEqual([[], []]);
-    wing.turns.simulate = simulate;
-    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    service.turns.readiness = async () => ({ ready: true });
+    const { simulate } = service.turns;
+    service.turns.simulate = away;
+    expect(await ending(service.settle(account(), asked))).toBe("unavailable");
+    expect([await allPayments(store), await service.refusals()]).toEqual([[], []]);
+    service.turns.simulate = simulate;
+    expect(await ending(service.settle(account(), asked))).toBe("settled");
   });
 
   test("what the token would refuse is declined before a claim, counted, and may be asked again", async () => {
-    const wing = settling(store);
+    const service = settling(store);
     const asked = await request();
-    const { simulate } = wing.turns;
+    const { simulate } = service.turns;
     for (const reason of ["paused", "transfer amount exceeds balance"]) {
-      wing.turns.simulate = async () => ({ ok: false, reason });
-      expect(await wing.settle(account(), asked)).toMatchObject({ success: false, transaction: "" });
+      service.turns.simulate = async () => ({ ok: false, reason });
+      expect(await service.settle(account(), asked)).toMatchObject({ success: false, transaction: "" });
     }
     const { from: payer, nonce } = asked.payment.authorization;
-    expect(await wing.refusals()).toEqual([
+    expect(await service.refusals()).toEqual([
       {
         account: "alpha",
         payer,
@@ -87,55 +87,55 @@ describe.each(["sqlite", "postgres"] as const)("what comes in between, on %s, wi
         updated_at: NOON,
       },
     ]);
-    expect([await allPayments(store), await wing.reserved()]).toEqual([[], 0n]);
-    wing.turns.simulate = simulate;
-    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    expect([await allPayments(store), await service.reserved()]).toEqual([[], 0n]);
+    service.turns.simulate = simulate;
+    expect(await ending(service.settle(account(), asked))).toBe("settled");
   });
 
   test("a payment that was not sent gives its claim back, so that a retry is collected", async () => {
-    const wing = settling(store);
+    const service = settling(store);
     const asked = await request();
-    wing.turns.send = away;
-    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
-    expect([await allPayments(store), await wing.reserved()]).toEqual([[], 0n]);
-    wing.turns.send = wing.storeSent;
-    expect(await ending(wing.settle(account(), asked))).toBe("settled");
-    expect([wing.sends.length, await wing.reserved()]).toEqual([1, 1_000n]);
+    service.turns.send = away;
+    expect(await ending(service.settle(account(), asked))).toBe("unavailable");
+    expect([await allPayments(store), await service.reserved()]).toEqual([[], 0n]);
+    service.turns.send = service.storeSent;
+    expect(await ending(service.settle(account(), asked))).toBe("settled");
+    expect([service.sends.length, await service.reserved()]).toEqual([1, 1_000n]);
   });
 
   test("a send that rejects although it was stored is waited for all the same", async () => {
-    const wing = settling(store);
+    const service = settling(store);
     const asked = await request();
-    wing.turns.send = async (payment) => {
-      await wing.storeSent(payment);
+    service.turns.send = async (payment) => {
+      await service.storeSent(payment);
       throw new Fault("unavailable", "the answer to the commit was lost");
     };
-    expect(await ending(wing.settle(account(), asked))).toBe("settled");
-    expect(await wing.reserved()).toBe(1_000n);
+    expect(await ending(service.settle(account(), asked))).toBe("settled");
+    expect(await service.reserved()).toBe(1_000n);
   });
 
   test("a claim that could not be given back is sent after all, once", async () => {
     let refuseWrites = false;
     const broken: Store = { ...store, write: (work) => (refuseWrites ? away() : store.write(work)) };
-    const wing = settling(broken);
+    const service = settling(broken);
     const asked = await request();
     const { promise: over, resolve } = Promise.withResolvers<void>();
-    wing.turns.afterSend = async (key) => resolve(void (await wing.settled(key)));
-    wing.turns.send = async () => {
+    service.turns.afterSend = async (key) => resolve(void (await service.settled(key)));
+    service.turns.send = async () => {
       refuseWrites = true;
       return away();
     };
-    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
-    expect(await wing.record(asked)).toMatchObject({ status: "claimed" });
+    expect(await ending(service.settle(account(), asked))).toBe("unavailable");
+    expect(await service.record(asked)).toMatchObject({ status: "claimed" });
     // What is only claimed has no hash, and must not look declined either, however old it is.
-    wing.clock.time += 60_000;
-    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
+    service.clock.time += 60_000;
+    expect(await ending(service.settle(account(), asked))).toBe("unavailable");
     refuseWrites = false;
-    wing.turns.send = wing.storeSent;
+    service.turns.send = service.storeSent;
     await over;
-    expect(await ending(wing.settle(account(), asked))).toBe("settled");
-    expect([wing.sends.length, await wing.reserved()]).toEqual([1, 1_000n]);
-    wing.stop();
+    expect(await ending(service.settle(account(), asked))).toBe("settled");
+    expect([service.sends.length, await service.reserved()]).toEqual([1, 1_000n]);
+    service.stop();
   });
 
   test("a claim whose commit was answered by a lost connection is taken up", async () => {
@@ -149,73 +149,73 @@ describe.each(["sqlite", "postgres"] as const)("what comes in between, on %s, wi
         return away();
       },
     };
-    const wing = settling(lossy);
+    const service = settling(lossy);
     const asked = await request();
     const { promise: over, resolve } = Promise.withResolvers<void>();
-    wing.turns.afterSend = async (key) => resolve(void (await wing.settled(key)));
-    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
+    service.turns.afterSend = async (key) => resolve(void (await service.settled(key)));
+    expect(await ending(service.settle(account(), asked))).toBe("unavailable");
     await over;
-    expect(await ending(wing.settle(account(), asked))).toBe("settled");
-    expect(wing.sends).toHaveLength(1);
-    wing.stop();
+    expect(await ending(service.settle(account(), asked))).toBe("settled");
+    expect(service.sends).toHaveLength(1);
+    service.stop();
   });
 
   test("a note of a refusal, or a count of a retry, that can't be kept changes no answer", async () => {
     let refuseWrites = false;
     const broken: Store = { ...store, write: (work) => (refuseWrites ? away() : store.write(work)) };
-    const wing = settling(broken);
+    const service = settling(broken);
     const asked = await request();
-    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    expect(await ending(service.settle(account(), asked))).toBe("settled");
     refuseWrites = true;
-    expect(await ending(wing.settle(account(), asked))).toBe("settled");
-    expect(await ending(wing.settle(account("beta"), asked))).toStartWith("unknown 0x");
-    expect(await ending(wing.settle(account("beta", 1n), await request()))).toBe("over_limit");
+    expect(await ending(service.settle(account(), asked))).toBe("settled");
+    expect(await ending(service.settle(account("beta"), asked))).toStartWith("unknown 0x");
+    expect(await ending(service.settle(account("beta", 1n), await request()))).toBe("over_limit");
   });
 
   test("a wallet that takes too long is not waited for, and what it stores counts", async () => {
-    const wing = settling(store, { inclusionTimeoutMs: 20 });
+    const service = settling(store, { inclusionTimeoutMs: 20 });
     const { promise: go, resolve } = Promise.withResolvers<void>();
     const { promise: over, resolve: end } = Promise.withResolvers<void>();
     let sends = 0;
-    wing.turns.send = async (payment) => {
+    service.turns.send = async (payment) => {
       sends += 1;
       await go;
-      await wing.storeSent(payment);
+      await service.storeSent(payment);
     };
-    wing.turns.afterSend = async (key) => end(void (await wing.settled(key)));
+    service.turns.afterSend = async (key) => end(void (await service.settled(key)));
     const asked = await request();
-    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
-    expect(await ending(wing.settle(account(), asked))).toBe("unavailable");
+    expect(await ending(service.settle(account(), asked))).toBe("unavailable");
+    expect(await ending(service.settle(account(), asked))).toBe("unavailable");
     // It is the wallet's still: recovery leaves it alone.
-    const recovered = wing.recover();
-    for (let look = 0; look < 5; look += 1) await wing.record(asked);
+    const recovered = service.recover();
+    for (let look = 0; look < 5; look += 1) await service.record(asked);
     resolve();
     await over;
     await recovered;
-    expect(await ending(wing.settle(account(), asked))).toBe("settled");
+    expect(await ending(service.settle(account(), asked))).toBe("settled");
     expect(sends).toBe(1);
   });
 
   test("more at work than allowed are told to come again", async () => {
-    const wing = settling(store, { atWorkMax: 3 });
+    const service = settling(store, { atWorkMax: 3 });
     const { promise: go, resolve } = Promise.withResolvers<void>();
-    wing.turns.simulate = async () => {
+    service.turns.simulate = async () => {
       await go;
       return { ok: true, gas: 1n };
     };
     const asks = await Promise.all([request(), request(), request()]);
-    const answers = asks.map((asked) => ending(wing.settle(account(), asked)));
+    const answers = asks.map((asked) => ending(service.settle(account(), asked)));
     expect(await Promise.race(answers)).toBe("unavailable");
     resolve();
     expect((await Promise.all(answers)).sort()).toEqual(["settled", "settled", "unavailable"]);
-    expect(await ending(wing.settle(account(), await request()))).toBe("settled");
+    expect(await ending(service.settle(account(), await request()))).toBe("settled");
   });
 
   test("an account whose settlements are slow keeps none of another's from its place", async () => {
-    const wing = settling(store, { atWorkMax: 3 });
+    const service = settling(store, { atWorkMax: 3 });
     const { promise: go, resolve } = Promise.withResolvers<void>();
     const quick = await request();
-    wing.turns.simulate = async ({ nonce }) => {
+    service.turns.simulate = async ({ nonce }) => {
       if (nonce !== quick.payment.authorization.nonce) await go;
       return { ok: true, gas: 1n };
     };
@@ -223,19 +223,19 @@ describe.each(["sqlite", "postgres"] as const)("what comes in between, on %s, wi
     const enough = Promise.withResolvers<void>();
     let refused = 0;
     const answers = flood.map(async (asked) => {
-      const answer = await ending(wing.settle(account("flooder"), asked));
+      const answer = await ending(service.settle(account("flooder"), asked));
       if (++refused === 3) enough.resolve();
       return answer;
     });
     // All have come by now that get a place.
     await enough.promise;
-    expect(await ending(wing.settle(account("other"), quick))).toBe("settled");
+    expect(await ending(service.settle(account("other"), quick))).toBe("settled");
     resolve();
     expect((await Promise.all(answers)).filter((answer) => answer === "settled")).toHaveLength(2);
   });
 
   test("recovery sends claims that are still good, fails the others, and leaves sent ones alone", async () => {
-    const wing = settling(store);
+    const service = settling(store);
     const good = await request();
     const expired = await request({ validBefore: NOON / 1000 + 2 });
     const refused = await request();
@@ -245,38 +245,38 @@ describe.each(["sqlite", "postgres"] as const)("what comes in between, on %s, wi
       markSent(tx, { key: keyOfRequest(sent), claim: CLAIM }, hashOf(keyOfRequest(sent)), NOON),
     );
     const { nonce } = refused.payment.authorization;
-    wing.turns.simulate = async (authorization) =>
+    service.turns.simulate = async (authorization) =>
       authorization.nonce === nonce ? { ok: false, reason: "paused" } : { ok: true, gas: 1n };
-    await wing.recover();
-    expect(wing.sends.map((payment) => payment.key)).toEqual([keyOfRequest(good)]);
-    expect(wing.sends[0]?.authorization).toEqual(good.payment.authorization);
-    expect(wing.sends[0]?.signature).toBe(good.payment.signature);
-    expect(await wing.record(expired)).toMatchObject({ status: "failed", reason: "expired" });
-    expect(await wing.record(refused)).toMatchObject({ status: "failed", reason: "paused" });
-    expect(await wing.record(sent)).toMatchObject({ status: "sent" });
-    expect(await wing.reserved()).toBe(2_000n);
-    expect(await ending(wing.settle(account(), expired))).toBe("declined");
+    await service.recover();
+    expect(service.sends.map((payment) => payment.key)).toEqual([keyOfRequest(good)]);
+    expect(service.sends[0]?.authorization).toEqual(good.payment.authorization);
+    expect(service.sends[0]?.signature).toBe(good.payment.signature);
+    expect(await service.record(expired)).toMatchObject({ status: "failed", reason: "expired" });
+    expect(await service.record(refused)).toMatchObject({ status: "failed", reason: "paused" });
+    expect(await service.record(sent)).toMatchObject({ status: "sent" });
+    expect(await service.reserved()).toBe(2_000n);
+    expect(await ending(service.settle(account(), expired))).toBe("declined");
   });
 
   test("a claim that another process has left behind is taken up once it is old, and no earlier", async () => {
-    const wing = settling(store);
+    const service = settling(store);
     const asked = await request();
     await claimed(asked);
-    wing.clock.time += 9_999;
-    await wing.takeUp();
-    expect(wing.sends).toHaveLength(0);
-    wing.clock.time += 1;
-    await wing.takeUp();
-    expect(wing.sends.map(({ key }) => key)).toEqual([keyOfRequest(asked)]);
+    service.clock.time += 9_999;
+    await service.takeUp();
+    expect(service.sends).toHaveLength(0);
+    service.clock.time += 1;
+    await service.takeUp();
+    expect(service.sends.map(({ key }) => key)).toEqual([keyOfRequest(asked)]);
   });
 
   test("a claim is taken up too when the clock was set back since it was made", async () => {
-    const wing = settling(store);
+    const service = settling(store);
     const asked = await request();
     await claimed(asked);
-    wing.clock.time -= 10_000;
-    await wing.takeUp();
-    expect(wing.sends.map(({ key }) => key)).toEqual([keyOfRequest(asked)]);
+    service.clock.time -= 10_000;
+    await service.takeUp();
+    expect(service.sends.map(({ key }) => key)).toEqual([keyOfRequest(asked)]);
   });
 
   describe("a claim that was given back and made anew on other terms meanwhile", () => {
@@ -288,104 +288,104 @@ describe.each(["sqlite", "postgres"] as const)("what comes in between, on %s, wi
     };
 
     test("is not sent with the words of the old one", async () => {
-      const wing = settling(store);
+      const service = settling(store);
       const [old, now] = [await request({ payer, nonce }), await request({ payer, nonce, value: 5n })];
       await claimed(old);
-      wing.turns.simulate = async ({ value }) => {
+      service.turns.simulate = async ({ value }) => {
         if (value === 1_000n) await renewed(old, now);
         return { ok: true, gas: 1n };
       };
-      await wing.recover();
-      expect(wing.sends.map(({ authorization }) => authorization.value)).toEqual([5n]);
+      await service.recover();
+      expect(service.sends.map(({ authorization }) => authorization.value)).toEqual([5n]);
     });
 
     test("does not fail for what was wrong with the old one", async () => {
-      const wing = settling(store);
+      const service = settling(store);
       const [old, now] = [await request({ payer, nonce }), await request({ payer, nonce, value: 5n })];
       await claimed(old);
-      wing.turns.simulate = async () => {
+      service.turns.simulate = async () => {
         await renewed(old, now);
-        wing.stop();
+        service.stop();
         return { ok: false, reason: "transfer amount exceeds balance" };
       };
-      await wing.recover();
-      expect(await wing.record(now)).toMatchObject({ status: "claimed", account: "beta", reason: null });
+      await service.recover();
+      expect(await service.record(now)).toMatchObject({ status: "claimed", account: "beta", reason: null });
     });
 
     test("is neither withdrawn nor answered for by the attempt that made the old one", async () => {
-      const wing = settling(store, { inclusionTimeoutMs: 50 });
+      const service = settling(store, { inclusionTimeoutMs: 50 });
       const [old, now] = [await request({ payer, nonce }), await request({ payer, nonce, value: 5n })];
-      wing.turns.send = async ({ key, claim }) => {
+      service.turns.send = async ({ key, claim }) => {
         await store.write((tx) => withdrawClaim(tx, { key, claim }));
         expect(await claimed(now, "beta", "a later attempt")).toBe("claimed");
         return away();
       };
-      expect(await ending(wing.settle(account(), old))).toBe("unavailable");
-      expect(await wing.record(now)).toMatchObject({ status: "claimed", account: "beta" });
-      expect([await wing.reserved(), await wing.reserved("beta")]).toEqual([0n, 5n]);
-      wing.turns.send = async ({ key, claim }) => {
+      expect(await ending(service.settle(account(), old))).toBe("unavailable");
+      expect(await service.record(now)).toMatchObject({ status: "claimed", account: "beta" });
+      expect([await service.reserved(), await service.reserved("beta")]).toEqual([0n, 5n]);
+      service.turns.send = async ({ key, claim }) => {
         await store.write((tx) => withdrawClaim(tx, { key, claim }));
-        await renewedAndSettled(wing);
+        await renewedAndSettled(service);
         return away();
       };
       await emptied(store);
-      expect(await ending(wing.settle(account(), old))).toStartWith("unknown 0x");
+      expect(await ending(service.settle(account(), old))).toStartWith("unknown 0x");
     });
 
-    async function renewedAndSettled(wing: ReturnType<typeof settling>) {
+    async function renewedAndSettled(service: ReturnType<typeof settling>) {
       const now = await request({ payer, nonce, value: 5n });
       const key = keyOfRequest(now);
       await claimed(now, "beta", "a later attempt");
       await store.write((tx) => markSent(tx, { key, claim: "a later attempt" }, hashOf(key), NOON));
-      await wing.settled(key);
+      await service.settled(key);
     }
   });
 
   test("recovery fails no payment that another process has sent meanwhile", async () => {
-    const wing = settling(store);
+    const service = settling(store);
     const asked = await request();
     await claimed(asked);
-    wing.turns.simulate = async () => {
+    service.turns.simulate = async () => {
       await store.write((tx) =>
         markSent(tx, { key: keyOfRequest(asked), claim: CLAIM }, hashOf(keyOfRequest(asked)), NOON),
       );
       return { ok: false, reason: "FiatTokenV2: authorization is used or canceled" };
     };
-    await wing.recover();
-    expect(await wing.record(asked)).toMatchObject({ status: "sent", reason: null });
-    expect(await wing.reserved()).toBe(1_000n);
+    await service.recover();
+    expect(await service.record(asked)).toMatchObject({ status: "sent", reason: null });
+    expect(await service.reserved()).toBe(1_000n);
   });
 
   test("recovery goes on until node and wallet are there, and fails nothing meanwhile", async () => {
-    const wing = settling(store);
+    const service = settling(store);
     const asked = await request();
     await claimed(asked);
     const troubles: string[] = [];
-    wing.turns.readiness = async () => {
+    service.turns.readiness = async () => {
       troubles.push("unready");
-      wing.turns.readiness = async () => ({ ready: true });
+      service.turns.readiness = async () => ({ ready: true });
       return { ready: false, reason: "rpc unreachable" };
     };
-    wing.turns.send = async () => {
+    service.turns.send = async () => {
       troubles.push("not sent");
-      wing.turns.send = wing.storeSent;
+      service.turns.send = service.storeSent;
       return away();
     };
-    await wing.recover();
-    expect([troubles, wing.sends.length]).toEqual([["unready", "not sent"], 1]);
+    await service.recover();
+    expect([troubles, service.sends.length]).toEqual([["unready", "not sent"], 1]);
   });
 
   test("recovery ends with the stop, whatever is left", async () => {
-    const wing = settling(store);
+    const service = settling(store);
     await claimed(await request());
     const { promise: asked, resolve } = Promise.withResolvers<void>();
-    wing.turns.simulate = () => {
+    service.turns.simulate = () => {
       resolve();
       return away();
     };
-    const recovered = wing.recover();
+    const recovered = service.recover();
     await asked;
-    wing.stop();
+    service.stop();
     await recovered;
     expect((await allPayments(store)).map((row) => row.status)).toEqual(["claimed"]);
   });

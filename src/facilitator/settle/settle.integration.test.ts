@@ -21,13 +21,13 @@ import { utcDay } from "../daily-limits.ts";
 import { localSigner } from "../wallet/signer.ts";
 import { createWallet, type Wallet } from "../wallet/wallet.ts";
 import { createSettle, type Settle } from "./settle.ts";
-import { createOutcomes, type Outcomes } from "./waiters.ts";
+import { createSettlementWaiters, type SettlementWaiters } from "./waiters.ts";
 
 let node: TestChain;
 let place: Place;
 let store: Store;
 let wallet: Wallet;
-let outcomes: Outcomes;
+let outcomes: SettlementWaiters;
 let settle: Settle["settle"];
 /** The same, for callers that do not wait long. */
 let settleSoon: Settle["settle"];
@@ -41,7 +41,7 @@ beforeAll(async () => {
   await node.mine();
   const outbound = createOutbound({ rules: null, extraCa: null });
   const chain = createChain({ urls: [node.url], outbound, log: silentLog });
-  outcomes = createOutcomes(store);
+  outcomes = createSettlementWaiters(store);
   const common = { store, clock: systemClock, log: silentLog, outcomes };
   wallet = createWallet({
     ...common,

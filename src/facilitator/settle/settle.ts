@@ -9,9 +9,20 @@ import { checkGuardrails } from "../guardrails.ts";
 import { countAttempt, type FacilitatorPayment, findPayment } from "../payments.ts";
 import { createCollect } from "./collect.ts";
 import type { SettleOptions } from "./ports.ts";
-import { createRefusals } from "./refusals.ts";
-import { type Asked, asked, isSameTerms, type SettleAccount, windowProblem } from "./request.ts";
-import { createAnswers, inFlight, type Refusal, type SettleResponse } from "./response.ts";
+import { createRefusalLog } from "./refusals.ts";
+import {
+  isSameTerms,
+  type SettleAccount,
+  type SettlementRequest,
+  settlementRequest,
+  windowProblem,
+} from "./request.ts";
+import {
+  createSettlementResponses,
+  inFlight,
+  type SettlementRefusal,
+  type SettleResponse,
+} from "./response.ts";
 import { createResume } from "./resume.ts";
 
 /** A record that comes and goes between two looks is one that others take and give back. */
@@ -32,7 +43,7 @@ export interface Settle {
 
 export function createSettle(options: SettleOptions): Settle {
   const { store, clock, log, chain, limits } = options;
-  const answers = createAnswers(log, createRefusals({ store, clock, log }));
+  const answers = createSettlementResponses(log, createRefusalLog({ store, clock, log }));
   const { collect, isAtWork } = createCollect({ ...options, answers, forsaken: () => resume.soon() });
   const resume = createResume({ ...options, isAtWork });
 
@@ -40,11 +51,11 @@ export function createSettle(options: SettleOptions): Settle {
    * On another network the same nonce is another payment's; unless the payer has signed it for this one, whatever the
    * request calls it.
    */
-  async function recordOf({ key, payment, signedBy }: Asked): Promise<FacilitatorPayment | null> {
+  async function recordOf({ key, payment, signedBy }: SettlementRequest): Promise<FacilitatorPayment | null> {
     return payment.network === NETWORK || signedBy === "payer" ? findPayment(store.read, key) : null;
   }
 
-  async function answerFromRecord(asked: Asked): Promise<SettleResponse | null> {
+  async function answerFromRecord(asked: SettlementRequest): Promise<SettleResponse | null> {
     const record = await recordOf(asked);
     if (record === null) return null;
     // Payer and nonce are no secret. Whoever has no signature of the payer learns nothing of what became of them.
@@ -55,7 +66,10 @@ export function createSettle(options: SettleOptions): Settle {
   }
 
   /** One that a contract wallet takes is as good as the record's: only the wallet itself can say that of another. */
-  async function isSigned({ signedBy, payment }: Asked, record: FacilitatorPayment): Promise<boolean> {
+  async function isSigned(
+    { signedBy, payment }: SettlementRequest,
+    record: FacilitatorPayment,
+  ): Promise<boolean> {
     if (signedBy === "payer" || payment.signature === record.signature) return true;
     return chain.isSignedByContract(payment.authorization, payment.signature);
   }
@@ -69,7 +83,7 @@ export function createSettle(options: SettleOptions): Settle {
   }
 
   /** For the operator: not worth failing an answer for. */
-  async function countRetry({ key, named }: Asked): Promise<void> {
+  async function countRetry({ key, named }: SettlementRequest): Promise<void> {
     try {
       await store.write((tx) => countAttempt(tx, key));
     } catch (error) {
@@ -78,7 +92,7 @@ export function createSettle(options: SettleOptions): Settle {
   }
 
   /** What can be said without a simulation; null when nothing is against it. */
-  async function judge(asked: Asked): Promise<Refusal | null> {
+  async function judge(asked: SettlementRequest): Promise<SettlementRefusal | null> {
     const { account, payment, requirements } = asked;
     const late = windowProblem(asked, await chain.time());
     if (late !== null) return { failed: late };
@@ -94,7 +108,7 @@ export function createSettle(options: SettleOptions): Settle {
 
   return {
     async settle(account, request) {
-      const wanted = asked(account, request, limits);
+      const wanted = settlementRequest(account, request, limits);
       for (let turn = 0; turn < TURNS_MAX; turn += 1) {
         const known = await answerFromRecord(wanted);
         if (known !== null) return known;

@@ -4,7 +4,7 @@ import { sqlitePlace } from "../../../test/support/stores.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Store } from "../../storage/store.ts";
 import { claimPayment, markSent, recordSettled } from "../payments.ts";
-import { createOutcomes } from "./waiters.ts";
+import { createSettlementWaiters } from "./waiters.ts";
 
 const place = sqlitePlace();
 let store: Store;
@@ -44,7 +44,7 @@ async function sent() {
 }
 
 test("an announced outcome wakes all who wait for that payment, and nobody else", async () => {
-  const outcomes = createOutcomes(store);
+  const outcomes = createSettlementWaiters(store);
   const [one, other] = [await sent(), await sent()];
   const waits = [outcomes.wait(one.key, 60_000), outcomes.wait(one.key, 60_000)];
   const pending = outcomes.wait(other.key, 60_000);
@@ -60,14 +60,14 @@ test("an announced outcome wakes all who wait for that payment, and nobody else"
 
 test("an outcome that was there before the wait, or is decided elsewhere, is found by looking", async () => {
   const { key, settle } = await sent();
-  const waiting = createOutcomes(store).wait(key, 60_000);
+  const waiting = createSettlementWaiters(store).wait(key, 60_000);
   await settle();
   expect(await waiting).toMatchObject({ status: "settled" });
-  expect(await createOutcomes(store).wait(key, 0)).toMatchObject({ status: "settled" });
+  expect(await createSettlementWaiters(store).wait(key, 0)).toMatchObject({ status: "settled" });
 });
 
 test("at the time limit and at the release the payment is given as it is; without a record there is no wait", async () => {
-  const outcomes = createOutcomes(store);
+  const outcomes = createSettlementWaiters(store);
   const { key } = await sent();
   expect(await outcomes.wait(key, 5)).toMatchObject({ status: "sent" });
   const waiting = outcomes.wait(key, 60_000);
@@ -75,7 +75,7 @@ test("at the time limit and at the release the payment is given as it is; withou
   expect(await waiting).toMatchObject({ status: "sent" });
   expect(await outcomes.wait(key, 60_000)).toMatchObject({ status: "sent" });
   const unknown = keyOfRequest(await request());
-  expect(await createOutcomes(store).wait(unknown, 60_000)).toBeNull();
+  expect(await createSettlementWaiters(store).wait(unknown, 60_000)).toBeNull();
 });
 
 test("a database that is away for a look is asked again; at the last look it is the caller's trouble", async () => {
@@ -93,7 +93,7 @@ test("a database that is away for a look is asked again; at the last look it is 
     },
   };
   await settle();
-  expect(await createOutcomes(flaky).wait(key, 60_000)).toMatchObject({ status: "settled" });
+  expect(await createSettlementWaiters(flaky).wait(key, 60_000)).toMatchObject({ status: "settled" });
   expect(looks).toBe(1);
-  await expect(createOutcomes(away).wait(key, 0)).rejects.toMatchObject({ kind: "unavailable" });
+  await expect(createSettlementWaiters(away).wait(key, 0)).rejects.toMatchObject({ kind: "unavailable" });
 });

@@ -6,7 +6,7 @@ import { type FacilitatorPayment, findPayment } from "../payments.ts";
 
 const LOOK_AGAIN_MS = 1000;
 
-export interface Outcomes {
+export interface SettlementWaiters {
   /** After the write that changed the payment is durable. */
   announce(key: PaymentKey): void;
   /** Lets go of whoever waits, now and from now on: the process is about to end, and they get what there is. */
@@ -19,7 +19,7 @@ export interface Outcomes {
   wait(key: PaymentKey, ms: number): Promise<FacilitatorPayment | null>;
 }
 
-export function createOutcomes(store: Store): Outcomes {
+export function createSettlementWaiters(store: Store): SettlementWaiters {
   const waiting = new Map<string, Set<() => void>>();
   let released = false;
 

@@ -1,7 +1,7 @@
 // A batch of payments on its way into the store: signed with consecutive nonces and written in one go, so that
 // either all of them may be broadcast or none.
 
-import { pooled } from "../../concurrency/map-limit.ts";
+import { mapLimit } from "../../concurrency/map-limit.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
@@ -14,7 +14,7 @@ import { areStored, insertTransactions, signRow, type TransactionRow, transfer }
 
 const STORE_RETRY_MS = 250;
 
-export interface Job {
+export interface SendJob {
   readonly payment: ClaimedPayment;
   readonly gas: bigint;
   /** It has been sent before, and none of those transactions can move the money any more. */
@@ -22,7 +22,7 @@ export interface Job {
 }
 
 export interface SignedJob {
-  readonly job: Job;
+  readonly job: SendJob;
   readonly row: TransactionRow;
 }
 
@@ -37,7 +37,7 @@ export class NotClaimed extends Error {
   }
 }
 
-export interface Start {
+export interface BatchStart {
   readonly nonce: number;
   readonly fees: Fees;
   /** The chain's newest block. */
@@ -49,12 +49,12 @@ export interface Start {
 /** Signs them in order. Behind the first that can't be signed no nonce is given, so that there is no gap. */
 export async function signBatch(
   signer: Signer,
-  jobs: readonly Job[],
-  { nonce, fees, block, now }: Start,
+  jobs: readonly SendJob[],
+  { nonce, fees, block, now }: BatchStart,
 ): Promise<{ signed: SignedJob[]; failure: unknown }> {
   const done: (SignedJob | undefined)[] = jobs.map(() => undefined);
   let failure: unknown = null;
-  await pooled(jobs.entries(), signer.parallel, async ([index, job]) => {
+  await mapLimit(jobs.entries(), signer.parallel, async ([index, job]) => {
     if (failure !== null) return;
     const position = { nonce: nonce + index, replacement: 0, fees, block, now };
     try {

@@ -3,7 +3,7 @@
 import type { Log } from "../../core/log.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
-import { isObsolete, newestOf, type Slot, type Slots } from "./pending.ts";
+import { isObsolete, newestOf, type PendingNonce, type PendingNonces } from "./pending.ts";
 import { isExpired } from "./resolution.ts";
 
 /** Nodes keep few transactions of one sender out of order, so not many are under way at a time. */
@@ -23,7 +23,7 @@ export interface Broadcaster {
 export interface BroadcasterOptions {
   readonly chain: Chain;
   readonly log: Log;
-  readonly slots: Slots;
+  readonly pendingNonces: PendingNonces;
   /** A nonce of this wallet is used that ought to be free. */
   readonly onForeignNonce: (wallet: Hex) => void;
   /** A node's answer asks for a look at the chain. */
@@ -33,24 +33,24 @@ export interface BroadcasterOptions {
 }
 
 export function createBroadcaster(options: BroadcasterOptions): Broadcaster {
-  const { chain, log, slots, onForeignNonce, onDoubt, againMs = AGAIN_MS } = options;
-  const queue = new Set<Slot>();
-  const underWay = new Map<Slot, Promise<void>>();
+  const { chain, log, pendingNonces, onForeignNonce, onDoubt, againMs = AGAIN_MS } = options;
+  const queue = new Set<PendingNonce>();
+  const underWay = new Map<PendingNonce, Promise<void>>();
   let stopped = false;
 
-  async function broadcastSlot(slot: Slot): Promise<void> {
-    const row = newestOf(slot);
+  async function broadcastSlot(pendingNonce: PendingNonce): Promise<void> {
+    const row = newestOf(pendingNonce);
     // The first node may keep the one before, and others have forgotten it.
-    const everywhere = slot.broadcasts++ > 0 || row.replacement > 0;
+    const everywhere = pendingNonce.broadcasts++ > 0 || row.replacement > 0;
     const reception = await chain.broadcast(row.raw, everywhere);
     // It was replaced meanwhile, or is in a block: then the answer means nothing.
-    if (newestOf(slot) !== row || slot.inclusion !== null) return;
-    slot.broadcastAt = performance.now() + (reception === "accepted" ? againMs : RETRY_MS);
+    if (newestOf(pendingNonce) !== row || pendingNonce.inclusion !== null) return;
+    pendingNonce.broadcastAt = performance.now() + (reception === "accepted" ? againMs : RETRY_MS);
     if (reception === "accepted") return;
     log.debug("a transaction was not accepted", { transaction: row.hash, reception });
-    if (reception === "underpriced") await broadcastOver(slot);
+    if (reception === "underpriced") await broadcastOver(pendingNonce);
     if (reception !== "nonce used") return;
-    onForeignNonce(slot.wallet);
+    onForeignNonce(pendingNonce.wallet);
     onDoubt();
   }
 
@@ -58,7 +58,7 @@ export function createBroadcaster(options: BroadcasterOptions): Broadcaster {
    * No node takes the one that does nothing, so some keep a transfer that they may have told nobody of. When its time
    * is over in the newest block it can only revert, which frees the nonce as well, if for a little more gas.
    */
-  async function broadcastOver({ transactions, payment }: Slot): Promise<void> {
+  async function broadcastOver({ transactions, payment }: PendingNonce): Promise<void> {
     const last = transactions.findLast(({ payer }) => payer !== null);
     if (last === undefined || last === transactions.at(-1) || payment === null) return;
     if (payment.status === "sent" || !isExpired(payment, await chain.newest(Number.POSITIVE_INFINITY)))
@@ -66,26 +66,26 @@ export function createBroadcaster(options: BroadcasterOptions): Broadcaster {
     await chain.broadcast(last.raw, true);
   }
 
-  function due(wallet: Hex, now: number): Slot[] {
-    const slotsDue = slots
+  function due(wallet: Hex, now: number): PendingNonce[] {
+    const slotsDue = pendingNonces
       .waiting(wallet)
-      .filter((slot) => slot.broadcastAt <= now && slots.isInReach(slot))
-      .filter((slot) => !underWay.has(slot) && !isObsolete(slot));
+      .filter((pendingNonce) => pendingNonce.broadcastAt <= now && pendingNonces.isInReach(pendingNonce))
+      .filter((pendingNonce) => !underWay.has(pendingNonce) && !isObsolete(pendingNonce));
     const again = new Set(slotsDue.filter(({ broadcasts }) => broadcasts > 0).slice(0, AGAIN_MAX));
-    return slotsDue.filter((slot) => slot.broadcasts === 0 || again.has(slot));
+    return slotsDue.filter((pendingNonce) => pendingNonce.broadcasts === 0 || again.has(pendingNonce));
   }
 
   function pump(): void {
-    for (const slot of queue) {
+    for (const pendingNonce of queue) {
       if (underWay.size >= PARALLEL) return;
-      queue.delete(slot);
-      const saying = broadcastSlot(slot)
+      queue.delete(pendingNonce);
+      const saying = broadcastSlot(pendingNonce)
         .catch((error: unknown) => log.error("a broadcast failed", { error }))
         .finally(() => {
-          underWay.delete(slot);
+          underWay.delete(pendingNonce);
           if (!stopped) pump();
         });
-      underWay.set(slot, saying);
+      underWay.set(pendingNonce, saying);
     }
   }
 
@@ -93,7 +93,8 @@ export function createBroadcaster(options: BroadcasterOptions): Broadcaster {
     broadcast() {
       if (stopped) return;
       const now = performance.now();
-      for (const wallet of slots.wallets()) for (const slot of due(wallet, now)) queue.add(slot);
+      for (const wallet of pendingNonces.wallets())
+        for (const pendingNonce of due(wallet, now)) queue.add(pendingNonce);
       pump();
     },
     async stop() {

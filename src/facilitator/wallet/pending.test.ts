@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import type { Hex } from "../../x402/types.ts";
-import { createSlots, REACH } from "./pending.ts";
+import { createPendingNonces, REACH } from "./pending.ts";
 import type { TransactionRow } from "./transactions.ts";
 
 const WALLET: Hex = `0x${"aa".repeat(20)}`;
@@ -23,12 +23,14 @@ function fillerAt(wallet_nonce: number): TransactionRow {
 }
 
 test("what stands at nonces far away, where a node once sent it, takes no place from others", () => {
-  const slots = createSlots();
-  const [near, far] = [5, 1_000_000].map((nonce) => slots.add(fillerAt(nonce), null, "failed"));
-  expect(slots.loads().get(WALLET)).toBe(2);
-  slots.advance(WALLET, 5);
-  expect([near, far].map((slot) => slot !== undefined && slots.isInReach(slot))).toEqual([true, false]);
-  expect(slots.loads().get(WALLET)).toBe(1);
-  slots.advance(WALLET, 1_000_001 - REACH);
-  expect(slots.loads().get(WALLET)).toBe(2);
+  const pendingNonces = createPendingNonces();
+  const [near, far] = [5, 1_000_000].map((nonce) => pendingNonces.add(fillerAt(nonce), null, "failed"));
+  expect(pendingNonces.loads().get(WALLET)).toBe(2);
+  pendingNonces.advance(WALLET, 5);
+  expect(
+    [near, far].map((pendingNonce) => pendingNonce !== undefined && pendingNonces.isInReach(pendingNonce)),
+  ).toEqual([true, false]);
+  expect(pendingNonces.loads().get(WALLET)).toBe(1);
+  pendingNonces.advance(WALLET, 1_000_001 - REACH);
+  expect(pendingNonces.loads().get(WALLET)).toBe(2);
 });

@@ -2,7 +2,7 @@
 // the answer is kept for a second.
 import type { Log } from "../../core/log.ts";
 import type { Chain } from "../chain/chain.ts";
-import type { Lane } from "./sender.ts";
+import type { Sender } from "./sender.ts";
 
 const FRESH_MS = 1000;
 
@@ -10,21 +10,26 @@ export type Readiness =
   | { readonly ready: true }
   | { readonly ready: false; readonly reason: "rpc unreachable" | "gas wallet low" };
 
-export interface Gauge {
+export interface ReadinessCheck {
   readiness(): Promise<Readiness>;
-  /** The lanes that had enough gas when it was looked last. */
-  able(): readonly Lane[];
+  /** The senders that had enough gas when it was looked last. */
+  able(): readonly Sender[];
 }
 
-export function createGauge(chain: Chain, lanes: readonly Lane[], lowWaterWei: bigint, log: Log): Gauge {
-  let able: readonly Lane[] = [];
+export function createReadinessCheck(
+  chain: Chain,
+  senders: readonly Sender[],
+  lowWaterWei: bigint,
+  log: Log,
+): ReadinessCheck {
+  let able: readonly Sender[] = [];
   let known: { readonly readiness: Readiness; readonly at: number } | null = null;
   let asking: Promise<Readiness> | null = null;
 
   async function look(): Promise<Readiness> {
     try {
-      const balances = await Promise.all(lanes.map((lane) => chain.balance(lane.signer.address)));
-      able = lanes.filter((_, index) => (balances[index] ?? 0n) >= lowWaterWei);
+      const balances = await Promise.all(senders.map((sender) => chain.balance(sender.signer.address)));
+      able = senders.filter((_, index) => (balances[index] ?? 0n) >= lowWaterWei);
       return able.length > 0 ? { ready: true } : { ready: false, reason: "gas wallet low" };
     } catch (error) {
       log.debug("readiness can't be found out", { error });

@@ -2,27 +2,27 @@
 // enough to be closed, what was reorganised away, and what has to be replaced. Each step can fail and is taken again
 // with the next look; nothing is forgotten before the database knows it.
 
-import { pooled } from "../../concurrency/map-limit.ts";
+import { mapLimit } from "../../concurrency/map-limit.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
 import type { Block } from "../chain/rpc-types.ts";
-import type { OpenPayment, Slot, Slots } from "./pending.ts";
-import type { Progress, Renew } from "./replace.ts";
-import { isExpired, type Judge } from "./resolution.ts";
-import type { Lane } from "./sender.ts";
-import { closePlaces } from "./transactions.ts";
+import type { PendingNonce, PendingNonces, PendingPayment } from "./pending.ts";
+import type { NonceProgress, Replacer } from "./replace.ts";
+import { isExpired, type Resolver } from "./resolution.ts";
+import type { Sender } from "./sender.ts";
+import { closeNonces } from "./transactions.ts";
 
 const QUESTIONS_PARALLEL = 16;
 const WALLETS_PARALLEL = 4;
 
-export interface LookOptions {
+export interface ReconcileOptions {
   readonly chain: Chain;
   readonly store: Store;
-  readonly slots: Slots;
-  readonly lanes: ReadonlyMap<Hex, Lane>;
-  readonly judge: Judge;
-  readonly renew: Renew;
+  readonly pendingNonces: PendingNonces;
+  readonly senders: ReadonlyMap<Hex, Sender>;
+  readonly judge: Resolver;
+  readonly renew: Replacer;
   /** Blocks until an inclusion counts as final. */
   readonly confirmations: number;
   /** Runs a step whose failure must not hold up the others. */
@@ -30,66 +30,70 @@ export interface LookOptions {
 }
 
 /** Looks at the chain whose newest block this is. Never rejects. */
-export function createLook(options: LookOptions): (at: Block) => Promise<void> {
-  const { chain, store, slots, lanes, judge, renew, confirmations, attempt } = options;
+export function createReconcile(options: ReconcileOptions): (at: Block) => Promise<void> {
+  const { chain, store, pendingNonces, senders, judge, renew, confirmations, attempt } = options;
   const undoReorganised = createReorganised(options);
-  const progresses = new Map<Hex, Progress>();
+  const progresses = new Map<Hex, NonceProgress>();
 
-  async function progressOf(wallet: Hex, at: Block): Promise<Progress> {
+  async function progressOf(wallet: Hex, at: Block): Promise<NonceProgress> {
     const count = await chain.transactionCount(wallet, at);
     const known = progresses.get(wallet);
     const isKnown = known?.count === count && known.since <= at.number;
     const progress = isKnown ? known : { count, since: at.number };
     progresses.set(wallet, progress);
-    slots.advance(wallet, count);
-    const lane = lanes.get(wallet);
-    if (lane !== undefined && (lane.next() ?? count) < count) lane.resynchronise();
+    pendingNonces.advance(wallet, count);
+    const sender = senders.get(wallet);
+    if (sender !== undefined && (sender.next() ?? count) < count) sender.resynchronise();
     return progress;
   }
 
   async function lookAtWallet(wallet: Hex, at: Block): Promise<void> {
     const progress = await progressOf(wallet, at);
-    const used = slots.waiting(wallet).filter(({ nonce }) => nonce < progress.count);
-    await pooled(used, QUESTIONS_PARALLEL, (slot) => attempt("included", () => judge.included(slot, at)));
-    const lane = lanes.get(wallet);
+    const used = pendingNonces.waiting(wallet).filter(({ nonce }) => nonce < progress.count);
+    await mapLimit(used, QUESTIONS_PARALLEL, (pendingNonce) =>
+      attempt("included", () => judge.included(pendingNonce, at)),
+    );
+    const sender = senders.get(wallet);
     // Transactions of a key that is configured no more are still watched and broadcast, but can't be replaced.
-    if (lane !== undefined) await renew(lane.signer, progress, lane.next(), at);
+    if (sender !== undefined) await renew(sender.signer, progress, sender.next(), at);
   }
 
-  function overdue(at: Block): OpenPayment[] {
-    return [...slots.payments()].filter((payment) => {
+  function overdue(at: Block): PendingPayment[] {
+    return [...pendingNonces.payments()].filter((payment) => {
       if (payment.status !== "sent") return false;
-      return isExpired(payment, at) || [...payment.slots].every(({ inclusion }) => inclusion !== null);
+      return (
+        isExpired(payment, at) || [...payment.pendingNonces].every(({ inclusion }) => inclusion !== null)
+      );
     });
   }
 
   async function closeDeep(at: Block): Promise<void> {
-    const deep = included(slots).filter(({ inclusion, payment }) => {
+    const deep = included(pendingNonces).filter(({ inclusion, payment }) => {
       const isDeep = inclusion !== null && at.number - inclusion.blockNumber >= confirmations;
       return isDeep && payment?.status !== "sent";
     });
     if (deep.length === 0) return;
     const { kept, lost } = await sift(chain, deep);
-    for (const slot of lost) await judge.reorganised(slot);
-    if (kept.length > 0) await store.write((tx) => closePlaces(tx, kept));
-    for (const slot of kept) slots.remove(slot);
+    for (const pendingNonce of lost) await judge.reorganised(pendingNonce);
+    if (kept.length > 0) await store.write((tx) => closeNonces(tx, kept));
+    for (const pendingNonce of kept) pendingNonces.remove(pendingNonce);
   }
 
   return async (at) => {
     await attempt("reorganised", () => undoReorganised(at));
-    await pooled(slots.wallets(), WALLETS_PARALLEL, (wallet) => {
+    await mapLimit(pendingNonces.wallets(), WALLETS_PARALLEL, (wallet) => {
       return attempt("wallet", () => lookAtWallet(wallet, at));
     });
-    await pooled(overdue(at), QUESTIONS_PARALLEL, (payment) => {
+    await mapLimit(overdue(at), QUESTIONS_PARALLEL, (payment) => {
       return attempt("overdue", () => judge.overdue(payment, at));
     });
     await attempt("close", () => closeDeep(at));
-    for (const payment of slots.payments()) slots.forget(payment);
+    for (const payment of pendingNonces.payments()) pendingNonces.forget(payment);
   };
 }
 
 /** Blocks that follow one another need no question; anything else may be another branch. */
-function createReorganised({ chain, slots, judge }: LookOptions): (at: Block) => Promise<void> {
+function createReorganised({ chain, pendingNonces, judge }: ReconcileOptions): (at: Block) => Promise<void> {
   let head: Block | null = null;
   /** Not every block that holds something of ours has been seen to be part of the present chain. */
   let isDoubtful = false;
@@ -97,29 +101,31 @@ function createReorganised({ chain, slots, judge }: LookOptions): (at: Block) =>
     if (head !== null && head.hash !== at.hash && head.hash !== at.parentHash) isDoubtful = true;
     head = at;
     if (!isDoubtful) return;
-    const { lost, isWhole } = await sift(chain, included(slots));
-    for (const slot of lost) await judge.reorganised(slot);
+    const { lost, isWhole } = await sift(chain, included(pendingNonces));
+    for (const pendingNonce of lost) await judge.reorganised(pendingNonce);
     isDoubtful = !isWhole;
   };
 }
 
-function included(slots: Slots): Slot[] {
-  return [...slots.all()].filter(({ inclusion }) => inclusion !== null);
+function included(pendingNonces: PendingNonces): PendingNonce[] {
+  return [...pendingNonces.all()].filter(({ inclusion }) => inclusion !== null);
 }
 
-/** Sorts included slots by whether their block is part of the chain. A node that does not know it says nothing. */
+/** Sorts included pending nonces by whether their block is part of the chain. A node that does not know it says nothing. */
 async function sift(
   chain: Chain,
-  slots: readonly Slot[],
-): Promise<{ kept: Slot[]; lost: Slot[]; isWhole: boolean }> {
-  const byBlock = Map.groupBy(slots, ({ inclusion }) => inclusion?.blockNumber ?? 0);
-  const kept: Slot[] = [];
-  const lost: Slot[] = [];
+  pendingNonces: readonly PendingNonce[],
+): Promise<{ kept: PendingNonce[]; lost: PendingNonce[]; isWhole: boolean }> {
+  const byBlock = Map.groupBy(pendingNonces, ({ inclusion }) => inclusion?.blockNumber ?? 0);
+  const kept: PendingNonce[] = [];
+  const lost: PendingNonce[] = [];
   let isWhole = true;
-  await pooled(byBlock, QUESTIONS_PARALLEL, async ([number, those]) => {
+  await mapLimit(byBlock, QUESTIONS_PARALLEL, async ([number, those]) => {
     const hash = await chain.blockHash(number);
     if (hash === null) isWhole = false;
-    else for (const slot of those) (slot.inclusion?.blockHash === hash ? kept : lost).push(slot);
+    else
+      for (const pendingNonce of those)
+        (pendingNonce.inclusion?.blockHash === hash ? kept : lost).push(pendingNonce);
   });
   return { kept, lost, isWhole };
 }

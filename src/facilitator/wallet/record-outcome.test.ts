@@ -10,8 +10,8 @@ import type { Hex } from "../../x402/types.ts";
 import { TOKEN_ADDRESS } from "../chain/token.ts";
 import { type ClaimedPayment, claimPayment, findPayment, markSent, recordFailed } from "../payments.ts";
 import { createBatchStore, NotClaimed } from "./batch.ts";
-import { createSlots } from "./pending.ts";
-import { createVerdicts, NotKnownYet } from "./record-outcome.ts";
+import { createPendingNonces } from "./pending.ts";
+import { createOutcomeRecorder, NotKnownYet } from "./record-outcome.ts";
 import { insertTransactions, type TransactionRow } from "./transactions.ts";
 
 const clock = { now: () => NOON };
@@ -59,18 +59,25 @@ async function sent(name: string, walletNonce: number) {
 
 test("a payment with a transaction that was not judged is not failed", async () => {
   const { payment, row } = await sent("unjudged", 0);
-  const slots = createSlots();
-  const { payment: open } = slots.add(row, payment, "sent");
+  const pendingNonces = createPendingNonces();
+  const { payment: open } = pendingNonces.add(row, payment, "sent");
   let conflicts = 0;
   const onConflict = () => void conflicts++;
   const outcomes = { announce() {} };
-  const verdicts = createVerdicts({ store, clock, log: silentLog, outcomes, slots, onConflict });
+  const verdicts = createOutcomeRecorder({
+    store,
+    clock,
+    log: silentLog,
+    outcomes,
+    pendingNonces,
+    onConflict,
+  });
   const other = rowOf(payment, 1);
   await store.write((tx) => insertTransactions(tx, [other]));
   await expect(verdicts.fail(open!, expired, [])).rejects.toBeInstanceOf(NotKnownYet);
   expect(await findPayment(store.read, payment.key)).toMatchObject({ status: "sent", reason: null });
   expect([open!.status, conflicts]).toEqual(["sent", 1]);
-  slots.add(other, payment, "sent");
+  pendingNonces.add(other, payment, "sent");
   await verdicts.fail(open!, expired, []);
   expect(await findPayment(store.read, payment.key)).toMatchObject({ status: "failed", reason: "expired" });
 });

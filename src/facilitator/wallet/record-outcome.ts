@@ -5,10 +5,16 @@ import type { Log } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { Receipt } from "../chain/rpc-types.ts";
-import { type Failure, findPayment, recordFailed, recordReorganised, recordSettled } from "../payments.ts";
-import type { Outcomes } from "../settle/waiters.ts";
+import {
+  findPayment,
+  type PaymentFailure,
+  recordFailed,
+  recordReorganised,
+  recordSettled,
+} from "../payments.ts";
+import type { SettlementWaiters } from "../settle/waiters.ts";
 import { countLate, markBurned, type Reverted } from "./gas-burned.ts";
-import type { OpenPayment, Slots } from "./pending.ts";
+import type { PendingNonces, PendingPayment } from "./pending.ts";
 import { transactionsOf } from "./transactions.ts";
 
 /** What can't be said yet is asked again: it is thrown, like the failures of a node. */
@@ -16,43 +22,43 @@ export class NotKnownYet extends Error {
   override readonly name = "NotKnownYet";
 }
 
-export interface Verdicts {
-  settle(payment: OpenPayment, receipt: Receipt): Promise<void>;
+export interface OutcomeRecorder {
+  settle(payment: PendingPayment, receipt: Receipt): Promise<void>;
   /** @throws NotKnownYet when another process has sent it once more */
   fail(
-    payment: OpenPayment,
-    failure: Omit<Failure, "gas_burned">,
+    payment: PendingPayment,
+    failure: Omit<PaymentFailure, "gas_burned">,
     reverted: readonly Reverted[],
   ): Promise<void>;
   /** Its transfer reverted; counts it, if it has failed for something else before. */
-  late(payment: OpenPayment, reverted: Reverted): Promise<void>;
+  late(payment: PendingPayment, reverted: Reverted): Promise<void>;
   /** Settled no more, for its block is gone. */
-  reopen(payment: OpenPayment): Promise<void>;
+  reopen(payment: PendingPayment): Promise<void>;
   /** Takes over how its record says that it stands. */
-  reread(payment: OpenPayment): Promise<void>;
+  reread(payment: PendingPayment): Promise<void>;
 }
 
-export interface VerdictsOptions {
+export interface OutcomeRecorderOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;
-  readonly outcomes: Pick<Outcomes, "announce">;
-  readonly slots: Pick<Slots, "of">;
+  readonly outcomes: Pick<SettlementWaiters, "announce">;
+  readonly pendingNonces: Pick<PendingNonces, "of">;
   /** The database holds a transaction that is not known here. */
   readonly onConflict: () => void;
 }
 
-export function createVerdicts(options: VerdictsOptions): Verdicts {
-  const { store, clock, log, outcomes, slots, onConflict } = options;
+export function createOutcomeRecorder(options: OutcomeRecorderOptions): OutcomeRecorder {
+  const { store, clock, log, outcomes, pendingNonces, onConflict } = options;
 
-  async function reread(payment: OpenPayment): Promise<void> {
+  async function reread(payment: PendingPayment): Promise<void> {
     payment.status = (await findPayment(store.read, payment.key))?.status ?? payment.status;
   }
 
   /** Undone when it has an open transaction that was not judged: that one may still collect it. */
   async function fail(
-    { key }: OpenPayment,
-    failure: Failure,
+    { key }: PendingPayment,
+    failure: PaymentFailure,
     reverted: readonly Reverted[],
   ): Promise<boolean> {
     try {
@@ -61,7 +67,7 @@ export function createVerdicts(options: VerdictsOptions): Verdicts {
         for (const each of reverted) await markBurned(tx, each);
         const rows = await transactionsOf(tx, key);
         const isJudged = rows.every(
-          (row) => !row.open || slots.of(row.wallet, row.wallet_nonce) !== undefined,
+          (row) => !row.open || pendingNonces.of(row.wallet, row.wallet_nonce) !== undefined,
         );
         if (!isJudged) throw new NotKnownYet();
         return true;
@@ -105,6 +111,6 @@ export function createVerdicts(options: VerdictsOptions): Verdicts {
   };
 }
 
-export function names({ key }: OpenPayment): { payer: Hex; nonce: Hex } {
+export function names({ key }: PendingPayment): { payer: Hex; nonce: Hex } {
   return { payer: key.payer, nonce: key.nonce };
 }

@@ -2,7 +2,7 @@
 // nothing of ours is at. Both are stored before they are broadcast, and both go by blocks and not by time: a chain
 // that stands still is waited for.
 
-import { pooled } from "../../concurrency/map-limit.ts";
+import { mapLimit } from "../../concurrency/map-limit.ts";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import { type Store, UniqueViolation } from "../../storage/store.ts";
@@ -10,15 +10,15 @@ import type { Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
 import type { Block } from "../chain/rpc-types.ts";
 import { type Fees, freeingFees, quoteFees, raiseFees } from "./fees.ts";
-import { isObsolete, newestOf, type Slot, type Slots } from "./pending.ts";
+import { isObsolete, newestOf, type PendingNonce, type PendingNonces } from "./pending.ts";
 import { isExpired } from "./resolution.ts";
 import type { Signer } from "./signer.ts";
 import {
-  type Content,
   insertTransactions,
   nothing,
-  reopenPlaces,
+  reopenNonces,
   signRow,
+  type TransactionContent,
   type TransactionRow,
   transfer,
 } from "./transactions.ts";
@@ -29,7 +29,7 @@ const RENEWALS_MAX = 50;
 const GAPS_MAX = 50;
 
 /** How far a wallet's transactions are in the chain. */
-export interface Progress {
+export interface NonceProgress {
   /** Nonces below it are used. */
   readonly count: number;
   /** The block since which it has been that. */
@@ -37,14 +37,19 @@ export interface Progress {
 }
 
 /** Replaces and fills what needs it at `head`. @param next the nonce that a new payment would get, if it is known */
-export type Renew = (signer: Signer, progress: Progress, next: number | null, head: Block) => Promise<void>;
+export type Replacer = (
+  signer: Signer,
+  progress: NonceProgress,
+  next: number | null,
+  head: Block,
+) => Promise<void>;
 
-export interface RenewOptions {
+export interface ReplacerOptions {
   readonly chain: Chain;
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;
-  readonly slots: Slots;
+  readonly pendingNonces: PendingNonces;
   /** Wei per gas. */
   readonly maxFee: bigint;
   /** Another process has stored transactions of one of our wallets. */
@@ -53,33 +58,37 @@ export interface RenewOptions {
   readonly onGap: (wallet: Hex) => void;
 }
 
-export function createRenew(options: RenewOptions): Renew {
-  const { chain, store, clock, log, slots, maxFee, onConflict, onGap } = options;
+export function createReplacer(options: ReplacerOptions): Replacer {
+  const { chain, store, clock, log, pendingNonces, maxFee, onConflict, onGap } = options;
 
-  function content(slot: Slot, head: Block): Content {
-    const { payment } = slot;
-    const last = slot.transactions.findLast(({ payer }) => payer !== null);
+  function content(pendingNonce: PendingNonce, head: Block): TransactionContent {
+    const { payment } = pendingNonce;
+    const last = pendingNonce.transactions.findLast(({ payer }) => payer !== null);
     if (payment?.status !== "sent" || last === undefined || isExpired(payment, head))
-      return nothing(slot.wallet);
+      return nothing(pendingNonce.wallet);
     return transfer(payment, BigInt(last.gas));
   }
 
-  /** What takes the slot's place; null when its fees can't be raised now. */
-  function renewal(slot: Slot, head: Block, tip: bigint): Renewal | null {
-    const before = newestOf(slot);
-    const made = content(slot, head);
+  /** What takes the pending nonce's place; null when its fees can't be raised now. */
+  function renewal(pendingNonce: PendingNonce, head: Block, tip: bigint): Renewal | null {
+    const before = newestOf(pendingNonce);
+    const made = content(pendingNonce, head);
     const isFreeing = made.payment === null && before.payer !== null;
     const fees = (isFreeing ? freeingFees : raiseFees)(feesOf(before), head.baseFee, tip, maxFee);
-    return fees === null ? null : { slot, content: made, fees };
+    return fees === null ? null : { pendingNonce, content: made, fees };
   }
 
-  async function replace(signer: Signer, { slot, content, fees }: Renewal, head: Block): Promise<void> {
-    const before = newestOf(slot);
+  async function replace(
+    signer: Signer,
+    { pendingNonce, content, fees }: Renewal,
+    head: Block,
+  ): Promise<void> {
+    const before = newestOf(pendingNonce);
     const replacement = before.replacement + 1;
-    const position = { nonce: slot.nonce, replacement, fees, block: head.number, now: clock.now() };
+    const position = { nonce: pendingNonce.nonce, replacement, fees, block: head.number, now: clock.now() };
     const row = await signRow(signer, content, position);
-    if (slot.inclusion !== null || !(await keep([row]))) return;
-    slots.add(row, slot.payment, slot.payment?.status ?? "failed");
+    if (pendingNonce.inclusion !== null || !(await keep([row]))) return;
+    pendingNonces.add(row, pendingNonce.payment, pendingNonce.payment?.status ?? "failed");
     log.info("a transaction was replaced", {
       wallet: row.wallet,
       nonce: row.wallet_nonce,
@@ -89,16 +98,18 @@ export function createRenew(options: RenewOptions): Renew {
   }
 
   /** Those that can be raised, so many at a time: what has to wait holds up nothing behind it. */
-  async function replaceSome(signer: Signer, stuck: readonly Slot[], head: Block): Promise<void> {
+  async function replaceSome(signer: Signer, stuck: readonly PendingNonce[], head: Block): Promise<void> {
     if (stuck.length === 0) return;
     const tip = await chain.tip();
-    const renewals = stuck.map((slot) => renewal(slot, head, tip)).filter((each) => each !== null);
-    await pooled(renewals.slice(0, RENEWALS_MAX), signer.parallel, (each) => replace(signer, each, head));
+    const renewals = stuck
+      .map((pendingNonce) => renewal(pendingNonce, head, tip))
+      .filter((each) => each !== null);
+    await mapLimit(renewals.slice(0, RENEWALS_MAX), signer.parallel, (each) => replace(signer, each, head));
   }
 
   async function fill(signer: Signer, gaps: readonly number[], head: Block): Promise<void> {
     // Used once, deep in the chain, and not used any more: what had them comes first.
-    if (await store.write((tx) => reopenPlaces(tx, signer.address, gaps))) {
+    if (await store.write((tx) => reopenNonces(tx, signer.address, gaps))) {
       log.warn("wallet nonces that were used are free again", { wallet: signer.address, nonces: gaps });
       onConflict();
       return;
@@ -111,7 +122,7 @@ export function createRenew(options: RenewOptions): Renew {
       rows.push(await signRow(signer, nothing(signer.address), position));
     }
     if (!(await keep(rows))) return;
-    for (const row of rows) slots.add(row, null, "failed");
+    for (const row of rows) pendingNonces.add(row, null, "failed");
     log.warn("wallet nonces that nothing was at were filled", { wallet: signer.address, nonces: gaps });
   }
 
@@ -128,14 +139,14 @@ export function createRenew(options: RenewOptions): Renew {
   }
 
   return async (signer, progress, next, head) => {
-    const waiting = slots.waiting(signer.address).filter(({ nonce }) => nonce >= progress.count);
-    const stuck = waiting.filter((slot) => needsMore(slot, progress, head));
+    const waiting = pendingNonces.waiting(signer.address).filter(({ nonce }) => nonce >= progress.count);
+    const stuck = waiting.filter((pendingNonce) => needsMore(pendingNonce, progress, head));
     await replaceSome(signer, stuck, head);
     // The way to one far away is not filled.
-    const end = (waiting.findLast(slots.isInReach)?.nonce ?? progress.count - 1) + 1;
+    const end = (waiting.findLast(pendingNonces.isInReach)?.nonce ?? progress.count - 1) + 1;
     const gaps: number[] = [];
     for (let nonce = progress.count; nonce < end && gaps.length < GAPS_MAX; nonce++) {
-      if (slots.of(signer.address, nonce) === undefined) gaps.push(nonce);
+      if (pendingNonces.of(signer.address, nonce) === undefined) gaps.push(nonce);
     }
     if (gaps.length > 0 || (next ?? 0) > end) onGap(signer.address);
     const isIdle = head.number - progress.since >= MISSED_BLOCKS_MAX;
@@ -144,8 +155,8 @@ export function createRenew(options: RenewOptions): Renew {
 }
 
 interface Renewal {
-  readonly slot: Slot;
-  readonly content: Content;
+  readonly pendingNonce: PendingNonce;
+  readonly content: TransactionContent;
   readonly fees: Fees;
 }
 
@@ -157,11 +168,11 @@ function feesOf(row: TransactionRow): Fees {
  * Fees rise by blocks, whatever nodes answer: one that takes no price at all would have them rise to the cap. The first
  * in line has missed some; those behind it wait for it, unless no block can take them.
  */
-function needsMore(slot: Slot, { count, since }: Progress, head: Block): boolean {
-  const row = newestOf(slot);
-  if (isObsolete(slot) || BigInt(row.max_fee) < head.baseFee) return true;
+function needsMore(pendingNonce: PendingNonce, { count, since }: NonceProgress, head: Block): boolean {
+  const row = newestOf(pendingNonce);
+  if (isObsolete(pendingNonce) || BigInt(row.max_fee) < head.baseFee) return true;
   // A number that is yet to come was a node's error, and says nothing.
   const from = row.stored_at_block > head.number ? since : Math.max(row.stored_at_block, since);
   const missed = head.number - from;
-  return slot.nonce === count && missed >= MISSED_BLOCKS_MAX;
+  return pendingNonce.nonce === count && missed >= MISSED_BLOCKS_MAX;
 }

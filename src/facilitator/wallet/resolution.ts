@@ -11,8 +11,8 @@ import { isPaidBy, isUsedUp } from "../chain/token.ts";
 import type { Gas, SettleChain } from "../settle/ports.ts";
 import { NotClaimed } from "./batch.ts";
 import type { Reverted } from "./gas-burned.ts";
-import { type Inclusion, newestOf, type OpenPayment, type Slot } from "./pending.ts";
-import { NotKnownYet, names, type Verdicts } from "./record-outcome.ts";
+import { newestOf, type PendingNonce, type PendingPayment, type UsedNonce } from "./pending.ts";
+import { NotKnownYet, names, type OutcomeRecorder } from "./record-outcome.ts";
 import { transactionsOf } from "./transactions.ts";
 
 /** A use of the authorization must lie after the simulation; this many blocks allow for a node that lay behind. */
@@ -22,69 +22,72 @@ const LOOK_UPS_MAX = 5;
 /** Wallet nonces for one payment. When they are gone it waits for its end. */
 const SLOTS_MAX = 4;
 
-export interface Judge {
+export interface Resolver {
   /**
-   * The slot's nonce is used in or before `head`: notes by whom, and what follows for the payment.
+   * The pending nonce's nonce is used in or before `head`: notes by whom, and what follows for the payment.
    *
    * @throws Error when nothing can be said yet, and when a node or the database fails; so do the others
    */
-  included(slot: Slot, head: Block): Promise<void>;
-  /** A payment that is sent, whose time is past at `head` or which has no slot left that could make it. */
-  overdue(payment: OpenPayment, head: Block): Promise<void>;
-  /** The block in which the slot's nonce was used is not part of the chain. */
-  reorganised(slot: Slot): Promise<void>;
+  included(pendingNonce: PendingNonce, head: Block): Promise<void>;
+  /** A payment that is sent, whose time is past at `head` or which has no pending nonce left that could make it. */
+  overdue(payment: PendingPayment, head: Block): Promise<void>;
+  /** The block in which the pending nonce's nonce was used is not part of the chain. */
+  reorganised(pendingNonce: PendingNonce): Promise<void>;
 }
 
-export interface JudgeOptions {
+export interface ResolverOptions {
   readonly chain: Chain;
   readonly store: Store;
   readonly log: Log;
-  readonly verdicts: Verdicts;
+  readonly recorder: OutcomeRecorder;
   readonly simulate: SettleChain["simulate"];
   /** Sends the payment with a new wallet nonce; resolves when it is stored. */
-  readonly send: (payment: OpenPayment, gas: Gas) => Promise<void>;
+  readonly send: (payment: PendingPayment, gas: Gas) => Promise<void>;
 }
 
-export function isExpired({ authorization }: OpenPayment, head: Block): boolean {
+export function isExpired({ authorization }: PendingPayment, head: Block): boolean {
   return BigInt(head.timestamp) >= authorization.validBefore;
 }
 
-export function createJudge(options: JudgeOptions): Judge {
-  const { chain, log, verdicts } = options;
+export function createPaymentResolver(options: ResolverOptions): Resolver {
+  const { chain, log, recorder } = options;
   const judgeUnpaid = createJudgeUnpaid(options);
 
   /** False when nothing can be said yet. */
   async function judge(
-    payment: OpenPayment,
-    slot: Slot,
+    payment: PendingPayment,
+    pendingNonce: PendingNonce,
     head: Block,
     receipt: Receipt | null,
   ): Promise<boolean> {
     if (receipt !== null && payment.status !== "settled" && isPaidBy(payment.authorization, receipt)) {
-      await verdicts.settle(payment, receipt);
+      await recorder.settle(payment, receipt);
       return true;
     }
     if (payment.status !== "sent") return true;
     if (payment.moving) return false;
     // One of ours that succeeded has moved the money: a receipt without that is not the whole one.
-    if (endOf(slot, receipt).how === "moved") return false;
-    const others = [...payment.slots].filter((other) => other !== slot);
-    // A slot that is still open decides, and then this one had no part in it.
+    if (endOf(pendingNonce, receipt).how === "moved") return false;
+    const others = [...payment.pendingNonces].filter((other) => other !== pendingNonce);
+    // A pending nonce that is still open decides, and then this one had no part in it.
     if (others.some(({ inclusion }) => inclusion === null)) return true;
-    const ends = [endOf(slot, receipt), ...others.map((other) => endOf(other, other.inclusion))];
+    const ends = [endOf(pendingNonce, receipt), ...others.map((other) => endOf(other, other.inclusion))];
     return judgeUnpaid(payment, head, ends);
   }
 
   return {
-    async included(slot, head) {
-      const { payment } = slot;
-      const receipt = await receiptOf(chain, slot);
-      if (payment !== null && !(await judge(payment, slot, head, receipt))) throw new NotKnownYet();
-      const [reverted] = revertedOf([endOf(slot, receipt)]);
-      if (payment?.status === "failed" && reverted !== undefined) await verdicts.late(payment, reverted);
+    async included(pendingNonce, head) {
+      const { payment } = pendingNonce;
+      const receipt = await receiptOf(chain, pendingNonce);
+      if (payment !== null && !(await judge(payment, pendingNonce, head, receipt))) throw new NotKnownYet();
+      const [reverted] = revertedOf([endOf(pendingNonce, receipt)]);
+      if (payment?.status === "failed" && reverted !== undefined) await recorder.late(payment, reverted);
       if (receipt === null) {
-        log.warn("a wallet nonce was used elsewhere", { wallet: slot.wallet, nonce: slot.nonce });
-        slot.inclusion = {
+        log.warn("a wallet nonce was used elsewhere", {
+          wallet: pendingNonce.wallet,
+          nonce: pendingNonce.nonce,
+        });
+        pendingNonce.inclusion = {
           hash: null,
           succeeded: false,
           gasWei: 0n,
@@ -93,23 +96,26 @@ export function createJudge(options: JudgeOptions): Judge {
         };
       } else {
         const { hash, succeeded, gasWei, blockNumber, blockHash } = receipt;
-        slot.inclusion = { hash, succeeded, gasWei, blockNumber, blockHash };
+        pendingNonce.inclusion = { hash, succeeded, gasWei, blockNumber, blockHash };
       }
     },
     async overdue(payment, head) {
       if (payment.moving) return;
-      const ends = [...payment.slots].map((slot) => endOf(slot, slot.inclusion));
+      const ends = [...payment.pendingNonces].map((pendingNonce) =>
+        endOf(pendingNonce, pendingNonce.inclusion),
+      );
       if (!(await judgeUnpaid(payment, head, ends))) throw new NotKnownYet();
     },
-    async reorganised(slot) {
-      const { payment, inclusion } = slot;
+    async reorganised(pendingNonce) {
+      const { payment, inclusion } = pendingNonce;
       log.warn("a block with a transaction of ours is not part of the chain any more", {
-        transaction: inclusion?.hash ?? newestOf(slot).hash,
+        transaction: inclusion?.hash ?? newestOf(pendingNonce).hash,
         block: inclusion?.blockNumber,
       });
-      if (payment?.status === "settled" && isTransfer(slot, inclusion?.hash)) await verdicts.reopen(payment);
-      slot.inclusion = null;
-      slot.broadcastAt = 0;
+      if (payment?.status === "settled" && isTransfer(pendingNonce, inclusion?.hash))
+        await recorder.reopen(payment);
+      pendingNonce.inclusion = null;
+      pendingNonce.broadcastAt = 0;
     },
   };
 }
@@ -119,10 +125,10 @@ export function createJudge(options: JudgeOptions): Judge {
  *
  * @param ends of all its wallet nonces
  */
-type JudgeUnpaid = (payment: OpenPayment, head: Block, ends: readonly End[]) => Promise<boolean>;
+type JudgeUnpaid = (payment: PendingPayment, head: Block, ends: readonly End[]) => Promise<boolean>;
 
-function createJudgeUnpaid({ chain, store, log, verdicts, simulate, send }: JudgeOptions): JudgeUnpaid {
-  async function sendAgain(payment: OpenPayment, gas: Gas): Promise<true> {
+function createJudgeUnpaid({ chain, store, log, recorder, simulate, send }: ResolverOptions): JudgeUnpaid {
+  async function sendAgain(payment: PendingPayment, gas: Gas): Promise<true> {
     log.warn("a payment gets another wallet nonce", names(payment));
     payment.moving = true;
     try {
@@ -130,7 +136,7 @@ function createJudgeUnpaid({ chain, store, log, verdicts, simulate, send }: Judg
     } catch (error) {
       if (!(error instanceof NotClaimed)) throw error;
       // Another process has found out how it ended.
-      await verdicts.reread(payment);
+      await recorder.reread(payment);
     } finally {
       payment.moving = false;
     }
@@ -138,7 +144,7 @@ function createJudgeUnpaid({ chain, store, log, verdicts, simulate, send }: Judg
   }
 
   /** The authorization is used or cancelled: by us, or by whom? */
-  async function judgeUsed(payment: OpenPayment, head: Block, ends: readonly End[]): Promise<boolean> {
+  async function judgeUsed(payment: PendingPayment, head: Block, ends: readonly End[]): Promise<boolean> {
     // Where a nonce was used without a receipt of ours, the use may be our own.
     const isForeign = ends.length > 0 && ends.every(({ how }) => how === "reverted" || how === "nothing");
     const from = payment.sinceBlock - BEHIND_BLOCKS;
@@ -149,7 +155,7 @@ function createJudgeUnpaid({ chain, store, log, verdicts, simulate, send }: Judg
     if (use === null) {
       if (!isForeign || ++payment.lookUps < LOOK_UPS_MAX) return false;
       const reason = "the authorization was used elsewhere";
-      await verdicts.fail(payment, { reason, foreign_transaction: null }, reverted);
+      await recorder.fail(payment, { reason, foreign_transaction: null }, reverted);
       return true;
     }
     const { hash } = use;
@@ -158,19 +164,19 @@ function createJudgeUnpaid({ chain, store, log, verdicts, simulate, send }: Judg
     }
     const how = use.cancelled ? "cancelled" : "used elsewhere";
     const reason = `the authorization was ${how}`;
-    await verdicts.fail(payment, { reason, foreign_transaction: hash }, reverted);
+    await recorder.fail(payment, { reason, foreign_transaction: hash }, reverted);
     return true;
   }
 
-  async function judgeOwn(payment: OpenPayment, hash: Hex): Promise<boolean> {
+  async function judgeOwn(payment: PendingPayment, hash: Hex): Promise<boolean> {
     const receipt = await chain.receipt(hash);
     if (receipt === null || !isPaidBy(payment.authorization, receipt)) return false;
-    await verdicts.settle(payment, receipt);
+    await recorder.settle(payment, receipt);
     return true;
   }
 
   /** Neither ours nor anybody has used it: has the payment failed, or is it sent again? */
-  async function judgeUnused(payment: OpenPayment, head: Block, ends: readonly End[]): Promise<boolean> {
+  async function judgeUnused(payment: PendingPayment, head: Block, ends: readonly End[]): Promise<boolean> {
     const simulation = await simulate(payment.authorization, payment.signature);
     const isOver = isExpired(payment, head);
     // Only a wrong time makes one of these: the token's own look at it, or the block's.
@@ -182,10 +188,10 @@ function createJudgeUnpaid({ chain, store, log, verdicts, simulate, send }: Judg
     const reverted = revertedOf(ends);
     if (!simulation.ok || reverted.length > 0) {
       const failure = { reason: isOver ? "expired" : reason, foreign_transaction: null };
-      await verdicts.fail(payment, failure, reverted);
+      await recorder.fail(payment, failure, reverted);
       return true;
     }
-    return payment.slots.size < SLOTS_MAX && sendAgain(payment, simulation.gas);
+    return payment.pendingNonces.size < SLOTS_MAX && sendAgain(payment, simulation.gas);
   }
 
   return async (payment, head, ends) => {
@@ -194,8 +200,8 @@ function createJudgeUnpaid({ chain, store, log, verdicts, simulate, send }: Judg
   };
 }
 
-async function receiptOf(chain: Chain, slot: Slot): Promise<Receipt | null> {
-  for (const { hash } of [...slot.transactions].reverse()) {
+async function receiptOf(chain: Chain, pendingNonce: PendingNonce): Promise<Receipt | null> {
+  for (const { hash } of [...pendingNonce.transactions].reverse()) {
     const receipt = await chain.receipt(hash);
     if (receipt !== null) return receipt;
   }
@@ -212,10 +218,10 @@ interface End {
   readonly gasWei: bigint;
 }
 
-function endOf(slot: Slot, by: Pick<Inclusion, "hash" | "succeeded" | "gasWei"> | null): End {
+function endOf(pendingNonce: PendingNonce, by: Pick<UsedNonce, "hash" | "succeeded" | "gasWei"> | null): End {
   if (by === null || by.hash === null) return { how: "unknown", hash: null, gasWei: 0n };
   const { hash, gasWei } = by;
-  if (!isTransfer(slot, by.hash)) return { how: "nothing", hash, gasWei };
+  if (!isTransfer(pendingNonce, by.hash)) return { how: "nothing", hash, gasWei };
   return { how: by.succeeded ? "moved" : "reverted", hash, gasWei };
 }
 
@@ -225,7 +231,7 @@ function revertedOf(ends: readonly End[]): Reverted[] {
   );
 }
 
-/** Whether it is one of the slot's transfers, and not a transaction that only used up the nonce. */
-function isTransfer(slot: Slot, hash: Hex | null | undefined): boolean {
-  return slot.transactions.some((row) => row.hash === hash && row.payer !== null);
+/** Whether it is one of the pending nonce's transfers, and not a transaction that only used up the nonce. */
+function isTransfer(pendingNonce: PendingNonce, hash: Hex | null | undefined): boolean {
+  return pendingNonce.transactions.some((row) => row.hash === hash && row.payer !== null);
 }

@@ -6,7 +6,7 @@ import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import { type Store, UniqueViolation } from "../../storage/store.ts";
 import type { Chain } from "../chain/chain.ts";
-import { createBatchStore, type Job, NotClaimed, type SignedJob, signBatch } from "./batch.ts";
+import { createBatchStore, NotClaimed, type SendJob, type SignedJob, signBatch } from "./batch.ts";
 import { quoteFees } from "./fees.ts";
 import type { Signer } from "./signer.ts";
 import { storedNonces } from "./transactions.ts";
@@ -19,21 +19,21 @@ const CONFLICT_PAUSE_MS_MAX = 100;
 const BLOCK_AGE_MS_MAX = 1000;
 const RETRY_AFTER_SECONDS = 5;
 
-export interface Lane {
+export interface Sender {
   readonly signer: Signer;
   /** Payments that wait for a nonce. */
   waiting(): number;
   /** The next nonce that it would give; null when chain and store have to be asked first. */
   next(): number | null;
   /** Resolves when its transaction is stored. @throws Fault `unavailable`; NotClaimed. Nothing is stored then. */
-  send(job: Job): Promise<void>;
+  send(job: SendJob): Promise<void>;
   /** Somebody else uses the key: chain and store are asked before the next nonce is given. */
   resynchronise(): void;
   /** Refuses what waits, and resolves when nothing is under way. */
   stop(): Promise<void>;
 }
 
-export interface LaneOptions {
+export interface SenderOptions {
   readonly signer: Signer;
   readonly chain: Chain;
   readonly store: Store;
@@ -45,18 +45,18 @@ export interface LaneOptions {
   readonly onStored: (jobs: readonly SignedJob[]) => void;
 }
 
-interface Waiting {
-  readonly job: Job;
+interface QueuedSend {
+  readonly job: SendJob;
   readonly resolve: () => void;
   readonly reject: (error: unknown) => void;
 }
 
-export function createLane(options: LaneOptions): Lane {
+export function createSender(options: SenderOptions): Sender {
   const { signer, chain, store, clock, log, maxFee, onStored } = options;
   const batchStore = createBatchStore(store, clock, log);
-  const queue: Waiting[] = [];
+  const queue: QueuedSend[] = [];
   /** Those whose turn it is. */
-  let batch: readonly Waiting[] = [];
+  let batch: readonly QueuedSend[] = [];
   let next: Free | null = null;
   /** Rises when what was known about the next nonce is not trusted any more. */
   let doubts = 0;
@@ -92,7 +92,7 @@ export function createLane(options: LaneOptions): Lane {
   }
 
   /** Rejects those whom the error is about, and gives the others. */
-  function refuse(those: readonly Waiting[], error: unknown): readonly Waiting[] {
+  function refuse(those: readonly QueuedSend[], error: unknown): readonly QueuedSend[] {
     const reason = error instanceof UniqueViolation ? unavailable("the wallet is in use", error) : error;
     const key = error instanceof NotClaimed ? error.key : null;
     const others = key === null ? [] : those.filter(({ job }) => job.payment.key !== key);
@@ -101,7 +101,7 @@ export function createLane(options: LaneOptions): Lane {
   }
 
   /** Signs and stores as many as can be signed, and gives those that are left. Nothing is stored when it throws. */
-  async function sendSome(those: readonly Waiting[]): Promise<readonly Waiting[]> {
+  async function sendSome(those: readonly QueuedSend[]): Promise<readonly QueuedSend[]> {
     const { room, ...start } = await startOf();
     const doubtsBefore = doubts;
     const jobs = those.slice(0, room).map(({ job }) => job);

@@ -1,16 +1,16 @@
-// Brings the open slots in line with the database: at the start, and now and then, since another process with the
+// Brings the open pending nonces in line with the database: at the start, and now and then, since another process with the
 // same keys may have stored transactions as well.
 import type { Store } from "../../storage/store.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
 import type { PaymentKey } from "../../x402/types.ts";
 import { TOKEN_ADDRESS } from "../chain/token.ts";
 import { claimedPayment, type FacilitatorPayment, findPayment, openPayments } from "../payments.ts";
-import type { Slots } from "./pending.ts";
+import type { PendingNonces } from "./pending.ts";
 import { openHashes, type TransactionRow, transactionsOf, transactionsWith } from "./transactions.ts";
 
 const FRESH_MS = 10_000;
 
-export interface Ledger {
+export interface NonceSync {
   /** Takes in what is open in the database and not known yet. */
   load(): Promise<void>;
   /** The same, unless it was done lately. */
@@ -19,30 +19,30 @@ export interface Ledger {
   doubt(): void;
 }
 
-export function createLedger(store: Store, slots: Slots): Ledger {
+export function createNonceSync(store: Store, pendingNonces: PendingNonces): NonceSync {
   let loadedAt = Number.NEGATIVE_INFINITY;
 
   function take(row: TransactionRow, payment: FacilitatorPayment | null): void {
-    if (slots.holds(row.hash)) return;
+    if (pendingNonces.holds(row.hash)) return;
     const claimed = payment === null ? null : claimedPayment(payment);
-    const slot = slots.add(row, claimed, payment?.status ?? "failed");
+    const pendingNonce = pendingNonces.add(row, claimed, payment?.status ?? "failed");
     if (payment?.status !== "settled" || payment.transaction_hash !== row.hash) return;
     const { block_number: blockNumber, block_hash: blockHash } = payment;
     if (blockNumber !== null && blockHash !== null)
-      slot.inclusion = { hash: row.hash, succeeded: true, gasWei: 0n, blockNumber, blockHash };
+      pendingNonce.inclusion = { hash: row.hash, succeeded: true, gasWei: 0n, blockNumber, blockHash };
   }
 
   async function load(): Promise<void> {
-    const unknown = (await openHashes(store.read)).filter((hash) => !slots.holds(hash));
+    const unknown = (await openHashes(store.read)).filter((hash) => !pendingNonces.holds(hash));
     for (const row of await transactionsWith(store.read, unknown)) {
       const key = keyOf(row);
       take(row, key === null ? null : await findPayment(store.read, key));
     }
-    const known = new Set([...slots.payments()].map(({ key }) => `${key.payer}:${key.nonce}`));
+    const known = new Set([...pendingNonces.payments()].map(({ key }) => `${key.payer}:${key.nonce}`));
     for (const payment of await openPayments(store.read)) {
       if (payment.status !== "sent" || known.has(`${payment.payer}:${payment.nonce}`)) continue;
       const blocks = (await transactionsOf(store.read, payment)).map((row) => row.stored_at_block);
-      slots.adopt(payment, blocks.length === 0 ? 0 : Math.min(...blocks));
+      pendingNonces.adopt(payment, blocks.length === 0 ? 0 : Math.min(...blocks));
     }
     loadedAt = performance.now();
   }

@@ -13,7 +13,7 @@ import type { Signer, Unsigned } from "./signer.ts";
 export type TransactionRow = Tables["facilitatorTransactions"]["$inferSelect"];
 
 /** One wallet nonce of one wallet. */
-export interface Place {
+export interface WalletNonce {
   readonly wallet: Hex;
   readonly nonce: number;
 }
@@ -24,7 +24,7 @@ const NAMED_MAX = 100;
 /** What a transfer of nothing costs, exactly. */
 const NOTHING_GAS = 21_000n;
 
-export interface Content {
+export interface TransactionContent {
   readonly to: Hex;
   readonly data: Hex;
   readonly gas: bigint;
@@ -43,7 +43,7 @@ export interface Position {
 }
 
 /** However much was estimated, a block has room for it. */
-export function transfer({ authorization, signature }: ClaimedPayment, gas: bigint): Content {
+export function transfer({ authorization, signature }: ClaimedPayment, gas: bigint): TransactionContent {
   return {
     to: TOKEN_ADDRESS,
     data: transferData(authorization, signature),
@@ -52,12 +52,16 @@ export function transfer({ authorization, signature }: ClaimedPayment, gas: bigi
   };
 }
 
-export function nothing(wallet: Hex): Content {
+export function nothing(wallet: Hex): TransactionContent {
   return { to: wallet, data: "0x", gas: NOTHING_GAS, payment: null };
 }
 
 /** @throws what the signer throws */
-export async function signRow(signer: Signer, content: Content, position: Position): Promise<TransactionRow> {
+export async function signRow(
+  signer: Signer,
+  content: TransactionContent,
+  position: Position,
+): Promise<TransactionRow> {
   const { to, data, gas, payment } = content;
   const { nonce, replacement, fees, block, now } = position;
   const unsigned: Unsigned = { nonce, to, data, gas, fees };
@@ -134,7 +138,7 @@ export function transactionsOf(reader: Reader, { payer, nonce }: PaymentKey): Pr
 }
 
 /** The chain says that the nonces are not used. False when nothing is stored for any of them that was closed. */
-export async function reopenPlaces(tx: Tx, wallet: Hex, nonces: readonly number[]): Promise<boolean> {
+export async function reopenNonces(tx: Tx, wallet: Hex, nonces: readonly number[]): Promise<boolean> {
   const { facilitatorTransactions: t } = tx.tables;
   const reopened = await tx.db
     .update(t)
@@ -145,7 +149,7 @@ export async function reopenPlaces(tx: Tx, wallet: Hex, nonces: readonly number[
 }
 
 /** Their wallet nonces are used, deep enough in the chain. */
-export async function closePlaces(tx: Tx, places: readonly Place[]): Promise<void> {
+export async function closeNonces(tx: Tx, places: readonly WalletNonce[]): Promise<void> {
   const { facilitatorTransactions: t } = tx.tables;
   for (let start = 0; start < places.length; start += NAMED_MAX) {
     const some = places.slice(start, start + NAMED_MAX);

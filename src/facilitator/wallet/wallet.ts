@@ -1,5 +1,5 @@
 // The gas wallets: which key sends a payment, whether any is able to, and what they had under way when the process
-// ended. Composed of the lanes (nonce, signature, store), the watcher (what became of it) and the renewal (fees).
+// ended. Composed of the senders (nonce, signature, store), the watcher (what became of it) and the renewal (fees).
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
@@ -8,18 +8,18 @@ import type { Authorization, Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
 import type { ClaimedPayment } from "../payments.ts";
 import type { Gas, SettleChain } from "../settle/ports.ts";
-import type { Outcomes } from "../settle/waiters.ts";
+import type { SettlementWaiters } from "../settle/waiters.ts";
 import type { SignedJob } from "./batch.ts";
 import { createBroadcaster } from "./broadcast.ts";
 import { gweiToWei, quoteFees } from "./fees.ts";
-import { createSlots, type Slots } from "./pending.ts";
-import { createGauge, type Gauge, type Readiness } from "./readiness.ts";
-import { createVerdicts } from "./record-outcome.ts";
-import { createRenew } from "./replace.ts";
-import { createJudge } from "./resolution.ts";
-import { createLane, type Lane } from "./sender.ts";
+import { createPendingNonces, type PendingNonces } from "./pending.ts";
+import { createReadinessCheck, type Readiness, type ReadinessCheck } from "./readiness.ts";
+import { createOutcomeRecorder } from "./record-outcome.ts";
+import { createReplacer } from "./replace.ts";
+import { createPaymentResolver } from "./resolution.ts";
+import { createSender, type Sender } from "./sender.ts";
 import type { Signer } from "./signer.ts";
-import { createLedger } from "./sync.ts";
+import { createNonceSync } from "./sync.ts";
 import { createWatcher } from "./watcher.ts";
 
 /** Transactions of one key under way, in no block yet. */
@@ -63,7 +63,7 @@ export interface WalletOptions {
   readonly clock: Clock;
   readonly log: Log;
   readonly signers: readonly Signer[];
-  readonly outcomes: Pick<Outcomes, "announce">;
+  readonly outcomes: Pick<SettlementWaiters, "announce">;
   readonly limits: {
     readonly gasLowWaterWei: bigint;
     /** May have a fraction. */
@@ -78,77 +78,62 @@ export interface WalletOptions {
 export function createWallet(options: WalletOptions): Wallet {
   const { chain, store, clock, log, signers, outcomes, limits } = options;
   const maxFee = gweiToWei(limits.maxFeeGwei);
-  const slots = createSlots();
-  const ledger = createLedger(store, slots);
-  const lanes = new Map<Hex, Lane>();
+  const pendingNonces = createPendingNonces();
+  const nonceSync = createNonceSync(store, pendingNonces);
+  const senders = new Map<Hex, Sender>();
   for (const signer of signers) {
-    lanes.set(signer.address, createLane({ signer, chain, store, clock, log, maxFee, onStored }));
+    senders.set(signer.address, createSender({ signer, chain, store, clock, log, maxFee, onStored }));
   }
-  const gauge = createGauge(chain, [...lanes.values()], limits.gasLowWaterWei, log);
-  const resynchronise = (wallet: Hex) => lanes.get(wallet)?.resynchronise();
-  const { simulate, costOf, send } = createSender({ chain, slots, gauge, lanes, maxFee });
-  const verdicts = createVerdicts({ store, clock, log, outcomes, slots, onConflict: ledger.doubt });
+  const readiness = createReadinessCheck(chain, [...senders.values()], limits.gasLowWaterWei, log);
+  const resynchronise = (wallet: Hex) => senders.get(wallet)?.resynchronise();
+  const { simulate, costOf, send } = createSending({ chain, pendingNonces, readiness, senders, maxFee });
+  const parts = { chain, store, clock, log, pendingNonces, maxFee };
+  const recorder = createOutcomeRecorder({ ...parts, outcomes, onConflict: nonceSync.doubt });
   const broadcaster = createBroadcaster({
-    chain,
-    log,
-    slots,
+    ...parts,
     onForeignNonce: resynchronise,
     onDoubt: () => watcher.lookAgain(),
     againMs: limits.rebroadcastMs,
   });
   const watcher = createWatcher({
-    chain,
-    store,
-    log,
-    slots,
-    lanes,
-    judge: createJudge({
-      chain,
-      store,
-      log,
-      verdicts,
+    ...parts,
+    senders,
+    judge: createPaymentResolver({
+      ...parts,
+      recorder,
       simulate,
       send: (payment, gas) => send(payment, gas, true),
     }),
-    renew: createRenew({
-      chain,
-      store,
-      clock,
-      log,
-      slots,
-      maxFee,
-      onConflict: ledger.doubt,
-      onGap: resynchronise,
-    }),
+    renew: createReplacer({ ...parts, onConflict: nonceSync.doubt, onGap: resynchronise }),
     broadcast: () => broadcaster.broadcast(),
-    refresh: ledger.refresh,
+    refresh: nonceSync.refresh,
     confirmations: limits.confirmations,
   });
 
   function onStored(jobs: readonly SignedJob[]): void {
-    for (const { job, row } of jobs) slots.add(row, job.payment, "sent");
+    for (const { job, row } of jobs) pendingNonces.add(row, job.payment, "sent");
     watcher.wake();
   }
 
   return {
     capacity: IN_FLIGHT_MAX * signers.length,
     async start() {
-      await ledger.load();
-      const count = [...slots.all()].length;
+      await nonceSync.load();
+      const count = [...pendingNonces.all()].length;
       if (count > 0) log.info("transactions of an earlier run are taken up", { count });
       watcher.wake();
     },
     async takeUp() {
-      await ledger.refresh();
-      if (slots.wallets().size > 0 || !slots.payments().next().done) watcher.wake();
+      await nonceSync.refresh();
+      if (pendingNonces.wallets().size > 0 || !pendingNonces.payments().next().done) watcher.wake();
     },
-    readiness: gauge.readiness,
+    readiness: readiness.readiness,
     simulate,
     costOf,
     send: (payment, gas) => send(payment, gas, false),
     async stop() {
       await Promise.all([
-        ...[...lanes.values()].map((lane) => lane.stop()),
+        ...[...senders.values()].map((sender) => sender.stop()),
         broadcaster.stop(),
         watcher.stop(),
       ]);
@@ -156,38 +141,38 @@ export function createWallet(options: WalletOptions): Wallet {
   };
 }
 
-interface SenderOptions {
+interface SendingOptions {
   readonly chain: Chain;
-  readonly slots: Slots;
-  readonly gauge: Gauge;
-  readonly lanes: ReadonlyMap<Hex, Lane>;
+  readonly pendingNonces: PendingNonces;
+  readonly readiness: ReadinessCheck;
+  readonly senders: ReadonlyMap<Hex, Sender>;
   /** Wei per gas. */
   readonly maxFee: bigint;
 }
 
-type Sender = Pick<Wallet, "simulate" | "costOf"> & {
+type Sending = Pick<Wallet, "simulate" | "costOf"> & {
   /** @param again it has been sent before */
   send(payment: ClaimedPayment, gas: Gas, again: boolean): Promise<void>;
 };
 
 /** Which wallet sends a payment: the choice is made once, for a payer's code may take only what one of them sends. */
-function createSender({ chain, slots, gauge, lanes, maxFee }: SenderOptions): Sender {
+function createSending({ chain, pendingNonces, readiness, senders, maxFee }: SendingOptions): Sending {
   let turns = 0;
 
-  function loadOf(lane: Lane): number {
-    return lane.waiting() + (slots.loads().get(lane.signer.address) ?? 0);
+  function loadOf(sender: Sender): number {
+    return sender.waiting() + (pendingNonces.loads().get(sender.signer.address) ?? 0);
   }
 
   /** The one with the least to do, of equal ones each in its turn; where none is able, any: it will not send then. */
-  async function leastBusy(): Promise<Lane | undefined> {
-    await gauge.readiness();
-    const able = gauge.able().length > 0 ? gauge.able() : [...lanes.values()];
+  async function leastBusy(): Promise<Sender | undefined> {
+    await readiness.readiness();
+    const able = readiness.able().length > 0 ? readiness.able() : [...senders.values()];
     const first = turns++ % able.length;
-    const loads = [...able.slice(first), ...able.slice(0, first)].map((lane) => ({
-      lane,
-      load: loadOf(lane),
+    const loads = [...able.slice(first), ...able.slice(0, first)].map((sender) => ({
+      sender,
+      load: loadOf(sender),
     }));
-    return loads.sort((a, b) => a.load - b.load)[0]?.lane;
+    return loads.sort((a, b) => a.load - b.load)[0]?.sender;
   }
 
   async function costOf({ limit }: Gas): Promise<bigint> {
@@ -196,21 +181,21 @@ function createSender({ chain, slots, gauge, lanes, maxFee }: SenderOptions): Se
   }
 
   async function simulate(authorization: Authorization, signature: Hex) {
-    const lane = await leastBusy();
-    if (lane === undefined) throw unavailable("no wallet");
-    const { address } = lane.signer;
+    const sender = await leastBusy();
+    if (sender === undefined) throw unavailable("no wallet");
+    const { address } = sender.signer;
     const simulation = await chain.simulate(authorization, signature, address);
     if (!simulation.ok) return simulation;
     return { ok: true as const, gas: { limit: simulation.gas, from: address } };
   }
 
   async function send(payment: ClaimedPayment, { limit, from }: Gas, again: boolean): Promise<void> {
-    const found = await gauge.readiness();
+    const found = await readiness.readiness();
     if (!found.ready) throw unavailable(found.reason);
-    const lane = gauge.able().find(({ signer }) => signer.address === from);
-    if (lane === undefined) throw unavailable("gas wallet low");
-    if (loadOf(lane) >= IN_FLIGHT_MAX) throw unavailable("too many payments under way");
-    await lane.send({ payment, gas: limit, again });
+    const sender = readiness.able().find(({ signer }) => signer.address === from);
+    if (sender === undefined) throw unavailable("gas wallet low");
+    if (loadOf(sender) >= IN_FLIGHT_MAX) throw unavailable("too many payments under way");
+    await sender.send({ payment, gas: limit, again });
   }
 
   return { simulate, costOf, send };

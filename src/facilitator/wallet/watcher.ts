@@ -3,7 +3,7 @@
 import type { Log } from "../../core/log.ts";
 import type { Chain } from "../chain/chain.ts";
 import type { Block } from "../chain/rpc-types.ts";
-import { createLook, type LookOptions } from "./reconcile.ts";
+import { createReconcile, type ReconcileOptions } from "./reconcile.ts";
 
 /** While a transaction or a payment waits for a block. */
 const POLL_MS = 150;
@@ -20,7 +20,7 @@ export interface Watcher {
   stop(): Promise<void>;
 }
 
-export interface WatcherOptions extends Omit<LookOptions, "attempt"> {
+export interface WatcherOptions extends Omit<ReconcileOptions, "attempt"> {
   readonly chain: Chain;
   readonly log: Log;
   /** Begins to broadcast what is due. Nobody waits for it, so a node that hangs does not hold up the look. */
@@ -30,8 +30,8 @@ export interface WatcherOptions extends Omit<LookOptions, "attempt"> {
 }
 
 export function createWatcher(options: WatcherOptions): Watcher {
-  const { chain, log, slots, broadcast, refresh } = options;
-  const look = createLook({ ...options, attempt });
+  const { chain, log, pendingNonces, broadcast, refresh } = options;
+  const look = createReconcile({ ...options, attempt });
   let seen: Block | null = null;
   /** When the chain is looked at although there is no new block (performance.now). */
   let lookAt = Number.POSITIVE_INFINITY;
@@ -67,15 +67,16 @@ export function createWatcher(options: WatcherOptions): Watcher {
   }
 
   function isWaiting(): boolean {
-    for (const slot of slots.all()) if (slot.inclusion === null && slots.isInReach(slot)) return true;
-    for (const { status } of slots.payments()) if (status === "sent") return true;
+    for (const pendingNonce of pendingNonces.all())
+      if (pendingNonce.inclusion === null && pendingNonces.isInReach(pendingNonce)) return true;
+    for (const { status } of pendingNonces.payments()) if (status === "sent") return true;
     return false;
   }
 
   async function run(): Promise<void> {
     await attempt("turn", turn);
     round = null;
-    if (stopped || (slots.wallets().size === 0 && !isWaiting())) return;
+    if (stopped || (pendingNonces.wallets().size === 0 && !isWaiting())) return;
     schedule(isWaiting() ? POLL_MS : CALM_POLL_MS);
   }
 

@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, expect, test } from "bun:test";
 import { type Catalog, fresh, openCatalog, UPSTREAM_URL } from "../../../test/support/catalog.ts";
-import { rememberedAgents } from "./cache.ts";
+import { agentCache } from "./cache.ts";
 
 let catalog: Catalog;
 beforeEach(async () => {
@@ -14,7 +14,7 @@ const suspend = (id: string) => catalog.send("PATCH", `/v1/agents/${id}`, { susp
 
 test("an agent is read once while it is remembered, and anew after that", async () => {
   let time = 0;
-  const agents = rememberedAgents(catalog.store.read, () => time);
+  const agents = agentCache(catalog.store.read, () => time);
   const id = await create();
   const first = await agents.find("acme", id);
   expect(first).toMatchObject({ id, suspended: false });
@@ -26,7 +26,7 @@ test("an agent is read once while it is remembered, and anew after that", async 
 });
 
 test("a change that is told is seen at once, also by a reader that was under way", async () => {
-  const agents = rememberedAgents(catalog.store.read);
+  const agents = agentCache(catalog.store.read);
   const id = await create();
   await agents.find("acme", id);
   await suspend(id);
@@ -42,7 +42,7 @@ test("a change that is told is seen at once, also by a reader that was under way
 });
 
 test("a remembered agent is another tenant's to nobody else", async () => {
-  const agents = rememberedAgents(catalog.store.read);
+  const agents = agentCache(catalog.store.read);
   const id = await create();
   expect(await agents.find("acme", id)).not.toBeNull();
   expect(await agents.find("rival", id)).toBeNull();
@@ -50,7 +50,7 @@ test("a remembered agent is another tenant's to nobody else", async () => {
 });
 
 test("a change of one agent forgets no other one, nor what is being read of it", async () => {
-  const agents = rememberedAgents(catalog.store.read);
+  const agents = agentCache(catalog.store.read);
   const [kept, changed, read] = [await create(), await create(), await create()];
   const first = await agents.find("acme", kept);
   await agents.find("acme", changed);

@@ -12,13 +12,13 @@ const REMEMBERED_MS = 1_000;
 const CHARACTERS_MAX = 8 * 1024 * 1024;
 const AGENT_CHARACTERS = 512;
 
-interface Entry {
+interface CachedAgent {
   readonly tenant: string;
   readonly agent: InvocableAgent;
   readonly until: number;
 }
 
-export interface RememberedAgents {
+export interface AgentCache {
   /** As findAgent; at once what is remembered. */
   find(tenant: string, id: string): Bun.MaybePromise<InvocableAgent | null>;
   /** To be called after a write that may have changed the agent, and before it is acknowledged. */
@@ -31,12 +31,9 @@ function keyOf(tenant: string, id: string): string {
 }
 
 /** @param now milliseconds of a clock that never goes back */
-export function rememberedAgents(
-  reader: Reader,
-  now: () => number = () => performance.now(),
-): RememberedAgents {
+export function agentCache(reader: Reader, now: () => number = () => performance.now()): AgentCache {
   /** By its ID, which is of one tenant. */
-  const known = tenantCache<string, Entry>(CHARACTERS_MAX);
+  const known = tenantCache<string, CachedAgent>(CHARACTERS_MAX);
   const reading = new Map<string, Promise<InvocableAgent | null>>();
 
   /** One read at a time for all who ask meanwhile, unless the agent was changed since it began. */

@@ -2,7 +2,7 @@
 // many agents there are, and with a total that is kept. By a part of their texts: through what a search reads of all
 // of them, in steps with a bound on their bytes.
 import { and, desc, eq, gte, inArray, lt, type SQL, sql } from "drizzle-orm";
-import { inTurn } from "../../concurrency/store-turns.ts";
+import { inStoreTurns } from "../../concurrency/store-turns.ts";
 import type { AgentStatus, Protocol } from "../../core/states.ts";
 import type { Reader } from "../../storage/store.ts";
 import { totalOf } from "../../storage/totals.ts";
@@ -28,7 +28,7 @@ export interface FoundAgents {
 }
 
 /** A search for a caller who has gone ends at its next step. */
-type Gone = AbortSignal | undefined;
+type SearchSignal = AbortSignal | undefined;
 
 /** Of one step along a list: less than a millisecond. */
 const SKIPPED_MAX = 5_000;
@@ -60,7 +60,7 @@ async function inList(reader: Reader, tenant: string, filter: AgentFilter): Prom
   let left = offset;
   for (; left > SKIPPED_MAX; left -= SKIPPED_MAX) {
     const skipped = { below, offset: SKIPPED_MAX - 1, limit: 1 };
-    const [last] = await inTurn(tenant, () => idsBelow(reader, tenant, list, skipped));
+    const [last] = await inStoreTurns(tenant, () => idsBelow(reader, tenant, list, skipped));
     if (last === undefined) return { ids: [], total };
     below = last;
   }
@@ -69,7 +69,7 @@ async function inList(reader: Reader, tenant: string, filter: AgentFilter): Prom
   return { ids, total: ids.length === 0 ? total : Math.max(total, offset + ids.length) };
 }
 
-interface Place {
+interface PageStart {
   readonly below: string;
   readonly limit: number;
   readonly offset: number;
@@ -80,7 +80,7 @@ async function idsBelow(
   { db, tables: { agentLists: t } }: Reader,
   tenant: string,
   list: string,
-  { below, limit, offset }: Place,
+  { below, limit, offset }: PageStart,
 ): Promise<string[]> {
   const rows = await db
     .select({ id: t.id })
@@ -97,7 +97,7 @@ async function bySearch(
   tenant: string,
   filter: AgentFilter,
   q: string,
-  gone: Gone,
+  gone: SearchSignal,
 ): Promise<FoundAgents> {
   const { limit, offset } = filter;
   const search = searchOf(reader, tenant, filter, q);
@@ -105,7 +105,7 @@ async function bySearch(
   let total = 0;
   for (let below: string | null = LAST_ID; below !== null && !gone?.aborted; ) {
     const from: string = below;
-    const { matches, last } = await inTurn(tenant, () => searchStep(reader, search, from));
+    const { matches, last } = await inStoreTurns(tenant, () => searchStep(reader, search, from));
     const skipped = Math.max(offset - total, 0);
     ids.push(...matches.slice(skipped, skipped + limit - ids.length));
     total += matches.length;
@@ -114,7 +114,7 @@ async function bySearch(
   return { ids, total };
 }
 
-interface Search {
+interface AgentSearch {
   /** The entries that are walked: all that are inactive, or all others. */
   readonly along: SQL | undefined;
   readonly matches: SQL | undefined;
@@ -125,7 +125,7 @@ function searchOf(
   tenant: string,
   filter: AgentFilter,
   q: string,
-): Search {
+): AgentSearch {
   const { status, protocol, tag } = filter;
   return {
     along: and(eq(t.tenant, tenant), eq(t.inactive, status === "inactive")),
@@ -153,7 +153,11 @@ interface SearchStep {
 }
 
 /** Looks at the next entries: so many that their texts are no more than a step may read. */
-async function searchStep(reader: Reader, { along, matches }: Search, below: string): Promise<SearchStep> {
+async function searchStep(
+  reader: Reader,
+  { along, matches }: AgentSearch,
+  below: string,
+): Promise<SearchStep> {
   const { agentSearch: t } = reader.tables;
   const next = await reader.db
     .select({ id: t.id, size: t.size })

@@ -6,7 +6,7 @@ import { AGENT_STATUSES, PROTOCOLS } from "../../core/states.ts";
 import { textProblem } from "../../core/text.ts";
 import { bodyReader, oneOf, page, type Query, queryOf } from "../../http/input.ts";
 import { jsonList } from "../../http/json-list.ts";
-import { giveJson } from "../../http/large-response.ts";
+import { respondJson } from "../../http/large-response.ts";
 import { operation } from "../../http/openapi.ts";
 import { empty, routes, scopeOf } from "../../http/server.ts";
 import { Agent, AgentCreate, AgentPage, AgentPatch, agentView } from "./model.ts";
@@ -156,7 +156,7 @@ export function agentRoutes(deps: AgentDeps) {
   function shown(request: Request, id: string, status: "ok" | "created" = "ok"): Promise<Response> {
     const { caller } = scopeOf(request);
     const { tenant } = caller;
-    return giveJson({ tenant, request, status }, async () => agentView(await service.get(caller, id)));
+    return respondJson({ tenant, request, status }, async () => agentView(await service.get(caller, id)));
   }
 
   return routes()

@@ -102,14 +102,14 @@ async function findRow(reader: Reader, tenant: string, id: string): Promise<Agen
   return row;
 }
 
-type Target = Pick<AgentRow, "tenant" | "credential_ref" | "upstream_url">;
+type CredentialUse = Pick<AgentRow, "tenant" | "credential_ref" | "upstream_url">;
 
 /**
  * Holds the credential that the agent will name, if any.
  *
  * @param given the fields that the caller has set, one of which is to blame
  */
-async function requireCredential(tx: Tx, agent: Target, given: Partial<Target>): Promise<void> {
+async function requireCredential(tx: Tx, agent: CredentialUse, given: Partial<CredentialUse>): Promise<void> {
   const { tenant, credential_ref, upstream_url } = agent;
   if (credential_ref === null) return;
   const held = await holdCredential(tx, tenant, credential_ref);
@@ -207,9 +207,9 @@ export function agentService({ store, clock, rules, agentsMax, changed }: AgentD
   };
 }
 
-type Changes = ReturnType<typeof patchedFields>;
+type AgentChanges = ReturnType<typeof patchedFields>;
 
-async function updated(tx: Tx, row: AgentRow, fields: Changes, now: number): Promise<AgentRow> {
+async function updated(tx: Tx, row: AgentRow, fields: AgentChanges, now: number): Promise<AgentRow> {
   const { agents } = tx.tables;
   const setsRate = "invocation_rate_limit" in fields || "invocation_burst" in fields;
   const next: AgentRow = {

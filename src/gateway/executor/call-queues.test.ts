@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { Lanes, type Waiting } from "./call-queues.ts";
+import { CallQueues, type QueueEntry } from "./call-queues.ts";
 
 /** More than there are places. */
 const AGENTS = ["a", "b", "c", "d", "e", "f", "g"] as const;
@@ -11,14 +11,14 @@ async function tick(): Promise<void> {
   for (let i = 0; i < 10; i++) await Promise.resolve();
 }
 
-/** Lanes over a database that is a list, with calls that end when the test says so. */
+/** Queues over a database that is a list, with calls that end when the test says so. */
 function world(limits: { agentPlaces: number; places: number }) {
-  const pending: (Waiting & { agent: string })[] = [];
+  const pending: (QueueEntry & { agent: string })[] = [];
   const runs: { agent: string; end: () => void }[] = [];
   const started: string[] = [];
   let made = 0;
   let reads = 0;
-  const lanes = new Lanes<Waiting>({
+  const queues = new CallQueues<QueueEntry>({
     ...limits,
     bodyBytes: 1000,
     async read(agentId, limit) {
@@ -39,12 +39,12 @@ function world(limits: { agentPlaces: number; places: number }) {
     },
   });
   return {
-    lanes,
+    queues,
     pending,
     runs,
     started,
     reads: () => reads,
-    insert(agent: string): Waiting {
+    insert(agent: string): QueueEntry {
       const item = { tenant: "t", id: `${agent}${String(++made).padStart(5, "0")}`, body_bytes: made % 7 };
       pending.push({ ...item, agent });
       return item;
@@ -61,14 +61,14 @@ const step = fc.record({
 test("every pending call runs exactly once, within the limits, however calls come and end", async () => {
   await fc.assert(
     fc.asyncProperty(fc.array(step, { minLength: 30, maxLength: 150 }), async (steps) => {
-      const { lanes, pending, runs, started, insert } = world({ agentPlaces: 3, places: 5 });
+      const { queues, pending, runs, started, insert } = world({ agentPlaces: 3, places: 5 });
       const all: string[] = [];
       for (const { action, agent } of steps) {
         if (action === "offer" || action === "insert unseen") {
           const item = insert(agent);
           all.push(item.id);
-          if (action === "offer") lanes.offer(agent, item, item);
-          else lanes.look(agent);
+          if (action === "offer") queues.offer(agent, item, item);
+          else queues.look(agent);
         } else if (action === "end") {
           runs.shift()?.end();
         } else {
@@ -79,14 +79,14 @@ test("every pending call runs exactly once, within the limits, however calls com
           expect(runs.filter((run) => run.agent === name).length).toBeLessThanOrEqual(3);
         }
       }
-      for (let turns = 0; turns < 1000 && (pending.length > 0 || lanes.running > 0); turns++) {
-        // Only an idle lane is looked at again: what it holds must start without help.
-        if (lanes.running === 0) for (const agent of AGENTS) lanes.look(agent);
+      for (let turns = 0; turns < 1000 && (pending.length > 0 || queues.running > 0); turns++) {
+        // Only an idle queue is looked at again: what it holds must start without help.
+        if (queues.running === 0) for (const agent of AGENTS) queues.look(agent);
         runs.shift()?.end();
         await settle();
       }
       expect(started.toSorted()).toEqual(all.toSorted());
-      expect(lanes.running).toBe(0);
+      expect(queues.running).toBe(0);
       const seen = steps.every(({ action }) => action !== "insert unseen");
       if (seen) for (const agent of AGENTS) expect(ofAgent(started, agent)).toEqual(ofAgent(all, agent));
     }),
@@ -96,17 +96,17 @@ test("every pending call runs exactly once, within the limits, however calls com
 
 const ofAgent = (ids: readonly string[], agent: string) => ids.filter((id) => id.startsWith(agent));
 
-test("oldest first, also when the lane runs dry and the rest is read", async () => {
+test("oldest first, also when the queue runs dry and the rest is read", async () => {
   const mix = fc.constantFrom("offer", "end", "end", "tick", "turn", "turn", "turn");
   await fc.assert(
     fc.asyncProperty(fc.array(mix, { minLength: 2500, maxLength: 3000 }), async (steps) => {
-      const { lanes, runs, started, insert } = world({ agentPlaces: 2, places: 5 });
+      const { queues, runs, started, insert } = world({ agentPlaces: 2, places: 5 });
       const all: string[] = [];
       for (const action of [...Array.from({ length: 300 }, () => "offer"), ...steps]) {
         if (action === "offer") {
           const item = insert("a");
           all.push(item.id);
-          lanes.offer("a", item, item);
+          queues.offer("a", item, item);
         } else if (action === "end") runs.shift()?.end();
         else if (action === "turn") await settle();
         else await tick();
@@ -121,28 +121,28 @@ test("oldest first, also when the lane runs dry and the rest is read", async () 
   );
 });
 
-test("a burst beyond what a lane keeps in memory runs whole, in order, without being offered again", async () => {
-  const { lanes, runs, started, insert, reads } = world({ agentPlaces: 2, places: 5 });
+test("a burst beyond what a queue keeps in memory runs whole, in order, without being offered again", async () => {
+  const { queues, runs, started, insert, reads } = world({ agentPlaces: 2, places: 5 });
   const all: string[] = [];
   for (let i = 0; i < 2000; i++) {
     const item = insert("a");
     all.push(item.id);
-    lanes.offer("a", item, item);
+    queues.offer("a", item, item);
   }
   while (started.length < 2000) {
     runs.shift()?.end();
     await settle();
   }
   expect(started).toEqual(all);
-  // One for each lane's length of calls, and one that finds nothing more.
+  // One for each queue's length of calls, and one that finds nothing more.
   expect(reads()).toBeLessThanOrEqual(9);
 });
 
-test("a lane is read from memory as long as it fits, also after very many calls", async () => {
-  const { lanes, runs, started, insert, reads } = world({ agentPlaces: 1, places: 5 });
+test("a queue is read from memory as long as it fits, also after very many calls", async () => {
+  const { queues, runs, started, insert, reads } = world({ agentPlaces: 1, places: 5 });
   for (let i = 0; i < 21_000; i++) {
     const item = insert("a");
-    lanes.offer("a", item, item);
+    queues.offer("a", item, item);
     if (i % 100 !== 99) continue;
     while (started.length < i + 1) {
       runs.shift()?.end();
@@ -154,7 +154,7 @@ test("a lane is read from memory as long as it fits, also after very many calls"
 
 test("a call that finds a place at once keeps what is in hand, and one that waits does not", async () => {
   const inHand: boolean[] = [];
-  const lanes = new Lanes<Waiting & { body?: string }>({
+  const queues = new CallQueues<QueueEntry & { body?: string }>({
     places: 5,
     agentPlaces: 1,
     bodyBytes: 1000,
@@ -163,25 +163,25 @@ test("a call that finds a place at once keeps what is in hand, and one that wait
   });
   for (const id of ["1", "2"]) {
     const item = { tenant: "t", id, body_bytes: 1 };
-    lanes.offer("a", item, { ...item, body: "held" });
+    queues.offer("a", item, { ...item, body: "held" });
   }
   await settle();
   expect(inHand).toEqual([true, false]);
 });
 
 test("nothing starts while paused", async () => {
-  const { lanes, started, insert } = world({ agentPlaces: 2, places: 5 });
-  await lanes.pause();
+  const { queues, started, insert } = world({ agentPlaces: 2, places: 5 });
+  await queues.pause();
   const item = insert("a");
-  lanes.offer("a", item, item);
-  lanes.look("a");
+  queues.offer("a", item, item);
+  queues.look("a");
   await settle();
   expect(started).toEqual([]);
 });
 
 test("a tenant whose calls never end leaves places to others, however many agents it has", async () => {
   const ends = new Map<string, () => void>();
-  const lanes = new Lanes<Waiting>({
+  const queues = new CallQueues<QueueEntry>({
     places: 64,
     agentPlaces: 8,
     bodyBytes: 1_000_000,
@@ -190,7 +190,7 @@ test("a tenant whose calls never end leaves places to others, however many agent
   });
   const offer = (tenant: string, agent: string, id: string, body_bytes = 0) => {
     const item = { tenant, id, body_bytes };
-    lanes.offer(`${tenant}-${agent}`, item, item);
+    queues.offer(`${tenant}-${agent}`, item, item);
   };
   const startedOf = (tenant: string) => [...ends.keys()].filter((id) => id.startsWith(tenant)).length;
   for (let at = 0; at < 200; at++) offer("stuck", String(at % 40), `stuck-${at}`);
@@ -209,7 +209,7 @@ test("a tenant whose calls never end leaves places to others, however many agent
 
 test("bodies weigh on their own tenant only", () => {
   const started: string[] = [];
-  const lanes = new Lanes<Waiting>({
+  const queues = new CallQueues<QueueEntry>({
     places: 64,
     agentPlaces: 8,
     bodyBytes: 800,
@@ -221,17 +221,17 @@ test("bodies weigh on their own tenant only", () => {
   });
   for (let at = 0; at < 20; at++) {
     const item = { tenant: "heavy", id: `heavy-${at}`, body_bytes: 100 };
-    lanes.offer(`heavy-${at}`, item, item);
+    queues.offer(`heavy-${at}`, item, item);
   }
   expect(started.length).toBe(7);
   const light = { tenant: "light", id: "light", body_bytes: 60 };
-  lanes.offer("light", light, light);
+  queues.offer("light", light, light);
   expect(started.at(-1)).toBe("light");
 });
 
 test("a large body of a tenant that holds none runs beside what others hold, and only one of it", async () => {
   const ends = new Map<string, () => void>();
-  const lanes = new Lanes<Waiting>({
+  const queues = new CallQueues<QueueEntry>({
     places: 64,
     agentPlaces: 8,
     bodyBytes: 900,
@@ -240,7 +240,7 @@ test("a large body of a tenant that holds none runs beside what others hold, and
   });
   const offer = (tenant: string, id: string, body_bytes: number) => {
     const item = { tenant, id, body_bytes };
-    lanes.offer(`${tenant}-${id}`, item, item);
+    queues.offer(`${tenant}-${id}`, item, item);
   };
   for (const [at, bytes] of [300, 300, 180].entries()) offer("stuck", `stuck-${at}`, bytes);
   expect(ends.size).toBe(3);
@@ -257,10 +257,10 @@ test("a large body of a tenant that holds none runs beside what others hold, and
   expect(ends.has("again")).toBe(true);
 });
 
-test("thousands of lanes that wait for room are all served in the end, also when no call ends any more", async () => {
+test("thousands of queues that wait for room are all served in the end, also when no call ends any more", async () => {
   const started = new Set<string>();
   let free = () => {};
-  const lanes = new Lanes<Waiting>({
+  const queues = new CallQueues<QueueEntry>({
     places: 4096,
     agentPlaces: 8,
     bodyBytes: 1000,
@@ -272,7 +272,7 @@ test("thousands of lanes that wait for room are all served in the end, also when
   });
   const offer = (id: string, body_bytes: number) => {
     const item = { tenant: "t", id, body_bytes };
-    lanes.offer(`agent-${id}`, item, item);
+    queues.offer(`agent-${id}`, item, item);
   };
   offer("first", 1000);
   for (let at = 0; at < 3000; at++) offer(String(at), at % 2 === 0 ? 800 : 1);

@@ -1,9 +1,9 @@
-// Which accepted call starts next. Each agent with calls waiting has a lane, first come first served. Of the lanes that
-// find too few places, those of the tenant that holds the least go first, and take turns among themselves. A lane holds
-// only IDs, and only so many: the rest stays in the database, which is the queue, and is read when the lane has run dry.
+// Which accepted call starts next. Each agent with calls waiting has a queue, first come first served. Of the queues that
+// find too few places, those of the tenant that holds the least go first, and take turns among themselves. A queue holds
+// only IDs, and only so many: the rest stays in the database, which is the queue, and is read when the queue has run dry.
 import { createFairShare, type FairShare, leastFirst, type Shortage } from "../../concurrency/fair-share.ts";
 
-export interface Waiting {
+export interface QueueEntry {
   readonly tenant: string;
   readonly id: string;
   readonly body_bytes: number;
@@ -12,14 +12,14 @@ export interface Waiting {
 const LANE_LENGTH_MAX = 256;
 const WAITING_MAX = 20_000;
 const READ_AGAIN_MS = 1000;
-/** Lanes of a tenant that are tried in vain before it is another's turn: there may be thousands of them. */
+/** Queues of a tenant that are tried in vain before it is another's turn: there may be thousands of them. */
 const TRIES_MAX = 16;
 /** When those are tried that were not, should no call end before. */
 const TRY_AGAIN_MS = 250;
 /** Bodies that run beside the share of others, one of a tenant: what the others hold would else keep a large one out. */
 const BESIDE_MAX = 8;
 
-export interface LanesOptions<W extends Waiting> {
+export interface CallQueuesOptions<W extends QueueEntry> {
   /** Calls that run at once. */
   readonly places: number;
   readonly agentPlaces: number;
@@ -31,10 +31,10 @@ export interface LanesOptions<W extends Waiting> {
   run(agentId: string, item: W): Promise<void>;
 }
 
-class Lane<W extends Waiting> {
+class AgentQueue<W extends QueueEntry> {
   readonly agentId: string;
   readonly waiting: W[] = [];
-  /** Calls of this lane that hold a place: started, and not yet ended. */
+  /** Calls of this queue that hold a place: started, and not yet ended. */
   readonly started = new Set<string>();
   /** The database may hold calls that are in neither of the two. */
   more = false;
@@ -44,7 +44,7 @@ class Lane<W extends Waiting> {
     this.agentId = agentId;
   }
 
-  /** All of the agent's pending calls are in this lane. */
+  /** All of the agent's pending calls are in this queue. */
   get complete(): boolean {
     return !this.more && !this.reading;
   }
@@ -54,23 +54,23 @@ class Lane<W extends Waiting> {
   }
 }
 
-export class Lanes<W extends Waiting> {
-  readonly #options: LanesOptions<W>;
-  readonly #lanes = new Map<string, Lane<W>>();
+export class CallQueues<W extends QueueEntry> {
+  readonly #options: CallQueuesOptions<W>;
+  readonly #queues = new Map<string, AgentQueue<W>>();
   readonly #places: FairShare;
   readonly #bodies: FairShare;
   readonly #beside = createFairShare({ size: BESIDE_MAX });
   /** The calls whose bodies run beside the share. */
   readonly #besides = new Set<string>();
-  /** Lanes whose next call waits for what other agents hold, by tenant and in their turn. */
-  readonly #short = new Map<string, Set<Lane<W>>>();
+  /** Queues whose next call waits for what other agents hold, by tenant and in their turn. */
+  readonly #short = new Map<string, Set<AgentQueue<W>>>();
   #waiting = 0;
   #running = 0;
   #paused = false;
   #tryAgain: ReturnType<typeof setTimeout> | undefined;
   readonly #idle = Promise.withResolvers<void>();
 
-  constructor(options: LanesOptions<W>) {
+  constructor(options: CallQueuesOptions<W>) {
     this.#options = options;
     this.#places = createFairShare({ size: options.places, agentMax: options.agentPlaces });
     this.#bodies = createFairShare({ size: options.bodyBytes, least: 0 });
@@ -82,25 +82,25 @@ export class Lanes<W extends Waiting> {
 
   /** A call that is pending in the database from now on. `inHand` takes its place if it can start at once. */
   offer(agentId: string, item: W, inHand: W): void {
-    const lane = this.#laneOf(agentId);
-    const next = lane.complete && lane.waiting.length === 0 && !this.#paused;
+    const queue = this.#laneOf(agentId);
+    const next = queue.complete && queue.waiting.length === 0 && !this.#paused;
     if (next && this.#take(agentId, item) === null) {
-      this.#start(lane, inHand);
+      this.#start(queue, inHand);
       return;
     }
-    if (lane.complete && lane.waiting.length < LANE_LENGTH_MAX && this.#waiting < WAITING_MAX) {
-      this.#enqueue(lane, [item]);
+    if (queue.complete && queue.waiting.length < LANE_LENGTH_MAX && this.#waiting < WAITING_MAX) {
+      this.#enqueue(queue, [item]);
     } else {
-      lane.more = true;
+      queue.more = true;
     }
-    this.#serve(lane);
+    this.#serve(queue);
   }
 
   /** The database may hold pending calls of this agent that were never offered. */
   look(agentId: string): void {
-    const lane = this.#laneOf(agentId);
-    lane.more = true;
-    this.#serve(lane);
+    const queue = this.#laneOf(agentId);
+    queue.more = true;
+    this.#serve(queue);
   }
 
   /** Starts nothing more; resolves when what runs has ended. */
@@ -111,27 +111,27 @@ export class Lanes<W extends Waiting> {
     return this.#idle.promise;
   }
 
-  #laneOf(agentId: string): Lane<W> {
-    const lane = this.#lanes.get(agentId) ?? new Lane<W>(agentId);
-    this.#lanes.set(agentId, lane);
-    return lane;
+  #laneOf(agentId: string): AgentQueue<W> {
+    const queue = this.#queues.get(agentId) ?? new AgentQueue<W>(agentId);
+    this.#queues.set(agentId, queue);
+    return queue;
   }
 
-  #enqueue(lane: Lane<W>, items: readonly W[]): void {
-    lane.waiting.push(...items);
+  #enqueue(queue: AgentQueue<W>, items: readonly W[]): void {
+    queue.waiting.push(...items);
     this.#waiting += items.length;
   }
 
-  #start(lane: Lane<W>, item: W): void {
-    lane.started.add(item.id);
+  #start(queue: AgentQueue<W>, item: W): void {
+    queue.started.add(item.id);
     this.#running++;
-    void this.#options.run(lane.agentId, item).then(() => {
+    void this.#options.run(queue.agentId, item).then(() => {
       this.#running--;
-      lane.started.delete(item.id);
-      this.#places.giveBack(item.tenant, lane.agentId);
+      queue.started.delete(item.id);
+      this.#places.giveBack(item.tenant, queue.agentId);
       this.#giveBackBody(item);
       this.#serveShort();
-      this.#serve(lane);
+      this.#serve(queue);
       if (this.#paused && this.#running === 0) this.#idle.resolve();
     });
   }
@@ -159,26 +159,26 @@ export class Lanes<W extends Waiting> {
     else this.#bodies.giveBack(tenant, null, body_bytes);
   }
 
-  /** Starts what the lane may start, and reads more when that is all it has. */
-  #serve(lane: Lane<W>): void {
+  /** Starts what the queue may start, and reads more when that is all it has. */
+  #serve(queue: AgentQueue<W>): void {
     if (this.#paused) return;
-    for (let next = lane.waiting[0]; next !== undefined; next = lane.waiting[0]) {
-      const short = this.#take(lane.agentId, next);
+    for (let next = queue.waiting[0]; next !== undefined; next = queue.waiting[0]) {
+      const short = this.#take(queue.agentId, next);
       // What waits for calls of its own agent is served when one of those ends.
-      if (short !== null && short !== "own") this.#shortOf(next.tenant).add(lane);
+      if (short !== null && short !== "own") this.#shortOf(next.tenant).add(queue);
       if (short !== null) return;
-      lane.waiting.shift();
+      queue.waiting.shift();
       this.#waiting--;
-      this.#start(lane, next);
+      this.#start(queue, next);
     }
-    if (lane.more && !lane.reading) this.#readMore(lane);
-    else if (lane.empty) this.#lanes.delete(lane.agentId);
+    if (queue.more && !queue.reading) this.#readMore(queue);
+    else if (queue.empty) this.#queues.delete(queue.agentId);
   }
 
-  #shortOf(tenant: string): Set<Lane<W>> {
-    const lanes = this.#short.get(tenant) ?? new Set<Lane<W>>();
-    this.#short.set(tenant, lanes);
-    return lanes;
+  #shortOf(tenant: string): Set<AgentQueue<W>> {
+    const queues = this.#short.get(tenant) ?? new Set<AgentQueue<W>>();
+    this.#short.set(tenant, queues);
+    return queues;
   }
 
   #serveShort(): void {
@@ -195,38 +195,38 @@ export class Lanes<W extends Waiting> {
 
   /** Those that are tried in vain stand last from then on. */
   #serveShortOf(tenant: string): void {
-    const lanes = this.#shortOf(tenant);
+    const queues = this.#shortOf(tenant);
     let tries = TRIES_MAX;
-    for (const lane of lanes) {
+    for (const queue of queues) {
       if (this.#places.roomOf(tenant) <= 0 || tries === 0) return;
       const before = this.#running;
-      lanes.delete(lane);
-      this.#serve(lane);
+      queues.delete(queue);
+      this.#serve(queue);
       tries = this.#running > before ? TRIES_MAX : tries - 1;
     }
   }
 
-  #readMore(lane: Lane<W>): void {
-    lane.reading = true;
+  #readMore(queue: AgentQueue<W>): void {
+    queue.reading = true;
     // Lowered before reading: an offer that comes meanwhile raises it again.
-    lane.more = false;
-    const limit = LANE_LENGTH_MAX + lane.started.size;
-    this.#options.read(lane.agentId, limit).then(
+    queue.more = false;
+    const limit = LANE_LENGTH_MAX + queue.started.size;
+    this.#options.read(queue.agentId, limit).then(
       (found) => {
-        lane.reading = false;
-        lane.more ||= found.length === limit;
+        queue.reading = false;
+        queue.more ||= found.length === limit;
         this.#enqueue(
-          lane,
-          found.filter((item) => !lane.started.has(item.id)),
+          queue,
+          found.filter((item) => !queue.started.has(item.id)),
         );
-        this.#serve(lane);
+        this.#serve(queue);
       },
       () => {
         // The store is away; what it holds is read when it is back.
         setTimeout(() => {
-          lane.reading = false;
-          lane.more = true;
-          this.#serve(lane);
+          queue.reading = false;
+          queue.more = true;
+          this.#serve(queue);
         }, READ_AGAIN_MS);
       },
     );

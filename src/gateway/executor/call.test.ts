@@ -7,7 +7,7 @@ import { createDecoderShare } from "../../http/decoder-share.ts";
 import { createOutbound, type Outbound, OutboundError } from "../../http/outbound.ts";
 import { callHttp, runCall } from "./call.ts";
 import type { WorkerSettings } from "./job.ts";
-import { createMemory } from "./workers/response-memory.ts";
+import { createResponseMemory } from "./workers/response-memory.ts";
 
 const started: Upstream[] = [];
 afterAll(() => Promise.all(started.map((upstream) => upstream.stop())));
@@ -17,7 +17,7 @@ function keep<T extends Upstream>(upstream: T): T {
   return upstream;
 }
 
-const memory = createMemory(1);
+const memory = createResponseMemory(1);
 const decoders = createDecoderShare();
 
 function call(

@@ -12,9 +12,18 @@ import { type Outbound, OutboundError } from "../../http/outbound.ts";
 import { requestSafely } from "../../http/retry.ts";
 import { type BodyDigest, bodyDigest } from "./digest.ts";
 import type { Job, Outcome, WorkerSettings } from "./job.ts";
-import { answered, failed, keep, lostCall, newTrace, noteHead, type Stop, type Trace } from "./outcome.ts";
+import {
+  answered,
+  type CallStop,
+  failed,
+  keep,
+  lostCall,
+  newTrace,
+  noteHead,
+  type Trace,
+} from "./outcome.ts";
 import { isCounted } from "./workers/messages.ts";
-import type { Hold, Memory } from "./workers/response-memory.ts";
+import type { MemoryHold, ResponseMemory } from "./workers/response-memory.ts";
 
 /** What a call needs; the signal's reason is a Stop. */
 export interface CallContext {
@@ -23,7 +32,7 @@ export interface CallContext {
   readonly signal: AbortSignal;
   readonly trace: Trace;
   /** The memory for what is kept of the answer. */
-  readonly hold: Hold;
+  readonly hold: MemoryHold;
   readonly decodedFor: DecodedFor;
 }
 
@@ -31,7 +40,7 @@ export interface CallContext {
 export interface Upstreams {
   readonly outbound: Outbound;
   readonly settings: WorkerSettings;
-  readonly memory: Memory;
+  readonly memory: ResponseMemory;
   readonly decoders: DecoderShare;
 }
 
@@ -67,7 +76,7 @@ export async function runCall(
   call: (job: Job, context: CallContext) => Promise<Outcome>,
   keep: (release: () => void) => void = (release) => release(),
 ): Promise<Outcome> {
-  const halt = (reason: Stop) => stop.abort(reason);
+  const halt = (reason: CallStop) => stop.abort(reason);
   const deadline = setTimeout(halt, settings.upstream_timeout_ms, "timeout");
   const trace = newTrace();
   const hold = memory.hold(job.tenant, job.agent_id, stop.signal);
@@ -98,7 +107,7 @@ export async function runCall(
  */
 export function decodedForCall(
   decoders: DecoderShare,
-  { tenant, agentId, ahead }: Hold,
+  { tenant, agentId, ahead }: MemoryHold,
   signal: AbortSignal,
 ): DecodedFor {
   const take: DecodedFor["memory"]["take"] = async (bytes, closing, giveWay) => {

@@ -4,7 +4,7 @@ import { type ErrorClass, errorClassOf } from "../../core/states.ts";
 import type { Outcome } from "./job.ts";
 
 /** Why a call was stopped by us; the reason of its abort signal. */
-export type Stop = "timeout" | "cancelled";
+export type CallStop = "timeout" | "cancelled";
 
 /** What is known of a call so far; filled in as it goes, so that a failure can still tell. */
 export interface Trace {
@@ -18,7 +18,7 @@ export interface Trace {
 }
 
 /** What is kept of a body. */
-export interface Stored {
+export interface KeptBody {
   /** Null when it is not captured. */
   readonly response: Uint8Array | null;
   readonly response_truncated: boolean;
@@ -26,7 +26,7 @@ export interface Stored {
   readonly resp_sha256: string | null;
 }
 
-const NOT_STORED: Stored = { response: null, response_truncated: false, resp_sha256: null };
+const NOT_STORED: KeptBody = { response: null, response_truncated: false, resp_sha256: null };
 
 /** A response longer than this would only fill the record. */
 const CONTENT_TYPE_CHARACTERS_MAX = 256;
@@ -43,7 +43,7 @@ export function noteHead(trace: Trace, response: Response): void {
 }
 
 /** The call was answered in full. */
-export function answered(trace: Trace, upstreamStatus: number, stored: Stored, now: number): Outcome {
+export function answered(trace: Trace, upstreamStatus: number, stored: KeptBody, now: number): Outcome {
   const errorClass = errorClassOf(upstreamStatus);
   return {
     status: errorClass === null ? "succeeded" : "failed",
@@ -85,7 +85,7 @@ export interface WholeBody {
 }
 
 /** The stored form of a body. */
-export function keep({ start, size, sha256: resp_sha256 }: WholeBody, capture: boolean): Stored {
+export function keep({ start, size, sha256: resp_sha256 }: WholeBody, capture: boolean): KeptBody {
   if (!capture) return { ...NOT_STORED, resp_sha256 };
   const response = start.length > CAPTURE_BYTES_MAX ? start.slice(0, CAPTURE_BYTES_MAX) : start;
   return { response, response_truncated: size > response.length, resp_sha256 };

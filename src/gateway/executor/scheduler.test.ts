@@ -11,7 +11,7 @@ import { createClaims } from "../invocations/claims.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { abandon, accept } from "../invocations/service.ts";
 import type { Job, Outcome } from "./job.ts";
-import { Dispatcher, type DispatcherOptions } from "./scheduler.ts";
+import { Scheduler, type SchedulerOptions } from "./scheduler.ts";
 
 const clock = { now: () => 1_790_000_000_000 };
 
@@ -38,14 +38,14 @@ function makePool(outcome: (job: Job) => Promise<Outcome>) {
 
 const well = async (): Promise<Outcome> => ({ ...SUCCESS, detail: null });
 
-function dispatch(options: Partial<DispatcherOptions>) {
+function dispatch(options: Partial<SchedulerOptions>) {
   const ended = new Map<string, PromiseWithResolvers<void>>();
   const endOf = (id: string) => {
     const known = ended.get(id) ?? Promise.withResolvers<void>();
     ended.set(id, known);
     return known;
   };
-  const dispatcher = new Dispatcher({
+  const dispatcher = new Scheduler({
     store: real,
     clock,
     log: silentLog,

@@ -7,7 +7,7 @@ import type { Log } from "../../core/log.ts";
 import { untilStored } from "../../storage/persist.ts";
 import type { Store } from "../../storage/store.ts";
 import {
-  type Accepted,
+  type AcceptedCall,
   type Claims,
   claim,
   type Ending,
@@ -16,11 +16,11 @@ import {
   type InvocationKey,
   type PendingCall,
 } from "../invocations/service.ts";
-import { Lanes, type Waiting } from "./call-queues.ts";
+import { CallQueues, type QueueEntry } from "./call-queues.ts";
 import type { Job, Outcome } from "./job.ts";
 import { createLeaseTrust } from "./lease-trust.ts";
 import { dropLeases, endOrphans, nextAgentWithPending, pendingOf, renewLease, type Taker } from "./leases.ts";
-import type { Pool } from "./workers/pool.ts";
+import type { WorkerPool } from "./workers/pool.ts";
 
 const RENEW_MS = 5_000;
 const SWEEP_MS = 2_000;
@@ -28,17 +28,17 @@ const PLACES = 4096;
 const RUNNING_BODY_BYTES_MAX = 96 * 1024 * 1024;
 const LAST_RECORDS_MS = 5_000;
 
-interface ResolvedCredential {
+interface JobCredential {
   readonly header: Job["credential"];
   /** Another one when the secret is another one. */
   readonly version: string;
 }
 
-export interface DispatcherOptions {
+export interface SchedulerOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;
-  readonly pool: Pool;
+  readonly pool: WorkerPool;
   /** This replica's ID, new with each start. */
   readonly replica: string;
   readonly agent_concurrency: number;
@@ -49,12 +49,12 @@ export interface DispatcherOptions {
     /** Whether the call was refused here: its record may have appeared before that could be noted. */
     isUnnoted(id: string): boolean;
   };
-  resolveCredential(tenant: string, ref: string, url: string): Promise<ResolvedCredential>;
+  resolveCredential(tenant: string, ref: string, url: string): Promise<JobCredential>;
   /** Told of each call that has ended, after it is durable. */
   ended(id: string): void;
 }
 
-interface Item extends Waiting {
+interface ScheduledCall extends QueueEntry {
   readonly inHand?: PendingCall;
 }
 
@@ -70,9 +70,9 @@ interface Running {
   stopped: boolean;
 }
 
-export class Dispatcher {
-  readonly #options: DispatcherOptions;
-  readonly #lanes: Lanes<Item>;
+export class Scheduler {
+  readonly #options: SchedulerOptions;
+  readonly #queues: CallQueues<ScheduledCall>;
   readonly #running = new Map<string, Running>();
   /** On SQLite this process is the only one; on Postgres there may be other replicas. */
   readonly #shared: boolean;
@@ -82,10 +82,10 @@ export class Dispatcher {
   #nextSweep: ReturnType<typeof setTimeout> | undefined;
   readonly #trust = createLeaseTrust();
 
-  constructor(options: DispatcherOptions) {
+  constructor(options: SchedulerOptions) {
     this.#options = options;
     this.#shared = options.store.dialect === "postgres";
-    this.#lanes = new Lanes<Item>({
+    this.#queues = new CallQueues<ScheduledCall>({
       places: PLACES,
       agentPlaces: options.agent_concurrency,
       bodyBytes: RUNNING_BODY_BYTES_MAX,
@@ -116,14 +116,14 @@ export class Dispatcher {
     if (this.#shared) this.#scheduleSweep();
   }
 
-  offer({ row, call, body }: Accepted): void {
+  offer({ row, call, body }: AcceptedCall): void {
     const item = { tenant: row.tenant, id: row.id, body_bytes: body.byteLength };
-    this.#lanes.offer(row.agent_id, item, { ...item, inHand: { call, body } });
+    this.#queues.offer(row.agent_id, item, { ...item, inHand: { call, body } });
   }
 
   /** A call of this agent that waited for its payment is pending from now on like any other. */
   take(agentId: string): void {
-    this.#lanes.look(agentId);
+    this.#queues.look(agentId);
   }
 
   /** Stops the upstream call of an invocation, if it runs here. */
@@ -137,7 +137,7 @@ export class Dispatcher {
   async drain(ms: number): Promise<void> {
     const { pool } = this.#options;
     this.#draining = true;
-    const idle = this.#lanes.pause();
+    const idle = this.#queues.pause();
     await endsWithin(ms, idle);
     await pool.close();
     await endsWithin(LAST_RECORDS_MS, idle);
@@ -161,7 +161,7 @@ export class Dispatcher {
     return { replica, now: clock.now() };
   }
 
-  async #run(agentId: string, item: Item): Promise<void> {
+  async #run(agentId: string, item: ScheduledCall): Promise<void> {
     const { claims, log, refusals } = this.#options;
     if (refusals.isUnnoted(item.id)) return;
     const key = { tenant: item.tenant, id: item.id };
@@ -201,7 +201,7 @@ export class Dispatcher {
   async #perform(running: Running, { call, body }: PendingCall): Promise<Outcome> {
     const { agentId, key } = running;
     const { credential_ref } = call;
-    let credential: ResolvedCredential = { header: null, version: "" };
+    let credential: JobCredential = { header: null, version: "" };
     try {
       if (credential_ref !== null) {
         credential = await untilStored(
@@ -277,7 +277,7 @@ export class Dispatcher {
     const { read } = this.#options.store;
     const taker = this.#taker();
     for (let agent = await nextAgentWithPending(read, taker, ""); agent !== null; ) {
-      this.#lanes.look(agent);
+      this.#queues.look(agent);
       agent = await nextAgentWithPending(read, taker, agent);
     }
   }

@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { createEndings } from "./completion-waiters.ts";
+import { createCompletionWaiters } from "./completion-waiters.ts";
 import type { InvocationKey, InvocationRow } from "./service.ts";
 
 const here = new AbortController().signal;
@@ -9,7 +9,7 @@ const LONG_S = 60;
 function world() {
   const ended = new Set<string>();
   const asked: number[] = [];
-  const endings = createEndings(async (keys) => {
+  const endings = createCompletionWaiters(async (keys) => {
     asked.push(keys.length);
     return keys.filter(({ id }) => ended.has(id)).map(({ id }) => id);
   });

@@ -11,7 +11,7 @@ const LOOKED_FOR_MAX = 500;
 /** Who finds no place gets its answer at once: to wait is a preference (RFC 7240, section 4.3). */
 const WAITING_MAX = 8192;
 
-export interface Endings {
+export interface CompletionWaiters {
   announce(id: string): void;
   /** Lets go of whoever waits, now and from now on: the process is about to end, and they get what there is. */
   release(): void;
@@ -33,9 +33,9 @@ interface Listeners {
 }
 
 /** @param endedAmong those of these calls that have ended */
-export function createEndings(
+export function createCompletionWaiters(
   endedAmong: (keys: readonly InvocationKey[]) => Promise<readonly string[]>,
-): Endings {
+): CompletionWaiters {
   const places = createFairShare({ size: WAITING_MAX });
   const waiting = new Map<string, Listeners>();
   let released = false;

@@ -3,7 +3,7 @@
 // event loop, and a long walk in one piece would hold up every tenant.
 import { and, desc, eq, gte, isNotNull, lt, type SQL, type SQLWrapper, sql } from "drizzle-orm";
 import type { CountDimension } from "../../../db/schema.ts";
-import { inTurn } from "../../concurrency/store-turns.ts";
+import { inStoreTurns } from "../../concurrency/store-turns.ts";
 import type { Reader } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
 
@@ -17,7 +17,7 @@ export const LAST_ID = "inv_~";
 export type Filter = readonly [CountDimension, string];
 
 /** Calls of a tenant, newest first. */
-export interface Path {
+export interface ScanPath {
   readonly tenant: string;
   /** The filter whose index is walked; undefined for all calls. */
   readonly along: Filter | undefined;
@@ -28,15 +28,15 @@ export interface Path {
   readonly ceiling: string;
 }
 
-export interface Place {
+export interface PageRange {
   readonly limit: number;
   readonly offset: number;
 }
 
 /** A walk for a caller who has gone ends at its next step: nobody hears of what it has not found. */
-type Gone = AbortSignal | undefined;
+type ScanSignal = AbortSignal | undefined;
 
-export interface Found {
+export interface ScannedPage {
   readonly rows: InvocationRow[];
   readonly total: number;
 }
@@ -62,7 +62,7 @@ function holds(calls: FilteredColumns, [dimension, value]: Filter): SQL {
  * equality would do, so that no index but the filter's own gives that order. A planner that may choose takes the
  * primary key for few calls, by statistics that are older than the calls of a tenant who is new, and walks them all.
  */
-function callsBelow({ tables: { invocations: t } }: Reader, path: Path, below: string) {
+function callsBelow({ tables: { invocations: t } }: Reader, path: ScanPath, below: string) {
   const ofTenant = eq(t.tenant, path.tenant);
   if (path.along === undefined) return and(ofTenant, gte(t.id, path.floor), lt(t.id, below));
   const [dimension, value] = path.along;
@@ -75,12 +75,12 @@ function callsBelow({ tables: { invocations: t } }: Reader, path: Path, below: s
   );
 }
 
-function newestFirst(calls: FilteredColumns & { id: SQLWrapper }, { along }: Path): SQL[] {
+function newestFirst(calls: FilteredColumns & { id: SQLWrapper }, { along }: ScanPath): SQL[] {
   const byId = desc(calls.id);
   return along === undefined ? [byId] : [desc(calls[COLUMNS[along[0]]]), byId];
 }
 
-interface Step {
+interface ScanStep {
   readonly entries: number;
   readonly matches: number;
   /** The ID of its last entry. */
@@ -88,7 +88,7 @@ interface Step {
 }
 
 /** Passes the next entries. The limit inside keeps the other filters out of the choice of the index. */
-async function step(reader: Reader, path: Path, below: string, entries: number): Promise<Step> {
+async function step(reader: Reader, path: ScanPath, below: string, entries: number): Promise<ScanStep> {
   const { invocations: t } = reader.tables;
   // Without other filters nothing but the index is read.
   const matches = path.others.length === 0 ? sql`true` : and(...path.others.map((each) => holds(t, each)));
@@ -112,9 +112,9 @@ async function step(reader: Reader, path: Path, below: string, entries: number):
 /** The calls at a place among the matches of the step that begins below an ID. */
 async function rowsAt(
   reader: Reader,
-  path: Path,
+  path: ScanPath,
   below: string,
-  { limit, offset }: Place,
+  { limit, offset }: PageRange,
 ): Promise<InvocationRow[]> {
   const { invocations: t } = reader.tables;
   const calls = reader.db
@@ -137,15 +137,15 @@ async function rowsAt(
 /** A page whose total is known: no further than to the end of the page. Without other filters. */
 export async function pageAt(
   reader: Reader,
-  path: Path,
-  { limit, offset }: Place,
-  gone: Gone,
+  path: ScanPath,
+  { limit, offset }: PageRange,
+  gone: ScanSignal,
 ): Promise<InvocationRow[]> {
   let below = path.ceiling;
   for (let left = offset; left > 0; ) {
     const from = below;
     const most = Math.min(left, ENTRIES_MAX);
-    const { entries, last } = await inTurn(path.tenant, () => step(reader, path, from, most));
+    const { entries, last } = await inStoreTurns(path.tenant, () => step(reader, path, from, most));
     left -= entries;
     if (last === null || gone?.aborted) return [];
     below = last;
@@ -156,10 +156,10 @@ export async function pageAt(
 /** A page, and how many matches there are, which takes a look at the whole path. */
 export async function pageAndTotal(
   reader: Reader,
-  path: Path,
-  { limit, offset }: Place,
-  gone: Gone,
-): Promise<Found> {
+  path: ScanPath,
+  { limit, offset }: PageRange,
+  gone: ScanSignal,
+): Promise<ScannedPage> {
   const rows: InvocationRow[] = [];
   let total = 0;
   let below: string | null = path.ceiling;
@@ -178,7 +178,7 @@ export async function pageAndTotal(
 
   while (below !== null && gone?.aborted !== true) {
     const from: string = below;
-    below = await inTurn(path.tenant, () => pass(from));
+    below = await inStoreTurns(path.tenant, () => pass(from));
   }
   return { rows, total };
 }

@@ -11,12 +11,12 @@ import { prepared, type Reader } from "../../storage/store.ts";
 import {
   FIRST_ID,
   type Filter,
-  type Found,
   LAST_ID,
-  type Path,
-  type Place,
+  type PageRange,
   pageAndTotal,
   pageAt,
+  type ScannedPage,
+  type ScanPath,
 } from "./history-scan.ts";
 import type { CapturedBodies } from "./model.ts";
 import type { InvocationKey, InvocationRow } from "./service.ts";
@@ -103,7 +103,7 @@ async function fewestFirst(reader: Reader, tenant: string, filters: readonly Fil
   return counts.sort((a, b) => a.total - b.total).map(({ filter }) => filter);
 }
 
-export interface HistoryPage extends Found, Place {}
+export interface HistoryPage extends ScannedPage, PageRange {}
 
 /**
  * @param gone stops what takes long, when nobody waits for it any more
@@ -122,7 +122,7 @@ export async function readHistory(
   // No stored text holds U+0000, and Postgres refuses a parameter that does.
   if (filters.some(([, value]) => value.includes("\0"))) return { rows: [], total: 0, ...place };
   const [along, ...others] = filters.length < 2 ? filters : await fewestFirst(reader, tenant, filters);
-  const path: Path = {
+  const path: ScanPath = {
     tenant,
     along,
     others,

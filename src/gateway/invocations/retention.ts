@@ -116,22 +116,22 @@ function receiptOwed({ db, tables: { receiptsDue: t } }: Tx, invocations: Tx["ta
     .where(and(eq(t.tenant, invocations.tenant), eq(t.invocation_id, invocations.id)));
 }
 
-interface Place {
+interface ModelCursor {
   readonly tenant: string;
   readonly model: string;
 }
 
 /** Callers choose the names of models, so totals of zero would pile up. All other totals have few values. */
 async function removeEmptyTotals(store: Store): Promise<void> {
-  let at: Place | null = { tenant: "", model: "" };
+  let at: ModelCursor | null = { tenant: "", model: "" };
   while (at !== null) {
-    const after: Place = at;
+    const after: ModelCursor = at;
     at = await store.write((tx) => removeEmptyTotalsAfter(tx, after));
   }
 }
 
 /** Looks at the next models of the tenant, or goes on to the next tenant; null at the end. */
-async function removeEmptyTotalsAfter(tx: Tx, { tenant, model }: Place): Promise<Place | null> {
+async function removeEmptyTotalsAfter(tx: Tx, { tenant, model }: ModelCursor): Promise<ModelCursor | null> {
   const { invocationCounts: t } = tx.tables;
   const ofTenant = and(eq(t.tenant, tenant), eq(t.dimension, "model"));
   const totals = await tx.db

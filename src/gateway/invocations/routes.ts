@@ -1,7 +1,7 @@
 // The routes of the history.
 
 import { queryOf } from "../../http/input.ts";
-import { giveJson } from "../../http/large-response.ts";
+import { respondJson } from "../../http/large-response.ts";
 import { routes, scopeOf } from "../../http/server.ts";
 import type { Reader } from "../../storage/store.ts";
 import { findInvocation, readHistory } from "./history.ts";
@@ -15,7 +15,7 @@ export function invocationRoutes(reader: Reader) {
       "/v1/invocations",
       async ({ request }) => {
         const { tenant } = scopeOf(request).caller;
-        return giveJson({ tenant, request }, async () => {
+        return respondJson({ tenant, request }, async () => {
           const { rows, ...rest } = await readHistory(reader, tenant, queryOf(request), request.signal);
           return { data: rows.map(listItem), ...rest };
         });

@@ -16,7 +16,7 @@ import { dropLeases, endOrphans, nextAgentWithPending, pendingOf, renewLease } f
 import { capturedBodies, findInvocation, readHistory } from "./history.ts";
 import { cleanUp } from "./retention.ts";
 import {
-  type Accepted,
+  type AcceptedCall,
   abandon,
   accept,
   claim,
@@ -197,7 +197,7 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
 
     test("an idempotency key stands for its first call, until it expires", async () => {
       const idempotency = { key: "k", body_sha256: "s", asked_at: clock.now(), latest: clock.now() };
-      const send = (one: Accepted) => store.write((tx) => accept(tx, one));
+      const send = (one: AcceptedCall) => store.write((tx) => accept(tx, one));
       const calls = Array.from({ length: 5 }, () => ({
         ...accepted(clock.now(), { tenant: "keys" }),
         idempotency,

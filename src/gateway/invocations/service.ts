@@ -33,7 +33,7 @@ import {
 
 export type InvocationRow = Tables["invocations"]["$inferSelect"];
 
-export interface Accepted {
+export interface AcceptedCall {
   readonly row: InvocationRow;
   readonly call: Call;
   readonly body: Uint8Array;
@@ -89,7 +89,7 @@ export interface PendingCall {
  *
  * @throws Fault `conflict` when the key was taken with another body
  */
-export async function accept(tx: Tx, accepted: Accepted): Promise<string> {
+export async function accept(tx: Tx, accepted: AcceptedCall): Promise<string> {
   const { row, call, body, idempotency } = accepted;
   if (idempotency !== null) {
     const first = await takeIdempotencyKey(tx, row, idempotency);

@@ -5,7 +5,7 @@ import { inOneStep } from "../../concurrency/run-steps.ts";
 import { asBuffer } from "../../core/bytes.ts";
 import { READ_BODY_SCOPE } from "../../core/caller.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
-import { give, SMALL_CHARACTERS } from "../../http/large-response.ts";
+import { respondLarge, SMALL_CHARACTERS } from "../../http/large-response.ts";
 import { json, scopeOf } from "../../http/server.ts";
 import type { Reader } from "../../storage/store.ts";
 import { capturedBodies, capturedResponse } from "./history.ts";
@@ -53,7 +53,7 @@ function withBodies(
   const isQuick = Math.max(req_size ?? 0, resp_size ?? 0) <= QUICK_BYTES;
   const held = sizes.map((size) => (body_captured ? Math.min(size ?? 0, CAPTURE_BYTES_MAX) : 0));
   const weight = held.reduce((sum, bytes) => sum + bytes, 0);
-  return give({ tenant, request, weight }, async () => {
+  return respondLarge({ tenant, request, weight }, async () => {
     const bodies = await (isQuick ? read() : inOneStep("read of captured bodies", read, tenant));
     const pieces = piecesOf(view, bodies);
     return weight <= SMALL_CHARACTERS ? [...pieces].join("") : { weight, pieces };

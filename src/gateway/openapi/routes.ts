@@ -1,7 +1,7 @@
 // Swagger UI at /swagger and the OpenAPI document at /swagger/json. Both are made at start-up and come from the
 // binary; nothing is read from disk or from another host to show them.
 import type { AnyElysia } from "elysia";
-import { give, piecesOfBytes } from "../../http/large-response.ts";
+import { piecesOfBytes, respondLarge } from "../../http/large-response.ts";
 import { notModified, routes, STRANGERS } from "../../http/server.ts";
 import { type Asset, asset, pageAssets } from "./assets.ts";
 import { apiDocument } from "./document.ts";
@@ -24,5 +24,5 @@ async function serve(request: Request, { bytes, type, headers }: Asset): Promise
   const isCurrent = known.split(",").some((tag) => tag.trim().replace(/^W\//, "") === headers["etag"]);
   if (isCurrent) return notModified({ ...headers, "content-type": type });
   const answer = { tenant: STRANGERS, request, type, headers, weight: bytes.length };
-  return give(answer, async () => ({ weight: bytes.length, pieces: piecesOfBytes(bytes) }));
+  return respondLarge(answer, async () => ({ weight: bytes.length, pieces: piecesOfBytes(bytes) }));
 }

@@ -17,9 +17,9 @@ import type { FacilitatorClient } from "./facilitator-client.ts";
 import {
   askedMs,
   pauseAfter,
+  type SettlementVerdict,
   type SettleOutcome,
   settledRecord,
-  type Verdict,
   verdictOf,
 } from "./outcome.ts";
 import { closeCollected, closeRefused, mayLeave, type OpenPayment, postpone } from "./rows.ts";
@@ -72,7 +72,7 @@ export async function attemptSettlement(
   if (call?.settlement_status === "settlement_failed") options.ended(open.invocation_id);
 }
 
-function tell(log: Log, open: OpenPayment, outcome: SettleOutcome, verdict: Verdict): void {
+function tell(log: Log, open: OpenPayment, outcome: SettleOutcome, verdict: SettlementVerdict): void {
   const why = outcome.kind === "collected" ? undefined : outcome.why;
   const fields = { ...shown(open), attempts: open.attempts, outcome: outcome.kind, why };
   if (verdict.kind === "settled") {
@@ -116,7 +116,7 @@ async function outcomeBefore({ db, tables: { invocations: t } }: Tx, key: Invoca
 async function record(
   tx: Tx,
   open: OpenPayment,
-  verdict: Verdict,
+  verdict: SettlementVerdict,
   next: Parameters<typeof postpone>[2],
 ): Promise<InvocationRow | null> {
   const { now } = next;

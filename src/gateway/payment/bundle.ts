@@ -8,14 +8,14 @@ const MARK = /-----(BEGIN|END) ([A-Z0-9 ]{1,64})-----/g;
 /** Signing with a larger one takes so long that a few handshakes would hold up everybody else's. */
 const RSA_BITS_MAX = 4096;
 
-interface Block {
+interface PemBlock {
   readonly label: string;
   readonly text: string;
 }
 
 /** Mark by mark, so that no text takes longer than its length. */
-function blocksOf(text: string): Block[] {
-  const blocks: Block[] = [];
+function blocksOf(text: string): PemBlock[] {
+  const blocks: PemBlock[] = [];
   let begin = { label: "", index: 0 };
   for (const { 0: mark, 1: side, 2: label = "", index } of text.matchAll(MARK)) {
     if (side === "BEGIN") begin = { label, index };

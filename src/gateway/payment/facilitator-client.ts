@@ -8,7 +8,7 @@ import { type Expected, outcomeOf, type SettleOutcome } from "./outcome.ts";
 
 const ANSWER_BYTES_MAX = 64 * 1024;
 
-interface Header {
+interface HeaderField {
   readonly name: string;
   readonly value: string;
 }
@@ -22,7 +22,7 @@ export interface FacilitatorClientOptions {
     tenant: string,
     ref: string,
     url: string,
-  ): Promise<{ readonly secret: string; header(): Header | null }>;
+  ): Promise<{ readonly secret: string; header(): HeaderField | null }>;
 }
 
 export interface SettleAttempt {

@@ -3,7 +3,7 @@
 import { Fault } from "../../core/fault.ts";
 import { checksummed } from "../../x402/address.ts";
 import {
-  type Accepted,
+  type AcceptedTerms,
   acceptedMatches,
   challenge,
   decodePaymentHeader,
@@ -30,7 +30,7 @@ const HOST = /^(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::\d{1,5})?$/i;
 export interface PresentedPayment {
   readonly payment: Payment;
   /** What a version 2 payment says that it answers. */
-  readonly accepted: Accepted | null;
+  readonly accepted: AcceptedTerms | null;
 }
 
 export const refused = () => new Fault("payment_required", "the payment could not be verified");

@@ -2,9 +2,9 @@ import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import {
   askedMs,
-  type Course,
   outcomeOf,
   pauseAfter,
+  type SettlementWindow,
   type SettleOutcome,
   settledRecord,
   verdictOf,
@@ -99,18 +99,18 @@ const DOUBT: SettleOutcome = { kind: "unknown", why: "" };
 const HOUR = 3_600_000;
 const T = 1_790_000_000_000;
 
-const FIRST: Course = {
+const FIRST: SettlementWindow = {
   valid_before: T / 1000 + 60,
   sent_at: null,
   unknown_since: null,
   asked_ms: 0,
 };
 /** The second attempt after one that nobody knows of. */
-const UNSURE: Course = { ...FIRST, sent_at: T - 2000, unknown_since: T - 1000, asked_ms: 1000 };
+const UNSURE: SettlementWindow = { ...FIRST, sent_at: T - 2000, unknown_since: T - 1000, asked_ms: 1000 };
 const UNSENT: SettleOutcome = { kind: "unsent", why: "" };
 
-function verdict(outcome: SettleOutcome, course: Course, now = T): string {
-  const found = verdictOf(outcome, course, now);
+function verdict(outcome: SettleOutcome, window: SettlementWindow, now = T): string {
+  const found = verdictOf(outcome, window, now);
   return found.kind === "refused" ? found.reason : found.kind;
 }
 
@@ -133,17 +133,17 @@ describe("a payment", () => {
   });
 
   test("that never left the gateway ends with its time, and not before", () => {
-    const course = { ...FIRST, valid_before: T / 1000 };
-    expect(verdict(UNSENT, course, T + 3_999)).toBe("open");
-    expect(verdict(UNSENT, course, T + 4_000)).toBe("expired");
+    const window = { ...FIRST, valid_before: T / 1000 };
+    expect(verdict(UNSENT, window, T + 3_999)).toBe("open");
+    expect(verdict(UNSENT, window, T + 4_000)).toBe("expired");
     expect(verdict(UNSENT, { ...UNSURE, valid_before: T / 1000 }, T + HOUR)).toBe("open");
   });
 
   test("is given up after a day of asking in which nobody told what became of it", () => {
     for (const outcome of [DOUBT, UNSENT, refusal(false), refusal(true)]) {
-      const course = { ...UNSURE, valid_before: T / 1000 + 1_000_000 };
-      expect(verdict(outcome, { ...course, asked_ms: 24 * HOUR - 1 }, T + 48 * HOUR)).toBe("open");
-      expect(verdict(outcome, { ...course, asked_ms: 24 * HOUR })).toBe("unknown");
+      const window = { ...UNSURE, valid_before: T / 1000 + 1_000_000 };
+      expect(verdict(outcome, { ...window, asked_ms: 24 * HOUR - 1 }, T + 48 * HOUR)).toBe("open");
+      expect(verdict(outcome, { ...window, asked_ms: 24 * HOUR })).toBe("unknown");
     }
   });
 

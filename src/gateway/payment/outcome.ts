@@ -89,13 +89,13 @@ const CHAIN_TIME_MARGIN_MS = 4_000;
 /** More than lies between two attempts while the gateway runs, unless very many payments wait for one facilitator. */
 const ASKING_GAP_MS_MAX = 600_000;
 
-export type Verdict =
+export type SettlementVerdict =
   | { readonly kind: "settled"; readonly transaction: Hex; readonly fee: bigint | null }
   /** `reason` is shown to the tenant. */
   | { readonly kind: "refused"; readonly reason: "declined" | "expired" | "unknown" }
   | { readonly kind: "open" };
 
-export interface Course {
+export interface SettlementWindow {
   /** Unix seconds. */
   readonly valid_before: number;
   /** Null when no earlier attempt can have sent anything. */
@@ -117,7 +117,7 @@ export function askedMs(
     asked_ms,
     unknown_since,
     updated_at,
-  }: Pick<Course, "asked_ms" | "unknown_since"> & { updated_at: number },
+  }: Pick<SettlementWindow, "asked_ms" | "unknown_since"> & { updated_at: number },
   now: number,
 ): number {
   if (unknown_since === null) return asked_ms;
@@ -129,11 +129,15 @@ export function askedMs(
  *
  * @param askedAt when the facilitator was asked, in milliseconds, by a clock that no step has put ahead
  */
-export function verdictOf(outcome: SettleOutcome, course: Course, askedAt: number): Verdict {
+export function verdictOf(
+  outcome: SettleOutcome,
+  window: SettlementWindow,
+  askedAt: number,
+): SettlementVerdict {
   if (outcome.kind === "collected") {
     return { kind: "settled", transaction: outcome.transaction, fee: outcome.fee };
   }
-  const { unknown_since, valid_before, sent_at } = course;
+  const { unknown_since, valid_before, sent_at } = window;
   // An earlier attempt may have left a transaction behind, which can land until the authorization expires.
   const isExpired = askedAt >= valid_before * 1000 + CHAIN_TIME_MARGIN_MS;
   if (outcome.kind === "unsent" && sent_at === null) {
@@ -142,7 +146,7 @@ export function verdictOf(outcome: SettleOutcome, course: Course, askedAt: numbe
   if (outcome.kind === "declined" && (unknown_since === null || (outcome.definite && isExpired))) {
     return { kind: "refused", reason: "declined" };
   }
-  if (unknown_since !== null && course.asked_ms >= ASKED_MS_MAX)
+  if (unknown_since !== null && window.asked_ms >= ASKED_MS_MAX)
     return { kind: "refused", reason: "unknown" };
   return { kind: "open" };
 }

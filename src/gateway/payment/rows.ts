@@ -229,10 +229,10 @@ function unended({ db, tables: { payments: t, invocations: i } }: Tx) {
     .where(and(eq(i.tenant, t.tenant), eq(i.id, t.invocation_id), eq(i.status, "pending")));
 }
 
-type Changes = Parameters<ReturnType<Tx["db"]["update"]>["set"]>[0];
+type PaymentChanges = Parameters<ReturnType<Tx["db"]["update"]>["set"]>[0];
 
 /** Changes an open payment. */
-async function changed(tx: Tx, condition: SQL | undefined, changes: Changes): Promise<boolean> {
+async function changed(tx: Tx, condition: SQL | undefined, changes: PaymentChanges): Promise<boolean> {
   const { payments: t } = tx.tables;
   const rows = await tx.db
     .update(t)

@@ -29,12 +29,11 @@ import {
   signedPayment,
 } from "./gate.ts";
 import type { SettlementConfigRow } from "./model.ts";
-import { findPayment, insertPayment, isOpen, paymentOf, type PaymentRow as Row } from "./rows.ts";
+import { findPayment, insertPayment, isOpen, type PaymentRow, paymentOf } from "./rows.ts";
 import type { Settler } from "./settler.ts";
 import { closeIfUnsent } from "./unsent.ts";
 
-/** The payment's own row. */
-export type PaymentRow = Row;
+export type { PaymentRow };
 
 const LOOK_AGAIN_MS = 200;
 
@@ -75,7 +74,7 @@ export interface Charge {
   readonly config: SettlementConfigRow | null;
 }
 
-export type Checked =
+export type PaymentCheck =
   | { readonly kind: "free" }
   /** This payment has made this very call before. */
   | { readonly kind: "known"; readonly invocation_id: string }
@@ -89,7 +88,7 @@ export interface Payments {
    * @throws Fault `payment_required`, a challenge when the call carries no payment; `invalid_request`; `unavailable`
    *   when too many payments of the tenant are under way
    */
-  check(call: PricedCall): Promise<Checked>;
+  check(call: PricedCall): Promise<PaymentCheck>;
   /** The row of the payment that the headers carry, used here before; whoever's it is. Nothing is verified. */
   presentedIn(headers: Headers): Promise<PaymentRow | null>;
   /** The invocation for which the payment of this very call was used before, or null. @throws as `check` */
@@ -210,7 +209,7 @@ async function usedFor(store: Store, call: RepeatedCall): Promise<string | null>
   return (await usesOf(store, call, read.value)).known?.invocation_id ?? null;
 }
 
-async function check(deps: PaymentDeps, call: PricedCall): Promise<Checked> {
+async function check(deps: PaymentDeps, call: PricedCall): Promise<PaymentCheck> {
   const { price, agent_id, path } = call;
   const read = readPayment(paymentHeaders(call.headers));
   if (price === null) return read?.ok === true ? paidOrFree(deps, call, read.value) : { kind: "free" };
@@ -231,7 +230,7 @@ async function paidOrFree(
   { store }: PaymentDeps,
   call: PricedCall,
   presented: PresentedPayment,
-): Promise<Checked> {
+): Promise<PaymentCheck> {
   const { known } = await usesOf(store, call, presented);
   return known ?? { kind: "free" };
 }
@@ -241,7 +240,7 @@ async function paidOrCharged(
   call: PricedCall,
   presented: PresentedPayment,
   wire: WireRequirements,
-): Promise<Checked> {
+): Promise<PaymentCheck> {
   // Before the time window: whoever lost our answer learns the truth with the payment that it has.
   const { used, known, body_sha256, digest } = await usesOf(store, call, presented);
   if (known !== null) return known;

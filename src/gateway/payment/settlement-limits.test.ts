@@ -1,15 +1,15 @@
 import { describe, expect, test } from "bun:test";
-import { createRoom, type Place } from "./settlement-limits.ts";
+import { createSettlementLimits, type SettlementPermit } from "./settlement-limits.ts";
 
-const fill = (take: () => Place | null) => {
-  const places: Place[] = [];
+const fill = (take: () => SettlementPermit | null) => {
+  const places: SettlementPermit[] = [];
   for (let place = take(); place !== null; place = take()) places.push(place);
   return places;
 };
 
 describe("the places of settlements", () => {
   test("hold a tenant's own back when too many are under way, and nobody else's, and come back", () => {
-    const room = createRoom();
+    const room = createSettlementLimits();
     const places = fill(() => (room.isCrowded("t") ? null : room.enter("t")));
     expect(places.length).toBe(3584);
     expect(room.isCrowded("u")).toBe(false);
@@ -18,7 +18,7 @@ describe("the places of settlements", () => {
   });
 
   test("are shared out by tenant in the background, bounded for a facilitator and in all, and come back", () => {
-    const room = createRoom();
+    const room = createSettlementLimits();
     let serial = 0;
     const own = fill(() => (serial < 200 ? room.take("a", `own-${++serial}`) : null));
     expect([own.length, room.ofTenant("a")]).toEqual([112, 0]);
@@ -33,7 +33,7 @@ describe("the places of settlements", () => {
   });
 
   test("are few at a facilitator that lets attempts run out of time, until one ends in time", () => {
-    const room = createRoom();
+    const room = createSettlementLimits();
     room.learn("one", false);
     const few = fill(() => room.take("a", "one"));
     expect([few.length, fill(() => room.take("a", "two")).length]).toEqual([2, 28]);

@@ -10,25 +10,25 @@ const TROUBLED_MAX = 2;
 /** Names of facilitators in trouble that are kept; beyond it the oldest gets another chance. */
 const TROUBLED_KEPT_MAX = 10_000;
 
-export interface Place {
+export interface SettlementPermit {
   release(): void;
 }
 
-export interface Room {
+export interface SettlementLimits {
   /** Counts a settlement of the tenant, in the background or not. */
-  enter(tenant: string): Place;
+  enter(tenant: string): SettlementPermit;
   /** Whether another call of the tenant would be one too many. */
   isCrowded(tenant: string): boolean;
   full(): boolean;
   /** Places in the background that a tenant may still take. */
   ofTenant(tenant: string): number;
   /** A place in the background, or null when there is none. */
-  take(tenant: string, facilitator: string): Place | null;
+  take(tenant: string, facilitator: string): SettlementPermit | null;
   /** Whether the facilitator's last attempt ended before its time was over. */
   learn(facilitator: string, inTime: boolean): void;
 }
 
-export function createRoom(): Room {
+export function createSettlementLimits(): SettlementLimits {
   const underWay = createFairShare({ size: UNDER_WAY_MAX });
   const background = createFairShare({ size: IN_BACKGROUND_MAX });
   /** Many tenants share one, and what it keeps waiting of one is not to keep the others out. */

@@ -5,7 +5,7 @@ import { endsWithin } from "../../concurrency/deadline.ts";
 import { type AttemptOptions, attemptSettlement, shown } from "./attempt.ts";
 import { PAUSE_MS_MOST } from "./outcome.ts";
 import { dueOf, makeDue, nextTenantDue, type OpenPayment } from "./rows.ts";
-import { createRoom } from "./settlement-limits.ts";
+import { createSettlementLimits } from "./settlement-limits.ts";
 import { leaseUnlessOver } from "./unsent.ts";
 
 const TICK_MS = 250;
@@ -42,7 +42,7 @@ export interface Settler {
 export function createSettler(options: SettlerOptions): Settler {
   const { store, clock, log, settleWaitMs } = options;
   const flights = new Map<string, Promise<void>>();
-  const room = createRoom();
+  const room = createSettlementLimits();
   const stopped = new AbortController();
   let stopping = false;
   let timer: ReturnType<typeof setTimeout> | undefined;

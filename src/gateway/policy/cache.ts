@@ -4,7 +4,7 @@
 // What is remembered longest is kept for when the store fails: the last known on_error applies then.
 import { eq } from "drizzle-orm";
 import { boundedCache } from "../../concurrency/bounded-cache.ts";
-import { createFew } from "../../concurrency/limiter.ts";
+import { createLimiter } from "../../concurrency/limiter.ts";
 import { afterShared } from "../../concurrency/turns.ts";
 import type { Log } from "../../core/log.ts";
 import type { PolicyAction } from "../../core/states.ts";
@@ -42,7 +42,7 @@ export interface KnownPolicy extends StoredPolicy {
   readonly compiled: CompiledPolicy | null;
 }
 
-interface Entry {
+interface CachedPolicy {
   /** Null: the tenant has none. */
   readonly policy: KnownPolicy | null;
   readonly weight: number;
@@ -50,12 +50,12 @@ interface Entry {
 }
 
 /** `failed` when it cannot be read now: with what it was when it last could, or null when it never could. */
-export type Found =
+export type PolicyLookup =
   | { readonly failed: false; readonly policy: KnownPolicy | null }
   | { readonly failed: true; readonly last: KnownPolicy | null; readonly cause: unknown };
 
-export interface RememberedPolicies {
-  find(tenant: string): Promise<Found>;
+export interface PolicyCache {
+  find(tenant: string): Promise<PolicyLookup>;
   /** As it is stored now; null when the tenant has none. */
   newest(tenant: string): Promise<KnownPolicy | null>;
   /** To be called when a policy has been put, before that is acknowledged. */
@@ -85,16 +85,12 @@ interface Options {
   readonly now?: () => number;
 }
 
-export function rememberedPolicies({
-  reader,
-  log,
-  now = () => performance.now(),
-}: Options): RememberedPolicies {
-  const known = boundedCache<string, Entry>(BYTES_MAX);
-  const reading = new Map<string, Promise<Entry>>();
-  const few = createFew({ size: COMPILED_AT_ONCE, tooMany: "too many policies are being read" });
+export function policyCache({ reader, log, now = () => performance.now() }: Options): PolicyCache {
+  const known = boundedCache<string, CachedPolicy>(BYTES_MAX);
+  const reading = new Map<string, Promise<CachedPolicy>>();
+  const few = createLimiter({ size: COMPILED_AT_ONCE, tooMany: "too many policies are being read" });
 
-  async function read(tenant: string, last: Entry | undefined): Promise<Entry> {
+  async function read(tenant: string, last: CachedPolicy | undefined): Promise<CachedPolicy> {
     const until = now() + REMEMBERED_MS;
     const [newest] = await versionQuery(reader).execute({ tenant });
     if (newest === undefined) return { policy: null, weight: POLICY_BYTES, until };
@@ -106,7 +102,7 @@ export function rememberedPolicies({
     return few(tenant, () => compiledEntry(tenant, stored, until));
   }
 
-  async function compiledEntry(tenant: string, stored: StoredPolicy, until: number): Promise<Entry> {
+  async function compiledEntry(tenant: string, stored: StoredPolicy, until: number): Promise<CachedPolicy> {
     const { version, default: default_action, rules } = stored;
     try {
       const parsed = await worked(parseRules(rules), tenant);
@@ -119,7 +115,7 @@ export function rememberedPolicies({
   }
 
   /** One read at a time for all who ask meanwhile, unless the policy changed since it began. */
-  function readOnce(tenant: string, last: Entry | undefined): Promise<Entry> {
+  function readOnce(tenant: string, last: CachedPolicy | undefined): Promise<CachedPolicy> {
     const underWay = reading.get(tenant);
     if (underWay !== undefined) return underWay;
     const own = read(tenant, last)

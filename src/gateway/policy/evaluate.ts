@@ -8,7 +8,7 @@ import type { PolicyReplace, Rule } from "./document.ts";
 import { indexNames, type Names } from "./names.ts";
 import { addRule, createRuleSet, haveCommon, keepCommon, nextRule, type RuleSet } from "./rule-set.ts";
 
-export interface Verdict {
+export interface PolicyVerdict {
   readonly action: PolicyAction;
   /** The position of the rule, from 1; null when the action is that of `default` or `on_error`. */
   readonly matched_rule: number | null;
@@ -35,7 +35,7 @@ const COMPARE_WORK = 8;
 
 /** A threshold that is absent is one that every call passes. */
 interface CompiledRule {
-  readonly verdict: Verdict;
+  readonly verdict: PolicyVerdict;
   /** Matches a body of at least this many bytes. */
   readonly bytes_min: number;
   /** Matches a rate above this one. */
@@ -73,11 +73,11 @@ export function* compile(document: Pick<PolicyReplace, "default" | "rules">): St
   return { rules, agents, tools };
 }
 
-function ruleVerdict({ action }: Rule, position: number): Verdict {
+function ruleVerdict({ action }: Rule, position: number): PolicyVerdict {
   return { action, matched_rule: position, reason: `rule ${position}: ${action}` };
 }
 
-function defaultVerdict({ action }: Rule): Verdict {
+function defaultVerdict({ action }: Rule): PolicyVerdict {
   return { action, matched_rule: null, reason: `default: ${action}` };
 }
 
@@ -96,7 +96,7 @@ function denyingLeast(
   return denying;
 }
 
-export function evaluate({ rules, agents, tools }: CompiledPolicy, call: EvaluatedCall): Verdict {
+export function evaluate({ rules, agents, tools }: CompiledPolicy, call: EvaluatedCall): PolicyVerdict {
   const named = tools.rulesOf(call.protocol === "mcp" ? call.mcp_tool : null);
   keepCommon(named, agents.rulesOf(call.agent_id));
   for (let at = nextRule(named, 0); at !== -1; at = nextRule(named, at + 1)) {

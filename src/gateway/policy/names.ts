@@ -13,25 +13,25 @@ export interface Names {
 /** What an entry costs beside its characters. */
 const ENTRY_WORK = 200;
 
-interface Entry {
+interface NamedRules {
   readonly text: string;
   /** The rules that have it, in their order. */
   readonly rules: readonly number[];
 }
 
 /** A start of names, and the longest of the others that it starts with. */
-interface Prefix extends Entry {
+interface Prefix extends NamedRules {
   readonly shorter: Prefix | null;
 }
 
 /** @param lists of each rule, with `*` at the end of a start; empty: any text */
 export function* indexNames(lists: readonly (readonly string[])[], pace: Pace): Steps<Names> {
   const anyText = createRuleSet(lists.length);
-  const [names, starts]: [Entry[][], Entry[][]] = [[], []];
+  const [names, starts]: [NamedRules[][], NamedRules[][]] = [[], []];
   for (const [rule, list] of lists.entries()) {
     if (list.length === 0) addRule(anyText, rule);
     const rules = [rule];
-    const toEntry = (text: string): Entry => ({ text, rules });
+    const toEntry = (text: string): NamedRules => ({ text, rules });
     names.push(once(list.filter((text) => !text.endsWith("*"))).map(toEntry));
     starts.push(shortest(list.filter((text) => text.endsWith("*"))).map(toEntry));
     if (pace(list.reduce((work, text) => work + ENTRY_WORK + text.length, ENTRY_WORK))) yield;
@@ -75,10 +75,10 @@ function byCodeUnits(one: string, other: string): number {
 }
 
 /** One sorted list of sorted ones, each text once, with all that have it. */
-function* merged(lists: readonly Entry[][], pace: Pace): Steps<readonly Entry[]> {
+function* merged(lists: readonly NamedRules[][], pace: Pace): Steps<readonly NamedRules[]> {
   let round = lists.filter((list) => list.length > 0);
   while (round.length > 1) {
-    const next: Entry[][] = [];
+    const next: NamedRules[][] = [];
     for (let at = 0; at < round.length; at += 2) {
       next.push(yield* mergedPair(round[at] ?? [], round[at + 1] ?? [], pace));
     }
@@ -87,8 +87,12 @@ function* merged(lists: readonly Entry[][], pace: Pace): Steps<readonly Entry[]>
   return round[0] ?? [];
 }
 
-function* mergedPair(left: readonly Entry[], right: readonly Entry[], pace: Pace): Steps<Entry[]> {
-  const both: Entry[] = [];
+function* mergedPair(
+  left: readonly NamedRules[],
+  right: readonly NamedRules[],
+  pace: Pace,
+): Steps<NamedRules[]> {
+  const both: NamedRules[] = [];
   let [atLeft, atRight] = [0, 0];
   for (;;) {
     const [one, other] = [left[atLeft], right[atRight]];
@@ -102,12 +106,12 @@ function* mergedPair(left: readonly Entry[], right: readonly Entry[], pace: Pace
 }
 
 /** One of two entries, or both in one when they are of the same text. */
-function first(one: Entry, other: Entry): Entry {
+function first(one: NamedRules, other: NamedRules): NamedRules {
   if (one.text === other.text) return { text: one.text, rules: [...one.rules, ...other.rules] };
   return one.text < other.text ? one : other;
 }
 
-function* linked(sorted: readonly Entry[], pace: Pace): Steps<readonly Prefix[]> {
+function* linked(sorted: readonly NamedRules[], pace: Pace): Steps<readonly Prefix[]> {
   const prefixes: Prefix[] = [];
   let shorter: Prefix | null = null;
   for (const { text, rules } of sorted) {
@@ -120,7 +124,7 @@ function* linked(sorted: readonly Entry[], pace: Pace): Steps<readonly Prefix[]>
 }
 
 /** The last of the sorted entries that is the text or stands before it. */
-function lastUpTo<E extends Entry>(sorted: readonly E[], text: string): E | null {
+function lastUpTo<E extends NamedRules>(sorted: readonly E[], text: string): E | null {
   let [low, high] = [0, sorted.length];
   while (low < high) {
     const middle = (low + high) >>> 1;

@@ -6,7 +6,7 @@ import { PROTOCOLS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { bodyUser, LIMIT_QUERY, limitOf, nullable, queryOf } from "../../http/input.ts";
-import { give, giveJson, piecesOf, SMALL_CHARACTERS } from "../../http/large-response.ts";
+import { piecesOf, respondJson, respondLarge, SMALL_CHARACTERS } from "../../http/large-response.ts";
 import { operation } from "../../http/openapi.ts";
 import { json, routes, scopeOf } from "../../http/server.ts";
 import type { KnownPolicy } from "./cache.ts";
@@ -172,7 +172,7 @@ export function policyRoutes(service: PolicyService) {
       "/v1/policy",
       async ({ request }) => {
         const { caller } = scopeOf(request);
-        return give({ tenant: caller.tenant, request }, async () => {
+        return respondLarge({ tenant: caller.tenant, request }, async () => {
           const policy = await service.get(caller);
           if (policy === null) return NO_POLICY;
           const pieces = policyPieces(policy);
@@ -198,7 +198,7 @@ export function policyRoutes(service: PolicyService) {
       async ({ request }) => {
         const { caller } = scopeOf(request);
         const limit = limitOf(queryOf(request));
-        return giveJson({ tenant: caller.tenant, request }, async () => {
+        return respondJson({ tenant: caller.tenant, request }, async () => {
           const rows = await service.newest(caller, limit);
           return { data: rows.map(decisionView), limit };
         });

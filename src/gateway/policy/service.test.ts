@@ -10,7 +10,7 @@ import { type Log, silentLog } from "../../core/log.ts";
 import { POLICY_ACTIONS, type PolicyAction } from "../../core/states.ts";
 import type { Store } from "../../storage/store.ts";
 import { findAgent } from "../agents/service.ts";
-import { rememberedPolicies } from "./cache.ts";
+import { policyCache } from "./cache.ts";
 import { type DecisionRow, decisionLog, newestDecisions, removeOldDecisions } from "./decisions.ts";
 import type { PolicyReplace, Rule } from "./document.ts";
 import { compile, evaluate } from "./evaluate.ts";
@@ -150,7 +150,7 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
 
     test("of two that were put at once the newer one stays, whichever is told first", async () => {
       const { tenant } = caller();
-      const remembered = rememberedPolicies({ reader: store.read, log: silentLog });
+      const remembered = policyCache({ reader: store.read, log: silentLog });
       for (const version of [2, 1]) {
         const policy = { ...all("deny"), rules: "[]", updated_at: 0 };
         remembered.took(tenant, { ...policy, version, compiled: atOnce(compile(all("deny"))) }, []);
@@ -160,7 +160,7 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
 
     test("what was read while it changed is not remembered", async () => {
       const { me, tenant } = caller();
-      const here = rememberedPolicies({ reader: store.read, log: silentLog });
+      const here = policyCache({ reader: store.read, log: silentLog });
       const there = service();
       const underWay = here.find(tenant);
       here.forget(tenant);

@@ -12,10 +12,10 @@ import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { findAgent } from "../agents/service.ts";
-import { type KnownPolicy, rememberedPolicies } from "./cache.ts";
+import { type KnownPolicy, policyCache } from "./cache.ts";
 import { decisionLog, newestDecisions } from "./decisions.ts";
 import { checkRules, formatRules, type PolicyReplace } from "./document.ts";
-import { compile, type EvaluatedCall, evaluate, toolsDeniedToAll, type Verdict } from "./evaluate.ts";
+import { compile, type EvaluatedCall, evaluate, type PolicyVerdict, toolsDeniedToAll } from "./evaluate.ts";
 import { callRates } from "./observed-rate.ts";
 import { worked } from "./work.ts";
 
@@ -58,21 +58,21 @@ export type PolicyService = ReturnType<typeof policyService>;
  *
  * @throws Fault `denied`
  */
-export function warningOf(verdict: Verdict | null): string | null {
+export function warningOf(verdict: PolicyVerdict | null): string | null {
   if (verdict === null || verdict.action === "allow") return null;
   if (verdict.action === "warn") return verdict.reason;
   throw new Fault("denied", `denied by policy (${verdict.reason})`);
 }
 
-function onError({ on_error: action }: Pick<KnownPolicy, "on_error">): Verdict {
+function onError({ on_error: action }: Pick<KnownPolicy, "on_error">): PolicyVerdict {
   return { action, matched_rule: null, reason: `on_error: ${action}` };
 }
 
-const NO_POLICY: Verdict = { action: "allow", matched_rule: null, reason: "no policy" };
+const NO_POLICY: PolicyVerdict = { action: "allow", matched_rule: null, reason: "no policy" };
 
 export function policyService({ store, clock, log, now }: PolicyDeps) {
   const rates = callRates(now);
-  const remembered = rememberedPolicies({ reader: store.readFirst, log, ...(now && { now }) });
+  const remembered = policyCache({ reader: store.readFirst, log, ...(now && { now }) });
   const decisions = decisionLog({ store, log });
 
   /**
@@ -96,7 +96,7 @@ export function policyService({ store, clock, log, now }: PolicyDeps) {
     return { ...last, compiled: null };
   }
 
-  async function verdictOf(tenant: string, call: EvaluatedCall): Promise<Verdict | null> {
+  async function verdictOf(tenant: string, call: EvaluatedCall): Promise<PolicyVerdict | null> {
     const policy = await inForce(tenant);
     if (policy === null) return null;
     if (policy.compiled === null) return onError(policy);
@@ -115,7 +115,7 @@ export function policyService({ store, clock, log, now }: PolicyDeps) {
      *
      * @throws Fault `unavailable` when the policy cannot be known, or a decision that must be recorded first cannot
      */
-    async judge({ tenant, user, ...call }: PolicyCall): Promise<Verdict | null> {
+    async judge({ tenant, user, ...call }: PolicyCall): Promise<PolicyVerdict | null> {
       const rate = rates.observe(tenant, call.agent_id, user);
       const verdict = await verdictOf(tenant, { ...call, rate });
       if (verdict === null) return null;
@@ -140,7 +140,7 @@ export function policyService({ store, clock, log, now }: PolicyDeps) {
     },
 
     /** What the policy, or another document, would say of a call. Nothing is counted or recorded. */
-    async dryRun({ tenant }: Caller, { agent_id, document, ...given }: DryRun): Promise<Verdict> {
+    async dryRun({ tenant }: Caller, { agent_id, document, ...given }: DryRun): Promise<PolicyVerdict> {
       if (document !== null) await worked(checkRules(document.rules, "document."), tenant);
       const agent = await findAgent(store.read, tenant, agent_id);
       if (agent === null) throw new Fault("not_found", "no such agent");

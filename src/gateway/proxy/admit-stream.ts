@@ -20,16 +20,22 @@ import {
   type PendingCall,
 } from "../invocations/service.ts";
 import type { PaidHeaders, Payments } from "../payment/service.ts";
-import type { OpenedCall, OpenedConnection, Place, StreamCall, StreamRequest } from "../streaming/service.ts";
+import type {
+  OpenedCall,
+  OpenedConnection,
+  StreamCall,
+  StreamPermit,
+  StreamRequest,
+} from "../streaming/service.ts";
 import { faultOf, otherPath, withId } from "./call-faults.ts";
 import {
-  type Checked,
+  type CallKind,
+  type CheckedCall,
   type CheckOptions,
   checkCall,
   type Form,
   knownAgent,
   mayCall,
-  type Path,
   type ProxyCall,
   refuseLoop,
 } from "./checks.ts";
@@ -44,13 +50,13 @@ export interface AdmitStreamOptions extends CheckOptions, Pick<RecordOptions, "r
    *
    * @throws Fault `unavailable` when there is none
    */
-  takePlace(tenant: string, agentId: string, isCall: boolean, signal: AbortSignal): Promise<Place>;
+  takePlace(tenant: string, agentId: string, isCall: boolean, signal: AbortSignal): Promise<StreamPermit>;
   /**
    * A place for a call that was accepted before: beside the others when those are taken.
    *
    * @throws Fault `unavailable` when the tenant has very many of them
    */
-  owedPlace(tenant: string, agentId: string): Place;
+  owedPlace(tenant: string, agentId: string): StreamPermit;
   /** Aborted when the process is about to end. */
   readonly stopping: AbortSignal;
 }
@@ -69,7 +75,7 @@ const PLAIN: StreamForm = {
   listsTools: false,
 };
 
-const STREAMING: Path<StreamForm> = {
+const STREAMING: CallKind<StreamForm> = {
   suffix: "/stream",
   anyForm: async (body, { caller }) => {
     const parsed = await bodyInSteps("scan of a body", body, parseRpcMessages(body), caller.tenant);
@@ -126,8 +132,8 @@ export async function admitStream(options: AdmitStreamOptions, call: StreamCall)
 async function open(
   options: AdmitStreamOptions,
   call: StreamCall,
-  checked: Checked<StreamForm>,
-  place: Place,
+  checked: CheckedCall<StreamForm>,
+  place: StreamPermit,
 ): Promise<OpenedCall> {
   const { clock, payments, claims, pseudonym, replica: owner } = options;
   const { agent, form } = checked;
@@ -159,13 +165,13 @@ async function open(
   return typeof opened === "string" ? resume(options, call, checked, opened) : opened;
 }
 
-interface Attempt extends Pick<OpenedCall, "token" | "claimedAt"> {}
+interface ClaimAttempt extends Pick<OpenedCall, "token" | "claimedAt"> {}
 
 /** Whatever keeps an attempt from its open call ends it: what it may have claimed all the same is given back then. */
 async function attempt<T>(
   claims: Claims,
   id: string,
-  work: (attempt: Attempt) => Promise<OpenedCall | T>,
+  work: (attempt: ClaimAttempt) => Promise<OpenedCall | T>,
 ): Promise<OpenedCall | T> {
   const [token, claimedAt] = [claims.begin(id), thisMoment()];
   let isTaken = false;
@@ -180,14 +186,14 @@ async function attempt<T>(
 }
 
 /** The start of the body, as far as it is captured. */
-function shownPart({ agent, body }: Checked<Form>): Uint8Array {
+function shownPart({ agent, body }: CheckedCall<Form>): Uint8Array {
   return agent.capture_body ? body.subarray(0, CAPTURE_BYTES_MAX) : new Uint8Array();
 }
 
 async function resume(
   options: AdmitStreamOptions,
   call: StreamCall,
-  checked: Checked<StreamForm>,
+  checked: CheckedCall<StreamForm>,
   id: string,
 ): Promise<OpenedCall> {
   const { store, payments } = options;
@@ -199,12 +205,12 @@ async function resume(
   return take(options, call, checked, { key, paid, place: null });
 }
 
-interface Waiting {
+interface WaitingCall {
   readonly key: InvocationKey;
   /** What is told of its payment so far. */
   readonly paid: PaidHeaders;
   /** Null for a call that was accepted before. */
-  readonly place: Place | null;
+  readonly place: StreamPermit | null;
 }
 
 /**
@@ -215,8 +221,8 @@ interface Waiting {
 async function take(
   options: AdmitStreamOptions,
   call: StreamCall,
-  checked: Checked<StreamForm>,
-  { key, paid, place }: Waiting,
+  checked: CheckedCall<StreamForm>,
+  { key, paid, place }: WaitingCall,
 ): Promise<OpenedCall> {
   const { store, payments, claims } = options;
   const own = place ?? options.owedPlace(key.tenant, checked.agent.id);
@@ -273,7 +279,7 @@ function unknownYet(id: string): Fault {
 
 function openedOf(
   held: Pick<OpenedCall, "key" | "token" | "claimedAt" | "place" | "isOwed">,
-  { agent, form, warning }: Checked<StreamForm>,
+  { agent, form, warning }: CheckedCall<StreamForm>,
   { url, protocol, credential_ref, headers, request_id, capture, receipt }: Call,
   paid: PaidHeaders,
 ): OpenedCall {

@@ -10,10 +10,10 @@ import { createEdge, routes } from "../../http/server.ts";
 import { openStore } from "../../storage/open.ts";
 import { CommitUnknown, type Store } from "../../storage/store.ts";
 import type { InvocableAgent } from "../agents/service.ts";
-import { createEndings, type Endings } from "../invocations/completion-waiters.ts";
+import { type CompletionWaiters, createCompletionWaiters } from "../invocations/completion-waiters.ts";
 import { readHistory } from "../invocations/history.ts";
 import { createRefusals } from "../invocations/refusals.ts";
-import { type Accepted, claim } from "../invocations/service.ts";
+import { type AcceptedCall, claim } from "../invocations/service.ts";
 import type { Payments } from "../payment/service.ts";
 import { type ProxyRoutesOptions, proxyRoutes } from "./routes.ts";
 
@@ -62,11 +62,11 @@ const noPolicy = { judge: async () => null };
 
 async function call(
   store: Store,
-  endings: Endings,
+  endings: CompletionWaiters,
   headers: Record<string, string> = {},
   changed: Partial<Pick<ProxyRoutesOptions, "findAgent" | "policy">> = {},
 ) {
-  const offered: Accepted[] = [];
+  const offered: AcceptedCall[] = [];
   const app = routes().use(
     proxyRoutes({
       store,
@@ -141,7 +141,7 @@ test("an accept whose record appears after it was refused is never made, and lea
   const key = { "idempotency-key": "k" };
   const { response, offered } = await call(
     store,
-    createEndings(async () => []),
+    createCompletionWaiters(async () => []),
     key,
   );
   expect([response.status, offered]).toEqual([503, []]);
@@ -154,7 +154,7 @@ test("an accept whose record appears after it was refused is never made, and lea
   // Its caller tries again before anything else has found it.
   const again = await call(
     real,
-    createEndings(async () => []),
+    createCompletionWaiters(async () => []),
     key,
   );
   expect([again.response.status, again.offered.length]).toEqual([202, 1]);
@@ -169,13 +169,13 @@ test("what was refused and appears is removed when it is looked for, unless it w
   const late = committingLate(real);
   await call(
     late.store,
-    createEndings(async () => []),
+    createCompletionWaiters(async () => []),
   );
   await late.commit();
   const made = committingLate(real);
   await call(
     made.store,
-    createEndings(async () => []),
+    createCompletionWaiters(async () => []),
   );
   await made.commit();
   const [, { id } = { id: "" }] = await allCalls();
@@ -191,7 +191,7 @@ test("what was refused and appears is removed when it is looked for, unless it w
 test("an accept that was stored without an answer is a 202, and its call is made", async () => {
   const { response, offered } = await call(
     answeringOnce(real),
-    createEndings(async () => []),
+    createCompletionWaiters(async () => []),
   );
   expect(response.status).toBe(202);
   const { invocation_id } = (await response.json()) as { invocation_id: string };
@@ -202,14 +202,14 @@ test("an accept that was not stored is a 503, and nothing is offered", async () 
   const store: Store = { ...real, write: () => Promise.reject(lost()) };
   const { response, offered } = await call(
     store,
-    createEndings(async () => []),
+    createCompletionWaiters(async () => []),
   );
   expect([response.status, response.headers.get("retry-after")]).toEqual([503, "5"]);
   expect(offered).toEqual([]);
 });
 
 test("a wait that fails takes nothing back of the accept", async () => {
-  const endings = { ...createEndings(async () => []), wait: () => Promise.reject(lost()) };
+  const endings = { ...createCompletionWaiters(async () => []), wait: () => Promise.reject(lost()) };
   const { response } = await call(real, endings, { prefer: "wait=5" });
   expect(response.status).toBe(202);
   expect(response.headers.get("x-service-invocation-id")).toStartWith("inv_");
@@ -229,7 +229,7 @@ describe("an agent that changes while its call is judged", () => {
     const findAgent = async () => agent;
     const { response, offered } = await call(
       real,
-      createEndings(async () => []),
+      createCompletionWaiters(async () => []),
       {},
       { findAgent, policy },
     );

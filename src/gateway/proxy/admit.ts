@@ -7,11 +7,11 @@ import { Fault } from "../../core/fault.ts";
 import { parseRpcRequest } from "../../wire/jsonrpc.ts";
 import type { InvocableAgent } from "../agents/service.ts";
 import { findInvocation } from "../invocations/history.ts";
-import type { Accepted } from "../invocations/service.ts";
+import type { AcceptedCall } from "../invocations/service.ts";
 import type { PaidHeaders, PaymentRow, Payments } from "../payment/service.ts";
 import { otherPath } from "./call-faults.ts";
-import { type CheckOptions, checkCall, type Form, type Path, type ProxyCall } from "./checks.ts";
-import { acceptedOf, type RecordOptions, record, type Stored } from "./record.ts";
+import { type CallKind, type CheckOptions, checkCall, type Form, type ProxyCall } from "./checks.ts";
+import { acceptedOf, type RecordOptions, record, type StoredCall } from "./record.ts";
 import { mcpVersion, passedHeaders, passesMirrors } from "./request-headers.ts";
 
 export interface TransactionalCall extends ProxyCall {
@@ -22,7 +22,7 @@ export interface TransactionalCall extends ProxyCall {
 export interface AdmitOptions extends CheckOptions, Pick<RecordOptions, "replica"> {
   readonly payments: Payments;
   /** Told of each accepted call, after it is durable. */
-  offer(accepted: Accepted): void;
+  offer(accepted: AcceptedCall): void;
 }
 
 export interface Admitted {
@@ -34,7 +34,7 @@ export interface Admitted {
 /** For an http agent, whose body means nothing to the gateway: no header can be said to say the same. */
 const PLAIN: Form = { method: null, tool: null, calls: [{ tool: null }], mirrors: false };
 
-const TRANSACTIONAL: Path<Form> = {
+const TRANSACTIONAL: CallKind<Form> = {
   suffix: "",
   anyForm: async () => PLAIN,
   formOf: async (agent, body, call) => (agent.protocol === "mcp" ? requestForm(agent, body, call) : PLAIN),
@@ -78,7 +78,7 @@ async function recall(options: AdmitOptions, { caller }: ProxyCall, id: string):
   return options.payments.recall(caller.tenant, id);
 }
 
-interface Recorded extends Stored {
+interface Recorded extends StoredCall {
   /** What the policy warns of. */
   readonly warning: string | null;
 }

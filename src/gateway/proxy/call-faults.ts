@@ -1,7 +1,7 @@
 // Refusals of a call that has a record: they name it, so that its caller can look at what became of it.
 import { Fault, type FaultDetail, type FaultKind } from "../../core/fault.ts";
 
-interface Told extends Pick<FaultDetail, "retryAfterSeconds"> {
+interface ResponseExtras extends Pick<FaultDetail, "retryAfterSeconds"> {
   readonly headers?: Readonly<Record<string, string>>;
 }
 
@@ -9,7 +9,7 @@ export function faultOf(
   kind: FaultKind,
   message: string,
   id: string,
-  { headers, ...detail }: Told = {},
+  { headers, ...detail }: ResponseExtras = {},
 ): Fault {
   const named = { ...headers, "x-service-invocation-id": id };
   return new Fault(kind, message, { ...detail, answer: { body: { error: message }, headers: named } });

@@ -56,7 +56,7 @@ export interface Form {
 }
 
 /** What differs between the paths. */
-export interface Path<F extends Form> {
+export interface CallKind<F extends Form> {
   /** Of the call's URL, after the agent's ID. */
   readonly suffix: string;
   /** @throws Fault `invalid_request` */
@@ -66,13 +66,13 @@ export interface Path<F extends Form> {
 }
 
 /** Where a call stands that may be made. */
-type Standing =
+type PaymentState =
   /** It has been made before, as this invocation. */
   | { readonly kind: "earlier"; readonly id: string }
   | { readonly kind: "free" }
   | { readonly kind: "charge"; readonly charge: Charge; readonly asked: PricedCall };
 
-export interface Checked<F extends Form> {
+export interface CheckedCall<F extends Form> {
   readonly agent: InvocableAgent;
   readonly url: string;
   readonly model: string | null;
@@ -81,15 +81,15 @@ export interface Checked<F extends Form> {
   readonly idempotency: Idempotency | null;
   /** What the policy warns of. */
   readonly warning: string | null;
-  readonly standing: Standing;
+  readonly standing: PaymentState;
 }
 
 /** @throws Fault of every kind that the order of checks names */
 export async function checkCall<F extends Form>(
   options: CheckOptions,
   call: ProxyCall,
-  path: Path<F>,
-): Promise<Checked<F>> {
+  path: CallKind<F>,
+): Promise<CheckedCall<F>> {
   const first = await knownAgent(options, call);
   refuseLoop(options, call);
   const refusal = refusalOf(() => mayCall(options, call.caller.tenant, first));
@@ -123,9 +123,9 @@ export async function checkCall<F extends Form>(
 async function judgedByLatest<F extends Form>(
   options: CheckOptions,
   call: ProxyCall,
-  path: Path<F>,
-  first: Omit<Checked<F>, "url" | "warning" | "standing">,
-): Promise<Checked<F>> {
+  path: CallKind<F>,
+  first: Omit<CheckedCall<F>, "url" | "warning" | "standing">,
+): Promise<CheckedCall<F>> {
   let asked = first;
   for (let tries = 0; tries < AGENT_CHANGES_MAX; tries++) {
     const url = invocableUrl(asked.agent);
@@ -143,9 +143,9 @@ async function judgedByLatest<F extends Form>(
 const AGENT_CHANGES_MAX = 5;
 
 function calledBefore<F extends Form>(
-  asked: Omit<Checked<F>, "url" | "warning" | "standing">,
+  asked: Omit<CheckedCall<F>, "url" | "warning" | "standing">,
   id: string,
-): Checked<F> {
+): CheckedCall<F> {
   return { ...asked, url: asked.agent.upstream_url ?? "", warning: null, standing: { kind: "earlier", id } };
 }
 
@@ -164,7 +164,7 @@ function refusalOf(check: () => unknown): Fault | null {
 async function earlierCall(
   options: CheckOptions,
   call: ProxyCall,
-  { body, idempotency }: Pick<Checked<Form>, "body" | "idempotency">,
+  { body, idempotency }: Pick<CheckedCall<Form>, "body" | "idempotency">,
   isOwed: boolean,
 ): Promise<string | null> {
   const byKey = idempotency === null ? null : await firstWithKey(options, call, idempotency);
@@ -239,14 +239,18 @@ async function firstWithKey(
   return id === null || (await refusals.isRefused({ tenant, id })) ? null : id;
 }
 
-type Asked = Pick<Checked<Form>, "agent" | "body" | "form">;
+type JudgedCall = Pick<CheckedCall<Form>, "agent" | "body" | "form">;
 
 /**
  * Each of the calls gets its own decision, and one that is denied refuses all of them.
  *
  * @throws Fault `denied`
  */
-async function judge({ policy }: CheckOptions, { caller }: ProxyCall, asked: Asked): Promise<string | null> {
+async function judge(
+  { policy }: CheckOptions,
+  { caller }: ProxyCall,
+  asked: JudgedCall,
+): Promise<string | null> {
   const { agent, body, form } = asked;
   const verdicts = [];
   for (const { tool } of form.calls) {
@@ -261,7 +265,7 @@ async function judge({ policy }: CheckOptions, { caller }: ProxyCall, asked: Ask
 
 function pricedCall(
   { caller, headers, note }: ProxyCall,
-  { agent, body, form }: Asked,
+  { agent, body, form }: JudgedCall,
   suffix: string,
 ): PricedCall {
   const { tenant, user } = caller;
@@ -273,9 +277,9 @@ function pricedCall(
 async function standingOf(
   options: CheckOptions,
   call: ProxyCall,
-  asking: Asked,
+  asking: JudgedCall,
   suffix: string,
-): Promise<Standing> {
+): Promise<PaymentState> {
   const asked = pricedCall(call, asking, suffix);
   const checked = await options.payments.check(asked);
   switch (checked.kind) {

@@ -9,7 +9,7 @@ import { CommitUnknown, type Store, type Tx, UniqueViolation } from "../../stora
 import { hashOf } from "../../wire/digest.ts";
 import { holdCredential, mayGoTo } from "../credentials/service.ts";
 import type { Refusals } from "../invocations/refusals.ts";
-import { type Accepted, accept, type Claim, claim, type InvocationRow } from "../invocations/service.ts";
+import { type AcceptedCall, accept, type Claim, claim, type InvocationRow } from "../invocations/service.ts";
 import {
   type Charge,
   type PaymentRow,
@@ -18,7 +18,7 @@ import {
   paidColumns,
   recordPayment,
 } from "../payment/service.ts";
-import type { Checked, Form, ProxyCall } from "./checks.ts";
+import type { CheckedCall, Form, ProxyCall } from "./checks.ts";
 
 /** Calls in the way of this one that turn out to be refused, before one is taken for what it seems. */
 const TURNS_MAX = 3;
@@ -34,12 +34,12 @@ export interface RecordOptions {
 
 /** A checked call as it is to be stored. */
 export interface Draft {
-  readonly accepted: Accepted;
+  readonly accepted: AcceptedCall;
   /** Takes the call in the same write; null leaves it pending. */
   readonly claim: Pick<Claim, "owner" | "token"> | null;
 }
 
-export interface Stored {
+export interface StoredCall {
   readonly id: string;
   /** False: the call had been made before, and this is the same one. */
   readonly isNew: boolean;
@@ -48,11 +48,11 @@ export interface Stored {
 
 export async function acceptedOf(
   call: ProxyCall,
-  checked: Checked<Form>,
+  checked: CheckedCall<Form>,
   mode: Mode,
   headers: Call["headers"],
   now: number,
-): Promise<Accepted> {
+): Promise<AcceptedCall> {
   const { agent, url, body, idempotency } = checked;
   const accepted: Call = {
     url,
@@ -76,9 +76,9 @@ export async function acceptedOf(
  */
 export async function record(
   options: RecordOptions,
-  { standing }: Checked<Form>,
+  { standing }: CheckedCall<Form>,
   draft: Draft,
-): Promise<Stored> {
+): Promise<StoredCall> {
   const { row, call } = draft.accepted;
   const charge = standing.kind === "charge" ? standing : null;
   const payment =
@@ -96,7 +96,7 @@ async function recordOnce(
   draft: Draft,
   payment: PaymentRow | null,
   asked: PricedCall | null,
-): Promise<Stored> {
+): Promise<StoredCall> {
   const { row } = draft.accepted;
   try {
     const id = await storeCall(options, draft, payment);
@@ -173,13 +173,13 @@ const UNPAID = {
   settlement: null,
 };
 
-function chargeOf({ standing }: Checked<Form>): Charge | null {
+function chargeOf({ standing }: CheckedCall<Form>): Charge | null {
   return standing.kind === "charge" ? standing.charge : null;
 }
 
 function newRow(
   { caller }: ProxyCall,
-  checked: Checked<Form>,
+  checked: CheckedCall<Form>,
   mode: Mode,
   req_sha256: string | null,
   now: number,

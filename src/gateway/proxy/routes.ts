@@ -6,7 +6,7 @@ import { PROXY_BODY_BYTES_MAX } from "../../core/limits.ts";
 import { readBytes } from "../../http/intake.ts";
 import { json, routes, scopeOf } from "../../http/server.ts";
 import type { Store } from "../../storage/store.ts";
-import type { Endings } from "../invocations/completion-waiters.ts";
+import type { CompletionWaiters } from "../invocations/completion-waiters.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { abandon, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
 import { pollAnswer } from "../invocations/views.ts";
@@ -17,7 +17,7 @@ import { waitSeconds } from "./request-headers.ts";
 export interface ProxyRoutesOptions extends AdmitOptions {
   readonly store: Store;
   readonly clock: Clock;
-  readonly endings: Endings;
+  readonly endings: CompletionWaiters;
   /** Told of each call that is being admitted. */
   readonly admitting: Pick<UnderWay, "enter">;
   /** Stops the upstream call of an invocation that has been ended otherwise. */

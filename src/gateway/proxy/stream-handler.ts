@@ -16,7 +16,7 @@ import type { SessionIds, SessionIdsOf } from "./session-id.ts";
 
 const SESSION_HEADER = "mcp-session-id";
 
-export interface StreamPathDeps {
+export interface StreamHandlerDeps {
   readonly streams: Streams;
   /** Where callers find the gateway; null: where they asked. */
   readonly publicUrl: string | null;
@@ -31,15 +31,15 @@ export interface StreamPathDeps {
   admitConnection(request: StreamRequest, method: OpenedConnection["method"]): Promise<OpenedConnection>;
 }
 
-export interface StreamPath {
-  call(asked: AskedCall, end: Ends): Promise<Response>;
-  connect(asked: AskedStream, method: OpenedConnection["method"], end: Ends): Promise<Response>;
+export interface StreamHandler {
+  call(asked: AskedCall, end: CallerConnection): Promise<Response>;
+  connect(asked: AskedStream, method: OpenedConnection["method"], end: CallerConnection): Promise<Response>;
 }
 
 /** The caller's end, as far as the request does not say it. */
-export type Ends = Omit<CallerEnd, "gone">;
+export type CallerConnection = Omit<CallerEnd, "gone">;
 
-export function createStreamPath(deps: StreamPathDeps): StreamPath {
+export function createStreamHandler(deps: StreamHandlerDeps): StreamHandler {
   const { streams, publicUrl, admit, admitConnection } = deps;
   const publicHost = publicUrl === null ? null : new URL(publicUrl).host;
   return {
@@ -67,7 +67,7 @@ export function createStreamPath(deps: StreamPathDeps): StreamPath {
   };
 }
 
-interface Session {
+interface NamedSession {
   /** Null when the agent has no sessions that the gateway knows of. */
   readonly ids: SessionIds | null;
   /** The upstream's ID of the one that the request names. */
@@ -81,10 +81,10 @@ interface Session {
  * @throws Fault `not_found`
  */
 async function sessionOf(
-  { findAgent, sessionIdsOf }: StreamPathDeps,
+  { findAgent, sessionIdsOf }: StreamHandlerDeps,
   { caller, agentId, headers }: AskedStream,
   method: string,
-): Promise<Session> {
+): Promise<NamedSession> {
   const agent = await findAgent(caller.tenant, agentId);
   if (agent?.protocol !== "mcp") return { ids: null, session: null };
   const { tenant, user } = caller;

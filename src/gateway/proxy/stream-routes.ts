@@ -6,7 +6,7 @@ import { readBytes } from "../../http/intake.ts";
 import { operation, type ResponseDoc } from "../../http/openapi.ts";
 import { routes, scopeOf } from "../../http/server.ts";
 import type { AskedStream, OpenedConnection } from "../streaming/service.ts";
-import type { StreamPath } from "./stream-handler.ts";
+import type { StreamHandler } from "./stream-handler.ts";
 
 const AGENT_ID = {
   id: { description: "The agent's ID.", example: "agt_0199a7c2-5d1e-7c3a-9b62-3f0a4d5e6f70" },
@@ -121,7 +121,7 @@ const listen = connection(
 );
 const endSession = connection("End a session of an mcp agent", "Ends the session that the header names.", {});
 
-export function streamRoutes(path: StreamPath) {
+export function streamRoutes(path: StreamHandler) {
   return routes()
     .post("/v1/proxy/:id/stream", ({ request, params }) => call(path, request, params.id), {
       parse: "none",
@@ -136,7 +136,7 @@ export function streamRoutes(path: StreamPath) {
     });
 }
 
-async function call(path: StreamPath, request: Request, agentId: string): Promise<Response> {
+async function call(path: StreamHandler, request: Request, agentId: string): Promise<Response> {
   const { scope, streamed, over } = startOf(request, agentId);
   const { note, caller, holdOpen } = scope;
   const { promise: until, resolve: sent } = Promise.withResolvers<void>();
@@ -157,7 +157,7 @@ async function call(path: StreamPath, request: Request, agentId: string): Promis
 }
 
 async function connect(
-  path: StreamPath,
+  path: StreamHandler,
   request: Request,
   agentId: string,
   method: OpenedConnection["method"],

@@ -9,7 +9,7 @@ import { SIGNING_ALGORITHM, type SigningKey } from "../../keys/keyring.ts";
 import type { Store } from "../../storage/store.ts";
 import type { InvocationRow } from "../invocations/service.ts";
 import { claimsOf, linkOf, RECEIPT_TYPE } from "./claims.ts";
-import { append, dueOf, type Head, headOf, type ReceiptRow, tenantsDue } from "./rows.ts";
+import { append, type ChainHead, dueOf, headOf, type ReceiptRow, tenantsDue } from "./rows.ts";
 
 const TICK_MS = 250;
 const TICK_MS_AFTER_FAILURE = 2_000;
@@ -114,7 +114,7 @@ async function emitSome({ store, clock, signingKey }: EmitterOptions, tenant: st
   return true;
 }
 
-async function signAll(rows: readonly InvocationRow[], after: Head, key: SigningKey, clock: Clock) {
+async function signAll(rows: readonly InvocationRow[], after: ChainHead, key: SigningKey, clock: Clock) {
   let { sequence, sha256: previous } = after ?? BEFORE_THE_FIRST;
   const receipts: ReceiptRow[] = [];
   for (const row of rows) {

@@ -1,7 +1,7 @@
 // The HTTP side of receipts: one by its invocation, and a tenant's in the order of their chain.
 import { Type } from "@sinclair/typebox";
 import { PAGE_QUERY, page, queryOf } from "../../http/input.ts";
-import { give } from "../../http/large-response.ts";
+import { respondLarge } from "../../http/large-response.ts";
 import { operation } from "../../http/openapi.ts";
 import { json, routes, scopeOf } from "../../http/server.ts";
 import type { Receipts } from "./service.ts";
@@ -67,7 +67,7 @@ export function receiptRoutes(receipts: Pick<Receipts, "find" | "page">) {
       async ({ request }) => {
         const { caller } = scopeOf(request);
         const place = page(queryOf(request));
-        return give({ tenant: caller.tenant, request, type: JSON_LINES }, async () => {
+        return respondLarge({ tenant: caller.tenant, request, type: JSON_LINES }, async () => {
           const lines = await receipts.page(caller, place);
           return lines.map((line) => `${line}\n`).join("");
         });

@@ -10,7 +10,7 @@ import { linkOf } from "./claims.ts";
 export type ReceiptRow = Tables["receipts"]["$inferSelect"];
 
 /** The newest receipt of a tenant; null before the first. */
-export type Head = Pick<Tables["receiptChains"]["$inferSelect"], "sequence" | "sha256"> | null;
+export type ChainHead = Pick<Tables["receiptChains"]["$inferSelect"], "sequence" | "sha256"> | null;
 
 const headQuery = prepared(({ db, tables: { receiptChains: t } }: Reader) =>
   db
@@ -80,7 +80,7 @@ export async function dueOf(reader: Reader, tenant: string, limit: number): Prom
     .orderBy(asc(t.id));
 }
 
-export async function headOf(reader: Reader, tenant: string): Promise<Head> {
+export async function headOf(reader: Reader, tenant: string): Promise<ChainHead> {
   const [head] = await headQuery(reader).execute({ tenant });
   return head ?? null;
 }
@@ -88,7 +88,7 @@ export async function headOf(reader: Reader, tenant: string): Promise<Head> {
 interface Addition {
   readonly tenant: string;
   /** The head that the receipts were made to follow. */
-  readonly after: Head;
+  readonly after: ChainHead;
   readonly receipts: readonly ReceiptRow[];
 }
 

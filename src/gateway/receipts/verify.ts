@@ -39,7 +39,7 @@ export interface Break {
   readonly problem: string;
 }
 
-export interface Chain {
+export interface VerifiedChain {
   /** Takes the next receipt; null when it holds and follows the one before it. */
   take(jws: string): Promise<Break | null>;
   /** How many hold so far. */
@@ -49,7 +49,7 @@ export interface Chain {
   readonly last: ReceiptClaims | null;
 }
 
-export function receiptChain(keys: ReceiptKeys): Chain {
+export function receiptChain(keys: ReceiptKeys): VerifiedChain {
   const places = new Map<string, number>();
   let length = 0;
   let last: { readonly claims: ReceiptClaims; readonly link: string } | null = null;

@@ -1,38 +1,38 @@
 import { expect, test } from "bun:test";
-import { startCourse } from "./exchange-timeouts.ts";
+import { startExchangeTimeouts } from "./exchange-timeouts.ts";
 
 const here = () => new AbortController();
 const aborted = (signal: AbortSignal) =>
   new Promise((resolve) => signal.addEventListener("abort", () => resolve(signal.reason)));
 
 test("only the silence of whom is waited for counts", async () => {
-  const course = startCourse({ headMs: 60_000, silenceMs: 40, callerMs: 60_000 }, here().signal);
-  course.waitFor("upstream");
+  const timeouts = startExchangeTimeouts({ headMs: 60_000, silenceMs: 40, callerMs: 60_000 }, here().signal);
+  timeouts.waitFor("upstream");
   await Bun.sleep(20);
-  course.waitFor("caller");
+  timeouts.waitFor("caller");
   await Bun.sleep(60);
-  expect(course.signal.aborted).toBe(false);
-  course.waitFor("upstream");
+  expect(timeouts.signal.aborted).toBe(false);
+  timeouts.waitFor("upstream");
   const since = performance.now();
-  expect(await aborted(course.signal)).toBe("timeout");
+  expect(await aborted(timeouts.signal)).toBe("timeout");
   expect(performance.now() - since).toBeGreaterThanOrEqual(38);
 });
 
 test("a piece now and then keeps it going", async () => {
-  const course = startCourse({ headMs: 60_000, silenceMs: 40, callerMs: 60_000 }, here().signal);
+  const timeouts = startExchangeTimeouts({ headMs: 60_000, silenceMs: 40, callerMs: 60_000 }, here().signal);
   for (let piece = 0; piece < 10; piece++) {
-    course.waitFor("upstream");
+    timeouts.waitFor("upstream");
     await Bun.sleep(15);
   }
-  expect(course.signal.aborted).toBe(false);
-  course.end();
+  expect(timeouts.signal.aborted).toBe(false);
+  timeouts.end();
 });
 
 test("the head has its own time, and without a limit on silence there is none", async () => {
-  const late = startCourse({ headMs: 20, silenceMs: null, callerMs: 60_000 }, here().signal);
+  const late = startExchangeTimeouts({ headMs: 20, silenceMs: null, callerMs: 60_000 }, here().signal);
   late.waitFor("head");
   expect(await aborted(late.signal)).toBe("timeout");
-  const listening = startCourse({ headMs: 20, silenceMs: null, callerMs: 20 }, here().signal);
+  const listening = startExchangeTimeouts({ headMs: 20, silenceMs: null, callerMs: 20 }, here().signal);
   listening.waitFor("head");
   listening.waitFor("upstream");
   await Bun.sleep(60);
@@ -43,14 +43,14 @@ test("the head has its own time, and without a limit on silence there is none", 
 
 test("a caller that has gone stops it, until it has ended", async () => {
   const leaving = here();
-  const course = startCourse({ headMs: 1000, silenceMs: 1000, callerMs: 1000 }, leaving.signal);
-  const over = startCourse({ headMs: 1000, silenceMs: 1000, callerMs: 1000 }, leaving.signal);
+  const timeouts = startExchangeTimeouts({ headMs: 1000, silenceMs: 1000, callerMs: 1000 }, leaving.signal);
+  const over = startExchangeTimeouts({ headMs: 1000, silenceMs: 1000, callerMs: 1000 }, leaving.signal);
   over.end();
   leaving.abort();
-  expect([course.signal.reason, over.signal.aborted]).toEqual(["cancelled", false]);
-  course.stop("shutdown");
-  expect(course.signal.reason).toBe("cancelled");
-  expect(startCourse({ headMs: 1, silenceMs: 1, callerMs: 1 }, leaving.signal).signal.reason).toBe(
+  expect([timeouts.signal.reason, over.signal.aborted]).toEqual(["cancelled", false]);
+  timeouts.stop("shutdown");
+  expect(timeouts.signal.reason).toBe("cancelled");
+  expect(startExchangeTimeouts({ headMs: 1, silenceMs: 1, callerMs: 1 }, leaving.signal).signal.reason).toBe(
     "cancelled",
   );
 });

@@ -1,10 +1,10 @@
-// The course of one exchange with an upstream: who is waited for, for how long, and why it was stopped, whoever
+// The timeouts of one exchange with an upstream: who is waited for, for how long, and why it was stopped, whoever
 // stopped it. Silence counts only for whom is being waited for: a slow reader is no silent upstream.
 
 /** Why an exchange was stopped by us. `crowded`: others need the memory of a body that the upstream does not take. */
-export type Stop = "timeout" | "cancelled" | "shutdown" | "crowded";
+export type ExchangeStop = "timeout" | "cancelled" | "shutdown" | "crowded";
 
-export interface CourseLimits {
+export interface ExchangeTimeoutLimits {
   /** The wait for the head of the answer, in milliseconds. */
   readonly headMs: number;
   /** Each silence of the upstream after it; null for no limit. */
@@ -13,10 +13,10 @@ export interface CourseLimits {
   readonly callerMs: number;
 }
 
-export interface Course {
+export interface ExchangeTimeouts {
   /** Its reason is a Stop. */
   readonly signal: AbortSignal;
-  stop(why: Stop): void;
+  stop(why: ExchangeStop): void;
   /** The clock starts anew. */
   waitFor(whom: "head" | "upstream" | "caller"): void;
   /** Nobody is waited for any more. */
@@ -24,16 +24,19 @@ export interface Course {
 }
 
 /** @param gone aborted when the caller has gone */
-export function startCourse({ headMs, silenceMs, callerMs }: CourseLimits, gone: AbortSignal): Course {
+export function startExchangeTimeouts(
+  { headMs, silenceMs, callerMs }: ExchangeTimeoutLimits,
+  gone: AbortSignal,
+): ExchangeTimeouts {
   const controller = new AbortController();
   const limits = { head: headMs, upstream: silenceMs, caller: callerMs };
   let limit: number | null = null;
   let since = 0;
   let dueAt = Number.POSITIVE_INFINITY;
   let timer: ReturnType<typeof setTimeout> | undefined;
-  let isOver: Stop = "timeout";
+  let isOver: ExchangeStop = "timeout";
 
-  const stop = (why: Stop) => {
+  const stop = (why: ExchangeStop) => {
     clearTimeout(timer);
     if (!controller.signal.aborted) controller.abort(why);
   };

@@ -12,11 +12,11 @@ import type { ReadAhead } from "../../http/read-ahead.ts";
 import { BODILESS } from "../../http/response-parser.ts";
 import { requestSafely } from "../../http/retry.ts";
 import { untilStored } from "../../storage/persist.ts";
-import type { Course, Stop } from "./exchange-timeouts.ts";
+import type { ExchangeStop, ExchangeTimeouts } from "./exchange-timeouts.ts";
 import type { Budget } from "./memory-budget.ts";
 import { decodedChunks, type Ended, relayBody } from "./relay.ts";
 import { answerHeaders } from "./response-headers.ts";
-import type { Tally } from "./response-recorder.ts";
+import type { ResponseRecorder } from "./response-recorder.ts";
 import type { OpenedRequest } from "./service.ts";
 import { filterEvents, filterJson, HELD_BYTES_MAX } from "./tool-filter.ts";
 
@@ -31,18 +31,18 @@ export interface ExchangeDeps {
   readonly filterMemory: Budget;
   readonly readAhead: ReadAhead;
   readonly decoders: DecoderShare;
-  resolveCredential(tenant: string, ref: string, url: string): Promise<ResolvedCredential>;
+  resolveCredential(tenant: string, ref: string, url: string): Promise<ExchangeCredential>;
 }
 
-interface ResolvedCredential {
+interface ExchangeCredential {
   readonly header: { readonly name: string; readonly value: string } | null;
 }
 
 /** One exchange on its way. */
-export interface Exchange {
+export interface StreamExchange {
   readonly opened: OpenedRequest;
-  readonly course: Course;
-  readonly tally: Tally;
+  readonly timeouts: ExchangeTimeouts;
+  readonly recorder: ResponseRecorder;
   readonly method: "POST" | "GET" | "DELETE";
   /** Headers that the gateway adds, the credential aside. */
   readonly own: ReadonlyArray<readonly [name: string, value: string]>;
@@ -70,22 +70,22 @@ class EndedElsewhere extends Error {}
  */
 export async function headOf(
   deps: ExchangeDeps,
-  { opened, course, tally, method, own, isOurs }: Exchange,
+  { opened, timeouts, recorder, method, own, isOurs }: StreamExchange,
   body: Uint8Array | null,
   sent?: () => void,
 ): Promise<Response> {
-  const { signal } = course;
-  course.waitFor("head");
+  const { signal } = timeouts;
+  timeouts.waitFor("head");
   signal.throwIfAborted();
   const credential = await unlessAborted(signal, credentialOf(deps, opened, signal));
   if (!(await unlessAborted(signal, isOurs()))) throw new EndedElsewhere("ended elsewhere");
-  tally.dialled();
+  recorder.dialled();
   const headers = [...opened.headers, ...own, ...credential];
   const { url, tenant } = opened;
-  const ahead = deps.readAhead.reader(tenant);
+  const ahead = deps.readAhead.of(tenant);
   const request = { method, headers, body, signal, tenant, sent, ahead };
   const response = await requestSafely(deps.outbound, url, request);
-  tally.head(response);
+  recorder.head(response);
   return response;
 }
 
@@ -110,24 +110,24 @@ async function credentialOf(
 /** The answer as it goes on to the caller. */
 export async function answerOf(
   { filterMemory, decoders }: ExchangeDeps,
-  exchange: Exchange,
+  exchange: StreamExchange,
   response: Response,
 ): Promise<Response> {
-  const { opened, course, tally, commentMs, told, method, ended } = exchange;
+  const { opened, timeouts, recorder, commentMs, told, method, ended } = exchange;
   const { status } = response;
   const headers = answerHeaders(response, told, method === "GET");
   const isEvents = isEventStream(response);
   const chunks = await decodedChunks(response, {
-    course,
+    timeouts,
     decodedFor: decodedForExchange(decoders, opened),
     isEvents,
   });
   const body = relayBody({
     chunks,
-    course,
+    timeouts,
     filter: filterOf(exchange, filterMemory, response.ok, isEvents),
     comments: isEvents ? { firstMs: FIRST_COMMENT_MS, nextMs: commentMs } : null,
-    piece: tally.piece,
+    piece: recorder.piece,
     ended,
   });
   if (!BODILESS.has(status)) return new Response(body, { status, headers });
@@ -159,7 +159,7 @@ function isEventStream(response: Response): boolean {
 }
 
 function filterOf(
-  { isDenied, commentMs, opened: { tenant }, course: { signal } }: Exchange,
+  { isDenied, commentMs, opened: { tenant }, timeouts: { signal } }: StreamExchange,
   memory: Budget,
   isOk: boolean,
   isEvents: boolean,
@@ -171,20 +171,20 @@ function filterOf(
   return denied === null ? null : filterJson({ ...options, isDenied: denied });
 }
 
-export const STOPPED: Readonly<Record<Stop, ErrorClass>> = {
+export const STOPPED: Readonly<Record<ExchangeStop, ErrorClass>> = {
   timeout: "timeout",
   cancelled: "cancelled",
   shutdown: "internal",
   crowded: "internal",
 };
 
-const STOPPED_MESSAGES: Readonly<Record<Exclude<Stop, "timeout">, string>> = {
+const STOPPED_MESSAGES: Readonly<Record<Exclude<ExchangeStop, "timeout">, string>> = {
   cancelled: "the call was cancelled",
   shutdown: "the gateway stopped before the upstream answered",
   crowded: "the upstream took the body too slowly, and others needed the memory",
 };
 
-export interface Nothing {
+export interface UpstreamFailure {
   readonly errorClass: ErrorClass;
   /** For the log, without any secret. */
   readonly detail: string;
@@ -194,8 +194,8 @@ export interface Nothing {
 }
 
 /** What an exchange came to that ended with this error instead of an answer. */
-export function nothingOf(error: unknown, signal: AbortSignal): Nothing {
-  if (signal.aborted) return stoppedBefore(signal.reason as Stop);
+export function upstreamFailureOf(error: unknown, signal: AbortSignal): UpstreamFailure {
+  if (signal.aborted) return stoppedBefore(signal.reason as ExchangeStop);
   if (error instanceof CredentialProblem) {
     const message = "the agent's credential could not be resolved";
     return { errorClass: "credential_error", detail: error.message, kind: "bad_gateway", message };
@@ -229,7 +229,7 @@ export function nothingOf(error: unknown, signal: AbortSignal): Nothing {
   return { errorClass: "internal", detail, kind: "internal", message: "unexpected" };
 }
 
-function stoppedBefore(why: Stop): Nothing {
+function stoppedBefore(why: ExchangeStop): UpstreamFailure {
   const errorClass = STOPPED[why];
   if (why === "timeout") {
     const message = "the upstream gave no answer in time";

@@ -1,14 +1,14 @@
 // Memory that all exchanges share, so that it is bounded however many there are.
 import { createFairShare } from "../../concurrency/fair-share.ts";
 
-export interface Share {
+export interface TenantBudget {
   /** Takes as many of the bytes as the tenant may have now, and gives how many those are. */
   take(bytes: number): number;
   giveBack(bytes: number): void;
 }
 
 /** Gives the share of a tenant. */
-export type Budget = (tenant: string) => Share;
+export type Budget = (tenant: string) => TenantBudget;
 
 export function createBudget(bytesMax: number): Budget {
   const memory = createFairShare({ size: bytesMax, least: 0 });

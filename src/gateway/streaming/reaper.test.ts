@@ -6,7 +6,7 @@ import { nextAgentWithPending, pendingOf } from "../executor/leases.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { accept, claim, collectSettlement, type InvocationRow } from "../invocations/service.ts";
 import { keepOwed } from "../proxy/owed.ts";
-import { createUnclaimed, KEPT_MS } from "./reaper.ts";
+import { createReaper, KEPT_MS } from "./reaper.ts";
 
 const PAID = {
   payment_network: "base",
@@ -29,7 +29,7 @@ for (const [name, place] of Object.entries(places)) {
     let passed = 0;
     const clock = { now: () => now };
     const ended: string[] = [];
-    const endOnce = createUnclaimed({
+    const endOnce = createReaper({
       store,
       clock,
       log: silentLog,

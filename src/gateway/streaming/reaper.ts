@@ -17,7 +17,7 @@ const PAUSE_MS_MAX = 4 * LOOK_MS;
 /** Beyond these the longest unchanged go first; the others are looked at when those are gone. */
 const CALLS_AT_ONCE = 1_000;
 
-export interface UnclaimedOptions {
+export interface ReaperOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;
@@ -34,9 +34,9 @@ interface Seen {
 }
 
 /** Looks for them from now on; gives what stops it. */
-export function endUnclaimed(options: UnclaimedOptions): () => void {
+export function startReaper(options: ReaperOptions): () => void {
   const { log } = options;
-  const endOnce = createUnclaimed(options);
+  const endOnce = createReaper(options);
   let timer: ReturnType<typeof setTimeout> | undefined;
   let isOver = false;
   function schedule(): void {
@@ -53,13 +53,13 @@ export function endUnclaimed(options: UnclaimedOptions): () => void {
 }
 
 /** One look, which gives the calls that it ended. */
-export function createUnclaimed(options: UnclaimedOptions): () => Promise<InvocationKey[]> {
+export function createReaper(options: ReaperOptions): () => Promise<InvocationKey[]> {
   const { store, clock, log, ended, monotonic = () => performance.now() } = options;
   let known = new Map<string, Seen>();
   let lookedAt = monotonic();
 
   /** Those that have been seen unchanged for long enough. */
-  async function overdue(): Promise<WaitingCall[]> {
+  async function overdue(): Promise<UnclaimedCall[]> {
     // A process that stood still for long could not have been reached meanwhile.
     const passed = Math.min(monotonic() - lookedAt, PAUSE_MS_MAX);
     lookedAt = monotonic();
@@ -90,12 +90,12 @@ export function createUnclaimed(options: UnclaimedOptions): () => Promise<Invoca
   };
 }
 
-type WaitingCall = InvocationKey & { readonly updated_at: number };
+type UnclaimedCall = InvocationKey & { readonly updated_at: number };
 
 /** False when its caller has come back meanwhile. The row is held from here to the end of the write. */
 async function isUnchanged(
   { db, tables: { invocations: t } }: Tx,
-  { tenant, id, updated_at }: WaitingCall,
+  { tenant, id, updated_at }: UnclaimedCall,
 ): Promise<boolean> {
   const rows = await db
     .update(t)
@@ -105,7 +105,7 @@ async function isUnchanged(
   return rows.length > 0;
 }
 
-function waitingCalls({ read }: Store): Promise<WaitingCall[]> {
+function waitingCalls({ read }: Store): Promise<UnclaimedCall[]> {
   const { invocations: t } = read.tables;
   return (
     read.db

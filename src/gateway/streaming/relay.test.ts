@@ -1,24 +1,24 @@
 import { describe, expect, test } from "bun:test";
 import { connect } from "node:net";
 import { bodyChunks } from "../../http/body.ts";
-import { startCourse } from "./exchange-timeouts.ts";
+import { startExchangeTimeouts } from "./exchange-timeouts.ts";
 import { type Ended, relayBody } from "./relay.ts";
 
 const chunksOf = (response: Response) => bodyChunks(response, { maxBytes: Number.MAX_SAFE_INTEGER });
 const LIMITS = { headMs: 1000, silenceMs: 1000, callerMs: 1000 };
 
 test("a whole answer ends whole, though it is stopped while its end is being recorded", async () => {
-  const course = startCourse(LIMITS, new AbortController().signal);
+  const timeouts = startExchangeTimeouts(LIMITS, new AbortController().signal);
   const told: Ended[] = [];
   const body = relayBody({
     chunks: chunksOf(new Response("abc")),
-    course,
+    timeouts,
     filter: null,
     comments: null,
     piece() {},
     async ended(how) {
       told.push(how);
-      course.stop("shutdown");
+      timeouts.stop("shutdown");
     },
   });
   expect(await new Response(body).text()).toBe("abc");
@@ -50,7 +50,7 @@ async function receivedOf(
       );
       const body = relayBody({
         chunks: chunksOf(new Response(upstream)),
-        course: startCourse(LIMITS, request.signal),
+        timeouts: startExchangeTimeouts(LIMITS, request.signal),
         filter: null,
         comments,
         piece() {},

@@ -12,21 +12,21 @@ import { bodyChunks } from "../../http/body.ts";
 import { isEncoded, Undecodable } from "../../http/codings.ts";
 import type { Chunks, DecodedFor } from "../../http/decode.ts";
 import { OutboundError } from "../../http/outbound.ts";
-import type { Course } from "./exchange-timeouts.ts";
+import type { ExchangeTimeouts } from "./exchange-timeouts.ts";
 
-/** How an answer ended that had a head: `broken` by the upstream or by the course, `failed` by the gateway. */
+/** How an answer ended that had a head: `broken` by the upstream or by the timeouts, `failed` by the gateway. */
 export type Ended = "whole" | "broken" | "failed";
 
 export interface RelayOptions {
   /** Of the body as it is before Content-Encoding. */
   readonly chunks: Chunks;
-  readonly course: Course;
+  readonly timeouts: ExchangeTimeouts;
   /** Changes what passes; null for nothing. */
   readonly filter: ((chunks: Chunks) => Chunks) | null;
   /** After how much silence a comment is sent: at the start, and from then on. Null: no event stream, or no comment. */
   readonly comments: { readonly firstMs: number; readonly nextMs: number | null } | null;
   piece(bytes: Uint8Array): void;
-  /** Told once, with the signal's reason in the course when it was stopped. A whole answer ends when this has. */
+  /** Told once, with the signal's reason in the timeouts when it was stopped. A whole answer ends when this has. */
   ended(how: Ended): Promise<void>;
 }
 
@@ -42,7 +42,7 @@ const COMMENT = new TextEncoder().encode(":\n\n");
 const FIRST_WAIT_MS = 50;
 
 export interface DecodedOptions {
-  readonly course: Course;
+  readonly timeouts: ExchangeTimeouts;
   readonly decodedFor: DecodedFor;
   readonly isEvents: boolean;
 }
@@ -55,12 +55,12 @@ export interface DecodedOptions {
  */
 export async function decodedChunks(
   response: Response,
-  { course, decodedFor, isEvents }: DecodedOptions,
+  { timeouts, decodedFor, isEvents }: DecodedOptions,
 ): Promise<Chunks> {
-  const { signal } = course;
+  const { signal } = timeouts;
   const chunks = bodyChunks(response, { maxBytes: Number.MAX_SAFE_INTEGER, signal, decodedFor });
   if (!isEncoded(response.headers)) return chunks;
-  course.waitFor("upstream");
+  timeouts.waitFor("upstream");
   const first = nextOf(chunks);
   try {
     if (!isEvents || !(await isSilent(first, FIRST_WAIT_MS))) await first;
@@ -80,7 +80,7 @@ async function* withFirst(first: Promise<IteratorResult<Uint8Array, void>>, rest
 
 export function relayBody({
   chunks: decoded,
-  course,
+  timeouts,
   filter,
   comments,
   ...tell
@@ -94,7 +94,7 @@ export function relayBody({
   async function over(how: Ended): Promise<void> {
     if (isOver) return;
     isOver = true;
-    course.end();
+    timeouts.end();
     await tell.ended(how);
   }
 
@@ -111,7 +111,7 @@ export function relayBody({
   }
 
   async function pull(controller: ReadableStreamDefaultController<Uint8Array>): Promise<void> {
-    if (next === null) course.waitFor("upstream");
+    if (next === null) timeouts.waitFor("upstream");
     next ??= nextOf(chunks);
     if (silenceMs !== null && (await isSilent(next, silenceMs))) {
       silenceMs = comments?.nextMs ?? null;
@@ -128,7 +128,7 @@ export function relayBody({
       return;
     }
     tell.piece(value);
-    course.waitFor("caller");
+    timeouts.waitFor("caller");
     hasBegun = true;
     controller.enqueue(value);
   }
@@ -137,7 +137,7 @@ export function relayBody({
     {
       start(controller) {
         // Nobody may be pulling just now: then nothing else would notice.
-        course.signal.addEventListener("abort", () => {
+        timeouts.signal.addEventListener("abort", () => {
           // A whole answer that is being recorded still ends whole.
           if (!isOver) void breakOff(controller, "broken");
         });
@@ -152,7 +152,7 @@ export function relayBody({
       cancel() {
         // Nobody is there to be told anything.
         hasBegun = true;
-        course.stop("cancelled");
+        timeouts.stop("cancelled");
       },
     },
     { highWaterMark: 0 },
@@ -165,7 +165,7 @@ function howOf(error: unknown): Ended {
 
 function nextOf(chunks: Chunks): Promise<IteratorResult<Uint8Array, void>> {
   const next = chunks.next();
-  // It may fail while nobody pulls: the course tells of that.
+  // It may fail while nobody pulls: the timeouts tells of that.
   next.catch(() => {});
   return next;
 }

@@ -5,12 +5,12 @@ import type { Call } from "../../core/call.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
 import type { Ending } from "../invocations/service.ts";
-import type { Share } from "./memory-budget.ts";
+import type { TenantBudget } from "./memory-budget.ts";
 
 /** A longer one would only fill the record. */
 const CONTENT_TYPE_CHARACTERS_MAX = 256;
 
-export interface Tally {
+export interface ResponseRecorder {
   /** The first connection is being dialled. */
   dialled(): void;
   head(response: Response): void;
@@ -26,7 +26,10 @@ export interface Tally {
 export const CAPTURE_BUDGET_BYTES = 96 * 1024 * 1024;
 const START_BYTES_FIRST = 4096;
 
-export function createTally({ capture, receipt }: Pick<Call, "capture" | "receipt">, memory: Share): Tally {
+export function createResponseRecorder(
+  { capture, receipt }: Pick<Call, "capture" | "receipt">,
+  memory: TenantBudget,
+): ResponseRecorder {
   let dialledAt: number | null = null;
   let firstAt: number | null = null;
   let status: number | null = null;

@@ -31,7 +31,7 @@ export interface StreamRequest extends AskedStream, InSession {}
 
 export interface StreamCall extends AskedCall, InSession {}
 
-export interface Place {
+export interface StreamPermit {
   /** Once; a second time is nothing. */
   release(): void;
 }
@@ -45,7 +45,7 @@ export interface OpenedRequest {
   /** Headers of the caller that pass. */
   readonly headers: Call["headers"];
   readonly request_id: string;
-  readonly place: Place;
+  readonly place: StreamPermit;
 }
 
 /** A GET or DELETE of an mcp agent: part of the connection, and no invocation. */

@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import { Fault } from "../../core/fault.ts";
-import type { Place } from "./service.ts";
-import { createRoom } from "./stream-limits.ts";
+import type { StreamPermit } from "./service.ts";
+import { createStreamLimits } from "./stream-limits.ts";
 
 const here = new AbortController().signal;
 const outcome = (taking: Promise<unknown>) =>
@@ -11,7 +11,7 @@ const outcome = (taking: Promise<unknown>) =>
   );
 
 test("an agent's calls wait for each other, first come first served, and for nobody else's", async () => {
-  const room = createRoom({ agentConcurrency: 1, stopping: here });
+  const room = createStreamLimits({ agentConcurrency: 1, stopping: here });
   const first = await room.take("acme", "a", true, here);
   const order: number[] = [];
   const noted = async (number: number) => {
@@ -39,7 +39,7 @@ test("an agent's calls wait for each other, first come first served, and for nob
 });
 
 test("who waits for too long, or has gone, is refused and takes no place later", async () => {
-  const room = createRoom({ agentConcurrency: 1, stopping: here, waitMs: 20 });
+  const room = createStreamLimits({ agentConcurrency: 1, stopping: here, waitMs: 20 });
   const held = await room.take("acme", "a", true, here);
   expect(await outcome(room.take("acme", "a", true, here))).toBe("unavailable 5");
   const leaving = new AbortController();
@@ -52,7 +52,7 @@ test("who waits for too long, or has gone, is refused and takes no place later",
 });
 
 test("a place that comes free while someone gives up waiting goes to the next", async () => {
-  const room = createRoom({ agentConcurrency: 1, stopping: here, waitMs: 200 });
+  const room = createStreamLimits({ agentConcurrency: 1, stopping: here, waitMs: 200 });
   const held = await room.take("acme", "a", true, here);
   const leaving = new AbortController();
   const gone = outcome(room.take("acme", "a", true, leaving.signal));
@@ -64,7 +64,7 @@ test("a place that comes free while someone gives up waiting goes to the next", 
 });
 
 test("so many wait for one agent, and no more", async () => {
-  const room = createRoom({ agentConcurrency: 1, stopping: here, waitMs: 200 });
+  const room = createStreamLimits({ agentConcurrency: 1, stopping: here, waitMs: 200 });
   const held = await room.take("acme", "a", true, here);
   const waiting = Array.from({ length: 257 }, () => outcome(room.take("acme", "a", true, here)));
   expect(await waiting[256]).toBe("unavailable 5");
@@ -75,7 +75,7 @@ test("so many wait for one agent, and no more", async () => {
 
 test("nobody is let in when it is time to stop, nor waits any longer", async () => {
   const stopping = new AbortController();
-  const room = createRoom({ agentConcurrency: 1, stopping: stopping.signal });
+  const room = createStreamLimits({ agentConcurrency: 1, stopping: stopping.signal });
   const held = await room.take("acme", "a", true, here);
   const waiting = outcome(room.take("acme", "a", true, here));
   stopping.abort();
@@ -86,10 +86,10 @@ test("nobody is let in when it is time to stop, nor waits any longer", async () 
 
 test("a call that was accepted before takes nobody's place, and each tenant's are bounded", async () => {
   const stopping = new AbortController().signal;
-  const room = createRoom({ agentConcurrency: 2, stopping, waitMs: 20 });
+  const room = createStreamLimits({ agentConcurrency: 2, stopping, waitMs: 20 });
   const own = [room.owed("hostile", "agt_1"), room.owed("hostile", "agt_1")];
   // The agent's places are taken now; further ones stand beside them.
-  const beside: Place[] = [];
+  const beside: StreamPermit[] = [];
   for (;;) {
     try {
       beside.push(room.owed("hostile", "agt_1"));
@@ -106,8 +106,8 @@ test("a call that was accepted before takes nobody's place, and each tenant's ar
 
 test("a tenant with any number of agents leaves places to others, and room to wait", async () => {
   const leaving = new AbortController();
-  const room = createRoom({ agentConcurrency: 64, stopping: here });
-  const held: Place[] = [];
+  const room = createStreamLimits({ agentConcurrency: 64, stopping: here });
+  const held: StreamPermit[] = [];
   const refused = Array.from({ length: 9000 }, async (_, at) => {
     const place = await room.take("hostile", `agt_${at % 400}`, true, leaving.signal).catch(() => null);
     if (place !== null) held.push(place);

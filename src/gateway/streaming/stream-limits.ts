@@ -4,7 +4,7 @@
 import { createFairQueue, enter } from "../../concurrency/fair-queue.ts";
 import { createFairShare, type FairShareOptions } from "../../concurrency/fair-share.ts";
 import { Fault } from "../../core/fault.ts";
-import type { Place } from "./service.ts";
+import type { StreamPermit } from "./service.ts";
 
 const CALLS_MAX = 4096;
 const CONNECTIONS_MAX = 8192;
@@ -17,23 +17,23 @@ const WAITING_MAX = 4096;
 const AGENT_WAITING_MAX = 256;
 const RETRY_AFTER_SECONDS = 5;
 
-export interface Room {
+export interface StreamLimits {
   /**
    * Waits a little for a place.
    *
    * @throws Fault `unavailable` when there is none, or the caller has gone
    */
-  take(tenant: string, agentId: string, isCall: boolean, signal: AbortSignal): Promise<Place>;
+  take(tenant: string, agentId: string, isCall: boolean, signal: AbortSignal): Promise<StreamPermit>;
   /**
    * A place for a call that was accepted before: beside the others when those are taken, so that it waits for nobody
    * and takes nobody's.
    *
    * @throws Fault `unavailable` when the tenant has very many of them
    */
-  owed(tenant: string, agentId: string): Place;
+  owed(tenant: string, agentId: string): StreamPermit;
 }
 
-export interface RoomOptions {
+export interface StreamLimitsOptions {
   /** Calls of one agent at once. */
   readonly agentConcurrency: number;
   /** Aborted when nobody is let in any more. */
@@ -42,7 +42,11 @@ export interface RoomOptions {
   readonly waitMs?: number;
 }
 
-export function createRoom({ agentConcurrency, stopping, waitMs = WAIT_MS }: RoomOptions): Room {
+export function createStreamLimits({
+  agentConcurrency,
+  stopping,
+  waitMs = WAIT_MS,
+}: StreamLimitsOptions): StreamLimits {
   const waits = { waitMs, stopping };
   const calls = createPlaces({ size: CALLS_MAX, agentMax: agentConcurrency }, waits);
   const others = createPlaces({ size: CONNECTIONS_MAX, agentMax: AGENT_CONNECTIONS_MAX }, waits);
@@ -83,7 +87,7 @@ function createPlaces(limits: FairShareOptions, { waitMs, stopping }: Waits) {
   }
 
   return {
-    async take(tenant: string, agent: string, gone: AbortSignal): Promise<Place> {
+    async take(tenant: string, agent: string, gone: AbortSignal): Promise<StreamPermit> {
       if (gone.aborted || stopping.aborted) throw full();
       if (!queue.takeNow(tenant, agent, 1)) {
         if (waiting.take(tenant, agent) !== null) throw full();
@@ -95,13 +99,13 @@ function createPlaces(limits: FairShareOptions, { waitMs, stopping }: Waits) {
       }
       return placeOf(tenant, agent);
     },
-    takeNow: (tenant: string, agent: string): Place | null =>
+    takeNow: (tenant: string, agent: string): StreamPermit | null =>
       queue.takeNow(tenant, agent, 1) ? placeOf(tenant, agent) : null,
   };
 }
 
 /** A second release is nothing. */
-function once(release: () => void): Place {
+function once(release: () => void): StreamPermit {
   let isHeld = true;
   return {
     release() {

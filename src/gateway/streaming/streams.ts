@@ -14,17 +14,21 @@ import type { Store } from "../../storage/store.ts";
 import { type Claims, type Ending, finish, holdsClaim, release } from "../invocations/service.ts";
 import {
   answerOf,
-  type Exchange,
   type ExchangeDeps,
   headOf,
-  type Nothing,
-  nothingOf,
   STOPPED,
+  type StreamExchange,
+  type UpstreamFailure,
+  upstreamFailureOf,
 } from "./exchange.ts";
-import { type Course, type CourseLimits, startCourse } from "./exchange-timeouts.ts";
+import {
+  type ExchangeTimeoutLimits,
+  type ExchangeTimeouts,
+  startExchangeTimeouts,
+} from "./exchange-timeouts.ts";
 import { createBudget } from "./memory-budget.ts";
 import type { Ended } from "./relay.ts";
-import { CAPTURE_BUDGET_BYTES, createTally, type Tally } from "./response-recorder.ts";
+import { CAPTURE_BUDGET_BYTES, createResponseRecorder, type ResponseRecorder } from "./response-recorder.ts";
 import type { OpenedCall, OpenedConnection } from "./service.ts";
 import { FILTER_MEMORY_BYTES } from "./tool-filter.ts";
 
@@ -84,8 +88,8 @@ export function createStreams(given: StreamsDeps): Streams {
   const filterMemory = createBudget(FILTER_MEMORY_BYTES);
   const deps = { ...given, filterMemory, readAhead: createReadAhead(AHEAD_BYTES) };
   const captureMemory = createBudget(CAPTURE_BUDGET_BYTES);
-  const calls = new Map<string, Course>();
-  const connections = new Set<Course>();
+  const calls = new Map<string, ExchangeTimeouts>();
+  const connections = new Set<ExchangeTimeouts>();
   /** Calls that are being admitted, and those of which the record is not made yet. */
   const underWay = createUnderWay();
   const [stopping, givenUp] = [new AbortController(), new AbortController()];
@@ -94,12 +98,12 @@ export function createStreams(given: StreamsDeps): Streams {
     stopping: stopping.signal,
     enter: underWay.enter,
     async call(opened, body, end) {
-      const course = startCourse(limitsOf(deps), end.gone);
+      const timeouts = startExchangeTimeouts(limitsOf(deps), end.gone);
       const leave = underWay.enter();
-      calls.set(opened.key.id, course);
+      calls.set(opened.key.id, timeouts);
       // What is paid for is not given up for others.
-      if (!opened.isOwed) end.endBy(() => course.stop("crowded"));
-      const tally = createTally(opened, captureMemory(opened.key.tenant));
+      if (!opened.isOwed) end.endBy(() => timeouts.stop("crowded"));
+      const recorder = createResponseRecorder(opened, captureMemory(opened.key.tenant));
       async function conclude(ending: Ending, detail: string | null): Promise<void> {
         opened.place.release();
         const recorded = recordEnd(deps, opened, ending, detail, givenUp.signal).finally(() => {
@@ -109,23 +113,23 @@ export function createStreams(given: StreamsDeps): Streams {
         await within(RECORD_WAIT_MS, recorded).catch(() => {});
         end.over();
       }
-      return runCall(deps, { opened, end, course, tally, conclude }, body);
+      return runCall(deps, { opened, end, timeouts, recorder, conclude }, body);
     },
 
     async connect(opened, end) {
-      const course = startCourse(
+      const timeouts = startExchangeTimeouts(
         { ...limitsOf(deps), ...(opened.method === "GET" && { silenceMs: null }) },
         end.gone,
       );
-      connections.add(course);
+      connections.add(timeouts);
       function conclude(): void {
-        course.end();
-        connections.delete(course);
+        timeouts.end();
+        connections.delete(timeouts);
         opened.place.release();
         end.over();
       }
-      const tally = createTally(NOTHING_KEPT, captureMemory(opened.tenant));
-      return runConnection(deps, { opened, course, tally, conclude });
+      const recorder = createResponseRecorder(NOTHING_KEPT, captureMemory(opened.tenant));
+      return runConnection(deps, { opened, timeouts, recorder, conclude });
     },
 
     stop: (id) => calls.get(id)?.stop("cancelled"),
@@ -133,8 +137,8 @@ export function createStreams(given: StreamsDeps): Streams {
     async drain(ms) {
       stopping.abort();
       await endsWithin(ms, underWay.idle());
-      for (const course of calls.values()) course.stop("shutdown");
-      for (const course of connections) course.stop("shutdown");
+      for (const timeouts of calls.values()) timeouts.stop("shutdown");
+      for (const timeouts of connections) timeouts.stop("shutdown");
       await endsWithin(LAST_RECORDS_MS, underWay.idle());
       givenUp.abort();
     },
@@ -147,66 +151,66 @@ const NOTHING_KEPT = { capture: false, receipt: false };
 
 type Deps = StreamsDeps & ExchangeDeps;
 
-function limitsOf({ upstreamTimeoutMs: ms }: StreamsDeps): CourseLimits {
+function limitsOf({ upstreamTimeoutMs: ms }: StreamsDeps): ExchangeTimeoutLimits {
   return { headMs: ms, silenceMs: ms, callerMs: CALLER_SILENCE_MS };
 }
 
 interface CallRun {
   readonly opened: OpenedCall;
   readonly end: CallerEnd;
-  readonly course: Course;
-  readonly tally: Tally;
+  readonly timeouts: ExchangeTimeouts;
+  readonly recorder: ResponseRecorder;
   conclude(ending: Ending, detail: string | null): Promise<void>;
 }
 
 async function runCall(
   deps: Deps,
-  { opened, end, course, tally, conclude }: CallRun,
+  { opened, end, timeouts, recorder, conclude }: CallRun,
   body: Uint8Array,
 ): Promise<Response> {
   const { tenant, agentId, key, listsTools, request_id } = opened;
   const told = { ...opened.told, "x-service-invocation-id": key.id };
   try {
-    const exchange: Exchange = {
+    const exchange: StreamExchange = {
       opened,
-      course,
-      tally,
+      timeouts,
+      recorder,
       method: "POST",
       own: [...ownHeaders(request_id), ["x-service-invocation-id", key.id]],
       isDenied: listsTools ? await deps.deniedTools(tenant, agentId) : null,
       commentMs: null,
       told,
       isOurs: () => isStillClaimed(deps.store, opened),
-      ended: (how) => conclude(endingOf(tally, how, course.signal), how === "whole" ? null : how),
+      ended: (how) => conclude(endingOf(recorder, how, timeouts.signal), how === "whole" ? null : how),
     };
     const response = await headOf(deps, exchange, body, end.sent);
     return await answerOf(deps, exchange, response);
   } catch (error) {
     end.sent();
-    course.end();
-    const nothing = nothingOf(error, course.signal);
-    await conclude(tally.broken(nothing.errorClass), nothing.detail);
+    timeouts.end();
+    const nothing = upstreamFailureOf(error, timeouts.signal);
+    await conclude(recorder.broken(nothing.errorClass), nothing.detail);
     throw faultOf(nothing, error, told);
   }
 }
 
 interface ConnectionRun {
   readonly opened: OpenedConnection;
-  readonly course: Course;
-  readonly tally: Tally;
+  readonly timeouts: ExchangeTimeouts;
+  readonly recorder: ResponseRecorder;
   conclude(): void;
 }
 
 async function runConnection(
   deps: Deps,
-  { opened, course, tally, conclude }: ConnectionRun,
+  { opened, timeouts, recorder, conclude }: ConnectionRun,
 ): Promise<Response> {
   const { tenant, agentId, method, request_id } = opened;
   try {
-    const exchange: Exchange = {
+    const exchange: StreamExchange = {
       opened,
-      course,
-      tally,
+      timeouts,
+      recorder,
       method,
       own: ownHeaders(request_id),
       // A stream that is resumed brings the answers that its caller has missed.
@@ -219,7 +223,7 @@ async function runConnection(
     return await answerOf(deps, exchange, await headOf(deps, exchange, null));
   } catch (error) {
     conclude();
-    throw faultOf(nothingOf(error, course.signal), error, {});
+    throw faultOf(upstreamFailureOf(error, timeouts.signal), error, {});
   }
 }
 
@@ -232,14 +236,14 @@ function ownHeaders(requestId: string): [string, string][] {
   return [["x-request-id", requestId]];
 }
 
-function endingOf(tally: Tally, how: Ended, signal: AbortSignal): Ending {
-  if (how === "whole") return tally.whole();
-  if (signal.aborted) return tally.broken(STOPPED[signal.reason as keyof typeof STOPPED]);
-  return tally.broken(how === "broken" ? "upstream_5xx" : "internal");
+function endingOf(recorder: ResponseRecorder, how: Ended, signal: AbortSignal): Ending {
+  if (how === "whole") return recorder.whole();
+  if (signal.aborted) return recorder.broken(STOPPED[signal.reason as keyof typeof STOPPED]);
+  return recorder.broken(how === "broken" ? "upstream_5xx" : "internal");
 }
 
 function faultOf(
-  { kind, message }: Nothing,
+  { kind, message }: UpstreamFailure,
   cause: unknown,
   headers: Readonly<Record<string, string>>,
 ): Fault {

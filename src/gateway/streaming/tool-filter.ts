@@ -1,14 +1,14 @@
 // `tools/list` answers without the tools that the policy denies, in a JSON body or in an event stream. An event is
 // held until it is whole and then passes as it came, unless a tool must be taken out of it. What can't be read, or is
 // too long to be held, does not pass. All that takes longer for a longer answer is done in steps.
+
 import { createPace, type Pace } from "../../concurrency/pace.ts";
 import { inOneStep, inTurnSteps } from "../../concurrency/run-steps.ts";
 import { named, type Steps } from "../../concurrency/steps.ts";
+import type { Chunks } from "../../http/decode.ts";
 import { UnreadableAnswer, withoutTools } from "../../wire/tool-list.ts";
 import { afterBom, type EventOptions, LINE_FEED, RETURN, rewritten } from "./event-filter.ts";
-import type { Share } from "./memory-budget.ts";
-
-type Chunks = AsyncGenerator<Uint8Array, void, undefined>;
+import type { TenantBudget } from "./memory-budget.ts";
 
 type IsDenied = (tool: string) => boolean;
 
@@ -17,7 +17,7 @@ export interface FilterOptions {
   /** Of one body or event. */
   readonly bytesMax: number;
   /** What all bodies and events of a tenant that are held may take together. */
-  readonly memory: Share;
+  readonly memory: TenantBudget;
   /** In whose turns the work is done. */
   readonly tenant: string;
   /** Ends the work with the exchange. */
@@ -47,7 +47,7 @@ const FIND_WORK = 4;
 const COPY_BYTES = 262_144;
 
 /** @throws UnreadableAnswer when the tenant may not have all of it */
-function reserve(memory: Share, bytes: number): void {
+function reserve(memory: TenantBudget, bytes: number): void {
   const taken = memory.take(bytes);
   if (taken === bytes) return;
   memory.giveBack(taken);

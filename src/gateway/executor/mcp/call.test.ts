@@ -13,7 +13,7 @@ import { createDecoderShare } from "../../../http/decoder-share.ts";
 import { createOutbound } from "../../../http/outbound.ts";
 import { runCall } from "../call.ts";
 import type { Outcome, WorkerSettings } from "../job.ts";
-import { createMemory } from "../workers/response-memory.ts";
+import { createResponseMemory } from "../workers/response-memory.ts";
 import { createMcp } from "./call.ts";
 
 const open: Array<{ stop(): Promise<void> }> = [];
@@ -28,7 +28,7 @@ function keep<T extends { stop(): Promise<void> }>(part: T): T {
 }
 
 /** A caller with sessions of its own. */
-function client(settings: Partial<WorkerSettings> = {}, memory = createMemory(1)) {
+function client(settings: Partial<WorkerSettings> = {}, memory = createResponseMemory(1)) {
   const whole = { ...LOOPBACK, ...settings };
   const outbound = createOutbound({ rules: hostRules({ allow: whole.allow_hosts }), extraCa: null });
   const upstreams = { outbound, settings: whole, memory, decoders: createDecoderShare() };
@@ -501,7 +501,7 @@ describe("an event stream", () => {
   });
 
   test("that never ends its event keeps nobody else's waiting, however many there are", async () => {
-    const memory = createMemory(4);
+    const memory = createResponseMemory(4);
     const part = `"${"y".repeat(500_000)}",`;
     const allAsked = Promise.withResolvers<void>();
     let asked = 0;

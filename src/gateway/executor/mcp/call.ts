@@ -33,7 +33,7 @@ export interface McpCaller {
 }
 
 /** One request on its way: what it is, and what of it changes with the session. */
-interface Attempt {
+interface McpAttempt {
   readonly job: Job;
   readonly request: RpcRequest;
   readonly session: Session | null;
@@ -62,7 +62,7 @@ export function createMcp(upstreams: Upstreams): McpCaller {
       if (!request.ok) throw new CallError("internal", `not a JSON-RPC request: ${request.problem}`);
       const callerVersion = headerOf(job, VERSION_HEADER) ?? request.protocolVersion;
       const wireId = decoder.decode(job.body.subarray(request.id.start, request.id.end));
-      const plain: Attempt = { job, request, session: null, wireId, callerVersion };
+      const plain: McpAttempt = { job, request, session: null, wireId, callerVersion };
       if (isSessionless(callerVersion)) return (await attempt(plain, context)).outcome;
       // A caller's own initialize opens a session that nobody can use: it is closed again.
       if (request.method === "initialize") return callInitialize(plain, context, wire.close);
@@ -76,7 +76,7 @@ export function createMcp(upstreams: Upstreams): McpCaller {
 }
 
 async function callInitialize(
-  plain: Attempt,
+  plain: McpAttempt,
   context: CallContext,
   close: (target: SessionTarget, session: { id: string; version: string }) => Promise<void>,
 ): Promise<Outcome> {
@@ -89,7 +89,7 @@ async function callInitialize(
 }
 
 async function callInSession(
-  plain: Attempt,
+  plain: McpAttempt,
   context: CallContext,
   sessions: Sessions,
   wire: McpWire,
@@ -111,7 +111,7 @@ async function callInSession(
   return (await attemptOn(renewed)).outcome;
 }
 
-async function attemptInSession(call: Attempt, context: CallContext, wire: McpWire): Promise<Reply> {
+async function attemptInSession(call: McpAttempt, context: CallContext, wire: McpWire): Promise<Reply> {
   const { job, session } = call;
   if (session === null || session.id === null) return attempt(call, context);
   const wireId = String(session.nextId());
@@ -124,12 +124,12 @@ async function attemptInSession(call: Attempt, context: CallContext, wire: McpWi
 }
 
 /** Whether the second request would say nothing that the first did not. */
-function isSameForServer(plain: Attempt, known: Session | null, renewed: Session): boolean {
+function isSameForServer(plain: McpAttempt, known: Session | null, renewed: Session): boolean {
   if (renewed.id !== (known?.id ?? null)) return false;
   return versionOf({ ...plain, session: known }) === versionOf({ ...plain, session: renewed });
 }
 
-async function attempt(call: Attempt, context: CallContext): Promise<Reply> {
+async function attempt(call: McpAttempt, context: CallContext): Promise<Reply> {
   const { job, request, session, wireId } = call;
   const callerId = job.body.subarray(request.id.start, request.id.end);
   const isShared = session !== null && session.id !== null;
@@ -163,7 +163,7 @@ function refusalOf(status: number, answer: RpcAnswer | null): 400 | 404 | null {
   return isOfProtocol || Number.isNaN(answer.code) ? status : null;
 }
 
-function headersOf(call: Attempt): Array<[string, string]> {
+function headersOf(call: McpAttempt): Array<[string, string]> {
   const { job, session } = call;
   const version = versionOf(call);
   // A server may have agreed on a version that does not know the headers which say again what the body says.
@@ -180,7 +180,7 @@ function headersOf(call: Attempt): Array<[string, string]> {
   ];
 }
 
-function versionOf({ job, session, callerVersion }: Attempt): string {
+function versionOf({ job, session, callerVersion }: McpAttempt): string {
   return callerVersion ?? session?.version ?? offerOf(job);
 }
 

@@ -8,7 +8,7 @@ import { NOBODY } from "../../../http/decode.ts";
 import { createOutbound } from "../../../http/outbound.ts";
 import { CallError } from "../call.ts";
 import { newTrace } from "../outcome.ts";
-import { createMemory } from "../workers/response-memory.ts";
+import { createResponseMemory } from "../workers/response-memory.ts";
 import { isEventStream, readStreamAnswer } from "./event-stream.ts";
 
 const RESULT = '{"jsonrpc":"2.0","id":1,"result":{"t":"é€😀"}}';
@@ -43,7 +43,7 @@ function contextOf() {
     outbound: createOutbound({ rules: hostRules({ allow: [] }), extraCa: null }),
     settings: LOOPBACK,
     signal,
-    hold: createMemory(1).hold("acme", "agt_1", signal),
+    hold: createResponseMemory(1).hold("acme", "agt_1", signal),
     trace: newTrace(),
     decodedFor: NOBODY,
   };

@@ -59,7 +59,7 @@ export interface Sessions {
   close(timeoutMs: number): Promise<void>;
 }
 
-interface Entry {
+interface KeptSession {
   readonly key: string;
   readonly target: SessionTarget;
   readonly session: Session;
@@ -72,7 +72,7 @@ interface Entry {
 
 const DEFAULT_LIMITS: SessionLimits = { sessions_max: 1000, idle_ms: 600_000, sessionless_ms: 60_000 };
 
-function createEntry(key: string, target: SessionTarget, opened: Opened): Entry {
+function createEntry(key: string, target: SessionTarget, opened: Opened): KeptSession {
   // 1 was the id of `initialize`.
   let last = 1;
   const session: Session = { ...opened, nextId: () => ++last };
@@ -82,13 +82,13 @@ function createEntry(key: string, target: SessionTarget, opened: Opened): Entry 
 
 export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAULT_LIMITS): Sessions {
   /** In the order of last use, the longest unused first. */
-  const entries = new Map<string, Entry>();
-  const bySession = new Map<Session, Entry>();
+  const entries = new Map<string, KeptSession>();
+  const bySession = new Map<Session, KeptSession>();
   const share = createFairShare({ size: limits.sessions_max });
   const opening = new Map<string, Promise<Session | null>>();
   const closing = new Set<Promise<void>>();
 
-  function current(key: string): Entry | null {
+  function current(key: string): KeptSession | null {
     const entry = entries.get(key);
     if (entry === undefined) return null;
     const age = performance.now() - entry.openedAt;
@@ -99,7 +99,7 @@ export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAUL
     return entry;
   }
 
-  function retire(entry: Entry, gone: boolean): void {
+  function retire(entry: KeptSession, gone: boolean): void {
     if (entries.get(entry.key) === entry) {
       entries.delete(entry.key);
       share.giveBack(entry.target.tenant);
@@ -109,11 +109,11 @@ export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAUL
     closeUnused(entry);
   }
 
-  function closeUnused(entry: Entry): void {
+  function closeUnused(entry: KeptSession): void {
     if (entry.isRetired && entry.running === 0) closeEntry(entry);
   }
 
-  function closeEntry(entry: Entry): void {
+  function closeEntry(entry: KeptSession): void {
     if (!bySession.delete(entry.session) || entry.session.id === null) return;
     const closed = wire.close(entry.target, entry.session).finally(() => closing.delete(closed));
     closing.add(closed);
@@ -180,7 +180,7 @@ export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAUL
 }
 
 /** The longest unused one of the tenant, or of all when it has none. */
-function oldestFor(tenant: string, entries: ReadonlyMap<string, Entry>): Entry | null {
+function oldestFor(tenant: string, entries: ReadonlyMap<string, KeptSession>): KeptSession | null {
   const all = [...entries.values()];
   return all.find(({ target }) => target.tenant === tenant) ?? all[0] ?? null;
 }

@@ -5,7 +5,7 @@ import type { Job, Outcome, WorkerSettings } from "../job.ts";
 import type { LoanNews, LoanRequests } from "./decoder-loans.ts";
 import { FREE_BYTES } from "./response-memory.ts";
 
-export interface Start {
+export interface WorkerStart {
   readonly kind: "start";
   readonly settings: WorkerSettings;
   /** Among how many workers the memory for answers is shared. */
@@ -20,7 +20,7 @@ export interface News {
 }
 
 export type ToWorker =
-  | Start
+  | WorkerStart
   | ({ readonly kind: "work"; readonly jobs: readonly Job[] } & News)
   /** Of the memory of decoders. */
   | { readonly kind: "loans"; readonly news: LoanNews }

@@ -5,7 +5,7 @@ import { startRecordingProxy, startUpstream } from "../../../../test/support/ups
 import { silentLog } from "../../../core/log.ts";
 import { createDecoderShare } from "../../../http/decoder-share.ts";
 import type { WorkerSettings } from "../job.ts";
-import { createPool, type Pool } from "./pool.ts";
+import { createWorkerPool, type WorkerPool } from "./pool.ts";
 
 const open: Array<() => Promise<void>> = [];
 
@@ -18,8 +18,8 @@ function keep<T extends { stop(): Promise<void> }>(part: T): T {
   return part;
 }
 
-function pool(size = 1, settings: Partial<WorkerSettings> = {}): Pool {
-  const made = createPool({
+function pool(size = 1, settings: Partial<WorkerSettings> = {}): WorkerPool {
+  const made = createWorkerPool({
     size,
     settings: { ...LOOPBACK, ...settings },
     decoders: createDecoderShare(),
@@ -31,8 +31,8 @@ function pool(size = 1, settings: Partial<WorkerSettings> = {}): Pool {
 
 const FRAGILE = new URL("../../../../test/support/fragile-worker.ts", import.meta.url).href;
 
-function fragilePool(size = 1, script: () => string = () => FRAGILE): Pool {
-  const made = createPool({
+function fragilePool(size = 1, script: () => string = () => FRAGILE): WorkerPool {
+  const made = createWorkerPool({
     size,
     decoders: createDecoderShare(),
     settings: LOOPBACK,
@@ -229,8 +229,8 @@ describe("a worker that dies", () => {
 });
 
 describe("a worker that is stuck", () => {
-  function impatientPool(upstream_timeout_ms: number): Pool {
-    const made = createPool({
+  function impatientPool(upstream_timeout_ms: number): WorkerPool {
+    const made = createWorkerPool({
       size: 1,
       decoders: createDecoderShare(),
       settings: { ...LOOPBACK, upstream_timeout_ms },

@@ -6,9 +6,9 @@ import type { DecoderShare } from "../../../http/decoder-share.ts";
 import type { Job, Outcome, WorkerSettings } from "../job.ts";
 import { lostCall } from "../outcome.ts";
 import { isCounted } from "./messages.ts";
-import { createSlot, type Slot } from "./worker-handle.ts";
+import { createWorkerHandle, type WorkerHandle } from "./worker-handle.ts";
 
-export interface Pool {
+export interface WorkerPool {
   /** Never rejects. The pool takes the job's body over: a large one is moved, not copied. */
   run(job: Job): Promise<Outcome>;
   /** Ends a running job with `cancelled`; an unknown id is nothing. */
@@ -21,7 +21,7 @@ export interface Pool {
   close(): Promise<void>;
 }
 
-export interface PoolOptions {
+export interface WorkerPoolOptions {
   /** Workers. */
   readonly size: number;
   readonly settings: WorkerSettings;
@@ -47,21 +47,21 @@ function spawnWorker(): Worker {
     : new Worker(new URL("./worker.ts", import.meta.url).href);
 }
 
-export function createPool(options: PoolOptions): Pool {
+export function createWorkerPool(options: WorkerPoolOptions): WorkerPool {
   const { size, settings, decoders, log, spawn = spawnWorker, graceMs = GRACE_MS } = options;
-  const slots = Array.from({ length: size }, () =>
-    createSlot({ settings, workers: size, decoders, log, spawn, graceMs }),
+  const handles = Array.from({ length: size }, () =>
+    createWorkerHandle({ settings, workers: size, decoders, log, spawn, graceMs }),
   );
   /** Where a job runs, or has run whose response still counts there. */
-  const slotOf = new Map<string, Slot>();
+  const slotOf = new Map<string, WorkerHandle>();
   let isClosed = false;
 
   return {
     async run(job) {
-      const slot = isClosed ? undefined : chooseSlot(slots, job);
-      if (slot === undefined) return lostCall("the worker pool is closed");
-      slotOf.set(job.id, slot);
-      const outcome = await slot.run(job);
+      const handle = isClosed ? undefined : chooseSlot(handles, job);
+      if (handle === undefined) return lostCall("the worker pool is closed");
+      slotOf.set(job.id, handle);
+      const outcome = await handle.run(job);
       if (!isCounted(outcome)) slotOf.delete(job.id);
       return outcome;
     },
@@ -73,11 +73,11 @@ export function createPool(options: PoolOptions): Pool {
       slotOf.delete(id);
     },
     get running() {
-      return slots.reduce((sum, slot) => sum + slot.load(), 0);
+      return handles.reduce((sum, handle) => sum + handle.load(), 0);
     },
     async close() {
       isClosed = true;
-      await Promise.all(slots.map((slot) => slot.close()));
+      await Promise.all(handles.map((handle) => handle.close()));
     },
   };
 }
@@ -86,11 +86,11 @@ export function createPool(options: PoolOptions): Pool {
  * MCP jobs of one session key always meet in the same worker, where their session lives; others go where the
  * least runs.
  */
-function chooseSlot(slots: readonly Slot[], job: Job): Slot | undefined {
-  if (job.call.protocol === "mcp") return slots[Number(Bun.hash(job.session_key) % BigInt(slots.length))];
-  let least = slots[0];
-  for (const slot of slots) {
-    if (least !== undefined && slot.load() < least.load()) least = slot;
+function chooseSlot(handles: readonly WorkerHandle[], job: Job): WorkerHandle | undefined {
+  if (job.call.protocol === "mcp") return handles[Number(Bun.hash(job.session_key) % BigInt(handles.length))];
+  let least = handles[0];
+  for (const handle of handles) {
+    if (least !== undefined && handle.load() < least.load()) least = handle;
   }
   return least;
 }

@@ -5,7 +5,7 @@ import { hostRules } from "../../../core/host.ts";
 import { createDecoderShare } from "../../../http/decoder-share.ts";
 import { createOutbound } from "../../../http/outbound.ts";
 import { callHttp, runCall } from "../call.ts";
-import { createMemory, type Hold, type Memory } from "./response-memory.ts";
+import { createResponseMemory, type MemoryHold, type ResponseMemory } from "./response-memory.ts";
 
 const MIB = 1024 * 1024;
 const LONG = 300_000;
@@ -14,17 +14,17 @@ const never = new AbortController().signal;
 let tenants = 0;
 
 /** What a call of a tenant of its own holds. */
-function holdOf(memory: Memory, signal = never): Hold {
+function holdOf(memory: ResponseMemory, signal = never): MemoryHold {
   return memory.hold(`tenant-${++tenants}`, "agt_1", signal);
 }
 
 /** Memory for four answers of the captured length, which no worker has less than, and for sixteen of the usual one. */
-function small(): Memory {
-  return createMemory(1, 8 * MIB);
+function small(): ResponseMemory {
+  return createResponseMemory(1, 8 * MIB);
 }
 
 /** The memory, with all places of the captured length but these taken. */
-async function nearlyFull(left: number): Promise<Memory> {
+async function nearlyFull(left: number): Promise<ResponseMemory> {
   const memory = small();
   for (let taken = left; taken < 4; taken++) await holdOf(memory).grow(LONG);
   return memory;
@@ -66,7 +66,7 @@ describe("the memory for answers", () => {
   });
 
   test("is not used up by one tenant", async () => {
-    const memory = createMemory(1, 44 * MIB);
+    const memory = createResponseMemory(1, 44 * MIB);
     const greedy = Array.from({ length: 100 }, () => memory.hold("greedy", "agt_1", never));
     for (const hold of greedy) void hold.grow(LONG);
     expect(await isSettled(holdOf(memory).grow(LONG))).toBe(true);
@@ -94,7 +94,7 @@ describe("the memory for answers", () => {
 });
 
 /** An upstream that answers as many bytes as its path says, and calls under `memory`. */
-function setUp(memory: Memory, upstream_timeout_ms: number) {
+function setUp(memory: ResponseMemory, upstream_timeout_ms: number) {
   const upstream = startUpstream(
     (request) => new Response("x".repeat(Number(new URL(request.url).pathname.slice(1)))),
   );

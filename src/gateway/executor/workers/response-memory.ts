@@ -4,22 +4,22 @@
 import { createFairQueue, enter, type FairQueue } from "../../../concurrency/fair-queue.ts";
 import { createFairShare } from "../../../concurrency/fair-share.ts";
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
-import { createReadAhead, type Reader } from "../../../http/read-ahead.ts";
+import { type AnswerReadAhead, createReadAhead } from "../../../http/read-ahead.ts";
 
 /** What one call holds. */
-export interface Hold {
+export interface MemoryHold {
   readonly tenant: string;
   readonly agentId: string;
   /** To be awaited before `bytes` in all are kept; undefined when there is nothing to wait for. */
   grow(bytes: number): Promise<void> | undefined;
   /** What comes of the answer while that is waited for. */
-  readonly ahead: Reader;
+  readonly ahead: AnswerReadAhead;
   release(): void;
 }
 
-export interface Memory {
+export interface ResponseMemory {
   /** @param signal its reason ends a wait */
-  hold(tenant: string, agentId: string, signal: AbortSignal): Hold;
+  hold(tenant: string, agentId: string, signal: AbortSignal): MemoryHold;
 }
 
 /** Answers up to this length are short. */
@@ -39,7 +39,7 @@ const PLACES_MIN = 4;
  * The share of one of `workers`, half of it for each length of answers. Who needs more than one place takes them in this
  * order, so none waits for another in a circle.
  */
-export function createMemory(workers: number, total = TOTAL_BYTES): Memory {
+export function createResponseMemory(workers: number, total = TOTAL_BYTES): ResponseMemory {
   const room = (bytes: number) => {
     const size = Math.max(PLACES_MIN, Math.floor(total / workers / 2 / bytes));
     return createFairQueue(createFairShare({ size }));
@@ -51,7 +51,7 @@ export function createMemory(workers: number, total = TOTAL_BYTES): Memory {
   const readAhead = createReadAhead(AHEAD_BYTES / workers);
   return {
     hold(tenant, agent, signal) {
-      const ahead = readAhead.reader(tenant);
+      const ahead = readAhead.of(tenant);
       const held: FairQueue[] = [];
       const place = { tenant, agent, amount: 1 };
       async function takeUpTo(bytes: number): Promise<void> {

@@ -2,17 +2,17 @@ import { afterEach, expect, test } from "bun:test";
 import { LOOPBACK } from "../../../../test/support/jobs.ts";
 import { silentLog } from "../../../core/log.ts";
 import { createDecoderShare } from "../../../http/decoder-share.ts";
-import { createKeeper, type Keeper } from "./supervisor.ts";
+import { createSupervisor, type Supervisor } from "./supervisor.ts";
 
 const SLOW_TO_CLOSE = new URL("../../../../test/support/slow-to-close-worker.ts", import.meta.url).href;
 
-const open: Keeper[] = [];
+const open: Supervisor[] = [];
 
 afterEach(async () => {
-  for (const keeper of open.splice(0)) await keeper.close();
+  for (const supervisor of open.splice(0)) await supervisor.close();
 });
 
-/** A keeper whose worker dies of any work; `turn` resolves when the next one is ready. */
+/** A supervisor whose worker dies of any work; `turn` resolves when the next one is ready. */
 function start() {
   let isClosed = false;
   const turns = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
@@ -24,7 +24,7 @@ function start() {
     });
     return worker;
   };
-  const keeper = createKeeper(
+  const supervisor = createSupervisor(
     { kind: "start", settings: LOOPBACK, workers: 1 },
     { decoders: createDecoderShare(), log: silentLog, spawn },
     {
@@ -33,32 +33,32 @@ function start() {
       onDeath: () => {},
     },
   );
-  open.push(keeper);
-  return { keeper, ready: turns.map(({ promise }) => promise), sessionsClosed: () => isClosed };
+  open.push(supervisor);
+  return { supervisor, ready: turns.map(({ promise }) => promise), sessionsClosed: () => isClosed };
 }
 
 test("close waits until the worker has closed its sessions", async () => {
-  const { keeper, ready, sessionsClosed } = start();
+  const { supervisor, ready, sessionsClosed } = start();
   await ready[0];
-  await keeper.close();
+  await supervisor.close();
   expect(sessionsClosed()).toBe(true);
 });
 
 test("close waits for the sessions of a worker that took the place of a dead one", async () => {
-  const { keeper, ready, sessionsClosed } = start();
+  const { supervisor, ready, sessionsClosed } = start();
   await ready[0];
-  keeper.post({ kind: "work", jobs: [], cancel: [], recorded: [] }, []);
+  supervisor.post({ kind: "work", jobs: [], cancel: [], recorded: [] }, []);
   await ready[1];
-  await keeper.close();
+  await supervisor.close();
   expect(sessionsClosed()).toBe(true);
 });
 
 test("close ends early when the worker dies of it", async () => {
-  const { keeper, ready, sessionsClosed } = start();
+  const { supervisor, ready, sessionsClosed } = start();
   await ready[0];
-  keeper.post({ kind: "work", jobs: [], cancel: [], recorded: [] }, []);
+  supervisor.post({ kind: "work", jobs: [], cancel: [], recorded: [] }, []);
   const started = performance.now();
-  await keeper.close();
+  await supervisor.close();
   expect(performance.now() - started).toBeLessThan(2000);
   expect(sessionsClosed()).toBe(false);
 });

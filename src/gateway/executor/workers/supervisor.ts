@@ -2,9 +2,9 @@
 import type { Log } from "../../../core/log.ts";
 import type { DecoderShare } from "../../../http/decoder-share.ts";
 import { createLender } from "./decoder-loans.ts";
-import type { FromWorker, Result, Start, ToWorker } from "./messages.ts";
+import type { FromWorker, Result, ToWorker, WorkerStart } from "./messages.ts";
 
-export interface KeeperEvents {
+export interface SupervisorEvents {
   /** A worker takes work from now on. */
   onReady(): void;
   onResults(results: readonly Result[]): void;
@@ -12,7 +12,7 @@ export interface KeeperEvents {
   onDeath(failedStarts: number): void;
 }
 
-export interface Keeper {
+export interface Supervisor {
   /** Hands a message to the worker; false when there is none that is ready. */
   post(message: ToWorker, transfer: ArrayBuffer[]): boolean;
   /** Ends the worker, which is stuck, as if it had died. */
@@ -27,13 +27,17 @@ const PAUSE_MS_MIN = 50;
 const PAUSE_MS_MAX = 5000;
 const CLOSE_TIMEOUT_MS = 3000;
 
-export interface KeeperOptions {
+export interface SupervisorOptions {
   readonly decoders: DecoderShare;
   readonly log: Log;
   readonly spawn: () => Worker;
 }
 
-export function createKeeper(start: Start, options: KeeperOptions, events: KeeperEvents): Keeper {
+export function createSupervisor(
+  start: WorkerStart,
+  options: SupervisorOptions,
+  events: SupervisorEvents,
+): Supervisor {
   const { decoders, log, spawn } = options;
   let worker: Worker | null = null;
   let isReady = false;

@@ -5,9 +5,9 @@ import type { DecoderShare } from "../../../http/decoder-share.ts";
 import type { Job, Outcome, WorkerSettings } from "../job.ts";
 import { failed, lostCall, newTrace } from "../outcome.ts";
 import { detached, transferable } from "./messages.ts";
-import { createKeeper } from "./supervisor.ts";
+import { createSupervisor } from "./supervisor.ts";
 
-export interface Slot {
+export interface WorkerHandle {
   run(job: Job): Promise<Outcome>;
   cancel(id: string): void;
   /** The response of a job is recorded, or never will be. */
@@ -24,7 +24,7 @@ interface Pending {
   since: number;
 }
 
-export interface SlotOptions {
+export interface WorkerHandleOptions {
   readonly settings: WorkerSettings;
   /** In the whole pool. */
   readonly workers: number;
@@ -40,7 +40,7 @@ const FAILED_STARTS_MAX = 5;
 
 const TICKS_PER_GRACE = 30;
 
-export function createSlot(options: SlotOptions): Slot {
+export function createWorkerHandle(options: WorkerHandleOptions): WorkerHandle {
   const { settings, workers, log, graceMs } = options;
   let waiting = new Map<string, Pending>();
   const running = new Map<string, Pending>();
@@ -53,7 +53,7 @@ export function createSlot(options: SlotOptions): Slot {
   const watchdog = setInterval(watch, graceMs / TICKS_PER_GRACE);
   watchdog.unref();
 
-  const keeper = createKeeper({ kind: "start", settings, workers }, options, {
+  const supervisor = createSupervisor({ kind: "start", settings, workers }, options, {
     onReady: flushSoon,
     onResults(results) {
       for (const { id, outcome } of results) {
@@ -74,7 +74,7 @@ export function createSlot(options: SlotOptions): Slot {
     const [oldest] = running.values();
     if (oldest === undefined || ticks - oldest.since <= ticksMax) return;
     log.error("worker stuck", { running: running.size });
-    keeper.replace();
+    supervisor.replace();
   }
 
   function flushSoon(): void {
@@ -89,7 +89,7 @@ export function createSlot(options: SlotOptions): Slot {
     if (waiting.size + news.cancel.length + news.recorded.length === 0) return;
     const jobs = [...waiting.values()].map(({ job }) => ({ ...job, body: detached(job.body) }));
     try {
-      const isTaken = keeper.post(
+      const isTaken = supervisor.post(
         { kind: "work", jobs, ...news },
         transferable(jobs.map(({ body }) => body)),
       );
@@ -134,7 +134,7 @@ export function createSlot(options: SlotOptions): Slot {
       clearInterval(watchdog);
       endAll(waiting, "the worker pool is closed");
       endAll(running, "the worker pool is closed");
-      await keeper.close();
+      await supervisor.close();
     },
   };
 }

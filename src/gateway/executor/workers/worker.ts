@@ -8,16 +8,16 @@ import { createOutbound } from "../../../http/outbound.ts";
 import { callHttp, runCall } from "../call.ts";
 import type { Job, WorkerSettings } from "../job.ts";
 import { createMcp } from "../mcp/call.ts";
-import type { Stop } from "../outcome.ts";
+import type { CallStop } from "../outcome.ts";
 import { type Borrower, createBorrower } from "./decoder-loans.ts";
 import { detached, type FromWorker, type Result, type ToWorker, transferable } from "./messages.ts";
-import { createMemory } from "./response-memory.ts";
+import { createResponseMemory } from "./response-memory.ts";
 
 declare const self: Worker;
 
-const CANCELLED: Stop = "cancelled";
+const CANCELLED: CallStop = "cancelled";
 
-interface Caller {
+interface UpstreamCaller {
   readonly decoders: Borrower;
   take(jobs: readonly Job[], cancel: readonly string[], recorded: readonly string[]): void;
   /** Stops the calls, then closes the sessions. Never rejects. */
@@ -28,12 +28,12 @@ function post(message: FromWorker, transfer: ArrayBuffer[] = []): void {
   self.postMessage(message, transfer);
 }
 
-function createCaller(settings: WorkerSettings, workers: number): Caller {
+function createCaller(settings: WorkerSettings, workers: number): UpstreamCaller {
   const outbound = createOutbound({
     rules: hostRules({ allow: settings.allow_hosts, deny: settings.deny_hosts, own: ownAddresses() }),
     extraCa: settings.extra_ca,
   });
-  const memory = createMemory(workers);
+  const memory = createResponseMemory(workers);
   const decoders = createBorrower((requests) => post({ kind: "loans", requests }));
   const upstreams = { outbound, settings, memory, decoders };
   const mcp = createMcp(upstreams);
@@ -75,7 +75,7 @@ function createCaller(settings: WorkerSettings, workers: number): Caller {
   };
 }
 
-let caller: Caller | null = null;
+let caller: UpstreamCaller | null = null;
 
 self.onmessage = ({ data }: MessageEvent<ToWorker>) => {
   switch (data.kind) {

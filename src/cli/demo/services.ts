@@ -1,4 +1,4 @@
-// The two wings of the demo, each set up as an operator sets it up: by the variables, the commands of the private CA
+// The two services of the demo, each set up as an operator sets it up: by the variables, the commands of the private CA
 // and of the accounts, in directories of its own.
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
