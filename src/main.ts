@@ -181,9 +181,9 @@ async function runFacilitator(options: FacilitatorConfig, log: OpenLog): Promise
  * durable.
  */
 function logStrayErrors(log: OpenLog): void {
-  process.on("unhandledRejection", (error) => log.error("unhandled rejection", { error }));
+  process.on("unhandledRejection", (error) => log.error("unhandled_rejection", { error }));
   process.on("uncaughtException", (error) => {
-    log.error("uncaught exception", { error });
+    log.error("uncaught_exception", { error });
     log.flush();
     process.exit(FAILED);
   });
@@ -203,7 +203,7 @@ function drainOnSignal(stop: () => Promise<void>, log: OpenLog): void {
       log.info("stopped");
       process.exit(0);
     } catch (error) {
-      log.error("stopped badly", { error });
+      log.error("stop_failed", { error });
       process.exit(FAILED);
     }
   };

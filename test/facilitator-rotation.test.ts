@@ -131,7 +131,7 @@ test("the facilitator takes up its own certificate and its clients' CAs when the
 
   // A certificate without its key stays out, and is told once.
   copyFileSync(join(renewed, "server.crt"), join(pki, "server.crt"));
-  await until(() => facilitator.lines("tls files refused").length > 0);
+  await until(() => facilitator.lines("tls_files_refused").length > 0);
   expect(await shown()).toBe(before);
   copyFileSync(join(renewed, "server.key"), join(pki, "server.key"));
   copyFileSync(together, join(pki, "ca.crt"));
@@ -152,7 +152,7 @@ test("the facilitator takes up its own certificate and its clients' CAs when the
   await until(async () => (await open.settle({}).catch(() => null)) === null);
   expect(await facilitator.settle({}, goesOn).catch(() => "refused")).toBe("refused");
   expect((await facilitator.settle({}, newcomer)).status).toBe(400);
-  expect(facilitator.lines("tls files refused")).toHaveLength(1);
+  expect(facilitator.lines("tls_files_refused")).toHaveLength(1);
   // The log is written behind.
-  await until(() => facilitator.lines("tls files taken").length >= 2);
+  await until(() => facilitator.lines("tls_files_taken").length >= 2);
 });

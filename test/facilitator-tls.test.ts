@@ -81,7 +81,7 @@ describe("the handshake", () => {
   });
 
   const refusals = () =>
-    port.lines.filter((line) => line["event"] === "handshake refused").map((line) => line["reason"]);
+    port.lines.filter((line) => line["event"] === "handshake_refused").map((line) => line["reason"]);
 
   const strangers: [string, (pki: Port["pki"]) => TestIdentity | null, string][] = [
     ["no certificate", () => null, "ERR_SSL_PEER_DID_NOT_RETURN_A_CERTIFICATE"],

@@ -62,7 +62,7 @@ async function someLooks(): Promise<void> {
   while (looks < until) await Bun.sleep(1);
 }
 
-const refusals = () => lines.filter(([event]) => event === "tls files refused");
+const refusals = () => lines.filter(([event]) => event === "tls_files_refused");
 
 test("files that stay as they are change nothing, and say nothing", async () => {
   put(dir, first);
@@ -81,7 +81,7 @@ test("files that are written over are taken, once", async () => {
   await someLooks();
   await someLooks();
   expect(taken).toEqual([materialOf(second)]);
-  expect(lines.map(([event]) => event)).toEqual(expect.arrayContaining(["tls files taken"]));
+  expect(lines.map(([event]) => event)).toEqual(expect.arrayContaining(["tls_files_taken"]));
 });
 
 test("a link that is swapped is taken, and back again", async () => {
@@ -107,7 +107,7 @@ test("a key that is not the certificate's leaves the last ones in force, is told
   await someLooks();
   expect(refusals()).toEqual([
     [
-      "tls files refused",
+      "tls_files_refused",
       {
         problem: "TOLLGATE_TLS_KEY_FILE must hold the key of the first certificate in TOLLGATE_TLS_CERT_FILE",
       },

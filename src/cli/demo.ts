@@ -73,7 +73,7 @@ export function startDemo(options: DemoOptions): Demo {
     Promise.race([played.then(() => failure.promise), failure.promise]).catch((error: unknown) => {
       // Whatever ends while everything is being stopped is no failure.
       if (stopping.signal.aborted) return;
-      if (!isExpected(error)) log.error("the demo failed", { error });
+      if (!isExpected(error)) log.error("demo_failed", { error });
       screen.line();
       screen.note(`The demo can't go on: ${reasonOf(error)}`);
       close().then(resolve, reject);

@@ -12,5 +12,5 @@ export async function migrate(config: Config, log: Log): Promise<void> {
   else openMasterKey(config, log);
   const store = await openStore({ ...config, log, clock: systemClock });
   await store.close();
-  log.info("the database is up to date", { database: store.dialect });
+  log.info("database_up_to_date", { database: store.dialect });
 }

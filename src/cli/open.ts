@@ -13,7 +13,7 @@ type DataPlace = Pick<Config, "databaseUrl" | "dataDir">;
  */
 export function openDataDir({ databaseUrl, dataDir }: DataPlace, log: Log): void {
   if (databaseUrl === null && makeDataDir(dataDir).shared) {
-    log.warn("the data directory is open to others than its owner", { path: dataDir });
+    log.warn("data_dir_too_open", { path: dataDir });
   }
 }
 

@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { afterShared, inTurns } from "./turns.ts";
+import { inTurns } from "./turns.ts";
 
 /** Holds the event loop. */
 function work(ms: number): void {
@@ -76,22 +76,4 @@ test("a tenant with many streams gets no more turns than one with one", async ()
   stream("few", 20);
   await promise;
   expect(done.filter((tenant) => tenant === "many").length).toBeLessThanOrEqual(21);
-});
-
-test("thousands who wait for what another has begun go on in turns, and learn that it failed", async () => {
-  const { promise, reject } = Promise.withResolvers<void>();
-  let [gone, turns] = [0, 0];
-  const waiters = Array.from({ length: 2_000 }, async () => {
-    const error = await afterShared(promise, "one").catch((thrown: Error) => thrown);
-    expect(error?.message).toBe("none");
-    gone++;
-  });
-  const turn = () => {
-    turns++;
-    if (gone < waiters.length) setImmediate(turn);
-  };
-  setImmediate(turn);
-  reject(new Error("none"));
-  await Promise.all(waiters);
-  expect(turns).toBeGreaterThanOrEqual(2_000 / 16);
 });

@@ -34,19 +34,6 @@ export function doneInTurns(step: TurnStep, tenant: string): Promise<void> {
   return promise;
 }
 
-/**
- * For what others have begun and wait for as well: thousands may, and each of them goes on in one of the next turns.
- *
- * @throws what it rejects with
- */
-export async function afterShared<T>(shared: Promise<T>, tenant: string): Promise<T> {
-  try {
-    return await shared;
-  } finally {
-    await doneInTurns(() => false, tenant);
-  }
-}
-
 function schedule(): void {
   if (isScheduled || waiting.size === 0) return;
   isScheduled = true;

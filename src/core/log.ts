@@ -1,5 +1,5 @@
 // The log's port. Fields are flat and named like the interface (tenant, invocation_id, request_id);
-// a secret is never a field. Events are short fixed phrases, so that they can be searched for.
+// a secret is never a field. Events are short fixed names, to search for and to alert on.
 
 export const LOG_LEVELS = ["debug", "info", "warn", "error"] as const;
 export type LogLevel = (typeof LOG_LEVELS)[number];

@@ -17,7 +17,7 @@ export async function cleanUpFacilitator(store: Store, clock: Clock, log: Log): 
   const oldDays = utcDay(now - CEILING_DAYS * DAY_MS);
   const refusals = await removeInGroups(store, (tx, limit) => removeRefusals(tx, oldRefusals, limit));
   const days = await removeInGroups(store, (tx, limit) => removeDays(tx, oldDays, limit));
-  log.debug("cleaned up", { refusals, days });
+  log.debug("cleaned_up", { refusals, days });
 }
 
 async function removeRefusals(tx: Tx, before: number, limit: number): Promise<number> {

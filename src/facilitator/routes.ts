@@ -71,7 +71,7 @@ export function peerEdge(options: FacilitatorRoutes): PeerEdge {
         const peer = peers.get(request);
         const account = peer === undefined ? null : await accountOf(options.read, peer.fingerprint);
         if (account !== null) return account;
-        options.log.info("account refused", { fingerprint: peer?.fingerprint });
+        options.log.info("account_refused", { fingerprint: peer?.fingerprint });
         throw new Fault("denied", "no active account has this certificate");
       },
       shown: ({ name }) => ["account", name],

@@ -207,7 +207,7 @@ function hostPart(host: string): string {
 
 /** At once, and then again and again. Returns what ends it. */
 function every(ms: number, name: string, log: Log, work: () => Promise<unknown>): () => void {
-  const run = () => void work().catch((error) => log.warn("background work failed", { name, error }));
+  const run = () => void work().catch((error) => log.warn("background_work_failed", { name, error }));
   run();
   const timer = setInterval(run, ms);
   return () => clearInterval(timer);

@@ -22,7 +22,7 @@ test("strangers get so many lines of a second, and one that sums up the others; 
     await summedUp;
     expect(lines.filter(([, { tenant }]) => tenant === "t")).toHaveLength(500);
     expect(lines.filter(([, { at }]) => at !== undefined)).toHaveLength(20);
-    expect(lines.at(-1)).toEqual(["requests of strangers without a line", { count: 480 }]);
+    expect(lines.at(-1)).toEqual(["unauthenticated_requests", { count: 480 }]);
     lines.length = 0;
   }
 });

@@ -17,6 +17,8 @@ export interface AccessLog {
   known(fields: LogFields): void;
   /** Of whom nobody knows who it is. */
   stranger(fields: LogFields): void;
+  /** Whether another line may be caused by whoever nobody knows; counts it. */
+  mayTell(): boolean;
 }
 
 export function createAccessLog(log: Log): AccessLog {
@@ -26,15 +28,20 @@ export function createAccessLog(log: Log): AccessLog {
   function sumUp(): void {
     const more = strangers - STRANGERS_LINES_MAX;
     strangers = 0;
-    if (more > 0) log.info("requests of strangers without a line", { count: more });
+    if (more > 0) log.info("unauthenticated_requests", { count: more });
+  }
+
+  function mayTell(): boolean {
+    if (strangers++ === 0) setTimeout(sumUp, SUMMED_UP_MS).unref();
+    return strangers <= STRANGERS_LINES_MAX;
   }
 
   return {
+    mayTell,
     open: (fields) => log.debug("request", fields),
     known: (fields) => log.info("request", fields),
     stranger(fields) {
-      if (strangers++ === 0) setTimeout(sumUp, SUMMED_UP_MS).unref();
-      if (strangers <= STRANGERS_LINES_MAX) log.info("request", fields);
+      if (mayTell()) log.info("request", fields);
     },
   };
 }

@@ -15,7 +15,7 @@ import { SUCCESS } from "./server.ts";
 
 /** Up to here an answer is sent whole, with its length, and weighs nothing: the kernel's buffer takes it. */
 export const SMALL_CHARACTERS = 16 * 1024;
-const PIECE_CHARACTERS = 64 * 1024;
+export const PIECE_CHARACTERS = 64 * 1024;
 
 type ResponsePiece = string | Uint8Array;
 

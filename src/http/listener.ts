@@ -67,7 +67,7 @@ export function listen(options: ListenerOptions): Listener {
     if (listening === null) reopen();
     else if (!areFree(1, openMax)) {
       close(listening);
-      tell("warn", "connections refused: too many are open");
+      tell("warn", "connections_refused");
     }
   }
 
@@ -76,7 +76,7 @@ export function listen(options: ListenerOptions): Listener {
     try {
       listening = serve(options, port);
     } catch (error) {
-      tell("error", "could not listen again", { error });
+      tell("error", "listen_failed", { error });
     }
   }
 
@@ -94,7 +94,7 @@ export function listen(options: ListenerOptions): Listener {
 
 function serve(options: ListenerOptions, port: number): Bun.Server<undefined> {
   const server = serving(options, port);
-  letMoreWait(OPEN_MAX);
+  letMoreWait(mostOpen());
   return server;
 }
 

@@ -2,8 +2,8 @@
 // that were judged are the ones that get dialled, so a name that changes its answers later gains nothing.
 import { withDeadline } from "../concurrency/deadline.ts";
 import { createLimiter } from "../concurrency/limiter.ts";
+import { afterShared } from "../concurrency/request-turns.ts";
 import { tenantCache } from "../concurrency/tenant-cache.ts";
-import { afterShared } from "../concurrency/turns.ts";
 import { type HostRules, isDeniedName, mayDial } from "../core/host.ts";
 import { literalAddress } from "../core/host-list.ts";
 import { parseAddress } from "../core/network.ts";

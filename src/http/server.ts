@@ -1,13 +1,13 @@
 // The HTTP edge of both services: it numbers every request, lets only known callers at what is guarded, maps every
 // Fault to a status in the one table there is, and writes the access log. Routes themselves only know Faults.
 import { Elysia, NotFoundError } from "elysia";
+import { turnOf } from "../concurrency/request-turns.ts";
 import type { Caller } from "../core/caller.ts";
 import { Fault, type FaultKind } from "../core/fault.ts";
 import { REQUEST_ID_CHARACTERS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
 import { createAccessLog, shownPath } from "./access-log.ts";
 import { createPassOver } from "./pass-over.ts";
-import { turnOf } from "./request-turns.ts";
 
 /** The one table of kinds and statuses. */
 export const STATUS = {
@@ -219,8 +219,6 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
     const { path } = told;
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
     if (guard?.covers(path)) await enter(guard, request, told);
-    // A probe's question is short, and must not wait behind a thousand strangers.
-    else if (path !== HEALTH_PATH) await turnOf(STRANGERS);
     if (!isDecodable(path)) throw noSuchRoute();
     const response = await options.app.fetch(request);
     if (!thrown.has(request)) return response;
@@ -240,7 +238,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
       try {
         response = await respond(request, told);
       } catch (error) {
-        response = failed(error, told, options.log);
+        response = failed(error, told, { log: options.log, mayTell: accessLog.mayTell });
       }
       response.headers.set("x-request-id", requestId);
       if (draining) response.headers.set("connection", "close");
@@ -250,7 +248,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
       else if (told.known === STRANGERS) accessLog.stranger(fields);
       else accessLog.known(fields);
       await passOver(request, response, told.known);
-      // The server leaves the body of an answer to HEAD out, and its length in.
+      // The server leaves the body of an answer to HEAD out, and its length, where it has one, in.
       return response;
     },
     drain() {
@@ -261,8 +259,6 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>): Edge {
 
 /** All whom nobody knows, where others are told apart by tenant: no tenant has this name. */
 export const STRANGERS = "";
-
-const HEALTH_PATH = "/healthz";
 
 /** Where the server closes nothing. */
 const holdNothing = () => {};
@@ -281,11 +277,16 @@ interface RequestContext {
   known: string;
 }
 
-function failed(error: unknown, { fields, known }: RequestContext, log: Log): Response {
+/** @param mayTell whether a stranger's request may have another line */
+function failed(
+  error: unknown,
+  { fields, known }: RequestContext,
+  { log, mayTell }: { readonly log: Log; readonly mayTell: () => boolean },
+): Response {
   const fault = error instanceof Fault ? error : new Fault("internal", "unexpected", { cause: error });
-  if (fault.kind === "internal") log.error("request failed", { ...fields, error: fault });
-  if (fault.kind === "unavailable" && fault.cause !== undefined && known !== STRANGERS) {
-    log.warn("request refused", { ...fields, error: fault });
+  if (fault.kind === "internal") log.error("request_failed", { ...fields, error: fault });
+  if (fault.kind === "unavailable" && fault.cause !== undefined && (known !== STRANGERS || mayTell())) {
+    log.warn("request_refused", { ...fields, error: fault });
   }
   return faultResponse(fault);
 }

@@ -184,6 +184,6 @@ describe("the master key", () => {
     chmodSync(join(dir, "master.key"), 0o644);
     const warnings: string[] = [];
     load({ ...silentLog, warn: (event) => warnings.push(event) });
-    expect(warnings).toEqual(["the master key can be read by others than its owner"]);
+    expect(warnings).toEqual(["master_key_too_open"]);
   });
 });

@@ -47,7 +47,7 @@ function readKey(path: string, log: Log): Buffer | null {
   try {
     text = readFileSync(path, "latin1");
     if ((statSync(path).mode & 0o077) !== 0) {
-      log.warn("the master key can be read by others than its owner", { path });
+      log.warn("master_key_too_open", { path });
     }
   } catch (cause) {
     if (isCode(cause, "ENOENT")) return null;

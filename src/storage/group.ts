@@ -119,7 +119,7 @@ function groupRunner({ writer, db, tables, now, log, groupMs = GROUP_MS_MAX }: G
     try {
       sql.rollback.run();
     } catch (error) {
-      log.error("rollback failed", { error });
+      log.error("rollback_failed", { error });
     }
   }
 

@@ -114,7 +114,7 @@ function checkpoints(writer: Database, path: string, log: Log): { stop(): void }
       during("sqlite checkpoint", () => checkpoint.run());
       seen = now;
     } catch (error) {
-      log.warn("checkpoint failed", { error });
+      log.warn("checkpoint_failed", { error });
     }
   }, WAL_LOOK_EVERY_MS);
   timer.unref();

@@ -25,10 +25,10 @@ export function whileSteady(options: SteadyOptions, work: () => Promise<unknown>
     const before = offset;
     offset = clock.now() - monotonic();
     if (Math.abs(offset - before) > DRIFT_MS_MAX) {
-      log.warn("clean-up put off: the clock was stepped", { by_ms: Math.round(offset - before) });
+      log.warn("cleanup_deferred", { by_ms: Math.round(offset - before) });
       return;
     }
-    work().catch((error) => log.warn("clean-up failed", { error }));
+    work().catch((error) => log.warn("cleanup_failed", { error }));
   }, everyMs);
   return () => clearInterval(timer);
 }

@@ -462,7 +462,7 @@ contract(
 
       test("never leaves in a log, nor does what was signed", async () => {
         const log = at.gateway.log();
-        expect(log).toContain("payment settled");
+        expect(log).toContain("payment_settled");
         const signatures = facilitator.calls.map(({ body }) => body.paymentPayload.payload.signature);
         for (const secret of [SECRET, ...signatures]) expect(log).not.toContain(secret);
         expect(log).not.toContain("BEGIN ");

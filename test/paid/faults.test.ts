@@ -386,7 +386,7 @@ describe("the facilitator", () => {
     agent.door.cut();
     const invocation = expectPending(await answer);
     expect((await facilitator.run("account", "disable", "barred")).code).toBe(0);
-    const refusals = () => facilitator.lines("account refused").length;
+    const refusals = () => facilitator.lines("account_refused").length;
     const before = refusals();
     agent.door.restore();
     await until(() => refusals() > before);

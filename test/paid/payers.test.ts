@@ -85,7 +85,7 @@ async function expectRefused(answer: SettleAnswer, signed: SignedPayment, reason
   const { nonce } = signed.authorization;
   expect(facilitator.refusal(nonce)).toMatch(reason);
   expect(facilitator.payment(nonce)).toBeNull();
-  expect((await logged("payment refused", nonce))["reason"]).toMatch(reason);
+  expect((await logged("payment_refused", nonce))["reason"]).toMatch(reason);
 }
 
 /** At the beginning of a second, so that all of a test lies in it. */
@@ -255,7 +255,7 @@ describe("lost after the broadcast:", () => {
     const record = facilitator.payment(nonce);
     expect(record).toMatchObject({ status: "failed", transaction_hash: hash });
     expect(record?.["reason"]).toMatch(reason);
-    expect((await logged("payment failed", nonce))["reason"]).toMatch(reason);
+    expect((await logged("payment_failed", nonce))["reason"]).toMatch(reason);
     // Whoever asks again is told the same, though it could be collected now.
     expect((await settle(signed)).body).toEqual(answer.body);
     return record ?? {};
@@ -274,7 +274,7 @@ describe("lost after the broadcast:", () => {
     const outcome = await overtaken(signed, () => chain.cancelAuthorization(payer, nonce));
     const { foreign_transaction } = await expectLost(outcome, signed, /cancelled/);
     expect(foreign_transaction).toMatch(/^0x[0-9a-f]{64}$/);
-    expect((await logged("payment failed", nonce))["foreign_transaction"]).toBe(foreign_transaction);
+    expect((await logged("payment_failed", nonce))["foreign_transaction"]).toBe(foreign_transaction);
   });
 
   test("the payer is blacklisted", async () => {
@@ -314,7 +314,7 @@ describe("lost after the broadcast:", () => {
     });
     expect(answer.body).toMatchObject({ success: false, transaction: "" });
     expect(facilitator.payment(nonce)).toMatchObject({ status: "failed", foreign_transaction: foreign });
-    expect((await logged("payment failed", nonce))["foreign_transaction"]).toBe(foreign);
+    expect((await logged("payment_failed", nonce))["foreign_transaction"]).toBe(foreign);
     expect(await chain.transfers({ nonce })).toMatchObject([{ transaction_hash: foreign }]);
   });
 });

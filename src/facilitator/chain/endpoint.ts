@@ -84,7 +84,7 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs }
       if (error instanceof RpcError && isAnswer?.(error)) throw error;
       onError();
       if (error instanceof RpcError || error instanceof StaleNode) {
-        log.debug("rpc endpoint can't answer", { endpoint: index, method, error: error.message });
+        log.debug("rpc_endpoint_failed", { endpoint: index, method, error: error.message });
       } else setDown(method, error);
       throw error;
     } finally {
@@ -104,7 +104,7 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs }
     const value = await put({ ...question, params: [...params, number] });
     const there = await put({ method: "eth_getBlockByNumber", params: [number, false], read: block });
     if (there?.hash !== at.hash) throw new StaleNode("another block at this height");
-    if (takesHashes) log.info("rpc endpoint is asked by block numbers", { endpoint: index });
+    if (takesHashes) log.info("rpc_endpoint_without_block_hashes", { endpoint: index });
     takesHashes = false;
     return value;
   }
@@ -113,12 +113,12 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs }
     try {
       const chainId = await put({ method: "eth_chainId", params: [], read: quantity });
       if (chainId === BigInt(CHAIN_ID)) {
-        if (state === "down") log.info("rpc endpoint answers again", { endpoint: index });
+        if (state === "down") log.info("rpc_endpoint_recovered", { endpoint: index });
         state = "good";
         return true;
       }
       state = "foreign";
-      log.error("rpc endpoint is of another chain and not used", { endpoint: index, chain_id: `${chainId}` });
+      log.error("rpc_endpoint_wrong_chain", { endpoint: index, chain_id: `${chainId}` });
     } catch (error) {
       setDown("eth_chainId", error);
     }

@@ -105,7 +105,7 @@ export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: H
     connection.last = connection.last
       .then(() => exchange(connection, request, response))
       .catch((error) => {
-        log.error("request failed", { error });
+        log.error("request_failed", { error });
         connection.socket.destroy();
       })
       .finally(() => {

@@ -143,7 +143,7 @@ function listen(server: Server, { host, port, log }: MtlsListenerOptions): Promi
     server.once("error", refuse);
     server.listen({ host, port }, () => {
       server.off("error", refuse);
-      server.on("error", (error) => log.error("listener failed", { error }));
+      server.on("error", (error) => log.error("listener_failed", { error }));
       resolve();
     });
   });
@@ -192,7 +192,7 @@ function admit(server: Server, { answer, ownerOf, bodyBytesMax, limits, clock, l
   /** Until it is known whose share it is of, the time of the handshake goes on. */
   async function enter(socket: TLSSocket, peer: Peer): Promise<void> {
     const owner = await ownerOf(peer.fingerprint).catch((error) => {
-      log.warn("the account of a certificate is not known", { error });
+      log.warn("account_lookup_failed", { error });
       return null;
     });
     if (!handshakes.delete(socket) || socket.destroyed) return;
@@ -250,11 +250,11 @@ function refusals(log: Log): (reason: string, address: string | undefined) => vo
   let count = 0;
   let toldAt = Number.NEGATIVE_INFINITY;
   return (reason, address) => {
-    log.debug("handshake refused", { reason, address });
+    log.debug("handshake_refused", { reason, address });
     count++;
     const now = performance.now();
     if (now - toldAt < REFUSALS_EVERY_MS) return;
-    log.info("handshakes refused", { count, last_reason: reason, last_address: address });
+    log.info("handshakes_refused", { count, last_reason: reason, last_address: address });
     [count, toldAt] = [0, now];
   };
 }

@@ -49,7 +49,7 @@ export function followTlsFiles({ read, tls, take, log, lookMs = LOOK_MS }: Follo
     if (!isSettled || reading.digest === judged) return;
     judged = reading.digest;
     const found = reading.judge();
-    if (found.tls === null) log.error("tls files refused", { problem: found.problem });
+    if (found.tls === null) log.error("tls_files_refused", { problem: found.problem });
     else if (!isSame(found.tls, inForce)) put(found.tls, found.warnings);
   }
 
@@ -57,11 +57,11 @@ export function followTlsFiles({ read, tls, take, log, lookMs = LOOK_MS }: Follo
     try {
       take(next);
     } catch (error) {
-      log.error("tls files refused", { error });
+      log.error("tls_files_refused", { error });
       return;
     }
     inForce = next;
-    log.info("tls files taken");
+    log.info("tls_files_taken");
     for (const warning of warnings) log.warn("tls files", { warning });
   }
 
@@ -70,7 +70,7 @@ export function followTlsFiles({ read, tls, take, log, lookMs = LOOK_MS }: Follo
     if (looking) return;
     looking = true;
     void look()
-      .catch((error) => log.error("tls files not read", { error }))
+      .catch((error) => log.error("tls_files_not_read", { error }))
       .finally(() => {
         looking = false;
       });

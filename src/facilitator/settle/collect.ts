@@ -96,7 +96,7 @@ export function createCollect(options: CollectOptions): Collect {
     try {
       await wallet.send(claimed, gas);
     } catch (error) {
-      log.warn("payment not sent", { ...named, error });
+      log.warn("payment_not_sent", { ...named, error });
       if (await withdraw(asked, claimed)) throw unavailable();
       // Not claimed any more, so it was sent or ended after all: the record tells.
     } finally {
@@ -108,7 +108,7 @@ export function createCollect(options: CollectOptions): Collect {
     try {
       return await store.write((tx) => withdrawClaim(tx, claimed));
     } catch (error) {
-      log.warn("claim not withdrawn", { ...named, error });
+      log.warn("claim_not_withdrawn", { ...named, error });
       forsaken();
       return true;
     }

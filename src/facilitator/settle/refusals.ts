@@ -43,13 +43,13 @@ export function createRefusalLog({ store, clock, log }: RefusalLogOptions): Refu
 
   return {
     async note(refusal) {
-      log.info("payment refused", { ...refusal });
+      log.info("payment_refused", { ...refusal });
       const now = clock.now();
       if (isFull(refusal.account, now)) return;
       try {
         await keep(store, refusal, now);
       } catch (error) {
-        log.warn("refusal not kept", { account: refusal.account, error });
+        log.warn("refusal_not_stored", { account: refusal.account, error });
       }
     },
   };

@@ -62,13 +62,13 @@ export function createSettlementResponses(log: Log, refusals: RefusalLog): Settl
     },
 
     unready({ named }, reason) {
-      log.warn("settlement not possible", { ...named, reason });
+      log.warn("settlement_impossible", { ...named, reason });
       return unavailable();
     },
 
     putOff({ named }, by) {
       const [held, first] = PUT_OFF[by];
-      log.info("settlement put off", { ...named, reason: held });
+      log.info("settlement_deferred", { ...named, reason: held });
       return new Fault("unavailable", `${first} come first`, {
         retryAfterSeconds: IN_FLIGHT_RETRY_SECONDS,
       });
@@ -79,7 +79,7 @@ export function createSettlementResponses(log: Log, refusals: RefusalLog): Settl
       // What is only claimed has no hash to give, and "" would say that it can't land.
       const isOpen = transaction === null || (status === "sent" && isAwaited);
       if (isOpen && status !== "failed") throw inFlight();
-      log.info("settlement answered", { ...asked.named, status, transaction, reason, foreign_transaction });
+      log.info("settlement_answered", { ...asked.named, status, transaction, reason, foreign_transaction });
       if (status === "failed" || transaction === null) return failure(asked, "");
       if (status === "sent") return failure(asked, transaction);
       return { success: true, transaction, network: NETWORK, payer: asked.key.payer };

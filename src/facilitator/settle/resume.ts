@@ -61,7 +61,7 @@ export function createResume(options: ResumeOptions): Resume {
       try {
         if ((await resumeAll()) > 0) wanted = true;
       } catch (error) {
-        log.warn("claims not resumed", { error });
+        log.warn("claims_not_resumed", { error });
         wanted = true;
       }
       if (wanted) await endsWithin(TRY_AGAIN_MS, stopping.promise);
@@ -74,7 +74,7 @@ export function createResume(options: ResumeOptions): Resume {
       const now = clock.now();
       return rows.some((row) => Math.abs(now - row.created_at) >= LEFT_BEHIND_MS && !options.isAtWork(row));
     } catch (error) {
-      log.debug("claims not looked for", { error });
+      log.debug("claims_not_searched", { error });
       return false;
     }
   }
@@ -105,10 +105,10 @@ export function createResume(options: ResumeOptions): Resume {
       const simulated = await chain.simulate(payment.authorization, payment.signature);
       if (!simulated.ok) return await fail(payment, simulated.reason);
       await wallet.send(payment, simulated.gas);
-      log.info("claim resumed", { account, payer, nonce });
+      log.info("claim_resumed", { account, payer, nonce });
       return true;
     } catch (error) {
-      log.warn("claim not resumed", { account, payer, nonce, error });
+      log.warn("claim_not_resumed", { account, payer, nonce, error });
       return false;
     }
   }
@@ -119,7 +119,7 @@ export function createResume(options: ResumeOptions): Resume {
     const found = { was: "claimed", claim, now: clock.now() } as const;
     if (await store.write((tx) => recordFailed(tx, key, failure, found))) {
       const { payer, nonce } = key;
-      log.info("payment failed", { payer, nonce, reason });
+      log.info("payment_failed", { payer, nonce, reason });
       outcomes.announce(key);
     }
     return true;

@@ -299,7 +299,7 @@ describe.each(["sqlite", "postgres"] as const)(
       expect(service.sends).toHaveLength(1);
       expect(service.logged).toContainEqual({
         level: "info",
-        event: "settlement answered",
+        event: "settlement_answered",
         fields: expect.objectContaining({ account: "alpha", reason: "authorization used by another" }),
       });
     });

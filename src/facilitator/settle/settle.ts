@@ -87,7 +87,7 @@ export function createSettle(options: SettleOptions): Settle {
     try {
       await store.write((tx) => countAttempt(tx, key));
     } catch (error) {
-      log.warn("retry not counted", { ...named, error });
+      log.warn("retry_not_counted", { ...named, error });
     }
   }
 

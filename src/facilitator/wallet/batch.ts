@@ -107,7 +107,7 @@ export function createBatchStore(store: Store, clock: Clock, log: Log): BatchSto
         const isUnsure =
           store.dialect === "postgres" && error instanceof Fault && error.kind === "unavailable";
         if (!isUnsure || stopped) throw error;
-        log.warn("whether transactions are stored is not known yet", { error });
+        log.warn("transactions_in_doubt", { error });
         await new Promise((resolve) => setTimeout(resolve, STORE_RETRY_MS));
       }
     }

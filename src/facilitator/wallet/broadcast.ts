@@ -47,7 +47,7 @@ export function createBroadcaster(options: BroadcasterOptions): Broadcaster {
     if (newestOf(pendingNonce) !== row || pendingNonce.inclusion !== null) return;
     pendingNonce.broadcastAt = performance.now() + (reception === "accepted" ? againMs : RETRY_MS);
     if (reception === "accepted") return;
-    log.debug("a transaction was not accepted", { transaction: row.hash, reception });
+    log.debug("transaction_not_accepted", { transaction: row.hash, reception });
     if (reception === "underpriced") await broadcastOver(pendingNonce);
     if (reception !== "nonce used") return;
     onForeignNonce(pendingNonce.wallet);
@@ -80,7 +80,7 @@ export function createBroadcaster(options: BroadcasterOptions): Broadcaster {
       if (underWay.size >= PARALLEL) return;
       queue.delete(pendingNonce);
       const saying = broadcastSlot(pendingNonce)
-        .catch((error: unknown) => log.error("a broadcast failed", { error }))
+        .catch((error: unknown) => log.error("broadcast_failed", { error }))
         .finally(() => {
           underWay.delete(pendingNonce);
           if (!stopped) pump();

@@ -32,7 +32,7 @@ export function createReadinessCheck(
       able = senders.filter((_, index) => (balances[index] ?? 0n) >= lowWaterWei);
       return able.length > 0 ? { ready: true } : { ready: false, reason: "gas wallet low" };
     } catch (error) {
-      log.debug("readiness can't be found out", { error });
+      log.debug("readiness_unknown", { error });
       able = [];
       return { ready: false, reason: "rpc unreachable" };
     }
@@ -42,7 +42,7 @@ export function createReadinessCheck(
     const readiness = await look();
     if (readiness.ready !== known?.readiness.ready) {
       if (readiness.ready) log.info("ready");
-      else log.error("not ready", { reason: readiness.reason });
+      else log.error("not_ready", { reason: readiness.reason });
     }
     known = { readiness, at: performance.now() };
     asking = null;

@@ -84,10 +84,10 @@ export function createOutcomeRecorder(options: OutcomeRecorderOptions): OutcomeR
       const inclusion = { transaction_hash: hash, block_number: blockNumber, block_hash: blockHash };
       if (await store.write((tx) => recordSettled(tx, payment.key, inclusion, clock.now()))) {
         payment.status = "settled";
-        log.info("payment settled", { ...names(payment), transaction: hash, block: blockNumber });
+        log.info("payment_settled", { ...names(payment), transaction: hash, block: blockNumber });
       } else await reread(payment);
       if (payment.status === "failed") {
-        log.error("a payment recorded as failed was collected", { ...names(payment), transaction: hash });
+        log.error("failed_payment_collected", { ...names(payment), transaction: hash });
       }
       outcomes.announce(payment.key);
     },
@@ -96,13 +96,13 @@ export function createOutcomeRecorder(options: OutcomeRecorderOptions): OutcomeR
       const failure = { ...found, gas_burned: reverted.length === 0 ? null : gas };
       if (await fail(payment, failure, reverted)) {
         payment.status = "failed";
-        log.warn("payment failed", { ...names(payment), ...failure });
+        log.warn("payment_failed", { ...names(payment), ...failure });
       } else await reread(payment);
       outcomes.announce(payment.key);
     },
     async late(payment, reverted) {
       if (await store.write((tx) => countLate(tx, payment.key, reverted, clock.now())))
-        log.warn("a transfer reverted after its payment had failed", { ...names(payment), ...reverted });
+        log.warn("late_revert", { ...names(payment), ...reverted });
     },
     async reopen(payment) {
       if (await store.write((tx) => recordReorganised(tx, payment.key, clock.now()))) payment.status = "sent";

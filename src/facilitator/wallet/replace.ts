@@ -89,7 +89,7 @@ export function createReplacer(options: ReplacerOptions): Replacer {
     const row = await signRow(signer, content, position);
     if (pendingNonce.inclusion !== null || !(await keep([row]))) return;
     pendingNonces.add(row, pendingNonce.payment, pendingNonce.payment?.status ?? "failed");
-    log.info("a transaction was replaced", {
+    log.info("transaction_replaced", {
       wallet: row.wallet,
       nonce: row.wallet_nonce,
       before: before.hash,
@@ -110,7 +110,7 @@ export function createReplacer(options: ReplacerOptions): Replacer {
   async function fill(signer: Signer, gaps: readonly number[], head: Block): Promise<void> {
     // Used once, deep in the chain, and not used any more: what had them comes first.
     if (await store.write((tx) => reopenNonces(tx, signer.address, gaps))) {
-      log.warn("wallet nonces that were used are free again", { wallet: signer.address, nonces: gaps });
+      log.warn("nonces_reopened", { wallet: signer.address, nonces: gaps });
       onConflict();
       return;
     }
@@ -123,7 +123,7 @@ export function createReplacer(options: ReplacerOptions): Replacer {
     }
     if (!(await keep(rows))) return;
     for (const row of rows) pendingNonces.add(row, null, "failed");
-    log.warn("wallet nonces that nothing was at were filled", { wallet: signer.address, nonces: gaps });
+    log.warn("nonce_gap_filled", { wallet: signer.address, nonces: gaps });
   }
 
   /** False when another process has stored one at the same place: then ours must not be broadcast. */

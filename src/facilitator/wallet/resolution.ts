@@ -83,7 +83,7 @@ export function createPaymentResolver(options: ResolverOptions): Resolver {
       const [reverted] = revertedOf([endOf(pendingNonce, receipt)]);
       if (payment?.status === "failed" && reverted !== undefined) await recorder.late(payment, reverted);
       if (receipt === null) {
-        log.warn("a wallet nonce was used elsewhere", {
+        log.warn("foreign_nonce_used", {
           wallet: pendingNonce.wallet,
           nonce: pendingNonce.nonce,
         });
@@ -108,7 +108,7 @@ export function createPaymentResolver(options: ResolverOptions): Resolver {
     },
     async reorganised(pendingNonce) {
       const { payment, inclusion } = pendingNonce;
-      log.warn("a block with a transaction of ours is not part of the chain any more", {
+      log.warn("reorg_detected", {
         transaction: inclusion?.hash ?? newestOf(pendingNonce).hash,
         block: inclusion?.blockNumber,
       });
@@ -129,7 +129,7 @@ type JudgeUnpaid = (payment: PendingPayment, head: Block, ends: readonly End[]) 
 
 function createJudgeUnpaid({ chain, store, log, recorder, simulate, send }: ResolverOptions): JudgeUnpaid {
   async function sendAgain(payment: PendingPayment, gas: Gas): Promise<true> {
-    log.warn("a payment gets another wallet nonce", names(payment));
+    log.warn("payment_nonce_changed", names(payment));
     payment.moving = true;
     try {
       await send(payment, gas);

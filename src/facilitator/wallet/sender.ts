@@ -106,7 +106,7 @@ export function createSender(options: SenderOptions): Sender {
     const doubtsBefore = doubts;
     const jobs = those.slice(0, room).map(({ job }) => job);
     const { signed, failure } = await signBatch(signer, jobs, start);
-    if (failure !== null) log.error("the signer can't sign", { wallet: signer.address, error: failure });
+    if (failure !== null) log.error("signer_failed", { wallet: signer.address, error: failure });
     if (signed.length === 0) throw unavailable("signer unreachable", failure);
     await batchStore.write(signed);
     if (doubts === doubtsBefore) next = behind({ nonce: start.nonce, room }, signed.length);

@@ -113,7 +113,7 @@ test.each([
   async (_, act, reason) => {
     const failures: unknown[] = [];
     const warn = (event: string, fields?: object) => {
-      if (event === "payment failed") failures.push(fields);
+      if (event === "payment_failed") failures.push(fields);
     };
     const wallet = await start(chain, { log: { ...silentLog, warn } });
     const before = await chain.client.getBalance({ address: wallet.address });

@@ -120,7 +120,7 @@ export function createWallet(options: WalletOptions): Wallet {
     async start() {
       await nonceSync.load();
       const count = [...pendingNonces.all()].length;
-      if (count > 0) log.info("transactions of an earlier run are taken up", { count });
+      if (count > 0) log.info("transactions_resumed", { count });
       watcher.wake();
     },
     async takeUp() {

@@ -50,7 +50,7 @@ export function createWatcher(options: WatcherOptions): Watcher {
     try {
       await work();
     } catch (error) {
-      log.debug("a step of the watcher failed", { step, error });
+      log.debug("chain_watcher_failed", { step, error });
       lookAgain();
     }
   }

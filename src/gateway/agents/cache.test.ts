@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, expect, test } from "bun:test";
 import { type Catalog, fresh, openCatalog, UPSTREAM_URL } from "../../../test/support/catalog.ts";
-import { agentCache } from "./cache.ts";
+import { type AgentCache, agentCache } from "./cache.ts";
 
 let catalog: Catalog;
 beforeEach(async () => {
@@ -60,4 +60,20 @@ test("a change of one agent forgets no other one, nor what is being read of it",
   const seen = await underWay;
   expect(seen).toMatchObject({ id: read });
   expect(await agents.find("acme", read)).toBe(seen);
+});
+
+test("whoever has joined a read has the same, but reads anew after a change or a long wait for its turn", async () => {
+  const whenJoined = async (meanwhile: (agents: AgentCache, id: string) => void, time = { now: 0 }) => {
+    const agents = agentCache(catalog.store.read, () => time.now);
+    const id = await create();
+    const both = [agents.find("acme", id), agents.find("acme", id)];
+    meanwhile(agents, id);
+    const [first, joined] = await Promise.all(both);
+    expect(joined).toEqual(first ?? null);
+    return joined === first;
+  };
+  const time = { now: 0 };
+  expect(await whenJoined(() => {})).toBe(true);
+  expect(await whenJoined((agents, id) => agents.forget("acme", id))).toBe(false);
+  expect(await whenJoined(() => (time.now = 1_000), time)).toBe(false);
 });

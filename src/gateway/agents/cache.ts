@@ -2,8 +2,8 @@
 // of its calls. A change made here is in force with its acknowledgement; one made on another replica within the
 // time that an agent is remembered (decisions.md, section 4, allows 2 s).
 
+import { afterShared } from "../../concurrency/request-turns.ts";
 import { tenantCache } from "../../concurrency/tenant-cache.ts";
-import { afterShared } from "../../concurrency/turns.ts";
 import { isId } from "../../core/id.ts";
 import type { Reader } from "../../storage/store.ts";
 import { findAgent, type InvocableAgent } from "./service.ts";
@@ -16,6 +16,13 @@ interface CachedAgent {
   readonly tenant: string;
   readonly agent: InvocableAgent;
   readonly until: number;
+}
+
+interface SharedRead {
+  readonly agent: Promise<InvocableAgent | null>;
+  readonly until: number;
+  /** The agent was changed meanwhile. */
+  isForgotten: boolean;
 }
 
 export interface AgentCache {
@@ -34,26 +41,41 @@ function keyOf(tenant: string, id: string): string {
 export function agentCache(reader: Reader, now: () => number = () => performance.now()): AgentCache {
   /** By its ID, which is of one tenant. */
   const known = tenantCache<string, CachedAgent>(CHARACTERS_MAX);
-  const reading = new Map<string, Promise<InvocableAgent | null>>();
+  const reading = new Map<string, SharedRead>();
 
   /** One read at a time for all who ask meanwhile, unless the agent was changed since it began. */
   function readOnce(key: string, tenant: string, id: string): Promise<InvocableAgent | null> {
     const underWay = reading.get(key);
-    if (underWay !== undefined) return afterShared(underWay, tenant);
-    const until = now() + REMEMBERED_MS;
-    const own = findAgent(reader, tenant, id)
-      .then((agent) => {
-        // What was read while it changed may be what was there before.
-        if (agent !== null && reading.get(key) === own) {
-          known.set(tenant, id, { tenant, agent, until }, AGENT_CHARACTERS + (agent.pricing?.length ?? 0));
-        }
-        return agent;
-      })
-      .finally(() => {
-        if (reading.get(key) === own) reading.delete(key);
-      });
+    if (underWay !== undefined) return joined(underWay, tenant, id);
+    const agent = findAgent(reader, tenant, id);
+    const own: SharedRead = { agent, until: now() + REMEMBERED_MS, isForgotten: false };
     reading.set(key, own);
-    return own;
+    return kept(own, key, tenant, id);
+  }
+
+  async function kept(
+    own: SharedRead,
+    key: string,
+    tenant: string,
+    id: string,
+  ): Promise<InvocableAgent | null> {
+    try {
+      const agent = await own.agent;
+      // What was read while it changed may be what was there before.
+      if (agent !== null && !own.isForgotten) {
+        const { until } = own;
+        known.set(tenant, id, { tenant, agent, until }, AGENT_CHARACTERS + (agent.pricing?.length ?? 0));
+      }
+      return agent;
+    } finally {
+      if (reading.get(key) === own) reading.delete(key);
+    }
+  }
+
+  /** Whoever has waited long for its turn, or for a change, reads anew. */
+  async function joined(read: SharedRead, tenant: string, id: string): Promise<InvocableAgent | null> {
+    const agent = await afterShared(read.agent, tenant);
+    return read.isForgotten || now() >= read.until ? findAgent(reader, tenant, id) : agent;
   }
 
   return {
@@ -63,7 +85,10 @@ export function agentCache(reader: Reader, now: () => number = () => performance
       return isId("agt", id) ? readOnce(keyOf(tenant, id), tenant, id) : Promise.resolve(null);
     },
     forget(tenant, id) {
-      reading.delete(keyOf(tenant, id));
+      const key = keyOf(tenant, id);
+      const read = reading.get(key);
+      if (read !== undefined) read.isForgotten = true;
+      reading.delete(key);
       known.delete(id);
     },
   };

@@ -5,8 +5,8 @@
 import { randomBytes } from "node:crypto";
 import { CryptoHasher } from "bun";
 import type { AuthType } from "../../../db/schema.ts";
+import { afterShared } from "../../concurrency/request-turns.ts";
 import { tenantCache } from "../../concurrency/tenant-cache.ts";
-import { afterShared } from "../../concurrency/turns.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Keyring } from "../../keys/keyring.ts";
 import type { Store } from "../../storage/store.ts";

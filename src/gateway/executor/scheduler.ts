@@ -97,7 +97,7 @@ export class Scheduler {
   /** Ends what a process that is gone left running. Calls may be offered from now on. */
   async recover(): Promise<void> {
     const { store, clock, log } = this.#options;
-    const warn = (error: unknown) => log.warn("lease not renewed", { error });
+    const warn = (error: unknown) => log.warn("lease_not_renewed", { error });
     if (this.#shared) {
       await this.#renew();
       // On its own timer: whatever else is slow, a lease that is not renewed ends calls that are alive.
@@ -107,7 +107,7 @@ export class Scheduler {
     // This process holds the lock of the data directory, so every other one is gone.
     await store.write((tx) => dropLeases(tx, "all"));
     const orphans = await endOrphans(store, clock, this.#options.replica);
-    if (orphans.length > 0) log.warn("ended calls of a process that is gone", { calls: orphans.length });
+    if (orphans.length > 0) log.warn("orphaned_calls_ended", { calls: orphans.length });
   }
 
   /** Takes up what is pending, and from now on what other replicas leave. */
@@ -153,7 +153,7 @@ export class Scheduler {
     // A lease that can't be dropped runs out.
     await store
       .write((tx) => dropLeases(tx, replica))
-      .catch((error) => log.warn("lease not dropped", { error }));
+      .catch((error) => log.warn("lease_not_dropped", { error }));
   }
 
   #taker(): Taker {
@@ -180,7 +180,7 @@ export class Scheduler {
       claims.over(token);
     } catch (error) {
       claims.over(token, isTaken);
-      log.error("invocation left as it is", { ...key, agent_id: agentId, error });
+      log.error("invocation_left_open", { ...key, agent_id: agentId, error });
     }
     this.#options.pool.recorded(item.id);
     this.#running.delete(item.id);
@@ -210,7 +210,7 @@ export class Scheduler {
         );
       }
     } catch (error) {
-      this.#options.log.warn("credential not resolved", { ...key, credential_ref, error });
+      this.#options.log.warn("credential_not_resolved", { ...key, credential_ref, error });
       return { ...NOT_CALLED, error_class: "credential_error", detail: "credential not resolved" };
     }
     const ended: Outcome = { ...NOT_CALLED, error_class: "cancelled", detail: "ended before it was made" };
@@ -256,7 +256,7 @@ export class Scheduler {
       );
     const recorded = await write(outcome).catch((error) => {
       if (this.#givenUp) throw error;
-      log.error("outcome not recorded", { ...key, error });
+      log.error("outcome_not_recorded", { ...key, error });
       return write({ ...NOT_CALLED, error_class: "internal" });
     });
     // False: it was cancelled, or taken for dead, and ended before.
@@ -268,7 +268,7 @@ export class Scheduler {
         invocation_id: key.id,
         request_id: call.request_id,
       };
-      log.info("invocation ended", { ...fields, ...shown });
+      log.info("invocation_ended", { ...fields, ...shown });
     }
     ended(key.id);
   }
@@ -302,7 +302,7 @@ export class Scheduler {
       await this.#options.refusals.removeAppeared();
       if (!this.#draining) await this.#takeUpPending();
     } catch (error) {
-      log.warn("sweep failed", { error });
+      log.warn("sweep_failed", { error });
     }
   }
 }

@@ -10,8 +10,9 @@ import {
   type JWTVerifyOptions,
   jwtVerify,
 } from "jose";
-import { inOneStep } from "../../concurrency/run-steps.ts";
+import { turnOf } from "../../concurrency/request-turns.ts";
 import { tenantCache } from "../../concurrency/tenant-cache.ts";
+import { during } from "../../concurrency/work.ts";
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
@@ -98,7 +99,9 @@ export function createIdentity(options: IdentityOptions): Identity {
   }
 
   async function judge(authorization: string): Promise<Caller> {
-    const token = await inOneStep("check of a token", () => checked(authorization), STRANGERS);
+    // Before that nobody knows whose it is.
+    await turnOf(STRANGERS);
+    const token = during("check of a token", () => checked(authorization));
     const { payload, keys: used } = await verify(token, issuer, keys, clock);
     const caller = readCaller(payload, claims);
     // jwtVerify has seen that `exp` is there.

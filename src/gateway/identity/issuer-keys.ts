@@ -65,7 +65,7 @@ export function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
     try {
       accept(await fetchKeySet(options));
     } catch (error) {
-      log.warn("the issuer's keys could not be fetched", { issuer: options.issuer, error });
+      log.warn("issuer_keys_not_fetched", { issuer: options.issuer, error });
       extend();
     } finally {
       underWay = null;

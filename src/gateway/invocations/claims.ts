@@ -67,7 +67,7 @@ export function compareClaims(options: CompareOptions): () => void {
   let isOver = false;
   function schedule(): void {
     timer = setTimeout(async () => {
-      await compareOnce(options).catch((error) => log.warn("running calls not compared", { error }));
+      await compareOnce(options).catch((error) => log.warn("running_calls_not_compared", { error }));
       if (!isOver) schedule();
     }, pause);
   }
@@ -110,5 +110,5 @@ async function endLost(options: CompareOptions, { tenant, id, agent_id, claim }:
     await store.write((tx) => abandon(tx, key, "internal", clock.now()));
     ended(id);
   }
-  log.warn("a running call that nobody was at work on", { tenant, invocation_id: id, fate });
+  log.warn("orphaned_call_released", { tenant, invocation_id: id, fate });
 }

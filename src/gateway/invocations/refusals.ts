@@ -87,7 +87,7 @@ export function createRefusals({ store, clock, log }: RefusalsOptions): Refusals
       if (!(await isRefused(store, call))) throw new Error("it was claimed before");
     } catch (error) {
       const named = { tenant: call.tenant, invocation_id: call.id };
-      log.error("a call that was answered as refused may be made", { ...named, error });
+      log.error("refused_call_may_be_made", { ...named, error });
     } finally {
       unnoted.delete(call.id);
     }

@@ -37,7 +37,7 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
   removed.idempotency_keys = await removeInGroups(store, (tx, limit) =>
     removeIdempotencyKeys(tx, expiry, limit),
   );
-  log.debug("cleaned up", removed);
+  log.debug("cleaned_up", removed);
 }
 
 interface OlderThan {

@@ -76,15 +76,15 @@ function tell(log: Log, open: OpenPayment, outcome: SettleOutcome, verdict: Sett
   const why = outcome.kind === "collected" ? undefined : outcome.why;
   const fields = { ...shown(open), attempts: open.attempts, outcome: outcome.kind, why };
   if (verdict.kind === "settled") {
-    log.info("payment settled", { ...fields, transaction: verdict.transaction });
+    log.info("payment_settled", { ...fields, transaction: verdict.transaction });
   } else if (verdict.kind === "open") {
-    log.warn("settlement unknown", fields);
+    log.warn("settlement_unknown", fields);
   } else if (verdict.reason === "expired") {
-    log.info("payment expired before it could be sent", fields);
+    log.info("payment_expired_unsent", fields);
   } else if (verdict.reason === "unknown") {
-    log.error("settlement given up, its outcome unknown", fields);
+    log.error("settlement_given_up", fields);
   } else {
-    log.info("payment declined", fields);
+    log.info("payment_declined", fields);
   }
 }
 

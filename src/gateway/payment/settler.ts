@@ -54,7 +54,7 @@ export function createSettler(options: SettlerOptions): Settler {
     const startedAt = performance.now();
     const place = room.enter(open.tenant);
     const flight = attemptSettlement(options, open, stopped.signal)
-      .catch((error) => log.error("settlement left as it is", { ...shown(open), error }))
+      .catch((error) => log.error("settlement_left_open", { ...shown(open), error }))
       .finally(() => {
         flights.delete(open.invocation_id);
         place.release();
@@ -106,7 +106,7 @@ export function createSettler(options: SettlerOptions): Settler {
     timer = setTimeout(async () => {
       const isSearch = tick % TICKS_PER_SEARCH === 0;
       await (isSearch ? searchFarOff().then(takeUpDue) : takeUpDue()).catch((error) =>
-        log.warn("open settlements not looked at", { error }),
+        log.warn("open_settlements_not_read", { error }),
       );
       if (!stopping) schedule(tick + 1);
     }, TICK_MS);

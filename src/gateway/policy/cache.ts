@@ -5,7 +5,7 @@
 import { eq } from "drizzle-orm";
 import { boundedCache } from "../../concurrency/bounded-cache.ts";
 import { createLimiter } from "../../concurrency/limiter.ts";
-import { afterShared } from "../../concurrency/turns.ts";
+import { afterShared } from "../../concurrency/request-turns.ts";
 import type { Log } from "../../core/log.ts";
 import type { PolicyAction } from "../../core/states.ts";
 import { within } from "../../storage/deadline.ts";
@@ -88,6 +88,7 @@ interface Options {
 export function policyCache({ reader, log, now = () => performance.now() }: Options): PolicyCache {
   const known = boundedCache<string, CachedPolicy>(BYTES_MAX);
   const reading = new Map<string, Promise<CachedPolicy>>();
+  const forgotten = new WeakSet<Promise<CachedPolicy>>();
   const few = createLimiter({ size: COMPILED_AT_ONCE, tooMany: "too many policies are being read" });
 
   async function read(tenant: string, last: CachedPolicy | undefined): Promise<CachedPolicy> {
@@ -109,7 +110,7 @@ export function policyCache({ reader, log, now = () => performance.now() }: Opti
       const compiled = await worked(compile({ default: default_action, rules: parsed }), tenant);
       return { policy: { ...stored, compiled }, weight: weightOf(rules, parsed), until };
     } catch (error) {
-      log.error("the policy cannot be evaluated", { tenant, version, error });
+      log.error("policy_not_evaluable", { tenant, version, error });
       return { policy: { ...stored, compiled: null }, weight: weightOf(rules, []), until };
     }
   }
@@ -130,19 +131,29 @@ export function policyCache({ reader, log, now = () => performance.now() }: Opti
     return own;
   }
 
+  /** What has been put while it was read, or while a turn was waited for, counts. */
+  function newestOf(tenant: string, { policy }: CachedPolicy): KnownPolicy | null {
+    const put = known.get(tenant)?.policy ?? null;
+    return (put?.version ?? 0) > (policy?.version ?? 0) ? put : policy;
+  }
+
   return {
     async find(tenant) {
       const last = known.get(tenant);
       if (last !== undefined && now() < last.until) return { failed: false, policy: last.policy };
-      const isShared = reading.has(tenant);
-      const entry = readOnce(tenant, last);
       // The wait for a turn is none for the read.
-      const inTime = last?.policy ? within(READ_MS_MAX, entry) : entry;
+      const inTime = (entry: Promise<CachedPolicy>) => (last?.policy ? within(READ_MS_MAX, entry) : entry);
+      const shared = reading.get(tenant);
       try {
-        const { policy } = await (isShared ? afterShared(inTime, tenant) : inTime);
-        return { failed: false, policy };
+        if (shared === undefined)
+          return { failed: false, policy: (await inTime(readOnce(tenant, last))).policy };
+        const entry = await afterShared(inTime(shared), tenant);
+        const isOld = forgotten.has(shared) || now() >= entry.until;
+        // Shared with nobody, so that nobody waits again.
+        const newest = isOld ? await inTime(read(tenant, known.get(tenant))) : entry;
+        return { failed: false, policy: newestOf(tenant, newest) };
       } catch (cause) {
-        return { failed: true, last: last?.policy ?? null, cause };
+        return { failed: true, last: known.get(tenant)?.policy ?? last?.policy ?? null, cause };
       }
     },
     async newest(tenant) {
@@ -157,6 +168,8 @@ export function policyCache({ reader, log, now = () => performance.now() }: Opti
       known.set(tenant, { policy, weight, until: now() + REMEMBERED_MS }, weight);
     },
     forget(tenant) {
+      const underWay = reading.get(tenant);
+      if (underWay !== undefined) forgotten.add(underWay);
       reading.delete(tenant);
       const last = known.get(tenant);
       if (last !== undefined) known.set(tenant, { ...last, until: Number.NEGATIVE_INFINITY }, last.weight);

@@ -119,7 +119,7 @@ export function decisionLog({ store, log, bufferedMax = BUFFERED_MAX }: Decision
         await trying;
         pause = PAUSE_MS_MIN;
       } catch (error) {
-        log.warn("policy decisions wait for the store", { buffered: buffer.length, error });
+        log.warn("policy_decisions_delayed", { buffered: buffer.length, error });
         turn = Bun.sleep(pause);
         await turn;
         pause = Math.min(pause * 2, PAUSE_MS_MAX);
@@ -153,7 +153,7 @@ export function decisionLog({ store, log, bufferedMax = BUFFERED_MAX }: Decision
     async close(ms) {
       await settle(ms);
       closed = true;
-      if (buffer.length > 0) log.error("policy decisions are lost", { count: buffer.length });
+      if (buffer.length > 0) log.error("policy_decisions_lost", { count: buffer.length });
     },
   };
 }

@@ -169,6 +169,16 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
       expect(await here.find(tenant)).toMatchObject({ policy: { version: 1 } });
     });
 
+    test("whoever waits for a read that another has begun is judged by what has been put meanwhile", async () => {
+      const { tenant } = caller();
+      const remembered = policyCache({ reader: store.read, log: silentLog });
+      const both = [remembered.find(tenant), remembered.find(tenant)];
+      const policy = { ...all("deny"), rules: "[]", updated_at: 0 };
+      remembered.took(tenant, { ...policy, version: 1, compiled: atOnce(compile(all("deny"))) }, []);
+      const [, joined] = await Promise.all(both);
+      expect(joined).toMatchObject({ policy: { version: 1 } });
+    });
+
     test("every decision is one that some version gives, and never an older one than was acknowledged", async () => {
       const { me, tenant, call } = caller();
       const replicas = [service(), service()];
@@ -330,7 +340,7 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
         expect(await decisions.record(row()).catch(() => "failed")).toBe("failed");
         await decisions.close(20);
       });
-      expect(errors).toEqual([["policy decisions are lost", { count: 2 }]]);
+      expect(errors).toEqual([["policy_decisions_lost", { count: 2 }]]);
       expect(await stored(tenant)).toHaveLength(0);
       await decisions.record(row());
       expect(await stored(tenant)).toHaveLength(1);

@@ -88,7 +88,7 @@ export function policyService({ store, clock, log, now }: PolicyDeps) {
       const detail = { retryAfterSeconds: RETRY_AFTER_SECONDS, cause };
       throw new Fault("unavailable", "the policy cannot be read now", detail);
     }
-    log.warn("the policy cannot be read, on_error applies", {
+    log.warn("policy_not_readable", {
       tenant,
       on_error: last.on_error,
       error: cause,
@@ -103,7 +103,7 @@ export function policyService({ store, clock, log, now }: PolicyDeps) {
     try {
       return evaluate(policy.compiled, call);
     } catch (error) {
-      log.error("the policy cannot be evaluated", { tenant, version: policy.version, error });
+      log.error("policy_not_evaluable", { tenant, version: policy.version, error });
       return onError(policy);
     }
   }

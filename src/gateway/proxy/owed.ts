@@ -77,7 +77,7 @@ export function keepOwed({ store, clock, log }: KeepOptions, owed: InvocationRow
   if (owed?.mode !== "streaming") return { [Symbol.dispose]() {} };
   const touch = () => {
     touchOwed(store, owed, clock.now()).catch((error) =>
-      log.warn("a call that is owed was not kept", { invocation_id: owed.id, error }),
+      log.warn("owed_call_not_kept", { invocation_id: owed.id, error }),
     );
   };
   touch();

@@ -73,7 +73,7 @@ export function receiptEmitter(options: EmitterOptions): Emitter {
     round = emitAll().then(
       () => true,
       (error) => {
-        log.warn("receipts wait", { error });
+        log.warn("receipts_delayed", { error });
         return false;
       },
     );

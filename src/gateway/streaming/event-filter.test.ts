@@ -60,7 +60,7 @@ test("any event is rewritten as by the plain rule", () => {
     fc.property(event, (given) => {
       const got = () => {
         const bytes = Buffer.from(given);
-        const left = atOnce(rewritten(bytes, { isDenied, reserve }, createPace()));
+        const left = atOnce(rewritten(bytes, { isDenied, reserve, isFirst: true }, createPace()));
         return left === bytes ? given : Buffer.from(left).toString();
       };
       const run = (work: () => string) => {
@@ -86,7 +86,7 @@ test("what is held beside the event is reserved before", () => {
     const count = (more: number) => {
       bytes += more;
     };
-    atOnce(rewritten(Buffer.from(given), { isDenied, reserve: count }, createPace()));
+    atOnce(rewritten(Buffer.from(given), { isDenied, reserve: count, isFirst: true }, createPace()));
     return bytes;
   };
   expect(reserved('data: {"result":{"tools":[{"name":"good"}]}}\n\n')).toBe(0);
@@ -97,6 +97,7 @@ test("what is held beside the event is reserved before", () => {
 test("a step looks at its share of lines and no more", () => {
   const given = Buffer.from(`${"x\n".repeat(100_000)}data: 1\n\n`);
   let steps = 0;
-  for (const work = rewritten(given, { isDenied, reserve }, createPace()); !work.next().done; ) steps++;
+  for (const work = rewritten(given, { isDenied, reserve, isFirst: true }, createPace()); !work.next().done; )
+    steps++;
   expect(steps).toBeGreaterThan(30);
 });

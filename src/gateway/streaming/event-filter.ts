@@ -2,12 +2,15 @@
 // in steps: it may be long, or have millions of lines.
 import type { Pace } from "../../concurrency/pace.ts";
 import type { Steps } from "../../concurrency/steps.ts";
-import { withoutTools } from "../../wire/tool-list.ts";
+import { skipSpaceInSteps } from "../../wire/json-scan.ts";
+import { UnreadableAnswer, withoutTools } from "../../wire/tool-list.ts";
 
 export interface EventOptions {
   readonly isDenied: (tool: string) => boolean;
   /** Told before so many bytes more are held. @throws UnreadableAnswer */
   readonly reserve: (bytes: number) => void;
+  /** Only the first event of a stream may open with a byte order mark. */
+  readonly isFirst: boolean;
 }
 
 export const LINE_FEED = 0x0a;
@@ -16,6 +19,17 @@ const [SPACE, COLON] = [0x20, 0x3a];
 const BOM = [0xef, 0xbb, 0xbf];
 const DATA = Buffer.from("data");
 const DATA_FIELD = Buffer.from("data: ");
+
+/**
+ * Not ends of lines by the standard, but for clients that split text as Python's `splitlines` does: VT, FF, FS, GS, RS,
+ * NEL, LS and PS. And a byte order mark, which some clients take away elsewhere than at the start of the stream.
+ */
+const AMBIGUOUS = ["\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\ufeff"].map((text) =>
+  Buffer.from(text),
+);
+/** So many bytes are searched for what it takes to look at one. */
+const SEARCHED_BYTES = 16;
+const [OPEN_BRACE, OPEN_BRACKET] = [0x7b, 0x5b];
 
 /** What a line costs beside its bytes, and how many bytes cost as much as one that is looked at. */
 const LINE_WORK = 100;
@@ -32,11 +46,40 @@ export function afterBom(bytes: Uint8Array): Uint8Array {
  * @param pace of all the events that are worked on together
  */
 export function* rewritten(event: Uint8Array, options: EventOptions, pace: Pace): Steps<Uint8Array> {
-  const bytes = afterBom(event);
+  const bytes = options.isFirst ? afterBom(event) : event;
   const data = yield* dataOf(bytes, options, pace);
+  if (yield* isAmbiguous(bytes, pace)) yield* refuseHidden(bytes, data, pace);
   if (data === null) return event;
   const left = yield* withoutTools(data, options.isDenied, { pace });
   return left === data ? event : yield* withData(bytes, left, options, pace);
+}
+
+function* isAmbiguous(bytes: Uint8Array, pace: Pace): Steps<boolean> {
+  const searched = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.length);
+  for (const found of AMBIGUOUS) {
+    if (searched.indexOf(found) !== -1) return true;
+    if (pace(bytes.length / SEARCHED_BYTES)) yield;
+  }
+  return false;
+}
+
+/**
+ * A client that ends lines elsewhere reads other lines, and among them data that is none by the standard. Inside a
+ * string of a JSON text that does no harm: what such a client reads of it is no JSON.
+ *
+ * @throws UnreadableAnswer
+ */
+function* refuseHidden(bytes: Uint8Array, data: Uint8Array | null, pace: Pace): Steps<void> {
+  const refuse = () => new UnreadableAnswer("lines that clients do not agree about");
+  const first = data === null ? undefined : data[yield* skipSpaceInSteps(data, 0)];
+  if (first !== OPEN_BRACE && first !== OPEN_BRACKET) throw refuse();
+  let others = false;
+  yield* eachLine(bytes, pace, (lines) => {
+    if (!lines.isOther()) return;
+    const line = Buffer.from(bytes.buffer, bytes.byteOffset + lines.start, lines.length);
+    others ||= AMBIGUOUS.some((found) => line.includes(found));
+  });
+  if (others) throw refuse();
 }
 
 /** The lines of a text, one after the other, with an empty one after the last line end. */

@@ -102,7 +102,7 @@ async function credentialOf(
     );
     return header === null ? [] : [[header.name, header.value]];
   } catch (error) {
-    if (!signal.aborted) log.warn("credential not resolved", { tenant, credential_ref, error });
+    if (!signal.aborted) log.warn("credential_not_resolved", { tenant, credential_ref, error });
     throw new CredentialProblem("credential not resolved");
   }
 }

@@ -41,7 +41,7 @@ export function startReaper(options: ReaperOptions): () => void {
   let isOver = false;
   function schedule(): void {
     timer = setTimeout(async () => {
-      await endOnce().catch((error) => log.warn("unclaimed calls not looked at", { error }));
+      await endOnce().catch((error) => log.warn("unclaimed_calls_not_read", { error }));
       if (!isOver) schedule();
     }, LOOK_MS);
   }
@@ -82,7 +82,7 @@ export function createReaper(options: ReaperOptions): () => Promise<InvocationKe
         async (tx) => (await isUnchanged(tx, call)) && withdraw(tx, key, "cancelled", clock.now()),
       );
       if (!isGone) continue;
-      log.info("a paid call was not fetched", { tenant: key.tenant, invocation_id: key.id });
+      log.info("paid_call_not_fetched", { tenant: key.tenant, invocation_id: key.id });
       ended(key.id);
       gone.push(key);
     }

@@ -284,15 +284,15 @@ async function recordEnd(
   try {
     const recorded = await write(ending).catch((error) => {
       if (givenUp.aborted) throw error;
-      log.error("outcome not recorded", { ...named, error });
+      log.error("outcome_not_recorded", { ...named, error });
       return write({ ...ending, status: "failed", error_class: "internal", response: null });
     });
     const { response: _body, resp_sha256: _hash, ...shown } = ending;
     // False: it was cancelled, or taken for dead, and ended before.
-    if (recorded) log.info("invocation ended", { ...named, ...shown, detail });
+    if (recorded) log.info("invocation_ended", { ...named, ...shown, detail });
     claims.over(token);
   } catch (error) {
-    log.error("invocation left as it is", { ...named, error });
+    log.error("invocation_left_open", { ...named, error });
     claims.over(token, true);
   }
   ended(key.id);

@@ -135,19 +135,12 @@ describe("an event stream", () => {
     const ends = fc.constantFrom("\n", "\r", "\r\n");
     await fc.assert(
       fc.asyncProperty(ends, fc.array(fc.integer({ min: 1, max: 30 })), async (end, sizes) => {
-        const lines = (text: string) => text.replaceAll("\n", end);
-        const before = lines(`: hello\n\n${PROGRESS}retry: 5\n\n`);
-        const given = `${before}${lines(`id: 8\ndata: ${list("good", "bad")}\n\n`)}${lines(PROGRESS)}`;
-        const got = (await pass(filterEvents(options()), given, sizes)).join("");
-        const [start, rest] = [got.slice(0, before.length), got.slice(before.length)];
-        expect(start).toBe(before);
-        // The line feed of a carriage return that ended the changed event is one empty line more.
-        expect(
-          rest
-            .replaceAll(/\r\n|\r/g, "\n")
-            .replace("\n\n\n", "\n\n")
-            .trim(),
-        ).toBe(`id: 8\ndata: ${list("good")}\n\n${PROGRESS}`.trim());
+        const event = (...names: string[]) => `id: 8\ndata: ${list(...names)}\n\n`;
+        const answer = (...names: string[]) =>
+          `: hello\n\n${PROGRESS}retry: 5\n\n${event(...names)}${PROGRESS}`;
+        const given = answer("good", "bad").replaceAll("\n", end);
+        // Each line ends as all clients take it.
+        expect((await pass(filterEvents(options()), given, sizes)).join("")).toBe(answer("good"));
       }),
     );
   });
@@ -159,12 +152,13 @@ describe("an event stream", () => {
   });
 
   test("passes each event as soon as it is whole", async () => {
+    const plain = "data: 1\n\n";
     for (const end of ["\n", "\r", "\r\n"]) {
       const event = `data: 1${end}${end}`;
-      expect(await pass(filterEvents(options()), event.repeat(2), [event.length])).toEqual([event, event]);
+      expect(await pass(filterEvents(options()), event.repeat(2), [event.length])).toEqual([plain, plain]);
     }
     // The line feed of a carriage return that came before it.
-    expect(await pass(filterEvents(options()), "data: 1\r\n\r\n", [10])).toEqual(["data: 1\r\n\r", "\n"]);
+    expect(await pass(filterEvents(options()), "data: 1\r\n\r\n", [10])).toEqual([plain]);
   });
 
   test("may have its data in several lines, fields in any order, and no blank line at its end", async () => {
@@ -178,6 +172,90 @@ describe("an event stream", () => {
   test("with a byte order mark is no way around", async () => {
     expect((await pass(filterEvents(options()), `\ufeffdata: ${list("bad")}\n\n`)).join("")).not.toContain(
       "bad",
+    );
+  });
+
+  /** What clients read, by where they end lines and which byte order marks they take away. */
+  const CLIENTS = [/\r\n|\n|\r/, /\n/, /\r?\n/, /\r\n|[\n\r\v\f\x85\u2028\u2029]/].flatMap((ends) =>
+    [/^\ufeff/, /(^|(?<=\n))\ufeff/g].map((mark) => (text: string) => {
+      const read: string[] = [];
+      let data: string[] = [];
+      for (const line of [...text.replace(mark, "").split(ends), ""]) {
+        if (line === "") {
+          read.push(data.join("\n"));
+          data = [];
+        } else if (line.startsWith("data:")) data.push(line.slice(5));
+      }
+      return read;
+    }),
+  );
+
+  function showsDenied(data: string): boolean {
+    try {
+      return JSON.parse(data).result.tools.some((tool: { name: string }) => tool.name === "bad");
+    } catch {
+      return false;
+    }
+  }
+
+  const shown = (text: string) => CLIENTS.some((read) => read(text).some(showsDenied));
+  const HIDDEN = [
+    'data: 1\n\n\ufeffdata:x\ndata: {"result":{"tools":[{"name":"bad"}]}}\n\n',
+    'data:\r{"result":{"tools":[{"name":"bad"}]}}\n\n',
+    'data: {"result":{"tools":\r\r[{"name":"bad"}]}}\n\n',
+    'event: a\x0bdata: {"result":{"tools":[{"name":"bad"}]}}\n\n',
+    'data:\u2028data: {"result":{"tools":[{"name":"bad"}]}}\n\n',
+    'data:\u2028y\ndata: {"result":{"tools":[{"name":"bad"}]}}\n\n',
+  ];
+
+  async function passed(given: string, sizes?: number[]): Promise<string> {
+    const seen: string[] = [];
+    try {
+      for await (const piece of filterEvents(options())(chunksOf(encoder.encode(given), sizes)))
+        seen.push(Buffer.from(piece).toString());
+    } catch (error) {
+      expect(error).toBeInstanceOf(UnreadableAnswer);
+    }
+    return seen.join("");
+  }
+
+  test.each(HIDDEN)("shows no client what is denied, wherever it ends lines: %j", async (given) => {
+    expect(shown(given)).toBe(true);
+    expect(shown(await passed(given))).toBe(false);
+  });
+
+  test("shows no client what is denied, however its parts are put together", async () => {
+    const parts = fc.constantFrom(
+      ...[
+        "data:",
+        "data: ",
+        "event: a",
+        "\n",
+        "\n\n",
+        "\r",
+        "\r\n",
+        "\u2028",
+        "\x0b",
+        "\x85",
+        "\ufeff",
+        "x",
+        " ",
+      ],
+      ...[
+        '{"result":{"tools":',
+        '[{"name":"bad"}]}}',
+        '{"result":{"tools":[{"name":"bad"}]}}',
+        '{"a":"',
+        '"}',
+      ],
+    );
+    await fc.assert(
+      fc.asyncProperty(
+        fc.array(parts, { minLength: 2, maxLength: 14 }),
+        fc.array(fc.integer({ min: 1, max: 20 })),
+        async (given, sizes) => expect(shown(await passed(given.join(""), sizes))).toBe(false),
+      ),
+      { numRuns: 5_000 },
     );
   });
 

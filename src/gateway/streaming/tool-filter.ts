@@ -134,9 +134,42 @@ export interface EventFilterOptions extends HoldOptions {
 /** A body that is an event stream (WHATWG HTML, section 9.2). */
 export function filterEvents({ isDenied, ...options }: EventFilterOptions): (chunks: Chunks) => Chunks {
   return (chunks) => {
-    const whole = wholeEvents(chunks, options);
-    return inPieces(isDenied === null ? whole : rewrittenEvents(whole, isDenied, options), options);
+    if (isDenied === null) return inPieces(wholeEvents(chunks, options), options);
+    const whole = wholeEvents(withLineFeeds(chunks, options), options);
+    return inPieces(rewrittenEvents(whole, isDenied, options), options);
   };
+}
+
+/**
+ * Each line ended by a line feed. Some clients take a carriage return for an end of a line, as the standard says, and some
+ * do not: what is judged must be what all of them read.
+ */
+async function* withLineFeeds(chunks: Chunks, options: HoldOptions): Chunks {
+  let wasReturn = false;
+  for await (const chunk of chunks) {
+    if (chunk.length === 0) continue;
+    const isPlain = !wasReturn && !chunk.includes(RETURN);
+    const bytes = isPlain ? chunk : await worked(lineFeedsOf(chunk, wasReturn), options);
+    wasReturn = chunk.at(-1) === RETURN;
+    if (bytes.length > 0) yield bytes;
+  }
+}
+
+/** @param wasReturn whether a carriage return came right before */
+function* lineFeedsOf(chunk: Uint8Array, wasReturn: boolean): Steps<Uint8Array> {
+  const pace = createPace();
+  const bytes = Buffer.allocUnsafeSlow(chunk.length);
+  let size = 0;
+  for (let at = wasReturn && chunk[0] === LINE_FEED ? 1 : 0; at < chunk.length; ) {
+    const found = chunk.indexOf(RETURN, at);
+    const end = found === -1 ? chunk.length : found;
+    bytes.set(chunk.subarray(at, end), size);
+    size += end - at;
+    if (found !== -1) bytes[size++] = LINE_FEED;
+    if (pace(EVENT_WORK + (end - at))) yield;
+    at = chunk[end + 1] === LINE_FEED ? end + 2 : end + 1;
+  }
+  return bytes.subarray(0, size);
 }
 
 /** However many events come together, they go on together: each piece costs its way to the caller. */
@@ -179,15 +212,18 @@ function* eventEnds(chunk: Uint8Array, find: EventFinder): Steps<{ first: number
 
 async function* rewrittenEvents(pieces: Chunks, isDenied: IsDenied, options: HoldOptions): Chunks {
   const { memory } = options;
+  let isFirst = true;
   for await (const events of pieces) {
     // No tool is listed without a list.
     if (!events.includes(OPEN_BRACKET)) {
+      isFirst = false;
       yield events;
       continue;
     }
     let reserved = 0;
     const eventOptions: EventOptions = {
       isDenied,
+      isFirst,
       reserve(bytes) {
         reserve(memory, bytes);
         reserved += bytes;
@@ -196,6 +232,7 @@ async function* rewrittenEvents(pieces: Chunks, isDenied: IsDenied, options: Hol
     try {
       yield await worked(rewrittenAll(events, eventOptions), options);
     } finally {
+      isFirst = false;
       memory.giveBack(reserved);
     }
   }
@@ -212,7 +249,7 @@ function* rewrittenAll(events: Uint8Array, options: EventOptions): Steps<Uint8Ar
     const end = yield* eventEnd(events, at, find, pace);
     if (list < end) {
       const event = events.subarray(at, end);
-      const left = yield* rewritten(event, options, pace);
+      const left = yield* rewritten(event, { ...options, isFirst: options.isFirst && at === 0 }, pace);
       if (left !== event) {
         passed.push(events.subarray(kept, at), left);
         kept = end;

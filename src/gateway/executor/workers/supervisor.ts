@@ -61,7 +61,7 @@ export function createSupervisor(
       });
       worker.postMessage(start);
     } catch (error) {
-      log.error("worker not started", { error });
+      log.error("worker_not_started", { error });
       bury();
     }
   }
@@ -94,7 +94,7 @@ export function createSupervisor(
     if (isClosed) return;
     deaths = performance.now() - spawnedAt > CALM_MS ? 1 : deaths + 1;
     const pause = deaths === 1 ? 0 : Math.min(PAUSE_MS_MIN * 2 ** (deaths - 2), PAUSE_MS_MAX);
-    log.error("worker died", { deaths, respawn_in_ms: pause });
+    log.error("worker_died", { deaths, respawn_in_ms: pause });
     respawn = setTimeout(launch, pause);
   }
 
@@ -142,7 +142,7 @@ function listenTo(
     else told.message(data);
   };
   worker.onmessageerror = () => worker.terminate();
-  worker.onerror = (event) => log.error("worker failed", { message: event.message });
+  worker.onerror = (event) => log.error("worker_failed", { message: event.message });
   worker.addEventListener("close", () => told.closed());
   return worker;
 }

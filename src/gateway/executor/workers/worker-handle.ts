@@ -73,7 +73,7 @@ export function createWorkerHandle(options: WorkerHandleOptions): WorkerHandle {
     ticks++;
     const [oldest] = running.values();
     if (oldest === undefined || ticks - oldest.since <= ticksMax) return;
-    log.error("worker stuck", { running: running.size });
+    log.error("worker_stuck", { running: running.size });
     supervisor.replace();
   }
 
@@ -95,7 +95,7 @@ export function createWorkerHandle(options: WorkerHandleOptions): WorkerHandle {
       );
       if (!isTaken) return;
     } catch (error) {
-      log.error("jobs not handed over", { error });
+      log.error("jobs_not_handed_over", { error });
       endAll(waiting, "the job could not be handed over");
     }
     for (const [id, pending] of waiting) {

@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { turnOf } from "./request-turns.ts";
+import { afterShared, turnOf } from "./request-turns.ts";
 
 /** A request that holds the event loop for so many milliseconds, right after it has begun. */
 async function request(tenant: string, ms: number, begun: string[]): Promise<void> {
@@ -52,4 +52,24 @@ test("those that waited begin for as long as there is time in a turn, however ma
   await turnOfLoop();
   expect(begun.length).toBe(301);
   await Promise.all(all);
+});
+
+test("thousands who wait for what another has begun go on in turns, and learn that it failed", async () => {
+  const { promise, reject } = Promise.withResolvers<void>();
+  let [gone, turns] = [0, 0];
+  const waiters = Array.from({ length: 2_000 }, async () => {
+    const error = await afterShared(promise, "one").catch((thrown: Error) => thrown);
+    expect(error?.message).toBe("none");
+    for (const until = performance.now() + 0.1; performance.now() < until; );
+    gone++;
+  });
+  const turn = () => {
+    turns++;
+    if (gone < waiters.length) setImmediate(turn);
+  };
+  setImmediate(turn);
+  reject(new Error("none"));
+  await Promise.all(waiters);
+  // 200 ms of work in turns of 8 ms.
+  expect(turns).toBeGreaterThanOrEqual(15);
 });

@@ -1,7 +1,7 @@
 // When a request begins. Those that come in one turn of the event loop are begun at once for as long as a few
 // milliseconds; the others follow in the next turns, one tenant after the other, for as long again. So a thousand
 // requests that come together hold up nobody's timers and streams, and a tenant that sends few waits behind few.
-import { createRoundRobin } from "../concurrency/round-robin.ts";
+import { createRoundRobin } from "./round-robin.ts";
 
 /** What follows a request's begin up to its first wait, such as a query of SQLite, counts too. */
 const BEGUN_MS_MAX = 8;
@@ -22,6 +22,21 @@ export function turnOf(tenant: string): Promise<void> | undefined {
     return new Promise((resolve) => waiting.add(tenant, resolve));
   }
   return undefined;
+}
+
+/**
+ * For what another request has begun and this one waits for as well: thousands may, and they would all go on at once.
+ * So each goes on when a request of its tenant may begin.
+ *
+ * @throws what it rejects with
+ */
+export async function afterShared<T>(shared: Promise<T>, tenant: string): Promise<T> {
+  try {
+    return await shared;
+  } finally {
+    if (turnBeganAt === null) beginTurn(performance.now());
+    await new Promise<void>((resolve) => waiting.add(tenant, resolve));
+  }
 }
 
 function beginTurn(now: number): void {
