@@ -4,9 +4,9 @@
 import { expect, test } from "bun:test";
 import { mkdtempSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { eachDatabase, type Gateway, startGateway } from "./support/gateway.ts";
-import { temporaryRoot } from "./support/process.ts";
-import { startUpstream } from "./support/upstream.ts";
+import { eachDatabase, type Gateway, startGateway } from "./support/gateway/gateway.ts";
+import { temporaryRoot } from "./support/gateway/process.ts";
+import { startUpstream } from "./support/http/upstream.ts";
 
 const CALLS = 2000;
 const CALLERS = 64;

@@ -5,8 +5,8 @@ import { join } from "node:path";
 import { createPublicClient, http, type PublicClient, parseAbi } from "viem";
 import { base } from "viem/chains";
 import { TOKEN } from "../src/x402/kind.ts";
-import { tollgateBinary } from "./support/binary.ts";
-import { type RunningDemo, runDemo } from "./support/demo.ts";
+import { tollgateBinary } from "./support/gateway/binary.ts";
+import { type RunningDemo, runDemo } from "./support/gateway/demo.ts";
 
 const ROOT = join(import.meta.dir, "..");
 const COLUMNS_MAX = 100;

@@ -1,9 +1,9 @@
 // Whatever a tenant sends, the event loop goes on: the product's own watch tells of every pause, and none of them was
 // spent on a caller's body.
 import { expect, test } from "bun:test";
-import { startGateway } from "./support/gateway.ts";
-import { computedPauses } from "./support/pauses.ts";
-import { startUpstream } from "./support/upstream.ts";
+import { startGateway } from "./support/gateway/gateway.ts";
+import { computedPauses } from "./support/gateway/pauses.ts";
+import { startUpstream } from "./support/http/upstream.ts";
 
 const MIB = 1024 * 1024;
 /** Several times what a step takes, and a fraction of what a body would take in one piece. */

@@ -4,8 +4,8 @@ import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { tollgateBinary } from "./support/binary.ts";
-import { startChain, type TestChain } from "./support/chain.ts";
+import { startChain, type TestChain } from "./support/chain/chain.ts";
+import { tollgateBinary } from "./support/gateway/binary.ts";
 
 setDefaultTimeout(60_000);
 

@@ -4,11 +4,11 @@ import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import { copyFileSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { connect } from "node:tls";
-import { startChain, type TestChain } from "./support/chain.ts";
-import { type Client, type Facilitator, startFacilitator } from "./support/facilitator.ts";
-import { type Gateway, startGateway } from "./support/gateway.ts";
-import { openPaidAgent, type PaidUpstream, startPaidUpstream, until } from "./support/paid-calls.ts";
-import { newPayer, signPayment } from "./support/payments.ts";
+import { startChain, type TestChain } from "./support/chain/chain.ts";
+import { type Client, type Facilitator, startFacilitator } from "./support/chain/facilitator.ts";
+import { newPayer, signPayment } from "./support/chain/payments.ts";
+import { type Gateway, startGateway } from "./support/gateway/gateway.ts";
+import { openPaidAgent, type PaidUpstream, startPaidUpstream, until } from "./support/stores/paid-calls.ts";
 
 setDefaultTimeout(60_000);
 

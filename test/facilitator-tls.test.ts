@@ -8,8 +8,15 @@ import { readdirSync, readFileSync, readlinkSync } from "node:fs";
 import { join } from "node:path";
 import type { TLSSocket } from "node:tls";
 import { addAccount, fingerprintOf, removeAccount, setEnabled } from "../src/facilitator/accounts.ts";
-import { type Client, head, SETTLED, settleBody, settleRequest, startPort } from "./support/mutual-tls.ts";
-import { makePki, type TestIdentity } from "./support/pki.ts";
+import {
+  type Client,
+  head,
+  SETTLED,
+  settleBody,
+  settleRequest,
+  startPort,
+} from "./support/http/mutual-tls.ts";
+import { makePki, type TestIdentity } from "./support/http/pki.ts";
 
 type Port = Awaited<ReturnType<typeof startPort>>;
 

@@ -10,9 +10,9 @@ import { type LogFields, silentLog } from "../src/core/log.ts";
 import { addAccount, setEnabled } from "../src/facilitator/accounts.ts";
 import { type FacilitatorOptions, startFacilitator } from "../src/facilitator/start.ts";
 import { openStore } from "../src/storage/open.ts";
-import { startChain, type TestChain } from "./support/chain.ts";
-import { newPayer, type SignedPayment, signPayment } from "./support/payments.ts";
-import { makePki, type Pki } from "./support/pki.ts";
+import { startChain, type TestChain } from "./support/chain/chain.ts";
+import { newPayer, type SignedPayment, signPayment } from "./support/chain/payments.ts";
+import { makePki, type Pki } from "./support/http/pki.ts";
 
 const PAYEE = "0x00000000000000000000000000000000000000aa";
 const PRICE = 1_000n;

@@ -1,7 +1,7 @@
 // One tenant's stuck upstreams are nobody else's trouble: however many calls hang, the next agent is served.
 import { expect, test } from "bun:test";
-import { startGateway } from "./support/gateway.ts";
-import { startUpstream } from "./support/upstream.ts";
+import { startGateway } from "./support/gateway/gateway.ts";
+import { startUpstream } from "./support/http/upstream.ts";
 
 const STUCK_AGENTS = 12;
 /** More than an agent may have running at a time. */

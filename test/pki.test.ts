@@ -13,7 +13,7 @@ import {
 } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { tollgateBinary } from "./support/binary.ts";
+import { tollgateBinary } from "./support/gateway/binary.ts";
 
 setDefaultTimeout(60_000);
 

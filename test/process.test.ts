@@ -3,7 +3,7 @@
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { readdirSync, readFileSync, readlinkSync, statSync } from "node:fs";
 import { join } from "node:path";
-import { eachDatabase, type Gateway, startGateway } from "./support/gateway.ts";
+import { eachDatabase, type Gateway, startGateway } from "./support/gateway/gateway.ts";
 
 setDefaultTimeout(60_000);
 

@@ -3,8 +3,13 @@
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { readdirSync, readFileSync } from "node:fs";
 import { connect } from "node:net";
-import { eachDatabase, type Gateway, startGateway } from "./support/gateway.ts";
-import { type RawConnection, startRawUpstream, startUpstream, type Upstream } from "./support/upstream.ts";
+import { eachDatabase, type Gateway, startGateway } from "./support/gateway/gateway.ts";
+import {
+  type RawConnection,
+  startRawUpstream,
+  startUpstream,
+  type Upstream,
+} from "./support/http/upstream.ts";
 
 setDefaultTimeout(120_000);
 

@@ -3,7 +3,7 @@
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { Validator } from "@seriousme/openapi-schema-validator";
 import { type Browser, chromium, type Page } from "playwright-core";
-import { type Gateway, startGateway } from "./support/gateway.ts";
+import { type Gateway, startGateway } from "./support/gateway/gateway.ts";
 
 /** Another name that leads to the gateway: pages behave differently where the host is not local. */
 const OTHER_HOST = "tollgate.test";

@@ -7,7 +7,7 @@ import { join } from "node:path";
 import { readTlsFiles } from "../src/config/tls.ts";
 import type { LogFields } from "../src/core/log.ts";
 import { followTlsFiles, type TlsMaterial } from "../src/facilitator/mtls/tls-files.ts";
-import { makePki, type Pki } from "./support/pki.ts";
+import { makePki, type Pki } from "./support/http/pki.ts";
 
 let first: Pki;
 let second: Pki;

@@ -3,8 +3,8 @@ import { afterEach, beforeAll, beforeEach, describe, expect, test } from "bun:te
 import { existsSync, mkdtempSync, readdirSync, readlinkSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { makePki, type Pki } from "../../test/support/pki.ts";
-import { places } from "../../test/support/stores.ts";
+import { makePki, type Pki } from "../../test/support/http/pki.ts";
+import { places } from "../../test/support/stores/stores.ts";
 import { accountOf } from "../facilitator/accounts.ts";
 
 const MAIN = join(import.meta.dir, "..", "main.ts");

@@ -2,7 +2,7 @@ import { afterAll, describe, expect, test } from "bun:test";
 import { mkdtempSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { ALICE, OTHER_SERVER, SERVER, TEST_CA } from "../../test/support/certificates.ts";
+import { ALICE, OTHER_SERVER, SERVER, TEST_CA } from "../../test/support/http/certificates.ts";
 import { issueCa } from "../cli/pki/issue.ts";
 import { loadConfig, type Purpose } from "../config.ts";
 

@@ -1,5 +1,5 @@
 import { beforeAll, describe, expect, test } from "bun:test";
-import { makePki, type Pki } from "../../test/support/pki.ts";
+import { makePki, type Pki } from "../../test/support/http/pki.ts";
 import { parseCertificates } from "./certificates.ts";
 
 let pki: Pki;

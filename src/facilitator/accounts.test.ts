@@ -1,7 +1,7 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { X509Certificate } from "node:crypto";
-import { ALICE, BOB, SERVER, TEST_CA } from "../../test/support/certificates.ts";
-import { clock, type Place, places } from "../../test/support/stores.ts";
+import { ALICE, BOB, SERVER, TEST_CA } from "../../test/support/http/certificates.ts";
+import { clock, type Place, places } from "../../test/support/stores/stores.ts";
 import { Fault } from "../core/fault.ts";
 import type { Store } from "../storage/store.ts";
 import {

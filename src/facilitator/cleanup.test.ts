@@ -1,6 +1,6 @@
 import { describe, expect, test } from "bun:test";
-import { NOON } from "../../test/support/settling.ts";
-import { places } from "../../test/support/stores.ts";
+import { NOON } from "../../test/support/chain/settling.ts";
+import { places } from "../../test/support/stores/stores.ts";
 import { silentLog } from "../core/log.ts";
 import type { Hex } from "../x402/types.ts";
 import { cleanUpFacilitator } from "./cleanup.ts";

@@ -11,8 +11,8 @@ import {
   PAY_TO,
   reservedOn,
   UNMEASURED,
-} from "../../test/support/settling.ts";
-import { type Place, places, sqlitePlace } from "../../test/support/stores.ts";
+} from "../../test/support/chain/settling.ts";
+import { type Place, places, sqlitePlace } from "../../test/support/stores/stores.ts";
 import type { Queries, Store, Tx } from "../storage/store.ts";
 import { CHAIN_ID, TOKEN } from "../x402/kind.ts";
 import type { Hex, PaymentKey } from "../x402/types.ts";

@@ -1,7 +1,7 @@
 import { afterEach, describe, expect, test } from "bun:test";
 import net from "node:net";
 import tls from "node:tls";
-import { ALICE, BOB, OTHER_SERVER, SERVER, TEST_CA } from "../../test/support/certificates.ts";
+import { ALICE, BOB, OTHER_SERVER, SERVER, TEST_CA } from "../../test/support/http/certificates.ts";
 import { type HostRules, hostRules } from "../core/host.ts";
 import { readBody } from "./body.ts";
 import { createOutbound, OutboundError, type OutboundOptions, type OutboundRequest } from "./outbound.ts";

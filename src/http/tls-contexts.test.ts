@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { ALICE, BOB, TEST_CA } from "../../test/support/certificates.ts";
+import { ALICE, BOB, TEST_CA } from "../../test/support/http/certificates.ts";
 import { createTlsContexts } from "./tls-contexts.ts";
 
 const alice = { ...ALICE, ca: null };

@@ -10,7 +10,7 @@ import {
   places,
   shown,
   versions,
-} from "../../test/support/stores.ts";
+} from "../../test/support/stores/stores.ts";
 import { Fault } from "../core/fault.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { counted } from "./counts.ts";

@@ -3,9 +3,9 @@ import { expect, test } from "bun:test";
 import { mkdtempSync } from "node:fs";
 import { join } from "node:path";
 import { SQL } from "bun";
-import { startPostgres } from "../../test/support/postgres.ts";
-import { temporaryRoot } from "../../test/support/process.ts";
-import { postgresPlace } from "../../test/support/stores.ts";
+import { temporaryRoot } from "../../test/support/gateway/process.ts";
+import { startPostgres } from "../../test/support/stores/postgres.ts";
+import { postgresPlace } from "../../test/support/stores/stores.ts";
 
 const MAIN = join(import.meta.dir, "../main.ts");
 /** The server looks every second; so much more for a busy machine. */

@@ -1,9 +1,16 @@
 import { describe, expect, test } from "bun:test";
 import { SQL } from "bun";
 import { eq, sql } from "drizzle-orm";
-import { startPostgres } from "../../test/support/postgres.ts";
-import { startRelay } from "../../test/support/relay.ts";
-import { addAgent, agentIds, clock, outcome, postgresPlace, shown } from "../../test/support/stores.ts";
+import { startRelay } from "../../test/support/http/relay.ts";
+import { startPostgres } from "../../test/support/stores/postgres.ts";
+import {
+  addAgent,
+  agentIds,
+  clock,
+  outcome,
+  postgresPlace,
+  shown,
+} from "../../test/support/stores/stores.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { openPostgres } from "./postgres.ts";
 import { UniqueViolation } from "./store.ts";

@@ -3,7 +3,7 @@ import { afterEach, beforeEach, describe, expect, test } from "bun:test";
 import { chmodSync, readdirSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { count, sql } from "drizzle-orm";
-import { outcome, sqlitePlace } from "../../test/support/stores.ts";
+import { outcome, sqlitePlace } from "../../test/support/stores/stores.ts";
 import { acquireDataDirLock } from "./lock.ts";
 import type { Store, Tx } from "./store.ts";
 

@@ -1,6 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { anyAuthorization, anyHex, anyUint256 } from "../../test/support/authorizations.ts";
+import { anyAuthorization, anyHex, anyUint256 } from "../../test/support/chain/authorizations.ts";
 import {
   acceptedMatches,
   challenge,

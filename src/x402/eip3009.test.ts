@@ -8,7 +8,7 @@ import {
   CURVE_ORDER,
   signed,
   typedData,
-} from "../../test/support/authorizations.ts";
+} from "../../test/support/chain/authorizations.ts";
 import { authorizationDigest, canonicalSignature, DOMAIN_SEPARATOR, recoverSigner } from "./eip3009.ts";
 import type { Authorization, Hex } from "./types.ts";
 

@@ -17,7 +17,7 @@ import {
   SettleRequestSchema,
   SettleResponseSchema,
 } from "x402/types";
-import { anyAuthorization, anyHex } from "../../test/support/authorizations.ts";
+import { anyAuthorization, anyHex } from "../../test/support/chain/authorizations.ts";
 import {
   acceptedMatches,
   challenge,

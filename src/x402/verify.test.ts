@@ -6,7 +6,7 @@ import {
   anyPrivateKey,
   anyUint256,
   signed,
-} from "../../test/support/authorizations.ts";
+} from "../../test/support/chain/authorizations.ts";
 import type { Authorization, Payment, Requirements } from "./types.ts";
 import { checkRequirements, checkSignature, checkWindow, keyOf } from "./verify.ts";
 

@@ -4,12 +4,12 @@ import { expect, setDefaultTimeout, test } from "bun:test";
 import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { PAY_TO, PRICING, pay } from "../contract/priced.ts";
-import { TEST_CA } from "../support/certificates.ts";
-import { startFacilitatorStandIn } from "../support/facilitator-stand-in.ts";
-import { type Database, eachDatabase, startGateway } from "../support/gateway.ts";
-import { type Json, openPayingTenant } from "../support/paying.ts";
-import { temporaryRoot } from "../support/process.ts";
-import { startUpstream } from "../support/upstream.ts";
+import { startFacilitatorStandIn } from "../support/chain/facilitator-stand-in.ts";
+import { type Json, openPayingTenant } from "../support/chain/paying.ts";
+import { type Database, eachDatabase, startGateway } from "../support/gateway/gateway.ts";
+import { temporaryRoot } from "../support/gateway/process.ts";
+import { TEST_CA } from "../support/http/certificates.ts";
+import { startUpstream } from "../support/http/upstream.ts";
 
 /** Gateways start side by side, also on a busy machine. */
 setDefaultTimeout(120_000);

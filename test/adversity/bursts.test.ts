@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { connect, type Socket } from "node:net";
-import { startGateway } from "../support/gateway.ts";
+import { startGateway } from "../support/gateway/gateway.ts";
 
 const BURST = 2_000;
 /** A client that was not heard asks again after a second. */

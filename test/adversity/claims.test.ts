@@ -3,12 +3,12 @@
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import { contract, expectError, type Tenant } from "../contract/contract.ts";
 import { eventually, PRICING, pay, settleBy, writeCaFile } from "../contract/priced.ts";
-import { refuseWrites } from "../support/database-faults.ts";
 import {
   collected,
   type FacilitatorStandIn,
   startFacilitatorStandIn,
-} from "../support/facilitator-stand-in.ts";
+} from "../support/chain/facilitator-stand-in.ts";
+import { refuseWrites } from "../support/stores/database-faults.ts";
 
 /** Gateways start side by side, also on a busy machine. */
 setDefaultTimeout(120_000);

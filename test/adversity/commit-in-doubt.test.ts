@@ -3,13 +3,13 @@
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import { SQL } from "bun";
 import { PRICING, pay } from "../contract/priced.ts";
-import { collected } from "../support/facilitator-stand-in.ts";
-import type { Gateway } from "../support/gateway.ts";
-import { invocationOf } from "../support/owed-calls.ts";
-import type { PayingTenant } from "../support/paying.ts";
-import { type Relay, startRelay } from "../support/relay.ts";
-import { openReplicas, type Replicas } from "../support/replicas.ts";
-import { startUpstream, type Upstream } from "../support/upstream.ts";
+import { collected } from "../support/chain/facilitator-stand-in.ts";
+import type { PayingTenant } from "../support/chain/paying.ts";
+import type { Gateway } from "../support/gateway/gateway.ts";
+import { openReplicas, type Replicas } from "../support/gateway/replicas.ts";
+import { type Relay, startRelay } from "../support/http/relay.ts";
+import { startUpstream, type Upstream } from "../support/http/upstream.ts";
+import { invocationOf } from "../support/stores/owed-calls.ts";
 
 /** Gateways start side by side, also on a busy machine. */
 setDefaultTimeout(120_000);

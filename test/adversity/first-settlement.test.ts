@@ -1,7 +1,7 @@
 // However many settlements others have at work, an account that comes finds a place for its first one.
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
-import { account, ending, request, settling } from "../support/settling.ts";
-import { type Place, places } from "../support/stores.ts";
+import { account, ending, request, settling } from "../support/chain/settling.ts";
+import { type Place, places } from "../support/stores/stores.ts";
 
 /** Gateways start side by side, also on a busy machine. */
 setDefaultTimeout(120_000);

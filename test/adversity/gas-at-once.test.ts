@@ -3,10 +3,10 @@
 import { Database } from "bun:sqlite";
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import { join } from "node:path";
-import { startChain, type TestChain } from "../support/chain.ts";
-import { type Facilitator, startFacilitator } from "../support/facilitator.ts";
-import { until } from "../support/paid-calls.ts";
-import { newPayer, signPayment } from "../support/payments.ts";
+import { startChain, type TestChain } from "../support/chain/chain.ts";
+import { type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
+import { newPayer, signPayment } from "../support/chain/payments.ts";
+import { until } from "../support/stores/paid-calls.ts";
 
 setDefaultTimeout(60_000);
 

@@ -5,8 +5,8 @@ import { once } from "node:events";
 import { Agent, type IncomingMessage, request } from "node:http";
 import net from "node:net";
 import { createZstdCompress } from "node:zlib";
-import { type Gateway, startGateway } from "../support/gateway.ts";
-import { startUpstream, type Upstream } from "../support/upstream.ts";
+import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
+import { startUpstream, type Upstream } from "../support/http/upstream.ts";
 
 const MIB = 1024 * 1024;
 const CALL_MS_MAX = 3_000;

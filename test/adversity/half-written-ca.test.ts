@@ -2,9 +2,9 @@
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import { readFileSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
-import { startChain, type TestChain } from "../support/chain.ts";
-import { type Client, type Facilitator, startFacilitator } from "../support/facilitator.ts";
-import { until } from "../support/paid-calls.ts";
+import { startChain, type TestChain } from "../support/chain/chain.ts";
+import { type Client, type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
+import { until } from "../support/stores/paid-calls.ts";
 
 setDefaultTimeout(60_000);
 

@@ -3,7 +3,7 @@
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import net from "node:net";
-import { type Gateway, startGateway } from "../support/gateway.ts";
+import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
 
 setDefaultTimeout(120_000);
 

@@ -6,7 +6,7 @@ import {
   collected,
   type FacilitatorStandIn,
   startFacilitatorStandIn,
-} from "../support/facilitator-stand-in.ts";
+} from "../support/chain/facilitator-stand-in.ts";
 
 /** Gateways start side by side, also on a busy machine. */
 setDefaultTimeout(120_000);

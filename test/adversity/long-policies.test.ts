@@ -1,7 +1,7 @@
 // The longest policies, of the shortest names, come to a hundred times their bytes while they are read: many of them at
 // once take neither the memory nor the time of others.
 import { expect, test } from "bun:test";
-import { startGateway } from "../support/gateway.ts";
+import { startGateway } from "../support/gateway/gateway.ts";
 
 const RSS_MIB_MAX = 700;
 const WAIT_MS_MAX = 1_000;

@@ -2,7 +2,7 @@
 // comes.
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import { addAccount, addCertificate } from "../../src/facilitator/accounts.ts";
-import { type Client, head, startPort } from "../support/mutual-tls.ts";
+import { type Client, head, startPort } from "../support/http/mutual-tls.ts";
 
 /** Gateways start side by side, also on a busy machine. */
 setDefaultTimeout(120_000);

@@ -2,8 +2,8 @@
 // the flood is over everybody is let in again.
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { connect, type Socket } from "node:net";
-import { tollgateBinary } from "../support/binary.ts";
-import { type Gateway, startGateway } from "../support/gateway.ts";
+import { tollgateBinary } from "../support/gateway/binary.ts";
+import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
 
 setDefaultTimeout(120_000);
 

@@ -1,8 +1,8 @@
 // Headers that say again what an MCP message says are compared with its arguments on the event loop that serves
 // everybody: how many there are, and how many arguments, must not hold up the others.
 import { expect, setDefaultTimeout, test } from "bun:test";
-import { type Gateway, startGateway } from "../support/gateway.ts";
-import { startUpstream } from "../support/upstream.ts";
+import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
+import { startUpstream } from "../support/http/upstream.ts";
 
 /** Gateways start side by side, also on a busy machine. */
 setDefaultTimeout(120_000);

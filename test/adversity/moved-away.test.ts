@@ -2,9 +2,9 @@
 // can be taken from, so no more of them are sent than what it has now suffices for.
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import { encodeFunctionData, type Hex, parseAbi } from "viem";
-import { startChain, type TestChain } from "../support/chain.ts";
-import { type Facilitator, startFacilitator } from "../support/facilitator.ts";
-import { newPayer, type SignedPayment, signPayment } from "../support/payments.ts";
+import { startChain, type TestChain } from "../support/chain/chain.ts";
+import { type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
+import { newPayer, type SignedPayment, signPayment } from "../support/chain/payments.ts";
 
 setDefaultTimeout(60_000);
 

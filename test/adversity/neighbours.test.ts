@@ -4,10 +4,10 @@ import { expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { Agent, type IncomingMessage, request } from "node:http";
 import { zstdCompressSync } from "node:zlib";
-import { type Gateway, startGateway } from "../support/gateway.ts";
-import { computedPauses } from "../support/pauses.ts";
-import { unread } from "../support/unread.ts";
-import { startUpstream, type Upstream } from "../support/upstream.ts";
+import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
+import { computedPauses } from "../support/gateway/pauses.ts";
+import { unread } from "../support/http/unread.ts";
+import { startUpstream, type Upstream } from "../support/http/upstream.ts";
 
 const MIB = 1024 * 1024;
 /** Of each call of the neighbour, on a machine that has other tests to run as well. */

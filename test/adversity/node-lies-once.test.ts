@@ -1,10 +1,10 @@
 // A node that says one wrong thing once: the wallet moves on all the same, and so do the payments of everybody else.
 import { afterAll, afterEach, beforeAll, beforeEach, expect, setDefaultTimeout, test } from "bun:test";
 import { numberToHex } from "viem";
-import { startChain, type TestChain } from "../support/chain.ts";
-import { type Facilitator, startFacilitator } from "../support/facilitator.ts";
-import { newPayer, signPayment } from "../support/payments.ts";
-import { type RpcRelay, startRpcRelay } from "../support/rpc-relay.ts";
+import { startChain, type TestChain } from "../support/chain/chain.ts";
+import { type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
+import { newPayer, signPayment } from "../support/chain/payments.ts";
+import { type RpcRelay, startRpcRelay } from "../support/chain/rpc-relay.ts";
 
 setDefaultTimeout(120_000);
 

@@ -2,10 +2,10 @@
 // so that it can't take the simulation and refuse the transaction.
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import { numberToHex } from "viem";
-import { startChain, type TestChain } from "../support/chain.ts";
-import { type Facilitator, startFacilitator } from "../support/facilitator.ts";
-import { newPayer, signPayment } from "../support/payments.ts";
-import { type RpcRelay, startRpcRelay } from "../support/rpc-relay.ts";
+import { startChain, type TestChain } from "../support/chain/chain.ts";
+import { type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
+import { newPayer, signPayment } from "../support/chain/payments.ts";
+import { type RpcRelay, startRpcRelay } from "../support/chain/rpc-relay.ts";
 
 setDefaultTimeout(60_000);
 

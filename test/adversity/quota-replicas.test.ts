@@ -1,7 +1,7 @@
 // Two gateways on one Postgres database, and one last place.
 import { expect, test } from "bun:test";
-import { type Gateway, startGateway } from "../support/gateway.ts";
-import { startPostgres } from "../support/postgres.ts";
+import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
+import { startPostgres } from "../support/stores/postgres.ts";
 
 const MAX = 4;
 const AT_ONCE = 20;

@@ -3,13 +3,13 @@
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { type Answer, contract, expectError, type Json, type Tenant } from "../contract/contract.ts";
 import { eventually, PRICING, pay, settleBy, writeCaFile } from "../contract/priced.ts";
-import { runSql } from "../support/database-faults.ts";
 import {
   collected,
   type FacilitatorStandIn,
   startFacilitatorStandIn,
-} from "../support/facilitator-stand-in.ts";
-import { startRelay } from "../support/relay.ts";
+} from "../support/chain/facilitator-stand-in.ts";
+import { startRelay } from "../support/http/relay.ts";
+import { runSql } from "../support/stores/database-faults.ts";
 
 /** Gateways start side by side, also on a busy machine. */
 setDefaultTimeout(120_000);

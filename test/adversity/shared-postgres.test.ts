@@ -3,14 +3,14 @@
 // is watched for, so the tests wait side by side.
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { PRICING, pay } from "../contract/priced.ts";
-import { delayCommits, holdTable } from "../support/database-faults.ts";
-import { collected } from "../support/facilitator-stand-in.ts";
-import type { Gateway } from "../support/gateway.ts";
-import { invocationOf } from "../support/owed-calls.ts";
-import type { Answer, PayingTenant } from "../support/paying.ts";
-import { openReplicas, type Replicas } from "../support/replicas.ts";
-import { type SteppedClock, steppedClock } from "../support/stepped-clock.ts";
-import { startUpstream, type Upstream } from "../support/upstream.ts";
+import { collected } from "../support/chain/facilitator-stand-in.ts";
+import type { Answer, PayingTenant } from "../support/chain/paying.ts";
+import type { Gateway } from "../support/gateway/gateway.ts";
+import { openReplicas, type Replicas } from "../support/gateway/replicas.ts";
+import { type SteppedClock, steppedClock } from "../support/gateway/stepped-clock.ts";
+import { startUpstream, type Upstream } from "../support/http/upstream.ts";
+import { delayCommits, holdTable } from "../support/stores/database-faults.ts";
+import { invocationOf } from "../support/stores/owed-calls.ts";
 
 /** Gateways start side by side, also on a busy machine. */
 setDefaultTimeout(120_000);

@@ -1,11 +1,11 @@
 // A machine's clock is wrong for a while, and is then put right: a key goes on to stand for its call, and a payment
 // that may still land, or has not left, is not given up before its time.
 import { expect, setDefaultTimeout, test } from "bun:test";
-import { collected, notCollected } from "../support/facilitator-stand-in.ts";
-import { eachDatabase } from "../support/gateway.ts";
-import { invocationOf, startOwing } from "../support/owed-calls.ts";
-import { startRelay } from "../support/relay.ts";
-import { steppedClock } from "../support/stepped-clock.ts";
+import { collected, notCollected } from "../support/chain/facilitator-stand-in.ts";
+import { eachDatabase } from "../support/gateway/gateway.ts";
+import { steppedClock } from "../support/gateway/stepped-clock.ts";
+import { startRelay } from "../support/http/relay.ts";
+import { invocationOf, startOwing } from "../support/stores/owed-calls.ts";
 
 /** Gateways start side by side, also on a busy machine. */
 setDefaultTimeout(120_000);

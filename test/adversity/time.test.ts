@@ -2,10 +2,10 @@
 // is ended, nothing that is due is put off, nothing that is owed is given up, and nothing that is kept is removed.
 // What must not happen is watched for, so the tests wait side by side.
 import { expect, setDefaultTimeout, test } from "bun:test";
-import { age } from "../support/database-faults.ts";
-import { eachDatabase } from "../support/gateway.ts";
-import { invocationOf, startOwing } from "../support/owed-calls.ts";
-import { steppedClock } from "../support/stepped-clock.ts";
+import { eachDatabase } from "../support/gateway/gateway.ts";
+import { steppedClock } from "../support/gateway/stepped-clock.ts";
+import { age } from "../support/stores/database-faults.ts";
+import { invocationOf, startOwing } from "../support/stores/owed-calls.ts";
 
 /** Gateways start side by side, also on a busy machine. */
 setDefaultTimeout(120_000);

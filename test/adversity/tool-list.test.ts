@@ -1,8 +1,8 @@
 // A tenant that writes the policy and owns the upstream can make its `tools/list` as dear as it likes: long, with many
 // tools, and with rules that say the same of each of them. It keeps nobody else waiting.
 import { expect, test } from "bun:test";
-import { startGateway } from "../support/gateway.ts";
-import { startUpstream } from "../support/upstream.ts";
+import { startGateway } from "../support/gateway/gateway.ts";
+import { startUpstream } from "../support/http/upstream.ts";
 
 const MIB = 1024 * 1024;
 /** Of the time that an answer takes. What is filtered in one go holds up all others for most of it. */

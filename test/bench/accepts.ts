@@ -2,8 +2,8 @@
 // right after the other.
 import { mkdtempSync, rmSync } from "node:fs";
 import { join } from "node:path";
-import { type Gateway, startGateway } from "../support/gateway.ts";
-import { temporaryRoot } from "../support/process.ts";
+import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
+import { temporaryRoot } from "../support/gateway/process.ts";
 import type { LoadResult } from "./load.ts";
 import { figure, perSecond, say } from "./report.ts";
 

@@ -4,9 +4,9 @@
 import { Database } from "bun:sqlite";
 import { join } from "node:path";
 import { SQL } from "bun";
-import { startGateway } from "../support/gateway.ts";
-import { FILTERS, longHistory } from "../support/long-history.ts";
-import { startPostgres } from "../support/postgres.ts";
+import { startGateway } from "../support/gateway/gateway.ts";
+import { FILTERS, longHistory } from "../support/stores/long-history.ts";
+import { startPostgres } from "../support/stores/postgres.ts";
 import { say } from "./report.ts";
 
 const SHORT = 10_000;

@@ -1,10 +1,10 @@
 // Paid calls from end to end: the gateway takes each with its payment, the facilitator collects it over mutual TLS on
 // a chain with blocks of two seconds, and only then the upstream is called.
-import { startChain } from "../support/chain.ts";
-import { startFacilitator } from "../support/facilitator.ts";
-import { startGateway } from "../support/gateway.ts";
-import { openPayingTenant } from "../support/paying.ts";
-import { startUpstream } from "../support/upstream.ts";
+import { startChain } from "../support/chain/chain.ts";
+import { startFacilitator } from "../support/chain/facilitator.ts";
+import { openPayingTenant } from "../support/chain/paying.ts";
+import { startGateway } from "../support/gateway/gateway.ts";
+import { startUpstream } from "../support/http/upstream.ts";
 import { coreSecondsIn } from "./cores.ts";
 import { figure, say } from "./report.ts";
 import { BLOCK_SECONDS, homeOf, PRICE, payments, strands } from "./settlements.ts";

@@ -3,9 +3,9 @@
 import { join } from "node:path";
 import type { Address } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
-import { startChain, type TestChain } from "../support/chain.ts";
-import { type Connection, type Facilitator, startFacilitator } from "../support/facilitator.ts";
-import { newPayer, type SignedPayment, signPayment } from "../support/payments.ts";
+import { startChain, type TestChain } from "../support/chain/chain.ts";
+import { type Connection, type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
+import { newPayer, type SignedPayment, signPayment } from "../support/chain/payments.ts";
 import { coreSecondsIn } from "./cores.ts";
 import { officialPayment, officialSettle } from "./official.ts";
 import { figure, perSecond, type Rate, say, times } from "./report.ts";

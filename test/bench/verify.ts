@@ -5,8 +5,8 @@ import { decodePaymentHeader, parseSettleRequest, type SettleRequest } from "../
 import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "../../src/x402/kind.ts";
 import type { Payment, Requirements } from "../../src/x402/types.ts";
 import { checkRequirements, checkSignature, checkWindow } from "../../src/x402/verify.ts";
-import { startChain } from "../support/chain.ts";
-import { newPayer, type SignedPayment, signPayment, TRANSFER_TYPES } from "../support/payments.ts";
+import { startChain } from "../support/chain/chain.ts";
+import { newPayer, type SignedPayment, signPayment, TRANSFER_TYPES } from "../support/chain/payments.ts";
 import { coreSecondsIn, ownCoreSeconds } from "./cores.ts";
 import { type OfficialPayment, officialPayment, officialVerify, officialVerifyAlone } from "./official.ts";
 import { figure, perSecond, type Rate, say, times } from "./report.ts";

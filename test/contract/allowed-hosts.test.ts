@@ -9,7 +9,7 @@ import {
   collected,
   type FacilitatorStandIn,
   startFacilitatorStandIn,
-} from "../support/facilitator-stand-in.ts";
+} from "../support/chain/facilitator-stand-in.ts";
 import {
   type Contract,
   CREDENTIAL,

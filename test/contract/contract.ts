@@ -5,8 +5,8 @@ import { afterAll, beforeAll, expect } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { exportJWK, generateKeyPair, SignJWT } from "jose";
-import { type Database, eachDatabase, type Gateway, startGateway } from "../support/gateway.ts";
-import { startUpstream, type Upstream } from "../support/upstream.ts";
+import { type Database, eachDatabase, type Gateway, startGateway } from "../support/gateway/gateway.ts";
+import { startUpstream, type Upstream } from "../support/http/upstream.ts";
 
 // biome-ignore lint/suspicious/noExplicitAny: tests look into bodies of many shapes.
 export type Json = any;

@@ -1,7 +1,7 @@
 // What holds for every request: open paths, tokens, unknown routes and methods, request IDs, HEAD. The tokens of
 // one of the gateways here are of its local issuer, as they are with nothing configured.
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { eachDatabase, type Gateway, startGateway } from "../support/gateway.ts";
+import { eachDatabase, type Gateway, startGateway } from "../support/gateway/gateway.ts";
 import {
   type Answer,
   contract,

@@ -1,6 +1,6 @@
 // MCP agents through the gateway: the form of a call, and real servers of every kind as upstreams.
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { type McpServer, startMcpServer } from "../support/mcp-servers.ts";
+import { type McpServer, startMcpServer } from "../support/mcp/mcp-servers.ts";
 import { contract, expectError, type Json, MCP, responseText } from "./contract.ts";
 
 const list = (id: unknown) => ({ jsonrpc: "2.0", id, method: "tools/list" });

@@ -2,7 +2,7 @@
 // that one authorization makes one call.
 import { describe, expect, test } from "bun:test";
 import { TOKEN } from "../../src/x402/kind.ts";
-import { newPayer, type PaymentOptions, randomNonce, signPayment } from "../support/payments.ts";
+import { newPayer, type PaymentOptions, randomNonce, signPayment } from "../support/chain/payments.ts";
 import {
   type Answer,
   contract,

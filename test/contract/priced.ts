@@ -4,8 +4,8 @@ import { afterAll, expect } from "bun:test";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { TEST_CA } from "../support/certificates.ts";
-import { newPayer, type PaymentOptions, signPayment } from "../support/payments.ts";
+import { newPayer, type PaymentOptions, signPayment } from "../support/chain/payments.ts";
+import { TEST_CA } from "../support/http/certificates.ts";
 import type { Answer, Json, Tenant } from "./contract.ts";
 
 export const PAY_TO = "0x52908400098527886E0F7030069857D2E4169EE7";

@@ -5,7 +5,7 @@ import {
   type FacilitatorStandIn,
   notCollected,
   startFacilitatorStandIn,
-} from "../support/facilitator-stand-in.ts";
+} from "../support/chain/facilitator-stand-in.ts";
 import { contract, expectError, type Json, type Tenant } from "./contract.ts";
 import { PRICING, pay, settleBy, writeCaFile } from "./priced.ts";
 

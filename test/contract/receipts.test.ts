@@ -6,7 +6,7 @@ import { mkdtempSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { gzipSync } from "node:zlib";
 import { compactVerify, createLocalJWKSet, decodeProtectedHeader } from "jose";
-import { temporaryRoot } from "../support/process.ts";
+import { temporaryRoot } from "../support/gateway/process.ts";
 import {
   contract,
   expectError,

@@ -1,14 +1,14 @@
 // Settlement of payments before the upstream is called, against a stand-in that answers as any facilitator might:
 // what collected, declined and unknown come to, for the caller, the record and the upstream.
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { ALICE, TEST_CA } from "../support/certificates.ts";
 import {
   collected,
   type FacilitatorStandIn,
   notCollected,
   randomHash,
   startFacilitatorStandIn,
-} from "../support/facilitator-stand-in.ts";
+} from "../support/chain/facilitator-stand-in.ts";
+import { ALICE, TEST_CA } from "../support/http/certificates.ts";
 import { contract, expectError, expectShape, is, type Tenant } from "./contract.ts";
 import { eventually, PAY_TO, PRICING, pay, settleBy, settlementTold, writeCaFile } from "./priced.ts";
 

@@ -6,7 +6,7 @@ import {
   type FacilitatorStandIn,
   notCollected,
   startFacilitatorStandIn,
-} from "../support/facilitator-stand-in.ts";
+} from "../support/chain/facilitator-stand-in.ts";
 import { type Answer, contract, expectError, MCP, type Tenant } from "./contract.ts";
 import { eventually, PRICING, pay, settleBy, settlementTold, writeCaFile } from "./priced.ts";
 

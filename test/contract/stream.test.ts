@@ -2,7 +2,7 @@
 // who must never take a part for the whole, and what the record says of it.
 import { afterAll, describe, expect, test } from "bun:test";
 import { brotliCompressSync, gzipSync } from "node:zlib";
-import { type RawConnection, startRawUpstream } from "../support/upstream.ts";
+import { type RawConnection, startRawUpstream } from "../support/http/upstream.ts";
 import { type Answer, contract, expectError, type Json, type Tenant, UNKNOWN_AGENT } from "./contract.ts";
 import { connect, parseAnswer, type Wire } from "./wire.ts";
 

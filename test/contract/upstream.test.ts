@@ -2,7 +2,7 @@
 // classes, sizes, capture. Upstreams that misbehave do so on the bare socket.
 import { afterAll, describe, expect, test } from "bun:test";
 import { brotliCompressSync, deflateSync, gzipSync, zstdCompressSync } from "node:zlib";
-import { type RawConnection, type RawUpstream, startRawUpstream } from "../support/upstream.ts";
+import { type RawConnection, type RawUpstream, startRawUpstream } from "../support/http/upstream.ts";
 import {
   contract,
   DETAIL,

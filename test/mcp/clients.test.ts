@@ -5,10 +5,13 @@ import { mkdtempSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { registerExactEvmScheme } from "@x402/evm/exact/client";
 import { wrapFetchWithPayment, x402Client } from "@x402/fetch";
-import { ALICE, TEST_CA } from "../support/certificates.ts";
-import { type ConformanceServer, startConformanceServer } from "../support/conformance-server.ts";
-import { type FacilitatorStandIn, startFacilitatorStandIn } from "../support/facilitator-stand-in.ts";
-import { type Gateway, startGateway } from "../support/gateway.ts";
+import { type FacilitatorStandIn, startFacilitatorStandIn } from "../support/chain/facilitator-stand-in.ts";
+import { type Json, openPayingTenant, type PayingTenant } from "../support/chain/paying.ts";
+import { newPayer } from "../support/chain/payments.ts";
+import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
+import { temporaryRoot } from "../support/gateway/process.ts";
+import { ALICE, TEST_CA } from "../support/http/certificates.ts";
+import { type ConformanceServer, startConformanceServer } from "../support/mcp/conformance-server.ts";
 import {
   CLIENTS,
   type Endpoint,
@@ -19,11 +22,8 @@ import {
   openVersion1,
   openVersion2,
   USER_SAYS,
-} from "../support/mcp-clients.ts";
-import { type McpServer, startMcpServer } from "../support/mcp-servers.ts";
-import { type Json, openPayingTenant, type PayingTenant } from "../support/paying.ts";
-import { newPayer } from "../support/payments.ts";
-import { temporaryRoot } from "../support/process.ts";
+} from "../support/mcp/mcp-clients.ts";
+import { type McpServer, startMcpServer } from "../support/mcp/mcp-servers.ts";
 
 setDefaultTimeout(30_000);
 

@@ -1,10 +1,10 @@
 // The official conformance suite against a server, and against the same server as an agent behind the gateway: who
 // uses the agent's streaming path as an MCP server misses nothing.
 import { afterAll, beforeAll, expect, test } from "bun:test";
-import { type BearerShim, startBearerShim } from "../support/bearer-shim.ts";
-import { runConformance } from "../support/conformance.ts";
-import { type ConformanceServer, startConformanceServer } from "../support/conformance-server.ts";
-import { type Gateway, startGateway } from "../support/gateway.ts";
+import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
+import { type BearerShim, startBearerShim } from "../support/http/bearer-shim.ts";
+import { runConformance } from "../support/mcp/conformance.ts";
+import { type ConformanceServer, startConformanceServer } from "../support/mcp/conformance-server.ts";
 
 /**
  * A server on loopback that asks for no token has to look at the Host header, or every web page could use it. The

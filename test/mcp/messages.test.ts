@@ -2,7 +2,7 @@
 // connection and free, what the others cost, and that the policy judges every call among them.
 import { describe, expect, test } from "bun:test";
 import { type Answer, contract, expectError, type Json, MCP, type Tenant } from "../contract/contract.ts";
-import { startMcpServer } from "../support/mcp-servers.ts";
+import { startMcpServer } from "../support/mcp/mcp-servers.ts";
 
 const PRICING = {
   amount: "100",

@@ -14,13 +14,13 @@ import axios from "axios";
 import type { PrivateKeyAccount } from "viem/accounts";
 import { decodeXPaymentResponse as decodeForAxios, withPaymentInterceptor } from "x402-axios";
 import { decodeXPaymentResponse, wrapFetchWithPayment } from "x402-fetch";
-import { startChain, type TestChain } from "../support/chain.ts";
-import { type Facilitator, startFacilitator } from "../support/facilitator.ts";
-import { type Gateway, startGateway } from "../support/gateway.ts";
-import { type McpServer, startMcpServer } from "../support/mcp-servers.ts";
-import { type Answer, type Json, openPayingTenant, type PayingTenant } from "../support/paying.ts";
-import { newPayer, signPayment } from "../support/payments.ts";
-import { startUpstream, type Upstream } from "../support/upstream.ts";
+import { startChain, type TestChain } from "../support/chain/chain.ts";
+import { type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
+import { type Answer, type Json, openPayingTenant, type PayingTenant } from "../support/chain/paying.ts";
+import { newPayer, signPayment } from "../support/chain/payments.ts";
+import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
+import { startUpstream, type Upstream } from "../support/http/upstream.ts";
+import { type McpServer, startMcpServer } from "../support/mcp/mcp-servers.ts";
 
 setDefaultTimeout(60_000);
 

@@ -3,9 +3,10 @@
 // authorization has been collected once, and every call was served at most once and never unpaid.
 import { afterAll, afterEach, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { SQL } from "bun";
-import { startChain, type TestChain } from "../support/chain.ts";
-import { type Facilitator, startFacilitator } from "../support/facilitator.ts";
-import { eachDatabase, type Gateway, startGateway } from "../support/gateway.ts";
+import { startChain, type TestChain } from "../support/chain/chain.ts";
+import { type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
+import { type RpcRelay, startRpcRelay } from "../support/chain/rpc-relay.ts";
+import { eachDatabase, type Gateway, startGateway } from "../support/gateway/gateway.ts";
 import {
   expectPending,
   expectServed,
@@ -20,9 +21,8 @@ import {
   startPaidUpstream,
   startServices,
   until,
-} from "../support/paid-calls.ts";
-import { startPostgres } from "../support/postgres.ts";
-import { type RpcRelay, startRpcRelay } from "../support/rpc-relay.ts";
+} from "../support/stores/paid-calls.ts";
+import { startPostgres } from "../support/stores/postgres.ts";
 
 /** More than every wait inside takes before it fails and says for what it waited. */
 setDefaultTimeout(180_000);

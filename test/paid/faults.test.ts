@@ -4,9 +4,13 @@
 import { afterAll, afterEach, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
-import type { TestChain } from "../support/chain.ts";
-import { type Facilitator, startFacilitator } from "../support/facilitator.ts";
-import { type Gateway, startGateway } from "../support/gateway.ts";
+import type { TestChain } from "../support/chain/chain.ts";
+import { type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
+import { openPayingTenant } from "../support/chain/paying.ts";
+import { newPayer, type SignedPayment, signPayment } from "../support/chain/payments.ts";
+import { type RpcFault, type RpcRelay, startRpcRelay } from "../support/chain/rpc-relay.ts";
+import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
+import { makePki } from "../support/http/pki.ts";
 import {
   expectPending,
   expectServed,
@@ -20,11 +24,7 @@ import {
   startServices,
   transactionTold,
   until,
-} from "../support/paid-calls.ts";
-import { openPayingTenant } from "../support/paying.ts";
-import { newPayer, type SignedPayment, signPayment } from "../support/payments.ts";
-import { makePki } from "../support/pki.ts";
-import { type RpcFault, type RpcRelay, startRpcRelay } from "../support/rpc-relay.ts";
+} from "../support/stores/paid-calls.ts";
 
 setDefaultTimeout(30_000);
 

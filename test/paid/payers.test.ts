@@ -2,10 +2,10 @@
 // and after it. Outside every failure reads the same; the exact reason is in the log and in the store.
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import type { PrivateKeyAccount } from "viem/accounts";
-import { startChain, type TestChain } from "../support/chain.ts";
-import { type Facilitator, type SettleAnswer, startFacilitator } from "../support/facilitator.ts";
-import { newPayer, type PaymentOptions, type SignedPayment, signPayment } from "../support/payments.ts";
-import { type RpcRelay, startRpcRelay } from "../support/rpc-relay.ts";
+import { startChain, type TestChain } from "../support/chain/chain.ts";
+import { type Facilitator, type SettleAnswer, startFacilitator } from "../support/chain/facilitator.ts";
+import { newPayer, type PaymentOptions, type SignedPayment, signPayment } from "../support/chain/payments.ts";
+import { type RpcRelay, startRpcRelay } from "../support/chain/rpc-relay.ts";
 
 setDefaultTimeout(60_000);
 

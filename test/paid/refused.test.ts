@@ -1,6 +1,8 @@
 // What the caller of a priced agent meets when the real facilitator will not collect: refusals that are definite end
 // the call unpaid and uncalled; a facilitator that can't be spoken to leaves it pending until it can.
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { openPayingTenant } from "../support/chain/paying.ts";
+import { makePki } from "../support/http/pki.ts";
 import {
   expectPending,
   expectServed,
@@ -8,9 +10,7 @@ import {
   type PaidCall,
   type Services,
   startServices,
-} from "../support/paid-calls.ts";
-import { openPayingTenant } from "../support/paying.ts";
-import { makePki } from "../support/pki.ts";
+} from "../support/stores/paid-calls.ts";
 
 setDefaultTimeout(30_000);
 

@@ -2,15 +2,15 @@
 // those it is meant for, and within the limits of their accounts.
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import type { Hex } from "viem";
-import { startChain, type TestChain } from "../support/chain.ts";
+import { startChain, type TestChain } from "../support/chain/chain.ts";
 import {
   type Client,
   type Facilitator,
   type SettleAnswer,
   startFacilitator,
-} from "../support/facilitator.ts";
-import { newPayer, type PaymentOptions, type SignedPayment, signPayment } from "../support/payments.ts";
-import { type RpcRelay, startRpcRelay } from "../support/rpc-relay.ts";
+} from "../support/chain/facilitator.ts";
+import { newPayer, type PaymentOptions, type SignedPayment, signPayment } from "../support/chain/payments.ts";
+import { type RpcRelay, startRpcRelay } from "../support/chain/rpc-relay.ts";
 
 setDefaultTimeout(60_000);
 

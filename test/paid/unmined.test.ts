@@ -9,7 +9,7 @@ import {
   type Services,
   startServices,
   until,
-} from "../support/paid-calls.ts";
+} from "../support/stores/paid-calls.ts";
 
 setDefaultTimeout(30_000);
 

@@ -1,9 +1,9 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { startChain, type TestChain } from "../../../test/support/chain.ts";
-import { startRpcRelay } from "../../../test/support/rpc-relay.ts";
-import { account, ending, NOON, request, settling } from "../../../test/support/settling.ts";
-import { type Place, places } from "../../../test/support/stores.ts";
-import { outbound } from "../../../test/support/wallet.ts";
+import { startChain, type TestChain } from "../../../test/support/chain/chain.ts";
+import { startRpcRelay } from "../../../test/support/chain/rpc-relay.ts";
+import { account, ending, NOON, request, settling } from "../../../test/support/chain/settling.ts";
+import { outbound } from "../../../test/support/chain/wallet.ts";
+import { type Place, places } from "../../../test/support/stores/stores.ts";
 import { Fault } from "../../core/fault.ts";
 import { silentLog } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";

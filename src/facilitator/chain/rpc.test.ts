@@ -1,5 +1,5 @@
 import { afterEach, beforeEach, describe, expect, test } from "bun:test";
-import { outbound } from "../../../test/support/wallet.ts";
+import { outbound } from "../../../test/support/chain/wallet.ts";
 import type { Log, LogFields } from "../../core/log.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { StaleNode } from "./endpoint.ts";

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { decodeFunctionData, encodeAbiParameters, encodeEventTopics, parseAbi } from "viem";
-import { newPayer, signPayment } from "../../../test/support/payments.ts";
+import { newPayer, signPayment } from "../../../test/support/chain/payments.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
 import { RpcError } from "./json-rpc.ts";
 import type { LogEntry, Receipt } from "./rpc-types.ts";

@@ -1,5 +1,5 @@
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "bun:test";
-import { newPayer, randomNonce } from "../../../test/support/payments.ts";
+import { newPayer, randomNonce } from "../../../test/support/chain/payments.ts";
 import {
   account,
   allPayments,
@@ -11,8 +11,8 @@ import {
   request,
   settling,
   UNMEASURED,
-} from "../../../test/support/settling.ts";
-import { type Place, places } from "../../../test/support/stores.ts";
+} from "../../../test/support/chain/settling.ts";
+import { type Place, places } from "../../../test/support/stores/stores.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Store } from "../../storage/store.ts";
 import type { SettleRequest } from "../../x402/codec.ts";

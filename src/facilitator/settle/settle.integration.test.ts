@@ -1,7 +1,7 @@
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
-import { startChain, type TestChain } from "../../../test/support/chain.ts";
-import { newPayer, type PaymentOptions, signPayment } from "../../../test/support/payments.ts";
+import { startChain, type TestChain } from "../../../test/support/chain/chain.ts";
+import { newPayer, type PaymentOptions, signPayment } from "../../../test/support/chain/payments.ts";
 import {
   account,
   allPayments,
@@ -9,8 +9,8 @@ import {
   keyOfRequest,
   parsed,
   reservedOn,
-} from "../../../test/support/settling.ts";
-import { type Place, places } from "../../../test/support/stores.ts";
+} from "../../../test/support/chain/settling.ts";
+import { type Place, places } from "../../../test/support/stores/stores.ts";
 import { systemClock } from "../../core/clock.ts";
 import { silentLog } from "../../core/log.ts";
 import { createOutbound } from "../../http/outbound.ts";

@@ -1,6 +1,6 @@
 import { afterAll, beforeAll, expect, test } from "bun:test";
-import { hashOf, keyOfRequest, NOON, request, UNMEASURED } from "../../../test/support/settling.ts";
-import { sqlitePlace } from "../../../test/support/stores.ts";
+import { hashOf, keyOfRequest, NOON, request, UNMEASURED } from "../../../test/support/chain/settling.ts";
+import { sqlitePlace } from "../../../test/support/stores/stores.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Store } from "../../storage/store.ts";
 import { claimPayment, markSent, recordSettled } from "../payments.ts";

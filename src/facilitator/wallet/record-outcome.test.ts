@@ -1,8 +1,8 @@
 // Two processes with one key and one database: what one has stored for a payment, and the other does not know of
 // yet, keeps it from being recorded as failed; and what is recorded as failed is sent by neither.
 import { afterAll, beforeAll, expect, test } from "bun:test";
-import { NOON, UNMEASURED } from "../../../test/support/settling.ts";
-import { type Place, places } from "../../../test/support/stores.ts";
+import { NOON, UNMEASURED } from "../../../test/support/chain/settling.ts";
+import { type Place, places } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";

@@ -1,7 +1,7 @@
 import { afterAll, describe, expect, test } from "bun:test";
 import { concatHex, keccak256, parseTransaction, recoverTransactionAddress, toRlp } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
-import { outbound } from "../../../test/support/wallet.ts";
+import { outbound } from "../../../test/support/chain/wallet.ts";
 import type { Hex } from "../../x402/types.ts";
 import { localSigner, remoteSigner, type Unsigned } from "./signer.ts";
 

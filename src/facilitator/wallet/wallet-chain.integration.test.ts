@@ -3,15 +3,15 @@ import { afterAll, afterEach, beforeEach, expect, test } from "bun:test";
 import { createWalletClient, http, keccak256, numberToHex, parseTransaction } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { base } from "viem/chains";
-import { startChain, type TestChain } from "../../../test/support/chain.ts";
-import { newPayer } from "../../../test/support/payments.ts";
+import { startChain, type TestChain } from "../../../test/support/chain/chain.ts";
+import { newPayer } from "../../../test/support/chain/payments.ts";
 import {
   newPayment,
   removeWallets,
   startWallet,
   type TestWallet,
   until,
-} from "../../../test/support/wallet.ts";
+} from "../../../test/support/chain/wallet.ts";
 import { silentLog } from "../../core/log.ts";
 import { transferData } from "../chain/token.ts";
 import { localSigner } from "./signer.ts";

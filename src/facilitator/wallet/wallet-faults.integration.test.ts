@@ -1,8 +1,7 @@
 // What nodes do wrong, and what a crash leaves: every payment ends right, with one transfer at most.
 import { afterAll, afterEach, beforeEach, describe, expect, test } from "bun:test";
-import { startChain, type TestChain } from "../../../test/support/chain.ts";
-import { type RpcFault, type RpcRelay, startRpcRelay } from "../../../test/support/rpc-relay.ts";
-import { postgresPlace } from "../../../test/support/stores.ts";
+import { startChain, type TestChain } from "../../../test/support/chain/chain.ts";
+import { type RpcFault, type RpcRelay, startRpcRelay } from "../../../test/support/chain/rpc-relay.ts";
 import {
   fundedSigner,
   newPayment,
@@ -10,7 +9,8 @@ import {
   startWallet,
   type TestWallet,
   until,
-} from "../../../test/support/wallet.ts";
+} from "../../../test/support/chain/wallet.ts";
+import { postgresPlace } from "../../../test/support/stores/stores.ts";
 import type { Chain } from "../chain/chain.ts";
 
 const GWEI = 10n ** 9n;

@@ -2,15 +2,15 @@
 // recorded as failed for it, and what the lies held up goes on when they end.
 import { afterAll, afterEach, beforeEach, describe, expect, test } from "bun:test";
 import { numberToHex } from "viem";
-import { startChain, type TestChain } from "../../../test/support/chain.ts";
-import { type RpcFault, type RpcRelay, startRpcRelay } from "../../../test/support/rpc-relay.ts";
+import { startChain, type TestChain } from "../../../test/support/chain/chain.ts";
+import { type RpcFault, type RpcRelay, startRpcRelay } from "../../../test/support/chain/rpc-relay.ts";
 import {
   newPayment,
   removeWallets,
   startWallet,
   type TestWallet,
   until,
-} from "../../../test/support/wallet.ts";
+} from "../../../test/support/chain/wallet.ts";
 
 const USED = "0x98de503528ee59b575ef0c0a2576a82497bfc029a5685b209e9ec333479b10a5";
 const WORD = `0x${"77".repeat(32)}`;

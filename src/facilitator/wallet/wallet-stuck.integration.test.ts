@@ -1,15 +1,15 @@
 // What holds a wallet's nonce for good if nothing is done: fees that stand at the cap, pools that forget, nodes that
 // take nothing, payments that end meanwhile. The wallet moves on each time, and nothing that failed is collected.
 import { afterAll, afterEach, beforeEach, describe, expect, test } from "bun:test";
-import { startChain, type TestChain } from "../../../test/support/chain.ts";
-import { type RpcRelay, startRpcRelay } from "../../../test/support/rpc-relay.ts";
+import { startChain, type TestChain } from "../../../test/support/chain/chain.ts";
+import { type RpcRelay, startRpcRelay } from "../../../test/support/chain/rpc-relay.ts";
 import {
   newPayment,
   removeWallets,
   startWallet,
   type TestWallet,
   until,
-} from "../../../test/support/wallet.ts";
+} from "../../../test/support/chain/wallet.ts";
 
 const GWEI = 10n ** 9n;
 const SEND = "eth_sendRawTransaction";

@@ -1,14 +1,14 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { startChain, type TestChain } from "../../../test/support/chain.ts";
-import { newPayer } from "../../../test/support/payments.ts";
-import { startRpcRelay } from "../../../test/support/rpc-relay.ts";
+import { startChain, type TestChain } from "../../../test/support/chain/chain.ts";
+import { newPayer } from "../../../test/support/chain/payments.ts";
+import { startRpcRelay } from "../../../test/support/chain/rpc-relay.ts";
 import {
   fundedSigner,
   newPayment,
   removeWallets,
   startWallet,
   type TestWallet,
-} from "../../../test/support/wallet.ts";
+} from "../../../test/support/chain/wallet.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Unsigned } from "./signer.ts";

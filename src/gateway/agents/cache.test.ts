@@ -1,5 +1,5 @@
 import { afterEach, beforeEach, expect, test } from "bun:test";
-import { type Catalog, fresh, openCatalog, UPSTREAM_URL } from "../../../test/support/catalog.ts";
+import { type Catalog, fresh, openCatalog, UPSTREAM_URL } from "../../../test/support/stores/catalog.ts";
 import { type AgentCache, agentCache } from "./cache.ts";
 
 let catalog: Catalog;

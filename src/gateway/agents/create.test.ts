@@ -7,7 +7,7 @@ import {
   outcome,
   PRICING,
   UNKNOWN_AGENT,
-} from "../../../test/support/catalog.ts";
+} from "../../../test/support/stores/catalog.ts";
 
 let catalog: Catalog;
 beforeAll(async () => {

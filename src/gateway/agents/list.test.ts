@@ -1,5 +1,11 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { type Catalog, MCP, openCatalog, outcome, UPSTREAM_URL } from "../../../test/support/catalog.ts";
+import {
+  type Catalog,
+  MCP,
+  openCatalog,
+  outcome,
+  UPSTREAM_URL,
+} from "../../../test/support/stores/catalog.ts";
 
 let catalog: Catalog;
 beforeAll(async () => {

@@ -8,7 +8,7 @@ import {
   PRICING,
   UNKNOWN_AGENT,
   UPSTREAM_URL,
-} from "../../../test/support/catalog.ts";
+} from "../../../test/support/stores/catalog.ts";
 import { findAgent } from "./service.ts";
 
 let catalog: Catalog;

@@ -2,7 +2,7 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } fr
 import { mkdirSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { eq } from "drizzle-orm";
-import { type Catalog, fresh, openCatalog } from "../../../test/support/catalog.ts";
+import { type Catalog, fresh, openCatalog } from "../../../test/support/stores/catalog.ts";
 import { fetchJson, type JsonLimits } from "../../http/fetch-json.ts";
 import { createOutbound } from "../../http/outbound.ts";
 import { CredentialFailure } from "./failure.ts";

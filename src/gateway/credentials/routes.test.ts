@@ -1,7 +1,7 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
-import { type Catalog, fresh, openCatalog, outcome } from "../../../test/support/catalog.ts";
+import { type Catalog, fresh, openCatalog, outcome } from "../../../test/support/stores/catalog.ts";
 import { findSecret, secretIdentity } from "./service.ts";
 
 let catalog: Catalog;

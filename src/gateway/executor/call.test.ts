@@ -1,6 +1,6 @@
 import { afterAll, describe, expect, test } from "bun:test";
-import { type JobParts, LOOPBACK, makeJob } from "../../../test/support/jobs.ts";
-import { startRawUpstream, startUpstream, type Upstream } from "../../../test/support/upstream.ts";
+import { startRawUpstream, startUpstream, type Upstream } from "../../../test/support/http/upstream.ts";
+import { type JobParts, LOOPBACK, makeJob } from "../../../test/support/stores/jobs.ts";
 import { hostRules } from "../../core/host.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { createDecoderShare } from "../../http/decoder-share.ts";

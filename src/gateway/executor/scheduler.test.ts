@@ -2,7 +2,7 @@ import { afterEach, beforeEach, expect, jest, spyOn, test } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { accepted, SUCCESS } from "../../../test/support/invocations.ts";
+import { accepted, SUCCESS } from "../../../test/support/stores/invocations.ts";
 import { Fault } from "../../core/fault.ts";
 import { silentLog } from "../../core/log.ts";
 import { openStore } from "../../storage/open.ts";

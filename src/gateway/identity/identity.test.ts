@@ -13,7 +13,7 @@ import {
   signed,
   time,
   useIssuers,
-} from "../../../test/support/identity.ts";
+} from "../../../test/support/http/identity.ts";
 import type { Caller } from "../../core/caller.ts";
 
 useIssuers();

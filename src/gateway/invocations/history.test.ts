@@ -1,9 +1,9 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { eq } from "drizzle-orm";
 import fc from "fast-check";
-import { accepted } from "../../../test/support/invocations.ts";
-import { FILTERS, longHistory } from "../../../test/support/long-history.ts";
-import { type Place, places } from "../../../test/support/stores.ts";
+import { accepted } from "../../../test/support/stores/invocations.ts";
+import { FILTERS, longHistory } from "../../../test/support/stores/long-history.ts";
+import { type Place, places } from "../../../test/support/stores/stores.ts";
 import { idTime } from "../../core/id.ts";
 import { ERROR_CLASSES, INVOCATION_STATUSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
 import type { Store } from "../../storage/store.ts";

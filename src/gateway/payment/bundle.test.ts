@@ -1,6 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import { generateKeyPairSync } from "node:crypto";
-import { ALICE, BOB, SERVER, TEST_CA } from "../../../test/support/certificates.ts";
+import { ALICE, BOB, SERVER, TEST_CA } from "../../../test/support/http/certificates.ts";
 import { clientIdentity } from "./bundle.ts";
 
 const flat = (pem: string | null | undefined) => pem?.replace(/\s/g, "") ?? null;

@@ -1,7 +1,7 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { SQL } from "bun";
 import fc from "fast-check";
-import { type Place, places, postgresPlace } from "../../../test/support/stores.ts";
+import { type Place, places, postgresPlace } from "../../../test/support/stores/stores.ts";
 import { atOnce } from "../../concurrency/steps.ts";
 import type { Caller } from "../../core/caller.ts";
 import { Fault } from "../../core/fault.ts";

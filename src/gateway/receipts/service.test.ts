@@ -1,8 +1,8 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { createHash } from "node:crypto";
 import { eq, sql } from "drizzle-orm";
-import { accepted, SUCCESS } from "../../../test/support/invocations.ts";
-import { places } from "../../../test/support/stores.ts";
+import { accepted, SUCCESS } from "../../../test/support/stores/invocations.ts";
+import { places } from "../../../test/support/stores/stores.ts";
 import type { Caller } from "../../core/caller.ts";
 import { silentLog } from "../../core/log.ts";
 import { newKey } from "../../keys/envelope.ts";

@@ -6,7 +6,7 @@ import {
   receiptSigner,
   type Signer,
   signedChain,
-} from "../../../test/support/receipts.ts";
+} from "../../../test/support/stores/receipts.ts";
 import { type ReceiptKeys, receiptChain, receiptKeys } from "./verify.ts";
 
 let signer: Signer;

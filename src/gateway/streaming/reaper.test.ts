@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
-import { accepted } from "../../../test/support/invocations.ts";
-import { clock as fixed, places } from "../../../test/support/stores.ts";
+import { accepted } from "../../../test/support/stores/invocations.ts";
+import { clock as fixed, places } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
 import { nextAgentWithPending, pendingOf } from "../executor/leases.ts";
 import { findInvocation } from "../invocations/history.ts";

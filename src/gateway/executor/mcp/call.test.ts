@@ -1,13 +1,13 @@
 import { afterAll, afterEach, beforeAll, describe, expect, test } from "bun:test";
-import { type JobParts, LOOPBACK, makeJob } from "../../../../test/support/jobs.ts";
-import { type McpServer, startMcpServer } from "../../../../test/support/mcp-servers.ts";
 import {
   type Recorded,
   type RecordingProxy,
   startRecordingProxy,
   startUpstream,
   type Upstream,
-} from "../../../../test/support/upstream.ts";
+} from "../../../../test/support/http/upstream.ts";
+import { type McpServer, startMcpServer } from "../../../../test/support/mcp/mcp-servers.ts";
+import { type JobParts, LOOPBACK, makeJob } from "../../../../test/support/stores/jobs.ts";
 import { hostRules } from "../../../core/host.ts";
 import { createDecoderShare } from "../../../http/decoder-share.ts";
 import { createOutbound } from "../../../http/outbound.ts";

@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { LOOPBACK } from "../../../../test/support/jobs.ts";
-import { plainStreamAnswer } from "../../../../test/support/rpc-answer.ts";
+import { plainStreamAnswer } from "../../../../test/support/chain/rpc-answer.ts";
+import { LOOPBACK } from "../../../../test/support/stores/jobs.ts";
 import { hostRules } from "../../../core/host.ts";
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import { NOBODY } from "../../../http/decode.ts";

@@ -1,6 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { plainAnswer } from "../../../../test/support/rpc-answer.ts";
+import { plainAnswer } from "../../../../test/support/chain/rpc-answer.ts";
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import { AnswerReader } from "./response.ts";
 

@@ -1,7 +1,7 @@
 import { afterEach, describe, expect, test } from "bun:test";
-import { LOOPBACK, makeJob } from "../../../../test/support/jobs.ts";
-import { startMcpServer } from "../../../../test/support/mcp-servers.ts";
-import { startRecordingProxy, startUpstream } from "../../../../test/support/upstream.ts";
+import { startRecordingProxy, startUpstream } from "../../../../test/support/http/upstream.ts";
+import { startMcpServer } from "../../../../test/support/mcp/mcp-servers.ts";
+import { LOOPBACK, makeJob } from "../../../../test/support/stores/jobs.ts";
 import { silentLog } from "../../../core/log.ts";
 import { createDecoderShare } from "../../../http/decoder-share.ts";
 import type { WorkerSettings } from "../job.ts";
@@ -29,7 +29,7 @@ function pool(size = 1, settings: Partial<WorkerSettings> = {}): WorkerPool {
   return made;
 }
 
-const FRAGILE = new URL("../../../../test/support/fragile-worker.ts", import.meta.url).href;
+const FRAGILE = new URL("../../../../test/support/gateway/fragile-worker.ts", import.meta.url).href;
 
 function fragilePool(size = 1, script: () => string = () => FRAGILE): WorkerPool {
   const made = createWorkerPool({

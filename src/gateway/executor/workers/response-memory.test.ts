@@ -1,6 +1,6 @@
 import { describe, expect, test } from "bun:test";
-import { LOOPBACK, makeJob } from "../../../../test/support/jobs.ts";
-import { startUpstream } from "../../../../test/support/upstream.ts";
+import { startUpstream } from "../../../../test/support/http/upstream.ts";
+import { LOOPBACK, makeJob } from "../../../../test/support/stores/jobs.ts";
 import { hostRules } from "../../../core/host.ts";
 import { createDecoderShare } from "../../../http/decoder-share.ts";
 import { createOutbound } from "../../../http/outbound.ts";

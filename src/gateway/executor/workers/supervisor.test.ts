@@ -1,10 +1,11 @@
 import { afterEach, expect, test } from "bun:test";
-import { LOOPBACK } from "../../../../test/support/jobs.ts";
+import { LOOPBACK } from "../../../../test/support/stores/jobs.ts";
 import { silentLog } from "../../../core/log.ts";
 import { createDecoderShare } from "../../../http/decoder-share.ts";
 import { createSupervisor, type Supervisor } from "./supervisor.ts";
 
-const SLOW_TO_CLOSE = new URL("../../../../test/support/slow-to-close-worker.ts", import.meta.url).href;
+const SLOW_TO_CLOSE = new URL("../../../../test/support/gateway/slow-to-close-worker.ts", import.meta.url)
+  .href;
 
 const open: Supervisor[] = [];
 

@@ -1,0 +1,221 @@
+// What tests of settling need: a facilitator's settle over a real store, with hand-made doubles of the chain and of
+// the wallet. The wallet's stores its mark as the real one does, and the test says what becomes of each payment.
+import { usedOn, utcDay } from "../../../src/facilitator/daily-limits.ts";
+import {
+  type ClaimedPayment,
+  type FacilitatorPayment,
+  findPayment,
+  markSent,
+  recordFailed,
+  recordSettled,
+} from "../../../src/facilitator/payments.ts";
+import type { SettleChain, SettleWallet } from "../../../src/facilitator/settle/ports.ts";
+import { createSettle } from "../../../src/facilitator/settle/settle.ts";
+import { createSettlementWaiters } from "../../../src/facilitator/settle/waiters.ts";
+import type { Store } from "../../../src/storage/store.ts";
+import { parseSettleRequest, type SettleRequest } from "../../../src/x402/codec.ts";
+import type { Hex, PaymentKey } from "../../../src/x402/types.ts";
+import { keyOf } from "../../../src/x402/verify.ts";
+import { newPayer, type PaymentOptions, signPayment } from "./payments.ts";
+
+/** 2025-11-21T12:00:00Z. */
+export const NOON = 1_763_726_400_000;
+export const PAY_TO: Hex = "0x00000000000000000000000000000000000000aa";
+
+/** What a claim is measured against, where that is nothing to the test. */
+export const UNMEASURED = {
+  limits: { dailyCeiling: 10n ** 30n, dailyGasWei: 0n },
+  balance: { amount: 10n ** 30n, block: 0 },
+  gasAtRisk: 0n,
+};
+
+/** Of one account, by day. */
+export const reservedOn = async (reader: Store["read"], name: string, day: string) =>
+  (await usedOn(reader, { account: name, day })).reserved;
+
+export const account = (name = "alpha", maxPerTransaction?: bigint, dailyCeiling?: bigint) => ({
+  name,
+  maxPerTransaction: maxPerTransaction ?? null,
+  dailyCeiling: dailyCeiling ?? null,
+});
+
+/** A request signed by a payer of its own, unless one is named. */
+export async function request(
+  options: Partial<PaymentOptions> & { payer?: ReturnType<typeof newPayer> } = {},
+) {
+  const { payer = newPayer(), ...rest } = options;
+  const seconds = NOON / 1000;
+  const signed = await signPayment(payer, {
+    to: PAY_TO,
+    value: 1_000n,
+    validAfter: seconds - 600,
+    validBefore: seconds + 600,
+    ...rest,
+  });
+  return parsed(signed.settleRequest);
+}
+
+export function parsed(wire: unknown): SettleRequest {
+  const request = parseSettleRequest(wire);
+  if (!request.ok) throw new Error(request.reason);
+  return request.value;
+}
+
+export const keyOfRequest = (asked: SettleRequest): PaymentKey => keyOf(asked.payment.authorization);
+
+interface Logged {
+  readonly level: string;
+  readonly event: string;
+  readonly fields: Readonly<Record<string, unknown>>;
+}
+
+function recordingLog(lines: Logged[]) {
+  const at =
+    (level: string) =>
+    (event: string, fields: Readonly<Record<string, unknown>> = {}) =>
+      void lines.push({ level, event, fields });
+  return { debug: at("debug"), info: at("info"), warn: at("warn"), error: at("error") };
+}
+
+interface SettlingOptions {
+  readonly inclusionTimeoutMs?: number;
+  readonly atWorkMax?: number;
+  /** Payments that may be under way at once. */
+  readonly capacity?: number;
+  readonly maxPerTransaction?: bigint;
+  readonly dailyCeiling?: bigint;
+  readonly dailyGasWei?: bigint;
+  readonly now?: number;
+}
+
+type Simulate = (
+  ...args: Parameters<SettleChain["simulate"]>
+) => Promise<{ readonly ok: true; readonly gas: bigint } | { readonly ok: false; readonly reason: string }>;
+
+/** What the tests turn: everything may be changed at any time. */
+export function settling(store: Store, options: SettlingOptions = {}) {
+  const clock = { time: options.now ?? NOON, now: () => clock.time };
+  const logged: Logged[] = [];
+  const outcomes = createSettlementWaiters(store);
+  const sends: ClaimedPayment[] = [];
+  const turns = {
+    simulate: (async () => ({ ok: true, gas: 90_000n })) as Simulate,
+    /** What the chain's time is, in milliseconds: at first that of the clock. */
+    time: (async () => ({ earliest: clock.time, latest: clock.time })) as SettleChain["time"],
+    isSignedByContract: (async () => false) as SettleChain["isSignedByContract"],
+    balanceOf: (async () => ({ amount: 10n ** 30n, block: 0 })) as (
+      payer: Hex,
+    ) => Promise<{ readonly amount: bigint; readonly block: number }>,
+    hasCode: (async () => false) as SettleChain["hasCode"],
+    isUsed: (async () => false) as SettleChain["isUsed"],
+    readiness: (async () => ({ ready: true })) as SettleWallet["readiness"],
+    /** What becomes of a payment as soon as it is stored as sent: by default it is settled. */
+    afterSend: ((key: PaymentKey) => settled(key)) as (key: PaymentKey) => Promise<unknown>,
+    send: (async (payment: ClaimedPayment) => storeSent(payment)) as SettleWallet["send"],
+  };
+
+  async function storeSent(payment: ClaimedPayment) {
+    const marked = await store.write((tx) => markSent(tx, payment, hashOf(payment.key), clock.now()));
+    if (!marked) throw new Error("not claimed any more");
+    sends.push(payment);
+    void turns.afterSend(payment.key);
+  }
+
+  async function settled(key: PaymentKey): Promise<boolean> {
+    const inclusion = { transaction_hash: hashOf(key), block_number: 7, block_hash: hashOf(key) };
+    const done = await store.write((tx) => recordSettled(tx, key, inclusion, clock.now()));
+    outcomes.announce(key);
+    return done;
+  }
+
+  async function failed(
+    key: PaymentKey,
+    reason = "execution reverted",
+    foreign: Hex | null = null,
+    gasBurned: bigint | null = null,
+  ) {
+    const failure = { reason, foreign_transaction: foreign, gas_burned: gasBurned };
+    const done = await store.write((tx) => recordFailed(tx, key, failure, { was: "sent", now: clock.now() }));
+    outcomes.announce(key);
+    return done;
+  }
+
+  const settle = createSettle({
+    store,
+    clock,
+    log: recordingLog(logged),
+    chain: {
+      async simulate(...args) {
+        const found = await turns.simulate(...args);
+        return found.ok ? { ok: true, gas: { limit: found.gas, from: PAY_TO } } : found;
+      },
+      time: () => turns.time(),
+      isSignedByContract: (...args) => turns.isSignedByContract(...args),
+      balanceOf: async (payer) => ({ ...(await turns.balanceOf(payer)), hash: PAY_TO }),
+      hasCode: (...args) => turns.hasCode(...args),
+      isUsed: (...args) => turns.isUsed(...args),
+    },
+    wallet: {
+      capacity: options.capacity ?? 2_000,
+      readiness: () => turns.readiness(),
+      costOf: async ({ limit }) => limit,
+      send: (...args) => turns.send(...args),
+    },
+    outcomes,
+    limits: {
+      maxPerTransaction: options.maxPerTransaction ?? 10_000n,
+      dailyCeiling: options.dailyCeiling ?? 1_000_000n,
+      dailyGasWei: options.dailyGasWei ?? 0n,
+      inclusionTimeoutMs: options.inclusionTimeoutMs ?? 15_000,
+    },
+    ...(options.atWorkMax === undefined ? {} : { atWorkMax: options.atWorkMax }),
+  });
+
+  return {
+    ...settle,
+    clock,
+    logged,
+    outcomes,
+    sends,
+    turns,
+    settled,
+    failed,
+    storeSent,
+    record: (asked: SettleRequest) => findPayment(store.read, keyOfRequest(asked)),
+    reserved: (name = "alpha", time = clock.now()) => reservedOn(store.read, name, utcDay(time)),
+    async refusals() {
+      const { db, tables } = store.read;
+      return db.select().from(tables.facilitatorRefusals);
+    },
+  };
+}
+
+/** The double's transaction for a payment. */
+export function hashOf({ payer, nonce }: PaymentKey): Hex {
+  return `0x${new Bun.CryptoHasher("sha256").update(payer + nonce).digest("hex")}`;
+}
+
+/** `settled`, `declined`, `unknown <hash>`, or the Fault's kind. */
+export async function ending(answer: Promise<unknown>): Promise<string> {
+  try {
+    const response = (await answer) as { success: boolean; transaction: string };
+    if (response.success) return "settled";
+    return response.transaction === "" ? "declined" : `unknown ${response.transaction}`;
+  } catch (error) {
+    return (error as { kind?: string }).kind ?? String(error);
+  }
+}
+
+export async function allPayments(store: Store): Promise<FacilitatorPayment[]> {
+  const { db, tables } = store.read;
+  return db.select().from(tables.facilitatorPayments);
+}
+
+export async function emptied(store: Store): Promise<void> {
+  await store.write(async ({ db, tables }) => {
+    await db.delete(tables.facilitatorPayments);
+    await db.delete(tables.facilitatorDays);
+    await db.delete(tables.facilitatorRefusals);
+    await db.delete(tables.facilitatorTransactions);
+  });
+}

@@ -1,0 +1,55 @@
+// A worker for tests of the pool: answers each job with its own body, and dies of what the body says.
+import type { Job, Outcome } from "../../../src/gateway/executor/job.ts";
+import type { FromWorker, ToWorker } from "../../../src/gateway/executor/workers/messages.ts";
+
+declare const self: Worker;
+
+const post = (message: FromWorker) => self.postMessage(message);
+
+function echo(job: Job): Outcome {
+  return {
+    status: "succeeded",
+    error_class: null,
+    upstream_status: 200,
+    latency_ms: 0,
+    resp_size: job.body.length,
+    resp_sha256: null,
+    response: job.body,
+    response_truncated: false,
+    response_content_type: null,
+    detail: null,
+  };
+}
+
+function take(job: Job): void {
+  switch (new TextDecoder().decode(job.body.subarray(0, 20))) {
+    case "throw":
+      throw new Error("boom");
+    case "throw later":
+      setTimeout(() => {
+        throw new Error("boom");
+      });
+      break;
+    case "reject":
+      void Promise.reject(new Error("boom"));
+      break;
+    case "exit":
+      process.exit(0);
+      break;
+    case "hang":
+      break;
+    case "spin":
+      for (;;);
+    case "slow":
+      setTimeout(() => post({ kind: "done", results: [{ id: job.id, outcome: echo(job) }] }), 100);
+      break;
+    default:
+      post({ kind: "done", results: [{ id: job.id, outcome: echo(job) }] });
+  }
+}
+
+self.onmessage = ({ data }: MessageEvent<ToWorker>) => {
+  if (data.kind === "start") post({ kind: "ready" });
+  if (data.kind === "work") data.jobs.forEach(take);
+  if (data.kind === "close") post({ kind: "closed" });
+};

@@ -1,0 +1,66 @@
+// Invocations as tests of the gateway's inside need them: an accepted call, and how one ends well.
+import { newId } from "../../../src/core/id.ts";
+import type { AcceptedCall, Ending, InvocationRow } from "../../../src/gateway/invocations/service.ts";
+
+/** A call of tenant acme to agent agt_a, as admission hands it over. */
+export function accepted(now: number, fields: Partial<InvocationRow> = {}, body = "hello"): AcceptedCall {
+  const row: InvocationRow = {
+    tenant: "acme",
+    id: newId("inv", now),
+    agent_id: "agt_a",
+    caller: "alice",
+    mode: "transactional",
+    status: "pending",
+    error_class: null,
+    model: null,
+    mcp_method: null,
+    mcp_tool: null,
+    payment_network: null,
+    payment_asset: null,
+    payment_amount: null,
+    payment_payer: null,
+    payment_nonce: null,
+    settlement_status: null,
+    settlement: null,
+    upstream_status: null,
+    latency_ms: null,
+    ttft_ms: null,
+    req_size: body.length,
+    resp_size: null,
+    req_sha256: null,
+    resp_sha256: null,
+    response_content_type: null,
+    response_truncated: false,
+    body_captured: true,
+    emit_receipt: false,
+    owner: null,
+    claim: null,
+    accepted_by: null,
+    updated_at: now,
+    completed_at: null,
+    ...fields,
+  };
+  const call = {
+    url: "https://example.com/",
+    protocol: "http",
+    mcp_protocol_version: null,
+    credential_ref: null,
+    capture: row.body_captured,
+    receipt: row.emit_receipt,
+    headers: [["content-type", "text/plain"]],
+    request_id: "r1",
+  } as const;
+  return { row, call, body: new TextEncoder().encode(body), idempotency: null };
+}
+
+export const SUCCESS: Ending = {
+  status: "succeeded",
+  error_class: null,
+  upstream_status: 200,
+  latency_ms: 5,
+  resp_size: 5,
+  resp_sha256: null,
+  response: new TextEncoder().encode("world"),
+  response_truncated: false,
+  response_content_type: "text/plain",
+};
