@@ -1,6 +1,8 @@
 // From accepted to ended: claims a call durably, hands it to a worker, records what came back. The database is
 // the queue; what is in memory may vanish at any moment without losing or repeating a call.
+
 import { endsWithin } from "../../concurrency/deadline.ts";
+import { every } from "../../concurrency/every.ts";
 import { CLAIM_BELIEVED_MS, isOlder, type Moment, thisMoment } from "../../core/age.ts";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
@@ -79,7 +81,7 @@ export class Scheduler {
   #draining = false;
   #givenUp = false;
   #renewal: ReturnType<typeof setInterval> | undefined;
-  #nextSweep: ReturnType<typeof setTimeout> | undefined;
+  #stopSweeping = () => {};
   readonly #trust = createLeaseTrust();
 
   constructor(options: SchedulerOptions) {
@@ -113,7 +115,7 @@ export class Scheduler {
   /** Takes up what is pending, and from now on what other replicas leave. */
   async start(): Promise<void> {
     await this.#takeUpPending();
-    if (this.#shared) this.#scheduleSweep();
+    if (this.#shared) this.#stopSweeping = every(SWEEP_MS, () => this.#sweep());
   }
 
   offer({ row, call, body }: AcceptedCall): void {
@@ -137,12 +139,12 @@ export class Scheduler {
   async drain(ms: number): Promise<void> {
     const { pool } = this.#options;
     this.#draining = true;
+    this.#stopSweeping();
     const idle = this.#queues.pause();
     await endsWithin(ms, idle);
     await pool.close();
     await endsWithin(LAST_RECORDS_MS, idle);
     this.#givenUp = true;
-    clearTimeout(this.#nextSweep);
   }
 
   /** Drops this replica's lease: no call runs on it any more, on either path. */
@@ -282,20 +284,13 @@ export class Scheduler {
     }
   }
 
-  #scheduleSweep(): void {
-    this.#nextSweep = setTimeout(async () => {
-      await this.#sweep();
-      if (!this.#draining) this.#scheduleSweep();
-    }, SWEEP_MS);
-  }
-
   async #renew(): Promise<void> {
     const { store, replica } = this.#options;
     this.#trust.renewed(await store.write((tx) => renewLease(tx, replica)));
   }
 
   /** Ends the calls of replicas that are gone, and takes up those that are pending. */
-  async #sweep(): Promise<void> {
+  async #sweep(): Promise<undefined> {
     const { store, clock, log, replica, ended } = this.#options;
     try {
       for (const { id } of await endOrphans(store, clock, replica, this.#trust.holds)) ended(id);

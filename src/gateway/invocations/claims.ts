@@ -1,7 +1,9 @@
 // The claims of this process: each attempt to take a call has a token of its own, from before it is written until its
 // call has ended. What the database says that this replica runs is compared with them, both ways: what was ended
 // elsewhere is broken off here within two seconds, and what nobody here is at work on does not stay running for ever.
+
 import { and, eq, isNotNull } from "drizzle-orm";
+import { every } from "../../concurrency/every.ts";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
@@ -63,19 +65,12 @@ export interface CompareOptions {
 export function compareClaims(options: CompareOptions): () => void {
   const { store, log } = options;
   const pause = store.dialect === "sqlite" ? LOOK_MS_ALONE : LOOK_MS;
-  let timer: ReturnType<typeof setTimeout> | undefined;
-  let isOver = false;
-  function schedule(): void {
-    timer = setTimeout(async () => {
-      await compareOnce(options).catch((error) => log.warn("running_calls_not_compared", { error }));
-      if (!isOver) schedule();
-    }, pause);
-  }
-  schedule();
-  return () => {
-    isOver = true;
-    clearTimeout(timer);
-  };
+  return every(pause, () =>
+    compareOnce(options).then(
+      () => undefined,
+      (error) => void log.warn("running_calls_not_compared", { error }),
+    ),
+  );
 }
 
 export async function compareOnce(options: CompareOptions): Promise<void> {

@@ -1,7 +1,9 @@
 // Which recorded payment is attempted when: each once before its call is answered, and those whose outcome nobody
 // knows again and again in the background, until it is certain. The database holds what is owed; a payment is leased
 // for each attempt, so that after a crash, or on another replica, it comes up again.
+
 import { endsWithin } from "../../concurrency/deadline.ts";
+import { every } from "../../concurrency/every.ts";
 import { type AttemptOptions, attemptSettlement, shown } from "./attempt.ts";
 import { PAUSE_MS_MOST } from "./outcome.ts";
 import { dueOf, makeDue, nextTenantDue, type OpenPayment } from "./rows.ts";
@@ -45,7 +47,7 @@ export function createSettler(options: SettlerOptions): Settler {
   const room = createSettlementLimits();
   const stopped = new AbortController();
   let stopping = false;
-  let timer: ReturnType<typeof setTimeout> | undefined;
+  let stopTicking = () => {};
   let lastTenant = "";
 
   const leaseUntil = () => clock.now() + settleWaitMs + LEASE_MARGIN_MS;
@@ -102,14 +104,12 @@ export function createSettler(options: SettlerOptions): Settler {
     await makeDue(store, now, latest);
   }
 
-  function schedule(tick = 1): void {
-    timer = setTimeout(async () => {
-      const isSearch = tick % TICKS_PER_SEARCH === 0;
-      await (isSearch ? searchFarOff().then(takeUpDue) : takeUpDue()).catch((error) =>
-        log.warn("open_settlements_not_read", { error }),
-      );
-      if (!stopping) schedule(tick + 1);
-    }, TICK_MS);
+  let ticks = 0;
+  async function tick(): Promise<undefined> {
+    const isSearch = ++ticks % TICKS_PER_SEARCH === 0;
+    await (isSearch ? searchFarOff().then(takeUpDue) : takeUpDue()).catch((error) =>
+      log.warn("open_settlements_not_read", { error }),
+    );
   }
 
   async function idle(): Promise<void> {
@@ -126,10 +126,12 @@ export function createSettler(options: SettlerOptions): Settler {
       // On SQLite this process is the only one, so what the last one had under way is nobody's.
       if (store.dialect === "sqlite") await makeDue(store, clock.now(), clock.now());
     },
-    start: () => schedule(),
+    start() {
+      stopTicking = every(TICK_MS, tick);
+    },
     async stop(ms) {
       stopping = true;
-      clearTimeout(timer);
+      stopTicking();
       // Not as soon as nothing is under way: whoever has waited for that is about to read what came of it.
       setTimeout(() => stopped.abort(), ms).unref();
       await endsWithin(ms + LAST_RECORDS_MS, idle());

@@ -1,7 +1,9 @@
 // Makes the receipts that are owed. The database holds the debts, so a crash between an end and its receipt loses
 // none. A batch is signed outside of any write, each receipt naming the one before it, and stored only if the chain
 // still ends where the batch begins: of two replicas that sign at once, one looks again.
+
 import { CompactSign } from "jose";
+import { every } from "../../concurrency/every.ts";
 import type { Clock } from "../../core/clock.ts";
 import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
@@ -43,8 +45,7 @@ export function receiptEmitter(options: EmitterOptions): Emitter {
   const turns = new Map<string, Promise<boolean>>();
   /** On the monotonic clock; after it no round goes on. */
   let until = Number.POSITIVE_INFINITY;
-  let stopping = false;
-  let timer: ReturnType<typeof setTimeout> | undefined;
+  let stopTicking = () => {};
   let round: Promise<boolean> = Promise.resolve(true);
 
   /** One batch of a tenant; false when nothing was owed. Two at a time would only undo each other's work. */
@@ -80,24 +81,18 @@ export function receiptEmitter(options: EmitterOptions): Emitter {
     return round;
   }
 
-  function schedule(ms = TICK_MS): void {
-    timer = setTimeout(async () => {
-      const worked = await startRound();
-      if (!stopping) schedule(worked ? TICK_MS : TICK_MS_AFTER_FAILURE);
-    }, ms);
-  }
-
   return {
     async settle(tenant) {
       // What is under way may have looked before the debt was there.
       await turns.get(tenant);
       while (await turn(tenant));
     },
-    start: () => schedule(),
+    start() {
+      stopTicking = every(TICK_MS, async () => ((await startRound()) ? TICK_MS : TICK_MS_AFTER_FAILURE));
+    },
     async stop(ms) {
-      stopping = true;
       until = performance.now() + ms;
-      clearTimeout(timer);
+      stopTicking();
       await round;
       await startRound();
     },

@@ -2,8 +2,10 @@
 // back with it, and it landed meanwhile. Whoever does not come back in time has paid for a call that is not made, and
 // the record says so. The time is what this process has itself seen pass: it begins anew with each start and with
 // each try of the caller (which changes `updated_at`), and no clock can shorten it.
+
 import { and, asc, eq, sql } from "drizzle-orm";
 import { paidFor } from "../../../db/conditions.ts";
+import { every } from "../../concurrency/every.ts";
 import type { Clock } from "../../core/clock.ts";
 import { RETRY_AFTER_SECONDS_MAX } from "../../core/limits.ts";
 import type { Log } from "../../core/log.ts";
@@ -37,19 +39,12 @@ interface Seen {
 export function startReaper(options: ReaperOptions): () => void {
   const { log } = options;
   const endOnce = createReaper(options);
-  let timer: ReturnType<typeof setTimeout> | undefined;
-  let isOver = false;
-  function schedule(): void {
-    timer = setTimeout(async () => {
-      await endOnce().catch((error) => log.warn("unclaimed_calls_not_read", { error }));
-      if (!isOver) schedule();
-    }, LOOK_MS);
-  }
-  schedule();
-  return () => {
-    isOver = true;
-    clearTimeout(timer);
-  };
+  return every(LOOK_MS, () =>
+    endOnce().then(
+      () => undefined,
+      (error) => void log.warn("unclaimed_calls_not_read", { error }),
+    ),
+  );
 }
 
 /** One look, which gives the calls that it ended. */
