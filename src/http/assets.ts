@@ -1,0 +1,48 @@
+// Files that the server shows to a browser, made or read once at the start: each with a tag by which a copy that is
+// still good is not sent again, and pages with a policy that holds the browser to this server and to files of its own.
+import { type LargeResponse, piecesOfBytes, respondLarge } from "./large-response.ts";
+import { notModified, STRANGERS } from "./server.ts";
+
+const PAGE_POLICY = [
+  "default-src 'none'",
+  "script-src 'self'",
+  "style-src 'self'",
+  "img-src 'self' data:",
+  "connect-src 'self'",
+  "base-uri 'none'",
+  "form-action 'none'",
+  "frame-ancestors 'none'",
+].join("; ");
+
+export interface Asset {
+  readonly bytes: Uint8Array;
+  readonly type: string;
+  readonly headers: Readonly<Record<string, string>>;
+}
+
+/** An asset that a browser keeps, and asks about before it uses it again: its address names no version. */
+export function asset(content: string | Uint8Array, type: string): Asset {
+  const bytes = Buffer.from(content);
+  const digest = new Bun.CryptoHasher("sha256").update(bytes).digest("base64url");
+  const headers = {
+    etag: `"${digest}"`,
+    "cache-control": "no-cache",
+    "x-content-type-options": "nosniff",
+  };
+  return { bytes, type, headers };
+}
+
+/** A page that loads nothing from another host and runs no inline script or style. */
+export function pageAsset(html: string): Asset {
+  const page = asset(html, "text/html; charset=utf-8");
+  const guards = { "content-security-policy": PAGE_POLICY, "referrer-policy": "no-referrer" };
+  return { ...page, headers: { ...page.headers, ...guards } };
+}
+
+export async function serveAsset(request: Request, { bytes, type, headers }: Asset): Promise<Response> {
+  const known = request.headers.get("if-none-match") ?? "";
+  const isCurrent = known.split(",").some((tag) => tag.trim().replace(/^W\//, "") === headers["etag"]);
+  if (isCurrent) return notModified({ ...headers, "content-type": type });
+  const answer: LargeResponse = { tenant: STRANGERS, request, type, headers, weight: bytes.length };
+  return respondLarge(answer, async () => ({ weight: bytes.length, pieces: piecesOfBytes(bytes) }));
+}
