@@ -1,5 +1,5 @@
-// The manual at /docs: its pages, rendered once at the start, with a style, a script that searches, and what that
-// searches through. All of it comes from the binary, and the pages need no token.
+// The manual at /docs: its pages, a style, a script that searches, and what that searches through. All of it comes from
+// the binary and needs no token. Each page is rendered once, when it is first asked for, so that no start waits for it.
 import { type Asset, asset, pageAsset, serveAsset } from "../../http/assets.ts";
 import { routes } from "../../http/server.ts";
 import { PAGES, type Page } from "./pages.ts";
@@ -10,21 +10,29 @@ import style from "./style.css" with { type: "text" };
 export function manualRoutes(pages: readonly Page[] = PAGES) {
   const hidden = { detail: { hide: true } };
   const app = routes().get("/docs/", () => Response.redirect("../docs"), hidden);
-  for (const [path, file] of Object.entries(manualAssets(pages))) {
-    app.get(path, ({ request }) => serveAsset(request, file), hidden);
+  for (const [path, make] of Object.entries(manualAssets(pages))) {
+    let made: Asset | null = null;
+    app.get(
+      path,
+      ({ request }) => {
+        made ??= make();
+        return serveAsset(request, made);
+      },
+      hidden,
+    );
   }
   return app;
 }
 
-function manualAssets(pages: readonly Page[]): Readonly<Record<string, Asset>> {
-  const sections = pages.flatMap(({ name, text }) => sectionsOf(name, text));
-  const shown = pages.map((page) => [`/docs/${page.name}`, pageAsset(pageHtml(pages, page))] as const);
+function manualAssets(pages: readonly Page[]): Readonly<Record<string, () => Asset>> {
+  const sections = () => pages.flatMap(({ name, text }) => sectionsOf(name, text));
+  const shown = pages.map((page) => [`/docs/${page.name}`, () => pageAsset(pageHtml(pages, page))] as const);
   return {
-    "/docs": pageAsset(contentsHtml(pages)),
+    "/docs": () => pageAsset(contentsHtml(pages)),
     ...Object.fromEntries(shown),
-    "/docs/style.css": asset(style, "text/css; charset=utf-8"),
-    "/docs/search.js": asset(script, "text/javascript; charset=utf-8"),
-    "/docs/search.json": asset(JSON.stringify(sections), "application/json"),
+    "/docs/style.css": () => asset(style, "text/css; charset=utf-8"),
+    "/docs/search.js": () => asset(script, "text/javascript; charset=utf-8"),
+    "/docs/search.json": () => asset(JSON.stringify(sections()), "application/json"),
   };
 }
 
