@@ -40,6 +40,14 @@ test("--help names every variable, and --version the version", async () => {
   });
 });
 
+test("help prints a page of the manual, and refuses a topic that is none", async () => {
+  const page = await tollgate(["help", "payments"]);
+  expect(page).toMatchObject({ code: 0, err: "", out: expect.stringMatching(/^# Payments\n/) });
+  const refused = await tollgate(["help", "paymets"]);
+  expect(refused).toMatchObject({ code: 2, out: "" });
+  expect(refused.err).toContain("paymets is no topic; did you mean payments?");
+});
+
 test("problems of flags and variables are told together, with status 2, and nothing is made", async () => {
   const { code, out, err } = await tollgate(["--mode", "gateway", "--prot", "1", "--host"], {
     TOLLGATE_WORKERS: "many",

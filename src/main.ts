@@ -3,7 +3,7 @@
 import { type AccountCommand, readAccountRequest, runAccount } from "./cli/account.ts";
 import { type CommandLine, readCommandLine } from "./cli/command-line.ts";
 import { openScreen, showsColours } from "./cli/demo/screen.ts";
-import { helpText } from "./cli/help.ts";
+import { helpText, topicText } from "./cli/help.ts";
 import { type OpenLog, openLog } from "./cli/log.ts";
 import { migrate } from "./cli/migrate.ts";
 import { openDataDir, openMasterKey } from "./cli/open.ts";
@@ -35,7 +35,7 @@ async function main(line: CommandLine): Promise<void> {
     case null:
       return refuse(line, line.problems);
     case "help":
-      return print(helpText());
+      return printHelp(line);
     case "version":
       return print(`tollgate ${VERSION}\n`);
     case "serve":
@@ -57,6 +57,12 @@ async function main(line: CommandLine): Promise<void> {
     default:
       return account(line.command, line);
   }
+}
+
+function printHelp(line: CommandLine): void {
+  const [topic] = line.words;
+  if (line.problems.length > 0) refuse(line, line.problems);
+  else print(topic === undefined ? helpText() : topicText(topic));
 }
 
 function load(purpose: Purpose, { flags }: CommandLine): Loaded {

@@ -73,7 +73,7 @@ test("no install script was run", () => {
 });
 
 test("it serves: the health path, and the page and document that come from packages", async () => {
-  for (const path of ["/healthz", "/swagger", "/swagger/json"]) {
+  for (const path of ["/healthz", "/swagger", "/swagger/json", "/docs/api"]) {
     const answer = await fetch(url + path);
     expect([path, answer.status]).toEqual([path, 200]);
     await answer.arrayBuffer();

@@ -1,5 +1,6 @@
-// The README cannot rot: its commands run in a shell as they stand, its examples are sent to the gateway that the
-// start command starts, and what it lists (variables, routes, statuses, dependencies, folders) is what there is.
+// The README and the manual cannot rot: their commands run in a shell as they stand, their examples are sent to the
+// gateway that the start command starts, and what they list (variables, routes, statuses, dependencies, folders, the
+// files of recipes) is what there is.
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import {
   existsSync,
@@ -13,9 +14,10 @@ import {
   writeFileSync,
 } from "node:fs";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { COMMON, DEMO, FACILITATOR, GATEWAY } from "../src/config/variables.ts";
 import { VARIABLES } from "../src/config.ts";
+import { PAGES } from "../src/gateway/manual/pages.ts";
 import { type Exchange, exchanges, parseReadme, runShell, type Shell, tableRows } from "./support/readme.ts";
 
 const ROOT = join(import.meta.dir, "..");
@@ -23,7 +25,17 @@ const START_MS_MAX = 30_000;
 setDefaultTimeout(60_000);
 
 const read = (path: string) => readFileSync(join(ROOT, path), "utf8");
+const README_LINES_MAX = 400;
+const MANUAL = "src/gateway/manual";
 const readme = parseReadme(read("README.md"));
+const pages = new Map(PAGES.map(({ name }) => [name, parseReadme(read(`${MANUAL}/${name}.md`))]));
+/** By path. */
+const files = new Map([
+  ["README.md", readme],
+  ...[...pages].map(([name, page]) => [`${MANUAL}/${name}.md`, page] as const),
+]);
+/** All of them one after the other: what must be said somewhere, and what runs. */
+const manual = parseReadme([...files.values()].map(({ text }) => text).join("\n"));
 const manifest = JSON.parse(read("package.json")) as {
   engines: { bun: string };
   scripts: Record<string, string>;
@@ -33,12 +45,20 @@ const manifest = JSON.parse(read("package.json")) as {
 };
 
 describe("what it says is there:", () => {
+  test("the README is a face, and the manual has a page for each file", () => {
+    expect(readme.text.split("\n").length - 1).toBeLessThanOrEqual(README_LINES_MAX);
+    const there = readdirSync(join(ROOT, MANUAL)).filter((name) => name.endsWith(".md"));
+    expect(there.sort()).toEqual(PAGES.map(({ name }) => `${name}.md`).sort());
+    expect(PAGES.filter(({ title }) => title === "")).toEqual([]);
+    expect(PAGES.filter(({ name }) => !readme.links.includes(`${MANUAL}/${name}.md`))).toEqual([]);
+  });
+
   test("the two commands come first, and CI runs the second one", () => {
     const bun = `npx --yes bun@${manifest.engines.bun}`;
     expect(readme.blocks[0]).toEqual({ info: "", text: `${bun} run start\n${bun} run test\n` });
     expect(read(".ci/run")).toContain(`\n${bun} run test `);
-    expect(new Set(readme.text.match(/\bbun@[\w.-]*\w/g))).toEqual(new Set([`bun@${manifest.engines.bun}`]));
-    const scripts = [...readme.text.matchAll(/\brun (\w+)`/g)].map(([, name = ""]) => name);
+    expect(new Set(manual.text.match(/\bbun@[\w.-]*\w/g))).toEqual(new Set([`bun@${manifest.engines.bun}`]));
+    const scripts = [...manual.text.matchAll(/\brun (\w+)`/g)].map(([, name = ""]) => name);
     expect(Object.keys(manifest.scripts)).toEqual(expect.arrayContaining(scripts));
     expect(scripts.length).toBeGreaterThan(5);
   });
@@ -57,15 +77,25 @@ describe("what it says is there:", () => {
       ["the facilitator", FACILITATOR],
       ["the demo", DEMO],
     ];
-    test.each(tables)("%s", (whose, variables) => {
-      const rows = Object.entries(variables).map(([name, row]) => {
+    const rowsOf = (variables: Readonly<Record<string, Row>>) =>
+      Object.entries(variables).map(([name, row]) => {
         const flag = row.flag === undefined ? "" : ` \`--${row.flag}\``;
         const fallback = row.shown ?? (row.fallback === null ? "unset" : `\`${row.fallback}\``);
         return `| \`${name}\`${row.secret === true ? " \\*" : ""}${flag} | ${fallback} | ${row.meaning.replaceAll("<", "\\<")} |`;
       });
-      const table = ["| variable | default | meaning |", "|---|---|---|", ...rows, "", ""].join("\n");
+    const head = ["| variable | default | meaning |", "|---|---|---|"];
+    test.each(tables)("%s", (whose, variables) => {
+      const rows = rowsOf(variables);
+      const table = [...head, ...rows, "", ""].join("\n");
       const heading = `Variable${rows.length === 1 ? "" : "s"} of ${whose}`;
-      expect(readme.section(heading)).toContain(table);
+      expect(`${pages.get("operations")?.section(heading)}\n`).toContain(table);
+    });
+
+    test("those that are used most", () => {
+      const all = tables.flatMap(([, variables]) => rowsOf(variables));
+      const shown = readme.section("Configuration").match(/^\| `.*$/gm) ?? [];
+      expect(shown.filter((row) => !all.includes(row))).toEqual([]);
+      expect(shown.length).toBeGreaterThan(10);
     });
   });
 
@@ -73,22 +103,53 @@ describe("what it says is there:", () => {
     const known = Object.entries<{ secret?: true }>(VARIABLES).flatMap(([name, { secret }]) =>
       secret === true ? [name, `${name}_FILE`] : [name],
     );
-    const named = new Set(readme.text.match(/\b(TOLLGATE_[A-Z_]*[A-Z]|DATABASE_URL)\b/g));
+    const named = new Set(manual.text.match(/\b(TOLLGATE_[A-Z_]*[A-Z]|DATABASE_URL)\b/g));
     expect([...named].filter((name) => !known.includes(name))).toEqual([]);
     expect(named.size).toBeGreaterThan(20);
   });
 
-  test("links", () => {
-    const own = readme.links.filter((target) => !target.startsWith("https://"));
-    const broken = own.filter((target) =>
-      target.startsWith("#") ? !readme.anchors.has(target.slice(1)) : !existsSync(join(ROOT, target)),
-    );
+  test.each([...files.keys()])("links of %s", (path) => {
+    const own = files.get(path)?.links.filter((target) => !target.startsWith("https://")) ?? [];
+    const broken = own.filter((target) => {
+      const [file = "", anchor = ""] = target.split("#");
+      const place = file === "" ? path : join(dirname(path), file);
+      if (anchor === "") return !existsSync(join(ROOT, place));
+      return files.get(place)?.anchors.has(anchor) !== true;
+    });
     expect(broken).toEqual([]);
-    expect(own.length).toBeGreaterThan(8);
+    // What is no page is not there where the manual is served.
+    const strays = own.filter((target) => path !== "README.md" && !/^([a-z]+\.md)?(#|$)/.test(target));
+    expect(strays).toEqual([]);
+  });
+
+  test("links at all", () => {
+    expect(readme.links.length).toBeGreaterThan(20);
+    expect(manual.links.length).toBeGreaterThan(40);
+  });
+
+  test("no file in a recipe that is not there", () => {
+    const recipes = pages.get("development")?.section("Recipes") ?? "";
+    const named = recipes.match(/(?<=`)(src|db|test)\/[^`]+(?=`)/g) ?? [];
+    expect(named.filter((path) => !existsSync(join(ROOT, path)))).toEqual([]);
+    expect(new Set(named).size).toBeGreaterThan(40);
+    expect(recipes.match(/^### /gm)?.length).toBe(8);
+    // Files are named in other pages as well, with their whole path.
+    const others = manual.text.match(/(?<=`)(src|db|test)\/[\w./-]+\.\w+(?=`)/g) ?? [];
+    expect(others.filter((path) => !existsSync(join(ROOT, path)))).toEqual([]);
+  });
+
+  test("every file of the way of a paid call", () => {
+    const drawn = pages.get("architecture")?.section("One paid call") ?? "";
+    const named = drawn.match(/[a-z][\w/-]*\.ts\b/g) ?? [];
+    const folders = ["src/gateway", "src/facilitator"];
+    expect(named.filter((path) => !folders.some((folder) => existsSync(join(ROOT, folder, path))))).toEqual(
+      [],
+    );
+    expect(named.length).toBeGreaterThan(20);
   });
 
   test("every dependency with a reason", () => {
-    const rows = tableRows(readme.section("Development"), "| dependency | why |");
+    const rows = tableRows(manual.section("Dependencies"), "| dependency | why |");
     const all = [manifest.dependencies, manifest.optionalDependencies, manifest.devDependencies].flatMap(
       Object.keys,
     );
@@ -124,16 +185,16 @@ describe("what it says is there:", () => {
     // The commands of the container have no engine here.
     const known = ["sh", ...shells.map((name) => `sh ${name}`), "http", "http facilitator"];
     const outputs = ["", "json", "text", "text demo", "text layout"];
-    const others = readme.blocks.filter(({ info }) => ![...known, ...outputs].includes(info));
+    const others = manual.blocks.filter(({ info }) => ![...known, ...outputs].includes(info));
     expect(others).toEqual([]);
     const [demo, chain] = ["sh demo", "sh chain"].map((name) =>
-      readme.blocks.find(({ info }) => info === name),
+      manual.blocks.find(({ info }) => info === name),
     );
     expect(chain?.text).toBe(demo?.text);
   });
 
   test("nothing that belongs to one machine", () => {
-    expect(readme.text.match(/\/(home|root|tmp|work|Users|usr)\/|\bregistry\.\w|\bnpmjs\b/g) ?? []).toEqual(
+    expect(manual.text.match(/\/(home|root|tmp|work|Users|usr)\/|\bregistry\.\w|\bnpmjs\b/g) ?? []).toEqual(
       [],
     );
   });
@@ -158,7 +219,7 @@ describe("what it does works:", () => {
     shells.push(started);
     return started;
   };
-  const blocksOf = (info: string) => readme.blocks.filter((block) => block.info === info);
+  const blocksOf = (info: string) => manual.blocks.filter((block) => block.info === info);
 
   beforeAll(async () => {
     const [gateway = 0, echo = 0, mcp = 0, mutual = 0, open = 0] = freePorts(5);
@@ -183,10 +244,10 @@ describe("what it does works:", () => {
     // Whoever needs it waits for it, and learns why it did not start.
     collecting.catch(() => {});
     gatewayShell = shell(blocksOf("sh start")[0]?.text ?? "exit 1");
-    const upstreams = shell(blocksOf("sh upstreams")[0]?.text ?? "exit 1");
+    const [, upstreams] = blocksOf("sh upstreams").map(({ text }) => shell(text));
     await Promise.all([
       gatewayShell.prints(/a token .*\n/, START_MS_MAX),
-      upstreams.prints(/listening on port/, START_MS_MAX),
+      upstreams?.prints(/listening on port/, START_MS_MAX),
       answers(`http://127.0.0.1:${echo}/`),
     ]);
   });
@@ -198,7 +259,7 @@ describe("what it does works:", () => {
 
   /** The README's facilitator on the chain of the demo, whose address replaces the one that the README shows. */
   async function startFacilitator(): Promise<void> {
-    const [shown = "no address"] = /(?<=TOLLGATE_RPC_URLS=)\S+/.exec(readme.text) ?? [];
+    const [shown = "no address"] = /(?<=TOLLGATE_RPC_URLS=)\S+/.exec(manual.text) ?? [];
     await demo.prints(/chain RPC +\S+ /, START_MS_MAX);
     const [url = ""] = /(?<=chain RPC +)\S+/.exec(demo.printed()) ?? [];
     const blocks = blocksOf("sh facilitator").map(({ text }) => text.replaceAll(shown, url));
@@ -255,8 +316,8 @@ describe("what it does works:", () => {
   }
 
   test("the first start says where things are", () => {
-    const index = readme.blocks.findIndex(({ info }) => info === "sh start");
-    const shown = localised(readme.blocks[index + 1]?.text ?? "");
+    const index = manual.blocks.findIndex(({ info }) => info === "sh start");
+    const shown = localised(manual.blocks[index + 1]?.text ?? "");
     const printed = gatewayShell
       .printed()
       .replaceAll(home, "…")
@@ -267,7 +328,7 @@ describe("what it does works:", () => {
 
   /** Each with what is shown to come of it. */
   function steps(section: string): { readonly script: string; readonly shown: string }[] {
-    const { blocks } = parseReadme(readme.section(section));
+    const { blocks } = parseReadme(manual.section(section));
     return blocks.flatMap((block, index) => {
       if (!/^sh (tour|curl)$/.test(block.info)) return [];
       if (block.info === "sh curl" && Bun.which("curl") === null) return [];
@@ -289,19 +350,14 @@ describe("what it does works:", () => {
     expect([missing, demo.printed()]).toEqual([[], demo.printed()]);
   });
 
-  test("the tour, streams and receipts, and getting paid, word for word", async () => {
+  test("the tour, streams, receipts, and getting paid, word for word", async () => {
     const hasCurl = Bun.which("curl") !== null;
-    const [tour, streams, paid] = [
-      steps("Five-minute tour"),
-      steps("Streams and receipts"),
-      steps("Get paid"),
-    ];
-    expect(tour.length).toBeGreaterThan(4);
-    expect(streams.length).toBe(hasCurl ? 7 : 2);
-    expect(paid.length).toBe(hasCurl ? 5 : 4);
+    const parts = ["Tour", "Streams", "Receipts, step by step", "Get paid"].map(steps);
+    expect(parts.map(({ length }) => length)).toEqual(hasCurl ? [4, 5, 4, 5] : [4, 3, 1, 4]);
     const payer = join(home, "payer");
     const wait = `until [ -f ${payer} ]; do sleep 0.1; done; . ${payer}\n`;
-    const unpaid = [...tour, ...streams];
+    const unpaid = parts.slice(0, -1).flat();
+    const paid = parts.at(-1) ?? [];
     const scripts = [...unpaid, ...paid].map(({ script }) => `${script}\nprintf '\\036'\n`);
     scripts.splice(unpaid.length, 0, wait);
     const journey = shell(scripts.join(""));
@@ -385,15 +441,21 @@ describe("what it does works:", () => {
         statuses: Object.keys(responses).filter((status) => Number(status) >= 400),
       })),
     );
-    const api = readme.section("API by example");
+    const api = manual.text;
     const described = api.match(/(?<=`)(GET|POST|PUT|PATCH|DELETE) \/[^`?\s]*(?=`)/g) ?? [];
     const routes = operations.map(({ route }) => route);
-    expect([...new Set(described)].sort()).toEqual([...routes, "GET /swagger", "GET /swagger/json"].sort());
+    expect([...new Set(described)].sort()).toEqual(
+      [...routes, "GET /docs", "GET /swagger", "GET /swagger/json"].sort(),
+    );
+    const glance = readme
+      .section("API at a glance")
+      .match(/(?<=`)(GET|POST|PUT|PATCH|DELETE) \/[^`?\s]*(?=`)/g);
+    expect([...new Set(glance)].sort()).toEqual([...new Set(described)].sort());
     const statusesOf = (isElsewhere: boolean) =>
       operations.filter((each) => each.isElsewhere === isElsewhere).flatMap(({ statuses }) => statuses);
     const shown = (section: string) =>
-      tableRows(readme.section(section), "| status | when |").map(([status]) => status);
+      tableRows(manual.section(section), "| status | when |").map(([status]) => status);
     expect(shown("Errors")).toEqual([...new Set([...statusesOf(false), "405"])].sort());
-    expect(shown("The facilitator")).toEqual([...new Set(["200", ...statusesOf(true)])].sort());
+    expect(shown("Endpoints")).toEqual([...new Set(["200", ...statusesOf(true)])].sort());
   });
 });

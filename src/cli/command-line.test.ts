@@ -24,6 +24,13 @@ test("help and the version are given wherever they are asked for", () => {
   expect(read("account add --version").command).toBe("version");
 });
 
+test("help takes a topic or none", () => {
+  expect(plain("help")).toEqual({ command: "help", words: [], flags: {}, lists: {}, problems: [] });
+  expect(plain("help payments")).toMatchObject({ command: "help", words: ["payments"], problems: [] });
+  expect(problems("help payments api")).toEqual(["api is not expected"]);
+  expect(problems("hepl")).toEqual(["hepl is no command; did you mean help?"]);
+});
+
 test("a command takes its words and flags in any order", () => {
   const expected = {
     command: "account add" as const,
@@ -61,7 +68,6 @@ describe("all problems are told:", () => {
     ["acount list", ["acount is no command; did you mean account?"]],
     ["nonsense", ["nonsense is no command"]],
     ["serve", ["serve is no command"]],
-    ["help", ["help is no command"]],
     [
       "account",
       ["account must be followed by one of add, list, disable, enable, remove, add-cert, remove-cert"],

@@ -6,6 +6,8 @@ import { suggest } from "../core/suggest.ts";
 interface Grammar {
   /** What must follow the command, in the words of the help. */
   readonly words?: readonly string[];
+  /** What may follow these. */
+  readonly optional?: readonly string[];
   /** All flags take a value. */
   readonly flags?: readonly string[];
   /** Flags that may be given more than once. */
@@ -31,13 +33,14 @@ const COMMANDS = {
   "account remove-cert": CERTIFICATE_OF_ACCOUNT,
   "receipt verify": { words: ["FILE"], flags: ["jwks"] },
   demo: {},
+  help: { optional: ["TOPIC"] },
   "pki init": { flags: ["dir"] },
   "pki server": { flags: ["dir"], lists: ["host"] },
   "pki client": { flags: ["dir", "name"] },
 } satisfies Readonly<Record<string, Grammar>>;
 
 /** Without words it serves. */
-export type Command = keyof typeof COMMANDS | "serve" | "help" | "version";
+export type Command = keyof typeof COMMANDS | "serve" | "version";
 
 function isCommand(words: string): words is keyof typeof COMMANDS {
   return Object.hasOwn(COMMANDS, words);
@@ -87,7 +90,8 @@ function asked(command: Command | null, problems: readonly string[]): CommandLin
 }
 
 function readRest(command: Command, grammar: Grammar, rest: readonly string[]): CommandLine {
-  const { words: expected = [], flags: once = [], lists: often = [] } = grammar;
+  const { words: expected = [], optional = [], flags: once = [], lists: often = [] } = grammar;
+  const wordsMax = expected.length + optional.length;
   const words: string[] = [];
   const flags = new Map<string, string>();
   const lists = new Map<string, string[]>();
@@ -99,8 +103,7 @@ function readRest(command: Command, grammar: Grammar, rest: readonly string[]): 
     return flags.has(name) ? `--${name} must be given once only` : null;
   };
   for (const { word, name, value } of pairs(rest)) {
-    const problem =
-      name === null ? wordProblem(word, expected.length - words.length) : flagProblem(name, value);
+    const problem = name === null ? wordProblem(word, wordsMax - words.length) : flagProblem(name, value);
     if (problem !== null) problems.push(problem);
     else if (name === null) words.push(word);
     else if (often.includes(name)) lists.set(name, [...(lists.get(name) ?? []), value ?? ""]);

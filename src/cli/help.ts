@@ -1,5 +1,9 @@
-// `tollgate --help`, made from the tables of variables, so that it can't leave one out.
+// `tollgate help`, made from the tables of variables, so that it can't leave one out, and the pages of the manual that
+// `tollgate help TOPIC` prints as they are.
 import { COMMON, DEMO, FACILITATOR, GATEWAY } from "../config/variables.ts";
+import { StartupProblem } from "../core/startup.ts";
+import { suggest } from "../core/suggest.ts";
+import { PAGES } from "../gateway/manual/pages.ts";
 
 const USAGE = `tollgate: a multi-tenant gateway for agents, and the facilitator that settles their payments
 
@@ -29,7 +33,9 @@ const USAGE = `tollgate: a multi-tenant gateway for agents, and the facilitator 
       apply pending migrations of the database and exit
   tollgate demo
       play paid calls on this machine, with a chain, both services and two agents of its own, and stay up to be tried
-  tollgate --help | --version
+  tollgate help TOPIC
+      print a page of the manual; the topics are listed below
+  tollgate help | --help | --version
 
 Everything else is set by environment variables. A flag overrides its variable. A variable marked with * can
 be read from a file: NAME_FILE names it.
@@ -52,7 +58,29 @@ const GROUPS = [
 
 export function helpText(): string {
   const groups = GROUPS.map(([title, table]) => `\n${title}:\n${rowsText(table)}`);
-  return USAGE + groups.join("");
+  return `${USAGE}${groups.join("")}\nTopics of tollgate help:\n${topicList()}`;
+}
+
+function topicList(): string {
+  const width = Math.max(...PAGES.map(({ name }) => name.length));
+  return PAGES.map(({ name, summary }) => `  ${name.padEnd(width)}  ${summary}\n`).join("");
+}
+
+const TOPIC_SHOWN_MAX = 40;
+
+/**
+ * The page of the manual on a topic.
+ *
+ * @throws StartupProblem when there is none
+ */
+export function topicText(topic: string): string {
+  const page = PAGES.find(({ name }) => name === topic.toLowerCase());
+  if (page !== undefined) return page.text;
+  const names = PAGES.map(({ name }) => name);
+  const meant = suggest(topic.toLowerCase(), names);
+  const hint = meant === null ? `the topics are ${names.join(", ")}` : `did you mean ${meant}?`;
+  const shown = JSON.stringify(topic.slice(0, TOPIC_SHOWN_MAX)).slice(1, -1);
+  throw new StartupProblem(`${shown} is no topic; ${hint}`);
 }
 
 function rowsText(table: Readonly<Record<string, HelpRow>>): string {

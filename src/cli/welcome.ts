@@ -21,6 +21,7 @@ export function welcomeText({ dataDir, identity }: Settings, url: string, progra
     master key   ${join(dataDir, MASTER_KEY_FILE)}  (keep a copy: the secrets in the database need it)
     gateway      ${url}
     try it out   ${url}/swagger
+    manual       ${url}/docs
     a token      ${token}
 
 `;

@@ -1,6 +1,6 @@
 // Composes the gateway from its parts and starts it: storage first, then who may call, then what runs calls,
 // then the listener. Stopping goes the other way round.
-
+import type { AnyElysia } from "elysia";
 import { endsWithin } from "../concurrency/deadline.ts";
 import { createUnderWay, type UnderWay } from "../concurrency/under-way.ts";
 import { systemClock, timeBounds } from "../core/clock.ts";
@@ -37,6 +37,7 @@ import { createCompletionWaiters } from "./invocations/completion-waiters.ts";
 import { endedAmong, findInvocation } from "./invocations/history.ts";
 import { createRefusals } from "./invocations/refusals.ts";
 import { invocationRoutes } from "./invocations/routes.ts";
+import { manualRoutes } from "./manual/routes.ts";
 import { docsRoutes } from "./openapi/routes.ts";
 import { settlementNamesCredential, settlementShutOut } from "./payment/config.ts";
 import { createFacilitatorClient } from "./payment/facilitator-client.ts";
@@ -253,10 +254,15 @@ async function composeGateway(parts: GatewayParts) {
     receipts,
     refusals,
     comparing: { store, clock, log, replica, claims, stop, released: takeUp, ended },
-    app: routes()
-      .use(api)
-      .use(await docsRoutes(api, { version: VERSION })),
+    app: await withDocs(api),
   };
+}
+
+async function withDocs(api: AnyElysia) {
+  return routes()
+    .use(api)
+    .use(await docsRoutes(api, { version: VERSION }))
+    .use(manualRoutes());
 }
 
 function managementRoutes({ options, store, keyring, rules }: GatewayParts, agents: AgentCache) {

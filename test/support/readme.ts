@@ -1,4 +1,4 @@
-// README.md as data: its fenced blocks, the exchanges of its `http` blocks, its links, tables and headings. And
+// README.md and the pages of the manual as data: its fenced blocks, the exchanges of its `http` blocks, its links, tables and headings. And
 // the shells in which its commands run, each a process group that goes when the test process goes.
 import { type ChildProcess, spawn } from "node:child_process";
 import { join } from "node:path";
@@ -32,7 +32,7 @@ export function parseReadme(text: string): Readme {
     blocks: [...text.matchAll(FENCED)].map(([, info = "", body = ""]) => ({ info, text: body })),
     section(heading) {
       const level = new RegExp(`^(#+) ${RegExp.escape(heading)}\\n`, "m").exec(text);
-      if (level === null) throw new Error(`the README has no section ${heading}`);
+      if (level === null) throw new Error(`there is no section ${heading}`);
       const start = level.index + level[0].length;
       const end = text.slice(start).search(new RegExp(`^#{1,${level[1]?.length}} `, "m"));
       return text.slice(start, end === -1 ? text.length : start + end);

@@ -1,9 +1,10 @@
 // The files of the Swagger UI page, all of them in the binary. The page loads nothing from another host and
-// runs no inline script, and its Content-Security-Policy holds the browser to that.
+// runs no inline script, and the policy of all pages holds the browser to that.
 import { readFileSync } from "node:fs";
 import faviconPath from "swagger-ui-dist/favicon-32x32.png" with { type: "file" };
 import stylePath from "swagger-ui-dist/swagger-ui.css" with { type: "file" };
 import bundlePath from "swagger-ui-dist/swagger-ui-bundle.js" with { type: "file" };
+import { type Asset, asset, pageAsset } from "../../http/assets.ts";
 
 /** Paths are relative to the page, so that it works below a proxy's prefix too. */
 const PAGE = `<!doctype html>
@@ -48,45 +49,14 @@ const OwnServerOnly = {
 SwaggerUIBundle({ ...${JSON.stringify(SETTINGS)}, plugins: [OwnServerOnly] });
 `;
 
-const POLICY = [
-  "default-src 'none'",
-  "script-src 'self'",
-  "style-src 'self'",
-  "img-src 'self' data:",
-  "connect-src 'self'",
-  "base-uri 'none'",
-  "form-action 'none'",
-  "frame-ancestors 'none'",
-].join("; ");
-
-export interface Asset {
-  readonly bytes: Uint8Array;
-  readonly type: string;
-  readonly headers: Readonly<Record<string, string>>;
-}
-
-/** An asset that a browser keeps, and asks about before it uses it again: its address names no version. */
-export function asset(content: string | Uint8Array, type: string): Asset {
-  const bytes = Buffer.from(content);
-  const digest = new Bun.CryptoHasher("sha256").update(bytes).digest("base64url");
-  const headers = {
-    etag: `"${digest}"`,
-    "cache-control": "no-cache",
-    "x-content-type-options": "nosniff",
-  };
-  return { bytes, type, headers };
-}
-
 function embedded(path: string, type: string): Asset {
   return asset(readFileSync(path), type);
 }
 
 /** Everything below /swagger but the document itself, by path. */
 export function pageAssets(): Readonly<Record<string, Asset>> {
-  const page = asset(PAGE, "text/html; charset=utf-8");
-  const guarded = { ...page.headers, "content-security-policy": POLICY, "referrer-policy": "no-referrer" };
   return {
-    "/swagger": { ...page, headers: guarded },
+    "/swagger": pageAsset(PAGE),
     "/swagger/initializer.js": asset(INITIALIZER, "text/javascript; charset=utf-8"),
     "/swagger/swagger-ui-bundle.js": embedded(bundlePath, "text/javascript; charset=utf-8"),
     "/swagger/swagger-ui.css": embedded(stylePath, "text/css; charset=utf-8"),

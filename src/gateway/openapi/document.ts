@@ -12,7 +12,9 @@ Every operation under \`/v1\` needs a bearer token that names a tenant and a use
 \`tollgate token --tenant acme --user alice\` prints one; give it to **Authorize**.
 
 An agent with a price is paid for by x402: its call is answered 402 with what it costs, and sent again with a payment
-in \`X-PAYMENT\`. The **Facilitator**, which collects the payments, is a server of its own.`;
+in \`X-PAYMENT\`. The **Facilitator**, which collects the payments, is a server of its own.
+
+The [manual](docs) has the rest.`;
 
 /** The document of `api`, and of the facilitator's endpoints beside it, as JSON text. */
 export async function apiDocument(api: AnyElysia, version: string): Promise<string> {

@@ -1,0 +1,43 @@
+// The pages of the manual: plain Markdown beside this file, part of the binary, and in one order wherever they are
+// listed.
+import api from "./api.md" with { type: "text" };
+import architecture from "./architecture.md" with { type: "text" };
+import decisions from "./decisions.md" with { type: "text" };
+import development from "./development.md" with { type: "text" };
+import facilitator from "./facilitator.md" with { type: "text" };
+import operations from "./operations.md" with { type: "text" };
+import payments from "./payments.md" with { type: "text" };
+import security from "./security.md" with { type: "text" };
+import streaming from "./streaming.md" with { type: "text" };
+
+export interface Page {
+  /** Its file without the ending, its place below /docs, and the topic of `tollgate help`. */
+  readonly name: string;
+  readonly title: string;
+  readonly summary: string;
+  /** Markdown. */
+  readonly text: string;
+}
+
+const SUMMARIES = [
+  ["architecture", "the rooms of the code, the way of one paid call, states, glossary", architecture],
+  ["api", "every endpoint of the gateway by example, and its errors", api],
+  ["payments", "give an agent a price, collect it, and pay for a call", payments],
+  ["streaming", "answers as they come, and ordinary MCP clients", streaming],
+  ["operations", "configuration, commands, backup, sizing, logs, shutdown, container", operations],
+  ["facilitator", "run the service that settles payments: certificates, gas, ceilings, reorgs", facilitator],
+  ["security", "who may do what, secrets, upstream addresses, and every limit", security],
+  ["decisions", "why things are as they are, with the measurements", decisions],
+  ["development", "build and test commands, dependencies, recipes for typical changes", development],
+] as const;
+
+export const PAGES: readonly Page[] = SUMMARIES.map(([name, summary, text]) => ({
+  name,
+  title: titleOf(text),
+  summary,
+  text,
+}));
+
+function titleOf(text: string): string {
+  return /^# (.+)$/m.exec(text)?.[1] ?? "";
+}

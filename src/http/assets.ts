@@ -1,0 +1,58 @@
+// Files that the server shows to a browser, made or read once at the start: each with a tag by which a copy that is
+// still good is not sent again, and pages with a policy that holds the browser to this server and to files of its own.
+import { turnOf } from "../concurrency/request-turns.ts";
+import { ANSWER_WAIT_MS_MAX } from "../core/limits.ts";
+import { createLargeResponses, PIECE_CHARACTERS, piecesOfBytes, SMALL_CHARACTERS } from "./large-response.ts";
+import { notModified, STRANGERS } from "./server.ts";
+
+const PAGE_POLICY = [
+  "default-src 'none'",
+  "script-src 'self'",
+  "style-src 'self'",
+  "img-src 'self' data:",
+  "connect-src 'self'",
+  "base-uri 'none'",
+  "form-action 'none'",
+  "frame-ancestors 'none'",
+].join("; ");
+
+/** Of the files that are being sent, a piece of each: none of it is a tenant's. */
+const BYTES_MAX = 8 * 1024 * 1024;
+const respond = createLargeResponses({ bytesMax: BYTES_MAX, waitMsMax: ANSWER_WAIT_MS_MAX });
+
+export interface Asset {
+  readonly bytes: Uint8Array;
+  readonly type: string;
+  readonly headers: Readonly<Record<string, string>>;
+}
+
+/** An asset that a browser keeps, and asks about before it uses it again: its address names no version. */
+export function asset(content: string | Uint8Array, type: string): Asset {
+  const bytes = Buffer.from(content);
+  const digest = new Bun.CryptoHasher("sha256").update(bytes).digest("base64url");
+  const headers = {
+    etag: `"${digest}"`,
+    "cache-control": "no-cache",
+    "x-content-type-options": "nosniff",
+  };
+  return { bytes, type, headers };
+}
+
+/** A page that loads nothing from another host and runs no inline script or style. */
+export function pageAsset(html: string): Asset {
+  const page = asset(html, "text/html; charset=utf-8");
+  const guards = { "content-security-policy": PAGE_POLICY, "referrer-policy": "no-referrer" };
+  return { ...page, headers: { ...page.headers, ...guards } };
+}
+
+export async function serveAsset(request: Request, { bytes, type, headers }: Asset): Promise<Response> {
+  const known = request.headers.get("if-none-match") ?? "";
+  const isCurrent = known.split(",").some((tag) => tag.trim().replace(/^W\//, "") === headers["etag"]);
+  if (isCurrent) return notModified({ ...headers, "content-type": type });
+  await turnOf(STRANGERS);
+  if (bytes.length <= SMALL_CHARACTERS) {
+    return new Response(bytes, { headers: { ...headers, "content-type": type } });
+  }
+  const answer = { tenant: STRANGERS, request, type, headers, weight: PIECE_CHARACTERS };
+  return respond(answer, async () => ({ weight: PIECE_CHARACTERS, pieces: piecesOfBytes(bytes) }));
+}
