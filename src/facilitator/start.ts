@@ -2,15 +2,18 @@
 // way, then the two listeners. Stopping goes the other way round.
 //
 // To read it, follow one payment:
-//   listener, connection      who is at the other end, and HTTP on that connection (tls-files: certificates that change)
-//   routes, accounts          the three endpoints, and which account the certificate is of
-//   settle                    the order of checks: asked (the request), guardrails, answers; refusals are noted
-//   collect, payments         simulate, claim with its share of the ceiling (days) and of the payer's balance (held), send,
-//                             wait (outcomes); shares: what each account may have at work; resume: what a crash left
-//   wallet, lane, batch       which key; its next nonces; signed and stored before anything leaves (transactions, signer)
-//   watch, broadcast, look    each new block: what is said again, and which nonces are used by now (slots, ledger)
-//   judge, verdicts, renew    how a payment ended, written down; what is stuck is replaced (fees), gaps are filled
-//   chain, rpc, endpoint      what is asked of the nodes, of which one, and how its answers are read (token, wire, newest, chain-time)
+//   mtls/listener, http1       who is at the other end, and HTTP on that connection (tls-files: certificates that change)
+//   routes, accounts           the three endpoints, and which account the certificate is of
+//   settle/settle              the order of checks: request, guardrails, response; refusals are noted
+//   settle/collect, payments   simulate, claim with its share of the ceiling (daily-limits) and of the payer's balance
+//                              (held-funds), send, wait (waiters); permits: what each account may have at work; resume:
+//                              what a crash left
+//   wallet/wallet, sender      which key; its next nonces; signed and stored before anything leaves (batch, transactions,
+//                              signer)
+//   wallet/watcher, broadcast  each new block: what is said again, and which nonces are used by now (reconcile, pending, sync)
+//   wallet/resolution          how a payment ended, written down (record-outcome); what is stuck is replaced (replace, fees)
+//   chain/chain, rpc, endpoint what is asked of the nodes, of which one, and how its answers are read (token, rpc-types,
+//                              newest-block, chain-time)
 import { endsWithin } from "../concurrency/deadline.ts";
 import { systemClock } from "../core/clock.ts";
 import { SETTLE_BODY_BYTES_MAX } from "../core/limits.ts";

@@ -45,7 +45,7 @@ test("clients of the second CA go on while the file of both has its second half 
   const open = await facilitator.connect(late);
   expect((await open.settle({})).status).toBe(400);
 
-  const told = () => facilitator.lines().filter(({ event }) => `${event}`.startsWith("tls files")).length;
+  const told = () => facilitator.lines().filter(({ event }) => `${event}`.startsWith("tls_files_")).length;
   const before = told();
   writeFileSync(join(pki, "ca.crt"), both.slice(0, -200));
   await until(() => told() > before);
