@@ -290,7 +290,7 @@ export class Scheduler {
   }
 
   /** Ends the calls of replicas that are gone, and takes up those that are pending. */
-  async #sweep(): Promise<undefined> {
+  async #sweep(): Promise<void> {
     const { store, clock, log, replica, ended } = this.#options;
     try {
       for (const { id } of await endOrphans(store, clock, replica, this.#trust.holds)) ended(id);

@@ -66,10 +66,7 @@ export function compareClaims(options: CompareOptions): () => void {
   const { store, log } = options;
   const pause = store.dialect === "sqlite" ? LOOK_MS_ALONE : LOOK_MS;
   return every(pause, () =>
-    compareOnce(options).then(
-      () => undefined,
-      (error) => void log.warn("running_calls_not_compared", { error }),
-    ),
+    compareOnce(options).catch((error) => log.warn("running_calls_not_compared", { error })),
   );
 }
 

@@ -105,7 +105,7 @@ export function createSettler(options: SettlerOptions): Settler {
   }
 
   let ticks = 0;
-  async function tick(): Promise<undefined> {
+  async function tick(): Promise<void> {
     const isSearch = ++ticks % TICKS_PER_SEARCH === 0;
     await (isSearch ? searchFarOff().then(takeUpDue) : takeUpDue()).catch((error) =>
       log.warn("open_settlements_not_read", { error }),

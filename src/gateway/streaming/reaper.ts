@@ -39,12 +39,7 @@ interface Seen {
 export function startReaper(options: ReaperOptions): () => void {
   const { log } = options;
   const endOnce = createReaper(options);
-  return every(LOOK_MS, () =>
-    endOnce().then(
-      () => undefined,
-      (error) => void log.warn("unclaimed_calls_not_read", { error }),
-    ),
-  );
+  return every(LOOK_MS, () => endOnce().catch((error) => log.warn("unclaimed_calls_not_read", { error })));
 }
 
 /** One look, which gives the calls that it ended. */
