@@ -1,8 +1,8 @@
-// Conditions in the very words of a partial index, without which no database would use it.
+// Conditions with the exact text of a partial index; with another text no database would use it.
 import { sql } from "drizzle-orm";
 import type { Tables } from "./schema.ts";
 
-/** A call waits aside while its payment may still land or fail. The index of pending calls has the same words. */
+/** A call waits while its payment may still land or fail. The index of pending calls has the same text. */
 export function paidFor({ settlement_status }: Tables["invocations"]) {
   return sql`coalesce(${settlement_status}, '') <> 'pending'`;
 }

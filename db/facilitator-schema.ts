@@ -1,4 +1,4 @@
-// The facilitator's tables, and the key of a payment that both sides know it by: see schema.ts for the conventions.
+// The facilitator's tables, and the key by which both services know a payment. See schema.ts for the conventions.
 import type { Hex } from "../src/core/hex.ts";
 import type { CollectionStatus } from "../src/core/states.ts";
 import type { Columns } from "./columns.ts";
@@ -33,22 +33,22 @@ export function facilitatorTables(c: Columns) {
       created_at: c.whole().notNull(),
     }),
 
-    /** What of an account's daily ceiling is taken, settled and open claims together. */
+    /** How much of an account's daily ceiling is taken, by settled and open claims together. */
     facilitatorDays: c.table("facilitator_days", {
       account: c.text().notNull(),
       /** The UTC day, `2026-11-21`. */
       day: c.text().notNull(),
       reserved: c.text().notNull(),
-      /** Wei that its reverted transactions have cost, by the day on which that was found out. */
+      /** Wei that its reverted transactions have cost, on the day on which that was found. */
       gas_burned: c.text().notNull(),
     }),
 
-    /** Claimed payments: one row per authorization, from before it can cost anything. */
+    /** Claimed payments: one row per authorization, stored before it can cost anything. */
     facilitatorPayments: c.table("facilitator_payments", {
       ...paymentKey(c),
       account: c.text().notNull(),
       status: c.text().$type<CollectionStatus>().notNull(),
-      /** Names the attempt that made the claim: only it, and who has read this, may send or undo it. */
+      /** Names the attempt that made the claim: only that attempt, or a process that has read this, may send or undo it. */
       claim: c.text().notNull(),
       pay_to: c.text().$type<Hex>().notNull(),
       value: c.text().notNull(),
@@ -59,7 +59,7 @@ export function facilitatorTables(c: Columns) {
       requirements: c.text().notNull(),
       /** The UTC day whose ceiling holds the reservation. */
       day: c.text().notNull(),
-      /** Wei that a revert may cost where that is in the hands of the payer's code, at the fees of the claim; else 0. */
+      /** Wei that a revert may cost, at the fees of the claim, if the payer's code can cause one; else 0. */
       gas_reserved: c.text().notNull(),
       /** Requests for this payment. */
       attempts: c.whole().notNull(),

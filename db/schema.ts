@@ -1,6 +1,7 @@
 // Every table, once, as a function of the column vocabulary. Keys, indexes and constraints stand in the
-// migrations beside this file, for they differ between the databases. Times are milliseconds since the
+// migrations beside this file, since they differ between the databases. Times are milliseconds since the
 // epoch; JSON is kept as text; every row of a tenant carries the tenant.
+// In one file, since queries join what stands side by side here.
 import type {
   AgentStatus,
   ErrorClass,
@@ -174,7 +175,7 @@ function invocationTables(c: Columns) {
       completed_at: c.whole(),
     }),
 
-    /** What is needed to make the call, until it has been made; then the captured bodies, if capture is on. */
+    /** What is needed to make the call, until it has been made; after that the captured bodies, if capture is on. */
     invocationBodies: c.table("invocation_bodies", {
       tenant: c.text().notNull(),
       invocation_id: c.text().notNull(),
@@ -205,8 +206,8 @@ function invocationTables(c: Columns) {
     }),
 
     /**
-     * Calls whose caller was told that they were not taken, while nobody could say whether they had been stored. A
-     * row of theirs that appears later is removed, and never made.
+     * Calls that were refused to their caller while nobody could say whether they had been stored. A row of such a call
+     * that appears later is removed, and the call is never made.
      */
     refusedCalls: c.table("refused_calls", {
       tenant: c.text().notNull(),
@@ -265,9 +266,9 @@ function paymentTables(c: Columns) {
       sent_at: c.whole(),
       /** When the first attempt ended whose outcome nobody knows. */
       unknown_since: c.whole(),
-      /** For how long the facilitator has been asked since then, without the gateway's own absence. */
+      /** How long the facilitator has been asked since then, without times when the gateway was down. */
       asked_ms: c.whole().notNull(),
-      /** The upstream's credential, until the call has ended: it can't be deleted so long. */
+      /** The upstream's credential, until the call has ended: it can't be deleted before. */
       call_credential_ref: c.text(),
       /** When the settlement is due to be tried (again); null when it is over. */
       next_attempt_at: c.whole(),
@@ -281,7 +282,7 @@ function policyTables(c: Columns) {
   return {
     policies: c.table("policies", {
       tenant: c.text().notNull(),
-      /** From 1, one more with each replacement. */
+      /** 1, and one more with each replacement. */
       version: c.whole().notNull(),
       default_action: c.text().$type<PolicyAction>().notNull(),
       /** A column of its own, so that it is known even when the rules cannot be read. */

@@ -103,9 +103,7 @@ test("a flag overrides its variable, and is blamed by its own name", () => {
 
 test("an empty variable is as good as unset", () => {
   const empty = Object.fromEntries(Object.keys(VARIABLES).map((name) => [name, ""]));
-  expect(load({ ...empty, TOLLGATE_MODE: "gateway", TOLLGATE_DATA_DIR: join(dir, "data") }).problems).toEqual(
-    [],
-  );
+  expect(load({ ...empty, TOLLGATE_MODE: "gateway", TOLLGATE_DATA_DIR: join(dir, "data") }).problems).toEqual([]);
 });
 
 test("the mode is required, but by commands that serve nobody", () => {
@@ -132,23 +130,15 @@ test("the log is pretty on a terminal unless told otherwise", () => {
 
 describe("secrets", () => {
   test("can come from a file, less one newline at its end", () => {
-    expect(
-      load({ TOLLGATE_MASTER_KEY_FILE: file("key", `${KEY}\n`) }).config?.masterKey?.toString("base64"),
-    ).toBe(KEY);
+    expect(load({ TOLLGATE_MASTER_KEY_FILE: file("key", `${KEY}\n`) }).config?.masterKey?.toString("base64")).toBe(KEY);
     const DATABASE_URL_FILE = file("url", "postgres://u:p@h/d");
-    expect(load({ DATABASE_URL_FILE, TOLLGATE_MASTER_KEY: KEY }).config?.databaseUrl).toBe(
-      "postgres://u:p@h/d",
-    );
-    expect(blamed({ TOLLGATE_MASTER_KEY_FILE: file("key", `${KEY}\n\n`) })).toEqual([
-      "TOLLGATE_MASTER_KEY_FILE",
-    ]);
+    expect(load({ DATABASE_URL_FILE, TOLLGATE_MASTER_KEY: KEY }).config?.databaseUrl).toBe("postgres://u:p@h/d");
+    expect(blamed({ TOLLGATE_MASTER_KEY_FILE: file("key", `${KEY}\n\n`) })).toEqual(["TOLLGATE_MASTER_KEY_FILE"]);
   });
 
-  test("not from both places, nor from a file that is missing, empty or huge", () => {
+  test("do not come from two places at once, nor from a file that is missing, empty or huge", () => {
     const good = file("key", KEY);
-    expect(blamed({ TOLLGATE_MASTER_KEY: KEY, TOLLGATE_MASTER_KEY_FILE: good })).toEqual([
-      "TOLLGATE_MASTER_KEY",
-    ]);
+    expect(blamed({ TOLLGATE_MASTER_KEY: KEY, TOLLGATE_MASTER_KEY_FILE: good })).toEqual(["TOLLGATE_MASTER_KEY"]);
     for (const path of [join(dir, "missing"), dir, file("empty", ""), file("huge", "x".repeat(70_000))]) {
       expect(blamed({ TOLLGATE_MASTER_KEY_FILE: path })).toEqual(["TOLLGATE_MASTER_KEY_FILE"]);
     }
@@ -170,7 +160,7 @@ test("a misspelt variable is warned of, with the one that was meant", () => {
   ]);
 });
 
-describe("combinations", () => {
+describe("settings that belong together", () => {
   const OIDC = { TOLLGATE_OIDC_ISSUER: "https://issuer.test", TOLLGATE_OIDC_AUDIENCE: "gateway" };
 
   test("Postgres needs the shared master key, and no data directory", () => {
@@ -180,7 +170,7 @@ describe("combinations", () => {
     expect(blamed({ DATABASE_URL, TOLLGATE_MASTER_KEY: KEY, TOLLGATE_DATA_DIR: "/dev/null/x" })).toEqual([]);
   });
 
-  test("issuer and audience come together, keys of an issuer with it", () => {
+  test("issuer and audience come together, and keys of an issuer only with it", () => {
     expect(load({ ...OIDC, TOLLGATE_JWKS_URL: "https://j.test/?a=1" }).config?.identity.oidc).toEqual({
       issuer: "https://issuer.test",
       audience: "gateway",
@@ -192,7 +182,7 @@ describe("combinations", () => {
     expect(blamed({ ...OIDC, TOLLGATE_OIDC_ISSUER: "bad" })).toEqual(["TOLLGATE_OIDC_ISSUER"]);
   });
 
-  test("one claim can't be two things", () => {
+  test("one claim of a token can't be two things", () => {
     expect(blamed({ TOLLGATE_TENANT_CLAIM: "sub" })).toEqual(["TOLLGATE_USER_CLAIM"]);
     expect(blamed({ TOLLGATE_SCOPE_CLAIM: "sub" })).toEqual(["TOLLGATE_SCOPE_CLAIM"]);
   });
@@ -203,7 +193,7 @@ describe("combinations", () => {
     expect(load(set).config?.vault).toMatchObject({ token: "t", tokenFile: join(dir, "token") });
   });
 
-  test("a token that came through a pipe is not looked for there again", async () => {
+  test("a vault token that came through a pipe is not looked for there again", async () => {
     const pipe = join(dir, "pipe");
     expect(Bun.spawnSync(["mkfifo", pipe]).exitCode).toBe(0);
     const writer = Bun.spawn(["sh", "-c", 'echo t > "$1"', "sh", pipe]);
@@ -213,7 +203,7 @@ describe("combinations", () => {
   });
 });
 
-describe("values", () => {
+describe("the values of settings", () => {
   test("a database URL is one that the client can take", () => {
     const url = (DATABASE_URL: string) => blamed({ DATABASE_URL, TOLLGATE_MASTER_KEY: KEY });
     for (const good of [
@@ -242,13 +232,7 @@ describe("values", () => {
     const base = (TOLLGATE_PUBLIC_URL: string) => load({ TOLLGATE_PUBLIC_URL }).config?.publicUrl;
     expect(base("https://gateway.test")).toBe("https://gateway.test");
     expect(base("http://gateway.test:81/x//")).toBe("http://gateway.test:81/x");
-    for (const bad of [
-      "gateway.test",
-      "ftp://g.test",
-      "https://u@g.test",
-      "https://g.test/?",
-      "https://g.test/#",
-    ]) {
+    for (const bad of ["gateway.test", "ftp://g.test", "https://u@g.test", "https://g.test/?", "https://g.test/#"]) {
       expect([bad, blamed({ TOLLGATE_PUBLIC_URL: bad })]).toEqual([bad, ["TOLLGATE_PUBLIC_URL"]]);
     }
   });
@@ -257,17 +241,7 @@ describe("values", () => {
     const hosts = (list: string) => load({ TOLLGATE_ALLOW_HOSTS: list }).config?.allowHosts;
     const written = ["LocalHost", "127.0.0.1", "10.0.0.0/8", "[::1]", "fd00::/8", "a_b.test.", "bücher.test"];
     expect(hosts(` ${written.join(" , ")},`)).toEqual(written);
-    for (const bad of [
-      "a:1",
-      "10.0.0.0/33",
-      "::/129",
-      "10.0/8",
-      "host/8",
-      "*.test",
-      "http://a",
-      "a b",
-      "a..b",
-    ]) {
+    for (const bad of ["a:1", "10.0.0.0/33", "::/129", "10.0/8", "host/8", "*.test", "http://a", "a b", "a..b"]) {
       expect([bad, hosts(bad)]).toEqual([bad, undefined]);
     }
   });
@@ -350,9 +324,7 @@ describe("the data directory", () => {
     expect(makeDataDir(left)).toMatchObject({ shared: expect.any(Boolean) });
   });
 
-  test("that can't be written after all is a start-up problem", () => {
-    expect(() => makeDataDir("/proc/nowhere")).toThrow(
-      "TOLLGATE_DATA_DIR must be a directory that can be created",
-    );
+  test("is a problem of the start when it can't be written after all", () => {
+    expect(() => makeDataDir("/proc/nowhere")).toThrow("TOLLGATE_DATA_DIR must be a directory that can be created");
   });
 });

@@ -81,8 +81,7 @@ function concerned(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]): Conce
   if (purpose === "account") return { tables: [COMMON], rules: COMMON_RULES };
   if (purpose === "token") return GATEWAY_CONCERN;
   if (mode === "gateway") return GATEWAY_CONCERN;
-  if (purpose === "migrate")
-    return mode === null ? GATEWAY_CONCERN : { tables: [COMMON], rules: COMMON_RULES };
+  if (purpose === "migrate") return mode === null ? GATEWAY_CONCERN : { tables: [COMMON], rules: COMMON_RULES };
   if (mode === "facilitator") {
     return { tables: [COMMON, FACILITATOR], rules: [...COMMON_RULES, ...FACILITATOR_RULES] };
   }

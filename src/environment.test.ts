@@ -7,7 +7,7 @@ import { cleanEnvironment } from "./environment.ts";
 const dir = mkdtempSync(join(tmpdir(), "environment-"));
 afterAll(() => rmSync(dir, { recursive: true }));
 
-test("nothing stays that steers Bun", () => {
+test("no variable stays that steers Bun", () => {
   const proxies = [
     "HTTP_PROXY",
     "http_proxy",

@@ -58,13 +58,9 @@ export function restartInCleanEnvironment(environment: Environment): void {
 /** Something put them back after the restart; to restart again and again would not help. */
 function requireClean(environment: Environment): void {
   const kept: Environment = KEPT;
-  const dirty = Object.keys(environment).filter(
-    (name) => FOREIGN.test(name) && environment[name] !== kept[name],
-  );
+  const dirty = Object.keys(environment).filter((name) => FOREIGN.test(name) && environment[name] !== kept[name]);
   if (dirty.length > 0) {
-    throw new StartupProblem(
-      `${dirty.join(", ")} must not be set, nor be put back by whatever starts tollgate`,
-    );
+    throw new StartupProblem(`${dirty.join(", ")} must not be set, nor be put back by whatever starts tollgate`);
   }
 }
 

@@ -77,17 +77,7 @@ test("a facilitator tells all that it lacks, and makes nothing", async () => {
 });
 
 test("a token is made before the first start, and the gateway's identity takes it", async () => {
-  const minted = await tollgate([
-    "token",
-    "--tenant",
-    "acme",
-    "--user",
-    "alice",
-    "--scope",
-    "a b",
-    "--ttl",
-    "90s",
-  ]);
+  const minted = await tollgate(["token", "--tenant", "acme", "--user", "alice", "--scope", "a b", "--ttl", "90s"]);
   expect(minted).toMatchObject({ code: 0, err: "" });
   const token = minted.out.trim();
   expect(minted.out).toBe(`${token}\n`);
@@ -142,9 +132,7 @@ test("a bad request for a token tells all its problems with status 2", async () 
   for (const name of ["--tenant", "--user", "--ttl", "--scope", "TOLLGATE_OIDC_ISSUER"])
     expect(err).toContain(`  - ${name} must`);
   for (const ttl of ["0s", "-1h", "366d", "1.5h", "12", "h", "999999999d"]) {
-    expect((await tollgate(["token", "--tenant", "t", "--user", "u", `--ttl=${ttl}`])).err).toContain(
-      "--ttl must",
-    );
+    expect((await tollgate(["token", "--tenant", "t", "--user", "u", `--ttl=${ttl}`])).err).toContain("--ttl must");
   }
 });
 

@@ -2,7 +2,7 @@
 // started before everything that the operator wrote has been judged.
 import { type AccountCommand, readAccountRequest, runAccount } from "./cli/account.ts";
 import { type CommandLine, readCommandLine } from "./cli/command-line.ts";
-import { openScreen, showsColours } from "./cli/demo/screen.ts";
+import { openTerminal, showsColours } from "./cli/demo/terminal.ts";
 import { helpText, topicText } from "./cli/help.ts";
 import { type OpenLog, openLog } from "./cli/log.ts";
 import { migrate } from "./cli/migrate.ts";
@@ -140,8 +140,8 @@ async function demo(line: CommandLine): Promise<void> {
   const { log } = ready;
   const { startDemo } = await import("./cli/demo.ts");
   logStrayErrors(log);
-  const screen = openScreen(process.stdout, showsColours(process.stdout));
-  const { failed, stop } = startDemo({ anvil: ready.config.anvil, cwd: process.cwd(), screen, log });
+  const terminal = openTerminal(process.stdout, showsColours(process.stdout));
+  const { failed, stop } = startDemo({ anvil: ready.config.anvil, cwd: process.cwd(), terminal, log });
   drainOnSignal(stop, log);
   // When nobody reads what it shows any more, there is nobody to stay up for.
   process.stdout.on("error", () => process.kill(process.pid, "SIGTERM"));
@@ -224,10 +224,9 @@ try {
   if (error instanceof StartupProblem) {
     refuse(line, [error.message]);
   } else {
-    openLog({ level: "error", format: process.stderr.isTTY ? "pretty" : "json", clock: systemClock }).error(
-      "failed",
-      { error },
-    );
+    openLog({ level: "error", format: process.stderr.isTTY ? "pretty" : "json", clock: systemClock }).error("failed", {
+      error,
+    });
     process.exitCode = FAILED;
   }
   // Whatever was half started (connections, workers) must not keep the process.

@@ -52,12 +52,7 @@ async function untilEnded(client: Client, path: string): Promise<Poll> {
 }
 
 /** Sends calls until all are accepted or the gateway is gone. Gives back those that were not answered. */
-async function callAll(
-  client: Client,
-  agent: string,
-  calls: number[],
-  accepted: Set<string>,
-): Promise<number[]> {
+async function callAll(client: Client, agent: string, calls: number[], accepted: Set<string>): Promise<number[]> {
   const unanswered: number[] = [];
   const caller = async () => {
     for (let n = calls.pop(); n !== undefined; n = calls.pop()) {
@@ -102,8 +97,7 @@ interface Claims {
   readonly error_class: string | null;
 }
 
-const claimsOf = (jws: string): Claims =>
-  JSON.parse(Buffer.from(jws.split(".")[1] ?? "", "base64url").toString());
+const claimsOf = (jws: string): Claims => JSON.parse(Buffer.from(jws.split(".")[1] ?? "", "base64url").toString());
 
 eachDatabase((database) => {
   test.concurrent("killed in the middle of 2,000 accepted calls, it ends every one and repeats none", async () => {

@@ -16,7 +16,7 @@ setDefaultTimeout(40_000);
 
 const all = (text: string, pattern: RegExp) => [...text.matchAll(pattern)].map(([, found = ""]) => found);
 
-describe("with anvil", () => {
+describe("the demo with anvil", () => {
   let demo: RunningDemo;
   let compiled: RunningDemo;
   let output: string;
@@ -49,7 +49,7 @@ describe("with anvil", () => {
   const asked = (path: string) =>
     fetch(`${exported["GATEWAY"]}${path}`, { headers: { authorization: `Bearer ${exported["TOKEN"]}` } });
 
-  test("every transaction that it shows is on its chain, in that block, and moved that money", async () => {
+  test("shows transactions that are all on its chain, in that block, and moved that money", async () => {
     const transactions = all(output, /transaction +(0x[0-9a-f]{64})\n/g);
     const blocks = all(output, /block +(\d+)\n/g);
     expect([transactions.length, blocks.length]).toEqual([2, 2]);
@@ -71,7 +71,7 @@ describe("with anvil", () => {
     ]);
   });
 
-  test("every invocation that it shows is in the history, paid and settled as it says", async () => {
+  test("shows invocations that are all in the history, paid and settled as it says", async () => {
     const { data } = (await (await asked("/v1/invocations")).json()) as { data: Record<string, unknown>[] };
     const paid = data.filter((invocation) => invocation["payment_amount"] !== null).reverse();
     expect(data.length).toBe(3);
@@ -83,7 +83,7 @@ describe("with anvil", () => {
     ]);
   });
 
-  test("what it prints besides works: Swagger, the facilitator's ports, the credential that hides its bundle", async () => {
+  test("prints more that works: Swagger, the facilitator's ports, the credential that hides its bundle", async () => {
     expect((await fetch(all(output, /Swagger UI +(\S+)/g)[0] ?? "")).status).toBe(200);
     const [open = ""] = all(output, /(http:\S+) +open:/g);
     expect(await (await fetch(`${open}/healthz`)).json()).toEqual({ status: "ok" });
@@ -96,7 +96,7 @@ describe("with anvil", () => {
     expect(output).not.toContain("PRIVATE KEY-----");
   });
 
-  test("its commands are for the shell as they stand, and pay by the official client", async () => {
+  test("prints commands that are for the shell as they stand, and pay by the official client", async () => {
     const commands = output.slice(output.indexOf("\nexport GATEWAY"), output.search(AT_WORK));
     const script = commands.replace(/^ {5}.*$/gm, "");
     const shell = Bun.spawn(["sh", "-ec", script], {
@@ -121,13 +121,13 @@ describe("with anvil", () => {
     expect(long).toEqual([`export TOKEN=${exported["TOKEN"]}`]);
   });
 
-  test("Ctrl-C ends it well, and leaves nothing", async () => {
+  test("ends well with Ctrl-C, and leaves nothing", async () => {
     demo.kill("SIGINT");
     expect(await demo.ended()).toEqual({ code: 0, complaints: "" });
     expect(await demo.leftovers()).toEqual([]);
   });
 
-  test("the binary carries all of it, and does not stay up without its chain", async () => {
+  test("is carried whole by the binary, which does not stay up without its chain", async () => {
     await compiled.prints(AT_WORK);
     expect(compiled.printed()).toContain("9.990000  →   9.965000 USDC");
     process.kill(compiled.chainPid(), "SIGKILL");
@@ -137,7 +137,7 @@ describe("with anvil", () => {
   });
 });
 
-test("without anvil it says what is missing, and goes on with what works", async () => {
+test("without anvil the demo says what is missing, and goes on with what works", async () => {
   await using demo = runDemo({ chain: null });
   await demo.prints(AT_WORK);
   const output = demo.printed();
@@ -154,7 +154,7 @@ test("without anvil it says what is missing, and goes on with what works", async
   expect(await demo.leftovers()).toEqual([]);
 });
 
-describe("nothing is left", () => {
+describe("the demo leaves nothing", () => {
   test("when it is stopped while it starts", async () => {
     await using demo = runDemo({ chain: "exec sleep 60" });
     await demo.prints(/tollgate demo/);

@@ -69,7 +69,7 @@ async function start() {
   return { child, log: () => log, logged, ...(await listening.promise) };
 }
 
-test("accounts come and go while it runs, and it ends well", async () => {
+test("accounts of the facilitator come and go while it runs, and it ends well", async () => {
   expect((await tollgate("pki", "init", "--dir", "ca")).code).toBe(0);
   expect((await tollgate("pki", "server", "--dir", "ca", "--host", "127.0.0.1")).code).toBe(0);
   expect((await tollgate("pki", "client", "--dir", "ca", "--name", "alice")).code).toBe(0);

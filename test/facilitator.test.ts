@@ -8,6 +8,7 @@ import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { systemClock } from "../src/core/clock.ts";
 import { type LogFields, silentLog } from "../src/core/log.ts";
 import { addAccount, setEnabled } from "../src/facilitator/accounts.ts";
+import { utcDay } from "../src/facilitator/payments/daily-limits.ts";
 import { type FacilitatorOptions, startFacilitator } from "../src/facilitator/start.ts";
 import { openStore } from "../src/storage/open.ts";
 import { startChain, type TestChain } from "./support/chain/chain.ts";
@@ -120,10 +121,7 @@ describe("a facilitator that runs", () => {
     const dir = newDir();
     const facilitator = await start(dir);
     const payment = await funded();
-    expect(await facilitator.settle(payment)).toEqual([
-      403,
-      { error: "no active account has this certificate" },
-    ]);
+    expect(await facilitator.settle(payment)).toEqual([403, { error: "no active account has this certificate" }]);
     await addClient(dir);
     const [status, body] = await facilitator.settle(payment);
     const [transfer] = await chain.transfers({ nonce: payment.authorization.nonce });
@@ -175,8 +173,8 @@ describe("a facilitator that runs", () => {
   });
 });
 
-describe("the stop", () => {
-  test("gives whoever waits what there is, and the next start goes on with it", async () => {
+describe("the stop of a facilitator", () => {
+  test("gives waiting callers what there is, and the next start goes on with it", async () => {
     const dir = newDir();
     const first = await start(dir);
     await addClient(dir);
@@ -189,8 +187,7 @@ describe("the stop", () => {
     // An answer that nobody takes for final: the hash that may still land, or that it is still being settled.
     const [status, body] = (await waiting) as [number, { success?: boolean; transaction?: string }];
     expect([200, 503]).toContain(status);
-    if (status === 200)
-      expect([body.success, body.transaction]).toEqual([false, expect.stringMatching(/^0x/)]);
+    if (status === 200) expect([body.success, body.transaction]).toEqual([false, expect.stringMatching(/^0x/)]);
 
     await chain.resumeMining();
     await chain.mine();
@@ -214,7 +211,7 @@ describe("the stop", () => {
   });
 });
 
-describe("the start", () => {
+describe("the start of a facilitator", () => {
   const problemOf = (options: FacilitatorOptions) =>
     startFacilitator(options, silentLog).then(
       async (facilitator) => {
@@ -227,9 +224,7 @@ describe("the start", () => {
   test("is refused on data that another one works on", async () => {
     const dir = newDir();
     const first = await start(dir);
-    expect(await problemOf(optionsFor(dir))).toBe(
-      `StartupProblem: another tollgate runs on the data directory ${dir}`,
-    );
+    expect(await problemOf(optionsFor(dir))).toBe(`StartupProblem: another tollgate runs on the data directory ${dir}`);
     await first.stop();
     expect(await problemOf(optionsFor(dir))).toBe("started");
   });
@@ -243,9 +238,7 @@ describe("the start", () => {
         return Response.json({ jsonrpc: "2.0", id, result: "0x1" });
       },
     });
-    expect(await problemOf(optionsFor(newDir(), { rpcUrls: [`${node.url}`] }))).toMatch(
-      /^StartupProblem: .*chain/,
-    );
+    expect(await problemOf(optionsFor(newDir(), { rpcUrls: [`${node.url}`] }))).toMatch(/^StartupProblem: .*chain/);
   });
 
   test("is refused with a key that is not the certificate's, and with taken ports, and leaves nothing behind", async () => {
@@ -277,4 +270,24 @@ describe("the start", () => {
     expect(lines).toContainEqual(["listening", expect.objectContaining({ url, open_url: openUrl })]);
     expect(JSON.stringify(lines)).not.toContain(key.slice(2));
   });
+});
+
+test("a machine that starts 40 days ahead forgets nothing of today's ceilings", async () => {
+  const dir = newDir();
+  const today = { account: "acme", day: utcDay(Date.now()), reserved: "5", gas_burned: "7" };
+  await beside(dir, (store) =>
+    store.write(async ({ db, tables }) => void (await db.insert(tables.facilitatorDays).values(today))),
+  );
+  const now = Date.now;
+  Date.now = () => now() + 40 * 86_400_000;
+  try {
+    const facilitator = await start(dir);
+    // Long enough for what a start does by itself.
+    await Bun.sleep(500);
+    await facilitator.stop();
+  } finally {
+    Date.now = now;
+  }
+  const kept = await beside(dir, ({ read }) => read.db.select().from(read.tables.facilitatorDays).execute());
+  expect(kept).toEqual([today]);
 });

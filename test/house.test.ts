@@ -38,21 +38,13 @@ describe("a planted violation is found:", () => {
     ["src/core/a.ts", `import { x } from "../storage/store.ts";`, "core may not import storage"],
     ["src/core/a.ts", `import type { X } from "../storage/store.ts";`, "core may not import storage"],
     ["src/core/a.ts", `import { type X } from "../storage/store.ts";`, "core may not import storage"],
-    [
-      "src/core/a.ts",
-      `import y, {\n  x,\n  type X,\n} from "../storage/store.ts";`,
-      "core may not import storage",
-    ],
+    ["src/core/a.ts", `import y, {\n  x,\n  type X,\n} from "../storage/store.ts";`, "core may not import storage"],
     ["src/core/a.ts", `export type { X } from "../storage/store.ts";`, "core may not import storage"],
     ["src/core/a.ts", `export * from "../storage/store.ts";`, "core may not import storage"],
     ["src/core/a.ts", `type X = import("../storage/store.ts").X;`, "core may not import storage"],
     ["src/core/a.ts", `const x = await import("../storage/store.ts");`, "core may not import storage"],
     ["src/core/a.ts", `import "../storage/store.ts";`, "core may not import storage"],
-    [
-      "src/core/a.ts",
-      `new Worker(new URL("../gateway/w.ts", import.meta.url));`,
-      "core may not import gateway",
-    ],
+    ["src/core/a.ts", `new Worker(new URL("../gateway/w.ts", import.meta.url));`, "core may not import gateway"],
     ["src/storage/a.ts", `import { x } from "../http/server.ts";`, "storage may not import http"],
     ["src/http/a.ts", `import { x } from "../storage/store.ts";`, "http may not import storage"],
     ["src/keys/a.ts", `import { x } from "../http/server.ts";`, "keys may not import http"],
@@ -60,29 +52,23 @@ describe("a planted violation is found:", () => {
     ["src/gateway/a/b.ts", `import { x } from "../../config.ts";`, "gateway may not import config"],
     ["src/gateway/a/b.ts", `import { x } from "../../cli/token.ts";`, "gateway may not import cli"],
     ["src/gateway/a/b.ts", `import { x } from "../start.ts";`, "gateway may not import gateway/start"],
+    ["src/gateway/a/b.ts", `import { x } from "../../facilitator/c.ts";`, "gateway may not import facilitator"],
+    ["src/gateway/a/b.ts", `import { x } from "../c/rows.ts";`, "of c only the service and the store may be imported"],
+    ["src/gateway/a/b.ts", `import { x } from "../proxy/service.ts";`, "proxy is the top: no feature may import it"],
     [
-      "src/gateway/a/b.ts",
-      `import { x } from "../../facilitator/c.ts";`,
-      "gateway may not import facilitator",
+      "src/gateway/invocations/b.ts",
+      `import { x } from "../receipts/service.ts";`,
+      "invocations is the ground: it imports no feature",
     ],
-    ["src/gateway/a/b.ts", `import { x } from "../c/rows.ts";`, "of c only the service may be imported"],
-    [
-      "src/gateway/a/b.ts",
-      `import { x } from "../proxy/service.ts";`,
-      "proxy is the top: no feature may import it",
-    ],
+    ["src/gateway/upstream/b.ts", `import { x } from "../streaming/service.ts";`, "upstream lies on invocations alone"],
     [
       "src/gateway/a.ts",
       `import { x } from "./c/service.ts";`,
-      "only start.ts and retention.ts compose features",
+      "only start.ts, compose.ts and retention.ts know all features",
     ],
     ["src/main.ts", `import { x } from "./gateway/agents/service.ts";`, "main may not import gateway"],
     ["src/core/a.ts", `import { x } from "./b.test.ts";`, "the product imports no test"],
-    [
-      "src/core/a.ts",
-      `import { x } from "../../test/support/x.ts";`,
-      "one of them belongs to no part of the house",
-    ],
+    ["src/core/a.ts", `import { x } from "../../test/support/x.ts";`, "one of them belongs to no part of the house"],
   ];
   for (const [path, code, reason] of imports) {
     test(`${path}: ${code.replace(/\s+/g, " ")}`, () => {
@@ -149,10 +135,49 @@ describe("a planted violation is found:", () => {
     });
   }
 
+  const states = [
+    "let count = 0;",
+    "export let count: number | null = null;",
+    "const known = new Map<string, () => void>();",
+    "const seen: Set<string> = new Set();",
+    "const thrown = new WeakMap<Request, unknown>();",
+    "const waiting = createRoundRobin<() => void>();",
+    "const few = createLimiter({ size: 2 });",
+  ];
+  for (const code of states) {
+    test(code, () => {
+      const found = [expect.stringContaining("keeps state that is not handed in")];
+      expect(judge("src/http/a.ts", code)).toEqual(found);
+      expect(judge("src/core/id.ts", code)).toEqual(found);
+      expect(judge("src/http/a.ts", `// One per thread, since it says so.\n${code}`)).toEqual(found);
+      expect(judge("src/core/id.ts", `// One per thread, since it says so.\n${code}`)).toEqual([]);
+    });
+  }
+
+  test("a file that may keep state and keeps none", () => {
+    expect(judge("src/core/id.ts", "export {};")).toEqual([expect.stringContaining("keeps no state")]);
+  });
+
+  test("rooms that import each other, around a third one", () => {
+    const sources = new Map([
+      ["src/facilitator/a/x.ts", `// Planted.\nimport { y } from "../b/y.ts";\n`],
+      ["src/facilitator/b/y.ts", `// Planted.\nimport type { Z } from "../c/z.ts";\n`],
+      ["src/facilitator/c/z.ts", `// Planted.\nimport { x } from "../a/x.ts";\n`],
+      ["src/facilitator/d/w.ts", `// Planted.\nimport { x } from "../a/x.ts";\n`],
+    ]);
+    expect(inspect(sources).violations).toEqual(
+      ["a", "b", "c"].map((room) => `src/facilitator/${room} is part of a cycle of imports`),
+    );
+  });
+
   test("a file without an opening comment, and one that is too long", () => {
     expect(inspect(new Map([["src/core/a.ts", "export {};\n"]])).violations).toEqual([
       "src/core/a.ts does not open with a comment",
     ]);
+    expect(judge("src/core/a.ts", "//\n".repeat(300))).toEqual([
+      expect.stringContaining("302 lines, and does not say why"),
+    ]);
+    expect(judge("src/core/a.ts", `// In one file, since it is one table.\n${"//\n".repeat(300)}`)).toEqual([]);
     expect(judge("src/core/a.ts", "//\n".repeat(400))).toEqual([expect.stringContaining("402 lines")]);
   });
 });
@@ -161,6 +186,9 @@ test("what the rules allow is left alone", () => {
   const allowed: [string, string][] = [
     ["src/gateway/a/b.ts", `import { x } from "../c/service.ts";`],
     ["src/gateway/a/b.ts", `import { x } from "../identity.ts"; import { y } from "./model.ts";`],
+    ["src/gateway/a/b.ts", `import { x } from "../c/store.ts";`],
+    ["src/gateway/a/b.ts", `import { x } from "../upstream/failure.ts";`],
+    ["src/gateway/upstream/b.ts", `import { x } from "../invocations/service.ts";`],
     ["src/gateway/start.ts", `import { x } from "./c/routes.ts";`],
     ["src/gateway/proxy/b.ts", `import { x } from "../c/rows.ts";`],
     ["src/storage/a.ts", `import { x } from "../../db/schema.ts"; // fetch(url), process.env, Date.now()`],
@@ -174,6 +202,8 @@ test("what the rules allow is left alone", () => {
     ],
     ["src/http/a.ts", "interface Server { fetch(request: Request): Response; status: 404; }"],
     ["src/http/a.ts", 'export type A = { type: string; from: "x" };'],
+    ["src/http/a.ts", 'const NAMES = new Set(["x"]); export const a = () => { const b = new Map(); return b; };'],
+    ["src/http/a.ts", "export function createA() {\n  let count = 0;\n  return () => ++count;\n}"],
   ];
   for (const [path, code] of allowed) expect([code, judge(path, code)]).toEqual([code, []]);
 });

@@ -1,16 +1,7 @@
 // What the start command installs on a machine that only runs it: the packages of the product and no others, and
 // nothing of theirs is run. A copy of the source is started as a fresh clone would be.
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
-import {
-  cpSync,
-  existsSync,
-  mkdirSync,
-  mkdtempSync,
-  readFileSync,
-  rmSync,
-  symlinkSync,
-  writeFileSync,
-} from "node:fs";
+import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { runShell, type Shell } from "./support/readme.ts";
@@ -60,7 +51,7 @@ afterAll(async () => {
 
 const isInstalled = (name: string) => existsSync(join(dir, "node_modules", name));
 
-test("what runs is there, what builds and tests it is not", () => {
+test("a package that runs is installed, and those that build and test are not", () => {
   const { dependencies, devDependencies, optionalDependencies } = manifest;
   expect(Object.keys(dependencies).filter((name) => !isInstalled(name))).toEqual([]);
   const others = Object.keys({ ...devDependencies, ...optionalDependencies });
@@ -72,7 +63,7 @@ test("no install script was run", () => {
   expect(existsSync(ranScript)).toBe(false);
 });
 
-test("it serves: the health path, and the page and document that come from packages", async () => {
+test("the installed gateway serves the health path, and the page and document that come from packages", async () => {
   for (const path of ["/healthz", "/swagger", "/swagger/json", "/docs/api"]) {
     const answer = await fetch(url + path);
     expect([path, answer.status]).toEqual([path, 200]);
@@ -84,9 +75,7 @@ test("the image is built from what is pinned, with the packages that the start i
   const dockerfile = readFileSync(join(ROOT, "Dockerfile"), "utf8").replaceAll("\\\n", "");
   const froms = [...dockerfile.matchAll(/^FROM (\S+)(?: AS (\S+))?$/gm)];
   const stages = froms.map(([, , stage]) => stage);
-  const bases = froms.flatMap(([, base = ""]) =>
-    stages.includes(base) || base.startsWith("bun-$") ? [] : [base],
-  );
+  const bases = froms.flatMap(([, base = ""]) => (stages.includes(base) || base.startsWith("bun-$") ? [] : [base]));
   expect(bases).toEqual([expect.stringMatching(/^debian:bookworm-\d{8}-slim@sha256:[0-9a-f]{64}$/)]);
   const added = dockerfile.match(/^ADD .*$/gm) ?? [];
   const { bun } = manifest.engines;

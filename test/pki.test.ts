@@ -1,16 +1,7 @@
 // `tollgate pki` as its users meet it: the compiled binary writes a CA, a server and clients, which openssl takes
 // for what they are, and with which two parties shake hands.
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
-import {
-  chmodSync,
-  mkdirSync,
-  mkdtempSync,
-  readdirSync,
-  readFileSync,
-  rmSync,
-  statSync,
-  writeFileSync,
-} from "node:fs";
+import { chmodSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { tollgateBinary } from "./support/gateway/binary.ts";
@@ -73,13 +64,13 @@ describe("openssl takes", () => {
     expect(text("alice")).toContain("Subject: CN = alice\n");
   });
 
-  test("the hosts for what they are, each once", () => {
+  test("the hosts of a certificate for what they are, each once", () => {
     expect(openssl("x509", "-in", "ca/server.crt", "-noout", "-ext", "subjectAltName")).toContain(
       "DNS:localhost, IP Address:127.0.0.1, IP Address:0:0:0:0:0:0:0:1, DNS:*.wild.test, IP Address:0:0:0:0:0:FFFF:C000:201\n",
     );
   });
 
-  test("keys of PKCS #8 that belong to them", () => {
+  test("the keys of PKCS #8 that belong to the certificates", () => {
     for (const name of ["ca", "server", "alice"]) {
       expect(read(`ca/${name}.key`)).toStartWith("-----BEGIN PRIVATE KEY-----\n");
       expect(openssl("pkey", "-in", `ca/${name}.key`, "-pubout")).toBe(
@@ -89,7 +80,7 @@ describe("openssl takes", () => {
   });
 });
 
-test("they hold from an hour ago, the CA for ten years, the others for 397 days", () => {
+test("certificates hold from an hour ago, the CA for ten years, the others for 397 days", () => {
   const day = 86_400_000;
   for (const [name, days] of [
     ["ca", 3652],
@@ -111,19 +102,18 @@ test("serial numbers are 16 bytes and never the same", () => {
   expect(new Set(serials).size).toBe(3);
 });
 
-test("the bundle is the certificate, its key and the CA", () => {
+test("the bundle of a client is its certificate, its key and the CA", () => {
   expect(read("ca/alice.pem")).toBe(read("ca/alice.crt") + read("ca/alice.key") + read("ca/ca.crt"));
 });
 
-test("everything is for its owner only, and nothing else is left", () => {
+test("every file is for its owner only, and nothing else is left", () => {
   const files = ["alice.crt", "alice.key", "alice.pem", "ca.crt", "ca.key", "server.crt", "server.key"];
   expect(readdirSync(join(home, "ca")).sort()).toEqual(files);
-  for (const path of files)
-    expect([path, statSync(join(home, "ca", path)).mode & 0o777]).toEqual([path, 0o600]);
+  for (const path of files) expect([path, statSync(join(home, "ca", path)).mode & 0o777]).toEqual([path, 0o600]);
   expect(statSync(join(home, "ca")).mode & 0o777).toBe(0o700);
 });
 
-describe("a handshake", () => {
+describe("a handshake with the certificates", () => {
   const url = (host: string, server: { port?: number | undefined }) => `https://${host}:${server.port}/`;
   const serve = (hostname: string) =>
     Bun.serve({
@@ -151,8 +141,7 @@ describe("a handshake", () => {
     ] as const) {
       const server = serve(listen);
       try {
-        for (const host of hosts)
-          expect(await (await fetch(url(host, server), { tls: bundle() })).text()).toBe("in");
+        for (const host of hosts) expect(await (await fetch(url(host, server), { tls: bundle() })).text()).toBe("in");
       } finally {
         await server.stop(true);
       }
@@ -181,13 +170,13 @@ describe("a handshake", () => {
   });
 });
 
-describe("nothing is written over:", () => {
+describe("the command pki writes nothing over", () => {
   for (const [words, taken] of [
     [["init", "--dir", "ca"], "ca/ca.key"],
     [["server", "--dir", "ca", "--host", "x.test"], "ca/server.key"],
     [["client", "--dir", "ca", "--name", "alice"], "ca/alice.key"],
   ] as const) {
-    test(words.join(" "), () => {
+    test(`that ${words.join(" ")} made before`, () => {
       const before = read(taken);
       const { code, out, err } = pki(...words);
       expect({ code, out }).toEqual({ code: 2, out: "" });
@@ -196,7 +185,7 @@ describe("nothing is written over:", () => {
     });
   }
 
-  test("when the last of several files is there, none of them is written", () => {
+  test("and none of several files when the last of them is there", () => {
     writeFileSync(join(home, "ca", "bob.pem"), "mine");
     expect(pki("client", "--dir", "ca", "--name", "bob").err).toContain("ca/bob.pem is there already");
     expect(readdirSync(join(home, "ca")).filter((name) => name.includes("bob"))).toEqual(["bob.pem"]);
@@ -204,7 +193,7 @@ describe("nothing is written over:", () => {
   });
 });
 
-test("it says what it wrote, and the command that comes next", () => {
+test("the command pki says what it wrote, and the command that comes next", () => {
   const { code, out, err } = pki("client", "--dir", "ca", "--name", "bob.b-1_x");
   const files = ["key", "crt", "pem"].map((end) => `wrote ca/bob.b-1_x.${end}\n`).join("");
   expect({ code, err }).toEqual({ code: 0, err: "" });
@@ -213,14 +202,14 @@ test("it says what it wrote, and the command that comes next", () => {
   expect(out.split("\n")).toHaveLength(5);
 });
 
-describe("refused with status 2:", () => {
+describe("the command pki refuses with status 2", () => {
   const problem = (...words: string[]) => {
     const { code, out, err } = pki(...words);
     expect({ code, out }).toEqual({ code: 2, out: "" });
     return err;
   };
 
-  test("what is missing, all at once", () => {
+  test("all that is missing, at once", () => {
     expect(problem("init")).toContain("--dir must be given");
     expect(problem("server", "--drr", "x")).toMatch(
       /--drr is no flag; did you mean --dir\?[\s\S]*--dir must[\s\S]*--host must/,
@@ -237,9 +226,7 @@ describe("refused with status 2:", () => {
     writeFileSync(join(home, "mixed/ca.key"), read("ca/server.key"));
     expect(problem("server", "--dir", "mixed", "--host", "a")).toContain("the key is not the certificate's");
     writeFileSync(join(home, "mixed/ca.crt"), read("ca/server.crt"));
-    expect(problem("server", "--dir", "mixed", "--host", "a")).toContain(
-      "the certificate is not one of a CA",
-    );
+    expect(problem("server", "--dir", "mixed", "--host", "a")).toContain("the certificate is not one of a CA");
     writeFileSync(join(home, "mixed/ca.key"), "nonsense");
     expect(problem("client", "--dir", "mixed", "--name", "a")).toContain("they are not PEM");
     expect(readdirSync(join(home, "mixed")).sort()).toEqual(["ca.crt", "ca.key"]);
@@ -251,7 +238,7 @@ describe("refused with status 2:", () => {
   });
 });
 
-test("a directory that others may look into is told", () => {
+test("the command pki tells of a directory that others may look into", () => {
   mkdirSync(join(home, "open"));
   chmodSync(join(home, "open"), 0o755);
   expect(pki("init", "--dir", "open").out).toContain("mind: open is open to others than its owner\n");

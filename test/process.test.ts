@@ -21,7 +21,7 @@ async function agents(gateway: Gateway, init: RequestInit = {}): Promise<{ statu
 const modeOf = (path: string) => statSync(path).mode & 0o777;
 
 eachDatabase((database) => {
-  test("what was acknowledged is there after a proper end and after kill -9", async () => {
+  test("a call that was acknowledged is there after a proper end and after kill -9", async () => {
     await using gateway = await startGateway({ database });
     const names = ["first", "second"];
     expect((await agents(gateway, { method: "POST", body: `{"name":"first"}` })).status).toBe(201);
@@ -37,7 +37,7 @@ eachDatabase((database) => {
   });
 });
 
-test("it leaves nothing in the working directory, and what it keeps is for its owner only", async () => {
+test("the gateway leaves nothing in the working directory, and what it keeps is for its owner only", async () => {
   await using gateway = await startGateway();
   expect(readdirSync(readlinkSync(`/proc/${gateway.pid}/cwd`))).toEqual([]);
   expect(modeOf(gateway.dataDir)).toBe(0o700);
@@ -57,7 +57,7 @@ test("a port that another gateway listens on is refused", async () => {
   expect(second.code).toBe(2);
 });
 
-test("it names its version and the commit it was built from", async () => {
+test("the gateway names its version and the commit it was built from", async () => {
   await using gateway = await startGateway();
   const built = (await (await fetch(`${gateway.url}/version`)).json()) as {
     version: string;

@@ -4,12 +4,7 @@ import { expect, setDefaultTimeout, test } from "bun:test";
 import { readdirSync, readFileSync } from "node:fs";
 import { connect } from "node:net";
 import { eachDatabase, type Gateway, startGateway } from "./support/gateway/gateway.ts";
-import {
-  type RawConnection,
-  startRawUpstream,
-  startUpstream,
-  type Upstream,
-} from "./support/http/upstream.ts";
+import { type RawConnection, startRawUpstream, startUpstream, type Upstream } from "./support/http/upstream.ts";
 
 setDefaultTimeout(120_000);
 
@@ -223,7 +218,7 @@ eachDatabase((database) => {
     await upstream.stop();
   });
 
-  test.concurrent("a stop that can't wait breaks it off: internal", async () => {
+  test.concurrent("a stop that can't wait breaks a stream off, which ends as internal", async () => {
     await using gateway = await startGateway({ database, env: { TOLLGATE_DRAIN_MS: "300" } });
     const client = await clientOf(gateway);
     const upstream = pending();
@@ -242,7 +237,7 @@ eachDatabase((database) => {
     await upstream.stop();
   });
 
-  test.concurrent("a kill ends it as internal, and it is never made again", async () => {
+  test.concurrent("a kill ends a stream as internal, and its call is never made again", async () => {
     await using gateway = await startGateway({ database });
     const client = await clientOf(gateway);
     const upstream = pending();
@@ -261,7 +256,7 @@ eachDatabase((database) => {
   });
 });
 
-test("an address that is not allowed is not dialled: 502, ssrf_blocked", async () => {
+test("a streamed call to an address that is not allowed is not dialled: 502, ssrf_blocked", async () => {
   await using gateway = await startGateway();
   const client = await clientOf(gateway);
   const id = await client.agent("http://127.0.0.1:9/");

@@ -86,7 +86,7 @@ browserSuite(`the page in a browser${reason}`, () => {
   afterAll(() => browser?.close());
 
   for (const host of ["127.0.0.1", OTHER_HOST]) {
-    test(`at ${host} it loads from the gateway alone, authorizes and creates an agent`, async () => {
+    test(`at ${host} the page loads from the gateway alone, authorizes and creates an agent`, async () => {
       const origin = gateway.url.replace("127.0.0.1", host);
       await using visited = await visit(browser, origin);
       const { page, strays, complaints } = visited;
@@ -110,7 +110,7 @@ browserSuite(`the page in a browser${reason}`, () => {
     });
   }
 
-  test("shows the facilitator's endpoints, and lets only this gateway's own be tried", async () => {
+  test("the page shows the facilitator's endpoints, and lets only this gateway's own be tried", async () => {
     await using visited = await visit(browser, gateway.url);
     const { page } = visited;
     const facilitator = page.locator('.opblock-tag-section:has(> [id="operations-tag-Facilitator"])');
@@ -183,9 +183,7 @@ describe("the document of the binary", () => {
   });
 
   test("is valid OpenAPI", async () => {
-    const result = await new Validator().validate(
-      structuredClone(document) as unknown as Record<string, unknown>,
-    );
+    const result = await new Validator().validate(structuredClone(document) as unknown as Record<string, unknown>);
     expect(result.errors ?? []).toEqual([]);
     expect(result.valid).toBe(true);
   });
@@ -217,18 +215,14 @@ describe("the document of the binary", () => {
     need(operation.summary, "summary");
     need(operation.tags?.length, "tag");
     need(Object.keys(operation.security?.[0] ?? {})[0] === (guard ?? undefined), "right security");
-    for (const { name, description } of operation.parameters ?? [])
-      need(description, `description of ${name}`);
+    for (const { name, description } of operation.parameters ?? []) need(description, `description of ${name}`);
     const statuses = Object.keys(operation.responses);
     need(
       statuses.some((status) => status.startsWith("2")),
       "success",
     );
-    for (const status of guard === "bearer" ? ["401", "500"] : ["500"])
-      need(statuses.includes(status), status);
-    const contents = Object.entries(operation.responses).map(
-      ([status, { content }]) => [status, content] as const,
-    );
+    for (const status of guard === "bearer" ? ["401", "500"] : ["500"]) need(statuses.includes(status), status);
+    const contents = Object.entries(operation.responses).map(([status, { content }]) => [status, content] as const);
     for (const [where, content] of [["request", operation.requestBody?.content] as const, ...contents]) {
       for (const [type, { schema, example, examples }] of Object.entries(content ?? {})) {
         need(schema, `schema of ${where} ${type}`);

@@ -48,7 +48,7 @@ const refused = (...problems: string[]) => ({
 });
 
 for (const [name, makePlace] of Object.entries(places)) {
-  describe(name, () => {
+  describe(`on ${name}`, () => {
     test("accounts come and go beside an open store, which sees each change at once", async () => {
       const place = await makePlace();
       const store = await place.open();
@@ -91,9 +91,7 @@ for (const [name, makePlace] of Object.entries(places)) {
         expect(await found()).toMatchObject({ name: "alice" });
         expect((await run("remove", "alice")).out).toBe("removed alice\n");
         expect(await found()).toBeNull();
-        expect(await run("remove", "alice")).toEqual(
-          refused('NAME must be an account\'s: there is no "alice"'),
-        );
+        expect(await run("remove", "alice")).toEqual(refused('NAME must be an account\'s: there is no "alice"'));
         if ("dir" in place) expect(readdirSync(place.dir)).not.toContain("master.key");
       } finally {
         await store.close();
@@ -105,14 +103,7 @@ for (const [name, makePlace] of Object.entries(places)) {
 
 test("the list is a table, in the order of the names", async () => {
   const bundle = pki.otherClient.cert + pki.otherClient.key + pki.ca.cert;
-  await account([
-    "add",
-    "zürich 株",
-    "--cert",
-    file("client.crt", pki.client.cert),
-    "--max-per-transaction",
-    "7",
-  ]);
+  await account(["add", "zürich 株", "--cert", file("client.crt", pki.client.cert), "--max-per-transaction", "7"]);
   await account(["add", "bob", "--cert", file("other.pem", bundle)]);
   await account(["disable", "bob"]);
   await account(["add-cert", "bob", "--cert", file("server.crt", pki.server.cert)]);
@@ -120,9 +111,7 @@ test("the list is a table, in the order of the names", async () => {
   const [headings, ...rows] = out.trimEnd().split("\n");
   expect(headings).toMatch(/^NAME +ENABLED +FINGERPRINT +MAX PER TRANSACTION +DAILY CEILING$/);
   expect(rows).toHaveLength(3);
-  expect(rows[0]).toMatch(
-    new RegExp(`^bob        no       ${pki.otherClient.fingerprint}  default +default$`),
-  );
+  expect(rows[0]).toMatch(new RegExp(`^bob        no       ${pki.otherClient.fingerprint}  default +default$`));
   expect(rows[1]).toBe(`${" ".repeat(20)}${pki.server.fingerprint}`);
   expect(rows[2]).toMatch(new RegExp(`^zürich 株  yes      ${pki.client.fingerprint}  7 +default$`));
 });
@@ -137,10 +126,7 @@ test("a command waits for a writer in another process", async () => {
   expect(child.exitCode).toBeNull();
   database.run("commit");
   expect(await child.exited).toBe(0);
-  expect(database.query("select name from facilitator_accounts order by name").values()).toEqual([
-    ["alice"],
-    ["bob"],
-  ]);
+  expect(database.query("select name from facilitator_accounts order by name").values()).toEqual([["alice"], ["bob"]]);
   database.close();
 });
 
@@ -155,8 +141,8 @@ function openFiles(pid: number): string[] {
   });
 }
 
-describe("refused with status 2:", () => {
-  test("bad flags, all at once, and nothing is made", async () => {
+describe("a bad account command", () => {
+  test("bad flags are all named at once with status 2, and nothing is made", async () => {
     const limits = ["--max-per-transaction", "1e6", "--daily-ceiling", "-1"];
     expect(await account(["add", "alice", "--cert", join(dir, "none"), ...limits])).toEqual(
       refused(
@@ -166,15 +152,12 @@ describe("refused with status 2:", () => {
       ),
     );
     expect(await account(["add"])).toEqual(
-      refused(
-        "NAME must be given",
-        "--cert must be given: the path of a PEM file with the client's certificate",
-      ),
+      refused("NAME must be given", "--cert must be given: the path of a PEM file with the client's certificate"),
     );
     expect(existsSync(join(dir, "data"))).toBe(false);
   });
 
-  test("what is no certificate of a client", async () => {
+  test("what is no certificate of a client is refused with status 2", async () => {
     const key = file("client.key", pki.client.key);
     expect((await account(["add", "alice", "--cert", key])).err).toContain("--cert must be given");
     const ca = file("ca.crt", pki.ca.cert);
@@ -183,13 +166,11 @@ describe("refused with status 2:", () => {
     );
   });
 
-  test("a name or a certificate that is taken, or a name that can't be", async () => {
+  test("a name or a certificate that is taken, or a name that can't be, is refused with status 2", async () => {
     const cert = file("client.crt", pki.client.cert);
     const other = file("other.crt", pki.otherClient.cert);
     await account(["add", "alice", "--cert", cert]);
-    expect(await account(["add", "alice", "--cert", other])).toEqual(
-      refused("an account has the name alice already"),
-    );
+    expect(await account(["add", "alice", "--cert", other])).toEqual(refused("an account has the name alice already"));
     expect(await account(["add", "bob", "--cert", cert])).toEqual(
       refused("the certificate belongs to the account alice already"),
     );
@@ -214,7 +195,7 @@ describe("refused with status 2:", () => {
     expect((await account(["add-crt", "alice"])).err).toContain("did you mean account add-cert?");
   });
 
-  test("a directory without a database, which only the first account makes", async () => {
+  test("a directory without a database is refused with status 2, and only the first account makes one", async () => {
     for (const words of [["list"], ["disable", "a"], ["enable", "a"], ["remove", "a"]]) {
       expect((await account([...words, "--data-dir", "typo"])).err).toContain(
         `TOLLGATE_DATA_DIR must be the facilitator's: ${join(dir, "typo")} holds no tollgate.db`,

@@ -1,5 +1,5 @@
-// `tollgate account`: who may have payments settled by the facilitator. It works on the database alone, so a
-// facilitator that runs is no hindrance, and takes up every change with its next request.
+// `tollgate account`: who may have payments settled by the facilitator. It works on the database alone. A running
+// facilitator applies every change from its next request on.
 import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { amount } from "../config/money.ts";
@@ -84,7 +84,7 @@ function readLimit(flag: string, given: string | undefined): ReadFlag {
   return { text: given ?? null, problem: bad ? `--${flag} must be ${amount.must}` : null };
 }
 
-/** Of a bundle the first one: the others vouch for it. */
+/** The first certificate of a bundle. The others are its issuers. */
 function readClientCertificate(path: string | undefined): ReadFlag {
   const [certificate] = path === undefined ? [] : readCertificates(path);
   if (certificate === undefined) {
@@ -121,16 +121,11 @@ export async function runAccount(
   }
 }
 
-/** A mistyped directory would be made, and would hold no account. Only the first account may come that early. */
-function requireDatabase(
-  { databaseUrl, dataDir }: Pick<Config, "databaseUrl" | "dataDir">,
-  request: AccountRequest,
-) {
+/** Only `account add` may create a database: with any other command a mistyped directory would be created, empty. */
+function requireDatabase({ databaseUrl, dataDir }: Pick<Config, "databaseUrl" | "dataDir">, request: AccountRequest) {
   if (databaseUrl !== null || request.command === "account add") return;
   if (existsSync(join(dataDir, DATABASE_FILE))) return;
-  throw new StartupProblem(
-    `TOLLGATE_DATA_DIR must be the facilitator's: ${dataDir} holds no ${DATABASE_FILE}`,
-  );
+  throw new StartupProblem(`TOLLGATE_DATA_DIR must be the facilitator's: ${dataDir} holds no ${DATABASE_FILE}`);
 }
 
 async function perform(store: Store, request: AccountRequest): Promise<string> {
@@ -147,10 +142,7 @@ async function perform(store: Store, request: AccountRequest): Promise<string> {
   }
 }
 
-async function change(
-  store: Store,
-  request: Extract<AccountRequest, { readonly name: string }>,
-): Promise<string> {
+async function change(store: Store, request: Extract<AccountRequest, { readonly name: string }>): Promise<string> {
   const { name } = request;
   switch (request.command) {
     case "account disable":

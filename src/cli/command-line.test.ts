@@ -62,16 +62,13 @@ test("the value of a flag may look like anything but a long flag", () => {
   expect(plain("token --user=--x --tenant=").flags).toEqual({ user: "--x", tenant: "" });
 });
 
-describe("all problems are told:", () => {
+describe("a command line with problems", () => {
   const cases: [string, string[]][] = [
     ["tokn", ["tokn is no command; did you mean token?"]],
     ["acount list", ["acount is no command; did you mean account?"]],
     ["nonsense", ["nonsense is no command"]],
     ["serve", ["serve is no command"]],
-    [
-      "account",
-      ["account must be followed by one of add, list, disable, enable, remove, add-cert, remove-cert"],
-    ],
+    ["account", ["account must be followed by one of add, list, disable, enable, remove, add-cert, remove-cert"]],
     [
       "account --cert x",
       ["account must be followed by one of add, list, disable, enable, remove, add-cert, remove-cert"],
@@ -87,22 +84,19 @@ describe("all problems are told:", () => {
     ["pki init --host a", ["--host is no flag"]],
     [
       "--mode gateway extra --prot 1 --host",
-      [
-        "extra is not expected",
-        "--prot is no flag; did you mean --port?",
-        "--host must be followed by a value",
-      ],
+      ["extra is not expected", "--prot is no flag; did you mean --port?", "--host must be followed by a value"],
     ],
   ];
-  for (const [text, expected] of cases) test(text, () => expect(problems(text)).toEqual(expected));
+  for (const [text, expected] of cases)
+    test(`has all of them told: ${text}`, () => expect(problems(text)).toEqual(expected));
 
-  test("words are shown in one short line", () => {
+  test("has its words shown in one short line", () => {
     expect(readCommandLine(["pki", "init", `\u001b[1m${"x".repeat(100)}`]).problems).toEqual([
       `\\u001b[1m${"x".repeat(36)} is not expected`,
     ]);
   });
 
-  test("names that every object has are no commands", () => {
+  test("knows no command by a name that every object has", () => {
     for (const name of ["constructor", "toString", "__proto__"]) expect(read(name).command).toBeNull();
   });
 });

@@ -1,5 +1,5 @@
-// The command line: which command, with which words and flags. Like the configuration it tells all its problems
-// at once, with the word that was probably meant.
+// The command line: which command, with which words and flags. Like the configuration it reports all problems at once,
+// with the word that was probably meant.
 import { VARIABLES } from "../config.ts";
 import { suggest } from "../core/suggest.ts";
 
@@ -39,7 +39,7 @@ const COMMANDS = {
   "pki client": { flags: ["dir", "name"] },
 } satisfies Readonly<Record<string, Grammar>>;
 
-/** Without words it serves. */
+/** The command without any words. */
 export type Command = keyof typeof COMMANDS | "serve" | "version";
 
 function isCommand(words: string): words is keyof typeof COMMANDS {
@@ -141,8 +141,7 @@ function pairs(words: readonly string[]): Pair[] {
     const equals = word.indexOf("=");
     if (!word.startsWith("--") || word === "--") found.push({ word, name: null, value: null });
     else if (equals > 0) found.push({ word, name: word.slice(2, equals), value: word.slice(equals + 1) });
-    else if (next === undefined || next.startsWith("--"))
-      found.push({ word, name: word.slice(2), value: null });
+    else if (next === undefined || next.startsWith("--")) found.push({ word, name: word.slice(2), value: null });
     else {
       found.push({ word, name: word.slice(2), value: next });
       at++;

@@ -1,6 +1,6 @@
 // `tollgate demo`: the whole paid flow on this machine, in one process beside the chain's: a chain with the real
-// token, both services, two agents with prices. It plays paid calls through HTTP and then stays up to be tried. What it
-// writes is in one temporary directory, which goes with it.
+// token, both services, two agents with prices. It makes paid calls through HTTP and then stays up to be tried. All its
+// files are in one temporary directory, which is removed at the end.
 import { mkdirSync, mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -9,21 +9,16 @@ import { StartupProblem } from "../core/startup.ts";
 import { startCalculator, startNotary } from "./demo/agents.ts";
 import { type Anvil, BLOCK_SECONDS, findAnvil, startAnvil } from "./demo/anvil.ts";
 import { type DemoChain, furnishChain, usdc } from "./demo/chain.ts";
-import { configureSettlement, registerAgents } from "./demo/market.ts";
-import { type Collection, showWhatIsThere } from "./demo/next.ts";
+import { configureSettlement, registerAgents } from "./demo/fixtures.ts";
 import { type DemoAccount, newAccount } from "./demo/payer.ts";
-import { playPaidCall, playPricedTool, type Stage } from "./demo/play.ts";
 import { DemoProblem } from "./demo/problem.ts";
-import type { Screen } from "./demo/screen.ts";
-import {
-  type Certificates,
-  makeCertificates,
-  startDemoFacilitator,
-  startDemoGateway,
-} from "./demo/services.ts";
+import { runPaidCall, runPricedTool, type Scenario } from "./demo/scenario.ts";
+import { type Certificates, makeCertificates, startDemoFacilitator, startDemoGateway } from "./demo/services.ts";
+import { type Collection, showSummary } from "./demo/summary.ts";
+import type { Terminal } from "./demo/terminal.ts";
 
 const STEP_MS_MAX = 20_000;
-const PLAY_MS_MAX = 60_000;
+const SCENARIO_MS_MAX = 60_000;
 const PAYER_UNITS = 10_000_000n;
 const SIGNER_WEI = 10n ** 18n;
 
@@ -31,15 +26,8 @@ export interface DemoOptions {
   /** Null to look on the PATH and among the packages of the working directory. */
   readonly anvil: string | null;
   readonly cwd: string;
-  readonly screen: Screen;
+  readonly terminal: Terminal;
   readonly log: Log;
-}
-
-export interface Demo {
-  /** Resolves when everything has been stopped because something failed, which has been told then. */
-  readonly failed: Promise<void>;
-  /** Stops everything, also what is just being started. */
-  stop(): Promise<void>;
 }
 
 /** What is running, and how it is taken down again. */
@@ -50,8 +38,8 @@ interface Run extends DemoOptions {
   fail(reason: string): void;
 }
 
-export function startDemo(options: DemoOptions): Demo {
-  const { screen, log } = options;
+export function startDemo(options: DemoOptions) {
+  const { terminal, log } = options;
   const stopping = new AbortController();
   const opened = new AsyncDisposableStack();
   const dir = temporaryDirectory(opened);
@@ -68,24 +56,26 @@ export function startDemo(options: DemoOptions): Demo {
     await opened.disposeAsync();
   });
   const failed = new Promise<void>((resolve, reject) => {
-    // Not at once: who calls has yet to listen for what is to stop it.
+    // Later, so that the caller can first install what stops the demo.
     const played = Promise.resolve().then(() => play(run));
     Promise.race([played.then(() => failure.promise), failure.promise]).catch((error: unknown) => {
-      // Whatever ends while everything is being stopped is no failure.
+      // Anything that ends while the demo is being stopped is not a failure.
       if (stopping.signal.aborted) return;
       if (!isExpected(error)) log.error("demo_failed", { error });
-      screen.line();
-      screen.note(`The demo can't go on: ${reasonOf(error)}`);
+      terminal.line();
+      terminal.note(`The demo can't go on: ${reasonOf(error)}`);
       close().then(resolve, reject);
     });
   });
   return {
+    /** Resolves when something has failed, was shown, and everything has been stopped. */
     failed,
+    /** Stops everything, including what is still starting. */
     async stop() {
-      screen.line();
-      screen.line("Stopping everything.");
+      terminal.line();
+      terminal.line("Stopping everything.");
       await close();
-      screen.line("Stopped. Nothing is left behind.");
+      terminal.line("Stopped. Nothing is left behind.");
     },
   };
 }
@@ -98,7 +88,7 @@ function once(work: () => Promise<void>): () => Promise<void> {
   };
 }
 
-/** Goes last, and at the latest when the process exits, in whatever haste. */
+/** Removed last, and at the latest when the process exits. */
 function temporaryDirectory(opened: AsyncDisposableStack): string {
   const dir = mkdtempSync(join(tmpdir(), "tollgate-demo-"));
   const remove = () => rmSync(dir, { recursive: true, force: true });
@@ -108,8 +98,8 @@ function temporaryDirectory(opened: AsyncDisposableStack): string {
 }
 
 async function play(run: Run): Promise<void> {
-  const { screen, dir, opened, log } = run;
-  screen.section("tollgate demo: a paid call, from the challenge to the money");
+  const { terminal, dir, opened, log } = run;
+  terminal.section("tollgate demo: a paid call, from the challenge to the money");
   const [payer, payee] = [newAccount(), newAccount()];
   const collection = await startCollection(run, payer);
   const gateway = await step(run, "gateway", async () => {
@@ -123,32 +113,31 @@ async function play(run: Run): Promise<void> {
     const shown = `notary (http) at ${new URL(notary.url).host}, calculator (mcp) at ${new URL(calculator.url).host}`;
     return [{ notary: notary.url, calculator: calculator.url }, shown];
   });
-  const stage = await step(run, "catalogue", async (signal): Promise<[Stage, string]> => {
+  const scenario = await step(run, "catalogue", async (signal): Promise<[Scenario, string]> => {
     const tenant = { url: gateway.url, token: await gateway.mintToken("demo", "you") };
     const agents = await registerAgents(tenant, upstreams, payee.address, signal);
     if (collection !== null) {
       const { facilitator, certificates } = collection;
       await configureSettlement(tenant, facilitator.url, certificates.bundle, signal);
     }
-    const shown =
-      collection === null ? "agents and prices" : "agents, prices, and who settles: through the API";
-    return [{ screen, tenant, agents, payer, payee: payee.address, chain: collection?.chain ?? null }, shown];
+    const shown = collection === null ? "agents and prices" : "agents, prices, and who settles: through the API";
+    return [{ terminal, tenant, agents, payer, payee: payee.address, chain: collection?.chain ?? null }, shown];
   });
-  await bounded(run, PLAY_MS_MAX, (signal) => playPaidCall(stage, signal));
-  await bounded(run, PLAY_MS_MAX, (signal) => playPricedTool(stage, signal));
-  await showWhatIsThere(stage, collection, dir);
+  await bounded(run, SCENARIO_MS_MAX, (signal) => runPaidCall(scenario, signal));
+  await bounded(run, SCENARIO_MS_MAX, (signal) => runPricedTool(scenario, signal));
+  await showSummary(scenario, collection, dir);
 }
 
 type Started = Collection & { readonly certificates: Certificates };
 
-/** The chain and who collects on it; null where there is no anvil, which is told then. */
+/** The chain and the facilitator; null without anvil, which is shown then. */
 async function startCollection(run: Run, payer: DemoAccount): Promise<Started | null> {
-  const { screen } = run;
+  const { terminal } = run;
   const search = findAnvil(run.anvil, run.cwd);
   if ("missing" in search) {
-    screen.failed("chain", "anvil is missing");
-    for (const line of search.missing) screen.note(line);
-    screen.note("So nothing is collected this time: no facilitator either. Payments are only verified.");
+    terminal.failed("chain", "anvil is missing");
+    for (const line of search.missing) terminal.note(line);
+    terminal.note("So nothing is collected this time: no facilitator either. Payments are only verified.");
     return null;
   }
   const signer = newAccount();
@@ -171,12 +160,7 @@ async function startCollection(run: Run, payer: DemoAccount): Promise<Started | 
   return { chain, certificates, facilitator };
 }
 
-async function startChain(
-  run: Run,
-  anvil: Anvil,
-  payer: DemoAccount,
-  signer: DemoAccount,
-): Promise<DemoChain> {
+async function startChain(run: Run, anvil: Anvil, payer: DemoAccount, signer: DemoAccount): Promise<DemoChain> {
   const node = await step(run, "chain", async (signal) => {
     const home = join(run.dir, "chain");
     mkdirSync(home);
@@ -200,19 +184,19 @@ async function step<T>(
   work: (signal: AbortSignal) => Promise<[result: T, detail: string]>,
 ): Promise<T> {
   const startedAt = performance.now();
-  run.screen.begin(name);
+  run.terminal.begin(name);
   try {
     const [result, detail] = await bounded(run, STEP_MS_MAX, work);
-    run.screen.done(name, detail, performance.now() - startedAt);
+    run.terminal.done(name, detail, performance.now() - startedAt);
     return result;
   } catch (error) {
     run.signal.throwIfAborted();
-    run.screen.failed(name, "failed");
+    run.terminal.failed(name, "failed");
     throw isExpected(error) ? new DemoProblem(`${name}: ${error.message}`, { cause: error }) : error;
   }
 }
 
-/** @throws DemoProblem when it takes too long, or when everything is being stopped: then what it starts is nobody's */
+/** @throws DemoProblem when it takes too long, or when everything is being stopped */
 async function bounded<T>(run: Run, msMax: number, work: (signal: AbortSignal) => Promise<T>): Promise<T> {
   run.signal.throwIfAborted();
   const late = new AbortController();
@@ -227,7 +211,7 @@ async function bounded<T>(run: Run, msMax: number, work: (signal: AbortSignal) =
   }
 }
 
-/** Of the others the log tells where they come from. */
+/** Other errors are logged with their stack. */
 function isExpected(error: unknown): error is DemoProblem | StartupProblem {
   return error instanceof DemoProblem || error instanceof StartupProblem;
 }

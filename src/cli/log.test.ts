@@ -108,7 +108,7 @@ test("fields that JSON can't hold or that are huge leave a line all the same", (
   expect(JSON.parse(text())).toMatchObject({ loop: "unprintable", nan: "NaN", infinite: "Infinity" });
 });
 
-test("lines are written together, an error at once", () => {
+test("lines of the log are written together, an error at once", () => {
   const { log, chunks } = record();
   for (let line = 0; line < 10; line++) log.info("line");
   expect(chunks.length).toBe(0);
@@ -190,7 +190,7 @@ test("a closed or full standard error is survived", () => {
   log.flush();
 });
 
-test("what is held is written when the process exits", async () => {
+test("lines that are held are written when the process exits", async () => {
   const script = `
     import { openLog } from ${JSON.stringify(`${import.meta.dir}/log.ts`)};
     import { systemClock } from ${JSON.stringify(`${import.meta.dir}/../core/clock.ts`)};

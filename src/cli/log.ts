@@ -1,15 +1,15 @@
 // The log on standard error: one line an event, as JSON or for a terminal. Lines are collected and written
-// together, since a system call a line would be dear on the accept path; the rest is written when the process
-// exits. A log that can't be written never stops the product: lines are dropped, and counted.
+// together, since a system call per line would be expensive on the accept path. The rest is written when the process
+// exits. A log that can't be written never stops the product: lines are dropped and counted.
 import { writeSync } from "node:fs";
 import type { Clock } from "../core/clock.ts";
-import { LOG_LEVELS, type Log, type LogFields, type LogLevel } from "../core/log.ts";
+import { LOG_LEVELS, type LogFields, type LogLevel } from "../core/log.ts";
 
 const STANDARD_ERROR = 2;
 const FLUSH_AT_CHARACTERS = 16_384;
 const FLUSH_AFTER_MS = 20;
 const HELD_CHARACTERS_MAX = 4_194_304;
-/** For warnings and errors beside what is held: however much is told at a lower level, none is dropped for that. */
+/** Extra space for warnings and errors, so that none is dropped because of many lines at lower levels. */
 const RESERVED_CHARACTERS = 4_194_304;
 const VALUE_CHARACTERS_MAX = 4096;
 const CAUSES_MAX = 8;
@@ -22,12 +22,7 @@ export interface LogOptions {
   readonly write?: (bytes: Uint8Array) => number;
 }
 
-export interface OpenLog extends Log {
-  /** Writes what is held now; called at exit too. */
-  flush(): void;
-}
-
-export function openLog(options: LogOptions): OpenLog {
+export function openLog(options: LogOptions) {
   const sink = openSink(options.write ?? ((bytes) => writeSync(STANDARD_ERROR, bytes)));
   const least = LOG_LEVELS.indexOf(options.level);
   const print = options.format === "json" ? jsonLine : prettyLine;
@@ -36,13 +31,16 @@ export function openLog(options: LogOptions): OpenLog {
     if (LOG_LEVELS.indexOf(level) < least) return () => {};
     return (event: string, fields: LogFields = {}) => {
       sink.add(print(timestamp(), level, event, fields), level === "warn" || level === "error");
-      // What is about to go wrong may take the process with it.
+      // The process may be about to end because of this error.
       if (level === "error") sink.flush();
     };
   };
   process.on("exit", sink.flush);
   return { debug: at("debug"), info: at("info"), warn: at("warn"), error: at("error"), flush: sink.flush };
 }
+
+/** `flush` writes what is held now. It is called at exit too. */
+export type OpenLog = ReturnType<typeof openLog>;
 
 /** The time as RFC 3339 has it, made anew when the millisecond is another. */
 function timestamps(clock: Clock): () => string {
@@ -95,7 +93,7 @@ function openSink(write: (bytes: Uint8Array) => number) {
   return { add, flush };
 }
 
-/** How many of the bytes are done with: written, or lost because there is no reader any more. */
+/** How many of the bytes are done: written, or lost because nobody reads any more. */
 function writeAll(write: (bytes: Uint8Array) => number, bytes: Uint8Array): number {
   let done = 0;
   while (done < bytes.length) {
@@ -126,8 +124,7 @@ function jsonLine(time: string, level: LogLevel, event: string, fields: LogField
 function isPlain(fields: LogFields): boolean {
   for (const name in fields) {
     const value = fields[name];
-    if (typeof value === "string" ? value.length > VALUE_CHARACTERS_MAX : !Number.isFinite(value))
-      return false;
+    if (typeof value === "string" ? value.length > VALUE_CHARACTERS_MAX : !Number.isFinite(value)) return false;
   }
   return true;
 }
@@ -183,7 +180,7 @@ function summary(value: unknown): string {
   return `${value.name}: ${value.message}${code}`;
 }
 
-/** Where it was thrown; the message is told already. */
+/** The stack without the message, which is printed already. */
 function frames(stack: string): string {
   return stack
     .split("\n")

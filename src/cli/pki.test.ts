@@ -24,7 +24,7 @@ test("a server has names and addresses, each once and in its shortest form", () 
   });
 });
 
-test("hosts that are none are refused, and with them all", () => {
+test("hosts that are none are refused, and all of them are named", () => {
   for (const host of [
     "",
     "a b",
@@ -82,7 +82,7 @@ test("a client's name is a safe one of a file, and none of the others'", () => {
   }
 });
 
-test("all that is missing is told at once", () => {
+test("all flags that are missing are told at once", () => {
   expect(read("pki init", {}).problems).toHaveLength(1);
   expect(read("pki server", { dir: "" }).problems).toHaveLength(2);
   expect(read("pki client", { dir: "a\0" }).problems).toHaveLength(2);

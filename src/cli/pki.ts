@@ -59,9 +59,7 @@ function readWanted(
     }
     case "pki client": {
       const name = readName(flags.get("name") ?? "");
-      return name === null
-        ? { wanted: null, problem: [NAME_MUST] }
-        : { wanted: { kind: "client", name }, problem: [] };
+      return name === null ? { wanted: null, problem: [NAME_MUST] } : { wanted: { kind: "client", name }, problem: [] };
     }
   }
 }

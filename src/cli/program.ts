@@ -23,7 +23,7 @@ export function thisProgram(): Program {
 /** The words that start this program again from the same directory. */
 export function programText({ cwd, script, executable, bunVersion }: Program): string {
   if (script === null) return quoted(shorter(cwd, executable));
-  // Bun that came by npx is on nobody's PATH.
+  // Bun started by npx is not on the PATH.
   const bun = executable.includes("/node_modules/") ? `npx --yes bun@${bunVersion}` : "bun";
   return `${bun} ${quoted(shorter(cwd, script))}`;
 }

@@ -34,7 +34,7 @@ beforeAll(async () => {
 afterAll(() => rmSync(dir, { recursive: true }));
 
 describe("tollgate receipt verify", () => {
-  test("says what holds", async () => {
+  test("says what holds of a chain", async () => {
     const lines = await signedChain(signer, 3);
     expect(await verify(`${lines.join("\n")}\n`)).toEqual({
       holds: true,
@@ -50,7 +50,7 @@ describe("tollgate receipt verify", () => {
     });
   });
 
-  test("names the first that does not hold", async () => {
+  test("names the first receipt that does not hold", async () => {
     const [a = "", b = "", c = ""] = await signedChain(signer, 3);
     expect(await verify(`${a}\n${c}\n`)).toEqual({
       holds: false,
@@ -64,7 +64,7 @@ describe("tollgate receipt verify", () => {
     );
   });
 
-  test("an empty file does not hold", async () => {
+  test("says of an empty file that it does not hold", async () => {
     const path = file("");
     expect(await verifyReceipts({ file: path, jwks })).toEqual({
       holds: false,
@@ -76,11 +76,7 @@ describe("tollgate receipt verify", () => {
   test("reads a long export piece by piece", async () => {
     const lines = await signedChain(signer, 400);
     expect((await verify(lines.join("\n"))).holds).toBe(true);
-    const changed = [
-      ...lines.slice(0, 350),
-      ...(await signedChain(signer, 1, linkTo("x"))),
-      ...lines.slice(351),
-    ];
+    const changed = [...lines.slice(0, 350), ...(await signedChain(signer, 1, linkTo("x"))), ...lines.slice(351)];
     expect((await verify(changed.join("\n"))).text).toStartWith("line 351, rcpt_");
   });
 
@@ -100,13 +96,7 @@ describe("tollgate receipt verify", () => {
 
   test("takes no keys over plain HTTP from another machine", async () => {
     const path = file((await signedChain(signer, 1)).join("\n"));
-    for (const host of [
-      "keys.example.com",
-      "10.0.0.1",
-      "127.0.0.1.example.com",
-      "localhost.example.com",
-      "[::2]",
-    ]) {
+    for (const host of ["keys.example.com", "10.0.0.1", "127.0.0.1.example.com", "localhost.example.com", "[::2]"]) {
       const verdict = verifyReceipts({ file: path, jwks: `HTTP://${host}/.well-known/jwks.json` });
       await expect(verdict).rejects.toThrow("keys must come over https");
     }
@@ -116,7 +106,7 @@ describe("tollgate receipt verify", () => {
     }
   });
 
-  test("what can't be read is no verdict", async () => {
+  test("gives no verdict on what can't be read", async () => {
     const path = file("x");
     for (const bad of [join(dir, "none"), dir, path, file("{}"), file(JSON.stringify({ keys: [] }))]) {
       expect(verifyReceipts({ file: path, jwks: bad })).rejects.toThrow("--jwks must be a JSON Web Key Set");

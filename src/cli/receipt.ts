@@ -2,12 +2,7 @@
 // gateway. It reads line by line, so an export may be long.
 import { open, readFile, stat } from "node:fs/promises";
 import { StartupProblem } from "../core/startup.ts";
-import {
-  type ReceiptKeys,
-  receiptChain,
-  receiptKeys,
-  type VerifiedChain,
-} from "../gateway/receipts/verify.ts";
+import { createReceiptChain, type ReceiptKeys, receiptKeys, type VerifiedChain } from "../gateway/receipts/verify.ts";
 import { fetchDocument } from "../http/fetch-json.ts";
 import { createOutbound, OutboundError } from "../http/outbound.ts";
 import type { CommandLine } from "./command-line.ts";
@@ -33,9 +28,7 @@ export function readReceiptRequest({ words, flags }: Pick<CommandLine, "words" |
   const jwks = flags.get("jwks") ?? "";
   const problems =
     jwks === ""
-      ? [
-          "--jwks must be given: a JSON Web Key Set, as a file or as the URL of a gateway's /.well-known/jwks.json",
-        ]
+      ? ["--jwks must be given: a JSON Web Key Set, as a file or as the URL of a gateway's /.well-known/jwks.json"]
       : [];
   return { request: file === undefined || jwks === "" ? null : { file, jwks }, problems };
 }
@@ -48,7 +41,7 @@ interface ReceiptVerdict {
 
 /** @throws StartupProblem when file or keys can't be read */
 export async function verifyReceipts({ file, jwks }: ReceiptRequest): Promise<ReceiptVerdict> {
-  const chain = receiptChain(await readKeys(jwks));
+  const chain = createReceiptChain(await readKeys(jwks));
   let number = 0;
   for await (const line of linesOf(file)) {
     number += 1;
@@ -65,7 +58,7 @@ function broken(line: number, id: string | null, problem: string): ReceiptVerdic
   return { holds: false, text: `line ${line}${id === null ? "" : `, ${id},`} does not hold: ${problem}\n` };
 }
 
-/** Nothing in a file tells that it has lost its end: the last one is named, to be compared with what is known. */
+/** A file that was cut off looks complete, so the last receipt is named for comparison with what is known. */
 function describe({ length, first, last }: VerifiedChain): string {
   const whose = `tenant ${JSON.stringify(first?.tenant ?? "")}`;
   const what = length === 1 ? "1 receipt holds" : `${length} receipts hold, in one unbroken chain`;
@@ -83,12 +76,11 @@ async function* linesOf(path: string): AsyncGenerator<string, void> {
   let rest = "";
   for await (const chunk of bytesOf(path)) {
     size += chunk.length;
-    if (size > FILE_BYTES_MAX)
-      throw new StartupProblem(`FILE must have at most ${FILE_BYTES_MAX} bytes: ${path}`);
+    if (size > FILE_BYTES_MAX) throw new StartupProblem(`FILE must have at most ${FILE_BYTES_MAX} bytes: ${path}`);
     const lines = (rest + chunk.toString("latin1")).split("\n");
     rest = lines.pop() ?? "";
     yield* lines;
-    // What is too long already need not be gathered any further.
+    // A line that is too long already need not be collected any further.
     if (rest.length > LINE_BYTES_MAX) break;
   }
   if (rest !== "") yield rest;
@@ -106,9 +98,7 @@ async function* bytesOf(path: string): AsyncGenerator<Buffer, void> {
 async function readKeys(where: string): Promise<ReceiptKeys> {
   const must = `--jwks must be a JSON Web Key Set with an Ed25519 key: ${where}`;
   try {
-    const keys = await receiptKeys(
-      await (/^https?:\/\//i.test(where) ? fetchKeys(where) : readKeyFile(where)),
-    );
+    const keys = await receiptKeys(await (/^https?:\/\//i.test(where) ? fetchKeys(where) : readKeyFile(where)));
     if (keys !== null) return keys;
   } catch (cause) {
     throw new StartupProblem(`${must}: ${reason(cause)}`, { cause });
@@ -116,13 +106,11 @@ async function readKeys(where: string): Promise<ReceiptKeys> {
   throw new StartupProblem(must);
 }
 
-/** Whoever runs the command chose the URL, so it may be of any host; but on the way to another one keys can be swapped. */
+/** The user chose the URL, so any host is allowed. But over plain HTTP to another host, keys could be swapped. */
 function fetchKeys(url: string): Promise<unknown> {
   const { protocol, hostname } = new URL(url);
   if (protocol !== "https:" && !LOOPBACK.test(hostname)) {
-    throw new Error(
-      "keys must come over https, or over http from this machine (localhost, 127.0.0.1, [::1])",
-    );
+    throw new Error("keys must come over https, or over http from this machine (localhost, 127.0.0.1, [::1])");
   }
   return fetchDocument(createOutbound({ rules: null, extraCa: null }), url);
 }

@@ -1,5 +1,5 @@
-// `tollgate token`: signs a token with the key of the local issuer, which lives in the database; so it works
-// beside a running gateway, and before the first start too.
+// `tollgate token`: signs a token with the key of the local issuer. The key is in the database, so this works beside a
+// running gateway and before the first start.
 import { SignJWT } from "jose";
 import type { Config } from "../config.ts";
 import { systemClock } from "../core/clock.ts";
@@ -39,8 +39,7 @@ export function readTokenRequest(
   const name = "must be given: a text of at most 256 characters without control characters";
   if (!isPrincipal(tenant)) problems.push(`--tenant ${name}`);
   if (!isPrincipal(user)) problems.push(`--user ${name}`);
-  if (scope !== null && !SCOPE.test(scope))
-    problems.push("--scope must be scopes with one space between them");
+  if (scope !== null && !SCOPE.test(scope)) problems.push("--scope must be scopes with one space between them");
   if (ttlSeconds === null) {
     problems.push(`--ttl must be a time like 90s, 30m, 12h or 7d, at most ${TTL_DAYS_MAX}d`);
   }

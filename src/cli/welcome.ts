@@ -1,5 +1,5 @@
-// What a newcomer needs after the very first start, in one block for people. It is printed once, beside the
-// structured log, when the master key has just been generated.
+// Help for newcomers after the very first start. It is printed once, beside the structured log, when the master key has
+// just been generated.
 import { join, relative } from "node:path";
 import type { Config } from "../config.ts";
 import { DATABASE_FILE, MASTER_KEY_FILE } from "../keys/master-key.ts";

@@ -2,7 +2,7 @@ import { expect, test } from "bun:test";
 import fc from "fast-check";
 import { boundedCache } from "./bounded-cache.ts";
 
-test("it gives only what was last set, and stays within its bound", () => {
+test("a bounded cache gives only what was last set, and stays within its bound", () => {
   const operation = fc.record({
     key: fc.nat(12),
     value: fc.nat(),
@@ -30,7 +30,7 @@ test("it gives only what was last set, and stays within its bound", () => {
   );
 });
 
-test("what is used stays while others come and go", () => {
+test("an entry that is used stays while others come and go", () => {
   const cache = boundedCache<string, string>(8);
   cache.set("kept", "value");
   for (let other = 0; other < 100; other++) {

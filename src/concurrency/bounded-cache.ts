@@ -1,12 +1,6 @@
-// A map that forgets what was not used lately. It keeps two generations: what is used moves to the young one,
-// and when that is full the old one is dropped. So a hit costs one look-up and memory stays bounded, without
-// the list that an exact least-recently-used order needs.
-
-export interface BoundedCache<K, V> {
-  get(key: K): V | undefined;
-  /** `weight` is the entry's share of the cache's bound. */
-  set(key: K, value: V, weight?: number): void;
-}
+// A map that forgets entries that were not used lately. It keeps two generations: a used entry moves to the young one,
+// and when that is full the old one is dropped. So a hit costs one look-up and memory stays bounded, without the list
+// that an exact least-recently-used order needs.
 
 interface CacheEntry<V> {
   readonly value: V;
@@ -14,7 +8,7 @@ interface CacheEntry<V> {
 }
 
 /** @param weightMax the weight of all entries together; half of it is kept for certain */
-export function boundedCache<K, V>(weightMax: number): BoundedCache<K, V> {
+export function boundedCache<K, V>(weightMax: number) {
   let young = new Map<K, CacheEntry<V>>();
   let old = new Map<K, CacheEntry<V>>();
   let youngWeight = 0;
@@ -34,7 +28,7 @@ export function boundedCache<K, V>(weightMax: number): BoundedCache<K, V> {
   }
 
   return {
-    get(key) {
+    get(key: K): V | undefined {
       const fresh = young.get(key);
       if (fresh !== undefined) return fresh.value;
       const aged = old.get(key);
@@ -43,7 +37,8 @@ export function boundedCache<K, V>(weightMax: number): BoundedCache<K, V> {
       put(key, aged);
       return aged.value;
     },
-    set(key, value, weight = 1) {
+    /** `weight` is the entry's share of the cache's bound. */
+    set(key: K, value: V, weight = 1): void {
       remove(key);
       if (weight <= weightMax / 2) put(key, { value, weight });
     },

@@ -34,10 +34,7 @@ function world(size: number) {
   const heldBy = (tenant: string) =>
     [...holders].reduce((sum, one) => sum + (one.tenant === tenant ? one.stake.amount : 0), 0);
   const keeps = (tenant: string) =>
-    [...holders].reduce(
-      (sum, one) => sum + (one.tenant === tenant && !one.isAsked ? one.stake.amount : 0),
-      0,
-    );
+    [...holders].reduce((sum, one) => sum + (one.tenant === tenant && !one.isAsked ? one.stake.amount : 0), 0);
   const part = () => {
     const tenants = new Set(waiting.keys());
     for (const { tenant, stake } of holders) if (stake.amount > 0) tenants.add(tenant);
@@ -96,25 +93,21 @@ test("whoever asks for no more than its equal part has it within few rounds, wha
     rounds: fc.nat({ max: 2 }),
   });
   await fc.assert(
-    fc.asyncProperty(
-      fc.array(demand, { maxLength: 60 }),
-      fc.integer({ min: 2, max: 6 }),
-      async (demands, count) => {
-        const { take, round, heldBy, waiting } = world(SIZE);
-        for (const { tenant, amount, rounds, ...rest } of demands) {
-          take(`t${tenant % count}`, Math.min(amount, Math.floor(SIZE / (count + 1))), rest);
-          for (let at = 0; at < rounds; at++) await round();
-        }
-        // One more comes, or who is there asks for its first.
-        const unit = Math.floor(SIZE / (count + 1));
-        const last = take("last", unit, {});
-        for (let at = 0; at < 60 && last.stake.amount === 0; at++) await round();
-        expect(last.stake.amount).toBe(unit);
-        // And so it is with each that waits.
-        for (let at = 0; at < 200; at++) await round();
-        for (const tenant of waiting.keys()) expect(heldBy(tenant)).toBeGreaterThan(0);
-      },
-    ),
+    fc.asyncProperty(fc.array(demand, { maxLength: 60 }), fc.integer({ min: 2, max: 6 }), async (demands, count) => {
+      const { take, round, heldBy, waiting } = world(SIZE);
+      for (const { tenant, amount, rounds, ...rest } of demands) {
+        take(`t${tenant % count}`, Math.min(amount, Math.floor(SIZE / (count + 1))), rest);
+        for (let at = 0; at < rounds; at++) await round();
+      }
+      // One more comes, or who is there asks for its first.
+      const unit = Math.floor(SIZE / (count + 1));
+      const last = take("last", unit, {});
+      for (let at = 0; at < 60 && last.stake.amount === 0; at++) await round();
+      expect(last.stake.amount).toBe(unit);
+      // And so it is with each that waits.
+      for (let at = 0; at < 200; at++) await round();
+      for (const tenant of waiting.keys()) expect(heldBy(tenant)).toBeGreaterThan(0);
+    }),
     { numRuns: 150 },
   );
 });
@@ -156,7 +149,7 @@ test("who was heard of longest ago gives way first, and no more of them than are
   expect([first?.isAsked, third?.isAsked]).toEqual([false, false]);
 });
 
-test("what can't be ended is passed over", async () => {
+test("a share whose holder can't be ended is passed over", async () => {
   const { take, round } = world(SIZE);
   const [first, second] = [take("a", 400), take("a", 400)];
   first.stake.giveWay = null;

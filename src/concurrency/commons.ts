@@ -1,15 +1,15 @@
-// A share of memory that is large for the one who has it: what there is in all has room for few. A tenant alone may use
-// nearly all of it, and who comes then must not wait until the others have done with it, which may be never. So who
-// holds some says how it gives way. When somebody has waited for a second, the tenant that holds most, if that is more
-// than its equal part and more than the waiter's would hold then, ends what it has heard of least lately; and so on,
-// until there is enough. Meanwhile nobody gets more than its equal part, or what is given back would go round in circles.
+// Shares of a memory budget that has room for few holders at a time. A tenant alone may use nearly all of it, and others
+// must not wait until it is done, which may be never. So each holder says how it gives way. When somebody has waited for
+// a second, the tenant that holds most gives way, if it holds more than its equal part and more than the waiter's tenant
+// would hold: it ends the holder whose last progress is the longest ago, and the next one, until there is enough.
+// Meanwhile nobody gets more than its equal part, or what is given back would go round in circles.
 import { createFairQueue, enter, type FairQueue, type Waiter } from "./fair-queue.ts";
 import { createFairShare, type FairShare, leastFirst } from "./fair-share.ts";
 
 /** What one holder has. */
 export interface Stake {
   readonly amount: number;
-  /** Ends it, and so gives it back, at once or soon. Null while it can't be ended. */
+  /** Ends the holder, which gives its share back at once or soon. Null while it can't be ended. */
   giveWay: (() => void) | null;
   /** Takes more at once, or nothing. */
   takeNow(amount: number): boolean;
@@ -19,22 +19,22 @@ export interface Stake {
    * @param signal its reason ends the wait
    */
   take(amount: number, signal: AbortSignal): Promise<void> | undefined;
-  /** It makes progress. */
+  /** The holder makes progress. */
   heard(): void;
-  /** So much of it, or all that is left. */
+  /** Gives this much back, or all that is left. */
   giveBack(amount?: number): void;
 }
 
 export interface CommonsOptions {
   readonly size: number;
-  /** For tests: how long somebody waits before others give way, and what looks again later. */
+  /** For tests: how long somebody waits before others give way, and the timer for the next look. */
   readonly patienceMs?: number;
   readonly later?: (look: () => void, ms: number) => void;
 }
 
 const PATIENCE_MS = 1000;
 const LOOK_MS = 100;
-/** Of those that hold little thousands may be needed, and each one that ends makes work. */
+/** Thousands of small holders may be needed, and each one that ends makes work, so few are asked at a time. */
 const ASKED_AT_ONCE = 64;
 const GO_ON_MS = 10;
 
@@ -44,16 +44,16 @@ export class Commons {
   readonly #later: (look: () => void, ms: number) => void;
   readonly #share: FairShare;
   readonly #queue: FairQueue;
-  /** By tenant, the one that was heard of longest ago first; without those that were asked. */
+  /** By tenant, the one whose last progress is longest ago first; without those asked to give way. */
   readonly #stakes = new Map<string, Set<Stake>>();
-  /** Those that are to give way and have not given all back yet. */
+  /** Those that were asked to give way and have not given all back yet. */
   readonly #asked = new Set<Stake>();
   /** What they will give back, by tenant, and together. */
   readonly #coming = new Map<string, number>();
   #comingInAll = 0;
-  /** Of this look. */
+  /** How many more may be asked in this look. */
   #asksLeft = 0;
-  /** Somebody has waited for long for what is no more than its equal part. */
+  /** Somebody has waited long for no more than its equal part. */
   #isShort = false;
   #isLooking = false;
 
@@ -65,7 +65,7 @@ export class Commons {
     this.#queue = createFairQueue(this.#share, () => (this.#isShort ? this.#partOf() : null));
   }
 
-  /** Nothing is held yet. */
+  /** A share that holds nothing yet. */
   stake(tenant: string, agent: string | null): Stake {
     const queue = this.#queue;
     let held = 0;
@@ -103,8 +103,8 @@ export class Commons {
   }
 
   /**
-   * How much more the tenant may wait for, between `least` and `most`; null when it is by its own doing that there is
-   * too little, or nobody would give way.
+   * How much more the tenant may wait for, between `least` and `most`; null when the tenant itself holds what is missing,
+   * or nobody would give way.
    */
   worthWaiting(tenant: string, least: number, most: number): number | null {
     const [part, held] = [this.#partOf(tenant), this.#share.heldBy(tenant)];
@@ -141,7 +141,7 @@ export class Commons {
     stake.giveWay?.();
   }
 
-  /** So much more will be given back, or less. */
+  /** This much more will be given back; less when negative. */
   #comes(tenant: string, amount: number): void {
     this.#comingInAll += amount;
     const coming = (this.#coming.get(tenant) ?? 0) + amount;
@@ -149,7 +149,7 @@ export class Commons {
     else this.#coming.set(tenant, coming);
   }
 
-  /** The tenant besides this one that holds most, if that is above the limit, and the slowest that it has. */
+  /** The other tenant that holds most, if that is above the limit, and its slowest holder. */
   #nextToGiveWay(tenant: string, limit: number): { owner: string; stake: Stake } | null {
     const keeps = (owner: string) => this.#share.heldBy(owner) - (this.#coming.get(owner) ?? 0);
     const above = [...this.#stakes.keys()].filter((owner) => owner !== tenant && keeps(owner) > limit);
@@ -159,7 +159,7 @@ export class Commons {
     return null;
   }
 
-  /** Those whose turn it is after a wait that was long: one of each tenant. */
+  /** Those that have waited long, one of each tenant, in the order of their turn. */
   #overdue(): Waiter[] {
     const now = performance.now();
     const tenants = leastFirst(this.#queue.tenants(), (tenant) => this.#share.heldBy(tenant));
@@ -169,16 +169,16 @@ export class Commons {
     });
   }
 
-  /** What its tenant holds when it has its share. */
+  /** What the waiter's tenant will hold with this share. */
   #afterwards({ tenant, amount }: Waiter): number {
     return this.#share.heldBy(tenant) + amount;
   }
 
   /**
-   * Lets others give way until there is enough for this one.
+   * Lets others give way until there is enough for this waiter.
    *
-   * @param promised what others will have of that which comes back
-   * @returns what it will have
+   * @param promised how much of what comes back is meant for other waiters
+   * @returns how much this one will have
    */
   #makeRoom(waiter: Waiter, promised: number): number {
     const { tenant, amount } = waiter;

@@ -1,10 +1,10 @@
-// The ends of waits: after a time, by the monotonic clock of timers, or by a signal. What the work that was waited for
-// does after that is not looked at.
+// Waits that end after a time, by the monotonic clock of timers, or by a signal. The work goes on after that, and its
+// outcome is ignored.
 
 /** The outcome of `work`, unless `ms` pass first: then rejects with what `late` gives. */
 export async function withDeadline<T>(ms: number, work: Promise<T>, late: () => unknown): Promise<T> {
   const { promise, reject } = Promise.withResolvers<never>();
-  // Of a negative time, which is one that has passed, the runtime would warn on standard error.
+  // The runtime would warn on standard error of a negative time, which is one that has passed.
   const timer = setTimeout(() => reject(late()), Math.max(ms, 0));
   try {
     return await Promise.race([work, promise]);

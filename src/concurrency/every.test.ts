@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import { every } from "./every.ts";
 
-test("work is done again after it has ended, and not once more when it is stopped meanwhile", async () => {
+test("repeated work is done again after it has ended, and not once more when it is stopped meanwhile", async () => {
   const begun: PromiseWithResolvers<void>[] = [];
   let waiting = Promise.withResolvers<void>();
   const stop = every(1, async () => {
@@ -23,7 +23,7 @@ test("work is done again after it has ended, and not once more when it is stoppe
   expect(begun.length).toBe(3);
 });
 
-test("the work may ask for another pause", async () => {
+test("repeated work may ask for another pause", async () => {
   const started = performance.now();
   const { promise, resolve } = Promise.withResolvers<void>();
   let times = 0;

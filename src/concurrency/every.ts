@@ -1,10 +1,10 @@
-// Work that is done again and again while the process runs.
+// Work that is repeated while the process runs.
 
 /**
- * Does the work `ms` after it has last ended, the first time after `ms`. It may give a number: another pause, for once. It
- * must not reject: what a failure means is for the work to say.
+ * Does the work `ms` after it last ended, the first time after `ms`. The work may return a number: the pause before the
+ * next time only. It must not reject: it has to handle its own failures.
  *
- * @returns what stops it: what is under way goes on, and nothing follows
+ * @returns a function that stops it: work under way goes on, and nothing follows
  */
 export function every(ms: number, work: () => Promise<unknown>): () => void {
   let isOver = false;

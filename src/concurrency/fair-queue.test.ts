@@ -87,7 +87,7 @@ test("nobody waits while it could have its share, and nobody enters twice or aft
   );
 });
 
-test("first come, first served for one agent, also by who could take at once", () => {
+test("the first come is the first served of one agent, also when it is asked who could take at once", () => {
   const { queue, held, ask, end } = world(8, 2);
   const [first, second, third, fourth] = [1, 2, 3, 4].map(() => ask("a", "x"));
   expect(held).toEqual([first, second] as Waiter[]);

@@ -1,5 +1,5 @@
-// Waiting for a share of what there is too little of: whatever is given back goes to the waiting tenant that holds the
-// least, to that of its agents that holds the least, and there to who came first. Who holds the same takes turns.
+// A queue for shares of something scarce. What is given back goes to the waiting tenant that holds least, to the one of
+// its agents that holds least, and there to the first in line. Those that hold the same take turns.
 import { type FairShare, leastFirst, type Shortage } from "./fair-share.ts";
 
 /** A share that may have to be waited for. */
@@ -10,35 +10,18 @@ export interface ShareRequest {
   readonly amount: number;
 }
 
-/** Who waits for a share, and what to do once that has been taken. */
+/** Somebody who waits for a share, and what to do once it has been taken. */
 export interface Waiter extends ShareRequest {
   enter(): void;
 }
 
-export interface FairQueue {
-  /** How many wait. */
-  readonly size: number;
-  /** Those of which somebody waits. */
-  tenants(): Iterable<string>;
-  /** Who of the tenant has waited longest, and since when, of performance.now(). */
-  longest(tenant: string): { readonly waiter: Waiter; readonly since: number } | null;
-  isWaiting(waiter: Waiter): boolean;
-  /** Takes the share at once, or calls `enter` when it has been taken. */
-  add(waiter: Waiter): void;
-  /** Ends the wait of one that may not have its share yet. */
-  remove(waiter: Waiter): void;
-  /** Takes it at once or not at all, and never before one of the same agent that waits. */
-  takeNow(tenant: string, agent: string | null, amount: number): boolean;
-  giveBack(tenant: string, agent: string | null, amount: number): void;
-  /** Gives what is free to who may have it: for when that depends on more than on what is given back. */
-  serve(): void;
-}
+export type FairQueue = ReturnType<typeof createFairQueue>;
 
-/** Since when each waits, the first first. */
+/** Since when each waits, in the order of arrival. */
 type Line = Map<Waiter, number>;
 
 /** @param partNow what each tenant may hold now and no more; null where the share itself knows */
-export function createFairQueue(share: FairShare, partNow: () => number | null = () => null): FairQueue {
+export function createFairQueue(share: FairShare, partNow: () => number | null = () => null) {
   const waiting = new Map<string, Map<string | null, Line>>();
   let size = 0;
 
@@ -51,6 +34,7 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
     size++;
   }
 
+  /** Ends the wait of one that may not have its share yet. */
   function remove(waiter: Waiter): void {
     const agents = waiting.get(waiter.tenant);
     const line = agents?.get(waiter.agent);
@@ -60,7 +44,7 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
     if (agents.size === 0) waiting.delete(waiter.tenant);
   }
 
-  /** Gives its share to who came first, or says who is short. */
+  /** Gives the first in line its share, or says what is short. */
   function serveLine(line: Line | undefined): Shortage | null {
     const [next] = line?.keys() ?? [];
     if (next === undefined) return "own";
@@ -71,7 +55,7 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
     return null;
   }
 
-  /** Gives its share to one of the tenant's, if one can have it now. */
+  /** Gives one of the tenant's waiters its share, if one can have it now. */
   function serveOne(tenant: string): boolean {
     const lines = waiting.get(tenant);
     if (lines === undefined || share.roomOf(tenant, partNow()) <= 0) return false;
@@ -83,6 +67,7 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
     return false;
   }
 
+  /** Hands out what is free, for when waiters may have more without anything being given back. */
   function serve(): void {
     for (let served: string | undefined = ""; size > 0 && served !== undefined; ) {
       served = leastFirst(waiting.keys(), (tenant) => share.heldBy(tenant)).find(serveOne);
@@ -90,11 +75,13 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
     }
   }
 
+  /** Takes it at once or not at all, and never before one of the same agent that waits. */
   function takeNow(tenant: string, agent: string | null, amount: number): boolean {
     if (waiting.get(tenant)?.has(agent) === true) return false;
     return share.take(tenant, agent, amount, partNow()) === null;
   }
 
+  /** Who of the tenant has waited longest, and since when, of performance.now(). */
   function longest(tenant: string) {
     const firsts = [...(waiting.get(tenant)?.values() ?? [])].flatMap((line) => [...line].slice(0, 1));
     const [first] = firsts.sort(([, a], [, b]) => a - b);
@@ -102,19 +89,22 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
   }
 
   return {
+    /** How many wait. */
     get size() {
       return size;
     },
-    tenants: () => waiting.keys(),
+    /** The tenants of which somebody waits. */
+    tenants: (): Iterable<string> => waiting.keys(),
     longest,
-    isWaiting: (waiter) => waiting.get(waiter.tenant)?.get(waiter.agent)?.has(waiter) === true,
-    add(waiter) {
+    isWaiting: (waiter: Waiter): boolean => waiting.get(waiter.tenant)?.get(waiter.agent)?.has(waiter) === true,
+    /** Takes the share at once, or calls `enter` when it has been taken. */
+    add(waiter: Waiter): void {
       if (takeNow(waiter.tenant, waiter.agent, waiter.amount)) waiter.enter();
       else enqueue(waiter);
     },
     remove,
     takeNow,
-    giveBack(tenant, agent, amount) {
+    giveBack(tenant: string, agent: string | null, amount: number): void {
       share.giveBack(tenant, agent, amount);
       serve();
     },
@@ -133,7 +123,7 @@ function toTheEnd<K, V>(map: Map<K, V>, key: K): void {
  * Undefined when it was taken at once; else it has been taken when the promise resolves.
  *
  * @param signal its reason ends the wait
- * @param taken told at once when it has been taken after a wait
+ * @param taken called as soon as it has been taken after a wait
  */
 export function enter(
   queue: FairQueue,
@@ -144,7 +134,7 @@ export function enter(
   if (queue.takeNow(wanted.tenant, wanted.agent, wanted.amount)) return undefined;
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   const giveUp = () => {
-    // At once: a share that was taken for it now would be nobody's.
+    // Removed at once: a share taken for it now would belong to nobody.
     queue.remove(waiter);
     reject(signal?.reason);
   };

@@ -19,7 +19,7 @@ function takeAll(share: FairShare, tenant: string, agents = 0): number {
   return taken;
 }
 
-test("never more than there is, than an agent may hold, or than was given back", () => {
+test("nobody gets more than there is, than an agent may hold, or than was given back", () => {
   const step = fc.record({
     tenant: fc.constantFrom(...TENANTS),
     agent: fc.constantFrom(...AGENTS),

@@ -1,38 +1,23 @@
-// How something that there is only so much of (places, bytes of memory) is shared out: by tenant first, then by agent.
-// What one may hold falls with the square of what it leaves free. So a tenant alone gets seven eighths; those that ask
-// for more than there is get the same; and whoever comes next finds something, however many hold all that they may.
+// How something scarce (places, bytes of memory) is shared out: by tenant first, then by agent. What one may hold falls
+// with the square of what it leaves free. So a tenant alone gets seven eighths; tenants that together ask for more than
+// there is get equal parts; and a newcomer finds something free, however many hold all that they may.
 
 export interface FairShareOptions {
   /** All that there is: a count, or bytes. */
   readonly size: number;
   /** The most that one agent holds, however much is free. */
   readonly agentMax?: number;
-  /** What a holder of nothing may take of what is free, however little that is: one place, but no bytes. */
+  /** What somebody who holds nothing may take, however little is free: one place, but no bytes. */
   readonly least?: 0 | 1;
 }
 
 /**
- * Who has to give something back first. `own`: the agent, which holds all that one agent may; `agent`: any agent of
- * the tenant; `tenant`: any tenant.
+ * Who has to give something back first. `own`: the agent itself, which holds all that one agent may; `agent`: any agent
+ * of the tenant; `tenant`: any tenant.
  */
 export type Shortage = "own" | "agent" | "tenant";
 
-export interface FairShare {
-  readonly free: number;
-  /**
-   * Takes this amount, or says who is short; then nothing is taken. Without an agent only the tenant counts.
-   *
-   * @param part where it is given, a tenant may hold so much, whatever it leaves free, and no more
-   */
-  take(tenant: string, agent?: string | null, amount?: number, part?: number | null): Shortage | null;
-  giveBack(tenant: string, agent?: string | null, amount?: number): void;
-  /** How much more the tenant may hold now, or as soon as so much is given back by others. */
-  roomOf(tenant: string, part?: number | null, comesBack?: number): number;
-  /** Those that hold something. */
-  tenants(): Iterable<string>;
-  /** What the tenant holds now, or one of its agents. */
-  heldBy(tenant: string, agent?: string): number;
-}
+export type FairShare = ReturnType<typeof createFairShare>;
 
 /** So steep that one alone keeps an eighth free: (8 - 1) * 8. */
 const STEEPNESS = 56;
@@ -45,8 +30,8 @@ interface Holder {
 const NOBODY: Holder = { held: 0, agents: new Map() };
 
 /**
- * The most that one may hold of `size`, of which the others leave it `left`: as much as STEEPNESS * kept² / size, where
- * `kept` is what it keeps free of that.
+ * The most that one may hold of `size` when the others leave it `left`: STEEPNESS * kept² / size, where `kept` is what it
+ * keeps free of `left`.
  */
 function mostHeld(size: number, left: number): number {
   if (left <= 0) return 0;
@@ -54,11 +39,11 @@ function mostHeld(size: number, left: number): number {
   return Math.floor(left - kept);
 }
 
-export function createFairShare({ size, agentMax = size, least = 1 }: FairShareOptions): FairShare {
+export function createFairShare({ size, agentMax = size, least = 1 }: FairShareOptions) {
   const holders = new Map<string, Holder>();
   let free = size;
 
-  /** The more it holds, the less is free: what both are together is what the others leave it. */
+  /** What it holds and what is free are together what the others leave it, so that sum does not change as it takes more. */
   const mostOf = (whole: number, left: number) => Math.max(Math.min(least, left), mostHeld(whole, left));
 
   const mostOfTenant = (left: number, part: number | null) =>
@@ -72,12 +57,12 @@ export function createFairShare({ size, agentMax = size, least = 1 }: FairShareO
   ): Shortage | null {
     const own = agents.get(agent ?? "") ?? 0;
     if (own + amount > agentMax) return "own";
-    // What is too much for anybody's share can be had while nobody holds anything.
+    // An amount above anybody's share can be had while nobody holds anything.
     const isAlone = free === size && amount <= size;
     if (isAlone || amount === 0) return null;
     const tenantMost = mostOfTenant(free + held, part);
     if (held + amount > tenantMost) return "tenant";
-    // Likewise among agents: one alone may need all that its tenant may hold.
+    // Likewise among agents: a single one may need all that its tenant may hold.
     const isOnly = agent === null || held === 0;
     const whole = part ?? tenantMost;
     return isOnly || own + amount <= mostOf(whole, whole - held + own) ? null : "agent";
@@ -93,7 +78,12 @@ export function createFairShare({ size, agentMax = size, least = 1 }: FairShareO
     get free() {
       return free;
     },
-    take(tenant, agent = null, amount = 1, part = null) {
+    /**
+     * Takes this amount, or says who is short; then nothing is taken. Without an agent only the tenant counts.
+     *
+     * @param part when set, a tenant may hold exactly up to this, whatever it leaves free
+     */
+    take(tenant: string, agent: string | null = null, amount = 1, part: number | null = null): Shortage | null {
       const found = holders.get(tenant);
       const short = shortage(found ?? NOBODY, agent, amount, part);
       if (short !== null) return short;
@@ -104,7 +94,7 @@ export function createFairShare({ size, agentMax = size, least = 1 }: FairShareO
       free -= amount;
       return null;
     },
-    giveBack(tenant, agent = null, amount = 1) {
+    giveBack(tenant: string, agent: string | null = null, amount = 1): void {
       const holder = holders.get(tenant);
       if (holder === undefined) return;
       if (agent !== null) giveBackOf(holder, agent, amount);
@@ -112,19 +102,22 @@ export function createFairShare({ size, agentMax = size, least = 1 }: FairShareO
       if (holder.held <= 0) holders.delete(tenant);
       free += amount;
     },
-    roomOf(tenant, part = null, comesBack = 0) {
+    /** How much more the tenant may hold now, or once others have given back `comesBack`. */
+    roomOf(tenant: string, part: number | null = null, comesBack = 0): number {
       const held = holders.get(tenant)?.held ?? 0;
       return Math.max(0, mostOfTenant(free + comesBack + held, part) - held);
     },
-    tenants: () => holders.keys(),
-    heldBy(tenant, agent) {
+    /** Those that hold something. */
+    tenants: (): Iterable<string> => holders.keys(),
+    /** What the tenant holds now, or one of its agents. */
+    heldBy(tenant: string, agent?: string): number {
       const holder = holders.get(tenant);
       return (agent === undefined ? holder?.held : holder?.agents.get(agent)) ?? 0;
     },
   };
 }
 
-/** Who is served first: of those that hold the same, the one that stands first in `names`. */
+/** The order of service: least held first; of those that hold the same, in the order of `names`. */
 export function leastFirst<N>(names: Iterable<N>, held: (name: N) => number): N[] {
   return [...names].sort((a, b) => held(a) - held(b));
 }

@@ -2,7 +2,7 @@ import { expect, test } from "bun:test";
 import { Fault } from "../core/fault.ts";
 import { createLimiter } from "./limiter.ts";
 
-test("few at once, another tenant before those that wait of one that has its share, and each gives its place back", async () => {
+test("a few run at once, another tenant goes before those that wait of one that has its share, and each gives its place back", async () => {
   const few = createLimiter({ size: 2, tooMany: "too many" });
   const order: string[] = [];
   let [running, most] = [0, 0];
@@ -19,7 +19,7 @@ test("few at once, another tenant before those that wait of one that has its sha
   expect([order, most]).toEqual([["a1", "b1", "a2", "a3"], 2]);
 });
 
-test("so many wait, and no more", async () => {
+test("as many wait as may, and one more is refused", async () => {
   const few = createLimiter({ size: 1, waitingMax: 8, tooMany: "too many" });
   const { promise, resolve } = Promise.withResolvers<void>();
   const works = Array.from({ length: 10 }, () => few("a", () => promise));

@@ -1,5 +1,5 @@
-// Work of which only little can be done at a time, for the memory, connections or rows that it takes meanwhile: few at
-// once, shared out by tenant, so that one who asks for much keeps it from nobody else for long.
+// A limit on work that takes memory, connections or rows while it runs: few pieces at once, shared out by tenant, so that
+// a tenant that asks for much delays nobody else for long.
 
 import { Fault } from "../core/fault.ts";
 import { createFairQueue, enter } from "./fair-queue.ts";
@@ -11,18 +11,11 @@ export interface LimiterOptions {
   /** How much at once. A tenant alone has seven eighths of it, and of those that wait. */
   readonly size: number;
   readonly waitingMax?: number;
-  /** What is said when there is too much of it. */
+  /** The message of the Fault when too much is asked for. */
   readonly tooMany: string;
 }
 
-/** @returns what the work gives; throws Fault `unavailable` too when its turn does not come for long */
-export type Limiter = <T>(tenant: string, work: () => Promise<T>) => Promise<T>;
-
-export function createLimiter({
-  size,
-  waitingMax = Number.MAX_SAFE_INTEGER,
-  tooMany,
-}: LimiterOptions): Limiter {
+export function createLimiter({ size, waitingMax = Number.MAX_SAFE_INTEGER, tooMany }: LimiterOptions) {
   const queue = createFairQueue(createFairShare({ size }));
   const waiting = createFairShare({ size: waitingMax });
 
@@ -39,7 +32,8 @@ export function createLimiter({
     }
   }
 
-  return async (tenant, work) => {
+  /** @returns what the work gives; throws Fault `unavailable` too when its turn does not come for long */
+  return async <T>(tenant: string, work: () => Promise<T>): Promise<T> => {
     if (!queue.takeNow(tenant, null, 1)) await wait(tenant);
     try {
       return await work();

@@ -1,7 +1,7 @@
 import { afterEach, expect, test } from "bun:test";
 import type { LogFields } from "../core/log.ts";
+import { during, mostSpent } from "./loop-profile.ts";
 import { watchLoop } from "./loop-watch.ts";
-import { during, mostSpent } from "./work.ts";
 
 /** Holds the event loop. */
 function hold(ms: number): void {
@@ -71,7 +71,7 @@ test("the pauses of a second are one line, with the longest of them", async () =
   expect(lines[1]?.["times"]).toBeGreaterThanOrEqual(3);
 });
 
-test("what is left is told at the end", async () => {
+test("a pause that is left is told at the end", async () => {
   const { lines, line } = await watched();
   const first = line();
   hold(150);

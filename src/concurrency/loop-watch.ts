@@ -1,10 +1,10 @@
-// Notices when the event loop was held: by a timer that comes late. What held it is told by the names that pieces of
-// work give themselves. The pauses of a second are one line of the log, with the longest of them, so that the log is
-// no flood where everything is slow.
+// Notices when the event loop was blocked, by a timer that fires late. The names that pieces of work give themselves tell
+// by what. All pauses of a second make one line of the log, with the longest of them, so that the log is not flooded when
+// everything is slow.
 import type { Log } from "../core/log.ts";
-import { mostSpent } from "./work.ts";
+import { mostSpent } from "./loop-profile.ts";
 
-/** A timer of 5 ms costs 1 % of a core, this one half of that. A pause without a name is told up to this much short. */
+/** A timer of 5 ms costs 1 % of a core, this one half of that. An unnamed pause is reported up to this much too short. */
 const TICK_MS = 10;
 const LINE_EVERY_MS = 1_000;
 
@@ -17,10 +17,10 @@ interface Pause {
 }
 
 /**
- * Tells of pauses from `leastMs` on.
+ * Logs pauses of at least `leastMs`.
  *
  * @param thread whose event loop it is
- * @returns what stops it, and tells what is left
+ * @returns a function that stops it, and logs what is left
  */
 export function watchLoop(thread: string, leastMs: number, warn: Log["warn"]): () => void {
   let tickedAt = performance.now();
@@ -45,8 +45,7 @@ export function watchLoop(thread: string, leastMs: number, warn: Log["warn"]): (
     if (ms >= leastMs) {
       times++;
       const cpu_ms = rounded((used.user + used.system - cpu.user - cpu.system) / 1000);
-      const { work: ran, ms: ran_ms } =
-        most !== null && most.ms >= ms / 2 ? most : { work: "unnamed work", ms: 0 };
+      const { work: ran, ms: ran_ms } = most !== null && most.ms >= ms / 2 ? most : { work: "unnamed work", ms: 0 };
       if (ms > (longest?.ms ?? 0)) longest = { ms: rounded(ms), cpu_ms, ran, ran_ms: rounded(ran_ms) };
     }
     cpu = used;

@@ -1,10 +1,10 @@
-// How long the steps of work are that comes in steps. What a step costs is counted, not timed: the same work always
-// takes the same steps.
+// How long one step is of work that is done in steps. Its cost is counted and not timed, so the same work always takes
+// the same steps.
 
-/** Adds to the work of the step that is under way, and gives whether that is enough for one. */
+/** Adds to the work of the current step, and returns whether the step should end. */
 export type Pace = (work: number) => boolean;
 
-/** Of one step. A unit is what it takes to look at a byte: a nanosecond or two. */
+/** The work of one step. A unit is the cost of looking at a byte: a nanosecond or two. */
 const STEP_WORK = 262_144;
 
 export function createPace(most: number = STEP_WORK): Pace {

@@ -12,7 +12,7 @@ async function request(tenant: string, ms: number, begun: string[]): Promise<voi
 
 const turnOfLoop = () => new Promise<void>((resolve) => setImmediate(resolve));
 
-test("a few that come together begin at once", async () => {
+test("a few requests that come together begin at once", async () => {
   await turnOfLoop();
   const begun: string[] = [];
   const all = ["a", "b", "a"].map((tenant) => request(tenant, 0, begun));
@@ -20,7 +20,7 @@ test("a few that come together begin at once", async () => {
   await Promise.all(all);
 });
 
-test("of many that come together some begin at once, and the rest a few in each turn", async () => {
+test("of many requests that come together some begin at once, and the rest a few in each turn", async () => {
   await turnOfLoop();
   const begun: string[] = [];
   const all = Array.from({ length: 40 }, () => request("a", 3, begun));
@@ -43,7 +43,7 @@ test("a tenant that sends few waits behind few of a tenant that sends many, and 
   expect(begun.length).toBe(102);
 });
 
-test("those that waited begin for as long as there is time in a turn, however many they are", async () => {
+test("requests that waited begin for as long as there is time in a turn, however many they are", async () => {
   await turnOfLoop();
   const begun: string[] = [];
   const all = [10, ...Array.from({ length: 300 }, () => 0)].map((ms) => request("a", ms, begun));
@@ -54,7 +54,7 @@ test("those that waited begin for as long as there is time in a turn, however ma
   await Promise.all(all);
 });
 
-test("thousands who wait for what another has begun go on in turns, and learn that it failed", async () => {
+test("thousands of requests that wait for what another has begun go on in turns, and learn that it failed", async () => {
   const { promise, reject } = Promise.withResolvers<void>();
   let [gone, turns] = [0, 0];
   const waiters = Array.from({ length: 2_000 }, async () => {

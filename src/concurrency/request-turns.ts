@@ -1,13 +1,14 @@
-// When a request begins. Those that come in one turn of the event loop are begun at once for as long as a few
+// When a request begins. Requests that arrive in one turn of the event loop begin at once, for up to a few
 // milliseconds; the others follow in the next turns, one tenant after the other, for as long again. So a thousand
-// requests that come together hold up nobody's timers and streams, and a tenant that sends few waits behind few.
+// requests that arrive together hold up no timers and no streams, and a tenant that sends few waits behind few.
+// One per thread, since a thread has one event loop, and all requests share its turns.
 import { createRoundRobin } from "./round-robin.ts";
 
-/** What follows a request's begin up to its first wait, such as a query of SQLite, counts too. */
+/** Includes what a request does up to its first wait, such as a query of SQLite. */
 const BEGUN_MS_MAX = 8;
-/** Begun together, before it is looked at what they have cost. */
+/** Requests that begin together before their cost is measured. */
 const BEGUN_AT_ONCE = 4;
-/** So many steps of promises take a request to its first wait, or far enough. */
+/** This many promise steps bring a request to its first wait, or far enough. */
 const STEPS = 32;
 
 const waiting = createRoundRobin<() => void>();
@@ -25,8 +26,8 @@ export function turnOf(tenant: string): Promise<void> | undefined {
 }
 
 /**
- * For what another request has begun and this one waits for as well: thousands may, and they would all go on at once.
- * So each goes on when a request of its tenant may begin.
+ * For work that another request has begun and this one waits for too. Thousands may wait for it, and would all go on at
+ * once. So each goes on when a request of its tenant may begin.
  *
  * @throws what it rejects with
  */

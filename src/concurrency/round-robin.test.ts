@@ -32,7 +32,7 @@ test("whoever waits has its turn after at most one of each other tenant, and its
   );
 });
 
-test("what waits already is not there twice, and a tenant can be passed over", () => {
+test("a tenant that waits already is not there twice, and can be passed over", () => {
   const robin = createRoundRobin<string>();
   robin.add("a", "first");
   robin.add("a", "first");

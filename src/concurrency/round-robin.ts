@@ -1,27 +1,21 @@
-// Whose turn it is among all that wait: one of each tenant in turn, and within a tenant one after the other.
+// Turns among all that wait: one of each tenant in turn, and within a tenant in the order of arrival.
 
-export interface RoundRobin<T> {
-  readonly size: number;
-  /** What waits already keeps its place. */
-  add(tenant: string, item: T): void;
-  /** Takes out the next one; `passedOver` says of which tenants it may not be. */
-  next(passedOver?: ReadonlySet<string>): { readonly tenant: string; readonly item: T } | undefined;
-}
-
-export function createRoundRobin<T>(): RoundRobin<T> {
+export function createRoundRobin<T>() {
   const waiting = new Map<string, Set<T>>();
   let size = 0;
   return {
     get size() {
       return size;
     },
-    add(tenant, item) {
+    /** An item that waits already keeps its place. */
+    add(tenant: string, item: T): void {
       const items = waiting.get(tenant) ?? new Set<T>();
       if (items.has(item)) return;
       waiting.set(tenant, items.add(item));
       size++;
     },
-    next(passedOver) {
+    /** Takes out the next one that is of none of the tenants `passedOver`. */
+    next(passedOver?: ReadonlySet<string>): { readonly tenant: string; readonly item: T } | undefined {
       for (const [tenant, items] of waiting) {
         if (passedOver?.has(tenant)) continue;
         // It stands last from now on.

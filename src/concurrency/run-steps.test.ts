@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
+import { mostSpent } from "./loop-profile.ts";
 import { bodyInSteps, inOneStep, inSteps } from "./run-steps.ts";
 import { named, type Steps } from "./steps.ts";
-import { mostSpent } from "./work.ts";
 
 function* counting(to: number, seen: number[]): Steps<string> {
   for (let at = 0; at < to; at++) {
@@ -11,7 +11,7 @@ function* counting(to: number, seen: number[]): Steps<string> {
   return "done";
 }
 
-test("work of one step is done at once, and of more in turns, with what it comes to", async () => {
+test("work of one step is done at once, and work of more in turns, with the same result", async () => {
   const seen: number[] = [];
   const small = inSteps(counting(0, seen), "t");
   const large = inSteps(counting(100, seen), "t");
@@ -23,7 +23,7 @@ test("work of one step is done at once, and of more in turns, with what it comes
   expect(seen).toHaveLength(100);
 });
 
-test("what a step throws is what the work comes to", async () => {
+test("an error that a step throws is the error of the work", async () => {
   function* failing(): Steps<never> {
     yield;
     throw new Error("no");
@@ -31,13 +31,13 @@ test("what a step throws is what the work comes to", async () => {
   expect(inSteps(failing(), "t")).rejects.toThrow("no");
 });
 
-test("steps may be named", async () => {
+test("steps of work may be named", async () => {
   mostSpent();
   expect(await inSteps(named("counting", counting(3, [])), "t")).toBe("done");
   expect(mostSpent()?.work).toBe("counting");
 });
 
-test("nothing is done at once of a large body, and all of a small one", async () => {
+test("a large body is not worked on at once, and a small one is done at once", async () => {
   const seen: number[] = [];
   const large = bodyInSteps("counting", new Uint8Array(20_000), counting(3, seen), "t");
   expect(seen).toEqual([]);
@@ -47,7 +47,7 @@ test("nothing is done at once of a large body, and all of a small one", async ()
   expect(seen).toEqual([0, 1, 2, 0]);
 });
 
-test("pieces that can't be parted are done one after the other, with others in between", async () => {
+test("pieces of work that can't be parted are done one after the other, with others in between", async () => {
   let isOther = false;
   const order: string[] = [];
   const piece = (name: string) => () => {

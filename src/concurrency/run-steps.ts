@@ -1,9 +1,9 @@
-// Runs work that comes in steps: see concurrency/steps.ts.
+// Runs work that is done in steps: see concurrency/steps.ts.
 import { named, type Steps } from "./steps.ts";
 import { doneInTurns } from "./turns.ts";
 
 /**
- * The first step is done at once, since most work has no other, and the rest in turns with all such work.
+ * Does the first step at once, since most work has no other, and the rest in turns with all such work.
  *
  * @param signal ends it before the next step
  * @throws what a step throws; the signal's reason
@@ -20,7 +20,7 @@ export async function inSteps<T>(steps: Steps<T>, tenant: string, signal?: Abort
   return step.value as T;
 }
 
-/** The first step too, where many may have work at the same moment, or the first step may be long. */
+/** The same with the first step in a turn too, where many may have work at the same moment or that step may be long. */
 export function inTurnSteps<T>(steps: Steps<T>, tenant: string, signal?: AbortSignal): Promise<T> {
   function* later(): Steps<T> {
     yield;
@@ -29,7 +29,7 @@ export function inTurnSteps<T>(steps: Steps<T>, tenant: string, signal?: AbortSi
   return inSteps(later(), tenant, signal);
 }
 
-/** A piece of work that can't be parted, and may be long: done in a turn, with all such work. */
+/** Does a piece of work that can't be split, and may be long, in a turn with all such work. */
 export function inOneStep<T>(work: string, piece: () => T, tenant: string): Promise<Awaited<T>> {
   function* steps(): Steps<T> {
     yield;
@@ -38,10 +38,10 @@ export function inOneStep<T>(work: string, piece: () => T, tenant: string): Prom
   return Promise.resolve(inSteps(named(work, steps()), tenant)) as Promise<Awaited<T>>;
 }
 
-/** Up to here a body is judged at once. */
+/** A body up to this size is judged at once. */
 const SMALL_BYTES = 16_384;
 
-/** Steps over a body. When many large ones are here at once, their first steps would be too much for one turn. */
+/** Does steps over a body. The first steps of many large bodies at once would be too much for one turn. */
 export function bodyInSteps<T>(work: string, body: Uint8Array, steps: Steps<T>, tenant: string): Promise<T> {
   const run = body.length > SMALL_BYTES ? inTurnSteps : inSteps;
   return run(named(work, steps), tenant);

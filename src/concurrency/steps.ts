@@ -1,10 +1,10 @@
 // Work that is done step by step, so that others get their turn in between: a generator that yields after each step.
 
-import { during } from "./work.ts";
+import { during } from "./loop-profile.ts";
 
 export type Steps<T> = Generator<void, T, void>;
 
-/** The same steps, each under a name: see concurrency/work.ts. */
+/** The same steps, each under a name: see concurrency/loop-profile.ts. */
 export function* named<T>(work: string, steps: Steps<T>): Steps<T> {
   for (;;) {
     const { done, value } = during(work, () => steps.next());

@@ -1,5 +1,6 @@
-// Turns of the event loop for work on what is stored that is done in steps: SQLite answers on the event loop, and one
-// long piece would hold up every tenant. Few steps are taken in one turn, and they are shared out by tenant.
+// Turns of the event loop for work on stored rows that is done in steps: SQLite answers on the event loop, and one long
+// piece would hold up every tenant. Few steps are taken in one turn, and they are shared out by tenant.
+// One per thread, since a thread has one event loop, and SQLite works on it.
 import { createFairQueue, enter } from "./fair-queue.ts";
 import { createFairShare } from "./fair-share.ts";
 
@@ -8,7 +9,7 @@ const STEPS_AT_ONCE = 3;
 
 const steps = createFairQueue(createFairShare({ size: STEPS_AT_ONCE }));
 
-/** Takes a step when it is the tenant's turn, in a turn of the event loop that few other such steps take. */
+/** Takes a step when it is the tenant's turn, in a turn of the event loop with few other such steps. */
 export async function inStoreTurns<T>(tenant: string, step: () => Promise<T>): Promise<T> {
   await enter(steps, { tenant, agent: null, amount: 1 });
   try {
@@ -20,7 +21,7 @@ export async function inStoreTurns<T>(tenant: string, step: () => Promise<T>): P
 }
 
 /**
- * The first row that is wanted, or null: rows are read in the order of their IDs, a page in each step.
+ * The first row that is wanted, or null. Rows are read in the order of their IDs, a page in each step.
  *
  * @param pageAfter at most `limit` rows with IDs above this one
  */

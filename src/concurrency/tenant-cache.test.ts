@@ -4,7 +4,7 @@ import { tenantCache } from "./tenant-cache.ts";
 
 const TENANTS = ["a", "b", "c"] as const;
 
-test("it holds what was set last for a key, or nothing, and never more than its bound", () => {
+test("a tenant cache holds what was set last for a key, or nothing, and never more than its bound", () => {
   const step = fc.record({
     action: fc.constantFrom("set", "set", "set", "get", "delete"),
     tenant: fc.constantFrom(...TENANTS),
@@ -37,7 +37,7 @@ test("it holds what was set last for a key, or nothing, and never more than its 
   );
 });
 
-test("a tenant alone may fill it, and nothing goes before it is full", () => {
+test("a tenant alone may fill the cache, and nothing is removed before it is full", () => {
   const cache = tenantCache<number, number>(100);
   for (let key = 0; key < 100; key++) cache.set("a", key, key);
   for (let key = 0; key < 100; key++) expect(cache.get(key)).toBe(key);
@@ -61,7 +61,7 @@ test("a tenant that comes late gets an even share from those that have more", ()
   }
 });
 
-test("of a tenant's own, what is used stays longer than what is not", () => {
+test("an entry of a tenant that is used stays longer than one that is not", () => {
   const cache = tenantCache<number, number>(10);
   for (let key = 0; key < 10; key++) cache.set("a", key, key);
   for (let key = 10; key < 100; key++) {
@@ -71,7 +71,7 @@ test("of a tenant's own, what is used stays longer than what is not", () => {
   expect(cache.get(1)).toBeUndefined();
 });
 
-test("what has made room is told of, and nothing else", () => {
+test("an entry that has made room is told of, and nothing else is", () => {
   const gone: number[] = [];
   const cache = tenantCache<number, string>(3, (key) => gone.push(key));
   for (const key of [1, 2, 3, 2]) cache.set("a", key, "");

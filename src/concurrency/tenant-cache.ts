@@ -1,13 +1,6 @@
-// A cache that callers fill by what they send, with a share for each tenant: one that fills it makes room by giving up
-// its own entries, and takes those of others only up to an even share. Of a tenant's entries the oldest goes first,
-// unless it has been used since it was looked at last (the "clock" algorithm): so a hit costs one look-up.
-
-export interface TenantCache<K, V> {
-  get(key: K): V | undefined;
-  /** `weight` is the entry's part of the cache's bound. A key belongs to one tenant. */
-  set(tenant: string, key: K, value: V, weight?: number): void;
-  delete(key: K): void;
-}
+// A cache that callers fill by what they send, with a share for each tenant. A tenant that fills it loses entries of its
+// own, and displaces those of others only up to an even share. Of a tenant's entries the oldest goes first, unless it was
+// used since the last time it was considered (the "clock" algorithm), so a hit costs one look-up.
 
 interface TenantEntry<V> {
   readonly tenant: string;
@@ -24,9 +17,9 @@ interface CacheShare<K> {
 
 /**
  * @param weightMax the weight of all entries together
- * @param evicted told of what has made room
+ * @param evicted called with the key of each entry that was removed to make room
  */
-export function tenantCache<K, V>(weightMax: number, evicted?: (key: K) => void): TenantCache<K, V> {
+export function tenantCache<K, V>(weightMax: number, evicted?: (key: K) => void) {
   const entries = new Map<K, TenantEntry<V>>();
   const shares = new Map<string, CacheShare<K>>();
   let weightOfAll = 0;
@@ -42,7 +35,7 @@ export function tenantCache<K, V>(weightMax: number, evicted?: (key: K) => void)
     if (share.keys.size === 0) shares.delete(entry.tenant);
   }
 
-  /** Removes the oldest that was not used. Each is passed over once, so this ends. */
+  /** Removes the oldest entry that was not used. Each is passed over at most once, so this ends. */
   function removeOneOf({ keys }: CacheShare<K>): void {
     for (const key of keys) {
       const entry = entries.get(key);
@@ -57,8 +50,8 @@ export function tenantCache<K, V>(weightMax: number, evicted?: (key: K) => void)
     }
   }
 
-  /** Whose entries make room: its own, or those of the next tenant that has more than an even share. */
-  function payer(own: CacheShare<K> | undefined, weight: number): CacheShare<K> | undefined {
+  /** The share that makes room: the tenant's own, or that of the next tenant with more than an even share. */
+  function evictFrom(own: CacheShare<K> | undefined, weight: number): CacheShare<K> | undefined {
     const even = weightMax / (shares.size + (own === undefined ? 1 : 0));
     if (own !== undefined && own.weight + weight > even) return own;
     for (let left = shares.size; left > 0; left--) {
@@ -66,7 +59,7 @@ export function tenantCache<K, V>(weightMax: number, evicted?: (key: K) => void)
       if (next === undefined) break;
       const [tenant, share] = next;
       if (share.weight > even) return share;
-      // Looked at last from now on.
+      // It is considered last from now on.
       shares.delete(tenant);
       shares.set(tenant, share);
     }
@@ -75,20 +68,21 @@ export function tenantCache<K, V>(weightMax: number, evicted?: (key: K) => void)
 
   function makeRoom(tenant: string, weight: number): void {
     while (weightOfAll + weight > weightMax) {
-      const share = payer(shares.get(tenant), weight);
+      const share = evictFrom(shares.get(tenant), weight);
       if (share === undefined) return;
       removeOneOf(share);
     }
   }
 
   return {
-    get(key) {
+    get(key: K): V | undefined {
       const entry = entries.get(key);
       if (entry === undefined) return undefined;
       entry.isUsed = true;
       return entry.value;
     },
-    set(tenant, key, value, weight = 1) {
+    /** `weight` is the entry's part of the cache's bound. A key belongs to one tenant. */
+    set(tenant: string, key: K, value: V, weight = 1): void {
       remove(key);
       if (weight > weightMax) return;
       makeRoom(tenant, weight);

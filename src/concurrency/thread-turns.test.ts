@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import { inThreadTurn } from "./thread-turns.ts";
 
-test("two pieces are done at once, of two tenants, and nobody waits for more than one of each other tenant", async () => {
+test("two pieces of work are done at once, of two tenants, and nobody waits for more than one of each other tenant", async () => {
   const begun: string[] = [];
   const ends: (() => void)[] = [];
   const piece = (tenant: string) =>
@@ -21,7 +21,7 @@ test("two pieces are done at once, of two tenants, and nobody waits for more tha
   expect(begun).toEqual(["a", "b", "a", "c", "a"]);
 });
 
-test("a piece that fails takes no other one along", async () => {
+test("a piece of work that fails takes no other one along", async () => {
   const failed = inThreadTurn("a", () => Promise.reject(new Error("corrupt")));
   const next = inThreadTurn("a", async () => "done");
   expect(await failed.catch((error: Error) => error.message)).toBe("corrupt");

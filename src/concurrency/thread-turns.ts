@@ -1,6 +1,6 @@
-// Work that takes long in one piece is done in the runtime's pool of threads, a little of it at once: two pieces, of two
-// tenants, and then one of each other tenant in turn. So nobody's work waits behind much of somebody else's, nor does
-// what else the pool is for.
+// Work that takes long in one piece runs in the runtime's pool of threads, two pieces of two tenants at a time, and then
+// one of each other tenant in turn. So nobody waits behind much work of somebody else, and the pool stays free for what
+// else it is for. One per thread, since all work that a thread sends to the pool has to be counted together.
 import { createRoundRobin } from "./round-robin.ts";
 
 const AT_ONCE = 2;

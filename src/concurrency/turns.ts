@@ -1,19 +1,20 @@
-// What others send is worked on step by step, and all such work together takes a few milliseconds of a turn of the event
-// loop: whoever sends much, or makes much work by little, keeps nobody else waiting. The steps are shared out by tenant
-// first, for one may have any number of streams.
+// Work on what callers and upstreams send is done in steps, and the steps of all such work together take a few
+// milliseconds of one turn of the event loop. So nobody holds up the others by sending much, or by sending little that
+// makes much work. Steps are shared out by tenant first, because one tenant may have any number of streams.
+// One per thread, since a thread has one event loop, and all such work shares its turns.
 import { createRoundRobin } from "./round-robin.ts";
 
 const TURN_MS = 4;
-/** What follows a step, up to the write to a caller, comes after the turn and may cost more than it did. */
+/** What a step leads to, up to the write to a caller, runs after the turn and may cost more than the step. */
 const STEPS_MAX = 8;
 
-/** Gives whether there is more to do at once. */
+/** Returns whether there is more to do at once. */
 type TurnStep = () => boolean;
 
 const waiting = createRoundRobin<TurnStep>();
 let isScheduled = false;
 
-/** Does this step in one of the next turns, and again until it gives false: one of each tenant in turn. */
+/** Does this step in one of the next turns, and again until it returns false: one of each tenant in turn. */
 export function inTurns(step: TurnStep, tenant: string): void {
   waiting.add(tenant, step);
   schedule();
@@ -50,7 +51,7 @@ function takeTurn(): void {
       if (next.item()) waiting.add(next.tenant, next.item);
     }
   } finally {
-    // A step that throws takes no other one along.
+    // A step that throws does not stop the others.
     schedule();
   }
 }

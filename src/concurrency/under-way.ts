@@ -1,17 +1,13 @@
-// What is under way, for whoever has to wait until nothing is.
+// Counts what is under way, for those who wait until nothing is.
 
-export interface UnderWay {
-  /** Something is under way until what this gives is called; a second time is nothing. */
-  enter(): () => void;
-  /** Resolves when nothing is under way. */
-  idle(): Promise<void>;
-}
+export type UnderWay = ReturnType<typeof createUnderWay>;
 
-export function createUnderWay(): UnderWay {
+export function createUnderWay() {
   let count = 0;
   let idle = Promise.withResolvers<void>();
   return {
-    enter() {
+    /** Something is under way until the returned function is called. Calling that again does nothing. */
+    enter(): () => void {
       count++;
       let isIn = true;
       return () => {
@@ -23,7 +19,8 @@ export function createUnderWay(): UnderWay {
         idle = Promise.withResolvers<void>();
       };
     },
-    async idle() {
+    /** Resolves when nothing is under way. */
+    async idle(): Promise<void> {
       while (count > 0) await idle.promise;
     },
   };

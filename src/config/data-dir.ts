@@ -16,7 +16,7 @@ export function checkDataDir(path: string): string | null {
   }
 }
 
-/** Undefined also below a file, and where one may not look. */
+/** Undefined also below a file, and where this process may not look. */
 function stat(path: string) {
   try {
     return statSync(path);
@@ -44,7 +44,7 @@ function isWritable(path: string): boolean {
 export function makeDataDir(path: string): { readonly shared: boolean } {
   try {
     mkdirSync(path, { recursive: true, mode: 0o700 });
-    // No name comes twice: one that a crash left behind must not be in the way.
+    // A new name each time: a file that a crash left behind must not be in the way.
     const trial = join(path, `.trial-${randomUUID()}`);
     closeSync(openSync(trial, "wx", 0o600));
     unlinkSync(trial);

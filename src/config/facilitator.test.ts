@@ -38,7 +38,7 @@ function blamed(changed: Record<string, string>, flags: Record<string, string> =
   return problems.map((problem) => problem.split(" ")[0]!);
 }
 
-test("what has no default is required, and told at once", () => {
+test("settings that have no default are required, and all that miss are told at once", () => {
   expect(loadAs("serve", {}).problems).toEqual([
     "TOLLGATE_TLS_CERT_FILE must be set",
     "TOLLGATE_TLS_KEY_FILE must be set",
@@ -48,7 +48,7 @@ test("what has no default is required, and told at once", () => {
   ]);
 });
 
-test("everything else has one", () => {
+test("every setting that is not required has a default", () => {
   const { config, problems, warnings } = load();
   expect([problems, warnings]).toEqual([[], []]);
   expect(config?.facilitator).toEqual({
@@ -97,8 +97,8 @@ test("all problems are told at once, and none repeats a value", () => {
   expect(load(bad).problems.join()).not.toContain("hunter2");
 });
 
-describe("each service for itself:", () => {
-  test("what is set for the other one is not even looked at", () => {
+describe("the settings of each service", () => {
+  test("what is set for the other service is not even looked at", () => {
     const gateway = {
       TOLLGATE_MODE: "gateway",
       TOLLGATE_OPEN_PORT: "x",
@@ -107,33 +107,27 @@ describe("each service for itself:", () => {
     };
     expect(loadAs("serve", gateway).problems).toEqual([]);
     expect(loadAs("serve", gateway).config).toMatchObject({ port: 8080, facilitator: null });
-    expect(
-      blamed({ TOLLGATE_WORKERS: "x", TOLLGATE_CA_FILE: "/nowhere", TOLLGATE_VAULT_TOKEN: "t" }),
-    ).toEqual([]);
+    expect(blamed({ TOLLGATE_WORKERS: "x", TOLLGATE_CA_FILE: "/nowhere", TOLLGATE_VAULT_TOKEN: "t" })).toEqual([]);
   });
 
   test("the facilitator keeps no secrets in the database: it needs no master key", () => {
     const DATABASE_URL = "postgres://u:p@h/d";
-    expect(load({ DATABASE_URL, TOLLGATE_DATA_DIR: "/dev/null" }).config?.facilitator?.databaseUrl).toBe(
-      DATABASE_URL,
-    );
+    expect(load({ DATABASE_URL, TOLLGATE_DATA_DIR: "/dev/null" }).config?.facilitator?.databaseUrl).toBe(DATABASE_URL);
     for (const purpose of ["migrate", "account"] as const) {
       expect(loadAs(purpose, { DATABASE_URL }).problems).toEqual([]);
     }
-    expect(loadAs("migrate", { DATABASE_URL, TOLLGATE_MODE: "" }).problems[0]).toContain(
-      "TOLLGATE_MASTER_KEY",
-    );
+    expect(loadAs("migrate", { DATABASE_URL, TOLLGATE_MODE: "" }).problems[0]).toContain("TOLLGATE_MASTER_KEY");
   });
 
-  test("the accounts need neither service's variables", () => {
+  test("the command for accounts needs neither service's variables", () => {
     const environment = { TOLLGATE_MODE: "", TOLLGATE_WORKERS: "x", TOLLGATE_RPC_URLS: "x" };
     expect(loadAs("account", environment).problems).toEqual([]);
     expect(loadAs("account", { TOLLGATE_DATA_DIR: "/dev/null" }).problems[0]).toContain("TOLLGATE_DATA_DIR");
   });
 });
 
-describe("the ports", () => {
-  test("of the two listeners differ, unless both are free ones", () => {
+describe("the listeners", () => {
+  test("the ports of the two listeners differ, unless both are free ones", () => {
     expect(blamed({ TOLLGATE_OPEN_PORT: "8443" })).toEqual(["TOLLGATE_OPEN_PORT"]);
     expect(blamed({}, { port: "8081" })).toEqual(["TOLLGATE_OPEN_PORT"]);
     expect(load({ TOLLGATE_OPEN_PORT: "0" }, { port: "0" }).config?.facilitator).toMatchObject({
@@ -143,8 +137,8 @@ describe("the ports", () => {
   });
 });
 
-describe("the files", () => {
-  test("the key belongs to the first certificate", () => {
+describe("the settings of TLS", () => {
+  test("the key has to belong to the first certificate", () => {
     const TOLLGATE_TLS_KEY_FILE = file("other.key", OTHER_SERVER.key);
     expect(blamed({ TOLLGATE_TLS_KEY_FILE })).toEqual(["TOLLGATE_TLS_KEY_FILE"]);
     const chain = file("chain.crt", `${OTHER_SERVER.cert}${SERVER.cert}`);
@@ -152,13 +146,13 @@ describe("the files", () => {
     expect(blamed({ TOLLGATE_TLS_CERT_FILE: chain, TOLLGATE_TLS_KEY_FILE })).toEqual([]);
   });
 
-  test("one file may hold both", () => {
+  test("certificate and key may be in one file", () => {
     const both = file("both.pem", `Bag Attributes\n${SERVER.cert}${SERVER.key}`);
     const tls = load({ TOLLGATE_TLS_CERT_FILE: both, TOLLGATE_TLS_KEY_FILE: both }).config?.facilitator?.tls;
     expect(tls).toMatchObject({ cert: SERVER.cert, key: SERVER.key });
   });
 
-  test("keys are of every usual form, but not locked by a passphrase", () => {
+  test("keys may have every usual form, but not be locked by a passphrase", () => {
     const converted = (...options: string[]) => {
       const run = Bun.spawnSync(["openssl", ...options], {
         stdin: Buffer.from(SERVER.key),
@@ -173,9 +167,7 @@ describe("the files", () => {
 
   test("clients are vouched for by a CA, not by a certificate of their own", () => {
     for (const text of [ALICE.cert, `${TEST_CA}${ALICE.cert}`, "", "-----BEGIN CERTIFICATE-----"]) {
-      expect(blamed({ TOLLGATE_CLIENT_CA_FILE: file("clients.crt", text) })).toEqual([
-        "TOLLGATE_CLIENT_CA_FILE",
-      ]);
+      expect(blamed({ TOLLGATE_CLIENT_CA_FILE: file("clients.crt", text) })).toEqual(["TOLLGATE_CLIENT_CA_FILE"]);
     }
     expect(blamed({ TOLLGATE_CLIENT_CA_FILE: file("clients.crt", `${TEST_CA}\n${TEST_CA}`) })).toEqual([]);
   });
@@ -213,9 +205,7 @@ describe("the signer", () => {
       address: `0x${"ab".repeat(20)}`,
     });
     expect(blamed({ ...REMOTE, TOLLGATE_SIGNER_KEY: KEY })).toEqual(["TOLLGATE_SIGNER_KEY"]);
-    expect(blamed({ ...REMOTE, TOLLGATE_REMOTE_SIGNER_ADDRESS: "" })).toEqual([
-      "TOLLGATE_REMOTE_SIGNER_ADDRESS",
-    ]);
+    expect(blamed({ ...REMOTE, TOLLGATE_REMOTE_SIGNER_ADDRESS: "" })).toEqual(["TOLLGATE_REMOTE_SIGNER_ADDRESS"]);
     expect(blamed({ ...REMOTE, TOLLGATE_REMOTE_SIGNER_ADDRESS: `0x${"0".repeat(40)}` })).toEqual([
       "TOLLGATE_REMOTE_SIGNER_ADDRESS",
     ]);
@@ -256,16 +246,13 @@ describe("the signer", () => {
 
 test("nodes are asked in the order of the list", () => {
   const urls = (TOLLGATE_RPC_URLS: string) => load({ TOLLGATE_RPC_URLS }).config?.facilitator?.rpcUrls;
-  expect(urls(" https://a.test/v2/key?x=1 , http://b.test ,")).toEqual([
-    "https://a.test/v2/key?x=1",
-    "http://b.test",
-  ]);
+  expect(urls(" https://a.test/v2/key?x=1 , http://b.test ,")).toEqual(["https://a.test/v2/key?x=1", "http://b.test"]);
   for (const bad of ["a.test", "wss://a.test", "http://a.test,b", "http://a.test,http://a.test", ","]) {
     expect([bad, urls(bad)]).toEqual([bad, undefined]);
   }
 });
 
-describe("amounts", () => {
+describe("amounts in settings", () => {
   test("are exact whole numbers of at most 256 bits", () => {
     const limit = (TOLLGATE_DAILY_CEILING: string) =>
       load({ TOLLGATE_DAILY_CEILING }).config?.facilitator?.limits.dailyCeiling;
@@ -277,11 +264,10 @@ describe("amounts", () => {
     }
   });
 
-  test("of gwei may have decimals", () => {
+  test("may have decimals when they are of gwei", () => {
     const fee = (TOLLGATE_MAX_FEE_GWEI: string) =>
       load({ TOLLGATE_MAX_FEE_GWEI }).config?.facilitator?.limits.maxFeeGwei;
-    for (const good of ["5", "0.5", "0.000000001", "1000.25"])
-      expect([good, fee(good)]).toEqual([good, Number(good)]);
+    for (const good of ["5", "0.5", "0.000000001", "1000.25"]) expect([good, fee(good)]).toEqual([good, Number(good)]);
     for (const bad of ["0", "0.0", ".5", "5.", "1e3", "-1", "0.0000000001", "1,5", "1234567"]) {
       expect([bad, fee(bad)]).toEqual([bad, undefined]);
     }

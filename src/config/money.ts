@@ -20,7 +20,7 @@ function parseAmount(text: string): bigint | undefined {
 
 const GWEI_DECIMALS = 9;
 
-/** The wei that a decimal number of gwei is, exactly. */
+/** A decimal number of gwei in wei, exactly. */
 function parseGwei(text: string): bigint | undefined {
   const [, whole = "", fraction = ""] = /^([0-9]{1,6})(?:\.([0-9]{1,9}))?$/.exec(text) ?? [];
   if (whole === "") return undefined;
@@ -48,7 +48,7 @@ function listed(text: string): readonly string[] {
   return text.split(",").flatMap((entry) => entry.trim() || []);
 }
 
-/** All or nothing: a key that is left out in silence is one whose money nobody watches. */
+/** All or nothing: if a key were left out silently, nobody would watch its money. */
 function parseEach<T>(text: string, most: number, parse: (entry: string) => T | undefined): T[] | undefined {
   const entries = listed(text);
   const parsed = entries.flatMap((entry) => parse(entry) ?? []);

@@ -1,5 +1,5 @@
-// The values that name PEM files: read at once, so that a wrong file is told at the start and not in the first
-// handshake. What they hold is never shown.
+// The values that name PEM files. The files are read at once, so that a wrong one is reported at the start and not in the
+// first handshake. Their content is never shown.
 import { createPrivateKey, X509Certificate } from "node:crypto";
 import { readFileSync, statSync } from "node:fs";
 import { parseCertificates } from "../core/certificates.ts";
@@ -30,7 +30,7 @@ function pem(certificates: readonly X509Certificate[]): string | undefined {
   return certificates.length === 0 ? undefined : certificates.map((each) => each.toString()).join("");
 }
 
-/** A kind that is read from the text of a file too, when that is read again. */
+/** A kind that can be read from the text of a file too, for when the file is read again. */
 export interface FileKind extends Kind<string> {
   read(text: string): string | undefined;
 }
@@ -52,13 +52,10 @@ export const certificateFile = fileKind("the path of a readable file with PEM ce
 );
 
 /** Of certificates that may sign others. */
-export const caFile = fileKind(
-  "the path of a readable file with PEM certificates of a CA, and no others",
-  (text) => {
-    const found = parseCertificates(text);
-    return found.every((certificate) => certificate.ca) ? pem(found) : undefined;
-  },
-);
+export const caFile = fileKind("the path of a readable file with PEM certificates of a CA, and no others", (text) => {
+  const found = parseCertificates(text);
+  return found.every((certificate) => certificate.ca) ? pem(found) : undefined;
+});
 
 /** The first private key in the file, as PEM. */
 export const privateKeyFile = fileKind(
@@ -80,7 +77,7 @@ export function isKeyOf(key: string, certificates: string): boolean {
 const EXPIRY_WARNING_MS = 14 * 86_400_000;
 
 /**
- * What to tell of certificates that do not hold, or not for long.
+ * Warnings for certificates that are not valid, or not for long.
  *
  * @param certificates PEM that has been read before
  * @param now milliseconds since the epoch

@@ -32,7 +32,7 @@ export function readRaw(
   return { text: null, source: name, problem: `${name} and ${name}_FILE must not both be set` };
 }
 
-/** An empty variable is as good as unset, but an empty flag was surely not meant so. */
+/** An empty variable counts as unset, but an empty flag is surely a mistake. */
 function fromFlag(source: string, given: string): Raw {
   if (given !== "") return { text: given, source, problem: null };
   return { text: null, source, problem: `${source} must not be empty` };
@@ -46,22 +46,19 @@ function fromFile(source: string, path: string): Raw {
     const text = statSync(path).size > FILE_BYTES_MAX ? "" : readFileSync(path, "utf8").replace(/\r?\n$/, "");
     if (text !== "") return { text, source, problem: null };
   } catch {
-    // Unreadable, like an empty or a huge one, is told below.
+    // An unreadable file is reported below, like an empty or a huge one.
   }
   const must = `must be the path of a readable file that holds the value (at most ${FILE_BYTES_MAX} bytes)`;
   return { text: null, source, problem: `${source} ${must}` };
 }
 
-/** The path when it can be read anew: what a pipe (/dev/fd/3) held is gone with the first reading. */
+/** The path, if it can be read again: the content of a pipe (/dev/fd/3) is gone after the first reading. */
 export function renewedFile(path: string | undefined): string | null {
   return path && statSync(path, { throwIfNoEntry: false })?.isFile() ? path : null;
 }
 
 /** A warning for each `TOLLGATE_` variable that is set and that nothing reads. */
-export function unknownVariables(
-  environment: Environment,
-  table: Readonly<Record<string, Sources>>,
-): string[] {
+export function unknownVariables(environment: Environment, table: Readonly<Record<string, Sources>>): string[] {
   const known = new Set([...Object.keys(table), ...OWN_VARIABLES]);
   for (const [name, { secret }] of Object.entries(table)) if (secret === true) known.add(`${name}_FILE`);
   return Object.keys(environment)

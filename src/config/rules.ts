@@ -1,4 +1,4 @@
-// What the variables must be together: the rules of each service, told beside the problems of single variables.
+// What the variables must be together: the rules of each service, reported with the problems of single variables.
 import { checkDataDir } from "./data-dir.ts";
 import { isKeyOf } from "./pem.ts";
 import type { COMMON, DEMO, FACILITATOR, GATEWAY, VariableRow } from "./variables.ts";
@@ -8,13 +8,13 @@ export const FACILITATOR_PORT = 8443;
 
 type Table = typeof COMMON & typeof GATEWAY & typeof FACILITATOR & typeof DEMO;
 export type VariableName = keyof Table;
-/** Those of the other service have their defaults, whatever is set. */
+/** Variables of the other service have their defaults, whatever is set. */
 export type ConfigValues = {
   [N in VariableName]: Table[N] extends VariableRow<infer T, infer F> ? T | F : never;
 };
 
 export interface ConfigRule {
-  /** The variable that the rule is about. Where it, or the other one, is wrong by itself the rule says nothing. */
+  /** The variable that the rule is about. If it, or the other one, is wrong by itself, the rule says nothing. */
   readonly name: VariableName;
   readonly other?: VariableName;
   readonly problem: (values: ConfigValues) => string | null;
@@ -65,9 +65,7 @@ export const GATEWAY_RULES: readonly ConfigRule[] = [
   {
     name: "TOLLGATE_USER_CLAIM",
     problem: (v) =>
-      v.TOLLGATE_USER_CLAIM === v.TOLLGATE_TENANT_CLAIM
-        ? "must not be the claim of TOLLGATE_TENANT_CLAIM"
-        : null,
+      v.TOLLGATE_USER_CLAIM === v.TOLLGATE_TENANT_CLAIM ? "must not be the claim of TOLLGATE_TENANT_CLAIM" : null,
   },
   {
     name: "TOLLGATE_SCOPE_CLAIM",
@@ -121,7 +119,7 @@ function required(name: VariableName): ConfigRule {
   return { name, problem: (values) => (values[name] === null ? "must be set" : null) };
 }
 
-/** What is needed with the other, and means nothing without it. */
+/** A variable that is needed with the other, and means nothing without it. */
 function together(own: unknown, other: unknown, otherName: string): string | null {
   if ((own === null) === (other === null)) return null;
   return own === null ? `must be set when ${otherName} is` : `must be unset, or ${otherName} set too`;

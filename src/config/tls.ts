@@ -13,7 +13,7 @@ import {
 
 type Part = "cert" | "key" | "clientCa";
 
-/** Paths, or what the files hold. */
+/** Paths, or the texts of the files. */
 type TlsParts = Readonly<Record<Part, string>>;
 
 const KINDS: Readonly<Record<Part, { readonly name: string; readonly kind: FileKind }>> = {
@@ -22,14 +22,14 @@ const KINDS: Readonly<Record<Part, { readonly name: string; readonly kind: FileK
   clientCa: { name: "TOLLGATE_CLIENT_CA_FILE", kind: caFile },
 };
 
-/** What the files hold now. Content counts, and not times or names, so that a swapped link is a change as well. */
+/** What the files hold now. Their content is compared, not times or names, so a swapped link is a change as well. */
 export async function readTlsFiles(paths: TlsParts) {
   const [cert, key, clientCa] = await Promise.all([paths.cert, paths.key, paths.clientCa].map(readText));
   const texts = { cert: cert ?? "", key: key ?? "", clientCa: clientCa ?? "" };
   return { digest: digestOf(texts), judge: () => judge(texts) };
 }
 
-/** Empty for one that can't be read, which holds no PEM either. */
+/** Empty for a file that can't be read: it holds no PEM either. */
 async function readText(path: string): Promise<string> {
   try {
     return (await stat(path)).size > FILE_BYTES_MAX ? "" : await readFile(path, "utf8");
@@ -38,7 +38,7 @@ async function readText(path: string): Promise<string> {
   }
 }
 
-/** To be kept in place of the texts, for one of them is a private key. */
+/** Kept in place of the texts, since one of them is a private key. */
 function digestOf({ cert, key, clientCa }: TlsParts): string {
   return new Bun.CryptoHasher("sha256").update(JSON.stringify([cert, key, clientCa])).digest("hex");
 }

@@ -36,8 +36,7 @@ export const path: Kind<string> = {
   parse: (value) => (value.includes("\0") ? undefined : value),
 };
 
-const NAME =
-  /^(?=.{1,253}$)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*$/;
+const NAME = /^(?=.{1,253}$)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*$/;
 
 /** A host name in lower case or an address without brackets. */
 function parseHost(value: string): string | undefined {
@@ -53,7 +52,7 @@ export const host: Kind<string> = { must: "a host name or an IP address", parse:
 
 const HOSTS_MAX = 1000;
 
-/** The entries as they were written; parseHostList, which the host rules use, is what judges them. */
+/** The entries as they were written, judged by parseHostList, which the host rules use. */
 function parseHosts(value: string): readonly string[] | undefined {
   const entries = value.split(",").flatMap((entry) => entry.trim() || []);
   if (entries.length > HOSTS_MAX) return undefined;
@@ -89,7 +88,7 @@ export function httpUrl(parts: "query" | "no query"): Kind<string> {
 
 const SSL_MODES = ["disable", "allow", "prefer", "require", "verify-ca", "verify-full"];
 
-/** Only what the database client takes: it tells of other URLs by an exception in its own words. */
+/** Only what the database client takes: it rejects other URLs by an exception in its own words. */
 function parsePostgresUrl(value: string): string | undefined {
   const url = parseUrl(value, ["postgres:", "postgresql:"]);
   if (url === undefined || url.hostname === "" || url.hostname.includes("%") || url.port === "0") {

@@ -1,6 +1,9 @@
 // The one table of variables, by who reads them: both services, one of them, or the demo. `--help` prints it.
+// In one file, since it is one table.
+
 import { availableParallelism } from "node:os";
 import { LOG_LEVELS } from "../core/log.ts";
+import { DAY_MS } from "../core/time.ts";
 import * as money from "./money.ts";
 import * as pem from "./pem.ts";
 import * as value from "./values.ts";
@@ -21,7 +24,6 @@ function row<T, const F>(fields: VariableRow<T, F>): VariableRow<T, F> {
   return fields;
 }
 
-const DAY_MS = 86_400_000;
 const TEN_MINUTES_MS = 600_000;
 const DAYS_MAX = 36_500;
 const GIB = 1024 ** 3;
@@ -135,8 +137,7 @@ export const GATEWAY = {
     kind: value.hostList,
     fallback: [] as readonly string[],
     shown: "empty",
-    meaning:
-      "comma list of hosts, addresses or CIDR ranges that are refused besides, also where they are exempt",
+    meaning: "comma list of hosts, addresses or CIDR ranges that are refused besides, also where they are exempt",
   }),
   TOLLGATE_MANAGE_SCOPE: row({
     kind: value.scope,
@@ -299,8 +300,7 @@ export const FACILITATOR = {
   TOLLGATE_DAILY_GAS_WEI: row({
     kind: money.amount,
     fallback: 1_000_000_000_000_000n,
-    meaning:
-      "wei that the reverted transactions of one account may burn on a UTC day; above it 429; 0: no bound",
+    meaning: "wei that the reverted transactions of one account may burn on a UTC day; above it 429; 0: no bound",
   }),
 };
 

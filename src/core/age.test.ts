@@ -13,7 +13,7 @@ function pass(own: number, wall: number): void {
   restore.push(spyOn(Date, "now").mockReturnValue(time + wall));
 }
 
-test("what was known a moment ago is young", () => {
+test("a value that was known a moment ago is young", () => {
   expect(isOlder(thisMoment(), MINUTE_MS)).toBe(false);
 });
 
@@ -22,13 +22,13 @@ test.each<[string, number, number]>([
   ["the machine slept, and only the wall clock knows", 0, MINUTE_MS],
   ["the wall clock was set back meanwhile", 1_000, -MINUTE_MS],
   ["the wall clock stood where it was", MINUTE_MS, 0],
-])("it is old when %s", (_, own, wall) => {
+])("a value is old when %s", (_, own, wall) => {
   const moment = thisMoment();
   pass(own, wall);
   expect(isOlder(moment, MINUTE_MS)).toBe(true);
 });
 
-test("another thread's is as old as the wall clock says, whichever way", () => {
+test("a value of another thread is as old as the wall clock says, whichever way", () => {
   const { wall } = thisMoment();
   expect(isWallOlder(wall - MINUTE_MS, MINUTE_MS)).toBe(true);
   expect(isWallOlder(wall + 2 * MINUTE_MS, MINUTE_MS)).toBe(true);

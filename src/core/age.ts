@@ -1,9 +1,9 @@
-// How old something is that may be believed only for a while. A suspended machine stops the monotonic clock, and a
-// step moves the wall clock, so it is as old as either of them says.
+// The age of something that may be trusted only for a while. A suspended machine stops the monotonic clock, and a step
+// moves the wall clock, so the larger of the two ages counts.
 
 import { systemClock } from "./clock.ts";
 
-/** For so long a claim that was read is acted upon without another look: much less than any lease lasts. */
+/** How long a claim that was read is acted upon without another look: much less than any lease lasts. */
 export const CLAIM_BELIEVED_MS = 5_000;
 
 export interface Moment {
@@ -17,7 +17,7 @@ export function thisMoment(): Moment {
   return { monotonic: performance.now(), wall: systemClock.now() };
 }
 
-/** Whether `ms` may have passed since: in doubt, they have. */
+/** Whether `ms` may have passed since then. In doubt, yes. */
 export function isOlder({ monotonic, wall }: Moment, ms: number): boolean {
   return performance.now() - monotonic >= ms || isWallOlder(wall, ms);
 }

@@ -36,8 +36,6 @@ export function isAllowedUrl(url: string, hosts: readonly string[]): boolean {
   const hostname = bareName(URL.parse(url)?.hostname ?? "");
   if (hostname === "") return false;
   return hosts.some((host) =>
-    host.startsWith(WILDCARD)
-      ? hostname.length >= host.length && hostname.endsWith(host.slice(1))
-      : hostname === host,
+    host.startsWith(WILDCARD) ? hostname.length >= host.length && hostname.endsWith(host.slice(1)) : hostname === host,
   );
 }

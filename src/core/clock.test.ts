@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import { timeBounds } from "./clock.ts";
 
-test("it is no later than what has passed, and no earlier than the clock or that says, whatever the steps", () => {
+test("the bounds of the time: no later than what has passed, and no earlier than the clock or that says, whatever the steps", () => {
   let [wall, own] = [1_000_000, 50];
   const { earliest, latest } = timeBounds({ now: () => wall }, () => own);
   expect([earliest(), latest()]).toEqual([1_000_000, 1_000_000]);

@@ -8,13 +8,13 @@ export interface Clock {
 
 export const systemClock: Clock = { now: () => Date.now() };
 
-/** What time it is at the least, and at the most, however the clock was stepped since this was made. */
+/** The earliest and the latest that the time can be, however the clock was stepped since this was made. */
 export interface TimeBounds {
   earliest(): number;
   latest(): number;
 }
 
-/** For what may end late, and must not end early: it is written by the latest time, and judged by the earliest. */
+/** For what may end late but must not end early: its end is set by the latest time and judged by the earliest. */
 export function timeBounds(clock: Clock, monotonic: () => number = () => performance.now()): TimeBounds {
   const origin = clock.now() - monotonic();
   const passed = () => Math.floor(origin + monotonic());

@@ -62,7 +62,7 @@ export class Fault extends Error {
 
 const FIELD_CHARACTERS_MAX = 100;
 
-/** A name as a message shows it: callers choose some of them, and an answer does not grow with those. */
+/** A name as a message shows it, cut off where it is long: callers choose some names, and answers must not grow with them. */
 export function shownField(field: string): string {
   if (field.length <= FIELD_CHARACTERS_MAX) return field;
   return `${field.slice(0, FIELD_CHARACTERS_MAX).toWellFormed()}…`;

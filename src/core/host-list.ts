@@ -1,5 +1,5 @@
 // Host names and addresses as texts of URLs and of settings: how each is spelled, and lists of them.
-import { inAny, MAPPED, type Network, parseAddress, parseNetwork, parseV6 } from "./network.ts";
+import { inAny, MAPPED, type Network, parseAddress, parseNetwork, parseV6 } from "./ip-ranges.ts";
 
 export interface HostList {
   readonly names: ReadonlySet<string>;
@@ -28,8 +28,7 @@ export function literalAddress(hostname: string): string | null {
  */
 export function canonicalHost(text: string): string | null {
   const bare = /^\[.*\]$/.test(text) ? text.slice(1, -1) : text;
-  if (bare.includes(":"))
-    return parseV6(bare) === null ? null : (URL.parse(`http://[${bare}]/`)?.hostname ?? null);
+  if (bare.includes(":")) return parseV6(bare) === null ? null : (URL.parse(`http://[${bare}]/`)?.hostname ?? null);
   if (!/^[^\s/\\?#@:*[\]%]+$/.test(text)) return null;
   const url = URL.parse(`http://${text}/`);
   const name = url === null ? "" : bareName(url.hostname);

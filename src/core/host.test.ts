@@ -1,12 +1,11 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import ipaddr from "ipaddr.js";
-import { checkWrittenUrl, hostRules, isExempt, isGlobalUnicast, mayDial } from "./host.ts";
+import { checkWrittenUrl, hostRules, isGlobalUnicast } from "./host.ts";
 import { literalAddress } from "./host-list.ts";
-import { parseAddress } from "./network.ts";
+import { parseAddress } from "./ip-ranges.ts";
 
 const NOBODY = hostRules({ allow: [] });
-const dials = (address: string, rules = NOBODY) => mayDial("host.test", address, rules);
 const accepts = (url: string, allow = NOBODY) => checkWrittenUrl(url, allow).ok;
 
 type V4 = readonly [number, number, number, number];
@@ -48,10 +47,8 @@ const shape = fc.constantFrom(
   ([a, b, c, d]: V4) => [a, b * 65536 + c * 256 + d],
   (address: V4) => [number(address)],
 );
-const percent = (text: string) =>
-  [...text].map((c) => `%${c.charCodeAt(0).toString(16).padStart(2, "0")}`).join("");
-const fullWidth = (text: string) =>
-  text.replace(/[0-9a-z]/gi, (c) => String.fromCharCode(c.charCodeAt(0) + 0xfee0));
+const percent = (text: string) => [...text].map((c) => `%${c.charCodeAt(0).toString(16).padStart(2, "0")}`).join("");
+const fullWidth = (text: string) => text.replace(/[0-9a-z]/gi, (c) => String.fromCharCode(c.charCodeAt(0) + 0xfee0));
 const disguise = fc.constantFrom(
   (text: string) => text,
   percent,
@@ -90,8 +87,8 @@ const embeddings = [
   (address: V4) => `2002:${pair(address)}:1:2:3:4:5`,
 ];
 
-describe("written URLs", () => {
-  test("every spelling of a local IPv4 address is refused", () => {
+describe("a URL as it is written", () => {
+  test("is refused with a local IPv4 address in any spelling", () => {
     fc.assert(
       fc.property(
         spelled(localV4),
@@ -103,7 +100,7 @@ describe("written URLs", () => {
     );
   });
 
-  test("every IPv6 form that carries a local IPv4 address is refused", () => {
+  test("is refused with any form of IPv6 that carries a local IPv4 address", () => {
     fc.assert(
       fc.property(
         localV4,
@@ -113,25 +110,20 @@ describe("written URLs", () => {
     );
   });
 
-  test("every spelling of a public IPv4 address is accepted, and means that address", () => {
+  test("is accepted with a public IPv4 address in any spelling, and means that address", () => {
     const publicV4 = anyV4.filter((address) => ipaddr.IPv4.parse(dotted(address)).range() === "unicast");
     fc.assert(
-      fc.property(
-        publicV4,
-        shape,
-        fc.array(radix, { minLength: 4, maxLength: 4 }),
-        (address, shaped, radices) => {
-          const host = shaped(address)
-            .map((part, index) => radices[index]!(part))
-            .join(".");
-          const checked = checkWrittenUrl(`http://${host}/`, NOBODY);
-          return checked.ok && checked.url.hostname === dotted(address);
-        },
-      ),
+      fc.property(publicV4, shape, fc.array(radix, { minLength: 4, maxLength: 4 }), (address, shaped, radices) => {
+        const host = shaped(address)
+          .map((part, index) => radices[index]!(part))
+          .join(".");
+        const checked = checkWrittenUrl(`http://${host}/`, NOBODY);
+        return checked.ok && checked.url.hostname === dotted(address);
+      }),
     );
   });
 
-  test("local IPv6 addresses are refused", () => {
+  test("is refused with a local IPv6 address", () => {
     const local = [
       "::",
       "::1",
@@ -146,7 +138,7 @@ describe("written URLs", () => {
     for (const address of local) expect([address, accepts(`http://[${address}]/`)]).toEqual([address, false]);
   });
 
-  test("localhost and names under it are refused in every spelling", () => {
+  test("is refused with localhost or a name under it, in any spelling", () => {
     const names = ["localhost", "LOCALHOST", "localhost.", "localhost..", "a.localhost", "a.b.Localhost."];
     const disguised = [
       "%6cocalhost",
@@ -156,11 +148,10 @@ describe("written URLs", () => {
       "a。localhost",
       "localhost。",
     ];
-    for (const name of [...names, ...disguised])
-      expect([name, accepts(`http://${name}:1/`)]).toEqual([name, false]);
+    for (const name of [...names, ...disguised]) expect([name, accepts(`http://${name}:1/`)]).toEqual([name, false]);
   });
 
-  test("ordinary URLs are accepted", () => {
+  test("is accepted when it is an ordinary one", () => {
     const urls = [
       "https://example.com",
       "HTTP://Example.COM:8080/a/b?c=d#e",
@@ -183,7 +174,7 @@ describe("written URLs", () => {
     for (const url of urls) expect([url, accepts(url)]).toEqual([url, true]);
   });
 
-  test("what is not plainly http(s)://host is refused", () => {
+  test("is refused when it is not plainly http(s)://host", () => {
     const urls = [
       "",
       "example.com",
@@ -227,13 +218,13 @@ describe("written URLs", () => {
     for (const url of urls) expect([url, accepts(url)]).toEqual([url, false]);
   });
 
-  test("2048 characters are the most", () => {
+  test("has 2048 characters at the most", () => {
     const base = "https://example.com/";
     expect(accepts(base + "a".repeat(2048 - base.length))).toBe(true);
     expect(accepts(base + "a".repeat(2049 - base.length))).toBe(false);
   });
 
-  test("no text makes the check throw, and no reason quotes it", () => {
+  test("never makes the check throw, and is quoted in no reason", () => {
     fc.assert(
       fc.property(fc.oneof(fc.string({ unit: "binary" }), fc.webUrl({ withFragments: true })), (text) => {
         const checked = checkWrittenUrl(text, NOBODY);
@@ -243,8 +234,8 @@ describe("written URLs", () => {
   });
 });
 
-describe("dial-time addresses", () => {
-  test("special-purpose addresses are refused", () => {
+describe("an address that is to be dialled", () => {
+  test("is refused when it is for a special purpose", () => {
     const refused = [
       ...["0.0.0.0", "0.1.2.3", "10.0.0.1", "100.64.0.1", "100.100.100.200", "100.127.255.255", "127.0.0.1"],
       ...["168.63.129.16", "169.254.169.254", "172.16.0.1", "172.31.255.255", "192.0.0.1", "192.0.0.192"],
@@ -258,7 +249,7 @@ describe("dial-time addresses", () => {
     for (const address of refused) expect([address, isGlobalUnicast(address)]).toEqual([address, false]);
   });
 
-  test("neighbours of the special ranges are accepted", () => {
+  test("is accepted when it is a neighbour of a special range", () => {
     const accepted = [
       ...["1.0.0.1", "9.255.255.255", "11.0.0.0", "100.63.255.255", "100.128.0.0", "126.255.255.255"],
       ...["128.0.0.1", "168.63.129.15", "168.63.129.17", "169.253.255.255", "169.255.0.0", "172.15.255.255"],
@@ -269,19 +260,9 @@ describe("dial-time addresses", () => {
     for (const address of accepted) expect([address, isGlobalUnicast(address)]).toEqual([address, true]);
   });
 
-  test("what can't be read is refused", () => {
+  test("is refused when it can't be read", () => {
     const unreadable = [
-      ...[
-        "",
-        "localhost",
-        "1.2.3",
-        "1.2.3.4.5",
-        "01.2.3.4",
-        "1.2.3.256",
-        " 8.8.8.8",
-        "8.8.8.8 ",
-        "8.8.8.8/8",
-      ],
+      ...["", "localhost", "1.2.3", "1.2.3.4.5", "01.2.3.4", "1.2.3.256", " 8.8.8.8", "8.8.8.8 ", "8.8.8.8/8"],
       ...["0x8.8.8.8", "134744072", "8.8.8.８", "[2606::1]", "2606::1%eth0", "2606:::1", "2606::1::2"],
       ...["1:2:3:4:5:6:7", "1:2:3:4:5:6:7:8:9", "1:2:3:4:5:6:7::8", "2606:12345::1", "2606::g", ":2606::1"],
       ...["2606::1:", "2606:8.8.8.8::1", "2606::8.8.8", ":", ":::"],
@@ -290,7 +271,7 @@ describe("dial-time addresses", () => {
     fc.assert(fc.property(fc.string(), (text) => parseAddress(text) === null || ipaddr.isValid(text)));
   });
 
-  test("addresses read as an independent parser reads them", () => {
+  test("is read as an independent parser reads it", () => {
     fc.assert(
       fc.property(fc.oneof(fc.ipV4(), fc.ipV6(), anyV6), (text) => {
         // The oracle takes `::1.2.3.4` for a mapped address, so it gets the dotted end in hexadecimal.
@@ -301,7 +282,7 @@ describe("dial-time addresses", () => {
     );
   });
 
-  test("IPv4: the verdict is the oracle's, Azure's address aside", () => {
+  test("is judged as the independent parser says for IPv4, Azure's address aside", () => {
     // Drawn near the edges of the table too: a plain random address seldom meets a /24.
     const special = fc.constantFrom<V4[]>([192, 0, 0, 0], [192, 0, 2, 0], [198, 18, 0, 0], [203, 0, 113, 0]);
     const near = fc.tuple(special, fc.integer({ min: -512, max: 131_584 })).map(([start, step]): V4 => {
@@ -318,7 +299,7 @@ describe("dial-time addresses", () => {
     );
   });
 
-  test("IPv6: what the oracle calls special is refused, and global unicast is accepted", () => {
+  test("is refused when the independent parser says special of IPv6, and accepted when it is global unicast", () => {
     const inGlobal = groups.map(([first = 0, ...rest]) =>
       [0x2000 | (first & 0x1fff), ...rest].map((part) => part.toString(16)).join(":"),
     );
@@ -328,163 +309,19 @@ describe("dial-time addresses", () => {
         const isOpen = Number.parseInt(text, 16) >> 13 === 1;
         if (range !== "unicast" || !isOpen) expect([text, isGlobalUnicast(text)]).toEqual([text, false]);
         // The oracle knows single assignments inside 2001::/23; all of it is refused here.
-        else if (!/^2001:(0|1?[0-9a-f]{1,2}):/.test(text))
-          expect([text, isGlobalUnicast(text)]).toEqual([text, true]);
+        else if (!/^2001:(0|1?[0-9a-f]{1,2}):/.test(text)) expect([text, isGlobalUnicast(text)]).toEqual([text, true]);
       }),
       { numRuns: 5000 },
     );
   });
 
-  test("what is refused in a written URL is refused at dial time as well", () => {
+  test("is refused when it would be refused in a written URL", () => {
     fc.assert(
       fc.property(fc.oneof(anyV4.map(dotted), localV4.map(dotted), anyV6), (text) => {
         const host = text.includes(":") ? `[${text}]` : text;
         return accepts(`http://${host}/`) || !isGlobalUnicast(text);
       }),
     );
-  });
-});
-
-describe("exemptions", () => {
-  test("a CIDR exempts its addresses, written and dialled, and no others", () => {
-    const allow = hostRules({ allow: ["10.1.0.0/16", "fd00:1::/32"] });
-    expect(accepts("http://10.1.2.3/", allow)).toBe(true);
-    expect(accepts("http://0xa.0x10203/", allow)).toBe(true);
-    expect(accepts("http://10.2.0.1/", allow)).toBe(false);
-    expect(accepts("http://[fd00:1::5]/", allow)).toBe(true);
-    expect(accepts("http://[fd00:2::5]/", allow)).toBe(false);
-    expect(dials("10.1.255.255", allow)).toBe(true);
-    expect(dials("10.2.0.0", allow)).toBe(false);
-    expect(dials("8.8.8.8", allow)).toBe(true);
-  });
-
-  test("host bits in a CIDR do not matter, and any prefix length works", () => {
-    fc.assert(
-      fc.property(anyV4, fc.integer({ min: 0, max: 32 }), anyV4, (network, prefix, probe) => {
-        const allow = hostRules({ allow: [`${dotted(network)}/${prefix}`] });
-        const inside = ipaddr.IPv4.parse(dotted(probe)).match(ipaddr.IPv4.parse(dotted(network)), prefix);
-        expect(dials(dotted(probe), allow)).toBe(inside || isGlobalUnicast(dotted(probe)));
-      }),
-    );
-  });
-
-  test("the IPv4-mapped form is the same address; the translated forms are not", () => {
-    const allow = hostRules({ allow: ["127.0.0.0/8"] });
-    expect(accepts("http://[::ffff:127.0.0.1]/", allow)).toBe(true);
-    expect(dials("::ffff:7f00:1", allow)).toBe(true);
-    for (const form of ["::127.0.0.1", "::ffff:0:127.0.0.1", "64:ff9b::127.0.0.1", "2002:7f00:1::"]) {
-      expect([form, accepts(`http://[${form}]/`, allow), dials(form, allow)]).toEqual([form, false, false]);
-    }
-    const mapped = hostRules({ allow: ["::ffff:10.0.0.0/104"] });
-    expect(dials("10.9.9.9", mapped)).toBe(true);
-    expect(dials("11.0.0.1", hostRules({ allow: ["::ffff:10.0.0.0/96"] }))).toBe(true);
-    expect(dials("127.0.0.1", hostRules({ allow: ["::/0"] }))).toBe(false);
-  });
-
-  test("a name is exempt exactly, whatever its case and final dot", () => {
-    const allow = hostRules({ allow: ["Localhost.", "Bücher.internal", "svc"] });
-    expect(accepts("http://localhost:1/", allow)).toBe(true);
-    expect(accepts("http://LOCALHOST./", allow)).toBe(true);
-    expect(accepts("http://a.localhost/", allow)).toBe(false);
-    expect(accepts("http://127.0.0.1/", allow)).toBe(false);
-    expect(isExempt("xn--bcher-kva.internal", "::1", allow)).toBe(true);
-    expect(isExempt("svc.", "::1", allow)).toBe(true);
-    expect(isExempt("a.svc", "::1", allow)).toBe(false);
-  });
-
-  test("localhost may be written when all that it means is exempt", () => {
-    expect(accepts("http://localhost/", hostRules({ allow: ["127.0.0.0/8", "::1"] }))).toBe(true);
-    expect(accepts("http://localhost/", hostRules({ allow: ["127.0.0.0/8"] }))).toBe(false);
-  });
-
-  test("entries may be addresses, bracketed or in a folded spelling", () => {
-    expect(dials("::1", hostRules({ allow: ["[::1]"] }))).toBe(true);
-    expect(dials("127.0.0.1", hostRules({ allow: [" 0x7f.1 "] }))).toBe(true);
-    expect(dials("127.0.0.2", hostRules({ allow: ["127.0.0.1"] }))).toBe(false);
-  });
-
-  test("an entry that is no host, address or CIDR is named", () => {
-    const wrong = [
-      "",
-      "10.0.0.0/33",
-      "::/129",
-      "10.0.0.0/-1",
-      "10.0.0.0/08",
-      "10.0.0.0/",
-      "10.0/8",
-      "*.internal",
-    ];
-    for (const entry of [...wrong, "a b", "host:80", "http://host", "a/b", "u@h", "[::1", "::g", "a..b"]) {
-      expect(() => hostRules({ allow: ["ok.test", entry] })).toThrow(JSON.stringify(entry));
-    }
-  });
-});
-
-describe("what is refused besides", () => {
-  const own = () => [parseAddress("8.8.4.4")!, parseAddress("2606:4700::7")!];
-
-  test("denied addresses, in every form that reaches them, whatever is exempt", () => {
-    const rules = hostRules({ allow: ["0.0.0.0/0", "::/0"], deny: ["8.8.8.0/24", "2606:4700::/64"] });
-    const nobody = hostRules({ deny: ["8.8.8.0/24", "2606:4700::/64"] });
-    for (const address of ["8.8.8.8", "::ffff:8.8.8.8", "::8.8.8.8", "64:ff9b::8.8.8.8", "2606:4700::1"]) {
-      const host = address.includes(":") ? `[${address}]` : address;
-      expect([address, dials(address, rules), accepts(`http://${host}/`, rules)]).toEqual([
-        address,
-        false,
-        false,
-      ]);
-      expect([address, dials(address, nobody), accepts(`http://${host}/`, nobody)]).toEqual([
-        address,
-        false,
-        false,
-      ]);
-    }
-    expect(dials("8.8.9.8", rules)).toBe(true);
-    expect(accepts("http://0x8080808/", rules)).toBe(false);
-    expect(dials("8.8.8.8", hostRules({ deny: ["::ffff:8.8.8.0/120"] }))).toBe(false);
-  });
-
-  test("denied names, exactly and in every spelling", () => {
-    const rules = hostRules({ allow: ["Bücher.test"], deny: ["bücher.TEST.", "a.test"] });
-    for (const host of ["bücher.test", "XN--BCHER-KVA.test", "b%C3%BCcher.test.", "A.test"])
-      expect([host, accepts(`http://${host}:81/`, rules)]).toEqual([host, false]);
-    expect(accepts("http://b.a.test/", rules)).toBe(true);
-    expect(mayDial("xn--bcher-kva.test.", "8.8.8.8", rules)).toBe(false);
-  });
-
-  test("this machine's own addresses, unless they are exempt", () => {
-    const rules = hostRules({ own });
-    for (const address of ["8.8.4.4", "::ffff:8.8.4.4", "2606:4700::7"]) {
-      const host = address.includes(":") ? `[${address}]` : address;
-      expect([address, dials(address, rules), accepts(`http://${host}/`, rules)]).toEqual([
-        address,
-        false,
-        false,
-      ]);
-      const exempt = hostRules({ own, allow: [address] });
-      expect([address, dials(address, exempt), accepts(`http://${host}/`, exempt)]).toEqual([
-        address,
-        true,
-        true,
-      ]);
-    }
-    expect(accepts("http://[64:ff9b::8.8.4.4]/", rules)).toBe(false);
-    expect([dials("8.8.4.5", rules), accepts("http://[2606:4700::8]/", rules)]).toEqual([true, true]);
-  });
-
-  test("ports of other protocols, unless the host is or may be exempt", () => {
-    for (const port of [22, 25, 6379, 6667]) {
-      expect([port, accepts(`http://a.test:${port}/`)]).toEqual([port, false]);
-      expect([port, accepts(`http://8.8.8.8:${port}/`)]).toEqual([port, false]);
-      expect(accepts(`http://a.test:${port}/`, hostRules({ allow: ["a.test"] }))).toBe(true);
-      expect(accepts(`http://a.test:${port}/`, hostRules({ allow: ["b.test"] }))).toBe(false);
-      // What the name leads to is judged when it is dialled.
-      expect(accepts(`http://a.test:${port}/`, hostRules({ allow: ["10.0.0.0/8"] }))).toBe(true);
-      expect(accepts(`http://8.8.8.8:${port}/`, hostRules({ allow: ["10.0.0.0/8"] }))).toBe(false);
-      expect(accepts(`http://10.0.0.1:${port}/`, hostRules({ allow: ["10.0.0.0/8"] }))).toBe(true);
-    }
-    for (const port of ["", ":80", ":443", ":3000", ":8080", ":32768"])
-      expect(accepts(`http://a.test${port}/`)).toBe(true);
   });
 });
 

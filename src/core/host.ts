@@ -1,10 +1,11 @@
 // The rules for upstream hosts: which URLs may be stored, which addresses may be dialled, and who is exempt.
 // Pure, and in terms of addresses as bytes: every spelling is folded before it is judged, and what can't be
 // read is refused. A stored URL is judged for a clear error early; what protects is the rule at dial time.
+
+import { isBadPort } from "./blocked-ports.ts";
 import { bareName, type HostList, isName, literalAddress, parseHostList } from "./host-list.ts";
+import { type Address, embeddedV4, inAny, isSame, parseAddress, table, unmapped } from "./ip-ranges.ts";
 import { URL_CHARACTERS_MAX } from "./limits.ts";
-import { type Address, embeddedV4, inAny, isSame, parseAddress, table, unmapped } from "./network.ts";
-import { isBadPort } from "./ports.ts";
 
 /** Beside the rules that always hold. */
 export interface HostRules {

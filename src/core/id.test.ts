@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import { idFloor, idTime, isId, newId } from "./id.ts";
 
-test("IDs of one time rise strictly, however many they are", () => {
+test("IDs made in one millisecond rise strictly, however many they are", () => {
   let last = "";
   let fallen = 0;
   for (let made = 0; made < 200_000; made++) {
@@ -22,7 +22,7 @@ test("an ID carries its time, and a time window is a range of IDs", () => {
   }
 });
 
-test("IDs of other times are another random count each", () => {
+test("IDs of different milliseconds begin at another random count each", () => {
   const counts = Array.from({ length: 100 }, (_, time) => newId("inv", time).slice(18, 27));
   expect(new Set(counts).size).toBeGreaterThan(95);
 });

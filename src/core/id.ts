@@ -1,21 +1,22 @@
 // Identifiers: `<prefix>_<uuidv7>` (RFC 9562). The first 48 bits are the creation time, so the order of
 // IDs is the order of creation, and a time window over records is a range of IDs.
+// One per thread, since the count behind the time must rise whichever part asks for an ID.
 
 export type IdPrefix = "agt" | "cred" | "inv" | "pdec" | "rcpt" | "rep";
 
-/** Of the bits behind the time, those that count up within a millisecond (RFC 9562, section 6.2, method 1). */
+/** Of the bits after the time, those that count up within a millisecond (RFC 9562, section 6.2, method 1). */
 const COUNTER_LOW_BITS = 14;
-/** A count begins at random in the lower half, so that it has room to rise. */
+/** A count starts at a random value in the lower half, so that it has room to rise. */
 const COUNTER_START_BITS = 25;
 
 let countedAt = -1;
-/** The part of an ID that says so. */
+/** The part of an ID that holds this time. */
 let countedAtText = "";
 let counter = 0;
 
 /**
- * A new ID whose time is `now` (milliseconds). Those made in one process for one time rise strictly, which the runtime's
- * own do not: 256 of two million fell (Bun 1.4.5), since it counts by 12 bits.
+ * A new ID whose time is `now` (milliseconds). IDs made for the same time rise strictly, which the runtime's own do not:
+ * 256 of two million fell (Bun 1.4.5), since it counts in 12 bits.
  */
 export function newId(prefix: IdPrefix, now: number): string {
   countAt(Math.trunc(now));

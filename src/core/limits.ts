@@ -1,18 +1,19 @@
-// Every fixed limit of the interface, in one place. Limits that an operator may move are in config.ts.
+// The fixed limits that several rooms share or the interface names. Those that an operator may move are in
+// config/variables.ts; those of one mechanism stand with it.
 
 const KIB = 1024;
 const MIB = 1024 * KIB;
 
 export const PROXY_BODY_BYTES_MAX = 32 * MIB;
 export const MANAGEMENT_BODY_BYTES_MAX = MIB;
-/** What has come of the bodies that are coming in, over the whole process; shared out by tenant. */
+/** Bytes received of bodies that are still coming in, over the whole process; shared out by tenant. */
 export const BODY_INTAKE_BYTES_MAX = 192 * MIB;
 /** For the largest body on a line of half a megabit a second. */
 export const BODY_INTAKE_MS_MAX = 600_000;
 export const BODY_INTAKE_SILENCE_MS_MAX = 30_000;
-/** What is there of answers that their callers are taking, over the whole process; shared out by tenant. */
+/** Bytes held of answers that callers are still taking, over the whole process; shared out by tenant. */
 export const ANSWER_BYTES_MAX = 64 * MIB;
-/** How long one more waits for a share of that. */
+/** How long another answer waits for a share of that. */
 export const ANSWER_WAIT_MS_MAX = 5_000;
 /** What is read and dropped of a body after its refusal: the largest one twice, on a line of five megabits a second. */
 export const PASSED_OVER_BYTES_MAX = 2 * PROXY_BODY_BYTES_MAX;

@@ -1,4 +1,4 @@
-// What keeps a process from starting and only its operator can mend. The command line prints the message
+// A problem that keeps a process from starting and that only its operator can mend. The command line prints the message
 // without a stack and ends with status 2, as it does for a problem of the configuration.
 
 export class StartupProblem extends Error {

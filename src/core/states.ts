@@ -27,18 +27,13 @@ export const ERROR_CLASSES = [
 ] as const;
 export type ErrorClass = (typeof ERROR_CLASSES)[number];
 
-/** The upstream's status decides; whatever a redirect is, it is not followed, so it is an answer like any other. */
+/** The upstream's status decides. A redirect is not followed, so it is an answer like any other. */
 export function errorClassOf(upstreamStatus: number): ErrorClass | null {
   if (upstreamStatus < 400) return null;
   return upstreamStatus < 500 ? "upstream_4xx" : "upstream_5xx";
 }
 
-export const SETTLEMENT_STATUSES = [
-  "pending",
-  "settled",
-  "settlement_failed",
-  "settled_upstream_failed",
-] as const;
+export const SETTLEMENT_STATUSES = ["pending", "settled", "settlement_failed", "settled_upstream_failed"] as const;
 export type SettlementStatus = (typeof SETTLEMENT_STATUSES)[number];
 
 /** Events of a settlement, as the gateway keeps it with the invocation. */

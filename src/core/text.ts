@@ -28,8 +28,7 @@ export function textProblem(text: string, rule: TextRule): string | null {
   if (text.includes("\0")) return "must not contain U+0000";
   if (!rule.controls && hasControls(text)) return "must not contain control characters";
   const length = countCharacters(text);
-  if (length < rule.min)
-    return rule.min === 1 ? "must not be empty" : `must be at least ${rule.min} characters`;
+  if (length < rule.min) return rule.min === 1 ? "must not be empty" : `must be at least ${rule.min} characters`;
   return length > rule.max ? `must be at most ${rule.max} characters` : null;
 }
 

@@ -2,7 +2,7 @@ import { expect, test } from "bun:test";
 import fc from "fast-check";
 import { formatDateTime, parseDateTime } from "./time.ts";
 
-test("reads back every time it writes", () => {
+test("a time that is written reads back as it was", () => {
   fc.assert(
     fc.property(fc.integer({ min: 0, max: 253_402_300_799_999 }), (time) => {
       expect(parseDateTime(formatDateTime(time))).toBe(time);
@@ -36,6 +36,6 @@ test.each([
   "2026-01-01T00:00:00+24:00",
   "1767225600",
   " 2026-01-01T00:00:00Z",
-])("%p is none", (text) => {
+])("%p is no date-time", (text) => {
   expect(parseDateTime(text)).toBeNull();
 });

@@ -59,11 +59,7 @@ describe.each(Object.entries(places))("on %s", (_name, makePlace) => {
 
   test("an account is found by its certificate until it is disabled or removed", async () => {
     expect(await accountOf(store.read, alice)).toBeNull();
-    await addAccount(
-      store,
-      clock,
-      account(" acme ", ALICE.cert, { maxPerTransaction: "007", dailyCeiling: "0" }),
-    );
+    await addAccount(store, clock, account(" acme ", ALICE.cert, { maxPerTransaction: "007", dailyCeiling: "0" }));
     const found = { name: "acme", maxPerTransaction: 7n, dailyCeiling: 0n };
     expect(await accountOf(store.read, alice)).toEqual(found);
     await setEnabled(store, clock, "acme", false);
@@ -85,7 +81,7 @@ describe.each(Object.entries(places))("on %s", (_name, makePlace) => {
     await other.close();
   });
 
-  test("names and certificates are unique, and the error says which", async () => {
+  test("names and certificates are unique, and the error says which was taken", async () => {
     await addAccount(store, clock, account("acme", ALICE.cert));
     expect(await problem(addAccount(store, clock, account("acme", BOB.cert)))).toBe(
       "conflict: an account has the name acme already",
@@ -99,7 +95,7 @@ describe.each(Object.entries(places))("on %s", (_name, makePlace) => {
     await removeAccount(store, "globex");
   });
 
-  test("two that add the same at once: one account", async () => {
+  test("of two processes that add the same at once, one makes the account", async () => {
     const outcomes = await Promise.all(
       [1, 2].map(() => problem(addAccount(store, clock, account("acme", ALICE.cert)))),
     );
@@ -136,12 +132,8 @@ describe.each(Object.entries(places))("on %s", (_name, makePlace) => {
     await addAccount(store, clock, account("acme", ALICE.cert));
     await addAccount(store, clock, account("globex", BOB.cert));
     const add = (name: string, cert: string) => problem(addCertificate(store, clock, name, cert));
-    expect(await add("acme", BOB.cert)).toBe(
-      "conflict: the certificate belongs to the account globex already",
-    );
-    expect(await add("acme", ALICE.cert)).toBe(
-      "conflict: the certificate belongs to the account acme already",
-    );
+    expect(await add("acme", BOB.cert)).toBe("conflict: the certificate belongs to the account globex already");
+    expect(await add("acme", ALICE.cert)).toBe("conflict: the certificate belongs to the account acme already");
     expect(await add("nobody", SERVER.cert)).toBe("not_found: no such account");
     expect(await add("acme", "hello")).toStartWith("invalid_request: certificate:");
     const remove = (name: string, cert: string) => problem(removeCertificate(store, name, cert));
@@ -152,9 +144,7 @@ describe.each(Object.entries(places))("on %s", (_name, makePlace) => {
     await store.write(({ db, tables: { facilitatorCertificates: t } }) =>
       db
         .insert(t)
-        .values(
-          Array.from({ length: 15 }, (_, n) => ({ fingerprint: `${n}`, account: "acme", created_at: 0 })),
-        ),
+        .values(Array.from({ length: 15 }, (_, n) => ({ fingerprint: `${n}`, account: "acme", created_at: 0 }))),
     );
     expect(await add("acme", SERVER.cert)).toStartWith("conflict: an account has at most 16 certificates");
     await removeAccount(store, "acme");
@@ -162,7 +152,7 @@ describe.each(Object.entries(places))("on %s", (_name, makePlace) => {
     expect(await store.read.db.select().from(store.read.tables.facilitatorCertificates)).toEqual([]);
   });
 
-  test("two that take one certificate for different accounts at once: one has it", async () => {
+  test("of two processes that add one certificate to different accounts at once, one succeeds", async () => {
     await addAccount(store, clock, account("acme", ALICE.cert));
     await addAccount(store, clock, account("globex", BOB.cert));
     const outcomes = await Promise.all(
@@ -172,12 +162,12 @@ describe.each(Object.entries(places))("on %s", (_name, makePlace) => {
     for (const name of ["acme", "globex"]) await removeAccount(store, name);
   });
 
-  test("an unknown name is not found", async () => {
+  test("an account of an unknown name is not found", async () => {
     expect(await problem(setEnabled(store, clock, "nobody", false))).toBe("not_found: no such account");
     expect(await problem(removeAccount(store, "nobody"))).toBe("not_found: no such account");
   });
 
-  test("limits are whole numbers of at most 256 bits", async () => {
+  test("an account's limits are whole numbers of at most 256 bits", async () => {
     const most = String(2n ** 256n - 1n);
     await addAccount(store, clock, account("big", SERVER.cert, { dailyCeiling: most }));
     expect((await accountOf(store.read, fingerprintOf(SERVER.cert)))?.dailyCeiling).toBe(2n ** 256n - 1n);
@@ -189,14 +179,12 @@ describe.each(Object.entries(places))("on %s", (_name, makePlace) => {
     }
   });
 
-  test("names are 1 to 128 visible characters after trimming", async () => {
+  test("an account's name has 1 to 128 visible characters after trimming", async () => {
     const longest = "é".repeat(128);
     await addAccount(store, clock, account(`${longest} `, ALICE.cert));
     await removeAccount(store, longest);
     for (const wrong of ["", "   ", "x".repeat(129), "a\nb", "a\0b", "a\u200bb", "a\u202eb", "\ud800"]) {
-      expect(await problem(addAccount(store, clock, account(wrong, ALICE.cert)))).toStartWith(
-        "invalid_request: name:",
-      );
+      expect(await problem(addAccount(store, clock, account(wrong, ALICE.cert)))).toStartWith("invalid_request: name:");
     }
   });
 });

@@ -8,11 +8,7 @@ import { Fault, invalidField } from "../core/fault.ts";
 import { NAME_CHARACTERS_MAX } from "../core/limits.ts";
 import { checkText } from "../core/text.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "../storage/store.ts";
-import type { AccountLimits } from "./guardrails.ts";
-
-export interface FacilitatorAccount extends AccountLimits {
-  readonly name: string;
-}
+import type { FacilitatorAccount } from "./payments/guardrails.ts";
 
 type AccountRow = Tables["facilitatorAccounts"]["$inferSelect"];
 
@@ -30,12 +26,12 @@ export interface NewAccount {
   readonly dailyCeiling: string | null;
 }
 
-/** Everybody else would see the difference between two names that look the same nowhere. */
+/** Two names that differ in these only would look the same everywhere. */
 const INVISIBLE = /[\p{Cf}\p{Zl}\p{Zp}]/u;
 /** More than any rotation needs, and few enough for a list. */
 const CERTIFICATES_MAX = 16;
 const UINT256_MAX = 2n ** 256n - 1n;
-/** Of the largest of 256 bits. */
+/** Digits of the largest integer of 256 bits. */
 const DIGITS_MAX = 78;
 
 /**
@@ -111,7 +107,7 @@ export async function addAccount(
       return { name: row.name, fingerprint };
     });
   } catch (error) {
-    // Only another process that adds at this very moment gets past the looks before.
+    // The checks before can only miss a process that adds the same at this very moment.
     if (error instanceof UniqueViolation) throw new Fault("conflict", "the account exists already");
     throw error;
   }
@@ -122,12 +118,7 @@ export async function addAccount(
  *
  * @throws Fault `invalid_request`; `not_found`; `conflict` when it is an account's already, or one too many
  */
-export async function addCertificate(
-  store: Store,
-  clock: Clock,
-  given: string,
-  certificate: string,
-): Promise<string> {
+export async function addCertificate(store: Store, clock: Clock, given: string, certificate: string): Promise<string> {
   const name = given.trim();
   const fingerprint = fingerprintOf(certificate);
   try {
@@ -135,10 +126,7 @@ export async function addCertificate(
       await lockAccount(tx, name);
       if (!(await exists(tx, name))) throw noSuchAccount();
       if ((await certificatesOf(tx, name)) >= CERTIFICATES_MAX) {
-        throw new Fault(
-          "conflict",
-          `an account has at most ${CERTIFICATES_MAX} certificates: remove one of ${name}`,
-        );
+        throw new Fault("conflict", `an account has at most ${CERTIFICATES_MAX} certificates: remove one of ${name}`);
       }
       await insertCertificate(tx, name, fingerprint, clock.now());
       return fingerprint;
@@ -152,8 +140,8 @@ export async function addCertificate(
 }
 
 /**
- * Takes a certificate from the account, in force with the next request on open connections too. The last one may go:
- * a key that has leaked must not stay for want of a new one. Nobody settles for the account then.
+ * Takes a certificate from the account, in force with the next request, on open connections too. The last one may be
+ * removed as well, since a leaked key must go even if there is no new one. Nobody settles for the account then.
  *
  * @returns its fingerprint, and how many the account has left
  * @throws Fault `invalid_request`; `not_found` for the account; `conflict` when it has no such certificate
@@ -189,7 +177,7 @@ async function certificatesOf({ db, tables: { facilitatorCertificates: t } }: Tx
   return row?.count ?? 0;
 }
 
-/** It belongs to one account at most, for it says which one a request is of. */
+/** It belongs to one account at most, since it tells which account a request is from. */
 async function insertCertificate(
   { db, tables: { facilitatorCertificates: t } }: Tx,
   account: string,
@@ -197,8 +185,7 @@ async function insertCertificate(
   now: number,
 ): Promise<void> {
   const [same] = await db.select({ account: t.account }).from(t).where(eq(t.fingerprint, fingerprint));
-  if (same !== undefined)
-    throw new Fault("conflict", `the certificate belongs to the account ${same.account} already`);
+  if (same !== undefined) throw new Fault("conflict", `the certificate belongs to the account ${same.account} already`);
   await db.insert(t).values({ fingerprint, account, created_at: now });
 }
 
@@ -209,26 +196,20 @@ export async function listAccounts({ db, tables }: Reader): Promise<ListedAccoun
   const certificates = await db.select().from(c).orderBy(asc(c.created_at), asc(c.fingerprint));
   return accounts.map((account) => ({
     ...account,
-    fingerprints: certificates
-      .filter((each) => each.account === account.name)
-      .map(({ fingerprint }) => fingerprint),
+    fingerprints: certificates.filter((each) => each.account === account.name).map(({ fingerprint }) => fingerprint),
   }));
 }
 
 /** In force with the next request. @throws Fault `not_found` */
 export async function setEnabled(store: Store, clock: Clock, name: string, enabled: boolean): Promise<void> {
   const changed = await store.write(({ db, tables: { facilitatorAccounts: t } }) =>
-    db
-      .update(t)
-      .set({ enabled, updated_at: clock.now() })
-      .where(eq(t.name, name.trim()))
-      .returning({ name: t.name }),
+    db.update(t).set({ enabled, updated_at: clock.now() }).where(eq(t.name, name.trim())).returning({ name: t.name }),
   );
   if (changed.length === 0) throw noSuchAccount();
 }
 
 /**
- * With all its certificates. Its payments stay, and what of its limits is used too, should the name come back.
+ * With all its certificates. Its payments stay, and so does the used part of its limits, should the name come back.
  *
  * @throws Fault `not_found`
  */

@@ -3,13 +3,16 @@
 import { Fault } from "../core/fault.ts";
 import { SETTLE_BODY_BYTES_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
-import { createGuardedEdge, createScopes, type Edge, json, routes } from "../http/server.ts";
+import { json } from "../http/answers.ts";
+import { routes } from "../http/elysia.ts";
+import { createGuardedEdge, createScopes } from "../http/server.ts";
 import type { Reader } from "../storage/store.ts";
 import { parseJson } from "../wire/json.ts";
 import { parseSettleRequest, type SettleRequest } from "../x402/codec.ts";
 import { NETWORK, SCHEME, TOKEN, X402_VERSION } from "../x402/kind.ts";
-import { accountOf, type FacilitatorAccount } from "./accounts.ts";
+import { accountOf } from "./accounts.ts";
 import type { Peer } from "./mtls/http1.ts";
+import type { FacilitatorAccount } from "./payments/guardrails.ts";
 import type { SettleResponse } from "./settle/response.ts";
 
 const JSON_TYPE = /^application\/json\s*(;|$)/i;
@@ -37,17 +40,12 @@ function openRoutes({ readiness }: Pick<FacilitatorRoutes, "readiness">) {
 }
 
 /** What the plain port answers. */
-export function openEdge({ readiness, log }: Pick<FacilitatorRoutes, "readiness" | "log">): Edge {
+export function createOpenEdge({ readiness, log }: Pick<FacilitatorRoutes, "readiness" | "log">) {
   return createGuardedEdge({ app: openRoutes({ readiness }), log, guard: null });
 }
 
-export interface PeerEdge {
-  fetch(request: Request, peer: Peer): Promise<Response>;
-  drain(): void;
-}
-
 /** What the mutual-TLS port answers. */
-export function peerEdge(options: FacilitatorRoutes): PeerEdge {
+export function createPeerEdge(options: FacilitatorRoutes) {
   const peers = new WeakMap<Request, Peer>();
   const accounts = createScopes<FacilitatorAccount>();
   const app = routes()
@@ -79,7 +77,7 @@ export function peerEdge(options: FacilitatorRoutes): PeerEdge {
     },
   });
   return {
-    fetch(request, peer) {
+    fetch(request: Request, peer: Peer): Promise<Response> {
       peers.set(request, peer);
       return edge.fetch(request);
     },

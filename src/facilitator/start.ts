@@ -6,11 +6,12 @@
 //   routes, accounts           the three endpoints, and which account the certificate is of
 //   settle/settle              the order of checks: request, guardrails, response; refusals are noted
 //   settle/collect, payments   simulate, claim with its share of the ceiling (daily-limits) and of the payer's balance
-//                              (held-funds), send, wait (waiters); permits: what each account may have at work; resume:
+//                              (held-funds), send, wait (waiters); at-work: what each account may have at work; resume:
 //                              what a crash left
 //   wallet/wallet, sender      which key; its next nonces; signed and stored before anything leaves (batch, transactions,
 //                              signer)
-//   wallet/watcher, broadcast  each new block: what is said again, and which nonces are used by now (reconcile, pending, sync)
+//   wallet/watcher, broadcast  each new block: what is broadcast again, and which nonces are used by now (reconcile,
+//                              pending, sync); schedule: when it is time for the next look
 //   wallet/resolution          how a payment ended, written down (record-outcome); what is stuck is replaced (replace, fees)
 //   chain/chain, rpc, endpoint what is asked of the nodes, of which one, and how its answers are read (token, rpc-types,
 //                              newest-block, chain-time)
@@ -24,27 +25,28 @@ import { createOutbound, type Outbound } from "../http/outbound.ts";
 import type { Edge } from "../http/server.ts";
 import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
+import { whileSteady } from "../storage/steady.ts";
 import type { Store } from "../storage/store.ts";
 import type { Hex } from "../x402/types.ts";
 import { ownerOf } from "./accounts.ts";
 import { createChain } from "./chain/chain.ts";
 import { createChainTime } from "./chain/chain-time.ts";
-import { cleanUpFacilitator } from "./cleanup.ts";
 import { LISTENER_LIMITS, listenMutualTls, type MtlsListener } from "./mtls/listener.ts";
 import { followTlsFiles, type TlsMaterial, type TlsReading } from "./mtls/tls-files.ts";
-import { openEdge, peerEdge } from "./routes.ts";
+import { cleanUpFacilitator } from "./retention.ts";
+import { createOpenEdge, createPeerEdge } from "./routes.ts";
 import { createSettle } from "./settle/settle.ts";
 import { createSettlementWaiters } from "./settle/waiters.ts";
-import { localSigner, remoteSigner, type Signer } from "./wallet/signer.ts";
+import { createLocalSigner, createRemoteSigner, type Signer } from "./wallet/signer.ts";
 import { createWallet } from "./wallet/wallet.ts";
 
 const CLEAN_UP_MS = 3_600_000;
-/** How long what another process has left behind may lie. */
+/** How often this process looks for what another one has left behind. */
 const TAKE_UP_MS = 10_000;
-/** For the answers that are being sent when everything else has ended. */
+/** For answers that are still being sent when everything else has ended. */
 const LAST_ANSWERS_MS = 2_000;
 const OPEN_IDLE_SECONDS = 10;
-/** Nothing that the open port has takes a body. */
+/** No route of the open port takes a body. */
 const OPEN_BODY_BYTES_MAX = 1024;
 
 export interface FacilitatorOptions {
@@ -57,7 +59,7 @@ export interface FacilitatorOptions {
   readonly databaseUrl: string | null;
   readonly drainMs: number;
   readonly tls: TlsMaterial;
-  /** Reads again where it comes from; null for what never changes. */
+  /** Reads it again from its source; null when it never changes. */
   readonly readTls: (() => Promise<TlsReading>) | null;
   /** Tried in order. They may hold API keys, so they are as secret as the keys. */
   readonly rpcUrls: readonly string[];
@@ -81,17 +83,11 @@ export interface FacilitatorOptions {
   };
 }
 
-export interface RunningFacilitator {
-  /** Of the mutual-TLS listener. */
-  readonly url: string;
-  readonly openUrl: string;
-  /** Drains and stops: requests at work may end first, what is not settled by then goes on at the next start. */
-  stop(): Promise<void>;
-}
+export type RunningFacilitator = Awaited<ReturnType<typeof startFacilitator>>;
 
 /** @throws StartupProblem for what its operator can mend, a node of another chain among it */
-export async function startFacilitator(options: FacilitatorOptions, log: Log): Promise<RunningFacilitator> {
-  // What has been opened is closed again, whatever the start fails on.
+export async function startFacilitator(options: FacilitatorOptions, log: Log) {
+  // If the start fails anywhere, everything that was opened is closed again.
   await using opened = new AsyncDisposableStack();
   if (options.databaseUrl === null) {
     const lock = acquireDataDirLock(options.dataDir);
@@ -104,10 +100,10 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log): P
   await chain.check();
 
   const started = Promise.withResolvers<void>();
-  const edge = peerEdge({
+  const edge = createPeerEdge({
     read: store.read,
     log,
-    // The port is taken before anything is signed, but the wallet must know its nonces first.
+    // The port is opened before anything is signed, so requests wait until the wallet knows its nonces.
     settle: (account, request) => started.promise.then(() => settle.settle(account, request)),
     readiness: wallet.readiness,
   });
@@ -124,7 +120,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log): P
   });
   opened.defer(() => listener.stop());
   opened.defer(followFiles(options, listener, log));
-  const open = openEdge({ readiness: wallet.readiness, log });
+  const open = createOpenEdge({ readiness: wallet.readiness, log });
   const openServer = listenOpen(options, open);
   opened.defer(() => openServer.stop(true));
 
@@ -133,22 +129,25 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log): P
   started.resolve();
   void settle.recover();
   opened.defer(() => settle.stop());
-  opened.defer(every(TAKE_UP_MS, "taking up", log, () => Promise.all([wallet.takeUp(), settle.takeUp()])));
-  opened.defer(every(CLEAN_UP_MS, "clean-up", log, () => cleanUpFacilitator(store, store.clock, log)));
+  opened.defer(takingUp(log, () => Promise.all([wallet.takeUp(), settle.takeUp()])));
+  const { clock } = store;
+  opened.defer(whileSteady({ clock, log, everyMs: CLEAN_UP_MS }, () => cleanUpFacilitator(store, clock, log)));
 
   const url = `https://${hostPart(options.host)}:${listener.port}`;
   const openUrl = `http://${hostPart(options.host)}:${openServer.port}`;
   log.info("listening", { url, open_url: openUrl, version: VERSION });
   const running = opened.move();
   return {
+    /** Of the mutual-TLS listener. */
     url,
     openUrl,
-    async stop() {
+    /** Drains and stops: requests at work may end first, what is not settled by then goes on at the next start. */
+    async stop(): Promise<void> {
       edge.drain();
       open.drain();
       const drained = Promise.all([listener.drain(), openServer.stop()]);
       await endsWithin(options.drainMs, drained);
-      // Whoever waits for a block that does not come gets the hash that may still land.
+      // Requests that wait for a block get the hash of the transaction that may still land.
       outcomes.release();
       await endsWithin(LAST_ANSWERS_MS, drained);
       await running.disposeAsync();
@@ -156,16 +155,12 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log): P
   };
 }
 
-function followFiles(
-  { tls, readTls: read }: FacilitatorOptions,
-  listener: MtlsListener,
-  log: Log,
-): () => void {
+function followFiles({ tls, readTls: read }: FacilitatorOptions, listener: MtlsListener, log: Log): () => void {
   return read === null ? () => {} : followTlsFiles({ read, tls, take: listener.renew, log });
 }
 
 function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store, log: Log) {
-  // Nodes and signer are the operator's own, wherever they are.
+  // Nodes and signer are the operator's own, so any address is allowed.
   const outbound = createOutbound({ rules: null, extraCa: null });
   const chain = createChain({ urls: rpcUrls, outbound, log });
   const outcomes = createSettlementWaiters(store);
@@ -180,8 +175,8 @@ function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store,
 }
 
 function signersOf(signers: FacilitatorOptions["signers"], outbound: Outbound): Signer[] {
-  if (signers.kind === "local") return signers.keys.map(localSigner);
-  return [remoteSigner({ url: signers.url, address: signers.address, outbound })];
+  if (signers.kind === "local") return signers.keys.map(createLocalSigner);
+  return [createRemoteSigner({ url: signers.url, address: signers.address, outbound })];
 }
 
 function listenOpen({ host, openPort }: FacilitatorOptions, edge: Edge) {
@@ -208,10 +203,10 @@ function hostPart(host: string): string {
   return host.includes(":") ? `[${host}]` : host;
 }
 
-/** At once, and then again and again. Returns what ends it. */
-function every(ms: number, name: string, log: Log, work: () => Promise<unknown>): () => void {
-  const run = () => void work().catch((error) => log.warn("background_work_failed", { name, error }));
+/** Takes up at once what the last process left, and from then on what nobody works on. Returns what ends it. */
+function takingUp(log: Log, takeUp: () => Promise<unknown>): () => void {
+  const run = () => void takeUp().catch((error) => log.warn("taking_up_failed", { error }));
   run();
-  const timer = setInterval(run, ms);
+  const timer = setInterval(run, TAKE_UP_MS);
   return () => clearInterval(timer);
 }

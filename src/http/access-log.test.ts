@@ -2,7 +2,7 @@ import { expect, test } from "bun:test";
 import { type LogFields, silentLog } from "../core/log.ts";
 import { createAccessLog, shownPath } from "./access-log.ts";
 
-test("strangers get so many lines of a second, and one that sums up the others; callers get all", async () => {
+test("requests of strangers get so many lines of the access log in a second, and one that sums up the others; those of callers all get one", async () => {
   const lines: [event: string, fields: LogFields][] = [];
   let heard = () => {};
   const info = (event: string, fields: LogFields = {}) => {
@@ -27,7 +27,7 @@ test("strangers get so many lines of a second, and one that sums up the others; 
   }
 });
 
-test("a path is shown as far as any of ours goes", () => {
+test("a path is logged as far as any of our routes goes", () => {
   const longest = `/v1/${"x".repeat(252)}`;
   expect(shownPath(longest)).toBe(longest);
   expect(shownPath(`${longest}y`)).toBe(`${longest}…`);

@@ -1,28 +1,18 @@
-// One line of the log for each request that is answered to a known caller. What strangers can make it say is bounded:
-// only so many of their requests have a line, and the others of a second are summed up in one.
+// One line of the log for each request of a known caller. Strangers can't flood it: a few of their requests in a second
+// have a line each, and the others are summed up in one.
 import type { Log, LogFields } from "../core/log.ts";
 
 const PATH_CHARACTERS_MAX = 256;
 const STRANGERS_LINES_MAX = 20;
 const SUMMED_UP_MS = 1_000;
 
-/** A path as it is shown: longer ones are none of ours. */
+/** A path as the log shows it. Longer ones are none of our routes. */
 export function shownPath(path: string): string {
   return path.length <= PATH_CHARACTERS_MAX ? path : `${path.slice(0, PATH_CHARACTERS_MAX)}…`;
 }
 
-export interface AccessLog {
-  /** Of a request to an open path. */
-  open(fields: LogFields): void;
-  known(fields: LogFields): void;
-  /** Of whom nobody knows who it is. */
-  stranger(fields: LogFields): void;
-  /** Whether another line may be caused by whoever nobody knows; counts it. */
-  mayTell(): boolean;
-}
-
-export function createAccessLog(log: Log): AccessLog {
-  /** In the second that is running, since its first. */
+export function createAccessLog(log: Log) {
+  /** Requests of strangers in the current second, which begins with the first of them. */
   let strangers = 0;
 
   function sumUp(): void {
@@ -31,6 +21,7 @@ export function createAccessLog(log: Log): AccessLog {
     if (more > 0) log.info("unauthenticated_requests", { count: more });
   }
 
+  /** Whether another line may be caused by whoever nobody knows; counts it. */
   function mayTell(): boolean {
     if (strangers++ === 0) setTimeout(sumUp, SUMMED_UP_MS).unref();
     return strangers <= STRANGERS_LINES_MAX;
@@ -38,9 +29,11 @@ export function createAccessLog(log: Log): AccessLog {
 
   return {
     mayTell,
-    open: (fields) => log.debug("request", fields),
-    known: (fields) => log.info("request", fields),
-    stranger(fields) {
+    /** Of a request to an open path. */
+    open: (fields: LogFields): void => log.debug("request", fields),
+    known: (fields: LogFields): void => log.info("request", fields),
+    /** A request of an unknown caller. */
+    stranger(fields: LogFields): void {
       if (mayTell()) log.info("request", fields);
     },
   };

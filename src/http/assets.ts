@@ -1,9 +1,11 @@
-// Files that the server shows to a browser, made or read once at the start: each with a tag by which a copy that is
-// still good is not sent again, and pages with a policy that holds the browser to this server and to files of its own.
+// Files that the server shows to a browser, made or read once at the start. Each has a tag, so that a copy that is still
+// good is not sent again; pages have a policy that limits the browser to this server and to files of its own.
+// One per thread, since the share bounds the memory of all files that are being sent.
 import { turnOf } from "../concurrency/request-turns.ts";
 import { ANSWER_WAIT_MS_MAX } from "../core/limits.ts";
+import { notModified } from "./answers.ts";
 import { createLargeResponses, PIECE_CHARACTERS, piecesOfBytes, SMALL_CHARACTERS } from "./large-response.ts";
-import { notModified, STRANGERS } from "./server.ts";
+import { STRANGERS } from "./server.ts";
 
 const PAGE_POLICY = [
   "default-src 'none'",
@@ -16,7 +18,7 @@ const PAGE_POLICY = [
   "frame-ancestors 'none'",
 ].join("; ");
 
-/** Of the files that are being sent, a piece of each: none of it is a tenant's. */
+/** Bytes of files that are being sent, a piece of each. They count to no tenant. */
 const BYTES_MAX = 8 * 1024 * 1024;
 const respond = createLargeResponses({ bytesMax: BYTES_MAX, waitMsMax: ANSWER_WAIT_MS_MAX });
 
@@ -26,7 +28,7 @@ export interface Asset {
   readonly headers: Readonly<Record<string, string>>;
 }
 
-/** An asset that a browser keeps, and asks about before it uses it again: its address names no version. */
+/** An asset that a browser keeps and asks about before each further use, because its address names no version. */
 export function asset(content: string | Uint8Array, type: string): Asset {
   const bytes = Buffer.from(content);
   const digest = new Bun.CryptoHasher("sha256").update(bytes).digest("base64url");

@@ -29,7 +29,7 @@ test("a body comes out as it came in, in however many pieces, and little more th
   );
 });
 
-test("no step of putting it together copies more than one part, and nothing is left of it when it is dropped", () => {
+test("no step of putting a body together copies more than one part, and nothing is left of it when it is dropped", () => {
   const body = gather(20 * MIB);
   for (let at = 0; at < 10; at++) body.add(new Uint8Array(2 * MIB));
   expect([...body.whole()].length).toBe(19);

@@ -1,19 +1,26 @@
-// The bytes of a body as they come: in parts of one size, so that none is copied twice and what is held is at most one
-// part more than what has come. At the end they are put together step by step, each part let go as it is copied.
+// The bytes of a body as they arrive, in parts of one size: no byte is copied twice, and at most one part more is held
+// than has arrived. At the end the parts are joined step by step, and each is released as soon as it is copied.
 import type { Steps } from "../concurrency/steps.ts";
 
 const PART_BYTES = 1024 * 1024;
-/** So much is held beyond what has come, at most, in the first part. */
+/** The most that is held beyond what has arrived, in the first part. */
 const AHEAD_BYTES = 64 * 1024;
 
 export interface Gathered {
-  /** What is held in memory. */
+  /** Bytes held in memory. */
   readonly held: number;
   add(bytes: Uint8Array): void;
   /** All bytes in one piece; nothing else is held after that. */
   whole(): Steps<Uint8Array<ArrayBuffer>>;
-  /** Lets all of it go at once: the garbage collector would be late. */
+  /** Releases all of it at once, because the garbage collector would be late. */
   drop(): void;
+}
+
+/** The part of a stream's reader on which the types of Bun and of Node agree. */
+export interface BodyReader {
+  read(): Promise<{ readonly done: boolean; readonly value?: Uint8Array | undefined }>;
+  cancel(): Promise<void>;
+  releaseLock(): void;
 }
 
 /** @param sizeMax more than so many bytes are not added */
@@ -68,7 +75,7 @@ export function gather(sizeMax: number): Gathered {
   };
 }
 
-/** The same bytes with room for `size`. What they were in is free at once. */
+/** The same bytes with room for `size`. The memory that they were in is free at once. */
 function moved(bytes: Uint8Array<ArrayBuffer>, size: number): Uint8Array<ArrayBuffer> {
   return bytes.byteLength === size ? bytes : new Uint8Array(bytes.buffer.transfer(size));
 }

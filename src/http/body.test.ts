@@ -69,9 +69,9 @@ function hanging(first: Uint8Array, encoding?: string) {
   return { response: new Response(body, { headers }), state };
 }
 
-describe("decoding", () => {
+describe("a body that is decoded", () => {
   for (const [name, encode] of ENCODERS) {
-    test(`${name}: sizes and bytes are those before the encoding`, async () => {
+    test(`has sizes and bytes as before its encoding: ${name}`, async () => {
       for (const pieceBytes of [1, 7, TEXT.length]) {
         const body = await readBody(encoded(encode(TEXT), name.toUpperCase(), pieceBytes), LIMITS);
         expect(body.size).toBe(TEXT.length);
@@ -80,7 +80,7 @@ describe("decoding", () => {
       }
     });
 
-    test(`${name}: a body that breaks off or is corrupt is lost, not short`, async () => {
+    test(`is lost, not short, when it breaks off or is corrupt: ${name}`, async () => {
       const whole = encode(TEXT);
       const cut = whole.subarray(0, whole.length - 10);
       expectLost(await failure(readBody(encoded(cut, name), LIMITS)));
@@ -88,21 +88,19 @@ describe("decoding", () => {
       expectLost(await failure(readBody(encoded(corrupt, name), LIMITS)));
     });
 
-    test(`${name}: nothing at all is an empty body`, async () => {
+    test(`is empty when nothing at all came: ${name}`, async () => {
       expect((await readBody(encoded(new Uint8Array(0), name), LIMITS)).size).toBe(0);
-      expect(
-        (await readBody(new Response(null, { headers: { "content-encoding": name } }), LIMITS)).size,
-      ).toBe(0);
+      expect((await readBody(new Response(null, { headers: { "content-encoding": name } }), LIMITS)).size).toBe(0);
     });
   }
 
-  test("stacked encodings are undone from the last one", async () => {
+  test("is decoded from the last of its encodings on", async () => {
     const data = zlib.brotliCompressSync(zlib.gzipSync(TEXT));
     const body = await readBody(encoded(data, "gzip, identity, br"), LIMITS);
     expect(Buffer.compare(body.captured, TEXT)).toBe(0);
   });
 
-  test("an unknown encoding leaves the body as it is", async () => {
+  test("stays as it is in an unknown encoding", async () => {
     const data = zlib.gzipSync(TEXT);
     for (const encoding of ["compress", "gzip, snappy", "snappy, gzip", "gzip, gzip, gzip, snappy"]) {
       const body = await readBody(encoded(data, encoding), LIMITS);
@@ -111,14 +109,14 @@ describe("decoding", () => {
     expect((await readBody(encoded(data, "identity"), LIMITS)).size).toBe(data.length);
   });
 
-  test("several gzip members are one body", async () => {
+  test("is one of several gzip members", async () => {
     const data = Buffer.concat([zlib.gzipSync("one "), zlib.gzipSync("two")]);
     expect(Buffer.from((await readBody(encoded(data, "gzip"), LIMITS)).captured).toString()).toBe("one two");
   });
 });
 
-describe("bounds", () => {
-  test("only the first bytes are kept, and the whole is counted", async () => {
+describe("the limits of a body", () => {
+  test("keep only the first bytes, and count the whole", async () => {
     for (const encoding of [undefined, "gzip"]) {
       const data = encoding === undefined ? TEXT : zlib.gzipSync(TEXT);
       const body = await readBody(encoded(data, encoding, 1000), { maxBytes: MIB, captureBytes: 10 });
@@ -127,7 +125,7 @@ describe("bounds", () => {
     }
   });
 
-  test("a body of exactly the limits is whole, one byte more is not", async () => {
+  test("take a body of exactly their size whole, and not one byte more", async () => {
     const exact = { maxBytes: TEXT.length, captureBytes: TEXT.length };
     expect(await readBody(encoded(TEXT), exact)).toMatchObject({ truncated: false, tooLarge: false });
     const less = { maxBytes: TEXT.length - 1, captureBytes: TEXT.length - 1 };
@@ -136,7 +134,7 @@ describe("bounds", () => {
     expect(over.captured.length).toBe(TEXT.length - 1);
   });
 
-  test("a small body with its length keeps to the same bounds", async () => {
+  test("are the same for a small body with its length", async () => {
     const small = () => new Response("0123456789", { headers: { "content-length": "10" } });
     expect((await readBody(small(), LIMITS)).size).toBe(10);
     expect((await readBody(small(), { maxBytes: 10, captureBytes: 4 })).captured.length).toBe(4);
@@ -147,7 +145,7 @@ describe("bounds", () => {
     });
   });
 
-  test("beyond the limit the connection is closed at once, even while more is awaited", async () => {
+  test("close the connection at once, even while more is awaited", async () => {
     for (const encoding of [undefined, "gzip"]) {
       const start = encoding === undefined ? TEXT : zlib.gzipSync(TEXT).subarray(0, -1);
       const { response, state } = hanging(start, encoding);
@@ -157,7 +155,7 @@ describe("bounds", () => {
     }
   });
 
-  test("a body that unpacks to gigabytes is stopped in bounded memory", async () => {
+  test("stop a body that unpacks to gigabytes in bounded memory", async () => {
     const zeros = Buffer.alloc(64 * MIB);
     const bombs: Array<[string, Uint8Array]> = [
       ["gzip", zlib.gzipSync(zeros)],
@@ -179,10 +177,10 @@ describe("bounds", () => {
 describe("an encoding that is not taken", () => {
   const refused = async (data: Uint8Array, encoding: string, problem: RegExp, pieceBytes?: number) => {
     for (const read of [
-      readBody(encoded(data, encoding, pieceBytes), LIMITS),
-      new Response(decodedBody(encoded(data, encoding, pieceBytes), LIMITS)).bytes(),
+      () => readBody(encoded(data, encoding, pieceBytes), LIMITS),
+      () => new Response(decodedBody(encoded(data, encoding, pieceBytes), LIMITS)).bytes(),
     ]) {
-      const error = await failure(read);
+      const error = await failure(read());
       expect(error).toBeInstanceOf(Undecodable);
       expect((error as Error).message).toMatch(problem);
     }
@@ -223,7 +221,7 @@ describe("an encoding that is not taken", () => {
   });
 });
 
-describe("a bomb between two layers", () => {
+describe("a small body that unpacks to a huge one between two encodings", () => {
   /** In the outer layer, as brotli. */
   const outer = (bytes: Uint8Array) =>
     zlib.brotliCompressSync(bytes, { params: { [zlib.constants.BROTLI_PARAM_QUALITY]: 3 } });
@@ -243,7 +241,7 @@ describe("a bomb between two layers", () => {
     return Buffer.concat([header, Buffer.alloc(bytes, block)]);
   }
 
-  test("that comes to nothing is stopped soon", async () => {
+  test("is stopped soon when it comes to nothing in the end", async () => {
     for (const [encoding, bytes] of [
       ["zstd, br", skipped(16 * MIB)],
       ["gzip, br", emptyBlocks(16 * MIB)],
@@ -251,10 +249,10 @@ describe("a bomb between two layers", () => {
       const bomb = outer(bytes);
       expect(bomb.length).toBeLessThan(1000);
       for (const work of [
-        readBody(encoded(bomb, encoding), HUGE),
-        new Response(decodedBody(encoded(bomb, encoding), HUGE)).bytes(),
+        () => readBody(encoded(bomb, encoding), HUGE),
+        () => new Response(decodedBody(encoded(bomb, encoding), HUGE)).bytes(),
       ]) {
-        const error = await failure(work);
+        const error = await failure(work());
         expect(error).toBeInstanceOf(Undecodable);
         expect((error as Error).message).toMatch(/that comes to nothing/);
       }
@@ -263,7 +261,7 @@ describe("a bomb between two layers", () => {
     expect((await readBody(encoded(outer(little), "zstd, br"), LIMITS)).size).toBe(TEXT.length);
   });
 
-  test("is stopped at the limit, whatever comes of it in the end", async () => {
+  test("is stopped at the limit, whatever it comes to in the end", async () => {
     const bomb = outer(zlib.gzipSync(new Uint8Array(64 * MIB), { level: 0 }));
     const body = await readBody(encoded(bomb, "gzip, br"), { maxBytes: 4 * MIB, captureBytes: 10 });
     expect(body).toMatchObject({ truncated: true, tooLarge: true });
@@ -275,8 +273,7 @@ describe("a bomb between two layers", () => {
     const bomb = zlib.gzipSync(zlib.gzipSync(new Uint8Array(256 * MIB)));
     for (const work of [
       (signal: AbortSignal) => readBody(encoded(bomb, "gzip, gzip"), { ...HUGE, signal }),
-      (signal: AbortSignal) =>
-        new Response(decodedBody(encoded(bomb, "gzip, gzip"), { ...HUGE, signal })).bytes(),
+      (signal: AbortSignal) => new Response(decodedBody(encoded(bomb, "gzip, gzip"), { ...HUGE, signal })).bytes(),
     ]) {
       expect(await failure(work(AbortSignal.timeout(20)))).toMatchObject({ name: "TimeoutError" });
     }
@@ -393,16 +390,14 @@ describe("the memory of decoders", () => {
     const { size } = await readBody(encoded(data, "zstd"), { ...LIMITS, decodedFor: enough.decodedFor });
     expect([size, enough.state.asked.length, enough.state.held]).toEqual([3 * TEXT.length, 2, 0]);
     const little = memoryOf(2 * MIB);
-    const error = await failure(
-      readBody(encoded(data, "zstd"), { ...LIMITS, decodedFor: little.decodedFor }),
-    );
+    const error = await failure(readBody(encoded(data, "zstd"), { ...LIMITS, decodedFor: little.decodedFor }));
     expect(error).toBeInstanceOf(Undecodable);
     expect(little.state.held).toBe(0);
   });
 });
 
-describe("signals", () => {
-  test("an abort ends a hanging read with its reason and closes the connection", async () => {
+describe("a signal to stop", () => {
+  test("ends a hanging read with its reason and closes the connection", async () => {
     for (const encoding of [undefined, "gzip", "gzip, br"]) {
       const start = encoding === undefined ? TEXT : zlib.gzipSync(TEXT).subarray(0, 20);
       const { response, state } = hanging(start, encoding);
@@ -414,11 +409,9 @@ describe("signals", () => {
     }
   });
 
-  test("a signal that is already aborted ends it before reading", async () => {
+  test("ends a read before it begins when it was given before", async () => {
     const { response, state } = hanging(TEXT);
-    expect(await failure(readBody(response, { ...LIMITS, signal: AbortSignal.abort("early") }))).toBe(
-      "early",
-    );
+    expect(await failure(readBody(response, { ...LIMITS, signal: AbortSignal.abort("early") }))).toBe("early");
     expect(state.cancelled).toBe(1);
   });
 });
@@ -435,10 +428,7 @@ describe("the decoded stream", () => {
     for (const [encoding, start] of starts) {
       const { response, state } = hanging(start, encoding);
       const reader = decodedBody(response, LIMITS).getReader();
-      expect([encoding, Buffer.from((await reader.read()).value!).toString()]).toEqual([
-        encoding,
-        "event: one\n\n",
-      ]);
+      expect([encoding, Buffer.from((await reader.read()).value!).toString()]).toEqual([encoding, "event: one\n\n"]);
       await reader.cancel();
       expect(state.cancelled).toBe(1);
     }

@@ -1,14 +1,8 @@
-// Response bodies as they were before Content-Encoding, read within bounds: sizes count decoded bytes, and nothing is
+// Response bodies, decoded from their Content-Encoding and read within bounds. Sizes count decoded bytes, and nothing is
 // decoded before it is asked for, so a body that unpacks to gigabytes is stopped at its limit.
+import type { BodyReader } from "./body-buffer.ts";
 import { codingsOf, isEncoded, Undecodable } from "./codings.ts";
-import {
-  BodyTooLarge,
-  type Chunks,
-  createDecoding,
-  type DecodedFor,
-  type Decoding,
-  NOBODY,
-} from "./decode.ts";
+import { BodyTooLarge, type Chunks, type DecodedFor, Decoding, NOBODY } from "./decode.ts";
 import { lost } from "./outbound.ts";
 
 export interface BodyRead {
@@ -25,9 +19,9 @@ export interface BodyRead {
 export interface BodyLimits {
   readonly maxBytes: number;
   readonly captureBytes: number;
-  /** Called before so many bytes in all are kept; the body is not read on before what it returns is settled. */
+  /** Called before this many bytes in all are kept. The body is not read on before the returned promise settles. */
   readonly grow?: (bytes: number) => Promise<void> | undefined;
-  /** Told of what comes after the first `captureBytes`, piece by piece, and which those were. */
+  /** Called with what comes after the first `captureBytes`, piece by piece, and with a getter for those first bytes. */
   readonly beyond?: (rest: Uint8Array, start: () => Uint8Array) => void;
   /** For whom it is decoded; nobody when it is left out. */
   readonly decodedFor?: DecodedFor;
@@ -44,12 +38,7 @@ interface OpenBody {
   close(): void;
 }
 
-/** A reader as far as both of the type packages agree on it. */
-interface ChunkReader {
-  read(): Promise<{ readonly done: boolean; readonly value?: Uint8Array | undefined }>;
-}
-
-async function* rawChunks(reader: ChunkReader): Chunks {
+async function* rawChunks(reader: Pick<BodyReader, "read">): Chunks {
   for (;;) {
     const { value } = await reader.read();
     if (value === undefined) return;
@@ -72,7 +61,7 @@ function toStream(chunks: Chunks, cancel: () => Promise<void>): ReadableStream<U
   );
 }
 
-/** Errors are OutboundErrors, BodyTooLarge, Undecodable or the signal's reason; however the loop ends, the body is closed. */
+/** Throws OutboundErrors, BodyTooLarge, Undecodable or the signal's reason. However the loop ends, the body is closed. */
 async function* guarded(chunks: Chunks, close: () => void, signals: readonly AbortSignal[]): Chunks {
   const check = () => {
     for (const signal of signals) signal.throwIfAborted();
@@ -100,7 +89,7 @@ function decodingOf(
   giveWay: () => void,
 ): Decoding | null {
   const codings = body === null ? [] : codingsOf(headers);
-  return codings.length === 0 ? null : createDecoding({ codings, maxBytes, isLent, giveWay, ...decodedFor });
+  return codings.length === 0 ? null : new Decoding({ codings, maxBytes, isLent, giveWay, ...decodedFor });
 }
 
 interface OpenOptions {
@@ -109,7 +98,7 @@ interface OpenOptions {
   readonly signal?: AbortSignal | undefined;
 }
 
-/** @param isLent whether what is decoded is there only until the next chunk is asked for */
+/** @param isLent whether a decoded chunk is valid only until the next one is asked for */
 function open(response: Response, options: OpenOptions, isLent = false): OpenBody {
   const { signal } = options;
   const body: ReadableStream<Uint8Array> = response.body ?? new Blob().stream();
@@ -142,7 +131,7 @@ export function decodedBody(response: Response, options: OpenOptions): ReadableS
   });
 }
 
-/** The same, for who reads all of it or ends it by the signal. */
+/** The same, for a reader that reads to the end or stops by the signal. */
 export function bodyChunks(response: Response, options: OpenOptions): Chunks {
   return open(response, options).chunks;
 }
@@ -177,7 +166,7 @@ function joined(parts: readonly Uint8Array[]): Uint8Array {
   return whole;
 }
 
-/** What of a chunk, which comes after `size` bytes, is kept: as soon as there is memory for it. */
+/** The part of a chunk that is kept, once there is memory for it. `size` bytes came before it. */
 async function startOf(
   chunk: Uint8Array,
   size: number,
@@ -186,7 +175,7 @@ async function startOf(
 ): Promise<Uint8Array> {
   await grow?.(Math.min(size + chunk.length, captureBytes));
   const room = captureBytes - size;
-  // A copy: its memory may be used again, and where only a part is kept, that lets go of the rest.
+  // A copy, because lent memory is used again, and because keeping a part would keep the whole chunk in memory.
   return isLent || chunk.length > room ? chunk.slice(0, room) : chunk;
 }
 

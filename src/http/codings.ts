@@ -2,14 +2,14 @@
 
 export type Coding = "gzip" | "deflate" | "br" | "zstd";
 
-/** The answer came in an encoding that is understood and not taken. The message is for the log. */
+/** The answer came in an encoding that is understood but not accepted. The message is for the log. */
 export class Undecodable extends Error {
   override readonly name = "Undecodable";
 }
 
-/** More codings than this are nobody's honest answer: each has a decoder, and so may the bytes between two. */
+/** No honest answer has more codings than this. Each needs a decoder, and memory for the bytes between two. */
 const CODINGS_MAX = 2;
-/** Nor is a longer list of them; it is looked at on every answer. */
+/** Nor has one a longer list of them, which is parsed for every answer. */
 const LIST_CHARS_MAX = 256;
 
 const CODINGS: Readonly<Record<string, Coding>> = {
@@ -52,7 +52,7 @@ export function codingsOf(headers: Headers): readonly Coding[] {
   return list;
 }
 
-/** Whether the decoded body has other bytes than were sent, so that what describes those is not true of it. */
+/** Whether decoding changes the bytes, so that headers that describe the sent ones no longer apply. */
 export function isEncoded(headers: Headers): boolean {
   return read(headers).list.length > 0;
 }

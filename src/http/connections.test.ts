@@ -156,12 +156,12 @@ describe("a streamed answer", () => {
     expect(await ending((socket) => socket.resetAndDestroy())).toBe("broken");
   });
 
-  test("whose connection is closed with it leaves none for the next request, which would be lost", async () => {
+  test("leaves no connection for the next request when its own is closed with it: that request would be lost", async () => {
     const url = await answering((socket) => socket.end("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"));
     for (let time = 0; time < 200; time++) expect(await (await post(url)).text()).toBe("ok");
   });
 
-  test("of many small chunks comes in pieces, with turns for others between them", async () => {
+  test("comes in pieces when it has many small chunks, with turns for others between them", async () => {
     const CHUNKS = 100_000;
     const url = await answering((socket) => {
       socket.write(HEAD);
@@ -185,7 +185,7 @@ describe("a streamed answer", () => {
     expect(turns).toBeGreaterThanOrEqual(pieces.length / 4);
   });
 
-  test("that comes before its request was read does not mean that the request has left", async () => {
+  test("does not mean that its request has left when it comes before that was read", async () => {
     const { promise: headCame, resolve: showHead } = Promise.withResolvers<void>();
     const url = await answering((socket) => {
       socket.pause();
@@ -210,7 +210,7 @@ describe("a streamed answer", () => {
     await letGo;
   });
 
-  test("whose connection is gone before its request was read lets go of that", async () => {
+  test("lets go of its request when the connection is gone before that was read", async () => {
     const url = await answering((socket) => {
       socket.pause();
       setTimeout(() => socket.resetAndDestroy(), 50);
@@ -223,7 +223,7 @@ describe("a streamed answer", () => {
   });
 });
 
-describe("kept connections", () => {
+describe("connections that are kept", () => {
   const OK = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n";
 
   /** Asks a server of any name, which answers with the number of the connection. */
@@ -252,22 +252,13 @@ describe("kept connections", () => {
     };
   }
 
-  test("names share none, and what was not asked for is no answer", async () => {
+  test("are shared by no two names, and an answer that was not asked for is none", async () => {
     const ask = await numbering();
-    expect([await ask("one"), await ask("one"), await ask("two"), await ask("one")]).toEqual([
-      "1.",
-      "1.",
-      "2.",
-      "1.",
-    ]);
-    expect([await ask("two", { path: "twice" }), await ask("two"), await ask("two")]).toEqual([
-      "2.",
-      "3.",
-      "3.",
-    ]);
+    expect([await ask("one"), await ask("one"), await ask("two"), await ask("one")]).toEqual(["1.", "1.", "2.", "1."]);
+    expect([await ask("two", { path: "twice" }), await ask("two"), await ask("two")]).toEqual(["2.", "3.", "3."]);
   });
 
-  test("tenants share none, and use their own again", async () => {
+  test("are shared by no two tenants, who use their own again", async () => {
     const ask = await numbering();
     const tenants = ["acme", "rival", "", "acme", "rival", ""];
     const answers: string[] = [];
@@ -275,10 +266,9 @@ describe("kept connections", () => {
     expect(answers).toEqual(["1.", "2.", "3.", "1.", "2.", "3."]);
   });
 
-  test("a tenant that calls more names than there are connections kept costs another none of its own", async () => {
+  test("are not taken from a tenant by another that calls more names than there are connections kept", async () => {
     const ask = await numbering();
-    const neighbour = () =>
-      Promise.all(Array.from({ length: 20 }, (_, at) => ask(`n${at}`, { tenant: "neighbour" })));
+    const neighbour = () => Promise.all(Array.from({ length: 20 }, (_, at) => ask(`n${at}`, { tenant: "neighbour" })));
     const before = await neighbour();
     for (let at = 0; at < 1_200; at += 20) {
       await Promise.all(Array.from({ length: 20 }, (_, next) => ask(`h${at + next}`, { tenant: "hostile" })));

@@ -1,35 +1,36 @@
-// The HTTP client, on the sockets of the runtime. Its `fetch` will not do (measured on Bun 1.4.5): it reads ahead of a
-// body that nobody reads (1.4 MB of each), drops what has come of an answer when the connection closes before that was
-// read (21 of 60 answers closed right after their first part, 42 of 60 destroyed; here none), and tells neither a reset
-// from a close nor when a request has left.
+// The HTTP client, on the runtime's sockets. The runtime's `fetch` will not do (measured on Bun 1.4.5): it reads ahead of a
+// body that nobody reads (1.4 MB of each), drops what has arrived of an answer when the connection closes before it was
+// read (21 of 60 answers closed right after their first part, 42 of 60 destroyed; here none), and does not tell a reset
+// from a close, nor when a request has left.
+// One per thread, since all sockets of a thread share one buffer, which is emptied at each read.
 import net from "node:net";
 import tls from "node:tls";
+import { during } from "../concurrency/loop-profile.ts";
 import { tenantCache } from "../concurrency/tenant-cache.ts";
-import { during } from "../concurrency/work.ts";
 import { Exchange } from "./exchange.ts";
 import { ResponseParser } from "./response-parser.ts";
 import { keepReceiveBufferSmall } from "./socket-options.ts";
-import { type Transport, TransportError, type TransportRequest } from "./transport.ts";
+import { TransportError, type TransportRequest } from "./transport.ts";
 
 /** Short, since a server that drops idle connections unseen costs the call that finds out. */
 const IDLE_SECONDS = 30;
 /**
- * Connections that wait for another request, with a share for each tenant; of its own the one that waits longest goes
- * first. One that may hold a context of its own, which is a copy of all roots (0.3 MB), counts as several.
+ * Connections that wait for another request, with a share for each tenant; of a tenant's the one that has waited longest
+ * is closed first. One that may hold a TLS context of its own, with a copy of all roots (0.3 MB), counts as several.
  */
 const IDLE_MAX = 1024;
 const OWN_CONTEXT_WEIGHT = 4;
-/** Of a body that is written at a time. */
+/** How much of a body is written at a time. */
 const PART_BYTES = 262_144;
-/** Of a body that is copied behind its head. */
+/** A body up to this size is copied after its head, to be sent with it. */
 const JOINED_BYTES_MAX = 64 * 1024;
-/** A server that tells how long it keeps a connection closes it then: it is not used for a second before. */
+/** If a server tells how long it keeps a connection, it is not used for the last second before that. */
 const KEEP_ALIVE_MARGIN_SECONDS = 1;
 const KEEP_ALIVE_TIMEOUT = /(?:^|[,;\s])timeout=(\d{1,9})\s*(?:$|[,;])/i;
 
 /**
- * Where a connection leads, and what it shows there. Names that share an address share no connections, for their servers
- * may be strangers, and neither do tenants: what one of them has left on a connection must not meet another's request.
+ * Where a connection leads, and what it shows there. Names that share an address share no connections, since their servers
+ * may belong to strangers. Nor do tenants: what one has left on a connection must not meet another's request.
  */
 function placeOf({ url, address, tenant, serverName, tlsContext }: TransportRequest): string {
   return JSON.stringify([tenant, url.protocol, address, url.host, serverName, tlsContext.name]);
@@ -45,19 +46,19 @@ function headOf({ url, method, headers, body }: TransportRequest): Buffer {
   return Buffer.from(head, "latin1");
 }
 
-/** For how long the connection can be kept after this answer. */
+/** How long the connection can be kept after this answer. */
 function keptSeconds(fields: readonly string[]): number {
   for (let at = 0; at + 1 < fields.length; at += 2) {
     if (fields[at]?.toLowerCase() !== "keep-alive") continue;
-    const told = KEEP_ALIVE_TIMEOUT.exec(fields[at + 1] ?? "")?.[1];
-    if (told !== undefined) return Math.min(IDLE_SECONDS, Number(told) - KEEP_ALIVE_MARGIN_SECONDS);
+    const timeout = KEEP_ALIVE_TIMEOUT.exec(fields[at + 1] ?? "")?.[1];
+    if (timeout !== undefined) return Math.min(IDLE_SECONDS, Number(timeout) - KEEP_ALIVE_MARGIN_SECONDS);
   }
   return IDLE_SECONDS;
 }
 
 /**
- * What a socket brings goes through this buffer, with which sockets read without reading ahead; the runtime gives no more
- * in one piece. It is the same for all of them, for it is read at once.
+ * Sockets read into this buffer, which keeps them from reading ahead; the runtime delivers no more than its size in one
+ * piece. All sockets share it, because it is emptied at each read.
  */
 let arrivals: Uint8Array | null = null;
 const ARRIVAL_BYTES_MAX = 512 * 1024;
@@ -105,7 +106,7 @@ class UpstreamConnection {
     this.#socket = socket;
     this.#pool = pool;
     arrives.take = (bytes) => {
-      // Nobody asked for it: it must not become the answer to what is asked next.
+      // Nobody asked for these bytes: they must not become the answer to the next request.
       if (this.#exchange === null) return this.end();
       this.isAnswered = true;
       this.#exchange.arrived(bytes);
@@ -132,7 +133,7 @@ class UpstreamConnection {
         const seconds = keptSeconds(exchange.head?.fields ?? []);
         const isReusable = isClean && this.#parser.keepsAlive && !this.#isSending && seconds > 0;
         if (isReusable && !this.isOver) return this.#wait(seconds);
-        // Until it is closed the socket holds what it has not sent.
+        // A socket holds what it has not sent until it is closed.
         if (this.#isClosed) request.sent?.();
         else if (this.#isSending) socket.once("close", () => request.sent?.());
         this.end();
@@ -146,7 +147,7 @@ class UpstreamConnection {
       request.sent?.();
     };
     const [head, body] = [headOf(request), request.body ?? new Uint8Array()];
-    // In one go, if it may be: with a reset in between, the second write would take along what has come by then.
+    // In one write if possible: after a reset, a second write would discard what has arrived by then.
     if (body.length <= JOINED_BYTES_MAX) socket.write(Buffer.concat([head, body]), isSent);
     else {
       socket.write(head);
@@ -177,7 +178,7 @@ class UpstreamConnection {
   }
 }
 
-/** In one piece, what the socket does not take at once is copied again and again: 32 MiB held the loop for 40 ms. */
+/** In pieces, because what a socket does not take at once is copied again and again: 32 MiB blocked the loop for 40 ms. */
 function writeInParts(socket: net.Socket, body: Uint8Array, isSent: () => void): void {
   let at = 0;
   const writeNext = (error?: Error | null) => {
@@ -190,11 +191,7 @@ function writeInParts(socket: net.Socket, body: Uint8Array, isSent: () => void):
 }
 
 /** @throws the socket's error; the signal's reason */
-async function dialled(
-  { socket, arrives }: Dialled,
-  connected: string,
-  signal: AbortSignal,
-): Promise<Dialled> {
+async function dialled({ socket, arrives }: Dialled, connected: string, signal: AbortSignal): Promise<Dialled> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   const onAbort = () => reject(signal.reason);
   const onEarly = () => reject(new TransportError("ECONNRESET"));
@@ -228,7 +225,7 @@ function dial({ url, address, serverName, tlsContext, signal }: TransportRequest
     ...reading,
     port: Number(url.port || 443),
     ALPNProtocols: ["http/1.1"],
-    // Said aloud, because NODE_TLS_REJECT_UNAUTHORIZED could switch it off.
+    // Set explicitly, because NODE_TLS_REJECT_UNAUTHORIZED could switch it off.
     rejectUnauthorized: true,
     servername: serverName ?? "",
     ...(secureContext && { secureContext }),
@@ -268,9 +265,14 @@ class IdleConnections {
   }
 }
 
-export function openTransport(): Transport {
+export function openTransport() {
   const pool = new IdleConnections();
 
+  /**
+   * Resolves with the final response head as it came; its body is still encoded and must be read or cancelled.
+   *
+   * @throws errors with a code
+   */
   async function send(request: TransportRequest): Promise<Response> {
     const place = placeOf(request);
     const kept = pool.take(place);

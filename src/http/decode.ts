@@ -1,5 +1,5 @@
-// The encodings of one body, undone on its way: within bounds, in turns by tenant, and with memory that is counted
-// before it is used. Who sends little that comes to much, or much that comes to nothing, gets no more than its share.
+// Decodes the encodings of one body while it is read: within bounds, in turns by tenant, and with memory that is counted
+// before it is used. A sender of little that unpacks to much, or of much that unpacks to nothing, gets only its share.
 
 import { doneInTurns } from "../concurrency/turns.ts";
 import { type Coding, Undecodable } from "./codings.ts";
@@ -16,7 +16,7 @@ export interface DecoderMemory {
    * Resolves when so many bytes may be held, with what gives them back.
    *
    * @param signal its reason ends the wait
-   * @param giveWay told that others need them
+   * @param giveWay called when others need them
    */
   take(bytes: number, signal: AbortSignal, giveWay: () => void): Promise<() => void>;
 }
@@ -30,14 +30,14 @@ export interface DecodedFor {
 /** For answers of servers that the operator configured. */
 export const NOBODY: DecodedFor = { tenant: "", memory: { take: async () => () => {} } };
 
-/** Of the input of one step, which can come to nothing and cost time all the same. */
+/** Input of one step, which costs time even if nothing comes out. */
 const INPUT_BYTES = 16 * 1024;
-/** Of one step, unless it gives something before. */
+/** The time of one step, unless it produces something earlier. */
 const STEP_MS = 1;
-/** A layer that is given more than this, and so many times what came of it, is nobody's honest answer. */
+/** No honest answer gives a layer more input than this that is also so many times its output. */
 const INPUT_FREE_BYTES = 1024 * 1024;
 const INPUT_PER_OUTPUT_MAX = 64;
-/** A wait for more memory while some is held is no longer than others take to give way: they may wait for that. */
+/** A wait for more memory while some is held ends after this: others may be waiting for what is held. */
 const MORE_WAIT_MS = 2500;
 const EMPTY = new Uint8Array();
 
@@ -46,20 +46,10 @@ export interface DecodingOptions extends DecodedFor {
   readonly codings: readonly Coding[];
   /** Each layer may unpack to this much: a small body can hide gigabytes between two layers. */
   readonly maxBytes: number;
-  /** Whether each chunk is there only until the next one is asked for; else it is its reader's own. */
+  /** Whether each chunk is valid only until the next one is asked for; otherwise it belongs to its reader. */
   readonly isLent: boolean;
-  /** Others need its memory: it is to be closed. */
+  /** Called when others need its memory: it has to be closed. */
   giveWay(): void;
-}
-
-export interface Decoding {
-  chunks(raw: Chunks): Chunks;
-  /** At once, whatever it waits for. */
-  close(): void;
-}
-
-export function createDecoding(options: DecodingOptions): Decoding {
-  return new LayeredDecoding(options);
 }
 
 async function* copied(chunks: Chunks): Chunks {
@@ -70,7 +60,7 @@ function* slicesOf(chunk: Uint8Array) {
   for (let at = 0; at < chunk.length; at += INPUT_BYTES) yield chunk.subarray(at, at + INPUT_BYTES);
 }
 
-/** How much a layer has been given, and what came of it. */
+/** The input of a layer, and its output. */
 class Measure {
   readonly #coding: Coding;
   readonly #maxBytes: number;
@@ -96,7 +86,8 @@ class Measure {
   }
 }
 
-class LayeredDecoding implements Decoding {
+/** The decoding of one body, with a layer for each encoding. */
+export class Decoding {
   readonly #options: DecodingOptions;
   readonly #closing = new AbortController();
   readonly #layers: Layer[] = [];
@@ -113,6 +104,7 @@ class LayeredDecoding implements Decoding {
     return isLent ? chunks : copied(chunks);
   }
 
+  /** At once, whatever it waits for. */
   close(): void {
     if (this.#closing.signal.aborted) return;
     this.#closing.abort(new Error("the body was closed"));
@@ -156,8 +148,8 @@ class LayeredDecoding implements Decoding {
   }
 
   /**
-   * All that two layers may come to need is taken at once, and so is what one needs, mostly: nobody who holds some
-   * waits for long.
+   * Takes at once all that two layers may come to need, and mostly also what one layer needs, so that nobody who holds
+   * some waits long for more.
    */
   async #cover(needs: number): Promise<void> {
     if (needs <= this.#held) return;

@@ -1,22 +1,16 @@
-// The memory of all decoders of the process, whichever thread they work in, shared out by tenant first. An answer of a
-// few hundred bytes can make its decoder hold 16 MiB for as long as it stays open, so nobody decodes before this is had,
-// and who holds more than its part of it when others wait gives way: see concurrency/commons.ts.
+// The memory of all decoders of the process, in all threads, shared out by tenant first. An answer of a few hundred bytes
+// can make its decoder hold 16 MiB for as long as it stays open. So nobody decodes before the memory is granted, and a
+// tenant that holds more than its part gives way when others wait: see concurrency/commons.ts.
 import { Commons } from "../concurrency/commons.ts";
 
 export interface DecoderShare {
   /**
-   * Resolves when so many bytes may be held, with what gives them back, once.
+   * Resolves when so many bytes may be held, with a function that gives them back, to be called once.
    *
    * @param signal its reason ends the wait
-   * @param giveWay told, once, that others need them: they are to be given back soon
+   * @param giveWay called once when others need them: they are to be given back soon
    */
-  take(
-    tenant: string,
-    agent: string,
-    bytes: number,
-    signal: AbortSignal,
-    giveWay: () => void,
-  ): Promise<() => void>;
+  take(tenant: string, agent: string, bytes: number, signal: AbortSignal, giveWay: () => void): Promise<() => void>;
 }
 
 const DECODER_BYTES_MAX = 192 * 1024 * 1024;

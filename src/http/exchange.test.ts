@@ -3,7 +3,7 @@ import net from "node:net";
 import { Exchange } from "./exchange.ts";
 import { ResponseParser } from "./response-parser.ts";
 
-test("what has come in many parts is parsed in one go: it waits for one turn, not for one each", async () => {
+test("parts of an answer that have come are parsed in one go: they wait for one turn, not for one each", async () => {
   const socket = new net.Socket();
   const exchange = new Exchange({
     socket,

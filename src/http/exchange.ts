@@ -1,12 +1,12 @@
-// One request on a connection and its answer, of which nothing is lost: what came before a breach is given before that
-// is told. The answer is read no faster than it is taken.
+// One request on a connection and its answer. Nothing is lost: bytes that came before the connection broke are delivered
+// before the error. The answer is read no faster than it is taken.
 
 import { inTurns } from "../concurrency/turns.ts";
 import type { Source } from "./read-ahead.ts";
 import { type ResponseHead, type ResponseParser, SLICE_BYTES_MAX } from "./response-parser.ts";
 import { TransportError, type TransportRequest } from "./transport.ts";
 
-/** What has come and is not parsed yet, and in how many parts: while it is more, the connection is not read. */
+/** Bytes received but not parsed yet, and their parts. While there are more, the connection is not read. */
 const UNPARSED_BYTES_MAX = 64 * 1024;
 const UNPARSED_PARTS_MAX = 256;
 
@@ -51,7 +51,7 @@ export class Exchange {
       },
     });
     request.signal.addEventListener("abort", this.#abort, { once: true });
-    // Told through `response`; nobody may be waiting for that any more.
+    // The error is reported by `response`; maybe nobody waits for it any more.
     this.#response.promise.catch(() => {});
   }
 
@@ -74,7 +74,7 @@ export class Exchange {
     inTurns(this.#step, this.#options.request.tenant);
   }
 
-  /** What has come before is still parsed and given. @param how whether the server has closed it in good order */
+  /** What came before is still parsed and delivered. @param how whether the server closed the connection in good order */
   connectionEnded(how: "closed" | "broken"): void {
     this.#connectionEnd ??= how;
     inTurns(this.#step, this.#options.request.tenant);
@@ -100,14 +100,14 @@ export class Exchange {
   #parse(slice: Uint8Array): void {
     const { head, body, state, used } = this.#options.parser.parse(slice);
     if (body !== null) this.#piece = body;
-    // A short answer comes in one go with its head, and is given so.
+    // A short answer arrives whole with its head, and is delivered whole.
     if (head !== null) this.#open(head, state === "whole");
     if (state === "whole") this.#endWhole(used === slice.length);
     else if (state !== "more") this.#finish(new TransportError(state.code), false);
     if (body !== null) this.#give();
   }
 
-  /** What has come right behind the answer is seen first: the end of the connection, or what nobody asked for. */
+  /** Waits a turn to see what follows right after the answer: the end of the connection, or bytes nobody asked for. */
   #endWhole(isAll: boolean): void {
     this.#isParsed = true;
     setImmediate(() => {
@@ -121,8 +121,8 @@ export class Exchange {
   }
 
   /**
-   * The connection is read while there is room. One that is just giving what it has is paused only when it has given
-   * all: what comes behind a pause is put together again for each part of it, and nobody would count it.
+   * The connection is read while there is room. While it delivers what it has, it is paused only after that: what comes
+   * after a pause is joined again for each part of it, in memory that nobody counts.
    */
   #regulate(): void {
     const isPaused = this.#isStopped || this.#isFull();
@@ -137,7 +137,7 @@ export class Exchange {
       });
   }
 
-  /** Of all that has come, however many parts it came in: a slice for each would be a turn for each. */
+  /** Takes the next slice across all parts, because a slice for each part would take a turn for each. */
   #nextSlice(): Uint8Array | null {
     const parts: Uint8Array[] = [];
     let left = SLICE_BYTES_MAX;

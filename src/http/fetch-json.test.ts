@@ -24,10 +24,10 @@ async function kindOf(work: Promise<unknown>): Promise<string> {
   return error instanceof OutboundError ? error.kind : `${error}`;
 }
 
-describe("JSON documents", () => {
+describe("a JSON document that is fetched", () => {
   const json = (text: string, status = 200) => answering(() => new Response(text, { status }));
 
-  test("status and value, or nothing where there is no JSON", async () => {
+  test("comes with status and value, or with nothing where there is no JSON", async () => {
     const cases: Array<[string, number, unknown]> = [
       ['{"a":[1]}', 200, { a: [1] }],
       ['{"errors":[]}', 404, { errors: [] }],
@@ -42,16 +42,15 @@ describe("JSON documents", () => {
     }
   });
 
-  test("a document is a 200 with JSON", async () => {
-    const get = (text: string, status = 200) =>
-      fetchDocument(outbound, `http://127.0.0.1:${json(text, status).port}/`);
+  test("is a 200 with JSON", async () => {
+    const get = (text: string, status = 200) => fetchDocument(outbound, `http://127.0.0.1:${json(text, status).port}/`);
     expect(await get('{"keys":[]}')).toEqual({ keys: [] });
     expect(await kindOf(get("{}", 201))).toBe("lost");
     expect(await kindOf(get("{}", 302))).toBe("lost");
     expect(await kindOf(get("{"))).toBe("lost");
   });
 
-  test("size and time are bounded", async () => {
+  test("is bounded in size and time", async () => {
     const { port } = json(`"${"a".repeat(100)}"`);
     const url = `http://127.0.0.1:${port}/`;
     expect(await kindOf(fetchJson(outbound, url, {}, { timeoutMs: 5000, bytesMax: 50 }))).toBe("lost");

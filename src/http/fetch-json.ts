@@ -1,5 +1,5 @@
-// Small JSON documents of other servers: an issuer's keys, a vault's secrets, a facilitator's answers. Bounded in
-// time and size whatever the server does.
+// Small JSON documents of other servers: an issuer's keys, a vault's secrets, a facilitator's answers. They are bounded
+// in time and size, whatever the server does.
 import { readBody } from "./body.ts";
 import { type Outbound, OutboundError, type OutboundRequest } from "./outbound.ts";
 
@@ -56,12 +56,7 @@ export async function fetchJson(
   const { timeoutMs, bytesMax } = limits;
   const signal = AbortSignal.timeout(timeoutMs);
   try {
-    return await exchangeJson(
-      outbound,
-      url,
-      { method: "GET", headers: Object.entries(headers), signal },
-      bytesMax,
-    );
+    return await exchangeJson(outbound, url, { method: "GET", headers: Object.entries(headers), signal }, bytesMax);
   } catch (error) {
     if (signal.aborted) throw new OutboundError("lost", `no answer within ${timeoutMs} ms`);
     throw error;

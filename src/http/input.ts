@@ -1,10 +1,10 @@
-// What routes read of a request: checked JSON and query parameters. Everything that is wrong
-// becomes a Fault that names the field.
+// What routes read of a request: checked JSON and query parameters. Everything that is wrong becomes a Fault that names
+// the field. One per thread, since the limit on large bodies bounds the memory of all routes together.
 import { type Static, type TSchema, Type } from "@sinclair/typebox";
 import { TypeCompiler, type ValueError, ValueErrorType } from "@sinclair/typebox/compiler";
 import { createLimiter } from "../concurrency/limiter.ts";
+import { during } from "../concurrency/loop-profile.ts";
 import { bodyInSteps } from "../concurrency/run-steps.ts";
-import { during } from "../concurrency/work.ts";
 import { Fault, invalidField } from "../core/fault.ts";
 import { MANAGEMENT_BODY_BYTES_MAX, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX } from "../core/limits.ts";
 import { parseDateTime } from "../core/time.ts";
@@ -14,9 +14,9 @@ import { scopeOf } from "./server.ts";
 
 const JSON_TYPE = /^application\/json\s*(;|$)/i;
 
-/** Up to here what a body comes to in memory is little. */
+/** Up to this size a body also takes little memory once it is parsed. */
 const SMALL_BYTES = 16_384;
-/** One of short texts comes to a hundred times its bytes, with what is made of it and not collected yet (measured). */
+/** A body of short texts takes a hundred times its bytes, with garbage not collected yet (measured). */
 const largeBodies = createLimiter({
   size: 2,
   waitingMax: 64,
@@ -28,8 +28,8 @@ interface BodyOptions {
 }
 
 /**
- * A function that reads a request's JSON body, checks it against `schema` and hands it on. Of large bodies it does so for
- * few at a time, until what they are handed to has ended.
+ * A function that reads a request's JSON body, checks it against `schema` and hands it on. Only a few large bodies are
+ * handled at a time, until the work that they are handed to has ended.
  */
 export function bodyUser<T extends TSchema>(schema: T, { freeField }: BodyOptions = {}) {
   const checker = TypeCompiler.Compile(schema);
@@ -67,7 +67,7 @@ export function bodyReader<T extends TSchema>(schema: T, options: BodyOptions = 
 
 function describe(error: ValueError | undefined): Fault {
   if (error === undefined) return new Fault("invalid_request", "body: invalid");
-  // Of a value or null, what is wrong inside the value says more than that it is neither.
+  // For "a value or null", the problem inside the value says more than that it is neither of the two.
   const inner = error.type === ValueErrorType.Union ? error.errors[0]?.First() : undefined;
   if (inner !== undefined && inner.path.length > error.path.length) return describe(inner);
   const field = error.path.slice(1).replaceAll("/", ".").replaceAll("~1", "/").replaceAll("~0", "~");
@@ -75,10 +75,7 @@ function describe(error: ValueError | undefined): Fault {
   if (error.type === ValueErrorType.ObjectAdditionalProperties) return invalidField(field, "unknown field");
   if (error.type === ValueErrorType.ObjectRequiredProperty) return invalidField(field, "required");
   if (field === "") return new Fault("invalid_request", "body: must be a JSON object");
-  return invalidField(
-    field,
-    typeof expected === "string" ? `must be ${expected}` : error.message.toLowerCase(),
-  );
+  return invalidField(field, typeof expected === "string" ? `must be ${expected}` : error.message.toLowerCase());
 }
 
 /** `T` or null. */

@@ -2,8 +2,9 @@ import { afterEach, expect, test } from "bun:test";
 import { connect } from "node:net";
 import { Fault } from "../core/fault.ts";
 import { silentLog } from "../core/log.ts";
+import { routes } from "./elysia.ts";
 import { createIntake, type IntakeLimits } from "./intake.ts";
-import { createEdge, routes, scopeOf } from "./server.ts";
+import { createEdge, scopeOf } from "./server.ts";
 
 const KIB = 1024;
 const LIMITS: IntakeLimits = {
@@ -38,8 +39,7 @@ const whole = (bytes: number) =>
     method: "POST",
     body: new ReadableStream({
       start(controller) {
-        for (let left = bytes; left > 0; left -= 10 * KIB)
-          controller.enqueue(new Uint8Array(Math.min(left, 10 * KIB)));
+        for (let left = bytes; left > 0; left -= 10 * KIB) controller.enqueue(new Uint8Array(Math.min(left, 10 * KIB)));
         controller.close();
       },
     }),
@@ -63,8 +63,7 @@ test("a body comes whole, in however many pieces, with and without a length", as
       for (const piece of [1000, 64 * KIB, BODY_BYTES_MAX]) {
         const body = new ReadableStream<Uint8Array>({
           start(controller) {
-            for (let at = 0; at < size; at += piece)
-              controller.enqueue(new Uint8Array(bytes.subarray(at, at + piece)));
+            for (let at = 0; at < size; at += piece) controller.enqueue(new Uint8Array(bytes.subarray(at, at + piece)));
             controller.close();
           },
         });
@@ -127,9 +126,7 @@ test("what a body held is given back, however it ends", async () => {
   const read = createIntake({ ...LIMITS, bytesMax: 600 * KIB });
   for (let round = 0; round < 5; round++) {
     expect((await read(whole(BODY_BYTES_MAX), "t", BODY_BYTES_MAX)).byteLength).toBe(BODY_BYTES_MAX);
-    expect((await faultOf(read(whole(BODY_BYTES_MAX + 1), "t", BODY_BYTES_MAX))).kind).toBe(
-      "payload_too_large",
-    );
+    expect((await faultOf(read(whole(BODY_BYTES_MAX + 1), "t", BODY_BYTES_MAX))).kind).toBe("payload_too_large");
     const broken = upload();
     const reading = faultOf(read(broken.request, "t", BODY_BYTES_MAX));
     await broken.send(300 * KIB);
@@ -175,11 +172,7 @@ test("a body that is more than is left is taken in when others hold more than th
     retryAfterSeconds: 5,
   });
   for (const body of [first, third, other]) await body.end();
-  expect(await Promise.all([first, third, other].map(({ ended }) => ended))).toEqual([
-    231 * KIB,
-    230 * KIB,
-    40 * KIB,
-  ]);
+  expect(await Promise.all([first, third, other].map(({ ended }) => ended))).toEqual([231 * KIB, 230 * KIB, 40 * KIB]);
 });
 
 const servers: Bun.Server<undefined>[] = [];

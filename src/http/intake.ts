@@ -1,60 +1,49 @@
-// Taking in request bodies: bounded in size, in time, in silence, and in what all of them together and each tenant's
-// hold in memory. Of a large body only bytes that are here count, so one that never comes keeps none from others. Where
-// others hold more than their part, a body that finds too little waits for all that it may need, unread, and the slowest
-// of theirs is refused: see concurrency/commons.ts.
+// Takes in request bodies. They are bounded in size, in time, in silence, and in the memory that all of them and those of
+// each tenant hold. Of a large body only received bytes count, so one that never arrives takes nothing from others. When
+// others hold more than their part, a body that finds too little memory waits, unread, for all that it may need, and the
+// slowest of their bodies is refused: see concurrency/commons.ts.
+// One per thread, since the share bounds the memory of all bodies together.
 import { Commons, type Stake } from "../concurrency/commons.ts";
 import { createFairShare } from "../concurrency/fair-share.ts";
+import { during } from "../concurrency/loop-profile.ts";
 import { inSteps } from "../concurrency/run-steps.ts";
 import { named } from "../concurrency/steps.ts";
 import { doneInTurns } from "../concurrency/turns.ts";
-import { during } from "../concurrency/work.ts";
 import { Fault, type FaultDetail } from "../core/fault.ts";
 import { BODY_INTAKE_BYTES_MAX, BODY_INTAKE_MS_MAX, BODY_INTAKE_SILENCE_MS_MAX } from "../core/limits.ts";
-import { type Gathered, gather } from "./body-buffer.ts";
+import { type BodyReader, type Gathered, gather } from "./body-buffer.ts";
 
-/** Up to here a body weighs nothing: there are fewer connections than could matter. */
+/** A body up to this size is not counted: all connections together could not hold enough to matter. */
 const TINY_BYTES = 4096;
-/** Up to here a body that is sent with its length is taken in one piece, and weighs that much from its start. */
+/** A body up to this size that is sent with its length is taken in one piece, and counts in full from its start. */
 const SMALL_BYTES = 65_536;
-/** For what others are to give back. */
+/** How long a body waits for what others are to give back. */
 const WAIT_MS = 5_000;
-/** A body that waits holds a part of a mebibyte that is not counted yet. */
+/** Bodies that may wait: each holds up to a mebibyte that is not counted yet. */
 const WAITING_MAX = 32;
 
 export interface IntakeLimits {
-  /** What the bodies that are coming in may hold, all together. */
+  /** What all bodies that are coming in may hold together. */
   readonly bytesMax: number;
-  /** What one weighs, beside its bytes, that is not taken in one piece: its stream and its timers. */
+  /** The cost of a streamed body besides its bytes: its stream and its timers. */
   readonly streamBytes: number;
   /** How long a larger body may take, and be silent. */
   readonly msMax: number;
   readonly silenceMsMax: number;
 }
 
-/** What becomes of a body that is here: it may wait for the store, or for an upstream that takes it slowly. */
+/** How long a received body is held: it may wait for the store, or for an upstream that takes it slowly. */
 export interface Held {
-  /** Settles when it is not needed any more; it counts until then. */
+  /** Settles when it is not needed any more. It counts until then. */
   readonly until: Promise<unknown>;
-  /** Gives what ends that early, should others need the memory. */
+  /** Resolves with a function that ends the hold early, should others need the memory. */
   readonly endBy?: Promise<() => void>;
 }
 
-/**
- * The whole body of a request of `tenant`, at most `bytesMax` bytes.
- *
- * @throws Fault `payload_too_large`; `invalid_request` when the body breaks off, falls silent or takes too long;
- *   `unavailable` when too much of large bodies is coming in
- */
-export type Intake = (request: Request, tenant: string, bytesMax: number, held?: Held) => Promise<Uint8Array>;
-
-export function createIntake(limits: IntakeLimits): Intake {
+export function createIntake(limits: IntakeLimits) {
   const scales = createScales(limits.bytesMax);
 
-  async function readStream(
-    stream: ReadableStream<Uint8Array> | null,
-    body: Body,
-    sizes: Sizes,
-  ): Promise<Uint8Array> {
+  async function readStream(stream: ReadableStream<Uint8Array> | null, body: Body, sizes: Sizes): Promise<Uint8Array> {
     if (stream === null) return new Uint8Array();
     const { stake, tenant, ending } = body;
     const reader: BodyReader = stream.getReader();
@@ -64,7 +53,7 @@ export function createIntake(limits: IntakeLimits): Intake {
     });
     stake.giveWay = () => {
       ending.abort(tooMany());
-      // Ends a read that is under way; what is left is passed over with the answer.
+      // Ends a read that is under way; the rest is dropped with the answer.
       reader.releaseLock();
     };
     const most = Math.min(sizes.declared, sizes.bytesMax);
@@ -79,7 +68,7 @@ export function createIntake(limits: IntakeLimits): Intake {
         patience.heard();
       });
       ending.signal.throwIfAborted();
-      // It is here, and nothing is slow about it any more.
+      // It is complete, so it can't be slow any more.
       stake.giveWay = null;
       const bytes = await inSteps(named("intake of a body", gathered.whole()), tenant);
       stake.giveBack(Math.max(0, stake.amount - bytes.byteLength));
@@ -120,7 +109,13 @@ export function createIntake(limits: IntakeLimits): Intake {
     }
   }
 
-  return async (request, tenant, bytesMax, held) => {
+  /**
+   * The whole body of a request of `tenant`, at most `bytesMax` bytes.
+   *
+   * @throws Fault `payload_too_large`; `invalid_request` when the body breaks off, falls silent or takes too long;
+   *   `unavailable` when too much of large bodies is coming in
+   */
+  return async (request: Request, tenant: string, bytesMax: number, held?: Held): Promise<Uint8Array> => {
     const header = request.headers.get("content-length");
     // A declared length bounds the body: the HTTP parser takes no more than that.
     const declared = header === null ? null : Number(header);
@@ -146,25 +141,22 @@ function tooLarge(bytesMax: number): Fault {
   return new Fault("payload_too_large", `body: larger than ${bytesMax} bytes`);
 }
 
-/** Counts what bodies hold. */
-interface Scales {
-  /** Of a body that holds nothing yet. */
-  stake(tenant: string): Stake;
-  /**
-   * Counts so much from now on; waits for that when others hold more than their part.
-   *
-   * @param most all that the body may come to
-   * @throws Fault `unavailable`, and what ends the body meanwhile
-   */
-  weigh(body: Body, held: number, most: number): Promise<void>;
-}
+/** Counts the memory that bodies hold. */
+type Scales = ReturnType<typeof createScales>;
 
-function createScales(bytesMax: number): Scales {
+function createScales(bytesMax: number) {
   const memory = new Commons({ size: bytesMax });
   const waiting = createFairShare({ size: WAITING_MAX });
   return {
-    stake: (tenant) => memory.stake(tenant, null),
-    async weigh({ stake, tenant, ending }, held, most) {
+    /** Of a body that holds nothing yet. */
+    stake: (tenant: string): Stake => memory.stake(tenant, null),
+    /**
+     * Counts so much from now on; waits for that when others hold more than their part.
+     *
+     * @param most all that the body may come to
+     * @throws Fault `unavailable`, and what ends the body meanwhile
+     */
+    async weigh({ stake, tenant, ending }: Body, held: number, most: number): Promise<void> {
       const least = held - stake.amount;
       if (least <= 0 || stake.takeNow(least)) return;
       const amount = memory.worthWaiting(tenant, least, most - stake.amount);
@@ -185,7 +177,7 @@ async function readSmall(scales: Scales, request: Request, body: Body, weight: n
   const { promise: ended, reject } = Promise.withResolvers<never>();
   ended.catch(() => {});
   ending.signal.addEventListener("abort", () => reject(ending.signal.reason), { once: true });
-  // What comes of it is kept for us until its connection ends.
+  // The runtime keeps what arrives of it until its connection ends.
   stake.giveWay = () => ending.abort(tooMany({ closesConnection: true }));
   await scales.weigh(body, weight, weight);
   return Promise.race([request.bytes(), ended]);
@@ -197,8 +189,7 @@ function tooMany(detail: FaultDetail = {}): Fault {
 
 /** Calls `stop` when the body has taken too long or been silent too long. */
 function startPatience({ msMax, silenceMsMax }: IntakeLimits, stop: (late: Fault) => void) {
-  const late = (problem: string) =>
-    stop(new Fault("invalid_request", `body: ${problem}`, { closesConnection: true }));
+  const late = (problem: string) => stop(new Fault("invalid_request", `body: ${problem}`, { closesConnection: true }));
   const whole = setTimeout(() => late(`not here within ${msMax / 1000} seconds`), msMax);
   const silence = setTimeout(() => late(`nothing of it for ${silenceMsMax / 1000} seconds`), silenceMsMax);
   return {
@@ -212,7 +203,7 @@ function startPatience({ msMax, silenceMsMax }: IntakeLimits, stop: (late: Fault
   };
 }
 
-/** One that is being taken in. */
+/** A body that is being taken in. */
 interface Body {
   readonly tenant: string;
   readonly stake: Stake;
@@ -225,16 +216,9 @@ interface Sizes {
   readonly bytesMax: number;
 }
 
-/** What is used of a stream's reader; Bun's and Node's types of the whole differ. */
-interface BodyReader {
-  read(): Promise<{ readonly done: boolean; readonly value?: Uint8Array | undefined }>;
-  cancel(): Promise<void>;
-  releaseLock(): void;
-}
-
 /**
- * Reads to the end. Nothing more is read before what has come has had its turn, and what nobody reads is not sent: of 80
- * bodies that come together a single turn of the event loop would take in 63 MB.
+ * Reads to the end. Nothing more is read before the last piece has had its turn, and what is not read is not sent. Without
+ * that, 80 bodies that arrive together would bring 63 MB in a single turn of the event loop.
  *
  * @param arrived throws when no more may come
  */

@@ -1,9 +1,9 @@
 import { expect, test } from "bun:test";
 import { networkInterfaces } from "node:os";
-import { isSame, parseAddress } from "../core/network.ts";
+import { isSame, parseAddress } from "../core/ip-ranges.ts";
 import { ownAddresses } from "./interfaces.ts";
 
-test("every address of the machine's interfaces is among its own", () => {
+test("every address of the machine's interfaces is known as its own", () => {
   const own = ownAddresses()();
   const listed = Object.values(networkInterfaces()).flatMap((addresses = []) => addresses);
   const missing = listed.filter(({ address }) => {
@@ -14,7 +14,7 @@ test("every address of the machine's interfaces is among its own", () => {
   expect(own.length).toBe(listed.length);
 });
 
-test("they are read again after a while, and not for each question", () => {
+test("the machine's interfaces are read again after a while, and not for each question", () => {
   let time = 0;
   const own = ownAddresses(() => time);
   const first = own();

@@ -1,6 +1,6 @@
 // The addresses of this machine's own network interfaces, which come and go while the process runs.
 import { networkInterfaces } from "node:os";
-import { type Address, parseAddress } from "../core/network.ts";
+import { type Address, parseAddress } from "../core/ip-ranges.ts";
 import { StartupProblem } from "../core/startup.ts";
 
 const KNOWN_MS_MAX = 5_000;
@@ -19,7 +19,7 @@ function firstAddresses(): Address[] {
 }
 
 /**
- * A function that gives them, read anew every few seconds. Where that fails the last known ones stand.
+ * Returns a function that gives them, read anew every few seconds. If that fails, the last known ones are used.
  *
  * @throws StartupProblem when the system does not tell them at all
  */

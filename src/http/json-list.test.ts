@@ -48,7 +48,7 @@ test.each([0, 1, 100])("a short list of %d is sent whole, as its JSON would be",
   expect(await response.text()).toBe(JSON.stringify({ data, total: count, limit: 20 }));
 });
 
-test("a list alone is an object too", async () => {
+test("a list alone is sent as an object too", async () => {
   expect(await (await listed(rows(0), small)).text()).toBe('{"data":[]}');
 });
 
@@ -75,7 +75,7 @@ test("a list that fails on the way never ends as if it were whole", async () => 
   expect(broken).toBe("the store is away");
 });
 
-test("others have their turns while a list is made", async () => {
+test("others have their turns while a long list is made", async () => {
   let turns = 0;
   let isDone = false;
   const turn = () => {

@@ -1,23 +1,24 @@
-// An answer that holds a list of things as large as callers have made them. It is made a few things at a time, with
-// turns of the event loop in between. A short one goes out whole; of a long one no more is made than its caller takes,
+// An answer that holds a list of items, which may be as large as callers made them. A few items are made at a time, with
+// turns of the event loop in between. A short list is sent whole; a long one is made only as fast as its caller takes it,
 // so that slow readers fill no memory.
+// One per thread, since the limit on lists in the making bounds the memory of all routes together.
 import { createLimiter } from "../concurrency/limiter.ts";
 import { inStoreTurns } from "../concurrency/store-turns.ts";
 import { type LargeResponse, type ResponseParts, respondLarge, SMALL_CHARACTERS } from "./large-response.ts";
 
 const PIECE_CHARACTERS = 64 * 1024;
-/** What there is of a long list meanwhile: a piece, and the things that were read with its last one. */
+/** The memory of a long list while it is sent: a piece, and the items that were read with the last one in it. */
 const LONG_WEIGHT = 512 * 1024;
-/** How long things are read and made into text in one turn. */
+/** How long items are read and made into text in one turn. */
 const TURN_MS = 2;
 
-/** Each may have read things that are large before it has the turn in which it is weighed. */
+/** Lists in the making: each may have read large items before its memory is counted. */
 const begun = createLimiter({ size: 16, tooMany: "too many lists are being made" });
 
 export interface JsonList<T> {
   /** The key of the list. */
   readonly name: string;
-  /** What it is made of, one by one; asked for again when the list is made again. */
+  /** The items, one by one. It is called again when the list is made again. */
   readonly rows: () => AsyncIterable<T>;
   /** A row as it is shown. */
   readonly view: (row: T) => object;

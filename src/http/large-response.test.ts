@@ -47,7 +47,7 @@ test("a short answer is sent whole, whatever the tenant's callers have not taken
   }
 });
 
-test.each([0, 1, 2, 3])("a long text is what it was, wherever its pieces end (%d)", async (shift) => {
+test.each([0, 1, 2, 3])("a long text is sent as it was, wherever its pieces end (%d)", async (shift) => {
   const long = JSON.stringify({ text: "…".repeat(shift) + "a".repeat(shift) + "🙂é".repeat(100 * KIB) });
   expect(Array.from(piecesOf(long)).length).toBeGreaterThan(4);
   const answer = await giving()(asked(), async () => long);
@@ -72,7 +72,7 @@ test.each<[string, ResponseParts["pieces"], (answer: Response) => Promise<unknow
   ["has been taken", piecesOf(LONG), (answer) => answer.text()],
   ["is given up by its caller", piecesOf(LONG), async (answer) => answer.body?.cancel()],
   ["fails on its way", failing(), (answer) => answer.text().catch(() => {})],
-])("an answer that %s leaves its room to the next one of its tenant", async (_name, pieces, end) => {
+])("an answer whose reader %s leaves its room to the next one of its tenant", async (_name, pieces, end) => {
   const give = giving();
   const first = await give(asked(), async () => ({ weight: LONG.length, pieces }));
   const next = give(asked(), text);
@@ -86,7 +86,7 @@ test.each<[string, ResponseParts["pieces"], (answer: Response) => Promise<unknow
   expect(await (await next).text()).toBe(LONG);
 });
 
-test("what can't be made leaves its room too", async () => {
+test("an answer that can't be made leaves its room too", async () => {
   const give = giving();
   const fails = async () => {
     throw new Error("the store is away");
@@ -95,7 +95,7 @@ test("what can't be made leaves its room too", async () => {
   expect(await (await give(asked(), text)).text()).toBe(LONG);
 });
 
-test("whoever waits holds nothing of the answer, and gets it as it is then", async () => {
+test("a request that waits for room holds nothing of its answer, and gets it as it is then", async () => {
   const give = giving();
   const first = await give(asked(), text);
   let [made, dropped] = [0, 0];
@@ -142,7 +142,7 @@ test("another tenant's answers are given while one's callers take nothing", asyn
   }
 });
 
-test("a wait for room ends: with an answer that says so, or with whoever waits", async () => {
+test("a wait for room ends with an answer that says so, or when its caller goes", async () => {
   const impatient = giving(1);
   await impatient(asked(), text);
   const refused = await impatient(asked(), text).catch((error: unknown) => error);

@@ -1,19 +1,21 @@
-// Answers that callers are taking. What has been made of one is held in memory until its caller takes it, and one who
-// has asked on thousands of connections may take nothing. So an answer that the kernel does not take at once, read or
-// not, holds a share of its tenant's from its first byte to its last, and is sent piece by piece as it is taken. There
-// may be no room for it: then what was made is dropped, waits as nothing, and is made again when there is.
+// Answers that callers are taking. An answer is held in memory until its caller takes it, and a caller that has asked on
+// thousands of connections may take nothing. So an answer that is too large for the kernel to take at once holds a part of
+// its tenant's share from its first byte to its last, and is sent piece by piece. If there is no room for it, it is
+// dropped, waits without holding anything, and is made again when there is.
 //
-// Measured on Bun 1.4.5: a stream is pulled from when the socket has taken the last piece, and cancelled as soon as the
-// caller has gone, as soon as it is answered then, or when it was a HEAD. One that takes nothing for as long as a
+// Measured on Bun 1.4.5: a stream is pulled when the socket has taken the last piece. It is cancelled as soon as the
+// caller is gone (at once, if that was before the answer), and for a HEAD. A caller that takes nothing for as long as a
 // connection may be silent is gone. A stream has no length: a length that is given with it is left out.
+//
+// One per thread, since the share bounds the memory of all routes together.
 import { createFairQueue, enter, type FairQueue } from "../concurrency/fair-queue.ts";
 import { createFairShare } from "../concurrency/fair-share.ts";
 import { doneInTurns } from "../concurrency/turns.ts";
 import { Fault } from "../core/fault.ts";
 import { ANSWER_BYTES_MAX, ANSWER_WAIT_MS_MAX } from "../core/limits.ts";
-import { SUCCESS } from "./server.ts";
+import { SUCCESS } from "./answers.ts";
 
-/** Up to here an answer is sent whole, with its length, and weighs nothing: the kernel's buffer takes it. */
+/** An answer up to this size is sent whole, with its length, and is not counted: the kernel's buffer takes it. */
 export const SMALL_CHARACTERS = 16 * 1024;
 export const PIECE_CHARACTERS = 64 * 1024;
 
@@ -21,9 +23,9 @@ type ResponsePiece = string | Uint8Array;
 
 /** What is sent, made as it is taken. */
 export interface ResponseParts {
-  /** What it holds meanwhile. */
+  /** The memory that it holds meanwhile. */
   readonly weight: number;
-  /** What has been made of it already. */
+  /** The part that is made already. */
   readonly first?: string;
   readonly pieces: Generator<ResponsePiece, void> | AsyncGenerator<ResponsePiece, void>;
 }
@@ -41,7 +43,7 @@ export interface LargeResponse {
   readonly weight?: number;
 }
 
-/** JSON, or another text; in parts what is held otherwise than as text. */
+/** Makes JSON or another text; or parts, if it is held in another form than text. */
 export type Make = () => Promise<string | ResponseParts>;
 
 /**
@@ -59,11 +61,8 @@ export interface LargeResponsesOptions {
 export function createLargeResponses({ bytesMax, waitMsMax }: LargeResponsesOptions): RespondLarge {
   const queue = createFairQueue(createFairShare({ size: bytesMax, least: 0 }));
 
-  /** What is sent, or what it weighs when there is no room for it. Nobody holds then what was made. */
-  async function tried(
-    room: ResponseShare,
-    make: Make,
-  ): Promise<string | ReadableStream<Uint8Array> | number> {
+  /** What is sent; or its weight, if there is no room for it. What was made is dropped then. */
+  async function tried(room: ResponseShare, make: Make): Promise<string | ReadableStream<Uint8Array> | number> {
     const made = await make();
     if (typeof made === "string" && made.length <= SMALL_CHARACTERS) return made;
     const parts = typeof made === "string" ? { weight: made.length, pieces: piecesOf(made) } : made;
@@ -78,8 +77,7 @@ export function createLargeResponses({ bytesMax, waitMsMax }: LargeResponsesOpti
       AbortSignal.any([request.signal, AbortSignal.timeout(waitMsMax)]),
     );
     try {
-      let body: Awaited<ReturnType<typeof tried>> =
-        weight > SMALL_CHARACTERS ? weight : await tried(room, make);
+      let body: Awaited<ReturnType<typeof tried>> = weight > SMALL_CHARACTERS ? weight : await tried(room, make);
       while (typeof body === "number") {
         await room.wait(body);
         body = await tried(room, make);
@@ -106,7 +104,7 @@ export function respondJson(answer: LargeResponse, look: () => Promise<unknown>)
   return respondLarge(answer, async () => JSON.stringify(await look()));
 }
 
-/** What one answer holds of the share. */
+/** The part of the share that one answer holds. */
 class ResponseShare {
   readonly tenant: string;
   readonly #queue: FairQueue;
@@ -147,7 +145,7 @@ class ResponseShare {
   }
 }
 
-/** Each piece in its turn: a socket takes all of a long answer at once, and thousands of them may begin together. */
+/** Sends each piece in its turn: a socket may take all of a long answer at once, and thousands may begin together. */
 function streamed({ first, pieces }: ResponseParts, room: ResponseShare): ReadableStream<Uint8Array> {
   return new ReadableStream<Uint8Array>(
     {

@@ -1,7 +1,7 @@
-// One encoding of a body, undone step by step: what memory it needs is known before it is used, and each step is short.
+// Decodes one encoding of a body step by step: the memory that it needs is known before it is used, and each step is short.
 
 import { inThreadTurn } from "../concurrency/thread-turns.ts";
-import { createZstdFrames, type ZstdPart } from "../wire/zstd-frames.ts";
+import { ZstdFrames, type ZstdPart } from "../wire/zstd-frames.ts";
 import { type Coding, Undecodable } from "./codings.ts";
 import {
   BROTLI_ROOM_BYTES,
@@ -17,9 +17,9 @@ export interface Layer {
   readonly needs: number;
   /** Whether there is more to do for what was pushed. */
   readonly hasWork: boolean;
-  /** What comes next, when all before it has been worked off. */
+  /** Takes the next input, once all before it has been decoded. */
   push(input: Uint8Array): void;
-  /** A part of what that comes to, which may be empty. It is there until the next step. */
+  /** The next part of the output, which may be empty. It is valid until the next step. */
   step(): Uint8Array | Promise<Uint8Array>;
   /** @throws Error when the body breaks off here */
   finish(): void | Promise<void>;
@@ -33,7 +33,7 @@ const EMPTY = new Uint8Array();
 /** Of the zstd coding (RFC 9659). */
 const ZSTD_WINDOW_LOG_MAX = 23;
 const ZSTD_WINDOW_MAX = 2 ** ZSTD_WINDOW_LOG_MAX;
-/** Less is not asked for, since the next frame may have a larger window. */
+/** Asked for at least, since the next frame may have a larger window. */
 const ZSTD_WINDOW_COUNTED_MIN = MIB;
 /** Its tables, a block of each side, and room for what comes out. */
 const ZSTD_BYTES = 384 * KIB + SYNC_ROOM_BYTES;
@@ -66,7 +66,7 @@ export function createLayer(coding: Coding, tenant: string): Layer {
   }
 }
 
-/** Input that is worked off by as many goes as its output takes. */
+/** Decodes input in as many goes as its output takes. */
 class Input {
   #left: Uint8Array = EMPTY;
   #hasWork = false;
@@ -176,7 +176,7 @@ class BrotliLayer implements Layer {
 }
 
 class ZstdLayer implements Layer {
-  readonly #frames = createZstdFrames();
+  readonly #frames = new ZstdFrames();
   readonly #input = new Input();
   #parts: Iterator<ZstdPart, void> = [].values();
   /** The next one. */

@@ -1,23 +1,23 @@
-// The port of the gateway. Bun's server takes every connection that there is a descriptor for, and tells of none: a
-// flood of them would leave nothing for upstream calls and the database, and where descriptors are many, 16 KiB of an
-// unfinished head on each take the memory. So above a part of them the port is closed, which closes idle connections
-// too, until there is room: Bun gives a first head 12 s, and a later one what silence may take (measured).
+// The port of the gateway. Bun's server accepts every connection for which there is a descriptor, and reports none. A
+// flood of them would leave no descriptor for upstream calls and the database; and where there are many descriptors, 16
+// KiB of an unfinished head on each would fill the memory. So above a part of them the port is closed until there is room,
+// which closes idle connections too. Bun allows 12 s for a first head, and the silence limit for later ones (measured).
 import { closeSync, openSync, readFileSync } from "node:fs";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { letMoreWait } from "./socket-options.ts";
 
 /**
- * Descriptors in use, callers' and upstream ones together, from which on no connection is taken. All calls and streams
- * that may run take 28,672; unfinished heads on all of these take 512 MiB (16 KiB each, measured).
+ * With this many descriptors in use, callers' and upstream ones together, no connection is accepted. All calls and
+ * streams that may run take 28,672; unfinished heads on all of these take 512 MiB (16 KiB each, measured).
  */
 const OPEN_MAX = 32_768;
-/** Where the process may open fewer: one of so many is kept for upstream calls, the database and files. */
+/** If the process may open fewer, one in so many is kept for upstream calls, the database and files. */
 const KEPT_PART = 8;
 const LOOK_MS = 50;
-/** So that the port does not open for a single connection: one of so many must be free. */
+/** One in so many must be free before the port opens again, so that it does not open for a single connection. */
 const FREED_PART = 64;
-/** Anybody can cause these lines. */
+/** Anybody can cause these log lines, so each is written this often at most. */
 const LOG_EVERY_MS = 10_000;
 
 export interface ListenerOptions {
@@ -30,20 +30,16 @@ export interface ListenerOptions {
   readonly log: Log;
 }
 
-export interface Listener {
-  readonly port: number;
-  /** Listens no more. Resolves when every connection is gone, which `now` sees to. */
-  stop(now?: boolean): Promise<void>;
-}
+export type Listener = ReturnType<typeof listen>;
 
 /** @throws StartupProblem when the port is taken */
-export function listen(options: ListenerOptions): Listener {
+export function listen(options: ListenerOptions) {
   const { log } = options;
   const openMax = mostOpen();
   const first = serve(options, options.port);
   const port = first.port ?? options.port;
   let listening: Bun.Server<undefined> | null = first;
-  /** Those that listen no more and have connections still. */
+  /** Servers that no longer listen but still have connections. */
   const closing = new Map<Bun.Server<undefined>, Promise<void>>();
   const toldAt = new Map<string, number>();
 
@@ -83,7 +79,8 @@ export function listen(options: ListenerOptions): Listener {
   const looking = setInterval(look, LOOK_MS);
   return {
     port,
-    async stop(now = false) {
+    /** Listens no more. Resolves when every connection is gone, which `now` sees to. */
+    async stop(now: boolean = false): Promise<void> {
       clearInterval(looking);
       if (listening !== null) close(listening);
       if (now) for (const server of closing.keys()) void server.stop(true);
@@ -113,14 +110,13 @@ function serving({ host, idleSeconds, answer }: ListenerOptions, port: number): 
       fetch: answer,
     });
   } catch (cause) {
-    throw new StartupProblem(
-      `TOLLGATE_HOST and TOLLGATE_PORT must be free to listen on: ${host} port ${port}`,
-      { cause },
-    );
+    throw new StartupProblem(`TOLLGATE_HOST and TOLLGATE_PORT must be free to listen on: ${host} port ${port}`, {
+      cause,
+    });
   }
 }
 
-/** Bun has raised the limit as far as it may be. Where nothing tells of one (macOS) it is above ours. */
+/** Bun has raised the limit as far as it may. Where nothing tells of one (macOS), it is above ours. */
 function mostOpen(): number {
   const limit = /^Max open files +(\d+)/m.exec(readLimits())?.[1];
   return limit === undefined ? OPEN_MAX : Math.min(OPEN_MAX, Math.floor(Number(limit) * (1 - 1 / KEPT_PART)));
@@ -135,8 +131,8 @@ function readLimits(): string {
 }
 
 /**
- * Whether so many numbers of descriptors below this one are free. A new one gets the lowest that is, so this is known
- * without counting: that took 40 ms for 15,000, and this takes 3 µs each (measured).
+ * Whether so many descriptors below this number are free. A new descriptor gets the lowest free number, so nothing has to
+ * be counted: counting took 40 ms for 15,000, and this takes 3 µs each (measured).
  */
 function areFree(count: number, below: number): boolean {
   const opened: number[] = [];

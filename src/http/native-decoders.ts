@@ -1,9 +1,9 @@
-// The runtime's own decoders, driven by hand: what one of them does in one go is bounded by what it is given and by the
-// room for what comes out, and its memory is given back when it is closed. DecompressionStream leaves neither to us, and
-// holds 2.5 MB more for each, which only the garbage collector frees (measured on Bun 1.4.5); the streams of node:zlib
-// lie over these, and cost ten times as much for a small body. They are no documented interface: the version of the
-// runtime is fixed, and the tests hold what is said here. What brotli held is back with the system when the threads of
-// the pool have come to rest, within three seconds, or is used again by the next one.
+// The runtime's own decoders, driven by hand. The work of one go is bounded by its input and by the room for its output,
+// and the memory is freed on close. DecompressionStream allows neither, and holds 2.5 MB more each, which only the garbage
+// collector frees (measured on Bun 1.4.5). The streams of node:zlib are built on these and cost ten times as much for a
+// small body. This interface is not documented: the version of the runtime is fixed, and the tests hold what is said here.
+// Memory of brotli returns to the system when the threads of the pool come to rest, within three seconds, or is used again
+// by the next decoder.
 import zlib from "node:zlib";
 
 interface Handle {
@@ -27,7 +27,7 @@ interface BrotliHandle extends Handle {
   init(parameters: Uint32Array, state: Uint32Array, done: () => void): boolean;
 }
 
-/** What is left after a write: of the room for output, and of the input. */
+/** What is left after a write: room for output, and input. */
 type State = Uint32Array;
 
 interface Stream {
@@ -38,7 +38,7 @@ interface Stream {
 
 /** One go of a decoder. */
 export interface Decoded {
-  /** Only until the decoder works again, which uses its memory anew: a copy of each would be much garbage. */
+  /** Valid until the decoder works again, which reuses the memory: a copy of each would be much garbage. */
   readonly output: Uint8Array;
   /** Of the input. */
   readonly used: number;
@@ -51,12 +51,12 @@ const EMPTY = new Uint8Array();
 function decodedOf(state: State, room: Uint8Array, inputBytes: number): Decoded {
   const [free = 0, left = 0] = state;
   const isFull = free === 0;
-  // With room left it takes all that it is given, unless it has come to the end.
+  // With room left it takes all of its input, unless it has reached the end.
   if (!isFull && left > 0) throw new Error("more follows the end of an encoded body");
   return { output: room.subarray(0, room.length - free), used: inputBytes - left, isFull };
 }
 
-/** For what comes out in one go. */
+/** The output of one go. */
 export const SYNC_ROOM_BYTES = 64 * 1024;
 export const BROTLI_ROOM_BYTES = 256 * 1024;
 
@@ -71,8 +71,7 @@ function openStream(format: SyncFormat, zstdWindowLogMax: number): Stream {
     gzip: () => zlib.createGunzip(LEAST_CHUNK),
     deflate: () => zlib.createInflate(LEAST_CHUNK),
     "deflate-raw": () => zlib.createInflateRaw(LEAST_CHUNK),
-    zstd: () =>
-      zlib.createZstdDecompress({ ...LEAST_CHUNK, params: { [ZSTD_d_windowLogMax]: zstdWindowLogMax } }),
+    zstd: () => zlib.createZstdDecompress({ ...LEAST_CHUNK, params: { [ZSTD_d_windowLogMax]: zstdWindowLogMax } }),
   };
   return streams[format]() as unknown as Stream;
 }
@@ -126,8 +125,8 @@ const BROTLI_PARAMETERS = 10;
 const UNSET = 0xffff_ffff;
 
 /**
- * A decoder of brotli fills its whole window before it gives anything out, which takes up to a tenth of a second
- * (measured: 30 ms for 16 MiB of zeros). So it works in the runtime's pool of threads, one go at a time.
+ * A brotli decoder fills its whole window before any output, which takes up to a tenth of a second (measured: 30 ms for
+ * 16 MiB of zeros). So it works in the runtime's pool of threads, one go at a time.
  */
 export class BrotliDecoder {
   readonly #handle = new BrotliHandle(zlib.constants.BROTLI_DECODE);
@@ -158,7 +157,7 @@ export class BrotliDecoder {
     await this.#write(zlib.constants.BROTLI_OPERATION_FINISH, EMPTY);
   }
 
-  /** Its memory is free when what it does just now has been done. */
+  /** Its memory is freed when the go under way has ended. */
   close(): void {
     this.#isClosed = true;
     if (this.#work === null) this.#handle.close();

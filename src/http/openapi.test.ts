@@ -11,9 +11,7 @@ const shown = (schema: Parameters<typeof Type.Array>[0]) => {
     errors: [],
   });
   const response = responses?.["200"];
-  return response !== undefined && "content" in response
-    ? response.content?.["application/json"]?.schema
-    : null;
+  return response !== undefined && "content" in response ? response.content?.["application/json"]?.schema : null;
 };
 const Letter = Type.Union([Type.Literal("a"), Type.Literal("b")]);
 

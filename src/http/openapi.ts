@@ -1,9 +1,9 @@
-// The words in which a route documents itself: operation() makes the OpenAPI 3.1 operation that stands in the
-// route's `detail`. What all routes share (bearer token, request ID, the error body, 401 and 500) is added here.
+// How a route documents itself: operation() makes the OpenAPI 3.1 operation for the route's `detail`. What all routes
+// share (bearer token, request ID, the error body, 401 and 500) is added here.
 import { type TSchema, Type } from "@sinclair/typebox";
 import type { DocumentDecoration } from "elysia";
 import type { FaultKind } from "../core/fault.ts";
-import { STATUS, SUCCESS } from "./server.ts";
+import { STATUS, SUCCESS } from "./answers.ts";
 
 /** Tags in the order in which the page shows them. */
 export const TAGS = {
@@ -22,7 +22,7 @@ export const TAGS = {
 
 type Tag = keyof typeof TAGS;
 
-/** Who gets at an operation. */
+/** Who may use an operation. */
 export const SECURITY_SCHEMES = {
   bearer: { type: "http", scheme: "bearer", description: "An access token of the configured issuer." },
   clientCertificate: {
@@ -130,7 +130,7 @@ export function operation(doc: OperationDoc): DocumentDecoration {
   return JSON.parse(text, (_key, inner) => (Array.isArray(inner?.anyOf) ? plainer(inner) : inner));
 }
 
-/** What every operation may answer that is behind this. */
+/** What every operation behind this check may answer. */
 function errorsOf(security: keyof typeof SECURITY_SCHEMES | null): readonly FaultKind[] {
   if (security === null) return ["internal"];
   return security === "bearer" ? ["unauthenticated", "unavailable", "internal"] : ["unavailable", "internal"];
@@ -156,8 +156,7 @@ function plainer(schema: Alternatives): object {
     return { ...rest, type: "string", enum: anyOf.map((option) => option.const) };
   }
   const isNamed = first !== undefined && "$id" in first;
-  if (anyOf.length !== 2 || second?.type !== "null" || typeof first?.type !== "string" || isNamed)
-    return schema;
+  if (anyOf.length !== 2 || second?.type !== "null" || typeof first?.type !== "string" || isNamed) return schema;
   const values = first.enum ?? ("const" in first ? [first.const] : undefined);
   const { const: _only, ...plain } = first;
   return { ...plain, ...rest, type: [first.type, "null"], ...(values && { enum: [...values, null] }) };
@@ -247,8 +246,7 @@ const FAILURES: Readonly<Record<FaultKind, FaultDoc>> = {
   },
   payload_too_large: { description: "The body is too large.", example: "body: larger than 1048576 bytes" },
   agent_not_invocable: {
-    description:
-      "The agent is inactive, suspended, or has no `upstream_url`; or the call is a loop, by its `Via`.",
+    description: "The agent is inactive, suspended, or has no `upstream_url`; or the call is a loop, by its `Via`.",
     example: "the agent is suspended",
   },
   rate_limited: {

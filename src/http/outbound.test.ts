@@ -1,131 +1,31 @@
 import { afterEach, describe, expect, test } from "bun:test";
 import net from "node:net";
-import tls from "node:tls";
-import { ALICE, BOB, OTHER_SERVER, SERVER, TEST_CA } from "../../test/support/http/certificates.ts";
+import { TEST_CA } from "../../test/support/http/certificates.ts";
+import {
+  type Answer,
+  answerOk,
+  closers,
+  closeServers,
+  failure,
+  type Heard,
+  kindOf,
+  LOOPBACK,
+  listen,
+  lowerCase,
+  outboundOf,
+  post,
+  raw,
+  secure,
+  to,
+} from "../../test/support/http/outbound-servers.ts";
 import { type HostRules, hostRules } from "../core/host.ts";
 import { readBody } from "./body.ts";
-import { createOutbound, OutboundError, type OutboundOptions, type OutboundRequest } from "./outbound.ts";
+import { OutboundError, type OutboundRequest } from "./outbound.ts";
 
-const OK = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
-const LOOPBACK = hostRules({ allow: ["127.0.0.0/8", "::1"] });
+afterEach(closeServers);
 
-const closers: Array<() => unknown> = [];
-afterEach(async () => {
-  for (const close of closers.splice(0)) await close();
-});
-
-interface Heard {
-  /** Heads and bodies as they came, one entry for each request. */
-  readonly requests: string[];
-  /** Numbers of the connections that the requests came on. */
-  readonly connections: number[];
-}
-
-type Answer = (socket: net.Socket, request: string, count: number) => void;
-
-/** A server that shows the bytes it gets. Requests must fit what their Content-Length says. */
-async function raw(answer: Answer, host = "127.0.0.1"): Promise<Heard & { port: number }> {
-  const heard = { requests: [] as string[], connections: [] as number[] };
-  let opened = 0;
-  const server = net.createServer((socket) => {
-    const connection = ++opened;
-    listen(socket, connection, heard, answer);
-  });
-  return { ...heard, port: await bind(server, host) };
-}
-
-function listen(socket: net.Socket, connection: number, heard: Heard, answer: Answer): void {
-  closers.push(() => socket.destroy());
-  let text = "";
-  socket.on("error", () => {});
-  socket.on("data", (data) => {
-    text += data.toString("latin1");
-    const end = text.indexOf("\r\n\r\n");
-    const length = Number(/content-length: (\d+)/i.exec(text)?.[1] ?? 0);
-    if (end < 0 || text.length < end + 4 + length) return;
-    const request = text;
-    text = "";
-    heard.requests.push(request);
-    heard.connections.push(connection);
-    answer(socket, request, heard.requests.length);
-  });
-}
-
-async function bind(server: net.Server, host: string): Promise<number> {
-  const { promise, resolve, reject } = Promise.withResolvers<void>();
-  server.once("error", reject);
-  server.listen(0, host, resolve);
-  await promise;
-  closers.push(() => server.close());
-  return (server.address() as net.AddressInfo).port;
-}
-
-const answerOk: Answer = (socket) => socket.write(OK);
-
-function outboundOf(options: Partial<OutboundOptions> = {}) {
-  return createOutbound({ rules: LOOPBACK, extraCa: null, ...options });
-}
-
-/** Resolves every name to these addresses. */
-function to(...addresses: string[]): Pick<OutboundOptions, "lookup"> {
-  return { lookup: async () => addresses.map((address) => ({ address })) };
-}
-
-function post(parts: Partial<OutboundRequest> = {}): OutboundRequest {
-  return { method: "POST", headers: [], body: null, signal: AbortSignal.timeout(5000), ...parts };
-}
-
-const lowerCase = (text: string) => text.toLowerCase();
-
-async function failure(work: Promise<unknown>): Promise<unknown> {
-  return work.then(
-    (value) => {
-      throw new Error(`it did not fail: ${value}`);
-    },
-    (error: unknown) => error,
-  );
-}
-
-async function kindOf(work: Promise<unknown>): Promise<string> {
-  const error = await failure(work);
-  expect(error).toBeInstanceOf(OutboundError);
-  return error instanceof OutboundError ? error.kind : "";
-}
-
-interface Shown extends Heard {
-  /** The SNI and client name of each request's connection. */
-  readonly peers: string[];
-  readonly port: number;
-}
-
-async function secure(answer: Answer = answerOk): Promise<Shown> {
-  const heard = { requests: [] as string[], connections: [] as number[], peers: [] as string[] };
-  const names = { [OTHER_SERVER.cert]: /other/ };
-  let opened = 0;
-  const server = tls.createServer(
-    {
-      ...SERVER,
-      ca: TEST_CA,
-      requestCert: true,
-      rejectUnauthorized: false,
-      SNICallback: (name, done) =>
-        done(null, tls.createSecureContext(names[OTHER_SERVER.cert]?.test(name) ? OTHER_SERVER : SERVER)),
-    },
-    (socket) => {
-      const connection = ++opened;
-      const peer = `${socket.servername || "-"} ${socket.getPeerCertificate()?.subject?.CN ?? "-"}`;
-      listen(socket, connection, heard, (plain, request, count) => {
-        heard.peers.push(peer);
-        answer(plain, request, count);
-      });
-    },
-  );
-  server.on("tlsClientError", () => {});
-  return { ...heard, port: await bind(server, "127.0.0.1") };
-}
-
-describe("on the wire", () => {
-  test("the Host is the name, whatever address is dialled, and nothing is added but what is ours", async () => {
+describe("a request on the wire", () => {
+  test("has the name as its Host, whatever address is dialled, and nothing is added but what is ours", async () => {
     const server = await raw(answerOk);
     const outbound = outboundOf(to("127.0.0.1"));
     const url = `http://Up.test:${server.port}/a%20b/?q=1&q=2#never`;
@@ -144,7 +44,7 @@ describe("on the wire", () => {
     expect(lines.at(-1)).toBe("{}");
   });
 
-  test("the caller's headers go out, connection management aside", async () => {
+  test("has the caller's headers, those of the connection aside", async () => {
     const server = await raw(answerOk);
     await outboundOf().request(
       `http://127.0.0.1:${server.port}/`,
@@ -181,7 +81,7 @@ describe("on the wire", () => {
     expect(body).toBe("x");
   });
 
-  test("large bodies arrive byte for byte", async () => {
+  test("has a large body byte for byte", async () => {
     const server = Bun.serve({
       port: 0,
       hostname: "127.0.0.1",
@@ -194,7 +94,7 @@ describe("on the wire", () => {
     expect(Buffer.compare(await response.bytes(), large)).toBe(0);
   });
 
-  test("encoded answers come back as they are", async () => {
+  test("has an encoded answer given back as it is", async () => {
     const zipped = Bun.gzipSync("hello");
     const server = Bun.serve({
       port: 0,
@@ -207,7 +107,7 @@ describe("on the wire", () => {
     expect((await readBody(await send(), { maxBytes: 5, captureBytes: 5 })).size).toBe(5);
   });
 
-  test("a redirect is an answer like any other", async () => {
+  test("has a redirect for an answer like any other", async () => {
     const target = await raw(answerOk);
     const location = `http://127.0.0.1:${target.port}/`;
     for (const status of [301, 302, 303, 307, 308]) {
@@ -220,7 +120,7 @@ describe("on the wire", () => {
     expect(target.requests).toEqual([]);
   });
 
-  test("connections are kept and used again", async () => {
+  test("goes over a connection that is kept and used again", async () => {
     const server = await raw(answerOk);
     const outbound = outboundOf(to("127.0.0.1"));
     for (let i = 0; i < 5; i++) {
@@ -229,7 +129,7 @@ describe("on the wire", () => {
     expect(server.connections).toEqual([1, 1, 1, 1, 1]);
   });
 
-  test("proxy variables have no effect, even set while running", async () => {
+  test("minds no proxy variable, even one that is set while running", async () => {
     const proxy = await raw((socket) => socket.end("HTTP/1.1 418 Teapot\r\nContent-Length: 0\r\n\r\n"));
     const server = await raw(answerOk);
     const names = ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"];
@@ -247,7 +147,7 @@ describe("on the wire", () => {
   });
 });
 
-describe("a POST is never sent twice", () => {
+describe("a POST", () => {
   const bodies: Array<[string, Uint8Array | null]> = [
     ["no body", null],
     ["an empty body", new Uint8Array(0)],
@@ -261,7 +161,7 @@ describe("a POST is never sent twice", () => {
   ];
   for (const [what, body] of bodies) {
     for (const [how, end] of endings) {
-      test(`with ${what}, on a kept connection that is ${how}`, async () => {
+      test(`is not sent twice with ${what}, on a kept connection that is ${how}`, async () => {
         const server = await raw((socket, request, count) =>
           count === 1 ? answerOk(socket, request, count) : end(socket, request, count),
         );
@@ -274,7 +174,7 @@ describe("a POST is never sent twice", () => {
     }
   }
 
-  test("nor to the next address, once it may have been sent", async () => {
+  test("is not sent to the next address, once it may have been sent to one", async () => {
     const first = await raw((socket) => socket.end(), "127.0.0.2");
     const outbound = outboundOf(to("127.0.0.2", "127.0.0.1"));
     const heard: Heard = { requests: [], connections: [] };
@@ -301,31 +201,26 @@ test("a GET is sent again when its kept connection closes without an answer", as
   expect(await kindOf(work)).toBe("lost");
 });
 
-describe("errors", () => {
-  test("what can't be connected was not reached", async () => {
+describe("errors of a request", () => {
+  test("say that it was not sent when the connection failed", async () => {
     const server = await raw(answerOk);
     for (const close of closers.splice(0)) close();
     for (const scheme of ["http", "https"]) {
-      expect(await kindOf(outboundOf().request(`${scheme}://127.0.0.1:${server.port}/`, post()))).toBe(
-        "unreached",
-      );
+      expect(await kindOf(outboundOf().request(`${scheme}://127.0.0.1:${server.port}/`, post()))).toBe("unreached");
     }
     const unresolved = outboundOf({ lookup: () => Promise.reject(new Error("none")) });
     expect(await kindOf(unresolved.request("http://up.test/", post()))).toBe("unreached");
   });
 
-  test("the next address is tried when one can't be connected", async () => {
+  test("come only when no address can be connected", async () => {
     const server = await raw(answerOk);
     const outbound = outboundOf(to("127.0.0.3", "::1", "127.0.0.1"));
-    const response = await outbound.request(
-      `http://up.test:${server.port}/`,
-      post({ body: Buffer.from("b") }),
-    );
+    const response = await outbound.request(`http://up.test:${server.port}/`, post({ body: Buffer.from("b") }));
     expect(await response.text()).toBe("ok");
     expect(server.requests.length).toBe(1);
   });
 
-  test("answers that are no HTTP are lost calls", async () => {
+  test("call it lost when the answer is no HTTP", async () => {
     const answers = [
       "garbage\r\n\r\n",
       "HTTP/1.1 abc OK\r\n\r\n",
@@ -345,7 +240,7 @@ describe("errors", () => {
     }
   });
 
-  test("a body that breaks off is lost", async () => {
+  test("call it lost when the body of the answer breaks off", async () => {
     const starts = ["Content-Length: 10\r\n\r\nabc", "Transfer-Encoding: chunked\r\n\r\n5\r\nabc"];
     for (const start of [...starts, "Transfer-Encoding: chunked\r\n\r\nzz\r\n"]) {
       const server = await raw((socket) => socket.end(`HTTP/1.1 200 OK\r\n${start}`));
@@ -354,7 +249,7 @@ describe("errors", () => {
     }
   });
 
-  test("endless heads end in an error, in bounded memory", async () => {
+  test("end a head that never ends, in bounded memory", async () => {
     const floods: Array<[string, string]> = [
       ["HTTP/1.1 200 OK\r\n", `X-A: ${"a".repeat(1000)}\r\n`],
       ["HTTP/1.1 200 OK\r\nX: ", "a".repeat(10_000)],
@@ -378,7 +273,7 @@ describe("errors", () => {
     }
   });
 
-  test("messages name no path, query, header or body", async () => {
+  test("name no path, query, header or body", async () => {
     const server = await raw((socket) => socket.end("garbage\r\n\r\n"));
     const url = `http://127.0.0.1:${server.port}/hidden?key=hidden`;
     const calls: Array<[string, Partial<OutboundRequest>]> = [
@@ -399,8 +294,8 @@ describe("errors", () => {
   });
 });
 
-describe("the host rules", () => {
-  test("an address that is not allowed is never dialled", async () => {
+describe("the host rules of outbound requests", () => {
+  test("have no address dialled that is not allowed", async () => {
     const server = await raw(answerOk);
     const outbound = outboundOf({ rules: hostRules({ allow: [] }), ...to("127.0.0.1") });
     const hosts = ["127.0.0.1", "up.test", "[::ffff:127.0.0.1]", "2130706433", "0.0.0.0", "0"];
@@ -411,7 +306,7 @@ describe("the host rules", () => {
     expect(server.connections).toEqual([]);
   });
 
-  test("one refused answer among good ones refuses the call", async () => {
+  test("refuse a request when one of its addresses is refused among good ones", async () => {
     const server = await raw(answerOk);
     const outbound = outboundOf({
       rules: hostRules({ allow: ["127.0.0.1"] }),
@@ -421,7 +316,7 @@ describe("the host rules", () => {
     expect(server.connections).toEqual([]);
   });
 
-  test("the address that was judged is the one that is dialled, even if the name changes", async () => {
+  test("have the address dialled that was judged, even if the name changes", async () => {
     const good = await raw(answerOk);
     let asked = 0;
     const outbound = outboundOf({
@@ -434,7 +329,7 @@ describe("the host rules", () => {
     expect([asked, good.requests.length]).toEqual([1, 3]);
   });
 
-  test("a port of another protocol is dialled only where the host is exempt", async () => {
+  test("let a port of another protocol be dialled only where the host is exempt", async () => {
     const kind = (rules: HostRules | null, address: string) =>
       kindOf(outboundOf({ rules, ...to(address) }).request("http://mail.test:77/", post()));
     expect(await kind(hostRules({ allow: ["10.0.0.0/8"] }), "93.184.215.14")).toBe("blocked");
@@ -443,7 +338,7 @@ describe("the host rules", () => {
       expect(await kind(rules, "127.0.0.1")).toBe("unreached");
   });
 
-  test("a trusted outbound dials any address, by name too", async () => {
+  test("let a trusted request go to any address, by name too", async () => {
     const server = await raw(answerOk);
     const outbound = outboundOf({ rules: null });
     for (const host of ["127.0.0.1", "localhost"]) {
@@ -451,7 +346,7 @@ describe("the host rules", () => {
     }
   });
 
-  test("IPv6 hosts work", async () => {
+  test("know IPv6 hosts", async () => {
     const server = await raw(answerOk, "::1");
     for (const outbound of [outboundOf(), outboundOf(to("::1"))]) {
       for (const host of ["[::1]", "[0:0::1]"]) {
@@ -462,14 +357,12 @@ describe("the host rules", () => {
   });
 });
 
-describe("signals", () => {
-  test("the reason passes through, before, while resolving and while waiting", async () => {
+describe("a request that is stopped", () => {
+  test("ends with the reason of its signal, before, while resolving and while waiting", async () => {
     const server = await raw(() => {});
     const url = `http://up.test:${server.port}/`;
     const outbound = outboundOf(to("127.0.0.1"));
-    expect(await failure(outbound.request(url, post({ signal: AbortSignal.abort("before") })))).toBe(
-      "before",
-    );
+    expect(await failure(outbound.request(url, post({ signal: AbortSignal.abort("before") })))).toBe("before");
     expect(server.requests).toEqual([]);
 
     const hanging = outboundOf({ lookup: () => Promise.withResolvers<never>().promise });
@@ -484,24 +377,21 @@ describe("signals", () => {
     expect(await failure(waiting)).toBe("waiting");
   });
 
-  test("an abort while the body comes closes the connection", async () => {
+  test("closes its connection while the body comes", async () => {
     const stop = new AbortController();
     const closed = Promise.withResolvers<void>();
     const server = await raw((socket) => {
       socket.on("close", () => closed.resolve());
       socket.write("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\npart");
     });
-    const response = await outboundOf().request(
-      `http://127.0.0.1:${server.port}/`,
-      post({ signal: stop.signal }),
-    );
+    const response = await outboundOf().request(`http://127.0.0.1:${server.port}/`, post({ signal: stop.signal }));
     const work = failure(readBody(response, { maxBytes: 200, captureBytes: 10, signal: stop.signal }));
     stop.abort("enough");
     expect(await work).toBe("enough");
     await closed.promise;
   });
 
-  test("a body beyond its limit closes the connection", async () => {
+  test("closes its connection when the body is beyond its limit", async () => {
     const closed = Promise.withResolvers<void>();
     const server = await raw((socket) => {
       socket.on("close", () => closed.resolve());
@@ -510,125 +400,5 @@ describe("signals", () => {
     const response = await outboundOf().request(`http://127.0.0.1:${server.port}/`, post());
     expect(await readBody(response, { maxBytes: 4, captureBytes: 2 })).toMatchObject({ tooLarge: true });
     await closed.promise;
-  });
-});
-
-describe("TLS", () => {
-  const trusting = (...addresses: string[]) => outboundOf({ extraCa: TEST_CA, ...to(...addresses) });
-
-  test("the certificate is checked against the name, and the SNI is the name", async () => {
-    const server = await secure();
-    const outbound = trusting("127.0.0.1");
-    for (const host of ["upstream.test", "a.wild.test", "upstream.test."]) {
-      expect((await outbound.request(`https://${host}:${server.port}/`, post())).status).toBe(200);
-    }
-    expect(server.peers.map((peer) => peer.split(" ")[0])).toEqual([
-      "upstream.test",
-      "a.wild.test",
-      "upstream.test",
-    ]);
-  });
-
-  test("a certificate for another name, or of an unknown CA, gets no request", async () => {
-    const server = await secure();
-    const url = (host: string) => `https://${host}:${server.port}/`;
-    expect(await kindOf(trusting("127.0.0.1").request(url("wrong.test"), post()))).toBe("unreached");
-    expect(await kindOf(trusting("127.0.0.2").request(url("127.0.0.2"), post()))).toBe("unreached");
-    const distrusting = outboundOf(to("127.0.0.1"));
-    expect(await kindOf(distrusting.request(url("upstream.test"), post()))).toBe("unreached");
-    expect(server.requests).toEqual([]);
-  });
-
-  test("no variable switches the check off", async () => {
-    const server = await secure();
-    try {
-      process.env["NODE_TLS_REJECT_UNAUTHORIZED"] = "0";
-      const work = outboundOf(to("127.0.0.1")).request(`https://upstream.test:${server.port}/`, post());
-      expect(await kindOf(work)).toBe("unreached");
-    } finally {
-      delete process.env["NODE_TLS_REJECT_UNAUTHORIZED"];
-    }
-  });
-
-  test("an address as the host is checked as an address, without SNI", async () => {
-    const server = await secure();
-    expect((await trusting().request(`https://127.0.0.1:${server.port}/`, post())).status).toBe(200);
-    expect(server.peers).toEqual(["- -"]);
-  });
-
-  test("a connection never serves another name or another client", async () => {
-    const server = await secure();
-    const outbound = trusting("127.0.0.1");
-    const alice = { ...ALICE, ca: null };
-    const bob = { ...BOB, ca: null };
-    const calls = [
-      ["upstream.test", null],
-      ["other.test", null],
-      ["upstream.test", alice],
-      ["upstream.test", bob],
-    ] as const;
-    for (const [host, identity] of [...calls, ...calls]) {
-      const response = await outbound.request(`https://${host}:${server.port}/`, post({ tls: identity }));
-      expect(await response.text()).toBe("ok");
-    }
-    expect(server.connections).toEqual([1, 2, 3, 4, 1, 2, 3, 4]);
-    expect(server.peers.slice(4)).toEqual([
-      "upstream.test -",
-      "other.test -",
-      "upstream.test alice",
-      "upstream.test bob",
-    ]);
-  });
-
-  test("an identity may bring the root of its server, for itself only", async () => {
-    const server = await secure();
-    const outbound = outboundOf(to("127.0.0.1"));
-    const url = `https://upstream.test:${server.port}/`;
-    const identity = { ...ALICE, ca: TEST_CA };
-    expect((await outbound.request(url, post({ tls: identity }))).status).toBe(200);
-    expect(await kindOf(outbound.request(url, post({ tls: { ...ALICE, ca: null } })))).toBe("unreached");
-    expect(await kindOf(outbound.request(url, post()))).toBe("unreached");
-  });
-
-  test("a server that speaks no TLS gets no plain request", async () => {
-    const server = await raw(answerOk);
-    const heard: string[] = [];
-    const plain = net.createServer((socket) => {
-      closers.push(() => socket.destroy());
-      socket.on("error", () => {});
-      socket.on("data", (data) => {
-        heard.push(data.toString("latin1"));
-        socket.end("HTTP/1.1 400 Bad Request\r\n\r\n");
-      });
-    });
-    const port = await bind(plain, "127.0.0.1");
-    await kindOf(trusting("127.0.0.1").request(`https://upstream.test:${port}/`, post()));
-    expect(heard.join("")).not.toContain("POST");
-    expect(server.requests).toEqual([]);
-  });
-
-  test("a TLS failure after the upstream took the request is lost, not unreached", async () => {
-    let isBroken = false;
-    const server = await secure(() => {
-      isBroken = true;
-      for (const client of clients) client.write("no TLS record");
-    });
-    const clients: net.Socket[] = [];
-    const relay = net.createServer((client) => {
-      clients.push(client);
-      const upstream = net.connect(server.port, "127.0.0.1");
-      closers.push(
-        () => client.destroy(),
-        () => upstream.destroy(),
-      );
-      for (const socket of [client, upstream]) socket.on("error", () => {});
-      client.on("data", (data) => upstream.write(data));
-      upstream.on("data", (data) => isBroken || client.write(data));
-    });
-    const port = await bind(relay, "127.0.0.1");
-    expect(await kindOf(trusting("127.0.0.1").request(`https://upstream.test:${port}/`, post()))).toBe(
-      "lost",
-    );
-    expect(server.requests.length).toBe(1);
   });
 });

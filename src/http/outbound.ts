@@ -1,12 +1,13 @@
-// The one place that makes outgoing HTTP requests. Every request is resolved, judged and sent to the very address
-// that was judged, with the SNI and Host of its name; redirects come back as they are, and proxies are ignored.
+// The one place that makes outgoing HTTP requests. The host of every request is resolved and judged, and the request goes
+// to the very address that was judged, with the SNI and Host of its name. Redirects are returned as they are, and proxies
+// are ignored.
 //
-// A POST is sent once, while other requests are sent again when a kept-alive connection closes without an answer. So
-// whatever must not happen twice goes out as POST.
+// A POST is sent once; other requests are sent again when a kept-alive connection closes without an answer. So whatever
+// must not happen twice is sent as a POST.
 import { unlessAborted } from "../concurrency/deadline.ts";
+import { isBadPort } from "../core/blocked-ports.ts";
 import { type HostRules, isExempt } from "../core/host.ts";
 import { literalAddress } from "../core/host-list.ts";
-import { isBadPort } from "../core/ports.ts";
 import { openTransport } from "./connections.ts";
 import type { AnswerReadAhead } from "./read-ahead.ts";
 import { createResolver, type Lookup } from "./resolve.ts";
@@ -36,11 +37,11 @@ export interface OutboundRequest {
   /** The only time limit; its reason is what an aborted request rejects with. It covers the body too. */
   readonly signal: AbortSignal;
   readonly tls?: ClientIdentity | null;
-  /** Whose connections are used, and in whose turns the answer is read. Without one they are the operator's. */
+  /** Whose connections are used, and in whose turns the answer is read. Left out: the operator's. */
   readonly tenant?: string;
-  /** Told when the body is not needed any more, unless that never left. It may be told more than once. */
+  /** Called when the body is not needed any more, unless it never left. May be called more than once. */
   readonly sent?: (() => void) | undefined;
-  /** Whose share what comes of the answer ahead of its reader counts to; without one it counts to nobody's. */
+  /** The share to which answer bytes count that arrive ahead of their reader. Left out: nobody's. */
   readonly ahead?: AnswerReadAhead | undefined;
 }
 
@@ -93,7 +94,7 @@ const DIAL_FAILURES = new Set([
 const UNTRUSTED_SERVER =
   /^(CERT_|UNABLE_TO_|SELF_SIGNED_|DEPTH_ZERO_|ERR_TLS_CERT_|INVALID_CA$|INVALID_PURPOSE$|PATH_LENGTH_|HOSTNAME_)/;
 
-/** Connection management is this module's, whatever a caller passes. */
+/** This module manages connections, whatever headers a caller passes. */
 const OWNED_HEADERS = new Set([
   "host",
   "connection",
@@ -195,7 +196,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
             isUnreached ? "unreached" : "lost",
             `${target.url.hostname} at ${address}: ${code}`,
           );
-          // Only a failed dial says nothing about the next address.
+          // The next address is tried after a failed dial only.
           if (!DIAL_FAILURES.has(code)) break;
         }
       }

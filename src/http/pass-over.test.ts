@@ -3,9 +3,11 @@ import { once } from "node:events";
 import { connect, type Socket } from "node:net";
 import { Fault } from "../core/fault.ts";
 import { silentLog } from "../core/log.ts";
+import { empty } from "./answers.ts";
+import { routes } from "./elysia.ts";
 import { readBytes } from "./intake.ts";
 import { createPassOver, type PassOverLimits } from "./pass-over.ts";
-import { createEdge, type Edge, empty, routes, scopeOf } from "./server.ts";
+import { createEdge, type Edge, scopeOf } from "./server.ts";
 
 const MIB = 1024 * 1024;
 const SIZE = 32 * MIB;
@@ -81,7 +83,7 @@ async function writeAll(socket: Socket, parts: Iterable<string | Uint8Array>): P
   }
 }
 
-describe("a refusal reaches a client that writes its whole body first", () => {
+describe("a client that writes its whole body first", () => {
   const app = routes()
     .post(
       "/v1/taken",
@@ -123,13 +125,13 @@ describe("a refusal reaches a client that writes its whole body first", () => {
         connection: "keep-alive",
       },
     ],
-  ])("for %s: %d", async (_why, status, sending) => {
+  ])("is told of a refusal for %s: %d", async (_why, status, sending) => {
     const edge = edgeOf();
     const port = serve((request) => edge.fetch(request));
     expect(await writeFirst(port, sending)).toStartWith(`HTTP/1.1 ${status} `);
   });
 
-  test.each([SIZE, null])("for the end of the process, whose answers close: 503", async (length) => {
+  test.each([SIZE, null])("is told of the end of the process with 503, though answers close then", async (length) => {
     const edge = edgeOf();
     edge.drain();
     const port = serve((request) => edge.fetch(request));
@@ -137,7 +139,7 @@ describe("a refusal reaches a client that writes its whole body first", () => {
   });
 });
 
-describe("passing over", () => {
+describe("passing over the rest of a request's body", () => {
   const LIMITS: PassOverLimits = {
     bytesMax: 4 * MIB,
     msMax: 20_000,
@@ -170,7 +172,7 @@ describe("passing over", () => {
     await passing;
   });
 
-  test("begins where somebody else gave up", async () => {
+  test("begins where somebody else gave up reading", async () => {
     const { request, writer } = halfSent(10);
     const reader = request.body!.getReader();
     await reader.read();

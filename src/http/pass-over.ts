@@ -1,10 +1,10 @@
-// Passing over what is left of a request whose answer does not need it. A client that writes its whole body before it
-// reads loses an answer that closes the connection before that: unread bytes make it a reset (RFC 9112, section 9.6).
-// So the rest is read and dropped first, within bounds; beyond them the connection closes as it is.
+// Drops what is left of a request's body when its answer does not need it. A client that writes its whole body before it
+// reads would lose an answer that closes the connection earlier: unread bytes make the close a reset (RFC 9112, section
+// 9.6). So the rest is read and dropped first, within bounds; beyond them the connection is closed as it is.
 //
-// Where the connection stays open nothing is to be done: the server passes over the rest by itself, after the answer,
-// which so reaches at once whoever reads while it writes (measured on Bun 1.4.5: 256 MiB, chunked too, memory flat).
-// A client of HTTP/1.0 that does not say `Connection: close` can't be told from one of HTTP/1.1.
+// If the connection stays open there is nothing to do: the server drops the rest itself after the answer, so a client that
+// reads while it writes gets the answer at once (measured on Bun 1.4.5: 256 MiB, chunked too, memory flat). A client of
+// HTTP/1.0 that does not say `Connection: close` can't be told from one of HTTP/1.1.
 import { createFairShare } from "../concurrency/fair-share.ts";
 import {
   PASSED_OVER_BYTES_MAX,
@@ -12,13 +12,14 @@ import {
   PASSED_OVER_MS_MAX,
   PASSED_OVER_SILENCE_MS_MAX,
 } from "../core/limits.ts";
+import type { BodyReader } from "./body-buffer.ts";
 
 export interface PassOverLimits {
   /** Of one body. */
   readonly bytesMax: number;
   readonly msMax: number;
   readonly silenceMsMax: number;
-  /** How many connections at a time, shared out by caller. All that nobody knows count as one. */
+  /** How many connections at a time, shared out by caller. All strangers count as one. */
   readonly countMax: number;
 }
 
@@ -29,17 +30,15 @@ const LIMITS: PassOverLimits = {
   countMax: PASSED_OVER_COUNT_MAX,
 };
 
-/**
- * Reads and drops what is left of a request's body. A body that is being read by somebody else, or was read whole, is
- * theirs: whoever gives up in the middle lets go of it. Never rejects.
- *
- * @param caller whose share it counts to
- */
-export type PassOver = (request: Request, response: Response, caller: string) => Promise<void>;
-
-export function createPassOver(limits: PassOverLimits = LIMITS): PassOver {
+export function createPassOver(limits: PassOverLimits = LIMITS) {
   const underWay = createFairShare({ size: limits.countMax });
-  return async (request, response, caller) => {
+  /**
+   * Reads and drops what is left of a request's body. A body that somebody else is reading, or has read whole, is left to
+   * them: a reader that gives up in the middle releases it. Never rejects.
+   *
+   * @param caller whose share it counts to
+   */
+  return async (request: Request, response: Response, caller: string): Promise<void> => {
     if (!closes(request) && !closes(response)) return;
     const body = leftOf(request, limits.bytesMax);
     if (body === null) return;
@@ -59,13 +58,10 @@ function closes({ headers }: Request | Response): boolean {
   return /(^|,)\s*close\s*(,|$)/i.test(headers.get("connection") ?? "");
 }
 
-/** A reader as far as both of the type packages agree on it. */
-interface RestReader {
-  read(): Promise<{ readonly done: boolean; readonly value?: Uint8Array | undefined }>;
-  cancel(): Promise<void>;
-}
-
-async function drop(reader: RestReader, { bytesMax, msMax, silenceMsMax }: PassOverLimits): Promise<void> {
+async function drop(
+  reader: Pick<BodyReader, "read" | "cancel">,
+  { bytesMax, msMax, silenceMsMax }: PassOverLimits,
+): Promise<void> {
   const giveUp = () => void reader.cancel().catch(() => {});
   const whole = setTimeout(giveUp, msMax);
   const silence = setTimeout(giveUp, silenceMsMax);

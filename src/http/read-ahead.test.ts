@@ -28,7 +28,7 @@ function many(ahead: ReadAhead, tenant: string, count: number) {
   return Array.from({ length: count }, () => answer(ahead, tenant));
 }
 
-describe("reading ahead", () => {
+describe("reading ahead of an answer", () => {
   test("stops for all answers of a tenant that has used up its share, and for nobody else's", () => {
     const ahead = createReadAhead(SIZE);
     const mine = many(ahead, "a", 10);
@@ -71,7 +71,7 @@ describe("reading ahead", () => {
     expect([second?.isRead(), answer(ahead, "a").isRead()]).toEqual([true, true]);
   });
 
-  test("does not stop for an answer that has memory of its own", async () => {
+  test("does not stop when the answer has memory of its own", async () => {
     const ahead = createReadAhead(SIZE);
     const [first, second, third] = many(ahead, "a", 3);
     first?.exempt();
@@ -80,7 +80,7 @@ describe("reading ahead", () => {
     expect([first, second, third].map((each) => each?.isRead())).toEqual([true, false, true]);
   });
 
-  test("goes on for who comes when others have used up all: piece by piece, as it is taken", async () => {
+  test("goes on for a tenant that comes when others have used up all: piece by piece, as it is taken", async () => {
     const ahead = createReadAhead(SIZE);
     for (let tenant = 0; tenant < 20; tenant++) answer(ahead, `t${tenant}`).add(SIZE);
     const [first, second] = many(ahead, "last", 2);

@@ -1,46 +1,34 @@
-// What has come of answers and is not taken yet: their readers wait, for memory or for a caller that does not read. A
-// connection gives what it has in one go, half a megabyte and more, so thousands of them would fill the memory before
-// any of them could be told to stop. So there is a share of it for each tenant. Who has used that up is not read from,
-// head or body, until some of it is taken; what is not read stays where it is sent from.
+// Answer bytes that have arrived and are not taken yet, because their readers wait for memory or for a caller that does
+// not read. A connection delivers what it has in one go, half a megabyte and more, so thousands of them would fill the
+// memory before any could be paused. So each tenant has a share. When it is used up, none of the tenant's connections is
+// read, head or body, until some of it is taken; what is not read stays with its sender.
 import { createFairShare, type FairShare } from "../concurrency/fair-share.ts";
 
-/** How a connection is told. Both may be told again. */
+/** How a connection is paused. Both may be called again. */
 export interface Source {
   pause(): void;
   resume(): void;
 }
 
-/** The share in it of one answer. */
-export interface AnswerReadAhead {
-  /** From now on this connection brings the answer. */
-  open(source: Source): void;
-  /** Counts what has come, and what of it has been taken: less than none. */
-  add(bytes: number): void;
-  /** Who holds memory for this answer keeps others waiting: it is read on, whatever the share. */
-  exempt(): void;
-  /** The connection brings nothing more, and nothing that came is left. */
-  close(): void;
-}
+export type ReadAhead = ReturnType<typeof createReadAhead>;
+/** The part of one answer in it. */
+export type AnswerReadAhead = ReturnType<ReadAhead["of"]>;
 
-export interface ReadAhead {
-  of(tenant: string): AnswerReadAhead;
-}
-
-/** A tenant is read on when it may have so much more. */
+/** A tenant is read again when it may have this much more. */
 const ROOM_BYTES_MIN = 64 * 1024;
-/** So few at a time, since all of them may have much to give. */
+/** How many are resumed at a time, since each may have much to deliver. */
 const RESUMED_AT_ONCE = 16;
 
 interface UnreadAnswer {
   readonly source: Source;
   readonly tenant: string;
-  /** What has come and is not taken, and how much of that the share had room for: what has come has come. */
+  /** What has arrived and is not taken, and how much of it the share had room for. The rest has arrived all the same. */
   bytes: number;
   charged: number;
   isExempt: boolean;
 }
 
-/** The answers of a tenant that are on their way. */
+/** The answers of a tenant that are arriving. */
 interface TenantAnswers {
   readonly read: Set<UnreadAnswer>;
   readonly stopped: Set<UnreadAnswer>;
@@ -130,7 +118,7 @@ class Gate {
     if (isMore) this.#resumeSoon();
   }
 
-  /** One by one, whatever others hold, where nothing of the tenant is left to be taken: so it waits for nobody but itself. */
+  /** If nothing of the tenant is left to be taken, one is resumed whatever others hold: it waits for no other tenant. */
   #resumeOf(name: string, tenant: TenantAnswers): boolean {
     const hasRoom = this.#share.roomOf(name) >= ROOM_BYTES_MIN;
     if (!hasRoom && tenant.bytes > 0) return false;
@@ -149,25 +137,29 @@ function resume({ read, stopped }: TenantAnswers, account: UnreadAnswer): void {
   account.source.resume();
 }
 
-export function createReadAhead(bytesMax: number): ReadAhead {
+export function createReadAhead(bytesMax: number) {
   const gate = new Gate(bytesMax);
   return {
-    of(tenant) {
+    of(tenant: string) {
       let account: UnreadAnswer | null = null;
-      const close = () => {
+      /** The connection brings nothing more, and nothing that came is left. */
+      const close = (): void => {
         if (account !== null) gate.leave(account);
         account = null;
       };
       return {
-        open(source) {
+        /** From now on this connection brings the answer. */
+        open(source: Source): void {
           close();
           account = { source, tenant, bytes: 0, charged: 0, isExempt: false };
           gate.enter(account);
         },
-        add(bytes) {
+        /** Counts what has arrived; a negative number is what has been taken of it. */
+        add(bytes: number): void {
           if (account !== null) gate.charge(account, bytes);
         },
-        exempt() {
+        /** The answer is read on, whatever the share: its reader holds memory that others wait for. */
+        exempt(): void {
           if (account !== null) gate.exempt(account);
         },
         close,

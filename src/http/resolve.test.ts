@@ -2,7 +2,7 @@ import { describe, expect, test } from "bun:test";
 import dgram from "node:dgram";
 import dns from "node:dns";
 import { hostRules, type WrittenRules } from "../core/host.ts";
-import { parseAddress } from "../core/network.ts";
+import { parseAddress } from "../core/ip-ranges.ts";
 import { createResolver, type Lookup } from "./resolve.ts";
 
 const NOBODY = hostRules({ allow: [] });
@@ -26,8 +26,8 @@ function resolverOf(lookup: Lookup, { trusted = false, cacheMs = 0, ...written }
   return createResolver({ rules: trusted ? null : hostRules(written), lookup, cacheMs, lookupTimeoutMs: 20 });
 }
 
-describe("the rule", () => {
-  test("every answer must be global unicast", async () => {
+describe("the rule for a name's addresses", () => {
+  test("demands global unicast of every one", async () => {
     const mixes = [
       [PUBLIC, "10.0.0.1"],
       ["10.0.0.1", PUBLIC],
@@ -42,7 +42,7 @@ describe("the rule", () => {
     expect(good).toEqual({ ok: true, addresses: [PUBLIC_6, PUBLIC] });
   });
 
-  test("an address as the host is judged without a look-up", async () => {
+  test("judges an address as the host without a look-up", async () => {
     const { lookup, asked } = scripted([PUBLIC]);
     const resolve = resolverOf(lookup, { allow: ["10.0.0.0/8"] });
     expect(await resolve(PUBLIC)).toEqual({ ok: true, addresses: [PUBLIC] });
@@ -52,13 +52,13 @@ describe("the rule", () => {
     expect(asked).toEqual([]);
   });
 
-  test("an exempt name is exempt whatever it resolves to, other names are not", async () => {
+  test("exempts an exempt name whatever it resolves to, and no other", async () => {
     const resolve = resolverOf(scripted(["10.0.0.1", "::1"]).lookup, { allow: ["db.internal"] });
     expect(await resolve("db.internal")).toMatchObject({ ok: true });
     expect(await resolve("x.db.internal")).toMatchObject({ kind: "blocked" });
   });
 
-  test("an exempt network is exempt whatever name led to it, but not the answers beside it", async () => {
+  test("exempts an address in an exempt network whatever name led to it, and no other beside it", async () => {
     const allow = ["10.0.0.0/8"];
     expect(await resolverOf(scripted(["10.0.0.1", PUBLIC]).lookup, { allow })("a.test")).toMatchObject({
       ok: true,
@@ -68,17 +68,17 @@ describe("the rule", () => {
     });
   });
 
-  test("a trusted server may be anywhere", async () => {
+  test("lets a trusted server be anywhere", async () => {
     const resolve = resolverOf(scripted(["10.0.0.1"]).lookup, { trusted: true });
     expect(await resolve("vault.internal")).toEqual({ ok: true, addresses: ["10.0.0.1"] });
     expect(await resolve("127.0.0.1")).toMatchObject({ ok: true });
   });
 });
 
-describe("what is refused besides", () => {
+describe("a host that is refused besides", () => {
   const own = () => [parseAddress(PUBLIC)!, parseAddress(PUBLIC_6)!];
 
-  test("a denied name is not even looked up, whatever it is exempt as", async () => {
+  test("is not even looked up when its name is denied, whatever it is exempt as", async () => {
     const { lookup, asked } = scripted([PUBLIC]);
     const resolve = resolverOf(lookup, { allow: ["db.test", "0.0.0.0/0"], deny: ["db.test"] });
     for (const name of ["db.test", "db.test."])
@@ -87,7 +87,7 @@ describe("what is refused besides", () => {
     expect(await resolve("other.test")).toMatchObject({ ok: true });
   });
 
-  test("a denied address blocks every name that leads to it, an exempt one too", async () => {
+  test("is every name that leads to a denied address, an exempt one too", async () => {
     for (const answers of [[PUBLIC], ["9.9.9.9", PUBLIC], [`::ffff:${PUBLIC}`]]) {
       const resolve = resolverOf(scripted(answers).lookup, {
         allow: ["a.test", "::/0"],
@@ -97,7 +97,7 @@ describe("what is refused besides", () => {
     }
   });
 
-  test("an address of this machine, unless it or the name is exempt", async () => {
+  test("is an address of this machine, unless it or the name is exempt", async () => {
     for (const answer of [PUBLIC, PUBLIC_6]) {
       const { lookup } = scripted([answer]);
       expect(await resolverOf(lookup, { own })("a.test")).toMatchObject({ ok: false, kind: "blocked" });
@@ -119,11 +119,7 @@ async function nameServer(): Promise<{ address: string } & AsyncDisposable> {
     const header = Buffer.from([query[0] ?? 0, query[1] ?? 0, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0]);
     const data = type === 28 ? "26062800022000010248189325c81946" : "5db8d822";
     const record = `c00c${type === 28 ? "001c" : "0001"}00010000003c00${type === 28 ? "10" : "04"}${data}`;
-    socket.send(
-      Buffer.concat([header, query.subarray(12, end), Buffer.from(record, "hex")]),
-      from.port,
-      from.address,
-    );
+    socket.send(Buffer.concat([header, query.subarray(12, end), Buffer.from(record, "hex")]), from.port, from.address);
   });
   const { promise, resolve } = Promise.withResolvers<void>();
   socket.bind(0, "127.0.0.1", resolve);
@@ -136,8 +132,8 @@ async function nameServer(): Promise<{ address: string } & AsyncDisposable> {
   };
 }
 
-describe("failures", () => {
-  test("no answer is no permission", async () => {
+describe("a look-up of a name", () => {
+  test("gives no permission without an answer", async () => {
     expect(await resolverOf(scripted([]).lookup)("empty.test")).toMatchObject({
       ok: false,
       kind: "unreached",
@@ -147,7 +143,7 @@ describe("failures", () => {
     });
   });
 
-  test("a resolver that fails or never answers is an upstream that was not reached", async () => {
+  test("means that the upstream was not reached when the resolver fails or never answers", async () => {
     const failing: Lookup = () => Promise.reject(Object.assign(new Error("secret"), { code: "ENOTFOUND" }));
     expect(await resolverOf(failing)("gone.test")).toEqual({
       ok: false,
@@ -161,13 +157,13 @@ describe("failures", () => {
     });
   });
 
-  test("the system's resolver is asked by default", async () => {
+  test("asks the system's resolver by default", async () => {
     const resolve = createResolver({ rules: NOBODY });
     expect(await resolve("localhost")).toMatchObject({ ok: false, kind: "blocked" });
     expect(await resolve("nowhere.invalid")).toMatchObject({ ok: false, kind: "unreached" });
   });
 
-  test("names that never get an answer hold up no other name", async () => {
+  test("holds up no other name when it never gets an answer", async () => {
     const before = dns.getServers();
     await using server = await nameServer();
     dns.setServers([server.address]);
@@ -189,7 +185,7 @@ describe("failures", () => {
   });
 });
 
-describe("answers that change", () => {
+describe("the addresses of a name", () => {
   test("are judged anew at each look-up", async () => {
     const resolve = resolverOf(scripted([PUBLIC], ["127.0.0.1"], [PUBLIC_6]).lookup);
     expect(await resolve("rebind.test")).toEqual({ ok: true, addresses: [PUBLIC] });
@@ -197,23 +193,22 @@ describe("answers that change", () => {
     expect(await resolve("rebind.test")).toEqual({ ok: true, addresses: [PUBLIC_6] });
   });
 
-  test("good answers are used again for a while, refusals never", async () => {
+  test("are used again for a while when they were good, and never when they were refused", async () => {
     const { lookup, asked } = scripted(["127.0.0.1"], [PUBLIC], ["127.0.0.1"]);
     const resolve = resolverOf(lookup, { cacheMs: 60_000 });
     expect(await resolve("rebind.test")).toMatchObject({ kind: "blocked" });
-    for (let i = 0; i < 3; i++)
-      expect(await resolve("rebind.test")).toEqual({ ok: true, addresses: [PUBLIC] });
+    for (let i = 0; i < 3; i++) expect(await resolve("rebind.test")).toEqual({ ok: true, addresses: [PUBLIC] });
     expect(asked.length).toBe(2);
   });
 
-  test("look-ups of one name that are under way together are one", async () => {
+  test("are looked up once for all who want them together", async () => {
     const { lookup, asked } = scripted([PUBLIC]);
     const resolve = resolverOf(lookup);
     await Promise.all([resolve("a.test"), resolve("a.test"), resolve("b.test")]);
     expect(asked).toEqual(["a.test", "b.test"]);
   });
 
-  test("the memory of names is bounded", async () => {
+  test("are kept for a bounded number of names", async () => {
     const { lookup, asked } = scripted([PUBLIC]);
     const resolve = resolverOf(lookup, { cacheMs: 60_000 });
     for (let i = 0; i <= 1024; i++) await resolve(`${i}.test`);
@@ -223,7 +218,7 @@ describe("answers that change", () => {
     expect(asked.length).toBe(1026);
   });
 
-  test("a tenant with thousands of names costs another none of those that are known", async () => {
+  test("are not lost to a tenant because another has thousands of names", async () => {
     const { lookup, asked } = scripted([PUBLIC]);
     const resolve = resolverOf(lookup, { cacheMs: 60_000 });
     for (let i = 0; i < 100; i++) await resolve(`${i}.neighbour.test`, "neighbour");
@@ -233,13 +228,11 @@ describe("answers that change", () => {
     expect(asked.length).toBe(3100);
   });
 
-  test("nor, with names that get no answer, a look-up", async () => {
+  test("are looked up for a tenant though another has names that get no answer", async () => {
     const asked: string[] = [];
     const lookup: Lookup = (name) => {
       asked.push(name);
-      return name.startsWith("slow")
-        ? Promise.withResolvers<never>().promise
-        : scripted([PUBLIC]).lookup(name);
+      return name.startsWith("slow") ? Promise.withResolvers<never>().promise : scripted([PUBLIC]).lookup(name);
     };
     const resolve = resolverOf(lookup);
     const slow = Array.from({ length: 2000 }, (_, i) => resolve(`slow-${i}.test`, "hostile"));

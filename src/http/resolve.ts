@@ -1,12 +1,12 @@
-// Dial-time resolution: a host name becomes the addresses that may be dialled, or a reason why not. The answers
-// that were judged are the ones that get dialled, so a name that changes its answers later gains nothing.
+// Dial-time resolution: a host name becomes the addresses that may be dialled, or a reason why not. The very answers that
+// were judged are dialled, so a name that changes its answers later (DNS rebinding, SSRF) gains nothing.
 import { withDeadline } from "../concurrency/deadline.ts";
 import { createLimiter } from "../concurrency/limiter.ts";
 import { afterShared } from "../concurrency/request-turns.ts";
 import { tenantCache } from "../concurrency/tenant-cache.ts";
 import { type HostRules, isDeniedName, mayDial } from "../core/host.ts";
 import { literalAddress } from "../core/host-list.ts";
-import { parseAddress } from "../core/network.ts";
+import { parseAddress } from "../core/ip-ranges.ts";
 
 /** All addresses of a name; rejects when it has none. */
 export type Lookup = (name: string) => Promise<ReadonlyArray<{ readonly address: string }>>;
@@ -14,9 +14,6 @@ export type Lookup = (name: string) => Promise<ReadonlyArray<{ readonly address:
 export type Resolution =
   | { readonly ok: true; readonly addresses: readonly string[] }
   | { readonly ok: false; readonly kind: "blocked" | "unreached"; readonly detail: string };
-
-/** @param tenant for whom; without one it is for the operator */
-export type Resolve = (hostname: string, tenant?: string) => Resolution | Promise<Resolution>;
 
 export interface ResolveOptions {
   /** Null for the operator's own servers: any address will do. */
@@ -30,17 +27,15 @@ export interface ResolveOptions {
 const LOOKUP_TIMEOUT_MS = 5000;
 const CACHE_MS = 5000;
 const CACHED_NAMES_MAX = 1024;
-/** Those that a name server leaves unanswered fall due together: 5,000 of them held the loop for 80 ms, these for 8. */
+/** Look-ups that a name server leaves unanswered time out together: 5,000 blocked the loop for 80 ms, these for 8. */
 const LOOKUPS_MAX = 512;
 
 /**
- * /etc/hosts and the resolv.conf of the start hold, search domains too. The C library's getaddrinfo would hold
- * one of a handful of threads, which file access shares, for as long as a name server is silent: four such names
- * would stop all the others. Bun takes it even so for names under .local, unless they are in capitals, which
- * names do not differ in.
+ * /etc/hosts and the resolv.conf read at the start apply, search domains too. The C library's getaddrinfo would block one
+ * of a handful of threads, which file access shares, for as long as a name server is silent: four such names would stop
+ * all others. Bun uses it anyway for names under .local, unless they are in capitals, which make no difference in names.
  */
-const systemLookup: Lookup = (name) =>
-  Bun.dns.lookup(name.replace(/\.local$/, ".LOCAL"), { backend: "c-ares" });
+const systemLookup: Lookup = (name) => Bun.dns.lookup(name.replace(/\.local$/, ".LOCAL"), { backend: "c-ares" });
 
 /** A short word for the log: the message of a resolver error may say more than needed. */
 function failureName(error: unknown): string {
@@ -48,19 +43,17 @@ function failureName(error: unknown): string {
   return "code" in error && typeof error.code === "string" ? error.code.replace(/^DNS_/, "") : error.message;
 }
 
-export function createResolver(options: ResolveOptions): Resolve {
+export function createResolver(options: ResolveOptions) {
   const { rules, lookup = systemLookup } = options;
   const { lookupTimeoutMs = LOOKUP_TIMEOUT_MS, cacheMs = CACHE_MS } = options;
-  /** A name is the same for all tenants, and in the share of the one that asked for it last. */
-  const known = tenantCache<string, { readonly resolution: Resolution; readonly until: number }>(
-    CACHED_NAMES_MAX,
-  );
+  /** One entry of a name serves all tenants, and counts to the one that asked for it last. */
+  const known = tenantCache<string, { readonly resolution: Resolution; readonly until: number }>(CACHED_NAMES_MAX);
   const few = createLimiter({ size: LOOKUPS_MAX, tooMany: "too many names are being looked up" });
-  /** By tenant, or one would wait where another does. */
+  /** By tenant, so that no tenant waits behind another one's look-up. */
   const underWay = new Map<string, Promise<Resolution>>();
 
   function judge(hostname: string, addresses: readonly string[]): Resolution {
-    // `every` holds for nothing at all, so no answer has to fail by itself.
+    // `every` is true for an empty list, so no addresses at all have to fail separately.
     if (addresses.length === 0) return { ok: false, kind: "unreached", detail: "DNS: no address" };
     const refused = addresses.find((text) =>
       rules === null ? parseAddress(text) === null : !mayDial(hostname, text, rules),
@@ -85,7 +78,8 @@ export function createResolver(options: ResolveOptions): Resolve {
     else if (cacheMs > 0) known.set(tenant, hostname, { resolution, until: performance.now() + cacheMs });
   }
 
-  return (hostname, tenant = "") => {
+  /** @param tenant for whom; without one it is for the operator */
+  return (hostname: string, tenant = ""): Resolution | Promise<Resolution> => {
     const literal = literalAddress(hostname);
     if (literal !== null) return judge(hostname, [literal]);
     if (rules !== null && isDeniedName(hostname, rules)) {

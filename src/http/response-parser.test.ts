@@ -30,11 +30,7 @@ const chunk = (text: string) => `${text.length.toString(16)}\r\n${text}\r\n`;
 test("an answer is the same however its bytes come, and so is where it ends", () => {
   const name = fc.stringMatching(/^[A-Za-z][A-Za-z0-9-]{0,20}$/).map((text) => `x-${text}`);
   const value = fc.oneof(fc.stringMatching(/^([!-~]{1,20}( [!-~]{1,8})?)?$/), fc.constant("\xe9\xff"));
-  const interim = fc.constantFrom(
-    "",
-    "HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n",
-    "HTTP/1.1 100 \r\n\r\n",
-  );
+  const interim = fc.constantFrom("", "HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n", "HTTP/1.1 100 \r\n\r\n");
   const parts = fc.array(fc.uint8Array({ minLength: 1, maxLength: 70 }).map(latin1), { maxLength: 30 });
   const slices = fc.array(fc.integer({ min: 1, max: 40 }), { minLength: 1, maxLength: 10 });
   const answers = fc.record({
@@ -64,7 +60,7 @@ test("an answer is the same however its bytes come, and so is where it ends", ()
   );
 });
 
-describe("is no answer, and all before it holds:", () => {
+describe("bytes that are no answer", () => {
   const fields = (count: number) => "x: y\r\n".repeat(count);
   const long = (count: number) => `x: ${"y".repeat(1_000)}\r\n`.repeat(count);
   test.each([
@@ -72,18 +68,8 @@ describe("is no answer, and all before it holds:", () => {
     ["text", "hello\r\n\r\n", "", "InvalidHTTPResponse"],
     ["bare line feeds", "HTTP/1.1 200 OK\nContent-Length: 2\n\nok", "", "InvalidHTTPResponse"],
     ["a folded field", "HTTP/1.1 200 OK\r\nX: a\r\n b\r\n\r\n", "", "InvalidHTTPResponse"],
-    [
-      "two lengths",
-      "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nok",
-      "",
-      "InvalidHTTPResponse",
-    ],
-    [
-      "chunks and a length",
-      CHUNKED.replace("\r\n\r\n", "\r\nContent-Length: 2\r\n\r\n"),
-      "",
-      "InvalidHTTPResponse",
-    ],
+    ["two lengths", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nok", "", "InvalidHTTPResponse"],
+    ["chunks and a length", CHUNKED.replace("\r\n\r\n", "\r\nContent-Length: 2\r\n\r\n"), "", "InvalidHTTPResponse"],
     ["a broken chunk", `${CHUNKED}${chunk("hello")}zz\r\n`, "hello", "InvalidHTTPResponse"],
     ["a chunk beyond all sizes", `${CHUNKED}${"f".repeat(17)}\r\n`, "", "InvalidHTTPResponse"],
     ["status 000", "HTTP/1.1 000 OK\r\nContent-Length: 2\r\n\r\nok", "", "InvalidStatus"],
@@ -98,23 +84,16 @@ describe("is no answer, and all before it holds:", () => {
     ["a head that ends too late", `HTTP/1.1 200 OK\r\n${long(70)}\r\n`, "", "HeadTooLarge"],
     ["interim heads that are long", `HTTP/1.1 103 OK\r\n${long(30)}\r\n`.repeat(3), "", "HeadTooLarge"],
     ["trailers without end", `${CHUNKED}0\r\n${`X: ${"y".repeat(99)}\r\n`.repeat(3000)}`, "", "HeadTooLarge"],
-  ])("%s", (_name, text, body, code) => {
+  ])("end as an error, with all that came before: %s", (_name, text, body, code) => {
     expect(parsed(text)).toMatchObject({ body, state: { code } });
     expect(parsed(text, [1000, 1])).toMatchObject({ body, state: { code } });
   });
 });
 
-describe("an answer ends", () => {
+describe("an answer", () => {
   test.each([
     ["with its head, to HEAD", "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", "HEAD", "", "whole", 0],
-    [
-      "with its head, when it is 204",
-      "HTTP/1.1 204 OK\r\nContent-Length: 5\r\n\r\nhello",
-      "GET",
-      "",
-      "whole",
-      5,
-    ],
+    ["with its head, when it is 204", "HTTP/1.1 204 OK\r\nContent-Length: 5\r\n\r\nhello", "GET", "", "whole", 5],
     ["with its head, when it is 304", `${CHUNKED.replace("200", "304")}0\r\n\r\n`, "GET", "", "whole", 5],
     ["with its length", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP", "GET", "ok", "whole", 4],
     ["with its last chunk", `${CHUNKED}${chunk("ok")}0\r\n\r\nHTTP`, "GET", "ok", "whole", 4],
@@ -122,11 +101,11 @@ describe("an answer ends", () => {
     ["not before its length", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello", "GET", "hello", "more", 0],
     ["not before its last chunk", `${CHUNKED}${chunk("hello")}`, "GET", "hello", "more", 0],
     ["not before its head", "HTTP/1.1 200 OK\r\nX:", "GET", "", "more", 0],
-  ])("%s", (_name, text, method, body, state, left) => {
+  ])("comes to its end %s", (_name, text, method, body, state, left) => {
     expect(parsed(text, undefined, method)).toMatchObject({ body, state, left });
   });
 
-  test("with a connection that can be used again, unless it says otherwise", () => {
+  test("leaves a connection that can be used again, unless it says otherwise", () => {
     const keeps = (text: string) => [parsed(text).state, parser.keepsAlive];
     expect(keeps("HTTP/1.1 204 OK\r\n\r\n")).toEqual(["whole", true]);
     expect(keeps("HTTP/1.1 204 OK\r\nConnection: close\r\n\r\n")).toEqual(["whole", false]);

@@ -1,13 +1,14 @@
 // Answers of HTTP/1.1 (RFC 9112), read by llhttp, the strict parser of Node.js, which undici ships as WebAssembly.
-// Node's own client passes every chunk on by itself (measured on Bun 1.4.5: 17 µs each, and 4.7 s in one go for an upstream
-// that sends chunks of one byte); here all chunks of a slice become one piece (0.2 µs each).
+// Node's own client passes on every chunk separately (measured on Bun 1.4.5: 17 µs each, and 4.7 s in one go for an
+// upstream that sends chunks of one byte); here all chunks of a slice become one piece (0.2 µs each).
+// One per thread, since the WebAssembly module calls back without naming the parser that it works for.
 import binary from "undici/lib/llhttp/llhttp-wasm.js";
 
 /** Bytes that are parsed in one go: two milliseconds at most, whatever is in them. */
 export const SLICE_BYTES_MAX = 64 * 1024;
 /**
- * Of all heads of an answer, and of its trailers: four times what Node's client takes. The runtime's server sends each
- * field of a long head by itself (measured: 4 ms for 250 fields of a kilobyte), so it must not be much longer.
+ * Bytes of all heads of an answer, and of its trailers: four times what Node's client takes. The runtime's server sends
+ * each field of a long head separately (measured: 4 ms for 250 fields of a kilobyte), so it must not be much longer.
  */
 const HEAD_BYTES_MAX = 64 * 1024;
 /** As many as the runtime's `fetch` takes. */
@@ -21,7 +22,7 @@ const STATUS_MAX = 599;
 /** Answers that have no body (RFC 9110), whatever their heads say of one. */
 export const BODILESS: ReadonlySet<number> = new Set([204, 205, 304]);
 
-/** Of llhttp: a kind of parser, errors, and what a callback may say. */
+/** Constants of llhttp: a kind of parser, errors, and what a callback may return. */
 const TYPE_RESPONSE = 2;
 const OK = 0;
 const PAUSED = 21;
@@ -45,7 +46,7 @@ export interface ParsedSlice {
   readonly head: ResponseHead | null;
   /** What these bytes hold of the body. */
   readonly body: Uint8Array | null;
-  /** A code tells what breaks the protocol or a limit; all before it holds. */
+  /** A code says what breaks the protocol or a limit; everything before that is valid. */
   readonly state: "more" | "whole" | { readonly code: string };
   /** How many bytes belong to the answer. */
   readonly used: number;
@@ -63,7 +64,7 @@ interface Llhttp {
   llhttp_message_needs_eof(parser: number): number;
 }
 
-/** Whose bytes are being parsed: the callbacks come while that happens, and never otherwise. */
+/** The parser whose bytes are being parsed. Callbacks come only during that. */
 let current: ResponseParser | null = null;
 let llhttp: Llhttp | null = null;
 /** Where the bytes to parse are put. */
@@ -96,7 +97,7 @@ export class ResponseParser {
   #slice: Buffer = NOTHING;
   #fields: string[] = [];
   #isNameOpen = false;
-  /** Of the slices that came before this one, and of the fields in this one. */
+  /** Bytes of heads in the slices before this one, and of the fields in this one. */
   #headBytes = 0;
   #sliceHeadBytes = 0;
   #trailerBytes = 0;
@@ -140,7 +141,7 @@ export class ResponseParser {
     return { head: this.#head, body: this.#takeBody(), state: this.#stateOf(result), used };
   }
 
-  /** Whether the answer to this request is over with its connection: nothing else says where it ends. */
+  /** Whether the answer ends with its connection, because nothing else says where it ends. */
   get endsWithConnection(): boolean {
     return this.#status !== 0 && !this.#isWhole && this.#llhttp.llhttp_message_needs_eof(this.#pointer) !== 0;
   }
@@ -190,12 +191,12 @@ export class ResponseParser {
     return GO_ON;
   }
 
-  /** Of the phrase behind the status, which means nothing. */
+  /** The phrase after the status, which means nothing. */
   onReason(length: number): number {
     return this.#addToHead(length);
   }
 
-  /** What one slice brings is counted field by field, for it may end a head that is too large. */
+  /** Within a slice, bytes are counted field by field, since the slice may complete a head that is too large. */
   #addToHead(bytes: number): number {
     this.#sliceHeadBytes += bytes;
     const isTooLarge = this.#headBytes + this.#sliceHeadBytes > HEAD_BYTES_MAX;
@@ -217,7 +218,7 @@ export class ResponseParser {
     if (this.#status !== 0) return this.#onTrailer(length);
     if (this.#addToHead(length) !== GO_ON) return REFUSE;
     const value = this.#text(at, length);
-    // What goes on in the next slice is not a value of its own.
+    // A value that continues in the next slice is not a new one.
     if (this.#isNameOpen) this.#fields.push(value);
     else this.#fields.push(`${this.#fields.pop()}${value}`);
     this.#isNameOpen = false;
@@ -250,7 +251,7 @@ export class ResponseParser {
       this.#bodyBytes = length;
       return GO_ON;
     }
-    // The second part in this slice: from now on they are put together.
+    // This is the second part in the slice, so from now on the parts are joined.
     if (this.#body.buffer === this.#slice.buffer) {
       const whole = new Uint8Array(this.#slice.length);
       whole.set(this.#body);

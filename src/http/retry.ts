@@ -1,5 +1,4 @@
-// Sending a request again, for as long as it certainly never reached the upstream: what may have arrived is never
-// sent twice.
+// Sends a request again as long as it certainly never reached the upstream. One that may have arrived is never sent twice.
 import { type Outbound, OutboundError, type OutboundRequest } from "./outbound.ts";
 
 const PAUSES_MS = [100, 400];
@@ -9,11 +8,7 @@ const PAUSES_MS = [100, 400];
  *
  * @throws OutboundError; the signal's reason
  */
-export async function requestSafely(
-  outbound: Outbound,
-  url: string,
-  request: OutboundRequest,
-): Promise<Response> {
+export async function requestSafely(outbound: Outbound, url: string, request: OutboundRequest): Promise<Response> {
   const { signal } = request;
   for (let attempt = 0; ; attempt++) {
     try {

@@ -3,8 +3,10 @@ import { connect } from "node:net";
 import { Type } from "@sinclair/typebox";
 import { Fault } from "../core/fault.ts";
 import type { Log, LogFields } from "../core/log.ts";
+import { json } from "./answers.ts";
+import { routes } from "./elysia.ts";
 import { bodyReader } from "./input.ts";
-import { createEdge, json, routes, scopeOf } from "./server.ts";
+import { createEdge, scopeOf } from "./server.ts";
 
 const lines: LogFields[] = [];
 const record = (_event: string, fields: LogFields = {}) => void lines.push(fields);
@@ -14,9 +16,7 @@ const readThing = bodyReader(Type.Object({ name: Type.String() }, { additionalPr
 
 const app = routes()
   .get("/open", () => json("ok", { open: true }))
-  .get("/v1/things/:id", ({ params, request }) =>
-    json("ok", { id: params.id, user: scopeOf(request).caller.user }),
-  )
+  .get("/v1/things/:id", ({ params, request }) => json("ok", { id: params.id, user: scopeOf(request).caller.user }))
   .post("/v1/things", async ({ request }) => json("created", await readThing(request)), { parse: "none" })
   .delete("/v1/things/:id", () => {
     throw new Fault("unavailable", "later", { retryAfterSeconds: 7 });
@@ -62,15 +62,11 @@ test("a route answers, and the response carries the caller's request ID", async 
 test("a path that is no percent-encoded UTF-8 names nothing", async () => {
   for (const segment of ["%", "%zz", "%ff", "%c3%28"]) {
     const response = await call(`/v1/things/${segment}`);
-    expect([segment, response.status, await response.json()]).toEqual([
-      segment,
-      404,
-      { error: "no such route" },
-    ]);
+    expect([segment, response.status, await response.json()]).toEqual([segment, 404, { error: "no such route" }]);
   }
 });
 
-test("a request ID of another form is replaced", async () => {
+test("a request ID of another form is replaced by a new one", async () => {
   const response = await call("/open", { headers: { "x-request-id": "a b" } });
   expect(response.headers.get("x-request-id")).toMatch(/^[0-9a-f-]{36}$/);
 });
@@ -96,11 +92,7 @@ test("an unknown route is 404, a wrong method 405 with Allow", async () => {
 
 test("a fault keeps its status and its wait; an unexpected error is 500 without a body", async () => {
   const fault = await call("/v1/things/1", { method: "DELETE" });
-  expect([fault.status, fault.headers.get("retry-after"), await fault.json()]).toEqual([
-    503,
-    "7",
-    { error: "later" },
-  ]);
+  expect([fault.status, fault.headers.get("retry-after"), await fault.json()]).toEqual([503, "7", { error: "later" }]);
   const broken = await call("/v1/broken", { headers: { "x-request-id": "b1" } });
   expect([broken.status, await broken.text()]).toEqual([500, ""]);
   const about = { method: "GET", path: "/v1/broken", request_id: "b1", tenant: "t" };
@@ -120,10 +112,7 @@ test("a body must be JSON of the right form, and the error names the field", asy
   expect(await post('{"name":1}')).toEqual([400, "name: expected string"]);
   expect(await post('{"name":"x"}', "text/plain")).toEqual([400, "content-type: must be application/json"]);
   expect(await post("")).toEqual([400, "body: not valid JSON"]);
-  expect(await post(`{"name":"${"x".repeat(1024 * 1024)}"}`)).toEqual([
-    413,
-    "body: larger than 1048576 bytes",
-  ]);
+  expect(await post(`{"name":"${"x".repeat(1024 * 1024)}"}`)).toEqual([413, "body: larger than 1048576 bytes"]);
 });
 
 test("a chunked body over the limit is refused without being taken in whole", async () => {
@@ -160,13 +149,7 @@ const raw = (text: string) =>
   });
 
 describe.each(["", "a", ":1", "localhost"])("a path that a URL would write anew, to the host %p,", (host) => {
-  const paths = [
-    "/x/../v1/things",
-    "/x/..\\v1/things",
-    "/.%2e/v1/things",
-    "/v1\\things",
-    "/%2e%2e\\v1/things",
-  ];
+  const paths = ["/x/../v1/things", "/x/..\\v1/things", "/.%2e/v1/things", "/v1\\things", "/%2e%2e\\v1/things"];
 
   test.each(paths)("is judged as it is routed: %s", async (path) => {
     for (const method of ["GET", "HEAD", "POST"]) {
@@ -177,8 +160,7 @@ describe.each(["", "a", ":1", "localhost"])("a path that a URL would write anew,
 });
 
 test("a short host name does not move the path", async () => {
-  const request = (path: string, extra = "") =>
-    `POST ${path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n${extra}`;
+  const request = (path: string, extra = "") => `POST ${path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n${extra}`;
   expect(await raw(request("/v1/things", "Content-Length: 0\r\n\r\n"))).toStartWith("HTTP/1.1 401");
   expect(await raw(request("/x/v1/things", "Content-Length: 0\r\n\r\n"))).toStartWith("HTTP/1.1 404");
   const body = '{"name":"x"}';

@@ -1,11 +1,13 @@
-// What the runtime has no option for, so the system is asked itself.
+// Socket options that the runtime does not offer, set by calls to the system.
 //
-// The kernel's buffer for what a connection brings: the runtime reads a socket until that buffer is nearly empty, paused
-// or not, in pieces of half a megabyte (measured on Bun 1.4.5: 15 MB in one go from a fast sender). The kernel lets the
-// buffer grow to megabytes for a connection that was fast once. With a small one no read brings more than it holds.
+// The kernel's receive buffer: the runtime reads a socket until that buffer is nearly empty, paused or not, in pieces of
+// half a megabyte (measured on Bun 1.4.5: 15 MB in one go from a fast sender). The kernel lets the buffer grow to
+// megabytes for a connection that was fast once. With a small buffer no read brings more than it holds.
 //
-// How many connections may wait until they are taken: the runtime asks for 512. A client that comes when so many wait
-// is not heard, and asks again after a whole second.
+// The backlog, connections that wait to be accepted: the runtime asks for 512. A client that arrives when it is full is
+// not heard, and tries again after a whole second.
+//
+// One per thread, since the system library is opened once and never closed.
 import { dlopen, ptr } from "bun:ffi";
 
 /** Linux counts twice as much, for its own book-keeping. At 100 ms to the upstream this makes 2.5 MB a second. */
@@ -13,7 +15,7 @@ const BUFFER_BYTES = 128 * 1024;
 /** The kernel's own limit, `net.core.somaxconn`, is as much where nobody has changed it. */
 const WAITING_MAX = 4096;
 
-/** Of Linux; elsewhere there is none of the libraries. */
+/** Constants of Linux; elsewhere none of the libraries exists. */
 const SOL_SOCKET = 1;
 const SO_RCVBUF = 8;
 const SO_ACCEPTCONN = 30;
@@ -35,7 +37,7 @@ type Library = ReturnType<typeof openLibrary>;
 
 let found: Library | null | undefined;
 
-/** Null where there is none: the sizes of the kernel and the runtime hold. */
+/** Null where there is none: then the sizes of the kernel and the runtime apply. */
 function library(): Library | null {
   if (found !== undefined) return found;
   found = null;
@@ -53,8 +55,7 @@ function library(): Library | null {
 /** @param socket an open one of `node:net` or `node:tls` */
 export function keepReceiveBufferSmall(socket: object): void {
   const handle: unknown = "_handle" in socket ? socket._handle : null;
-  const descriptor: unknown =
-    typeof handle === "object" && handle !== null && "fd" in handle ? handle.fd : null;
+  const descriptor: unknown = typeof handle === "object" && handle !== null && "fd" in handle ? handle.fd : null;
   if (typeof descriptor !== "number" || descriptor < 0) return;
   library()?.setsockopt(descriptor, SOL_SOCKET, SO_RCVBUF, ptr(bufferBytes), bufferBytes.byteLength);
 }

@@ -6,7 +6,7 @@ const alice = { ...ALICE, ca: null };
 /** The same certificate with other roots each time, as somebody would write it who wants many contexts. */
 const another = (at: number) => ({ ...ALICE, ca: `${TEST_CA}${"\n".repeat(at + 1)}` });
 
-test("one context for each tenant, client certificate and set of roots", () => {
+test("each tenant, client certificate and set of roots has one TLS context", () => {
   const contextOf = createTlsContexts(null);
   const identities = [alice, { ...BOB, ca: null }, { ...ALICE, ca: TEST_CA }];
   const all = () => ["a", "b"].flatMap((tenant) => identities.map((identity) => contextOf(tenant, identity)));
@@ -14,7 +14,7 @@ test("one context for each tenant, client certificate and set of roots", () => {
   expect(new Set([...all(), ...all()]).size).toBe(6);
 });
 
-test("who shows nothing has the usual one, whoever it is", () => {
+test("requests without certificate and roots share the usual TLS context, whoever sends them", () => {
   for (const extraCa of [null, TEST_CA]) {
     const contextOf = createTlsContexts(extraCa);
     expect(contextOf("a", null)).toBe(contextOf("b", null));
@@ -22,7 +22,7 @@ test("who shows nothing has the usual one, whoever it is", () => {
   }
 });
 
-test("contexts are bounded, and one tenant's many cost another none of its own", () => {
+test("TLS contexts are bounded, and one tenant's many cost another none of its own", () => {
   const contextOf = createTlsContexts(null);
   const ofNeighbour = contextOf("neighbour", alice);
   const first = contextOf("hostile", another(0));

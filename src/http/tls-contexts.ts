@@ -1,8 +1,8 @@
-// What outgoing connections show and believe besides the name of the server: a client certificate, and roots. Making it
-// takes 4 ms where there are roots of its own, so it is kept, with a share for each tenant.
+// TLS contexts of outgoing connections: a client certificate to show, and the roots to trust. Making one with roots of its
+// own takes 4 ms, so contexts are kept, with a share for each tenant.
 import tls from "node:tls";
+import { during } from "../concurrency/loop-profile.ts";
 import { tenantCache } from "../concurrency/tenant-cache.ts";
-import { during } from "../concurrency/work.ts";
 
 /** What a call shows to a server that asks for a certificate. All PEM. */
 export interface ClientIdentity {
@@ -13,19 +13,17 @@ export interface ClientIdentity {
 }
 
 export interface TlsContext {
-  /** The same for what shows and believes the same. */
+  /** Contexts with the same certificate and roots have the same name. */
   readonly name: string;
   /** Undefined for the usual roots and no certificate. */
   readonly secureContext: tls.SecureContext | undefined;
 }
 
-export type TlsContexts = (tenant: string, identity: ClientIdentity | null) => TlsContext;
-
 const CONTEXTS_MAX = 128;
 /**
- * A context with roots of its own holds a copy of all roots, 0.3 MB that the collector does not see (measured: 1,000 of
- * them, 440 MB of garbage), so it is told after this many evictions. That takes 9 ms, and making so many 250; one that
- * collects beside the program would free none of them.
+ * A context with roots of its own holds a copy of all roots, 0.3 MB that the garbage collector does not see (measured:
+ * 1,000 of them, 440 MB of garbage). So the collector is run after this many evictions. That takes 9 ms, and making so
+ * many contexts 250 ms; a concurrent collection would free none of them.
  */
 const EVICTIONS_PER_COLLECTION = 64;
 
@@ -34,7 +32,7 @@ function distinct(certificates: readonly string[]): string[] {
   return [...new Map(certificates.map((pem) => [pem.replace(/\s/g, ""), pem])).values()];
 }
 
-export function createTlsContexts(extraCa: string | null): TlsContexts {
+export function createTlsContexts(extraCa: string | null) {
   const known = tenantCache<string, TlsContext>(CONTEXTS_MAX, evicted);
   let defaultRoots: string[] | null = null;
   let usual: TlsContext | null = null;
@@ -60,7 +58,7 @@ export function createTlsContexts(extraCa: string | null): TlsContexts {
     return { name: "", secureContext: ca && tls.createSecureContext({ ca }) };
   }
 
-  return (tenant, identity) => {
+  return (tenant: string, identity: ClientIdentity | null): TlsContext => {
     if (identity === null) {
       usual ??= usualContext();
       return usual;

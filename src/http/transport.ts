@@ -1,4 +1,4 @@
-// What carries a request to the address that it is pinned to.
+// A request that is pinned to an address, and how sending it fails.
 import type { AnswerReadAhead } from "./read-ahead.ts";
 import type { TlsContext } from "./tls-contexts.ts";
 
@@ -7,7 +7,7 @@ export interface TransportRequest {
   /** The one of the URL's host that is dialled. */
   readonly address: string;
   readonly method: string;
-  /** All of them, but those of the connection and the length. */
+  /** All headers except those of the connection and the length. */
   readonly headers: Headers;
   readonly body: Uint8Array | null;
   readonly signal: AbortSignal;
@@ -16,13 +16,13 @@ export interface TransportRequest {
   /** The name for SNI and certificate; null for plain HTTP and for hosts that are addresses. */
   readonly serverName: string | null;
   readonly tlsContext: TlsContext;
-  /** Told when the body is not needed any more: it has left, or never will. It may be told more than once. */
+  /** Called when the body is not needed any more: it has left, or never will. May be called more than once. */
   readonly sent?: (() => void) | undefined;
-  /** Whose share what comes of the answer ahead of its reader counts to; without one it counts to nobody's. */
+  /** The share to which answer bytes count that arrive ahead of their reader. Left out: nobody's. */
   readonly ahead?: AnswerReadAhead | undefined;
 }
 
-/** What an exchange without an answer, or with half of one, comes to. */
+/** The error of an exchange without an answer, or with half of one. */
 export class TransportError extends Error {
   readonly code: string;
 
@@ -30,13 +30,4 @@ export class TransportError extends Error {
     super(code);
     this.code = code;
   }
-}
-
-export interface Transport {
-  /**
-   * Resolves with the final response head as it came; its body is still encoded and must be read or cancelled.
-   *
-   * @throws errors with a code
-   */
-  send(request: TransportRequest): Promise<Response>;
 }

@@ -4,7 +4,7 @@ import { newKey, open, seal, unwrap, wrap } from "./envelope.ts";
 
 const bytes = fc.uint8Array({ maxLength: 300 });
 
-test("what is sealed opens with the same key and identity", () => {
+test("a value that is sealed opens with the same key and identity", () => {
   fc.assert(
     fc.property(bytes, fc.string(), (secret, identity) => {
       const key = newKey();
@@ -14,7 +14,7 @@ test("what is sealed opens with the same key and identity", () => {
   );
 });
 
-test("any changed byte, cut end or added byte is noticed", () => {
+test("any changed byte, cut end or added byte of a sealed value is noticed", () => {
   const key = newKey();
   const sealed = seal(key, Buffer.from("secret"), "cred");
   for (let at = 0; at < sealed.length; at++) {
@@ -26,7 +26,7 @@ test("any changed byte, cut end or added byte is noticed", () => {
   expect(() => open(key, Buffer.concat([sealed, Buffer.of(0)]), "cred")).toThrow();
 });
 
-test("another key or identity opens nothing, nor do parts of two sealed values", () => {
+test("another key or identity opens no sealed value, nor do parts of two of them", () => {
   const key = newKey();
   const [a, b] = [seal(key, Buffer.from("a"), "cred a"), seal(key, Buffer.from("b"), "cred a")];
   expect(() => open(newKey(), a, "cred a")).toThrow();
@@ -34,7 +34,7 @@ test("another key or identity opens nothing, nor do parts of two sealed values",
   expect(() => open(key, Buffer.concat([a.subarray(0, 61), b.subarray(61)]), "cred a")).toThrow();
 });
 
-test("the same secret never looks the same, and its bytes show nowhere", () => {
+test("the same secret is never sealed to the same bytes, and shows nowhere in them", () => {
   const key = newKey();
   const secret = Buffer.from("a secret that is long enough to be found");
   const seen = new Set(Array.from({ length: 100 }, () => seal(key, secret, "x").toString("hex")));

@@ -75,9 +75,7 @@ describe("the keyring", () => {
       ["other", "a"],
       [null, "a"],
     ] as const;
-    const keys = await Promise.all(
-      rings.map((ring) => Promise.all(owners.map((of) => ring.deriveKey(of[0], of[1])))),
-    );
+    const keys = await Promise.all(rings.map((ring) => Promise.all(owners.map((of) => ring.deriveKey(of[0], of[1])))));
     expect(keys[0]).toEqual(keys[1]!);
     expect(new Set(keys[0]?.map((key) => key.toString("hex"))).size).toBe(owners.length);
     const later = await openKeyring(await openStore(), master, systemClock);
@@ -146,7 +144,7 @@ describe("the master key", () => {
     expect(readdirSync(dir)).toEqual(["master.key"]);
   });
 
-  test("that is configured wins, and nothing is generated", () => {
+  test("is the configured one where there is one, and nothing is generated", () => {
     const configured = newKey();
     expect(loadMasterKey({ configured, dataDir: dir, log: silentLog })).toEqual({
       key: configured,
@@ -155,7 +153,7 @@ describe("the master key", () => {
     expect(readdirSync(dir)).toEqual([]);
   });
 
-  test("that is malformed is refused and stays as it is", () => {
+  test("is refused when it is malformed, and stays as it is", () => {
     for (const text of ["", "short", `${newKey().toString("base64")}\n\n`, newKey().toString("hex")]) {
       writeFileSync(join(dir, "master.key"), text);
       expect(() => load()).toThrow(StartupProblem);
@@ -163,13 +161,13 @@ describe("the master key", () => {
     }
   });
 
-  test("that is missing beside a database which holds keys is not replaced by a new one", async () => {
+  test("is not replaced by a new one when it is missing beside a database which holds keys", async () => {
     await openKeyring(await openStore(), newKey(), systemClock);
     expect(() => load()).toThrow("TOLLGATE_MASTER_KEY must be set");
     expect(readdirSync(dir)).not.toContain("master.key");
   });
 
-  test("that is missing beside a file which is no database is not made either", () => {
+  test("is not made either beside a file which is no database", () => {
     writeFileSync(join(dir, "tollgate.db"), "not a database, but something that was meant to be one");
     expect(() => load()).toThrow("TOLLGATE_MASTER_KEY must be set");
   });
@@ -179,7 +177,7 @@ describe("the master key", () => {
     expect(load().generated).toBe(true);
   });
 
-  test("that others may read is warned of", () => {
+  test("is warned of when others may read it", () => {
     load();
     chmodSync(join(dir, "master.key"), 0o644);
     const warnings: string[] = [];

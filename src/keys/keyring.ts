@@ -2,14 +2,7 @@
 // keys, all of which live in the database; only this file sees any of them in the clear.
 import { createHash, hkdfSync } from "node:crypto";
 import { eq, ne } from "drizzle-orm";
-import {
-  type CryptoKey,
-  calculateJwkThumbprint,
-  exportJWK,
-  generateKeyPair,
-  importJWK,
-  type JWK,
-} from "jose";
+import { type CryptoKey, calculateJwkThumbprint, exportJWK, generateKeyPair, importJWK, type JWK } from "jose";
 import type { KeyPurpose } from "../../db/schema.ts";
 import { boundedCache } from "../concurrency/bounded-cache.ts";
 import type { Clock } from "../core/clock.ts";
@@ -31,25 +24,10 @@ export interface SigningKey {
   readonly privateKey: CryptoKey;
 }
 
-export interface Keyring {
-  /** `identity` names the record that the secret belongs to, and is needed again to open it. */
-  sealSecret(tenant: string, identity: string, plaintext: Uint8Array): Promise<Buffer>;
-  /** @throws Error when it was sealed for another tenant or identity, or was altered. */
-  openSecret(tenant: string, identity: string, sealed: Uint8Array): Promise<Buffer>;
-  /**
-   * A key for one purpose, from the tenant's (null: from the deployment's): the same on all replicas, and under
-   * another master key, which wraps those it is derived from.
-   */
-  deriveKey(tenant: string | null, purpose: string): Promise<Buffer>;
-  signingKey(purpose: KeyPurpose): SigningKey;
-  /** The keys that verify what `purpose` signs today. */
-  verificationKeys(purpose: KeyPurpose): { readonly keys: JWK[] };
-  /** Every public key, those of retired signing keys too: what they signed can be checked for ever. */
-  publicJwks(): { readonly keys: JWK[] };
-}
+export type Keyring = Awaited<ReturnType<typeof openKeyring>>;
 
 /** @throws StartupProblem when the database was made with another master key. */
-export async function openKeyring(store: Store, masterKey: Uint8Array, clock: Clock): Promise<Keyring> {
+export async function openKeyring(store: Store, masterKey: Uint8Array, clock: Clock) {
   const masterKeyId = createHash("sha256").update(masterKey).digest("hex").slice(0, 16);
   await requireSameMasterKey(store.read, masterKeyId);
   const signing = await openSigningKeys(store, masterKey, masterKeyId, clock);
@@ -66,7 +44,7 @@ export async function openKeyring(store: Store, masterKey: Uint8Array, clock: Cl
   async function createTenantKey(tenant: string): Promise<void> {
     const wrapped_key = wrap(masterKey, newKey(), tenantIdentity(tenant));
     const row = { tenant, wrapped_key, master_key_id: masterKeyId, created_at: clock.now() };
-    // Another request may have been first: then its key is the one.
+    // Another request may have been first, and then its key counts.
     await store.write((tx) => tx.db.insert(tx.tables.tenantKeys).values(row).onConflictDoNothing());
   }
 
@@ -80,15 +58,21 @@ export async function openKeyring(store: Store, masterKey: Uint8Array, clock: Cl
   }
 
   return {
-    async sealSecret(tenant, identity, plaintext) {
+    /** `identity` names the record that the secret belongs to, and is needed again to open it. */
+    async sealSecret(tenant: string, identity: string, plaintext: Uint8Array): Promise<Buffer> {
       return seal(await tenantKey(tenant), plaintext, identity);
     },
-    async openSecret(tenant, identity, sealed) {
+    /** @throws Error when it was sealed for another tenant or identity, or was altered. */
+    async openSecret(tenant: string, identity: string, sealed: Uint8Array): Promise<Buffer> {
       const key = tenantKeys.get(tenant) ?? (await storedTenantKey(tenant));
       if (key === null) throw new Error("the tenant has no key");
       return open(key, sealed, identity);
     },
-    async deriveKey(tenant, purpose) {
+    /**
+     * A key for one purpose, derived from the tenant's key (null: from the deployment's). It is the same on all replicas,
+     * and stays the same under another master key, which only wraps the keys that it is derived from.
+     */
+    async deriveKey(tenant: string | null, purpose: string): Promise<Buffer> {
       const key = await tenantKey(tenant ?? DEPLOYMENT);
       return Buffer.from(hkdfSync("sha256", key, "", `tollgate:${purpose}`, DERIVED_KEY_BYTES));
     },
@@ -147,8 +131,10 @@ async function openSigningKeys(store: Store, masterKey: Uint8Array, masterKeyId:
       if (key === undefined) throw new Error(`no signing key for ${purpose}`);
       return key;
     },
+    /** The keys that verify what `purpose` signs today. */
     verificationKeys: (purpose: KeyPurpose) =>
       jwks(rows.filter((row) => row.purpose === purpose && row.retired_at === null)),
+    /** Every public key, those of retired signing keys too: what they signed can be checked for ever. */
     publicJwks: () => jwks(rows),
   };
 }

@@ -30,7 +30,7 @@ export const DATABASE_FILE = "tollgate.db";
 export function loadMasterKey({ configured, dataDir, log }: MasterKeyOptions): MasterKey {
   if (configured !== null) return { key: configured, generated: false };
   const path = join(dataDir, MASTER_KEY_FILE);
-  // The database first: another process that starts at this moment makes the key before the database.
+  // The database is looked at first: another process that starts at this moment makes the key before the database.
   const isNeeded = holdsWrappedKeys(join(dataDir, DATABASE_FILE));
   const kept = readKey(path, log);
   if (kept !== null) return { key: kept, generated: false };

@@ -1,6 +1,7 @@
-import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
 import { and, asc, count, desc, eq, getTableColumns, getTableName, inArray, sql } from "drizzle-orm";
 import fc from "fast-check";
+import { useStore } from "../../test/support/stores/one-store.ts";
 import {
   addAgent,
   agent,
@@ -11,21 +12,41 @@ import {
   shown,
   versions,
 } from "../../test/support/stores/stores.ts";
+import type { CallEnd } from "../core/call-end.ts";
 import { Fault } from "../core/fault.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { counted } from "./counts.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "./store.ts";
 
-describe.each(["sqlite", "postgres"] as const)("%s", (dialect) => {
+const END: CallEnd = {
+  tenant: "acme",
+  invocation_id: "inv_1",
+  agent_id: "agt_1",
+  caller: "ada",
+  mode: "transactional",
+  model: null,
+  mcp_method: null,
+  request_id: null,
+  status: "succeeded",
+  error_class: null,
+  upstream_status: 200,
+  latency_ms: 1,
+  ttft_ms: null,
+  req_size: 1,
+  resp_size: 1,
+  response_truncated: false,
+  response_content_type: null,
+  accepted_at: 0,
+  ended_at: 1,
+  payment: null,
+  detail: null,
+};
+
+describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
   let place: Place;
   let store: Store;
-  beforeAll(async () => {
-    place = await places[dialect]();
-    store = await place.open();
-  }, 30_000);
-  afterAll(async () => {
-    await store.close();
-    place.remove();
+  useStore(dialect, (opened) => {
+    ({ place, store } = opened);
   });
 
   const cleared = () =>
@@ -45,7 +66,32 @@ describe.each(["sqlite", "postgres"] as const)("%s", (dialect) => {
     await other.close();
   });
 
-  test("what a work writes, it reads", async () => {
+  test("the end of a call is told when its work is durable, and never when that is undone", async () => {
+    await cleared();
+    const own = await place.open();
+    const told: string[] = [];
+    own.onCallEnded(() => {
+      throw new Error("a listener that fails harms nobody");
+    });
+    own.onCallEnded(({ invocation_id }) => told.push(invocation_id));
+    const refusal = new Fault("conflict", "no");
+    const works = Array.from({ length: 30 }, (_, i) =>
+      own.write(async (tx) => {
+        tx.ended({ ...END, invocation_id: `inv_${i}` });
+        await addAgent(tx, `agt_${i}`);
+        if (i % 3 === 0) throw refusal;
+        return told.includes(`inv_${i}`);
+      }),
+    );
+    const settled = await Promise.allSettled(works);
+    const stored = settled.flatMap(({ status }, i) => (status === "fulfilled" ? [`inv_${i}`] : []));
+    expect(stored).toHaveLength(20);
+    expect(told.toSorted()).toEqual(stored.toSorted());
+    expect(settled.some((each) => each.status === "fulfilled" && each.value)).toBe(false);
+    await own.close();
+  });
+
+  test("a work reads what it writes", async () => {
     await cleared();
     const seen = await store.write(async (tx) => {
       await addAgent(tx, "agt_1");
@@ -86,7 +132,7 @@ describe.each(["sqlite", "postgres"] as const)("%s", (dialect) => {
     );
   });
 
-  test("a second live agent of the same name is a UniqueViolation, of a deleted one not", async () => {
+  test("a second live agent of the same name is a UniqueViolation, one of a deleted agent's name is not", async () => {
     await cleared();
     const both = await Promise.allSettled(
       ["agt_1", "agt_2"].map((id) => store.write((tx) => addAgent(tx, id, "same"))),
@@ -107,11 +153,7 @@ describe.each(["sqlite", "postgres"] as const)("%s", (dialect) => {
         .write(({ db, tables }) => db.insert(tables.agents).values({ ...agent("agt_1", secret), ...change }))
         .catch((error) => error);
     expect(await add({})).not.toBeInstanceOf(Error);
-    const refused = [
-      await add({}),
-      await add({ id: "agt_2", protocol: "smtp" }),
-      await add({ created_by: null }),
-    ];
+    const refused = [await add({}), await add({ id: "agt_2", protocol: "smtp" }), await add({ created_by: null })];
     const read = await store.read.db
       .select({ wrong: sql`nothing_of_this_name = ${secret}` })
       .from(store.read.tables.agents)
@@ -123,7 +165,7 @@ describe.each(["sqlite", "postgres"] as const)("%s", (dialect) => {
     }
   });
 
-  test("lock holds the others back until the work has ended", async () => {
+  test("a lock holds the others back until the work has ended", async () => {
     await cleared();
     await store.write(({ db, tables }) => db.insert(tables.replicas).values({ id: "rep", lease_until: 0 }));
     await Promise.all(
@@ -135,9 +177,7 @@ describe.each(["sqlite", "postgres"] as const)("%s", (dialect) => {
         }),
       ),
     );
-    expect(await store.read.db.select().from(store.read.tables.replicas)).toEqual([
-      { id: "rep", lease_until: 40 },
-    ]);
+    expect(await store.read.db.select().from(store.read.tables.replicas)).toEqual([{ id: "rep", lease_until: 40 }]);
   });
 
   test("totals stay exact whatever fails", async () => {
@@ -175,7 +215,7 @@ describe.each(["sqlite", "postgres"] as const)("%s", (dialect) => {
     );
   }, 30_000);
 
-  test("values come back as they went in", async () => {
+  test("values come back as they were written", async () => {
     await cleared();
     const texts = ['{"a": 1,\t"b":"\\u0000"}', "\u{1F600} ä \\ ' \" %_", "", "x".repeat(100_000)];
     const big = Buffer.alloc(32 * 1024 * 1024, "0123456789abcdef\u0000\u00ff");
@@ -259,7 +299,7 @@ describe.each(["sqlite", "postgres"] as const)("%s", (dialect) => {
     expect(await returned).toEqual([{ request: Buffer.from("ab"), call: null }]);
   });
 
-  test("the builders of the port mean the same on both", async () => {
+  test("the query builders of the port mean the same on both databases", async () => {
     await cleared();
     await store.write(async ({ db, tables: { agents, replicas } }) => {
       const row = { id: "rep_1", lease_until: 1 };
@@ -289,12 +329,7 @@ describe.each(["sqlite", "postgres"] as const)("%s", (dialect) => {
       const names = async (query: PromiseLike<{ name: string }[]>) => (await query).map((each) => each.name);
       const named = () => db.select({ name: agents.name }).from(agents).$dynamic();
       // Byte order, whatever the locale of the database; lower() folds ASCII only.
-      expect(await names(named().orderBy(asc(agents.name)))).toEqual([
-        "ALPHAX1",
-        "Straße",
-        "alpha_1",
-        "beta",
-      ]);
+      expect(await names(named().orderBy(asc(agents.name)))).toEqual(["ALPHAX1", "Straße", "alpha_1", "beta"]);
       expect(await names(named().orderBy(desc(agents.id)).limit(2).offset(1))).toEqual(["alpha_1", "Straße"]);
       const contains = (text: string) => sql`lower(${agents.name}) like ${`%${text}%`} escape '\\'`;
       expect((await names(named().where(contains("alpha")))).sort()).toEqual(["ALPHAX1", "alpha_1"]);
@@ -305,11 +340,11 @@ describe.each(["sqlite", "postgres"] as const)("%s", (dialect) => {
     });
   });
 
-  test("probe writes, and tells in time", async () => {
+  test("the probe writes, and tells in time", async () => {
     await store.probe(2_000);
   });
 
-  test("a closed store refuses, after what waited has been stored", async () => {
+  test("a closed store refuses more, after it has stored what waited", async () => {
     await cleared();
     const closing = await place.open();
     const last = closing.write((tx) => addAgent(tx, "agt_last"));

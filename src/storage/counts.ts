@@ -1,6 +1,6 @@
-// The exact totals of history pages: how the additions of works merge before they are written, and how a
-// total is read. A total is the sum of its shards; a row that has come down to zero stays, since the usual
-// ones (status pending, running) would only be deleted and inserted again; the clean-up takes those of models.
+// The exact totals of history pages: how the additions of works are merged before they are written, and how a total is
+// read. A total is the sum of its shards. A row that has come down to zero stays, since the usual ones (status pending,
+// running) would only be deleted and inserted again; the clean-up removes those of models.
 import { and, eq, sql } from "drizzle-orm";
 import type { CountDimension } from "../../db/schema.ts";
 import { bind, prepared, type Reader } from "./store.ts";
@@ -30,7 +30,7 @@ export function addCount(
   values.set(value, (values.get(value) ?? 0) + delta);
 }
 
-/** The map under a key, which is made when it is not there. */
+/** The map under a key, made if it is missing. */
 function at<K, V extends Map<unknown, unknown>>(map: Map<K, V>, key: K): V {
   const known = map.get(key);
   if (known !== undefined) return known;

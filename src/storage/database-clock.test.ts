@@ -25,14 +25,14 @@ function server(start: number) {
   };
 }
 
-test("it shows the server's time, whatever this machine's clock shows", async () => {
+test("the database clock shows the server's time, whatever this machine's clock shows", async () => {
   const { ask } = server(1_000);
   const clock = await openDatabaseClock({ ask });
   expect(Math.abs(clock.now() - 1_000)).toBeLessThan(NEAR_MS);
   clock.stop();
 });
 
-test("it follows the server, and goes on by itself while the server is away", async () => {
+test("the database clock follows the server, and goes on by itself while the server is away", async () => {
   const { state, ask, times } = server(1_000_000);
   const clock = await openDatabaseClock({ ask, everyMs: EVERY_MS });
   state.time = 5_000_000;

@@ -1,15 +1,10 @@
 // The time of a database that several processes share: the server's clock, carried on between two questions by the
 // monotonic clock of this process. So a step of this machine's clock changes nothing, and processes whose clocks
 // differ agree on what is due.
-import type { Clock } from "../core/clock.ts";
 
 const ASK_EVERY_MS = 2_000;
-/** The answer was true at some moment of the question: of a long one it says little. */
+/** The answer was true at some moment during the question, so the answer to a long one says little. */
 const ROUND_TRIP_MS_MAX = 500;
-
-export interface DatabaseClock extends Clock {
-  stop(): void;
-}
 
 export interface DatabaseClockOptions {
   /** The server's time in milliseconds since the epoch. */
@@ -18,10 +13,7 @@ export interface DatabaseClockOptions {
 }
 
 /** @throws what the first question throws; later ones may fail, and the clock goes on */
-export async function openDatabaseClock({
-  ask,
-  everyMs = ASK_EVERY_MS,
-}: DatabaseClockOptions): Promise<DatabaseClock> {
+export async function openDatabaseClock({ ask, everyMs = ASK_EVERY_MS }: DatabaseClockOptions) {
   let offset = 0;
   let isAsking = false;
 

@@ -4,7 +4,7 @@ import { unavailable } from "./failures.ts";
 
 /**
  * The outcome of `promise`, unless `ms` pass first: then `onLate` is called and Fault `unavailable` thrown.
- * What the promise does after that is not looked at.
+ * The outcome of the promise after that is ignored.
  */
 export function within<T>(ms: number, promise: Promise<T>, onLate: () => void = () => {}): Promise<T> {
   return withDeadline(ms, promise, () => {

@@ -1,5 +1,5 @@
-// What the errors of the two database clients mean to the product, less what they show of the values of a
-// query: a secret may be among them.
+// What the errors of the two database clients mean to the product, without the values of queries that they show: a secret
+// may be among them.
 import { SQLiteError } from "bun:sqlite";
 import { SQL } from "bun";
 import { DrizzleQueryError } from "drizzle-orm";
@@ -17,7 +17,7 @@ export function clientError(error: unknown): unknown {
 }
 
 const SQLITE_UNIQUE = /^SQLITE_CONSTRAINT_(UNIQUE|PRIMARYKEY|ROWID)$/;
-/** Conditions of the disk or of another process: they pass, or an operator ends them. */
+/** Conditions of the disk or of another process, which pass or which an operator ends. */
 const SQLITE_PASSING = /^SQLITE_(FULL|IOERR|READONLY|BUSY|LOCKED|CANTOPEN|NOMEM|PROTOCOL|PERM)(_|$)/;
 
 export function sqliteFailure(error: unknown): unknown {
@@ -32,7 +32,7 @@ export function sqliteCommitFailure(error: unknown): Fault {
   return isUnsure ? new CommitUnknown(error) : unavailable(error);
 }
 
-/** The SQLSTATE of the server's answer; undefined when the error is none. */
+/** The SQLSTATE of the server's answer; undefined for other errors. */
 function sqlState(error: unknown): string | undefined {
   return error instanceof SQL.PostgresError ? error.errno : undefined;
 }
@@ -87,9 +87,7 @@ export function postgresFailure(thrown: unknown): unknown {
   // The server's error has the values of the row in its detail: only the message, which names columns, goes on.
   // A message of class 22 (data exception) quotes the value that was refused.
   const cause = new Error(
-    state.startsWith("22")
-      ? `a value was refused (SQLSTATE ${state})`
-      : `${thrown.message} (SQLSTATE ${state})`,
+    state.startsWith("22") ? `a value was refused (SQLSTATE ${state})` : `${thrown.message} (SQLSTATE ${state})`,
   );
   if (state === "23505") return new UniqueViolation("a value must be unique", { cause });
   if (POSTGRES_PASSING.test(state)) return unavailable(cause);

@@ -1,15 +1,13 @@
-// Writes that wait for others of their tenant, on the row of a total: few at a time, shared out by tenant, so that one
-// who makes many at once takes neither all connections of Postgres nor all of a group of SQLite.
+// Writes that wait for other writes of their tenant, on the row of a total. Few run at a time, shared out by tenant, so
+// that a tenant with many at once takes neither all connections of Postgres nor a whole group of SQLite.
 import { createLimiter } from "../concurrency/limiter.ts";
 import type { Store, Tx } from "./store.ts";
 
 /** A tenant alone has seven eighths of these. On SQLite the writes of a moment share one commit, so there are more. */
 const AT_ONCE = { sqlite: 16, postgres: 4 };
 
-export type FairWrite = <T>(tenant: string, work: (tx: Tx) => Promise<T>) => Promise<T>;
-
 /** @returns `store.write`, in turn; throws Fault `unavailable` too when its turn does not come for long */
-export function fairWrites({ write, dialect }: Pick<Store, "write" | "dialect">): FairWrite {
+export function fairWrites({ write, dialect }: Pick<Store, "write" | "dialect">) {
   const few = createLimiter({ size: AT_ONCE[dialect], tooMany: "too many changes at once" });
-  return (tenant, work) => few(tenant, () => write(work));
+  return <T>(tenant: string, work: (tx: Tx) => Promise<T>): Promise<T> => few(tenant, () => write(work));
 }

@@ -6,7 +6,7 @@ import { columns } from "../../db/columns.ts";
 import { defineSchema } from "../../db/schema.ts";
 import { Fault } from "../core/fault.ts";
 import { silentLog } from "../core/log.ts";
-import { type GroupCommit, groupCommit } from "./group.ts";
+import { createGroupCommit, type GroupCommit } from "./group.ts";
 import { migrateSqlite } from "./migrate.ts";
 import type { Queries, Tx } from "./store.ts";
 
@@ -23,12 +23,13 @@ beforeEach(() => {
   const db = drizzle(writer) as unknown as Queries;
   // What is asked for together is one group, however busy the machine is.
   const groupMs = 60_000;
-  group = groupCommit({
+  group = createGroupCommit({
     writer,
     db,
     tables: defineSchema(columns.sqlite),
     now: sql<number>`0`,
     log: silentLog,
+    ended: () => {},
     groupMs,
   });
 });
@@ -48,7 +49,7 @@ const total = () => writer.query("select count from invocation_counts").values()
 const settled = async (works: Promise<unknown>[]) =>
   (await Promise.allSettled(works)).map((each) => (each.status === "fulfilled" ? each.value : each.reason));
 
-test("works of one turn of the event loop share a commit, those that wait for them the next", async () => {
+test("writes of one turn of the event loop share a commit, and those that wait for them the next", async () => {
   let begun = 0;
   const begin = writer.prepare.bind(writer);
   writer.prepare = ((text: string) => {
@@ -63,12 +64,13 @@ test("works of one turn of the event loop share a commit, those that wait for th
     return statement;
   }) as typeof writer.prepare;
   const db = drizzle(writer) as unknown as Queries;
-  const counting = groupCommit({
+  const counting = createGroupCommit({
     writer,
     db,
     tables: defineSchema(columns.sqlite),
     now: sql<number>`0`,
     log: silentLog,
+    ended: () => {},
   });
   await Promise.all(
     Array.from({ length: 50 }, async (_, i) => {
@@ -81,7 +83,7 @@ test("works of one turn of the event loop share a commit, those that wait for th
   expect(total()).toEqual([100]);
 });
 
-test("a commit that fails refuses every work of its group, those that failed by themselves too", async () => {
+test("a commit that fails refuses every write of its group, those that failed by themselves too", async () => {
   const own = new Fault("conflict", "no");
   const orphan = (tx: Tx) => tx.db.run(sql`insert into part values (1)`) as Promise<unknown>;
   const refuse = async (tx: Tx) => {
@@ -96,7 +98,7 @@ test("a commit that fails refuses every work of its group, those that failed by 
   expect(total()).toEqual([1]);
 });
 
-test("when one work makes SQLite undo the whole group, the others are done all the same", async () => {
+test("when one write makes SQLite undo the whole group, the others are done all the same", async () => {
   const undoing = async (tx: Tx) => {
     await add("rep_x")(tx);
     await tx.db.run(sql`rollback`);
@@ -115,21 +117,17 @@ test("when one work makes SQLite undo the whole group, the others are done all t
   expect(total()).toEqual([3]);
 });
 
-test("no work is answered before the commit", async () => {
+test("no write is answered before the commit", async () => {
   const seen: boolean[] = [];
   const note = () => seen.push(writer.inTransaction);
   const fails = group.write(async () => {
     throw new Error("no");
   });
-  await Promise.all([
-    group.write(add("rep_1")).then(note),
-    fails.catch(note),
-    group.write(add("rep_2")).then(note),
-  ]);
+  await Promise.all([group.write(add("rep_1")).then(note), fails.catch(note), group.write(add("rep_2")).then(note)]);
   expect(seen).toEqual([false, false, false]);
 });
 
-test("many works are done in several groups, and the event loop turns between them", async () => {
+test("many writes are done in several groups, and the event loop turns between them", async () => {
   let turns = 0;
   let done = false;
   const turn = () => {
@@ -143,7 +141,7 @@ test("many works are done in several groups, and the event loop turns between th
   expect(total()).toEqual([3_000]);
 });
 
-test("more works than can wait are refused at once", async () => {
+test("a write beyond those that may wait is refused at once", async () => {
   const works = Array.from({ length: 20_001 }, () => group.write(async () => "done"));
   const outcomes = await settled(works);
   expect(outcomes.filter((each) => each === "done")).toHaveLength(20_000);

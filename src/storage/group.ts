@@ -1,20 +1,20 @@
-// Group commit: works that wait together share one transaction of the one SQLite writer, and all are answered
-// after its commit. One commit costs one wait for the disk, so this is what makes durable writes fast. A
-// savepoint for each work would let one fail alone, but it copies every page that the work touches (measured:
-// half of the cost of an accept). So a group first runs without; when a work fails, all of it is rolled back and
-// runs once more with savepoints.
+// Group commit: works that wait at the same time share one transaction of the one SQLite writer, and all are answered
+// after its commit. A commit costs one wait for the disk, so this makes durable writes fast. A savepoint for each work
+// would let one fail alone, but copies every page that the work touches (measured: half of the cost of an accept). So a
+// group first runs without savepoints; when a work fails, the group is rolled back and runs again with them.
 import { type Database, SQLiteError } from "bun:sqlite";
 import type { Tables } from "../../db/schema.ts";
-import { spend } from "../concurrency/work.ts";
+import { spend } from "../concurrency/loop-profile.ts";
+import type { CallEnd } from "../core/call-end.ts";
 import type { Log } from "../core/log.ts";
 import { addCount, type Counts, changedCounts } from "./counts.ts";
 import { sqliteCommitFailure, sqliteFailure, unavailable } from "./failures.ts";
 import type { Queries, Tx } from "./store.ts";
 
-/** Bounds of one group, which keep the wait of its first work and the pause of the event loop short. */
+/** Bounds of one group. They keep the wait of its first work and the pause of the event loop short. */
 const GROUP_WORKS_MAX = 512;
 const GROUP_MS_MAX = 10;
-/** Works that may wait for a group: beyond it the disk is far too slow, and memory would be next. */
+/** Works that may wait for a group. With more of them the disk is far too slow, and memory would run out next. */
 const WAITING_MAX = 20_000;
 /** Another process (a command, a backup) may hold the write lock for this long before writes are refused. */
 const BUSY_MS_MAX = 4_000;
@@ -34,15 +34,13 @@ interface GroupOptions {
   readonly tables: Tables;
   readonly now: Tx["now"];
   readonly log: Log;
+  /** Called after the commit with the calls that a work has ended. */
+  readonly ended: (ends: readonly CallEnd[]) => void;
   /** How long a group takes in works. */
   readonly groupMs?: number;
 }
 
-export interface GroupCommit {
-  write<T>(work: (tx: Tx) => Promise<T>): Promise<T>;
-  /** Refuses further works and resolves when those that wait have ended. */
-  close(): Promise<void>;
-}
+export type GroupCommit = ReturnType<typeof createGroupCommit>;
 
 function statements(writer: Database) {
   return {
@@ -62,7 +60,7 @@ function statements(writer: Database) {
 /** A work failed without a savepoint: nothing of the group may stay. */
 class WorkFailed extends Error {}
 
-/** The failure of one work undid the others with it, which may yet do better without that one. */
+/** The failure of one work undid the others with it; they may succeed without that one. */
 class GroupLost extends Error {
   readonly work: WaitingWrite;
 
@@ -72,7 +70,7 @@ class GroupLost extends Error {
   }
 }
 
-/** What a group came to: how to answer the works that are done, and which have to run in another group. */
+/** The outcome of a group: how to answer the works that are done, and which ones have to run in another group. */
 interface GroupOutcome {
   readonly answers: readonly (() => void)[];
   readonly again: readonly WaitingWrite[];
@@ -80,31 +78,44 @@ interface GroupOutcome {
   readonly apart?: boolean;
 }
 
-function groupRunner({ writer, db, tables, now, log, groupMs = GROUP_MS_MAX }: GroupOptions) {
+function createGroupRunner({ writer, db, tables, now, log, ended, groupMs = GROUP_MS_MAX }: GroupOptions) {
   const sql = statements(writer);
 
-  const perform = (work: WaitingWrite, count: Tx["count"]) =>
-    work.run({ db, tables, now, count, lock: async () => {} });
+  /** Runs one work, and returns a function that answers it after the commit. */
+  async function perform(work: WaitingWrite, count: Tx["count"]): Promise<() => void> {
+    const ends: CallEnd[] = [];
+    const value = await work.run({
+      db,
+      tables,
+      now,
+      count,
+      ended: (end) => ends.push(end),
+      lock: async () => {},
+    });
+    return () => {
+      if (ends.length > 0) ended(ends);
+      work.resolve(value);
+    };
+  }
 
-  /** Runs one work, whose failure is the whole group's, and gives back how to answer it after the commit. */
+  /** The same; its failure fails the whole group. */
   async function runTogether(work: WaitingWrite, total: Counts): Promise<() => void> {
     try {
-      const value = await perform(work, (...count) => addCount(total, ...count));
-      return () => work.resolve(value);
+      return await perform(work, (...count) => addCount(total, ...count));
     } catch (cause) {
       throw new WorkFailed("a work of the group failed", { cause });
     }
   }
 
-  /** Runs one work in its savepoint and gives back how to answer it after the commit. */
+  /** The same in a savepoint; its failure is its own. */
   async function runApart(work: WaitingWrite, total: Counts): Promise<() => void> {
     const counts: Parameters<Tx["count"]>[] = [];
     sql.save.run();
     try {
-      const value = await perform(work, (...count) => counts.push(count));
+      const answer = await perform(work, (...count) => counts.push(count));
       sql.release.run();
       for (const count of counts) addCount(total, ...count);
-      return () => work.resolve(value);
+      return answer;
     } catch (thrown) {
       // On a full disk and the like SQLite may have rolled back everything.
       if (!writer.inTransaction) throw new GroupLost(work, thrown);
@@ -158,7 +169,7 @@ function groupRunner({ writer, db, tables, now, log, groupMs = GROUP_MS_MAX }: G
   };
 }
 
-/** Nothing of the group was stored: who is told so, and who runs again. */
+/** Nothing of the group was stored: which works are told so, and which run again. */
 function afterFailure(thrown: unknown, group: readonly WaitingWrite[], ran: number): GroupOutcome {
   if (thrown instanceof WorkFailed) return { answers: [], again: group, apart: true };
   if (thrown instanceof GroupLost) {
@@ -180,8 +191,8 @@ function isBusy(error: unknown): boolean {
   return error instanceof SQLiteError && (error.code?.startsWith("SQLITE_BUSY") ?? false);
 }
 
-export function groupCommit(options: GroupOptions): GroupCommit {
-  const runner = groupRunner(options);
+export function createGroupCommit(options: GroupOptions) {
+  const runner = createGroupRunner(options);
   let waiting: WaitingWrite[] = [];
   let scheduled = false;
   let closed = false;
@@ -189,7 +200,7 @@ export function groupCommit(options: GroupOptions): GroupCommit {
   let busySince: number | undefined;
   let onIdle = () => {};
 
-  /** False when another process holds the write lock: the works wait on, without blocking the event loop. */
+  /** False when another process holds the write lock: the works go on waiting, without blocking the event loop. */
   function begin(): boolean {
     try {
       runner.begin();
@@ -234,7 +245,8 @@ export function groupCommit(options: GroupOptions): GroupCommit {
         schedule();
       });
     },
-    close() {
+    /** Refuses further works and resolves when those that wait have ended. */
+    close(): Promise<void> {
       closed = true;
       if (!scheduled) return Promise.resolve();
       return new Promise((resolve) => {

@@ -3,15 +3,13 @@
 import { Database, SQLiteError } from "bun:sqlite";
 import { existsSync } from "node:fs";
 
-/** What can't be read is taken to hold some: a new master key beside keys of another one would lose them. */
+/** An unreadable file counts as holding some: a new master key beside keys wrapped by another one would lose them. */
 export function holdsWrappedKeys(path: string): boolean {
   if (!existsSync(path)) return false;
   try {
     const file = new Database(path, { readwrite: true });
     try {
-      return (
-        file.query("select 1 from signing_keys union all select 1 from tenant_keys limit 1").get() !== null
-      );
+      return file.query("select 1 from signing_keys union all select 1 from tenant_keys limit 1").get() !== null;
     } finally {
       file.close();
     }

@@ -9,8 +9,8 @@ import { startPostgres } from "../../test/support/stores/postgres.ts";
 import { clock } from "../../test/support/stores/stores.ts";
 import { silentLog } from "../core/log.ts";
 import { accountOf, listAccounts } from "../facilitator/accounts.ts";
-import { usedOn } from "../facilitator/daily-limits.ts";
-import { claimedPayment, findPayment, markSent, recordFailed } from "../facilitator/payments.ts";
+import { usedOn } from "../facilitator/payments/daily-limits.ts";
+import { claimedPayment, findPayment, markSent, recordFailed } from "../facilitator/payments/payments.ts";
 import { openStore } from "./open.ts";
 import type { Store } from "./store.ts";
 

@@ -10,7 +10,7 @@ import { clock } from "../../test/support/stores/stores.ts";
 import { hostRules } from "../core/host.ts";
 import { silentLog } from "../core/log.ts";
 import type { AgentFilter } from "../gateway/agents/pages.ts";
-import { agentService } from "../gateway/agents/service.ts";
+import { createAgentService } from "../gateway/agents/service.ts";
 import { openStore } from "./open.ts";
 import type { Store } from "./store.ts";
 import { totalOf } from "./totals.ts";
@@ -26,14 +26,7 @@ function statements(dialect: "sqlite" | "postgres"): string[] {
   const dir = join(import.meta.dir, "../../db", dialect);
   const files = readdirSync(dir).filter((name) => OLDER.test(name));
   const [yes, no] = dialect === "sqlite" ? ["1", "0"] : ["true", "false"];
-  const agent = (
-    tenant: string,
-    last: number,
-    url: string,
-    protocol: string,
-    tags: string,
-    deletedAt: string,
-  ) =>
+  const agent = (tenant: string, last: number, url: string, protocol: string, tags: string, deletedAt: string) =>
     `insert into agents (tenant, id, name, description, tags, metadata, upstream_url, suspended, rate_revision,
        emit_receipts, capture_body, protocol, created_by, created_at, updated_at, deleted_at, search_text)
      values ('${tenant}', '${agentId(last)}', 'agent ${last}', 'Öl', ${tags}, '{}', ${url}, ${no}, 0, ${no}, ${yes},
@@ -56,7 +49,7 @@ function statements(dialect: "sqlite" | "postgres"): string[] {
 }
 
 async function check(store: Store): Promise<void> {
-  const agents = agentService({ store, clock, rules: hostRules({ allow: [] }), agentsMax: 4 });
+  const agents = createAgentService({ store, clock, rules: hostRules({ allow: [] }), agentsMax: 4 });
   const list = async (filter: Partial<AgentFilter>) => {
     const { rows, total } = await agents.list(ACME, { ...FILTER, ...filter });
     const found = (await Array.fromAsync(rows())).map(({ name }) => Number(name.slice(-1)));
@@ -86,7 +79,7 @@ async function check(store: Store): Promise<void> {
   await expect(agents.create(ACME, { name: "new 8" })).rejects.toMatchObject({ kind: "over_limit" });
 }
 
-test("agents of older versions stand in their lists, on SQLite", async () => {
+test("on SQLite agents of older versions stand in their lists", async () => {
   const dir = mkdtempSync(join(temporaryRoot(), "migrate-"));
   const database = new Database(join(dir, "tollgate.db"));
   for (const statement of statements("sqlite")) database.run(statement);
@@ -97,7 +90,7 @@ test("agents of older versions stand in their lists, on SQLite", async () => {
   rmSync(dir, { recursive: true });
 });
 
-test("and on Postgres", async () => {
+test("on Postgres agents of older versions stand in their lists", async () => {
   const url = await (await startPostgres()).freshDatabase();
   const client = new SQL(url, { max: 1 });
   for (const statement of statements("postgres")) await client.unsafe(statement);

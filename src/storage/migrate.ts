@@ -72,10 +72,7 @@ export function migrateSqlite(connection: Database, clock: Clock): void {
     const { newest } = connection.prepare<{ newest: number }, []>(NEWEST).get() ?? { newest: 0 };
     for (const { version, sql } of pending(newest, SQLITE_MIGRATIONS)) {
       connection.run(sql);
-      connection.run("insert into schema_migrations (version, applied_at) values (?, ?)", [
-        version,
-        clock.now(),
-      ]);
+      connection.run("insert into schema_migrations (version, applied_at) values (?, ?)", [version, clock.now()]);
     }
   });
   apply.immediate();
@@ -86,8 +83,8 @@ const MIGRATION_LOCK = "8098991187203942501";
 /** Another replica may be at a long migration. */
 const MIGRATION_LOCK_WAIT = "5min";
 /**
- * How often the server looks whether the program that asked is still there: one that was killed would else leave its
- * statement at work until its end, with the locks that the next one waits for.
+ * How often the server checks that its client is still there. Without this, the statement of a killed client would run to
+ * its end and hold the locks that the next one waits for.
  */
 const STILL_THERE_EVERY = "1s";
 
@@ -95,19 +92,15 @@ const STILL_THERE_EVERY = "1s";
 export async function migratePostgres(client: SQL, clock: Clock): Promise<void> {
   await client.begin(async (tx) => {
     await tx.unsafe(`set local statement_timeout = 0; set local lock_timeout = '${MIGRATION_LOCK_WAIT}'`);
-    // Servers before version 14, and those on some systems, can't look. They are no worse for it.
-    const look = (part: SQL) =>
-      part.unsafe(`set local client_connection_check_interval = '${STILL_THERE_EVERY}'`);
+    // Servers before version 14, and those on some systems, can't check. They just go without.
+    const look = (part: SQL) => part.unsafe(`set local client_connection_check_interval = '${STILL_THERE_EVERY}'`);
     await tx.savepoint(look).catch(() => {});
     await tx.unsafe(`select pg_advisory_xact_lock(${MIGRATION_LOCK})`);
     await tx.unsafe(VERSIONS_TABLE);
     const rows: { newest: number }[] = await tx.unsafe(NEWEST);
     for (const { version, sql } of pending(rows[0]?.newest ?? 0, POSTGRES_MIGRATIONS)) {
       await tx.unsafe(sql);
-      await tx.unsafe("insert into schema_migrations (version, applied_at) values ($1, $2)", [
-        version,
-        clock.now(),
-      ]);
+      await tx.unsafe("insert into schema_migrations (version, applied_at) values ($1, $2)", [version, clock.now()]);
     }
   });
 }

@@ -19,6 +19,6 @@ interface StoreOptions {
  * @throws Error when the database was written by a newer program, or cannot be opened.
  */
 export function openStore({ databaseUrl, dataDir, log, clock }: StoreOptions): Promise<Store> {
-  if (databaseUrl !== null) return openPostgres({ databaseUrl, clock });
+  if (databaseUrl !== null) return openPostgres({ databaseUrl, clock, log });
   return openSqlite({ path: join(dataDir, "tollgate.db"), log, clock });
 }

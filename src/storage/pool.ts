@@ -31,18 +31,7 @@ interface ConnectionPoolOptions {
   readonly readOnly: boolean;
 }
 
-export interface ConnectionPool {
-  /**
-   * Runs `task` with a connection of its own. It may have been lost while it lay idle: then the first statement
-   * fails, and the next connection will be a new one.
-   *
-   * @param until by performance.now(): a task that is late then loses its connection.
-   * @throws Fault `unavailable` when no connection can be had in time.
-   */
-  use<T>(until: number, task: (connection: DatabaseConnection) => Promise<T>): Promise<T>;
-  /** Refuses further tasks, and waits for those that run as long as `until`. */
-  close(until: number): Promise<void>;
-}
+export type ConnectionPool = ReturnType<typeof createConnectionPool>;
 
 /**
  * A client of one connection: Bun's own pool would open all at once, and hand out those that are gone.
@@ -61,8 +50,8 @@ export function postgresClient(databaseUrl: string, readOnly = false): SQL {
       lock_timeout: SERVER_MS_MAX,
       idle_in_transaction_session_timeout: SERVER_MS_MAX,
       default_transaction_read_only: readOnly,
-      // What is read in an order is read along an index that has it, from the end that is asked for; to sort would be
-      // to read all there is. For want of such an index it sorts all the same, at a cost that must not start the JIT.
+      // Ordered reads go along an index that has the order, from the end that is asked for; a sort would read all rows.
+      // Without such an index Postgres sorts all the same, and that cost must not start the JIT.
       ...(readOnly ? { enable_sort: false, jit: false } : {}),
     },
   });
@@ -71,7 +60,7 @@ export function postgresClient(databaseUrl: string, readOnly = false): SQL {
 type NoSchema = Record<string, never>;
 type PrepareArguments = Parameters<PgRemoteSession<NoSchema, NoSchema>["prepareQuery"]>;
 
-/** Drizzle's session over a callback, less the error that Drizzle puts around the client's: it shows values. */
+/** Drizzle's session over a callback, without the error that Drizzle wraps around the client's, which shows values. */
 class PlainErrorSession extends PgRemoteSession<NoSchema, NoSchema> {
   override prepareQuery<T extends PreparedQueryConfig>(...parameters: PrepareArguments) {
     const query = super.prepareQuery<T>(...parameters);
@@ -87,17 +76,13 @@ class PlainErrorSession extends PgRemoteSession<NoSchema, NoSchema> {
   }
 }
 
-/** The Postgres builders, in the types of the port: what the port's words build runs on both. */
+/** The Postgres builders, in the types of the port, so that a query written once runs on both databases. */
 export function postgresQueries(run: RunQuery): Queries {
   const callback: RemoteCallback = async (query, values, method) => ({
     rows: await run(query, values, method === "all" ? "arrays" : "objects"),
   });
   const dialect = new PgDialect();
-  return new PgDatabase(
-    dialect,
-    new PlainErrorSession(callback, dialect, undefined),
-    undefined,
-  ) as unknown as Queries;
+  return new PgDatabase(dialect, new PlainErrorSession(callback, dialect, undefined), undefined) as unknown as Queries;
 }
 
 function hold(client: SQL, reserved: ReservedSQL): DatabaseConnection {
@@ -114,8 +99,7 @@ function hold(client: SQL, reserved: ReservedSQL): DatabaseConnection {
   const connection = {
     db: postgresQueries(query),
     query,
-    run: async (statement: string, values: unknown[] = []) =>
-      void (await query(statement, values, "objects")),
+    run: async (statement: string, values: unknown[] = []) => void (await query(statement, values, "objects")),
     failed: undefined as unknown,
     abandoned: false,
     abandon() {
@@ -126,8 +110,8 @@ function hold(client: SQL, reserved: ReservedSQL): DatabaseConnection {
   return connection;
 }
 
-/** Places that at most `max` hold at once; who comes first waits least. */
-function places(max: number) {
+/** Permits that at most `max` hold at once, given in the order of arrival. */
+function createPermits(max: number) {
   const waiting = new Set<() => void>();
   let free = max;
   return {
@@ -160,16 +144,13 @@ async function connect(databaseUrl: string, readOnly: boolean, until: number): P
     return hold(client, await within(until - performance.now(), client.reserve()));
   } catch (error) {
     client.close({ timeout: 0 }).catch(() => {});
-    // Bun has tried for a while already: not worth another attempt, as a connection lost while idle is.
+    // Bun has tried for a while already, so another attempt is not worth it, unlike after a connection lost while idle.
     throw isConnectionLost(error) ? unavailable(error) : error;
   }
 }
 
-export function connectionPool(
-  databaseUrl: string,
-  { max, readOnly }: ConnectionPoolOptions,
-): ConnectionPool {
-  const seats = places(max);
+export function createConnectionPool(databaseUrl: string, { max, readOnly }: ConnectionPoolOptions) {
+  const permits = createPermits(max);
   const idle: DatabaseConnection[] = [];
   let closed = false;
 
@@ -178,14 +159,21 @@ export function connectionPool(
       idle.push(connection);
       return;
     }
-    // The idle ones have most likely lost the same server: better to connect anew than to find out one by one.
+    // The idle ones have most likely lost the same server: connecting anew is better than finding out one by one.
     for (const other of [connection, ...idle.splice(0)]) other.abandon();
   }
 
   return {
-    async use(until, task) {
+    /**
+     * Runs `task` with a connection of its own. It may have been lost while it lay idle: then the first statement
+     * fails, and the next connection will be a new one.
+     *
+     * @param until by performance.now(): a task that is late then loses its connection.
+     * @throws Fault `unavailable` when no connection can be had in time.
+     */
+    async use<T>(until: number, task: (connection: DatabaseConnection) => Promise<T>): Promise<T> {
       if (closed) throw unavailable(new Error("the store is closed"));
-      await seats.take(until);
+      await permits.take(until);
       try {
         const connection = idle.pop() ?? (await connect(databaseUrl, readOnly, until));
         try {
@@ -194,12 +182,13 @@ export function connectionPool(
           giveBack(connection);
         }
       } finally {
-        seats.give();
+        permits.give();
       }
     },
-    async close(until) {
+    /** Refuses further tasks, and waits for those that run as long as `until`. */
+    async close(until: number): Promise<void> {
       closed = true;
-      const all = Array.from({ length: max }, () => seats.take(until));
+      const all = Array.from({ length: max }, () => permits.take(until));
       await Promise.allSettled(all);
       for (const connection of idle.splice(0)) connection.abandon();
     },

@@ -3,19 +3,13 @@ import { SQL } from "bun";
 import { eq, sql } from "drizzle-orm";
 import { startRelay } from "../../test/support/http/relay.ts";
 import { startPostgres } from "../../test/support/stores/postgres.ts";
-import {
-  addAgent,
-  agentIds,
-  clock,
-  outcome,
-  postgresPlace,
-  shown,
-} from "../../test/support/stores/stores.ts";
+import { addAgent, agentIds, clock, outcome, postgresPlace, shown } from "../../test/support/stores/stores.ts";
+import { silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { openPostgres } from "./postgres.ts";
 import { UniqueViolation } from "./store.ts";
 
-describe("postgres alone", () => {
+describe("on Postgres alone", () => {
   /** A store whose server the test can take away. */
   async function behindRelay(callMsMax?: number) {
     const url = new URL(await (await startPostgres()).freshDatabase());
@@ -24,6 +18,7 @@ describe("postgres alone", () => {
     const store = await openPostgres({
       databaseUrl: url.href,
       clock,
+      log: silentLog,
       ...(callMsMax === undefined ? {} : { callMsMax }),
     });
     const add = (id: string) => outcome(store.write((tx) => addAgent(tx, id)));
@@ -36,7 +31,7 @@ describe("postgres alone", () => {
 
   test("all text compares byte by byte, as on SQLite, whatever the locale of the database", async () => {
     const databaseUrl = await (await startPostgres()).freshDatabase();
-    await (await openPostgres({ databaseUrl, clock })).close();
+    await (await openPostgres({ databaseUrl, clock, log: silentLog })).close();
     await using client = new SQL(databaseUrl);
     const others = await client`
       select table_name, column_name from information_schema.columns
@@ -55,7 +50,7 @@ describe("postgres alone", () => {
     await close();
   });
 
-  test("a server that has gone is unavailable, and back again by itself", async () => {
+  test("a server that has gone is unavailable, and is used again by itself when it is back", async () => {
     const { relay, store, add, close } = await behindRelay();
     expect(await add("1")).toBe("stored");
     relay.refuse();
@@ -74,9 +69,7 @@ describe("postgres alone", () => {
     relay.stall();
     const calls = Array.from({ length: 40 }, (_, i) => add(`1${i}`));
     const began = performance.now();
-    expect(new Set(await Promise.all([...calls, outcome(agentIds(store))]))).toEqual(
-      new Set(["unavailable"]),
-    );
+    expect(new Set(await Promise.all([...calls, outcome(agentIds(store))]))).toEqual(new Set(["unavailable"]));
     expect(performance.now() - began).toBeLessThan(1_500);
     relay.restore();
     expect(await add("2")).toBe("stored");
@@ -129,10 +122,7 @@ describe("postgres alone", () => {
         }
       });
     await Promise.all([cross(["a", "b"], 0), cross(["b", "a"], 1)]);
-    const rows = await store.read.db
-      .select()
-      .from(store.read.tables.replicas)
-      .orderBy(store.read.tables.replicas.id);
+    const rows = await store.read.db.select().from(store.read.tables.replicas).orderBy(store.read.tables.replicas.id);
     expect(rows.map((row) => row.lease_until)).toEqual([2, 2]);
     await store.close();
   });
@@ -175,7 +165,7 @@ describe("postgres alone", () => {
 
   test("a server that is not there is named at the start, without the password", async () => {
     const databaseUrl = "postgres://tollgate:hunter2@127.0.0.1:1/x";
-    const error = await openPostgres({ databaseUrl, clock }).catch((thrown) => thrown);
+    const error = await openPostgres({ databaseUrl, clock, log: silentLog }).catch((thrown) => thrown);
     expect(error).toBeInstanceOf(StartupProblem);
     expect(error.message).toBe("the Postgres server of DATABASE_URL does not answer");
     expect(shown(error)).not.toContain("hunter2");
@@ -186,7 +176,7 @@ describe("postgres alone", () => {
     const wrong = { password: "hunter2", pathname: "/nope", search: "?sslmode=require" };
     for (const [part, value] of Object.entries(wrong)) {
       const databaseUrl = Object.assign(new URL(good), { [part]: value }).href;
-      const error = await openPostgres({ databaseUrl, clock }).catch((thrown) => thrown);
+      const error = await openPostgres({ databaseUrl, clock, log: silentLog }).catch((thrown) => thrown);
       expect(error).toBeInstanceOf(StartupProblem);
       expect(error.message).toMatch(/^the Postgres server of DATABASE_URL refuses: \S/);
       expect(shown(error)).not.toContain("hunter2");

@@ -4,8 +4,11 @@
 import { sql } from "drizzle-orm";
 import { columns } from "../../db/columns.ts";
 import { defineSchema } from "../../db/schema.ts";
+import type { CallEnd } from "../core/call-end.ts";
 import type { Clock } from "../core/clock.ts";
+import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
+import { createCallEnds } from "./call-ends.ts";
 import { addCount, COUNT_SHARDS, type Counts, changedCounts } from "./counts.ts";
 import { openDatabaseClock } from "./database-clock.ts";
 import { within } from "./deadline.ts";
@@ -19,7 +22,7 @@ import {
 import { migratePostgres } from "./migrate.ts";
 import {
   type ConnectionPool,
-  connectionPool,
+  createConnectionPool,
   type DatabaseConnection,
   postgresClient,
   postgresQueries,
@@ -30,9 +33,9 @@ import type { Reader, Store, Tx } from "./store.ts";
 const WRITERS_MAX = 12;
 const READERS_MAX = 6;
 const FIRST_READERS_MAX = 2;
-/** Of one read or write, from the wait for a connection to the answer; the interface promises 10 s. */
+/** The limit of one read or write, from the wait for a connection to the answer; the interface promises 10 s. */
 const CALL_MS_MAX = 9_000;
-/** Deadlocks and serialization failures end with one side going on, so few turns suffice. */
+/** In a deadlock or serialization failure one side always goes on, so few attempts suffice. */
 const ATTEMPTS_MAX = 4;
 
 /** Changes nothing, and is written and committed all the same. */
@@ -41,6 +44,7 @@ const PROBE = "update schema_migrations set applied_at = applied_at where versio
 interface PostgresOptions {
   readonly databaseUrl: string;
   readonly clock: Clock;
+  readonly log: Log;
   /** The longest that one read or write takes; tests shorten it. */
   readonly callMsMax?: number;
 }
@@ -67,13 +71,14 @@ async function flush(connection: DatabaseConnection, counts: Counts): Promise<vo
   );
 }
 
-/** What stands between `begin` and `commit`. Undoes it all when anything fails. */
+/** Everything between `begin` and `commit`. Undoes it all when anything fails. */
 async function transaction<T>(
   connection: DatabaseConnection,
   task: Task<T>,
-  onCommit: () => void,
+  { committing, ended }: { committing(): void; ended: Writing["ended"] },
 ): Promise<T> {
   const counts: Counts = new Map();
+  const ends: CallEnd[] = [];
   try {
     const value = await task(
       {
@@ -81,16 +86,18 @@ async function transaction<T>(
         tables,
         now,
         count: (tenant, dimension, value, delta) => addCount(counts, tenant, dimension, value, delta),
+        ended: (end) => ends.push(end),
         lock: (key) => connection.run("select pg_advisory_xact_lock(hashtextextended($1, 0))", [key]),
       },
       connection,
     );
     await flush(connection, counts);
-    // After a failed statement Postgres answers a commit by undoing, without an error: a work that swallowed
-    // the failure must not be told that it was stored.
+    // After a failed statement Postgres answers a commit by undoing it, without an error: a work that swallowed the
+    // failure must not be told that it was stored.
     if (connection.failed !== undefined) throw connection.failed;
-    onCommit();
+    committing();
     await connection.run("commit");
+    ended(ends);
     return value;
   } catch (thrown) {
     if (!connection.abandoned) await connection.run("rollback").catch(connection.abandon);
@@ -98,8 +105,15 @@ async function transaction<T>(
   }
 }
 
-/** Runs `task` in a transaction; once more when it was undone for the sake of another, or had not begun. */
-async function write<T>(writers: ConnectionPool, callMsMax: number, task: Task<T>): Promise<T> {
+interface Writing {
+  readonly writers: ConnectionPool;
+  readonly callMsMax: number;
+  /** Called after the commit with the calls that a work has ended. */
+  ended(ends: readonly CallEnd[]): void;
+}
+
+/** Runs `task` in a transaction, and again when it was undone because of another, or had not begun. */
+async function write<T>({ writers, callMsMax, ended }: Writing, task: Task<T>): Promise<T> {
   const until = performance.now() + callMsMax;
   for (let attempt = 1; ; attempt += 1) {
     let begun = false;
@@ -109,9 +123,10 @@ async function write<T>(writers: ConnectionPool, callMsMax: number, task: Task<T
         connection.failed = undefined;
         await connection.run("begin");
         begun = true;
-        return transaction(connection, task, () => {
+        const committing = () => {
           isCommitting = true;
-        });
+        };
+        return transaction(connection, task, { committing, ended });
       });
     } catch (thrown) {
       const again = isTransactionUndone(thrown) || (isConnectionLost(thrown) && !begun);
@@ -121,12 +136,8 @@ async function write<T>(writers: ConnectionPool, callMsMax: number, task: Task<T
   }
 }
 
-/** One query outside transactions; once more when the connection was lost, for reading twice does no harm. */
-async function read(
-  readers: ConnectionPool,
-  callMsMax: number,
-  ...query: Parameters<DatabaseConnection["query"]>
-) {
+/** Runs one query outside transactions, and again when the connection was lost: reading twice does no harm. */
+async function read(readers: ConnectionPool, callMsMax: number, ...query: Parameters<DatabaseConnection["query"]>) {
   const until = performance.now() + callMsMax;
   for (let attempt = 1; ; attempt += 1) {
     try {
@@ -157,9 +168,9 @@ async function prepareDatabase({ databaseUrl, clock }: PostgresOptions): Promise
 export async function openPostgres(options: PostgresOptions): Promise<Store> {
   await prepareDatabase(options);
   const { callMsMax = CALL_MS_MAX } = options;
-  const writers = connectionPool(options.databaseUrl, { max: WRITERS_MAX, readOnly: false });
-  const readers = connectionPool(options.databaseUrl, { max: READERS_MAX, readOnly: true });
-  const firstReaders = connectionPool(options.databaseUrl, { max: FIRST_READERS_MAX, readOnly: true });
+  const writers = createConnectionPool(options.databaseUrl, { max: WRITERS_MAX, readOnly: false });
+  const readers = createConnectionPool(options.databaseUrl, { max: READERS_MAX, readOnly: true });
+  const firstReaders = createConnectionPool(options.databaseUrl, { max: FIRST_READERS_MAX, readOnly: true });
   const readerOf = (pool: ConnectionPool): Reader => ({
     db: postgresQueries((...query) => read(pool, callMsMax, ...query)),
     tables,
@@ -170,16 +181,19 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
       return Number((row as unknown[])[0]);
     },
   });
+  const ends = createCallEnds(options.log);
+  const writing: Writing = { writers, callMsMax, ended: ends.tell };
   return {
     dialect: "postgres",
     clock,
     read: readerOf(readers),
     readFirst: readerOf(firstReaders),
-    write: (work) => write(writers, callMsMax, work),
+    write: (work) => write(writing, work),
+    onCallEnded: ends.listen,
     probe: (timeoutMs) =>
       within(
         timeoutMs,
-        write(writers, timeoutMs, (_, connection) => connection.run(PROBE)),
+        write({ ...writing, callMsMax: timeoutMs }, (_, connection) => connection.run(PROBE)),
       ),
     async close() {
       clock.stop();

@@ -1,5 +1,5 @@
-// Files of secrets that can't be made again. Each is its owner's alone and appears under its name when it is whole
-// and on the disk, and never in the place of another: a link fails where the name is taken, which a rename does not.
+// Files of secrets that can't be made again. Each is readable by its owner only, appears under its name once it is whole
+// and on the disk, and never replaces another: a link fails if the name is taken, and a rename would not.
 import { closeSync, existsSync, fsyncSync, linkSync, openSync, unlinkSync, writeSync } from "node:fs";
 
 /**

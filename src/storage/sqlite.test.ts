@@ -7,7 +7,7 @@ import { outcome, sqlitePlace } from "../../test/support/stores/stores.ts";
 import { acquireDataDirLock } from "./lock.ts";
 import type { Store, Tx } from "./store.ts";
 
-describe("sqlite alone", () => {
+describe("on SQLite alone", () => {
   let place: ReturnType<typeof sqlitePlace>;
   let store: Store;
   beforeEach(async () => {
@@ -30,9 +30,7 @@ describe("sqlite alone", () => {
 
   const addBody = (id: string, bytes: number) =>
     store.write(({ db, tables }) =>
-      db
-        .insert(tables.invocationBodies)
-        .values({ tenant: "t", invocation_id: id, request: Buffer.alloc(bytes, 1) }),
+      db.insert(tables.invocationBodies).values({ tenant: "t", invocation_id: id, request: Buffer.alloc(bytes, 1) }),
     );
 
   const bodyIds = async () => {
@@ -101,9 +99,7 @@ describe("sqlite alone", () => {
 
   test("the reader cannot write", async () => {
     const { db, tables } = store.read as Tx;
-    expect(db.insert(tables.replicas).values({ id: "rep", lease_until: 0 }).execute()).rejects.toThrow(
-      /readonly/,
-    );
+    expect(db.insert(tables.replicas).values({ id: "rep", lease_until: 0 }).execute()).rejects.toThrow(/readonly/);
   });
 
   test("the dispatcher's queries walk an index, whatever is in the table", async () => {

@@ -7,11 +7,12 @@ import { sql } from "drizzle-orm";
 import { drizzle } from "drizzle-orm/bun-sqlite";
 import { columns } from "../../db/columns.ts";
 import { defineSchema } from "../../db/schema.ts";
-import { during } from "../concurrency/work.ts";
+import { during } from "../concurrency/loop-profile.ts";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
+import { createCallEnds } from "./call-ends.ts";
 import { within } from "./deadline.ts";
-import { groupCommit } from "./group.ts";
+import { createGroupCommit } from "./group.ts";
 import { migrateSqlite } from "./migrate.ts";
 import type { Queries, Store } from "./store.ts";
 
@@ -19,12 +20,12 @@ import type { Queries, Store } from "./store.ts";
 const OPEN_BUSY_MS = 10_000;
 /** Waiting inside SQLite blocks the event loop. The group commit waits for the write lock without it. */
 const WRITE_BUSY_MS = 0;
-/** Readers of a log wait for nobody, but for a process that rebuilds its index after a crash. */
+/** Readers of the log wait for nobody, except for a process that rebuilds its index after a crash. */
 const READ_BUSY_MS = 50;
 const CHECKPOINT_EVERY_MS = 1_000;
 /** The log is cut to this size when it starts anew; below it, its blocks are used again. */
 const WAL_BYTES_KEPT = 64 * 1024 * 1024;
-/** Large bodies make it grow so fast that a second of them would take hundreds of milliseconds to move. */
+/** Large bodies make it grow so fast that moving a second's worth would take hundreds of milliseconds. */
 const WAL_BYTES_MAX = WAL_BYTES_KEPT + 16 * 1024 * 1024;
 const WAL_LOOK_EVERY_MS = 50;
 const CACHE_KIB = 16 * 1024;
@@ -44,7 +45,7 @@ function createPrivateFile(path: string): void {
   chmodSync(path, 0o600);
 }
 
-/** Reads run on the event loop: each names itself, so that it can be told what held the loop. Writes do by the group. */
+/** Reads block the event loop, so each names itself for the log of blocked loops. Groups name their writes. */
 class ReadDatabase extends Database {
   override prepare: Database["prepare"] = (text: string, ...rest: never[]) => {
     const statement = super.prepare<never, never[]>(text, ...rest);
@@ -70,8 +71,8 @@ function connect(path: string, Connection = Database): Database {
 }
 
 /**
- * The first connections to a new file all want to change its journal mode, and SQLite lets none wait that
- * already reads the file: it answers busy at once, whatever the timeout.
+ * The first connections to a new file all want to change its journal mode, and SQLite lets none of them wait that already
+ * reads the file: it answers busy at once, whatever the timeout.
  */
 function enterWal(connection: Database): void {
   const until = performance.now() + OPEN_BUSY_MS;
@@ -87,7 +88,7 @@ function enterWal(connection: Database): void {
   }
 }
 
-/** Statistics of the schema are read when a connection opens, so the one that migrates is not used further. */
+/** Statistics of the schema are read when a connection opens, so the one that migrates is not used afterwards. */
 function migrate(path: string, clock: Clock): void {
   const connection = connect(path);
   try {
@@ -132,8 +133,10 @@ export async function openSqlite({ path, log, clock }: SqliteOptions): Promise<S
   reader.run("pragma query_only = on");
 
   const tables = defineSchema(columns.sqlite);
-  // Drizzle runs the builders of this driver at once when they are awaited, which is what "async" promises.
-  const group = groupCommit({ writer, db: drizzle(writer) as unknown as Queries, tables, now, log });
+  // Drizzle runs the builders of this driver at once when they are awaited, as "async" promises.
+  const ends = createCallEnds(log);
+  const db = drizzle(writer) as unknown as Queries;
+  const group = createGroupCommit({ writer, db, tables, now, log, ended: ends.tell });
   const timer = checkpoints(writer, path, log);
   const touch = writer.prepare("update schema_migrations set applied_at = applied_at where version = 1");
 
@@ -144,6 +147,7 @@ export async function openSqlite({ path, log, clock }: SqliteOptions): Promise<S
     read,
     readFirst: read,
     write: group.write,
+    onCallEnded: ends.listen,
     probe: (timeoutMs) =>
       within(
         timeoutMs,

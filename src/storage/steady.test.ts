@@ -25,7 +25,7 @@ function hours() {
   };
 }
 
-test("the first run is when the clock has been right for a while, and then they go on", () => {
+test("repeated work runs first when the clock has been right for a while, and then goes on", () => {
   const { pass, runs, stop } = hours();
   expect(runs()).toBe(0);
   pass();
@@ -37,7 +37,7 @@ test("the first run is when the clock has been right for a while, and then they 
 });
 
 test.each([40 * 86_400_000, -40 * 86_400_000, 120_000])(
-  "a clock set by %d ms puts the next run off",
+  "repeated work is put off when the clock is set by %d ms",
   (step) => {
     const { pass, runs, stop } = hours();
     pass();

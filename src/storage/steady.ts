@@ -1,5 +1,5 @@
-// What is removed for its age is gone for good, so the clock that tells the age must have shown the right time for a
-// while: a machine that boots a month ahead is put right within minutes, and must not have removed a month by then.
+// Rows removed for their age are gone for good, so the clock that tells the age must have run evenly for a while: a
+// machine that boots a month ahead is corrected within minutes, and must not have removed a month of rows by then.
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 
@@ -15,8 +15,8 @@ interface SteadyOptions {
 }
 
 /**
- * Runs `work` again and again, the first time after `everyMs`, and only where the clock has gone evenly since the time
- * before. Gives what stops it.
+ * Runs `work` at intervals, the first time after `everyMs`, and only when the clock has run evenly since the time before.
+ * Returns a function that stops it.
  */
 export function whileSteady(options: SteadyOptions, work: () => Promise<unknown>): () => void {
   const { clock, log, everyMs, monotonic = () => performance.now() } = options;

@@ -1,12 +1,13 @@
-// The storage port: what the product asks of a database, and the words in which queries are written once
-// for both. Only a `Tx` can write, so a write outside `write()` does not compile.
+// The storage port: what the product asks of a database, and the form in which queries are written once for both. Only a
+// `Tx` can write, so a write outside `write()` does not compile.
 import { type Column, type SQL, sql } from "drizzle-orm";
 import type { BaseSQLiteDatabase } from "drizzle-orm/sqlite-core";
 import type { CountDimension, Tables } from "../../db/schema.ts";
+import type { CallEnd, CallEndListener } from "../core/call-end.ts";
 import type { Clock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";
 
-/** Drizzle in its SQLite types. The Postgres adapter casts to it: the two build queries with the same words. */
+/** Drizzle in its SQLite types. The Postgres adapter casts to it, since the same calls build queries on both. */
 export type Queries = BaseSQLiteDatabase<"async", unknown, Record<string, never>>;
 
 export interface Reader {
@@ -16,16 +17,18 @@ export interface Reader {
 
 export interface Tx extends Reader {
   readonly db: Queries;
-  /** The database's own time at the moment at which a statement reads it, in milliseconds since the epoch. */
+  /** The database's own time when a statement reads it, in milliseconds since the epoch. */
   readonly now: SQL<number>;
   /**
    * Adds to the exact totals of a tenant's history. The additions of one work are applied with its commit,
    * merged, so that a group of works touches each total once.
    */
   count(tenant: string, dimension: CountDimension, value: string, delta: number): void;
+  /** Reports the end of a call to the store's listeners once this work is durable. */
+  ended(end: CallEnd): void;
   /**
-   * Holds the others that ask for the same key until this work has ended. Works on SQLite run one after
-   * another anyway; on Postgres it is an advisory lock of the transaction.
+   * Makes others that lock the same key wait until this work has ended. Works on SQLite run one after another anyway; on
+   * Postgres it is an advisory lock of the transaction.
    */
   lock(key: string): Promise<void>;
 }
@@ -39,29 +42,34 @@ export interface Store {
   readonly clock: Clock;
   readonly read: Reader;
   /**
-   * Reads that every call waits for, of which no tenant causes more than a few a second: where connections are few, over
-   * some that nothing else keeps busy.
+   * For reads that every call waits for, and of which no tenant causes more than a few a second. Where connections are few,
+   * some are kept for these alone.
    */
   readonly readFirst: Reader;
   /**
-   * Runs `work` in a transaction and resolves after its commit is durable. What `work` throws rolls back its
-   * own writes and nothing else, and is thrown again. Inside `work`: nothing but calls on `tx`, each awaited, and
-   * no catching of their errors, for the transaction is over after one. A work may be undone for the sake of
-   * another and then runs again, so it changes nothing outside.
+   * Runs `work` in a transaction and resolves after its commit is durable. An error of `work` rolls back its own writes and
+   * nothing else, and is thrown again. Inside `work` there may be only calls on `tx`, each awaited, without catching their
+   * errors, since the transaction is over after one. A work may be undone because of another and then runs again, so it
+   * must change nothing outside.
    *
-   * @throws CommitUnknown, which is a Fault `unavailable` too; any other Fault `unavailable` when the database cannot
-   * take the write: certainly nothing of it was stored then.
+   * @throws CommitUnknown, which is a Fault `unavailable` too; any other Fault `unavailable` when the database can't take
+   * the write, and certainly nothing of it was stored.
    * @throws UniqueViolation when the write breaks a uniqueness rule of the schema.
    */
   write<T>(work: (tx: Tx) => Promise<T>): Promise<T>;
+  /**
+   * From now on the listener is told of each end that this process has stored, before the write is answered. Of a commit
+   * whose answer was lost it is told nothing.
+   */
+  onCallEnded(listener: CallEndListener): void;
   /** @throws Fault `unavailable` when the database does not take a write within `timeoutMs`. */
   probe(timeoutMs: number): Promise<void>;
   close(): Promise<void>;
 }
 
 /**
- * The commit was on its way when its answer was lost or late: what was written is stored, is not, or will appear
- * later. Measured on Postgres: no time limit of the server bounds a commit.
+ * The answer to a commit was lost or late: the write is stored, is not, or will appear later. Measured on Postgres: no
+ * time limit of the server bounds a commit.
  */
 export class CommitUnknown extends Fault {
   override readonly name = "CommitUnknown";
@@ -79,12 +87,25 @@ export class UniqueViolation extends Error {
 }
 
 /**
- * A query that is built once per connection and then only executed: building one costs several times what
- * running it does. Values are named with `bind`.
+ * Runs a write in which only the name of a record can break a uniqueness rule.
+ *
+ * @param record such as `agent`
+ * @throws Fault `conflict` when another one has the name
  */
-export function prepared<H extends Reader, P>(
-  build: (handle: H) => { prepare(name?: string): P },
-): (handle: H) => P {
+export async function withFreeName<T>(record: string, write: () => Promise<T>): Promise<T> {
+  try {
+    return await write();
+  } catch (cause) {
+    if (!(cause instanceof UniqueViolation)) throw cause;
+    throw new Fault("conflict", `name: already used by another ${record}`, { cause });
+  }
+}
+
+/**
+ * A query that is built once per connection and then only executed: building one costs several times as much as running
+ * it. Values are named with `bind`.
+ */
+export function prepared<H extends Reader, P>(build: (handle: H) => { prepare(name?: string): P }): (handle: H) => P {
   const built = new WeakMap<object, P>();
   return (handle) => {
     const known = built.get(handle.db);

@@ -1,10 +1,10 @@
-// Exact totals of what a tenant keeps in its catalog. A write learns what they come to with all works before it in its
-// group, which the totals of invocations (counts.ts) do not tell: so a quota holds under concurrency, on all replicas.
+// Exact totals of what a tenant keeps in its catalog. A write learns the new totals, with all works before it in its group
+// included, which the totals of invocations (counts.ts) do not tell. So a quota holds under concurrency, on all replicas.
 // On Postgres the row of a total is locked until its transaction ends, so a work adds to totals last of all.
 import { and, eq, inArray, lte, sql } from "drizzle-orm";
 import type { Reader, Tx } from "./store.ts";
 
-/** Gives what the totals come to. One that comes to zero goes: callers choose the tags that name lists. */
+/** Returns the new totals. One that comes to zero is removed: callers choose the tags that name lists. */
 export async function addToTotals(
   tx: Tx,
   tenant: string,

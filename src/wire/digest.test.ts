@@ -3,7 +3,7 @@ import { createHash } from "node:crypto";
 import { atOnce } from "../concurrency/steps.ts";
 import { sha256Of } from "./digest.ts";
 
-test("a hash in steps is that of the whole, and of the same bytes made once", () => {
+test("a hash made in steps is that of the whole, and of the same bytes made once", () => {
   for (const size of [0, 1, 262_143, 262_144, 262_145, 3_000_000]) {
     const bytes = new Uint8Array(size).map((_, at) => at * 7);
     const steps = sha256Of(bytes);

@@ -1,10 +1,11 @@
-// SHA-256 of bodies, in lower hex. A body may be asked about by its idempotency key, its payment and its receipt, and
-// has up to 32 MiB: it is hashed once, and only when one of them asks, in steps.
+// SHA-256 of bodies, in lower hex. Idempotency key, payment and receipt may each need the digest of a body of
+// up to 32 MiB, so it is hashed once, only when one of them asks, and in steps.
+// One per thread, since a digest is kept under the very bytes that it is of.
 import { createHash } from "node:crypto";
 import { bodyInSteps } from "../concurrency/run-steps.ts";
 import type { Steps } from "../concurrency/steps.ts";
 
-/** Of one step: half a millisecond where the processor has no instructions for it. */
+/** Hashed in one step: half a millisecond on a processor without instructions for it. */
 const STEP_BYTES = 262_144;
 
 const known = new WeakMap<Uint8Array, string>();

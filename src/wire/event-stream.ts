@@ -1,9 +1,9 @@
-// Event streams as https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream has them, read
-// while they come in: the data of an event is given on piece by piece and none of it is kept, however long it is. What
-// is asked for is the data of messages; ids, comments and times to retry are passed over.
+// Parses event streams (https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream) as they
+// arrive. The data of an event is passed on piece by piece and none of it is kept, however long it is. Only the data of
+// messages matters here; ids, comments and retry times are skipped.
 
 export interface EventHandler {
-  /** What comes next of the data of an event. It is never empty. */
+  /** The next piece of an event's data. It is never empty. */
   data(bytes: Uint8Array): void;
   /** The event has ended. @param isMessage whether it is of the type `message`, as those without a type are */
   end(isMessage: boolean): void;
@@ -15,19 +15,19 @@ const SPACE = 0x20;
 const COLON = 0x3a;
 
 const NAME = 0;
-/** Right behind the colon, where one space belongs to nobody. */
+/** Right after the colon, where one space is skipped. */
 const GAP = 1;
 const VALUE = 2;
 
 const MESSAGE = "message";
-/** Longer names are no names of ours, longer types are others. */
+/** A longer name is none that matters here, and a longer type is another type. */
 const SHORT_MAX = 8;
 const JOINT = Uint8Array.of(LF);
 
 export class EventStreamReader {
   readonly #handler: EventHandler;
   #state = NAME;
-  /** Of the line: the name of its field, as far as it can be one of ours. */
+  /** The name of the line's field, as far as it can be one that matters here. */
   #name = "";
   #isLineEmpty = true;
   /** A line feed that comes next belongs to the line end before it. */
@@ -56,13 +56,13 @@ export class EventStreamReader {
     }
   }
 
-  /** An ordered end closes the last event, even where its blank line is missing. */
+  /** A regular end of the stream closes the last event, even if its blank line is missing. */
   finish(): void {
     if (!this.#isLineEmpty) this.#lineEnds();
     this.#lineEnds();
   }
 
-  /** Gives where to go on. */
+  /** Returns where to go on. */
   #goOn(bytes: Uint8Array, at: number, byte: number): number {
     this.#isLineEmpty = false;
     if (this.#state === NAME) {

@@ -1,6 +1,6 @@
-// Follows one JSON object while it comes in, in pieces of any length, and tells of the members of its top level. Nothing
-// of it is kept but the short texts that are asked for, so an object of any length takes the same memory. It takes and
-// refuses what `scan.ts` does.
+// Follows one JSON object while it arrives, in pieces of any length, and reports the members of its top level. Only the
+// short texts that are asked for are kept, so an object of any length takes the same memory. It accepts and refuses the
+// same texts as `json-scanner.ts`. In one file, since its states share one place in the text.
 import { JSON_DEPTH_MAX } from "../core/limits.ts";
 
 /** A value of the object, or of the object in one of its members. */
@@ -14,10 +14,10 @@ export interface Member {
   readonly text: string | null;
 }
 
-/** What is told of; made once for many objects. */
+/** What is reported; made once for many objects. */
 export interface Followed {
   readonly top: FollowedKeys;
-  /** Under this key of the top level, which is one of those, the members of an object are told of too. */
+  /** One of the top-level keys: if its value is an object, the members of that are reported too. */
   readonly outerKey: string;
   readonly inner: FollowedKeys;
   /** Longer values are not kept. */
@@ -26,16 +26,16 @@ export interface Followed {
 
 interface FollowedKeys {
   readonly keys: readonly string[];
-  /** Of the longest one, each of its characters escaped, with its quotes. */
+  /** The length of the longest key with each of its characters escaped, and its quotes. */
   readonly bytesMax: number;
 }
 
 export interface MemberHandler {
-  /** A member of the top level: what was told of the inside of an earlier one of this key is void. */
+  /** A member of the top level begins: what was reported inside an earlier member of this key is void. */
   comes(key: string): void;
   /** Its value begins. */
   begins(key: string, at: number): void;
-  /** It has ended, but not its member yet: what follows may break the text. */
+  /** The value has ended, but the member has not: what follows may still be malformed. */
   ends(member: Member): void;
   /** The member is whole: a comma or a brace has followed its value. */
   whole(member: Member): void;
@@ -91,7 +91,7 @@ function kindOf(byte: number): number {
   return byte === 0x2b || byte === 0x2d ? 4 : 5;
 }
 
-/** This byte is behind the number. */
+/** This byte comes after the number. */
 const BEHIND = -1;
 
 /** The states of a number, from SIGNED on, and what follows on each kind of byte. */
@@ -110,12 +110,12 @@ function afterByte(state: number, byte: number): number {
   return NUMBER[state - SIGNED]?.[kindOf(byte)] ?? OVER;
 }
 
-/** A part of the text that is kept while it comes in. */
+/** A part of the text that is kept while it arrives. */
 class Excerpt {
   #bytes: Uint8Array = NOTHING;
   #size = 0;
   #max = 0;
-  /** Where it goes on in the piece that is being followed; -1 while nothing is kept. */
+  /** Where it continues in the current piece; -1 while nothing is kept. */
   #from = -1;
 
   begin(at: number, max: number): void {
@@ -124,7 +124,7 @@ class Excerpt {
     this.#from = at;
   }
 
-  /** The piece is at its end: what of it belongs to the excerpt is copied. */
+  /** The piece ends: the part of it that belongs to the excerpt is copied. */
   goOn(piece: Uint8Array): void {
     if (this.#from < 0) return;
     this.#add(piece.subarray(this.#from));
@@ -155,7 +155,7 @@ class Excerpt {
   }
 }
 
-/** Of a member that is being read at one of the two levels. */
+/** The state of a member that is being read at one of the two levels. */
 interface FollowedLevel {
   readonly followed: FollowedKeys;
   key: string | null;
@@ -187,7 +187,7 @@ export class JsonFollower {
   #hexLeft = 0;
   #word: Uint8Array = NOTHING;
   #wordAt = 0;
-  /** The piece that is being followed, and where it begins in the text. */
+  /** The current piece, and where it begins in the text. */
   #piece: Uint8Array = NOTHING;
   #offset = 0;
 
@@ -198,7 +198,7 @@ export class JsonFollower {
     this.#inner = levelOf(followed.inner);
   }
 
-  /** The object has ended, or there is none: whatever follows says nothing more. */
+  /** The object has ended, or there is none: whatever follows is ignored. */
   get isOver(): boolean {
     return this.#state === OVER;
   }
@@ -214,13 +214,13 @@ export class JsonFollower {
     this.#piece = NOTHING;
   }
 
-  /** The level whose members are being read now, if it is one that is told of. */
+  /** The level whose members are being read now, if it is one that is reported. */
   #level(): FollowedLevel | null {
     if (this.#depth === 1) return this.#top;
     return this.#depth === 2 && this.#isInside ? this.#inner : null;
   }
 
-  /** Gives where to go on. */
+  /** Returns where to go on. */
   #byte(byte: number, at: number): number {
     const state = this.#state;
     if (state >= SIGNED) return this.#number(byte, at);
@@ -293,7 +293,7 @@ export class JsonFollower {
     level.start = this.#offset + at;
     level.member = null;
     if (level === this.#top) this.#handler.begins(key, level.start);
-    // The texts of what is inside are wanted, not the one around them.
+    // The texts inside this value are wanted, not the text of the whole.
     const isOuter = level === this.#top && key === this.#followed.outerKey;
     if (!isOuter) this.#excerpt.begin(at, this.#followed.textBytesMax);
   }
@@ -348,7 +348,7 @@ export class JsonFollower {
     else this.#valueEnds(at + 1);
   }
 
-  /** Goes on in a string, up to what is not plain in it. */
+  /** Continues in a string, up to the next byte that is not plain. */
   #string(from: number): number {
     const piece = this.#piece;
     let at = from;
@@ -365,7 +365,7 @@ export class JsonFollower {
     return at + 1;
   }
 
-  /** Goes on in an escape or a word. */
+  /** Continues in an escape or a word. */
   #part(byte: number, at: number): number {
     if (this.#state === WORD) {
       if (byte !== this.#word[this.#wordAt++]) this.#state = OVER;

@@ -2,14 +2,7 @@ import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { atOnce, type Steps } from "../concurrency/steps.ts";
 import { JSON_DEPTH_MAX } from "../core/limits.ts";
-import {
-  arrayOutline,
-  objectOutline,
-  outlineArray,
-  outlineObject,
-  skipSpace,
-  skipSpaceInSteps,
-} from "./json-scan.ts";
+import { arrayOutline, objectOutline, outlineArray, outlineObject, skipSpace, skipSpaceInSteps } from "./json-scan.ts";
 import { type Finding, type Watched, watch } from "./watched-keys.ts";
 
 const encoder = new TextEncoder();
@@ -41,7 +34,7 @@ function found(watched: string, ...quotedKeys: string[]) {
   return [values[0], findings[0]!.isRepeated, findings[0]!.isMiscased];
 }
 
-describe("outlineObject", () => {
+describe("the outline of a JSON object", () => {
   test("finds watched members wherever they stand, and nothing inside others", () => {
     const text = ' { "a" : {"id":1, "x":["id"]} , "id":\t"7\\"}" ,"z":[{"id":2}],"result" : -1.5e+3 }\n';
     const { isWhole, values } = outline(text, [watch("id"), watch("result"), watch("x")]);
@@ -51,9 +44,11 @@ describe("outlineObject", () => {
   test("finds a key however it is escaped", () => {
     expect(found("id", '"\\u0069d"')).toEqual(["0", false, false]);
     expect(found("a/B", '"\\u0061\\/\\u0042"')).toEqual(["0", false, false]);
-    expect(found("id", '"\\u0069d\\u0001"', '"\\nd"', '"i\\u0064d"', '"i"', '"idd"', '"ïd"', '"😀"')).toEqual(
-      [null, false, false],
-    );
+    expect(found("id", '"\\u0069d\\u0001"', '"\\nd"', '"i\\u0064d"', '"i"', '"idd"', '"ïd"', '"😀"')).toEqual([
+      null,
+      false,
+      false,
+    ]);
   });
 
   test("tells keys that come again or in another case, and takes the last that is spelled right", () => {
@@ -62,7 +57,7 @@ describe("outlineObject", () => {
     expect(found("id", '"ID"')).toEqual([null, false, true]);
   });
 
-  test("takes for another case what some decoder takes for it", () => {
+  test("takes for another case of a key what some decoder takes for it", () => {
     for (const key of ["paramſ", "PARAM\\u017f", "parAms"]) expect(found("params", `"${key}"`)[2]).toBe(true);
     for (const key of ["ıd", "İd", "\\u0131D"]) expect(found("id", `"${key}"`)[2]).toBe(true);
     expect(found("key", '"\u212aey"')[2]).toBe(true);
@@ -78,12 +73,8 @@ describe("outlineObject", () => {
     const characters = fc.constantFrom("i", "d", "I", "ſ", "\n", '"', "\\", "/", "é", "😀", "\ud800");
     const keys = fc.array(fc.tuple(characters, fc.boolean()), { maxLength: 4 }).map((parts) => {
       const inHex = (text: string) =>
-        [...Array(text.length).keys()]
-          .map((at) => `\\u${text.charCodeAt(at).toString(16).padStart(4, "0")}`)
-          .join("");
-      const quoted = parts.map(([text, isEscaped]) =>
-        isEscaped ? inHex(text) : JSON.stringify(text).slice(1, -1),
-      );
+        [...Array(text.length).keys()].map((at) => `\\u${text.charCodeAt(at).toString(16).padStart(4, "0")}`).join("");
+      const quoted = parts.map(([text, isEscaped]) => (isEscaped ? inHex(text) : JSON.stringify(text).slice(1, -1)));
       return `"${quoted.join("")}"`;
     });
     fc.assert(
@@ -109,8 +100,7 @@ describe("outlineObject", () => {
   });
 
   test("costs memory of no member, and little more time than a scan that looks for nothing", () => {
-    const repeated = (start: string, unit: string, end: string) =>
-      encoder.encode(start + unit.repeat(800_000) + end);
+    const repeated = (start: string, unit: string, end: string) => encoder.encode(start + unit.repeat(800_000) + end);
     const bodies = ["", "id", "ix", "\\u0061b"].map((key) => repeated('{"a":1', `,"${key}":1`, "}"));
     const watched = [watch("id"), watch("name"), watch("key")];
     const time = (body: Uint8Array, keys: Watched[]) => {
@@ -136,25 +126,7 @@ describe("outlineObject", () => {
       fc.jsonValue().map((value) => JSON.stringify({ value, more: [value] }, null, 1)),
       fc
         .array(
-          fc.constantFrom(
-            "{",
-            "}",
-            "[",
-            "]",
-            ",",
-            ":",
-            '"',
-            '"a"',
-            "\\",
-            "0",
-            "1",
-            "-",
-            ".",
-            "e",
-            "+",
-            "true",
-            " ",
-          ),
+          fc.constantFrom("{", "}", "[", "]", ",", ":", '"', '"a"', "\\", "0", "1", "-", ".", "e", "+", "true", " "),
         )
         .map((parts) => `{${parts.join("")}}`),
     );
@@ -209,22 +181,16 @@ describe("a scan in steps", () => {
     fc.jsonValue().map((value) => JSON.stringify(value)),
   );
   const spaced = (text: string) => text.replace(/[,:{}]/g, " \n$&\t ");
-  const object = fc
-    .array(member, { maxLength: 5 })
-    .map((all) => `{${all.map((each) => each.join(":")).join()}}`);
+  const object = fc.array(member, { maxLength: 5 }).map((all) => `{${all.map((each) => each.join(":")).join()}}`);
   const texts = fc
-    .tuple(
-      object,
-      object,
-      fc.constantFrom("", "-0.5e+10", "123456789012", '"\\ud83d\\ude00"', "tru", "1.", "[[]]"),
-    )
+    .tuple(object, object, fc.constantFrom("", "-0.5e+10", "123456789012", '"\\ud83d\\ude00"', "tru", "1.", "[[]]"))
     .chain(([params, other, last]) => {
       const text = `{"id":7,"params":${params},"x":[${other},${last}],"params":{"name":${last || "null"}}}`;
       return fc.tuple(fc.constantFrom(text, spaced(text)), fc.nat(text.length));
     })
     .map(([text, cut]) => (cut % 3 === 0 ? text.slice(0, cut) : text));
 
-  test("finds what one in one piece finds, wherever a step ends", () => {
+  test("finds the same as one in one piece, wherever a step ends", () => {
     fc.assert(
       fc.property(texts, fc.integer({ min: 1, max: 40 }), (text, stepBytes) => {
         const bytes = encoder.encode(text);
@@ -237,7 +203,7 @@ describe("a scan in steps", () => {
     );
   });
 
-  test("of a batch finds in each item what a scan of that alone finds", () => {
+  test("finds in each item of a batch what a scan of that alone finds", () => {
     fc.assert(
       fc.property(fc.array(object, { minLength: 1, maxLength: 4 }), (all) => {
         const bytes = encoder.encode(`[${all.join(" , ")}]`);

@@ -10,7 +10,7 @@ import { createProbe, type Finding, toFinding, type Watched } from "./watched-ke
 const OPEN_BRACKET = 0x5b;
 const OPEN_BRACE = 0x7b;
 
-/** Of one step: less than a millisecond, whatever they are. */
+/** Bytes of one step: less than a millisecond, whatever they are. */
 const STEP_BYTES = 65_536;
 
 export interface Outline {

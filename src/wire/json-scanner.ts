@@ -1,6 +1,6 @@
 // Reads a JSON object or array from its bytes, without building anything, and notes where the values of watched keys
-// stand. It goes in steps, each of which ends wherever it is, in the middle of a string too: no text takes long in one
-// piece.
+// stand. It works in steps, each of which may end anywhere, even in the middle of a string, so no text takes long in one
+// piece. In one file, since its states share one place in the text.
 
 import { JSON_DEPTH_MAX } from "../core/limits.ts";
 import { isDigit, ScanError, scanEscape, scanWord, spaceEnd } from "./json-bytes.ts";
@@ -67,10 +67,10 @@ interface Noted {
   end: number;
 }
 
-/** In the place of an index: the step has ended before what was being read has. */
+/** Returned instead of an index: the step has ended before the value did. */
 export const LEFT = -1;
 
-/** What comes next in an object or array: a first key or item or the end, a key or item, and so on. */
+/** What may come next in an object or array: a first key or item or the end, a key or item, and so on. */
 const FIRST = 0;
 const NEXT = 1;
 const COLON_NEXT = 2;
@@ -96,8 +96,8 @@ function pass(bytes: Uint8Array, at: number, byte: number): number {
 }
 
 /**
- * Whether the byte ends what it is in. A number at the very end of a cut-off text may itself be cut, so a member counts
- * once what is behind it is seen.
+ * Whether the byte ends the object or array. A number at the very end of a cut-off text may itself be cut, so a member
+ * counts once the byte after it is seen.
  */
 function closes(byte: number | undefined, end: number, place: ScanState, member: Noted | null): boolean {
   if (byte !== end || (place !== FIRST && place !== AFTER_VALUE)) return false;
@@ -106,8 +106,8 @@ function closes(byte: number | undefined, end: number, place: ScanState, member:
 }
 
 /**
- * Values are read by recursion, which is fastest. Where a step ends, whoever can't go on leaves a function that does,
- * and then each one around it does so too, which goes on from where the inner one has ended.
+ * Values are read by recursion, which is fastest. When a step ends, the innermost function leaves a closure that goes on
+ * later, and then each one around it leaves one too, which goes on where the inner one has ended.
  */
 export class Scan {
   readonly #bytes: Uint8Array;
@@ -116,7 +116,7 @@ export class Scan {
   /** The innermost first. */
   #left: ((end: number) => number)[];
   #from: number;
-  /** Where this step ends; the last one never does before the text. */
+  /** Where this step ends; the last step ends with the text. */
   #until = 0;
 
   /** @param listed null for an object */
@@ -159,13 +159,7 @@ export class Scan {
     return this.#members(start + 1, depth, probes, FIRST, null);
   }
 
-  #members(
-    from: number,
-    depth: number,
-    probes: readonly Probe[],
-    first: ScanState,
-    given: Noted | null,
-  ): number {
+  #members(from: number, depth: number, probes: readonly Probe[], first: ScanState, given: Noted | null): number {
     const bytes = this.#bytes;
     let at = from;
     let place = first;
@@ -200,7 +194,7 @@ export class Scan {
     }
   }
 
-  /** A value of which it is noted, if it is watched, where it stands. */
+  /** A value, whose place is noted if it is watched. */
   #noted(start: number, depth: number, noted: Noted | null): number {
     if (noted === null) return this.#value(start, depth + 1, NOTHING);
     noted.start = start;
@@ -210,13 +204,7 @@ export class Scan {
   }
 
   /** @param at LEFT: at the end of the value of `member` */
-  #leaveMembers(
-    at: number,
-    depth: number,
-    probes: readonly Probe[],
-    place: ScanState,
-    member: Noted | null,
-  ): number {
+  #leaveMembers(at: number, depth: number, probes: readonly Probe[], place: ScanState, member: Noted | null): number {
     return this.#leave((end) => {
       if (at === LEFT && member !== null) member.end = end;
       return this.#members(at === LEFT ? end : at, depth, probes, place, member);
@@ -312,9 +300,8 @@ export class Scan {
     const whole = bytes[start] === MINUS ? start + 1 : start;
     const first = bytes[whole];
     const second = bytes[whole + 1];
-    // As most are: of one digit.
-    if ((second === COMMA || second === CLOSE_BRACE || second === CLOSE_BRACKET) && isDigit(first))
-      return whole + 1;
+    // Most numbers have one digit.
+    if ((second === COMMA || second === CLOSE_BRACE || second === CLOSE_BRACKET) && isDigit(first)) return whole + 1;
     return first === ZERO ? this.#afterDigits(whole + 1, WHOLE) : this.#digits(whole, WHOLE);
   }
 
@@ -345,7 +332,7 @@ export class Scan {
   }
 }
 
-/** Null where the key is none that is watched. */
+/** Null when the key is not watched. */
 function memberOf(bytes: Uint8Array, start: number, end: number, probes: readonly Probe[]): Noted | null {
   if (probes.length === 0) return null;
   const probe = findProbe(bytes, start, end, probes);

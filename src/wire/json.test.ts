@@ -14,7 +14,7 @@ function outcomeOf(parse: () => unknown): { readonly value: unknown; readonly pr
   }
 }
 
-describe("parseJson", () => {
+describe("the JSON parser", () => {
   test("gives what JSON.parse gives for any JSON value with keepable numbers", () => {
     fc.assert(
       fc.property(fc.jsonValue({ maxDepth: 8 }), (value) => {
@@ -46,7 +46,7 @@ describe("parseJson", () => {
     );
   });
 
-  test("a key that names the prototype is an ordinary key", () => {
+  test("takes a key that names the prototype for an ordinary key", () => {
     const value = parseJson(bytes('{"__proto__":{"a":1},"constructor":2}')) as object;
     expect(Object.entries(value)).toEqual([
       ["__proto__", { a: 1 }],
@@ -84,11 +84,7 @@ describe("parseJson", () => {
     ["deep nesting", "[".repeat(70), "body: nested deeper than 64 levels"],
     ["a very deep body", "[".repeat(1_000_000), "body: nested deeper than 64 levels"],
     ["more keys than any object may have", keys(4097), "k4096: the object has more than 4096 keys"],
-    [
-      "more items than any list may have",
-      `{"x":[${"1,".repeat(8192)}1]}`,
-      "x: the list has more than 8192 items",
-    ],
+    ["more items than any list may have", `{"x":[${"1,".repeat(8192)}1]}`, "x: the list has more than 8192 items"],
     ["malformed text", '{"a":', "body: not valid JSON"],
     ["a trailing comma", '{"a":1,}', "body: not valid JSON"],
     ["an empty body", "", "body: not valid JSON"],
@@ -104,7 +100,7 @@ describe("parseJson", () => {
     expect(() => parseJson(Uint8Array.of(0x22, 0xff, 0x22))).toThrow("body: not valid UTF-8");
   });
 
-  test("names no field at length", () => {
+  test("names no long field in a message", () => {
     const key = `${"k".repeat(99)}\u{1f511}${"k".repeat(5000)}`;
     const shown = `${"k".repeat(99)}\ufffd…`;
     const cases = {
@@ -121,12 +117,9 @@ describe("parseJson", () => {
     expect(parseJson(bytes('{"metadata":{"a":1,"a":{"b":1,"b":2}}}'), "metadata")).toEqual({
       metadata: { a: { b: 2 } },
     });
-    expect(() => parseJson(bytes('{"metadata":{},"metadata":{}}'), "metadata")).toThrow(
-      "metadata: given twice",
-    );
+    expect(() => parseJson(bytes('{"metadata":{},"metadata":{}}'), "metadata")).toThrow("metadata: given twice");
     expect(() => parseJson(bytes('{"x":{"metadata":{"a":1,"a":1}}}'), "metadata")).toThrow("a: given twice");
-    const many = (lists: number) =>
-      bytes(`{"metadata":{"x":[${`[${"1,".repeat(8190)}1],`.repeat(lists)}1]}}`);
+    const many = (lists: number) => bytes(`{"metadata":{"x":[${`[${"1,".repeat(8190)}1],`.repeat(lists)}1]}}`);
     expect(parseJson(many(1), "metadata")).toHaveProperty("metadata.x.1", 1);
     expect(() => parseJson(many(3), "metadata")).toThrow("metadata: more than 16384 values");
     expect(parseJson(many(3))).toHaveProperty("metadata.x.3", 1);
@@ -135,7 +128,7 @@ describe("parseJson", () => {
     expect(Object.keys(parseJson(bytes(keys(4096))) as object)).toEqual(["x"]);
   });
 
-  test("a colon or a comma inside a string is no structure", () => {
+  test("takes no colon or comma inside a string for structure", () => {
     expect(parseJson(bytes('{"a":"b\\",\\"a\\":1","c":"{[,"}'))).toEqual({ a: 'b","a":1', c: "{[," });
   });
 });

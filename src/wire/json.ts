@@ -1,13 +1,13 @@
-// JSON as it may come in: strict UTF-8, bounded depth, no key twice, no number that would be altered. JSON.parse alone
-// lets the last of two equal keys win and rounds what a double can't hold; both would store something else than was
-// sent. It also can't be interrupted, and a body of the largest size takes it longer than others should wait: so the
+// JSON as it is accepted: strict UTF-8, bounded depth, no key twice, no number that would be altered. JSON.parse alone
+// lets the last of two equal keys win and rounds numbers that a double can't hold; both would store something else than
+// was sent. It also can't be interrupted, and a body of the largest size takes it longer than others should wait. So the
 // value is built here, in steps.
 
 import { atOnce, type Steps } from "../concurrency/steps.ts";
 import { Fault, shownField } from "../core/fault.ts";
 import { JSON_DEPTH_MAX, JSON_FREE_VALUES_MAX, JSON_ITEMS_MAX, JSON_KEYS_MAX } from "../core/limits.ts";
 
-/** Of one step: a fraction of a millisecond. */
+/** The size of one step, which takes a fraction of a millisecond. */
 const TOKENS_MAX = 1024;
 const CHARACTERS_MAX = 65_536;
 
@@ -21,7 +21,7 @@ export function parseJson(bytes: Uint8Array, freeField: string | null = null): u
   return atOnce(readJson(bytes, freeField));
 }
 
-/** The same in steps, the first of which does all there is to do for a small text. */
+/** The same in steps. For a small text the first step does everything. */
 export function* readJson(bytes: Uint8Array, freeField: string | null = null): Steps<unknown> {
   const reader = new JsonReader(decodeUtf8(bytes), freeField);
   while (reader.step()) yield;
@@ -60,9 +60,9 @@ interface JsonLevel {
   readonly object: Record<string, unknown>;
   /** The keys seen so far. */
   readonly keys: Set<string>;
-  /** Inside a field whose keys are the caller's own: there the last of two equal keys wins. */
+  /** Inside a field whose keys the caller chooses: there the last of two equal keys wins. */
   readonly free: boolean;
-  /** The nearest one, of an array that of what it is in. */
+  /** The nearest key; for an array, that of the object around it. */
   key: string;
 }
 

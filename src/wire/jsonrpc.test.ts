@@ -24,20 +24,20 @@ const NAME = expect.stringMatching(/^params\.name: must be a string/);
 const valid = { jsonrpc: "2.0", id: 1, method: "tools/list" };
 const call = { ...valid, method: "tools/call", params: { name: "echo", arguments: { name: 5 } } };
 
-describe("parseRpcRequest accepts", () => {
-  test("a request with and without params", () => {
+describe("a JSON-RPC request", () => {
+  test("may be with and without params", () => {
     expect(judge(valid)).toBe("ok");
     expect(judge({ ...valid, params: {} })).toBe("ok");
     expect(judge({ ...valid, params: [] })).toBe("ok");
   });
 
-  test("ids as they are written: strings, big and negative numbers, fractions", () => {
+  test("may have IDs as they are written: strings, big and negative numbers, fractions", () => {
     for (const id of ['"a\\u00e9\\""', "123456789012345678901234567890", "-1", "1.5", "0", '""']) {
       expect(accept(`{"jsonrpc":"2.0", "id" : ${id} ,"method":"ping"}`).id).toBe(id);
     }
   });
 
-  test("extra members, and equal keys where nobody judges them", () => {
+  test("may have extra members, and equal keys where nobody judges them", () => {
     expect(
       judge(
         '{"jsonrpc":"2.0","id":1,"method":"tools/call","x":1,"x":2,"params":{"name":"a","arguments":{"b":1,"b":2}}}',
@@ -45,29 +45,24 @@ describe("parseRpcRequest accepts", () => {
     ).toBe("ok");
   });
 
-  test("the tool of a tools/call, and of nothing else", () => {
+  test("is read with the tool of a tools/call, and of nothing else", () => {
     expect(accept(JSON.stringify(call)).tool).toBe("echo");
     expect(accept(JSON.stringify({ ...call, method: "prompts/get" })).tool).toBeNull();
     expect(accept(JSON.stringify({ ...call, params: {} })).tool).toBeNull();
     expect(
-      accept('{"jsonrpc":"2.0","id":1,"\\u006dethod":"tools\\/call","params":{"n\\u0061me":"\\u0065cho"}}')
-        .tool,
+      accept('{"jsonrpc":"2.0","id":1,"\\u006dethod":"tools\\/call","params":{"n\\u0061me":"\\u0065cho"}}').tool,
     ).toBe("echo");
   });
 
-  test("the protocol version that the params name", () => {
+  test("is read with the protocol version that the params name", () => {
     const _meta = { "io.modelcontextprotocol/protocolVersion": "2026-07-28" };
     expect(accept(JSON.stringify({ ...valid, params: { _meta } })).protocolVersion).toBe("2026-07-28");
-    expect(accept(JSON.stringify({ ...call, params: { ...call.params, _meta } })).protocolVersion).toBe(
-      "2026-07-28",
-    );
-    expect(
-      accept(JSON.stringify({ ...valid, params: { _meta: { progressToken: 1 } } })).protocolVersion,
-    ).toBeNull();
+    expect(accept(JSON.stringify({ ...call, params: { ...call.params, _meta } })).protocolVersion).toBe("2026-07-28");
+    expect(accept(JSON.stringify({ ...valid, params: { _meta: { progressToken: 1 } } })).protocolVersion).toBeNull();
   });
 });
 
-describe("parseRpcRequest refuses", () => {
+describe("a bad JSON-RPC request", () => {
   const cases: Array<[string, unknown, string]> = [
     ["an empty body", "", "must be a JSON-RPC request object"],
     ["another value", "null", "must be a JSON-RPC request object"],
@@ -97,11 +92,7 @@ describe("parseRpcRequest refuses", () => {
     ["a tools/call by position", { ...call, params: ["echo"] }, "params: must be an object"],
     ["a tool that is no string", { ...call, params: { name: 5 } }, NAME],
     ["two ids", '{"jsonrpc":"2.0","id":1,"method":"a","id":2}', "id: given twice"],
-    [
-      "two methods, one escaped",
-      '{"jsonrpc":"2.0","id":1,"method":"a","\\u006dethod":"b"}',
-      "method: given twice",
-    ],
+    ["two methods, one escaped", '{"jsonrpc":"2.0","id":1,"method":"a","\\u006dethod":"b"}', "method: given twice"],
     ["two params", '{"jsonrpc":"2.0","id":1,"method":"a","params":{},"params":{}}', "params: given twice"],
     [
       "a method in another case",
@@ -130,17 +121,17 @@ describe("parseRpcRequest refuses", () => {
     ],
   ];
   for (const [what, body, problem] of cases) {
-    test(what, () => expect(judge(body)).toEqual(problem));
+    test(`is refused: ${what}`, () => expect(judge(body)).toEqual(problem));
   }
 
-  test("invalid UTF-8", () => {
+  test("is refused for invalid UTF-8", () => {
     const bytes = encoder.encode('{"jsonrpc":"2.0","id":1,"method":"aXb"}');
     bytes[bytes.indexOf(0x58)] = 0xff;
     expect(atOnce(parseRpcRequest(bytes))).toEqual({ ok: false, problem: "not valid UTF-8" });
   });
 });
 
-describe("an id on the wire", () => {
+describe("the id of a request on the wire", () => {
   test("is exchanged without touching another byte", () => {
     const ids = fc.oneof(
       fc.string().map((s) => JSON.stringify(s)),

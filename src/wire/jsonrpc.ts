@@ -1,5 +1,5 @@
-// JSON-RPC 2.0 as MCP uses it, read and rewritten on the bytes themselves: the form of a request, and the
-// exchange of an id in place. Bodies are never re-serialised, so big numbers, key order and spacing survive.
+// JSON-RPC 2.0 as MCP uses it, read and rewritten on the bytes themselves: the form of a request, and the replacement of
+// an id in place. Bodies are never re-serialised, so big numbers, key order and spacing survive.
 import { isUtf8 } from "node:buffer";
 import type { Steps } from "../concurrency/steps.ts";
 import { hasControls } from "../core/text.ts";
@@ -19,7 +19,7 @@ export interface MessageFacts {
   readonly tool: string | null;
   /** The protocol version that the message itself names in `params._meta` (protocol 2026-07-28 and later). */
   readonly protocolVersion: string | null;
-  /** Of `PARAMS`, in their order. */
+  /** The findings for `PARAMS`, in their order. */
   readonly params: readonly Finding[];
 }
 
@@ -33,7 +33,7 @@ export interface RpcProblem {
 const SESSIONLESS_SINCE = "2026-07-28";
 
 const VERSION_KEY = "io.modelcontextprotocol/protocolVersion";
-/** What of the params is judged here, or said again by headers (wire/mcp-headers.ts): found in one scan of the body. */
+/** The params that are judged here, or repeated in headers (wire/mcp-headers.ts). One scan of the body finds them. */
 export const PARAMS = ["name", "arguments", "uri", "taskId", "_meta"] as const;
 export const PARAMS_KEY = watch(
   "params",
@@ -42,7 +42,7 @@ export const PARAMS_KEY = watch(
 const REQUEST_KEYS = [watch("jsonrpc"), watch("id"), watch("method"), PARAMS_KEY];
 /** Ids, methods and tool names are stored and written to the wire again, so they are bounded. */
 const SHORT_BYTES_MAX = 1024;
-/** Of an id in an answer, in which every character may be escaped. */
+/** The length of an id in an answer, where every character may be escaped. */
 export const ID_TEXT_BYTES_MAX = 6 * SHORT_BYTES_MAX;
 
 const QUOTE = 0x22;
@@ -90,7 +90,7 @@ function judgeRequest(body: Uint8Array, findings: readonly Finding[]): RpcReques
 
 const TOOLS_CALL = "tools/call";
 
-/** What calls a tool for a server that does not look at the case of letters must not pass for something else here. */
+/** A server may ignore letter case, and what calls a tool there must not pass for something else here. */
 export function readMethod(body: Uint8Array, method: Finding | undefined): string | RpcProblem {
   const name = readName(body, method);
   if (name === null || name === "") return problem(`method: must be a non-empty string ${OF_NAMES}`);
@@ -101,11 +101,7 @@ export function readMethod(body: Uint8Array, method: Finding | undefined): strin
 const NO_PARAMS: MessageFacts = { tool: null, protocolVersion: null, params: [] };
 
 /** The params of a message that has a method. */
-export function judgeParams(
-  body: Uint8Array,
-  method: string,
-  params: Finding | undefined,
-): MessageFacts | RpcProblem {
+export function judgeParams(body: Uint8Array, method: string, params: Finding | undefined): MessageFacts | RpcProblem {
   if (params?.value == null) return NO_PARAMS;
   const isCall = method === TOOLS_CALL;
   if (isCall && body[params.value.start] !== OPEN_BRACE) return problem("params: must be an object");
@@ -142,8 +138,8 @@ export function readShort(body: Uint8Array, finding: Finding | undefined): strin
 const OF_NAMES = `of at most ${SHORT_BYTES_MAX} bytes, without control characters or blanks around it`;
 
 /**
- * A string that means the same to whoever compares it: no lone surrogates, which decoders replace, no control
- * characters, at which some end, and no blanks around it, which some take off.
+ * A string that all decoders read alike: no lone surrogates, which decoders replace, no control characters, at which some
+ * stop, and no blanks around it, which some strip.
  */
 function readName(body: Uint8Array, finding: Finding | undefined): string | null {
   const name = readShort(body, finding);

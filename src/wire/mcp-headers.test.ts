@@ -14,13 +14,11 @@ function problemOf(headers: Record<string, string>, message: unknown) {
   const [only = null] = parsed.isBatch ? [] : parsed.messages;
   return mirrorProblem(new Headers(headers), bytes, only);
 }
-const headerOf = (headers: Record<string, string>, message: unknown) =>
-  problemOf(headers, message)?.header ?? null;
+const headerOf = (headers: Record<string, string>, message: unknown) => problemOf(headers, message)?.header ?? null;
 
 /** As a client writes a value (protocol 2026-07-28): plain where that is safe, else wrapped. */
 function written(value: string): string {
-  const isPlain =
-    /^[\x20-\x7e]*$/.test(value) && value.trim() === value && !/^=\?base64\?.*\?=$/i.test(value);
+  const isPlain = /^[\x20-\x7e]*$/.test(value) && value.trim() === value && !/^=\?base64\?.*\?=$/i.test(value);
   return isPlain ? value : `=?base64?${Buffer.from(value).toString("base64")}?=`;
 }
 
@@ -29,7 +27,7 @@ const CALL = body("tools/call", {
   arguments: { region: "eu", limit: 5, deep: { all: true } },
 });
 
-describe("headers that say what the body says", () => {
+describe("headers of a call", () => {
   test.each<[object, unknown]>([
     [{}, CALL],
     [{ "mcp-session-id": "x", "mcp-protocol-version": "2026-07-28" }, CALL],
@@ -51,12 +49,12 @@ describe("headers that say what the body says", () => {
       { "mcp-name": "search" },
       String.raw`{"jsonrpc":"2.0","id":1,"method":"tools\/call","params":{"n\u0061me":"\u0073earch"}}`,
     ],
-  ])("%j", (headers, message) => {
+  ])("pass when they say what the body says: %j", (headers, message) => {
     expect(problemOf(headers as Record<string, string>, message)).toBeNull();
   });
 });
 
-describe("headers that do not:", () => {
+describe("headers of a call", () => {
   test.each<[object, unknown, string]>([
     [{ "mcp-method": "tools/list" }, CALL, "Mcp-Method"],
     [{ "mcp-method": "Tools/Call" }, CALL, "Mcp-Method"],
@@ -98,14 +96,10 @@ describe("headers that do not:", () => {
       '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"arguments":{"x":"a","x":"b"}}}',
       "Mcp-Param-x",
     ],
-    [
-      { "mcp-param-x": "1" },
-      body("tools/call", { arguments: { x: "1", rest: "y".repeat(65_536) } }),
-      "Mcp-Param-x",
-    ],
+    [{ "mcp-param-x": "1" }, body("tools/call", { arguments: { x: "1", rest: "y".repeat(65_536) } }), "Mcp-Param-x"],
     [{ "mcp-method": "ping" }, [body("ping")], "Mcp-Method"],
     [{ "mcp-method": "tools/call", "mcp-name": "dear" }, CALL, "Mcp-Name"],
-  ])("%j", (headers, message, header) => {
+  ])("are refused when the body does not say the same: %j", (headers, message, header) => {
     expect(headerOf(headers as Record<string, string>, message)).toBe(header);
   });
 });
@@ -120,7 +114,7 @@ const NAMED = [
   ["tasks/cancel", "taskId"],
 ] as const;
 
-test("what a client writes of its own message passes, and nothing else in its place", () => {
+test("the headers that a client writes of its own message pass, and nothing else in their place", () => {
   fc.assert(
     fc.property(fc.constantFrom(...NAMED), text, text, ([method, key], name, other) => {
       // Such a tool's name is refused before.
@@ -134,7 +128,7 @@ test("what a client writes of its own message passes, and nothing else in its pl
   );
 });
 
-test("an argument under its own name passes with its value alone, however deep it stands", () => {
+test("a header for an argument passes under its own name with its value alone, however deep it stands", () => {
   fc.assert(
     fc.property(token, primitive, primitive, fc.nat(3), (key, value, other, depth) => {
       let given: unknown = { [key]: value, beside: other };
@@ -150,14 +144,18 @@ test("an argument under its own name passes with its value alone, however deep i
 });
 
 test("a large body is not read again for its headers", () => {
-  const bytes = encode(
-    JSON.stringify(body("tools/call", { name: "a", arguments: { all: Array(4_000_000).fill(1) } })),
-  );
-  const began = performance.now();
-  const parsed = atOnce(parseRpcMessages(bytes));
-  const parsedAt = performance.now();
-  expect(parsed.ok).toBe(true);
-  const [only = null] = parsed.ok ? parsed.messages : [];
-  expect(mirrorProblem(new Headers({ "mcp-method": "tools/call", "mcp-name": "a" }), bytes, only)).toBeNull();
-  expect(performance.now() - parsedAt).toBeLessThan((parsedAt - began) / 2);
+  const bytes = encode(JSON.stringify(body("tools/call", { name: "a", arguments: { all: Array(4_000_000).fill(1) } })));
+  const headers = new Headers({ "mcp-method": "tools/call", "mcp-name": "a" });
+  /** The time for the headers, as a share of the time in which the body is read. */
+  function share(): number {
+    const began = performance.now();
+    const parsed = atOnce(parseRpcMessages(bytes));
+    const parsedAt = performance.now();
+    expect(parsed.ok).toBe(true);
+    const [only = null] = parsed.ok ? parsed.messages : [];
+    expect(mirrorProblem(headers, bytes, only)).toBeNull();
+    return (performance.now() - parsedAt) / (parsedAt - began);
+  }
+  // More than one try: a collection of garbage or another process may hold up the second part.
+  expect([1, 2, 3].some(() => share() < 0.5)).toBe(true);
 });

@@ -1,6 +1,6 @@
-// The headers in which an MCP request of protocol 2026-07-28 and later says again what its body says: `Mcp-Method`,
-// `Mcp-Name` and `Mcp-Param-*`. Routers and meters before a server go by them, so a header that says something else
-// than the body, which is what was judged and paid for, makes the request a wrong one.
+// The headers in which an MCP request of protocol 2026-07-28 and later repeats what its body says: `Mcp-Method`, `Mcp-Name`
+// and `Mcp-Param-*`. Routers and meters in front of a server rely on them, while the body is what was judged and paid for.
+// So a header that contradicts the body makes the request invalid.
 import { parseJson } from "./json.ts";
 import { ambiguityOf, PARAMS } from "./jsonrpc.ts";
 import type { Finding, Span } from "./watched-keys.ts";
@@ -9,7 +9,7 @@ const METHOD = "mcp-method";
 const NAME = "mcp-name";
 const PARAM = "mcp-param-";
 
-/** What of its params the name of a message is. Messages of other methods have none. */
+/** Which of its params is the name of a message. Messages of other methods have none. */
 const NAME_OF: ReadonlyMap<string, "name" | "uri" | "taskId"> = new Map([
   ["tools/call", "name"],
   ["prompts/get", "name"],
@@ -22,9 +22,9 @@ const NAME_OF: ReadonlyMap<string, "name" | "uri" | "taskId"> = new Map([
   ["tasks/result", "taskId"],
 ]);
 
-/** More than any header holds, however it is escaped. */
+/** Longer than any header, however it is escaped. */
 const TEXT_BYTES_MAX = 128 * 1024;
-/** Arguments are read whole to find the one that a header speaks of, which must not hold up others: 10 ms at most. */
+/** Arguments are read whole to find the one that a header repeats. That must not hold up others: 10 ms at most. */
 const ARGUMENTS_BYTES_MAX = 16 * 1024;
 const PARAMS_MAX = 32;
 
@@ -35,7 +35,7 @@ export function isMirror(name: string): boolean {
   return name === METHOD || name === NAME || isParam(name);
 }
 
-/** Servers that make variables of headers (CGI, WSGI) read `_` as `-`. */
+/** Servers that turn headers into variables (CGI, WSGI) read `_` as `-`. */
 function isParam(name: string): boolean {
   return name.replace("_", "-").startsWith(PARAM);
 }
@@ -53,16 +53,12 @@ export interface MirrorProblem {
 }
 
 /**
- * The first header that does not say what the body says; null when all do that are there. Which have to be there is
- * the server's to judge.
+ * The first header that contradicts the body; null when none does. Which headers must be there is for the server to
+ * judge.
  *
  * @param judged what `body` is; null for a batch
  */
-export function mirrorProblem(
-  headers: Headers,
-  body: Uint8Array,
-  judged: JudgedMessage | null,
-): MirrorProblem | null {
+export function mirrorProblem(headers: Headers, body: Uint8Array, judged: JudgedMessage | null): MirrorProblem | null {
   const mirrors = [...headers].filter(([name]) => isMirror(name));
   if (mirrors.length === 0) return null;
   if (mirrors.length > PARAMS_MAX) {
@@ -78,17 +74,14 @@ export function mirrorProblem(
 
 /** `mcp-name` as it is written. */
 function shownHeader(name: string): string {
-  return name.replace(
-    /^mcp-(method|name|param)/,
-    (_, word: string) => `Mcp-${word[0]?.toUpperCase()}${word.slice(1)}`,
-  );
+  return name.replace(/^mcp-(method|name|param)/, (_, word: string) => `Mcp-${word[0]?.toUpperCase()}${word.slice(1)}`);
 }
 
 interface Message {
   readonly method: string | null;
-  /** What it names; null when its method has none, or nobody can say for sure. */
+  /** What it names; null when its method has no name, or decoders may disagree about it. */
   readonly name: string | null;
-  /** Empty when it has none, or nobody can say for sure what they are. */
+  /** Empty when it has none, or decoders may disagree about them. */
   readonly arguments: Arguments;
 }
 
@@ -119,7 +112,7 @@ function readArguments(body: Uint8Array, finding: Finding | undefined): Argument
   }
 }
 
-/** Null where decoders may read different things. */
+/** Null when decoders may read different things. */
 function certain(key: string, finding: Finding | undefined): Span | null {
   return ambiguityOf(key, finding) === null ? (finding?.value ?? null) : null;
 }
@@ -135,7 +128,7 @@ function judge(header: string, value: string, message: Message): string | null {
   return said === message.name ? null : "is not what the body names";
 }
 
-/** Blanks around it are taken off on the way. */
+/** Blanks around it are stripped on the way. */
 const PLAIN = /^(?![\t ])[\t\x20-\x7e]*(?<![\t ])$/;
 const WRAPPED = /^=\?base64\?(.*)\?=$/i;
 const WRAPPED_EXACTLY = /^=\?base64\?((?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?)\?=$/;
@@ -153,7 +146,7 @@ function decode(value: string): string | null {
   }
 }
 
-/** What the arguments are, gathered once however many headers speak of them. */
+/** The values of the arguments, collected once for all headers. */
 interface Arguments {
   readonly all: HeaderValues;
   /** By their folded names. */
@@ -162,13 +155,13 @@ interface Arguments {
 
 interface HeaderValues {
   readonly numbers: Set<number>;
-  /** Of all that are no numbers. */
+  /** The texts of all values that are no numbers. */
   readonly texts: Set<string>;
 }
 
 const noValues = (): HeaderValues => ({ numbers: new Set(), texts: new Set() });
 
-/** What stands in objects alone: headers never speak of the items of a list. */
+/** Collects values inside objects only: headers never repeat the items of a list. */
 function argumentsOf(given: unknown): Arguments {
   const all = noValues();
   const named = new Map<string, HeaderValues>();
@@ -192,9 +185,9 @@ function argumentsOf(given: unknown): Arguments {
 }
 
 /**
- * Which argument a header speaks of stands in the tool's schema (`x-mcp-header`), which only the server and its
- * clients have. A header is mostly called as its argument, so where one is, at whatever depth, that is the one;
- * else any may be.
+ * The tool's schema (`x-mcp-header`) says which argument a header repeats, but only the server and its clients have it. A
+ * header mostly has the name of its argument. So if an argument has that name, at whatever depth, that is the one;
+ * otherwise it may be any.
  */
 function saysArgument(wanted: string, said: string, { all, named }: Arguments): boolean {
   const { numbers, texts } = named.get(folded(wanted)) ?? all;

@@ -5,26 +5,24 @@ import { BATCH_MESSAGES_MAX } from "../core/limits.ts";
 import { parseRpcMessages } from "./mcp-messages.ts";
 
 const parse = (value: unknown) =>
-  atOnce(
-    parseRpcMessages(new TextEncoder().encode(typeof value === "string" ? value : JSON.stringify(value))),
-  );
+  atOnce(parseRpcMessages(new TextEncoder().encode(typeof value === "string" ? value : JSON.stringify(value))));
 const rpc = (fields: object) => ({ jsonrpc: "2.0", ...fields });
 const call = (name: unknown) => rpc({ id: 1, method: "tools/call", params: { name } });
 
-describe("the connection", () => {
+describe("the connection of a client", () => {
   test.each([
     rpc({ id: 1, method: "initialize", params: {} }),
     rpc({ id: "a", method: "ping" }),
     rpc({ id: 1, method: "tools/list" }),
     rpc({ id: 1, method: "resources/templates/list" }),
     rpc({ method: "notifications/cancelled", params: { requestId: 1 } }),
-  ])("is %j", (message) => {
+  ])("is no call: %j", (message) => {
     const method = message["method" as keyof typeof message];
     expect(parse(message)).toMatchObject({ ok: true, messages: [{ method, tool: null, isCall: false }] });
   });
 
   test.each([rpc({ id: 1, result: {} }), rpc({ id: "x", error: { code: 1, message: "" } })])(
-    "is the response %j",
+    "gets the response %j",
     (message) => {
       expect(parse(message)).toMatchObject({
         ok: true,
@@ -34,7 +32,7 @@ describe("the connection", () => {
   );
 });
 
-describe("a call", () => {
+describe("a call for a tool or a resource", () => {
   test.each<[object, string, string | null]>([
     [call("x"), "tools/call", "x"],
     [rpc({ id: 1, method: "tools/call" }), "tools/call", null],
@@ -45,7 +43,7 @@ describe("a call", () => {
     [rpc({ id: 1, method: "resources/read", params: { name: "x" } }), "resources/read", null],
     [rpc({ id: 1, method: "list" }), "list", null],
     [rpc({ id: 1, method: "Ping" }), "Ping", null],
-  ])("is %j", (message, method, tool) => {
+  ])("is a message like %j", (message, method, tool) => {
     expect(parse(message)).toMatchObject({ ok: true, messages: [{ method, tool, isCall: true }] });
   });
 
@@ -59,7 +57,7 @@ describe("a call", () => {
   });
 });
 
-test("keys that only begin as a judged one does are others", () => {
+test("keys that only begin as a judged one are others", () => {
   const message = String.raw`{"jsonrpc":"2.0","id":1,"methods":1,"method\u0001":1,"method":"tools/call","params":{"name":"x","names":"y","meta":1,"name\\u0000":"z"}}`;
   expect(parse(message)).toMatchObject({ ok: true, messages: [{ method: "tools/call", tool: "x" }] });
 });
@@ -75,7 +73,7 @@ describe("a batch", () => {
     ]);
   });
 
-  test("has an end", () => {
+  test("may have as many messages as allowed and no more", () => {
     expect(parse(Array(BATCH_MESSAGES_MAX).fill(call("a")))).toMatchObject({ ok: true });
     expect(parse(Array(BATCH_MESSAGES_MAX + 1).fill(call("a")))).toEqual({
       ok: false,
@@ -84,7 +82,7 @@ describe("a batch", () => {
   });
 });
 
-describe("refused is", () => {
+describe("a message that is refused", () => {
   test.each<[string, unknown]>([
     ["nothing", ""],
     ["no JSON", "{"],
@@ -107,20 +105,11 @@ describe("refused is", () => {
     ["two methods", '{"jsonrpc":"2.0","id":1,"method":"ping","method":"tools/call"}'],
     ["a method in other letters", '{"jsonrpc":"2.0","id":1,"method":"ping","Method":"tools/call"}'],
     ["two names", '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a","name":"b"}}'],
-    [
-      "a name in other letters",
-      '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a","NAME":"b"}}',
-    ],
+    ["a name in other letters", '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a","NAME":"b"}}'],
     ["a method that only looks like a call's", rpc({ id: 1, method: "Tools/Call", params: { name: "x" } })],
     ["a method with a blank behind it", rpc({ id: 1, method: "tools/call ", params: { name: "x" } })],
-    [
-      "a method that ends early for some",
-      String.raw`{"jsonrpc":"2.0","id":1,"method":"ping","method\u0000":"x"}`,
-    ],
-    [
-      "params that do",
-      String.raw`{"jsonrpc":"2.0","id":1,"method":"tools/call","PARAMS\u0000x":{"name":"a"}}`,
-    ],
+    ["a method that ends early for some", String.raw`{"jsonrpc":"2.0","id":1,"method":"ping","method\u0000":"x"}`],
+    ["params that do", String.raw`{"jsonrpc":"2.0","id":1,"method":"tools/call","PARAMS\u0000x":{"name":"a"}}`],
     [
       "a name that does",
       String.raw`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a","name\u0000longer":"b"}}`,
@@ -149,11 +138,11 @@ describe("refused is", () => {
       String.raw`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"\ud800"}}`,
     ],
     ["deep nesting", `{"jsonrpc":"2.0","id":1,"method":"x","params":${"[".repeat(70)}${"]".repeat(70)}}`],
-  ])("%s", (_name, value) => {
+  ])("is %s", (_name, value) => {
     expect(parse(value)).toEqual({ ok: false, problem: expect.any(String) });
   });
 
-  test("what is no UTF-8", () => {
+  test("is no UTF-8", () => {
     expect(atOnce(parseRpcMessages(new Uint8Array([0x22, 0xff, 0x22]))).ok).toBe(false);
   });
 });
@@ -180,9 +169,7 @@ const spelling = (key: string) =>
 function lenient(text: string, isFirst: boolean): { method?: unknown; params?: { name?: unknown } } {
   const readers = (_key: string, value: unknown) => {
     if (typeof value !== "object" || value === null || Array.isArray(value)) return value;
-    const entries = Object.entries(value).map(
-      ([key, inner]) => [key.split("\0")[0]?.toLowerCase(), inner] as const,
-    );
+    const entries = Object.entries(value).map(([key, inner]) => [key.split("\0")[0]?.toLowerCase(), inner] as const);
     return Object.fromEntries(isFirst ? entries.toReversed() : entries);
   };
   return JSON.parse(text, readers);

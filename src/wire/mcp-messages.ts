@@ -1,6 +1,6 @@
 // JSON-RPC messages as an MCP client posts them on the streaming path: requests, notifications and responses, one or
-// a batch. Each is either a call, which is judged and paid for, or part of the connection; what is not known to be
-// the connection's is a call, so that nothing comes past the policy by its form.
+// a batch. Each is either a call, which is judged and paid for, or part of the connection. A message not known to be
+// part of the connection is a call, so that nothing gets past the policy by its form.
 import { isUtf8 } from "node:buffer";
 import type { Steps } from "../concurrency/steps.ts";
 import { BATCH_MESSAGES_MAX } from "../core/limits.ts";
@@ -54,7 +54,7 @@ export function* parseRpcMessages(body: Uint8Array): Steps<RpcMessages | RpcProb
   return message.ok ? { ok: true, isBatch: false, messages: [message.value] } : message;
 }
 
-/** The messages are looked into while the batch is read, so nothing of it is read twice. */
+/** Each message is judged while the batch is read, so nothing is read twice. */
 function* parseBatch(body: Uint8Array, start: number): Steps<RpcMessages | RpcProblem> {
   const outline = yield* arrayOutline(body, start, BATCH_MESSAGES_MAX, KEYS);
   const malformed = yield* problemOf(body, outline);
@@ -70,10 +70,7 @@ function* parseBatch(body: Uint8Array, start: number): Steps<RpcMessages | RpcPr
 }
 
 /** Why the body is not one JSON text; null when it is. */
-function* problemOf(
-  body: Uint8Array,
-  { end, problem: why }: Pick<Items, "end" | "problem">,
-): Steps<RpcProblem | null> {
+function* problemOf(body: Uint8Array, { end, problem: why }: Pick<Items, "end" | "problem">): Steps<RpcProblem | null> {
   if (why === "too many") return problem(`a batch of more than ${BATCH_MESSAGES_MAX} messages`);
   if (why === "too deep") return problem("nested too deeply");
   const isWhole = why === null && (yield* skipSpaceInSteps(body, end)) === body.length;
@@ -98,7 +95,7 @@ function judgeMessage(body: Uint8Array, findings: readonly Finding[]): ParsedMes
     if (!isAnswer || id?.value == null) return problem("method: required, but for a response");
     return { ok: true, value: RESPONSE };
   }
-  // What one decoder takes for a request and another for a response is judged as neither.
+  // A message that one decoder takes for a request and another for a response is judged as neither.
   if (isAnswer) return problem("result, error: not in a message that has a method");
   const name = readMethod(body, method);
   if (typeof name !== "string") return name;
@@ -109,7 +106,7 @@ function judgeMessage(body: Uint8Array, findings: readonly Finding[]): ParsedMes
   return { ok: true, value: { method: name, isCall: !isConnection(name, hasId), ...judged } };
 }
 
-/** Without an id it is a notification, but a server may act on one that has the name of a request. */
+/** Without an id it is a notification, but a server may act on a notification that has the name of a request. */
 function isConnection(method: string, hasId: boolean): boolean {
   if (!hasId) return method.startsWith("notifications/");
   return CONNECTION_REQUESTS.has(method) || method.endsWith("/list");

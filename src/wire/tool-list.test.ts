@@ -19,7 +19,7 @@ const answer = (...names: string[]) =>
     result: { tools: names.map((name) => ({ name, big: 1 })), next: "c" },
   });
 
-test("what is denied is gone, and the rest stays as it was written", () => {
+test("denied tools are gone from a list, and the rest stays as it was written", () => {
   const given =
     '{ "result" : {"nextCursor":"x", "tools": [ {"name":"a","n":1e400} , {"name":"b"},\n{"name":"c"} ]}, "id":1 }';
   const left = (...names: string[]) => text(withoutTools(bytes(given), denying(...names)));
@@ -30,7 +30,7 @@ test("what is denied is gone, and the rest stays as it was written", () => {
   expect(left("a", "c")).toBe('{ "result" : {"nextCursor":"x", "tools": [ {"name":"b"} ]}, "id":1 }');
 });
 
-test("any of any tools", () => {
+test("of any tools any can be denied", () => {
   const names = fc.uniqueArray(fc.string(), { maxLength: 8 });
   fc.assert(
     fc.property(names, fc.func(fc.boolean()), (all, isDenied) => {
@@ -40,20 +40,16 @@ test("any of any tools", () => {
   );
 });
 
-test("answers in a batch are all looked at", () => {
+test("the answers in a batch are all looked at", () => {
   const given = `[${answer("a", "b")}, ${answer("b")}, {"id":3,"result":{}}]`;
-  expect(text(withoutTools(bytes(given), denying("b")))).toBe(
-    `[${answer("a")}, ${answer()}, {"id":3,"result":{}}]`,
-  );
+  expect(text(withoutTools(bytes(given), denying("b")))).toBe(`[${answer("a")}, ${answer()}, {"id":3,"result":{}}]`);
 });
 
 /** A list as it may be written: what stands before, in and behind each tool, and how the tool is called. */
 const space = fc.constantFrom("", " ", "\n", " \t ");
 const NAMES = ["a", "bé", "c d", "\ud83d\ude00", '"', "\\", "\n"];
 const named = fc.constantFrom(...NAMES).chain((name) => {
-  const escaped = [...name]
-    .map((_, at) => `\\u${name.charCodeAt(at).toString(16).padStart(4, "0")}`)
-    .join("");
+  const escaped = [...name].map((_, at) => `\\u${name.charCodeAt(at).toString(16).padStart(4, "0")}`).join("");
   const forms = [JSON.stringify(name), name.length === 1 ? `"${escaped}"` : JSON.stringify(name)];
   const members = fc.constantFrom(
     (form: string) => `{"name":${form}}`,
@@ -106,16 +102,14 @@ function write(list: Tools, isDenied: (name: string) => boolean): string {
   return text;
 }
 
-test("what is left of any list is what the plain rule leaves, in steps of any length", () => {
+test("the filter leaves of any list what the plain rule leaves, in steps of any length", () => {
   const denied = fc.uniqueArray(fc.constantFrom(...NAMES));
   const work = fc.integer({ min: 1, max: 300 });
   const seen = new Set<boolean>();
   fc.assert(
     fc.property(fc.array(tools, { minLength: 1, maxLength: 3 }), denied, work, (lists, names, stepWork) => {
       const answers = (isDenied: (name: string) => boolean) => {
-        const all = lists.map(
-          (list) => `{"id":1, "r\\u0065sult" : {"tools":[${write(list, isDenied)}] ,"z":0}}`,
-        );
+        const all = lists.map((list) => `{"id":1, "r\\u0065sult" : {"tools":[${write(list, isDenied)}] ,"z":0}}`);
         return all.length === 1 ? ` ${all[0]}\n` : ` [${all.join(" ,")}] `;
       };
       const isDenied = denying(...names);
@@ -129,7 +123,7 @@ test("what is left of any list is what the plain rule leaves, in steps of any le
   expect(seen.size).toBe(2);
 });
 
-test("a name is judged by as much of it as a rule can name, however it is written", () => {
+test("a tool's name is judged by as much of it as a rule can name, however it is written", () => {
   const asked: string[] = [];
   const isDenied = (tool: string) => asked.push(tool) > 0 && tool.startsWith("x\u0001");
   const name = `x\u0001${"yé\ud83d\ude00".repeat(50_000)}`;
@@ -142,7 +136,7 @@ test("a name is judged by as much of it as a rule can name, however it is writte
   expect(asked).toEqual(Array(2).fill(name.slice(0, 2049)));
 });
 
-test("a step judges its share of tools and no more", () => {
+test("a step of the filter judges its share of tools and no more", () => {
   let judged = 0;
   const steps = inSteps(bytes(answer(...Array(5_000).fill("a"))), () => ++judged > 0);
   let most = 0;
@@ -155,8 +149,7 @@ test("a step judges its share of tools and no more", () => {
 });
 
 test("tools are counted over all answers of a batch", () => {
-  const batch = (count: number) =>
-    bytes(`[${Array(2).fill(`{"result":{"tools":[${Array(count).fill("1")}]}}`)}]`);
+  const batch = (count: number) => bytes(`[${Array(2).fill(`{"result":{"tools":[${Array(count).fill("1")}]}}`)}]`);
   expect(withoutTools(batch(5_000), denying("b")).length).toBe(batch(5_000).length);
   expect(() => withoutTools(batch(5_001), denying("b"))).toThrow(UnreadableAnswer);
   const answers = (count: number) => bytes(`[${Array(count).fill("{}")}]`);
@@ -164,7 +157,7 @@ test("tools are counted over all answers of a batch", () => {
   expect(() => withoutTools(answers(1_001), denying("b"))).toThrow(UnreadableAnswer);
 });
 
-describe("untouched is", () => {
+describe("a text without denied tools", () => {
   test.each([
     answer("a"),
     '{"id":1,"result":{"tools":{"name":"b"}}}',
@@ -174,13 +167,13 @@ describe("untouched is", () => {
     "not json b",
     " \n",
     "",
-  ])("%s", (given) => {
+  ])("is left untouched: %s", (given) => {
     const whole = bytes(given);
     expect(withoutTools(whole, denying("b"))).toBe(whole);
   });
 });
 
-describe("unreadable is", () => {
+describe("a text that cannot be read", () => {
   test.each([
     '{"result":{"tools":[{"name":"b"}',
     '{"result":{"tools":[{"name":"b","default":NaN}]}}',
@@ -192,7 +185,7 @@ describe("unreadable is", () => {
     '{"result":{"Tools":[{"name":"b"}]}}',
     `{"result":{"tools":[{"name":"b","deep":${"[".repeat(70)}${"]".repeat(70)}}]}}`,
     `{"result":{"tools":[${Array(10_001).fill("1")}]}}`,
-  ])("%.60s", (given) => {
+  ])("is told as such: %.60s", (given) => {
     expect(() => withoutTools(bytes(given), denying("b"))).toThrow(UnreadableAnswer);
   });
 });

@@ -1,5 +1,5 @@
-// Taking tools out of the answer to `tools/list`, on the bytes themselves: what is left stays as the server wrote it.
-// The server chooses how long the answer is and what is in it, so all is done in steps.
+// Removes tools from the answer to `tools/list`, on the bytes themselves: what is left stays as the server wrote it. The
+// server chooses the answer's length and content, so everything is done in steps.
 
 import { createPace, type Pace } from "../concurrency/pace.ts";
 import type { Steps } from "../concurrency/steps.ts";
@@ -10,17 +10,17 @@ import { type Finding, type Span, watch } from "./watched-keys.ts";
 
 const ANSWER_KEYS = [watch("result", watch("tools"))];
 const TOOL_KEYS = [watch("name")];
-/** In one text. More is no answer for a client, and would only fill memory. */
+/** Tools in one text. No client could use more, and they would only fill memory. */
 const TOOLS_MAX = 10_000;
 const ANSWERS_MAX = 1_000;
 
-/** What no rule names is named by none for more of it either: so longer names are judged by so much of them. */
+/** No rule can name more characters than this, so of a longer name only this much is judged. */
 const NAME_UNITS_MAX = 2 * POLICY_ENTRY_CHARACTERS_MAX + 1;
 /** The longest way to write a unit: `\u0061`. */
 const UNIT_BYTES_MAX = 6;
-/** What it takes to judge a tool, beside its name. */
+/** The work of judging a tool, besides its name. */
 const JUDGE_WORK = 4_000;
-/** So many bytes are moved for what it takes to look at one. */
+/** Moving this many bytes costs as much as looking at one. */
 const MOVED_BYTES = 8;
 
 const QUOTE = 0x22;
@@ -29,13 +29,14 @@ const BACKSLASH = 0x5c;
 const LETTER_U = 0x75;
 const OPEN_BRACE = 0x7b;
 
-/** The answer can't be read in one way only, so it can't be told what it would show. */
+/** The answer can be read in more than one way, so nobody can say which tools it would show. */
 export class UnreadableAnswer extends Error {}
 
 /**
- * A JSON-RPC message, or a batch, without the tools in its results that `isDenied` names: written over it, and shorter.
- * The same array when none of them is in it, or when it is neither an object nor an array. One that is no proper JSON may
- * be read all the same (some decoders take NaN, or the first of two texts), so it is none that can be told.
+ * A JSON-RPC message, or a batch, without the tools in its results for which `isDenied` holds. It is written over the
+ * input, and shorter. Returns the input itself when it holds none of them, or is neither an object nor an array. Text that
+ * is no proper JSON counts as unreadable, since some clients may read it all the same: some decoders take NaN, or the first
+ * of two texts.
  *
  * @throws UnreadableAnswer
  */
@@ -57,7 +58,7 @@ export function* withoutTools(
   return cuts.length === 0 ? text : yield* without(text, cuts, pace);
 }
 
-/** What is found of the watched keys in each answer. */
+/** The watched keys found in each answer. */
 function* answersIn(text: Uint8Array, stepBytes?: number): Steps<readonly (readonly Finding[])[]> {
   const start = yield* skipSpaceInSteps(text, 0, stepBytes);
   if (text[start] === OPEN_BRACKET) {
@@ -86,7 +87,7 @@ function toolsOf(text: Uint8Array, result: Finding | undefined): Span | null {
   return tools?.value != null && text[tools.value.start] === OPEN_BRACKET ? tools.value : null;
 }
 
-/** Adds each denied item with the comma that parts it from what stays. */
+/** Adds a cut for each denied item, with the comma that separates it from what stays. */
 function* cut(
   cuts: Span[],
   items: readonly ScannedItem[],
@@ -100,7 +101,8 @@ function* cut(
       hasKept = true;
       continue;
     }
-    // After one that stays: from its end, so with the comma in front. Before the first that stays: with the one behind.
+    // After an item that stays, the cut begins at its end and takes the comma in front; before the first that stays, it
+    // takes the comma behind.
     const [before, after] = [items[index - 1], items[index + 1]];
     if (hasKept && before !== undefined) cuts.push({ start: before.end, end: item.end });
     else cuts.push({ start: item.start, end: after?.start ?? item.end });
@@ -117,7 +119,7 @@ function isToolDenied(
   return name !== null && text[name.start] === QUOTE && isDenied(readName(text, name));
 }
 
-/** As much of it as a rule may name. */
+/** The part of the name that a rule may name. */
 function readName(text: Uint8Array, { start, end }: Span): string {
   const least = start + 1 + UNIT_BYTES_MAX * NAME_UNITS_MAX;
   if (end <= least) return parseName(text.subarray(start, end));

@@ -1,5 +1,5 @@
-// Text as a decoder of the web takes it, in UTF-8 again: what is none of that becomes U+FFFD, and a byte order mark at the
-// start goes. Most text is in order and passes as it is, without a copy.
+// Repairs text as the web's decoder does, into UTF-8 again: malformed bytes become U+FFFD, and a byte order mark at the
+// start is dropped. Most text is well formed and passes as it is, without a copy.
 import { isUtf8 } from "node:buffer";
 
 const MARK = Uint8Array.of(0xef, 0xbb, 0xbf);
@@ -7,14 +7,14 @@ const MARK = Uint8Array.of(0xef, 0xbb, 0xbf);
 const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
 const encoder = new TextEncoder();
 
-/** How many bytes a character has whose first one is this; 1 for those that begin none. */
+/** The length of a character with this first byte; 1 for a byte that begins none. */
 function lengthOf(first: number): number {
   if (first >= 0xf0 && first <= 0xf4) return 4;
   if (first >= 0xe0 && first < 0xf0) return 3;
   return first >= 0xc2 && first < 0xe0 ? 2 : 1;
 }
 
-/** Where the character begins that goes on behind the end; the end itself when there is none. */
+/** Where the character begins that continues after the end; the end itself when there is none. */
 function openFrom(bytes: Uint8Array): number {
   for (let back = 1; back <= 3 && back <= bytes.length; back++) {
     const byte = bytes[bytes.length - back] ?? 0;
@@ -33,7 +33,7 @@ export class Utf8Reader {
   #open: Uint8Array = new Uint8Array();
   #isStart = true;
 
-  /** What can be told by now. It may be a view of these bytes. */
+  /** The text that is complete by now. It may be a view of these bytes. */
   read(bytes: Uint8Array): Uint8Array {
     const all = this.#open.length === 0 ? bytes : Buffer.concat([this.#open, bytes]);
     const end = openFrom(all);

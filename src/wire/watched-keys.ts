@@ -1,4 +1,4 @@
-// The keys that are looked for in a JSON object: what is found of them, and every way in which they may be written.
+// The keys that are looked for in a JSON object: what is found, and every way in which a key may be written.
 import { ESCAPE_BYTES } from "./json-bytes.ts";
 
 const QUOTE = 0x22;
@@ -37,7 +37,7 @@ export function watch(key: string, ...inside: Watched[]): Watched {
   return { key, inside };
 }
 
-/** A finding in the making. There is one for each watched key, however many members there are. */
+/** A finding while it is searched for. There is one for each watched key, however many members the object has. */
 export interface Probe {
   readonly key: string;
   /** Of the key as it is written at its shortest. */
@@ -70,7 +70,7 @@ export function toFinding({ inside, start, end, seen, isMiscased }: Probe): Find
   return { value, isRepeated: seen > 1, isMiscased, inside: inside.map(toFinding) };
 }
 
-/** Of equal keys the last one counts, with what is inside its value alone. */
+/** Of equal keys the last one counts, with only what is inside its own value. */
 export function forget(probes: readonly Probe[]): void {
   for (const probe of probes) {
     probe.end = -1;
@@ -80,13 +80,8 @@ export function forget(probes: readonly Probe[]): void {
   }
 }
 
-/** Most keys are told apart by their length and first byte, without a look at the rest. */
-export function findProbe(
-  bytes: Uint8Array,
-  start: number,
-  end: number,
-  probes: readonly Probe[],
-): Probe | null {
+/** Length and first byte tell most keys apart, without a look at the rest. */
+export function findProbe(bytes: Uint8Array, start: number, end: number, probes: readonly Probe[]): Probe | null {
   const length = end - start;
   const first = bytes[start] ?? 0;
   const isPlain = first < 0x80 && first !== BACKSLASH;
@@ -99,18 +94,12 @@ export function findProbe(
 }
 
 /** Whether the bytes of a key, without its quotes, write `key`; folded: are what a lenient decoder takes for it. */
-export function spells(
-  bytes: Uint8Array,
-  start: number,
-  end: number,
-  key: string,
-  isFolded: boolean,
-): boolean {
+export function spells(bytes: Uint8Array, start: number, end: number, key: string, isFolded: boolean): boolean {
   let at = start;
   for (let index = 0; index < key.length; index++) {
     if (at >= end) return false;
     const wanted = key.charCodeAt(index);
-    // The way keys are nearly always written.
+    // This is how keys are nearly always written.
     if (bytes[at] === wanted) {
       at++;
       continue;
@@ -122,7 +111,7 @@ export function spells(
   return at === end || (isFolded && at < end && readUnit(bytes, at) === 0);
 }
 
-/** The character at `at` inside a string, as far as it may stand in a key that is watched; others are -1. */
+/** The character at `at` inside a string, if it may stand in a watched key; else -1. */
 function readUnit(bytes: Uint8Array, at: number): number {
   const byte = bytes[at] ?? 0;
   const second = bytes[at + 1] ?? 0;
@@ -133,7 +122,7 @@ function readUnit(bytes: Uint8Array, at: number): number {
   return -1;
 }
 
-/** Of those that name another character than themselves (`\n`), none is in a key that is watched. */
+/** Escapes that name another character than themselves (`\n`) stand in no watched key. */
 function readSimpleEscape(letter: number): number {
   return letter === SLASH || letter === QUOTE || letter === BACKSLASH ? letter : -1;
 }
@@ -156,7 +145,7 @@ function unitBytes(bytes: Uint8Array, at: number): number {
   return byte < 0xf0 ? 3 : 4;
 }
 
-/** ASCII letters, and all that lenient decoders may take for one, in upper case. */
+/** In upper case: ASCII letters, and all that lenient decoders may take for one. */
 function fold(unit: number): number {
   if (unit >= 0x61 && unit <= 0x7a) return unit - 0x20;
   switch (unit) {

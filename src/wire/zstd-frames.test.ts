@@ -1,13 +1,13 @@
 import { describe, expect, test } from "bun:test";
 import zlib from "node:zlib";
 import fc from "fast-check";
-import { createZstdFrames, NotZstd } from "./zstd-frames.ts";
+import { NotZstd, ZstdFrames } from "./zstd-frames.ts";
 
 const { ZSTD_c_checksumFlag, ZSTD_c_contentSizeFlag, ZSTD_c_windowLog, ZSTD_e_end } = zlib.constants;
 
 /** What is known of a body that comes in these chunks. */
 function read(chunks: Iterable<Uint8Array>) {
-  const frames = createZstdFrames();
+  const frames = new ZstdFrames();
   const windows: number[] = [];
   const passed: Uint8Array[] = [];
   for (const chunk of chunks) {
@@ -31,10 +31,7 @@ function skippable(length: number, magic = 0x184d2a50): Buffer {
 }
 
 /** A frame as a stream of unknown length is written. */
-async function streamed(
-  content: Uint8Array,
-  params: Record<number, number>,
-): Promise<Uint8Array<ArrayBuffer>> {
+async function streamed(content: Uint8Array, params: Record<number, number>): Promise<Uint8Array<ArrayBuffer>> {
   const encoder = zlib.createZstdCompress({ params });
   encoder.write(content);
   encoder.end();
@@ -46,32 +43,22 @@ function singleSegment(fieldBytes: 1 | 2 | 4 | 8, size: bigint): Uint8Array<Arra
   const flag = { 1: 0, 2: 1, 4: 2, 8: 3 }[fieldBytes];
   const field = Buffer.alloc(8);
   field.writeBigUInt64LE(size);
-  return Uint8Array.from([
-    0x28,
-    0xb5,
-    0x2f,
-    0xfd,
-    (flag << 6) | 0x20,
-    ...field.subarray(0, fieldBytes),
-    1,
-    0,
-    0,
-  ]);
+  return Uint8Array.from([0x28, 0xb5, 0x2f, 0xfd, (flag << 6) | 0x20, ...field.subarray(0, fieldBytes), 1, 0, 0]);
 }
 
 describe("the window of a zstd frame", () => {
   test("is told before any of its bytes", () => {
-    const [first, second] = [...createZstdFrames().parts(zlib.zstdCompressSync(Buffer.alloc(1000)))];
+    const [first, second] = [...new ZstdFrames().parts(zlib.zstdCompressSync(Buffer.alloc(1000)))];
     expect(first).toEqual({ kind: "frame", windowBytes: 1000 });
     expect(second?.kind).toBe("bytes");
   });
 
-  test.each([10, 17, 20, 23, 24, 27])("of a stream with a window log of %d", async (log) => {
+  test.each([10, 17, 20, 23, 24, 27])("is read of a stream with a window log of %d", async (log) => {
     const body = await streamed(Buffer.alloc(1000, 1), { [ZSTD_c_windowLog]: log });
     expect(read([body])).toEqual({ windows: [2 ** log], passed: body, isWhole: true });
   });
 
-  test("of a single segment is its content, in every length of that field", () => {
+  test("is the content of a single segment, in every length of that field", () => {
     for (const [bytes, size, window] of [
       [1, 200n, 200],
       [2, 0n, 256],
@@ -85,7 +72,7 @@ describe("the window of a zstd frame", () => {
     }
   });
 
-  test("has eighths, and a dictionary's ID before the content size", () => {
+  test("is read with its eighths, and with a dictionary's ID before the content size", () => {
     const [magic, last] = [
       [0x28, 0xb5, 0x2f, 0xfd],
       [1, 0, 0],
@@ -97,7 +84,7 @@ describe("the window of a zstd frame", () => {
   });
 });
 
-describe("the frames of a body", () => {
+describe("the zstd frames of a body", () => {
   const frame = fc.record({
     // Blocks that repeat, that do not compress, and that are compressed.
     content: fc.oneof(
@@ -156,7 +143,7 @@ describe("the frames of a body", () => {
     }
   });
 
-  test("are nothing else", () => {
+  test("are told from anything else, which is refused", () => {
     const frame = zlib.zstdCompressSync(Buffer.from("tollgate"));
     for (const bytes of [
       zlib.gzipSync("tollgate"),

@@ -2,23 +2,12 @@
 // asks for is known before a decoder has seen it, and whether the body ends where a frame does. Skippable frames are
 // left out, for they are nothing when decoded.
 
-/** What comes next of a body: a frame that asks for a window of so many bytes, or bytes of the frame that has begun. */
+/** The next part of a body: the start of a frame that needs a window of so many bytes, or bytes of the current frame. */
 export type ZstdPart =
   | { readonly kind: "frame"; readonly windowBytes: number }
   | { readonly kind: "bytes"; readonly bytes: Uint8Array };
 
 export class NotZstd extends Error {}
-
-export interface ZstdFrames {
-  /**
-   * The parts that have become known by this chunk, in their order.
-   *
-   * @throws NotZstd
-   */
-  parts(chunk: Uint8Array): Generator<ZstdPart, void, undefined>;
-  /** Whether a body may end here. */
-  readonly isBetweenFrames: boolean;
-}
 
 const MAGIC = 0xfd2fb528;
 const SKIPPABLE_MAGIC = 0x184d2a50;
@@ -32,7 +21,7 @@ const DICTIONARY_ID_BYTES = [0, 1, 2, 4];
 const BLOCK_RLE = 1;
 const BLOCK_RESERVED = 3;
 
-/** What is read next, as far as its bytes are needed for that. */
+/** The field that is read next. */
 type Field = "magic" | "descriptor" | "header" | "skippable length" | "block";
 
 interface FrameHeader {
@@ -58,7 +47,7 @@ function headerOf(descriptor: number): FrameHeader {
   };
 }
 
-/** Exact enough: what is beyond the integers of a double is far beyond every window that is allowed. */
+/** Exact enough: a number beyond the integers of a double is far beyond every allowed window. */
 function littleEndian(bytes: readonly number[]): number {
   return bytes.reduceRight((value, byte) => value * 256 + byte, 0);
 }
@@ -74,28 +63,30 @@ function windowOf(header: FrameHeader, bytes: readonly number[]): number {
   return base + (base / 8) * (descriptor & 0b111);
 }
 
-export function createZstdFrames(): ZstdFrames {
-  return new Frames();
-}
-
-class Frames implements ZstdFrames {
+export class ZstdFrames {
   #field: Field = "magic";
-  /** How many bytes the field has, and those that have come. */
+  /** The length of the field, and its bytes so far. */
   #wanted = MAGIC_BYTES;
   #come: number[] = [];
-  /** Of what follows the field: how much is still to come, and whether it is left out. */
+  /** How many bytes after the field are still to come, and whether they are left out. */
   #rest = 0;
   #isSkipped = false;
-  /** From the magic number on, until it is known whose it is. */
+  /** The bytes from the magic number on, until it is known to what kind of frame they belong. */
   #held: number[] = [];
   #header: FrameHeader | null = null;
 
+  /** Whether a body may end here. */
   get isBetweenFrames(): boolean {
     return this.#field === "magic" && this.#come.length === 0 && this.#rest === 0;
   }
 
+  /**
+   * The parts that this chunk completes, in their order.
+   *
+   * @throws NotZstd
+   */
   *parts(chunk: Uint8Array): Generator<ZstdPart, void, undefined> {
-    /** Where what may pass on begins. */
+    /** Where the bytes begin that may be passed on. */
     let from = 0;
     let at = 0;
     while (at < chunk.length) {
@@ -124,7 +115,7 @@ class Frames implements ZstdFrames {
     return passed;
   }
 
-  /** Gives the window when that has become known. */
+  /** Returns the window once it is known. */
   #read(byte: number, isHeld: boolean): number | null {
     this.#come.push(byte);
     if (isHeld) this.#held.push(byte);

@@ -107,16 +107,7 @@ const NO_INTEGERS = [
   ...["9".repeat(79), (2n ** 256n).toString(), 1, 0, 1.5, null, true, [], ["1"], {}],
 ];
 const NO_ADDRESSES = [
-  ...[
-    "",
-    "0x",
-    PAYER.slice(2),
-    `0X${PAYER.slice(2)}`,
-    `${PAYER}0`,
-    PAYER.slice(0, -1),
-    `${PAYER}\n`,
-    ` ${PAYER}`,
-  ],
+  ...["", "0x", PAYER.slice(2), `0X${PAYER.slice(2)}`, `${PAYER}0`, PAYER.slice(0, -1), `${PAYER}\n`, ` ${PAYER}`],
   ...[`0x${"g".repeat(40)}`, 1, null, [PAYER], {}],
 ];
 
@@ -173,11 +164,7 @@ describe("a payment header of version 1", () => {
     ],
     ["a space in front", ` ${whole}`, "X-PAYMENT: must be standard base64"],
     ["a line break behind", `${whole}\n`, "X-PAYMENT: must be standard base64"],
-    [
-      "a line break within",
-      `${whole.slice(0, 76)}\n${whole.slice(76)}`,
-      "X-PAYMENT: must be standard base64",
-    ],
+    ["a line break within", `${whole.slice(0, 76)}\n${whole.slice(76)}`, "X-PAYMENT: must be standard base64"],
     ["two headers in one", `${whole}, ${whole}`, "X-PAYMENT: must be standard base64"],
     ["too much padding", `${base64("{}")}=`, "X-PAYMENT: must be standard base64"],
     ["a lone character", "e", "X-PAYMENT: must be standard base64"],
@@ -256,11 +243,7 @@ describe("a payment header of version 2", () => {
     ["accepted.amount", 10_000, `accepted.amount: ${INTEGER}`],
     ["accepted.asset", "USDC", `accepted.asset: ${ADDRESS}`],
     ["accepted.payTo", null, `accepted.payTo: ${ADDRESS}`],
-    [
-      "payload.signature",
-      "0x",
-      "payload.signature: must be 0x and the hexadecimal digits of at least 65 bytes",
-    ],
+    ["payload.signature", "0x", "payload.signature: must be 0x and the hexadecimal digits of at least 65 bytes"],
     ["payload.authorization", undefined, "payload.authorization: required"],
   ];
   test.each(refused)("is refused for a wrong %s", (path, value, message) => {
@@ -357,7 +340,7 @@ describe("a settle request", () => {
   });
 });
 
-describe("reading", () => {
+describe("reading payments and requests", () => {
   const anyPayment: fc.Arbitrary<Payment> = fc.record({
     x402Version: fc.constantFrom(1, 2),
     scheme: fc.constant("exact"),
@@ -454,7 +437,7 @@ describe("a payment response", () => {
   test.each([
     [1, "X-PAYMENT-RESPONSE", "base"],
     [2, "PAYMENT-RESPONSE", "eip155:8453"],
-  ] as const)("of version %d has its header and its name of the network", (version, name, network) => {
+  ] as const)("has the header and the name of the network of version %d", (version, name, network) => {
     const response = paymentResponse(version, { transaction: TRANSACTION, payer: PAYER });
     expect(response.name).toBe(name);
     expect(unbase64(response.value)).toEqual({

@@ -1,6 +1,6 @@
 // The payment protocol's wire: headers and bodies in, as the values of types.ts, and challenges, settle requests
-// and answers out. Reading is strict in every field that is known and passes over the others, since official
-// clients and servers add some; version 2 differs in spelling only and is turned into the words of version 1.
+// and answers out. Reading is strict in every known field and ignores the others, since official clients
+// and servers add some. Version 2 differs in spelling only, and is translated into version 1.
 import { Fault, invalidField } from "../core/fault.ts";
 import {
   CHALLENGE_DESCRIPTION_CHARACTERS_MAX,
@@ -26,16 +26,14 @@ import { NETWORK, NETWORK_CAIP2, SCHEME, TOKEN, TOKEN_NAME, TOKEN_VERSION, X402_
 import type { Hex, Payment, Requirements } from "./types.ts";
 
 /** `reason` names the field and repeats no value: it may be shown to whoever sent it. */
-export type Parsed<T> =
-  | { readonly ok: true; readonly value: T }
-  | { readonly ok: false; readonly reason: string };
+export type Parsed<T> = { readonly ok: true; readonly value: T } | { readonly ok: false; readonly reason: string };
 
 export interface SettleRequest {
   readonly payment: Payment;
   readonly requirements: Requirements;
 }
 
-/** What a version 2 payment says that it answers, in the words of version 1. */
+/** The offer that a version 2 payment says it answers, in the words of version 1. */
 export interface AcceptedTerms {
   readonly scheme: string;
   readonly network: string;
@@ -112,15 +110,14 @@ function headerJson(text: string, name: string): FieldScope {
   return outermost(parsed.value, name);
 }
 
-/** RFC 4648 section 4, with or without padding. The decoder skips what it does not know, so the way back is compared. */
+/** RFC 4648 section 4, with or without padding. The decoder skips unknown characters, so the way back is compared. */
 function decodeBase64(text: string, name: string): Uint8Array {
   if (text.length > PAYMENT_HEADER_CHARACTERS_MAX) {
     throw invalidField(name, `must be at most ${PAYMENT_HEADER_CHARACTERS_MAX} characters`);
   }
   const bytes = Buffer.from(text, "base64");
   const padded = bytes.toString("base64");
-  if (text !== padded && text !== padded.replace(/=+$/, ""))
-    throw invalidField(name, "must be standard base64");
+  if (text !== padded && text !== padded.replace(/=+$/, "")) throw invalidField(name, "must be standard base64");
   return bytes;
 }
 
@@ -153,7 +150,7 @@ function readRequirements(place: FieldScope): Requirements {
   };
 }
 
-/** A name of version 1 is none here: an offer made in version 2 names networks by CAIP-2. */
+/** Names of version 1 do not count here: an offer made in version 2 names networks by CAIP-2. */
 function readAccepted(place: FieldScope): AcceptedTerms {
   const network = nameIn(place, "network");
   if (!CAIP2.test(network)) throw invalidField("accepted.network", "must be a CAIP-2 network");

@@ -38,7 +38,7 @@ function parts(signature: Hex) {
   };
 }
 
-describe("authorizationDigest", () => {
+describe("the digest of an authorization", () => {
   test("is made under the domain separator of USDC on Base", () => {
     expect(DOMAIN_SEPARATOR).toBe("0x02fa7265e7c5d81118673727957699e4d68f74cd74b7db77da710fe8a2c7834f");
   });
@@ -67,12 +67,12 @@ describe("authorizationDigest", () => {
     ["a nonce that is no hex", { nonce: `0x${"zz".repeat(32)}` }],
     ["an address that is no hex", { to: `0x${"g".repeat(40)}` }],
   ];
-  test.each(formless)("makes none of %s", (_name, change) => {
+  test.each(formless)("is not made of %s", (_name, change) => {
     expect(() => authorizationDigest({ ...AUTHORIZATION, ...change })).toThrow(TypeError);
   });
 });
 
-describe("recoverSigner", () => {
+describe("recovering a signer", () => {
   test("finds whoever signed, as viem does", async () => {
     await fc.assert(
       fc.asyncProperty(anyPrivateKey, anyAuthorization, async (key, unsigned) => {
@@ -88,21 +88,11 @@ describe("recoverSigner", () => {
   test("agrees with viem on signatures that nobody made", async () => {
     const scalar = fc.bigInt(1n, CURVE_ORDER >> 1n);
     await fc.assert(
-      fc.asyncProperty(
-        anyAuthorization,
-        scalar,
-        scalar,
-        fc.constantFrom(27, 28),
-        async (authorization, ...rsv) => {
-          const signature = joined(...rsv);
-          const viems = await recoverTypedDataAddress({ ...typedData(authorization), signature }).catch(
-            () => null,
-          );
-          expect(recoverSigner(authorization, signature)).toBe(
-            (viems?.toLowerCase() as Hex | undefined) ?? null,
-          );
-        },
-      ),
+      fc.asyncProperty(anyAuthorization, scalar, scalar, fc.constantFrom(27, 28), async (authorization, ...rsv) => {
+        const signature = joined(...rsv);
+        const viems = await recoverTypedDataAddress({ ...typedData(authorization), signature }).catch(() => null);
+        expect(recoverSigner(authorization, signature)).toBe((viems?.toLowerCase() as Hex | undefined) ?? null);
+      }),
       { numRuns: 60 },
     );
   });
@@ -144,7 +134,7 @@ describe("recoverSigner", () => {
     );
   });
 
-  test("refuses the twin with a high s, which recovers to the same key", async () => {
+  test("refuses the twin of a signature with a high s, which recovers to the same key", async () => {
     const { authorization, signature } = await signed(`0x${"14".repeat(32)}`, AUTHORIZATION);
     const { r, s, v } = parts(signature);
     const twin = joined(r, CURVE_ORDER - s, 55 - v);
@@ -168,12 +158,12 @@ describe("recoverSigner", () => {
     );
   });
 
-  test("is null where r is the x of no point", () => {
+  test("finds nobody where r is the x of no point", () => {
     expect(canonicalSignature(joined(5n, 1n, 27))).not.toBeNull();
     expect(recoverSigner(AUTHORIZATION, joined(5n, 1n, 27))).toBeNull();
   });
 
-  test("is null where the key would be the point at infinity", () => {
+  test("finds nobody where the key would be the point at infinity", () => {
     // With the base point for R and the digest for s, r⁻¹(sR − hG) is nothing.
     const baseX = 0x79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798n;
     let authorization = AUTHORIZATION;
@@ -187,7 +177,7 @@ describe("recoverSigner", () => {
   });
 });
 
-describe("canonicalSignature", () => {
+describe("the one form of a signature", () => {
   const half = CURVE_ORDER >> 1n;
   const refused: [string, Hex][] = [
     ["nothing", "0x"],
@@ -206,12 +196,12 @@ describe("canonicalSignature", () => {
     ["what is no hex", `0x${"zz".repeat(65)}`],
     ["a line break behind it", `${joined(1n, 1n, 27)}\n`],
   ];
-  test.each(refused)("refuses %s", (_name, signature) => {
+  test.each(refused)("is not made of %s", (_name, signature) => {
     expect(canonicalSignature(signature)).toBeNull();
     expect(recoverSigner(AUTHORIZATION, signature)).toBeNull();
   });
 
-  test("keeps the greatest r and s that there are", () => {
+  test("may have the greatest r and s that there are", () => {
     const greatest = joined(CURVE_ORDER - 1n, half, 28);
     expect(canonicalSignature(greatest)).toBe(greatest);
   });

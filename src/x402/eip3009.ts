@@ -92,15 +92,13 @@ export function canonicalSignature(signature: Hex): Hex | null {
   return `${lowerHex(signature.slice(0, 130))}${plain.recovery === 0 ? "1b" : "1c"}`;
 }
 
-/** The address that signed; null for what is no canonical plain signature, and for one that nobody can have made. */
+/** The address that signed; null if this is no canonical plain signature, or one that nobody can have made. */
 export function recoverSigner(authorization: Authorization, signature: Hex): Hex | null {
   const plain = readPlain(signature);
   if (plain === null) return null;
   const digest = authorizationDigest(authorization);
   try {
-    const key = new secp256k1.Signature(plain.r, plain.s)
-      .addRecoveryBit(plain.recovery)
-      .recoverPublicKey(digest);
+    const key = new secp256k1.Signature(plain.r, plain.s).addRecoveryBit(plain.recovery).recoverPublicKey(digest);
     return `0x${toHex(keccak_256(key.toRawBytes(false).subarray(1)).subarray(12))}`;
   } catch {
     // Not every r is the x of a point of the curve.

@@ -1,5 +1,5 @@
-// Strict readers of the payment protocol's JSON: every one returns a value in the form of types.ts or throws a
-// Fault that names the field by its path. No message repeats a value, for a signature may stand in any of them.
+// Strict readers of the payment protocol's JSON: each returns a value in the form of types.ts, or throws a
+// Fault that names the field by its path. No message repeats a value, since a signature may stand in any field.
 import { invalidField } from "../core/fault.ts";
 import { SIGNATURE_BYTES_MAX } from "../core/limits.ts";
 import { textProblem } from "../core/text.ts";
@@ -56,7 +56,7 @@ export function versionIn<V extends number>(place: FieldScope, version: V): V {
   return version;
 }
 
-/** A word such as a scheme or a network: which ones there are is not for the codec to say. */
+/** A word such as a scheme or a network. The codec does not judge which ones are known. */
 export function nameIn(place: FieldScope, key: string): string {
   return textIn(place, key, NAME_CHARACTERS_MAX);
 }
@@ -79,7 +79,7 @@ export function uint256In(place: FieldScope, key: string): bigint {
   return integer;
 }
 
-/** Reading digits takes more than linear time, so their number is looked at first. */
+/** Reading digits takes more than linear time, so their number is checked first. */
 function uint256(digits: string): bigint | null {
   const significant = digits.replace(/^0+/, "");
   if (significant.length > UINT256_DIGITS_MAX) return null;
@@ -100,12 +100,7 @@ export function addressIn(place: FieldScope, key: string): Hex {
 }
 
 export function signatureIn(place: FieldScope, key: string): Hex {
-  const signature = hexIn(
-    place,
-    key,
-    SIGNATURE,
-    "must be 0x and the hexadecimal digits of at least 65 bytes",
-  );
+  const signature = hexIn(place, key, SIGNATURE, "must be 0x and the hexadecimal digits of at least 65 bytes");
   if (signature.length > 2 + 2 * SIGNATURE_BYTES_MAX) {
     throw invalidField(pathOf(place, key), `must be at most ${SIGNATURE_BYTES_MAX} bytes`);
   }

@@ -11,12 +11,7 @@ import { registerExactEvmScheme } from "@x402/evm/exact/client";
 import fc from "fast-check";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { createPaymentHeader } from "x402/client";
-import {
-  PaymentPayloadSchema,
-  PaymentRequirementsSchema,
-  SettleRequestSchema,
-  SettleResponseSchema,
-} from "x402/types";
+import { PaymentPayloadSchema, PaymentRequirementsSchema, SettleRequestSchema, SettleResponseSchema } from "x402/types";
 import { anyAuthorization, anyHex } from "../../test/support/chain/authorizations.ts";
 import {
   acceptedMatches,
@@ -51,19 +46,19 @@ function problemOf(payment: Payment) {
   );
 }
 
-describe("what we emit", () => {
-  test("is taken by the schemas of version 1, which keep every field of it", () => {
+describe("our challenges and responses", () => {
+  test("are taken by the official schemas of version 1, which keep every field of them", () => {
     expect<unknown>(PaymentRequirementsSchema.parse(body.accepts[0])).toEqual(WIRE);
     expect<unknown>(PaymentRequiredV1Schema.parse(body)).toEqual(body);
   });
 
-  test("is taken by the schemas of version 2, which keep every field of it", () => {
+  test("are taken by the official schemas of version 2, which keep every field of them", () => {
     const required = decodePaymentRequiredHeader(header);
     expect<unknown>(PaymentRequiredV2Schema.parse(required)).toEqual(required);
     expect(required.resource.description).toBe(WIRE.description);
   });
 
-  test("settles by the official request and response", () => {
+  test("are read by the official request and response of a settlement", () => {
     const authorizations = anyAuthorization.map((each) => ({ ...each, value: each.value % 10n ** 18n }));
     fc.assert(
       fc.property(authorizations, anyHex(65), (authorization, signature) => {
@@ -86,22 +81,18 @@ describe("what we emit", () => {
   });
 });
 
-describe("what official clients send", () => {
-  test("of version 1 is read, and found good", async () => {
+describe("a payment of an official client", () => {
+  test("is read in version 1, and found good", async () => {
     const sent = await createPaymentHeader(account, 1, PaymentRequirementsSchema.parse(body.accepts[0]));
     const parsed = decodePaymentHeader(sent);
     expect(parsed.ok && problemOf(parsed.value)).toBeNull();
     const json = PaymentPayloadSchema.parse(JSON.parse(Buffer.from(sent, "base64").toString()));
-    expect(parseSettleRequest({ x402Version: 1, paymentPayload: json, paymentRequirements: WIRE }).ok).toBe(
-      true,
-    );
+    expect(parseSettleRequest({ x402Version: 1, paymentPayload: json, paymentRequirements: WIRE }).ok).toBe(true);
   });
 
-  test("of version 2 is read, answers the offer, and is found good", async () => {
+  test("is read in version 2, answers the offer, and is found good", async () => {
     const client = new x402HTTPClient(new x402Client().register("eip155:8453", new ExactEvmScheme(account)));
-    const required = client.getPaymentRequiredResponse((name) =>
-      name === "PAYMENT-REQUIRED" ? header : null,
-    );
+    const required = client.getPaymentRequiredResponse((name) => (name === "PAYMENT-REQUIRED" ? header : null));
     const payload = await client.createPaymentPayload(required);
     const sent = client.encodePaymentSignatureHeader(payload)["PAYMENT-SIGNATURE"] ?? "";
     expect(PaymentPayloadV2Schema.safeParse(decodePaymentSignatureHeader(sent)).success).toBe(true);
@@ -110,7 +101,7 @@ describe("what official clients send", () => {
     expect(parsed.ok && acceptedMatches(parsed.value.accepted, WIRE)).toBe(true);
   });
 
-  test("of version 2 to a challenge of version 1 is read, and found good", async () => {
+  test("is read in version 2 to a challenge of version 1, and found good", async () => {
     const base = new x402Client();
     registerExactEvmScheme(base, { signer: account });
     const client = new x402HTTPClient(base);

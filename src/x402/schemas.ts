@@ -20,10 +20,7 @@ const PaymentRequirements = Type.Object(
     payTo: address("The payee's address."),
     maxTimeoutSeconds: Type.Integer(),
     asset: address("The address of the token contract."),
-    extra: Type.Object(
-      { name: Type.String(), version: Type.String() },
-      { description: "The token's EIP-712 domain." },
-    ),
+    extra: Type.Object({ name: Type.String(), version: Type.String() }, { description: "The token's EIP-712 domain." }),
   },
   { $id: "PaymentRequirements" },
 );
@@ -89,10 +86,10 @@ export const SettleResponse = Type.Object(
 
 export const SupportedKinds = Type.Object(
   {
-    kinds: Type.Array(
-      Type.Object({ x402Version: version, scheme, network, asset: address("The token contract.") }),
-      { minItems: 1, maxItems: 1 },
-    ),
+    kinds: Type.Array(Type.Object({ x402Version: version, scheme, network, asset: address("The token contract.") }), {
+      minItems: 1,
+      maxItems: 1,
+    }),
   },
   { $id: "SupportedKinds" },
 );

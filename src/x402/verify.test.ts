@@ -45,7 +45,7 @@ function paying(change: Partial<Authorization>): Payment {
   return { ...PAYMENT, authorization: { ...AUTHORIZATION, ...change } };
 }
 
-describe("checkSignature", () => {
+describe("the check of a signature", () => {
   test("knows the payer's own signature, and leaves every other to the token", async () => {
     await fc.assert(
       fc.asyncProperty(anyPrivateKey, anyAuthorization, anyHex(20), async (key, unsigned, stranger) => {
@@ -61,7 +61,7 @@ describe("checkSignature", () => {
   });
 });
 
-describe("checkWindow", () => {
+describe("the check of the times of a payment", () => {
   const bounds: [string, Partial<Authorization>, "not_yet_valid" | "expired" | null][] = [
     ["begins now", { validAfter: BigInt(NOW) }, null],
     ["begins in a second", { validAfter: BigInt(NOW + 1) }, "not_yet_valid"],
@@ -94,7 +94,7 @@ describe("checkWindow", () => {
   });
 });
 
-describe("checkRequirements", () => {
+describe("the check of a payment's terms", () => {
   test("finds nothing where the price is met, by either rule", () => {
     expect(checkRequirements(PAYMENT, REQUIREMENTS, { exactValue: true })).toBeNull();
     expect(checkRequirements(PAYMENT, REQUIREMENTS, { exactValue: false })).toBeNull();
@@ -132,7 +132,7 @@ describe("checkRequirements", () => {
   });
 });
 
-test("keyOf names the payer's nonce at the token on the chain, in lower case", () => {
+test("the key of a payment names the payer's nonce at the token on the chain, in lower case", () => {
   expect(keyOf(AUTHORIZATION)).toEqual({
     chain_id: 8453,
     token: "0x833589fcd6edb6e08f4c7c32d4f71b54bda02913",

@@ -1,5 +1,5 @@
-// What can be said of a payment without a chain: who signed it, when it is good, and whether it is what was asked
-// for. Pure: the caller brings the time.
+// What can be checked of a payment without a chain: who signed it, when it is valid, and whether it is what was asked for.
+// Pure: the caller passes the time.
 import { recoverSigner } from "./eip3009.ts";
 import { lowerHex } from "./fields.ts";
 import { CHAIN_ID, NETWORK, SCHEME, TOKEN } from "./kind.ts";
@@ -18,8 +18,8 @@ export type VerifyProblem =
 const TOKEN_KEY = lowerHex(TOKEN);
 
 /**
- * "other" is no verdict: the signature may be a contract wallet's, which only the token itself can judge. And
- * "payer" is none on chain where the payer has code: there the token asks the contract.
+ * "other" does not mean invalid: the signature may be a contract wallet's, which only the token can judge. Nor is "payer"
+ * final on chain if the payer has code: then the token asks the contract.
  */
 export function checkSignature(payment: Payment): "payer" | "other" {
   const signer = recoverSigner(payment.authorization, payment.signature);

@@ -56,8 +56,7 @@ async function openHouse(database: Database) {
     source: "vault",
     vault_ref: "slow",
   });
-  const newest = async (): Promise<Json> =>
-    (await tenant.send("GET", "/v1/invocations?limit=1")).body.data[0];
+  const newest = async (): Promise<Json> => (await tenant.send("GET", "/v1/invocations?limit=1")).body.data[0];
   const settlementOf = async (id: string): Promise<Json> => {
     const until = performance.now() + SOON_MS;
     for (;;) {

@@ -3,11 +3,7 @@
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import { contract, expectError, type Tenant } from "../contract/contract.ts";
 import { eventually, PRICING, pay, settleBy, writeCaFile } from "../contract/priced.ts";
-import {
-  collected,
-  type FacilitatorStandIn,
-  startFacilitatorStandIn,
-} from "../support/chain/facilitator-stand-in.ts";
+import { collected, type FacilitatorStandIn, startFacilitatorStandIn } from "../support/chain/facilitator-stand-in.ts";
 import { refuseWrites } from "../support/stores/database-faults.ts";
 
 /** Gateways start side by side, also on a busy machine. */
@@ -42,8 +38,7 @@ contract(
       facilitator.answer(authorization.nonce, () => new Response("away", { status: 500 }));
       const invocation = (await stream(tenant, id, headers)).headers.get("x-service-invocation-id") ?? "";
       facilitator.answer(authorization.nonce, collected);
-      const isSettled = ({ settlement }: { settlement: { status: string } }) =>
-        settlement.status === "settled";
+      const isSettled = ({ settlement }: { settlement: { status: string } }) => settlement.status === "settled";
       await eventually(() => tenant.detail(invocation), isSettled);
       /** All of them at once; whoever has the call is answered when all others have been, or have got it too. */
       const sendAll = (callers: number) => {
@@ -73,7 +68,7 @@ contract(
       return { route, send, first, answer: answer.resolve };
     }
 
-    test("is made once, however many ask for it while the store refuses", async () => {
+    test("a call that was paid for is made once, however many ask for it while the store refuses", async () => {
       const [settled, running] = await Promise.all([openSettled(), openRunning()]);
       const tenant = at.tenant();
       const bystander = await tenant.agent({ upstream_url: at.upstream().url });

@@ -91,8 +91,7 @@ async function until(what: string, count = 1): Promise<void> {
     await Bun.sleep(3);
   }
 }
-const waitsFor = (key: number) =>
-  until(`pg_locks where locktype = 'advisory' and objid = ${key} and not granted`);
+const waitsFor = (key: number) => until(`pg_locks where locktype = 'advisory' and objid = ${key} and not granted`);
 const NOTE_WAITS = "pg_locks where relation = 'refused_calls'::regclass and not granted";
 
 /** The commit of this call lands, and its answer is lost; gives its answer, and what lets the note of it be removed. */
@@ -237,10 +236,7 @@ test("a payment that another replica has sent is not removed with the record of 
   // The facilitator has collected it, so there is a record of it, and its call is made.
   const { data } = (await tenant.send("GET", `/v1/invocations?agent_id=${id}`)).body;
   expect({
-    records: data.map((row: { status: string; settlement: { status: string } }) => [
-      row.status,
-      row.settlement.status,
-    ]),
+    records: data.map((row: { status: string; settlement: { status: string } }) => [row.status, row.settlement.status]),
     made: made.filter((path) => path === "/sent").length,
   }).toEqual({ records: [["succeeded", "settled"]], made: 1 });
 }, 150_000);

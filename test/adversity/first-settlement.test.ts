@@ -15,7 +15,7 @@ beforeAll(async () => {
 });
 afterAll(() => place.remove());
 
-test("one account that floods, and twenty that want some too: each of them gets a place", async () => {
+test("of one account that floods and twenty that want some settlements too, each of the twenty gets a place", async () => {
   const store = await place.open();
   const facilitator = settling(store, { atWorkMax: AT_WORK });
   const release = Promise.withResolvers<void>();

@@ -1,10 +1,11 @@
 // The gas that an account's reverted transactions may burn on a day is a bound for what comes at once, too.
 
 import { Database } from "bun:sqlite";
-import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { expect, setDefaultTimeout, test } from "bun:test";
 import { join } from "node:path";
-import { startChain, type TestChain } from "../support/chain/chain.ts";
-import { type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
+import type { TestChain } from "../support/chain/chain.ts";
+import type { Facilitator } from "../support/chain/facilitator.ts";
+import { useFacilitator } from "../support/chain/facilitator-tests.ts";
 import { newPayer, signPayment } from "../support/chain/payments.ts";
 import { until } from "../support/stores/paid-calls.ts";
 
@@ -17,20 +18,16 @@ const GAS_WEI = 10n ** 14n;
 let chain: TestChain;
 let facilitator: Facilitator;
 
-beforeAll(async () => {
-  chain = await startChain();
-  facilitator = await startFacilitator(chain, { env: { TOLLGATE_DAILY_GAS_WEI: `${GAS_WEI}` } });
-});
-afterAll(async () => {
-  await facilitator?.[Symbol.asyncDispose]();
-  await chain?.stop();
-});
+useFacilitator(
+  (running) => {
+    ({ chain, facilitator } = running);
+  },
+  { env: { TOLLGATE_DAILY_GAS_WEI: `${GAS_WEI}` } },
+);
 
 test("contract wallets that change their mind together burn no more than the account's gas of the day", async () => {
   const owner = newPayer();
-  const wallets = await Promise.all(
-    Array.from({ length: AT_ONCE }, () => chain.contractWallet(owner.address)),
-  );
+  const wallets = await Promise.all(Array.from({ length: AT_ONCE }, () => chain.contractWallet(owner.address)));
   for (const wallet of wallets) await chain.fundUsdc(wallet, VALUE);
   const to = newPayer().address;
   const payments = await Promise.all(wallets.map((from) => signPayment(owner, { from, to, value: VALUE })));

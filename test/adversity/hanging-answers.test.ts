@@ -69,11 +69,7 @@ async function clientOf(gateway: Gateway, tenant: string) {
 }
 
 /** The most memory that it takes until the calls run and another tenant has been served again and again. */
-async function mostWhile(
-  gateway: Gateway,
-  upstream: string,
-  isUnderWay: () => Promise<boolean>,
-): Promise<number> {
+async function mostWhile(gateway: Gateway, upstream: string, isUnderWay: () => Promise<boolean>): Promise<number> {
   let most = 0;
   const watch = setInterval(() => {
     most = Math.max(most, rssOf(gateway));
@@ -89,20 +85,23 @@ async function mostWhile(
   }
 }
 
-test.each(["http", "mcp"] as const)("polled calls that hang in mid-answer (%s)", async (protocol) => {
-  using upstream = await hangingUpstream();
-  await using gateway = await startGateway();
-  const client = await clientOf(gateway, "hanging");
-  const agents = Array.from({ length: AGENTS }, () => client.agent(`${upstream.url}/${protocol}`, protocol));
-  const ids = await Promise.all(agents);
-  const calls = Array.from({ length: CALLS }, (_, i) => client.post(`/v1/proxy/${ids[i % AGENTS]}`, RPC));
-  for (const accepted of await Promise.all(calls)) expect(accepted.status).toBe(202);
-  const most = await mostWhile(gateway, upstream.url, async () => (await client.running()) === CALLS);
-  expect(most).toBeLessThan(RSS_MIB_MAX);
-  await gateway.kill9();
-});
+test.each(["http", "mcp"] as const)(
+  "polled calls that hang in mid-answer (%s) stay within bounded memory",
+  async (protocol) => {
+    using upstream = await hangingUpstream();
+    await using gateway = await startGateway();
+    const client = await clientOf(gateway, "hanging");
+    const agents = Array.from({ length: AGENTS }, () => client.agent(`${upstream.url}/${protocol}`, protocol));
+    const ids = await Promise.all(agents);
+    const calls = Array.from({ length: CALLS }, (_, i) => client.post(`/v1/proxy/${ids[i % AGENTS]}`, RPC));
+    for (const accepted of await Promise.all(calls)) expect(accepted.status).toBe(202);
+    const most = await mostWhile(gateway, upstream.url, async () => (await client.running()) === CALLS);
+    expect(most).toBeLessThan(RSS_MIB_MAX);
+    await gateway.kill9();
+  },
+);
 
-test("callers that never read what is streamed to them", async () => {
+test("callers that never read what is streamed to them stay within bounded memory", async () => {
   using upstream = await hangingUpstream();
   await using gateway = await startGateway();
   const client = await clientOf(gateway, "hanging");

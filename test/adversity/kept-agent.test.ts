@@ -2,11 +2,7 @@
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import { contract, type Tenant } from "../contract/contract.ts";
 import { eventually, PRICING, pay, settleBy, writeCaFile } from "../contract/priced.ts";
-import {
-  collected,
-  type FacilitatorStandIn,
-  startFacilitatorStandIn,
-} from "../support/chain/facilitator-stand-in.ts";
+import { collected, type FacilitatorStandIn, startFacilitatorStandIn } from "../support/chain/facilitator-stand-in.ts";
 
 /** Gateways start side by side, also on a busy machine. */
 setDefaultTimeout(120_000);

@@ -4,11 +4,7 @@
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import { type Answer, contract, expectError, type Tenant } from "../contract/contract.ts";
 import { eventually, PRICING, pay, settleBy, writeCaFile } from "../contract/priced.ts";
-import {
-  collected,
-  type FacilitatorStandIn,
-  startFacilitatorStandIn,
-} from "../support/chain/facilitator-stand-in.ts";
+import { collected, type FacilitatorStandIn, startFacilitatorStandIn } from "../support/chain/facilitator-stand-in.ts";
 
 /** Gateways start side by side, also on a busy machine. */
 setDefaultTimeout(120_000);
@@ -57,7 +53,7 @@ contract(
       });
     }
 
-    test.concurrent("though all places of the agent are taken", async () => {
+    test.concurrent("a call that was paid for is served though all places of the agent are taken", async () => {
       const kept = await openKept();
       const { headers } = await pay();
       const other = kept.stream({ busy: true }, headers);
@@ -73,13 +69,10 @@ contract(
     const changes: [string, (tenant: Tenant, id: string) => Promise<unknown>][] = [
       ["the agent is suspended", (tenant, id) => tenant.patch(id, { suspended: true })],
       ["the policy denies it by now", (tenant) => denyAll(tenant)],
-      [
-        "the agent is dearer by now",
-        (tenant, id) => tenant.patch(id, { pricing: { ...PRICING, amount: "5000" } }),
-      ],
+      ["the agent is dearer by now", (tenant, id) => tenant.patch(id, { pricing: { ...PRICING, amount: "5000" } })],
     ];
     for (const [what, change] of changes) {
-      test.concurrent(`though ${what}`, async () => {
+      test.concurrent(`a call that was paid for is served though ${what}`, async () => {
         const kept = await openKept();
         await change(kept.tenant, kept.id);
         // Whoever has not paid for its call before is held to it.
@@ -90,7 +83,7 @@ contract(
       });
     }
 
-    test.concurrent("though the agent's rate is used up", async () => {
+    test.concurrent("a call that was paid for is served though the agent's rate is used up", async () => {
       const kept = await openKept();
       await kept.tenant.patch(kept.id, { invocation_rate_limit: 0.001, invocation_burst: 1 });
       const [first, second] = [await pay(), await pay()];
@@ -99,7 +92,7 @@ contract(
       await expectServed(kept);
     });
 
-    test.concurrent("but one that was cancelled is told to be given up, and not to have been made", async () => {
+    test.concurrent("a call that was paid for and cancelled is told to be given up, and not to have been made", async () => {
       const { tenant, id, invocation, route, comeBack } = await openKept();
       const cancelled = await tenant.send("POST", `/v1/proxy/${id}/invocations/${invocation}/cancel`);
       expect(cancelled.body.error_class).toBe("cancelled");

@@ -1,12 +1,13 @@
 // A transfer that gets into a block when its payment is over reverts, and has cost gas like any other that does.
 
 import { Database } from "bun:sqlite";
-import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { expect, setDefaultTimeout, test } from "bun:test";
 import { join } from "node:path";
-import { startChain, type TestChain } from "../support/chain/chain.ts";
-import { type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
+import type { TestChain } from "../support/chain/chain.ts";
+import type { Facilitator } from "../support/chain/facilitator.ts";
+import { useFacilitator } from "../support/chain/facilitator-tests.ts";
 import { newPayer, signPayment } from "../support/chain/payments.ts";
-import { type RpcRelay, startRpcRelay } from "../support/chain/rpc-relay.ts";
+import type { RpcRelay } from "../support/chain/rpc-relay.ts";
 import { until } from "../support/stores/paid-calls.ts";
 
 setDefaultTimeout(60_000);
@@ -17,19 +18,12 @@ let chain: TestChain;
 let relay: RpcRelay;
 let facilitator: Facilitator;
 
-beforeAll(async () => {
-  chain = await startChain();
-  relay = await startRpcRelay(chain.url);
-  facilitator = await startFacilitator(chain, {
-    rpcUrls: [relay.url],
-    env: { TOLLGATE_INCLUSION_TIMEOUT_MS: "1000" },
-  });
-});
-afterAll(async () => {
-  await facilitator?.[Symbol.asyncDispose]();
-  await relay?.stop();
-  await chain?.stop();
-});
+useFacilitator(
+  (running) => {
+    ({ chain, relay, facilitator } = running);
+  },
+  { env: { TOLLGATE_INCLUSION_TIMEOUT_MS: "1000" } },
+);
 
 test("a transaction that reverts after its time keeps its reservation, and counts as gas of the day", async () => {
   const payer = newPayer();

@@ -18,9 +18,7 @@ afterAll(() => port.stop());
 
 test("an account that opens connections with all its certificates leaves some for the others", async () => {
   const { pki, store, clock } = port;
-  const others = await Promise.all(
-    Array.from({ length: CERTIFICATES - 1 }, (_, n) => pki.issueClient(`of acme ${n}`)),
-  );
+  const others = await Promise.all(Array.from({ length: CERTIFICATES - 1 }, (_, n) => pki.issueClient(`of acme ${n}`)));
   for (const each of others) await addCertificate(store, clock, "acme", each.cert);
   const unlimited = { maxPerTransaction: null, dailyCeiling: null };
   await addAccount(store, clock, { name: "honest", certificate: pki.otherClient.cert, ...unlimited });

@@ -1,7 +1,8 @@
 // Headers that say again what an MCP message says are compared with its arguments on the event loop that serves
 // everybody: how many there are, and how many arguments, must not hold up the others.
 import { expect, setDefaultTimeout, test } from "bun:test";
-import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
+import { startGateway } from "../support/gateway/gateway.ts";
+import { longestWait } from "../support/gateway/longest-wait.ts";
 import { startUpstream } from "../support/http/upstream.ts";
 
 /** Gateways start side by side, also on a busy machine. */
@@ -24,66 +25,46 @@ function argumentsOf(depth: number): object {
   return nested;
 }
 
-/** The longest that a stranger waits for the open liveness path, one request after the other, while `work` goes on. */
-async function longestWait(gateway: Gateway, work: Promise<unknown>): Promise<number> {
-  let [isOver, longest] = [false, 0];
-  const over = work.finally(() => {
-    isOver = true;
-  });
-  while (!isOver) {
-    const begun = performance.now();
-    await (await fetch(`${gateway.url}/healthz`)).text();
-    longest = Math.max(longest, performance.now() - begun);
-  }
-  await over;
-  return longest;
-}
-
-test.each(["", "/stream"])(
-  "one call with many Mcp-Param headers holds up nobody else (%p)",
-  async (suffix) => {
-    const upstream = startUpstream(() => Response.json({ jsonrpc: "2.0", id: 1, result: {} }));
-    try {
-      await using gateway = await startGateway();
-      const headers = {
-        authorization: `Bearer ${await gateway.token(CALLER)}`,
-        "content-type": "application/json",
-      };
-      const agent = {
-        name: "mcp",
-        upstream_url: upstream.url,
-        protocol: "mcp",
-        mcp_transport: "streamable_http",
-      };
-      const created = await fetch(`${gateway.url}/v1/agents`, {
+test.each(["", "/stream"])("one call with many Mcp-Param headers holds up nobody else (%p)", async (suffix) => {
+  const upstream = startUpstream(() => Response.json({ jsonrpc: "2.0", id: 1, result: {} }));
+  try {
+    await using gateway = await startGateway();
+    const headers = {
+      authorization: `Bearer ${await gateway.token(CALLER)}`,
+      "content-type": "application/json",
+    };
+    const agent = {
+      name: "mcp",
+      upstream_url: upstream.url,
+      protocol: "mcp",
+      mcp_transport: "streamable_http",
+    };
+    const created = await fetch(`${gateway.url}/v1/agents`, {
+      method: "POST",
+      headers,
+      body: JSON.stringify(agent),
+    });
+    const { id } = (await created.json()) as { id: string };
+    const params = { name: "cheap", arguments: argumentsOf(55) };
+    const body = JSON.stringify({ jsonrpc: "2.0", id: 1, method: "tools/call", params });
+    const call = async (count: number) => {
+      const mirrors = Object.fromEntries(Array.from({ length: count }, (_, index) => [`mcp-param-z${index}`, "1"]));
+      const answer = await fetch(`${gateway.url}/v1/proxy/${id}${suffix}`, {
         method: "POST",
-        headers,
-        body: JSON.stringify(agent),
+        headers: { ...headers, "mcp-protocol-version": "2026-07-28", ...mirrors },
+        body,
       });
-      const { id } = (await created.json()) as { id: string };
-      const params = { name: "cheap", arguments: argumentsOf(55) };
-      const body = JSON.stringify({ jsonrpc: "2.0", id: 1, method: "tools/call", params });
-      const call = async (count: number) => {
-        const mirrors = Object.fromEntries(
-          Array.from({ length: count }, (_, index) => [`mcp-param-z${index}`, "1"]),
-        );
-        const answer = await fetch(`${gateway.url}/v1/proxy/${id}${suffix}`, {
-          method: "POST",
-          headers: { ...headers, "mcp-protocol-version": "2026-07-28", ...mirrors },
-          body,
-        });
-        await answer.text();
-        expect(answer.status).toBe(count > HEADERS ? 400 : suffix === "" ? 202 : 200);
-      };
-      // The same body without the headers is nobody's trouble.
-      await longestWait(gateway, call(0));
-      const without = await longestWait(gateway, call(0));
-      const pause = await longestWait(gateway, call(HEADERS));
-      expect(without).toBeLessThan(PAUSE_MS_MAX);
-      expect(pause).toBeLessThan(PAUSE_MS_MAX);
-      expect(await longestWait(gateway, call(HEADERS_FIT))).toBeLessThan(PAUSE_MS_MAX);
-    } finally {
-      await upstream.stop();
-    }
-  },
-);
+      await answer.text();
+      expect(answer.status).toBe(count > HEADERS ? 400 : suffix === "" ? 202 : 200);
+    };
+    // The same body without the headers is nobody's trouble.
+    await longestWait(gateway, call(0));
+    const without = await longestWait(gateway, call(0));
+    const pause = await longestWait(gateway, call(HEADERS));
+    expect(without).toBeLessThan(PAUSE_MS_MAX);
+    expect(pause).toBeLessThan(PAUSE_MS_MAX);
+    expect(await longestWait(gateway, call(HEADERS_FIT))).toBeLessThan(PAUSE_MS_MAX);
+  } finally {
+    await upstream.stop();
+  }
+});

@@ -1,9 +1,10 @@
 // A payer who has moved its money away since its last payment: what it had before is nothing that its next payments
 // can be taken from, so no more of them are sent than what it has now suffices for.
-import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { expect, setDefaultTimeout, test } from "bun:test";
 import { encodeFunctionData, type Hex, parseAbi } from "viem";
-import { startChain, type TestChain } from "../support/chain/chain.ts";
-import { type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
+import type { TestChain } from "../support/chain/chain.ts";
+import type { Facilitator } from "../support/chain/facilitator.ts";
+import { useFacilitator } from "../support/chain/facilitator-tests.ts";
 import { newPayer, type SignedPayment, signPayment } from "../support/chain/payments.ts";
 
 setDefaultTimeout(60_000);
@@ -15,14 +16,8 @@ const TRANSFER = parseAbi(["function transfer(address to, uint256 value) returns
 let chain: TestChain;
 let facilitator: Facilitator;
 
-beforeAll(async () => {
-  chain = await startChain();
-  facilitator = await startFacilitator(chain, { signers: 1 });
-});
-
-afterAll(async () => {
-  await facilitator?.[Symbol.asyncDispose]();
-  await chain?.stop();
+useFacilitator((running) => {
+  ({ chain, facilitator } = running);
 });
 
 async function moveAway(payer: ReturnType<typeof newPayer>, value: bigint): Promise<void> {
@@ -61,9 +56,7 @@ test("authorizations of a payer who has moved its money away meanwhile don't rev
   expect(await chain.usdcOf(payer.address)).toBe(VALUE);
 
   await chain.pauseMining();
-  const payments = await Promise.all(
-    Array.from({ length: AT_ONCE }, () => signPayment(payer, { to, value: VALUE })),
-  );
+  const payments = await Promise.all(Array.from({ length: AT_ONCE }, () => signPayment(payer, { to, value: VALUE })));
   const answers = payments.map(({ settleRequest }) => facilitator.settle(settleRequest));
   const put = Promise.withResolvers<void>();
   let done = 0;

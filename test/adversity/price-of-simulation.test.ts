@@ -1,11 +1,11 @@
 // A contract wallet whose code looks at the price of gas: it is simulated for the price that its transaction will pay,
 // so that it can't take the simulation and refuse the transaction.
-import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { expect, setDefaultTimeout, test } from "bun:test";
 import { numberToHex } from "viem";
-import { startChain, type TestChain } from "../support/chain/chain.ts";
-import { type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
+import type { TestChain } from "../support/chain/chain.ts";
+import type { Facilitator } from "../support/chain/facilitator.ts";
+import { useFacilitator } from "../support/chain/facilitator-tests.ts";
 import { newPayer, signPayment } from "../support/chain/payments.ts";
-import { type RpcRelay, startRpcRelay } from "../support/chain/rpc-relay.ts";
 
 setDefaultTimeout(60_000);
 
@@ -14,21 +14,18 @@ const VALUE = 10_000n;
 const DEAR = "6003480260023a0211";
 
 let chain: TestChain;
-let relay: RpcRelay;
 let facilitator: Facilitator;
 
-beforeAll(async () => {
-  chain = await startChain({ blockTimeSeconds: 1 });
-  relay = await startRpcRelay(chain.url);
-  // Base's usual tip.
-  relay.on("eth_maxPriorityFeePerGas", { kind: "result", result: numberToHex(1_000_000) });
-  facilitator = await startFacilitator(chain, { rpcUrls: [relay.url] });
-});
-afterAll(async () => {
-  await facilitator?.[Symbol.asyncDispose]();
-  await relay?.stop();
-  await chain?.stop();
-});
+useFacilitator(
+  (running) => {
+    ({ chain, facilitator } = running);
+  },
+  {
+    blockTimeSeconds: 1,
+    // Base's usual tip.
+    prepare: (relay) => relay.on("eth_maxPriorityFeePerGas", { kind: "result", result: numberToHex(1_000_000) }),
+  },
+);
 
 test("a wallet that takes no price but that of a simulation burns no gas", async () => {
   const from = await chain.contractWalletIf(DEAR);

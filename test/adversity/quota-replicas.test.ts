@@ -7,7 +7,7 @@ const MAX = 4;
 const AT_ONCE = 20;
 const ROUNDS = 5;
 
-test("of many at once at two replicas, as many are made as there are places", async () => {
+test("of many at once at two replicas, as many are made as the quota has places", async () => {
   const env = {
     DATABASE_URL: await (await startPostgres()).freshDatabase(),
     TOLLGATE_MASTER_KEY: Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64"),
@@ -35,10 +35,7 @@ test("of many at once at two replicas, as many are made as there are places", as
           create(i % 2 === 0 ? first : second, `tenant ${round}`, path, fields),
         ),
       );
-      expect([path, statuses.sort()]).toEqual([
-        path,
-        [...Array(MAX).fill(201), ...Array(AT_ONCE - MAX).fill(429)],
-      ]);
+      expect([path, statuses.sort()]).toEqual([path, [...Array(MAX).fill(201), ...Array(AT_ONCE - MAX).fill(429)]]);
     }
   }
 }, 120_000);

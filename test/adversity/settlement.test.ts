@@ -3,11 +3,7 @@
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { type Answer, contract, expectError, type Json, type Tenant } from "../contract/contract.ts";
 import { eventually, PRICING, pay, settleBy, writeCaFile } from "../contract/priced.ts";
-import {
-  collected,
-  type FacilitatorStandIn,
-  startFacilitatorStandIn,
-} from "../support/chain/facilitator-stand-in.ts";
+import { collected, type FacilitatorStandIn, startFacilitatorStandIn } from "../support/chain/facilitator-stand-in.ts";
 import { startRelay } from "../support/http/relay.ts";
 import { runSql } from "../support/stores/database-faults.ts";
 
@@ -82,11 +78,7 @@ contract(
             facilitator.answer(nonce, collected);
             relay.restore();
             const { status: end } = await eventually(settlement, closed);
-            expect([end, facilitator.of(nonce).length, route.seen.length]).toEqual([
-              "settlement_failed",
-              0,
-              0,
-            ]);
+            expect([end, facilitator.of(nonce).length, route.seen.length]).toEqual(["settlement_failed", 0, 0]);
           } finally {
             relay.stop();
           }
@@ -118,13 +110,13 @@ contract(
       expect(end.status).toBe("settlement_failed");
     });
 
-    describe("what may have left is collected, though the call is cancelled", () => {
+    describe("a payment whose call is cancelled", () => {
       const expectLost = async (nonce: string, settlement: () => Promise<Json>) => {
         facilitator.answer(nonce, collected);
         expect((await eventually(settlement, closed)).status).toBe("settled_upstream_failed");
       };
 
-      test.concurrent("while the first attempt is under way", async () => {
+      test.concurrent("is collected when its first attempt is under way", async () => {
         const tenant = at.tenant();
         await settleBy(tenant, facilitator.url);
         const route = at.upstream();
@@ -147,7 +139,7 @@ contract(
         expect(route.seen.length).toBe(0);
       });
 
-      test.concurrent("after an attempt that left, and one before that did not", async () => {
+      test.concurrent("is collected after an attempt that left, and one before that did not", async () => {
         const relay = startRelay(Number(new URL(facilitator.url).port));
         relay.refuse();
         try {
@@ -163,18 +155,15 @@ contract(
       });
     });
 
-    describe("after an attempt whose outcome nobody knows", () => {
+    describe("after a settlement attempt whose outcome nobody knows", () => {
       for (const refusal of [400, 403, 429]) {
-        test.concurrent(`${refusal} is no answer, however late, and what was collected is served`, async () => {
+        test.concurrent(`the answer ${refusal} is no outcome, however late, and what was collected is served`, async () => {
           const { tenant, route, id, nonce, invocation, settlement } = await openUnknown();
           facilitator.answer(nonce, () => new Response("SSL certificate error", { status: refusal }));
           await expire(nonce);
           // One attempt may have begun before; the one after it is as late as it can be.
           const wanted = facilitator.of(nonce).length + 2;
-          const view = await eventually(
-            settlement,
-            (now) => closed(now) || facilitator.of(nonce).length >= wanted,
-          );
+          const view = await eventually(settlement, (now) => closed(now) || facilitator.of(nonce).length >= wanted);
           expect(view.status).toBe("pending");
           facilitator.answer(nonce, collected);
           expect(await eventually(settlement, closed)).toMatchObject({ status: "settled" });
@@ -183,7 +172,7 @@ contract(
         });
       }
 
-      test.concurrent("the next is made soon, though a clock that has been set back makes it late", async () => {
+      test.concurrent("the next attempt is made soon, though a clock that has been set back makes it late", async () => {
         const { nonce } = await openUnknown();
         const seen = facilitator.of(nonce).length;
         await runSql(
@@ -220,7 +209,7 @@ contract(
 
     describe("an authorization", () => {
       for (const [name, suffix] of paths) {
-        test.concurrent(`that is good for longer than the window is refused: ${name}`, async () => {
+        test.concurrent(`is refused when it is good for longer than the window: ${name}`, async () => {
           const tenant = at.tenant();
           const route = at.upstream();
           const { id } = await tenant.agent({ upstream_url: route.url, pricing: PRICING });

@@ -130,8 +130,7 @@ test.concurrent("a call that was ended while its replica was held up is not made
       headers: tenant.headers,
       body: "{}",
     });
-    const total = async (query: string) =>
-      (await tenant.send("GET", `/v1/invocations?${query}`)).body.total as number;
+    const total = async (query: string) => (await tenant.send("GET", `/v1/invocations?${query}`)).body.total as number;
     while ((await total("status=running")) < 2) await Bun.sleep(10);
     process.kill(paused.pid, "SIGSTOP");
     expect(await tenant.poll(id, invocation, 40)).toMatchObject({
@@ -198,7 +197,7 @@ async function comeBack(tenant: PayingTenant, call: Call): Promise<string> {
   }
 }
 
-test.concurrent("what was refused for a commit that came late is never made, and can be sent again", async () => {
+test.concurrent("a call that was refused for a commit that came late is never made, and can be sent again", async () => {
   const made: string[] = [];
   await using replicas = await openReplicas();
   const gateway = await replicas.start();
@@ -219,9 +218,7 @@ test.concurrent("what was refused for a commit that came late is never made, and
       ["paid", { priced: true }],
       ["paid, streamed", { priced: true, suffix: "/stream" }],
     ];
-    const refused = await Promise.all(
-      kinds.map(([name, kind]) => openCall(calls, name.replaceAll(/\W+/g, "-"), kind)),
-    );
+    const refused = await Promise.all(kinds.map(([name, kind]) => openCall(calls, name.replaceAll(/\W+/g, "-"), kind)));
     // Only its claim comes late, and is its caller's all the same.
     const kept = await openCall(calls, "kept", { priced: true, suffix: "/stream" });
     await settle(calls, kept);
@@ -261,7 +258,7 @@ test.concurrent("what was refused for a commit that came late is never made, and
   }
 }, 150_000);
 
-test("a stop ends in time while the database is stuck, and who has paid or waits learns its call's ID", async () => {
+test("a stop ends in time while the database is stuck, and a caller who has paid or waits learns its call's ID", async () => {
   await using replicas = await openReplicas();
   const gateway = await replicas.start({
     env: { TOLLGATE_DRAIN_MS: "1000", TOLLGATE_SETTLE_WAIT_MS: "20000" },

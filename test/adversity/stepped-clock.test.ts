@@ -13,7 +13,7 @@ setDefaultTimeout(120_000);
 const HOUR_MS = 3_600_000;
 
 eachDatabase((database) => {
-  test.concurrent("a key that was sent while the clock was 25 hours behind makes no second call when it is right", async () => {
+  test.concurrent("an idempotency key that was sent while the clock was 25 hours behind makes no second call when it is right", async () => {
     const clock = steppedClock();
     await using owing = await startOwing({ database, program: clock.program });
     const { tenant, upstream } = owing;

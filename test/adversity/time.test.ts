@@ -18,7 +18,7 @@ const WATCHED_MS = 6_500;
 const REMOVED_MS = 1_500;
 
 eachDatabase((database) => {
-  test.concurrent("away for 25 hours, it asks on, and keeps what was paid for", async () => {
+  test.concurrent("a gateway that was away for 25 hours asks on, and keeps what was paid for", async () => {
     await using owing = await startOwing({ database });
     const { gateway, facilitator, tenant, openUnknown } = owing;
     const calls = await Promise.all([openUnknown(), openUnknown("/stream"), openUnknown("/stream")]);
@@ -56,7 +56,7 @@ eachDatabase((database) => {
     });
   });
 
-  test.concurrent("killed before it knew what came of a payment, it does not take it for one that never left", async () => {
+  test.concurrent("a gateway that was killed before it knew the outcome of a payment does not take it for one that never left", async () => {
     await using owing = await startOwing({ database });
     const { gateway, facilitator, tenant } = owing;
     const { id } = await owing.openHeld();
@@ -73,7 +73,7 @@ eachDatabase((database) => {
     expect((await settlement()).status).toBe("pending");
   });
 
-  test.concurrent("set back by an hour, it asks for an open payment as soon as before", async () => {
+  test.concurrent("a gateway whose clock is set back by an hour asks for an open payment as soon as before", async () => {
     const clock = steppedClock();
     await using owing = await startOwing({ database, program: clock.program });
     const { nonce } = await owing.openUnknown();
@@ -81,7 +81,7 @@ eachDatabase((database) => {
     expect(await owing.isAskedOn(nonce, 2)).toBe(true);
   });
 
-  test.concurrent("set ahead by 25 hours, and back, it gives nothing up", async () => {
+  test.concurrent("a gateway whose clock is set ahead by 25 hours, and back, gives nothing up", async () => {
     const clock = steppedClock();
     const held = Promise.withResolvers<void>();
     await using owing = await startOwing({ database, program: clock.program, held: held.promise });
@@ -107,7 +107,7 @@ eachDatabase((database) => {
     }).toEqual({ settled: "settled", open: "succeeded", kept: 200, streamed: 200, polled: "succeeded" });
   });
 
-  test.concurrent("started 40 days ahead, it removes nothing before its clock is right", async () => {
+  test.concurrent("a gateway that is started 40 days ahead removes nothing before its clock is right", async () => {
     const clock = steppedClock();
     const env = { TOLLGATE_HISTORY_RETENTION_DAYS: "35" };
     await using owing = await startOwing({ database, env, program: clock.program });

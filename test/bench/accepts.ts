@@ -13,14 +13,7 @@ const BODY = JSON.stringify({ question: "what is the answer?", context: "x".repe
 async function load(port: number, request: string, seconds: number): Promise<LoadResult> {
   const generator = join(import.meta.dir, "load.ts");
   const encoded = Buffer.from(request).toString("base64");
-  const args = [
-    process.execPath,
-    generator,
-    String(port),
-    String(CONNECTIONS),
-    String(seconds * 1000),
-    encoded,
-  ];
+  const args = [process.execPath, generator, String(port), String(CONNECTIONS), String(seconds * 1000), encoded];
   const child = Bun.spawn(args, { stdout: "pipe", stderr: "inherit" });
   return JSON.parse(await child.stdout.text()) as LoadResult;
 }

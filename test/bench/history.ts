@@ -122,8 +122,7 @@ function compare(name: string, rounds: readonly Times[]): number {
       0.5,
     );
   const [few, many] = [middle("short", 0.99), middle("long", 0.99)];
-  const shown = (which: keyof Times, p99: number) =>
-    `p50 ${middle(which, 0.5).toFixed(2)} p99 ${p99.toFixed(2)} ms`;
+  const shown = (which: keyof Times, p99: number) => `p50 ${middle(which, 0.5).toFixed(2)} p99 ${p99.toFixed(2)} ms`;
   line(name, `${shown("short", few)}; ${shown("long", many)}; ${(many / few).toFixed(2)} times`);
   return many / few;
 }
@@ -138,9 +137,7 @@ function together(pages: readonly (readonly Times[])[]): Times[] {
 
 /** Without a filter and each single one, near and, where the short history goes as far, farther behind. */
 async function singleQueries(short: History): Promise<string[]> {
-  const filters = Object.entries(FILTERS).flatMap(([name, values]) =>
-    values.map((value) => `${name}=${value}`),
-  );
+  const filters = Object.entries(FILTERS).flatMap(([name, values]) => values.map((value) => `${name}=${value}`));
   const queries: string[] = [];
   for (const query of ["", ...filters]) {
     queries.push(query);

@@ -40,8 +40,7 @@ function main([port, connections, milliseconds, encoded]: readonly string[]): Pr
 
   function finish(): void {
     latencies.sort((a, b) => a - b);
-    const at = (share: number) =>
-      Math.round((latencies[Math.floor(latencies.length * share)] ?? 0) * 100) / 100;
+    const at = (share: number) => Math.round((latencies[Math.floor(latencies.length * share)] ?? 0) * 100) / 100;
     const seconds = (performance.now() - startedAt) / 1000;
     resolve({ answers: latencies.length, seconds, by_status: statuses, p50_ms: at(0.5), p99_ms: at(0.99) });
   }

@@ -16,9 +16,7 @@ const BODY = JSON.stringify({ question: "what is the answer?" });
 const ENDED_MS_MAX = 30_000;
 
 export async function paidCalls(): Promise<void> {
-  say(
-    `paid calls: gateway, facilitator and anvil, blocks of ${BLOCK_SECONDS} s, ${PARALLEL} calls at a time`,
-  );
+  say(`paid calls: gateway, facilitator and anvil, blocks of ${BLOCK_SECONDS} s, ${PARALLEL} calls at a time`);
   const chain = await startChain({ blockTimeSeconds: BLOCK_SECONDS });
   let visits = 0;
   const upstream = startUpstream(() => {
@@ -49,18 +47,11 @@ export async function paidCalls(): Promise<void> {
       if (response.headers.has("x-payment-response")) told++;
     });
     const seconds = (performance.now() - startedAt) / 1000;
-    const [own, other] = homes.map(
-      (home, index) => ((coreSecondsIn(home) - (before[index] ?? 0)) * 1000) / CALLS,
-    );
+    const [own, other] = homes.map((home, index) => ((coreSecondsIn(home) - (before[index] ?? 0)) * 1000) / CALLS);
     const counts = Object.entries(statuses).map(([status, count]) => `${status}: ${count}`);
-    figure(
-      "paid and accepted",
-      told / seconds,
-      `${told} of ${CALLS} told of their settlement at once (${counts})`,
-    );
+    figure("paid and accepted", told / seconds, `${told} of ${CALLS} told of their settlement at once (${counts})`);
 
-    const succeeded = async () =>
-      (await tenant.send("GET", "/v1/invocations?limit=1&status=succeeded")).body.total;
+    const succeeded = async () => (await tenant.send("GET", "/v1/invocations?limit=1&status=succeeded")).body.total;
     const endAt = performance.now() + ENDED_MS_MAX;
     while ((await succeeded()) < CALLS && performance.now() < endAt) await Bun.sleep(100);
     const { length: transfers } = await chain.transfers({ to: pay_to });

@@ -39,9 +39,7 @@ async function samples(): Promise<Sample[]> {
   const to = newPayer().address;
   const payers = Array.from({ length: PAYERS }, newPayer);
   const signed = await Promise.all(
-    payers.flatMap((payer) =>
-      Array.from({ length: PAYMENTS_OF_EACH }, () => signPayment(payer, { to, value: PRICE })),
-    ),
+    payers.flatMap((payer) => Array.from({ length: PAYMENTS_OF_EACH }, () => signPayment(payer, { to, value: PRICE }))),
   );
   return signed.map((each) => {
     const request = parseSettleRequest(each.settleRequest);
@@ -105,11 +103,7 @@ function coreSeconds(directory: string | undefined): number {
 }
 
 /** @param seconds that they take all together, about */
-async function compare(
-  contenders: readonly Contender[],
-  all: readonly Sample[],
-  seconds: number,
-): Promise<Rate[]> {
+async function compare(contenders: readonly Contender[], all: readonly Sample[], seconds: number): Promise<Rate[]> {
   const totals = contenders.map(() => ({ count: 0, seconds: 0 }));
   const rounds = Math.max(1, Math.round((seconds * 1000) / (TURN_MS * contenders.length)));
   // The first round warms up.

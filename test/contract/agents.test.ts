@@ -26,18 +26,7 @@ const WRONG: ReadonlyArray<readonly [field: string, values: readonly unknown[]]>
   ["metadata", ["a", 5, [], true, { a: "x".repeat(16 * 1024) }]],
   [
     "upstream_url",
-    [
-      5,
-      {},
-      [],
-      true,
-      "",
-      "upstream.example.com",
-      "ftp://example.com/",
-      "https://",
-      "/run",
-      "file:///etc/passwd",
-    ],
+    [5, {}, [], true, "", "upstream.example.com", "ftp://example.com/", "https://", "/run", "file:///etc/passwd"],
   ],
   ["credential_ref", [5, {}, "", "cred_x", UNKNOWN_CREDENTIAL]],
   ["emit_receipts", ["true", 1, {}]],
@@ -102,7 +91,7 @@ const REFUSED_HOSTS = [
 
 contract((at) => {
   describe("POST /v1/agents", () => {
-    test("a name alone makes a pending agent with every default", async () => {
+    test("an agent of a name alone is pending and has every default", async () => {
       const tenant = at.tenant();
       const answer = await tenant.send("POST", "/v1/agents", { json: { name: "  only a name " } });
       expect(answer.status).toBe(201);
@@ -134,7 +123,7 @@ contract((at) => {
       expect(Math.abs(Date.parse(answer.body.created_at) - Date.now())).toBeLessThan(10_000);
     });
 
-    test("every field comes back as it was given, and GET and the list show the same", async () => {
+    test("an agent comes back with every field as it was given, and GET and the list show the same", async () => {
       const tenant = at.tenant();
       const { id: credential_ref } = await tenant.credential();
       const given = {
@@ -206,7 +195,7 @@ contract((at) => {
       },
     );
 
-    test.each(["invocation_rate_limit", "invocation_burst"])("%s comes by PATCH only", async (key) => {
+    test.each(["invocation_rate_limit", "invocation_burst"])("the field %s comes by PATCH only", async (key) => {
       const json = { name: "agent", [key]: 5 };
       expectError(await at.tenant().send("POST", "/v1/agents", { json }), 400, key);
     });
@@ -227,11 +216,7 @@ contract((at) => {
 
     test("tool prices need protocol mcp, and be decimal strings", async () => {
       const tenant = at.tenant();
-      expectError(
-        await tenant.send("POST", "/v1/agents", { json: { name: "agent", pricing: TOOLS } }),
-        400,
-        "pricing",
-      );
+      expectError(await tenant.send("POST", "/v1/agents", { json: { name: "agent", pricing: TOOLS } }), 400, "pricing");
       for (const tools of [{ a: 5 }, { a: "-1" }, { a: "" }, { a: null }, ["5"], "5"]) {
         const json = { name: "agent", ...MCP, pricing: { ...PRICING, tools } };
         expectError(await tenant.send("POST", "/v1/agents", { json }), 400, "pricing");
@@ -240,8 +225,7 @@ contract((at) => {
 
     test("mcp_transport is required with mcp and refused with http", async () => {
       const tenant = at.tenant();
-      const send = (fields: object) =>
-        tenant.send("POST", "/v1/agents", { json: { name: "agent", ...fields } });
+      const send = (fields: object) => tenant.send("POST", "/v1/agents", { json: { name: "agent", ...fields } });
       expectError(await send({ protocol: "mcp" }), 400, "mcp_transport");
       expectError(await send({ protocol: "mcp", mcp_transport: null }), 400, "mcp_transport");
       expectError(await send({ mcp_transport: "streamable_http" }), 400, "mcp_transport");
@@ -272,15 +256,13 @@ contract((at) => {
     test("of concurrent creates under one name exactly one succeeds", async () => {
       const tenant = at.tenant();
       const json = { name: "contended" };
-      const answers = await Promise.all(
-        Array.from({ length: 12 }, () => tenant.send("POST", "/v1/agents", { json })),
-      );
+      const answers = await Promise.all(Array.from({ length: 12 }, () => tenant.send("POST", "/v1/agents", { json })));
       expect(answers.map(({ status }) => status).sort()).toEqual([201, ...Array(11).fill(409)]);
     });
   });
 
   describe("PATCH /v1/agents/{id}", () => {
-    test("absent leaves, null clears, a value sets", async () => {
+    test("a key that is absent leaves its field, null clears it, and a value sets it", async () => {
       const tenant = at.tenant();
       const { id: credential_ref } = await tenant.credential();
       const all = {
@@ -372,9 +354,7 @@ contract((at) => {
       expectError(await patch(mcp.id, { protocol: "http" }), 400, "mcp_transport");
       expectError(await patch(mcp.id, { mcp_transport: null }), 400, "mcp_transport");
       expectError(await patch(priced.id, { protocol: "http", mcp_transport: null }), 400, "pricing");
-      expect(
-        (await patch(priced.id, { protocol: "http", mcp_transport: null, pricing: PRICING })).status,
-      ).toBe(200);
+      expect((await patch(priced.id, { protocol: "http", mcp_transport: null, pricing: PRICING })).status).toBe(200);
     });
 
     test("the status follows upstream_url", async () => {
@@ -389,11 +369,7 @@ contract((at) => {
     test.each(REFUSED_HOSTS.slice(0, 8))("refuses upstream_url %s", async (upstream_url) => {
       const tenant = at.tenant();
       const { id } = await tenant.agent();
-      expectError(
-        await tenant.send("PATCH", `/v1/agents/${id}`, { json: { upstream_url } }),
-        400,
-        "upstream_url",
-      );
+      expectError(await tenant.send("PATCH", `/v1/agents/${id}`, { json: { upstream_url } }), 400, "upstream_url");
     });
 
     test("of concurrent renames to one name exactly one succeeds", async () => {
@@ -430,7 +406,7 @@ contract((at) => {
   });
 
   describe("DELETE /v1/agents/{id}", () => {
-    test("204 without a body, again and again; the record stays, inactive, and takes no PATCH", async () => {
+    test("a deletion is 204 without a body, again and again; the record stays, inactive, and takes no PATCH", async () => {
       const tenant = at.tenant();
       const agent = await tenant.agent();
       for (let time = 0; time < 2; time++) {
@@ -440,15 +416,12 @@ contract((at) => {
       expect(read.status).toBe(200);
       expectShape(read.body, AGENT);
       expect({ ...read.body, updated_at: 0 }).toEqual({ ...agent, status: "inactive", updated_at: 0 });
-      expectError(
-        await tenant.send("PATCH", `/v1/agents/${agent.id}`, { json: { upstream_url: PUBLIC_URL } }),
-        404,
-      );
+      expectError(await tenant.send("PATCH", `/v1/agents/${agent.id}`, { json: { upstream_url: PUBLIC_URL } }), 404);
     });
   });
 
   describe("GET /v1/agents", () => {
-    test("newest first, filtered, paged, inactive only when asked for", async () => {
+    test("the list is newest first, filtered, paged, and with inactive agents only when asked for", async () => {
       const tenant = at.tenant();
       const stem = unique("List");
       const a = await tenant.agent({ name: `${stem} a`, tags: ["red", "x"], description: "Needle" });

@@ -5,11 +5,7 @@ import { Database } from "bun:sqlite";
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { join } from "node:path";
 import { SQL } from "bun";
-import {
-  collected,
-  type FacilitatorStandIn,
-  startFacilitatorStandIn,
-} from "../support/chain/facilitator-stand-in.ts";
+import { collected, type FacilitatorStandIn, startFacilitatorStandIn } from "../support/chain/facilitator-stand-in.ts";
 import {
   type Contract,
   CREDENTIAL,
@@ -49,7 +45,7 @@ contract(
     const mapped = (url: string) => url.replace("127.0.0.1", "[::ffff:127.0.0.1]");
     const port = (url: string) => new URL(url).port;
 
-    test("are shown in every view, stay with a rotation, and null takes them away", async () => {
+    test("allowed hosts are shown in every view, stay with a rotation, and null takes them away", async () => {
       const tenant = at.tenant();
       const made = await credential(tenant, {
         allowed_hosts: ["API.Example.com.", "*.Bücher.test", "[::1]"],
@@ -66,7 +62,7 @@ contract(
       expect((await tenant.credential({ allowed_hosts: null })).allowed_hosts).toBeNull();
     });
 
-    test("are 1 to 32 host names, and to change them takes the secret", async () => {
+    test("allowed hosts are 1 to 32 host names, and to change them takes the secret", async () => {
       const tenant = at.tenant();
       const { id } = await credential(tenant);
       const many = Array.from({ length: 33 }, (_, index) => `h${index}.example.com`);
@@ -96,26 +92,15 @@ contract(
       test("is refused, by the field that is to blame", async () => {
         const tenant = at.tenant();
         const { id: credential_ref } = await credential(tenant);
-        const create = (fields: object) =>
-          tenant.send("POST", "/v1/agents", { json: { name: "a", ...fields } });
-        expectError(
-          await create({ upstream_url: "https://example.com/", credential_ref }),
-          400,
-          "upstream_url",
-        );
+        const create = (fields: object) => tenant.send("POST", "/v1/agents", { json: { name: "a", ...fields } });
+        expectError(await create({ upstream_url: "https://example.com/", credential_ref }), 400, "upstream_url");
         const { id } = await tenant.agent({ upstream_url: "https://b.test/" });
         const patch = (json: object) => tenant.send("PATCH", `/v1/agents/${id}`, { json });
         expectError(await patch({ credential_ref }), 400, "credential_ref");
         expectError(await patch({ credential_ref, upstream_url: "https://c.test/" }), 400, "upstream_url");
-        expect(
-          (await patch({ credential_ref, upstream_url: "https://A.B.Example.com.:8443/x" })).status,
-        ).toBe(200);
+        expect((await patch({ credential_ref, upstream_url: "https://A.B.Example.com.:8443/x" })).status).toBe(200);
         expectError(await patch({ upstream_url: "https://b.test/" }), 400, "upstream_url");
-        for (const url of [
-          "https://127.0.0.1.evil.test/",
-          "https://example.com.evil.test/",
-          "http://8.8.8.8/",
-        ])
+        for (const url of ["https://127.0.0.1.evil.test/", "https://example.com.evil.test/", "http://8.8.8.8/"])
           expectError(await patch({ upstream_url: url }), 400, "upstream_url");
         expect((await patch({ upstream_url: "https://b.test/", credential_ref: null })).status).toBe(200);
         // Without a URL there is no host yet.
@@ -149,7 +134,7 @@ contract(
       });
     });
 
-    test("the settlement configuration is held to them like an agent", async () => {
+    test("the settlement configuration is held to the allowed hosts like an agent", async () => {
       const tenant = at.tenant();
       const patch = (json: object) => tenant.send("PATCH", "/v1/settlement/config", { json });
       const [tied, free] = [await credential(tenant), await tenant.credential()];
@@ -164,8 +149,8 @@ contract(
       expect((await put(tenant, tied.id, { allowed_hosts: ["pay.example.com"] })).status).toBe(200);
     });
 
-    describe("at the call", () => {
-      test("a call that was accepted before does not get the secret", async () => {
+    describe("a call of an agent with allowed hosts", () => {
+      test("does not send the secret to another host, even when the call was accepted before", async () => {
         const tenant = at.tenant();
         const { id: credential_ref } = await credential(tenant);
         const first = Promise.withResolvers<Response>();
@@ -189,7 +174,7 @@ contract(
         expect(route.seen.map(({ headers }) => headers.get("authorization"))).toEqual([`Bearer ${SECRET}`]);
       });
 
-      test("polled and streamed: the host that is dialled is the one that counts", async () => {
+      test("goes by the host that is dialled, polled and streamed", async () => {
         const tenant = at.tenant();
         const { id: credential_ref } = await credential(tenant);
         const route = at.upstream();
@@ -204,13 +189,11 @@ contract(
         expect(route.seen.length).toBe(2);
         await tie(at, credential_ref, ["127.0.0.1"]);
         expect([(await tenant.invoke(id)).status, (await stream()).status]).toEqual(["succeeded", 200]);
-        expect(route.seen.every(({ headers }) => headers.get("authorization") === `Bearer ${SECRET}`)).toBe(
-          true,
-        );
+        expect(route.seen.every(({ headers }) => headers.get("authorization") === `Bearer ${SECRET}`)).toBe(true);
         expect(at.gateway.log()).not.toContain(SECRET);
       });
 
-      test("a change of the agent beside one of the list: who gets the secret is on the list", async () => {
+      test("sends the secret to a host on the list only, when agent and list change side by side", async () => {
         const tenant = at.tenant();
         const route = at.upstream();
         const { id: credential_ref } = await credential(tenant, { allowed_hosts: null });
@@ -227,21 +210,19 @@ contract(
           expect([[200, 400].includes(moved.status), [200, 409].includes(tied.status)]).toEqual([true, true]);
           const isAllowed = moved.status === 400 || tied.status === 409;
           const { error_class } = await tenant.invoke(id);
-          expect([error_class, route.seen.length - seen]).toEqual(
-            isAllowed ? [null, 1] : ["credential_error", 0],
-          );
+          expect([error_class, route.seen.length - seen]).toEqual(isAllowed ? [null, 1] : ["credential_error", 0]);
         }
       });
     });
 
-    describe("the facilitator", () => {
+    describe("with a facilitator", () => {
       let facilitator: FacilitatorStandIn;
       beforeAll(() => {
         facilitator = startFacilitatorStandIn();
       });
       afterAll(() => facilitator?.stop());
 
-      test("gets neither the secret nor the payment when it is not on the list", async () => {
+      test("the secret and the payment go to no facilitator that is not on the list of hosts", async () => {
         const tenant = at.tenant();
         const ref = await settleBy(tenant, facilitator.url, { plaintext: SECRET, allowed_hosts: ALLOWED });
         const route = at.upstream();
@@ -264,13 +245,11 @@ contract(
         expectError(await put(tenant, ref, { allowed_hosts: ["b.example.com"] }), 409, "payment");
         expect((await put(tenant, ref, { allowed_hosts: ["127.0.0.1"] })).status).toBe(200);
         expect((await tenant.ended(id, body.invocation_id)).settlement.status).toBe("settled");
-        expect(facilitator.calls.map(({ headers }) => headers.get("authorization"))).toEqual([
-          `Bearer ${SECRET}`,
-        ]);
+        expect(facilitator.calls.map(({ headers }) => headers.get("authorization"))).toEqual([`Bearer ${SECRET}`]);
       });
 
       test.each(["", "/stream"])(
-        "a list that shuts out a paid call that waits is refused: %p",
+        "a list of hosts that shuts out a paid call which waits is refused: %p",
         async (path) => {
           const tenant = at.tenant();
           await settleBy(tenant, facilitator.url);
@@ -286,11 +265,7 @@ contract(
           const answer = tenant.send("POST", `/v1/proxy/${id}${path}`, { json: {}, headers });
           await facilitator.arrival(authorization.nonce);
           await tenant.patch(id, { upstream_url: "https://moved.example.com/" });
-          expectError(
-            await put(tenant, credential_ref, { allowed_hosts: ["moved.example.com"] }),
-            409,
-            "paid call",
-          );
+          expectError(await put(tenant, credential_ref, { allowed_hosts: ["moved.example.com"] }), 409, "paid call");
           expect(
             (await put(tenant, credential_ref, { allowed_hosts: ["moved.example.com", "127.0.0.1"] })).status,
           ).toBe(200);
@@ -301,9 +276,7 @@ contract(
             ({ status }) => status === "succeeded",
           );
           expect(route.seen.length).toBe(1);
-          expect((await put(tenant, credential_ref, { allowed_hosts: ["moved.example.com"] })).status).toBe(
-            200,
-          );
+          expect((await put(tenant, credential_ref, { allowed_hosts: ["moved.example.com"] })).status).toBe(200);
         },
       );
 

@@ -2,16 +2,7 @@
 // memory.
 import { describe, expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
-import {
-  contract,
-  expectError,
-  expectShape,
-  is,
-  type Json,
-  MCP,
-  type Tenant,
-  UNKNOWN_AGENT,
-} from "./contract.ts";
+import { contract, expectError, expectShape, is, type Json, MCP, type Tenant, UNKNOWN_AGENT } from "./contract.ts";
 import { connect, exchange, isWhole, parseAnswer, type WireAnswer } from "./wire.ts";
 
 const MIB = 1024 * 1024;
@@ -91,13 +82,7 @@ contract((at) => {
     test("refuses invalid UTF-8, also where it would be lost in a replacement character", async () => {
       const tenant = at.tenant();
       const place = (await paths(tenant))(path);
-      for (const bytes of [
-        [0xff],
-        [0xc3, 0x28],
-        [0xed, 0xa0, 0x80],
-        [0xc0, 0xaf],
-        [0xf4, 0x90, 0x80, 0x80],
-      ]) {
+      for (const bytes of [[0xff], [0xc3, 0x28], [0xed, 0xa0, 0x80], [0xc0, 0xaf], [0xf4, 0x90, 0x80, 0x80]]) {
         const body = Buffer.concat([Buffer.from('{"name":"a'), Uint8Array.from(bytes), Buffer.from('"}')]);
         const answer = await tenant.send(method, place, { body: new Uint8Array(body), headers: JSON_TYPE });
         expectError(answer, 400, "UTF-8");
@@ -127,13 +112,7 @@ contract((at) => {
             plaintext: "x",
             ...(method === "POST" && { name: "typed", auth_type: "none", source: "managed" }),
           });
-      for (const type of [
-        "text/plain",
-        "application/x-www-form-urlencoded",
-        "application/jsonx",
-        "text/json",
-        "",
-      ]) {
+      for (const type of ["text/plain", "application/x-www-form-urlencoded", "application/jsonx", "text/json", ""]) {
         const answer = await tenant.send(method, place, {
           body: new TextEncoder().encode(body),
           headers: { "content-type": type },
@@ -161,15 +140,7 @@ contract((at) => {
       const place = (await paths(tenant))(path);
       const fields = [
         ...["name", "description", "tags", "upstream_url", "credential_ref", "suspended", "emit_receipts"],
-        ...[
-          "capture_body",
-          "protocol",
-          "mcp_transport",
-          "mcp_protocol_version",
-          "pricing",
-          "auth_type",
-          "source",
-        ],
+        ...["capture_body", "protocol", "mcp_transport", "mcp_protocol_version", "pricing", "auth_type", "source"],
         ...["plaintext", "vault_ref", "invocation_burst"],
       ];
       for (const field of fields) {
@@ -181,7 +152,7 @@ contract((at) => {
     });
   });
 
-  test("free metadata may hold equal keys, the last one counts", async () => {
+  test("free metadata may hold equal keys, and the last one counts", async () => {
     const tenant = at.tenant();
     const body = '{"name":"a","metadata":{"a":1,"a":2,"__proto__":3}}';
     const { status, text } = await tenant.send("POST", "/v1/agents", { body, headers: JSON_TYPE });
@@ -209,10 +180,7 @@ contract((at) => {
       const path = `/v1/proxy/${id}`;
       expectError(await tenant.send("POST", path, { body: new Uint8Array(size) }), 413);
       expectError(await tenant.send("POST", path, { body: oversized() }), 413);
-      const claimed = await exchange(
-        at.gateway.url,
-        await head(tenant, `POST ${path}`, `Content-Length: ${size}`),
-      );
+      const claimed = await exchange(at.gateway.url, await head(tenant, `POST ${path}`, `Content-Length: ${size}`));
       expectWireError(claimed, 413);
       const absurd = await exchange(
         at.gateway.url,
@@ -223,7 +191,7 @@ contract((at) => {
       expect((await tenant.send("GET", "/v1/invocations")).body.total).toBe(0);
     });
 
-    test("again and again keeps memory within bounds", async () => {
+    test("keeps memory within bounds when it comes again and again", async () => {
       const tenant = at.tenant();
       const { id } = await tenant.agent({ upstream_url: at.upstream().url });
       const attempt = () => tenant.send("POST", `/v1/proxy/${id}`, { body: oversized() });
@@ -266,11 +234,7 @@ contract((at) => {
       "the path segment %s is an unknown ID",
       async (segment) => {
         const tenant = at.tenant();
-        for (const path of [
-          `/v1/agents/${segment}`,
-          `/v1/invocations/${segment}`,
-          `/v1/credentials/${segment}`,
-        ]) {
+        for (const path of [`/v1/agents/${segment}`, `/v1/invocations/${segment}`, `/v1/credentials/${segment}`]) {
           const answer = await exchange(at.gateway.url, await head(tenant, `GET ${path}`));
           expectWireError(answer, 404);
         }
@@ -345,12 +309,7 @@ contract((at) => {
       const body = '{"name":"slow"}';
       const wire = await connect(at.gateway.url);
       await wire.send(
-        await head(
-          tenant,
-          "POST /v1/agents",
-          "Content-Type: application/json",
-          `Content-Length: ${body.length}`,
-        ),
+        await head(tenant, "POST /v1/agents", "Content-Type: application/json", `Content-Length: ${body.length}`),
       );
       for (const byte of body) {
         await wire.send(byte);

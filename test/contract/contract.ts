@@ -180,8 +180,7 @@ function openTenant(contract: () => { gateway: Gateway; issuer: Issuer }): Tenan
       ),
     call: async (id, sending = { json: {} }) =>
       need(202, await tenant.send("POST", `/v1/proxy/${id}`, sending)).invocation_id,
-    poll: async (id, invocation) =>
-      need(200, await tenant.send("GET", `/v1/proxy/${id}/invocations/${invocation}`)),
+    poll: async (id, invocation) => need(200, await tenant.send("GET", `/v1/proxy/${id}/invocations/${invocation}`)),
     async ended(id, invocation, user) {
       const sending = { headers: { prefer: "wait=25" }, ...(user !== undefined && { user }) };
       const view = need(200, await tenant.send("GET", `/v1/proxy/${id}/invocations/${invocation}`, sending));
@@ -288,8 +287,7 @@ export const is = {
   number: ((value) => typeof value === "number") as Check,
   object: ((value) => typeof value === "object" && value !== null && !Array.isArray(value)) as Check,
   dateTime: matching(/^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$/),
-  base64: ((value) =>
-    typeof value === "string" && Buffer.from(value, "base64").toString("base64") === value) as Check,
+  base64: ((value) => typeof value === "string" && Buffer.from(value, "base64").toString("base64") === value) as Check,
   nothing: ((value) => value === null) as Check,
   exactly: (expected: unknown) => ((value) => Bun.deepEquals(value, expected, true)) as Check,
   oneOf: (...values: unknown[]) => ((value) => values.includes(value)) as Check,
@@ -378,10 +376,7 @@ const PAYMENT: Shape = {
 
 const STATUS = is.oneOf("pending", "running", "succeeded", "failed");
 const ERROR_CLASS = is.orNull(
-  is.oneOf(
-    ...["timeout", "upstream_5xx", "upstream_4xx", "ssrf_blocked", "credential_error", "cancelled"],
-    "internal",
-  ),
+  is.oneOf(...["timeout", "upstream_5xx", "upstream_4xx", "ssrf_blocked", "credential_error", "cancelled"], "internal"),
 );
 
 /** Of an invocation that nobody paid for: `settlement` is absent. */

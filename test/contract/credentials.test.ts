@@ -54,7 +54,7 @@ const WRONG: ReadonlyArray<readonly [string, Json, string]> = [
 
 contract((at) => {
   describe("POST /v1/credentials", () => {
-    test("managed: the metadata and a hint, no vault_ref", async () => {
+    test("a managed credential has its metadata and a hint, and no vault_ref", async () => {
       const tenant = at.tenant();
       const answer = await tenant.send("POST", "/v1/credentials", { json: { ...MANAGED, name: " key " } });
       expect(answer.status).toBe(201);
@@ -76,7 +76,7 @@ contract((at) => {
       expect((await tenant.send("GET", `/v1/credentials/${id}`)).body).toEqual(answer.body);
     });
 
-    test("vault: the reference, no hint", async () => {
+    test("a vault credential has its reference and no hint", async () => {
       const tenant = at.tenant();
       const { status, body } = await tenant.send("POST", "/v1/credentials", { json: VAULT });
       expect(status).toBe(201);
@@ -95,20 +95,20 @@ contract((at) => {
     });
 
     test.each(["bearer", "api_key", "none"])(
-      "takes %s and a plaintext of 65,536 bytes",
+      "a credential with %s and a plaintext of 65,536 bytes is taken",
       async (auth_type) => {
         const plaintext = "é".repeat(32_768);
         expect(await at.tenant().credential({ auth_type, plaintext })).toMatchObject({ auth_type });
       },
     );
 
-    test.each(WRONG)("refuses %s", async (_, json, field) => {
+    test.each(WRONG)("a credential with problems is refused: %s", async (_, json, field) => {
       const tenant = at.tenant();
       expectError(await tenant.send("POST", "/v1/credentials", { json }), 400, field);
       expect((await tenant.send("GET", "/v1/credentials")).body).toEqual({ credentials: [] });
     });
 
-    test("a name is unique within the tenant, and free in another", async () => {
+    test("a credential's name is unique within the tenant, and free in another", async () => {
       const tenant = at.tenant();
       await tenant.credential({ name: "taken" });
       for (const json of [
@@ -142,7 +142,7 @@ contract((at) => {
   });
 
   describe("PUT /v1/credentials/{id}", () => {
-    test("rotates: version + 1, a new hint, everything else as it was", async () => {
+    test("a rotation gives version + 1 and a new hint, and leaves everything else", async () => {
       const tenant = at.tenant();
       const made = await tenant.credential();
       const path = `/v1/credentials/${made.id}`;
@@ -154,7 +154,7 @@ contract((at) => {
       expect((await tenant.send("PUT", path, { json: { plaintext: "x" } })).body.version).toBe(3);
     });
 
-    test("rotates a vault reference", async () => {
+    test("a vault reference is rotated", async () => {
       const tenant = at.tenant();
       const made = (await tenant.send("POST", "/v1/credentials", { json: VAULT })).body;
       const path = `/v1/credentials/${made.id}`;
@@ -175,7 +175,7 @@ contract((at) => {
       expect(rotations.map(({ body }) => body.version).sort()).toEqual([2, 3, 4, 5, 6, 7]);
     });
 
-    test("refuses what does not match the source", async () => {
+    test("a rotation that does not match the source is refused", async () => {
       const tenant = at.tenant();
       const managed = await tenant.credential();
       const vault = (await tenant.send("POST", "/v1/credentials", { json: VAULT })).body;
@@ -193,7 +193,7 @@ contract((at) => {
   });
 
   describe("DELETE /v1/credentials/{id}", () => {
-    test("204, then it is unknown and its name is free", async () => {
+    test("a deletion is 204, then the credential is unknown and its name is free", async () => {
       const tenant = at.tenant();
       const { id, name } = await tenant.credential();
       expectNoBody(await tenant.send("DELETE", `/v1/credentials/${id}`), 204);
@@ -206,7 +206,7 @@ contract((at) => {
       expect((await tenant.credential({ name })).id).not.toBe(id);
     });
 
-    test("409 while a live agent names it", async () => {
+    test("a deletion is 409 while a live agent names the credential", async () => {
       const tenant = at.tenant();
       const { id } = await tenant.credential();
       const one = await tenant.agent({ credential_ref: id });

@@ -19,11 +19,7 @@ contract((at) => {
 
     const json = (upstream_url: string) => ({ json: { upstream_url } });
     for (const host of [`127.0.0.1:${port}`, `[::ffff:127.0.0.1]:${port}`, "0x7f.1", "Denied.example.com."]) {
-      expectError(
-        await tenant.send("PATCH", `/v1/agents/${id}`, json(`http://${host}/`)),
-        400,
-        "upstream_url",
-      );
+      expectError(await tenant.send("PATCH", `/v1/agents/${id}`, json(`http://${host}/`)), 400, "upstream_url");
     }
     const { id: facilitator_credential_ref } = await tenant.credential();
     const config = { facilitator_url: "https://denied.example.com", facilitator_credential_ref };

@@ -60,10 +60,7 @@ contract((at) => {
 
     test("/swagger is a page and /swagger/json the document that names every route", async () => {
       const page = await get("/swagger");
-      expect([page.status, page.headers.get("content-type")]).toEqual([
-        200,
-        expect.stringMatching("text/html"),
-      ]);
+      expect([page.status, page.headers.get("content-type")]).toEqual([200, expect.stringMatching("text/html")]);
       const { status, body } = await get("/swagger/json");
       expect(status).toBe(200);
       const documented = Object.fromEntries(
@@ -89,13 +86,10 @@ contract((at) => {
       ["no token", "Bearer"],
       ["an opaque token", "Bearer abcdef"],
       ["something of the form of a token", "Bearer a.b.c"],
-      [
-        "an unsigned token",
-        `Bearer ${base64url({ alg: "none" })}.${base64url({ tenant_id: "t", sub: "u" })}.`,
-      ],
+      ["an unsigned token", `Bearer ${base64url({ alg: "none" })}.${base64url({ tenant_id: "t", sub: "u" })}.`],
       ["a very long token", `Bearer ${"a".repeat(9000)}.b.c`],
     ];
-    test.each(refused)("%s: 401 without a body on every path and method", async (_, authorization) => {
+    test.each(refused)("every path and method is 401 without a body: %s", async (_, authorization) => {
       const headers = authorization === undefined ? {} : { authorization };
       for (const [path, methods] of ROUTES) {
         for (const method of methods) {
@@ -107,19 +101,12 @@ contract((at) => {
     });
 
     test("unknown paths and methods under /v1 answer 401 too", async () => {
-      for (const path of [
-        "/v1",
-        "/v1/",
-        "/v1/unknown",
-        "/v1/agents/",
-        "/v1/proxy",
-        `/v1/agents/${UNKNOWN_AGENT}/x`,
-      ])
+      for (const path of ["/v1", "/v1/", "/v1/unknown", "/v1/agents/", "/v1/proxy", `/v1/agents/${UNKNOWN_AGENT}/x`])
         expectNoBody(await get(path), 401);
       expectNoBody(await get("/v1/agents", { method: "DELETE" }), 401);
     });
 
-    test("a token without a tenant or user that is a non-empty string", async () => {
+    test("a token is refused whose tenant or user is no non-empty string", async () => {
       const issuer = at.tenant();
       const [head = "", , signature = ""] = (await issuer.token()).split(".");
       const forged = `${head}.${base64url({ tenant_id: "t", sub: "u", exp: 4e9 })}.${signature}`;
@@ -152,7 +139,7 @@ contract((at) => {
       expectError(await tenant.send("POST", `/v1/proxy/${UNKNOWN_AGENT}/`), 404);
     });
 
-    test.each(ROUTES)("%s: every other method is 405 with Allow", async (path, methods) => {
+    test.each(ROUTES)("every other method of %s is 405 with Allow", async (path, methods) => {
       const tenant = at.tenant();
       const allowed = [...methods, ...(methods.includes("GET") ? ["HEAD"] : [])].sort();
       for (const method of METHODS) {
@@ -186,7 +173,7 @@ contract((at) => {
   });
 
   describe("X-Request-ID", () => {
-    test.each(["a", "A-z_0.9", "x".repeat(128)])("%s is the caller's", async (id) => {
+    test.each(["a", "A-z_0.9", "x".repeat(128)])("is the caller's when it is %s", async (id) => {
       const answers = [
         await get("/healthz", { headers: { "x-request-id": id } }),
         await get("/v1/agents", { headers: { "x-request-id": id } }),
@@ -195,13 +182,13 @@ contract((at) => {
       expect(answers.map(({ headers }) => headers.get("x-request-id"))).toEqual([id, id, id]);
     });
 
-    test.each(["", "x".repeat(129), "a b", "a/b", "ä", "a,b"])("%p is replaced by a new one", async (id) => {
+    test.each(["", "x".repeat(129), "a b", "a/b", "ä", "a,b"])("is replaced by a new one when it is %p", async (id) => {
       const answer = await get("/healthz", { headers: { "x-request-id": id } });
       expectRequestId(answer);
       expect(answer.headers.get("x-request-id")).not.toBe(id);
     });
 
-    test("is another one each time", async () => {
+    test("is another one each time when none was sent", async () => {
       const ids = await Promise.all(
         Array.from({ length: 20 }, async () => (await get("/healthz")).headers.get("x-request-id")),
       );
@@ -218,7 +205,7 @@ eachDatabase((database) => {
     });
     afterAll(() => gateway?.[Symbol.asyncDispose]());
 
-    test("its tokens name tenant, user and scope; those of another gateway name nobody", async () => {
+    test("makes tokens that name tenant, user and scope; those of another gateway name nobody", async () => {
       const send = async (token: string, method: string, path: string, body?: object) =>
         read(
           await fetch(`${gateway.url}${path}`, {

@@ -8,11 +8,7 @@ const MIB = 1024 * 1024;
 const TEXT = "tollgate ".repeat(5000);
 
 /** Of unknown length, so that its window is as large as this says; not over yet, unless it is ended. */
-async function zstd(
-  windowLog: number,
-  content: string | Uint8Array = TEXT,
-  isEnded = true,
-): Promise<Uint8Array> {
+async function zstd(windowLog: number, content: string | Uint8Array = TEXT, isEnded = true): Promise<Uint8Array> {
   const encoder = zlib.createZstdCompress({ params: { [zlib.constants.ZSTD_c_windowLog]: windowLog } });
   const parts: Buffer[] = [];
   encoder.on("data", (part: Buffer) => parts.push(part));
@@ -38,11 +34,7 @@ const REFUSED: [name: string, encoding: string, bytes: () => Uint8Array | Promis
   ["three of them", "gzip, gzip, gzip", () => zlib.gzipSync(zlib.gzipSync(zlib.gzipSync(TEXT)))],
   ["zstd within zstd", "zstd, zstd", () => zlib.zstdCompressSync(zlib.zstdCompressSync(TEXT))],
   ["zstd with a window of 16 MiB", "zstd", () => zstd(24)],
-  [
-    "the same behind a frame that is allowed",
-    "zstd",
-    async () => Buffer.concat([await zstd(20, ""), await zstd(24)]),
-  ],
+  ["the same behind a frame that is allowed", "zstd", async () => Buffer.concat([await zstd(20, ""), await zstd(24)])],
   ["the same within another", "zstd, gzip", async () => zlib.gzipSync(await zstd(27))],
   ["brotli with a large window", "br", largeBrotli],
   ["much that comes to nothing", "gzip, gzip", nothing],
@@ -65,16 +57,19 @@ contract(
     };
 
     describe("an encoding that is not taken", () => {
-      test.each(REFUSED)("%s: failed, internal; 502 when it is streamed", async (_name, encoding, bytes) => {
-        const tenant = at.tenant();
-        const id = await agentOf(tenant, encoding, await bytes());
-        const failed = { status: "failed", error_class: "internal", upstream_status: 200 };
-        expect(await tenant.invoke(id)).toMatchObject(failed);
-        const answer = await tenant.send("POST", `/v1/proxy/${id}/stream`, { json: {} });
-        expect([answer.status, Object.keys(answer.body)]).toEqual([502, ["error"]]);
-        const invocation = answer.headers.get("x-service-invocation-id") ?? "";
-        expect(await tenant.detail(invocation)).toMatchObject({ ...failed, mode: "streaming" });
-      });
+      test.each(REFUSED)(
+        "fails the call as internal, and is a 502 when it is streamed: %s",
+        async (_name, encoding, bytes) => {
+          const tenant = at.tenant();
+          const id = await agentOf(tenant, encoding, await bytes());
+          const failed = { status: "failed", error_class: "internal", upstream_status: 200 };
+          expect(await tenant.invoke(id)).toMatchObject(failed);
+          const answer = await tenant.send("POST", `/v1/proxy/${id}/stream`, { json: {} });
+          expect([answer.status, Object.keys(answer.body)]).toEqual([502, ["error"]]);
+          const invocation = answer.headers.get("x-service-invocation-id") ?? "";
+          expect(await tenant.detail(invocation)).toMatchObject({ ...failed, mode: "streaming" });
+        },
+      );
     });
 
     describe("an encoding that is taken", () => {

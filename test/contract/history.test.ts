@@ -1,15 +1,6 @@
 // The contract of GET /v1/invocations: order, filters alone and together, paging, clamping, what is refused.
 import { describe, expect, test } from "bun:test";
-import {
-  contract,
-  expectError,
-  expectShape,
-  is,
-  type Json,
-  LIST_ITEM,
-  MCP,
-  UNKNOWN_AGENT,
-} from "./contract.ts";
+import { contract, expectError, expectShape, is, type Json, LIST_ITEM, MCP, UNKNOWN_AGENT } from "./contract.ts";
 
 contract((at) => {
   /** Calls of every kind, oldest first. */
@@ -48,7 +39,7 @@ contract((at) => {
     };
   }
 
-  test("every item has its shape, newest first, without bodies", async () => {
+  test("every item of the history has its shape, newest first, without bodies", async () => {
     const { tenant, ids, agents, finish } = await populated();
     const { status, body } = await tenant.send("GET", "/v1/invocations", { scope: "invocations:read_body" });
     expect(status).toBe(200);
@@ -73,7 +64,7 @@ contract((at) => {
     await finish();
   });
 
-  test("every filter, alone and with others", async () => {
+  test("every filter of the history works alone and with others", async () => {
     const { tenant, ids, agents, finish } = await populated();
     const list = async (query: string) => {
       const { status, body } = await tenant.send("GET", `/v1/invocations?${query}`);
@@ -103,9 +94,7 @@ contract((at) => {
     for (const settlement of ["pending", "settled", "settlement_failed", "settled_upstream_failed"])
       expect(await list(`settlement=${settlement}`)).toEqual([]);
     expect(await list(`model=m-1&status=succeeded`)).toEqual([1]);
-    expect(await list(`model=m-1&agent_id=${agents.b.id}&error_class=upstream_4xx&status=failed`)).toEqual([
-      2,
-    ]);
+    expect(await list(`model=m-1&agent_id=${agents.b.id}&error_class=upstream_4xx&status=failed`)).toEqual([2]);
     expect(await list(`model=m-1&agent_id=${agents.s.id}`)).toEqual([]);
 
     await finish();
@@ -120,9 +109,7 @@ contract((at) => {
       .map((item: Json) => item.created_at)
       .reverse();
     const list = async (query: string) =>
-      (await tenant.send("GET", `/v1/invocations?${query}`)).body.data.map((item: Json) =>
-        ids.indexOf(item.id),
-      );
+      (await tenant.send("GET", `/v1/invocations?${query}`)).body.data.map((item: Json) => ids.indexOf(item.id));
     const near = (index: number, ms: number) => new Date(Date.parse(times[index]!) + ms).toISOString();
     const from = (time: string) => times.flatMap((t, i) => (t >= time ? [i] : [])).reverse();
     const to = (time: string) => times.flatMap((t, i) => (t <= time ? [i] : [])).reverse();
@@ -131,9 +118,7 @@ contract((at) => {
         const time = near(index, ms);
         expect(await list(`since=${time}`)).toEqual(from(time));
         expect(await list(`until=${time}`)).toEqual(to(time));
-        expect(await list(`status=succeeded&since=${time}`)).toEqual(
-          from(time).filter((i: number) => i !== 2),
-        );
+        expect(await list(`status=succeeded&since=${time}`)).toEqual(from(time).filter((i: number) => i !== 2));
       }
     }
     const exact = times[2]!;
@@ -145,7 +130,7 @@ contract((at) => {
     expect(await list(`since=${near(4, 1)}&until=${near(0, -1)}`)).toEqual([]);
   });
 
-  test("pages fit together, whatever limit and offset are", async () => {
+  test("the pages of the history fit together, whatever limit and offset are", async () => {
     const { tenant, ids, finish } = await populated();
     await finish();
     const page = async (query: string) => {
@@ -166,24 +151,11 @@ contract((at) => {
     expect(huge.offset).toBe(Number.MAX_SAFE_INTEGER);
   });
 
-  describe("refuses", () => {
+  describe("the history refuses", () => {
     test.each([
-      ...[
-        "status=done",
-        "status=",
-        "status=SUCCEEDED",
-        "mode=batch",
-        "mode=",
-        "settlement=paid",
-        "settlement=",
-      ],
+      ...["status=done", "status=", "status=SUCCEEDED", "mode=batch", "mode=", "settlement=paid", "settlement="],
       ...["since=yesterday", "since=", "since=2026-01-01", "since=2026-01-01T00:00:00", "since=1767225600"],
-      ...[
-        "until=2026-13-01T00:00:00Z",
-        "until=2026-02-30T00:00:00Z",
-        "until=x",
-        "since=2026-01-01%2000:00:00",
-      ],
+      ...["until=2026-13-01T00:00:00Z", "until=2026-02-30T00:00:00Z", "until=x", "since=2026-01-01%2000:00:00"],
       ...["limit=x", "limit=", "limit=1.5", "limit=1e2", "limit=0x10", "offset=x", "offset=", "offset=NaN"],
     ])("%s", async (query) => {
       const answer = await at.tenant().send("GET", `/v1/invocations?${query}`);

@@ -35,21 +35,12 @@ const REQUESTS: ReadonlyArray<readonly [string, (ids: Ids) => readonly [string, 
   ["HEAD of an agent", ({ agent }) => ["HEAD", `/v1/agents/${agent}`, {}]],
   ["update an agent", ({ agent }) => ["PATCH", `/v1/agents/${agent}`, { json: { suspended: true } }]],
   ["update an agent wrongly", ({ agent }) => ["PATCH", `/v1/agents/${agent}`, { json: { protocol: "x" } }]],
-  [
-    "update to a bad combination",
-    ({ agent }) => ["PATCH", `/v1/agents/${agent}`, { json: { protocol: "mcp" } }],
-  ],
+  ["update to a bad combination", ({ agent }) => ["PATCH", `/v1/agents/${agent}`, { json: { protocol: "mcp" } }]],
   ["update to a taken name", ({ agent }) => ["PATCH", `/v1/agents/${agent}`, { json: { name: "foreign" } }]],
   ["delete an agent", ({ agent }) => ["DELETE", `/v1/agents/${agent}`, {}]],
   ["read a credential", ({ credential }) => ["GET", `/v1/credentials/${credential}`, {}]],
-  [
-    "rotate a credential",
-    ({ credential }) => ["PUT", `/v1/credentials/${credential}`, { json: { plaintext: "x" } }],
-  ],
-  [
-    "rotate a reference",
-    ({ credential }) => ["PUT", `/v1/credentials/${credential}`, { json: { vault_ref: "x" } }],
-  ],
+  ["rotate a credential", ({ credential }) => ["PUT", `/v1/credentials/${credential}`, { json: { plaintext: "x" } }]],
+  ["rotate a reference", ({ credential }) => ["PUT", `/v1/credentials/${credential}`, { json: { vault_ref: "x" } }]],
   ["rotate wrongly", ({ credential }) => ["PUT", `/v1/credentials/${credential}`, { json: {} }]],
   ["delete a credential", ({ credential }) => ["DELETE", `/v1/credentials/${credential}`, {}]],
   [
@@ -97,7 +88,7 @@ contract((at) => {
     return { owner, agent: agent.id, credential: credential.id, invocation };
   }
 
-  test.each(REQUESTS)("%s", async (_, request) => {
+  test.each(REQUESTS)("another tenant's things are as unknown ones to whoever asks to %s", async (_, request) => {
     const things = await owned();
     const before = await snapshot(things);
     const stranger = at.tenant();
@@ -109,7 +100,7 @@ contract((at) => {
     expect(await snapshot(things)).toEqual(before);
   });
 
-  test("another's agent with the stranger's invocation, and the other way round", async () => {
+  test("another's agent with the stranger's invocation is unknown, and the other way round", async () => {
     const things = await owned();
     const stranger = await owned();
     const poll = async (agent: string, invocation: string) =>
@@ -136,13 +127,7 @@ contract((at) => {
       expect((await stranger.send("GET", `/v1/agents${query}`)).body).toMatchObject({ data: [], total: 0 });
     expect((await stranger.send("GET", "/v1/credentials")).body).toEqual({ credentials: [] });
     expect((await stranger.send("GET", "/v1/receipts")).text).toBe("");
-    for (const query of [
-      "",
-      `?agent_id=${things.agent}`,
-      "?status=succeeded",
-      "?mode=transactional",
-      "?limit=100",
-    ])
+    for (const query of ["", `?agent_id=${things.agent}`, "?status=succeeded", "?mode=transactional", "?limit=100"])
       expect((await stranger.send("GET", `/v1/invocations${query}`)).body).toMatchObject({
         data: [],
         total: 0,
@@ -152,9 +137,7 @@ contract((at) => {
   test("names are free in every tenant, and the same one does not lead to another's", async () => {
     const [one, two] = [await owned(), await owned()];
     expect(one.agent).not.toBe(two.agent);
-    expect((await two.owner.send("GET", "/v1/agents?q=foreign")).body.data.map((a: Json) => a.id)).toEqual([
-      two.agent,
-    ]);
+    expect((await two.owner.send("GET", "/v1/agents?q=foreign")).body.data.map((a: Json) => a.id)).toEqual([two.agent]);
   });
 
   test("one tenant's idempotency key is not another's", async () => {
@@ -172,7 +155,7 @@ contract((at) => {
       expect((await owner.send("GET", poll, { user: "bob" })).status).toBe(200);
     });
 
-    test("a body is for the user who made the call, and for the scope", async () => {
+    test("a body is for the user who made the call, and only with the scope", async () => {
       const { owner, agent, invocation } = await owned();
       const poll = `/v1/proxy/${agent}/invocations/${invocation}`;
       const read = async (path: string, sending: Sending) => (await owner.send("GET", path, sending)).body;

@@ -11,17 +11,9 @@ const TRICKS: ReadonlyArray<readonly [trick: string, body: string, field: string
   ["a key in other letters", call('"name":"cheap","Name":"dear"'), "params.name"],
   ["a key that folds to it", message('"method":"ping","method\\u0000":"tools/call","params":{}'), "method"],
   ["a key that ends early", call('"name":"cheap","name\\u0000":"dear"'), "params.name"],
-  [
-    "a key that is escaped, and ends early",
-    call('"name":"cheap","\\u006eame\\u0000x":"dear"'),
-    "params.name",
-  ],
+  ["a key that is escaped, and ends early", call('"name":"cheap","\\u006eame\\u0000x":"dear"'), "params.name"],
   ["a key given twice", call('"name":"cheap","name":"dear"'), "params.name"],
-  [
-    "other params",
-    message('"method":"tools/call","params":{"name":"cheap"},"PARAMS":{"name":"dear"}'),
-    "params",
-  ],
+  ["other params", message('"method":"tools/call","params":{"name":"cheap"},"PARAMS":{"name":"dear"}'), "params"],
   [
     "params that end early",
     message('"method":"tools/call","params":{"name":"cheap"},"params\\u0000":{"name":"dear"}'),
@@ -31,11 +23,7 @@ const TRICKS: ReadonlyArray<readonly [trick: string, body: string, field: string
   ["arguments twice", call('"name":"cheap","arguments":{},"arguments":{"tool":"dear"}'), "params.arguments"],
   ["a method in other letters", message('"method":"Tools/Call","params":{"name":"dear"}'), "method"],
   ["a method with a blank", message('"method":"tools/call ","params":{"name":"dear"}'), "method"],
-  [
-    "a method that ends early",
-    message('"method":"tools/call\\u0000/list","params":{"name":"dear"}'),
-    "method",
-  ],
+  ["a method that ends early", message('"method":"tools/call\\u0000/list","params":{"name":"dear"}'), "method"],
   ["a name with a blank behind it", call('"name":"dear "'), "params.name"],
   ["a name with a tab before it", call('"name":"\\tdear"'), "params.name"],
   ["a name with a no-break space", call('"name":"\\u00a0dear"'), "params.name"],
@@ -69,7 +57,7 @@ contract((at) => {
     ["polled", ""],
     ["streamed", "/stream"],
   ])("a %s call", (_name, suffix) => {
-    test.each(TRICKS)("with %s is refused, and leaves nothing", async (_trick, body, field) => {
+    test.each(TRICKS)("is refused with %s, and leaves nothing", async (_trick, body, field) => {
       const { route, tenant, path } = await guarded();
       const headers = { "content-type": "application/json", "mcp-protocol-version": "2026-07-28" };
       expectError(await tenant.send("POST", `${path}${suffix}`, { body, headers }), 400, field);
@@ -83,9 +71,7 @@ contract((at) => {
       const headers = { "content-type": "application/json", "mcp-protocol-version": "2026-07-28" };
       const denied = call('"\\u006eame":"\\u0064ear"');
       expect((await tenant.send("POST", `${path}${suffix}`, { body: denied, headers })).status).toBe(403);
-      const passing = call(
-        '"n\\u0061me" : "\\u0063heap","names":"dear","arguments":{"name":"dear","Name":1}',
-      );
+      const passing = call('"n\\u0061me" : "\\u0063heap","names":"dear","arguments":{"name":"dear","Name":1}');
       const passed = await tenant.send("POST", `${path}${suffix}`, { body: passing, headers });
       expect(passed.status).toBe(suffix === "" ? 202 : 200);
       expect(new TextDecoder().decode((await route.arrival()).body)).toBe(passing);

@@ -5,23 +5,14 @@ import { describe, expect, test } from "bun:test";
 import { lookup } from "node:dns/promises";
 import { connect } from "node:net";
 import { hostname } from "node:os";
-import {
-  contract,
-  expectError,
-  expectShape,
-  type Json,
-  POLL,
-  POLL_WITH_BODY,
-  responseText,
-} from "./contract.ts";
+import { contract, expectError, expectShape, type Json, POLL, POLL_WITH_BODY, responseText } from "./contract.ts";
 
 /** A name of this machine that leads to itself; null where there is none. */
 async function localName(): Promise<string | null> {
   for (const name of [hostname(), "localhost.localdomain", "ip6-localhost"]) {
     // A name without letters is an address to the URL parser.
     const found = /[a-z]/i.test(name) ? await lookup(name, { all: true }).catch(() => []) : [];
-    if (found.length > 0 && found.every(({ address }) => address.startsWith("127.") || address === "::1"))
-      return name;
+    if (found.length > 0 && found.every(({ address }) => address.startsWith("127.") || address === "::1")) return name;
   }
   return null;
 }
@@ -111,9 +102,7 @@ contract(
         expectError(await tenant.send("POST", `${path}/cancel`), 409);
       });
 
-      const changes: ReadonlyArray<
-        readonly [string, (other: { url: string; credential: string }) => Json | null]
-      > = [
+      const changes: ReadonlyArray<readonly [string, (other: { url: string; credential: string }) => Json | null]> = [
         ["another upstream", ({ url }) => ({ upstream_url: url })],
         ["no upstream", () => ({ upstream_url: null })],
         ["a suspension", () => ({ suspended: true })],
@@ -160,8 +149,8 @@ contract(
     const newRequest = async () =>
       (await fetch(`${at.gateway.url}/healthz`, { keepalive: false }).catch(() => null))?.status ?? null;
 
-    describe("SIGTERM", () => {
-      test("what runs ends and is told, what is pending runs after the restart, status 0", async () => {
+    describe("after SIGTERM", () => {
+      test("what runs ends and is told, what is pending runs after the restart, and the status is 0", async () => {
         const { tenant, slow, agent, running, pending } = await occupied();
         const path = `/v1/proxy/${agent.id}/invocations/${running}`;
         const held = tenant.send("GET", path, { headers: { prefer: "wait=30" } });
@@ -209,7 +198,7 @@ contract(
         expect(await tenant.ended(agent.id, id)).toMatchObject({ status: "succeeded" });
       });
 
-      test("who waits for a call that stays pending gets its ID and its state", async () => {
+      test("a caller that waits for a call which stays pending gets its ID and its state", async () => {
         const { tenant, slow, agent, pending } = await occupied();
         const headers = { prefer: "wait=60" };
         const polled = tenant.send("GET", `/v1/proxy/${agent.id}/invocations/${pending}`, { headers });
@@ -231,7 +220,7 @@ contract(
         expect(slow.seen.length).toBe(3);
       });
 
-      test("what still runs when the time is up ends internal and is not sent again", async () => {
+      test("a call that still runs when the time is up ends internal and is not sent again", async () => {
         await at.gateway.stop();
         await at.gateway.restart({ TOLLGATE_DRAIN_MS: "300" });
         const { tenant, slow, agent, running, pending } = await occupied();
@@ -290,32 +279,29 @@ contract(
         expect(route.seen).toEqual([]);
       });
 
-      (local === null ? test.skip : test)(
-        `a name that leads to this machine is refused${reason}`,
-        async () => {
-          const tenant = at.tenant();
-          const route = at.upstream();
-          const upstream_url = route.url.replace("127.0.0.1", local ?? "");
-          const { id } = await tenant.agent({ upstream_url });
-          const refused = await tenant.invoke(id);
-          expect(refused).toMatchObject({
-            status: "failed",
-            error_class: "ssrf_blocked",
-            upstream_status: null,
-          });
-          expect((await tenant.send("GET", "/v1/invocations?error_class=ssrf_blocked")).body.total).toBe(1);
-          expect(route.seen).toEqual([]);
-          // Exempt by its name, or by its addresses whatever name led to them.
-          for (const allowed of [local ?? "", "127.0.0.0/8,::1"]) {
-            await at.gateway.stop();
-            await at.gateway.restart({ TOLLGATE_ALLOW_HOSTS: allowed });
-            const view = await tenant.invoke(id);
-            // The name may lead to ::1 too, where nobody listens.
-            expect(view.error_class).not.toBe("ssrf_blocked");
-          }
-          expect(route.seen.length).toBeGreaterThan(0);
-        },
-      );
+      (local === null ? test.skip : test)(`a name that leads to this machine is refused${reason}`, async () => {
+        const tenant = at.tenant();
+        const route = at.upstream();
+        const upstream_url = route.url.replace("127.0.0.1", local ?? "");
+        const { id } = await tenant.agent({ upstream_url });
+        const refused = await tenant.invoke(id);
+        expect(refused).toMatchObject({
+          status: "failed",
+          error_class: "ssrf_blocked",
+          upstream_status: null,
+        });
+        expect((await tenant.send("GET", "/v1/invocations?error_class=ssrf_blocked")).body.total).toBe(1);
+        expect(route.seen).toEqual([]);
+        // Exempt by its name, or by its addresses whatever name led to them.
+        for (const allowed of [local ?? "", "127.0.0.0/8,::1"]) {
+          await at.gateway.stop();
+          await at.gateway.restart({ TOLLGATE_ALLOW_HOSTS: allowed });
+          const view = await tenant.invoke(id);
+          // The name may lead to ::1 too, where nobody listens.
+          expect(view.error_class).not.toBe("ssrf_blocked");
+        }
+        expect(route.seen.length).toBeGreaterThan(0);
+      });
     });
   },
   { TOLLGATE_AGENT_CONCURRENCY: "1", TOLLGATE_DRAIN_MS: "15000" },

@@ -46,16 +46,12 @@ contract(
     };
 
     test.each(["", ":1", "localhost"])(
-      "no spelling of a path is a way around it, to the host %p",
+      "no spelling of a path is a way around the scope for writing, to the host %p",
       async (host) => {
         const token = await at.tenant().token();
         const { port } = new URL(at.gateway.url);
         const body = '{"name":"x"}';
-        for (const path of [
-          "/v1/proxy/..\\agents",
-          "/v1/proxy/x\\..\\..\\agents",
-          "/v1/proxy/%2e%2e\\credentials",
-        ]) {
+        for (const path of ["/v1/proxy/..\\agents", "/v1/proxy/x\\..\\..\\agents", "/v1/proxy/%2e%2e\\credentials"]) {
           const { promise, resolve, reject } = Promise.withResolvers<string>();
           const head = `POST ${path} HTTP/1.1\r\nHost: ${host}\r\nConnection: close\r\nAuthorization: Bearer ${token}\r\n`;
           const fields = `Content-Type: application/json\r\nContent-Length: ${body.length}\r\n\r\n${body}`;
@@ -78,21 +74,19 @@ contract(
           const answer = await ask(tenant, name, scope);
           expect([name, answer.status]).toEqual([name, 403]);
           expectError(answer, 403, SCOPE);
-          expect(answer.headers.get("www-authenticate")).toBe(
-            `Bearer error="insufficient_scope", scope="${SCOPE}"`,
-          );
+          expect(answer.headers.get("www-authenticate")).toBe(`Bearer error="insufficient_scope", scope="${SCOPE}"`);
         }
         await notRefused(tenant, name, `other ${SCOPE}`);
         expect([name, Object.keys(responses)]).toEqual([name, expect.arrayContaining(["403"])]);
       }
     });
 
-    test("nothing that calls is refused for want of it", async () => {
+    test("no operation that calls is refused for want of the scope for writing", async () => {
       const tenant = at.tenant();
       for (const name of CALLS) await notRefused(tenant, name);
     });
 
-    test("without a token it is a 401, and unknown paths and methods take the scope as well", async () => {
+    test("without a token every write is a 401, and unknown paths and methods take the scope as well", async () => {
       const tenant = at.tenant();
       const wanted = await fetch(`${at.gateway.url}/v1/agents`, { method: "POST", body: "{" });
       expect([wanted.status, await wanted.text()]).toEqual([401, ""]);
@@ -111,13 +105,11 @@ contract(
       expectNoBody({ ...(await tenant.send("HEAD", "/v1/agents")), text: "" }, 200);
     });
 
-    describe("with it, and without", () => {
+    describe("with and without the scope for writing", () => {
       test("an agent is made by the one and called, read and cancelled by the other", async () => {
         const tenant = at.tenant();
         const { promise: never } = Promise.withResolvers<Response>();
-        const route = at.upstream(({ url }) =>
-          url.searchParams.has("stuck") ? never : Response.json({ ok: 1 }),
-        );
+        const route = at.upstream(({ url }) => (url.searchParams.has("stuck") ? never : Response.json({ ok: 1 })));
         const send = (method: string, path: string, json: unknown, scope = "") =>
           tenant.send(method, path, { json, scope });
         const make = { name: "a", upstream_url: route.url };

@@ -38,7 +38,7 @@ contract((at: Contract) => {
     ["a streamed call", "/stream"],
   ])("%s", (_name, suffix) => {
     test.each(WRONG)(
-      "that says something else in %s (%s) is refused, and leaves nothing",
+      "is refused when a header says something else in %s (%s), and leaves nothing",
       async (header, value) => {
         const { route, tenant, path } = await agentOf();
         const headers = { ...TRUE, "mcp-protocol-version": MODERN, [header.toLowerCase()]: value };
@@ -48,7 +48,7 @@ contract((at: Contract) => {
       },
     );
 
-    test("that says the same passes with its headers", async () => {
+    test("passes with its headers when they say the same", async () => {
       const { route, tenant, path } = await agentOf();
       const headers = { ...TRUE, "mcp-protocol-version": MODERN };
       await tenant.send("POST", `${path}${suffix}`, { json: CALL, headers });
@@ -58,7 +58,7 @@ contract((at: Contract) => {
     });
 
     test.each(["2025-11-25", null])(
-      "of a version that does not know them (%p) leaves them behind",
+      "leaves the headers behind in a version that does not know them (%p)",
       async (version) => {
         const { route, tenant, path } = await agentOf();
         const headers = {
@@ -76,19 +76,16 @@ contract((at: Contract) => {
       },
     );
 
-    test("of an http agent, whose body nobody reads, leaves them behind", async () => {
+    test("leaves the headers behind for an http agent, whose body nobody reads", async () => {
       const { route, tenant, path } = await agentOf({});
       const headers = { ...TRUE, "mcp-name": "dear", "mcp-protocol-version": MODERN, "mcp-other": "1" };
       await tenant.send("POST", `${path}${suffix}`, { json: CALL, headers });
       const seen = await route.arrival();
       expect(mirrored(seen)).toEqual({});
-      expect([seen.headers.get("mcp-protocol-version"), seen.headers.get("mcp-other")]).toEqual([
-        MODERN,
-        "1",
-      ]);
+      expect([seen.headers.get("mcp-protocol-version"), seen.headers.get("mcp-other")]).toEqual([MODERN, "1"]);
     });
 
-    test("says nothing twice, and nothing under a name that a server may read as another", async () => {
+    test("passes no header twice, and none under a name that a server may read as another", async () => {
       const { route, tenant, path } = await agentOf();
       const twice = new Headers({ ...TRUE, "mcp-protocol-version": MODERN });
       twice.append("mcp-name", "dear");
@@ -106,8 +103,7 @@ contract((at: Contract) => {
       const underscored = new Headers({ ...TRUE, "mcp-protocol-version": MODERN, "mcp-param_region": "us" });
       expect((await send(underscored)).status).toBe(400);
       underscored.set("mcp-param_region", "eu");
-      for (const name of ["mcp_name", "mcp-session_id", "mcp-protocol_version"])
-        underscored.set(name, "dear");
+      for (const name of ["mcp_name", "mcp-session_id", "mcp-protocol_version"]) underscored.set(name, "dear");
       expect((await send(underscored)).ok).toBe(true);
       const { headers } = await route.arrival();
       const named = [...headers.keys()].filter((name) => name.includes("_"));
@@ -134,15 +130,11 @@ contract((at: Contract) => {
     expectError(await tenant.send("POST", `${path}/stream`, { json, headers }), 400, "Mcp-Method");
     const { "mcp-method": _, ...named } = headers;
     expectError(await tenant.send("POST", `${path}/stream`, { json, headers: named }), 400, "Mcp-Name");
-    expectError(
-      await tenant.send("POST", `${path}/stream`, { json: [json], headers: named }),
-      400,
-      "Mcp-Name",
-    );
+    expectError(await tenant.send("POST", `${path}/stream`, { json: [json], headers: named }), 400, "Mcp-Name");
     expect(route.seen.length).toBe(0);
   });
 
-  test("a GET and a DELETE have no message, so they say nothing of one", async () => {
+  test("a GET and a DELETE have no message, so they pass no header about one", async () => {
     const { route, tenant, path } = await agentOf();
     const headers = { ...TRUE, "mcp-protocol-version": MODERN };
     await tenant.send("GET", `${path}/stream`, { headers });
@@ -155,16 +147,12 @@ contract((at: Contract) => {
     const path = `${base}${suffix}`;
     const _meta = { "io.modelcontextprotocol/protocolVersion": MODERN };
     const json = { ...CALL, params: { ...CALL.params, _meta } };
-    expectError(
-      await tenant.send("POST", path, { json, headers: { ...TRUE, "mcp-name": "dear" } }),
-      400,
-      "Mcp-Name",
-    );
+    expectError(await tenant.send("POST", path, { json, headers: { ...TRUE, "mcp-name": "dear" } }), 400, "Mcp-Name");
     await tenant.send("POST", path, { json, headers: TRUE });
     expect(mirrored(await route.arrival())).toEqual(TRUE);
   });
 
-  test("an agent of the new version whose server agrees on an old one is not sent them either", async () => {
+  test("an agent of the new version whose server agrees on an old one is not sent the headers either", async () => {
     const old = (seen: Seen): Response => {
       const message: Json = JSON.parse(new TextDecoder().decode(seen.body));
       if (message.method === "tools/call" && seen.headers.get("mcp-session-id") === null) {

@@ -25,8 +25,7 @@ contract((at) => {
     return { route, tenant, path: `/v1/proxy/${agent.id}/stream` };
   }
 
-  const open = async (tenant: Tenant, path: string) =>
-    sessionOf(await tenant.send("POST", path, { json: OPEN }));
+  const open = async (tenant: Tenant, path: string) => sessionOf(await tenant.send("POST", path, { json: OPEN }));
 
   const use = (
     tenant: Tenant,
@@ -43,7 +42,7 @@ contract((at) => {
 
   const lastSession = (seen: readonly Seen[]) => seen.at(-1)?.headers.get("mcp-session-id");
 
-  test.each(METHODS)("%s: its user gets at it, and the upstream sees its own ID", async (method) => {
+  test.each(METHODS)("%s in a session reaches it for its user, and the upstream sees its own ID", async (method) => {
     const { route, tenant, path } = await server();
     const session = await open(tenant, path);
     expect(session).toStartWith(`${ODD}.`);
@@ -55,7 +54,7 @@ contract((at) => {
     expect(lastSession(route.seen)).toBe(ODD);
   });
 
-  test.each(METHODS)("%s: to everybody else it is one that is gone", async (method) => {
+  test.each(METHODS)("%s in a session finds it gone for everybody else", async (method) => {
     const { route, tenant, path } = await server();
     const session = await open(tenant, path);
     const other = await tenant.agent({ ...MCP, upstream_url: route.url });
@@ -92,14 +91,10 @@ contract((at) => {
     await use(tenant, path, session, "POST", resume);
     await tenant.send("POST", path, { json: LIST, ...resume });
     await use(tenant, path, session, "DELETE", resume);
-    expect(route.seen.slice(2).map(({ headers }) => headers.get("last-event-id"))).toEqual([
-      null,
-      null,
-      null,
-    ]);
+    expect(route.seen.slice(2).map(({ headers }) => headers.get("last-event-id"))).toEqual([null, null, null]);
   });
 
-  test("who names none has none: a server without sessions is asked as it was", async () => {
+  test("a caller that names no session has none, and a server without sessions is asked as it was", async () => {
     const route = at.upstream(() => Response.json({}));
     const tenant = at.tenant();
     const { id } = await tenant.agent({ ...MCP, upstream_url: route.url });
@@ -111,7 +106,7 @@ contract((at) => {
     expect(route.seen.map(({ headers }) => headers.has("mcp-session-id"))).toEqual([false, false, false]);
   });
 
-  test("an ID that the protocol does not know stays behind", async () => {
+  test("a session ID that the protocol does not know is not passed on", async () => {
     for (const id of ["with a blank", "x".repeat(1025)]) {
       const { tenant, path } = await server(id);
       const answer = await tenant.send("POST", path, { json: OPEN });
@@ -119,7 +114,7 @@ contract((at) => {
     }
   });
 
-  test("of an http agent the header is one like others", async () => {
+  test("the session header of a call of an http agent is one like others", async () => {
     const { route, tenant, path } = await server("theirs", { protocol: "http", mcp_transport: null });
     const answer = await use(tenant, path, "mine", "POST");
     expect([answer.status, sessionOf(answer), lastSession(route.seen)]).toEqual([200, "theirs", "mine"]);

@@ -80,8 +80,8 @@ const EVERYTHING: ReadonlyArray<readonly [method: string, params: object | undef
 ];
 
 contract((at) => {
-  describe("the form of a call", () => {
-    test.each(WRONG_FORM)("%s is refused", async (_, body) => {
+  describe("an mcp call", () => {
+    test.each(WRONG_FORM)("is refused in this form: %s", async (_, body) => {
       const tenant = at.tenant();
       const route = at.upstream();
       const { id } = await tenant.agent({ ...MCP, upstream_url: route.url });
@@ -90,7 +90,7 @@ contract((at) => {
       expect((await tenant.send("GET", "/v1/invocations")).body.total).toBe(0);
     });
 
-    test("invalid UTF-8 is refused", async () => {
+    test("is refused with invalid UTF-8", async () => {
       const tenant = at.tenant();
       const { id } = await tenant.agent({ ...MCP, upstream_url: at.upstream().url });
       const body = Buffer.concat([
@@ -101,7 +101,7 @@ contract((at) => {
       expectError(await tenant.send("POST", `/v1/proxy/${id}`, { body: new Uint8Array(body) }), 400, "body");
     });
 
-    test("method and tool are recorded, the tool of tools/call alone", async () => {
+    test("is recorded with its method and its tool, a tool of tools/call alone", async () => {
       const tenant = at.tenant();
       const route = at.upstream(({ body }) => {
         const { id } = JSON.parse(new TextDecoder().decode(body));
@@ -120,12 +120,11 @@ contract((at) => {
       });
     });
 
-    test("body and headers go out as the protocol wants them", async () => {
+    test("goes out with the body and headers that the protocol wants", async () => {
       const tenant = at.tenant();
       const route = at.upstream(() => Response.json({ jsonrpc: "2.0", id: "x", result: {} }));
       const { id } = await tenant.agent({ ...MCP, upstream_url: route.url });
-      const body =
-        ' { "jsonrpc": "2.0",\n "id": "x", "method": "tools/list", "params": {"_meta": {"a": 1e2}} } ';
+      const body = ' { "jsonrpc": "2.0",\n "id": "x", "method": "tools/list", "params": {"_meta": {"a": 1e2}} } ';
       await tenant.invoke(id, { body, headers: { accept: "text/plain", "mcp-session-id": "mine" } });
       const seen = await route.arrival();
       expect(new TextDecoder().decode(seen.body)).toBe(body);
@@ -135,7 +134,7 @@ contract((at) => {
       expect(seen.headers.has("mcp-session-id")).toBe(false);
     });
 
-    test("an id may be a fraction, for a server that takes one", async () => {
+    test("may have a fraction for its id, for a server that takes one", async () => {
       const tenant = at.tenant();
       const route = at.upstream(({ body }) => new Response(body.slice()));
       const { id } = await tenant.agent({ ...MCP, upstream_url: route.url });
@@ -143,7 +142,7 @@ contract((at) => {
       expect(JSON.parse(new TextDecoder().decode((await route.arrival()).body))).toEqual(list(1.5));
     });
 
-    test("an event stream is stored as the response in it; one that ends without it fails, internal", async () => {
+    test("has an event stream stored as the response in it, and fails as internal when that ends without it", async () => {
       const tenant = at.tenant();
       const progress = JSON.stringify({
         jsonrpc: "2.0",
@@ -201,8 +200,8 @@ contract((at) => {
     });
   });
 
-  describe("all that a server does for a client without capabilities", () => {
-    test.each(EVERYTHING)("%s %j", async (method, params, part) => {
+  describe("a server that does things for a client without capabilities", () => {
+    test.each(EVERYTHING)("does what it is called for: %s %j", async (method, params, part) => {
       const tenant = at.tenant();
       const { id } = await tenant.agent({ ...MCP, upstream_url: servers.everything.url });
       const view = await tenant.invoke(id, { json: { jsonrpc: "2.0", id: 1, method, params } });
@@ -212,7 +211,7 @@ contract((at) => {
       expect(JSON.stringify(result)).toContain(part);
     });
 
-    test("a task is begun, and found again in the same session to be cancelled", async () => {
+    test("begins a task, which is found again in the same session to be cancelled", async () => {
       const tenant = at.tenant();
       const { id } = await tenant.agent({ ...MCP, upstream_url: servers.everything.url });
       const ask = async (method: string, params: object) => {

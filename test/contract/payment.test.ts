@@ -119,15 +119,14 @@ contract((at) => {
       const rpc = (name: string) => ({
         json: { jsonrpc: "2.0", id: 1, method: "tools/call", params: { name, arguments: {} } },
       });
-      const amount = async (name: string) =>
-        (await call(tenant, id, {}, rpc(name))).body.accepts[0].maxAmountRequired;
+      const amount = async (name: string) => (await call(tenant, id, {}, rpc(name))).body.accepts[0].maxAmountRequired;
       expect(await Promise.all(["dear", "other"].map(amount))).toEqual(["2500", "1000"]);
       expect((await call(tenant, id, {}, rpc("free"))).status).toBe(202);
       expectRefused(await call(tenant, id, (await pay()).headers, rpc("dear")));
       expect((await call(tenant, id, (await pay({ value: 2500n })).headers, rpc("dear"))).status).toBe(202);
     });
 
-    test("comes for a payment header of neither name", async () => {
+    test("comes to a payment header of neither name", async () => {
       const tenant = at.tenant();
       const { id } = await priced(tenant);
       const answer = await call(tenant, id, { "X-PAYMENT-2": (await pay()).header });
@@ -181,7 +180,7 @@ contract((at) => {
     });
   });
 
-  describe("a payment that is not", () => {
+  describe("a payment that is not good", () => {
     const bad: [string, Partial<PaymentOptions>][] = [
       ["valid for longer than ten minutes more than asked", { validBefore: now() + 60 + 600 + 1800 }],
       ["valid for ever", { validBefore: 2n ** 256n - 1n }],
@@ -200,7 +199,7 @@ contract((at) => {
       ["a time that is over", { validBefore: now() - 1 }],
       ["a time that is nearly over", { validBefore: now() + 3 }],
     ];
-    test.each(bad)("(%s) is refused without a challenge, and leaves no invocation", async (_, options) => {
+    test.each(bad)("is refused without a challenge, and leaves no invocation (%s)", async (_, options) => {
       const tenant = at.tenant();
       const { id } = await priced(tenant);
       const { headers, header, version2Headers, version2Header } = await pay(options);
@@ -209,7 +208,7 @@ contract((at) => {
       expect(await total(tenant)).toBe(0);
     });
 
-    test("(malformed) is refused the same way", async () => {
+    test("is refused the same way when it is malformed", async () => {
       const tenant = at.tenant();
       const { id } = await priced(tenant);
       const { header, payload } = await pay();
@@ -237,7 +236,7 @@ contract((at) => {
       expect(await total(tenant)).toBe(0);
     });
 
-    test("(two at once) is an invalid request, for a free agent too", async () => {
+    test("is an invalid request when there are two at once, for a free agent too", async () => {
       const tenant = at.tenant();
       const { id } = await priced(tenant);
       const { headers, version2Headers } = await pay();
@@ -247,7 +246,7 @@ contract((at) => {
       expect((await call(tenant, id, { "X-PAYMENT": "rubbish" })).status).toBe(202);
     });
 
-    test("says why in the log, and not what was signed", async () => {
+    test("is refused with the reason in the log, but not with what was signed", async () => {
       const tenant = at.tenant();
       const { id } = await priced(tenant);
       const requestId = `gate-${randomNonce().slice(2, 12)}`;
@@ -290,7 +289,7 @@ contract((at) => {
       expect(route.seen).toHaveLength(1);
     });
 
-    test("in another spelling is the same one", async () => {
+    test("is the same one in another spelling", async () => {
       const tenant = at.tenant();
       const { id, payment, invocation } = await used(tenant);
       const { payload, signature } = payment;
@@ -355,7 +354,7 @@ contract((at) => {
       expect(await total(tenant)).toBe(1);
     });
 
-    test("and a nonce of another payer is another payment", async () => {
+    test("buys nothing under the nonce of another payer, which is another payment", async () => {
       const tenant = at.tenant();
       const { id, payment, invocation } = await used(tenant);
       const other = await pay({ nonce: payment.authorization.nonce });

@@ -25,8 +25,7 @@ contract((at) => {
   const decisions = async (tenant: Tenant): Promise<Json[]> =>
     (await tenant.send("GET", "/v1/policy/decisions")).body.data;
 
-  const total = async (tenant: Tenant): Promise<number> =>
-    (await tenant.send("GET", "/v1/invocations")).body.total;
+  const total = async (tenant: Tenant): Promise<number> => (await tenant.send("GET", "/v1/invocations")).body.total;
 
   test("a tenant without a policy sees no change, and no decision is written", async () => {
     const tenant = at.tenant();
@@ -37,7 +36,7 @@ contract((at) => {
     expect(await decisions(tenant)).toEqual([]);
   });
 
-  test("deny answers 403 with an Error, forwards nothing, leaves no invocation and one decision", async () => {
+  test("a denied call is answered 403 with an Error, forwarded nowhere, and leaves no invocation and one decision", async () => {
     const tenant = await tenantWith({
       default: "allow",
       on_error: "deny",
@@ -54,13 +53,10 @@ contract((at) => {
       { agent_id: id, protocol: "http", mcp_tool: null, action: "deny", matched_rule: 1 },
     ]);
     expect((await invoke(tenant, id, {})).status).toBe(202);
-    expect(await decisions(tenant)).toMatchObject([
-      { action: "allow", matched_rule: null },
-      { action: "deny" },
-    ]);
+    expect(await decisions(tenant)).toMatchObject([{ action: "allow", matched_rule: null }, { action: "deny" }]);
   });
 
-  test("warn forwards, and the answer carries the decision's reason", async () => {
+  test("a call with a warning is forwarded, and its answer carries the decision's reason", async () => {
     const tenant = await tenantWith({ default: "warn", on_error: "deny", rules: [] });
     const { id } = await tenant.agent({ upstream_url: upstream().url });
     const answer = await invoke(tenant, id, {});
@@ -111,7 +107,7 @@ contract((at) => {
   describe("in the order of checks", () => {
     const DENY = { default: "deny", on_error: "deny", rules: [] };
 
-    test("policy comes after the form and before the payment", async () => {
+    test("the policy comes after the form and before the payment", async () => {
       const tenant = await tenantWith(DENY);
       const mcp = await tenant.agent({ upstream_url: upstream().url, ...MCP, pricing: PRICING });
       expect((await invoke(tenant, mcp.id, { no: "rpc" })).status).toBe(400);

@@ -57,11 +57,7 @@ const WRONG: ReadonlyArray<readonly [string, Json, string]> = [
   ["an unknown action", withRule({ action: "log", match: {} }), "rules.0.action: "],
   ["no match", withRule({ action: "deny" }), "rules.0.match: required"],
   ["null for match", withRule({ action: "deny", match: null }), "rules.0.match: "],
-  [
-    "an unknown key in a rule",
-    withRule({ action: "deny", match: {}, name: "x" }),
-    "rules.0.name: unknown field",
-  ],
+  ["an unknown key in a rule", withRule({ action: "deny", match: {}, name: "x" }), "rules.0.name: unknown field"],
   ["a text for a rule", withRule("deny"), "rules.0: "],
   ["an unknown condition", matching({ users: ["alice"] }), "rules.1.match.users: unknown field"],
   ["a text for agents", matching({ agents: UNKNOWN_AGENT }), "rules.1.match.agents: "],
@@ -73,11 +69,7 @@ const WRONG: ReadonlyArray<readonly [string, Json, string]> = [
   ["a wildcard in a tool", matching({ tools: ["a*b"] }), "rules.1.match.tools.0: "],
   ["a wildcard before a tool", matching({ tools: ["*b"] }), "rules.1.match.tools.0: "],
   ["two wildcards", matching({ tools: ["a**"] }), "rules.1.match.tools.0: "],
-  [
-    "0 bytes",
-    matching({ max_body_bytes: 0 }),
-    "rules.1.match.max_body_bytes: must be an integer of at least 1",
-  ],
+  ["0 bytes", matching({ max_body_bytes: 0 }), "rules.1.match.max_body_bytes: must be an integer of at least 1"],
   ["negative bytes", matching({ max_body_bytes: -5 }), "rules.1.match.max_body_bytes: "],
   ["half a byte", matching({ max_body_bytes: 1.5 }), "rules.1.match.max_body_bytes: "],
   ["a text for bytes", matching({ max_body_bytes: "10" }), "rules.1.match.max_body_bytes: "],
@@ -98,11 +90,7 @@ const MALFORMED: ReadonlyArray<readonly [string, string, string]> = [
   ["nothing", "", "body"],
   ["a list", "[]", "body"],
   ["half of one", '{ "default": "allow"', "body"],
-  [
-    "a key twice",
-    '{ "default": "deny", "default": "allow", "on_error": "deny", "rules": [] }',
-    "default: given twice",
-  ],
+  ["a key twice", '{ "default": "deny", "default": "allow", "on_error": "deny", "rules": [] }', "default: given twice"],
   [
     "a condition twice",
     '{ "default": "deny", "on_error": "deny", "rules": [{ "action": "allow", "match": { "tools": ["a"], "tools": [] } }] }',
@@ -116,14 +104,14 @@ contract((at) => {
   const get = async (tenant: Tenant) => (await tenant.send("GET", "/v1/policy")).body;
   const evaluate = (tenant: Tenant, json: Json) => tenant.send("POST", "/v1/policy/evaluate", { json });
 
-  describe("the document", () => {
-    test("a tenant without one gets version 0 and nothing else", async () => {
+  describe("the policy of a tenant", () => {
+    test("is version 0 and nothing else where there is none", async () => {
       const answer = await at.tenant().send("GET", "/v1/policy");
       expect([answer.status, answer.body]).toEqual([200, EMPTY]);
       expectRequestId(answer);
     });
 
-    test("PUT answers version and time, GET what was put, and another PUT replaces all of it", async () => {
+    test("is answered with version and time when it is put, is read as it was put, and is replaced as a whole", async () => {
       const tenant = at.tenant();
       const first = await put(tenant);
       expect(first.status).toBe(200);
@@ -138,7 +126,7 @@ contract((at) => {
       expect((await put(tenant)).body.version).toBe(3);
     });
 
-    test("500 rules, and every kind of condition at its bound", async () => {
+    test("may have 500 rules, and every kind of condition at its bound", async () => {
       const match = {
         agents: ["no agent"],
         tools: ["*", "日本*"],
@@ -151,7 +139,7 @@ contract((at) => {
       expect((await get(tenant)).rules).toEqual(rules);
     });
 
-    test("PUTs at once get a version each", async () => {
+    test("gets a version for each PUT of several at once", async () => {
       const tenant = at.tenant();
       const versions = (await Promise.all(Array.from({ length: 12 }, () => put(tenant)))).map(
         ({ body }) => body.version,
@@ -174,14 +162,14 @@ contract((at) => {
       expect(await get(tenant)).toEqual(EMPTY);
     });
 
-    test("a refused one leaves the policy as it is", async () => {
+    test("stays as it is when a PUT is refused", async () => {
       const tenant = at.tenant();
       const { body } = await put(tenant);
       expectError(await put(tenant, { ...DOCUMENT, default: "no" }), 400, "default");
       expect(await get(tenant)).toEqual({ ...DOCUMENT, ...body });
     });
 
-    test("over 1 MiB is 413, another content type 400, another method 405", async () => {
+    test("is 413 over 1 MiB, 400 in another content type, 405 with another method", async () => {
       const tenant = at.tenant();
       const large = matching({
         agents: Array(1000).fill("x".repeat(1024)),
@@ -194,8 +182,7 @@ contract((at) => {
         400,
         "content-type",
       );
-      for (const method of ["POST", "PATCH", "DELETE"])
-        expectError(await tenant.send(method, "/v1/policy"), 405);
+      for (const method of ["POST", "PATCH", "DELETE"]) expectError(await tenant.send(method, "/v1/policy"), 405);
       expect(await get(tenant)).toEqual(EMPTY);
     });
 
@@ -207,7 +194,7 @@ contract((at) => {
       expect(await get(owner)).toMatchObject({ version: 1, rules: DOCUMENT.rules });
     });
 
-    test("without a token nothing is told", async () => {
+    test("is told to nobody without a token", async () => {
       for (const [method, path] of [
         ["GET", "/v1/policy"],
         ["PUT", "/v1/policy"],
@@ -220,7 +207,7 @@ contract((at) => {
     });
   });
 
-  describe("the dry run", () => {
+  describe("a dry run of the policy", () => {
     test("says what the policy would, and leaves no decision", async () => {
       const tenant = at.tenant();
       const agent_id = (await tenant.agent(MCP)).id;
@@ -243,7 +230,7 @@ contract((at) => {
       expect((await tenant.send("GET", "/v1/policy/decisions")).body).toEqual({ data: [], limit: 20 });
     });
 
-    test("of another document, whatever is in force", async () => {
+    test("may be of another document, whatever is in force", async () => {
       const tenant = at.tenant();
       const agent_id = (await tenant.agent()).id;
       const document = {
@@ -262,13 +249,13 @@ contract((at) => {
       expect((await evaluate(tenant, { agent_id })).body.action).toBe("deny");
     });
 
-    test("without a policy every call is allowed", async () => {
+    test("allows every call without a policy", async () => {
       const tenant = at.tenant();
       const { body } = await evaluate(tenant, { agent_id: (await tenant.agent()).id });
       expect(body).toEqual({ action: "allow", matched_rule: null, reason: "no policy" });
     });
 
-    test("another tenant's agent is as good as none", async () => {
+    test("takes another tenant's agent for none", async () => {
       const [owner, stranger] = [at.tenant(), at.tenant()];
       await put(stranger);
       const foreign = await evaluate(stranger, { agent_id: (await owner.agent()).id });
@@ -297,7 +284,7 @@ contract((at) => {
     });
   });
 
-  describe("the decisions", () => {
+  describe("the list of decisions", () => {
     test.each([
       ["", 20],
       ["?limit=1", 1],
@@ -306,12 +293,12 @@ contract((at) => {
       ["?limit=0", 1],
       ["?limit=-7", 1],
       ["?limit=99999999999999999999", 100],
-    ])("limit %p is %d", async (query, limit) => {
+    ])("has a limit of %p cut to %d", async (query, limit) => {
       const answer = await at.tenant().send("GET", `/v1/policy/decisions${query}`);
       expect([answer.status, answer.body]).toEqual([200, { data: [], limit }]);
     });
 
-    test.each(["?limit=", "?limit=ten", "?limit=1.5", "?limit=1e1"])("%p is refused", async (query) => {
+    test.each(["?limit=", "?limit=ten", "?limit=1.5", "?limit=1e1"])("refuses %p", async (query) => {
       expectError(await at.tenant().send("GET", `/v1/policy/decisions${query}`), 400, "limit");
     });
   });

@@ -1,14 +1,11 @@
-// The proxy call from acceptance to its end: the answer, the order of checks, poll, waiting, cancelling,
-// idempotency and the rate limit.
+// The proxy call from acceptance to its end: the answer, the order of checks, poll, waiting and cancelling.
 import { describe, expect, test } from "bun:test";
 import {
-  type Answer,
   contract,
   DETAIL,
   expectError,
   expectRequestId,
   expectShape,
-  type Json,
   MCP,
   POLL,
   POLL_WITH_BODY,
@@ -17,7 +14,6 @@ import {
   type Sending,
   UNKNOWN_AGENT,
   UNKNOWN_INVOCATION,
-  unique,
 } from "./contract.ts";
 
 const LONG_MODEL = { "x-service-model": "m".repeat(257) };
@@ -56,7 +52,7 @@ contract((at) => {
       await tenant.ended(id, invocation_id);
     });
 
-    test("polls running with explicit nulls, then succeeded with its result", async () => {
+    test("is polled as running with explicit nulls, then as succeeded with its result", async () => {
       const tenant = at.tenant();
       const slow = gated();
       const { id } = await tenant.agent({ upstream_url: slow.url });
@@ -97,8 +93,8 @@ contract((at) => {
       expectShape(ended, POLL_WITH_BODY);
       expect(ended).toMatchObject({ status: "succeeded", error_class: null, upstream_status: 200 });
       expect(responseText(ended)).toBe("late");
-      const [created, completed, updated] = [ended.created_at, ended.completed_at, ended.updated_at].map(
-        (text) => Date.parse(text),
+      const [created, completed, updated] = [ended.created_at, ended.completed_at, ended.updated_at].map((text) =>
+        Date.parse(text),
       );
       expect(completed).toBeGreaterThanOrEqual(created!);
       expect(updated).toBe(completed!);
@@ -158,9 +154,9 @@ contract((at) => {
       for (const sending of sent) {
         const view = await tenant.invoke(id, sending);
         expect(view).toMatchObject({ status: "succeeded" });
-        expect(
-          Buffer.from(view.response_body_b64, "base64").equals(Buffer.from((sending.body as string) ?? "")),
-        ).toBe(true);
+        expect(Buffer.from(view.response_body_b64, "base64").equals(Buffer.from((sending.body as string) ?? ""))).toBe(
+          true,
+        );
         expect(view.response_content_type).toBe(sending.headers?.["content-type"] ?? "none/none");
       }
     });
@@ -171,7 +167,7 @@ contract((at) => {
       ["m".repeat(256), "m".repeat(256)],
       ["é".repeat(128), "é".repeat(128)],
       ["", null],
-    ])("takes %s", async (model, shown) => {
+    ])("may be %s", async (model, shown) => {
       const tenant = at.tenant();
       const { id } = await tenant.agent({ upstream_url: at.upstream().url });
       const bytes = Buffer.from(model).toString("latin1");
@@ -180,15 +176,11 @@ contract((at) => {
       await tenant.ended(id, invocation);
     });
 
-    test.each(["m".repeat(257), "é".repeat(129)])("of over 256 bytes is refused", async (model) => {
+    test.each(["m".repeat(257), "é".repeat(129)])("is refused when it is of over 256 bytes", async (model) => {
       const tenant = at.tenant();
       const { id } = await tenant.agent();
       const headers = { "x-service-model": Buffer.from(model).toString("latin1") };
-      expectError(
-        await tenant.send("POST", `/v1/proxy/${id}`, { json: {}, headers }),
-        400,
-        "X-Service-Model",
-      );
+      expectError(await tenant.send("POST", `/v1/proxy/${id}`, { json: {}, headers }), 400, "X-Service-Model");
     });
   });
 
@@ -198,15 +190,9 @@ contract((at) => {
         "inactive",
         async (tenant: ReturnType<typeof at.tenant>, id: string) => tenant.send("DELETE", `/v1/agents/${id}`),
       ],
-      [
-        "suspended",
-        async (tenant: ReturnType<typeof at.tenant>, id: string) => tenant.patch(id, { suspended: true }),
-      ],
-      [
-        "pending",
-        async (tenant: ReturnType<typeof at.tenant>, id: string) => tenant.patch(id, { upstream_url: null }),
-      ],
-    ])("%s: 422, and no invocation", async (_, change) => {
+      ["suspended", async (tenant: ReturnType<typeof at.tenant>, id: string) => tenant.patch(id, { suspended: true })],
+      ["pending", async (tenant: ReturnType<typeof at.tenant>, id: string) => tenant.patch(id, { upstream_url: null })],
+    ])("is 422 to its caller, and leaves no invocation: %s", async (_, change) => {
       const tenant = at.tenant();
       const { id } = await tenant.agent();
       await change(tenant, id);
@@ -228,18 +214,18 @@ contract((at) => {
     const post = (tenant: ReturnType<typeof at.tenant>, id: string, sending: Sending) =>
       tenant.send("POST", `/v1/proxy/${id}`, sending);
 
-    test("token before agent", async () => {
+    test("has the token before the agent", async () => {
       const response = await fetch(`${at.gateway.url}/v1/proxy/${UNKNOWN_AGENT}`, { method: "POST" });
       expect(response.status).toBe(401);
     });
 
-    test("agent before model and body", async () => {
+    test("has the agent before model and body", async () => {
       const tenant = at.tenant();
       expectError(await post(tenant, UNKNOWN_AGENT, { json: {}, headers: LONG_MODEL }), 404);
       expectError(await post(tenant, UNKNOWN_AGENT, { body: TOO_LARGE }), 404);
     });
 
-    test("invocable before rate", async () => {
+    test("has an invocable agent before the rate", async () => {
       const tenant = at.tenant();
       const { id } = await tenant.agent({ upstream_url: at.upstream().url });
       await tenant.patch(id, { invocation_rate_limit: 0.01, invocation_burst: 1 });
@@ -252,7 +238,7 @@ contract((at) => {
       expectError(await post(tenant, id, { json: {} }), 429);
     });
 
-    test("rate before model, model before body, body before form", async () => {
+    test("has the rate before the model, the model before the body, the body before the form", async () => {
       const tenant = at.tenant();
       const { id } = await tenant.agent({ ...MCP, upstream_url: at.upstream().url });
       expectError(await post(tenant, id, { body: TOO_LARGE, headers: LONG_MODEL }), 400, "X-Service-Model");
@@ -263,7 +249,7 @@ contract((at) => {
       expectError(await post(tenant, id, { json: RPC, headers: LONG_MODEL }), 429);
     });
 
-    test("form before idempotency, idempotency before payment", async () => {
+    test("has the form before the idempotency key, that before the payment", async () => {
       const tenant = at.tenant();
       const { id } = await tenant.agent({ ...MCP, upstream_url: at.upstream().url, pricing: PRICING });
       expectError(await post(tenant, id, { body: "[]", headers: BAD_KEY }), 400, "body");
@@ -274,7 +260,7 @@ contract((at) => {
       expect((await tenant.send("GET", "/v1/invocations")).body.total).toBe(0);
     });
 
-    test("form before payment", async () => {
+    test("has the form before the payment", async () => {
       const tenant = at.tenant();
       const { id } = await tenant.agent({ ...MCP, upstream_url: at.upstream().url, pricing: PRICING });
       expectError(await post(tenant, id, { body: "{}" }), 400, "body");
@@ -305,8 +291,8 @@ contract((at) => {
     });
   });
 
-  describe("waiting", () => {
-    test("Prefer: wait on the call still answers 202, after the call has ended", async () => {
+  describe("a caller that waits", () => {
+    test("gets 202 for the call at once, after the call has ended with Prefer: wait", async () => {
       const tenant = at.tenant();
       const slow = gated();
       const { id } = await tenant.agent({ upstream_url: slow.url });
@@ -324,7 +310,7 @@ contract((at) => {
       expect(await tenant.poll(id, body.invocation_id)).toMatchObject({ status: "succeeded" });
     });
 
-    test("Prefer: wait on a poll is answered with the end, or after its time with what there is", async () => {
+    test("gets a poll answered with the end, or after its time with what there is", async () => {
       const tenant = at.tenant();
       const slow = gated();
       const { id } = await tenant.agent({ upstream_url: slow.url });
@@ -347,8 +333,8 @@ contract((at) => {
     });
   });
 
-  describe("cancelling", () => {
-    test("a running call: failed, cancelled; the upstream is let go; 409 afterwards", async () => {
+  describe("cancelling a call", () => {
+    test("ends one that runs: failed, cancelled; the upstream is let go; 409 afterwards", async () => {
       const tenant = at.tenant();
       const slow = gated();
       const { id } = await tenant.agent({ upstream_url: slow.url });
@@ -373,7 +359,7 @@ contract((at) => {
       expect(await tenant.poll(id, invocation)).toEqual(answer.body);
     });
 
-    test("a call that has ended: 409, and it stays as it ended", async () => {
+    test("is 409 for one that has ended, which stays as it ended", async () => {
       const tenant = at.tenant();
       const { id } = await tenant.agent({ upstream_url: at.upstream().url });
       const invocation = await tenant.call(id);
@@ -383,8 +369,8 @@ contract((at) => {
     });
   });
 
-  describe("poll and cancel of what is not there", () => {
-    test("unknown, malformed and another agent's: 404", async () => {
+  describe("polling and cancelling", () => {
+    test("is 404 for an unknown or malformed ID, and for another agent's call", async () => {
       const tenant = at.tenant();
       const { id } = await tenant.agent({ upstream_url: at.upstream().url });
       const other = await tenant.agent();
@@ -416,162 +402,6 @@ contract((at) => {
       const ended = await tenant.ended(id, invocation);
       await tenant.send("DELETE", `/v1/agents/${id}`);
       expect(await tenant.poll(id, invocation)).toEqual(ended);
-    });
-  });
-
-  describe("Idempotency-Key", () => {
-    const send = (
-      tenant: ReturnType<typeof at.tenant>,
-      id: string,
-      key: string,
-      sending: Sending = { body: "a" },
-    ) => tenant.send("POST", `/v1/proxy/${id}`, { ...sending, headers: { "idempotency-key": key } });
-
-    test("same key and body: the first invocation; other body: 409", async () => {
-      const tenant = at.tenant();
-      const route = at.upstream();
-      const { id } = await tenant.agent({ upstream_url: route.url });
-      const first = await send(tenant, id, "key");
-      expect(first.status).toBe(202);
-      const { invocation_id } = first.body;
-      await tenant.ended(id, invocation_id);
-      const again = await send(tenant, id, "key");
-      expect([again.status, again.body]).toEqual([202, first.body]);
-      expect(again.headers.get("x-service-invocation-id")).toBe(invocation_id);
-      expect(again.headers.get("location")).toBe(first.headers.get("location"));
-      expectError(await send(tenant, id, "key", { body: "b" }), 409);
-      expectError(await send(tenant, id, "key", {}), 409);
-      expect(route.seen.length).toBe(1);
-      expect((await tenant.send("GET", "/v1/invocations")).body.total).toBe(1);
-    });
-
-    test("keys are per tenant, user and agent", async () => {
-      const [tenant, stranger] = [at.tenant(), at.tenant()];
-      const { url: upstream_url } = at.upstream();
-      const [a, b] = [await tenant.agent({ upstream_url }), await tenant.agent({ upstream_url })];
-      const foreign = await stranger.agent({ upstream_url });
-      const answers: Answer[] = [
-        await send(tenant, a.id, "key"),
-        await send(tenant, b.id, "key"),
-        await send(tenant, a.id, "key", { body: "a", user: "bob" }),
-        await send(tenant, a.id, "KEY"),
-        await send(stranger, foreign.id, "key"),
-      ];
-      expect(new Set(answers.map(({ body }) => body.invocation_id)).size).toBe(5);
-    });
-
-    test("of concurrent calls under one key all get one invocation, and the upstream one call", async () => {
-      const tenant = at.tenant();
-      const route = at.upstream();
-      const { id } = await tenant.agent({ upstream_url: route.url });
-      const answers = await Promise.all(Array.from({ length: 12 }, () => send(tenant, id, "key")));
-      const ids = new Set(answers.map(({ status, body }) => `${status} ${body.invocation_id}`));
-      expect(ids.size).toBe(1);
-      await tenant.ended(id, answers[0]!.body.invocation_id);
-      expect(route.seen.length).toBe(1);
-    });
-
-    test("takes 255 visible ASCII characters, refuses any other", async () => {
-      const tenant = at.tenant();
-      const { id } = await tenant.agent({ upstream_url: at.upstream().url });
-      const visible = Array.from({ length: 94 }, (_, i) => String.fromCharCode(33 + i)).join("");
-      for (const key of [visible, "k".repeat(255)]) expect((await send(tenant, id, key)).status).toBe(202);
-      for (const key of ["", "k".repeat(256), "two words", "ä", "a\tb"])
-        expectError(await send(tenant, id, key), 400, "Idempotency-Key");
-    });
-
-    test("goes on to the upstream, and a priced retry needs no second payment check of its own", async () => {
-      const tenant = at.tenant();
-      const route = at.upstream();
-      const { id } = await tenant.agent({ upstream_url: route.url });
-      const key = unique("key");
-      const first = await send(tenant, id, key);
-      await tenant.ended(id, first.body.invocation_id);
-      expect(route.seen[0]?.headers.get("idempotency-key")).toBe(key);
-      await tenant.patch(id, { pricing: PRICING });
-      expect((await send(tenant, id, key)).body).toEqual(first.body);
-    });
-  });
-
-  describe("the rate limit", () => {
-    const burst = async (
-      tenant: ReturnType<typeof at.tenant>,
-      id: string,
-      calls: number,
-    ): Promise<Answer[]> =>
-      Promise.all(Array.from({ length: calls }, () => tenant.send("POST", `/v1/proxy/${id}`, { json: {} })));
-    const accepted = (answers: Answer[]) => answers.filter(({ status }) => status === 202).length;
-
-    test.each([
-      ["nothing set", {}, 40],
-      ["only the rate", { invocation_rate_limit: 0.001 }, 20],
-      ["both", { invocation_rate_limit: 0.001, invocation_burst: 3 }, 3],
-      ["a burst of one", { invocation_rate_limit: 0.001, invocation_burst: 1 }, 1],
-    ])("with %s lets a burst through", async (_, fields: Json, allowed) => {
-      const tenant = at.tenant();
-      const { id } = await tenant.agent({ upstream_url: at.upstream().url });
-      await tenant.patch(id, fields);
-      const answers = await burst(tenant, id, 40);
-      expect(accepted(answers)).toBe(allowed);
-      for (const answer of answers.filter(({ status }) => status !== 202)) {
-        expectError(answer, 429);
-        expect(answer.headers.get("retry-after")).toBe("60");
-      }
-      expect((await tenant.send("GET", "/v1/invocations")).body.total).toBe(allowed);
-    });
-
-    test("only the burst: one a second after it", async () => {
-      const tenant = at.tenant();
-      const { id } = await tenant.agent({ upstream_url: at.upstream().url });
-      const shown = await tenant.patch(id, { invocation_burst: 2 });
-      expect(shown).toMatchObject({ invocation_burst: 2, invocation_rate_limit: null });
-      const answers = await burst(tenant, id, 4);
-      expect(accepted(answers)).toBe(2);
-      const refused = answers.find(({ status }) => status === 429);
-      expect(refused?.headers.get("retry-after")).toBe("1");
-      await Bun.sleep(1050);
-      expect(accepted(await burst(tenant, id, 2))).toBe(1);
-    });
-
-    test("Retry-After is the whole seconds until the next token, rounded up", async () => {
-      const tenant = at.tenant();
-      const { id } = await tenant.agent({ upstream_url: at.upstream().url });
-      for (const [rate, seconds] of [
-        [5, "1"],
-        [0.4, "3"],
-        [0.1, "10"],
-        [1 / 61, "60"],
-      ] as const) {
-        await tenant.patch(id, { invocation_rate_limit: rate, invocation_burst: 1 });
-        const refused = (await burst(tenant, id, 5)).find(({ status }) => status === 429);
-        expect([rate, refused?.headers.get("retry-after")]).toEqual([rate, seconds]);
-      }
-    });
-
-    test("a PATCH of its fields starts a full bucket, another PATCH does not", async () => {
-      const tenant = at.tenant();
-      const { id } = await tenant.agent({ upstream_url: at.upstream().url });
-      const fields = { invocation_rate_limit: 0.001, invocation_burst: 2 };
-      await tenant.patch(id, fields);
-      expect(accepted(await burst(tenant, id, 3))).toBe(2);
-      await tenant.patch(id, { description: "x" });
-      expect(accepted(await burst(tenant, id, 1))).toBe(0);
-      await tenant.patch(id, fields);
-      expect(accepted(await burst(tenant, id, 3))).toBe(2);
-      await tenant.patch(id, { invocation_burst: 4 });
-      expect(accepted(await burst(tenant, id, 5))).toBe(4);
-      await tenant.patch(id, { invocation_rate_limit: null, invocation_burst: null });
-      expect(accepted(await burst(tenant, id, 30))).toBe(30);
-    });
-
-    test("is of each agent alone", async () => {
-      const tenant = at.tenant();
-      const { url: upstream_url } = at.upstream();
-      const [a, b] = [await tenant.agent({ upstream_url }), await tenant.agent({ upstream_url })];
-      for (const { id } of [a, b])
-        await tenant.patch(id, { invocation_rate_limit: 0.01, invocation_burst: 1 });
-      expect(accepted(await burst(tenant, a.id, 2))).toBe(1);
-      expect(accepted(await burst(tenant, b.id, 2))).toBe(1);
     });
   });
 });

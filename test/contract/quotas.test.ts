@@ -1,14 +1,6 @@
 // How many agents and credentials a tenant may have: exactly so many, however they are asked for.
 import { expect, test } from "bun:test";
-import {
-  type Answer,
-  contract,
-  expectError,
-  type Json,
-  PUBLIC_URL,
-  type Tenant,
-  unique,
-} from "./contract.ts";
+import { type Answer, contract, expectError, type Json, PUBLIC_URL, type Tenant, unique } from "./contract.ts";
 
 const AGENTS_MAX = 5;
 const CREDENTIALS_MAX = 3;
@@ -60,7 +52,7 @@ contract(
         expect(answer.headers.has("retry-after")).toBe(false);
       }
 
-      test(`${path}: one more is refused, until one is deleted`, async () => {
+      test(`one more by ${path} than the quota is refused, until one is deleted`, async () => {
         const [tenant, other] = [at.tenant(), at.tenant()];
         const made = await fill(tenant);
         expectRefused(await create(tenant));
@@ -77,7 +69,7 @@ contract(
         expect(await total(tenant)).toBe(max);
       });
 
-      test(`${path}: what is refused for another reason takes no place`, async () => {
+      test(`a request to ${path} that is refused for another reason takes no place of the quota`, async () => {
         const tenant = at.tenant();
         const [first] = await fill(tenant, max - 1);
         expectError(await create(tenant, { ...fields(), name: first.name }), 409, "name");
@@ -87,7 +79,7 @@ contract(
         expectError(await create(tenant, { ...fields(), name: 7 }), 400, "name");
       });
 
-      test(`${path}: of many at once for the last place one is made`, async () => {
+      test(`of many requests to ${path} at once for the last place of the quota one is made`, async () => {
         const tenant = at.tenant();
         await fill(tenant, max - 1);
         const answers = await Promise.all(Array.from({ length: AT_ONCE }, () => create(tenant)));
@@ -107,16 +99,11 @@ contract(
       });
     }
 
-    test("an agent that is changed keeps its place, suspended or without a URL too", async () => {
+    test("an agent that is changed keeps its place in the quota, suspended or without a URL too", async () => {
       const tenant = at.tenant();
       const agent = await tenant.agent();
       for (let i = 1; i < AGENTS_MAX; i++) await tenant.agent({ upstream_url: null });
-      for (const fields of [
-        { suspended: true },
-        { upstream_url: null },
-        { tags: ["a", "b"] },
-        { name: "other" },
-      ]) {
+      for (const fields of [{ suspended: true }, { upstream_url: null }, { tags: ["a", "b"] }, { name: "other" }]) {
         await tenant.patch(agent.id, fields);
         expectError(await tenant.send("POST", "/v1/agents", { json: { name: unique("agent") } }), 429);
       }

@@ -45,7 +45,7 @@ contract(
       nonce: authorization.nonce.toLowerCase(),
     });
 
-    test("collected, whether the call went well or not", async () => {
+    test("a paid call that was collected has a receipt that says so, whether it went well or not", async () => {
       const { tenant, good, bad } = await open();
       for (const [agent, status] of [
         [good, "settled"],
@@ -60,14 +60,11 @@ contract(
       }
     });
 
-    test("declined: the call that was not made has one too", async () => {
+    test("a call that was declined and not made has a receipt too", async () => {
       const { tenant, good } = await open();
       const payment = await pay();
       facilitator.answer(payment.authorization.nonce, () => notCollected());
-      expectError(
-        await tenant.send("POST", `/v1/proxy/${good}`, { json: {}, headers: payment.headers }),
-        402,
-      );
+      expectError(await tenant.send("POST", `/v1/proxy/${good}`, { json: {}, headers: payment.headers }), 402);
       const [{ id }] = (await tenant.send("GET", "/v1/invocations")).body.data;
       expect(await claimsOf(tenant, id)).toMatchObject({
         status: "failed",
@@ -80,7 +77,7 @@ contract(
       });
     });
 
-    test("open: a cancelled call has none before its payment has landed", async () => {
+    test("a cancelled call has no receipt before its payment has landed", async () => {
       const { tenant, good } = await open();
       const payment = await pay();
       const { nonce } = payment.authorization;
@@ -106,7 +103,7 @@ contract(
       });
     });
 
-    test("verified only: a payment without a settlement", async () => {
+    test("a call whose payment was only verified has a receipt without a settlement", async () => {
       const { tenant, good } = await open(null);
       const payment = await pay();
       const view = await tenant.invoke(good, { json: {}, headers: payment.headers });

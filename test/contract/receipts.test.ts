@@ -109,7 +109,7 @@ contract((at) => {
       expect((await jwks()).keys.map((key: Json) => key.kid)).toContain(header.kid);
     });
 
-    test("there is one for every end, and what did not come is null", async () => {
+    test("is there for every end of a call, and what did not come is null", async () => {
       const tenant = at.tenant();
       const answers = at.upstream(() => new Response("no", { status: 404 }));
       const hangs = at.upstream(() => new Promise<Response>(() => {}));
@@ -123,9 +123,7 @@ contract((at) => {
       const lost = await tenant.invoke(blocked.id);
       const cancelled = await tenant.call(slow.id);
       await hangs.arrival();
-      expect((await tenant.send("POST", `/v1/proxy/${slow.id}/invocations/${cancelled}/cancel`)).status).toBe(
-        200,
-      );
+      expect((await tenant.send("POST", `/v1/proxy/${slow.id}/invocations/${cancelled}/cancel`)).status).toBe(200);
       expect(await receiptOf(tenant, refused.invocation_id)).toMatchObject({
         status: "failed",
         error_class: "upstream_4xx",
@@ -145,9 +143,7 @@ contract((at) => {
       const tenant = at.tenant();
       const large = Buffer.alloc(3 * MIB, "large ");
       const big = at.upstream(() => new Response(large));
-      const packed = at.upstream(
-        () => new Response(gzipSync(large), { headers: { "content-encoding": "gzip" } }),
-      );
+      const packed = at.upstream(() => new Response(gzipSync(large), { headers: { "content-encoding": "gzip" } }));
       const bodiless = at.upstream(() => new Response());
       for (const capture_body of [true, false]) {
         for (const { url } of [big, packed]) {
@@ -209,7 +205,7 @@ contract((at) => {
     });
   });
 
-  describe("of an mcp call", () => {
+  describe("the receipt of an mcp call", () => {
     /** A server with a session whose answers are `size` bytes of text long. */
     const server = (size: number, stream: boolean) =>
       at.upstream(({ method, body }) => {
@@ -236,7 +232,7 @@ contract((at) => {
       ["an answer that is longer than what is captured", 2 * MIB, false],
       ["an event stream", 10, true],
       ["a long event stream", 2 * MIB, true],
-    ])("%s is hashed as its caller gets it", async (_, size, stream) => {
+    ])("has the hash of %s as its caller gets it", async (_, size, stream) => {
       const tenant = at.tenant();
       const id = "an id of the caller's own";
       const expected = JSON.stringify({ jsonrpc: "2.0", id, result: { text: "x".repeat(size) } });
@@ -321,7 +317,7 @@ contract((at) => {
     }, 60_000);
   });
 
-  test("hashes stand in nothing but the receipt", async () => {
+  test("hashes are in nothing but the receipt", async () => {
     const tenant = at.tenant();
     const agent = await tenant.agent({ upstream_url: at.upstream().url, ...RECEIPTS });
     const view = await tenant.invoke(agent.id);

@@ -51,9 +51,7 @@ async function databaseBytes(at: Contract): Promise<Buffer> {
     for (const { row } of await sql.unsafe(`select row_to_json(t)::text as row from "${table_name}" t`)) {
       rows.push(
         row,
-        ...[...row.matchAll(/\\\\x([0-9a-f]+)/g)].map(([, hex]) =>
-          Buffer.from(hex, "hex").toString("latin1"),
-        ),
+        ...[...row.matchAll(/\\\\x([0-9a-f]+)/g)].map(([, hex]) => Buffer.from(hex, "hex").toString("latin1")),
       );
     }
   }
@@ -120,18 +118,11 @@ contract(
           }
         }
         // They did reach the upstream, so there was something to leak.
-        const sent = route.seen.map(
-          ({ headers: seen }) => seen.get("authorization") ?? seen.get("x-api-key"),
-        );
+        const sent = route.seen.map(({ headers: seen }) => seen.get("authorization") ?? seen.get("x-api-key"));
         expect(sent).toContain(`Bearer ${PLAIN.bearer}`);
         expect(sent).toContain(PLAIN.apiKey);
         await send("PUT", `/v1/credentials/${bearer.id}`, { json: { plaintext: PLAIN.rotated } });
-        for (const path of [
-          "/v1/credentials",
-          `/v1/credentials/${bearer.id}`,
-          "/v1/agents",
-          "/v1/invocations",
-        ])
+        for (const path of ["/v1/credentials", `/v1/credentials/${bearer.id}`, "/v1/agents", "/v1/invocations"])
           await send("GET", path);
 
         const token = await tenant.token();

@@ -21,7 +21,7 @@ contract((at) => {
     return { ...answer.body, ref: id };
   };
 
-  test("is not there at first, then as it was set, and each field changes alone", async () => {
+  test("the settlement configuration is not there at first, then as it was set, and each field changes alone", async () => {
     const tenant = at.tenant();
     expectError(await get(tenant), 404);
     const { ref, ...config } = await first(tenant);
@@ -41,7 +41,7 @@ contract((at) => {
     expect((await get(tenant)).body).toEqual(rekeyed);
   });
 
-  test("needs both fields the first time, and says which one is missing", async () => {
+  test("the settlement configuration needs both fields the first time, and a problem says which one is missing", async () => {
     const tenant = at.tenant();
     const { id } = await tenant.credential();
     expectError(await patch(tenant, {}), 400, "facilitator_url");
@@ -50,7 +50,7 @@ contract((at) => {
     expectError(await get(tenant), 404);
   });
 
-  describe("refuses", () => {
+  describe("the settlement configuration is refused with", () => {
     const urls: [string, unknown][] = [
       ["an empty URL", ""],
       ["null", null],
@@ -72,7 +72,7 @@ contract((at) => {
       ["a space", `${URL_}/a b`],
       ["too long a URL", `${URL_}/${"a".repeat(2048)}`],
     ];
-    test.each(urls)("%s", async (_, facilitator_url) => {
+    test.each(urls)("a facilitator_url like %s", async (_, facilitator_url) => {
       const tenant = at.tenant();
       const { ref, ...config } = await first(tenant);
       const answer = await patch(tenant, { facilitator_url });
@@ -100,7 +100,7 @@ contract((at) => {
     });
   });
 
-  test("is the tenant's own, and keeps its credential", async () => {
+  test("the settlement configuration is the tenant's own, and keeps its credential", async () => {
     const [tenant, other] = [at.tenant(), at.tenant()];
     const { ref } = await first(tenant);
     expectError(await get(other), 404);
@@ -111,7 +111,7 @@ contract((at) => {
     expect((await remove()).status).toBe(204);
   });
 
-  test("of two tenants at once is each one's; of one tenant, first calls at once agree", async () => {
+  test("the settlement configurations of two tenants at once are each one's; first calls of one tenant at once agree", async () => {
     const tenant = at.tenant();
     const { id } = await tenant.credential();
     const json = { facilitator_url: URL_, facilitator_credential_ref: id };

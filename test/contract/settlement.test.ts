@@ -46,7 +46,7 @@ contract(
     };
     const only = async (tenant: Tenant) => (await tenant.send("GET", "/v1/invocations")).body.data[0];
 
-    describe("collected", () => {
+    describe("a payment that is collected", () => {
       test("is told with the 202, recorded with the call, and only then is the upstream called", async () => {
         const { tenant, id, route } = await open();
         const payment = await pay();
@@ -115,7 +115,7 @@ contract(
         expect(facilitator.of(plain.authorization.nonce)[0]?.body.x402Version).toBe(1);
       });
 
-      test("less the facilitator's fee, when it names one that can be", async () => {
+      test("comes less the facilitator's fee, when it names one that can be", async () => {
         const { tenant, id } = await open();
         const fees: [unknown, object][] = [
           ["40", { facilitator_fee: "40", operator_amount: "960" }],
@@ -134,7 +134,7 @@ contract(
         }
       });
 
-      test("and lost, when the upstream fails afterwards", async () => {
+      test("is lost when the upstream fails afterwards", async () => {
         const { tenant } = await open();
         const route = at.upstream(() => new Response("no", { status: 500 }));
         const { id } = await tenant.agent({ upstream_url: route.url, pricing: PRICING });
@@ -147,7 +147,7 @@ contract(
         expect(await count(tenant, "settled")).toBe(0);
       });
 
-      test("once, for twins that come at once and for one that comes later", async () => {
+      test("is collected once, for twins that come at once and for one that comes later", async () => {
         const { tenant, id, route } = await open();
         const payment = await pay();
         const gate = Promise.withResolvers<void>();
@@ -166,7 +166,7 @@ contract(
         expect([facilitator.of(payment.authorization.nonce).length, route.seen.length]).toEqual([1, 1]);
       });
 
-      test("although the caller hung up", async () => {
+      test("is collected although the caller hung up", async () => {
         const { tenant, id, route } = await open();
         const payment = await pay();
         const gate = Promise.withResolvers<void>();
@@ -191,14 +191,14 @@ contract(
       });
     });
 
-    describe("declined", () => {
+    describe("a payment that is declined", () => {
       test.each<[string, () => Response]>([
         ["not collected", () => notCollected()],
         ["without a transaction at all", () => Response.json({ success: false, errorReason: "no" })],
         ["a malformed body", () => Response.json({ error: "no" }, { status: 400 })],
         ["an unknown account", () => Response.json({ error: "no" }, { status: 403 })],
         ["a limit", () => Response.json({ error: "no" }, { status: 429 })],
-      ])("(%s) is a 402 and a call that failed unpaid", async (_, respond) => {
+      ])("is a 402 and a call that failed unpaid (%s)", async (_, respond) => {
         const { tenant, id, route } = await open();
         const payment = await pay();
         const { nonce } = payment.authorization;
@@ -221,7 +221,7 @@ contract(
         expect(route.seen).toHaveLength(1);
       });
 
-      test("is what each of the twins is told", async () => {
+      test("is declined for each of twins", async () => {
         const { tenant, id } = await open();
         const payment = await pay();
         const gate = Promise.withResolvers<void>();
@@ -237,7 +237,7 @@ contract(
       });
     });
 
-    describe("unknown", () => {
+    describe("a payment of unknown outcome", () => {
       const doubts: [string, (call: Parameters<typeof collected>[0]) => Response | Promise<Response>][] = [
         ["trouble", () => new Response("no", { status: 503 })],
         ["an unknown credential", () => new Response("no", { status: 401 })],
@@ -251,7 +251,18 @@ contract(
         ["an answer without an end", () => new Response("[".repeat(70_000))],
         ["no answer", () => new Promise<Response>(() => {})],
       ];
-      test("is a 202, whatever the doubt; the call waits until it is settled", async () => {
+      /** The first attempt stays unknown, and the next one lands when it is told to. */
+      function collectedLater(nonce: string): () => void {
+        const landed = Promise.withResolvers<void>();
+        facilitator.answer(nonce, async (call) => {
+          if (facilitator.of(nonce).length === 1) return new Response("", { status: 503 });
+          await landed.promise;
+          return collected(call);
+        });
+        return landed.resolve;
+      }
+
+      test("is a 202, whatever made it unknown; the call waits until it is settled", async () => {
         const { tenant, id, route } = await open();
         const isCalled = (doubt: string) =>
           route.seen.some(({ body }) => new TextDecoder().decode(body).includes(doubt));
@@ -265,11 +276,7 @@ contract(
             return collected(call);
           });
           const answer = await send(tenant, id, payment.headers, { doubt });
-          expect([doubt, answer.status, answer.headers.get("x-payment-response")]).toEqual([
-            doubt,
-            202,
-            null,
-          ]);
+          expect([doubt, answer.status, answer.headers.get("x-payment-response")]).toEqual([doubt, 202, null]);
           const { invocation_id } = answer.body;
           const pending = await tenant.poll(id, invocation_id);
           expect([doubt, pending.status, pending.settlement]).toEqual([
@@ -307,16 +314,11 @@ contract(
         expect(route.seen).toEqual([]);
       });
 
-      test("and cancelled: it is settled all the same, and says that nothing was got for it", async () => {
+      test("is settled all the same when its call is cancelled, and says that nothing was got for it", async () => {
         const { tenant, id, route } = await open();
         const payment = await pay();
         const { nonce } = payment.authorization;
-        const landed = Promise.withResolvers<void>();
-        facilitator.answer(nonce, async (call) => {
-          if (facilitator.of(nonce).length === 1) return new Response("", { status: 503 });
-          await landed.promise;
-          return collected(call);
-        });
+        const land = collectedLater(nonce);
         const { body } = await send(tenant, id, payment.headers);
         const path = `/v1/proxy/${id}/invocations/${body.invocation_id}`;
         const cancelled = await tenant.send("POST", `${path}/cancel`);
@@ -325,7 +327,7 @@ contract(
           error_class: "cancelled",
           settlement: { status: "pending" },
         });
-        landed.resolve();
+        land();
         const look = () => tenant.poll(id, body.invocation_id);
         const view = await eventually(look, ({ settlement }) => settlement.status !== "pending");
         expect(view).toMatchObject({ status: "failed", error_class: "cancelled" });
@@ -338,19 +340,14 @@ contract(
         const { tenant, id, facilitator_credential_ref } = await open();
         const payment = await pay();
         const { nonce } = payment.authorization;
-        const landed = Promise.withResolvers<void>();
-        facilitator.answer(nonce, async (call) => {
-          if (facilitator.of(nonce).length === 1) return new Response("", { status: 503 });
-          await landed.promise;
-          return collected(call);
-        });
+        const land = collectedLater(nonce);
         const { body } = await send(tenant, id, payment.headers);
         const { id: bundle } = await tenant.credential({ plaintext: ALICE.cert + ALICE.key + TEST_CA });
         const json = { facilitator_url: other.url, facilitator_credential_ref: bundle };
         expect((await tenant.send("PATCH", "/v1/settlement/config", { json })).status).toBe(200);
         const remove = () => tenant.send("DELETE", `/v1/credentials/${facilitator_credential_ref}`);
         expectError(await remove(), 409);
-        landed.resolve();
+        land();
         await tenant.ended(id, body.invocation_id);
         expect([facilitator.of(nonce).length, other.of(nonce).length]).toEqual([2, 0]);
         expect((await remove()).status).toBe(204);
@@ -360,7 +357,7 @@ contract(
         expectError(await tenant.send("DELETE", `/v1/credentials/${bundle}`), 409);
       });
 
-      test("for one tenant holds up no other", async () => {
+      test("holds up no payment of another tenant", async () => {
         const [stuck, well] = [await open(), await open()];
         const hung = await Promise.all(Array.from({ length: 40 }, () => pay()));
         for (const { authorization } of hung) {
@@ -420,7 +417,7 @@ contract(
       });
     });
 
-    describe("the credential", () => {
+    describe("the credential of the facilitator", () => {
       test.each<[string, object, Record<string, string | null>]>([
         ["a key", { auth_type: "api_key" }, { "x-api-key": SECRET, authorization: null }],
         ["nothing", { auth_type: "none" }, { "x-api-key": null, authorization: null }],
@@ -435,7 +432,7 @@ contract(
       });
 
       test.each(["bearer", "api_key", "none"])(
-        "(a PEM bundle, %s) is the TLS identity",
+        "is the TLS identity when it is a PEM bundle (%s)",
         async (auth_type) => {
           const plaintext = ALICE.key + TEST_CA + ALICE.cert;
           const { tenant, id } = await open({ auth_type, plaintext }, other.url);
@@ -447,7 +444,7 @@ contract(
         },
       );
 
-      test("that does not get through leaves the payment open, until it is rotated", async () => {
+      test("leaves the payment open when it does not get through, until it is rotated", async () => {
         const plaintext = ALICE.cert + ALICE.key.replace(/.{8}\n-----END/, "AAAAAAAA\n-----END");
         const broken = await open({ plaintext }, other.url);
         const payment = await pay();
@@ -460,7 +457,7 @@ contract(
         expect(view.settlement.status).toBe("settled");
       });
 
-      test("never leaves in a log, nor does what was signed", async () => {
+      test("is never in a log, nor is what was signed", async () => {
         const log = at.gateway.log();
         expect(log).toContain("payment_settled");
         const signatures = facilitator.calls.map(({ body }) => body.paymentPayload.payload.signature);

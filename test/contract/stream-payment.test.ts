@@ -51,7 +51,7 @@ contract(
     }
     const settlement = async (tenant: Tenant, id: string) => (await tenant.detail(id)).settlement;
 
-    test("without a facilitator a payment is verified, and the answer streamed", async () => {
+    test("a payment is verified without a facilitator, and the answer streamed", async () => {
       const { tenant, id, route } = await open({}, false);
       const payment = await pay();
       const answer = await stream(tenant, id, payment.headers);
@@ -66,7 +66,7 @@ contract(
       expect(route.seen.length).toBe(1);
     });
 
-    test("collected is told with the answer, and comes before the upstream", async () => {
+    test("a payment that is collected is told with the answer, and comes before the upstream", async () => {
       const { tenant, id, route } = await open();
       const payment = await pay();
       let calledBefore = -1;
@@ -87,18 +87,13 @@ contract(
       const again = await stream(tenant, id, payment.headers);
       expectError(again, 409);
       expect([idOf(again), settlementTold(again)]).toEqual([idOf(answer), told]);
-      expectError(
-        await tenant.send("POST", `/v1/proxy/${id}`, { json: { n: 1 }, headers: payment.headers }),
-        409,
-      );
+      expectError(await tenant.send("POST", `/v1/proxy/${id}`, { json: { n: 1 }, headers: payment.headers }), 409);
       const second = await pay();
-      expect(
-        settlementTold(await stream(tenant, id, second.version2Headers), "payment-response").success,
-      ).toBe(true);
+      expect(settlementTold(await stream(tenant, id, second.version2Headers), "payment-response").success).toBe(true);
       expect(route.seen.length).toBe(2);
     });
 
-    test("declined is 402, with a record, and nobody is called", async () => {
+    test("a payment that is declined is 402, with a record, and nobody is called", async () => {
       const { tenant, id, route } = await open();
       const payment = await pay();
       facilitator.answer(payment.authorization.nonce, () => notCollected());
@@ -113,7 +108,7 @@ contract(
       expect(route.seen.length).toBe(0);
     });
 
-    describe("unknown", () => {
+    describe("a streamed call whose payment is of unknown outcome", () => {
       test("is 503, and the same payment goes on where it stood", async () => {
         const { tenant, id, route, headers, first, land, becomes } = await openUnknown();
         expect(first.headers.get("retry-after")).toBe("5");
@@ -148,7 +143,7 @@ contract(
         expect(route.seen.length).toBe(1);
       });
 
-      test("that nobody comes back for is never made by the gateway itself", async () => {
+      test("is never made by the gateway itself when nobody comes back for it", async () => {
         const { tenant, id, route, first, land, becomes } = await openUnknown();
         land();
         await becomes("settled");
@@ -160,7 +155,7 @@ contract(
         expect(route.seen.length).toBe(1);
       });
 
-      test("with an idempotency key goes on by that, and is found by the other path's callers as taken", async () => {
+      test("goes on by its idempotency key, which the other path's callers find taken", async () => {
         const more = { "idempotency-key": "k-1" };
         const { tenant, id, route, headers, land, becomes } = await openUnknown(more);
         expectError(await tenant.send("POST", `/v1/proxy/${id}`, { json: { n: 1 }, headers }), 409);
@@ -219,7 +214,7 @@ contract(
       expect(await settlement(tenant, idOf(answer))).toMatchObject({ status: "settled" });
     });
 
-    test("settled, and then the upstream failed", async () => {
+    test("a payment is settled and recorded, though the upstream failed", async () => {
       const refuse = at.upstream(() => new Response("no", { status: 500 }));
       for (const [url, status] of [
         [refuse.url, 500],
@@ -233,7 +228,7 @@ contract(
       }
     });
 
-    test("of an mcp agent the connection is free, and a batch costs its sum", async () => {
+    test("a connection of an mcp agent is free, and a batch costs its sum", async () => {
       const pricing = { ...PRICING, tools: { cheap: "10", free: "0" } };
       const { tenant, id, route } = await open({ ...MCP, pricing }, false);
       const message = (method: string, params?: object) => ({ jsonrpc: "2.0", id: 1, method, params });

@@ -34,8 +34,8 @@ contract(
       return upstream;
     }
 
-    describe("request headers", () => {
-      test("exactly the listed ones pass, and exactly the decided ones are added", async () => {
+    describe("the headers of a request", () => {
+      test("are exactly those of the caller's that are listed, and those that are added", async () => {
         const tenant = at.tenant();
         const route = at.upstream();
         const { id } = await tenant.agent({ upstream_url: route.url });
@@ -107,24 +107,21 @@ contract(
       });
     });
 
-    describe("credentials", () => {
+    describe("the credential of a call", () => {
       test.each([
         ["bearer", { authorization: "Bearer the secret" }],
         ["api_key", { "x-api-key": "the secret" }],
         ["none", {}],
-      ])(
-        "%s reaches the upstream as decided, and the caller's own do not",
-        async (auth_type, injected: Json) => {
-          const tenant = at.tenant();
-          const route = at.upstream();
-          const credential = await tenant.credential({ auth_type, plaintext: "the secret" });
-          const { id } = await tenant.agent({ upstream_url: route.url, credential_ref: credential.id });
-          await tenant.invoke(id, { json: {}, headers: { "x-api-key": "of the caller" } });
-          const { headers } = await route.arrival();
-          expect(headers.get("authorization")).toBe(injected.authorization ?? null);
-          expect(headers.get("x-api-key")).toBe(injected["x-api-key"] ?? null);
-        },
-      );
+      ])("%s reaches the upstream as decided, and the caller's own do not", async (auth_type, injected: Json) => {
+        const tenant = at.tenant();
+        const route = at.upstream();
+        const credential = await tenant.credential({ auth_type, plaintext: "the secret" });
+        const { id } = await tenant.agent({ upstream_url: route.url, credential_ref: credential.id });
+        await tenant.invoke(id, { json: {}, headers: { "x-api-key": "of the caller" } });
+        const { headers } = await route.arrival();
+        expect(headers.get("authorization")).toBe(injected.authorization ?? null);
+        expect(headers.get("x-api-key")).toBe(injected["x-api-key"] ?? null);
+      });
 
       test("a rotated secret is used from then on", async () => {
         const tenant = at.tenant();
@@ -142,7 +139,7 @@ contract(
         ]);
       });
 
-      test("a secret that cannot be resolved or sent fails the call, credential_error", async () => {
+      test("fails the call as credential_error when it cannot be resolved or sent", async () => {
         const tenant = at.tenant();
         const route = at.upstream();
         const vault = await tenant.credential({ source: "vault", vault_ref: "a/b", plaintext: undefined });
@@ -162,12 +159,11 @@ contract(
       });
     });
 
-    describe("bodies", () => {
+    describe("the bodies of a call", () => {
       test("go out byte for byte, 32 MiB of them with and without a length", async () => {
         const tenant = at.tenant();
         const bytes = new Uint8Array(32 * MIB);
-        for (let at = 0; at < bytes.length; at += 65_536)
-          crypto.getRandomValues(bytes.subarray(at, at + 65_536));
+        for (let at = 0; at < bytes.length; at += 65_536) crypto.getRandomValues(bytes.subarray(at, at + 65_536));
         const hash = Bun.SHA256.hash(bytes, "hex");
         const route = at.upstream(({ body }) => new Response(Bun.SHA256.hash(body, "hex")));
         const { id } = await tenant.agent({ upstream_url: route.url });
@@ -180,7 +176,7 @@ contract(
         expect(route.seen.map(({ body }) => body.length)).toEqual([32 * MIB, 32 * MIB]);
       });
 
-      test("captured ones are capped at 1 MiB, sizes are whole", async () => {
+      test("are capped at 1 MiB when captured, and their sizes are whole", async () => {
         const tenant = at.tenant();
         const size = MIB + 1;
         const route = at.upstream(() => new Response("r".repeat(size)));
@@ -198,7 +194,7 @@ contract(
         expect(route.seen[0]?.body.length).toBe(size);
       });
 
-      test("a response of exactly 1 MiB is not truncated, an empty one is there", async () => {
+      test("are not truncated at exactly 1 MiB, and there when they are empty", async () => {
         const tenant = at.tenant();
         const full = at.upstream(() => new Response("r".repeat(MIB)));
         const none = at.upstream(() => new Response(null, { status: 204 }));
@@ -222,12 +218,7 @@ contract(
         const { id } = await tenant.agent({ upstream_url: at.upstream().url });
         const invocation = await tenant.call(id, { body: "request body" });
         await tenant.ended(id, invocation);
-        for (const scope of [
-          "",
-          "invocations:read",
-          "invocations:read_bodyx other",
-          READ_BODY.toUpperCase(),
-        ]) {
+        for (const scope of ["", "invocations:read", "invocations:read_bodyx other", READ_BODY.toUpperCase()]) {
           const { body } = await tenant.send("GET", `/v1/invocations/${invocation}`, { scope });
           expectShape(body, DETAIL);
           expect(body.body_captured).toBe(true);
@@ -262,7 +253,7 @@ contract(
         ["deflate", deflateSync],
         ["br", brotliCompressSync],
         ["zstd", zstdCompressSync],
-      ])("in %s are decoded, and sized as decoded", async (encoding, compress) => {
+      ])("are decoded from %s, and sized as decoded", async (encoding, compress) => {
         const tenant = at.tenant();
         const headers = { "content-encoding": encoding, "content-type": "text/plain" };
         const route = at.upstream(() => new Response(Uint8Array.from(compress(text)), { headers }));
@@ -274,7 +265,7 @@ contract(
       });
     });
 
-    describe("answers", () => {
+    describe("a call", () => {
       test.each([
         [200, "succeeded", null],
         [201, "succeeded", null],
@@ -290,7 +281,7 @@ contract(
         [500, "failed", "upstream_5xx"],
         [503, "failed", "upstream_5xx"],
         [599, "failed", "upstream_5xx"],
-      ])("%d: %s, %p", async (upstreamStatus, status, error_class) => {
+      ])("is, when its upstream answers %d, %s, %p", async (upstreamStatus, status, error_class) => {
         const tenant = at.tenant();
         const target = at.upstream();
         const body = upstreamStatus === 304 ? null : "an answer";
@@ -306,7 +297,7 @@ contract(
         expect([route.seen.length, target.seen.length]).toEqual([1, 0]);
       });
 
-      test("1xx ones are passed over", async () => {
+      test("gets the answer that comes after a 1xx one", async () => {
         const tenant = at.tenant();
         const upstream = raw((connection) => {
           connection.write("HTTP/1.1 103 Early Hints\r\nLink: </x>; rel=preload\r\n\r\n");
@@ -346,7 +337,7 @@ contract(
           200,
         ],
       ];
-      test.each(broken)("%s: upstream_5xx, and not sent again", async (_, answer, upstream_status) => {
+      test.each(broken)("is upstream_5xx, and not sent again, after %s", async (_, answer, upstream_status) => {
         const tenant = at.tenant();
         const upstream = raw(answer);
         const { id } = await tenant.agent({ upstream_url: upstream.url });
@@ -356,7 +347,7 @@ contract(
         expect(upstream.connections()).toBe(1);
       });
 
-      test("nobody listens: upstream_5xx without a status", async () => {
+      test("is upstream_5xx without a status where nobody listens", async () => {
         const tenant = at.tenant();
         const gone = startRawUpstream(() => {});
         await gone.stop();
@@ -369,7 +360,7 @@ contract(
         expect(detail).toMatchObject({ resp_size: null, ttft_ms: null, body_captured: true });
       });
 
-      test("no TLS where https is written: upstream_5xx without a status", async () => {
+      test("is upstream_5xx without a status where no TLS is spoken under https", async () => {
         const tenant = at.tenant();
         const upstream_url = at.upstream().url.replace("http:", "https:");
         const { id } = await tenant.agent({ upstream_url });
@@ -377,14 +368,14 @@ contract(
         expect(view).toMatchObject({ status: "failed", error_class: "upstream_5xx", upstream_status: null });
       });
 
-      test("a name that does not resolve: upstream_5xx without a status", async () => {
+      test("is upstream_5xx without a status at a name that does not resolve", async () => {
         const tenant = at.tenant();
         const { id } = await tenant.agent({ upstream_url: "http://nobody.invalid/" });
         const view = await tenant.invoke(id);
         expect(view).toMatchObject({ status: "failed", error_class: "upstream_5xx", upstream_status: null });
       });
 
-      test("an answer beyond the limit: failed, internal, nothing of it kept", async () => {
+      test("fails as internal when its answer is beyond the limit, and nothing of that is kept", async () => {
         const tenant = at.tenant();
         const announced = at.upstream(() => new Response("x".repeat(3 * MIB)));
         const streamed = at.upstream(() => new Response(new Blob(["x".repeat(3 * MIB)]).stream()));
@@ -404,12 +395,10 @@ contract(
         expect(await tenant.invoke(id)).toMatchObject({ status: "succeeded", response_truncated: true });
       });
 
-      test("a deadline that passes: timeout, before the head and in the body", async () => {
+      test("is a timeout when its deadline passes, before the head and in the body", async () => {
         const tenant = at.tenant();
         const silent = raw(() => {});
-        const stuck = raw((connection) =>
-          connection.write("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\npart"),
-        );
+        const stuck = raw((connection) => connection.write("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\npart"));
         const views = await Promise.all(
           [silent, stuck].map(async ({ url }) => {
             const { id } = await tenant.agent({ upstream_url: url });

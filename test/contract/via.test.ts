@@ -25,7 +25,7 @@ contract((at) => {
     return name ?? "";
   }
 
-  test("is the same for all tenants and on both paths, behind what the caller's proxies said", async () => {
+  test("the pseudonym in Via is the same for all tenants and on both paths, behind what the caller's proxies said", async () => {
     const own = await pseudonym();
     const { route, tenant, path } = await agentOf(MCP);
     const headers = { via: "1.0 fred, 1.1 p.example.net (comment)", "mcp-protocol-version": "2026-07-28" };
@@ -38,17 +38,14 @@ contract((at) => {
     expect(route.seen.map(viaOf)).toEqual(Array(4).fill(`${headers.via}, 1.1 ${own}`));
   });
 
-  test("is in what is said on a session, too", async () => {
+  test("Via is in what is said on a session, too", async () => {
     const { route, tenant, id } = await agentOf(MCP, ({ body, headers }) => {
       const message: Json = JSON.parse(new TextDecoder().decode(body));
       if (message.method === "tools/call" && !headers.has("mcp-session-id")) {
         return new Response(null, { status: 400 });
       }
       const result = { protocolVersion: "2025-11-25", capabilities: {}, serverInfo: { name: "s" } };
-      return Response.json(
-        { jsonrpc: "2.0", id: message.id ?? null, result },
-        { headers: { "mcp-session-id": "s" } },
-      );
+      return Response.json({ jsonrpc: "2.0", id: message.id ?? null, result }, { headers: { "mcp-session-id": "s" } });
     });
     const own = await pseudonym();
     expect(await tenant.invoke(id, { json: LIST, headers: { via: "1.1 a" } })).toMatchObject({
@@ -114,9 +111,7 @@ contract((at) => {
     test("ends after four streamed calls, and its caller sees why", async () => {
       const { tenant, path } = await loop("/stream");
       expectError(await tenant.send("POST", path, { json: {} }), 422, "loop");
-      expect((await ended(tenant, 4)).map(({ upstream_status }) => upstream_status)).toEqual(
-        Array(4).fill(422),
-      );
+      expect((await ended(tenant, 4)).map(({ upstream_status }) => upstream_status)).toEqual(Array(4).fill(422));
     });
 
     test("ends when it is listened to", async () => {

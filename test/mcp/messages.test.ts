@@ -55,23 +55,13 @@ const CALLS: ReadonlyArray<readonly [string, price: string, unknown]> = [
     String.raw`{"jsonrpc":"2.0","id":1,"method":"tools\u002fcall","params":{"name":"\u0063heap"}}`,
   ],
   ["a tool call without a name", "100", request("tools/call", {})],
-  [
-    "a batch of calls",
-    "206",
-    [call("other"), call("cheap"), call("free"), call("cheap"), request("tasks/get")],
-  ],
+  ["a batch of calls", "206", [call("other"), call("cheap"), call("free"), call("cheap"), request("tasks/get")]],
   ["a batch with one call in it", "3", [request("ping"), call("cheap"), answer]],
 ];
 
 const REFUSED: ReadonlyArray<readonly [string, string]> = [
-  [
-    "a name given twice",
-    '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"free","name":"a"}}',
-  ],
-  [
-    "params given twice",
-    '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"free"},"params":{}}',
-  ],
+  ["a name given twice", '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"free","name":"a"}}'],
+  ["params given twice", '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"free"},"params":{}}'],
   ["params in capitals", '{"jsonrpc":"2.0","id":1,"method":"tools/call","Params":{"name":"a"},"params":{}}'],
   ["a method and a result", '{"jsonrpc":"2.0","id":1,"method":"tools/call","result":{}}'],
   ["an empty batch", "[]"],
@@ -93,8 +83,7 @@ contract((at) => {
     const headers = { "content-type": "application/json" };
     return tenant.send("POST", `/v1/proxy/${id}/stream`, { body, headers });
   };
-  const total = async (tenant: Tenant): Promise<number> =>
-    (await tenant.send("GET", "/v1/invocations")).body.total;
+  const total = async (tenant: Tenant): Promise<number> => (await tenant.send("GET", "/v1/invocations")).body.total;
   const decisions = async (tenant: Tenant): Promise<Json[]> =>
     (await tenant.send("GET", "/v1/policy/decisions")).body.data;
   const decree = async (tenant: Tenant, policy: object): Promise<void> => {
@@ -102,8 +91,8 @@ contract((at) => {
     expect((await tenant.send("PUT", "/v1/policy", { json })).status).toBe(200);
   };
 
-  describe("the connection is free and not judged", () => {
-    test.each(CONNECTION)("%s", async (_, message) => {
+  describe("a message of the connection", () => {
+    test.each(CONNECTION)("is free and not judged: %s", async (_, message) => {
       const tenant = at.tenant();
       await decree(tenant, { default: "deny" });
       const route = upstream();
@@ -119,8 +108,8 @@ contract((at) => {
     });
   });
 
-  describe("a call has its price", () => {
-    test.each(CALLS)("%s: %s", async (_, price, message) => {
+  describe("the price of a call", () => {
+    test.each(CALLS)("is asked for: %s at %s", async (_, price, message) => {
       const tenant = at.tenant();
       const route = upstream();
       const { id } = await tenant.agent({ ...MCP, upstream_url: route.url, pricing: PRICING });
@@ -132,7 +121,7 @@ contract((at) => {
       expect(await total(tenant)).toBe(0);
     });
 
-    test("a tool whose price is zero is free", async () => {
+    test("is none for a tool whose price is zero", async () => {
       const tenant = at.tenant();
       const { id } = await tenant.agent({ ...MCP, upstream_url: upstream().url, pricing: PRICING });
       expect((await post(tenant, id, [call("free"), call("free")])).status).toBe(200);
@@ -164,10 +153,7 @@ contract((at) => {
       await decree(tenant, { default: "deny" });
       const route = upstream();
       const { id } = await tenant.agent({ ...MCP, upstream_url: route.url });
-      for (const message of [
-        notification("tools/call", { name: "a" }),
-        request("resources/read", { uri: "a:b" }),
-      ]) {
+      for (const message of [notification("tools/call", { name: "a" }), request("resources/read", { uri: "a:b" })]) {
         expectError(await post(tenant, id, message), 403);
       }
       expect(route.seen).toEqual([]);
@@ -179,8 +165,7 @@ contract((at) => {
       await decree(tenant, deny("*"));
       await using server = await realServer();
       const { id } = await tenant.agent({ ...MCP, upstream_url: server.url });
-      const utf7 = (text: string) =>
-        `+${Buffer.from(text, "utf16le").swap16().toString("base64").replace(/=+$/, "")}-`;
+      const utf7 = (text: string) => `+${Buffer.from(text, "utf16le").swap16().toString("base64").replace(/=+$/, "")}-`;
       const hidden = `"}},"method":"tools/call","params":{"name":"start-notification-stream","arguments":{"interval":1,"count":1},"_meta":{"x":"`;
       const body = `{"jsonrpc":"2.0","id":1,"method":"ping","params":{"_meta":{"x":"${utf7(hidden)}"}}}`;
       const headers = {
@@ -218,8 +203,8 @@ contract((at) => {
     });
   });
 
-  describe("what can be read in two ways is refused", () => {
-    test.each(REFUSED)("%s", async (_, body) => {
+  describe("a message that can be read in two ways", () => {
+    test.each(REFUSED)("is refused: %s", async (_, body) => {
       const tenant = at.tenant();
       const route = upstream();
       const { id } = await tenant.agent({ ...MCP, upstream_url: route.url });

@@ -86,34 +86,31 @@ describe.each(Object.entries(CLIENTS))("%s", (_client, open) => {
     ["everything", "echo", { message: "hello" }],
     ["stateful", "greet", { name: "Ann" }],
     ["json", "greet", { name: "Ann" }],
-  ])(
-    "keeps its session of the server %s on another replica and after a restart",
-    async (name, tool, given) => {
-      let current: Gateway = gateways[0];
-      const to = await endpoint(servers.get(name)?.url ?? "", () => current, "alice");
-      await using(open, to, async (client) => {
-        const { sessionId = "none" } = client;
-        const call = async () => expect(JSON.stringify(await client.call(tool, given))).toContain("content");
-        const bob = await as(to, () => current, "bob");
+  ])("keeps its session of the server %s on another replica and after a restart", async (name, tool, given) => {
+    let current: Gateway = gateways[0];
+    const to = await endpoint(servers.get(name)?.url ?? "", () => current, "alice");
+    await using(open, to, async (client) => {
+      const { sessionId = "none" } = client;
+      const call = async () => expect(JSON.stringify(await client.call(tool, given))).toContain("content");
+      const bob = await as(to, () => current, "bob");
+      await call();
+      for (const next of [gateways[1], gateways[0]]) {
+        current = next;
         await call();
-        for (const next of [gateways[1], gateways[0]]) {
-          current = next;
-          await call();
-          expect(await statuses(bob, sessionId)).toEqual([404, 404, 404]);
-        }
-        await gateways[0].kill9();
-        await gateways[0].restart();
-        // Nobody is the first to use it any more.
         expect(await statuses(bob, sessionId)).toEqual([404, 404, 404]);
-        await call();
-        expect(client.sessionId).toBe(sessionId);
-        // That one takes no DELETE.
-        if (name === "json") return;
-        await client.terminate();
-        expect((await statuses(to, sessionId))[0]).toBeOneOf([400, 404]);
-      });
-    },
-  );
+      }
+      await gateways[0].kill9();
+      await gateways[0].restart();
+      // Nobody is the first to use it any more.
+      expect(await statuses(bob, sessionId)).toEqual([404, 404, 404]);
+      await call();
+      expect(client.sessionId).toBe(sessionId);
+      // That one takes no DELETE.
+      if (name === "json") return;
+      await client.terminate();
+      expect((await statuses(to, sessionId))[0]).toBeOneOf([400, 404]);
+    });
+  });
 
   test("needs no session of a server that has none", async () => {
     const to = await endpoint(servers.get("stateless")?.url ?? "", () => gateways[0], "alice");
@@ -140,9 +137,7 @@ describe.each(Object.entries(CLIENTS))("%s", (_client, open) => {
       },
     };
     await using(open, moving, async (client) => {
-      expect(JSON.stringify(await client.call("test_reconnection"))).toContain(
-        "on the stream that was resumed",
-      );
+      expect(JSON.stringify(await client.call("test_reconnection"))).toContain("on the stream that was resumed");
       const last = await resumed.promise;
       const bob = await as(to, () => current, "bob");
       expect(await statuses(bob, client.sessionId ?? "", { "last-event-id": last })).toEqual([404, 404, 404]);

@@ -143,9 +143,9 @@ async function expectPaid(agent: string, paid: Paid, payer: PrivateKeyAccount, t
   return view;
 }
 
-describe("a priced http agent is paid by", () => {
+describe("a priced http agent", () => {
   for (const [name, pay] of Object.entries(CLIENTS)) {
-    test(name, async () => {
+    test(`is paid by ${name}`, async () => {
       const [payer, payee] = [newPayer(), newPayer().address];
       await chain.fundUsdc(payer.address, FUNDS);
       const agent = await tenant.agent({ upstream_url: upstream.url, pricing: pricing(payee) });
@@ -218,7 +218,5 @@ test("the payment response is the one of the payment's version", async () => {
   expect(second?.headers.has("x-payment-response")).toBe(false);
   const [told] = answers.map(({ headers }) => headers.get("x-payment-response") ?? "");
   expect(decodeXPaymentResponse(told ?? "").network).toBe("base");
-  expect(decodePaymentResponseHeader(second?.headers.get("payment-response") ?? "").network).toBe(
-    "eip155:8453",
-  );
+  expect(decodePaymentResponseHeader(second?.headers.get("payment-response") ?? "").network).toBe("eip155:8453");
 });

@@ -103,17 +103,14 @@ const MOMENTS: Readonly<Record<string, Moment>> = {
   },
 };
 
-describe("the facilitator is killed", () => {
+describe("a payment", () => {
   let facilitator: Facilitator;
   let gateway: Gateway;
   let agent: PaidAgent;
   let served = 0;
 
   beforeAll(async () => {
-    [facilitator, gateway] = await Promise.all([
-      startFacilitator(chain, { rpcUrls: [relay.url] }),
-      startGateway(),
-    ]);
+    [facilitator, gateway] = await Promise.all([startFacilitator(chain, { rpcUrls: [relay.url] }), startGateway()]);
     agent = await openPaidAgent({ chain, gateway, facilitator, upstream });
   });
   afterAll(async () => {
@@ -161,9 +158,11 @@ describe("the facilitator is killed", () => {
     });
   }
 
-  test.each(Object.entries(MOMENTS))("%s", (_name, moment) => killedAt(moment));
+  test.each(Object.entries(MOMENTS))("is settled once though the facilitator is killed %s", (_name, moment) =>
+    killedAt(moment),
+  );
 
-  test("after the claim, before the store", async () => {
+  test("is settled once though the facilitator is killed after the claim, before the store", async () => {
     // Only a new process asks for the wallet's nonce.
     await facilitator.kill9();
     await facilitator.restart();
@@ -177,7 +176,7 @@ describe("the facilitator is killed", () => {
   });
 });
 
-test("the facilitator on Postgres is killed after the store, and again after the inclusion", async () => {
+test("a payment is settled once though the facilitator on Postgres is killed after the store, and again after the inclusion", async () => {
   const url = await (await startPostgres()).freshDatabase();
   const env = { DATABASE_URL: url };
   await using facilitator = await startFacilitator(chain, { rpcUrls: [relay.url], env });
@@ -198,9 +197,7 @@ test("the facilitator on Postgres is killed after the store, and again after the
   expect([...(await database`select status, transaction_hash, day from facilitator_payments`)]).toEqual([
     { status: "settled", transaction_hash: settlement.tx_hash, day: expect.any(String) },
   ]);
-  expect([...(await database`select hash from facilitator_transactions`)]).toEqual([
-    { hash: settlement.tx_hash },
-  ]);
+  expect([...(await database`select hash from facilitator_transactions`)]).toEqual([{ hash: settlement.tx_hash }]);
   expect([...(await database`select reserved from facilitator_days`)]).toEqual([{ reserved: `${PRICE}` }]);
   agent.door.stop();
 });
@@ -214,7 +211,7 @@ async function lost(call: PaidCall): Promise<void> {
 eachDatabase((database) => {
   const KILLED = database.name === "sqlite" ? ["the gateway", "both services"] : ["the gateway"];
   test.concurrent.each(KILLED)(
-    "%s killed before, during and after settlements, and with calls at the upstream",
+    "calls are paid and made once though a kill hits %s before, during and after settlements, and with calls at the upstream",
     async (killed) => {
       // On Postgres what a dead process had leased is free after this time and five seconds.
       const env = { TOLLGATE_SETTLE_WAIT_MS: "4000", TOLLGATE_AGENT_CONCURRENCY: "1" };
@@ -319,7 +316,7 @@ function seeded(seed: number): (most: number) => number {
 /** Another one in each run; a run is repeated with the seed that its test's name shows. */
 const SEED = Number(process.env["CRASH_SEED"] ?? crypto.getRandomValues(new Uint16Array(1))[0]);
 
-test.concurrent(`both killed three times at moments of chance under 40 payments: each is accounted for (seed ${SEED})`, async () => {
+test.concurrent(`gateway and facilitator are killed three times at moments of chance under 40 payments, and each is accounted for (seed ${SEED})`, async () => {
   const PAYMENTS = 40;
   const random = seeded(SEED);
   await using services = await startServices({ signers: 2 });

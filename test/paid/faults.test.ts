@@ -72,10 +72,7 @@ async function expectUnavailable({ settleRequest, authorization }: SignedPayment
   const answer = await facilitator.settle(settleRequest);
   const { status, retryAfter, body } = answer;
   expect([status, Number(retryAfter) > 0, Object.keys(body)]).toEqual([503, true, ["error"]]);
-  expect([facilitator.payment(authorization.nonce), facilitator.refusal(authorization.nonce)]).toEqual([
-    null,
-    null,
-  ]);
+  expect([facilitator.payment(authorization.nonce), facilitator.refusal(authorization.nonce)]).toEqual([null, null]);
 }
 
 /** The facilitator has seen the newest block. It looks again and again while its last payments are not final. */
@@ -96,7 +93,7 @@ async function expectPaidLater(call: PaidCall, recover: () => Promise<unknown>):
   await served(call, invocation);
 }
 
-describe("a node", () => {
+describe("a paid call over a node", () => {
   afterEach(() => relay.heal());
 
   const UNDERPRICED = "replacement transaction underpriced";
@@ -107,15 +104,12 @@ describe("a node", () => {
     ["errors instead of taking a transaction", { kind: "error" }],
     ["says that it knows it already", { kind: "error", after: true, message: "already known" }],
     ["says nonce too low of one that it took", { kind: "error", after: true, message: "nonce too low" }],
-    [
-      "says replacement underpriced of one that it took",
-      { kind: "error", after: true, message: UNDERPRICED },
-    ],
+    ["says replacement underpriced of one that it took", { kind: "error", after: true, message: UNDERPRICED }],
     ["says nonce too low, which is not so", { kind: "error", message: "nonce too low" }],
     ["refuses it beside one that it does not have", { kind: "error", message: UNDERPRICED }],
   ];
 
-  test.each(ANSWERS)("%s: settled within the call", async (_name, fault) => {
+  test.each(ANSWERS)("is settled within the call when the node %s", async (_name, fault) => {
     const call = await agent.call();
     relay.on(SEND, fault, 1);
     const answer = await call.send();
@@ -131,7 +125,7 @@ describe("a node", () => {
     ["answers with garbage", "*", { kind: "garbage", text: "{}" }],
   ];
 
-  test.each(UNFIT)("%s: accepted, and settled when it is well again", async (_name, method, fault) => {
+  test.each(UNFIT)("is accepted when the node %s, and settled when it is well again", async (_name, method, fault) => {
     const call = await agent.call();
     relay.on(method, fault);
     const invocation = expectPending(await call.send());
@@ -148,7 +142,7 @@ describe("a node", () => {
     ["limits the rate", "*", { kind: "page", status: 429 }, 3],
   ];
 
-  test.each(PASSING)("%s: accepted and settled", async (_name, method, fault, times) => {
+  test.each(PASSING)("is accepted and settled when the node %s", async (_name, method, fault, times) => {
     const call = await agent.call();
     relay.on(method, fault, times);
     const answer = await call.send();
@@ -156,7 +150,7 @@ describe("a node", () => {
     await served(call, answer.body.invocation_id);
   });
 
-  test("lies behind by blocks: accepted and settled", async () => {
+  test("is accepted and settled when the node lies behind by blocks", async () => {
     const call = await agent.call();
     await chain.mine(3);
     relay.behind(3);
@@ -171,7 +165,7 @@ describe("a node", () => {
     }
   });
 
-  test("is away: unavailable, and settled when it is back", async () => {
+  test("is put off when the node is away, and settled when it is back", async () => {
     const [call, other] = [await agent.call(), await directPayment()];
     await relay.refuse();
     await until(async () => !(await isReady()));
@@ -180,7 +174,7 @@ describe("a node", () => {
     await expectPaidLater(call, relay.restore);
   });
 
-  test("lies behind where the payer has no money yet: no refusal, and settled when it has caught up", async () => {
+  test("is not refused when the node lies behind, where the payer has no money yet, and settled when it has caught up", async () => {
     const first = await agent.call();
     await served(first, (await first.send()).body.invocation_id);
     const call = await agent.call();
@@ -193,10 +187,10 @@ describe("a node", () => {
   });
 });
 
-describe("gas", () => {
+describe("a paid call and gas:", () => {
   afterEach(() => chain.resumeMining());
 
-  test("that runs out: unavailable, and settled when the wallet is filled", async () => {
+  test("is put off when gas runs out, and settled when the wallet is filled", async () => {
     const [wallet = "0x"] = facilitator.signers;
     const [call, other] = [await agent.call(), await directPayment()];
     await chain.fundEth(wallet, 0n);
@@ -206,7 +200,7 @@ describe("gas", () => {
     await expectPaidLater(call, () => chain.fundEth(wallet, 10n ** 18n));
   });
 
-  test("too dear before the broadcast: 503, nothing claimed, and settled when it is cheaper", async () => {
+  test("is 503 and claims nothing when gas is too dear before the broadcast, and settled when it is cheaper", async () => {
     const first = await agent.call();
     await served(first, (await first.send()).body.invocation_id);
     const [call, other] = [await agent.call(), await directPayment()];
@@ -221,7 +215,7 @@ describe("gas", () => {
     await served(call, invocation);
   });
 
-  test("too dear after the broadcast: waits, and pays more at the same nonce within the cap", async () => {
+  test("waits when gas is too dear after the broadcast, and pays more at the same nonce within the cap", async () => {
     await chain.setBaseFee(GWEI / 100n);
     const call = await agent.call();
     await seen();
@@ -248,8 +242,8 @@ describe("gas", () => {
   });
 });
 
-describe("at the start", () => {
-  test("no node answers: it starts, says why it is not ready, and settles when one does", async () => {
+describe("a facilitator that starts", () => {
+  test("says why it is not ready without a node that answers, and settles when one does", async () => {
     await facilitator.stop();
     await relay.refuse();
     await facilitator.restart();
@@ -262,7 +256,7 @@ describe("at the start", () => {
     expect(await health()).toEqual([200, { status: "ok" }]);
   });
 
-  test("a node of another chain: it does not start, and says what to mend", async () => {
+  test("ends again with a node of another chain, and says what to mend", async () => {
     await facilitator.stop();
     relay.on("eth_chainId", { kind: "result", result: "0x1" });
     const { code, stderr } = await facilitator.run("--mode", "facilitator", "--port", "0");
@@ -274,7 +268,7 @@ describe("at the start", () => {
   });
 });
 
-describe("the facilitator", () => {
+describe("a paid call by a facilitator", () => {
   const opened: PaidAgent[] = [];
   const open = async () => {
     const agent = await openPaidAgent({ chain, gateway, facilitator, upstream });
@@ -301,7 +295,7 @@ describe("the facilitator", () => {
     expect(door.connections()).toBeGreaterThan(0);
   }
 
-  test.concurrent("has a dead first node: the second is used, and the first is waited for once", async () => {
+  test.concurrent("uses the second node when the first is dead, which is waited for once", async () => {
     const dead = await startRpcRelay(chain.url);
     await using other = await startFacilitator(chain, { rpcUrls: [dead.url, relay.url] });
     const { door, call } = await openPaidAgent({ chain, gateway, facilitator: other, upstream });
@@ -323,13 +317,13 @@ describe("the facilitator", () => {
     door.stop();
   });
 
-  test.concurrent("refuses connections for a while", async () => {
+  test.concurrent("is settled later when that refuses connections for a while", async () => {
     const agent = await open();
     agent.door.refuse();
     await expectPatience(agent, agent.door.restore);
   });
 
-  test.concurrent("is behind a proxy that answers 502 for a while", async () => {
+  test.concurrent("is settled later when that is behind a proxy which answers 502 for a while", async () => {
     const agent = await open();
     const read = (file: string) => readFileSync(join(dirname(facilitator.dataDir), "pki", file), "utf8");
     await using proxy = standIn({ cert: read("server.crt"), key: read("server.key") });
@@ -342,7 +336,7 @@ describe("the facilitator", () => {
     });
   });
 
-  test.concurrent("shows a certificate of somebody else for a while", async () => {
+  test.concurrent("is settled later when that shows a certificate of somebody else for a while", async () => {
     const agent = await open();
     const { server } = await makePki();
     await using stranger = standIn(server);
@@ -353,7 +347,7 @@ describe("the facilitator", () => {
     });
   });
 
-  test.concurrent("has a name that does not exist: accepted, and not called", async () => {
+  test.concurrent("is accepted when that has a name which does not exist, and nobody is called", async () => {
     const { client } = facilitator;
     const tenant = await openPayingTenant(gateway, { url: "https://facilitator.invalid", client });
     const payTo = newPayer().address;
@@ -370,7 +364,7 @@ describe("the facilitator", () => {
     expect(upstream.of(nonce)).toEqual([]);
   });
 
-  test.concurrent("bars the account after an unknown attempt: open until a definite answer after the end", async () => {
+  test.concurrent("stays open when that bars the account after an unknown attempt, until a definite answer after the end", async () => {
     await using gateway = await startGateway();
     const client = await facilitator.addAccount("barred");
     const { url } = facilitator;

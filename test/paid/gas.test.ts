@@ -43,7 +43,7 @@ test("an account whose transfers reverted is refused above its gas of the day, a
   await chain.stop();
 });
 
-test("without a bound, what burned is counted all the same, and stops nobody", async () => {
+test("without a bound, the gas that was burned is counted all the same, and stops nobody", async () => {
   const chain = await startChain();
   await using facilitator = await startFacilitator(chain, { env: { TOLLGATE_DAILY_GAS_WEI: "0" } });
   await revert(chain, facilitator);

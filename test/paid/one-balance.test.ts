@@ -56,12 +56,8 @@ test("thirty authorizations over one balance at once: one is sent and settled, n
   const kinds = answers.map(({ status, body }) => (status === 200 ? `${body.success}` : `${status}`)).sort();
   // Whoever comes when the first has landed is told that nothing is left.
   expect(kinds.filter((kind) => kind === "true")).toEqual(["true"]);
-  expect(new Set(kinds.filter((kind) => kind !== "true")).difference(new Set(["503", "false"]))).toEqual(
-    new Set(),
-  );
-  expect(answers.filter(({ status }) => status === 503).map(({ retryAfter }) => retryAfter)).not.toContain(
-    null,
-  );
+  expect(new Set(kinds.filter((kind) => kind !== "true")).difference(new Set(["503", "false"]))).toEqual(new Set());
+  expect(answers.filter(({ status }) => status === 503).map(({ retryAfter }) => retryAfter)).not.toContain(null);
   expect(await outcomesOf(payments)).toEqual(["success"]);
   // All are known by now to be what they are: nothing is left to take, and nothing is held.
   for (const { settleRequest } of payments) {

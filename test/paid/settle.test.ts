@@ -1,16 +1,12 @@
 // Many settlements at once at one facilitator, as its clients see them over mutual TLS: all collected, each once, for
 // those it is meant for, and within the limits of their accounts.
-import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import type { Hex } from "viem";
-import { startChain, type TestChain } from "../support/chain/chain.ts";
-import {
-  type Client,
-  type Facilitator,
-  type SettleAnswer,
-  startFacilitator,
-} from "../support/chain/facilitator.ts";
+import type { TestChain } from "../support/chain/chain.ts";
+import type { Client, Facilitator, SettleAnswer } from "../support/chain/facilitator.ts";
+import { useFacilitator } from "../support/chain/facilitator-tests.ts";
 import { newPayer, type PaymentOptions, type SignedPayment, signPayment } from "../support/chain/payments.ts";
-import { type RpcRelay, startRpcRelay } from "../support/chain/rpc-relay.ts";
+import type { RpcRelay } from "../support/chain/rpc-relay.ts";
 
 setDefaultTimeout(60_000);
 
@@ -23,16 +19,8 @@ let chain: TestChain;
 let relay: RpcRelay;
 let facilitator: Facilitator;
 
-beforeAll(async () => {
-  chain = await startChain();
-  relay = await startRpcRelay(chain.url);
-  facilitator = await startFacilitator(chain, { rpcUrls: [relay.url] });
-});
-
-afterAll(async () => {
-  await facilitator?.[Symbol.asyncDispose]();
-  await relay?.stop();
-  await chain?.stop();
+useFacilitator((running) => {
+  ({ chain, relay, facilitator } = running);
 });
 
 /** Signed by a payer with money for `count` such payments. */
@@ -52,8 +40,7 @@ async function payment(options: Partial<PaymentOptions> = {}, payer = newPayer()
   return signed;
 }
 
-const settle = ({ settleRequest }: SignedPayment, client?: Client) =>
-  facilitator.settle(settleRequest, client);
+const settle = ({ settleRequest }: SignedPayment, client?: Client) => facilitator.settle(settleRequest, client);
 
 const outcome = ({ status, body }: SettleAnswer) => [status, body.success];
 const COLLECTED = [200, true];
@@ -92,9 +79,7 @@ test(`${AT_ONCE} payments at once by one key are all collected, within three blo
     expect(hashes.size).toBe(AT_ONCE);
     const transfers = (
       await Promise.all(
-        groups.map(([first]) =>
-          chain.transfers({ ...(first !== undefined && { from: first.authorization.from }) }),
-        ),
+        groups.map(([first]) => chain.transfers({ ...(first !== undefined && { from: first.authorization.from }) })),
       )
     ).flat();
     expect(new Set(transfers.map((each) => each.nonce)).size).toBe(AT_ONCE);
@@ -170,9 +155,7 @@ describe("one authorization", () => {
     const stranger = await facilitator.addAccount("stranger");
     const ask = async () => {
       const answers = await Promise.all([
-        ...Object.entries(others).map(
-          async ([name, request]) => [name, await facilitator.settle(request)] as const,
-        ),
+        ...Object.entries(others).map(async ([name, request]) => [name, await facilitator.settle(request)] as const),
         settle(signed, stranger).then((answer) => ["another account", answer] as const),
       ]);
       return answers.map(([name, answer]) => [name, ...outcome(answer), answer.body.transaction]);
@@ -271,8 +254,7 @@ describe("an account's limits", () => {
     const before = relay.count(SEND);
     const all = await payments(50);
     const answers = await Promise.all(all.map((each) => settle(each, raced)));
-    const count = (wanted: unknown[]) =>
-      answers.filter((answer) => Bun.deepEquals(outcome(answer), wanted)).length;
+    const count = (wanted: unknown[]) => answers.filter((answer) => Bun.deepEquals(outcome(answer), wanted)).length;
     expect([count(COLLECTED), count(OVER_LIMIT)]).toEqual([10, 40]);
     expect(facilitator.reserved("raced")).toBe(10n * VALUE);
     expect(sentSince(before).size).toBe(10);

@@ -59,9 +59,12 @@ async function expectPatience(): Promise<void> {
   expect(new Set(sent.map(([raw]) => raw)).size).toBe(1);
 }
 
-test("the facilitator gives up waiting first: pending, and settled when blocks come again", expectPatience);
+test(
+  "a payment is pending when the facilitator gives up waiting first, and settled when blocks come again",
+  expectPatience,
+);
 
-test("both processes end in between: settled with the hash of the first broadcast all the same", async () => {
+test("a payment is settled with the hash of the first broadcast though both processes end in between", async () => {
   const { chain, facilitator, gateway } = services;
   const call = await agent.call();
   await chain.pauseMining();
@@ -101,7 +104,7 @@ test("a payment whose time runs out unmined is refused only when it can't land a
   expect((await call.send()).status).toBe(402);
 });
 
-test("the gateway gives up waiting first: pending, and settled when blocks come again", async () => {
+test("a payment is pending when the gateway gives up waiting first, and settled when blocks come again", async () => {
   await Promise.all([services.facilitator.stop(), services.gateway.stop()]);
   await services.facilitator.restart({ TOLLGATE_INCLUSION_TIMEOUT_MS: "15000" });
   await services.gateway.restart({ TOLLGATE_SETTLE_WAIT_MS: "1000" });

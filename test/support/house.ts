@@ -4,6 +4,22 @@
 import { posix } from "node:path";
 
 const LINES_MAX = 400;
+/** A file above this says at its top why it is not two. */
+const LINES_USUAL = 300;
+const REASON = /^(?:\/\/.*\n)*\/\/.*\bIn one file, since /;
+/** Says at the top of a file why its state is not handed in. */
+const STATE_REASON = /^(?:\/\/.*\n)*\/\/.*\bOne per thread, since /;
+const STATE =
+  /^(?:export )?(?:let\b|const \w+[^=\n]*= (?:new (?:Weak)?(?:Map|Set)(?:<.*>)?\(\)|create[A-Z]\w*(?:<.*>)?\())/m;
+/** The only files with state at their top level: it is one per thread, and each says why. */
+const STATE_OWNERS = new Set(
+  [
+    "concurrency/request-turns concurrency/store-turns concurrency/thread-turns concurrency/turns concurrency/loop-profile",
+    "core/id facilitator/chain/json-rpc wire/digest cli/demo/http gateway/executor/workers/worker",
+    "http/assets http/connections http/elysia http/input http/intake http/json-list http/large-response",
+    "http/response-parser http/server http/socket-options",
+  ].flatMap((line) => line.split(" ").map((name) => `src/${name}.ts`)),
+);
 /** A suite is read test by test. */
 const TEST_LINES_MAX = 650;
 
@@ -18,6 +34,8 @@ const AREAS = [
   ["src/http/", "http"],
   ["src/keys/", "keys"],
   ["src/gateway/start.ts", "gateway/start"],
+  ["src/gateway/compose.ts", "gateway/start"],
+  ["src/gateway/options.ts", "gateway/start"],
   ["src/gateway/retention.ts", "gateway/start"],
   ["src/gateway/", "gateway"],
   ["src/facilitator/start.ts", "facilitator/start"],
@@ -129,15 +147,11 @@ const OWNERSHIPS: readonly Ownership[] = [
   {
     what: "other processes",
     owners: ["src/environment.ts", "src/cli/demo/anvil.ts"],
-    pattern: anyOf(
-      /\bprocess\s*\??\.\s*execve\b/,
-      modules("child_process|cluster"),
-      runtime("spawn|spawnSync|\\$"),
-    ),
+    pattern: anyOf(/\bprocess\s*\??\.\s*execve\b/, modules("child_process|cluster"), runtime("spawn|spawnSync|\\$")),
   },
   {
     what: "HTTP statuses of answers",
-    owners: ["src/http/server.ts"],
+    owners: ["src/http/answers.ts"],
     pattern: /\b(?<!upstream_)status:\s*[1-5]\d\d\b|\bset\.status\b/,
   },
   { what: "the console, which nobody may use", owners: [], pattern: /\bconsole\s*\./ },
@@ -152,6 +166,7 @@ export interface Findings {
 /** Judges the product's sources, by path from the project's root. Tests are not subject to it. */
 export function inspect(sources: ReadonlyMap<string, string>): Findings {
   const violations: string[] = [];
+  const arrows = new Map<string, Set<string>>();
   let files = 0;
   let imports = 0;
   for (const [path, source] of sources) {
@@ -163,10 +178,38 @@ export function inspect(sources: ReadonlyMap<string, string>): Findings {
       imports++;
       const problem = importProblem(path, target);
       if (problem !== null) violations.push(`${path} imports ${target}: ${problem}`);
+      arrows.set(roomOf(path), (arrows.get(roomOf(path)) ?? new Set()).add(roomOf(target)));
     }
     violations.push(...strangers(path, source));
+    violations.push(...moduleState(path, source));
   }
-  return { violations, files, imports };
+  return { violations: [...violations, ...cycles(arrows)], files, imports };
+}
+
+/** A folder; of both services each by itself. */
+function roomOf(path: string): string {
+  return /^(src\/(?:gateway|facilitator)\/[^/]+|src\/[^/]+|db)\//.exec(path)?.[1] ?? path;
+}
+
+/** Rooms that import each other, however far around. */
+function cycles(arrows: ReadonlyMap<string, ReadonlySet<string>>): string[] {
+  const reachable = (from: string, seen = new Set<string>()): Set<string> => {
+    for (const to of arrows.get(from) ?? []) {
+      if (to === from || seen.has(to)) continue;
+      seen.add(to);
+      reachable(to, seen);
+    }
+    return seen;
+  };
+  return [...arrows.keys()]
+    .filter((room) => reachable(room).has(room))
+    .map((room) => `${room} is part of a cycle of imports`);
+}
+
+function moduleState(path: string, source: string): string[] {
+  const isOwner = STATE_OWNERS.has(path);
+  if (!STATE.test(source)) return isOwner ? [`${path} keeps no state, but is listed as if it did`] : [];
+  return isOwner && STATE_REASON.test(source) ? [] : [`${path} keeps state that is not handed in`];
 }
 
 /** A unit test needs no opening comment: it stands beside the file that has one. */
@@ -178,6 +221,9 @@ function shape(path: string, source: string): string[] {
   const lines = source.split("\n").length - 1;
   const most = path.endsWith(".test.ts") ? TEST_LINES_MAX : LINES_MAX;
   if (lines > most) problems.push(`${path} has ${lines} lines, more than ${most}`);
+  else if (lines > LINES_USUAL && !/\.test\.ts$|\.sql$/.test(path) && !REASON.test(source)) {
+    problems.push(`${path} has ${lines} lines, and does not say why it is in one file`);
+  }
   return problems;
 }
 
@@ -191,8 +237,7 @@ function ownImports(path: string, source: string): Set<string> {
     return `${keyword} ${clause.replace(/([{,]\s*)type\s+(?=\w)/g, "$1")}`;
   });
   const paths = transpiler.scanImports(plain).map((found) => found.path);
-  for (const [, found] of source.matchAll(/\b(?:import\(|new URL\()\s*"([^"]+)"/g))
-    if (found) paths.push(found);
+  for (const [, found] of source.matchAll(/\b(?:import\(|new URL\()\s*"([^"]+)"/g)) if (found) paths.push(found);
   const own = paths.filter((found) => found.startsWith("."));
   return new Set(own.map((found) => posix.normalize(posix.join(posix.dirname(path), found))));
 }
@@ -204,11 +249,12 @@ function importProblem(from: string, to: string): string | null {
   if (own !== other) return MAY_IMPORT[own].includes(other) ? null : `${own} may not import ${other}`;
   const [feature, sibling] = [featureOf(from), featureOf(to)];
   if (own !== "gateway" || sibling === null || feature === sibling) return null;
-  if (feature === null) return "only start.ts and retention.ts compose features";
+  if (feature === null) return "only start.ts, compose.ts and retention.ts know all features";
   if (sibling === "proxy") return "proxy is the top: no feature may import it";
-  return feature === "proxy" || to.endsWith("/service.ts")
-    ? null
-    : `of ${sibling} only the service may be imported`;
+  if (feature === "invocations") return "invocations is the ground: it imports no feature";
+  if (feature === "upstream" && sibling !== "invocations") return "upstream lies on invocations alone";
+  const isOpen = feature === "proxy" || sibling === "upstream" || /\/(service|store)\.ts$/.test(to);
+  return isOpen ? null : `of ${sibling} only the service and the store may be imported`;
 }
 
 function areaOf(path: string): Area | null {
@@ -227,9 +273,7 @@ function strangers(path: string, source: string): string[] {
   const bareCode = code.replace(TEXT, '""');
   return OWNERSHIPS.filter(({ owners, pattern, bare }) => {
     return !owners.includes(path) && (pattern?.test(code) === true || bare?.test(bareCode) === true);
-  }).map(
-    ({ what, owners }) => `${path} uses ${what}${owners.length > 0 ? `, which only ${owners} may` : ""}`,
-  );
+  }).map(({ what, owners }) => `${path} uses ${what}${owners.length > 0 ? `, which only ${owners} may` : ""}`);
 }
 
 const TOP_LEVEL = new Set([

@@ -119,8 +119,7 @@ export interface Shell extends AsyncDisposable {
 }
 
 /** In the background of the shell, which is the leader of its group: ends the group when the test is gone. */
-const GUARD =
-  '( while kill -0 "$GUARDED"; do sleep 1; done; rm -rf "$REMOVED"; kill -9 0 ) 2>/dev/null >&2 &\n';
+const GUARD = '( while kill -0 "$GUARDED"; do sleep 1; done; rm -rf "$REMOVED"; kill -9 0 ) 2>/dev/null >&2 &\n';
 
 /** @param removed a directory that goes too when the test process is killed */
 export function runShell(script: string, env: Readonly<Record<string, string>>, removed: string): Shell {

@@ -2,19 +2,14 @@
 // as small as streamable HTTP allows: JSON answers, no sessions, no streams. What they answer is computed, not canned.
 import { createHash } from "node:crypto";
 import { systemClock } from "../../core/clock.ts";
-import { json, STATUS, SUCCESS } from "../../http/server.ts";
+import { json, STATUS, SUCCESS } from "../../http/answers.ts";
 import { at } from "./http.ts";
 
-/** Everything is small that the demo sends, and nobody else has been told of these servers. */
+/** The demo sends only small bodies, and nobody else knows these servers. */
 const BODY_BYTES_MAX = 64 * 1024;
 
-export interface SampleAgent {
-  readonly url: string;
-  stop(): Promise<void>;
-}
-
 /** Answers with the hash of what it is sent, and when. */
-export function startNotary(): SampleAgent {
+export function startNotary() {
   return serve("/stamp", async (request) => {
     const body = await request.bytes();
     const sha256 = createHash("sha256").update(body).digest("hex");
@@ -26,7 +21,7 @@ export function startNotary(): SampleAgent {
   });
 }
 
-export function startCalculator(): SampleAgent {
+export function startCalculator() {
   return serve("/mcp", async (request) => {
     const message: unknown = await request.json().catch(() => null);
     const id = at(message, "id");
@@ -36,7 +31,7 @@ export function startCalculator(): SampleAgent {
   });
 }
 
-function serve(path: string, post: (request: Request) => Promise<Response>): SampleAgent {
+function serve(path: string, post: (request: Request) => Promise<Response>) {
   const server = Bun.serve({
     hostname: "127.0.0.1",
     port: 0,
@@ -92,13 +87,13 @@ function answer(method: unknown, params: unknown): object {
   }
 }
 
-function callTool(name: unknown, given: unknown): object {
+function callTool(name: unknown, args: unknown): object {
   if (name === "add") {
-    const [a, b] = [whole(at(given, "a")), whole(at(given, "b"))];
+    const [a, b] = [whole(at(args, "a")), whole(at(args, "b"))];
     return a === null || b === null ? refusal(INVALID_PARAMS, WHOLE) : said(`${a} + ${b} = ${a + b}`);
   }
   if (name !== "factorize") return refusal(INVALID_PARAMS, "no such tool");
-  const found = whole(at(given, "number"));
+  const found = whole(at(args, "number"));
   if (found === null || found < 2) return refusal(INVALID_PARAMS, WHOLE);
   return said(`${found} = ${primeFactors(found).join(" × ")}`);
 }

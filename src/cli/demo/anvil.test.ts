@@ -8,11 +8,11 @@ const ROOT = join(import.meta.dir, "..", "..", "..");
 const dir = mkdtempSync(join(tmpdir(), "find-anvil-"));
 afterAll(() => rmSync(dir, { recursive: true }));
 
-test("a clone of the project has it among its packages", () => {
+test("a clone of the project has anvil among its packages", () => {
   expect(findAnvil(null, ROOT)).toMatchObject({ anvil: { found: "in node_modules" } });
 });
 
-test("what the operator names is taken, wherever it is, and nothing else in its place", () => {
+test("the anvil that the operator names is taken, wherever it is, and nothing else in its place", () => {
   const program = join(dir, "my-anvil");
   writeFileSync(program, "#!/bin/sh\n");
   const missing = { missing: expect.arrayContaining(["TOLLGATE_ANVIL names no program that can be run."]) };
@@ -21,6 +21,5 @@ test("what the operator names is taken, wherever it is, and nothing else in its 
   for (const name of [program, "./my-anvil"]) {
     expect(findAnvil(name, dir)).toEqual({ anvil: { path: program, found: "of TOLLGATE_ANVIL" } });
   }
-  for (const name of [dir, join(dir, "nowhere"), "no-such-program"])
-    expect(findAnvil(name, ROOT)).toEqual(missing);
+  for (const name of [dir, join(dir, "nowhere"), "no-such-program"]) expect(findAnvil(name, ROOT)).toEqual(missing);
 });

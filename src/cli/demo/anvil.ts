@@ -1,5 +1,5 @@
-// The demo's chain as a process: where anvil is looked for, how it is started, and that it goes when the demo goes,
-// in whatever way. A guard waits for the end of its own input, which is the end of the demo's process.
+// The demo's chain as a process: where anvil is looked for, how it is started, and that it ends when the demo ends,
+// even if the demo is killed. A guard process waits for the end of its input, which is the end of the demo's process.
 import { join } from "node:path";
 import { CHAIN_ID } from "../../x402/kind.ts";
 import { DemoProblem } from "./problem.ts";
@@ -62,10 +62,7 @@ function howToGetIt(): string[] {
   return [`Get it: npm install --no-save ${name}`, `or ${fromFoundry}, and start the demo again.`];
 }
 
-export interface AnvilProcess {
-  readonly url: string;
-  stop(): Promise<void>;
-}
+export type AnvilProcess = Awaited<ReturnType<typeof startAnvil>>;
 
 /** Its arguments are a process and a directory: when the input ends, both go. */
 const GUARD = 'read -r _; kill -KILL "$1"; rm -rf "$2"';
@@ -74,7 +71,7 @@ const GUARD = 'read -r _; kill -KILL "$1"; rm -rf "$2"';
  * Starts the chain on a free loopback port; it makes no blocks by itself yet. Neither process is in the terminal's
  * foreground group: Ctrl-C is for the demo, which stops them last.
  *
- * @param home a directory for whatever it writes
+ * @param home a directory for the files of anvil
  * @param dir removed with the chain should this process be killed
  * @param ended called when it ends without having been stopped
  * @throws DemoProblem when it does not listen; the signal's reason
@@ -83,7 +80,7 @@ export async function startAnvil(
   { path }: Anvil,
   { home, dir, ended }: { readonly home: string; readonly dir: string; readonly ended: () => void },
   signal: AbortSignal,
-): Promise<AnvilProcess> {
+) {
   const options = ["--port", "0", "--chain-id", `${CHAIN_ID}`, "--prune-history", `${STATES_KEPT}`];
   const env = { HOME: home, PATH: "/usr/bin:/bin" };
   const chain = Bun.spawn([path, ...options, "--no-mining", "--color", "never"], {
@@ -104,7 +101,7 @@ export async function startAnvil(
   let isWanted = true;
   const stop = async () => {
     isWanted = false;
-    // The guard first: a number that belongs to no process any more may come to belong to a stranger's.
+    // The guard first: once the chain has ended, its process ID may pass to another process, which must not be killed.
     guard.kill("SIGKILL");
     chain.kill("SIGKILL");
     await Promise.all([guard.exited, chain.exited]);

@@ -16,14 +16,6 @@ export function usdc(units: bigint): string {
   return formatUnits(units, DECIMALS);
 }
 
-export interface DemoChain {
-  readonly url: string;
-  /** Smallest units. */
-  usdcOf(address: Hex): Promise<bigint>;
-  /** The number of the block that holds the transaction. @throws DemoProblem when none does */
-  blockOf(transaction: string): Promise<number>;
-}
-
 /** Puts the token on a fresh chain and gives the accounts what they need; only then blocks come by themselves. */
 export async function furnishChain(
   { url }: AnvilProcess,
@@ -31,7 +23,7 @@ export async function furnishChain(
     readonly gas: readonly { readonly address: Hex; readonly wei: bigint }[];
     readonly usdc: readonly { readonly address: Hex; readonly units: bigint }[];
   },
-): Promise<DemoChain> {
+) {
   const request = rpc(url);
   await installToken(request);
   for (const { address, wei } of needs.gas) await request("anvil_setBalance", [address, toHex(wei)]);
@@ -40,17 +32,21 @@ export async function furnishChain(
   await request("evm_setIntervalMining", [BLOCK_SECONDS]);
   return {
     url,
-    async usdcOf(address) {
+    /** Smallest units. */
+    async usdcOf(address: Hex): Promise<bigint> {
       const data = encodeFunctionData({ abi: ABI, functionName: "balanceOf", args: [address] });
       const result = await request("eth_call", [{ to: TOKEN, data }, "latest"]);
       return decodeFunctionResult({ abi: ABI, functionName: "balanceOf", data: hex(result) });
     },
-    async blockOf(transaction) {
+    /** The number of the block that holds the transaction. @throws DemoProblem when none does */
+    async blockOf(transaction: string): Promise<number> {
       const receipt = await request("eth_getTransactionReceipt", [transaction]);
       return Number(hex(at(receipt, "blockNumber")));
     },
   };
 }
+
+export type DemoChain = Awaited<ReturnType<typeof furnishChain>>;
 
 function rpc(url: string): CallNode {
   return async (method, params) => {

@@ -1,5 +1,6 @@
 // Plain HTTP as any caller of the gateway, or of a node, speaks it: JSON out, JSON in, with a limit on time and size.
-// Answers are read field by field, since nothing but the wire is shared with who gives them.
+// Answers are read field by field, since the demo shares nothing but the wire format with the servers.
+// One per thread, since all parts of the demo may share the connections.
 import { readBody } from "../../http/body.ts";
 import { createOutbound, OutboundError } from "../../http/outbound.ts";
 import { DemoProblem } from "./problem.ts";
@@ -26,10 +27,7 @@ export interface HttpAnswer {
 }
 
 /** @throws DemoProblem when there is no answer; the signal's reason */
-export async function ask(
-  { method, url, headers = {}, body }: HttpRequest,
-  signal: AbortSignal,
-): Promise<HttpAnswer> {
+export async function ask({ method, url, headers = {}, body }: HttpRequest, signal: AbortSignal): Promise<HttpAnswer> {
   const startedAt = performance.now();
   const content = body === undefined ? null : new TextEncoder().encode(JSON.stringify(body));
   try {

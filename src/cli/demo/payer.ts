@@ -1,5 +1,5 @@
-// The payer of the demo, as any client of x402 is one: a key of its own, and a signature of what the challenge asks
-// for. It is made by viem and not by the product's own code, which would only agree with itself.
+// The payer of the demo. Like any client of x402 it has a key of its own and signs what the challenge demands. The
+// signature is made by viem and not by the product's own code, which would only agree with itself.
 import { bytesToHex, type Hex } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { systemClock } from "../../core/clock.ts";
@@ -7,7 +7,7 @@ import { CHAIN_ID, X402_VERSION } from "../../x402/kind.ts";
 import { at, textAt } from "./http.ts";
 import { DemoProblem } from "./problem.ts";
 
-/** As official clients do, for the clocks of chain and payer differ. */
+/** Official clients do the same, since the clocks of chain and payer differ. */
 const BACKDATED_SECONDS = 600;
 
 const TYPES = {
@@ -32,27 +32,14 @@ export function newAccount(): DemoAccount {
   return { key, address: privateKeyToAccount(key).address };
 }
 
-export interface SignedPayment {
-  /** As it travels: every number a decimal string. */
-  readonly authorization: {
-    readonly from: Hex;
-    readonly to: Hex;
-    readonly value: string;
-    readonly validAfter: string;
-    readonly validBefore: string;
-    readonly nonce: Hex;
-  };
-  readonly signature: Hex;
-  /** The value of X-PAYMENT. */
-  readonly header: string;
-}
+export type SignedPayment = Awaited<ReturnType<typeof signPayment>>;
 
 /**
  * Signs what the body of a 402 asks for.
  *
  * @throws DemoProblem when it is no challenge
  */
-export async function signPayment({ key }: DemoAccount, challenge: unknown): Promise<SignedPayment> {
+export async function signPayment({ key }: DemoAccount, challenge: unknown) {
   const asked = at(challenge, "accepts", 0);
   const account = privateKeyToAccount(key);
   const now = Math.floor(systemClock.now() / 1000);
@@ -75,6 +62,7 @@ export async function signPayment({ key }: DemoAccount, challenge: unknown): Pro
     primaryType: "TransferWithAuthorization",
     message: words,
   });
+  /** In wire format: every number is a decimal string. */
   const authorization = {
     ...words,
     value: `${words.value}`,
@@ -87,7 +75,9 @@ export async function signPayment({ key }: DemoAccount, challenge: unknown): Pro
     network: textAt(asked, "network"),
     payload: { signature, authorization },
   };
-  return { authorization, signature, header: Buffer.from(JSON.stringify(payload)).toString("base64") };
+  /** The value of X-PAYMENT. */
+  const header = Buffer.from(JSON.stringify(payload)).toString("base64");
+  return { authorization, signature, header };
 }
 
 function hexAt(value: unknown, name: string): Hex {

@@ -1,4 +1,4 @@
-// What keeps the demo from going on. The message is all that is shown of it.
+// An error that ends the demo. Only its message is shown.
 
 export class DemoProblem extends Error {
   override readonly name = "DemoProblem";

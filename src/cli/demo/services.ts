@@ -8,7 +8,7 @@ import { FACILITATOR } from "../../config/variables.ts";
 import { type Config, loadConfig } from "../../config.ts";
 import type { Log } from "../../core/log.ts";
 import { type RunningFacilitator, startFacilitator } from "../../facilitator/start.ts";
-import { type RunningGateway, startGateway } from "../../gateway/start.ts";
+import { startGateway } from "../../gateway/start.ts";
 import { runAccount } from "../account.ts";
 import { openMasterKey } from "../open.ts";
 import { runPki } from "../pki.ts";
@@ -18,21 +18,14 @@ import { DemoProblem } from "./problem.ts";
 const HOST = "127.0.0.1";
 /** The facilitator's account, and the name in the certificate of its client. */
 const CLIENT = "gateway";
-/** Nothing that the demo does takes longer, and nobody waits for it after Ctrl-C. */
+/** No work of the demo takes longer, and nobody waits for it after Ctrl-C. */
 const DRAIN_MS = 1000;
 const TOKEN_HOURS = 12;
 
-export interface Certificates {
-  /** Paths of PEM files. */
-  readonly server: string;
-  readonly serverKey: string;
-  readonly ca: string;
-  readonly client: string;
-  /** PEM: what the gateway shows to the facilitator, and by what it knows it. */
-  readonly bundle: string;
-}
+export type Certificates = Awaited<ReturnType<typeof makeCertificates>>;
 
-export async function makeCertificates(dir: string): Promise<Certificates> {
+/** @returns paths of PEM files, but for the bundle */
+export async function makeCertificates(dir: string) {
   await runPki({ dir, wanted: { kind: "ca" } });
   await runPki({ dir, wanted: { kind: "server", hosts: [HOST, "localhost"] } });
   await runPki({ dir, wanted: { kind: "client", name: CLIENT } });
@@ -41,6 +34,7 @@ export async function makeCertificates(dir: string): Promise<Certificates> {
     serverKey: join(dir, "server.key"),
     ca: join(dir, "ca.crt"),
     client: join(dir, `${CLIENT}.crt`),
+    /** PEM: the gateway's client certificate and key, and the CA of the facilitator. */
     bundle: readFileSync(join(dir, `${CLIENT}.pem`), "utf8"),
   };
 }
@@ -72,11 +66,7 @@ export async function startDemoFacilitator(needs: FacilitatorNeeds, log: Log): P
   return startFacilitator(config.facilitator, log);
 }
 
-export interface DemoGateway extends RunningGateway {
-  mintToken(tenant: string, user: string): Promise<string>;
-}
-
-export async function startDemoGateway(dir: string, log: Log): Promise<DemoGateway> {
+export async function startDemoGateway(dir: string, log: Log) {
   const config = configured("gateway", {
     TOLLGATE_DATA_DIR: dir,
     TOLLGATE_PORT: portNear(GATEWAY_PORT),
@@ -88,14 +78,14 @@ export async function startDemoGateway(dir: string, log: Log): Promise<DemoGatew
   return {
     url,
     stop,
-    mintToken(tenant, user) {
+    mintToken(tenant: string, user: string) {
       const ttlSeconds = TOKEN_HOURS * 3600;
       return mintToken(config, { tenant, user, scope: "invocations:read_body", ttlSeconds }, log);
     },
   };
 }
 
-/** Nothing of the demo's own environment has a part in it. */
+/** Ignores the environment of the demo's own process. */
 function configured(mode: "gateway" | "facilitator", variables: Readonly<Record<string, string>>): Config {
   const all = { TOLLGATE_MODE: mode, TOLLGATE_HOST: HOST, TOLLGATE_DRAIN_MS: String(DRAIN_MS), ...variables };
   const { config, problems } = loadConfig("serve", new Map(), all, false);
@@ -103,10 +93,10 @@ function configured(mode: "gateway" | "facilitator", variables: Readonly<Record<
   return config;
 }
 
-/** The usual port, or a free one where somebody else has it. */
+/** The usual port, or a free one if it is taken. */
 function portNear(usual: number): string {
   try {
-    // A port that is shared with whoever else listens there would be no proof.
+    // Without reusePort, since a shared port could be opened even though it is taken.
     const trial = Bun.serve({ hostname: HOST, port: usual, reusePort: false, fetch: () => Response.error() });
     void trial.stop(true);
     return String(usual);

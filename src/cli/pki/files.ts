@@ -1,5 +1,5 @@
-// The directory of a private CA: 0700, its files 0600, and none ever in the place of another: a CA's key that is
-// gone can't be made again.
+// The directory of a private CA: 0700, its files 0600. No file ever replaces another, since a lost CA key can't be made
+// again.
 import { mkdirSync, readFileSync, statSync, unlinkSync } from "node:fs";
 import { join } from "node:path";
 import { StartupProblem } from "../../core/startup.ts";
@@ -7,7 +7,7 @@ import { placePrivateFile, syncDirectory } from "../../storage/private-file.ts";
 
 const FILE_BYTES_MAX = 65_536;
 
-/** @throws StartupProblem when it can't be read or is no file of this kind by its size */
+/** @throws StartupProblem when it can't be read, or is too large to be such a file */
 export function readPem(path: string, hint: string): string {
   try {
     if (statSync(path).size <= FILE_BYTES_MAX) return readFileSync(path, "utf8");
@@ -39,9 +39,7 @@ export function writeNew(dir: string, files: Readonly<Record<string, string>>): 
   } catch (cause) {
     for (const path of written) unlinkSync(path);
     const isTaken = codeOf(cause) === "EEXIST" && at !== dir;
-    const problem = isTaken
-      ? "is there already, and nothing is ever written over"
-      : `must be writable${codeIn(cause)}`;
+    const problem = isTaken ? "is there already, and nothing is ever written over" : `must be writable${codeIn(cause)}`;
     throw new StartupProblem(`${at} ${problem}`, { cause });
   }
 }

@@ -4,7 +4,7 @@ import "./reflect.ts";
 import { createPrivateKey, createPublicKey, X509Certificate as ReadCertificate } from "node:crypto";
 import type { Extension, JsonGeneralName, X509Certificate } from "@peculiar/x509";
 
-// Not by a static import: those of CommonJS modules run first, before the one above.
+// Not a static import: imports of CommonJS modules run first, before the one above.
 const x509 = await import("@peculiar/x509");
 
 /** A certificate and its private key (PKCS #8), as PEM. */
@@ -75,7 +75,7 @@ async function issue(
     issuer: issuer.subjectName,
     serialNumber: newSerial(),
     notBefore: new Date(now - BACKDATED_MS),
-    // What outlives its CA only seems to hold.
+    // A certificate must not outlive its CA.
     notAfter: new Date(Math.min(now + LEAF_DAYS * DAY_MS, issuer.notAfter.getTime())),
     publicKey: keys.publicKey,
     signingKey: await readSigningKey(ca.key),

@@ -33,7 +33,7 @@ function standIn() {
   return { turns, time, said };
 }
 
-describe("the chain's time (by a stand-in for the chain)", () => {
+describe("the chain's time, by a stand-in for the chain,", () => {
   test.each([2_500, -2_500])("reaches to that of our clock when this is %i ms off", async (off) => {
     const { turns, time } = standIn();
     turns.clock = NOON + off;
@@ -42,24 +42,21 @@ describe("the chain's time (by a stand-in for the chain)", () => {
     expect(latest).toBeWithin(NOON + Math.max(off, 2_000), NOON + Math.max(off, 2_000) + 500);
   });
 
-  test.each([1, -1])(
-    "is the chain's when our clock is wrong by %i hours, with one warning",
-    async (hours) => {
-      const { turns, time, said } = standIn();
-      turns.clock = NOON + hours * HOUR_MS;
-      for (let asked = 0; asked < 3; asked++) {
-        const found = await time();
-        expect(found.earliest - NOON).toBeWithin(0, 2000);
-        expect(found.latest - found.earliest).toBe(2000);
-      }
-      expect(said).toEqual([["clock_differs_from_chain", { seconds_ahead: hours * 3600 }]]);
-      turns.clock = NOON;
-      await time();
-      turns.clock = NOON - HOUR_MS;
-      await time();
-      expect(said).toHaveLength(2);
-    },
-  );
+  test.each([1, -1])("is the chain's when our clock is wrong by %i hours, with one warning", async (hours) => {
+    const { turns, time, said } = standIn();
+    turns.clock = NOON + hours * HOUR_MS;
+    for (let asked = 0; asked < 3; asked++) {
+      const found = await time();
+      expect(found.earliest - NOON).toBeWithin(0, 2000);
+      expect(found.latest - found.earliest).toBe(2000);
+    }
+    expect(said).toEqual([["clock_differs_from_chain", { seconds_ahead: hours * 3600 }]]);
+    turns.clock = NOON;
+    await time();
+    turns.clock = NOON - HOUR_MS;
+    await time();
+    expect(said).toHaveLength(2);
+  });
 
   test("is that of the next block where the newest is old, and no warning is due", async () => {
     const { turns, time, said } = standIn();
@@ -71,7 +68,7 @@ describe("the chain's time (by a stand-in for the chain)", () => {
   });
 });
 
-describe("of a real chain", () => {
+describe("the time of a real chain", () => {
   let anvil: TestChain;
   beforeAll(async () => {
     anvil = await startChain();
@@ -84,7 +81,7 @@ describe("of a real chain", () => {
       log: silentLog,
     });
 
-  test("it is right whatever our clock says, also long after the newest block", async () => {
+  test("is right whatever our clock says, also long after the newest block", async () => {
     const realMs = Date.now();
     await anvil.rpc("evm_setNextBlockTimestamp", [Math.floor(realMs / 1000) + 2 * 3600]);
     await anvil.mine();
@@ -93,7 +90,7 @@ describe("of a real chain", () => {
     }
   });
 
-  test("it goes on from when the newest block was seen first, however often that is looked at", async () => {
+  test("goes on from when the newest block was seen first, however often that is looked at", async () => {
     await anvil.mine();
     const chain = createChain({ urls: [anvil.url], outbound, log: silentLog, timeoutMs: 2000 });
     const first = await chain.sighting(0);
@@ -104,7 +101,7 @@ describe("of a real chain", () => {
     expect((await chain.sighting(0)).at).toBeGreaterThan(first.at);
   });
 
-  test("a node that knows no next block is not left aside for it; without any node there is no time", async () => {
+  test("is asked of no other node when one knows no next block, and is unknown without any node", async () => {
     const relay = await startRpcRelay(anvil.url);
     relay.on("eth_getBlockByNumber", {
       kind: "choose",
@@ -146,7 +143,7 @@ describe("whether a payment is in time", () => {
     ["over soon", { validBefore: NOON / 1000 + 4 }, "settled"],
     ["not good yet for long", { validAfter: NOON / 1000 + 4 }, "declined"],
     ["over for both", { validBefore: NOON / 1000 - 1 }, "declined"],
-  ])("one that is %s is judged only by what clock and chain agree on", async (_name, words, end) => {
+  ])("is judged only by what clock and chain agree on, when the payment is %s", async (_name, words, end) => {
     const facilitator = settling(store);
     facilitator.turns.time = async () => ({ earliest: NOON, latest: NOON + 2_500 });
     expect(await ending(facilitator.settle(account(), await request(words)))).toBe(end);

@@ -1,22 +1,27 @@
-// The time of day by the chain, which is what the token goes by: a payment is over, or not good yet, when the chain's
-// time says so, and not because a clock of ours is wrong.
+// The time of day by the chain, which the token goes by: a payment is over, or not yet valid, when the chain's time says
+// so, and not because a clock of ours is wrong.
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
-import type { TimeSpan } from "../settle/request.ts";
 import type { Chain } from "./chain.ts";
 
-/** How old the newest block that is known may be: its time goes on by our own measure, so it need not be asked often. */
+/** How old the newest known block may be. Its time is carried on by our own clock, so it need not be asked often. */
 const FRESH_MS = 10_000;
-/** The same for what the next one would say. */
+/** The same for the time that the next block would have. */
 const NEXT_FRESH_MS = 1000;
-/** A block may be seen so long after its time, until which the next one comes. */
+/** A block may be seen this long after its time: by then the next one comes. */
 const BLOCK_MS = 2000;
-/** Within this our clock may be as right as the chain's time is known here. */
+/** Within this difference our clock may be as right as the chain's time is known here. */
 const NEAR_MS = 3000;
 /** Worth telling the operator. */
 const FAR_MS = 60_000;
 
-/** What a block says, in unix seconds, and when it was seen (performance.now): its time has gone on since. */
+/** The time now lies between these, in milliseconds. */
+export interface TimeSpan {
+  readonly earliest: number;
+  readonly latest: number;
+}
+
+/** A block's time in unix seconds, and when it was seen (performance.now): time has gone on since. */
 interface Reading {
   readonly timestamp: number;
   readonly at: number;
@@ -40,8 +45,8 @@ export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => 
   }
 
   /**
-   * Where blocks come only now and then, the newest one is old: what the next one would say is asked for then, once for
-   * all who want to know it, for it makes work for a node.
+   * Where blocks are rare, the newest one is old, so the time that the next one would have is asked for. It is asked once
+   * for all who need it, because it makes work for a node.
    */
   function askNext(): Promise<Reading | null> {
     if (performance.now() - askedAt >= NEXT_FRESH_MS) {

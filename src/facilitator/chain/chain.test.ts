@@ -21,8 +21,8 @@ beforeAll(async () => {
 });
 afterAll(() => anvil.stop());
 
-describe("a simulation says what the token would say:", () => {
-  test("the gas of a plain payment, with room for a payee that has just spent all it had", async () => {
+describe("a simulation on the chain", () => {
+  test("tells the gas of a plain payment, with room for a payee that has just spent all it had", async () => {
     const payment = await newPayment(anvil);
     const simulation = await simulate(payment);
     if (!simulation.ok) throw new Error(simulation.reason);
@@ -41,11 +41,11 @@ describe("a simulation says what the token would say:", () => {
     });
   });
 
-  test("a high s is refused", async () => {
+  test("refuses a high s", async () => {
     expect(await simulate(await newPayment(anvil, { form: "high-s" }))).toMatchObject({ ok: false });
   });
 
-  test("a contract wallet's signatures, short and long", async () => {
+  test("takes a contract wallet's signatures, short and long", async () => {
     const owner = newPayer();
     const from = await anvil.contractWallet(owner.address);
     const payment = await newPayment(anvil, { payer: owner, from, value: 0n });
@@ -58,14 +58,14 @@ describe("a simulation says what the token would say:", () => {
     });
   });
 
-  test("a plain account that was delegated (EIP-7702) can't pay by its plain signature", async () => {
+  test("refuses the plain signature of a plain account that was delegated (EIP-7702)", async () => {
     const payment = await newPayment(anvil);
     expect((await simulate(payment)).ok).toBe(true);
     await anvil.delegate(payment.payer);
     expect((await simulate(payment)).ok).toBe(false);
   });
 
-  test("no money, blacklisted, paused, over: each with the token's own words", async () => {
+  test("refuses in the token's own words: no money, blacklisted, paused, over", async () => {
     const poor = await newPayment(anvil, { payer: newPayer() });
     expect(await simulate(poor)).toMatchObject({
       ok: false,
@@ -88,7 +88,7 @@ describe("a simulation says what the token would say:", () => {
     await anvil.unpauseToken();
   });
 
-  test("a window that opened after the newest block is open", async () => {
+  test("takes a window that opened after the newest block as open", async () => {
     const { timestamp } = await anvil.client.getBlock();
     const payment = await newPayment(anvil, { payer: newPayer(), value: 0n, validAfter: timestamp });
     await anvil.rpc("evm_increaseTime", [60]);
@@ -96,7 +96,7 @@ describe("a simulation says what the token would say:", () => {
   });
 });
 
-describe("a node that lies behind where the payer has no money yet", () => {
+describe("a node that lies behind, where the payer has no money yet,", () => {
   test("is not believed: the next node is asked, and without one there is no answer", async () => {
     const relay = await startRpcRelay(anvil.url);
     const payment = await newPayment(anvil);
@@ -114,8 +114,8 @@ describe("a node that lies behind where the payer has no money yet", () => {
   });
 });
 
-describe("absence is read at the hash of a block:", () => {
-  test("a node that does not know the block gives no answer, and the next one is asked", async () => {
+describe("that something is not on the chain", () => {
+  test("is not answered by a node that does not know the block, and the next one is asked", async () => {
     const relay = await startRpcRelay(anvil.url);
     const payment = await newPayment(anvil);
     const unknown = { kind: "error", code: -32_001, message: "Resource not found" } as const;
@@ -136,7 +136,7 @@ describe("absence is read at the hash of a block:", () => {
     await relay.stop();
   });
 
-  test("the newest block never goes back, and is asked of the next node when the first lies behind", async () => {
+  test("is read at a newest block that never goes back: the next node is asked when the first lies behind", async () => {
     const relay = await startRpcRelay(anvil.url);
     const chain = connect(relay.url);
     const both = connect(relay.url, anvil.url);

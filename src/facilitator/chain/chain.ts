@@ -1,43 +1,28 @@
-// What the facilitator asks of the chain, in the words of the chain. Absence is only ever read at the hash of a
-// block, so that a node which lies behind can't be taken for proof that something did not happen.
+// What the facilitator asks of the chain. That something did not happen is only ever read at the hash of a block, since a
+// node that is behind proves nothing.
 import { Fault } from "../../core/fault.ts";
-import type { Log } from "../../core/log.ts";
-import type { Outbound } from "../../http/outbound.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
-import type { Balance } from "../settle/held-funds.ts";
-import { type Fees, quoteFees, USUAL_TIP } from "../wallet/fees.ts";
 import { type Question, StaleNode } from "./endpoint.ts";
+import { type Fees, quoteFees, USUAL_TIP } from "./fees.ts";
+import { findUse, type Use } from "./find-use.ts";
 import { RpcError } from "./json-rpc.ts";
 import { createNewestBlock, type NewestBlock } from "./newest-block.ts";
-import { createRpc, type Rpc } from "./rpc.ts";
+import { createRpc, type Rpc, type RpcOptions } from "./rpc.ts";
 import * as wire from "./rpc-types.ts";
 import * as token from "./token.ts";
 
-/** A payee may have spent all it has since the estimate: 17,100 gas more. */
+/** The payee may have spent its whole balance since the estimate, which costs 17,100 gas more. */
 const GAS_RESERVE = 20_000n;
-/** Blocks of one eth_getLogs question, first as most nodes take it and then as the strictest do. */
-const LOG_BLOCKS_MAX = 1000;
-const LOG_BLOCKS_FEW = 10;
-/** Of one search. */
-const LOG_QUESTIONS_MAX = 10;
 /** A window that is open by our clock opens on chain at most a block later: the token wants time past its beginning. */
 const EARLY_LOOKS = 4;
 const EARLY_PAUSE_MS = 700;
 /** Twice the base fee of such a block is still enough. */
 const BASE_FEE_FRESH_MS = 10_000;
-/** Wei per gas: whether a price is too high is judged where it is paid. */
+/** Wei per gas: no price is too high for a simulation. Whoever pays judges that. */
 const ANY_PRICE = 2n ** 64n;
 const TIP_FRESH_MS = 5000;
 
-export type Simulation =
-  | { readonly ok: true; readonly gas: bigint }
-  | { readonly ok: false; readonly reason: string };
-
-/** Who ended an authorization. */
-export interface Use {
-  readonly hash: Hex;
-  readonly cancelled: boolean;
-}
+export type Simulation = { readonly ok: true; readonly gas: bigint } | { readonly ok: false; readonly reason: string };
 
 /**
  * What a node says of a transaction. `accepted`: it knows it now. `nonce used`: a transaction with its nonce is in a
@@ -46,12 +31,19 @@ export interface Use {
  */
 export type Reception = "accepted" | "nonce used" | "underpriced" | "unknown";
 
+/** What a payer had of the token by the end of a block. */
+export interface Balance {
+  readonly amount: bigint;
+  readonly block: number;
+  readonly hash: Hex;
+}
+
 export interface Chain {
   /** @throws StartupProblem when an endpoint is of another chain */
   check(): Promise<void>;
   /**
-   * Whether the transfer would go through in the next block, sent from that wallet and for a price: a payer's code may
-   * see both, and that a simulation has neither. Waits a moment for a window that is just opening.
+   * Whether the transfer would go through in the next block. It is simulated from that wallet and with a price, because a
+   * payer's code could tell a simulation that has neither. Waits a moment for a window that is just opening.
    *
    * @throws Fault `unavailable`, as everything here does
    */
@@ -69,7 +61,10 @@ export interface Chain {
   balance(address: Hex): Promise<bigint>;
   /** What the payer has of the token at the end of the newest block. */
   balanceOf(payer: Hex): Promise<Balance>;
-  /** Whether the address has code at the end of this block. What no node tells counts as code. */
+  /**
+   * Whether the address has code at the end of this block, which then decides whether a transfer from it reverts. If no
+   * node tells, it counts as having some.
+   */
   hasCode(address: Hex, at: Pick<wire.Block, "number" | "hash">): Promise<boolean>;
   /** Whether the payer is a contract wallet that takes this for its signature. */
   isSignedByContract(authorization: Authorization, signature: Hex): Promise<boolean>;
@@ -87,15 +82,6 @@ export interface Chain {
   broadcast(raw: Hex, everywhere: boolean): Promise<Reception>;
 }
 
-export interface ChainOptions {
-  readonly urls: readonly string[];
-  /** Without the rule about addresses, for the operator chose the nodes. */
-  readonly outbound: Outbound;
-  readonly log: Log;
-  readonly onError?: (endpoint: number) => void;
-  readonly timeoutMs?: number;
-}
-
 interface Transfer {
   readonly authorization: Authorization;
   readonly signature: Hex;
@@ -104,7 +90,7 @@ interface Transfer {
   readonly maxPriorityFeePerGas?: Hex;
 }
 
-export function createChain(options: ChainOptions): Chain {
+export function createChain(options: RpcOptions): Chain {
   const rpc = createRpc(options);
   const sighting = createNewestBlock(rpc);
   const newest = async (ageMs?: number) => (await sighting(ageMs)).block;
@@ -125,17 +111,17 @@ export function createChain(options: ChainOptions): Chain {
     const [{ baseFee }, suggested] = await Promise.all([newest(BASE_FEE_FRESH_MS), tip()]);
     const fees = quoteFees(baseFee, suggested, ANY_PRICE);
     const priced = fees === null ? null : await estimateGas({ ...transfer, ...pricedBy(fees) }, at);
-    // What a wallet that is nearly empty can't pay for is still to be judged.
+    // A nearly empty wallet may be unable to pay that price, but the transfer still has to be judged.
     const found = priced ?? (await estimateGas(transfer, at));
     if (found === null) throw new Fault("unavailable", "no node simulates");
     return found;
   }
 
-  /** Null when nodes can't say it for that price or that wallet, or say what can't be. */
+  /** Null when nodes can't tell for that price or that wallet, or give an impossible answer. */
   async function estimateGas(transfer: Transfer, at: string): Promise<Simulation | null> {
     const { authorization, signature, ...rest } = transfer;
     const data = token.transferData(authorization, signature);
-    const call = { to: token.TOKEN_ADDRESS, data, gas: hex(token.GAS_MAX), ...rest };
+    const call = { to: token.TOKEN_ADDRESS, data, gas: wire.hex(token.GAS_MAX), ...rest };
     const isAnswer = (error: RpcError) => token.isAboutPrice(error, token.GAS_MAX) || token.isRefusal(error);
     try {
       const question = { method: "eth_estimateGas", params: [call, at], read: transferGas, isAnswer };
@@ -156,17 +142,17 @@ export function createChain(options: ChainOptions): Chain {
     async simulate(authorization, signature, from) {
       const transaction = { authorization, signature, from };
       let simulation = await estimate(transaction, "latest");
-      // The next block decides, and its time is later. Asking for it always would make nodes build it each time.
+      // The next block decides, and its time is later. It is asked about only now, since nodes have to build it each time.
       for (let looks = 0; looks < EARLY_LOOKS && isEarly(simulation); looks++) {
         if (looks > 0) await Bun.sleep(EARLY_PAUSE_MS);
         simulation = await estimate(transaction, "pending");
       }
       if (simulation.ok || isEarly(simulation)) return simulation;
-      // A node that lies behind may not know of the money yet. So it has to say so of the newest block that is known.
-      return estimate(transaction, hex((await newest()).number));
+      // A node that is behind may not know of the money yet, so the refusal must be about the newest known block.
+      return estimate(transaction, wire.hex((await newest()).number));
     },
     async blockHash(number) {
-      const block = await ask("eth_getBlockByNumber", [hex(number), false], wire.block);
+      const block = await ask("eth_getBlockByNumber", [wire.hex(number), false], wire.block);
       return block?.hash ?? null;
     },
     nextTimestamp: () => ask("eth_getBlockByNumber", ["pending", false], wire.timestamp).catch(() => null),
@@ -186,8 +172,7 @@ export function createChain(options: ChainOptions): Chain {
     receipt: (hash) => {
       return ask("eth_getTransactionReceipt", [hash], (result) => {
         const receipt = wire.receipt(result);
-        if (receipt !== null && receipt.hash !== hash)
-          throw new TypeError("not the receipt that was asked for");
+        if (receipt !== null && receipt.hash !== hash) throw new TypeError("not the receipt that was asked for");
         return receipt;
       });
     },
@@ -200,7 +185,7 @@ export function createChain(options: ChainOptions): Chain {
   };
 }
 
-/** What no transfer can cost is no answer: another node is asked, for this one may be right about all else. */
+/** An amount that no transfer can cost is no answer: another node is asked, and this one stays in use for all else. */
 function transferGas(result: unknown): bigint {
   const gas = wire.quantity(result);
   if (gas < token.GAS_MIN || gas > token.GAS_MAX) throw new StaleNode("no gas of a transfer");
@@ -213,12 +198,12 @@ function isEarly(simulation: Simulation): boolean {
 
 /** As the transaction will be, so that nobody can tell the simulation by its price. */
 function pricedBy({ maxFee, maxPriorityFee }: Fees) {
-  return { maxFeePerGas: hex(maxFee), maxPriorityFeePerGas: hex(maxPriorityFee) };
+  return { maxFeePerGas: wire.hex(maxFee), maxPriorityFeePerGas: wire.hex(maxPriorityFee) };
 }
 
 async function isSignedByContract(rpc: Rpc, authorization: Authorization, signature: Hex): Promise<boolean> {
   const data = token.signatureData(authorization, signature);
-  const call = { to: authorization.from, data, gas: hex(token.GAS_MAX) };
+  const call = { to: authorization.from, data, gas: wire.hex(token.GAS_MAX) };
   const question = { method: "eth_call", params: [call, "latest"], read: wire.data };
   try {
     return token.saysValid(await rpc.ask({ ...question, isAnswer: token.isRefusal }));
@@ -228,7 +213,7 @@ async function isSignedByContract(rpc: Rpc, authorization: Authorization, signat
   }
 }
 
-/** Of a block that is known, for what was paid since is counted apart. */
+/** At a known block, since payments after it are counted apart. */
 async function balanceAt(
   rpc: Rpc,
   payer: Hex,
@@ -239,51 +224,13 @@ async function balanceAt(
   try {
     return { amount: await rpc.ask({ ...question, at: { number, hash } }), block: number, hash };
   } catch {
-    // Nodes behind one URL may lie a block apart.
+    // Nodes behind one URL may be a block apart.
     const before = { number: number - 1, hash: parentHash };
     const amount = await rpc.ask({ ...question, at: before }).catch((cause) => {
       throw cause instanceof StaleNode ? new Fault("unavailable", "nodes are behind", { cause }) : cause;
     });
     return { amount, block: before.number, hash: before.hash };
   }
-}
-
-/** The newest blocks first, which is where it is. */
-async function findUse(
-  rpc: Rpc,
-  authorization: Authorization,
-  fromBlock: number,
-  toBlock: number,
-): Promise<Use | null> {
-  // A beginning that is yet to come was a node's error: then it is looked for as far back as one question goes.
-  const first = Math.max(fromBlock > toBlock ? toBlock - LOG_BLOCKS_MAX : fromBlock, 0);
-  try {
-    return await searchUse(rpc, authorization, { first, last: toBlock, step: LOG_BLOCKS_MAX });
-  } catch {
-    return searchUse(rpc, authorization, { first, last: toBlock, step: LOG_BLOCKS_FEW });
-  }
-}
-
-async function searchUse(
-  rpc: Rpc,
-  authorization: Authorization,
-  { first, last, step }: { readonly first: number; readonly last: number; readonly step: number },
-): Promise<Use | null> {
-  const ended = [token.AUTHORIZATION_USED, token.AUTHORIZATION_CANCELED];
-  const topics = [ended, ...token.authorizationTopics(authorization)];
-  let to = last;
-  for (let asked = 0; asked < LOG_QUESTIONS_MAX && to >= first; asked++) {
-    const from = Math.max(to - step + 1, first);
-    const filter = { address: token.TOKEN_ADDRESS, topics, fromBlock: hex(from), toBlock: hex(to) };
-    const logs = await rpc.ask({ method: "eth_getLogs", params: [filter], read: wire.logEntries });
-    // Whether the node filters is its affair.
-    const log = logs.find((each) => token.isEndOf(authorization, each));
-    if (log !== undefined) {
-      return { hash: log.transactionHash, cancelled: log.topics[0] === token.AUTHORIZATION_CANCELED };
-    }
-    to = from - 1;
-  }
-  return null;
 }
 
 async function broadcast(rpc: Rpc, raw: Hex, everywhere: boolean): Promise<Reception> {
@@ -303,10 +250,6 @@ async function broadcast(rpc: Rpc, raw: Hex, everywhere: boolean): Promise<Recep
     if (error instanceof Fault) return "unknown";
     throw error;
   }
-}
-
-function hex(value: number | bigint): Hex {
-  return `0x${value.toString(16)}`;
 }
 
 /** In the words of geth, reth, Erigon, Nethermind, Besu and anvil; null for what says nothing of the transaction. */

@@ -1,47 +1,38 @@
-// One node: whether it works and is of our chain, and so many questions to it at a time. Errors and log name it by
-// its place in the list, never by its URL.
+// One node: whether it works and is of our chain, and a bound on questions to it at a time. Errors and log name it by its
+// place in the list, never by its URL.
 import type { Log } from "../../core/log.ts";
 import type { Outbound } from "../../http/outbound.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
 import { exchange, NoAnswer, RpcError } from "./json-rpc.ts";
-import { type Block, block, quantity } from "./rpc-types.ts";
+import { type Block, block, hex, quantity } from "./rpc-types.ts";
 
 const ANSWER_BYTES_MAX = 4 * 1024 * 1024;
-/** The time limit begins when a question is sent, so what waits behind these is not taken for the node's slowness. */
+/** The time limit begins when a question is sent, so waiting for a permit does not make the node look slow. */
 const QUESTIONS_PARALLEL = 32;
 /** An endpoint that failed is tested again after this, then after twice as long, up to the longest pause. */
 const COOL_DOWN_MS = 1000;
 const COOL_DOWN_MS_MAX = 30_000;
 
-/** The endpoint says of the chain what we know better: another one is asked, and it stays in use. */
+/** The endpoint says something of the chain that we know better. Another one is asked, and this one stays in use. */
 export class StaleNode extends Error {
-  override readonly name = "Behind";
+  override readonly name = "StaleNode";
 }
 
 export interface Question<T> {
   readonly method: string;
   readonly params: readonly unknown[];
-  /** Whose state is asked for: it goes last among the parameters. */
+  /** The block whose state is asked for: it goes last among the parameters. */
   readonly at?: Pick<Block, "number" | "hash">;
-  /** Reads the result strictly. What it throws means that the answer can't be used; Behind leaves the endpoint in use. */
+  /** Reads the result strictly. An error means that the answer can't be used; StaleNode leaves the endpoint in use. */
   readonly read: (result: unknown) => T;
-  /** Errors that say something about what was asked, and not about the node. */
+  /** Whether an error says something about the question, and not about the node. */
   readonly isAnswer?: (error: RpcError) => boolean;
 }
 
-/** `foreign`: of another chain, never asked again. */
-export type EndpointState = "untested" | "good" | "down" | "foreign";
+/** `wrongChain`: of another chain, never asked again. */
+export type EndpointState = "untested" | "good" | "down" | "wrongChain";
 
-export interface Endpoint {
-  readonly index: number;
-  state(): EndpointState;
-  /** Down for long enough to be tested again, or not tested yet. */
-  isTestDue(): boolean;
-  /** Whether it answers and is of our chain. Those who ask at the same time share one test. */
-  test(): Promise<boolean>;
-  /** @throws RpcError, NoAnswer, Behind, or what the question's `read` throws */
-  ask<T>(question: Question<T>): Promise<T>;
-}
+export type Endpoint = ReturnType<typeof createEndpoint>;
 
 export interface EndpointOptions {
   readonly index: number;
@@ -53,9 +44,9 @@ export interface EndpointOptions {
   readonly timeoutMs: number;
 }
 
-export function createEndpoint({ index, url, outbound, log, onError, timeoutMs }: EndpointOptions): Endpoint {
+export function createEndpoint({ index, url, outbound, log, onError, timeoutMs }: EndpointOptions) {
   const server = { outbound, url, timeoutMs, answerBytesMax: ANSWER_BYTES_MAX };
-  const places = createPlaces(QUESTIONS_PARALLEL);
+  const permits = createPermits(QUESTIONS_PARALLEL);
   let state: EndpointState = "untested";
   /** In a row, tests aside. */
   let failures = 0;
@@ -65,10 +56,10 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs }
   let takesHashes = true;
 
   function setDown(method: string, error: unknown): void {
-    // Those that were under way together fail together, which is one failure.
+    // Questions that were under way together fail together, which counts as one failure.
     if (state !== "down") failures++;
     testAt = performance.now() + Math.min(COOL_DOWN_MS * 2 ** (failures - 1), COOL_DOWN_MS_MAX);
-    log[state === "down" ? "debug" : "warn"]("rpc endpoint failed", {
+    log[state === "down" ? "debug" : "warn"]("rpc_endpoint_failed", {
       endpoint: index,
       method,
       error: messageOf(error),
@@ -76,8 +67,8 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs }
     state = "down";
   }
 
-  async function put<T>({ method, params, read, isAnswer }: Question<T>): Promise<T> {
-    await places.take();
+  async function request<T>({ method, params, read, isAnswer }: Question<T>): Promise<T> {
+    await permits.take();
     try {
       return read(await exchange(server, method, params));
     } catch (error) {
@@ -88,21 +79,21 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs }
       } else setDown(method, error);
       throw error;
     } finally {
-      places.give();
+      permits.give();
     }
   }
 
   /** By the hash of the block; by its number where hashes are refused, and then only if that block is there. */
-  async function putAt<T>(question: Question<T>, at: Pick<Block, "number" | "hash">): Promise<T> {
+  async function requestAt<T>(question: Question<T>, at: Pick<Block, "number" | "hash">): Promise<T> {
     const { params } = question;
     try {
-      if (takesHashes) return await put({ ...question, params: [...params, { blockHash: at.hash }] });
+      if (takesHashes) return await request({ ...question, params: [...params, { blockHash: at.hash }] });
     } catch (error) {
       if (!(error instanceof RpcError) || !isAboutForm(error)) throw error;
     }
-    const number = `0x${at.number.toString(16)}`;
-    const value = await put({ ...question, params: [...params, number] });
-    const there = await put({ method: "eth_getBlockByNumber", params: [number, false], read: block });
+    const number = hex(at.number);
+    const value = await request({ ...question, params: [...params, number] });
+    const there = await request({ method: "eth_getBlockByNumber", params: [number, false], read: block });
     if (there?.hash !== at.hash) throw new StaleNode("another block at this height");
     if (takesHashes) log.info("rpc_endpoint_without_block_hashes", { endpoint: index });
     takesHashes = false;
@@ -111,13 +102,13 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs }
 
   async function runTest(): Promise<boolean> {
     try {
-      const chainId = await put({ method: "eth_chainId", params: [], read: quantity });
+      const chainId = await request({ method: "eth_chainId", params: [], read: quantity });
       if (chainId === BigInt(CHAIN_ID)) {
         if (state === "down") log.info("rpc_endpoint_recovered", { endpoint: index });
         state = "good";
         return true;
       }
-      state = "foreign";
+      state = "wrongChain";
       log.error("rpc_endpoint_wrong_chain", { endpoint: index, chain_id: `${chainId}` });
     } catch (error) {
       setDown("eth_chainId", error);
@@ -127,17 +118,20 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs }
 
   return {
     index,
-    state: () => state,
-    isTestDue: () => state === "untested" || (state === "down" && performance.now() >= testAt),
-    test() {
+    state: (): EndpointState => state,
+    /** Down for long enough to be tested again, or not tested yet. */
+    isTestDue: (): boolean => state === "untested" || (state === "down" && performance.now() >= testAt),
+    /** Whether it answers and is of our chain. Those who ask at the same time share one test. */
+    test(): Promise<boolean> {
       testing ??= runTest().finally(() => {
         testing = null;
       });
       return testing;
     },
-    async ask(question) {
+    /** @throws RpcError, NoAnswer, StaleNode, or what the question's `read` throws */
+    async ask<T>(question: Question<T>): Promise<T> {
       const { at } = question;
-      const value = await (at === undefined ? put(question) : putAt(question, at));
+      const value = await (at === undefined ? request(question) : requestAt(question, at));
       failures = 0;
       return value;
     },
@@ -147,7 +141,7 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs }
 const INVALID_PARAMS = -32_602;
 const INVALID_REQUEST = -32_600;
 
-/** A node that does not know the block says so in other words. */
+/** A node that does not know the block words its error differently. */
 function isAboutForm({ code, message }: RpcError): boolean {
   if (code === INVALID_PARAMS || code === INVALID_REQUEST) return true;
   return /invalid (argument|parameter|params|type|block)|unmarshal|deserializ|hex string/i.test(message);
@@ -157,23 +151,18 @@ export function messageOf(error: unknown): string {
   return error instanceof NoAnswer || error instanceof RpcError ? error.message : "an answer in another form";
 }
 
-interface Places {
-  take(): Promise<void> | undefined;
-  give(): void;
-}
-
-function createPlaces(most: number): Places {
+function createPermits(most: number) {
   const waiting: (() => void)[] = [];
   let free = most;
   return {
-    take() {
+    take(): Promise<void> | undefined {
       if (free > 0) {
         free--;
         return undefined;
       }
       return new Promise((resolve) => waiting.push(resolve));
     },
-    give() {
+    give(): void {
       const next = waiting.shift();
       if (next === undefined) free++;
       else next();

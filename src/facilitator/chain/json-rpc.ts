@@ -1,5 +1,6 @@
 // One JSON-RPC exchange over HTTP, bounded in time and size and read strictly: what chain nodes and remote signers
 // have in common. Its errors never hold a URL, for the URLs of nodes carry API keys.
+// One per thread, since the IDs of requests only have to differ from one another.
 import { readBody } from "../../http/body.ts";
 import { type Outbound, OutboundError } from "../../http/outbound.ts";
 
@@ -35,26 +36,19 @@ export interface RpcServer {
 function shown(text: string): string {
   // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what it removes.
   const line = text.replace(/[\u0000-\u001f\u007f]+/g, " ").toWellFormed();
-  return line.length > MESSAGE_CHARACTERS_MAX
-    ? `${line.slice(0, MESSAGE_CHARACTERS_MAX)}…`.toWellFormed()
-    : line;
+  return line.length > MESSAGE_CHARACTERS_MAX ? `${line.slice(0, MESSAGE_CHARACTERS_MAX)}…`.toWellFormed() : line;
 }
 
 const encoder = new TextEncoder();
 let lastId = 0;
 
 /** @throws RpcError, NoAnswer */
-export async function exchange(
-  server: RpcServer,
-  method: string,
-  params: readonly unknown[],
-): Promise<unknown> {
+export async function exchange(server: RpcServer, method: string, params: readonly unknown[]): Promise<unknown> {
   const id = ++lastId;
   const body = encoder.encode(JSON.stringify({ jsonrpc: "2.0", id, method, params }));
   const { status, bytes } = await post(server, body);
   const answer = parse(bytes);
-  if (answer === null || answer["jsonrpc"] !== "2.0")
-    throw new NoAnswer(`status ${status}, no JSON-RPC answer`);
+  if (answer === null || answer["jsonrpc"] !== "2.0") throw new NoAnswer(`status ${status}, no JSON-RPC answer`);
   const isOverloaded = status >= 500 || status === 429;
   const { error } = answer;
   if (isObject(error) && !isOverloaded) {

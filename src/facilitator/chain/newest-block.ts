@@ -1,12 +1,12 @@
-// The newest block of the chain, as all nodes together know it: it neither goes back because one of
-// them lies behind, nor far ahead because one of them is wrong.
+// The newest block of the chain, as all nodes together know it: it does not go back because one of them is behind, nor
+// far ahead because one of them is wrong.
 import { StaleNode } from "./endpoint.ts";
 import type { Rpc } from "./rpc.ts";
 import * as wire from "./rpc-types.ts";
 
-/** When all endpoints say for this long what we did not believe, they are right. */
+/** When all endpoints have said for this long what we did not believe, they are right. */
 const DOUBT_MS_MAX = 30_000;
-/** No chain grows by so much between two looks, unless nobody has looked for weeks. */
+/** No chain grows by this much between two looks, unless nobody has looked for weeks. */
 const JUMP_BLOCKS_MAX = 1_000_000;
 const JUMP_SECONDS_MAX = 2 * JUMP_BLOCKS_MAX;
 
@@ -20,7 +20,7 @@ export interface NewestBlock {
 export function createNewestBlock(rpc: Rpc): (ageMs?: number) => Promise<NewestBlock> {
   let seen: NewestBlock | null = null;
   let askedAt = Number.NEGATIVE_INFINITY;
-  /** Since when no endpoint has said what fits the chain as we know it. */
+  /** Since when no endpoint's answer has fitted the chain as we know it. */
   let doubtedAt: number | null = null;
   let asking: Promise<NewestBlock> | null = null;
 
@@ -56,10 +56,9 @@ export function createNewestBlock(rpc: Rpc): (ageMs?: number) => Promise<NewestB
   };
 }
 
-/** @throws Behind for one that can't come after what was seen */
+/** @throws StaleNode for a block that can't follow the one that was seen */
 function checkNext(newest: wire.Block, seen: wire.Block): void {
   if (newest.number < seen.number) throw new StaleNode("an older block");
-  const isJump =
-    newest.number - seen.number > JUMP_BLOCKS_MAX || newest.timestamp - seen.timestamp > JUMP_SECONDS_MAX;
+  const isJump = newest.number - seen.number > JUMP_BLOCKS_MAX || newest.timestamp - seen.timestamp > JUMP_SECONDS_MAX;
   if (isJump) throw new StaleNode("a block far ahead");
 }

@@ -19,8 +19,8 @@ const log = {
 };
 const receipt = { transactionHash: HASH, blockNumber: "0x1", blockHash: HASH, status: "0x1", logs: [log] };
 
-describe("what is in the form of the protocol is read, in lower case:", () => {
-  test("a block", () => {
+describe("an answer in the form of the protocol", () => {
+  test("is read as a block, in lower case", () => {
     expect(wire.block(block)).toEqual({
       number: 16,
       hash: `0x${"ab".repeat(32)}`,
@@ -31,7 +31,7 @@ describe("what is in the form of the protocol is read, in lower case:", () => {
     expect(wire.block(null)).toBeNull();
   });
 
-  test("a receipt", () => {
+  test("is read as a receipt, in lower case", () => {
     expect(wire.receipt(receipt)).toMatchObject({
       succeeded: true,
       blockNumber: 1,
@@ -41,7 +41,7 @@ describe("what is in the form of the protocol is read, in lower case:", () => {
     expect(wire.receipt(null)).toBeNull();
   });
 
-  test("what a receipt's transaction cost, with what the chain below takes; what is not said counts as nothing", () => {
+  test("tells what a receipt's transaction cost, with what the chain below takes; what is not said counts as nothing", () => {
     const gas = { gasUsed: "0x5208", effectiveGasPrice: "0x3b9aca00" };
     expect(wire.receipt({ ...receipt, ...gas })?.gasWei).toBe(21_000n * 10n ** 9n);
     expect(wire.receipt({ ...receipt, ...gas, l1Fee: "0x7" })?.gasWei).toBe(21_000n * 10n ** 9n + 7n);
@@ -50,11 +50,11 @@ describe("what is in the form of the protocol is read, in lower case:", () => {
     expect(() => wire.receipt({ ...receipt, gasUsed: 21_000 })).toThrow(TypeError);
   });
 
-  test("logs, less those of blocks that are gone", () => {
+  test("is read as logs, less those of blocks that are gone", () => {
     expect(wire.logEntries([log, { ...log, removed: true }])).toHaveLength(1);
   });
 
-  test("a quantity of any size", () => {
+  test("is read as a quantity of any size", () => {
     fc.assert(
       fc.property(fc.bigInt({ min: 0n, max: 2n ** 256n - 1n }), (value) => {
         return wire.quantity(`0x${value.toString(16)}`) === value;
@@ -63,24 +63,13 @@ describe("what is in the form of the protocol is read, in lower case:", () => {
   });
 });
 
-describe("what is not is refused:", () => {
-  test.each([
-    undefined,
-    null,
-    1,
-    "",
-    "0x",
-    "12",
-    "0x00",
-    "0x01",
-    "0xg",
-    "-0x1",
-    [["0x1"]],
-    {},
-    `0x1${"0".repeat(64)}`,
-  ])("the quantity %p", (value) => {
-    expect(() => wire.quantity(value)).toThrow(TypeError);
-  });
+describe("an answer of another form is refused:", () => {
+  test.each([undefined, null, 1, "", "0x", "12", "0x00", "0x01", "0xg", "-0x1", [["0x1"]], {}, `0x1${"0".repeat(64)}`])(
+    "a quantity like %p",
+    (value) => {
+      expect(() => wire.quantity(value)).toThrow(TypeError);
+    },
+  );
 
   const fields = Object.keys(block).filter((name) => name !== "transactions");
   test.each(fields)("a block without %s", (name) => {
@@ -93,7 +82,7 @@ describe("what is not is refused:", () => {
     expect(() => wire.receipt({ ...receipt, [name]: "nonsense" })).toThrow(TypeError);
   });
 
-  test("other things than objects", () => {
+  test("anything but an object", () => {
     for (const value of [undefined, "0x1", 7, true, "null"]) {
       expect(() => wire.block(value)).toThrow(TypeError);
       expect(() => wire.receipt(value)).toThrow(TypeError);

@@ -144,3 +144,8 @@ export function receipt(value: unknown): Receipt | null {
     logs: list(field(value, "logs")).map(logEntry),
   };
 }
+
+/** A number as the protocol writes it. */
+export function hex(value: number | bigint): Hex {
+  return `0x${value.toString(16)}`;
+}

@@ -56,8 +56,8 @@ afterEach(() => {
   for (const node of nodes.splice(0)) node.stop(true);
 });
 
-describe("the first that gives a usable answer is heard:", () => {
-  test("one that works is the only one asked", async () => {
+describe("the nodes of the configuration", () => {
+  test("are not asked beyond the first when that one works", async () => {
     const [first, second] = [startNode(result("0x1")), startNode(result("0x2"))];
     const rpc = connect(first, second);
     expect(await rpc.ask(question)).toBe(1n);
@@ -83,13 +83,13 @@ describe("the first that gives a usable answer is heard:", () => {
     ["lacks the block", failure(-32_000, "header not found")],
     ["lacks the method", failure(-32_601, "method not found")],
   ];
-  test.each(broken)("one that %s is passed over", async (_, answer) => {
+  test.each(broken)("are passed over: one that %s", async (_, answer) => {
     const [first, second] = [startNode(answer), startNode(result("0x2"))];
     expect(await connect(first, second).ask(question)).toBe(2n);
     expect(errors).toEqual([0]);
   });
 
-  test.each(broken)("with no other, one that %s makes the chain unavailable", async (_, answer) => {
+  test.each(broken)("are unavailable together, when the only one %s", async (_, answer) => {
     const error = await connect(startNode(answer))
       .ask(question)
       .catch((thrown) => thrown);
@@ -97,7 +97,7 @@ describe("the first that gives a usable answer is heard:", () => {
     expect(error.retryAfterSeconds).toBeGreaterThan(0);
   });
 
-  test("an error that is an answer is thrown, and no other node is asked", async () => {
+  test("give an error that is an answer, and no other node is asked then", async () => {
     const [first, second] = [startNode(failure(3, "execution reverted: no")), startNode(result("0x2"))];
     const asked = { ...question, isAnswer: (error: RpcError) => error.code === 3 };
     await expect(connect(first, second).ask(asked)).rejects.toThrow("execution reverted: no");
@@ -105,7 +105,7 @@ describe("the first that gives a usable answer is heard:", () => {
     expect(errors).toEqual([]);
   });
 
-  test("an answer that lies behind is passed over, and is the end when there is no other", async () => {
+  test("are passed over when they lie behind, and without another one that is the answer", async () => {
     const [first, second] = [startNode(result("0x1")), startNode(result("0x2"))];
     const read = (value: unknown) => {
       if (quantity(value) < 2n) throw new StaleNode("behind");
@@ -123,7 +123,8 @@ describe("an endpoint that failed", () => {
     expect(await rpc.ask(question)).toBe(2n);
     const started = performance.now();
     for (let times = 0; times < 10; times++) expect(await rpc.ask(question)).toBe(2n);
-    expect(performance.now() - started).toBeLessThan(150);
+    // Each that waited for the first would take 200 ms.
+    expect(performance.now() - started).toBeLessThan(1_000);
     expect(first.asked).toHaveLength(1);
     first.answer = result("0x1");
     const end = performance.now() + 5000;
@@ -152,7 +153,7 @@ describe("an endpoint that failed", () => {
 });
 
 describe("the chain ID", () => {
-  test("of another chain stops the start, and names the endpoint by its place", async () => {
+  test("stops the start when it is another chain's, and the endpoint is named by its place", async () => {
     const [first, second] = [startNode(result("0x1")), startNode(result("0x2"))];
     second.chainId = "0x1";
     const error = await connect(first, second)
@@ -177,7 +178,7 @@ describe("the chain ID", () => {
   });
 });
 
-test("what is told to all counts when one of them takes it", async () => {
+test("a transaction that is told to all nodes counts when one of them takes it", async () => {
   const [first, second] = [startNode(failure(-32_000, "txpool is full")), startNode(result("0x2"))];
   const rpc = connect(first, second);
   await rpc.check();

@@ -12,26 +12,12 @@ import { RpcError } from "./json-rpc.ts";
 const TIMEOUT_MS = 3000;
 const RETRY_AFTER_SECONDS = 5;
 
-export interface Rpc {
-  /**
-   * @throws RpcError when that is the answer; Behind when the endpoints that answer are all behind; Fault
-   * `unavailable` when none gives a usable answer
-   */
-  ask<T>(question: Question<T>): Promise<T>;
-  /** Asks every endpoint that works: the first answer of any, errors only when there is nothing else. */
-  askAll<T>(question: Question<T>): Promise<T>;
-  /**
-   * Compares the chain IDs of all endpoints that answer. One that can't be reached now is compared before its first
-   * use.
-   *
-   * @throws StartupProblem
-   */
-  check(): Promise<void>;
-}
+export type Rpc = ReturnType<typeof createRpc>;
 
 export interface RpcOptions {
   /** Tried in order. */
   readonly urls: readonly string[];
+  /** Without the rule about addresses, since the operator chose the nodes. */
   readonly outbound: Outbound;
   readonly log: Log;
   /** Each failed question to an endpoint, by its place in the list. */
@@ -45,12 +31,12 @@ interface Progress {
   last: unknown;
 }
 
-export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS }: RpcOptions): Rpc {
+export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS }: RpcOptions) {
   const endpoints = urls.map((url, index) =>
     createEndpoint({ index, url, outbound, log, onError: () => onError?.(index), timeoutMs }),
   );
 
-  /** Those that work. Whether the others do as well by now is found out beside. */
+  /** The endpoints that work. The others are tested in the background. */
   function good(): Endpoint[] {
     const working = endpoints.filter((each) => each.state() === "good");
     if (working.length > 0) for (const each of endpoints) if (each.isTestDue()) void each.test();
@@ -58,21 +44,24 @@ export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS
   }
 
   return {
-    async ask(question) {
+    /**
+     * @throws RpcError when that is the answer; StaleNode when the endpoints that answer are all behind; Fault
+     * `unavailable` when none gives a usable answer
+     */
+    async ask<T>(question: Question<T>): Promise<T> {
       const progress: Progress = { behind: null, last: undefined };
       const working = good();
       const first = await askInTurn(working, question, progress);
       if (first !== null) return first.value;
-      // One that answers, if only with an error about itself, is no reason to wait for those that don't.
+      // If one answers, even with an error about itself, there is no reason to wait for those that are down.
       const isAnswered = progress.last instanceof RpcError || progress.behind !== null;
-      const others = endpoints.filter(
-        (each) => !working.includes(each) && !(isAnswered && each.state() === "down"),
-      );
+      const others = endpoints.filter((each) => !working.includes(each) && !(isAnswered && each.state() === "down"));
       const second = await askInTurn(others, question, progress);
       if (second !== null) return second.value;
       throw progress.behind ?? unreachable(progress.last);
     },
-    async askAll(question) {
+    /** Asks every endpoint that works: the first answer of any, errors only when there is nothing else. */
+    async askAll<T>(question: Question<T>): Promise<T> {
       const working = good();
       if (working.length === 0) return this.ask(question);
       const answers = await Promise.allSettled(working.map((endpoint) => endpoint.ask(question)));
@@ -80,12 +69,18 @@ export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS
       const errors = answers.map((answer) => (answer.status === "rejected" ? answer.reason : undefined));
       throw errors.find((error) => isAnswer(question, error)) ?? unreachable(errors[0]);
     },
-    async check() {
+    /**
+     * Compares the chain IDs of all endpoints that answer. One that can't be reached now is compared before its first
+     * use.
+     *
+     * @throws StartupProblem
+     */
+    async check(): Promise<void> {
       await Promise.all(endpoints.map((each) => each.test()));
-      const foreign = endpoints.find((each) => each.state() === "foreign");
-      if (foreign === undefined) return;
+      const wrongChain = endpoints.find((each) => each.state() === "wrongChain");
+      if (wrongChain === undefined) return;
       throw new StartupProblem(
-        `TOLLGATE_RPC_URLS: endpoint ${foreign.index + 1} is not of chain ${CHAIN_ID} (Base)`,
+        `TOLLGATE_RPC_URLS: endpoint ${wrongChain.index + 1} is not of chain ${CHAIN_ID} (Base)`,
       );
     },
   };
@@ -96,7 +91,7 @@ function isAnswer<T>(question: Question<T>, error: unknown): error is RpcError {
 }
 
 /**
- * Null when there is no usable answer, which the progress then tells. What is not known to work is tested first.
+ * Null when there is no usable answer; `progress` then tells why. An endpoint not known to work is tested first.
  *
  * @throws RpcError when that is the answer
  */
@@ -107,7 +102,7 @@ async function askInTurn<T>(
 ): Promise<{ value: T } | null> {
   for (const endpoint of endpoints) {
     const state = endpoint.state();
-    if (state === "foreign" || (state !== "good" && !(await endpoint.test()))) continue;
+    if (state === "wrongChain" || (state !== "good" && !(await endpoint.test()))) continue;
     try {
       return { value: await endpoint.ask(question) };
     } catch (error) {

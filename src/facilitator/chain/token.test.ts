@@ -39,7 +39,7 @@ const words = (authorization: Authorization) => [
 ];
 
 describe("the call of the transfer", () => {
-  test("of a plain account has v, r and s", async () => {
+  test("has v, r and s for a plain account", async () => {
     const { authorization, signature } = await signed();
     const args = decoded(token.transferData(authorization, signature));
     expect(args.slice(2, 6)).toEqual(words(authorization).map(String));
@@ -47,7 +47,7 @@ describe("the call of the transfer", () => {
     expect(args.slice(7)).toEqual([signature.slice(0, 66), `0x${signature.slice(66, 130)}`]);
   });
 
-  test("of a contract wallet has its signature as it is: 65 bytes are not rewritten, longer ones go as bytes", async () => {
+  test("has a contract wallet's signature as it is: 65 bytes are not rewritten, longer ones go as bytes", async () => {
     // A Safe's v of 1 means an approved hash, and not 28.
     const { authorization, signature } = await signed({ form: "zero", from: newPayer().address });
     const args = decoded(token.transferData(authorization, signature));
@@ -57,7 +57,7 @@ describe("the call of the transfer", () => {
   });
 });
 
-describe("a receipt proves the payment", () => {
+describe("a receipt", () => {
   const log = (topics: readonly unknown[], data: Hex = "0x"): LogEntry => ({
     address: token.TOKEN_ADDRESS,
     topics: topics.map((topic) => lower(String(topic))),
@@ -83,7 +83,7 @@ describe("a receipt proves the payment", () => {
     return { authorization, receipt, used, moved };
   }
 
-  test("with both events, anywhere among others", async () => {
+  test("proves a payment by both events, anywhere among others", async () => {
     const { authorization, receipt, used, moved } = await paid();
     expect(token.isPaidBy(authorization, receipt)).toBe(true);
     expect(token.isPaidBy(authorization, { ...receipt, logs: [moved, used, moved, used] })).toBe(true);
@@ -91,7 +91,7 @@ describe("a receipt proves the payment", () => {
     expect(token.isPaidBy(authorization, { ...receipt, logs: [used, other, other, moved] })).toBe(true);
   });
 
-  test("and of several authorizations of one payer, no more than there are transfers after them", async () => {
+  test("proves no more of several authorizations of one payer than there are transfers after them", async () => {
     const { authorization, receipt, used, moved } = await paid();
     const nonces = [0, 1, 2].map((index): Hex => `0x${String(index).repeat(64)}`);
     const entries = [
@@ -105,9 +105,7 @@ describe("a receipt proves the payment", () => {
         // An authorization is used once at most.
         const once = picks.filter((pick, index) => pick > 2 || picks.indexOf(pick) === index);
         const logs = once.flatMap((pick) => entries[pick] ?? []);
-        const proven = nonces.filter((nonce) =>
-          token.isPaidBy({ ...authorization, nonce }, { ...receipt, logs }),
-        );
+        const proven = nonces.filter((nonce) => token.isPaidBy({ ...authorization, nonce }, { ...receipt, logs }));
         for (const nonce of proven) {
           const at = logs.findIndex((log) => log.address === token.TOKEN_ADDRESS && log.topics[2] === nonce);
           expect(at).toBeGreaterThanOrEqual(0);
@@ -124,7 +122,7 @@ describe("a receipt proves the payment", () => {
     );
   });
 
-  test("and with nothing less", async () => {
+  test("proves nothing when an event is missing, of another payment, or of a transaction that failed", async () => {
     const { authorization, receipt, used, moved } = await paid();
     const other = (entry: LogEntry, change: Partial<LogEntry>) => ({ ...entry, ...change });
     const stranger: Hex = `0x${"11".repeat(32)}`;
@@ -146,7 +144,7 @@ describe("a receipt proves the payment", () => {
   });
 });
 
-describe("errors of a simulation", () => {
+describe("an error of a simulation", () => {
   test.each([
     [3, "execution reverted: FiatTokenV2: invalid signature", "FiatTokenV2: invalid signature"],
     [-32_000, "execution reverted", "execution reverted"],
@@ -156,7 +154,7 @@ describe("errors of a simulation", () => {
       "Out of gas: gas required exceeds allowance: 500000",
       "Out of gas: gas required exceeds allowance: 500000",
     ],
-  ])("%i %s is a refusal", (code, message, reason) => {
+  ])("refuses the payment: %i %s", (code, message, reason) => {
     const error = new RpcError(code, message, undefined);
     expect(token.isRefusal(error)).toBe(true);
     expect(token.refusalReason(error)).toBe(reason);
@@ -167,7 +165,7 @@ describe("errors of a simulation", () => {
     [-32_603, "internal error"],
     [-32_005, "rate limit exceeded"],
     [-32_601, "the method eth_estimateGas does not exist"],
-  ])("%i %s says nothing of the payment", (code, message) => {
+  ])("says nothing of the payment: %i %s", (code, message) => {
     expect(token.isRefusal(new RpcError(code, message, undefined))).toBe(false);
   });
 
@@ -179,11 +177,11 @@ describe("errors of a simulation", () => {
     [-32_000, "gas required exceeds allowance (500000)", false],
     [3, "execution reverted: insufficient funds", false],
     [-32_000, "execution reverted", false],
-  ])("%i %s is about the price: %p", (code, message, isIt) => {
+  ])("is told from one about the price: %i %s, %p", (code, message, isIt) => {
     expect(token.isAboutPrice(new RpcError(code, message, undefined), 500_000n)).toBe(isIt);
   });
 
-  test("are kept in one short line", () => {
+  test("is kept in one short line", () => {
     const { message } = new RpcError(3, `a\r\nb${"x".repeat(1000)}`, undefined);
     expect(message).toStartWith("a bx");
     expect(message.length).toBeLessThan(310);

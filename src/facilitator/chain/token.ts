@@ -1,14 +1,8 @@
-// What we say to the token's contract and how we read what it says: the call that moves the money, the events that
-// prove it, and the reasons of its refusals. Pure.
-import {
-  encodeAbiParameters,
-  encodeFunctionData,
-  parseAbi,
-  parseAbiParameters,
-  toEventSelector,
-  toHex,
-} from "viem";
+// Calls to the token's contract, and how its answers are read: the call that moves the money, the events that prove it,
+// and the reasons of its refusals. Pure.
+import { encodeAbiParameters, encodeFunctionData, parseAbi, parseAbiParameters, toEventSelector, toHex } from "viem";
 import { authorizationDigest } from "../../x402/eip3009.ts";
+import { lowerHex } from "../../x402/fields.ts";
 import { TOKEN } from "../../x402/kind.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
 import type { RpcError } from "./json-rpc.ts";
@@ -20,15 +14,13 @@ const PLAIN = parseAbi([
 const ANY = parseAbi([
   "function transferWithAuthorization(address from, address to, uint256 value, uint256 validAfter, uint256 validBefore, bytes32 nonce, bytes signature)",
 ]);
-const STATE = parseAbi([
-  "function authorizationState(address authorizer, bytes32 nonce) view returns (bool)",
-]);
+const STATE = parseAbi(["function authorizationState(address authorizer, bytes32 nonce) view returns (bool)"]);
 const BALANCE = parseAbi(["function balanceOf(address account) view returns (uint256)"]);
 /** ERC-1271, which the token asks of every payer that has code. */
 const WALLET = parseAbi(["function isValidSignature(bytes32 digest, bytes signature) view returns (bytes4)"]);
 const VALID = "0x1626ba7e";
 
-export const TOKEN_ADDRESS: Hex = `0x${TOKEN.slice(2).toLowerCase()}`;
+export const TOKEN_ADDRESS: Hex = lowerHex(TOKEN);
 /** Less than any transfer costs: what every transaction does, the signature, and that the nonce is kept. */
 export const GAS_MIN = 50_000n;
 /** More than any transfer costs; what a contract wallet's signature check may burn is bounded by it. */
@@ -43,7 +35,7 @@ const PLAIN_DIGITS = 130;
  * The call data of the transfer. Both forms of the call take the signature of a contract wallet too, which must
  * arrive as it is; the one with v, r and s costs 412 gas less (measured), and takes 65 bytes only.
  *
- * @param signature canonical where it is the payer's own, as asked.ts makes it: the token refuses v 0 and 1
+ * @param signature canonical where it is the payer's own, as request.ts makes it: the token refuses v 0 and 1
  */
 export function transferData(authorization: Authorization, signature: Hex): Hex {
   const { from, to, value, validAfter, validBefore, nonce } = authorization;
@@ -110,8 +102,7 @@ export function isPaidBy({ from, to, value, nonce }: Authorization, receipt: Rec
   const unproven: Hex[] = [];
   for (const log of receipt.logs) {
     const [, , used] = log.topics;
-    if (used !== undefined && isEvent(log, [AUTHORIZATION_USED, addressTopic(from), used]))
-      unproven.push(used);
+    if (used !== undefined && isEvent(log, [AUTHORIZATION_USED, addressTopic(from), used])) unproven.push(used);
     else if (isEvent(log, moved) && log.data === amount && unproven.pop() === nonce) return true;
   }
   return false;
@@ -131,7 +122,7 @@ const ALLOWANCE = /gas required exceeds allowance\D*(\d+)/i;
 
 const PRICE = /insufficient funds|base ?fee|fee cap|fee per gas/i;
 
-/** The sender has not got the price of that much gas, or it is no price for a block: nothing is said of the call. */
+/** The sender can't pay for that much gas, or no block would take the price: the error says nothing of the call. */
 export function isAboutPrice({ code, message }: RpcError, gas: bigint): boolean {
   if (code === REVERTED_CODE) return false;
   const [, allowed] = ALLOWANCE.exec(message) ?? [];

@@ -6,7 +6,7 @@ import { createServer, type IncomingMessage, type ServerResponse } from "node:ht
 import type { TLSSocket } from "node:tls";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
-import { MALFORMED_HTTP } from "../../http/server.ts";
+import { MALFORMED_HTTP } from "../../http/answers.ts";
 
 /** Who is at the other end, by the certificate that the handshake has verified. */
 export interface Peer {
@@ -17,7 +17,7 @@ export interface Peer {
   readonly expiresAt: number;
 }
 
-/** Milliseconds. An answer in the making has no limit of its own: its maker has. */
+/** Milliseconds. There is none for making an answer: whoever makes it has a limit of its own. */
 export interface ConnectionLimits {
   /** From an answer, or the handshake, to the first byte of the next request. */
   readonly idleMs: number;
@@ -38,21 +38,10 @@ export interface HttpOptions {
   readonly log: Log;
 }
 
-export interface HttpConnections {
-  /** `closed` is called once, when the connection is gone. */
-  take(socket: TLSSocket, peer: Peer, closed: () => void): void;
-  /** Closes connections whose time is up: to be called every now and then. */
-  sweep(): void;
-  /** Closes what is idle; the answer of the edge closes the others. */
-  closeIdle(): void;
-  /** Closes the connections of all others: at once, or with the answer that they are at work on. */
-  keep(isTrusted: (peer: Peer) => boolean): void;
-}
-
 /** Requests that may wait on one connection behind the one that is being answered. */
 const PIPELINED_MAX = 16;
 const HEAD_BYTES_MAX = 16_384;
-/** What of a body that is too large is passed over, so that its sender gets to read the refusal. */
+/** So much of a body that is too large is read and dropped, so that its sender gets to read the refusal. */
 const PASSED_OVER_BYTES_MAX = 4 * 1024 * 1024;
 
 interface CallerSocket {
@@ -71,9 +60,9 @@ interface CallerSocket {
   isLeaving: boolean;
 }
 
-export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: HttpOptions): HttpConnections {
+export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: HttpOptions) {
   const connections = new Map<object, CallerSocket>();
-  // Bun only tells the peer of its time; it is the sweep that keeps it.
+  // Bun only tells the peer of this time; the sweep enforces it.
   const server = createServer({ maxHeaderSize: HEAD_BYTES_MAX, keepAliveTimeout: limits.idleMs });
   server.on("request", (request, response) => {
     const connection = connections.get(request.socket);
@@ -81,7 +70,7 @@ export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: H
     else enqueue(connection, request, response);
   });
   server.on("clientError", (_error, socket) => {
-    // Behind an answer in the making it would be taken for a part of that.
+    // While an answer is being sent, this would be taken for a part of it.
     if (connections.get(socket)?.open === 0 && socket.writable) socket.write(MALFORMED_HTTP);
     socket.destroy();
   });
@@ -137,7 +126,8 @@ export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: H
   }
 
   return {
-    take(socket, peer, closed) {
+    /** `closed` is called once, when the connection is gone. */
+    take(socket: TLSSocket, peer: Peer, closed: () => void): void {
       connections.set(socket, newConnection(socket, peer, limits));
       socket.on("close", () => {
         connections.delete(socket);
@@ -145,7 +135,8 @@ export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: H
       });
       server.emit("connection", socket);
     },
-    sweep() {
+    /** Closes connections whose time is up: to be called every now and then. */
+    sweep(): void {
       const now = performance.now();
       for (const connection of connections.values()) {
         const { phase, socket, bytesSeen } = connection;
@@ -154,10 +145,12 @@ export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: H
         if (now > connection.deadline) socket.resetAndDestroy();
       }
     },
-    closeIdle() {
+    /** Closes what is idle; the answer of the edge closes the others. */
+    closeIdle(): void {
       for (const { open, socket } of connections.values()) if (open === 0) socket.destroy();
     },
-    keep(isTrusted) {
+    /** Closes the connections of all others: at once, or with the answer that they are at work on. */
+    keep(isTrusted: (peer: Peer) => boolean): void {
       for (const each of connections.values()) if (!isTrusted(each.peer)) leave(each);
     },
   };
@@ -217,12 +210,7 @@ function targetOf(url: string): string {
 }
 
 /** Resolves when the answer has been taken over, or the connection is gone. */
-function send(
-  outgoing: ServerResponse,
-  response: Response,
-  bytes: Uint8Array,
-  staysOpen: boolean,
-): Promise<void> {
+function send(outgoing: ServerResponse, response: Response, bytes: Uint8Array, staysOpen: boolean): Promise<void> {
   const { promise, resolve } = Promise.withResolvers<void>();
   outgoing.on("finish", resolve);
   outgoing.on("close", resolve);

@@ -3,17 +3,17 @@
 // its verified sockets to the HTTP side directly, so no other process can get in between.
 import { constants, X509Certificate } from "node:crypto";
 import { createServer, type Server, type TLSSocket, type TlsOptions } from "node:tls";
+import { createReservedShare } from "../../concurrency/reserved-share.ts";
 import { parseCertificates } from "../../core/certificates.ts";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { type ConnectionLimits, type HttpOptions, type Peer, serveConnections } from "./http1.ts";
-import { createPermits } from "./permits.ts";
 import type { TlsMaterial } from "./tls-files.ts";
 
 export interface ListenerLimits extends ConnectionLimits {
   readonly handshakeMs: number;
-  /** Handshakes under way at a time; a further one ends the oldest, which an honest peer's never is for long. */
+  /** Handshakes under way at a time. One more ends the oldest; an honest peer's handshake is never that for long. */
   readonly handshakes: number;
   /** Connections in all, shared out among the accounts, so that none shuts out the others. */
   readonly connections: number;
@@ -29,7 +29,7 @@ export const LISTENER_LIMITS: ListenerLimits = {
   flushMs: 10_000,
 };
 
-/** No account has this name: certificates that are of none have one share together. */
+/** Certificates that belong to no account share one part. No account has this name. */
 const STRANGERS = "";
 const SWEEP_MS = 250;
 /** A summary of refused handshakes is logged this often at most; anybody can cause them. */
@@ -49,23 +49,10 @@ export interface MtlsListenerOptions {
   readonly log: Log;
 }
 
-export interface MtlsListener {
-  readonly port: number;
-  /**
-   * Handshakes from now on are made with this; connections and requests at work go on. Those whose certificate no CA
-   * of it has issued end, when they have answered what they are at work on.
-   *
-   * @throws when it can't be used: then nothing has changed
-   */
-  renew(tls: TlsMaterial): void;
-  /** Listens no more, and closes what is idle. Resolves when every connection is gone. */
-  drain(): Promise<void>;
-  /** Closes everything. */
-  stop(): Promise<void>;
-}
+export type MtlsListener = Awaited<ReturnType<typeof listenMutualTls>>;
 
 /** @throws StartupProblem when certificate and key are unusable, or the port is taken */
-export async function listenMutualTls(options: MtlsListenerOptions): Promise<MtlsListener> {
+export async function listenMutualTls(options: MtlsListenerOptions) {
   const server = createTlsServer(options.tls);
   const sockets = admit(server, options);
   let roots = parseCertificates(options.tls.clientCa);
@@ -74,6 +61,7 @@ export async function listenMutualTls(options: MtlsListenerOptions): Promise<Mtl
   const address = server.address();
   const port = typeof address === "object" && address !== null ? address.port : options.port;
 
+  /** Listens no more, and closes what is idle. Resolves when every connection is gone. */
   async function drain(): Promise<void> {
     server.close();
     sockets.closeIdle();
@@ -82,17 +70,22 @@ export async function listenMutualTls(options: MtlsListenerOptions): Promise<Mtl
 
   return {
     port,
-    renew(tls) {
+    /**
+     * Handshakes from now on are made with this; connections and requests at work go on. Those whose certificate no CA
+     * of it has issued end, when they have answered what they are at work on.
+     *
+     * @throws when it can't be used: then nothing has changed
+     */
+    renew(tls: TlsMaterial): void {
       const next = parseCertificates(tls.clientCa);
       server.setSecureContext(secureOptions(tls));
-      const isAnyGone = roots.some(
-        (root) => !next.some((each) => each.fingerprint256 === root.fingerprint256),
-      );
+      const isAnyGone = roots.some((root) => !next.some((each) => each.fingerprint256 === root.fingerprint256));
       roots = next;
       if (isAnyGone) sockets.keep((certificate) => next.some((root) => isIssuedBy(certificate, root)));
     },
     drain,
-    async stop() {
+    /** Closes everything. */
+    async stop(): Promise<void> {
       sockets.closeAll();
       await drain();
       clearInterval(sweeping);
@@ -100,7 +93,7 @@ export async function listenMutualTls(options: MtlsListenerOptions): Promise<Mtl
   };
 }
 
-/** All of it each time: Bun takes over what it is given, and nothing from before. */
+/** Complete each time: Bun keeps nothing from the context before. */
 function secureOptions({ cert, key, clientCa }: TlsMaterial): TlsOptions {
   return {
     cert,
@@ -110,12 +103,12 @@ function secureOptions({ cert, key, clientCa }: TlsMaterial): TlsOptions {
     rejectUnauthorized: true,
     minVersion: "TLSv1.2",
     ALPNProtocols: ["http/1.1"],
-    // A resumed session would carry a certificate past a look at its dates.
+    // A resumed session would carry a certificate past the check of its dates.
     secureOptions: constants.SSL_OP_NO_TICKET,
   };
 }
 
-/** Directly: what leads from a certificate to its root by way of others is judged in a handshake only. */
+/** Directly; a chain with other certificates in between is judged in a handshake only. */
 function isIssuedBy(certificate: X509Certificate, root: X509Certificate): boolean {
   return certificate.checkIssued(root) && certificate.verify(root.publicKey);
 }
@@ -135,10 +128,9 @@ function listen(server: Server, { host, port, log }: MtlsListenerOptions): Promi
   return new Promise((resolve, reject) => {
     const refuse = (cause: Error) =>
       reject(
-        new StartupProblem(
-          `TOLLGATE_HOST and TOLLGATE_PORT must be free to listen on: ${host} port ${port}`,
-          { cause },
-        ),
+        new StartupProblem(`TOLLGATE_HOST and TOLLGATE_PORT must be free to listen on: ${host} port ${port}`, {
+          cause,
+        }),
       );
     server.once("error", refuse);
     server.listen({ host, port }, () => {
@@ -155,7 +147,7 @@ function admit(server: Server, { answer, ownerOf, bodyBytesMax, limits, clock, l
   const sockets = new Set<TLSSocket>();
   /** When each has to be done, the oldest first. */
   const handshakes = new Map<TLSSocket, number>();
-  const shares = createPermits(limits.connections);
+  const shares = createReservedShare(limits.connections);
   const refused = refusals(log);
   const awaitEmpty: (() => void)[] = [];
 
@@ -170,7 +162,7 @@ function admit(server: Server, { answer, ownerOf, bodyBytesMax, limits, clock, l
       handshakes.delete(socket);
       if (sockets.size === 0) for (const tell of awaitEmpty.splice(0)) tell();
     });
-    // One that hangs makes room for one that comes, which may be itself.
+    // The oldest handshake makes room for a new one. It may be the new one itself.
     const [oldest] = handshakes.keys();
     if (sockets.size > limits.connections || handshakes.size > limits.handshakes) oldest?.destroy();
   });
@@ -189,7 +181,7 @@ function admit(server: Server, { answer, ownerOf, bodyBytesMax, limits, clock, l
     socket.destroy();
   }
 
-  /** Until it is known whose share it is of, the time of the handshake goes on. */
+  /** The time limit of the handshake holds until it is known whose share the connection counts to. */
   async function enter(socket: TLSSocket, peer: Peer): Promise<void> {
     const owner = await ownerOf(peer.fingerprint).catch((error) => {
       log.warn("account_lookup_failed", { error });
@@ -197,7 +189,7 @@ function admit(server: Server, { answer, ownerOf, bodyBytesMax, limits, clock, l
     });
     if (!handshakes.delete(socket) || socket.destroyed) return;
     const share = owner ?? STRANGERS;
-    if (shares.take(share)) http.take(socket, peer, () => shares.release(share));
+    if (shares.take(share)) http.take(socket, peer, () => shares.giveBack(share));
     else refuse(socket, "too many connections");
   }
 

@@ -1,6 +1,6 @@
-// The certificate, key and client CA of the mutual-TLS port, followed while it runs: whoever renews them writes the
-// files anew, and nothing else is to be done. A change counts once two looks in a row have found the same, so that one
-// in the making does not; what can't be used leaves the last one in force, and is told once.
+// The certificate, key and client CA of the mutual-TLS port, followed while it runs: whoever renews them only has to write
+// the files. A change counts once two looks in a row have found the same content, so a half-written one does not. If it
+// can't be used, the last one stays in force, and that is logged once.
 import type { Log } from "../../core/log.ts";
 
 const LOOK_MS = 1_000;
@@ -28,7 +28,7 @@ interface Following {
   readonly read: () => Promise<TlsReading>;
   /** What is in force. */
   readonly tls: TlsMaterial;
-  /** Puts it in force. What it throws means that the last one stays. */
+  /** Puts it in force. When it throws, the last one stays. */
   readonly take: (tls: TlsMaterial) => void;
   readonly log: Log;
   /** Between two looks; tests shorten it. */
@@ -62,11 +62,11 @@ export function followTlsFiles({ read, tls, take, log, lookMs = LOOK_MS }: Follo
     }
     inForce = next;
     log.info("tls_files_taken");
-    for (const warning of warnings) log.warn("tls files", { warning });
+    for (const warning of warnings) log.warn("tls_files_suspect", { warning });
   }
 
   const timer = setInterval(() => {
-    // A file system that hangs is not asked again before it answers.
+    // While a file system hangs, it is not asked again.
     if (looking) return;
     looking = true;
     void look()

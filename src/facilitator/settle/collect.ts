@@ -1,21 +1,17 @@
 // A payment that nothing is against, from the simulation to its block: claimed with its share of the ceiling and of
-// the payer's balance in one write, then sent, then waited for. What goes wrong before a transaction is stored gives
-// the claim back, and that claim alone.
+// the payer's balance in one write, then sent, then waited for. If something goes wrong before a
+// transaction is stored, the claim is given back, and that claim alone.
 
 import { endsWithin } from "../../concurrency/deadline.ts";
 import { mapLimit } from "../../concurrency/map-limit.ts";
+import { mayTake } from "../../concurrency/reserved-share.ts";
 import type { Reader } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
-import { createPermits, mayTake } from "../mtls/permits.ts";
-import {
-  type Claimed,
-  type ClaimedPayment,
-  claimPayment,
-  type FacilitatorPayment,
-  openByAccount,
-  withdrawClaim,
-} from "../payments.ts";
-import { type Balance, type Measured, sentNonces } from "./held-funds.ts";
+import type { Balance } from "../chain/chain.ts";
+import { type Measured, sentNonces } from "../payments/held-funds.ts";
+import { openByAccount } from "../payments/open-payments.ts";
+import { type Claimed, type ClaimedPayment, claimPayment, withdrawClaim } from "../payments/payments.ts";
+import type { AtWork } from "./at-work.ts";
 import type { Gas, SettleOptions } from "./ports.ts";
 import { requirementsText, type SettlementRequest, windowProblem } from "./request.ts";
 import {
@@ -26,81 +22,58 @@ import {
   unavailable,
 } from "./response.ts";
 
-/** Memory stays bounded while node and wallet are slow. */
-const AT_WORK_MAX = 2_000;
 /** To a node, for one payment. */
 const QUESTIONS_PARALLEL = 8;
 
 /** "taken": somebody else claimed it in between, so there is a record to answer from. */
 export type Collected = SettleResponse | SettlementRefusal | "taken";
 
-export interface Collect {
-  /** @throws Fault `unavailable` as settle does */
-  collect(asked: SettlementRequest): Promise<Collected>;
-  /** Whether this process has it between the simulation and its transaction, or waits for its block. */
-  isAtWork(payment: Pick<FacilitatorPayment, "account" | "payer" | "nonce">): boolean;
-}
-
 type ClaimWithGas = ClaimedPayment & { readonly gasAtRisk: bigint };
 
 interface CollectOptions extends SettleOptions {
-  readonly answers: SettlementResponses;
+  readonly responses: SettlementResponses;
+  readonly atWork: AtWork;
   /** A claim may have been left behind. */
-  forsaken(): void;
+  onOrphanedClaim(): void;
 }
 
-export function createCollect(options: CollectOptions): Collect {
-  const { store, log, chain, wallet, outcomes, limits, answers, forsaken } = options;
+export function createCollect(options: CollectOptions) {
+  const { store, log, chain, wallet, outcomes, limits, responses, atWork, onOrphanedClaim } = options;
   const claimBeside = createClaim(options);
-  /** By account: each payment at work holds a place, however slow it is. */
-  const shares = createPermits(options.atWorkMax ?? AT_WORK_MAX);
-  /** Requests between the simulation and their answer. */
-  const atWork = new Set<string>();
-  /** Payments that the wallet has not stored or refused yet: a database that is away may hold that up. */
-  const sending = new Set<string>();
 
-  function isBusy(name: string): boolean {
-    return atWork.has(name) || sending.has(name);
-  }
-
-  function leave(set: Set<string>, { named }: Pick<SettlementRequest, "named">): void {
-    const name = nameOf(named);
-    if (set.delete(name) && !isBusy(name)) shares.release(named.account);
-  }
-
-  async function claimSendWait(asked: SettlementRequest, gas: Gas): Promise<Collected> {
-    const { key, payment } = asked;
+  async function claimSendWait(request: SettlementRequest, gas: Gas): Promise<Collected> {
+    const { key, payment } = request;
     const { authorization, signature } = payment;
     const wanted = { key, claim: crypto.randomUUID(), authorization, signature };
-    const claimed = await claimBeside(asked, wanted, gas);
+    const claimed = await claimBeside(request, wanted, gas);
     if (claimed === "taken") return "taken";
     if (claimed === "ceiling") return { overLimit: "over_daily_ceiling" };
     if (claimed === "gas") return { overLimit: "over_daily_gas" };
-    // No refusal: what holds the balance may fail yet, and it may have grown since it was looked at. So with the gas.
-    if (claimed !== "claimed") throw answers.putOff(asked, claimed);
-    // From the claim on, as whoever finds its record reckons.
+    // Not a refusal: payments that hold the balance may still fail, and it may have grown since. Likewise with the gas.
+    if (claimed !== "claimed") throw responses.putOff(request, claimed);
+    // Counted from the claim, as others do who find its record.
     const until = performance.now() + limits.inclusionTimeoutMs;
-    const isSent = await endsWithin(until - performance.now(), send(asked, wanted, gas));
-    // The wallet goes on with it.
+    const isSent = await endsWithin(until - performance.now(), send(request, wanted, gas));
+    // The wallet goes on with it after this request.
     if (!isSent) throw inFlight();
     const record = await outcomes.wait(key, until - performance.now());
     if (record === null) throw inFlight();
-    // A later claim is judged by its terms, which may be others.
-    return record.claim === wanted.claim ? answers.fromRecord(asked, record, false) : "taken";
+    // A later claim may have other terms, and is judged by those.
+    return record.claim === wanted.claim ? responses.fromRecord(request, record, false) : "taken";
   }
 
   /** @throws Fault `unavailable` when nothing was signed and stored; the payment can be presented again */
-  async function send(asked: SettlementRequest, claimed: ClaimedPayment, gas: Gas): Promise<void> {
-    const { named } = asked;
-    sending.add(nameOf(named));
+  async function send(request: SettlementRequest, claimed: ClaimedPayment, gas: Gas): Promise<void> {
+    const { named } = request;
+    atWork.beginSending(named);
     try {
       await wallet.send(claimed, gas);
     } catch (error) {
       log.warn("payment_not_sent", { ...named, error });
-      if (await withdraw(asked, claimed)) throw unavailable();
-      // Not claimed any more, so it was sent or ended after all: the record tells.
+      if (await withdraw(request, claimed)) throw unavailable();
+      // No longer claimed, so it was sent or ended after all: its record tells.
     } finally {
-      leave(sending, asked);
+      atWork.endSending(named);
     }
   }
 
@@ -109,76 +82,71 @@ export function createCollect(options: CollectOptions): Collect {
       return await store.write((tx) => withdrawClaim(tx, claimed));
     } catch (error) {
       log.warn("claim_not_withdrawn", { ...named, error });
-      forsaken();
+      onOrphanedClaim();
       return true;
     }
   }
 
-  return {
-    async collect(asked) {
-      const name = nameOf(asked.named);
-      // Equal requests at once need no second simulation.
-      if (isBusy(name)) throw inFlight();
-      if (!shares.take(asked.account)) throw answers.unready(asked, "too many settlements at once");
-      atWork.add(name);
-      try {
-        const readiness = await wallet.readiness();
-        if (!readiness.ready) throw answers.unready(asked, readiness.reason);
-        if (await isOverShare(store.read, asked.account, wallet.capacity))
-          throw answers.unready(asked, "too many payments under way");
-        const { authorization, signature } = asked.payment;
-        const simulated = await chain.simulate(authorization, signature);
-        if (!simulated.ok) return { failed: simulated.reason };
-        // The simulation may have taken long.
-        const late = windowProblem(asked, await chain.time());
-        if (late !== null) return { failed: late };
-        return await claimSendWait(asked, simulated.gas);
-      } finally {
-        leave(atWork, asked);
-      }
-    },
-    isAtWork: ({ account, payer, nonce }) => isBusy(nameOf({ account, payer, nonce })),
+  /** @throws Fault `unavailable` as settle does */
+  return async (request: SettlementRequest): Promise<Collected> => {
+    const { account, named } = request;
+    // Equal requests at once need no second simulation.
+    if (atWork.has(named)) throw inFlight();
+    if (!atWork.begin(named)) throw responses.unready(request, "too many settlements at once");
+    try {
+      const readiness = await wallet.readiness();
+      if (!readiness.ready) throw responses.unready(request, readiness.reason);
+      if (await isOverShare(store.read, account, wallet.capacity))
+        throw responses.unready(request, "too many payments under way");
+      const { authorization, signature } = request.payment;
+      const simulated = await chain.simulate(authorization, signature);
+      if (!simulated.ok) return { failed: simulated.reason };
+      // The simulation may have taken long.
+      const late = windowProblem(request, await chain.time());
+      if (late !== null) return { failed: late };
+      return await claimSendWait(request, simulated.gas);
+    } finally {
+      atWork.end(named);
+    }
   };
 }
 
-type ClaimBeside = (asked: SettlementRequest, wanted: ClaimedPayment, gas: Gas) => Promise<Claimed>;
+function createClaim(options: CollectOptions) {
+  const { store, clock, chain, onOrphanedClaim } = options;
 
-function createClaim(options: CollectOptions): ClaimBeside {
-  const { store, clock, chain, forsaken } = options;
-
-  async function claim(asked: SettlementRequest, wanted: ClaimWithGas, balance: Measured): Promise<Claimed> {
-    const requirements = requirementsText(asked.requirements);
-    const claim = { ...wanted, account: asked.account, requirements, limits: asked.limits, balance };
+  async function claim(request: SettlementRequest, wanted: ClaimWithGas, balance: Measured): Promise<Claimed> {
+    const requirements = requirementsText(request.requirements);
+    const claim = { ...wanted, account: request.account, requirements, limits: request.limits, balance };
     try {
       return await store.write((tx) => claimPayment(tx, claim, clock.now()));
     } catch (error) {
       // A connection lost during the commit leaves open whether the claim is stored.
-      forsaken();
+      onOrphanedClaim();
       throw error;
     }
   }
 
   /**
-   * What is sent may be in the newest blocks already, and the watcher about to find out: then it is held against a
-   * balance that it is out of. So the chain is asked which of it has landed by that block. No older balance has a
-   * say, though our payments of that time are in it: it does not know what the payer itself has moved away since.
+   * A sent payment may already be in the newest blocks before the watcher has noticed. It would then be held against a
+   * balance that it has left. So the chain is asked which sent payments have landed by the block of the balance. An
+   * older balance would not do: it does not show what the payer has moved away since.
    */
-  return async (asked, wanted, gas) => {
+  return async (request: SettlementRequest, wanted: ClaimedPayment, gas: Gas): Promise<Claimed> => {
     const { payer } = wanted.key;
     const balance = await chain.balanceOf(payer);
-    const gasAtRisk = await gasAtRiskOf(options, asked, { gas, balance });
+    const gasAtRisk = await gasAtRiskOf(options, request, { gas, balance });
     const measured = { ...wanted, gasAtRisk };
-    const claimed = await claim(asked, measured, balance);
+    const claimed = await claim(request, measured, balance);
     if (claimed !== "held") return claimed;
     const landed = await landedBy(options, payer, balance);
     if (landed.size === 0) return claimed;
-    // Looked at after that: a node may tell of a use a moment before it tells of its block.
+    // Read again after that: a node may report a use a moment before it reports the block of it.
     const after = await chain.balanceOf(payer);
-    return after.block < balance.block ? claimed : claim(asked, measured, { ...after, landed });
+    return after.block < balance.block ? claimed : claim(request, measured, { ...after, landed });
   };
 }
 
-/** A payer without code can make its transfer revert only by a transaction of its own, which costs it as much. */
+/** A payer without code can make its transfer revert only by a transaction of its own, which costs the payer as much. */
 async function gasAtRiskOf(
   { chain, wallet }: Pick<CollectOptions, "chain" | "wallet">,
   { key, limits }: SettlementRequest,
@@ -188,7 +156,7 @@ async function gasAtRiskOf(
   return (await chain.hasCode(key.payer, { number, hash })) ? wallet.costOf(gas) : 0n;
 }
 
-/** Of what is sent for the payer. What no node tells counts as held. */
+/** The nonces of sent payments of the payer that have landed. What no node tells counts as held. */
 async function landedBy(
   { store, chain }: Pick<CollectOptions, "store" | "chain">,
   from: Hex,
@@ -201,15 +169,10 @@ async function landedBy(
   return landed;
 }
 
-/** While blocks do not come, payments stay under way for longer than anybody waits for them. */
+/** While no blocks come, payments stay under way for longer than anybody waits for them. */
 async function isOverShare(reader: Reader, account: string, capacity: number): Promise<boolean> {
   const open = await openByAccount(reader);
   const own = open.get(account) ?? 0;
   const taken = [...open.values()].reduce((sum, count) => sum + count, 0);
   return !mayTake(own, taken, open.size + (own === 0 ? 1 : 0), capacity);
-}
-
-/** Per account: one must not hold up another's payment by presenting it with a wrong signature. */
-function nameOf({ account, payer, nonce }: SettlementRequest["named"]): string {
-  return `${payer}:${nonce}:${account}`;
 }

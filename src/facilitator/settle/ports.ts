@@ -3,10 +3,10 @@ import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
-import type { Limits } from "../guardrails.ts";
-import type { ClaimedPayment } from "../payments.ts";
-import type { Balance } from "./held-funds.ts";
-import type { TimeSpan } from "./request.ts";
+import type { Chain } from "../chain/chain.ts";
+import type { TimeSpan } from "../chain/chain-time.ts";
+import type { Limits } from "../payments/guardrails.ts";
+import type { ClaimedPayment } from "../payments/payments.ts";
 import type { SettlementWaiters } from "./waiters.ts";
 
 /** What a simulation found: it holds for the wallet that it was made for. */
@@ -15,7 +15,7 @@ export interface Gas {
   readonly from: Hex;
 }
 
-export interface SettleChain {
+export interface SettleChain extends Pick<Chain, "isSignedByContract" | "balanceOf" | "hasCode" | "isUsed"> {
   /**
    * Whether the token would take it now, from the wallet that would send it.
    *
@@ -31,17 +31,6 @@ export interface SettleChain {
    * @throws Fault `unavailable` when no node tells
    */
   time(): Promise<TimeSpan>;
-  /** Whether the payer is a contract wallet that takes this for its signature now. @throws Fault `unavailable` */
-  isSignedByContract(authorization: Authorization, signature: Hex): Promise<boolean>;
-  /** Of the token, at the end of the newest block. @throws Fault `unavailable` */
-  balanceOf(payer: Hex): Promise<Balance>;
-  /** Whether the payer has code at the end of this block: then that decides whether a transfer reverts. */
-  hasCode(address: Hex, at: { readonly number: number; readonly hash: Hex }): Promise<boolean>;
-  /** Whether the authorization had been used or cancelled by the end of this block. @throws Error when no node tells */
-  isUsed(
-    authorization: Pick<Authorization, "from" | "nonce">,
-    at: { readonly number: number; readonly hash: Hex },
-  ): Promise<boolean>;
 }
 
 export interface SettleWallet {

@@ -1,13 +1,13 @@
 // Payments that were refused before a claim: the exact reason, which no caller learns, for the log and for the
-// operator's table. It is a note, so failing to keep it changes no answer.
+// operator's table. It is only a note: a failure to store it changes no answer.
 import { sql } from "drizzle-orm";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
-import { utcDay } from "../daily-limits.ts";
+import { utcDay } from "../payments/daily-limits.ts";
 
-/** An account chooses payers and nonces, so it could fill the table. Past this, only the log has the reasons. */
+/** An account chooses payers and nonces, so it could fill the table. Beyond this number only the log has the reasons. */
 const NOTES_PER_DAY_MAX = 10_000;
 
 export interface RefusalRecord {
@@ -17,10 +17,7 @@ export interface RefusalRecord {
   readonly reason: string;
 }
 
-export interface RefusalLog {
-  /** Never rejects. */
-  note(refusal: RefusalRecord): Promise<void>;
-}
+export type RefusalLog = ReturnType<typeof createRefusalLog>;
 
 interface RefusalLogOptions {
   readonly store: Store;
@@ -28,7 +25,7 @@ interface RefusalLogOptions {
   readonly log: Log;
 }
 
-export function createRefusalLog({ store, clock, log }: RefusalLogOptions): RefusalLog {
+export function createRefusalLog({ store, clock, log }: RefusalLogOptions) {
   let today = "";
   const notes = new Map<string, number>();
 
@@ -42,7 +39,8 @@ export function createRefusalLog({ store, clock, log }: RefusalLogOptions): Refu
   }
 
   return {
-    async note(refusal) {
+    /** Never rejects. */
+    async note(refusal: RefusalRecord): Promise<void> {
       log.info("payment_refused", { ...refusal });
       const now = clock.now();
       if (isFull(refusal.account, now)) return;

@@ -5,15 +5,12 @@ import { canonicalSignature } from "../../x402/eip3009.ts";
 import { NETWORK, SCHEME } from "../../x402/kind.ts";
 import type { Hex, Payment, PaymentKey, Requirements } from "../../x402/types.ts";
 import { checkSignature, checkWindow, keyOf } from "../../x402/verify.ts";
-import { type AccountLimits, type Limits, limitsOf } from "../guardrails.ts";
-import type { FacilitatorPayment } from "../payments.ts";
+import type { TimeSpan } from "../chain/chain-time.ts";
+import { type FacilitatorAccount, type Limits, limitsOf } from "../payments/guardrails.ts";
+import type { FacilitatorPayment } from "../payments/payments.ts";
 
-/** A payment must be good for so much longer, or it would be too late for the next block and its gas wasted. */
+/** A payment must be valid for at least this much longer, or it would miss the next block and waste its gas. */
 const SPARE_SECONDS = 3;
-
-export interface SettleAccount extends AccountLimits {
-  readonly name: string;
-}
 
 export interface SettlementRequest {
   readonly account: string;
@@ -21,21 +18,21 @@ export interface SettlementRequest {
   readonly key: PaymentKey;
   readonly payment: Payment;
   readonly requirements: Requirements;
-  /** Whose signature it is: what isn't the payer's own may be a contract wallet's, which only the chain can judge. */
+  /** Whose signature it is. If it isn't the payer's own, it may be a contract wallet's, which only the chain can judge. */
   readonly signedBy: "payer" | "other";
   /** For the log: never the signature. */
   readonly named: { readonly account: string; readonly payer: Hex; readonly nonce: Hex };
 }
 
 export function settlementRequest(
-  account: SettleAccount,
+  account: FacilitatorAccount,
   request: SettleRequest,
   defaults: Limits,
 ): SettlementRequest {
   const { payment, requirements } = request;
   const { from: payer, nonce } = payment.authorization;
   const signedBy = checkSignature(payment);
-  // The token refuses v 0 and 1. What a contract wallet reads of its signature is its own affair.
+  // The token refuses v 0 and 1. A contract wallet may read its signature in any way, so that stays as it is.
   const canonical = signedBy === "payer" ? canonicalSignature(payment.signature) : null;
   return {
     account: account.name,
@@ -48,13 +45,7 @@ export function settlementRequest(
   };
 }
 
-/** Between these it is now, in milliseconds. */
-export interface TimeSpan {
-  readonly earliest: number;
-  readonly latest: number;
-}
-
-/** Only what holds for all of the span is a problem: it ends the payment for good. */
+/** A problem ends the payment for good, so it must hold for the whole span of time. */
 export function windowProblem(
   { payment }: { readonly payment: Pick<Payment, "authorization"> },
   { earliest, latest }: TimeSpan,
@@ -78,10 +69,7 @@ export function requirementsText(requirements: Requirements): string {
 }
 
 /** Account, authorization and requirements, all fields. Payer and nonce are the record's key, so they are the same. */
-export function isSameTerms(
-  record: FacilitatorPayment,
-  { account, payment, ...rest }: SettlementRequest,
-): boolean {
+export function isSameTerms(record: FacilitatorPayment, { account, payment, ...rest }: SettlementRequest): boolean {
   const { authorization, signature, scheme, network } = payment;
   return (
     record.account === account &&

@@ -1,11 +1,11 @@
-// What `/settle` answers: the one coarse reason of every failed collection, and the Faults of what can't be judged
-// now. The exact reason goes to the log and to the store on the way.
+// What `/settle` answers: one coarse reason for every failed collection, and a Fault for what can't be judged now. The
+// exact reason goes to the log and to the store.
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import { NETWORK } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
-import type { GuardrailProblem } from "../guardrails.ts";
-import type { FacilitatorPayment } from "../payments.ts";
+import type { GuardrailProblem } from "../payments/guardrails.ts";
+import type { FacilitatorPayment } from "../payments/payments.ts";
 import type { RefusalLog } from "./refusals.ts";
 import type { SettlementRequest } from "./request.ts";
 
@@ -29,44 +29,26 @@ export type SettleResponse = { readonly network: string; readonly payer: Hex } &
 /** Before a claim: a failed collection, or a guardrail. */
 export type SettlementRefusal = { readonly failed: string } | { readonly overLimit: GuardrailProblem };
 
-export interface SettlementResponses {
-  /** @throws Fault `over_limit` for a guardrail */
-  refuse(asked: SettlementRequest, refusal: SettlementRefusal): Promise<SettleResponse>;
-  /** Nothing is against the payment; it can't be settled now. */
-  unready(asked: SettlementRequest, reason: string): Fault;
-  /** The payer's balance, or the account's gas, would do but for what is under way, which may end otherwise. */
-  putOff(asked: SettlementRequest, by: "held" | "gas held"): Fault;
-  /**
-   * What the record of the payment says.
-   *
-   * @param isAwaited a request that waits for the block will answer
-   * @throws Fault `unavailable` while that is so, and while there is no hash to give
-   */
-  fromRecord(asked: SettlementRequest, record: FacilitatorPayment, isAwaited: boolean): SettleResponse;
-  /**
-   * What whoever has the same authorization, but asks for something else with it or from another account, may know of
-   * the record: never a success, nor that it failed for as long as it may land or when it has landed.
-   *
-   * @throws Fault `unavailable` while there is no hash to give
-   */
-  onOtherTerms(asked: SettlementRequest, record: FacilitatorPayment): Promise<SettleResponse>;
-}
+export type SettlementResponses = ReturnType<typeof createSettlementResponses>;
 
-export function createSettlementResponses(log: Log, refusals: RefusalLog): SettlementResponses {
+export function createSettlementResponses(log: Log, refusals: RefusalLog) {
   return {
-    async refuse(asked, refusal) {
+    /** @throws Fault `over_limit` for a guardrail */
+    async refuse(request: SettlementRequest, refusal: SettlementRefusal): Promise<SettleResponse> {
       const isFailed = "failed" in refusal;
-      await refusals.note({ ...asked.named, reason: isFailed ? refusal.failed : refusal.overLimit });
-      if (isFailed) return failure(asked, "");
+      await refusals.note({ ...request.named, reason: isFailed ? refusal.failed : refusal.overLimit });
+      if (isFailed) return failure(request, "");
       throw new Fault("over_limit", "the payment is outside the limits of this account");
     },
 
-    unready({ named }, reason) {
+    /** Nothing is against the payment, but it can't be settled now. */
+    unready({ named }: SettlementRequest, reason: string): Fault {
       log.warn("settlement_impossible", { ...named, reason });
       return unavailable();
     },
 
-    putOff({ named }, by) {
+    /** The payer's balance, or the account's gas, would suffice without the payments under way, which may yet fail. */
+    putOff({ named }: SettlementRequest, by: "held" | "gas held"): Fault {
       const [held, first] = PUT_OFF[by];
       log.info("settlement_deferred", { ...named, reason: held });
       return new Fault("unavailable", `${first} come first`, {
@@ -74,22 +56,37 @@ export function createSettlementResponses(log: Log, refusals: RefusalLog): Settl
       });
     },
 
-    fromRecord(asked, record, isAwaited) {
+    /**
+     * What the record of the payment says.
+     *
+     * @param isAwaited a request that waits for the block will answer
+     * @throws Fault `unavailable` while that is so, and while there is no hash to give
+     */
+    fromRecord(request: SettlementRequest, record: FacilitatorPayment, isAwaited: boolean): SettleResponse {
       const { status, transaction_hash: transaction, reason, foreign_transaction } = record;
-      // What is only claimed has no hash to give, and "" would say that it can't land.
+      // A payment that is only claimed has no hash yet, and "" would say that it can't land.
       const isOpen = transaction === null || (status === "sent" && isAwaited);
       if (isOpen && status !== "failed") throw inFlight();
-      log.info("settlement_answered", { ...asked.named, status, transaction, reason, foreign_transaction });
-      if (status === "failed" || transaction === null) return failure(asked, "");
-      if (status === "sent") return failure(asked, transaction);
-      return { success: true, transaction, network: NETWORK, payer: asked.key.payer };
+      log.info("settlement_answered", { ...request.named, status, transaction, reason, foreign_transaction });
+      if (status === "failed" || transaction === null) return failure(request, "");
+      if (status === "sent") return failure(request, transaction);
+      return { success: true, transaction, network: NETWORK, payer: request.key.payer };
     },
 
-    async onOtherTerms(asked, { status, transaction_hash: transaction }) {
-      await refusals.note({ ...asked.named, reason: "claimed_on_other_terms" });
-      if (status === "failed") return failure(asked, "");
+    /**
+     * What others may learn of the record: those who present the same authorization for something else, or from another
+     * account. Never a success, and a failure without a hash only when the payment can't land.
+     *
+     * @throws Fault `unavailable` while there is no hash to give
+     */
+    async onOtherTerms(
+      request: SettlementRequest,
+      { status, transaction_hash: transaction }: FacilitatorPayment,
+    ): Promise<SettleResponse> {
+      await refusals.note({ ...request.named, reason: "claimed_on_other_terms" });
+      if (status === "failed") return failure(request, "");
       if (transaction === null) throw inFlight();
-      return failure(asked, transaction);
+      return failure(request, transaction);
     },
   };
 }

@@ -1,4 +1,4 @@
-import { afterAll, beforeAll, beforeEach, describe, expect, test } from "bun:test";
+import { beforeEach, describe, expect, test } from "bun:test";
 import { newPayer, randomNonce } from "../../../test/support/chain/payments.ts";
 import {
   account,
@@ -12,12 +12,15 @@ import {
   settling,
   UNMEASURED,
 } from "../../../test/support/chain/settling.ts";
-import { type Place, places } from "../../../test/support/stores/stores.ts";
+import { useStore } from "../../../test/support/stores/one-store.ts";
+import { sqlitePlace } from "../../../test/support/stores/stores.ts";
 import { Fault } from "../../core/fault.ts";
+import { silentLog } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
 import type { SettleRequest } from "../../x402/codec.ts";
-import { claimPayment, markSent, withdrawClaim } from "../payments.ts";
+import { claimPayment, markSent, withdrawClaim } from "../payments/payments.ts";
 import { requirementsText } from "./request.ts";
+import { createResume } from "./resume.ts";
 
 /** The name of a claim that another process has made. */
 const CLAIM = "another process";
@@ -26,16 +29,10 @@ const away = async (): Promise<never> => {
   throw new Fault("unavailable", "no node");
 };
 
-describe.each(["sqlite", "postgres"] as const)("what comes in between, on %s, with doubles", (dialect) => {
-  let place: Place;
+describe.each(["sqlite", "postgres"] as const)("interrupted settling on %s, with doubles", (dialect) => {
   let store: Store;
-  beforeAll(async () => {
-    place = await places[dialect]();
-    store = await place.open();
-  }, 30_000);
-  afterAll(async () => {
-    await store.close();
-    place.remove();
+  useStore(dialect, (opened) => {
+    ({ store } = opened);
   });
   beforeEach(() => emptied(store));
 
@@ -196,7 +193,7 @@ describe.each(["sqlite", "postgres"] as const)("what comes in between, on %s, wi
     expect(sends).toBe(1);
   });
 
-  test("more at work than allowed are told to come again", async () => {
+  test("a request beyond those that may be at work is told to come again", async () => {
     const service = settling(store, { atWorkMax: 3 });
     const { promise: go, resolve } = Promise.withResolvers<void>();
     service.turns.simulate = async () => {
@@ -279,7 +276,7 @@ describe.each(["sqlite", "postgres"] as const)("what comes in between, on %s, wi
     expect(service.sends.map(({ key }) => key)).toEqual([keyOfRequest(asked)]);
   });
 
-  describe("a claim that was given back and made anew on other terms meanwhile", () => {
+  describe("a claim that was given back and meanwhile made anew on other terms", () => {
     const payer = newPayer();
     const nonce = randomNonce();
     const renewed = async (old: SettleRequest, asked: SettleRequest) => {
@@ -314,6 +311,8 @@ describe.each(["sqlite", "postgres"] as const)("what comes in between, on %s, wi
 
     test("is neither withdrawn nor answered for by the attempt that made the old one", async () => {
       const service = settling(store, { inclusionTimeoutMs: 50 });
+      // On a busy machine what takes up claims would come in between.
+      service.stop();
       const [old, now] = [await request({ payer, nonce }), await request({ payer, nonce, value: 5n })];
       service.turns.send = async ({ key, claim }) => {
         await store.write((tx) => withdrawClaim(tx, { key, claim }));
@@ -390,3 +389,40 @@ describe.each(["sqlite", "postgres"] as const)("what comes in between, on %s, wi
     expect((await allPayments(store)).map((row) => row.status)).toEqual(["claimed"]);
   });
 });
+
+test("a run that is wanted at any moment of the end of another one begins", async () => {
+  const place = sqlitePlace();
+  const store = await place.open();
+  const MOMENTS = 40;
+  const begun = Array.from({ length: MOMENTS }, () => 0);
+  try {
+    const runs = begun.map(async (_, moment) => {
+      const again = Promise.withResolvers<void>();
+      const select = (...columns: []) => {
+        begun[moment] = (begun[moment] ?? 0) + 1;
+        if (begun[moment] === 1) void afterSteps(moment).then(() => resume.soon());
+        else again.resolve();
+        return store.read.db.select(...columns);
+      };
+      const resume = createResume({
+        store: { ...store, read: { ...store.read, db: { ...store.read.db, select } } },
+        clock: { now: () => NOON },
+        log: silentLog,
+        atWork: { has: () => false },
+      } as unknown as Parameters<typeof createResume>[0]);
+      await resume.run();
+      await Promise.race([again.promise, Bun.sleep(2_000)]);
+      resume.stop();
+    });
+    await Promise.all(runs);
+    expect(begun.filter((times) => times < 2)).toEqual([]);
+  } finally {
+    await store.close();
+    place.remove();
+  }
+});
+
+/** So many turns of the queue of promises. */
+async function afterSteps(count: number): Promise<void> {
+  for (let step = 0; step < count; step++) await null;
+}

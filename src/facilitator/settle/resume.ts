@@ -1,44 +1,29 @@
-// Claims that nothing was ever broadcast for: what a crash, or a database that went away, left behind. They are
-// sent after all while they are good, else they fail, and until then they are tried again. Each is sent or failed as
-// the claim that was read, and only while that stands: so this is safe beside whoever else may still be at work on it,
-// and beside a later claim of the same authorization.
+// Claims for which nothing was ever broadcast: a crash, or a database that went away, left them behind. They are sent
+// while they are valid, and fail otherwise; until one of the two is possible they are tried again. Each write names the
+// claim that was read and changes nothing if that claim is gone, so this is safe beside others who still work on the
+// payment, and beside a later claim of the same authorization.
 import { endsWithin } from "../../concurrency/deadline.ts";
-import {
-  type ClaimedPayment,
-  claimedPayment,
-  claimedWithoutTransaction,
-  type FacilitatorPayment,
-  recordFailed,
-} from "../payments.ts";
+import { claimedWithoutTransaction } from "../payments/open-payments.ts";
+import { type ClaimedPayment, claimedPayment, type FacilitatorPayment, recordFailed } from "../payments/payments.ts";
+import type { AtWork } from "./at-work.ts";
 import type { SettleOptions } from "./ports.ts";
 import { windowProblem } from "./request.ts";
 
-/** More than can be at work at once, so that there are others among them. */
+/** Larger than AT_WORK_MAX, so a batch always holds claims that are not in flight. */
 const CLAIMS_AT_ONCE = 5_000;
 const SIMULATIONS_AT_ONCE = 16;
 const TRY_AGAIN_MS = 250;
 /**
- * A claim this old is no other process's to send, which takes it a moment. So is one of a time that far ahead: the
- * clock was set back since. To be wrong about that is to do work twice, not to pay twice.
+ * Another process sends its claim within a moment, so one this old was left behind. So was one that lies this far in
+ * the future: the clock was set back since. A mistake here costs double work, never a double payment.
  */
 const LEFT_BEHIND_MS = 10_000;
 
-export interface Resume {
-  /** Resolves when no claim without a transaction is left. Never rejects. */
-  run(): Promise<void>;
-  /** The same, if there are any that some process seems to have left behind. Never rejects. */
-  takeUp(): Promise<void>;
-  /** For a claim that may have been left behind just now: a commit whose answer was lost may still be under way. */
-  soon(): void;
-  /** What is at work ends by itself: the wallet's stop makes it. */
-  stop(): void;
-}
-
 interface ResumeOptions extends SettleOptions {
-  isAtWork(row: FacilitatorPayment): boolean;
+  readonly atWork: Pick<AtWork, "has">;
 }
 
-export function createResume(options: ResumeOptions): Resume {
+export function createResume(options: ResumeOptions) {
   const { store, clock, log, chain, wallet, outcomes } = options;
   const stopping = Promise.withResolvers<void>();
   let stopped = false;
@@ -47,11 +32,7 @@ export function createResume(options: ResumeOptions): Resume {
 
   function start(delayMs: number): Promise<void> {
     wanted = true;
-    running ??= endsWithin(delayMs, stopping.promise)
-      .then(untilNoneIsLeft)
-      .finally(() => {
-        running = null;
-      });
+    running ??= endsWithin(delayMs, stopping.promise).then(untilNoneIsLeft);
     return running;
   }
 
@@ -66,27 +47,29 @@ export function createResume(options: ResumeOptions): Resume {
       }
       if (wanted) await endsWithin(TRY_AGAIN_MS, stopping.promise);
     }
+    // With the last look at `wanted`, so that whoever wants another run now starts one.
+    running = null;
   }
 
   async function isAnyLeftBehind(): Promise<boolean> {
     try {
       const rows = await claimedWithoutTransaction(store.read, CLAIMS_AT_ONCE);
       const now = clock.now();
-      return rows.some((row) => Math.abs(now - row.created_at) >= LEFT_BEHIND_MS && !options.isAtWork(row));
+      return rows.some((row) => Math.abs(now - row.created_at) >= LEFT_BEHIND_MS && !options.atWork.has(row));
     } catch (error) {
       log.debug("claims_not_searched", { error });
       return false;
     }
   }
 
-  /** How many are left for the next time. What this process is at work on is not among them: that ends by itself. */
+  /** Returns how many are left for the next time, without those at work in this process, which end by themselves. */
   async function resumeAll(): Promise<number> {
     const rows = await claimedWithoutTransaction(store.read, CLAIMS_AT_ONCE);
     const queue = rows.values();
     let left = 0;
     async function worker() {
       for (const row of queue) {
-        if (options.isAtWork(row)) continue;
+        if (options.atWork.has(row)) continue;
         if (stopped || !(await resume(row))) left += 1;
       }
     }
@@ -126,12 +109,16 @@ export function createResume(options: ResumeOptions): Resume {
   }
 
   return {
-    run: () => start(0),
-    async takeUp() {
+    /** Resolves when no claim without a transaction is left. Never rejects. */
+    run: (): Promise<void> => start(0),
+    /** The same, if some process seems to have left any behind. Never rejects. */
+    async takeUp(): Promise<void> {
       if (await isAnyLeftBehind()) await start(0);
     },
-    soon: () => void start(TRY_AGAIN_MS),
-    stop() {
+    /** For a claim that may have been left behind just now: a commit whose answer was lost may still be under way. */
+    soon: (): void => void start(TRY_AGAIN_MS),
+    /** What is being resumed ends by itself, when the wallet stops. */
+    stop(): void {
       stopped = true;
       stopping.resolve();
     },

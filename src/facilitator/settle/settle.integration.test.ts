@@ -17,8 +17,8 @@ import { createOutbound } from "../../http/outbound.ts";
 import type { Store } from "../../storage/store.ts";
 import { createChain } from "../chain/chain.ts";
 import { createChainTime } from "../chain/chain-time.ts";
-import { utcDay } from "../daily-limits.ts";
-import { localSigner } from "../wallet/signer.ts";
+import { utcDay } from "../payments/daily-limits.ts";
+import { createLocalSigner } from "../wallet/signer.ts";
 import { createWallet, type Wallet } from "../wallet/wallet.ts";
 import { createSettle, type Settle } from "./settle.ts";
 import { createSettlementWaiters, type SettlementWaiters } from "./waiters.ts";
@@ -46,7 +46,7 @@ beforeAll(async () => {
   wallet = createWallet({
     ...common,
     chain,
-    signers: [localSigner(key)],
+    signers: [createLocalSigner(key)],
     limits: { gasLowWaterWei: 1n, maxFeeGwei: 5, confirmations: 2 },
   });
   await wallet.start();
@@ -79,9 +79,7 @@ afterAll(async () => {
   await node.stop();
 });
 
-async function asked(
-  options: Partial<PaymentOptions> & { payer?: ReturnType<typeof newPayer>; usdc?: bigint } = {},
-) {
+async function asked(options: Partial<PaymentOptions> & { payer?: ReturnType<typeof newPayer>; usdc?: bigint } = {}) {
   const { payer = newPayer(), usdc = 1_000n, ...rest } = options;
   await node.fundUsdc(options.from ?? payer.address, usdc);
   const signed = await signPayment(payer, { to: newPayer().address, value: 1_000n, ...rest });
@@ -122,10 +120,7 @@ test("each payer's payment is judged as the token does: collected, or declined w
     const { nonce } = signed.authorization;
     expect([what, await ending(settle(account(), request))]).toEqual([what, expected]);
     const ours = (await node.transfers({ nonce })).length;
-    expect([what, ours]).toEqual([
-      what,
-      expected === "settled" || what === "collected by a stranger" ? 1 : 0,
-    ]);
+    expect([what, ours]).toEqual([what, expected === "settled" || what === "collected by a stranger" ? 1 : 0]);
     const reason = await reasonOf(nonce);
     expect([what, typeof reason]).toEqual([what, expected === "settled" ? "object" : "string"]);
   }
@@ -143,15 +138,13 @@ test("twenty equal requests make one transfer, and a retry names the same transa
   });
 });
 
-test("no blocks for longer than the inclusion timeout: the hash that may land, and later that it did", async () => {
+test("without blocks for longer than the inclusion timeout, the answer has the hash that may land, and a later one says that it did", async () => {
   const { request, signed } = await asked();
   await node.pauseMining();
   const first = await ending(settleSoon(account(), request));
   expect(first).toStartWith("unknown 0x");
   expect(await ending(settleSoon(account(), request))).toBe(first);
-  const later = ending(
-    outcomes.wait(keyOfRequest(request), 10_000).then(() => settleSoon(account(), request)),
-  );
+  const later = ending(outcomes.wait(keyOfRequest(request), 10_000).then(() => settleSoon(account(), request)));
   await node.resumeMining();
   await node.mine();
   expect(await later).toBe("settled");

@@ -1,88 +1,67 @@
-// One `/settle` request from its parsed form to its answer, in the order of checks that the interface gives. What
-// is known of a payment is answered before anything else is judged, so that a retry after a lost answer always
-// learns the truth; and nothing here depends on the caller still being there.
+// One `/settle` request from its parsed form to its answer, in the interface's order of checks. A payment that has a
+// record is answered from it before anything else is judged, so a retry after a lost answer always learns the truth.
+// Nothing here depends on the caller still being there.
 import type { SettleRequest } from "../../x402/codec.ts";
 import { NETWORK } from "../../x402/kind.ts";
 import { checkRequirements } from "../../x402/verify.ts";
-import { usedOn, utcDay } from "../daily-limits.ts";
-import { checkGuardrails } from "../guardrails.ts";
-import { countAttempt, type FacilitatorPayment, findPayment } from "../payments.ts";
+import { usedOn, utcDay } from "../payments/daily-limits.ts";
+import { checkGuardrails, type FacilitatorAccount } from "../payments/guardrails.ts";
+import { countAttempt, type FacilitatorPayment, findPayment } from "../payments/payments.ts";
+import { createAtWork } from "./at-work.ts";
 import { createCollect } from "./collect.ts";
 import type { SettleOptions } from "./ports.ts";
 import { createRefusalLog } from "./refusals.ts";
-import {
-  isSameTerms,
-  type SettleAccount,
-  type SettlementRequest,
-  settlementRequest,
-  windowProblem,
-} from "./request.ts";
-import {
-  createSettlementResponses,
-  inFlight,
-  type SettlementRefusal,
-  type SettleResponse,
-} from "./response.ts";
+import { isSameTerms, type SettlementRequest, settlementRequest, windowProblem } from "./request.ts";
+import { createSettlementResponses, inFlight, type SettlementRefusal, type SettleResponse } from "./response.ts";
 import { createResume } from "./resume.ts";
 
-/** A record that comes and goes between two looks is one that others take and give back. */
+/** Attempts for one request: between two looks, others may claim the payment and withdraw the claim. */
 const TURNS_MAX = 3;
+/** Settlements at work at once. Memory stays bounded while node and wallet are slow. */
+const AT_WORK_MAX = 2_000;
 
-export interface Settle {
-  /**
-   * @throws Fault `over_limit` for a guardrail, `unavailable` where a retry may find another answer
-   */
-  settle(account: SettleAccount, request: SettleRequest): Promise<SettleResponse>;
-  /** Goes on with claims that a crash left without a transaction, until there are none. Never rejects. */
-  recover(): Promise<void>;
-  /** The same, now and then: another process may have ended, or lost its database, and left some. Never rejects. */
-  takeUp(): Promise<void>;
-  /** Ends recovering. Requests at work go on. */
-  stop(): void;
-}
+export type Settle = ReturnType<typeof createSettle>;
 
-export function createSettle(options: SettleOptions): Settle {
+export function createSettle(options: SettleOptions) {
   const { store, clock, log, chain, limits } = options;
-  const answers = createSettlementResponses(log, createRefusalLog({ store, clock, log }));
-  const { collect, isAtWork } = createCollect({ ...options, answers, forsaken: () => resume.soon() });
-  const resume = createResume({ ...options, isAtWork });
+  const responses = createSettlementResponses(log, createRefusalLog({ store, clock, log }));
+  const atWork = createAtWork(options.atWorkMax ?? AT_WORK_MAX);
+  const resume = createResume({ ...options, atWork });
+  const collect = createCollect({ ...options, responses, atWork, onOrphanedClaim: resume.soon });
 
   /**
-   * On another network the same nonce is another payment's; unless the payer has signed it for this one, whatever the
-   * request calls it.
+   * On another network the same nonce belongs to another payment, unless the payer signed it for this network, whatever
+   * the request says.
    */
   async function recordOf({ key, payment, signedBy }: SettlementRequest): Promise<FacilitatorPayment | null> {
     return payment.network === NETWORK || signedBy === "payer" ? findPayment(store.read, key) : null;
   }
 
-  async function answerFromRecord(asked: SettlementRequest): Promise<SettleResponse | null> {
-    const record = await recordOf(asked);
+  async function answerFromRecord(request: SettlementRequest): Promise<SettleResponse | null> {
+    const record = await recordOf(request);
     if (record === null) return null;
-    // Payer and nonce are no secret. Whoever has no signature of the payer learns nothing of what became of them.
-    if (!(await isSigned(asked, record))) return answers.refuse(asked, { failed: "wrong_signature" });
-    if (!isSameTerms(record, asked)) return answers.onOtherTerms(asked, record);
-    await countRetry(asked);
-    return answers.fromRecord(asked, record, isAwaited(record));
+    // Payer and nonce are no secret. Without a signature of the payer, nobody learns what became of the payment.
+    if (!(await isSigned(request, record))) return responses.refuse(request, { failed: "wrong_signature" });
+    if (!isSameTerms(record, request)) return responses.onOtherTerms(request, record);
+    await countRetry(request);
+    return responses.fromRecord(request, record, isAwaited(record));
   }
 
-  /** One that a contract wallet takes is as good as the record's: only the wallet itself can say that of another. */
-  async function isSigned(
-    { signedBy, payment }: SettlementRequest,
-    record: FacilitatorPayment,
-  ): Promise<boolean> {
+  /** A contract wallet may accept other signatures than the record's, and only the wallet itself can say so. */
+  async function isSigned({ signedBy, payment }: SettlementRequest, record: FacilitatorPayment): Promise<boolean> {
     if (signedBy === "payer" || payment.signature === record.signature) return true;
     return chain.isSignedByContract(payment.authorization, payment.signature);
   }
 
   /**
-   * Whether a request waits for the block: one of this process, which is known, or maybe one of another process. Then
-   * the record's time says so, by a clock that may have been set since, forward or back.
+   * Whether a request waits for the block. This process knows its own. For those of other processes the record's time
+   * tells, by a clock that may have been set forward or back since.
    */
   function isAwaited(record: FacilitatorPayment): boolean {
-    return isAtWork(record) || Math.abs(clock.now() - record.created_at) < limits.inclusionTimeoutMs;
+    return atWork.has(record) || Math.abs(clock.now() - record.created_at) < limits.inclusionTimeoutMs;
   }
 
-  /** For the operator: not worth failing an answer for. */
+  /** For the operator; a failure to count fails no answer. */
   async function countRetry({ key, named }: SettlementRequest): Promise<void> {
     try {
       await store.write((tx) => countAttempt(tx, key));
@@ -91,10 +70,10 @@ export function createSettle(options: SettleOptions): Settle {
     }
   }
 
-  /** What can be said without a simulation; null when nothing is against it. */
-  async function judge(asked: SettlementRequest): Promise<SettlementRefusal | null> {
-    const { account, payment, requirements } = asked;
-    const late = windowProblem(asked, await chain.time());
+  /** What can be judged without a simulation; null when nothing is against it. */
+  async function judge(request: SettlementRequest): Promise<SettlementRefusal | null> {
+    const { account, payment, requirements } = request;
+    const late = windowProblem(request, await chain.time());
     if (late !== null) return { failed: late };
     const problem = checkRequirements(payment, requirements, { exactValue: false });
     // Network and asset are guardrails, which look at them again.
@@ -102,26 +81,32 @@ export function createSettle(options: SettleOptions): Settle {
       return { failed: problem };
     }
     const used = await usedOn(store.read, { account, day: utcDay(clock.now()) });
-    const broken = checkGuardrails(payment, requirements, { used, limits: asked.limits });
+    const broken = checkGuardrails(payment, requirements, { used, limits: request.limits });
     return broken === null ? null : { overLimit: broken };
   }
 
   return {
-    async settle(account, request) {
-      const wanted = settlementRequest(account, request, limits);
+    /**
+     * @throws Fault `over_limit` for a guardrail, `unavailable` where a retry may find another answer
+     */
+    async settle(account: FacilitatorAccount, presented: SettleRequest): Promise<SettleResponse> {
+      const request = settlementRequest(account, presented, limits);
       for (let turn = 0; turn < TURNS_MAX; turn += 1) {
-        const known = await answerFromRecord(wanted);
+        const known = await answerFromRecord(request);
         if (known !== null) return known;
-        const found = (await judge(wanted)) ?? (await collect(wanted));
+        const found = (await judge(request)) ?? (await collect(request));
         if (found === "taken") continue;
         if ("success" in found) return found;
-        // Another process may have collected it meanwhile, which is just what makes it unfit for another time.
-        if ((await recordOf(wanted)) === null) return answers.refuse(wanted, found);
+        // Another process may have collected it meanwhile, and that is why it can't be collected again.
+        if ((await recordOf(request)) === null) return responses.refuse(request, found);
       }
       throw inFlight();
     },
+    /** Goes on with claims that a crash left without a transaction, until there are none. Never rejects. */
     recover: resume.run,
+    /** The same, now and then: another process may have ended, or lost its database, and left some. Never rejects. */
     takeUp: resume.takeUp,
+    /** Ends recovering. Requests at work go on. */
     stop: resume.stop,
   };
 }

@@ -3,7 +3,7 @@ import { hashOf, keyOfRequest, NOON, request, UNMEASURED } from "../../../test/s
 import { sqlitePlace } from "../../../test/support/stores/stores.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Store } from "../../storage/store.ts";
-import { claimPayment, markSent, recordSettled } from "../payments.ts";
+import { claimPayment, markSent, recordSettled } from "../payments/payments.ts";
 import { createSettlementWaiters } from "./waiters.ts";
 
 const place = sqlitePlace();
@@ -33,12 +33,7 @@ async function sent() {
   await store.write((tx) => markSent(tx, claim, hashOf(key), NOON));
   const settle = () =>
     store.write((tx) =>
-      recordSettled(
-        tx,
-        key,
-        { transaction_hash: hashOf(key), block_number: 1, block_hash: hashOf(key) },
-        NOON,
-      ),
+      recordSettled(tx, key, { transaction_hash: hashOf(key), block_number: 1, block_hash: hashOf(key) }, NOON),
     );
   return { key, settle };
 }
@@ -58,7 +53,7 @@ test("an announced outcome wakes all who wait for that payment, and nobody else"
   expect(await pending).toMatchObject({ status: "settled" });
 });
 
-test("an outcome that was there before the wait, or is decided elsewhere, is found by looking", async () => {
+test("an outcome that was there before the wait, or is decided by another process, is found by looking", async () => {
   const { key, settle } = await sent();
   const waiting = createSettlementWaiters(store).wait(key, 60_000);
   await settle();
@@ -66,7 +61,7 @@ test("an outcome that was there before the wait, or is decided elsewhere, is fou
   expect(await createSettlementWaiters(store).wait(key, 0)).toMatchObject({ status: "settled" });
 });
 
-test("at the time limit and at the release the payment is given as it is; without a record there is no wait", async () => {
+test("at the time limit and at the release a payment is given as it is; without a record there is no wait", async () => {
   const outcomes = createSettlementWaiters(store);
   const { key } = await sent();
   expect(await outcomes.wait(key, 5)).toMatchObject({ status: "sent" });
@@ -78,7 +73,7 @@ test("at the time limit and at the release the payment is given as it is; withou
   expect(await createSettlementWaiters(store).wait(unknown, 60_000)).toBeNull();
 });
 
-test("a database that is away for a look is asked again; at the last look it is the caller's trouble", async () => {
+test("a database that is away for a look is asked again, and at the last look its error goes to the caller", async () => {
   let looks = 0;
   const select = () => {
     looks += 1;

@@ -1,25 +1,14 @@
-// Who waits for which payment to end. An outcome decided in this process is announced and wakes at once; one that
-// was decided elsewhere is found by looking at the row again every second.
+// Requests that wait for a payment to end. An outcome decided in this process is announced and wakes them at once; one
+// that was decided in another process is found by reading the row again every second.
 import type { Store } from "../../storage/store.ts";
 import type { PaymentKey } from "../../x402/types.ts";
-import { type FacilitatorPayment, findPayment } from "../payments.ts";
+import { type FacilitatorPayment, findPayment, paymentName } from "../payments/payments.ts";
 
 const LOOK_AGAIN_MS = 1000;
 
-export interface SettlementWaiters {
-  /** After the write that changed the payment is durable. */
-  announce(key: PaymentKey): void;
-  /** Lets go of whoever waits, now and from now on: the process is about to end, and they get what there is. */
-  release(): void;
-  /**
-   * The payment once it is settled or failed, or as it is after `ms` or at the release; null when there is none.
-   *
-   * @throws Fault `unavailable` when the last look finds no database
-   */
-  wait(key: PaymentKey, ms: number): Promise<FacilitatorPayment | null>;
-}
+export type SettlementWaiters = ReturnType<typeof createSettlementWaiters>;
 
-export function createSettlementWaiters(store: Store): SettlementWaiters {
+export function createSettlementWaiters(store: Store) {
   const waiting = new Map<string, Set<() => void>>();
   let released = false;
 
@@ -38,20 +27,27 @@ export function createSettlementWaiters(store: Store): SettlementWaiters {
   }
 
   return {
-    announce(key) {
-      for (const wake of waiting.get(nameOf(key)) ?? []) wake();
+    /** After the write that changed the payment is durable. */
+    announce(key: PaymentKey): void {
+      for (const wake of waiting.get(paymentName(key)) ?? []) wake();
     },
-    release() {
+    /** Ends all waits, now and from now on, since the process is about to end: each gets the payment as it is. */
+    release(): void {
       released = true;
       for (const listeners of waiting.values()) for (const wake of listeners) wake();
     },
-    async wait(key, ms) {
+    /**
+     * The payment once it is settled or failed, or as it is after `ms` or at the release; null when there is none.
+     *
+     * @throws Fault `unavailable` when the last look finds no database
+     */
+    async wait(key: PaymentKey, ms: number): Promise<FacilitatorPayment | null> {
       const until = performance.now() + ms;
       for (;;) {
         const left = until - performance.now();
         const isLast = () => left <= 0 || released;
         // Listening starts before looking, so that an outcome in between is not missed.
-        const chance = nextChance(nameOf(key), Math.max(0, Math.min(left, LOOK_AGAIN_MS)));
+        const chance = nextChance(paymentName(key), Math.max(0, Math.min(left, LOOK_AGAIN_MS)));
         try {
           const row = await look(key, isLast);
           if (row !== undefined && (isEnded(row) || isLast())) return row;
@@ -63,7 +59,7 @@ export function createSettlementWaiters(store: Store): SettlementWaiters {
     },
   };
 
-  /** Undefined when the database is away, and there is time left to look again. */
+  /** Undefined when the database is away and there is time left to look again. */
   async function look(key: PaymentKey, isLast: () => boolean) {
     try {
       return await findPayment(store.read, key);
@@ -76,8 +72,4 @@ export function createSettlementWaiters(store: Store): SettlementWaiters {
 
 function isEnded(row: FacilitatorPayment | null): boolean {
   return row === null || row.status === "settled" || row.status === "failed";
-}
-
-function nameOf({ payer, nonce }: PaymentKey): string {
-  return `${payer}:${nonce}`;
 }

@@ -1,4 +1,4 @@
-// A batch of payments on its way into the store: signed with consecutive nonces and written in one go, so that
+// A batch of payments on its way into the store: signed with consecutive nonces and stored in one write, so that
 // either all of them may be broadcast or none.
 
 import { mapLimit } from "../../concurrency/map-limit.ts";
@@ -7,8 +7,8 @@ import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import { type Store, UniqueViolation } from "../../storage/store.ts";
 import type { PaymentKey } from "../../x402/types.ts";
-import { type ClaimedPayment, markSent, markSentAgain } from "../payments.ts";
-import type { Fees } from "./fees.ts";
+import type { Fees } from "../chain/fees.ts";
+import { type ClaimedPayment, markSent, markSentAgain } from "../payments/payments.ts";
 import type { Signer } from "./signer.ts";
 import { areStored, insertTransactions, signRow, type TransactionRow, transfer } from "./transactions.ts";
 
@@ -17,7 +17,7 @@ const STORE_RETRY_MS = 250;
 export interface SendJob {
   readonly payment: ClaimedPayment;
   readonly gas: bigint;
-  /** It has been sent before, and none of those transactions can move the money any more. */
+  /** It was sent before, and none of those transactions can move the money any more. */
   readonly again: boolean;
 }
 
@@ -46,7 +46,7 @@ export interface BatchStart {
   readonly now: number;
 }
 
-/** Signs them in order. Behind the first that can't be signed no nonce is given, so that there is no gap. */
+/** Signs them in order. None is given a nonce after the first that can't be signed, so that there is no gap. */
 export async function signBatch(
   signer: Signer,
   jobs: readonly SendJob[],
@@ -68,19 +68,7 @@ export async function signBatch(
   return { signed, failure };
 }
 
-export interface BatchStore {
-  /**
-   * Resolves when they are stored. When it throws, they certainly are not: where an answer of the database was lost,
-   * the same write is tried until one says how the first one ended.
-   *
-   * @throws UniqueViolation when a nonce is taken; NotClaimed; Fault `unavailable`
-   */
-  write(jobs: readonly SignedJob[]): Promise<void>;
-  /** What is not known by now stays unknown, until the next start reads it. */
-  stop(): void;
-}
-
-export function createBatchStore(store: Store, clock: Clock, log: Log): BatchStore {
+export function createBatchStore(store: Store, clock: Clock, log: Log) {
   let stopped = false;
 
   async function insert(jobs: readonly SignedJob[]): Promise<void> {
@@ -104,8 +92,7 @@ export function createBatchStore(store: Store, clock: Clock, log: Log): BatchSto
       try {
         return await work();
       } catch (error) {
-        const isUnsure =
-          store.dialect === "postgres" && error instanceof Fault && error.kind === "unavailable";
+        const isUnsure = store.dialect === "postgres" && error instanceof Fault && error.kind === "unavailable";
         if (!isUnsure || stopped) throw error;
         log.warn("transactions_in_doubt", { error });
         await new Promise((resolve) => setTimeout(resolve, STORE_RETRY_MS));
@@ -114,17 +101,24 @@ export function createBatchStore(store: Store, clock: Clock, log: Log): BatchSto
   }
 
   return {
-    async write(jobs) {
+    /**
+     * Resolves when they are stored. When it throws, they certainly are not: if the database's answer was lost, the
+     * same write is repeated until an answer tells how the first one ended.
+     *
+     * @throws UniqueViolation when a nonce is taken; NotClaimed; Fault `unavailable`
+     */
+    async write(jobs: readonly SignedJob[]): Promise<void> {
       try {
         await surely(() => insert(jobs));
       } catch (error) {
         if (!(error instanceof UniqueViolation)) throw error;
-        // The rows that are in the way may be these same ones.
+        // The rows in the way may be these same rows, stored by a write whose answer was lost.
         const rows = jobs.map(({ row }) => row);
         if (!(await surely(() => store.write((tx) => areStored(tx, rows))))) throw error;
       }
     },
-    stop() {
+    /** What is not known by now stays unknown, until the next start reads it. */
+    stop(): void {
       stopped = true;
     },
   };

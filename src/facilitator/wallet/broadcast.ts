@@ -1,49 +1,42 @@
-// Tells the nodes what is stored, and tells them again: the same bytes, as often as it takes. What a node answers
-// changes no record; it only says when to look at the chain.
+// Sends the nodes what is stored, the same bytes as often as it takes. A node's answer changes no record; it only says
+// when to look at the chain.
 import type { Log } from "../../core/log.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
 import { isObsolete, newestOf, type PendingNonce, type PendingNonces } from "./pending.ts";
 import { isExpired } from "./resolution.ts";
+import type { WatchSchedule } from "./schedule.ts";
 
-/** Nodes keep few transactions of one sender out of order, so not many are under way at a time. */
+/** Nodes keep few transactions of one sender that arrive out of order, so not many are sent at a time. */
 const PARALLEL = 16;
-/** Transactions of one wallet that are broadcast again in one go: those that come first. */
+/** Transactions of one wallet that are broadcast again in one go, lowest nonce first. */
 const AGAIN_MAX = 50;
 const AGAIN_MS = 5000;
 const RETRY_MS = 1000;
-
-export interface Broadcaster {
-  /** Broadcasts what is due, beside; what is under way already is left to that. */
-  broadcast(): void;
-  /** Drops what has not begun, and resolves when nothing is under way. */
-  stop(): Promise<void>;
-}
 
 export interface BroadcasterOptions {
   readonly chain: Chain;
   readonly log: Log;
   readonly pendingNonces: PendingNonces;
-  /** A nonce of this wallet is used that ought to be free. */
+  /** A nonce of this wallet is used that should be free. */
   readonly onForeignNonce: (wallet: Hex) => void;
-  /** A node's answer asks for a look at the chain. */
-  readonly onDoubt: () => void;
+  readonly schedule: Pick<WatchSchedule, "lookAgain">;
   /** Until what a node has accepted is broadcast again. Tests shorten it. */
   readonly againMs?: number | undefined;
 }
 
-export function createBroadcaster(options: BroadcasterOptions): Broadcaster {
-  const { chain, log, pendingNonces, onForeignNonce, onDoubt, againMs = AGAIN_MS } = options;
+export function createBroadcaster(options: BroadcasterOptions) {
+  const { chain, log, pendingNonces, schedule, onForeignNonce, againMs = AGAIN_MS } = options;
   const queue = new Set<PendingNonce>();
   const underWay = new Map<PendingNonce, Promise<void>>();
   let stopped = false;
 
-  async function broadcastSlot(pendingNonce: PendingNonce): Promise<void> {
+  async function broadcastNewest(pendingNonce: PendingNonce): Promise<void> {
     const row = newestOf(pendingNonce);
-    // The first node may keep the one before, and others have forgotten it.
+    // The first node may hold the transaction before this one, while others have forgotten it.
     const everywhere = pendingNonce.broadcasts++ > 0 || row.replacement > 0;
     const reception = await chain.broadcast(row.raw, everywhere);
-    // It was replaced meanwhile, or is in a block: then the answer means nothing.
+    // It was replaced meanwhile, or is in a block: the answer means nothing then.
     if (newestOf(pendingNonce) !== row || pendingNonce.inclusion !== null) return;
     pendingNonce.broadcastAt = performance.now() + (reception === "accepted" ? againMs : RETRY_MS);
     if (reception === "accepted") return;
@@ -51,35 +44,34 @@ export function createBroadcaster(options: BroadcasterOptions): Broadcaster {
     if (reception === "underpriced") await broadcastOver(pendingNonce);
     if (reception !== "nonce used") return;
     onForeignNonce(pendingNonce.wallet);
-    onDoubt();
+    schedule.lookAgain();
   }
 
   /**
-   * No node takes the one that does nothing, so some keep a transfer that they may have told nobody of. When its time
-   * is over in the newest block it can only revert, which frees the nonce as well, if for a little more gas.
+   * No node takes the transaction that does nothing, so some hold a transfer that they may not have passed on. Once the
+   * newest block is past the transfer's end it can only revert, which frees the nonce too, for a little more gas.
    */
   async function broadcastOver({ transactions, payment }: PendingNonce): Promise<void> {
     const last = transactions.findLast(({ payer }) => payer !== null);
     if (last === undefined || last === transactions.at(-1) || payment === null) return;
-    if (payment.status === "sent" || !isExpired(payment, await chain.newest(Number.POSITIVE_INFINITY)))
-      return;
+    if (payment.status === "sent" || !isExpired(payment, await chain.newest(Number.POSITIVE_INFINITY))) return;
     await chain.broadcast(last.raw, true);
   }
 
   function due(wallet: Hex, now: number): PendingNonce[] {
-    const slotsDue = pendingNonces
+    const noncesDue = pendingNonces
       .waiting(wallet)
       .filter((pendingNonce) => pendingNonce.broadcastAt <= now && pendingNonces.isInReach(pendingNonce))
       .filter((pendingNonce) => !underWay.has(pendingNonce) && !isObsolete(pendingNonce));
-    const again = new Set(slotsDue.filter(({ broadcasts }) => broadcasts > 0).slice(0, AGAIN_MAX));
-    return slotsDue.filter((pendingNonce) => pendingNonce.broadcasts === 0 || again.has(pendingNonce));
+    const again = new Set(noncesDue.filter(({ broadcasts }) => broadcasts > 0).slice(0, AGAIN_MAX));
+    return noncesDue.filter((pendingNonce) => pendingNonce.broadcasts === 0 || again.has(pendingNonce));
   }
 
   function pump(): void {
     for (const pendingNonce of queue) {
       if (underWay.size >= PARALLEL) return;
       queue.delete(pendingNonce);
-      const saying = broadcastSlot(pendingNonce)
+      const saying = broadcastNewest(pendingNonce)
         .catch((error: unknown) => log.error("broadcast_failed", { error }))
         .finally(() => {
           underWay.delete(pendingNonce);
@@ -90,14 +82,16 @@ export function createBroadcaster(options: BroadcasterOptions): Broadcaster {
   }
 
   return {
-    broadcast() {
+    /** Starts to broadcast what is due, and does not wait for it. What is being broadcast already is left alone. */
+    broadcast(): void {
       if (stopped) return;
       const now = performance.now();
       for (const wallet of pendingNonces.wallets())
         for (const pendingNonce of due(wallet, now)) queue.add(pendingNonce);
       pump();
     },
-    async stop() {
+    /** Drops what has not begun, and resolves when nothing is under way. */
+    async stop(): Promise<void> {
       stopped = true;
       queue.clear();
       await Promise.all(underWay.values());

@@ -1,9 +1,9 @@
-// Gas that reverted transfers have burned: each counts once, whoever finds it out and how often.
+// Gas that reverted transfers have burned. Each counts once, however often it is found and by whichever process.
 import { and, eq, isNotNull, isNull } from "drizzle-orm";
 import type { Tx } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
-import { burn, lockDays, reserve, utcDay } from "../daily-limits.ts";
-import { findPayment } from "../payments.ts";
+import { burn, lockDays, reserve, utcDay } from "../payments/daily-limits.ts";
+import { findPayment } from "../payments/payments.ts";
 
 /** A transfer of ours that reverted. */
 export interface Reverted {
@@ -23,8 +23,8 @@ export async function markBurned(tx: Tx, { hash, gasWei }: Reverted): Promise<bo
 }
 
 /**
- * A transfer reverted after its payment had failed for something else: its gas counts, on the UTC day of `now`, and the
- * payment's share of the ceiling, which was given back, is taken again. Once, whoever finds it out and how often.
+ * A transfer reverted after its payment had failed for another reason: its gas counts on the UTC day of `now`, and the
+ * payment's share of the ceiling, which was given back, is taken again. This is counted once.
  */
 export async function countLate(tx: Tx, key: PaymentKey, reverted: Reverted, now: number): Promise<boolean> {
   const { facilitatorTransactions: t } = tx.tables;

@@ -22,7 +22,7 @@ function fillerAt(wallet_nonce: number): TransactionRow {
   };
 }
 
-test("what stands at nonces far away, where a node once sent it, takes no place from others", () => {
+test("transactions at nonces far away, where a node once sent them, take no place from others", () => {
   const pendingNonces = createPendingNonces();
   const [near, far] = [5, 1_000_000].map((nonce) => pendingNonces.add(fillerAt(nonce), null, "failed"));
   expect(pendingNonces.loads().get(WALLET)).toBe(2);

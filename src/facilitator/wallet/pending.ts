@@ -1,14 +1,14 @@
-// What of the wallets' business is open, in memory: the pending nonces (a wallet's nonces that are not used for certain yet,
-// each with all the transactions signed for it) and the payments that hang on them. The rows in the database are
-// the truth; this is what the watcher works on.
+// The open work of the wallets, in memory: the pending nonces (those not certainly used yet, each with all transactions
+// signed for it) and the payments that depend on them. The rows in the database are the truth; the watcher works on
+// this copy of them.
 import type { CollectionStatus } from "../../core/states.ts";
-import type { Hex, PaymentKey } from "../../x402/types.ts";
-import { type ClaimedPayment, claimedPayment, type FacilitatorPayment } from "../payments.ts";
+import type { Hex } from "../../x402/types.ts";
+import { type ClaimedPayment, claimedPayment, type FacilitatorPayment, paymentName } from "../payments/payments.ts";
 import type { TransactionRow } from "./transactions.ts";
 
 /** Where a wallet's nonce was used. */
 export interface UsedNonce {
-  /** Null when it is none of ours. */
+  /** Null when the transaction is not ours. */
   readonly hash: Hex | null;
   /** By its receipt. */
   readonly succeeded: boolean;
@@ -37,55 +37,30 @@ export interface PendingPayment extends ClaimedPayment {
   readonly pendingNonces: Set<PendingNonce>;
   /** A transaction with another wallet nonce is on its way to the store. */
   moving: boolean;
-  /** How often it was looked for who used the authorization. */
+  /** Searches so far for the transaction that used the authorization. */
   lookUps: number;
-  /** The chain's height before which nobody can have used the authorization. */
+  /** Nobody can have used the authorization before this height of the chain. */
   readonly sinceBlock: number;
 }
 
-/** A node that counts wrongly for once leads to a nonce far away: what stands there is not waited for. */
+/** A node that counts wrongly once leads to a nonce far ahead; nobody waits for what has such a nonce. */
 export const REACH = 4096;
 
-export interface PendingNonces {
-  all(): Iterable<PendingNonce>;
-  payments(): IterableIterator<PendingPayment>;
-  of(wallet: Hex, nonce: number): PendingNonce | undefined;
-  /** Those of a wallet whose nonce is in no block yet, by nonce. */
-  waiting(wallet: Hex): PendingNonce[];
-  wallets(): Set<Hex>;
-  /** How many wait, by wallet, within reach. */
-  loads(): ReadonlyMap<Hex, number>;
-  /** The wallet's nonces below this are used in the chain. */
-  advance(wallet: Hex, count: number): void;
-  /** Whether its nonce can be the next one before long. */
-  isInReach(pendingNonce: PendingNonce): boolean;
-  /** Takes in a stored transaction. The payment must be known, or given by its row. */
-  add(row: TransactionRow, payment: ClaimedPayment | null, status: CollectionStatus): PendingNonce;
-  /** Takes in a payment that has no open transaction. */
-  adopt(row: FacilitatorPayment, sinceBlock: number): PendingPayment;
-  holds(hash: Hex): boolean;
-  remove(pendingNonce: PendingNonce): void;
-  /** Forgets a payment that has ended and has no pending nonce any more. */
-  forget(payment: PendingPayment): void;
-}
+export type PendingNonces = ReturnType<typeof createPendingNonces>;
 
 export function newestOf(pendingNonce: PendingNonce): TransactionRow {
   return pendingNonce.transactions.at(-1) ?? pendingNonce.transactions[0];
 }
 
 /**
- * Its newest transaction would make a payment that has ended. Whatever a reorganised chain would say to that, it must
- * not land any more: the nonce is used up by one that does nothing.
+ * Its newest transaction would make a payment that has ended. It must not land any more, even on a reorganised chain:
+ * a transaction that does nothing uses up the nonce.
  */
 export function isObsolete(pendingNonce: PendingNonce): boolean {
   return pendingNonce.payment?.status !== "sent" && newestOf(pendingNonce).payer !== null;
 }
 
-function nameOf({ payer, nonce }: PaymentKey): string {
-  return `${payer}:${nonce}`;
-}
-
-export function createPendingNonces(): PendingNonces {
+export function createPendingNonces() {
   const pendingNonces = new Map<string, PendingNonce>();
   const payments = new Map<string, PendingPayment>();
   const hashes = new Set<Hex>();
@@ -93,39 +68,37 @@ export function createPendingNonces(): PendingNonces {
   const place = (wallet: Hex, nonce: number) => `${wallet}:${nonce}`;
 
   function paymentOf(claimed: ClaimedPayment, status: CollectionStatus, sinceBlock: number): PendingPayment {
-    const name = nameOf(claimed.key);
+    const name = paymentName(claimed.key);
     const known = payments.get(name);
     if (known !== undefined) return known;
-    const payment: PendingPayment = {
-      ...claimed,
-      status,
-      pendingNonces: new Set(),
-      moving: false,
-      lookUps: 0,
-      sinceBlock,
-    };
+    const fresh = { pendingNonces: new Set<PendingNonce>(), moving: false, lookUps: 0 };
+    const payment: PendingPayment = { ...claimed, ...fresh, status, sinceBlock };
     payments.set(name, payment);
     return payment;
   }
 
+  /** Whether its nonce can be the next one before long. */
   function isInReach({ wallet, nonce }: PendingNonce): boolean {
     return nonce < (counts.get(wallet) ?? Number.POSITIVE_INFINITY) + REACH;
   }
 
+  /** Forgets a payment that has ended and has no pending nonce any more. */
   function forget(payment: PendingPayment): void {
-    if (payment.pendingNonces.size === 0 && payment.status !== "sent") payments.delete(nameOf(payment.key));
+    if (payment.pendingNonces.size === 0 && payment.status !== "sent") payments.delete(paymentName(payment.key));
   }
 
   return {
-    all: () => pendingNonces.values(),
-    payments: () => payments.values(),
-    of: (wallet, nonce) => pendingNonces.get(place(wallet, nonce)),
-    waiting: (wallet) =>
+    all: (): Iterable<PendingNonce> => pendingNonces.values(),
+    payments: (): IterableIterator<PendingPayment> => payments.values(),
+    of: (wallet: Hex, nonce: number): PendingNonce | undefined => pendingNonces.get(place(wallet, nonce)),
+    /** Those of a wallet whose nonce is in no block yet, by nonce. */
+    waiting: (wallet: Hex): PendingNonce[] =>
       [...pendingNonces.values()]
         .filter((pendingNonce) => pendingNonce.wallet === wallet && pendingNonce.inclusion === null)
         .sort((a, b) => a.nonce - b.nonce),
-    wallets: () => new Set([...pendingNonces.values()].map(({ wallet }) => wallet)),
-    loads() {
+    wallets: (): Set<Hex> => new Set([...pendingNonces.values()].map(({ wallet }) => wallet)),
+    /** How many wait, by wallet, within reach. */
+    loads(): ReadonlyMap<Hex, number> {
       const loads = new Map<Hex, number>();
       for (const pendingNonce of pendingNonces.values()) {
         if (pendingNonce.inclusion === null && isInReach(pendingNonce)) {
@@ -134,9 +107,11 @@ export function createPendingNonces(): PendingNonces {
       }
       return loads;
     },
-    advance: (wallet, count) => void counts.set(wallet, count),
+    /** The wallet's nonces below this are used in the chain. */
+    advance: (wallet: Hex, count: number): void => void counts.set(wallet, count),
     isInReach,
-    add(row, claimed, status) {
+    /** Takes in a stored transaction. The payment must be known, or given by its row. */
+    add(row: TransactionRow, claimed: ClaimedPayment | null, status: CollectionStatus): PendingNonce {
       const name = place(row.wallet, row.wallet_nonce);
       hashes.add(row.hash);
       const known = pendingNonces.get(name);
@@ -160,9 +135,11 @@ export function createPendingNonces(): PendingNonces {
       payment?.pendingNonces.add(pendingNonce);
       return pendingNonce;
     },
-    adopt: (row, sinceBlock) => paymentOf(claimedPayment(row), row.status, sinceBlock),
-    holds: (hash) => hashes.has(hash),
-    remove(pendingNonce) {
+    /** Takes in a payment that has no open transaction. */
+    adopt: (row: FacilitatorPayment, sinceBlock: number): PendingPayment =>
+      paymentOf(claimedPayment(row), row.status, sinceBlock),
+    holds: (hash: Hex): boolean => hashes.has(hash),
+    remove(pendingNonce: PendingNonce): void {
       pendingNonces.delete(place(pendingNonce.wallet, pendingNonce.nonce));
       for (const { hash } of pendingNonce.transactions) hashes.delete(hash);
       const { payment } = pendingNonce;

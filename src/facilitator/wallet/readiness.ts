@@ -1,5 +1,5 @@
-// Whether the facilitator can take payments: a node answers, and a wallet has gas. Asked before every settlement, so
-// the answer is kept for a second.
+// Whether the facilitator can take payments: a node answers, and a wallet has gas. It is asked before every settlement,
+// so the answer is kept for a second.
 import type { Log } from "../../core/log.ts";
 import type { Chain } from "../chain/chain.ts";
 import type { Sender } from "./sender.ts";
@@ -10,18 +10,9 @@ export type Readiness =
   | { readonly ready: true }
   | { readonly ready: false; readonly reason: "rpc unreachable" | "gas wallet low" };
 
-export interface ReadinessCheck {
-  readiness(): Promise<Readiness>;
-  /** The senders that had enough gas when it was looked last. */
-  able(): readonly Sender[];
-}
+export type ReadinessCheck = ReturnType<typeof createReadinessCheck>;
 
-export function createReadinessCheck(
-  chain: Chain,
-  senders: readonly Sender[],
-  lowWaterWei: bigint,
-  log: Log,
-): ReadinessCheck {
+export function createReadinessCheck(chain: Chain, senders: readonly Sender[], lowWaterWei: bigint, log: Log) {
   let able: readonly Sender[] = [];
   let known: { readonly readiness: Readiness; readonly at: number } | null = null;
   let asking: Promise<Readiness> | null = null;
@@ -50,11 +41,12 @@ export function createReadinessCheck(
   }
 
   return {
-    async readiness() {
+    async readiness(): Promise<Readiness> {
       if (known !== null && performance.now() - known.at < FRESH_MS) return known.readiness;
       asking ??= renew();
       return asking;
     },
-    able: () => able,
+    /** The senders that had enough gas at the last look. */
+    able: (): readonly Sender[] => able,
   };
 }

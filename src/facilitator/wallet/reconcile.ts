@@ -1,6 +1,6 @@
-// One look at the chain: which wallet nonces are used by now, what that means for the payments, what is deep
-// enough to be closed, what was reorganised away, and what has to be replaced. Each step can fail and is taken again
-// with the next look; nothing is forgotten before the database knows it.
+// One look at the chain: which wallet nonces are used by now, what that means for the payments, what is deep enough in
+// the chain to be closed, what a reorganisation has undone, and what has to be replaced. Each step may fail, and is
+// repeated with the next look; nothing is forgotten before the database knows it.
 
 import { mapLimit } from "../../concurrency/map-limit.ts";
 import type { Store } from "../../storage/store.ts";
@@ -10,6 +10,7 @@ import type { Block } from "../chain/rpc-types.ts";
 import type { PendingNonce, PendingNonces, PendingPayment } from "./pending.ts";
 import type { NonceProgress, Replacer } from "./replace.ts";
 import { isExpired, type Resolver } from "./resolution.ts";
+import type { WatchSchedule } from "./schedule.ts";
 import type { Sender } from "./sender.ts";
 import { closeNonces } from "./transactions.ts";
 
@@ -21,17 +22,17 @@ export interface ReconcileOptions {
   readonly store: Store;
   readonly pendingNonces: PendingNonces;
   readonly senders: ReadonlyMap<Hex, Sender>;
-  readonly judge: Resolver;
-  readonly renew: Replacer;
+  readonly resolver: Resolver;
+  readonly replace: Replacer;
   /** Blocks until an inclusion counts as final. */
   readonly confirmations: number;
-  /** Runs a step whose failure must not hold up the others. */
-  readonly attempt: (step: string, work: () => Promise<void>) => Promise<void>;
+  readonly schedule: WatchSchedule;
 }
 
 /** Looks at the chain whose newest block this is. Never rejects. */
 export function createReconcile(options: ReconcileOptions): (at: Block) => Promise<void> {
-  const { chain, store, pendingNonces, senders, judge, renew, confirmations, attempt } = options;
+  const { chain, store, pendingNonces, senders, resolver, replace, confirmations } = options;
+  const { attempt } = options.schedule;
   const undoReorganised = createReorganised(options);
   const progresses = new Map<Hex, NonceProgress>();
 
@@ -51,19 +52,17 @@ export function createReconcile(options: ReconcileOptions): (at: Block) => Promi
     const progress = await progressOf(wallet, at);
     const used = pendingNonces.waiting(wallet).filter(({ nonce }) => nonce < progress.count);
     await mapLimit(used, QUESTIONS_PARALLEL, (pendingNonce) =>
-      attempt("included", () => judge.included(pendingNonce, at)),
+      attempt("included", () => resolver.included(pendingNonce, at)),
     );
     const sender = senders.get(wallet);
-    // Transactions of a key that is configured no more are still watched and broadcast, but can't be replaced.
-    if (sender !== undefined) await renew(sender.signer, progress, sender.next(), at);
+    // Transactions of a key that is no longer configured are still watched and broadcast, but can't be replaced.
+    if (sender !== undefined) await replace(sender.signer, progress, sender.next(), at);
   }
 
   function overdue(at: Block): PendingPayment[] {
     return [...pendingNonces.payments()].filter((payment) => {
       if (payment.status !== "sent") return false;
-      return (
-        isExpired(payment, at) || [...payment.pendingNonces].every(({ inclusion }) => inclusion !== null)
-      );
+      return isExpired(payment, at) || [...payment.pendingNonces].every(({ inclusion }) => inclusion !== null);
     });
   }
 
@@ -74,7 +73,7 @@ export function createReconcile(options: ReconcileOptions): (at: Block) => Promi
     });
     if (deep.length === 0) return;
     const { kept, lost } = await sift(chain, deep);
-    for (const pendingNonce of lost) await judge.reorganised(pendingNonce);
+    for (const pendingNonce of lost) await resolver.reorganised(pendingNonce);
     if (kept.length > 0) await store.write((tx) => closeNonces(tx, kept));
     for (const pendingNonce of kept) pendingNonces.remove(pendingNonce);
   }
@@ -85,24 +84,24 @@ export function createReconcile(options: ReconcileOptions): (at: Block) => Promi
       return attempt("wallet", () => lookAtWallet(wallet, at));
     });
     await mapLimit(overdue(at), QUESTIONS_PARALLEL, (payment) => {
-      return attempt("overdue", () => judge.overdue(payment, at));
+      return attempt("overdue", () => resolver.overdue(payment, at));
     });
     await attempt("close", () => closeDeep(at));
     for (const payment of pendingNonces.payments()) pendingNonces.forget(payment);
   };
 }
 
-/** Blocks that follow one another need no question; anything else may be another branch. */
-function createReorganised({ chain, pendingNonces, judge }: ReconcileOptions): (at: Block) => Promise<void> {
+/** No question is needed while each block follows the last one seen; anything else may be another branch. */
+function createReorganised({ chain, pendingNonces, resolver }: ReconcileOptions): (at: Block) => Promise<void> {
   let head: Block | null = null;
-  /** Not every block that holds something of ours has been seen to be part of the present chain. */
+  /** Some block with a transaction of ours has not been seen to be part of the present chain. */
   let isDoubtful = false;
   return async (at) => {
     if (head !== null && head.hash !== at.hash && head.hash !== at.parentHash) isDoubtful = true;
     head = at;
     if (!isDoubtful) return;
     const { lost, isWhole } = await sift(chain, included(pendingNonces));
-    for (const pendingNonce of lost) await judge.reorganised(pendingNonce);
+    for (const pendingNonce of lost) await resolver.reorganised(pendingNonce);
     isDoubtful = !isWhole;
   };
 }
@@ -111,7 +110,7 @@ function included(pendingNonces: PendingNonces): PendingNonce[] {
   return [...pendingNonces.all()].filter(({ inclusion }) => inclusion !== null);
 }
 
-/** Sorts included pending nonces by whether their block is part of the chain. A node that does not know it says nothing. */
+/** Sorts included nonces by whether their block is part of the chain. A node that does not know the block says nothing. */
 async function sift(
   chain: Chain,
   pendingNonces: readonly PendingNonce[],
@@ -124,8 +123,7 @@ async function sift(
     const hash = await chain.blockHash(number);
     if (hash === null) isWhole = false;
     else
-      for (const pendingNonce of those)
-        (pendingNonce.inclusion?.blockHash === hash ? kept : lost).push(pendingNonce);
+      for (const pendingNonce of those) (pendingNonce.inclusion?.blockHash === hash ? kept : lost).push(pendingNonce);
   });
   return { kept, lost, isWhole };
 }

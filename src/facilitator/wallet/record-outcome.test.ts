@@ -8,7 +8,7 @@ import type { Store } from "../../storage/store.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
 import { TOKEN_ADDRESS } from "../chain/token.ts";
-import { type ClaimedPayment, claimPayment, findPayment, markSent, recordFailed } from "../payments.ts";
+import { type ClaimedPayment, claimPayment, findPayment, markSent, recordFailed } from "../payments/payments.ts";
 import { createBatchStore, NotClaimed } from "./batch.ts";
 import { createPendingNonces } from "./pending.ts";
 import { createOutcomeRecorder, NotKnownYet } from "./record-outcome.ts";
@@ -57,7 +57,7 @@ async function sent(name: string, walletNonce: number) {
   return { payment, row };
 }
 
-test("a payment with a transaction that was not judged is not failed", async () => {
+test("a payment with a transaction of which the outcome is not known is not failed", async () => {
   const { payment, row } = await sent("unjudged", 0);
   const pendingNonces = createPendingNonces();
   const { payment: open } = pendingNonces.add(row, payment, "sent");

@@ -1,5 +1,5 @@
-// Writes down how a payment ended, or that its block is gone, and tells whoever waits. Each is a guarded write, so
-// of two processes that find out the same thing one writes it, and the other reads what it wrote.
+// Records how a payment ended, or that its block is gone, and tells whoever waits. Each record is a guarded write, so
+// when two processes find out the same thing, one writes it and the other reads what was written.
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
@@ -11,32 +11,18 @@ import {
   recordFailed,
   recordReorganised,
   recordSettled,
-} from "../payments.ts";
+} from "../payments/payments.ts";
 import type { SettlementWaiters } from "../settle/waiters.ts";
 import { countLate, markBurned, type Reverted } from "./gas-burned.ts";
 import type { PendingNonces, PendingPayment } from "./pending.ts";
 import { transactionsOf } from "./transactions.ts";
 
-/** What can't be said yet is asked again: it is thrown, like the failures of a node. */
+/** Nothing can be said yet, and the next look asks again. It is thrown, as a node's failures are. */
 export class NotKnownYet extends Error {
   override readonly name = "NotKnownYet";
 }
 
-export interface OutcomeRecorder {
-  settle(payment: PendingPayment, receipt: Receipt): Promise<void>;
-  /** @throws NotKnownYet when another process has sent it once more */
-  fail(
-    payment: PendingPayment,
-    failure: Omit<PaymentFailure, "gas_burned">,
-    reverted: readonly Reverted[],
-  ): Promise<void>;
-  /** Its transfer reverted; counts it, if it has failed for something else before. */
-  late(payment: PendingPayment, reverted: Reverted): Promise<void>;
-  /** Settled no more, for its block is gone. */
-  reopen(payment: PendingPayment): Promise<void>;
-  /** Takes over how its record says that it stands. */
-  reread(payment: PendingPayment): Promise<void>;
-}
+export type OutcomeRecorder = ReturnType<typeof createOutcomeRecorder>;
 
 export interface OutcomeRecorderOptions {
   readonly store: Store;
@@ -48,14 +34,15 @@ export interface OutcomeRecorderOptions {
   readonly onConflict: () => void;
 }
 
-export function createOutcomeRecorder(options: OutcomeRecorderOptions): OutcomeRecorder {
+export function createOutcomeRecorder(options: OutcomeRecorderOptions) {
   const { store, clock, log, outcomes, pendingNonces, onConflict } = options;
 
+  /** Takes over the status that its record has. */
   async function reread(payment: PendingPayment): Promise<void> {
     payment.status = (await findPayment(store.read, payment.key))?.status ?? payment.status;
   }
 
-  /** Undone when it has an open transaction that was not judged: that one may still collect it. */
+  /** Undone when an open transaction of the payment was not judged: that one may still collect it. */
   async function fail(
     { key }: PendingPayment,
     failure: PaymentFailure,
@@ -66,9 +53,7 @@ export function createOutcomeRecorder(options: OutcomeRecorderOptions): OutcomeR
         if (!(await recordFailed(tx, key, failure, { was: "sent", now: clock.now() }))) return false;
         for (const each of reverted) await markBurned(tx, each);
         const rows = await transactionsOf(tx, key);
-        const isJudged = rows.every(
-          (row) => !row.open || pendingNonces.of(row.wallet, row.wallet_nonce) !== undefined,
-        );
+        const isJudged = rows.every((row) => !row.open || pendingNonces.of(row.wallet, row.wallet_nonce) !== undefined);
         if (!isJudged) throw new NotKnownYet();
         return true;
       });
@@ -80,7 +65,7 @@ export function createOutcomeRecorder(options: OutcomeRecorderOptions): OutcomeR
 
   return {
     reread,
-    async settle(payment, { hash, blockNumber, blockHash }) {
+    async settle(payment: PendingPayment, { hash, blockNumber, blockHash }: Receipt): Promise<void> {
       const inclusion = { transaction_hash: hash, block_number: blockNumber, block_hash: blockHash };
       if (await store.write((tx) => recordSettled(tx, payment.key, inclusion, clock.now()))) {
         payment.status = "settled";
@@ -91,7 +76,12 @@ export function createOutcomeRecorder(options: OutcomeRecorderOptions): OutcomeR
       }
       outcomes.announce(payment.key);
     },
-    async fail(payment, found, reverted) {
+    /** @throws NotKnownYet when another process has sent it once more */
+    async fail(
+      payment: PendingPayment,
+      found: Omit<PaymentFailure, "gas_burned">,
+      reverted: readonly Reverted[],
+    ): Promise<void> {
       const gas = reverted.reduce((sum, { gasWei }) => sum + gasWei, 0n);
       const failure = { ...found, gas_burned: reverted.length === 0 ? null : gas };
       if (await fail(payment, failure, reverted)) {
@@ -100,11 +90,13 @@ export function createOutcomeRecorder(options: OutcomeRecorderOptions): OutcomeR
       } else await reread(payment);
       outcomes.announce(payment.key);
     },
-    async late(payment, reverted) {
+    /** Its transfer reverted; counts the gas if the payment had failed for another reason before. */
+    async late(payment: PendingPayment, reverted: Reverted): Promise<void> {
       if (await store.write((tx) => countLate(tx, payment.key, reverted, clock.now())))
         log.warn("late_revert", { ...names(payment), ...reverted });
     },
-    async reopen(payment) {
+    /** Settled no more, for its block is gone. */
+    async reopen(payment: PendingPayment): Promise<void> {
       if (await store.write((tx) => recordReorganised(tx, payment.key, clock.now()))) payment.status = "sent";
       else await reread(payment);
     },

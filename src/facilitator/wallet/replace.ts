@@ -1,6 +1,6 @@
-// What keeps a wallet's nonces moving: replacements with a higher fee at the same nonce, and filling a nonce that
-// nothing of ours is at. Both are stored before they are broadcast, and both go by blocks and not by time: a chain
-// that stands still is waited for.
+// What keeps a wallet's nonces moving: replacement at the same nonce with a higher fee, and filling a nonce at which we
+// have no transaction. Both are stored before they are broadcast, and both count blocks and not time, so a chain that
+// stands still is waited for.
 
 import { mapLimit } from "../../concurrency/map-limit.ts";
 import type { Clock } from "../../core/clock.ts";
@@ -8,8 +8,8 @@ import type { Log } from "../../core/log.ts";
 import { type Store, UniqueViolation } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
+import { type Fees, freeingFees, quoteFees, raiseFees } from "../chain/fees.ts";
 import type { Block } from "../chain/rpc-types.ts";
-import { type Fees, freeingFees, quoteFees, raiseFees } from "./fees.ts";
 import { isObsolete, newestOf, type PendingNonce, type PendingNonces } from "./pending.ts";
 import { isExpired } from "./resolution.ts";
 import type { Signer } from "./signer.ts";
@@ -23,26 +23,20 @@ import {
   transfer,
 } from "./transactions.ts";
 
-/** Blocks that a transaction may miss before it is replaced, or a nonce may lie idle before it is filled. */
+/** Blocks that a transaction may miss before it is replaced, or a nonce may stay empty before it is filled. */
 const MISSED_BLOCKS_MAX = 3;
-const RENEWALS_MAX = 50;
+const REPLACEMENTS_MAX = 50;
 const GAPS_MAX = 50;
 
 /** How far a wallet's transactions are in the chain. */
 export interface NonceProgress {
   /** Nonces below it are used. */
   readonly count: number;
-  /** The block since which it has been that. */
+  /** The block at which it became that. */
   readonly since: number;
 }
 
-/** Replaces and fills what needs it at `head`. @param next the nonce that a new payment would get, if it is known */
-export type Replacer = (
-  signer: Signer,
-  progress: NonceProgress,
-  next: number | null,
-  head: Block,
-) => Promise<void>;
+export type Replacer = ReturnType<typeof createReplacer>;
 
 export interface ReplacerOptions {
   readonly chain: Chain;
@@ -54,11 +48,11 @@ export interface ReplacerOptions {
   readonly maxFee: bigint;
   /** Another process has stored transactions of one of our wallets. */
   readonly onConflict: () => void;
-  /** There are nonces that nothing is at before the next that would be given, or before others that wait. */
+  /** There are empty nonces before the next one to be given, or before others that wait. */
   readonly onGap: (wallet: Hex) => void;
 }
 
-export function createReplacer(options: ReplacerOptions): Replacer {
+export function createReplacer(options: ReplacerOptions) {
   const { chain, store, clock, log, pendingNonces, maxFee, onConflict, onGap } = options;
 
   function content(pendingNonce: PendingNonce, head: Block): TransactionContent {
@@ -69,8 +63,8 @@ export function createReplacer(options: ReplacerOptions): Replacer {
     return transfer(payment, BigInt(last.gas));
   }
 
-  /** What takes the pending nonce's place; null when its fees can't be raised now. */
-  function renewal(pendingNonce: PendingNonce, head: Block, tip: bigint): Renewal | null {
+  /** The transaction that replaces its newest one; null when the fees can't be raised now. */
+  function replacementOf(pendingNonce: PendingNonce, head: Block, tip: bigint): Replacement | null {
     const before = newestOf(pendingNonce);
     const made = content(pendingNonce, head);
     const isFreeing = made.payment === null && before.payer !== null;
@@ -78,11 +72,7 @@ export function createReplacer(options: ReplacerOptions): Replacer {
     return fees === null ? null : { pendingNonce, content: made, fees };
   }
 
-  async function replace(
-    signer: Signer,
-    { pendingNonce, content, fees }: Renewal,
-    head: Block,
-  ): Promise<void> {
+  async function replace(signer: Signer, { pendingNonce, content, fees }: Replacement, head: Block): Promise<void> {
     const before = newestOf(pendingNonce);
     const replacement = before.replacement + 1;
     const position = { nonce: pendingNonce.nonce, replacement, fees, block: head.number, now: clock.now() };
@@ -97,18 +87,18 @@ export function createReplacer(options: ReplacerOptions): Replacer {
     });
   }
 
-  /** Those that can be raised, so many at a time: what has to wait holds up nothing behind it. */
+  /** Those whose fees can be raised, up to a number at a time: one that can't be holds up nothing after it. */
   async function replaceSome(signer: Signer, stuck: readonly PendingNonce[], head: Block): Promise<void> {
     if (stuck.length === 0) return;
     const tip = await chain.tip();
-    const renewals = stuck
-      .map((pendingNonce) => renewal(pendingNonce, head, tip))
+    const replacements = stuck
+      .map((pendingNonce) => replacementOf(pendingNonce, head, tip))
       .filter((each) => each !== null);
-    await mapLimit(renewals.slice(0, RENEWALS_MAX), signer.parallel, (each) => replace(signer, each, head));
+    await mapLimit(replacements.slice(0, REPLACEMENTS_MAX), signer.parallel, (each) => replace(signer, each, head));
   }
 
   async function fill(signer: Signer, gaps: readonly number[], head: Block): Promise<void> {
-    // Used once, deep in the chain, and not used any more: what had them comes first.
+    // They were used once, deep in the chain, and are free again: the transactions stored for them come first.
     if (await store.write((tx) => reopenNonces(tx, signer.address, gaps))) {
       log.warn("nonces_reopened", { wallet: signer.address, nonces: gaps });
       onConflict();
@@ -126,7 +116,7 @@ export function createReplacer(options: ReplacerOptions): Replacer {
     log.warn("nonce_gap_filled", { wallet: signer.address, nonces: gaps });
   }
 
-  /** False when another process has stored one at the same place: then ours must not be broadcast. */
+  /** False when another process has stored one at the same nonce: ours must not be broadcast then. */
   async function keep(rows: readonly TransactionRow[]): Promise<boolean> {
     try {
       await store.write((tx) => insertTransactions(tx, rows));
@@ -138,11 +128,12 @@ export function createReplacer(options: ReplacerOptions): Replacer {
     }
   }
 
-  return async (signer, progress, next, head) => {
+  /** Replaces and fills what needs it at `head`. @param next the nonce that a new payment would get, if it is known */
+  return async (signer: Signer, progress: NonceProgress, next: number | null, head: Block): Promise<void> => {
     const waiting = pendingNonces.waiting(signer.address).filter(({ nonce }) => nonce >= progress.count);
     const stuck = waiting.filter((pendingNonce) => needsMore(pendingNonce, progress, head));
     await replaceSome(signer, stuck, head);
-    // The way to one far away is not filled.
+    // Nonces up to one far ahead are not filled.
     const end = (waiting.findLast(pendingNonces.isInReach)?.nonce ?? progress.count - 1) + 1;
     const gaps: number[] = [];
     for (let nonce = progress.count; nonce < end && gaps.length < GAPS_MAX; nonce++) {
@@ -154,7 +145,7 @@ export function createReplacer(options: ReplacerOptions): Replacer {
   };
 }
 
-interface Renewal {
+interface Replacement {
   readonly pendingNonce: PendingNonce;
   readonly content: TransactionContent;
   readonly fees: Fees;
@@ -165,13 +156,13 @@ function feesOf(row: TransactionRow): Fees {
 }
 
 /**
- * Fees rise by blocks, whatever nodes answer: one that takes no price at all would have them rise to the cap. The first
- * in line has missed some; those behind it wait for it, unless no block can take them.
+ * Fees rise by blocks missed, not by what nodes answer: a node that accepts no price would drive them to the cap. Only
+ * the first in line counts missed blocks; the others wait for it, unless no block can take them.
  */
 function needsMore(pendingNonce: PendingNonce, { count, since }: NonceProgress, head: Block): boolean {
   const row = newestOf(pendingNonce);
   if (isObsolete(pendingNonce) || BigInt(row.max_fee) < head.baseFee) return true;
-  // A number that is yet to come was a node's error, and says nothing.
+  // A block number that is yet to come was a node's error, and says nothing.
   const from = row.stored_at_block > head.number ? since : Math.max(row.stored_at_block, since);
   const missed = head.number - from;
   return pendingNonce.nonce === count && missed >= MISSED_BLOCKS_MAX;

@@ -1,7 +1,7 @@
 // How a payment ends. Settled: a receipt of one of our transactions proves it. Failed: only when none of ours can
-// move the money any more, which is read at the hash of a block: the authorization is unused there and either
-// the block's time is past its end, or the nonces of all our transactions for it are used there. A nonce of the
-// wallet that somebody else used takes the payment to a new one.
+// move the money any more, which is read at the hash of a block: the authorization is unused there, and either
+// the block's time is past its end, or the nonces of all our transactions for it are used there. When somebody else
+// used the wallet's nonce, the payment gets a new one.
 import type { Log } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
@@ -15,25 +15,14 @@ import { newestOf, type PendingNonce, type PendingPayment, type UsedNonce } from
 import { NotKnownYet, names, type OutcomeRecorder } from "./record-outcome.ts";
 import { transactionsOf } from "./transactions.ts";
 
-/** A use of the authorization must lie after the simulation; this many blocks allow for a node that lay behind. */
+/** The authorization can only be used after the simulation; this many blocks allow for a node that was behind then. */
 const BEHIND_BLOCKS = 50;
 /** Searches for the transaction that used an authorization before it stays unnamed. */
 const LOOK_UPS_MAX = 5;
-/** Wallet nonces for one payment. When they are gone it waits for its end. */
-const SLOTS_MAX = 4;
+/** Wallet nonces for one payment. With these used up it waits until its time is over. */
+const NONCES_MAX = 4;
 
-export interface Resolver {
-  /**
-   * The pending nonce's nonce is used in or before `head`: notes by whom, and what follows for the payment.
-   *
-   * @throws Error when nothing can be said yet, and when a node or the database fails; so do the others
-   */
-  included(pendingNonce: PendingNonce, head: Block): Promise<void>;
-  /** A payment that is sent, whose time is past at `head` or which has no pending nonce left that could make it. */
-  overdue(payment: PendingPayment, head: Block): Promise<void>;
-  /** The block in which the pending nonce's nonce was used is not part of the chain. */
-  reorganised(pendingNonce: PendingNonce): Promise<void>;
-}
+export type Resolver = ReturnType<typeof createPaymentResolver>;
 
 export interface ResolverOptions {
   readonly chain: Chain;
@@ -49,12 +38,12 @@ export function isExpired({ authorization }: PendingPayment, head: Block): boole
   return BigInt(head.timestamp) >= authorization.validBefore;
 }
 
-export function createPaymentResolver(options: ResolverOptions): Resolver {
+export function createPaymentResolver(options: ResolverOptions) {
   const { chain, log, recorder } = options;
-  const judgeUnpaid = createJudgeUnpaid(options);
+  const resolveUnpaid = createUnpaidResolver(options);
 
   /** False when nothing can be said yet. */
-  async function judge(
+  async function resolve(
     payment: PendingPayment,
     pendingNonce: PendingNonce,
     head: Block,
@@ -66,20 +55,25 @@ export function createPaymentResolver(options: ResolverOptions): Resolver {
     }
     if (payment.status !== "sent") return true;
     if (payment.moving) return false;
-    // One of ours that succeeded has moved the money: a receipt without that is not the whole one.
+    // A transfer of ours that succeeded has moved the money, so a receipt that does not show it is incomplete.
     if (endOf(pendingNonce, receipt).how === "moved") return false;
     const others = [...payment.pendingNonces].filter((other) => other !== pendingNonce);
-    // A pending nonce that is still open decides, and then this one had no part in it.
+    // A nonce that is still open decides; this one had no part in the outcome.
     if (others.some(({ inclusion }) => inclusion === null)) return true;
     const ends = [endOf(pendingNonce, receipt), ...others.map((other) => endOf(other, other.inclusion))];
-    return judgeUnpaid(payment, head, ends);
+    return resolveUnpaid(payment, head, ends);
   }
 
   return {
-    async included(pendingNonce, head) {
+    /**
+     * The nonce is used in or before `head`: records by whom, and what follows for the payment.
+     *
+     * @throws Error when nothing can be said yet, and when a node or the database fails; so do the others
+     */
+    async included(pendingNonce: PendingNonce, head: Block): Promise<void> {
       const { payment } = pendingNonce;
       const receipt = await receiptOf(chain, pendingNonce);
-      if (payment !== null && !(await judge(payment, pendingNonce, head, receipt))) throw new NotKnownYet();
+      if (payment !== null && !(await resolve(payment, pendingNonce, head, receipt))) throw new NotKnownYet();
       const [reverted] = revertedOf([endOf(pendingNonce, receipt)]);
       if (payment?.status === "failed" && reverted !== undefined) await recorder.late(payment, reverted);
       if (receipt === null) {
@@ -99,35 +93,27 @@ export function createPaymentResolver(options: ResolverOptions): Resolver {
         pendingNonce.inclusion = { hash, succeeded, gasWei, blockNumber, blockHash };
       }
     },
-    async overdue(payment, head) {
+    /** A sent payment whose time is past at `head`, or which has no pending nonce left that could make it. */
+    async overdue(payment: PendingPayment, head: Block): Promise<void> {
       if (payment.moving) return;
-      const ends = [...payment.pendingNonces].map((pendingNonce) =>
-        endOf(pendingNonce, pendingNonce.inclusion),
-      );
-      if (!(await judgeUnpaid(payment, head, ends))) throw new NotKnownYet();
+      const ends = [...payment.pendingNonces].map((pendingNonce) => endOf(pendingNonce, pendingNonce.inclusion));
+      if (!(await resolveUnpaid(payment, head, ends))) throw new NotKnownYet();
     },
-    async reorganised(pendingNonce) {
+    /** The block in which the nonce was used is not part of the chain. */
+    async reorganised(pendingNonce: PendingNonce): Promise<void> {
       const { payment, inclusion } = pendingNonce;
       log.warn("reorg_detected", {
         transaction: inclusion?.hash ?? newestOf(pendingNonce).hash,
         block: inclusion?.blockNumber,
       });
-      if (payment?.status === "settled" && isTransfer(pendingNonce, inclusion?.hash))
-        await recorder.reopen(payment);
+      if (payment?.status === "settled" && isTransfer(pendingNonce, inclusion?.hash)) await recorder.reopen(payment);
       pendingNonce.inclusion = null;
       pendingNonce.broadcastAt = 0;
     },
   };
 }
 
-/**
- * None of ours has moved the money in or before `head`, as far as is known. False when nothing can be said yet.
- *
- * @param ends of all its wallet nonces
- */
-type JudgeUnpaid = (payment: PendingPayment, head: Block, ends: readonly End[]) => Promise<boolean>;
-
-function createJudgeUnpaid({ chain, store, log, recorder, simulate, send }: ResolverOptions): JudgeUnpaid {
+function createUnpaidResolver({ chain, store, log, recorder, simulate, send }: ResolverOptions) {
   async function sendAgain(payment: PendingPayment, gas: Gas): Promise<true> {
     log.warn("payment_nonce_changed", names(payment));
     payment.moving = true;
@@ -135,7 +121,7 @@ function createJudgeUnpaid({ chain, store, log, recorder, simulate, send }: Reso
       await send(payment, gas);
     } catch (error) {
       if (!(error instanceof NotClaimed)) throw error;
-      // Another process has found out how it ended.
+      // Another process has recorded how it ended.
       await recorder.reread(payment);
     } finally {
       payment.moving = false;
@@ -144,12 +130,12 @@ function createJudgeUnpaid({ chain, store, log, recorder, simulate, send }: Reso
   }
 
   /** The authorization is used or cancelled: by us, or by whom? */
-  async function judgeUsed(payment: PendingPayment, head: Block, ends: readonly End[]): Promise<boolean> {
-    // Where a nonce was used without a receipt of ours, the use may be our own.
+  async function resolveUsed(payment: PendingPayment, head: Block, ends: readonly End[]): Promise<boolean> {
+    // If a nonce was used and no receipt of ours shows it, the use may be our own.
     const isForeign = ends.length > 0 && ends.every(({ how }) => how === "reverted" || how === "nothing");
     const from = payment.sinceBlock - BEHIND_BLOCKS;
     const search = chain.findUse(payment.authorization, from, head.number);
-    // It is for the name alone then, and some nodes search for none.
+    // The search is only for its name then, and some nodes refuse to search.
     const use = await (isForeign ? search.catch(() => null) : search);
     const reverted = revertedOf(ends);
     if (use === null) {
@@ -160,7 +146,7 @@ function createJudgeUnpaid({ chain, store, log, recorder, simulate, send }: Reso
     }
     const { hash } = use;
     if ((await transactionsOf(store.read, payment.key)).some((row) => row.hash === hash)) {
-      return judgeOwn(payment, hash);
+      return resolveOwn(payment, hash);
     }
     const how = use.cancelled ? "cancelled" : "used elsewhere";
     const reason = `the authorization was ${how}`;
@@ -168,7 +154,7 @@ function createJudgeUnpaid({ chain, store, log, recorder, simulate, send }: Reso
     return true;
   }
 
-  async function judgeOwn(payment: PendingPayment, hash: Hex): Promise<boolean> {
+  async function resolveOwn(payment: PendingPayment, hash: Hex): Promise<boolean> {
     const receipt = await chain.receipt(hash);
     if (receipt === null || !isPaidBy(payment.authorization, receipt)) return false;
     await recorder.settle(payment, receipt);
@@ -176,27 +162,32 @@ function createJudgeUnpaid({ chain, store, log, recorder, simulate, send }: Reso
   }
 
   /** Neither ours nor anybody has used it: has the payment failed, or is it sent again? */
-  async function judgeUnused(payment: PendingPayment, head: Block, ends: readonly End[]): Promise<boolean> {
+  async function resolveUnused(payment: PendingPayment, head: Block, ends: readonly End[]): Promise<boolean> {
     const simulation = await simulate(payment.authorization, payment.signature);
     const isOver = isExpired(payment, head);
-    // Only a wrong time makes one of these: the token's own look at it, or the block's.
+    // The two contradict each other, so one of the times is wrong: the simulation's, or the block's.
     if (isOver && simulation.ok) return false;
     const reason = simulation.ok ? "the transaction reverted" : simulation.reason;
-    // Used after all, maybe by us: the next block tells.
+    // It was used after all, maybe by us: the next block tells.
     if (isUsedUp(reason)) return false;
-    // If it would go through now, it is not tried again: what made it revert was a matter of the payer's side.
+    // After a revert it is not tried again, even if it would go through now: the cause was on the payer's side.
     const reverted = revertedOf(ends);
     if (!simulation.ok || reverted.length > 0) {
       const failure = { reason: isOver ? "expired" : reason, foreign_transaction: null };
       await recorder.fail(payment, failure, reverted);
       return true;
     }
-    return payment.pendingNonces.size < SLOTS_MAX && sendAgain(payment, simulation.gas);
+    return payment.pendingNonces.size < NONCES_MAX && sendAgain(payment, simulation.gas);
   }
 
-  return async (payment, head, ends) => {
+  /**
+   * As far as is known, no transaction of ours has moved the money up to `head`. False when nothing can be said yet.
+   *
+   * @param ends of all its wallet nonces
+   */
+  return async (payment: PendingPayment, head: Block, ends: readonly End[]): Promise<boolean> => {
     const isUsed = await chain.isUsed(payment.authorization, head);
-    return isUsed ? judgeUsed(payment, head, ends) : judgeUnused(payment, head, ends);
+    return isUsed ? resolveUsed(payment, head, ends) : resolveUnused(payment, head, ends);
   };
 }
 
@@ -226,9 +217,7 @@ function endOf(pendingNonce: PendingNonce, by: Pick<UsedNonce, "hash" | "succeed
 }
 
 function revertedOf(ends: readonly End[]): Reverted[] {
-  return ends.flatMap(({ how, hash, gasWei }) =>
-    how === "reverted" && hash !== null ? [{ hash, gasWei }] : [],
-  );
+  return ends.flatMap(({ how, hash, gasWei }) => (how === "reverted" && hash !== null ? [{ hash, gasWei }] : []));
 }
 
 /** Whether it is one of the pending nonce's transfers, and not a transaction that only used up the nonce. */

@@ -1,37 +1,27 @@
 // One key's way to the chain. Payments that wait together get consecutive nonces, are signed, and are stored in one
 // write, and only then is the next batch begun: so a nonce is never given twice, none is left out, and nothing
-// leaves the process that is not stored. Broadcasting happens outside, for its failure changes nothing.
+// leaves the process before it is stored. Broadcasting happens elsewhere, since its failure changes nothing.
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import { type Store, UniqueViolation } from "../../storage/store.ts";
 import type { Chain } from "../chain/chain.ts";
-import { createBatchStore, NotClaimed, type SendJob, type SignedJob, signBatch } from "./batch.ts";
-import { quoteFees } from "./fees.ts";
+import { quoteFees } from "../chain/fees.ts";
+import { createBatchStore, NotClaimed, type SendJob, signBatch } from "./batch.ts";
+import type { PendingNonces } from "./pending.ts";
+import type { WatchSchedule } from "./schedule.ts";
 import type { Signer } from "./signer.ts";
 import { storedNonces } from "./transactions.ts";
 
 const BATCH_MAX = 100;
-/** Another process with the same key took the nonces: it is let go first for a moment, each time of another length. */
+/** Another process with the same key took the nonces: back off for a random time, so that it can go first. */
 const CONFLICTS_MAX = 20;
 const CONFLICT_PAUSE_MS_MAX = 100;
-/** How old the newest block may be that fees are reckoned from. */
+/** How old the newest block may be that fees are computed from. */
 const BLOCK_AGE_MS_MAX = 1000;
 const RETRY_AFTER_SECONDS = 5;
 
-export interface Sender {
-  readonly signer: Signer;
-  /** Payments that wait for a nonce. */
-  waiting(): number;
-  /** The next nonce that it would give; null when chain and store have to be asked first. */
-  next(): number | null;
-  /** Resolves when its transaction is stored. @throws Fault `unavailable`; NotClaimed. Nothing is stored then. */
-  send(job: SendJob): Promise<void>;
-  /** Somebody else uses the key: chain and store are asked before the next nonce is given. */
-  resynchronise(): void;
-  /** Refuses what waits, and resolves when nothing is under way. */
-  stop(): Promise<void>;
-}
+export type Sender = ReturnType<typeof createSender>;
 
 export interface SenderOptions {
   readonly signer: Signer;
@@ -41,8 +31,8 @@ export interface SenderOptions {
   readonly log: Log;
   /** Wei per gas. */
   readonly maxFee: bigint;
-  /** They are stored; now they may be broadcast. */
-  readonly onStored: (jobs: readonly SignedJob[]) => void;
+  readonly pendingNonces: Pick<PendingNonces, "add">;
+  readonly schedule: Pick<WatchSchedule, "wake">;
 }
 
 interface QueuedSend {
@@ -51,20 +41,21 @@ interface QueuedSend {
   readonly reject: (error: unknown) => void;
 }
 
-export function createSender(options: SenderOptions): Sender {
-  const { signer, chain, store, clock, log, maxFee, onStored } = options;
+export function createSender(options: SenderOptions) {
+  const { signer, chain, store, clock, log, maxFee, pendingNonces, schedule } = options;
   const batchStore = createBatchStore(store, clock, log);
   const queue: QueuedSend[] = [];
-  /** Those whose turn it is. */
+  /** The payments that are being signed and stored. */
   let batch: readonly QueuedSend[] = [];
   let next: Free | null = null;
-  /** Rises when what was known about the next nonce is not trusted any more. */
-  let doubts = 0;
+  /** Rises whenever the next nonce is no longer known for certain. */
+  let resyncs = 0;
   let running: Promise<void> | null = null;
   let stopped = false;
 
-  function doubt(): void {
-    doubts++;
+  /** Somebody else uses the key: chain and store are asked for the next nonce. */
+  function resynchronise(): void {
+    resyncs++;
     next = null;
   }
 
@@ -83,15 +74,15 @@ export function createSender(options: SenderOptions): Sender {
       try {
         batch = await sendSome(batch);
       } catch (error) {
-        // Whatever happened, the next nonce is what chain and store say.
-        doubt();
+        // Whatever happened, chain and store tell the next nonce.
+        resynchronise();
         if (error instanceof UniqueViolation && ++conflicts <= CONFLICTS_MAX) await pauseAtRandom();
         else batch = refuse(batch, error);
       }
     }
   }
 
-  /** Rejects those whom the error is about, and gives the others. */
+  /** Rejects those that the error is about, and returns the others. */
   function refuse(those: readonly QueuedSend[], error: unknown): readonly QueuedSend[] {
     const reason = error instanceof UniqueViolation ? unavailable("the wallet is in use", error) : error;
     const key = error instanceof NotClaimed ? error.key : null;
@@ -100,17 +91,19 @@ export function createSender(options: SenderOptions): Sender {
     return others;
   }
 
-  /** Signs and stores as many as can be signed, and gives those that are left. Nothing is stored when it throws. */
+  /** Signs and stores as many as can be signed, and returns the rest. Nothing is stored when it throws. */
   async function sendSome(those: readonly QueuedSend[]): Promise<readonly QueuedSend[]> {
+    const resyncsBefore = resyncs;
     const { room, ...start } = await startOf();
-    const doubtsBefore = doubts;
     const jobs = those.slice(0, room).map(({ job }) => job);
     const { signed, failure } = await signBatch(signer, jobs, start);
     if (failure !== null) log.error("signer_failed", { wallet: signer.address, error: failure });
     if (signed.length === 0) throw unavailable("signer unreachable", failure);
     await batchStore.write(signed);
-    if (doubts === doubtsBefore) next = behind({ nonce: start.nonce, room }, signed.length);
-    onStored(signed);
+    if (resyncs === resyncsBefore) next = behind({ nonce: start.nonce, room }, signed.length);
+    // They are stored; now they may be broadcast.
+    for (const { job, row } of signed) pendingNonces.add(row, job.payment, "sent");
+    schedule.wake();
     for (const { resolve } of those.slice(0, signed.length)) resolve();
     return those.slice(signed.length);
   }
@@ -128,17 +121,21 @@ export function createSender(options: SenderOptions): Sender {
 
   return {
     signer,
-    waiting: () => batch.length + queue.length,
-    next: () => next?.nonce ?? null,
-    send(job) {
+    /** Payments that wait for a nonce. */
+    waiting: (): number => batch.length + queue.length,
+    /** The next nonce; null when chain and store have to be asked for it first. */
+    next: (): number | null => next?.nonce ?? null,
+    /** Resolves when its transaction is stored. @throws Fault `unavailable`; NotClaimed. Nothing is stored then. */
+    send(job: SendJob): Promise<void> {
       if (stopped) return Promise.reject(unavailable("stopping"));
       const { promise, resolve, reject } = Promise.withResolvers<void>();
       queue.push({ job, resolve, reject });
       running ??= run();
       return promise;
     },
-    resynchronise: doubt,
-    async stop() {
+    resynchronise,
+    /** Refuses what waits, and resolves when nothing is under way. */
+    async stop(): Promise<void> {
       stopped = true;
       batchStore.stop();
       for (const { reject } of queue.splice(0)) reject(unavailable("stopping"));
@@ -147,7 +144,7 @@ export function createSender(options: SenderOptions): Sender {
   };
 }
 
-/** Nonces that nothing is at, in a row. */
+/** A row of free nonces. */
 interface Free {
   readonly nonce: number;
   readonly room: number;
@@ -159,8 +156,8 @@ function behind({ nonce, room }: Free, taken: number): Free | null {
 }
 
 /**
- * What the chain knows of may be of another process; what is stored may not have reached the chain. A gap between them
- * comes first: behind a nonce that a node told wrongly once, nothing else would ever get into a block.
+ * The chain may know of transactions of another process, and stored ones may not have reached the chain yet. A gap
+ * between the two is filled first: after a nonce that a node once reported wrongly, no other would get into a block.
  */
 async function firstFree(chain: Chain, store: Store, { address }: Signer): Promise<Free> {
   let nonce = await chain.transactionCount(address, "pending");
@@ -175,6 +172,6 @@ function pauseAtRandom(): Promise<void> {
   return new Promise((resolve) => setTimeout(resolve, Math.random() * CONFLICT_PAUSE_MS_MAX));
 }
 
-function unavailable(message: string, cause?: unknown): Fault {
+export function unavailable(message: string, cause?: unknown): Fault {
   return new Fault("unavailable", message, { retryAfterSeconds: RETRY_AFTER_SECONDS, cause });
 }

@@ -3,7 +3,7 @@ import { concatHex, keccak256, parseTransaction, recoverTransactionAddress, toRl
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { outbound } from "../../../test/support/chain/wallet.ts";
 import type { Hex } from "../../x402/types.ts";
-import { localSigner, remoteSigner, type Unsigned } from "./signer.ts";
+import { createLocalSigner, createRemoteSigner, type Unsigned } from "./signer.ts";
 
 const key = generatePrivateKey();
 const account = privateKeyToAccount(key);
@@ -47,7 +47,7 @@ const server = Bun.serve({
   },
 });
 afterAll(() => server.stop(true));
-const remote = remoteSigner({
+const remote = createRemoteSigner({
   url: `http://127.0.0.1:${server.port}/`,
   address: account.address,
   outbound,
@@ -55,14 +55,12 @@ const remote = remoteSigner({
 });
 
 test.each([transaction, first])("a local key signs the transaction that it is asked for", async (asked) => {
-  const { raw, hash } = await localSigner(key).sign(asked);
+  const { raw, hash } = await createLocalSigner(key).sign(asked);
   expect(hash).toBe(keccak256(raw));
   const parsed = parseTransaction(raw);
   expect(parsed).toMatchObject({ chainId: 8453, gas: 120_000n, maxFeePerGas: 3_000_000_000n });
   expect(parsed.nonce ?? 0).toBe(asked.nonce);
-  expect(lower(await recoverTransactionAddress({ serializedTransaction: raw as `0x02${string}` }))).toBe(
-    address,
-  );
+  expect(lower(await recoverTransactionAddress({ serializedTransaction: raw as `0x02${string}` }))).toBe(address);
 });
 
 describe("a remote signer", () => {
@@ -70,7 +68,7 @@ describe("a remote signer", () => {
     "is asked for every field, and gives the bytes that a local key would",
     async (asked) => {
       seen = [];
-      const local = await localSigner(key).sign(asked);
+      const local = await createLocalSigner(key).sign(asked);
       answer = (request) => account.signTransaction(fieldsOf(request));
       expect(await remote.sign(asked)).toEqual(local);
       answer = async (request) => ({ raw: await account.signTransaction(fieldsOf(request)), tx: {} });
@@ -90,12 +88,12 @@ describe("a remote signer", () => {
     ["the tip", { maxPriorityFeePerGas: 2n }],
     ["the access list", { accessList: [{ address: `0x${"cd".repeat(20)}`, storageKeys: [] }] }],
   ];
-  test.each(changes)("that changes %s is not believed", async (_, change) => {
+  test.each(changes)("is not believed when it changes %s", async (_, change) => {
     answer = (request) => account.signTransaction({ ...fieldsOf(request), ...change } as Fields);
     await expect(remote.sign(transaction)).rejects.toThrow("the remote signer changed");
   });
 
-  test("that leaves fields out is not repeated in the error, for the payer's signature is in them", async () => {
+  test("is not repeated in the error when it leaves fields out, for the payer's signature is in them", async () => {
     answer = (request) => concatHex(["0x02", toRlp([request["chainId"]!, request["data"]!, request["to"]!])]);
     const error = await remote.sign(transaction).catch((thrown) => thrown);
     expect(error).toBeInstanceOf(Error);
@@ -107,17 +105,14 @@ describe("a remote signer", () => {
       "another key's signature",
       () => privateKeyToAccount(generatePrivateKey()).signTransaction(fieldsOf(seen.at(-1)!)),
     ],
-    [
-      "a legacy transaction",
-      () => account.signTransaction({ type: "legacy", chainId: 8453, nonce: 7, gasPrice: 1n }),
-    ],
+    ["a legacy transaction", () => account.signTransaction({ type: "legacy", chainId: 8453, nonce: 7, gasPrice: 1n })],
     ["bytes that are no transaction", () => "0x02ff"],
     ["nothing", () => null],
     ["no bytes", () => "0x"],
     ["a text", () => "signed"],
     ["nothing in time", () => new Promise(() => {})],
   ];
-  test.each(nonsense)("that gives %s is not believed", async (_, given) => {
+  test.each(nonsense)("is not believed when it gives %s", async (_, given) => {
     answer = given;
     await expect(remote.sign(transaction)).rejects.toThrow(Error);
   });

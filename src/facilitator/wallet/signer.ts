@@ -1,19 +1,15 @@
 // Who signs for a wallet: a private key in this process, or another process that is asked by JSON-RPC
 // (`eth_signTransaction`, as Web3Signer and Clef have it). What another process signed is read back and compared
 // field by field before anything relies on it.
-import {
-  keccak256,
-  parseTransaction,
-  recoverTransactionAddress,
-  type TransactionSerializedEIP1559,
-} from "viem";
+import { keccak256, parseTransaction, recoverTransactionAddress, type TransactionSerializedEIP1559 } from "viem";
 import { privateKeyToAccount } from "viem/accounts";
 import type { Outbound } from "../../http/outbound.ts";
+import { lowerHex } from "../../x402/fields.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
+import type { Fees } from "../chain/fees.ts";
 import { exchange } from "../chain/json-rpc.ts";
-import { data } from "../chain/rpc-types.ts";
-import type { Fees } from "./fees.ts";
+import { data, hex } from "../chain/rpc-types.ts";
 
 const REMOTE_TIMEOUT_MS = 5000;
 const REMOTE_PARALLEL = 16;
@@ -41,15 +37,15 @@ export interface Signer {
   sign(transaction: Unsigned): Promise<Signed>;
 }
 
-/** Signing takes most of a millisecond of the only thread, so others get their turn in between. */
+/** Signing blocks the only thread for most of a millisecond, so other work gets a turn after each. */
 function turn(): Promise<void> {
   return new Promise((resolve) => setImmediate(resolve));
 }
 
-export function localSigner(privateKey: Hex): Signer {
+export function createLocalSigner(privateKey: Hex): Signer {
   const account = privateKeyToAccount(privateKey);
   return {
-    address: lower(account.address),
+    address: lowerHex(account.address),
     parallel: 1,
     async sign({ nonce, to, data, gas, fees }) {
       const raw = await account.signTransaction({
@@ -64,7 +60,7 @@ export function localSigner(privateKey: Hex): Signer {
         maxPriorityFeePerGas: fees.maxPriorityFee,
       });
       await turn();
-      return { raw: lower(raw), hash: keccak256(raw) };
+      return { raw: lowerHex(raw), hash: keccak256(raw) };
     },
   };
 }
@@ -72,13 +68,13 @@ export function localSigner(privateKey: Hex): Signer {
 export interface RemoteSignerOptions {
   readonly url: string;
   readonly address: Hex;
-  /** Without the rule about addresses, for the operator chose the signer. */
+  /** Without the rule about addresses, since the operator chose the signer. */
   readonly outbound: Outbound;
   readonly timeoutMs?: number;
 }
 
-export function remoteSigner(options: RemoteSignerOptions): Signer {
-  const address = lower(options.address);
+export function createRemoteSigner(options: RemoteSignerOptions): Signer {
+  const address = lowerHex(options.address);
   const server = {
     outbound: options.outbound,
     url: options.url,
@@ -119,23 +115,23 @@ function rawOf(result: unknown): Hex {
 }
 
 /** @throws Error when these are not the bytes of that transaction, signed by that address */
-async function requireSame(raw: Hex, asked: Unsigned, address: Hex): Promise<void> {
+async function requireSame(raw: Hex, wanted: Unsigned, address: Hex): Promise<void> {
   if (!isType2(raw)) throw new Error("the remote signer signed another type of transaction");
   const { signed, signer } = await readSigned(raw);
-  const pairs: ReadonlyArray<readonly [name: string, signed: unknown, asked: unknown]> = [
+  const pairs: ReadonlyArray<readonly [name: string, signed: unknown, wanted: unknown]> = [
     ["chainId", signed.chainId, CHAIN_ID],
-    ["nonce", signed.nonce ?? 0, asked.nonce],
-    ["to", signed.to?.toLowerCase(), asked.to],
+    ["nonce", signed.nonce ?? 0, wanted.nonce],
+    ["to", signed.to?.toLowerCase(), wanted.to],
     ["value", signed.value ?? 0n, 0n],
-    ["data", (signed.data ?? "0x").toLowerCase(), asked.data],
-    ["gas", signed.gas ?? 0n, asked.gas],
-    ["maxFeePerGas", signed.maxFeePerGas ?? 0n, asked.fees.maxFee],
-    ["maxPriorityFeePerGas", signed.maxPriorityFeePerGas ?? 0n, asked.fees.maxPriorityFee],
+    ["data", (signed.data ?? "0x").toLowerCase(), wanted.data],
+    ["gas", signed.gas ?? 0n, wanted.gas],
+    ["maxFeePerGas", signed.maxFeePerGas ?? 0n, wanted.fees.maxFee],
+    ["maxPriorityFeePerGas", signed.maxPriorityFeePerGas ?? 0n, wanted.fees.maxPriorityFee],
     ["accessList", signed.accessList?.length ?? 0, 0],
   ];
-  const wrong = pairs.filter(([, given, wanted]) => given !== wanted).map(([name]) => name);
+  const wrong = pairs.filter(([, signed, wanted]) => signed !== wanted).map(([name]) => name);
   if (wrong.length > 0) throw new Error(`the remote signer changed ${wrong.join(", ")}`);
-  if (lower(signer) !== address) throw new Error("the remote signer signed for another address");
+  if (lowerHex(signer) !== address) throw new Error("the remote signer signed for another address");
 }
 
 /** The library's own errors quote the bytes, and with them the payer's signature. */
@@ -150,12 +146,4 @@ async function readSigned(raw: TransactionSerializedEIP1559) {
 
 function isType2(raw: Hex): raw is TransactionSerializedEIP1559 {
   return raw.startsWith("0x02");
-}
-
-function hex(value: number | bigint): Hex {
-  return `0x${value.toString(16)}`;
-}
-
-function lower(value: Hex): Hex {
-  return `0x${value.slice(2).toLowerCase()}`;
 }

@@ -1,25 +1,17 @@
-// Brings the open pending nonces in line with the database: at the start, and now and then, since another process with the
-// same keys may have stored transactions as well.
+// Brings the pending nonces in line with the database, at the start and now and then: another process with the same keys
+// may have stored transactions as well.
 import type { Store } from "../../storage/store.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
 import type { PaymentKey } from "../../x402/types.ts";
 import { TOKEN_ADDRESS } from "../chain/token.ts";
-import { claimedPayment, type FacilitatorPayment, findPayment, openPayments } from "../payments.ts";
+import { openPayments } from "../payments/open-payments.ts";
+import { claimedPayment, type FacilitatorPayment, findPayment, paymentName } from "../payments/payments.ts";
 import type { PendingNonces } from "./pending.ts";
 import { openHashes, type TransactionRow, transactionsOf, transactionsWith } from "./transactions.ts";
 
 const FRESH_MS = 10_000;
 
-export interface NonceSync {
-  /** Takes in what is open in the database and not known yet. */
-  load(): Promise<void>;
-  /** The same, unless it was done lately. */
-  refresh(): Promise<void>;
-  /** The database holds something that is not known here. */
-  doubt(): void;
-}
-
-export function createNonceSync(store: Store, pendingNonces: PendingNonces): NonceSync {
+export function createNonceSync(store: Store, pendingNonces: PendingNonces) {
   let loadedAt = Number.NEGATIVE_INFINITY;
 
   function take(row: TransactionRow, payment: FacilitatorPayment | null): void {
@@ -32,15 +24,16 @@ export function createNonceSync(store: Store, pendingNonces: PendingNonces): Non
       pendingNonce.inclusion = { hash: row.hash, succeeded: true, gasWei: 0n, blockNumber, blockHash };
   }
 
+  /** Takes in what is open in the database and not known yet. */
   async function load(): Promise<void> {
     const unknown = (await openHashes(store.read)).filter((hash) => !pendingNonces.holds(hash));
     for (const row of await transactionsWith(store.read, unknown)) {
       const key = keyOf(row);
       take(row, key === null ? null : await findPayment(store.read, key));
     }
-    const known = new Set([...pendingNonces.payments()].map(({ key }) => `${key.payer}:${key.nonce}`));
+    const known = new Set([...pendingNonces.payments()].map(({ key }) => paymentName(key)));
     for (const payment of await openPayments(store.read)) {
-      if (payment.status !== "sent" || known.has(`${payment.payer}:${payment.nonce}`)) continue;
+      if (payment.status !== "sent" || known.has(paymentName(payment))) continue;
       const blocks = (await transactionsOf(store.read, payment)).map((row) => row.stored_at_block);
       pendingNonces.adopt(payment, blocks.length === 0 ? 0 : Math.min(...blocks));
     }
@@ -49,10 +42,12 @@ export function createNonceSync(store: Store, pendingNonces: PendingNonces): Non
 
   return {
     load,
-    async refresh() {
+    /** The same, unless it was done lately. */
+    async refresh(): Promise<void> {
       if (performance.now() - loadedAt >= FRESH_MS) await load();
     },
-    doubt() {
+    /** The database holds something that is not known here, so the next refresh reads it. */
+    invalidate(): void {
       loadedAt = Number.NEGATIVE_INFINITY;
     },
   };

@@ -1,13 +1,13 @@
-// The facilitator's transactions: which one a wallet nonce gets (the payment's transfer, or a transfer of nothing to
-// the wallet itself where the nonce must be used and the payment is over), and its row in the database. A row is
-// stored before its bytes leave the process, so whatever may be on its way to a block is known after a crash.
+// The facilitator's transactions: what a wallet nonce is used for (the payment's transfer, or a transfer of nothing to
+// the wallet itself, where the nonce must be used and the payment is over), and its row in the database. A row is stored
+// before its bytes leave the process, so a crash loses sight of nothing that may be on its way to a block.
 import { and, asc, eq, gte, inArray, or } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Reader, Tx } from "../../storage/store.ts";
 import type { Authorization, Hex, PaymentKey } from "../../x402/types.ts";
+import type { Fees } from "../chain/fees.ts";
 import { GAS_MAX, TOKEN_ADDRESS, transferData } from "../chain/token.ts";
-import type { ClaimedPayment } from "../payments.ts";
-import type { Fees } from "./fees.ts";
+import type { ClaimedPayment } from "../payments/payments.ts";
 import type { Signer, Unsigned } from "./signer.ts";
 
 export type TransactionRow = Tables["facilitatorTransactions"]["$inferSelect"];
@@ -42,7 +42,7 @@ export interface Position {
   readonly now: number;
 }
 
-/** However much was estimated, a block has room for it. */
+/** The gas is capped, however much was estimated, so that a block has room for it. */
 export function transfer({ authorization, signature }: ClaimedPayment, gas: bigint): TransactionContent {
   return {
     to: TOKEN_ADDRESS,

@@ -1,31 +1,37 @@
 // What the chain and others on it do to payments under way: the right end each time, and at most one transfer.
-import { afterAll, afterEach, beforeEach, expect, test } from "bun:test";
+import { expect, test } from "bun:test";
 import { createWalletClient, http, keccak256, numberToHex, parseTransaction } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { base } from "viem/chains";
-import { startChain, type TestChain } from "../../../test/support/chain/chain.ts";
+import type { TestChain } from "../../../test/support/chain/chain.ts";
 import { newPayer } from "../../../test/support/chain/payments.ts";
-import {
-  newPayment,
-  removeWallets,
-  startWallet,
-  type TestWallet,
-  until,
-} from "../../../test/support/chain/wallet.ts";
+import { newPayment, until, type WalletOptions } from "../../../test/support/chain/wallet.ts";
+import { useChain } from "../../../test/support/chain/wallet-tests.ts";
 import { silentLog } from "../../core/log.ts";
 import { transferData } from "../chain/token.ts";
-import { localSigner } from "./signer.ts";
+import { createLocalSigner } from "./signer.ts";
 
 const ETHER = 10n ** 18n;
 const GWEI = 10n ** 9n;
 
 let chain: TestChain;
-let open: TestWallet[] = [];
-const start = async (...args: Parameters<typeof startWallet>) => {
-  const wallet = await startWallet(...args);
-  open.push(wallet);
-  return wallet;
-};
+// Each test bends its chain in ways that the next one must not feel.
+const { start, untilPending, transfersOf } = useChain(
+  (nodes) => {
+    ({ chain } = nodes);
+  },
+  (fresh) => fresh.setBaseFee(GWEI),
+);
+
+/** A payment of which the transaction waits in the pool of a chain that makes no blocks. */
+async function sentUnmined(options: WalletOptions = {}) {
+  const wallet = await start(options);
+  const payment = await newPayment(chain);
+  await chain.pauseMining();
+  await wallet.collect(payment);
+  await untilPending(1);
+  return { wallet, payment };
+}
 
 /** Somebody who sends transactions of their own. */
 async function stranger(key = generatePrivateKey()) {
@@ -34,26 +40,8 @@ async function stranger(key = generatePrivateKey()) {
   return createWalletClient({ account, chain: base, transport: http(chain.url) });
 }
 
-const transfersOf = (payment: { key: { nonce: `0x${string}` } }) =>
-  chain.transfers({ nonce: payment.key.nonce });
-
-/** How many transactions wait in the pool. */
-const pending = async () => Number(((await chain.rpc("txpool_status")) as { pending: string }).pending);
-
-// Each test bends its chain in ways that the next one must not feel.
-beforeEach(async () => {
-  chain = await startChain();
-  await chain.setBaseFee(GWEI);
-});
-afterEach(async () => {
-  await Promise.all(open.map((each) => each.stop()));
-  open = [];
-  await chain.stop();
-});
-afterAll(removeWallets);
-
-test("mining that stops and resumes settles with the hash of the first broadcast", async () => {
-  const wallet = await start(chain);
+test("a payment is settled with the hash of the first broadcast when mining stops and resumes", async () => {
+  const wallet = await start();
   const payment = await newPayment(chain);
   await chain.pauseMining();
   await wallet.collect(payment);
@@ -66,11 +54,7 @@ test("mining that stops and resumes settles with the hash of the first broadcast
 });
 
 test("a payer who cancels in time is not charged, and the record names the transaction", async () => {
-  const wallet = await start(chain);
-  const payment = await newPayment(chain);
-  await chain.pauseMining();
-  await wallet.collect(payment);
-  await until(async () => (await pending()) === 1);
+  const { wallet, payment } = await sentUnmined();
   await chain.cancelAuthorization(payment.payer, payment.key.nonce);
   await chain.mine();
   expect(await wallet.ended(payment)).toMatchObject({
@@ -82,12 +66,8 @@ test("a payer who cancels in time is not charged, and the record names the trans
 });
 
 test("an authorization that somebody else broadcast is not our collection", async () => {
-  const wallet = await start(chain);
-  const payment = await newPayment(chain);
   const thief = await stranger();
-  await chain.pauseMining();
-  await wallet.collect(payment);
-  await until(async () => (await pending()) === 1);
+  const { wallet, payment } = await sentUnmined();
   const foreign = await thief.sendTransaction({
     to: chain.token,
     data: transferData(payment.authorization, payment.signature),
@@ -109,19 +89,19 @@ test.each([
   ["blacklisted", (payer: ReturnType<typeof newPayer>) => chain.blacklist(payer.address), /blacklisted/i],
   ["paused", () => chain.pauseToken(), /paused/i],
 ])(
-  "an account that is %s between broadcast and block: failed, with the exact reason and the gas that is lost",
+  "a payment whose account is %s between broadcast and block fails, with the exact reason and the gas that is lost",
   async (_, act, reason) => {
     const failures: unknown[] = [];
     const warn = (event: string, fields?: object) => {
       if (event === "payment_failed") failures.push(fields);
     };
-    const wallet = await start(chain, { log: { ...silentLog, warn } });
+    const wallet = await start({ log: { ...silentLog, warn } });
     const before = await chain.client.getBalance({ address: wallet.address });
     const payment = await newPayment(chain);
     await chain.fundEth(payment.payer.address, ETHER);
     await chain.pauseMining();
     await wallet.collect(payment);
-    await until(async () => (await pending()) === 1);
+    await untilPending(1);
     await act(payment.payer);
     await chain.mine();
     const ended = await wallet.ended(payment);
@@ -147,17 +127,17 @@ async function drain(payer: ReturnType<typeof newPayer>) {
   });
 }
 
-test("a wallet nonce that somebody else used takes the payment to the next, and it is collected once", async () => {
+test("a payment goes to the next wallet nonce when somebody else used its own, and is collected once", async () => {
   const key = generatePrivateKey();
   const other = await stranger(key);
-  const wallet = await start(chain, { signers: [localSigner(key)] });
+  const wallet = await start({ signers: [createLocalSigner(key)] });
   const first = await newPayment(chain);
   await wallet.collect(first);
   expect((await wallet.ended(first))?.status).toBe("settled");
   await chain.pauseMining();
   const payment = await newPayment(chain, { payer: first.payer, value: 0n });
   await wallet.collect(payment);
-  await until(async () => (await pending()) === 1);
+  await untilPending(1);
   // Anvil takes it instead of ours.
   await other.sendTransaction({
     to: other.account.address,
@@ -177,13 +157,13 @@ test("a wallet nonce that somebody else used takes the payment to the next, and 
 });
 
 test("a payment that got into no block before its end has failed, and frees its nonce for the next", async () => {
-  const wallet = await start(chain);
+  const wallet = await start();
   const block = await chain.client.getBlock();
   const payment = await newPayment(chain, { validBefore: Number(block.timestamp) + 60 });
   await chain.pauseMining();
   // The base fee leaps above what it pays, and above the cap.
   await wallet.collect(payment);
-  await until(async () => (await pending()) === 1);
+  await untilPending(1);
   await chain.setBaseFee(60n * GWEI);
   await chain.rpc("evm_setNextBlockTimestamp", [Number(payment.authorization.validBefore) - 1]);
   await chain.mine();
@@ -202,18 +182,13 @@ test("a payment that got into no block before its end has failed, and frees its 
   expect(await transfersOf(payment)).toHaveLength(0);
 });
 
-test("a base fee above what it offers has it replaced at the same nonce, and collected once", async () => {
-  const wallet = await start(chain);
-  const payment = await newPayment(chain);
-  await chain.pauseMining();
-  await wallet.collect(payment);
-  await until(async () => (await pending()) === 1);
+test("a transaction that offers less than the base fee is replaced at the same nonce, and its payment collected once", async () => {
+  const { wallet, payment } = await sentUnmined();
   await chain.setBaseFee(20n * GWEI);
   await chain.mine();
   await until(async () => (await wallet.rows()).length === 2);
   await until(
-    async () =>
-      (await chain.client.getTransactionCount({ address: wallet.address, blockTag: "pending" })) === 1,
+    async () => (await chain.client.getTransactionCount({ address: wallet.address, blockTag: "pending" })) === 1,
   );
   const [first, second] = await wallet.rows();
   expect(second).toMatchObject({
@@ -227,12 +202,8 @@ test("a base fee above what it offers has it replaced at the same nonce, and col
   expect(await transfersOf(payment)).toHaveLength(1);
 });
 
-test("a base fee above the cap: it waits, stored, and lands when the fee has come down", async () => {
-  const wallet = await start(chain, { limits: { maxFeeGwei: 5 } });
-  const payment = await newPayment(chain);
-  await chain.pauseMining();
-  await wallet.collect(payment);
-  await until(async () => (await pending()) === 1);
+test("a payment waits, stored, while the base fee is above the cap, and lands when the fee has come down", async () => {
+  const { wallet, payment } = await sentUnmined({ limits: { maxFeeGwei: 5 } });
   await chain.setBaseFee(20n * GWEI);
   await chain.mine();
   const late = await newPayment(chain, { payer: payment.payer, value: 0n });
@@ -247,13 +218,13 @@ test("a base fee above the cap: it waits, stored, and lands when the fee has com
   expect(await transfersOf(payment)).toHaveLength(1);
 });
 
-test("three blocks without it have it replaced; the wallet's other transactions stay as they are", async () => {
-  const wallet = await start(chain);
+test("a transaction that three blocks leave out is replaced, and the wallet's other transactions stay as they are", async () => {
+  const wallet = await start();
   const payments = [await newPayment(chain), await newPayment(chain), await newPayment(chain)];
   await chain.pauseMining();
   for (const payment of payments) await wallet.collect(payment);
   const [head] = await wallet.rows();
-  await until(async () => (await pending()) === 3);
+  await untilPending(3);
   // The watcher's first look; from then on it counts blocks.
   await Bun.sleep(400);
   // Blocks that have no room for ours.
@@ -277,8 +248,8 @@ test("three blocks without it have it replaced; the wallet's other transactions 
   }
 });
 
-test("a block that is reorganised away is noticed, and the payment lands again", async () => {
-  const wallet = await start(chain);
+test("a block that is reorganised away is noticed, and its payment lands again", async () => {
+  const wallet = await start();
   const payment = await newPayment(chain);
   await wallet.collect(payment);
   const before = await wallet.ended(payment);
@@ -297,11 +268,7 @@ test("a block that is reorganised away is noticed, and the payment lands again",
 });
 
 test("a payment that failed does not land when the block that failed it is reorganised away", async () => {
-  const wallet = await start(chain);
-  const payment = await newPayment(chain);
-  await chain.pauseMining();
-  await wallet.collect(payment);
-  await until(async () => (await pending()) === 1);
+  const { wallet, payment } = await sentUnmined();
   await chain.blacklist(payment.payer.address);
   await chain.mine();
   expect((await wallet.ended(payment))?.status).toBe("failed");
@@ -309,19 +276,19 @@ test("a payment that failed does not land when the block that failed it is reorg
   await chain.unblacklist(payment.payer.address);
   await chain.mine();
   await until(async () => (await wallet.rows()).length === 2);
-  await until(async () => (await pending()) === 1);
+  await untilPending(1);
   await chain.mine();
   expect(await transfersOf(payment)).toHaveLength(0);
   expect((await wallet.rows()).map((row) => row.payer)).toEqual([payment.key.payer, null]);
   const next = await newPayment(chain, { payer: newPayer(), value: 0n });
   await wallet.collect(next);
-  await until(async () => (await pending()) === 1);
+  await untilPending(1);
   await chain.mine();
   expect((await wallet.ended(next))?.status).toBe("settled");
 });
 
-test("twelve blocks later nothing is open any more", async () => {
-  const wallet = await start(chain);
+test("after twelve blocks nothing is open any more", async () => {
+  const wallet = await start();
   const payment = await newPayment(chain);
   await wallet.collect(payment);
   await wallet.ended(payment);
@@ -330,8 +297,8 @@ test("twelve blocks later nothing is open any more", async () => {
   await until(async () => (await wallet.rows()).every((row) => !row.open));
 });
 
-test("what is broadcast is what is stored, and names payer and nonce", async () => {
-  const wallet = await start(chain);
+test("a transaction is broadcast as it is stored, and its record names payer and nonce", async () => {
+  const wallet = await start();
   const payment = await newPayment(chain);
   await wallet.collect(payment);
   const [row] = await wallet.rows();

@@ -1,15 +1,9 @@
 // What nodes do wrong, and what a crash leaves: every payment ends right, with one transfer at most.
-import { afterAll, afterEach, beforeEach, describe, expect, test } from "bun:test";
-import { startChain, type TestChain } from "../../../test/support/chain/chain.ts";
-import { type RpcFault, type RpcRelay, startRpcRelay } from "../../../test/support/chain/rpc-relay.ts";
-import {
-  fundedSigner,
-  newPayment,
-  removeWallets,
-  startWallet,
-  type TestWallet,
-  until,
-} from "../../../test/support/chain/wallet.ts";
+import { describe, expect, test } from "bun:test";
+import type { TestChain } from "../../../test/support/chain/chain.ts";
+import type { RpcFault, RpcRelay } from "../../../test/support/chain/rpc-relay.ts";
+import { fundedSigner, newPayment, until } from "../../../test/support/chain/wallet.ts";
+import { useChain } from "../../../test/support/chain/wallet-tests.ts";
 import { postgresPlace } from "../../../test/support/stores/stores.ts";
 import type { Chain } from "../chain/chain.ts";
 
@@ -18,32 +12,11 @@ const SEND = "eth_sendRawTransaction";
 
 let chain: TestChain;
 let relay: RpcRelay;
-let open: TestWallet[] = [];
-const start = async (...args: Parameters<typeof startWallet>) => {
-  const wallet = await startWallet(...args);
-  open.push(wallet);
-  return wallet;
-};
-/** A wallet whose first node is the relay. */
-const startBehind = (...others: string[]) => start(chain, { urls: [relay.url, ...others], timeoutMs: 700 });
-/** The same, and it soon tells again what the node has said to know. */
-const startInsistent = () =>
-  start(chain, { urls: [relay.url], timeoutMs: 700, limits: { rebroadcastMs: 1000 } });
-
-beforeEach(async () => {
-  chain = await startChain();
-  relay = await startRpcRelay(chain.url);
+const { start, startBehind, untilPending, expectCollected } = useChain((nodes) => {
+  ({ chain, relay } = nodes);
 });
-afterEach(async () => {
-  await Promise.all(open.map((each) => each.stop()));
-  open = [];
-  await relay.stop();
-  await chain.stop();
-});
-afterAll(removeWallets);
-
-/** How many transactions wait in the pool. */
-const pending = async () => Number(((await chain.rpc("txpool_status")) as { pending: string }).pending);
+/** Behind the relay, and it soon tells again what the node has said to know. */
+const startInsistent = () => startBehind({ limits: { rebroadcastMs: 1000 } });
 
 async function newPayments(count: number) {
   const payments = [];
@@ -51,12 +24,7 @@ async function newPayments(count: number) {
   return payments;
 }
 
-async function expectCollected(wallet: TestWallet, payment: Awaited<ReturnType<typeof newPayment>>) {
-  expect(await wallet.ended(payment)).toMatchObject({ status: "settled" });
-  expect(await chain.transfers({ nonce: payment.key.nonce })).toHaveLength(1);
-}
-
-describe("one node that, when it gets a transaction,", () => {
+describe("a payment over one node", () => {
   test.each<[string, RpcFault]>([
     ["takes it and answers with an error", { kind: "error", after: true }],
     ["takes it and breaks off", { kind: "break", after: true }],
@@ -70,7 +38,7 @@ describe("one node that, when it gets a transaction,", () => {
     ["says replacement underpriced", { kind: "error", message: "replacement transaction underpriced" }],
     ["says insufficient funds", { kind: "error", message: "insufficient funds for gas * price + value" }],
   ])(
-    "%s: collected all the same",
+    "is collected although the node, when it gets the transaction, %s",
     async (_, fault) => {
       const wallet = await startInsistent();
       const payment = await newPayment(chain);
@@ -86,7 +54,7 @@ describe("one node that, when it gets a transaction,", () => {
   );
 });
 
-describe("a first node that", () => {
+describe("a payment over several nodes", () => {
   test.each<[string, RpcFault]>([
     ["hangs", { kind: "hang" }],
     ["answers garbage", { kind: "garbage", text: "<html>" }],
@@ -95,10 +63,10 @@ describe("a first node that", () => {
     ["has internal errors", { kind: "error", code: -32_603, message: "internal error" }],
     ["breaks off", { kind: "break" }],
   ])(
-    "%s: the second takes over",
+    "is collected over the second one when the first %s",
     async (_, fault) => {
       relay.on("*", fault);
-      const wallet = await startBehind(chain.url);
+      const wallet = await startBehind({}, [chain.url]);
       const payment = await newPayment(chain);
       await wallet.collect(payment);
       await expectCollected(wallet, payment);
@@ -106,7 +74,7 @@ describe("a first node that", () => {
     15_000,
   );
 
-  test("lies behind by blocks: nothing is taken for lost, and the end is the right one", async () => {
+  test("is not taken for lost when the first node lies behind by blocks, and ends as it should", async () => {
     const wallet = await startBehind();
     const first = await newPayment(chain);
     await wallet.collect(first);
@@ -122,7 +90,7 @@ describe("a first node that", () => {
   });
 });
 
-test("no node answers: unavailable, not ready, nothing stored; and it is ready when one answers again", async () => {
+test("while no node answers a payment is unavailable and nothing is stored, and the wallet is ready when one answers again", async () => {
   const wallet = await startBehind();
   const payment = await newPayment(chain);
   await wallet.claim(payment);
@@ -140,7 +108,7 @@ test("no node answers: unavailable, not ready, nothing stored; and it is ready w
   await expectCollected(wallet, payment);
 });
 
-test("an outage after the broadcast ends nothing", async () => {
+test("a payment is not ended by an outage after its broadcast", async () => {
   const wallet = await startBehind();
   const payment = await newPayment(chain);
   await chain.pauseMining();
@@ -153,7 +121,7 @@ test("an outage after the broadcast ends nothing", async () => {
   await expectCollected(wallet, payment);
 });
 
-describe("after the block, a node that for a while", () => {
+describe("a payment that is in a block", () => {
   test.each<[string, string, RpcFault]>([
     ["has no receipt", "eth_getTransactionReceipt", { kind: "result", result: null }],
     ["fails at receipts", "eth_getTransactionReceipt", { kind: "error", message: "internal error" }],
@@ -161,15 +129,14 @@ describe("after the block, a node that for a while", () => {
     ["fails at nonces", "eth_getTransactionCount", { kind: "page", status: 500 }],
     ["has neither receipt nor logs", "eth_getLogs", { kind: "result", result: [] }],
   ])(
-    "%s: nothing is concluded from that",
+    "ends as it should although a node for a while %s",
     async (_, method, fault) => {
       const wallet = await startBehind();
       const payment = await newPayment(chain);
       await wallet.collect(await newPayment(chain));
       await wallet.claim(payment);
       relay.on(method, fault, 3);
-      if (method === "eth_getLogs")
-        relay.on("eth_getTransactionReceipt", { kind: "result", result: null }, 3);
+      if (method === "eth_getLogs") relay.on("eth_getTransactionReceipt", { kind: "result", result: null }, 3);
       await wallet.send(payment);
       await expectCollected(wallet, payment);
       expect(await wallet.rows()).toHaveLength(2);
@@ -178,7 +145,7 @@ describe("after the block, a node that for a while", () => {
   );
 });
 
-test("a node that forgets its pool is told again", async () => {
+test("a node that forgets its pool is told the transactions again", async () => {
   const wallet = await startInsistent();
   const payment = await newPayment(chain);
   await chain.pauseMining();
@@ -190,10 +157,10 @@ test("a node that forgets its pool is told again", async () => {
   await expectCollected(wallet, payment);
 }, 15_000);
 
-describe("the gas wallets:", () => {
-  test("one that is nearly empty is not ready; filled up, it is", async () => {
+describe("a gas wallet", () => {
+  test("is not ready when it is nearly empty, and ready when it is filled up", async () => {
     const signer = await fundedSigner(chain, 10n ** 15n - 1n);
-    const wallet = await start(chain, { signers: [signer] });
+    const wallet = await start({ signers: [signer] });
     expect(await wallet.wallet.readiness()).toEqual({ ready: false, reason: "gas wallet low" });
     const payment = await newPayment(chain);
     await wallet.claim(payment);
@@ -204,10 +171,10 @@ describe("the gas wallets:", () => {
     await expectCollected(wallet, payment);
   });
 
-  test("one that runs dry under way keeps what is stored, and goes on when it is filled", async () => {
+  test("keeps what is stored when it runs dry under way, and goes on when it is filled", async () => {
     await chain.setBaseFee(GWEI);
     const signer = await fundedSigner(chain, 10n ** 15n);
-    const wallet = await start(chain, { signers: [signer] });
+    const wallet = await start({ signers: [signer] });
     const payments = await newPayments(12);
     await chain.pauseMining();
     await Promise.all(payments.map((payment) => wallet.collect(payment)));
@@ -218,32 +185,32 @@ describe("the gas wallets:", () => {
     for (const payment of payments) await expectCollected(wallet, payment);
   }, 20_000);
 
-  test("several share the work, and an empty one gets none", async () => {
+  test("shares the work with others, and gets none when it is empty", async () => {
     const signers = [await fundedSigner(chain), await fundedSigner(chain), await fundedSigner(chain, 1n)];
-    const wallet = await start(chain, { signers });
+    const wallet = await start({ signers });
     const payments = await newPayments(20);
     await chain.pauseMining();
     await Promise.all(payments.map((payment) => wallet.collect(payment)));
     const rows = await wallet.rows();
     const shares = signers.map(({ address }) => rows.filter((row) => row.wallet === address).length);
     expect(shares).toEqual([10, 10, 0]);
-    await until(async () => (await pending()) === 20);
+    await untilPending(20);
     await chain.mine();
     for (const payment of payments) await expectCollected(wallet, payment);
   });
 });
 
-describe("a process that ends", () => {
+describe("a process that follows another", () => {
   const silent = (real: Chain): Chain => ({ ...real, broadcast: async () => "unknown" });
 
-  test("after the store and before the broadcast: the next one broadcasts the same bytes", async () => {
+  test("broadcasts the same bytes when the other ended after the store and before the broadcast", async () => {
     const signer = await fundedSigner(chain);
-    const dying = await start(chain, { signers: [signer], wrap: silent });
+    const dying = await start({ signers: [signer], wrap: silent });
     const payment = await newPayment(chain);
     await dying.collect(payment);
     await dying.wallet.stop();
     const [row] = await dying.rows();
-    const wallet = await start(chain, { signers: [signer], store: dying.store });
+    const wallet = await start({ signers: [signer], store: dying.store });
     await expectCollected(wallet, payment);
     expect((await wallet.payment(payment))?.transaction_hash).toBe(row!.hash);
     const next = await newPayment(chain);
@@ -251,13 +218,13 @@ describe("a process that ends", () => {
     await expectCollected(wallet, next);
   });
 
-  test("before any broadcast: the next one gives no nonce twice that only the store knows", async () => {
+  test("gives no nonce twice that only the store knows when the other ended before any broadcast", async () => {
     const signer = await fundedSigner(chain);
-    const dying = await start(chain, { signers: [signer], wrap: silent });
+    const dying = await start({ signers: [signer], wrap: silent });
     const [payment, next] = [await newPayment(chain), await newPayment(chain)];
     await dying.collect(payment);
     await dying.wallet.stop();
-    const wallet = await start(chain, { signers: [signer], store: dying.store, wrap: silent });
+    const wallet = await start({ signers: [signer], store: dying.store, wrap: silent });
     await wallet.collect(next);
     expect((await wallet.rows()).map((row) => [row.wallet_nonce, row.replacement])).toEqual([
       [0, 0],
@@ -265,8 +232,8 @@ describe("a process that ends", () => {
     ]);
   });
 
-  test("and whose transactions are all closed, with a payment still open: the chain tells", async () => {
-    const dying = await start(chain, { wrap: silent });
+  test("learns from the chain of an open payment whose transactions are all closed", async () => {
+    const dying = await start({ wrap: silent });
     const [landed, lost] = [await newPayment(chain), await newPayment(chain)];
     await dying.collect(landed);
     await dying.collect(lost);
@@ -275,56 +242,55 @@ describe("a process that ends", () => {
     await chain.rpc("eth_sendRawTransaction", [row!.raw]);
     const t = dying.store.read.tables.facilitatorTransactions;
     await dying.store.write((tx) => tx.db.update(t).set({ open: false }));
-    const wallet = await start(chain, { store: dying.store });
+    const wallet = await start({ store: dying.store });
     await expectCollected(wallet, landed);
     await expectCollected(wallet, lost);
     expect((await wallet.payment(landed))?.transaction_hash).toBe(row!.hash);
   });
 
-  test("after the broadcast, with the block made while nobody looked: the next one finds it", async () => {
+  test("finds a payment whose block was made while nobody looked", async () => {
     const signer = await fundedSigner(chain);
-    const dying = await start(chain, { signers: [signer] });
+    const dying = await start({ signers: [signer] });
     const payment = await newPayment(chain);
     await chain.pauseMining();
     await dying.collect(payment);
-    await until(async () => (await pending()) === 1);
+    await untilPending(1);
     await dying.wallet.stop();
     await chain.mine();
-    const wallet = await start(chain, { signers: [signer], store: dying.store });
+    const wallet = await start({ signers: [signer], store: dying.store });
     await expectCollected(wallet, payment);
   });
 
-  test("between broadcasts of many: the next one brings all of them home, with no gap", async () => {
+  test("brings all payments home, with no gap, when the other ended between their broadcasts", async () => {
     const signer = await fundedSigner(chain);
     let told = 0;
     const forgetful = (real: Chain): Chain => ({
       ...real,
-      broadcast: (raw, everywhere) =>
-        told++ % 3 === 0 ? real.broadcast(raw, everywhere) : Promise.resolve("unknown"),
+      broadcast: (raw, everywhere) => (told++ % 3 === 0 ? real.broadcast(raw, everywhere) : Promise.resolve("unknown")),
     });
-    const dying = await start(chain, { signers: [signer], wrap: forgetful });
+    const dying = await start({ signers: [signer], wrap: forgetful });
     const payments = await newPayments(20);
     await Promise.all(payments.map((payment) => dying.collect(payment)));
     await dying.wallet.stop();
-    const wallet = await start(chain, { signers: [signer], store: dying.store });
+    const wallet = await start({ signers: [signer], store: dying.store });
     for (const payment of payments) await expectCollected(wallet, payment);
     expect((await wallet.rows()).map((row) => row.wallet_nonce)).toEqual(payments.map((_, index) => index));
   });
 
-  test("with a key that is configured no more: what it signed is still brought home", async () => {
-    const dying = await start(chain, { wrap: silent });
+  test("brings home what the other signed with a key that is configured no more", async () => {
+    const dying = await start({ wrap: silent });
     const payment = await newPayment(chain);
     await dying.collect(payment);
     await dying.wallet.stop();
-    const wallet = await start(chain, { store: dying.store });
+    const wallet = await start({ store: dying.store });
     await expectCollected(wallet, payment);
   });
 });
 
-test("what a process leaves behind is taken up by an idle one with the same database", async () => {
+test("payments that a process leaves behind are taken up by an idle one with the same database", async () => {
   const silent = (real: Chain): Chain => ({ ...real, broadcast: async () => "unknown" });
-  const dying = await start(chain, { wrap: silent });
-  const idle = await start(chain, { store: dying.store, signers: dying.signers });
+  const dying = await start({ wrap: silent });
+  const idle = await start({ store: dying.store, signers: dying.signers });
   const payment = await newPayment(chain);
   await dying.collect(payment);
   await dying.wallet.stop();
@@ -339,11 +305,11 @@ test("what a process leaves behind is taken up by an idle one with the same data
   await expectCollected(idle, payment);
 });
 
-test("two processes with one key and one Postgres: everything is collected, each nonce once", async () => {
+test("two processes with one key and one Postgres collect everything, with each nonce used once", async () => {
   const place = await postgresPlace();
   const stores = [await place.open(), await place.open()];
   const signer = await fundedSigner(chain);
-  const [one, other] = await Promise.all(stores.map((store) => start(chain, { signers: [signer], store })));
+  const [one, other] = await Promise.all(stores.map((store) => start({ signers: [signer], store })));
   const payments = await newPayments(40);
   await Promise.all(payments.map((payment, index) => (index % 2 === 0 ? one : other)!.collect(payment)));
   for (const payment of payments) await expectCollected(one!, payment);
@@ -354,7 +320,7 @@ test("two processes with one key and one Postgres: everything is collected, each
 }, 30_000);
 
 test("a payment that is not claimed any more is not sent, and takes no nonce from the others", async () => {
-  const wallet = await start(chain);
+  const wallet = await start();
   const payments = await newPayments(3);
   const [first, gone, last] = payments;
   for (const payment of [first!, last!]) await wallet.claim(payment);

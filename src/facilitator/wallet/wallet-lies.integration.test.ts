@@ -1,40 +1,20 @@
 // Nodes that say what is not so: in one answer, in one field, for a while. A payment that was collected is never
 // recorded as failed for it, and what the lies held up goes on when they end.
-import { afterAll, afterEach, beforeEach, describe, expect, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
 import { numberToHex } from "viem";
-import { startChain, type TestChain } from "../../../test/support/chain/chain.ts";
-import { type RpcFault, type RpcRelay, startRpcRelay } from "../../../test/support/chain/rpc-relay.ts";
-import {
-  newPayment,
-  removeWallets,
-  startWallet,
-  type TestWallet,
-  until,
-} from "../../../test/support/chain/wallet.ts";
+import type { TestChain } from "../../../test/support/chain/chain.ts";
+import type { RpcFault, RpcRelay } from "../../../test/support/chain/rpc-relay.ts";
+import { newPayment, until } from "../../../test/support/chain/wallet.ts";
+import { useChain } from "../../../test/support/chain/wallet-tests.ts";
 
 const USED = "0x98de503528ee59b575ef0c0a2576a82497bfc029a5685b209e9ec333479b10a5";
 const WORD = `0x${"77".repeat(32)}`;
 
 let chain: TestChain;
 let relay: RpcRelay;
-let open: TestWallet[] = [];
-const start = async (options: Parameters<typeof startWallet>[1] = {}) => {
-  const wallet = await startWallet(chain, { urls: [relay.url], timeoutMs: 700, ...options });
-  open.push(wallet);
-  return wallet;
-};
-
-beforeEach(async () => {
-  chain = await startChain();
-  relay = await startRpcRelay(chain.url);
+const { startBehind: start, transfersOf } = useChain((nodes) => {
+  ({ chain, relay } = nodes);
 });
-afterEach(async () => {
-  await Promise.all(open.map((each) => each.stop()));
-  open = [];
-  await relay.stop();
-  await chain.stop();
-});
-afterAll(removeWallets);
 
 /** What whoever has seen the payment may broadcast. */
 function leaked({ authorization, signature }: Awaited<ReturnType<typeof newPayment>>) {
@@ -65,7 +45,7 @@ const foreignLog = {
   transactionHash: WORD,
 };
 
-describe("a collected payment is settled in the end, although the node for a while", () => {
+describe("a collected payment", () => {
   test.each<[string, Record<string, RpcFault>]>([
     [
       "has no receipt, and does not filter events",
@@ -91,7 +71,7 @@ describe("a collected payment is settled in the end, although the node for a whi
       },
     ],
   ])(
-    "%s",
+    "is settled in the end, although the node for a while %s",
     async (_, faults) => {
       const wallet = await start();
       const payment = await newPayment(chain);
@@ -105,7 +85,7 @@ describe("a collected payment is settled in the end, although the node for a whi
       expect((await wallet.payment(payment))?.status).toBe("sent");
       relay.heal();
       expect(await wallet.ended(payment)).toMatchObject({ status: "settled", reason: null });
-      expect(await chain.transfers({ nonce: payment.key.nonce })).toHaveLength(1);
+      expect(await transfersOf(payment)).toHaveLength(1);
     },
     30_000,
   );
@@ -128,7 +108,7 @@ test("a block of a time far ahead ends no payment that the token would still tak
   await chain.rpc("evm_setBlockGasLimit", [numberToHex(200_000_000)]);
   await mineUntil(async () => (await wallet.payment(payment))?.status !== "sent");
   expect((await wallet.payment(payment))?.status).toBe("settled");
-  expect(await chain.transfers({ nonce: payment.key.nonce })).toHaveLength(1);
+  expect(await transfersOf(payment)).toHaveLength(1);
 }, 30_000);
 
 test("a payment whose transactions are all closed is not given up while the node finds no event", async () => {
@@ -226,7 +206,7 @@ test("a node that searches few blocks at a time is asked in small pieces", async
   });
 }, 30_000);
 
-test("nonces far beyond any, that a node once told, hold up no payment when it counts right again", async () => {
+test("nonces far beyond any, that a node once told, hold up no payment when the node counts right again", async () => {
   const wallet = await start();
   const far = numberToHex(1_000_000);
   relay.on("eth_getTransactionCount", { kind: "result", result: far });
@@ -282,7 +262,7 @@ describe("a newest block far ahead", () => {
   test.each([
     ["number", { number: "0x3b9aca00" }],
     ["time", { timestamp: "0xffffffff" }],
-  ])("by its %s is not believed at once", async (_field, fields) => {
+  ])("is not believed at once by its %s", async (_field, fields) => {
     const wallet = await start();
     const before = await wallet.chain.newest();
     relay.on("eth_getBlockByNumber", ahead(fields), 1);
@@ -291,7 +271,7 @@ describe("a newest block far ahead", () => {
     expect((await wallet.chain.newest()).number).toBe(before.number + 1);
   });
 
-  test("does not keep what was stored by it from being replaced", async () => {
+  test("does not keep a transaction from being replaced that was stored by it", async () => {
     relay.on("eth_getBlockByNumber", ahead({ number: "0x3b9aca00" }));
     const first: unknown[] = [];
     relay.on("eth_sendRawTransaction", {

@@ -1,15 +1,10 @@
 // What holds a wallet's nonce for good if nothing is done: fees that stand at the cap, pools that forget, nodes that
 // take nothing, payments that end meanwhile. The wallet moves on each time, and nothing that failed is collected.
-import { afterAll, afterEach, beforeEach, describe, expect, test } from "bun:test";
-import { startChain, type TestChain } from "../../../test/support/chain/chain.ts";
-import { type RpcRelay, startRpcRelay } from "../../../test/support/chain/rpc-relay.ts";
-import {
-  newPayment,
-  removeWallets,
-  startWallet,
-  type TestWallet,
-  until,
-} from "../../../test/support/chain/wallet.ts";
+import { describe, expect, test } from "bun:test";
+import type { TestChain } from "../../../test/support/chain/chain.ts";
+import type { RpcRelay } from "../../../test/support/chain/rpc-relay.ts";
+import { newPayment, type TestWallet, until, type WalletOptions } from "../../../test/support/chain/wallet.ts";
+import { type Payment, useChain } from "../../../test/support/chain/wallet-tests.ts";
 
 const GWEI = 10n ** 9n;
 const SEND = "eth_sendRawTransaction";
@@ -17,34 +12,18 @@ const UNDERPRICED = { kind: "error", message: "replacement transaction underpric
 
 let chain: TestChain;
 let relay: RpcRelay;
-let open: TestWallet[] = [];
-const start = async (options: Parameters<typeof startWallet>[1] = {}) => {
-  const wallet = await startWallet(chain, options);
-  open.push(wallet);
-  return wallet;
-};
+const { start, untilPending, transfersOf } = useChain(
+  (nodes) => {
+    ({ chain, relay } = nodes);
+  },
+  async (fresh) => {
+    await fresh.setBaseFee(GWEI);
+    await fresh.mine();
+  },
+);
 /** Twice the base fee is over its cap, so its first fee is the cap. */
-const startAtCap = (options: Parameters<typeof startWallet>[1] = {}) =>
+const startAtCap = (options: WalletOptions = {}) =>
   start({ ...options, limits: { maxFeeGwei: 1.5, rebroadcastMs: 500 } });
-
-beforeEach(async () => {
-  chain = await startChain();
-  await chain.setBaseFee(GWEI);
-  await chain.mine();
-  relay = await startRpcRelay(chain.url);
-});
-afterEach(async () => {
-  await Promise.all(open.map((each) => each.stop()));
-  open = [];
-  await relay.stop();
-  await chain.stop();
-});
-afterAll(removeWallets);
-
-type Payment = Awaited<ReturnType<typeof newPayment>>;
-
-/** How many transactions wait in the pool. */
-const pending = async () => Number(((await chain.rpc("txpool_status")) as { pending: string }).pending);
 
 /** Payments that end soon, sent with the first fees of a chain that makes no blocks. */
 async function waiting(wallet: TestWallet, count: number): Promise<Payment[]> {
@@ -54,7 +33,7 @@ async function waiting(wallet: TestWallet, count: number): Promise<Payment[]> {
   for (let made = 0; made < count; made++) payments.push(await newPayment(chain, words));
   await chain.pauseMining();
   for (const payment of payments) await wallet.collect(payment);
-  await until(async () => (await pending()) === count);
+  await untilPending(count);
   return payments;
 }
 
@@ -84,13 +63,13 @@ async function expectNextIsCollected(wallet: TestWallet): Promise<void> {
 async function expectExpired(wallet: TestWallet, payments: readonly Payment[]): Promise<void> {
   for (const payment of payments) {
     expect(await wallet.ended(payment)).toMatchObject({ status: "failed", reason: "expired" });
-    expect(await chain.transfers({ nonce: payment.key.nonce })).toHaveLength(0);
+    expect(await transfersOf(payment)).toHaveLength(0);
   }
 }
 
-describe("obsolete transactions at the cap, in no pool:", () => {
+describe("obsolete transactions at the highest fee, in no pool,", () => {
   test.each([1, 5])(
-    "%i of them get out of the way",
+    "make way for the next ones, when there are %i of them",
     async (count) => {
       const wallet = await startAtCap();
       const payments = await waiting(wallet, count);
@@ -112,7 +91,7 @@ describe("obsolete transactions at the cap, in no pool:", () => {
     20_000,
   );
 
-  test("a process that ends when they have failed, and one that ends before, leave nothing in the way", async () => {
+  test("make way when the process ends before or after they have failed", async () => {
     const first = await startAtCap();
     const payments = await waiting(first, 2);
     await first.wallet.stop();
@@ -130,7 +109,7 @@ describe("obsolete transactions at the cap, in no pool:", () => {
     await expectExpired(wallet, payments);
   }, 20_000);
 
-  test("a node that takes no other in their place is told the old ones too, which can only revert now", async () => {
+  test("are told again to a node that takes nothing in their place, since they can only revert now", async () => {
     const wallet = await startAtCap({ urls: [relay.url] });
     const payments = await waiting(wallet, 1);
     const [old] = await wallet.rows();
@@ -150,12 +129,12 @@ describe("obsolete transactions at the cap, in no pool:", () => {
   }, 20_000);
 });
 
-test("a transaction at the cap whose payment has failed before its end is not told again, whoever lacks it", async () => {
+test("a transaction at the highest fee whose payment has failed before its end is not told again, whichever node lacks it", async () => {
   const wallet = await startAtCap({ urls: [relay.url] });
   const payment = await newPayment(chain);
   await chain.pauseMining();
   await wallet.collect(payment);
-  await until(async () => (await pending()) === 1);
+  await untilPending(1);
   const [old] = await wallet.rows();
   await chain.blacklist(payment.payer.address);
   await chain.mine();
@@ -169,11 +148,11 @@ test("a transaction at the cap whose payment has failed before its end is not to
   const since = relay.params(SEND).slice(told);
   expect(since.filter(([raw]) => raw === old?.raw)).toEqual([]);
   relay.heal();
-  await until(async () => (await pending()) === 1);
+  await untilPending(1);
   await chain.mine();
   await chain.resumeMining();
   await expectNextIsCollected(wallet);
-  expect(await chain.transfers({ nonce: payment.key.nonce })).toHaveLength(0);
+  expect(await transfersOf(payment)).toHaveLength(0);
 }, 20_000);
 
 test("fees rise by blocks, and not because a node takes no price again and again", async () => {
@@ -191,22 +170,22 @@ test("fees rise by blocks, and not because a node takes no price again and again
   }
   expect((await wallet.rows()).length).toBeWithin(2, 4);
   relay.heal();
-  await until(async () => (await pending()) === 1);
+  await untilPending(1);
   await chain.mine();
   expect(await wallet.ended(payment)).toMatchObject({ status: "settled" });
-  expect(await chain.transfers({ nonce: payment.key.nonce })).toHaveLength(1);
+  expect(await transfersOf(payment)).toHaveLength(1);
 }, 20_000);
 
-test("nodes that forget everything are told everything again, more than goes in one breath too", async () => {
+test("nodes that forget everything are told everything again, also when that is more than is told at once", async () => {
   const wallet = await start({ limits: { rebroadcastMs: 500 } });
   const { payer } = await newPayment(chain);
   const payments: Payment[] = [];
   for (let made = 0; made < 60; made++) payments.push(await newPayment(chain, { payer, value: 0n }));
   await chain.pauseMining();
   await Promise.all(payments.map((payment) => wallet.collect(payment)));
-  await until(async () => (await pending()) === 60);
+  await untilPending(60);
   await chain.rpc("anvil_dropAllTransactions");
-  await until(async () => (await pending()) === 60);
+  await untilPending(60);
   await chain.mine();
   for (const payment of payments) expect(await wallet.ended(payment)).toMatchObject({ status: "settled" });
 }, 20_000);
@@ -225,7 +204,7 @@ test("a node that suggests an absurd tip costs a little, not the cap", async () 
   expect(cost).toBeLessThan((130_000n * 3n * GWEI) / 100n);
 });
 
-test("nonces that a deep reorganisation takes back, when they were closed, are used again by what had them", async () => {
+test("nonces that a deep reorganisation takes back are used again by the transactions that had them", async () => {
   const wallet = await start({ limits: { confirmations: 2 } });
   const first = await newPayment(chain);
   await chain.mine();
@@ -234,7 +213,7 @@ test("nonces that a deep reorganisation takes back, when they were closed, are u
   await chain.mine(3);
   await until(async () => (await wallet.rows()).every((row) => !row.open));
   await chain.reorg(4);
-  expect(await chain.transfers({ nonce: first.key.nonce })).toHaveLength(0);
+  expect(await transfersOf(first)).toHaveLength(0);
   const next = await newPayment(chain);
   await wallet.collect(next);
   await until(async () => {
@@ -242,6 +221,6 @@ test("nonces that a deep reorganisation takes back, when they were closed, are u
     await Bun.sleep(200);
     return (await wallet.payment(next))?.status === "settled";
   }, 15_000);
-  expect(await chain.transfers({ nonce: first.key.nonce })).toHaveLength(1);
+  expect(await transfersOf(first)).toHaveLength(1);
   expect((await wallet.rows()).filter((row) => row.payer === null)).toEqual([]);
 }, 20_000);

@@ -60,7 +60,7 @@ describe("a store whose answer is lost", () => {
     };
   };
 
-  test("is asked until it is known: each payment has one transaction, and none is refused", async () => {
+  test("is asked until the answer is known: each payment has one transaction, and none is refused", async () => {
     const { store } = await start(chain);
     const payments = [await newPayment(chain), await newPayment(chain)];
     const wallet = await start(chain, { store: forgetful(store, 0) });
@@ -74,7 +74,7 @@ describe("a store whose answer is lost", () => {
     expect((await wallet.rows()).map((row) => row.wallet_nonce)).toEqual([0, 1]);
   });
 
-  test("that took nothing refuses, and the nonce is given to the next", async () => {
+  test("refuses a payment that it did not take, and gives the nonce to the next", async () => {
     const { store } = await start(chain);
     let isFull = true;
     const full: Store = {
@@ -91,7 +91,7 @@ describe("a store whose answer is lost", () => {
   });
 });
 
-test("a signer that fails refuses what it can't sign, and leaves no gap", async () => {
+test("a signer that fails refuses what it can't sign, and leaves no gap in the nonces", async () => {
   const signer = await fundedSigner(chain);
   let signed = 0;
   const failing = {
@@ -126,8 +126,8 @@ test("stopping waits for no node that hangs, and loses nothing", async () => {
   for (const payment of payments) expect((await next.ended(payment))?.status).toBe("settled");
 });
 
-describe("three hundred at once", () => {
-  test("one key collects all of them within three blocks of the first", async () => {
+describe("three hundred payments at once", () => {
+  test("are collected by one key within three blocks of the first", async () => {
     await using slow = Object.assign(await startChain({ blockTimeSeconds: 2 }), {
       async [Symbol.asyncDispose]() {
         await slow.stop();
@@ -139,9 +139,7 @@ describe("three hundred at once", () => {
     await slow.fundUsdc(payer.address, 1_000_000n);
     await slow.mine();
     const payTo = newPayer().address;
-    const payments = await Promise.all(
-      Array.from({ length: 300 }, () => newPayment(slow, { payer, to: payTo })),
-    );
+    const payments = await Promise.all(Array.from({ length: 300 }, () => newPayment(slow, { payer, to: payTo })));
     await slow.resumeMining();
     await Promise.all(payments.map((payment) => wallet.collect(payment)));
     const ended = await Promise.all(payments.map((payment) => wallet.ended(payment, 20_000)));

@@ -1,61 +1,31 @@
 // The gas wallets: which key sends a payment, whether any is able to, and what they had under way when the process
-// ended. Composed of the senders (nonce, signature, store), the watcher (what became of it) and the renewal (fees).
+// ended. Composed of the senders (nonce, signature, store), the watcher (what became of it) and the replacer (fees).
 import type { Clock } from "../../core/clock.ts";
-import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
-import type { ClaimedPayment } from "../payments.ts";
-import type { Gas, SettleChain } from "../settle/ports.ts";
+import { gweiToWei, quoteFees } from "../chain/fees.ts";
+import type { ClaimedPayment } from "../payments/payments.ts";
+import type { Gas } from "../settle/ports.ts";
 import type { SettlementWaiters } from "../settle/waiters.ts";
-import type { SignedJob } from "./batch.ts";
 import { createBroadcaster } from "./broadcast.ts";
-import { gweiToWei, quoteFees } from "./fees.ts";
 import { createPendingNonces, type PendingNonces } from "./pending.ts";
-import { createReadinessCheck, type Readiness, type ReadinessCheck } from "./readiness.ts";
+import { createReadinessCheck, type ReadinessCheck } from "./readiness.ts";
 import { createOutcomeRecorder } from "./record-outcome.ts";
 import { createReplacer } from "./replace.ts";
 import { createPaymentResolver } from "./resolution.ts";
-import { createSender, type Sender } from "./sender.ts";
+import { createWatchSchedule } from "./schedule.ts";
+import { createSender, type Sender, unavailable } from "./sender.ts";
 import type { Signer } from "./signer.ts";
 import { createNonceSync } from "./sync.ts";
 import { createWatcher } from "./watcher.ts";
 
 /** Transactions of one key under way, in no block yet. */
 const IN_FLIGHT_MAX = 2000;
-const RETRY_AFTER_SECONDS = 5;
 const BASE_FEE_AGE_MS = 1000;
 
-export interface Wallet {
-  /** Payments that may be under way at once, by all keys together. */
-  readonly capacity: number;
-  /**
-   * Takes up what was under way when the last process ended. It needs no node: what it can't look up now it looks up
-   * when one answers.
-   */
-  start(): Promise<void>;
-  /** The same, now and then, for what another process has left behind. @throws Fault `unavailable` */
-  takeUp(): Promise<void>;
-  /** At most about a second old. */
-  readiness(): Promise<Readiness>;
-  /**
-   * Simulated for the wallet that has the least to do, which is the one that sends it then.
-   *
-   * @throws Fault `unavailable`
-   */
-  readonly simulate: SettleChain["simulate"];
-  /** Wei that a transaction with that gas may cost, at the fees of now. @throws Fault `unavailable` */
-  costOf(gas: Gas): Promise<bigint>;
-  /**
-   * Resolves when a signed transaction for the payment is stored; it is broadcast and watched from then on.
-   *
-   * @throws Fault `unavailable`, NotClaimed: certainly nothing is stored then
-   */
-  send(payment: ClaimedPayment, gas: Gas): Promise<void>;
-  /** What is stored goes on at the next start. */
-  stop(): Promise<void>;
-}
+export type Wallet = ReturnType<typeof createWallet>;
 
 export interface WalletOptions {
   readonly chain: Chain;
@@ -75,68 +45,70 @@ export interface WalletOptions {
   };
 }
 
-export function createWallet(options: WalletOptions): Wallet {
+export function createWallet(options: WalletOptions) {
   const { chain, store, clock, log, signers, outcomes, limits } = options;
   const maxFee = gweiToWei(limits.maxFeeGwei);
   const pendingNonces = createPendingNonces();
+  const schedule = createWatchSchedule(log);
   const nonceSync = createNonceSync(store, pendingNonces);
+  const parts = { chain, store, clock, log, pendingNonces, schedule, maxFee };
   const senders = new Map<Hex, Sender>();
-  for (const signer of signers) {
-    senders.set(signer.address, createSender({ signer, chain, store, clock, log, maxFee, onStored }));
-  }
+  for (const signer of signers) senders.set(signer.address, createSender({ ...parts, signer }));
   const readiness = createReadinessCheck(chain, [...senders.values()], limits.gasLowWaterWei, log);
   const resynchronise = (wallet: Hex) => senders.get(wallet)?.resynchronise();
   const { simulate, costOf, send } = createSending({ chain, pendingNonces, readiness, senders, maxFee });
-  const parts = { chain, store, clock, log, pendingNonces, maxFee };
-  const recorder = createOutcomeRecorder({ ...parts, outcomes, onConflict: nonceSync.doubt });
+  const recorder = createOutcomeRecorder({ ...parts, outcomes, onConflict: nonceSync.invalidate });
   const broadcaster = createBroadcaster({
     ...parts,
     onForeignNonce: resynchronise,
-    onDoubt: () => watcher.lookAgain(),
     againMs: limits.rebroadcastMs,
   });
   const watcher = createWatcher({
     ...parts,
     senders,
-    judge: createPaymentResolver({
+    resolver: createPaymentResolver({
       ...parts,
       recorder,
       simulate,
       send: (payment, gas) => send(payment, gas, true),
     }),
-    renew: createReplacer({ ...parts, onConflict: nonceSync.doubt, onGap: resynchronise }),
-    broadcast: () => broadcaster.broadcast(),
+    replace: createReplacer({ ...parts, onConflict: nonceSync.invalidate, onGap: resynchronise }),
+    broadcast: broadcaster.broadcast,
     refresh: nonceSync.refresh,
     confirmations: limits.confirmations,
   });
 
-  function onStored(jobs: readonly SignedJob[]): void {
-    for (const { job, row } of jobs) pendingNonces.add(row, job.payment, "sent");
-    watcher.wake();
-  }
-
   return {
+    /** Payments that may be under way at once, by all keys together. */
     capacity: IN_FLIGHT_MAX * signers.length,
-    async start() {
+    /**
+     * Takes up what was under way when the last process ended. No node has to answer for that: what is to be asked of
+     * one is asked when it answers.
+     */
+    async start(): Promise<void> {
       await nonceSync.load();
       const count = [...pendingNonces.all()].length;
       if (count > 0) log.info("transactions_resumed", { count });
-      watcher.wake();
+      schedule.wake();
     },
-    async takeUp() {
+    /** The same for what another process has left behind; called now and then. @throws Fault `unavailable` */
+    async takeUp(): Promise<void> {
       await nonceSync.refresh();
-      if (pendingNonces.wallets().size > 0 || !pendingNonces.payments().next().done) watcher.wake();
+      if (pendingNonces.wallets().size > 0 || !pendingNonces.payments().next().done) schedule.wake();
     },
+    /** At most about a second old. */
     readiness: readiness.readiness,
     simulate,
     costOf,
-    send: (payment, gas) => send(payment, gas, false),
-    async stop() {
-      await Promise.all([
-        ...[...senders.values()].map((sender) => sender.stop()),
-        broadcaster.stop(),
-        watcher.stop(),
-      ]);
+    /**
+     * Resolves when a signed transaction for the payment is stored; it is broadcast and watched from then on.
+     *
+     * @throws Fault `unavailable`, NotClaimed: certainly nothing is stored then
+     */
+    send: (payment: ClaimedPayment, gas: Gas): Promise<void> => send(payment, gas, false),
+    /** What is stored goes on at the next start. */
+    async stop(): Promise<void> {
+      await Promise.all([...[...senders.values()].map((sender) => sender.stop()), broadcaster.stop(), watcher.stop()]);
     },
   };
 }
@@ -150,20 +122,15 @@ interface SendingOptions {
   readonly maxFee: bigint;
 }
 
-type Sending = Pick<Wallet, "simulate" | "costOf"> & {
-  /** @param again it has been sent before */
-  send(payment: ClaimedPayment, gas: Gas, again: boolean): Promise<void>;
-};
-
-/** Which wallet sends a payment: the choice is made once, for a payer's code may take only what one of them sends. */
-function createSending({ chain, pendingNonces, readiness, senders, maxFee }: SendingOptions): Sending {
+/** Which wallet sends a payment. It is chosen once, since a payer's code may accept the sender of the simulation only. */
+function createSending({ chain, pendingNonces, readiness, senders, maxFee }: SendingOptions) {
   let turns = 0;
 
   function loadOf(sender: Sender): number {
     return sender.waiting() + (pendingNonces.loads().get(sender.signer.address) ?? 0);
   }
 
-  /** The one with the least to do, of equal ones each in its turn; where none is able, any: it will not send then. */
+  /** The sender with the least to do; equal ones take turns. If none has gas, any will do, since it won't send then. */
   async function leastBusy(): Promise<Sender | undefined> {
     await readiness.readiness();
     const able = readiness.able().length > 0 ? readiness.able() : [...senders.values()];
@@ -175,11 +142,17 @@ function createSending({ chain, pendingNonces, readiness, senders, maxFee }: Sen
     return loads.sort((a, b) => a.load - b.load)[0]?.sender;
   }
 
+  /** Wei that a transaction with that gas may cost, at the fees of now. @throws Fault `unavailable` */
   async function costOf({ limit }: Gas): Promise<bigint> {
     const [{ baseFee }, tip] = await Promise.all([chain.newest(BASE_FEE_AGE_MS), chain.tip()]);
     return limit * (quoteFees(baseFee, tip, maxFee)?.maxFee ?? maxFee);
   }
 
+  /**
+   * Simulated for the wallet that has the least to do, which is the one that sends it then.
+   *
+   * @throws Fault `unavailable`
+   */
   async function simulate(authorization: Authorization, signature: Hex) {
     const sender = await leastBusy();
     if (sender === undefined) throw unavailable("no wallet");
@@ -189,6 +162,7 @@ function createSending({ chain, pendingNonces, readiness, senders, maxFee }: Sen
     return { ok: true as const, gas: { limit: simulation.gas, from: address } };
   }
 
+  /** @param again it has been sent before */
   async function send(payment: ClaimedPayment, { limit, from }: Gas, again: boolean): Promise<void> {
     const found = await readiness.readiness();
     if (!found.ready) throw unavailable(found.reason);
@@ -199,8 +173,4 @@ function createSending({ chain, pendingNonces, readiness, senders, maxFee }: Sen
   }
 
   return { simulate, costOf, send };
-}
-
-function unavailable(message: string): Fault {
-  return new Fault("unavailable", message, { retryAfterSeconds: RETRY_AFTER_SECONDS });
 }

@@ -1,7 +1,5 @@
-// When the chain is looked at: on each new block while anything is open, found by polling; and when what is due is
-// broadcast. With nothing open nothing is asked.
-import type { Log } from "../../core/log.ts";
-import type { Chain } from "../chain/chain.ts";
+// When the chain is looked at, and when what is due is broadcast: on each new block, found by polling, while anything is
+// open. With nothing open, no node is asked.
 import type { Block } from "../chain/rpc-types.ts";
 import { createReconcile, type ReconcileOptions } from "./reconcile.ts";
 
@@ -9,58 +7,29 @@ import { createReconcile, type ReconcileOptions } from "./reconcile.ts";
 const POLL_MS = 150;
 /** While there is nothing but blocks to count until an inclusion is final. */
 const CALM_POLL_MS = 1000;
-/** A failed step, or a node's answer, has the chain looked at again although there is no new block. */
-const LOOK_AGAIN_MS = 1000;
 
-export interface Watcher {
-  /** There is something to broadcast, or to watch. */
-  wake(): void;
-  /** The chain is to be looked at soon, even if there is no new block. */
-  lookAgain(): void;
-  stop(): Promise<void>;
-}
-
-export interface WatcherOptions extends Omit<ReconcileOptions, "attempt"> {
-  readonly chain: Chain;
-  readonly log: Log;
-  /** Begins to broadcast what is due. Nobody waits for it, so a node that hangs does not hold up the look. */
+export interface WatcherOptions extends ReconcileOptions {
+  /** Begins to broadcast what is due. Nobody waits for it, so a node that hangs does not hold up the next look. */
   readonly broadcast: () => void;
   /** Takes in what other processes have stored. */
   readonly refresh: () => Promise<void>;
 }
 
-export function createWatcher(options: WatcherOptions): Watcher {
-  const { chain, log, pendingNonces, broadcast, refresh } = options;
-  const look = createReconcile({ ...options, attempt });
+export function createWatcher(options: WatcherOptions) {
+  const { chain, pendingNonces, schedule, broadcast, refresh } = options;
+  const reconcile = createReconcile(options);
   let seen: Block | null = null;
-  /** When the chain is looked at although there is no new block (performance.now). */
-  let lookAt = Number.POSITIVE_INFINITY;
   /** When the next round begins (performance.now). */
   let nextAt = Number.POSITIVE_INFINITY;
   let timer: ReturnType<typeof setTimeout> | undefined;
   let round: Promise<void> | null = null;
-  let stopped = false;
-
-  function lookAgain(): void {
-    lookAt = Math.min(lookAt, performance.now() + LOOK_AGAIN_MS);
-  }
-
-  async function attempt(step: string, work: () => Promise<void>): Promise<void> {
-    if (stopped) return;
-    try {
-      await work();
-    } catch (error) {
-      log.debug("chain_watcher_failed", { step, error });
-      lookAgain();
-    }
-  }
 
   async function turn(): Promise<void> {
     const at = await chain.newest();
-    if (at.hash !== seen?.hash || performance.now() >= lookAt) {
-      lookAt = Number.POSITIVE_INFINITY;
+    if (at.hash !== seen?.hash || schedule.isLookDue()) {
+      schedule.looking();
       await refresh();
-      await look(at);
+      await reconcile(at);
       seen = at;
     }
     broadcast();
@@ -74,14 +43,14 @@ export function createWatcher(options: WatcherOptions): Watcher {
   }
 
   async function run(): Promise<void> {
-    await attempt("turn", turn);
+    await schedule.attempt("turn", turn);
     round = null;
-    if (stopped || (pendingNonces.wallets().size === 0 && !isWaiting())) return;
-    schedule(isWaiting() ? POLL_MS : CALM_POLL_MS);
+    if (schedule.isStopped() || (pendingNonces.wallets().size === 0 && !isWaiting())) return;
+    scheduleRound(isWaiting() ? POLL_MS : CALM_POLL_MS);
   }
 
-  /** The next round begins after this time, or earlier when that was arranged before. */
-  function schedule(ms: number): void {
+  /** The next round begins after this time, or earlier if it was scheduled earlier already. */
+  function scheduleRound(ms: number): void {
     const at = performance.now() + ms;
     if (at >= nextAt) return;
     clearTimeout(timer);
@@ -92,16 +61,15 @@ export function createWatcher(options: WatcherOptions): Watcher {
     }, ms);
   }
 
+  schedule.onWake(() => {
+    broadcast();
+    // A round under way schedules the next one itself.
+    if (round === null) scheduleRound(POLL_MS);
+  });
+
   return {
-    lookAgain,
-    wake() {
-      if (stopped) return;
-      broadcast();
-      // A round under way schedules the next one itself.
-      if (round === null) schedule(POLL_MS);
-    },
-    async stop() {
-      stopped = true;
+    async stop(): Promise<void> {
+      schedule.stop();
       clearTimeout(timer);
       await round;
     },

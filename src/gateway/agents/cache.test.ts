@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, expect, test } from "bun:test";
 import { type Catalog, fresh, openCatalog, UPSTREAM_URL } from "../../../test/support/stores/catalog.ts";
-import { type AgentCache, agentCache } from "./cache.ts";
+import { type AgentCache, createAgentCache } from "./cache.ts";
 
 let catalog: Catalog;
 beforeEach(async () => {
@@ -8,13 +8,12 @@ beforeEach(async () => {
 });
 afterEach(() => catalog[Symbol.asyncDispose]());
 
-const create = async () =>
-  (await catalog.send("POST", "/v1/agents", fresh({ upstream_url: UPSTREAM_URL }))).body.id;
+const create = async () => (await catalog.send("POST", "/v1/agents", fresh({ upstream_url: UPSTREAM_URL }))).body.id;
 const suspend = (id: string) => catalog.send("PATCH", `/v1/agents/${id}`, { suspended: true });
 
 test("an agent is read once while it is remembered, and anew after that", async () => {
   let time = 0;
-  const agents = agentCache(catalog.store.read, () => time);
+  const agents = createAgentCache(catalog.store.read, () => time);
   const id = await create();
   const first = await agents.find("acme", id);
   expect(first).toMatchObject({ id, suspended: false });
@@ -26,7 +25,7 @@ test("an agent is read once while it is remembered, and anew after that", async 
 });
 
 test("a change that is told is seen at once, also by a reader that was under way", async () => {
-  const agents = agentCache(catalog.store.read);
+  const agents = createAgentCache(catalog.store.read);
   const id = await create();
   await agents.find("acme", id);
   await suspend(id);
@@ -42,7 +41,7 @@ test("a change that is told is seen at once, also by a reader that was under way
 });
 
 test("a remembered agent is another tenant's to nobody else", async () => {
-  const agents = agentCache(catalog.store.read);
+  const agents = createAgentCache(catalog.store.read);
   const id = await create();
   expect(await agents.find("acme", id)).not.toBeNull();
   expect(await agents.find("rival", id)).toBeNull();
@@ -50,7 +49,7 @@ test("a remembered agent is another tenant's to nobody else", async () => {
 });
 
 test("a change of one agent forgets no other one, nor what is being read of it", async () => {
-  const agents = agentCache(catalog.store.read);
+  const agents = createAgentCache(catalog.store.read);
   const [kept, changed, read] = [await create(), await create(), await create()];
   const first = await agents.find("acme", kept);
   await agents.find("acme", changed);
@@ -62,9 +61,9 @@ test("a change of one agent forgets no other one, nor what is being read of it",
   expect(await agents.find("acme", read)).toBe(seen);
 });
 
-test("whoever has joined a read has the same, but reads anew after a change or a long wait for its turn", async () => {
+test("a reader that joins another's read has the same, but reads anew after a change or a long wait for its turn", async () => {
   const whenJoined = async (meanwhile: (agents: AgentCache, id: string) => void, time = { now: 0 }) => {
-    const agents = agentCache(catalog.store.read, () => time.now);
+    const agents = createAgentCache(catalog.store.read, () => time.now);
     const id = await create();
     const both = [agents.find("acme", id), agents.find("acme", id)];
     meanwhile(agents, id);

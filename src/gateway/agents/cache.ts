@@ -1,6 +1,6 @@
-// Agents as the path of every call needs them, remembered for a moment so that a busy agent is not read for each
-// of its calls. A change made here is in force with its acknowledgement; one made on another replica within the
-// time that an agent is remembered (decisions.md, section 4, allows 2 s).
+// A cache of agents for the path of every call, so that a busy agent is not read for each of its calls. A change made
+// here is in force when it is acknowledged. A change on another replica is in force when the cached agent expires
+// (decisions.md, section 4, allows 2 s).
 
 import { afterShared } from "../../concurrency/request-turns.ts";
 import { tenantCache } from "../../concurrency/tenant-cache.ts";
@@ -25,25 +25,18 @@ interface SharedRead {
   isForgotten: boolean;
 }
 
-export interface AgentCache {
-  /** As findAgent; at once what is remembered. */
-  find(tenant: string, id: string): Bun.MaybePromise<InvocableAgent | null>;
-  /** To be called after a write that may have changed the agent, and before it is acknowledged. */
-  forget(tenant: string, id: string): void;
-}
-
 /** No ID has a space in it. */
 function keyOf(tenant: string, id: string): string {
   return `${id} ${tenant}`;
 }
 
 /** @param now milliseconds of a clock that never goes back */
-export function agentCache(reader: Reader, now: () => number = () => performance.now()): AgentCache {
-  /** By its ID, which is of one tenant. */
+export function createAgentCache(reader: Reader, now: () => number = () => performance.now()) {
+  /** By ID. An ID belongs to one tenant. */
   const known = tenantCache<string, CachedAgent>(CHARACTERS_MAX);
   const reading = new Map<string, SharedRead>();
 
-  /** One read at a time for all who ask meanwhile, unless the agent was changed since it began. */
+  /** One shared read for all requests at the same time, unless the agent was changed since the read began. */
   function readOnce(key: string, tenant: string, id: string): Promise<InvocableAgent | null> {
     const underWay = reading.get(key);
     if (underWay !== undefined) return joined(underWay, tenant, id);
@@ -53,15 +46,10 @@ export function agentCache(reader: Reader, now: () => number = () => performance
     return kept(own, key, tenant, id);
   }
 
-  async function kept(
-    own: SharedRead,
-    key: string,
-    tenant: string,
-    id: string,
-  ): Promise<InvocableAgent | null> {
+  async function kept(own: SharedRead, key: string, tenant: string, id: string): Promise<InvocableAgent | null> {
     try {
       const agent = await own.agent;
-      // What was read while it changed may be what was there before.
+      // An agent that changed during the read may have been read as it was before.
       if (agent !== null && !own.isForgotten) {
         const { until } = own;
         known.set(tenant, id, { tenant, agent, until }, AGENT_CHARACTERS + (agent.pricing?.length ?? 0));
@@ -72,19 +60,21 @@ export function agentCache(reader: Reader, now: () => number = () => performance
     }
   }
 
-  /** Whoever has waited long for its turn, or for a change, reads anew. */
+  /** Reads again if the wait was too long or the agent was changed. */
   async function joined(read: SharedRead, tenant: string, id: string): Promise<InvocableAgent | null> {
     const agent = await afterShared(read.agent, tenant);
     return read.isForgotten || now() >= read.until ? findAgent(reader, tenant, id) : agent;
   }
 
   return {
-    find(tenant, id) {
+    /** Like findAgent, and at once if the agent is cached. */
+    find(tenant: string, id: string): Bun.MaybePromise<InvocableAgent | null> {
       const entry = known.get(id);
       if (entry?.tenant === tenant && now() < entry.until) return entry.agent;
       return isId("agt", id) ? readOnce(keyOf(tenant, id), tenant, id) : Promise.resolve(null);
     },
-    forget(tenant, id) {
+    /** To be called after a write that may have changed the agent, and before it is acknowledged. */
+    forget(tenant: string, id: string) {
       const key = keyOf(tenant, id);
       const read = reading.get(key);
       if (read !== undefined) read.isForgotten = true;
@@ -93,3 +83,5 @@ export function agentCache(reader: Reader, now: () => number = () => performance
     },
   };
 }
+
+export type AgentCache = ReturnType<typeof createAgentCache>;

@@ -1,29 +1,9 @@
-import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import {
-  type Catalog,
-  fresh,
-  MCP,
-  openCatalog,
-  outcome,
-  PRICING,
-  UNKNOWN_AGENT,
-} from "../../../test/support/stores/catalog.ts";
+import { describe, expect, test } from "bun:test";
+import { fresh, MCP, outcome, PRICING, UNKNOWN_AGENT, useCatalog } from "../../../test/support/stores/catalog.ts";
 
-let catalog: Catalog;
-beforeAll(async () => {
-  catalog = await openCatalog();
-});
-afterAll(() => catalog[Symbol.asyncDispose]());
+const { send, create, made } = useCatalog();
 
-const send: Catalog["send"] = (...parts) => catalog.send(...parts);
-const create = (body: object, tenant?: string) => send("POST", "/v1/agents", body, tenant);
-async function made(fields: object = {}, tenant?: string) {
-  const answer = await create(fresh(fields), tenant);
-  expect(outcome(answer)).toEqual([201, undefined]);
-  return answer.body;
-}
-
-describe("create", () => {
+describe("creating an agent", () => {
   test("an agent of a name only is pending and has the defaults", async () => {
     const { status, body } = await create({ name: "  plain\t" });
     expect(status).toBe(201);
@@ -52,7 +32,7 @@ describe("create", () => {
     expect((await send("GET", `/v1/agents/${body.id}`)).body).toEqual(body);
   });
 
-  test("every field comes back as it was sent", async () => {
+  test("an agent comes back with every field as it was sent", async () => {
     const fields = {
       description: "two\nlines and \u{1f99c}",
       tags: ["a", "b, c", '"', "a"],
@@ -86,7 +66,7 @@ describe("create", () => {
     expect(await made(nulls)).toMatchObject({ ...nulls, status: "pending" });
   });
 
-  test("lengths are counted in code points, up to their bounds", async () => {
+  test("fields of text are counted in code points, up to their bounds", async () => {
     const fields = {
       name: "\u{1f99c}".repeat(128),
       description: "\u{1f99c}".repeat(4096),
@@ -124,11 +104,7 @@ describe("create", () => {
       fresh({ metadata: { a: "ä".repeat(8192) } }),
       "metadata: must be at most 16384 bytes as JSON",
     ],
-    [
-      "a URL that is none",
-      fresh({ upstream_url: "nope" }),
-      "upstream_url: must be an http or https URL with a host",
-    ],
+    ["a URL that is none", fresh({ upstream_url: "nope" }), "upstream_url: must be an http or https URL with a host"],
     ["an empty URL", fresh({ upstream_url: "" }), "upstream_url: must be an http or https URL with a host"],
     [
       "a local URL",
@@ -145,11 +121,7 @@ describe("create", () => {
       fresh({ credential_ref: UNKNOWN_AGENT }),
       "credential_ref: names no credential of this tenant",
     ],
-    [
-      "a credential of no form",
-      fresh({ credential_ref: "\0" }),
-      "credential_ref: names no credential of this tenant",
-    ],
+    ["a credential of no form", fresh({ credential_ref: "\0" }), "credential_ref: names no credential of this tenant"],
     ["a protocol of its own", fresh({ protocol: "ftp" }), "protocol: must be http or mcp"],
     ["a null protocol", fresh({ protocol: null }), "protocol: must be http or mcp"],
     ["mcp without a transport", fresh({ protocol: "mcp" }), "mcp_transport: required when protocol is mcp"],
@@ -158,11 +130,7 @@ describe("create", () => {
       fresh({ protocol: "mcp", mcp_transport: null }),
       "mcp_transport: required when protocol is mcp",
     ],
-    [
-      "another transport",
-      fresh({ ...MCP, mcp_transport: "sse" }),
-      "mcp_transport: must be streamable_http or null",
-    ],
+    ["another transport", fresh({ ...MCP, mcp_transport: "sse" }), "mcp_transport: must be streamable_http or null"],
     [
       "a transport with http",
       fresh({ mcp_transport: "streamable_http" }),
@@ -180,30 +148,20 @@ describe("create", () => {
     ["a key twice", '{"name":"a","name":"b"}', "name: given twice"],
     ["an array", "[]", "body: must be a JSON object"],
     ["pricing of no form", fresh({ pricing: "1" }), "pricing: must be a pricing object or null"],
-    [
-      "pricing without a payee",
-      fresh({ pricing: { ...PRICING, pay_to: undefined } }),
-      "pricing.pay_to: required",
-    ],
+    ["pricing without a payee", fresh({ pricing: { ...PRICING, pay_to: undefined } }), "pricing.pay_to: required"],
     ["an unknown key in pricing", fresh({ pricing: { ...PRICING, fee: "1" } }), "pricing.fee: unknown field"],
     ["another asset", fresh({ pricing: { ...PRICING, asset: "usdc" } }), "pricing.asset: must be USDC"],
-    [
-      "another network",
-      fresh({ pricing: { ...PRICING, network: "base-sepolia" } }),
-      "pricing.network: must be base",
-    ],
+    ["another network", fresh({ pricing: { ...PRICING, network: "base-sepolia" } }), "pricing.network: must be base"],
     [
       "an address with a line break",
       fresh({ pricing: { ...PRICING, pay_to: `${PRICING.pay_to}\n` } }),
       "pricing.pay_to: must be an address of 0x and 40 hexadecimal digits",
     ],
-    ...["", "-1", "1.0", "1e3", "0x1", " 1", "1\n", "٣", "9".repeat(79)].map(
-      (amount): [string, object, string] => [
-        `the amount ${JSON.stringify(amount)}`,
-        fresh({ pricing: { ...PRICING, amount } }),
-        "pricing.amount: must be a decimal string of at most 78 digits",
-      ],
-    ),
+    ...["", "-1", "1.0", "1e3", "0x1", " 1", "1\n", "٣", "9".repeat(79)].map((amount): [string, object, string] => [
+      `the amount ${JSON.stringify(amount)}`,
+      fresh({ pricing: { ...PRICING, amount } }),
+      "pricing.amount: must be a decimal string of at most 78 digits",
+    ]),
     [
       "a numeric amount",
       fresh({ pricing: { ...PRICING, amount: 5 } }),

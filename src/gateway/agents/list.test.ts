@@ -1,22 +1,9 @@
-import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import {
-  type Catalog,
-  MCP,
-  openCatalog,
-  outcome,
-  UPSTREAM_URL,
-} from "../../../test/support/stores/catalog.ts";
+import { beforeAll, describe, expect, test } from "bun:test";
+import { MCP, outcome, UPSTREAM_URL, useCatalog } from "../../../test/support/stores/catalog.ts";
 
-let catalog: Catalog;
-beforeAll(async () => {
-  catalog = await openCatalog();
-});
-afterAll(() => catalog[Symbol.asyncDispose]());
+const { send, create } = useCatalog();
 
-const send: Catalog["send"] = (...parts) => catalog.send(...parts);
-const create = (body: object, tenant?: string) => send("POST", "/v1/agents", body, tenant);
-
-describe("list", () => {
+describe("the list of agents", () => {
   const names = async (query: string) => {
     const { status, body } = await send("GET", `/v1/agents?${query}`, undefined, "lister");
     expect(status).toBe(200);
@@ -37,12 +24,10 @@ describe("list", () => {
     }
   });
 
-  test("newest first, without the inactive ones, with the total", async () => {
+  test("is newest first, without the inactive ones, with the total", async () => {
     const { body } = await send("GET", "/v1/agents", undefined, "lister");
     expect(body).toMatchObject({ total: 4, limit: 20, offset: 0 });
-    expect(body.data[0]).toEqual(
-      (await send("GET", `/v1/agents/${body.data[0].id}`, undefined, "lister")).body,
-    );
+    expect(body.data[0]).toEqual((await send("GET", `/v1/agents/${body.data[0].id}`, undefined, "lister")).body);
     expect(await names("")).toEqual(["Éclair İ", "third", "second", "first"]);
     expect((await send("GET", "/v1/agents", undefined, "nobody")).body).toEqual({
       data: [],
@@ -52,7 +37,7 @@ describe("list", () => {
     });
   });
 
-  test("pages", async () => {
+  test("is cut into pages", async () => {
     expect(await names("limit=2&offset=1")).toEqual(["third", "second"]);
     expect(await names("offset=99999999999999999999")).toEqual([]);
     const { body } = await send("GET", "/v1/agents?limit=500&offset=-3", undefined, "lister");
@@ -80,7 +65,7 @@ describe("list", () => {
     ["q=", ["Éclair İ", "third", "second", "first"]],
     ["q=r&status=active&protocol=http&tag=red", ["first"]],
   ];
-  test.each(filters)("filters by %s", async (query, expected) => {
+  test.each(filters)("is filtered by %s", async (query, expected) => {
     expect(await names(query)).toEqual(expected);
   });
 

@@ -1,6 +1,6 @@
-// The lists in which an agent stands, one for each answer to "which status, protocol and tag", so that a page of
-// agents is a walk along one index, and its total is kept. And what a search reads of it. Whoever writes an agent says
-// so here, in the same write.
+// The lists in which an agent stands, one for each answer to "which status, protocol and tag", so that a page of agents
+// is a scan of one index, and its total is kept. Also the texts that a search reads. Every write of an agent must call
+// this module in the same write.
 import { and, eq, inArray } from "drizzle-orm";
 import { type AgentStatus, agentStatus, type Protocol } from "../../core/states.ts";
 import type { Tx } from "../../storage/store.ts";
@@ -10,15 +10,15 @@ import { searchText } from "./search.ts";
 
 /**
  * @param status null: all but the inactive ones
- * @param protocol null: whichever it is
- * @param tag null: whatever tags there are
+ * @param protocol null: any
+ * @param tag null: any
  */
 export function listOf(status: AgentStatus | null, protocol: Protocol | null, tag: string | null): string {
-  // The migration that made the lists of older agents spells them so, too.
+  // The migration that made the lists of older agents has the same spelling.
   return `${status ?? "live"}/${protocol ?? "any"}${tag === null ? "" : `/${tag}`}`;
 }
 
-/** All that are not inactive: the ones that a quota counts. */
+/** All that are not inactive. The quota counts these. */
 export const LIVE = listOf(null, null, null);
 
 function listsOf(row: AgentRow): Set<string> {
@@ -37,7 +37,7 @@ function listsOf(row: AgentRow): Set<string> {
  * To be called when the agent itself has been written.
  *
  * @param before the agent as it was; null for one that is new
- * @returns what the totals of the lists that it has entered or left come to
+ * @returns the new totals of the lists that it has entered or left
  */
 export async function moveBetweenLists(
   tx: Tx,

@@ -2,12 +2,7 @@
 // only. The schemas check types and names of fields; what the fields may hold is checked in rules.ts.
 import { type Static, Type } from "@sinclair/typebox";
 import type { Tables } from "../../../db/schema.ts";
-import {
-  DESCRIPTION_CHARACTERS_MAX,
-  NAME_CHARACTERS_MAX,
-  TAG_CHARACTERS_MAX,
-  TAGS_MAX,
-} from "../../core/limits.ts";
+import { DESCRIPTION_CHARACTERS_MAX, NAME_CHARACTERS_MAX, TAG_CHARACTERS_MAX, TAGS_MAX } from "../../core/limits.ts";
 import { AGENT_STATUSES, agentStatus } from "../../core/states.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { nullable } from "../../http/input.ts";
@@ -61,16 +56,13 @@ export type Pricing = Static<typeof Pricing>;
 const Protocol = Type.Union([Type.Literal("http"), Type.Literal("mcp")], { "x-expected": "http or mcp" });
 const Transport = nullable(Type.Literal("streamable_http"), "streamable_http");
 
-/** What create and update have in common, in the words of create. */
+/** The fields that create and update share, described for create. */
 const settable = {
   description: Type.String({ description: `At most ${DESCRIPTION_CHARACTERS_MAX} characters.` }),
   metadata: Type.Unsafe<Record<string, unknown>>(
     Type.Object({}, { description: "Any values; at most 16 KiB as JSON.", "x-expected": "a JSON object" }),
   ),
-  upstream_url: nullable(
-    Type.String({ description: "An http or https URL, and no local or private host." }),
-    "a URL",
-  ),
+  upstream_url: nullable(Type.String({ description: "An http or https URL, and no local or private host." }), "a URL"),
   credential_ref: nullable(
     Type.String({ description: "ID of the credential that goes into upstream calls." }),
     "a credential ID",
@@ -172,13 +164,13 @@ export const AgentPage = Type.Object(
   { $id: "AgentPage", additionalProperties: false },
 );
 
-/** The stored form of the fields that are kept as JSON. Only this file writes and reads them. */
+/** The stored form of tags, which are kept as JSON. */
 export function encodeTags(tags: readonly string[]): string {
   // Raw tabs can't stand inside a JSON string, so they mark where a tag starts: see tagNeedle.
   return JSON.stringify(tags, null, "\t");
 }
 
-/** What stands in the stored tags exactly when `tag` is one of them. */
+/** A text that the stored tags contain exactly when `tag` is one of them. */
 export function tagNeedle(tag: string): string {
   return `\t${JSON.stringify(tag)}`;
 }

@@ -36,7 +36,7 @@ function naive(agents: readonly Shown[], filter: AgentFilter) {
   return { ids: found.slice(offset, offset + limit), total: found.length };
 }
 
-describe.each(["sqlite", "postgres"] as const)("%s", (dialect) => {
+describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
   let catalog: Catalog;
   let url: string | null = null;
   beforeAll(async () => {
@@ -76,12 +76,7 @@ describe.each(["sqlite", "postgres"] as const)("%s", (dialect) => {
     offset: fc.nat({ max: 6 }),
   });
 
-  const body = ({
-    description,
-    tags,
-    isPending,
-    isMcp,
-  }: typeof fields extends fc.Arbitrary<infer F> ? F : never) => ({
+  const body = ({ description, tags, isPending, isMcp }: typeof fields extends fc.Arbitrary<infer F> ? F : never) => ({
     description,
     tags: tags ?? [],
     upstream_url: isPending ? null : UPSTREAM_URL,
@@ -107,8 +102,7 @@ describe.each(["sqlite", "postgres"] as const)("%s", (dialect) => {
       }
     }
     const agents: Shown[] = [];
-    for (const id of ids)
-      agents.push((await catalog.send("GET", `/v1/agents/${id}`, undefined, tenant)).body);
+    for (const id of ids) agents.push((await catalog.send("GET", `/v1/agents/${id}`, undefined, tenant)).body);
     return { tenant, agents };
   }
 
@@ -185,7 +179,7 @@ describe.each(["sqlite", "postgres"] as const)("%s", (dialect) => {
   }, 60_000);
 });
 
-test("SQLite walks along the keys, whatever else there is", async () => {
+test("on SQLite every list is found along the keys, whatever else there is", async () => {
   await using catalog = await openCatalog();
   const database = new Database(join(catalog.dir, "tollgate.db"), { readonly: true });
   const plan = (query: string) =>
@@ -194,16 +188,14 @@ test("SQLite walks along the keys, whatever else there is", async () => {
       .all()
       .map(({ detail }) => detail)
       .join("\n");
+  expect(plan("select id from agent_lists where tenant = '' and list = '' and id < '' order by id desc limit 9")).toBe(
+    "SEARCH agent_lists USING PRIMARY KEY (tenant=? AND list=? AND id<?)",
+  );
+  expect(plan(`select * from agents where tenant = '' and id in (${Array(16).fill("''")}) order by id desc`)).toBe(
+    "SEARCH agents USING PRIMARY KEY (tenant=? AND id=?)",
+  );
   expect(
-    plan("select id from agent_lists where tenant = '' and list = '' and id < '' order by id desc limit 9"),
-  ).toBe("SEARCH agent_lists USING PRIMARY KEY (tenant=? AND list=? AND id<?)");
-  expect(
-    plan(`select * from agents where tenant = '' and id in (${Array(16).fill("''")}) order by id desc`),
-  ).toBe("SEARCH agents USING PRIMARY KEY (tenant=? AND id=?)");
-  expect(
-    plan(
-      "select id from agent_search where tenant = '' and inactive = 0 and id < '' order by id desc limit 9",
-    ),
+    plan("select id from agent_search where tenant = '' and inactive = 0 and id < '' order by id desc limit 9"),
   ).toBe("SEARCH agent_search USING PRIMARY KEY (tenant=? AND inactive=? AND id<?)");
   expect(plan("delete from agent_lists where tenant = '' and list in ('1', '2', '3', '4') and id = ''")).toBe(
     "SEARCH agent_lists USING PRIMARY KEY (tenant=? AND list=? AND id=?)",

@@ -1,6 +1,5 @@
-// How a page of agents is found. By status, protocol and tag: along the index of a list, at the same cost however
-// many agents there are, and with a total that is kept. By a part of their texts: through what a search reads of all
-// of them, in steps with a bound on their bytes.
+// How a page of agents is found. By status, protocol and tag: along the index of a list, at the same cost for any
+// number of agents, with a stored total. By a part of their texts: by a search in steps of limited bytes.
 import { and, desc, eq, gte, inArray, lt, type SQL, sql } from "drizzle-orm";
 import { inStoreTurns } from "../../concurrency/store-turns.ts";
 import type { AgentStatus, Protocol } from "../../core/states.ts";
@@ -27,15 +26,15 @@ export interface FoundAgents {
   readonly total: number;
 }
 
-/** A search for a caller who has gone ends at its next step. */
+/** When the caller has gone, the search ends at its next step. */
 type SearchSignal = AbortSignal | undefined;
 
-/** Of one step along a list: less than a millisecond. */
+/** Agents of one step along a list: less than a millisecond. */
 const SKIPPED_MAX = 5_000;
-/** Of one step of a search: entries, and bytes of their texts, which the hardest search takes 2 ms for. */
+/** Entries and bytes of text of one search step. The hardest search takes 2 ms for them. */
 const SEARCHED_MAX = 512;
 const SEARCHED_BYTES_MAX = 256 * 1024;
-/** A whole agent may have hundreds of KiB, and takes a millisecond then. */
+/** Whole agents read at once. One may have hundreds of KiB and then takes a millisecond. */
 const ROWS_AT_ONCE = 4;
 
 /** Above every ID of an agent. */
@@ -45,10 +44,10 @@ export function findAgents(
   reader: Reader,
   tenant: string,
   filter: AgentFilter,
-  gone?: AbortSignal,
+  callerSignal?: AbortSignal,
 ): Promise<FoundAgents> {
   const { q } = filter;
-  return q === null || q === "" ? inList(reader, tenant, filter) : bySearch(reader, tenant, filter, q, gone);
+  return q === null || q === "" ? inList(reader, tenant, filter) : bySearch(reader, tenant, filter, q, callerSignal);
 }
 
 async function inList(reader: Reader, tenant: string, filter: AgentFilter): Promise<FoundAgents> {
@@ -97,13 +96,13 @@ async function bySearch(
   tenant: string,
   filter: AgentFilter,
   q: string,
-  gone: SearchSignal,
+  callerSignal: SearchSignal,
 ): Promise<FoundAgents> {
   const { limit, offset } = filter;
   const search = searchOf(reader, tenant, filter, q);
   const ids: string[] = [];
   let total = 0;
-  for (let below: string | null = LAST_ID; below !== null && !gone?.aborted; ) {
+  for (let below: string | null = LAST_ID; below !== null && !callerSignal?.aborted; ) {
     const from: string = below;
     const { matches, last } = await inStoreTurns(tenant, () => searchStep(reader, search, from));
     const skipped = Math.max(offset - total, 0);
@@ -115,17 +114,12 @@ async function bySearch(
 }
 
 interface AgentSearch {
-  /** The entries that are walked: all that are inactive, or all others. */
+  /** The entries that are searched: all inactive ones, or all others. */
   readonly along: SQL | undefined;
   readonly matches: SQL | undefined;
 }
 
-function searchOf(
-  { tables: { agentSearch: t } }: Reader,
-  tenant: string,
-  filter: AgentFilter,
-  q: string,
-): AgentSearch {
+function searchOf({ tables: { agentSearch: t } }: Reader, tenant: string, filter: AgentFilter, q: string): AgentSearch {
   const { status, protocol, tag } = filter;
   return {
     along: and(eq(t.tenant, tenant), eq(t.inactive, status === "inactive")),
@@ -152,12 +146,8 @@ interface SearchStep {
   readonly last: string | null;
 }
 
-/** Looks at the next entries: so many that their texts are no more than a step may read. */
-async function searchStep(
-  reader: Reader,
-  { along, matches }: AgentSearch,
-  below: string,
-): Promise<SearchStep> {
+/** Searches the next entries, as many as the bytes of one step allow. */
+async function searchStep(reader: Reader, { along, matches }: AgentSearch, below: string): Promise<SearchStep> {
   const { agentSearch: t } = reader.tables;
   const next = await reader.db
     .select({ id: t.id, size: t.size })

@@ -4,10 +4,10 @@
 import { tenantCache } from "../../concurrency/tenant-cache.ts";
 import { BURST_DEFAULT, RETRY_AFTER_SECONDS_MAX } from "../../core/limits.ts";
 
-/** Agents whose buckets are kept. One that is dropped starts full again: of the tenant that has most of them. */
+/** Buckets that are kept. Beyond it the tenant with the most loses one, and that agent starts with a full bucket. */
 const BUCKETS_MAX = 100_000;
 const RATE_DEFAULT = 1;
-/** Absorbs what floating point loses, so that a caller who waits as told is let in. */
+/** Absorbs rounding errors, so that a caller who waits for Retry-After is let in. */
 const TOLERANCE = 1e-6;
 
 export interface Bucket {
@@ -47,28 +47,19 @@ export interface RateFields {
   readonly id: string;
   readonly invocation_rate_limit: number | null;
   readonly invocation_burst: number | null;
-  /** Another revision means that the fields were set anew, here or by another replica. */
+  /** Changes whenever the fields are set, here or on another replica. */
   readonly rate_revision: number;
 }
 
-export interface RateLimiter {
-  /** Takes a token of the agent: null, or the whole seconds until there is one. */
-  take(tenant: string, agent: RateFields): number | null;
-}
-
 /** @param now milliseconds of a clock that never goes back */
-export function rateLimiter(now: () => number = () => performance.now()): RateLimiter {
+export function createRateLimiter(now: () => number = () => performance.now()) {
   const buckets = tenantCache<string, { readonly revision: number; readonly bucket: Bucket }>(BUCKETS_MAX);
   return {
-    take(tenant, agent) {
+    /** Takes a token of the agent: null, or the whole seconds until there is one. */
+    take(tenant: string, agent: RateFields): number | null {
       const kept = buckets.get(agent.id);
       const current = kept?.revision === agent.rate_revision ? kept.bucket : null;
-      const { bucket, retryAfterSeconds } = take(
-        current,
-        now(),
-        agent.invocation_rate_limit,
-        agent.invocation_burst,
-      );
+      const { bucket, retryAfterSeconds } = take(current, now(), agent.invocation_rate_limit, agent.invocation_burst);
       if (bucket !== null && bucket !== current) {
         buckets.set(tenant, agent.id, { revision: agent.rate_revision, bucket });
       }

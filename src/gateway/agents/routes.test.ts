@@ -1,33 +1,18 @@
-import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
 import {
-  type Catalog,
-  fresh,
   MCP,
-  openCatalog,
   outcome,
   PRICING,
   UNKNOWN_AGENT,
   UPSTREAM_URL,
+  useCatalog,
 } from "../../../test/support/stores/catalog.ts";
 import { findAgent } from "./service.ts";
 
-let catalog: Catalog;
-beforeAll(async () => {
-  catalog = await openCatalog();
-});
-afterAll(() => catalog[Symbol.asyncDispose]());
+const { catalog, send, create, made } = useCatalog();
 
-const send: Catalog["send"] = (...parts) => catalog.send(...parts);
-const create = (body: object, tenant?: string) => send("POST", "/v1/agents", body, tenant);
-async function made(fields: object = {}, tenant?: string) {
-  const answer = await create(fresh(fields), tenant);
-  expect(outcome(answer)).toEqual([201, undefined]);
-  return answer.body;
-}
-
-describe("patch", () => {
-  const patch = (id: string, body: unknown, tenant?: string) =>
-    send("PATCH", `/v1/agents/${id}`, body, tenant);
+describe("changing an agent", () => {
+  const patch = (id: string, body: unknown, tenant?: string) => send("PATCH", `/v1/agents/${id}`, body, tenant);
 
   test("an absent key leaves a field, null clears it, a value sets it", async () => {
     const agent = await made({ upstream_url: UPSTREAM_URL, tags: ["x"], pricing: PRICING, description: "d" });
@@ -91,25 +76,17 @@ describe("patch", () => {
     });
   });
 
-  test("a PATCH of nothing changes nothing", async () => {
+  test("a PATCH without fields changes nothing", async () => {
     const agent = await made();
     expect((await patch(agent.id, {})).body).toEqual(agent);
   });
 
-  test("the combination that results is what counts", async () => {
+  test("a change is judged by the combination that results", async () => {
     const agent = await made();
     const steps: [object, number, string?][] = [
       [{ protocol: "mcp" }, 400, "mcp_transport: required when protocol is mcp"],
-      [
-        { mcp_transport: "streamable_http" },
-        400,
-        "mcp_transport: must be absent or null when protocol is http",
-      ],
-      [
-        { pricing: { ...PRICING, tools: { t: "1" } } },
-        400,
-        "pricing.tools: only possible when protocol is mcp",
-      ],
+      [{ mcp_transport: "streamable_http" }, 400, "mcp_transport: must be absent or null when protocol is http"],
+      [{ pricing: { ...PRICING, tools: { t: "1" } } }, 400, "pricing.tools: only possible when protocol is mcp"],
       [{ ...MCP, pricing: { ...PRICING, tools: { t: "1" } } }, 200],
       [{ mcp_transport: null }, 400, "mcp_transport: required when protocol is mcp"],
       [{ protocol: "http" }, 400, "mcp_transport: must be absent or null when protocol is http"],
@@ -129,7 +106,7 @@ describe("patch", () => {
     ["updated_at", "2026-01-01T00:00:00Z"],
     ["rate_revision", 1],
     ["tenant", "x"],
-  ])("refuses the key %s", async (key, value) => {
+  ])("a PATCH of the key %s is refused", async (key, value) => {
     const agent = await made();
     expect(outcome(await patch(agent.id, { [key]: value }))).toEqual([400, `${key}: unknown field`]);
   });
@@ -150,7 +127,7 @@ describe("patch", () => {
       { upstream_url: "http://localhost/" },
       "upstream_url: must not name localhost or a loopback, private, link-local or other local address",
     ],
-  ])("refuses %j and changes nothing", async (body, error) => {
+  ])("a PATCH of %j is refused and changes nothing", async (body, error) => {
     const agent = await made({ upstream_url: UPSTREAM_URL });
     const sent = JSON.stringify(body).replace("100000000000000000000", "1e20");
     expect(outcome(await patch(agent.id, sent))).toEqual([400, error]);
@@ -159,10 +136,7 @@ describe("patch", () => {
 
   test("another live agent's name is a conflict, its own is not", async () => {
     const [first, second] = [await made(), await made()];
-    expect(outcome(await patch(second.id, { name: first.name }))).toEqual([
-      409,
-      "name: already used by another agent",
-    ]);
+    expect(outcome(await patch(second.id, { name: first.name }))).toEqual([409, "name: already used by another agent"]);
     expect((await patch(second.id, { name: second.name })).status).toBe(200);
   });
 
@@ -175,9 +149,9 @@ describe("patch", () => {
     expect(answers.map(({ status }) => status).sort()).toEqual([200, 400]);
   });
 
-  test("each PATCH of the rate fields is a new revision, also to the same values", async () => {
+  test("each PATCH of the rate fields is a new revision, also with the same values", async () => {
     const agent = await made();
-    const revision = async () => (await findAgent(catalog.store.read, "acme", agent.id))?.rate_revision;
+    const revision = async () => (await findAgent(catalog().store.read, "acme", agent.id))?.rate_revision;
     await patch(agent.id, { description: "x" });
     expect(await revision()).toBe(0);
     await patch(agent.id, { invocation_rate_limit: 5 });
@@ -188,20 +162,17 @@ describe("patch", () => {
   });
 });
 
-describe("delete", () => {
-  test("makes the agent inactive for good and frees its name; doing it again is fine", async () => {
+describe("deleting an agent", () => {
+  test("a deleted agent is inactive for good, its name is free, and deleting it again is fine", async () => {
     const agent = await made({ upstream_url: UPSTREAM_URL });
     const path = `/v1/agents/${agent.id}`;
     expect(await send("DELETE", path)).toEqual({ status: 204, text: "", body: undefined });
     const kept = await send("GET", path);
     expect(kept.body).toEqual({ ...agent, status: "inactive", updated_at: kept.body.updated_at });
     expect((await send("DELETE", path)).status).toBe(204);
-    expect(outcome(await send("PATCH", path, { upstream_url: UPSTREAM_URL }))).toEqual([
-      404,
-      "no such agent",
-    ]);
+    expect(outcome(await send("PATCH", path, { upstream_url: UPSTREAM_URL }))).toEqual([404, "no such agent"]);
     expect((await create({ name: agent.name })).status).toBe(201);
-    expect(await findAgent(catalog.store.read, "acme", agent.id)).toMatchObject({
+    expect(await findAgent(catalog().store.read, "acme", agent.id)).toMatchObject({
       deleted_at: expect.any(Number),
     });
   });
@@ -221,6 +192,6 @@ describe("another tenant's agent", () => {
       expect(await answers(id)).toEqual(unknown);
     }
     expect((await send("GET", `/v1/agents/${agent.id}`, undefined, "other")).body).toEqual(agent);
-    expect(await findAgent(catalog.store.read, "acme", agent.id)).toBeNull();
+    expect(await findAgent(catalog().store.read, "acme", agent.id)).toBeNull();
   });
 });

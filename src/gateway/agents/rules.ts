@@ -10,20 +10,13 @@ import {
   TAGS_MAX,
 } from "../../core/limits.ts";
 import { checkText } from "../../core/text.ts";
-import {
-  type AgentCreate,
-  type AgentPatch,
-  type AgentRow,
-  decodePricing,
-  encodeTags,
-  type Pricing,
-} from "./model.ts";
+import { type AgentCreate, type AgentPatch, type AgentRow, decodePricing, encodeTags, type Pricing } from "./model.ts";
 
 const NAME = { min: 1, max: NAME_CHARACTERS_MAX };
 const TAG = { min: 1, max: TAG_CHARACTERS_MAX };
 const DESCRIPTION = { min: 0, max: DESCRIPTION_CHARACTERS_MAX, controls: true };
 
-/** One price per tool of any server there is; the row is read for each call, so it must stay small. */
+/** Enough for the tools of any known server. The row is read for each call, so it must stay small. */
 const TOOLS_MAX = 500;
 const TOOL_NAME = { min: 1, max: 128 };
 const UINT256_MAX = 2n ** 256n - 1n;

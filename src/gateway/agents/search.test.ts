@@ -4,7 +4,7 @@ import { fold, searchText } from "./search.ts";
 
 const texts = fc.string({ unit: "binary" });
 
-test("folding a part gives a part of the folded whole, so that a substring is found whatever its case", () => {
+test("folding a part gives a part of the folded whole, so that a search finds a part of a name whatever its case", () => {
   fc.assert(
     fc.property(texts, texts, texts, (before, part, after) => {
       expect(fold(before + part + after)).toContain(fold(part));
@@ -15,7 +15,7 @@ test("folding a part gives a part of the folded whole, so that a substring is fo
   );
 });
 
-test("nothing matches across the end of the name", () => {
+test("a search matches nothing across the end of the name", () => {
   expect(searchText({ name: "ab", description: "cd" })).not.toContain(fold("abcd"));
   expect(searchText({ name: "ab", description: "cd" })).not.toContain(fold("ab\u0001cd"));
 });

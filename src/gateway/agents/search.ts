@@ -1,5 +1,5 @@
-// The search over names and descriptions that knows no case. SQLite folds only ASCII and Postgres folds by
-// locale, so text is folded here, when it is written and when it is asked for, and compared byte by byte.
+// Case folding for the search over names and descriptions. SQLite folds only ASCII and Postgres folds by locale, so
+// both the stored text and the searched one are folded here and compared byte by byte.
 
 /** Keeps a match from running from the name into the description. */
 const SEPARATOR = "\u0001";

@@ -1,5 +1,5 @@
-// The agents of a tenant in the database. Uniqueness of names is the schema's to keep, a change of an agent
-// is made under its lock, and an agent begins to name a credential only while that is there.
+// The agents of a tenant in the database. The schema keeps names unique. A change of an agent is made under its lock,
+// and an agent can only name a credential that exists.
 import { and, eq, isNull } from "drizzle-orm";
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
@@ -7,9 +7,10 @@ import { Fault, invalidField, overQuota } from "../../core/fault.ts";
 import type { HostRules } from "../../core/host.ts";
 import { isId, newId } from "../../core/id.ts";
 import { fairWrites } from "../../storage/fair-writes.ts";
-import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
+import { bind, prepared, type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
 import { totalOf } from "../../storage/totals.ts";
-import { holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
+import { NOT_ALLOWED } from "../credentials/service.ts";
+import { holdCredential, mayGoTo } from "../credentials/store.ts";
 import { LIVE, moveBetweenLists } from "./lists.ts";
 import { type AgentCreate, type AgentPatch, type AgentRow, decodePricing } from "./model.ts";
 import { type AgentFilter, findAgents, readAgents } from "./pages.ts";
@@ -22,7 +23,7 @@ export interface AgentDeps {
   readonly rules: HostRules;
   /** How many agents that are not inactive a tenant may have. */
   readonly agentsMax: number;
-  /** Told of each agent that a write may have changed, before it is acknowledged. */
+  /** Called with each agent that a write may have changed, before the write is acknowledged. */
   changed?(tenant: string, id: string): void;
 }
 
@@ -50,7 +51,7 @@ const invocableQuery = prepared(({ db, tables: { agents } }: Reader) =>
 /** What a call needs of its agent: everything but the catalog's texts. `pricing` is in its stored form. */
 export type InvocableAgent = Awaited<ReturnType<ReturnType<typeof invocableQuery>["execute"]>>[number];
 
-/** The agent, inactive ones too; null when the tenant has none of this ID. For the path of every call. */
+/** The agent, even an inactive one; null when the tenant has none with this ID. For the path of every call. */
 export async function findAgent(reader: Reader, tenant: string, id: string): Promise<InvocableAgent | null> {
   if (!isId("agt", id)) return null;
   const [agent] = await invocableQuery(reader).execute({ tenant, id });
@@ -107,30 +108,20 @@ type CredentialUse = Pick<AgentRow, "tenant" | "credential_ref" | "upstream_url"
 /**
  * Holds the credential that the agent will name, if any.
  *
- * @param given the fields that the caller has set, one of which is to blame
+ * @param changes the fields that the caller has set, one of which is to blame
  */
-async function requireCredential(tx: Tx, agent: CredentialUse, given: Partial<CredentialUse>): Promise<void> {
+async function requireCredential(tx: Tx, agent: CredentialUse, changes: Partial<CredentialUse>): Promise<void> {
   const { tenant, credential_ref, upstream_url } = agent;
   if (credential_ref === null) return;
   const held = await holdCredential(tx, tenant, credential_ref);
   if (held === null) throw invalidField("credential_ref", "names no credential of this tenant");
   if (upstream_url === null || mayGoTo(held, upstream_url)) return;
-  throw invalidField(given.upstream_url == null ? "credential_ref" : "upstream_url", NOT_ALLOWED);
+  throw invalidField(changes.upstream_url == null ? "credential_ref" : "upstream_url", NOT_ALLOWED);
 }
 
-/** Runs a write in which only the name of an agent can break a uniqueness rule. */
-async function withFreeName<T>(write: () => Promise<T>): Promise<T> {
-  try {
-    return await write();
-  } catch (cause) {
-    if (!(cause instanceof UniqueViolation)) throw cause;
-    throw new Fault("conflict", "name: already used by another agent", { cause });
-  }
-}
-
-export function agentService({ store, clock, rules, agentsMax, changed }: AgentDeps) {
+export function createAgentService({ store, clock, rules, agentsMax, changed }: AgentDeps) {
   const write = fairWrites(store);
-  /** A write that fails may have been made all the same. */
+  /** Reports a failed write too, since it may have been made after all. */
   const change = <T>(tenant: string, id: string, work: (tx: Tx) => Promise<T>): Promise<T> =>
     write(tenant, work).finally(() => changed?.(tenant, id));
 
@@ -149,9 +140,9 @@ export function agentService({ store, clock, rules, agentsMax, changed }: AgentD
         deleted_at: null,
       };
       const refused = overQuota(agentsMax, "agents that are not inactive");
-      // The write tells for certain. But one that fails costs the others of its group.
+      // Only the check in the write is certain, but a failing write slows down the others of its group.
       if ((await totalOf(store.read, tenant, LIVE)) >= agentsMax) throw refused;
-      await withFreeName(() =>
+      await withFreeName("agent", () =>
         write(tenant, async (tx) => {
           await requireCredential(tx, row, row);
           await tx.db.insert(tx.tables.agents).values(row);
@@ -166,17 +157,17 @@ export function agentService({ store, clock, rules, agentsMax, changed }: AgentD
       return findRow(store.read, tenant, id);
     },
 
-    /** The agents of the page are read as they are asked for. */
-    async list({ tenant }: Caller, filter: AgentFilter, gone?: AbortSignal) {
-      const { ids, total } = await findAgents(store.read, tenant, filter, gone);
+    /** The agents of the page are read lazily. */
+    async list({ tenant }: Caller, filter: AgentFilter, callerSignal?: AbortSignal) {
+      const { ids, total } = await findAgents(store.read, tenant, filter, callerSignal);
       return { rows: () => readAgents(store.read, tenant, ids), total };
     },
 
     async patch({ tenant }: Caller, id: string, body: AgentPatch): Promise<AgentRow> {
       if (!isId("agt", id)) throw noSuchAgent();
-      return withFreeName(() =>
+      return withFreeName("agent", () =>
         change(tenant, id, async (tx) => {
-          // Two changes that are each valid may not be so together, so they are made one after the other.
+          // Two changes may be valid alone but not together, so the lock makes them one after the other.
           await tx.lock(`agent:${tenant}:${id}`);
           const row = await findRow(tx, tenant, id);
           if (row.deleted_at !== null) throw noSuchAgent();

@@ -6,7 +6,7 @@ import { type Catalog, fresh, openCatalog } from "../../../test/support/stores/c
 import { fetchJson, type JsonLimits } from "../../http/fetch-json.ts";
 import { createOutbound } from "../../http/outbound.ts";
 import { CredentialFailure } from "./failure.ts";
-import { credentialResolver, type ResolverDeps } from "./resolve.ts";
+import { createCredentialResolver, type ResolverDeps } from "./resolve.ts";
 
 let catalog: Catalog;
 beforeAll(async () => {
@@ -22,7 +22,7 @@ const URL_ = "https://api.example.com/run";
 
 function resolver(deps: Partial<ResolverDeps> = {}, timeoutMs = 5_000) {
   asked = [];
-  const resolve = credentialResolver({
+  const resolve = createCredentialResolver({
     store: catalog.store,
     keyring: catalog.keyring,
     secretsDir: null,
@@ -86,7 +86,7 @@ describe("a managed credential", () => {
     expect(await failure(resolve("acme", id))).toBe("no such credential");
   });
 
-  test("of another tenant, or of no form, is none", async () => {
+  test("is none when it is another tenant's, or of no form", async () => {
     const resolve = resolver();
     const id = await managed({});
     for (const [tenant, ref] of [
@@ -102,9 +102,7 @@ describe("a managed credential", () => {
     "fails as %j, which no header can carry, unless nothing is sent",
     async (plaintext) => {
       const resolve = resolver();
-      expect(await failure(resolve("acme", await managed({ plaintext })))).toStartWith(
-        "the secret can't be a header",
-      );
+      expect(await failure(resolve("acme", await managed({ plaintext })))).toStartWith("the secret can't be a header");
       expect(await resolve("acme", await managed({ plaintext, auth_type: "none" }))).toEqual({
         header: null,
         version: "1",
@@ -160,9 +158,7 @@ describe("a vault credential from the secrets directory", () => {
     expect(await value(resolve("app/keys.json#a/b"))).toBe("Bearer one");
     expect(await value(resolve("app/keys.json#value"))).toBe("Bearer two");
     for (const key of ["n", "toString", "none"]) {
-      expect(await failure(resolve(`app/keys.json#${key}`))).toStartWith(
-        "a secret has no text under the key",
-      );
+      expect(await failure(resolve(`app/keys.json#${key}`))).toStartWith("a secret has no text under the key");
     }
   });
 
@@ -195,17 +191,7 @@ describe("a vault credential from the secrets directory", () => {
     symlinkSync("loop", join(home, "loop"));
     expect(Bun.spawnSync(["mkfifo", join(home, "pipe")]).exitCode).toBe(0);
     const failures = [];
-    for (const ref of [
-      "folder",
-      "large",
-      "binary",
-      "text#key",
-      "pipe",
-      "loop",
-      "empty",
-      "absent",
-      "text/x",
-    ]) {
+    for (const ref of ["folder", "large", "binary", "text#key", "pipe", "loop", "empty", "absent", "text/x"]) {
       failures.push(await failure(resolve(ref)));
     }
     expect(failures).toEqual([
@@ -229,7 +215,7 @@ describe("a vault credential from the secrets directory", () => {
     );
   });
 
-  test("a large secret of 65,536 bytes and its newline is read whole", async () => {
+  test("reads a large secret whole, of 65,536 bytes and its newline", async () => {
     writeFileSync(join(home, "key"), `${"x".repeat(65_536)}\n`);
     expect((await value(resolve("key")))?.length).toBe("Bearer ".length + 65_536);
   });
@@ -296,9 +282,7 @@ describe("a vault credential from a stand-in for the KV version 2 interface", ()
     await resolve("acme", await made({ vault_ref: "a" }));
     expect(requests.map(({ token }) => token)).toEqual(["first", "second"]);
     rmSync(tokenFile);
-    expect(await failure(resolve("acme", await made({ vault_ref: "a" })))).toBe(
-      "a secret's file can't be read",
-    );
+    expect(await failure(resolve("acme", await made({ vault_ref: "a" })))).toBe("a secret's file can't be read");
   });
 
   test("is asked only after the secrets directory", async () => {
@@ -314,21 +298,13 @@ describe("a vault credential from a stand-in for the KV version 2 interface", ()
   });
 
   const failures: [string, () => Response | Promise<Response>, string][] = [
-    [
-      "no such secret",
-      () => Response.json({ errors: [] }, { status: 404 }),
-      "no secrets store holds the secret",
-    ],
+    ["no such secret", () => Response.json({ errors: [] }, { status: 404 }), "no secrets store holds the secret"],
     ["a refused token", () => Response.json({ errors: ["x"] }, { status: 403 }), "vault answered 403"],
     ["a sealed vault", () => Response.json({ errors: ["sealed"] }, { status: 503 }), "vault answered 503"],
     ["a redirect", () => Response.redirect("http://127.0.0.1:9/"), "vault answered 302"],
     ["a deleted version", () => secret(null), "a secret has no text under the key that its reference names"],
     ["another key", () => secret({ k: "v" }), "a secret has no text under the key that its reference names"],
-    [
-      "no text",
-      () => secret({ value: { a: 1 } }),
-      "a secret has no text under the key that its reference names",
-    ],
+    ["no text", () => secret({ value: { a: 1 } }), "a secret has no text under the key that its reference names"],
     ["no JSON", () => new Response("<html>"), "a secret has no text under the key that its reference names"],
     ["a huge answer", () => secret({ value: "x".repeat(65_536) }), "vault gave no answer"],
     ["an answer in time of none", () => new Promise<Response>(() => {}), "vault gave no answer"],
@@ -369,7 +345,7 @@ describe("a vault credential from a stand-in for the KV version 2 interface", ()
     expect(await value(resolve("acme", id))).toBe("Bearer back");
   });
 
-  test("a rotation takes hold at once, and a deletion too", async () => {
+  test("is another one at once after a rotation, and none after a deletion", async () => {
     const resolve = resolver({ vault: vault() });
     const id = await made({ vault_ref: "app" });
     await resolve("acme", id);
@@ -381,12 +357,10 @@ describe("a vault credential from a stand-in for the KV version 2 interface", ()
 });
 
 test("a vault credential of which no store is configured fails", async () => {
-  expect(await failure(resolver()("acme", await made({ vault_ref: "app" })))).toBe(
-    "no secrets store holds the secret",
-  );
+  expect(await failure(resolver()("acme", await made({ vault_ref: "app" })))).toBe("no secrets store holds the secret");
 });
 
-test("no failure shows any part of a secret", async () => {
+test("an error shows no part of a secret", async () => {
   const dir = join(catalog.dir, "leaks");
   mkdirSync(join(dir, "acme"), { recursive: true });
   writeFileSync(join(dir, "acme", "json"), '{"value": sentinel-5f1c}');

@@ -1,6 +1,6 @@
 // From a credential's ID to its secret, and to the header that carries it. The record is read for every call, so a
-// rotation or deletion takes hold at once, on every replica; only what a secrets store answered is kept, for
-// one version of the record and for at most a minute.
+// rotation or deletion is in force at once on every replica. Only answers of a secrets store are cached, for one
+// version of the record and at most a minute.
 
 import { randomBytes } from "node:crypto";
 import { CryptoHasher } from "bun";
@@ -13,7 +13,8 @@ import type { Store } from "../../storage/store.ts";
 import { CredentialFailure } from "./failure.ts";
 import { type CredentialHeader, credentialHeader } from "./secret.ts";
 import { readFromDirectory } from "./secrets-dir.ts";
-import { findSecret, mayGoTo, type StoredSecret, secretIdentity } from "./service.ts";
+import { secretIdentity } from "./service.ts";
+import { findSecret, mayGoTo, type StoredSecret } from "./store.ts";
 import { type FetchJson, readFromVault, type VaultSettings } from "./vault.ts";
 import { isPlainSegment, parseVaultRef } from "./vault-ref.ts";
 
@@ -27,26 +28,15 @@ export interface ResolverDeps {
   readonly now?: () => number;
 }
 
-export interface ResolvedCredential {
-  /** Null when nothing is sent. */
-  readonly header: CredentialHeader | null;
-  /** Another one when the secret is another one. */
-  readonly version: string;
-}
-
-/**
- * @param url of the request that will carry it, which goes to that host and to no other
- * @throws CredentialFailure when the secret can't be resolved, and what the store throws when it can't be read
- */
-export type ResolveCredential = (
-  tenant: string,
-  credentialId: string,
-  url: string,
-) => Promise<ResolvedCredential>;
-
-export function credentialResolver(deps: ResolverDeps): ResolveCredential {
+export function createCredentialResolver(deps: ResolverDeps) {
   const open = secretOpener(deps);
-  return async (tenant, credentialId, url) => {
+  /**
+   * The header of a credential, null when nothing is sent, and a version that changes when the secret changes.
+   *
+   * @param url of the request that will carry the secret: it must go to this host only
+   * @throws CredentialFailure when the secret can't be resolved, and what the store throws when it can't be read
+   */
+  return async (tenant: string, credentialId: string, url: string) => {
     const stored = await requireSecret(deps, tenant, credentialId, url);
     const { auth_type } = stored;
     if (auth_type === "none") return { header: null, version: String(stored.version) };
@@ -55,36 +45,23 @@ export function credentialResolver(deps: ResolverDeps): ResolveCredential {
   };
 }
 
-export interface OpenedSecret {
-  readonly secret: string;
-  /**
-   * The header that its `auth_type` makes of it; null for `none`.
-   *
-   * @throws CredentialFailure when no header can carry it
-   */
-  header(): CredentialHeader | null;
-}
-
-/** The secret itself, for whoever has another use of it than a header. @throws as ResolveCredential */
-export type OpenSecret = (tenant: string, credentialId: string, url: string) => Promise<OpenedSecret>;
-
-export function credentialSecrets(deps: ResolverDeps): OpenSecret {
+export function createSecretReader(deps: ResolverDeps) {
   const open = secretOpener(deps);
-  return async (tenant, credentialId, url) => {
+  /** The secret itself, for other uses than a header. @throws like the function of `createCredentialResolver` */
+  return async (tenant: string, credentialId: string, url: string) => {
     const stored = await requireSecret(deps, tenant, credentialId, url);
     const { auth_type } = stored;
     const secret = await open(tenant, credentialId, stored);
-    return { secret, header: () => (auth_type === "none" ? null : requireHeader(auth_type, secret)) };
+    return {
+      secret,
+      /** The header of its `auth_type`; null for `none`. @throws CredentialFailure when no header can carry it */
+      header: () => (auth_type === "none" ? null : requireHeader(auth_type, secret)),
+    };
   };
 }
 
-/** The one way to a stored secret: nobody gets at one without saying where it will go. */
-async function requireSecret(
-  deps: ResolverDeps,
-  tenant: string,
-  id: string,
-  url: string,
-): Promise<StoredSecret> {
+/** The only way to a stored secret. It needs the URL that the secret will be sent to. */
+async function requireSecret(deps: ResolverDeps, tenant: string, id: string, url: string): Promise<StoredSecret> {
   const stored = await findSecret(deps.store.read, tenant, id);
   if (stored === null) throw new CredentialFailure("no such credential");
   if (!mayGoTo(stored, url)) throw new CredentialFailure("the credential is not for this host");
@@ -99,22 +76,17 @@ function requireHeader(authType: Exclude<AuthType, "none">, secret: string): Cre
 
 function secretOpener(deps: ResolverDeps) {
   const fetched = fetchedSecrets(deps);
-  return async (
-    tenant: string,
-    id: string,
-    { sealed, vault_ref, version }: StoredSecret,
-  ): Promise<string> => {
-    if (sealed !== null)
-      return openManaged(deps.keyring, tenant, secretIdentity(tenant, id, version), sealed);
+  return async (tenant: string, id: string, { sealed, vault_ref, version }: StoredSecret): Promise<string> => {
+    if (sealed !== null) return openManaged(deps.keyring, tenant, secretIdentity(tenant, id, version), sealed);
     if (vault_ref === null) throw new CredentialFailure("the credential holds no secret");
     return fetched(`${tenant}/${id}/${version}`, tenant, vault_ref);
   };
 }
 
-/** Known to this process alone, so that a fingerprint tells nobody anything about its secret. */
+/** Known to this process alone, so that a fingerprint reveals nothing about its secret. */
 const fingerprintKey = randomBytes(32);
 
-/** A secrets store may change a secret without a rotation here; sessions made with the old one must show it. */
+/** A secrets store may change a secret without a rotation here. Sessions of the old secret must not be used then. */
 function fingerprint(secret: string): string {
   return new CryptoHasher("sha256", fingerprintKey).update(secret).digest("hex").slice(0, 16);
 }
@@ -134,7 +106,7 @@ async function openManaged(
 }
 
 const CACHED_MS_MAX = 60_000;
-/** A failure is kept only so long that a store in trouble is not asked for each of many calls. */
+/** Failures are cached only for a moment, so that a store in trouble is not asked for every call. */
 const FAILURE_CACHED_MS = 1_000;
 const CACHED_BYTES_MAX = 8 * 1024 * 1024;
 const ENTRY_BYTES = 256;
@@ -144,7 +116,7 @@ interface Fetched {
   readonly until: number;
 }
 
-/** Secrets of the secrets store: one request for all who wait for the same one, and the answer kept for a while. */
+/** Reads from the secrets store: one shared request per secret, and the answer is cached. */
 function fetchedSecrets({ secretsDir, vault, fetchJson, now = () => performance.now() }: ResolverDeps) {
   const cache = tenantCache<string, Fetched>(CACHED_BYTES_MAX);
   const underWay = new Map<string, Promise<string | CredentialFailure>>();
@@ -184,8 +156,7 @@ function fetchedSecrets({ secretsDir, vault, fetchJson, now = () => performance.
 
   return async (key: string, tenant: string, vaultRef: string): Promise<string> => {
     const kept = cache.get(key);
-    const outcome =
-      kept !== undefined && now() < kept.until ? kept.outcome : await outcomeOf(key, tenant, vaultRef);
+    const outcome = kept !== undefined && now() < kept.until ? kept.outcome : await outcomeOf(key, tenant, vaultRef);
     if (typeof outcome === "string") return outcome;
     throw outcome;
   };

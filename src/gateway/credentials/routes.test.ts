@@ -1,16 +1,11 @@
-import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
-import { type Catalog, fresh, openCatalog, outcome } from "../../../test/support/stores/catalog.ts";
-import { findSecret, secretIdentity } from "./service.ts";
+import { fresh, outcome, useCatalog } from "../../../test/support/stores/catalog.ts";
+import { secretIdentity } from "./service.ts";
+import { findSecret } from "./store.ts";
 
-let catalog: Catalog;
-beforeAll(async () => {
-  catalog = await openCatalog();
-});
-afterAll(() => catalog[Symbol.asyncDispose]());
-
-const send: Catalog["send"] = (...parts) => catalog.send(...parts);
+const { catalog, send } = useCatalog();
 const create = (body: object, tenant?: string) => send("POST", "/v1/credentials", body, tenant);
 
 const UNKNOWN = "cred_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f";
@@ -27,13 +22,13 @@ async function made(body: object = managed(), tenant?: string) {
 
 /** The secret as it is stored, opened. */
 async function stored(id: string) {
-  const row = await findSecret(catalog.store.read, "acme", id);
+  const row = await findSecret(catalog().store.read, "acme", id);
   if (row?.sealed == null) throw new Error("no sealed secret");
   const identity = secretIdentity("acme", id, row.version);
-  return (await catalog.keyring.openSecret("acme", identity, row.sealed)).toString();
+  return (await catalog().keyring.openSecret("acme", identity, row.sealed)).toString();
 }
 
-describe("create", () => {
+describe("creating a credential", () => {
   test("a managed credential shows a hint and nothing else of its secret", async () => {
     const body = await made({ ...managed(), name: "  spaced " });
     expect(body).toEqual({
@@ -66,7 +61,7 @@ describe("create", () => {
     ["eight characters", "\u{1f99c}".repeat(8), "********"],
     ["nine characters", "12345678\u{1f99c}", "…678\u{1f99c}"],
     ["U+0000 at its end", "123456789\0", "…789*"],
-  ])("takes a secret of %s whatever the auth_type", async (_what, plaintext, masked_hint) => {
+  ])("the largest secret is taken, of %s, whatever the auth_type", async (_what, plaintext, masked_hint) => {
     for (const auth_type of ["bearer", "api_key", "none"]) {
       const body = await made(managed({ auth_type, plaintext }));
       expect(body.masked_hint).toBe(masked_hint);
@@ -84,33 +79,17 @@ describe("create", () => {
     ["no source", managed({ source: undefined }), "source: required"],
     ["another source", managed({ source: "file" }), "source: must be managed or vault"],
     ["a null source", managed({ source: null }), "source: must be managed or vault"],
-    [
-      "managed without a secret",
-      managed({ plaintext: undefined }),
-      "plaintext: required when source is managed",
-    ],
+    ["managed without a secret", managed({ plaintext: undefined }), "plaintext: required when source is managed"],
     [
       "managed of auth_type none without a secret",
       managed({ auth_type: "none", plaintext: undefined }),
       "plaintext: required when source is managed",
     ],
-    [
-      "managed with a reference",
-      managed({ vault_ref: "a" }),
-      "vault_ref: not possible when source is managed",
-    ],
-    [
-      "vault without a reference",
-      vault({ vault_ref: undefined }),
-      "vault_ref: required when source is vault",
-    ],
+    ["managed with a reference", managed({ vault_ref: "a" }), "vault_ref: not possible when source is managed"],
+    ["vault without a reference", vault({ vault_ref: undefined }), "vault_ref: required when source is vault"],
     ["vault with a secret", vault({ plaintext: "x" }), "plaintext: not possible when source is vault"],
     ["an empty secret", managed({ plaintext: "" }), "plaintext: must be 1 to 65536 bytes"],
-    [
-      "a secret too long",
-      managed({ plaintext: `${"é".repeat(32_768)}x` }),
-      "plaintext: must be 1 to 65536 bytes",
-    ],
+    ["a secret too long", managed({ plaintext: `${"é".repeat(32_768)}x` }), "plaintext: must be 1 to 65536 bytes"],
     ["a lone surrogate", managed({ plaintext: "\ud800" }), "plaintext: must not contain lone surrogates"],
     ["a secret that is no text", managed({ plaintext: { a: 1 } }), "plaintext: expected string"],
     ["an unknown key", managed({ version: 7 }), "version: unknown field"],
@@ -122,14 +101,12 @@ describe("create", () => {
     ["a reference without its key", vault({ vault_ref: "a#" }), "vault_ref: must name one key after #"],
     ["a key twice", '{"plaintext":"a","plaintext":"b"}', "plaintext: given twice"],
   ];
-  test.each(refused)("refuses %s", async (_what, body, error) => {
+  test.each(refused)("a credential with problems is refused: %s", async (_what, body, error) => {
     expect(outcome(await send("POST", "/v1/credentials", body))).toEqual([400, error]);
   });
 
   test("of concurrent creates of one name exactly one succeeds", async () => {
-    const answers = await Promise.all(
-      Array.from({ length: 20 }, () => create({ ...managed(), name: "contested" })),
-    );
+    const answers = await Promise.all(Array.from({ length: 20 }, () => create({ ...managed(), name: "contested" })));
     expect(answers.filter(({ status }) => status === 201)).toHaveLength(1);
     const conflicts = answers.filter(({ status }) => status === 409);
     expect(conflicts).toHaveLength(19);
@@ -138,8 +115,8 @@ describe("create", () => {
   });
 });
 
-describe("list", () => {
-  test("has all of the tenant, newest first, and no other tenant's", async () => {
+describe("the list of credentials", () => {
+  test("the list has all of the tenant, newest first, and no other tenant's", async () => {
     const first = await made(managed(), "lister");
     const second = await made(vault(), "lister");
     const { status, body } = await send("GET", "/v1/credentials", undefined, "lister");
@@ -148,16 +125,13 @@ describe("list", () => {
   });
 });
 
-describe("rotate", () => {
+describe("rotating a credential", () => {
   const rotate = (id: string, body: unknown) => send("PUT", `/v1/credentials/${id}`, body);
 
   test("a managed secret becomes the next version", async () => {
     const before = await made();
     const { status, body } = await rotate(before.id, { plaintext: "another-secret" });
-    expect([status, body]).toEqual([
-      200,
-      { ...before, masked_hint: "…cret", version: 2, updated_at: body.updated_at },
-    ]);
+    expect([status, body]).toEqual([200, { ...before, masked_hint: "…cret", version: 2, updated_at: body.updated_at }]);
     expect(body.updated_at > before.updated_at).toBe(true);
     expect(await stored(before.id)).toBe("another-secret");
   });
@@ -168,7 +142,7 @@ describe("rotate", () => {
     expect(body).toEqual({ ...before, vault_ref: "app/other", version: 2, updated_at: body.updated_at });
   });
 
-  test("the body must match the source", async () => {
+  test("a rotation must match the source of its credential", async () => {
     const kept = await made();
     const referring = await made(vault());
     const answers = [
@@ -196,18 +170,16 @@ describe("rotate", () => {
     const { id } = await made();
     const secrets = Array.from({ length: 10 }, (_, index) => `secret number ${index}`);
     const answers = await Promise.all(secrets.map((plaintext) => rotate(id, { plaintext })));
-    expect(answers.map(({ body }) => body.version).sort((a, b) => a - b)).toEqual([
-      2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
-    ]);
+    expect(answers.map(({ body }) => body.version).sort((a, b) => a - b)).toEqual([2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
     const last = answers.findIndex(({ body }) => body.version === 11);
     expect(await stored(id)).toBe(secrets[last] ?? "");
   });
 });
 
-describe("delete", () => {
+describe("deleting a credential", () => {
   const remove = (id: string) => send("DELETE", `/v1/credentials/${id}`);
 
-  test("takes the credential away and frees its name", async () => {
+  test("a deleted credential is gone and its name is free", async () => {
     const { id, name } = await made();
     expect(await remove(id)).toEqual({ status: 204, text: "", body: undefined });
     expect(outcome(await send("GET", `/v1/credentials/${id}`))).toEqual([404, "no such credential"]);
@@ -215,7 +187,7 @@ describe("delete", () => {
     expect((await create({ ...managed(), name })).status).toBe(201);
   });
 
-  test("is refused while a live agent names it", async () => {
+  test("a credential is not deleted while a live agent names it", async () => {
     const { id } = await made();
     const agent = (await send("POST", "/v1/agents", fresh({ credential_ref: id }))).body;
     expect(agent.credential_ref).toBe(id);
@@ -227,7 +199,7 @@ describe("delete", () => {
     expect((await remove(id)).status).toBe(204);
   });
 
-  test("and an agent that begins to name it can't both succeed", async () => {
+  test("a deletion, and an agent that begins to name the credential, can't both succeed", async () => {
     for (let round = 0; round < 20; round++) {
       const { id } = await made();
       const [agent, removed] = await Promise.all([
@@ -241,7 +213,7 @@ describe("delete", () => {
     }
   });
 
-  test("another tenant can't name it", async () => {
+  test("a tenant can't name another tenant's credential", async () => {
     const { id } = await made();
     const answer = await send("POST", "/v1/agents", fresh({ credential_ref: id }), "other");
     expect(outcome(answer)).toEqual([400, "credential_ref: names no credential of this tenant"]);
@@ -268,7 +240,7 @@ test("a secret is in no answer, no log line and no byte of the database", async 
   const secrets = ["sentinel-one-7f3a9c", "sentinel-two-5be1d0", "sentinel-bad-90ac41"];
   const [first, second, bad] = secrets;
   const texts: string[] = [];
-  const record = async (...parts: Parameters<Catalog["send"]>) => {
+  const record = async (...parts: Parameters<typeof send>) => {
     const answer = await send(...parts);
     texts.push(answer.text);
     return answer;
@@ -283,20 +255,18 @@ test("a secret is in no answer, no log line and no byte of the database", async 
     expect((await record("PUT", path, { plaintext })).status).toBe(400);
   }
   // The name is taken, the body breaks off, the number is too large to be one.
-  expect((await record("POST", "/v1/credentials", managed({ name: body.name, plaintext: bad }))).status).toBe(
-    409,
-  );
+  expect((await record("POST", "/v1/credentials", managed({ name: body.name, plaintext: bad }))).status).toBe(409);
   expect((await record("POST", "/v1/credentials", `{"plaintext":"${bad}`)).status).toBe(400);
   expect((await record("POST", "/v1/credentials", '{"plaintext":90414190414190414190}')).status).toBe(400);
   await record("POST", "/v1/agents", fresh({ credential_ref: body.id }));
   expect((await record("DELETE", path)).status).toBe(409);
 
-  const files = readdirSync(catalog.dir).map((name) => join(catalog.dir, name));
+  const files = readdirSync(catalog().dir).map((name) => join(catalog().dir, name));
   expect(files.some((name) => name.endsWith("-wal"))).toBe(true);
   const bytes = Buffer.concat([
     ...files.map((name) => readFileSync(name)),
     Buffer.from(texts.join("\n")),
-    Buffer.from(catalog.log.join("\n")),
+    Buffer.from(catalog().log.join("\n")),
   ]);
   // What is looked for can be found at all.
   expect([bytes.includes(body.id), bytes.includes(body.name)]).toEqual([true, true]);

@@ -2,47 +2,36 @@ import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { credentialHeader, maskedHint } from "./secret.ts";
 
-describe("maskedHint", () => {
+describe("the hint of a secret", () => {
   test("shows at most the last four characters, and only of more than eight", () => {
     fc.assert(
       fc.property(fc.array(fc.constantFrom("a", "é", "\u{1f99c}"), { minLength: 1 }), (characters) => {
-        const expected =
-          characters.length <= 8 ? "*".repeat(characters.length) : `…${characters.slice(-4).join("")}`;
+        const expected = characters.length <= 8 ? "*".repeat(characters.length) : `…${characters.slice(-4).join("")}`;
         expect(maskedHint(characters.join(""))).toBe(expected);
       }),
     );
   });
 });
 
-describe("credentialHeader", () => {
+describe("the header of a credential", () => {
   test("carries the secret as its auth_type says", () => {
     expect(credentialHeader("bearer", "s3 cret")).toEqual({ name: "authorization", value: "Bearer s3 cret" });
     expect(credentialHeader("api_key", "s")).toEqual({ name: "x-api-key", value: "s" });
   });
 
-  test("what it carries is what the upstream reads, whatever the secret", () => {
+  test("is read by the upstream as it was meant, whatever the secret", () => {
     fc.assert(
       fc.property(fc.string({ unit: "binary" }), (secret) => {
         const header = credentialHeader("api_key", secret);
-        if (header !== undefined)
-          expect(new Headers([[header.name, header.value]]).get("x-api-key")).toBe(secret);
+        if (header !== undefined) expect(new Headers([[header.name, header.value]]).get("x-api-key")).toBe(secret);
       }),
     );
   });
 
-  test.each([
-    "",
-    " ",
-    "a\n",
-    "\na",
-    "a\r\nX-Evil: 1",
-    "a\0",
-    "é",
-    "a ",
-    "\ta",
-    "a\u007f",
-    "-----BEGIN X-----\nA",
-  ])("there is none for %j", (secret) => {
-    expect(credentialHeader("bearer", secret)).toBeUndefined();
-  });
+  test.each(["", " ", "a\n", "\na", "a\r\nX-Evil: 1", "a\0", "é", "a ", "\ta", "a\u007f", "-----BEGIN X-----\nA"])(
+    "does not exist for %j",
+    (secret) => {
+      expect(credentialHeader("bearer", secret)).toBeUndefined();
+    },
+  );
 });

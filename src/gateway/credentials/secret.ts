@@ -3,7 +3,7 @@
 import type { AuthType } from "../../../db/schema.ts";
 import { PLAINTEXT_BYTES_MAX } from "../../core/limits.ts";
 
-/** Why a text can't be stored as a secret, or null. Any text can, be it a token or a PEM bundle. */
+/** Why a text can't be stored as a secret, or null. Tokens and PEM bundles are both fine. */
 export function plaintextProblem(plaintext: string): string | null {
   if (!plaintext.isWellFormed()) return "must not contain lone surrogates";
   const bytes = Buffer.byteLength(plaintext);
@@ -26,14 +26,11 @@ export interface CredentialHeader {
   readonly value: string;
 }
 
-/** Visible ASCII, with blanks inside only: what arrives as it was sent, and cannot end the header. */
+/** Visible ASCII, with blanks only inside: it arrives unchanged and cannot end the header. */
 const HEADER_SAFE = /^[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?$/;
 
 /** The header that carries the secret; undefined when no header can. */
-export function credentialHeader(
-  authType: Exclude<AuthType, "none">,
-  secret: string,
-): CredentialHeader | undefined {
+export function credentialHeader(authType: Exclude<AuthType, "none">, secret: string): CredentialHeader | undefined {
   if (!HEADER_SAFE.test(secret)) return undefined;
   return authType === "bearer"
     ? { name: "authorization", value: `Bearer ${secret}` }

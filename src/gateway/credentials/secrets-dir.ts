@@ -1,5 +1,5 @@
-// Secrets from files: `<dir>/<tenant>/<path>`, as secret mounts of containers lay them out. What a path leads
-// to must lie in the tenant's folder after all symbolic links are followed.
+// Secrets from files: `<dir>/<tenant>/<path>`, the layout of secret mounts of containers. The file must lie in the
+// tenant's folder after all symbolic links are followed.
 import { realpath } from "node:fs/promises";
 import { join, sep } from "node:path";
 import { CredentialFailure } from "./failure.ts";

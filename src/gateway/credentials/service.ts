@@ -1,7 +1,8 @@
 // The credentials of a tenant in the database. A managed secret is sealed before it gets near the store, for
 // one version of one credential; the sealed bytes are read where a secret is resolved and nowhere else.
-import { and, desc, eq, getTableColumns, lt } from "drizzle-orm";
+import { and, eq } from "drizzle-orm";
 import type { CredentialSource } from "../../../db/schema.ts";
+import { findInTurns } from "../../concurrency/store-turns.ts";
 import { isAllowedUrl, parseAllowedHosts } from "../../core/allowed-hosts.ts";
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
@@ -11,10 +12,11 @@ import { NAME_CHARACTERS_MAX } from "../../core/limits.ts";
 import { checkText } from "../../core/text.ts";
 import type { Keyring } from "../../keys/keyring.ts";
 import { fairWrites } from "../../storage/fair-writes.ts";
-import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
+import { type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
 import { addToTotals, totalOf } from "../../storage/totals.ts";
 import { type CredentialCreate, type CredentialRotate, type CredentialRow, decodeHosts } from "./model.ts";
 import { maskedHint, plaintextProblem } from "./secret.ts";
+import { findRow, metadataOf, readCredentials } from "./store.ts";
 import { parseVaultRef } from "./vault-ref.ts";
 
 export interface CredentialDeps {
@@ -39,84 +41,54 @@ export type UsedAt = (
   isAllowed: (url: string) => boolean,
 ) => Promise<string | null>;
 
-/** Rotations of one credential at the same time, each of which one other can overtake once. */
+interface CredentialUses<R extends { readonly id: string }> {
+  /** At most `limit` rows that use the credential, with IDs above `after`, in the order of their IDs. */
+  pageAfter(
+    reader: Reader,
+    of: { readonly tenant: string; readonly credentialId: string },
+    after: string,
+    limit: number,
+  ): Promise<readonly R[]>;
+  urlOf(row: R): string | null;
+  nameOf(row: R): string;
+}
+
+/**
+ * About 4 ms of SQLite when the rows are as large as they can be: an agent, or a paid call with some kilobytes of
+ * headers.
+ */
+const USES_AT_ONCE = 32;
+
+/** A credential may have thousands of uses: read them in steps, in turn with other tenants and other requests. */
+export function usedAtInTurns<R extends { readonly id: string }>(uses: CredentialUses<R>): UsedAt {
+  return async (reader, tenant, credentialId, isAllowed) => {
+    const found = await findInTurns(
+      tenant,
+      USES_AT_ONCE,
+      (after, limit) => uses.pageAfter(reader, { tenant, credentialId }, after, limit),
+      (row) => {
+        const url = uses.urlOf(row);
+        return url !== null && !isAllowed(url);
+      },
+    );
+    return found === null ? null : uses.nameOf(found);
+  };
+}
+
+/** Retries of a rotation, since each other rotation at the same time may overtake it once. */
 const ROTATION_ATTEMPTS_MAX = 32;
 
-/** What counts those of a tenant. */
+/** The name of the total that counts a tenant's credentials. */
 const TOTAL = "credentials";
-/** A row holds up to 64 KiB of a secret, which SQLite passes to get at what stands behind it. */
-const ROWS_AT_ONCE = 64;
-/** Above every ID of a credential. */
-const LAST_ID = "cred_~";
-
-const noSuchCredential = () => new Fault("not_found", "no such credential");
-
 /** What a secret is sealed for: one version of one credential of one tenant. */
 export function secretIdentity(tenant: string, id: string, version: number): string {
   return `credential:${id}:${version}:${tenant}`;
 }
 
-/** Everything but the sealed secret. */
-function metadataOf({ credentials }: Reader["tables"]) {
-  const { sealed: _sealed, ...metadata } = getTableColumns(credentials);
-  return metadata;
-}
+const noSuchCredential = () => new Fault("not_found", "no such credential");
 
-const secretQuery = prepared(({ db, tables: { credentials } }: Reader) =>
-  db
-    .select({
-      auth_type: credentials.auth_type,
-      vault_ref: credentials.vault_ref,
-      version: credentials.version,
-      sealed: credentials.sealed,
-      allowed_hosts: credentials.allowed_hosts,
-    })
-    .from(credentials)
-    .where(
-      and(
-        eq(credentials.tenant, bind(credentials.tenant, "tenant")),
-        eq(credentials.id, bind(credentials.id, "id")),
-      ),
-    ),
-);
-
-export type StoredSecret = Awaited<ReturnType<ReturnType<typeof secretQuery>["execute"]>>[number];
-
-/** What resolving a credential starts from; null when the tenant has none of this ID. */
-export async function findSecret(reader: Reader, tenant: string, id: string): Promise<StoredSecret | null> {
-  if (!isId("cred", id)) return null;
-  const [row] = await secretQuery(reader).execute({ tenant, id });
-  return row ?? null;
-}
-
-/** Whether the secret of a credential with these `allowed_hosts` may go to the host of the URL. */
-export function mayGoTo({ allowed_hosts }: Pick<CredentialRow, "allowed_hosts">, url: string): boolean {
-  const hosts = decodeHosts(allowed_hosts);
-  return hosts === null || isAllowedUrl(url, hosts);
-}
-
-/** How a field is refused that would bring a credential to a host which it is not for. */
+/** Refuses a field that would send a credential to a host which it is not for. */
 export const NOT_ALLOWED = "the credential's allowed_hosts do not hold the host of this agent or facilitator";
-
-/**
- * The tenant's credential, which then stays as it is until this work has ended: call it before writing a record that
- * names the credential. Null when there is none.
- */
-export async function holdCredential(tx: Tx, tenant: string, id: string): Promise<CredentialRow | null> {
-  if (!isId("cred", id)) return null;
-  await tx.lock(`credential:${tenant}:${id}`);
-  return findRow(tx, tenant, id);
-}
-
-async function findRow(reader: Reader, tenant: string, id: string): Promise<CredentialRow | null> {
-  if (!isId("cred", id)) return null;
-  const { credentials } = reader.tables;
-  const [row] = await reader.db
-    .select(metadataOf(reader.tables))
-    .from(credentials)
-    .where(and(eq(credentials.tenant, tenant), eq(credentials.id, id)));
-  return row ?? null;
-}
 
 async function requireRow(reader: Reader, tenant: string, id: string): Promise<CredentialRow> {
   const row = await findRow(reader, tenant, id);
@@ -149,50 +121,17 @@ function vaultSecret(vault_ref: string | undefined, other: string | undefined): 
   return { source: "vault", vault_ref };
 }
 
-/** Runs a write in which only the name of a credential can break a uniqueness rule. */
-async function withFreeName<T>(write: () => Promise<T>): Promise<T> {
-  try {
-    return await write();
-  } catch (cause) {
-    if (!(cause instanceof UniqueViolation)) throw cause;
-    throw new Fault("conflict", "name: already used by another credential", { cause });
-  }
-}
-
-/** All of a tenant, newest first, read some at a time as they are asked for: a secret may be in the way of each. */
-async function* readCredentials(reader: Reader, tenant: string): AsyncGenerator<CredentialRow> {
-  const { credentials: t } = reader.tables;
-  for (let below = LAST_ID; ; ) {
-    const rows = await reader.db
-      .select(metadataOf(reader.tables))
-      .from(t)
-      .where(and(eq(t.tenant, tenant), lt(t.id, below)))
-      .orderBy(desc(t.id))
-      .limit(ROWS_AT_ONCE);
-    yield* rows;
-    const last = rows.at(-1);
-    if (last === undefined || rows.length < ROWS_AT_ONCE) return;
-    below = last.id;
-  }
-}
-
 /** The stored form of a list that a caller gives. @throws Fault `invalid_request` */
-function storedHosts(given: readonly string[] | null): string | null {
-  if (given === null) return null;
-  const parsed = parseAllowedHosts(given);
+function storedHosts(hosts: readonly string[] | null): string | null {
+  if (hosts === null) return null;
+  const parsed = parseAllowedHosts(hosts);
   if (parsed.ok) return JSON.stringify(parsed.hosts);
   const field = parsed.index === null ? "allowed_hosts" : `allowed_hosts.${parsed.index}`;
   throw invalidField(field, parsed.reason);
 }
 
 /** The columns that hold the secret of one version. */
-async function secretColumns(
-  { keyring }: CredentialDeps,
-  tenant: string,
-  id: string,
-  version: number,
-  secret: Secret,
-) {
+async function secretColumns({ keyring }: CredentialDeps, tenant: string, id: string, version: number, secret: Secret) {
   if (secret.source === "vault") {
     return { version, vault_ref: secret.vault_ref, masked_hint: null, sealed: null };
   }
@@ -206,8 +145,8 @@ async function secretColumns(
 }
 
 /**
- * Looked at before the write: it may be a long list. An agent that is changed in the same moment may slip through;
- * its calls fail, for the hosts are compared for each.
+ * Checked before the write, since the list may be long. An agent that is changed at the same moment may slip through.
+ * Its calls then fail, since the hosts are compared for each call too.
  *
  * @throws Fault `conflict`, naming what is shut out
  */
@@ -236,9 +175,8 @@ async function rotateOnce(
   const { store, clock } = deps;
   const row = await requireRow(store.read, tenant, id);
   const secret = checkedSecret(row.source, body);
-  // Left out, the hosts stay: whoever rotates a secret does not set it free.
-  const allowed_hosts =
-    body.allowed_hosts === undefined ? row.allowed_hosts : storedHosts(body.allowed_hosts);
+  // Without allowed_hosts the list stays: a rotation must not free the secret for other hosts.
+  const allowed_hosts = body.allowed_hosts === undefined ? row.allowed_hosts : storedHosts(body.allowed_hosts);
   if (body.allowed_hosts !== undefined) await refuseShutOut(deps, tenant, id, allowed_hosts);
   const columns = await secretColumns(deps, tenant, id, row.version + 1, secret);
   return store.write(async (tx) => {
@@ -259,7 +197,7 @@ async function rotateOnce(
   });
 }
 
-export function credentialService(deps: CredentialDeps) {
+export function createCredentialService(deps: CredentialDeps) {
   const { store, clock, namedBy, credentialsMax } = deps;
   const write = fairWrites(store);
 
@@ -270,7 +208,7 @@ export function credentialService(deps: CredentialDeps) {
       const secret = checkedSecret(body.source, body);
       const allowed_hosts = storedHosts(body.allowed_hosts ?? null);
       const refused = overQuota(credentialsMax, "credentials");
-      // The write tells for certain. But one that fails costs the others of its group.
+      // Only the check in the write is certain, but a failing write slows down the others of its group.
       if ((await totalOf(store.read, tenant, TOTAL)) >= credentialsMax) throw refused;
       const now = clock.now();
       const id = newId("cred", now);
@@ -278,7 +216,7 @@ export function credentialService(deps: CredentialDeps) {
       const { sealed, ...columns } = await secretColumns(deps, tenant, id, 1, secret);
       const times = { created_at: now, updated_at: now };
       const row = { tenant, id, name, auth_type, source, ...columns, allowed_hosts, ...times };
-      await withFreeName(() =>
+      await withFreeName("credential", () =>
         write(tenant, async (tx) => {
           await tx.db.insert(tx.tables.credentials).values({ ...row, sealed });
           const totals = await addToTotals(tx, tenant, new Map([[TOTAL, 1]]));
@@ -292,7 +230,7 @@ export function credentialService(deps: CredentialDeps) {
       return requireRow(store.read, tenant, id);
     },
 
-    /** All of them, newest first, read as they are asked for. */
+    /** All of them, newest first, read lazily. */
     list: ({ tenant }: Caller): AsyncIterable<CredentialRow> => readCredentials(store.read, tenant),
 
     async rotate({ tenant }: Caller, id: string, body: CredentialRotate): Promise<CredentialRow> {

@@ -5,7 +5,7 @@ import { isPlainSegment, parseVaultRef } from "./vault-ref.ts";
 
 const parsed = (segments: string[], key: string | null) => ({ ok: true as const, ref: { segments, key } });
 
-describe("parseVaultRef", () => {
+describe("a vault reference", () => {
   test.each([
     ["key", parsed(["key"], null)],
     ["a/b-c/d.e#f.g", parsed(["a", "b-c", "d.e"], "f.g")],
@@ -13,7 +13,7 @@ describe("parseVaultRef", () => {
     ["..data/x", parsed(["..data", "x"], null)],
     ["a b/ü:@=+", parsed(["a b", "ü:@=+"], null)],
     ["a#b/../c%2f", parsed(["a"], "b/../c%2f")],
-  ])("takes %j", (text, expected) => {
+  ])("may be %j", (text, expected) => {
     expect(parseVaultRef(text)).toEqual(expected);
   });
 
@@ -43,28 +43,12 @@ describe("parseVaultRef", () => {
     "a#b\n",
     "\ud800",
     "x".repeat(1025),
-  ])("refuses %j", (text) => {
+  ])("may not be %j", (text) => {
     expect(parseVaultRef(text).ok).toBe(false);
   });
 
-  test("what it takes stays below its prefix, as a file path and as a URL", () => {
-    const pieces = fc.constantFrom(
-      "a",
-      ".",
-      "..",
-      "/",
-      "\\",
-      "%",
-      "2e",
-      "2f",
-      "#",
-      "?",
-      "\0",
-      "\t",
-      ";",
-      ":",
-      "ä",
-    );
+  test("stays below its prefix, as a file path and as a URL", () => {
+    const pieces = fc.constantFrom("a", ".", "..", "/", "\\", "%", "2e", "2f", "#", "?", "\0", "\t", ";", ":", "ä");
     fc.assert(
       fc.property(fc.array(pieces, { maxLength: 12 }), (parts) => {
         const result = parseVaultRef(parts.join(""));
@@ -76,9 +60,7 @@ describe("parseVaultRef", () => {
             .split("/")
             .slice(3),
         ).toEqual([...segments]);
-        const { pathname, search } = new URL(
-          `http://vault/v1/p/${segments.map(encodeURIComponent).join("/")}`,
-        );
+        const { pathname, search } = new URL(`http://vault/v1/p/${segments.map(encodeURIComponent).join("/")}`);
         expect([search, pathname.split("/").slice(3).map(decodeURIComponent)]).toEqual(["", [...segments]]);
       }),
       { numRuns: 2_000 },
@@ -87,7 +69,7 @@ describe("parseVaultRef", () => {
 });
 
 test.each(["", ".", "..", "a/b", "a\\b", "%2e", "a?b", "a#b", "a\0", "a\n", "\udfff"])(
-  "%j is no plain segment",
+  "%j is no plain segment of a vault reference",
   (segment) => {
     expect(isPlainSegment(segment)).toBe(false);
   },

@@ -1,5 +1,5 @@
-// References into a tenant's part of a secrets store: `path#key`. A reference is refused unless each segment
-// of its path is a plain name, so that no reader of the path, file system or URL, can be led out of the prefix.
+// References into a tenant's part of a secrets store: `path#key`. Each segment of the path must be a plain name, so
+// that a reference can't lead out of the tenant's prefix, neither in a file system nor in a URL.
 import { VAULT_REF_CHARACTERS_MAX } from "../../core/limits.ts";
 import { hasControls, textProblem } from "../../core/text.ts";
 

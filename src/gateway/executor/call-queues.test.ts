@@ -96,7 +96,7 @@ test("every pending call runs exactly once, within the limits, however calls com
 
 const ofAgent = (ids: readonly string[], agent: string) => ids.filter((id) => id.startsWith(agent));
 
-test("oldest first, also when the queue runs dry and the rest is read", async () => {
+test("calls run oldest first, also when the queue runs dry and the rest is read", async () => {
   const mix = fc.constantFrom("offer", "end", "end", "tick", "turn", "turn", "turn");
   await fc.assert(
     fc.asyncProperty(fc.array(mix, { minLength: 2500, maxLength: 3000 }), async (steps) => {
@@ -152,7 +152,7 @@ test("a queue is read from memory as long as it fits, also after very many calls
   expect(reads()).toBe(0);
 }, 20_000);
 
-test("a call that finds a place at once keeps what is in hand, and one that waits does not", async () => {
+test("a call that finds a place at once keeps what is in memory, and one that waits does not", async () => {
   const inHand: boolean[] = [];
   const queues = new CallQueues<QueueEntry & { body?: string }>({
     places: 5,
@@ -169,7 +169,7 @@ test("a call that finds a place at once keeps what is in hand, and one that wait
   expect(inHand).toEqual([true, false]);
 });
 
-test("nothing starts while paused", async () => {
+test("no call starts while the queues are paused", async () => {
   const { queues, started, insert } = world({ agentPlaces: 2, places: 5 });
   await queues.pause();
   const item = insert("a");
@@ -207,7 +207,7 @@ test("a tenant whose calls never end leaves places to others, however many agent
   expect(startedOf("stuck") - ended).toBeGreaterThanOrEqual(24);
 });
 
-test("bodies weigh on their own tenant only", () => {
+test("large bodies weigh on their own tenant only", () => {
   const started: string[] = [];
   const queues = new CallQueues<QueueEntry>({
     places: 64,

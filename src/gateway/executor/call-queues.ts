@@ -1,6 +1,6 @@
-// Which accepted call starts next. Each agent with calls waiting has a queue, first come first served. Of the queues that
-// find too few places, those of the tenant that holds the least go first, and take turns among themselves. A queue holds
-// only IDs, and only so many: the rest stays in the database, which is the queue, and is read when the queue has run dry.
+// Decides which accepted call starts next. Each agent with waiting calls has a queue, first come first served. When
+// places are short, the queues of the tenant that holds the least go first and take turns among themselves. A queue in
+// memory holds few IDs. The database is the real queue: the rest is read from it when the queue has run dry.
 import { createFairShare, type FairShare, leastFirst, type Shortage } from "../../concurrency/fair-share.ts";
 
 export interface QueueEntry {
@@ -9,14 +9,14 @@ export interface QueueEntry {
   readonly body_bytes: number;
 }
 
-const LANE_LENGTH_MAX = 256;
+const QUEUE_LENGTH_MAX = 256;
 const WAITING_MAX = 20_000;
 const READ_AGAIN_MS = 1000;
-/** Queues of a tenant that are tried in vain before it is another's turn: there may be thousands of them. */
+/** After so many vain tries it is another tenant's turn: a tenant may have thousands of queues. */
 const TRIES_MAX = 16;
-/** When those are tried that were not, should no call end before. */
+/** When the remaining queues are tried, if no call ends before. */
 const TRY_AGAIN_MS = 250;
-/** Bodies that run beside the share of others, one of a tenant: what the others hold would else keep a large one out. */
+/** Bodies that may run outside the shared limit, one per tenant: otherwise small bodies could keep a large one out. */
 const BESIDE_MAX = 8;
 
 export interface CallQueuesOptions<W extends QueueEntry> {
@@ -27,7 +27,7 @@ export interface CallQueuesOptions<W extends QueueEntry> {
   readonly bodyBytes: number;
   /** The agent's oldest pending calls, oldest first. */
   read(agentId: string, limit: number): Promise<W[]>;
-  /** Runs a call that holds its place; the place is given back when this ends. Never rejects. */
+  /** Runs a call. Its place is free again when this resolves. Never rejects. */
   run(agentId: string, item: W): Promise<void>;
 }
 
@@ -36,7 +36,7 @@ class AgentQueue<W extends QueueEntry> {
   readonly waiting: W[] = [];
   /** Calls of this queue that hold a place: started, and not yet ended. */
   readonly started = new Set<string>();
-  /** The database may hold calls that are in neither of the two. */
+  /** Whether the database may hold calls that are neither waiting nor started. */
   more = false;
   reading = false;
 
@@ -60,9 +60,9 @@ export class CallQueues<W extends QueueEntry> {
   readonly #places: FairShare;
   readonly #bodies: FairShare;
   readonly #beside = createFairShare({ size: BESIDE_MAX });
-  /** The calls whose bodies run beside the share. */
+  /** The calls whose bodies run outside the shared limit. */
   readonly #besides = new Set<string>();
-  /** Queues whose next call waits for what other agents hold, by tenant and in their turn. */
+  /** Queues whose next call waits for places that other agents hold, by tenant, in turn. */
   readonly #short = new Map<string, Set<AgentQueue<W>>>();
   #waiting = 0;
   #running = 0;
@@ -80,15 +80,15 @@ export class CallQueues<W extends QueueEntry> {
     return this.#running;
   }
 
-  /** A call that is pending in the database from now on. `inHand` takes its place if it can start at once. */
+  /** Adds a call that has just become pending in the database. If it can start at once, `inHand` is run. */
   offer(agentId: string, item: W, inHand: W): void {
-    const queue = this.#laneOf(agentId);
+    const queue = this.#queueOf(agentId);
     const next = queue.complete && queue.waiting.length === 0 && !this.#paused;
     if (next && this.#take(agentId, item) === null) {
       this.#start(queue, inHand);
       return;
     }
-    if (queue.complete && queue.waiting.length < LANE_LENGTH_MAX && this.#waiting < WAITING_MAX) {
+    if (queue.complete && queue.waiting.length < QUEUE_LENGTH_MAX && this.#waiting < WAITING_MAX) {
       this.#enqueue(queue, [item]);
     } else {
       queue.more = true;
@@ -96,9 +96,9 @@ export class CallQueues<W extends QueueEntry> {
     this.#serve(queue);
   }
 
-  /** The database may hold pending calls of this agent that were never offered. */
+  /** Reads the agent's pending calls from the database, since some may never have been offered. */
   look(agentId: string): void {
-    const queue = this.#laneOf(agentId);
+    const queue = this.#queueOf(agentId);
     queue.more = true;
     this.#serve(queue);
   }
@@ -111,7 +111,7 @@ export class CallQueues<W extends QueueEntry> {
     return this.#idle.promise;
   }
 
-  #laneOf(agentId: string): AgentQueue<W> {
+  #queueOf(agentId: string): AgentQueue<W> {
     const queue = this.#queues.get(agentId) ?? new AgentQueue<W>(agentId);
     this.#queues.set(agentId, queue);
     return queue;
@@ -136,7 +136,7 @@ export class CallQueues<W extends QueueEntry> {
     });
   }
 
-  /** Takes a place and what its body weighs, or says who is short. */
+  /** Takes a place and memory for the body, or says which of them is short. */
   #take(agentId: string, item: W): Shortage | null {
     const short = this.#places.take(item.tenant, agentId);
     if (short !== null) return short;
@@ -164,7 +164,7 @@ export class CallQueues<W extends QueueEntry> {
     if (this.#paused) return;
     for (let next = queue.waiting[0]; next !== undefined; next = queue.waiting[0]) {
       const short = this.#take(queue.agentId, next);
-      // What waits for calls of its own agent is served when one of those ends.
+      // A queue that waits for its own agent's calls is served when one of them ends.
       if (short !== null && short !== "own") this.#shortOf(next.tenant).add(queue);
       if (short !== null) return;
       queue.waiting.shift();
@@ -193,7 +193,7 @@ export class CallQueues<W extends QueueEntry> {
     }, TRY_AGAIN_MS);
   }
 
-  /** Those that are tried in vain stand last from then on. */
+  /** Queues that are tried in vain move to the end. */
   #serveShortOf(tenant: string): void {
     const queues = this.#shortOf(tenant);
     let tries = TRIES_MAX;
@@ -208,9 +208,9 @@ export class CallQueues<W extends QueueEntry> {
 
   #readMore(queue: AgentQueue<W>): void {
     queue.reading = true;
-    // Lowered before reading: an offer that comes meanwhile raises it again.
+    // Cleared before the read, so that an offer during the read sets it again.
     queue.more = false;
-    const limit = LANE_LENGTH_MAX + queue.started.size;
+    const limit = QUEUE_LENGTH_MAX + queue.started.size;
     this.#options.read(queue.agentId, limit).then(
       (found) => {
         queue.reading = false;
@@ -222,7 +222,7 @@ export class CallQueues<W extends QueueEntry> {
         this.#serve(queue);
       },
       () => {
-        // The store is away; what it holds is read when it is back.
+        // The store is away. Its calls are read when it is back.
         setTimeout(() => {
           queue.reading = false;
           queue.more = true;

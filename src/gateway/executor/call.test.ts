@@ -20,12 +20,7 @@ function keep<T extends Upstream>(upstream: T): T {
 const memory = createResponseMemory(1);
 const decoders = createDecoderShare();
 
-function call(
-  url: string,
-  parts: JobParts = {},
-  settings: Partial<WorkerSettings> = {},
-  stop = new AbortController(),
-) {
+function call(url: string, parts: JobParts = {}, settings: Partial<WorkerSettings> = {}, stop = new AbortController()) {
   const whole = { ...LOOPBACK, ...settings };
   const outbound = createOutbound({ rules: hostRules({ allow: whole.allow_hosts }), extraCa: null });
   return runCall(makeJob(url, parts), { outbound, settings: whole, memory, decoders }, stop, callHttp);
@@ -35,7 +30,7 @@ function text(bytes: Uint8Array | null): string | null {
   return bytes === null ? null : new TextDecoder().decode(bytes);
 }
 
-describe("a plain http call", () => {
+describe("a polled http call", () => {
   test("goes out for its tenant, whose connections and turns it has", async () => {
     const tenants: (string | undefined)[] = [];
     const outbound: Outbound = {
@@ -108,9 +103,7 @@ describe("a plain http call", () => {
   });
 
   test("sends an empty body as one", async () => {
-    const upstream = keep(
-      startUpstream(async (r) => Response.json([r.headers.get("content-length"), await r.text()])),
-    );
+    const upstream = keep(startUpstream(async (r) => Response.json([r.headers.get("content-length"), await r.text()])));
     expect(text((await call(upstream.url)).response)).toBe('["0",""]');
   });
 
@@ -141,9 +134,7 @@ describe("a plain http call", () => {
 
   test("counts and stores the decoded body", async () => {
     const upstream = keep(
-      startUpstream(
-        () => new Response(Bun.gzipSync("a".repeat(1000)), { headers: { "content-encoding": "gzip" } }),
-      ),
+      startUpstream(() => new Response(Bun.gzipSync("a".repeat(1000)), { headers: { "content-encoding": "gzip" } })),
     );
     const outcome = await call(upstream.url);
     expect(outcome.resp_size).toBe(1000);
@@ -151,9 +142,7 @@ describe("a plain http call", () => {
   });
 
   test("only counts when capture is off", async () => {
-    const upstream = keep(
-      startUpstream(() => new Response("12345", { headers: { "content-type": "text/x" } })),
-    );
+    const upstream = keep(startUpstream(() => new Response("12345", { headers: { "content-type": "text/x" } })));
     expect(await call(upstream.url, { call: { capture: false } })).toMatchObject({
       status: "succeeded",
       resp_size: 5,
@@ -244,20 +233,20 @@ describe("a call that can't be sent", () => {
   });
 });
 
-describe("a connection that breaks", () => {
-  test("before the head: upstream_5xx, without a status, and never sent again", async () => {
+describe("a call on a connection", () => {
+  test("is upstream_5xx, without a status, when that breaks before the head, and is never sent again", async () => {
     const upstream = keep(startRawUpstream((connection) => connection.reset()));
     expect(await call(upstream.url)).toMatchObject({ error_class: "upstream_5xx", upstream_status: null });
     expect(upstream.connections()).toBe(1);
   });
 
-  test("after a proper close without an answer: the same", async () => {
+  test("is upstream_5xx too after a proper close without an answer, and is never sent again", async () => {
     const upstream = keep(startRawUpstream((connection) => connection.end()));
     expect(await call(upstream.url)).toMatchObject({ error_class: "upstream_5xx", upstream_status: null });
     expect(upstream.connections()).toBe(1);
   });
 
-  test("in the body: upstream_5xx, with the status that had come", async () => {
+  test("is upstream_5xx, with the status that had come, when that breaks in the body", async () => {
     const upstream = keep(
       startRawUpstream((connection) => {
         connection.write("HTTP/1.1 200 OK\r\nContent-Type: text/x\r\nContent-Length: 100\r\n\r\nhalf");
@@ -273,7 +262,7 @@ describe("a connection that breaks", () => {
     expect(upstream.connections()).toBe(1);
   });
 
-  test("with a status that is none, like 000: upstream_5xx, without a status", async () => {
+  test("is upstream_5xx, without a status, when the status is none, like 000", async () => {
     for (const status of ["000", "099", "101"]) {
       const answer = `HTTP/1.1 ${status} X\r\nContent-Length: 2\r\n\r\nok`;
       const upstream = keep(startRawUpstream((connection) => connection.write(answer)));
@@ -286,7 +275,7 @@ describe("a connection that breaks", () => {
     }
   });
 
-  test("with something that is no HTTP: upstream_5xx", async () => {
+  test("is upstream_5xx when the answer is no HTTP", async () => {
     const upstream = keep(startRawUpstream((connection) => connection.write("SSH-2.0-OpenSSH\r\n\r\n")));
     expect(await call(upstream.url)).toMatchObject({ error_class: "upstream_5xx", upstream_status: null });
     expect(upstream.connections()).toBe(1);
@@ -319,8 +308,8 @@ describe("a call that takes too long", () => {
   });
 });
 
-describe("a cancelled call", () => {
-  test("ends at once, and the upstream sees the connection close", async () => {
+describe("a call that is cancelled", () => {
+  test("ends at once, and its upstream sees the connection close", async () => {
     const stop = new AbortController();
     const seen = Promise.withResolvers<void>();
     const gone = Promise.withResolvers<void>();
@@ -342,7 +331,7 @@ describe("a cancelled call", () => {
     await gone.promise;
   });
 
-  test("was never dialled when the cancel came first", async () => {
+  test("is never sent when the cancel came first", async () => {
     const stop = new AbortController();
     stop.abort("cancelled");
     const outcome = await call("http://127.0.0.1:9/", {}, {}, stop);

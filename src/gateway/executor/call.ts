@@ -3,29 +3,20 @@
 // never reached the upstream.
 import { CLAIM_BELIEVED_MS, isWallOlder } from "../../core/age.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
-import type { ErrorClass } from "../../core/states.ts";
 import { readBody } from "../../http/body.ts";
-import { Undecodable } from "../../http/codings.ts";
 import type { DecodedFor } from "../../http/decode.ts";
 import type { DecoderShare } from "../../http/decoder-share.ts";
-import { type Outbound, OutboundError } from "../../http/outbound.ts";
+import type { Outbound } from "../../http/outbound.ts";
 import { requestSafely } from "../../http/retry.ts";
-import { type BodyDigest, bodyDigest } from "./digest.ts";
+import { CallError, type CallStop, upstreamFailureOf } from "../upstream/failure.ts";
+import { credentialHeaders, ownHeaders } from "../upstream/headers.ts";
+import { type BodyDigest, createBodyDigest } from "./digest.ts";
 import type { Job, Outcome, WorkerSettings } from "./job.ts";
-import {
-  answered,
-  type CallStop,
-  failed,
-  keep,
-  lostCall,
-  newTrace,
-  noteHead,
-  type Trace,
-} from "./outcome.ts";
+import { answered, failed, keep, lostCall, newTrace, noteHead, type Trace } from "./outcome.ts";
 import { isCounted } from "./workers/messages.ts";
 import type { MemoryHold, ResponseMemory } from "./workers/response-memory.ts";
 
-/** What a call needs; the signal's reason is a Stop. */
+/** What a call needs; the signal's reason is a CallStop. */
 export interface CallContext {
   readonly outbound: Outbound;
   readonly settings: WorkerSettings;
@@ -51,23 +42,11 @@ export interface UpstreamRequest {
   readonly body: Uint8Array | null;
 }
 
-/** Ends a call with an error class and a reason for the log; the class says nothing about the connection. */
-export class CallError extends Error {
-  readonly errorClass: ErrorClass;
-  constructor(errorClass: ErrorClass, detail: string) {
-    super(detail);
-    this.errorClass = errorClass;
-  }
-}
-
-/** What can stand in a header: visible Latin-1, space and tab (RFC 9110, section 5.5). */
-const HEADER_VALUE = /^[\t\x20-\x7e\x80-\xff]*$/;
-
 /**
  * Runs `call` under the deadline of the settings and turns whatever happens into an outcome. Never rejects.
  *
- * @param stop of this call alone: aborted, by a Stop, when the caller cancels, and here when its time is over
- * @param keep gets what lets go of the memory for a long response; without it that is done at once
+ * @param stop of this call alone: aborted, by a CallStop, when the caller cancels, and here when its time is over
+ * @param keep receives the function that releases the memory of a long response; by default it is called at once
  */
 export async function runCall(
   job: Job,
@@ -101,7 +80,7 @@ export async function runCall(
 }
 
 /**
- * What decoders need is taken before any of the body is kept, and that with nothing held: so nobody waits in a circle.
+ * Takes the memory for decoding before any of the body is kept, with nothing else held: no circular wait is possible.
  *
  * @param signal ends a wait
  */
@@ -120,19 +99,10 @@ export function decodedForCall(
 }
 
 function judgeFailure(error: unknown, signal: AbortSignal, trace: Trace): Outcome {
-  const now = performance.now();
-  if (signal.aborted) {
-    const isTimeout = signal.reason === "timeout";
-    return failed(trace, isTimeout ? "timeout" : "cancelled", isTimeout ? "deadline" : "cancelled", now);
-  }
-  if (error instanceof CallError) return failed(trace, error.errorClass, error.message, now);
-  if (error instanceof Undecodable) return failed(trace, "internal", error.message, now);
-  if (!(error instanceof OutboundError)) {
-    // Only the name: the message of an unforeseen error may quote a header.
-    return failed(trace, "internal", error instanceof Error ? error.name : "unknown error", now);
-  }
-  if (error.kind !== "blocked") return failed(trace, "upstream_5xx", error.message, now);
-  return failed({ ...trace, dialled_at: null }, "ssrf_blocked", error.message, now);
+  const { errorClass, detail } = upstreamFailureOf(error, signal);
+  // A blocked request was never dialled.
+  const known = errorClass === "ssrf_blocked" ? { ...trace, dialled_at: null } : trace;
+  return failed(known, errorClass, detail, performance.now());
 }
 
 /** The plain http call: what the upstream answers is the result. */
@@ -141,32 +111,20 @@ export async function callHttp(job: Job, context: CallContext): Promise<Outcome>
   const response = await send(context, {
     url: job.call.url,
     method: "POST",
-    headers: [...headers, ...ownHeaders(job)],
+    headers: [...headers, ...jobHeaders(job)],
     body: job.body,
   });
   noteHead(context.trace, response);
   const { capture, receipt } = job.call;
-  const digest = receipt ? bodyDigest() : null;
+  const digest = receipt ? createBodyDigest() : null;
   const start = await readStart(context, response, capture ? CAPTURE_BYTES_MAX : 0, digest);
   const body = { start, size: context.trace.resp_size ?? 0, sha256: digest?.of(start) ?? null };
   return answered(context.trace, response.status, keep(body, capture), performance.now());
 }
 
 /** The headers that the gateway adds to every call. */
-export function ownHeaders(job: Job): Array<[string, string]> {
-  return [
-    ["x-request-id", job.call.request_id],
-    ["x-service-invocation-id", job.id],
-    ...credentialHeader(job.credential),
-  ];
-}
-
-export function credentialHeader(credential: Job["credential"]): Array<[string, string]> {
-  if (credential === null) return [];
-  if (!HEADER_VALUE.test(credential.value)) {
-    throw new CallError("credential_error", "the secret holds characters that no header can carry");
-  }
-  return [[credential.name, credential.value]];
+export function jobHeaders({ id, call, credential }: Job): Array<[string, string]> {
+  return [...ownHeaders(call.request_id, id), ...credentialHeaders(credential)];
 }
 
 /**
@@ -184,7 +142,7 @@ export function send(context: CallContext, request: UpstreamRequest): Promise<Re
 /**
  * The first bytes of a body that is read to its end; `resp_size` of the trace becomes its whole size.
  *
- * @param digest told of what follows them
+ * @param digest receives the bytes after the first ones
  */
 export async function readStart(
   context: CallContext,

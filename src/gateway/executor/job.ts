@@ -1,4 +1,4 @@
-// What crosses between the dispatcher, which owns the database, and the workers, which own the upstream
+// What crosses between the scheduler, which owns the database, and the workers, which own the upstream
 // calls: a Job goes in, exactly one Outcome comes back. Everything here survives a structured clone.
 import type { Call } from "../../core/call.ts";
 import type { Ending } from "../invocations/service.ts";
@@ -23,7 +23,7 @@ export interface Job {
 export interface Outcome extends Ending {
   /** For the log only: what went wrong, without any secret or body. */
   readonly detail: string | null;
-  /** Nothing was sent, for so much time has passed since `claim_seen_at` that the claim may be gone. */
+  /** Nothing was sent: `claim_seen_at` was so long ago that the claim may be lost. */
   readonly is_stale?: boolean;
 }
 
@@ -34,6 +34,6 @@ export interface WorkerSettings {
   readonly deny_hosts: readonly string[];
   /** PEM of extra trusted roots. */
   readonly extra_ca: string | null;
-  /** From when on a pause of a worker's event loop is told. */
+  /** A pause of a worker's event loop from this length on is logged. */
   readonly blocked_ms: number;
 }

@@ -37,7 +37,7 @@ test.each<[string, number, number]>([
   ["a database whose clock is set ahead", 1_000, 3_600_000],
   ["a database whose clock is set back", 1_000, -3_600_000],
   ["a pause of the machine, for which its own clock stood still", 1_000, 60_000],
-])("after %s it gives all the time of a lease", (_, ownMs, databaseMs) => {
+])("a replica ends no other's call for the time of a lease after %s", (_, ownMs, databaseMs) => {
   const at = replica();
   at.renew();
   at.renewFor(60_000);

@@ -1,20 +1,13 @@
-// Whether the leases of other replicas can be believed. Each renews its own every few seconds, so one that has run out
-// tells of a replica that is gone; but after an outage of the database, a suspended machine, or a step of the
-// database's clock, they have all run out, and whoever is alive gets the time of a lease to renew.
+// Whether the leases of other replicas can be believed. Each replica renews its lease every few seconds, so an expired
+// one usually means a dead replica. But after an outage of the database, a suspended machine, or a step of the
+// database's clock all leases have expired. Then every live replica gets the length of a lease to renew its own.
 import { LEASE_MS } from "./leases.ts";
 
-/** By how much the two clocks may differ over one gap: answers can be late. */
+/** How much the two clocks may differ between two renewals, since answers can be late. */
 const STEP_MS_MAX = 5_000;
 
-export interface LeaseTrust {
-  /** This replica has renewed its own lease. @param databaseNow the time there, in milliseconds */
-  renewed(databaseNow: number): void;
-  /** Whether the database's time has gone on evenly, and all have had the chance to renew, for the time of a lease. */
-  holds(databaseNow: number): boolean;
-}
-
 /** @param monotonic milliseconds of a clock that never goes back */
-export function createLeaseTrust(monotonic: () => number = () => performance.now()): LeaseTrust {
+export function createLeaseTrust(monotonic: () => number = () => performance.now()) {
   let since = Number.POSITIVE_INFINITY;
   let last: { readonly database: number; readonly monotonic: number } | null = null;
 
@@ -25,10 +18,12 @@ export function createLeaseTrust(monotonic: () => number = () => performance.now
   }
 
   return {
-    renewed(databaseNow) {
+    /** This replica has renewed its own lease. @param databaseNow the time there, in milliseconds */
+    renewed(databaseNow: number) {
       if (isGap(databaseNow)) since = monotonic();
       last = { database: databaseNow, monotonic: monotonic() };
     },
-    holds: (databaseNow) => !isGap(databaseNow) && monotonic() - since >= LEASE_MS,
+    /** Whether the database's clock has run evenly for the length of a lease, so that all could renew. */
+    holds: (databaseNow: number) => !isGap(databaseNow) && monotonic() - since >= LEASE_MS,
   };
 }

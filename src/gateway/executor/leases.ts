@@ -1,4 +1,4 @@
-// The queue of calls as the dispatcher sees it: what is pending, which replicas are alive, and the running calls
+// The queue of calls as the scheduler sees it: what is pending, which replicas are alive, and the running calls
 // of those that are not.
 import { and, asc, eq, gt, isNull, lt, lte, ne, notInArray, or, sql } from "drizzle-orm";
 import { paidFor } from "../../../db/conditions.ts";
@@ -15,12 +15,12 @@ export interface Taker {
 }
 
 /**
- * For so long a call is left to the replica that accepted it: until then its caller may still be told that it was not
- * taken, for want of an answer to the commit.
+ * For so long only the replica that accepted a call may take it. Until then, if the commit got no answer, that replica
+ * may still refuse the call to its caller.
  */
 const YOUNG_MS = 15_000;
 
-/** A call on the streaming path is made only by its caller. The index of pending calls has the same words. */
+/** Streaming calls are left out: only their caller makes them. Same condition as the partial index on pending calls. */
 function queued({ invocations: t, replicas }: Reader["tables"], { db }: Reader, { replica, now }: Taker) {
   const present = db.select({ id: replicas.id }).from(replicas);
   const isOurs = or(
@@ -35,12 +35,7 @@ function queued({ invocations: t, replicas }: Reader["tables"], { db }: Reader, 
 export type QueuedCall = InvocationKey & { readonly body_bytes: number };
 
 /** The oldest pending calls of an agent that this replica may take, oldest first. */
-export async function pendingOf(
-  reader: Reader,
-  taker: Taker,
-  agentId: string,
-  limit: number,
-): Promise<QueuedCall[]> {
+export async function pendingOf(reader: Reader, taker: Taker, agentId: string, limit: number): Promise<QueuedCall[]> {
   const { invocations: t } = reader.tables;
   return await reader.db
     .select({
@@ -54,12 +49,8 @@ export async function pendingOf(
     .limit(limit);
 }
 
-/** The next agent, by ID after `after`, that has such a call. One seek each, however many calls it has. */
-export async function nextAgentWithPending(
-  reader: Reader,
-  taker: Taker,
-  after: string,
-): Promise<string | null> {
+/** The next agent, by ID after `after`, with such a call. One index seek, however many calls there are. */
+export async function nextAgentWithPending(reader: Reader, taker: Taker, after: string): Promise<string | null> {
   const { invocations: t } = reader.tables;
   const [row] = await reader.db
     .select({ agent_id: t.agent_id })
@@ -76,9 +67,9 @@ const ORPHANS_AT_ONCE = 200;
 
 /**
  * Ends the running calls of other replicas that are gone: they may have reached the upstream, so they are not made
- * again. Who is gone is told by the database's clock alone.
+ * again. Only the database's clock decides which replicas are gone.
  *
- * @param mayJudge told the database's time in the same write: whether all that are alive have had time to renew
+ * @param mayJudge whether all live replicas have had time to renew, by the database's time in the same write
  * @returns the calls that ended
  */
 export async function endOrphans(
@@ -90,15 +81,13 @@ export async function endOrphans(
   const ended: InvocationKey[] = [];
   for (;;) {
     const group = await store.write(async (tx) => {
-      // Its own lease is the newest there is, whatever any clock has done.
+      // Renew first, so that this replica's own lease is the newest even after a clock step.
       if (!mayJudge(await renewLease(tx, replica))) return [];
       const { invocations: t, replicas } = tx.tables;
       const alive = tx.db
         .select({ id: replicas.id })
         .from(replicas)
-        .where(
-          and(gt(replicas.lease_until, tx.now), lte(replicas.lease_until, sql`${tx.now} + ${LEASE_MS}`)),
-        );
+        .where(and(gt(replicas.lease_until, tx.now), lte(replicas.lease_until, sql`${tx.now} + ${LEASE_MS}`)));
       const orphans = await tx.db
         .select({ tenant: t.tenant, id: t.id })
         .from(t)

@@ -61,7 +61,7 @@ describe("a call without a whole answer", () => {
   });
 });
 
-describe("the captured start", () => {
+describe("the captured start of a body", () => {
   test("is the whole body up to the limit", () => {
     const body = new Uint8Array(CAPTURE_BYTES_MAX);
     expect(keep({ start: body, size: body.length, sha256: HASH }, true)).toEqual({

@@ -1,12 +1,9 @@
-// How an upstream call that ended is judged: the one table from what happened to status and error class.
+// How an upstream call that ended is judged: from what happened to the stored end.
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
 import type { Outcome } from "./job.ts";
 
-/** Why a call was stopped by us; the reason of its abort signal. */
-export type CallStop = "timeout" | "cancelled";
-
-/** What is known of a call so far; filled in as it goes, so that a failure can still tell. */
+/** What is known of a call so far. It is filled in as the call goes on, so that a failure is recorded with it too. */
 export interface Trace {
   /** When the first connection was dialled, of performance.now(); null before that. */
   dialled_at: number | null;
@@ -57,7 +54,7 @@ export function answered(trace: Trace, upstreamStatus: number, stored: KeptBody,
   };
 }
 
-/** The call has no whole answer. What came of it stays as numbers; a part of a body is not stored as one. */
+/** The call has no whole answer. The numbers so far are kept; a partial body is not stored. */
 export function failed(trace: Trace, errorClass: ErrorClass, detail: string, now: number): Outcome {
   return {
     status: "failed",
@@ -71,7 +68,7 @@ export function failed(trace: Trace, errorClass: ErrorClass, detail: string, now
   };
 }
 
-/** The outcome of a call of which nothing is known, because its worker is gone or never took it. */
+/** The outcome of a call whose worker died or never took it, so that nothing is known. */
 export function lostCall(detail: string): Outcome {
   return failed(newTrace(), "internal", detail, 0);
 }

@@ -45,7 +45,8 @@ function dispatch(options: Partial<SchedulerOptions>) {
     ended.set(id, known);
     return known;
   };
-  const dispatcher = new Scheduler({
+  real.onCallEnded(({ invocation_id }) => endOf(invocation_id).resolve());
+  const scheduler = new Scheduler({
     store: real,
     clock,
     log: silentLog,
@@ -55,10 +56,9 @@ function dispatch(options: Partial<SchedulerOptions>) {
     claims: createClaims(),
     refusals: { removeAppeared: async () => {}, isUnnoted: () => false },
     resolveCredential: async () => ({ header: null, version: "1" }),
-    ended: (id) => endOf(id).resolve(),
     ...options,
   });
-  return { dispatcher, untilEnded: (id: string) => endOf(id).promise };
+  return { scheduler, untilEnded: (id: string) => endOf(id).promise };
 }
 
 async function acceptOne(credential_ref: string | null = null) {
@@ -93,32 +93,36 @@ for (const [n, what] of [
 ] as const) {
   test(`a ${what} that was stored without an answer neither loses nor repeats the call`, async () => {
     const { jobs, pool } = makePool(well);
-    const { dispatcher, untilEnded } = dispatch({ pool, store: losingAnswer(n) });
+    const { scheduler, untilEnded } = dispatch({ pool, store: losingAnswer(n) });
     const one = await acceptOne();
-    dispatcher.offer(one);
+    scheduler.offer(one);
     await untilEnded(one.row.id);
     expect(jobs).toHaveLength(1);
     expect(await statusOf(one.row.id)).toEqual(["succeeded", null]);
   });
 }
 
-test("a call that is cancelled while its credential is resolved never reaches the upstream", async () => {
+/** A credential that is asked for, and comes when it is told to. */
+function slowCredential() {
   const resolving = Promise.withResolvers<void>();
   const resolved = Promise.withResolvers<void>();
+  async function resolveCredential() {
+    resolving.resolve();
+    await resolved.promise;
+    return { header: null, version: "1" };
+  }
+  return { resolving, resolved, resolveCredential };
+}
+
+test("a call that is cancelled while its credential is resolved never reaches the upstream", async () => {
+  const { resolving, resolved, resolveCredential } = slowCredential();
   const { jobs, pool } = makePool(well);
-  const { dispatcher, untilEnded } = dispatch({
-    pool,
-    async resolveCredential() {
-      resolving.resolve();
-      await resolved.promise;
-      return { header: null, version: "1" };
-    },
-  });
+  const { scheduler, untilEnded } = dispatch({ pool, resolveCredential });
   const one = await acceptOne("cred_1");
-  dispatcher.offer(one);
+  scheduler.offer(one);
   await resolving.promise;
   await real.write((tx) => abandon(tx, one.row, "cancelled", clock.now()));
-  dispatcher.stop(one.row.id);
+  scheduler.stop(one.row.id);
   resolved.resolve();
   await untilEnded(one.row.id);
   expect(jobs).toEqual([]);
@@ -126,19 +130,11 @@ test("a call that is cancelled while its credential is resolved never reaches th
 });
 
 test("a call that was ended while its process was paused is not made", async () => {
-  const resolved = Promise.withResolvers<void>();
-  const resolving = Promise.withResolvers<void>();
+  const { resolving, resolved, resolveCredential } = slowCredential();
   const { jobs, pool } = makePool(well);
-  const { dispatcher, untilEnded } = dispatch({
-    pool,
-    async resolveCredential() {
-      resolving.resolve();
-      await resolved.promise;
-      return { header: null, version: "1" };
-    },
-  });
+  const { scheduler, untilEnded } = dispatch({ pool, resolveCredential });
   const one = await acceptOne("cred_1");
-  dispatcher.offer(one);
+  scheduler.offer(one);
   await resolving.promise;
   // Another replica takes this one for dead, and nobody tells it.
   await real.write((tx) => abandon(tx, one.row, "internal", clock.now()));
@@ -159,9 +155,9 @@ test("a worker that finds the claim too old sends nothing, and the call is tried
     (body.buffer as ArrayBuffer).transfer();
     return { ...SUCCESS, detail: null, is_stale: jobs.length === 1 };
   });
-  const { dispatcher, untilEnded } = dispatch({ pool });
+  const { scheduler, untilEnded } = dispatch({ pool });
   const one = await acceptOne();
-  dispatcher.offer({ ...one, body: one.body.slice() });
+  scheduler.offer({ ...one, body: one.body.slice() });
   await untilEnded(one.row.id);
   expect(bodies).toEqual(["hello", "hello"]);
   expect(await statusOf(one.row.id)).toEqual(["succeeded", null]);
@@ -170,9 +166,9 @@ test("a worker that finds the claim too old sends nothing, and the call is tried
 test("a secret that can't be resolved fails the call, and the call is not made", async () => {
   const { jobs, pool } = makePool(well);
   const resolveCredential = () => Promise.reject(new Error("no such secret"));
-  const { dispatcher, untilEnded } = dispatch({ pool, resolveCredential });
+  const { scheduler, untilEnded } = dispatch({ pool, resolveCredential });
   const one = await acceptOne("cred_1");
-  dispatcher.offer(one);
+  scheduler.offer(one);
   await untilEnded(one.row.id);
   expect(jobs).toEqual([]);
   expect(await statusOf(one.row.id)).toEqual(["failed", "credential_error"]);
@@ -182,12 +178,11 @@ test("an outcome that can't be recorded ends the call as internal", async () => 
   let writes = 0;
   const store: Store = {
     ...real,
-    write: (work) =>
-      ++writes === 2 ? Promise.reject(new Error("a row that does not fit")) : real.write(work),
+    write: (work) => (++writes === 2 ? Promise.reject(new Error("a row that does not fit")) : real.write(work)),
   };
-  const { dispatcher, untilEnded } = dispatch({ store });
+  const { scheduler, untilEnded } = dispatch({ store });
   const one = await acceptOne();
-  dispatcher.offer(one);
+  scheduler.offer(one);
   await untilEnded(one.row.id);
   expect(await statusOf(one.row.id)).toEqual(["failed", "internal"]);
 });
@@ -198,11 +193,11 @@ test("a drain lets what runs end, starts nothing more, and leaves the rest pendi
     await going.promise;
     return well();
   });
-  const { dispatcher, untilEnded } = dispatch({ pool, agent_concurrency: 1 });
+  const { scheduler, untilEnded } = dispatch({ pool, agent_concurrency: 1 });
   const [first, second] = [await acceptOne(), await acceptOne()];
-  dispatcher.offer(first);
-  dispatcher.offer(second);
-  const drained = dispatcher.drain(10_000);
+  scheduler.offer(first);
+  scheduler.offer(second);
+  const drained = scheduler.drain(10_000);
   going.resolve();
   await drained;
   expect(await statusOf(first.row.id)).toEqual(["succeeded", null]);
@@ -210,25 +205,25 @@ test("a drain lets what runs end, starts nothing more, and leaves the rest pendi
   expect(jobs).toHaveLength(1);
 
   const next = dispatch({ pool, replica: "rep_2" });
-  await next.dispatcher.recover();
-  await next.dispatcher.start();
+  await next.scheduler.recover();
+  await next.scheduler.start();
   await next.untilEnded(second.row.id);
   expect(await statusOf(second.row.id)).toEqual(["succeeded", null]);
   await untilEnded(first.row.id);
 });
 
-test("what ran when the process died ends as internal, and is not made again", async () => {
+test("a call that ran when the process died ends as internal, and is not made again", async () => {
   const { pool } = makePool(() => new Promise<Outcome>(() => {}));
-  const { dispatcher } = dispatch({ pool });
+  const { scheduler } = dispatch({ pool });
   const one = await acceptOne();
-  dispatcher.offer(one);
+  scheduler.offer(one);
   // Claims are answered in order: when a later write is, the claim is stored.
   await real.write(async () => {});
 
   const next = makePool(well);
   const after = dispatch({ pool: next.pool, replica: "rep_2" });
-  await after.dispatcher.recover();
-  await after.dispatcher.start();
+  await after.scheduler.recover();
+  await after.scheduler.start();
   expect(await statusOf(one.row.id)).toEqual(["failed", "internal"]);
   expect(next.jobs).toEqual([]);
 });
@@ -247,11 +242,11 @@ test("a lease is renewed on time, however long the look for pending calls takes"
         return real.write(work);
       },
     };
-    const { dispatcher } = dispatch({ store });
-    const recovering = dispatcher.recover();
+    const { scheduler } = dispatch({ store });
+    const recovering = scheduler.recover();
     jest.advanceTimersByTime(1);
     await recovering;
-    void dispatcher.start().catch(() => {});
+    void scheduler.start().catch(() => {});
     for (let i = 0; i < 3; i++) jest.advanceTimersByTime(5_000);
     expect(renewals).toBe(4);
   } finally {

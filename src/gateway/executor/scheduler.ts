@@ -6,22 +6,22 @@ import { every } from "../../concurrency/every.ts";
 import { CLAIM_BELIEVED_MS, isOlder, type Moment, thisMoment } from "../../core/age.ts";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
-import { untilStored } from "../../storage/persist.ts";
+import { untilStored } from "../../storage/retry-until-stored.ts";
 import type { Store } from "../../storage/store.ts";
 import {
   type AcceptedCall,
   type Claims,
   claim,
-  type Ending,
-  finish,
   holdsClaim,
   type InvocationKey,
   type PendingCall,
 } from "../invocations/service.ts";
+import { recordEnd } from "../upstream/record-end.ts";
 import { CallQueues, type QueueEntry } from "./call-queues.ts";
 import type { Job, Outcome } from "./job.ts";
 import { createLeaseTrust } from "./lease-trust.ts";
 import { dropLeases, endOrphans, nextAgentWithPending, pendingOf, renewLease, type Taker } from "./leases.ts";
+import { failed, newTrace } from "./outcome.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
 const RENEW_MS = 5_000;
@@ -32,7 +32,7 @@ const LAST_RECORDS_MS = 5_000;
 
 interface JobCredential {
   readonly header: Job["credential"];
-  /** Another one when the secret is another one. */
+  /** Changes when the secret changes. */
   readonly version: string;
 }
 
@@ -48,12 +48,10 @@ export interface SchedulerOptions {
   readonly refusals: {
     /** Removes the records of refused calls that have appeared. */
     removeAppeared(): Promise<unknown>;
-    /** Whether the call was refused here: its record may have appeared before that could be noted. */
+    /** Whether this process refused the call but could not note that yet. Its record may still appear. */
     isUnnoted(id: string): boolean;
   };
   resolveCredential(tenant: string, ref: string, url: string): Promise<JobCredential>;
-  /** Told of each call that has ended, after it is durable. */
-  ended(id: string): void;
 }
 
 interface ScheduledCall extends QueueEntry {
@@ -68,7 +66,7 @@ interface Running {
   readonly token: string;
   /** When the claim was last known to hold. */
   believedAt: Moment;
-  /** Ended otherwise meanwhile; if it has not been sent yet, it need not be. */
+  /** Ended elsewhere meanwhile: if it has not been sent yet, it is not sent. */
   stopped: boolean;
 }
 
@@ -96,17 +94,17 @@ export class Scheduler {
     });
   }
 
-  /** Ends what a process that is gone left running. Calls may be offered from now on. */
+  /** Ends calls that a dead process left running. Calls may be offered after this. */
   async recover(): Promise<void> {
     const { store, clock, log } = this.#options;
     const warn = (error: unknown) => log.warn("lease_not_renewed", { error });
     if (this.#shared) {
       await this.#renew();
-      // On its own timer: whatever else is slow, a lease that is not renewed ends calls that are alive.
+      // On a timer of its own, so that slow work elsewhere can't delay it: a lease that runs out ends live calls.
       this.#renewal = setInterval(() => void this.#renew().catch(warn), RENEW_MS);
       return;
     }
-    // This process holds the lock of the data directory, so every other one is gone.
+    // This process holds the lock of the data directory, so no other process runs.
     await store.write((tx) => dropLeases(tx, "all"));
     const orphans = await endOrphans(store, clock, this.#options.replica);
     if (orphans.length > 0) log.warn("orphaned_calls_ended", { calls: orphans.length });
@@ -123,7 +121,7 @@ export class Scheduler {
     this.#queues.offer(row.agent_id, item, { ...item, inHand: { call, body } });
   }
 
-  /** A call of this agent that waited for its payment is pending from now on like any other. */
+  /** A call of this agent has been paid for, and is now pending like any other. */
   take(agentId: string): void {
     this.#queues.look(agentId);
   }
@@ -153,9 +151,7 @@ export class Scheduler {
     clearInterval(this.#renewal);
     if (!this.#shared) return;
     // A lease that can't be dropped runs out.
-    await store
-      .write((tx) => dropLeases(tx, replica))
-      .catch((error) => log.warn("lease_not_dropped", { error }));
+    await store.write((tx) => dropLeases(tx, replica)).catch((error) => log.warn("lease_not_dropped", { error }));
   }
 
   #taker(): Taker {
@@ -177,9 +173,10 @@ export class Scheduler {
       // Null: someone else has it, or it was cancelled.
       if (claimed !== null) {
         claims.took(token);
-        await this.#record(running, claimed, await this.#perform(running, claimed));
-      }
-      claims.over(token);
+        const outcome = await this.#perform(running, claimed);
+        const own = { key, token, request_id: claimed.call.request_id };
+        await recordEnd(this.#options, own, outcome, () => this.#givenUp);
+      } else claims.over(token);
     } catch (error) {
       claims.over(token, isTaken);
       log.error("invocation_left_open", { ...key, agent_id: agentId, error });
@@ -197,8 +194,8 @@ export class Scheduler {
   }
 
   /**
-   * Makes the call. Right before it is dialled, a claim that has not been looked at for a while is looked at again:
-   * a process that was paused may have been given up for dead.
+   * Makes the call. Right before it is dialled, a claim that was not checked for a while is checked again: other
+   * replicas may have taken a paused process for dead.
    */
   async #perform(running: Running, { call, body }: PendingCall): Promise<Outcome> {
     const { agentId, key } = running;
@@ -213,9 +210,9 @@ export class Scheduler {
       }
     } catch (error) {
       this.#options.log.warn("credential_not_resolved", { ...key, credential_ref, error });
-      return { ...NOT_CALLED, error_class: "credential_error", detail: "credential not resolved" };
+      return failed(newTrace(), "credential_error", "credential not resolved", 0);
     }
-    const ended: Outcome = { ...NOT_CALLED, error_class: "cancelled", detail: "ended before it was made" };
+    const ended = failed(newTrace(), "cancelled", "ended before it was made", 0);
     const send = (sent: Uint8Array, claim_seen_at: number | null) =>
       this.#options.pool.run({
         id: key.id,
@@ -230,8 +227,8 @@ export class Scheduler {
     if (running.stopped || !(await this.#isStillClaimed(running))) return ended;
     const outcome = await send(body, running.believedAt.wall);
     if (!outcome.is_stale) return outcome;
-    // Looked at once more, and then believed, even if the threads' clocks differ. The body is read anew: the pool has
-    // taken the first one over.
+    // Check the claim once more, and then trust it even if the clocks of the threads differ. The body is read again,
+    // since the pool has taken over the first one.
     const again = await this.#claim(running, null);
     return again === null || running.stopped ? ended : send(again.body, null);
   }
@@ -247,32 +244,6 @@ export class Scheduler {
     );
     running.believedAt = askedAt;
     return isHeld;
-  }
-
-  async #record({ agentId, key, token }: Running, { call }: PendingCall, outcome: Outcome): Promise<void> {
-    const { store, clock, log, ended } = this.#options;
-    const write = (ending: Ending) =>
-      untilStored(
-        () => store.write((tx) => finish(tx, { key, token }, ending, clock.now())),
-        () => this.#givenUp,
-      );
-    const recorded = await write(outcome).catch((error) => {
-      if (this.#givenUp) throw error;
-      log.error("outcome_not_recorded", { ...key, error });
-      return write({ ...NOT_CALLED, error_class: "internal" });
-    });
-    // False: it was cancelled, or taken for dead, and ended before.
-    if (recorded) {
-      const { response: _body, resp_sha256: _hash, is_stale: _stale, ...shown } = outcome;
-      const fields = {
-        tenant: key.tenant,
-        agent_id: agentId,
-        invocation_id: key.id,
-        request_id: call.request_id,
-      };
-      log.info("invocation_ended", { ...fields, ...shown });
-    }
-    ended(key.id);
   }
 
   async #takeUpPending(): Promise<void> {
@@ -291,9 +262,9 @@ export class Scheduler {
 
   /** Ends the calls of replicas that are gone, and takes up those that are pending. */
   async #sweep(): Promise<void> {
-    const { store, clock, log, replica, ended } = this.#options;
+    const { store, clock, log, replica } = this.#options;
     try {
-      for (const { id } of await endOrphans(store, clock, replica, this.#trust.holds)) ended(id);
+      await endOrphans(store, clock, replica, this.#trust.holds);
       await this.#options.refusals.removeAppeared();
       if (!this.#draining) await this.#takeUpPending();
     } catch (error) {
@@ -301,15 +272,3 @@ export class Scheduler {
     }
   }
 }
-
-/** How a call ends that has not been made. */
-const NOT_CALLED = {
-  status: "failed",
-  upstream_status: null,
-  latency_ms: null,
-  resp_size: null,
-  resp_sha256: null,
-  response: null,
-  response_truncated: false,
-  response_content_type: null,
-} as const;

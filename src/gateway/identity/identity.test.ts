@@ -18,8 +18,8 @@ import type { Caller } from "../../core/caller.ts";
 
 useIssuers();
 
-describe("forgeries", () => {
-  test("alg none, in any case and with or without a signature", async () => {
+describe("a token", () => {
+  test("is refused with alg none, in any case and with or without a signature", async () => {
     const identity = remote();
     const good = await signed();
     for (const alg of ["none", "None", "NONE", ""]) {
@@ -30,7 +30,7 @@ describe("forgeries", () => {
     }
   });
 
-  test("HS256 with the public key as its secret", async () => {
+  test("is refused with HS256 and the public key as its secret", async () => {
     const identity = remote();
     const { d: _, ...publicJwk } = key;
     const pem = createPublicKey({ key: publicJwk as never, format: "jwk" }).export({
@@ -54,7 +54,7 @@ describe("forgeries", () => {
     }
   });
 
-  test("a key or key URL brought in the header", async () => {
+  test("is refused with a key or key URL brought in the header", async () => {
     const { privateKey, publicKey } = await generateKeyPair("ES256", { extractable: true });
     const jwk = await exportJWK(publicKey);
     const mine = { ...(await exportJWK(privateKey)), kid: key.kid! };
@@ -63,20 +63,16 @@ describe("forgeries", () => {
     }
   });
 
-  test("a changed payload, header or signature", async () => {
+  test("is refused with a changed payload, header or signature", async () => {
     const identity = remote();
     const [header, payload, signature] = (await signed()).split(".") as [string, string, string];
     const evil = Buffer.from(base64url.decode(payload)).toString().replace("acme", "evil");
-    expect(await attempt(identity, `${header}.${base64url.encode(evil)}.${signature}`)).toBe(
-      "unauthenticated",
-    );
-    expect(await attempt(identity, `${header}.${payload}.${"A".repeat(signature.length)}`)).toBe(
-      "unauthenticated",
-    );
+    expect(await attempt(identity, `${header}.${base64url.encode(evil)}.${signature}`)).toBe("unauthenticated");
+    expect(await attempt(identity, `${header}.${payload}.${"A".repeat(signature.length)}`)).toBe("unauthenticated");
     expect(await attempt(identity, `${header}.${payload}.`)).toBe("unauthenticated");
   });
 
-  test("wrong or missing registered claims", async () => {
+  test("is refused with wrong or missing registered claims", async () => {
     const identity = remote();
     const now = seconds();
     const bad: Record<string, unknown>[] = [
@@ -93,28 +89,14 @@ describe("forgeries", () => {
       { nbf: now + 3600 },
       { nbf: "soon" },
     ];
-    for (const claims of bad)
-      expect(await attempt(identity, await signed({ claims }))).toBe("unauthenticated");
+    for (const claims of bad) expect(await attempt(identity, await signed({ claims }))).toBe("unauthenticated");
     const several = await signed({ claims: { aud: ["https://other.test", oidc.audience] } });
     expect(await attempt(identity, several)).toMatchObject({ tenant: "acme" });
   });
 
-  test("a tenant or user that is no name", async () => {
+  test("is refused with a tenant or user that is no name", async () => {
     const identity = remote();
-    const values = [
-      undefined,
-      null,
-      "",
-      7,
-      true,
-      {},
-      [],
-      ["acme"],
-      "a\u0000b",
-      "a\nb",
-      "\ud800",
-      "x".repeat(257),
-    ];
+    const values = [undefined, null, "", 7, true, {}, [], ["acme"], "a\u0000b", "a\nb", "\ud800", "x".repeat(257)];
     for (const value of values) {
       for (const claim of ["tenant_id", "sub"]) {
         expect(await attempt(identity, await signed({ claims: { [claim]: value } }))).toBe("unauthenticated");
@@ -125,7 +107,7 @@ describe("forgeries", () => {
     });
   });
 
-  test("tokens of other kinds, and those that are bound to a key", async () => {
+  test("is refused when it is of another kind, or when it is bound to a key", async () => {
     const issuers = [
       {
         identity: remote(),
@@ -138,10 +120,7 @@ describe("forgeries", () => {
     ];
     for (const { identity, sign } of issuers) {
       for (const typ of ["JWT", "jwt", "at+jwt", "AT+JWT", "application/at+jwt", "Application/JWT"]) {
-        expect([typ, await attempt(identity, await sign({ typ }, {}))]).toMatchObject([
-          typ,
-          { tenant: "acme" },
-        ]);
+        expect([typ, await attempt(identity, await sign({ typ }, {}))]).toMatchObject([typ, { tenant: "acme" }]);
       }
       for (const typ of [
         "",
@@ -164,19 +143,11 @@ describe("forgeries", () => {
     }
   });
 
-  test("headers that carry no bearer token", async () => {
+  test("is refused in a header that carries no bearer token", async () => {
     const identity = local();
     const good = await localToken();
     expect(await identity.authenticate(`bearer  ${good}`)).toMatchObject({ tenant: "acme" });
-    const bad = [
-      "",
-      "Bearer",
-      "Bearer ",
-      good,
-      `Basic ${good}`,
-      `Bearer ${good}, Bearer ${good}`,
-      `Bearer ${good} x`,
-    ];
+    const bad = ["", "Bearer", "Bearer ", good, `Basic ${good}`, `Bearer ${good}, Bearer ${good}`, `Bearer ${good} x`];
     bad.push(`Bearer ${good}=`, `Bearer a.b.c.d.e`, `Bearer ${"a".repeat(9000)}.b.c`, `Bearer\t${good}`);
     for (const header of bad) {
       const answer = async () => identity.authenticate(header);
@@ -185,16 +156,14 @@ describe("forgeries", () => {
     expect(() => identity.authenticate(null)).toThrow(expect.objectContaining({ kind: "unauthenticated" }));
   });
 
-  test("a Fault tells nothing of the token", async () => {
+  test("is refused in words that tell nothing of the token", async () => {
     const token = await signed({ claims: { aud: "https://other.test" } });
-    const fault = await Promise.resolve(remote().authenticate(`Bearer ${token}`)).catch(
-      (error: unknown) => error,
-    );
+    const fault = await Promise.resolve(remote().authenticate(`Bearer ${token}`)).catch((error: unknown) => error);
     expect(Bun.inspect(fault)).not.toContain(token.split(".")[1]!);
   });
 });
 
-describe("time", () => {
+describe("the time of a token", () => {
   const at = async (claims: Record<string, unknown>, second: number) => {
     const identity = remote({ clock: frozenClock });
     const token = await signed({ claims });
@@ -228,18 +197,18 @@ describe("time", () => {
   });
 });
 
-describe("scopes", () => {
+describe("the scopes of a token", () => {
   const scopesOf = async (scope: unknown) => {
     const caller = await attempt(remote(), await signed({ claims: { scope } }));
     return typeof caller === "string" ? caller : [...caller.scopes];
   };
 
-  test("a space-separated string or an array", async () => {
+  test("are a space-separated string or an array", async () => {
     expect(await scopesOf("a  b invocations:read_body")).toEqual(["a", "b", "invocations:read_body"]);
     expect(await scopesOf(["a", "b c", 3, null])).toEqual(["a", "b c"]);
   });
 
-  test("anything else grants nothing", async () => {
+  test("are nothing when they have another form", async () => {
     for (const scope of [undefined, null, 3, { "invocations:read_body": true }, ""]) {
       expect(await scopesOf(scope)).toEqual([]);
     }
@@ -247,7 +216,7 @@ describe("scopes", () => {
 });
 
 describe("the local issuer", () => {
-  test("its tokens are accepted, with the configured claim names", async () => {
+  test("gives tokens that are accepted, with the configured claim names", async () => {
     expect(await attempt(local(), await localToken({ scope: "a b" }))).toEqual({
       tenant: "acme",
       user: "alice",
@@ -262,16 +231,16 @@ describe("the local issuer", () => {
     });
   });
 
-  test("a token signed with the key of the receipts is refused", async () => {
+  test("is not believed by the key of the receipts", async () => {
     expect(await attempt(local(), await localToken({}, "receipts"))).toBe("unauthenticated");
   });
 
-  test("with an OIDC issuer configured, local tokens are refused, and the other way round", async () => {
+  test("has no token accepted with an OIDC issuer configured, and the other way round", async () => {
     expect(await attempt(remote(), await localToken())).toBe("unauthenticated");
     expect(await attempt(local(), await signed())).toBe("unauthenticated");
   });
 
-  test("tokens for another audience or of another algorithm are refused", async () => {
+  test("has no token accepted for another audience or of another algorithm", async () => {
     expect(await attempt(local(), await localToken({ aud: "other" }))).toBe("unauthenticated");
     expect(await attempt(local(), await signed({ claims: { iss: "tollgate", aud: "tollgate" } }))).toBe(
       "unauthenticated",

@@ -1,5 +1,5 @@
-// Who calls, by the bearer token (RFC 6750) of the local issuer or of an OIDC issuer. A token's signature is
-// checked once; after that it is known, as long as it lasts and the issuer's keys stay the same.
+// The caller, by the bearer token (RFC 6750) of the local issuer or of an OIDC issuer. A token's signature is checked
+// once. After that the token is known until it expires or the issuer's keys change.
 import {
   type CryptoKey,
   createLocalJWKSet,
@@ -10,9 +10,9 @@ import {
   type JWTVerifyOptions,
   jwtVerify,
 } from "jose";
+import { during } from "../../concurrency/loop-profile.ts";
 import { turnOf } from "../../concurrency/request-turns.ts";
 import { tenantCache } from "../../concurrency/tenant-cache.ts";
-import { during } from "../../concurrency/work.ts";
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
@@ -28,10 +28,10 @@ export const LOCAL_ISSUER = "tollgate";
 const TOKEN_CHARACTERS_MAX = 8192;
 const PRINCIPAL_CHARACTERS_MAX = 256;
 const SKEW_SECONDS = 60;
-/** Characters of all tokens that are known at a time: some ten thousand. */
+/** Characters of all known tokens, which are about ten thousand tokens. */
 const KNOWN_CHARACTERS_MAX = 8 * 1024 * 1024;
 const RETRY_AFTER_SECONDS = 10;
-/** Keys tried for a token that names none, in a set where several fit. */
+/** How many keys are tried for a token that names no key, if several fit. */
 const CANDIDATES_MAX = 10;
 
 const REMOTE_ALGORITHMS = [
@@ -56,26 +56,16 @@ export interface IdentityOptions {
   readonly keyring: Pick<Keyring, "verificationKeys">;
   /** GET with bounded time and size; throws for any answer but 200 with JSON. */
   readonly fetchJson: (url: string) => Promise<unknown>;
-  /** Tells only what a token's own times mean. */
+  /** Only for the times in a token. */
   readonly clock: Clock;
   readonly log: Log;
   /** Milliseconds of a clock that never goes back. */
   readonly now?: () => number;
 }
 
-export interface Identity {
-  /**
-   * The caller that an `Authorization` header names: at once for a token that is known, else after its check.
-   *
-   * @throws Fault `unauthenticated`, at once or as rejection; `unavailable` when the token can't be judged
-   *   because the issuer's keys were never got: the same token may be good in a moment.
-   */
-  authenticate(authorization: string | null): Caller | Promise<Caller>;
-}
-
 interface Known {
   readonly caller: Caller;
-  /** The set of keys that it was verified with: a token is known only as long as this is the set. */
+  /** The keys that it was verified with. When the keys change, the token must be checked again. */
   readonly keys: Keys;
   /** When its `exp` has passed: milliseconds since the epoch. */
   readonly until: number;
@@ -87,7 +77,7 @@ interface Issuer {
   readonly algorithms: readonly string[];
 }
 
-export function createIdentity(options: IdentityOptions): Identity {
+export function createIdentity(options: IdentityOptions) {
   const known = tenantCache<string, Known>(KNOWN_CHARACTERS_MAX);
   const { issuer, keys } = openIssuer(options);
   const { clock, claims } = options;
@@ -99,19 +89,25 @@ export function createIdentity(options: IdentityOptions): Identity {
   }
 
   async function judge(authorization: string): Promise<Caller> {
-    // Before that nobody knows whose it is.
+    // Until the check the tenant is unknown, so strangers share their turns.
     await turnOf(STRANGERS);
     const token = during("check of a token", () => checked(authorization));
     const { payload, keys: used } = await verify(token, issuer, keys, clock);
     const caller = readCaller(payload, claims);
-    // jwtVerify has seen that `exp` is there.
+    // jwtVerify has checked that `exp` is there.
     const until = ((payload.exp ?? 0) + SKEW_SECONDS) * 1000;
     known.set(caller.tenant, authorization, { caller, keys: used, until }, authorization.length);
     return caller;
   }
 
   return {
-    authenticate(authorization) {
+    /**
+     * The caller that an `Authorization` header names: at once for a token that is known, else after its check.
+     *
+     * @throws Fault `unauthenticated`, at once or as rejection; `unavailable` when the token can't be judged
+     *   because the issuer's keys could not be fetched yet: the same token may be valid in a moment.
+     */
+    authenticate(authorization: string | null): Caller | Promise<Caller> {
       if (authorization === null) throw refused("no token");
       const seen = known.get(authorization);
       const holds = seen !== undefined && clock.now() < seen.until && keys.fresh() === seen.keys;
@@ -120,7 +116,9 @@ export function createIdentity(options: IdentityOptions): Identity {
   };
 }
 
-/** What `IssuerKeySource` says of keys, for keys that never change while the process runs. */
+export type Identity = ReturnType<typeof createIdentity>;
+
+/** An `IssuerKeySource` for keys that never change while the process runs. */
 function localKeys(keyring: IdentityOptions["keyring"]): IssuerKeySource {
   const keys = createLocalJWKSet(keyring.verificationKeys("issuer"));
   return { fresh: () => keys, settled: async () => keys, renewed: async () => null };
@@ -152,8 +150,8 @@ function bearerToken(authorization: string): string {
 }
 
 /**
- * Refuses what no key could make valid, before any key is looked for: an old token of a key that is gone must
- * not make us ask the issuer again and again.
+ * Refuses tokens that no key could make valid, before any key is looked for. Otherwise old tokens of a removed key
+ * would make the gateway ask the issuer again and again.
  */
 function precheck(token: string, issuer: Issuer, now: number): void {
   try {
@@ -162,7 +160,7 @@ function precheck(token: string, issuer: Issuer, now: number): void {
     if (!isAccessTokenType(typ)) throw new Error("a token of another kind");
     const { iss, exp, cnf } = decodeJwt(token);
     if (iss !== issuer.name) throw new Error("another issuer");
-    // RFC 7800: it is good only together with a proof that its sender holds a key, and none is asked for here.
+    // RFC 7800: such a token needs a proof that the sender holds a key, and this gateway asks for none.
     if (cnf !== undefined) throw new Error("bound to a key of its sender");
     if (exp === undefined || (exp + SKEW_SECONDS) * 1000 <= now) throw new Error("expired");
   } catch (cause) {
@@ -170,7 +168,7 @@ function precheck(token: string, issuer: Issuer, now: number): void {
   }
 }
 
-/** RFC 7519, section 5.1, and RFC 9068, section 4: other types are of tokens that are signed for something else. */
+/** RFC 7519, section 5.1, and RFC 9068, section 4: tokens of other types are not access tokens. */
 function isAccessTokenType(typ: unknown): boolean {
   if (typ === undefined) return true;
   return typeof typ === "string" && /^(application\/)?(at\+)?jwt$/i.test(typ);
@@ -191,7 +189,7 @@ async function verify(token: string, issuer: Issuer, keys: IssuerKeySource, cloc
   try {
     return await verifyWith(found, token, issuer, clock);
   } catch (error) {
-    // A key that the issuer has just begun to use, maybe under the name of an old one.
+    // The issuer may have just begun to use a new key, even one with the name of an old one.
     const next = mayBeNewKey(error) ? await keys.renewed(found) : null;
     if (next === null) throw refused("the token is not valid", error);
     try {

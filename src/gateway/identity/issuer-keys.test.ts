@@ -15,7 +15,7 @@ import type { Caller } from "../../core/caller.ts";
 
 useIssuers();
 
-describe("an OIDC issuer", () => {
+describe("with an OIDC issuer", () => {
   test("a token of a real server names tenant, user and scopes", async () => {
     expect(await attempt(remote(), await oidc.token({ tenant_id: "acme" }))).toEqual(SIGNED_BY_SERVER);
   });
@@ -138,21 +138,19 @@ describe("an OIDC issuer", () => {
     expect(oidc.asked.get("/jwks")).toBe(asked);
   });
 
-  test("an issuer that is away at the start: 503 at first, and in when it is back", async () => {
+  test("an issuer that is away at the start gets tokens a 503 at first, and they are accepted when it is back", async () => {
     oidc.fail(500);
     const identity = remote();
     const token = await signed();
     expect(await attempt(identity, token)).toBe("unavailable");
-    expect(await attempt(identity, await signed({ claims: { iss: "https://other.test" } }))).toBe(
-      "unauthenticated",
-    );
+    expect(await attempt(identity, await signed({ claims: { iss: "https://other.test" } }))).toBe("unauthenticated");
     expect(await attempt(identity, "not.a.token")).toBe("unauthenticated");
     oidc.fail(null);
     time.offset += 10_000;
     expect(await attempt(identity, token)).toMatchObject({ tenant: "acme" });
   });
 
-  test("an issuer that goes away later: known keys go on for a day", async () => {
+  test("an issuer that goes away later has its known keys go on for a day", async () => {
     const identity = remote();
     const token = await signed({ claims: { exp: seconds() + 100 * 3600 } });
     expect(await attempt(identity, token)).toMatchObject({ tenant: "acme" });
@@ -207,16 +205,7 @@ describe("an OIDC issuer", () => {
   });
 
   test("odd answers of the issuer are survived", async () => {
-    const odd = [
-      null,
-      [],
-      "x",
-      7,
-      {},
-      { keys: {} },
-      { keys: [] },
-      { keys: [null, 3, { kty: "oct", k: "c2VjcmV0" }] },
-    ];
+    const odd = [null, [], "x", 7, {}, { keys: {} }, { keys: [] }, { keys: [null, 3, { kty: "oct", k: "c2VjcmV0" }] }];
     for (const answer of odd) {
       const identity = remote({
         oidc: { issuer: oidc.issuer, audience: oidc.audience, jwksUrl: "http://jwks.test" },
@@ -253,7 +242,7 @@ describe("an OIDC issuer", () => {
     "EdDSA",
     "Ed25519",
   ]) {
-    test(`${algorithm} is accepted`, async () => {
+    test(`a token signed by ${algorithm} is accepted`, async () => {
       const { privateKey, publicKey } = await generateKeyPair(algorithm, { extractable: true });
       const jwk = { ...(await exportJWK(publicKey)), kid: "k" };
       const identity = remote({

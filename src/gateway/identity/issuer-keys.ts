@@ -1,6 +1,6 @@
-// The verification keys of a remote OIDC issuer, kept fresh without a timer: whoever asks for them starts what
-// is due. Known keys go on while the issuer is away: it gives out no tokens then, and those it gave end by
-// themselves.
+// The verification keys of a remote OIDC issuer. They are kept fresh without a timer: a request for the keys starts a
+// fetch that is due. While the issuer is away the known keys stay in use, since it issues no tokens then and the old
+// ones expire.
 import { createLocalJWKSet, type JSONWebKeySet, type JWTVerifyGetKey } from "jose";
 import type { Log } from "../../core/log.ts";
 
@@ -8,7 +8,7 @@ import type { Log } from "../../core/log.ts";
 const FRESH_MS = 5 * 60_000;
 /** From this age on keys are fetched again in the background, so that no request waits for it. */
 const REFRESH_AFTER_MS = 4 * 60_000;
-/** Least time between two fetches, whatever tokens come in: a new key is accepted within 30 s of its publication. */
+/** Least time between two fetches, whatever tokens come in. A new key is accepted within 30 s of its publication. */
 const RETRY_AFTER_MS = 10_000;
 /** Keys are used for at most this long after the last answer of the issuer. */
 const STALE_MAX_MS = 24 * 3_600_000;
@@ -26,13 +26,13 @@ export interface IssuerKeysOptions {
   readonly now?: () => number;
 }
 
-/** What finds the key of a token: the same function as long as the set of keys is the same. */
+/** Finds the key of a token. The function stays the same as long as the set of keys does. */
 export type Keys = JWTVerifyGetKey;
 
 export interface IssuerKeySource {
-  /** The keys, or null when they have to be asked for before they are used. Starts a fetch when one is due. */
+  /** The keys, or null when they must be fetched before use. Starts a fetch when one is due. */
   fresh(): Keys | null;
-  /** Fresh keys if the issuer answers, else what there is; null when none have been got yet or they are too old. */
+  /** Fresh keys if the issuer answers, else the known ones; null when there are none yet or they are too old. */
   settled(): Promise<Keys | null>;
   /** Other keys than these, or null: the issuer is asked again, unless it was asked a moment ago. */
   renewed(used: Keys): Promise<Keys | null>;
@@ -55,7 +55,7 @@ export function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
     printed = print;
   }
 
-  /** While the issuer is away the keys are good for a while each time, so that only the background asks. */
+  /** While the issuer is away, extends the keys a little at a time, so that requests do not wait for a fetch. */
   function extend(): void {
     const until = Math.min(now() + FRESH_MS - REFRESH_AFTER_MS, answeredAt + STALE_MAX_MS);
     freshUntil = Math.max(freshUntil, until);
@@ -97,7 +97,7 @@ export function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
       return usable();
     },
     async renewed(used) {
-      // Another request may have got them between the caller's look and now.
+      // Another request may have fetched them since the caller read them.
       if (usable() === used) await ask();
       const next = usable();
       return next === used ? null : next;
@@ -107,9 +107,9 @@ export function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
 
 async function fetchKeySet({ issuer, jwksUrl, fetchJson }: IssuerKeysOptions): Promise<JSONWebKeySet> {
   const set = await fetchJson(jwksUrl ?? (await discover(issuer, fetchJson)));
-  const given = isRecord(set) ? set["keys"] : null;
-  if (!Array.isArray(given)) throw new Error("the key set has no keys");
-  const keys = given.slice(0, KEYS_MAX).filter(isVerificationKey);
+  const listed = isRecord(set) ? set["keys"] : null;
+  if (!Array.isArray(listed)) throw new Error("the key set has no keys");
+  const keys = listed.slice(0, KEYS_MAX).filter(isVerificationKey);
   if (keys.length === 0) throw new Error("the key set has no key that can verify a token");
   return { keys };
 }
@@ -121,8 +121,7 @@ async function discover(issuer: string, fetchJson: IssuerKeysOptions["fetchJson"
     throw new Error("the discovery document names another issuer");
   }
   const url = document["jwks_uri"];
-  if (typeof url !== "string" || !URL.canParse(url))
-    throw new Error("the discovery document has no jwks_uri");
+  if (typeof url !== "string" || !URL.canParse(url)) throw new Error("the discovery document has no jwks_uri");
   const { protocol } = new URL(url);
   if (protocol !== "https:" && protocol !== new URL(issuer).protocol) {
     throw new Error("the jwks_uri is not as safe as the issuer");

@@ -1,12 +1,12 @@
-// What a token must be good for beside its tenant. Where a scope is set for it, whatever writes takes that scope, and a
-// route is exempt only by its name here: a new one can't be forgotten.
+// Which scope a request needs. If the operator has set a scope for managing, every request that writes needs it. Exempt
+// routes are named here, so that a new route can't be forgotten.
 import type { Caller } from "../../core/caller.ts";
 import { Fault } from "../../core/fault.ts";
-import { pathPattern } from "../../http/server.ts";
+import { pathPattern } from "../../http/elysia.ts";
 
 const READING: ReadonlySet<string> = new Set(["GET", "HEAD", "OPTIONS"]);
 
-/** Calls of agents, and what asks in the form of a write. */
+/** Exempt routes: calls of agents, and reads that have the form of a write. */
 const CALLING = [
   ["POST", "/v1/proxy/:id"],
   ["POST", "/v1/proxy/:id/stream"],

@@ -7,7 +7,7 @@ import { findInvocation } from "./history.ts";
 import { abandon, accept, claim } from "./service.ts";
 
 for (const [name, place] of Object.entries(places)) {
-  test(`${name}: what runs here and in the database are brought together, both ways`, async () => {
+  test(`on ${name} the calls that run here and in the database are brought together, both ways`, async () => {
     const where = await place();
     const store = await where.open();
     const claims = createClaims();
@@ -22,16 +22,8 @@ for (const [name, place] of Object.entries(places)) {
       return { ...key, token };
     };
     try {
-      const [kept, cancelled, unanswered] = [
-        await begin("rep_1"),
-        await begin("rep_1"),
-        await begin("rep_1"),
-      ];
-      const [unrecorded, beingClaimed, other] = [
-        await begin("rep_1"),
-        await begin("rep_1"),
-        await begin("rep_2"),
-      ];
+      const [kept, cancelled, unanswered] = [await begin("rep_1"), await begin("rep_1"), await begin("rep_1")];
+      const [unrecorded, beingClaimed, other] = [await begin("rep_1"), await begin("rep_1"), await begin("rep_2")];
       for (const { token } of [kept, cancelled, unrecorded]) claims.took(token);
       for (const key of [cancelled, other]) {
         await store.write((tx) => abandon(tx, key, "cancelled", clock.now()));
@@ -39,6 +31,7 @@ for (const [name, place] of Object.entries(places)) {
       claims.over(unanswered.token);
       claims.over(unrecorded.token, true);
       const told: string[] = [];
+      store.onCallEnded(({ invocation_id }) => void told.push(`ended ${invocation_id}`));
       await compareOnce({
         store,
         clock,
@@ -47,11 +40,8 @@ for (const [name, place] of Object.entries(places)) {
         claims,
         stop: (id) => void told.push(`stop ${id}`),
         released: (agent) => void told.push(`released ${agent}`),
-        ended: (id) => void told.push(`ended ${id}`),
       });
-      expect(told.toSorted()).toEqual(
-        [`stop ${cancelled.id}`, "released agt_a", `ended ${unrecorded.id}`].toSorted(),
-      );
+      expect(told.toSorted()).toEqual([`stop ${cancelled.id}`, "released agt_a", `ended ${unrecorded.id}`].toSorted());
       const rows = await Promise.all(
         [kept, unanswered, unrecorded, beingClaimed].map(({ id }) => findInvocation(store.read, "acme", id)),
       );

@@ -1,45 +1,40 @@
-// The claims of this process: each attempt to take a call has a token of its own, from before it is written until its
-// call has ended. What the database says that this replica runs is compared with them, both ways: what was ended
-// elsewhere is broken off here within two seconds, and what nobody here is at work on does not stay running for ever.
+// The claims of this process. Each attempt to take a call has a token of its own, from before it is written until the
+// call has ended. They are compared with what the database says that this replica runs, both ways: a call that was
+// ended elsewhere is broken off here within two seconds, and a call that nothing here works on does not stay running
+// for ever.
 
 import { and, eq, isNotNull } from "drizzle-orm";
 import { every } from "../../concurrency/every.ts";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
-import { abandon, type Claims, type InvocationKey, release } from "./service.ts";
+import { abandon, type InvocationKey, release } from "./service.ts";
 
 const LOOK_MS = 1_000;
-/** This process is the only one, so that only a disk in trouble can have made the two differ. */
+/** On SQLite this is the only process, so the two can differ only after trouble with the disk. */
 const LOOK_MS_ALONE = 10_000;
 
-/** What the rest of this room asks of them beside. */
-export interface ComparedClaims extends Claims {
-  /** The calls that this process has taken and not ended. */
-  taken(): string[];
-  /** What is to become of a call that runs by this claim: null while someone is at work on it. */
-  fateOf(token: string): "release" | "abandon" | null;
-}
-
-export function createClaims(): ComparedClaims {
+export function createClaims() {
   const begun = new Map<string, { readonly id: string; isTaken: boolean }>();
   const unrecorded = new Set<string>();
   return {
-    begin(id) {
+    begin(id: string) {
       const token = crypto.randomUUID();
       begun.set(token, { id, isTaken: false });
       return token;
     },
-    took(token) {
+    took(token: string) {
       const claim = begun.get(token);
       if (claim !== undefined) claim.isTaken = true;
     },
-    over(token, isUnrecorded = false) {
+    over(token: string, isUnrecorded = false) {
       begun.delete(token);
       if (isUnrecorded) unrecorded.add(token);
     },
+    /** The calls that this process has taken and not ended. */
     taken: () => [...begun.values()].filter(({ isTaken }) => isTaken).map(({ id }) => id),
-    fateOf(token) {
+    /** What to do with a running call that has this claim. Null while it is being worked on here. */
+    fateOf(token: string) {
       if (begun.has(token)) return null;
       return unrecorded.has(token) ? "abandon" : "release";
     },
@@ -52,27 +47,23 @@ export interface CompareOptions {
   readonly log: Log;
   /** This replica's ID. */
   readonly replica: string;
-  readonly claims: Pick<ComparedClaims, "taken" | "fateOf">;
-  /** Breaks off a call that has been ended otherwise. */
+  readonly claims: Pick<ReturnType<typeof createClaims>, "taken" | "fateOf">;
+  /** Breaks off a call that was ended elsewhere. */
   stop(id: string): void;
-  /** Told of an agent that has a call which can be made again. */
+  /** Called with an agent whose call can be made again. */
   released(agentId: string): void;
-  /** Told of each call that ended, after it is durable. */
-  ended(id: string): void;
 }
 
-/** Compares from now on; gives what stops it. */
+/** Starts comparing. Returns a function that stops it. */
 export function compareClaims(options: CompareOptions): () => void {
   const { store, log } = options;
   const pause = store.dialect === "sqlite" ? LOOK_MS_ALONE : LOOK_MS;
-  return every(pause, () =>
-    compareOnce(options).catch((error) => log.warn("running_calls_not_compared", { error })),
-  );
+  return every(pause, () => compareOnce(options).catch((error) => log.warn("running_calls_not_compared", { error })));
 }
 
 export async function compareOnce(options: CompareOptions): Promise<void> {
   const { store, replica, claims, stop } = options;
-  // Listed first: each of them was running in the database before.
+  // List the claims before the rows are read: each of them was already running in the database.
   const taken = claims.taken();
   const { invocations: t } = store.read.tables;
   const rows = await store.read.db
@@ -89,9 +80,9 @@ interface RunningRow extends InvocationKey {
   readonly claim: string | null;
 }
 
-/** A claim whose answer was lost, or that appeared after its attempt was over, made nothing run. */
+/** A claim whose commit lost its answer, or was stored after its attempt was over, has no work here. */
 async function endLost(options: CompareOptions, { tenant, id, agent_id, claim }: RunningRow): Promise<void> {
-  const { store, clock, log, claims, released, ended } = options;
+  const { store, clock, log, claims, released } = options;
   const fate = claim === null ? null : claims.fateOf(claim);
   if (claim === null || fate === null) return;
   const key = { tenant, id };
@@ -100,7 +91,6 @@ async function endLost(options: CompareOptions, { tenant, id, agent_id, claim }:
     released(agent_id);
   } else {
     await store.write((tx) => abandon(tx, key, "internal", clock.now()));
-    ended(id);
   }
   log.warn("orphaned_call_released", { tenant, invocation_id: id, fate });
 }

@@ -21,7 +21,7 @@ function world() {
   return { ended, asked, endings, wait };
 }
 
-test("an end that is announced wakes at once, and what is no end does not", async () => {
+test("an end that is announced wakes its waiter at once, and nothing else does", async () => {
   const { ended, endings, wait } = world();
   const waiting = wait("acme", "inv_1");
   await Promise.resolve();
@@ -32,7 +32,7 @@ test("an end that is announced wakes at once, and what is no end does not", asyn
   expect((await waiting).status).toBe("succeeded");
 });
 
-test("ends elsewhere are found by one question for all who wait", async () => {
+test("ends that other processes decide are found by one question for all who wait", async () => {
   const { ended, asked, wait } = world();
   const waiting = Array.from({ length: 300 }, (_, at) => wait("acme", `inv_${at}`));
   ended.add("inv_7");
@@ -71,4 +71,18 @@ test("of thousands that wait for one call few are woken in a turn of the event l
     expect(answered - before).toBeLessThanOrEqual(16);
   }
   await Promise.all(all);
+});
+
+test("a call that ends with the last work of a process is told as ended, and without a store as it was", async () => {
+  const { ended, endings, wait } = world();
+  const waiting = wait("acme", "inv_1");
+  let looks = 0;
+  const running = { id: "inv_2", status: "running" } as InvocationRow;
+  const stuck = () => (++looks === 1 ? Promise.resolve(running) : new Promise<InvocationRow>(() => {}));
+  const unknown = endings.wait({ tenant: "acme", id: "inv_2" }, LONG_S, here, stuck);
+  await new Promise((resolve) => setImmediate(resolve));
+  ended.add("inv_1");
+  endings.release();
+  expect((await waiting).status).toBe("succeeded");
+  expect(await unknown).toBe(running);
 });

@@ -1,31 +1,17 @@
-// Who waits for which call to end (`Prefer: wait`). An end in this process is announced and wakes at once; one on
-// another replica is found by looking again every second, for all who wait together.
+// Callers that wait for a call to end (`Prefer: wait`). An end in this process wakes them at once. An end on another
+// replica is found by one query every second for all of them.
+import { withDeadline } from "../../concurrency/deadline.ts";
 import { createFairShare } from "../../concurrency/fair-share.ts";
 import { inTurns } from "../../concurrency/turns.ts";
 import { isEnded } from "../../core/states.ts";
 import type { InvocationKey, InvocationRow } from "./service.ts";
 
 const LOOK_AGAIN_MS = 1000;
-/** IDs of one question. */
+const LAST_LOOK_MS = 1000;
+/** IDs in one query. */
 const LOOKED_FOR_MAX = 500;
-/** Who finds no place gets its answer at once: to wait is a preference (RFC 7240, section 4.3). */
+/** Beyond this a caller is answered at once: `wait` is only a preference (RFC 7240, section 4.3). */
 const WAITING_MAX = 8192;
-
-export interface CompletionWaiters {
-  announce(id: string): void;
-  /** Lets go of whoever waits, now and from now on: the process is about to end, and they get what there is. */
-  release(): void;
-  /**
-   * The invocation as `look` gives it once it has ended, or as it is after `seconds`, when `signal` aborts, at the
-   * release, or at once where so many of the tenant's wait already.
-   */
-  wait(
-    key: InvocationKey,
-    seconds: number,
-    signal: AbortSignal,
-    look: () => Promise<InvocationRow>,
-  ): Promise<InvocationRow>;
-}
 
 interface Listeners {
   readonly key: InvocationKey;
@@ -33,9 +19,7 @@ interface Listeners {
 }
 
 /** @param endedAmong those of these calls that have ended */
-export function createCompletionWaiters(
-  endedAmong: (keys: readonly InvocationKey[]) => Promise<readonly string[]>,
-): CompletionWaiters {
+export function createCompletionWaiters(endedAmong: (keys: readonly InvocationKey[]) => Promise<readonly string[]>) {
   const places = createFairShare({ size: WAITING_MAX });
   const waiting = new Map<string, Listeners>();
   let released = false;
@@ -56,7 +40,7 @@ export function createCompletionWaiters(
     if (isLooking || waiting.size === 0) return;
     isLooking = true;
     const timer = setTimeout(async () => {
-      // A store that is away is asked again.
+      // If the store is away, the next round asks again.
       await lookAgain().catch(() => {});
       isLooking = false;
       scheduleLook();
@@ -65,13 +49,9 @@ export function createCompletionWaiters(
   }
 
   /** Resolves when the end is announced, or after `ms`. */
-  function chanceOf(
-    key: InvocationKey,
-    ms: number,
-    signal: AbortSignal,
-  ): { passed: Promise<void>; forget(): void } {
+  function chanceOf(key: InvocationKey, ms: number, signal: AbortSignal): { passed: Promise<void>; forget(): void } {
     const { promise, resolve } = Promise.withResolvers<void>();
-    // Of one call thousands may wait, and each reads it again: so each in its turn, by whatever it is woken.
+    // Thousands may wait for one call, and each reads it again when woken, so they take turns.
     const wake = () =>
       inTurns(() => {
         resolve();
@@ -93,11 +73,21 @@ export function createCompletionWaiters(
 
   return {
     announce,
+    /** Answers all waiting callers with what is known, now and from now on, since the process is about to end. */
     release() {
       released = true;
       for (const { wakes } of waiting.values()) for (const wake of wakes) wake();
     },
-    async wait(key, seconds, signal, look) {
+    /**
+     * The invocation, read by `look`, once it has ended; or as it is after `seconds`, when `signal` aborts, or at the
+     * release. At once if too many callers of the tenant wait already.
+     */
+    async wait(
+      key: InvocationKey,
+      seconds: number,
+      signal: AbortSignal,
+      look: () => Promise<InvocationRow>,
+    ): Promise<InvocationRow> {
       if (places.take(key.tenant) !== null) return look();
       const until = performance.now() + seconds * 1000;
       try {
@@ -110,8 +100,8 @@ export function createCompletionWaiters(
             const row = await look();
             if (isEnded(row.status) || left <= 0 || signal.aborted || released) return row;
             await chance.passed;
-            // The store may be what everything waits for.
-            if (released) return row;
+            // The call may have ended with the process's last work. But the store may be what is stuck.
+            if (released) return await withDeadline(LAST_LOOK_MS, look(), () => null).catch(() => row);
           } finally {
             chance.forget();
           }
@@ -122,3 +112,5 @@ export function createCompletionWaiters(
     },
   };
 }
+
+export type CompletionWaiters = ReturnType<typeof createCompletionWaiters>;

@@ -1,5 +1,5 @@
 // Which exact totals an invocation takes part in, so that a page of the history costs the same at any size.
-// Whoever changes a counted field of an invocation says so here, in the same write.
+// Every write that changes a counted field of an invocation must call this module in the same write.
 import type { ErrorClass, InvocationStatus, SettlementStatus } from "../../core/states.ts";
 import type { Tx } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";

@@ -38,7 +38,7 @@ async function statements(reader: Reader, asked: Statement[], tenant: string, qu
   return found;
 }
 
-describe("whatever is asked for, one index is walked from where its calls begin to where they end", () => {
+describe("whatever is asked of the history, one index is walked from the first of its calls to the last", () => {
   test("on SQLite", async () => {
     const place = sqlitePlace();
     await (await place.open()).close();
@@ -53,12 +53,9 @@ describe("whatever is asked for, one index is walked from where its calls begin 
       for (const [text] of await statements(reader, asked, "acme", query)) {
         const rows = database.prepare<{ detail: string }, []>(`explain query plan ${text}`).all();
         const plan = rows.map(({ detail }) => detail).join("; ");
-        const walked =
-          /SEARCH invocations USING (?:COVERING )?(?:INDEX )?(.*?\))(?:$|;)/.exec(plan)?.[1] ?? "";
+        const walked = /SEARCH invocations USING (?:COVERING )?(?:INDEX )?(.*?\))(?:$|;)/.exec(plan)?.[1] ?? "";
         const expected = indexes.map((index) => {
-          const column = { invocations_agent: "agent_id", invocations_settlement: "settlement_status" }[
-            index
-          ];
+          const column = { invocations_agent: "agent_id", invocations_settlement: "settlement_status" }[index];
           const row = `(${column ?? index.replace("invocations_", "")},id)`;
           return `${index} (tenant=? AND ${row}>(?,?) AND ${row}<(?,?))`;
         });
@@ -92,9 +89,7 @@ describe("whatever is asked for, one index is walked from where its calls begin 
           const given = values.map((value) => (typeof value === "number" ? value : `'${value}'`));
           const rows = await client.unsafe(`explain (costs off) execute asked (${given})`).values();
           const plan = rows.join("\n");
-          const walked = /Index (?:Only )?Scan Backward using (\w+) on invocations\n +Index Cond: (.*)/.exec(
-            plan,
-          );
+          const walked = /Index (?:Only )?Scan Backward using (\w+) on invocations\n +Index Cond: (.*)/.exec(plan);
           const expected = indexes.length === 0 ? ["invocations_pkey"] : indexes;
           expect([`${tenant} ${query}\n${plan}`, ...expected]).toContain(walked?.[1] ?? "");
           expect(walked?.[2]).toMatch(/id\)? >= .* AND .*id\)? < /);

@@ -7,7 +7,7 @@ import { inStoreTurns } from "../../concurrency/store-turns.ts";
 import type { Reader } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
 
-/** Of one step: about 5 ms of SQLite when it has to look at every row. */
+/** Entries of one step: about 5 ms of SQLite when it has to look at every row. */
 const ENTRIES_MAX = 5_000;
 
 /** Below and above every ID of an invocation. */
@@ -33,7 +33,7 @@ export interface PageRange {
   readonly offset: number;
 }
 
-/** A walk for a caller who has gone ends at its next step: nobody hears of what it has not found. */
+/** When the caller has gone, the scan ends at its next step. */
 type ScanSignal = AbortSignal | undefined;
 
 export interface ScannedPage {
@@ -59,8 +59,8 @@ function holds(calls: FilteredColumns, [dimension, value]: Filter): SQL {
 
 /**
  * The calls of a path below an ID. The value of the filter stands in a comparison of rows and in the order, where
- * equality would do, so that no index but the filter's own gives that order. A planner that may choose takes the
- * primary key for few calls, by statistics that are older than the calls of a tenant who is new, and walks them all.
+ * equality would do, so that only the filter's own index gives that order. A planner with a choice takes the primary
+ * key for a tenant with few calls in its statistics, which are outdated for a new tenant, and then scans all its calls.
  */
 function callsBelow({ tables: { invocations: t } }: Reader, path: ScanPath, below: string) {
   const ofTenant = eq(t.tenant, path.tenant);
@@ -122,7 +122,7 @@ async function rowsAt(
     .from(t)
     .where(callsBelow(reader, path, below))
     .orderBy(...newestFirst(t, path));
-  // What comes after the step is the next one's to give.
+  // Matches after this step belong to the next one.
   if (path.others.length === 0) return calls.limit(Math.min(limit, ENTRIES_MAX - offset)).offset(offset);
   const passed = calls.limit(ENTRIES_MAX).as("passed");
   return reader.db
@@ -139,7 +139,7 @@ export async function pageAt(
   reader: Reader,
   path: ScanPath,
   { limit, offset }: PageRange,
-  gone: ScanSignal,
+  callerSignal: ScanSignal,
 ): Promise<InvocationRow[]> {
   let below = path.ceiling;
   for (let left = offset; left > 0; ) {
@@ -147,7 +147,7 @@ export async function pageAt(
     const most = Math.min(left, ENTRIES_MAX);
     const { entries, last } = await inStoreTurns(path.tenant, () => step(reader, path, from, most));
     left -= entries;
-    if (last === null || gone?.aborted) return [];
+    if (last === null || callerSignal?.aborted) return [];
     below = last;
   }
   return rowsAt(reader, path, below, { limit, offset: 0 });
@@ -158,7 +158,7 @@ export async function pageAndTotal(
   reader: Reader,
   path: ScanPath,
   { limit, offset }: PageRange,
-  gone: ScanSignal,
+  callerSignal: ScanSignal,
 ): Promise<ScannedPage> {
   const rows: InvocationRow[] = [];
   let total = 0;
@@ -176,7 +176,7 @@ export async function pageAndTotal(
     return entries < ENTRIES_MAX ? null : last;
   }
 
-  while (below !== null && gone?.aborted !== true) {
+  while (below !== null && callerSignal?.aborted !== true) {
     const from: string = below;
     below = await inStoreTurns(path.tenant, () => pass(from));
   }

@@ -121,7 +121,7 @@ describe.each(["sqlite", "postgres"] as const)("the history on %s", (dialect) =>
     place.remove();
   });
 
-  test("any filters, dates and places give the calls that match, newest first, and how many there are", async () => {
+  test("has the calls that match any filters, dates and places, newest first, and how many there are", async () => {
     await fc.assert(
       fc.asyncProperty(anyQuery, async ({ filters, since, until, place: { limit, offset } }) => {
         const [from, to] = [boundTime(since, rows), boundTime(until, rows)];
@@ -150,18 +150,16 @@ describe.each(["sqlite", "postgres"] as const)("the history on %s", (dialect) =>
 
   const both = { mode: "transactional", status: "succeeded" };
 
-  test("a page that two steps have a part of is whole", async () => {
+  test("has a page whole of which two steps have a part", async () => {
     const matches = rows.filter((row) => row.mode === both.mode && row.status === both.status);
     for (let offset = 4_000; offset < 5_100; offset += 100) {
       const query = new URLSearchParams({ ...both, limit: "100", offset: String(offset) });
       const page = await readHistory(store.read, "acme", query);
-      expect(page.rows.map((row) => row.id)).toEqual(
-        matches.slice(offset, offset + 100).map((row) => row.id),
-      );
+      expect(page.rows.map((row) => row.id)).toEqual(matches.slice(offset, offset + 100).map((row) => row.id));
     }
   });
 
-  test("a page at the end of what a step passes holds each call once", async () => {
+  test("has each call once on a page at the end of what a step passes", async () => {
     // The newest but 5,005: one step, and a few more.
     const since = idTime(rows[5_004]?.id ?? "");
     const query = { since: new Date(since).toISOString(), limit: "20", offset: "4990" };
@@ -173,7 +171,7 @@ describe.each(["sqlite", "postgres"] as const)("the history on %s", (dialect) =>
   test.each([
     ["to the end", both],
     ["to a page far behind", { offset: String(CALLS) }],
-  ])("a long walk %s lets others pass", async (_, query: Record<string, string>) => {
+  ])("lets others pass in a long walk %s", async (_, query: Record<string, string>) => {
     const turnsOf = async (walks: number) => {
       let turns = 0;
       let timer = setImmediate(function count() {
@@ -190,7 +188,7 @@ describe.each(["sqlite", "postgres"] as const)("the history on %s", (dialect) =>
     expect(await turnsOf(10)).toBeGreaterThanOrEqual(10);
   });
 
-  test("a walk for a caller who has gone ends at its next step", async () => {
+  test("ends a walk for a caller who has gone at its next step", async () => {
     const gone = AbortSignal.abort();
     expect(await readHistory(store.read, "acme", new URLSearchParams(both))).toMatchObject({
       total: rows.filter((row) => row.mode === both.mode && row.status === both.status).length,

@@ -54,7 +54,7 @@ export async function endedAmong(
   return rows.map(({ id }) => id);
 }
 
-/** Until the call has been made its whole body is stored; what is shown of it is capped all the same. */
+/** The whole body is stored until the call has been made, but only the captured part of it is shown. */
 const bodiesById = prepared(({ db, tables: { invocationBodies: t } }: Reader) =>
   db
     .select({ request: firstBytes(t.request), response: t.response })
@@ -95,7 +95,7 @@ function readFilters(query: Query): Filter[] {
   return filters.filter((filter): filter is [CountDimension, string] => filter[1] !== null);
 }
 
-/** The filters, the one that lets the fewest calls through first: its index is the one to walk along. */
+/** The filters, the most selective first: its index is the one to scan. */
 async function fewestFirst(reader: Reader, tenant: string, filters: readonly Filter[]): Promise<Filter[]> {
   const counts = await Promise.all(
     filters.map(async (filter) => ({ filter, total: await counted(reader, tenant, ...filter) })),
@@ -103,18 +103,16 @@ async function fewestFirst(reader: Reader, tenant: string, filters: readonly Fil
   return counts.sort((a, b) => a.total - b.total).map(({ filter }) => filter);
 }
 
-export interface HistoryPage extends ScannedPage, PageRange {}
-
 /**
- * @param gone stops what takes long, when nobody waits for it any more
+ * @param callerSignal aborted when the caller has gone: stops a long scan
  * @throws Fault `invalid_request`, naming the parameter
  */
 export async function readHistory(
   reader: Reader,
   tenant: string,
   query: Query,
-  gone?: AbortSignal,
-): Promise<HistoryPage> {
+  callerSignal?: AbortSignal,
+): Promise<ScannedPage & PageRange> {
   const place = page(query);
   const filters = readFilters(query);
   const since = dateTime(query, "since");
@@ -131,10 +129,10 @@ export async function readHistory(
     ceiling: until === null ? LAST_ID : idFloor("inv", until + 1),
   };
   if (others.length > 0 || since !== null || until !== null) {
-    return { ...(await pageAndTotal(reader, path, place, gone)), ...place };
+    return { ...(await pageAndTotal(reader, path, place, callerSignal)), ...place };
   }
   const total = await counted(reader, tenant, ...(along ?? (["all", ""] as const)));
-  const rows = place.offset < total ? await pageAt(reader, path, place, gone) : [];
+  const rows = place.offset < total ? await pageAt(reader, path, place, callerSignal) : [];
   // A call that has come since the total was read is on the page already.
   return { rows, total: rows.length === 0 ? total : Math.max(total, place.offset + rows.length), ...place };
 }

@@ -12,9 +12,9 @@ const TURNS_MAX = 5;
 export interface Idempotency {
   readonly key: string;
   readonly body_sha256: string;
-  /** The earliest time that it can be: a key that ended early would let its call be made twice. */
+  /** Earliest possible time now: a key that expires too early would let its call be made twice. */
   readonly asked_at: number;
-  /** The latest time that it can be. */
+  /** Latest possible time now. */
   readonly latest: number;
 }
 
@@ -64,12 +64,7 @@ export async function takeIdempotencyKey(tx: Tx, row: InvocationRow, wanted: Ide
 type KeyOwner = Pick<InvocationRow, "tenant" | "caller" | "agent_id">;
 
 function ownKey({ idempotencyKeys: t }: Tables, owner: KeyOwner, key: string) {
-  return and(
-    eq(t.tenant, owner.tenant),
-    eq(t.caller, owner.caller),
-    eq(t.agent_id, owner.agent_id),
-    eq(t.key, key),
-  );
+  return and(eq(t.tenant, owner.tenant), eq(t.caller, owner.caller), eq(t.agent_id, owner.agent_id), eq(t.key, key));
 }
 
 async function dropExpiredKey(tx: Tx, owner: KeyOwner, { key, asked_at }: Idempotency): Promise<void> {
@@ -95,7 +90,7 @@ export async function findByIdempotencyKey(
   return known.invocation_id;
 }
 
-/** Whatever the body was that it came with first. */
+/** The same for any body. */
 export async function findKey(
   reader: Reader,
   owner: KeyOwner,
@@ -109,7 +104,7 @@ export async function findKey(
   return known ?? null;
 }
 
-/** Lets go of the key of a call that was refused after all: it may be sent again, with another payment. */
+/** Frees the key of a call that was refused after all, so that it may be sent again with another payment. */
 export async function freeIdempotencyKey(tx: Tx, row: KeyOwner & Pick<InvocationRow, "id">): Promise<void> {
   const { idempotencyKeys: t, invocationBodies: bodies } = tx.tables;
   const [stored] = await tx.db

@@ -8,8 +8,7 @@ import type { InvocationRow } from "./service.ts";
 const text = Type.Union([Type.String(), Type.Null()]);
 const whole = Type.Union([Type.Integer(), Type.Null()]);
 const dateTime = Type.String({ format: "date-time" });
-const choice = <T extends string>(values: readonly T[]) =>
-  Type.Unsafe<T>({ type: "string", enum: [...values] });
+const choice = <T extends string>(values: readonly T[]) => Type.Unsafe<T>({ type: "string", enum: [...values] });
 
 const Settlement = Type.Object(
   {
@@ -90,9 +89,7 @@ export const PollView = Type.Object(
     response_truncated: Type.Boolean({
       description: "The upstream's body was longer than what was captured.",
     }),
-    response_body_b64: base64(
-      "The captured response body; for the caller, or with the scope invocations:read_body",
-    ),
+    response_body_b64: base64("The captured response body; for the caller, or with the scope invocations:read_body"),
   },
   { $id: "InvocationPoll" },
 );

@@ -1,50 +1,28 @@
-// Calls that were refused because nobody could say whether their record was stored: the answer of the commit was lost
-// or late, and the record may appear at any time. Their caller was told that they were not taken, so they must not be
-// made. A note of each is kept apart: no call with a note is claimed, no payment of one is attempted, and its record
-// is removed with all that hangs on it, as if the write had never been, so that the same key or payment can be sent
-// again.
+// Calls that were refused because it was unknown whether their record was stored: the answer of the commit was lost or
+// late, and the record may appear at any time. The caller was told that the call was not taken, so it must not be made.
+// A note of each such call is kept in a table of its own. A call with a note is never claimed and its payment is never
+// attempted. Its record is removed with all that depends on it, so that the same key or payment can be sent again.
+
 import { and, eq, inArray, isNull, lte, or, sql } from "drizzle-orm";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
+import { DAY_MS } from "../../core/time.ts";
+import { removeInGroups } from "../../storage/batch-delete.ts";
 import { within } from "../../storage/deadline.ts";
-import { untilStored } from "../../storage/persist.ts";
-import { removeInGroups } from "../../storage/removal.ts";
+import { untilStored } from "../../storage/retry-until-stored.ts";
 import { prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import { countWhole } from "./counters.ts";
 import { freeIdempotencyKey } from "./idempotency.ts";
 import type { InvocationKey } from "./service.ts";
 
-/** What is left of the ten seconds in which a caller is answered, when a write has used up its own time. */
+/** A caller is answered within ten seconds. This is the rest after a write that used up its own time. */
 const DECIDE_MS_MAX = 700;
 const PAUSE_MS_MOST = 500;
-/** A commit that waits for a standby which is away can be as late as that is back. */
-const NOTE_DAYS = 7;
-const DAY_MS = 86_400_000;
 
 export interface UnsureCall extends InvocationKey {
   /** The token of the claim that the same write made; null for a call that it left pending. */
   readonly claim: string | null;
-}
-
-export interface Refusals {
-  /**
-   * Whether a call was stored whose commit has no answer. If not, it never will be: it is refused, whatever appears
-   * later.
-   */
-  wasStored(call: UnsureCall): Promise<boolean>;
-  /**
-   * Whether the call is one that was refused: see below.
-   *
-   * @throws Fault `unavailable` while that is being decided here
-   */
-  isRefused(key: InvocationKey): Promise<boolean>;
-  /** Whether this process has refused the call and could not note it yet. */
-  isUnnoted(id: string): boolean;
-  /** Removes the records of refused calls that have appeared since. Gives how many they were. */
-  removeAppeared(): Promise<number>;
-  /** Waits for the store no longer. */
-  stop(): void;
 }
 
 interface RefusalsOptions {
@@ -53,13 +31,13 @@ interface RefusalsOptions {
   readonly log: Log;
 }
 
-export function createRefusals({ store, clock, log }: RefusalsOptions): Refusals {
+export function createRefusals({ store, clock, log }: RefusalsOptions) {
   let isStopped = false;
   const unnoted = new Set<string>();
 
   /**
-   * In one write: a record that is there is accepted, and nobody ever sees a note of it; otherwise the note is there
-   * from now on, and nobody claims what appears.
+   * In one write: if the record is there, the call is accepted and no note is ever visible. Otherwise the note is
+   * stored, and a record that appears later is never claimed.
    */
   function decide({ tenant, id, claim }: UnsureCall, isLate: () => boolean): Promise<boolean> {
     return store.write(async (tx) => {
@@ -71,12 +49,12 @@ export function createRefusals({ store, clock, log }: RefusalsOptions): Refusals
     });
   }
 
-  /** What appeared while the note was written may have been claimed by somebody else: then it is accepted too. */
+  /** A record that appeared while the note was written may be claimed elsewhere. Then the call is accepted too. */
   async function wasAccepted(call: UnsureCall, isLate: () => boolean): Promise<boolean> {
     return (await decide(call, isLate)) || (!isLate() && !(await isRefused(store, call)));
   }
 
-  /** The caller has been told so. */
+  /** Stores the note after the caller has been refused. */
   async function refuse(call: UnsureCall): Promise<void> {
     try {
       await untilStored(
@@ -94,7 +72,11 @@ export function createRefusals({ store, clock, log }: RefusalsOptions): Refusals
   }
 
   return {
-    async wasStored(call) {
+    /**
+     * Whether a call was stored although its commit got no answer. If not, the call is refused for good, even if its
+     * record appears later.
+     */
+    async wasStored(call: UnsureCall): Promise<boolean> {
       let isLate = false;
       unnoted.add(call.id);
       const deciding = wasAccepted(call, () => isLate);
@@ -104,22 +86,32 @@ export function createRefusals({ store, clock, log }: RefusalsOptions): Refusals
         return isStored;
       } catch {
         isLate = true;
-        // Only when the first decision has ended can another one not be undone by it.
+        // Wait for the first decision to end, or it could undo the second one.
         void deciding.catch(() => {}).then(() => refuse(call));
         return false;
       }
     },
-    async isRefused(key) {
+    /**
+     * Whether the call is one that was refused: see below.
+     *
+     * @throws Fault `unavailable` while that is being decided here
+     */
+    async isRefused(key: InvocationKey): Promise<boolean> {
       if (!unnoted.has(key.id)) return isRefused(store, key);
       throw new Fault("unavailable", "this call is in doubt: send it again", { retryAfterSeconds: 1 });
     },
-    isUnnoted: (id) => unnoted.has(id),
+    /** Whether this process has refused the call and could not note it yet. */
+    isUnnoted: (id: string) => unnoted.has(id),
+    /** Removes the records of refused calls that have appeared since. Gives how many they were. */
     removeAppeared: () => removeAppeared(store),
+    /** Stops waiting for the store. */
     stop() {
       isStopped = true;
     },
   };
 }
+
+export type Refusals = ReturnType<typeof createRefusals>;
 
 async function isThere({ db, tables: { invocations: t } }: Reader, key: InvocationKey): Promise<boolean> {
   const rows = await db
@@ -143,8 +135,8 @@ const noteOf = prepared(({ db, tables: { refusedCalls: t } }: Reader) =>
 class TakenUp extends Error {}
 
 /**
- * Whether the call is one that was refused. Its record is gone then, also if it has only just appeared. One that was
- * claimed by somebody else before it was refused, or whose payment was sent, stays and is none.
+ * Whether the call was refused. If so its record is removed, even if it has only just appeared. A call that was claimed
+ * elsewhere before the refusal, or whose payment was sent, stays and does not count as refused.
  */
 async function isRefused(store: Store, { tenant, id }: InvocationKey): Promise<boolean> {
   const [note] = await noteOf(store.read).execute({ tenant, id });
@@ -175,7 +167,7 @@ async function removeRecord(tx: Tx, { tenant, id, claim }: UnsureCall): Promise<
   if (paid.length > 0 || (row === undefined && (await isThere(tx, { tenant, id })))) throw new TakenUp();
   if (row === undefined) return;
   countWhole(tx, row, -1);
-  // The key stands in the stored call.
+  // The idempotency key is read from the stored call, so free it before the call is removed.
   await freeIdempotencyKey(tx, row);
   await tx.db.delete(bodies).where(and(eq(bodies.tenant, tenant), eq(bodies.invocation_id, id)));
 }
@@ -190,15 +182,11 @@ async function removeAppeared(store: Store): Promise<number> {
   return appeared.length;
 }
 
-/** Removes notes that are older than any commit can be late. */
-export function removeOldNotes(store: Store, clock: Clock): Promise<number> {
-  const before = clock.now() - NOTE_DAYS * DAY_MS;
+/** Removes notes older than `days`, which must be more than any commit can be late. Gives how many they were. */
+export function removeOldNotes(store: Store, clock: Clock, days: number): Promise<number> {
+  const before = clock.now() - days * DAY_MS;
   return removeInGroups(store, async ({ db, tables: { refusedCalls: t } }, limit) => {
-    const old = db
-      .select({ tenant: t.tenant, id: t.id })
-      .from(t)
-      .where(lte(t.created_at, before))
-      .limit(limit);
+    const old = db.select({ tenant: t.tenant, id: t.id }).from(t).where(lte(t.created_at, before)).limit(limit);
     const rows = await db
       .delete(t)
       .where(inArray(sql`(${t.tenant}, ${t.id})`, old))

@@ -1,15 +1,16 @@
 // Clean-up by age: captured bodies, whole records, expired idempotency keys, and the totals of models that are
 // in no record any more. In small groups, each its own write, so that calls pass between them.
+
 import { and, asc, eq, gt, gte, inArray, isNotNull, isNull, lt, lte, notExists, or, sql } from "drizzle-orm";
 import type { Clock } from "../../core/clock.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
-import { nextTenant, removeInGroups, tenantsIn } from "../../storage/removal.ts";
+import { DAY_MS } from "../../core/time.ts";
+import { nextTenant, removeInGroups, tenantsIn } from "../../storage/batch-delete.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { countWhole } from "./counters.ts";
 
 const TOTALS_AT_ONCE = 200;
-const DAY_MS = 86_400_000;
 
 export interface Retention {
   /** 0 keeps for ever. */
@@ -34,9 +35,7 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
   }
   if (history_days > 0) await removeEmptyTotals(store);
   const expiry = clock.now();
-  removed.idempotency_keys = await removeInGroups(store, (tx, limit) =>
-    removeIdempotencyKeys(tx, expiry, limit),
-  );
+  removed.idempotency_keys = await removeInGroups(store, (tx, limit) => removeIdempotencyKeys(tx, expiry, limit));
   log.debug("cleaned_up", removed);
 }
 
@@ -47,7 +46,7 @@ interface OlderThan {
   readonly now: number;
 }
 
-/** Only bodies whose call has been made: a stored call is still owed to its caller. */
+/** Only bodies whose call has been made, since a stored call must still be made. */
 async function removeBodies(tx: Tx, { tenant, before }: OlderThan, limit: number): Promise<number> {
   const { invocationBodies: t } = tx.tables;
   const old = tx.db
@@ -91,11 +90,7 @@ async function removeInvocations(tx: Tx, { tenant, before, now }: OlderThan, lim
 }
 
 /** The payment of an invocation that must stay: it is not settled yet, or could be presented again. */
-function keptPayment(
-  { db, tables: { payments: t } }: Tx,
-  invocations: Tx["tables"]["invocations"],
-  now: number,
-) {
+function keptPayment({ db, tables: { payments: t } }: Tx, invocations: Tx["tables"]["invocations"], now: number) {
   return db
     .select({ id: t.invocation_id })
     .from(t)
@@ -108,7 +103,7 @@ function keptPayment(
     );
 }
 
-/** The debt of a receipt, which has to be made of the record. */
+/** An owed receipt, which is made from the record. */
 function receiptOwed({ db, tables: { receiptsDue: t } }: Tx, invocations: Tx["tables"]["invocations"]) {
   return db
     .select({ id: t.invocation_id })
@@ -147,7 +142,7 @@ async function removeEmptyTotalsAfter(tx: Tx, { tenant, model }: ModelCursor): P
       .delete(t)
       .where(and(ofTenant, inArray(t.value, empty)))
       .returning({ model: t.value, count: t.count });
-    // What another transaction has added since the look goes with its row, and is put back: the total is exact.
+    // Put back what another transaction has added since the read, so that the total stays exact.
     for (const row of rows) tx.count(tenant, "model", row.model, row.count);
   }
   const last = totals.at(-1);

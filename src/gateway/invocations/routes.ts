@@ -1,8 +1,9 @@
 // The routes of the history.
 
+import { routes } from "../../http/elysia.ts";
 import { queryOf } from "../../http/input.ts";
 import { respondJson } from "../../http/large-response.ts";
-import { routes, scopeOf } from "../../http/server.ts";
+import { scopeOf } from "../../http/server.ts";
 import type { Reader } from "../../storage/store.ts";
 import { findInvocation, readHistory } from "./history.ts";
 import { listItem } from "./model.ts";

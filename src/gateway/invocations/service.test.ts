@@ -42,7 +42,7 @@ const FAILURE: Ending = { ...SUCCESS, status: "failed", error_class: "upstream_5
 const TAKER = { replica: "rep_1", now: 0 };
 
 for (const [name, databaseUrl] of Object.entries(stores)) {
-  describe(name, () => {
+  describe(`on ${name}`, () => {
     let store: Store;
     beforeAll(async () => {
       const dir = mkdtempSync(join(tmpdir(), "tollgate-invocations-"));
@@ -60,9 +60,9 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
     const take = (key: InvocationKey, owner = "rep_1", token = "token") =>
       store.write((tx) => claim(tx, { key, owner, token, now: clock.now(), inHand: null }));
     const end = (key: InvocationKey, ending: Ending, token = "token") =>
-      store.write((tx) => finish(tx, { key, token }, ending, clock.now()));
+      store.write((tx) => finish(tx, { key, token, request_id: "req" }, ending, clock.now()));
 
-    test("an accepted call can be read back whole until it has been made, then its captured bodies", async () => {
+    test("an accepted call is read back whole until it has been made, then its captured bodies are", async () => {
       const key = await put({}, "ü".repeat(3));
       expect((await take(key))?.call.headers).toEqual([["content-type", "text/plain"]]);
       expect(await end(key, SUCCESS)).toBe(true);
@@ -109,7 +109,7 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       expect((await findInvocation(store.read, "acme", key.id)).error_class).toBe("upstream_5xx");
     });
 
-    test("a claim that is repeated because its answer was lost finds its own, and no other's", async () => {
+    test("a claim that is repeated because its answer was lost finds its own call, and no other's", async () => {
       const key = await put();
       await take(key, "rep_1", "one");
       // Of the same replica too: another request for the same call has a claim of its own.
@@ -120,7 +120,7 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       expect(await take(key, "rep_1", "one")).toBeNull();
     });
 
-    test("a claim that is given back leaves the call as it was, and only its own", async () => {
+    test("a claim that is given back leaves the call as it was, and only the call that it claimed", async () => {
       const key = await put();
       const giveBack = (token: string) => store.write((tx) => release(tx, key, token, clock.now()));
       await take(key, "rep_1", "one");
@@ -136,13 +136,7 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
     });
 
     test("of the calls that ran, those of a replica whose lease is over end as internal, and no others", async () => {
-      const [dead, far, alive, own, waiting] = [
-        await put(),
-        await put(),
-        await put(),
-        await put(),
-        await put(),
-      ];
+      const [dead, far, alive, own, waiting] = [await put(), await put(), await put(), await put(), await put()];
       const owners = [
         [dead, "rep_dead"],
         [far, "rep_far"],
@@ -180,7 +174,7 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       await store.write((tx) => dropLeases(tx, "all"));
     });
 
-    test("every agent with a pending call is found, and its oldest calls first", async () => {
+    test("an agent with a pending call is found, whichever it is, and its oldest calls first", async () => {
       const tenant = "pending";
       for (const agent_id of ["agt_x", "agt_y", "agt_y"]) await put({ tenant, agent_id });
       const found: string[] = [];
@@ -218,15 +212,14 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       expect(ids).not.toContain(await send(later));
     });
 
-    test("the totals are those of the rows, after any sequence of events and clean-ups", async () => {
+    test("totals are those of the rows, after any sequence of events and clean-ups", async () => {
       await fc.assert(
         fc.asyncProperty(fc.array(anyEvent, { minLength: 5, maxLength: 40 }), async (events) => {
           const tenant = crypto.randomUUID();
           const keys: { tenant: string; id: string }[] = [];
           for (const { kind, agent, model, pick } of events) {
             const key = keys[pick % Math.max(keys.length, 1)];
-            if (kind === "accept" || key === undefined)
-              keys.push(await put({ tenant, agent_id: agent, model }));
+            if (kind === "accept" || key === undefined) keys.push(await put({ tenant, agent_id: agent, model }));
             else if (kind === "claim") await take(key);
             else if (kind === "succeed") await end(key, SUCCESS);
             else if (kind === "fail") await end(key, FAILURE);
@@ -262,7 +255,7 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       expect((await take(owed))?.body.byteLength).toBe(5);
     });
 
-    test("the totals of models that are in no record go with the clean-up, exact while calls go on", async () => {
+    test("totals of models that are in no record go with the clean-up, exact while calls go on", async () => {
       const tenant = crypto.randomUUID();
       const { invocationCounts: t } = store.read.tables;
       const models = async () => {
@@ -342,15 +335,11 @@ async function expectExactTotals(store: Store, tenant: string): Promise<void> {
       ...(parameter && { [parameter]: value }),
     });
     const rows = (await readHistory(store.read, tenant, query)).total;
-    expect([dimension, value, await counted(store.read, tenant, dimension, value)]).toEqual([
-      dimension,
-      value,
-      rows,
-    ]);
+    expect([dimension, value, await counted(store.read, tenant, dimension, value)]).toEqual([dimension, value, rows]);
   }
 }
 
-test("states only go forward, but for a claim that is given back", () => {
+test("the states of a call only go forward, but for a claim that is given back", () => {
   const order = ["pending", "running", "succeeded", "failed"];
   const { release: back, ...forward } = INVOCATION_EVENTS;
   expect(back).toEqual({ from: "running", to: "pending" });

@@ -1,31 +1,27 @@
 // The life of an invocation in the database: accepted, paid for, claimed, ended, abandoned. Every transition
 // is a write guarded by the states that its event may start from, and it keeps the exact totals of the history.
-import { and, eq, inArray } from "drizzle-orm";
+import { and, eq } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import { asBuffer } from "../../core/bytes.ts";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
-import {
-  type ErrorClass,
-  INVOCATION_STATUSES,
-  type InvocationStatus,
-  SETTLEMENT_EVENTS,
-} from "../../core/states.ts";
+import type { ErrorClass } from "../../core/states.ts";
 import type { Reader, Tx } from "../../storage/store.ts";
-import { oweReceipt } from "../receipts/service.ts";
-import { countErrorClass, countMove, countSettlement, countWhole } from "./counters.ts";
+import { countMove, countWhole } from "./counters.ts";
+import { endInvocation, withoutAnswer } from "./ends.ts";
 import { freeIdempotencyKey, type Idempotency, takeIdempotencyKey } from "./idempotency.ts";
 import {
   callAndBody,
   claimRow,
-  dropBodies,
   failOwnRow,
   failRow,
   heldBy,
   insertBody,
   insertInvocation,
   insertPaidInvocation,
-  keepBodies,
+  moveSettlement,
+  NOTHING_YET,
+  oweReceipt,
   releaseRow,
   succeedOwnRow,
   withdrawRow,
@@ -60,6 +56,8 @@ export interface Ending {
   readonly response: Uint8Array | null;
   readonly response_truncated: boolean;
   readonly response_content_type: string | null;
+  /** For the log only: what went wrong, without any secret or body. */
+  readonly detail?: string | null;
 }
 
 /** The claims of this process: see claims.ts. */
@@ -107,26 +105,14 @@ export async function accept(tx: Tx, accepted: AcceptedCall): Promise<string> {
   return row.id;
 }
 
-const NOTHING_YET = {
-  error_class: null,
-  upstream_status: null,
-  latency_ms: null,
-  ttft_ms: null,
-  resp_size: null,
-  resp_sha256: null,
-  response_truncated: false,
-  response_content_type: null,
-  completed_at: null,
-};
-
 export interface Claim {
   readonly key: InvocationKey;
   /** The replica that takes the call. */
   readonly owner: string;
-  /** Of this one attempt to take it, whose tries all bear it: see claims.ts. */
+  /** Token of this attempt, the same for all its tries: see claims.ts. */
   readonly token: string;
   readonly now: number;
-  /** Spares reading back what the caller still holds. */
+  /** The stored call, if the caller still has it in memory, so that it is not read again. */
   readonly inHand: PendingCall | null;
 }
 
@@ -153,28 +139,29 @@ export async function holdsClaim(reader: Reader, key: InvocationKey, token: stri
   return (await heldBy(reader).execute({ ...key, claim: token })).length > 0;
 }
 
-/** Gives a claimed call back of which certainly nothing has left. */
+/** Gives back a claimed call of which certainly nothing has been sent. */
 export async function release(tx: Tx, key: InvocationKey, token: string, now: number): Promise<void> {
   const fields = { ...NOTHING_YET, ...key, owner: null, claim: token, updated_at: now };
   const released = await releaseRow(tx).execute(fields);
   if (released.length > 0) countMove(tx, key.tenant, "running", "pending");
 }
 
-/** A call as whoever claimed it knows it. */
+/** A call that was claimed here. */
 export interface ClaimedKey {
   readonly key: InvocationKey;
   /** Of the claim. */
   readonly token: string;
+  readonly request_id: string;
 }
 
-/** Records how a running call ended. False when it had been ended otherwise: cancelled, or given up for dead. */
+/** Records how a running call ended. False when it had ended already: cancelled, or its replica was taken for dead. */
 export async function finish(
   tx: Tx,
-  { key, token }: ClaimedKey,
+  { key, token, request_id }: ClaimedKey,
   ending: Ending,
   now: number,
 ): Promise<boolean> {
-  const { response, status, ...fields } = ending;
+  const { response, status, detail = null, ...fields } = ending;
   const end = status === "succeeded" ? succeedOwnRow : failOwnRow;
   const [row] = await end(tx).execute({
     ...NOTHING_YET,
@@ -186,41 +173,8 @@ export async function finish(
     completed_at: now,
   });
   if (row === undefined) return false;
-  await recordEnd(tx, key, "running", ending, row);
+  await endInvocation(tx, { key, from: "running", ending, at: now, request_id, detail }, row);
   return true;
-}
-
-async function recordEnd(
-  tx: Tx,
-  key: InvocationKey,
-  from: InvocationStatus,
-  ending: Pick<Ending, "status" | "error_class" | "response">,
-  ended: Pick<InvocationRow, "body_captured" | "emit_receipt" | "settlement_status" | "payment_nonce">,
-): Promise<void> {
-  countMove(tx, key.tenant, from, ending.status);
-  if (ended.payment_nonce !== null) await freeCallCredential(tx, key);
-  // A payment that is still open will be final later, and a receipt says what is final.
-  if (ended.emit_receipt && ended.settlement_status !== "pending") await oweReceipt(tx, key);
-  if (ending.error_class !== null) countErrorClass(tx, key.tenant, ending.error_class);
-  // Whoever paid for a call that failed is to see both.
-  if (ending.status === "failed" && ended.settlement_status === "settled") {
-    await moveSettlement(tx, key, "lose", {});
-  }
-  if (!ended.body_captured) {
-    await dropBodies(tx).execute(key);
-    return;
-  }
-  const { response } = ending;
-  await keepBodies(tx).execute({ ...key, response: response === null ? null : asBuffer(response) });
-}
-
-/** The upstream's credential of a paid call may be deleted again. */
-async function freeCallCredential(tx: Tx, key: InvocationKey): Promise<void> {
-  const { payments: t } = tx.tables;
-  await tx.db
-    .update(t)
-    .set({ call_credential_ref: null })
-    .where(and(eq(t.tenant, key.tenant), eq(t.invocation_id, key.id)));
 }
 
 type Abandon = (tx: Tx, key: InvocationKey, error_class: ErrorClass, now: number) => Promise<boolean>;
@@ -230,7 +184,7 @@ function abandonFrom(from: "pending" | "running", end: typeof failRow): Abandon 
     const fields = { ...NOTHING_YET, ...key, owner: null, error_class, updated_at: now, completed_at: now };
     const [row] = await end(tx).execute(fields);
     if (row === undefined) return false;
-    await recordEnd(tx, key, from, { status: "failed", error_class, response: null }, row);
+    await endInvocation(tx, withoutAnswer(key, from, error_class, now), row);
     return true;
   };
 }
@@ -241,45 +195,11 @@ const giveUp = abandonFrom("running", failRow);
 
 /** Ends a call that has not ended, without an answer of the upstream. False when it has ended already. */
 export const abandon: Abandon = async (...call) =>
-  // States only go forward, so a call that is claimed between the two attempts is met by the second.
+  // States only go forward, so a call that is claimed between the two attempts is caught by the second.
   (await withdraw(...call)) || giveUp(...call);
 
-type SettlementFields = Partial<Pick<InvocationRow, "settlement" | "updated_at">>;
-
-/** Refuses by matching no row, as every transition does. */
-async function moveSettlement(
-  tx: Tx,
-  key: InvocationKey,
-  event: keyof typeof SETTLEMENT_EVENTS,
-  fields: SettlementFields,
-  statuses: readonly InvocationStatus[] = INVOCATION_STATUSES,
-): Promise<InvocationRow | null> {
-  const { invocations: t } = tx.tables;
-  const { from, to } = SETTLEMENT_EVENTS[event];
-  const [row] = await tx.db
-    .update(t)
-    .set({ ...fields, settlement_status: to })
-    .where(
-      and(
-        eq(t.tenant, key.tenant),
-        eq(t.id, key.id),
-        eq(t.settlement_status, from),
-        inArray(t.status, statuses),
-      ),
-    )
-    .returning();
-  if (row === undefined) return null;
-  countSettlement(tx, key.tenant, from, to);
-  return row;
-}
-
 /** Records what came of another attempt while the outcome stays open. `settlement` is the sub-record's JSON. */
-export async function noteSettlement(
-  tx: Tx,
-  key: InvocationKey,
-  settlement: string,
-  now: number,
-): Promise<void> {
+export async function noteSettlement(tx: Tx, key: InvocationKey, settlement: string, now: number): Promise<void> {
   const { invocations: t } = tx.tables;
   await tx.db
     .update(t)
@@ -301,7 +221,7 @@ export async function collectSettlement(
   const row = await moveSettlement(tx, key, "collect", fields, ["pending"]);
   if (row !== null) return row;
   const late = await moveSettlement(tx, key, "collectLate", fields, ["failed"]);
-  if (late?.emit_receipt) await oweReceipt(tx, key);
+  if (late?.emit_receipt) await oweReceipt(tx).execute(key);
   return late;
 }
 
@@ -318,13 +238,12 @@ export async function refuseSettlement(
   const row = await moveSettlement(tx, key, "refuse", { settlement, updated_at: now });
   if (row === null) return null;
   if (row.status !== "pending") {
-    if (row.emit_receipt) await oweReceipt(tx, key);
+    if (row.emit_receipt) await oweReceipt(tx).execute(key);
     return row;
   }
   await freeIdempotencyKey(tx, row);
   const fields = { ...NOTHING_YET, ...key, owner: null, updated_at: now, completed_at: now };
   const [ended] = await withdrawRow(tx).execute(fields);
-  const ending = { status: "failed", error_class: null, response: null } as const;
-  if (ended !== undefined) await recordEnd(tx, key, "pending", ending, ended);
-  return { ...row, ...ending, completed_at: now };
+  if (ended !== undefined) await endInvocation(tx, withoutAnswer(key, "pending", null, now), ended);
+  return { ...row, status: "failed", error_class: null, completed_at: now };
 }

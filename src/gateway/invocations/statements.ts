@@ -1,11 +1,19 @@
 // The statements by which the record of an invocation changes, each prepared once. What they mean, and which go
 // together in one write, stands in service.ts.
-import { and, eq, notExists, sql } from "drizzle-orm";
+import { and, eq, inArray, notExists, sql } from "drizzle-orm";
 import { paidFor } from "../../../db/conditions.ts";
 import type { Tables } from "../../../db/schema.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
-import { INVOCATION_EVENTS, type InvocationEvent } from "../../core/states.ts";
+import {
+  INVOCATION_EVENTS,
+  INVOCATION_STATUSES,
+  type InvocationEvent,
+  type InvocationStatus,
+  SETTLEMENT_EVENTS,
+} from "../../core/states.ts";
 import { bind, prepared, type Reader, type Tx } from "../../storage/store.ts";
+import { countSettlement } from "./counters.ts";
+import type { InvocationKey, InvocationRow } from "./service.ts";
 
 /** What every accepted call has; a column that is left out is null. */
 const ACCEPTED_COLUMNS = {
@@ -31,7 +39,7 @@ export const insertInvocation = prepared(({ db, tables: { invocations } }: Tx) =
   db.insert(invocations).values(ACCEPTED_COLUMNS),
 );
 
-/** Apart from the other, so that a call that costs nothing does not bind what only a paid one has. */
+/** A statement of its own, so that a free call does not bind the columns of a paid one. */
 export const insertPaidInvocation = prepared(({ db, tables: { invocations } }: Tx) =>
   db.insert(invocations).values({
     ...ACCEPTED_COLUMNS,
@@ -54,7 +62,7 @@ export const insertBody = prepared(({ db, tables: { invocationBodies } }: Tx) =>
   }),
 );
 
-/** A call whose caller was told that it was not taken is not made, should its record appear later. */
+/** A call that was refused to its caller is not made, even if its record appears later. */
 function isNotRefused({ db, tables: { invocations: t, refusedCalls: r } }: Tx) {
   const refused = db
     .select({ id: r.id })
@@ -66,53 +74,79 @@ function isNotRefused({ db, tables: { invocations: t, refusedCalls: r } }: Tx) {
 /**
  * The first state-changing statement of every event: it refuses by matching no row.
  *
- * @param by "claimer": only for whoever holds the call by the token of its claim
+ * @param by "claimer": only with the token of the call's claim
  */
-const transition = (event: InvocationEvent, by: "anyone" | "claimer" = "anyone") =>
+function transition(tx: Tx, event: InvocationEvent, by: "anyone" | "claimer") {
+  const { db, tables } = tx;
+  const { invocations: t } = tables;
+  return db
+    .update(t)
+    .set({
+      status: INVOCATION_EVENTS[event].to,
+      owner: bind(t.owner, "owner"),
+      ...(event === "claim" && { claim: bind(t.claim, "claim") }),
+      ...(event === "release" && { claim: null }),
+      error_class: bind(t.error_class, "error_class"),
+      upstream_status: bind(t.upstream_status, "upstream_status"),
+      latency_ms: bind(t.latency_ms, "latency_ms"),
+      ttft_ms: bind(t.ttft_ms, "ttft_ms"),
+      resp_size: bind(t.resp_size, "resp_size"),
+      resp_sha256: bind(t.resp_sha256, "resp_sha256"),
+      response_truncated: bind(t.response_truncated, "response_truncated"),
+      response_content_type: bind(t.response_content_type, "response_content_type"),
+      updated_at: bind(t.updated_at, "updated_at"),
+      completed_at: bind(t.completed_at, "completed_at"),
+    })
+    .where(
+      and(
+        eq(t.tenant, sql.placeholder("tenant")),
+        eq(t.id, sql.placeholder("id")),
+        eq(t.status, INVOCATION_EVENTS[event].from),
+        by === "claimer" ? eq(t.claim, bind(t.claim, "claim")) : undefined,
+        ...(event === "claim" ? [paidFor(t), isNotRefused(tx)] : []),
+      ),
+    );
+}
+
+/** Columns of an ended call that its end needs, and that listeners get beside the end itself. */
+const ended = (event: "succeed" | "fail" | "withdraw", by: "anyone" | "claimer" = "anyone") =>
   prepared((tx: Tx) => {
-    const { db, tables } = tx;
-    const { invocations: t } = tables;
-    return db
-      .update(t)
-      .set({
-        status: INVOCATION_EVENTS[event].to,
-        owner: bind(t.owner, "owner"),
-        ...(event === "claim" && { claim: bind(t.claim, "claim") }),
-        ...(event === "release" && { claim: null }),
-        error_class: bind(t.error_class, "error_class"),
-        upstream_status: bind(t.upstream_status, "upstream_status"),
-        latency_ms: bind(t.latency_ms, "latency_ms"),
-        ttft_ms: bind(t.ttft_ms, "ttft_ms"),
-        resp_size: bind(t.resp_size, "resp_size"),
-        resp_sha256: bind(t.resp_sha256, "resp_sha256"),
-        response_truncated: bind(t.response_truncated, "response_truncated"),
-        response_content_type: bind(t.response_content_type, "response_content_type"),
-        updated_at: bind(t.updated_at, "updated_at"),
-        completed_at: bind(t.completed_at, "completed_at"),
-      })
-      .where(
-        and(
-          eq(t.tenant, sql.placeholder("tenant")),
-          eq(t.id, sql.placeholder("id")),
-          eq(t.status, INVOCATION_EVENTS[event].from),
-          by === "claimer" ? eq(t.claim, bind(t.claim, "claim")) : undefined,
-          ...(event === "claim" ? [paidFor(t), isNotRefused(tx)] : []),
-        ),
-      )
-      .returning({
-        body_captured: t.body_captured,
-        emit_receipt: t.emit_receipt,
-        settlement_status: t.settlement_status,
-        payment_nonce: t.payment_nonce,
-      });
+    const { invocations: t } = tx.tables;
+    return transition(tx, event, by).returning({
+      body_captured: t.body_captured,
+      emit_receipt: t.emit_receipt,
+      settlement_status: t.settlement_status,
+      payment_nonce: t.payment_nonce,
+      payment_network: t.payment_network,
+      payment_asset: t.payment_asset,
+      payment_amount: t.payment_amount,
+      agent_id: t.agent_id,
+      caller: t.caller,
+      mode: t.mode,
+      model: t.model,
+      mcp_method: t.mcp_method,
+      req_size: t.req_size,
+    });
   });
 
-export const claimRow = transition("claim");
-export const releaseRow = transition("release", "claimer");
-export const succeedOwnRow = transition("succeed", "claimer");
-export const failOwnRow = transition("fail", "claimer");
-export const failRow = transition("fail");
-export const withdrawRow = transition("withdraw");
+export const claimRow = prepared((tx: Tx) =>
+  transition(tx, "claim", "anyone").returning({ id: tx.tables.invocations.id }),
+);
+export const releaseRow = prepared((tx: Tx) =>
+  transition(tx, "release", "claimer").returning({ id: tx.tables.invocations.id }),
+);
+export const succeedOwnRow = ended("succeed", "claimer");
+export const failOwnRow = ended("fail", "claimer");
+export const failRow = ended("fail");
+export const withdrawRow = ended("withdraw");
+
+/** In the write that makes the end of a call and its settlement final, which happens once. */
+export const oweReceipt = prepared(({ db, tables: { receiptsDue } }: Tx) =>
+  db.insert(receiptsDue).values({
+    tenant: sql.placeholder("tenant"),
+    invocation_id: sql.placeholder("id"),
+  }),
+);
 
 export const callAndBody = prepared(({ db, tables: { invocationBodies: t } }: Reader) =>
   db
@@ -143,9 +177,7 @@ export const keepBodies = prepared(({ db, tables: { invocationBodies: t } }: Tx)
 );
 
 export const dropBodies = prepared(({ db, tables: { invocationBodies: t } }: Tx) =>
-  db
-    .delete(t)
-    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.invocation_id, sql.placeholder("id")))),
+  db.delete(t).where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.invocation_id, sql.placeholder("id")))),
 );
 
 export const heldBy = prepared(({ db, tables: { invocations: t } }: Reader) =>
@@ -161,3 +193,38 @@ export const heldBy = prepared(({ db, tables: { invocations: t } }: Reader) =>
       ),
     ),
 );
+
+/** What is not known of a call before its end. */
+export const NOTHING_YET = {
+  error_class: null,
+  upstream_status: null,
+  latency_ms: null,
+  ttft_ms: null,
+  resp_size: null,
+  resp_sha256: null,
+  response_truncated: false,
+  response_content_type: null,
+  completed_at: null,
+};
+
+type SettlementFields = Partial<Pick<InvocationRow, "settlement" | "updated_at">>;
+
+/** Refuses by matching no row, as every transition does. */
+export async function moveSettlement(
+  tx: Tx,
+  key: InvocationKey,
+  event: keyof typeof SETTLEMENT_EVENTS,
+  fields: SettlementFields,
+  statuses: readonly InvocationStatus[] = INVOCATION_STATUSES,
+): Promise<InvocationRow | null> {
+  const { invocations: t } = tx.tables;
+  const { from, to } = SETTLEMENT_EVENTS[event];
+  const [row] = await tx.db
+    .update(t)
+    .set({ ...fields, settlement_status: to })
+    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.settlement_status, from), inArray(t.status, statuses)))
+    .returning();
+  if (row === undefined) return null;
+  countSettlement(tx, key.tenant, from, to);
+  return row;
+}

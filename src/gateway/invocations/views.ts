@@ -1,12 +1,13 @@
-// A call as it is shown with its captured bodies, which may be a MiB each: read in a turn, since many who ask for such at
-// once would hold up all others, and made into text as they are taken.
+// A call as it is shown with its captured bodies, which may be a MiB each: read in a turn, since many who ask for such
+// at once would hold up all others, and made into text as they are taken.
 
 import { inOneStep } from "../../concurrency/run-steps.ts";
 import { asBuffer } from "../../core/bytes.ts";
 import { READ_BODY_SCOPE } from "../../core/caller.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
+import { json } from "../../http/answers.ts";
 import { respondLarge, SMALL_CHARACTERS } from "../../http/large-response.ts";
-import { json, scopeOf } from "../../http/server.ts";
+import { scopeOf } from "../../http/server.ts";
 import type { Reader } from "../../storage/store.ts";
 import { capturedBodies, capturedResponse } from "./history.ts";
 import { detail, pollView } from "./model.ts";
@@ -20,7 +21,7 @@ const PIECE_BYTES = 48 * 1024;
 /** By the keys that they are shown under; null where there is none. */
 type Bodies = Readonly<Record<string, Uint8Array | null>>;
 
-/** The body is shown to the user who made the call, and to whoever may read all bodies. */
+/** The body is shown to the user who made the call, and to tokens that may read all bodies. */
 export async function pollAnswer(reader: Reader, request: Request, row: InvocationRow): Promise<Response> {
   const { user, scopes } = scopeOf(request).caller;
   if (row.caller !== user && !scopes.has(READ_BODY_SCOPE)) return json("ok", pollView(row));

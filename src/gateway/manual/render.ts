@@ -53,9 +53,7 @@ function servedAt(href: string): string {
 export function htmlOf(markdown: string): string {
   const html = marked.parse(markdown, { async: false });
   // Wide tables scroll by themselves, so that the page fits on a phone.
-  return html
-    .replaceAll("<table>", '<div class="table" tabindex="0"><table>')
-    .replaceAll("</table>", "</table></div>");
+  return html.replaceAll("<table>", '<div class="table" tabindex="0"><table>').replaceAll("</table>", "</table></div>");
 }
 
 export function sectionsOf(page: string, markdown: string): Section[] {

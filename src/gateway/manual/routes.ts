@@ -1,7 +1,7 @@
 // The manual at /docs: its pages, a style, a script that searches, and what that searches through. All of it comes from
 // the binary and needs no token. Each page is rendered once, when it is first asked for, so that no start waits for it.
 import { type Asset, asset, pageAsset, serveAsset } from "../../http/assets.ts";
-import { routes } from "../../http/server.ts";
+import { routes } from "../../http/elysia.ts";
 import { PAGES, type Page } from "./pages.ts";
 import { escapeHtml, htmlOf, sectionsOf } from "./render.ts";
 import script from "./search.js" with { type: "text" };
@@ -42,8 +42,7 @@ function pageHtml(pages: readonly Page[], page: Page): string {
 
 function contentsHtml(pages: readonly Page[]): string {
   const items = pages.map(
-    ({ name, title, summary }) =>
-      `<li><a href="docs/${name}">${escapeHtml(title)}</a>: ${escapeHtml(summary)}</li>\n`,
+    ({ name, title, summary }) => `<li><a href="docs/${name}">${escapeHtml(title)}</a>: ${escapeHtml(summary)}</li>\n`,
   );
   const main = `<h1>The manual</h1>\n<ul>\n${items.join("")}</ul>\n<p><a href="swagger">Try the API</a></p>\n`;
   return siteHtml({ title: "The manual", below: "docs/", pages, current: null, main });

@@ -36,7 +36,7 @@ const SETTINGS = {
   persistAuthorization: false,
 };
 
-/** What is on another server is shown and can't be tried: the page calls nobody but the gateway that it came from. */
+/** Endpoints of other servers are shown but can't be tried: the page calls only the gateway that it came from. */
 const INITIALIZER = `const isHere = (state, path, method) => {
   const servers = state.getIn(["json", "paths", path, method, "servers"]);
   return servers === undefined || servers.some((server) => server.get("url") === "/");

@@ -43,7 +43,7 @@ export async function apiDocument(api: AnyElysia, version: string): Promise<stri
  */
 function withComponents(text: string): string {
   const schemas: Record<string, unknown> = {};
-  // The innermost values come first, so a named schema may hold others.
+  // Inner values come first, so that a named schema may hold others.
   const document = JSON.parse(text, (_key, value) => {
     if (typeof value?.$id !== "string") return value;
     const { $id: name, ...schema } = value;
@@ -53,7 +53,7 @@ function withComponents(text: string): string {
     schemas[name] = schema;
     return { $ref: `#/components/schemas/${name}` };
   });
-  // Not given to the plugin, whose types know no mutual TLS.
+  // Added here, since the types of the plugin have no mutual TLS.
   const components = { ...document.components, securitySchemes: SECURITY_SCHEMES, schemas };
   return JSON.stringify({ ...document, components });
 }

@@ -1,5 +1,5 @@
-// The facilitator's endpoints as the document shows them: it serves no document of its own, since three endpoints
-// are all that it has. They are routes of the document alone, and no request to this gateway ever meets them.
+// The facilitator's endpoints in the document. The facilitator serves no document of its own, since it has only three
+// endpoints. These routes are for the document alone: the gateway does not serve them.
 import { Elysia } from "elysia";
 import { operation, type ServerDoc } from "../../http/openapi.ts";
 import { requirementsOf, settleRequestJson } from "../../x402/codec.ts";
@@ -87,8 +87,7 @@ const settle = operation({
     invalid_request: {
       description:
         "The body is malformed, larger than 64 KiB, or no JSON, or the value is 0. The message names the field.",
-      example:
-        "paymentPayload.payload.authorization.value: must be a string of decimal digits, of at most 256 bits",
+      example: "paymentPayload.payload.authorization.value: must be a string of decimal digits, of at most 256 bits",
     },
     denied: {
       description: "The client certificate belongs to no account, or the account is disabled.",
@@ -128,9 +127,7 @@ const supported = operation({
 
 const nowhere = () => new Response();
 
-/** For the reader of routes that makes the document. */
+/** Routes for the plugin that makes the document. */
 export function facilitatorDocs() {
-  return new Elysia()
-    .post("/settle", nowhere, { detail: settle })
-    .get("/supported", nowhere, { detail: supported });
+  return new Elysia().post("/settle", nowhere, { detail: settle }).get("/supported", nowhere, { detail: supported });
 }

@@ -2,16 +2,15 @@ import { beforeAll, describe, expect, test } from "bun:test";
 import { Validator } from "@seriousme/openapi-schema-validator";
 import { Type } from "@sinclair/typebox";
 import { silentLog } from "../../core/log.ts";
+import { json } from "../../http/answers.ts";
+import { routes } from "../../http/elysia.ts";
 import { operation } from "../../http/openapi.ts";
-import { createEdge, type Edge, json, routes } from "../../http/server.ts";
+import { createEdge, type Edge } from "../../http/server.ts";
 import { parseSettleRequest } from "../../x402/codec.ts";
 import { docsRoutes } from "./routes.ts";
 
 const Part = Type.Object({ size: Type.Integer() }, { $id: "Part" });
-const Thing = Type.Object(
-  { name: Type.String({ "x-expected": "a name" }), parts: Type.Array(Part) },
-  { $id: "Thing" },
-);
+const Thing = Type.Object({ name: Type.String({ "x-expected": "a name" }), parts: Type.Array(Part) }, { $id: "Thing" });
 
 const readThing = operation({
   summary: "Read a thing",
@@ -25,9 +24,7 @@ const makeThing = operation({
   tag: "Agents",
   query: { dry: { description: "Only try", schema: Type.Boolean() } },
   body: { schema: Thing, example: { name: "a", parts: [] } },
-  responses: [
-    { status: "created", description: "Made", schema: Thing, headers: { Location: "Where it is" } },
-  ],
+  responses: [{ status: "created", description: "Made", schema: Thing, headers: { Location: "Where it is" } }],
   errors: ["invalid_request"],
 });
 const health = operation({
@@ -60,12 +57,15 @@ let edge: Edge;
 beforeAll(async () => {
   edge = await edgeOf(api());
 });
-const get = (path: string, headers: Record<string, string> = {}) =>
-  edge.fetch(new Request(`http://localhost${path}`, { headers }));
+/** Read to its end, as a browser does: what nobody reads counts as being sent. */
+async function get(path: string, headers: Record<string, string> = {}): Promise<Response> {
+  const answer = await edge.fetch(new Request(`http://localhost${path}`, { headers }));
+  return new Response(answer.body === null ? null : await answer.bytes(), answer);
+}
 
 const PAGE_PATHS = ["", "/initializer.js", "/swagger-ui-bundle.js", "/swagger-ui.css", "/favicon.png"];
 
-describe("the page", () => {
+describe("the Swagger page", () => {
   test("comes with all its assets, each of its type", async () => {
     const types = [];
     for (const path of PAGE_PATHS) {
@@ -86,7 +86,7 @@ describe("the page", () => {
     expect(text).toContain('"validatorUrl":null');
   });
 
-  test("a copy that is still good is not sent again, and a stale one is", async () => {
+  test("is not sent again to a copy that is still good, and is sent to a stale one", async () => {
     for (const path of [...PAGE_PATHS, "/json"]) {
       const etag = (await get(`/swagger${path}`)).headers.get("etag") ?? "";
       const again = await get(`/swagger${path}`, { "if-none-match": `"other", W/${etag}` });
@@ -95,7 +95,7 @@ describe("the page", () => {
     }
   });
 
-  test("a trailing slash leads to the page, and nothing else is below it", async () => {
+  test("is found by a trailing slash, and nothing else is below it", async () => {
     const redirect = await get("/swagger/");
     expect(new URL(redirect.headers.get("location") ?? "", "http://h/swagger/").pathname).toBe("/swagger");
     for (const path of ["/swagger/index.html", "/swagger/swagger", "/swagger/../../package.json"]) {
@@ -104,7 +104,7 @@ describe("the page", () => {
   });
 });
 
-describe("the document", () => {
+describe("the OpenAPI document", () => {
   // biome-ignore lint/suspicious/noExplicitAny: the document is read as its readers would, by path.
   let document: any;
   beforeAll(async () => {
@@ -161,9 +161,7 @@ describe("the document", () => {
       example: { name: "a", parts: [] },
     });
     expect(responses["201"].content["application/json"].schema).toEqual(reference);
-    expect(Object.keys(document.components.schemas)).toEqual(
-      expect.arrayContaining(["Error", "Part", "Thing"]),
-    );
+    expect(Object.keys(document.components.schemas)).toEqual(expect.arrayContaining(["Error", "Part", "Thing"]));
     expect(document.components.schemas.Thing.properties).toEqual({
       name: { type: "string" },
       parts: { type: "array", items: { $ref: "#/components/schemas/Part" } },
@@ -184,7 +182,7 @@ describe("the document", () => {
     expect((await edge.fetch(new Request("http://localhost/settle", { method: "POST" }))).status).toBe(404);
   });
 
-  test("is refused when two different schemas bear one name", async () => {
+  test("is refused when two different schemas have one name", async () => {
     const other = operation({
       ...OTHER,
       responses: [{ status: "ok", description: "x", schema: OTHER_PART }],

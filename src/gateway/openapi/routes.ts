@@ -2,7 +2,7 @@
 // binary; nothing is read from disk or from another host to show them.
 import type { AnyElysia } from "elysia";
 import { asset, serveAsset } from "../../http/assets.ts";
-import { routes } from "../../http/server.ts";
+import { routes } from "../../http/elysia.ts";
 import { pageAssets } from "./assets.ts";
 import { apiDocument } from "./document.ts";
 

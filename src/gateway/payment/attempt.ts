@@ -1,10 +1,10 @@
-// One attempt to settle a recorded payment, from the question to the record of what came of it: the outcome, the
-// state of the call and its totals are one write. Whatever fails on the way leaves the payment open, and leased.
+// One attempt to settle a recorded payment, from the request to the record of its outcome. The outcome, the state of
+// the call and its totals are one write. Any failure on the way leaves the payment open, and leased.
 import { and, eq } from "drizzle-orm";
 import type { Clock, TimeBounds } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import { formatDateTime } from "../../core/time.ts";
-import { untilStored } from "../../storage/persist.ts";
+import { untilStored } from "../../storage/retry-until-stored.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import {
   collectSettlement,
@@ -22,22 +22,20 @@ import {
   settledRecord,
   verdictOf,
 } from "./outcome.ts";
-import { closeCollected, closeRefused, mayLeave, type OpenPayment, postpone } from "./rows.ts";
+import { closeCollected, closeRefused, mayLeave, type OpenPayment, postpone } from "./store.ts";
 
-/** What the facilitator said is recorded soon after the store is back: a caller may be waiting for it. */
+/** Longest pause between tries to store the outcome, since a caller may be waiting for it. */
 const STORE_PAUSE_MS_MOST = 1_000;
 
 export interface AttemptOptions {
   readonly store: Store;
   readonly clock: Clock;
-  /** An end that came early would be taken for one that nothing can follow. */
+  /** For the expiry of authorizations: an expired one counts as final, so the time must not be ahead. */
   readonly time: Pick<TimeBounds, "earliest">;
   readonly log: Log;
   readonly client: FacilitatorClient;
-  /** Told of an agent that has a call which may be made now. */
+  /** Called with an agent whose call has been paid for and may be made now. */
   paid(agentId: string): void;
-  /** Told of each call that ended for want of its payment. */
-  ended(invocationId: string): void;
 }
 
 /**
@@ -46,22 +44,18 @@ export interface AttemptOptions {
  * @param stop breaks the attempt off, its outcome unknown
  * @throws Fault `unavailable` when it has been broken off and the store does not take the outcome
  */
-export async function attemptSettlement(
-  options: AttemptOptions,
-  open: OpenPayment,
-  stop: AbortSignal,
-): Promise<void> {
+export async function attemptSettlement(options: AttemptOptions, open: OpenPayment, stop: AbortSignal): Promise<void> {
   const { store, clock, time, log, client } = options;
   const askedAt = time.earliest();
   const mark = () => store.write((tx) => mayLeave(tx, open, clock.now()));
   const outcome = await client.settle({ ...open, expected: expectedOf(open), mayLeave: mark }, stop);
   const now = clock.now();
-  // By the time of the question: an answer may have been long on its way, and is as old as that at most.
+  // Judged by the time of the request, since the answer may have been on its way for long.
   const verdict = verdictOf(outcome, { ...open, asked_ms: askedMs(open, now) }, askedAt);
   const wasUnsent = outcome.kind === "unsent";
   const next = { now, wasUnsent, at: now + pauseAfter(open.attempts, Math.random()) };
-  // A store that is away is waited for: what the facilitator said is worth more than asking again, since many a
-  // facilitator takes its own collected payment for one that it can't collect.
+  // Wait for a store that is away. Asking again instead is worse: many facilitators answer that they can't collect a
+  // payment which they themselves have collected.
   const call = await untilStored(
     () => store.write((tx) => record(tx, open, verdict, next)),
     () => stop.aborted,
@@ -69,7 +63,6 @@ export async function attemptSettlement(
   );
   tell(log, open, outcome, verdict);
   if (call?.settlement_status === "settled") options.paid(open.agent_id);
-  if (call?.settlement_status === "settlement_failed") options.ended(open.invocation_id);
 }
 
 function tell(log: Log, open: OpenPayment, outcome: SettleOutcome, verdict: SettlementVerdict): void {
@@ -97,13 +90,13 @@ interface StoredRequest {
   readonly paymentPayload: { readonly payload: { readonly authorization: { readonly value: string } } };
 }
 
-/** The settle request is our own writing, so it has the form that x402/codec.ts gives it. */
+/** The settle request was written by x402/codec.ts, so its form is known. */
 function expectedOf({ payer, settle_request }: OpenPayment) {
   const request = JSON.parse(settle_request) as StoredRequest;
   return { payer, amount: BigInt(request.paymentPayload.payload.authorization.value) };
 }
 
-/** By this very attempt, if the answer of its commit was lost: then it is told now. To tell twice does no harm. */
+/** The outcome may be this attempt's own, if the answer of its commit was lost. Reporting it twice does no harm. */
 async function outcomeBefore({ db, tables: { invocations: t } }: Tx, key: InvocationKey) {
   const [row] = await db
     .select()

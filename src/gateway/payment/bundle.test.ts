@@ -37,7 +37,7 @@ describe("a PEM bundle", () => {
     expect(clientIdentity(`${text}${ALICE.cert}-----BEGIN B-----${ALICE.key}`)).not.toBeNull();
   });
 
-  test("with a key that is slow to sign with is refused", () => {
+  test("is refused with a key that is slow to sign with", () => {
     const { privateKey } = generateKeyPairSync("rsa", { modulusLength: 4224 });
     const key = privateKey.export({ type: "pkcs8", format: "pem" });
     expect(() => clientIdentity(`${ALICE.cert}${key}`)).toThrow("longer than 4096 bits");
@@ -56,7 +56,7 @@ describe("a PEM bundle", () => {
     ["another's key", ALICE.cert + BOB.key],
     ["a broken certificate", ALICE.key + ALICE.cert.replace(/M/g, "N")],
     ["a broken key", ALICE.cert + ALICE.key.replace(/[A-Za-z0-9+/]{20}=*\n-----END/, "AAAA\n-----END")],
-  ])("with %s is refused, and the message repeats nothing of it", (_, text) => {
+  ])("is refused with %s, and the message repeats nothing of it", (_, text) => {
     let message = "";
     try {
       clientIdentity(text);
@@ -64,7 +64,6 @@ describe("a PEM bundle", () => {
       message = String(error);
     }
     expect(message).toStartWith("Error: ");
-    for (const line of text.split("\n"))
-      if (line.length > 20) expect(message).not.toContain(line.slice(0, 12));
+    for (const line of text.split("\n")) if (line.length > 20) expect(message).not.toContain(line.slice(0, 12));
   });
 });

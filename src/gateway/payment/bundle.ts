@@ -19,8 +19,7 @@ function blocksOf(text: string): PemBlock[] {
   let begin = { label: "", index: 0 };
   for (const { 0: mark, 1: side, 2: label = "", index } of text.matchAll(MARK)) {
     if (side === "BEGIN") begin = { label, index };
-    else if (label === begin.label)
-      blocks.push({ label, text: text.slice(begin.index, index + mark.length) });
+    else if (label === begin.label) blocks.push({ label, text: text.slice(begin.index, index + mark.length) });
   }
   return blocks;
 }
@@ -78,9 +77,7 @@ function intermediatesOf(leaf: X509Certificate, others: readonly X509Certificate
   const chain: X509Certificate[] = [];
   for (let at: X509Certificate | undefined = leaf; at !== undefined; ) {
     const subject: X509Certificate = at;
-    at = others.find(
-      (other) => !chain.includes(other) && !other.checkIssued(other) && subject.checkIssued(other),
-    );
+    at = others.find((other) => !chain.includes(other) && !other.checkIssued(other) && subject.checkIssued(other));
     if (at !== undefined) chain.push(at);
   }
   return chain;

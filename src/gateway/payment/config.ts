@@ -7,7 +7,8 @@ import { Fault, invalidField } from "../../core/fault.ts";
 import { checkWrittenUrl, type HostRules } from "../../core/host.ts";
 import { checkText } from "../../core/text.ts";
 import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
-import { holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
+import { NOT_ALLOWED } from "../credentials/service.ts";
+import { holdCredential, mayGoTo } from "../credentials/store.ts";
 import type { SettlementConfigPatch, SettlementConfigRow } from "./model.ts";
 
 const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) =>
@@ -17,20 +18,13 @@ const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) =>
     .where(eq(t.tenant, bind(t.tenant, "tenant"))),
 );
 
-export async function findSettlementConfig(
-  reader: Reader,
-  tenant: string,
-): Promise<SettlementConfigRow | null> {
+export async function findSettlementConfig(reader: Reader, tenant: string): Promise<SettlementConfigRow | null> {
   const [row] = await byTenant(reader).execute({ tenant });
   return row ?? null;
 }
 
 /** Whether the credential is needed for settlements: by the configuration, or by a payment that is still open. */
-export async function settlementNamesCredential(
-  reader: Reader,
-  tenant: string,
-  id: string,
-): Promise<boolean> {
+export async function settlementNamesCredential(reader: Reader, tenant: string, id: string): Promise<boolean> {
   const config = await findSettlementConfig(reader, tenant);
   if (config?.facilitator_credential_ref === id) return true;
   const { payments: t } = reader.tables;
@@ -68,7 +62,7 @@ export interface SettlementConfigDeps {
   readonly rules: HostRules;
 }
 
-export function settlementConfigService({ store, clock, rules }: SettlementConfigDeps) {
+export function createSettlementConfigService({ store, clock, rules }: SettlementConfigDeps) {
   return {
     /** @throws Fault `not_found` */
     async get({ tenant }: Caller): Promise<SettlementConfigRow> {

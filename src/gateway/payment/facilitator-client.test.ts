@@ -2,7 +2,7 @@ import { expect, test } from "bun:test";
 import type { Outbound } from "../../http/outbound.ts";
 import { createFacilitatorClient } from "./facilitator-client.ts";
 
-test("a payment goes out for its tenant, whose connections it has", async () => {
+test("a payment is sent to the facilitator for its tenant, whose connections it uses", async () => {
   const tenants: (string | undefined)[] = [];
   const outbound: Outbound = {
     async request(_, { tenant }) {

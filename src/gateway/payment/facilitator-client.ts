@@ -1,6 +1,6 @@
-// One attempt to settle a payment through the tenant's facilitator: the credential, the request, and what its answer
-// means. It never rejects, since whatever goes wrong on the way leaves the outcome unknown. The facilitator's own
-// words stay here.
+// One attempt to settle a payment through the tenant's facilitator: the credential, the request, and the meaning of the
+// answer. It never rejects: after any failure on the way the outcome is unknown. The facilitator's own words are not
+// passed on.
 import { exchangeJson } from "../../http/fetch-json.ts";
 import { type Outbound, OutboundError } from "../../http/outbound.ts";
 import { clientIdentity } from "./bundle.ts";
@@ -17,7 +17,7 @@ export interface FacilitatorClientOptions {
   readonly outbound: Outbound;
   /** For the whole attempt, credential included. */
   readonly timeoutMs: number;
-  /** The secret that a credential stands for now, for a request to this URL, and the header that its type makes of it. */
+  /** The current secret of a credential, for a request to this URL, and the header that carries it. */
   openSecret(
     tenant: string,
     ref: string,
@@ -36,12 +36,7 @@ export interface SettleAttempt {
   mayLeave(): Promise<boolean>;
 }
 
-export interface FacilitatorClient {
-  /** @param stop ends the attempt early, with its outcome unknown */
-  settle(attempt: SettleAttempt, stop: AbortSignal): Promise<SettleOutcome>;
-}
-
-export function createFacilitatorClient(options: FacilitatorClientOptions): FacilitatorClient {
+export function createFacilitatorClient(options: FacilitatorClientOptions) {
   const { outbound, timeoutMs, openSecret } = options;
 
   async function credentialOf({ tenant, facilitator_credential_ref }: SettleAttempt, url: string) {
@@ -51,12 +46,8 @@ export function createFacilitatorClient(options: FacilitatorClientOptions): Faci
     return { tls, headers: header === null ? [] : [[header.name, header.value] as const] };
   }
 
-  /** @param dialled told when from now on the payment may leave */
-  async function ask(
-    attempt: SettleAttempt,
-    signal: AbortSignal,
-    dialled: () => void,
-  ): Promise<SettleOutcome> {
+  /** @param dialled called right before the payment may be sent */
+  async function ask(attempt: SettleAttempt, signal: AbortSignal, dialled: () => void): Promise<SettleOutcome> {
     const url = settleUrl(attempt.facilitator_url);
     const { tls, headers } = await credentialOf(attempt, url);
     signal.throwIfAborted();
@@ -80,7 +71,8 @@ export function createFacilitatorClient(options: FacilitatorClientOptions): Faci
   }
 
   return {
-    async settle(attempt, stop) {
+    /** @param stop ends the attempt early, with its outcome unknown */
+    async settle(attempt: SettleAttempt, stop: AbortSignal): Promise<SettleOutcome> {
       const ended = Promise.withResolvers<SettleOutcome>();
       const controller = new AbortController();
       let isDialled = false;
@@ -95,7 +87,7 @@ export function createFacilitatorClient(options: FacilitatorClientOptions): Faci
       stop.addEventListener("abort", end);
       if (stop.aborted) end();
       try {
-        // Reading the secret heeds no signal.
+        // Reading the secret can't be aborted, so it is raced.
         return await Promise.race([ended.promise, ask(attempt, controller.signal, dialled)]);
       } catch (error) {
         const isUnsent = !isDialled || (error instanceof OutboundError && error.kind !== "lost");
@@ -110,6 +102,8 @@ export function createFacilitatorClient(options: FacilitatorClientOptions): Faci
     },
   };
 }
+
+export type FacilitatorClient = ReturnType<typeof createFacilitatorClient>;
 
 function settleUrl(facilitatorUrl: string): string {
   return `${facilitatorUrl.replace(/\/+$/, "")}/settle`;

@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import { baseUrl, demanded } from "./gate.ts";
 
-test("the base is the operator's URL, or the Host of the request when that is one", () => {
+test("the base of a challenge's URL is the operator's URL, or the Host of the request when that is one", () => {
   const of = (host: string, publicUrl: string | null = null) => baseUrl(publicUrl, new Headers({ host }));
   expect(of("a", "https://pay.example.com/x/")).toBe("https://pay.example.com/x");
   expect(
@@ -13,18 +13,7 @@ test("the base is the operator's URL, or the Host of the request when that is on
     "http://[::1]:8080",
     "http://10.0.0.1",
   ]);
-  const odd = [
-    "",
-    "user@host",
-    "host/path",
-    "host?q",
-    "a b",
-    "host#f",
-    "x".repeat(300),
-    "h:99999",
-    "[::1",
-    "h:",
-  ];
+  const odd = ["", "user@host", "host/path", "host?q", "a b", "host#f", "x".repeat(300), "h:99999", "[::1", "h:"];
   expect(odd.map((host) => of(host))).toEqual(odd.map(() => "http://localhost"));
   expect(baseUrl(null, new Headers())).toBe("http://localhost");
 });

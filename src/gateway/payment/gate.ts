@@ -1,5 +1,5 @@
-// The gate of a priced call, as far as it needs no database: what is asked, which payment the headers carry, and
-// whether it is the one that is asked for. Callers learn only that a payment failed; the exact reason is for the log.
+// The gate of a priced call, without a database: the price that is demanded, the payment in the headers, and whether
+// the payment meets the demand. Callers learn only that a payment failed; the exact reason is for the log.
 import { Fault } from "../../core/fault.ts";
 import { checksummed } from "../../x402/address.ts";
 import {
@@ -17,14 +17,14 @@ import { canonicalSignature } from "../../x402/eip3009.ts";
 import type { Payment } from "../../x402/types.ts";
 import { checkRequirements, checkSignature, checkWindow } from "../../x402/verify.ts";
 
-/** How long a payment must still be good when it comes in: the time that settling it takes. */
+/** How long a payment must still be valid when it comes in: the time that settling takes. */
 const MARGIN_SECONDS = 6;
 /**
- * How much longer than asked it may be good. What is restored from a backup does not know the payments made since, and
- * the facilitator says of each, for as long as it is good, that it has been collected: so it is bounded.
+ * How much longer than demanded a payment may be valid. A gateway restored from a backup does not know the payments
+ * made since, and while such a payment is valid the facilitator reports it as collected. So that time is bounded.
  */
 const AHEAD_SECONDS = 600;
-/** A name or address with or without a port. What else the header may hold has no place in a URL for others. */
+/** A name or address, with or without a port. Anything else in the header must not get into a URL for others. */
 const HOST = /^(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::\d{1,5})?$/i;
 
 export interface PresentedPayment {
@@ -54,13 +54,10 @@ export function readPayment({ v1, v2 }: ReturnType<typeof paymentHeaders>): Pars
 /**
  * The payment, its signature made canonical and checked.
  *
- * @param note told the exact reason of a refusal
+ * @param note receives the exact reason of a refusal
  * @throws Fault `payment_required`
  */
-export function signedPayment(
-  read: Parsed<PresentedPayment>,
-  note: (reason: string) => void,
-): PresentedPayment {
+export function signedPayment(read: Parsed<PresentedPayment>, note: (reason: string) => void): PresentedPayment {
   if (!read.ok) {
     note(read.reason);
     throw new Fault("payment_required", "the payment could not be read");
@@ -98,9 +95,7 @@ export function paymentProblem(
   return (
     checkRequirements(payment, requirementsFrom(wire), { exactValue: true }) ??
     checkWindow(payment.authorization, now, MARGIN_SECONDS) ??
-    (payment.authorization.validBefore > now + wire.maxTimeoutSeconds + AHEAD_SECONDS
-      ? "valid_too_long"
-      : null)
+    (payment.authorization.validBefore > now + wire.maxTimeoutSeconds + AHEAD_SECONDS ? "valid_too_long" : null)
   );
 }
 
@@ -132,7 +127,7 @@ export function paymentRequired(wire: WireRequirements): Fault {
   });
 }
 
-/** Where this gateway is, in the words of its operator or of the request. Without a slash at its end. */
+/** The base URL of this gateway, as configured or from the request's Host. Without a slash at its end. */
 export function baseUrl(publicUrl: string | null, headers: Headers): string {
   if (publicUrl !== null) return publicUrl.replace(/\/+$/, "");
   const host = headers.get("host") ?? "";

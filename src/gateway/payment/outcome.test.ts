@@ -16,7 +16,7 @@ const EXPECTED = { payer: PAYER, amount: 1000n };
 const success = { success: true, transaction: HASH, network: "base", payer: PAYER };
 const kindOf = (status: number, body: unknown) => outcomeOf(status, body, EXPECTED).kind;
 
-describe("an answer", () => {
+describe("an answer of a facilitator", () => {
   test("is a collection only with a hash, and no word of another payment", () => {
     expect(outcomeOf(200, success, EXPECTED)).toEqual({
       kind: "collected",
@@ -48,7 +48,7 @@ describe("an answer", () => {
     for (const status of [201, 202, 204, 206, 301, 402, 500]) expect(kindOf(status, success)).toBe("unknown");
   });
 
-  test("of any form is one of the three, and a refusal only where the rules say so", () => {
+  test("is one of the three outcomes, whatever its form, and a refusal only where the rules say so", () => {
     const status = fc.oneof(fc.constantFrom(200, 400, 402, 403, 404, 429, 500, 503), fc.integer());
     const body = fc.oneof(
       fc.anything(),
@@ -122,7 +122,7 @@ describe("a payment", () => {
     expect(verdict(DOUBT, { ...FIRST, valid_before: 0 }, T + 48 * HOUR)).toBe("open");
   });
 
-  test("whose outcome was unknown once is refused only by a verdict on it after its time", () => {
+  test("is refused only by a verdict on it after its time, when its outcome was unknown once", () => {
     const expiry = { ...UNSURE, valid_before: T / 1000 };
     expect(verdict(refusal(true), expiry, T)).toBe("open");
     expect(verdict(refusal(true), expiry, T + 3_999)).toBe("open");
@@ -132,14 +132,14 @@ describe("a payment", () => {
     }
   });
 
-  test("that never left the gateway ends with its time, and not before", () => {
+  test("ends with its time, and not before, when it never left the gateway", () => {
     const window = { ...FIRST, valid_before: T / 1000 };
     expect(verdict(UNSENT, window, T + 3_999)).toBe("open");
     expect(verdict(UNSENT, window, T + 4_000)).toBe("expired");
     expect(verdict(UNSENT, { ...UNSURE, valid_before: T / 1000 }, T + HOUR)).toBe("open");
   });
 
-  test("is given up after a day of asking in which nobody told what became of it", () => {
+  test("is given up after a day of asking in which nobody told its outcome", () => {
     for (const outcome of [DOUBT, UNSENT, refusal(false), refusal(true)]) {
       const window = { ...UNSURE, valid_before: T / 1000 + 1_000_000 };
       expect(verdict(outcome, { ...window, asked_ms: 24 * HOUR - 1 }, T + 48 * HOUR)).toBe("open");
@@ -156,7 +156,7 @@ describe("a payment", () => {
     expect(at(T - 60_000, null)).toBe(1000);
   });
 
-  test("that was collected is settled, however late that is learned", () => {
+  test("is settled when it was collected, however late that is learned", () => {
     for (const unknown_since of [null, T - 30 * HOUR]) {
       expect(verdict(COLLECTED, { ...UNSURE, unknown_since, valid_before: 0 })).toBe("settled");
     }
@@ -169,7 +169,7 @@ describe("a payment", () => {
     expect(pauseAfter(1, 0)).toBe(500);
   });
 
-  test("is recorded to the unit", () => {
+  test("is recorded to the last unit of its amount", () => {
     fc.assert(
       fc.property(
         fc.bigInt({ min: 1n, max: 2n ** 256n - 1n }),

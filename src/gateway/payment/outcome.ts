@@ -12,7 +12,7 @@ export type SettleOutcome =
     }
   | {
       readonly kind: "declined";
-      /** Said of this very payment, and not of the request: it holds whatever earlier attempts came to. */
+      /** The answer is about this payment and not about the request, so it counts for earlier attempts too. */
       readonly definite: boolean;
       readonly why: string;
     }
@@ -34,12 +34,12 @@ function unknown(why: string): SettleOutcome {
   return { kind: "unknown", why };
 }
 
-/** Statuses that decline a first attempt. They are about the request or the account, so they tell of no earlier one. */
+/** Statuses that decline a first attempt. They are about the request or account, and say nothing of earlier ones. */
 const REFUSALS: ReadonlySet<number> = new Set([400, 403, 429]);
 
 /**
- * The one list of what is a final answer: a failure without a transaction, always; and REFUSALS, as long as no earlier
- * attempt may have left a transaction behind (see verdictOf).
+ * The one list of final answers: a failure without a transaction always is; REFUSALS are, as long as no earlier attempt
+ * may have left a transaction behind (see verdictOf).
  *
  * @param body the parsed answer; undefined when it is no JSON
  */
@@ -69,8 +69,7 @@ function collected(answer: Readonly<Record<string, unknown>>, { payer, amount }:
   if (!isAbsent(named) && (typeof named !== "string" || named.toLowerCase() !== payer)) {
     return unknown("a success of another payer");
   }
-  const fee =
-    typeof facilitatorFee === "string" && DIGITS.test(facilitatorFee) ? BigInt(facilitatorFee) : null;
+  const fee = typeof facilitatorFee === "string" && DIGITS.test(facilitatorFee) ? BigInt(facilitatorFee) : null;
   return {
     kind: "collected",
     transaction: transaction.toLowerCase() as Hex,
@@ -82,11 +81,11 @@ function isAbsent(value: unknown): boolean {
   return value === undefined || value === null;
 }
 
-/** For how long a facilitator is asked that never tells. */
+/** How long to go on asking a facilitator that never gives a certain answer. */
 const ASKED_MS_MAX = 24 * 3_600_000;
 /** The chain's time may lie behind ours. */
 const CHAIN_TIME_MARGIN_MS = 4_000;
-/** More than lies between two attempts while the gateway runs, unless very many payments wait for one facilitator. */
+/** Longer than two attempts lie apart while the gateway runs, unless very many payments wait for one facilitator. */
 const ASKING_GAP_MS_MAX = 600_000;
 
 export type SettlementVerdict =
@@ -107,8 +106,8 @@ export interface SettlementWindow {
 }
 
 /**
- * For how long the facilitator has been asked. A gap in which the gateway did not run counts for little, as does
- * whatever a clock has jumped over.
+ * How long the facilitator has been asked so far. Time in which the gateway did not run, and time that a clock has
+ * jumped over, count little.
  *
  * @param now milliseconds, as `updated_at` is
  */
@@ -129,11 +128,7 @@ export function askedMs(
  *
  * @param askedAt when the facilitator was asked, in milliseconds, by a clock that no step has put ahead
  */
-export function verdictOf(
-  outcome: SettleOutcome,
-  window: SettlementWindow,
-  askedAt: number,
-): SettlementVerdict {
+export function verdictOf(outcome: SettleOutcome, window: SettlementWindow, askedAt: number): SettlementVerdict {
   if (outcome.kind === "collected") {
     return { kind: "settled", transaction: outcome.transaction, fee: outcome.fee };
   }
@@ -146,8 +141,7 @@ export function verdictOf(
   if (outcome.kind === "declined" && (unknown_since === null || (outcome.definite && isExpired))) {
     return { kind: "refused", reason: "declined" };
   }
-  if (unknown_since !== null && window.asked_ms >= ASKED_MS_MAX)
-    return { kind: "refused", reason: "unknown" };
+  if (unknown_since !== null && window.asked_ms >= ASKED_MS_MAX) return { kind: "refused", reason: "unknown" };
   return { kind: "open" };
 }
 

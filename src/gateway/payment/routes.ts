@@ -1,59 +1,21 @@
 // The HTTP side of the settlement configuration.
-
+import { json } from "../../http/answers.ts";
+import { routes } from "../../http/elysia.ts";
 import { bodyReader } from "../../http/input.ts";
-import { operation } from "../../http/openapi.ts";
-import { json, routes, scopeOf } from "../../http/server.ts";
-import { type SettlementConfigDeps, settlementConfigService } from "./config.ts";
-import { SettlementConfig, SettlementConfigPatch, settlementConfigView } from "./model.ts";
+import { scopeOf } from "../../http/server.ts";
+import { createSettlementConfigService, type SettlementConfigDeps } from "./config.ts";
+import { SettlementConfigPatch, settlementConfigView } from "./model.ts";
+import { get, patch } from "./openapi.ts";
 
 const readPatch = bodyReader(SettlementConfigPatch);
 
-const EXAMPLE = {
-  facilitator_url: "https://facilitator.example.com:8443",
-  facilitator_credential_ref: "cred_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f",
-  created_at: "2026-11-21T10:00:00.000Z",
-  updated_at: "2026-11-21T10:00:00.000Z",
-};
-
-const config = {
-  status: "ok",
-  description: "The configuration.",
-  schema: SettlementConfig,
-  example: EXAMPLE,
-} as const;
-
-const docs = {
-  get: operation({
-    tag: "Settlement",
-    summary: "Read the settlement configuration",
-    responses: [config],
-    errors: ["not_found"],
-  }),
-  patch: operation({
-    tag: "Settlement",
-    summary: "Configure settlement",
-    description:
-      "From now on payments of the tenant's calls are collected through this facilitator before the call is made. " +
-      "Payments that are open already stay with the facilitator that they were sent to.",
-    body: {
-      schema: SettlementConfigPatch,
-      example: {
-        facilitator_url: EXAMPLE.facilitator_url,
-        facilitator_credential_ref: EXAMPLE.facilitator_credential_ref,
-      },
-    },
-    responses: [config],
-    errors: ["forbidden", "invalid_request", "payload_too_large"],
-  }),
-};
-
 export function settlementRoutes(deps: SettlementConfigDeps) {
-  const service = settlementConfigService(deps);
+  const service = createSettlementConfigService(deps);
   return routes()
     .get(
       "/v1/settlement/config",
       async ({ request }) => json("ok", settlementConfigView(await service.get(scopeOf(request).caller))),
-      { detail: docs.get },
+      { detail: get },
     )
     .patch(
       "/v1/settlement/config",
@@ -61,6 +23,6 @@ export function settlementRoutes(deps: SettlementConfigDeps) {
         const body = await readPatch(request);
         return json("ok", settlementConfigView(await service.patch(scopeOf(request).caller, body)));
       },
-      { parse: "none", detail: docs.patch },
+      { parse: "none", detail: patch },
     );
 }

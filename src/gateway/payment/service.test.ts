@@ -16,9 +16,9 @@ import { findInvocation } from "../invocations/history.ts";
 import { cleanUp } from "../invocations/retention.ts";
 import { abandon, accept, claim, type InvocationRow } from "../invocations/service.ts";
 import type { SettleOutcome } from "./outcome.ts";
-import { paymentOf } from "./rows.ts";
-import { type Charge, createPayments, type PricedCall, paidColumns, recordPayment } from "./service.ts";
+import { type Charge, createPayments, type PricedCall, paidColumns } from "./service.ts";
 import { createSettler, type Settler, type SettlerOptions } from "./settler.ts";
+import { insertPayment, paymentOf } from "./store.ts";
 
 const DAY_MS = 86_400_000;
 const SETTLE_WAIT_MS = 1_000;
@@ -40,7 +40,7 @@ async function until(holds: () => Promise<boolean> | boolean): Promise<void> {
 }
 
 for (const [name, databaseUrl] of Object.entries(databases)) {
-  describe(name, () => {
+  describe(`on ${name}`, () => {
     const clock = { time: Date.now(), now: () => clock.time };
     let dir: string;
     let store: Store;
@@ -60,6 +60,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
     /** The payments of one replica, whose facilitator answers by the number of the attempt here. */
     function replica(answer: Answer, changes: Partial<SettlerOptions> = {}) {
       const told: string[] = [];
+      store.onCallEnded(({ invocation_id }) => void told.push(`ended ${invocation_id}`));
       let attempts = 0;
       const settler = createSettler({
         store,
@@ -69,7 +70,6 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
         settleWaitMs: SETTLE_WAIT_MS,
         client: { settle: async () => answer(++attempts) },
         paid: (agentId) => void told.push(`paid ${agentId}`),
-        ended: (id) => void told.push(`ended ${id}`),
         ...changes,
       });
       running.push(settler);
@@ -139,7 +139,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       const payment = at.payments.paymentRow(charge, one.row, null);
       await store.write(async (tx) => {
         await accept(tx, one);
-        await recordPayment(tx, payment);
+        await insertPayment(tx, payment);
       });
       return { payment, key: { tenant, id: one.row.id } };
     }
@@ -156,7 +156,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
         (error: unknown) => (error instanceof Fault ? error.kind : String(error)),
       );
 
-    test("whoever lost the answer learns the truth with the payment that it has, expired or not", async () => {
+    test("a caller who lost the answer learns the truth with the payment that it has, expired or not", async () => {
       const [tenant, at] = [await configured(), replica(() => COLLECTED)];
       const call = await priced(tenant);
       const late = await priced(tenant);
@@ -174,11 +174,10 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       expect(await kindOf(at.payments.check(await priced(tenant, 5)))).toBe("payment_required");
     });
 
-    test("a collected payment is closed: what was signed is gone, and its call may be claimed", async () => {
+    test("a collected payment is closed: its signature is gone, and its call may be claimed", async () => {
       const [tenant, at] = [await configured(), replica(() => COLLECTED)];
       const { payment, key } = await recorded(at, await priced(tenant));
-      const take = () =>
-        store.write((tx) => claim(tx, { key, owner: "rep", token: "t", now: 0, inHand: null }));
+      const take = () => store.write((tx) => claim(tx, { key, owner: "rep", token: "t", now: 0, inHand: null }));
       expect(await take()).toBeNull();
       await at.payments.settle(payment);
       expect(at.told).toEqual([`paid ${payment.agent_id}`]);
@@ -200,7 +199,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       expect(await total(tenant, "settled")).toBe(0);
     });
 
-    test("an unknown one is refused only by an answer after its time; then its call ends without a class", async () => {
+    test("a payment of unknown outcome is refused only by an answer after its time, and its call ends then without a class", async () => {
       const tenant = await configured();
       const at = replica((attempt) => (attempt === 1 ? UNKNOWN : DECLINED));
       const { payment, key } = await recorded(at, await priced(tenant));
@@ -220,7 +219,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await at.settler.stop(0);
     });
 
-    test("a refusal that was asked for within its time is none, however late it comes", async () => {
+    test("a refusal that was asked for within the payment's time is none, however late it comes", async () => {
       const tenant = await configured();
       const at = replica((attempt) => {
         if (attempt === 2) clock.time += 70_000;
@@ -230,9 +229,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await at.payments.settle(payment);
       at.settler.start();
       clock.time += 2_000;
-      await until(
-        async () => (await findInvocation(store.read, tenant, key.id)).settlement === '{"attempts":2}',
-      );
+      await until(async () => (await findInvocation(store.read, tenant, key.id)).settlement === '{"attempts":2}');
       expect(await shown(key)).toEqual(["pending", null, "pending"]);
       clock.time += 120_000;
       await until(() => at.told.length > 0);
@@ -240,7 +237,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await at.settler.stop(0);
     });
 
-    test("a facilitator that stays away for a day of asking ends it, as unknown", async () => {
+    test("a payment ends as unknown when its facilitator stays away for a day of asking", async () => {
       const [tenant, at] = [await configured(), replica(() => UNKNOWN)];
       const { payment, key } = await recorded(at, await priced(tenant));
       await at.payments.settle(payment);
@@ -278,7 +275,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       return key;
     }
 
-    test("what a process left after it may have sent the payment is taken up, and counts as unknown", async () => {
+    test("a payment that a process may have sent before it ended is taken up, and counts as unknown", async () => {
       const tenant = await configured();
       const key = await forsaken(tenant, { sent_at: clock.now() });
       const at = replica(() => DECLINED);
@@ -291,7 +288,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await at.settler.stop(0);
     });
 
-    test("what a process left before it had sent the payment is taken up as if it were the first attempt", async () => {
+    test("a payment that a process had not sent before it ended is taken up as if for the first attempt", async () => {
       const tenant = await configured();
       const key = await forsaken(tenant, {});
       const at = replica(() => DECLINED);
@@ -326,7 +323,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await Promise.all([one.settler.stop(0), two.settler.stop(0)]);
     });
 
-    test("each tenant gets its turn, whatever order the database has for their names", async () => {
+    test("tenants get their turns, whatever order the database has for their names", async () => {
       for (const [last, next] of [
         ["Zeta", "acme"],
         ["\u{10000}", "\ue000"],
@@ -373,8 +370,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       let refusals = 3;
       const flaky: Store = {
         ...store,
-        write: (work) =>
-          refusals-- > 0 ? Promise.reject(new Fault("unavailable", "away")) : store.write(work),
+        write: (work) => (refusals-- > 0 ? Promise.reject(new Fault("unavailable", "away")) : store.write(work)),
       };
       const at = replica(() => COLLECTED, { store: flaky });
       const { payment, key } = await recorded(at, await priced(tenant));
@@ -480,10 +476,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await keep.payments.settle(open.payment);
       await store.write((tx) => abandon(tx, open.key, "cancelled", clock.now()));
       const at = replica(() => COLLECTED);
-      const [short, long] = [
-        await recorded(at, await priced(tenant)),
-        await recorded(at, await priced(tenant)),
-      ];
+      const [short, long] = [await recorded(at, await priced(tenant)), await recorded(at, await priced(tenant))];
       const later = Math.floor(clock.now() / 1000) + 400 * 86_400;
       await store.write(({ db, tables: { payments: t } }) =>
         db.update(t).set({ valid_before: later }).where(eq(t.invocation_id, long.key.id)),
@@ -496,11 +489,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await cleanUp(store, { now: () => clock.time + 31 * DAY_MS }, retention, silentLog);
       const kept = ({ tenant: owner, id }: { tenant: string; id: string }) =>
         kindOf(findInvocation(store.read, owner, id));
-      expect(await Promise.all([open.key, short.key, long.key].map(kept))).toEqual([
-        "done",
-        "not_found",
-        "done",
-      ]);
+      expect(await Promise.all([open.key, short.key, long.key].map(kept))).toEqual(["done", "not_found", "done"]);
       expect(await paymentOf(store.read, tenant, short.key.id)).toBeNull();
       expect(await paymentOf(store.read, tenant, long.key.id)).not.toBeNull();
     });

@@ -1,6 +1,6 @@
-// Payments of calls: what the gate asks and takes, the record that is written with the invocation, and what is told
-// to the caller when its settlement has had its time. The steps of one paid call, from top to bottom: check,
-// paymentRow, recordPayment (in the write that accepts the call), settle.
+// Payments of calls: the check at the gate, the record that is written with the invocation, and the response headers
+// after the settlement. The steps of one paid call, from top to bottom: check, paymentRow, insertPayment (in the write
+// that accepts the call), settle.
 
 import { endsWithin, unlessAborted } from "../../concurrency/deadline.ts";
 import { inOneStep } from "../../concurrency/run-steps.ts";
@@ -8,7 +8,7 @@ import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { hashOf } from "../../wire/digest.ts";
-import { paymentResponse, settleRequestJson, type WireRequirements } from "../../x402/codec.ts";
+import { paymentResponse, type WireRequirements } from "../../x402/codec.ts";
 import { authorizationDigest } from "../../x402/eip3009.ts";
 import { ASSET, NETWORK } from "../../x402/kind.ts";
 import type { Payment } from "../../x402/types.ts";
@@ -29,11 +29,10 @@ import {
   signedPayment,
 } from "./gate.ts";
 import type { SettlementConfigRow } from "./model.ts";
-import { findPayment, insertPayment, isOpen, type PaymentRow, paymentOf } from "./rows.ts";
+import { paymentRowOf } from "./new-row.ts";
 import type { Settler } from "./settler.ts";
+import { findPayment, isOpen, type PaymentRow, paymentOf } from "./store.ts";
 import { closeIfUnsent } from "./unsent.ts";
-
-export type { PaymentRow };
 
 const LOOK_AGAIN_MS = 200;
 
@@ -57,11 +56,11 @@ export interface PricedCall {
   readonly price: Price | null;
   readonly headers: Headers;
   readonly body: Uint8Array;
-  /** Told what the log is to know beyond what the caller learns. */
+  /** Adds details to the log that the caller does not learn. */
   note(name: string, value: string): void;
 }
 
-/** As far as it tells whether it was made before. */
+/** The part of a call that decides whether it was made before. */
 export type RepeatedCall = Omit<PricedCall, "path" | "price" | "note">;
 
 /** A verified payment that has not been used here. */
@@ -89,7 +88,7 @@ export interface Payments {
    *   when too many payments of the tenant are under way
    */
   check(call: PricedCall): Promise<PaymentCheck>;
-  /** The row of the payment that the headers carry, used here before; whoever's it is. Nothing is verified. */
+  /** The row of the payment in the headers, if it was used here before, by any caller. Nothing is verified. */
   presentedIn(headers: Headers): Promise<PaymentRow | null>;
   /** The invocation for which the payment of this very call was used before, or null. @throws as `check` */
   usedFor(call: RepeatedCall): Promise<string | null>;
@@ -106,12 +105,12 @@ export interface Payments {
    */
   settle(payment: PaymentRow): Promise<PaidHeaders>;
   /**
-   * What the caller of an invocation that was there already is told, once its settlement has had its time.
+   * The response headers for an invocation that existed already, once its settlement has had its time.
    *
    * @throws Fault `payment_required` when its payment was declined
    */
   recall(tenant: string, invocationId: string): Promise<PaidHeaders>;
-  /** In the write that cancels a call: what has not left of its payment by then, does not leave any more. */
+  /** Call this in the write that cancels a call: a payment that was not sent by then is never sent. */
   cancelled(tx: Tx, call: InvocationKey, now: number): Promise<void>;
 }
 
@@ -129,16 +128,11 @@ export function paidColumns({ payment, config }: Charge) {
   };
 }
 
-/** @throws UniqueViolation when the authorization has been used here before */
-export function recordPayment(tx: Tx, row: PaymentRow): Promise<void> {
-  return insertPayment(tx, row);
-}
-
 export function createPayments(deps: PaymentDeps): Payments {
   const { store, clock, settler, settleWaitMs, findInvocation } = deps;
 
   /** Null while the first attempt is under way on another replica, or about to begin here. */
-  async function told(tenant: string, id: string): Promise<PaidHeaders | null> {
+  async function responseHeaders(tenant: string, id: string): Promise<PaidHeaders | null> {
     const row = await findInvocation(tenant, id);
     if (row.settlement_status === null) return {};
     if (row.settlement_status === "settlement_failed") throw declined();
@@ -148,21 +142,21 @@ export function createPayments(deps: PaymentDeps): Payments {
     return isFirstUnderWay(payment) ? null : {};
   }
 
-  /** At the end of the process with what is known until then: the call is accepted, and its caller is to know its ID. */
+  /** When the process ends, answers with what is known: the call is accepted, and its caller must learn its ID. */
   async function recall(tenant: string, invocationId: string): Promise<PaidHeaders> {
     try {
-      return await unlessAborted(settler.stopped, toldInTime(tenant, invocationId));
+      return await unlessAborted(settler.stopped, responseHeadersInTime(tenant, invocationId));
     } catch (error) {
       if (settler.stopped.aborted) return {};
       throw error;
     }
   }
 
-  async function toldInTime(tenant: string, invocationId: string): Promise<PaidHeaders> {
+  async function responseHeadersInTime(tenant: string, invocationId: string): Promise<PaidHeaders> {
     const until = performance.now() + settleWaitMs;
     for (;;) {
       await endsWithin(until - performance.now(), settler.underWay(invocationId) ?? Promise.resolve());
-      const headers = await told(tenant, invocationId);
+      const headers = await responseHeaders(tenant, invocationId);
       if (headers !== null) return headers;
       if (performance.now() >= until) return {};
       if (settler.underWay(invocationId) === undefined) await Bun.sleep(LOOK_AGAIN_MS);
@@ -183,7 +177,7 @@ export function createPayments(deps: PaymentDeps): Payments {
       try {
         return await recall(payment.tenant, payment.invocation_id);
       } catch (error) {
-        // The call is accepted: when the store fails just now, saying so is all the more urgent.
+        // The call is accepted, so its caller must get the ID even if the store fails now.
         if (error instanceof Fault && error.kind === "unavailable") return {};
         throw error;
       }
@@ -222,10 +216,9 @@ async function check(deps: PaymentDeps, call: PricedCall): Promise<PaymentCheck>
 const noteOf = (call: PricedCall) => (reason: string) => call.note("payment_problem", reason);
 
 /** Nothing is recorded, so the same payment can be sent again. */
-const crowded = () =>
-  new Fault("unavailable", "too many payments are being settled", { retryAfterSeconds: 5 });
+const crowded = () => new Fault("unavailable", "too many payments are being settled", { retryAfterSeconds: 5 });
 
-/** Whoever paid for this call before its agent became free has made it already. */
+/** The caller may have paid for this very call before the agent became free. Then it is the same call. */
 async function paidOrFree(
   { store }: PaymentDeps,
   call: PricedCall,
@@ -241,7 +234,7 @@ async function paidOrCharged(
   presented: PresentedPayment,
   wire: WireRequirements,
 ): Promise<PaymentCheck> {
-  // Before the time window: whoever lost our answer learns the truth with the payment that it has.
+  // Checked before the time window, so that a caller who lost our answer can repeat the call with an expired payment.
   const { used, known, body_sha256, digest } = await usesOf(store, call, presented);
   if (known !== null) return known;
   const problem = used ? "already_used" : paymentProblem(presented, wire, clock.now());
@@ -273,41 +266,7 @@ function isSameCall(used: PaymentRow, call: RepeatedCall, body_sha256: string): 
   );
 }
 
-function paymentRowOf(charge: Charge, row: InvocationRow, now: number, leaseUntil: number): PaymentRow {
-  const { payment, wire, body_sha256, digest, config } = charge;
-  const { validBefore } = payment.authorization;
-  return {
-    ...keyOf(payment.authorization),
-    tenant: row.tenant,
-    invocation_id: row.id,
-    agent_id: row.agent_id,
-    caller: row.caller,
-    body_sha256,
-    authorization_digest: digest,
-    x402_version: payment.x402Version,
-    valid_before: Number(validBefore > LATEST_SECONDS ? LATEST_SECONDS : validBefore),
-    facilitator_url: config?.facilitator_url ?? null,
-    facilitator_credential_ref: config?.facilitator_credential_ref ?? null,
-    settle_request: config === null ? null : JSON.stringify(settleRequestJson(payment, wire)),
-    attempts: config === null ? 0 : 1,
-    unsent_attempts: 0,
-    sent_at: null,
-    unknown_since: null,
-    asked_ms: 0,
-    call_credential_ref: null,
-    next_attempt_at: config === null ? null : leaseUntil,
-    created_at: now,
-    updated_at: now,
-  };
-}
-
-/** Later than any clock of ours will ever show, and exact as a number. */
-const LATEST_SECONDS = 9_000_000_000_000n;
-
-function settledHeaders(
-  { settlement, payment_payer }: InvocationRow,
-  { x402_version }: PaymentRow,
-): PaidHeaders {
+function settledHeaders({ settlement, payment_payer }: InvocationRow, { x402_version }: PaymentRow): PaidHeaders {
   const { tx_hash = "" } = JSON.parse(settlement ?? "{}") as { tx_hash?: string };
   const version = x402_version === 2 ? 2 : 1;
   const { name, value } = paymentResponse(version, { transaction: tx_hash, payer: payment_payer ?? "" });

@@ -7,8 +7,8 @@ const fill = (take: () => SettlementPermit | null) => {
   return places;
 };
 
-describe("the places of settlements", () => {
-  test("hold a tenant's own back when too many are under way, and nobody else's, and come back", () => {
+describe("the limits of settlements", () => {
+  test("put off a tenant with too many under way, and nobody else, until some have ended", () => {
     const room = createSettlementLimits();
     const places = fill(() => (room.isCrowded("t") ? null : room.enter("t")));
     expect(places.length).toBe(3584);
@@ -17,7 +17,7 @@ describe("the places of settlements", () => {
     expect(room.isCrowded("t")).toBe(false);
   });
 
-  test("are shared out by tenant in the background, bounded for a facilitator and in all, and come back", () => {
+  test("are shares by tenant in the background, bounded for a facilitator and in all, and come back", () => {
     const room = createSettlementLimits();
     let serial = 0;
     const own = fill(() => (serial < 200 ? room.take("a", `own-${++serial}`) : null));

@@ -1,37 +1,23 @@
-// How many settlements may be under way, shared out by tenant: in all, in the background, and there at one facilitator,
-// which gets few places when it let the last attempt run out of time, so that one in trouble holds up nobody else's.
+// Limits of settlements under way, shared fairly by tenant: in all, in the background, and in the background at one
+// facilitator. A facilitator that let its last attempt time out gets few places, so that it can't hold up the others.
 import { createFairShare, type FairShare } from "../../concurrency/fair-share.ts";
 
-/** Each holds two connections, the caller's and the facilitator's, for as long as that one likes to be silent. */
+/** Each holds two connections, the caller's and the facilitator's, for as long as the facilitator is silent. */
 const UNDER_WAY_MAX = 4096;
 const IN_BACKGROUND_MAX = 128;
 const FACILITATOR_MAX = 32;
 const TROUBLED_MAX = 2;
-/** Names of facilitators in trouble that are kept; beyond it the oldest gets another chance. */
+/** Facilitators in trouble that are remembered. Beyond it the oldest is forgotten and gets another chance. */
 const TROUBLED_KEPT_MAX = 10_000;
 
 export interface SettlementPermit {
   release(): void;
 }
 
-export interface SettlementLimits {
-  /** Counts a settlement of the tenant, in the background or not. */
-  enter(tenant: string): SettlementPermit;
-  /** Whether another call of the tenant would be one too many. */
-  isCrowded(tenant: string): boolean;
-  full(): boolean;
-  /** Places in the background that a tenant may still take. */
-  ofTenant(tenant: string): number;
-  /** A place in the background, or null when there is none. */
-  take(tenant: string, facilitator: string): SettlementPermit | null;
-  /** Whether the facilitator's last attempt ended before its time was over. */
-  learn(facilitator: string, inTime: boolean): void;
-}
-
-export function createSettlementLimits(): SettlementLimits {
+export function createSettlementLimits() {
   const underWay = createFairShare({ size: UNDER_WAY_MAX });
   const background = createFairShare({ size: IN_BACKGROUND_MAX });
-  /** Many tenants share one, and what it keeps waiting of one is not to keep the others out. */
+  /** Many tenants share a facilitator, and one tenant's waiting payments must not keep the others out. */
   const byFacilitator = new Map<string, FairShare>();
   const troubled = new Set<string>();
 
@@ -44,15 +30,19 @@ export function createSettlementLimits(): SettlementLimits {
   }
 
   return {
-    enter(tenant) {
+    /** Counts a settlement of the tenant, in the background or not. */
+    enter(tenant: string): SettlementPermit {
       // What was accepted is attempted, whether or not there is room for more.
       const isCounted = underWay.take(tenant) === null;
       return { release: () => isCounted && underWay.giveBack(tenant) };
     },
-    isCrowded: (tenant) => underWay.roomOf(tenant) === 0,
+    /** Whether the tenant has as many settlements under way as it may have. */
+    isCrowded: (tenant: string) => underWay.roomOf(tenant) === 0,
     full: () => background.free === 0,
-    ofTenant: (tenant) => background.roomOf(tenant),
-    take(tenant, facilitator) {
+    /** Places in the background that a tenant may still take. */
+    ofTenant: (tenant: string) => background.roomOf(tenant),
+    /** A place in the background, or null when there is none. */
+    take(tenant: string, facilitator: string): SettlementPermit | null {
       const places = takeAt(facilitator, tenant);
       if (places === null) return null;
       const giveBack = () => {
@@ -70,7 +60,8 @@ export function createSettlementLimits(): SettlementLimits {
         },
       };
     },
-    learn(facilitator, inTime) {
+    /** Whether the facilitator's last attempt ended before its time was over. */
+    learn(facilitator: string, inTime: boolean) {
       troubled.delete(facilitator);
       if (inTime) return;
       troubled.add(facilitator);

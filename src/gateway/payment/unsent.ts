@@ -1,9 +1,9 @@
-// The payment of a call that ended while certainly nothing of the payment had left the gateway: nothing will.
+// The payment of a call that ended before anything of the payment was sent: it is never sent.
 import { and, eq } from "drizzle-orm";
 import { isEnded } from "../../core/states.ts";
 import type { Tx } from "../../storage/store.ts";
 import { type InvocationKey, refuseSettlement } from "../invocations/service.ts";
-import { closeUnsent, lease, type OpenPayment } from "./rows.ts";
+import { closeUnsent, lease, type OpenPayment } from "./store.ts";
 
 /** In the write that ends the call, or later. False when the payment may have left: then it stays open. */
 export async function closeIfUnsent(tx: Tx, key: InvocationKey, now: number): Promise<boolean> {
@@ -13,7 +13,7 @@ export async function closeIfUnsent(tx: Tx, key: InvocationKey, now: number): Pr
   return true;
 }
 
-/** Takes a due payment for another attempt, as `lease` does. What a call that has ended did not send, stays unsent. */
+/** Takes a due payment for another attempt, like `lease`. If its call has ended and nothing was sent, it is closed. */
 export async function leaseUnlessOver(
   tx: Tx,
   seen: OpenPayment,
@@ -25,10 +25,7 @@ export async function leaseUnlessOver(
   return isOver ? null : lease(tx, seen, now, until);
 }
 
-async function isCallOver(
-  { db, tables: { invocations: t } }: Tx,
-  { tenant, id }: InvocationKey,
-): Promise<boolean> {
+async function isCallOver({ db, tables: { invocations: t } }: Tx, { tenant, id }: InvocationKey): Promise<boolean> {
   const [row] = await db
     .select({ status: t.status })
     .from(t)

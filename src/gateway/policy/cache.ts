@@ -1,7 +1,7 @@
-// Policies as the path of every call needs them: compiled, and remembered for a moment. A policy that was put here
-// is in force with its acknowledgement, one put on another replica within the time that it is remembered
-// (decisions.md, section 4, allows 2 s). After that only the version is read, and the rest when it is another one.
-// What is remembered longest is kept for when the store fails: the last known on_error applies then.
+// A cache of compiled policies for the path of every call. A policy that was put here is in force when it is
+// acknowledged, one put on another replica when the cached policy expires (decisions.md, section 4, allows 2 s). After
+// that only the version is read, and the rest if the version has changed. Expired entries are kept for when the store
+// fails: then the last known on_error applies.
 import { eq } from "drizzle-orm";
 import { boundedCache } from "../../concurrency/bounded-cache.ts";
 import { createLimiter } from "../../concurrency/limiter.ts";
@@ -16,14 +16,14 @@ import { worked } from "./work.ts";
 
 const REMEMBERED_MS = 1_000;
 /**
- * A call waits for its policy no longer when on_error can decide instead: an answer is due within 10 s, and the
- * store takes up to 9 s of those for the call itself.
+ * How long a call waits for its policy if on_error can decide instead. An answer is due within 10 s, and the store may
+ * take 9 s of those for the call itself.
  */
 const READ_MS_MAX = 750;
-/** A long one takes much memory meanwhile. */
+/** Compiling a long policy takes much memory. */
 const COMPILED_AT_ONCE = 2;
 const BYTES_MAX = 64 * 1024 * 1024;
-/** What a compiled policy, a rule and an entry of a list take, beside their characters (measured). */
+/** Bytes of a compiled policy, a rule and a list entry, without their characters (measured). */
 const POLICY_BYTES = 512;
 const RULE_BYTES = 512;
 const ENTRY_BYTES = 96;
@@ -54,16 +54,6 @@ export type PolicyLookup =
   | { readonly failed: false; readonly policy: KnownPolicy | null }
   | { readonly failed: true; readonly last: KnownPolicy | null; readonly cause: unknown };
 
-export interface PolicyCache {
-  find(tenant: string): Promise<PolicyLookup>;
-  /** As it is stored now; null when the tenant has none. */
-  newest(tenant: string): Promise<KnownPolicy | null>;
-  /** To be called when a policy has been put, before that is acknowledged. */
-  took(tenant: string, policy: KnownPolicy, rules: readonly Rule[]): void;
-  /** To be called when nobody can tell whether a policy has been put. */
-  forget(tenant: string): void;
-}
-
 const versionQuery = prepared(({ db, tables: { policies: t } }: Reader) =>
   db
     .select({ version: t.version })
@@ -85,7 +75,7 @@ interface Options {
   readonly now?: () => number;
 }
 
-export function policyCache({ reader, log, now = () => performance.now() }: Options): PolicyCache {
+export function createPolicyCache({ reader, log, now = () => performance.now() }: Options) {
   const known = boundedCache<string, CachedPolicy>(BYTES_MAX);
   const reading = new Map<string, Promise<CachedPolicy>>();
   const forgotten = new WeakSet<Promise<CachedPolicy>>();
@@ -115,7 +105,7 @@ export function policyCache({ reader, log, now = () => performance.now() }: Opti
     }
   }
 
-  /** One read at a time for all who ask meanwhile, unless the policy changed since it began. */
+  /** One shared read for all requests at the same time, unless the policy changed since the read began. */
   function readOnce(tenant: string, last: CachedPolicy | undefined): Promise<CachedPolicy> {
     const underWay = reading.get(tenant);
     if (underWay !== undefined) return underWay;
@@ -131,43 +121,45 @@ export function policyCache({ reader, log, now = () => performance.now() }: Opti
     return own;
   }
 
-  /** What has been put while it was read, or while a turn was waited for, counts. */
+  /** A policy that was put during the read, or during the wait for a turn, is newer. */
   function newestOf(tenant: string, { policy }: CachedPolicy): KnownPolicy | null {
     const put = known.get(tenant)?.policy ?? null;
     return (put?.version ?? 0) > (policy?.version ?? 0) ? put : policy;
   }
 
   return {
-    async find(tenant) {
+    async find(tenant: string): Promise<PolicyLookup> {
       const last = known.get(tenant);
       if (last !== undefined && now() < last.until) return { failed: false, policy: last.policy };
-      // The wait for a turn is none for the read.
+      // The time limit is for the read only, not for the wait for a turn.
       const inTime = (entry: Promise<CachedPolicy>) => (last?.policy ? within(READ_MS_MAX, entry) : entry);
       const shared = reading.get(tenant);
       try {
-        if (shared === undefined)
-          return { failed: false, policy: (await inTime(readOnce(tenant, last))).policy };
+        if (shared === undefined) return { failed: false, policy: (await inTime(readOnce(tenant, last))).policy };
         const entry = await afterShared(inTime(shared), tenant);
         const isOld = forgotten.has(shared) || now() >= entry.until;
-        // Shared with nobody, so that nobody waits again.
+        // A read of its own, so that no other request waits for it.
         const newest = isOld ? await inTime(read(tenant, known.get(tenant))) : entry;
         return { failed: false, policy: newestOf(tenant, newest) };
       } catch (cause) {
         return { failed: true, last: known.get(tenant)?.policy ?? last?.policy ?? null, cause };
       }
     },
-    async newest(tenant) {
+    /** As it is stored now; null when the tenant has none. */
+    async newest(tenant: string): Promise<KnownPolicy | null> {
       const { policy } = await readOnce(tenant, known.get(tenant));
       return policy;
     },
-    took(tenant, policy, rules) {
+    /** To be called when a policy has been put, before that is acknowledged. */
+    took(tenant: string, policy: KnownPolicy, rules: readonly Rule[]) {
       reading.delete(tenant);
-      // Of two that were put at once, the newer one may have been told first.
+      // Of two policies put at once, the newer one may be reported first.
       if ((known.get(tenant)?.policy?.version ?? 0) > policy.version) return;
       const weight = weightOf(policy.rules, rules);
       known.set(tenant, { policy, weight, until: now() + REMEMBERED_MS }, weight);
     },
-    forget(tenant) {
+    /** To be called when it is unknown whether a policy has been put. */
+    forget(tenant: string) {
       const underWay = reading.get(tenant);
       if (underWay !== undefined) forgotten.add(underWay);
       reading.delete(tenant);

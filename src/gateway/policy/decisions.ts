@@ -1,18 +1,20 @@
 // The record of decisions. A deny is durable before its caller hears of it. An allow or a warn holds up no call: it
 // goes into a bounded buffer that is written at once, one group after the other. So on SQLite it joins the very
 // commit that accepts its call, and on Postgres a busy replica makes one commit for many. Writing it with the call
-// instead would cost Postgres a round trip on the path of every call, and there is not always a call to write: it
-// may yet be refused for want of payment. What a kill -9 can take is the last group of allows and warns.
+// instead would cost Postgres a round trip on the path of every call, and a call that is then refused for lack of
+// payment is never written. A kill -9 can lose the last group of allows and warns.
 //
-// Nothing in the buffer is given up while the gateway runs. When it is full, because the store is away, a decision
-// is written like a deny: its call waits, and is refused when the store still can't take it.
+// Nothing in the buffer is dropped while the gateway runs. When it is full, because the store is away, a decision is
+// written like a deny: its call waits, and is refused if the store still can't take it.
+
 import { and, desc, eq, inArray, lt, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Clock } from "../../core/clock.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
+import { DAY_MS } from "../../core/time.ts";
+import { removeInGroups, tenantsIn } from "../../storage/batch-delete.ts";
 import { within } from "../../storage/deadline.ts";
-import { removeInGroups, tenantsIn } from "../../storage/removal.ts";
 import { prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 
 export type DecisionRow = Tables["policyDecisions"]["$inferSelect"];
@@ -20,13 +22,12 @@ export type DecisionRow = Tables["policyDecisions"]["$inferSelect"];
 const BUFFERED_MAX = 20_000;
 const ROWS_AT_ONCE = 256;
 /**
- * Rows of one statement, where there are as many. On Postgres it takes a fifth of the time and a seventh of the
- * CPU of a statement a row (measured); on SQLite it makes little difference.
+ * Rows of one statement, if there are so many. On Postgres this takes a fifth of the time and a seventh of the CPU of
+ * one statement per row (measured); on SQLite it makes little difference.
  */
 const ROWS_TOGETHER = 16;
 const PAUSE_MS_MIN = 50;
 const PAUSE_MS_MAX = 2_000;
-const DAY_MS = 86_400_000;
 
 const insertTogether = (rows: number) =>
   prepared(({ db, tables: { policyDecisions } }: Tx) =>
@@ -68,19 +69,6 @@ function numbered(rows: readonly DecisionRow[]): Record<string, unknown> {
   return values;
 }
 
-export interface DecisionLog {
-  /**
-   * Records a decision: a deny before it resolves, any other soon after.
-   *
-   * @throws Fault `unavailable` when the store can't take it now
-   */
-  record(row: DecisionRow): Promise<void>;
-  /** Resolves when what was recorded until now can be read, or `ms` have passed. */
-  settle(ms: number): Promise<void>;
-  /** The same, for the last time: what can't be stored within `ms` is given up, and the log says so. */
-  close(ms: number): Promise<void>;
-}
-
 interface DecisionLogOptions {
   readonly store: Store;
   readonly log: Log;
@@ -88,26 +76,26 @@ interface DecisionLogOptions {
   readonly bufferedMax?: number;
 }
 
-export function decisionLog({ store, log, bufferedMax = BUFFERED_MAX }: DecisionLogOptions): DecisionLog {
+export function createDecisionLog({ store, log, bufferedMax = BUFFERED_MAX }: DecisionLogOptions) {
   const buffer: DecisionRow[] = [];
   let running = false;
   let closed = false;
   /** How many were put into the buffer, and how many of those have left it. */
   let put = 0;
-  let gone = 0;
-  /** Ends with the try that is being made. */
+  let stored = 0;
+  /** Resolves when the current try ends. */
   let turn: Promise<void> = Promise.resolve();
 
   /** One try at the oldest ones. */
   async function writeSome(): Promise<void> {
     let group: readonly DecisionRow[] = [];
     await store.write((tx) => {
-      // Only now, so that a group has in it what came while it waited.
+      // Taken only now, so that the group holds decisions that came during the wait.
       group = buffer.slice(0, ROWS_AT_ONCE);
       return insertAll(tx, group);
     });
     buffer.splice(0, group.length);
-    gone += group.length;
+    stored += group.length;
   }
 
   async function writeAll(): Promise<void> {
@@ -131,14 +119,19 @@ export function decisionLog({ store, log, bufferedMax = BUFFERED_MAX }: Decision
   async function settle(ms: number): Promise<void> {
     const until = put;
     const done = async () => {
-      while (gone < until && !closed) await turn;
+      while (stored < until && !closed) await turn;
     };
-    // Without the time limit's error: what could not be stored yet stays in the buffer.
+    // Ignores the time limit's error: decisions that are not stored yet stay in the buffer.
     await within(ms, done()).catch(() => {});
   }
 
   return {
-    async record(row) {
+    /**
+     * Records a decision: a deny before it resolves, any other soon after.
+     *
+     * @throws Fault `unavailable` when the store can't take it now
+     */
+    async record(row: DecisionRow) {
       if (row.action === "deny" || buffer.length >= bufferedMax || closed) {
         await store.write((tx) => insertAll(tx, [row]));
         return;
@@ -149,8 +142,10 @@ export function decisionLog({ store, log, bufferedMax = BUFFERED_MAX }: Decision
       running = true;
       void writeAll();
     },
+    /** Resolves when what was recorded until now can be read, or `ms` have passed. */
     settle,
-    async close(ms) {
+    /** The same for the last time. Decisions that can't be stored within `ms` are lost, and logged as lost. */
+    async close(ms: number) {
       await settle(ms);
       closed = true;
       if (buffer.length > 0) log.error("policy_decisions_lost", { count: buffer.length });

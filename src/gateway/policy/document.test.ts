@@ -23,7 +23,7 @@ test.each<[string, Rule["match"]]>([
   ["the bare wildcard for an agent", { agents: ["agt_1", "*"] }],
   ["an agent with a lone surrogate", { agents: ["agt_1", "\ud800"] }],
   ["a long agent", { agents: ["agt_1", "a".repeat(1025)] }],
-])("%s is refused by its place", (_, match) => {
+])("a policy with a bad field is refused, and the place is named: %s", (_, match) => {
   expect(problem(match)).toStartWith("rules.1.match.agents.1: must ");
 });
 
@@ -37,11 +37,11 @@ test.each<[string, string]>([
   ["U+0000", "a\0b"],
   ["a lone surrogate", "a\udc00"],
   ["too long", "a".repeat(1025)],
-])("a tool is refused by its place: %s", (_, tool) => {
+])("a policy with a bad tool is refused, and the place is named: %s", (_, tool) => {
   expect(problem({ tools: ["read_*", tool] })).toStartWith("rules.1.match.tools.1: must ");
 });
 
-test("everything else may be the name of a tool", () => {
+test("a tool may have any other name", () => {
   for (const tool of ["*", "a*", "read file", " ", "a\u0085b", "日本*", "a".repeat(1024), "\ud83d\ude00*"])
     expect(problem({ tools: [tool] })).toBeNull();
 });

@@ -1,6 +1,6 @@
-// The policy document on the wire and as it is stored: its schema, and what its texts may hold. Pure. What is
-// read back from the store is judged by the same rules, so that a document of a newer program, or a damaged one,
-// is an error of the policy and never a policy with less in it.
+// The policy document on the wire and in the store: its schema, and what its texts may hold. Pure. A stored document is
+// checked by the same rules when it is read, so that one of a newer program, or a damaged one, is an error and never a
+// policy with fewer rules.
 import { type Static, Type } from "@sinclair/typebox";
 import { TypeCompiler } from "@sinclair/typebox/compiler";
 import { createPace } from "../../concurrency/pace.ts";
@@ -10,7 +10,7 @@ import { POLICY_ENTRY_CHARACTERS_MAX, POLICY_LIST_MAX, POLICY_RULES_MAX } from "
 import { POLICY_ACTIONS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 
-/** Tool names may hold control characters that this does not know, and must be nameable all the same. */
+/** Tool names may hold any control characters, and a rule must be able to name them. */
 const ENTRY = { min: 1, max: POLICY_ENTRY_CHARACTERS_MAX, controls: true };
 
 export const Action = Type.Union(
@@ -93,13 +93,13 @@ export const Policy = Type.Object(
   { $id: "Policy", additionalProperties: false },
 );
 
-/** What an entry or a rule costs beside its characters: the schema's checks, the name of its field. */
+/** The work for an entry or a rule without its characters: the checks of the schema, the name of its field. */
 const ENTRY_WORK = 200;
 
 /**
  * Checks what the schema does not: the texts of the rules.
  *
- * @param at what stands before `rules` in the names of fields: where the document is part of another body
+ * @param at prefix of field names, for a document that is part of another body
  * @throws Fault `invalid_request`
  */
 export function* checkRules(rules: readonly Rule[], at = ""): Steps<void> {
@@ -130,7 +130,7 @@ function checkEntry(field: string, entry: string, plain: string, wildcard: strin
   if (plain.includes("*")) throw invalidField(field, wildcard);
 }
 
-/** The stored form is JSON with line breaks between rules and nowhere else: so it is read rule by rule. */
+/** The stored form is JSON with line breaks only between rules, so that it can be read rule by rule. */
 const BETWEEN_RULES = ",\n";
 
 export function* formatRules(rules: readonly Rule[]): Steps<string> {
@@ -151,16 +151,15 @@ class UnknownRules extends Error {}
 /**
  * Rules in their stored form.
  *
- * @throws Error, of whatever kind, when this program does not understand all of them
+ * @throws an Error of any kind when this program does not understand all of them
  */
 export function* parseRules(stored: string): Steps<Rule[]> {
   const pace = createPace();
   const rules: Rule[] = [];
   if (stored === "[]") return rules;
-  if (!stored.startsWith("[") || !stored.endsWith("]"))
-    throw new UnknownRules("stored rules that are no list");
+  if (!stored.startsWith("[") || !stored.endsWith("]")) throw new UnknownRules("stored rules that are no list");
   for (const line of stored.slice(1, -1).split(BETWEEN_RULES)) {
-    // One rule, or several of a document that was stored before there were lines.
+    // One rule, or several rules of a document that was stored before the form had line breaks.
     const parsed: unknown[] = JSON.parse(`[${line}]`);
     if (parsed.length === 0) throw new UnknownRules("stored rules with a gap");
     for (const rule of parsed) {

@@ -60,7 +60,7 @@ const call: fc.Arbitrary<EvaluatedCall> = fc.record({
   rate: fc.integer({ min: 1, max: 7 }),
 });
 
-describe("any document and any call", () => {
+describe("for any policy and any call", () => {
   test("the compiled form says what the plain rules say", () => {
     fc.assert(
       fc.property(policy, fc.array(call, { minLength: 1, maxLength: 20 }), (document, calls) => {
@@ -117,7 +117,7 @@ const deny = (conditions: Rule["match"], changes: Partial<EvaluatedCall> = {}) =
   return evaluate(compile(document), { ...CALL, ...changes }).action === "deny";
 };
 
-describe("conditions", () => {
+describe("the conditions of a rule", () => {
   test.each<[string, Rule["match"], Partial<EvaluatedCall>, boolean]>([
     ["none matches everything", {}, {}, true],
     ["empty lists match everything", { agents: [], tools: [] }, { protocol: "http", mcp_tool: null }, true],
@@ -140,12 +140,12 @@ describe("conditions", () => {
     ["the same rate", { rate_per_min: 5 }, {}, false],
     ["a higher rate", { rate_per_min: 4 }, {}, true],
     ["all but one", { agents: ["agt_1"], tools: ["read_*"], max_body_bytes: 11 }, {}, false],
-  ])("%s", (_, conditions, changes, expected) => {
+  ])("match a call, or do not: %s", (_, conditions, changes, expected) => {
     expect(deny(conditions, changes)).toBe(expected);
   });
 });
 
-test("the first rule that matches decides, then the default, and both say so", () => {
+test("the first rule that matches decides a call, then the default, and both say so", () => {
   const document = {
     default: "deny" as const,
     rules: [
@@ -162,14 +162,13 @@ test("the first rule that matches decides, then the default, and both say so", (
   });
 });
 
-test("an overlap of prefixes does not hide the shorter one", () => {
+test("a prefix in a rule does not hide a shorter one in another", () => {
   for (const tools of [
     ["a*", "ab*"],
     ["ab*", "a*"],
     ["a*", "ab*", "abc", "b*"],
   ]) {
-    for (const mcp_tool of ["a", "aa", "ab", "abc", "ax", "az"])
-      expect(deny({ tools }, { mcp_tool })).toBe(true);
+    for (const mcp_tool of ["a", "aa", "ab", "abc", "ax", "az"]) expect(deny({ tools }, { mcp_tool })).toBe(true);
   }
 });
 

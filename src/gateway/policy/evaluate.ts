@@ -1,12 +1,12 @@
-// What a policy says of a call. A document is compiled once per version, in steps since its tenant chooses its size;
-// then a call or a tool costs the same however long the lists of its rules are. Pure. Rules in order, the first that
-// matches decides, then the default.
+// Evaluates a policy for a call: the first rule that matches decides, then the default. A document is compiled once per
+// version, in steps, since its tenant chooses its size. After that a call or a tool costs the same for lists of any
+// length. Pure.
 import { createPace } from "../../concurrency/pace.ts";
 import type { Steps } from "../../concurrency/steps.ts";
 import type { PolicyAction, Protocol } from "../../core/states.ts";
 import type { PolicyReplace, Rule } from "./document.ts";
-import { indexNames, type Names } from "./names.ts";
-import { addRule, createRuleSet, haveCommon, keepCommon, nextRule, type RuleSet } from "./rule-set.ts";
+import { indexNames, type Names } from "./name-index.ts";
+import { addRule, createRuleSet, haveCommon, keepCommon, nextRule, type RuleSet } from "./rule-bits.ts";
 
 export interface PolicyVerdict {
   readonly action: PolicyAction;
@@ -26,21 +26,21 @@ export interface EvaluatedCall {
   readonly rate: number;
 }
 
-/** No `tools/call` is empty, and each counts itself. */
+/** The least call: no `tools/call` has an empty body, and each counts itself in the rate. */
 const BYTES_LEAST = 1;
 const RATE_LEAST = 1;
 
-/** What it takes to compare the thresholds of two rules. */
+/** The work of comparing the thresholds of two rules. */
 const COMPARE_WORK = 8;
 
-/** A threshold that is absent is one that every call passes. */
+/** Without a threshold in the document, the value here matches every call. */
 interface CompiledRule {
   readonly verdict: PolicyVerdict;
   /** Matches a body of at least this many bytes. */
   readonly bytes_min: number;
   /** Matches a rate above this one. */
   readonly rate_above: number;
-  /** The rules before it that deny the least call which its thresholds let match. */
+  /** The earlier rules that deny the least call which this rule's thresholds match. */
   readonly deniedBefore: RuleSet;
 }
 
@@ -53,20 +53,20 @@ export interface CompiledPolicy {
 
 export function* compile(document: Pick<PolicyReplace, "default" | "rules">): Steps<CompiledPolicy> {
   const pace = createPace();
-  const given: readonly Rule[] = [...document.rules, { action: document.default, match: {} }];
+  const withDefault: readonly Rule[] = [...document.rules, { action: document.default, match: {} }];
   const agents = yield* indexNames(
-    given.map(({ match }) => match.agents ?? []),
+    withDefault.map(({ match }) => match.agents ?? []),
     pace,
   );
   const tools = yield* indexNames(
-    given.map(({ match }) => match.tools ?? []),
+    withDefault.map(({ match }) => match.tools ?? []),
     pace,
   );
   const rules: CompiledRule[] = [];
-  for (const [at, rule] of given.entries()) {
+  for (const [at, rule] of withDefault.entries()) {
     const verdict = at === document.rules.length ? defaultVerdict(rule) : ruleVerdict(rule, at + 1);
     const { max_body_bytes: bytes_min = 0, rate_per_min: rate_above = -1 } = rule.match;
-    const deniedBefore = denyingLeast({ bytes_min, rate_above }, rules, given.length);
+    const deniedBefore = denyingLeast({ bytes_min, rate_above }, rules, withDefault.length);
     rules.push({ verdict, bytes_min, rate_above, deniedBefore });
     if (pace(COMPARE_WORK * at)) yield;
   }
@@ -81,7 +81,7 @@ function defaultVerdict({ action }: Rule): PolicyVerdict {
   return { action, matched_rule: null, reason: `default: ${action}` };
 }
 
-/** Those of the rules that deny the least call which the thresholds let match. */
+/** The rules that deny the least call which the thresholds match. */
 function denyingLeast(
   { bytes_min, rate_above }: Pick<CompiledRule, "bytes_min" | "rate_above">,
   rules: readonly CompiledRule[],
@@ -108,16 +108,13 @@ export function evaluate({ rules, agents, tools }: CompiledPolicy, call: Evaluat
 }
 
 /**
- * Tells of tools of an mcp agent whether every call of them is denied, whatever its size and rate.
+ * Whether every call of a tool of an mcp agent is denied, at any size and rate.
  *
- * The calls that a rule's thresholds let match are all those at or above a least one. So a rule decides any call
- * at all only when it decides its least one, which is when no rule before it matches that; and of those only the
- * ones that deny need to be looked at, since another one that decided anything has ended the search.
+ * A rule's thresholds match all calls at or above a least one. So a rule decides some call exactly when it decides its
+ * least one, that is, when no earlier rule matches that call. Of the earlier rules only those that deny need a check:
+ * any other rule that decided a call has already ended the search.
  */
-export function toolsDeniedToAll(
-  { rules, agents, tools }: CompiledPolicy,
-  agentId: string,
-): (tool: string) => boolean {
+export function toolsDeniedToAll({ rules, agents, tools }: CompiledPolicy, agentId: string): (tool: string) => boolean {
   const ofAgent = agents.rulesOf(agentId);
   return (tool) => {
     const named = tools.rulesOf(tool);

@@ -1,10 +1,10 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { callRates, RATE_WINDOW_MS } from "./observed-rate.ts";
+import { createCallRates, RATE_WINDOW_MS } from "./observed-rate.ts";
 
 function rates(callersMax?: number) {
   const time = { now: 0 };
-  const observed = callRates(() => time.now, callersMax);
+  const observed = createCallRates(() => time.now, callersMax);
   return {
     at(now: number, agent = "agt_1", user = "alice", tenant = "acme") {
       time.now = now;
@@ -13,7 +13,7 @@ function rates(callersMax?: number) {
   };
 }
 
-test("a call counts itself, and calls of the last 60 seconds", () => {
+test("the observed rate of a call counts itself, and the calls of the last 60 seconds", () => {
   const { at } = rates();
   expect([at(0), at(0), at(10), at(59_999)]).toEqual([1, 2, 3, 4]);
 });
@@ -27,12 +27,12 @@ test("a call exactly 60,000 ms ago is over, one of 59,999 ms ago is not", () => 
   expect(again.at(61_000)).toBe(1);
 });
 
-test("who calls evenly sixty times a minute is observed at sixty", () => {
+test("a caller that calls evenly sixty times a minute is observed at sixty", () => {
   const { at } = rates();
   for (let second = 0; second < 300; second++) expect(at(second * 1000)).toBe(Math.min(second + 1, 60));
 });
 
-test("callers and agents are counted apart", () => {
+test("callers and agents have observed rates of their own", () => {
   const { at } = rates();
   for (let call = 0; call < 5; call++) at(call);
   expect(at(6, "agt_1", "bob")).toBe(1);
@@ -40,7 +40,7 @@ test("callers and agents are counted apart", () => {
   expect(at(8)).toBe(6);
 });
 
-describe("any calls of any callers", () => {
+describe("the calls of any callers", () => {
   const call = fc.record({
     user: fc.constantFrom("alice", "bob", "carol"),
     // Short steps and long ones, and some that meet the edge of the window exactly.

@@ -7,7 +7,7 @@
 import { tenantCache } from "../../concurrency/tenant-cache.ts";
 
 export const RATE_WINDOW_MS = 60_000;
-/** Callers that are kept. A tenant that has more of them than its share counts some of its own anew. */
+/** Callers that are kept. Beyond its share a tenant loses some of its own, which are then counted from zero. */
 const CALLERS_MAX = 200_000;
 
 /** The calls of one caller, oldest first: entry i says that `counts[i]` of them came at `times[i]`. */
@@ -20,18 +20,10 @@ interface Calls {
   total: number;
 }
 
-export interface CallRates {
-  /** Counts a call and gives the rate with it. */
-  observe(tenant: string, agentId: string, user: string): number;
-}
-
 /**
  * @param now milliseconds of a clock that never goes back
  */
-export function callRates(
-  now: () => number = () => performance.now(),
-  callersMax: number = CALLERS_MAX,
-): CallRates {
+export function createCallRates(now: () => number = () => performance.now(), callersMax: number = CALLERS_MAX) {
   const known = tenantCache<string, Calls>(callersMax);
 
   function callsOf(tenant: string, key: string): Calls {
@@ -43,7 +35,8 @@ export function callRates(
   }
 
   return {
-    observe(tenant, agentId, user) {
+    /** Counts a call and gives the rate with it. */
+    observe(tenant: string, agentId: string, user: string): number {
       const at = Math.floor(now());
       // An agent belongs to one tenant, so its ID names both.
       const calls = callsOf(tenant, `${agentId} ${user}`);
@@ -72,7 +65,7 @@ function forget(calls: Calls, until: number): void {
     calls.total -= counts[calls.first] ?? 0;
     calls.first += 1;
   }
-  // The arrays are cut when most of them is past, so that a cut is paid for by the calls that made it.
+  // The arrays are cut when most entries are too old, so that the average cost per call stays constant.
   if (calls.first > 32 && calls.first * 2 > times.length) {
     calls.times = times.slice(calls.first);
     calls.counts = counts.slice(calls.first);

@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { addRule, createRuleSet, haveCommon, keepCommon, nextRule, type RuleSet } from "./rule-set.ts";
+import { addRule, createRuleSet, haveCommon, keepCommon, nextRule, type RuleSet } from "./rule-bits.ts";
 
 const RULES_MAX = 501;
 const positions = fc.uniqueArray(fc.integer({ min: 0, max: RULES_MAX - 1 }), { maxLength: 70 });
@@ -17,7 +17,7 @@ function listOf(set: RuleSet): number[] {
   return rules;
 }
 
-test("is what a set of numbers is", () => {
+test("a rule set is what a set of numbers is", () => {
   fc.assert(
     fc.property(positions, positions, (one, other) => {
       const both = one.filter((rule) => other.includes(rule)).sort((a, b) => a - b);

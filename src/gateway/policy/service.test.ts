@@ -10,11 +10,11 @@ import { type Log, silentLog } from "../../core/log.ts";
 import { POLICY_ACTIONS, type PolicyAction } from "../../core/states.ts";
 import type { Store } from "../../storage/store.ts";
 import { findAgent } from "../agents/service.ts";
-import { policyCache } from "./cache.ts";
-import { type DecisionRow, decisionLog, newestDecisions, removeOldDecisions } from "./decisions.ts";
+import { createPolicyCache } from "./cache.ts";
+import { createDecisionLog, type DecisionRow, newestDecisions, removeOldDecisions } from "./decisions.ts";
 import type { PolicyReplace, Rule } from "./document.ts";
 import { compile, evaluate } from "./evaluate.ts";
-import { type PolicyCall, policyService, warningOf } from "./service.ts";
+import { createPolicyService, type PolicyCall, warningOf } from "./service.ts";
 
 const clock = { time: 1_790_000_000_000, now: () => clock.time };
 const AGENT = "agt_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f";
@@ -46,7 +46,7 @@ const faultOf = async (promise: Promise<unknown>) => {
   return error as Fault;
 };
 
-describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
+describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
   let place: Place;
   let store: Store;
   beforeAll(async () => {
@@ -59,7 +59,7 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
   });
 
   const service = (changes: { now?: () => number; log?: Log } = {}) =>
-    policyService({ store, clock, log: silentLog, ...changes });
+    createPolicyService({ store, clock, log: silentLog, ...changes });
   const read = async (policy: ReturnType<typeof service>, me: Caller) => {
     const found = await policy.get(me);
     if (found === null) return null;
@@ -89,8 +89,8 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
     }
   }
 
-  describe("the document", () => {
-    test("a tenant without one has none, and its calls leave no decision", async () => {
+  describe("a policy", () => {
+    test("is none for a tenant that put none, and its calls leave no decision", async () => {
       const { me, call, tenant } = caller();
       const policy = service();
       expect(await policy.get(me)).toBeNull();
@@ -113,7 +113,7 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
       expect((await policy.put(other.me, next)).version).toBe(1);
     });
 
-    test("replacements at once get a version each, on several replicas too", async () => {
+    test("gets a version for each replacement at once, on several replicas too", async () => {
       const { me } = caller();
       const replicas = [service(), service()];
       const puts = Array.from({ length: 40 }, (_, at) => replicas[at % 2]?.put(me, all("allow")));
@@ -122,8 +122,8 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
     });
   });
 
-  describe("in force", () => {
-    test("at once where it was put, on another replica within the time that it is remembered", async () => {
+  describe("a policy that was put", () => {
+    test("is in force at once on its replica, and on another one within the time that it is remembered", async () => {
       const { me, call } = caller();
       let time = 0;
       const [here, there] = [service({ now: () => time }), service({ now: () => time })];
@@ -140,17 +140,17 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
       expect((await there.judge(call()))?.action).toBe("warn");
     });
 
-    test("also when nobody heard that it was put", async () => {
+    test("is in force on another replica also when nobody heard that it was put", async () => {
       const { me, call } = caller();
-      const policy = policyService({ store: losingAnswer(2), clock, log: silentLog });
+      const policy = createPolicyService({ store: losingAnswer(2), clock, log: silentLog });
       await policy.put(me, all("allow"));
       expect((await faultOf(policy.put(me, all("deny")))).kind).toBe("unavailable");
       expect((await policy.judge(call()))?.action).toBe("deny");
     });
 
-    test("of two that were put at once the newer one stays, whichever is told first", async () => {
+    test("is the newer one of two that were put at once, whichever is told first", async () => {
       const { tenant } = caller();
-      const remembered = policyCache({ reader: store.read, log: silentLog });
+      const remembered = createPolicyCache({ reader: store.read, log: silentLog });
       for (const version of [2, 1]) {
         const policy = { ...all("deny"), rules: "[]", updated_at: 0 };
         remembered.took(tenant, { ...policy, version, compiled: atOnce(compile(all("deny"))) }, []);
@@ -158,9 +158,9 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
       expect(await remembered.find(tenant)).toMatchObject({ policy: { version: 2 } });
     });
 
-    test("what was read while it changed is not remembered", async () => {
+    test("is not remembered as it was read while it changed", async () => {
       const { me, tenant } = caller();
-      const here = policyCache({ reader: store.read, log: silentLog });
+      const here = createPolicyCache({ reader: store.read, log: silentLog });
       const there = service();
       const underWay = here.find(tenant);
       here.forget(tenant);
@@ -169,9 +169,9 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
       expect(await here.find(tenant)).toMatchObject({ policy: { version: 1 } });
     });
 
-    test("whoever waits for a read that another has begun is judged by what has been put meanwhile", async () => {
+    test("judges also who waits for a read that another has begun", async () => {
       const { tenant } = caller();
-      const remembered = policyCache({ reader: store.read, log: silentLog });
+      const remembered = createPolicyCache({ reader: store.read, log: silentLog });
       const both = [remembered.find(tenant), remembered.find(tenant)];
       const policy = { ...all("deny"), rules: "[]", updated_at: 0 };
       remembered.took(tenant, { ...policy, version: 1, compiled: atOnce(compile(all("deny"))) }, []);
@@ -179,7 +179,7 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
       expect(joined).toMatchObject({ policy: { version: 1 } });
     });
 
-    test("every decision is one that some version gives, and never an older one than was acknowledged", async () => {
+    test("gives every decision by some version, and never by an older one than was acknowledged", async () => {
       const { me, tenant, call } = caller();
       const replicas = [service(), service()];
       // Version n has n rules that match nothing, then one whose action only fits with its place.
@@ -216,7 +216,7 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
       }
     });
 
-    test("what was judged is what the document says, whatever it is", async () => {
+    test("is in force as its document says, whatever it is", async () => {
       const { me, call } = caller();
       const policy = service();
       const action = fc.constantFrom(...POLICY_ACTIONS);
@@ -240,7 +240,7 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
     });
   });
 
-  test("the rate counts every call of a caller to an agent, denied ones and those before the policy too", async () => {
+  test("the observed rate counts every call of a caller to an agent, denied ones and those before the policy too", async () => {
     const { me, call } = caller();
     let time = 0;
     const policy = service({ now: () => time });
@@ -258,8 +258,8 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
     expect((await policy.judge(call()))?.action).toBe("allow");
   });
 
-  describe("decisions", () => {
-    test("one for every call that was judged, newest first, each of its own tenant", async () => {
+  describe("the decisions of a policy", () => {
+    test("are one for every call that was judged, newest first, each of its own tenant", async () => {
       const [one, other] = [caller(), caller()];
       const policy = service();
       await policy.put(one.me, document([{ action: "warn", match: { tools: ["read_*"] } }]));
@@ -281,7 +281,7 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
       expect(await policy.newest(other.me, 10)).toEqual([]);
     });
 
-    test("a deny is durable when its call hears of it, and without the record it is not answered", async () => {
+    test("are durable for a deny when its call hears of it, and without the record the call is not answered", async () => {
       const { me, tenant, call } = caller();
       const policy = service();
       await policy.put(me, all("deny"));
@@ -293,7 +293,7 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
       expect(await stored(tenant)).toHaveLength(1);
     });
 
-    test("an allow holds up no call while the store is away, and none is lost", async () => {
+    test("hold up no allowed call while the store is away, and none of them is lost", async () => {
       const { me, tenant, call } = caller();
       const policy = service();
       await policy.put(me, all("allow"));
@@ -305,16 +305,16 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
       expect(await stored(tenant)).toHaveLength(51);
     });
 
-    test("a group whose commit was made, though its answer was lost, is there once", async () => {
+    test("are there once when their commit was made and its answer was lost", async () => {
       const { me, tenant, call } = caller();
       await service().put(me, all("allow"));
-      const policy = policyService({ store: losingAnswer(1), clock, log: silentLog });
+      const policy = createPolicyService({ store: losingAnswer(1), clock, log: silentLog });
       await Promise.all([policy.judge(call()), policy.judge(call())]);
       await policy.close();
       expect(await stored(tenant)).toHaveLength(2);
     });
 
-    test("a stop waits for all of them", async () => {
+    test("are all written before a stop ends", async () => {
       const { me, tenant, call } = caller();
       const policy = service();
       await policy.put(me, all("warn"));
@@ -325,11 +325,11 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
       expect([rows.length, new Set(rows.map(({ id }) => id)).size]).toEqual([1000, 1000]);
     });
 
-    test("with a full buffer a call waits for its own record, and a stop gives up in the end and says so", async () => {
+    test("make a call wait for its own record when the buffer is full, and a stop gives up in the end and says so", async () => {
       const { tenant } = caller();
       const errors: unknown[] = [];
       const log = { ...silentLog, error: (event: string, fields: unknown) => errors.push([event, fields]) };
-      const decisions = decisionLog({ store, log, bufferedMax: 2 });
+      const decisions = createDecisionLog({ store, log, bufferedMax: 2 });
       const row = (): DecisionRow => ({
         ...{ tenant, id: newId("pdec", clock.now()), agent_id: AGENT, protocol: "http", mcp_tool: null },
         ...{ action: "allow", matched_rule: null, reason: "default: allow" },
@@ -346,7 +346,7 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
       expect(await stored(tenant)).toHaveLength(1);
     });
 
-    test("old ones are removed, of every tenant, and none when all are kept", async () => {
+    test("are removed when they are old, of every tenant, and not when all are kept", async () => {
       const [one, other] = [caller(), caller()];
       const policy = service();
       for (const { me } of [one, other]) await policy.put(me, all("warn"));
@@ -366,16 +366,13 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
     });
   });
 
-  describe("on_error", () => {
+  describe("on_error of a policy", () => {
     for (const action of POLICY_ACTIONS) {
-      test(`${action} decides when the policy cannot be read any more, and no longer than that`, async () => {
+      test(`decides with ${action} when the policy cannot be read any more, and no longer than that`, async () => {
         const { me, tenant, call } = caller();
         let time = 0;
         const policy = service({ now: () => time });
-        await policy.put(
-          me,
-          document([{ action: "allow", match: {} }], { default: "deny", on_error: action }),
-        );
+        await policy.put(me, document([{ action: "allow", match: {} }], { default: "deny", on_error: action }));
         await policy.judge(call());
         await without("policies", async () => {
           time = 999;
@@ -389,7 +386,7 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
         expect((await policy.judge(call()))?.reason).toBe("rule 1: allow");
       });
 
-      test(`${action} of the stored document decides when its rules make no sense`, async () => {
+      test(`decides with ${action}, of the stored document, when its rules make no sense`, async () => {
         const { me, tenant, call } = caller();
         await service().put(me, document([], { on_error: action }));
         await place.execute(
@@ -402,7 +399,7 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
       });
     }
 
-    test("that was put last is known, though nobody has read it since, and kept when a put fails", async () => {
+    test("is known as it was put last, though nobody has read it since, and kept when a put fails", async () => {
       const { me, call } = caller();
       let time = 0;
       const policy = service({ now: () => time });
@@ -417,7 +414,7 @@ describe.each(Object.entries(places))("%s", (dialect, makePlace) => {
       });
     });
 
-    test("of a policy that was never read nothing is known, so no call passes", async () => {
+    test("is not known of a policy that was never read, so no call passes", async () => {
       const { me, tenant, call } = caller();
       await service().put(me, all("allow"));
       const policy = service();
@@ -460,7 +457,7 @@ test("a store that does not answer is as good as one that fails", async () => {
   const store = await place.open();
   const { me, call } = caller();
   let time = 0;
-  const policy = policyService({ store, clock, log: silentLog, now: () => time });
+  const policy = createPolicyService({ store, clock, log: silentLog, now: () => time });
   await policy.put(me, document([], { on_error: "warn" }));
   expect((await policy.judge(call()))?.reason).toBe("default: allow");
   await whileLocked(place, "policies", async () => {
@@ -479,7 +476,7 @@ test("a policy is read, however many other reads wait for the database", async (
   const store = await place.open();
   const { me, call } = caller();
   let time = 0;
-  const policy = policyService({ store, clock, log: silentLog, now: () => time });
+  const policy = createPolicyService({ store, clock, log: silentLog, now: () => time });
   await policy.put(me, document([{ action: "allow", match: {} }], { on_error: "warn" }));
   let waiting: Promise<unknown>[] = [];
   await whileLocked(place, "agents", async () => {
@@ -492,7 +489,7 @@ test("a policy is read, however many other reads wait for the database", async (
   await store.close();
 }, 30_000);
 
-test("a verdict lets pass, warns or refuses", () => {
+test("a verdict of a policy lets pass, warns or refuses", () => {
   const verdict = { matched_rule: 3, reason: "rule 3: x" };
   expect(warningOf(null)).toBeNull();
   expect(warningOf({ ...verdict, action: "allow" })).toBeNull();

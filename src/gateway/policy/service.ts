@@ -1,7 +1,7 @@
-// The policy of a tenant: replaced as a whole, and asked for each call that has passed the checks before it. A
-// tenant without a policy sees no difference. When the policy cannot be read or evaluated, its on_error decides: that
-// of the stored document, else that of the last one that could be read here. A replica that never could read it
-// does not know whether there is a policy, nor what its on_error says, so it lets no call pass (503).
+// The policy of a tenant. It is replaced as a whole, and judges each call that has passed the earlier checks. Without a
+// policy every call passes. When the policy cannot be read or evaluated, its on_error decides: that of the stored
+// document, else that of the last one that was read here. A replica that never could read it does not know whether
+// there is a policy, nor its on_error, so it lets no call pass (503).
 import { sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import { inOneStep } from "../../concurrency/run-steps.ts";
@@ -12,17 +12,17 @@ import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { findAgent } from "../agents/service.ts";
-import { type KnownPolicy, policyCache } from "./cache.ts";
-import { decisionLog, newestDecisions } from "./decisions.ts";
+import { createPolicyCache, type KnownPolicy } from "./cache.ts";
+import { createDecisionLog, newestDecisions } from "./decisions.ts";
 import { checkRules, formatRules, type PolicyReplace } from "./document.ts";
 import { compile, type EvaluatedCall, evaluate, type PolicyVerdict, toolsDeniedToAll } from "./evaluate.ts";
-import { callRates } from "./observed-rate.ts";
+import { createCallRates } from "./observed-rate.ts";
 import { worked } from "./work.ts";
 
 const RETRY_AFTER_SECONDS = 5;
-/** Rules up to here are written to a caller in no time. */
+/** Rules up to this length are written to a caller at once. */
 const SHORT_CHARACTERS = 16_384;
-/** How long a look at the decisions waits for those that are being stored. */
+/** How long a read of the decisions waits for those that are being stored. */
 const SETTLE_MS_MAX = 2_000;
 /** How long a stop waits for a store that is away. */
 const CLOSE_MS_MAX = 10_000;
@@ -51,7 +51,7 @@ export interface PolicyDeps {
   readonly now?: () => number;
 }
 
-export type PolicyService = ReturnType<typeof policyService>;
+export type PolicyService = ReturnType<typeof createPolicyService>;
 
 /**
  * What the header X-Service-Policy-Warning says of a call with this verdict; null when it says nothing.
@@ -70,10 +70,10 @@ function onError({ on_error: action }: Pick<KnownPolicy, "on_error">): PolicyVer
 
 const NO_POLICY: PolicyVerdict = { action: "allow", matched_rule: null, reason: "no policy" };
 
-export function policyService({ store, clock, log, now }: PolicyDeps) {
-  const rates = callRates(now);
-  const remembered = policyCache({ reader: store.readFirst, log, ...(now && { now }) });
-  const decisions = decisionLog({ store, log });
+export function createPolicyService({ store, clock, log, now }: PolicyDeps) {
+  const rates = createCallRates(now);
+  const cache = createPolicyCache({ reader: store.readFirst, log, ...(now && { now }) });
+  const decisions = createDecisionLog({ store, log });
 
   /**
    * The policy in force, null when the tenant has none.
@@ -81,7 +81,7 @@ export function policyService({ store, clock, log, now }: PolicyDeps) {
    * @throws Fault `unavailable` when that cannot be known
    */
   async function inForce(tenant: string): Promise<KnownPolicy | null> {
-    const found = await remembered.find(tenant);
+    const found = await cache.find(tenant);
     if (!found.failed) return found.policy;
     const { last, cause } = found;
     if (last === null) {
@@ -140,18 +140,18 @@ export function policyService({ store, clock, log, now }: PolicyDeps) {
     },
 
     /** What the policy, or another document, would say of a call. Nothing is counted or recorded. */
-    async dryRun({ tenant }: Caller, { agent_id, document, ...given }: DryRun): Promise<PolicyVerdict> {
+    async dryRun({ tenant }: Caller, { agent_id, document, ...conditions }: DryRun): Promise<PolicyVerdict> {
       if (document !== null) await worked(checkRules(document.rules, "document."), tenant);
       const agent = await findAgent(store.read, tenant, agent_id);
       if (agent === null) throw new Fault("not_found", "no such agent");
-      const call = { agent_id, protocol: agent.protocol, ...given };
+      const call = { agent_id, protocol: agent.protocol, ...conditions };
       if (document !== null) return evaluate(await worked(compile(document), tenant), call);
       return (await verdictOf(tenant, call)) ?? NO_POLICY;
     },
 
     /** Null when the tenant has none. The rules are JSON already, and known to be rules. */
     async get({ tenant }: Caller): Promise<KnownPolicy | null> {
-      const policy = await remembered.newest(tenant);
+      const policy = await cache.newest(tenant);
       if (policy?.compiled === null) throw new Fault("internal", "a stored policy that makes no sense");
       if (policy === null || policy.rules.length <= SHORT_CHARACTERS) return policy;
       // It takes its time to write it to the caller, and many may have waited for this moment.
@@ -166,11 +166,11 @@ export function policyService({ store, clock, log, now }: PolicyDeps) {
       const fields = { default_action, on_error, rules, updated_at: clock.now() };
       try {
         const replaced = await store.write((tx) => replacePolicy(tx, tenant, fields));
-        remembered.took(tenant, { ...document, ...replaced, rules, compiled }, document.rules);
+        cache.took(tenant, { ...document, ...replaced, rules, compiled }, document.rules);
         return replaced;
       } catch (error) {
         // A write that fails may have been made all the same.
-        remembered.forget(tenant);
+        cache.forget(tenant);
         throw error;
       }
     },

@@ -1,16 +1,13 @@
-// The streaming path: a call that has passed the checks takes a place, is recorded, paid for and claimed, and is then
-// its caller's to make, who holds the connection. A call whose payment is unknown stays pending; the same payment
-// sent again takes it up where it stood, whichever replica that reaches, and only one of its callers gets it. Each
-// caller claims with a token of its own, so no claim is taken for another's.
+// Admission on the streaming path. A call that has passed the checks takes a place and is recorded, paid for and
+// claimed. Then it is made on its caller's connection. If the outcome of the payment is unknown, the call stays
+// pending. The same payment sent again resumes it on any replica, and only one request gets it: each claims with a
+// token of its own.
 
-import { bodyInSteps } from "../../concurrency/run-steps.ts";
 import { thisMoment } from "../../core/age.ts";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
-import { untilStored } from "../../storage/persist.ts";
-import type { RpcProblem } from "../../wire/jsonrpc.ts";
-import { parseRpcMessages, type RpcMessage, type RpcMessages } from "../../wire/mcp-messages.ts";
+import { untilStored } from "../../storage/retry-until-stored.ts";
 import { findInvocation } from "../invocations/history.ts";
 import {
   type Claims,
@@ -20,107 +17,42 @@ import {
   type PendingCall,
 } from "../invocations/service.ts";
 import type { PaidHeaders, Payments } from "../payment/service.ts";
-import type {
-  OpenedCall,
-  OpenedConnection,
-  StreamCall,
-  StreamPermit,
-  StreamRequest,
-} from "../streaming/service.ts";
+import type { OpenedCall, OpenedConnection, StreamCall, StreamPermit, StreamRequest } from "../streaming/service.ts";
+import type { StreamLimits } from "../streaming/stream-limits.ts";
 import { faultOf, otherPath, withId } from "./call-faults.ts";
 import {
-  type CallKind,
   type CheckedCall,
   type CheckOptions,
   checkCall,
   type Form,
   knownAgent,
   mayCall,
-  type ProxyCall,
   refuseLoop,
 } from "./checks.ts";
 import { acceptedOf, type RecordOptions, record } from "./record.ts";
-import { mcpVersion, passedToStream, passesMirrors } from "./request-headers.ts";
+import { passedToStream } from "./request-headers.ts";
+import { STREAMING, type StreamForm } from "./stream-form.ts";
 
 export interface AdmitStreamOptions extends CheckOptions, Pick<RecordOptions, "replica"> {
   readonly payments: Payments;
   readonly claims: Claims;
-  /**
-   * Waits a little for a place of the agent.
-   *
-   * @throws Fault `unavailable` when there is none
-   */
-  takePlace(tenant: string, agentId: string, isCall: boolean, signal: AbortSignal): Promise<StreamPermit>;
-  /**
-   * A place for a call that was accepted before: beside the others when those are taken.
-   *
-   * @throws Fault `unavailable` when the tenant has very many of them
-   */
-  owedPlace(tenant: string, agentId: string): StreamPermit;
+  readonly limits: StreamLimits;
   /** Aborted when the process is about to end. */
   readonly stopping: AbortSignal;
 }
 
 const RETRY_AFTER_SECONDS = 5;
 
-interface StreamForm extends Form {
-  readonly listsTools: boolean;
-}
-
-const PLAIN: StreamForm = {
-  method: null,
-  tool: null,
-  calls: [{ tool: null }],
-  mirrors: false,
-  listsTools: false,
-};
-
-const STREAMING: CallKind<StreamForm> = {
-  suffix: "/stream",
-  anyForm: async (body, { caller }) => {
-    const parsed = await bodyInSteps("scan of a body", body, parseRpcMessages(body), caller.tenant);
-    return { ...PLAIN, listsTools: listsTools(parsed) };
-  },
-  formOf: async ({ protocol }, body, call) => (protocol === "mcp" ? messagesForm(body, call) : PLAIN),
-};
-
-async function messagesForm(body: Uint8Array, { headers, caller }: ProxyCall): Promise<StreamForm> {
-  const parsed = await bodyInSteps("scan of a body", body, parseRpcMessages(body), caller.tenant);
-  if (!parsed.ok) throw new Fault("invalid_request", `body: ${parsed.problem}`);
-  const { messages } = parsed;
-  const calls = messages.filter(({ isCall }) => isCall);
-  const shown = shownMessage(messages, calls);
-  const only = parsed.isBatch ? null : (messages[0] ?? null);
-  const mirrors = passesMirrors(headers, body, only, mcpVersion(headers) ?? only?.protocolVersion ?? null);
-  const { method = null, tool = null } = shown ?? {};
-  return { method, tool, calls, mirrors, listsTools: listsTools(parsed) };
-}
-
-function listsTools(parsed: RpcMessages | RpcProblem): boolean {
-  return parsed.ok && parsed.messages.some(({ method }) => method?.endsWith("/list"));
-}
-
-/** Of a batch the history shows its one call, if it has no other. */
-function shownMessage(messages: readonly RpcMessage[], calls: readonly RpcMessage[]): RpcMessage | undefined {
-  if (messages.length === 1) return messages[0];
-  return calls.length === 1 ? calls[0] : undefined;
-}
-
-export interface AdmittedStream {
-  readonly opened: OpenedCall;
-  readonly body: Uint8Array;
-}
-
 /**
  * Accepts a call that is to be made at once.
  *
  * @throws Fault of every kind that the order of checks names; those that come after the record carry its ID
  */
-export async function admitStream(options: AdmitStreamOptions, call: StreamCall): Promise<AdmittedStream> {
+export async function admitStream(options: AdmitStreamOptions, call: StreamCall) {
   const checked = await checkCall(options, call, STREAMING);
-  const { agent, form, body, standing } = checked;
-  if (standing.kind === "earlier") return { opened: await resume(options, call, checked, standing.id), body };
-  const place = await options.takePlace(call.caller.tenant, agent.id, form.calls.length > 0, call.signal);
+  const { agent, form, body, paymentState } = checked;
+  if (paymentState.kind === "earlier") return { opened: await resume(options, call, checked, paymentState.id), body };
+  const place = await options.limits.take(call.caller.tenant, agent.id, form.calls.length > 0, call.signal);
   try {
     return { opened: await open(options, call, checked, place), body };
   } catch (error) {
@@ -145,7 +77,7 @@ async function open(
     resumes: false,
   });
   const whole = await acceptedOf(call, checked, "streaming", headers, clock.now());
-  // Only what may be shown is stored: whoever takes the call up again brings its body along.
+  // Store only the part of the body that may be shown: a caller who resumes the call sends the body again.
   const accepted = { ...whole, body: shownPart(checked) };
   const { tenant, id, settlement_status } = accepted.row;
   const key = { tenant, id };
@@ -167,7 +99,7 @@ async function open(
 
 interface ClaimAttempt extends Pick<OpenedCall, "token" | "claimedAt"> {}
 
-/** Whatever keeps an attempt from its open call ends it: what it may have claimed all the same is given back then. */
+/** If the attempt does not open the call, its claim is over. A claim that was stored after all is given back later. */
 async function attempt<T>(
   claims: Claims,
   id: string,
@@ -207,14 +139,14 @@ async function resume(
 
 interface WaitingCall {
   readonly key: InvocationKey;
-  /** What is told of its payment so far. */
+  /** Response headers about its payment so far. */
   readonly paid: PaidHeaders;
   /** Null for a call that was accepted before. */
   readonly place: StreamPermit | null;
 }
 
 /**
- * Takes a call that is paid for, if nobody else has.
+ * Claims a paid call, unless another request has.
  *
  * @throws Fault `unavailable` while its payment is unknown; `conflict` when it has been made, or given up
  */
@@ -225,13 +157,13 @@ async function take(
   { key, paid, place }: WaitingCall,
 ): Promise<OpenedCall> {
   const { store, payments, claims } = options;
-  const own = place ?? options.owedPlace(key.tenant, checked.agent.id);
+  const own = place ?? options.limits.owed(key.tenant, checked.agent.id);
   const opened = await attempt(claims, key.id, async (held) => {
     const claimed = await claimAs(options, call, key, held.token);
     if (claimed === null) return null;
     const isTold = Object.keys(paid).length > 0;
-    const told = isTold ? paid : await payments.recall(key.tenant, key.id);
-    return openedOf({ ...held, key, place: own, isOwed: true }, checked, claimed.call, told);
+    const responseHeaders = isTold ? paid : await payments.recall(key.tenant, key.id);
+    return openedOf({ ...held, key, place: own, isOwed: true }, checked, claimed.call, responseHeaders);
   }).catch((error) => {
     own.release();
     throw error;
@@ -251,13 +183,13 @@ function claimAs(
 ): Promise<PendingCall | null> {
   const isOver = () => signal.aborted || stopping.aborted;
   return untilStored(() => {
-    // Whoever has gone may come back with the same payment, as long as the call has not been made.
+    // The call is not claimed for a caller who has gone, so the same payment can still resume it.
     if (isOver()) throw unknownYet(key.id);
     return store.write((tx) => claim(tx, { key, owner, token, now: clock.now(), inHand: null }));
   }, isOver);
 }
 
-/** Ends of a call that was claimed, and not made all the same. */
+/** Error classes of calls that were claimed but never made. */
 const NOT_MADE: ReadonlySet<unknown> = new Set(["credential_error", "ssrf_blocked"]);
 
 function whyNotMade({ claim, error_class, settlement_status }: InvocationRow): string {
@@ -267,9 +199,7 @@ function whyNotMade({ claim, error_class, settlement_status }: InvocationRow): s
     return `this call was given up: ${payment} was cancelled, or not fetched in time, before it was made`;
   }
   if (error_class === "cancelled") return "this call was cancelled";
-  return NOT_MADE.has(error_class)
-    ? `this call could not be made: ${error_class}`
-    : "this call has been made already";
+  return NOT_MADE.has(error_class) ? `this call could not be made: ${error_class}` : "this call has been made already";
 }
 
 function unknownYet(id: string): Fault {
@@ -283,17 +213,17 @@ function openedOf(
   { url, protocol, credential_ref, headers, request_id, capture, receipt }: Call,
   paid: PaidHeaders,
 ): OpenedCall {
-  const told = warning === null ? paid : { ...paid, "x-service-policy-warning": warning };
+  const responseHeaders = warning === null ? paid : { ...paid, "x-service-policy-warning": warning };
   const { tenant } = held.key;
   const request = { tenant, agentId: agent.id, url, credential_ref, headers, request_id };
   const listsTools = form.listsTools && protocol === "mcp";
-  return { ...held, ...request, capture, receipt, listsTools, told };
+  return { ...held, ...request, capture, receipt, listsTools, responseHeaders };
 }
 
 /**
  * A GET or DELETE to an mcp agent. It is part of the connection, so it is neither judged nor paid for.
  *
- * @throws Fault `method_not_allowed` when the agent is none of MCP; else as the checks of a call
+ * @throws Fault `method_not_allowed` when the agent is not an mcp agent; otherwise like the checks of a call
  */
 export async function admitConnection(
   options: AdmitStreamOptions,
@@ -306,7 +236,7 @@ export async function admitConnection(
     throw new Fault("method_not_allowed", "the agent's protocol has other methods", { allow: ["POST"] });
   }
   const url = mayCall(options, request.caller.tenant, agent);
-  const place = await options.takePlace(request.caller.tenant, agent.id, false, request.signal);
+  const place = await options.limits.take(request.caller.tenant, agent.id, false, request.signal);
   return {
     tenant: request.caller.tenant,
     agentId: agent.id,
@@ -314,7 +244,7 @@ export async function admitConnection(
     credential_ref: agent.credential_ref,
     headers: passedToStream(request.headers, {
       protocol: agent.protocol,
-      // Without a body there is nothing to say again.
+      // There is no body, so no header repeats parts of it.
       mirrors: false,
       pseudonym: options.pseudonym,
       session: request.session,

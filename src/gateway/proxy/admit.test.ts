@@ -6,7 +6,8 @@ import { eq } from "drizzle-orm";
 import { createUnderWay } from "../../concurrency/under-way.ts";
 import { Fault } from "../../core/fault.ts";
 import { silentLog } from "../../core/log.ts";
-import { createEdge, routes } from "../../http/server.ts";
+import { routes } from "../../http/elysia.ts";
+import { createEdge } from "../../http/server.ts";
 import { openStore } from "../../storage/open.ts";
 import { CommitUnknown, type Store } from "../../storage/store.ts";
 import type { InvocableAgent } from "../agents/service.ts";
@@ -62,7 +63,7 @@ const noPolicy = { judge: async () => null };
 
 async function call(
   store: Store,
-  endings: CompletionWaiters,
+  completionWaiters: CompletionWaiters,
   headers: Record<string, string> = {},
   changed: Partial<Pick<ProxyRoutesOptions, "findAgent" | "policy">> = {},
 ) {
@@ -75,7 +76,7 @@ async function call(
       log: silentLog,
       replica: "rep_1",
       refusals: createRefusals({ store, clock, log: silentLog }),
-      endings,
+      completionWaiters,
       admitting: createUnderWay(),
       payments,
       policy: noPolicy,
@@ -136,7 +137,7 @@ const allCalls = async () => {
   return db.select({ id: tables.invocations.id, status: tables.invocations.status }).from(tables.invocations);
 };
 
-test("an accept whose record appears after it was refused is never made, and leaves nothing", async () => {
+test("a call whose record appears after it was refused is never made, and leaves nothing", async () => {
   const { store, commit } = committingLate(real);
   const key = { "idempotency-key": "k" };
   const { response, offered } = await call(
@@ -164,7 +165,7 @@ test("an accept whose record appears after it was refused is never made, and lea
   expect(total.total).toBe(1);
 });
 
-test("what was refused and appears is removed when it is looked for, unless it was claimed before", async () => {
+test("a record that appears after its call was refused is removed when it is looked for, unless it was claimed before", async () => {
   const refusals = createRefusals({ store: real, clock, log: silentLog });
   const late = committingLate(real);
   await call(
@@ -188,7 +189,7 @@ test("what was refused and appears is removed when it is looked for, unless it w
   expect(await refusals.removeAppeared()).toBe(0);
 });
 
-test("an accept that was stored without an answer is a 202, and its call is made", async () => {
+test("a call that was stored without an answer of the store is a 202, and is made", async () => {
   const { response, offered } = await call(
     answeringOnce(real),
     createCompletionWaiters(async () => []),
@@ -198,7 +199,7 @@ test("an accept that was stored without an answer is a 202, and its call is made
   expect(offered.map(({ row }) => row.id)).toEqual([invocation_id]);
 });
 
-test("an accept that was not stored is a 503, and nothing is offered", async () => {
+test("a call that was not stored is a 503, and nothing is sent", async () => {
   const store: Store = { ...real, write: () => Promise.reject(lost()) };
   const { response, offered } = await call(
     store,
@@ -208,9 +209,12 @@ test("an accept that was not stored is a 503, and nothing is offered", async () 
   expect(offered).toEqual([]);
 });
 
-test("a wait that fails takes nothing back of the accept", async () => {
-  const endings = { ...createCompletionWaiters(async () => []), wait: () => Promise.reject(lost()) };
-  const { response } = await call(real, endings, { prefer: "wait=5" });
+test("a wait that fails takes back nothing of an accepted call", async () => {
+  const completionWaiters = {
+    ...createCompletionWaiters(async () => []),
+    wait: () => Promise.reject(lost()),
+  };
+  const { response } = await call(real, completionWaiters, { prefer: "wait=5" });
   expect(response.status).toBe(202);
   expect(response.headers.get("x-service-invocation-id")).toStartWith("inv_");
 });
@@ -244,7 +248,7 @@ describe("an agent that changes while its call is judged", () => {
     expect(await judgedWith(() => ({ ...AGENT }))).toEqual({ status: 202, offered: 1, judged: 1 });
   });
 
-  test("all the time puts its callers off", async () => {
+  test("puts its callers off when it goes on changing", async () => {
     let changes = 0;
     const another = () => ({ ...AGENT, upstream_url: `https://example.com/${++changes}` });
     expect(await judgedWith(another)).toMatchObject({ status: 503, offered: 0 });

@@ -1,6 +1,6 @@
 // The transactional path: a call that has passed the checks is recorded, paid for and offered to the executor, all
-// before its 202. What the checks refuse leaves no invocation behind; one whose payment the facilitator declines was
-// recorded before money could move.
+// before its 202. A call that the checks refuse leaves no invocation behind. A call whose payment the facilitator
+// declines does, since it is recorded before money can move.
 
 import { bodyInSteps } from "../../concurrency/run-steps.ts";
 import { Fault } from "../../core/fault.ts";
@@ -8,30 +8,31 @@ import { parseRpcRequest } from "../../wire/jsonrpc.ts";
 import type { InvocableAgent } from "../agents/service.ts";
 import { findInvocation } from "../invocations/history.ts";
 import type { AcceptedCall } from "../invocations/service.ts";
-import type { PaidHeaders, PaymentRow, Payments } from "../payment/service.ts";
+import type { PaidHeaders, Payments } from "../payment/service.ts";
+import type { PaymentRow } from "../payment/store.ts";
 import { otherPath } from "./call-faults.ts";
 import { type CallKind, type CheckOptions, checkCall, type Form, type ProxyCall } from "./checks.ts";
-import { acceptedOf, type RecordOptions, record, type StoredCall } from "./record.ts";
+import { acceptedOf, type RecordOptions, record } from "./record.ts";
 import { mcpVersion, passedHeaders, passesMirrors } from "./request-headers.ts";
 
 export interface TransactionalCall extends ProxyCall {
-  /** Told when the body is stored, and need not be kept any longer. */
+  /** Called when the body is stored and its memory can be freed. */
   stored(): void;
 }
 
 export interface AdmitOptions extends CheckOptions, Pick<RecordOptions, "replica"> {
   readonly payments: Payments;
-  /** Told of each accepted call, after it is durable. */
+  /** Called with each accepted call, after it is durable. */
   offer(accepted: AcceptedCall): void;
 }
 
 export interface Admitted {
   readonly id: string;
-  /** Of the answer: what is told of a payment that was settled, and the policy's warning. */
+  /** Headers of the answer: the settled payment, and the policy's warning. */
   readonly headers: Readonly<Record<string, string>>;
 }
 
-/** For an http agent, whose body means nothing to the gateway: no header can be said to say the same. */
+/** For an http agent. The gateway does not read its body, so no header can repeat parts of it. */
 const PLAIN: Form = { method: null, tool: null, calls: [{ tool: null }], mirrors: false };
 
 const TRANSACTIONAL: CallKind<Form> = {
@@ -71,27 +72,22 @@ async function settle(payments: Payments, payment: PaymentRow | null): Promise<P
   return payment === null ? {} : payments.settle(payment);
 }
 
-/** @throws Fault `conflict` when the first call of this key or payment is one that nobody but its caller can make */
+/** @throws Fault `conflict` when the first call of this key or payment is a streaming one */
 async function recall(options: AdmitOptions, { caller }: ProxyCall, id: string): Promise<PaidHeaders> {
   const { mode } = await findInvocation(options.store.read, caller.tenant, id);
   if (mode === "streaming") throw otherPath(id);
   return options.payments.recall(caller.tenant, id);
 }
 
-interface Recorded extends StoredCall {
-  /** What the policy warns of. */
-  readonly warning: string | null;
-}
-
-/** The body is gone when this has ended, however long its payment takes. */
-async function checkAndRecord(options: AdmitOptions, call: ProxyCall): Promise<Recorded> {
+/** A function of its own, so that the body can be freed while the payment is settled. */
+async function checkAndRecord(options: AdmitOptions, call: ProxyCall) {
   const checked = await checkCall(options, call, TRANSACTIONAL);
-  const { standing, warning } = checked;
-  if (standing.kind === "earlier") return { id: standing.id, isNew: false, payment: null, warning };
+  const { paymentState, warning } = checked;
+  if (paymentState.kind === "earlier") return { id: paymentState.id, isNew: false, payment: null, warning };
   const headers = passedHeaders(call.headers, checked.form.mirrors, options.pseudonym);
   const accepted = await acceptedOf(call, checked, "transactional", headers, options.clock.now());
   const stored = await record(options, checked, { accepted, claim: null });
-  // One that waits for its settlement is made when that has been collected.
+  // A call that waits for its settlement is offered when the payment has been collected.
   if (stored.isNew && accepted.row.settlement_status === null) options.offer(accepted);
   return { ...stored, warning };
 }

@@ -1,4 +1,4 @@
-// Refusals of a call that has a record: they name it, so that its caller can look at what became of it.
+// Refusals of a call that has a record. They carry its ID, so that the caller can look it up.
 import { Fault, type FaultDetail, type FaultKind } from "../../core/fault.ts";
 
 interface ResponseExtras extends Pick<FaultDetail, "retryAfterSeconds"> {
@@ -15,7 +15,7 @@ export function faultOf(
   return new Fault(kind, message, { ...detail, answer: { body: { error: message }, headers: named } });
 }
 
-/** Names the invocation in whatever Fault comes of the work. */
+/** Adds the invocation's ID to any Fault of the work. */
 export async function withId<T>(id: string, work: Promise<T>): Promise<T> {
   try {
     return await work;
@@ -30,7 +30,7 @@ export async function withId<T>(id: string, work: Promise<T>): Promise<T> {
   }
 }
 
-/** A key or a payment stands for one call, and that one was sent to the other path. */
+/** The key or payment belongs to a call that was sent to the agent's other path. */
 export function otherPath(id: string): Fault {
   return faultOf("conflict", "this key or payment belongs to a call on the agent's other path", id);
 }

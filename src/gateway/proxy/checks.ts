@@ -1,9 +1,8 @@
-// The order of checks on a proxy call, from top to bottom, the same on both paths: agent → invocable → rate →
-// model → body → form → idempotency → policy → payment. What is refused here leaves nothing behind. The agent is the
-// one of the moment at which the body is here. A call that was paid for and has not been made was accepted before, so
-// when its caller comes back it is let past whatever has changed since.
+// The order of checks on a proxy call, from top to bottom, the same on both paths: agent → invocable → rate → model →
+// body → form → idempotency → policy → payment. A call that is refused here leaves nothing behind. The agent is read
+// again when the body has arrived. A call that was paid for but not made was accepted before: when its caller comes
+// back, it is let in even if the agent or the policy has changed since.
 
-import type { Caller } from "../../core/caller.ts";
 import type { Clock, TimeBounds } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
@@ -11,23 +10,17 @@ import { agentStatus } from "../../core/states.ts";
 import { viaProblem } from "../../core/via.ts";
 import type { Store } from "../../storage/store.ts";
 import { hashOf } from "../../wire/digest.ts";
-import { type InvocableAgent, type Price, priceOf } from "../agents/service.ts";
+import type { InvocableAgent } from "../agents/service.ts";
 import { findByIdempotencyKey, type Idempotency } from "../invocations/idempotency.ts";
 import type { Refusals } from "../invocations/refusals.ts";
-import type { Charge, Payments, PricedCall } from "../payment/service.ts";
+import type { Payments } from "../payment/service.ts";
 import { type PolicyService, warningOf } from "../policy/service.ts";
+import type { AskedCall } from "../streaming/service.ts";
 import { findOwed, keepOwed } from "./owed.ts";
+import { type PaymentState, paymentStateOf } from "./payment-state.ts";
 import { idempotencyKey, serviceModel } from "./request-headers.ts";
 
-export interface ProxyCall {
-  readonly caller: Caller;
-  readonly agentId: string;
-  readonly headers: Headers;
-  readonly requestId: string;
-  readBody(): Promise<Uint8Array>;
-  /** Adds a field to the request's line in the log. */
-  note(name: string, value: string): void;
-}
+export type ProxyCall = Omit<AskedCall, "signal">;
 
 export interface CheckOptions {
   readonly store: Store;
@@ -40,7 +33,7 @@ export interface CheckOptions {
   findAgent(tenant: string, agentId: string): Bun.MaybePromise<InvocableAgent | null>;
   /** Takes a token of the agent's bucket: null, or the whole seconds until there is one. */
   takeToken(tenant: string, agent: InvocableAgent): number | null;
-  /** Under which this deployment stands in `Via`. */
+  /** The name of this deployment in `Via`. */
   readonly pseudonym: string;
 }
 
@@ -49,9 +42,9 @@ export interface Form {
   /** What the history shows: the JSON-RPC method, and the tool of a `tools/call`. */
   readonly method: string | null;
   readonly tool: string | null;
-  /** What is judged and paid for, each by itself, with the tool that it calls. Empty: nothing is. */
+  /** The messages that are judged and paid for, each by itself, with the tool that it calls. May be empty. */
   readonly calls: readonly Pick<Form, "tool">[];
-  /** Whether the headers pass that say again what the body says. */
+  /** Whether headers that repeat parts of the body are passed on. */
   readonly mirrors: boolean;
 }
 
@@ -61,16 +54,9 @@ export interface CallKind<F extends Form> {
   readonly suffix: string;
   /** @throws Fault `invalid_request` */
   formOf(agent: InvocableAgent, body: Uint8Array, call: ProxyCall): Promise<F>;
-  /** Of a call that was accepted before, whatever its agent is by now: it is not judged again. */
+  /** For a call that was accepted before: it is not judged again, even if its agent has changed. */
   anyForm(body: Uint8Array, call: ProxyCall): Promise<F>;
 }
-
-/** Where a call stands that may be made. */
-type PaymentState =
-  /** It has been made before, as this invocation. */
-  | { readonly kind: "earlier"; readonly id: string }
-  | { readonly kind: "free" }
-  | { readonly kind: "charge"; readonly charge: Charge; readonly asked: PricedCall };
 
 export interface CheckedCall<F extends Form> {
   readonly agent: InvocableAgent;
@@ -81,7 +67,7 @@ export interface CheckedCall<F extends Form> {
   readonly idempotency: Idempotency | null;
   /** What the policy warns of. */
   readonly warning: string | null;
-  readonly standing: PaymentState;
+  readonly paymentState: PaymentState;
 }
 
 /** @throws Fault of every kind that the order of checks names */
@@ -100,23 +86,23 @@ export async function checkCall<F extends Form>(
   const body = await call.readBody();
   const agent = await knownAgent(options, call);
   const idempotency = owed === null ? null : await readIdempotency(options, call, body);
-  const back = owed === null ? null : await earlierCall(options, call, { body, idempotency }, true);
+  const back = owed === null ? null : await earlierCall(options, call, { body, idempotency });
   if (back !== null) {
     const form = await path.anyForm(body, call);
     return calledBefore({ agent, model, body, idempotency, form }, back);
   }
   const form = await path.formOf(agent, body, call);
   const asked = { agent, model, body, form, idempotency: await readIdempotency(options, call, body) };
-  const id = await earlierCall(options, call, asked, false);
+  const id = await firstWithKey(options, call, asked.idempotency);
   if (id !== null) return calledBefore(asked, id);
-  // It was let in for the sake of another call than this one.
+  // It was let in because it looked like an owed call, and it is another one.
   if (refusal !== null) throw refusal;
   return judgedByLatest(options, call, path, asked);
 }
 
 /**
- * The call as it stands with its agent: a large body is judged in turns with others, and so is a signature, and the
- * agent may be another one meanwhile.
+ * The call, judged by the latest state of its agent. Judging a large body or a signature takes turns with other work,
+ * so the agent may change meanwhile. Then the call is judged again.
  *
  * @throws Fault `unavailable` when it changes all the time
  */
@@ -124,16 +110,16 @@ async function judgedByLatest<F extends Form>(
   options: CheckOptions,
   call: ProxyCall,
   path: CallKind<F>,
-  first: Omit<CheckedCall<F>, "url" | "warning" | "standing">,
+  first: Omit<CheckedCall<F>, "url" | "warning" | "paymentState">,
 ): Promise<CheckedCall<F>> {
   let asked = first;
   for (let tries = 0; tries < AGENT_CHANGES_MAX; tries++) {
     const url = invocableUrl(asked.agent);
     const warning = await judge(options, call, asked);
-    const standing = await standingOf(options, call, asked, path.suffix);
+    const paymentState = await paymentStateOf(options, call, asked, path.suffix);
     const agent = await knownAgent(options, call);
     const isLatest = agent === asked.agent || Bun.deepEquals(agent, asked.agent);
-    if (isLatest || standing.kind === "earlier") return { ...asked, url, warning, standing };
+    if (isLatest || paymentState.kind === "earlier") return { ...asked, url, warning, paymentState };
     asked = { ...asked, agent, form: await path.formOf(agent, asked.body, call) };
   }
   throw new Fault("unavailable", "the agent is being changed", { retryAfterSeconds: 1 });
@@ -143,10 +129,15 @@ async function judgedByLatest<F extends Form>(
 const AGENT_CHANGES_MAX = 5;
 
 function calledBefore<F extends Form>(
-  asked: Omit<CheckedCall<F>, "url" | "warning" | "standing">,
+  asked: Omit<CheckedCall<F>, "url" | "warning" | "paymentState">,
   id: string,
 ): CheckedCall<F> {
-  return { ...asked, url: asked.agent.upstream_url ?? "", warning: null, standing: { kind: "earlier", id } };
+  return {
+    ...asked,
+    url: asked.agent.upstream_url ?? "",
+    warning: null,
+    paymentState: { kind: "earlier", id },
+  };
 }
 
 /** The Fault that the check throws, or null. */
@@ -165,22 +156,29 @@ async function earlierCall(
   options: CheckOptions,
   call: ProxyCall,
   { body, idempotency }: Pick<CheckedCall<Form>, "body" | "idempotency">,
-  isOwed: boolean,
 ): Promise<string | null> {
-  const byKey = idempotency === null ? null : await firstWithKey(options, call, idempotency);
-  if (byKey !== null || !isOwed) return byKey;
+  const byKey = await firstWithKey(options, call, idempotency);
+  if (byKey !== null) return byKey;
   const { caller, agentId, headers } = call;
   const { tenant, user } = caller;
   const id = await options.payments.usedFor({ tenant, caller: user, agent_id: agentId, headers, body });
   return id === null || (await options.refusals.isRefused({ tenant, id })) ? null : id;
 }
 
-/** @throws Fault `not_found` */
-export async function knownAgent(
+/**
+ * Returns at once when the agent is cached.
+ *
+ * @throws Fault `not_found`, at once or as rejection
+ */
+export function knownAgent(
   { findAgent }: Pick<CheckOptions, "findAgent">,
   { caller, agentId }: Pick<ProxyCall, "caller" | "agentId">,
-): Promise<InvocableAgent> {
-  const agent = await findAgent(caller.tenant, agentId);
+): Bun.MaybePromise<InvocableAgent> {
+  const agent = findAgent(caller.tenant, agentId);
+  return agent instanceof Promise ? agent.then(existing) : existing(agent);
+}
+
+function existing(agent: InvocableAgent | null): InvocableAgent {
   if (agent === null) throw new Fault("not_found", "no such agent");
   return agent;
 }
@@ -199,11 +197,7 @@ export function refuseLoop(
  *
  * @throws Fault `agent_not_invocable`, `rate_limited`
  */
-export function mayCall(
-  { takeToken }: Pick<CheckOptions, "takeToken">,
-  tenant: string,
-  agent: InvocableAgent,
-): string {
+export function mayCall({ takeToken }: Pick<CheckOptions, "takeToken">, tenant: string, agent: InvocableAgent): string {
   const url = invocableUrl(agent);
   const retryAfterSeconds = takeToken(tenant, agent);
   if (retryAfterSeconds === null) return url;
@@ -218,18 +212,36 @@ function invocableUrl(agent: InvocableAgent): string {
   return agent.upstream_url;
 }
 
-async function readIdempotency(
-  { time }: CheckOptions,
-  { headers, caller }: ProxyCall,
+/** Null at once for a call without a key. */
+function readIdempotency(
+  options: CheckOptions,
+  call: ProxyCall,
   body: Uint8Array,
-): Promise<Idempotency | null> {
-  const key = idempotencyKey(headers);
-  if (key === null) return null;
+): Bun.MaybePromise<Idempotency | null> {
+  const key = idempotencyKey(call.headers);
+  return key === null ? null : idempotencyOf(options, call, key, body);
+}
+
+async function idempotencyOf(
+  { time }: CheckOptions,
+  { caller }: ProxyCall,
+  key: string,
+  body: Uint8Array,
+): Promise<Idempotency> {
   const body_sha256 = await hashOf(body, caller.tenant);
   return { key, body_sha256, asked_at: time.earliest(), latest: time.latest() };
 }
 
-async function firstWithKey(
+/** The call that took this key; null at once without one. */
+function firstWithKey(
+  options: CheckOptions,
+  call: ProxyCall,
+  idempotency: Idempotency | null,
+): Bun.MaybePromise<string | null> {
+  return idempotency === null ? null : callWithKey(options, call, idempotency);
+}
+
+async function callWithKey(
   { store, refusals }: CheckOptions,
   { caller, agentId }: ProxyCall,
   idempotency: Idempotency,
@@ -239,18 +251,14 @@ async function firstWithKey(
   return id === null || (await refusals.isRefused({ tenant, id })) ? null : id;
 }
 
-type JudgedCall = Pick<CheckedCall<Form>, "agent" | "body" | "form">;
+export type JudgedCall = Pick<CheckedCall<Form>, "agent" | "body" | "form">;
 
 /**
- * Each of the calls gets its own decision, and one that is denied refuses all of them.
+ * Each of the calls gets its own decision. If one is denied, all are refused.
  *
  * @throws Fault `denied`
  */
-async function judge(
-  { policy }: CheckOptions,
-  { caller }: ProxyCall,
-  asked: JudgedCall,
-): Promise<string | null> {
+async function judge({ policy }: CheckOptions, { caller }: ProxyCall, asked: JudgedCall): Promise<string | null> {
   const { agent, body, form } = asked;
   const verdicts = [];
   for (const { tool } of form.calls) {
@@ -261,44 +269,4 @@ async function judge(
   }
   const warnings = new Set(verdicts.map(warningOf).filter((warning) => warning !== null));
   return warnings.size === 0 ? null : [...warnings].join(", ");
-}
-
-function pricedCall(
-  { caller, headers, note }: ProxyCall,
-  { agent, body, form }: JudgedCall,
-  suffix: string,
-): PricedCall {
-  const { tenant, user } = caller;
-  const path = `/v1/proxy/${agent.id}${suffix}`;
-  const price = sumOf(form.calls.map(({ tool }) => priceOf(agent, tool)));
-  return { tenant, caller: user, agent_id: agent.id, path, price, headers, body, note };
-}
-
-async function standingOf(
-  options: CheckOptions,
-  call: ProxyCall,
-  asking: JudgedCall,
-  suffix: string,
-): Promise<PaymentState> {
-  const asked = pricedCall(call, asking, suffix);
-  const checked = await options.payments.check(asked);
-  switch (checked.kind) {
-    case "known": {
-      const { invocation_id: id } = checked;
-      if (!(await options.refusals.isRefused({ tenant: asked.tenant, id }))) return { kind: "earlier", id };
-      return standingOf(options, call, asking, suffix);
-    }
-    case "charge":
-      return { kind: "charge", charge: checked.charge, asked };
-    default:
-      return checked;
-  }
-}
-
-/** All of them are of one agent, and so for one payee. */
-function sumOf(prices: readonly (Price | null)[]): Price | null {
-  return prices.reduce((sum, price) => {
-    if (sum === null || price === null) return sum ?? price;
-    return { ...price, amount: price.amount + sum.amount };
-  }, null);
 }

@@ -15,7 +15,7 @@ const WAIT = {
   },
 };
 
-const AGENT_ID = {
+export const AGENT_ID = {
   id: { description: "The agent's ID.", example: EXAMPLE_POLL.agent_id },
 };
 const EXAMPLE_CHALLENGE = {
@@ -100,9 +100,7 @@ export const poll = operation({
   description: `The captured response body is there for the user who made the call, and for a token with the scope ${READ_BODY_SCOPE}.`,
   path: { ...AGENT_ID, inv_id: INVOCATION_ID },
   headers: WAIT,
-  responses: [
-    { status: "ok", description: "The call as it stands.", schema: PollView, example: EXAMPLE_POLL },
-  ],
+  responses: [{ status: "ok", description: "The call as it stands.", schema: PollView, example: EXAMPLE_POLL }],
   errors: ["not_found"],
 });
 

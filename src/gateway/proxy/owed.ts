@@ -1,6 +1,5 @@
-// Calls that are paid for, or may be, and have not been made: what their caller is owed when it comes back. It is
-// known by the payment or the idempotency key that it sends, before its body is read; whether the rest is the same
-// is judged afterwards.
+// Owed calls: calls that are, or may be, paid for and have not been made. When their caller comes back, the payment or
+// the idempotency key tells which call it is, before the body is read. Whether the rest is the same is checked later.
 import { and, eq } from "drizzle-orm";
 import type { Clock, TimeBounds } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
@@ -21,16 +20,24 @@ interface OwedOptions {
   readonly payments: Pick<Payments, "presentedIn">;
 }
 
+/** Headers that can name the call which a request comes back for. */
+const NAMES_A_CALL = ["x-payment", "payment-signature", "idempotency-key"];
+
 /**
- * The call that this request seems to come back for; null when there is none that is paid for and not made.
+ * The owed call that this request seems to come back for, or null. Returns at once for a request that carries neither
+ * payment nor idempotency key.
  *
  * @param byKey whether to look for the call of its idempotency key, if it brings no payment
  */
-export async function findOwed(
+export function findOwed(
   options: OwedOptions,
   call: ProxyCall,
   byKey: boolean,
-): Promise<InvocationRow | null> {
+): Bun.MaybePromise<InvocationRow | null> {
+  return NAMES_A_CALL.some((name) => call.headers.has(name)) ? owedCall(options, call, byKey) : null;
+}
+
+async function owedCall(options: OwedOptions, call: ProxyCall, byKey: boolean): Promise<InvocationRow | null> {
   const { caller, agentId } = call;
   const id = (await idByPayment(options, call)) ?? (byKey ? await idByKey(options, call) : null);
   if (id === null) return null;
@@ -39,19 +46,13 @@ export async function findOwed(
   return isOwed && row.caller === caller.user && row.agent_id === agentId ? row : null;
 }
 
-async function idByPayment(
-  { payments }: OwedOptions,
-  { caller, headers }: ProxyCall,
-): Promise<string | null> {
+async function idByPayment({ payments }: OwedOptions, { caller, headers }: ProxyCall): Promise<string | null> {
   const payment = await payments.presentedIn(headers);
   return payment?.tenant === caller.tenant ? payment.invocation_id : null;
 }
 
-async function idByKey(
-  { store, time }: OwedOptions,
-  { caller, agentId, headers }: ProxyCall,
-): Promise<string | null> {
-  // One that is no key is refused in its turn.
+async function idByKey({ store, time }: OwedOptions, { caller, agentId, headers }: ProxyCall): Promise<string | null> {
+  // An invalid key is refused later, by its own check.
   const key = headers.get("idempotency-key");
   if (key === null) return null;
   const owner = { tenant: caller.tenant, caller: caller.user, agent_id: agentId };
@@ -70,8 +71,8 @@ interface KeepOptions {
 }
 
 /**
- * Keeps a streaming call for its caller, who is here: the time in which it may come back counts from its last try,
- * and that one may take long over its body.
+ * Keeps an owed streaming call while its caller is here. The time to come back counts from the caller's last try, and
+ * sending the body may take long.
  */
 export function keepOwed({ store, clock, log }: KeepOptions, owed: InvocationRow | null): Disposable {
   if (owed?.mode !== "streaming") return { [Symbol.dispose]() {} };

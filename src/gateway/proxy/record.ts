@@ -7,21 +7,15 @@ import { newId } from "../../core/id.ts";
 import type { Mode } from "../../core/states.ts";
 import { CommitUnknown, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
 import { hashOf } from "../../wire/digest.ts";
-import { holdCredential, mayGoTo } from "../credentials/service.ts";
+import { holdCredential, mayGoTo } from "../credentials/store.ts";
 import type { Refusals } from "../invocations/refusals.ts";
 import { type AcceptedCall, accept, type Claim, claim, type InvocationRow } from "../invocations/service.ts";
-import {
-  type Charge,
-  type PaymentRow,
-  type Payments,
-  type PricedCall,
-  paidColumns,
-  recordPayment,
-} from "../payment/service.ts";
+import { type Charge, type Payments, type PricedCall, paidColumns } from "../payment/service.ts";
+import { insertPayment, type PaymentRow } from "../payment/store.ts";
 import type { CheckedCall, Form, ProxyCall } from "./checks.ts";
 
-/** Calls in the way of this one that turn out to be refused, before one is taken for what it seems. */
-const TURNS_MAX = 3;
+/** How often an earlier call in the way may turn out to be a refused one before it is accepted as the earlier call. */
+const TRIES_MAX = 3;
 
 export interface RecordOptions {
   readonly store: Store;
@@ -76,17 +70,16 @@ export async function acceptedOf(
  */
 export async function record(
   options: RecordOptions,
-  { standing }: CheckedCall<Form>,
+  { paymentState }: CheckedCall<Form>,
   draft: Draft,
 ): Promise<StoredCall> {
   const { row, call } = draft.accepted;
-  const charge = standing.kind === "charge" ? standing : null;
-  const payment =
-    charge === null ? null : options.payments.paymentRow(charge.charge, row, call.credential_ref);
-  for (let turn = 1; ; turn++) {
+  const charge = paymentState.kind === "charge" ? paymentState : null;
+  const payment = charge === null ? null : options.payments.paymentRow(charge.charge, row, call.credential_ref);
+  for (let tries = 1; ; tries++) {
     const stored = await recordOnce(options, draft, payment, charge?.asked ?? null);
-    if (stored.isNew || turn === TURNS_MAX) return stored;
-    // What was in the way may be a call that was refused, and has appeared only now.
+    if (stored.isNew || tries === TRIES_MAX) return stored;
+    // The earlier call may be a refused one whose record has only just appeared.
     if (!(await options.refusals.isRefused({ tenant: row.tenant, id: stored.id }))) return stored;
   }
 }
@@ -111,8 +104,8 @@ async function recordOnce(
 }
 
 /**
- * A commit whose answer was lost may have been made; then the call is accepted, and to say otherwise would have
- * it made twice.
+ * If the answer of a commit is lost, the call may be stored. Then it counts as accepted: refusing it would make its
+ * caller send it twice.
  *
  * @throws UniqueViolation when the payment has been used here before
  */
@@ -131,7 +124,7 @@ async function storeCall(
       if (id !== row.id) return id;
       if (payment !== null) {
         await requireCredential(tx, row.tenant, call);
-        await recordPayment(tx, payment);
+        await insertPayment(tx, payment);
       }
       if (claimant !== null) {
         await claim(tx, { ...claimant, key, now: clock.now(), inHand: { call, body } });
@@ -146,7 +139,7 @@ async function storeCall(
 }
 
 /**
- * What is paid for needs its credential, which can't be deleted from here on.
+ * A paid call needs its credential, which can't be deleted once the call is stored.
  *
  * @throws Fault `unavailable` when it was deleted a moment ago, so that the agent is not the one that was read;
  *   `agent_not_invocable` when the call would fail for it
@@ -159,8 +152,7 @@ async function requireCredential(
   if (credential_ref === null) return;
   const held = await holdCredential(tx, tenant, credential_ref);
   if (held === null) throw new Fault("unavailable", "the agent is being changed", { retryAfterSeconds: 1 });
-  if (!mayGoTo(held, url))
-    throw new Fault("agent_not_invocable", "the agent's credential is not for its host");
+  if (!mayGoTo(held, url)) throw new Fault("agent_not_invocable", "the agent's credential is not for its host");
 }
 
 const UNPAID = {
@@ -173,8 +165,8 @@ const UNPAID = {
   settlement: null,
 };
 
-function chargeOf({ standing }: CheckedCall<Form>): Charge | null {
-  return standing.kind === "charge" ? standing.charge : null;
+function chargeOf({ paymentState }: CheckedCall<Form>): Charge | null {
+  return paymentState.kind === "charge" ? paymentState.charge : null;
 }
 
 function newRow(

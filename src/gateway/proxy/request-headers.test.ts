@@ -7,7 +7,7 @@ const wait = (...prefer: string[]) => {
   return waitSeconds(headers);
 };
 
-describe("Prefer: wait", () => {
+describe("Prefer with a time to wait", () => {
   const cases: [prefer: string, seconds: number][] = [
     ["wait=10", 10],
     ["WAIT=10", 10],
@@ -29,16 +29,16 @@ describe("Prefer: wait", () => {
     ["respond-async; wait=10", 0],
     ["", 0],
   ];
-  test.each(cases)("%s", (prefer, seconds) => {
+  test.each(cases)(`is read as in "%s"`, (prefer, seconds) => {
     expect(wait(prefer)).toBe(seconds);
   });
 
-  test("a wish for more than the most is the most, however long the number", () => {
+  test("is cut to the longest time, however long the number", () => {
     for (const seconds of ["60", "61", "999999999", "9999999999", "9".repeat(4000)])
       expect([seconds, wait(`wait=${seconds}`)]).toEqual([seconds, 60]);
   });
 
-  test("what a quoted string holds is no preference", () => {
+  test("is not read within a quoted string", () => {
     for (const prefer of [
       'foo="a, wait=2"',
       'foo=", wait=2, "',
@@ -52,13 +52,13 @@ describe("Prefer: wait", () => {
     expect(wait('foo="a, b", wait=2')).toBe(2);
   });
 
-  test("of several the first counts, over several header lines too", () => {
+  test("counts by the first of several, over several header lines too", () => {
     expect(wait("wait=2, wait=30")).toBe(2);
     expect(wait("wait=x, wait=30")).toBe(0);
     expect(wait("respond-async", "wait=2", "wait=30")).toBe(2);
   });
 
-  test("a header of nothing but quotes and backslashes takes no time", () => {
+  test("takes no time when the header is nothing but quotes and backslashes", () => {
     const started = performance.now();
     for (const piece of ['"', "\\", '"\\', '\\"', ",", "wait "]) wait(piece.repeat(20_000));
     expect(performance.now() - started).toBeLessThan(1000);
@@ -74,7 +74,7 @@ describe("the content type on the streaming path", () => {
     "application/json",
   ];
 
-  test.each(types)("of an MCP message is what it was read as, not what its caller says: %s", (type) => {
+  test.each(types)("is what an MCP message was read as, not what its caller says: %s", (type) => {
     const headers = new Headers({ "content-type": type, accept: "text/event-stream" });
     expect(new Map(passedToStream(headers, MCP)).get("content-type")).toBe("application/json");
     expect(new Map(passedToStream(headers, { ...MCP, protocol: "http" })).get("content-type")).toBe(type);

@@ -1,10 +1,6 @@
-// What the headers of a proxy call say, read strictly and without looking at anything else.
+// Reads the headers of a proxy call, strictly, and chooses those that pass to the upstream.
 import { invalidField } from "../../core/fault.ts";
-import {
-  IDEMPOTENCY_KEY_CHARACTERS_MAX,
-  SERVICE_MODEL_BYTES_MAX,
-  WAIT_SECONDS_MAX,
-} from "../../core/limits.ts";
+import { IDEMPOTENCY_KEY_CHARACTERS_MAX, SERVICE_MODEL_BYTES_MAX, WAIT_SECONDS_MAX } from "../../core/limits.ts";
 import type { Protocol } from "../../core/states.ts";
 import { viaHeader } from "../../core/via.ts";
 import { isSessionless } from "../../wire/jsonrpc.ts";
@@ -25,11 +21,11 @@ const SESSION = "mcp-session-id";
 const VERSION = "mcp-protocol-version";
 
 /**
- * The headers that pass to the upstream. Everything else stays behind: a list of what may pass forgets nothing
- * that must not. The caller's MCP session is not the gateway's, so it stays behind too.
+ * The headers that pass to the upstream. This is an allow list, so no header passes by mistake. The caller's MCP
+ * session is not the gateway's, so it does not pass.
  *
- * @param mirrors whether those pass that say again what the body says
- * @param pseudonym under which this deployment stands in `Via`
+ * @param mirrors whether headers that repeat parts of the body pass
+ * @param pseudonym the name of this deployment in `Via`
  */
 export function passedHeaders(headers: Headers, mirrors: boolean, pseudonym: string): [string, string][] {
   const passed = headersWhere(headers, (name) => isPassed(name, mirrors) && name !== SESSION);
@@ -49,8 +45,8 @@ export interface StreamPassing {
 /**
  * The same for the streaming path, where the session is the caller's own, and an event stream may be resumed.
  *
- * The body of an MCP message has been read as JSON in UTF-8, so that is what the server is told of it: one that
- * believed another charset (Express takes UTF-7) would read another message than the one that was judged.
+ * The body of an MCP message was judged as JSON in UTF-8, so the server gets that content type. With another charset
+ * (Express accepts UTF-7) the server would read a different message than the one that was judged.
  */
 export function passedToStream(
   headers: Headers,
@@ -59,15 +55,15 @@ export function passedToStream(
   const via = viaHeader(headers, pseudonym);
   if (protocol !== "mcp") return [...headersWhere(headers, (name) => isPassed(name, mirrors)), via];
   const passed = headersWhere(headers, (name) => isPassed(name, mirrors) && name !== SESSION);
-  const told = passed.map(([name, value]): [string, string] => {
+  const outgoing = passed.map(([name, value]): [string, string] => {
     return [name, name === "content-type" ? "application/json" : value];
   });
-  if (session !== null) told.push([SESSION, session]);
-  if (resumes) told.push(...headersWhere(headers, (name) => name === "last-event-id"));
-  return [...told, via];
+  if (session !== null) outgoing.push([SESSION, session]);
+  if (resumes) outgoing.push(...headersWhere(headers, (name) => name === "last-event-id"));
+  return [...outgoing, via];
 }
 
-/** Servers that make variables of headers read `_` as `-`: `Mcp-Session_Id` would be a session that nobody has checked. */
+/** Some servers read `_` as `-` in header names, so `Mcp-Session_Id` would smuggle in an unchecked session. */
 function isPassed(name: string, mirrors: boolean): boolean {
   if (!name.startsWith("mcp-")) return PASSED.has(name);
   return isMirror(name) ? mirrors : !name.includes("_");
@@ -79,8 +75,8 @@ export function mcpVersion(headers: Headers): string | null {
 }
 
 /**
- * Whether the headers of an MCP message pass that say again what its body says: where they do, and the version knows
- * them. One that does not would have nobody compare them.
+ * Whether the headers of an MCP message that repeat parts of its body pass. They do if they agree with the body and the
+ * protocol version knows them. Servers of other versions would not compare them with the body.
  *
  * @param judged what the body is; null for a batch
  * @param version in which the message is sent
@@ -99,7 +95,11 @@ export function passesMirrors(
 }
 
 function headersWhere(headers: Headers, passes: (name: string) => boolean): [string, string][] {
-  return [...headers].filter(([name]) => passes(name));
+  const passed: [string, string][] = [];
+  headers.forEach((value, name) => {
+    if (passes(name)) passed.push([name, value]);
+  });
+  return passed;
 }
 
 /** The `X-Service-Model` header; null when absent or empty. Header bytes are read as UTF-8 where they are UTF-8. */
@@ -129,10 +129,7 @@ export function idempotencyKey(headers: Headers): string | null {
   const value = headers.get("idempotency-key");
   if (value === null) return null;
   if (!VISIBLE_ASCII.test(value) || value.length > IDEMPOTENCY_KEY_CHARACTERS_MAX) {
-    throw invalidField(
-      "Idempotency-Key",
-      `must be 1 to ${IDEMPOTENCY_KEY_CHARACTERS_MAX} visible ASCII characters`,
-    );
+    throw invalidField("Idempotency-Key", `must be 1 to ${IDEMPOTENCY_KEY_CHARACTERS_MAX} visible ASCII characters`);
   }
   return value;
 }

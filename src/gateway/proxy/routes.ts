@@ -3,8 +3,10 @@ import type { UnderWay } from "../../concurrency/under-way.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import { PROXY_BODY_BYTES_MAX } from "../../core/limits.ts";
+import { json } from "../../http/answers.ts";
+import { routes } from "../../http/elysia.ts";
 import { readBytes } from "../../http/intake.ts";
-import { json, routes, scopeOf } from "../../http/server.ts";
+import { scopeOf } from "../../http/server.ts";
 import type { Store } from "../../storage/store.ts";
 import type { CompletionWaiters } from "../invocations/completion-waiters.ts";
 import { findInvocation } from "../invocations/history.ts";
@@ -17,10 +19,10 @@ import { waitSeconds } from "./request-headers.ts";
 export interface ProxyRoutesOptions extends AdmitOptions {
   readonly store: Store;
   readonly clock: Clock;
-  readonly endings: CompletionWaiters;
-  /** Told of each call that is being admitted. */
+  readonly completionWaiters: CompletionWaiters;
+  /** Counts the calls that are being admitted. */
   readonly admitting: Pick<UnderWay, "enter">;
-  /** Stops the upstream call of an invocation that has been ended otherwise. */
+  /** Stops the upstream call of an invocation that was ended elsewhere. */
   stop(id: string): void;
 }
 
@@ -35,7 +37,7 @@ async function cancelCall({ store, clock, payments }: ProxyRoutesOptions, key: I
   if (!isCancelled) throw new Fault("conflict", "the invocation has already ended");
 }
 
-/** Its body counts as coming in until it is stored, and a stop waits until the call is admitted or refused. */
+/** The memory of the body counts until it is stored. A stop waits until the call is admitted or refused. */
 async function admitted(options: ProxyRoutesOptions, request: Request, agentId: string): Promise<Admitted> {
   const { caller, requestId, note } = scopeOf(request);
   const { promise: held, resolve: stored } = Promise.withResolvers<void>();
@@ -58,7 +60,7 @@ async function admitted(options: ProxyRoutesOptions, request: Request, agentId: 
 }
 
 export function proxyRoutes(options: ProxyRoutesOptions) {
-  const { store, endings } = options;
+  const { store, completionWaiters } = options;
 
   const findCall = async (tenant: string, params: { id: string; inv_id: string }): Promise<InvocationRow> => {
     const row = await findInvocation(store.read, tenant, params.inv_id);
@@ -75,8 +77,8 @@ export function proxyRoutes(options: ProxyRoutesOptions) {
         const seconds = waitSeconds(request.headers);
         if (seconds > 0) {
           const look = () => findInvocation(store.read, caller.tenant, id);
-          // The call is accepted: when the store fails while it is waited for, saying so is all the more urgent.
-          await endings.wait({ tenant: caller.tenant, id }, seconds, request.signal, look).catch(() => null);
+          // The call is accepted, so its caller must get the ID even if the store fails during the wait.
+          await completionWaiters.wait({ tenant: caller.tenant, id }, seconds, request.signal, look).catch(() => null);
         }
         const location = `/v1/proxy/${params.id}/invocations/${id}`;
         const own = { "x-service-invocation-id": id, location };
@@ -92,7 +94,7 @@ export function proxyRoutes(options: ProxyRoutesOptions) {
         if (seconds === 0) return pollAnswer(store.read, request, await findCall(caller.tenant, params));
         const look = () => findCall(caller.tenant, params);
         const key = { tenant: caller.tenant, id: params.inv_id };
-        return pollAnswer(store.read, request, await endings.wait(key, seconds, request.signal, look));
+        return pollAnswer(store.read, request, await completionWaiters.wait(key, seconds, request.signal, look));
       },
       { detail: poll },
     )
@@ -103,7 +105,6 @@ export function proxyRoutes(options: ProxyRoutesOptions) {
         const key = { tenant: caller.tenant, id: (await findCall(caller.tenant, params)).id };
         await cancelCall(options, key);
         options.stop(key.id);
-        endings.announce(key.id);
         return pollAnswer(store.read, request, await findCall(caller.tenant, params));
       },
       { parse: "none", detail: cancel },

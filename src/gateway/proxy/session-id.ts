@@ -1,11 +1,11 @@
-// Whose an MCP session is. Sessions are the upstream's, which knows the gateway's credential and not its callers. So a
-// caller is given the upstream's session ID with a seal behind it, which binds it to the tenant, the agent and the user
-// it was given to, and shows both with each request. Nothing is remembered: it holds after a restart and on every
-// replica, and when the master key is another.
+// The owner of an MCP session. The upstream keeps the sessions, and it knows the gateway's credential but not the
+// callers. So a caller gets the upstream's session ID with a seal behind it, which binds it to the tenant, the agent
+// and the user. It sends both with each request. Nothing is stored: a seal is valid after a restart, on every replica,
+// and after a change of the master key.
 import { createHmac, timingSafeEqual } from "node:crypto";
 import { boundedCache } from "../../concurrency/bounded-cache.ts";
 
-/** What the protocol lets an ID be, in a length that fits a header. */
+/** An ID as the protocol allows it, of a length that fits a header. */
 const UPSTREAM_ID = /^[\x21-\x7e]{1,1024}$/;
 const SEPARATOR = ".";
 /** SHA-256 in base64url. */
@@ -19,18 +19,10 @@ export interface SessionOwner {
   readonly user: string;
 }
 
-/** What the sessions of one owner are called at both ends. */
-export interface SessionIds {
-  /** For the caller; null when the upstream's is none. */
-  toCaller(id: string): string | null;
-  /** For the upstream; null when the caller's is not one that this owner was given. */
-  toUpstream(sealed: string): string | null;
-}
-
 export type SessionIdsOf = (owner: SessionOwner) => Promise<SessionIds>;
 
 /** @param deriveKey the tenant's key for sessions */
-export function sealedSessions(deriveKey: (tenant: string) => Promise<Uint8Array>): SessionIdsOf {
+export function createSessionIds(deriveKey: (tenant: string) => Promise<Uint8Array>): SessionIdsOf {
   const keys = boundedCache<string, Uint8Array>(KEYS_CACHED_MAX);
   return async (owner) => {
     let key = keys.get(owner.tenant);
@@ -42,14 +34,16 @@ export function sealedSessions(deriveKey: (tenant: string) => Promise<Uint8Array
   };
 }
 
-function sessionIds(key: Uint8Array, { tenant, agentId, user }: SessionOwner): SessionIds {
+function sessionIds(key: Uint8Array, { tenant, agentId, user }: SessionOwner) {
   const sealOf = (id: string) =>
     createHmac("sha256", key)
       .update(JSON.stringify([tenant, agentId, user, id]))
       .digest("base64url");
   return {
-    toCaller: (id) => (UPSTREAM_ID.test(id) ? `${id}${SEPARATOR}${sealOf(id)}` : null),
-    toUpstream(sealed) {
+    /** The ID for the caller; null when the upstream's is not valid. */
+    toCaller: (id: string) => (UPSTREAM_ID.test(id) ? `${id}${SEPARATOR}${sealOf(id)}` : null),
+    /** The ID for the upstream; null when the caller's was not given to this owner. */
+    toUpstream(sealed: string): string | null {
       const end = sealed.length - SEAL_CHARACTERS - SEPARATOR.length;
       const id = sealed.slice(0, Math.max(end, 0));
       if (!UPSTREAM_ID.test(id) || sealed[end] !== SEPARATOR) return null;
@@ -58,3 +52,6 @@ function sessionIds(key: Uint8Array, { tenant, agentId, user }: SessionOwner): S
     },
   };
 }
+
+/** Translates the session IDs of one owner between caller and upstream. */
+export type SessionIds = ReturnType<typeof sessionIds>;

@@ -1,54 +1,35 @@
 // A request to an agent's streaming path, from the caller's end: whose session it names, its admission, the upstream,
 // and the connection, which stays open however long either side is silent.
 import { Fault } from "../../core/fault.ts";
-import type { Protocol } from "../../core/states.ts";
 import { leadsBack } from "../streaming/response-headers.ts";
-import type {
-  AskedCall,
-  AskedStream,
-  OpenedCall,
-  OpenedConnection,
-  StreamCall,
-  StreamRequest,
-} from "../streaming/service.ts";
+import type { AskedCall, AskedStream, OpenedConnection } from "../streaming/service.ts";
 import type { CallerEnd, Streams } from "../streaming/streams.ts";
+import { type AdmitStreamOptions, admitConnection, admitStream } from "./admit-stream.ts";
 import type { SessionIds, SessionIdsOf } from "./session-id.ts";
 
 const SESSION_HEADER = "mcp-session-id";
 
 export interface StreamHandlerDeps {
   readonly streams: Streams;
-  /** Where callers find the gateway; null: where they asked. */
+  /** The URL at which callers reach the gateway; null to use the host of the request. */
   readonly publicUrl: string | null;
   readonly sessionIdsOf: SessionIdsOf;
-  findAgent(
-    tenant: string,
-    agentId: string,
-  ): Bun.MaybePromise<{ readonly id: string; readonly protocol: Protocol } | null>;
-  /** From the checks to a call that is to be made now. @throws Fault */
-  admit(call: StreamCall): Promise<{ readonly opened: OpenedCall; readonly body: Uint8Array }>;
-  /** @throws Fault */
-  admitConnection(request: StreamRequest, method: OpenedConnection["method"]): Promise<OpenedConnection>;
+  readonly admission: AdmitStreamOptions;
 }
 
-export interface StreamHandler {
-  call(asked: AskedCall, end: CallerConnection): Promise<Response>;
-  connect(asked: AskedStream, method: OpenedConnection["method"], end: CallerConnection): Promise<Response>;
-}
+/** The caller's end, without what the request itself has. */
+export type CallerConnection = Omit<CallerEnd, "callerSignal">;
 
-/** The caller's end, as far as the request does not say it. */
-export type CallerConnection = Omit<CallerEnd, "gone">;
-
-export function createStreamHandler(deps: StreamHandlerDeps): StreamHandler {
-  const { streams, publicUrl, admit, admitConnection } = deps;
+export function createStreamHandler(deps: StreamHandlerDeps) {
+  const { streams, publicUrl, admission } = deps;
   const publicHost = publicUrl === null ? null : new URL(publicUrl).host;
   return {
-    async call(asked, ends) {
+    async call(asked: AskedCall, connection: CallerConnection): Promise<Response> {
       const leave = streams.enter();
       try {
         const { ids, session } = await sessionOf(deps, asked, "POST");
-        const { opened, body } = await admit({ ...asked, session });
-        const response = await streams.call(opened, body, { ...ends, gone: asked.signal });
+        const { opened, body } = await admitStream(admission, { ...asked, session });
+        const response = await streams.call(opened, body, { ...connection, callerSignal: asked.signal });
         seal(ids, response);
         keepAway(response, [publicHost, asked.headers.get("host")]);
         return response;
@@ -56,16 +37,22 @@ export function createStreamHandler(deps: StreamHandlerDeps): StreamHandler {
         leave();
       }
     },
-    async connect(asked, method, ends) {
+    async connect(
+      asked: AskedStream,
+      method: OpenedConnection["method"],
+      connection: CallerConnection,
+    ): Promise<Response> {
       const { ids, session } = await sessionOf(deps, asked, method);
-      const opened = await admitConnection({ ...asked, session }, method);
-      const response = await streams.connect(opened, { ...ends, gone: asked.signal });
+      const opened = await admitConnection(admission, { ...asked, session }, method);
+      const response = await streams.connect(opened, { ...connection, callerSignal: asked.signal });
       seal(ids, response);
       keepAway(response, [publicHost, asked.headers.get("host")]);
       return response;
     },
   };
 }
+
+export type StreamHandler = ReturnType<typeof createStreamHandler>;
 
 interface NamedSession {
   /** Null when the agent has no sessions that the gateway knows of. */
@@ -75,17 +62,17 @@ interface NamedSession {
 }
 
 /**
- * A session that is not its caller's behaves as one that is gone: an MCP client then opens its own. Events are told
- * apart within a session only, so a stream is resumed in one.
+ * A session of another caller is answered like an unknown one (404), so that an MCP client opens its own. Event IDs are
+ * unique only within a session, so resuming a stream needs one.
  *
  * @throws Fault `not_found`
  */
 async function sessionOf(
-  { findAgent, sessionIdsOf }: StreamHandlerDeps,
+  { admission, sessionIdsOf }: StreamHandlerDeps,
   { caller, agentId, headers }: AskedStream,
   method: string,
 ): Promise<NamedSession> {
-  const agent = await findAgent(caller.tenant, agentId);
+  const agent = await admission.findAgent(caller.tenant, agentId);
   if (agent?.protocol !== "mcp") return { ids: null, session: null };
   const { tenant, user } = caller;
   const ids = await sessionIdsOf({ tenant, agentId: agent.id, user });
@@ -96,7 +83,7 @@ async function sessionOf(
   return { ids, session };
 }
 
-/** Names the session in the answer as the caller is to name it. */
+/** Replaces the session ID of the answer by the sealed one for the caller. */
 function seal(ids: SessionIds | null, { headers }: Response): void {
   const id = headers.get(SESSION_HEADER);
   if (ids === null || id === null) return;
@@ -105,7 +92,7 @@ function seal(ids: SessionIds | null, { headers }: Response): void {
   else headers.set(SESSION_HEADER, sealed);
 }
 
-/** Takes out a redirect to the gateway itself. */
+/** Removes a redirect to the gateway itself. */
 function keepAway(response: Response, hosts: readonly (string | null)[]): void {
   const location = response.headers.get("location");
   const known = hosts.filter((host) => host !== null);

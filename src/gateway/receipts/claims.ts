@@ -1,5 +1,5 @@
-// What a receipt says: the claims of one ended invocation, as one schema by which they are made here and checked by
-// whoever verifies a receipt, and what links each receipt to the one before it.
+// The claims of a receipt, made from an ended invocation. One schema serves to make them and to verify them. Also the
+// hash that links each receipt to the one before it.
 import { createHash } from "node:crypto";
 import { type Static, type TSchema, Type } from "@sinclair/typebox";
 import { idTime } from "../../core/id.ts";
@@ -12,8 +12,7 @@ export const RECEIPT_TYPE = "receipt+jwt";
 
 const UUID_V7 = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}";
 const id = (prefix: string) => Type.String({ pattern: `^${prefix}_${UUID_V7}$` });
-const oneOf = <T extends string>(values: readonly T[]) =>
-  Type.Union(values.map((value) => Type.Literal(value)));
+const oneOf = <T extends string>(values: readonly T[]) => Type.Union(values.map((value) => Type.Literal(value)));
 const orNull = <T extends TSchema>(schema: T) => Type.Union([schema, Type.Null()]);
 const text = Type.String({ minLength: 1 });
 const whole = orNull(Type.Integer({ minimum: 0 }));

@@ -1,6 +1,6 @@
 // Makes the receipts that are owed. The database holds the debts, so a crash between an end and its receipt loses
-// none. A batch is signed outside of any write, each receipt naming the one before it, and stored only if the chain
-// still ends where the batch begins: of two replicas that sign at once, one looks again.
+// none. A batch is signed outside of any write, each receipt naming the one before it. It is stored only if the chain
+// still ends where the batch begins: if two replicas sign at once, one of them starts again.
 
 import { CompactSign } from "jose";
 import { every } from "../../concurrency/every.ts";
@@ -11,13 +11,13 @@ import { SIGNING_ALGORITHM, type SigningKey } from "../../keys/keyring.ts";
 import type { Store } from "../../storage/store.ts";
 import type { InvocationRow } from "../invocations/service.ts";
 import { claimsOf, linkOf, RECEIPT_TYPE } from "./claims.ts";
-import { append, type ChainHead, dueOf, headOf, type ReceiptRow, tenantsDue } from "./rows.ts";
+import { append, type ChainHead, dueOf, headOf, type ReceiptRow, tenantsDue } from "./store.ts";
 
 const TICK_MS = 250;
 const TICK_MS_AFTER_FAILURE = 2_000;
-/** Of one tenant in one write. */
+/** Receipts of one tenant in one write. */
 const RECEIPTS_AT_ONCE = 64;
-/** Whose receipts are made side by side. */
+/** Tenants whose receipts are made in parallel. */
 const TENANTS_AT_ONCE = 16;
 
 const BEFORE_THE_FIRST: { sequence: number; sha256: string | null } = { sequence: 0, sha256: null };
@@ -28,22 +28,14 @@ export interface EmitterOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;
-  /** The key in use, which may be another one after a rotation. */
+  /** The current key, which changes with a rotation. */
   signingKey(): SigningKey;
 }
 
-export interface Emitter {
-  /** Resolves when the receipts are made that the tenant was owed at the call. */
-  settle(tenant: string): Promise<void>;
-  start(): void;
-  /** Makes what is owed, for `ms` at most, and ends: what is owed then stays owed. */
-  stop(ms: number): Promise<void>;
-}
-
-export function receiptEmitter(options: EmitterOptions): Emitter {
+export function createReceiptEmitter(options: EmitterOptions) {
   const { store, log } = options;
   const turns = new Map<string, Promise<boolean>>();
-  /** On the monotonic clock; after it no round goes on. */
+  /** No round goes on after this time of the monotonic clock. */
   let until = Number.POSITIVE_INFINITY;
   let stopTicking = () => {};
   let round: Promise<boolean> = Promise.resolve(true);
@@ -57,7 +49,7 @@ export function receiptEmitter(options: EmitterOptions): Emitter {
     return begun;
   }
 
-  /** Batch by batch, so that a tenant who is owed many holds up nobody. */
+  /** One batch per tenant and round, so that a tenant with many owed receipts does not hold up the others. */
   async function emitAll(): Promise<void> {
     for (let busy = true, after = ""; busy || after !== ""; ) {
       if (after === "") busy = false;
@@ -82,15 +74,17 @@ export function receiptEmitter(options: EmitterOptions): Emitter {
   }
 
   return {
-    async settle(tenant) {
-      // What is under way may have looked before the debt was there.
+    /** Resolves when all receipts are made that the tenant was owed when this was called. */
+    async settle(tenant: string) {
+      // A batch under way may have read the owed receipts too early, so wait for it and start another.
       await turns.get(tenant);
       while (await turn(tenant));
     },
     start() {
       stopTicking = every(TICK_MS, async () => ((await startRound()) ? TICK_MS : TICK_MS_AFTER_FAILURE));
     },
-    async stop(ms) {
+    /** Makes owed receipts for at most `ms`, then ends. The rest stays owed. */
+    async stop(ms: number) {
       until = performance.now() + ms;
       stopTicking();
       await round;
@@ -100,7 +94,7 @@ export function receiptEmitter(options: EmitterOptions): Emitter {
 }
 
 async function emitSome({ store, clock, signingKey }: EmitterOptions, tenant: string): Promise<boolean> {
-  // The head comes first: when it is still the head at the write, nobody has paid these debts meanwhile.
+  // Read the head first: if it is still the head at the write, no other replica has made these receipts.
   const after = await headOf(store.read, tenant);
   const rows = await dueOf(store.read, tenant, RECEIPTS_AT_ONCE);
   if (rows.length === 0) return false;

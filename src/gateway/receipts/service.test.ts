@@ -19,8 +19,8 @@ import {
   refuseSettlement,
 } from "../invocations/service.ts";
 import type { ReceiptClaims } from "./claims.ts";
-import { type Receipts, receiptService, removeOldReceipts } from "./service.ts";
-import { receiptChain, receiptKeys } from "./verify.ts";
+import { createReceipts, type Receipts, removeOldReceipts } from "./service.ts";
+import { createReceiptChain, receiptKeys } from "./verify.ts";
 
 const DAY_MS = 86_400_000;
 const AGENT = "agt_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f";
@@ -31,7 +31,7 @@ const claimsOf = (jws: string): ReceiptClaims =>
 
 let serial = 0;
 
-describe.each(Object.entries(places))("%s", (_, makePlace) => {
+describe.each(Object.entries(places))("on %s", (_, makePlace) => {
   const masterKey = newKey();
   let place: Awaited<ReturnType<typeof makePlace>>;
   let store: Store;
@@ -39,7 +39,7 @@ describe.each(Object.entries(places))("%s", (_, makePlace) => {
   let receipts: Receipts;
 
   const serve = (on: Store, keys: Keyring) =>
-    receiptService({ store: on, clock, log: silentLog, signingKey: () => keys.signingKey("receipts") });
+    createReceipts({ store: on, clock, log: silentLog, signingKey: () => keys.signingKey("receipts") });
 
   beforeAll(async () => {
     place = await makePlace();
@@ -67,7 +67,7 @@ describe.each(Object.entries(places))("%s", (_, makePlace) => {
   const end = async (key: Key, ending = SUCCESS) => {
     await take(key);
     const hashed = { ...ending, resp_sha256: sha256("world") };
-    await store.write((tx) => finish(tx, { key, token: "t" }, hashed, clock.now()));
+    await store.write((tx) => finish(tx, { key, token: "t", request_id: "req" }, hashed, clock.now()));
     return key;
   };
   const call = async (caller: Caller, fields?: Partial<InvocationRow>) => end(await put(caller, fields));
@@ -76,7 +76,7 @@ describe.each(Object.entries(places))("%s", (_, makePlace) => {
   const breaks = async (lines: readonly string[], keys = keyring) => {
     const known = await receiptKeys(keys.publicJwks());
     if (known === null) throw new Error("no keys");
-    const chain = receiptChain(known);
+    const chain = createReceiptChain(known);
     const found = [];
     for (const line of lines) found.push(await chain.take(line));
     return found.filter((one) => one !== null);
@@ -124,7 +124,7 @@ describe.each(Object.entries(places))("%s", (_, makePlace) => {
     expect(await breaks([jws])).toEqual([]);
   });
 
-  test("whatever its end, each call has one; a call that has not ended and one that wants none have none", async () => {
+  test("each call that has ended has one receipt, whatever its end; one that has not ended or wants none has none", async () => {
     const caller = newTenant();
     const failure = { ...SUCCESS, status: "failed", error_class: "timeout", response: null } as const;
     const pending = await put(caller);
@@ -142,12 +142,7 @@ describe.each(Object.entries(places))("%s", (_, makePlace) => {
     await cancel({ tenant: caller.tenant, id: ids[3] ?? "" });
     const lines = await all(caller);
     expect(lines.map((line) => claimsOf(line).invocation_id)).toEqual(ids);
-    expect(lines.map((line) => claimsOf(line).error_class)).toEqual([
-      null,
-      "timeout",
-      "cancelled",
-      "cancelled",
-    ]);
+    expect(lines.map((line) => claimsOf(line).error_class)).toEqual([null, "timeout", "cancelled", "cancelled"]);
     expect(await breaks(lines)).toEqual([]);
     for (const { id } of [pending, running, quiet]) {
       expect(receipts.find(caller, id)).rejects.toMatchObject({ kind: "not_found" });
@@ -167,7 +162,7 @@ describe.each(Object.entries(places))("%s", (_, makePlace) => {
   } as const;
   const COLLECTED = { tx_hash: `0x${"01".repeat(32)}`, settled_amount: "10000", operator_amount: "10000" };
 
-  test("a receipt waits for what becomes of the payment, and says it", async () => {
+  test("a receipt waits for the outcome of the payment, and says it", async () => {
     const caller = newTenant();
     const [declined, late, refusedLate, paid] = [
       await put(caller, PAID),
@@ -189,9 +184,7 @@ describe.each(Object.entries(places))("%s", (_, makePlace) => {
     await end(paid, { ...SUCCESS, status: "failed", error_class: "upstream_5xx" });
 
     const lines = await all(caller);
-    const told = Object.fromEntries(
-      lines.map(claimsOf).map(({ invocation_id: id, settlement }) => [id, settlement]),
-    );
+    const told = Object.fromEntries(lines.map(claimsOf).map(({ invocation_id: id, settlement }) => [id, settlement]));
     expect(told).toEqual({
       [declined.id]: { status: "settlement_failed", attempts: 1, reason: "declined" },
       [late.id]: { status: "settled_upstream_failed", attempts: 2, ...COLLECTED },
@@ -225,9 +218,7 @@ describe.each(Object.entries(places))("%s", (_, makePlace) => {
       const lines = await all(caller);
       expect(lines.length).toBe(400);
       expect(new Set(lines)).toEqual(new Set(seen));
-      expect(lines.map((line) => claimsOf(line).invocation_id).sort()).toEqual(
-        (await Promise.all(ids)).sort(),
-      );
+      expect(lines.map((line) => claimsOf(line).invocation_id).sort()).toEqual((await Promise.all(ids)).sort());
       expect(await breaks(lines)).toEqual([]);
       expect(await owed(caller)).toBe(0);
     } finally {
@@ -236,7 +227,7 @@ describe.each(Object.entries(places))("%s", (_, makePlace) => {
     }
   }, 30_000);
 
-  test("each tenant has a chain of its own, and pages of it are parts of one export", async () => {
+  test("each tenant has a chain of receipts of its own, and its pages are parts of one export", async () => {
     const [one, two] = [newTenant(), newTenant()];
     for (let n = 0; n < 7; n++) {
       await call(one);
@@ -252,7 +243,7 @@ describe.each(Object.entries(places))("%s", (_, makePlace) => {
     expect(await breaks([...lines, ...others])).toHaveLength(7);
   });
 
-  test("debts of a process that is gone are paid at the next start", async () => {
+  test("receipts that a process still owed when it ended are written at the next start", async () => {
     const caller = newTenant();
     const { id } = await call(caller);
     expect(await owed(caller)).toBe(1);

@@ -1,47 +1,31 @@
-// Trust receipts as the rest of the gateway and the API know them: an end owes one, and whoever asks for what is
-// owed gets it made at once.
+// Trust receipts for the API. The end of a call owes a receipt (invocations/ends.ts). A request for an owed receipt has
+// it made at once.
 
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import { idFloor, isId } from "../../core/id.ts";
+import { DAY_MS } from "../../core/time.ts";
 import { within } from "../../storage/deadline.ts";
-import type { Store, Tx } from "../../storage/store.ts";
-import { type Emitter, type EmitterOptions, receiptEmitter } from "./emitter.ts";
-import { addDue, findReceipt, isDue, receiptPage, removeReceiptsBefore } from "./rows.ts";
+import type { Store } from "../../storage/store.ts";
+import { createReceiptEmitter, type EmitterOptions } from "./emitter.ts";
+import { findReceipt, isDue, receiptPage, removeReceiptsBefore } from "./store.ts";
 
-/** How long whoever asks waits for what is owed. */
+/** How long a request waits for owed receipts. */
 const SETTLE_MS_MAX = 5_000;
 const RETRY_AFTER_SECONDS = 1;
 const STOP_MS_MAX = 5_000;
-const DAY_MS = 86_400_000;
 
-/** In the write that makes the end of an invocation and its settlement final, which happens once. */
-export function oweReceipt(
-  tx: Tx,
-  { tenant, id }: { readonly tenant: string; readonly id: string },
-): Promise<void> {
-  return addDue(tx, tenant, id);
-}
-
-export interface Receipts extends Pick<Emitter, "start"> {
-  /** @throws Fault `not_found`; `unavailable` when it is certain to come */
-  find(caller: Caller, invocationId: string): Promise<string>;
-  /** Oldest first. */
-  page(caller: Caller, page: { readonly limit: number; readonly offset: number }): Promise<string[]>;
-  /** To be called when no invocations end any more, before the store is closed. */
-  stop(): Promise<void>;
-}
-
-export function receiptService(options: EmitterOptions): Receipts {
+export function createReceipts(options: EmitterOptions) {
   const { store } = options;
-  const emitter = receiptEmitter(options);
-  // What can't be made within its time shows as owed.
+  const emitter = createReceiptEmitter(options);
+  // A receipt that can't be made in time stays owed.
   const settle = (tenant: string) => within(SETTLE_MS_MAX, emitter.settle(tenant)).catch(() => {});
 
   return {
     start: emitter.start,
-    async find({ tenant }, id) {
+    /** @throws Fault `not_found`; `unavailable` when the receipt is owed but not made yet */
+    async find({ tenant }: Caller, id: string): Promise<string> {
       const owed = isId("inv", id) && (await isDue(store.read, tenant, id));
       if (owed) await settle(tenant);
       const jws = isId("inv", id) ? await findReceipt(store.read, tenant, id) : null;
@@ -50,15 +34,19 @@ export function receiptService(options: EmitterOptions): Receipts {
       const detail = { retryAfterSeconds: RETRY_AFTER_SECONDS };
       throw new Fault("unavailable", "the receipt has not been made yet", detail);
     },
-    async page({ tenant }, page) {
+    /** Oldest first. */
+    async page({ tenant }: Caller, page: { readonly limit: number; readonly offset: number }) {
       await settle(tenant);
       return receiptPage(store.read, tenant, page);
     },
+    /** To be called when no invocations end any more, before the store is closed. */
     async stop() {
       await within(STOP_MS_MAX, emitter.stop(STOP_MS_MAX)).catch(() => {});
     },
   };
 }
+
+export type Receipts = ReturnType<typeof createReceipts>;
 
 /** Removes the receipts made more than `days` ago; 0 keeps all. Gives how many they were. */
 export async function removeOldReceipts(store: Store, clock: Clock, days: number): Promise<number> {

@@ -7,7 +7,7 @@ import {
   type Signer,
   signedChain,
 } from "../../../test/support/stores/receipts.ts";
-import { type ReceiptKeys, receiptChain, receiptKeys } from "./verify.ts";
+import { createReceiptChain, type ReceiptKeys, receiptKeys } from "./verify.ts";
 
 let signer: Signer;
 let keys: ReceiptKeys;
@@ -21,7 +21,7 @@ beforeAll(async () => {
 
 /** The line, from 1, of the first that does not hold, with the reason; null when all hold. */
 async function firstBreak(lines: readonly string[], known = keys) {
-  const chain = receiptChain(known);
+  const chain = createReceiptChain(known);
   for (const [at, line] of lines.entries()) {
     const found = await chain.take(line);
     if (found !== null) return { line: at + 1, ...found };
@@ -29,12 +29,12 @@ async function firstBreak(lines: readonly string[], known = keys) {
   return null;
 }
 
-describe("a chain", () => {
+describe("a chain of receipts", () => {
   test("holds whole, from any line on, and line by line", async () => {
     expect(await firstBreak(export_)).toBeNull();
     expect(await firstBreak(export_.slice(2))).toBeNull();
     for (const line of export_) expect(await firstBreak([line])).toBeNull();
-    const chain = receiptChain(keys);
+    const chain = createReceiptChain(keys);
     for (const line of export_.slice(1)) await chain.take(line);
     expect([chain.length, chain.first?.previous]).toEqual([5, linkTo(export_[0] ?? "")]);
   });
@@ -77,7 +77,7 @@ describe("a chain", () => {
     }
   });
 
-  test("shows what is removed inside it, moved, said twice, or put in from elsewhere", async () => {
+  test("shows a receipt that is removed inside it, moved, said twice, or put in from elsewhere", async () => {
     const foreign = await signedChain(signer, 1, linkTo(export_[1] ?? ""));
     const arrangement = fc.array(fc.constantFrom(...export_, ...foreign), { minLength: 1, maxLength: 7 });
     await fc.assert(
@@ -112,7 +112,7 @@ describe("a chain", () => {
   });
 });
 
-describe("a receipt does not hold", () => {
+describe("a receipt", () => {
   const problems: [string, (known: Signer) => Promise<string>, string][] = [
     ["when it is empty", async () => "", "it is no compact JWS"],
     ["as the answer around it", async () => `{"receipt":"x"}`, "it is JSON"],
@@ -134,7 +134,7 @@ describe("a receipt does not hold", () => {
     ["signed by somebody else", async () => (await receiptSigner()).sign(receiptClaims()), "its signature"],
   ];
   for (const [what, make, problem] of problems) {
-    test(what, async () => {
+    test(`does not hold ${what}`, async () => {
       const found = await firstBreak([await make(signer)]);
       expect(found?.problem).toStartWith(problem);
     });
@@ -148,19 +148,12 @@ async function forged(sign: Signer["sign"], header: object): Promise<string> {
   return `${changed.toString("base64url")}.${payload}.${signature}`;
 }
 
-describe("a key set", () => {
-  test("is one with an Ed25519 key; what else is in it is passed over", async () => {
+describe("a set of keys for receipts", () => {
+  test("has to hold an Ed25519 key; what else is in it is passed over", async () => {
     const others = [{ kty: "RSA", kid: "r", n: "AQAB", e: "AQAB" }, null, "x", { ...signer.jwk, kid: 5 }];
     const known = await receiptKeys({ keys: [...others, signer.jwk] });
     expect([...(known?.keys() ?? [])]).toEqual(["k1"]);
-    for (const bad of [
-      null,
-      [],
-      {},
-      { keys: {} },
-      { keys: others },
-      { keys: [{ ...signer.jwk, x: "AA" }] },
-    ]) {
+    for (const bad of [null, [], {}, { keys: {} }, { keys: others }, { keys: [{ ...signer.jwk, x: "AA" }] }]) {
       expect(await receiptKeys(bad)).toBeNull();
     }
   });

@@ -14,8 +14,7 @@ const decoder = new TextDecoder("utf-8", { fatal: true });
 
 /** The Ed25519 keys of a JSON Web Key Set; null when the value is none, or holds no such key. */
 export async function receiptKeys(jwks: unknown): Promise<ReceiptKeys | null> {
-  if (typeof jwks !== "object" || jwks === null || !("keys" in jwks) || !Array.isArray(jwks.keys))
-    return null;
+  if (typeof jwks !== "object" || jwks === null || !("keys" in jwks) || !Array.isArray(jwks.keys)) return null;
   const keys = new Map<string, CryptoKey>();
   for (const jwk of jwks.keys as readonly unknown[]) {
     if (!isSigningJwk(jwk)) continue;
@@ -28,9 +27,7 @@ export async function receiptKeys(jwks: unknown): Promise<ReceiptKeys | null> {
 function isSigningJwk(value: unknown): value is JWK & { kid: string } {
   if (typeof value !== "object" || value === null) return false;
   const { kty, crv, kid, x, d }: Partial<Record<string, unknown>> = { ...value };
-  return (
-    kty === "OKP" && crv === "Ed25519" && typeof kid === "string" && typeof x === "string" && d === undefined
-  );
+  return kty === "OKP" && crv === "Ed25519" && typeof kid === "string" && typeof x === "string" && d === undefined;
 }
 
 /** What is wrong with a receipt. `receipt_id` is what it claims to be, as far as that can be read. */
@@ -39,17 +36,7 @@ export interface Break {
   readonly problem: string;
 }
 
-export interface VerifiedChain {
-  /** Takes the next receipt; null when it holds and follows the one before it. */
-  take(jws: string): Promise<Break | null>;
-  /** How many hold so far. */
-  readonly length: number;
-  /** Null before the first one, as `last`. */
-  readonly first: ReceiptClaims | null;
-  readonly last: ReceiptClaims | null;
-}
-
-export function receiptChain(keys: ReceiptKeys): VerifiedChain {
+export function createReceiptChain(keys: ReceiptKeys) {
   const places = new Map<string, number>();
   let length = 0;
   let last: { readonly claims: ReceiptClaims; readonly link: string } | null = null;
@@ -68,7 +55,8 @@ export function receiptChain(keys: ReceiptKeys): VerifiedChain {
   }
 
   return {
-    async take(jws) {
+    /** Takes the next receipt; null when it holds and follows the one before it. */
+    async take(jws: string): Promise<Break | null> {
       const read = await readReceipt(jws, keys);
       if (typeof read === "string") return { receipt_id: claimedId(jws), problem: read };
       const problem = problemOf(read);
@@ -79,9 +67,11 @@ export function receiptChain(keys: ReceiptKeys): VerifiedChain {
       places.set(read.receipt_id, length).set(read.invocation_id, length);
       return null;
     },
+    /** How many hold so far. */
     get length() {
       return length;
     },
+    /** Null before the first one, like `last`. */
     get first() {
       return first;
     },
@@ -91,10 +81,11 @@ export function receiptChain(keys: ReceiptKeys): VerifiedChain {
   };
 }
 
+export type VerifiedChain = ReturnType<typeof createReceiptChain>;
+
 /** The claims of a receipt that holds by itself, or what is wrong with it. */
 async function readReceipt(jws: string, keys: ReceiptKeys): Promise<ReceiptClaims | string> {
-  if (jws.startsWith("{"))
-    return "it is JSON; of the API's answer the receipt is the value of `receipt` alone";
+  if (jws.startsWith("{")) return "it is JSON; of the API's answer the receipt is the value of `receipt` alone";
   if (!COMPACT_JWS.test(jws)) return "it is no compact JWS";
   const header = parse(jws.split(".")[0]);
   if (header === null) return "its header can't be read";

@@ -27,12 +27,9 @@ const list = '{"result":{"tools":[{"name":"good"},{"name":"bad"},{"name":"ünï"
 const other = fc.constantFrom("", " ", ":", ": comment", "id: 7", "dat", "dataa: 1", "event: data:", "ü");
 const others = fc.array(other, { maxLength: 3 });
 /** Empty data is a line break of the JSON. */
-const more = fc.array(
-  fc.oneof({ weight: 9, arbitrary: other }, fc.constantFrom("data", "data:", "data: x")),
-  {
-    maxLength: 3,
-  },
-);
+const more = fc.array(fc.oneof({ weight: 9, arbitrary: other }, fc.constantFrom("data", "data:", "data: x")), {
+  maxLength: 3,
+});
 const end = fc.constantFrom("\n", "\r", "\r\n");
 /** The list in several lines of data, and other lines before, between and behind them. */
 const event = fc
@@ -54,7 +51,7 @@ const event = fc
     return bom + [...before, ...data, ...after].map((line) => line + ends.next().value).join("");
   });
 
-test("any event is rewritten as by the plain rule", () => {
+test("an event is rewritten as by the plain rule, whatever it holds", () => {
   const outcomes = new Set<string>();
   fc.assert(
     fc.property(event, (given) => {
@@ -80,7 +77,7 @@ test("any event is rewritten as by the plain rule", () => {
   expect([...outcomes].sort()).toEqual(["other", "unreadable"]);
 });
 
-test("what is held beside the event is reserved before", () => {
+test("memory for what is held beside an event is reserved before", () => {
   const reserved = (given: string) => {
     let bytes = 0;
     const count = (more: number) => {
@@ -94,10 +91,9 @@ test("what is held beside the event is reserved before", () => {
   expect(reserved('data: {"a":\ndata: 1}\n\n')).toBe('{"a":\n1}\n'.length);
 });
 
-test("a step looks at its share of lines and no more", () => {
+test("a step of the filter looks at its share of lines and no more", () => {
   const given = Buffer.from(`${"x\n".repeat(100_000)}data: 1\n\n`);
   let steps = 0;
-  for (const work = rewritten(given, { isDenied, reserve, isFirst: true }, createPace()); !work.next().done; )
-    steps++;
+  for (const work = rewritten(given, { isDenied, reserve, isFirst: true }, createPace()); !work.next().done; ) steps++;
   expect(steps).toBeGreaterThan(30);
 });

@@ -7,7 +7,7 @@ import { UnreadableAnswer, withoutTools } from "../../wire/tool-list.ts";
 
 export interface EventOptions {
   readonly isDenied: (tool: string) => boolean;
-  /** Told before so many bytes more are held. @throws UnreadableAnswer */
+  /** Called before so many more bytes are held. @throws UnreadableAnswer */
   readonly reserve: (bytes: number) => void;
   /** Only the first event of a stream may open with a byte order mark. */
   readonly isFirst: boolean;
@@ -64,8 +64,8 @@ function* isAmbiguous(bytes: Uint8Array, pace: Pace): Steps<boolean> {
 }
 
 /**
- * A client that ends lines elsewhere reads other lines, and among them data that is none by the standard. Inside a
- * string of a JSON text that does no harm: what such a client reads of it is no JSON.
+ * A client that splits lines at other characters reads other lines, and may take for data what the standard does not.
+ * Inside a string of a JSON text that is harmless: what such a client reads there is not JSON.
  *
  * @throws UnreadableAnswer
  */
@@ -161,12 +161,7 @@ function* dataOf(bytes: Uint8Array, { reserve }: EventOptions, pace: Pace): Step
 }
 
 /** The event with other data, after its other fields. */
-function* withData(
-  bytes: Uint8Array,
-  data: Uint8Array,
-  { reserve }: EventOptions,
-  pace: Pace,
-): Steps<Uint8Array> {
+function* withData(bytes: Uint8Array, data: Uint8Array, { reserve }: EventOptions, pace: Pace): Steps<Uint8Array> {
   let size = 1;
   yield* eachLine(bytes, pace, (lines) => {
     if (lines.isOther()) size += lines.length + 1;
@@ -188,7 +183,7 @@ function* withData(
 
 function createWriter(size: number, reserve: EventOptions["reserve"]) {
   reserve(size);
-  // What is not set to zero costs nothing before it is written to.
+  // Memory that is not zeroed costs nothing until it is written to.
   const bytes = Buffer.allocUnsafeSlow(size);
   let at = 0;
   const add = (part: Uint8Array) => {

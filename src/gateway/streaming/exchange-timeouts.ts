@@ -1,48 +1,37 @@
-// The timeouts of one exchange with an upstream: who is waited for, for how long, and why it was stopped, whoever
-// stopped it. Silence counts only for whom is being waited for: a slow reader is no silent upstream.
+// The timeouts of one exchange with an upstream, and the reason why it was stopped. Only the side that is waited for
+// can run out of time: while the caller reads slowly, the upstream does not count as silent.
 
-/** Why an exchange was stopped by us. `crowded`: others need the memory of a body that the upstream does not take. */
-export type ExchangeStop = "timeout" | "cancelled" | "shutdown" | "crowded";
+import type { CallStop } from "../upstream/failure.ts";
 
 export interface ExchangeTimeoutLimits {
   /** The wait for the head of the answer, in milliseconds. */
   readonly headMs: number;
   /** Each silence of the upstream after it; null for no limit. */
   readonly silenceMs: number | null;
-  /** How long the caller may take nothing of what is there for it. */
+  /** How long the caller may leave available bytes unread. */
   readonly callerMs: number;
 }
 
-export interface ExchangeTimeouts {
-  /** Its reason is a Stop. */
-  readonly signal: AbortSignal;
-  stop(why: ExchangeStop): void;
-  /** The clock starts anew. */
-  waitFor(whom: "head" | "upstream" | "caller"): void;
-  /** Nobody is waited for any more. */
-  end(): void;
-}
-
-/** @param gone aborted when the caller has gone */
+/** @param callerSignal aborted when the caller has gone */
 export function startExchangeTimeouts(
   { headMs, silenceMs, callerMs }: ExchangeTimeoutLimits,
-  gone: AbortSignal,
-): ExchangeTimeouts {
+  callerSignal: AbortSignal,
+) {
   const controller = new AbortController();
   const limits = { head: headMs, upstream: silenceMs, caller: callerMs };
   let limit: number | null = null;
   let since = 0;
   let dueAt = Number.POSITIVE_INFINITY;
   let timer: ReturnType<typeof setTimeout> | undefined;
-  let isOver: ExchangeStop = "timeout";
+  let isOver: CallStop = "timeout";
 
-  const stop = (why: ExchangeStop) => {
+  const stop = (why: CallStop) => {
     clearTimeout(timer);
     if (!controller.signal.aborted) controller.abort(why);
   };
   const onGone = () => stop("cancelled");
 
-  /** Timers are not made anew for each piece: one that comes too early looks how long it is still to be. */
+  /** No new timer for each piece: a timer that fires too early is armed again for the rest of the time. */
   function arm(at: number): void {
     clearTimeout(timer);
     dueAt = at;
@@ -56,21 +45,26 @@ export function startExchangeTimeouts(
     else arm(since + limit);
   }
 
-  gone.addEventListener("abort", onGone, { once: true });
-  if (gone.aborted) onGone();
+  callerSignal.addEventListener("abort", onGone, { once: true });
+  if (callerSignal.aborted) onGone();
   return {
+    /** Its reason is a CallStop. */
     signal: controller.signal,
     stop,
-    waitFor(whom) {
+    /** Restarts the time. */
+    waitFor(whom: "head" | "upstream" | "caller") {
       limit = limits[whom];
       since = performance.now();
       isOver = whom === "caller" ? "cancelled" : "timeout";
       if (limit !== null && since + limit < dueAt && !controller.signal.aborted) arm(since + limit);
     },
+    /** Stops all waiting. */
     end() {
       clearTimeout(timer);
       limit = null;
-      gone.removeEventListener("abort", onGone);
+      callerSignal.removeEventListener("abort", onGone);
     },
   };
 }
+
+export type ExchangeTimeouts = ReturnType<typeof startExchangeTimeouts>;

@@ -22,18 +22,18 @@ const LOOK_MS = 5_000;
 const TAKER = { replica: "rep_1", now: 0 };
 
 for (const [name, place] of Object.entries(places)) {
-  test(`${name}: a paid call that nobody fetches ends, and only that, and only in time`, async () => {
+  test(`on ${name} a paid call that nobody fetches ends, and only such a call, and only in time`, async () => {
     const where = await place();
     const store = await where.open();
     let now = fixed.now();
     let passed = 0;
     const clock = { now: () => now };
     const ended: string[] = [];
+    store.onCallEnded(({ invocation_id }) => void ended.push(invocation_id));
     const endOnce = createReaper({
       store,
       clock,
       log: silentLog,
-      ended: (id: string) => void ended.push(id),
       monotonic: () => passed,
     });
     const put = (fields: Partial<InvocationRow>) => {
@@ -52,7 +52,7 @@ for (const [name, place] of Object.entries(places)) {
       for (const key of [unclaimed, fetched]) {
         await store.write((tx) => collectSettlement(tx, key, "{}", now));
       }
-      // The dispatcher's queue has none of them but the last.
+      // The scheduler's queue has none of them but the last.
       expect((await pendingOf(store.read, TAKER, "agt_a", 10)).map(({ id }) => id)).toEqual([waiting.id]);
       expect(await nextAgentWithPending(store.read, TAKER, "")).toBe("agt_a");
       const taking = { key: fetched, owner: "rep_1", token: "t", now, inHand: null };
@@ -87,9 +87,7 @@ for (const [name, place] of Object.entries(places)) {
       });
       expect(await endOnce()).toEqual([]);
       const states = await Promise.all(
-        [unknown, fetched, waiting].map(
-          async ({ id }) => (await findInvocation(store.read, "acme", id)).status,
-        ),
+        [unknown, fetched, waiting].map(async ({ id }) => (await findInvocation(store.read, "acme", id)).status),
       );
       expect(states).toEqual(["pending", "running", "pending"]);
     } finally {

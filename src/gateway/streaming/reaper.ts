@@ -1,7 +1,7 @@
-// Calls that were paid for while nobody waited for them: their payment was unknown, their caller was told to come
-// back with it, and it landed meanwhile. Whoever does not come back in time has paid for a call that is not made, and
-// the record says so. The time is what this process has itself seen pass: it begins anew with each start and with
-// each try of the caller (which changes `updated_at`), and no clock can shorten it.
+// Ends paid streaming calls that their caller never fetched. The outcome of the payment was unknown, the caller was
+// told to send it again, and meanwhile it was collected. A caller that does not come back in time has paid for a call
+// that is not made, and the record says so. The time is measured by this process alone: it starts anew with each start
+// and each try of the caller (which changes `updated_at`), and no clock can shorten it.
 
 import { and, asc, eq, sql } from "drizzle-orm";
 import { paidFor } from "../../../db/conditions.ts";
@@ -12,45 +12,43 @@ import type { Log } from "../../core/log.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { type InvocationKey, withdraw } from "../invocations/service.ts";
 
-/** From the last time that something happened: twice what any `Retry-After` says, that of the rate limit too. */
+/** Counted from the last change of the call: twice the longest `Retry-After`, including that of the rate limit. */
 export const KEPT_MS = 2 * RETRY_AFTER_SECONDS_MAX * 1000;
 const LOOK_MS = 5_000;
 const PAUSE_MS_MAX = 4 * LOOK_MS;
-/** Beyond these the longest unchanged go first; the others are looked at when those are gone. */
+/** Calls looked at per round. If there are more, the longest unchanged go first and the others come later. */
 const CALLS_AT_ONCE = 1_000;
 
 export interface ReaperOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;
-  /** Told of each call that ended, after it is durable. */
-  ended(id: string): void;
   /** Milliseconds of a clock that never goes back. */
   readonly monotonic?: () => number;
 }
 
 interface Seen {
   readonly updatedAt: number;
-  /** For how long it has been seen so. */
+  /** For how long it has been seen unchanged. */
   readonly waitedMs: number;
 }
 
-/** Looks for them from now on; gives what stops it. */
+/** Starts looking for such calls. Returns a function that stops it. */
 export function startReaper(options: ReaperOptions): () => void {
   const { log } = options;
   const endOnce = createReaper(options);
   return every(LOOK_MS, () => endOnce().catch((error) => log.warn("unclaimed_calls_not_read", { error })));
 }
 
-/** One look, which gives the calls that it ended. */
+/** One round. Returns the calls that it ended. */
 export function createReaper(options: ReaperOptions): () => Promise<InvocationKey[]> {
-  const { store, clock, log, ended, monotonic = () => performance.now() } = options;
+  const { store, clock, log, monotonic = () => performance.now() } = options;
   let known = new Map<string, Seen>();
   let lookedAt = monotonic();
 
   /** Those that have been seen unchanged for long enough. */
   async function overdue(): Promise<UnclaimedCall[]> {
-    // A process that stood still for long could not have been reached meanwhile.
+    // Callers could not reach this process while it was paused, so a pause does not count.
     const passed = Math.min(monotonic() - lookedAt, PAUSE_MS_MAX);
     lookedAt = monotonic();
     const rows = await waitingCalls(store);
@@ -65,7 +63,7 @@ export function createReaper(options: ReaperOptions): () => Promise<InvocationKe
   }
 
   return async () => {
-    const gone: InvocationKey[] = [];
+    const ended: InvocationKey[] = [];
     for (const call of await overdue()) {
       const key = { tenant: call.tenant, id: call.id };
       const isGone = await store.write(
@@ -73,16 +71,15 @@ export function createReaper(options: ReaperOptions): () => Promise<InvocationKe
       );
       if (!isGone) continue;
       log.info("paid_call_not_fetched", { tenant: key.tenant, invocation_id: key.id });
-      ended(key.id);
-      gone.push(key);
+      ended.push(key);
     }
-    return gone;
+    return ended;
   };
 }
 
 type UnclaimedCall = InvocationKey & { readonly updated_at: number };
 
-/** False when its caller has come back meanwhile. The row is held from here to the end of the write. */
+/** False when the caller has come back meanwhile. The row stays locked until the end of the write. */
 async function isUnchanged(
   { db, tables: { invocations: t } }: Tx,
   { tenant, id, updated_at }: UnclaimedCall,
@@ -101,7 +98,7 @@ function waitingCalls({ read }: Store): Promise<UnclaimedCall[]> {
     read.db
       .select({ tenant: t.tenant, id: t.id, updated_at: t.updated_at })
       .from(t)
-      // The index of these calls has the same words.
+      // Same condition as the partial index on these calls.
       .where(and(eq(t.status, "pending"), sql`${t.mode} = 'streaming'`, paidFor(t)))
       .orderBy(asc(t.updated_at))
       .limit(CALLS_AT_ONCE)

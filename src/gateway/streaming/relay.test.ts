@@ -78,9 +78,7 @@ describe("an answer that breaks off in the moment in which its parts come", () =
     ["several small parts", 7, 100],
     ["large parts", 20, 262_144],
   ])("reaches its caller with its head and %s, and never ends cleanly", async (_name, count, size) => {
-    const { text, how } = await receivedOf(
-      Array.from({ length: count }, () => new Uint8Array(size).fill(120)),
-    );
+    const { text, how } = await receivedOf(Array.from({ length: count }, () => new Uint8Array(size).fill(120)));
     expect(text).toMatch(/^HTTP\/1\.1 200 OK\r\n(.+\r\n)*x-told: yes\r\n/i);
     expect(text.split("x".repeat(size)).length - 1).toBe(count);
     expect(text).not.toContain("\r\n0\r\n");

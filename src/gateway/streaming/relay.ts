@@ -26,19 +26,19 @@ export interface RelayOptions {
   /** After how much silence a comment is sent: at the start, and from then on. Null: no event stream, or no comment. */
   readonly comments: { readonly firstMs: number; readonly nextMs: number | null } | null;
   piece(bytes: Uint8Array): void;
-  /** Told once, with the signal's reason in the timeouts when it was stopped. A whole answer ends when this has. */
+  /** Called once. If the exchange was stopped, the timeouts' signal has the reason. A whole answer ends after this. */
   ended(how: Ended): Promise<void>;
 }
 
 /**
- * From the breach of an answer to its error, in which what came before is written: a millisecond does, but for a busy
- * machine.
+ * Between the break of an answer and its error, so that the bytes before it are written. One millisecond is enough,
+ * except on a busy machine.
  */
 const FLUSH_MS = 100;
 
 const COMMENT = new TextEncoder().encode(":\n\n");
 
-/** Of an answer that is encoded, how long an event stream is silent before its head is answered all the same. */
+/** An encoded event stream that is silent for so long has its head answered anyway. */
 const FIRST_WAIT_MS = 50;
 
 export interface DecodedOptions {
@@ -48,8 +48,8 @@ export interface DecodedOptions {
 }
 
 /**
- * The body of an answer as it is before Content-Encoding. When it is encoded, its first bytes are waited for: until
- * there are any, the caller can still be told that they can't be had.
+ * The body of an answer, decoded. For an encoded body this waits for the first decoded bytes: until then the gateway
+ * can still answer the caller with an error.
  *
  * @throws Undecodable; the reason of the signal
  */
@@ -98,12 +98,9 @@ export function relayBody({
     await tell.ended(how);
   }
 
-  /** The body never ends cleanly, nor before what came of it is on its way. */
-  async function breakOff(
-    controller: ReadableStreamDefaultController<Uint8Array>,
-    how: Ended,
-  ): Promise<void> {
-    // The head ends with the first bytes, and an event stream may always have these.
+  /** Breaks the body off: never a clean end, and not before the bytes so far are on their way. */
+  async function breakOff(controller: ReadableStreamDefaultController<Uint8Array>, how: Ended): Promise<void> {
+    // Bun ends the head with the first bytes of the body, and a comment is allowed anywhere in an event stream.
     if (!hasBegun && comments !== null) controller.enqueue(COMMENT);
     hasBegun = true;
     await Promise.all([over(how), Bun.sleep(FLUSH_MS)]);
@@ -136,7 +133,7 @@ export function relayBody({
   return new ReadableStream<Uint8Array>(
     {
       start(controller) {
-        // Nobody may be pulling just now: then nothing else would notice.
+        // Without a pull in progress nothing else would notice.
         timeouts.signal.addEventListener("abort", () => {
           // A whole answer that is being recorded still ends whole.
           if (!isOver) void breakOff(controller, "broken");
@@ -150,7 +147,7 @@ export function relayBody({
         }
       },
       cancel() {
-        // Nobody is there to be told anything.
+        // The caller has left, so there is nobody to tell.
         hasBegun = true;
         timeouts.stop("cancelled");
       },
@@ -165,7 +162,7 @@ function howOf(error: unknown): Ended {
 
 function nextOf(chunks: Chunks): Promise<IteratorResult<Uint8Array, void>> {
   const next = chunks.next();
-  // It may fail while nobody pulls: the timeouts tells of that.
+  // It may fail while nobody pulls. The timeouts report that.
   next.catch(() => {});
   return next;
 }

@@ -13,7 +13,7 @@ test.each([
   "https://GATE.example:8443/prefix/v1/agents",
   "http://user@127.0.0.1:8080/v1/../v1/agents?a#b",
   "/\t/127.0.0.1:8080/v1/agents",
-])("%s leads back to the gateway", (location) => {
+])("a Location of %s leads back to the gateway", (location) => {
   expect(leadsBack(location, HOSTS)).toBe(true);
 });
 
@@ -23,11 +23,11 @@ test.each([
   "http://127.0.0.1:8081/v1/agents",
   "https://gate.example:8443/docs",
   "http://",
-])("%s does not", (location) => {
+])("a Location of %s does not lead back to the gateway", (location) => {
   expect(leadsBack(location, HOSTS)).toBe(false);
 });
 
-test("a port that goes without saying is none", () => {
+test("the standard port of a URL counts as left out", () => {
   expect(leadsBack("https://gate.example:443/v1/agents", ["gate.example"])).toBe(true);
   expect(leadsBack("https://gate.example/v1/agents", ["gate.example:443"])).toBe(true);
 });
@@ -45,7 +45,7 @@ test.each([
   expect(answerHeaders(response, {}, false).get("cache-control")).toBe(given);
 });
 
-test("a list of quotes without an end takes no time", () => {
+test("a header of quotes without an end takes no time", () => {
   const started = performance.now();
   for (const piece of ['"', '"\\', "\\", ',"'] as const) {
     const response = new Response(null, { headers: { "cache-control": piece.repeat(50_000) } });

@@ -25,7 +25,7 @@ const LEFT_BEHIND = new Set([
   "payment-required",
   "www-authenticate",
   "authentication-info",
-  // Kept by the caller for everything that comes of the same origin.
+  // The caller would apply these to everything from the same origin.
   "alt-svc",
   "clear-site-data",
   "strict-transport-security",
@@ -72,11 +72,7 @@ const OF_ENCODED = new Set(["content-encoding", "content-md5", "content-digest",
  * @param own headers that the gateway adds
  * @param isGet whether a shared cache may take the answer for one to everybody
  */
-export function answerHeaders(
-  response: Response,
-  own: Readonly<Record<string, string>>,
-  isGet: boolean,
-): Headers {
+export function answerHeaders(response: Response, own: Readonly<Record<string, string>>, isGet: boolean): Headers {
   const named = (response.headers.get("connection") ?? "").split(",");
   const left = new Set(named.map((name) => name.trim().toLowerCase()));
   const decoded = isEncoded(response.headers);
@@ -102,7 +98,7 @@ function forOne(cacheControl: string | null): string {
   return [...kept.filter((directive) => directive !== ""), "private"].join(", ");
 }
 
-/** Where every path of the API is, whatever stands before it. */
+/** A path of the API, behind any prefix. */
 const API = "/v1/";
 const SOMEWHERE = "http://gateway.invalid";
 
@@ -115,7 +111,5 @@ const SOMEWHERE = "http://gateway.invalid";
 export function leadsBack(location: string, hosts: readonly string[]): boolean {
   const url = URL.parse(location, `${SOMEWHERE}${API}proxy/agent/stream`);
   if (url === null || !url.pathname.includes(API)) return false;
-  return (
-    url.origin === SOMEWHERE || hosts.some((host) => URL.parse(`${url.protocol}//${host}`)?.host === url.host)
-  );
+  return url.origin === SOMEWHERE || hosts.some((host) => URL.parse(`${url.protocol}//${host}`)?.host === url.host);
 }

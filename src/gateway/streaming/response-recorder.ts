@@ -1,5 +1,5 @@
-// What is known of a streamed answer while it passes: its head, when its first byte came, how long it is, and of its
-// bytes the start that is captured and the hash that its receipt says.
+// Records a streamed answer while it passes: its head, the time of its first byte, its length, the captured start, and
+// the hash for the receipt.
 import { createHash } from "node:crypto";
 import type { Call } from "../../core/call.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
@@ -7,29 +7,14 @@ import { type ErrorClass, errorClassOf } from "../../core/states.ts";
 import type { Ending } from "../invocations/service.ts";
 import type { TenantBudget } from "./memory-budget.ts";
 
-/** A longer one would only fill the record. */
+/** A longer content type would only fill the record. */
 const CONTENT_TYPE_CHARACTERS_MAX = 256;
 
-export interface ResponseRecorder {
-  /** The first connection is being dialled. */
-  dialled(): void;
-  head(response: Response): void;
-  /** Told of each piece that goes to the caller. */
-  piece(bytes: Uint8Array): void;
-  /** The whole answer has come. */
-  whole(): Ending;
-  /** It has not come, or only a part of it. */
-  broken(errorClass: ErrorClass): Ending;
-}
-
-/** Memory for captured starts: when a tenant's share is gone, less is captured. */
+/** Memory for captured starts. When a tenant's share is used up, less is captured. */
 export const CAPTURE_BUDGET_BYTES = 96 * 1024 * 1024;
 const START_BYTES_FIRST = 4096;
 
-export function createResponseRecorder(
-  { capture, receipt }: Pick<Call, "capture" | "receipt">,
-  memory: TenantBudget,
-): ResponseRecorder {
+export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture" | "receipt">, memory: TenantBudget) {
   let dialledAt: number | null = null;
   let firstAt: number | null = null;
   let status: number | null = null;
@@ -53,7 +38,7 @@ export function createResponseRecorder(
 
   function keep(bytes: Uint8Array): void {
     const wanted = Math.min(captured + bytes.length, CAPTURE_BYTES_MAX);
-    // What comes after a gap is not the start any more.
+    // After a gap in the capture nothing belongs to the start any more.
     if (captured < size - bytes.length || wanted <= captured) return;
     if (wanted > start.length) {
       grow(Math.min(CAPTURE_BYTES_MAX, Math.max(wanted, 2 * start.length, START_BYTES_FIRST)));
@@ -82,21 +67,27 @@ export function createResponseRecorder(
   }
 
   return {
+    /** The first connection is being dialled. */
     dialled() {
       dialledAt ??= performance.now();
     },
-    head(response) {
+    head(response: Response) {
       status = response.status;
       contentType = response.headers.get("content-type")?.slice(0, CONTENT_TYPE_CHARACTERS_MAX) ?? null;
     },
-    piece(bytes) {
+    /** Called with each piece that goes to the caller. */
+    piece(bytes: Uint8Array) {
       if (bytes.length === 0) return;
       firstAt ??= performance.now();
       size += bytes.length;
       hash?.update(bytes);
       if (capture) keep(bytes);
     },
+    /** The whole answer has come. */
     whole: () => ending(status === null ? "internal" : errorClassOf(status), true),
-    broken: (errorClass) => ending(errorClass, false),
+    /** It has not come, or only a part of it. */
+    broken: (errorClass: ErrorClass) => ending(errorClass, false),
   };
 }
+
+export type ResponseRecorder = ReturnType<typeof createResponseRecorder>;

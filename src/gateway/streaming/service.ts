@@ -1,5 +1,5 @@
-// What the rest of the gateway knows of the streaming path: what comes in, and what is to be made of it now.
-// Admission (proxy/admit-stream.ts) makes the second of the first.
+// The types of the streaming path: the request as it came (Asked…) and as it is sent (Opened…). Admission
+// (proxy/admit-stream.ts) turns the first into the second.
 import type { Moment } from "../../core/age.ts";
 import type { Call } from "../../core/call.ts";
 import type { Caller } from "../../core/caller.ts";
@@ -22,17 +22,15 @@ export interface AskedCall extends AskedStream {
   note(name: string, value: string): void;
 }
 
-export interface InSession {
+export interface StreamRequest extends AskedStream {
   /** The upstream's ID of the MCP session that the caller has shown to be its own. */
   readonly session: string | null;
 }
 
-export interface StreamRequest extends AskedStream, InSession {}
-
-export interface StreamCall extends AskedCall, InSession {}
+export type StreamCall = AskedCall & StreamRequest;
 
 export interface StreamPermit {
-  /** Once; a second time is nothing. */
+  /** A second call does nothing. */
   release(): void;
 }
 
@@ -54,8 +52,8 @@ export interface OpenedConnection extends OpenedRequest {
 }
 
 /**
- * An invocation that is running from now on: whoever holds this makes its call, and ends it. The body is apart, since
- * it is let go of when it has been sent.
+ * A running invocation. The holder of this makes the call and must end it. The body is not part of it, so that its
+ * memory is free as soon as it has been sent.
  */
 export interface OpenedCall extends OpenedRequest {
   readonly key: InvocationKey;
@@ -63,13 +61,13 @@ export interface OpenedCall extends OpenedRequest {
   readonly token: string;
   /** Before the claim was asked for. */
   readonly claimedAt: Moment;
-  /** Whether it waited for its payment: until it is dialled, its caller may come back for it. */
+  /** Whether it waited for its payment. Then the caller may come back for it until the upstream is dialled. */
   readonly isOwed: boolean;
   readonly capture: boolean;
   /** Whether a receipt will say the hash of the answer. */
   readonly receipt: boolean;
   /** Whether the answer may be one to `tools/list`. */
   readonly listsTools: boolean;
-  /** Of the answer: what is told of a payment that was settled, and the policy's warning. */
-  readonly told: Readonly<Record<string, string>>;
+  /** Headers of the answer: the settled payment, and the policy's warning. */
+  readonly responseHeaders: Readonly<Record<string, string>>;
 }

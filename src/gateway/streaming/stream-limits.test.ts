@@ -38,7 +38,7 @@ test("an agent's calls wait for each other, first come first served, and for nob
   (await room.take("acme", "a", true, here)).release();
 });
 
-test("who waits for too long, or has gone, is refused and takes no place later", async () => {
+test("a call that waits for too long, or whose caller has gone, is refused and takes no place later", async () => {
   const room = createStreamLimits({ agentConcurrency: 1, stopping: here, waitMs: 20 });
   const held = await room.take("acme", "a", true, here);
   expect(await outcome(room.take("acme", "a", true, here))).toBe("unavailable 5");
@@ -51,7 +51,7 @@ test("who waits for too long, or has gone, is refused and takes no place later",
   expect(await outcome(room.take("acme", "a", true, here))).toBe("taken");
 });
 
-test("a place that comes free while someone gives up waiting goes to the next", async () => {
+test("a place that comes free while someone gives up waiting goes to the next call", async () => {
   const room = createStreamLimits({ agentConcurrency: 1, stopping: here, waitMs: 200 });
   const held = await room.take("acme", "a", true, here);
   const leaving = new AbortController();
@@ -63,7 +63,7 @@ test("a place that comes free while someone gives up waiting goes to the next", 
   expect(await outcome(room.take("acme", "a", true, here))).toBe("taken");
 });
 
-test("so many wait for one agent, and no more", async () => {
+test("as many calls wait for one agent as may, and one more is refused", async () => {
   const room = createStreamLimits({ agentConcurrency: 1, stopping: here, waitMs: 200 });
   const held = await room.take("acme", "a", true, here);
   const waiting = Array.from({ length: 257 }, () => outcome(room.take("acme", "a", true, here)));
@@ -73,7 +73,7 @@ test("so many wait for one agent, and no more", async () => {
   await Promise.all(waiting);
 });
 
-test("nobody is let in when it is time to stop, nor waits any longer", async () => {
+test("no call is let in when it is time to stop, nor waits any longer", async () => {
   const stopping = new AbortController();
   const room = createStreamLimits({ agentConcurrency: 1, stopping: stopping.signal });
   const held = await room.take("acme", "a", true, here);
@@ -84,7 +84,7 @@ test("nobody is let in when it is time to stop, nor waits any longer", async () 
   expect(await outcome(room.take("acme", "b", true, here))).toBe("unavailable 5");
 });
 
-test("a call that was accepted before takes nobody's place, and each tenant's are bounded", async () => {
+test("a call that was accepted before takes no other's place, and those of each tenant are bounded", async () => {
   const stopping = new AbortController().signal;
   const room = createStreamLimits({ agentConcurrency: 2, stopping, waitMs: 20 });
   const own = [room.owed("hostile", "agt_1"), room.owed("hostile", "agt_1")];

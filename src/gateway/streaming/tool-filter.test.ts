@@ -55,25 +55,23 @@ test("events that come together go on together, whatever is denied", async () =>
 });
 
 describe("a JSON body", () => {
-  test("loses what is denied, whatever pieces it comes in", async () => {
+  test("loses the denied tools, whatever pieces it comes in", async () => {
     const given = list("good", "bad", "ünï");
     await fc.assert(
       fc.asyncProperty(fc.array(fc.integer({ min: 1, max: 20 })), async (sizes) => {
         const memory = memoryOf(10_000);
-        expect((await pass(filterJson(options({ memory })), given, sizes)).join("")).toBe(
-          list("good", "ünï"),
-        );
+        expect((await pass(filterJson(options({ memory })), given, sizes)).join("")).toBe(list("good", "ünï"));
         expect(memory.left).toBe(10_000);
       }),
     );
   });
 
-  test("with a byte order mark does too", async () => {
+  test("loses them with a byte order mark too", async () => {
     expect(await pass(filterJson(options()), `\ufeff${list("bad")}`)).toEqual([list()]);
     expect(await pass(filterJson(options()), `\ufeff${list("good")}`)).toEqual([`\ufeff${list("good")}`]);
   });
 
-  test("that is too long does not pass, and leaves no memory taken", async () => {
+  test("does not pass when it is too long, and leaves no memory taken", async () => {
     const memory = memoryOf(10_000);
     const long = pass(filterJson(options({ bytesMax: 50, memory })), list("good", "better", "best"));
     expect(await long.catch((error) => error)).toBeInstanceOf(UnreadableAnswer);
@@ -131,13 +129,12 @@ describe("a long answer", () => {
 describe("an event stream", () => {
   const PROGRESS = 'event: message\nid: 7\ndata: {"method":"notifications/progress"}\n\n';
 
-  test("loses what is denied, and nothing else, whatever pieces and line ends it has", async () => {
+  test("loses the denied tools, and nothing else, whatever pieces and line ends it has", async () => {
     const ends = fc.constantFrom("\n", "\r", "\r\n");
     await fc.assert(
       fc.asyncProperty(ends, fc.array(fc.integer({ min: 1, max: 30 })), async (end, sizes) => {
         const event = (...names: string[]) => `id: 8\ndata: ${list(...names)}\n\n`;
-        const answer = (...names: string[]) =>
-          `: hello\n\n${PROGRESS}retry: 5\n\n${event(...names)}${PROGRESS}`;
+        const answer = (...names: string[]) => `: hello\n\n${PROGRESS}retry: 5\n\n${event(...names)}${PROGRESS}`;
         const given = answer("good", "bad").replaceAll("\n", end);
         // Each line ends as all clients take it.
         expect((await pass(filterEvents(options()), given, sizes)).join("")).toBe(answer("good"));
@@ -145,7 +142,7 @@ describe("an event stream", () => {
     );
   });
 
-  test("of which nothing is denied passes event by event too, whatever is in them", async () => {
+  test("passes event by event too when no tool is denied, whatever is in it", async () => {
     const event = 'data: {"result":{"tools":[{"name":"bad"},NaN]}}\n\n';
     const all = filterEvents({ ...options(), isDenied: null });
     expect(await pass(all, event.repeat(2), [5, 5])).toEqual([event, event]);
@@ -169,10 +166,8 @@ describe("an event stream", () => {
     expect(await pass(filterEvents(options()), given)).toEqual([left]);
   });
 
-  test("with a byte order mark is no way around", async () => {
-    expect((await pass(filterEvents(options()), `\ufeffdata: ${list("bad")}\n\n`)).join("")).not.toContain(
-      "bad",
-    );
+  test("is filtered with a byte order mark too", async () => {
+    expect((await pass(filterEvents(options()), `\ufeffdata: ${list("bad")}\n\n`)).join("")).not.toContain("bad");
   });
 
   /** What clients read, by where they end lines and which byte order marks they take away. */
@@ -219,35 +214,15 @@ describe("an event stream", () => {
     return seen.join("");
   }
 
-  test.each(HIDDEN)("shows no client what is denied, wherever it ends lines: %j", async (given) => {
+  test.each(HIDDEN)("shows no client a denied tool, wherever it ends lines: %j", async (given) => {
     expect(shown(given)).toBe(true);
     expect(shown(await passed(given))).toBe(false);
   });
 
-  test("shows no client what is denied, however its parts are put together", async () => {
+  test("shows no client a denied tool, however its parts are put together", async () => {
     const parts = fc.constantFrom(
-      ...[
-        "data:",
-        "data: ",
-        "event: a",
-        "\n",
-        "\n\n",
-        "\r",
-        "\r\n",
-        "\u2028",
-        "\x0b",
-        "\x85",
-        "\ufeff",
-        "x",
-        " ",
-      ],
-      ...[
-        '{"result":{"tools":',
-        '[{"name":"bad"}]}}',
-        '{"result":{"tools":[{"name":"bad"}]}}',
-        '{"a":"',
-        '"}',
-      ],
+      ...["data:", "data: ", "event: a", "\n", "\n\n", "\r", "\r\n", "\u2028", "\x0b", "\x85", "\ufeff", "x", " "],
+      ...['{"result":{"tools":', '[{"name":"bad"}]}}', '{"result":{"tools":[{"name":"bad"}]}}', '{"a":"', '"}'],
     );
     await fc.assert(
       fc.asyncProperty(
@@ -259,14 +234,13 @@ describe("an event stream", () => {
     );
   });
 
-  test("with an event that is too long breaks off, after those before it", async () => {
+  test("breaks off at an event that is too long, after those before it", async () => {
     const memory = memoryOf(10_000);
     const filter = filterEvents(options({ bytesMax: 100, memory }));
     const seen: string[] = [];
     const given = encoder.encode(`data: 1\n\ndata: ${"x".repeat(200)}\n\n`);
     const read = async () => {
-      for await (const piece of filter(chunksOf(given, [9, 50, 60])))
-        seen.push(Buffer.from(piece).toString());
+      for await (const piece of filter(chunksOf(given, [9, 50, 60]))) seen.push(Buffer.from(piece).toString());
     };
     expect(await read().catch((error) => error)).toBeInstanceOf(UnreadableAnswer);
     expect([seen, memory.left]).toEqual([["data: 1\n\n"], 10_000]);

@@ -8,6 +8,7 @@ import { named, type Steps } from "../../concurrency/steps.ts";
 import type { Chunks } from "../../http/decode.ts";
 import { UnreadableAnswer, withoutTools } from "../../wire/tool-list.ts";
 import { afterBom, type EventOptions, LINE_FEED, RETURN, rewritten } from "./event-filter.ts";
+import { createEventFinder, type EventFinder } from "./event-finder.ts";
 import type { TenantBudget } from "./memory-budget.ts";
 
 type IsDenied = (tool: string) => boolean;
@@ -18,7 +19,7 @@ export interface FilterOptions {
   readonly bytesMax: number;
   /** What all bodies and events of a tenant that are held may take together. */
   readonly memory: TenantBudget;
-  /** In whose turns the work is done. */
+  /** The tenant in whose turns the work is done. */
   readonly tenant: string;
   /** Ends the work with the exchange. */
   readonly signal: AbortSignal;
@@ -36,7 +37,7 @@ function worked<T>(steps: Steps<T>, { tenant, signal }: HoldOptions): Promise<T>
 
 const OPEN_BRACKET = 0x5b;
 const HELD_BYTES_FIRST = 4096;
-/** What goes on to the caller in one go: it is hashed on its way. */
+/** Largest piece that goes to the caller at once, since each piece is hashed on its way. */
 const PIECE_BYTES = 128 * 1024;
 /** Of an event, beside its bytes: of one that may list tools, and of another. */
 const LIST_WORK = 4_000;
@@ -62,7 +63,7 @@ function createHeld(options: HoldOptions) {
 
   async function grow(room: number): Promise<void> {
     reserve(memory, room);
-    // What is not set to zero costs nothing before it is written to.
+    // Memory that is not zeroed costs nothing until it is written to.
     const larger = Buffer.allocUnsafeSlow(room);
     const [smaller, held] = [bytes, size];
     bytes = larger;
@@ -99,7 +100,7 @@ function* copied(from: Uint8Array, to: Uint8Array): Steps<void> {
   }
 }
 
-/** However long a piece is, the caller gets it bit by bit. */
+/** Splits a long piece into smaller ones for the caller. */
 async function* inPieces(chunks: Chunks, { tenant }: HoldOptions): Chunks {
   for await (const chunk of chunks) {
     for (let at = 0; at < chunk.length; at += PIECE_BYTES) {
@@ -127,7 +128,7 @@ export function filterJson({ isDenied, ...options }: FilterOptions): (chunks: Ch
 }
 
 export interface EventFilterOptions extends HoldOptions {
-  /** Null: whole events are all that is wanted, whatever is in them. */
+  /** Null to pass every event, but whole. */
   readonly isDenied: IsDenied | null;
 }
 
@@ -141,8 +142,8 @@ export function filterEvents({ isDenied, ...options }: EventFilterOptions): (chu
 }
 
 /**
- * Each line ended by a line feed. Some clients take a carriage return for an end of a line, as the standard says, and some
- * do not: what is judged must be what all of them read.
+ * Each line ended by a line feed. Some clients take a carriage return for an end of a line, as the standard says, and
+ * some do not: what is judged must be what all of them read.
  */
 async function* withLineFeeds(chunks: Chunks, options: HoldOptions): Chunks {
   let wasReturn = false;
@@ -172,7 +173,7 @@ function* lineFeedsOf(chunk: Uint8Array, wasReturn: boolean): Steps<Uint8Array> 
   return bytes.subarray(0, size);
 }
 
-/** However many events come together, they go on together: each piece costs its way to the caller. */
+/** Events that came together go on together, since each piece has a cost of its own. */
 async function* wholeEvents(chunks: Chunks, options: HoldOptions): Chunks {
   const held = createHeld(options);
   const find = createEventFinder();
@@ -194,7 +195,7 @@ async function* wholeEvents(chunks: Chunks, options: HoldOptions): Chunks {
   }
 }
 
-/** Where the first and the last of the events end that end in the chunk; -1 when none does. */
+/** The ends of the first and the last event that end within the chunk; -1 when none does. */
 function* eventEnds(chunk: Uint8Array, find: EventFinder): Steps<{ first: number; last: number }> {
   const pace = createPace();
   let [first, last] = [-1, -1];
@@ -214,7 +215,7 @@ async function* rewrittenEvents(pieces: Chunks, isDenied: IsDenied, options: Hol
   const { memory } = options;
   let isFirst = true;
   for await (const events of pieces) {
-    // No tool is listed without a list.
+    // Without a `[` there is no list, so no tool can be in it.
     if (!events.includes(OPEN_BRACKET)) {
       isFirst = false;
       yield events;
@@ -273,39 +274,4 @@ function* eventEnd(events: Uint8Array, start: number, find: EventFinder, pace: P
     if (end !== -1) return end;
   }
   return events.length;
-}
-
-/** The index after the first event that ends at or after `from`, and before `until`; -1 when none does. */
-type EventFinder = (chunk: Uint8Array, from: number, until?: number) => number;
-
-/**
- * Finds where events end: after the empty line behind them. A carriage return at the end of a chunk ends its line at
- * once; when it ended an event, the line feed that may still belong to it passes as one of its own, which is none.
- */
-function createEventFinder(): EventFinder {
-  let isLineEmpty = true;
-  /** What the last byte ended, when it was a carriage return. */
-  let returned: "line" | "event" | null = null;
-
-  function ends(byte: number | undefined): boolean {
-    const before = returned;
-    returned = null;
-    if (byte === LINE_FEED && before !== null) return before === "event";
-    const isEnd = byte === LINE_FEED || byte === RETURN;
-    const isEvent = isEnd && isLineEmpty;
-    isLineEmpty = isEnd;
-    if (byte === RETURN) returned = isEvent ? "event" : "line";
-    return isEvent;
-  }
-
-  return (chunk, from, until = chunk.length) => {
-    const last = Math.min(until, chunk.length);
-    for (let at = from; at < last; at++) {
-      if (!ends(chunk[at])) continue;
-      const hasFeed = returned === "event" && chunk[at + 1] === LINE_FEED;
-      if (hasFeed) returned = null;
-      return hasFeed ? at + 2 : at + 1;
-    }
-    return -1;
-  };
 }

@@ -16,11 +16,7 @@ export function anyHex(bytes: number): fc.Arbitrary<Hex> {
 }
 
 /** As often near its ends as anywhere. */
-export const anyUint256 = fc.oneof(
-  fc.bigInt(0n, 1n << 64n),
-  fc.bigInt(0n, UINT256_MAX),
-  fc.constant(UINT256_MAX),
-);
+export const anyUint256 = fc.oneof(fc.bigInt(0n, 1n << 64n), fc.bigInt(0n, UINT256_MAX), fc.constant(UINT256_MAX));
 
 export const anyAuthorization: fc.Arbitrary<Authorization> = fc.record({
   from: anyHex(20),

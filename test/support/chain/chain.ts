@@ -208,10 +208,7 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
       await asStranger({ to: DELEGATE, authorizationList: [authorization] });
     },
     /** Collects a payment as anyone may who has seen it, and gives the transaction's hash. */
-    collectAsStranger: ({
-      authorization: said,
-      signature,
-    }: Pick<SignedPayment, "authorization" | "signature">) => {
+    collectAsStranger: ({ authorization: said, signature }: Pick<SignedPayment, "authorization" | "signature">) => {
       const [value, after, before] = [BigInt(said.value), BigInt(said.validAfter), BigInt(said.validBefore)];
       const args = [said.from, said.to, value, after, before, said.nonce, signature] as const;
       const data = encodeFunctionData({ abi: ABI, functionName: "transferWithAuthorization", args });

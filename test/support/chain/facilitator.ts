@@ -6,13 +6,7 @@ import { join } from "node:path";
 import { connect } from "node:tls";
 import type { Address, Hex } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
-import {
-  type Environment,
-  type Finished,
-  runCommand,
-  startService,
-  temporaryRoot,
-} from "../gateway/process.ts";
+import { type Environment, type Finished, runCommand, startService, temporaryRoot } from "../gateway/process.ts";
 import type { TestChain } from "./chain.ts";
 
 const ETHER = 10n ** 18n;
@@ -212,8 +206,7 @@ function recordsIn(path: string) {
       const [row] = all("select reason from facilitator_refusals where nonce = ?", nonce);
       return row === undefined ? null : String(row["reason"]);
     },
-    transactions: () =>
-      all("select * from facilitator_transactions order by wallet, wallet_nonce, replacement"),
+    transactions: () => all("select * from facilitator_transactions order by wallet, wallet_nonce, replacement"),
     reserved: (account: string) =>
       all("select reserved from facilitator_days where account = ?", account).reduce(
         (sum, { reserved = 0 }) => sum + BigInt(reserved ?? 0),

@@ -19,12 +19,7 @@ export interface PayingTenant {
   readonly name: string;
   /** Of the caller, in the form that every client takes. */
   readonly headers: Readonly<Record<string, string>>;
-  send(
-    method: string,
-    path: string,
-    json?: unknown,
-    headers?: Readonly<Record<string, string>>,
-  ): Promise<Answer>;
+  send(method: string, path: string, json?: unknown, headers?: Readonly<Record<string, string>>): Promise<Answer>;
   /** Creates an agent and gives its ID. */
   agent(fields: object): Promise<string>;
   /** The URL of its calls. */
@@ -88,9 +83,6 @@ export async function openPayingTenant(
       return id;
     },
     poll: (id, invocation, seconds = 25) =>
-      need(
-        200,
-        send("GET", `/v1/proxy/${id}/invocations/${invocation}`, undefined, { prefer: `wait=${seconds}` }),
-      ),
+      need(200, send("GET", `/v1/proxy/${id}/invocations/${invocation}`, undefined, { prefer: `wait=${seconds}` })),
   };
 }

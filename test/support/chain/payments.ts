@@ -12,15 +12,7 @@ import {
   toHex,
 } from "viem";
 import { generatePrivateKey, type PrivateKeyAccount, privateKeyToAccount } from "viem/accounts";
-import {
-  CHAIN_ID,
-  NETWORK,
-  NETWORK_CAIP2,
-  SCHEME,
-  TOKEN,
-  TOKEN_NAME,
-  TOKEN_VERSION,
-} from "../../../src/x402/kind.ts";
+import { CHAIN_ID, NETWORK, NETWORK_CAIP2, SCHEME, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "../../../src/x402/kind.ts";
 
 const CURVE_ORDER = 0xfffffffffffffffffffffffffffffffebaaedce6af48a03bbfd25e8cd0364141n;
 const WINDOW_SECONDS = 600;

@@ -20,9 +20,7 @@ export function plainAnswer(message: Uint8Array, wireId: string, callerId: strin
   const { findings } = outlineObject(message, skipSpace(message, 0), KEYS);
   const [id, method, , error] = findings;
   const textOf = (span: { start: number; end: number }) =>
-    span.end - span.start > ID_BYTES_MAX
-      ? ""
-      : Buffer.from(message.subarray(span.start, span.end)).toString();
+    span.end - span.start > ID_BYTES_MAX ? "" : Buffer.from(message.subarray(span.start, span.end)).toString();
   const asItCame = { code: undefined, body: message, sha256: hashOf(message) };
   if (id?.value == null || method?.value != null) return asItCame;
   const isError = error?.value != null;

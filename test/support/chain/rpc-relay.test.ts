@@ -92,11 +92,7 @@ test("pages and garbage take the place of the answer", async () => {
 
 test("a batch is answered call by call", async () => {
   relay.on("net_version", { kind: "error", message: "no" }, 1);
-  const batch = [
-    { ...request("eth_chainId"), id: 1 },
-    request("net_version"),
-    { ...request("net_version"), id: 3 },
-  ];
+  const batch = [{ ...request("eth_chainId"), id: 1 }, request("net_version"), { ...request("net_version"), id: 3 }];
   expect(await (await post(batch)).json()).toMatchObject([
     { id: 1, result: "0x2105" },
     { id: 7, error: { message: "no" } },

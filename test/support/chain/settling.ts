@@ -1,6 +1,6 @@
 // What tests of settling need: a facilitator's settle over a real store, with hand-made doubles of the chain and of
 // the wallet. The wallet's stores its mark as the real one does, and the test says what becomes of each payment.
-import { usedOn, utcDay } from "../../../src/facilitator/daily-limits.ts";
+import { usedOn, utcDay } from "../../../src/facilitator/payments/daily-limits.ts";
 import {
   type ClaimedPayment,
   type FacilitatorPayment,
@@ -8,7 +8,7 @@ import {
   markSent,
   recordFailed,
   recordSettled,
-} from "../../../src/facilitator/payments.ts";
+} from "../../../src/facilitator/payments/payments.ts";
 import type { SettleChain, SettleWallet } from "../../../src/facilitator/settle/ports.ts";
 import { createSettle } from "../../../src/facilitator/settle/settle.ts";
 import { createSettlementWaiters } from "../../../src/facilitator/settle/waiters.ts";
@@ -40,9 +40,7 @@ export const account = (name = "alpha", maxPerTransaction?: bigint, dailyCeiling
 });
 
 /** A request signed by a payer of its own, unless one is named. */
-export async function request(
-  options: Partial<PaymentOptions> & { payer?: ReturnType<typeof newPayer> } = {},
-) {
+export async function request(options: Partial<PaymentOptions> & { payer?: ReturnType<typeof newPayer> } = {}) {
   const { payer = newPayer(), ...rest } = options;
   const seconds = NOON / 1000;
   const signed = await signPayment(payer, {

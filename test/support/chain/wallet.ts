@@ -5,13 +5,10 @@ import { generatePrivateKey } from "viem/accounts";
 import { systemClock } from "../../../src/core/clock.ts";
 import { type Log, silentLog } from "../../../src/core/log.ts";
 import { type Chain, createChain } from "../../../src/facilitator/chain/chain.ts";
-import { type ClaimedPayment, claimPayment, findPayment } from "../../../src/facilitator/payments.ts";
+import { type ClaimedPayment, claimPayment, findPayment } from "../../../src/facilitator/payments/payments.ts";
 import { createSettlementWaiters } from "../../../src/facilitator/settle/waiters.ts";
-import { localSigner, type Signer } from "../../../src/facilitator/wallet/signer.ts";
-import {
-  createWallet,
-  type WalletOptions as ProductOptions,
-} from "../../../src/facilitator/wallet/wallet.ts";
+import { createLocalSigner, type Signer } from "../../../src/facilitator/wallet/signer.ts";
+import { createWallet, type WalletOptions as ProductOptions } from "../../../src/facilitator/wallet/wallet.ts";
 import { createOutbound } from "../../../src/http/outbound.ts";
 import type { Store } from "../../../src/storage/store.ts";
 import { CHAIN_ID, TOKEN } from "../../../src/x402/kind.ts";
@@ -43,7 +40,7 @@ export function removeWallets(): void {
 }
 
 export async function fundedSigner(testChain: TestChain, wei = 10n * ETHER): Promise<Signer> {
-  const signer = localSigner(generatePrivateKey());
+  const signer = createLocalSigner(generatePrivateKey());
   await testChain.fundEth(signer.address, wei);
   return signer;
 }
@@ -81,8 +78,7 @@ export async function startWallet(testChain: TestChain, options: WalletOptions =
     rows,
     address: addressOf(signers),
     payment: (payment: ClaimedPayment) => findPayment(store.read, payment.key),
-    claim: (payment: ClaimedPayment) =>
-      store.write((tx) => claimPayment(tx, claimOf(payment), systemClock.now())),
+    claim: (payment: ClaimedPayment) => store.write((tx) => claimPayment(tx, claimOf(payment), systemClock.now())),
     /** Without a simulation. */
     send: (payment: ClaimedPayment) => wallet.send(payment, { limit: 120_000n, from: addressOf(signers) }),
     /** Simulates, claims and sends. */

@@ -36,9 +36,7 @@ function build(): string {
 function newestSource(): number {
   const paths = SOURCES.map((name) => join(ROOT, name));
   const inside = paths.flatMap((path) =>
-    statSync(path).isDirectory()
-      ? readdirSync(path, { recursive: true }).map((name) => join(path, String(name)))
-      : [],
+    statSync(path).isDirectory() ? readdirSync(path, { recursive: true }).map((name) => join(path, String(name))) : [],
   );
   return Math.max(...[...paths, ...inside].map((path) => statSync(path).mtimeMs));
 }

@@ -1,6 +1,11 @@
 // A worker for tests of the pool: answers each job with its own body, and dies of what the body says.
 import type { Job, Outcome } from "../../../src/gateway/executor/job.ts";
-import type { FromWorker, ToWorker } from "../../../src/gateway/executor/workers/messages.ts";
+import {
+  batchOfResults,
+  type FromWorker,
+  jobsOf,
+  type ToWorker,
+} from "../../../src/gateway/executor/workers/messages.ts";
 
 declare const self: Worker;
 
@@ -19,6 +24,11 @@ function echo(job: Job): Outcome {
     response_content_type: null,
     detail: null,
   };
+}
+
+function answer(job: Job): void {
+  const { batch, transfer } = batchOfResults([{ id: job.id, outcome: echo(job) }]);
+  self.postMessage({ kind: "done", results: batch } satisfies FromWorker, transfer);
 }
 
 function take(job: Job): void {
@@ -41,15 +51,15 @@ function take(job: Job): void {
     case "spin":
       for (;;);
     case "slow":
-      setTimeout(() => post({ kind: "done", results: [{ id: job.id, outcome: echo(job) }] }), 100);
+      setTimeout(answer, 100, job);
       break;
     default:
-      post({ kind: "done", results: [{ id: job.id, outcome: echo(job) }] });
+      answer(job);
   }
 }
 
 self.onmessage = ({ data }: MessageEvent<ToWorker>) => {
   if (data.kind === "start") post({ kind: "ready" });
-  if (data.kind === "work") data.jobs.forEach(take);
+  if (data.kind === "work") jobsOf(data.jobs).forEach(take);
   if (data.kind === "close") post({ kind: "closed" });
 };

@@ -4,14 +4,7 @@ import { describe } from "bun:test";
 import { mkdirSync, mkdtempSync, rmSync } from "node:fs";
 import { join } from "node:path";
 import { startPostgres } from "../stores/postgres.ts";
-import {
-  type Environment,
-  type Finished,
-  runCommand,
-  START_MS_MAX,
-  startService,
-  temporaryRoot,
-} from "./process.ts";
+import { type Environment, type Finished, runCommand, START_MS_MAX, startService, temporaryRoot } from "./process.ts";
 
 export interface Database {
   readonly name: "sqlite" | "postgres";
@@ -66,11 +59,7 @@ export interface GatewayOptions {
   readonly program?: readonly string[];
 }
 
-export async function startGateway({
-  database = sqlite,
-  env = {},
-  ...program
-}: GatewayOptions = {}): Promise<Gateway> {
+export async function startGateway({ database = sqlite, env = {}, ...program }: GatewayOptions = {}): Promise<Gateway> {
   const home = mkdtempSync(join(temporaryRoot(), "gateway-"));
   const [cwd, dataDir] = [join(home, "elsewhere"), join(home, "data")];
   mkdirSync(cwd);

@@ -7,11 +7,7 @@ import { CompactSign, importJWK, type JWK, SignJWT } from "jose";
 import type { Caller } from "../../../src/core/caller.ts";
 import { systemClock } from "../../../src/core/clock.ts";
 import { silentLog } from "../../../src/core/log.ts";
-import {
-  createIdentity,
-  type Identity,
-  type IdentityOptions,
-} from "../../../src/gateway/identity/identity.ts";
+import { createIdentity, type Identity, type IdentityOptions } from "../../../src/gateway/identity/identity.ts";
 import { newKey } from "../../../src/keys/envelope.ts";
 import { type Keyring, openKeyring } from "../../../src/keys/keyring.ts";
 import { openSqlite } from "../../../src/storage/sqlite.ts";

@@ -5,15 +5,13 @@ import { type ConnectionOptions, connect, type TLSSocket } from "node:tls";
 import { SETTLE_BODY_BYTES_MAX } from "../../../src/core/limits.ts";
 import type { Log, LogFields } from "../../../src/core/log.ts";
 import { addAccount, ownerOf } from "../../../src/facilitator/accounts.ts";
-import {
-  LISTENER_LIMITS,
-  type ListenerLimits,
-  listenMutualTls,
-} from "../../../src/facilitator/mtls/listener.ts";
-import { peerEdge } from "../../../src/facilitator/routes.ts";
+import { LISTENER_LIMITS, type ListenerLimits, listenMutualTls } from "../../../src/facilitator/mtls/listener.ts";
+import { createPeerEdge } from "../../../src/facilitator/routes.ts";
 import type { SettleResponse } from "../../../src/facilitator/settle/response.ts";
 import { sqlitePlace } from "../stores/stores.ts";
 import { makePki, type TestIdentity } from "./pki.ts";
+
+export const JSON_HEADERS = { "content-type": "application/json" };
 
 const PAYER = `0x${"11".repeat(20)}` as const;
 
@@ -66,11 +64,21 @@ export function head(method: string, path: string, headers: Record<string, strin
 /** A whole `/settle` request. */
 export function settleRequest(body = settleBody(), headers: Record<string, string> = {}): string {
   const length = Buffer.byteLength(body);
-  return (
-    head("POST", "/settle", { "content-type": "application/json", "content-length": length, ...headers }) +
-    body
-  );
+  return head("POST", "/settle", { "content-type": "application/json", "content-length": length, ...headers }) + body;
 }
+
+export const until = async (holds: () => boolean) => {
+  while (!holds()) await new Promise((resolve) => setImmediate(resolve));
+};
+
+/** The milliseconds that something takes. */
+export const elapsed = async (promise: Promise<unknown>) => {
+  const from = performance.now();
+  await promise;
+  return performance.now() - from;
+};
+
+export type Port = Awaited<ReturnType<typeof startPort>>;
 
 /** @param answer in place of the facilitator's own */
 export async function startPort(limits: Partial<ListenerLimits> = {}, answer?: () => Promise<Response>) {
@@ -83,7 +91,7 @@ export async function startPort(limits: Partial<ListenerLimits> = {}, answer?: (
   const log: Log = { debug: note, info: note, warn: note, error: note };
   const answers = { settle: async (): Promise<SettleResponse> => SETTLED, ready: true };
   const asked: string[] = [];
-  const edge = peerEdge({
+  const edge = createPeerEdge({
     read: store.read,
     log,
     settle(account) {
@@ -104,6 +112,11 @@ export async function startPort(limits: Partial<ListenerLimits> = {}, answer?: (
     log,
   });
   const { port } = listener;
+  const fetchAs = (path: string, identity: TestIdentity, init: RequestInit = {}) =>
+    fetch(`https://127.0.0.1:${port}${path}`, {
+      ...init,
+      tls: { cert: identity.cert, key: identity.key, ca: pki.ca.cert },
+    });
   const limitsOfNone = { maxPerTransaction: null, dailyCeiling: null };
   await addAccount(store, clock, { name: "acme", certificate: pki.client.cert, ...limitsOfNone });
 
@@ -120,11 +133,9 @@ export async function startPort(limits: Partial<ListenerLimits> = {}, answer?: (
     /** The accounts of the settlements that were asked for. */
     asked,
     url: `https://127.0.0.1:${port}`,
-    fetch: (path: string, identity: TestIdentity, init: RequestInit = {}) =>
-      fetch(`https://127.0.0.1:${port}${path}`, {
-        ...init,
-        tls: { cert: identity.cert, key: identity.key, ca: pki.ca.cert },
-      }),
+    fetch: fetchAs,
+    settle: (identity: TestIdentity, body = settleBody(), headers: Record<string, string> = JSON_HEADERS) =>
+      fetchAs("/settle", identity, { method: "POST", body, headers }),
     dial: (identity: TestIdentity | null, options: ConnectionOptions = {}) =>
       dial({
         port,

@@ -37,23 +37,22 @@ export type Pki = Awaited<ReturnType<typeof makePki>>;
 export async function makePki() {
   const [ca, foreign] = await Promise.all([makeAuthority("ca"), makeAuthority("foreign ca")]);
   const now = Date.now();
-  const [server, client, otherClient, expired, notYetValid, wrongUsage, otherCa, selfSigned] =
-    await Promise.all([
-      makeLeaf(ca, "server", { usage: "serverAuth", hosts: ["127.0.0.1", "localhost"] }),
-      makeLeaf(ca, "client"),
-      makeLeaf(ca, "other client"),
-      makeLeaf(ca, "expired", {
-        notBefore: new Date(now - 2 * HOUR_MS),
-        notAfter: new Date(now - HOUR_MS),
-      }),
-      makeLeaf(ca, "not yet valid", {
-        notBefore: new Date(now + HOUR_MS),
-        notAfter: new Date(now + 2 * HOUR_MS),
-      }),
-      makeLeaf(ca, "wrong usage", { usage: "serverAuth" }),
-      makeLeaf(foreign, "of another ca"),
-      makeLeaf(null, "self-signed"),
-    ]);
+  const [server, client, otherClient, expired, notYetValid, wrongUsage, otherCa, selfSigned] = await Promise.all([
+    makeLeaf(ca, "server", { usage: "serverAuth", hosts: ["127.0.0.1", "localhost"] }),
+    makeLeaf(ca, "client"),
+    makeLeaf(ca, "other client"),
+    makeLeaf(ca, "expired", {
+      notBefore: new Date(now - 2 * HOUR_MS),
+      notAfter: new Date(now - HOUR_MS),
+    }),
+    makeLeaf(ca, "not yet valid", {
+      notBefore: new Date(now + HOUR_MS),
+      notAfter: new Date(now + 2 * HOUR_MS),
+    }),
+    makeLeaf(ca, "wrong usage", { usage: "serverAuth" }),
+    makeLeaf(foreign, "of another ca"),
+    makeLeaf(null, "self-signed"),
+  ]);
   return {
     ca: { cert: ca.cert, key: ca.key, fingerprint: ca.fingerprint } satisfies TestIdentity,
     /** For 127.0.0.1 and localhost. */

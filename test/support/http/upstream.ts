@@ -29,9 +29,7 @@ export interface RawUpstream extends Upstream {
 }
 
 /** @param onRequest called once per connection, with the first bytes that come */
-export function startRawUpstream(
-  onRequest: (connection: RawConnection, bytes: Uint8Array) => void,
-): RawUpstream {
+export function startRawUpstream(onRequest: (connection: RawConnection, bytes: Uint8Array) => void): RawUpstream {
   let connections = 0;
   const server = Bun.listen<{ asked: boolean }>({
     hostname: "127.0.0.1",

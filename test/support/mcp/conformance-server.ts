@@ -68,9 +68,7 @@ const PROMPTS = [
     name: "test_prompt_with_arguments",
     description: "A prompt with two arguments",
     arguments: required("arg1", "arg2"),
-    messages: (given: Arguments) => [
-      says(`Prompt with arguments: arg1='${given["arg1"]}', arg2='${given["arg2"]}'`),
-    ],
+    messages: (given: Arguments) => [says(`Prompt with arguments: arg1='${given["arg1"]}', arg2='${given["arg2"]}'`)],
   },
   {
     name: "test_prompt_with_embedded_resource",
@@ -149,9 +147,7 @@ function createServer(): Server {
     resources: RESOURCES.map(({ content: _, ...resource }) => resource),
   }));
   server.setRequestHandler(ListResourceTemplatesRequestSchema, () => ({
-    resourceTemplates: [
-      { uriTemplate: "test://template/{id}/data", name: "template", description: "Data for an ID" },
-    ],
+    resourceTemplates: [{ uriTemplate: "test://template/{id}/data", name: "template", description: "Data for an ID" }],
   }));
   server.setRequestHandler(ReadResourceRequestSchema, ({ params: { uri } }) => {
     const id = /^test:\/\/template\/(\w+)\/data$/.exec(uri)?.[1];

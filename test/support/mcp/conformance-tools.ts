@@ -18,8 +18,7 @@ interface RunnableTool extends Tool {
 }
 
 /** One red pixel. */
-export const IMAGE =
-  "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGP4z8DwHwAFAAH/iZk9HQAAAABJRU5ErkJggg==";
+export const IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGP4z8DwHwAFAAH/iZk9HQAAAABJRU5ErkJggg==";
 /** A header and no samples. */
 const AUDIO = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAQB8AAEAfAAABAAgAZGF0YQAAAAA=";
 
@@ -56,10 +55,7 @@ async function elicit(
   requestedSchema: ElicitRequestFormParams["requestedSchema"],
 ): Promise<string> {
   const params = { message, requestedSchema };
-  const { action, content } = await extra.sendRequest(
-    { method: "elicitation/create", params },
-    ElicitResultSchema,
-  );
+  const { action, content } = await extra.sendRequest({ method: "elicitation/create", params }, ElicitResultSchema);
   return `action=${action}, content=${JSON.stringify(content ?? {})}`;
 }
 
@@ -148,9 +144,7 @@ export const TOOLS: readonly RunnableTool[] = [
       const params = { messages: [{ role: "user" as const, content }], maxTokens: 100 };
       const request = { method: "sampling/createMessage" as const, params };
       const answer = await extra.sendRequest(request, CreateMessageResultSchema);
-      return text(
-        `LLM response: ${answer.content.type === "text" ? answer.content.text : answer.content.type}`,
-      );
+      return text(`LLM response: ${answer.content.type === "text" ? answer.content.text : answer.content.type}`);
     },
   },
   {

@@ -91,8 +91,7 @@ const negotiating =
       },
       serverName: () => client.getServerVersion()?.name,
       tools: async () => (await client.listTools()).tools.map(({ name }) => name),
-      call: (name, given = {}, onprogress) =>
-        client.callTool({ name, arguments: given }, onprogress && { onprogress }),
+      call: (name, given = {}, onprogress) => client.callTool({ name, arguments: given }, onprogress && { onprogress }),
       resourcesChanged: changed.promise,
       terminate: () => transport.terminateSession(),
       close: () => client.close(),

@@ -6,10 +6,7 @@ const EXAMPLES = join(ROOT, "node_modules/@modelcontextprotocol/sdk/dist/esm/exa
 
 const SERVERS = {
   /** Stateful, event streams, 400 to an unknown session. */
-  everything: [
-    join(ROOT, "node_modules/@modelcontextprotocol/server-everything/dist/index.js"),
-    "streamableHttp",
-  ],
+  everything: [join(ROOT, "node_modules/@modelcontextprotocol/server-everything/dist/index.js"), "streamableHttp"],
   /** Stateful, event streams, 404 to an unknown session. */
   stateful: [join(EXAMPLES, "simpleStreamableHttp.js")],
   /** Stateful, JSON answers. */

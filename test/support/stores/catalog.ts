@@ -1,5 +1,6 @@
 // Agents and credentials behind the real edge, on a real SQLite store in a temporary directory: what the tests
 // of both features speak to. A bearer token here is the tenant's name.
+import { afterAll, beforeAll, expect } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -9,7 +10,8 @@ import { agentRoutes } from "../../../src/gateway/agents/routes.ts";
 import { agentNamesCredential } from "../../../src/gateway/agents/service.ts";
 import { agentShutOut } from "../../../src/gateway/agents/shut-out.ts";
 import { credentialRoutes } from "../../../src/gateway/credentials/routes.ts";
-import { createEdge, routes } from "../../../src/http/server.ts";
+import { routes } from "../../../src/http/elysia.ts";
+import { createEdge } from "../../../src/http/server.ts";
 import { type Keyring, openKeyring } from "../../../src/keys/keyring.ts";
 import { openStore } from "../../../src/storage/open.ts";
 import type { Store } from "../../../src/storage/store.ts";
@@ -99,6 +101,30 @@ export async function openCatalog(databaseUrl: string | null = null): Promise<Ca
     async [Symbol.asyncDispose]() {
       await store.close();
       rmSync(dir, { recursive: true });
+    },
+  };
+}
+
+/** One catalogue for all tests of a file, and the requests that most of them begin with. */
+export function useCatalog() {
+  let catalog: Catalog;
+  beforeAll(async () => {
+    catalog = await openCatalog();
+  });
+  afterAll(() => catalog[Symbol.asyncDispose]());
+
+  const send: Catalog["send"] = (...parts) => catalog.send(...parts);
+  const create = (body: object, tenant?: string) => send("POST", "/v1/agents", body, tenant);
+  return {
+    /** Once the tests have begun. */
+    catalog: () => catalog,
+    send,
+    create,
+    /** An agent under a name of its own, with these fields. */
+    async made(fields: object = {}, tenant?: string) {
+      const answer = await create(fresh(fields), tenant);
+      expect(outcome(answer)).toEqual([201, undefined]);
+      return answer.body;
     },
   };
 }

@@ -3,11 +3,7 @@
 import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import type { Hex } from "viem";
-import {
-  collected,
-  type FacilitatorStandIn,
-  startFacilitatorStandIn,
-} from "../chain/facilitator-stand-in.ts";
+import { collected, type FacilitatorStandIn, startFacilitatorStandIn } from "../chain/facilitator-stand-in.ts";
 import { type Answer, type Json, openPayingTenant, type PayingTenant } from "../chain/paying.ts";
 import { newPayer, signPayment } from "../chain/payments.ts";
 import { type Database, type Gateway, startGateway } from "../gateway/gateway.ts";
@@ -78,8 +74,7 @@ export async function startOwing({ database, env, program, held }: OwingOptions)
     }),
   );
   const tenant = await openPayingTenant(gateway, { url: facilitator.url, client: { bundle: "of-nobody" } });
-  const detail = async (invocation: string) =>
-    (await tenant.send("GET", `/v1/invocations/${invocation}`)).body;
+  const detail = async (invocation: string) => (await tenant.send("GET", `/v1/invocations/${invocation}`)).body;
   /** A call that is paid for, of an agent of its own. */
   async function openPriced(suffix: "" | "/stream") {
     const pay_to = newPayer().address;

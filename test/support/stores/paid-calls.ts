@@ -183,9 +183,7 @@ export async function startServices({
   const upstream = startPaidUpstream(chain);
   stack.defer(() => upstream.stop());
   const gateway = stack.use(await startGateway({ ...(database && { database }), env: gatewayEnv }));
-  const facilitator = stack.use(
-    await startFacilitator(chain, { rpcUrls: [relay.url], signers, env: facilitatorEnv }),
-  );
+  const facilitator = stack.use(await startFacilitator(chain, { rpcUrls: [relay.url], signers, env: facilitatorEnv }));
   const parts = stack.move();
   const open = async () => {
     const agent = await openPaidAgent({ chain, gateway, facilitator, upstream });
@@ -249,17 +247,12 @@ export function transactionTold(answer: Answer): string {
 }
 
 /** Each kept total of the history is what counting the rows gives, and what it ought to be. */
-export async function expectTotals(
-  { tenant }: PaidAgent,
-  expected: Readonly<Record<string, number>>,
-): Promise<void> {
+export async function expectTotals({ tenant }: PaidAgent, expected: Readonly<Record<string, number>>): Promise<void> {
   const totalOf = async (query: string): Promise<number> =>
     (await tenant.send("GET", `/v1/invocations?limit=1${query}`)).body.total;
   const filters = [
     ...["pending", "running", "succeeded", "failed"].map((status) => `&status=${status}`),
-    ...["pending", "settled", "settlement_failed", "settled_upstream_failed"].map(
-      (status) => `&settlement=${status}`,
-    ),
+    ...["pending", "settled", "settlement_failed", "settled_upstream_failed"].map((status) => `&settlement=${status}`),
   ];
   for (const filter of ["", ...filters]) {
     // With a second filter the rows are counted.

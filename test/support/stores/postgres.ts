@@ -70,11 +70,7 @@ function openDirectory(): string {
  * data. Root's checkout may lie where nobody else may enter, or have been made for root's eyes only.
  */
 function programsFor(dir: string): string {
-  const readable = [
-    "lib/libpq.so.5",
-    "share/postgresql/postgres.bki",
-    "share/postgresql/timezonesets/Default",
-  ];
+  const readable = ["lib/libpq.so.5", "share/postgresql/postgres.bki", "share/postgresql/timezonesets/Default"];
   const tests = readable.map((path) => `test -r "$0/${path}"`);
   const probe = ["sh", "-c", ['"$0/bin/initdb" --version', ...tests].join(" && "), NATIVE];
   if (succeeds(unprivileged(probe))) return NATIVE;

@@ -45,11 +45,7 @@ export function receiptClaims(fields: object = {}) {
 }
 
 /** Receipts that follow one another, from `previous` on. */
-export async function signedChain(
-  { sign }: Signer,
-  length: number,
-  previous: string | null = null,
-): Promise<string[]> {
+export async function signedChain({ sign }: Signer, length: number, previous: string | null = null): Promise<string[]> {
   const lines: string[] = [];
   for (let link = previous; lines.length < length; ) {
     const jws = await sign(receiptClaims({ previous: link }));

@@ -67,8 +67,7 @@ export const agent = (id: string, name = id) => ({
   rate_revision: 0,
 });
 
-export const addAgent = (tx: Tx, id: string, name?: string) =>
-  tx.db.insert(tx.tables.agents).values(agent(id, name));
+export const addAgent = (tx: Tx, id: string, name?: string) => tx.db.insert(tx.tables.agents).values(agent(id, name));
 
 export async function agentIds({ read: { db, tables } }: Store): Promise<string[]> {
   const rows = await db.select({ id: tables.agents.id }).from(tables.agents).orderBy(asc(tables.agents.id));
@@ -83,8 +82,7 @@ export const outcome = (promise: Promise<unknown>) =>
   );
 
 export const versions = (dialect: string) =>
-  readdirSync(join(import.meta.dir, "../../../db", dialect)).filter((name) => /^\d{4}_\w+\.sql$/.test(name))
-    .length;
+  readdirSync(join(import.meta.dir, "../../../db", dialect)).filter((name) => /^\d{4}_\w+\.sql$/.test(name)).length;
 
 /** Everything that a log may print of an error. */
 export function shown(error: unknown): string {

@@ -67,11 +67,10 @@ function methods(requests: readonly Recorded[]): string[] {
 }
 
 function sessionsOf(requests: readonly Recorded[]): number {
-  return new Set(requests.map(({ headers }) => headers.get("mcp-session-id")).filter((id) => id !== null))
-    .size;
+  return new Set(requests.map(({ headers }) => headers.get("mcp-session-id")).filter((id) => id !== null)).size;
 }
 
-describe("the everything server (sessions, event streams, 400 to an unknown session)", () => {
+describe("calls of the everything server (sessions, event streams, 400 to an unknown session)", () => {
   let server: McpServer;
   let proxy: RecordingProxy;
   beforeAll(async () => {
@@ -83,7 +82,7 @@ describe("the everything server (sessions, event streams, 400 to an unknown sess
     await server.stop();
   });
 
-  test("one session serves many calls, and is closed at the end", async () => {
+  test("go over one session, which is closed at the end", async () => {
     const before = proxy.requests.length;
     const { send, close } = client();
     const first = await send(proxy.url, echo("hello", "my-id"));
@@ -112,7 +111,7 @@ describe("the everything server (sessions, event streams, 400 to an unknown sess
     );
   });
 
-  test("calls that come together share one initialize, and one caller id gets every answer right", async () => {
+  test("share one initialize when they come together, and each gets its own answer under one caller id", async () => {
     const before = proxy.requests.length;
     const { send } = client();
     const outcomes = await Promise.all(Array.from({ length: 40 }, (_, i) => send(proxy.url, echo(`n${i}`))));
@@ -122,26 +121,22 @@ describe("the everything server (sessions, event streams, 400 to an unknown sess
     const requests = proxy.requests.slice(before);
     expect(methods(requests).filter((m) => m.startsWith("initialize"))).toHaveLength(1);
     expect(sessionsOf(requests)).toBe(1);
-    const ids = requests
-      .filter((r) => r.status === 200)
-      .map((r) => (JSON.parse(r.body) as { id: number }).id);
+    const ids = requests.filter((r) => r.status === 200).map((r) => (JSON.parse(r.body) as { id: number }).id);
     expect(new Set(ids).size).toBe(ids.length);
   });
 
-  test("two keys never share a session", async () => {
+  test("share no session when they are of two keys", async () => {
     const before = proxy.requests.length;
     const { send } = client();
     await send(proxy.url, LIST, { session_key: "a", credential: { name: "X-API-Key", value: "A" } });
     await send(proxy.url, LIST, { session_key: "b", credential: { name: "X-API-Key", value: "B" } });
     const requests = proxy.requests.slice(before);
-    const pairs = requests.map(
-      ({ headers }) => `${headers.get("mcp-session-id")} ${headers.get("x-api-key")}`,
-    );
+    const pairs = requests.map(({ headers }) => `${headers.get("mcp-session-id")} ${headers.get("x-api-key")}`);
     expect(new Set(pairs.filter((pair) => !pair.startsWith("null"))).size).toBe(2);
     expect(sessionsOf(requests)).toBe(2);
   });
 
-  test("progress before the result is passed over", async () => {
+  test("get their result, and progress before it is passed over", async () => {
     const { send } = client();
     const outcome = await send(proxy.url, {
       jsonrpc: "2.0",
@@ -160,7 +155,7 @@ describe("the everything server (sessions, event streams, 400 to an unknown sess
     expect(outcome.resp_size).toBeGreaterThan(2 * text(outcome).length);
   });
 
-  test("a cancelled call leaves the session to the others", async () => {
+  test("leave the session to the others when they are cancelled", async () => {
     const { send } = client();
     await send(proxy.url, LIST);
     const before = proxy.requests.length;
@@ -180,7 +175,7 @@ describe("the everything server (sessions, event streams, 400 to an unknown sess
     expect(methods(proxy.requests.slice(before)).some((m) => m.startsWith("initialize"))).toBe(false);
   });
 
-  test("JSON-RPC errors are answers", async () => {
+  test("may have JSON-RPC errors for answers", async () => {
     const { send } = client();
     const outcome = await send(proxy.url, { ...LIST, id: "e", method: "no/such" });
     expect(outcome).toMatchObject({ status: "succeeded", error_class: null, upstream_status: 200 });
@@ -197,9 +192,7 @@ test("a server that starts again gets a new session (400 to the old one)", async
   const second = keep(await startMcpServer("everything"));
   proxy.forwardTo(second.url);
   const before = proxy.requests.length;
-  const outcomes = await Promise.all(
-    Array.from({ length: 5 }, (_, i) => send(proxy.url, echo(`again ${i}`))),
-  );
+  const outcomes = await Promise.all(Array.from({ length: 5 }, (_, i) => send(proxy.url, echo(`again ${i}`))));
   expect(outcomes.map((outcome) => answer(outcome).result.content[0].text)).toEqual(
     outcomes.map((_, i) => `Echo: again ${i}`),
   );
@@ -226,12 +219,11 @@ test("a server that starts again gets a new session (404 to the old one)", async
   ]);
 });
 
-test("JSON answers on a session carry the caller's id again", async () => {
+test("JSON answers on a session get the caller's id back", async () => {
   const server = keep(await startMcpServer("json"));
   const proxy = keep(startRecordingProxy(server.url));
   const { send } = client();
-  const big =
-    '{"method":"tools/list","params":{"n":12345678901234567890},"id":98765432109876543210,"jsonrpc":"2.0"}';
+  const big = '{"method":"tools/list","params":{"n":12345678901234567890},"id":98765432109876543210,"jsonrpc":"2.0"}';
   for (let i = 0; i < 2; i++) {
     const outcome = await send(proxy.url, big);
     expect(outcome).toMatchObject({
@@ -258,7 +250,7 @@ test("a server without sessions is called plainly, byte for byte, and never init
   expect(proxy.requests.map((request) => request.body)).toEqual([body, body]);
 });
 
-describe("what is sent", () => {
+describe("a call of an mcp agent", () => {
   function recorder(respond: (request: Request, body: string) => Response) {
     const bodies: string[] = [];
     const seen: Headers[] = [];
@@ -274,7 +266,7 @@ describe("what is sent", () => {
   }
   const ok = () => Response.json({ jsonrpc: "2.0", id: 1, result: {} });
 
-  test("the caller's session, Accept and Content-Type stay behind, its version and other headers pass", async () => {
+  test("leaves the caller's session, Accept and Content-Type behind, and passes its version and other headers", async () => {
     const { upstream, seen } = recorder(ok);
     await client().send(upstream.url, LIST, {
       call: {
@@ -298,7 +290,7 @@ describe("what is sent", () => {
     expect(seen[0]!.has("mcp-session-id")).toBe(false);
   });
 
-  test("headers that say again what the body says pass in a version that knows them alone", async () => {
+  test("passes headers that say again what the body says only in a version that knows them", async () => {
     const { upstream, seen } = recorder(ok);
     const { send } = client();
     for (const version of ["2025-11-25", "2026-07-28"]) {
@@ -311,7 +303,7 @@ describe("what is sent", () => {
     expect(seen.map((headers) => headers.get("mcp-method"))).toEqual([null, "tools/list"]);
   });
 
-  test("the agent's version, else the newest with sessions", async () => {
+  test("is sent with the agent's version, else with the newest that has sessions", async () => {
     const { upstream, seen } = recorder(ok);
     const { send } = client();
     await send(upstream.url, LIST, { call: { mcp_protocol_version: "2025-06-18" } });
@@ -319,7 +311,7 @@ describe("what is sent", () => {
     expect(seen.map((headers) => headers.get("mcp-protocol-version"))).toEqual(["2025-06-18", "2025-11-25"]);
   });
 
-  test("a call in the form of 2026-07-28 passes unharmed, whatever the answer", async () => {
+  test("passes unharmed in the form of 2026-07-28, whatever the answer", async () => {
     const { upstream, seen, bodies } = recorder(() => Response.json({ error: "no" }, { status: 400 }));
     const { send } = client();
     const byHeader = await send(upstream.url, LIST, {
@@ -338,7 +330,7 @@ describe("what is sent", () => {
     expect(seen.map((headers) => headers.get("mcp-protocol-version"))).toEqual(["2026-07-28", "2026-07-28"]);
   });
 
-  test("a refusal stands when the server opens no session, and it is not asked again", async () => {
+  test("keeps its refusal when the server opens no session, and is not sent again", async () => {
     const { upstream, bodies } = recorder((_, body) =>
       body.includes('"initialize"')
         ? Response.json({ jsonrpc: "2.0", id: 1, result: { protocolVersion: "2025-11-25" } })
@@ -358,7 +350,7 @@ describe("what is sent", () => {
     ]);
   });
 
-  test("a refusal stands when initialize fails", async () => {
+  test("keeps its refusal when initialize fails", async () => {
     const { upstream, bodies } = recorder(() => new Response("nothing here", { status: 404 }));
     const outcome = await client().send(upstream.url, LIST);
     expect(outcome).toMatchObject({ error_class: "upstream_4xx", upstream_status: 404 });
@@ -366,7 +358,7 @@ describe("what is sent", () => {
     expect(bodies).toHaveLength(2);
   });
 
-  test("another negotiated version is used, without a session", async () => {
+  test("takes another version that was negotiated, without a session", async () => {
     const { upstream, seen } = recorder((request, body) => {
       if (body.includes('"initialize"')) {
         return Response.json({ jsonrpc: "2.0", id: 1, result: { protocolVersion: "2024-11-05" } });
@@ -381,46 +373,39 @@ describe("what is sent", () => {
     expect(seen).toHaveLength(5);
   });
 
-  test("400 with a result, or an error of the application, is an answer: the call ran", async () => {
+  test("is answered by 400 with a result, or with an error of the application: the call ran", async () => {
     for (const part of [{ result: {} }, { error: { code: 42, message: "no" } }]) {
-      const { upstream, bodies } = recorder(() =>
-        Response.json({ jsonrpc: "2.0", id: 1, ...part }, { status: 400 }),
-      );
+      const { upstream, bodies } = recorder(() => Response.json({ jsonrpc: "2.0", id: 1, ...part }, { status: 400 }));
       expect(await client().send(upstream.url, LIST)).toMatchObject({ upstream_status: 400 });
       expect(bodies).toHaveLength(1);
     }
   });
 
-  test("a call is sent at most twice, however often it is refused", async () => {
+  test("is sent at most twice, however often it is refused", async () => {
     let sessions = 0;
     const { upstream, bodies } = recorder((request, body) => {
       if (request.method === "DELETE") return new Response();
-      if (!body.includes('"initialize"'))
-        return new Response("", { status: body.includes("tools") ? 404 : 202 });
+      if (!body.includes('"initialize"')) return new Response("", { status: body.includes("tools") ? 404 : 202 });
       const headers = { "mcp-session-id": `s${++sessions}` };
       return Response.json({ jsonrpc: "2.0", id: 1, result: { protocolVersion: "2025-11-25" } }, { headers });
     });
     const { send } = client();
-    for (let i = 0; i < 2; i++)
-      expect(await send(upstream.url, LIST)).toMatchObject({ upstream_status: 404 });
+    for (let i = 0; i < 2; i++) expect(await send(upstream.url, LIST)).toMatchObject({ upstream_status: 404 });
     expect(bodies.filter((body) => body.includes("tools/list"))).toHaveLength(4);
     expect(sessions).toBe(2);
   });
 
-  test("a server error is never sent again", async () => {
+  test("is never sent again after a server error", async () => {
     const { upstream, bodies } = recorder(() => new Response("", { status: 503 }));
     expect(await client().send(upstream.url, LIST)).toMatchObject({ error_class: "upstream_5xx" });
     expect(bodies).toHaveLength(1);
   });
 
-  test("a caller's own initialize opens no session that stays", async () => {
+  test("opens no session that stays by an initialize of its caller", async () => {
     const gone = Promise.withResolvers<string | null>();
     const { upstream } = recorder((request) => {
       if (request.method === "DELETE") gone.resolve(request.headers.get("mcp-session-id"));
-      return Response.json(
-        { jsonrpc: "2.0", id: 1, result: {} },
-        { headers: { "mcp-session-id": "orphan" } },
-      );
+      return Response.json({ jsonrpc: "2.0", id: 1, result: {} }, { headers: { "mcp-session-id": "orphan" } });
     });
     expect((await client().send(upstream.url, { ...LIST, method: "initialize" })).status).toBe("succeeded");
     expect(await gone.promise).toBe("orphan");
@@ -463,11 +448,11 @@ describe("an event stream", () => {
     await closed.promise;
   });
 
-  test("that forgot its last blank line is still an answer", async () => {
+  test("is still an answer when its last blank line is missing", async () => {
     expect(text(await client().send(streaming([`data: ${RESULT}\n`]).url, LIST))).toBe(RESULT);
   });
 
-  test("that ends without the response: internal", async () => {
+  test("ends the call as internal when it ends without the response", async () => {
     const other = 'data: {"jsonrpc":"2.0","id":2,"result":{}}\n\n';
     expect(await client().send(streaming([other]).url, LIST)).toMatchObject({
       status: "failed",
@@ -478,7 +463,7 @@ describe("an event stream", () => {
     });
   });
 
-  test("that never ends and never answers: internal at the size limit, timeout at the deadline", async () => {
+  test("ends the call when it never ends and never answers: as internal at the size limit, as timeout at the deadline", async () => {
     const noise = `data: ${"x".repeat(5000)}\n\n`;
     const big = streaming([noise, noise, noise], false);
     expect(await client({ max_response_bytes: 12_000 }).send(big.url, LIST)).toMatchObject({
@@ -500,7 +485,7 @@ describe("an event stream", () => {
     expect(text(outcome)).toBe(long.slice(0, 1_048_576));
   });
 
-  test("that never ends its event keeps nobody else's waiting, however many there are", async () => {
+  test("keeps no other call waiting when it never ends its event, however many there are", async () => {
     const memory = createResponseMemory(4);
     const part = `"${"y".repeat(500_000)}",`;
     const allAsked = Promise.withResolvers<void>();

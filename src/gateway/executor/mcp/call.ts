@@ -1,23 +1,24 @@
 // The MCP call on the transactional path: one JSON-RPC request out, its response back. A server that wants a
-// session gets one, shared by the calls of the same key. Only a request that was refused for want of a session
-// is sent again, for it never ran.
+// session gets one, shared by the calls of the same key. Only a request that was refused for lack of a session
+// is sent again, since it never ran.
 
 import { bodyInSteps } from "../../../concurrency/run-steps.ts";
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import { isSessionless, parseRpcRequest, type RpcRequest, splice } from "../../../wire/jsonrpc.ts";
 import { isMirror } from "../../../wire/mcp-headers.ts";
-import { type CallContext, CallError, ownHeaders, send, type Upstreams } from "../call.ts";
+import { CallError } from "../../upstream/failure.ts";
+import { type CallContext, jobHeaders, send, type Upstreams } from "../call.ts";
 import type { Job, Outcome } from "../job.ts";
 import { answered, keep, noteHead } from "../outcome.ts";
-import { isEventStream, readMessage, readStreamAnswer } from "./event-stream.ts";
 import { createMcpWire, MCP_HEADERS, type McpWire, SESSION_HEADER, VERSION_HEADER } from "./handshake.ts";
 import type { RpcAnswer } from "./response.ts";
 import { createSessions, type Session, type Sessions, type SessionTarget } from "./sessions.ts";
+import { isEventStream, readMessage, readStreamAnswer } from "./stream-answer.ts";
 
 /** The newest version that knows sessions. */
 const NEWEST_SESSION_VERSION = "2025-11-25";
 
-/** Headers of the caller that the gateway speaks for itself. */
+/** Headers of the caller that the gateway replaces with its own. */
 const REPLACED_HEADERS = new Set(["accept", "content-type", SESSION_HEADER, VERSION_HEADER]);
 
 const encoder = new TextEncoder();
@@ -25,12 +26,6 @@ const decoder = new TextDecoder();
 
 const SWEEP_INTERVAL_MS = 30_000;
 const CLOSE_TIMEOUT_MS = 2000;
-
-export interface McpCaller {
-  call(job: Job, context: CallContext): Promise<Outcome>;
-  /** Closes all sessions, within two seconds. */
-  close(): Promise<void>;
-}
 
 /** One request on its way: what it is, and what of it changes with the session. */
 interface McpAttempt {
@@ -45,29 +40,30 @@ interface McpAttempt {
 
 interface Reply {
   readonly outcome: Outcome;
-  /** The status when the server refused the request for want of a session, or may have. */
+  /** The status, if the server refused the request for lack of a session, or may have. */
   readonly refusal: 400 | 404 | null;
   /** A session that the answer opened. */
   readonly sessionId: string | null;
 }
 
-export function createMcp(upstreams: Upstreams): McpCaller {
+export function createMcp(upstreams: Upstreams) {
   const wire = createMcpWire(upstreams);
   const sessions = createSessions(wire);
   const sweeper = setInterval(() => sessions.sweep(), SWEEP_INTERVAL_MS);
   sweeper.unref();
   return {
-    async call(job, context) {
+    async call(job: Job, context: CallContext): Promise<Outcome> {
       const request = await bodyInSteps("scan of a body", job.body, parseRpcRequest(job.body), job.tenant);
       if (!request.ok) throw new CallError("internal", `not a JSON-RPC request: ${request.problem}`);
       const callerVersion = headerOf(job, VERSION_HEADER) ?? request.protocolVersion;
       const wireId = decoder.decode(job.body.subarray(request.id.start, request.id.end));
       const plain: McpAttempt = { job, request, session: null, wireId, callerVersion };
       if (isSessionless(callerVersion)) return (await attempt(plain, context)).outcome;
-      // A caller's own initialize opens a session that nobody can use: it is closed again.
+      // A caller's own initialize opens a session that nobody can use, so close it again.
       if (request.method === "initialize") return callInitialize(plain, context, wire.close);
       return callInSession(plain, context, sessions, wire);
     },
+    /** Closes all sessions, within two seconds. */
     async close() {
       clearInterval(sweeper);
       await sessions.close(CLOSE_TIMEOUT_MS);
@@ -106,7 +102,7 @@ async function callInSession(
   Object.assign(trace, { upstream_status: null, response_content_type: null, resp_size: null });
   const renewed = await unlessStopped(sessions.renew(key, target, known, first.refusal === 404), signal);
   if (renewed === null || isSameForServer(plain, known, renewed)) return first.outcome;
-  // What decoders need is taken with nothing held.
+  // The memory for decoding is taken while nothing else is held: see decodedForCall.
   context.hold.release();
   return (await attemptOn(renewed)).outcome;
 }
@@ -123,7 +119,7 @@ async function attemptInSession(call: McpAttempt, context: CallContext, wire: Mc
   }
 }
 
-/** Whether the second request would say nothing that the first did not. */
+/** Whether the second request would be the same as the first. */
 function isSameForServer(plain: McpAttempt, known: Session | null, renewed: Session): boolean {
   if (renewed.id !== (known?.id ?? null)) return false;
   return versionOf({ ...plain, session: known }) === versionOf({ ...plain, session: renewed });
@@ -166,17 +162,15 @@ function refusalOf(status: number, answer: RpcAnswer | null): 400 | 404 | null {
 function headersOf(call: McpAttempt): Array<[string, string]> {
   const { job, session } = call;
   const version = versionOf(call);
-  // A server may have agreed on a version that does not know the headers which say again what the body says.
+  // A server may have negotiated a version without the headers that repeat parts of the body.
   const mirrors = isSessionless(version);
-  const passed = job.call.headers.filter(
-    ([name]) => !REPLACED_HEADERS.has(name) && (mirrors || !isMirror(name)),
-  );
+  const passed = job.call.headers.filter(([name]) => !REPLACED_HEADERS.has(name) && (mirrors || !isMirror(name)));
   return [
     ...passed.map(([name, value]): [string, string] => [name, value]),
     ...MCP_HEADERS,
     [VERSION_HEADER, version],
     ...(session === null || session.id === null ? [] : [[SESSION_HEADER, session.id] as [string, string]]),
-    ...ownHeaders(job),
+    ...jobHeaders(job),
   ];
 }
 
@@ -197,7 +191,7 @@ function headerOf(job: Job, wanted: string): string | null {
   return job.call.headers.find(([name]) => name === wanted)?.[1] ?? null;
 }
 
-/** @throws the signal's reason as soon as the call is stopped; what it waited for goes on for the others */
+/** @throws the signal's reason as soon as the call is stopped; the shared work goes on for the other calls */
 function unlessStopped<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
   const { promise, resolve, reject } = Promise.withResolvers<T>();
   const onAbort = () => reject(signal.reason);

@@ -4,17 +4,11 @@
 
 import { VERSION } from "../../../core/version.ts";
 import { encodeRpc } from "../../../wire/jsonrpc.ts";
-import {
-  type CallContext,
-  credentialHeader,
-  decodedForCall,
-  readStart,
-  send,
-  type Upstreams,
-} from "../call.ts";
+import { credentialHeaders } from "../../upstream/headers.ts";
+import { type CallContext, decodedForCall, readStart, send, type Upstreams } from "../call.ts";
 import { newTrace } from "../outcome.ts";
-import { isEventStream, readMessage, readStreamAnswer } from "./event-stream.ts";
-import type { Opened, SessionTarget, SessionWire } from "./sessions.ts";
+import type { Opened, SessionTarget } from "./sessions.ts";
+import { isEventStream, readMessage, readStreamAnswer } from "./stream-answer.ts";
 
 export const MCP_HEADERS: ReadonlyArray<[string, string]> = [
   ["accept", "application/json, text/event-stream"],
@@ -26,9 +20,9 @@ export const VERSION_HEADER = "mcp-protocol-version";
 
 /** Not 0, which some servers take for no id at all. */
 const INITIALIZE_ID = 1;
-/** An answer to `initialize` holds names and instructions; a larger one is none. */
+/** An answer to `initialize` holds names and instructions. A larger one is refused. */
 const INITIALIZE_BYTES_MAX = 128 * 1024;
-/** For what no call waits for. */
+/** Deadline of requests that no call waits for. */
 const SIDE_TIMEOUT_MS = 5000;
 
 /** Visible ASCII, as the protocol demands of session ids. */
@@ -36,17 +30,7 @@ const TOKEN = /^[\x21-\x7e]{1,1024}$/;
 
 const encoder = new TextEncoder();
 
-export interface McpWire extends SessionWire {
-  /**
-   * Tells the server that nobody waits for a request any more; a closed connection does not mean that to it.
-   * Never rejects.
-   *
-   * @param requestId as it was sent, JSON text
-   */
-  abandon(target: SessionTarget, session: Opened, requestId: string): Promise<void>;
-}
-
-export function createMcpWire({ outbound, settings, memory, decoders }: Upstreams): McpWire {
+export function createMcpWire({ outbound, settings, memory, decoders }: Upstreams) {
   /** Runs a step that no call's own deadline covers. One URL counts as one agent. */
   async function within<T>(
     timeoutMs: number,
@@ -67,19 +51,25 @@ export function createMcpWire({ outbound, settings, memory, decoders }: Upstream
     }
   }
   return {
-    open: (target) =>
+    open: (target: SessionTarget) =>
       within(settings.upstream_timeout_ms, target, (context) => open(context, target)).catch(() => null),
-    close: (target, session) =>
+    close: (target: SessionTarget, session: Opened) =>
       within(SIDE_TIMEOUT_MS, target, (context) => close(context, target, session)).catch(() => {}),
-    abandon: (target, session, requestId) => {
+    /**
+     * Tells the server that nobody waits for a request any more. By the protocol a closed connection does not say that.
+     * Never rejects.
+     *
+     * @param requestId as it was sent, JSON text
+     */
+    abandon: (target: SessionTarget, session: Opened, requestId: string) => {
       const params = { requestId: JSON.parse(requestId) as unknown };
       const message = { method: "notifications/cancelled", params };
-      return within(SIDE_TIMEOUT_MS, target, (context) => notify(context, target, session, message)).catch(
-        () => {},
-      );
+      return within(SIDE_TIMEOUT_MS, target, (context) => notify(context, target, session, message)).catch(() => {});
     },
   };
 }
+
+export type McpWire = ReturnType<typeof createMcpWire>;
 
 async function open(context: CallContext, target: SessionTarget): Promise<Opened | null> {
   const response = await send(context, {
@@ -104,12 +94,7 @@ async function open(context: CallContext, target: SessionTarget): Promise<Opened
   return opened;
 }
 
-async function notify(
-  context: CallContext,
-  target: SessionTarget,
-  session: Opened,
-  message: object,
-): Promise<void> {
+async function notify(context: CallContext, target: SessionTarget, session: Opened, message: object): Promise<void> {
   const response = await send(context, {
     url: target.url,
     method: "POST",
@@ -130,7 +115,7 @@ async function close(context: CallContext, target: SessionTarget, session: Opene
 }
 
 function targetHeaders({ via, credential }: SessionTarget): Array<[string, string]> {
-  return [...(via === null ? [] : [["via", via] as [string, string]]), ...credentialHeader(credential)];
+  return [...(via === null ? [] : [["via", via] as [string, string]]), ...credentialHeaders(credential)];
 }
 
 function sessionHeaders(session: Opened): Array<[string, string]> {
@@ -138,7 +123,7 @@ function sessionHeaders(session: Opened): Array<[string, string]> {
   return session.id === null ? [version] : [version, [SESSION_HEADER, session.id]];
 }
 
-/** Nothing when it is no answer. */
+/** Empty when the message is not an answer. */
 async function readAnswer(context: CallContext, response: Response): Promise<Uint8Array> {
   const wireId = String(INITIALIZE_ID);
   const isEvents = isEventStream(response);

@@ -34,37 +34,11 @@ function answerTo(text: string, wireId: string) {
 /** Texts that are nearly JSON-RPC messages, some of them broken, cut off, or not even JSON. */
 function messages(): fc.Arbitrary<string> {
   const space = fc.constantFrom("", " ", "\n\t", "\r");
-  const id = fc.constantFrom(
-    "1",
-    '"a"',
-    "2",
-    "null",
-    "1.0",
-    "10e-1",
-    '"\\u0061"',
-    "true",
-    '{"id":1}',
-    "[1,2]",
-    "",
-  );
+  const id = fc.constantFrom("1", '"a"', "2", "null", "1.0", "10e-1", '"\\u0061"', "true", '{"id":1}', "[1,2]", "");
   const value = fc.oneof(
     fc.json(),
-    fc.constantFrom(
-      '{"code":-32602}',
-      '{"code":1,"code":"-7"}',
-      '{"data":{"code":3}}',
-      '"\\q"',
-      "01",
-      "-",
-      "1e+",
-    ),
-    fc.constantFrom(
-      "[".repeat(63) + "]".repeat(63),
-      "[".repeat(64) + "]".repeat(64),
-      "tru",
-      "nullx",
-      '"\u0001"',
-    ),
+    fc.constantFrom('{"code":-32602}', '{"code":1,"code":"-7"}', '{"data":{"code":3}}', '"\\q"', "01", "-", "1e+"),
+    fc.constantFrom("[".repeat(63) + "]".repeat(63), "[".repeat(64) + "]".repeat(64), "tru", "nullx", '"\u0001"'),
     id,
   );
   const key = fc.oneof(
@@ -86,8 +60,8 @@ function messages(): fc.Arbitrary<string> {
   );
 }
 
-describe("a message", () => {
-  test("comes to the same, piece by piece, as it does read whole", () => {
+describe("a message of an MCP server", () => {
+  test("reads the same piece by piece as whole", () => {
     const cuts = fc.array(fc.integer({ min: 1, max: 30 }), { minLength: 1, maxLength: 8 });
     const ids = fc.constantFrom("1", '"a"', "1.0", '"\\u0061"');
     const callers = fc.constantFrom("1", '"caller"', "7777777", '"a"');
@@ -119,24 +93,18 @@ describe("a message", () => {
 
   test("may be long, with its id at the very end, and only its start is kept", () => {
     const text = "y".repeat(5_000_000);
-    const message = (id: string) =>
-      encoder.encode(`{"jsonrpc":"2.0","result":{"text":"${text}"},"id":${id}}`);
+    const message = (id: string) => encoder.encode(`{"jsonrpc":"2.0","result":{"text":"${text}"},"id":${id}}`);
     const [wireId, callerId, captureBytes] = ["17", '"the caller\'s own"', CAPTURE_BYTES_MAX];
     const reader = read(message(wireId), { wireId, callerId, captureBytes }, [32_768]);
     const given = message(callerId);
     expect(reader.answer()).toEqual({ code: null });
     const { start, size, sha256 } = reader.body();
-    expect([size, sha256]).toEqual([
-      given.length,
-      new Bun.CryptoHasher("sha256").update(given).digest("hex"),
-    ]);
+    expect([size, sha256]).toEqual([given.length, new Bun.CryptoHasher("sha256").update(given).digest("hex")]);
     expect(start.length).toBeLessThan(CAPTURE_BYTES_MAX + 8 * 1024);
-    expect(Buffer.compare(start.subarray(0, CAPTURE_BYTES_MAX), given.subarray(0, CAPTURE_BYTES_MAX))).toBe(
-      0,
-    );
+    expect(Buffer.compare(start.subarray(0, CAPTURE_BYTES_MAX), given.subarray(0, CAPTURE_BYTES_MAX))).toBe(0);
   });
 
-  test("that nobody wants is not kept", () => {
+  test("is not kept when nobody wants it", () => {
     const options = { wireId: "1", callerId: encoder.encode("1"), isHashed: false };
     const uncaptured = new AnswerReader({ ...options, captureBytes: 0, dropsOthers: false });
     const request = new AnswerReader({ ...options, captureBytes: 1000, dropsOthers: true });
@@ -149,8 +117,8 @@ describe("a message", () => {
   });
 });
 
-describe("the answer", () => {
-  test("is none of these", () => {
+describe("the answer of an MCP server", () => {
+  test("is not one of these", () => {
     expect(answerTo('{"jsonrpc":"2.0","method":"notifications/progress","params":{"id":1}}', "1")).toBeNull();
     expect(answerTo('{"jsonrpc":"2.0","id":1,"method":"ping"}', "1")).toBeNull();
     expect(answerTo('{"jsonrpc":"2.0","id":2,"result":{}}', "1")).toBeNull();
@@ -159,7 +127,7 @@ describe("the answer", () => {
     for (const text of ["", "[]", "not json"]) expect(answerTo(text, "1")).toBeNull();
   });
 
-  test("has an id that is equal as a value", () => {
+  test("is found by an id that is equal as a value", () => {
     expect(answerTo('{"id":"\\u0061","result":{}}', '"a"')).not.toBeNull();
     expect(answerTo('{"id":12345678901234567000,"result":{}}', "12345678901234567890")).not.toBeNull();
   });
@@ -170,7 +138,7 @@ describe("the answer", () => {
     expect(answerTo('{"id":1,"result":{}}', "1")?.code).toBeNull();
   });
 
-  test("gets the caller's id where it breaks off behind the id; a null id stays", () => {
+  test("gets the caller's id where it breaks off behind the id, and a null id stays", () => {
     const cut = encoder.encode('{"jsonrpc":"2.0","id":7,"result":{"text":"aaaa');
     const { start } = read(cut, { wireId: "7", callerId: '"x"' }).body();
     expect(decoder.decode(start)).toBe('{"jsonrpc":"2.0","id":"x","result":{"text":"aaaa');

@@ -1,6 +1,5 @@
-// The answer to a JSON-RPC request, read as it comes in: whether it is that, its start as it is stored, its length and
-// its SHA-256, all with the caller's id in the place of the one on the wire. However long it is, no more of it is kept
-// than what is captured.
+// Reads the answer to a JSON-RPC request as it comes in: whether it is the answer, its captured start, its length and
+// its SHA-256, all with the caller's id in place of the id on the wire. Only the captured start is kept, at any length.
 import { createHash, type Hash } from "node:crypto";
 import { followedKeys, JsonFollower, type Member, type MemberHandler } from "../../../wire/json-follower.ts";
 import { ID_TEXT_BYTES_MAX, isSameId, splice } from "../../../wire/jsonrpc.ts";
@@ -13,7 +12,7 @@ export interface AnswerOptions {
   /** How much of its start is wanted; 0 for nothing. */
   readonly captureBytes: number;
   readonly isHashed: boolean;
-  /** Nothing is kept of what turns out to be a request or a notification. */
+  /** Whether to drop messages that turn out to be requests or notifications. */
   readonly dropsOthers: boolean;
 }
 
@@ -23,7 +22,7 @@ export interface RpcAnswer {
   readonly code: number | null;
 }
 
-/** Buffers grow in these steps, then to what is wanted at most, so that what one takes is what is counted of it. */
+/** Buffers grow in these steps and then to the largest size, so that the counted memory is the memory in use. */
 const BUFFER_STEPS = [1024, 16 * 1024, 256 * 1024];
 
 const FOLLOWED = {
@@ -37,10 +36,10 @@ const NOTHING = new Uint8Array();
 
 const decoder = new TextDecoder();
 
-/** The hash of a text in which the last id counts: what was before that one is not gone back to. */
+/** The hash of a text with its id exchanged, in one pass. If the text has several ids, the last one counts. */
 class ExchangedHash {
   readonly #plain = createHash("sha256");
-  /** All before the id that is coming in; with the other id in its place, once it is read; and that of a whole member. */
+  /** Hashes: of the text before the id being read, with that id exchanged, and with the id of a whole member exchanged. */
   #before: Hash | null = null;
   #candidate: Hash | null = null;
   #exchanged: Hash | null = null;
@@ -93,12 +92,12 @@ export class AnswerReader implements MemberHandler {
     this.#follower = new JsonFollower(FOLLOWED, this);
   }
 
-  /** How many bytes are kept after so many more. */
+  /** How many bytes are kept after `bytes` more. */
   keptAfter(bytes: number): number {
     return Math.min(this.#keptBytes + bytes, this.#keptMax);
   }
 
-  /** @param bytes not looked at later */
+  /** @param bytes not used after this call */
   push(bytes: Uint8Array): void {
     this.#piece = bytes;
     if (!this.#follower.isOver) this.#follower.feed(bytes);
@@ -119,7 +118,7 @@ export class AnswerReader implements MemberHandler {
     return { code: this.#isError ? this.#code : null };
   }
 
-  /** What has come, as the caller gets it: the id is exchanged where it is the answer. */
+  /** The bytes so far, as the caller gets them: with the id exchanged if this is the answer. */
   body(): WholeBody {
     const id = this.answer() === null ? null : this.#id;
     const replacement = id === null ? null : this.#replacementOf(id);
@@ -179,7 +178,7 @@ export class AnswerReader implements MemberHandler {
     }
   }
 
-  /** What belongs in the place of this id, if it is the one of the request; null where it stays. */
+  /** The replacement of this id, if it is the id of the request; null if it stays. */
   #replacementOf({ text }: Member): Uint8Array | null {
     const { wireId, callerId } = this.#options;
     if (text === null || text === "null" || text === decoder.decode(callerId)) return null;

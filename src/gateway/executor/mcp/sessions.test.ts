@@ -8,10 +8,7 @@ function target(url = "http://a/"): SessionTarget {
 }
 
 /** A wire that opens numbered sessions, and records. */
-function setUp(
-  limits: Partial<SessionLimits> = {},
-  id: (count: number) => string | null = (count) => `s${count}`,
-) {
+function setUp(limits: Partial<SessionLimits> = {}, id: (count: number) => string | null = (count) => `s${count}`) {
   const closed: Array<string | null> = [];
   let count = 0;
   const gate = { wait: Promise.resolve() };
@@ -31,7 +28,7 @@ function setUp(
   return { sessions, closed, gate, opened: () => count };
 }
 
-describe("sessions", () => {
+describe("sessions of MCP servers", () => {
   test("are opened once for all who wait, also for those who only look", async () => {
     const { sessions, gate, opened } = setUp();
     const { promise, resolve } = Promise.withResolvers<void>();
@@ -75,7 +72,7 @@ describe("sessions", () => {
     expect(await sessions.find("b")).toBeNull();
   });
 
-  test("of one tenant make no other tenant's close, unless there are very many tenants", async () => {
+  test("do not close for those of another tenant, unless there are very many tenants", async () => {
     const { sessions, closed } = setUp({ sessions_max: 8 });
     const of = (tenant: string) => ({ ...target(), tenant });
     await sessions.renew("good", of("good"), null, false);
@@ -100,7 +97,7 @@ describe("sessions", () => {
     expect(closed).toEqual(["s2", "s1"]);
   });
 
-  test("that were replaced are closed after their last call, unless the server forgot them", async () => {
+  test("are closed after their last call when they were replaced, unless the server forgot them", async () => {
     const { sessions, closed } = setUp();
     const old = await sessions.renew("k", target(), null, false);
     await sessions.use(old, async () => {
@@ -110,7 +107,7 @@ describe("sessions", () => {
     expect(closed).toEqual(["s1"]);
   });
 
-  test("a server without them is asked again after a while, and never sent a close", async () => {
+  test("are asked for again after a while where a server had none, and such a server is never sent a close", async () => {
     const { sessions, closed } = setUp({ sessionless_ms: -1 }, () => null);
     await sessions.renew("k", target(), null, false);
     expect(await sessions.find("k")).toBeNull();
@@ -129,7 +126,7 @@ describe("sessions", () => {
     expect(closed.toSorted()).toEqual(["s1", "s2"]);
   });
 
-  test("that are being opened at the end are closed too", async () => {
+  test("are closed too when they are being opened at the end", async () => {
     const { sessions, closed, gate } = setUp();
     const { promise, resolve } = Promise.withResolvers<void>();
     gate.wait = promise;

@@ -1,16 +1,16 @@
-// The upstream sessions of MCP servers: opened once per key however many calls wait for it, kept while they
-// are used, closed when idle, forgotten or too many of their tenant. A session is never shared by two keys.
+// The upstream sessions of MCP servers. A session is opened once per key, for any number of waiting calls. It is kept
+// while it is used, and closed when it is idle, forgotten by the server, or one too many of its tenant.
 import { endsWithin } from "../../../concurrency/deadline.ts";
 import { createFairShare } from "../../../concurrency/fair-share.ts";
 
-/** Where a session lives, and by whose authority. */
+/** The server and the credential of a session. */
 export interface SessionTarget {
   readonly tenant: string;
   readonly url: string;
   readonly credential: { readonly name: string; readonly value: string } | null;
   /** The protocol version to offer. */
   readonly offer: string;
-  /** Of the call that opens it, so that a session that leads back here is part of its loop. */
+  /** `Via` of the call that opens the session, so that a loop back to this gateway is detected. */
   readonly via: string | null;
 }
 
@@ -23,7 +23,7 @@ export interface Opened {
 }
 
 export interface Session extends Opened {
-  /** An id for the next request: none comes twice in a session. */
+  /** A new request id, unique within the session. */
   nextId(): number;
 }
 
@@ -37,26 +37,8 @@ export interface SessionWire {
 export interface SessionLimits {
   readonly sessions_max: number;
   readonly idle_ms: number;
-  /** For how long a server that opened no session counts as one without. */
+  /** How long a server that opened no session is taken for one without sessions. */
   readonly sessionless_ms: number;
-}
-
-export interface Sessions {
-  /** The session of a key, after the one that is just being opened; null when there is none. */
-  find(key: string): Promise<Session | null>;
-  /**
-   * A new session in place of `refused`. Calls that were refused together share one: whoever comes later
-   * gets what the first opened.
-   *
-   * @param gone the server has forgotten `refused`, so there is nothing to close
-   */
-  renew(key: string, target: SessionTarget, refused: Session | null, gone: boolean): Promise<Session | null>;
-  /** While a call uses a session it is not closed. */
-  use<T>(session: Session | null, work: () => Promise<T>): Promise<T>;
-  /** Closes what has been idle for too long. */
-  sweep(): void;
-  /** Closes all, used or not; resolves when the servers know, or after `timeoutMs`. */
-  close(timeoutMs: number): Promise<void>;
 }
 
 interface KeptSession {
@@ -80,7 +62,7 @@ function createEntry(key: string, target: SessionTarget, opened: Opened): KeptSe
   return { key, target, session, running: 0, usedAt: now, openedAt: now, isRetired: false };
 }
 
-export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAULT_LIMITS): Sessions {
+export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAULT_LIMITS) {
   /** In the order of last use, the longest unused first. */
   const entries = new Map<string, KeptSession>();
   const bySession = new Map<Session, KeptSession>();
@@ -99,12 +81,12 @@ export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAUL
     return entry;
   }
 
-  function retire(entry: KeptSession, gone: boolean): void {
+  function retire(entry: KeptSession, isForgotten: boolean): void {
     if (entries.get(entry.key) === entry) {
       entries.delete(entry.key);
       share.giveBack(entry.target.tenant);
     }
-    if (gone) bySession.delete(entry.session);
+    if (isForgotten) bySession.delete(entry.session);
     entry.isRetired = true;
     closeUnused(entry);
   }
@@ -142,20 +124,28 @@ export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAUL
   }
 
   return {
-    async find(key) {
+    /** The session of a key, after the one that is just being opened; null when there is none. */
+    async find(key: string): Promise<Session | null> {
       return current(key)?.session ?? (await opening.get(key)) ?? null;
     },
-    renew(key, target, refused, gone) {
+    /**
+     * A new session in place of `refused`. Calls that were refused together share one: the first opens it, and the
+     * others get the same.
+     *
+     * @param isForgotten the server has forgotten `refused`, so there is nothing to close
+     */
+    renew(key: string, target: SessionTarget, refused: Session | null, isForgotten: boolean) {
       const under = opening.get(key);
       if (under !== undefined) return under;
       const entry = current(key);
       if (entry !== null && entry.session !== refused) return Promise.resolve(entry.session);
-      if (entry !== null) retire(entry, gone);
+      if (entry !== null) retire(entry, isForgotten);
       const opened = open(key, target);
       opening.set(key, opened);
       return opened;
     },
-    async use(session, work) {
+    /** While a call uses a session it is not closed. */
+    async use<T>(session: Session | null, work: () => Promise<T>): Promise<T> {
       const entry = session === null ? undefined : bySession.get(session);
       if (entry === undefined) return work();
       entry.running++;
@@ -169,15 +159,19 @@ export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAUL
         closeUnused(entry);
       }
     },
+    /** Closes what has been idle for too long. */
     sweep() {
       const oldest = performance.now() - limits.idle_ms;
       for (const entry of entries.values()) {
         if (entry.running === 0 && entry.usedAt <= oldest) retire(entry, false);
       }
     },
-    close: async (timeoutMs) => void (await endsWithin(timeoutMs, closeAll())),
+    /** Closes all, used or not; resolves when the servers know, or after `timeoutMs`. */
+    close: async (timeoutMs: number) => void (await endsWithin(timeoutMs, closeAll())),
   };
 }
+
+export type Sessions = ReturnType<typeof createSessions>;
 
 /** The longest unused one of the tenant, or of all when it has none. */
 function oldestFor(tenant: string, entries: ReadonlyMap<string, KeptSession>): KeptSession | null {

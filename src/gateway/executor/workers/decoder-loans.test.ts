@@ -12,7 +12,7 @@ async function turns(): Promise<void> {
 
 /** A worker beside the share of the main thread. */
 function worker(share: DecoderShare) {
-  const lender = createLender(share, (news) => borrower.told(structuredClone(news)));
+  const lender = createLender(share, (news) => borrower.receive(structuredClone(news)));
   const borrower = createBorrower((requests) => lender.asked(structuredClone(requests)));
   return { lender, borrower };
 }
@@ -25,7 +25,7 @@ async function isFree(share: DecoderShare): Promise<boolean> {
   return giveBack !== null;
 }
 
-test("a worker has what it asked for when that is free, and gives it back", async () => {
+test("a worker has the memory that it asked for when that is free, and gives it back", async () => {
   const share = createDecoderShare(SIZE);
   const { borrower } = worker(share);
   const giveBack = await borrower.take("acme", "agt_1", 600, never, noWay);
@@ -43,7 +43,7 @@ test("a worker has what it asked for when that is free, and gives it back", asyn
   expect(await isFree(share)).toBe(true);
 });
 
-test("who waits no more holds nothing, also when that crosses with the grant", async () => {
+test("a worker that waits no more holds nothing, also when that crosses with the grant", async () => {
   const share = createDecoderShare(SIZE);
   const { borrower } = worker(share);
   const giveBack = await borrower.take("acme", "agt_1", 800, never, noWay);
@@ -58,7 +58,7 @@ test("who waits no more holds nothing, also when that crosses with the grant", a
   expect(await isFree(share)).toBe(true);
 });
 
-test("what a worker holds or waits for is free when it has died", async () => {
+test("memory that a worker holds or waits for is free when it has died", async () => {
   const share = createDecoderShare(SIZE);
   const { lender, borrower } = worker(share);
   await borrower.take("acme", "agt_1", 800, never, noWay);
@@ -69,7 +69,7 @@ test("what a worker holds or waits for is free when it has died", async () => {
   expect(await isFree(share)).toBe(true);
 });
 
-test("a worker is told of what others need, once and after it was granted, and only what it still has", async () => {
+test("a worker is told of the memory that others need, once and after it was granted, and only of what it still has", async () => {
   const recalls: (() => void)[] = [];
   const granting = Promise.withResolvers<() => void>();
   const share: DecoderShare = {

@@ -1,8 +1,8 @@
-// The memory of decoders is shared out in one place, on the main thread; a worker asks for what it needs by messages, and
-// is told by messages what it has to give back. What it holds is given back when it dies.
+// The memory of decoders is shared out in one place, on the main thread. Workers borrow it by messages, and messages
+// tell them what to give back. When a worker dies, its loans end.
 import type { DecoderShare } from "../../../http/decoder-share.ts";
 
-/** Asked by a worker. */
+/** A worker's request for memory. */
 export interface Loan {
   readonly id: number;
   readonly tenant: string;
@@ -10,26 +10,20 @@ export interface Loan {
   readonly bytes: number;
 }
 
-/** What a worker asks for, and what it does not need any more, whether it has it or not. */
+/** What a worker wants, and what it no longer needs, whether granted or not. */
 export interface LoanRequests {
   readonly wanted: readonly Loan[];
   readonly done: readonly number[];
 }
 
-/** What a worker is told: what it may hold now, and what of that others need. */
+/** For a worker: which loans it has now, and which of them others need back. */
 export interface LoanNews {
   readonly granted: readonly number[];
   readonly recalled: readonly number[];
 }
 
-export interface Lender {
-  asked(requests: LoanRequests): void;
-  /** The worker has died. */
-  clear(): void;
-}
-
-/** @param tell tells the worker of all that came up in one turn */
-export function createLender(share: DecoderShare, tell: (news: LoanNews) => void): Lender {
+/** @param tell sends the worker the news of one turn of the event loop */
+export function createLender(share: DecoderShare, tell: (news: LoanNews) => void) {
   const loans = new Map<number, AbortController>();
   let granted: number[] = [];
   let recalled: number[] = [];
@@ -67,10 +61,11 @@ export function createLender(share: DecoderShare, tell: (news: LoanNews) => void
   }
 
   return {
-    asked({ wanted, done }) {
+    asked({ wanted, done }: LoanRequests) {
       for (const loan of wanted) lend(loan);
       for (const id of done) end(id);
     },
+    /** The worker has died. */
     clear() {
       for (const id of [...loans.keys()]) end(id);
     },
@@ -79,13 +74,13 @@ export function createLender(share: DecoderShare, tell: (news: LoanNews) => void
 
 /** The share as a worker sees it. */
 export interface Borrower extends DecoderShare {
-  told(news: LoanNews): void;
+  receive(news: LoanNews): void;
 }
 
-/** @param ask tells the main thread, of all that came up in one turn */
+/** @param ask sends the main thread the requests of one turn of the event loop */
 export function createBorrower(ask: (requests: LoanRequests) => void): Borrower {
   const waiting = new Map<number, () => void>();
-  /** What gives way of all that is held or waited for. */
+  /** Called when others need the memory, by loan: held or still wanted. */
   const givers = new Map<number, () => void>();
   let wanted: Loan[] = [];
   let done: number[] = [];
@@ -126,7 +121,7 @@ export function createBorrower(ask: (requests: LoanRequests) => void): Borrower 
       signal.removeEventListener("abort", giveUp);
       return () => giveBack(id);
     },
-    told({ granted, recalled }) {
+    receive({ granted, recalled }) {
       for (const id of granted) {
         waiting.get(id)?.();
         waiting.delete(id);

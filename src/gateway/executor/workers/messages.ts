@@ -1,7 +1,8 @@
-// What the pool and its workers say to each other. One message per turn each way: the cost of a message is per
+// The messages between the pool and its workers. One message per turn of the event loop each way, since the cost is per
 // message, not per job.
 import type { LogFields } from "../../../core/log.ts";
 import type { Job, Outcome, WorkerSettings } from "../job.ts";
+import { type Batch, batchOf, itemsOf } from "./batch.ts";
 import type { LoanNews, LoanRequests } from "./decoder-loans.ts";
 import { FREE_BYTES } from "./response-memory.ts";
 
@@ -12,16 +13,16 @@ export interface WorkerStart {
   readonly workers: number;
 }
 
-/** What a worker is told of jobs that it has. */
+/** News for a worker about its jobs. */
 export interface News {
   readonly cancel: readonly string[];
-  /** Their long responses are recorded, or never will be. */
+  /** Their responses, which count as memory of the worker, are recorded, or never will be. */
   readonly recorded: readonly string[];
 }
 
 export type ToWorker =
   | WorkerStart
-  | ({ readonly kind: "work"; readonly jobs: readonly Job[] } & News)
+  | ({ readonly kind: "work"; readonly jobs: Batch<JobHead> } & News)
   /** Of the memory of decoders. */
   | { readonly kind: "loans"; readonly news: LoanNews }
   /** Close the sessions, then say so. */
@@ -34,9 +35,9 @@ export interface Result {
 
 export type FromWorker =
   | { readonly kind: "ready" }
-  | { readonly kind: "done"; readonly results: readonly Result[] }
+  | { readonly kind: "done"; readonly results: Batch<ResultHead> }
   | { readonly kind: "loans"; readonly requests: LoanRequests }
-  /** Its event loop was held. */
+  /** Its event loop was blocked. */
   | { readonly kind: "blocked"; readonly event: string; readonly fields: LogFields }
   | { readonly kind: "closed" };
 
@@ -45,20 +46,45 @@ export function isCounted({ response }: Outcome): boolean {
   return response !== null && response.byteLength > FREE_BYTES;
 }
 
-/** From here on moving a buffer beats copying it. */
-const TRANSFER_BYTES_MIN = 64 * 1024;
+type JobHead = Omit<Job, "body">;
+type ResultHead = Pick<Result, "id"> & { readonly outcome: Omit<Outcome, "response"> };
 
-/** A body as it can be posted: a view on a larger buffer would take all of that with it. */
-export function detached(body: Uint8Array): Uint8Array {
-  return body.byteLength === body.buffer.byteLength ? body : body.slice();
+/** Of a job's head, where JSON costs less than a clone. */
+const WORDY_CHARACTERS_MIN = 1024;
+
+/** What a tenant chooses of a job's head. */
+export function charactersOf({ call: { url, headers }, credential }: JobHead): number {
+  const passed = headers.reduce((sum, [name, value]) => sum + name.length + value.length, 0);
+  return url.length + passed + (credential?.value.length ?? 0);
 }
 
-/** The buffers worth moving, each once. They are unusable to the sender afterwards. */
-export function transferable(bodies: Iterable<Uint8Array | null>): ArrayBuffer[] {
-  const buffers = new Set<ArrayBuffer>();
-  for (const body of bodies) {
-    if (body === null || body.byteLength < TRANSFER_BYTES_MIN) continue;
-    if (body.buffer instanceof ArrayBuffer) buffers.add(body.buffer);
-  }
-  return [...buffers];
+function isWordy(head: JobHead): boolean {
+  return charactersOf(head) > WORDY_CHARACTERS_MIN;
+}
+
+/** @returns the buffers to transfer, too */
+export function batchOfJobs(jobs: Iterable<Job>) {
+  return batchOf(
+    Array.from(jobs, ({ body, ...head }) => ({ head, body })),
+    isWordy,
+  );
+}
+
+export function jobsOf(batch: Batch<JobHead>): Job[] {
+  return itemsOf(batch).map(({ head, body }) => ({ ...head, body: body ?? new Uint8Array() }));
+}
+
+/** @returns the buffers to transfer, too */
+export function batchOfResults(results: readonly Result[]) {
+  return batchOf(
+    results.map(({ id, outcome: { response: body, ...outcome } }) => ({ head: { id, outcome }, body })),
+    () => false,
+  );
+}
+
+export function resultsOf(batch: Batch<ResultHead>): Result[] {
+  return itemsOf(batch).map(({ head: { id, outcome }, body: response }) => ({
+    id,
+    outcome: { ...outcome, response },
+  }));
 }

@@ -2,7 +2,7 @@ import { afterEach, describe, expect, test } from "bun:test";
 import { startRecordingProxy, startUpstream } from "../../../../test/support/http/upstream.ts";
 import { startMcpServer } from "../../../../test/support/mcp/mcp-servers.ts";
 import { LOOPBACK, makeJob } from "../../../../test/support/stores/jobs.ts";
-import { silentLog } from "../../../core/log.ts";
+import { type Log, type LogFields, silentLog } from "../../../core/log.ts";
 import { createDecoderShare } from "../../../http/decoder-share.ts";
 import type { WorkerSettings } from "../job.ts";
 import { createWorkerPool, type WorkerPool } from "./pool.ts";
@@ -18,12 +18,12 @@ function keep<T extends { stop(): Promise<void> }>(part: T): T {
   return part;
 }
 
-function pool(size = 1, settings: Partial<WorkerSettings> = {}): WorkerPool {
+function pool(size = 1, settings: Partial<WorkerSettings> = {}, log: Log = silentLog): WorkerPool {
   const made = createWorkerPool({
     size,
     settings: { ...LOOPBACK, ...settings },
     decoders: createDecoderShare(),
-    log: silentLog,
+    log,
   });
   open.push(made.close);
   return made;
@@ -51,17 +51,32 @@ describe("a pool of workers", () => {
   test("runs jobs and gives each its own outcome", async () => {
     const upstream = keep(startUpstream(async (request) => new Response(await request.bytes())));
     const { run } = pool(2);
-    const bodies = Array.from({ length: 300 }, (_, i) => `job ${i}`);
+    const bodies = Array.from({ length: 700 }, (_, i) => `job ${i}`);
     const outcomes = await Promise.all(bodies.map((body) => run(makeJob(upstream.url, { body }))));
     expect(outcomes.map(({ response }) => text(response))).toEqual(bodies);
     expect(outcomes.every(({ status }) => status === "succeeded")).toBe(true);
   });
 
+  test("jobs with long texts, however many and whatever stands in them, hold up no thread of theirs", async () => {
+    const pauses: number[] = [];
+    const warn = (_event: string, fields: LogFields = {}) =>
+      pauses.push(Math.min(Number(fields["ms"]), Number(fields["cpu_ms"])));
+    const { run } = pool(1, { blocked_ms: 20 }, { ...silentLog, warn });
+    // Refused at the port, so that only the worker is at work.
+    const secret = { name: "authorization", value: `Bearer ${'"'.repeat(60_000)}` };
+    const headers: [string, string][] = [["x-long", '"'.repeat(15_000)]];
+    const url = "http://127.0.0.1:9/";
+    for (const options of [{ credential: secret }, { call: { headers } }, {}]) {
+      await Promise.all(Array.from({ length: 512 }, () => run(makeJob(url, { ...options, body: "x" }))));
+      // What the worker has seen of it comes once a second.
+      await Bun.sleep(1_100);
+    }
+    expect(pauses.filter((ms) => ms > 75)).toEqual([]);
+  });
+
   test("counts a long response as memory of its worker until it is recorded", async () => {
     const LONG = 600_000;
-    const upstream = keep(
-      startUpstream(({ url }) => new Response("x".repeat(Number(new URL(url).pathname.slice(1))))),
-    );
+    const upstream = keep(startUpstream(({ url }) => new Response("x".repeat(Number(new URL(url).pathname.slice(1))))));
     const { run, recorded } = pool();
     const waiting: string[] = [];
     let most = 0;
@@ -184,7 +199,7 @@ describe("a pool of workers", () => {
 
 describe("a worker that dies", () => {
   for (const death of ["throw", "throw later", "reject", "exit"]) {
-    test(`of "${death}" is replaced, and what it ran ends internal`, async () => {
+    test(`is replaced after "${death}", and what it ran ends internal`, async () => {
       const { run } = fragilePool();
       const [hanging, dying] = await Promise.all([
         run(makeJob("http://x/", { body: "hang" })),
@@ -206,7 +221,7 @@ describe("a worker that dies", () => {
     expect(text((await later).response)).toBe("later");
   });
 
-  test("again and again is replaced more and more slowly", async () => {
+  test("is replaced more and more slowly when that happens again and again", async () => {
     const { run } = fragilePool();
     const started = performance.now();
     for (let i = 0; i < 4; i++) await run(makeJob("http://x/", { body: "exit" }));
@@ -215,14 +230,14 @@ describe("a worker that dies", () => {
     expect(performance.now() - started).toBeGreaterThan(340);
   });
 
-  test("before it ever was ready: jobs wait for one that is", async () => {
+  test("leaves its jobs waiting for one that is ready, when it never was", async () => {
     let starts = 0;
     const { run } = fragilePool(1, () => (++starts < 3 ? "./no-such-worker.ts" : FRAGILE));
     expect(text((await run(makeJob("http://x/", { body: "patient" }))).response)).toBe("patient");
     expect(starts).toBe(3);
   });
 
-  test("each time before it was ready: jobs end rather than wait for ever", async () => {
+  test("has its jobs ended rather than wait for ever, when none ever is ready", async () => {
     const { run } = fragilePool(1, () => "./no-such-worker.ts");
     expect(await run(makeJob("http://x/"))).toMatchObject({ error_class: "internal", latency_ms: null });
   });
@@ -253,7 +268,7 @@ describe("a worker that is stuck", () => {
     expect(text((await run(makeJob("http://x/", { body: "next" }))).response)).toBe("next");
   });
 
-  test("is not one whose answers wait because this thread was held up", async () => {
+  test("is told from one whose answers wait because this thread was held up", async () => {
     const { run } = impatientPool(100);
     expect(text((await run(makeJob("http://x/", { body: "first" }))).response)).toBe("first");
     const slow = run(makeJob("http://x/", { body: "slow" }));

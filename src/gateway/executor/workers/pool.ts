@@ -1,6 +1,6 @@
-// The workers that make upstream calls, seen from the dispatcher: a job goes in, exactly one outcome comes out.
-// A worker that dies is replaced; what it was running ends `internal`, since nobody can know whether the
-// upstream saw it, and nothing is sent twice.
+// The workers that make upstream calls, seen from the scheduler: a job goes in, exactly one outcome comes out.
+// A worker that dies is replaced. The calls it was running end `internal`: the upstream may have seen them, and nothing
+// is sent twice.
 import type { Log } from "../../../core/log.ts";
 import type { DecoderShare } from "../../../http/decoder-share.ts";
 import type { Job, Outcome, WorkerSettings } from "../job.ts";
@@ -11,7 +11,7 @@ import { createWorkerHandle, type WorkerHandle } from "./worker-handle.ts";
 export interface WorkerPool {
   /** Never rejects. The pool takes the job's body over: a large one is moved, not copied. */
   run(job: Job): Promise<Outcome>;
-  /** Ends a running job with `cancelled`; an unknown id is nothing. */
+  /** Ends a running job with `cancelled`. An unknown id is ignored. */
   cancel(id: string): void;
   /** The outcome of a job is recorded, or never will be: until then a long response counts as memory of its worker. */
   recorded(id: string): void;
@@ -52,25 +52,25 @@ export function createWorkerPool(options: WorkerPoolOptions): WorkerPool {
   const handles = Array.from({ length: size }, () =>
     createWorkerHandle({ settings, workers: size, decoders, log, spawn, graceMs }),
   );
-  /** Where a job runs, or has run whose response still counts there. */
-  const slotOf = new Map<string, WorkerHandle>();
+  /** The worker of each job that runs, or whose response still counts as its memory. */
+  const handleOf = new Map<string, WorkerHandle>();
   let isClosed = false;
 
   return {
     async run(job) {
-      const handle = isClosed ? undefined : chooseSlot(handles, job);
+      const handle = isClosed ? undefined : chooseHandle(handles, job);
       if (handle === undefined) return lostCall("the worker pool is closed");
-      slotOf.set(job.id, handle);
+      handleOf.set(job.id, handle);
       const outcome = await handle.run(job);
-      if (!isCounted(outcome)) slotOf.delete(job.id);
+      if (!isCounted(outcome)) handleOf.delete(job.id);
       return outcome;
     },
     cancel(id) {
-      slotOf.get(id)?.cancel(id);
+      handleOf.get(id)?.cancel(id);
     },
     recorded(id) {
-      slotOf.get(id)?.recorded(id);
-      slotOf.delete(id);
+      handleOf.get(id)?.recorded(id);
+      handleOf.delete(id);
     },
     get running() {
       return handles.reduce((sum, handle) => sum + handle.load(), 0);
@@ -86,7 +86,7 @@ export function createWorkerPool(options: WorkerPoolOptions): WorkerPool {
  * MCP jobs of one session key always meet in the same worker, where their session lives; others go where the
  * least runs.
  */
-function chooseSlot(handles: readonly WorkerHandle[], job: Job): WorkerHandle | undefined {
+function chooseHandle(handles: readonly WorkerHandle[], job: Job): WorkerHandle | undefined {
   if (job.call.protocol === "mcp") return handles[Number(Bun.hash(job.session_key) % BigInt(handles.length))];
   let least = handles[0];
   for (const handle of handles) {

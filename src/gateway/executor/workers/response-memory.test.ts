@@ -36,7 +36,7 @@ function isSettled(work: Promise<void> | undefined): Promise<boolean> {
   return Promise.race([work?.then(() => true) ?? true, later]);
 }
 
-describe("the memory for answers", () => {
+describe("memory for answers", () => {
   test("is free for short ones, however many", () => {
     const memory = small();
     for (let i = 0; i < 100; i++) expect(holdOf(memory).grow(16_000)).toBeUndefined();
@@ -95,19 +95,12 @@ describe("the memory for answers", () => {
 
 /** An upstream that answers as many bytes as its path says, and calls under `memory`. */
 function setUp(memory: ResponseMemory, upstream_timeout_ms: number) {
-  const upstream = startUpstream(
-    (request) => new Response("x".repeat(Number(new URL(request.url).pathname.slice(1)))),
-  );
+  const upstream = startUpstream((request) => new Response("x".repeat(Number(new URL(request.url).pathname.slice(1)))));
   const outbound = createOutbound({ rules: hostRules({ allow: LOOPBACK.allow_hosts }), extraCa: null });
   const decoders = createDecoderShare();
   const upstreams = { outbound, memory, decoders, settings: { ...LOOPBACK, upstream_timeout_ms } };
   const run = (size: number, capture = true) =>
-    runCall(
-      makeJob(`${upstream.url}${size}`, { call: { capture } }),
-      upstreams,
-      new AbortController(),
-      callHttp,
-    );
+    runCall(makeJob(`${upstream.url}${size}`, { call: { capture } }), upstreams, new AbortController(), callHttp);
   return { run, stop: upstream.stop };
 }
 

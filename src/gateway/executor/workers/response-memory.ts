@@ -1,26 +1,10 @@
-// How much memory the answers that a worker is reading may take, which is what is captured of them. Short ones are free.
-// A longer one first takes a place that is as large as all it may come to need, and is not read on before it has that:
-// so nobody who has begun waits for somebody else who has, and who waits loses nothing but time, up to its own deadline.
+// Limits the memory for captured answers of a worker. Short answers are free. A longer one first takes a place as large
+// as all it may ever need, and is not read on before it has it. So no answer that has begun waits for another that has,
+// and a waiting one loses nothing but time, up to its own deadline.
 import { createFairQueue, enter, type FairQueue } from "../../../concurrency/fair-queue.ts";
 import { createFairShare } from "../../../concurrency/fair-share.ts";
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
-import { type AnswerReadAhead, createReadAhead } from "../../../http/read-ahead.ts";
-
-/** What one call holds. */
-export interface MemoryHold {
-  readonly tenant: string;
-  readonly agentId: string;
-  /** To be awaited before `bytes` in all are kept; undefined when there is nothing to wait for. */
-  grow(bytes: number): Promise<void> | undefined;
-  /** What comes of the answer while that is waited for. */
-  readonly ahead: AnswerReadAhead;
-  release(): void;
-}
-
-export interface ResponseMemory {
-  /** @param signal its reason ends a wait */
-  hold(tenant: string, agentId: string, signal: AbortSignal): MemoryHold;
-}
+import { createReadAhead } from "../../../http/read-ahead.ts";
 
 /** Answers up to this length are short. */
 export const FREE_BYTES = 16 * 1024;
@@ -30,16 +14,16 @@ const USUAL_BYTES = 256 * 1024;
 const CAPTURED_BYTES = CAPTURE_BYTES_MAX + 8 * 1024;
 /** Of all workers together. */
 const TOTAL_BYTES = 112 * 1024 * 1024;
-/** What comes of answers before they have a place, again of all workers together. */
+/** Bytes that arrive before an answer has its place, of all workers together. */
 const AHEAD_BYTES = 48 * 1024 * 1024;
 /** However many workers there are, a tenant alone must not have all places of one. */
 const PLACES_MIN = 4;
 
 /**
- * The share of one of `workers`, half of it for each length of answers. Who needs more than one place takes them in this
- * order, so none waits for another in a circle.
+ * The share of one of `workers`, half of it for each length of answers. An answer that needs both places takes them in
+ * this order, so no circular wait is possible.
  */
-export function createResponseMemory(workers: number, total = TOTAL_BYTES): ResponseMemory {
+export function createResponseMemory(workers: number, total = TOTAL_BYTES) {
   const room = (bytes: number) => {
     const size = Math.max(PLACES_MIN, Math.floor(total / workers / 2 / bytes));
     return createFairQueue(createFairShare({ size }));
@@ -50,7 +34,8 @@ export function createResponseMemory(workers: number, total = TOTAL_BYTES): Resp
   ];
   const readAhead = createReadAhead(AHEAD_BYTES / workers);
   return {
-    hold(tenant, agent, signal) {
+    /** @param signal its reason ends a wait */
+    hold(tenant: string, agent: string, signal: AbortSignal) {
       const ahead = readAhead.of(tenant);
       const held: FairQueue[] = [];
       const place = { tenant, agent, amount: 1 };
@@ -59,15 +44,17 @@ export function createResponseMemory(workers: number, total = TOTAL_BYTES): Resp
           if (bytes <= step.above) return;
           await enter(step.room, place, signal);
           held.push(step.room);
-          // It is read whatever the others of its tenant do: they may wait for what it holds.
+          // From here on it is read regardless of its tenant's other answers, since they may wait for its place.
           ahead.exempt();
         }
       }
       return {
         tenant,
         agentId: agent,
+        /** Bytes that arrive while the answer waits for its place. */
         ahead,
-        grow(bytes) {
+        /** To be awaited before `bytes` in all are kept; undefined when there is nothing to wait for. */
+        grow(bytes: number) {
           const next = steps[held.length];
           return next === undefined || bytes <= next.above ? undefined : takeUpTo(bytes);
         },
@@ -78,3 +65,7 @@ export function createResponseMemory(workers: number, total = TOTAL_BYTES): Resp
     },
   };
 }
+
+export type ResponseMemory = ReturnType<typeof createResponseMemory>;
+/** What one call holds. */
+export type MemoryHold = ReturnType<ResponseMemory["hold"]>;

@@ -2,10 +2,10 @@ import { afterEach, expect, test } from "bun:test";
 import { LOOPBACK } from "../../../../test/support/stores/jobs.ts";
 import { silentLog } from "../../../core/log.ts";
 import { createDecoderShare } from "../../../http/decoder-share.ts";
+import { batchOfJobs } from "./messages.ts";
 import { createSupervisor, type Supervisor } from "./supervisor.ts";
 
-const SLOW_TO_CLOSE = new URL("../../../../test/support/gateway/slow-to-close-worker.ts", import.meta.url)
-  .href;
+const SLOW_TO_CLOSE = new URL("../../../../test/support/gateway/slow-to-close-worker.ts", import.meta.url).href;
 
 const open: Supervisor[] = [];
 
@@ -38,26 +38,26 @@ function start() {
   return { supervisor, ready: turns.map(({ promise }) => promise), sessionsClosed: () => isClosed };
 }
 
-test("close waits until the worker has closed its sessions", async () => {
+test("closing a worker waits until it has closed its sessions", async () => {
   const { supervisor, ready, sessionsClosed } = start();
   await ready[0];
   await supervisor.close();
   expect(sessionsClosed()).toBe(true);
 });
 
-test("close waits for the sessions of a worker that took the place of a dead one", async () => {
+test("closing a worker waits for the sessions of one that took the place of a dead one", async () => {
   const { supervisor, ready, sessionsClosed } = start();
   await ready[0];
-  supervisor.post({ kind: "work", jobs: [], cancel: [], recorded: [] }, []);
+  supervisor.post({ kind: "work", jobs: batchOfJobs([]).batch, cancel: [], recorded: [] }, []);
   await ready[1];
   await supervisor.close();
   expect(sessionsClosed()).toBe(true);
 });
 
-test("close ends early when the worker dies of it", async () => {
+test("closing a worker ends early when the worker dies of it", async () => {
   const { supervisor, ready, sessionsClosed } = start();
   await ready[0];
-  supervisor.post({ kind: "work", jobs: [], cancel: [], recorded: [] }, []);
+  supervisor.post({ kind: "work", jobs: batchOfJobs([]).batch, cancel: [], recorded: [] }, []);
   const started = performance.now();
   await supervisor.close();
   expect(performance.now() - started).toBeLessThan(2000);

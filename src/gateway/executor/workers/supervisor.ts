@@ -2,7 +2,7 @@
 import type { Log } from "../../../core/log.ts";
 import type { DecoderShare } from "../../../http/decoder-share.ts";
 import { createLender } from "./decoder-loans.ts";
-import type { FromWorker, Result, ToWorker, WorkerStart } from "./messages.ts";
+import { type FromWorker, type Result, resultsOf, type ToWorker, type WorkerStart } from "./messages.ts";
 
 export interface SupervisorEvents {
   /** A worker takes work from now on. */
@@ -10,15 +10,6 @@ export interface SupervisorEvents {
   onResults(results: readonly Result[]): void;
   /** @param failedStarts deaths in a row without ever having been ready */
   onDeath(failedStarts: number): void;
-}
-
-export interface Supervisor {
-  /** Hands a message to the worker; false when there is none that is ready. */
-  post(message: ToWorker, transfer: ArrayBuffer[]): boolean;
-  /** Ends the worker, which is stuck, as if it had died. */
-  replace(): void;
-  /** Lets the worker close its sessions, then ends it for good. */
-  close(): Promise<void>;
 }
 
 /** A worker that lived this long starts the count of deaths again. */
@@ -33,11 +24,7 @@ export interface SupervisorOptions {
   readonly spawn: () => Worker;
 }
 
-export function createSupervisor(
-  start: WorkerStart,
-  options: SupervisorOptions,
-  events: SupervisorEvents,
-): Supervisor {
+export function createSupervisor(start: WorkerStart, options: SupervisorOptions, events: SupervisorEvents) {
   const { decoders, log, spawn } = options;
   let worker: Worker | null = null;
   let isReady = false;
@@ -73,7 +60,7 @@ export function createSupervisor(
         events.onReady();
         break;
       case "done":
-        events.onResults(message.results);
+        events.onResults(resultsOf(message.results));
         break;
       case "loans":
         lender.asked(message.requests);
@@ -100,18 +87,21 @@ export function createSupervisor(
 
   launch();
   return {
-    post(message, transfer) {
-      if (worker === null || !isReady) return false;
-      worker.postMessage(message, transfer);
-      return true;
+    /** Whether there is a worker that takes work. */
+    isReady: () => isReady,
+    /** Hands a message to the worker, which must be ready. */
+    post(message: ToWorker, transfer: ArrayBuffer[]) {
+      worker?.postMessage(message, transfer);
     },
+    /** Ends a stuck worker as if it had died. */
     replace() {
       const stuck = worker;
       if (stuck === null) return;
-      // Not left to its `close`, which comes only when the thread has ended.
+      // Do not wait for its `close`, which comes only when the thread has ended.
       bury();
       stuck.terminate();
     },
+    /** Lets the worker close its sessions, then ends it for good. */
     async close() {
       isClosed = true;
       clearTimeout(respawn);
@@ -128,21 +118,19 @@ export function createSupervisor(
   };
 }
 
+export type Supervisor = ReturnType<typeof createSupervisor>;
+
 /**
  * An uncaught error fires `error`, then `close`; process.exit and terminate() fire `close` alone (measured,
  * from source and compiled). A message that can't be read has lost outcomes, so its worker goes too.
  */
-function listenTo(
-  worker: Worker,
-  log: Log,
-  told: { message(message: FromWorker): void; closed(): void },
-): Worker {
+function listenTo(worker: Worker, log: Log, handlers: { message(message: FromWorker): void; closed(): void }): Worker {
   worker.onmessage = ({ data }: MessageEvent<FromWorker>) => {
     if (data.kind === "blocked") log.warn(data.event, data.fields);
-    else told.message(data);
+    else handlers.message(data);
   };
   worker.onmessageerror = () => worker.terminate();
   worker.onerror = (event) => log.error("worker_failed", { message: event.message });
-  worker.addEventListener("close", () => told.closed());
+  worker.addEventListener("close", () => handlers.closed());
   return worker;
 }

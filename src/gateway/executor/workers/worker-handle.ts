@@ -4,18 +4,8 @@ import type { Log } from "../../../core/log.ts";
 import type { DecoderShare } from "../../../http/decoder-share.ts";
 import type { Job, Outcome, WorkerSettings } from "../job.ts";
 import { failed, lostCall, newTrace } from "../outcome.ts";
-import { detached, transferable } from "./messages.ts";
+import { batchOfJobs, charactersOf, isCounted } from "./messages.ts";
 import { createSupervisor } from "./supervisor.ts";
-
-export interface WorkerHandle {
-  run(job: Job): Promise<Outcome>;
-  cancel(id: string): void;
-  /** The response of a job is recorded, or never will be. */
-  recorded(id: string): void;
-  /** Jobs whose outcome is not known yet. */
-  load(): number;
-  close(): Promise<void>;
-}
 
 interface Pending {
   readonly job: Job;
@@ -35,19 +25,25 @@ export interface WorkerHandleOptions {
   readonly graceMs: number;
 }
 
-/** After so many starts in a row that came to nothing, waiting jobs end instead of waiting for ever. */
+/** After so many failed starts in a row, waiting jobs end instead of waiting for ever. */
 const FAILED_STARTS_MAX = 5;
 
 const TICKS_PER_GRACE = 30;
+/**
+ * Handed over in one turn of the event loop, for both threads work on it in one piece: jobs, and characters of what a
+ * tenant chooses of them. One alone may have 80,000.
+ */
+const JOBS_AT_ONCE = 256;
+const CHARACTERS_AT_ONCE = 256 * 1024;
 
-export function createWorkerHandle(options: WorkerHandleOptions): WorkerHandle {
+export function createWorkerHandle(options: WorkerHandleOptions) {
   const { settings, workers, log, graceMs } = options;
-  let waiting = new Map<string, Pending>();
+  const waiting = new Map<string, Pending>();
   const running = new Map<string, Pending>();
-  let news = nothingNew();
+  const news = createNews();
   let isFlushing = false;
   let isClosed = false;
-  // Time is counted in ticks, since a pause of this thread, or of the whole machine, is one tick and no more.
+  // Time is counted in ticks, so that a pause of this thread or of the machine counts as a single tick.
   let ticks = 0;
   const ticksMax = Math.ceil((settings.upstream_timeout_ms / graceMs) * TICKS_PER_GRACE) + TICKS_PER_GRACE;
   const watchdog = setInterval(watch, graceMs / TICKS_PER_GRACE);
@@ -59,16 +55,17 @@ export function createWorkerHandle(options: WorkerHandleOptions): WorkerHandle {
       for (const { id, outcome } of results) {
         running.get(id)?.resolve(outcome);
         running.delete(id);
+        if (isCounted(outcome)) news.counted(id);
       }
     },
     onDeath(failedStarts) {
-      news = nothingNew();
+      news.forget();
       endAll(running, "the worker died");
       if (failedStarts >= FAILED_STARTS_MAX) endAll(waiting, "no worker can be started");
     },
   });
 
-  /** Every call ends by its deadline, so a worker that answers nothing long after that can't run any more. */
+  /** Every call ends by its deadline, so a worker that is silent long after that is stuck. */
   function watch(): void {
     ticks++;
     const [oldest] = running.values();
@@ -83,51 +80,49 @@ export function createWorkerHandle(options: WorkerHandleOptions): WorkerHandle {
     setImmediate(flush);
   }
 
-  /** One message per turn, with all that came up in it. */
+  /** One message per turn, with what came up in it. */
   function flush(): void {
     isFlushing = false;
-    if (waiting.size + news.cancel.length + news.recorded.length === 0) return;
-    const jobs = [...waiting.values()].map(({ job }) => ({ ...job, body: detached(job.body) }));
+    if ((waiting.size === 0 && news.isEmpty()) || !supervisor.isReady()) return;
+    const handed = firstOf(waiting);
+    for (const id of handed.keys()) waiting.delete(id);
     try {
-      const isTaken = supervisor.post(
-        { kind: "work", jobs, ...news },
-        transferable(jobs.map(({ body }) => body)),
-      );
-      if (!isTaken) return;
+      const { batch, transfer } = batchOfJobs(handed.values().map(({ job }) => job));
+      supervisor.post({ kind: "work", jobs: batch, ...news.take() }, transfer);
     } catch (error) {
       log.error("jobs_not_handed_over", { error });
-      endAll(waiting, "the job could not be handed over");
+      endAll(handed, "the job could not be handed over");
     }
-    for (const [id, pending] of waiting) {
+    for (const [id, pending] of handed) {
       pending.since = ticks;
       running.set(id, pending);
     }
-    waiting = new Map();
-    news = nothingNew();
+    if (waiting.size > 0) flushSoon();
   }
 
   return {
-    run(job) {
+    run(job: Job): Promise<Outcome> {
       if (isClosed) return Promise.resolve(lostCall("the worker pool is closed"));
       const { promise, resolve } = Promise.withResolvers<Outcome>();
       waiting.set(job.id, { job, resolve, since: ticks });
       flushSoon();
       return promise;
     },
-    cancel(id) {
+    cancel(id: string) {
       const pending = waiting.get(id);
       if (pending !== undefined) {
         waiting.delete(id);
         pending.resolve(failed(newTrace(), "cancelled", "cancelled", 0));
       } else if (running.has(id)) {
-        news.cancel.push(id);
+        news.cancelled(id);
         flushSoon();
       }
     },
-    recorded(id) {
-      news.recorded.push(id);
-      flushSoon();
+    /** The response of a job is recorded, or never will be. */
+    recorded(id: string) {
+      if (news.recorded(id)) flushSoon();
     },
+    /** Jobs whose outcome is not known yet. */
     load: () => waiting.size + running.size,
     async close() {
       isClosed = true;
@@ -139,8 +134,48 @@ export function createWorkerHandle(options: WorkerHandleOptions): WorkerHandle {
   };
 }
 
-function nothingNew() {
-  return { cancel: [] as string[], recorded: [] as string[] };
+/** As many as go over at once, and at least one. */
+function firstOf(waiting: ReadonlyMap<string, Pending>): Map<string, Pending> {
+  const first = new Map<string, Pending>();
+  let characters = 0;
+  for (const [id, pending] of waiting) {
+    characters += charactersOf(pending.job);
+    if (first.size > 0 && characters > CHARACTERS_AT_ONCE) break;
+    first.set(id, pending);
+    if (first.size === JOBS_AT_ONCE) break;
+  }
+  return first;
+}
+
+export type WorkerHandle = ReturnType<typeof createWorkerHandle>;
+
+/** Collects the news for the worker about its jobs. */
+function createNews() {
+  /** Jobs that are done, and whose responses count as memory of the worker. */
+  const counted = new Set<string>();
+  let cancel: string[] = [];
+  let recorded: string[] = [];
+
+  function take() {
+    const taken = { cancel, recorded };
+    cancel = [];
+    recorded = [];
+    return taken;
+  }
+
+  return {
+    isEmpty: () => cancel.length + recorded.length === 0,
+    cancelled: (id: string) => void cancel.push(id),
+    counted: (id: string) => void counted.add(id),
+    /** Returns whether the worker must be told. */
+    recorded: (id: string) => counted.delete(id) && recorded.push(id) > 0,
+    take,
+    /** The worker is gone. */
+    forget() {
+      counted.clear();
+      take();
+    },
+  };
 }
 
 function endAll(jobs: Map<string, Pending>, detail: string): void {

@@ -1,0 +1,80 @@
+// What a transaction may pay for its place in a block (EIP-1559), first and when it is replaced. Pure; all amounts
+// are wei per gas.
+
+export interface Fees {
+  readonly maxFee: bigint;
+  readonly maxPriorityFee: bigint;
+}
+
+/** The base fee rises by an eighth in a block at most: twice the present one lasts for six full blocks. */
+const BASE_FEE_FACTOR = 2n;
+/** Nodes take a replacement from 10 % more on in both fields; an eighth is on the safe side of their rounding. */
+const RAISE_DIVISOR = 8n;
+const WEI_PER_GWEI = 1_000_000_000;
+/** 0.001 gwei, Base's usual tip: for nodes that suggest none, and the least of a replacement. */
+export const USUAL_TIP = 1_000_000n;
+/**
+ * 0.01 gwei, ten times the usual tip: the most that a node's suggestion may be while the base fee is not higher. A
+ * settlement of 100,000 gas pays 0.000001 ETH for it; up to a cap of 5 gwei it would be five hundred times as much.
+ */
+const SUGGESTED_TIP_MAX = 10_000_000n;
+
+function least(a: bigint, b: bigint): bigint {
+  return a < b ? a : b;
+}
+
+function most(a: bigint, b: bigint): bigint {
+  return a > b ? a : b;
+}
+
+/** @param gwei may have a fraction */
+export function gweiToWei(gwei: number): bigint {
+  return BigInt(Math.round(gwei * WEI_PER_GWEI));
+}
+
+/**
+ * A node's suggestion is a first offer: at most the base fee, or ten times the usual tip where that is more. If a place
+ * in a block costs more than that, replacements raise the offer step by step.
+ */
+function sensible(tip: bigint, baseFee: bigint): bigint {
+  return least(tip, most(baseFee, SUGGESTED_TIP_MAX));
+}
+
+/** The fees of a new transaction; null while the base fee is over the cap: no block would take it. */
+export function quoteFees(baseFee: bigint, tip: bigint, cap: bigint): Fees | null {
+  if (baseFee > cap) return null;
+  const offer = sensible(tip, baseFee);
+  const maxFee = least(BASE_FEE_FACTOR * baseFee + offer, cap);
+  return { maxFee, maxPriorityFee: least(offer, maxFee) };
+}
+
+/** The least that nodes take instead of `amount`. */
+function raised(amount: bigint): bigint {
+  return amount + amount / RAISE_DIVISOR + 1n;
+}
+
+/**
+ * The fees of a replacement: enough for nodes to take it instead of the one before, and what a new transaction would
+ * pay if that is more. Null when that is not possible below the cap, or would not get it into a block either.
+ */
+export function raiseFees(before: Fees, baseFee: bigint, tip: bigint, cap: bigint): Fees | null {
+  if (baseFee > cap) return null;
+  const maxFeeLeast = raised(before.maxFee);
+  const maxPriorityFeeLeast = raised(before.maxPriorityFee);
+  const maxPriorityFee = most(maxPriorityFeeLeast, most(sensible(tip, baseFee), USUAL_TIP));
+  const wanted = most(maxFeeLeast, BASE_FEE_FACTOR * baseFee + maxPriorityFee);
+  const maxFee = least(wanted, cap);
+  if (maxFee < maxFeeLeast || maxFee < maxPriorityFeeLeast) return null;
+  return { maxFee, maxPriorityFee: least(maxPriorityFee, maxFee) };
+}
+
+/**
+ * The fees of a transaction that does nothing, in place of one that must not land any more. There are always some: where
+ * the cap leaves no room to raise, it is the cap itself. Nodes that do not hold the earlier one take it, and a base fee
+ * over the cap comes down again.
+ */
+export function freeingFees(before: Fees, baseFee: bigint, tip: bigint, cap: bigint): Fees {
+  const base = least(baseFee, cap);
+  const offer = most(before.maxPriorityFee, sensible(tip, base));
+  return raiseFees(before, base, tip, cap) ?? { maxFee: cap, maxPriorityFee: least(offer, cap) };
+}

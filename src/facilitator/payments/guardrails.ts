@@ -1,0 +1,79 @@
+// The limits of an account: which kind of payment it may settle, how much in one transaction, and how much in one
+// UTC day; and how much gas it may have burned on one. Pure; amounts are smallest units of the token, gas is in wei,
+// and what equals a limit is allowed.
+import { NETWORK, TOKEN } from "../../x402/kind.ts";
+import type { Payment, Requirements } from "../../x402/types.ts";
+import type { Used } from "./daily-limits.ts";
+
+const TOKEN_LOWER = TOKEN.toLowerCase();
+
+/** The account's own limits; null for the deployment's default. */
+export interface AccountLimits {
+  readonly maxPerTransaction: bigint | null;
+  readonly dailyCeiling: bigint | null;
+}
+
+/** An account that may settle. */
+export interface FacilitatorAccount extends AccountLimits {
+  readonly name: string;
+}
+
+export interface Limits {
+  readonly maxPerTransaction: bigint;
+  readonly dailyCeiling: bigint;
+  /** Of reverted transactions; 0 for no bound. */
+  readonly dailyGasWei: bigint;
+}
+
+export type GuardrailProblem =
+  | "kind_not_allowed"
+  | "over_max_per_transaction"
+  | "over_daily_ceiling"
+  | "over_daily_gas";
+
+export function limitsOf(account: AccountLimits, defaults: Limits): Limits {
+  return {
+    maxPerTransaction: account.maxPerTransaction ?? defaults.maxPerTransaction,
+    dailyCeiling: account.dailyCeiling ?? defaults.dailyCeiling,
+    dailyGasWei: defaults.dailyGasWei,
+  };
+}
+
+/** Every account may settle the one kind of the deployment. */
+function isAllowedKind({ network }: Payment, requirements: Requirements): boolean {
+  return network === NETWORK && requirements.network === NETWORK && requirements.asset === TOKEN_LOWER;
+}
+
+/** Whether `value` more than what is `reserved` already is more than the ceiling allows. */
+export function exceedsCeiling(reserved: bigint, value: bigint, dailyCeiling: bigint): boolean {
+  return reserved + value > dailyCeiling;
+}
+
+/** An account below the bound may pass it with its last transaction. */
+export function exceedsGas(burned: bigint, dailyGasWei: bigint): boolean {
+  return dailyGasWei > 0n && burned > dailyGasWei;
+}
+
+/**
+ * Whether `more` exceeds the bound, together with what has burned and what is `reserved` for others under way. A single
+ * payment is let through, since one alone may cost more than the bound when gas is expensive.
+ */
+export function exceedsGasAtOnce(
+  { burned, reserved, more }: { readonly burned: bigint; readonly reserved: bigint; readonly more: bigint },
+  dailyGasWei: bigint,
+): boolean {
+  return dailyGasWei > 0n && more > 0n && reserved > 0n && burned + reserved + more > dailyGasWei;
+}
+
+/** The first limit that the payment breaks, when so much of the account's day is used. */
+export function checkGuardrails(
+  payment: Payment,
+  requirements: Requirements,
+  { used, limits }: { readonly used: Used; readonly limits: Limits },
+): GuardrailProblem | null {
+  const { value } = payment.authorization;
+  if (!isAllowedKind(payment, requirements)) return "kind_not_allowed";
+  if (value > limits.maxPerTransaction) return "over_max_per_transaction";
+  if (exceedsCeiling(used.reserved, value, limits.dailyCeiling)) return "over_daily_ceiling";
+  return exceedsGas(used.gasBurned, limits.dailyGasWei) ? "over_daily_gas" : null;
+}

@@ -1,0 +1,74 @@
+import { describe, expect, test } from "bun:test";
+import { NOON } from "../../test/support/chain/settling.ts";
+import { places } from "../../test/support/stores/stores.ts";
+import { silentLog } from "../core/log.ts";
+import type { Hex } from "../x402/types.ts";
+import { utcDay } from "./payments/daily-limits.ts";
+import { cleanUpFacilitator } from "./retention.ts";
+import { createRefusalLog } from "./settle/refusals.ts";
+
+const DAY_MS = 86_400_000;
+const word = (n: number): Hex => `0x${n.toString(16).padStart(64, "0")}`;
+
+describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
+  test("refusals of over 90 days and ceilings of over 35 are removed, in groups, and the others stay", async () => {
+    const place = await places[dialect]();
+    const store = await place.open();
+    const { facilitatorRefusals, facilitatorDays } = store.read.tables;
+    const ages = (count: number, limit: number) =>
+      Array.from({ length: count }, (_, n) => NOON - limit * DAY_MS - (n % 2 === 0 ? 1 : 0) * DAY_MS);
+    const refusals = ages(450, 90).map((updated_at, n) => ({
+      account: `account ${n % 3}`,
+      payer: word(1),
+      nonce: word(n),
+      reason: "expired",
+      attempts: 1,
+      created_at: 0,
+      updated_at,
+    }));
+    const days = ages(450, 35).map((time, n) => ({
+      account: `account ${n}`,
+      day: utcDay(time),
+      reserved: "1",
+      gas_burned: "0",
+    }));
+    await store.write(async ({ db }) => {
+      await db.insert(facilitatorRefusals).values(refusals);
+      await db.insert(facilitatorDays).values(days);
+    });
+    await cleanUpFacilitator(store, { now: () => NOON }, silentLog);
+    const { db } = store.read;
+    const left = [await db.select().from(facilitatorRefusals), await db.select().from(facilitatorDays)];
+    expect(left.map((rows) => rows.length)).toEqual([225, 225]);
+    expect(left[0]).toEqual(expect.arrayContaining(refusals.slice(1, 2)));
+    expect(left[1]).toEqual(expect.arrayContaining(days.slice(1, 2)));
+    await store.close();
+    place.remove();
+  }, 30_000);
+});
+
+test("an account that has itself refused without end fills the table of one day only up to a bound", async () => {
+  const place = await places.sqlite();
+  const store = await place.open();
+  const clock = { time: NOON, now: () => clock.time };
+  const lines: string[] = [];
+  const log = { ...silentLog, info: (event: string) => void lines.push(event) };
+  const { note } = createRefusalLog({ store, clock, log });
+  const refusal = { account: "alpha", payer: word(1), nonce: word(2), reason: "expired" };
+  const attempts = async () => {
+    const { db, tables } = store.read;
+    return (await db.select().from(tables.facilitatorRefusals)).map((row) => [row.account, row.attempts]);
+  };
+  await Promise.all(Array.from({ length: 10_003 }, () => note(refusal)));
+  await note({ ...refusal, account: "beta" });
+  expect(lines).toHaveLength(10_004);
+  expect(await attempts()).toEqual([
+    ["alpha", 10_000],
+    ["beta", 1],
+  ]);
+  clock.time += DAY_MS;
+  await note(refusal);
+  expect((await attempts())[0]).toEqual(["alpha", 10_001]);
+  await store.close();
+  place.remove();
+});

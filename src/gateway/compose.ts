@@ -1,0 +1,262 @@
+// Puts the parts of the gateway together and hands each what it needs. Nothing runs before start.ts starts it.
+import type { AnyElysia } from "elysia";
+import type { UnderWay } from "../concurrency/under-way.ts";
+import type { CallEnd } from "../core/call-end.ts";
+import { timeBounds } from "../core/clock.ts";
+import type { HostRules } from "../core/host.ts";
+import { newId } from "../core/id.ts";
+import type { Log } from "../core/log.ts";
+import { COMMIT, VERSION } from "../core/version.ts";
+import { pseudonymOf } from "../core/via.ts";
+import type { DecoderShare } from "../http/decoder-share.ts";
+import { routes } from "../http/elysia.ts";
+import { fetchJson } from "../http/fetch-json.ts";
+import { createOutbound, type Outbound } from "../http/outbound.ts";
+import type { Keyring } from "../keys/keyring.ts";
+import type { Store } from "../storage/store.ts";
+import { type AgentCache, createAgentCache } from "./agents/cache.ts";
+import { createRateLimiter } from "./agents/rate-limit.ts";
+import { agentRoutes } from "./agents/routes.ts";
+import { agentNamesCredential, type InvocableAgent } from "./agents/service.ts";
+import { agentShutOut } from "./agents/shut-out.ts";
+import { createCredentialResolver, createSecretReader, type ResolverDeps } from "./credentials/resolve.ts";
+import { credentialRoutes } from "./credentials/routes.ts";
+import { Scheduler } from "./executor/scheduler.ts";
+import { createWorkerPool } from "./executor/workers/pool.ts";
+import { healthRoutes } from "./health-routes.ts";
+import { createClaims } from "./invocations/claims.ts";
+import { createCompletionWaiters } from "./invocations/completion-waiters.ts";
+import { endedAmong, findInvocation } from "./invocations/history.ts";
+import { createRefusals } from "./invocations/refusals.ts";
+import { invocationRoutes } from "./invocations/routes.ts";
+import { manualRoutes } from "./manual/routes.ts";
+import { docsRoutes } from "./openapi/routes.ts";
+import type { GatewayOptions } from "./options.ts";
+import { settlementNamesCredential, settlementShutOut } from "./payment/config.ts";
+import { createFacilitatorClient } from "./payment/facilitator-client.ts";
+import { paidCallNamesCredential, paidCallShutOut } from "./payment/paid-calls.ts";
+import { settlementRoutes } from "./payment/routes.ts";
+import { createPayments } from "./payment/service.ts";
+import { createSettler, type SettlerOptions } from "./payment/settler.ts";
+import { policyRoutes } from "./policy/routes.ts";
+import { createPolicyService, type PolicyService } from "./policy/service.ts";
+import type { AdmitStreamOptions } from "./proxy/admit-stream.ts";
+import { proxyRoutes } from "./proxy/routes.ts";
+import { createSessionIds } from "./proxy/session-id.ts";
+import { createStreamHandler } from "./proxy/stream-handler.ts";
+import { streamRoutes } from "./proxy/stream-routes.ts";
+import { receiptRoutes } from "./receipts/routes.ts";
+import { createReceipts } from "./receipts/service.ts";
+import { startReaper } from "./streaming/reaper.ts";
+import { createStreamLimits } from "./streaming/stream-limits.ts";
+import { createStreams, type StreamsDeps } from "./streaming/streams.ts";
+
+export interface GatewayParts {
+  readonly options: GatewayOptions;
+  readonly store: Store;
+  readonly keyring: Keyring;
+  /** For every host that a tenant names. */
+  readonly rules: HostRules;
+  readonly trusted: Outbound;
+  readonly decoders: DecoderShare;
+  readonly log: Log;
+  readonly admitting: UnderWay;
+}
+
+export async function composeGateway(parts: GatewayParts) {
+  const { options, store, keyring, log } = parts;
+  const { clock } = store;
+  const claims = createClaims();
+  const refusals = createRefusals({ store, clock, log });
+  const completionWaiters = createCompletionWaiters((keys) => endedAmong(store.read, keys));
+  const pool = upstreamPool(parts);
+  const secrets = secretSources(parts);
+  const replica = newId("rep", clock.now());
+  const resolveCredential = createCredentialResolver(secrets);
+  store.onCallEnded(({ invocation_id }) => completionWaiters.announce(invocation_id));
+  store.onCallEnded((end) => log.info("invocation_ended", shownEnd(end)));
+  const scheduler = new Scheduler({
+    store,
+    clock,
+    log,
+    pool,
+    replica,
+    agent_concurrency: options.agentConcurrency,
+    claims,
+    refusals,
+    resolveCredential,
+  });
+  const takeUp = (agentId: string) => scheduler.take(agentId);
+  const { settler, payments } = composePayments({ ...parts, secrets, paid: takeUp });
+  const limiter = createRateLimiter();
+  const agents = createAgentCache(store.read);
+  const policy = createPolicyService({ store, clock, log });
+  const checks = {
+    store,
+    clock,
+    time: timeBounds(clock),
+    log,
+    replica,
+    refusals,
+    payments,
+    policy,
+    findAgent: agents.find,
+    takeToken: (tenant: string, agent: InvocableAgent) => limiter.take(tenant, agent),
+    pseudonym: pseudonymOf(await keyring.deriveKey(null, "via")),
+  };
+  const streaming = composeStreaming({ ...parts, checks, claims, policy, replica, resolveCredential });
+  const stop = (id: string) => {
+    scheduler.stop(id);
+    streaming.stop(id);
+  };
+  const receipts = createReceipts({ store, clock, log, signingKey: () => keyring.signingKey("receipts") });
+  const api = routes()
+    .use(managementRoutes(parts, agents))
+    .use(
+      proxyRoutes({
+        ...checks,
+        completionWaiters,
+        admitting: parts.admitting,
+        offer: (accepted) => scheduler.offer(accepted),
+        stop,
+      }),
+    )
+    .use(streaming.routes)
+    .use(invocationRoutes(store.read))
+    .use(policyRoutes(policy))
+    .use(receiptRoutes(receipts))
+    .use(healthRoutes({ store, version: VERSION, commit: COMMIT, publicJwks: () => keyring.publicJwks() }));
+  return {
+    scheduler,
+    settler,
+    streaming,
+    completionWaiters,
+    policy,
+    receipts,
+    refusals,
+    comparing: { store, clock, log, replica, claims, stop, released: takeUp },
+    app: await withDocs(api),
+  };
+}
+
+/** The log leaves out the caller, the model and the payment details: only the tenant may see those, in the history. */
+function shownEnd(end: CallEnd) {
+  const { caller: _caller, model: _model, payment, accepted_at: _accepted, ended_at: _ended, ...shown } = end;
+  return { ...shown, settlement_status: payment?.settlement_status ?? null };
+}
+
+async function withDocs(api: AnyElysia) {
+  return routes()
+    .use(api)
+    .use(await docsRoutes(api, { version: VERSION }))
+    .use(manualRoutes());
+}
+
+function managementRoutes({ options, store, keyring, rules }: GatewayParts, agents: AgentCache) {
+  const { clock } = store;
+  const { agents: agentsMax, credentials: credentialsMax } = options.quotas;
+  const usedAt = [agentShutOut, settlementShutOut, paidCallShutOut];
+  const namedBy = [agentNamesCredential, settlementNamesCredential, paidCallNamesCredential];
+  return routes()
+    .use(agentRoutes({ store, clock, rules, agentsMax, changed: agents.forget }))
+    .use(credentialRoutes({ store, clock, keyring, namedBy, usedAt, credentialsMax }))
+    .use(settlementRoutes({ store, clock, rules }));
+}
+
+function secretSources({ options, store, keyring, trusted }: GatewayParts): ResolverDeps {
+  const { secretsDir, vault } = options;
+  return {
+    store,
+    keyring,
+    secretsDir,
+    vault,
+    fetchJson: (url, headers, limits) => fetchJson(trusted, url, headers, limits),
+  };
+}
+
+type StreamingParts = Pick<GatewayParts, "options" | "store" | "keyring" | "rules" | "decoders" | "log"> &
+  Pick<AdmitStreamOptions, "claims"> &
+  Pick<StreamsDeps, "resolveCredential"> & {
+    readonly checks: Omit<AdmitStreamOptions, "claims" | "limits" | "stopping">;
+    readonly policy: Pick<PolicyService, "deniedTools">;
+    readonly replica: string;
+  };
+
+function composeStreaming(parts: StreamingParts) {
+  const { options, store, keyring, rules, log, checks, claims, policy, replica, ...rest } = parts;
+  const { extraCa, upstreamTimeoutMs, agentConcurrency, publicUrl } = options;
+  const { clock } = store;
+  const streams = createStreams({
+    ...rest,
+    store,
+    clock,
+    log,
+    claims,
+    outbound: createOutbound({ rules, extraCa }),
+    upstreamTimeoutMs,
+    deniedTools: policy.deniedTools,
+  });
+  const { stopping } = streams;
+  const limits = createStreamLimits({ agentConcurrency, stopping });
+  const admission = { ...checks, replica, claims, limits, stopping };
+  const path = createStreamHandler({
+    streams,
+    publicUrl,
+    admission,
+    sessionIdsOf: createSessionIds((tenant) => keyring.deriveKey(tenant, "mcp-session")),
+  });
+  const unclaimed = { store, clock, log };
+  let stopLooking = () => {};
+  return {
+    routes: streamRoutes(path),
+    stop: streams.stop,
+    start() {
+      stopLooking = startReaper(unclaimed);
+    },
+    drain(ms: number): Promise<void> {
+      stopLooking();
+      return streams.drain(ms);
+    },
+  };
+}
+
+function upstreamPool({ options, decoders, log }: GatewayParts) {
+  return createWorkerPool({
+    size: options.workers,
+    decoders,
+    log,
+    settings: {
+      upstream_timeout_ms: options.upstreamTimeoutMs,
+      max_response_bytes: options.maxResponseBytes,
+      allow_hosts: options.allowHosts,
+      deny_hosts: options.denyHosts,
+      extra_ca: options.extraCa,
+      blocked_ms: options.blockedMs,
+    },
+  });
+}
+
+type PaymentParts = Pick<GatewayParts, "options" | "store" | "rules" | "log"> &
+  Pick<SettlerOptions, "paid"> & { readonly secrets: ResolverDeps };
+
+function composePayments({ options, store, rules, log, secrets, paid }: PaymentParts) {
+  const { extraCa, settleWaitMs, publicUrl } = options;
+  const { clock } = store;
+  const client = createFacilitatorClient({
+    // A tenant names its facilitator, so the host rules apply to it as they do to upstreams.
+    outbound: createOutbound({ rules, extraCa }),
+    openSecret: createSecretReader(secrets),
+    timeoutMs: settleWaitMs,
+  });
+  const time = timeBounds(clock);
+  const settler = createSettler({ store, clock, time, log, client, settleWaitMs, paid });
+  const payments = createPayments({
+    store,
+    clock,
+    settler,
+    settleWaitMs,
+    publicUrl,
+    findInvocation: (tenant, id) => findInvocation(store.read, tenant, id),
+  });
+  return { settler, payments };
+}

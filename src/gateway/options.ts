@@ -1,0 +1,33 @@
+// What the gateway is started with: the configuration, as far as it is the gateway's.
+import type { ResolverDeps } from "./credentials/resolve.ts";
+import type { IdentityOptions } from "./identity/identity.ts";
+import type { Retention } from "./invocations/retention.ts";
+
+export interface GatewayOptions {
+  readonly host: string;
+  /** 0 takes a free one. */
+  readonly port: number;
+  readonly dataDir: string;
+  readonly databaseUrl: string | null;
+  readonly blockedMs: number;
+  readonly drainMs: number;
+  readonly identity: Pick<IdentityOptions, "oidc" | "claims">;
+  readonly allowHosts: readonly string[];
+  readonly denyHosts: readonly string[];
+  /** The scope that a token needs to write; null for none. */
+  readonly manageScope: string | null;
+  readonly extraCa: string | null;
+  /** Base of the absolute URLs in challenges; null takes the request's Host. */
+  readonly publicUrl: string | null;
+  /** How long a paid call waits for its settlement. */
+  readonly settleWaitMs: number;
+  readonly workers: number;
+  readonly upstreamTimeoutMs: number;
+  readonly agentConcurrency: number;
+  readonly maxResponseBytes: number;
+  readonly secretsDir: string | null;
+  readonly vault: ResolverDeps["vault"];
+  readonly retention: Retention;
+  /** How many agents and credentials a tenant may have. */
+  readonly quotas: { readonly agents: number; readonly credentials: number };
+}

@@ -1,0 +1,238 @@
+// The payments of calls in the database: recorded with their invocation, leased for each attempt to settle them, and
+// closed with the write that records the outcome. Only the look-up by the payment's key has no tenant, since on chain
+// an authorization can be used once by anyone.
+import { and, asc, eq, exists, gt, isNotNull, isNull, lte, notExists, type SQL } from "drizzle-orm";
+import type { Tables } from "../../../db/schema.ts";
+import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import type { PaymentKey } from "../../x402/types.ts";
+import { askedMs } from "./outcome.ts";
+
+export type PaymentRow = Tables["payments"]["$inferSelect"];
+
+/** A payment whose settlement is not over. */
+export interface OpenPayment extends PaymentRow {
+  readonly facilitator_url: string;
+  readonly facilitator_credential_ref: string;
+  readonly settle_request: string;
+}
+
+export function isOpen(row: PaymentRow): row is OpenPayment {
+  const { facilitator_url, facilitator_credential_ref, settle_request } = row;
+  return facilitator_url !== null && facilitator_credential_ref !== null && settle_request !== null;
+}
+
+function isKey({ payments: t }: Tables, key: PaymentKey) {
+  return and(eq(t.chain_id, key.chain_id), eq(t.token, key.token), eq(t.payer, key.payer), eq(t.nonce, key.nonce));
+}
+
+const byKey = prepared(({ db, tables: { payments: t } }: Reader) =>
+  db
+    .select()
+    .from(t)
+    .where(
+      and(
+        eq(t.chain_id, bind(t.chain_id, "chain_id")),
+        eq(t.token, bind(t.token, "token")),
+        eq(t.payer, bind(t.payer, "payer")),
+        eq(t.nonce, bind(t.nonce, "nonce")),
+      ),
+    ),
+);
+
+const byInvocation = prepared(({ db, tables: { payments: t } }: Reader) =>
+  db
+    .select()
+    .from(t)
+    .where(and(eq(t.tenant, bind(t.tenant, "tenant")), eq(t.invocation_id, bind(t.invocation_id, "id")))),
+);
+
+/** The payment of any tenant: compare it with the caller's before anything of it is shown. */
+export async function findPayment(reader: Reader, key: PaymentKey): Promise<PaymentRow | null> {
+  const [row] = await byKey(reader).execute({ ...key });
+  return row ?? null;
+}
+
+export async function paymentOf(reader: Reader, tenant: string, id: string): Promise<PaymentRow | null> {
+  const [row] = await byInvocation(reader).execute({ tenant, id });
+  return row ?? null;
+}
+
+/** @throws UniqueViolation when the authorization has been used here before */
+export async function insertPayment(tx: Tx, row: PaymentRow): Promise<void> {
+  await tx.db.insert(tx.tables.payments).values(row);
+}
+
+/**
+ * The next tenant with an open payment that is due at `now`: by name after `after` and up to `upTo`, null for the end.
+ * Names are in the database's order, which differs from that of strings here.
+ */
+export async function nextTenantDue(
+  reader: Reader,
+  after: string,
+  upTo: string | null,
+  now: number,
+): Promise<string | null> {
+  const { payments: t } = reader.tables;
+  const isUpTo = upTo === null ? undefined : lte(t.tenant, upTo);
+  for (let tenant = after; ; ) {
+    const [row] = await reader.db
+      .select({ tenant: t.tenant, next_attempt_at: t.next_attempt_at })
+      .from(t)
+      .where(and(isNotNull(t.next_attempt_at), gt(t.tenant, tenant), isUpTo))
+      // The first of the next tenant is the one that is due first.
+      .orderBy(asc(t.tenant), asc(t.next_attempt_at))
+      .limit(1);
+    if (row === undefined) return null;
+    if (row.next_attempt_at !== null && row.next_attempt_at <= now) return row.tenant;
+    tenant = row.tenant;
+  }
+}
+
+export async function dueOf(reader: Reader, tenant: string, now: number, limit: number): Promise<OpenPayment[]> {
+  const { payments: t } = reader.tables;
+  const rows = await reader.db
+    .select()
+    .from(t)
+    .where(and(eq(t.tenant, tenant), isNotNull(t.next_attempt_at), lte(t.next_attempt_at, now)))
+    .orderBy(asc(t.next_attempt_at))
+    .limit(limit);
+  return rows.filter(isOpen);
+}
+
+/**
+ * Takes a due payment for another attempt; null when another replica was faster, or its call was refused. An attempt
+ * before this one that left no outcome counts as unknown, even if its process died.
+ */
+export async function lease(tx: Tx, seen: OpenPayment, now: number, until: number): Promise<OpenPayment | null> {
+  const { payments: t } = tx.tables;
+  const unknown_since = seen.sent_at === null ? seen.unknown_since : (seen.unknown_since ?? now);
+  const [row] = await tx.db
+    .update(t)
+    .set({
+      attempts: seen.attempts + 1,
+      unknown_since,
+      asked_ms: askedMs(seen, now),
+      next_attempt_at: until,
+      updated_at: now,
+    })
+    .where(and(isOwnAttempt(tx, seen), eq(t.next_attempt_at, seen.next_attempt_at ?? now), notExists(refusal(tx))))
+    .returning();
+  return row !== undefined && isOpen(row) ? row : null;
+}
+
+/** The note that a call was refused: see invocations/refusals.ts. */
+function refusal({ db, tables: { payments: t, refusedCalls: r } }: Tx) {
+  return db
+    .select({ id: r.id })
+    .from(r)
+    .where(and(eq(r.tenant, t.tenant), eq(r.id, t.invocation_id)));
+}
+
+/**
+ * The attempt has left no certain outcome.
+ *
+ * @param wasUnsent it certainly sent nothing
+ * @returns false when the outcome is known, or another replica has taken the payment for an attempt of its own since
+ */
+export async function postpone(
+  tx: Tx,
+  open: OpenPayment,
+  { at, now, wasUnsent }: { readonly at: number; readonly now: number; readonly wasUnsent: boolean },
+): Promise<boolean> {
+  return changed(tx, isOwnAttempt(tx, open), {
+    next_attempt_at: at,
+    asked_ms: askedMs(open, now),
+    updated_at: now,
+    ...(wasUnsent
+      ? { unsent_attempts: open.unsent_attempts + 1, sent_at: open.sent_at }
+      : { sent_at: open.sent_at ?? now, unknown_since: open.unknown_since ?? now }),
+  });
+}
+
+/** Nothing is left to try, and nothing of what was signed is kept. False when the outcome was known before. */
+export async function closeCollected(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
+  return changed(tx, isThis(tx.tables, open), closing(now));
+}
+
+/** Also false while another replica makes an attempt of its own, since that one may still collect it. */
+export async function closeRefused(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
+  return changed(tx, isOwnAttempt(tx, open), closing(now));
+}
+
+/**
+ * Closes the open payment of a call that has ended, if certainly nothing of it has left the gateway and no attempt is
+ * under way. Gives its attempts, or null when it stays open.
+ */
+export async function closeUnsent(
+  tx: Tx,
+  { tenant, id }: { readonly tenant: string; readonly id: string },
+  now: number,
+): Promise<number | null> {
+  const { payments: t } = tx.tables;
+  const [closed] = await tx.db
+    .update(t)
+    .set(closing(now))
+    .where(and(eq(t.tenant, tenant), eq(t.invocation_id, id), isNotNull(t.next_attempt_at), isNull(t.sent_at)))
+    .returning({ attempts: t.attempts });
+  return closed?.attempts ?? null;
+}
+
+function closing(now: number) {
+  return { settle_request: null, next_attempt_at: null, updated_at: now };
+}
+
+function isOwnAttempt({ tables }: Tx, open: OpenPayment) {
+  return and(isThis(tables, open), eq(tables.payments.attempts, open.attempts));
+}
+
+/** Matches the call too: after a refusal the same authorization may have come again for another call. */
+function isThis(tables: Tables, open: OpenPayment) {
+  return and(
+    isKey(tables, open),
+    eq(tables.payments.tenant, open.tenant),
+    eq(tables.payments.invocation_id, open.invocation_id),
+  );
+}
+
+/**
+ * From here on the payment may leave. False when it must not: another replica has taken it over, or its call has ended
+ * before anything had left.
+ */
+export async function mayLeave(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
+  const isWanted = open.sent_at === null ? exists(unended(tx)) : undefined;
+  return changed(tx, and(isOwnAttempt(tx, open), isWanted), { sent_at: open.sent_at ?? now });
+}
+
+function unended({ db, tables: { payments: t, invocations: i } }: Tx) {
+  return db
+    .select({ id: i.id })
+    .from(i)
+    .where(and(eq(i.tenant, t.tenant), eq(i.id, t.invocation_id), eq(i.status, "pending")));
+}
+
+type PaymentChanges = Parameters<ReturnType<Tx["db"]["update"]>["set"]>[0];
+
+/** Changes an open payment. */
+async function changed(tx: Tx, condition: SQL | undefined, changes: PaymentChanges): Promise<boolean> {
+  const { payments: t } = tx.tables;
+  const rows = await tx.db
+    .update(t)
+    .set(changes)
+    .where(and(condition, isNotNull(t.next_attempt_at)))
+    .returning({ attempts: t.attempts });
+  return rows.length > 0;
+}
+
+/**
+ * Makes payments due now whose next attempt is later than `after`. A process that is the only one does this for all at
+ * its start. Later it is for attempts beyond any pause and lease, which only a clock that was set back can cause.
+ */
+export async function makeDue(store: Store, now: number, after: number): Promise<void> {
+  const { payments: t } = store.read.tables;
+  const isLater = and(isNotNull(t.next_attempt_at), gt(t.next_attempt_at, after));
+  const [later] = await store.read.db.select({ nonce: t.nonce }).from(t).where(isLater).limit(1);
+  if (later === undefined) return;
+  await store.write(async (tx) => {
+    await tx.db.update(t).set({ next_attempt_at: now }).where(isLater);
+  });
+}

@@ -1,0 +1,164 @@
+// Receipts in the database: the calls that are owed one, the chain of each tenant, and the receipts themselves in
+// its order. A receipt, the end of its debt and the new head of the chain are one write.
+import { and, asc, eq, gte, inArray, lte } from "drizzle-orm";
+import type { Tables } from "../../../db/schema.ts";
+import { nextTenant, removeInGroups, tenantsIn } from "../../storage/batch-delete.ts";
+import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import type { InvocationRow } from "../invocations/service.ts";
+import { linkOf } from "./claims.ts";
+
+export type ReceiptRow = Tables["receipts"]["$inferSelect"];
+
+/** The newest receipt of a tenant; null before the first. */
+export type ChainHead = Pick<Tables["receiptChains"]["$inferSelect"], "sequence" | "sha256"> | null;
+
+const headQuery = prepared(({ db, tables: { receiptChains: t } }: Reader) =>
+  db
+    .select({ sequence: t.sequence, sha256: t.sha256 })
+    .from(t)
+    .where(eq(t.tenant, bind(t.tenant, "tenant"))),
+);
+
+const byInvocation = prepared(({ db, tables: { receipts: t } }: Reader) =>
+  db
+    .select({ jws: t.jws })
+    .from(t)
+    .where(and(eq(t.tenant, bind(t.tenant, "tenant")), eq(t.invocation_id, bind(t.invocation_id, "invocation_id")))),
+);
+
+/** The first tenants, by name after `after`, with owed receipts. One index seek per tenant. */
+export async function tenantsDue(reader: Reader, after: string, limit: number): Promise<string[]> {
+  const tenants: string[] = [];
+  while (tenants.length < limit) {
+    const tenant = await nextTenant(reader, "receiptsDue", tenants.at(-1) ?? after);
+    if (tenant === null) break;
+    tenants.push(tenant);
+  }
+  return tenants;
+}
+
+export async function isDue(reader: Reader, tenant: string, invocationId: string): Promise<boolean> {
+  const { receiptsDue: t } = reader.tables;
+  const rows = await reader.db
+    .select({ id: t.invocation_id })
+    .from(t)
+    .where(and(eq(t.tenant, tenant), eq(t.invocation_id, invocationId)));
+  return rows.length > 0;
+}
+
+/** Invocations that are owed a receipt, oldest first. */
+export async function dueOf(reader: Reader, tenant: string, limit: number): Promise<InvocationRow[]> {
+  const { receiptsDue: due, invocations: t } = reader.tables;
+  const owed = await reader.db
+    .select({ id: due.invocation_id })
+    .from(due)
+    .where(eq(due.tenant, tenant))
+    .orderBy(asc(due.invocation_id))
+    .limit(limit);
+  if (owed.length === 0) return [];
+  const ids = owed.map(({ id }) => id);
+  return await reader.db
+    .select()
+    .from(t)
+    .where(and(eq(t.tenant, tenant), inArray(t.id, ids)))
+    .orderBy(asc(t.id));
+}
+
+export async function headOf(reader: Reader, tenant: string): Promise<ChainHead> {
+  const [head] = await headQuery(reader).execute({ tenant });
+  return head ?? null;
+}
+
+interface Addition {
+  readonly tenant: string;
+  /** The head that the receipts were made to follow. */
+  readonly after: ChainHead;
+  readonly receipts: readonly ReceiptRow[];
+}
+
+/** False, and nothing is changed, when the chain has grown meanwhile, so that the receipts do not follow its head. */
+export async function append(tx: Tx, { tenant, after, receipts }: Addition): Promise<boolean> {
+  const last = receipts.at(-1);
+  if (last === undefined) return false;
+  const head = { sequence: last.sequence, sha256: linkOf(last.jws) };
+  const { receiptChains: chains, receiptsDue: due, receipts: t } = tx.tables;
+  const moved =
+    after === null
+      ? await tx.db
+          .insert(chains)
+          .values({ tenant, ...head })
+          .onConflictDoNothing()
+          .returning({ sequence: chains.sequence })
+      : await tx.db
+          .update(chains)
+          .set(head)
+          .where(and(eq(chains.tenant, tenant), eq(chains.sequence, after.sequence)))
+          .returning({ sequence: chains.sequence });
+  if (moved.length === 0) return false;
+  await tx.db.insert(t).values([...receipts]);
+  const made = receipts.map(({ invocation_id }) => invocation_id);
+  await tx.db.delete(due).where(and(eq(due.tenant, tenant), inArray(due.invocation_id, made)));
+  return true;
+}
+
+export async function findReceipt(reader: Reader, tenant: string, invocation_id: string): Promise<string | null> {
+  const [row] = await byInvocation(reader).execute({ tenant, invocation_id });
+  return row?.jws ?? null;
+}
+
+/** Oldest first. The places in a chain have no gaps, so a page costs the same wherever it stands. */
+export async function receiptPage(
+  reader: Reader,
+  tenant: string,
+  { limit, offset }: { readonly limit: number; readonly offset: number },
+): Promise<string[]> {
+  const { receipts: t } = reader.tables;
+  const [first] = await reader.db
+    .select({ sequence: t.sequence })
+    .from(t)
+    .where(eq(t.tenant, tenant))
+    .orderBy(asc(t.sequence))
+    .limit(1);
+  if (first === undefined) return [];
+  const rows = await reader.db
+    .select({ jws: t.jws })
+    .from(t)
+    .where(and(eq(t.tenant, tenant), gte(t.sequence, first.sequence + offset)))
+    .orderBy(asc(t.sequence))
+    .limit(limit);
+  return rows.map(({ jws }) => jws);
+}
+
+/**
+ * Removes the oldest receipts of each tenant, up to the first whose ID is not below `before`: what is left of a
+ * chain has no gap. Gives how many they were.
+ */
+export async function removeReceiptsBefore(store: Store, before: string): Promise<number> {
+  let removed = 0;
+  for await (const tenant of tenantsIn(store.read, "receiptChains")) {
+    removed += await removeInGroups(store, (tx, limit) => removeSome(tx, { tenant, before, limit }));
+  }
+  return removed;
+}
+
+interface Oldest {
+  readonly tenant: string;
+  readonly before: string;
+  readonly limit: number;
+}
+
+async function removeSome(tx: Tx, { tenant, before, limit }: Oldest): Promise<number> {
+  const { receipts: t } = tx.tables;
+  const oldest = await tx.db
+    .select({ id: t.id, sequence: t.sequence })
+    .from(t)
+    .where(eq(t.tenant, tenant))
+    .orderBy(asc(t.sequence))
+    .limit(limit);
+  const kept = oldest.findIndex(({ id }) => id >= before);
+  const old = kept === -1 ? oldest : oldest.slice(0, kept);
+  const last = old.at(-1);
+  if (last === undefined) return 0;
+  await tx.db.delete(t).where(and(eq(t.tenant, tenant), lte(t.sequence, last.sequence)));
+  return old.length;
+}

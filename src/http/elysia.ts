@@ -1,0 +1,111 @@
+// The router, with the work-arounds for it in one place. Elysia reads the path of a URL wrongly if the host is short, knows
+// no HEAD, answers with an error's own message, and does not tell an unknown path from a wrong method.
+// One per thread, since an error is kept under the request that it belongs to, on its way past the router.
+import { Elysia, NotFoundError } from "elysia";
+import { Fault } from "../core/fault.ts";
+import { STATUS } from "./answers.ts";
+
+/** What a route threw, on its way past Elysia, which would answer with the error's own message. */
+const thrown = new WeakMap<Request, unknown>();
+
+/**
+ * An Elysia instance as the product wants it: exact paths, and nothing done to bodies and queries behind the
+ * routes' backs. Routes read both through http/input.ts.
+ */
+export function routes() {
+  return new Elysia({ strictPath: true, normalize: false }).onError({ as: "global" }, ({ error, request }) => {
+    thrown.set(request, error);
+    return new Response(null, { status: STATUS.internal });
+  });
+}
+
+interface RouteShape {
+  readonly method: string;
+  readonly path: string;
+}
+
+export interface RoutedApp {
+  fetch(request: Request): Response | Promise<Response>;
+  readonly routes: readonly RouteShape[];
+}
+
+export function createRouter(app: RoutedApp) {
+  const table = app.routes.map(({ method, path }) => ({ method, pattern: pathPattern(path) }));
+  /**
+   * Passes a request, whose path is the one that was judged, to its route.
+   *
+   * @throws what the route throws; Fault `not_found` and `method_not_allowed` where there is none
+   */
+  return async (request: Request, path: string): Promise<Response> => {
+    if (!isDecodable(path)) throw noSuchRoute();
+    const response = await app.fetch(request);
+    if (!thrown.has(request)) return response;
+    const error = thrown.get(request);
+    throw error instanceof NotFoundError ? unknownRoute(table, request.method, path) : error;
+  };
+}
+
+/**
+ * Elysia looks for the path after the 11th character of the URL and so misreads one with a shorter host, and
+ * it knows no HEAD. Both get a request that it routes right; the scope is keyed by that request. A Host header
+ * that makes no URL leaves the bare path as the request's URL. A new URL is written anew (`\` is `/`, and `..` goes up),
+ * so the path that is judged is always that of the request which is routed.
+ */
+export function withRoutableUrl(original: Request): { request: Request; path: string } {
+  const { url } = original;
+  const start = pathStart(url);
+  const isHead = original.method === "HEAD";
+  if (start >= 11 && !isHead) return { request: original, path: pathOf(url, start) };
+  const { headers, body, signal } = original;
+  const method = isHead ? "GET" : original.method;
+  const target = start === -1 || url[start] !== "/" ? "/" : url.slice(start);
+  const request = new Request(`http://localhost${target}`, { method, headers, body, signal });
+  return { request, path: pathOf(request.url, pathStart(request.url)) };
+}
+
+function pathStart(url: string): number {
+  const scheme = url.indexOf("://");
+  return scheme === -1 ? 0 : url.indexOf("/", scheme + 3);
+}
+
+function pathOf(url: string, start: number): string {
+  const query = url.indexOf("?", start);
+  return url.slice(start, query === -1 ? url.length : query);
+}
+
+interface RoutePattern {
+  readonly method: string;
+  readonly pattern: RegExp;
+}
+
+/** A route's path as a pattern: `:name` is one segment, a final `*` is the rest. */
+export function pathPattern(path: string): RegExp {
+  const source = path
+    .split("/")
+    .map((segment) => (segment === "*" ? ".*" : segment.startsWith(":") ? "[^/]+" : RegExp.escape(segment)))
+    .join("/");
+  return new RegExp(`^${source}$`);
+}
+
+function noSuchRoute(): Fault {
+  return new Fault("not_found", "no such route");
+}
+
+/** For a request without a route: Elysia does not tell whether another method has one. */
+function unknownRoute(table: readonly RoutePattern[], method: string, path: string): Fault {
+  const allow = table.filter(({ pattern }) => pattern.test(path)).map((route) => route.method);
+  if (allow.length === 0 || allow.includes(method)) return noSuchRoute();
+  if (allow.includes("GET")) allow.push("HEAD");
+  return new Fault("method_not_allowed", "this route has other methods", { allow });
+}
+
+/** A path that is no percent-encoded UTF-8 names nothing, and Elysia would give routes null for its parameters. */
+function isDecodable(path: string): boolean {
+  if (!path.includes("%")) return true;
+  try {
+    decodeURIComponent(path);
+    return true;
+  } catch {
+    return false;
+  }
+}

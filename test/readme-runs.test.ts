@@ -1,0 +1,266 @@
+// What the README and the manual show runs: their commands in a shell as they stand, and their examples against the
+// gateway that the start command starts, which has the routes and the statuses that they describe.
+import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { mkdirSync, mkdtempSync, renameSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { manifest, manual, readme } from "./support/documentation.ts";
+import { type Exchange, exchanges, parseReadme, runShell, type Shell, tableRows } from "./support/readme.ts";
+
+const START_MS_MAX = 30_000;
+setDefaultTimeout(60_000);
+
+describe("a reader of the documentation", () => {
+  const home = mkdtempSync(join(tmpdir(), "tollgate-readme-"));
+  const shells: Shell[] = [];
+  /** Of the gateway, and the plain one of the facilitator. */
+  let port = 0;
+  let openPort = 0;
+  /** The README's own text for this machine: its ports and hosts are free ports here, its Bun is the running one. */
+  let localised: (text: string) => string;
+  let environment: Record<string, string>;
+  let gatewayShell: Shell;
+  let demo: Shell;
+  /** Resolves when the facilitator listens. */
+  let collecting: Promise<void>;
+
+  const shell = (script: string) => {
+    const started = runShell(localised(script), environment, home);
+    shells.push(started);
+    return started;
+  };
+  const blocksOf = (info: string) => manual.blocks.filter((block) => block.info === info);
+
+  beforeAll(async () => {
+    const [gateway = 0, echo = 0, mcp = 0, mutual = 0, open = 0] = freePorts(5);
+    [port, openPort] = [gateway, open];
+    localised = (text) =>
+      text
+        .replaceAll("https://echo.example.com/run", `http://127.0.0.1:${echo}/run`)
+        .replaceAll('"echo.example.com"', '"127.0.0.1"')
+        .replaceAll("https://mcp.example.com/mcp", `http://127.0.0.1:${mcp}/mcp`)
+        .replaceAll(/\b8080\b/g, String(gateway))
+        .replaceAll(/\b9001\b/g, String(echo))
+        .replaceAll(/\b3001\b/g, String(mcp))
+        .replaceAll(/\b9443\b/g, String(mutual))
+        .replaceAll(/\b9081\b/g, String(open))
+        .replaceAll(/(?<![\w/])facilitator\/(?=pki|data)/g, `${home}/facilitator/`)
+        .replaceAll(/(?<![\w/])(\w+\.jsonl|jwks\.json)\b/g, `${home}/$1`)
+        .replaceAll(`npx --yes bun@${manifest.engines.bun}`, process.execPath)
+        .replaceAll(/"(?=data\/tollgate\.db"|backup\.db")/g, `"${home}/`);
+    environment = surroundings();
+    demo = shell(blocksOf("sh demo")[0]?.text ?? "exit 1");
+    collecting = startFacilitator();
+    // Whoever needs it waits for it, and learns why it did not start.
+    collecting.catch(() => {});
+    gatewayShell = shell(blocksOf("sh start")[0]?.text ?? "exit 1");
+    const [, upstreams] = blocksOf("sh upstreams").map(({ text }) => shell(text));
+    await Promise.all([
+      gatewayShell.prints(/a token .*\n/, START_MS_MAX),
+      upstreams?.prints(/listening on port/, START_MS_MAX),
+      answers(`http://127.0.0.1:${echo}/`),
+    ]);
+  });
+
+  afterAll(async () => {
+    for (const started of shells) await started[Symbol.asyncDispose]();
+    rmSync(home, { recursive: true, force: true });
+  });
+
+  /** The README's facilitator on the chain of the demo, whose address replaces the one that the README shows. */
+  async function startFacilitator(): Promise<void> {
+    const [shown = "no address"] = /(?<=TOLLGATE_RPC_URLS=)\S+/.exec(manual.text) ?? [];
+    await demo.prints(/chain RPC +\S+ /, START_MS_MAX);
+    const [url = ""] = /(?<=chain RPC +)\S+/.exec(demo.printed()) ?? [];
+    const blocks = blocksOf("sh facilitator").map(({ text }) => text.replaceAll(shown, url));
+    expect(blocks.length).toBe(2);
+    await shell(blocks.join("")).prints(/"event":"listening"/, START_MS_MAX);
+  }
+
+  function surroundings(): Record<string, string> {
+    const own = Object.entries(process.env).filter(([name]) => !/^(TOLLGATE_|DATABASE_URL|PORT$)/.test(name));
+    // The start script calls `bun`, which npx would have put on the path.
+    const bin = join(home, "bin");
+    mkdirSync(bin);
+    symlinkSync(process.execPath, join(bin, "bun"));
+    return {
+      ...(Object.fromEntries(own) as Record<string, string>),
+      PATH: `${bin}:${process.env["PATH"]}`,
+      TOLLGATE_PORT: String(port),
+      TOLLGATE_DATA_DIR: join(home, "data"),
+    };
+  }
+
+  /** All are held until all are known, so that none comes twice. */
+  function freePorts(count: number): number[] {
+    const held = Array.from({ length: count }, () =>
+      Bun.listen({ hostname: "127.0.0.1", port: 0, socket: { data() {} } }),
+    );
+    return held.map((listener) => {
+      listener.stop(true);
+      return listener.port;
+    });
+  }
+
+  async function answers(url: string): Promise<void> {
+    const deadline = performance.now() + START_MS_MAX;
+    while (performance.now() < deadline) {
+      const answer = await fetch(url, { method: "POST", body: "{}" }).catch(() => null);
+      if (answer?.ok) return;
+      await Bun.sleep(20);
+    }
+    throw new Error(`nobody answers at ${url}`);
+  }
+
+  /** Less what differs from run to run. */
+  function plain(text: string): string {
+    return text
+      .trim()
+      .replaceAll(/\b(agt|inv|cred|rcpt)_[0-9a-f-]{36}/g, "$1_…")
+      .replaceAll(/\b\d{4}-\d\d-\d\dT[\d:.]+Z/g, "<time>")
+      .replaceAll(/ +\d[\d.]* m?s\b/g, " <duration>")
+      .replaceAll(/\btx_hash: '0x[0-9a-f]{64}'|(?<=transaction +)0x[0-9a-f]{64}/g, "<transaction>")
+      .replaceAll(/(?<=127\.0\.0\.1:)\d+|(?<=\bblock +|\blatency_ms: )\d+/g, "<number>")
+      .replaceAll(/(?<=\bprevious: ')[0-9a-f]{64}/g, "<link>")
+      .replaceAll(/\banvil (in|on|of) \w+( \w+)?/g, "anvil");
+  }
+
+  test("is told by the first start where things are", () => {
+    const index = manual.blocks.findIndex(({ info }) => info === "sh start");
+    const shown = localised(manual.blocks[index + 1]?.text ?? "");
+    const printed = gatewayShell
+      .printed()
+      .replaceAll(home, "…")
+      .replaceAll(" --data-dir …/data", "")
+      .replaceAll(/(npx --yes bun@\S+|bun) src/g, `${process.execPath} src`);
+    expect(printed).toContain(shown);
+  });
+
+  /** Each with what is shown to come of it. */
+  function steps(section: string): { readonly script: string; readonly shown: string }[] {
+    const { blocks } = parseReadme(manual.section(section));
+    return blocks.flatMap((block, index) => {
+      if (!/^sh (tour|curl)$/.test(block.info)) return [];
+      if (block.info === "sh curl" && Bun.which("curl") === null) return [];
+      const next = blocks[index + 1];
+      return [{ script: block.text, shown: next === undefined || /^sh|http/.test(next.info) ? "" : next.text }];
+    });
+  }
+
+  test("sees in the demo what is shown, and more", async () => {
+    await demo.prints(/Ctrl-C here stops everything/, START_MS_MAX);
+    const shown = blocksOf("text demo")[0]?.text ?? "";
+    const wanted = shown.split("\n").filter((line) => !/^ *…?$/.test(line));
+    expect(wanted.length).toBeGreaterThan(15);
+    const printed = plain(demo.printed()).split("\n").values();
+    // In this order, with others in between.
+    const missing = wanted.map(plain).filter((line) => !printed.some((other) => plain(other) === line));
+    expect([missing, demo.printed()]).toEqual([[], demo.printed()]);
+  });
+
+  test("can do the tour, streams, receipts, and getting paid, word for word", async () => {
+    const hasCurl = Bun.which("curl") !== null;
+    const parts = ["Tour", "Streams", "Receipts, step by step", "Get paid"].map(steps);
+    expect(parts.map(({ length }) => length)).toEqual(hasCurl ? [4, 5, 4, 5] : [4, 3, 1, 4]);
+    const payer = join(home, "payer");
+    const wait = `until [ -f ${payer} ]; do sleep 0.1; done; . ${payer}\n`;
+    const unpaid = parts.slice(0, -1).flat();
+    const paid = parts.at(-1) ?? [];
+    const scripts = [...unpaid, ...paid].map(({ script }) => `${script}\nprintf '\\036'\n`);
+    scripts.splice(unpaid.length, 0, wait);
+    const journey = shell(scripts.join(""));
+    await collecting;
+    await demo.prints(/PAYER_KEY=\S+\n/, START_MS_MAX);
+    const [key = ""] = /(?<=PAYER_KEY=)\S+/.exec(demo.printed()) ?? [];
+    const line = blocksOf("sh payer")[0]?.text.replace(/(?<=PAYER_KEY=)\S+/, key) ?? "exit 1";
+    writeFileSync(`${payer}.new`, line);
+    renameSync(`${payer}.new`, payer);
+    const outputs = (await journey.output).split("\x1e");
+    for (const [index, { script, shown }] of [...unpaid, ...paid].entries()) {
+      const context = `${script}\n--- all of it:\n${journey.printed()}`;
+      expect([plain(outputs[index] ?? ""), context]).toEqual([plain(shown), context]);
+    }
+  });
+
+  test("can open the backup of a running gateway", async () => {
+    const backup = shell(blocksOf("sh backup")[0]?.text ?? "exit 1");
+    await backup.output;
+    const { Database } = await import("bun:sqlite");
+    using copy = new Database(join(home, "backup.db"), { readonly: true });
+    expect(copy.query("pragma integrity_check").values()).toEqual([["ok"]]);
+    expect(copy.query("select name from agents order by id").values()).toEqual([["echo"], ["everything"]]);
+  });
+
+  test("can run the examples", async () => {
+    const mint = `${process.execPath} src/main.ts token --tenant examples --user me --scope invocations:read_body`;
+    const token = (await shell(mint).output).trim();
+    const all = blocksOf("http").flatMap(({ text }) => exchanges(localised(text)));
+    expect(all.length).toBeGreaterThan(20);
+    const ids = new Map<string, string>();
+    for (const exchange of all) await perform(exchange, token, ids);
+    const others = blocksOf("http facilitator").flatMap(({ text }) => exchanges(text));
+    expect(others.length).toBeGreaterThan(1);
+    for (const exchange of others) await perform(exchange, token, ids, openPort);
+  });
+
+  /** `agt_…` in a request is the last agent that was seen. */
+  async function perform(exchange: Exchange, token: string, ids: Map<string, string>, at = port) {
+    const known = (text: string) => text.replaceAll(/\b(agt|inv|cred)_…/g, (_all, prefix) => String(ids.get(prefix)));
+    const response = await fetch(`http://127.0.0.1:${at}${known(exchange.path)}`, {
+      method: exchange.method,
+      headers: { "content-type": "application/json", ...exchange.headers, authorization: `Bearer ${token}` },
+      body: exchange.body === null ? null : known(exchange.body),
+    });
+    const text = await response.text();
+    const what = `${exchange.method} ${exchange.path} ${exchange.body}: ${text}`;
+    expect([response.status, what]).toEqual([exchange.status, what]);
+    const body: unknown = text === "" ? null : JSON.parse(text);
+    const { id, invocation_id } = (body ?? {}) as { id?: string; invocation_id?: string };
+    for (const seen of [id, invocation_id ?? response.headers.get("x-service-invocation-id")])
+      if (seen != null) ids.set(seen.slice(0, seen.indexOf("_")), seen);
+    for (const [name, value] of Object.entries(exchange.answerHeaders)) {
+      expect(response.headers.get(name)).toBe(known(value));
+    }
+    if (exchange.answer !== null) expect(body).toMatchObject(pattern(exchange.answer));
+  }
+
+  /** `…` in a shown text stands for anything, a time for any time, a latency for any number. */
+  function pattern(shown: string): Record<string, unknown> {
+    return JSON.parse(shown, (key, value) => {
+      if (/^(latency|ttft)_ms$/.test(key) && value !== null) return expect.any(Number);
+      if (typeof value !== "string" || key === "masked_hint") return value;
+      if (/_at$/.test(key)) return expect.stringMatching(/^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/);
+      return value.includes("…")
+        ? expect.stringMatching(new RegExp(`^${value.split("…").map(RegExp.escape).join(".+")}$`))
+        : value;
+    }) as Record<string, unknown>;
+  }
+
+  test("finds every route and every status of the API, and no other", async () => {
+    const answer = await fetch(`http://127.0.0.1:${port}/swagger/json`);
+    const { paths } = (await answer.json()) as {
+      paths: Record<string, Record<string, { responses: object; servers?: object[] }>>;
+    };
+    const operations = Object.entries(paths).flatMap(([path, methods]) =>
+      Object.entries(methods).map(([method, { responses, servers }]) => ({
+        route: `${method.toUpperCase()} ${path}`,
+        isElsewhere: servers !== undefined,
+        statuses: Object.keys(responses).filter((status) => Number(status) >= 400),
+      })),
+    );
+    const api = manual.text;
+    const described = api.match(/(?<=`)(GET|POST|PUT|PATCH|DELETE) \/[^`?\s]*(?=`)/g) ?? [];
+    const routes = operations.map(({ route }) => route);
+    expect([...new Set(described)].sort()).toEqual(
+      [...routes, "GET /docs", "GET /swagger", "GET /swagger/json"].sort(),
+    );
+    const glance = readme.section("API at a glance").match(/(?<=`)(GET|POST|PUT|PATCH|DELETE) \/[^`?\s]*(?=`)/g);
+    expect([...new Set(glance)].sort()).toEqual([...new Set(described)].sort());
+    const statusesOf = (isElsewhere: boolean) =>
+      operations.filter((each) => each.isElsewhere === isElsewhere).flatMap(({ statuses }) => statuses);
+    const shown = (section: string) =>
+      tableRows(manual.section(section), "| status | when |").map(([status]) => status);
+    expect(shown("Errors")).toEqual([...new Set([...statusesOf(false), "405"])].sort());
+    expect(shown("Endpoints")).toEqual([...new Set(["200", ...statusesOf(true)])].sort());
+  });
+});
