@@ -130,63 +130,85 @@ function listTables(c: Columns) {
   };
 }
 
+/** `created_at` is not a column: it is the time inside the ID, so that history orders and filters by ID. */
+function invocationColumns(c: Columns) {
+  return {
+    tenant: c.text().notNull(),
+    id: c.text().notNull(),
+    agent_id: c.text().notNull(),
+    /** The user claim of the caller. */
+    caller: c.text().notNull(),
+    mode: c.text().$type<Mode>().notNull(),
+    status: c.text().$type<InvocationStatus>().notNull(),
+    error_class: c.text().$type<ErrorClass>(),
+    model: c.text(),
+    mcp_method: c.text(),
+    mcp_tool: c.text(),
+    payment_network: c.text(),
+    payment_asset: c.text(),
+    payment_amount: c.text(),
+    payment_payer: c.text(),
+    payment_nonce: c.text(),
+    settlement_status: c.text().$type<SettlementStatus>(),
+    /** JSON of the settlement sub-record without its status. */
+    settlement: c.text(),
+    upstream_status: c.whole(),
+    latency_ms: c.whole(),
+    ttft_ms: c.whole(),
+    req_size: c.whole(),
+    resp_size: c.whole(),
+    /** Of the whole bodies, in lower hex, where a receipt will say them. */
+    req_sha256: c.text(),
+    resp_sha256: c.text(),
+    response_content_type: c.text(),
+    response_truncated: c.flag().notNull(),
+    body_captured: c.flag().notNull(),
+    emit_receipt: c.flag().notNull(),
+    /** The replica that runs the call; null while pending. */
+    owner: c.text(),
+    /** The replica that accepted the call; null where there are no others. */
+    accepted_by: c.text(),
+    /** The token of the attempt that claimed the call, also after its end; null when nobody ever did. */
+    claim: c.text(),
+    updated_at: c.whole().notNull(),
+    completed_at: c.whole(),
+  };
+}
+
+/** What is known of a call before its end. */
+function openColumns(c: Columns) {
+  const { error_class, upstream_status, latency_ms, ttft_ms, resp_size, ...others } = invocationColumns(c);
+  const { resp_sha256, response_content_type, response_truncated, completed_at, status, ...open } = others;
+  return { ...open, status: c.text().$type<"pending" | "running">().notNull() };
+}
+
 function invocationTables(c: Columns) {
   return {
-    /** `created_at` is not a column: it is the time inside the ID, so that history orders and filters by ID. */
-    invocations: c.table("invocations", {
-      tenant: c.text().notNull(),
-      id: c.text().notNull(),
-      agent_id: c.text().notNull(),
-      /** The user claim of the caller. */
-      caller: c.text().notNull(),
-      mode: c.text().$type<Mode>().notNull(),
-      status: c.text().$type<InvocationStatus>().notNull(),
-      error_class: c.text().$type<ErrorClass>(),
-      model: c.text(),
-      mcp_method: c.text(),
-      mcp_tool: c.text(),
-      payment_network: c.text(),
-      payment_asset: c.text(),
-      payment_amount: c.text(),
-      payment_payer: c.text(),
-      payment_nonce: c.text(),
-      settlement_status: c.text().$type<SettlementStatus>(),
-      /** JSON of the settlement sub-record without its status. */
-      settlement: c.text(),
-      upstream_status: c.whole(),
-      latency_ms: c.whole(),
-      ttft_ms: c.whole(),
-      req_size: c.whole(),
-      resp_size: c.whole(),
-      /** Of the whole bodies, in lower hex, where a receipt will say them. */
-      req_sha256: c.text(),
-      resp_sha256: c.text(),
-      response_content_type: c.text(),
-      response_truncated: c.flag().notNull(),
-      body_captured: c.flag().notNull(),
-      emit_receipt: c.flag().notNull(),
-      /** The replica that runs the call; null while pending. */
-      owner: c.text(),
-      /** The replica that accepted the call; null where there are no others. */
-      accepted_by: c.text(),
-      /** The token of the attempt that claimed the call, also after its end; null when nobody ever did. */
-      claim: c.text(),
-      updated_at: c.whole().notNull(),
-      completed_at: c.whole(),
+    /** Calls that have not ended, in the order of their arrival, with what is needed to make them. */
+    openInvocations: c.table("open_invocations", {
+      ...openColumns(c),
+      /** JSON of the call as accepted: agent snapshot and headers. */
+      call: c.text().notNull(),
+      /** The whole body while it is small; null for a large one, which stands in `invocationBodies`. */
+      request: c.bytes(),
     }),
 
-    /** What is needed to make the call, until it has been made; after that the captured bodies, if capture is on. */
+    /** Calls that have ended. A row is written once, with the end, and changes when its payment turns out later. */
+    endedInvocations: c.table("ended_invocations", invocationColumns(c)),
+
+    /** Both of them as one, each call once: a view, for readers only. */
+    invocations: c.table("invocations", invocationColumns(c)),
+
+    /** The captured bodies of ended calls; of a call that has not ended only its request, where it is large. */
     invocationBodies: c.table("invocation_bodies", {
       tenant: c.text().notNull(),
       invocation_id: c.text().notNull(),
-      /** JSON of the call as accepted (agent snapshot and headers); null once the call has ended. */
-      call: c.text(),
       /** The whole body until the call has ended, then its first MiB. */
       request: c.bytes(),
       response: c.bytes(),
     }),
 
-    /** Exact totals of history pages. Rows are sharded so that replicas do not queue on one row. */
+    /** Exact totals of the calls that have ended. Rows are sharded so that replicas do not queue on one row. */
     invocationCounts: c.table("invocation_counts", {
       tenant: c.text().notNull(),
       dimension: c.text().$type<CountDimension>().notNull(),

@@ -75,8 +75,6 @@ export const INVOCATION_EVENTS = {
   withdraw: { from: "pending", to: "failed" },
 } as const satisfies Record<string, { from: InvocationStatus; to: InvocationStatus }>;
 
-export type InvocationEvent = keyof typeof INVOCATION_EVENTS;
-
 export function isEnded(status: InvocationStatus): boolean {
   return status === "succeeded" || status === "failed";
 }

@@ -7,8 +7,10 @@ import type { Tables } from "../../db/schema.ts";
 import { spend } from "../concurrency/loop-profile.ts";
 import type { CallEnd } from "../core/call-end.ts";
 import type { Log } from "../core/log.ts";
+import type { Command, CommandEffects } from "./commands.ts";
 import { addCount, type Counts, changedCounts } from "./counts.ts";
 import { sqliteCommitFailure, sqliteFailure, unavailable } from "./failures.ts";
+import { type CommandOn, commandsOn } from "./sqlite-commands.ts";
 import type { Queries, Tx } from "./store.ts";
 
 /** Bounds of one group. They keep the wait of its first work and the pause of the event loop short. */
@@ -21,7 +23,8 @@ const BUSY_MS_MAX = 4_000;
 const BUSY_RETRY_MS = 20;
 
 interface WaitingWrite {
-  run(tx: Tx): Promise<unknown>;
+  /** A command gives its output at once. */
+  run(tx: Tx): Bun.MaybePromise<unknown>;
   resolve(value: unknown): void;
   reject(error: unknown): void;
 }
@@ -78,32 +81,49 @@ interface GroupOutcome {
   readonly apart?: boolean;
 }
 
-function createGroupRunner({ writer, db, tables, now, log, ended, groupMs = GROUP_MS_MAX }: GroupOptions) {
+/** How far a group has come. */
+interface Progress {
+  readonly answers: (() => void)[];
+  readonly counts: Counts;
+  /** Works that were begun. */
+  ran: number;
+}
+
+function createGroupRunner(
+  { writer, db, tables, now, log, ended, groupMs = GROUP_MS_MAX }: GroupOptions,
+  commandOn: CommandOn,
+) {
   const sql = statements(writer);
 
-  /** Runs one work, and returns a function that answers it after the commit. */
-  async function perform(work: WaitingWrite, count: Tx["count"]): Promise<() => void> {
+  /** Runs one work, and returns a function that answers it after the commit: at once for a command. */
+  function perform(work: WaitingWrite, count: Tx["count"]): Bun.MaybePromise<() => void> {
     const ends: CallEnd[] = [];
-    const value = await work.run({
-      db,
-      tables,
-      now,
-      count,
-      ended: (end) => ends.push(end),
-      lock: async () => {},
-    });
-    return () => {
+    const effects: CommandEffects = { count, ended: (end) => ends.push(end) };
+    const answerOf = (value: unknown) => () => {
       if (ends.length > 0) ended(ends);
       work.resolve(value);
     };
+    const value = work.run({
+      ...effects,
+      db,
+      tables,
+      now,
+      lock: async () => {},
+      execute: async (command, input) => commandOn(command)(input, effects),
+    });
+    return value instanceof Promise ? value.then(answerOf) : answerOf(value);
   }
 
   /** The same; its failure fails the whole group. */
-  async function runTogether(work: WaitingWrite, total: Counts): Promise<() => void> {
-    try {
-      return await perform(work, (...count) => addCount(total, ...count));
-    } catch (cause) {
+  function runTogether(work: WaitingWrite, total: Counts): Bun.MaybePromise<() => void> {
+    const fail = (cause: unknown): never => {
       throw new WorkFailed("a work of the group failed", { cause });
+    };
+    try {
+      const answer = perform(work, (...count) => addCount(total, ...count));
+      return answer instanceof Promise ? answer.catch(fail) : answer;
+    } catch (cause) {
+      return fail(cause);
     }
   }
 
@@ -125,6 +145,25 @@ function createGroupRunner({ writer, db, tables, now, log, ended, groupMs = GROU
     }
   }
 
+  /** Runs works for as long as a group takes. */
+  async function runSome(group: readonly WaitingWrite[], apart: boolean, progress: Progress): Promise<void> {
+    const runWork = apart ? runApart : runTogether;
+    const late = performance.now() + groupMs;
+    for (const work of group) {
+      progress.ran += 1;
+      const answer = runWork(work, progress.counts);
+      progress.answers.push(answer instanceof Promise ? await answer : answer);
+      if (performance.now() > late) break;
+    }
+    writeCounts(progress.counts);
+  }
+
+  function writeCounts(counts: Counts): void {
+    for (const { tenant, dimension, value, delta } of changedCounts(counts)) {
+      sql.count.run(tenant, dimension, value, delta);
+    }
+  }
+
   /** When the disk refuses even this, the next group tries again before it begins. */
   function undoAll(): void {
     try {
@@ -142,26 +181,15 @@ function createGroupRunner({ writer, db, tables, now, log, ended, groupMs = GROU
     },
     /** Runs as many works as fit into the time of a group, and commits. Never throws. */
     async run(group: readonly WaitingWrite[], apart: boolean): Promise<GroupOutcome> {
-      const runWork = apart ? runApart : runTogether;
       const startedAt = performance.now();
-      const late = startedAt + groupMs;
-      const answers: (() => void)[] = [];
-      const counts: Counts = new Map();
-      let ran = 0;
+      const progress: Progress = { answers: [], counts: new Map(), ran: 0 };
       try {
-        for (const work of group) {
-          ran += 1;
-          answers.push(await runWork(work, counts));
-          if (performance.now() > late) break;
-        }
-        for (const { tenant, dimension, value, delta } of changedCounts(counts)) {
-          sql.count.run(tenant, dimension, value, delta);
-        }
+        await runSome(group, apart, progress);
         sql.commit.run();
-        return { answers, again: group.slice(ran) };
+        return { answers: progress.answers, again: group.slice(progress.ran) };
       } catch (thrown) {
         if (writer.inTransaction) undoAll();
-        return afterFailure(thrown, group, ran);
+        return afterFailure(thrown, group, progress.ran);
       } finally {
         spend("sqlite write", performance.now() - startedAt);
       }
@@ -192,7 +220,8 @@ function isBusy(error: unknown): boolean {
 }
 
 export function createGroupCommit(options: GroupOptions) {
-  const runner = createGroupRunner(options);
+  const commandOn = commandsOn(options.writer);
+  const runner = createGroupRunner(options, commandOn);
   let waiting: WaitingWrite[] = [];
   let scheduled = false;
   let closed = false;
@@ -236,14 +265,21 @@ export function createGroupCommit(options: GroupOptions) {
     else setTimeout(turn, BUSY_RETRY_MS);
   }
 
+  function enter<T>(run: (tx: Tx) => Bun.MaybePromise<T>): Promise<T> {
+    if (closed) return Promise.reject(unavailable(new Error("the store is closed")));
+    if (waiting.length >= WAITING_MAX) return Promise.reject(unavailable(new Error("too many works wait")));
+    return new Promise<T>((resolve, reject) => {
+      waiting.push({ run, resolve: (value) => resolve(value as T), reject });
+      schedule();
+    });
+  }
+
   return {
-    write<T>(work: (tx: Tx) => Promise<T>): Promise<T> {
-      if (closed) return Promise.reject(unavailable(new Error("the store is closed")));
-      if (waiting.length >= WAITING_MAX) return Promise.reject(unavailable(new Error("too many works wait")));
-      return new Promise<T>((resolve, reject) => {
-        waiting.push({ run: work, resolve: (value) => resolve(value as T), reject });
-        schedule();
-      });
+    // Queries are promises of Drizzle's own kind, so what a work gives is always awaited.
+    write: <T>(work: (tx: Tx) => Promise<T>): Promise<T> => enter(async (tx) => await work(tx)),
+    execute<Input, Output>(command: Command<Input, Output>, input: Input): Promise<Output> {
+      const run = commandOn(command);
+      return enter((tx) => run(input, tx));
     },
     /** Refuses further works and resolves when those that wait have ended. */
     close(): Promise<void> {

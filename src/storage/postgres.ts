@@ -9,6 +9,8 @@ import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { createCallEnds } from "./call-ends.ts";
+import { createCommandBatches } from "./command-batches.ts";
+import type { Command } from "./commands.ts";
 import { addCount, COUNT_SHARDS, type Counts, changedCounts } from "./counts.ts";
 import { openDatabaseClock } from "./database-clock.ts";
 import { within } from "./deadline.ts";
@@ -30,7 +32,9 @@ import {
 import type { Reader, Store, Tx } from "./store.ts";
 
 /** Together they leave room for several replicas below Postgres's usual limit of 100. */
-const WRITERS_MAX = 12;
+const WRITERS_MAX = 10;
+/** Transactions of commands at once: the next one gathers while these wait for the disk. */
+const BATCHES_MAX = 2;
 const READERS_MAX = 6;
 const FIRST_READERS_MAX = 2;
 /** The limit of one read or write, from the wait for a connection to the answer; the interface promises 10 s. */
@@ -71,6 +75,23 @@ async function flush(connection: DatabaseConnection, counts: Counts): Promise<vo
   );
 }
 
+/**
+ * Writes find their rows along indexes, whatever the statistics say: a plan that was made for a table that was empty a
+ * moment ago would read all of it from then on.
+ */
+const BEGIN = `begin; set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off`;
+
+/** Runs commands of one kind as one statement. */
+async function runCommands<Input, Output>(
+  connection: DatabaseConnection,
+  { postgres }: Command<Input, Output>,
+  inputs: readonly Input[],
+  ended: Tx["ended"],
+): Promise<Output[]> {
+  const rows = await connection.query(postgres.text, postgres.valuesOf(inputs), "objects");
+  return postgres.outputsOf(inputs, rows as Record<string, unknown>[], { ended });
+}
+
 /** Everything between `begin` and `commit`. Undoes it all when anything fails. */
 async function transaction<T>(
   connection: DatabaseConnection,
@@ -87,6 +108,10 @@ async function transaction<T>(
         now,
         count: (tenant, dimension, value, delta) => addCount(counts, tenant, dimension, value, delta),
         ended: (end) => ends.push(end),
+        async execute(command, input) {
+          const [output] = await runCommands(connection, command, [input], (end) => ends.push(end));
+          return output as never;
+        },
         lock: (key) => connection.run("select pg_advisory_xact_lock(hashtextextended($1, 0))", [key]),
       },
       connection,
@@ -113,15 +138,18 @@ interface Writing {
 }
 
 /** Runs `task` in a transaction, and again when it was undone because of another, or had not begun. */
-async function write<T>({ writers, callMsMax, ended }: Writing, task: Task<T>): Promise<T> {
-  const until = performance.now() + callMsMax;
+async function write<T>(
+  { writers, callMsMax, ended }: Writing,
+  task: Task<T>,
+  until = performance.now() + callMsMax,
+): Promise<T> {
   for (let attempt = 1; ; attempt += 1) {
     let begun = false;
     let isCommitting = false;
     try {
       return await writers.use(until, async (connection) => {
         connection.failed = undefined;
-        await connection.run("begin");
+        await connection.run(BEGIN);
         begun = true;
         const committing = () => {
           isCommitting = true;
@@ -169,6 +197,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
   await prepareDatabase(options);
   const { callMsMax = CALL_MS_MAX } = options;
   const writers = createConnectionPool(options.databaseUrl, { max: WRITERS_MAX, readOnly: false });
+  const batchers = createConnectionPool(options.databaseUrl, { max: BATCHES_MAX, readOnly: false });
   const readers = createConnectionPool(options.databaseUrl, { max: READERS_MAX, readOnly: true });
   const firstReaders = createConnectionPool(options.databaseUrl, { max: FIRST_READERS_MAX, readOnly: true });
   const readerOf = (pool: ConnectionPool): Reader => ({
@@ -183,12 +212,29 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
   });
   const ends = createCallEnds(options.log);
   const writing: Writing = { writers, callMsMax, ended: ends.tell };
+  const batches = createCommandBatches({
+    atOnce: BATCHES_MAX,
+    waitMsMax: callMsMax,
+    run: (groups, until) =>
+      write(
+        { ...writing, writers: batchers },
+        async (tx, connection) => {
+          const outputs: unknown[][] = [];
+          for (const { command, inputs } of groups) {
+            outputs.push(await runCommands(connection, command, inputs, tx.ended));
+          }
+          return outputs;
+        },
+        until,
+      ),
+  });
   return {
     dialect: "postgres",
     clock,
     read: readerOf(readers),
     readFirst: readerOf(firstReaders),
     write: (work) => write(writing, work),
+    execute: batches.execute,
     onCallEnded: ends.listen,
     probe: (timeoutMs) =>
       within(
@@ -198,7 +244,8 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     async close() {
       clock.stop();
       const until = performance.now() + callMsMax;
-      await Promise.all([writers, readers, firstReaders].map((pool) => pool.close(until)));
+      const others = [writers, readers, firstReaders].map((pool) => pool.close(until));
+      await Promise.all([batches.close().then(() => batchers.close(until)), ...others]);
     },
   };
 }

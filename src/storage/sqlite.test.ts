@@ -105,20 +105,20 @@ describe("on SQLite alone", () => {
   test("the dispatcher's queries walk an index, whatever is in the table", async () => {
     const { db } = store.read as Tx;
     const plan = async (where: string) => {
-      const rows = (await db.all(sql.raw(`explain query plan select * from invocations where ${where}`))) as {
+      const rows = (await db.all(sql.raw(`explain query plan select * from open_invocations where ${where}`))) as {
         detail: string;
       }[];
       return rows.map((row) => row.detail).join("; ");
     };
     const due = "status = 'pending' and coalesce(settlement_status, '') <> 'pending'";
     expect(await plan(`agent_id = 'a' and mode = 'transactional' and ${due} order by id`)).toBe(
-      "SEARCH invocations USING INDEX invocations_pending (agent_id=?)",
+      "SEARCH open_invocations USING INDEX open_invocations_pending (agent_id=?)",
     );
     expect(await plan(`updated_at < 1 and mode = 'streaming' and ${due} order by updated_at`)).toBe(
-      "SEARCH invocations USING INDEX invocations_unclaimed (updated_at<?)",
+      "SEARCH open_invocations USING INDEX open_invocations_unclaimed (updated_at<?)",
     );
     expect(await plan("owner = 'r' and status = 'running'")).toBe(
-      "SEARCH invocations USING INDEX invocations_running (owner=?)",
+      "SEARCH open_invocations USING INDEX open_invocations_running (owner=?)",
     );
   });
 

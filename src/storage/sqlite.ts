@@ -147,6 +147,7 @@ export async function openSqlite({ path, log, clock }: SqliteOptions): Promise<S
     read,
     readFirst: read,
     write: group.write,
+    execute: group.execute,
     onCallEnded: ends.listen,
     probe: (timeoutMs) =>
       within(

@@ -6,6 +6,7 @@ import type { CountDimension, Tables } from "../../db/schema.ts";
 import type { CallEnd, CallEndListener } from "../core/call-end.ts";
 import type { Clock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";
+import type { CommandRunner } from "./commands.ts";
 
 /** Drizzle in its SQLite types. The Postgres adapter casts to it, since the same calls build queries on both. */
 export type Queries = BaseSQLiteDatabase<"async", unknown, Record<string, never>>;
@@ -15,7 +16,7 @@ export interface Reader {
   readonly tables: Tables;
 }
 
-export interface Tx extends Reader {
+export interface Tx extends Reader, CommandRunner {
   readonly db: Queries;
   /** The database's own time when a statement reads it, in milliseconds since the epoch. */
   readonly now: SQL<number>;
@@ -33,7 +34,7 @@ export interface Tx extends Reader {
   lock(key: string): Promise<void>;
 }
 
-export interface Store {
+export interface Store extends CommandRunner {
   readonly dialect: "sqlite" | "postgres";
   /**
    * The time that is written into records and compared with them: the server's on Postgres, so that all replicas
@@ -57,6 +58,11 @@ export interface Store {
    * @throws UniqueViolation when the write breaks a uniqueness rule of the schema.
    */
   write<T>(work: (tx: Tx) => Promise<T>): Promise<T>;
+  /**
+   * Runs a command by itself, together with others that come at the same time, and resolves after its commit is durable.
+   * It fails alone, as a `write` of the same does.
+   */
+  execute: CommandRunner["execute"];
   /**
    * From now on the listener is told of each end that this process has stored, before the write is answered. Of a commit
    * whose answer was lost it is told nothing.

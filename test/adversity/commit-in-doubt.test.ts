@@ -48,7 +48,7 @@ beforeAll(async () => {
          as $$ begin perform pg_advisory_xact_lock_shared(${key}); return null; end $$`,
     );
   await client.unsafe(
-    `create constraint trigger fault_commit after insert on invocations deferrable initially deferred
+    `create constraint trigger fault_commit after insert on open_invocations deferrable initially deferred
        for each row execute function fault_commit()`,
   );
   await client.unsafe(

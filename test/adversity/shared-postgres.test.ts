@@ -277,7 +277,7 @@ test("a stop ends in time while the database is stuck, and a caller who has paid
     const waits = tenant.send("POST", `/v1/proxy/${free}`, {}, { prefer: "wait=60" });
     await replicas.facilitator.arrival(payment.authorization.nonce);
     while ((await tenant.send("GET", "/v1/invocations?status=running")).body.total !== 1) await Bun.sleep(10);
-    const release = await holdTable(replicas.databaseUrl, "invocations");
+    const release = await holdTable(replicas.databaseUrl, "open_invocations");
     const beganAt = performance.now();
     await gateway.stop();
     expect(performance.now() - beganAt).toBeLessThan(11_500);

@@ -26,7 +26,7 @@ eachDatabase((database) => {
     expect(await kept.settled()).toBe("settled");
     await gateway.kill9();
     for (const { nonce } of calls) {
-      await age(owing, "invocations", 25 * HOUR_MS, `payment_nonce = '${nonce}'`);
+      await age(owing, "open_invocations", 25 * HOUR_MS, `payment_nonce = '${nonce}'`);
       await age(owing, "payments", 25 * HOUR_MS, `nonce = '${nonce}'`);
     }
     // The facilitator is starting as well: its first answer tells nothing.

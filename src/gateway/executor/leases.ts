@@ -21,7 +21,7 @@ export interface Taker {
 const YOUNG_MS = 15_000;
 
 /** Streaming calls are left out: only their caller makes them. Same condition as the partial index on pending calls. */
-function queued({ invocations: t, replicas }: Reader["tables"], { db }: Reader, { replica, now }: Taker) {
+function queued({ openInvocations: t, replicas }: Reader["tables"], { db }: Reader, { replica, now }: Taker) {
   const present = db.select({ id: replicas.id }).from(replicas);
   const isOurs = or(
     isNull(t.accepted_by),
@@ -36,7 +36,7 @@ export type QueuedCall = InvocationKey & { readonly body_bytes: number };
 
 /** The oldest pending calls of an agent that this replica may take, oldest first. */
 export async function pendingOf(reader: Reader, taker: Taker, agentId: string, limit: number): Promise<QueuedCall[]> {
-  const { invocations: t } = reader.tables;
+  const { openInvocations: t } = reader.tables;
   return await reader.db
     .select({
       tenant: t.tenant,
@@ -51,7 +51,7 @@ export async function pendingOf(reader: Reader, taker: Taker, agentId: string, l
 
 /** The next agent, by ID after `after`, with such a call. One index seek, however many calls there are. */
 export async function nextAgentWithPending(reader: Reader, taker: Taker, after: string): Promise<string | null> {
-  const { invocations: t } = reader.tables;
+  const { openInvocations: t } = reader.tables;
   const [row] = await reader.db
     .select({ agent_id: t.agent_id })
     .from(t)
@@ -83,7 +83,7 @@ export async function endOrphans(
     const group = await store.write(async (tx) => {
       // Renew first, so that this replica's own lease is the newest even after a clock step.
       if (!mayJudge(await renewLease(tx, replica))) return [];
-      const { invocations: t, replicas } = tx.tables;
+      const { openInvocations: t, replicas } = tx.tables;
       const alive = tx.db
         .select({ id: replicas.id })
         .from(replicas)

@@ -175,10 +175,13 @@ test("a secret that can't be resolved fails the call, and the call is not made",
 });
 
 test("an outcome that can't be recorded ends the call as internal", async () => {
-  let writes = 0;
+  let ends = 0;
   const store: Store = {
     ...real,
-    write: (work) => (++writes === 2 ? Promise.reject(new Error("a row that does not fit")) : real.write(work)),
+    execute: (command, input) =>
+      command.name === "end" && ++ends === 1
+        ? Promise.reject(new Error("a row that does not fit"))
+        : real.execute(command, input),
   };
   const { scheduler, untilEnded } = dispatch({ store });
   const one = await acceptOne();

@@ -188,7 +188,7 @@ export class Scheduler {
   async #claim({ key, token }: Running, inHand: PendingCall | null): Promise<PendingCall | null> {
     const { store, clock, replica: owner } = this.#options;
     return await untilStored(
-      () => store.write((tx) => claim(tx, { key, owner, token, now: clock.now(), inHand })),
+      () => claim(store, { key, owner, token, now: clock.now(), inHand }),
       () => this.#draining,
     );
   }

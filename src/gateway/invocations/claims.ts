@@ -65,7 +65,7 @@ export async function compareOnce(options: CompareOptions): Promise<void> {
   const { store, replica, claims, stop } = options;
   // List the claims before the rows are read: each of them was already running in the database.
   const taken = claims.taken();
-  const { invocations: t } = store.read.tables;
+  const { openInvocations: t } = store.read.tables;
   const rows = await store.read.db
     .select({ tenant: t.tenant, id: t.id, agent_id: t.agent_id, claim: t.claim })
     .from(t)
@@ -90,7 +90,7 @@ async function endLost(options: CompareOptions, { tenant, id, agent_id, claim }:
     await store.write((tx) => release(tx, key, claim, clock.now()));
     released(agent_id);
   } else {
-    await store.write((tx) => abandon(tx, key, "internal", clock.now()));
+    await abandon(store, key, "internal", clock.now());
   }
   log.warn("orphaned_call_released", { tenant, invocation_id: id, fate });
 }

@@ -1,9 +1,11 @@
-// How a page of the history is found: along one index, newest first, in steps of a bounded number of entries, so
-// that it costs no more than the entries it passes. Other requests go on between two steps: SQLite answers on the
-// event loop, and a long walk in one piece would hold up every tenant.
-import { and, desc, eq, gte, isNotNull, lt, type SQL, type SQLWrapper, sql } from "drizzle-orm";
+// How a page of the history is found: the open calls and the ended ones are walked side by side, newest first, in windows
+// of a bounded number of entries, so that a page costs no more than the entries it passes. The ended ones are walked along
+// one index, the open ones by ID. Other requests go on between two windows: SQLite answers on the event loop, and a long
+// walk in one piece would hold up every tenant.
+import { and, desc, eq, gte, inArray, isNotNull, lt, type SQLWrapper, sql } from "drizzle-orm";
 import type { CountDimension } from "../../../db/schema.ts";
 import { inStoreTurns } from "../../concurrency/store-turns.ts";
+import { endedTotal } from "../../storage/counts.ts";
 import type { Reader } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
 
@@ -51,134 +53,202 @@ const COLUMNS = {
   settlement: "settlement_status",
 } as const satisfies Record<CountDimension, keyof InvocationRow>;
 
-type FilteredColumns = Record<(typeof COLUMNS)[CountDimension], SQLWrapper>;
+/** A call that is open has no error class yet. */
+function openColumn(t: Reader["tables"]["openInvocations"], dimension: CountDimension): SQLWrapper {
+  return dimension === "error_class" ? sql`null` : t[COLUMNS[dimension]];
+}
 
-function holds(calls: FilteredColumns, [dimension, value]: Filter): SQL {
-  return sql`${calls[COLUMNS[dimension]]} = ${value}`;
+/** IDs: from `floor` on, and below `below`. */
+interface IdRange {
+  readonly floor: string;
+  readonly below: string;
 }
 
 /**
- * The calls of a path below an ID. The value of the filter stands in a comparison of rows and in the order, where
+ * The ended calls of a path in a range. The value of the filter stands in a comparison of rows and in the order, where
  * equality would do, so that only the filter's own index gives that order. A planner with a choice takes the primary
  * key for a tenant with few calls in its statistics, which are outdated for a new tenant, and then scans all its calls.
  */
-function callsBelow({ tables: { invocations: t } }: Reader, path: ScanPath, below: string) {
+function endedIn({ db, tables: { endedInvocations: t } }: Reader, path: ScanPath, { floor, below }: IdRange) {
   const ofTenant = eq(t.tenant, path.tenant);
-  if (path.along === undefined) return and(ofTenant, gte(t.id, path.floor), lt(t.id, below));
+  // Without other filters nothing but the index is read.
+  const others = path.others.map(([dimension, value]) => sql`${t[COLUMNS[dimension]]} = ${value}`);
+  const calls = db.select({ id: t.id, matches: (and(...others) ?? sql`true`).as("matches") }).from(t);
+  if (path.along === undefined) {
+    return calls.where(and(ofTenant, gte(t.id, floor), lt(t.id, below))).orderBy(desc(t.id));
+  }
   const [dimension, value] = path.along;
   const column = t[COLUMNS[dimension]];
-  return and(
-    ofTenant,
-    sql`(${column}, ${t.id}) >= (${value}, ${path.floor})`,
-    sql`(${column}, ${t.id}) < (${value}, ${below})`,
-    isNotNull(column),
-  );
+  const from = sql`(${column}, ${t.id}) >= (${value}, ${floor})`;
+  const to = sql`(${column}, ${t.id}) < (${value}, ${below})`;
+  return calls.where(and(ofTenant, from, to, isNotNull(column))).orderBy(desc(column), desc(t.id));
 }
 
-function newestFirst(calls: FilteredColumns & { id: SQLWrapper }, { along }: ScanPath): SQL[] {
-  const byId = desc(calls.id);
-  return along === undefined ? [byId] : [desc(calls[COLUMNS[along[0]]]), byId];
+/** The open calls of the tenant in a range, and which of them match. */
+function openIn({ db, tables: { openInvocations: t } }: Reader, path: ScanPath, { floor, below }: IdRange) {
+  const filters = path.along === undefined ? path.others : [path.along, ...path.others];
+  const matches = and(...filters.map(([dimension, value]) => sql`${openColumn(t, dimension)} = ${value}`));
+  return db
+    .select({ id: t.id, matches: (matches ?? sql`true`).as("matches") })
+    .from(t)
+    .where(and(eq(t.tenant, path.tenant), gte(t.id, floor), lt(t.id, below)))
+    .orderBy(desc(t.id));
 }
 
-interface ScanStep {
+/** What was passed of one of the two. */
+interface Passed {
   readonly entries: number;
   readonly matches: number;
   /** The ID of its last entry. */
   readonly last: string | null;
 }
 
-/** Passes the next entries. The limit inside keeps the other filters out of the choice of the index. */
-async function step(reader: Reader, path: ScanPath, below: string, entries: number): Promise<ScanStep> {
-  const { invocations: t } = reader.tables;
-  // Without other filters nothing but the index is read.
-  const matches = path.others.length === 0 ? sql`true` : and(...path.others.map((each) => holds(t, each)));
-  const passed = reader.db
-    .select({ id: t.id, matches: sql`${matches}`.as("matches") })
-    .from(t)
-    .where(callsBelow(reader, path, below))
-    .orderBy(...newestFirst(t, path))
-    .limit(entries)
-    .as("passed");
-  const [found] = await reader.db
-    .select({
-      entries: sql`count(*)`.mapWith(Number),
-      matches: sql`count(*) filter (where ${passed.matches})`.mapWith(Number),
-      last: sql<string | null>`min(${passed.id})`,
-    })
-    .from(passed);
-  return found ?? { entries: 0, matches: 0, last: null };
+/** Entries of each that are passed at most. */
+interface Most {
+  readonly open: number;
+  readonly ended: number;
 }
 
-/** The calls at a place among the matches of the step that begins below an ID. */
-async function rowsAt(
-  reader: Reader,
-  path: ScanPath,
-  below: string,
+/** Passes the next entries of both, in one statement: a call that ends just now is in one of them. */
+async function pass(reader: Reader, path: ScanPath, range: IdRange, most: Most): Promise<[Passed, Passed]> {
+  const summary = (calls: ReturnType<typeof openIn> | ReturnType<typeof endedIn>, name: string, entries: number) => {
+    const passed = calls.limit(entries).as(`${name}_passed`);
+    return reader.db
+      .select({
+        entries: sql`count(*)`.mapWith(Number).as(`${name}_entries`),
+        matches: sql`count(*) filter (where ${passed.matches})`.mapWith(Number).as(`${name}_matches`),
+        last: sql<string | null>`min(${passed.id})`.as(`${name}_last`),
+      })
+      .from(passed)
+      .as(name);
+  };
+  const open = summary(openIn(reader, path, range), "open", most.open);
+  const ended = summary(endedIn(reader, path, range), "ended", most.ended);
+  const [row] = await reader.db
+    .select({
+      open: { entries: open.entries, matches: open.matches, last: open.last },
+      ended: { entries: ended.entries, matches: ended.matches, last: ended.last },
+    })
+    .from(open)
+    .innerJoin(ended, sql`true`);
+  const nothing: Passed = { entries: 0, matches: 0, last: null };
+  return [row?.open ?? nothing, row?.ended ?? nothing];
+}
+
+/** A part of a path in which all entries of both have been passed. */
+interface Window {
+  readonly range: IdRange;
+  readonly open: Passed;
+  readonly ended: Passed;
+  /** Whether it reaches the end of the path. */
+  readonly isLast: boolean;
+}
+
+async function windowBelow(reader: Reader, path: ScanPath, below: string, most: Most): Promise<Window> {
+  const [open, ended] = await pass(reader, path, { floor: path.floor, below }, most);
+  const depth = ({ entries, last }: Passed, limit: number) => (entries < limit ? null : last) ?? path.floor;
+  const [openDepth, endedDepth] = [depth(open, most.open), depth(ended, most.ended)];
+  const floor = [openDepth, endedDepth].sort().at(-1) ?? path.floor;
+  const isLast = open.entries < most.open && ended.entries < most.ended;
+  const range = { floor, below };
+  const isBeyond = ({ last }: Passed) => last !== null && last < floor;
+  if (!isBeyond(open) && !isBeyond(ended)) return { range, open, ended, isLast };
+  const [openWithin, endedWithin] = await pass(reader, path, range, most);
+  return { range, open: openWithin, ended: endedWithin, isLast };
+}
+
+/** IDs of matches of a window at a place, newest first. */
+async function matchesAt(
+  { db }: Reader,
+  calls: ReturnType<typeof openIn> | ReturnType<typeof endedIn>,
   { limit, offset }: PageRange,
-): Promise<InvocationRow[]> {
-  const { invocations: t } = reader.tables;
-  const calls = reader.db
-    .select()
-    .from(t)
-    .where(callsBelow(reader, path, below))
-    .orderBy(...newestFirst(t, path));
-  // Matches after this step belong to the next one.
-  if (path.others.length === 0) return calls.limit(Math.min(limit, ENTRIES_MAX - offset)).offset(offset);
+  isFiltered: boolean,
+): Promise<string[]> {
+  if (!isFiltered) return (await calls.limit(limit).offset(offset)).map(({ id }) => id);
   const passed = calls.limit(ENTRIES_MAX).as("passed");
-  return reader.db
-    .select()
+  const rows = await db
+    .select({ id: passed.id })
     .from(passed)
-    .where(and(...path.others.map((each) => holds(passed, each))))
-    .orderBy(...newestFirst(passed, path))
+    .where(sql`${passed.matches}`)
+    .orderBy(desc(passed.id))
     .limit(limit)
     .offset(offset);
+  return rows.map(({ id }) => id);
 }
 
-/** A page whose total is known: no further than to the end of the page. Without other filters. */
-export async function pageAt(
-  reader: Reader,
-  path: ScanPath,
-  { limit, offset }: PageRange,
-  callerSignal: ScanSignal,
-): Promise<InvocationRow[]> {
-  let below = path.ceiling;
-  for (let left = offset; left > 0; ) {
-    const from = below;
-    const most = Math.min(left, ENTRIES_MAX);
-    const { entries, last } = await inStoreTurns(path.tenant, () => step(reader, path, from, most));
-    left -= entries;
-    if (last === null || callerSignal?.aborted) return [];
-    below = last;
-  }
-  return rowsAt(reader, path, below, { limit, offset: 0 });
+/** The IDs at a place among all matches of a window. */
+async function idsAt(reader: Reader, path: ScanPath, window: Window, { limit, offset }: PageRange): Promise<string[]> {
+  const { range, open } = window;
+  const before = { limit: open.matches, offset: 0 };
+  const openIds = open.matches === 0 ? [] : await matchesAt(reader, openIn(reader, path, range), before, true);
+  // As many more of the ended ones as there may be open ones among them.
+  const skipped = Math.max(offset - openIds.length, 0);
+  const place = { limit: offset - skipped + limit, offset: skipped };
+  const endedIds = await matchesAt(reader, endedIn(reader, path, range), place, path.others.length > 0);
+  const newestFirst = [...openIds, ...endedIds].sort((a, b) => (a < b ? 1 : -1));
+  return newestFirst.slice(offset - skipped, offset - skipped + limit);
 }
 
-/** A page, and how many matches there are, which takes a look at the whole path. */
-export async function pageAndTotal(
+/** The order by ID makes every planner take the primary key. */
+async function rowsOf({ db, tables: { invocations: t } }: Reader, tenant: string, ids: readonly string[]) {
+  const rows: InvocationRow[] = await db
+    .select()
+    .from(t)
+    .where(and(eq(t.tenant, tenant), inArray(t.id, [...ids])))
+    .orderBy(desc(t.id));
+  return rows;
+}
+
+interface PageWanted extends PageRange {
+  /** Whether the rest of the path is to be counted as well. */
+  readonly isCounted: boolean;
+}
+
+/** A page, and how many matches there are on the path as far as it was walked. */
+export async function pageOf(
   reader: Reader,
   path: ScanPath,
-  { limit, offset }: PageRange,
+  { limit, offset, isCounted }: PageWanted,
   callerSignal: ScanSignal,
 ): Promise<ScannedPage> {
   const rows: InvocationRow[] = [];
   let total = 0;
   let below: string | null = path.ceiling;
 
-  /** Gives where the next step begins, if there is one. */
-  async function pass(from: string): Promise<string | null> {
-    const { entries, matches, last } = await step(reader, path, from, ENTRIES_MAX);
+  /** Gives where the next window begins, if there is one. */
+  async function passWindow(from: string): Promise<string | null> {
+    // Without other filters every ended call on the path is a match, so it is known how many a page needs.
+    const needed =
+      isCounted || path.others.length > 0 ? ENTRIES_MAX : Math.max(offset - total, 0) + limit - rows.length;
+    const most = { open: ENTRIES_MAX, ended: Math.min(needed, ENTRIES_MAX) };
+    const window = await windowBelow(reader, path, from, most);
+    const matches = window.open.matches + window.ended.matches;
     const skipped = Math.max(offset - total, 0);
     if (rows.length < limit && matches > skipped) {
-      const place = { limit: limit - rows.length, offset: skipped };
-      rows.push(...(await rowsAt(reader, path, from, place)));
+      const ids = await idsAt(reader, path, window, { limit: limit - rows.length, offset: skipped });
+      if (ids.length > 0) rows.push(...(await rowsOf(reader, path.tenant, ids)));
     }
     total += matches;
-    return entries < ENTRIES_MAX ? null : last;
+    return window.isLast || (!isCounted && rows.length >= limit) ? null : window.range.floor;
   }
 
   while (below !== null && callerSignal?.aborted !== true) {
     const from: string = below;
-    below = await inStoreTurns(path.tenant, () => pass(from));
+    below = await inStoreTurns(path.tenant, () => passWindow(from));
   }
   return { rows, total };
+}
+
+/** How many calls of the tenant match a filter, in one statement: a call that ends just now is counted once. */
+export async function totalOf(reader: Reader, tenant: string, [dimension, value]: Filter): Promise<number> {
+  const { openInvocations: t } = reader.tables;
+  const own = dimension === "all" ? undefined : sql`${openColumn(t, dimension)} = ${value}`;
+  const open = reader.db
+    .select({ count: sql`count(*)` })
+    .from(t)
+    .where(and(eq(t.tenant, tenant), own));
+  const [row] = await reader.db
+    .select({ total: sql`(${endedTotal(reader, tenant, dimension, value)}) + (${open})`.mapWith(Number) })
+    .from(sql`(select 1) as one`);
+  return row?.total ?? 0;
 }

@@ -13,21 +13,14 @@ import {
   type Filter,
   LAST_ID,
   type PageRange,
-  pageAndTotal,
-  pageAt,
+  pageOf,
   type ScannedPage,
   type ScanPath,
+  totalOf,
 } from "./history-scan.ts";
 import type { CapturedBodies } from "./model.ts";
 import type { InvocationKey, InvocationRow } from "./service.ts";
-import { firstBytes } from "./statements.ts";
-
-const byId = prepared(({ db, tables: { invocations: t } }: Reader) =>
-  db
-    .select()
-    .from(t)
-    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.id, sql.placeholder("id")))),
-);
+import { byId, firstBytes } from "./statements.ts";
 
 /** @throws Fault `not_found` */
 export async function findInvocation(reader: Reader, tenant: string, id: string): Promise<InvocationRow> {
@@ -69,10 +62,22 @@ const responseById = prepared(({ db, tables: { invocationBodies: t } }: Reader) 
     .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.invocation_id, sql.placeholder("id")))),
 );
 
+/** Of an open call; null for a large one, whose body is where those of ended calls are. */
+const openRequestById = prepared(({ db, tables: { openInvocations: t } }: Reader) =>
+  db
+    .select({ request: t.request })
+    .from(t)
+    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.id, sql.placeholder("id")))),
+);
+
 /** The captured bodies; both null when capture was off, or when they have been cleaned up. */
 export async function capturedBodies(reader: Reader, row: InvocationRow): Promise<CapturedBodies> {
   if (!row.body_captured) return { request: null, response: null };
-  const [bodies] = await bodiesById(reader).execute({ tenant: row.tenant, id: row.id });
+  const key = { tenant: row.tenant, id: row.id };
+  // The call may end between the two looks, so it is looked for among the open ones first.
+  const [open] = row.completed_at === null ? await openRequestById(reader).execute(key) : [];
+  if (open?.request != null) return { request: open.request, response: null };
+  const [bodies] = await bodiesById(reader).execute(key);
   return bodies ?? { request: null, response: null };
 }
 
@@ -129,10 +134,12 @@ export async function readHistory(
     ceiling: until === null ? LAST_ID : idFloor("inv", until + 1),
   };
   if (others.length > 0 || since !== null || until !== null) {
-    return { ...(await pageAndTotal(reader, path, place, callerSignal)), ...place };
+    return { ...(await pageOf(reader, path, { ...place, isCounted: true }, callerSignal)), ...place };
   }
-  const total = await counted(reader, tenant, ...(along ?? (["all", ""] as const)));
-  const rows = place.offset < total ? await pageAt(reader, path, place, callerSignal) : [];
+  const total = await totalOf(reader, tenant, along ?? ["all", ""]);
+  const none: ScannedPage = { rows: [], total };
+  const { rows } =
+    place.offset < total ? await pageOf(reader, path, { ...place, isCounted: false }, callerSignal) : none;
   // A call that has come since the total was read is on the page already.
   return { rows, total: rows.length === 0 ? total : Math.max(total, place.offset + rows.length), ...place };
 }

@@ -1,13 +1,10 @@
 // Idempotency keys: within its 24 hours, a caller's key stands for the first call that it was sent with.
-import { and, eq, gt, lte, sql } from "drizzle-orm";
+import { and, eq, gt } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
-import { IDEMPOTENCY_HOURS } from "../../core/limits.ts";
-import { prepared, type Reader, type Tx } from "../../storage/store.ts";
+import type { Reader, Tx } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
-
-const TURNS_MAX = 5;
 
 export interface Idempotency {
   readonly key: string;
@@ -18,58 +15,10 @@ export interface Idempotency {
   readonly latest: number;
 }
 
-const insertIdempotencyKey = prepared(({ db, tables: { idempotencyKeys } }: Tx) =>
-  db
-    .insert(idempotencyKeys)
-    .values({
-      tenant: sql.placeholder("tenant"),
-      caller: sql.placeholder("caller"),
-      agent_id: sql.placeholder("agent_id"),
-      key: sql.placeholder("key"),
-      body_sha256: sql.placeholder("body_sha256"),
-      invocation_id: sql.placeholder("invocation_id"),
-      expires_at: sql.placeholder("expires_at"),
-    })
-    .onConflictDoNothing()
-    .returning({ key: idempotencyKeys.key }),
-);
-
-/**
- * Takes the key for this call: its ID, or that of the call that the key stands for already.
- *
- * @throws Fault `conflict` when the key was taken with another body
- */
-export async function takeIdempotencyKey(tx: Tx, row: InvocationRow, wanted: Idempotency): Promise<string> {
-  for (let turn = 0; turn < TURNS_MAX; turn++) {
-    await dropExpiredKey(tx, row, wanted);
-    const taken = await insertIdempotencyKey(tx).execute({
-      tenant: row.tenant,
-      caller: row.caller,
-      agent_id: row.agent_id,
-      key: wanted.key,
-      body_sha256: wanted.body_sha256,
-      invocation_id: row.id,
-      expires_at: wanted.latest + IDEMPOTENCY_HOURS * 3_600_000,
-    });
-    if (taken.length > 0) return row.id;
-    const first = await findByIdempotencyKey(tx, row, wanted);
-    if (first !== null) return first;
-    // On Postgres it may have been freed between the two looks, by a payment that was declined.
-  }
-  throw new Fault("unavailable", "Idempotency-Key: in use by a call that is just being refused", {
-    retryAfterSeconds: 1,
-  });
-}
-
 type KeyOwner = Pick<InvocationRow, "tenant" | "caller" | "agent_id">;
 
 function ownKey({ idempotencyKeys: t }: Tables, owner: KeyOwner, key: string) {
   return and(eq(t.tenant, owner.tenant), eq(t.caller, owner.caller), eq(t.agent_id, owner.agent_id), eq(t.key, key));
-}
-
-async function dropExpiredKey(tx: Tx, owner: KeyOwner, { key, asked_at }: Idempotency): Promise<void> {
-  const { idempotencyKeys: t } = tx.tables;
-  await tx.db.delete(t).where(and(ownKey(tx.tables, owner, key), lte(t.expires_at, asked_at)));
 }
 
 /**
@@ -105,16 +54,16 @@ export async function findKey(
 }
 
 /** Frees the key of a call that was refused after all, so that it may be sent again with another payment. */
-export async function freeIdempotencyKey(tx: Tx, row: KeyOwner & Pick<InvocationRow, "id">): Promise<void> {
-  const { idempotencyKeys: t, invocationBodies: bodies } = tx.tables;
-  const [stored] = await tx.db
-    .select({ call: bodies.call })
-    .from(bodies)
-    .where(and(eq(bodies.tenant, row.tenant), eq(bodies.invocation_id, row.id)));
-  if (stored?.call == null) return;
+export async function freeIdempotencyKey(tx: Tx, { tenant, id }: Pick<InvocationRow, "tenant" | "id">): Promise<void> {
+  const { idempotencyKeys: t, openInvocations: open } = tx.tables;
+  const [row] = await tx.db
+    .select({ tenant: open.tenant, caller: open.caller, agent_id: open.agent_id, call: open.call })
+    .from(open)
+    .where(and(eq(open.tenant, tenant), eq(open.id, id)));
+  if (row === undefined) return;
   // The key passes to the upstream, so it stands among the headers of the stored call.
-  const { headers } = JSON.parse(stored.call) as Call;
+  const { headers } = JSON.parse(row.call) as Call;
   const key = headers.find(([name]) => name === "idempotency-key")?.[1];
   if (key === undefined) return;
-  await tx.db.delete(t).where(and(ownKey(tx.tables, row, key), eq(t.invocation_id, row.id)));
+  await tx.db.delete(t).where(and(ownKey(tx.tables, row, key), eq(t.invocation_id, id)));
 }

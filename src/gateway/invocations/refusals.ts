@@ -12,7 +12,6 @@ import { removeInGroups } from "../../storage/batch-delete.ts";
 import { within } from "../../storage/deadline.ts";
 import { untilStored } from "../../storage/retry-until-stored.ts";
 import { prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
-import { countWhole } from "./counters.ts";
 import { freeIdempotencyKey } from "./idempotency.ts";
 import type { InvocationKey } from "./service.ts";
 
@@ -153,27 +152,26 @@ async function isRefused(store: Store, { tenant, id }: InvocationKey): Promise<b
 
 /** @throws TakenUp when somebody else has claimed it, or has taken its payment for an attempt of its own */
 async function removeRecord(tx: Tx, { tenant, id, claim }: UnsureCall): Promise<void> {
-  const { invocations: t, payments: p, invocationBodies: bodies } = tx.tables;
+  const { openInvocations: t, payments: p, invocationBodies: bodies } = tx.tables;
   const isPayment = and(eq(p.tenant, tenant), eq(p.invocation_id, id));
   const untouched = and(isPayment, lte(p.attempts, 1), isNull(p.sent_at));
   await tx.db.delete(p).where(untouched);
   const paid = await tx.db.select({ nonce: p.nonce }).from(p).where(isPayment);
   const isPending = eq(t.status, "pending");
   const isOurs = claim === null ? isPending : or(isPending, eq(t.claim, claim));
+  // The idempotency key is read from the stored call, so free it before the call is removed.
+  await freeIdempotencyKey(tx, { tenant, id });
   const [row] = await tx.db
     .delete(t)
-    .where(and(eq(t.tenant, tenant), eq(t.id, id), isNull(t.completed_at), isOurs))
-    .returning();
+    .where(and(eq(t.tenant, tenant), eq(t.id, id), isOurs))
+    .returning({ id: t.id });
   if (paid.length > 0 || (row === undefined && (await isThere(tx, { tenant, id })))) throw new TakenUp();
   if (row === undefined) return;
-  countWhole(tx, row, -1);
-  // The idempotency key is read from the stored call, so free it before the call is removed.
-  await freeIdempotencyKey(tx, row);
   await tx.db.delete(bodies).where(and(eq(bodies.tenant, tenant), eq(bodies.invocation_id, id)));
 }
 
 async function removeAppeared(store: Store): Promise<number> {
-  const { invocations: t, refusedCalls: r } = store.read.tables;
+  const { openInvocations: t, refusedCalls: r } = store.read.tables;
   const appeared = await store.read.db
     .select({ tenant: t.tenant, id: t.id })
     .from(r)

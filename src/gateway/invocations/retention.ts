@@ -23,7 +23,7 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
   const floor = (days: number) => idFloor("inv", now - days * DAY_MS);
   const removed = { bodies: 0, invocations: 0, idempotency_keys: 0 };
   const { body_days, history_days } = retention;
-  for await (const tenant of tenantsIn(store.read, "invocations")) {
+  for await (const tenant of tenantsIn(store.read, "endedInvocations")) {
     if (body_days > 0) {
       const old = { tenant, before: floor(body_days), now };
       removed.bodies += await removeInGroups(store, (tx, limit) => removeBodies(tx, old, limit));
@@ -48,11 +48,15 @@ interface OlderThan {
 
 /** Only bodies whose call has been made, since a stored call must still be made. */
 async function removeBodies(tx: Tx, { tenant, before }: OlderThan, limit: number): Promise<number> {
-  const { invocationBodies: t } = tx.tables;
+  const { invocationBodies: t, openInvocations: open } = tx.tables;
+  const toBeMade = tx.db
+    .select({ id: open.id })
+    .from(open)
+    .where(and(eq(open.tenant, t.tenant), eq(open.id, t.invocation_id)));
   const old = tx.db
     .select({ id: t.invocation_id })
     .from(t)
-    .where(and(eq(t.tenant, tenant), lt(t.invocation_id, before), isNull(t.call)))
+    .where(and(eq(t.tenant, tenant), lt(t.invocation_id, before), notExists(toBeMade)))
     .limit(limit);
   const rows = await tx.db
     .delete(t)
@@ -62,7 +66,7 @@ async function removeBodies(tx: Tx, { tenant, before }: OlderThan, limit: number
 }
 
 async function removeInvocations(tx: Tx, { tenant, before, now }: OlderThan, limit: number): Promise<number> {
-  const { invocations: t, invocationBodies: bodies, payments } = tx.tables;
+  const { endedInvocations: t, invocationBodies: bodies, payments } = tx.tables;
   const old = tx.db
     .select({ id: t.id })
     .from(t)
@@ -70,7 +74,6 @@ async function removeInvocations(tx: Tx, { tenant, before, now }: OlderThan, lim
       and(
         eq(t.tenant, tenant),
         lt(t.id, before),
-        inArray(t.status, ["succeeded", "failed"]),
         or(isNull(t.payment_nonce), notExists(keptPayment(tx, t, now))),
         or(eq(t.emit_receipt, false), notExists(receiptOwed(tx, t))),
       ),
@@ -90,7 +93,7 @@ async function removeInvocations(tx: Tx, { tenant, before, now }: OlderThan, lim
 }
 
 /** The payment of an invocation that must stay: it is not settled yet, or could be presented again. */
-function keptPayment({ db, tables: { payments: t } }: Tx, invocations: Tx["tables"]["invocations"], now: number) {
+function keptPayment({ db, tables: { payments: t } }: Tx, invocations: Tx["tables"]["endedInvocations"], now: number) {
   return db
     .select({ id: t.invocation_id })
     .from(t)
@@ -104,7 +107,7 @@ function keptPayment({ db, tables: { payments: t } }: Tx, invocations: Tx["table
 }
 
 /** An owed receipt, which is made from the record. */
-function receiptOwed({ db, tables: { receiptsDue: t } }: Tx, invocations: Tx["tables"]["invocations"]) {
+function receiptOwed({ db, tables: { receiptsDue: t } }: Tx, invocations: Tx["tables"]["endedInvocations"]) {
   return db
     .select({ id: t.invocation_id })
     .from(t)

@@ -1,31 +1,17 @@
-// The life of an invocation in the database: accepted, paid for, claimed, ended, abandoned. Every transition
-// is a write guarded by the states that its event may start from, and it keeps the exact totals of the history.
+// The life of an invocation in the database: accepted, paid for, claimed, ended, abandoned. Every transition is a write
+// guarded by the states that its event may start from. Those that every call goes through are commands.
 import { and, eq } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
-import { asBuffer } from "../../core/bytes.ts";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
-import type { ErrorClass } from "../../core/states.ts";
-import type { Reader, Tx } from "../../storage/store.ts";
-import { countMove, countWhole } from "./counters.ts";
-import { endInvocation, withoutAnswer } from "./ends.ts";
-import { freeIdempotencyKey, type Idempotency, takeIdempotencyKey } from "./idempotency.ts";
-import {
-  callAndBody,
-  claimRow,
-  failOwnRow,
-  failRow,
-  heldBy,
-  insertBody,
-  insertInvocation,
-  insertPaidInvocation,
-  moveSettlement,
-  NOTHING_YET,
-  oweReceipt,
-  releaseRow,
-  succeedOwnRow,
-  withdrawRow,
-} from "./statements.ts";
+import { type ErrorClass, INVOCATION_EVENTS } from "../../core/states.ts";
+import type { CommandRunner } from "../../storage/commands.ts";
+import type { Reader, Store, Tx } from "../../storage/store.ts";
+import { acceptCommand } from "./commands/accept.ts";
+import { claimCommand } from "./commands/claim.ts";
+import { endCommand } from "./commands/end.ts";
+import { findByIdempotencyKey, freeIdempotencyKey, type Idempotency } from "./idempotency.ts";
+import { byId, heldBy, moveEndedSettlement, moveOpenSettlement, NOTHING_YET, oweReceipt } from "./statements.ts";
 
 export type InvocationRow = Tables["invocations"]["$inferSelect"];
 
@@ -81,28 +67,32 @@ export interface PendingCall {
   readonly body: Uint8Array;
 }
 
+/** How often a key may be freed by a call that is just being refused, before its next call gives up. */
+const KEY_TRIES_MAX = 5;
+
 /**
  * Stores an accepted call. With an idempotency key that another call already took, nothing is stored and that
  * call's ID is the answer.
  *
+ * @param claim takes the call in the same write; null leaves it pending
  * @throws Fault `conflict` when the key was taken with another body
  */
-export async function accept(tx: Tx, accepted: AcceptedCall): Promise<string> {
-  const { row, call, body, idempotency } = accepted;
-  if (idempotency !== null) {
-    const first = await takeIdempotencyKey(tx, row, idempotency);
-    if (first !== row.id) return first;
+export async function accept(
+  writer: Store | Tx,
+  { row, call, body, idempotency }: AcceptedCall,
+  claim: Pick<Claim, "owner" | "token"> | null = null,
+): Promise<string> {
+  const accepting = { row, call: JSON.stringify(call), body, idempotency, claim };
+  for (let tries = 0; tries < KEY_TRIES_MAX; tries++) {
+    const isStored = await writer.execute(acceptCommand, accepting);
+    if (isStored || idempotency === null) return row.id;
+    const first = await findByIdempotencyKey("read" in writer ? writer.read : writer, row, idempotency);
+    if (first !== null) return first;
+    // It was freed between the two looks, by a payment that was declined.
   }
-  const insert = row.payment_nonce === null ? insertInvocation : insertPaidInvocation;
-  await insert(tx).execute(row);
-  await insertBody(tx).execute({
-    tenant: row.tenant,
-    invocation_id: row.id,
-    call: JSON.stringify(call),
-    request: asBuffer(body),
+  throw new Fault("unavailable", "Idempotency-Key: in use by a call that is just being refused", {
+    retryAfterSeconds: 1,
   });
-  countWhole(tx, row, 1);
-  return row.id;
 }
 
 export interface Claim {
@@ -121,17 +111,12 @@ export interface Claim {
  * took it, or it was cancelled. A claim that was stored without its answer is found by its token, so this may be
  * tried again.
  */
-export async function claim(tx: Tx, { key, owner, token, now, inHand }: Claim): Promise<PendingCall | null> {
-  const fields = { ...NOTHING_YET, ...key, owner, claim: token, updated_at: now };
-  const claimed = await claimRow(tx).execute(fields);
-  if (claimed.length > 0) countMove(tx, key.tenant, "pending", "running");
-  else if (!(await holdsClaim(tx, key, token))) return null;
-  if (inHand !== null) return inHand;
-  const [stored] = await callAndBody(tx).execute(key);
-  if (stored?.call == null || stored.request === null) {
-    throw new Fault("internal", "a pending call without its request");
-  }
-  return { call: JSON.parse(stored.call) as Call, body: stored.request };
+export async function claim(runner: CommandRunner, claim: Claim): Promise<PendingCall | null> {
+  const claimed = await runner.execute(claimCommand, claim);
+  if (claimed === null) return null;
+  if (claim.inHand !== null) return claim.inHand;
+  if (claimed.call === null || claimed.body === null) throw new Fault("internal", "a pending call without its request");
+  return { call: JSON.parse(claimed.call) as Call, body: claimed.body };
 }
 
 /** Whether the call is running by this very claim. */
@@ -140,10 +125,13 @@ export async function holdsClaim(reader: Reader, key: InvocationKey, token: stri
 }
 
 /** Gives back a claimed call of which certainly nothing has been sent. */
-export async function release(tx: Tx, key: InvocationKey, token: string, now: number): Promise<void> {
-  const fields = { ...NOTHING_YET, ...key, owner: null, claim: token, updated_at: now };
-  const released = await releaseRow(tx).execute(fields);
-  if (released.length > 0) countMove(tx, key.tenant, "running", "pending");
+export async function release({ db, tables }: Tx, key: InvocationKey, token: string, now: number): Promise<void> {
+  const { openInvocations: t } = tables;
+  const { from, to } = INVOCATION_EVENTS.release;
+  await db
+    .update(t)
+    .set({ status: to, owner: null, claim: null, updated_at: now })
+    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.status, from), eq(t.claim, token)));
 }
 
 /** A call that was claimed here. */
@@ -155,56 +143,50 @@ export interface ClaimedKey {
 }
 
 /** Records how a running call ended. False when it had ended already: cancelled, or its replica was taken for dead. */
-export async function finish(
-  tx: Tx,
+export function finish(
+  runner: CommandRunner,
   { key, token, request_id }: ClaimedKey,
   ending: Ending,
   now: number,
 ): Promise<boolean> {
-  const { response, status, detail = null, ...fields } = ending;
-  const end = status === "succeeded" ? succeedOwnRow : failOwnRow;
-  const [row] = await end(tx).execute({
-    ...NOTHING_YET,
-    ...fields,
-    ...key,
-    claim: token,
-    owner: null,
-    updated_at: now,
-    completed_at: now,
-  });
-  if (row === undefined) return false;
-  await endInvocation(tx, { key, from: "running", ending, at: now, request_id, detail }, row);
-  return true;
+  const { detail = null } = ending;
+  return runner.execute(endCommand, { key, from: "running", token, ending, at: now, request_id, detail });
 }
 
-type Abandon = (tx: Tx, key: InvocationKey, error_class: ErrorClass, now: number) => Promise<boolean>;
+type Abandon = (
+  runner: CommandRunner,
+  key: InvocationKey,
+  error_class: ErrorClass | null,
+  now: number,
+) => Promise<boolean>;
 
-function abandonFrom(from: "pending" | "running", end: typeof failRow): Abandon {
-  return async (tx, key, error_class, now) => {
-    const fields = { ...NOTHING_YET, ...key, owner: null, error_class, updated_at: now, completed_at: now };
-    const [row] = await end(tx).execute(fields);
-    if (row === undefined) return false;
-    await endInvocation(tx, withoutAnswer(key, from, error_class, now), row);
-    return true;
+function abandonAt({ from, to: status }: (typeof INVOCATION_EVENTS)["withdraw" | "fail"]): Abandon {
+  return (runner, key, error_class, now) => {
+    const ending: Ending = { ...NOTHING_YET, status, error_class, response: null };
+    return runner.execute(endCommand, { key, from, token: null, ending, at: now, request_id: null, detail: null });
   };
 }
 
 /** Ends a call that nobody has claimed yet. False when it has been. */
-export const withdraw = abandonFrom("pending", withdrawRow);
-const giveUp = abandonFrom("running", failRow);
+export const withdraw = abandonAt(INVOCATION_EVENTS.withdraw);
+const giveUp = abandonAt(INVOCATION_EVENTS.fail);
 
 /** Ends a call that has not ended, without an answer of the upstream. False when it has ended already. */
 export const abandon: Abandon = async (...call) =>
   // States only go forward, so a call that is claimed between the two attempts is caught by the second.
   (await withdraw(...call)) || giveUp(...call);
 
-/** Records what came of another attempt while the outcome stays open. `settlement` is the sub-record's JSON. */
+/**
+ * Records what came of another attempt while the outcome stays open, which the call may not be any more. `settlement` is
+ * the sub-record's JSON.
+ */
 export async function noteSettlement(tx: Tx, key: InvocationKey, settlement: string, now: number): Promise<void> {
-  const { invocations: t } = tx.tables;
-  await tx.db
-    .update(t)
-    .set({ settlement, updated_at: now })
-    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.settlement_status, "pending")));
+  for (const t of [tx.tables.openInvocations, tx.tables.endedInvocations]) {
+    await tx.db
+      .update(t)
+      .set({ settlement, updated_at: now })
+      .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.settlement_status, "pending")));
+  }
 }
 
 /**
@@ -218,11 +200,9 @@ export async function collectSettlement(
   now: number,
 ): Promise<InvocationRow | null> {
   const fields = { settlement, updated_at: now };
-  const row = await moveSettlement(tx, key, "collect", fields, ["pending"]);
-  if (row !== null) return row;
-  const late = await moveSettlement(tx, key, "collectLate", fields, ["failed"]);
-  if (late?.emit_receipt) await oweReceipt(tx).execute(key);
-  return late;
+  if (await moveOpenSettlement(tx, key, "collect", fields)) return found(tx, key);
+  if (!(await moveEndedSettlement(tx, key, "collectLate", fields))) return null;
+  return withReceipt(tx, key);
 }
 
 /**
@@ -235,15 +215,24 @@ export async function refuseSettlement(
   settlement: string,
   now: number,
 ): Promise<InvocationRow | null> {
-  const row = await moveSettlement(tx, key, "refuse", { settlement, updated_at: now });
-  if (row === null) return null;
-  if (row.status !== "pending") {
-    if (row.emit_receipt) await oweReceipt(tx).execute(key);
-    return row;
+  const fields = { settlement, updated_at: now };
+  if (await moveOpenSettlement(tx, key, "refuse", fields)) {
+    await freeIdempotencyKey(tx, key);
+    await withdraw(tx, key, null, now);
+    return found(tx, key);
   }
-  await freeIdempotencyKey(tx, row);
-  const fields = { ...NOTHING_YET, ...key, owner: null, updated_at: now, completed_at: now };
-  const [ended] = await withdrawRow(tx).execute(fields);
-  if (ended !== undefined) await endInvocation(tx, withoutAnswer(key, "pending", null, now), ended);
-  return { ...row, status: "failed", error_class: null, completed_at: now };
+  if (!(await moveEndedSettlement(tx, key, "refuse", fields))) return null;
+  return withReceipt(tx, key);
+}
+
+async function found(reader: Reader, key: InvocationKey): Promise<InvocationRow | null> {
+  const [row] = await byId(reader).execute(key);
+  return row ?? null;
+}
+
+/** A receipt states the final payment, so an ended call whose payment was open is owed it only now. */
+async function withReceipt(tx: Tx, key: InvocationKey): Promise<InvocationRow | null> {
+  const row = await found(tx, key);
+  if (row?.emit_receipt) await oweReceipt(tx).execute(key);
+  return row;
 }

@@ -1,6 +1,6 @@
 // Paid calls that are still to be made and need a credential. Their callers paid because the calls can be made, so until
 // then the credential is neither deleted nor kept from their hosts.
-import { and, eq, gt, isNotNull } from "drizzle-orm";
+import { and, eq, gt } from "drizzle-orm";
 import type { Call } from "../../core/call.ts";
 import type { Reader } from "../../storage/store.ts";
 import { usedAtInTurns } from "../credentials/service.ts";
@@ -17,21 +17,14 @@ export async function paidCallNamesCredential(reader: Reader, tenant: string, id
 
 /** What of them goes to a URL that is not allowed, for its tenant; null when nothing does. */
 export const paidCallShutOut = usedAtInTurns({
-  pageAfter: ({ db, tables: { payments: t, invocationBodies: bodies } }, { tenant, credentialId }, after, limit) =>
+  pageAfter: ({ db, tables: { payments: t, openInvocations: open } }, { tenant, credentialId }, after, limit) =>
     db
-      .select({ id: t.invocation_id, call: bodies.call })
+      .select({ id: t.invocation_id, call: open.call })
       .from(t)
-      .innerJoin(bodies, and(eq(bodies.tenant, t.tenant), eq(bodies.invocation_id, t.invocation_id)))
-      .where(
-        and(
-          eq(t.tenant, tenant),
-          eq(t.call_credential_ref, credentialId),
-          isNotNull(bodies.call),
-          gt(t.invocation_id, after),
-        ),
-      )
+      .innerJoin(open, and(eq(open.tenant, t.tenant), eq(open.id, t.invocation_id)))
+      .where(and(eq(t.tenant, tenant), eq(t.call_credential_ref, credentialId), gt(t.invocation_id, after)))
       .orderBy(t.invocation_id)
       .limit(limit),
-  urlOf: ({ call }) => (call === null ? null : (JSON.parse(call) as Call).url),
+  urlOf: ({ call }) => (JSON.parse(call) as Call).url,
   nameOf: ({ id }) => `a paid call that is still to be made (${id})`,
 });

@@ -203,7 +203,7 @@ export async function mayLeave(tx: Tx, open: OpenPayment, now: number): Promise<
   return changed(tx, and(isOwnAttempt(tx, open), isWanted), { sent_at: open.sent_at ?? now });
 }
 
-function unended({ db, tables: { payments: t, invocations: i } }: Tx) {
+function unended({ db, tables: { payments: t, openInvocations: i } }: Tx) {
   return db
     .select({ id: i.id })
     .from(i)

@@ -185,7 +185,7 @@ function claimAs(
   return untilStored(() => {
     // The call is not claimed for a caller who has gone, so the same payment can still resume it.
     if (isOver()) throw unknownYet(key.id);
-    return store.write((tx) => claim(tx, { key, owner, token, now: clock.now(), inHand: null }));
+    return claim(store, { key, owner, token, now: clock.now(), inHand: null });
   }, isOver);
 }
 

@@ -100,32 +100,32 @@ async function call(
 
 const lost = () => new Fault("unavailable", "the store cannot take a write now", { retryAfterSeconds: 5 });
 
-/** Does the first write, and says that nobody knows. */
+/** Stores the first call, and says that nobody knows. */
 function answeringOnce(store: Store): Store {
-  let writes = 0;
+  let commands = 0;
   return {
     ...store,
-    async write(work) {
-      const value = await store.write(work);
-      writes++;
-      if (writes === 1) throw new CommitUnknown(new Error("connection lost"));
-      return value;
+    async execute(command, input) {
+      const output = await store.execute(command, input);
+      commands++;
+      if (commands === 1) throw new CommitUnknown(new Error("connection lost"));
+      return output;
     },
   };
 }
 
-/** The first write is stored only when the test says so, long after nobody knew. */
+/** The first call is stored only when the test says so, long after nobody knew. */
 function committingLate(store: Store): { readonly store: Store; commit(): Promise<unknown> } {
   let late = () => Promise.resolve<unknown>(null);
-  let writes = 0;
+  let commands = 0;
   return {
     commit: () => late(),
     store: {
       ...store,
-      write(work) {
-        writes++;
-        if (writes > 1) return store.write(work);
-        late = () => store.write(work);
+      execute(command, input) {
+        commands++;
+        if (commands > 1) return store.execute(command, input);
+        late = () => store.execute(command, input);
         return Promise.reject(new CommitUnknown(new Error("late")));
       },
     },
@@ -151,7 +151,7 @@ test("a call whose record appears after it was refused is never made, and leaves
   expect(late?.status).toBe("pending");
   const taking = { owner: "r", token: "t", now: clock.now(), inHand: null };
   const lateKey = { tenant: "acme", id: late?.id ?? "" };
-  expect(await real.write((tx) => claim(tx, { ...taking, key: lateKey }))).toBeNull();
+  expect(await claim(real, { ...taking, key: lateKey })).toBeNull();
   // Its caller tries again before anything else has found it.
   const again = await call(
     real,
@@ -181,7 +181,7 @@ test("a record that appears after its call was refused is removed when it is loo
   await made.commit();
   const [, { id } = { id: "" }] = await allCalls();
   // As if it had been claimed before the note was there.
-  await real.write(({ db, tables: { invocations: t } }) =>
+  await real.write(({ db, tables: { openInvocations: t } }) =>
     db.update(t).set({ status: "running", owner: "r", claim: "t" }).where(eq(t.id, id)),
   );
   expect(await refusals.removeAppeared()).toBe(2);
@@ -200,7 +200,7 @@ test("a call that was stored without an answer of the store is a 202, and is mad
 });
 
 test("a call that was not stored is a 503, and nothing is sent", async () => {
-  const store: Store = { ...real, write: () => Promise.reject(lost()) };
+  const store: Store = { ...real, execute: () => Promise.reject(lost()) };
   const { response, offered } = await call(
     store,
     createCompletionWaiters(async () => []),

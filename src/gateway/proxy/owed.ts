@@ -87,7 +87,7 @@ export function keepOwed({ store, clock, log }: KeepOptions, owed: InvocationRow
 }
 
 function touchOwed(store: Store, { tenant, id }: InvocationKey, now: number): Promise<void> {
-  return store.write(async ({ db, tables: { invocations: t } }) => {
+  return store.write(async ({ db, tables: { openInvocations: t } }) => {
     await db
       .update(t)
       .set({ updated_at: now })

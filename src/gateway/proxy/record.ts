@@ -9,7 +9,7 @@ import { CommitUnknown, type Store, type Tx, UniqueViolation } from "../../stora
 import { hashOf } from "../../wire/digest.ts";
 import { holdCredential, mayGoTo } from "../credentials/store.ts";
 import type { Refusals } from "../invocations/refusals.ts";
-import { type AcceptedCall, accept, type Claim, claim, type InvocationRow } from "../invocations/service.ts";
+import { type AcceptedCall, accept, type Claim, type InvocationRow } from "../invocations/service.ts";
 import { type Charge, type Payments, type PricedCall, paidColumns } from "../payment/service.ts";
 import { insertPayment, type PaymentRow } from "../payment/store.ts";
 import type { CheckedCall, Form, ProxyCall } from "./checks.ts";
@@ -110,25 +110,21 @@ async function recordOnce(
  * @throws UniqueViolation when the payment has been used here before
  */
 async function storeCall(
-  { store, clock, refusals, replica }: RecordOptions,
+  { store, refusals, replica }: RecordOptions,
   { accepted: whole, claim: claimant }: Draft,
   payment: PaymentRow | null,
 ): Promise<string> {
   const accepted_by = store.dialect === "postgres" ? replica : null;
   const accepted = { ...whole, row: { ...whole.row, accepted_by } };
-  const { row, call, body } = accepted;
+  const { row, call } = accepted;
   const key = { tenant: row.tenant, id: row.id };
   try {
+    if (payment === null) return await accept(store, accepted, claimant);
     return await store.write(async (tx) => {
-      const id = await accept(tx, accepted);
+      const id = await accept(tx, accepted, claimant);
       if (id !== row.id) return id;
-      if (payment !== null) {
-        await requireCredential(tx, row.tenant, call);
-        await insertPayment(tx, payment);
-      }
-      if (claimant !== null) {
-        await claim(tx, { ...claimant, key, now: clock.now(), inHand: { call, body } });
-      }
+      await requireCredential(tx, row.tenant, call);
+      await insertPayment(tx, payment);
       return id;
     });
   } catch (error) {

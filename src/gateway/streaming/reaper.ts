@@ -81,7 +81,7 @@ type UnclaimedCall = InvocationKey & { readonly updated_at: number };
 
 /** False when the caller has come back meanwhile. The row stays locked until the end of the write. */
 async function isUnchanged(
-  { db, tables: { invocations: t } }: Tx,
+  { db, tables: { openInvocations: t } }: Tx,
   { tenant, id, updated_at }: UnclaimedCall,
 ): Promise<boolean> {
   const rows = await db
@@ -93,7 +93,7 @@ async function isUnchanged(
 }
 
 function waitingCalls({ read }: Store): Promise<UnclaimedCall[]> {
-  const { invocations: t } = read.tables;
+  const { openInvocations: t } = read.tables;
   return (
     read.db
       .select({ tenant: t.tenant, id: t.id, updated_at: t.updated_at })

@@ -26,8 +26,7 @@ export async function recordEnd(
 ): Promise<void> {
   const { key, token, request_id } = claimed;
   const named = { tenant: key.tenant, invocation_id: key.id, request_id };
-  const write = (what: Ending) =>
-    untilStored(() => store.write((tx) => finish(tx, claimed, what, clock.now())), isGivenUp);
+  const write = (what: Ending) => untilStored(() => finish(store, claimed, what, clock.now()), isGivenUp);
   try {
     await write(ending).catch((error) => {
       if (isGivenUp()) throw error;

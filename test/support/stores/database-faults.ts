@@ -81,7 +81,7 @@ async function fillDisk(url: string): Promise<Refusal> {
     "select setval('fault_met', 1, false)",
     triggered("perform nextval('fault_met'); raise 'no space left on device' using errcode = '53100';"),
     // For each statement: one that matches no row is refused as well.
-    `create or replace trigger fault before insert or update on invocations
+    `create or replace trigger fault before insert or update or delete on open_invocations
        for each statement execute function fault()`,
   );
   const end = async () => void (await onPostgres(url, triggered("")));
@@ -133,7 +133,7 @@ export async function delayCommits(
     url,
     late(`perform pg_sleep(${seconds});`),
     // Deferred: it runs when the transaction commits, and no time limit of a statement holds for that.
-    `create constraint trigger fault_${event}_late after ${event} on invocations deferrable initially deferred
+    `create constraint trigger fault_${event}_late after ${event} on open_invocations deferrable initially deferred
        for each row when (new.agent_id in (${ids})) execute function fault_${event}_late()`,
   );
   return async () => void (await onPostgres(url, late("")));

@@ -31,11 +31,11 @@ const ROWS = `
   with recursive numbers (i) as (select cast(1 as bigint) union all select i + 1 from numbers where i < :count),
     mixed as (select i, (i * 48271) % 65537 % 1000 as n, (i * 69621 + 7) % 99991 % 1000 as m from numbers),
     kinds as (select mixed.*,
-      case when i % ${RARE} = 4 then 'pending' when m < 920 then 'succeeded' else 'failed' end as status
+      case when i % :open = 4 then 'pending' when m < 920 then 'succeeded' else 'failed' end as status
       from mixed)
   select ':tenant',
     'inv_019a' || substr(cast(100000000 + i as text), 2, 4) || '-' || substr(cast(100000000 + i as text), 6, 4)
-      || '-7000-8000-000000000000',
+      || '-7000-8000-:node',
     '${agentId("")}' || case when i % ${RARE} = 1 then '99' when n < 500 then '00'
       else substr(cast(100 + n % 20 as text), 2) end,
     'somebody',
@@ -53,19 +53,31 @@ const ROWS = `
     case when status = 'pending' then null else 1763700000042 end
   from kinds`;
 
-/** The statements that put `count` calls of `tenant`, who has none yet, into the history and its totals. */
-export function longHistory(tenant: string, count: number): string[] {
-  const rows = ROWS.replaceAll(":tenant", tenant).replaceAll(":count", String(count));
+/** The last digits of the IDs of a tenant's calls: no two tenants have the same. */
+const nodeOf = (tenant: string) => String(Bun.hash.crc32(tenant)).padStart(12, "0");
+
+/** The statements that put `count` calls of `tenant`, who has none yet and of whom one of so many is open, into the history and its totals. */
+export function longHistory(tenant: string, count: number, oneOpenOf = RARE): string[] {
+  const rows = ROWS.replaceAll(":tenant", tenant)
+    .replaceAll(":count", String(count))
+    .replace(":node", nodeOf(tenant))
+    .replace(":open", String(oneOpenOf));
+  const columns = `tenant, id, agent_id, caller, mode, status, error_class, model, settlement_status,
+    upstream_status, latency_ms, req_size, resp_size, response_content_type, response_truncated,
+    body_captured, emit_receipt, updated_at, completed_at`;
+  const openColumns = `tenant, id, agent_id, caller, mode, status, model, settlement_status, req_size, body_captured,
+    emit_receipt, updated_at`;
+  const calls = `with calls (${columns}) as (${rows})`;
   const totals = Object.entries({ all: "''", ...DIMENSIONS }).map(
     ([dimension, column]) =>
       `insert into invocation_counts (tenant, dimension, value, shard, count)
        select tenant, '${dimension}', ${column}, 0, count(*) from invocations
-       where tenant = '${tenant}' and ${column} is not null group by 1, 2, 3, 4`,
+       where tenant = '${tenant}' and ${column} is not null and completed_at is not null group by 1, 2, 3, 4`,
   );
   return [
-    `insert into invocations (tenant, id, agent_id, caller, mode, status, error_class, model, settlement_status,
-       upstream_status, latency_ms, req_size, resp_size, response_content_type, response_truncated,
-       body_captured, emit_receipt, updated_at, completed_at) ${rows}`,
+    `insert into open_invocations (${openColumns}, call)
+     ${calls} select ${openColumns}, '{}' from calls where status = 'pending'`,
+    `insert into ended_invocations (${columns}) ${calls} select ${columns} from calls where status <> 'pending'`,
     ...totals,
   ];
 }

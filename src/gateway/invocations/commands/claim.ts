@@ -1,0 +1,78 @@
+// Taking a pending call: from here on only the one who has the token makes it.
+import { INVOCATION_EVENTS } from "../../../core/states.ts";
+import { type Command, inputRows } from "../../../storage/commands.ts";
+import type { Claim } from "../service.ts";
+
+/** The stored call; its parts are null where the claimer has them in hand. */
+export interface ClaimedCall {
+  readonly call: string | null;
+  readonly body: Uint8Array | null;
+}
+
+const { from, to } = INVOCATION_EVENTS.claim;
+
+/**
+ * A call waits while its payment may still land or fail, and one that was refused to its caller is not made, even if its
+ * row appears later. A claim that was stored without its answer is found by its token.
+ */
+const mayBeClaimed = (token: string) => `
+  ((o.status = '${from}' and coalesce(o.settlement_status, '') <> 'pending'
+    and not exists (select 1 from refused_calls r where r.tenant = o.tenant and r.id = o.id))
+   or (o.status = '${to}' and o.claim = ${token}))`;
+
+const INPUT = inputRows<Claim>({
+  id: ["text", ({ key }) => key.id],
+  tenant: ["text", ({ key }) => key.tenant],
+  owner: ["text", ({ owner }) => owner],
+  token: ["text", ({ token }) => token],
+  at: ["bigint", ({ now }) => now],
+  wanted: ["boolean", ({ inHand }) => inHand === null],
+});
+
+/** Null when someone else has taken the call, or it has ended. */
+export const claimCommand: Command<Claim, ClaimedCall | null> = {
+  name: "claim",
+  bytesOf: () => 256,
+  keyOf: ({ key }) => key.id,
+  sqlite(prepare) {
+    const take = prepare(
+      `update open_invocations as o set status = '${to}', owner = ?, claim = ?, updated_at = ?
+       where o.id = ? and o.tenant = ? and ${mayBeClaimed("?")}`,
+    );
+    const stored = prepare(
+      `select o.call, coalesce(o.request, b.request) as body from open_invocations o
+       left join invocation_bodies b on b.tenant = o.tenant and b.invocation_id = o.id
+       where o.id = ? and o.tenant = ?`,
+    );
+    return ({ key: { id, tenant }, owner, token, now, inHand }) => {
+      if (take.run(owner, token, now, id, tenant, token) === 0) return null;
+      return inHand === null ? (stored.get(id, tenant) as unknown as ClaimedCall) : { call: null, body: null };
+    };
+  },
+  postgres: {
+    // The rows are locked in the order of the input, which is the same everywhere, before they are judged.
+    text: `
+with input as (select * from ${INPUT.source}),
+taken as (
+  select o.id from input, lateral (
+    select c.id, c.tenant, c.status, c.claim, c.settlement_status from open_invocations c
+    where c.id = input.id and c.tenant = input.tenant
+    for update
+  ) o where ${mayBeClaimed("input.token")}
+),
+claimed as (
+  update open_invocations o set status = '${to}', owner = input.owner, claim = input.token, updated_at = input.at
+  from input where o.id = input.id and input.id in (select id from taken)
+  returning o.id, o.tenant, input.wanted, case when input.wanted then o.call end as call,
+    case when input.wanted then o.request end as request
+)
+select id, call, case when wanted then coalesce(request,
+  (select b.request from invocation_bodies b where b.tenant = claimed.tenant and b.invocation_id = claimed.id)) end as body
+from claimed`,
+    valuesOf: (inputs) => INPUT.values(inputs.toSorted((a, b) => (a.key.id < b.key.id ? -1 : 1))),
+    outputsOf(inputs, rows) {
+      const claimed = new Map(rows.map((row) => [row["id"], row]));
+      return inputs.map(({ key }) => (claimed.get(key.id) as ClaimedCall | undefined) ?? null);
+    },
+  },
+};

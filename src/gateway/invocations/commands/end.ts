@@ -1,0 +1,224 @@
+// The one end of every call, for every reason: the call leaves the open ones, and its row in the history, its totals, its
+// bodies and what it is owed are written once. Listeners are called when that is durable.
+import type { CallEnd, CallPayment } from "../../../core/call-end.ts";
+import { idTime } from "../../../core/id.ts";
+import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
+import { SETTLEMENT_EVENTS } from "../../../core/states.ts";
+import { type Command, inputRows } from "../../../storage/commands.ts";
+import { COUNT_SHARDS } from "../../../storage/counts.ts";
+import { countWhole } from "../counters.ts";
+import type { Ending, InvocationKey, InvocationRow } from "../service.ts";
+
+/** The end of a call, as its cause reports it. */
+export interface EndOfCall {
+  readonly key: InvocationKey;
+  readonly from: "pending" | "running";
+  /** Only the call of this claim; null for whoever has it. */
+  readonly token: string | null;
+  readonly ending: Ending;
+  readonly at: number;
+  readonly request_id: string | null;
+  readonly detail: string | null;
+}
+
+/** What stays of the open call. */
+const KEPT =
+  "tenant, id, agent_id, caller, mode, model, mcp_method, mcp_tool, payment_network, payment_asset, payment_amount, " +
+  "payment_payer, payment_nonce, settlement, req_size, req_sha256, body_captured, emit_receipt, accepted_by, claim";
+
+const INPUT = inputRows<EndOfCall>(
+  {
+    input_id: ["text", ({ key }) => key.id],
+    input_tenant: ["text", ({ key }) => key.tenant],
+    was: ["text", ({ from }) => from],
+    token: ["text", ({ token }) => token],
+    ended: ["text", ({ ending }) => ending.status],
+    error_class: ["text", ({ ending }) => ending.error_class],
+    upstream_status: ["bigint", ({ ending }) => ending.upstream_status],
+    latency_ms: ["bigint", ({ ending }) => ending.latency_ms],
+    ttft_ms: ["bigint", ({ ending }) => ending.ttft_ms ?? null],
+    resp_size: ["bigint", ({ ending }) => ending.resp_size],
+    resp_sha256: ["text", ({ ending }) => ending.resp_sha256],
+    response_content_type: ["text", ({ ending }) => ending.response_content_type],
+    response_truncated: ["boolean", ({ ending }) => ending.response_truncated],
+    ended_at: ["bigint", ({ at }) => at],
+    response: ["bytea", ({ ending }) => ending.response],
+  },
+  2,
+);
+
+const ENDING =
+  "error_class, upstream_status, latency_ms, ttft_ms, resp_size, resp_sha256, response_content_type, response_truncated";
+
+/** A call that was paid for and failed must show both. */
+const LOST = SETTLEMENT_EVENTS.lose;
+const CREDENTIAL_FREED = "update payments set call_credential_ref = null where call_credential_ref is not null and";
+const CUT = `case when length(request) > ${CAPTURE_BYTES_MAX} then substr(request, 1, ${CAPTURE_BYTES_MAX}) else request end`;
+
+/** The columns of the open call that its end is told with. */
+type EndedRow = Pick<
+  InvocationRow,
+  | "agent_id"
+  | "caller"
+  | "mode"
+  | "model"
+  | "mcp_method"
+  | "req_size"
+  | "payment_network"
+  | "payment_asset"
+  | "payment_amount"
+  | "settlement_status"
+>;
+
+/** False when the call is not in the state that it would end from, or is someone else's. */
+export const endCommand: Command<EndOfCall, boolean> = {
+  name: "end",
+  bytesOf: ({ ending }) => 512 + (ending.response?.byteLength ?? 0),
+  keyOf: ({ key }) => key.id,
+  sqlite(prepare) {
+    const leave = prepare(
+      `delete from open_invocations where id = ? and tenant = ? and status = ? and (?4 is null or claim = ?4)
+       returning ${KEPT}, settlement_status, request`,
+    );
+    const keptNames = KEPT.split(", ");
+    const names = `${KEPT}, ${ENDING}, status, settlement_status, updated_at, completed_at`;
+    const insertEnded = prepare(
+      `insert into ended_invocations (${names}) values (${names.split(", ").map(() => "?")})`,
+    );
+    const freeCredential = prepare(`${CREDENTIAL_FREED} tenant = ? and invocation_id = ?`);
+    const oweReceipt = prepare("insert into receipts_due (tenant, invocation_id) values (?, ?)");
+    const insertBodies = prepare(
+      "insert into invocation_bodies (tenant, invocation_id, request, response) values (?, ?, ?, ?)",
+    );
+    const keepBodies = prepare(
+      `update invocation_bodies set request = ${CUT}, response = ? where tenant = ? and invocation_id = ?`,
+    );
+    const dropBody = prepare("delete from invocation_bodies where tenant = ? and invocation_id = ?");
+
+    return (end, effects) => {
+      const { key, from, token, ending, at } = end;
+      const { tenant, id } = key;
+      const row = leave.get(id, tenant, from, token) as (InvocationRow & { request: Uint8Array | null }) | null;
+      if (row === null) return false;
+      const settlement_status = settlementAfter(row, ending);
+      const { status, error_class, upstream_status, latency_ms, ttft_ms = null, resp_size } = ending;
+      const { resp_sha256, response_content_type, response_truncated, response } = ending;
+      insertEnded.run(
+        ...keptNames.map((name) => row[name as keyof InvocationRow]),
+        ...[error_class, upstream_status, latency_ms, ttft_ms, resp_size, resp_sha256, response_content_type],
+        ...[response_truncated, status, settlement_status, at, at],
+      );
+      countWhole(effects, { ...row, tenant, status, error_class, settlement_status }, 1);
+      if (row.payment_nonce !== null) freeCredential.run(tenant, id);
+      if (row.emit_receipt && settlement_status !== "pending") oweReceipt.run(tenant, id);
+      const isSmall = row.request !== null;
+      if (!row.body_captured) {
+        if (!isSmall) dropBody.run(tenant, id);
+      } else if (isSmall) insertBodies.run(tenant, id, row.request, response);
+      else keepBodies.run(response, tenant, id);
+      effects.ended(callEnd(end, { ...row, settlement_status }));
+      return true;
+    };
+  },
+  postgres: {
+    text: `
+with input as (select * from ${INPUT.source}),
+gone as (
+  delete from open_invocations o using input
+  where o.id = input_id and o.tenant = input_tenant and o.status = was and (token is null or o.claim = token)
+  returning o.*, input.*
+),
+final as (
+  select gone.*, case when ended = 'failed' and settlement_status = '${LOST.from}' then '${LOST.to}'
+    else settlement_status end as settled from gone
+),
+history as (
+  insert into ended_invocations (${KEPT}, ${ENDING}, status, settlement_status, updated_at, completed_at)
+  select ${KEPT}, ${ENDING}, ended, settled, ended_at, ended_at from final
+),
+inserted as (
+  insert into invocation_bodies (tenant, invocation_id, request, response)
+  select tenant, id, request, response from final where body_captured and request is not null
+),
+kept as (
+  update invocation_bodies b set request = ${CUT.replaceAll("request", "b.request")}, response = f.response
+  from final f where b.tenant = f.tenant and b.invocation_id = f.id and f.body_captured and f.request is null
+),
+dropped as (
+  delete from invocation_bodies b using final f
+  where b.tenant = f.tenant and b.invocation_id = f.id and not f.body_captured and f.request is null
+),
+freed as (
+  ${CREDENTIAL_FREED} (tenant, invocation_id) in (select tenant, id from final where payment_nonce is not null)
+),
+due as (
+  insert into receipts_due (tenant, invocation_id)
+  select tenant, id from final where emit_receipt and settled is distinct from 'pending'
+),
+totals as (
+  insert into invocation_counts as c (tenant, dimension, value, shard, count)
+  select tenant, dimension, value, $1::bigint, count(*) from final, lateral (values
+    ('all', ''), ('agent', agent_id), ('mode', mode), ('status', ended), ('model', model),
+    ('error_class', error_class), ('settlement', settled)) as total (dimension, value)
+  where value is not null group by tenant, dimension, value order by tenant, dimension, value
+  on conflict (tenant, dimension, value, shard) do update set count = c.count + excluded.count
+)
+select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, payment_asset, payment_amount,
+  settled as settlement_status from final`,
+    valuesOf: (inputs) => [Math.floor(Math.random() * COUNT_SHARDS), ...INPUT.values(inputs)],
+    outputsOf(inputs, rows, effects) {
+      const outputs = inputs.map(() => false);
+      for (const row of rows) {
+        const place = Number(row["n"]) - 1;
+        const end = inputs[place];
+        if (end === undefined) continue;
+        outputs[place] = true;
+        const req_size = row["req_size"] === null ? null : Number(row["req_size"]);
+        effects.ended(callEnd(end, { ...(row as unknown as EndedRow), req_size }));
+      }
+      return outputs;
+    },
+  },
+};
+
+function settlementAfter({ settlement_status }: EndedRow, { status }: Ending): EndedRow["settlement_status"] {
+  return status === "failed" && settlement_status === LOST.from ? LOST.to : settlement_status;
+}
+
+function callEnd({ key, ending, at, request_id, detail }: EndOfCall, row: EndedRow): CallEnd {
+  const { agent_id, caller, mode, model, mcp_method, req_size } = row;
+  return {
+    tenant: key.tenant,
+    invocation_id: key.id,
+    agent_id,
+    caller,
+    mode,
+    model,
+    mcp_method,
+    request_id,
+    status: ending.status,
+    error_class: ending.error_class,
+    upstream_status: ending.upstream_status,
+    latency_ms: ending.latency_ms,
+    ttft_ms: ending.ttft_ms ?? null,
+    req_size,
+    resp_size: ending.resp_size,
+    response_truncated: ending.response_truncated,
+    response_content_type: ending.response_content_type,
+    accepted_at: idTime(key.id),
+    ended_at: at,
+    payment: callPayment(row),
+    detail,
+  };
+}
+
+/** Null for a call that cost nothing. */
+function callPayment({
+  payment_network,
+  payment_asset,
+  payment_amount,
+  settlement_status,
+}: EndedRow): CallPayment | null {
+  if (payment_network === null || payment_asset === null || payment_amount === null) return null;
+  return { network: payment_network, asset: payment_asset, amount: payment_amount, settlement_status };
+}
