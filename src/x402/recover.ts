@@ -1,8 +1,8 @@
 // The public key behind an ECDSA signature on secp256k1 (SEC 1, section 4.1.6): Q = u1·G + u2·R in one pass. Both scalars
 // are split by the curve's endomorphism into halves of 128 bits, and the four products share their doublings
-// (Straus, with wNAF digits). The library multiplies twice and in constant time, which nothing public needs: it took
-// 620 µs for each where this takes 250 (one core, Bun 1.4.5; `bun run bench verify`). Never for secrets: its time depends
-// on its input.
+// (Straus, with wNAF digits). The library multiplies twice and in constant time, which nothing public needs, and takes
+// 2.1 times as long (core time in one run: 1,290 µs against 600 µs, on a machine at twice its load; see
+// `bun run bench verify`). Never for secrets: its time depends on its input.
 import { secp256k1 } from "@noble/curves/secp256k1";
 
 const { Fp, n: N, Gx, Gy, endo } = secp256k1.CURVE;
