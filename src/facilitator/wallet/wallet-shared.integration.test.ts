@@ -258,28 +258,67 @@ test("a reorganisation takes all of them back, and those that had not failed lan
   expect(await wallet.payment(failed!)).toMatchObject({ status: "failed", foreign_transaction: foreign });
 }, 60_000);
 
-test("a receipt without its events, or none at all, fails no payment", async () => {
+/** Nodes give receipts without events, and refuse to search for events. */
+function hideEvents(): void {
+  const rewrite = (receipt: unknown) => (receipt === null ? null : { ...(receipt as object), logs: [] });
+  relay.on("eth_getTransactionReceipt", { kind: "rewrite", rewrite }, 100_000);
+  refuseSearches();
+}
+
+function refuseSearches(): void {
+  relay.on("eth_getLogs", { kind: "error", message: "range too large" }, 100_000);
+}
+
+async function mineSlowly(blocks: number): Promise<void> {
+  for (let mined = 0; mined < blocks; mined++) {
+    const asked = relay.count("eth_getTransactionReceipt");
+    await chain.mine();
+    await relay.called("eth_getTransactionReceipt", asked + 1);
+  }
+}
+
+test("a receipt without its events, or none at all, fails no payment, however long nodes give no other", async () => {
   const wallet = await startBehind(BATCH);
   const payments = await newPayments(3);
   await chain.pauseMining();
   await collectAll(wallet, payments);
   await untilPending(1);
   relay.on("eth_getTransactionReceipt", { kind: "result", result: null }, 3);
-  relay.on(
-    "eth_getTransactionReceipt",
-    { kind: "rewrite", rewrite: (receipt) => ({ ...(receipt as object), logs: [] }) },
-    3,
-  );
-  relay.on("eth_getLogs", { kind: "error" }, 20);
+  hideEvents();
+  await mineSlowly(20);
+  for (const payment of payments) expect(await wallet.payment(payment)).toMatchObject({ status: "sent" });
+  relay.heal();
   await mineUntilEnded(wallet, payments);
   for (const payment of payments) await expectCollected(wallet, payment);
+  expect(await wallet.rows()).toHaveLength(1);
+}, 60_000);
+
+test("while one of them is in doubt, a reorganisation still takes the others back, and they land again", async () => {
+  const wallet = await startBehind(BATCH);
+  const { payments } = await sharedUnmined(3, wallet);
+  const [doubtful, ...others] = payments;
+  refuseSearches();
+  const foreign = await collectElsewhere(doubtful!);
+  await chain.mine();
+  for (const payment of others) await until(async () => (await wallet.payment(payment))!.status === "settled");
+  expect(await wallet.payment(doubtful!)).toMatchObject({ status: "sent" });
+  await chain.reorg(1, [foreign]);
+  for (const payment of others) expect(await transfersOf(payment)).toHaveLength(0);
+  await until(async () => {
+    await chain.mine();
+    return (await Promise.all(others.map(transfersOf))).every(({ length }) => length === 1);
+  }, 20_000);
+  relay.heal();
+  await mineUntilEnded(wallet, payments);
+  for (const payment of others) await expectCollected(wallet, payment);
+  expect(await wallet.payment(doubtful!)).toMatchObject({ status: "failed", foreign_transaction: foreign });
 }, 60_000);
 
 const crashes: Readonly<Record<string, () => Promise<unknown> | unknown>> = {
   "before it is broadcast": () => relay.on("eth_sendRawTransaction", { kind: "hang" }, 1000),
   "after a broadcast whose answer was lost": () =>
     relay.on("eth_sendRawTransaction", { kind: "hang", after: true }, 1000),
-  "when it is in a block, before that is seen": () => relay.on("eth_getBlockByNumber", { kind: "pass" }, 1),
+  "when it is in a block, before that is seen": () => {},
 };
 
 for (const [when, prepare] of Object.entries(crashes)) {
