@@ -1,7 +1,8 @@
-// Collecting payments on a chain with blocks of two seconds, by one key: the compiled facilitator over mutual TLS
-// beside the official library's settle with one wallet. What counts is what the chain says has moved.
+// Collecting payments on a chain with blocks of two seconds, by one key: the compiled facilitator over mutual TLS, one by
+// one and fifty to a transaction, beside the official library's settle with one wallet. What counts is what the chain
+// says has moved, and the gas that its receipts name.
 import { join } from "node:path";
-import type { Address } from "viem";
+import type { Address, Hex } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { startChain, type TestChain } from "../support/chain/chain.ts";
 import { type Connection, type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
@@ -16,6 +17,7 @@ const PAYMENTS = 1_200;
 const CONNECTIONS = 600;
 /** Below what the listener takes of handshakes at a time. */
 const HANDSHAKES = 64;
+const BATCH = 50;
 const AGAIN_MAX = 5;
 const AGAIN_MS = 1_000;
 
@@ -27,6 +29,8 @@ const OFFICIAL_MS_MAX = 20_000;
 interface Collected extends Rate {
   readonly blocks: readonly number[];
   readonly most: number;
+  /** For each payment. */
+  readonly gas: number;
 }
 
 /** The directory that a service of test/support works in. */
@@ -55,7 +59,14 @@ async function collect(
   const transfers = await chain.transfers({ from });
   const perBlock = Map.groupBy(transfers, ({ block_number }) => block_number);
   const most = Math.max(0, ...[...perBlock.values()].map(({ length }) => length));
-  return { count: transfers.length, seconds, blocks: [...perBlock.keys()], most };
+  const gas = (await gasOf(chain, new Set(transfers.map((each) => each.transaction_hash)))) / transfers.length;
+  return { count: transfers.length, seconds, blocks: [...perBlock.keys()], most, gas };
+}
+
+async function gasOf(chain: TestChain, hashes: ReadonlySet<Hex>): Promise<number> {
+  let sum = 0;
+  for (const hash of hashes) sum += Number((await chain.client.getTransactionReceipt({ hash })).gasUsed);
+  return sum;
 }
 
 /** So many strands, each with the next one as soon as it is done with the last. */
@@ -101,8 +112,9 @@ async function settled(connection: Connection, { settleRequest }: SignedPayment)
   }
 }
 
-async function ours(chain: TestChain): Promise<number> {
-  await using facilitator = await startFacilitator(chain);
+/** @param batch most payments in one transaction; 0: one by one */
+async function ours(chain: TestChain, batch: number): Promise<number> {
+  await using facilitator = await startFacilitator(chain, { env: { TOLLGATE_BATCH: `${batch}` } });
   const all = await payments(chain, PAYMENTS);
   const open = await connections(facilitator);
   const told: Told[] = [];
@@ -123,9 +135,9 @@ async function ours(chain: TestChain): Promise<number> {
   const successes = told.filter(({ success }) => success).length;
   const span = Math.max(...collected.blocks) - Math.min(...collected.blocks) + 1;
   figure(
-    "ours: the facilitator over mutual TLS",
+    `ours over mutual TLS, ${batch === 0 ? "one by one" : `up to ${batch} in a transaction`}`,
     perSecond(collected),
-    `${collected.count} of ${PAYMENTS} collected in ${span} blocks, at most ${collected.most} in one`,
+    `${collected.count} of ${PAYMENTS} in ${span} blocks, at most ${collected.most} in one; ${Math.round(collected.gas)} gas each`,
   );
   say(
     `  ${CONNECTIONS} at a time; ${successes} told so in p50 ${at(0.5)} s, p99 ${at(0.99)} s, ${again} asked again; core time for each ${own} ms, and ${node} ms of anvil`,
@@ -154,7 +166,8 @@ export async function settlements(): Promise<void> {
   say(`settlements: the real token on anvil, blocks of ${BLOCK_SECONDS} s, one key that pays the gas`);
   const chain = await startChain({ blockTimeSeconds: BLOCK_SECONDS });
   try {
-    const own = await ours(chain);
+    const own = await ours(chain, 0);
+    await ours(chain, BATCH);
     for (const [name, count, atOnce] of [
       [`x402 settle, ${OFFICIAL_AT_ONCE} at once`, OFFICIAL_AT_ONCE, OFFICIAL_AT_ONCE],
       ["x402 settle, one after the other", OFFICIAL_IN_TURN, 1],

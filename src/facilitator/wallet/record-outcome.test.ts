@@ -6,13 +6,14 @@ import { type Place, places } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
-import type { Hex } from "../../x402/types.ts";
+import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { TOKEN_ADDRESS } from "../chain/token.ts";
 import { type ClaimedPayment, claimPayment, findPayment, markSent, recordFailed } from "../payments/payments.ts";
 import { createBatchStore, NotClaimed } from "./batch.ts";
+import { markBurned } from "./gas-burned.ts";
 import { createPendingNonces } from "./pending.ts";
 import { createOutcomeRecorder, NotKnownYet } from "./record-outcome.ts";
-import { insertTransactions, type TransactionRow } from "./transactions.ts";
+import { insertTransactions, type TransactionRow, transactionsOf, transactionsWith } from "./transactions.ts";
 
 const clock = { now: () => NOON };
 const WALLET: Hex = `0x${"aa".repeat(20)}`;
@@ -35,7 +36,18 @@ function rowOf({ key }: ClaimedPayment, wallet_nonce: number): TransactionRow {
   const fees = { gas: "1", max_fee: "1", max_priority_fee: "1" };
   const hash = word(`${nonce} ${wallet_nonce}`);
   const at = { open: true, gas_burned: null, stored_at_block: 1, created_at: NOON };
-  return { hash, wallet: WALLET, wallet_nonce, replacement: 0, payer, nonce, raw: "0x", ...fees, ...at };
+  return {
+    hash,
+    wallet: WALLET,
+    wallet_nonce,
+    replacement: 0,
+    payer,
+    nonce,
+    raw: "0x",
+    ...fees,
+    ...at,
+    payments: [{ payer, nonce, gas: 1n }],
+  };
 }
 
 /** Claimed and sent, with its first transaction. */
@@ -60,7 +72,7 @@ async function sent(name: string, walletNonce: number) {
 test("a payment with a transaction of which the outcome is not known is not failed", async () => {
   const { payment, row } = await sent("unjudged", 0);
   const pendingNonces = createPendingNonces();
-  const { payment: open } = pendingNonces.add(row, payment, "sent");
+  const [open] = pendingNonces.add(row, [{ ...payment, status: "sent" }]).payments;
   let conflicts = 0;
   const onConflict = () => void conflicts++;
   const outcomes = { announce() {} };
@@ -77,7 +89,7 @@ test("a payment with a transaction of which the outcome is not known is not fail
   await expect(verdicts.fail(open!, expired, [])).rejects.toBeInstanceOf(NotKnownYet);
   expect(await findPayment(store.read, payment.key)).toMatchObject({ status: "sent", reason: null });
   expect([open!.status, conflicts]).toEqual(["sent", 1]);
-  pendingNonces.add(other, payment, "sent");
+  pendingNonces.add(other, [{ ...payment, status: "sent" }]);
   await verdicts.fail(open!, expired, []);
   expect(await findPayment(store.read, payment.key)).toMatchObject({ status: "failed", reason: "expired" });
 });
@@ -86,11 +98,38 @@ test("a payment that has failed is not sent again, and its transaction is not st
   const { payment } = await sent("failed", 10);
   const batch = createBatchStore(store, clock, silentLog);
   const again = (nonce: number) =>
-    batch.write([{ job: { payment, gas: 1n, again: true }, row: rowOf(payment, nonce) }]);
+    batch.write([{ jobs: [{ payment, gas: 1n, again: true, mayShare: false }], row: rowOf(payment, nonce) }]);
   await again(11);
   await store.write((tx) => recordFailed(tx, payment.key, expired, { was: "sent", now: NOON }));
   await expect(again(12)).rejects.toBeInstanceOf(NotClaimed);
   const { db, tables } = store.read;
   const rows = await db.select().from(tables.facilitatorTransactions);
   expect(rows.map((row) => row.wallet_nonce).sort((a, b) => a - b)).toEqual([0, 1, 10, 11]);
+});
+
+test("a transaction that several payments share is found by each of them, and each counts its own loss once", async () => {
+  const all = await Promise.all(["shared 1", "shared 2", "shared 3"].map((name, index) => sent(name, 20 + index)));
+  const keys = all.map(({ payment }) => payment.key);
+  const payments = keys.slice(0, 2).map(({ payer, nonce }) => ({ payer, nonce, gas: 90_000n }));
+  const row = { ...rowOf(all[0]!.payment, 30), hash: word("shared"), payer: null, nonce: null, payments };
+  await store.write((tx) => insertTransactions(tx, [row]));
+  const found = await Promise.all(keys.map((key) => transactionsOf(store.read, key)));
+  expect(found.map((rows) => rows.some(({ hash }) => hash === row.hash))).toEqual([true, true, false]);
+  const [read] = await transactionsWith(store.read, [row.hash]);
+  expect(new Set(read!.payments)).toEqual(new Set(payments));
+  const burned = { hash: row.hash, gasWei: 5n };
+  const mark = (key: PaymentKey) => store.write((tx) => markBurned(tx, key, burned));
+  expect([await mark(keys[0]!), await mark(keys[0]!)]).toEqual([true, false]);
+  expect([await mark(keys[1]!), await mark(keys[2]!)]).toEqual([true, false]);
+});
+
+test("of a payment that is not claimed, nothing is stored for those that were to share its transaction", async () => {
+  const [open, over] = await Promise.all([sent("beside 1", 40), sent("beside 2", 41)]);
+  await store.write((tx) => recordFailed(tx, over.payment.key, expired, { was: "sent", now: NOON }));
+  const jobs = [open, over].map(({ payment }) => ({ payment, gas: 1n, again: true, mayShare: true }));
+  const payments = jobs.map(({ payment: { key }, gas }) => ({ payer: key.payer, nonce: key.nonce, gas }));
+  const row = { ...rowOf(open.payment, 50), hash: word("beside"), payer: null, nonce: null, payments };
+  const batch = createBatchStore(store, clock, silentLog);
+  await expect(batch.write([{ jobs, row }])).rejects.toEqual(new NotClaimed(over.payment.key));
+  expect(await transactionsWith(store.read, [row.hash])).toEqual([]);
 });
