@@ -1,14 +1,13 @@
-// Collecting payments on a chain with blocks of two seconds, by one key: the compiled facilitator over mutual TLS
-// beside the official library's settle with one wallet. What counts is what the chain says has moved.
+// Collecting payments on a chain with blocks of two seconds, by one key: the compiled facilitator over mutual TLS. What
+// counts is what the chain says has moved.
 import { join } from "node:path";
 import type { Address } from "viem";
-import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { startChain, type TestChain } from "../support/chain/chain.ts";
 import { type Connection, type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
 import { newPayer, type SignedPayment, signPayment } from "../support/chain/payments.ts";
 import { coreSecondsIn } from "./cores.ts";
-import { officialPayment, officialSettle } from "./official.ts";
-import { figure, perSecond, type Rate, say, times } from "./report.ts";
+import { perSecond, type Rate, type Report, say } from "./report.ts";
+import { latency, type Row } from "./table.ts";
 
 export const BLOCK_SECONDS = 2;
 export const PRICE = 1_000n;
@@ -19,12 +18,7 @@ const HANDSHAKES = 64;
 const AGAIN_MAX = 5;
 const AGAIN_MS = 1_000;
 
-const OFFICIAL_AT_ONCE = 52;
-const OFFICIAL_IN_TURN = 4;
-/** Of a settlement by the library, which itself would wait for three minutes. */
-const OFFICIAL_MS_MAX = 20_000;
-
-interface Collected extends Rate {
+export interface Collected extends Rate {
   readonly blocks: readonly number[];
   readonly most: number;
 }
@@ -43,7 +37,7 @@ export async function payments(chain: TestChain, count: number): Promise<SignedP
 }
 
 /** Has them settled, and looks at the chain for what came of it. */
-async function collect(
+export async function collect(
   chain: TestChain,
   all: readonly SignedPayment[],
   settleAll: () => Promise<unknown>,
@@ -89,7 +83,7 @@ interface Told {
 }
 
 /** As a caller does it: what is not known yet is asked again, with the same payment. */
-async function settled(connection: Connection, { settleRequest }: SignedPayment): Promise<Told> {
+export async function settled(connection: Connection, { settleRequest }: SignedPayment): Promise<Told> {
   const startedAt = performance.now();
   for (let again = 0; ; again++) {
     const { status, body } = await connection.settle(settleRequest);
@@ -101,7 +95,8 @@ async function settled(connection: Connection, { settleRequest }: SignedPayment)
   }
 }
 
-async function ours(chain: TestChain): Promise<number> {
+/** The facilitator's row, which others are measured against. */
+export async function collectPayments(chain: TestChain, report: Report, floor?: Row): Promise<Row> {
   await using facilitator = await startFacilitator(chain);
   const all = await payments(chain, PAYMENTS);
   const open = await connections(facilitator);
@@ -113,61 +108,30 @@ async function ours(chain: TestChain): Promise<number> {
       told.push(await settled(connection, payment));
     }),
   );
-  const used = homes.map((home, index) => (coreSecondsIn(home) - (before[index] ?? 0)) / PAYMENTS);
-  const [own, node] = used.map((seconds) => (seconds * 1000).toFixed(1));
+  const [own_us = 0, node_us = 0] = homes.map(
+    (home, index) => ((coreSecondsIn(home) - (before[index] ?? 0)) * 1e6) / PAYMENTS,
+  );
   for (const connection of open) connection.close();
   await facilitator.stop();
-  const waits = told.map(({ seconds }) => seconds).sort((a, b) => a - b);
-  const at = (share: number) => (waits[Math.floor(waits.length * share)] ?? 0).toFixed(1);
   const again = told.reduce((sum, each) => sum + each.again, 0);
   const successes = told.filter(({ success }) => success).length;
   const span = Math.max(...collected.blocks) - Math.min(...collected.blocks) + 1;
-  figure(
-    "ours: the facilitator over mutual TLS",
-    perSecond(collected),
-    `${collected.count} of ${PAYMENTS} collected in ${span} blocks, at most ${collected.most} in one`,
-  );
-  say(
-    `  ${CONNECTIONS} at a time; ${successes} told so in p50 ${at(0.5)} s, p99 ${at(0.99)} s, ${again} asked again; core time for each ${own} ms, and ${node} ms of anvil`,
-  );
-  return perSecond(collected);
-}
-
-/** @param atOnce how many at a time */
-async function official(chain: TestChain, count: number, atOnce: number): Promise<Collected> {
-  const key = generatePrivateKey();
-  await chain.fundEth(privateKeyToAccount(key).address, 10n ** 19n);
-  const settle = officialSettle(chain.url, key);
-  const all = await payments(chain, count);
-  return collect(chain, all, () =>
-    strands(all.map(officialPayment), Array.from({ length: atOnce }), async (payment) => {
-      const { promise: late, resolve } = Promise.withResolvers<void>();
-      const timer = setTimeout(resolve, OFFICIAL_MS_MAX);
-      // It throws where it fails.
-      await Promise.race([settle(payment).catch(() => false), late]);
-      clearTimeout(timer);
-    }),
+  const waits = latency(told.map(({ seconds }) => seconds * 1000));
+  return report.add(
+    "one key, over mutual TLS",
+    { rate: perSecond(collected), ...waits, cpu_us: own_us },
+    {
+      note: `${collected.count} of ${PAYMENTS} collected in ${span} blocks, at most ${collected.most} in one; ${CONNECTIONS} at a time, ${successes} told so, ${again} asked again; anvil used ${Math.round(node_us)} µs for each`,
+      ...(floor !== undefined && { floor: [floor, "rate"] as const }),
+    },
   );
 }
 
-export async function settlements(): Promise<void> {
+export async function settlements(_seconds: number, report: Report): Promise<void> {
   say(`settlements: the real token on anvil, blocks of ${BLOCK_SECONDS} s, one key that pays the gas`);
   const chain = await startChain({ blockTimeSeconds: BLOCK_SECONDS });
   try {
-    const own = await ours(chain);
-    for (const [name, count, atOnce] of [
-      [`x402 settle, ${OFFICIAL_AT_ONCE} at once`, OFFICIAL_AT_ONCE, OFFICIAL_AT_ONCE],
-      ["x402 settle, one after the other", OFFICIAL_IN_TURN, 1],
-    ] as const) {
-      const collected = await official(chain, count, atOnce);
-      const rate = perSecond(collected);
-      const { length: blocks } = collected.blocks;
-      figure(
-        name,
-        rate,
-        `${collected.count} of ${count} collected in ${blocks} blocks; ours is ${times(own, rate)} times that`,
-      );
-    }
+    await collectPayments(chain, report);
   } finally {
     await chain.stop();
   }
