@@ -51,6 +51,9 @@ test("a run is written to a file, which a later one is compared with", async () 
       ["part", "work", { rate: 300 }],
     ]);
     expect(await runParts({ never }, ["--fast"])).toBe(2);
+    // A part that fails takes no other part's figures with it.
+    expect(await runParts({ never, part }, ["--json", first])).toBe(1);
+    expect(JSON.parse(readFileSync(first, "utf8")).rows).toHaveLength(1);
     const missing = join(dir, "missing.json");
     await expect(runParts({ never }, ["--against", missing])).rejects.toThrow(missing);
     expect(existsSync(missing)).toBe(false);

@@ -20,8 +20,8 @@ interface Run {
   readonly rows: readonly Row[];
 }
 
-/** Gives the exit status: 2 for arguments that mean nothing. */
-export async function runParts(parts: Readonly<Record<string, Part>>, args: readonly string[]): Promise<number> {
+/** Gives the exit status: 1 when a part could not measure what it is for, 2 for arguments that mean nothing. */
+export async function runParts(parts: Parts, args: readonly string[]): Promise<number> {
   const names = Object.keys(parts);
   const parsed = parseArguments(args, names);
   if (typeof parsed === "string") {
@@ -30,25 +30,39 @@ export async function runParts(parts: Readonly<Record<string, Part>>, args: read
   }
   // Read before anything is measured: a file that isn't there is found out at once, and it may be the one written to.
   const earlier = parsed.against === null ? null : (JSON.parse(readFileSync(parsed.against, "utf8")) as Run);
-  const run = await measured(parts, parsed);
+  const { failed, ...run } = await measured(parts, parsed);
   say(`\n${printed(run.rows)}\n\n${Math.round(run.took_seconds)} s`);
   if (earlier !== null) {
     say(`\ntimes what it was at ${earlier.at}:\n${printedChanges(changes(run.rows, earlier.rows))}`);
   }
   if (parsed.json !== null) writeFileSync(parsed.json, `${JSON.stringify(run, null, 2)}\n`);
-  return 0;
+  if (failed.length > 0) say(`\nnot measured: ${failed.join(", ")}`);
+  return failed.length > 0 ? 1 : 0;
 }
 
-async function measured(parts: Readonly<Record<string, Part>>, { seconds, chosen }: BenchArguments): Promise<Run> {
+type Parts = Readonly<Record<string, Part>>;
+
+async function measured(
+  parts: Parts,
+  { seconds, chosen }: BenchArguments,
+): Promise<Run & { readonly failed: readonly string[] }> {
   const [load = 0] = loadavg();
   const cores = navigator.hardwareConcurrency;
   say(`${cores} cores, Bun ${Bun.version}, ${seconds} s for each load; load average before: ${load.toFixed(2)}`);
   const at = new Date().toISOString();
   const startedAt = performance.now();
   const rows: Row[] = [];
+  const failed: string[] = [];
   for (const [name, part] of Object.entries(parts)) {
-    if (chosen.includes(name)) await part(seconds, createReport(name, rows));
+    if (!chosen.includes(name)) continue;
+    try {
+      await part(seconds, createReport(name, rows));
+    } catch (error) {
+      // What the other parts say stays true.
+      failed.push(name);
+      say(`${name}: ${Bun.inspect(error)}`);
+    }
   }
   const took_seconds = (performance.now() - startedAt) / 1000;
-  return { at, bun: Bun.version, cores, load_average_before: load, took_seconds, rows };
+  return { at, bun: Bun.version, cores, load_average_before: load, took_seconds, rows, failed };
 }
