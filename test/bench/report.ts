@@ -1,6 +1,6 @@
 // How figures are shown while they come: one line each, at once, so that a run can be watched and cut short. All rows
 // stand together in one table at the end.
-import { type Figures, newRow, printed, type Row, type RowOptions } from "./table.ts";
+import { type Figures, newRow, printedRow, type Row, type RowOptions } from "./table.ts";
 
 export interface Rate {
   /** How many. */
@@ -28,7 +28,7 @@ export function createReport(part: string, rows: Row[]): Report {
     add(work, figures, options) {
       const row = newRow(part, work, figures, options);
       rows.push(row);
-      say(printed([row]));
+      say(printedRow(row));
       return row;
     },
   };

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "bun:test";
-import { changes, latency, newRow, percentile, printed, printedChanges } from "./table.ts";
+import { changes, latency, newRow, percentile, printed, printedChanges, printedRow } from "./table.ts";
 
 describe("percentiles", () => {
   test("are values that were measured, whatever their order", () => {
@@ -42,6 +42,10 @@ test("the table has a column for each figure that any row has, and no other", ()
       "accepts: ours   4000    5.50       3.00  0.25 of the /s of bare  n",
     ].join("\n"),
   );
+});
+
+test("a row by itself names its figures", () => {
+  expect(printedRow(row)).toBe("accepts: ours  /s 4000  p50 ms 5.50  B written 3.00  0.25 of the /s of bare  n");
 });
 
 describe("beside an earlier run", () => {

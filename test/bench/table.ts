@@ -1,7 +1,7 @@
 // What a run has measured: rows of figures, most of them beside their floor in the same run, how they are printed, and
 // how a run is compared with an earlier one. Pure.
 
-/** What can be measured of a piece of work; the order is that of the columns. All lower than before is better, but for the rate. */
+/** What can be measured of a piece of work, in the order of the columns. Less is better, but for the rates. */
 const COLUMNS = {
   rate: "/s",
   p50_ms: "p50 ms",
@@ -67,6 +67,16 @@ export function printed(rows: readonly Row[]): string {
   });
 }
 
+/** One row by itself, with the name before each figure. */
+export function printedRow(row: Row): string {
+  const names = Object.keys(COLUMNS) as Figure[];
+  const figures = names.flatMap((name) => {
+    const value = row.figures[name];
+    return value === undefined ? [] : `${COLUMNS[name]} ${shown(value)}`;
+  });
+  return [keyOf(row), ...figures, printedFloor(row), row.note].filter((text) => text !== "").join("  ");
+}
+
 /** A figure of a row by what it was in an earlier run. */
 export function changes(now: readonly Row[], earlier: readonly Row[]): Row[] {
   const before = new Map(earlier.map((row) => [keyOf(row), row]));
@@ -92,7 +102,7 @@ export function printedChanges(rows: readonly Row[]): string {
   });
 }
 
-/** A ratio says by which figure and of which row it is, since one column holds ratios of all kinds. */
+/** One column holds ratios of all kinds, so each says by which figure and of which row it is. */
 function printedFloor({ floor }: Row): string {
   return floor === null ? "" : `${floor.ratio.toFixed(2)} of the ${COLUMNS[floor.by]} of ${floor.work}`;
 }
