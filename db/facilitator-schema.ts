@@ -95,7 +95,7 @@ export function facilitatorTables(c: Columns) {
       wallet_nonce: c.whole().notNull(),
       /** 0 for the first at its wallet nonce, then one more for each replacement. */
       replacement: c.whole().notNull(),
-      /** The payment that it makes; both null for one that only fills a gap. */
+      /** The payment that it makes; both null for one that makes several, or only fills a gap. */
       payer: c.text().$type<Hex>(),
       nonce: c.text().$type<Hex>(),
       raw: c.text().$type<Hex>().notNull(),
@@ -109,6 +109,17 @@ export function facilitatorTables(c: Columns) {
       /** The chain's newest block when it was stored. */
       stored_at_block: c.whole().notNull(),
       created_at: c.whole().notNull(),
+    }),
+
+    /** The payments of each transaction that makes several of them. */
+    facilitatorTransactionPayments: c.table("facilitator_transaction_payments", {
+      hash: c.text().$type<Hex>().notNull(),
+      payer: c.text().$type<Hex>().notNull(),
+      nonce: c.text().$type<Hex>().notNull(),
+      /** What the transaction's gas limit holds for this payment. */
+      gas: c.text().notNull(),
+      /** Wei that its failure there cost, once that is counted; else null. */
+      gas_burned: c.text(),
     }),
   };
 }

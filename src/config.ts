@@ -228,6 +228,7 @@ function arrangeFacilitator(v: ConfigValues, environment: Environment) {
       inclusionTimeoutMs: v.TOLLGATE_INCLUSION_TIMEOUT_MS,
       maxFeeGwei: Number(v.TOLLGATE_MAX_FEE_GWEI) / 1e9,
       confirmations: v.TOLLGATE_CONFIRMATIONS,
+      batch: v.TOLLGATE_BATCH,
     },
   } as const;
 }

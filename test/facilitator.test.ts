@@ -60,6 +60,7 @@ function optionsFor(dataDir: string, changes: Partial<FacilitatorOptions> = {}):
       gasLowWaterWei: 10n ** 15n,
       inclusionTimeoutMs: 15_000,
       maxFeeGwei: 5,
+      batch: 0,
       confirmations: 1,
     },
     ...changes,

@@ -70,6 +70,7 @@ test("every setting that is not required has a default", () => {
       inclusionTimeoutMs: 15_000,
       maxFeeGwei: 5,
       confirmations: 12,
+      batch: 0,
     },
   });
   expect(readdirSync(dir)).not.toContain("data");

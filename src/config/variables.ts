@@ -302,6 +302,11 @@ export const FACILITATOR = {
     fallback: 1_000_000_000_000_000n,
     meaning: "wei that the reverted transactions of one account may burn on a UTC day; above it 429; 0: no bound",
   }),
+  TOLLGATE_BATCH: row({
+    kind: value.wholeNumber(0, 100),
+    fallback: 0,
+    meaning: "most payments in one Multicall3 transaction; 0: one by one",
+  }),
 };
 
 export const DEMO = {

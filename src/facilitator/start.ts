@@ -37,6 +37,7 @@ import { cleanUpFacilitator } from "./retention.ts";
 import { createOpenEdge, createPeerEdge } from "./routes.ts";
 import { createSettle } from "./settle/settle.ts";
 import { createSettlementWaiters } from "./settle/waiters.ts";
+import { requireMulticall3 } from "./wallet/sharing.ts";
 import { createLocalSigner, createRemoteSigner, type Signer } from "./wallet/signer.ts";
 import { createWallet } from "./wallet/wallet.ts";
 
@@ -80,6 +81,8 @@ export interface FacilitatorOptions {
     readonly maxFeeGwei: number;
     /** Blocks until an inclusion counts as final. */
     readonly confirmations: number;
+    /** Most payments of one transaction, through Multicall3; up to 1: each has its own. */
+    readonly batch: number;
   };
 }
 
@@ -98,6 +101,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log) {
   opened.defer(() => store.close());
   const { chain, wallet, outcomes, settle } = compose(options, store, log);
   await chain.check();
+  if (options.limits.batch > 1) await requireMulticall3(chain);
 
   const started = Promise.withResolvers<void>();
   const edge = createPeerEdge({

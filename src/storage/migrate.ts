@@ -10,6 +10,7 @@ import postgres0005 from "../../db/postgres/0005_claims.sql" with { type: "text"
 import postgres0006 from "../../db/postgres/0006_facilitator_accounts.sql" with { type: "text" };
 import postgres0007 from "../../db/postgres/0007_agent_lists.sql" with { type: "text" };
 import postgres0008 from "../../db/postgres/0008_credential_hosts.sql" with { type: "text" };
+import postgres0009 from "../../db/postgres/0009_shared_transactions.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import sqlite0002 from "../../db/sqlite/0002_payments.sql" with { type: "text" };
 import sqlite0003 from "../../db/sqlite/0003_policy.sql" with { type: "text" };
@@ -18,6 +19,7 @@ import sqlite0005 from "../../db/sqlite/0005_claims.sql" with { type: "text" };
 import sqlite0006 from "../../db/sqlite/0006_facilitator_accounts.sql" with { type: "text" };
 import sqlite0007 from "../../db/sqlite/0007_agent_lists.sql" with { type: "text" };
 import sqlite0008 from "../../db/sqlite/0008_credential_hosts.sql" with { type: "text" };
+import sqlite0009 from "../../db/sqlite/0009_shared_transactions.sql" with { type: "text" };
 import type { Clock } from "../core/clock.ts";
 import { StartupProblem } from "../core/startup.ts";
 
@@ -31,6 +33,7 @@ const SQLITE_MIGRATIONS: readonly string[] = [
   sqlite0006,
   sqlite0007,
   sqlite0008,
+  sqlite0009,
 ];
 const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0001,
@@ -41,6 +44,7 @@ const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0006,
   postgres0007,
   postgres0008,
+  postgres0009,
 ];
 
 const VERSIONS_TABLE = `create table if not exists schema_migrations (

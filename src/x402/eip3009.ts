@@ -5,6 +5,7 @@ import { keccak_256 } from "@noble/hashes/sha3";
 import { asBuffer } from "../core/bytes.ts";
 import { lowerHex } from "./fields.ts";
 import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "./kind.ts";
+import { recoverPublicKey } from "./recover.ts";
 import type { Authorization, Hex } from "./types.ts";
 
 const WORD_BYTES = 32;
@@ -70,7 +71,7 @@ export function authorizationDigest(authorization: Authorization): Uint8Array {
 interface PlainSignature {
   readonly r: bigint;
   readonly s: bigint;
-  readonly recovery: number;
+  readonly recovery: 0 | 1;
 }
 
 /** The token's own rule (and EIP-2): 65 bytes, s in the lower half, v 27 or 28; some signers write 0 or 1 for these. */
@@ -80,7 +81,7 @@ function readPlain(signature: Hex): PlainSignature | null {
   const s = BigInt(`0x${signature.slice(66, 130)}`);
   const v = Number.parseInt(signature.slice(130), 16);
   const recovery = v >= 27 ? v - 27 : v;
-  if (recovery > 1) return null;
+  if (recovery !== 0 && recovery !== 1) return null;
   if (r === 0n || r >= ORDER || s === 0n || s > HALF_ORDER) return null;
   return { r, s, recovery };
 }
@@ -96,12 +97,10 @@ export function canonicalSignature(signature: Hex): Hex | null {
 export function recoverSigner(authorization: Authorization, signature: Hex): Hex | null {
   const plain = readPlain(signature);
   if (plain === null) return null;
-  const digest = authorizationDigest(authorization);
-  try {
-    const key = new secp256k1.Signature(plain.r, plain.s).addRecoveryBit(plain.recovery).recoverPublicKey(digest);
-    return `0x${toHex(keccak_256(key.toRawBytes(false).subarray(1)).subarray(12))}`;
-  } catch {
-    // Not every r is the x of a point of the curve.
-    return null;
-  }
+  const digest = BigInt(`0x${toHex(authorizationDigest(authorization))}`);
+  const key = recoverPublicKey(digest, plain.r, plain.s, plain.recovery);
+  // Not every r is the x of a point of the curve.
+  if (key === null) return null;
+  const point = Buffer.from(word(key.x.toString(16)) + word(key.y.toString(16)), "hex");
+  return `0x${toHex(keccak_256(point).subarray(12))}`;
 }

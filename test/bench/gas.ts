@@ -1,16 +1,13 @@
 // The gas of a settlement when many wait at once, beside the gas of one payment that is collected alone.
-import type { Hex } from "viem";
-import { startChain, type TestChain } from "../support/chain/chain.ts";
+import { startChain } from "../support/chain/chain.ts";
 import { startFacilitator } from "../support/chain/facilitator.ts";
 import type { Report } from "./report.ts";
-import { BLOCK_SECONDS, payments, settled } from "./settlements.ts";
-
-const WAITING = 50;
+import { BATCH, BLOCK_SECONDS, gasOf, payments, settled } from "./settlements.ts";
 
 export async function gas(_seconds: number, report: Report): Promise<void> {
   const chain = await startChain({ blockTimeSeconds: BLOCK_SECONDS });
   try {
-    const [first, ...all] = await payments(chain, WAITING + 2);
+    const [first, ...all] = await payments(chain, BATCH + 2);
     const [second, ...others] = all;
     if (first === undefined || second === undefined) throw new Error("there are no payments");
     // The first payment makes the receiver's balance, which none of those after it pays for again.
@@ -18,7 +15,7 @@ export async function gas(_seconds: number, report: Report): Promise<void> {
     const alone = await gasOf(chain, [await chain.collectAsStranger(second)]);
     const floor = report.add("one payment, collected alone", { gas: alone });
 
-    await using facilitator = await startFacilitator(chain);
+    await using facilitator = await startFacilitator(chain, { env: { TOLLGATE_BATCH: `${BATCH}` } });
     const open = await Promise.all(others.map(async (payment) => [await facilitator.connect(), payment] as const));
     await Promise.all(open.map(([connection, payment]) => settled(connection, payment)));
     for (const [connection] of open) connection.close();
@@ -29,14 +26,9 @@ export async function gas(_seconds: number, report: Report): Promise<void> {
     );
     const hashes = new Set(transfers.map((each) => each.transaction_hash));
     const each = (await gasOf(chain, [...hashes])) / transfers.length;
-    const note = `${transfers.length} of ${WAITING} collected in ${hashes.size} transactions`;
-    report.add(`each of ${WAITING} that wait together`, { gas: each }, { floor: [floor, "gas"], note });
+    const note = `${transfers.length} of ${BATCH} collected in ${hashes.size} transactions`;
+    report.add(`each of ${BATCH} that wait together`, { gas: each }, { floor: [floor, "gas"], note });
   } finally {
     await chain.stop();
   }
-}
-
-async function gasOf(chain: TestChain, hashes: readonly Hex[]): Promise<number> {
-  const receipts = await Promise.all(hashes.map((hash) => chain.client.getTransactionReceipt({ hash })));
-  return receipts.reduce((sum, { gasUsed }) => sum + Number(gasUsed), 0);
 }

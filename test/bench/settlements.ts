@@ -1,7 +1,7 @@
-// Collecting payments on a chain with blocks of two seconds, by one key: the compiled facilitator over mutual TLS. What
-// counts is what the chain says has moved.
+// Collecting payments on a chain with blocks of two seconds, by one key: the compiled facilitator over mutual TLS, one by
+// one and fifty to a transaction. What counts is what the chain says has moved, and the gas that its receipts name.
 import { join } from "node:path";
-import type { Address } from "viem";
+import type { Address, Hex } from "viem";
 import { startChain, type TestChain } from "../support/chain/chain.ts";
 import { type Connection, type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
 import { newPayer, type SignedPayment, signPayment } from "../support/chain/payments.ts";
@@ -15,12 +15,15 @@ const PAYMENTS = 1_200;
 const CONNECTIONS = 600;
 /** Below what the listener takes of handshakes at a time. */
 const HANDSHAKES = 64;
+export const BATCH = 50;
 const AGAIN_MAX = 5;
 const AGAIN_MS = 1_000;
 
 export interface Collected extends Rate {
   readonly blocks: readonly number[];
   readonly most: number;
+  /** For each payment. */
+  readonly gas: number;
 }
 
 /** The directory that a service of test/support works in. */
@@ -49,7 +52,16 @@ export async function collect(
   const transfers = await chain.transfers({ from });
   const perBlock = Map.groupBy(transfers, ({ block_number }) => block_number);
   const most = Math.max(0, ...[...perBlock.values()].map(({ length }) => length));
-  return { count: transfers.length, seconds, blocks: [...perBlock.keys()], most };
+  const hashes = new Set(transfers.map((each) => each.transaction_hash));
+  const gas = transfers.length === 0 ? 0 : (await gasOf(chain, hashes)) / transfers.length;
+  return { count: transfers.length, seconds, blocks: [...perBlock.keys()], most, gas };
+}
+
+/** Of these transactions together. */
+export async function gasOf(chain: TestChain, hashes: Iterable<Hex>): Promise<number> {
+  let sum = 0;
+  for (const hash of hashes) sum += Number((await chain.client.getTransactionReceipt({ hash })).gasUsed);
+  return sum;
 }
 
 /** So many strands, each with the next one as soon as it is done with the last. */
@@ -95,9 +107,19 @@ export async function settled(connection: Connection, { settleRequest }: SignedP
   }
 }
 
-/** The facilitator's row, which others are measured against. */
-export async function collectPayments(chain: TestChain, report: Report, floor?: Row): Promise<Row> {
-  await using facilitator = await startFacilitator(chain);
+interface CollectOptions {
+  /** Most payments in one transaction; 0: one by one. */
+  readonly batch: number;
+  readonly floor?: Row;
+}
+
+/** The facilitator's row. */
+export async function collectPayments(
+  chain: TestChain,
+  report: Report,
+  { batch, floor }: CollectOptions,
+): Promise<Row> {
+  await using facilitator = await startFacilitator(chain, { env: { TOLLGATE_BATCH: `${batch}` } });
   const all = await payments(chain, PAYMENTS);
   const open = await connections(facilitator);
   const told: Told[] = [];
@@ -118,8 +140,8 @@ export async function collectPayments(chain: TestChain, report: Report, floor?: 
   const span = Math.max(...collected.blocks) - Math.min(...collected.blocks) + 1;
   const waits = latency(told.map(({ seconds }) => seconds * 1000));
   return report.add(
-    "one key, over mutual TLS",
-    { rate: perSecond(collected), ...waits, cpu_us: own_us },
+    `one key, over mutual TLS, ${batch === 0 ? "one by one" : `up to ${batch} in a transaction`}`,
+    { rate: perSecond(collected), ...waits, cpu_us: own_us, gas: collected.gas },
     {
       note: `${collected.count} of ${PAYMENTS} collected in ${span} blocks, at most ${collected.most} in one; ${CONNECTIONS} at a time, ${successes} told so, ${again} asked again; anvil used ${Math.round(node_us)} µs for each`,
       ...(floor !== undefined && { floor: [floor, "rate"] as const }),
@@ -131,7 +153,8 @@ export async function settlements(_seconds: number, report: Report): Promise<voi
   say(`settlements: the real token on anvil, blocks of ${BLOCK_SECONDS} s, one key that pays the gas`);
   const chain = await startChain({ blockTimeSeconds: BLOCK_SECONDS });
   try {
-    await collectPayments(chain, report);
+    const floor = await collectPayments(chain, report, { batch: 0 });
+    await collectPayments(chain, report, { batch: BATCH, floor });
   } finally {
     await chain.stop();
   }

@@ -1,9 +1,10 @@
 // Puts Circle's own USDC contract at its Base address on a development chain (anvil with chain ID 8453), so that
-// what signs for Base's token signs for this one. It is the published build, not an imitation of it:
-// fiat-token.json says where it is from.
+// what signs for Base's token signs for this one; and Multicall3 where it stands on Base. They are the published builds,
+// not imitations of them: fiat-token.json and multicall3.json say where they are from.
 import { encodeFunctionData, type Hex, maxUint256, parseAbi, toHex } from "viem";
 import { CHAIN_ID, TOKEN, TOKEN_NAME } from "../../x402/kind.ts";
 import { library, token } from "./fiat-token.json" with { type: "json" };
+import multicall3 from "./multicall3.json" with { type: "json" };
 
 /** Calls one method of the node, and gives its result or throws its error. */
 export type CallNode = (method: string, params: readonly unknown[]) => Promise<unknown>;
@@ -41,6 +42,7 @@ export async function installToken(request: CallNode): Promise<void> {
   }
   await request("anvil_setCode", [library.address, library.code]);
   await request("anvil_setCode", [TOKEN, token.code]);
+  await request("anvil_setCode", [multicall3.address, multicall3.code]);
   await request("anvil_impersonateAccount", [TOKEN_ADMIN]);
   await request("anvil_setBalance", [TOKEN_ADMIN, toHex(ADMIN_WEI)]);
   const roles = [TOKEN_ADMIN, TOKEN_ADMIN, TOKEN_ADMIN, TOKEN_ADMIN] as const;

@@ -6,6 +6,7 @@ import { type Question, StaleNode } from "./endpoint.ts";
 import { type Fees, quoteFees, USUAL_TIP } from "./fees.ts";
 import { findUse, type Use } from "./find-use.ts";
 import { RpcError } from "./json-rpc.ts";
+import { isMulticall3, MULTICALL3 } from "./multicall.ts";
 import { createNewestBlock, type NewestBlock } from "./newest-block.ts";
 import { createRpc, type Rpc, type RpcOptions } from "./rpc.ts";
 import * as wire from "./rpc-types.ts";
@@ -66,6 +67,8 @@ export interface Chain {
    * node tells, it counts as having some.
    */
   hasCode(address: Hex, at: Pick<wire.Block, "number" | "hash">): Promise<boolean>;
+  /** Whether Multicall3 stands where it does on most chains, with the code that it has there. */
+  hasMulticall3(): Promise<boolean>;
   /** Whether the payer is a contract wallet that takes this for its signature. */
   isSignedByContract(authorization: Authorization, signature: Hex): Promise<boolean>;
   /** Transactions that the address has in the chain up to this block, or with those that wait in the pool. */
@@ -163,6 +166,7 @@ export function createChain(options: RpcOptions): Chain {
       const question = { method: "eth_getCode", params: [address], at, read: wire.data };
       return (await rpc.ask(question).catch(() => null)) !== "0x";
     },
+    hasMulticall3: () => ask("eth_getCode", [MULTICALL3, "latest"], (code) => isMulticall3(wire.data(code))),
     isSignedByContract: (authorization, signature) => isSignedByContract(rpc, authorization, signature),
     transactionCount: (address, at) => {
       const method = "eth_getTransactionCount";

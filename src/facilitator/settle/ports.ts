@@ -13,6 +13,8 @@ import type { SettlementWaiters } from "./waiters.ts";
 export interface Gas {
   readonly limit: bigint;
   readonly from: Hex;
+  /** Whether it may share a transaction with other payments. */
+  readonly mayShare: boolean;
 }
 
 export interface SettleChain extends Pick<Chain, "isSignedByContract" | "balanceOf" | "hasCode" | "isUsed"> {

@@ -47,7 +47,7 @@ beforeAll(async () => {
     ...common,
     chain,
     signers: [createLocalSigner(key)],
-    limits: { gasLowWaterWei: 1n, maxFeeGwei: 5, confirmations: 2 },
+    limits: { gasLowWaterWei: 1n, maxFeeGwei: 5, confirmations: 2, batch: 0 },
   });
   await wallet.start();
   const limits = {

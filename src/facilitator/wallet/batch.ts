@@ -1,28 +1,36 @@
-// A batch of payments on its way into the store: signed with consecutive nonces and stored in one write, so that
-// either all of them may be broadcast or none.
+// A batch of payments on its way into the store: put together into transactions, signed with consecutive nonces and
+// stored in one write, so that either all of them may be broadcast or none.
 
 import { mapLimit } from "../../concurrency/map-limit.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
-import { type Store, UniqueViolation } from "../../storage/store.ts";
-import type { PaymentKey } from "../../x402/types.ts";
+import { type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
+import type { Hex, PaymentKey } from "../../x402/types.ts";
 import type { Fees } from "../chain/fees.ts";
-import { type ClaimedPayment, markSent, markSentAgain } from "../payments/payments.ts";
+import { SHARED_GAS, SHARED_GAS_MAX } from "../chain/multicall.ts";
+import { markSent, markSentAgain } from "../payments/payments.ts";
 import type { Signer } from "./signer.ts";
-import { areStored, insertTransactions, signRow, type TransactionRow, transfer } from "./transactions.ts";
+import {
+  areStored,
+  contentOf,
+  insertTransactions,
+  signRow,
+  type TransactionRow,
+  type Transfer,
+} from "./transactions.ts";
 
 const STORE_RETRY_MS = 250;
 
-export interface SendJob {
-  readonly payment: ClaimedPayment;
-  readonly gas: bigint;
+export interface SendJob extends Transfer {
+  /** Whether it may share a transaction with others. */
+  readonly mayShare: boolean;
   /** It was sent before, and none of those transactions can move the money any more. */
   readonly again: boolean;
 }
 
-export interface SignedJob {
-  readonly job: SendJob;
+export interface SignedJobs {
+  readonly jobs: readonly SendJob[];
   readonly row: TransactionRow;
 }
 
@@ -46,19 +54,41 @@ export interface BatchStart {
   readonly now: number;
 }
 
+/**
+ * Puts them together by transaction: up to so many share one, as long as its gas suffices; the others have one each.
+ * By when the first of each came.
+ */
+export function byTransaction(jobs: readonly SendJob[], paymentsMax: number): SendJob[][] {
+  const all: SendJob[][] = [];
+  let shared: SendJob[] = [];
+  let gas = 0n;
+  for (const job of jobs) {
+    const fits = shared.length > 0 && shared.length < paymentsMax && gas + job.gas <= SHARED_GAS_MAX - SHARED_GAS;
+    if (job.mayShare && fits) {
+      shared.push(job);
+      gas += job.gas;
+    } else {
+      const group = [job];
+      all.push(group);
+      if (job.mayShare) [shared, gas] = [group, job.gas];
+    }
+  }
+  return all;
+}
+
 /** Signs them in order. None is given a nonce after the first that can't be signed, so that there is no gap. */
 export async function signBatch(
   signer: Signer,
-  jobs: readonly SendJob[],
+  groups: readonly (readonly SendJob[])[],
   { nonce, fees, block, now }: BatchStart,
-): Promise<{ signed: SignedJob[]; failure: unknown }> {
-  const done: (SignedJob | undefined)[] = jobs.map(() => undefined);
+): Promise<{ signed: SignedJobs[]; failure: unknown }> {
+  const done: (SignedJobs | undefined)[] = groups.map(() => undefined);
   let failure: unknown = null;
-  await mapLimit(jobs.entries(), signer.parallel, async ([index, job]) => {
+  await mapLimit(groups.entries(), signer.parallel, async ([index, jobs]) => {
     if (failure !== null) return;
     const position = { nonce: nonce + index, replacement: 0, fees, block, now };
     try {
-      done[index] = { job, row: await signRow(signer, transfer(job.payment, job.gas), position) };
+      done[index] = { jobs, row: await signRow(signer, contentOf(signer.address, jobs), position) };
     } catch (error) {
       failure = error;
     }
@@ -71,19 +101,19 @@ export async function signBatch(
 export function createBatchStore(store: Store, clock: Clock, log: Log) {
   let stopped = false;
 
-  async function insert(jobs: readonly SignedJob[]): Promise<void> {
+  async function mark(tx: Tx, { payment, again }: SendJob, hash: Hex): Promise<void> {
+    const { key } = payment;
+    const isMarked = again ? await markSentAgain(tx, key, clock.now()) : await markSent(tx, payment, hash, clock.now());
+    if (!isMarked) throw new NotClaimed(key);
+  }
+
+  async function insert(signed: readonly SignedJobs[]): Promise<void> {
     await store.write(async (tx) => {
       await insertTransactions(
         tx,
-        jobs.map(({ row }) => row),
+        signed.map(({ row }) => row),
       );
-      for (const { job, row } of jobs) {
-        const { key } = job.payment;
-        const isMarked = job.again
-          ? await markSentAgain(tx, key, clock.now())
-          : await markSent(tx, job.payment, row.hash, clock.now());
-        if (!isMarked) throw new NotClaimed(key);
-      }
+      for (const { jobs, row } of signed) for (const job of jobs) await mark(tx, job, row.hash);
     });
   }
 
@@ -107,13 +137,13 @@ export function createBatchStore(store: Store, clock: Clock, log: Log) {
      *
      * @throws UniqueViolation when a nonce is taken; NotClaimed; Fault `unavailable`
      */
-    async write(jobs: readonly SignedJob[]): Promise<void> {
+    async write(signed: readonly SignedJobs[]): Promise<void> {
       try {
-        await surely(() => insert(jobs));
+        await surely(() => insert(signed));
       } catch (error) {
         if (!(error instanceof UniqueViolation)) throw error;
         // The rows in the way may be these same rows, stored by a write whose answer was lost.
-        const rows = jobs.map(({ row }) => row);
+        const rows = signed.map(({ row }) => row);
         if (!(await surely(() => store.write((tx) => areStored(tx, rows))))) throw error;
       }
     },

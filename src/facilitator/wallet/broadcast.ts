@@ -3,7 +3,7 @@
 import type { Log } from "../../core/log.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
-import { isObsolete, newestOf, type PendingNonce, type PendingNonces } from "./pending.ts";
+import { isObsolete, newestOf, type PendingNonce, type PendingNonces, type PendingPayment } from "./pending.ts";
 import { isExpired } from "./resolution.ts";
 import type { WatchSchedule } from "./schedule.ts";
 
@@ -49,13 +49,14 @@ export function createBroadcaster(options: BroadcasterOptions) {
 
   /**
    * No node takes the transaction that does nothing, so some hold a transfer that they may not have passed on. Once the
-   * newest block is past the transfer's end it can only revert, which frees the nonce too, for a little more gas.
+   * newest block is past the end of all its payments it can't move money, and frees the nonce too, for a little more gas.
    */
-  async function broadcastOver({ transactions, payment }: PendingNonce): Promise<void> {
-    const last = transactions.findLast(({ payer }) => payer !== null);
-    if (last === undefined || last === transactions.at(-1) || payment === null) return;
-    if (payment.status === "sent" || !isExpired(payment, await chain.newest(Number.POSITIVE_INFINITY))) return;
-    await chain.broadcast(last.raw, true);
+  async function broadcastOver(pendingNonce: PendingNonce): Promise<void> {
+    const last = pendingNonce.transactions.findLast(({ payments }) => payments.length > 0);
+    if (last === undefined || newestOf(pendingNonce).payments.length > 0) return;
+    const head = await chain.newest(Number.POSITIVE_INFINITY);
+    const isOver = (payment: PendingPayment) => payment.status !== "sent" && isExpired(payment, head);
+    if ([...pendingNonce.payments].every(isOver)) await chain.broadcast(last.raw, true);
   }
 
   function due(wallet: Hex, now: number): PendingNonce[] {

@@ -5,21 +5,35 @@ import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { burn, lockDays, reserve, utcDay } from "../payments/daily-limits.ts";
 import { findPayment } from "../payments/payments.ts";
 
-/** A transfer of ours that reverted. */
+/** A transaction of ours in which a payment's transfer reverted, and what that cost. */
 export interface Reverted {
   readonly hash: Hex;
   readonly gasWei: bigint;
 }
 
-/** False when it was marked before. */
-export async function markBurned(tx: Tx, { hash, gasWei }: Reverted): Promise<boolean> {
-  const { facilitatorTransactions: t } = tx.tables;
-  const rows = await tx.db
-    .update(t)
-    .set({ gas_burned: String(gasWei) })
-    .where(and(eq(t.hash, hash), isNull(t.gas_burned)))
-    .returning({ hash: t.hash });
-  return rows.length > 0;
+/** False when it was marked before, for this payment. */
+export async function markBurned(tx: Tx, { payer, nonce }: PaymentKey, { hash, gasWei }: Reverted): Promise<boolean> {
+  const set = { gas_burned: String(gasWei) };
+  // It is in one of the two, by whether the transaction makes one payment or several.
+  for (const t of [tx.tables.facilitatorTransactions, tx.tables.facilitatorTransactionPayments]) {
+    const own = and(eq(t.hash, hash), eq(t.payer, payer), eq(t.nonce, nonce));
+    const rows = await tx.db
+      .update(t)
+      .set(set)
+      .where(and(own, isNull(t.gas_burned)))
+      .returning({ hash: t.hash });
+    if (rows.length > 0) return true;
+  }
+  return false;
+}
+
+async function isAnyBurned(tx: Tx, { payer, nonce }: PaymentKey): Promise<boolean> {
+  for (const t of [tx.tables.facilitatorTransactions, tx.tables.facilitatorTransactionPayments]) {
+    const ofPayment = and(eq(t.payer, payer), eq(t.nonce, nonce), isNotNull(t.gas_burned));
+    const [counted] = await tx.db.select({ hash: t.hash }).from(t).where(ofPayment).limit(1);
+    if (counted !== undefined) return true;
+  }
+  return false;
 }
 
 /**
@@ -27,16 +41,14 @@ export async function markBurned(tx: Tx, { hash, gasWei }: Reverted): Promise<bo
  * payment's share of the ceiling, which was given back, is taken again. This is counted once.
  */
 export async function countLate(tx: Tx, key: PaymentKey, reverted: Reverted, now: number): Promise<boolean> {
-  const { facilitatorTransactions: t } = tx.tables;
   const known = await findPayment(tx, key);
   if (known === null) return false;
   const { account, day, value } = known;
   await lockDays(tx, account);
   if ((await findPayment(tx, key))?.status !== "failed") return false;
-  const ofPayment = and(eq(t.payer, key.payer), eq(t.nonce, key.nonce), isNotNull(t.gas_burned));
-  const [counted] = await tx.db.select({ hash: t.hash }).from(t).where(ofPayment).limit(1);
-  if (!(await markBurned(tx, reverted))) return false;
-  if (counted === undefined) await reserve(tx, { account, day }, BigInt(value));
+  const isCounted = await isAnyBurned(tx, key);
+  if (!(await markBurned(tx, key, reverted))) return false;
+  if (!isCounted) await reserve(tx, { account, day }, BigInt(value));
   await burn(tx, { account, day: utcDay(now) }, reverted.gasWei);
   return true;
 }

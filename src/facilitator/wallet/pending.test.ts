@@ -19,12 +19,13 @@ function fillerAt(wallet_nonce: number): TransactionRow {
     raw: "0x",
     ...fees,
     ...at,
+    payments: [],
   };
 }
 
 test("transactions at nonces far away, where a node once sent them, take no place from others", () => {
   const pendingNonces = createPendingNonces();
-  const [near, far] = [5, 1_000_000].map((nonce) => pendingNonces.add(fillerAt(nonce), null, "failed"));
+  const [near, far] = [5, 1_000_000].map((nonce) => pendingNonces.add(fillerAt(nonce), []));
   expect(pendingNonces.loads().get(WALLET)).toBe(2);
   pendingNonces.advance(WALLET, 5);
   expect(

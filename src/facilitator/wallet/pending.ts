@@ -1,10 +1,10 @@
 // The open work of the wallets, in memory: the pending nonces (those not certainly used yet, each with all transactions
-// signed for it) and the payments that depend on them. The rows in the database are the truth; the watcher works on
+// signed for it) and the payments that depend on them, of which several may share a nonce. The rows in the database are the truth; the watcher works on
 // this copy of them.
 import type { CollectionStatus } from "../../core/states.ts";
 import type { Hex } from "../../x402/types.ts";
 import { type ClaimedPayment, claimedPayment, type FacilitatorPayment, paymentName } from "../payments/payments.ts";
-import type { TransactionRow } from "./transactions.ts";
+import { pays, type TransactionRow } from "./transactions.ts";
 
 /** Where a wallet's nonce was used. */
 export interface UsedNonce {
@@ -12,6 +12,8 @@ export interface UsedNonce {
   readonly hash: Hex | null;
   /** By its receipt. */
   readonly succeeded: boolean;
+  /** The payments that it moved the money of, by its own events. */
+  readonly paid: ReadonlySet<PendingPayment>;
   /** What its gas cost us. */
   readonly gasWei: bigint;
   readonly blockNumber: number;
@@ -23,8 +25,8 @@ export interface PendingNonce {
   readonly nonce: number;
   /** By replacement, the newest last. */
   readonly transactions: [TransactionRow, ...TransactionRow[]];
-  /** Null for one that only fills a gap. */
-  readonly payment: PendingPayment | null;
+  /** Those of all its transactions; none for one that only fills a gap. A replacement may make fewer than the first. */
+  readonly payments: Set<PendingPayment>;
   inclusion: UsedNonce | null;
   /** When its newest transaction is due to be broadcast (performance.now). */
   broadcastAt: number;
@@ -43,6 +45,8 @@ export interface PendingPayment extends ClaimedPayment {
   readonly sinceBlock: number;
 }
 
+export type KnownPayment = ClaimedPayment & Pick<PendingPayment, "status">;
+
 /** A node that counts wrongly once leads to a nonce far ahead; nobody waits for what has such a nonce. */
 export const REACH = 4096;
 
@@ -54,10 +58,19 @@ export function newestOf(pendingNonce: PendingNonce): TransactionRow {
 
 /**
  * Its newest transaction would make a payment that has ended. It must not land any more, even on a reorganised chain:
- * a transaction that does nothing uses up the nonce.
+ * one that makes only the others, or does nothing, uses up the nonce.
  */
 export function isObsolete(pendingNonce: PendingNonce): boolean {
-  return pendingNonce.payment?.status !== "sent" && newestOf(pendingNonce).payer !== null;
+  const newest = newestOf(pendingNonce);
+  const open = [...pendingNonce.payments].filter(({ status }) => status === "sent");
+  return newest.payments.length > open.filter(({ key }) => pays(newest, key)).length;
+}
+
+function join(pendingNonce: PendingNonce, payments: readonly PendingPayment[]): void {
+  for (const payment of payments) {
+    pendingNonce.payments.add(payment);
+    payment.pendingNonces.add(pendingNonce);
+  }
 }
 
 export function createPendingNonces() {
@@ -97,12 +110,13 @@ export function createPendingNonces() {
         .filter((pendingNonce) => pendingNonce.wallet === wallet && pendingNonce.inclusion === null)
         .sort((a, b) => a.nonce - b.nonce),
     wallets: (): Set<Hex> => new Set([...pendingNonces.values()].map(({ wallet }) => wallet)),
-    /** How many wait, by wallet, within reach. */
+    /** How many payments wait, by wallet, within reach; a nonce without any counts as one. */
     loads(): ReadonlyMap<Hex, number> {
       const loads = new Map<Hex, number>();
       for (const pendingNonce of pendingNonces.values()) {
         if (pendingNonce.inclusion === null && isInReach(pendingNonce)) {
-          loads.set(pendingNonce.wallet, (loads.get(pendingNonce.wallet) ?? 0) + 1);
+          const { wallet, payments } = pendingNonce;
+          loads.set(wallet, (loads.get(wallet) ?? 0) + Math.max(1, payments.size));
         }
       }
       return loads;
@@ -110,29 +124,30 @@ export function createPendingNonces() {
     /** The wallet's nonces below this are used in the chain. */
     advance: (wallet: Hex, count: number): void => void counts.set(wallet, count),
     isInReach,
-    /** Takes in a stored transaction. The payment must be known, or given by its row. */
-    add(row: TransactionRow, claimed: ClaimedPayment | null, status: CollectionStatus): PendingNonce {
+    /** Takes in a stored transaction, with the payments that it makes. */
+    add(row: TransactionRow, known: readonly KnownPayment[]): PendingNonce {
       const name = place(row.wallet, row.wallet_nonce);
       hashes.add(row.hash);
-      const known = pendingNonces.get(name);
-      if (known !== undefined) {
-        known.transactions.push(row);
-        known.transactions.sort((a, b) => a.replacement - b.replacement);
-        Object.assign(known, { broadcastAt: 0, broadcasts: 0 });
-        return known;
+      const before = pendingNonces.get(name);
+      const own = known.map((payment) => paymentOf(payment, payment.status, row.stored_at_block));
+      if (before !== undefined) {
+        join(before, own);
+        before.transactions.push(row);
+        before.transactions.sort((a, b) => a.replacement - b.replacement);
+        Object.assign(before, { broadcastAt: 0, broadcasts: 0 });
+        return before;
       }
-      const payment = claimed === null ? null : paymentOf(claimed, status, row.stored_at_block);
       const pendingNonce: PendingNonce = {
         wallet: row.wallet,
         nonce: row.wallet_nonce,
         transactions: [row],
-        payment,
+        payments: new Set(),
         inclusion: null,
         broadcastAt: 0,
         broadcasts: 0,
       };
       pendingNonces.set(name, pendingNonce);
-      payment?.pendingNonces.add(pendingNonce);
+      join(pendingNonce, own);
       return pendingNonce;
     },
     /** Takes in a payment that has no open transaction. */
@@ -142,10 +157,10 @@ export function createPendingNonces() {
     remove(pendingNonce: PendingNonce): void {
       pendingNonces.delete(place(pendingNonce.wallet, pendingNonce.nonce));
       for (const { hash } of pendingNonce.transactions) hashes.delete(hash);
-      const { payment } = pendingNonce;
-      if (payment === null) return;
-      payment.pendingNonces.delete(pendingNonce);
-      forget(payment);
+      for (const payment of pendingNonce.payments) {
+        payment.pendingNonces.delete(pendingNonce);
+        forget(payment);
+      }
     },
     forget,
   };

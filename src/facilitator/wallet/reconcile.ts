@@ -67,9 +67,9 @@ export function createReconcile(options: ReconcileOptions): (at: Block) => Promi
   }
 
   async function closeDeep(at: Block): Promise<void> {
-    const deep = included(pendingNonces).filter(({ inclusion, payment }) => {
+    const deep = included(pendingNonces).filter(({ inclusion, payments }) => {
       const isDeep = inclusion !== null && at.number - inclusion.blockNumber >= confirmations;
-      return isDeep && payment?.status !== "sent";
+      return isDeep && [...payments].every(({ status }) => status !== "sent");
     });
     if (deep.length === 0) return;
     const { kept, lost } = await sift(chain, deep);

@@ -35,7 +35,18 @@ function rowOf({ key }: ClaimedPayment, wallet_nonce: number): TransactionRow {
   const fees = { gas: "1", max_fee: "1", max_priority_fee: "1" };
   const hash = word(`${nonce} ${wallet_nonce}`);
   const at = { open: true, gas_burned: null, stored_at_block: 1, created_at: NOON };
-  return { hash, wallet: WALLET, wallet_nonce, replacement: 0, payer, nonce, raw: "0x", ...fees, ...at };
+  return {
+    hash,
+    wallet: WALLET,
+    wallet_nonce,
+    replacement: 0,
+    payer,
+    nonce,
+    raw: "0x",
+    ...fees,
+    ...at,
+    payments: [{ payer, nonce, gas: 1n }],
+  };
 }
 
 /** Claimed and sent, with its first transaction. */
@@ -60,7 +71,7 @@ async function sent(name: string, walletNonce: number) {
 test("a payment with a transaction of which the outcome is not known is not failed", async () => {
   const { payment, row } = await sent("unjudged", 0);
   const pendingNonces = createPendingNonces();
-  const { payment: open } = pendingNonces.add(row, payment, "sent");
+  const [open] = pendingNonces.add(row, [{ ...payment, status: "sent" }]).payments;
   let conflicts = 0;
   const onConflict = () => void conflicts++;
   const outcomes = { announce() {} };
@@ -77,7 +88,7 @@ test("a payment with a transaction of which the outcome is not known is not fail
   await expect(verdicts.fail(open!, expired, [])).rejects.toBeInstanceOf(NotKnownYet);
   expect(await findPayment(store.read, payment.key)).toMatchObject({ status: "sent", reason: null });
   expect([open!.status, conflicts]).toEqual(["sent", 1]);
-  pendingNonces.add(other, payment, "sent");
+  pendingNonces.add(other, [{ ...payment, status: "sent" }]);
   await verdicts.fail(open!, expired, []);
   expect(await findPayment(store.read, payment.key)).toMatchObject({ status: "failed", reason: "expired" });
 });
@@ -86,7 +97,7 @@ test("a payment that has failed is not sent again, and its transaction is not st
   const { payment } = await sent("failed", 10);
   const batch = createBatchStore(store, clock, silentLog);
   const again = (nonce: number) =>
-    batch.write([{ job: { payment, gas: 1n, again: true }, row: rowOf(payment, nonce) }]);
+    batch.write([{ jobs: [{ payment, gas: 1n, again: true, mayShare: false }], row: rowOf(payment, nonce) }]);
   await again(11);
   await store.write((tx) => recordFailed(tx, payment.key, expired, { was: "sent", now: NOON }));
   await expect(again(12)).rejects.toBeInstanceOf(NotClaimed);

@@ -51,7 +51,7 @@ export function createOutcomeRecorder(options: OutcomeRecorderOptions) {
     try {
       return await store.write(async (tx) => {
         if (!(await recordFailed(tx, key, failure, { was: "sent", now: clock.now() }))) return false;
-        for (const each of reverted) await markBurned(tx, each);
+        for (const each of reverted) await markBurned(tx, key, each);
         const rows = await transactionsOf(tx, key);
         const isJudged = rows.every((row) => !row.open || pendingNonces.of(row.wallet, row.wallet_nonce) !== undefined);
         if (!isJudged) throw new NotKnownYet();

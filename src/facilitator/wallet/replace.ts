@@ -14,13 +14,14 @@ import { isObsolete, newestOf, type PendingNonce, type PendingNonces } from "./p
 import { isExpired } from "./resolution.ts";
 import type { Signer } from "./signer.ts";
 import {
+  contentOf,
   insertTransactions,
   nothing,
+  pays,
   reopenNonces,
   signRow,
   type TransactionContent,
   type TransactionRow,
-  transfer,
 } from "./transactions.ts";
 
 /** Blocks that a transaction may miss before it is replaced, or a nonce may stay empty before it is filled. */
@@ -55,19 +56,23 @@ export interface ReplacerOptions {
 export function createReplacer(options: ReplacerOptions) {
   const { chain, store, clock, log, pendingNonces, maxFee, onConflict, onGap } = options;
 
-  function content(pendingNonce: PendingNonce, head: Block): TransactionContent {
-    const { payment } = pendingNonce;
-    const last = pendingNonce.transactions.findLast(({ payer }) => payer !== null);
-    if (payment?.status !== "sent" || last === undefined || isExpired(payment, head))
-      return nothing(pendingNonce.wallet);
-    return transfer(payment, BigInt(last.gas));
+  /** Those of its payments that may still be made. */
+  function content({ wallet, payments, transactions }: PendingNonce, head: Block): TransactionContent {
+    const open = [...payments].filter((payment) => payment.status === "sent" && !isExpired(payment, head));
+    const transfers = open.flatMap((payment) => {
+      const row = transactions.findLast((each) => pays(each, payment.key));
+      const gas = row?.payments.find(({ nonce }) => nonce === payment.key.nonce)?.gas;
+      return gas === undefined ? [] : [{ payment, gas }];
+    });
+    return contentOf(wallet, transfers);
   }
 
   /** The transaction that replaces its newest one; null when the fees can't be raised now. */
   function replacementOf(pendingNonce: PendingNonce, head: Block, tip: bigint): Replacement | null {
     const before = newestOf(pendingNonce);
     const made = content(pendingNonce, head);
-    const isFreeing = made.payment === null && before.payer !== null;
+    // What it leaves out must not land, so there is no price at which the one before may stay.
+    const isFreeing = made.payments.length < before.payments.length;
     const fees = (isFreeing ? freeingFees : raiseFees)(feesOf(before), head.baseFee, tip, maxFee);
     return fees === null ? null : { pendingNonce, content: made, fees };
   }
@@ -78,7 +83,7 @@ export function createReplacer(options: ReplacerOptions) {
     const position = { nonce: pendingNonce.nonce, replacement, fees, block: head.number, now: clock.now() };
     const row = await signRow(signer, content, position);
     if (pendingNonce.inclusion !== null || !(await keep([row]))) return;
-    pendingNonces.add(row, pendingNonce.payment, pendingNonce.payment?.status ?? "failed");
+    pendingNonces.add(row, [...pendingNonce.payments]);
     log.info("transaction_replaced", {
       wallet: row.wallet,
       nonce: row.wallet_nonce,
@@ -112,7 +117,7 @@ export function createReplacer(options: ReplacerOptions) {
       rows.push(await signRow(signer, nothing(signer.address), position));
     }
     if (!(await keep(rows))) return;
-    for (const row of rows) pendingNonces.add(row, null, "failed");
+    for (const row of rows) pendingNonces.add(row, []);
     log.warn("nonce_gap_filled", { wallet: signer.address, nonces: gaps });
   }
 

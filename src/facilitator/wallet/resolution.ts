@@ -1,7 +1,9 @@
 // How a payment ends. Settled: a receipt of one of our transactions proves it. Failed: only when none of ours can
 // move the money any more, which is read at the hash of a block: the authorization is unused there, and either
 // the block's time is past its end, or the nonces of all our transactions for it are used there. When somebody else
-// used the wallet's nonce, the payment gets a new one.
+// used the wallet's nonce, the payment gets a new one. So does one that failed in a transaction shared with others and
+// would go through now: it is sent once more alone, since the cause may have been a neighbour.
+import { mapLimit } from "../../concurrency/map-limit.ts";
 import type { Log } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
@@ -10,6 +12,7 @@ import type { Block, Receipt } from "../chain/rpc-types.ts";
 import { isPaidBy, isUsedUp } from "../chain/token.ts";
 import type { Gas, SettleChain } from "../settle/ports.ts";
 import { NotClaimed } from "./batch.ts";
+import { type End, endOf, isCertainlyUnpaid, revertedOf } from "./end-of-nonce.ts";
 import type { Reverted } from "./gas-burned.ts";
 import { newestOf, type PendingNonce, type PendingPayment, type UsedNonce } from "./pending.ts";
 import { NotKnownYet, names, type OutcomeRecorder } from "./record-outcome.ts";
@@ -21,6 +24,8 @@ const BEHIND_BLOCKS = 50;
 const LOOK_UPS_MAX = 5;
 /** Wallet nonces for one payment. With these used up it waits until its time is over. */
 const NONCES_MAX = 4;
+/** Of those that share a transaction. */
+const PAYMENTS_PARALLEL = 16;
 
 export type Resolver = ReturnType<typeof createPaymentResolver>;
 
@@ -55,13 +60,34 @@ export function createPaymentResolver(options: ResolverOptions) {
     }
     if (payment.status !== "sent") return true;
     if (payment.moving) return false;
+    const own = endOf(pendingNonce, payment, usedBy(pendingNonce, receipt));
     // A transfer of ours that succeeded has moved the money, so a receipt that does not show it is incomplete.
-    if (endOf(pendingNonce, receipt).how === "moved") return false;
+    if (own.how === "moved") return false;
     const others = [...payment.pendingNonces].filter((other) => other !== pendingNonce);
     // A nonce that is still open decides; this one had no part in the outcome.
     if (others.some(({ inclusion }) => inclusion === null)) return true;
-    const ends = [endOf(pendingNonce, receipt), ...others.map((other) => endOf(other, other.inclusion))];
-    return resolveUnpaid(payment, head, ends);
+    return resolveUnpaid(payment, head, [own, ...others.map((other) => endOf(other, payment, other.inclusion))]);
+  }
+
+  /** False when nothing can be said yet. What is thrown about one payment holds up no other. */
+  async function resolveAll(pendingNonce: PendingNonce, head: Block, receipt: Receipt | null): Promise<boolean> {
+    let failure: unknown = null;
+    let isWhole = true;
+    await mapLimit([...pendingNonce.payments], PAYMENTS_PARALLEL, async (payment) => {
+      try {
+        if (!(await resolve(payment, pendingNonce, head, receipt))) isWhole = false;
+        else if (payment.status === "failed") await countLate(payment, pendingNonce, head, receipt);
+      } catch (error) {
+        failure ??= error;
+      }
+    });
+    if (failure !== null) throw failure;
+    return isWhole;
+  }
+
+  async function countLate(payment: PendingPayment, pendingNonce: PendingNonce, head: Block, receipt: Receipt | null) {
+    const end = endOf(pendingNonce, payment, usedBy(pendingNonce, receipt));
+    for (const reverted of await charged(chain, payment, head, [end])) await recorder.late(payment, reverted);
   }
 
   return {
@@ -71,42 +97,49 @@ export function createPaymentResolver(options: ResolverOptions) {
      * @throws Error when nothing can be said yet, and when a node or the database fails; so do the others
      */
     async included(pendingNonce: PendingNonce, head: Block): Promise<void> {
-      const { payment } = pendingNonce;
       const receipt = await receiptOf(chain, pendingNonce);
-      if (payment !== null && !(await resolve(payment, pendingNonce, head, receipt))) throw new NotKnownYet();
-      const [reverted] = revertedOf([endOf(pendingNonce, receipt)]);
-      if (payment?.status === "failed" && reverted !== undefined) await recorder.late(payment, reverted);
-      if (receipt === null) {
-        log.warn("foreign_nonce_used", {
-          wallet: pendingNonce.wallet,
-          nonce: pendingNonce.nonce,
-        });
-        pendingNonce.inclusion = {
-          hash: null,
-          succeeded: false,
-          gasWei: 0n,
-          blockNumber: head.number,
-          blockHash: head.hash,
-        };
-      } else {
-        const { hash, succeeded, gasWei, blockNumber, blockHash } = receipt;
-        pendingNonce.inclusion = { hash, succeeded, gasWei, blockNumber, blockHash };
+      const used = usedBy(pendingNonce, receipt);
+      let isWhole = false;
+      try {
+        isWhole = await resolveAll(pendingNonce, head, receipt);
+      } finally {
+        // From here on a reorganisation undoes what is settled. Others that share the nonce are resolved as overdue.
+        const isAnySettled = [...pendingNonce.payments].some(({ status }) => status === "settled");
+        if (isAnySettled && used !== null) pendingNonce.inclusion = used;
       }
+      if (!isWhole) throw new NotKnownYet();
+      const { wallet, nonce } = pendingNonce;
+      if (receipt === null) log.warn("foreign_nonce_used", { wallet, nonce });
+      pendingNonce.inclusion = used ?? {
+        hash: null,
+        succeeded: false,
+        paid: new Set(),
+        gasWei: 0n,
+        blockNumber: head.number,
+        blockHash: head.hash,
+      };
     },
     /** A sent payment whose time is past at `head`, or which has no pending nonce left that could make it. */
     async overdue(payment: PendingPayment, head: Block): Promise<void> {
       if (payment.moving) return;
-      const ends = [...payment.pendingNonces].map((pendingNonce) => endOf(pendingNonce, pendingNonce.inclusion));
+      const ends: End[] = [];
+      for (const each of payment.pendingNonces) {
+        const receipt = await sharedReceipt(chain, each);
+        if (receipt !== null && isPaidBy(payment.authorization, receipt)) return recorder.settle(payment, receipt);
+        ends.push(endOf(each, payment, usedBy(each, receipt) ?? each.inclusion));
+      }
       if (!(await resolveUnpaid(payment, head, ends))) throw new NotKnownYet();
     },
     /** The block in which the nonce was used is not part of the chain. */
     async reorganised(pendingNonce: PendingNonce): Promise<void> {
-      const { payment, inclusion } = pendingNonce;
+      const { payments, inclusion } = pendingNonce;
       log.warn("reorg_detected", {
         transaction: inclusion?.hash ?? newestOf(pendingNonce).hash,
         block: inclusion?.blockNumber,
       });
-      if (payment?.status === "settled" && isTransfer(pendingNonce, inclusion?.hash)) await recorder.reopen(payment);
+      for (const payment of payments) {
+        if (payment.status === "settled" && inclusion?.paid.has(payment)) await recorder.reopen(payment);
+      }
       pendingNonce.inclusion = null;
       pendingNonce.broadcastAt = 0;
     },
@@ -132,12 +165,12 @@ function createUnpaidResolver({ chain, store, log, recorder, simulate, send }: R
   /** The authorization is used or cancelled: by us, or by whom? */
   async function resolveUsed(payment: PendingPayment, head: Block, ends: readonly End[]): Promise<boolean> {
     // If a nonce was used and no receipt of ours shows it, the use may be our own.
-    const isForeign = ends.length > 0 && ends.every(({ how }) => how === "reverted" || how === "nothing");
+    const isForeign = ends.length > 0 && ends.every(isCertainlyUnpaid);
     const from = payment.sinceBlock - BEHIND_BLOCKS;
     const search = chain.findUse(payment.authorization, from, head.number);
     // The search is only for its name then, and some nodes refuse to search.
     const use = await (isForeign ? search.catch(() => null) : search);
-    const reverted = revertedOf(ends);
+    const reverted = await charged(chain, payment, head, ends);
     if (use === null) {
       if (!isForeign || ++payment.lookUps < LOOK_UPS_MAX) return false;
       const reason = "the authorization was used elsewhere";
@@ -170,11 +203,10 @@ function createUnpaidResolver({ chain, store, log, recorder, simulate, send }: R
     const reason = simulation.ok ? "the transaction reverted" : simulation.reason;
     // It was used after all, maybe by us: the next block tells.
     if (isUsedUp(reason)) return false;
-    // After a revert it is not tried again, even if it would go through now: the cause was on the payer's side.
-    const reverted = revertedOf(ends);
-    if (!simulation.ok || reverted.length > 0) {
+    // After a revert alone it is not tried again, even if it would go through now: the cause was on the payer's side.
+    if (!simulation.ok || ends.some(({ how }) => how === "reverted")) {
       const failure = { reason: isOver ? "expired" : reason, foreign_transaction: null };
-      await recorder.fail(payment, failure, reverted);
+      await recorder.fail(payment, failure, await charged(chain, payment, head, ends));
       return true;
     }
     return payment.pendingNonces.size < NONCES_MAX && sendAgain(payment, simulation.gas);
@@ -199,28 +231,26 @@ async function receiptOf(chain: Chain, pendingNonce: PendingNonce): Promise<Rece
   return null;
 }
 
+/** Of what has used a nonce for several payments. What was taken from the records at the start does not tell of each. */
+async function sharedReceipt(chain: Chain, { payments, inclusion }: PendingNonce): Promise<Receipt | null> {
+  const hash = inclusion?.hash ?? null;
+  return payments.size > 1 && hash !== null ? chain.receipt(hash) : null;
+}
+
+/** How our transaction with this receipt used the nonce; null without a receipt. */
+function usedBy({ payments }: PendingNonce, receipt: Receipt | null): UsedNonce | null {
+  if (receipt === null) return null;
+  const { hash, succeeded, gasWei, blockNumber, blockHash } = receipt;
+  const paid = new Set([...payments].filter(({ authorization }) => isPaidBy(authorization, receipt)));
+  return { hash, succeeded, paid, gasWei, blockNumber, blockHash };
+}
+
 /**
- * What became of one wallet nonce of a payment: our transfer succeeded or reverted, a transaction of ours did nothing,
- * or none of ours is known to have used it.
+ * The reverts that count against the payment's account. In a shared transaction a payment bears its own share. But a
+ * payer that has code by now, and had none when it was let in, could have burned the gas of all: it bears the whole.
  */
-interface End {
-  readonly how: "moved" | "reverted" | "nothing" | "unknown";
-  readonly hash: Hex | null;
-  readonly gasWei: bigint;
-}
-
-function endOf(pendingNonce: PendingNonce, by: Pick<UsedNonce, "hash" | "succeeded" | "gasWei"> | null): End {
-  if (by === null || by.hash === null) return { how: "unknown", hash: null, gasWei: 0n };
-  const { hash, gasWei } = by;
-  if (!isTransfer(pendingNonce, by.hash)) return { how: "nothing", hash, gasWei };
-  return { how: by.succeeded ? "moved" : "reverted", hash, gasWei };
-}
-
-function revertedOf(ends: readonly End[]): Reverted[] {
-  return ends.flatMap(({ how, hash, gasWei }) => (how === "reverted" && hash !== null ? [{ hash, gasWei }] : []));
-}
-
-/** Whether it is one of the pending nonce's transfers, and not a transaction that only used up the nonce. */
-function isTransfer(pendingNonce: PendingNonce, hash: Hex | null | undefined): boolean {
-  return pendingNonce.transactions.some((row) => row.hash === hash && row.payer !== null);
+async function charged(chain: Chain, payment: PendingPayment, head: Block, ends: readonly End[]): Promise<Reverted[]> {
+  const isAny = ends.some(({ how }) => how === "failed among others");
+  const isWhole = isAny && (await chain.hasCode(payment.authorization.from, head));
+  return revertedOf(ends, isWhole);
 }

@@ -23,6 +23,7 @@ const JOB = {
   },
   gas: 1n,
   again: false,
+  mayShare: false,
 } as unknown as SendJob;
 
 test("a next nonce that is doubted while a sender looks at the fees is not believed after its batch", async () => {
@@ -46,6 +47,7 @@ test("a next nonce that is doubted while a sender looks at the fees is not belie
     clock: { now: () => 1 },
     log: silentLog,
     maxFee: 10n ** 12n,
+    sharedMax: 0,
     pendingNonces: { add: () => undefined as never },
     schedule: { wake() {} },
   });

@@ -1,19 +1,22 @@
-// One key's way to the chain. Payments that wait together get consecutive nonces, are signed, and are stored in one
+// One key's way to the chain. Payments that wait together share transactions or get consecutive nonces, are signed, and are stored in one
 // write, and only then is the next batch begun: so a nonce is never given twice, none is left out, and nothing
 // leaves the process before it is stored. Broadcasting happens elsewhere, since its failure changes nothing.
+import { endsWithin } from "../../concurrency/deadline.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import { type Store, UniqueViolation } from "../../storage/store.ts";
 import type { Chain } from "../chain/chain.ts";
 import { quoteFees } from "../chain/fees.ts";
-import { createBatchStore, NotClaimed, type SendJob, signBatch } from "./batch.ts";
-import type { PendingNonces } from "./pending.ts";
+import { byTransaction, createBatchStore, NotClaimed, type SendJob, signBatch } from "./batch.ts";
+import type { KnownPayment, PendingNonces } from "./pending.ts";
 import type { WatchSchedule } from "./schedule.ts";
 import type { Signer } from "./signer.ts";
 import { storedNonces } from "./transactions.ts";
 
 const BATCH_MAX = 100;
+/** A tenth of Base's time between blocks: how long a payment waits for others to share a transaction with. */
+const GATHER_MS = 200;
 /** Another process with the same key took the nonces: back off for a random time, so that it can go first. */
 const CONFLICTS_MAX = 20;
 const CONFLICT_PAUSE_MS_MAX = 100;
@@ -31,6 +34,8 @@ export interface SenderOptions {
   readonly log: Log;
   /** Wei per gas. */
   readonly maxFee: bigint;
+  /** Most payments of one transaction; up to 1: each has its own. */
+  readonly sharedMax: number;
   readonly pendingNonces: Pick<PendingNonces, "add">;
   readonly schedule: Pick<WatchSchedule, "wake">;
 }
@@ -42,7 +47,7 @@ interface QueuedSend {
 }
 
 export function createSender(options: SenderOptions) {
-  const { signer, chain, store, clock, log, maxFee, pendingNonces, schedule } = options;
+  const { signer, chain, store, clock, log, maxFee, sharedMax, pendingNonces, schedule } = options;
   const batchStore = createBatchStore(store, clock, log);
   const queue: QueuedSend[] = [];
   /** The payments that are being signed and stored. */
@@ -51,6 +56,7 @@ export function createSender(options: SenderOptions) {
   /** Rises whenever the next nonce is no longer known for certain. */
   let resyncs = 0;
   let running: Promise<void> | null = null;
+  const gathering = createGathering(sharedMax);
   let stopped = false;
 
   /** Somebody else uses the key: chain and store are asked for the next nonce. */
@@ -61,6 +67,7 @@ export function createSender(options: SenderOptions) {
 
   async function run(): Promise<void> {
     while (queue.length > 0) {
+      await gathering.wait(() => queue.length);
       batch = queue.splice(0, BATCH_MAX);
       await sendBatch();
     }
@@ -82,30 +89,25 @@ export function createSender(options: SenderOptions) {
     }
   }
 
-  /** Rejects those that the error is about, and returns the others. */
-  function refuse(those: readonly QueuedSend[], error: unknown): readonly QueuedSend[] {
-    const reason = error instanceof UniqueViolation ? unavailable("the wallet is in use", error) : error;
-    const key = error instanceof NotClaimed ? error.key : null;
-    const others = key === null ? [] : those.filter(({ job }) => job.payment.key !== key);
-    for (const each of those) if (!others.includes(each)) each.reject(reason);
-    return others;
-  }
-
   /** Signs and stores as many as can be signed, and returns the rest. Nothing is stored when it throws. */
   async function sendSome(those: readonly QueuedSend[]): Promise<readonly QueuedSend[]> {
     const resyncsBefore = resyncs;
     const { room, ...start } = await startOf();
-    const jobs = those.slice(0, room).map(({ job }) => job);
-    const { signed, failure } = await signBatch(signer, jobs, start);
+    const groups = byTransaction(
+      those.map(({ job }) => job),
+      sharedMax,
+    );
+    const { signed, failure } = await signBatch(signer, groups.slice(0, room), start);
     if (failure !== null) log.error("signer_failed", { wallet: signer.address, error: failure });
     if (signed.length === 0) throw unavailable("signer unreachable", failure);
     await batchStore.write(signed);
     if (resyncs === resyncsBefore) next = behind({ nonce: start.nonce, room }, signed.length);
     // They are stored; now they may be broadcast.
-    for (const { job, row } of signed) pendingNonces.add(row, job.payment, "sent");
+    for (const { jobs, row } of signed) pendingNonces.add(row, jobs.map(asSent));
     schedule.wake();
-    for (const { resolve } of those.slice(0, signed.length)) resolve();
-    return those.slice(signed.length);
+    const stored = new Set(signed.flatMap(({ jobs }) => jobs));
+    for (const { job, resolve } of those) if (stored.has(job)) resolve();
+    return those.filter(({ job }) => !stored.has(job));
   }
 
   async function startOf() {
@@ -130,6 +132,7 @@ export function createSender(options: SenderOptions) {
       if (stopped) return Promise.reject(unavailable("stopping"));
       const { promise, resolve, reject } = Promise.withResolvers<void>();
       queue.push({ job, resolve, reject });
+      gathering.came(queue.length);
       running ??= run();
       return promise;
     },
@@ -138,8 +141,42 @@ export function createSender(options: SenderOptions) {
     async stop(): Promise<void> {
       stopped = true;
       batchStore.stop();
+      gathering.stop();
       for (const { reject } of queue.splice(0)) reject(unavailable("stopping"));
       await running;
+    },
+  };
+}
+
+function asSent({ payment }: SendJob): KnownPayment {
+  return { ...payment, status: "sent" };
+}
+
+/** Rejects those that the error is about, and returns the others. */
+function refuse(those: readonly QueuedSend[], error: unknown): readonly QueuedSend[] {
+  const reason = error instanceof UniqueViolation ? unavailable("the wallet is in use", error) : error;
+  const key = error instanceof NotClaimed ? error.key : null;
+  const others = key === null ? [] : those.filter(({ job }) => job.payment.key !== key);
+  for (const each of those) if (!others.includes(each)) each.reject(reason);
+  return others;
+}
+
+/** Waits for others to share a transaction with: until it is full, or for a moment. */
+function createGathering(sharedMax: number) {
+  let full = Promise.withResolvers<void>();
+  let stopped = false;
+  return {
+    async wait(waiting: () => number): Promise<void> {
+      if (sharedMax <= 1 || waiting() >= sharedMax || stopped) return;
+      full = Promise.withResolvers();
+      await endsWithin(GATHER_MS, full.promise);
+    },
+    came(waiting: number): void {
+      if (waiting >= sharedMax) full.resolve();
+    },
+    stop(): void {
+      stopped = true;
+      full.resolve();
     },
   };
 }

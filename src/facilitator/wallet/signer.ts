@@ -13,7 +13,8 @@ import { data, hex } from "../chain/rpc-types.ts";
 
 const REMOTE_TIMEOUT_MS = 5000;
 const REMOTE_PARALLEL = 16;
-const REMOTE_ANSWER_BYTES_MAX = 64 * 1024;
+/** A transaction of a hundred payments is 100,000 characters; Clef gives its bytes twice. */
+const REMOTE_ANSWER_BYTES_MAX = 512 * 1024;
 
 export interface Unsigned {
   readonly nonce: number;

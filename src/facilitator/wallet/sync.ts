@@ -6,31 +6,33 @@ import type { PaymentKey } from "../../x402/types.ts";
 import { TOKEN_ADDRESS } from "../chain/token.ts";
 import { openPayments } from "../payments/open-payments.ts";
 import { claimedPayment, type FacilitatorPayment, findPayment, paymentName } from "../payments/payments.ts";
-import type { PendingNonces } from "./pending.ts";
-import { openHashes, type TransactionRow, transactionsOf, transactionsWith } from "./transactions.ts";
+import type { PendingNonces, PendingPayment, UsedNonce } from "./pending.ts";
+import { openHashes, type PaymentPart, type TransactionRow, transactionsOf, transactionsWith } from "./transactions.ts";
 
 const FRESH_MS = 10_000;
 
 export function createNonceSync(store: Store, pendingNonces: PendingNonces) {
   let loadedAt = Number.NEGATIVE_INFINITY;
 
-  function take(row: TransactionRow, payment: FacilitatorPayment | null): void {
+  function take(row: TransactionRow, found: readonly FacilitatorPayment[]): void {
     if (pendingNonces.holds(row.hash)) return;
-    const claimed = payment === null ? null : claimedPayment(payment);
-    const pendingNonce = pendingNonces.add(row, claimed, payment?.status ?? "failed");
-    if (payment?.status !== "settled" || payment.transaction_hash !== row.hash) return;
-    const { block_number: blockNumber, block_hash: blockHash } = payment;
-    if (blockNumber !== null && blockHash !== null)
-      pendingNonce.inclusion = { hash: row.hash, succeeded: true, gasWei: 0n, blockNumber, blockHash };
+    const pendingNonce = pendingNonces.add(
+      row,
+      found.map((payment) => ({ ...claimedPayment(payment), status: payment.status })),
+    );
+    const used = recordedUse(row, found, pendingNonce.payments);
+    if (used !== null) pendingNonce.inclusion = used;
+  }
+
+  async function paymentsOf({ payments }: TransactionRow): Promise<FacilitatorPayment[]> {
+    const found = await Promise.all(payments.map((part) => findPayment(store.read, keyOf(part))));
+    return found.filter((payment) => payment !== null);
   }
 
   /** Takes in what is open in the database and not known yet. */
   async function load(): Promise<void> {
     const unknown = (await openHashes(store.read)).filter((hash) => !pendingNonces.holds(hash));
-    for (const row of await transactionsWith(store.read, unknown)) {
-      const key = keyOf(row);
-      take(row, key === null ? null : await findPayment(store.read, key));
-    }
+    for (const row of await transactionsWith(store.read, unknown)) take(row, await paymentsOf(row));
     const known = new Set([...pendingNonces.payments()].map(({ key }) => paymentName(key)));
     for (const payment of await openPayments(store.read)) {
       if (payment.status !== "sent" || known.has(paymentName(payment))) continue;
@@ -53,8 +55,20 @@ export function createNonceSync(store: Store, pendingNonces: PendingNonces) {
   };
 }
 
-/** Null for a transaction that makes no payment. */
-function keyOf({ payer, nonce }: TransactionRow): PaymentKey | null {
-  if (payer === null || nonce === null) return null;
+/** How the transaction used its nonce, as far as the records of its payments tell: null when none settled by it. */
+function recordedUse(
+  { hash }: TransactionRow,
+  found: readonly FacilitatorPayment[],
+  payments: ReadonlySet<PendingPayment>,
+): UsedNonce | null {
+  const settled = found.filter(({ status, transaction_hash }) => status === "settled" && transaction_hash === hash);
+  const { block_number: blockNumber = null, block_hash: blockHash = null } = settled[0] ?? {};
+  if (blockNumber === null || blockHash === null) return null;
+  const names = new Set(settled.map(paymentName));
+  const paid = new Set([...payments].filter(({ key }) => names.has(paymentName(key))));
+  return { hash, succeeded: true, paid, gasWei: 0n, blockNumber, blockHash };
+}
+
+function keyOf({ payer, nonce }: PaymentPart): PaymentKey {
   return { chain_id: CHAIN_ID, token: TOKEN_ADDRESS, payer, nonce };
 }

@@ -1,16 +1,37 @@
-// The facilitator's transactions: what a wallet nonce is used for (the payment's transfer, or a transfer of nothing to
-// the wallet itself, where the nonce must be used and the payment is over), and its row in the database. A row is stored
-// before its bytes leave the process, so a crash loses sight of nothing that may be on its way to a block.
+// The facilitator's transactions: what a wallet nonce is used for (the transfer of one payment, those of several through
+// Multicall3, or a transfer of nothing to the wallet itself, where the nonce must be used and the payments are over), and
+// its row in the database. A row is stored before its bytes leave the process, so a crash loses sight of nothing that may
+// be on its way to a block.
 import { and, asc, eq, gte, inArray, or } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Reader, Tx } from "../../storage/store.ts";
-import type { Authorization, Hex, PaymentKey } from "../../x402/types.ts";
+import type { Hex, PaymentKey } from "../../x402/types.ts";
 import type { Fees } from "../chain/fees.ts";
+import { aggregateData, MULTICALL3, SHARED_GAS } from "../chain/multicall.ts";
 import { GAS_MAX, TOKEN_ADDRESS, transferData } from "../chain/token.ts";
 import type { ClaimedPayment } from "../payments/payments.ts";
 import type { Signer, Unsigned } from "./signer.ts";
 
-export type TransactionRow = Tables["facilitatorTransactions"]["$inferSelect"];
+type StoredTransaction = Tables["facilitatorTransactions"]["$inferSelect"];
+
+/** A payment as one of those that a transaction makes. */
+export interface PaymentPart {
+  readonly payer: Hex;
+  readonly nonce: Hex;
+  /** What the transaction's gas limit holds for it. */
+  readonly gas: bigint;
+}
+
+export interface TransactionRow extends StoredTransaction {
+  /** None for one that only uses up the nonce. */
+  readonly payments: readonly PaymentPart[];
+}
+
+/** A payment that is to be sent, and the gas that it may use. */
+export interface Transfer {
+  readonly payment: ClaimedPayment;
+  readonly gas: bigint;
+}
 
 /** One wallet nonce of one wallet. */
 export interface WalletNonce {
@@ -28,8 +49,7 @@ export interface TransactionContent {
   readonly to: Hex;
   readonly data: Hex;
   readonly gas: bigint;
-  /** Null for one that only uses up the nonce. */
-  readonly payment: Pick<Authorization, "from" | "nonce"> | null;
+  readonly payments: readonly PaymentPart[];
 }
 
 export interface Position {
@@ -42,18 +62,30 @@ export interface Position {
   readonly now: number;
 }
 
-/** The gas is capped, however much was estimated, so that a block has room for it. */
-export function transfer({ authorization, signature }: ClaimedPayment, gas: bigint): TransactionContent {
-  return {
-    to: TOKEN_ADDRESS,
-    data: transferData(authorization, signature),
-    gas: gas < GAS_MAX ? gas : GAS_MAX,
-    payment: authorization,
-  };
+/** The gas of each is capped, however much was estimated, so that a block has room for it. */
+function partOf({ payment, gas }: Transfer): PaymentPart {
+  const { from: payer, nonce } = payment.authorization;
+  return { payer, nonce, gas: gas < GAS_MAX ? gas : GAS_MAX };
+}
+
+/** What makes these payments: the transfer itself for one, Multicall3 for several, and nothing for none. */
+export function contentOf(wallet: Hex, transfers: readonly Transfer[]): TransactionContent {
+  if (transfers.length === 0) return nothing(wallet);
+  const payments = transfers.map(partOf);
+  const gas = payments.reduce((sum, part) => sum + part.gas, 0n);
+  const calls = transfers.map(({ payment: { authorization, signature } }) => transferData(authorization, signature));
+  const [only] = calls;
+  if (only !== undefined && calls.length === 1) return { to: TOKEN_ADDRESS, data: only, gas, payments };
+  return { to: MULTICALL3, data: aggregateData(TOKEN_ADDRESS, calls), gas: gas + SHARED_GAS, payments };
 }
 
 export function nothing(wallet: Hex): TransactionContent {
-  return { to: wallet, data: "0x", gas: NOTHING_GAS, payment: null };
+  return { to: wallet, data: "0x", gas: NOTHING_GAS, payments: [] };
+}
+
+/** Whether the transaction makes this payment, alone or among others. */
+export function pays({ payments }: Pick<TransactionRow, "payments">, { payer, nonce }: PaymentKey): boolean {
+  return payments.some((part) => part.payer === payer && part.nonce === nonce);
 }
 
 /** @throws what the signer throws */
@@ -62,7 +94,8 @@ export async function signRow(
   content: TransactionContent,
   position: Position,
 ): Promise<TransactionRow> {
-  const { to, data, gas, payment } = content;
+  const { to, data, gas, payments } = content;
+  const only = payments.length === 1 ? payments[0] : undefined;
   const { nonce, replacement, fees, block, now } = position;
   const unsigned: Unsigned = { nonce, to, data, gas, fees };
   const { raw, hash } = await signer.sign(unsigned);
@@ -71,8 +104,8 @@ export async function signRow(
     wallet: signer.address,
     wallet_nonce: nonce,
     replacement,
-    payer: payment?.from ?? null,
-    nonce: payment?.nonce ?? null,
+    payer: only?.payer ?? null,
+    nonce: only?.nonce ?? null,
     raw,
     gas: String(gas),
     max_fee: String(fees.maxFee),
@@ -81,12 +114,32 @@ export async function signRow(
     gas_burned: null,
     stored_at_block: block,
     created_at: now,
+    payments,
   };
 }
 
 /** @throws UniqueViolation when a wallet nonce among them is taken, by another process with the same key */
 export async function insertTransactions(tx: Tx, rows: readonly TransactionRow[]): Promise<void> {
-  await tx.db.insert(tx.tables.facilitatorTransactions).values([...rows]);
+  const { facilitatorTransactions, facilitatorTransactionPayments } = tx.tables;
+  await tx.db.insert(facilitatorTransactions).values(rows.map(({ payments: _, ...stored }) => stored));
+  for (const { hash, payments } of rows) {
+    if (payments.length < 2) continue;
+    const parts = payments.map(({ gas, ...key }) => ({ hash, ...key, gas: String(gas), gas_burned: null }));
+    await tx.db.insert(facilitatorTransactionPayments).values(parts);
+  }
+}
+
+async function withPayments(reader: Reader, stored: readonly StoredTransaction[]): Promise<TransactionRow[]> {
+  const { facilitatorTransactionPayments: t } = reader.tables;
+  const hashes = stored.filter(({ payer }) => payer === null).map(({ hash }) => hash);
+  const found = hashes.length === 0 ? [] : await reader.db.select().from(t).where(inArray(t.hash, hashes));
+  const byHash = Map.groupBy(found, ({ hash }) => hash);
+  return stored.map((row) => {
+    const { hash, payer, nonce } = row;
+    if (payer !== null && nonce !== null) return { ...row, payments: [{ payer, nonce, gas: BigInt(row.gas) }] };
+    const parts = byHash.get(hash) ?? [];
+    return { ...row, payments: parts.map((part) => ({ payer: part.payer, nonce: part.nonce, gas: BigInt(part.gas) })) };
+  });
 }
 
 /** Whether all of them are stored; they are stored together or not at all. */
@@ -110,7 +163,7 @@ export async function transactionsWith(reader: Reader, hashes: readonly Hex[]): 
   const rows: TransactionRow[] = [];
   for (let start = 0; start < hashes.length; start += NAMED_MAX) {
     const some = hashes.slice(start, start + NAMED_MAX);
-    rows.push(...(await reader.db.select().from(t).where(inArray(t.hash, some))));
+    rows.push(...(await withPayments(reader, await reader.db.select().from(t).where(inArray(t.hash, some)))));
   }
   return rows.sort((a, b) => a.wallet_nonce - b.wallet_nonce || a.replacement - b.replacement);
 }
@@ -127,14 +180,21 @@ export async function storedNonces(reader: Reader, wallet: Hex, from: number): P
 }
 
 /** Every transaction for this payment that was ever signed, the oldest first. */
-export function transactionsOf(reader: Reader, { payer, nonce }: PaymentKey): Promise<TransactionRow[]> {
-  const { facilitatorTransactions: t } = reader.tables;
-  return reader.db
+export async function transactionsOf(reader: Reader, { payer, nonce }: PaymentKey): Promise<TransactionRow[]> {
+  const { facilitatorTransactions: t, facilitatorTransactionPayments: part } = reader.tables;
+  // Hashes by value: Postgres uses no index for `or … in (select …)`.
+  const shared = await reader.db
+    .select({ hash: part.hash })
+    .from(part)
+    .where(and(eq(part.payer, payer), eq(part.nonce, nonce)));
+  const hashes = shared.map(({ hash }) => hash);
+  const alone = and(eq(t.payer, payer), eq(t.nonce, nonce));
+  const rows = await reader.db
     .select()
     .from(t)
-    .where(and(eq(t.payer, payer), eq(t.nonce, nonce)))
-    .orderBy(asc(t.created_at))
-    .execute();
+    .where(hashes.length === 0 ? alone : or(alone, inArray(t.hash, hashes)))
+    .orderBy(asc(t.created_at));
+  return withPayments(reader, rows);
 }
 
 /** The chain says that the nonces are not used. False when nothing is stored for any of them that was closed. */

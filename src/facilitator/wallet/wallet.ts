@@ -17,6 +17,7 @@ import { createReplacer } from "./replace.ts";
 import { createPaymentResolver } from "./resolution.ts";
 import { createWatchSchedule } from "./schedule.ts";
 import { createSender, type Sender, unavailable } from "./sender.ts";
+import { createSharing } from "./sharing.ts";
 import type { Signer } from "./signer.ts";
 import { createNonceSync } from "./sync.ts";
 import { createWatcher } from "./watcher.ts";
@@ -42,6 +43,8 @@ export interface WalletOptions {
     readonly confirmations: number;
     /** Until what a node has accepted is broadcast again. Tests shorten it. */
     readonly rebroadcastMs?: number;
+    /** Most payments of one transaction, through Multicall3; up to 1: each has its own. */
+    readonly batch: number;
   };
 }
 
@@ -53,10 +56,16 @@ export function createWallet(options: WalletOptions) {
   const nonceSync = createNonceSync(store, pendingNonces);
   const parts = { chain, store, clock, log, pendingNonces, schedule, maxFee };
   const senders = new Map<Hex, Sender>();
-  for (const signer of signers) senders.set(signer.address, createSender({ ...parts, signer }));
+  const sharedMax = limits.batch;
+  for (const signer of signers) senders.set(signer.address, createSender({ ...parts, signer, sharedMax }));
   const readiness = createReadinessCheck(chain, [...senders.values()], limits.gasLowWaterWei, log);
   const resynchronise = (wallet: Hex) => senders.get(wallet)?.resynchronise();
-  const { simulate, costOf, send } = createSending({ chain, pendingNonces, readiness, senders, maxFee });
+  const { simulate, costOf, send } = createSending({
+    ...parts,
+    readiness,
+    senders,
+    mayShare: createSharing(chain, sharedMax, log),
+  });
   const recorder = createOutcomeRecorder({ ...parts, outcomes, onConflict: nonceSync.invalidate });
   const broadcaster = createBroadcaster({
     ...parts,
@@ -120,10 +129,12 @@ interface SendingOptions {
   readonly senders: ReadonlyMap<Hex, Sender>;
   /** Wei per gas. */
   readonly maxFee: bigint;
+  /** Whether payments of this payer may share a transaction with others. */
+  readonly mayShare: (payer: Hex) => Promise<boolean>;
 }
 
 /** Which wallet sends a payment. It is chosen once, since a payer's code may accept the sender of the simulation only. */
-function createSending({ chain, pendingNonces, readiness, senders, maxFee }: SendingOptions) {
+function createSending({ chain, pendingNonces, readiness, senders, maxFee, mayShare }: SendingOptions) {
   let turns = 0;
 
   function loadOf(sender: Sender): number {
@@ -157,19 +168,23 @@ function createSending({ chain, pendingNonces, readiness, senders, maxFee }: Sen
     const sender = await leastBusy();
     if (sender === undefined) throw unavailable("no wallet");
     const { address } = sender.signer;
-    const simulation = await chain.simulate(authorization, signature, address);
+    const [simulation, isShareable] = await Promise.all([
+      chain.simulate(authorization, signature, address),
+      mayShare(authorization.from),
+    ]);
     if (!simulation.ok) return simulation;
-    return { ok: true as const, gas: { limit: simulation.gas, from: address } };
+    return { ok: true as const, gas: { limit: simulation.gas, from: address, mayShare: isShareable } };
   }
 
   /** @param again it has been sent before */
-  async function send(payment: ClaimedPayment, { limit, from }: Gas, again: boolean): Promise<void> {
+  async function send(payment: ClaimedPayment, { limit, from, mayShare }: Gas, again: boolean): Promise<void> {
     const found = await readiness.readiness();
     if (!found.ready) throw unavailable(found.reason);
     const sender = readiness.able().find(({ signer }) => signer.address === from);
     if (sender === undefined) throw unavailable("gas wallet low");
     if (loadOf(sender) >= IN_FLIGHT_MAX) throw unavailable("too many payments under way");
-    await sender.send({ payment, gas: limit, again });
+    // What failed among others is sent alone, so that it can't fail because of a neighbour again.
+    await sender.send({ payment, gas: limit, again, mayShare: mayShare && !again });
   }
 
   return { simulate, costOf, send };

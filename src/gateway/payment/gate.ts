@@ -15,7 +15,7 @@ import {
 } from "../../x402/codec.ts";
 import { canonicalSignature } from "../../x402/eip3009.ts";
 import type { Payment } from "../../x402/types.ts";
-import { checkRequirements, checkSignature, checkWindow } from "../../x402/verify.ts";
+import { checkRequirements, type checkSignature, checkWindow } from "../../x402/verify.ts";
 
 /** How long a payment must still be valid when it comes in: the time that settling takes. */
 const MARGIN_SECONDS = 6;
@@ -54,10 +54,15 @@ export function readPayment({ v1, v2 }: ReturnType<typeof paymentHeaders>): Pars
 /**
  * The payment, its signature made canonical and checked.
  *
+ * @param check says whose signature it is
  * @param note receives the exact reason of a refusal
  * @throws Fault `payment_required`
  */
-export function signedPayment(read: Parsed<PresentedPayment>, note: (reason: string) => void): PresentedPayment {
+export function signedPayment(
+  read: Parsed<PresentedPayment>,
+  check: typeof checkSignature,
+  note: (reason: string) => void,
+): PresentedPayment {
   if (!read.ok) {
     note(read.reason);
     throw new Fault("payment_required", "the payment could not be read");
@@ -65,7 +70,7 @@ export function signedPayment(read: Parsed<PresentedPayment>, note: (reason: str
   const { payment, accepted } = read.value;
   const signature = canonicalSignature(payment.signature);
   // A contract wallet's signature can't be judged without a chain, and there is none here.
-  if (signature === null || checkSignature(payment) !== "payer") {
+  if (signature === null || check(payment) !== "payer") {
     note("invalid_signature");
     throw refused();
   }

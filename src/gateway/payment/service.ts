@@ -31,6 +31,7 @@ import {
 import type { SettlementConfigRow } from "./model.ts";
 import { paymentRowOf } from "./new-row.ts";
 import type { Settler } from "./settler.ts";
+import { createSignatureCheck, type SignatureCheck } from "./signatures.ts";
 import { findPayment, isOpen, type PaymentRow, paymentOf } from "./store.ts";
 import { closeIfUnsent } from "./unsent.ts";
 
@@ -130,6 +131,7 @@ export function paidColumns({ payment, config }: Charge) {
 
 export function createPayments(deps: PaymentDeps): Payments {
   const { store, clock, settler, settleWaitMs, findInvocation } = deps;
+  const signedBy = createSignatureCheck();
 
   /** Null while the first attempt is under way on another replica, or about to begin here. */
   async function responseHeaders(tenant: string, id: string): Promise<PaidHeaders | null> {
@@ -164,7 +166,7 @@ export function createPayments(deps: PaymentDeps): Payments {
   }
 
   return {
-    check: (call) => check(deps, call),
+    check: (call) => check(deps, call, signedBy),
     presentedIn: (headers) => presentedIn(store, headers),
     usedFor: (call) => usedFor(store, call),
     paymentRow: (charge, row, callCredentialRef) => ({
@@ -203,13 +205,13 @@ async function usedFor(store: Store, call: RepeatedCall): Promise<string | null>
   return (await usesOf(store, call, read.value)).known?.invocation_id ?? null;
 }
 
-async function check(deps: PaymentDeps, call: PricedCall): Promise<PaymentCheck> {
+async function check(deps: PaymentDeps, call: PricedCall, signedBy: SignatureCheck): Promise<PaymentCheck> {
   const { price, agent_id, path } = call;
   const read = readPayment(paymentHeaders(call.headers));
   if (price === null) return read?.ok === true ? paidOrFree(deps, call, read.value) : { kind: "free" };
   const wire = demanded({ ...price, agent_id, resource: `${baseUrl(deps.publicUrl, call.headers)}${path}` });
   if (read === null) throw paymentRequired(wire);
-  const signed = () => signedPayment(read, noteOf(call));
+  const signed = () => signedPayment(read, (payment) => signedBy(call.tenant, payment), noteOf(call));
   return paidOrCharged(deps, call, await inOneStep("signature of a payment", signed, call.tenant), wire);
 }
 

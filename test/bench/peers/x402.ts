@@ -4,7 +4,7 @@
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { startChain, type TestChain } from "../../support/chain/chain.ts";
 import { perSecond, type Report } from "../report.ts";
-import { BLOCK_SECONDS, type Collected, collect, collectPayments, payments, strands } from "../settlements.ts";
+import { BATCH, BLOCK_SECONDS, type Collected, collect, collectPayments, payments, strands } from "../settlements.ts";
 import { type Contender, compare, OURS, type Sample, samples } from "../verify.ts";
 import {
   type OfficialPayment,
@@ -86,7 +86,7 @@ export async function settlements(_seconds: number, report: Report): Promise<voi
     }
     // The better one of theirs.
     const floor = rows.toSorted((a, b) => (b.figures.rate ?? 0) - (a.figures.rate ?? 0))[0];
-    await collectPayments(chain, report, floor);
+    await collectPayments(chain, report, { batch: BATCH, ...(floor !== undefined && { floor }) });
   } finally {
     await chain.stop();
   }

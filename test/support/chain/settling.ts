@@ -145,7 +145,7 @@ export function settling(store: Store, options: SettlingOptions = {}) {
     chain: {
       async simulate(...args) {
         const found = await turns.simulate(...args);
-        return found.ok ? { ok: true, gas: { limit: found.gas, from: PAY_TO } } : found;
+        return found.ok ? { ok: true, gas: { limit: found.gas, from: PAY_TO, mayShare: false } } : found;
       },
       time: () => turns.time(),
       isSignedByContract: (...args) => turns.isSignedByContract(...args),

@@ -62,7 +62,7 @@ export async function startWallet(testChain: TestChain, options: WalletOptions =
     log,
     signers,
     outcomes,
-    limits: { gasLowWaterWei: 10n ** 15n, maxFeeGwei: 50, confirmations: 12, ...options.limits },
+    limits: { gasLowWaterWei: 10n ** 15n, maxFeeGwei: 50, confirmations: 12, batch: 0, ...options.limits },
   });
   await wallet.start();
   const rows = async () => {
@@ -80,7 +80,8 @@ export async function startWallet(testChain: TestChain, options: WalletOptions =
     payment: (payment: ClaimedPayment) => findPayment(store.read, payment.key),
     claim: (payment: ClaimedPayment) => store.write((tx) => claimPayment(tx, claimOf(payment), systemClock.now())),
     /** Without a simulation. */
-    send: (payment: ClaimedPayment) => wallet.send(payment, { limit: 120_000n, from: addressOf(signers) }),
+    send: (payment: ClaimedPayment) =>
+      wallet.send(payment, { limit: 120_000n, from: addressOf(signers), mayShare: true }),
     /** Simulates, claims and sends. */
     async collect(payment: ClaimedPayment) {
       const simulation = await wallet.simulate(payment.authorization, payment.signature);
