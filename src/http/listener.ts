@@ -90,8 +90,9 @@ export function listen(options: ListenerOptions) {
 }
 
 function serve(options: ListenerOptions, port: number): Bun.Server<undefined> {
+  const from = lowestFree();
   const server = serving(options, port);
-  letMoreWait(mostOpen());
+  letMoreWait(from, mostOpen());
   return server;
 }
 
@@ -114,6 +115,13 @@ function serving({ host, idleSeconds, answer }: ListenerOptions, port: number): 
       cause,
     });
   }
+}
+
+/** A descriptor that is opened now gets this number. */
+function lowestFree(): number {
+  const descriptor = openSync("/dev/null", "r");
+  closeSync(descriptor);
+  return descriptor;
 }
 
 /** Bun has raised the limit as far as it may. Where nothing tells of one (macOS), it is above ours. */
