@@ -71,6 +71,7 @@ export async function startGateway(options: GatewayOptions, masterKey: Uint8Arra
     url,
     /** Drains and stops. Running calls get time to end; pending calls stay pending. */
     async stop() {
+      await server.leave();
       edge.drain();
       const closed = server.stop();
       stopCleaning();
@@ -97,13 +98,14 @@ export async function startGateway(options: GatewayOptions, masterKey: Uint8Arra
   };
 }
 
-function openPort({ host, port, settleWaitMs }: GatewayOptions, edge: Edge, log: Log): Listener {
+function openPort({ host, port, reusePort, settleWaitMs }: GatewayOptions, edge: Edge, log: Log): Listener {
   // A paid call may wait for its settlement, and then for its end.
   const waitSeconds = Math.ceil(settleWaitMs / 1000) + WAIT_SECONDS_MAX;
   const idleSeconds = Math.min(waitSeconds + CONNECTION_IDLE_SECONDS_MORE, CONNECTION_IDLE_SECONDS_MAX);
   return listen({
     host,
     port,
+    reusePort,
     idleSeconds,
     answer: (request, server) => edge.fetch(request, (held) => server.timeout(request, held ? 0 : idleSeconds)),
     log,

@@ -6,12 +6,14 @@ import { history } from "./history.ts";
 import { paidCalls } from "./paid.ts";
 import { say } from "./report.ts";
 import { settlements } from "./settlements.ts";
+import { streams } from "./streams.ts";
 import { verification } from "./verify.ts";
 
 const SECONDS = 6;
 
 const PARTS: Readonly<Record<string, (seconds: number) => Promise<void>>> = {
   accepts,
+  streams,
   history,
   verify: verification,
   settlements,
