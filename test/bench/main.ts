@@ -8,6 +8,7 @@ import { paidCalls } from "./paid.ts";
 import { type Part, runParts } from "./run.ts";
 import { settlements } from "./settlements.ts";
 import { starts } from "./starts.ts";
+import { streams } from "./streams.ts";
 import { manyTenants } from "./tenants.ts";
 import { verification } from "./verify.ts";
 
@@ -21,6 +22,7 @@ const PARTS: Readonly<Record<string, Part>> = {
   gas,
   settlements,
   paid: paidCalls,
+  streams,
   start: starts,
 };
 
