@@ -63,7 +63,7 @@ describe("beside an earlier run", () => {
   test("the ratio to the floor is compared as well, since it holds on machines that differ", () => {
     expect(changed[0]?.floor?.ratio).toBe(2);
     expect(printedChanges(changed)).toBe(
-      ["                  /s  p50 ms", "accepts: ours  ×2.00   ×0.50  2.00 of the /s of bare"].join("\n"),
+      ["                  /s  p50 ms", "accepts: ours  ×2.00   ×0.50  ×2.00 what it was of its floor"].join("\n"),
     );
   });
 

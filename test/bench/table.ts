@@ -61,10 +61,7 @@ export function newRow(part: string, work: string, figures: Figures, { floor, no
 
 /** Every row on a line below the columns that any of them has. */
 export function printed(rows: readonly Row[]): string {
-  return grid(rows, (figures, name) => {
-    const value = figures[name];
-    return value === undefined ? "" : shown(value);
-  });
+  return grid(rows, shown, printedFloor);
 }
 
 /** One row by itself, with the name before each figure. */
@@ -96,10 +93,8 @@ export function changes(now: readonly Row[], earlier: readonly Row[]): Row[] {
 
 /** The same for changes, each as so many times what it was. */
 export function printedChanges(rows: readonly Row[]): string {
-  return grid(rows, (figures, name) => {
-    const value = figures[name];
-    return value === undefined ? "" : `×${value.toFixed(2)}`;
-  });
+  const times = (value: number) => `×${value.toFixed(2)}`;
+  return grid(rows, times, ({ floor }) => (floor === null ? "" : `${times(floor.ratio)} what it was of its floor`));
 }
 
 /** One column holds ratios of all kinds, so each says by which figure and of which row it is. */
@@ -111,11 +106,12 @@ function keyOf({ part, work }: Row): string {
   return `${part}: ${work}`;
 }
 
-function grid(rows: readonly Row[], cell: (figures: Figures, name: Figure) => string): string {
+function grid(rows: readonly Row[], cell: (value: number) => string, last: (row: Row) => string): string {
+  const text = (value: number | undefined) => (value === undefined ? "" : cell(value));
   const names = (Object.keys(COLUMNS) as Figure[]).filter((name) => rows.some(({ figures }) => name in figures));
   const lines = [
     ["", ...names.map((name) => COLUMNS[name]), "", ""],
-    ...rows.map((row) => [keyOf(row), ...names.map((name) => cell(row.figures, name)), printedFloor(row), row.note]),
+    ...rows.map((row) => [keyOf(row), ...names.map((name) => text(row.figures[name])), last(row), row.note]),
   ];
   const widths = lines[0]?.map((_, column) => Math.max(...lines.map((line) => [...(line[column] ?? "")].length))) ?? [];
   return lines
