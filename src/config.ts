@@ -131,6 +131,7 @@ function arrange(v: ConfigValues, terminal: boolean, environment: Environment) {
     mode: v.TOLLGATE_MODE,
     host: v.TOLLGATE_HOST,
     port: v.TOLLGATE_PORT ?? GATEWAY_PORT,
+    reusePort: v.TOLLGATE_REUSE_PORT === "1",
     dataDir: resolve(v.TOLLGATE_DATA_DIR),
     /** Null for SQLite. */
     databaseUrl: v.DATABASE_URL,

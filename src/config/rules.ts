@@ -45,6 +45,14 @@ export const GATEWAY_RULES: readonly ConfigRule[] = [
         : null,
   },
   {
+    name: "TOLLGATE_REUSE_PORT",
+    other: "DATABASE_URL",
+    problem: (v) =>
+      v.TOLLGATE_REUSE_PORT === "1" && v.DATABASE_URL === null
+        ? "must be 0 without DATABASE_URL: only one gateway can use an SQLite database"
+        : null,
+  },
+  {
     name: "TOLLGATE_OIDC_AUDIENCE",
     other: "TOLLGATE_OIDC_ISSUER",
     problem: (v) => together(v.TOLLGATE_OIDC_AUDIENCE, v.TOLLGATE_OIDC_ISSUER, "TOLLGATE_OIDC_ISSUER"),

@@ -86,6 +86,11 @@ export const COMMON = {
 };
 
 export const GATEWAY = {
+  TOLLGATE_REUSE_PORT: row({
+    kind: value.oneOf(["0", "1"]),
+    fallback: "0",
+    meaning: "1: share the port with other gateways of this machine (Linux) that have it too, on one Postgres",
+  }),
   TOLLGATE_PUBLIC_URL: row({
     kind: value.httpUrl("no query"),
     fallback: null,

@@ -127,6 +127,7 @@ export async function composeGateway(parts: GatewayParts) {
     .use(receiptRoutes(receipts))
     .use(healthRoutes({ store, version: VERSION, commit: COMMIT, publicJwks: () => keyring.publicJwks() }));
   return {
+    workers: pool,
     scheduler,
     settler,
     streaming,
@@ -135,7 +136,7 @@ export async function composeGateway(parts: GatewayParts) {
     receipts,
     refusals,
     comparing: { store, clock, log, replica, claims, stop, released: takeUp },
-    app: await withDocs(api),
+    app: withDocs(api),
   };
 }
 
@@ -145,10 +146,10 @@ function shownEnd(end: CallEnd) {
   return { ...shown, settlement_status: payment?.settlement_status ?? null };
 }
 
-async function withDocs(api: AnyElysia) {
+function withDocs(api: AnyElysia) {
   return routes()
     .use(api)
-    .use(await docsRoutes(api, { version: VERSION }))
+    .use(docsRoutes(api, { version: VERSION }))
     .use(manualRoutes());
 }
 

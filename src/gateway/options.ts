@@ -7,6 +7,8 @@ export interface GatewayOptions {
   readonly host: string;
   /** 0 takes a free one. */
   readonly port: number;
+  /** Whether other gateways of this machine may have the same port. */
+  readonly reusePort: boolean;
   readonly dataDir: string;
   readonly databaseUrl: string | null;
   readonly blockedMs: number;

@@ -40,7 +40,7 @@ export async function startGateway(options: GatewayOptions, masterKey: Uint8Arra
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
   const admitting = createUnderWay();
   const parts = { options, store, keyring, rules, trusted, decoders: createDecoderShare(), admitting, log };
-  const { scheduler, settler, streaming, completionWaiters, policy, receipts, refusals, comparing, app } =
+  const { workers, scheduler, settler, streaming, completionWaiters, policy, receipts, refusals, comparing, app } =
     await composeGateway(parts);
   const identity = createIdentity({
     ...options.identity,
@@ -58,6 +58,8 @@ export async function startGateway(options: GatewayOptions, masterKey: Uint8Arra
   const edge = createEdge({ app, log, authenticate: (header) => identity.authenticate(header), permit });
   const server = openPort(options, edge, log);
   // From here on nothing can keep the gateway from starting, so calls may be made.
+  // Workers load beside that, so that the first answer does not wait for them. A call that comes earlier does.
+  workers.start();
   await scheduler.start();
   settler.start();
   streaming.start();
@@ -69,6 +71,7 @@ export async function startGateway(options: GatewayOptions, masterKey: Uint8Arra
     url,
     /** Drains and stops. Running calls get time to end; pending calls stay pending. */
     async stop() {
+      await server.leave();
       edge.drain();
       const closed = server.stop();
       stopCleaning();
@@ -95,13 +98,14 @@ export async function startGateway(options: GatewayOptions, masterKey: Uint8Arra
   };
 }
 
-function openPort({ host, port, settleWaitMs }: GatewayOptions, edge: Edge, log: Log): Listener {
+function openPort({ host, port, reusePort, settleWaitMs }: GatewayOptions, edge: Edge, log: Log): Listener {
   // A paid call may wait for its settlement, and then for its end.
   const waitSeconds = Math.ceil(settleWaitMs / 1000) + WAIT_SECONDS_MAX;
   const idleSeconds = Math.min(waitSeconds + CONNECTION_IDLE_SECONDS_MORE, CONNECTION_IDLE_SECONDS_MAX);
   return listen({
     host,
     port,
+    reusePort,
     idleSeconds,
     answer: (request, server) => edge.fetch(request, (held) => server.timeout(request, held ? 0 : idleSeconds)),
     log,

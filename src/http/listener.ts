@@ -5,7 +5,7 @@
 import { closeSync, openSync, readFileSync } from "node:fs";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { letMoreWait } from "./socket-options.ts";
+import { letMoreWait, refuseHandshakes } from "./socket-options.ts";
 
 /**
  * With this many descriptors in use, callers' and upstream ones together, no connection is accepted. All calls and
@@ -15,6 +15,8 @@ const OPEN_MAX = 32_768;
 /** If the process may open fewer, one in so many is kept for upstream calls, the database and files. */
 const KEPT_PART = 8;
 const LOOK_MS = 50;
+/** A handshake that has begun ends in this time, in most networks. */
+const HANDSHAKE_MS = 50;
 /** One in so many must be free before the port opens again, so that it does not open for a single connection. */
 const FREED_PART = 64;
 /** Anybody can cause these log lines, so each is written this often at most. */
@@ -24,6 +26,8 @@ export interface ListenerOptions {
   readonly host: string;
   /** 0 takes a free one. */
   readonly port: number;
+  /** Whether other processes of the same user may listen on the port as well (SO_REUSEPORT). */
+  readonly reusePort: boolean;
   /** After so long without a byte a connection is closed. */
   readonly idleSeconds: number;
   readonly answer: (request: Request, server: Bun.Server<undefined>) => Response | Promise<Response>;
@@ -37,8 +41,8 @@ export function listen(options: ListenerOptions) {
   const { log } = options;
   const openMax = mostOpen();
   const first = serve(options, options.port);
-  const port = first.port ?? options.port;
-  let listening: Bun.Server<undefined> | null = first;
+  const port = first.server.port ?? options.port;
+  let listening: OpenPort | null = first;
   /** Servers that no longer listen but still have connections. */
   const closing = new Map<Bun.Server<undefined>, Promise<void>>();
   const toldAt = new Map<string, number>();
@@ -51,7 +55,7 @@ export function listen(options: ListenerOptions) {
   }
 
   /** What is under way goes on, and its answer ends its connection. The idle ones are closed now, in 9 µs each (measured). */
-  function close(server: Bun.Server<undefined>): void {
+  function close({ server }: OpenPort): void {
     listening = null;
     closing.set(
       server,
@@ -79,6 +83,15 @@ export function listen(options: ListenerOptions) {
   const looking = setInterval(look, LOOK_MS);
   return {
     port,
+    /**
+     * Where others share the port: from now on new connections are theirs, and those that have come here are accepted. To
+     * close the port would reset those that still wait. A client whose handshake is refused tries again after a second.
+     */
+    async leave(): Promise<void> {
+      if (!options.reusePort || listening === null || listening.descriptor === null) return;
+      refuseHandshakes(listening.descriptor);
+      await Bun.sleep(HANDSHAKE_MS);
+    },
     /** Listens no more. Resolves when every connection is gone, which `now` sees to. */
     async stop(now: boolean = false): Promise<void> {
       clearInterval(looking);
@@ -89,31 +102,46 @@ export function listen(options: ListenerOptions) {
   };
 }
 
-function serve(options: ListenerOptions, port: number): Bun.Server<undefined> {
-  const server = serving(options, port);
-  letMoreWait(mostOpen());
-  return server;
+interface OpenPort {
+  readonly server: Bun.Server<undefined>;
+  /** Null where none was found. */
+  readonly descriptor: number | null;
 }
 
-function serving({ host, idleSeconds, answer }: ListenerOptions, port: number): Bun.Server<undefined> {
+function serve(options: ListenerOptions, port: number): OpenPort {
+  const from = lowestFree();
+  const server = serving(options, port);
+  return { server, descriptor: letMoreWait(from, mostOpen()) };
+}
+
+function serving({ host, reusePort, idleSeconds, answer }: ListenerOptions, port: number): Bun.Server<undefined> {
   try {
     return Bun.serve({
       hostname: host,
       port,
       development: false,
-      // Without it, `development: false` makes Bun share the port with whoever else does so (measured): two
-      // gateways would answer on it by turns.
-      reusePort: false,
+      // Left out, `development: false` makes Bun share the port with whoever else does so (measured): two gateways that
+      // were never meant to would answer on it by turns.
+      reusePort,
       idleTimeout: idleSeconds,
       // Each route has its own limit, and answers as it should when that is passed.
       maxRequestBodySize: Number.MAX_SAFE_INTEGER,
       fetch: answer,
     });
   } catch (cause) {
-    throw new StartupProblem(`TOLLGATE_HOST and TOLLGATE_PORT must be free to listen on: ${host} port ${port}`, {
-      cause,
-    });
+    const shared = "; gateways of one user share a port when all of them have TOLLGATE_REUSE_PORT=1";
+    throw new StartupProblem(
+      `TOLLGATE_HOST and TOLLGATE_PORT must be free to listen on: ${host} port ${port}${shared}`,
+      { cause },
+    );
   }
+}
+
+/** A descriptor that is opened now gets this number. */
+function lowestFree(): number {
+  const descriptor = openSync("/dev/null", "r");
+  closeSync(descriptor);
+  return descriptor;
 }
 
 /** Bun has raised the limit as far as it may. Where nothing tells of one (macOS), it is above ours. */

@@ -1,17 +1,17 @@
 import { expect, test } from "bun:test";
 import { Type } from "@sinclair/typebox";
 import { nullable } from "./input.ts";
-import { operation } from "./openapi.ts";
+import { operation, plainSchema } from "./openapi.ts";
 
 const shown = (schema: Parameters<typeof Type.Array>[0]) => {
-  const { responses } = operation({
+  const described = operation({
     summary: "x",
     tag: "Agents",
     responses: [{ status: "ok", description: "x", schema, example: { anyOf: 1 } }],
     errors: [],
   });
-  const response = responses?.["200"];
-  return response !== undefined && "content" in response ? response.content?.["application/json"]?.schema : null;
+  const { responses } = JSON.parse(JSON.stringify(described), (_key, value) => plainSchema(value));
+  return responses["200"].content["application/json"].schema;
 };
 const Letter = Type.Union([Type.Literal("a"), Type.Literal("b")]);
 

@@ -98,10 +98,17 @@ interface FaultAnswerDoc {
   readonly headers?: Readonly<Record<string, string>>;
 }
 
-/** The OpenAPI operation of a route, for its `detail`. */
+/**
+ * The OpenAPI operation of a route, for its `detail`. It is made when the document asks for it, as JSON.stringify does:
+ * all of them took a tenth of every start.
+ */
 export function operation(doc: OperationDoc): DocumentDecoration {
+  return { toJSON: () => operationOf(doc) } as DocumentDecoration;
+}
+
+function operationOf(doc: OperationDoc) {
   const { security = "bearer" } = doc;
-  const value = {
+  return {
     operationId: identifier(doc.summary),
     summary: doc.summary,
     description: doc.description,
@@ -125,9 +132,6 @@ export function operation(doc: OperationDoc): DocumentDecoration {
       ),
     ]),
   };
-  // A round trip through JSON leaves out what is undefined and TypeBox's symbols.
-  const text = JSON.stringify(value, (key, inner) => (key === "x-expected" ? undefined : inner));
-  return JSON.parse(text, (_key, inner) => (Array.isArray(inner?.anyOf) ? plainer(inner) : inner));
 }
 
 /** What every operation behind this check may answer. */
@@ -146,6 +150,14 @@ function identifier(summary: string): string {
 
 interface Alternatives {
   readonly anyOf: readonly { readonly type?: unknown; readonly const?: unknown; readonly enum?: unknown[] }[];
+}
+
+/** A value of the document as it is shown, without what only the reader of bodies needs. */
+// biome-ignore lint/suspicious/noExplicitAny: what JSON.parse gives.
+export function plainSchema(value: any): any {
+  if (typeof value !== "object" || value === null) return value;
+  delete value["x-expected"];
+  return Array.isArray(value.anyOf) ? plainer(value) : value;
 }
 
 /** A union of texts as an enumeration, "X or null" as X with a second type: the page shows these better. */

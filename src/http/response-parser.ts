@@ -2,7 +2,6 @@
 // Node's own client passes on every chunk separately (measured on Bun 1.4.5: 17 µs each, and 4.7 s in one go for an
 // upstream that sends chunks of one byte); here all chunks of a slice become one piece (0.2 µs each).
 // One per thread, since the WebAssembly module calls back without naming the parser that it works for.
-import binary from "undici/lib/llhttp/llhttp-wasm.js";
 
 /** Bytes that are parsed in one go: two milliseconds at most, whatever is in them. */
 export const SLICE_BYTES_MAX = 64 * 1024;
@@ -83,6 +82,8 @@ function library(): Llhttp {
     wasm_on_body: (_: number, at: number, length: number) => current?.onBody(at, length) ?? REFUSE,
     wasm_on_message_complete: () => current?.onComplete() ?? REFUSE,
   };
+  // `import` would copy each of its 60,000 bytes as a property of a module object: 50 ms of each thread's start (measured).
+  const binary: Uint8Array<ArrayBuffer> = require("undici/lib/llhttp/llhttp-wasm.js");
   const instance = new WebAssembly.Instance(new WebAssembly.Module(binary), { env });
   llhttp = instance.exports as unknown as Llhttp;
   llhttp._initialize();

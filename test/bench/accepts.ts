@@ -1,136 +1,97 @@
-// Calls without a payment: what the machine can do at least (the floor) and what the gateway does, measured one
-// right after the other.
-import { mkdtempSync, rmSync } from "node:fs";
-import { join } from "node:path";
-import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
-import { temporaryRoot } from "../support/gateway/process.ts";
-import type { LoadResult } from "./load.ts";
-import { figure, perSecond, say } from "./report.ts";
+// Calls without a payment, on either database: accepted durably, and accepted, made and recorded; each beside a bare
+// server that does the same and nothing else, measured right before it.
+import { residentMb } from "./cores.ts";
+import { type BenchDatabase, DATABASES, type OpenDatabase } from "./databases.ts";
+import { accepts, CONNECTIONS, warmUp, wholeCalls } from "./measure.ts";
+import type { Report } from "./report.ts";
+import type { Row } from "./table.ts";
+import {
+  type BenchUpstream,
+  type GatewayTarget,
+  HELD_BACK,
+  openFloor,
+  openGateway,
+  quickUpstream,
+  silentUpstream,
+} from "./targets.ts";
 
-const CONNECTIONS = 128;
-const BODY = JSON.stringify({ question: "what is the answer?", context: "x".repeat(200) });
+const ONE = { connections: 1 };
+/** At this many queued calls the resident set is looked at. */
+const QUEUED = 100_000;
+const QUEUE_SECONDS_MAX = 45;
 
-async function load(port: number, request: string, seconds: number): Promise<LoadResult> {
-  const generator = join(import.meta.dir, "load.ts");
-  const encoded = Buffer.from(request).toString("base64");
-  const args = [process.execPath, generator, String(port), String(CONNECTIONS), String(seconds * 1000), encoded];
-  const child = Bun.spawn(args, { stdout: "pipe", stderr: "inherit" });
-  return JSON.parse(await child.stdout.text()) as LoadResult;
-}
-
-function postRequest(path: string, port: number, headers: readonly string[] = []): string {
-  const all = [
-    `Host: 127.0.0.1:${port}`,
-    "Content-Type: application/json",
-    `Content-Length: ${BODY.length}`,
-    ...headers,
-  ];
-  return `POST ${path} HTTP/1.1\r\n${all.join("\r\n")}\r\n\r\n${BODY}`;
-}
-
-function rate({ answers, seconds }: LoadResult): number {
-  return perSecond({ count: answers, seconds });
-}
-
-function show(name: string, result: LoadResult): void {
-  const statuses = Object.entries(result.by_status).map(([status, count]) => `${status}: ${count}`);
-  const { p50_ms, p99_ms } = result;
-  figure(name, rate(result), `p50 ${p50_ms} ms  p99 ${p99_ms} ms  (${statuses.join(", ")})`);
-}
-
-async function floor(seconds: number): Promise<LoadResult> {
-  const dir = mkdtempSync(join(temporaryRoot(), "floor-"));
-  const script = join(import.meta.dir, "floor.ts");
-  // It ends with this process, however that ends.
-  const command = ["setpriv", "--pdeathsig", "KILL", "--", process.execPath, script, dir];
-  const child = Bun.spawn(command, { stdout: "pipe", stderr: "inherit" });
-  try {
-    const { value } = await child.stdout.getReader().read();
-    const port = Number(new TextDecoder().decode(value));
-    return await load(port, postRequest("/", port), seconds);
-  } finally {
-    child.kill();
-    await child.exited;
-    rmSync(dir, { recursive: true });
+/** @param seconds of each load */
+export async function acceptedCalls(seconds: number, report: Report): Promise<void> {
+  for (const open of DATABASES) {
+    const floors = await bareAccepts(seconds, report, open);
+    await heldBack(seconds, report, open, floors);
   }
 }
 
-interface Target {
-  readonly gateway: Gateway;
-  readonly token: string;
-  readonly request: string;
-  readonly port: number;
+interface Floors {
+  readonly many: Row;
+  readonly one: Row;
 }
 
-async function prepare(gateway: Gateway, upstream: string): Promise<Target> {
-  const token = await gateway.token({ tenant: "bench", user: "bench" });
-  const response = await fetch(`${gateway.url}/v1/agents`, {
-    method: "POST",
-    headers: { authorization: `Bearer ${token}`, "content-type": "application/json" },
-    body: JSON.stringify({ name: "bench", upstream_url: upstream }),
-  });
-  const { id } = (await response.json()) as { id: string };
-  const port = Number(new URL(gateway.url).port);
-  const request = postRequest(`/v1/proxy/${id}`, port, [`Authorization: Bearer ${token}`]);
-  return { gateway, token, request, port };
+async function bareAccepts(seconds: number, report: Report, open: OpenDatabase): Promise<Floors> {
+  const database = await open();
+  await using target = await openFloor(database);
+  await warmUp(target);
+  const many = await accepts(target, { seconds });
+  const one = await accepts(target, { seconds: seconds / 2, ...ONE });
+  const name = (connections: number) => `bare group commit, ${connections} connections, ${database.name}`;
+  return {
+    many: report.add(name(CONNECTIONS), many.figures, many),
+    one: report.add(name(1), one.figures, one),
+  };
 }
 
-async function residentMb(pid: number): Promise<number> {
-  const status = await Bun.file(`/proc/${pid}/status`).text();
-  return Math.round(Number(/VmRSS:\s+(\d+)/.exec(status)?.[1] ?? 0) / 1024);
+/** The only upstream call that may run never ends, so all others stay queued. */
+async function heldBack(seconds: number, report: Report, open: OpenDatabase, floors: Floors): Promise<void> {
+  const database = await open();
+  await using upstream = silentUpstream();
+  await using target = await openGateway(database, { upstream, env: HELD_BACK });
+  const idle = residentMb(target.pid);
+  await warmUp(target);
+  const name = (connections: number) => `durable accepts, ${connections} connections, ${database.name}`;
+  const many = await accepts(target, { seconds });
+  report.add(name(CONNECTIONS), many.figures, { floor: [floors.many, "rate"], note: many.note });
+  const one = await accepts(target, { seconds: seconds / 2, ...ONE });
+  report.add(name(1), one.figures, { floor: [floors.one, "p50_ms"], note: one.note });
+  // What a queued call holds of memory is the same on both, and this takes long where accepts are slow.
+  if (database.url === null) await queued(target, idle, report);
 }
 
-async function total({ gateway, token }: Target, status: string): Promise<number> {
-  const headers = { authorization: `Bearer ${token}` };
-  const response = await fetch(`${gateway.url}/v1/invocations?limit=1&status=${status}`, { headers });
-  return ((await response.json()) as { total: number }).total;
-}
-
-/** Accepts alone: the only upstream call that may run never ends, so all others stay pending. */
-async function heldBack(base: LoadResult, seconds: number): Promise<void> {
-  const upstream = Bun.serve({
-    port: 0,
-    hostname: "127.0.0.1",
-    idleTimeout: 0,
-    fetch: () => new Promise<Response>(() => {}),
-  });
-  await using gateway = await startGateway({ env: { TOLLGATE_AGENT_CONCURRENCY: "1" } });
-  const target = await prepare(gateway, upstream.url.href);
-  const idle = await residentMb(gateway.pid);
-  const result = await load(target.port, target.request, seconds);
-  show("durable accepts, calls held back", result);
-  const pending = await total(target, "pending");
-  const share = Math.round((rate(result) / rate(base)) * 100);
-  say(
-    `  ${share} % of the floor; RSS ${idle} MB idle, ${await residentMb(gateway.pid)} MB with ${pending} calls pending`,
+async function queued(target: GatewayTarget, idle: number, report: Report): Promise<void> {
+  const missing = QUEUED - (await target.total("pending"));
+  if (missing > 0) await accepts(target, { seconds: QUEUE_SECONDS_MAX, answersMax: missing });
+  const pending = await target.total("pending");
+  const note = `${pending} queued; ${Math.round(idle)} MB after the start`;
+  report.add(
+    `resident with ${QUEUED} calls queued, ${target.database.name}`,
+    { rss_mb: residentMb(target.pid) },
+    { note },
   );
-  await upstream.stop(true);
 }
 
-/** The whole job: accepted, called, recorded. */
-async function wholeJob(base: LoadResult, seconds: number): Promise<void> {
-  const upstream = Bun.serve({ port: 0, hostname: "127.0.0.1", fetch: () => Response.json({ answer: 42 }) });
-  await using gateway = await startGateway();
-  const target = await prepare(gateway, upstream.url.href);
-  const startedAt = performance.now();
-  const result = await load(target.port, target.request, seconds);
-  show("accepts while the calls are made", result);
-  while ((await total(target, "pending")) + (await total(target, "running")) > 0) await Bun.sleep(100);
-  const took = (performance.now() - startedAt) / 1000;
-  const ended = await total(target, "succeeded");
-  const whole = Math.round(ended / took);
-  const share = Math.round((whole / rate(base)) * 100);
-  say(
-    `  ${ended} calls made and recorded, ${whole}/s (${share} % of the floor); RSS ${await residentMb(gateway.pid)} MB`,
-  );
-  await upstream.stop(true);
+/** @param seconds of each load; what is left of it then is done before the clock is read */
+export async function recordedCalls(seconds: number, report: Report): Promise<void> {
+  for (const open of DATABASES) {
+    await using upstream = quickUpstream();
+    const floor = await bareCalls(seconds, report, await open(), upstream);
+    const database = await open();
+    await using target = await openGateway(database, { upstream });
+    const left = async () => (await target.total("pending")) + (await target.total("running"));
+    const before = await target.total("succeeded");
+    const { figures, note, accepted } = await wholeCalls(target, seconds, left);
+    report.add(`accepted, called, recorded, ${database.name}`, figures, { floor: [floor, "rate"], note });
+    const succeeded = (await target.total("succeeded")) - before;
+    if (succeeded < accepted) throw new Error(`of ${accepted} calls only ${succeeded} have succeeded`);
+  }
 }
 
-/** @param seconds of each of the three loads */
-export async function accepts(seconds: number): Promise<void> {
-  say(`calls: ${CONNECTIONS} connections, ${BODY.length} bytes, ${seconds} s each`);
-  const base = await floor(seconds);
-  show("floor: bare Bun.serve, group commit", base);
-  await heldBack(base, seconds);
-  await wholeJob(base, seconds);
+async function bareCalls(seconds: number, report: Report, database: BenchDatabase, upstream: BenchUpstream) {
+  await using target = await openFloor(database, upstream);
+  const { figures, note } = await wholeCalls(target, seconds, target.left);
+  return report.add(`bare prototype of the same, ${database.name}`, figures, { note });
 }

@@ -1,20 +1,18 @@
-// Pages of the history of a million calls beside those of ten thousand, through the whole gateway and asked in turn:
-// without a filter and with each single one, the longer history may not cost more. Then what may cost more: pages
-// far behind, and filters together or dates, for which the matches are counted.
-import { Database } from "bun:sqlite";
-import { join } from "node:path";
-import { SQL } from "bun";
-import { startGateway } from "../support/gateway/gateway.ts";
-import { FILTERS, longHistory } from "../support/stores/long-history.ts";
-import { startPostgres } from "../support/stores/postgres.ts";
-import { say } from "./report.ts";
+// A million stored calls, through the whole gateway. Pages of that history beside those of ten thousand calls, asked
+// for in turn: without a filter and with each single one, the longer history may not cost more. Then what may cost
+// more: pages far behind, and filters together or dates, for which the matches are counted. And accepts with a million
+// calls stored, beside those of an empty database.
+import { FILTERS } from "../support/stores/long-history.ts";
+import { DATABASES, type OpenDatabase } from "./databases.ts";
+import { accepts, warmUp } from "./measure.ts";
+import { type Report, say } from "./report.ts";
+import { type Figures, latency, percentile } from "./table.ts";
+import { type GatewayTarget, HELD_BACK, openGateway, silentUpstream, TENANT } from "./targets.ts";
 
 const SHORT = 10_000;
 const LONG = 1_000_000;
-/** How many times as long the history of the tenant is as that of the other one, who is not asked for. */
-const OTHERS = 10;
 const ROUNDS = 3;
-const PAGES_A_SECOND = 30;
+const PAGES_A_SECOND = 5;
 const FAR = 1_000;
 
 const ALL_TIME = "since=1970-01-01T00:00:00Z";
@@ -23,76 +21,35 @@ const DEAR: readonly string[] = [
   "offset=500000",
   `${AGENT}&offset=500000`,
   "offset=999999999",
-  "mode=transactional&status=succeeded",
   `${AGENT}&status=failed`,
   `mode=transactional&model=${FILTERS.model[2]}`,
   ALL_TIME,
   `status=succeeded&${ALL_TIME}`,
   `status=pending&${ALL_TIME}`,
-  "status=succeeded&since=2999-01-01T00:00:00Z",
 ];
-const DEAR_TIMES = 5;
+const DEAR_TIMES = 2;
 
-interface History extends AsyncDisposable {
+interface History {
   /** Asks for a page, and gives its milliseconds. */
   page(query: string): Promise<number>;
   total(query: string): Promise<number>;
 }
 
-type Execute = (statement: string) => Promise<unknown>;
-
-async function fill(execute: Execute, calls: number): Promise<void> {
-  for (const statement of longHistory("bench", calls)) await execute(statement);
-  for (const statement of longHistory("other", calls / OTHERS)) await execute(statement);
-}
-
-async function fillSqlite(dataDir: string, calls: number): Promise<void> {
-  const database = new Database(join(dataDir, "tollgate.db"));
-  await fill(async (statement) => database.run(statement), calls);
-  database.close();
-}
-
-async function fillPostgres(url: string, calls: number): Promise<void> {
-  await using client = new SQL(url, { max: 1 });
-  await fill((statement) => client.unsafe(statement), calls);
-  // As the server does by itself after a while.
-  await client.unsafe("vacuum analyze");
-}
-
-/** A gateway with a history of so many calls, on Postgres when there is a URL. */
-async function openHistory(calls: number, databaseUrl: string | null): Promise<History> {
-  const key = Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64");
-  const env = databaseUrl === null ? {} : { DATABASE_URL: databaseUrl, TOLLGATE_MASTER_KEY: key };
-  const gateway = await startGateway({ env });
-  try {
-    await gateway.stop();
-    if (databaseUrl === null) await fillSqlite(gateway.dataDir, calls);
-    else await fillPostgres(databaseUrl, calls);
-    await gateway.restart();
-    const headers = { authorization: `Bearer ${await gateway.token({ tenant: "bench", user: "bench" })}` };
-    const get = async (query: string) => {
-      const response = await fetch(`${gateway.url}/v1/invocations?${query}`, { headers });
-      if (!response.ok) throw new Error(`${query} answers ${response.status}`);
-      return (await response.json()) as { total: number };
-    };
-    return {
-      async page(query) {
-        const startedAt = performance.now();
-        await get(query);
-        return performance.now() - startedAt;
-      },
-      total: async (query) => (await get(`limit=1&${query}`)).total,
-      [Symbol.asyncDispose]: () => gateway[Symbol.asyncDispose](),
-    };
-  } catch (error) {
-    await gateway[Symbol.asyncDispose]();
-    throw error;
-  }
-}
-
-function at(times: readonly number[], share: number): number {
-  const sorted = times.toSorted((a, b) => a - b);
-  return sorted[Math.floor(sorted.length * share)] ?? 0;
+async function historyOf({ gateway }: GatewayTarget): Promise<History> {
+  const headers = { authorization: `Bearer ${await gateway.token({ tenant: TENANT, user: "bench" })}` };
+  const get = async (query: string) => {
+    const response = await fetch(`${gateway.url}/v1/invocations?${query}`, { headers });
+    if (!response.ok) throw new Error(`${query} answers ${response.status}`);
+    return (await response.json()) as { total: number };
+  };
+  return {
+    async page(query) {
+      const startedAt = performance.now();
+      await get(query);
+      return performance.now() - startedAt;
+    },
+    total: async (query) => (await get(`limit=1&${query}`)).total,
+  };
 }
 
 interface Times {
@@ -114,17 +71,27 @@ async function measure(short: History, long: History, query: string, pages: numb
   return rounds;
 }
 
-/** Shows p50 and p99 of both, each that of the middle round, and gives how many times the long one's p99 is. */
+/** Of both, each that of the middle round. */
+function middles(rounds: readonly Times[]): { few: Figures; many: Figures } {
+  const middle = (which: keyof Times): Figures => {
+    const all = rounds.map((times) => latency(times[which]));
+    const of = (name: "p50_ms" | "p99_ms") =>
+      percentile(
+        all.map((figures) => figures[name] ?? 0),
+        0.5,
+      ) ?? 0;
+    return { p50_ms: of("p50_ms"), p99_ms: of("p99_ms") };
+  };
+  return { few: middle("short"), many: middle("long") };
+}
+
+/** Shows p50 and p99 of both, and gives how many times the long one's p99 is. */
 function compare(name: string, rounds: readonly Times[]): number {
-  const middle = (which: keyof Times, share: number) =>
-    at(
-      rounds.map((times) => at(times[which], share)),
-      0.5,
-    );
-  const [few, many] = [middle("short", 0.99), middle("long", 0.99)];
-  const shown = (which: keyof Times, p99: number) => `p50 ${middle(which, 0.5).toFixed(2)} p99 ${p99.toFixed(2)} ms`;
-  line(name, `${shown("short", few)}; ${shown("long", many)}; ${(many / few).toFixed(2)} times`);
-  return many / few;
+  const { few, many } = middles(rounds);
+  const shown = ({ p50_ms = 0, p99_ms = 0 }: Figures) => `p50 ${p50_ms.toFixed(2)} p99 ${p99_ms.toFixed(2)} ms`;
+  const times = (many.p99_ms ?? 0) / (few.p99_ms ?? Number.NaN);
+  line(name, `${shown(few)}; ${shown(many)}; ${times.toFixed(2)} times`);
+  return times;
 }
 
 /** The rounds of all pages as if they were of one. */
@@ -156,31 +123,46 @@ async function checkTotal(history: History, query: string): Promise<void> {
   if (kept !== counted) throw new Error(`the total of ${query} is ${kept}, and it should be ${counted}`);
 }
 
-async function pagesOf(name: string, urls: readonly [string | null, string | null], pages: number) {
-  say(`history on ${name}: ${LONG} calls beside ${SHORT}, ${ROUNDS} rounds of ${pages} pages each`);
-  await using short = await openHistory(SHORT, urls[0]);
-  await using long = await openHistory(LONG, urls[1]);
+async function pagesOf(database: string, [short, long]: readonly [History, History], pages: number, report: Report) {
+  say(`history on ${database}: ${LONG} calls beside ${SHORT}, ${ROUNDS} rounds of ${pages} pages each`);
+  await checkTotal(long, "");
   const all: Times[][] = [];
   let worst = 0;
   for (const query of await singleQueries(short)) {
-    await checkTotal(long, query);
     const rounds = await measure(short, long, query, pages);
     worst = Math.max(worst, compare(query, rounds));
     all.push(rounds);
   }
-  compare("all of them together", together(all));
-  say(`  at worst the p99 of a page of the long history is ${worst.toFixed(2)} times that of the short one`);
+  const { few, many } = middles(together(all));
+  const floor = report.add(`pages of ${SHORT} calls, ${database}`, few);
+  report.add(`pages of ${LONG} calls, ${database}`, many, {
+    floor: [floor, "p99_ms"],
+    note: `at worst ${worst.toFixed(2)} times, for one filter`,
+  });
   for (const query of DEAR) {
     const times: number[] = [];
     for (let i = 0; i < DEAR_TIMES; i++) times.push(await long.page(query));
-    line(query, `p50 ${at(times, 0.5).toFixed(1)} ms of ${await long.total(query)} calls`);
+    line(query, times.map((each) => `${each.toFixed(1)} ms`).join(", "));
   }
 }
 
-/** @param seconds of each page, about, when one takes some milliseconds */
-export async function history(seconds: number): Promise<void> {
-  const pages = seconds * PAGES_A_SECOND;
-  await pagesOf("SQLite", [null, null], pages);
-  const server = await startPostgres();
-  await pagesOf("Postgres", [await server.freshDatabase(), await server.freshDatabase()], pages);
+/** @param seconds of each load of accepts; pages take as long, about, when one takes some milliseconds */
+export async function history(seconds: number, report: Report): Promise<void> {
+  for (const open of DATABASES) await onDatabase(seconds, report, open);
+}
+
+async function onDatabase(seconds: number, report: Report, open: OpenDatabase): Promise<void> {
+  await using upstream = silentUpstream();
+  const gateway = async (stored: number) => openGateway(await open(), { upstream, env: HELD_BACK, stored });
+  await using empty = await gateway(0);
+  await using short = await gateway(SHORT);
+  await using long = await gateway(LONG);
+  const { name } = long.database;
+  await pagesOf(name, [await historyOf(short), await historyOf(long)], seconds * PAGES_A_SECOND, report);
+  await warmUp(empty);
+  const few = await accepts(empty, { seconds });
+  const floor = report.add(`accepts with nothing stored, ${name}`, few.figures, few);
+  await warmUp(long);
+  const many = await accepts(long, { seconds });
+  report.add(`accepts with ${LONG} calls stored, ${name}`, many.figures, { floor: [floor, "cpu_us"], note: many.note });
 }

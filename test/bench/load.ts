@@ -1,8 +1,17 @@
-// A load generator of its own process: keep-alive connections that each send the same request again as soon as
-// the answer is in. Raw sockets, because a fetch per request would cost more than what it measures. Loopback
-// only, and it ends by itself.
-//
-// Arguments: port, connections, milliseconds, base64 of the whole request. Prints one line of JSON.
+// A load generator of its own process: keep-alive connections that each send a request as soon as the answer to the
+// last is in. Raw sockets, because a fetch per request would cost more than what it measures. Loopback only, and it
+// ends by itself. Reads one `Load` as JSON from its input, and prints one `LoadResult`.
+import { latency } from "./table.ts";
+
+export interface Load {
+  readonly port: number;
+  readonly connections: number;
+  readonly milliseconds: number;
+  /** It ends before its time when so many have been answered. */
+  readonly answersMax?: number;
+  /** Whole requests, sent in turn. */
+  readonly requests: readonly string[];
+}
 
 export interface LoadResult {
   readonly answers: number;
@@ -10,6 +19,13 @@ export interface LoadResult {
   readonly by_status: Readonly<Record<string, number>>;
   readonly p50_ms: number;
   readonly p99_ms: number;
+}
+
+/** Runs it in a process of its own. */
+export async function runLoad(load: Load): Promise<LoadResult> {
+  const command = ["setpriv", "--pdeathsig", "KILL", "--", process.execPath, import.meta.path];
+  const child = Bun.spawn(command, { stdin: Buffer.from(JSON.stringify(load)), stdout: "pipe", stderr: "inherit" });
+  return JSON.parse(await child.stdout.text()) as LoadResult;
 }
 
 interface Connection {
@@ -20,29 +36,34 @@ interface Connection {
 
 const LENGTH = /content-length: (\d+)/i;
 
-function main([port, connections, milliseconds, encoded]: readonly string[]): Promise<LoadResult> {
-  const request = Buffer.from(encoded ?? "", "base64");
+function generate({ port, connections, milliseconds, answersMax = Infinity, requests }: Load): Promise<LoadResult> {
+  const texts = requests.map((each) => Buffer.from(each));
   const statuses: Record<string, number> = {};
   const latencies: number[] = [];
   const startedAt = performance.now();
-  const endAt = startedAt + Number(milliseconds);
-  let open = Number(connections);
+  const endAt = startedAt + milliseconds;
+  let open = connections;
+  let sent = 0;
   const { promise, resolve } = Promise.withResolvers<LoadResult>();
+
+  function send(socket: Bun.Socket<Connection>): void {
+    const text = texts[sent++ % texts.length];
+    if (text !== undefined) socket.write(text);
+  }
 
   function answered(connection: Connection, socket: Bun.Socket<Connection>, status: string): void {
     const now = performance.now();
     statuses[status] = (statuses[status] ?? 0) + 1;
     latencies.push(now - connection.sentAt);
-    if (now >= endAt) return void socket.end();
+    if (now >= endAt || sent >= answersMax) return void socket.end();
     connection.sentAt = now;
-    socket.write(request);
+    send(socket);
   }
 
   function finish(): void {
-    latencies.sort((a, b) => a - b);
-    const at = (share: number) => Math.round((latencies[Math.floor(latencies.length * share)] ?? 0) * 100) / 100;
     const seconds = (performance.now() - startedAt) / 1000;
-    resolve({ answers: latencies.length, seconds, by_status: statuses, p50_ms: at(0.5), p99_ms: at(0.99) });
+    const { p50_ms = 0, p99_ms = 0 } = latency(latencies);
+    resolve({ answers: latencies.length, seconds, by_status: statuses, p50_ms, p99_ms });
   }
 
   function gone(): void {
@@ -53,7 +74,7 @@ function main([port, connections, milliseconds, encoded]: readonly string[]): Pr
   const handler: Bun.SocketHandler<Connection> = {
     open(socket) {
       socket.data = { sentAt: performance.now(), head: "" };
-      socket.write(request);
+      send(socket);
     },
     data(socket, chunk) {
       const connection = socket.data;
@@ -70,11 +91,14 @@ function main([port, connections, milliseconds, encoded]: readonly string[]): Pr
     connectError: gone,
     error() {},
   };
-  for (let i = 0; i < Number(connections); i++) {
+  for (let i = 0; i < connections; i++) {
     // A refusal is told to connectError as well.
-    Bun.connect({ hostname: "127.0.0.1", port: Number(port), socket: handler }).catch(() => {});
+    Bun.connect({ hostname: "127.0.0.1", port, socket: handler }).catch(() => {});
   }
   return promise;
 }
 
-if (import.meta.main) process.stdout.write(`${JSON.stringify(await main(Bun.argv.slice(2)))}\n`);
+if (import.meta.main) {
+  const load = (await Bun.stdin.json()) as Load;
+  process.stdout.write(JSON.stringify(await generate(load)));
+}

@@ -1,4 +1,6 @@
-// How figures are shown: one line each, at once, so that a run can be watched and cut short.
+// How figures are shown while they come: one line each, at once, so that a run can be watched and cut short. All rows
+// stand together in one table at the end.
+import { type Figures, newRow, printedRow, type Row, type RowOptions } from "./table.ts";
 
 export interface Rate {
   /** How many. */
@@ -15,17 +17,19 @@ export function say(line: string): void {
   process.stdout.write(`${line}\n`);
 }
 
-/** @param rest what else there is to say of it */
-export function figure(name: string, rate: number, rest: string): void {
-  say(`${name.padEnd(50)} ${shown(rate).padStart(7)}/s  ${rest}`);
+/** Takes the rows of one part, and shows each. */
+export interface Report {
+  add(work: string, figures: Figures, options?: RowOptions): Row;
 }
 
-/** How many times as fast the one is. */
-export function times(ours: number, theirs: number): string {
-  return theirs === 0 ? "∞" : shown(ours / theirs);
-}
-
-/** Small numbers with one decimal, which says more there. */
-function shown(value: number): string {
-  return value < 100 ? value.toFixed(1) : String(Math.round(value));
+/** @param rows gets all of them */
+export function createReport(part: string, rows: Row[]): Report {
+  return {
+    add(work, figures, options) {
+      const row = newRow(part, work, figures, options);
+      rows.push(row);
+      say(printedRow(row));
+      return row;
+    },
+  };
 }

@@ -1,15 +1,13 @@
 // Collecting payments on a chain with blocks of two seconds, by one key: the compiled facilitator over mutual TLS, one by
-// one and fifty to a transaction, beside the official library's settle with one wallet. What counts is what the chain
-// says has moved, and the gas that its receipts name.
+// one and fifty to a transaction. What counts is what the chain says has moved, and the gas that its receipts name.
 import { join } from "node:path";
 import type { Address, Hex } from "viem";
-import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { startChain, type TestChain } from "../support/chain/chain.ts";
 import { type Connection, type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
 import { newPayer, type SignedPayment, signPayment } from "../support/chain/payments.ts";
 import { coreSecondsIn } from "./cores.ts";
-import { officialPayment, officialSettle } from "./official.ts";
-import { figure, perSecond, type Rate, say, times } from "./report.ts";
+import { perSecond, type Rate, type Report, say } from "./report.ts";
+import { latency, type Row } from "./table.ts";
 
 export const BLOCK_SECONDS = 2;
 export const PRICE = 1_000n;
@@ -17,16 +15,11 @@ const PAYMENTS = 1_200;
 const CONNECTIONS = 600;
 /** Below what the listener takes of handshakes at a time. */
 const HANDSHAKES = 64;
-const BATCH = 50;
+export const BATCH = 50;
 const AGAIN_MAX = 5;
 const AGAIN_MS = 1_000;
 
-const OFFICIAL_AT_ONCE = 52;
-const OFFICIAL_IN_TURN = 4;
-/** Of a settlement by the library, which itself would wait for three minutes. */
-const OFFICIAL_MS_MAX = 20_000;
-
-interface Collected extends Rate {
+export interface Collected extends Rate {
   readonly blocks: readonly number[];
   readonly most: number;
   /** For each payment. */
@@ -47,7 +40,7 @@ export async function payments(chain: TestChain, count: number): Promise<SignedP
 }
 
 /** Has them settled, and looks at the chain for what came of it. */
-async function collect(
+export async function collect(
   chain: TestChain,
   all: readonly SignedPayment[],
   settleAll: () => Promise<unknown>,
@@ -59,11 +52,13 @@ async function collect(
   const transfers = await chain.transfers({ from });
   const perBlock = Map.groupBy(transfers, ({ block_number }) => block_number);
   const most = Math.max(0, ...[...perBlock.values()].map(({ length }) => length));
-  const gas = (await gasOf(chain, new Set(transfers.map((each) => each.transaction_hash)))) / transfers.length;
+  const hashes = new Set(transfers.map((each) => each.transaction_hash));
+  const gas = transfers.length === 0 ? 0 : (await gasOf(chain, hashes)) / transfers.length;
   return { count: transfers.length, seconds, blocks: [...perBlock.keys()], most, gas };
 }
 
-async function gasOf(chain: TestChain, hashes: ReadonlySet<Hex>): Promise<number> {
+/** Of these transactions together. */
+export async function gasOf(chain: TestChain, hashes: Iterable<Hex>): Promise<number> {
   let sum = 0;
   for (const hash of hashes) sum += Number((await chain.client.getTransactionReceipt({ hash })).gasUsed);
   return sum;
@@ -100,7 +95,7 @@ interface Told {
 }
 
 /** As a caller does it: what is not known yet is asked again, with the same payment. */
-async function settled(connection: Connection, { settleRequest }: SignedPayment): Promise<Told> {
+export async function settled(connection: Connection, { settleRequest }: SignedPayment): Promise<Told> {
   const startedAt = performance.now();
   for (let again = 0; ; again++) {
     const { status, body } = await connection.settle(settleRequest);
@@ -112,8 +107,18 @@ async function settled(connection: Connection, { settleRequest }: SignedPayment)
   }
 }
 
-/** @param batch most payments in one transaction; 0: one by one */
-async function ours(chain: TestChain, batch: number): Promise<number> {
+interface CollectOptions {
+  /** Most payments in one transaction; 0: one by one. */
+  readonly batch: number;
+  readonly floor?: Row;
+}
+
+/** The facilitator's row. */
+export async function collectPayments(
+  chain: TestChain,
+  report: Report,
+  { batch, floor }: CollectOptions,
+): Promise<Row> {
   await using facilitator = await startFacilitator(chain, { env: { TOLLGATE_BATCH: `${batch}` } });
   const all = await payments(chain, PAYMENTS);
   const open = await connections(facilitator);
@@ -125,62 +130,31 @@ async function ours(chain: TestChain, batch: number): Promise<number> {
       told.push(await settled(connection, payment));
     }),
   );
-  const used = homes.map((home, index) => (coreSecondsIn(home) - (before[index] ?? 0)) / PAYMENTS);
-  const [own, node] = used.map((seconds) => (seconds * 1000).toFixed(1));
+  const [own_us = 0, node_us = 0] = homes.map(
+    (home, index) => ((coreSecondsIn(home) - (before[index] ?? 0)) * 1e6) / PAYMENTS,
+  );
   for (const connection of open) connection.close();
   await facilitator.stop();
-  const waits = told.map(({ seconds }) => seconds).sort((a, b) => a - b);
-  const at = (share: number) => (waits[Math.floor(waits.length * share)] ?? 0).toFixed(1);
   const again = told.reduce((sum, each) => sum + each.again, 0);
   const successes = told.filter(({ success }) => success).length;
   const span = Math.max(...collected.blocks) - Math.min(...collected.blocks) + 1;
-  figure(
-    `ours over mutual TLS, ${batch === 0 ? "one by one" : `up to ${batch} in a transaction`}`,
-    perSecond(collected),
-    `${collected.count} of ${PAYMENTS} in ${span} blocks, at most ${collected.most} in one; ${Math.round(collected.gas)} gas each`,
-  );
-  say(
-    `  ${CONNECTIONS} at a time; ${successes} told so in p50 ${at(0.5)} s, p99 ${at(0.99)} s, ${again} asked again; core time for each ${own} ms, and ${node} ms of anvil`,
-  );
-  return perSecond(collected);
-}
-
-/** @param atOnce how many at a time */
-async function official(chain: TestChain, count: number, atOnce: number): Promise<Collected> {
-  const key = generatePrivateKey();
-  await chain.fundEth(privateKeyToAccount(key).address, 10n ** 19n);
-  const settle = officialSettle(chain.url, key);
-  const all = await payments(chain, count);
-  return collect(chain, all, () =>
-    strands(all.map(officialPayment), Array.from({ length: atOnce }), async (payment) => {
-      const { promise: late, resolve } = Promise.withResolvers<void>();
-      const timer = setTimeout(resolve, OFFICIAL_MS_MAX);
-      // It throws where it fails.
-      await Promise.race([settle(payment).catch(() => false), late]);
-      clearTimeout(timer);
-    }),
+  const waits = latency(told.map(({ seconds }) => seconds * 1000));
+  return report.add(
+    `one key, over mutual TLS, ${batch === 0 ? "one by one" : `up to ${batch} in a transaction`}`,
+    { rate: perSecond(collected), ...waits, cpu_us: own_us, gas: collected.gas },
+    {
+      note: `${collected.count} of ${PAYMENTS} collected in ${span} blocks, at most ${collected.most} in one; ${CONNECTIONS} at a time, ${successes} told so, ${again} asked again; anvil used ${Math.round(node_us)} µs for each`,
+      ...(floor !== undefined && { floor: [floor, "rate"] as const }),
+    },
   );
 }
 
-export async function settlements(): Promise<void> {
+export async function settlements(_seconds: number, report: Report): Promise<void> {
   say(`settlements: the real token on anvil, blocks of ${BLOCK_SECONDS} s, one key that pays the gas`);
   const chain = await startChain({ blockTimeSeconds: BLOCK_SECONDS });
   try {
-    const own = await ours(chain, 0);
-    await ours(chain, BATCH);
-    for (const [name, count, atOnce] of [
-      [`x402 settle, ${OFFICIAL_AT_ONCE} at once`, OFFICIAL_AT_ONCE, OFFICIAL_AT_ONCE],
-      ["x402 settle, one after the other", OFFICIAL_IN_TURN, 1],
-    ] as const) {
-      const collected = await official(chain, count, atOnce);
-      const rate = perSecond(collected);
-      const { length: blocks } = collected.blocks;
-      figure(
-        name,
-        rate,
-        `${collected.count} of ${count} collected in ${blocks} blocks; ours is ${times(own, rate)} times that`,
-      );
-    }
+    const floor = await collectPayments(chain, report, { batch: 0 });
+    await collectPayments(chain, report, { batch: BATCH, floor });
   } finally {
     await chain.stop();
   }

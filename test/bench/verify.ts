@@ -1,31 +1,27 @@
-// Judging a payment: ours beside viem's recovery of the signer and the verify of the official library. They take
-// turns of a fraction of a second, so that whatever else the machine does meanwhile slows all of them alike.
+// Judging a payment: ours beside viem's recovery of the signer. They take turns of a fraction of a second, so that
+// whatever else the machine does meanwhile slows all of them alike.
 import { recoverTypedDataAddress } from "viem";
 import { decodePaymentHeader, parseSettleRequest, type SettleRequest } from "../../src/x402/codec.ts";
 import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "../../src/x402/kind.ts";
 import type { Payment, Requirements } from "../../src/x402/types.ts";
 import { checkRequirements, checkSignature, checkWindow } from "../../src/x402/verify.ts";
-import { startChain } from "../support/chain/chain.ts";
 import { newPayer, type SignedPayment, signPayment, TRANSFER_TYPES } from "../support/chain/payments.ts";
 import { coreSecondsIn, ownCoreSeconds } from "./cores.ts";
-import { type OfficialPayment, officialPayment, officialVerify, officialVerifyAlone } from "./official.ts";
-import { figure, perSecond, type Rate, say, times } from "./report.ts";
+import { perSecond, type Rate, type Report } from "./report.ts";
+import type { Figures } from "./table.ts";
 
 const PAYERS = 8;
 const PAYMENTS_OF_EACH = 32;
 const PRICE = 10_000n;
 const TURN_MS = 250;
-/** Questions to the node at a time. */
-const PARALLEL = 16;
 const MARGIN_SECONDS = 6;
 
-interface Sample {
+export interface Sample {
   readonly signed: SignedPayment;
-  readonly official: OfficialPayment;
   readonly request: SettleRequest;
 }
 
-interface Contender {
+export interface Contender {
   readonly name: string;
   /** False when it finds the payment bad, which none of them may. */
   readonly judge: (sample: Sample) => boolean | Promise<boolean>;
@@ -35,7 +31,7 @@ interface Contender {
   readonly helpersIn?: string;
 }
 
-async function samples(): Promise<Sample[]> {
+export async function samples(): Promise<Sample[]> {
   const to = newPayer().address;
   const payers = Array.from({ length: PAYERS }, newPayer);
   const signed = await Promise.all(
@@ -44,7 +40,7 @@ async function samples(): Promise<Sample[]> {
   return signed.map((each) => {
     const request = parseSettleRequest(each.settleRequest);
     if (!request.ok) throw new Error(request.reason);
-    return { signed: each, official: officialPayment(each), request: request.value };
+    return { signed: each, request: request.value };
   });
 }
 
@@ -102,8 +98,12 @@ function coreSeconds(directory: string | undefined): number {
   return ownCoreSeconds() + (directory === undefined ? 0 : coreSecondsIn(directory));
 }
 
-/** @param seconds that they take all together, about */
-async function compare(contenders: readonly Contender[], all: readonly Sample[], seconds: number): Promise<Rate[]> {
+/** @param seconds that they take all together, about. Gives what each does with a second of one core. */
+export async function compare(
+  contenders: readonly Contender[],
+  all: readonly Sample[],
+  seconds: number,
+): Promise<Figures[]> {
   const totals = contenders.map(() => ({ count: 0, seconds: 0 }));
   const rounds = Math.max(1, Math.round((seconds * 1000) / (TURN_MS * contenders.length)));
   // The first round warms up.
@@ -116,46 +116,23 @@ async function compare(contenders: readonly Contender[], all: readonly Sample[],
       total.seconds += seconds;
     }
   }
-  return totals;
+  return totals.map((total) => ({ rate: perSecond(total), cpu_us: (total.seconds * 1e6) / total.count }));
 }
 
+export const OURS: Contender = {
+  name: "digest, signer, window, requirements",
+  judge: ({ request }) => isGood(request.payment, request.requirements),
+  parallel: 1,
+};
+
+const VIEM: Contender = { name: "viem recoverTypedDataAddress: the signer only", judge: byViem, parallel: 1 };
+const HEADER: Contender = { name: "the same from the X-PAYMENT header's text", judge: fromHeader, parallel: 1 };
+
 /** @param seconds that it takes, about */
-export async function verification(seconds: number): Promise<void> {
-  say(`verification: per second of one core, ${PAYERS * PAYMENTS_OF_EACH} payments in turn; x402 1.2.0`);
+export async function verification(seconds: number, report: Report): Promise<void> {
   const all = await samples();
-  const chain = await startChain();
-  try {
-    for (const from of new Set(all.map(({ signed }) => signed.authorization.from))) {
-      await chain.fundUsdc(from, 1_000_000n);
-    }
-    const [alone, asking] = [officialVerifyAlone(), officialVerify(chain.url)];
-    const contenders: readonly Contender[] = [
-      {
-        name: "ours: digest, signer, window, requirements",
-        judge: ({ request }) => isGood(request.payment, request.requirements),
-        parallel: 1,
-      },
-      { name: "ours, from the X-PAYMENT header's text", judge: fromHeader, parallel: 1 },
-      { name: "viem recoverTypedDataAddress: the signer only", judge: byViem, parallel: 1 },
-      {
-        name: "x402 verify, the chain's answers at hand",
-        judge: ({ official }) => alone(official),
-        parallel: 1,
-      },
-      {
-        name: "x402 verify as it is, with what anvil does for it",
-        judge: ({ official }) => asking(official),
-        parallel: PARALLEL,
-        helpersIn: chain.home,
-      },
-    ];
-    const rates = (await compare(contenders, all, 2 * seconds)).map(perSecond);
-    const [ours = 0] = rates;
-    for (const [index, { name }] of contenders.entries()) {
-      const rate = rates[index] ?? 0;
-      figure(name, rate, index === 0 ? "" : `ours is ${times(ours, rate)} times that`);
-    }
-  } finally {
-    await chain.stop();
-  }
+  const [viem = {}, ours = {}, header = {}] = await compare([VIEM, OURS, HEADER], all, 2 * seconds);
+  const floor = report.add(VIEM.name, viem, { note: "by one core" });
+  report.add(OURS.name, ours, { floor: [floor, "rate"] });
+  report.add(HEADER.name, header, { floor: [floor, "rate"] });
 }

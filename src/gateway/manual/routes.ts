@@ -1,6 +1,6 @@
 // The manual at /docs: its pages, a style, a script that searches, and what that searches through. All of it comes from
 // the binary and needs no token. Each page is rendered once, when it is first asked for, so that no start waits for it.
-import { type Asset, asset, pageAsset, serveAsset } from "../../http/assets.ts";
+import { type Asset, asset, madeOnce, pageAsset } from "../../http/assets.ts";
 import { routes } from "../../http/elysia.ts";
 import { PAGES, type Page } from "./pages.ts";
 import { escapeHtml, htmlOf, sectionsOf } from "./render.ts";
@@ -11,15 +11,7 @@ export function manualRoutes(pages: readonly Page[] = PAGES) {
   const hidden = { detail: { hide: true } };
   const app = routes().get("/docs/", () => Response.redirect("../docs"), hidden);
   for (const [path, make] of Object.entries(manualAssets(pages))) {
-    let made: Asset | null = null;
-    app.get(
-      path,
-      ({ request }) => {
-        made ??= make();
-        return serveAsset(request, made);
-      },
-      hidden,
-    );
+    app.get(path, madeOnce(make), hidden);
   }
   return app;
 }

@@ -49,15 +49,15 @@ const OwnServerOnly = {
 SwaggerUIBundle({ ...${JSON.stringify(SETTINGS)}, plugins: [OwnServerOnly] });
 `;
 
-function embedded(path: string, type: string): Asset {
-  return asset(readFileSync(path), type);
+function embedded(path: string, type: string): () => Asset {
+  return () => asset(readFileSync(path), type);
 }
 
 /** Everything below /swagger but the document itself, by path. */
-export function pageAssets(): Readonly<Record<string, Asset>> {
+export function pageAssets(): Readonly<Record<string, () => Asset>> {
   return {
-    "/swagger": pageAsset(PAGE),
-    "/swagger/initializer.js": asset(INITIALIZER, "text/javascript; charset=utf-8"),
+    "/swagger": () => pageAsset(PAGE),
+    "/swagger/initializer.js": () => asset(INITIALIZER, "text/javascript; charset=utf-8"),
     "/swagger/swagger-ui-bundle.js": embedded(bundlePath, "text/javascript; charset=utf-8"),
     "/swagger/swagger-ui.css": embedded(stylePath, "text/css; charset=utf-8"),
     "/swagger/favicon.png": embedded(faviconPath, "image/png"),

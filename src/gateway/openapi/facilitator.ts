@@ -1,6 +1,5 @@
 // The facilitator's endpoints in the document. The facilitator serves no document of its own, since it has only three
 // endpoints. These routes are for the document alone: the gateway does not serve them.
-import { Elysia } from "elysia";
 import { operation, type ServerDoc } from "../../http/openapi.ts";
 import { requirementsOf, settleRequestJson } from "../../x402/codec.ts";
 import { NETWORK, SCHEME, TOKEN, X402_VERSION } from "../../x402/kind.ts";
@@ -125,9 +124,7 @@ const supported = operation({
   errors: ["unavailable"],
 });
 
-const nowhere = () => new Response();
-
-/** Routes for the plugin that makes the document. */
-export function facilitatorDocs() {
-  return new Elysia().post("/settle", nowhere, { detail: settle }).get("/supported", nowhere, { detail: supported });
-}
+export const FACILITATOR_ROUTES = [
+  { method: "POST", path: "/settle", hooks: { detail: settle } },
+  { method: "GET", path: "/supported", hooks: { detail: supported } },
+];

@@ -55,11 +55,18 @@ export interface Gateway extends AsyncDisposable {
 export interface GatewayOptions {
   readonly database?: Database;
   readonly env?: Environment;
+  /** A free one when it is left out. */
+  readonly port?: number;
   /** Runs in the place of the compiled binary. */
   readonly program?: readonly string[];
 }
 
-export async function startGateway({ database = sqlite, env = {}, ...program }: GatewayOptions = {}): Promise<Gateway> {
+export async function startGateway({
+  database = sqlite,
+  env = {},
+  port = 0,
+  ...program
+}: GatewayOptions = {}): Promise<Gateway> {
   const home = mkdtempSync(join(temporaryRoot(), "gateway-"));
   const [cwd, dataDir] = [join(home, "elsewhere"), join(home, "data")];
   mkdirSync(cwd);
@@ -74,7 +81,7 @@ export async function startGateway({ database = sqlite, env = {}, ...program }: 
   const tokens = new Map<string, Promise<string>>();
   const log: string[] = [];
   const start = async () => {
-    const args = ["--mode", "gateway", "--port", "0"];
+    const args = ["--mode", "gateway", "--port", `${port}`];
     const { listening, pid, end } = await startService({ args, cwd, env: environment, log, ...program });
     const url = `http://127.0.0.1:${new URL(listening.url).port}`;
     try {

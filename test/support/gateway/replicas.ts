@@ -12,7 +12,7 @@ export interface Replicas extends AsyncDisposable {
   readonly databaseUrl: string;
   readonly facilitator: FacilitatorStandIn;
   /** One more gateway on the database. */
-  start(options?: Pick<GatewayOptions, "env" | "program">): Promise<Gateway>;
+  start(options?: Pick<GatewayOptions, "env" | "port" | "program">): Promise<Gateway>;
   tenant(gateway: Gateway): Promise<PayingTenant>;
 }
 

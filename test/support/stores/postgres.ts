@@ -125,16 +125,24 @@ async function ready(output: ReadableStream<Uint8Array>): Promise<boolean> {
   return true;
 }
 
+/** What tests need not wait for, since no machine fails under them. A benchmark waits for all of it. */
+const FORGETFUL = { fsync: "off", synchronous_commit: "off", full_page_writes: "off" };
+const DURABLE = { fsync: "on", synchronous_commit: "on", full_page_writes: "on" };
+
+interface Place {
+  readonly dir: string;
+  readonly native: string;
+  readonly port: number;
+}
+
 /** False when the server did not start, for example because the port has been taken since. */
-async function launch(dir: string, native: string, port: number): Promise<boolean> {
+async function launch({ dir, native, port }: Place, durability: Readonly<Record<string, string>>): Promise<boolean> {
   const settings = {
     listen_addresses: "127.0.0.1",
     unix_socket_directories: "",
     max_connections: "200",
-    fsync: "off",
-    synchronous_commit: "off",
-    full_page_writes: "off",
     deadlock_timeout: "50ms",
+    ...durability,
   };
   const options = Object.entries(settings).flatMap(([name, value]) => ["-c", `${name}=${value}`]);
   const command = [join(native, "bin/postgres"), "-D", join(dir, "data"), "-p", `${port}`, ...options];
@@ -153,7 +161,7 @@ async function launch(dir: string, native: string, port: number): Promise<boolea
   return false;
 }
 
-async function start(): Promise<Omit<TestPostgres, "stop">> {
+async function start(durability: Readonly<Record<string, string>>): Promise<Omit<TestPostgres, "stop">> {
   linkLibraries();
   for (let attempt = 1; attempt <= START_ATTEMPTS; attempt += 1) {
     const dir = openDirectory();
@@ -166,7 +174,7 @@ async function start(): Promise<Omit<TestPostgres, "stop">> {
       throw error;
     }
     const port = freePort();
-    if (!(await launch(dir, native, port))) continue;
+    if (!(await launch({ dir, native, port }, durability))) continue;
     const url = (name: string) => `postgres://tollgate:${PASSWORD}@127.0.0.1:${port}/${name}`;
     let databases = 0;
     return {
@@ -184,8 +192,15 @@ async function start(): Promise<Omit<TestPostgres, "stop">> {
 }
 
 let shared: ReturnType<typeof start> | undefined;
+let durable: ReturnType<typeof start> | undefined;
 
 export async function startPostgres(): Promise<TestPostgres> {
-  shared ??= start();
+  shared ??= start(FORGETFUL);
   return { ...(await shared), stop: async () => {} };
+}
+
+/** Another server, which keeps what it has committed whatever happens to the machine. */
+export async function startDurablePostgres(): Promise<TestPostgres> {
+  durable ??= start(DURABLE);
+  return { ...(await durable), stop: async () => {} };
 }

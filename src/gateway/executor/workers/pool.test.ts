@@ -26,6 +26,7 @@ function pool(size = 1, settings: Partial<WorkerSettings> = {}, log: Log = silen
     log,
   });
   open.push(made.close);
+  made.start();
   return made;
 }
 
@@ -40,6 +41,7 @@ function fragilePool(size = 1, script: () => string = () => FRAGILE): WorkerPool
     spawn: () => new Worker(script()),
   });
   open.push(made.close);
+  made.start();
   return made;
 }
 
@@ -254,6 +256,7 @@ describe("a worker that is stuck", () => {
       graceMs: 150,
     });
     open.push(made.close);
+    made.start();
     return made;
   }
 

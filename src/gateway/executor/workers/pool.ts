@@ -21,6 +21,11 @@ export interface WorkerPool {
   close(): Promise<void>;
 }
 
+export interface NewWorkerPool extends WorkerPool {
+  /** Starts the workers, once. Jobs that come before that wait for them. */
+  start(): void;
+}
+
 export interface WorkerPoolOptions {
   /** Workers. */
   readonly size: number;
@@ -47,7 +52,7 @@ function spawnWorker(): Worker {
     : new Worker(new URL("./worker.ts", import.meta.url).href);
 }
 
-export function createWorkerPool(options: WorkerPoolOptions): WorkerPool {
+export function createWorkerPool(options: WorkerPoolOptions): NewWorkerPool {
   const { size, settings, decoders, log, spawn = spawnWorker, graceMs = GRACE_MS } = options;
   const handles = Array.from({ length: size }, () =>
     createWorkerHandle({ settings, workers: size, decoders, log, spawn, graceMs }),
@@ -57,6 +62,9 @@ export function createWorkerPool(options: WorkerPoolOptions): WorkerPool {
   let isClosed = false;
 
   return {
+    start() {
+      for (const handle of handles) handle.start();
+    },
     async run(job) {
       const handle = isClosed ? undefined : chooseHandle(handles, job);
       if (handle === undefined) return lostCall("the worker pool is closed");

@@ -35,6 +35,7 @@ function start() {
     },
   );
   open.push(supervisor);
+  supervisor.start();
   return { supervisor, ready: turns.map(({ promise }) => promise), sessionsClosed: () => isClosed };
 }
 

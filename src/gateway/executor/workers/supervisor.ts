@@ -85,8 +85,9 @@ export function createSupervisor(start: WorkerStart, options: SupervisorOptions,
     respawn = setTimeout(launch, pause);
   }
 
-  launch();
   return {
+    /** Launches the first worker. Called once. */
+    start: launch,
     /** Whether there is a worker that takes work. */
     isReady: () => isReady,
     /** Hands a message to the worker, which must be ready. */

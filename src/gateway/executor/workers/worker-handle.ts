@@ -101,6 +101,7 @@ export function createWorkerHandle(options: WorkerHandleOptions) {
   }
 
   return {
+    start: supervisor.start,
     run(job: Job): Promise<Outcome> {
       if (isClosed) return Promise.resolve(lostCall("the worker pool is closed"));
       const { promise, resolve } = Promise.withResolvers<Outcome>();

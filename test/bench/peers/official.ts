@@ -16,7 +16,7 @@ import { privateKeyToAccount } from "viem/accounts";
 import { base } from "viem/chains";
 import { settle, verify } from "x402/facilitator";
 import { PaymentPayloadSchema, PaymentRequirementsSchema } from "x402/types";
-import type { SignedPayment } from "../support/chain/payments.ts";
+import type { SignedPayment } from "../../support/chain/payments.ts";
 
 const CHAIN: Chain = base;
 
