@@ -41,7 +41,7 @@ import { createSettler, type SettlerOptions } from "./payment/settler.ts";
 import { policyRoutes } from "./policy/routes.ts";
 import { createPolicyService, type PolicyService } from "./policy/service.ts";
 import type { AdmitStreamOptions } from "./proxy/admit-stream.ts";
-import { proxyRoutes } from "./proxy/routes.ts";
+import { type ProxyRoutesOptions, proxyRoutes, straightCalls } from "./proxy/routes.ts";
 import { createSessionIds } from "./proxy/session-id.ts";
 import { createStreamHandler } from "./proxy/stream-handler.ts";
 import { streamRoutes } from "./proxy/stream-routes.ts";
@@ -110,17 +110,16 @@ export async function composeGateway(parts: GatewayParts) {
     streaming.stop(id);
   };
   const receipts = createReceipts({ store, clock, log, signingKey: () => keyring.signingKey("receipts") });
+  const calls: ProxyRoutesOptions = {
+    ...checks,
+    completionWaiters,
+    admitting: parts.admitting,
+    offer: (accepted) => scheduler.offer(accepted),
+    stop,
+  };
   const api = routes()
     .use(managementRoutes(parts, agents))
-    .use(
-      proxyRoutes({
-        ...checks,
-        completionWaiters,
-        admitting: parts.admitting,
-        offer: (accepted) => scheduler.offer(accepted),
-        stop,
-      }),
-    )
+    .use(proxyRoutes(calls))
     .use(streaming.routes)
     .use(invocationRoutes(store.read))
     .use(policyRoutes(policy))
@@ -137,6 +136,7 @@ export async function composeGateway(parts: GatewayParts) {
     refusals,
     comparing: { store, clock, log, replica, claims, stop, released: takeUp },
     app: withDocs(api),
+    straight: straightCalls(calls),
   };
 }
 

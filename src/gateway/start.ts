@@ -40,7 +40,7 @@ export async function startGateway(options: GatewayOptions, masterKey: Uint8Arra
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
   const admitting = createUnderWay();
   const parts = { options, store, keyring, rules, trusted, decoders: createDecoderShare(), admitting, log };
-  const { workers, scheduler, settler, streaming, completionWaiters, policy, receipts, refusals, comparing, app } =
+  const { workers, scheduler, settler, streaming, completionWaiters, policy, receipts, refusals, comparing, ...api } =
     await composeGateway(parts);
   const identity = createIdentity({
     ...options.identity,
@@ -55,7 +55,7 @@ export async function startGateway(options: GatewayOptions, masterKey: Uint8Arra
   await settler.recover();
   const stopCleaning = startRetention(store, options.retention, log);
   const permit = managePermission(options.manageScope);
-  const edge = createEdge({ app, log, authenticate: (header) => identity.authenticate(header), permit });
+  const edge = createEdge({ ...api, log, authenticate: (header) => identity.authenticate(header), permit });
   const server = openPort(options, edge, log);
   // From here on nothing can keep the gateway from starting, so calls may be made.
   // Workers load beside that, so that the first answer does not wait for them. A call that comes earlier does.

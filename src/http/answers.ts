@@ -42,6 +42,12 @@ export function json(status: keyof typeof SUCCESS, value: unknown, headers?: Hea
   });
 }
 
+/** The same of JSON that is text already, for the answer that is given most. */
+export function jsonText(status: keyof typeof SUCCESS, text: string, headers: Record<string, string>): Response {
+  headers["content-type"] = "application/json";
+  return new Response(text, { status: SUCCESS[status], headers });
+}
+
 export function empty(): Response {
   return new Response(null, { status: SUCCESS.empty });
 }

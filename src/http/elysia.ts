@@ -2,6 +2,7 @@
 // no HEAD, answers with an error's own message, and does not tell an unknown path from a wrong method.
 // One per thread, since an error is kept under the request that it belongs to, on its way past the router.
 import { Elysia, NotFoundError } from "elysia";
+import { andThen } from "../concurrency/and-then.ts";
 import { Fault } from "../core/fault.ts";
 import { STATUS } from "./answers.ts";
 
@@ -34,14 +35,15 @@ export function createRouter(app: RoutedApp) {
   /**
    * Passes a request, whose path is the one that was judged, to its route.
    *
-   * @throws what the route throws; Fault `not_found` and `method_not_allowed` where there is none
+   * @throws at once or as rejection: what the route throws; Fault `not_found` and `method_not_allowed` where there is none
    */
-  return async (request: Request, path: string): Promise<Response> => {
+  return (request: Request, path: string): Bun.MaybePromise<Response> => {
     if (!isDecodable(path)) throw noSuchRoute();
-    const response = await app.fetch(request);
-    if (!thrown.has(request)) return response;
-    const error = thrown.get(request);
-    throw error instanceof NotFoundError ? unknownRoute(table, request.method, path) : error;
+    return andThen(app.fetch(request), (response) => {
+      if (!thrown.has(request)) return response;
+      const error = thrown.get(request);
+      throw error instanceof NotFoundError ? unknownRoute(table, request.method, path) : error;
+    });
   };
 }
 

@@ -34,18 +34,20 @@ export function createPassOver(limits: PassOverLimits = LIMITS) {
   const underWay = createFairShare({ size: limits.countMax });
   /**
    * Reads and drops what is left of a request's body. A body that somebody else is reading, or has read whole, is left to
-   * them: a reader that gives up in the middle releases it. Never rejects.
+   * them: a reader that gives up in the middle releases it. Returns at once when the connection stays open. Never rejects.
    *
    * @param caller whose share it counts to
    */
-  return async (request: Request, response: Response, caller: string): Promise<void> => {
-    if (!closes(request) && !closes(response)) return;
+  return (request: Request, response: Response, caller: string): Promise<void> | undefined =>
+    closes(request) || closes(response) ? passOver(request, caller) : undefined;
+
+  async function passOver(request: Request, caller: string): Promise<void> {
     const body = leftOf(request, limits.bytesMax);
     if (body === null) return;
     if (underWay.take(caller) !== null) return;
     await drop(body.getReader(), limits).catch(() => {});
     underWay.giveBack(caller);
-  };
+  }
 }
 
 /** Null when nothing is left, or more than may be. */
@@ -55,7 +57,8 @@ function leftOf({ headers, body }: Request, bytesMax: number): Request["body"] {
 }
 
 function closes({ headers }: Request | Response): boolean {
-  return /(^|,)\s*close\s*(,|$)/i.test(headers.get("connection") ?? "");
+  const connection = headers.get("connection");
+  return connection !== null && /(^|,)\s*close\s*(,|$)/i.test(connection);
 }
 
 async function drop(

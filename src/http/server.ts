@@ -1,6 +1,7 @@
 // The HTTP edge of both services: it numbers every request, lets only known callers at what is guarded, turns every
 // Fault into an answer, and writes the access log. Routes themselves only know Faults.
 // One per thread, since a scope is kept under the request that it belongs to.
+import { andThen } from "../concurrency/and-then.ts";
 import { turnOf } from "../concurrency/request-turns.ts";
 import type { Caller } from "../core/caller.ts";
 import { Fault } from "../core/fault.ts";
@@ -60,8 +61,23 @@ export interface Guard<C> {
   readonly scopes: Scopes<C>;
 }
 
+/**
+ * The route that most requests take. They go to it straight from the edge, which spares them the router, its context and
+ * the look-up of their scope: 7 of the 59 µs that a call of an agent costs the main thread beside the store's write
+ * (Elysia 1.4.30, median of 16 measurements by turns). The app has the same route: it describes it, and answers requests
+ * whose path is written in any other way.
+ */
+export interface StraightRoute<C = Caller> {
+  readonly method: string;
+  /** Of the path, before its one parameter. */
+  readonly prefix: string;
+  /** Answers, and throws, as the route of the app does. */
+  answer(request: Request, scope: Scope<C>, parameter: string): Response | Promise<Response>;
+}
+
 export interface GuardedEdgeOptions<C> {
   readonly app: RoutedApp;
+  readonly straight?: StraightRoute<C>;
   readonly log: Log;
   /** Null when everything is open. */
   readonly guard: Guard<C> | null;
@@ -77,7 +93,7 @@ export type Edge = ReturnType<typeof createGuardedEdge>;
 const REQUEST_ID = new RegExp(`^[A-Za-z0-9._-]{1,${REQUEST_ID_CHARACTERS_MAX}}$`);
 
 /** The gateway's: everything under /v1 needs a bearer token. */
-export function createEdge({ app, log, authenticate, permit }: EdgeOptions) {
+export function createEdge({ authenticate, permit, ...options }: EdgeOptions) {
   const guard: Guard<Caller> = {
     covers: (path) => path === "/v1" || path.startsWith("/v1/"),
     identify: (request) => authenticate(request.headers.get("authorization")),
@@ -85,43 +101,43 @@ export function createEdge({ app, log, authenticate, permit }: EdgeOptions) {
     shown: (caller) => ["tenant", caller.tenant],
     scopes: callers,
   };
-  return createGuardedEdge({ app, log, guard });
+  return createGuardedEdge({ ...options, guard });
 }
 
 export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
-  const { guard } = options;
+  const { guard, straight } = options;
   const route = createRouter(options.app);
   const passOver = createPassOver();
   const accessLog = createAccessLog(options.log);
   let draining = false;
 
-  /** Identifies the caller, and waits for its turn. */
-  async function enter(known: Guard<C>, request: Request, context: RequestContext): Promise<void> {
-    const { original, path, requestId, fields, holdOpen } = context;
-    const seen = known.identify(original);
-    const caller = seen instanceof Promise ? await seen : seen;
-    const [field, shown] = known.shown(caller);
-    fields[field] = shown;
-    context.known = shown;
-    known.scopes.set(request, {
-      requestId,
-      caller,
-      method: original.method,
-      holdOpen,
-      note(name, value) {
+  /** Identifies the caller, and waits for its turn: both are mostly done at once. */
+  function enter(known: Guard<C>, context: RequestContext): Bun.MaybePromise<Scope<C>> {
+    const { original, requestId, fields, holdOpen } = context;
+    return andThen(known.identify(original), (caller) => {
+      const [field, shown] = known.shown(caller);
+      fields[field] = shown;
+      context.known = shown;
+      const note = (name: string, value: string) => {
         fields[name] = value;
-      },
+      };
+      const scope = { requestId, caller, method: original.method, holdOpen, note };
+      const turn = turnOf(shown);
+      return turn === undefined ? scope : turn.then(() => scope);
     });
-    const turn = turnOf(shown);
-    if (turn !== undefined) await turn;
-    known.permit?.(caller, original.method, path);
   }
 
-  async function respond(request: Request, context: RequestContext): Promise<Response> {
+  function respond(request: Request, context: RequestContext): Bun.MaybePromise<Response> {
     const { path } = context;
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
-    if (guard?.covers(path)) await enter(guard, request, context);
-    return route(request, path);
+    if (!guard?.covers(path)) return route(request, path);
+    return andThen(enter(guard, context), (scope) => {
+      guard.permit?.(scope.caller, scope.method, path);
+      const parameter = straight === undefined ? null : parameterOf(straight, request.method, path);
+      if (straight !== undefined && parameter !== null) return straight.answer(request, scope, parameter);
+      guard.scopes.set(request, scope);
+      return route(request, path);
+    });
   }
 
   return {
@@ -135,7 +151,8 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       const context: RequestContext = { original, path, requestId, fields, holdOpen, known: STRANGERS };
       let response: Response;
       try {
-        response = await respond(request, context);
+        const answer = respond(request, context);
+        response = answer instanceof Promise ? await answer : answer;
       } catch (error) {
         response = failed(error, context, { log: options.log, mayTell: accessLog.mayTell });
       }
@@ -146,7 +163,8 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       if (!guard?.covers(path)) accessLog.open(fields);
       else if (context.known === STRANGERS) accessLog.stranger(fields);
       else accessLog.known(fields);
-      await passOver(request, response, context.known);
+      const passing = passOver(request, response, context.known);
+      if (passing !== undefined) await passing;
       // The server leaves the body of an answer to HEAD out, and its length, where it has one, in.
       return response;
     },
@@ -155,6 +173,16 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       draining = true;
     },
   };
+}
+
+/** A segment of which every spelling is itself, so that no router could read it otherwise. */
+const PLAIN_SEGMENT = /^[\w-]+$/;
+
+/** Null for a request that is not of the straight route, or not plain. */
+function parameterOf<C>(straight: StraightRoute<C>, method: string, path: string): string | null {
+  if (method !== straight.method || !path.startsWith(straight.prefix)) return null;
+  const rest = path.slice(straight.prefix.length);
+  return PLAIN_SEGMENT.test(rest) ? rest : null;
 }
 
 /** Stands for all unknown callers where others are told apart by tenant. No tenant has this name. */

@@ -52,6 +52,35 @@ contract((at) => {
       await tenant.ended(id, invocation_id);
     });
 
+    test("is answered, refused and recorded alike however its path is written", async () => {
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ upstream_url: at.upstream(() => new Response("ok")).url });
+      const sendings: Sending[] = [
+        { json: {}, headers: { "x-service-model": "m" } },
+        { json: {}, headers: LONG_MODEL },
+        { json: {}, headers: BAD_KEY },
+        { body: TOO_LARGE },
+      ];
+      /** With what is another each time replaced. */
+      const shown = async (path: string, sending: Sending) => {
+        const { status, headers, body } = await tenant.send("POST", path, sending);
+        const text = JSON.stringify([status, [...headers.keys()].sort(), headers.get("location"), body]);
+        return text.replaceAll(/inv_[0-9a-f-]+/g, "inv_…");
+      };
+      for (const sending of sendings) {
+        for (const agent of [id, UNKNOWN_AGENT]) {
+          const plain = await shown(`/v1/proxy/${agent}`, sending);
+          for (const written of [`${agent}?a=/../b`, `%61${agent.slice(1)}`, agent.replaceAll("-", "%2d")]) {
+            expect(await shown(`/v1/proxy/${written}`, sending)).toBe(plain);
+          }
+        }
+      }
+      const { data } = (await tenant.send("GET", "/v1/invocations")).body;
+      expect(data.map((call: { agent_id: string; model: string }) => [call.agent_id, call.model])).toEqual(
+        Array(4).fill([id, "m"]),
+      );
+    });
+
     test("is polled as running with explicit nulls, then as succeeded with its result", async () => {
       const tenant = at.tenant();
       const slow = gated();

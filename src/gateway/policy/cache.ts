@@ -127,23 +127,28 @@ export function createPolicyCache({ reader, log, now = () => performance.now() }
     return (put?.version ?? 0) > (policy?.version ?? 0) ? put : policy;
   }
 
+  async function lookUp(tenant: string, last: CachedPolicy | undefined): Promise<PolicyLookup> {
+    // The time limit is for the read only, not for the wait for a turn.
+    const inTime = (entry: Promise<CachedPolicy>) => (last?.policy ? within(READ_MS_MAX, entry) : entry);
+    const shared = reading.get(tenant);
+    try {
+      if (shared === undefined) return { failed: false, policy: (await inTime(readOnce(tenant, last))).policy };
+      const entry = await afterShared(inTime(shared), tenant);
+      const isOld = forgotten.has(shared) || now() >= entry.until;
+      // A read of its own, so that no other request waits for it.
+      const newest = isOld ? await inTime(read(tenant, known.get(tenant))) : entry;
+      return { failed: false, policy: newestOf(tenant, newest) };
+    } catch (cause) {
+      return { failed: true, last: known.get(tenant)?.policy ?? last?.policy ?? null, cause };
+    }
+  }
+
   return {
-    async find(tenant: string): Promise<PolicyLookup> {
+    /** At once while the policy is cached. Never rejects. */
+    find(tenant: string): Bun.MaybePromise<PolicyLookup> {
       const last = known.get(tenant);
-      if (last !== undefined && now() < last.until) return { failed: false, policy: last.policy };
-      // The time limit is for the read only, not for the wait for a turn.
-      const inTime = (entry: Promise<CachedPolicy>) => (last?.policy ? within(READ_MS_MAX, entry) : entry);
-      const shared = reading.get(tenant);
-      try {
-        if (shared === undefined) return { failed: false, policy: (await inTime(readOnce(tenant, last))).policy };
-        const entry = await afterShared(inTime(shared), tenant);
-        const isOld = forgotten.has(shared) || now() >= entry.until;
-        // A read of its own, so that no other request waits for it.
-        const newest = isOld ? await inTime(read(tenant, known.get(tenant))) : entry;
-        return { failed: false, policy: newestOf(tenant, newest) };
-      } catch (cause) {
-        return { failed: true, last: known.get(tenant)?.policy ?? last?.policy ?? null, cause };
-      }
+      const isKnown = last !== undefined && now() < last.until;
+      return isKnown ? { failed: false, policy: last.policy } : lookUp(tenant, last);
     },
     /** As it is stored now; null when the tenant has none. */
     async newest(tenant: string): Promise<KnownPolicy | null> {

@@ -127,14 +127,13 @@ export function createDecisionLog({ store, log, bufferedMax = BUFFERED_MAX }: De
 
   return {
     /**
-     * Records a decision: a deny before it resolves, any other soon after.
+     * Records a decision: a deny before it resolves, any other soon after it returns, which it does at once.
      *
-     * @throws Fault `unavailable` when the store can't take it now
+     * @throws Fault `unavailable`, as rejection, when the store can't take it now
      */
-    async record(row: DecisionRow) {
+    record(row: DecisionRow): Bun.MaybePromise<void> {
       if (row.action === "deny" || buffer.length >= bufferedMax || closed) {
-        await store.write((tx) => insertAll(tx, [row]));
-        return;
+        return store.write((tx) => insertAll(tx, [row]));
       }
       buffer.push(row);
       put += 1;

@@ -37,8 +37,8 @@ function caller() {
   return { tenant, me: { tenant, user: "alice", scopes: new Set<string>() }, call };
 }
 
-const faultOf = async (promise: Promise<unknown>) => {
-  const error = await promise.then(
+const faultOf = async (work: unknown) => {
+  const error = await Promise.resolve(work).then(
     () => null,
     (thrown) => thrown,
   );
@@ -288,7 +288,7 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
       await policy.judge(call());
       expect((await stored(tenant)).map((row) => row.action)).toEqual(["deny"]);
       await without("policy_decisions", async () => {
-        expect(await policy.judge(call()).catch(() => "failed")).toBe("failed");
+        expect(await Promise.resolve(policy.judge(call())).catch(() => "failed")).toBe("failed");
       });
       expect(await stored(tenant)).toHaveLength(1);
     });
@@ -337,7 +337,7 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
       await without("policy_decisions", async () => {
         await decisions.record(row());
         await decisions.record(row());
-        expect(await decisions.record(row()).catch(() => "failed")).toBe("failed");
+        expect(await Promise.resolve(decisions.record(row())).catch(() => "failed")).toBe("failed");
         await decisions.close(20);
       });
       expect(errors).toEqual([["policy_decisions_lost", { count: 2 }]]);

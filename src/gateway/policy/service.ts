@@ -4,6 +4,7 @@
 // there is a policy, nor its on_error, so it lets no call pass (503).
 import { sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
+import { andThen } from "../../concurrency/and-then.ts";
 import { inOneStep } from "../../concurrency/run-steps.ts";
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
@@ -12,7 +13,7 @@ import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { findAgent } from "../agents/service.ts";
-import { createPolicyCache, type KnownPolicy } from "./cache.ts";
+import { createPolicyCache, type KnownPolicy, type PolicyLookup } from "./cache.ts";
 import { createDecisionLog, newestDecisions } from "./decisions.ts";
 import { checkRules, formatRules, type PolicyReplace } from "./document.ts";
 import { compile, type EvaluatedCall, evaluate, type PolicyVerdict, toolsDeniedToAll } from "./evaluate.ts";
@@ -80,10 +81,11 @@ export function createPolicyService({ store, clock, log, now }: PolicyDeps) {
    *
    * @throws Fault `unavailable` when that cannot be known
    */
-  async function inForce(tenant: string): Promise<KnownPolicy | null> {
-    const found = await cache.find(tenant);
-    if (!found.failed) return found.policy;
-    const { last, cause } = found;
+  function inForce(tenant: string): Bun.MaybePromise<KnownPolicy | null> {
+    return andThen(cache.find(tenant), (found) => (found.failed ? lastKnown(tenant, found) : found.policy));
+  }
+
+  function lastKnown(tenant: string, { last, cause }: Extract<PolicyLookup, { failed: true }>): KnownPolicy {
     if (last === null) {
       const detail = { retryAfterSeconds: RETRY_AFTER_SECONDS, cause };
       throw new Fault("unavailable", "the policy cannot be read now", detail);
@@ -96,9 +98,7 @@ export function createPolicyService({ store, clock, log, now }: PolicyDeps) {
     return { ...last, compiled: null };
   }
 
-  async function verdictOf(tenant: string, call: EvaluatedCall): Promise<PolicyVerdict | null> {
-    const policy = await inForce(tenant);
-    if (policy === null) return null;
+  function verdictOf(tenant: string, policy: KnownPolicy, call: EvaluatedCall): PolicyVerdict {
     if (policy.compiled === null) return onError(policy);
     try {
       return evaluate(policy.compiled, call);
@@ -108,21 +108,26 @@ export function createPolicyService({ store, clock, log, now }: PolicyDeps) {
     }
   }
 
+  function recorded(call: PolicyCall, verdict: PolicyVerdict): Bun.MaybePromise<PolicyVerdict> {
+    const { tenant, agent_id, protocol, mcp_tool } = call;
+    const id = newId("pdec", clock.now());
+    const row = { tenant, id, agent_id, protocol, mcp_tool, ...verdict };
+    return andThen(decisions.record(row), () => verdict);
+  }
+
   return {
     /**
-     * Judges a call, counts it and records the decision; null when the tenant has no policy. A deny is durable
-     * when this resolves. Each message of a batch is a call of its own.
+     * Judges a call, counts it and records the decision; null, and at once where that is known, when the tenant has no
+     * policy. A deny is durable when this resolves. Each message of a batch is a call of its own.
      *
      * @throws Fault `unavailable` when the policy cannot be known, or a decision that must be recorded first cannot
      */
-    async judge({ tenant, user, ...call }: PolicyCall): Promise<PolicyVerdict | null> {
-      const rate = rates.observe(tenant, call.agent_id, user);
-      const verdict = await verdictOf(tenant, { ...call, rate });
-      if (verdict === null) return null;
-      const { agent_id, protocol, mcp_tool } = call;
-      const id = newId("pdec", clock.now());
-      await decisions.record({ tenant, id, agent_id, protocol, mcp_tool, ...verdict });
-      return verdict;
+    judge(call: PolicyCall): Bun.MaybePromise<PolicyVerdict | null> {
+      const { tenant, agent_id, user } = call;
+      const rate = rates.observe(tenant, agent_id, user);
+      return andThen(inForce(tenant), (policy) =>
+        policy === null ? null : recorded(call, verdictOf(tenant, policy, { ...call, rate })),
+      );
     },
 
     /**
@@ -146,7 +151,8 @@ export function createPolicyService({ store, clock, log, now }: PolicyDeps) {
       if (agent === null) throw new Fault("not_found", "no such agent");
       const call = { agent_id, protocol: agent.protocol, ...conditions };
       if (document !== null) return evaluate(await worked(compile(document), tenant), call);
-      return (await verdictOf(tenant, call)) ?? NO_POLICY;
+      const policy = await inForce(tenant);
+      return policy === null ? NO_POLICY : verdictOf(tenant, policy, call);
     },
 
     /** Null when the tenant has none. The rules are JSON already, and known to be rules. */

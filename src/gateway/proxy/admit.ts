@@ -37,8 +37,8 @@ const PLAIN: Form = { method: null, tool: null, calls: [{ tool: null }], mirrors
 
 const TRANSACTIONAL: CallKind<Form> = {
   suffix: "",
-  anyForm: async () => PLAIN,
-  formOf: async (agent, body, call) => (agent.protocol === "mcp" ? requestForm(agent, body, call) : PLAIN),
+  anyForm: () => PLAIN,
+  formOf: (agent, body, call) => (agent.protocol === "mcp" ? requestForm(agent, body, call) : PLAIN),
 };
 
 /** Exactly one request. */
@@ -64,9 +64,12 @@ export async function admit(options: AdmitOptions, call: TransactionalCall): Pro
   const { id, isNew, payment, warning } = await checkAndRecord(options, call);
   call.stored();
   call.note("invocation_id", id);
+  if (isNew && payment === null && warning === null) return { id, headers: NO_HEADERS };
   const headers = isNew ? await settle(payments, payment) : await recall(options, call, id);
   return { id, headers: warning === null ? headers : { ...headers, "x-service-policy-warning": warning } };
 }
+
+const NO_HEADERS = {};
 
 async function settle(payments: Payments, payment: PaymentRow | null): Promise<PaidHeaders> {
   return payment === null ? {} : payments.settle(payment);

@@ -3,6 +3,7 @@
 // again when the body has arrived. A call that was paid for but not made was accepted before: when its caller comes
 // back, it is let in even if the agent or the policy has changed since.
 
+import { andThen } from "../../concurrency/and-then.ts";
 import type { Clock, TimeBounds } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
@@ -13,9 +14,11 @@ import { hashOf } from "../../wire/digest.ts";
 import type { InvocableAgent } from "../agents/service.ts";
 import { findByIdempotencyKey, type Idempotency } from "../invocations/idempotency.ts";
 import type { Refusals } from "../invocations/refusals.ts";
+import type { InvocationRow } from "../invocations/service.ts";
 import type { Payments } from "../payment/service.ts";
-import { type PolicyService, warningOf } from "../policy/service.ts";
+import type { PolicyService } from "../policy/service.ts";
 import type { AskedCall } from "../streaming/service.ts";
+import { judge } from "./judgement.ts";
 import { findOwed, keepOwed } from "./owed.ts";
 import { type PaymentState, paymentStateOf } from "./payment-state.ts";
 import { idempotencyKey, serviceModel } from "./request-headers.ts";
@@ -53,9 +56,9 @@ export interface CallKind<F extends Form> {
   /** Of the call's URL, after the agent's ID. */
   readonly suffix: string;
   /** @throws Fault `invalid_request` */
-  formOf(agent: InvocableAgent, body: Uint8Array, call: ProxyCall): Promise<F>;
+  formOf(agent: InvocableAgent, body: Uint8Array, call: ProxyCall): Bun.MaybePromise<F>;
   /** For a call that was accepted before: it is not judged again, even if its agent has changed. */
-  anyForm(body: Uint8Array, call: ProxyCall): Promise<F>;
+  anyForm(body: Uint8Array, call: ProxyCall): Bun.MaybePromise<F>;
 }
 
 export interface CheckedCall<F extends Form> {
@@ -76,28 +79,61 @@ export async function checkCall<F extends Form>(
   call: ProxyCall,
   path: CallKind<F>,
 ): Promise<CheckedCall<F>> {
-  const first = await knownAgent(options, call);
+  const known = knownAgent(options, call);
+  const first = known instanceof Promise ? await known : known;
   refuseLoop(options, call);
   const refusal = refusalOf(() => mayCall(options, call.caller.tenant, first));
-  const owed = await findOwed(options, call, refusal !== null || first.pricing !== null);
-  if (refusal !== null && owed === null) throw refusal;
+  const found = findOwed(options, call, refusal !== null || first.pricing !== null);
+  const owed = found instanceof Promise ? await found : found;
+  if (owed !== null) return checkOwed(options, call, path, { owed, refusal });
+  if (refusal !== null) throw refusal;
+  const model = serviceModel(call.headers);
+  const body = await call.readBody();
+  const latest = knownAgent(options, call);
+  const agent = latest instanceof Promise ? await latest : latest;
+  return checkWhole(options, call, path, { agent, model, body, refusal });
+}
+
+/** The same for a call that looks like an owed one, which is kept meanwhile. */
+async function checkOwed<F extends Form>(
+  options: CheckOptions,
+  call: ProxyCall,
+  path: CallKind<F>,
+  { owed, refusal }: { readonly owed: InvocationRow; readonly refusal: Fault | null },
+): Promise<CheckedCall<F>> {
   using _kept = keepOwed(options, owed);
   const model = serviceModel(call.headers);
   const body = await call.readBody();
   const agent = await knownAgent(options, call);
-  const idempotency = owed === null ? null : await readIdempotency(options, call, body);
-  const back = owed === null ? null : await earlierCall(options, call, { body, idempotency });
-  if (back !== null) {
-    const form = await path.anyForm(body, call);
-    return calledBefore({ agent, model, body, idempotency, form }, back);
-  }
-  const form = await path.formOf(agent, body, call);
-  const asked = { agent, model, body, form, idempotency: await readIdempotency(options, call, body) };
-  const id = await firstWithKey(options, call, asked.idempotency);
-  if (id !== null) return calledBefore(asked, id);
-  // It was let in because it looked like an owed call, and it is another one.
-  if (refusal !== null) throw refusal;
-  return judgedByLatest(options, call, path, asked);
+  const idempotency = await readIdempotency(options, call, body);
+  const back = await earlierCall(options, call, { body, idempotency });
+  if (back === null) return await checkWhole(options, call, path, { agent, model, body, refusal });
+  const form = await path.anyForm(body, call);
+  return calledBefore({ agent, model, body, idempotency, form }, back);
+}
+
+interface WholeCall extends Pick<CheckedCall<Form>, "agent" | "model" | "body"> {
+  /** Why it would not have been let in, had it not looked like an owed call. */
+  readonly refusal: Fault | null;
+}
+
+/** What is checked once the body is here. */
+function checkWhole<F extends Form>(
+  options: CheckOptions,
+  call: ProxyCall,
+  path: CallKind<F>,
+  { agent, model, body, refusal }: WholeCall,
+): Bun.MaybePromise<CheckedCall<F>> {
+  return andThen(path.formOf(agent, body, call), (form) =>
+    andThen(readIdempotency(options, call, body), (idempotency) => {
+      const asked = { agent, model, body, form, idempotency };
+      return andThen(firstWithKey(options, call, idempotency), (id) => {
+        if (id !== null) return calledBefore(asked, id);
+        if (refusal !== null) throw refusal;
+        return judgedByLatest(options, call, path, asked);
+      });
+    }),
+  );
 }
 
 /**
@@ -106,23 +142,28 @@ export async function checkCall<F extends Form>(
  *
  * @throws Fault `unavailable` when it changes all the time
  */
-async function judgedByLatest<F extends Form>(
+function judgedByLatest<F extends Form>(
   options: CheckOptions,
   call: ProxyCall,
   path: CallKind<F>,
-  first: Omit<CheckedCall<F>, "url" | "warning" | "paymentState">,
-): Promise<CheckedCall<F>> {
-  let asked = first;
-  for (let tries = 0; tries < AGENT_CHANGES_MAX; tries++) {
-    const url = invocableUrl(asked.agent);
-    const warning = await judge(options, call, asked);
-    const paymentState = await paymentStateOf(options, call, asked, path.suffix);
-    const agent = await knownAgent(options, call);
-    const isLatest = agent === asked.agent || Bun.deepEquals(agent, asked.agent);
-    if (isLatest || paymentState.kind === "earlier") return { ...asked, url, warning, paymentState };
-    asked = { ...asked, agent, form: await path.formOf(agent, asked.body, call) };
-  }
-  throw new Fault("unavailable", "the agent is being changed", { retryAfterSeconds: 1 });
+  asked: Omit<CheckedCall<F>, "url" | "warning" | "paymentState">,
+  tries: number = 1,
+): Bun.MaybePromise<CheckedCall<F>> {
+  const url = invocableUrl(asked.agent);
+  return andThen(judge(options, call, asked), (warning) =>
+    andThen(paymentStateOf(options, call, asked, path.suffix), (paymentState) =>
+      andThen(knownAgent(options, call), (agent) => {
+        const isLatest = agent === asked.agent || Bun.deepEquals(agent, asked.agent);
+        if (isLatest || paymentState.kind === "earlier") return { ...asked, url, warning, paymentState };
+        if (tries === AGENT_CHANGES_MAX) {
+          throw new Fault("unavailable", "the agent is being changed", { retryAfterSeconds: 1 });
+        }
+        return andThen(path.formOf(agent, asked.body, call), (form) =>
+          judgedByLatest(options, call, path, { ...asked, agent, form }, tries + 1),
+        );
+      }),
+    ),
+  );
 }
 
 /** Changes of an agent while one call is judged. */
@@ -252,21 +293,3 @@ async function callWithKey(
 }
 
 export type JudgedCall = Pick<CheckedCall<Form>, "agent" | "body" | "form">;
-
-/**
- * Each of the calls gets its own decision. If one is denied, all are refused.
- *
- * @throws Fault `denied`
- */
-async function judge({ policy }: CheckOptions, { caller }: ProxyCall, asked: JudgedCall): Promise<string | null> {
-  const { agent, body, form } = asked;
-  const verdicts = [];
-  for (const { tool } of form.calls) {
-    const { tenant, user } = caller;
-    const { id: agent_id, protocol } = agent;
-    const call = { tenant, user, agent_id, protocol, mcp_tool: tool, body_bytes: body.byteLength };
-    verdicts.push(await policy.judge(call));
-  }
-  const warnings = new Set(verdicts.map(warningOf).filter((warning) => warning !== null));
-  return warnings.size === 0 ? null : [...warnings].join(", ");
-}

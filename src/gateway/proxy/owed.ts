@@ -10,6 +10,7 @@ import { findKey } from "../invocations/idempotency.ts";
 import type { InvocationKey, InvocationRow } from "../invocations/service.ts";
 import type { Payments } from "../payment/service.ts";
 import type { ProxyCall } from "./checks.ts";
+import { bringsPayment } from "./request-headers.ts";
 
 /** Well within the time for which an unfetched call is kept. */
 const TOUCH_EVERY_MS = 30_000;
@@ -19,9 +20,6 @@ interface OwedOptions {
   readonly time: TimeBounds;
   readonly payments: Pick<Payments, "presentedIn">;
 }
-
-/** Headers that can name the call which a request comes back for. */
-const NAMES_A_CALL = ["x-payment", "payment-signature", "idempotency-key"];
 
 /**
  * The owed call that this request seems to come back for, or null. Returns at once for a request that carries neither
@@ -34,7 +32,8 @@ export function findOwed(
   call: ProxyCall,
   byKey: boolean,
 ): Bun.MaybePromise<InvocationRow | null> {
-  return NAMES_A_CALL.some((name) => call.headers.has(name)) ? owedCall(options, call, byKey) : null;
+  const namesCall = bringsPayment(call.headers) || call.headers.has("idempotency-key");
+  return namesCall ? owedCall(options, call, byKey) : null;
 }
 
 async function owedCall(options: OwedOptions, call: ProxyCall, byKey: boolean): Promise<InvocationRow | null> {
@@ -74,8 +73,8 @@ interface KeepOptions {
  * Keeps an owed streaming call while its caller is here. The time to come back counts from the caller's last try, and
  * sending the body may take long.
  */
-export function keepOwed({ store, clock, log }: KeepOptions, owed: InvocationRow | null): Disposable {
-  if (owed?.mode !== "streaming") return { [Symbol.dispose]() {} };
+export function keepOwed({ store, clock, log }: KeepOptions, owed: InvocationRow): Disposable {
+  if (owed.mode !== "streaming") return { [Symbol.dispose]() {} };
   const touch = () => {
     touchOwed(store, owed, clock.now()).catch((error) =>
       log.warn("owed_call_not_kept", { invocation_id: owed.id, error }),

@@ -2,6 +2,7 @@
 import { type Price, priceOf } from "../agents/service.ts";
 import type { Charge, PricedCall } from "../payment/service.ts";
 import type { CheckOptions, JudgedCall, ProxyCall } from "./checks.ts";
+import { bringsPayment } from "./request-headers.ts";
 
 /** The state of the payment of a call that may be made. */
 export type PaymentState =
@@ -21,8 +22,24 @@ function pricedCall(
   return { tenant, caller: user, agent_id: agent.id, path, price, headers, body, note };
 }
 
-/** @throws Fault `payment_required`, `unavailable` */
-export async function paymentStateOf(
+const FREE: PaymentState = { kind: "free" };
+
+/**
+ * Returns at once for a call that costs nothing and brings no payment.
+ *
+ * @throws Fault `payment_required`, `unavailable`, as rejection
+ */
+export function paymentStateOf(
+  options: CheckOptions,
+  call: ProxyCall,
+  asking: JudgedCall,
+  suffix: string,
+): Bun.MaybePromise<PaymentState> {
+  const isFree = asking.agent.pricing === null && !bringsPayment(call.headers);
+  return isFree ? FREE : checkedPayment(options, call, asking, suffix);
+}
+
+async function checkedPayment(
   options: CheckOptions,
   call: ProxyCall,
   asking: JudgedCall,
@@ -34,7 +51,7 @@ export async function paymentStateOf(
     case "known": {
       const { invocation_id: id } = checked;
       if (!(await options.refusals.isRefused({ tenant: asked.tenant, id }))) return { kind: "earlier", id };
-      return paymentStateOf(options, call, asking, suffix);
+      return checkedPayment(options, call, asking, suffix);
     }
     case "charge":
       return { kind: "charge", charge: checked.charge, asked };

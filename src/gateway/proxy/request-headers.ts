@@ -29,7 +29,8 @@ const VERSION = "mcp-protocol-version";
  */
 export function passedHeaders(headers: Headers, mirrors: boolean, pseudonym: string): [string, string][] {
   const passed = headersWhere(headers, (name) => isPassed(name, mirrors) && name !== SESSION);
-  return [...passed, viaHeader(headers, pseudonym)];
+  passed.push(viaHeader(headers, pseudonym));
+  return passed;
 }
 
 export interface StreamPassing {
@@ -121,6 +122,11 @@ export function serviceModel(headers: Headers): string | null {
 function headerBytes(value: string): Uint8Array {
   for (const character of value) if (character > "\u00ff") return new TextEncoder().encode(value);
   return Buffer.from(value, "latin1");
+}
+
+/** Whether the headers carry a payment of either version, readable or not. */
+export function bringsPayment(headers: Headers): boolean {
+  return headers.has("x-payment") || headers.has("payment-signature");
 }
 
 const VISIBLE_ASCII = /^[\x21-\x7e]+$/;

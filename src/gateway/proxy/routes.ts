@@ -3,10 +3,10 @@ import type { UnderWay } from "../../concurrency/under-way.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import { PROXY_BODY_BYTES_MAX } from "../../core/limits.ts";
-import { json } from "../../http/answers.ts";
+import { jsonText } from "../../http/answers.ts";
 import { routes } from "../../http/elysia.ts";
 import { readBytes } from "../../http/intake.ts";
-import { scopeOf } from "../../http/server.ts";
+import { type Scope, type StraightRoute, scopeOf } from "../../http/server.ts";
 import type { Store } from "../../storage/store.ts";
 import type { CompletionWaiters } from "../invocations/completion-waiters.ts";
 import { findInvocation } from "../invocations/history.ts";
@@ -37,26 +37,62 @@ async function cancelCall({ store, clock, payments }: ProxyRoutesOptions, key: I
   if (!isCancelled) throw new Fault("conflict", "the invocation has already ended");
 }
 
-/** The memory of the body counts until it is stored. A stop waits until the call is admitted or refused. */
-async function admitted(options: ProxyRoutesOptions, request: Request, agentId: string): Promise<Admitted> {
-  const { caller, requestId, note } = scopeOf(request);
-  const { promise: held, resolve: stored } = Promise.withResolvers<void>();
-  const readBody = () => readBytes(request, caller.tenant, PROXY_BODY_BYTES_MAX, { until: held });
+/** How long the memory of a body counts. There is a promise only if one is asked for, which none is for a small body. */
+class BodyHold {
+  #stored: PromiseWithResolvers<void> | null = null;
+  #isOver = false;
+
+  get until(): Promise<void> {
+    this.#stored ??= Promise.withResolvers<void>();
+    if (this.#isOver) this.#stored.resolve();
+    return this.#stored.promise;
+  }
+
+  end(): void {
+    this.#isOver = true;
+    this.#stored?.resolve();
+  }
+}
+
+/** A stop waits until the call is admitted or refused. */
+async function makeCall(options: ProxyRoutesOptions, request: Request, scope: Scope, agentId: string) {
+  const { caller, requestId, note } = scope;
+  const { headers } = request;
+  const hold = new BodyHold();
+  const readBody = () => readBytes(request, caller.tenant, PROXY_BODY_BYTES_MAX, hold);
+  const stored = () => hold.end();
   const leave = options.admitting.enter();
+  let made: Admitted;
   try {
-    return await admit(options, {
-      caller,
-      agentId,
-      headers: request.headers,
-      requestId,
-      readBody,
-      stored,
-      note,
-    });
+    made = await admit(options, { caller, agentId, headers, requestId, readBody, stored, note });
   } finally {
-    stored();
+    hold.end();
     leave();
   }
+  const { id } = made;
+  const seconds = waitSeconds(headers);
+  if (seconds > 0) {
+    const key = { tenant: caller.tenant, id };
+    const look = () => findInvocation(options.store.read, key.tenant, id);
+    // The call is accepted, so its caller must get the ID even if the store fails during the wait.
+    await options.completionWaiters.wait(key, seconds, request.signal, look).catch(() => null);
+  }
+  const location = `/v1/proxy/${agentId}/invocations/${id}`;
+  // An ID needs no escape in JSON.
+  return jsonText("accepted", `{"invocation_id":"${id}"}`, {
+    "x-service-invocation-id": id,
+    location,
+    ...made.headers,
+  });
+}
+
+/** The road of POST /v1/proxy/:id for all but odd spellings of its path. */
+export function straightCalls(options: ProxyRoutesOptions): StraightRoute {
+  return {
+    method: "POST",
+    prefix: "/v1/proxy/",
+    answer: (request, scope, agentId) => makeCall(options, request, scope, agentId),
+  };
 }
 
 export function proxyRoutes(options: ProxyRoutesOptions) {
@@ -69,23 +105,10 @@ export function proxyRoutes(options: ProxyRoutesOptions) {
   };
 
   return routes()
-    .post(
-      "/v1/proxy/:id",
-      async ({ request, params }) => {
-        const { caller } = scopeOf(request);
-        const { id, headers } = await admitted(options, request, params.id);
-        const seconds = waitSeconds(request.headers);
-        if (seconds > 0) {
-          const look = () => findInvocation(store.read, caller.tenant, id);
-          // The call is accepted, so its caller must get the ID even if the store fails during the wait.
-          await completionWaiters.wait({ tenant: caller.tenant, id }, seconds, request.signal, look).catch(() => null);
-        }
-        const location = `/v1/proxy/${params.id}/invocations/${id}`;
-        const own = { "x-service-invocation-id": id, location };
-        return json("accepted", { invocation_id: id }, { ...own, ...headers });
-      },
-      { parse: "none", detail: proxyCall },
-    )
+    .post("/v1/proxy/:id", ({ request, params }) => makeCall(options, request, scopeOf(request), params.id), {
+      parse: "none",
+      detail: proxyCall,
+    })
     .get(
       "/v1/proxy/:id/invocations/:inv_id",
       async ({ request, params }) => {
