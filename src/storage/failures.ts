@@ -33,7 +33,7 @@ export function sqliteCommitFailure(error: unknown): Fault {
 }
 
 /** The SQLSTATE of the server's answer; undefined for other errors. */
-function sqlState(error: unknown): string | undefined {
+export function sqlState(error: unknown): string | undefined {
   return error instanceof SQL.PostgresError ? error.errno : undefined;
 }
 
@@ -64,7 +64,7 @@ export function startProblem(error: unknown): StartupProblem | undefined {
   return refused ? new StartupProblem(`${server} refuses: ${error.message}`, { cause: error }) : undefined;
 }
 
-/** Serialization failure and deadlock: the transaction was undone and may run again at once. */
+/** Serialization failure and deadlock: the transaction was undone as a whole and may run again. */
 export function isTransactionUndone(error: unknown): boolean {
   const state = sqlState(error);
   return state === "40001" || state === "40P01";
@@ -74,9 +74,15 @@ export function isTransactionUndone(error: unknown): boolean {
 const POSTGRES_PASSING = /^(53|58|57014$|55P03$|25006$|25P0[234]$|40)/;
 const CHARACTER_REFUSED = /^22(021|P05)$/;
 
+/** Postgres never says so itself; engines that speak its language do. */
+const COMPLETION_UNKNOWN = "40003";
+
 /** What a failure after the commit was sent means. An error of the server's own says that it was undone. */
 export function postgresCommitFailure(thrown: unknown): unknown {
-  const isUnsure = isConnectionLost(thrown) || (thrown instanceof Fault && thrown.kind === "unavailable");
+  const isUnsure =
+    isConnectionLost(thrown) ||
+    sqlState(thrown) === COMPLETION_UNKNOWN ||
+    (thrown instanceof Fault && thrown.kind === "unavailable");
   return isUnsure ? new CommitUnknown(thrown) : postgresFailure(thrown);
 }
 

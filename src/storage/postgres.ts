@@ -1,5 +1,5 @@
-// The store on Postgres: each work is one ordinary transaction (read committed) on a bounded pool. Every wait
-// has a limit, and a server that comes back is found again by the next call.
+// The store on Postgres: each work is one ordinary transaction on a bounded pool, right at every isolation from read
+// committed upwards. Every wait has a limit, and a server that comes back is found again by the next call.
 
 import { sql } from "drizzle-orm";
 import { columns } from "../../db/columns.ts";
@@ -12,22 +12,20 @@ import { createCallEnds } from "./call-ends.ts";
 import { addCount, COUNT_SHARDS, type Counts, changedCounts } from "./counts.ts";
 import { openDatabaseClock } from "./database-clock.ts";
 import { within } from "./deadline.ts";
-import {
-  isConnectionLost,
-  isTransactionUndone,
-  postgresCommitFailure,
-  postgresFailure,
-  startProblem,
-} from "./failures.ts";
+import { postgresCommitFailure, postgresFailure, startProblem } from "./failures.ts";
 import { migratePostgres } from "./migrate.ts";
 import {
+  BEGIN_READ,
+  BEGIN_WRITE,
   type ConnectionPool,
   createConnectionPool,
   type DatabaseConnection,
   postgresClient,
   postgresQueries,
 } from "./pool.ts";
+import { takeRowLock } from "./row-locks.ts";
 import type { Reader, Store, Tx } from "./store.ts";
+import { untilNotUndone } from "./undone.ts";
 
 /** Together they leave room for several replicas below Postgres's usual limit of 100. */
 const WRITERS_MAX = 12;
@@ -35,8 +33,6 @@ const READERS_MAX = 6;
 const FIRST_READERS_MAX = 2;
 /** The limit of one read or write, from the wait for a connection to the answer; the interface promises 10 s. */
 const CALL_MS_MAX = 9_000;
-/** In a deadlock or serialization failure one side always goes on, so few attempts suffice. */
-const ATTEMPTS_MAX = 4;
 
 /** Changes nothing, and is written and committed all the same. */
 const PROBE = "update schema_migrations set applied_at = applied_at where version = 1";
@@ -87,7 +83,7 @@ async function transaction<T>(
         now,
         count: (tenant, dimension, value, delta) => addCount(counts, tenant, dimension, value, delta),
         ended: (end) => ends.push(end),
-        lock: (key) => connection.run("select pg_advisory_xact_lock(hashtextextended($1, 0))", [key]),
+        lock: (key) => takeRowLock(connection, key),
       },
       connection,
     );
@@ -115,36 +111,46 @@ interface Writing {
 /** Runs `task` in a transaction, and again when it was undone because of another, or had not begun. */
 async function write<T>({ writers, callMsMax, ended }: Writing, task: Task<T>): Promise<T> {
   const until = performance.now() + callMsMax;
-  for (let attempt = 1; ; attempt += 1) {
-    let begun = false;
-    let isCommitting = false;
-    try {
-      return await writers.use(until, async (connection) => {
-        connection.failed = undefined;
-        await connection.run("begin");
-        begun = true;
-        const committing = () => {
-          isCommitting = true;
-        };
-        return transaction(connection, task, { committing, ended });
-      });
-    } catch (thrown) {
-      const again = isTransactionUndone(thrown) || (isConnectionLost(thrown) && !begun);
-      if (again && attempt < ATTEMPTS_MAX) continue;
-      throw isCommitting ? postgresCommitFailure(thrown) : postgresFailure(thrown);
-    }
+  let begun = false;
+  let isCommitting = false;
+  const attempt = () => {
+    begun = false;
+    isCommitting = false;
+    return writers.use(until, async (connection) => {
+      connection.failed = undefined;
+      await connection.run(BEGIN_WRITE);
+      begun = true;
+      const committing = () => {
+        isCommitting = true;
+      };
+      return transaction(connection, task, { committing, ended });
+    });
+  };
+  try {
+    return await untilNotUndone(until, attempt, () => !begun);
+  } catch (thrown) {
+    throw isCommitting ? postgresCommitFailure(thrown) : postgresFailure(thrown);
   }
 }
 
-/** Runs one query outside transactions, and again when the connection was lost: reading twice does no harm. */
+/** Runs one query, and again when it was undone or the connection was lost: reading twice does no harm. */
 async function read(readers: ConnectionPool, callMsMax: number, ...query: Parameters<DatabaseConnection["query"]>) {
   const until = performance.now() + callMsMax;
-  for (let attempt = 1; ; attempt += 1) {
-    try {
-      return await readers.use(until, (connection) => connection.query(...query));
-    } catch (thrown) {
-      if (!isConnectionLost(thrown) || attempt === ATTEMPTS_MAX) throw postgresFailure(thrown);
-    }
+  const attempt = () => readers.use(until, (connection) => readOnce(connection, ...query));
+  try {
+    return await untilNotUndone(until, attempt, () => true);
+  } catch (thrown) {
+    throw postgresFailure(thrown);
+  }
+}
+
+async function readOnce(connection: DatabaseConnection, ...query: Parameters<DatabaseConnection["query"]>) {
+  await connection.run(BEGIN_READ);
+  try {
+    return await connection.query(...query);
+  } finally {
+    // After a failed query too, this ends the transaction. If it fails, the connection is of no more use.
+    if (!connection.abandoned) await connection.run("commit").catch(connection.abandon);
   }
 }
 
@@ -168,9 +174,9 @@ async function prepareDatabase({ databaseUrl, clock }: PostgresOptions): Promise
 export async function openPostgres(options: PostgresOptions): Promise<Store> {
   await prepareDatabase(options);
   const { callMsMax = CALL_MS_MAX } = options;
-  const writers = createConnectionPool(options.databaseUrl, { max: WRITERS_MAX, readOnly: false });
-  const readers = createConnectionPool(options.databaseUrl, { max: READERS_MAX, readOnly: true });
-  const firstReaders = createConnectionPool(options.databaseUrl, { max: FIRST_READERS_MAX, readOnly: true });
+  const writers = createConnectionPool(options.databaseUrl, WRITERS_MAX);
+  const readers = createConnectionPool(options.databaseUrl, READERS_MAX);
+  const firstReaders = createConnectionPool(options.databaseUrl, FIRST_READERS_MAX);
   const readerOf = (pool: ConnectionPool): Reader => ({
     db: postgresQueries((...query) => read(pool, callMsMax, ...query)),
     tables,
