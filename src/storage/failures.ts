@@ -50,6 +50,8 @@ export function isConnectionLost(error: unknown): boolean {
 
 /** Wrong name or password, no such database, not allowed, no connection left. */
 const START_REFUSED_STATE = /^(28|3D|42501$|53300$)/;
+/** A pooler's every answer of its own, such as that its server is away. */
+const POOLER_STATE = "08P01";
 
 /**
  * Why Postgres can't be used from the start on, as far as its operator can mend it. Such messages of the server
@@ -57,10 +59,11 @@ const START_REFUSED_STATE = /^(28|3D|42501$|53300$)/;
  */
 export function startProblem(error: unknown): StartupProblem | undefined {
   const server = "the Postgres server of DATABASE_URL";
-  if (isConnectionLost(error)) return new StartupProblem(`${server} does not answer`, { cause: error });
-  if (!(error instanceof SQL.PostgresError)) return undefined;
   const state = sqlState(error);
-  const refused = state === undefined ? error.code.includes("_TLS_") : START_REFUSED_STATE.test(state);
+  const isTold = state === POOLER_STATE;
+  if (isConnectionLost(error) && !isTold) return new StartupProblem(`${server} does not answer`, { cause: error });
+  if (!(error instanceof SQL.PostgresError)) return undefined;
+  const refused = state === undefined ? error.code.includes("_TLS_") : isTold || START_REFUSED_STATE.test(state);
   return refused ? new StartupProblem(`${server} refuses: ${error.message}`, { cause: error }) : undefined;
 }
 

@@ -45,8 +45,10 @@ export type ConnectionPool = ReturnType<typeof createConnectionPool>;
 /**
  * A client of one connection: Bun's own pool would open all at once, and hand out those that are gone.
  * Bun lets PGDATABASE override the URL's database, so that is said again as an option.
+ *
+ * @param parameters settings that the connection begins with, which a pooler refuses: for finding out whether there is one
  */
-export function postgresClient(databaseUrl: string): SQL {
+export function postgresClient(databaseUrl: string, parameters: Readonly<Record<string, number>> = {}): SQL {
   const { url, database, prepare } = parseDatabaseUrl(databaseUrl);
   return new SQL(url, {
     adapter: "postgres",
@@ -55,7 +57,7 @@ export function postgresClient(databaseUrl: string): SQL {
     prepare,
     connectionTimeout: CONNECT_SECONDS_MAX,
     // Every pooler passes this one on, and refuses most others.
-    connection: { application_name: "tollgate" },
+    connection: { application_name: "tollgate", ...parameters },
   });
 }
 

@@ -7,8 +7,8 @@ import { defineSchema } from "../../db/schema.ts";
 import type { CallEnd } from "../core/call-end.ts";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
-import { StartupProblem } from "../core/startup.ts";
 import { createCallEnds } from "./call-ends.ts";
+import { probeCapabilities } from "./capabilities.ts";
 import { addCount, COUNT_SHARDS, type Counts, changedCounts } from "./counts.ts";
 import { openDatabaseClock } from "./database-clock.ts";
 import { within } from "./deadline.ts";
@@ -33,6 +33,8 @@ const READERS_MAX = 6;
 const FIRST_READERS_MAX = 2;
 /** The limit of one read or write, from the wait for a connection to the answer; the interface promises 10 s. */
 const CALL_MS_MAX = 9_000;
+
+const POOLER_HINT = { hint: "behind PgBouncer before 1.21, DATABASE_URL needs ?prepare=false" };
 
 /** Changes nothing, and is written and committed all the same. */
 const PROBE = "update schema_migrations set applied_at = applied_at where version = 1";
@@ -155,13 +157,13 @@ async function readOnce(connection: DatabaseConnection, ...query: Parameters<Dat
 }
 
 /** Checks what cannot be changed later, and brings the schema up to date. */
-async function prepareDatabase({ databaseUrl, clock }: PostgresOptions): Promise<void> {
+async function prepareDatabase({ databaseUrl, clock, log }: PostgresOptions): Promise<void> {
   const client = postgresClient(databaseUrl);
   try {
-    const [row] = await client.unsafe("select current_setting('server_encoding') as encoding");
-    if (row?.encoding !== "UTF8") {
-      throw new StartupProblem(`the Postgres database must have the encoding UTF8, and has ${row?.encoding}`);
-    }
+    const capabilities = await probeCapabilities(client, databaseUrl);
+    log.info("database_capabilities", { ...capabilities });
+    if (capabilities.pooled && capabilities.prepared_statements)
+      log.warn("pooler_must_follow_prepared_statements", POOLER_HINT);
     await migratePostgres(client, clock);
   } catch (error) {
     throw startProblem(error) ?? error;
