@@ -62,16 +62,24 @@ export async function insertPayment(tx: Tx, row: PaymentRow): Promise<void> {
   await tx.db.insert(tx.tables.payments).values(row);
 }
 
-/**
- * The next tenant with an open payment that is due at `now`: by name after `after` and up to `upTo`, null for the end.
- * Names are in the database's order, which differs from that of strings here.
- */
-export async function nextTenantDue(
+interface TenantWithOpen {
+  readonly tenant: string;
+  /** When its first open payment is due. */
+  readonly due_at: number;
+}
+
+/** Every tenant with an open payment once, one read for each: those after `last` by name, and then the others. */
+export async function* tenantsWithOpen(reader: Reader, last: string): AsyncGenerator<TenantWithOpen, void> {
+  yield* tenantsBetween(reader, last, null);
+  if (last !== "") yield* tenantsBetween(reader, "", last);
+}
+
+/** Names are in the database's order, which differs from that of strings here. */
+async function* tenantsBetween(
   reader: Reader,
   after: string,
   upTo: string | null,
-  now: number,
-): Promise<string | null> {
+): AsyncGenerator<TenantWithOpen, void> {
   const { payments: t } = reader.tables;
   const isUpTo = upTo === null ? undefined : lte(t.tenant, upTo);
   for (let tenant = after; ; ) {
@@ -82,9 +90,9 @@ export async function nextTenantDue(
       // The first of the next tenant is the one that is due first.
       .orderBy(asc(t.tenant), asc(t.next_attempt_at))
       .limit(1);
-    if (row === undefined) return null;
-    if (row.next_attempt_at !== null && row.next_attempt_at <= now) return row.tenant;
+    if (row === undefined || row.next_attempt_at === null) return;
     tenant = row.tenant;
+    yield { tenant, due_at: row.next_attempt_at };
   }
 }
 
