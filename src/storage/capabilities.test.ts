@@ -49,13 +49,6 @@ describe("what the server can do is logged in one line", () => {
   }
 });
 
-test("nothing that was tried is left behind", async () => {
-  const place = await postgresPlace();
-  const store = await place.open();
-  await place.execute("create table tollgate_probe (id text)");
-  await store.close();
-});
-
 test.skipIf(missingPgBouncer() !== null)("prepared statements through a pooler are warned of", async () => {
   const server = await startPostgres();
   await using bouncer = await startPgBouncer(server.port);

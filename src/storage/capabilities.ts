@@ -50,15 +50,18 @@ export interface Capabilities {
 
 type Row = Readonly<Record<string, string | number | null>>;
 
-const PROBE_TABLE = "tollgate_probe";
-/** Each is undone at once. */
+/** Each is tried without changing anything. */
 const TRIED = {
   advisory_locks: "select pg_try_advisory_xact_lock(8098991187203942501)",
-  listen_notify: `listen ${PROBE_TABLE}`,
-  partitions: `create table ${PROBE_TABLE} (id text) partition by range (id)`,
-  unlogged_tables: `create unlogged table ${PROBE_TABLE} (id text)`,
-  skip_locked: `create table ${PROBE_TABLE} (id text); select id from ${PROBE_TABLE} for update skip locked`,
+  listen_notify: "listen tollgate_probe",
+  skip_locked: "select 1 from pg_catalog.pg_class where false for update skip locked",
 };
+const PERMISSION_DENIED = "42501";
+/** What a table may be is in the catalogue: trying it would change the schema, of which some servers tell their auditor. */
+const TABLES = `select
+  exists (select from pg_catalog.pg_attribute where attrelid = 'pg_catalog.pg_class'::regclass and attname = 'relpersistence')::int
+    as unlogged,
+  (to_regclass('pg_catalog.pg_partitioned_table') is not null)::int as partitions`;
 
 /** @throws StartupProblem for an engine that is none, or too old, or a standby */
 async function identify(client: SQL): Promise<Row> {
@@ -95,13 +98,14 @@ async function tried(client: SQL, statement: string): Promise<boolean> {
   const undo = new Error("tried");
   try {
     await client.begin(async (tx) => {
-      await tx.unsafe(`set local lock_timeout = '2s'; ${statement}`);
+      await tx.unsafe(statement);
       throw undo;
     });
     return true;
   } catch (error) {
     if (isConnectionLost(error)) throw error;
-    return error === undo;
+    // A statement that was refused for want of a right was understood.
+    return error === undo || sqlState(error) === PERMISSION_DENIED;
   }
 }
 
@@ -126,14 +130,9 @@ async function isPooled(databaseUrl: string): Promise<boolean> {
 /** @throws StartupProblem when the server can't be used as it is */
 export async function probeCapabilities(client: SQL, databaseUrl: string): Promise<Capabilities> {
   const row = await identify(client);
-  const can = {
-    advisory_locks: false,
-    listen_notify: false,
-    partitions: false,
-    unlogged_tables: false,
-    skip_locked: false,
-  };
+  const can = { advisory_locks: false, listen_notify: false, skip_locked: false };
   for (const name of Object.keys(TRIED) as (keyof typeof TRIED)[]) can[name] = await tried(client, TRIED[name]);
+  const [tables] = await client.unsafe<Row[]>(TABLES);
   if (!can.skip_locked) {
     throw new StartupProblem("the server of DATABASE_URL can't be used: it has no `for update skip locked`");
   }
@@ -141,6 +140,8 @@ export async function probeCapabilities(client: SQL, databaseUrl: string): Promi
   return {
     ...can,
     listen_notify: can.listen_notify && !pooled,
+    unlogged_tables: Number(tables?.["unlogged"]) === 1,
+    partitions: Number(tables?.["partitions"]) === 1,
     server: String(row["server"]),
     default_isolation: String(row["isolation"]),
     pooled,

@@ -15,8 +15,8 @@ const [LOOK_MS, LOOK_MS_MOST] = [250, 2_000];
 /** Added to the time of an attempt, for recording its outcome. */
 const LEASE_MARGIN_MS = 5_000;
 const LAST_RECORDS_MS = 5_000;
-/** Between two searches for payments that a clock set back has put far into the future. */
-const SEARCH_MS = 2_000;
+/** At least between two searches for payments that a clock set back has put far into the future: less than a pause. */
+const SEARCH_MS = 1_000;
 const FAR_OFF_MARGIN_MS = 5_000;
 
 export interface SettlerOptions extends AttemptOptions {
