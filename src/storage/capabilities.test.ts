@@ -10,11 +10,11 @@ import { refusedEngine } from "./capabilities.ts";
 import { openPostgres } from "./postgres.ts";
 
 /** What is logged when a store is opened there. */
-async function logged(databaseUrl: string): Promise<[string, unknown][]> {
+async function logged(databaseUrl: string, options: { callMsMax?: number } = {}): Promise<[string, unknown][]> {
   const lines: [string, unknown][] = [];
   const note = (event: string, fields: unknown) => void lines.push([event, fields]);
   const log: Log = { debug: note, info: note, warn: note, error: note };
-  await (await openPostgres({ databaseUrl, clock, log })).close();
+  await (await openPostgres({ databaseUrl, clock, log, ...options })).close();
   return lines;
 }
 
@@ -83,11 +83,11 @@ describe("an engine that only speaks like Postgres is refused", () => {
   ])("and this is none: %s", (version) => expect(refusedEngine(version)).toBeNull());
 
   /** A real server whose functions answer as those of another one. */
-  async function pretending(answer: string): Promise<unknown> {
+  async function pretending(answer: string, options: { callMsMax?: number } = {}): Promise<unknown> {
     const place = await postgresPlace();
     await place.execute(answer);
     await place.execute(`alter database ${new URL(place.url).pathname.slice(1)} set search_path = public, pg_catalog`);
-    return logged(place.url).catch((thrown) => thrown);
+    return logged(place.url, options).catch((thrown) => thrown);
   }
 
   test("before anything is changed in it, and its reason is told", async () => {
@@ -105,5 +105,12 @@ describe("an engine that only speaks like Postgres is refused", () => {
     );
     expect(refused).toBeInstanceOf(StartupProblem);
     expect(shown(refused)).toContain("must have version 13 or newer, and has 12.22");
+  });
+
+  test("also one that does not come to an answer, in the time that a call has", async () => {
+    const slow = "create function version() returns text language sql as $$ select pg_sleep(100)::text $$";
+    const refused = await pretending(slow, { callMsMax: 300 });
+    expect(refused).toBeInstanceOf(StartupProblem);
+    expect(shown(refused)).toContain("does not answer");
   });
 });

@@ -61,7 +61,9 @@ export function startProblem(error: unknown): StartupProblem | undefined {
   const server = "the Postgres server of DATABASE_URL";
   const state = sqlState(error);
   const isTold = state === POOLER_STATE;
-  if (isConnectionLost(error) && !isTold) return new StartupProblem(`${server} does not answer`, { cause: error });
+  const isLate = error instanceof Fault && error.kind === "unavailable";
+  if (isLate || (isConnectionLost(error) && !isTold))
+    return new StartupProblem(`${server} does not answer`, { cause: error });
   if (!(error instanceof SQL.PostgresError)) return undefined;
   const refused = state === undefined ? error.code.includes("_TLS_") : isTold || START_REFUSED_STATE.test(state);
   return refused ? new StartupProblem(`${server} refuses: ${error.message}`, { cause: error }) : undefined;

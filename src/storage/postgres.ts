@@ -157,10 +157,10 @@ async function readOnce(connection: DatabaseConnection, ...query: Parameters<Dat
 }
 
 /** Checks what cannot be changed later, and brings the schema up to date. */
-async function prepareDatabase({ databaseUrl, clock, log }: PostgresOptions): Promise<void> {
+async function prepareDatabase({ databaseUrl, clock, log, callMsMax = CALL_MS_MAX }: PostgresOptions): Promise<void> {
   const client = postgresClient(databaseUrl);
   try {
-    const capabilities = await probeCapabilities(client, databaseUrl);
+    const capabilities = await within(callMsMax, probeCapabilities(client, databaseUrl));
     log.info("database_capabilities", { ...capabilities });
     if (capabilities.pooled && capabilities.prepared_statements)
       log.warn("pooler_must_follow_prepared_statements", POOLER_HINT);
