@@ -209,6 +209,7 @@ describe("the values of settings", () => {
     for (const good of [
       "postgres://h",
       "postgresql://u:p%25@[::1]:5432/d%20b?sslmode=verify-full&application_name=x",
+      "postgres://h/d?prepare=false",
     ]) {
       expect([good, url(good)]).toEqual([good, []]);
     }
@@ -223,6 +224,7 @@ describe("the values of settings", () => {
       "postgres://h:0/d",
       "postgres://h:1,i:2/d",
       "postgres://h/d?sslmode=bogus",
+      "postgres://h/d?prepare=never",
     ]) {
       expect([bad, url(bad)]).toEqual([bad, ["DATABASE_URL"]]);
     }

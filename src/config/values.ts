@@ -96,6 +96,7 @@ function parsePostgresUrl(value: string): string | undefined {
   }
   const modes = url.searchParams.getAll("sslmode").map((mode) => mode.toLowerCase());
   if (!modes.every((mode) => SSL_MODES.includes(mode))) return undefined;
+  if (!url.searchParams.getAll("prepare").every((prepare) => ["true", "false"].includes(prepare))) return undefined;
   try {
     for (const part of [url.username, url.password, url.pathname]) decodeURIComponent(part);
     return value;
@@ -105,7 +106,7 @@ function parsePostgresUrl(value: string): string | undefined {
 }
 
 export const postgresUrl: Kind<string> = {
-  must: `a URL like postgres://user:password@host:5432/database, percent-encoded; sslmode, if given, one of ${SSL_MODES.join(", ")}`,
+  must: `a URL like postgres://user:password@host:5432/database, percent-encoded; sslmode, if given, one of ${SSL_MODES.join(", ")}; prepare, if given, true or false`,
   parse: parsePostgresUrl,
 };
 

@@ -1,17 +1,8 @@
-import { describe, expect, test } from "bun:test";
+import { expect, test } from "bun:test";
 import { and, asc, count, desc, eq, getTableColumns, getTableName, inArray, sql } from "drizzle-orm";
 import fc from "fast-check";
-import { useStore } from "../../test/support/stores/one-store.ts";
-import {
-  addAgent,
-  agent,
-  agentIds,
-  outcome,
-  type Place,
-  places,
-  shown,
-  versions,
-} from "../../test/support/stores/stores.ts";
+import { eachStore, useStore } from "../../test/support/stores/one-store.ts";
+import { addAgent, agent, agentIds, outcome, type Place, shown, versions } from "../../test/support/stores/stores.ts";
 import type { CallEnd } from "../core/call-end.ts";
 import { Fault } from "../core/fault.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -54,10 +45,10 @@ const OPEN_CALL = {
   call: "{}",
 } as const;
 
-describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
+eachStore((makePlace, dialect) => {
   let place: Place;
   let store: Store;
-  useStore(dialect, (opened) => {
+  useStore(makePlace, (opened) => {
     ({ place, store } = opened);
   });
 
@@ -374,7 +365,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
   });
 
   test("a database of a newer program is refused", async () => {
-    const newer = await places[dialect]();
+    const newer = await makePlace();
     await (await newer.open()).close();
     await newer.execute("insert into schema_migrations (version, applied_at) values (999, 0)");
     const refused = await newer.open().catch((error) => error);

@@ -1,8 +1,13 @@
 // The time of a database that several processes share: the server's clock, carried on between two questions by the
 // monotonic clock of this process. So a step of this machine's clock changes nothing, and processes whose clocks
 // differ agree on what is due.
+import { poll } from "../concurrency/poll.ts";
 
+/** While the two clocks go alike, it is asked less and less often, down to a fourth of this. */
 const ASK_EVERY_MS = 2_000;
+const SELDOM = 4;
+/** Less than this is the way there and back. */
+const ALIKE_MS = 20;
 /** The answer was true at some moment during the question, so the answer to a long one says little. */
 const ROUND_TRIP_MS_MAX = 500;
 
@@ -15,25 +20,21 @@ export interface DatabaseClockOptions {
 /** @throws what the first question throws; later ones may fail, and the clock goes on */
 export async function openDatabaseClock({ ask, everyMs = ASK_EVERY_MS }: DatabaseClockOptions) {
   let offset = 0;
-  let isAsking = false;
 
-  async function synchronise(roundTripMsMax: number): Promise<void> {
+  /** Whether the server's clock was not where it was expected. */
+  async function synchronise(roundTripMsMax: number): Promise<boolean> {
     const askedAt = performance.now();
     const time = await ask();
     const answeredAt = performance.now();
-    if (answeredAt - askedAt <= roundTripMsMax) offset = time - (askedAt + answeredAt) / 2;
+    if (answeredAt - askedAt > roundTripMsMax) return true;
+    const before = offset;
+    offset = time - (askedAt + answeredAt) / 2;
+    return Math.abs(offset - before) > ALIKE_MS;
   }
 
   await synchronise(Number.POSITIVE_INFINITY);
-  const timer = setInterval(() => {
-    if (isAsking) return;
-    isAsking = true;
-    synchronise(ROUND_TRIP_MS_MAX)
-      .catch(() => {})
-      .finally(() => {
-        isAsking = false;
-      });
-  }, everyMs);
-  timer.unref();
-  return { now: () => Math.round(offset + performance.now()), stop: () => clearInterval(timer) };
+  const asking = poll({ leastMs: everyMs, mostMs: everyMs * SELDOM }, () =>
+    synchronise(ROUND_TRIP_MS_MAX).catch(() => true),
+  );
+  return { now: () => Math.round(offset + performance.now()), stop: asking.stop };
 }

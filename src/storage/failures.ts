@@ -33,7 +33,7 @@ export function sqliteCommitFailure(error: unknown): Fault {
 }
 
 /** The SQLSTATE of the server's answer; undefined for other errors. */
-function sqlState(error: unknown): string | undefined {
+export function sqlState(error: unknown): string | undefined {
   return error instanceof SQL.PostgresError ? error.errno : undefined;
 }
 
@@ -50,6 +50,8 @@ export function isConnectionLost(error: unknown): boolean {
 
 /** Wrong name or password, no such database, not allowed, no connection left. */
 const START_REFUSED_STATE = /^(28|3D|42501$|53300$)/;
+/** A pooler's every answer of its own, such as that its server is away. */
+const POOLER_STATE = "08P01";
 
 /**
  * Why Postgres can't be used from the start on, as far as its operator can mend it. Such messages of the server
@@ -57,14 +59,17 @@ const START_REFUSED_STATE = /^(28|3D|42501$|53300$)/;
  */
 export function startProblem(error: unknown): StartupProblem | undefined {
   const server = "the Postgres server of DATABASE_URL";
-  if (isConnectionLost(error)) return new StartupProblem(`${server} does not answer`, { cause: error });
-  if (!(error instanceof SQL.PostgresError)) return undefined;
   const state = sqlState(error);
-  const refused = state === undefined ? error.code.includes("_TLS_") : START_REFUSED_STATE.test(state);
+  const isTold = state === POOLER_STATE;
+  const isLate = error instanceof Fault && error.kind === "unavailable";
+  if (isLate || (isConnectionLost(error) && !isTold))
+    return new StartupProblem(`${server} does not answer`, { cause: error });
+  if (!(error instanceof SQL.PostgresError)) return undefined;
+  const refused = state === undefined ? error.code.includes("_TLS_") : isTold || START_REFUSED_STATE.test(state);
   return refused ? new StartupProblem(`${server} refuses: ${error.message}`, { cause: error }) : undefined;
 }
 
-/** Serialization failure and deadlock: the transaction was undone and may run again at once. */
+/** Serialization failure and deadlock: the transaction was undone as a whole and may run again. */
 export function isTransactionUndone(error: unknown): boolean {
   const state = sqlState(error);
   return state === "40001" || state === "40P01";
@@ -74,9 +79,15 @@ export function isTransactionUndone(error: unknown): boolean {
 const POSTGRES_PASSING = /^(53|58|57014$|55P03$|25006$|25P0[234]$|40)/;
 const CHARACTER_REFUSED = /^22(021|P05)$/;
 
+/** Postgres never says so itself; engines that speak its language do. */
+const COMPLETION_UNKNOWN = "40003";
+
 /** What a failure after the commit was sent means. An error of the server's own says that it was undone. */
 export function postgresCommitFailure(thrown: unknown): unknown {
-  const isUnsure = isConnectionLost(thrown) || (thrown instanceof Fault && thrown.kind === "unavailable");
+  const isUnsure =
+    isConnectionLost(thrown) ||
+    sqlState(thrown) === COMPLETION_UNKNOWN ||
+    (thrown instanceof Fault && thrown.kind === "unavailable");
   return isUnsure ? new CommitUnknown(thrown) : postgresFailure(thrown);
 }
 

@@ -11,6 +11,7 @@ import postgres0006 from "../../db/postgres/0006_facilitator_accounts.sql" with 
 import postgres0007 from "../../db/postgres/0007_agent_lists.sql" with { type: "text" };
 import postgres0008 from "../../db/postgres/0008_credential_hosts.sql" with { type: "text" };
 import postgres0009 from "../../db/postgres/0009_shared_transactions.sql" with { type: "text" };
+import postgres0010 from "../../db/postgres/0010_locks.sql" with { type: "text" };
 import postgres0011 from "../../db/postgres/0011_open_invocations.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import sqlite0002 from "../../db/sqlite/0002_payments.sql" with { type: "text" };
@@ -21,9 +22,11 @@ import sqlite0006 from "../../db/sqlite/0006_facilitator_accounts.sql" with { ty
 import sqlite0007 from "../../db/sqlite/0007_agent_lists.sql" with { type: "text" };
 import sqlite0008 from "../../db/sqlite/0008_credential_hosts.sql" with { type: "text" };
 import sqlite0009 from "../../db/sqlite/0009_shared_transactions.sql" with { type: "text" };
+import sqlite0010 from "../../db/sqlite/0010_locks.sql" with { type: "text" };
 import sqlite0011 from "../../db/sqlite/0011_open_invocations.sql" with { type: "text" };
 import type { Clock } from "../core/clock.ts";
 import { StartupProblem } from "../core/startup.ts";
+import { sqlState } from "./failures.ts";
 
 /** Version n stands at index n − 1. */
 const SQLITE_MIGRATIONS: readonly string[] = [
@@ -36,6 +39,7 @@ const SQLITE_MIGRATIONS: readonly string[] = [
   sqlite0007,
   sqlite0008,
   sqlite0009,
+  sqlite0010,
   sqlite0011,
 ];
 const POSTGRES_MIGRATIONS: readonly string[] = [
@@ -48,6 +52,7 @@ const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0007,
   postgres0008,
   postgres0009,
+  postgres0010,
   postgres0011,
 ];
 
@@ -86,8 +91,6 @@ export function migrateSqlite(connection: Database, clock: Clock): void {
   apply.immediate();
 }
 
-/** Any number that no other program on the database uses for its advisory locks. */
-const MIGRATION_LOCK = "8098991187203942501";
 /** Another replica may be at a long migration. */
 const MIGRATION_LOCK_WAIT = "5min";
 /**
@@ -96,15 +99,46 @@ const MIGRATION_LOCK_WAIT = "5min";
  */
 const STILL_THERE_EVERY = "1s";
 
-/** Applies what is missing. Replicas that start at once queue on an advisory lock; the first one does the work. */
-export async function migratePostgres(client: SQL, clock: Clock): Promise<void> {
-  await client.begin(async (tx) => {
+/** No version, but the row that whoever migrates holds. */
+const LOCK_ROW = "insert into schema_migrations (version, applied_at) values (0, 0) on conflict do nothing";
+const TAKE_LOCK = "update schema_migrations set applied_at = applied_at where version = 0";
+/** Two that make one table at once: one of them is told so in one of these ways, and finds the table the next time. */
+const MADE_MEANWHILE = /^(23505|42P07)$/;
+const MAKING_MAX = 5;
+
+/**
+ * A transaction that may take long, as one that is killed with its program. It is read committed, whatever the database's
+ * default: who has waited for the lock must see what the one before has done.
+ */
+async function patiently(client: SQL, work: (tx: SQL) => Promise<void>): Promise<void> {
+  await client.begin("isolation level read committed", async (tx) => {
     await tx.unsafe(`set local statement_timeout = 0; set local lock_timeout = '${MIGRATION_LOCK_WAIT}'`);
     // Servers before version 14, and those on some systems, can't check. They just go without.
     const look = (part: SQL) => part.unsafe(`set local client_connection_check_interval = '${STILL_THERE_EVERY}'`);
     await tx.savepoint(look).catch(() => {});
-    await tx.unsafe(`select pg_advisory_xact_lock(${MIGRATION_LOCK})`);
-    await tx.unsafe(VERSIONS_TABLE);
+    await work(tx);
+  });
+}
+
+async function makeLockRow(client: SQL): Promise<void> {
+  for (let tries = 1; ; tries += 1) {
+    try {
+      await patiently(client, async (tx) => {
+        await tx.unsafe(VERSIONS_TABLE);
+        await tx.unsafe(LOCK_ROW);
+      });
+      return;
+    } catch (error) {
+      if (tries === MAKING_MAX || !MADE_MEANWHILE.test(sqlState(error) ?? "")) throw error;
+    }
+  }
+}
+
+/** Applies what is missing. Replicas that start at once queue on a row; the first one does the work. */
+export async function migratePostgres(client: SQL, clock: Clock): Promise<void> {
+  await makeLockRow(client);
+  await patiently(client, async (tx) => {
+    await tx.unsafe(TAKE_LOCK);
     const rows: { newest: number }[] = await tx.unsafe(NEWEST);
     for (const { version, sql } of pending(rows[0]?.newest ?? 0, POSTGRES_MIGRATIONS)) {
       await tx.unsafe(sql);

@@ -1,5 +1,5 @@
-// The store on Postgres: each work is one ordinary transaction (read committed) on a bounded pool. Every wait
-// has a limit, and a server that comes back is found again by the next call.
+// The store on Postgres: each work is one ordinary transaction on a bounded pool, right at every isolation from read
+// committed upwards. Every wait has a limit, and a server that comes back is found again by the next call.
 
 import { sql } from "drizzle-orm";
 import { columns } from "../../db/columns.ts";
@@ -7,29 +7,27 @@ import { defineSchema } from "../../db/schema.ts";
 import type { CallEnd } from "../core/call-end.ts";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
-import { StartupProblem } from "../core/startup.ts";
 import { createCallEnds } from "./call-ends.ts";
+import { probeCapabilities } from "./capabilities.ts";
 import { createCommandBatches } from "./command-batches.ts";
 import type { Command } from "./commands.ts";
 import { addCount, COUNT_SHARDS, type Counts, changedCounts } from "./counts.ts";
 import { openDatabaseClock } from "./database-clock.ts";
 import { within } from "./deadline.ts";
-import {
-  isConnectionLost,
-  isTransactionUndone,
-  postgresCommitFailure,
-  postgresFailure,
-  startProblem,
-} from "./failures.ts";
+import { postgresCommitFailure, postgresFailure, startProblem } from "./failures.ts";
 import { migratePostgres } from "./migrate.ts";
 import {
+  BEGIN_READ,
+  BEGIN_WRITE,
   type ConnectionPool,
   createConnectionPool,
   type DatabaseConnection,
   postgresClient,
   postgresQueries,
 } from "./pool.ts";
+import { takeRowLock } from "./row-locks.ts";
 import type { Reader, Store, Tx } from "./store.ts";
+import { untilNotUndone } from "./undone.ts";
 
 /** Together they leave room for several replicas below Postgres's usual limit of 100. */
 const WRITERS_MAX = 10;
@@ -39,8 +37,8 @@ const READERS_MAX = 6;
 const FIRST_READERS_MAX = 2;
 /** The limit of one read or write, from the wait for a connection to the answer; the interface promises 10 s. */
 const CALL_MS_MAX = 9_000;
-/** In a deadlock or serialization failure one side always goes on, so few attempts suffice. */
-const ATTEMPTS_MAX = 4;
+
+const POOLER_HINT = { hint: "behind PgBouncer before 1.21, DATABASE_URL needs ?prepare=false" };
 
 /** Changes nothing, and is written and committed all the same. */
 const PROBE = "update schema_migrations set applied_at = applied_at where version = 1";
@@ -75,12 +73,6 @@ async function flush(connection: DatabaseConnection, counts: Counts): Promise<vo
   );
 }
 
-/**
- * Writes find their rows along indexes, whatever the statistics say: a plan that was made for a table that was empty a
- * moment ago would read all of it from then on.
- */
-const BEGIN = `begin; set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off`;
-
 /** Runs commands of one kind as one statement. */
 async function runCommands<Input, Output>(
   connection: DatabaseConnection,
@@ -112,7 +104,7 @@ async function transaction<T>(
           const [output] = await runCommands(connection, command, [input], (end) => ends.push(end));
           return output as never;
         },
-        lock: (key) => connection.run("select pg_advisory_xact_lock(hashtextextended($1, 0))", [key]),
+        lock: (key) => takeRowLock(connection, key),
       },
       connection,
     );
@@ -143,47 +135,57 @@ async function write<T>(
   task: Task<T>,
   until = performance.now() + callMsMax,
 ): Promise<T> {
-  for (let attempt = 1; ; attempt += 1) {
-    let begun = false;
-    let isCommitting = false;
-    try {
-      return await writers.use(until, async (connection) => {
-        connection.failed = undefined;
-        await connection.run(BEGIN);
-        begun = true;
-        const committing = () => {
-          isCommitting = true;
-        };
-        return transaction(connection, task, { committing, ended });
-      });
-    } catch (thrown) {
-      const again = isTransactionUndone(thrown) || (isConnectionLost(thrown) && !begun);
-      if (again && attempt < ATTEMPTS_MAX) continue;
-      throw isCommitting ? postgresCommitFailure(thrown) : postgresFailure(thrown);
-    }
+  let begun = false;
+  let isCommitting = false;
+  const attempt = () => {
+    begun = false;
+    isCommitting = false;
+    return writers.use(until, async (connection) => {
+      connection.failed = undefined;
+      await connection.run(BEGIN_WRITE);
+      begun = true;
+      const committing = () => {
+        isCommitting = true;
+      };
+      return transaction(connection, task, { committing, ended });
+    });
+  };
+  try {
+    return await untilNotUndone(until, attempt, () => !begun);
+  } catch (thrown) {
+    throw isCommitting ? postgresCommitFailure(thrown) : postgresFailure(thrown);
   }
 }
 
-/** Runs one query outside transactions, and again when the connection was lost: reading twice does no harm. */
+/** Runs one query, and again when it was undone or the connection was lost: reading twice does no harm. */
 async function read(readers: ConnectionPool, callMsMax: number, ...query: Parameters<DatabaseConnection["query"]>) {
   const until = performance.now() + callMsMax;
-  for (let attempt = 1; ; attempt += 1) {
-    try {
-      return await readers.use(until, (connection) => connection.query(...query));
-    } catch (thrown) {
-      if (!isConnectionLost(thrown) || attempt === ATTEMPTS_MAX) throw postgresFailure(thrown);
-    }
+  const attempt = () => readers.use(until, (connection) => readOnce(connection, ...query));
+  try {
+    return await untilNotUndone(until, attempt, () => true);
+  } catch (thrown) {
+    throw postgresFailure(thrown);
+  }
+}
+
+async function readOnce(connection: DatabaseConnection, ...query: Parameters<DatabaseConnection["query"]>) {
+  await connection.run(BEGIN_READ);
+  try {
+    return await connection.query(...query);
+  } finally {
+    // After a failed query too, this ends the transaction. If it fails, the connection is of no more use.
+    if (!connection.abandoned) await connection.run("commit").catch(connection.abandon);
   }
 }
 
 /** Checks what cannot be changed later, and brings the schema up to date. */
-async function prepareDatabase({ databaseUrl, clock }: PostgresOptions): Promise<void> {
+async function prepareDatabase({ databaseUrl, clock, log, callMsMax = CALL_MS_MAX }: PostgresOptions): Promise<void> {
   const client = postgresClient(databaseUrl);
   try {
-    const [row] = await client.unsafe("select current_setting('server_encoding') as encoding");
-    if (row?.encoding !== "UTF8") {
-      throw new StartupProblem(`the Postgres database must have the encoding UTF8, and has ${row?.encoding}`);
-    }
+    const capabilities = await within(callMsMax, probeCapabilities(client, databaseUrl));
+    log.info("database_capabilities", { ...capabilities });
+    if (capabilities.pooled && capabilities.prepared_statements)
+      log.warn("pooler_must_follow_prepared_statements", POOLER_HINT);
     await migratePostgres(client, clock);
   } catch (error) {
     throw startProblem(error) ?? error;
@@ -196,10 +198,10 @@ async function prepareDatabase({ databaseUrl, clock }: PostgresOptions): Promise
 export async function openPostgres(options: PostgresOptions): Promise<Store> {
   await prepareDatabase(options);
   const { callMsMax = CALL_MS_MAX } = options;
-  const writers = createConnectionPool(options.databaseUrl, { max: WRITERS_MAX, readOnly: false });
-  const batchers = createConnectionPool(options.databaseUrl, { max: BATCHES_MAX, readOnly: false });
-  const readers = createConnectionPool(options.databaseUrl, { max: READERS_MAX, readOnly: true });
-  const firstReaders = createConnectionPool(options.databaseUrl, { max: FIRST_READERS_MAX, readOnly: true });
+  const writers = createConnectionPool(options.databaseUrl, WRITERS_MAX);
+  const batchers = createConnectionPool(options.databaseUrl, BATCHES_MAX);
+  const readers = createConnectionPool(options.databaseUrl, READERS_MAX);
+  const firstReaders = createConnectionPool(options.databaseUrl, FIRST_READERS_MAX);
   const readerOf = (pool: ConnectionPool): Reader => ({
     db: postgresQueries((...query) => read(pool, callMsMax, ...query)),
     tables,

@@ -28,8 +28,9 @@ export interface Tx extends Reader, CommandRunner {
   /** Reports the end of a call to the store's listeners once this work is durable. */
   ended(end: CallEnd): void;
   /**
-   * Makes others that lock the same key wait until this work has ended. Works on SQLite run one after another anyway; on
-   * Postgres it is an advisory lock of the transaction.
+   * Makes others that lock the same key wait until this work has ended, and see what it has written. Works on SQLite run
+   * one after another anyway; on Postgres it is a row. A key is a kind and a name, `ceiling:acme`. Works that take locks
+   * of several kinds take the kinds in one order.
    */
   lock(key: string): Promise<void>;
 }

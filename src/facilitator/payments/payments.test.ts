@@ -1,5 +1,5 @@
 import { Database, type SQLQueryBindings } from "bun:sqlite";
-import { describe, expect, test } from "bun:test";
+import { expect, test } from "bun:test";
 import { join } from "node:path";
 import { drizzle } from "drizzle-orm/bun-sqlite";
 import fc from "fast-check";
@@ -12,7 +12,7 @@ import {
   reservedOn,
   UNMEASURED,
 } from "../../../test/support/chain/settling.ts";
-import { useStore } from "../../../test/support/stores/one-store.ts";
+import { eachStore, useStore } from "../../../test/support/stores/one-store.ts";
 import { sqlitePlace } from "../../../test/support/stores/stores.ts";
 import type { Queries, Store, Tx } from "../../storage/store.ts";
 import { CHAIN_ID, TOKEN } from "../../x402/kind.ts";
@@ -178,9 +178,9 @@ function apply(tx: Tx, { event, n, account, claim, value, block }: Step, now: nu
   return withdrawClaim(tx, named);
 }
 
-describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
+eachStore((makePlace, dialect) => {
   let store: Store;
-  useStore(dialect, (opened) => {
+  useStore(makePlace, (opened) => {
     ({ store } = opened);
   });
 

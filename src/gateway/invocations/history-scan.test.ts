@@ -6,7 +6,7 @@ import { columns } from "../../../db/columns.ts";
 import { defineSchema } from "../../../db/schema.ts";
 import { FILTERS, longHistory } from "../../../test/support/stores/long-history.ts";
 import { postgresPlace, sqlitePlace } from "../../../test/support/stores/stores.ts";
-import { postgresClient, postgresQueries } from "../../storage/pool.ts";
+import { BEGIN_READ, postgresClient, postgresQueries } from "../../storage/pool.ts";
 import type { Queries, Reader } from "../../storage/store.ts";
 import { readHistory } from "./history.ts";
 
@@ -82,7 +82,8 @@ describe("whatever is asked of the history, of the ended calls one index is walk
 
   /** The plans of what tenant `tenant` may ask, as a reader of the product gets them. */
   async function expectWalks(url: string, tenant: string): Promise<void> {
-    await using client = postgresClient(url, true);
+    await using client = postgresClient(url);
+    await client.unsafe(BEGIN_READ);
     const asked: Statement[] = [];
     const db = postgresQueries(async (text, values, rows) => {
       asked.push([text, values]);

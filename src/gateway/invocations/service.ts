@@ -11,7 +11,7 @@ import { acceptCommand } from "./commands/accept.ts";
 import { claimCommand } from "./commands/claim.ts";
 import { endCommand } from "./commands/end.ts";
 import { findByIdempotencyKey, freeIdempotencyKey, type Idempotency } from "./idempotency.ts";
-import { byId, heldBy, moveEndedSettlement, moveOpenSettlement, NOTHING_YET, oweReceipt } from "./statements.ts";
+import { byId, heldBy, isIn, moveEndedSettlement, moveOpenSettlement, NOTHING_YET, oweReceipt } from "./statements.ts";
 
 export type InvocationRow = Tables["invocations"]["$inferSelect"];
 
@@ -131,7 +131,7 @@ export async function release({ db, tables }: Tx, key: InvocationKey, token: str
   await db
     .update(t)
     .set({ status: to, owner: null, claim: null, updated_at: now })
-    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.status, from), eq(t.claim, token)));
+    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), isIn(t.status, from), eq(t.claim, token)));
 }
 
 /** A call that was claimed here. */

@@ -3,19 +3,20 @@
 // so that after a crash it is tried again, here or on another replica.
 
 import { endsWithin } from "../../concurrency/deadline.ts";
-import { every } from "../../concurrency/every.ts";
+import { type Poll, poll } from "../../concurrency/poll.ts";
 import { type AttemptOptions, attemptSettlement, shown } from "./attempt.ts";
 import { PAUSE_MS_MOST } from "./outcome.ts";
 import { createSettlementLimits } from "./settlement-limits.ts";
-import { dueOf, makeDue, nextTenantDue, type OpenPayment } from "./store.ts";
+import { dueOf, makeDue, type OpenPayment, tenantsWithOpen } from "./store.ts";
 import { leaseUnlessOver } from "./unsent.ts";
 
-const TICK_MS = 250;
+/** After an attempt in this process; and for what another one has left, which becomes due when nobody here knows. */
+const [LOOK_MS, LOOK_MS_MOST] = [250, 2_000];
 /** Added to the time of an attempt, for recording its outcome. */
 const LEASE_MARGIN_MS = 5_000;
 const LAST_RECORDS_MS = 5_000;
-/** Ticks between two searches for payments that a clock set back has put far into the future. */
-const TICKS_PER_SEARCH = 8;
+/** At least between two searches for payments that a clock set back has put far into the future: less than a pause. */
+const SEARCH_MS = 1_000;
 const FAR_OFF_MARGIN_MS = 5_000;
 
 export interface SettlerOptions extends AttemptOptions {
@@ -29,10 +30,11 @@ export function createSettler(options: SettlerOptions) {
   const limits = createSettlementLimits();
   const stopped = new AbortController();
   let stopping = false;
-  let stopTicking = () => {};
+  let looking: Poll | undefined;
   let lastTenant = "";
 
   const leaseUntil = () => clock.now() + settleWaitMs + LEASE_MARGIN_MS;
+  const searchFarOff = createFarOffSearch(options, leaseUntil);
 
   function attempt(open: OpenPayment): Promise<void> {
     const startedAt = performance.now();
@@ -43,27 +45,29 @@ export function createSettler(options: SettlerOptions) {
         flights.delete(open.invocation_id);
         place.release();
         limits.learn(open.facilitator_url, performance.now() - startedAt < settleWaitMs);
+        looking?.soon();
       });
     flights.set(open.invocation_id, flight);
     return flight;
   }
 
-  /** Begins after the tenant that was served last, so that all get their turn. */
-  async function takeUpDue(): Promise<void> {
-    const last = lastTenant;
-    await takeUpBetween(last, null);
-    await takeUpBetween("", last);
-  }
-
-  async function takeUpBetween(after: string, upTo: string | null): Promise<void> {
+  /**
+   * Begins after the tenant that was served last, so that all get their turn. Gives in how many milliseconds the next
+   * payment is due, or null when none is open.
+   */
+  async function takeUpDue(): Promise<number | null> {
     const now = clock.now();
-    for (let tenant = await nextTenantDue(store.read, after, upTo, now); tenant !== null; ) {
-      if (stopping || limits.full()) return;
+    let next: number | null = null;
+    for await (const { tenant, due_at } of tenantsWithOpen(store.read, lastTenant)) {
+      next = Math.min(next ?? Number.POSITIVE_INFINITY, Math.max(due_at - now, 0));
+      if (due_at > now) continue;
+      if (stopping || limits.full()) break;
       const wanted = limits.ofTenant(tenant);
       if (wanted > 0) await Promise.all((await dueOf(store.read, tenant, now, wanted)).map(tryAgain));
       lastTenant = tenant;
-      tenant = await nextTenantDue(store.read, tenant, upTo, now);
     }
+    if (next === null) lastTenant = "";
+    return next;
   }
 
   /** Resolves when the payment is leased; its attempt goes on. */
@@ -80,18 +84,16 @@ export function createSettler(options: SettlerOptions) {
     }
   }
 
-  async function searchFarOff(): Promise<void> {
-    const now = clock.now();
-    const latest = Math.max(leaseUntil(), now + PAUSE_MS_MOST) + FAR_OFF_MARGIN_MS;
-    await makeDue(store, now, latest);
-  }
-
-  let ticks = 0;
-  async function tick(): Promise<void> {
-    const isSearch = ++ticks % TICKS_PER_SEARCH === 0;
-    await (isSearch ? searchFarOff().then(takeUpDue) : takeUpDue()).catch((error) =>
-      log.warn("open_settlements_not_read", { error }),
-    );
+  async function look(): Promise<number | false> {
+    try {
+      const next = await takeUpDue();
+      if (next === null) return false;
+      await searchFarOff();
+      return next;
+    } catch (error) {
+      log.warn("open_settlements_not_read", { error });
+      return false;
+    }
   }
 
   async function idle(): Promise<void> {
@@ -115,12 +117,12 @@ export function createSettler(options: SettlerOptions) {
       if (store.dialect === "sqlite") await makeDue(store, clock.now(), clock.now());
     },
     start() {
-      stopTicking = every(TICK_MS, tick);
+      looking = poll({ leastMs: LOOK_MS, mostMs: LOOK_MS_MOST }, look);
     },
     /** Starts nothing more and lets attempts end for `ms`, then breaks them off. Their payments stay open. */
     async stop(ms: number) {
       stopping = true;
-      stopTicking();
+      looking?.stop();
       // Not earlier, even if nothing is under way: callers that waited are still reading the outcome.
       setTimeout(() => stopped.abort(), ms).unref();
       await endsWithin(ms + LAST_RECORDS_MS, idle());
@@ -129,3 +131,15 @@ export function createSettler(options: SettlerOptions) {
 }
 
 export type Settler = ReturnType<typeof createSettler>;
+
+/** Makes payments due that are farther off than any lease or pause; does nothing when it did so a moment ago. */
+function createFarOffSearch({ store, clock }: Pick<SettlerOptions, "store" | "clock">, leaseUntil: () => number) {
+  let searchedAt = performance.now();
+  return async () => {
+    if (performance.now() - searchedAt < SEARCH_MS) return;
+    searchedAt = performance.now();
+    const now = clock.now();
+    const latest = Math.max(leaseUntil(), now + PAUSE_MS_MOST) + FAR_OFF_MARGIN_MS;
+    await makeDue(store, now, latest);
+  };
+}

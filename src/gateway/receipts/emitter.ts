@@ -3,7 +3,7 @@
 // still ends where the batch begins: if two replicas sign at once, one of them starts again.
 
 import { CompactSign } from "jose";
-import { every } from "../../concurrency/every.ts";
+import { type Poll, poll } from "../../concurrency/poll.ts";
 import type { Clock } from "../../core/clock.ts";
 import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
@@ -13,8 +13,8 @@ import type { InvocationRow } from "../invocations/service.ts";
 import { claimsOf, linkOf, RECEIPT_TYPE } from "./claims.ts";
 import { append, type ChainHead, dueOf, headOf, type ReceiptRow, tenantsDue } from "./store.ts";
 
-const TICK_MS = 250;
-const TICK_MS_AFTER_FAILURE = 2_000;
+/** After the end of a call in this process; and for what another one owes, or while the store is away. */
+const [LOOK_MS, LOOK_MS_MOST] = [250, 2_000];
 /** Receipts of one tenant in one write. */
 const RECEIPTS_AT_ONCE = 64;
 /** Tenants whose receipts are made in parallel. */
@@ -37,8 +37,8 @@ export function createReceiptEmitter(options: EmitterOptions) {
   const turns = new Map<string, Promise<boolean>>();
   /** No round goes on after this time of the monotonic clock. */
   let until = Number.POSITIVE_INFINITY;
-  let stopTicking = () => {};
-  let round: Promise<boolean> = Promise.resolve(true);
+  let looking: Poll | undefined;
+  let round: Promise<boolean> = Promise.resolve(false);
 
   /** One batch of a tenant; false when nothing was owed. Two at a time would only undo each other's work. */
   function turn(tenant: string): Promise<boolean> {
@@ -49,27 +49,30 @@ export function createReceiptEmitter(options: EmitterOptions) {
     return begun;
   }
 
-  /** One batch per tenant and round, so that a tenant with many owed receipts does not hold up the others. */
-  async function emitAll(): Promise<void> {
+  /**
+   * One batch per tenant and round, so that a tenant with many owed receipts does not hold up the others. False when
+   * nothing was owed.
+   */
+  async function emitAll(): Promise<boolean> {
+    let isAny = false;
     for (let busy = true, after = ""; busy || after !== ""; ) {
       if (after === "") busy = false;
       const tenants = await tenantsDue(store.read, after, TENANTS_AT_ONCE);
       const made = await Promise.all(tenants.map(turn));
       busy ||= made.includes(true);
+      isAny ||= made.includes(true);
       after = tenants.length < TENANTS_AT_ONCE ? "" : (tenants.at(-1) ?? "");
-      if (performance.now() > until) return;
+      if (performance.now() > until) break;
     }
+    return isAny;
   }
 
-  /** False when the store is away. */
+  /** False when there was nothing to do, or the store is away. */
   function startRound(): Promise<boolean> {
-    round = emitAll().then(
-      () => true,
-      (error) => {
-        log.warn("receipts_delayed", { error });
-        return false;
-      },
-    );
+    round = emitAll().catch((error) => {
+      log.warn("receipts_delayed", { error });
+      return false;
+    });
     return round;
   }
 
@@ -81,12 +84,13 @@ export function createReceiptEmitter(options: EmitterOptions) {
       while (await turn(tenant));
     },
     start() {
-      stopTicking = every(TICK_MS, async () => ((await startRound()) ? TICK_MS : TICK_MS_AFTER_FAILURE));
+      looking = poll({ leastMs: LOOK_MS, mostMs: LOOK_MS_MOST }, startRound);
+      store.onCallEnded(looking.soon);
     },
     /** Makes owed receipts for at most `ms`, then ends. The rest stays owed. */
     async stop(ms: number) {
       until = performance.now() + ms;
-      stopTicking();
+      looking?.stop();
       await round;
       await startRound();
     },

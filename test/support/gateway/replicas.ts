@@ -16,9 +16,10 @@ export interface Replicas extends AsyncDisposable {
   tenant(gateway: Gateway): Promise<PayingTenant>;
 }
 
-export async function openReplicas(): Promise<Replicas> {
+/** @param at an empty database; a new one of Postgres 18 unless it is given */
+export async function openReplicas(at?: string): Promise<Replicas> {
   await using stack = new AsyncDisposableStack();
-  const databaseUrl = await (await startPostgres()).freshDatabase();
+  const databaseUrl = at ?? (await (await startPostgres()).freshDatabase());
   const facilitator = startFacilitatorStandIn();
   stack.defer(() => facilitator.stop());
   const caFile = join(temporaryRoot(), "stand-in-ca.pem");

@@ -1,18 +1,22 @@
 // A database of its own for the tests of one block.
-import { afterAll, beforeAll } from "bun:test";
+import { afterAll, beforeAll, describe } from "bun:test";
 import type { Store } from "../../../src/storage/store.ts";
-import { type Place, places } from "./stores.ts";
+import { eachPostgres } from "./postgres-kinds.ts";
+import { type Place, places, postgresPlace } from "./stores.ts";
 
 export interface OpenPlace {
   readonly place: Place;
   readonly store: Store;
 }
 
+export type MakePlace = () => Promise<Place>;
+
 /** Opens it before the first test, hands it to `set`, and removes it after the last. */
-export function useStore(dialect: keyof typeof places, set: (opened: OpenPlace) => void): void {
+export function useStore(where: keyof typeof places | MakePlace, set: (opened: OpenPlace) => void): void {
+  const makePlace: MakePlace = typeof where === "string" ? places[where] : where;
   let opened: OpenPlace | undefined;
   beforeAll(async () => {
-    const place = await places[dialect]();
+    const place = await makePlace();
     opened = { place, store: await place.open() };
     set(opened);
   }, 30_000);
@@ -20,4 +24,11 @@ export function useStore(dialect: keyof typeof places, set: (opened: OpenPlace) 
     await opened?.store.close();
     opened?.place.remove();
   });
+}
+
+/** The same suite on SQLite, and on each kind of Postgres. */
+export function eachStore(suite: (makePlace: MakePlace, dialect: Store["dialect"]) => void): void {
+  for (const dialect of ["sqlite", "postgres"] as const)
+    describe(`on ${dialect}`, () => suite(places[dialect], dialect));
+  eachPostgres((kind) => suite(async () => postgresPlace(await kind.freshDatabase()), "postgres"));
 }

@@ -6,6 +6,7 @@ import { SQL } from "bun";
 import { asc } from "drizzle-orm";
 import { Fault } from "../../../src/core/fault.ts";
 import { silentLog } from "../../../src/core/log.ts";
+import { parseDatabaseUrl } from "../../../src/storage/database-url.ts";
 import { openStore } from "../../../src/storage/open.ts";
 import type { Store, Tx } from "../../../src/storage/store.ts";
 import { temporaryRoot } from "../gateway/process.ts";
@@ -35,20 +36,24 @@ export function sqlitePlace(): Place & { dir: string } {
   };
 }
 
-export async function postgresPlace(): Promise<Place & { url: string }> {
-  const url = await (await startPostgres()).freshDatabase();
+export async function postgresPlace(url?: string): Promise<Place & { url: string }> {
+  return placeAt(url ?? (await (await startPostgres()).freshDatabase()));
+}
+
+function placeAt(url: string): Place & { url: string } {
+  const { database, prepare } = parseDatabaseUrl(url);
   return {
     url,
     open: () => openStore({ databaseUrl: url, dataDir: "/nowhere", log: silentLog, clock }),
     async execute(statement) {
-      await using client = new SQL(url, { max: 1 });
+      await using client = new SQL(parseDatabaseUrl(url).url, { max: 1, database, prepare });
       await client.unsafe(statement);
     },
     remove() {},
   };
 }
 
-export const places = { sqlite: async () => sqlitePlace(), postgres: postgresPlace };
+export const places = { sqlite: async () => sqlitePlace(), postgres: () => postgresPlace() };
 
 export const agent = (id: string, name = id) => ({
   tenant: "acme",
