@@ -1,9 +1,15 @@
 // Streamed calls beside what any relay costs: the time to the first byte of an answer, and bodies of 10 MiB both ways.
-// The floor is a server that passes a request on with `fetch` and returns what comes: no record, no checks. Both are asked
-// by turns, so that whatever else the machine does meets both.
+// One floor is a server that passes a request on with `fetch` and returns what comes: no record, no checks. The other one
+// stores a row durably before that, as every record of a call is: the disk's part of what is above the first. All are asked
+// by turns, so that whatever else the machine does meets all.
 //
-// Run by itself with a role, it is one of the servers: `upstream`, or `relay URL`. Either prints its port.
+// Run by itself with a role, it is one of the servers: `upstream`, or `relay URL [DIRECTORY of its rows]`. Each prints its
+// port.
+import { Database } from "bun:sqlite";
+import { mkdtempSync } from "node:fs";
+import { join } from "node:path";
 import { startGateway } from "../support/gateway/gateway.ts";
+import { temporaryRoot } from "../support/gateway/process.ts";
 import { perSecond, type Report } from "./report.ts";
 import { percentile } from "./table.ts";
 
@@ -23,7 +29,8 @@ interface Target {
 }
 
 function serve(answer: (request: Request) => Response | Promise<Response>): void {
-  const server = Bun.serve({ hostname: "127.0.0.1", port: 0, maxRequestBodySize: 2 * LARGE_BYTES, fetch: answer });
+  const limits = { idleTimeout: 0, maxRequestBodySize: 2 * LARGE_BYTES };
+  const server = Bun.serve({ hostname: "127.0.0.1", port: 0, ...limits, fetch: answer });
   process.stdout.write(`${server.port}\n`);
 }
 
@@ -46,11 +53,21 @@ function serveUpstream(): void {
   });
 }
 
-function serveRelay(upstream: string): void {
+function serveRelay(upstream: string, directory: string | undefined): void {
+  const store = directory === undefined ? null : durableRows(directory);
   serve(({ method, headers, body }) => {
+    store?.run(Bun.randomUUIDv7());
     const passed = { "content-type": headers.get("content-type") ?? "" };
     return fetch(upstream, { method, headers: passed, body });
   });
+}
+
+function durableRows(directory: string) {
+  const db = new Database(join(directory, "rows.db"));
+  db.run("pragma journal_mode = wal");
+  db.run("pragma synchronous = full");
+  db.run("create table calls (id text primary key) without rowid");
+  return db.query("insert into calls values (?)");
 }
 
 interface Server extends Disposable {
@@ -145,6 +162,7 @@ async function peakMb(pid: number): Promise<number> {
 export async function streams(seconds: number, report: Report): Promise<void> {
   using upstream = await start("upstream");
   using relay = await start("relay", upstream.url);
+  using storing = await start("relay", upstream.url, mkdtempSync(join(temporaryRoot(), "relay-")));
   await using gateway = await startGateway();
   const authorization = `Bearer ${await gateway.token({ tenant: "bench", user: "bench" })}`;
   const headers = { authorization, "content-type": "application/json" };
@@ -157,18 +175,20 @@ export async function streams(seconds: number, report: Report): Promise<void> {
   const targets: readonly Target[] = [
     { name: "floor: no relay at all", url: upstream.url, headers: {} },
     { name: "floor: a relay by fetch", url: relay.url, headers: {} },
+    { name: "floor: the same after a durable row", url: storing.url, headers: {} },
     { name: "streamed calls", url: `${gateway.url}/v1/proxy/${id}/stream`, headers: { authorization } },
   ];
-  const [direct = 0, plain = 0, ours = 0] = await byTurns(targets, async (target) => {
+  const [direct = 0, plain = 0, stored = 0, ours = 0] = await byTurns(targets, async (target) => {
     await firstBytes(target, WARM_UP);
     return median(await firstBytes(target, FIRST_BYTES));
   });
   report.add("first byte, no relay at all", { p50_ms: direct });
   const relayed = report.add("first byte, a relay by fetch", { p50_ms: plain });
-  const note = `${(ours - plain).toFixed(2)} ms above the relay`;
+  report.add("first byte, a relay by fetch after a durable row", { p50_ms: stored });
+  const note = `${(ours - plain).toFixed(2)} ms above the relay, ${(ours - stored).toFixed(2)} above one that stores a row`;
   report.add("first byte, streamed call", { p50_ms: ours }, { floor: [relayed, "p50_ms"], note });
 
-  const [none = 0, byFetch = 0, own = 0] = await byTurns(targets, (target) => large(target, seconds / TURNS));
+  const [none = 0, byFetch = 0, , own = 0] = await byTurns(targets, (target) => large(target, seconds / TURNS));
   const both = `${LARGE_BYTES / MIB} MiB both ways, ${AT_ONCE} at a time`;
   report.add(`${both}, no relay at all`, { mib_s: none / MIB });
   const floor = report.add(`${both}, a relay by fetch`, { mib_s: byFetch / MIB });
@@ -186,7 +206,7 @@ async function byTurns(targets: readonly Target[], measure: (target: Target) => 
 }
 
 if (import.meta.main) {
-  const [role, url = ""] = Bun.argv.slice(2);
-  if (role === "relay") serveRelay(url);
+  const [role, url = "", directory] = Bun.argv.slice(2);
+  if (role === "relay") serveRelay(url, directory);
   else serveUpstream();
 }
