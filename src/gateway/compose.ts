@@ -114,6 +114,7 @@ export async function composeGateway(parts: GatewayParts) {
     ...checks,
     completionWaiters,
     admitting: parts.admitting,
+    reserve: (accepted) => scheduler.reserve(accepted),
     offer: (accepted) => scheduler.offer(accepted),
     stop,
   };

@@ -54,6 +54,13 @@ class AgentQueue<W extends QueueEntry> {
   }
 }
 
+/** A place that a call holds from before it is stored. Exactly one of these is called. */
+export interface HeldPlace<W> {
+  /** Runs the call, and frees the place at its end. */
+  run(inHand: W): void;
+  giveBack(): void;
+}
+
 export class CallQueues<W extends QueueEntry> {
   readonly #options: CallQueuesOptions<W>;
   readonly #queues = new Map<string, AgentQueue<W>>();
@@ -80,14 +87,26 @@ export class CallQueues<W extends QueueEntry> {
     return this.#running;
   }
 
+  /** Takes a place for a call that is about to be stored. Null when it could not start at once: then it is offered. */
+  reserve(agentId: string, item: W): HeldPlace<W> | null {
+    const queue = this.#queueOf(agentId);
+    const isNext = queue.complete && queue.waiting.length === 0 && !this.#paused;
+    if (!isNext || this.#take(agentId, item) !== null) return null;
+    this.#hold(queue, item);
+    return {
+      run: (inHand) => this.#run(queue, inHand),
+      giveBack: () => this.#end(queue, item),
+    };
+  }
+
   /** Adds a call that has just become pending in the database. If it can start at once, `inHand` is run. */
   offer(agentId: string, item: W, inHand: W): void {
-    const queue = this.#queueOf(agentId);
-    const next = queue.complete && queue.waiting.length === 0 && !this.#paused;
-    if (next && this.#take(agentId, item) === null) {
-      this.#start(queue, inHand);
+    const place = this.reserve(agentId, item);
+    if (place !== null) {
+      place.run(inHand);
       return;
     }
+    const queue = this.#queueOf(agentId);
     if (queue.complete && queue.waiting.length < QUEUE_LENGTH_MAX && this.#waiting < WAITING_MAX) {
       this.#enqueue(queue, [item]);
     } else {
@@ -122,18 +141,24 @@ export class CallQueues<W extends QueueEntry> {
     this.#waiting += items.length;
   }
 
-  #start(queue: AgentQueue<W>, item: W): void {
+  #hold(queue: AgentQueue<W>, item: W): void {
     queue.started.add(item.id);
     this.#running++;
-    void this.#options.run(queue.agentId, item).then(() => {
-      this.#running--;
-      queue.started.delete(item.id);
-      this.#places.giveBack(item.tenant, queue.agentId);
-      this.#giveBackBody(item);
-      this.#serveShort();
-      this.#serve(queue);
-      if (this.#paused && this.#running === 0) this.#idle.resolve();
-    });
+  }
+
+  #run(queue: AgentQueue<W>, item: W): void {
+    void this.#options.run(queue.agentId, item).then(() => this.#end(queue, item));
+  }
+
+  /** Gives back the place that a call held. */
+  #end(queue: AgentQueue<W>, item: W): void {
+    this.#running--;
+    queue.started.delete(item.id);
+    this.#places.giveBack(item.tenant, queue.agentId);
+    this.#giveBackBody(item);
+    this.#serveShort();
+    this.#serve(queue);
+    if (this.#paused && this.#running === 0) this.#idle.resolve();
   }
 
   /** Takes a place and memory for the body, or says which of them is short. */
@@ -169,7 +194,8 @@ export class CallQueues<W extends QueueEntry> {
       if (short !== null) return;
       queue.waiting.shift();
       this.#waiting--;
-      this.#start(queue, next);
+      this.#hold(queue, next);
+      this.#run(queue, next);
     }
     if (queue.more && !queue.reading) this.#readMore(queue);
     else if (queue.empty) this.#queues.delete(queue.agentId);

@@ -73,16 +73,16 @@ const statusOf = async (id: string) => {
   return [status, error_class];
 };
 
-/** A store that does the n-th write and then says that it could not. */
+/** A store that runs the n-th command and then says that it could not. */
 function losingAnswer(n: number): Store {
-  let writes = 0;
+  let commands = 0;
   return {
     ...real,
-    async write(work) {
-      const value = await real.write(work);
-      writes++;
-      if (writes === n) throw new Fault("unavailable", "the answer was lost");
-      return value;
+    async execute(command, input) {
+      const output = await real.execute(command, input);
+      commands++;
+      if (commands === n) throw new Fault("unavailable", "the answer was lost");
+      return output;
     },
   };
 }
@@ -101,6 +101,43 @@ for (const [n, what] of [
     expect(await statusOf(one.row.id)).toEqual(["succeeded", null]);
   });
 }
+
+test("a call that finds a place is stored running, and is not claimed again", async () => {
+  const commands: string[] = [];
+  const store: Store = {
+    ...real,
+    execute(command, input) {
+      commands.push(command.name);
+      return real.execute(command, input);
+    },
+  };
+  const { jobs, pool } = makePool(well);
+  const { scheduler, untilEnded } = dispatch({ pool, store });
+  const one = accepted(clock.now());
+  const place = scheduler.reserve(one);
+  await accept(real, one, place?.claim);
+  expect(await statusOf(one.row.id)).toEqual(["running", null]);
+  expect(jobs).toEqual([]);
+  place?.run(one);
+  await untilEnded(one.row.id);
+  expect(jobs).toHaveLength(1);
+  expect(commands).toEqual(["end"]);
+  expect(await statusOf(one.row.id)).toEqual(["succeeded", null]);
+});
+
+test("a place that is given back is free for the next call, and its claim is over", async () => {
+  const claims = createClaims();
+  const { scheduler, untilEnded } = dispatch({ agent_concurrency: 1, claims });
+  const refused = accepted(clock.now());
+  const place = scheduler.reserve(refused);
+  expect(scheduler.reserve(accepted(clock.now()))).toBeNull();
+  const waiting = await acceptOne();
+  scheduler.offer(waiting);
+  expect(await statusOf(waiting.row.id)).toEqual(["pending", null]);
+  place?.giveBack();
+  await untilEnded(waiting.row.id);
+  expect(claims.fateOf(place?.claim.token ?? "")).toBe("release");
+});
 
 /** A credential that is asked for, and comes when it is told to. */
 function slowCredential() {

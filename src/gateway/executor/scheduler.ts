@@ -56,6 +56,8 @@ export interface SchedulerOptions {
 
 interface ScheduledCall extends QueueEntry {
   readonly inHand?: PendingCall;
+  /** The call was claimed in the write that accepted it. */
+  readonly claimed?: Pick<Running, "token" | "believedAt">;
 }
 
 /** A call that holds a place, from its claim to its record. */
@@ -116,6 +118,27 @@ export class Scheduler {
     if (this.#shared) this.#stopSweeping = every(SWEEP_MS, () => this.#sweep());
   }
 
+  /**
+   * A place for a call that can start as soon as it is stored: claimed in the same write, it costs one write less. Null
+   * when it has to wait; then it is stored pending, and offered.
+   */
+  reserve({ row, body }: AcceptedCall) {
+    const { tenant, id } = row;
+    const item = { tenant, id, body_bytes: body.byteLength };
+    const place = this.#queues.reserve(row.agent_id, item);
+    if (place === null) return null;
+    const { claims, replica: owner } = this.#options;
+    const claimed = { token: claims.begin(id), believedAt: thisMoment() };
+    return {
+      claim: { owner, token: claimed.token },
+      run: ({ call, body: stored }: AcceptedCall) => place.run({ ...item, inHand: { call, body: stored }, claimed }),
+      giveBack() {
+        claims.over(claimed.token);
+        place.giveBack();
+      },
+    };
+  }
+
   offer({ row, call, body }: AcceptedCall): void {
     const item = { tenant: row.tenant, id: row.id, body_bytes: body.byteLength };
     this.#queues.offer(row.agent_id, item, { ...item, inHand: { call, body } });
@@ -161,14 +184,15 @@ export class Scheduler {
 
   async #run(agentId: string, item: ScheduledCall): Promise<void> {
     const { claims, log, refusals } = this.#options;
-    if (refusals.isUnnoted(item.id)) return;
+    if (item.claimed === undefined && refusals.isUnnoted(item.id)) return;
     const key = { tenant: item.tenant, id: item.id };
-    const token = claims.begin(item.id);
-    const running = { agentId, key, token, believedAt: thisMoment(), stopped: false };
+    const { token, believedAt } = item.claimed ?? { token: claims.begin(item.id), believedAt: thisMoment() };
+    const running = { agentId, key, token, believedAt, stopped: false };
     this.#running.set(item.id, running);
     let isTaken = false;
     try {
-      const claimed = await this.#claim(running, item.inHand ?? null);
+      const inHand = item.inHand ?? null;
+      const claimed = item.claimed === undefined ? await this.#claim(running, inHand) : inHand;
       isTaken = claimed !== null;
       // Null: someone else has it, or it was cancelled.
       if (claimed !== null) {

@@ -83,6 +83,7 @@ async function call(
       findAgent: async () => AGENT,
       takeToken: () => null,
       pseudonym: "tollgate-1",
+      reserve: () => null,
       offer: (accepted) => void offered.push(accepted),
       stop() {},
       ...changed,

@@ -11,8 +11,8 @@ import type { AcceptedCall } from "../invocations/service.ts";
 import type { PaidHeaders, Payments } from "../payment/service.ts";
 import type { PaymentRow } from "../payment/store.ts";
 import { otherPath } from "./call-faults.ts";
-import { type CallKind, type CheckOptions, checkCall, type Form, type ProxyCall } from "./checks.ts";
-import { acceptedOf, type RecordOptions, record } from "./record.ts";
+import { type CallKind, type CheckedCall, type CheckOptions, checkCall, type Form, type ProxyCall } from "./checks.ts";
+import { acceptedOf, type Draft, type RecordOptions, record, type StoredCall } from "./record.ts";
 import { mcpVersion, passedHeaders, passesMirrors } from "./request-headers.ts";
 
 export interface TransactionalCall extends ProxyCall {
@@ -20,9 +20,20 @@ export interface TransactionalCall extends ProxyCall {
   stored(): void;
 }
 
+/** A place for a call that is about to be stored, and its claim for the same write. Either `run` or `giveBack` follows. */
+export interface ReservedPlace {
+  readonly claim: NonNullable<Draft["claim"]>;
+  /** The call is stored and claimed. */
+  run(accepted: AcceptedCall): void;
+  /** The call is not stored, or nobody knows. */
+  giveBack(): void;
+}
+
 export interface AdmitOptions extends CheckOptions, Pick<RecordOptions, "replica"> {
   readonly payments: Payments;
-  /** Called with each accepted call, after it is durable. */
+  /** A place for a call that can start as soon as it is stored; null when it has to wait. */
+  reserve(accepted: AcceptedCall): ReservedPlace | null;
+  /** Called with each accepted call that has no place, after it is durable. */
   offer(accepted: AcceptedCall): void;
 }
 
@@ -89,8 +100,28 @@ async function checkAndRecord(options: AdmitOptions, call: ProxyCall) {
   if (paymentState.kind === "earlier") return { id: paymentState.id, isNew: false, payment: null, warning };
   const headers = passedHeaders(call.headers, checked.form.mirrors, options.pseudonym);
   const accepted = await acceptedOf(call, checked, "transactional", headers, options.clock.now());
-  const stored = await record(options, checked, { accepted, claim: null });
-  // A call that waits for its settlement is offered when the payment has been collected.
-  if (stored.isNew && accepted.row.settlement_status === null) options.offer(accepted);
+  const stored = await recordAndRun(options, checked, accepted);
   return { ...stored, warning };
+}
+
+async function recordAndRun(
+  options: AdmitOptions,
+  checked: CheckedCall<Form>,
+  accepted: AcceptedCall,
+): Promise<StoredCall> {
+  // A call that waits for its settlement is offered when the payment has been collected.
+  const isReady = accepted.row.settlement_status === null;
+  const place = isReady ? options.reserve(accepted) : null;
+  let isRun = false;
+  try {
+    const stored = await record(options, checked, { accepted, claim: place?.claim ?? null });
+    if (stored.isNew && isReady) {
+      isRun = true;
+      if (place === null) options.offer(accepted);
+      else place.run(accepted);
+    }
+    return stored;
+  } finally {
+    if (!isRun) place?.giveBack();
+  }
 }
