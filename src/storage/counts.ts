@@ -3,7 +3,7 @@
 // running) would only be deleted and inserted again; the clean-up removes those of models.
 import { and, eq, sql } from "drizzle-orm";
 import type { CountDimension } from "../../db/schema.ts";
-import type { Reader } from "./store.ts";
+import { bind, prepared, type Reader } from "./store.ts";
 
 /** Postgres spreads the additions to one total over this many rows. */
 export const COUNT_SHARDS = 16;
@@ -56,25 +56,26 @@ function sorted<K extends string, V>(map: ReadonlyMap<K, V>): [K, V][] {
   return [...map].sort(([a], [b]) => (a < b ? -1 : 1));
 }
 
-/** The total of the calls that have ended, as committed: a work does not see the additions of its own. */
-export function endedTotal(
-  { db, tables: { invocationCounts: c } }: Reader,
-  tenant: string,
-  dimension: CountDimension,
-  value: string,
-) {
-  return db
-    .select({ total: sql`coalesce(sum(${c.count}), 0)`.mapWith(Number).as("total") })
+const endedTotal = prepared(({ db, tables: { invocationCounts: c } }: Reader) =>
+  db
+    .select({ total: sql`coalesce(sum(${c.count}), 0)`.mapWith(Number) })
     .from(c)
-    .where(and(eq(c.tenant, tenant), eq(c.dimension, dimension), eq(c.value, value)));
-}
+    .where(
+      and(
+        eq(c.tenant, bind(c.tenant, "tenant")),
+        eq(c.dimension, bind(c.dimension, "dimension")),
+        eq(c.value, bind(c.value, "value")),
+      ),
+    ),
+);
 
+/** The total of the calls that have ended, as committed: a work does not see the additions of its own. */
 export async function counted(
   reader: Reader,
   tenant: string,
   dimension: CountDimension,
   value: string,
 ): Promise<number> {
-  const [row] = await endedTotal(reader, tenant, dimension, value);
+  const [row] = await endedTotal(reader).execute({ tenant, dimension, value });
   return row?.total ?? 0;
 }

@@ -59,9 +59,7 @@ describe("whatever is asked of the history, of the ended calls one index is walk
         const plan = rows.map(({ detail }) => detail).join("; ");
         expect(plan).not.toMatch(/SCAN (open|ended)_invocations/);
         if (text.includes('from "open_invocations"')) {
-          expect(plan).toContain(
-            "SEARCH open_invocations USING COVERING INDEX open_invocations_tenant (tenant=? AND id>?",
-          );
+          expect(plan).toContain("SEARCH open_invocations USING COVERING INDEX open_invocations_tenant (tenant=?");
         }
         if (isById(statement)) expect(plan).toContain("SEARCH ended_invocations USING PRIMARY KEY (tenant=? AND id=?)");
         if (!text.includes('from "ended_invocations"')) continue;
@@ -101,6 +99,8 @@ describe("whatever is asked of the history, of the ended calls one index is walk
           const rows = await client.unsafe(`explain (costs off) execute asked (${given})`).values();
           const plan = rows.join("\n");
           expect(plan).not.toMatch(/Bitmap|Seq Scan/);
+          // No open call has an error class.
+          if (plan.includes("One-Time Filter: false")) continue;
           if (indexes.length < 2) expect(plan).not.toMatch(/(^|-> +)Sort$/m);
           if (text.includes('from "open_invocations"')) expect(plan).toContain("using open_invocations_tenant");
           if (isById(statement)) expect(plan).toContain("using invocations_pkey on ended_invocations");

@@ -1,12 +1,12 @@
+// In one file, since all of it is one question to two tables.
 // How a page of the history is found: the open calls and the ended ones are walked side by side, newest first, in windows
 // of a bounded number of entries, so that a page costs no more than the entries it passes. The ended ones are walked along
 // one index, the open ones by ID. Other requests go on between two windows: SQLite answers on the event loop, and a long
 // walk in one piece would hold up every tenant.
-import { and, desc, eq, gte, inArray, isNotNull, lt, type SQLWrapper, sql } from "drizzle-orm";
+import { and, desc, eq, gte, inArray, isNotNull, lt, type SQL, type SQLWrapper, sql } from "drizzle-orm";
 import type { CountDimension } from "../../../db/schema.ts";
 import { inStoreTurns } from "../../concurrency/store-turns.ts";
-import { endedTotal } from "../../storage/counts.ts";
-import type { Reader } from "../../storage/store.ts";
+import { prepared, type Reader } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
 
 /** Entries of one step: about 5 ms of SQLite when it has to look at every row. */
@@ -239,16 +239,100 @@ export async function pageOf(
   return { rows, total };
 }
 
-/** How many calls of the tenant match a filter, in one statement: a call that ends just now is counted once. */
-export async function totalOf(reader: Reader, tenant: string, [dimension, value]: Filter): Promise<number> {
-  const { openInvocations: t } = reader.tables;
-  const own = dimension === "all" ? undefined : sql`${openColumn(t, dimension)} = ${value}`;
-  const open = reader.db
+/** One prepared query for each of the filters. */
+function byFilter<Q>(
+  build: (handle: Reader, dimension: CountDimension) => { prepare(name?: string): Q },
+): Record<CountDimension, (reader: Reader) => Q> {
+  const of = (dimension: CountDimension) => prepared((handle: Reader) => build(handle, dimension));
+  return {
+    all: of("all"),
+    agent: of("agent"),
+    status: of("status"),
+    mode: of("mode"),
+    settlement: of("settlement"),
+    error_class: of("error_class"),
+    model: of("model"),
+  };
+}
+
+const tenantParameter = sql.placeholder("tenant");
+const valueParameter = sql.placeholder("value");
+
+const newestEndedBy = byFilter(({ db, tables: { endedInvocations: t } }, dimension) => {
+  const page = (condition: SQL | undefined, ...order: SQL[]) =>
+    db
+      .select()
+      .from(t)
+      .where(and(eq(t.tenant, tenantParameter), condition))
+      .orderBy(...order)
+      .limit(sql.placeholder("limit"))
+      .offset(sql.placeholder("offset"));
+  if (dimension === "all") return page(and(gte(t.id, FIRST_ID), lt(t.id, LAST_ID)), desc(t.id));
+  const column = t[COLUMNS[dimension]];
+  const from = sql`(${column}, ${t.id}) >= (${valueParameter}, ${FIRST_ID})`;
+  const to = sql`(${column}, ${t.id}) < (${valueParameter}, ${LAST_ID})`;
+  return page(and(from, to, isNotNull(column)), desc(column), desc(t.id));
+});
+
+const newestOpenBy = byFilter(({ db, tables: { openInvocations: t } }, dimension) =>
+  db
+    .select({ id: t.id })
+    .from(t)
+    .where(
+      and(
+        eq(t.tenant, tenantParameter),
+        dimension === "all" ? undefined : sql`${openColumn(t, dimension)} = ${valueParameter}`,
+      ),
+    )
+    .orderBy(desc(t.id))
+    .limit(sql.placeholder("limit")),
+);
+
+/** So many open calls are put among the ended ones without a walk. */
+const OPEN_MAX = 200;
+
+/**
+ * The newest calls of a tenant that match a filter, by prepared queries: what most pages are.
+ *
+ * @returns null for a place that has to be walked to: far behind, or behind many open calls
+ */
+export async function newestCalls(
+  reader: Reader,
+  tenant: string,
+  [dimension, value]: Filter,
+  { limit, offset }: PageRange,
+): Promise<InvocationRow[] | null> {
+  if (offset + limit > ENTRIES_MAX) return null;
+  // A call that ends between the two looks is found by both.
+  const open = await newestOpenBy[dimension](reader).execute({ tenant, value, limit: OPEN_MAX + 1 });
+  if (open.length > OPEN_MAX) return null;
+  const skipped = Math.max(offset - open.length, 0);
+  const most = offset - skipped + limit;
+  const ended = await newestEndedBy[dimension](reader).execute({ tenant, value, limit: most, offset: skipped });
+  const rows = new Map(ended.map((row) => [row.id, row]));
+  const ids = [...new Set([...open.map(({ id }) => id), ...rows.keys()])].sort((a, b) => (a < b ? 1 : -1));
+  const onPage = ids.slice(offset - skipped, offset - skipped + limit);
+  const missing = onPage.filter((id) => !rows.has(id));
+  const others = missing.length === 0 ? [] : await rowsOf(reader, tenant, missing);
+  for (const row of others) rows.set(row.id, row);
+  return onPage.flatMap((id) => rows.get(id) ?? []);
+}
+
+const totalBy = byFilter(({ db, tables: { invocationCounts: c, openInvocations: t } }, dimension) => {
+  const ended = db
+    .select({ total: sql`coalesce(sum(${c.count}), 0)` })
+    .from(c)
+    .where(and(eq(c.tenant, tenantParameter), eq(c.dimension, dimension), eq(c.value, valueParameter)));
+  const own = dimension === "all" ? undefined : sql`${openColumn(t, dimension)} = ${valueParameter}`;
+  const open = db
     .select({ count: sql`count(*)` })
     .from(t)
-    .where(and(eq(t.tenant, tenant), own));
-  const [row] = await reader.db
-    .select({ total: sql`(${endedTotal(reader, tenant, dimension, value)}) + (${open})`.mapWith(Number) })
-    .from(sql`(select 1) as one`);
+    .where(and(eq(t.tenant, tenantParameter), own));
+  return db.select({ total: sql`(${ended}) + (${open})`.mapWith(Number) }).from(sql`(select 1) as one`);
+});
+
+/** How many calls of the tenant match a filter, in one statement: a call that ends just now is counted once. */
+export async function totalOf(reader: Reader, tenant: string, [dimension, value]: Filter): Promise<number> {
+  const [row] = await totalBy[dimension](reader).execute({ tenant, value });
   return row?.total ?? 0;
 }

@@ -12,6 +12,7 @@ import {
   FIRST_ID,
   type Filter,
   LAST_ID,
+  newestCalls,
   type PageRange,
   pageOf,
   type ScannedPage,
@@ -136,10 +137,10 @@ export async function readHistory(
   if (others.length > 0 || since !== null || until !== null) {
     return { ...(await pageOf(reader, path, { ...place, isCounted: true }, callerSignal)), ...place };
   }
-  const total = await totalOf(reader, tenant, along ?? ["all", ""]);
-  const none: ScannedPage = { rows: [], total };
-  const { rows } =
-    place.offset < total ? await pageOf(reader, path, { ...place, isCounted: false }, callerSignal) : none;
+  const filter = along ?? (["all", ""] as const);
+  const total = await totalOf(reader, tenant, filter);
+  const newest = place.offset < total ? await newestCalls(reader, tenant, filter, place) : [];
+  const rows = newest ?? (await pageOf(reader, path, { ...place, isCounted: false }, callerSignal)).rows;
   // A call that has come since the total was read is on the page already.
   return { rows, total: rows.length === 0 ? total : Math.max(total, place.offset + rows.length), ...place };
 }
