@@ -51,11 +51,11 @@ export function pageAsset(html: string): Asset {
  * A handler that makes its file for the first request, so that no start waits for it (Swagger's files and the document
  * took a fifth of every start).
  */
-export function madeOnce(make: () => Asset) {
-  let made: Asset | null = null;
-  return ({ request }: { readonly request: Request }): Promise<Response> => {
+export function madeOnce(make: () => Asset | Promise<Asset>) {
+  let made: Asset | Promise<Asset> | null = null;
+  return async ({ request }: { readonly request: Request }): Promise<Response> => {
     made ??= make();
-    return serveAsset(request, made);
+    return serveAsset(request, await made);
   };
 }
 

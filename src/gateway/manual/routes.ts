@@ -1,9 +1,12 @@
 // The manual at /docs: its pages, a style, a script that searches, and what that searches through. All of it comes from
 // the binary and needs no token. Each page is rendered once, when it is first asked for, so that no start waits for it.
+import { inTurnSteps } from "../../concurrency/run-steps.ts";
+import { named, type Steps } from "../../concurrency/steps.ts";
 import { type Asset, asset, madeOnce, pageAsset } from "../../http/assets.ts";
 import { routes } from "../../http/elysia.ts";
+import { STRANGERS } from "../../http/server.ts";
 import { PAGES, type Page } from "./pages.ts";
-import { escapeHtml, htmlOf, sectionsOf } from "./render.ts";
+import { escapeHtml, htmlOf, type Section, sectionsOf } from "./render.ts";
 import script from "./search.js" with { type: "text" };
 import style from "./style.css" with { type: "text" };
 
@@ -16,20 +19,34 @@ export function manualRoutes(pages: readonly Page[] = PAGES) {
   return app;
 }
 
-function manualAssets(pages: readonly Page[]): Readonly<Record<string, () => Asset>> {
-  const sections = () => pages.flatMap(({ name, text }) => sectionsOf(name, text));
-  const shown = pages.map((page) => [`/docs/${page.name}`, () => pageAsset(pageHtml(pages, page))] as const);
+function manualAssets(pages: readonly Page[]): Readonly<Record<string, () => Asset | Promise<Asset>>> {
+  const shown = pages.map((page) => {
+    const make = async () => pageAsset(await rendered(pageHtml(pages, page)));
+    return [`/docs/${page.name}`, make] as const;
+  });
   return {
     "/docs": () => pageAsset(contentsHtml(pages)),
     ...Object.fromEntries(shown),
     "/docs/style.css": () => asset(style, "text/css; charset=utf-8"),
     "/docs/search.js": () => asset(script, "text/javascript; charset=utf-8"),
-    "/docs/search.json": () => asset(JSON.stringify(sections()), "application/json"),
+    "/docs/search.json": async () => asset(await rendered(searchJson(pages)), "application/json"),
   };
 }
 
-function pageHtml(pages: readonly Page[], page: Page): string {
-  return siteHtml({ title: page.title, below: "", pages, current: page.name, main: htmlOf(page.text) });
+/** In turns, since all pages in one piece would hold the event loop for 75 ms (measured). */
+function rendered(steps: Steps<string>): Promise<string> {
+  return inTurnSteps(named("page of the manual", steps), STRANGERS);
+}
+
+function* searchJson(pages: readonly Page[]): Steps<string> {
+  const sections: Section[] = [];
+  for (const { name, text } of pages) sections.push(...(yield* sectionsOf(name, text)));
+  return JSON.stringify(sections);
+}
+
+function* pageHtml(pages: readonly Page[], page: Page): Steps<string> {
+  const main = yield* htmlOf(page.text);
+  return siteHtml({ title: page.title, below: "", pages, current: page.name, main });
 }
 
 function contentsHtml(pages: readonly Page[]): string {

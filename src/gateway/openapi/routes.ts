@@ -9,7 +9,7 @@ import { apiDocument, type DescribedApi } from "./document.ts";
 export function docsRoutes(api: DescribedApi, { version }: { readonly version: string }) {
   const assets = {
     ...pageAssets(),
-    "/swagger/json": () => asset(apiDocument(api, version), "application/json"),
+    "/swagger/json": async () => asset(await apiDocument(api, version), "application/json"),
   };
   const app = routes().get("/swagger/", () => Response.redirect("../swagger"), { detail: { hide: true } });
   for (const [path, make] of Object.entries(assets)) {
