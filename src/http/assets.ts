@@ -52,9 +52,13 @@ export function pageAsset(html: string): Asset {
  * took a fifth of every start).
  */
 export function madeOnce(make: () => Asset | Promise<Asset>) {
-  let made: Asset | Promise<Asset> | null = null;
+  let made: Promise<Asset> | null = null;
+  const forget = (error: unknown): never => {
+    made = null;
+    throw error;
+  };
   return async ({ request }: { readonly request: Request }): Promise<Response> => {
-    made ??= make();
+    made ??= Promise.try(make).catch(forget);
     return serveAsset(request, await made);
   };
 }
