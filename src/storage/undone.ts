@@ -1,17 +1,13 @@
 // Statements that the server undid because of another transaction (40001, 40P01), or that never reached it, run again.
 import { isConnectionLost, isTransactionUndone, unavailable } from "./failures.ts";
 
-/**
- * One side of a conflict always goes on. At `repeatable read` a lock that is released undoes all who wait for it: of 80
- * works that took one lock, 12 at a time, three needed nine or ten tries.
- */
-const TRIES_MAX = 20;
 /** In a lost connection one try finds the loss, and the next has a new one. */
 const LOST_TRIES_MAX = 4;
 const [PAUSE_MS_LEAST, PAUSE_MS_MOST] = [2, 200];
 
 /**
- * Runs `attempt` until it succeeds, or has been undone too often, or `until` (by performance.now()) is near. Between two
+ * Runs `attempt` until it succeeds, or `until` (by performance.now()) is near: one side of a conflict always goes on, but
+ * at `repeatable read` a lock that is released undoes all who wait for it, so one of many may be undone often. Between two
  * tries it pauses for a random time of up to 2, 4, 8 … 200 ms (full jitter), so that those who were in each other's way
  * come back at different times.
  *
@@ -29,7 +25,7 @@ export async function untilNotUndone<T>(
       return await attempt();
     } catch (thrown) {
       if (isConnectionLost(thrown) && mayRepeat() && ++lost < LOST_TRIES_MAX) continue;
-      if (!isTransactionUndone(thrown) || tries >= TRIES_MAX) throw thrown;
+      if (!isTransactionUndone(thrown)) throw thrown;
       const pause = Math.random() * Math.min(PAUSE_MS_LEAST * 2 ** (tries - 1), PAUSE_MS_MOST);
       if (performance.now() + pause >= until) throw unavailable(thrown);
       await Bun.sleep(pause);

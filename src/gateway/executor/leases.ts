@@ -101,6 +101,20 @@ export async function endOrphans(
   }
 }
 
+/**
+ * Clears up after replicas that are gone. A call that was refused to its caller and appeared later goes first: it must not
+ * end as one that was accepted.
+ *
+ * @returns the calls that ended
+ */
+export async function clearDead(
+  removeAppeared: () => Promise<unknown>,
+  ...orphans: Parameters<typeof endOrphans>
+): Promise<InvocationKey[]> {
+  await removeAppeared();
+  return endOrphans(...orphans);
+}
+
 /** Renews this replica's lease by the database's clock, and gives the time there. */
 export async function renewLease(tx: Tx, replica: string): Promise<number> {
   const { replicas } = tx.tables;

@@ -125,6 +125,34 @@ test("a call that finds a place is stored running, and is not claimed again", as
   expect(await statusOf(one.row.id)).toEqual(["succeeded", null]);
 });
 
+test("a call that is cancelled before the answer of the write that claimed it is not made", async () => {
+  const { jobs, pool } = makePool(well);
+  const { scheduler, untilEnded } = dispatch({ pool });
+  const one = accepted(clock.now());
+  const place = scheduler.reserve(one);
+  await accept(real, one, place?.claim);
+  expect(await abandon(real, one.row, "cancelled", clock.now())).toBe(true);
+  scheduler.stop(one.row.id);
+  place?.run(one);
+  await untilEnded(one.row.id);
+  await scheduler.drain(5_000);
+  expect(jobs).toEqual([]);
+  expect(await statusOf(one.row.id)).toEqual(["failed", "cancelled"]);
+});
+
+test("a call whose place was reserved before a drain and which is stored after it stays pending", async () => {
+  const { jobs, pool } = makePool(well);
+  const { scheduler } = dispatch({ pool });
+  const one = accepted(clock.now());
+  const place = scheduler.reserve(one);
+  const drained = scheduler.drain(0);
+  await accept(real, one, place?.claim);
+  place?.run(one);
+  await drained;
+  expect(jobs).toEqual([]);
+  expect(await statusOf(one.row.id)).toEqual(["pending", null]);
+});
+
 test("a place that is given back is free for the next call, and its claim is over", async () => {
   const claims = createClaims();
   const { scheduler, untilEnded } = dispatch({ agent_concurrency: 1, claims });

@@ -1,3 +1,4 @@
+// In one file, since a call passes all of it, from its place to the record of its end.
 // From accepted to ended: claims a call durably, hands it to a worker, records what came back. The database is
 // the queue; what is in memory may vanish at any moment without losing or repeating a call.
 
@@ -15,12 +16,21 @@ import {
   holdsClaim,
   type InvocationKey,
   type PendingCall,
+  release,
 } from "../invocations/service.ts";
 import { recordEnd } from "../upstream/record-end.ts";
 import { CallQueues, type QueueEntry } from "./call-queues.ts";
 import type { Job, Outcome } from "./job.ts";
 import { createLeaseTrust } from "./lease-trust.ts";
-import { dropLeases, endOrphans, nextAgentWithPending, pendingOf, renewLease, type Taker } from "./leases.ts";
+import {
+  clearDead,
+  dropLeases,
+  endOrphans,
+  nextAgentWithPending,
+  pendingOf,
+  renewLease,
+  type Taker,
+} from "./leases.ts";
 import { failed, newTrace } from "./outcome.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
@@ -56,8 +66,8 @@ export interface SchedulerOptions {
 
 interface ScheduledCall extends QueueEntry {
   readonly inHand?: PendingCall;
-  /** The call was claimed in the write that accepted it. */
-  readonly claimed?: Pick<Running, "token" | "believedAt">;
+  /** Of a call that was claimed in the write that accepted it. */
+  readonly reserved?: Running;
 }
 
 /** A call that holds a place, from its claim to its record. */
@@ -128,12 +138,14 @@ export class Scheduler {
     const place = this.#queues.reserve(row.agent_id, item);
     if (place === null) return null;
     const { claims, replica: owner } = this.#options;
-    const claimed = { token: claims.begin(id), believedAt: thisMoment() };
+    // Known from here on, since it can be cancelled from the commit on, of which the answer may come late.
+    const reserved = this.#begin(row.agent_id, item);
     return {
-      claim: { owner, token: claimed.token },
-      run: ({ call, body: stored }: AcceptedCall) => place.run({ ...item, inHand: { call, body: stored }, claimed }),
-      giveBack() {
-        claims.over(claimed.token);
+      claim: { owner, token: reserved.token },
+      run: ({ call, body: stored }: AcceptedCall) => place.run({ ...item, inHand: { call, body: stored }, reserved }),
+      giveBack: () => {
+        claims.over(reserved.token);
+        this.#running.delete(id);
         place.giveBack();
       },
     };
@@ -184,15 +196,14 @@ export class Scheduler {
 
   async #run(agentId: string, item: ScheduledCall): Promise<void> {
     const { claims, log, refusals } = this.#options;
-    if (item.claimed === undefined && refusals.isUnnoted(item.id)) return;
-    const key = { tenant: item.tenant, id: item.id };
-    const { token, believedAt } = item.claimed ?? { token: claims.begin(item.id), believedAt: thisMoment() };
-    const running = { agentId, key, token, believedAt, stopped: false };
-    this.#running.set(item.id, running);
+    if (item.reserved === undefined && refusals.isUnnoted(item.id)) return;
+    const running = item.reserved ?? this.#begin(agentId, item);
+    const { key, token } = running;
     let isTaken = false;
     try {
       const inHand = item.inHand ?? null;
-      const claimed = item.claimed === undefined ? await this.#claim(running, inHand) : inHand;
+      const claimed =
+        item.reserved === undefined ? await this.#claim(running, inHand) : await this.#keep(running, inHand);
       isTaken = claimed !== null;
       // Null: someone else has it, or it was cancelled.
       if (claimed !== null) {
@@ -207,6 +218,21 @@ export class Scheduler {
     }
     this.#options.pool.recorded(item.id);
     this.#running.delete(item.id);
+  }
+
+  #begin(agentId: string, { tenant, id }: QueueEntry): Running {
+    const token = this.#options.claims.begin(id);
+    const running = { agentId, key: { tenant, id }, token, believedAt: thisMoment(), stopped: false };
+    this.#running.set(id, running);
+    return running;
+  }
+
+  /** A call that was stored claimed. If this process stops by now, it is left to the next one. */
+  async #keep({ key, token }: Running, inHand: PendingCall | null): Promise<PendingCall | null> {
+    if (!this.#draining) return inHand;
+    const { store, clock } = this.#options;
+    await store.write((tx) => release(tx, key, token, clock.now()));
+    return null;
   }
 
   async #claim({ key, token }: Running, inHand: PendingCall | null): Promise<PendingCall | null> {
@@ -286,10 +312,9 @@ export class Scheduler {
 
   /** Ends the calls of replicas that are gone, and takes up those that are pending. */
   async #sweep(): Promise<void> {
-    const { store, clock, log, replica } = this.#options;
+    const { store, clock, log, replica, refusals } = this.#options;
     try {
-      await endOrphans(store, clock, replica, this.#trust.holds);
-      await this.#options.refusals.removeAppeared();
+      await clearDead(() => refusals.removeAppeared(), store, clock, replica, this.#trust.holds);
       if (!this.#draining) await this.#takeUpPending();
     } catch (error) {
       log.warn("sweep_failed", { error });
