@@ -1,5 +1,4 @@
 // Calls of the versions that kept all of them in one table, as they are after the migration that sets the open ones apart.
-import { Database } from "bun:sqlite";
 import { afterEach, describe, expect, test } from "bun:test";
 import { join } from "node:path";
 import { SQL } from "bun";
@@ -7,7 +6,6 @@ import {
   AGENT,
   bodyOf,
   claimOf,
-  type Dialect,
   idOf,
   isOpen,
   keyOf,
@@ -21,7 +19,9 @@ import {
   responseOf,
   storedCallOf,
 } from "../../test/support/stores/older-calls.ts";
-import { clock, type Place, postgresPlace, sqlitePlace } from "../../test/support/stores/stores.ts";
+import { contents, type OldPlace, olderPlaces, TABLES } from "../../test/support/stores/older-places.ts";
+import { clock, type Place, sqlitePlace } from "../../test/support/stores/stores.ts";
+import { newId } from "../core/id.ts";
 import type { LogFields } from "../core/log.ts";
 import { silentLog } from "../core/log.ts";
 import { capturedBodies, findInvocation, readHistory } from "../gateway/invocations/history.ts";
@@ -30,50 +30,14 @@ import { abandon, claim, finish, holdsClaim, refuseSettlement } from "../gateway
 import { openStore } from "./open.ts";
 import type { Store } from "./store.ts";
 
-type Row = Readonly<Record<string, unknown>>;
-
-/** A database that is also looked into past the store. */
-interface OldPlace extends Place {
-  readonly databaseUrl: string | null;
-  readonly dir: string;
-  rows(statement: string): Promise<Row[]>;
-}
-
-const places: Readonly<Record<Dialect, () => Promise<OldPlace>>> = {
-  async sqlite() {
-    const place = sqlitePlace();
-    return {
-      ...place,
-      databaseUrl: null,
-      async rows(statement) {
-        using database = new Database(join(place.dir, "tollgate.db"));
-        using query = database.prepare<Row, []>(statement);
-        return query.all();
-      },
-    };
-  },
-  async postgres() {
-    const place = await postgresPlace();
-    return {
-      ...place,
-      databaseUrl: place.url,
-      dir: "/nowhere",
-      async rows(statement) {
-        await using client = new SQL(place.url, { max: 1 });
-        return await client.unsafe(statement);
-      },
-    };
-  },
-};
-
 const opened: { place: Place; stores: Store[] } = { place: sqlitePlace(), stores: [] };
 afterEach(async () => {
   for (const store of opened.stores.splice(0)) await store.close();
   opened.place.remove();
 });
 
-async function filled(dialect: Dialect, statements: readonly string[]): Promise<OldPlace> {
-  const place = await places[dialect]();
+async function filled(dialect: keyof typeof olderPlaces, statements: readonly string[]): Promise<OldPlace> {
+  const place = await olderPlaces[dialect]();
   opened.place.remove();
   opened.place = place;
   for (const statement of statements) await place.execute(statement);
@@ -190,35 +154,6 @@ async function expectToGoOn(store: Store): Promise<void> {
   }
 }
 
-const TABLES = {
-  before: ["invocations", "invocation_bodies", "invocation_counts", "idempotency_keys", "receipts_due"],
-  after: [
-    "open_invocations",
-    "ended_invocations",
-    "invocation_bodies",
-    "invocation_counts",
-    "idempotency_keys",
-    "receipts_due",
-  ],
-};
-
-/** Bodies as their hash. */
-function shortened(row: Row): string {
-  const values = Object.entries(row).map(([name, value]) =>
-    value instanceof Uint8Array ? [name, String(Bun.hash(value))] : [name, String(value)],
-  );
-  return JSON.stringify(values);
-}
-
-async function contents(place: OldPlace, tables: readonly string[]): Promise<Record<string, string[]>> {
-  const all: Record<string, string[]> = {};
-  for (const table of tables) {
-    const rows = await place.rows(`select * from ${table}`);
-    all[table] = rows.map(shortened).sort();
-  }
-  return all;
-}
-
 /** A program that is killed when it has done all of the migration and not yet committed it. */
 async function killedMigration(place: OldPlace): Promise<void> {
   const options = { databaseUrl: place.databaseUrl, dataDir: place.dir };
@@ -326,3 +261,27 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
     expect(events.filter((event) => event.startsWith("migration_"))).toEqual([]);
   }, 60_000);
 });
+
+test("on postgres a call that an older program is just storing is not left behind", async () => {
+  const place = await filled("postgres", olderDatabase("postgres"));
+  const late = { tenant: "acme", id: newId("inv", clock.now()) };
+  await using older = new SQL(place.databaseUrl ?? "", { max: 1 });
+  const transaction = await older.reserve();
+  await transaction.unsafe("begin");
+  await transaction.unsafe(
+    `insert into invocations (tenant, id, agent_id, caller, mode, status, response_truncated, body_captured, emit_receipt,
+       updated_at) values ('acme', '${late.id}', '${AGENT}', 'ada', 'transactional', 'pending', false, true, false, 1)`,
+  );
+  await transaction.unsafe(
+    `insert into invocation_bodies (tenant, invocation_id, call, request) values ('acme', '${late.id}', '{}', 'late')`,
+  );
+  const opening = open(place);
+  const isWaiting =
+    "select 1 from pg_locks join pg_database d on d.oid = database and datname = current_database() where not granted";
+  while ((await place.rows(isWaiting)).length === 0) await Bun.sleep(20);
+  await transaction.unsafe("commit");
+  transaction.release();
+  const store = await opening;
+  const taken = await claim(store, { key: late, owner: "rep_new", token: "late", now: clock.now(), inHand: null });
+  expect(Buffer.from(taken?.body ?? []).toString()).toBe("late");
+}, 60_000);
