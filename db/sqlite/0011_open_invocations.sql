@@ -44,6 +44,12 @@ create index open_invocations_running on open_invocations (owner) where status =
 create index open_invocations_unclaimed on open_invocations (updated_at)
   where status = 'pending' and mode = 'streaming' and coalesce(settlement_status, '') <> 'pending';
 
+-- Tenant by tenant along an index, and nothing of the ended calls is read.
+with recursive tenants (tenant) as (
+  select min(tenant) from invocations
+  union all
+  select (select min(i.tenant) from invocations i where i.tenant > t.tenant) from tenants t where t.tenant is not null
+)
 insert into open_invocations (id, tenant, agent_id, caller, mode, status, model, mcp_method, mcp_tool, payment_network,
   payment_asset, payment_amount, payment_payer, payment_nonce, settlement_status, settlement, req_size, req_sha256,
   body_captured, emit_receipt, accepted_by, owner, claim, updated_at, call, request)
@@ -51,8 +57,10 @@ select i.id, i.tenant, i.agent_id, i.caller, i.mode, i.status, i.model, i.mcp_me
   i.payment_asset, i.payment_amount, i.payment_payer, i.payment_nonce, i.settlement_status, i.settlement, i.req_size,
   i.req_sha256, i.body_captured, i.emit_receipt, i.accepted_by, i.owner, i.claim, i.updated_at, b.call,
   case when length(b.request) <= 8192 then b.request end
-from invocations i join invocation_bodies b on b.tenant = i.tenant and b.invocation_id = i.id
-where i.status in ('pending', 'running') and b.call is not null;
+from tenants t
+  cross join invocations i on i.tenant = t.tenant and i.status in ('pending', 'running')
+  cross join invocation_bodies b on b.tenant = i.tenant and b.invocation_id = i.id
+where b.call is not null;
 
 -- Totals are of the history: a call that has not ended is not in them.
 insert into invocation_counts (tenant, dimension, value, shard, count)

@@ -15,7 +15,7 @@ let group: GroupCommit;
 
 beforeEach(() => {
   writer = new Database(":memory:");
-  migrateSqlite(writer, { now: () => 0 });
+  migrateSqlite(writer, { clock: { now: () => 0 }, log: silentLog });
   writer.run("pragma foreign_keys = on");
   // A reference that is checked at the commit only: the way to make a commit fail.
   writer.run("create table part (whole integer references whole (id) deferrable initially deferred)");

@@ -186,7 +186,7 @@ async function prepareDatabase({ databaseUrl, clock, log, callMsMax = CALL_MS_MA
     log.info("database_capabilities", { ...capabilities });
     if (capabilities.pooled && capabilities.prepared_statements)
       log.warn("pooler_must_follow_prepared_statements", POOLER_HINT);
-    await migratePostgres(client, clock);
+    await migratePostgres(client, { clock, log });
   } catch (error) {
     throw startProblem(error) ?? error;
   } finally {

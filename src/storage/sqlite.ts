@@ -89,10 +89,10 @@ function enterWal(connection: Database): void {
 }
 
 /** Statistics of the schema are read when a connection opens, so the one that migrates is not used afterwards. */
-function migrate(path: string, clock: Clock): void {
+function migrate({ path, clock, log }: SqliteOptions): void {
   const connection = connect(path);
   try {
-    migrateSqlite(connection, clock);
+    migrateSqlite(connection, { clock, log });
   } finally {
     connection.close();
   }
@@ -123,9 +123,10 @@ function checkpoints(writer: Database, path: string, log: Log): { stop(): void }
 }
 
 /** @throws Error when the database belongs to a newer program, or cannot be opened. */
-export async function openSqlite({ path, log, clock }: SqliteOptions): Promise<Store> {
+export async function openSqlite(options: SqliteOptions): Promise<Store> {
+  const { path, log, clock } = options;
   createPrivateFile(path);
-  migrate(path, clock);
+  migrate(options);
   const writer = connect(path);
   writer.run(`pragma busy_timeout = ${WRITE_BUSY_MS}`);
   const reader = connect(path, ReadDatabase);

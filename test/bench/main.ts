@@ -4,6 +4,7 @@ import { acceptedCalls, recordedCalls } from "./accepts.ts";
 import { databasePart } from "./database-part.ts";
 import { gas } from "./gas.ts";
 import { history } from "./history.ts";
+import { migration } from "./migration.ts";
 import { paidCalls } from "./paid.ts";
 import { type Part, runParts } from "./run.ts";
 import { settlements } from "./settlements.ts";
@@ -18,6 +19,7 @@ const PARTS: Readonly<Record<string, Part>> = {
   database: databasePart,
   tenants: manyTenants,
   history,
+  migration,
   verify: verification,
   gas,
   settlements,
