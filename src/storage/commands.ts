@@ -27,7 +27,10 @@ export interface Command<Input, Output> {
   readonly name: string;
   /** About how many bytes it carries. They bound what is written together. */
   bytesOf(input: Input): number;
-  /** Commands with the same key are never written together; null for those that get on with all others. */
+  /**
+   * Commands with the same key are never written together, and by one process in the order in which they were handed in;
+   * null for those that get on with all others, which Postgres may write in any order until they are answered.
+   */
   keyOf?(input: Input): string | null;
   /** Prepares the statements, and gives the function that runs them for one command. */
   readonly sqlite: (prepare: (text: string) => SqliteStatement) => (input: Input, effects: CommandEffects) => Output;
