@@ -87,7 +87,7 @@ export function inputRows<Input>(columns: Readonly<Record<string, ColumnOf<Input
     source: `(select ${selected.join(", ")}, n
       from unnest(${arrays.join(", ")}) with ordinality as given (${names.join(", ")}, n)) as input`,
     values: (inputs: readonly Input[]): unknown[] =>
-      of.flatMap(([type, value]) => {
+      of.flatMap(([type, value]): unknown[] => {
         const own = inputs.map(value);
         return type === "bytea" ? joined(own as (Uint8Array | null)[]) : [own];
       }),

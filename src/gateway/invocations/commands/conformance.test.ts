@@ -4,6 +4,7 @@ import { and, eq } from "drizzle-orm";
 import fc from "fast-check";
 import { accepted, SUCCESS } from "../../../../test/support/stores/invocations.ts";
 import { eachStore, useStore } from "../../../../test/support/stores/one-store.ts";
+import type { Tables } from "../../../../db/schema.ts";
 import type { Place } from "../../../../test/support/stores/stores.ts";
 import type { CallEnd } from "../../../core/call-end.ts";
 import { Fault } from "../../../core/fault.ts";
@@ -379,7 +380,7 @@ eachStore((makePlace, dialect) => {
       own.write(async (tx) => {
         await accept(tx, one);
         await claim(tx, { key: keyOf(one), owner: "rep_1", token: "token", now: NOW, inHand: null });
-        await finish(tx, { key: keyOf(one), token: "token", request_id: null }, SUCCESS, NOW);
+        await finish(tx, { key: keyOf(one), token: "token", request_id: "req" }, SUCCESS, NOW);
         await tx.db.insert(tx.tables.replicas).values({ id: one.row.id, lease_until: 0 });
         if (fails) throw new Fault("conflict", "no");
       });
@@ -498,13 +499,13 @@ async function expectModel(
   expect(Object.fromEntries([...counts].toSorted())).toEqual(Object.fromEntries([...expected].toSorted()));
 }
 
-function payment({ tenant, id, agent_id, caller, payment_nonce }: InvocationRow) {
+function payment({ tenant, id, agent_id, caller, payment_nonce }: InvocationRow): Tables["payments"]["$inferInsert"] {
   return {
     ...{
       chain_id: 1,
       token: "0x00",
       payer: "0x11",
-      nonce: payment_nonce!,
+      nonce: payment_nonce as `0x${string}`,
       tenant,
       invocation_id: id,
       agent_id,
