@@ -23,6 +23,8 @@ export interface CommandGroup {
 interface WaitingCommand {
   readonly command: AnyCommand;
   readonly input: unknown;
+  readonly key: string | null;
+  readonly bytes: number;
   /** By performance.now(). */
   readonly until: number;
   resolve(output: unknown): void;
@@ -38,34 +40,83 @@ interface CommandBatchesOptions {
   run(groups: readonly CommandGroup[], until: number): Promise<unknown[][]>;
 }
 
-export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesOptions) {
+/** The commands that wait, and which of them are written next. */
+function createQueue(waitMsMax: number) {
   let waiting: WaitingCommand[] = [];
+  /**
+   * By key, the commands behind the one that waits or is being written, in their order. They are not among the waiting,
+   * so that however many there are, the others do not wait for them.
+   */
+  const lines = new Map<string, WaitingCommand[]>();
+  let inLines = 0;
+
+  /** A command has been answered: the next one of its key may be written. */
+  function leave({ key }: WaitingCommand): void {
+    if (key === null) return;
+    const next = lines.get(key)?.shift();
+    if (next === undefined) {
+      lines.delete(key);
+      return;
+    }
+    inLines--;
+    waiting.push(next);
+  }
+
+  return {
+    leave,
+    isEmpty: () => waiting.length === 0,
+    isFull: () => waiting.length + inLines >= WAITING_MAX,
+    enter(member: WaitingCommand): void {
+      const line = member.key === null ? undefined : lines.get(member.key);
+      if (line !== undefined) {
+        line.push(member);
+        inLines++;
+        return;
+      }
+      if (member.key !== null) lines.set(member.key, []);
+      waiting.push(member);
+    },
+    /**
+     * The next commands that may be written together, in the order of their arrival. They have as long as the one that
+     * has waited longest, so those that have far more time are not among them: they would be refused together with it.
+     */
+    next(): WaitingCommand[] {
+      const batch: WaitingCommand[] = [];
+      const now = performance.now();
+      let bytes = 0;
+      let at = 0;
+      for (const member of waiting) {
+        const { until } = member;
+        const isFull = batch.length === COMMANDS_MAX || bytes + member.bytes > BYTES_MAX;
+        const isOther = Math.abs(until - (batch[0] ?? member).until) > waitMsMax / 2;
+        if (batch.length > 0 && (isFull || isOther)) break;
+        at++;
+        if (until <= now) {
+          member.reject(unavailable(new Error("the command waited too long")));
+          leave(member);
+          continue;
+        }
+        batch.push(member);
+        bytes += member.bytes;
+      }
+      waiting = waiting.slice(at);
+      return batch;
+    },
+  };
+}
+
+export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesOptions) {
+  const queue = createQueue(waitMsMax);
   let isScheduled = false;
   let running = 0;
   let isClosed = false;
-  let onIdle = () => {};
+  const idle = Promise.withResolvers<void>();
 
-  /** The next commands that may be written together, in the order of their arrival. */
-  function next(): WaitingCommand[] {
-    const batch: WaitingCommand[] = [];
-    const later: WaitingCommand[] = [];
-    const keys = new Set<string | null>();
-    let bytes = 0;
-    let at = 0;
-    for (const each of waiting) {
-      const { command, input } = each;
-      const key = command.keyOf?.(input) ?? null;
-      const own = command.bytesOf(input);
-      if (batch.length === COMMANDS_MAX || (batch.length > 0 && bytes + own > BYTES_MAX)) break;
-      at++;
-      const isFree = key === null || !keys.has(key);
-      (isFree ? batch : later).push(each);
-      if (!isFree) continue;
-      keys.add(key);
-      bytes += own;
-    }
-    waiting = [...later, ...waiting.slice(at)];
-    return batch;
+  /** Answers a command, so that the next one of its key may be written. */
+  function answer(member: WaitingCommand, tell: () => void): void {
+    tell();
+    queue.leave(member);
+    if (!queue.isEmpty()) schedule();
   }
 
   /** One that fails undoes the others with it, so each half of them is then written by itself. */
@@ -78,11 +129,13 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
         Math.min(...batch.map(({ until }) => until)),
       );
       groups.forEach(([, members], group) => {
-        for (const [place, member] of members.entries()) member.resolve(outputs[group]?.[place]);
+        for (const [place, member] of members.entries()) {
+          answer(member, () => member.resolve(outputs[group]?.[place]));
+        }
       });
     } catch (error) {
       if (batch.length === 1 || isOfAll(error)) {
-        for (const { reject } of batch) reject(error);
+        for (const member of batch) answer(member, () => member.reject(error));
         return;
       }
       const half = batch.length >> 1;
@@ -93,14 +146,21 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
 
   function serve(): void {
     isScheduled = false;
-    while (running < atOnce && waiting.length > 0) {
+    while (running < atOnce && !queue.isEmpty()) {
+      const batch = queue.next();
+      if (batch.length === 0) continue;
       running++;
-      void settle(next()).finally(() => {
+      void settle(batch).finally(() => {
         running--;
-        if (waiting.length > 0) schedule();
-        else if (running === 0) onIdle();
+        if (!queue.isEmpty()) schedule();
+        tellIfIdle();
       });
     }
+    tellIfIdle();
+  }
+
+  function tellIfIdle(): void {
+    if (isClosed && running === 0 && queue.isEmpty()) idle.resolve();
   }
 
   /** When all requests of this turn of the event loop have handed in theirs. */
@@ -114,20 +174,25 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
     /** @throws Fault `unavailable` when too many wait */
     execute<Input, Output>(command: Command<Input, Output>, input: Input): Promise<Output> {
       if (isClosed) return Promise.reject(unavailable(new Error("the store is closed")));
-      if (waiting.length >= WAITING_MAX) return Promise.reject(unavailable(new Error("too many commands wait")));
+      if (queue.isFull()) return Promise.reject(unavailable(new Error("too many commands wait")));
       return new Promise((resolve, reject) => {
-        const until = performance.now() + waitMsMax;
-        waiting.push({ command, input, until, resolve: (output) => resolve(output as Output), reject });
-        schedule();
+        queue.enter({
+          command,
+          input,
+          key: command.keyOf?.(input) ?? null,
+          bytes: command.bytesOf(input),
+          until: performance.now() + waitMsMax,
+          resolve: (output) => resolve(output as Output),
+          reject,
+        });
+        if (!queue.isEmpty()) schedule();
       });
     },
     /** Refuses further commands and resolves when those that wait have ended. */
     close(): Promise<void> {
       isClosed = true;
-      if (running === 0 && waiting.length === 0) return Promise.resolve();
-      return new Promise((resolve) => {
-        onIdle = resolve;
-      });
+      tellIfIdle();
+      return idle.promise;
     },
   };
 }

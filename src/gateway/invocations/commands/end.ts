@@ -52,7 +52,13 @@ const ENDING =
 
 /** A call that was paid for and failed must show both. */
 const LOST = SETTLEMENT_EVENTS.lose;
-const CREDENTIAL_FREED = "update payments set call_credential_ref = null where call_credential_ref is not null and";
+/**
+ * Postgres finds rows so by their key alone. For a table that it takes for empty, it would read all of an index to join
+ * plain equal values, and go on so when the table has grown.
+ */
+const sameRow = (own: string, other: string) => `${own} between ${other} and ${other}`;
+const sameCall = (own: string, call: string) =>
+  sameRow(`(${own}.tenant, ${own}.invocation_id)`, `(${call}.tenant, ${call}.id)`);
 const CUT = `case when length(request) > ${CAPTURE_BYTES_MAX} then substr(request, 1, ${CAPTURE_BYTES_MAX}) else request end`;
 
 /** The columns of the open call that its end is told with. */
@@ -85,7 +91,9 @@ export const endCommand: Command<EndOfCall, boolean> = {
     const insertEnded = prepare(
       `insert into ended_invocations (${names}) values (${names.split(", ").map(() => "?")})`,
     );
-    const freeCredential = prepare(`${CREDENTIAL_FREED} tenant = ? and invocation_id = ?`);
+    const freeCredential = prepare(
+      "update payments set call_credential_ref = null where call_credential_ref is not null and tenant = ? and invocation_id = ?",
+    );
     const oweReceipt = prepare("insert into receipts_due (tenant, invocation_id) values (?, ?)");
     const insertBodies = prepare(
       "insert into invocation_bodies (tenant, invocation_id, request, response) values (?, ?, ?, ?)",
@@ -125,7 +133,7 @@ export const endCommand: Command<EndOfCall, boolean> = {
 with input as (select * from ${INPUT.source}),
 gone as (
   delete from open_invocations o using input
-  where o.id = input_id and o.tenant = input_tenant and o.status = was and (token is null or o.claim = token)
+  where ${sameRow("(o.tenant, o.id)", "(input_tenant, input_id)")} and o.status = was and (token is null or o.claim = token)
   returning o.*, input.*
 ),
 final as (
@@ -142,14 +150,15 @@ inserted as (
 ),
 kept as (
   update invocation_bodies b set request = ${CUT.replaceAll("request", "b.request")}, response = f.response
-  from final f where b.tenant = f.tenant and b.invocation_id = f.id and f.body_captured and f.request is null
+  from final f where ${sameCall("b", "f")} and f.body_captured and f.request is null
 ),
 dropped as (
   delete from invocation_bodies b using final f
-  where b.tenant = f.tenant and b.invocation_id = f.id and not f.body_captured and f.request is null
+  where ${sameCall("b", "f")} and not f.body_captured and f.request is null
 ),
 freed as (
-  ${CREDENTIAL_FREED} (tenant, invocation_id) in (select tenant, id from final where payment_nonce is not null)
+  update payments p set call_credential_ref = null from final f
+  where ${sameCall("p", "f")} and f.payment_nonce is not null and coalesce(p.call_credential_ref, '') <> ''
 ),
 due as (
   insert into receipts_due (tenant, invocation_id)

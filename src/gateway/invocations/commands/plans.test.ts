@@ -1,0 +1,107 @@
+// How Postgres finds the rows of commands. The plan that a connection makes of a statement stays, so it must be right
+// from the first call on, before anything has been measured, and however many calls there are later.
+import { expect, test } from "bun:test";
+import { accepted, SUCCESS } from "../../../../test/support/stores/invocations.ts";
+import { missingPostgres, startPostgres } from "../../../../test/support/stores/postgres.ts";
+import { postgresPlace } from "../../../../test/support/stores/stores.ts";
+import type { Command } from "../../../storage/commands.ts";
+import { BEGIN_WRITE, postgresClient } from "../../../storage/pool.ts";
+import { acceptCommand } from "./accept.ts";
+import { claimCommand } from "./claim.ts";
+import { endCommand } from "./end.ts";
+
+const [OPEN, ENDED] = [100_000, 300_000];
+const OF_ALL = "tenant, id, agent_id, caller, mode, status, body_captured, emit_receipt, updated_at";
+const MANY = [
+  `insert into open_invocations (${OF_ALL}, call, request) select 'acme', 'inv_o' || i, 'agt_' || i % 100, 'ada',
+    'transactional', 'pending', true, false, i, '{}', '\\x00' from generate_series(1, ${OPEN}) i`,
+  `insert into ended_invocations (${OF_ALL}, completed_at, response_truncated) select 'acme', 'inv_e' || i, 'agt_' || i % 100,
+    'ada', 'transactional', 'succeeded', true, false, i, i, false from generate_series(1, ${ENDED}) i`,
+  `insert into invocation_bodies (tenant, invocation_id, request) select 'acme', 'inv_e' || i, '\\x00'
+    from generate_series(1, ${ENDED}) i`,
+  `insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at)
+    select 'acme', 'ada', 'agt', i, 's', 'inv_o' || i, i from generate_series(1, ${OPEN}) i`,
+  `insert into payments (chain_id, token, payer, nonce, tenant, invocation_id, agent_id, caller, body_sha256,
+    authorization_digest, x402_version, valid_before, call_credential_ref, attempts, created_at, updated_at)
+    select 1, 't', 'p', i, 'acme', 'inv_o' || i, 'agt', 'ada', 's', 'd', 1, 1, 'crd', 0, 1, 1
+    from generate_series(1, ${OPEN}) i`,
+  `insert into refused_calls (tenant, id, created_at) select 'acme', 'inv_r' || i, 1 from generate_series(1, ${OPEN}) i`,
+];
+
+function inputs(count: number) {
+  const now = 1_790_000_000_000;
+  const calls = Array.from({ length: count }, (_, i) => ({
+    ...accepted(now, { payment_nonce: "0x", emit_receipt: true }),
+    call: "{}",
+    idempotency: { key: `${i}`, body_sha256: "s", asked_at: now, latest: now },
+    claim: null,
+  }));
+  const keys = calls.map(({ row: { tenant, id } }) => ({ tenant, id }));
+  const ends = keys.map((key) => ({ key, from: "running", token: "t", ending: SUCCESS, at: now }) as const);
+  return [
+    [acceptCommand, calls],
+    [claimCommand, keys.map((key) => ({ key, owner: "rep", token: "t", now, inHand: null }))],
+    [endCommand, ends.map((end) => ({ ...end, request_id: null, detail: null }))],
+  ] as [Command<unknown, unknown>, unknown[]][];
+}
+
+/** A value as SQL would say it. */
+function literal(value: unknown): string {
+  if (value === null) return "null";
+  if (value instanceof Uint8Array) return `'\\x${Buffer.from(value).toString("hex")}'`;
+  if (Array.isArray(value))
+    return `'{${value
+      .map((each) => JSON.stringify(each))
+      .join()
+      .replaceAll("'", "''")}}'`;
+  return typeof value === "string" ? `'${value.replaceAll("'", "''")}'` : String(value);
+}
+
+/** Every look at a table that reads more of it than the rows that are asked for. */
+function wholeTables(plan: string): string[] {
+  const lines = plan.split("\n");
+  const whole = lines.filter((line) => /Seq Scan on/.test(line));
+  // An index without the call's ID among its conditions is read in long pieces, or from one end to the other.
+  const scans = lines.flatMap((line, at) => (/Index (Only )?Scan using|Bitmap Index Scan on/.test(line) ? [at] : []));
+  const free = scans.filter((at) => !/Index Cond: .*\b(invocation_)?id( = |\) >= )/.test(lines[at + 1] ?? ""));
+  return [...whole, ...free.map((at) => lines[at] ?? "")];
+}
+
+for (const version of [18, 15] as const) {
+  const missing = missingPostgres(version);
+  const name = `commands find their rows by key, empty or with ${OPEN + ENDED} calls, on Postgres ${version}`;
+  const why = missing === null ? "" : `: not tried, since ${missing}`;
+  test.skipIf(missing !== null)(
+    `${name}${why}`,
+    async () => {
+      const place = await postgresPlace(await (await startPostgres(version)).freshDatabase());
+      await (await place.open()).close();
+      await using client = postgresClient(place.url);
+      await client.unsafe("set plan_cache_mode = force_generic_plan");
+      const named = [1, 256].flatMap((count) =>
+        inputs(count).map(([command, all]) => ({ command, all, as: `${command.name}_${count}` })),
+      );
+      const expectKeys = async (when: string) => {
+        await client.unsafe(BEGIN_WRITE);
+        for (const { command, all, as } of named) {
+          const given = command.postgres.valuesOf(all).map(literal);
+          const rows = await client.unsafe(`explain (costs off) execute ${as} (${given})`).values();
+          const plan = rows.flat().join("\n");
+          // Accepting only inserts.
+          if (command !== acceptCommand) expect(plan).toContain("Index Scan");
+          expect([when, as, wholeTables(plan)]).toEqual([when, as, []]);
+        }
+        await client.unsafe("rollback");
+      };
+      for (const { command, as } of named) await client.unsafe(`prepare ${as} as ${command.postgres.text}`);
+      await expectKeys("empty");
+      await client.unsafe("vacuum analyze");
+      await expectKeys("empty and vacuumed");
+      for (const statement of MANY) await client.unsafe(statement);
+      await expectKeys("full, with the statistics of an empty database");
+      await client.unsafe("analyze");
+      await expectKeys("full");
+    },
+    60_000,
+  );
+}

@@ -1,0 +1,220 @@
+// How commands on Postgres come together, over a database that the test answers for.
+import { expect, test } from "bun:test";
+import { Fault } from "../core/fault.ts";
+import { type CommandGroup, createCommandBatches } from "./command-batches.ts";
+import type { Command } from "./commands.ts";
+import { unavailable } from "./failures.ts";
+import { CommitUnknown } from "./store.ts";
+
+interface Input {
+  readonly name: string;
+  readonly key?: string;
+  readonly bytes?: number;
+}
+
+const named = (name: string) =>
+  ({
+    name,
+    bytesOf: ({ bytes = 1 }) => bytes,
+    keyOf: ({ key = null }) => key,
+  }) as unknown as Command<Input, string>;
+const [first, second] = [named("first"), named("second")];
+
+interface Run {
+  readonly names: readonly string[];
+  readonly until: number;
+  answer(error?: unknown): void;
+}
+
+/** Batches whose runs wait for the test, which sees them in their order. */
+function batchesByHand({ atOnce = 2, waitMsMax = 60_000 } = {}) {
+  const runs: Run[] = [];
+  let onRun = () => {};
+  const batches = createCommandBatches({
+    atOnce,
+    waitMsMax,
+    run(groups: readonly CommandGroup[], until: number) {
+      const names = groups.map(({ inputs }) => inputs.map((input) => (input as Input).name));
+      return new Promise<unknown[][]>((resolve, reject) => {
+        const answer = (error?: unknown) => (error === undefined ? resolve(names) : reject(error));
+        runs.push({ names: names.flat(), until, answer });
+        onRun();
+      });
+    },
+  });
+  async function ran(number: number): Promise<Run> {
+    while (runs.length <= number)
+      await new Promise<void>((resolve) => {
+        onRun = resolve;
+      });
+    return runs[number] as Run;
+  }
+  return { ...batches, runs, ran };
+}
+
+const kindOf = (promise: Promise<unknown>) =>
+  promise.then(
+    (value) => value,
+    (error) => (error instanceof Fault ? error.kind : error),
+  );
+
+test("commands of one turn are one batch, each kind together, and each is told its own outcome", async () => {
+  const { execute, ran } = batchesByHand();
+  const all = [execute(second, { name: "a" }), execute(first, { name: "b" }), execute(second, { name: "c" })];
+  const run = await ran(0);
+  expect(run.names).toEqual(["b", "a", "c"]);
+  run.answer();
+  expect(await Promise.all(all)).toEqual(["a", "b", "c"]);
+});
+
+test("of two hundred the one that fails is told so, and the others are stored", async () => {
+  const stored: string[] = [];
+  let transactions = 0;
+  const batches = createCommandBatches({
+    atOnce: 2,
+    waitMsMax: 60_000,
+    async run(groups) {
+      transactions++;
+      const names = groups.map(({ inputs }) => inputs.map((input) => (input as Input).name));
+      if (names.flat().includes("137")) throw new Error("poison");
+      stored.push(...names.flat());
+      return names;
+    },
+  });
+  const all = Array.from({ length: 200 }, (_, i) => batches.execute(i % 3 ? first : second, { name: `${i}` }));
+  const settled = await Promise.allSettled(all);
+  settled.forEach((each, i) => {
+    if (i === 137) expect(each).toMatchObject({ reason: { message: "poison" } });
+    else expect(each).toEqual({ status: "fulfilled", value: `${i}` });
+  });
+  expect(new Set(stored).size).toBe(199);
+  expect(stored).toHaveLength(199);
+  expect(transactions).toBeLessThan(20);
+});
+
+test("a commit without an answer is unknown to all of its batch, and nothing of it is written again", async () => {
+  const { execute, ran, runs } = batchesByHand();
+  const all = ["a", "b", "c"].map((name) => execute(first, { name }));
+  (await ran(0)).answer(new CommitUnknown(new Error("lost")));
+  for (const each of await Promise.allSettled(all))
+    expect(each.status === "rejected" && each.reason).toBeInstanceOf(CommitUnknown);
+  expect(runs).toHaveLength(1);
+});
+
+test("commands of one key are written one after another in their order, whatever their kind", async () => {
+  const { execute, ran, runs } = batchesByHand();
+  const told: string[] = [];
+  const all = [
+    execute(second, { name: "a1", key: "a" }),
+    execute(first, { name: "a2", key: "a" }),
+    execute(second, { name: "a3", key: "a" }),
+    execute(first, { name: "b", key: "b" }),
+  ].map((each) => kindOf(each).then((name) => void told.push(name)));
+  expect((await ran(0)).names).toEqual(["b", "a1"]);
+  const other = execute(first, { name: "c" });
+  expect((await ran(1)).names).toEqual(["c"]);
+  runs[1]?.answer();
+  await other;
+  // Its turn has come and gone, and the first of the key is not written yet.
+  await new Promise(setImmediate);
+  expect(runs).toHaveLength(2);
+  runs[0]?.answer();
+  const third = await ran(2);
+  expect(third.names).toEqual(["a2"]);
+  // One that fails makes way for the next as well.
+  third.answer(unavailable(new Error("away")));
+  const fourth = await ran(3);
+  expect(fourth.names).toEqual(["a3"]);
+  fourth.answer();
+  await Promise.all(all);
+  expect(told).toEqual(["b", "a1", "unavailable", "a3"]);
+});
+
+test("however many have one key, the others do not wait, and the key of each is asked for once", async () => {
+  let asked = 0;
+  const counted: Command<Input, string> = {
+    ...first,
+    keyOf({ key = null }) {
+      asked++;
+      return key;
+    },
+  };
+  const { execute, ran, close } = batchesByHand({ atOnce: 1 });
+  const same = Array.from({ length: 1_000 }, (_, i) => kindOf(execute(counted, { name: `${i}`, key: "same" })));
+  const others = Array.from({ length: 10 }, (_, i) => execute(counted, { name: `other ${i}` }));
+  const run = await ran(0);
+  expect(run.names).toEqual(["0", ...Array.from({ length: 10 }, (_, i) => `other ${i}`)]);
+  run.answer();
+  await Promise.all(others);
+  for (let i = 1; i < 1_000; i++) (await ran(i)).answer();
+  expect(await Promise.all(same)).toEqual(Array.from({ length: 1_000 }, (_, i) => `${i}`));
+  expect(asked).toBe(1_010);
+  await close();
+});
+
+test("one beyond those that may wait is refused at once, those that wait for their key counted", async () => {
+  const { execute, ran, runs, close } = batchesByHand({ atOnce: 1 });
+  const all = Array.from({ length: 20_000 }, (_, i) => kindOf(execute(first, { name: `${i}`, key: `${i % 10_000}` })));
+  expect(await kindOf(execute(first, { name: "more" }))).toBe("unavailable");
+  for (let i = 0; i < runs.length || i === 0; i++) {
+    (await ran(i)).answer();
+    await new Promise(setImmediate);
+    await new Promise(setImmediate);
+  }
+  expect(await Promise.all(all)).toEqual(Array.from({ length: 20_000 }, (_, i) => `${i}`));
+  await close();
+});
+
+test("a large command is written by itself", async () => {
+  const { execute, ran } = batchesByHand();
+  const all = [execute(first, { name: "large", bytes: 32 << 20 }), execute(first, { name: "small" })];
+  expect((await ran(0)).names).toEqual(["large"]);
+  (await ran(0)).answer();
+  (await ran(1)).answer();
+  expect(await Promise.all(all)).toEqual(["large", "small"]);
+});
+
+test("closing, twice too, waits for those that wait, and refuses more", async () => {
+  const { execute, close, ran } = batchesByHand({ atOnce: 1 });
+  const told: string[] = [];
+  const all = ["a", "b"].map((name) => execute(first, { name, key: "k" }).then(() => told.push(name)));
+  const closed = [close(), close()].map((each) => each.then(() => told.push("closed")));
+  expect(await kindOf(execute(first, { name: "late" }))).toBe("unavailable");
+  (await ran(0)).answer();
+  (await ran(1)).answer();
+  await Promise.all([...all, ...closed]);
+  expect(told).toEqual(["a", "b", "closed", "closed"]);
+  await close();
+});
+
+/** Until so much of the time limit is over. */
+const passes = async (until: number) => {
+  while (performance.now() < until) await Bun.sleep(1);
+};
+
+test("what has waited too long is refused without being written, with all that wait behind it", async () => {
+  const { execute, ran, runs } = batchesByHand({ atOnce: 1, waitMsMax: 50 });
+  const writing = execute(first, { name: "writing" });
+  await ran(0);
+  const late = ["a", "b", "c"].map((name) => kindOf(execute(first, { name, key: "k" })));
+  await passes(performance.now() + 51);
+  runs[0]?.answer();
+  expect(await Promise.all([writing, ...late])).toEqual(["writing", "unavailable", "unavailable", "unavailable"]);
+  expect(runs).toHaveLength(1);
+});
+
+test("a command with most of its time left is not refused with one that has little", async () => {
+  const { execute, ran, runs } = batchesByHand({ atOnce: 1, waitMsMax: 2_000 });
+  void execute(first, { name: "writing" });
+  await ran(0);
+  const old = kindOf(execute(first, { name: "old" }));
+  await passes(performance.now() + 1_001);
+  const fresh = execute(first, { name: "fresh" });
+  runs[0]?.answer();
+  const run = await ran(1);
+  expect(run.names).toEqual(["old"]);
+  run.answer(unavailable(new Error("late")));
+  expect(await old).toBe("unavailable");
+  (await ran(2)).answer();
+  expect(await fresh).toBe("fresh");
+});
