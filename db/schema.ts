@@ -208,7 +208,7 @@ function invocationTables(c: Columns) {
       response: c.bytes(),
     }),
 
-    /** Exact totals of the calls that have ended. Rows are sharded so that replicas do not queue on one row. */
+    /** Exact totals of history pages. Rows are sharded so that replicas do not queue on one row. */
     invocationCounts: c.table("invocation_counts", {
       tenant: c.text().notNull(),
       dimension: c.text().$type<CountDimension>().notNull(),

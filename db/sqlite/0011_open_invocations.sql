@@ -1,5 +1,5 @@
 -- Calls that have not ended stand apart from the history: in order of arrival, with few indexes and with what is needed to
--- make them. The end of a call moves it into the history, whose rows and totals are then written once. Whoever only
+-- make them. The end of a call moves it into the history, whose rows are then written once. Whoever only
 -- reads sees both as one, and each call once.
 
 create table open_invocations (
@@ -61,23 +61,6 @@ from tenants t
   cross join invocations i on i.tenant = t.tenant and i.status in ('pending', 'running')
   cross join invocation_bodies b on b.tenant = i.tenant and b.invocation_id = i.id
 where b.call is not null;
-
--- Totals are of the history: a call that has not ended is not in them.
-insert into invocation_counts (tenant, dimension, value, shard, count)
-select tenant, dimension, value, 0, -count(*) from (
-  select tenant, 'all' as dimension, '' as value from open_invocations
-  union all
-  select tenant, 'agent', agent_id from open_invocations where agent_id is not null
-  union all
-  select tenant, 'mode', mode from open_invocations where mode is not null
-  union all
-  select tenant, 'status', status from open_invocations where status is not null
-  union all
-  select tenant, 'model', model from open_invocations where model is not null
-  union all
-  select tenant, 'settlement', settlement_status from open_invocations where settlement_status is not null
-) where true group by tenant, dimension, value
-on conflict (tenant, dimension, value, shard) do update set count = count + excluded.count;
 
 delete from invocation_bodies where (tenant, invocation_id) in
   (select tenant, id from open_invocations where request is not null);

@@ -40,3 +40,16 @@ test("no step of putting a body together copies more than one part, and nothing 
   dropped.drop();
   expect(dropped.held).toBe(0);
 });
+
+test("a body that is dropped while it is put together, or after that, gives each part back once", () => {
+  for (const steps of [1, Number.POSITIVE_INFINITY]) {
+    const own = createSpareParts();
+    const body = gather(8 * MIB, own);
+    body.add(new Uint8Array(3 * MIB + 1));
+    const joining = body.whole();
+    for (let step = 0; step < steps && !joining.next().done; step++);
+    body.drop();
+    const taken = Array.from({ length: 16 }, () => own.take());
+    expect(new Set(taken).size).toBe(taken.length);
+  }
+});

@@ -80,13 +80,18 @@ export function gather(sizeMax: number, spare: SpareParts): Gathered {
   function* whole(): Steps<Uint8Array<ArrayBuffer>> {
     if (full.length === 0) return moved(last, used);
     const all = unfilled(full.length * PART_BYTES + used);
-    for (const [at, part] of full.entries()) {
-      all.set(part, at * PART_BYTES);
+    let at = 0;
+    // A part that is released is no longer one of this body, which may be dropped at any step.
+    for (let part = full.shift(); part !== undefined; part = full.shift()) {
+      all.set(part, at);
+      at += PART_BYTES;
       release(part);
       yield;
     }
-    all.set(last.subarray(0, used), full.length * PART_BYTES);
-    release(last);
+    all.set(last.subarray(0, used), at);
+    const rest = last;
+    [last, used] = [new Uint8Array(), 0];
+    release(rest);
     return all;
   }
 

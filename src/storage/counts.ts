@@ -1,12 +1,15 @@
 // The exact totals of history pages: how the additions of works are merged before they are written, and how a total is
 // read. A total is the sum of its shards. A row that has come down to zero stays, since the usual ones (status pending,
 // running) would only be deleted and inserted again; the clean-up removes those of models.
-import { and, eq, sql } from "drizzle-orm";
+import { and, eq, inArray, sql } from "drizzle-orm";
 import type { CountDimension } from "../../db/schema.ts";
 import { bind, prepared, type Reader } from "./store.ts";
 
 /** Postgres spreads the additions to one total over this many rows. */
-export const COUNT_SHARDS = 16;
+const COUNT_SHARDS = 16;
+
+/** One of them, for the additions of one statement. */
+export const anyShard = (): number => Math.floor(Math.random() * COUNT_SHARDS);
 
 export interface Count {
   readonly tenant: string;
@@ -56,7 +59,7 @@ function sorted<K extends string, V>(map: ReadonlyMap<K, V>): [K, V][] {
   return [...map].sort(([a], [b]) => (a < b ? -1 : 1));
 }
 
-const endedTotal = prepared(({ db, tables: { invocationCounts: c } }: Reader) =>
+const total = prepared(({ db, tables: { invocationCounts: c } }: Reader) =>
   db
     .select({ total: sql`coalesce(sum(${c.count}), 0)`.mapWith(Number) })
     .from(c)
@@ -69,13 +72,28 @@ const endedTotal = prepared(({ db, tables: { invocationCounts: c } }: Reader) =>
     ),
 );
 
-/** The total of the calls that have ended, as committed: a work does not see the additions of its own. */
+/** The total as committed: a work does not see the additions of its own. */
 export async function counted(
   reader: Reader,
   tenant: string,
   dimension: CountDimension,
   value: string,
 ): Promise<number> {
-  const [row] = await endedTotal(reader).execute({ tenant, dimension, value });
+  const [row] = await total(reader).execute({ tenant, dimension, value });
+  return row?.total ?? 0;
+}
+
+const openTotal = prepared(({ db, tables: { invocationCounts: c } }: Reader) =>
+  db
+    .select({ total: sql`coalesce(sum(${c.count}), 0)`.mapWith(Number) })
+    .from(c)
+    .where(
+      and(eq(c.tenant, bind(c.tenant, "tenant")), eq(c.dimension, "status"), inArray(c.value, ["pending", "running"])),
+    ),
+);
+
+/** How many calls of a tenant have not ended. */
+export async function openCalls(reader: Reader, tenant: string): Promise<number> {
+  const [row] = await openTotal(reader).execute({ tenant });
   return row?.total ?? 0;
 }

@@ -11,7 +11,7 @@ import { createCallEnds } from "./call-ends.ts";
 import { probeCapabilities } from "./capabilities.ts";
 import { createCommandBatches } from "./command-batches.ts";
 import type { Command } from "./commands.ts";
-import { addCount, COUNT_SHARDS, type Counts, changedCounts } from "./counts.ts";
+import { addCount, anyShard, type Counts, changedCounts } from "./counts.ts";
 import { openDatabaseClock } from "./database-clock.ts";
 import { within } from "./deadline.ts";
 import { postgresCommitFailure, postgresFailure, startProblem } from "./failures.ts";
@@ -62,7 +62,7 @@ const now = sql<number>`${sql.raw(NOW)}`.mapWith(Number);
 async function flush(connection: DatabaseConnection, counts: Counts): Promise<void> {
   const changed = changedCounts(counts);
   if (changed.length === 0) return;
-  const shard = Math.floor(Math.random() * COUNT_SHARDS);
+  const shard = anyShard();
   const rows = changed.map(
     (_, i) => `($${4 * i + 2}, $${4 * i + 3}, $${4 * i + 4}, $1::bigint, $${4 * i + 5}::bigint)`,
   );

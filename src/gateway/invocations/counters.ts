@@ -1,6 +1,6 @@
-// Which exact totals an ended call takes part in, so that a page of the history costs the same at any size. The end of a
-// call adds it (commands/end.ts); every other write that changes a counted field of one must call this module.
-import type { SettlementStatus } from "../../core/states.ts";
+// Which exact totals an invocation takes part in, so that a page of the history costs the same at any size. Every write that
+// changes a counted field of one must call this module, or say the same in its statement (commands/totals.ts).
+import type { ErrorClass, InvocationStatus, SettlementStatus } from "../../core/states.ts";
 import type { CommandEffects } from "../../storage/commands.ts";
 import type { InvocationRow } from "./service.ts";
 
@@ -9,7 +9,7 @@ type CountedFields = Pick<
   "tenant" | "agent_id" | "mode" | "status" | "model" | "error_class" | "settlement_status"
 >;
 
-/** Adds an ended call to every total that it takes part in, or takes it out of them. */
+/** Adds an invocation to every total that it takes part in, or takes it out of them. */
 export function countWhole({ count }: Pick<CommandEffects, "count">, row: CountedFields, delta: 1 | -1): void {
   const { tenant } = row;
   count(tenant, "all", "", delta);
@@ -19,6 +19,24 @@ export function countWhole({ count }: Pick<CommandEffects, "count">, row: Counte
   if (row.model !== null) count(tenant, "model", row.model, delta);
   if (row.error_class !== null) count(tenant, "error_class", row.error_class, delta);
   if (row.settlement_status !== null) count(tenant, "settlement", row.settlement_status, delta);
+}
+
+export function countMove(
+  { count }: Pick<CommandEffects, "count">,
+  tenant: string,
+  from: InvocationStatus,
+  to: InvocationStatus,
+): void {
+  count(tenant, "status", from, -1);
+  count(tenant, "status", to, 1);
+}
+
+export function countErrorClass(
+  { count }: Pick<CommandEffects, "count">,
+  tenant: string,
+  errorClass: ErrorClass,
+): void {
+  count(tenant, "error_class", errorClass, 1);
 }
 
 export function countSettlement(

@@ -6,6 +6,7 @@
 import { and, desc, eq, gte, inArray, isNotNull, lt, type SQL, type SQLWrapper, sql } from "drizzle-orm";
 import type { CountDimension } from "../../../db/schema.ts";
 import { inStoreTurns } from "../../concurrency/store-turns.ts";
+import { openCalls } from "../../storage/counts.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
 
@@ -53,7 +54,11 @@ const COLUMNS = {
   settlement: "settlement_status",
 } as const satisfies Record<CountDimension, keyof InvocationRow>;
 
-/** A call that is open has no error class yet. */
+/** Whether no open call can match: it has no error class yet, and no status of an end. */
+function isOfEnded([dimension, value]: Filter): boolean {
+  return dimension === "error_class" || (dimension === "status" && value !== "pending" && value !== "running");
+}
+
 function openColumn(t: Reader["tables"]["openInvocations"], dimension: CountDimension): SQLWrapper {
   return dimension === "error_class" ? sql`null` : t[COLUMNS[dimension]];
 }
@@ -87,11 +92,13 @@ function endedIn({ db, tables: { endedInvocations: t } }: Reader, path: ScanPath
 /** The open calls of the tenant in a range, and which of them match. */
 function openIn({ db, tables: { openInvocations: t } }: Reader, path: ScanPath, { floor, below }: IdRange) {
   const filters = path.along === undefined ? path.others : [path.along, ...path.others];
+  // A walk that can find nothing is none.
+  const isNone = filters.some(isOfEnded) ? sql`false` : undefined;
   const matches = and(...filters.map(([dimension, value]) => sql`${openColumn(t, dimension)} = ${value}`));
   return db
     .select({ id: t.id, matches: (matches ?? sql`true`).as("matches") })
     .from(t)
-    .where(and(eq(t.tenant, path.tenant), gte(t.id, floor), lt(t.id, below)))
+    .where(and(eq(t.tenant, path.tenant), gte(t.id, floor), lt(t.id, below), isNone))
     .orderBy(desc(t.id));
 }
 
@@ -294,17 +301,21 @@ const OPEN_MAX = 200;
 /**
  * The newest calls of a tenant that match a filter, by prepared queries: what most pages are.
  *
- * @returns null for a place that has to be walked to: far behind, or behind many open calls
+ * @returns null for a place that has to be walked to: far behind, or where there are many open calls
  */
 export async function newestCalls(
   reader: Reader,
   tenant: string,
-  [dimension, value]: Filter,
+  filter: Filter,
   { limit, offset }: PageRange,
 ): Promise<InvocationRow[] | null> {
-  if (offset + limit > ENTRIES_MAX) return null;
+  const [dimension, value] = filter;
+  const openTotal = isOfEnded(filter) ? 0 : await openCalls(reader, tenant);
+  if (offset + limit > ENTRIES_MAX || openTotal > ENTRIES_MAX) return null;
   // A call that ends between the two looks is found by both.
-  const open = await newestOpenBy[dimension](reader).execute({ tenant, value, limit: OPEN_MAX + 1 });
+  const open = isOfEnded(filter)
+    ? []
+    : await newestOpenBy[dimension](reader).execute({ tenant, value, limit: OPEN_MAX + 1 });
   if (open.length > OPEN_MAX) return null;
   const skipped = Math.max(offset - open.length, 0);
   const most = offset - skipped + limit;
@@ -316,23 +327,4 @@ export async function newestCalls(
   const others = missing.length === 0 ? [] : await rowsOf(reader, tenant, missing);
   for (const row of others) rows.set(row.id, row);
   return onPage.flatMap((id) => rows.get(id) ?? []);
-}
-
-const totalBy = byFilter(({ db, tables: { invocationCounts: c, openInvocations: t } }, dimension) => {
-  const ended = db
-    .select({ total: sql`coalesce(sum(${c.count}), 0)` })
-    .from(c)
-    .where(and(eq(c.tenant, tenantParameter), eq(c.dimension, dimension), eq(c.value, valueParameter)));
-  const own = dimension === "all" ? undefined : sql`${openColumn(t, dimension)} = ${valueParameter}`;
-  const open = db
-    .select({ count: sql`count(*)` })
-    .from(t)
-    .where(and(eq(t.tenant, tenantParameter), own));
-  return db.select({ total: sql`(${ended}) + (${open})`.mapWith(Number) }).from(sql`(select 1) as one`);
-});
-
-/** How many calls of the tenant match a filter, in one statement: a call that ends just now is counted once. */
-export async function totalOf(reader: Reader, tenant: string, [dimension, value]: Filter): Promise<number> {
-  const [row] = await totalBy[dimension](reader).execute({ tenant, value });
-  return row?.total ?? 0;
 }

@@ -17,7 +17,6 @@ import {
   pageOf,
   type ScannedPage,
   type ScanPath,
-  totalOf,
 } from "./history-scan.ts";
 import type { CapturedBodies } from "./model.ts";
 import type { InvocationKey, InvocationRow } from "./service.ts";
@@ -138,7 +137,7 @@ export async function readHistory(
     return { ...(await pageOf(reader, path, { ...place, isCounted: true }, callerSignal)), ...place };
   }
   const filter = along ?? (["all", ""] as const);
-  const total = await totalOf(reader, tenant, filter);
+  const total = await counted(reader, tenant, ...filter);
   const newest = place.offset < total ? await newestCalls(reader, tenant, filter, place) : [];
   const rows = newest ?? (await pageOf(reader, path, { ...place, isCounted: false }, callerSignal)).rows;
   // A call that has come since the total was read is on the page already.

@@ -12,6 +12,7 @@ import { removeInGroups } from "../../storage/batch-delete.ts";
 import { within } from "../../storage/deadline.ts";
 import { untilStored } from "../../storage/retry-until-stored.ts";
 import { prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import { countWhole } from "./counters.ts";
 import { freeIdempotencyKey } from "./idempotency.ts";
 import type { InvocationKey } from "./service.ts";
 
@@ -164,9 +165,10 @@ async function removeRecord(tx: Tx, { tenant, id, claim }: UnsureCall): Promise<
   const [row] = await tx.db
     .delete(t)
     .where(and(eq(t.tenant, tenant), eq(t.id, id), isOurs))
-    .returning({ id: t.id });
+    .returning();
   if (paid.length > 0 || (row === undefined && (await isThere(tx, { tenant, id })))) throw new TakenUp();
   if (row === undefined) return;
+  countWhole(tx, { ...row, error_class: null }, -1);
   await tx.db.delete(bodies).where(and(eq(bodies.tenant, tenant), eq(bodies.invocation_id, id)));
 }
 

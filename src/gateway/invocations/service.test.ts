@@ -9,11 +9,11 @@ import { accepted, SUCCESS } from "../../../test/support/stores/invocations.ts";
 import { startPostgres } from "../../../test/support/stores/postgres.ts";
 import { silentLog } from "../../core/log.ts";
 import { ERROR_CLASSES, INVOCATION_EVENTS, INVOCATION_STATUSES } from "../../core/states.ts";
+import { counted } from "../../storage/counts.ts";
 import { openStore } from "../../storage/open.ts";
 import type { Store } from "../../storage/store.ts";
 import { dropLeases, endOrphans, nextAgentWithPending, pendingOf, renewLease } from "../executor/leases.ts";
 import { capturedBodies, findInvocation, readHistory } from "./history.ts";
-import { totalOf } from "./history-scan.ts";
 import { cleanUp } from "./retention.ts";
 import {
   type AcceptedCall,
@@ -278,7 +278,7 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       await Promise.all([clean(), ...again.map(call), clean()]);
       await clean();
       expect(await models()).toEqual([...again].sort());
-      for (const model of again) expect(await totalOf(store.read, tenant, ["model", model])).toBe(1);
+      for (const model of again) expect(await counted(store.read, tenant, "model", model)).toBe(1);
     });
 
     test("a call that is counted while its model's empty total goes stays counted", async () => {
@@ -299,7 +299,7 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
         while (!(await isAwaited()));
       });
       await cleaning;
-      expect(await totalOf(store.read, tenant, ["model", "m"])).toBe(1);
+      expect(await counted(store.read, tenant, "model", "m")).toBe(1);
     });
   });
 }
@@ -335,7 +335,7 @@ async function expectExactTotals(store: Store, tenant: string): Promise<void> {
       ...(parameter && { [parameter]: value }),
     });
     const rows = (await readHistory(store.read, tenant, query)).total;
-    expect([dimension, value, await totalOf(store.read, tenant, [dimension, value])]).toEqual([dimension, value, rows]);
+    expect([dimension, value, await counted(store.read, tenant, dimension, value)]).toEqual([dimension, value, rows]);
   }
 }
 

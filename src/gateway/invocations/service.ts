@@ -10,6 +10,7 @@ import type { Reader, Store, Tx } from "../../storage/store.ts";
 import { acceptCommand } from "./commands/accept.ts";
 import { claimCommand } from "./commands/claim.ts";
 import { endCommand } from "./commands/end.ts";
+import { countMove } from "./counters.ts";
 import { findByIdempotencyKey, freeIdempotencyKey, type Idempotency } from "./idempotency.ts";
 import { byId, heldBy, isIn, moveEndedSettlement, moveOpenSettlement, NOTHING_YET, oweReceipt } from "./statements.ts";
 
@@ -125,13 +126,15 @@ export async function holdsClaim(reader: Reader, key: InvocationKey, token: stri
 }
 
 /** Gives back a claimed call of which certainly nothing has been sent. */
-export async function release({ db, tables }: Tx, key: InvocationKey, token: string, now: number): Promise<void> {
-  const { openInvocations: t } = tables;
+export async function release(tx: Tx, key: InvocationKey, token: string, now: number): Promise<void> {
+  const { openInvocations: t } = tx.tables;
   const { from, to } = INVOCATION_EVENTS.release;
-  await db
+  const released = await tx.db
     .update(t)
     .set({ status: to, owner: null, claim: null, updated_at: now })
-    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), isIn(t.status, from), eq(t.claim, token)));
+    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), isIn(t.status, from), eq(t.claim, token)))
+    .returning({ id: t.id });
+  if (released.length > 0) countMove(tx, key.tenant, from, to);
 }
 
 /** A call that was claimed here. */

@@ -73,17 +73,19 @@ type SettlementFields = Pick<InvocationRow, "settlement" | "updated_at">;
 
 /** Of a call that nobody has claimed yet. False when its settlement is not where the event starts from. */
 export async function moveOpenSettlement(
-  { db, tables: { openInvocations: t } }: Tx,
+  tx: Tx,
   key: InvocationKey,
   event: "collect" | "refuse",
   fields: SettlementFields,
 ): Promise<boolean> {
+  const { openInvocations: t } = tx.tables;
   const { from, to } = SETTLEMENT_EVENTS[event];
-  const rows = await db
+  const rows = await tx.db
     .update(t)
     .set({ ...fields, settlement_status: to })
     .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.settlement_status, from), isIn(t.status, "pending")))
     .returning({ id: t.id });
+  if (rows.length > 0) countSettlement(tx, key.tenant, from, to);
   return rows.length > 0;
 }
 

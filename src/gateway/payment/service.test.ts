@@ -9,10 +9,10 @@ import { startPostgres } from "../../../test/support/stores/postgres.ts";
 import { Fault } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
 import { silentLog } from "../../core/log.ts";
+import { counted } from "../../storage/counts.ts";
 import { openStore } from "../../storage/open.ts";
 import { CommitUnknown, type Store } from "../../storage/store.ts";
 import { findInvocation } from "../invocations/history.ts";
-import { totalOf } from "../invocations/history-scan.ts";
 import { cleanUp } from "../invocations/retention.ts";
 import { abandon, accept, claim, type InvocationRow } from "../invocations/service.ts";
 import type { SettleOutcome } from "./outcome.ts";
@@ -149,7 +149,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       return [row.status, row.error_class, row.settlement_status];
     };
     const total = (tenant: string, status: NonNullable<InvocationRow["settlement_status"]>) =>
-      totalOf(store.read, tenant, ["settlement", status]);
+      counted(store.read, tenant, "settlement", status);
     const kindOf = (work: Promise<unknown>) =>
       work.then(
         () => "done",

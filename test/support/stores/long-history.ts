@@ -72,7 +72,7 @@ export function longHistory(tenant: string, count: number, oneOpenOf = RARE): st
     ([dimension, column]) =>
       `insert into invocation_counts (tenant, dimension, value, shard, count)
        select tenant, '${dimension}', ${column}, 0, count(*) from invocations
-       where tenant = '${tenant}' and ${column} is not null and completed_at is not null group by 1, 2, 3, 4`,
+       where tenant = '${tenant}' and ${column} is not null group by 1, 2, 3, 4`,
   );
   return [
     `insert into open_invocations (${openColumns}, call)

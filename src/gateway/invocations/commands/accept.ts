@@ -1,8 +1,11 @@
 // Accepting a call: its idempotency key, its row among the open calls, and its body, in one write.
 import { IDEMPOTENCY_HOURS } from "../../../core/limits.ts";
 import { type Command, inputRows } from "../../../storage/commands.ts";
+import { anyShard } from "../../../storage/counts.ts";
+import { countWhole } from "../counters.ts";
 import type { Idempotency } from "../idempotency.ts";
 import type { InvocationRow } from "../service.ts";
+import { addTotals } from "./totals.ts";
 
 export interface Accepting {
   readonly row: InvocationRow;
@@ -25,7 +28,7 @@ const COLUMNS = {
   agent_id: ["text", ({ row }) => row.agent_id],
   caller: ["text", ({ row }) => row.caller],
   mode: ["text", ({ row }) => row.mode],
-  status: ["text", ({ claim }) => (claim === null ? "pending" : "running")],
+  status: ["text", statusOf],
   model: ["text", ({ row }) => row.model],
   mcp_method: ["text", ({ row }) => row.mcp_method],
   mcp_tool: ["text", ({ row }) => row.mcp_tool],
@@ -48,6 +51,10 @@ const COLUMNS = {
   request: ["bytea", ({ body }) => (isSmall(body) ? body : null)],
 } as const satisfies Parameters<typeof inputRows<Accepting>>[0];
 
+function statusOf({ claim }: Accepting): "pending" | "running" {
+  return claim === null ? "pending" : "running";
+}
+
 function isSmall(body: Uint8Array): boolean {
   return body.byteLength <= SMALL_BODY_BYTES;
 }
@@ -63,7 +70,7 @@ const INPUT = inputRows<Accepting>(
     body_sha256: ["text", ({ idempotency }) => idempotency?.body_sha256 ?? null],
     expires_at: ["bigint", ({ idempotency }) => (idempotency === null ? null : idempotency.latest + IDEMPOTENCY_MS)],
   },
-  2,
+  3,
 );
 
 /** A key that has expired is taken over. `asked` stands for the earliest possible time now. */
@@ -90,7 +97,7 @@ export const acceptCommand: Command<Accepting, boolean> = {
     );
     const insertCall = prepare(`insert into open_invocations (${NAMES}) values (${VALUES.map(() => "?").join(", ")})`);
     const insertBody = prepare("insert into invocation_bodies (tenant, invocation_id, request) values (?, ?, ?)");
-    return (input) => {
+    return (input, effects) => {
       const { row, body, idempotency } = input;
       const { tenant, id } = row;
       if (idempotency !== null) {
@@ -101,6 +108,7 @@ export const acceptCommand: Command<Accepting, boolean> = {
       }
       insertCall.run(...VALUES.map((value) => value(input)));
       if (!isSmall(body)) insertBody.run(tenant, id, body);
+      countWhole(effects, { ...row, status: statusOf(input), error_class: null }, 1);
       return true;
     };
   },
@@ -111,20 +119,25 @@ keys as (
   insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at)
   select tenant, caller, agent_id, key, body_sha256, id, expires_at from input where key is not null
   order by tenant, caller, agent_id, key
-  ${takenOver("$1::bigint")}
+  ${takenOver("$2::bigint")}
   returning invocation_id
 ),
 stored as (
   insert into open_invocations (${NAMES})
   select ${NAMES} from input where key is null or id in (select invocation_id from keys)
-  returning id
+  returning id, tenant, agent_id, mode, status, model, settlement_status
+),
+totals as (${addTotals(`
+    select tenant, dimension, value, 1 as delta from stored, lateral (values
+      ('all', ''), ('agent', agent_id), ('mode', mode), ('status', status), ('model', model),
+      ('settlement', settlement_status)) as total (dimension, value)`)}
 ),
 bodies as (
   insert into invocation_bodies (tenant, invocation_id, request)
   select tenant, id, large from input where large is not null and id in (select id from stored)
 )
 select id from stored`,
-    valuesOf: (inputs) => [earliest(inputs), ...INPUT.values(inputs)],
+    valuesOf: (inputs) => [anyShard(), earliest(inputs), ...INPUT.values(inputs)],
     outputsOf(inputs, rows) {
       const stored = new Set(rows.map(({ id }) => id));
       return inputs.map(({ row }) => stored.has(row.id));

@@ -1,7 +1,10 @@
 // Taking a pending call: from here on only the one who has the token makes it.
 import { INVOCATION_EVENTS } from "../../../core/states.ts";
 import { type Command, inputRows } from "../../../storage/commands.ts";
+import { anyShard } from "../../../storage/counts.ts";
+import { countMove } from "../counters.ts";
 import type { Claim } from "../service.ts";
+import { addTotals } from "./totals.ts";
 
 /** The stored call; its parts are null where the claimer has them in hand. */
 export interface ClaimedCall {
@@ -13,23 +16,26 @@ const { from, to } = INVOCATION_EVENTS.claim;
 
 /**
  * A call waits while its payment may still land or fail, and one that was refused to its caller is not made, even if its
- * row appears later. A claim that was stored without its answer is found by its token. The offset keeps Postgres from reading
- * all refused calls at once instead, as it does for good when there was none at first.
+ * row appears later. The offset keeps Postgres from reading all refused calls at once instead, as it does for good when
+ * there was none at first.
  */
-const mayBeClaimed = (token: string) => `
-  ((o.status = '${from}' and coalesce(o.settlement_status, '') <> 'pending'
-    and not exists (select 1 from refused_calls r where r.tenant = o.tenant and r.id = o.id
-      limit 1 offset 0))
-   or (o.status = '${to}' and o.claim = ${token}))`;
+const isFree = `(o.status = '${from}' and coalesce(o.settlement_status, '') <> 'pending'
+    and not exists (select 1 from refused_calls r where r.tenant = o.tenant and r.id = o.id limit 1 offset 0))`;
 
-const INPUT = inputRows<Claim>({
-  id: ["text", ({ key }) => key.id],
-  tenant: ["text", ({ key }) => key.tenant],
-  owner: ["text", ({ owner }) => owner],
-  token: ["text", ({ token }) => token],
-  at: ["bigint", ({ now }) => now],
-  wanted: ["boolean", ({ inHand }) => inHand === null],
-});
+/** A claim that was stored without its answer is found by its token. */
+const isOwn = (token: string) => `(o.status = '${to}' and o.claim = ${token})`;
+
+const INPUT = inputRows<Claim>(
+  {
+    id: ["text", ({ key }) => key.id],
+    tenant: ["text", ({ key }) => key.tenant],
+    owner: ["text", ({ owner }) => owner],
+    token: ["text", ({ token }) => token],
+    at: ["bigint", ({ now }) => now],
+    wanted: ["boolean", ({ inHand }) => inHand === null],
+  },
+  2,
+);
 
 /** Null when someone else has taken the call, or it has ended. */
 export const claimCommand: Command<Claim, ClaimedCall | null> = {
@@ -39,15 +45,17 @@ export const claimCommand: Command<Claim, ClaimedCall | null> = {
   sqlite(prepare) {
     const take = prepare(
       `update open_invocations as o set status = '${to}', owner = ?, claim = ?, updated_at = ?
-       where o.id = ? and o.tenant = ? and ${mayBeClaimed("?")}`,
+       where o.id = ? and o.tenant = ? and ${isFree}`,
     );
+    const own = prepare(`select 1 from open_invocations o where o.id = ? and o.tenant = ? and ${isOwn("?")}`);
     const stored = prepare(
       `select o.call, coalesce(o.request, b.request) as body from open_invocations o
        left join invocation_bodies b on b.tenant = o.tenant and b.invocation_id = o.id
        where o.id = ? and o.tenant = ?`,
     );
-    return ({ key: { id, tenant }, owner, token, now, inHand }) => {
-      if (take.run(owner, token, now, id, tenant, token) === 0) return null;
+    return ({ key: { id, tenant }, owner, token, now, inHand }, effects) => {
+      if (take.run(owner, token, now, id, tenant) > 0) countMove(effects, tenant, from, to);
+      else if (own.get(id, tenant, token) === null) return null;
       return inHand === null ? (stored.get(id, tenant) as unknown as ClaimedCall) : { call: null, body: null };
     };
   },
@@ -56,11 +64,15 @@ export const claimCommand: Command<Claim, ClaimedCall | null> = {
     text: `
 with input as (select * from ${INPUT.source}),
 taken as (
-  select o.id from input, lateral (
+  select o.id, o.tenant, o.status from input, lateral (
     select c.id, c.tenant, c.status, c.claim, c.settlement_status from open_invocations c
     where c.id = input.id and c.tenant = input.tenant
     for update
-  ) o where ${mayBeClaimed("input.token")}
+  ) o where (${isFree} or ${isOwn("input.token")})
+),
+totals as (${addTotals(`
+    select tenant, 'status' as dimension, '${from}' as value, -1 as delta from taken where status = '${from}'
+    union all select tenant, 'status', '${to}', 1 from taken where status = '${from}'`)}
 ),
 claimed as (
   update open_invocations o set status = '${to}', owner = input.owner, claim = input.token, updated_at = input.at
@@ -71,7 +83,7 @@ claimed as (
 select id, call, case when wanted then coalesce(request,
   (select b.request from invocation_bodies b where b.tenant = claimed.tenant and b.invocation_id = claimed.id)) end as body
 from claimed`,
-    valuesOf: (inputs) => INPUT.values(inputs.toSorted((a, b) => (a.key.id < b.key.id ? -1 : 1))),
+    valuesOf: (inputs) => [anyShard(), ...INPUT.values(inputs.toSorted((a, b) => (a.key.id < b.key.id ? -1 : 1)))],
     outputsOf(inputs, rows) {
       const claimed = new Map(rows.map((row) => [row["id"], row]));
       return inputs.map(({ key }) => (claimed.get(key.id) as ClaimedCall | undefined) ?? null);

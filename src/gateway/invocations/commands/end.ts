@@ -4,10 +4,11 @@ import type { CallEnd, CallPayment } from "../../../core/call-end.ts";
 import { idTime } from "../../../core/id.ts";
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import { SETTLEMENT_EVENTS } from "../../../core/states.ts";
-import { type Command, inputRows } from "../../../storage/commands.ts";
-import { COUNT_SHARDS } from "../../../storage/counts.ts";
-import { countWhole } from "../counters.ts";
+import { type Command, type CommandEffects, inputRows } from "../../../storage/commands.ts";
+import { anyShard } from "../../../storage/counts.ts";
+import { countErrorClass, countMove, countSettlement } from "../counters.ts";
 import type { Ending, InvocationKey, InvocationRow } from "../service.ts";
+import { addTotals } from "./totals.ts";
 
 /** The end of a call, as its cause reports it. */
 export interface EndOfCall {
@@ -103,6 +104,18 @@ export const endCommand: Command<EndOfCall, boolean> = {
     );
     const dropBody = prepare("delete from invocation_bodies where tenant = ? and invocation_id = ?");
 
+    function storeBodies(
+      { tenant, id }: InvocationKey,
+      { request, body_captured }: InvocationRow & { readonly request: Uint8Array | null },
+      response: Uint8Array | null,
+    ): void {
+      const isSmall = request !== null;
+      if (!body_captured) {
+        if (!isSmall) dropBody.run(tenant, id);
+      } else if (isSmall) insertBodies.run(tenant, id, request, response);
+      else keepBodies.run(response, tenant, id);
+    }
+
     return (end, effects) => {
       const { key, from, token, ending, at } = end;
       const { tenant, id } = key;
@@ -116,14 +129,10 @@ export const endCommand: Command<EndOfCall, boolean> = {
         ...[error_class, upstream_status, latency_ms, ttft_ms, resp_size, resp_sha256, response_content_type],
         ...[response_truncated, status, settlement_status, at, at],
       );
-      countWhole(effects, { ...row, tenant, status, error_class, settlement_status }, 1);
+      countEnd(effects, end, settlement_status !== row.settlement_status);
       if (row.payment_nonce !== null) freeCredential.run(tenant, id);
       if (row.emit_receipt && settlement_status !== "pending") oweReceipt.run(tenant, id);
-      const isSmall = row.request !== null;
-      if (!row.body_captured) {
-        if (!isSmall) dropBody.run(tenant, id);
-      } else if (isSmall) insertBodies.run(tenant, id, row.request, response);
-      else keepBodies.run(response, tenant, id);
+      storeBodies(key, row, response);
       effects.ended(callEnd(end, { ...row, settlement_status }));
       return true;
     };
@@ -164,17 +173,16 @@ due as (
   insert into receipts_due (tenant, invocation_id)
   select tenant, id from final where emit_receipt and settled is distinct from 'pending'
 ),
-totals as (
-  insert into invocation_counts as c (tenant, dimension, value, shard, count)
-  select tenant, dimension, value, $1::bigint, count(*) from final, lateral (values
-    ('all', ''), ('agent', agent_id), ('mode', mode), ('status', ended), ('model', model),
-    ('error_class', error_class), ('settlement', settled)) as total (dimension, value)
-  where value is not null group by tenant, dimension, value order by tenant, dimension, value
-  on conflict (tenant, dimension, value, shard) do update set count = c.count + excluded.count
+totals as (${addTotals(`
+    select tenant, 'status' as dimension, was as value, -1 as delta from final
+    union all select tenant, 'status', ended, 1 from final
+    union all select tenant, 'error_class', error_class, 1 from final
+    union all select tenant, 'settlement', settlement_status, -1 from final where settled <> settlement_status
+    union all select tenant, 'settlement', settled, 1 from final where settled <> settlement_status`)}
 )
 select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, payment_asset, payment_amount,
   settled as settlement_status from final`,
-    valuesOf: (inputs) => [Math.floor(Math.random() * COUNT_SHARDS), ...INPUT.values(inputs)],
+    valuesOf: (inputs) => [anyShard(), ...INPUT.values(inputs)],
     outputsOf(inputs, rows, effects) {
       const outputs = inputs.map(() => false);
       for (const row of rows) {
@@ -189,6 +197,12 @@ select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, 
     },
   },
 };
+
+function countEnd(effects: CommandEffects, { key, from, ending }: EndOfCall, isLost: boolean): void {
+  countMove(effects, key.tenant, from, ending.status);
+  if (ending.error_class !== null) countErrorClass(effects, key.tenant, ending.error_class);
+  if (isLost) countSettlement(effects, key.tenant, LOST.from, LOST.to);
+}
 
 function settlementAfter({ settlement_status }: EndedRow, { status }: Ending): EndedRow["settlement_status"] {
   return status === "failed" && settlement_status === LOST.from ? LOST.to : settlement_status;

@@ -10,7 +10,7 @@ import { acceptCommand } from "./accept.ts";
 import { claimCommand } from "./claim.ts";
 import { endCommand } from "./end.ts";
 
-const [OPEN, ENDED] = [100_000, 300_000];
+const [OPEN, ENDED] = [20_000, 60_000];
 const OF_ALL = "tenant, id, agent_id, caller, mode, status, body_captured, emit_receipt, updated_at";
 const MANY = [
   `insert into open_invocations (${OF_ALL}, call, request) select 'acme', 'inv_o' || i, 'agt_' || i % 100, 'ada',
@@ -102,6 +102,6 @@ for (const version of [18, 15] as const) {
       await client.unsafe("analyze");
       await expectKeys("full");
     },
-    60_000,
+    120_000,
   );
 }
