@@ -1,7 +1,7 @@
 // The exact totals that a command changes on Postgres, as a part of its statement.
 
 /** Picks the rows that the additions of one statement go to: the first parameter of each. */
-export const SHARD = "$1::bigint";
+const SHARD = "$1::bigint";
 
 /**
  * Adds to totals. The rows are locked in one order, which is the same everywhere.
