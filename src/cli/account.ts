@@ -110,7 +110,8 @@ export async function runAccount(
 ): Promise<string> {
   requireDatabase(config, request);
   openDataDir(config, log);
-  const store = await openStore({ ...config, log, clock: systemClock });
+  // What a command tells is its output: that the store was opened is none of it.
+  const store = await openStore({ ...config, log: { ...log, info: log.debug }, clock: systemClock });
   try {
     return await perform(store, request);
   } catch (error) {

@@ -1,7 +1,7 @@
 // How commands on Postgres come together, over a database that the test answers for.
 import { expect, test } from "bun:test";
 import { Fault } from "../core/fault.ts";
-import { type CommandGroup, createCommandBatches } from "./command-batches.ts";
+import { type CommandGroup, createCommandBatches, createCommandLanes } from "./command-batches.ts";
 import type { Command } from "./commands.ts";
 import { unavailable } from "./failures.ts";
 import { CommitUnknown } from "./store.ts";
@@ -153,15 +153,16 @@ test("however many have one key, the others do not wait, and the key of each is 
 });
 
 test("one beyond those that may wait is refused at once, those that wait for their key counted", async () => {
-  const { execute, ran, runs, close } = batchesByHand({ atOnce: 1 });
+  const { execute, runs, close } = batchesByHand({ atOnce: 1 });
   const all = Array.from({ length: 20_000 }, (_, i) => kindOf(execute(first, { name: `${i}`, key: `${i % 10_000}` })));
   expect(await kindOf(execute(first, { name: "more" }))).toBe("unavailable");
-  for (let i = 0; i < runs.length || i === 0; i++) {
-    (await ran(i)).answer();
-    await new Promise(setImmediate);
-    await new Promise(setImmediate);
-  }
-  expect(await Promise.all(all)).toEqual(Array.from({ length: 20_000 }, (_, i) => `${i}`));
+  const answered = Promise.all(all);
+  let isOver = false;
+  void answered.then(() => {
+    isOver = true;
+  });
+  for (let i = 0; !isOver; await new Promise(setImmediate)) while (i < runs.length) runs[i++]?.answer();
+  expect(await answered).toEqual(Array.from({ length: 20_000 }, (_, i) => `${i}`));
   await close();
 });
 
@@ -217,4 +218,22 @@ test("a command with most of its time left is not refused with one that has litt
   expect(await old).toBe("unavailable");
   (await ran(2)).answer();
   expect(await fresh).toBe("fresh");
+});
+
+test("small commands do not wait for large ones", async () => {
+  const largeAnswer = Promise.withResolvers<unknown[][]>();
+  const lanes = createCommandLanes({
+    atOnce: 1,
+    largeAtOnce: 1,
+    waitMsMax: 60_000,
+    run(groups) {
+      const names = groups.map(({ inputs }) => inputs.map((input) => (input as Input).name));
+      return names.flat().includes("large") ? largeAnswer.promise : Promise.resolve(names);
+    },
+  });
+  const large = [1, 2].map(() => lanes.execute(first, { name: "large", bytes: 1024 * 1024 }));
+  expect(await lanes.execute(first, { name: "small" })).toBe("small");
+  largeAnswer.resolve([["large"]]);
+  expect(await Promise.all(large)).toContain("large");
+  await lanes.close();
 });

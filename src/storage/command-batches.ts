@@ -1,6 +1,7 @@
 // Commands on Postgres: those that come in one turn of the event loop, and while others are being written, share a
 // transaction, in which each kind is one statement. A command alone is written at once.
 
+import { inSlices } from "../concurrency/slices.ts";
 import { Fault } from "../core/fault.ts";
 import type { Command } from "./commands.ts";
 import { unavailable } from "./failures.ts";
@@ -128,11 +129,10 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
         groups.map(([command, members]) => ({ command, inputs: members.map(({ input }) => input) })),
         Math.min(...batch.map(({ until }) => until)),
       );
-      groups.forEach(([, members], group) => {
-        for (const [place, member] of members.entries()) {
-          answer(member, () => member.resolve(outputs[group]?.[place]));
-        }
-      });
+      const answers = groups.flatMap(([, members], group) =>
+        members.map((member, place) => () => answer(member, () => member.resolve(outputs[group]?.[place]))),
+      );
+      await inSlices(answers, (give) => give());
     } catch (error) {
       if (batch.length === 1 || isOfAll(error)) {
         for (const member of batch) answer(member, () => member.reject(error));
@@ -200,4 +200,22 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
 /** The database is away, or slow: no command is to blame, and asking again for each would only make it worse. */
 function isOfAll(error: unknown): boolean {
   return error instanceof CommitUnknown || (error instanceof Fault && error.kind === "unavailable");
+}
+
+/** From here on a command is large. One of 32 MiB takes the server as long as thousands of small ones. */
+const LARGE_BYTES = 256 * 1024;
+
+/** Large commands are written beside the others, which do not wait for them. */
+export function createCommandLanes(options: CommandBatchesOptions & { readonly largeAtOnce: number }) {
+  const small = createCommandBatches(options);
+  const large = createCommandBatches({ ...options, atOnce: options.largeAtOnce });
+  return {
+    execute<Input, Output>(command: Command<Input, Output>, input: Input): Promise<Output> {
+      const lane = command.bytesOf(input) < LARGE_BYTES ? small : large;
+      return lane.execute(command, input);
+    },
+    async close(): Promise<void> {
+      await Promise.all([small.close(), large.close()]);
+    },
+  };
 }

@@ -5,6 +5,7 @@
 import { type Database, SQLiteError } from "bun:sqlite";
 import type { Tables } from "../../db/schema.ts";
 import { spend } from "../concurrency/loop-profile.ts";
+import { inSlices } from "../concurrency/slices.ts";
 import type { CallEnd } from "../core/call-end.ts";
 import type { Log } from "../core/log.ts";
 import type { Command, CommandEffects } from "./commands.ts";
@@ -250,7 +251,7 @@ export function createGroupCommit(options: GroupOptions) {
       const { answers, again } = outcome;
       apart = outcome.apart === true;
       if (again.length > 0) waiting = [...again, ...waiting];
-      for (const answer of answers) answer();
+      await inSlices(answers, (answer) => answer());
     }
     scheduled = false;
     if (waiting.length > 0) schedule();

@@ -9,7 +9,7 @@ import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { createCallEnds } from "./call-ends.ts";
 import { probeCapabilities } from "./capabilities.ts";
-import { createCommandBatches } from "./command-batches.ts";
+import { createCommandLanes } from "./command-batches.ts";
 import type { Command } from "./commands.ts";
 import { addCount, anyShard, type Counts, changedCounts } from "./counts.ts";
 import { openDatabaseClock } from "./database-clock.ts";
@@ -30,9 +30,11 @@ import type { Reader, Store, Tx } from "./store.ts";
 import { untilNotUndone } from "./undone.ts";
 
 /** Together they leave room for several replicas below Postgres's usual limit of 100. */
-const WRITERS_MAX = 10;
+const WRITERS_MAX = 8;
 /** Transactions of commands at once: the next one gathers while these wait for the disk. */
 const BATCHES_MAX = 2;
+/** The same of commands with large bodies. */
+const LARGE_BATCHES_MAX = 2;
 const READERS_MAX = 6;
 const FIRST_READERS_MAX = 2;
 /** The limit of one read or write, from the wait for a connection to the answer; the interface promises 10 s. */
@@ -199,7 +201,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
   await prepareDatabase(options);
   const { callMsMax = CALL_MS_MAX } = options;
   const writers = createConnectionPool(options.databaseUrl, WRITERS_MAX);
-  const batchers = createConnectionPool(options.databaseUrl, BATCHES_MAX);
+  const batchers = createConnectionPool(options.databaseUrl, BATCHES_MAX + LARGE_BATCHES_MAX);
   const readers = createConnectionPool(options.databaseUrl, READERS_MAX);
   const firstReaders = createConnectionPool(options.databaseUrl, FIRST_READERS_MAX);
   const readerOf = (pool: ConnectionPool): Reader => ({
@@ -214,8 +216,9 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
   });
   const ends = createCallEnds(options.log);
   const writing: Writing = { writers, callMsMax, ended: ends.tell };
-  const batches = createCommandBatches({
+  const batches = createCommandLanes({
     atOnce: BATCHES_MAX,
+    largeAtOnce: LARGE_BATCHES_MAX,
     waitMsMax: callMsMax,
     run: (groups, until) =>
       write(
