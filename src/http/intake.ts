@@ -11,7 +11,7 @@ import { named } from "../concurrency/steps.ts";
 import { doneInTurns } from "../concurrency/turns.ts";
 import { Fault, type FaultDetail } from "../core/fault.ts";
 import { BODY_INTAKE_BYTES_MAX, BODY_INTAKE_MS_MAX, BODY_INTAKE_SILENCE_MS_MAX } from "../core/limits.ts";
-import { type BodyReader, createSpareParts, type Gathered, gather } from "./body-buffer.ts";
+import { type BodyReader, type Gathered, gather } from "./body-buffer.ts";
 
 /** A body up to this size is not counted: all connections together could not hold enough to matter. */
 const TINY_BYTES = 4096;
@@ -42,7 +42,6 @@ export interface Held {
 
 export function createIntake(limits: IntakeLimits) {
   const scales = createScales(limits.bytesMax);
-  const spare = createSpareParts();
 
   async function readStream(stream: ReadableStream<Uint8Array> | null, body: Body, sizes: Sizes): Promise<Uint8Array> {
     if (stream === null) return new Uint8Array();
@@ -58,7 +57,7 @@ export function createIntake(limits: IntakeLimits) {
       reader.releaseLock();
     };
     const most = Math.min(sizes.declared, sizes.bytesMax);
-    const gathered = gather(most, spare);
+    const gathered = gather(most);
     try {
       const weigh = () => scales.weigh(body, limits.streamBytes + gathered.held, limits.streamBytes + most);
       await weigh();

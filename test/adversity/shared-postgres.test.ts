@@ -240,18 +240,18 @@ test.concurrent("a call that was refused for a commit that came late is never ma
         return [call.name, await comeBack(tenant, call)];
       }),
     );
-    const { total: running } = (await tenant.send("GET", "/v1/invocations?status=running")).body;
+    // The records that came late and were claimed in the same write are given back, and then removed.
+    const running = async () => (await tenant.send("GET", "/v1/invocations?status=running")).body.total;
+    while ((await running()) !== 0) await Bun.sleep(100);
     const again = refused.filter(({ name }) => !name.startsWith("never"));
     expect({
       outcomes: outcomes.filter((outcome) => outcome !== undefined),
       kept: (await claimed).status,
       made: made.sort(),
-      running,
     }).toEqual({
       outcomes: again.map(({ name }) => [name, "succeeded"]),
       kept: 200,
       made: ["kept", ...again.map(({ name }) => name)].sort(),
-      running: 0,
     });
   } finally {
     await upstream.stop();
