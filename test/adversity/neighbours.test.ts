@@ -15,10 +15,10 @@ const CALL_MS_MAX = 3_000;
 const ROUNDS = 8;
 const RSS_MIB_MAX = 700;
 /**
- * Of a thread's event loop, in one piece: computed, not waited for a processor. The worst that was measured on two busy
- * cores is 38.
+ * Of a thread's event loop, in one piece: computed, not waited for a processor. The worst that was measured is 38 on two
+ * busy cores, and 97, of the same program, on two slow ones; what these attacks did before they were mended was 150 to 500.
  */
-const COMPUTED_MS_MAX = 75;
+const COMPUTED_MS_MAX = 130;
 /** The watch tells at once of the first pause, and of what follows within a second. */
 const TOLD_MS = 1_200;
 
@@ -197,7 +197,7 @@ const ATTACKS: readonly Attack[] = [
   {
     name: "bodies that come slowly, of two tenants",
     // The runtime reads and copies half a megabyte of each of the 80 that begin together, in one go: 45 to 100 ms.
-    computedMsMax: 160,
+    computedMsMax: 220,
     async begin({ gateway, tenant }) {
       for (const name of ["slow-1", "slow-2"]) {
         const { headers, register } = await tenant(name);
