@@ -3,6 +3,7 @@
 // running) would only be deleted and inserted again; the clean-up removes those of models.
 import { and, eq, inArray, sql } from "drizzle-orm";
 import type { CountDimension } from "../../db/schema.ts";
+import type { LoggedTotals } from "./sqlite-totals.ts";
 import { bind, prepared, type Reader } from "./store.ts";
 
 /** Postgres spreads the additions to one total over this many rows. */
@@ -79,21 +80,34 @@ export async function counted(
   dimension: CountDimension,
   value: string,
 ): Promise<number> {
-  const [row] = await total(reader).execute({ tenant, dimension, value });
-  return row?.total ?? 0;
+  const rows = () => total(reader).execute({ tenant, dimension, value });
+  return totalOf(reader, rows, ({ of }) => of(tenant, dimension, value));
 }
+
+const OPEN = ["pending", "running"];
 
 const openTotal = prepared(({ db, tables: { invocationCounts: c } }: Reader) =>
   db
     .select({ total: sql`coalesce(sum(${c.count}), 0)`.mapWith(Number) })
     .from(c)
-    .where(
-      and(eq(c.tenant, bind(c.tenant, "tenant")), eq(c.dimension, "status"), inArray(c.value, ["pending", "running"])),
-    ),
+    .where(and(eq(c.tenant, bind(c.tenant, "tenant")), eq(c.dimension, "status"), inArray(c.value, OPEN))),
 );
 
 /** How many calls of a tenant have not ended. */
 export async function openCalls(reader: Reader, tenant: string): Promise<number> {
-  const [row] = await openTotal(reader).execute({ tenant });
-  return row?.total ?? 0;
+  const rows = () => openTotal(reader).execute({ tenant });
+  return totalOf(reader, rows, ({ of }) => OPEN.reduce((sum, status) => sum + of(tenant, "status", status), 0));
+}
+
+/** What stands in the table, and what is to be added to it. Between the two looks nothing may move from one to the other. */
+async function totalOf(
+  { logged }: Reader,
+  inTable: () => PromiseLike<{ total: number }[]>,
+  inLog: (logged: LoggedTotals) => number,
+): Promise<number> {
+  for (;;) {
+    const version = logged?.version();
+    const [row] = await inTable();
+    if (version === logged?.version()) return (row?.total ?? 0) + (logged === undefined ? 0 : inLog(logged));
+  }
 }

@@ -9,9 +9,10 @@ import { inSlices } from "../concurrency/slices.ts";
 import type { CallEnd } from "../core/call-end.ts";
 import type { Log } from "../core/log.ts";
 import type { Command, CommandEffects } from "./commands.ts";
-import { addCount, type Counts, changedCounts } from "./counts.ts";
+import { addCount, type Counts } from "./counts.ts";
 import { sqliteCommitFailure, sqliteFailure, unavailable } from "./failures.ts";
 import { type CommandOn, commandsOn } from "./sqlite-commands.ts";
+import type { SqliteTotals } from "./sqlite-totals.ts";
 import type { Queries, Tx } from "./store.ts";
 
 /** Bounds of one group. They keep the wait of its first work and the pause of the event loop short. */
@@ -36,6 +37,7 @@ interface GroupOptions {
   /** Drizzle over `writer`: the same object in every work, so that prepared queries are built once. */
   readonly db: Queries;
   readonly tables: Tables;
+  readonly totals: Omit<SqliteTotals, "close">;
   readonly now: Tx["now"];
   readonly log: Log;
   /** Called after the commit with the calls that a work has ended. */
@@ -54,10 +56,6 @@ function statements(writer: Database) {
     save: writer.prepare("savepoint work"),
     release: writer.prepare("release work"),
     undo: writer.prepare("rollback to work"),
-    count: writer.prepare(
-      `insert into invocation_counts (tenant, dimension, value, shard, count) values (?, ?, ?, 0, ?)
-       on conflict (tenant, dimension, value, shard) do update set count = count + excluded.count`,
-    ),
   };
 }
 
@@ -91,7 +89,7 @@ interface Progress {
 }
 
 function createGroupRunner(
-  { writer, db, tables, now, log, ended, groupMs = GROUP_MS_MAX }: GroupOptions,
+  { writer, db, tables, totals, now, log, ended, groupMs = GROUP_MS_MAX }: GroupOptions,
   commandOn: CommandOn,
 ) {
   const sql = statements(writer);
@@ -108,6 +106,7 @@ function createGroupRunner(
       ...effects,
       db,
       tables,
+      logged: totals,
       now,
       lock: async () => {},
       execute: async (command, input) => commandOn(command)(input, effects),
@@ -156,13 +155,6 @@ function createGroupRunner(
       progress.answers.push(answer instanceof Promise ? await answer : answer);
       if (performance.now() > late) break;
     }
-    writeCounts(progress.counts);
-  }
-
-  function writeCounts(counts: Counts): void {
-    for (const { tenant, dimension, value, delta } of changedCounts(counts)) {
-      sql.count.run(tenant, dimension, value, delta);
-    }
   }
 
   /** When the disk refuses even this, the next group tries again before it begins. */
@@ -186,7 +178,10 @@ function createGroupRunner(
       const progress: Progress = { answers: [], counts: new Map(), ran: 0 };
       try {
         await runSome(group, apart, progress);
+        const added = totals.write(progress.counts);
         sql.commit.run();
+        // At once, before anybody reads what is committed.
+        added();
         return { answers: progress.answers, again: group.slice(progress.ran) };
       } catch (thrown) {
         if (writer.inTransaction) undoAll();

@@ -14,6 +14,7 @@ import { createCallEnds } from "./call-ends.ts";
 import { within } from "./deadline.ts";
 import { createGroupCommit } from "./group.ts";
 import { migrateSqlite } from "./migrate.ts";
+import { createSqliteTotals } from "./sqlite-totals.ts";
 import type { Queries, Store } from "./store.ts";
 
 /** How long opening waits for another process that migrates. */
@@ -137,11 +138,12 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
   // Drizzle runs the builders of this driver at once when they are awaited, as "async" promises.
   const ends = createCallEnds(log);
   const db = drizzle(writer) as unknown as Queries;
-  const group = createGroupCommit({ writer, db, tables, now, log, ended: ends.tell });
+  const totals = createSqliteTotals(writer);
+  const group = createGroupCommit({ writer, db, tables, totals, now, log, ended: ends.tell });
   const timer = checkpoints(writer, path, log);
   const touch = writer.prepare("update schema_migrations set applied_at = applied_at where version = 1");
 
-  const read = { db: drizzle(reader) as unknown as Queries, tables };
+  const read = { db: drizzle(reader) as unknown as Queries, tables, logged: totals };
   return {
     dialect: "sqlite",
     clock,
@@ -159,6 +161,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
       await group.close();
       timer.stop();
       try {
+        totals.close();
         writer.run("pragma wal_checkpoint(truncate)");
       } finally {
         reader.close();

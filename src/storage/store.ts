@@ -7,6 +7,7 @@ import type { CallEnd, CallEndListener } from "../core/call-end.ts";
 import type { Clock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";
 import type { CommandRunner } from "./commands.ts";
+import type { LoggedTotals } from "./sqlite-totals.ts";
 
 /** Drizzle in its SQLite types. The Postgres adapter casts to it, since the same calls build queries on both. */
 export type Queries = BaseSQLiteDatabase<"async", unknown, Record<string, never>>;
@@ -14,6 +15,8 @@ export type Queries = BaseSQLiteDatabase<"async", unknown, Record<string, never>
 export interface Reader {
   readonly db: Pick<Queries, "select" | "selectDistinct" | "$with" | "with">;
   readonly tables: Tables;
+  /** What is to be added to the totals in `invocationCounts`: only where they are kept apart. */
+  readonly logged?: LoggedTotals;
 }
 
 export interface Tx extends Reader, CommandRunner {

@@ -270,6 +270,8 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
         await take(key);
         await end(key, SUCCESS);
       };
+      // On SQLite totals come into the table when many calls have been counted.
+      const isTable = store.dialect === "postgres";
       const names = Array.from({ length: 450 }, (_, index) => `model-${index}`);
       await Promise.all([...names, ...names.slice(0, 50)].map(call));
       clock.time += 3 * DAY_MS;
@@ -277,8 +279,11 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       const again = names.slice(0, 40);
       await Promise.all([clean(), ...again.map(call), clean()]);
       await clean();
-      expect(await models()).toEqual([...again].sort());
-      for (const model of again) expect(await counted(store.read, tenant, "model", model)).toBe(1);
+      if (isTable) expect(await models()).toEqual([...again].sort());
+      else expect(again).toEqual(expect.arrayContaining(await models()));
+      for (const model of names) {
+        expect(await counted(store.read, tenant, "model", model)).toBe(again.includes(model) ? 1 : 0);
+      }
     });
 
     test("a call that is counted while its model's empty total goes stays counted", async () => {

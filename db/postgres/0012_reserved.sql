@@ -1,0 +1,2 @@
+-- Stands for another version until that is merged.
+select 1;
