@@ -34,6 +34,21 @@ export function addCount(
   values.set(value, (values.get(value) ?? 0) + delta);
 }
 
+/** Adds counts to the others, and forgets those that come to nothing. */
+export function addCounts(counts: Counts, added: Counts): void {
+  for (const [tenant, dimensions] of added) {
+    for (const [dimension, values] of dimensions) {
+      for (const [value, delta] of values) {
+        addCount(counts, tenant, dimension, value, delta);
+        const own = counts.get(tenant)?.get(dimension);
+        if (own?.get(value) === 0) own.delete(value);
+      }
+      if (counts.get(tenant)?.get(dimension)?.size === 0) counts.get(tenant)?.delete(dimension);
+    }
+    if (counts.get(tenant)?.size === 0) counts.delete(tenant);
+  }
+}
+
 /** The map under a key, made if it is missing. */
 function at<K, V extends Map<unknown, unknown>>(map: Map<K, V>, key: K): V {
   const known = map.get(key);

@@ -8,6 +8,7 @@ import { Fault } from "../core/fault.ts";
 import { silentLog } from "../core/log.ts";
 import { createGroupCommit, type GroupCommit } from "./group.ts";
 import { migrateSqlite } from "./migrate.ts";
+import { createSqliteRecent } from "./sqlite-recent.ts";
 import { createSqliteTotals, type SqliteTotals } from "./sqlite-totals.ts";
 import type { Queries, Tx } from "./store.ts";
 
@@ -31,6 +32,7 @@ beforeEach(() => {
     db,
     tables: defineSchema(columns.sqlite),
     totals,
+    recent: createSqliteRecent({ writer, reader: writer }),
     now: sql<number>`0`,
     log: silentLog,
     ended: () => {},
@@ -73,6 +75,7 @@ test("writes of one turn of the event loop share a commit, and those that wait f
     db,
     tables: defineSchema(columns.sqlite),
     totals,
+    recent: createSqliteRecent({ writer, reader: writer }),
     now: sql<number>`0`,
     log: silentLog,
     ended: () => {},

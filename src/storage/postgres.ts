@@ -246,6 +246,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
         timeoutMs,
         write({ ...writing, callMsMax: timeoutMs }, (_, connection) => connection.run(PROBE)),
       ),
+    settle: async () => {},
     async close() {
       clock.stop();
       const until = performance.now() + callMsMax;

@@ -5,7 +5,7 @@
 // written to the file, which is rare: at most one gateway runs on a database.
 import type { Database } from "bun:sqlite";
 import type { CountDimension } from "../../db/schema.ts";
-import { addCount, type Count, type Counts, changedCounts } from "./counts.ts";
+import { addCount, addCounts, type Count, type Counts, changedCounts } from "./counts.ts";
 
 /**
  * The log is moved when it has this size: what each total gets is then the sum of many additions, and reading the log
@@ -27,6 +27,7 @@ interface Move {
   readonly totals: readonly Count[];
   readonly lastRow: number;
   readonly bytes: number;
+  readonly isAsked: boolean;
   readonly done: number;
 }
 
@@ -37,8 +38,8 @@ export interface SqliteTotals extends LoggedTotals {
    * @returns to be called right after the commit, and not at all if there is none
    */
   write(added: Counts): () => void;
-  /** Moves the rest of the log, in a transaction of its own. */
-  close(): void;
+  /** From now on each group moves on what is in the log. Returns whether all of it has been moved. */
+  hurry(): () => boolean;
 }
 
 function statements(writer: Database) {
@@ -66,6 +67,8 @@ export function createSqliteTotals(
   let size = 0;
   let version = 0;
   let move: Move | null = null;
+  /** All that is in the log is to be moved, however little it is. */
+  let isAsked = false;
   let others = Number.NaN;
   readOthers();
 
@@ -78,14 +81,14 @@ export function createSqliteTotals(
     move = null;
     version += 1;
     for (const { additions } of sql.all.all()) {
-      addTo(logged, decoded(additions));
+      addCounts(logged, decoded(additions));
       size += additions.length;
     }
   }
 
   /** All that is in the log now, as the next part to be moved. */
   function wholeLog(): Move {
-    return { totals: changedCounts(logged), lastRow: sql.lastRow.get()?.id ?? 0, bytes: size, done: 0 };
+    return { totals: changedCounts(logged), lastRow: sql.lastRow.get()?.id ?? 0, bytes: size, isAsked, done: 0 };
   }
 
   /** Moves some totals, in a transaction. Returns what to do after its commit. */
@@ -101,10 +104,12 @@ export function createSqliteTotals(
     if (isDone) sql.forget.run(current.lastRow);
     else sql.log.run(1, encoded(moved));
     return () => {
-      addTo(logged, moved);
+      addCounts(logged, moved);
       version += 1;
       move = isDone ? null : { ...current, done };
-      if (isDone) size -= current.bytes;
+      if (!isDone) return;
+      size -= current.bytes;
+      if (current.isAsked) isAsked = false;
     };
   }
 
@@ -117,41 +122,21 @@ export function createSqliteTotals(
     write(added) {
       readOthers();
       // What moves now was there before this group.
-      const current = move ?? (size < logBytes ? null : wholeLog());
+      const current = move ?? (isAsked || size >= logBytes ? wholeLog() : null);
       const moved = current === null ? null : moveSome(current, movedAtOnce);
       const additions = encoded(added);
       if (additions !== NOTHING) sql.log.run(0, additions);
       return () => {
         moved?.();
-        addTo(logged, added);
+        addCounts(logged, added);
         size += additions.length;
       };
     },
-    close() {
-      const moveAll = writer.transaction(() => {
-        readOthers();
-        // What a move has put into the table is taken back by rows of the log, so all of it can be moved anew.
-        const all = wholeLog();
-        return moveSome(all, all.totals.length);
-      });
-      if (size > 0) moveAll.immediate()();
+    hurry() {
+      isAsked = size > 0;
+      return () => !isAsked;
     },
   };
-}
-
-/** Adds counts to the others, and forgets those that come to nothing. */
-function addTo(counts: Counts, added: Counts): void {
-  for (const [tenant, dimensions] of added) {
-    for (const [dimension, values] of dimensions) {
-      for (const [value, delta] of values) {
-        addCount(counts, tenant, dimension, value, delta);
-        const own = counts.get(tenant)?.get(dimension);
-        if (own?.get(value) === 0) own.delete(value);
-      }
-      if (counts.get(tenant)?.get(dimension)?.size === 0) counts.get(tenant)?.delete(dimension);
-    }
-    if (counts.get(tenant)?.size === 0) counts.delete(tenant);
-  }
 }
 
 const NOTHING = "[]";

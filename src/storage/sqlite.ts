@@ -14,6 +14,7 @@ import { createCallEnds } from "./call-ends.ts";
 import { within } from "./deadline.ts";
 import { createGroupCommit } from "./group.ts";
 import { migrateSqlite } from "./migrate.ts";
+import { createSqliteRecent, type RecentSizes } from "./sqlite-recent.ts";
 import { createSqliteTotals } from "./sqlite-totals.ts";
 import type { Queries, Store } from "./store.ts";
 
@@ -37,6 +38,8 @@ interface SqliteOptions {
   readonly path: string;
   readonly log: Log;
   readonly clock: Clock;
+  /** For tests. */
+  readonly sizes?: RecentSizes;
 }
 
 /** SQLite gives its log and index files the mode of the database file. */
@@ -139,11 +142,23 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
   const ends = createCallEnds(log);
   const db = drizzle(writer) as unknown as Queries;
   const totals = createSqliteTotals(writer);
-  const group = createGroupCommit({ writer, db, tables, totals, now, log, ended: ends.tell });
+  const recent = createSqliteRecent({ writer, reader }, options.sizes);
+  const group = createGroupCommit({ writer, db, tables, totals, recent, now, log, ended: ends.tell });
   const timer = checkpoints(writer, path, log);
   const touch = writer.prepare("update schema_migrations set applied_at = applied_at where version = 1");
 
-  const read = { db: drizzle(reader) as unknown as Queries, tables, logged: totals };
+  /** A group without works. */
+  const move = writer.transaction(() => {
+    recent.begin();
+    return [totals.write(new Map()), recent.write([])];
+  });
+
+  async function settleBy(step: () => Promise<void>): Promise<void> {
+    const areMoved = [totals.hurry(), recent.hurry()];
+    while (!areMoved.every((isMoved) => isMoved())) await step();
+  }
+
+  const read = { db: drizzle(reader) as unknown as Queries, tables, logged: totals, recentCalls: recent };
   return {
     dialect: "sqlite",
     clock,
@@ -157,11 +172,15 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
         timeoutMs,
         group.write(async () => void touch.run()),
       ),
+    settle: () => settleBy(() => group.write(async () => {})),
     async close() {
       await group.close();
       timer.stop();
       try {
-        totals.close();
+        await settleBy(async () => {
+          for (const tell of move.immediate()) tell();
+          await Bun.sleep(0);
+        });
         writer.run("pragma wal_checkpoint(truncate)");
       } finally {
         reader.close();

@@ -77,12 +77,16 @@ export async function capturedBodies(reader: Reader, row: InvocationRow): Promis
   // The call may end between the two looks, so it is looked for among the open ones first.
   const [open] = row.completed_at === null ? await openRequestById(reader).execute(key) : [];
   if (open?.request != null) return { request: open.request, response: null };
+  const recent = reader.recentCalls?.bodies(row.tenant, row.id);
+  if (recent != null) return recent;
   const [bodies] = await bodiesById(reader).execute(key);
   return bodies ?? { request: null, response: null };
 }
 
 export async function capturedResponse(reader: Reader, row: InvocationRow): Promise<Uint8Array | null> {
   if (!row.body_captured || row.completed_at === null) return null;
+  const recent = reader.recentCalls?.bodies(row.tenant, row.id);
+  if (recent != null) return recent.response;
   const [bodies] = await responseById(reader).execute({ tenant: row.tenant, id: row.id });
   return bodies?.response ?? null;
 }

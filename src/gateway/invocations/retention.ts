@@ -23,6 +23,7 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
   const floor = (days: number) => idFloor("inv", now - days * DAY_MS);
   const removed = { bodies: 0, invocations: 0, idempotency_keys: 0 };
   const { body_days, history_days } = retention;
+  await store.settle();
   for await (const tenant of tenantsIn(store.read, "endedInvocations")) {
     if (body_days > 0) {
       const old = { tenant, before: floor(body_days), now };
@@ -33,7 +34,10 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
       removed.invocations += await removeInGroups(store, (tx, limit) => removeInvocations(tx, old, limit));
     }
   }
-  if (history_days > 0) await removeEmptyTotals(store);
+  if (history_days > 0) {
+    await store.settle();
+    await removeEmptyTotals(store);
+  }
   const expiry = clock.now();
   removed.idempotency_keys = await removeInGroups(store, (tx, limit) => removeIdempotencyKeys(tx, expiry, limit));
   log.debug("cleaned_up", removed);
