@@ -11,7 +11,7 @@ export type SqlValue = string | number | boolean | Uint8Array | null;
 /** What a command does beside its own rows. */
 export interface CommandEffects {
   /** As `Tx.count`. */
-  count(tenant: string, dimension: CountDimension, value: string, delta: number): void;
+  count(tenant: string, period: number, dimension: CountDimension, value: string, delta: number): void;
   /** As `Tx.ended`. */
   ended(end: CallEnd): void;
   /** Only on SQLite. */

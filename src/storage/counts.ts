@@ -1,8 +1,10 @@
 // The exact totals of history pages: how the additions of works are merged before they are written, and how a total is
-// read. A total is the sum of its shards. A row that has come down to zero stays, since the usual ones (status pending,
-// running) would only be deleted and inserted again; the clean-up removes those of models.
+// read. A total is the sum of its rows: one for each hour whose calls it counts, so that calls are dropped together with their
+// part of it, and in that hour one for each shard. Clean-up makes one row of those of many hours (periods/totals.ts).
 import { and, eq, inArray, sql } from "drizzle-orm";
 import type { CountDimension } from "../../db/schema.ts";
+import { idTime } from "../core/id.ts";
+import { HOUR_MS } from "../core/time.ts";
 import type { LoggedTotals } from "./sqlite-totals.ts";
 import { bind, prepared, type Reader } from "./store.ts";
 
@@ -12,41 +14,53 @@ const COUNT_SHARDS = 16;
 /** One of them, for the additions of one statement. */
 export const anyShard = (): number => Math.floor(Math.random() * COUNT_SHARDS);
 
+/** The hour, since the epoch, in which a call with this ID was accepted. A call is counted under it until it is removed. */
+export const periodOf = (id: string): number => Math.floor(idTime(id) / HOUR_MS);
+
 export interface Count {
   readonly tenant: string;
+  readonly period: number;
   readonly dimension: CountDimension;
   readonly value: string;
   readonly delta: number;
 }
 
-/** Additions by tenant, dimension and value: strings that are looked up and never joined, for this is a hot path. */
-export type Counts = Map<string, Map<CountDimension, Map<string, number>>>;
+/** Additions by period, tenant, dimension and value, which are looked up and never joined, for this is a hot path. */
+export type Counts = Map<number, Map<string, Map<CountDimension, Map<string, number>>>>;
 
 /** Adds one count to the others. */
 export function addCount(
   counts: Counts,
   tenant: string,
+  period: number,
   dimension: CountDimension,
   value: string,
   delta: number,
 ): void {
-  const values = at(at(counts, tenant), dimension);
+  const values = at(at(at(counts, period), tenant), dimension);
   values.set(value, (values.get(value) ?? 0) + delta);
 }
 
 /** Adds counts to the others, and forgets those that come to nothing. */
 export function addCounts(counts: Counts, added: Counts): void {
-  for (const [tenant, dimensions] of added) {
-    for (const [dimension, values] of dimensions) {
-      for (const [value, delta] of values) {
-        addCount(counts, tenant, dimension, value, delta);
-        const own = counts.get(tenant)?.get(dimension);
-        if (own?.get(value) === 0) own.delete(value);
-      }
-      if (counts.get(tenant)?.get(dimension)?.size === 0) counts.get(tenant)?.delete(dimension);
+  for (const [period, tenants] of added) {
+    for (const [tenant, dimensions] of tenants) {
+      const own = at(at(counts, period), tenant);
+      for (const [dimension, values] of dimensions) addDeltas(own, dimension, values);
+      if (own.size === 0) counts.get(period)?.delete(tenant);
     }
-    if (counts.get(tenant)?.size === 0) counts.delete(tenant);
+    if (counts.get(period)?.size === 0) counts.delete(period);
   }
+}
+
+function addDeltas<D>(dimensions: Map<D, Map<string, number>>, dimension: D, added: ReadonlyMap<string, number>): void {
+  const values = at(dimensions, dimension);
+  for (const [value, delta] of added) {
+    const sum = (values.get(value) ?? 0) + delta;
+    if (sum === 0) values.delete(value);
+    else values.set(value, sum);
+  }
+  if (values.size === 0) dimensions.delete(dimension);
 }
 
 /** The map under a key, made if it is missing. */
@@ -61,17 +75,19 @@ function at<K, V extends Map<unknown, unknown>>(map: Map<K, V>, key: K): V {
 /** What has to be written, always in the same order, so that two transactions never wait for each other. */
 export function changedCounts(counts: Counts): Count[] {
   const changed: Count[] = [];
-  for (const [tenant, dimensions] of sorted(counts)) {
-    for (const [dimension, values] of sorted(dimensions)) {
-      for (const [value, delta] of sorted(values)) {
-        if (delta !== 0) changed.push({ tenant, dimension, value, delta });
+  for (const [period, tenants] of sorted(counts)) {
+    for (const [tenant, dimensions] of sorted(tenants)) {
+      for (const [dimension, values] of sorted(dimensions)) {
+        for (const [value, delta] of sorted(values)) {
+          if (delta !== 0) changed.push({ tenant, period, dimension, value, delta });
+        }
       }
     }
   }
   return changed;
 }
 
-function sorted<K extends string, V>(map: ReadonlyMap<K, V>): [K, V][] {
+function sorted<K extends string | number, V>(map: ReadonlyMap<K, V>): [K, V][] {
   return [...map].sort(([a], [b]) => (a < b ? -1 : 1));
 }
 

@@ -16,6 +16,7 @@ import { openDatabaseClock } from "./database-clock.ts";
 import { within } from "./deadline.ts";
 import { postgresCommitFailure, postgresFailure, startProblem } from "./failures.ts";
 import { migratePostgres } from "./migrate.ts";
+import { createPartitions } from "./partitions/partitions.ts";
 import {
   BEGIN_READ,
   BEGIN_WRITE,
@@ -66,12 +67,15 @@ async function flush(connection: DatabaseConnection, counts: Counts): Promise<vo
   if (changed.length === 0) return;
   const shard = anyShard();
   const rows = changed.map(
-    (_, i) => `($${4 * i + 2}, $${4 * i + 3}, $${4 * i + 4}, $1::bigint, $${4 * i + 5}::bigint)`,
+    (_, i) => `($${5 * i + 2}, $${5 * i + 3}, $${5 * i + 4}, $${5 * i + 5}::bigint, $1::bigint, $${5 * i + 6}::bigint)`,
   );
   await connection.run(
-    `insert into invocation_counts as c (tenant, dimension, value, shard, count) values ${rows.join(", ")}
-     on conflict (tenant, dimension, value, shard) do update set count = c.count + excluded.count`,
-    [shard, ...changed.flatMap(({ tenant, dimension, value, delta }) => [tenant, dimension, value, delta])],
+    `insert into invocation_counts as c (tenant, dimension, value, period, shard, count) values ${rows.join(", ")}
+     on conflict (tenant, dimension, value, period, shard) do update set count = c.count + excluded.count`,
+    [
+      shard,
+      ...changed.flatMap(({ tenant, period, dimension, value, delta }) => [tenant, dimension, value, period, delta]),
+    ],
   );
 }
 
@@ -100,7 +104,7 @@ async function transaction<T>(
         db: connection.db,
         tables,
         now,
-        count: (tenant, dimension, value, delta) => addCount(counts, tenant, dimension, value, delta),
+        count: (...count) => addCount(counts, ...count),
         ended: (end) => ends.push(end),
         async execute(command, input) {
           const [output] = await runCommands(connection, command, [input], (end) => ends.push(end));
@@ -241,6 +245,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     write: (work) => write(writing, work),
     execute: batches.execute,
     onCallEnded: ends.listen,
+    periods: createPartitions({ databaseUrl: options.databaseUrl, clock, log: options.log }),
     probe: (timeoutMs) =>
       within(
         timeoutMs,

@@ -16,7 +16,9 @@ function empty(): Database {
 /** Writes a group of additions; it may be undone, or the process may be gone right after its commit. */
 function group(database: Database, totals: SqliteTotals, added: readonly Count[], outcome: Outcome): SqliteTotals {
   const counts: Counts = new Map();
-  for (const { tenant, dimension, value, delta } of added) addCount(counts, tenant, dimension, value, delta);
+  for (const { tenant, period, dimension, value, delta } of added) {
+    addCount(counts, tenant, period, dimension, value, delta);
+  }
   database.run("begin immediate");
   const committed = totals.write(counts);
   database.run(outcome === "undone" ? "rollback" : "commit");
@@ -35,6 +37,7 @@ const SMALL = { logBytes: 100, movedAtOnce: 3 };
 
 const anyCount: fc.Arbitrary<Count> = fc.record({
   tenant: fc.constantFrom("a", "b", "ä\u{1F600}", "__proto__"),
+  period: fc.constantFrom(0, 7),
   dimension: fc.constantFrom<CountDimension>("all", "model", "status"),
   value: fc.constantFrom("", "x", "1", "__proto__"),
   delta: fc.integer({ min: -3, max: 3 }),
@@ -58,7 +61,7 @@ test("table and log together are exact after each group, however much has moved 
       for (const { added, outcome } of groups) {
         totals = group(database, totals, added, outcome);
         if (outcome === "settled") settle(database, totals);
-        for (const { delta, ...place } of outcome === "undone" ? [] : added) {
+        for (const { delta, period, ...place } of outcome === "undone" ? [] : added) {
           const key = JSON.stringify(place);
           expected.set(key, (expected.get(key) ?? 0) + delta);
         }

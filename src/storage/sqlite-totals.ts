@@ -46,8 +46,8 @@ function statements(writer: Database) {
   return {
     log: writer.prepare<never, [number, string]>("insert into count_additions (is_moved, additions) values (?, ?)"),
     add: writer.prepare(
-      `insert into invocation_counts (tenant, dimension, value, shard, count) values (?, ?, ?, 0, ?)
-       on conflict (tenant, dimension, value, shard) do update set count = count + excluded.count`,
+      `insert into invocation_counts (tenant, dimension, value, period, shard, count) values (?, ?, ?, ?, 0, ?)
+       on conflict (tenant, dimension, value, period, shard) do update set count = count + excluded.count`,
     ),
     lastRow: writer.prepare<{ id: number }, []>("select coalesce(max(id), 0) as id from count_additions"),
     forget: writer.prepare<never, [number]>("delete from count_additions where id <= ? or is_moved = 1"),
@@ -95,9 +95,9 @@ export function createSqliteTotals(
   function moveSome(current: Move, limit: number): () => void {
     const totals = current.totals.slice(current.done, current.done + limit);
     const moved: Counts = new Map();
-    for (const { tenant, dimension, value, delta } of totals) {
-      sql.add.run(tenant, dimension, value, delta);
-      addCount(moved, tenant, dimension, value, -delta);
+    for (const { tenant, period, dimension, value, delta } of totals) {
+      sql.add.run(tenant, dimension, value, period, delta);
+      addCount(moved, tenant, period, dimension, value, -delta);
     }
     const done = current.done + totals.length;
     const isDone = done === current.totals.length;
@@ -118,7 +118,11 @@ export function createSqliteTotals(
       readOthers();
       return version;
     },
-    of: (tenant, dimension, value) => logged.get(tenant)?.get(dimension)?.get(value) ?? 0,
+    of(tenant, dimension, value) {
+      let sum = 0;
+      for (const tenants of logged.values()) sum += tenants.get(tenant)?.get(dimension)?.get(value) ?? 0;
+      return sum;
+    },
     write(added) {
       readOthers();
       // What moves now was there before this group.
@@ -141,25 +145,28 @@ export function createSqliteTotals(
 
 const NOTHING = "[]";
 
-/** A list for each tenant: its name, then dimension, value and what is added, again and again. */
+/** A list for each tenant and period: these, then dimension, value and what is added, again and again. */
 function encoded(counts: Counts): string {
-  const tenants: (string | number)[][] = [];
-  for (const [tenant, dimensions] of counts) {
-    const own: (string | number)[] = [tenant];
-    for (const [dimension, values] of dimensions) {
-      for (const [value, delta] of values) if (delta !== 0) own.push(dimension, value, delta);
+  const lists: (string | number)[][] = [];
+  for (const [period, tenants] of counts) {
+    for (const [tenant, dimensions] of tenants) {
+      const own = [...dimensions].flatMap(([dimension, values]) => deltasOf(dimension, values));
+      if (own.length > 0) lists.push([tenant, period, ...own]);
     }
-    if (own.length > 1) tenants.push(own);
   }
-  return JSON.stringify(tenants);
+  return JSON.stringify(lists);
+}
+
+function deltasOf(dimension: CountDimension, values: ReadonlyMap<string, number>): (string | number)[] {
+  return [...values].flatMap(([value, delta]) => (delta === 0 ? [] : [dimension, value, delta]));
 }
 
 function decoded(additions: string): Counts {
   const counts: Counts = new Map();
-  for (const [tenant, ...own] of JSON.parse(additions) as [string, ...(string | number)[]][]) {
+  for (const [tenant, period, ...own] of JSON.parse(additions) as [string, number, ...(string | number)[]][]) {
     for (let i = 0; i < own.length; i += 3) {
       const [dimension, value, delta] = own.slice(i, i + 3) as [CountDimension, string, number];
-      addCount(counts, tenant, dimension, value, delta);
+      addCount(counts, tenant, period, dimension, value, delta);
     }
   }
   return counts;

@@ -14,6 +14,7 @@ import { createCallEnds } from "./call-ends.ts";
 import { within } from "./deadline.ts";
 import { createGroupCommit } from "./group.ts";
 import { migrateSqlite } from "./migrate.ts";
+import { IN_ONE_PIECE } from "./periods.ts";
 import { createSqliteRecent, type RecentSizes } from "./sqlite-recent.ts";
 import { createSqliteTotals } from "./sqlite-totals.ts";
 import type { Queries, Store } from "./store.ts";
@@ -132,9 +133,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
   createPrivateFile(path);
   migrate(options);
   const writer = connect(path);
-  writer.run(`pragma busy_timeout = ${WRITE_BUSY_MS}`);
   const reader = connect(path, ReadDatabase);
-  reader.run(`pragma busy_timeout = ${READ_BUSY_MS}`);
   reader.run("pragma query_only = on");
 
   const tables = defineSchema(columns.sqlite);
@@ -143,6 +142,8 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
   const db = drizzle(writer) as unknown as Queries;
   const totals = createSqliteTotals(writer);
   const recent = createSqliteRecent({ writer, reader }, options.sizes);
+  writer.run(`pragma busy_timeout = ${WRITE_BUSY_MS}`);
+  reader.run(`pragma busy_timeout = ${READ_BUSY_MS}`);
   const group = createGroupCommit({ writer, db, tables, totals, recent, now, log, ended: ends.tell });
   const timer = checkpoints(writer, path, log);
   const touch = writer.prepare("update schema_migrations set applied_at = applied_at where version = 1");
@@ -167,6 +168,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
     write: group.write,
     execute: group.execute,
     onCallEnded: ends.listen,
+    periods: IN_ONE_PIECE,
     probe: (timeoutMs) =>
       within(
         timeoutMs,
@@ -176,11 +178,12 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
     async close() {
       await group.close();
       timer.stop();
+      // The next start can go on with it.
+      await settleBy(async () => {
+        for (const tell of move.immediate()) tell();
+        await Bun.sleep(0);
+      }).catch((error) => log.warn("not_settled", { error }));
       try {
-        await settleBy(async () => {
-          for (const tell of move.immediate()) tell();
-          await Bun.sleep(0);
-        });
         writer.run("pragma wal_checkpoint(truncate)");
       } finally {
         reader.close();

@@ -128,7 +128,7 @@ stored as (
   returning id, tenant, agent_id, mode, status, model, settlement_status
 ),
 totals as (${addTotals(`
-    select tenant, dimension, value, 1 as delta from stored, lateral (values
+    select tenant, id, dimension, value, 1 as delta from stored, lateral (values
       ('all', ''), ('agent', agent_id), ('mode', mode), ('status', status), ('model', model),
       ('settlement', settlement_status)) as total (dimension, value)`)}
 ),

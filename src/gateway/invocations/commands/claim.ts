@@ -54,7 +54,7 @@ export const claimCommand: Command<Claim, ClaimedCall | null> = {
        where o.id = ? and o.tenant = ?`,
     );
     return ({ key: { id, tenant }, owner, token, now, inHand }, effects) => {
-      if (take.run(owner, token, now, id, tenant) > 0) countMove(effects, tenant, from, to);
+      if (take.run(owner, token, now, id, tenant) > 0) countMove(effects, { tenant, id }, from, to);
       else if (own.get(id, tenant, token) === null) return null;
       return inHand === null ? (stored.get(id, tenant) as unknown as ClaimedCall) : { call: null, body: null };
     };
@@ -71,8 +71,8 @@ taken as (
   ) o where (${isFree} or ${isOwn("input.token")})
 ),
 totals as (${addTotals(`
-    select tenant, 'status' as dimension, '${from}' as value, -1 as delta from taken where status = '${from}'
-    union all select tenant, 'status', '${to}', 1 from taken where status = '${from}'`)}
+    select tenant, id, 'status' as dimension, '${from}' as value, -1 as delta from taken where status = '${from}'
+    union all select tenant, id, 'status', '${to}', 1 from taken where status = '${from}'`)}
 ),
 claimed as (
   update open_invocations o set status = '${to}', owner = input.owner, claim = input.token, updated_at = input.at

@@ -218,11 +218,11 @@ due as (
   select tenant, id from final where emit_receipt and settled is distinct from 'pending'
 ),
 totals as (${addTotals(`
-    select tenant, 'status' as dimension, was as value, -1 as delta from final
-    union all select tenant, 'status', ended, 1 from final
-    union all select tenant, 'error_class', error_class, 1 from final
-    union all select tenant, 'settlement', settlement_status, -1 from final where settled <> settlement_status
-    union all select tenant, 'settlement', settled, 1 from final where settled <> settlement_status`)}
+    select tenant, id, 'status' as dimension, was as value, -1 as delta from final
+    union all select tenant, id, 'status', ended, 1 from final
+    union all select tenant, id, 'error_class', error_class, 1 from final
+    union all select tenant, id, 'settlement', settlement_status, -1 from final where settled <> settlement_status
+    union all select tenant, id, 'settlement', settled, 1 from final where settled <> settlement_status`)}
 )
 select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, payment_asset, payment_amount,
   settled as settlement_status from final`,
@@ -243,9 +243,9 @@ select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, 
 };
 
 function countEnd(effects: CommandEffects, { key, from, ending }: EndOfCall, isLost: boolean): void {
-  countMove(effects, key.tenant, from, ending.status);
-  if (ending.error_class !== null) countErrorClass(effects, key.tenant, ending.error_class);
-  if (isLost) countSettlement(effects, key.tenant, LOST.from, LOST.to);
+  countMove(effects, key, from, ending.status);
+  if (ending.error_class !== null) countErrorClass(effects, key, ending.error_class);
+  if (isLost) countSettlement(effects, key, LOST.from, LOST.to);
 }
 
 function settlementAfter({ settlement_status }: EndedRow, { status }: Ending): EndedRow["settlement_status"] {

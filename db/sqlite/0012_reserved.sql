@@ -1,2 +1,0 @@
--- Stands for another version until that is merged.
-select 1;
