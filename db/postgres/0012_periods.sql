@@ -55,3 +55,24 @@ select tenant, id, agent_id, caller, mode, status, error_class, model, mcp_metho
   ttft_ms, req_size, resp_size, req_sha256, resp_sha256, response_content_type, response_truncated, body_captured,
   emit_receipt, owner, accepted_by, claim, updated_at, completed_at
 from ended_invocations;
+
+-- Keys by slots of two days, each key in those that it lives in: from 24 hours before it expires until then.
+alter table idempotency_keys rename to idempotency_keys_without_slots;
+create table idempotency_keys (
+  tenant text collate "C" not null,
+  caller text collate "C" not null,
+  agent_id text collate "C" not null,
+  key text collate "C" not null,
+  body_sha256 text collate "C" not null,
+  invocation_id text collate "C" not null,
+  expires_at bigint not null,
+  slot bigint not null,
+  primary key (tenant, caller, agent_id, key, slot)
+) partition by range (slot);
+create table idempotency_keys_0 partition of idempotency_keys for values from (minvalue) to (maxvalue);
+
+insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at, slot)
+  select tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at, slot
+  from idempotency_keys_without_slots, generate_series(
+    (expires_at / 3600000 - 24) / 48 * 48, expires_at / 3600000 / 48 * 48, 48) as slot;
+drop table idempotency_keys_without_slots;

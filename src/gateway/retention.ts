@@ -7,11 +7,12 @@ import { whileSteady } from "../storage/steady.ts";
 import type { Store } from "../storage/store.ts";
 import { joinTotals } from "../storage/total-periods.ts";
 import { takeTurn } from "../storage/turns.ts";
+import { SLOT_HOURS } from "./invocations/idempotency.ts";
 import { removeOldNotes } from "./invocations/refusals.ts";
 import { cleanUp, type Retention } from "./invocations/retention.ts";
 import { removeOldDecisions } from "./policy/decisions.ts";
 import { removeOldReceipts } from "./receipts/service.ts";
-import { BODIES, DECISIONS, ENDED_CALLS, RECEIPTS } from "./timed-tables.ts";
+import { BODIES, DECISIONS, ENDED_CALLS, IDEMPOTENCY_KEYS, RECEIPTS } from "./timed-tables.ts";
 
 const EVERY_MS = HOUR_MS;
 /** Somewhat less, so that the replica that had the last turn may have the next one. */
@@ -46,6 +47,7 @@ export async function prepareTables(periods: Periods, { body_days, history_days 
     [DECISIONS, history_days],
     [RECEIPTS, history_days],
   ];
+  await periods.prepare(IDEMPOTENCY_KEYS, SLOT_HOURS);
   for (const [table, days] of tables) await periods.prepare(table, periodHours(days));
   return await periods.prepare(ENDED_CALLS, periodHours(history_days));
 }

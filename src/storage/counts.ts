@@ -115,6 +115,45 @@ export async function counted(
   return totalOf(reader, rows, ({ of }) => of(tenant, dimension, value));
 }
 
+const reach = prepared(({ db, tables: { invocationCounts: c } }: Reader) => {
+  const periods = db
+    .select({
+      period: c.period,
+      count: sql`sum(${c.count})`.as("period_count"),
+      reached: sql`sum(sum(${c.count})) over (order by ${c.period} desc)`.as("reached"),
+    })
+    .from(c)
+    .where(
+      and(
+        eq(c.tenant, bind(c.tenant, "tenant")),
+        eq(c.dimension, bind(c.dimension, "dimension")),
+        eq(c.value, bind(c.value, "value")),
+      ),
+    )
+    .groupBy(c.period)
+    .as("periods");
+  const isEnough = sql`${periods.reached} >= ${sql.placeholder("wanted")}`;
+  return db
+    .select({
+      total: sql`coalesce(sum(${periods.count}), 0)`.mapWith(Number),
+      period: sql`coalesce(max(case when ${isEnough} then ${periods.period} end), 0)`.mapWith(Number),
+    })
+    .from(periods);
+});
+
+/** The total, and the hour since the epoch from which on there are as many calls as wanted; 0 when there never are. */
+export async function countedWithReach(
+  reader: Reader,
+  tenant: string,
+  [dimension, value]: readonly [CountDimension, string],
+  wanted: number,
+): Promise<{ readonly total: number; readonly period: number }> {
+  // Where totals are kept apart, the history is in one piece, and it is no matter how far back a page begins.
+  if (reader.logged !== undefined) return { total: await counted(reader, tenant, dimension, value), period: 0 };
+  const [row] = await reach(reader).execute({ tenant, dimension, value, wanted });
+  return row ?? { total: 0, period: 0 };
+}
+
 const OPEN = ["pending", "running"];
 
 const openTotal = prepared(({ db, tables: { invocationCounts: c } }: Reader) =>

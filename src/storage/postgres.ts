@@ -10,16 +10,17 @@ import type { Log } from "../core/log.ts";
 import { createCallEnds } from "./call-ends.ts";
 import { probeCapabilities } from "./capabilities.ts";
 import { createCommandLanes } from "./command-batches.ts";
-import type { Command } from "./commands.ts";
+import type { Command, SqlRow } from "./commands.ts";
 import { addCount, anyShard, type Counts, changedCounts } from "./counts.ts";
 import { openDatabaseClock } from "./database-clock.ts";
+import { parseDatabaseUrl } from "./database-url.ts";
 import { within } from "./deadline.ts";
 import { postgresCommitFailure, postgresFailure, startProblem } from "./failures.ts";
 import { migratePostgres } from "./migrate.ts";
 import { createPartitions } from "./partitions/partitions.ts";
 import {
-  BEGIN_READ,
   BEGIN_WRITE,
+  beginRead,
   type ConnectionPool,
   createConnectionPool,
   type DatabaseConnection,
@@ -86,8 +87,12 @@ async function runCommands<Input, Output>(
   inputs: readonly Input[],
   ended: Tx["ended"],
 ): Promise<Output[]> {
-  const rows = await connection.query(postgres.text, postgres.valuesOf(inputs), "objects");
-  return postgres.outputsOf(inputs, rows as Record<string, unknown>[], { ended });
+  const rows = (await connection.query(postgres.text, postgres.valuesOf(inputs), "objects")) as SqlRow[];
+  const followed: SqlRow[] = [];
+  for (const { text, values } of postgres.afterwards?.(inputs, rows) ?? []) {
+    followed.push(...((await connection.query(text, [...values], "objects")) as SqlRow[]));
+  }
+  return postgres.outputsOf(inputs, rows, { ended }, followed);
 }
 
 /** Everything between `begin` and `commit`. Undoes it all when anything fails. */
@@ -163,10 +168,17 @@ async function write<T>(
   }
 }
 
+interface Reading {
+  readonly readers: ConnectionPool;
+  readonly callMsMax: number;
+  /** What begins a transaction that reads. */
+  readonly begin: string;
+}
+
 /** Runs one query, and again when it was undone or the connection was lost: reading twice does no harm. */
-async function read(readers: ConnectionPool, callMsMax: number, ...query: Parameters<DatabaseConnection["query"]>) {
+async function read({ readers, callMsMax, begin }: Reading, ...query: Parameters<DatabaseConnection["query"]>) {
   const until = performance.now() + callMsMax;
-  const attempt = () => readers.use(until, (connection) => readOnce(connection, ...query));
+  const attempt = () => readers.use(until, (connection) => readOnce(connection, begin, ...query));
   try {
     return await untilNotUndone(until, attempt, () => true);
   } catch (thrown) {
@@ -174,8 +186,12 @@ async function read(readers: ConnectionPool, callMsMax: number, ...query: Parame
   }
 }
 
-async function readOnce(connection: DatabaseConnection, ...query: Parameters<DatabaseConnection["query"]>) {
-  await connection.run(BEGIN_READ);
+async function readOnce(
+  connection: DatabaseConnection,
+  begin: string,
+  ...query: Parameters<DatabaseConnection["query"]>
+) {
+  await connection.run(begin);
   try {
     return await connection.query(...query);
   } finally {
@@ -204,17 +220,18 @@ async function prepareDatabase({ databaseUrl, clock, log, callMsMax = CALL_MS_MA
 export async function openPostgres(options: PostgresOptions): Promise<Store> {
   await prepareDatabase(options);
   const { callMsMax = CALL_MS_MAX } = options;
+  const begin = beginRead(parseDatabaseUrl(options.databaseUrl).prepare);
   const writers = createConnectionPool(options.databaseUrl, WRITERS_MAX);
   const batchers = createConnectionPool(options.databaseUrl, BATCHES_MAX + LARGE_BATCHES_MAX);
   const readers = createConnectionPool(options.databaseUrl, READERS_MAX);
   const firstReaders = createConnectionPool(options.databaseUrl, FIRST_READERS_MAX);
   const readerOf = (pool: ConnectionPool): Reader => ({
-    db: postgresQueries((...query) => read(pool, callMsMax, ...query)),
+    db: postgresQueries((...query) => read({ readers: pool, callMsMax, begin }, ...query)),
     tables,
   });
   const clock = await openDatabaseClock({
     async ask() {
-      const [row] = await read(readers, callMsMax, `select ${NOW}`, [], "arrays");
+      const [row] = await read({ readers, callMsMax, begin }, `select ${NOW}`, [], "arrays");
       return Number((row as unknown[])[0]);
     },
   });

@@ -277,6 +277,7 @@ function byFilter<Q>(
 
 const tenantParameter = sql.placeholder("tenant");
 const valueParameter = sql.placeholder("value");
+const floorParameter = sql.placeholder("floor");
 
 const newestEndedBy = byFilter(({ db, tables: { endedInvocations: t } }, dimension) => {
   const page = (condition: SQL | undefined, ...order: SQL[]) =>
@@ -287,11 +288,13 @@ const newestEndedBy = byFilter(({ db, tables: { endedInvocations: t } }, dimensi
       .orderBy(...order)
       .limit(sql.placeholder("limit"))
       .offset(sql.placeholder("offset"));
-  if (dimension === "all") return page(and(gte(t.id, FIRST_ID), lt(t.id, LAST_ID)), desc(t.id));
+  // Postgres leaves out the partitions below the floor, and does so by this condition alone.
+  const fromFloor = gte(t.id, floorParameter);
+  if (dimension === "all") return page(and(fromFloor, lt(t.id, LAST_ID)), desc(t.id));
   const column = t[COLUMNS[dimension]];
-  const from = sql`(${column}, ${t.id}) >= (${valueParameter}, ${FIRST_ID})`;
+  const from = sql`(${column}, ${t.id}) >= (${valueParameter}, ${floorParameter})`;
   const to = sql`(${column}, ${t.id}) < (${valueParameter}, ${LAST_ID})`;
-  return page(and(from, to, isNotNull(column)), desc(column), desc(t.id));
+  return page(and(fromFloor, from, to, isNotNull(column)), desc(column), desc(t.id));
 });
 
 const newestOpenBy = byFilter(({ db, tables: { openInvocations: t } }, dimension) =>
@@ -314,13 +317,14 @@ const OPEN_MAX = 200;
 /**
  * The newest calls of a tenant that match a filter, by prepared queries: what most pages are.
  *
+ * @param range `floor` is an ID below which no call of the page stands
  * @returns null for a place that has to be walked to: far behind, or where there are many open calls
  */
 export async function newestCalls(
   reader: Reader,
   tenant: string,
   filter: Filter,
-  { limit, offset }: PageRange,
+  { limit, offset, floor }: PageRange & { readonly floor: string },
 ): Promise<InvocationRow[] | null> {
   const [dimension, value] = filter;
   const openTotal = isOfEnded(filter) ? 0 : await openCalls(reader, tenant);
@@ -332,7 +336,7 @@ export async function newestCalls(
   if (open.length > OPEN_MAX) return null;
   const others = [...open.map(({ id }) => id), ...recentIds(reader, tenant, dimension === "all" ? [] : [filter])];
   const skipped = Math.max(offset - others.length, 0);
-  const ended = (place: PageRange) => newestEndedBy[dimension](reader).execute({ tenant, value, ...place });
+  const ended = (place: PageRange) => newestEndedBy[dimension](reader).execute({ tenant, value, floor, ...place });
   const behind = skipped === 0 ? [] : await ended({ limit, offset: skipped });
   // When these are older than all others, nothing stands among them.
   if (behind[0] !== undefined && others.every((id) => id > (behind[0]?.id ?? ""))) return behind;

@@ -1,15 +1,16 @@
 // Clean-up by age: captured bodies, whole records with their payments, and expired idempotency keys. What the database
 // cannot drop in whole pieces goes in small groups, each its own write, so that calls pass between them.
 
-import { and, eq, inArray, isNull, lt, lte, notExists, or, type SQL, sql } from "drizzle-orm";
+import { and, eq, inArray, isNull, lt, notExists, or, type SQL, sql } from "drizzle-orm";
 import type { Clock } from "../../core/clock.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
-import { DAY_MS } from "../../core/time.ts";
+import { DAY_MS, HOUR_MS } from "../../core/time.ts";
 import { removeInGroups, tenantsIn } from "../../storage/batch-delete.ts";
 import type { Store, Tx } from "../../storage/store.ts";
-import { BODIES, BODIES_OF_CALLS, ENDED_CALLS } from "../timed-tables.ts";
+import { BODIES, BODIES_OF_CALLS, ENDED_CALLS, IDEMPOTENCY_KEYS } from "../timed-tables.ts";
 import { countWhole } from "./counters.ts";
+import { slotsOver } from "./idempotency.ts";
 
 export interface Retention {
   /** 0 keeps for ever. */
@@ -38,8 +39,9 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
     const before = await store.periods.drop(BODIES, byAge.bodies);
     removed.bodies = await ofTenants(store, "invocationBodies", before, removeBodies);
   }
-  const expiry = clock.now();
-  removed.idempotency_keys = await removeInGroups(store, (tx, limit) => removeIdempotencyKeys(tx, expiry, limit));
+  const over = slotsOver(clock.now());
+  await store.periods.drop(IDEMPOTENCY_KEYS, over * HOUR_MS);
+  removed.idempotency_keys = await removeInGroups(store, (tx, limit) => removeKeys(tx, over, limit));
   log.debug("cleaned_up", removed);
 }
 
@@ -163,14 +165,19 @@ function receiptOwed({ db, tables: { receiptsDue: t } }: Tx, invocations: Tx["ta
     .where(and(eq(t.tenant, invocations.tenant), eq(t.invocation_id, invocations.id)));
 }
 
-async function removeIdempotencyKeys(tx: Tx, now: number, limit: number): Promise<number> {
+/** Slots that are over, which the database could not drop. */
+async function removeKeys(tx: Tx, before: number, limit: number): Promise<number> {
   const { idempotencyKeys: t } = tx.tables;
-  const place = sql`(${t.tenant}, ${t.caller}, ${t.agent_id}, ${t.key})`;
+  const place = sql`(${t.tenant}, ${t.caller}, ${t.agent_id}, ${t.key}, ${t.slot})`;
+  const isOver = lt(t.slot, before);
   const old = tx.db
-    .select({ tenant: t.tenant, caller: t.caller, agent_id: t.agent_id, key: t.key })
+    .select({ tenant: t.tenant, caller: t.caller, agent_id: t.agent_id, key: t.key, slot: t.slot })
     .from(t)
-    .where(lte(t.expires_at, now))
+    .where(isOver)
     .limit(limit);
-  const rows = await tx.db.delete(t).where(inArray(place, old)).returning({ key: t.key });
+  const rows = await tx.db
+    .delete(t)
+    .where(and(isOver, inArray(place, old)))
+    .returning({ key: t.key });
   return rows.length;
 }

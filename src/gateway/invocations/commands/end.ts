@@ -82,6 +82,10 @@ const sameCall = (own: string, call: string) =>
   sameRow(`(${own}.tenant, ${own}.invocation_id)`, `(${call}.tenant, ${call}.id)`);
 const CUT = `case when length(request) > ${CAPTURE_BYTES_MAX} then substr(request, 1, ${CAPTURE_BYTES_MAX}) else request end`;
 
+/** Large requests stand where they stay, and are cut there. */
+const KEEP_BODIES = `update invocation_bodies set request = ${CUT}, response = $3 where tenant = $1 and invocation_id = $2`;
+const DROP_BODY = "delete from invocation_bodies where tenant = $1 and invocation_id = $2";
+
 /** The columns of the open call that its end is told with. */
 type EndedRow = Pick<
   InvocationRow,
@@ -201,14 +205,6 @@ inserted as (
   insert into invocation_bodies (tenant, invocation_id, request, response)
   select tenant, id, request, response from final where body_captured and request is not null
 ),
-kept as (
-  update invocation_bodies b set request = ${CUT.replaceAll("request", "b.request")}, response = f.response
-  from final f where ${sameCall("b", "f")} and f.body_captured and f.request is null
-),
-dropped as (
-  delete from invocation_bodies b using final f
-  where ${sameCall("b", "f")} and not f.body_captured and f.request is null
-),
 freed as (
   update payments p set call_credential_ref = null from final f
   where ${sameCall("p", "f")} and f.payment_nonce is not null and coalesce(p.call_credential_ref, '') <> ''
@@ -225,8 +221,16 @@ totals as (${addTotals(`
     union all select tenant, id, 'settlement', settled, 1 from final where settled <> settlement_status`)}
 )
 select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, payment_asset, payment_amount,
-  settled as settlement_status from final`,
+  settled as settlement_status, id, tenant, body_captured, request is null as is_large from final`,
     valuesOf: (inputs) => [anyShard(), ...INPUT.values(inputs)],
+    afterwards(inputs, rows) {
+      const large = rows.filter((row) => row["is_large"] === true);
+      return large.map(({ tenant, id, body_captured, n }) => {
+        const key = [tenant as string, id as string];
+        if (body_captured === false) return { text: DROP_BODY, values: key };
+        return { text: KEEP_BODIES, values: [...key, inputs[Number(n) - 1]?.ending.response ?? null] };
+      });
+    },
     outputsOf(inputs, rows, effects) {
       const outputs = inputs.map(() => false);
       for (const row of rows) {
