@@ -48,12 +48,6 @@ export interface Periods {
   drop(table: TimedTable, before: number): Promise<number>;
 }
 
-/** A database that keeps a table in one piece. */
-export const IN_ONE_PIECE: Periods = {
-  prepare: async () => [0],
-  drop: async (_, before) => before,
-};
-
 const LADDER_HOURS = [1, 2, 3, 6, 12, 24, 48, 96, 168, 336, 720, 1440, 2880] as const;
 const ENDLESS_HOURS = 720;
 /** With those made ahead there are about 60. */

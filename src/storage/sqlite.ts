@@ -14,7 +14,7 @@ import { createCallEnds } from "./call-ends.ts";
 import { within } from "./deadline.ts";
 import { createGroupCommit } from "./group.ts";
 import { migrateSqlite } from "./migrate.ts";
-import { IN_ONE_PIECE } from "./periods.ts";
+import { createSqlitePeriods } from "./sqlite-periods.ts";
 import { createSqliteRecent, type RecentSizes } from "./sqlite-recent.ts";
 import { createSqliteTotals } from "./sqlite-totals.ts";
 import type { Queries, Store } from "./store.ts";
@@ -168,7 +168,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
     write: group.write,
     execute: group.execute,
     onCallEnded: ends.listen,
-    periods: IN_ONE_PIECE,
+    periods: createSqlitePeriods({ writer, reader, write: group.write }),
     probe: (timeoutMs) =>
       within(
         timeoutMs,

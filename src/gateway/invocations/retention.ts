@@ -52,6 +52,7 @@ async function ofTenants(
   time: number,
   remove: (tx: Tx, old: OlderThan, limit: number) => Promise<number>,
 ): Promise<number> {
+  if (time === 0) return 0;
   let removed = 0;
   const before = idFloor("inv", time);
   for await (const tenant of tenantsIn(store.read, table)) {
