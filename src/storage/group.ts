@@ -9,9 +9,12 @@ import { inSlices } from "../concurrency/slices.ts";
 import type { CallEnd } from "../core/call-end.ts";
 import type { Log } from "../core/log.ts";
 import type { Command, CommandEffects } from "./commands.ts";
-import { addCount, type Counts, changedCounts } from "./counts.ts";
+import { addCount, addCounts, type Counts } from "./counts.ts";
 import { sqliteCommitFailure, sqliteFailure, unavailable } from "./failures.ts";
+import type { RecentCall } from "./recent.ts";
 import { type CommandOn, commandsOn } from "./sqlite-commands.ts";
+import type { SqliteRecent } from "./sqlite-recent.ts";
+import type { SqliteTotals } from "./sqlite-totals.ts";
 import type { Queries, Tx } from "./store.ts";
 
 /** Bounds of one group. They keep the wait of its first work and the pause of the event loop short. */
@@ -36,6 +39,8 @@ interface GroupOptions {
   /** Drizzle over `writer`: the same object in every work, so that prepared queries are built once. */
   readonly db: Queries;
   readonly tables: Tables;
+  readonly totals: SqliteTotals;
+  readonly recent: SqliteRecent;
   readonly now: Tx["now"];
   readonly log: Log;
   /** Called after the commit with the calls that a work has ended. */
@@ -54,10 +59,6 @@ function statements(writer: Database) {
     save: writer.prepare("savepoint work"),
     release: writer.prepare("release work"),
     undo: writer.prepare("rollback to work"),
-    count: writer.prepare(
-      `insert into invocation_counts (tenant, dimension, value, shard, count) values (?, ?, ?, 0, ?)
-       on conflict (tenant, dimension, value, shard) do update set count = count + excluded.count`,
-    ),
   };
 }
 
@@ -82,24 +83,34 @@ interface GroupOutcome {
   readonly apart?: boolean;
 }
 
+/** What works do beside their own rows, when they are stored. */
+interface Changes {
+  readonly counts: Counts;
+  readonly recent: RecentCall[];
+}
+
 /** How far a group has come. */
 interface Progress {
   readonly answers: (() => void)[];
-  readonly counts: Counts;
+  readonly changes: Changes;
   /** Works that were begun. */
   ran: number;
 }
 
 function createGroupRunner(
-  { writer, db, tables, now, log, ended, groupMs = GROUP_MS_MAX }: GroupOptions,
+  { writer, db, tables, totals, recent, now, log, ended, groupMs = GROUP_MS_MAX }: GroupOptions,
   commandOn: CommandOn,
 ) {
   const sql = statements(writer);
 
   /** Runs one work, and returns a function that answers it after the commit: at once for a command. */
-  function perform(work: WaitingWrite, count: Tx["count"]): Bun.MaybePromise<() => void> {
+  function perform(work: WaitingWrite, changes: Changes): Bun.MaybePromise<() => void> {
     const ends: CallEnd[] = [];
-    const effects: CommandEffects = { count, ended: (end) => ends.push(end) };
+    const effects: CommandEffects = {
+      count: (...count) => addCount(changes.counts, ...count),
+      ended: (end) => ends.push(end),
+      recent: { next: recent.next, add: (call) => changes.recent.push(call) },
+    };
     const answerOf = (value: unknown) => () => {
       if (ends.length > 0) ended(ends);
       work.resolve(value);
@@ -108,6 +119,8 @@ function createGroupRunner(
       ...effects,
       db,
       tables,
+      logged: totals,
+      recentCalls: recent,
       now,
       lock: async () => {},
       execute: async (command, input) => commandOn(command)(input, effects),
@@ -116,12 +129,12 @@ function createGroupRunner(
   }
 
   /** The same; its failure fails the whole group. */
-  function runTogether(work: WaitingWrite, total: Counts): Bun.MaybePromise<() => void> {
+  function runTogether(work: WaitingWrite, changes: Changes): Bun.MaybePromise<() => void> {
     const fail = (cause: unknown): never => {
       throw new WorkFailed("a work of the group failed", { cause });
     };
     try {
-      const answer = perform(work, (...count) => addCount(total, ...count));
+      const answer = perform(work, changes);
       return answer instanceof Promise ? answer.catch(fail) : answer;
     } catch (cause) {
       return fail(cause);
@@ -129,13 +142,14 @@ function createGroupRunner(
   }
 
   /** The same in a savepoint; its failure is its own. */
-  async function runApart(work: WaitingWrite, total: Counts): Promise<() => void> {
-    const counts: Parameters<Tx["count"]>[] = [];
+  async function runApart(work: WaitingWrite, changes: Changes): Promise<() => void> {
+    const own: Changes = { counts: new Map(), recent: [] };
     sql.save.run();
     try {
-      const answer = await perform(work, (...count) => counts.push(count));
+      const answer = await perform(work, own);
       sql.release.run();
-      for (const count of counts) addCount(total, ...count);
+      addCounts(changes.counts, own.counts);
+      changes.recent.push(...own.recent);
       return answer;
     } catch (thrown) {
       // On a full disk and the like SQLite may have rolled back everything.
@@ -152,16 +166,9 @@ function createGroupRunner(
     const late = performance.now() + groupMs;
     for (const work of group) {
       progress.ran += 1;
-      const answer = runWork(work, progress.counts);
+      const answer = runWork(work, progress.changes);
       progress.answers.push(answer instanceof Promise ? await answer : answer);
       if (performance.now() > late) break;
-    }
-    writeCounts(progress.counts);
-  }
-
-  function writeCounts(counts: Counts): void {
-    for (const { tenant, dimension, value, delta } of changedCounts(counts)) {
-      sql.count.run(tenant, dimension, value, delta);
     }
   }
 
@@ -183,10 +190,15 @@ function createGroupRunner(
     /** Runs as many works as fit into the time of a group, and commits. Never throws. */
     async run(group: readonly WaitingWrite[], apart: boolean): Promise<GroupOutcome> {
       const startedAt = performance.now();
-      const progress: Progress = { answers: [], counts: new Map(), ran: 0 };
+      const progress: Progress = { answers: [], changes: { counts: new Map(), recent: [] }, ran: 0 };
       try {
+        recent.begin();
         await runSome(group, apart, progress);
+        const { counts, recent: ended } = progress.changes;
+        const stored = [totals.write(counts), recent.write(ended)];
         sql.commit.run();
+        // At once, before anybody reads what is committed.
+        for (const tell of stored) tell();
         return { answers: progress.answers, again: group.slice(progress.ran) };
       } catch (thrown) {
         if (writer.inTransaction) undoAll();

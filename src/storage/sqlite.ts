@@ -15,6 +15,9 @@ import { startCheckpoints } from "./checkpoints.ts";
 import { within } from "./deadline.ts";
 import { createGroupCommit } from "./group.ts";
 import { migrateSqlite } from "./migrate.ts";
+import { createSqlitePeriods } from "./sqlite-periods.ts";
+import { createSqliteRecent, type RecentSizes } from "./sqlite-recent.ts";
+import { createSqliteTotals } from "./sqlite-totals.ts";
 import type { Queries, Store } from "./store.ts";
 
 /** How long opening waits for another process that migrates. */
@@ -35,6 +38,8 @@ interface SqliteOptions {
   readonly path: string;
   readonly log: Log;
   readonly clock: Clock;
+  /** For tests. */
+  readonly sizes?: RecentSizes;
 }
 
 /** SQLite gives its log and index files the mode of the database file. */
@@ -103,20 +108,33 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
   createPrivateFile(path);
   migrate(options);
   const writer = connect(path);
-  writer.run(`pragma busy_timeout = ${WRITE_BUSY_MS}`);
   const reader = connect(path, ReadDatabase);
-  reader.run(`pragma busy_timeout = ${READ_BUSY_MS}`);
   reader.run("pragma query_only = on");
 
   const tables = defineSchema(columns.sqlite);
   // Drizzle runs the builders of this driver at once when they are awaited, as "async" promises.
   const ends = createCallEnds(log);
   const db = drizzle(writer) as unknown as Queries;
-  const group = createGroupCommit({ writer, db, tables, now, log, ended: ends.tell });
+  const totals = createSqliteTotals(writer);
+  const recent = createSqliteRecent({ writer, reader }, options.sizes);
+  writer.run(`pragma busy_timeout = ${WRITE_BUSY_MS}`);
+  reader.run(`pragma busy_timeout = ${READ_BUSY_MS}`);
+  const group = createGroupCommit({ writer, db, tables, totals, recent, now, log, ended: ends.tell });
   const checkpoints = startCheckpoints({ writer, path, log, walBytes: WAL_BYTES_MAX });
   const touch = writer.prepare("update schema_migrations set applied_at = applied_at where version = 1");
 
-  const read = { db: drizzle(reader) as unknown as Queries, tables };
+  /** A group without works. */
+  const move = writer.transaction(() => {
+    recent.begin();
+    return [totals.write(new Map()), recent.write([])];
+  });
+
+  async function settleBy(step: () => Promise<void>): Promise<void> {
+    const areMoved = [totals.hurry(), recent.hurry()];
+    while (!areMoved.every((isMoved) => isMoved())) await step();
+  }
+
+  const read = { db: drizzle(reader) as unknown as Queries, tables, logged: totals, recentCalls: recent };
   return {
     dialect: "sqlite",
     clock,
@@ -125,14 +143,21 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
     write: group.write,
     execute: group.execute,
     onCallEnded: ends.listen,
+    periods: createSqlitePeriods({ writer, reader, write: group.write }),
     probe: (timeoutMs) =>
       within(
         timeoutMs,
         group.write(async () => void touch.run()),
       ),
+    settle: () => settleBy(() => group.write(async () => {})),
     async close() {
       await group.close();
       await checkpoints.stop();
+      // The next start can go on with it.
+      await settleBy(async () => {
+        for (const tell of move.immediate()) tell();
+        await Bun.sleep(0);
+      }).catch((error) => log.warn("not_settled", { error }));
       try {
         writer.run("pragma wal_checkpoint(truncate)");
       } finally {

@@ -5,8 +5,9 @@ import type { CountDimension } from "../../../db/schema.ts";
 import { Fault } from "../../core/fault.ts";
 import { idFloor, isId } from "../../core/id.ts";
 import { INVOCATION_STATUSES, isEnded, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
+import { HOUR_MS } from "../../core/time.ts";
 import { dateTime, oneOf, page, type Query } from "../../http/input.ts";
-import { counted } from "../../storage/counts.ts";
+import { counted, countedWithReach } from "../../storage/counts.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
 import {
   FIRST_ID,
@@ -77,12 +78,16 @@ export async function capturedBodies(reader: Reader, row: InvocationRow): Promis
   // The call may end between the two looks, so it is looked for among the open ones first.
   const [open] = row.completed_at === null ? await openRequestById(reader).execute(key) : [];
   if (open?.request != null) return { request: open.request, response: null };
+  const recent = reader.recentCalls?.bodies(row.tenant, row.id);
+  if (recent != null) return recent;
   const [bodies] = await bodiesById(reader).execute(key);
   return bodies ?? { request: null, response: null };
 }
 
 export async function capturedResponse(reader: Reader, row: InvocationRow): Promise<Uint8Array | null> {
   if (!row.body_captured || row.completed_at === null) return null;
+  const recent = reader.recentCalls?.bodies(row.tenant, row.id);
+  if (recent != null) return recent.response;
   const [bodies] = await responseById(reader).execute({ tenant: row.tenant, id: row.id });
   return bodies?.response ?? null;
 }
@@ -106,6 +111,20 @@ async function fewestFirst(reader: Reader, tenant: string, filters: readonly Fil
     filters.map(async (filter) => ({ filter, total: await counted(reader, tenant, ...filter) })),
   );
   return counts.sort((a, b) => a.total - b.total).map(({ filter }) => filter);
+}
+
+/** The newest calls, looked for no further back than the totals say that they reach. */
+async function newestFrom(
+  reader: Reader,
+  tenant: string,
+  filter: Filter,
+  { limit, offset, total, period }: PageRange & { readonly total: number; readonly period: number },
+): Promise<InvocationRow[] | null> {
+  const floor = period === 0 ? FIRST_ID : idFloor("inv", period * HOUR_MS);
+  const rows = await newestCalls(reader, tenant, filter, { limit, offset, floor });
+  // Calls have changed since they were counted.
+  const isShort = rows !== null && rows.length < Math.min(limit, total - offset) && floor !== FIRST_ID;
+  return isShort ? await newestCalls(reader, tenant, filter, { limit, offset, floor: FIRST_ID }) : rows;
 }
 
 /**
@@ -137,8 +156,8 @@ export async function readHistory(
     return { ...(await pageOf(reader, path, { ...place, isCounted: true }, callerSignal)), ...place };
   }
   const filter = along ?? (["all", ""] as const);
-  const total = await counted(reader, tenant, ...filter);
-  const newest = place.offset < total ? await newestCalls(reader, tenant, filter, place) : [];
+  const { total, period } = await countedWithReach(reader, tenant, filter, place.offset + place.limit);
+  const newest = place.offset < total ? await newestFrom(reader, tenant, filter, { ...place, total, period }) : [];
   const rows = newest ?? (await pageOf(reader, path, { ...place, isCounted: false }, callerSignal)).rows;
   // A call that has come since the total was read is on the page already.
   return { rows, total: rows.length === 0 ? total : Math.max(total, place.offset + rows.length), ...place };

@@ -1,9 +1,8 @@
 // Accepting a call: its idempotency key, its row among the open calls, and its body, in one write.
-import { IDEMPOTENCY_HOURS } from "../../../core/limits.ts";
-import { type Command, inputRows } from "../../../storage/commands.ts";
+import { type Command, inputRows, type SqlRow } from "../../../storage/commands.ts";
 import { anyShard } from "../../../storage/counts.ts";
 import { countWhole } from "../counters.ts";
-import type { Idempotency } from "../idempotency.ts";
+import { IDEMPOTENCY_MS, type Idempotency, slotsOf } from "../idempotency.ts";
 import type { InvocationRow } from "../service.ts";
 import { addTotals } from "./totals.ts";
 
@@ -19,8 +18,6 @@ export interface Accepting {
 
 /** Up to here a body stands in the row of its open call. A larger one is written once, where it stays. */
 const SMALL_BODY_BYTES = 8_192;
-
-const IDEMPOTENCY_MS = IDEMPOTENCY_HOURS * 3_600_000;
 
 const COLUMNS = {
   id: ["text", ({ row }) => row.id],
@@ -68,16 +65,25 @@ const INPUT = inputRows<Accepting>(
     large: ["bytea", ({ body }) => (isSmall(body) ? null : body)],
     key: ["text", ({ idempotency }) => idempotency?.key ?? null],
     body_sha256: ["text", ({ idempotency }) => idempotency?.body_sha256 ?? null],
-    expires_at: ["bigint", ({ idempotency }) => (idempotency === null ? null : idempotency.latest + IDEMPOTENCY_MS)],
+    slots: ["text", ({ idempotency }) => idempotency && slotsOf(idempotency).join()],
+    expires_at: ["bigint", ({ idempotency }) => idempotency && idempotency.latest + IDEMPOTENCY_MS],
   },
   3,
 );
 
 /** A key that has expired is taken over. `asked` stands for the earliest possible time now. */
 const takenOver = (asked: string) =>
-  `on conflict (tenant, caller, agent_id, key) do update
+  `on conflict (tenant, caller, agent_id, key, slot) do update
    set body_sha256 = excluded.body_sha256, invocation_id = excluded.invocation_id, expires_at = excluded.expires_at
    where idempotency_keys.expires_at <= ${asked}`;
+
+/** Out of the slots in which no other call had it. */
+const GIVE_BACK = `delete from idempotency_keys
+  where tenant = $1 and caller = $2 and agent_id = $3 and key = $4 and invocation_id = $5`;
+
+function keyValues({ row }: Accepting, { key }: Idempotency): string[] {
+  return [row.tenant, row.caller, row.agent_id, key, row.id];
+}
 
 /**
  * Stores a call among the open ones. False, and nothing is stored, when another call has its idempotency key.
@@ -92,19 +98,28 @@ export const acceptCommand: Command<Accepting, boolean> = {
   },
   sqlite(prepare) {
     const insertKey = prepare(
-      `insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at)
-       values (?, ?, ?, ?, ?, ?, ?) ${takenOver("?")}`,
+      `insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at, slot)
+       values (?, ?, ?, ?, ?, ?, ?, ?) ${takenOver("?")}`,
     );
+    const giveBack = prepare(GIVE_BACK.replaceAll("$", "?"));
     const insertCall = prepare(`insert into open_invocations (${NAMES}) values (${VALUES.map(() => "?").join(", ")})`);
     const insertBody = prepare("insert into invocation_bodies (tenant, invocation_id, request) values (?, ?, ?)");
+    /** False when another call has it in one of its slots. */
+    function takeKey({ row }: Accepting, { key, body_sha256, asked_at, latest }: Idempotency): boolean {
+      const expires_at = latest + IDEMPOTENCY_MS;
+      for (const slot of slotsOf({ asked_at, latest })) {
+        const values = [row.tenant, row.caller, row.agent_id, key, body_sha256, row.id, expires_at, slot, asked_at];
+        if (insertKey.run(...values) === 0) return false;
+      }
+      return true;
+    }
+
     return (input, effects) => {
       const { row, body, idempotency } = input;
       const { tenant, id } = row;
-      if (idempotency !== null) {
-        const { key, body_sha256, latest, asked_at } = idempotency;
-        const expires_at = latest + IDEMPOTENCY_MS;
-        if (insertKey.run(tenant, row.caller, row.agent_id, key, body_sha256, id, expires_at, asked_at) === 0)
-          return false;
+      if (idempotency !== null && !takeKey(input, idempotency)) {
+        giveBack.run(...keyValues(input, idempotency));
+        return false;
       }
       insertCall.run(...VALUES.map((value) => value(input)));
       if (!isSmall(body)) insertBody.run(tenant, id, body);
@@ -116,19 +131,21 @@ export const acceptCommand: Command<Accepting, boolean> = {
     text: `
 with input as (select * from ${INPUT.source}),
 keys as (
-  insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at)
-  select tenant, caller, agent_id, key, body_sha256, id, expires_at from input where key is not null
-  order by tenant, caller, agent_id, key
+  insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at, slot)
+  select tenant, caller, agent_id, key, body_sha256, id, expires_at, slot
+  from input, unnest(string_to_array(slots, ',')::bigint[]) as slot where key is not null
+  order by tenant, caller, agent_id, key, slot
   ${takenOver("$2::bigint")}
   returning invocation_id
 ),
 stored as (
   insert into open_invocations (${NAMES})
-  select ${NAMES} from input where key is null or id in (select invocation_id from keys)
+  select ${NAMES} from input where key is null or (id, cardinality(string_to_array(slots, ','))) in (
+    select invocation_id, count(*) from keys group by invocation_id)
   returning id, tenant, agent_id, mode, status, model, settlement_status
 ),
 totals as (${addTotals(`
-    select tenant, dimension, value, 1 as delta from stored, lateral (values
+    select tenant, id, dimension, value, 1 as delta from stored, lateral (values
       ('all', ''), ('agent', agent_id), ('mode', mode), ('status', status), ('model', model),
       ('settlement', settlement_status)) as total (dimension, value)`)}
 ),
@@ -138,12 +155,22 @@ bodies as (
 )
 select id from stored`,
     valuesOf: (inputs) => [anyShard(), earliest(inputs), ...INPUT.values(inputs)],
+    afterwards(inputs, rows) {
+      const stored = storedIn(rows);
+      return inputs.flatMap((input) => {
+        const { row, idempotency } = input;
+        if (idempotency === null || stored.has(row.id)) return [];
+        return [{ text: GIVE_BACK, values: keyValues(input, idempotency) }];
+      });
+    },
     outputsOf(inputs, rows) {
-      const stored = new Set(rows.map(({ id }) => id));
+      const stored = storedIn(rows);
       return inputs.map(({ row }) => stored.has(row.id));
     },
   },
 };
+
+const storedIn = (rows: readonly SqlRow[]) => new Set(rows.map(({ id }) => id));
 
 /** The earliest time that any of them was asked at: a key that expires too early would let its call be made twice. */
 function earliest(inputs: readonly Accepting[]): number {

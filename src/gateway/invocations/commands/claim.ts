@@ -25,6 +25,9 @@ const isFree = `(o.status = '${from}' and coalesce(o.settlement_status, '') <> '
 /** A claim that was stored without its answer is found by its token. */
 const isOwn = (token: string) => `(o.status = '${to}' and o.claim = ${token})`;
 
+const LARGE_BODY =
+  "select invocation_id as id, request from invocation_bodies where tenant = $1 and invocation_id = $2";
+
 const INPUT = inputRows<Claim>(
   {
     id: ["text", ({ key }) => key.id],
@@ -54,7 +57,7 @@ export const claimCommand: Command<Claim, ClaimedCall | null> = {
        where o.id = ? and o.tenant = ?`,
     );
     return ({ key: { id, tenant }, owner, token, now, inHand }, effects) => {
-      if (take.run(owner, token, now, id, tenant) > 0) countMove(effects, tenant, from, to);
+      if (take.run(owner, token, now, id, tenant) > 0) countMove(effects, { tenant, id }, from, to);
       else if (own.get(id, tenant, token) === null) return null;
       return inHand === null ? (stored.get(id, tenant) as unknown as ClaimedCall) : { call: null, body: null };
     };
@@ -71,8 +74,8 @@ taken as (
   ) o where (${isFree} or ${isOwn("input.token")})
 ),
 totals as (${addTotals(`
-    select tenant, 'status' as dimension, '${from}' as value, -1 as delta from taken where status = '${from}'
-    union all select tenant, 'status', '${to}', 1 from taken where status = '${from}'`)}
+    select tenant, id, 'status' as dimension, '${from}' as value, -1 as delta from taken where status = '${from}'
+    union all select tenant, id, 'status', '${to}', 1 from taken where status = '${from}'`)}
 ),
 claimed as (
   update open_invocations o set status = '${to}', owner = input.owner, claim = input.token, updated_at = input.at
@@ -80,13 +83,18 @@ claimed as (
   returning o.id, o.tenant, input.wanted, case when input.wanted then o.call end as call,
     case when input.wanted then o.request end as request
 )
-select id, call, case when wanted then coalesce(request,
-  (select b.request from invocation_bodies b where b.tenant = claimed.tenant and b.invocation_id = claimed.id)) end as body
-from claimed`,
+select id, tenant, call, request as body, wanted and request is null as is_large from claimed`,
     valuesOf: (inputs) => [anyShard(), ...INPUT.values(inputs.toSorted((a, b) => (a.key.id < b.key.id ? -1 : 1)))],
-    outputsOf(inputs, rows) {
-      const claimed = new Map(rows.map((row) => [row["id"], row]));
-      return inputs.map(({ key }) => (claimed.get(key.id) as ClaimedCall | undefined) ?? null);
+    afterwards(_, rows) {
+      const large = rows.filter((row) => row["is_large"] === true);
+      return large.map(({ tenant, id }) => ({ text: LARGE_BODY, values: [tenant as string, id as string] }));
+    },
+    outputsOf(inputs, rows, _, bodies) {
+      const large = new Map(bodies.map(({ id, request }) => [id, request as Uint8Array]));
+      const claimed = new Map(
+        rows.map(({ id, call, body }) => [id, { call, body: body ?? large.get(id) ?? null } as ClaimedCall]),
+      );
+      return inputs.map(({ key }) => claimed.get(key.id) ?? null);
     },
   },
 };

@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import { and, eq } from "drizzle-orm";
 import fc from "fast-check";
-import type { Tables } from "../../../../db/schema.ts";
+import type { CountDimension, Tables } from "../../../../db/schema.ts";
 import { accepted, SUCCESS } from "../../../../test/support/stores/invocations.ts";
 import { eachStore, useStore } from "../../../../test/support/stores/one-store.ts";
 import type { Place } from "../../../../test/support/stores/stores.ts";
@@ -490,13 +490,16 @@ async function expectModel(
     (row) => `${row.agent_id} ${row.model} ${row.status} ${row.error_class} ${row.settlement_status !== null}`,
   );
   expect(found.toSorted()).toEqual(states.toSorted());
-  const counts = new Map<string, number>();
-  for (const { dimension, value, count } of await store.read.db
-    .select()
+  const kept = await store.read.db
+    .selectDistinct({ dimension: c.dimension, value: c.value })
     .from(c)
-    .where(and(eq(c.tenant, tenant))))
-    counts.set(`${dimension} ${value}`, (counts.get(`${dimension} ${value}`) ?? 0) + count);
-  const left = [...counts].filter(([, count]) => count !== 0);
+    .where(and(eq(c.tenant, tenant)));
+  const totals = new Map<string, number>();
+  for (const key of new Set([...expected.keys(), ...kept.map(({ dimension, value }) => `${dimension} ${value}`)])) {
+    const [dimension, value] = key.split(" ") as [CountDimension, string];
+    totals.set(key, await counted(store.read, tenant, dimension, value));
+  }
+  const left = [...totals].filter(([, count]) => count !== 0);
   expect(Object.fromEntries(left.toSorted())).toEqual(Object.fromEntries([...expected].toSorted()));
 }
 

@@ -48,8 +48,28 @@ const INPUT = inputRows<EndOfCall>(
   2,
 );
 
+/** What ends without a payment and has no large body may stand among the recent calls first. */
+const RECENT_OF_OPEN = [
+  ...["agent_id", "caller", "mode", "model", "mcp_method", "mcp_tool", "req_size", "req_sha256", "body_captured"],
+  ...["emit_receipt", "accepted_by", "claim"],
+] as (keyof InvocationRow)[];
+/** Of both bodies. They are written twice, so that more would be dearer than a page of their own. */
+const RECENT_BYTES_MAX = 2_048;
+
 const ENDING =
   "error_class, upstream_status, latency_ms, ttft_ms, resp_size, resp_sha256, response_content_type, response_truncated";
+
+const RECENT = `n, id, tenant, ${RECENT_OF_OPEN.join(", ")}, ${ENDING}, status, updated_at, completed_at, request, response`;
+
+/** In the order of `ENDING`. */
+function endingOf(ending: Ending) {
+  const { error_class, upstream_status, latency_ms, ttft_ms = null, resp_size } = ending;
+  const { resp_sha256, response_content_type, response_truncated } = ending;
+  return [
+    ...[error_class, upstream_status, latency_ms, ttft_ms],
+    ...[resp_size, resp_sha256, response_content_type, response_truncated],
+  ];
+}
 
 /** A call that was paid for and failed must show both. */
 const LOST = SETTLEMENT_EVENTS.lose;
@@ -61,6 +81,10 @@ const sameRow = (own: string, other: string) => `${own} between ${other} and ${o
 const sameCall = (own: string, call: string) =>
   sameRow(`(${own}.tenant, ${own}.invocation_id)`, `(${call}.tenant, ${call}.id)`);
 const CUT = `case when length(request) > ${CAPTURE_BYTES_MAX} then substr(request, 1, ${CAPTURE_BYTES_MAX}) else request end`;
+
+/** Large requests stand where they stay, and are cut there. */
+const KEEP_BODIES = `update invocation_bodies set request = ${CUT}, response = $3 where tenant = $1 and invocation_id = $2`;
+const DROP_BODY = "delete from invocation_bodies where tenant = $1 and invocation_id = $2";
 
 /** The columns of the open call that its end is told with. */
 type EndedRow = Pick<
@@ -77,6 +101,8 @@ type EndedRow = Pick<
   | "settlement_status"
 >;
 
+type LeftRow = InvocationRow & { readonly request: Uint8Array | null };
+
 /** False when the call is not in the state that it would end from, or is someone else's. */
 export const endCommand: Command<EndOfCall, boolean> = {
   name: "end",
@@ -87,10 +113,13 @@ export const endCommand: Command<EndOfCall, boolean> = {
       `delete from open_invocations where id = ? and tenant = ? and status = ? and (?4 is null or claim = ?4)
        returning ${KEPT}, settlement_status, request`,
     );
-    const keptNames = KEPT.split(", ");
+    const keptNames = KEPT.split(", ") as (keyof InvocationRow)[];
     const names = `${KEPT}, ${ENDING}, status, settlement_status, updated_at, completed_at`;
     const insertEnded = prepare(
       `insert into ended_invocations (${names}) values (${names.split(", ").map(() => "?")})`,
+    );
+    const insertRecent = prepare(
+      `insert into recent_invocations (${RECENT}) values (${RECENT.split(", ").map(() => "?")})`,
     );
     const freeCredential = prepare(
       "update payments set call_credential_ref = null where call_credential_ref is not null and tenant = ? and invocation_id = ?",
@@ -106,7 +135,7 @@ export const endCommand: Command<EndOfCall, boolean> = {
 
     function storeBodies(
       { tenant, id }: InvocationKey,
-      { request, body_captured }: InvocationRow & { readonly request: Uint8Array | null },
+      { request, body_captured }: LeftRow,
       response: Uint8Array | null,
     ): void {
       const isSmall = request !== null;
@@ -116,23 +145,42 @@ export const endCommand: Command<EndOfCall, boolean> = {
       else keepBodies.run(response, tenant, id);
     }
 
-    return (end, effects) => {
-      const { key, from, token, ending, at } = end;
+    /** False when the call can change yet, or is large, or when its tenant ends many others: it goes into the history. */
+    function isRecent(row: LeftRow, { key, ending, at }: EndOfCall, recent: CommandEffects["recent"]): boolean {
       const { tenant, id } = key;
-      const row = leave.get(id, tenant, from, token) as (InvocationRow & { request: Uint8Array | null }) | null;
+      const bytes = (row.request?.length ?? RECENT_BYTES_MAX) + (ending.response?.length ?? 0);
+      if (row.payment_nonce !== null || row.settlement_status !== null || bytes >= RECENT_BYTES_MAX) return false;
+      const n = recent?.next(tenant) ?? null;
+      if (n === null) return false;
+      const { agent_id, mode, model } = row;
+      const { status, error_class } = ending;
+      const [request, response] = row.body_captured ? [row.request, ending.response] : [null, null];
+      insertRecent.run(
+        ...[n, id, tenant, ...RECENT_OF_OPEN.map((name) => row[name])],
+        ...[...endingOf(ending), status, at, at, request, response],
+      );
+      recent?.add({ n, tenant, id, agent_id, mode, status, error_class, model });
+      return true;
+    }
+
+    function writeHistory(row: LeftRow, { key, ending, at }: EndOfCall, settlement_status: string | null): void {
+      insertEnded.run(
+        ...keptNames.map((name) => row[name]),
+        ...[...endingOf(ending), ending.status, settlement_status, at, at],
+      );
+      storeBodies(key, row, ending.response);
+    }
+
+    return (end, effects) => {
+      const { key, from, token, ending } = end;
+      const { tenant, id } = key;
+      const row = leave.get(id, tenant, from, token) as LeftRow | null;
       if (row === null) return false;
       const settlement_status = settlementAfter(row, ending);
-      const { status, error_class, upstream_status, latency_ms, ttft_ms = null, resp_size } = ending;
-      const { resp_sha256, response_content_type, response_truncated, response } = ending;
-      insertEnded.run(
-        ...keptNames.map((name) => row[name as keyof InvocationRow]),
-        ...[error_class, upstream_status, latency_ms, ttft_ms, resp_size, resp_sha256, response_content_type],
-        ...[response_truncated, status, settlement_status, at, at],
-      );
+      if (!isRecent(row, end, effects.recent)) writeHistory(row, end, settlement_status);
       countEnd(effects, end, settlement_status !== row.settlement_status);
       if (row.payment_nonce !== null) freeCredential.run(tenant, id);
       if (row.emit_receipt && settlement_status !== "pending") oweReceipt.run(tenant, id);
-      storeBodies(key, row, response);
       effects.ended(callEnd(end, { ...row, settlement_status }));
       return true;
     };
@@ -157,14 +205,6 @@ inserted as (
   insert into invocation_bodies (tenant, invocation_id, request, response)
   select tenant, id, request, response from final where body_captured and request is not null
 ),
-kept as (
-  update invocation_bodies b set request = ${CUT.replaceAll("request", "b.request")}, response = f.response
-  from final f where ${sameCall("b", "f")} and f.body_captured and f.request is null
-),
-dropped as (
-  delete from invocation_bodies b using final f
-  where ${sameCall("b", "f")} and not f.body_captured and f.request is null
-),
 freed as (
   update payments p set call_credential_ref = null from final f
   where ${sameCall("p", "f")} and f.payment_nonce is not null and coalesce(p.call_credential_ref, '') <> ''
@@ -174,15 +214,23 @@ due as (
   select tenant, id from final where emit_receipt and settled is distinct from 'pending'
 ),
 totals as (${addTotals(`
-    select tenant, 'status' as dimension, was as value, -1 as delta from final
-    union all select tenant, 'status', ended, 1 from final
-    union all select tenant, 'error_class', error_class, 1 from final
-    union all select tenant, 'settlement', settlement_status, -1 from final where settled <> settlement_status
-    union all select tenant, 'settlement', settled, 1 from final where settled <> settlement_status`)}
+    select tenant, id, 'status' as dimension, was as value, -1 as delta from final
+    union all select tenant, id, 'status', ended, 1 from final
+    union all select tenant, id, 'error_class', error_class, 1 from final
+    union all select tenant, id, 'settlement', settlement_status, -1 from final where settled <> settlement_status
+    union all select tenant, id, 'settlement', settled, 1 from final where settled <> settlement_status`)}
 )
 select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, payment_asset, payment_amount,
-  settled as settlement_status from final`,
+  settled as settlement_status, id, tenant, body_captured, request is null as is_large from final`,
     valuesOf: (inputs) => [anyShard(), ...INPUT.values(inputs)],
+    afterwards(inputs, rows) {
+      const large = rows.filter((row) => row["is_large"] === true);
+      return large.map(({ tenant, id, body_captured, n }) => {
+        const key = [tenant as string, id as string];
+        if (body_captured === false) return { text: DROP_BODY, values: key };
+        return { text: KEEP_BODIES, values: [...key, inputs[Number(n) - 1]?.ending.response ?? null] };
+      });
+    },
     outputsOf(inputs, rows, effects) {
       const outputs = inputs.map(() => false);
       for (const row of rows) {
@@ -199,9 +247,9 @@ select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, 
 };
 
 function countEnd(effects: CommandEffects, { key, from, ending }: EndOfCall, isLost: boolean): void {
-  countMove(effects, key.tenant, from, ending.status);
-  if (ending.error_class !== null) countErrorClass(effects, key.tenant, ending.error_class);
-  if (isLost) countSettlement(effects, key.tenant, LOST.from, LOST.to);
+  countMove(effects, key, from, ending.status);
+  if (ending.error_class !== null) countErrorClass(effects, key, ending.error_class);
+  if (isLost) countSettlement(effects, key, LOST.from, LOST.to);
 }
 
 function settlementAfter({ settlement_status }: EndedRow, { status }: Ending): EndedRow["settlement_status"] {
