@@ -6,8 +6,11 @@ import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import { SETTLEMENT_EVENTS } from "../../../core/states.ts";
 import { type Command, type CommandEffects, inputRows } from "../../../storage/commands.ts";
 import { anyShard } from "../../../storage/counts.ts";
+import { PART_BYTES, partsOf } from "../../../wire/body.ts";
 import { countErrorClass, countMove, countSettlement } from "../counters.ts";
 import type { Ending, InvocationKey, InvocationRow } from "../service.ts";
+import { SMALL_BODY_BYTES } from "./accept.ts";
+import { sameRequest, sameRow } from "./same-row.ts";
 import { addTotals } from "./totals.ts";
 
 /** The end of a call, as its cause reports it. */
@@ -53,14 +56,16 @@ const ENDING =
 
 /** A call that was paid for and failed must show both. */
 const LOST = SETTLEMENT_EVENTS.lose;
-/**
- * Postgres finds rows so by their key alone. For a table that it takes for empty, it would read all of an index to join
- * plain equal values, and go on so when the table has grown.
- */
-const sameRow = (own: string, other: string) => `${own} between ${other} and ${other}`;
 const sameCall = (own: string, call: string) =>
   sameRow(`(${own}.tenant, ${own}.invocation_id)`, `(${call}.tenant, ${call}.id)`);
-const CUT = `case when length(request) > ${CAPTURE_BYTES_MAX} then substr(request, 1, ${CAPTURE_BYTES_MAX}) else request end`;
+
+/** How many parts of a request stay that is captured. */
+const PARTS_KEPT = CAPTURE_BYTES_MAX / PART_BYTES;
+/** So much is removed in one write with the end; more becomes loose, and goes bit by bit. */
+const REMOVED_BYTES_MAX = CAPTURE_BYTES_MAX;
+
+const SMALL_RESPONSE = `length(response) <= ${SMALL_BODY_BYTES}`;
+const LONG = `(f.mode = 'transactional' and coalesce(f.req_size, 0) > ${REMOVED_BYTES_MAX})`;
 
 /** The columns of the open call that its end is told with. */
 type EndedRow = Pick<
@@ -99,21 +104,26 @@ export const endCommand: Command<EndOfCall, boolean> = {
     const insertBodies = prepare(
       "insert into invocation_bodies (tenant, invocation_id, request, response) values (?, ?, ?, ?)",
     );
-    const keepBodies = prepare(
-      `update invocation_bodies set request = ${CUT}, response = ? where tenant = ? and invocation_id = ?`,
+    const insertPart = prepare(
+      "insert into body_parts (invocation_id, tenant, kind, n, bytes) values (?, ?, 'response', ?, ?)",
     );
-    const dropBody = prepare("delete from invocation_bodies where tenant = ? and invocation_id = ?");
+    const dropRequest = prepare("delete from body_parts where invocation_id = ? and kind = 'request' and tenant = ?");
+    const loosen = prepare(
+      "insert into loose_parts (invocation_id, tenant, kind, first, due_at) values (?, ?, 'request', ?, 0)",
+    );
 
-    function storeBodies(
-      { tenant, id }: InvocationKey,
-      { request, body_captured }: InvocationRow & { readonly request: Uint8Array | null },
-      response: Uint8Array | null,
-    ): void {
-      const isSmall = request !== null;
-      if (!body_captured) {
-        if (!isSmall) dropBody.run(tenant, id);
-      } else if (isSmall) insertBodies.run(tenant, id, request, response);
-      else keepBodies.run(response, tenant, id);
+    /** The request is where it stays; what is not to stay of it is removed. */
+    function cutRequest({ tenant, id }: InvocationKey, { body_captured, mode, req_size }: InvocationRow): void {
+      const isLong = mode === "transactional" && (req_size ?? 0) > REMOVED_BYTES_MAX;
+      if (isLong) loosen.run(id, tenant, body_captured ? PARTS_KEPT : 0);
+      else if (!body_captured) dropRequest.run(id, tenant);
+    }
+
+    function keepBodies({ tenant, id }: InvocationKey, request: Uint8Array | null, response: Uint8Array | null): void {
+      const isSmall = response !== null && response.byteLength <= SMALL_BODY_BYTES;
+      if (request !== null || isSmall) insertBodies.run(tenant, id, request, isSmall ? response : null);
+      if (response === null || isSmall) return;
+      for (const [n, part] of partsOf(response).entries()) insertPart.run(id, tenant, n, part);
     }
 
     return (end, effects) => {
@@ -132,7 +142,8 @@ export const endCommand: Command<EndOfCall, boolean> = {
       countEnd(effects, end, settlement_status !== row.settlement_status);
       if (row.payment_nonce !== null) freeCredential.run(tenant, id);
       if (row.emit_receipt && settlement_status !== "pending") oweReceipt.run(tenant, id);
-      storeBodies(key, row, response);
+      if (row.request === null) cutRequest(key, row);
+      if (row.body_captured) keepBodies(key, row.request, response);
       effects.ended(callEnd(end, { ...row, settlement_status }));
       return true;
     };
@@ -153,17 +164,26 @@ history as (
   insert into ended_invocations (${KEPT}, ${ENDING}, status, settlement_status, updated_at, completed_at)
   select ${KEPT}, ${ENDING}, ended, settled, ended_at, ended_at from final
 ),
-inserted as (
+bodies as (
   insert into invocation_bodies (tenant, invocation_id, request, response)
-  select tenant, id, request, response from final where body_captured and request is not null
+  select tenant, id, request, case when ${SMALL_RESPONSE} then response end from final
+  where body_captured and (request is not null or ${SMALL_RESPONSE})
 ),
-kept as (
-  update invocation_bodies b set request = ${CUT.replaceAll("request", "b.request")}, response = f.response
-  from final f where ${sameCall("b", "f")} and f.body_captured and f.request is null
+parts as (
+  insert into body_parts (invocation_id, tenant, kind, n, bytes)
+  select id, tenant, 'response', part, substr(response, part * ${PART_BYTES} + 1, ${PART_BYTES})
+  from final, lateral generate_series(0, (length(response) - 1) / ${PART_BYTES}) as part
+  where body_captured and length(response) > ${SMALL_BODY_BYTES}
 ),
 dropped as (
-  delete from invocation_bodies b using final f
-  where ${sameCall("b", "f")} and not f.body_captured and f.request is null
+  delete from body_parts p using final f
+  where ${sameRequest("p", { tenant: "f.tenant", id: "f.id" })}
+    and f.request is null and not f.body_captured and not ${LONG}
+),
+loose as (
+  insert into loose_parts (invocation_id, tenant, kind, first, due_at)
+  select id, tenant, 'request', case when body_captured then ${PARTS_KEPT} else 0 end, 0 from final f
+  where request is null and ${LONG}
 ),
 freed as (
   update payments p set call_credential_ref = null from final f
