@@ -6,6 +6,8 @@ import { and, eq, gt, gte, inArray, lte } from "drizzle-orm";
 import type { BodyKind } from "../../../db/schema.ts";
 import { every } from "../../concurrency/every.ts";
 import type { Log } from "../../core/log.ts";
+import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
+import type { Mode } from "../../core/states.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import type { InvocationKey } from "./service.ts";
 
@@ -13,6 +15,17 @@ const LOOK_MS = 5_000;
 const NOTES_AT_ONCE = 64;
 /** To remove one takes half a millisecond of the event loop on SQLite (measured). */
 const PARTS_AT_ONCE = 4;
+
+/** Up to here the parts of a request are removed in the very write that ends its call. */
+const REMOVED_AT_ONCE_BYTES = CAPTURE_BYTES_MAX;
+
+/** Whether the end of a call leaves parts of its request: they are too many to go with it. Of a stream few are stored. */
+export function leavesParts(mode: Mode, size: number | null): boolean {
+  return mode === "transactional" && (size ?? 0) > REMOVED_AT_ONCE_BYTES;
+}
+
+/** The same for a row of a Postgres statement. */
+export const LEAVES_PARTS = `(mode = 'transactional' and coalesce(req_size, 0) > ${REMOVED_AT_ONCE_BYTES})`;
 
 interface LooseBody extends InvocationKey {
   readonly kind: BodyKind;
@@ -65,8 +78,16 @@ async function removeSome(tx: Tx, body: LooseBody, first: number): Promise<boole
   return false;
 }
 
-/** Removes what is due. Gives how many bodies that were. */
-export async function removeLoose(store: Store, now = store.clock.now()): Promise<number> {
+/**
+ * Removes what is due. Gives how many bodies that were.
+ *
+ * @param isOver whether to stop, and leave the rest for later
+ */
+export async function removeLoose(
+  store: Store,
+  isOver: () => boolean = () => false,
+  now: number = store.clock.now(),
+): Promise<number> {
   const { looseParts: t } = store.read.tables;
   let bodies = 0;
   for (;;) {
@@ -77,10 +98,10 @@ export async function removeLoose(store: Store, now = store.clock.now()): Promis
       .limit(NOTES_AT_ONCE);
     for (const { first, ...body } of due) {
       if (!(await store.write((tx) => begin(tx, body, now)))) continue;
-      while (await store.write((tx) => removeSome(tx, body, first)));
+      while (!isOver() && (await store.write((tx) => removeSome(tx, body, first))));
       bodies++;
     }
-    if (due.length < NOTES_AT_ONCE) return bodies;
+    if (due.length < NOTES_AT_ONCE || isOver()) return bodies;
   }
 }
 
@@ -91,9 +112,37 @@ async function loosenAbandoned(store: Store): Promise<void> {
   });
 }
 
-/** Before any call comes in. Gives what stops it. */
+/**
+ * Before any call comes in. What a call leaves at its end goes right away, so that its room in the file is used again
+ * before it is copied there; what else is due is looked for every few seconds. Gives what stops it.
+ */
 export async function startRemovingParts(store: Store, log: Log): Promise<() => void> {
   if (store.dialect === "sqlite") await loosenAbandoned(store);
-  const remove = () => removeLoose(store).catch((error) => log.warn("parts_not_removed", { error }));
-  return every(LOOK_MS, remove);
+  let removing: Promise<unknown> | null = null;
+  let isAsked = false;
+  let isOver = false;
+
+  /** Never rejects. */
+  async function remove(): Promise<void> {
+    do {
+      isAsked = false;
+      await removeLoose(store, () => isOver).catch((error) => log.warn("parts_not_removed", { error }));
+    } while (isAsked && !isOver);
+    removing = null;
+  }
+
+  function look(): Promise<unknown> {
+    isAsked = true;
+    removing ??= remove();
+    return removing;
+  }
+
+  store.onCallEnded(({ mode, req_size }) => {
+    if (!isOver && leavesParts(mode, req_size)) void look();
+  });
+  const stop = every(LOOK_MS, look);
+  return () => {
+    isOver = true;
+    stop();
+  };
 }

@@ -208,7 +208,7 @@ eachStore((makePlace, dialect) => {
     }
     expect(await removeLoose(store)).toBeGreaterThanOrEqual(0);
     expect(await Promise.all([killed, late].map(partsOfCall))).toEqual([2, 2]);
-    expect(await removeLoose(store, store.clock.now() + 1_200_000)).toBeGreaterThanOrEqual(2);
+    expect(await removeLoose(store, undefined, store.clock.now() + 1_200_000)).toBeGreaterThanOrEqual(2);
     for (const each of [second, failing, killed, late]) expect(await partsOfCall(each)).toBe(0);
     expect(await store.read.db.select().from(looseParts)).toEqual([]);
     const accepting = { row: late.row, call: "{}", body: late.body, idempotency: null, claim: null };

@@ -9,6 +9,7 @@ import { anyShard } from "../../../storage/counts.ts";
 import { PART_BYTES, partsOf } from "../../../wire/body.ts";
 import { countErrorClass, countMove, countSettlement } from "../counters.ts";
 import type { Ending, InvocationKey, InvocationRow } from "../service.ts";
+import { LEAVES_PARTS, leavesParts } from "../loose-parts.ts";
 import { SMALL_BODY_BYTES } from "./accept.ts";
 import { sameRequest, sameRow } from "./same-row.ts";
 import { addTotals } from "./totals.ts";
@@ -61,11 +62,8 @@ const sameCall = (own: string, call: string) =>
 
 /** How many parts of a request stay that is captured. */
 const PARTS_KEPT = CAPTURE_BYTES_MAX / PART_BYTES;
-/** So much is removed in one write with the end; more becomes loose, and goes bit by bit. */
-const REMOVED_BYTES_MAX = CAPTURE_BYTES_MAX;
 
 const SMALL_RESPONSE = `length(response) <= ${SMALL_BODY_BYTES}`;
-const LONG = `(f.mode = 'transactional' and coalesce(f.req_size, 0) > ${REMOVED_BYTES_MAX})`;
 
 /** The columns of the open call that its end is told with. */
 type EndedRow = Pick<
@@ -114,8 +112,7 @@ export const endCommand: Command<EndOfCall, boolean> = {
 
     /** The request is where it stays; what is not to stay of it is removed. */
     function cutRequest({ tenant, id }: InvocationKey, { body_captured, mode, req_size }: InvocationRow): void {
-      const isLong = mode === "transactional" && (req_size ?? 0) > REMOVED_BYTES_MAX;
-      if (isLong) loosen.run(id, tenant, body_captured ? PARTS_KEPT : 0);
+      if (leavesParts(mode, req_size)) loosen.run(id, tenant, body_captured ? PARTS_KEPT : 0);
       else if (!body_captured) dropRequest.run(id, tenant);
     }
 
@@ -178,12 +175,12 @@ parts as (
 dropped as (
   delete from body_parts p using final f
   where ${sameRequest("p", { tenant: "f.tenant", id: "f.id" })}
-    and f.request is null and not f.body_captured and not ${LONG}
+    and f.request is null and not f.body_captured and not ${LEAVES_PARTS}
 ),
 loose as (
   insert into loose_parts (invocation_id, tenant, kind, first, due_at)
   select id, tenant, 'request', case when body_captured then ${PARTS_KEPT} else 0 end, 0 from final f
-  where request is null and ${LONG}
+  where request is null and ${LEAVES_PARTS}
 ),
 freed as (
   update payments p set call_credential_ref = null from final f
