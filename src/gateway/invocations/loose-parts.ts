@@ -5,8 +5,8 @@
 import { and, eq, gt, gte, inArray, lte } from "drizzle-orm";
 import type { BodyKind } from "../../../db/schema.ts";
 import { every } from "../../concurrency/every.ts";
-import type { Log } from "../../core/log.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
+import type { Log } from "../../core/log.ts";
 import type { Mode } from "../../core/states.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import type { InvocationKey } from "./service.ts";

@@ -8,8 +8,8 @@ import { type Command, type CommandEffects, inputRows } from "../../../storage/c
 import { anyShard } from "../../../storage/counts.ts";
 import { PART_BYTES, partsOf } from "../../../wire/body.ts";
 import { countErrorClass, countMove, countSettlement } from "../counters.ts";
-import type { Ending, InvocationKey, InvocationRow } from "../service.ts";
 import { LEAVES_PARTS, leavesParts } from "../loose-parts.ts";
+import type { Ending, InvocationKey, InvocationRow } from "../service.ts";
 import { SMALL_BODY_BYTES } from "./accept.ts";
 import { sameRequest, sameRow } from "./same-row.ts";
 import { addTotals } from "./totals.ts";
