@@ -234,6 +234,8 @@ function invocationTables(c: Columns) {
       tenant: c.text().notNull(),
       dimension: c.text().$type<CountDimension>().notNull(),
       value: c.text().notNull(),
+      /** The hour since the epoch in which its calls were accepted, or the first of several; 0 for all that are older. */
+      period: c.whole().notNull(),
       shard: c.whole().notNull(),
       count: c.whole().notNull(),
     }),
@@ -246,6 +248,8 @@ function invocationTables(c: Columns) {
       body_sha256: c.text().notNull(),
       invocation_id: c.text().notNull(),
       expires_at: c.whole().notNull(),
+      /** See gateway/invocations/idempotency.ts. */
+      slot: c.whole().notNull(),
     }),
 
     /**
@@ -258,6 +262,13 @@ function invocationTables(c: Columns) {
       /** The token of the claim in the same write; null for a call that was stored pending. */
       claim: c.text(),
       created_at: c.whole().notNull(),
+    }),
+
+    /** When work that one replica does for all is due again. */
+    turns: c.table("turns", {
+      job: c.text().notNull(),
+      /** By the database's own clock. */
+      next_at: c.whole().notNull(),
     }),
 
     /** A replica that renews its lease is alive; the running calls of one that is not have ended. */

@@ -7,7 +7,8 @@ create table body_parts (
   n bigint not null,
   bytes bytea not null,
   primary key (invocation_id, kind, n)
-);
+) partition by range (invocation_id);
+create table body_parts_0 partition of body_parts for values from (minvalue) to (maxvalue);
 
 alter table body_parts alter column bytes set storage external;
 

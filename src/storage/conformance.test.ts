@@ -199,7 +199,7 @@ eachStore((makePlace, dialect) => {
         for (const group of groups) {
           const writes = group.map(({ changes, fails }) =>
             store.write(async (tx) => {
-              for (const { tenant, value, delta } of changes) tx.count(tenant, "model", value, delta);
+              for (const { tenant, value, delta } of changes) tx.count(tenant, 0, "model", value, delta);
               if (fails) throw new Fault("conflict", "no");
             }),
           );

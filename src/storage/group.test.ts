@@ -41,7 +41,7 @@ afterEach(async () => {
 
 const add = (id: string) => async (tx: Tx) => {
   await tx.db.insert(tx.tables.replicas).values({ id, lease_until: 0 });
-  tx.count("t", "all", "", 1);
+  tx.count("t", 0, "all", "", 1);
   return id;
 };
 const replicas = () => writer.query("select id from replicas order by id").values().flat();

@@ -59,8 +59,8 @@ function statements(writer: Database) {
     release: writer.prepare("release work"),
     undo: writer.prepare("rollback to work"),
     count: writer.prepare(
-      `insert into invocation_counts (tenant, dimension, value, shard, count) values (?, ?, ?, 0, ?)
-       on conflict (tenant, dimension, value, shard) do update set count = count + excluded.count`,
+      `insert into invocation_counts (tenant, dimension, value, period, shard, count) values (?, ?, ?, ?, 0, ?)
+       on conflict (tenant, dimension, value, period, shard) do update set count = count + excluded.count`,
     ),
   };
 }
@@ -167,8 +167,8 @@ function createGroupRunner(
   }
 
   function writeCounts(counts: Counts): void {
-    for (const { tenant, dimension, value, delta } of changedCounts(counts)) {
-      sql.count.run(tenant, dimension, value, delta);
+    for (const { tenant, period, dimension, value, delta } of changedCounts(counts)) {
+      sql.count.run(tenant, dimension, value, period, delta);
     }
   }
 

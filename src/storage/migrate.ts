@@ -13,6 +13,7 @@ import postgres0008 from "../../db/postgres/0008_credential_hosts.sql" with { ty
 import postgres0009 from "../../db/postgres/0009_shared_transactions.sql" with { type: "text" };
 import postgres0010 from "../../db/postgres/0010_locks.sql" with { type: "text" };
 import postgres0011 from "../../db/postgres/0011_open_invocations.sql" with { type: "text" };
+import postgres0012 from "../../db/postgres/0012_periods.sql" with { type: "text" };
 import postgres0014 from "../../db/postgres/0014_body_parts.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import sqlite0002 from "../../db/sqlite/0002_payments.sql" with { type: "text" };
@@ -25,6 +26,7 @@ import sqlite0008 from "../../db/sqlite/0008_credential_hosts.sql" with { type: 
 import sqlite0009 from "../../db/sqlite/0009_shared_transactions.sql" with { type: "text" };
 import sqlite0010 from "../../db/sqlite/0010_locks.sql" with { type: "text" };
 import sqlite0011 from "../../db/sqlite/0011_open_invocations.sql" with { type: "text" };
+import sqlite0012 from "../../db/sqlite/0012_periods.sql" with { type: "text" };
 import sqlite0014 from "../../db/sqlite/0014_body_parts.sql" with { type: "text" };
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
@@ -47,7 +49,7 @@ const SQLITE_MIGRATIONS: readonly string[] = [
   sqlite0009,
   sqlite0010,
   sqlite0011,
-  NONE,
+  sqlite0012,
   NONE,
   sqlite0014,
 ];
@@ -63,7 +65,7 @@ const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0009,
   postgres0010,
   postgres0011,
-  NONE,
+  postgres0012,
   NONE,
   postgres0014,
 ];

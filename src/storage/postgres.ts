@@ -10,15 +10,17 @@ import type { Log } from "../core/log.ts";
 import { createCallEnds } from "./call-ends.ts";
 import { probeCapabilities } from "./capabilities.ts";
 import { createCommandLanes } from "./command-batches.ts";
-import type { Command } from "./commands.ts";
+import type { Command, SqlRow } from "./commands.ts";
 import { addCount, anyShard, type Counts, changedCounts } from "./counts.ts";
 import { openDatabaseClock } from "./database-clock.ts";
+import { parseDatabaseUrl } from "./database-url.ts";
 import { within } from "./deadline.ts";
 import { postgresCommitFailure, postgresFailure, startProblem } from "./failures.ts";
 import { migratePostgres } from "./migrate.ts";
+import { createPartitions } from "./partitions/partitions.ts";
 import {
-  BEGIN_READ,
   BEGIN_WRITE,
+  beginRead,
   type ConnectionPool,
   createConnectionPool,
   type DatabaseConnection,
@@ -66,12 +68,15 @@ async function flush(connection: DatabaseConnection, counts: Counts): Promise<vo
   if (changed.length === 0) return;
   const shard = anyShard();
   const rows = changed.map(
-    (_, i) => `($${4 * i + 2}, $${4 * i + 3}, $${4 * i + 4}, $1::bigint, $${4 * i + 5}::bigint)`,
+    (_, i) => `($${5 * i + 2}, $${5 * i + 3}, $${5 * i + 4}, $${5 * i + 5}::bigint, $1::bigint, $${5 * i + 6}::bigint)`,
   );
   await connection.run(
-    `insert into invocation_counts as c (tenant, dimension, value, shard, count) values ${rows.join(", ")}
-     on conflict (tenant, dimension, value, shard) do update set count = c.count + excluded.count`,
-    [shard, ...changed.flatMap(({ tenant, dimension, value, delta }) => [tenant, dimension, value, delta])],
+    `insert into invocation_counts as c (tenant, dimension, value, period, shard, count) values ${rows.join(", ")}
+     on conflict (tenant, dimension, value, period, shard) do update set count = c.count + excluded.count`,
+    [
+      shard,
+      ...changed.flatMap(({ tenant, period, dimension, value, delta }) => [tenant, dimension, value, period, delta]),
+    ],
   );
 }
 
@@ -82,8 +87,12 @@ async function runCommands<Input, Output>(
   inputs: readonly Input[],
   ended: Tx["ended"],
 ): Promise<Output[]> {
-  const rows = await connection.query(postgres.text, postgres.valuesOf(inputs), "objects");
-  return postgres.outputsOf(inputs, rows as Record<string, unknown>[], { ended });
+  const rows = (await connection.query(postgres.text, postgres.valuesOf(inputs), "objects")) as SqlRow[];
+  const followed: SqlRow[] = [];
+  for (const { text, values } of postgres.afterwards?.(inputs, rows) ?? []) {
+    followed.push(...((await connection.query(text, [...values], "objects")) as SqlRow[]));
+  }
+  return postgres.outputsOf(inputs, rows, { ended }, followed);
 }
 
 /** Everything between `begin` and `commit`. Undoes it all when anything fails. */
@@ -100,7 +109,7 @@ async function transaction<T>(
         db: connection.db,
         tables,
         now,
-        count: (tenant, dimension, value, delta) => addCount(counts, tenant, dimension, value, delta),
+        count: (...count) => addCount(counts, ...count),
         ended: (end) => ends.push(end),
         async execute(command, input) {
           const [output] = await runCommands(connection, command, [input], (end) => ends.push(end));
@@ -159,10 +168,17 @@ async function write<T>(
   }
 }
 
+interface Reading {
+  readonly readers: ConnectionPool;
+  readonly callMsMax: number;
+  /** What begins a transaction that reads. */
+  readonly begin: string;
+}
+
 /** Runs one query, and again when it was undone or the connection was lost: reading twice does no harm. */
-async function read(readers: ConnectionPool, callMsMax: number, ...query: Parameters<DatabaseConnection["query"]>) {
+async function read({ readers, callMsMax, begin }: Reading, ...query: Parameters<DatabaseConnection["query"]>) {
   const until = performance.now() + callMsMax;
-  const attempt = () => readers.use(until, (connection) => readOnce(connection, ...query));
+  const attempt = () => readers.use(until, (connection) => readOnce(connection, begin, ...query));
   try {
     return await untilNotUndone(until, attempt, () => true);
   } catch (thrown) {
@@ -170,8 +186,12 @@ async function read(readers: ConnectionPool, callMsMax: number, ...query: Parame
   }
 }
 
-async function readOnce(connection: DatabaseConnection, ...query: Parameters<DatabaseConnection["query"]>) {
-  await connection.run(BEGIN_READ);
+async function readOnce(
+  connection: DatabaseConnection,
+  begin: string,
+  ...query: Parameters<DatabaseConnection["query"]>
+) {
+  await connection.run(begin);
   try {
     return await connection.query(...query);
   } finally {
@@ -200,17 +220,18 @@ async function prepareDatabase({ databaseUrl, clock, log, callMsMax = CALL_MS_MA
 export async function openPostgres(options: PostgresOptions): Promise<Store> {
   await prepareDatabase(options);
   const { callMsMax = CALL_MS_MAX } = options;
+  const begin = beginRead(parseDatabaseUrl(options.databaseUrl).prepare);
   const writers = createConnectionPool(options.databaseUrl, WRITERS_MAX);
   const batchers = createConnectionPool(options.databaseUrl, BATCHES_MAX + LARGE_BATCHES_MAX);
   const readers = createConnectionPool(options.databaseUrl, READERS_MAX);
   const firstReaders = createConnectionPool(options.databaseUrl, FIRST_READERS_MAX);
   const readerOf = (pool: ConnectionPool): Reader => ({
-    db: postgresQueries((...query) => read(pool, callMsMax, ...query)),
+    db: postgresQueries((...query) => read({ readers: pool, callMsMax, begin }, ...query)),
     tables,
   });
   const clock = await openDatabaseClock({
     async ask() {
-      const [row] = await read(readers, callMsMax, `select ${NOW}`, [], "arrays");
+      const [row] = await read({ readers, callMsMax, begin }, `select ${NOW}`, [], "arrays");
       return Number((row as unknown[])[0]);
     },
   });
@@ -241,6 +262,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     write: (work) => write(writing, work),
     execute: batches.execute,
     onCallEnded: ends.listen,
+    periods: createPartitions({ databaseUrl: options.databaseUrl, clock, log: options.log }),
     probe: (timeoutMs) =>
       within(
         timeoutMs,

@@ -14,6 +14,7 @@ import { createCallEnds } from "./call-ends.ts";
 import { within } from "./deadline.ts";
 import { createGroupCommit } from "./group.ts";
 import { migrateSqlite } from "./migrate.ts";
+import { IN_ONE_PIECE } from "./periods.ts";
 import type { Queries, Store } from "./store.ts";
 
 /** How long opening waits for another process that migrates. */
@@ -150,6 +151,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
     write: group.write,
     execute: group.execute,
     onCallEnded: ends.listen,
+    periods: IN_ONE_PIECE,
     probe: (timeoutMs) =>
       within(
         timeoutMs,

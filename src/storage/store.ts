@@ -7,6 +7,7 @@ import type { CallEnd, CallEndListener } from "../core/call-end.ts";
 import type { Clock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";
 import type { CommandRunner } from "./commands.ts";
+import type { Periods } from "./periods.ts";
 
 /** Drizzle in its SQLite types. The Postgres adapter casts to it, since the same calls build queries on both. */
 export type Queries = BaseSQLiteDatabase<"async", unknown, Record<string, never>>;
@@ -21,10 +22,10 @@ export interface Tx extends Reader, CommandRunner {
   /** The database's own time when a statement reads it, in milliseconds since the epoch. */
   readonly now: SQL<number>;
   /**
-   * Adds to the exact totals of a tenant's history. The additions of one work are applied with its commit,
+   * Adds to the exact totals of a tenant's history, for a call of this period (`periodOf`). The additions of one work are applied with its commit,
    * merged, so that a group of works touches each total once.
    */
-  count(tenant: string, dimension: CountDimension, value: string, delta: number): void;
+  count(tenant: string, period: number, dimension: CountDimension, value: string, delta: number): void;
   /** Reports the end of a call to the store's listeners once this work is durable. */
   ended(end: CallEnd): void;
   /**
@@ -69,6 +70,8 @@ export interface Store extends CommandRunner {
    * whose answer was lost it is told nothing.
    */
   onCallEnded(listener: CallEndListener): void;
+  /** The tables whose rows go by age. */
+  readonly periods: Periods;
   /** @throws Fault `unavailable` when the database does not take a write within `timeoutMs`. */
   probe(timeoutMs: number): Promise<void>;
   close(): Promise<void>;

@@ -37,14 +37,8 @@ export async function loosen(store: Store, key: InvocationKey, kind: BodyKind): 
 }
 
 /** In the write that removes the call that they belonged to. */
-export async function loosenAll(tx: Tx, { tenant, id }: InvocationKey, kinds: readonly BodyKind[]): Promise<void> {
-  if (kinds.length === 0) return;
-  const { looseParts: t } = tx.tables;
-  const rows = kinds.map((kind) => ({ invocation_id: id, tenant, kind, first: 0, due_at: 0 }));
-  await tx.db
-    .insert(t)
-    .values(rows)
-    .onConflictDoUpdate({ target: [t.invocation_id, t.kind], set: { first: 0, due_at: 0 } });
+export async function loosenRequest({ db, tables: { looseParts: t } }: Tx, { tenant, id }: InvocationKey) {
+  await db.insert(t).values({ invocation_id: id, tenant, kind: "request", first: 0, due_at: 0 });
 }
 
 /** From here on no call can be accepted with these parts. */

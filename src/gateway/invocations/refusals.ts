@@ -14,7 +14,7 @@ import { untilStored } from "../../storage/retry-until-stored.ts";
 import { prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import { countWhole } from "./counters.ts";
 import { freeIdempotencyKey } from "./idempotency.ts";
-import { loosenAll } from "./loose-parts.ts";
+import { loosenRequest } from "./loose-parts.ts";
 import type { InvocationKey } from "./service.ts";
 
 /** A caller is answered within ten seconds. This is the rest after a write that used up its own time. */
@@ -170,7 +170,7 @@ async function removeRecord(tx: Tx, { tenant, id, claim }: UnsureCall): Promise<
   if (paid.length > 0 || (row === undefined && (await isThere(tx, { tenant, id })))) throw new TakenUp();
   if (row === undefined) return;
   countWhole(tx, { ...row, error_class: null }, -1);
-  if (row.request === null) await loosenAll(tx, { tenant, id }, ["request"]);
+  if (row.request === null) await loosenRequest(tx, { tenant, id });
 }
 
 async function removeAppeared(store: Store): Promise<number> {

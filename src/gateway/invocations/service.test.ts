@@ -12,6 +12,7 @@ import { ERROR_CLASSES, INVOCATION_EVENTS, INVOCATION_STATUSES } from "../../cor
 import { counted } from "../../storage/counts.ts";
 import { openStore } from "../../storage/open.ts";
 import type { Store } from "../../storage/store.ts";
+import { joinTotals } from "../../storage/total-periods.ts";
 import { dropLeases, endOrphans, nextAgentWithPending, pendingOf, renewLease } from "../executor/leases.ts";
 import { capturedBodies, findInvocation, readHistory } from "./history.ts";
 import { cleanUp } from "./retention.ts";
@@ -226,6 +227,8 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
           await expectExactTotals(store, tenant);
           await cleanUp(store, clock, { body_days: 1, history_days: 2 }, silentLog);
           await expectExactTotals(store, tenant);
+          await joinTotals(store, clock, [0]);
+          await expectExactTotals(store, tenant);
         }),
         { numRuns: 15 },
       );
@@ -270,7 +273,10 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       const names = Array.from({ length: 450 }, (_, index) => `model-${index}`);
       await Promise.all([...names, ...names.slice(0, 50)].map(call));
       clock.time += 3 * DAY_MS;
-      const clean = () => cleanUp(store, clock, { body_days: 1, history_days: 2 }, silentLog);
+      const clean = async () => {
+        await cleanUp(store, clock, { body_days: 1, history_days: 2 }, silentLog);
+        await joinTotals(store, clock, [0]);
+      };
       const again = names.slice(0, 40);
       await Promise.all([clean(), ...again.map(call), clean()]);
       await clean();
@@ -283,7 +289,7 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       if (store.dialect === "sqlite") return;
       const tenant = crypto.randomUUID();
       const { invocationCounts: t } = store.read.tables;
-      const place = { tenant, dimension: "model" as const, value: "m", shard: 0 };
+      const place = { tenant, dimension: "model" as const, value: "m", period: 0, shard: 0 };
       await store.write(({ db }) => db.insert(t).values({ ...place, count: 0 }));
       const isAwaited = async () => {
         const locks = store.read.db.select({ pid: sql`pid` }).from(sql`pg_locks`).where(sql`not granted`);
@@ -292,7 +298,7 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       let cleaning: Promise<void> | undefined;
       await store.write(async ({ db }) => {
         await db.update(t).set({ count: 1 }).where(eq(t.tenant, tenant));
-        cleaning = cleanUp(store, clock, { body_days: 1, history_days: 2 }, silentLog);
+        cleaning = joinTotals(store, clock, [0]);
         while (!(await isAwaited()));
       });
       await cleaning;

@@ -161,7 +161,7 @@ export async function release(tx: Tx, key: InvocationKey, token: string, now: nu
     .set({ status: to, owner: null, claim: null, updated_at: now })
     .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), isIn(t.status, from), eq(t.claim, token)))
     .returning({ id: t.id });
-  if (released.length > 0) countMove(tx, key.tenant, from, to);
+  if (released.length > 0) countMove(tx, key, from, to);
 }
 
 /** A call that was claimed here. */

@@ -74,7 +74,7 @@ export async function moveOpenSettlement(
     .set({ ...fields, settlement_status: to })
     .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.settlement_status, from), isIn(t.status, "pending")))
     .returning({ id: t.id });
-  if (rows.length > 0) countSettlement(tx, key.tenant, from, to);
+  if (rows.length > 0) countSettlement(tx, key, from, to);
   return rows.length > 0;
 }
 
@@ -92,6 +92,6 @@ export async function moveEndedSettlement(
     .set({ ...fields, settlement_status: to })
     .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.settlement_status, from)))
     .returning({ id: t.id });
-  if (rows.length > 0) countSettlement(tx, key.tenant, from, to);
+  if (rows.length > 0) countSettlement(tx, key, from, to);
   return rows.length > 0;
 }

@@ -1,11 +1,10 @@
 // Accepting a call: its idempotency key, its row among the open calls, and its body, in one write.
 import { Fault } from "../../../core/fault.ts";
-import { IDEMPOTENCY_HOURS } from "../../../core/limits.ts";
-import { type Command, inputRows, type SqliteStatement } from "../../../storage/commands.ts";
+import { type Command, inputRows, type SqliteStatement, type SqlRow } from "../../../storage/commands.ts";
 import { anyShard } from "../../../storage/counts.ts";
 import { type CallBody, PART_BYTES } from "../../../wire/body.ts";
 import { countWhole } from "../counters.ts";
-import type { Idempotency } from "../idempotency.ts";
+import { IDEMPOTENCY_MS, type Idempotency, slotsOf } from "../idempotency.ts";
 import type { InvocationRow } from "../service.ts";
 import { sameRequest } from "./same-row.ts";
 import { addTotals } from "./totals.ts";
@@ -27,8 +26,6 @@ export const SMALL_BODY_BYTES = 8_192;
 export function isInParts(body: CallBody): boolean {
   return body.byteLength > PART_BYTES;
 }
-
-const IDEMPOTENCY_MS = IDEMPOTENCY_HOURS * 3_600_000;
 
 const COLUMNS = {
   id: ["text", ({ row }) => row.id],
@@ -73,7 +70,8 @@ const VALUES = Object.values(COLUMNS).map(([, value]) => value);
 const KEY_COLUMNS = {
   key: ["text", ({ idempotency }) => idempotency?.key ?? null],
   body_sha256: ["text", ({ idempotency }) => idempotency?.body_sha256 ?? null],
-  expires_at: ["bigint", ({ idempotency }) => (idempotency === null ? null : idempotency.latest + IDEMPOTENCY_MS)],
+  slots: ["text", ({ idempotency }) => idempotency && slotsOf(idempotency).join()],
+  expires_at: ["bigint", ({ idempotency }) => idempotency && idempotency.latest + IDEMPOTENCY_MS],
 } as const satisfies Parameters<typeof inputRows<Accepting>>[0];
 
 const PART_COLUMN = {
@@ -82,9 +80,17 @@ const PART_COLUMN = {
 
 /** A key that has expired is taken over. `asked` stands for the earliest possible time now. */
 const takenOver = (asked: string) =>
-  `on conflict (tenant, caller, agent_id, key) do update
+  `on conflict (tenant, caller, agent_id, key, slot) do update
    set body_sha256 = excluded.body_sha256, invocation_id = excluded.invocation_id, expires_at = excluded.expires_at
    where idempotency_keys.expires_at <= ${asked}`;
+
+/** Out of the slots in which no other call had it. */
+const GIVE_BACK = `delete from idempotency_keys
+  where tenant = $1 and caller = $2 and agent_id = $3 and key = $4 and invocation_id = $5`;
+
+function keyValues({ row }: Accepting, { key }: Idempotency): string[] {
+  return [row.tenant, row.caller, row.agent_id, key, row.id];
+}
 
 /** The parts of the body were stored too long ago. */
 export function partsGone(): Fault {
@@ -163,21 +169,29 @@ function acceptAs({ name, columns, bytesOf, sqlite, ready, beside }: AcceptKind)
     },
     sqlite(prepare) {
       const insertKey = prepare(
-        `insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at)
-         values (?, ?, ?, ?, ?, ?, ?) ${takenOver("?")}`,
+        `insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at, slot)
+         values (?, ?, ?, ?, ?, ?, ?, ?) ${takenOver("?")}`,
       );
+      const giveBack = prepare(GIVE_BACK.replaceAll("$", "?"));
       const insertCall = prepare(
         `insert into open_invocations (${NAMES}) values (${VALUES.map(() => "?").join(", ")})`,
       );
       const storeBody = sqlite(prepare);
+      /** False when another call has it in one of its slots. */
+      function takeKey({ row }: Accepting, { key, body_sha256, asked_at, latest }: Idempotency): boolean {
+        const expires_at = latest + IDEMPOTENCY_MS;
+        for (const slot of slotsOf({ asked_at, latest })) {
+          const values = [row.tenant, row.caller, row.agent_id, key, body_sha256, row.id, expires_at, slot, asked_at];
+          if (insertKey.run(...values) === 0) return false;
+        }
+        return true;
+      }
+
       return (accepting, effects) => {
         const { row, idempotency } = accepting;
-        const { tenant, id } = row;
-        if (idempotency !== null) {
-          const { key, body_sha256, latest, asked_at } = idempotency;
-          const expires_at = latest + IDEMPOTENCY_MS;
-          if (insertKey.run(tenant, row.caller, row.agent_id, key, body_sha256, id, expires_at, asked_at) === 0)
-            return false;
+        if (idempotency !== null && !takeKey(accepting, idempotency)) {
+          giveBack.run(...keyValues(accepting, idempotency));
+          return false;
         }
         insertCall.run(...VALUES.map((value) => value(accepting)));
         storeBody(accepting);
@@ -189,26 +203,36 @@ function acceptAs({ name, columns, bytesOf, sqlite, ready, beside }: AcceptKind)
       text: `
 with ${ready(input.source)},
 keys as (
-  insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at)
-  select tenant, caller, agent_id, key, body_sha256, id, expires_at from ready where key is not null
-  order by tenant, caller, agent_id, key
+  insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at, slot)
+  select tenant, caller, agent_id, key, body_sha256, id, expires_at, slot
+  from ready, unnest(string_to_array(slots, ',')::bigint[]) as slot where key is not null
+  order by tenant, caller, agent_id, key, slot
   ${takenOver("$2::bigint")}
   returning invocation_id
 ),
 stored as (
   insert into open_invocations (${NAMES})
-  select ${NAMES} from ready where key is null or id in (select invocation_id from keys)
+  select ${NAMES} from ready where key is null or (id, cardinality(string_to_array(slots, ','))) in (
+    select invocation_id, count(*) from keys group by invocation_id)
   returning id, tenant, agent_id, mode, status, model, settlement_status
 ),
 totals as (${addTotals(`
-    select tenant, dimension, value, 1 as delta from stored, lateral (values
+    select tenant, id, dimension, value, 1 as delta from stored, lateral (values
       ('all', ''), ('agent', agent_id), ('mode', mode), ('status', status), ('model', model),
       ('settlement', settlement_status)) as total (dimension, value)`)}
 ),${beside}
 select id from stored`,
       valuesOf: (inputs) => [anyShard(), earliest(inputs), ...input.values(inputs)],
+      afterwards(inputs, rows) {
+        const stored = storedIn(rows);
+        return inputs.flatMap((each) => {
+          const { row, idempotency } = each;
+          if (idempotency === null || stored.has(row.id)) return [];
+          return [{ text: GIVE_BACK, values: keyValues(each, idempotency) }];
+        });
+      },
       outputsOf(inputs, rows) {
-        const stored = new Set(rows.map(({ id }) => id));
+        const stored = storedIn(rows);
         return inputs.map(({ row }) => stored.has(row.id));
       },
     },
@@ -224,6 +248,8 @@ export const acceptCommand = acceptAs(WITH_ITS_BODY);
 
 /** The same for a call whose body is stored in parts. False, or a Fault, also when those are not there any more. */
 export const acceptInPartsCommand = acceptAs(STORED_IN_PARTS);
+
+const storedIn = (rows: readonly SqlRow[]) => new Set(rows.map(({ id }) => id));
 
 /** The earliest time that any of them was asked at: a key that expires too early would let its call be made twice. */
 function earliest(inputs: readonly Accepting[]): number {

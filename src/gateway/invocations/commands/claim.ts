@@ -61,7 +61,7 @@ export const claimCommand: Command<Claim, ClaimedCall | null> = {
       `select call, request as body, ${STORED_SIZE} as size from open_invocations o where id = ? and tenant = ?`,
     );
     return ({ key: { id, tenant }, owner, token, now, inHand }, effects) => {
-      if (take.run(owner, token, now, id, tenant) > 0) countMove(effects, tenant, from, to);
+      if (take.run(owner, token, now, id, tenant) > 0) countMove(effects, { tenant, id }, from, to);
       else if (own.get(id, tenant, token) === null) return null;
       return inHand === null ? (stored.get(id, tenant) as unknown as ClaimedCall) : NOTHING;
     };
@@ -78,8 +78,8 @@ taken as (
   ) o where (${isFree} or ${isOwn("input.token")})
 ),
 totals as (${addTotals(`
-    select tenant, 'status' as dimension, '${from}' as value, -1 as delta from taken where status = '${from}'
-    union all select tenant, 'status', '${to}', 1 from taken where status = '${from}'`)}
+    select tenant, id, 'status' as dimension, '${from}' as value, -1 as delta from taken where status = '${from}'
+    union all select tenant, id, 'status', '${to}', 1 from taken where status = '${from}'`)}
 ),
 claimed as (
   update open_invocations o set status = '${to}', owner = input.owner, claim = input.token, updated_at = input.at
@@ -90,8 +90,8 @@ claimed as (
 select id, call, body, size from claimed`,
     valuesOf: (inputs) => [anyShard(), ...INPUT.values(inputs.toSorted((a, b) => (a.key.id < b.key.id ? -1 : 1)))],
     outputsOf(inputs, rows) {
-      const claimed = new Map(rows.map((row) => [row["id"], row]));
-      return inputs.map(({ key }) => (claimed.get(key.id) as ClaimedCall | undefined) ?? null);
+      const claimed = new Map(rows.map((row) => [row["id"], row as unknown as ClaimedCall]));
+      return inputs.map(({ key }) => claimed.get(key.id) ?? null);
     },
   },
 };

@@ -11,7 +11,7 @@ import { countErrorClass, countMove, countSettlement } from "../counters.ts";
 import { LEAVES_PARTS, leavesParts } from "../loose-parts.ts";
 import type { Ending, InvocationKey, InvocationRow } from "../service.ts";
 import { SMALL_BODY_BYTES } from "./accept.ts";
-import { sameRequest, sameRow } from "./same-row.ts";
+import { sameRow } from "./same-row.ts";
 import { addTotals } from "./totals.ts";
 
 /** The end of a call, as its cause reports it. */
@@ -65,6 +65,8 @@ const PARTS_KEPT = CAPTURE_BYTES_MAX / PART_BYTES;
 
 const SMALL_RESPONSE = `length(response) <= ${SMALL_BODY_BYTES}`;
 
+const DROP_REQUEST = "delete from body_parts where invocation_id = $1 and kind = 'request' and tenant = $2";
+
 /** The columns of the open call that its end is told with. */
 type EndedRow = Pick<
   InvocationRow,
@@ -105,7 +107,7 @@ export const endCommand: Command<EndOfCall, boolean> = {
     const insertPart = prepare(
       "insert into body_parts (invocation_id, tenant, kind, n, bytes) values (?, ?, 'response', ?, ?)",
     );
-    const dropRequest = prepare("delete from body_parts where invocation_id = ? and kind = 'request' and tenant = ?");
+    const dropRequest = prepare(DROP_REQUEST.replaceAll("$", "?"));
     const loosen = prepare(
       "insert into loose_parts (invocation_id, tenant, kind, first, due_at) values (?, ?, 'request', ?, 0)",
     );
@@ -172,14 +174,9 @@ parts as (
   from final, lateral generate_series(0, (length(response) - 1) / ${PART_BYTES}) as part
   where body_captured and length(response) > ${SMALL_BODY_BYTES}
 ),
-dropped as (
-  delete from body_parts p using final f
-  where ${sameRequest("p", { tenant: "f.tenant", id: "f.id" })}
-    and f.request is null and not f.body_captured and not ${LEAVES_PARTS}
-),
 loose as (
   insert into loose_parts (invocation_id, tenant, kind, first, due_at)
-  select id, tenant, 'request', case when body_captured then ${PARTS_KEPT} else 0 end, 0 from final f
+  select id, tenant, 'request', case when body_captured then ${PARTS_KEPT} else 0 end, 0 from final
   where request is null and ${LEAVES_PARTS}
 ),
 freed as (
@@ -191,15 +188,20 @@ due as (
   select tenant, id from final where emit_receipt and settled is distinct from 'pending'
 ),
 totals as (${addTotals(`
-    select tenant, 'status' as dimension, was as value, -1 as delta from final
-    union all select tenant, 'status', ended, 1 from final
-    union all select tenant, 'error_class', error_class, 1 from final
-    union all select tenant, 'settlement', settlement_status, -1 from final where settled <> settlement_status
-    union all select tenant, 'settlement', settled, 1 from final where settled <> settlement_status`)}
+    select tenant, id, 'status' as dimension, was as value, -1 as delta from final
+    union all select tenant, id, 'status', ended, 1 from final
+    union all select tenant, id, 'error_class', error_class, 1 from final
+    union all select tenant, id, 'settlement', settlement_status, -1 from final where settled <> settlement_status
+    union all select tenant, id, 'settlement', settled, 1 from final where settled <> settlement_status`)}
 )
 select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, payment_asset, payment_amount,
-  settled as settlement_status from final`,
+  settled as settlement_status, id, tenant,
+  request is null and not body_captured and not ${LEAVES_PARTS} as is_dropped from final`,
     valuesOf: (inputs) => [anyShard(), ...INPUT.values(inputs)],
+    afterwards(_, rows) {
+      const dropped = rows.filter((row) => row["is_dropped"] === true);
+      return dropped.map(({ tenant, id }) => ({ text: DROP_REQUEST, values: [id as string, tenant as string] }));
+    },
     outputsOf(inputs, rows, effects) {
       const outputs = inputs.map(() => false);
       for (const row of rows) {
@@ -216,9 +218,9 @@ select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, 
 };
 
 function countEnd(effects: CommandEffects, { key, from, ending }: EndOfCall, isLost: boolean): void {
-  countMove(effects, key.tenant, from, ending.status);
-  if (ending.error_class !== null) countErrorClass(effects, key.tenant, ending.error_class);
-  if (isLost) countSettlement(effects, key.tenant, LOST.from, LOST.to);
+  countMove(effects, key, from, ending.status);
+  if (ending.error_class !== null) countErrorClass(effects, key, ending.error_class);
+  if (isLost) countSettlement(effects, key, LOST.from, LOST.to);
 }
 
 function settlementAfter({ settlement_status }: EndedRow, { status }: Ending): EndedRow["settlement_status"] {
