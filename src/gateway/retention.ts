@@ -12,7 +12,7 @@ import { removeOldNotes } from "./invocations/refusals.ts";
 import { cleanUp, type Retention } from "./invocations/retention.ts";
 import { removeOldDecisions } from "./policy/decisions.ts";
 import { removeOldReceipts } from "./receipts/service.ts";
-import { BODIES, DECISIONS, ENDED_CALLS, IDEMPOTENCY_KEYS, RECEIPTS } from "./timed-tables.ts";
+import { BODIES, DECISIONS, ENDED_CALLS, IDEMPOTENCY_KEYS, PARTS, RECEIPTS } from "./timed-tables.ts";
 
 const EVERY_MS = HOUR_MS;
 /** Somewhat less, so that the replica that had the last turn may have the next one. */
@@ -42,8 +42,10 @@ export function startRetention(store: Store, retention: Retention, log: Log): ()
 /** Gives the pieces of the ended calls. */
 export async function prepareTables(periods: Periods, { body_days, history_days }: Retention) {
   const lives = [body_days, history_days].filter((days) => days > 0);
+  const bodyDays = lives.length === 0 ? 0 : Math.min(...lives);
   const tables: [TimedTable, number][] = [
-    [BODIES, lives.length === 0 ? 0 : Math.min(...lives)],
+    [BODIES, bodyDays],
+    [PARTS, bodyDays],
     [DECISIONS, history_days],
     [RECEIPTS, history_days],
   ];

@@ -1,8 +1,7 @@
 // The bytes of a body as they arrive, in parts of one size: no byte is copied twice, and at most one part more is held
-// than has arrived. At the end the parts are joined step by step, and each is released as soon as it is copied.
-import type { Steps } from "../concurrency/steps.ts";
+// than has arrived.
+import { bodyOf, type CallBody, PART_BYTES } from "../wire/body.ts";
 
-const PART_BYTES = 1024 * 1024;
 /** The most that is held beyond what has arrived, in the first part. */
 const AHEAD_BYTES = 64 * 1024;
 
@@ -10,8 +9,8 @@ export interface Gathered {
   /** Bytes held in memory. */
   readonly held: number;
   add(bytes: Uint8Array): void;
-  /** All bytes in one piece; nothing else is held after that. */
-  whole(): Steps<Uint8Array<ArrayBuffer>>;
+  /** All of it; nothing else is held after that. */
+  body(): CallBody;
   /** Releases all of it at once, because the garbage collector would be late. */
   drop(): void;
 }
@@ -37,19 +36,6 @@ export function gather(sizeMax: number): Gathered {
     return Math.min(PART_BYTES, ahead, sizeMax - full.length * PART_BYTES);
   }
 
-  function* whole(): Steps<Uint8Array<ArrayBuffer>> {
-    if (full.length === 0) return moved(last, used);
-    const all = new Uint8Array(full.length * PART_BYTES + used);
-    for (const [at, part] of full.entries()) {
-      all.set(part, at * PART_BYTES);
-      moved(part, 0);
-      yield;
-    }
-    all.set(last.subarray(0, used), full.length * PART_BYTES);
-    moved(last, 0);
-    return all;
-  }
-
   return {
     get held() {
       return full.length * PART_BYTES + last.byteLength;
@@ -67,7 +53,7 @@ export function gather(sizeMax: number): Gathered {
         at += next.byteLength;
       }
     },
-    whole,
+    body: () => bodyOf([...full.splice(0), moved(last, used)]),
     drop() {
       for (const part of [...full.splice(0), last]) moved(part, 0);
       [last, used] = [new Uint8Array(), 0];

@@ -9,6 +9,7 @@ import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import { untilStored } from "../../storage/retry-until-stored.ts";
 import type { Store } from "../../storage/store.ts";
+import type { CallBody } from "../../wire/body.ts";
 import {
   type AcceptedCall,
   type Claims,
@@ -263,7 +264,7 @@ export class Scheduler {
       return failed(newTrace(), "credential_error", "credential not resolved", 0);
     }
     const ended = failed(newTrace(), "cancelled", "ended before it was made", 0);
-    const send = (sent: Uint8Array, claim_seen_at: number | null) =>
+    const send = (sent: CallBody, claim_seen_at: number | null) =>
       this.#options.pool.run({
         id: key.id,
         tenant: key.tenant,

@@ -53,10 +53,7 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
 
     const put = (fields: Partial<InvocationRow> = {}, body?: string) => {
       const one = accepted(clock.now(), fields, body);
-      return store.write(async (tx) => {
-        await accept(tx, one);
-        return { tenant: one.row.tenant, id: one.row.id };
-      });
+      return accept(store, one).then((id) => ({ tenant: one.row.tenant, id }));
     };
     const take = (key: InvocationKey, owner = "rep_1", token = "token") =>
       store.write((tx) => claim(tx, { key, owner, token, now: clock.now(), inHand: null }));

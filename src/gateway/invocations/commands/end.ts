@@ -6,8 +6,12 @@ import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import { SETTLEMENT_EVENTS } from "../../../core/states.ts";
 import { type Command, type CommandEffects, inputRows } from "../../../storage/commands.ts";
 import { anyShard } from "../../../storage/counts.ts";
+import { PART_BYTES, partsOf } from "../../../wire/body.ts";
 import { countErrorClass, countMove, countSettlement } from "../counters.ts";
+import { LEAVES_PARTS, leavesParts } from "../loose-parts.ts";
 import type { Ending, InvocationKey, InvocationRow } from "../service.ts";
+import { SMALL_BODY_BYTES } from "./accept.ts";
+import { sameRow } from "./same-row.ts";
 import { addTotals } from "./totals.ts";
 
 /** The end of a call, as its cause reports it. */
@@ -73,18 +77,15 @@ function endingOf(ending: Ending) {
 
 /** A call that was paid for and failed must show both. */
 const LOST = SETTLEMENT_EVENTS.lose;
-/**
- * Postgres finds rows so by their key alone. For a table that it takes for empty, it would read all of an index to join
- * plain equal values, and go on so when the table has grown.
- */
-const sameRow = (own: string, other: string) => `${own} between ${other} and ${other}`;
 const sameCall = (own: string, call: string) =>
   sameRow(`(${own}.tenant, ${own}.invocation_id)`, `(${call}.tenant, ${call}.id)`);
-const CUT = `case when length(request) > ${CAPTURE_BYTES_MAX} then substr(request, 1, ${CAPTURE_BYTES_MAX}) else request end`;
 
-/** Large requests stand where they stay, and are cut there. */
-const KEEP_BODIES = `update invocation_bodies set request = ${CUT}, response = $3 where tenant = $1 and invocation_id = $2`;
-const DROP_BODY = "delete from invocation_bodies where tenant = $1 and invocation_id = $2";
+/** How many parts of a request stay that is captured. */
+const PARTS_KEPT = CAPTURE_BYTES_MAX / PART_BYTES;
+
+const SMALL_RESPONSE = `length(response) <= ${SMALL_BODY_BYTES}`;
+
+const DROP_REQUEST = "delete from body_parts where invocation_id = $1 and kind = 'request' and tenant = $2";
 
 /** The columns of the open call that its end is told with. */
 type EndedRow = Pick<
@@ -128,21 +129,25 @@ export const endCommand: Command<EndOfCall, boolean> = {
     const insertBodies = prepare(
       "insert into invocation_bodies (tenant, invocation_id, request, response) values (?, ?, ?, ?)",
     );
-    const keepBodies = prepare(
-      `update invocation_bodies set request = ${CUT}, response = ? where tenant = ? and invocation_id = ?`,
+    const insertPart = prepare(
+      "insert into body_parts (invocation_id, tenant, kind, n, bytes) values (?, ?, 'response', ?, ?)",
     );
-    const dropBody = prepare("delete from invocation_bodies where tenant = ? and invocation_id = ?");
+    const dropRequest = prepare(DROP_REQUEST.replaceAll("$", "?"));
+    const loosen = prepare(
+      "insert into loose_parts (invocation_id, tenant, kind, first, due_at) values (?, ?, 'request', ?, 0)",
+    );
 
-    function storeBodies(
-      { tenant, id }: InvocationKey,
-      { request, body_captured }: LeftRow,
-      response: Uint8Array | null,
-    ): void {
-      const isSmall = request !== null;
-      if (!body_captured) {
-        if (!isSmall) dropBody.run(tenant, id);
-      } else if (isSmall) insertBodies.run(tenant, id, request, response);
-      else keepBodies.run(response, tenant, id);
+    /** The request is where it stays; what is not to stay of it is removed. */
+    function cutRequest({ tenant, id }: InvocationKey, { body_captured, mode, req_size }: InvocationRow): void {
+      if (leavesParts(mode, req_size)) loosen.run(id, tenant, body_captured ? PARTS_KEPT : 0);
+      else if (!body_captured) dropRequest.run(id, tenant);
+    }
+
+    function keepBodies({ tenant, id }: InvocationKey, request: Uint8Array | null, response: Uint8Array | null): void {
+      const isSmall = response !== null && response.byteLength <= SMALL_BODY_BYTES;
+      if (request !== null || isSmall) insertBodies.run(tenant, id, request, isSmall ? response : null);
+      if (response === null || isSmall) return;
+      for (const [n, part] of partsOf(response).entries()) insertPart.run(id, tenant, n, part);
     }
 
     /** False when the call can change yet, or is large, or when its tenant ends many others: it goes into the history. */
@@ -168,7 +173,8 @@ export const endCommand: Command<EndOfCall, boolean> = {
         ...keptNames.map((name) => row[name]),
         ...[...endingOf(ending), ending.status, settlement_status, at, at],
       );
-      storeBodies(key, row, ending.response);
+      if (row.request === null) cutRequest(key, row);
+      if (row.body_captured) keepBodies(key, row.request, ending.response);
     }
 
     return (end, effects) => {
@@ -201,9 +207,21 @@ history as (
   insert into ended_invocations (${KEPT}, ${ENDING}, status, settlement_status, updated_at, completed_at)
   select ${KEPT}, ${ENDING}, ended, settled, ended_at, ended_at from final
 ),
-inserted as (
+bodies as (
   insert into invocation_bodies (tenant, invocation_id, request, response)
-  select tenant, id, request, response from final where body_captured and request is not null
+  select tenant, id, request, case when ${SMALL_RESPONSE} then response end from final
+  where body_captured and (request is not null or ${SMALL_RESPONSE})
+),
+parts as (
+  insert into body_parts (invocation_id, tenant, kind, n, bytes)
+  select id, tenant, 'response', part, substr(response, part * ${PART_BYTES} + 1, ${PART_BYTES})
+  from final, lateral generate_series(0, (length(response) - 1) / ${PART_BYTES}) as part
+  where body_captured and length(response) > ${SMALL_BODY_BYTES}
+),
+loose as (
+  insert into loose_parts (invocation_id, tenant, kind, first, due_at)
+  select id, tenant, 'request', case when body_captured then ${PARTS_KEPT} else 0 end, 0 from final
+  where request is null and ${LEAVES_PARTS}
 ),
 freed as (
   update payments p set call_credential_ref = null from final f
@@ -221,15 +239,12 @@ totals as (${addTotals(`
     union all select tenant, id, 'settlement', settled, 1 from final where settled <> settlement_status`)}
 )
 select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, payment_asset, payment_amount,
-  settled as settlement_status, id, tenant, body_captured, request is null as is_large from final`,
+  settled as settlement_status, id, tenant,
+  request is null and not body_captured and not ${LEAVES_PARTS} as is_dropped from final`,
     valuesOf: (inputs) => [anyShard(), ...INPUT.values(inputs)],
-    afterwards(inputs, rows) {
-      const large = rows.filter((row) => row["is_large"] === true);
-      return large.map(({ tenant, id, body_captured, n }) => {
-        const key = [tenant as string, id as string];
-        if (body_captured === false) return { text: DROP_BODY, values: key };
-        return { text: KEEP_BODIES, values: [...key, inputs[Number(n) - 1]?.ending.response ?? null] };
-      });
+    afterwards(_, rows) {
+      const dropped = rows.filter((row) => row["is_dropped"] === true);
+      return dropped.map(({ tenant, id }) => ({ text: DROP_REQUEST, values: [id as string, tenant as string] }));
     },
     outputsOf(inputs, rows, effects) {
       const outputs = inputs.map(() => false);
