@@ -17,6 +17,7 @@ import { within } from "./deadline.ts";
 import { postgresCommitFailure, postgresFailure, startProblem } from "./failures.ts";
 import { migratePostgres } from "./migrate.ts";
 import {
+  BEGIN_COMMANDS,
   BEGIN_READ,
   BEGIN_WRITE,
   type ConnectionPool,
@@ -126,6 +127,7 @@ async function transaction<T>(
 
 interface Writing {
   readonly writers: ConnectionPool;
+  readonly begin: string;
   readonly callMsMax: number;
   /** Called after the commit with the calls that a work has ended. */
   ended(ends: readonly CallEnd[]): void;
@@ -133,7 +135,7 @@ interface Writing {
 
 /** Runs `task` in a transaction, and again when it was undone because of another, or had not begun. */
 async function write<T>(
-  { writers, callMsMax, ended }: Writing,
+  { writers, begin, callMsMax, ended }: Writing,
   task: Task<T>,
   until = performance.now() + callMsMax,
 ): Promise<T> {
@@ -144,7 +146,7 @@ async function write<T>(
     isCommitting = false;
     return writers.use(until, async (connection) => {
       connection.failed = undefined;
-      await connection.run(BEGIN_WRITE);
+      await connection.run(begin);
       begun = true;
       const committing = () => {
         isCommitting = true;
@@ -215,14 +217,14 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     },
   });
   const ends = createCallEnds(options.log);
-  const writing: Writing = { writers, callMsMax, ended: ends.tell };
+  const writing: Writing = { writers, begin: BEGIN_WRITE, callMsMax, ended: ends.tell };
   const batches = createCommandLanes({
     atOnce: BATCHES_MAX,
     largeAtOnce: LARGE_BATCHES_MAX,
     waitMsMax: callMsMax,
     run: (groups, until) =>
       write(
-        { ...writing, writers: batchers },
+        { ...writing, writers: batchers, begin: BEGIN_COMMANDS },
         async (tx, connection) => {
           const outputs: unknown[][] = [];
           for (const { command, inputs } of groups) {

@@ -5,7 +5,7 @@ import { accepted, SUCCESS } from "../../../../test/support/stores/invocations.t
 import { missingPostgres, startPostgres } from "../../../../test/support/stores/postgres.ts";
 import { postgresPlace } from "../../../../test/support/stores/stores.ts";
 import type { Command } from "../../../storage/commands.ts";
-import { BEGIN_WRITE, postgresClient } from "../../../storage/pool.ts";
+import { BEGIN_COMMANDS, postgresClient } from "../../../storage/pool.ts";
 import { acceptCommand } from "./accept.ts";
 import { claimCommand } from "./claim.ts";
 import { endCommand } from "./end.ts";
@@ -67,22 +67,72 @@ function wholeTables(plan: string): string[] {
   return [...whole, ...free.map((at) => lines[at] ?? "")];
 }
 
+interface PlanNode {
+  readonly "Node Type": string;
+  readonly "Actual Rows": number;
+  readonly "Actual Loops": number;
+  readonly "Rows Removed by Filter"?: number;
+  readonly "Rows Removed by Join Filter"?: number;
+  readonly Plans?: readonly PlanNode[];
+}
+
+/** The most rows that any step of a plan has looked at, all its rounds together. */
+function mostRows(node: PlanNode): number {
+  const { "Rows Removed by Filter": filtered = 0, "Rows Removed by Join Filter": unjoined = 0 } = node;
+  const own = (node["Actual Rows"] + filtered + unjoined) * node["Actual Loops"];
+  return Math.max(own, ...(node.Plans ?? []).map(mostRows));
+}
+
+/** How many totals a call may count in. */
+const TOTALS_OF_A_CALL = 6;
+
 for (const version of [18, 15] as const) {
   const missing = missingPostgres(version);
-  const name = `commands find their rows by key, empty or with ${OPEN + ENDED} calls, on Postgres ${version}`;
   const why = missing === null ? "" : `: not tried, since ${missing}`;
+  test.skipIf(missing !== null)(
+    `commands that are written together look at as many rows as they are, and are planned once, on Postgres ${version}${why}`,
+    async () => {
+      const place = await postgresPlace(await (await startPostgres(version)).freshDatabase());
+      await (await place.open()).close();
+      await using client = postgresClient(place.url);
+      const count = 256;
+      const run = async (each: number) => {
+        await client.unsafe(BEGIN_COMMANDS);
+        for (const [command, all] of inputs(each)) {
+          const given = command.postgres.valuesOf(all).map(literal);
+          const [row] = await client
+            .unsafe(`explain (analyze, format json) execute one_${command.name} (${given})`)
+            .values();
+          const [{ Plan: plan, JIT: compiled = null }] = row[0];
+          expect([command.name, compiled]).toEqual([command.name, null]);
+          expect(mostRows(plan)).toBeLessThanOrEqual(each * TOTALS_OF_A_CALL);
+        }
+        await client.unsafe("commit");
+      };
+      for (const [command] of inputs(1)) await client.unsafe(`prepare one_${command.name} as ${command.postgres.text}`);
+      // Postgres makes up its mind about a plan after five of them.
+      for (let i = 0; i < 8; i++) await run(1);
+      await run(count);
+      const plans = await client
+        .unsafe("select custom_plans from pg_prepared_statements where name like 'one_%'")
+        .values();
+      expect(plans.flat().map(Number)).toEqual([0, 0, 0]);
+    },
+    60_000,
+  );
+
+  const name = `commands find their rows by key, empty or with ${OPEN + ENDED} calls, on Postgres ${version}`;
   test.skipIf(missing !== null)(
     `${name}${why}`,
     async () => {
       const place = await postgresPlace(await (await startPostgres(version)).freshDatabase());
       await (await place.open()).close();
       await using client = postgresClient(place.url);
-      await client.unsafe("set plan_cache_mode = force_generic_plan");
       const named = [1, 256].flatMap((count) =>
         inputs(count).map(([command, all]) => ({ command, all, as: `${command.name}_${count}` })),
       );
       const expectKeys = async (when: string) => {
-        await client.unsafe(BEGIN_WRITE);
+        await client.unsafe(BEGIN_COMMANDS);
         for (const { command, all, as } of named) {
           const given = command.postgres.valuesOf(all).map(literal);
           const rows = await client.unsafe(`explain (costs off) execute ${as} (${given})`).values();
