@@ -9,7 +9,7 @@ import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { createCallEnds } from "./call-ends.ts";
 import { probeCapabilities } from "./capabilities.ts";
-import { createCommandLanes } from "./command-batches.ts";
+import { type CommandGroup, createCommandBatches, createCommandLanes } from "./command-batches.ts";
 import type { Command } from "./commands.ts";
 import { addCount, anyShard, type Counts, changedCounts } from "./counts.ts";
 import { openDatabaseClock } from "./database-clock.ts";
@@ -18,6 +18,7 @@ import { postgresCommitFailure, postgresFailure, startProblem } from "./failures
 import { migratePostgres } from "./migrate.ts";
 import {
   BEGIN_COMMANDS,
+  BEGIN_LOOK_UP,
   BEGIN_READ,
   BEGIN_WRITE,
   type ConnectionPool,
@@ -37,7 +38,7 @@ const BATCHES_MAX = 2;
 /** The same of commands with large bodies. */
 const LARGE_BATCHES_MAX = 2;
 const READERS_MAX = 6;
-const FIRST_READERS_MAX = 2;
+const FIRST_READERS_MAX = 3;
 /** The limit of one read or write, from the wait for a connection to the answer; the interface promises 10 s. */
 const CALL_MS_MAX = 9_000;
 
@@ -162,20 +163,56 @@ async function write<T>(
 }
 
 /** Runs one query, and again when it was undone or the connection was lost: reading twice does no harm. */
-async function read(readers: ConnectionPool, callMsMax: number, ...query: Parameters<DatabaseConnection["query"]>) {
+function read(readers: ConnectionPool, callMsMax: number, ...query: Parameters<DatabaseConnection["query"]>) {
   const until = performance.now() + callMsMax;
-  const attempt = () => readers.use(until, (connection) => readOnce(connection, ...query));
+  return untilRead(readers, until, (connection) => readOnce(connection, ...query));
+}
+
+async function untilRead<T>(
+  readers: ConnectionPool,
+  until: number,
+  task: (connection: DatabaseConnection) => Promise<T>,
+): Promise<T> {
   try {
-    return await untilNotUndone(until, attempt, () => true);
+    return await untilNotUndone(
+      until,
+      () => readers.use(until, task),
+      () => true,
+    );
   } catch (thrown) {
     throw postgresFailure(thrown);
   }
 }
 
-async function readOnce(connection: DatabaseConnection, ...query: Parameters<DatabaseConnection["query"]>) {
-  await connection.run(BEGIN_READ);
+/** Of each kind one statement at a time: one that has to wait, for a table that is locked, holds up no other kind. */
+function createLookUps(readers: ConnectionPool, callMsMax: number) {
+  const run = (groups: readonly CommandGroup[], until: number) =>
+    untilRead(readers, until, (connection) =>
+      inRead(connection, BEGIN_LOOK_UP, async () => {
+        const outputs: unknown[][] = [];
+        for (const { command, inputs } of groups) {
+          outputs.push(await runCommands(connection, command, inputs, () => {}));
+        }
+        return outputs;
+      }),
+    );
+  const kinds = new Map<unknown, ReturnType<typeof createCommandBatches>>();
+  const lookUp: Store["lookUp"] = (command, input) => {
+    const kind = kinds.get(command) ?? createCommandBatches({ atOnce: 1, waitMsMax: callMsMax, run });
+    kinds.set(command, kind);
+    return kind.execute(command, input);
+  };
+  return { lookUp, close: () => Promise.all([...kinds.values()].map((kind) => kind.close())) };
+}
+
+function readOnce(connection: DatabaseConnection, ...query: Parameters<DatabaseConnection["query"]>) {
+  return inRead(connection, BEGIN_READ, () => connection.query(...query));
+}
+
+async function inRead<T>(connection: DatabaseConnection, begin: string, task: () => Promise<T>): Promise<T> {
+  await connection.run(begin);
   try {
-    return await connection.query(...query);
+    return await task();
   } finally {
     // After a failed query too, this ends the transaction. If it fails, the connection is of no more use.
     if (!connection.abandoned) await connection.run("commit").catch(connection.abandon);
@@ -210,6 +247,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     db: postgresQueries((...query) => read(pool, callMsMax, ...query)),
     tables,
   });
+  const lookUps = createLookUps(firstReaders, callMsMax);
   const clock = await openDatabaseClock({
     async ask() {
       const [row] = await read(readers, callMsMax, `select ${NOW}`, [], "arrays");
@@ -242,6 +280,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     readFirst: readerOf(firstReaders),
     write: (work) => write(writing, work),
     execute: batches.execute,
+    lookUp: lookUps.lookUp,
     onCallEnded: ends.listen,
     probe: (timeoutMs) =>
       within(
@@ -251,8 +290,11 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     async close() {
       clock.stop();
       const until = performance.now() + callMsMax;
-      const others = [writers, readers, firstReaders].map((pool) => pool.close(until));
-      await Promise.all([batches.close().then(() => batchers.close(until)), ...others]);
+      const gathered = [
+        batches.close().then(() => batchers.close(until)),
+        lookUps.close().then(() => firstReaders.close(until)),
+      ];
+      await Promise.all([...gathered, writers.close(until), readers.close(until)]);
     },
   };
 }

@@ -11,9 +11,11 @@ import { during } from "../concurrency/loop-profile.ts";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { createCallEnds } from "./call-ends.ts";
+import type { CommandEffects } from "./commands.ts";
 import { within } from "./deadline.ts";
 import { createGroupCommit } from "./group.ts";
 import { migrateSqlite } from "./migrate.ts";
+import { commandsOn } from "./sqlite-commands.ts";
 import type { Queries, Store } from "./store.ts";
 
 /** How long opening waits for another process that migrates. */
@@ -37,6 +39,9 @@ interface SqliteOptions {
   readonly log: Log;
   readonly clock: Clock;
 }
+
+/** Of commands that only read. */
+const NO_EFFECTS: CommandEffects = { count() {}, ended() {} };
 
 /** SQLite gives its log and index files the mode of the database file. */
 function createPrivateFile(path: string): void {
@@ -141,6 +146,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
   const timer = checkpoints(writer, path, log);
   const touch = writer.prepare("update schema_migrations set applied_at = applied_at where version = 1");
 
+  const lookUpOn = commandsOn(reader);
   const read = { db: drizzle(reader) as unknown as Queries, tables };
   return {
     dialect: "sqlite",
@@ -149,6 +155,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
     readFirst: read,
     write: group.write,
     execute: group.execute,
+    lookUp: async (command, input) => lookUpOn(command)(input, NO_EFFECTS),
     onCallEnded: ends.listen,
     probe: (timeoutMs) =>
       within(
