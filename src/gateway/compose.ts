@@ -87,7 +87,7 @@ export async function composeGateway(parts: GatewayParts) {
     refusals,
     resolveCredential,
   });
-  const takeUp = (agentId: string) => scheduler.take(agentId);
+  const takeUp = (tenant: string, agentId: string) => scheduler.take(tenant, agentId);
   const { settler, payments } = composePayments({ ...parts, secrets, paid: takeUp });
   const limiter = createRateLimiter();
   const agents = createAgentCache(store);

@@ -18,7 +18,7 @@ export interface Accepting {
 }
 
 /** Up to here a body stands in the row of its open call. A larger one is written once, where it stays. */
-const SMALL_BODY_BYTES = 8_192;
+export const SMALL_BODY_BYTES = 8_192;
 
 const IDEMPOTENCY_MS = IDEMPOTENCY_HOURS * 3_600_000;
 

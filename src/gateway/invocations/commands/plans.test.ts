@@ -5,10 +5,12 @@ import { accepted, SUCCESS } from "../../../../test/support/stores/invocations.t
 import { missingPostgres, startPostgres } from "../../../../test/support/stores/postgres.ts";
 import { postgresPlace } from "../../../../test/support/stores/stores.ts";
 import type { Command } from "../../../storage/commands.ts";
-import { BEGIN_COMMANDS, postgresClient } from "../../../storage/pool.ts";
+import { BEGIN_COMMANDS, BEGIN_LOOK_UP, postgresClient } from "../../../storage/pool.ts";
 import { acceptCommand } from "./accept.ts";
 import { claimCommand } from "./claim.ts";
 import { endCommand } from "./end.ts";
+import { waitingAgents } from "./queued.ts";
+import { takeCommand } from "./take.ts";
 
 const [OPEN, ENDED] = [20_000, 60_000];
 const OF_ALL = "tenant, id, agent_id, caller, mode, status, body_captured, emit_receipt, updated_at";
@@ -117,6 +119,44 @@ for (const version of [18, 15] as const) {
         .unsafe("select custom_plans from pg_prepared_statements where name like 'one_%'")
         .values();
       expect(plans.flat().map(Number)).toEqual([0, 0, 0]);
+    },
+    60_000,
+  );
+
+  test.skipIf(missing !== null)(
+    `of a backlog only what is taken is read, and of each agent one call, on Postgres ${version}${why}`,
+    async () => {
+      const place = await postgresPlace(await (await startPostgres(version)).freshDatabase());
+      await (await place.open()).close();
+      await using client = postgresClient(place.url);
+      const owner = "rep";
+      const tokens = ["1", "2", "3", "4", "5"];
+      const taking = { tenant: "acme", agent_id: "agt_7", owner, tokens, now: 1_790_000_000_000, leftOut: [] };
+      const given = {
+        take: takeCommand.postgres.valuesOf([taking]),
+        agents: waitingAgents.postgres.valuesOf([{ replica: owner, now: taking.now, after: "agt_2", limit: 5 }]),
+      };
+      await client.unsafe(`prepare take as ${takeCommand.postgres.text}`);
+      await client.unsafe(`prepare agents as ${waitingAgents.postgres.text}`);
+      const expectFew = async (when: string) => {
+        for (const [name, begin] of [
+          ["take", BEGIN_COMMANDS],
+          ["agents", BEGIN_LOOK_UP],
+        ] as const) {
+          await client.unsafe(begin);
+          const values = given[name].map(literal);
+          const [row] = await client.unsafe(`explain (analyze, format json) execute ${name} (${values})`).values();
+          await client.unsafe("rollback");
+          const few = mostRows(row[0][0].Plan) <= tokens.length * 2;
+          expect([when, name, few]).toEqual([when, name, true]);
+        }
+      };
+      await expectFew("empty");
+      await client.unsafe("vacuum analyze");
+      for (const statement of MANY) await client.unsafe(statement);
+      await expectFew("full, with the statistics of an empty database");
+      await client.unsafe("analyze");
+      await expectFew("full");
     },
     60_000,
   );
