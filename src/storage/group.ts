@@ -93,6 +93,14 @@ interface Changes {
   readonly recent: RecentCall[];
 }
 
+function effectsOn({ counts, recent }: Changes, ends: CallEnd[], { next }: SqliteRecent): CommandEffects {
+  return {
+    count: (...count) => addCount(counts, ...count),
+    ended: (end) => ends.push(end),
+    recent: { next, add: (call) => recent.push(call) },
+  };
+}
+
 /** How far a group has come. */
 interface Progress {
   readonly answers: (() => void)[];
@@ -110,11 +118,7 @@ function createGroupRunner(
   /** Runs one work, and returns a function that answers it after the commit: at once for a command. */
   function perform(work: WaitingWrite, changes: Changes): Bun.MaybePromise<() => void> {
     const ends: CallEnd[] = [];
-    const effects: CommandEffects = {
-      count: (...count) => addCount(changes.counts, ...count),
-      ended: (end) => ends.push(end),
-      recent: { next: recent.next, add: (call) => changes.recent.push(call) },
-    };
+    const effects = effectsOn(changes, ends, recent);
     const answerOf = (value: unknown) => () => {
       if (ends.length > 0) ended(ends);
       work.resolve(value);

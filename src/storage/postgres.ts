@@ -9,7 +9,7 @@ import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { createCallEnds } from "./call-ends.ts";
 import { probeCapabilities } from "./capabilities.ts";
-import { createCommandLanes } from "./command-batches.ts";
+import { type CommandGroup, createCommandBatches, createCommandLanes } from "./command-batches.ts";
 import type { Command, SqlRow } from "./commands.ts";
 import { addCount, anyShard, type Counts, changedCounts } from "./counts.ts";
 import { openDatabaseClock } from "./database-clock.ts";
@@ -19,6 +19,8 @@ import { postgresCommitFailure, postgresFailure, startProblem } from "./failures
 import { migratePostgres } from "./migrate.ts";
 import { createPartitions } from "./partitions/partitions.ts";
 import {
+  BEGIN_COMMANDS,
+  BEGIN_LOOK_UP,
   BEGIN_WRITE,
   beginRead,
   type ConnectionPool,
@@ -38,7 +40,7 @@ const BATCHES_MAX = 2;
 /** The same of commands with large bodies. */
 const LARGE_BATCHES_MAX = 2;
 const READERS_MAX = 6;
-const FIRST_READERS_MAX = 2;
+const FIRST_READERS_MAX = 3;
 /** The limit of one read or write, from the wait for a connection to the answer; the interface promises 10 s. */
 const CALL_MS_MAX = 9_000;
 
@@ -135,6 +137,7 @@ async function transaction<T>(
 
 interface Writing {
   readonly writers: ConnectionPool;
+  readonly begin: string;
   readonly callMsMax: number;
   /** Called after the commit with the calls that a work has ended. */
   ended(ends: readonly CallEnd[]): void;
@@ -142,7 +145,7 @@ interface Writing {
 
 /** Runs `task` in a transaction, and again when it was undone because of another, or had not begun. */
 async function write<T>(
-  { writers, callMsMax, ended }: Writing,
+  { writers, begin, callMsMax, ended }: Writing,
   task: Task<T>,
   until = performance.now() + callMsMax,
 ): Promise<T> {
@@ -153,7 +156,7 @@ async function write<T>(
     isCommitting = false;
     return writers.use(until, async (connection) => {
       connection.failed = undefined;
-      await connection.run(BEGIN_WRITE);
+      await connection.run(begin);
       begun = true;
       const committing = () => {
         isCommitting = true;
@@ -176,24 +179,56 @@ interface Reading {
 }
 
 /** Runs one query, and again when it was undone or the connection was lost: reading twice does no harm. */
-async function read({ readers, callMsMax, begin }: Reading, ...query: Parameters<DatabaseConnection["query"]>) {
+function read({ readers, callMsMax, begin }: Reading, ...query: Parameters<DatabaseConnection["query"]>) {
   const until = performance.now() + callMsMax;
-  const attempt = () => readers.use(until, (connection) => readOnce(connection, begin, ...query));
+  return untilRead(readers, until, (connection) => readOnce(connection, begin, ...query));
+}
+
+async function untilRead<T>(
+  readers: ConnectionPool,
+  until: number,
+  task: (connection: DatabaseConnection) => Promise<T>,
+): Promise<T> {
   try {
-    return await untilNotUndone(until, attempt, () => true);
+    return await untilNotUndone(
+      until,
+      () => readers.use(until, task),
+      () => true,
+    );
   } catch (thrown) {
     throw postgresFailure(thrown);
   }
 }
 
-async function readOnce(
-  connection: DatabaseConnection,
-  begin: string,
-  ...query: Parameters<DatabaseConnection["query"]>
-) {
+/** Of each kind one statement at a time: one that has to wait, for a table that is locked, holds up no other kind. */
+function createLookUps(readers: ConnectionPool, callMsMax: number) {
+  const run = (groups: readonly CommandGroup[], until: number) =>
+    untilRead(readers, until, (connection) =>
+      inRead(connection, BEGIN_LOOK_UP, async () => {
+        const outputs: unknown[][] = [];
+        for (const { command, inputs } of groups) {
+          outputs.push(await runCommands(connection, command, inputs, () => {}));
+        }
+        return outputs;
+      }),
+    );
+  const kinds = new Map<unknown, ReturnType<typeof createCommandBatches>>();
+  const lookUp: Store["lookUp"] = (command, input) => {
+    const kind = kinds.get(command) ?? createCommandBatches({ atOnce: 1, waitMsMax: callMsMax, run });
+    kinds.set(command, kind);
+    return kind.execute(command, input);
+  };
+  return { lookUp, close: () => Promise.all([...kinds.values()].map((kind) => kind.close())) };
+}
+
+function readOnce(connection: DatabaseConnection, begin: string, ...query: Parameters<DatabaseConnection["query"]>) {
+  return inRead(connection, begin, () => connection.query(...query));
+}
+
+async function inRead<T>(connection: DatabaseConnection, begin: string, task: () => Promise<T>): Promise<T> {
   await connection.run(begin);
   try {
-    return await connection.query(...query);
+    return await task();
   } finally {
     // After a failed query too, this ends the transaction. If it fails, the connection is of no more use.
     if (!connection.abandoned) await connection.run("commit").catch(connection.abandon);
@@ -229,6 +264,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     db: postgresQueries((...query) => read({ readers: pool, callMsMax, begin }, ...query)),
     tables,
   });
+  const lookUps = createLookUps(firstReaders, callMsMax);
   const clock = await openDatabaseClock({
     async ask() {
       const [row] = await read({ readers, callMsMax, begin }, `select ${NOW}`, [], "arrays");
@@ -236,14 +272,14 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     },
   });
   const ends = createCallEnds(options.log);
-  const writing: Writing = { writers, callMsMax, ended: ends.tell };
+  const writing: Writing = { writers, begin: BEGIN_WRITE, callMsMax, ended: ends.tell };
   const batches = createCommandLanes({
     atOnce: BATCHES_MAX,
     largeAtOnce: LARGE_BATCHES_MAX,
     waitMsMax: callMsMax,
     run: (groups, until) =>
       write(
-        { ...writing, writers: batchers },
+        { ...writing, writers: batchers, begin: BEGIN_COMMANDS },
         async (tx, connection) => {
           const outputs: unknown[][] = [];
           for (const { command, inputs } of groups) {
@@ -261,6 +297,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     readFirst: readerOf(firstReaders),
     write: (work) => write(writing, work),
     execute: batches.execute,
+    lookUp: lookUps.lookUp,
     onCallEnded: ends.listen,
     periods: createPartitions({ databaseUrl: options.databaseUrl, clock, log: options.log }),
     probe: (timeoutMs) =>
@@ -272,8 +309,11 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     async close() {
       clock.stop();
       const until = performance.now() + callMsMax;
-      const others = [writers, readers, firstReaders].map((pool) => pool.close(until));
-      await Promise.all([batches.close().then(() => batchers.close(until)), ...others]);
+      const gathered = [
+        batches.close().then(() => batchers.close(until)),
+        lookUps.close().then(() => firstReaders.close(until)),
+      ];
+      await Promise.all([...gathered, writers.close(until), readers.close(until)]);
     },
   };
 }

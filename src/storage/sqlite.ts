@@ -12,9 +12,11 @@ import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { createCallEnds } from "./call-ends.ts";
 import { startCheckpoints } from "./checkpoints.ts";
+import type { CommandEffects } from "./commands.ts";
 import { within } from "./deadline.ts";
 import { createGroupCommit } from "./group.ts";
 import { migrateSqlite } from "./migrate.ts";
+import { commandsOn } from "./sqlite-commands.ts";
 import { createSqlitePeriods } from "./sqlite-periods.ts";
 import { createSqliteRecent, type RecentSizes } from "./sqlite-recent.ts";
 import { createSqliteTotals } from "./sqlite-totals.ts";
@@ -41,6 +43,9 @@ interface SqliteOptions {
   /** For tests. */
   readonly sizes?: RecentSizes;
 }
+
+/** Of commands that only read. */
+const NO_EFFECTS: CommandEffects = { count() {}, ended() {} };
 
 /** SQLite gives its log and index files the mode of the database file. */
 function createPrivateFile(path: string): void {
@@ -134,6 +139,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
     while (!areMoved.every((isMoved) => isMoved())) await step();
   }
 
+  const lookUpOn = commandsOn(reader);
   const read = { db: drizzle(reader) as unknown as Queries, tables, logged: totals, recentCalls: recent };
   return {
     dialect: "sqlite",
@@ -142,6 +148,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
     readFirst: read,
     write: group.write,
     execute: group.execute,
+    lookUp: async (command, input) => lookUpOn(command)(input, NO_EFFECTS),
     onCallEnded: ends.listen,
     periods: createSqlitePeriods({ writer, reader, write: group.write }),
     probe: (timeoutMs) =>

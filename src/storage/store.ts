@@ -72,6 +72,11 @@ export interface Store extends CommandRunner {
    */
   execute: CommandRunner["execute"];
   /**
+   * Runs a command that only reads, together with others of its kind that come at the same time. For what every call waits
+   * for, and only for rows that are found by their key: the others wait for them.
+   */
+  lookUp: CommandRunner["execute"];
+  /**
    * From now on the listener is told of each end that this process has stored, before the write is answered. Of a commit
    * whose answer was lost it is told nothing.
    */

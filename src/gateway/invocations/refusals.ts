@@ -101,8 +101,8 @@ export function createRefusals({ store, clock, log }: RefusalsOptions) {
       if (!unnoted.has(key.id)) return isRefused(store, key);
       throw new Fault("unavailable", "this call is in doubt: send it again", { retryAfterSeconds: 1 });
     },
-    /** Whether this process has refused the call and could not note it yet. */
-    isUnnoted: (id: string) => unnoted.has(id),
+    /** The calls that this process has refused and could not note yet. */
+    unnoted: unnoted as ReadonlySet<string>,
     /** Removes the records of refused calls that have appeared since. Gives how many they were. */
     removeAppeared: () => removeAppeared(store),
     /** Stops waiting for the store. */

@@ -13,7 +13,8 @@ import { counted } from "../../storage/counts.ts";
 import { openStore } from "../../storage/open.ts";
 import type { Store } from "../../storage/store.ts";
 import { joinTotals } from "../../storage/total-periods.ts";
-import { dropLeases, endOrphans, nextAgentWithPending, pendingOf, renewLease } from "../executor/leases.ts";
+import { dropLeases, endOrphans, renewLease } from "../executor/leases.ts";
+import { waitingAgents } from "./commands/queued.ts";
 import { capturedBodies, findInvocation, readHistory } from "./history.ts";
 import { cleanUp } from "./retention.ts";
 import {
@@ -175,16 +176,10 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
     test("an agent with a pending call is found, whichever it is, and its oldest calls first", async () => {
       const tenant = "pending";
       for (const agent_id of ["agt_x", "agt_y", "agt_y"]) await put({ tenant, agent_id });
-      const found: string[] = [];
-      for (let agent = await nextAgentWithPending(store.read, TAKER, "agt_b"); agent !== null; ) {
-        found.push(agent);
-        agent = await nextAgentWithPending(store.read, TAKER, agent);
-      }
-      expect(found).toEqual(["agt_x", "agt_y"]);
-      const ids = (await pendingOf(store.read, TAKER, "agt_y", 10)).map(({ id }) => id);
-      expect(ids).toEqual(ids.toSorted());
-      expect(ids).toHaveLength(2);
-      expect(await pendingOf(store.read, TAKER, "agt_y", 1)).toHaveLength(1);
+      const found = await store.lookUp(waitingAgents, { ...TAKER, after: "agt_b", limit: 10 });
+      expect(found).toEqual(["agt_x", "agt_y"].map((agent_id) => ({ tenant, agent_id })));
+      expect(await store.lookUp(waitingAgents, { ...TAKER, after: "agt_b", limit: 1 })).toEqual(found.slice(0, 1));
+      expect(await store.lookUp(waitingAgents, { ...TAKER, after: "agt_x", limit: 1 })).toEqual(found.slice(1));
     });
 
     test("an idempotency key stands for its first call, until it expires", async () => {

@@ -8,9 +8,11 @@ import { type ErrorClass, INVOCATION_EVENTS } from "../../core/states.ts";
 import type { CommandRunner } from "../../storage/commands.ts";
 import type { Reader, Store, Tx } from "../../storage/store.ts";
 import type { CallBody } from "../../wire/body.ts";
-import { acceptCommand, acceptInPartsCommand, isInParts, partsGone } from "./commands/accept.ts";
+import { acceptCommand, acceptInPartsCommand, isInParts, partsGone, SMALL_BODY_BYTES } from "./commands/accept.ts";
 import { claimCommand } from "./commands/claim.ts";
 import { endCommand } from "./commands/end.ts";
+import { type LookForAgents, type WaitingAgent, waitingAgents } from "./commands/queued.ts";
+import { type TakenCall, type TakenCalls, type Taking, takeCommand } from "./commands/take.ts";
 import { countMove } from "./counters.ts";
 import { findByIdempotencyKey, freeIdempotencyKey, type Idempotency } from "./idempotency.ts";
 import { byId, heldBy, isIn, moveEndedSettlement, moveOpenSettlement, NOTHING_YET, oweReceipt } from "./statements.ts";
@@ -51,10 +53,10 @@ export interface Ending {
 
 /** The claims of this process: see claims.ts. */
 export interface Claims {
-  /** A new token for an attempt to take this call. */
-  begin(id: string): string;
+  /** A new token for an attempt to take a call. */
+  begin(): string;
   /** The claim is stored: the call is this process's to make. */
-  took(token: string): void;
+  took(token: string, id: string): void;
   /**
    * The attempt is over.
    *
@@ -146,6 +148,31 @@ export async function claim(runner: Store | Tx, claim: Claim): Promise<PendingCa
     claimed.body ?? (await storedRequest("read" in runner ? runner.read : runner, claim.key, Number(claimed.size)));
   return { call: JSON.parse(claimed.call) as Call, body };
 }
+
+interface TakenPending extends Pick<TakenCall, "id" | "token"> {
+  readonly inHand: PendingCall;
+}
+
+/** Takes the oldest pending calls of an agent, each as `claim` does, but only those with a small body. */
+export async function takePending(
+  runner: CommandRunner,
+  taking: Taking,
+): Promise<Pick<TakenCalls, "large"> & { readonly taken: readonly TakenPending[] }> {
+  const { taken, large } = await runner.execute(takeCommand, taking);
+  const calls = taken.map(({ id, token, call, body }) => ({
+    id,
+    token,
+    inHand: { call: JSON.parse(call) as Call, body },
+  }));
+  return { taken: calls, large };
+}
+
+/** The agents with pending calls, by ID. */
+export function agentsWithPending(store: Pick<Store, "lookUp">, look: LookForAgents): Promise<readonly WaitingAgent[]> {
+  return store.lookUp(waitingAgents, look);
+}
+
+export { SMALL_BODY_BYTES };
 
 /** Whether the call is running by this very claim. */
 export async function holdsClaim(reader: Reader, key: InvocationKey, token: string): Promise<boolean> {

@@ -106,12 +106,12 @@ async function attempt<T>(
   id: string,
   work: (attempt: ClaimAttempt) => Promise<OpenedCall | T>,
 ): Promise<OpenedCall | T> {
-  const [token, claimedAt] = [claims.begin(id), thisMoment()];
+  const [token, claimedAt] = [claims.begin(), thisMoment()];
   let isTaken = false;
   try {
     const opened = await work({ token, claimedAt });
     isTaken = typeof opened === "object" && opened !== null && "token" in opened;
-    if (isTaken) claims.took(token);
+    if (isTaken) claims.took(token, id);
     return opened;
   } finally {
     if (!isTaken) claims.over(token);

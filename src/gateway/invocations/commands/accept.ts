@@ -133,7 +133,7 @@ bodies as (
 
 /** Its parts are loose until here: see loose-parts.ts. Those that are going already can't be kept any more. */
 const STORED_IN_PARTS: AcceptKind = {
-  name: "accept in parts",
+  name: "accept_in_parts",
   columns: {},
   bytesOf: ({ call }) => call.length,
   sqlite(prepare) {

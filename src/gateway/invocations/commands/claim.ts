@@ -71,7 +71,7 @@ export const claimCommand: Command<Claim, ClaimedCall | null> = {
     text: `
 with input as (select * from ${INPUT.source}),
 taken as (
-  select o.id, o.tenant, o.status from input, lateral (
+  select o.id, o.tenant, o.status, input.owner, input.token, input.at, input.wanted from input, lateral (
     select c.id, c.tenant, c.status, c.claim, c.settlement_status from open_invocations c
     where c.id = input.id and c.tenant = input.tenant
     for update
@@ -82,9 +82,9 @@ totals as (${addTotals(`
     union all select tenant, id, 'status', '${to}', 1 from taken where status = '${from}'`)}
 ),
 claimed as (
-  update open_invocations o set status = '${to}', owner = input.owner, claim = input.token, updated_at = input.at
-  from input where o.id = any(array[input.id]) and input.id in (select id from taken)
-  returning o.id, case when input.wanted then o.call end as call, case when input.wanted then o.request end as body,
+  update open_invocations o set status = '${to}', owner = taken.owner, claim = taken.token, updated_at = taken.at
+  from taken where o.id = any(array[taken.id])
+  returning o.id, case when taken.wanted then o.call end as call, case when taken.wanted then o.request end as body,
     ${STORED_SIZE} as size
 )
 select id, call, body, size from claimed`,

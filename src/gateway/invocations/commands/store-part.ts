@@ -23,7 +23,7 @@ const INPUT = inputRows<BodyPart>({
 
 /** False when the parts of this body are being removed. */
 export const storePartCommand: Command<BodyPart, boolean> = {
-  name: "store part",
+  name: "store_part",
   bytesOf: ({ bytes }) => bytes.byteLength,
   sqlite(prepare) {
     const begin = prepare(
