@@ -11,7 +11,7 @@ import { named } from "../concurrency/steps.ts";
 import { doneInTurns } from "../concurrency/turns.ts";
 import { Fault, type FaultDetail } from "../core/fault.ts";
 import { BODY_INTAKE_BYTES_MAX, BODY_INTAKE_MS_MAX, BODY_INTAKE_SILENCE_MS_MAX } from "../core/limits.ts";
-import { type BodyReader, type Gathered, gather } from "./body-buffer.ts";
+import { type BodyReader, freeMemory, type Gathered, gather } from "./body-buffer.ts";
 
 /** A body up to this size is not counted: all connections together could not hold enough to matter. */
 const TINY_BYTES = 4096;
@@ -57,7 +57,7 @@ export function createIntake(limits: IntakeLimits) {
       reader.releaseLock();
     };
     const most = Math.min(sizes.declared, sizes.bytesMax);
-    const gathered = gather(most);
+    const gathered = gather(most, sizes.isExact);
     try {
       const weigh = () => scales.weigh(body, limits.streamBytes + gathered.held, limits.streamBytes + most);
       await weigh();
@@ -95,7 +95,11 @@ export function createIntake(limits: IntakeLimits) {
       const isSmall = declared !== null && declared <= SMALL_BYTES;
       const bytes = isSmall
         ? await readSmall(scales, request, body, declared)
-        : await readStream(request.body, body, { declared: declared ?? bytesMax, bytesMax });
+        : await readStream(request.body, body, {
+            declared: declared ?? bytesMax,
+            bytesMax,
+            isExact: declared !== null,
+          });
       stake.giveWay = null;
       if (held === null) release();
       void held?.until.then(release, release);
@@ -213,6 +217,8 @@ interface Body {
 
 interface Sizes {
   readonly declared: number;
+  /** Whether a whole body has as many bytes as are declared. */
+  readonly isExact: boolean;
   readonly bytesMax: number;
 }
 
@@ -236,6 +242,7 @@ async function readInto(
     if (size > bytesMax) throw tooLarge(bytesMax);
     await doneInTurns(() => {
       during("intake of a body", () => gathered.add(value));
+      freeMemory(value);
       return false;
     }, tenant);
     await arrived();

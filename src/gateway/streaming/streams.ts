@@ -6,6 +6,7 @@ import { endsWithin } from "../../concurrency/deadline.ts";
 import { createUnderWay } from "../../concurrency/under-way.ts";
 import { CLAIM_BELIEVED_MS, isOlder } from "../../core/age.ts";
 import { Fault } from "../../core/fault.ts";
+import { freeMemory } from "../../http/body-buffer.ts";
 import { createReadAhead } from "../../http/read-ahead.ts";
 import { within } from "../../storage/deadline.ts";
 import type { Store } from "../../storage/store.ts";
@@ -161,7 +162,11 @@ async function runCall(
       isOurs: () => isStillClaimed(deps.store, opened),
       ended: (how) => conclude(endingOf(recorder, how, timeouts.signal), how === "whole" ? null : how),
     };
-    const response = await headOf(deps, exchange, body, end.sent);
+    const response = await headOf(deps, exchange, body, () => {
+      // Its start is stored by now, and a POST is never sent twice, so nobody needs it any more.
+      freeMemory(body);
+      end.sent();
+    });
     return await answerOf(deps, exchange, response);
   } catch (error) {
     end.sent();
@@ -192,7 +197,7 @@ async function runConnection(deps: Deps, { opened, timeouts, recorder, conclude 
       isDenied: method === "GET" ? await deps.deniedTools(tenant, agentId) : null,
       commentMs: method === "GET" ? COMMENT_MS : null,
       responseHeaders: {},
-      isOurs: async () => true,
+      isOurs: () => true,
       ended: async () => conclude(),
     };
     return await answerOf(deps, exchange, await headOf(deps, exchange, null));
@@ -203,8 +208,8 @@ async function runConnection(deps: Deps, { opened, timeouts, recorder, conclude 
 }
 
 /** Asks the store only when the claim is so old that others may have ended the call. */
-async function isStillClaimed({ read }: Store, { key, token, claimedAt }: OpenedCall): Promise<boolean> {
-  return !isOlder(claimedAt, CLAIM_BELIEVED_MS) || (await holdsClaim(read, key, token));
+function isStillClaimed({ read }: Store, { key, token, claimedAt }: OpenedCall): Bun.MaybePromise<boolean> {
+  return !isOlder(claimedAt, CLAIM_BELIEVED_MS) || holdsClaim(read, key, token);
 }
 
 function endingOf(recorder: ResponseRecorder, how: Ended, signal: AbortSignal): Ending {
