@@ -28,6 +28,7 @@ import { openStore } from "../storage/open.ts";
 import { whileSteady } from "../storage/steady.ts";
 import type { Store } from "../storage/store.ts";
 import type { Hex } from "../x402/types.ts";
+import { createVerifier } from "../x402/verifier/verifier.ts";
 import { ownerOf } from "./accounts.ts";
 import { createChain } from "./chain/chain.ts";
 import { createChainTime } from "./chain/chain-time.ts";
@@ -99,7 +100,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log) {
   const { databaseUrl, dataDir } = options;
   const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
   opened.defer(() => store.close());
-  const { chain, wallet, outcomes, settle } = compose(options, store, log);
+  const { chain, wallet, outcomes, verifier, settle } = compose(options, store, log);
   await chain.check();
   if (options.limits.batch > 1) await requireMulticall3(chain);
 
@@ -133,6 +134,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log) {
   started.resolve();
   void settle.recover();
   opened.defer(() => settle.stop());
+  opened.defer(() => verifier.close());
   opened.defer(takingUp(log, () => Promise.all([wallet.takeUp(), settle.takeUp()])));
   const { clock } = store;
   opened.defer(whileSteady({ clock, log, everyMs: CLEAN_UP_MS }, () => cleanUpFacilitator(store, clock, log)));
@@ -174,8 +176,9 @@ function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store,
   const { isSignedByContract, balanceOf, hasCode, isUsed } = chain;
   const time = createChainTime({ chain, clock, log });
   const judged = { simulate: wallet.simulate, time, isSignedByContract, balanceOf, hasCode, isUsed };
-  const settle = createSettle({ ...common, wallet, chain: judged });
-  return { chain, outcomes, wallet, settle };
+  const verifier = createVerifier({ log });
+  const settle = createSettle({ ...common, wallet, verifier, chain: judged });
+  return { chain, outcomes, wallet, verifier, settle };
 }
 
 function signersOf(signers: FacilitatorOptions["signers"], outbound: Outbound): Signer[] {

@@ -14,6 +14,7 @@ import { fetchJson } from "../http/fetch-json.ts";
 import { createOutbound, type Outbound } from "../http/outbound.ts";
 import type { Keyring } from "../keys/keyring.ts";
 import type { Store } from "../storage/store.ts";
+import type { Verifier } from "../x402/verifier/verifier.ts";
 import { type AgentCache, createAgentCache } from "./agents/cache.ts";
 import type { InvocableAgent } from "./agents/look-up.ts";
 import { createRateLimiter } from "./agents/rate-limit.ts";
@@ -60,6 +61,7 @@ export interface GatewayParts {
   readonly rules: HostRules;
   readonly trusted: Outbound;
   readonly decoders: DecoderShare;
+  readonly verifier: Verifier;
   readonly log: Log;
   readonly admitting: UnderWay;
 }
@@ -239,10 +241,10 @@ function upstreamPool({ options, decoders, log }: GatewayParts) {
   });
 }
 
-type PaymentParts = Pick<GatewayParts, "options" | "store" | "rules" | "log"> &
+type PaymentParts = Pick<GatewayParts, "options" | "store" | "rules" | "verifier" | "log"> &
   Pick<SettlerOptions, "paid"> & { readonly secrets: ResolverDeps };
 
-function composePayments({ options, store, rules, log, secrets, paid }: PaymentParts) {
+function composePayments({ options, store, rules, verifier, log, secrets, paid }: PaymentParts) {
   const { extraCa, settleWaitMs, publicUrl } = options;
   const { clock } = store;
   const client = createFacilitatorClient({
@@ -257,6 +259,7 @@ function composePayments({ options, store, rules, log, secrets, paid }: PaymentP
     store,
     clock,
     settler,
+    verifier,
     settleWaitMs,
     publicUrl,
     findInvocation: (tenant, id) => findInvocation(store.read, tenant, id),

@@ -15,6 +15,7 @@ import { createEdge, type Edge } from "../http/server.ts";
 import { openKeyring } from "../keys/keyring.ts";
 import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
+import { createVerifier } from "../x402/verifier/verifier.ts";
 import { composeGateway } from "./compose.ts";
 import { createIdentity } from "./identity/identity.ts";
 import { managePermission } from "./identity/permission.ts";
@@ -40,7 +41,9 @@ export async function startGateway(options: GatewayOptions, masterKey: Uint8Arra
   const trusted = createOutbound({ rules: null, extraCa: options.extraCa });
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
   const admitting = createUnderWay();
-  const parts = { options, store, keyring, rules, trusted, decoders: createDecoderShare(), admitting, log };
+  const verifier = createVerifier({ log });
+  const decoders = createDecoderShare();
+  const parts = { options, store, keyring, rules, trusted, decoders, verifier, admitting, log };
   const { workers, scheduler, settler, streaming, completionWaiters, policy, receipts, refusals, comparing, ...api } =
     await composeGateway(parts);
   const identity = createIdentity({
@@ -88,6 +91,7 @@ export async function startGateway(options: GatewayOptions, masterKey: Uint8Arra
         endsWithin(drainMs, admitting.idle()),
       ]);
       refusals.stop();
+      verifier.close();
       // Answer callers that wait for a call which stays pending: without this they would never learn its ID.
       completionWaiters.release();
       const left = scheduler.leave();

@@ -103,16 +103,21 @@ function open(response: Response, options: OpenOptions, isLent = false): OpenBod
   const { signal } = options;
   const body: ReadableStream<Uint8Array> = response.body ?? new Blob().stream();
   const reader = body.getReader();
+  const raw = rawChunks(reader);
+  const cancel = () => void reader.cancel().catch(() => {});
+  // Every piece passes each of the generators, so the usual body has one less.
+  if (!response.headers.has("content-encoding")) {
+    return { chunks: guarded(raw, cancel, signal === undefined ? [] : [signal]), close: cancel };
+  }
   let decoding: Decoding | null = null;
   const crowded = new AbortController();
   const giveWay = () => crowded.abort(new Undecodable("others need the memory of its decoder"));
   const close = () => {
     decoding?.close();
-    reader.cancel().catch(() => {});
+    cancel();
   };
   async function* chunks(): Chunks {
     decoding = decodingOf(response, options, isLent, giveWay);
-    const raw = rawChunks(reader);
     yield* decoding?.chunks(raw) ?? raw;
   }
   const signals = signal === undefined ? [crowded.signal] : [signal, crowded.signal];

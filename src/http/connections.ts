@@ -64,7 +64,7 @@ function keptSeconds(fields: readonly string[]): number {
 let arrivals: Uint8Array | null = null;
 const ARRIVAL_BYTES_MAX = 512 * 1024;
 
-/** Gets what comes on a socket; set by the connection. */
+/** Gets what comes on a socket; set by the connection. The bytes are there for the time of the call only. */
 interface Arrivals {
   take: ((bytes: Uint8Array) => void) | null;
 }
@@ -73,7 +73,7 @@ function readingInto(to: Arrivals) {
   arrivals ??= new Uint8Array(ARRIVAL_BYTES_MAX);
   const buffer = arrivals;
   const callback = (length: number) => {
-    to.take?.(buffer.slice(0, length));
+    to.take?.(buffer.subarray(0, length));
     return true;
   };
   return { buffer, callback };

@@ -66,8 +66,11 @@ export class Exchange {
     return this.#head;
   }
 
+  /** @param bytes copied, in pieces of which each can be released by itself */
   arrived(bytes: Uint8Array): void {
-    this.#unparsed.push(bytes);
+    for (let at = 0; at < bytes.length; at += SLICE_BYTES_MAX) {
+      this.#unparsed.push(bytes.slice(at, at + SLICE_BYTES_MAX));
+    }
     this.#unparsedBytes += bytes.length;
     this.#isArriving = true;
     this.#regulate();
@@ -139,19 +142,18 @@ export class Exchange {
       });
   }
 
-  /** Takes the next slice across all parts, because a slice for each part would take a turn for each. */
+  /** The next parts in one slice, because a slice for each part would take a turn for each. */
   #nextSlice(): Uint8Array | null {
     const parts: Uint8Array[] = [];
-    let left = SLICE_BYTES_MAX;
-    while (left > SLICE_BYTES_MAX - SLICE_ENOUGH_BYTES) {
-      const part = this.#unparsed.shift();
-      if (part === undefined) break;
-      const taken = part.subarray(0, left);
-      if (taken.length < part.length) this.#unparsed.unshift(part.subarray(taken.length));
-      parts.push(taken);
-      left -= taken.length;
+    let taken = 0;
+    while (taken < SLICE_ENOUGH_BYTES) {
+      const part = this.#unparsed[0];
+      // A part is not divided: the next slices would have to be joined, too.
+      if (part === undefined || taken + part.length > SLICE_BYTES_MAX) break;
+      this.#unparsed.shift();
+      parts.push(part);
+      taken += part.length;
     }
-    const taken = SLICE_BYTES_MAX - left;
     this.#unparsedBytes -= taken;
     this.#regulate();
     this.#options.request.ahead?.add(-taken);

@@ -9,7 +9,7 @@ import { during } from "../concurrency/loop-profile.ts";
 import { doneInTurns } from "../concurrency/turns.ts";
 import { Fault, type FaultDetail } from "../core/fault.ts";
 import { BODY_INTAKE_BYTES_MAX, BODY_INTAKE_MS_MAX, BODY_INTAKE_SILENCE_MS_MAX } from "../core/limits.ts";
-import { type CallBody, wholeOf } from "../wire/body.ts";
+import { type CallBody, freeMemory, wholeOf } from "../wire/body.ts";
 import { type BodyReader, type Gathered, gather } from "./body-buffer.ts";
 
 /** A body up to this size is not counted: all connections together could not hold enough to matter. */
@@ -244,6 +244,7 @@ async function readInto(
     if (size > bytesMax) throw tooLarge(bytesMax);
     await doneInTurns(() => {
       during("intake of a body", () => gathered.add(value));
+      freeMemory(value);
       return false;
     }, tenant);
     await arrived();

@@ -21,9 +21,10 @@ const TOKEN_KEY = lowerHex(TOKEN);
  * "other" does not mean invalid: the signature may be a contract wallet's, which only the token can judge. Nor is "payer"
  * final on chain if the payer has code: then the token asks the contract.
  */
-export function checkSignature(payment: Payment): "payer" | "other" {
-  const signer = recoverSigner(payment.authorization, payment.signature);
-  return signer === payment.authorization.from ? "payer" : "other";
+export type SignedBy = "payer" | "other";
+
+export function checkSignature({ authorization, signature }: Pick<Payment, "authorization" | "signature">): SignedBy {
+  return recoverSigner(authorization, signature) === authorization.from ? "payer" : "other";
 }
 
 /**

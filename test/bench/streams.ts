@@ -166,18 +166,23 @@ export async function streams(seconds: number, report: Report): Promise<void> {
   await using gateway = await startGateway();
   const authorization = `Bearer ${await gateway.token({ tenant: "bench", user: "bench" })}`;
   const headers = { authorization, "content-type": "application/json" };
-  const created = await fetch(`${gateway.url}/v1/agents`, {
-    method: "POST",
-    headers,
-    body: JSON.stringify({ name: "bench", upstream_url: upstream.url }),
-  });
-  const { id } = (await created.json()) as { id: string };
+  const register = async (agent: object) => {
+    const body = JSON.stringify({ upstream_url: upstream.url, ...agent });
+    const created = await fetch(`${gateway.url}/v1/agents`, { method: "POST", headers, body });
+    const { id } = (await created.json()) as { id: string };
+    return `${gateway.url}/v1/proxy/${id}/stream`;
+  };
   const targets: readonly Target[] = [
     { name: "floor: no relay at all", url: upstream.url, headers: {} },
     { name: "floor: a relay by fetch", url: relay.url, headers: {} },
     { name: "floor: the same after a durable row", url: storing.url, headers: {} },
-    { name: "streamed calls", url: `${gateway.url}/v1/proxy/${id}/stream`, headers: { authorization } },
+    { name: "streamed calls", url: await register({ name: "bench" }), headers: { authorization } },
   ];
+  const uncaptured = {
+    name: "streamed calls, nothing captured",
+    url: await register({ name: "uncaptured", capture_body: false }),
+    headers: { authorization },
+  };
   const [direct = 0, plain = 0, stored = 0, ours = 0] = await byTurns(targets, async (target) => {
     await firstBytes(target, WARM_UP);
     return median(await firstBytes(target, FIRST_BYTES));
@@ -188,12 +193,15 @@ export async function streams(seconds: number, report: Report): Promise<void> {
   const note = `${(ours - plain).toFixed(2)} ms above the relay, ${(ours - stored).toFixed(2)} above one that stores a row`;
   report.add("first byte, streamed call", { p50_ms: ours }, { floor: [relayed, "p50_ms"], note });
 
-  const [none = 0, byFetch = 0, , own = 0] = await byTurns(targets, (target) => large(target, seconds / TURNS));
+  const alike = [...targets, uncaptured];
+  const [none = 0, byFetch = 0, , own = 0, bare = 0] = await byTurns(alike, (target) => large(target, seconds / TURNS));
   const both = `${LARGE_BYTES / MIB} MiB both ways, ${AT_ONCE} at a time`;
   report.add(`${both}, no relay at all`, { mib_s: none / MIB });
   const floor = report.add(`${both}, a relay by fetch`, { mib_s: byFetch / MIB });
   const figures = { mib_s: own / MIB, rss_mb: await peakMb(gateway.pid) };
   report.add(`${both}, streamed calls`, figures, { floor: [floor, "mib_s"], note: "RSS at its peak" });
+  // The record's part: of each call the disk takes a mebibyte with the accept, and two with the end.
+  report.add(`${both}, ${uncaptured.name}`, { mib_s: bare / MIB }, { floor: [floor, "mib_s"] });
 }
 
 /** The median of the turns of each. */

@@ -1,9 +1,12 @@
 // Judging a payment: ours beside viem's recovery of the signer. They take turns of a fraction of a second, so that
-// whatever else the machine does meanwhile slows all of them alike.
+// whatever else the machine does meanwhile slows all of them alike. When many are judged at a time, a worker judges them,
+// and the main thread is left with what handing them over takes.
 import { recoverTypedDataAddress } from "viem";
+import { silentLog } from "../../src/core/log.ts";
 import { decodePaymentHeader, parseSettleRequest, type SettleRequest } from "../../src/x402/codec.ts";
 import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "../../src/x402/kind.ts";
 import type { Payment, Requirements } from "../../src/x402/types.ts";
+import { createVerifier } from "../../src/x402/verifier/verifier.ts";
 import { checkRequirements, checkSignature, checkWindow } from "../../src/x402/verify.ts";
 import { newPayer, type SignedPayment, signPayment, TRANSFER_TYPES } from "../support/chain/payments.ts";
 import { coreSecondsIn, ownCoreSeconds } from "./cores.ts";
@@ -15,6 +18,8 @@ const PAYMENTS_OF_EACH = 32;
 const PRICE = 10_000n;
 const TURN_MS = 250;
 const MARGIN_SECONDS = 6;
+/** As many as come in over the connections of a busy gateway. */
+const MANY = 128;
 
 export interface Sample {
   readonly signed: SignedPayment;
@@ -79,10 +84,16 @@ async function byViem({ request: { payment } }: Sample): Promise<boolean> {
   return signer.toLowerCase() === authorization.from;
 }
 
+interface Turn extends Rate {
+  /** Seconds of the main thread. */
+  readonly main: number;
+}
+
 /** Runs it for a turn, in so many strands. What it takes is time of a core, wherever that was spent. */
-async function turn({ name, judge, parallel, helpersIn }: Contender, all: readonly Sample[]): Promise<Rate> {
+async function turn({ name, judge, parallel, helpersIn }: Contender, all: readonly Sample[]): Promise<Turn> {
   const endAt = performance.now() + TURN_MS;
   const before = coreSeconds(helpersIn);
+  const main = process.threadCpuUsage();
   let count = 0;
   const strand = async () => {
     while (performance.now() < endAt) {
@@ -91,7 +102,8 @@ async function turn({ name, judge, parallel, helpersIn }: Contender, all: readon
     }
   };
   await Promise.all(Array.from({ length: parallel }, strand));
-  return { count, seconds: coreSeconds(helpersIn) - before };
+  const { user, system } = process.threadCpuUsage();
+  return { count, seconds: coreSeconds(helpersIn) - before, main: (user + system - main.user - main.system) / 1e6 };
 }
 
 function coreSeconds(directory: string | undefined): number {
@@ -104,19 +116,24 @@ export async function compare(
   all: readonly Sample[],
   seconds: number,
 ): Promise<Figures[]> {
-  const totals = contenders.map(() => ({ count: 0, seconds: 0 }));
+  const totals = contenders.map(() => ({ count: 0, seconds: 0, main: 0 }));
   const rounds = Math.max(1, Math.round((seconds * 1000) / (TURN_MS * contenders.length)));
   // The first round warms up.
   for (let round = 0; round <= rounds; round++) {
     for (const [index, contender] of contenders.entries()) {
-      const { count, seconds } = await turn(contender, all);
+      const { count, seconds, main } = await turn(contender, all);
       const total = totals[index];
       if (round === 0 || total === undefined) continue;
       total.count += count;
       total.seconds += seconds;
+      total.main += main;
     }
   }
-  return totals.map((total) => ({ rate: perSecond(total), cpu_us: (total.seconds * 1e6) / total.count }));
+  return totals.map((total) => ({
+    rate: perSecond(total),
+    cpu_us: (total.seconds * 1e6) / total.count,
+    main_us: (total.main * 1e6) / total.count,
+  }));
 }
 
 export const OURS: Contender = {
@@ -131,8 +148,17 @@ const HEADER: Contender = { name: "the same from the X-PAYMENT header's text", j
 /** @param seconds that it takes, about */
 export async function verification(seconds: number, report: Report): Promise<void> {
   const all = await samples();
-  const [viem = {}, ours = {}, header = {}] = await compare([VIEM, OURS, HEADER], all, 2 * seconds);
+  const verifier = createVerifier({ log: silentLog });
+  const many: Contender = {
+    name: `the signer only, ${MANY} at a time`,
+    judge: async ({ request }) => (await verifier.signedBy("bench", request.payment)) === "payer",
+    parallel: MANY,
+  };
+  const contenders = [VIEM, OURS, HEADER, many];
+  const [viem = {}, ours = {}, header = {}, handed = {}] = await compare(contenders, all, 2.5 * seconds);
+  verifier.close();
   const floor = report.add(VIEM.name, viem, { note: "by one core" });
   report.add(OURS.name, ours, { floor: [floor, "rate"] });
   report.add(HEADER.name, header, { floor: [floor, "rate"] });
+  report.add(many.name, handed, { floor: [floor, "rate"], note: "by a worker" });
 }

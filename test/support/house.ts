@@ -55,7 +55,7 @@ const MAY_IMPORT: Readonly<Record<Area, readonly Area[]>> = {
   core: ["package.json"],
   concurrency: ["core"],
   wire: ["core", "concurrency"],
-  x402: ["core", "wire"],
+  x402: ["core", "concurrency", "wire"],
   db: ["core"],
   storage: ["core", "concurrency", "db"],
   http: ["core", "concurrency", "wire"],

@@ -3,6 +3,7 @@ import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
+import type { Verifier } from "../../x402/verifier/verifier.ts";
 import type { Chain } from "../chain/chain.ts";
 import type { TimeSpan } from "../chain/chain-time.ts";
 import type { Limits } from "../payments/guardrails.ts";
@@ -52,6 +53,7 @@ export interface SettleOptions {
   readonly chain: SettleChain;
   readonly wallet: SettleWallet;
   readonly outcomes: SettlementWaiters;
+  readonly verifier: Pick<Verifier, "signedBy">;
   readonly limits: Limits & { readonly inclusionTimeoutMs: number };
   /** Settlements at work at once, of all accounts together; tests lower it. */
   readonly atWorkMax?: number;

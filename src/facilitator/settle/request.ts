@@ -4,7 +4,7 @@ import type { SettleRequest } from "../../x402/codec.ts";
 import { canonicalSignature } from "../../x402/eip3009.ts";
 import { NETWORK, SCHEME } from "../../x402/kind.ts";
 import type { Hex, Payment, PaymentKey, Requirements } from "../../x402/types.ts";
-import { checkSignature, checkWindow, keyOf } from "../../x402/verify.ts";
+import { checkWindow, keyOf, type SignedBy } from "../../x402/verify.ts";
 import type { TimeSpan } from "../chain/chain-time.ts";
 import { type FacilitatorAccount, type Limits, limitsOf } from "../payments/guardrails.ts";
 import type { FacilitatorPayment } from "../payments/payments.ts";
@@ -19,7 +19,7 @@ export interface SettlementRequest {
   readonly payment: Payment;
   readonly requirements: Requirements;
   /** Whose signature it is. If it isn't the payer's own, it may be a contract wallet's, which only the chain can judge. */
-  readonly signedBy: "payer" | "other";
+  readonly signedBy: SignedBy;
   /** For the log: never the signature. */
   readonly named: { readonly account: string; readonly payer: Hex; readonly nonce: Hex };
 }
@@ -28,10 +28,10 @@ export function settlementRequest(
   account: FacilitatorAccount,
   request: SettleRequest,
   defaults: Limits,
+  signedBy: SignedBy,
 ): SettlementRequest {
   const { payment, requirements } = request;
   const { from: payer, nonce } = payment.authorization;
-  const signedBy = checkSignature(payment);
   // The token refuses v 0 and 1. A contract wallet may read its signature in any way, so that stays as it is.
   const canonical = signedBy === "payer" ? canonicalSignature(payment.signature) : null;
   return {

@@ -1,7 +1,7 @@
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { startChain, type TestChain } from "../../../test/support/chain/chain.ts";
-import { newPayer, type PaymentOptions, signPayment } from "../../../test/support/chain/payments.ts";
+import { newPayer, type PaymentOptions, signPayment, verifiedAtOnce } from "../../../test/support/chain/payments.ts";
 import {
   account,
   allPayments,
@@ -59,6 +59,7 @@ beforeAll(async () => {
   const time = createChainTime({ ...common, chain });
   const parts = {
     wallet,
+    verifier: verifiedAtOnce,
     chain: {
       simulate: wallet.simulate,
       time,

@@ -23,7 +23,7 @@ const AT_WORK_MAX = 2_000;
 export type Settle = ReturnType<typeof createSettle>;
 
 export function createSettle(options: SettleOptions) {
-  const { store, clock, log, chain, limits } = options;
+  const { store, clock, log, chain, verifier, limits } = options;
   const responses = createSettlementResponses(log, createRefusalLog({ store, clock, log }));
   const atWork = createAtWork(options.atWorkMax ?? AT_WORK_MAX);
   const resume = createResume({ ...options, atWork });
@@ -90,7 +90,8 @@ export function createSettle(options: SettleOptions) {
      * @throws Fault `over_limit` for a guardrail, `unavailable` where a retry may find another answer
      */
     async settle(account: FacilitatorAccount, presented: SettleRequest): Promise<SettleResponse> {
-      const request = settlementRequest(account, presented, limits);
+      const signedBy = await verifier.signedBy(account.name, presented.payment);
+      const request = settlementRequest(account, presented, limits, signedBy);
       for (let turn = 0; turn < TURNS_MAX; turn += 1) {
         const known = await answerFromRecord(request);
         if (known !== null) return known;

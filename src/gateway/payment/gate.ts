@@ -15,7 +15,7 @@ import {
 } from "../../x402/codec.ts";
 import { canonicalSignature } from "../../x402/eip3009.ts";
 import type { Payment } from "../../x402/types.ts";
-import { checkRequirements, type checkSignature, checkWindow } from "../../x402/verify.ts";
+import { checkRequirements, checkWindow, type SignedBy } from "../../x402/verify.ts";
 
 /** How long a payment must still be valid when it comes in: the time that settling takes. */
 const MARGIN_SECONDS = 6;
@@ -58,11 +58,11 @@ export function readPayment({ v1, v2 }: ReturnType<typeof paymentHeaders>): Pars
  * @param note receives the exact reason of a refusal
  * @throws Fault `payment_required`
  */
-export function signedPayment(
+export async function signedPayment(
   read: Parsed<PresentedPayment>,
-  check: typeof checkSignature,
+  check: (payment: Payment) => Promise<SignedBy>,
   note: (reason: string) => void,
-): PresentedPayment {
+): Promise<PresentedPayment> {
   if (!read.ok) {
     note(read.reason);
     throw new Fault("payment_required", "the payment could not be read");
@@ -70,7 +70,7 @@ export function signedPayment(
   const { payment, accepted } = read.value;
   const signature = canonicalSignature(payment.signature);
   // A contract wallet's signature can't be judged without a chain, and there is none here.
-  if (signature === null || check(payment) !== "payer") {
+  if (signature === null || (await check(payment)) !== "payer") {
     note("invalid_signature");
     throw refused();
   }

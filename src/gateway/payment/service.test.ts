@@ -3,7 +3,7 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { eq } from "drizzle-orm";
-import { newPayer, signPayment } from "../../../test/support/chain/payments.ts";
+import { newPayer, signPayment, verifiedAtOnce } from "../../../test/support/chain/payments.ts";
 import { accepted } from "../../../test/support/stores/invocations.ts";
 import { startPostgres } from "../../../test/support/stores/postgres.ts";
 import { Fault } from "../../core/fault.ts";
@@ -78,6 +78,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
         store,
         clock,
         settler,
+        verifier: verifiedAtOnce,
         settleWaitMs: SETTLE_WAIT_MS,
         publicUrl: null,
         findInvocation: look,

@@ -3,7 +3,6 @@
 // that accepts the call), settle.
 
 import { endsWithin, unlessAborted } from "../../concurrency/deadline.ts";
-import { inOneStep } from "../../concurrency/run-steps.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Store, Tx } from "../../storage/store.ts";
@@ -13,6 +12,7 @@ import { paymentResponse, type WireRequirements } from "../../x402/codec.ts";
 import { authorizationDigest } from "../../x402/eip3009.ts";
 import { ASSET, NETWORK } from "../../x402/kind.ts";
 import type { Payment } from "../../x402/types.ts";
+import type { Verifier } from "../../x402/verifier/verifier.ts";
 import { keyOf } from "../../x402/verify.ts";
 import type { Price } from "../agents/service.ts";
 import type { InvocationKey, InvocationRow } from "../invocations/service.ts";
@@ -42,6 +42,7 @@ export interface PaymentDeps {
   readonly store: Store;
   readonly clock: Clock;
   readonly settler: Settler;
+  readonly verifier: Pick<Verifier, "signedBy">;
   readonly settleWaitMs: number;
   /** Base of the absolute URLs in challenges; null takes the request's. */
   readonly publicUrl: string | null;
@@ -132,7 +133,7 @@ export function paidColumns({ payment, config }: Charge) {
 
 export function createPayments(deps: PaymentDeps): Payments {
   const { store, clock, settler, settleWaitMs, findInvocation } = deps;
-  const signedBy = createSignatureCheck();
+  const signedBy = createSignatureCheck(deps.verifier.signedBy);
 
   /** Null while the first attempt is under way on another replica, or about to begin here. */
   async function responseHeaders(tenant: string, id: string): Promise<PaidHeaders | null> {
@@ -212,8 +213,8 @@ async function check(deps: PaymentDeps, call: PricedCall, signedBy: SignatureChe
   if (price === null) return read?.ok === true ? paidOrFree(deps, call, read.value) : { kind: "free" };
   const wire = demanded({ ...price, agent_id, resource: `${baseUrl(deps.publicUrl, call.headers)}${path}` });
   if (read === null) throw paymentRequired(wire);
-  const signed = () => signedPayment(read, (payment) => signedBy(call.tenant, payment), noteOf(call));
-  return paidOrCharged(deps, call, await inOneStep("signature of a payment", signed, call.tenant), wire);
+  const presented = await signedPayment(read, (payment) => signedBy(call.tenant, payment), noteOf(call));
+  return paidOrCharged(deps, call, presented, wire);
 }
 
 const noteOf = (call: PricedCall) => (reason: string) => call.note("payment_problem", reason);

@@ -2,7 +2,7 @@
 // A request is sent again only when it certainly never reached the upstream.
 import { unlessAborted } from "../../concurrency/deadline.ts";
 import type { Log } from "../../core/log.ts";
-import { Undecodable } from "../../http/codings.ts";
+import { isEncoded, Undecodable } from "../../http/codings.ts";
 import type { DecodedFor } from "../../http/decode.ts";
 import type { DecoderShare } from "../../http/decoder-share.ts";
 import type { Outbound } from "../../http/outbound.ts";
@@ -50,7 +50,7 @@ export interface StreamExchange {
   /** Headers of the answer beside the upstream's. */
   readonly responseHeaders: Readonly<Record<string, string>>;
   /** Whether the claim of this process still holds. Asked right before the upstream is dialled. */
-  isOurs(): Promise<boolean>;
+  isOurs(): Bun.MaybePromise<boolean>;
   /** Called once, if there was an answer. A whole answer ends for the caller after this. */
   ended(how: Ended): Promise<void>;
 }
@@ -70,8 +70,10 @@ export async function headOf(
   const { signal } = timeouts;
   timeouts.waitFor("head");
   signal.throwIfAborted();
-  const credential = await unlessAborted(signal, credentialOf(deps, opened, signal));
-  if (!(await unlessAborted(signal, isOurs()))) throw endedElsewhere();
+  const { credential_ref: ref } = opened;
+  const credential = ref === null ? null : await unlessAborted(signal, credentialOf(deps, opened, ref, signal));
+  const ours = isOurs();
+  if (!(ours instanceof Promise ? await unlessAborted(signal, ours) : ours)) throw endedElsewhere();
   const headers = [...opened.headers, ...own, ...credentialHeaders(credential)];
   recorder.dialled();
   const { url, tenant } = opened;
@@ -84,10 +86,10 @@ export async function headOf(
 
 async function credentialOf(
   { resolveCredential, log }: ExchangeDeps,
-  { tenant, credential_ref, url }: OpenedRequest,
+  { tenant, url }: OpenedRequest,
+  credential_ref: string,
   signal: AbortSignal,
 ): Promise<CredentialHeader | null> {
-  if (credential_ref === null) return null;
   try {
     const { header } = await untilStored(
       () => resolveCredential(tenant, credential_ref, url),
@@ -121,6 +123,8 @@ export async function answerOf(
   });
   const body = relayBody({
     chunks,
+    // A decoder may use its memory again.
+    arePiecesFree: !isEncoded(response.headers),
     timeouts,
     filter: filterOf(exchange, filterMemory, response.ok, isEvents),
     comments: isEvents ? { firstMs: FIRST_COMMENT_MS, nextMs: commentMs } : null,

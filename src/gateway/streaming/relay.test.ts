@@ -12,6 +12,8 @@ test("a whole answer ends whole, though it is stopped while its end is being rec
   const told: Ended[] = [];
   const body = relayBody({
     chunks: chunksOf(new Response("abc")),
+    // What collects a stream keeps its pieces.
+    arePiecesFree: false,
     timeouts,
     filter: null,
     comments: null,
@@ -50,6 +52,7 @@ async function receivedOf(
       );
       const body = relayBody({
         chunks: chunksOf(new Response(upstream)),
+        arePiecesFree: true,
         timeouts: startExchangeTimeouts(LIMITS, request.signal),
         filter: null,
         comments,
@@ -96,4 +99,58 @@ describe("an answer that breaks off in the moment in which its parts come", () =
     expect(text).toContain("x-told: yes\r\n");
     expect(text).toEndWith("\r\n\r\n3\r\n:\n\n\r\n");
   });
+});
+
+test("pieces whose memory is given back when the next one is asked for reach a slow reader as they were", async () => {
+  const pieces = Array.from({ length: 60 }, (_, at) =>
+    crypto.getRandomValues(new Uint8Array(1 + ((at * 7919) % 65_536))),
+  );
+  const sent = Buffer.concat(pieces);
+  async function* chunks() {
+    yield* pieces;
+  }
+  using server = Bun.serve({
+    hostname: "127.0.0.1",
+    port: 0,
+    fetch: (request) =>
+      new Response(
+        relayBody({
+          chunks: chunks(),
+          arePiecesFree: true,
+          timeouts: startExchangeTimeouts(LIMITS, request.signal),
+          filter: null,
+          comments: null,
+          piece() {},
+          async ended() {},
+        }),
+      ),
+  });
+  const reader = (await fetch(server.url)).body?.getReader();
+  const parts: Uint8Array[] = [];
+  for (;;) {
+    const { value } = (await reader?.read()) ?? {};
+    if (value === undefined) break;
+    parts.push(value);
+    for (let turn = 0; turn < 5; turn++) await new Promise(setImmediate);
+  }
+  expect(Buffer.compare(Buffer.concat(parts), sent)).toBe(0);
+  expect(pieces.every(({ byteLength }) => byteLength === 0)).toBe(true);
+});
+
+test("pieces that pass a filter are its own", async () => {
+  const pieces = [new Uint8Array(10).fill(1), new Uint8Array(10).fill(2)];
+  async function* chunks() {
+    yield* pieces;
+  }
+  const body = relayBody({
+    chunks: chunks(),
+    arePiecesFree: true,
+    timeouts: startExchangeTimeouts(LIMITS, new AbortController().signal),
+    filter: (all) => all,
+    comments: null,
+    piece() {},
+    async ended() {},
+  });
+  expect((await new Response(body).bytes()).byteLength).toBe(20);
+  expect(pieces.map(({ byteLength }) => byteLength)).toEqual([10, 10]);
 });

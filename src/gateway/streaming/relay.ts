@@ -12,6 +12,7 @@ import { bodyChunks } from "../../http/body.ts";
 import { isEncoded, Undecodable } from "../../http/codings.ts";
 import type { Chunks, DecodedFor } from "../../http/decode.ts";
 import { OutboundError } from "../../http/outbound.ts";
+import { freeMemory } from "../../wire/body.ts";
 import type { ExchangeTimeouts } from "./exchange-timeouts.ts";
 
 /** How an answer ended that had a head: `broken` by the upstream or by the timeouts, `failed` by the gateway. */
@@ -21,6 +22,8 @@ export interface RelayOptions {
   /** Of the body as it is before Content-Encoding. */
   readonly chunks: Chunks;
   readonly timeouts: ExchangeTimeouts;
+  /** Whether nobody keeps a piece that has passed, so that its memory can be given back at once: Bun's server keeps none. */
+  readonly arePiecesFree: boolean;
   /** Changes what passes; null for nothing. */
   readonly filter: ((chunks: Chunks) => Chunks) | null;
   /** After how much silence a comment is sent: at the start, and from then on. Null: no event stream, or no comment. */
@@ -80,6 +83,7 @@ async function* withFirst(first: Promise<IteratorResult<Uint8Array, void>>, rest
 
 export function relayBody({
   chunks: decoded,
+  arePiecesFree,
   timeouts,
   filter,
   comments,
@@ -88,6 +92,7 @@ export function relayBody({
   const chunks = filter === null ? decoded : filter(decoded);
   let next: Promise<IteratorResult<Uint8Array, void>> | null = null;
   let silenceMs = comments?.firstMs ?? null;
+  let passed: Uint8Array | null = null;
   let hasBegun = false;
   let isOver = false;
 
@@ -107,7 +112,17 @@ export function relayBody({
     controller.error(new Error("the answer broke off"));
   }
 
+  /**
+   * The server has written or copied a piece when it asks for the next. The collector would leave ten bodies of 10 MiB
+   * lying about, and memory that is new to the process costs more than the copy into it.
+   */
+  function releasePassed(): void {
+    if (passed !== null) freeMemory(passed);
+    passed = null;
+  }
+
   async function pull(controller: ReadableStreamDefaultController<Uint8Array>): Promise<void> {
+    releasePassed();
     if (next === null) timeouts.waitFor("upstream");
     next ??= nextOf(chunks);
     if (silenceMs !== null && (await isSilent(next, silenceMs))) {
@@ -128,6 +143,7 @@ export function relayBody({
     timeouts.waitFor("caller");
     hasBegun = true;
     controller.enqueue(value);
+    if (arePiecesFree && filter === null) passed = value;
   }
 
   return new ReadableStream<Uint8Array>(

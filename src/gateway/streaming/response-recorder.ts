@@ -4,6 +4,7 @@ import { createHash } from "node:crypto";
 import type { Call } from "../../core/call.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
+import { freeMemory } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";
 import type { TenantBudget } from "./memory-budget.ts";
 
@@ -13,6 +14,8 @@ const CONTENT_TYPE_CHARACTERS_MAX = 256;
 /** Memory for captured starts. When a tenant's share is used up, less is captured. */
 export const CAPTURE_BUDGET_BYTES = 96 * 1024 * 1024;
 const START_BYTES_FIRST = 4096;
+/** When so much of an answer has come, its length is believed. */
+const BELIEVED_BYTES = 64 * 1024;
 
 export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture" | "receipt">, memory: TenantBudget) {
   let dialledAt: number | null = null;
@@ -20,6 +23,8 @@ export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture
   let status: number | null = null;
   let contentType: string | null = null;
   let size = 0;
+  /** As the answer tells it; of an encoded one no more than a hint. */
+  let length = 0;
   let start = new Uint8Array();
   let captured = 0;
   const hash = receipt ? createHash("sha256") : null;
@@ -33,23 +38,28 @@ export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture
     if (more === 0) return;
     const larger = new Uint8Array(start.length + more);
     larger.set(start);
+    freeMemory(start);
     start = larger;
+  }
+
+  function roomFor(wanted: number): number {
+    const ahead = wanted >= BELIEVED_BYTES && length > wanted ? length : 2 * start.length;
+    return Math.min(CAPTURE_BYTES_MAX, Math.max(wanted, ahead, START_BYTES_FIRST));
   }
 
   function keep(bytes: Uint8Array): void {
     const wanted = Math.min(captured + bytes.length, CAPTURE_BYTES_MAX);
     // After a gap in the capture nothing belongs to the start any more.
     if (captured < size - bytes.length || wanted <= captured) return;
-    if (wanted > start.length) {
-      grow(Math.min(CAPTURE_BYTES_MAX, Math.max(wanted, 2 * start.length, START_BYTES_FIRST)));
-    }
+    if (wanted > start.length) grow(roomFor(wanted));
     const part = bytes.subarray(0, Math.min(wanted, start.length) - captured);
     start.set(part, captured);
     captured += part.length;
   }
 
   function ending(error_class: ErrorClass | null, isWhole: boolean): Ending {
-    const response = status !== null && capture ? start.slice(0, captured) : null;
+    const whole = captured === start.length ? start : start.slice(0, captured);
+    const response = status !== null && capture ? whole : null;
     memory.giveBack(start.length);
     start = new Uint8Array();
     return {
@@ -73,6 +83,7 @@ export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture
     },
     head(response: Response) {
       status = response.status;
+      length = Number(response.headers.get("content-length") ?? 0) || 0;
       contentType = response.headers.get("content-type")?.slice(0, CONTENT_TYPE_CHARACTERS_MAX) ?? null;
     },
     /** Called with each piece that goes to the caller. */

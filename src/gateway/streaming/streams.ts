@@ -9,7 +9,7 @@ import { Fault } from "../../core/fault.ts";
 import { createReadAhead } from "../../http/read-ahead.ts";
 import { within } from "../../storage/deadline.ts";
 import type { Store } from "../../storage/store.ts";
-import type { CallBody } from "../../wire/body.ts";
+import { type CallBody, freeMemory, partsOf } from "../../wire/body.ts";
 import { type Ending, holdsClaim, release } from "../invocations/service.ts";
 import { type CallStop, stoppedBy, type UpstreamFailure, upstreamFailureOf } from "../upstream/failure.ts";
 import { ownHeaders } from "../upstream/headers.ts";
@@ -162,7 +162,11 @@ async function runCall(
       isOurs: () => isStillClaimed(deps.store, opened),
       ended: (how) => conclude(endingOf(recorder, how, timeouts.signal), how === "whole" ? null : how),
     };
-    const response = await headOf(deps, exchange, body, end.sent);
+    const response = await headOf(deps, exchange, body, () => {
+      // Its start is stored by now, and a POST is never sent twice, so nobody needs it any more.
+      for (const part of partsOf(body)) freeMemory(part);
+      end.sent();
+    });
     return await answerOf(deps, exchange, response);
   } catch (error) {
     end.sent();
@@ -193,7 +197,7 @@ async function runConnection(deps: Deps, { opened, timeouts, recorder, conclude 
       isDenied: method === "GET" ? await deps.deniedTools(tenant, agentId) : null,
       commentMs: method === "GET" ? COMMENT_MS : null,
       responseHeaders: {},
-      isOurs: async () => true,
+      isOurs: () => true,
       ended: async () => conclude(),
     };
     return await answerOf(deps, exchange, await headOf(deps, exchange, null));
@@ -204,8 +208,8 @@ async function runConnection(deps: Deps, { opened, timeouts, recorder, conclude 
 }
 
 /** Asks the store only when the claim is so old that others may have ended the call. */
-async function isStillClaimed({ read }: Store, { key, token, claimedAt }: OpenedCall): Promise<boolean> {
-  return !isOlder(claimedAt, CLAIM_BELIEVED_MS) || (await holdsClaim(read, key, token));
+function isStillClaimed({ read }: Store, { key, token, claimedAt }: OpenedCall): Bun.MaybePromise<boolean> {
+  return !isOlder(claimedAt, CLAIM_BELIEVED_MS) || holdsClaim(read, key, token);
 }
 
 function endingOf(recorder: ResponseRecorder, how: Ended, signal: AbortSignal): Ending {

@@ -13,6 +13,13 @@ import {
 } from "viem";
 import { generatePrivateKey, type PrivateKeyAccount, privateKeyToAccount } from "viem/accounts";
 import { CHAIN_ID, NETWORK, NETWORK_CAIP2, SCHEME, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "../../../src/x402/kind.ts";
+import type { Verifier } from "../../../src/x402/verifier/verifier.ts";
+import { checkSignature } from "../../../src/x402/verify.ts";
+
+/** Judges at once, on the thread of the test. */
+export const verifiedAtOnce: Pick<Verifier, "signedBy"> = {
+  signedBy: async (_owner, payment) => checkSignature(payment),
+};
 
 const CURVE_ORDER = 0xfffffffffffffffffffffffffffffffebaaedce6af48a03bbfd25e8cd0364141n;
 const WINDOW_SECONDS = 600;

@@ -16,7 +16,7 @@ import type { Store } from "../../../src/storage/store.ts";
 import { parseSettleRequest, type SettleRequest } from "../../../src/x402/codec.ts";
 import type { Hex, PaymentKey } from "../../../src/x402/types.ts";
 import { keyOf } from "../../../src/x402/verify.ts";
-import { newPayer, type PaymentOptions, signPayment } from "./payments.ts";
+import { newPayer, type PaymentOptions, signPayment, verifiedAtOnce } from "./payments.ts";
 
 /** 2025-11-21T12:00:00Z. */
 export const NOON = 1_763_726_400_000;
@@ -141,6 +141,7 @@ export function settling(store: Store, options: SettlingOptions = {}) {
   const settle = createSettle({
     store,
     clock,
+    verifier: verifiedAtOnce,
     log: recordingLog(logged),
     chain: {
       async simulate(...args) {

@@ -1,0 +1,37 @@
+// What is captured of an answer is its start, byte for byte, whatever length the answer tells.
+import { expect, test } from "bun:test";
+import fc from "fast-check";
+import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
+import { createBudget } from "./memory-budget.ts";
+import { createResponseRecorder } from "./response-recorder.ts";
+
+const KEPT = { capture: true, receipt: false };
+
+test("the captured start is the answer's own, and its memory is given back", () => {
+  const sizes = fc.array(fc.oneof(fc.nat(100), fc.nat(70_000), fc.nat(400_000)), { maxLength: 12 });
+  const told = fc.constantFrom("none", "right", "short", "long", "nonsense");
+  fc.assert(
+    fc.property(sizes, told, (pieces, how) => {
+      const all = Buffer.concat(pieces.map((size, at) => new Uint8Array(size).fill(at + 1)));
+      const lengths = { right: all.length, short: all.length >> 1, long: 2 * all.length + 1, nonsense: "-1" };
+      const memory = createBudget(8 * CAPTURE_BYTES_MAX)("t");
+      const recorder = createResponseRecorder(KEPT, memory);
+      const headers = how === "none" ? {} : { "content-length": `${lengths[how as keyof typeof lengths]}` };
+      recorder.head(new Response(null, { headers }));
+      let at = 0;
+      for (const size of pieces) {
+        const piece = new Uint8Array(all.subarray(at, at + size));
+        recorder.piece(piece);
+        // The piece is gone as soon as it has passed.
+        piece.fill(0);
+        at += size;
+      }
+      const { response, response_truncated, resp_size } = recorder.whole();
+      expect(Buffer.compare(response ?? Buffer.alloc(0), all.subarray(0, CAPTURE_BYTES_MAX))).toBe(0);
+      expect(response?.buffer.byteLength).toBe(response?.byteLength);
+      expect([resp_size, response_truncated]).toEqual([all.length, all.length > CAPTURE_BYTES_MAX]);
+      expect(memory.take(7 * CAPTURE_BYTES_MAX)).toBe(7 * CAPTURE_BYTES_MAX);
+    }),
+    { numRuns: 60 },
+  );
+});

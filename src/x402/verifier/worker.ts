@@ -1,0 +1,22 @@
+// Entry point of a worker thread: says whose signatures payments carry, a batch per message, and nothing else.
+import { checkSignature } from "../verify.ts";
+import type { Answer, FromVerifier, Signed } from "./thread.ts";
+
+declare const self: Worker;
+
+function answerFor(signed: Signed): Answer {
+  try {
+    return checkSignature(signed);
+  } catch {
+    // The main thread tries again, so that its caller gets the error itself.
+    return null;
+  }
+}
+
+function post(message: FromVerifier): void {
+  self.postMessage(message);
+}
+
+self.onmessage = ({ data }: MessageEvent<readonly Signed[]>) => post(data.map(answerFor));
+
+post("ready");
