@@ -29,6 +29,6 @@ export function createPartitions({ databaseUrl, clock, log }: PartitionsOptions)
         const partitions = await preparePartitions(client, table, { hours, now: clock.now() });
         return partitions.map(({ from }) => from);
       }),
-    drop: (table, before) => connected((client) => dropPartitions(client, table, before, log)),
+    drop: (table, before) => connected((client) => dropPartitions(client, table, { before, log })),
   };
 }
