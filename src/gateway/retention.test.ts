@@ -188,6 +188,7 @@ eachStore((makePlace, dialect) => {
     await clean();
     expect(await ids()).toEqual([young.id]);
     await expectExact();
+    expect(days.warnings).toEqual([]);
     expect(gone.id < open.id).toBe(true);
     await end(young);
   }, 60_000);

@@ -19,6 +19,8 @@ const FIRST_BYTES_MIN = 8 * 1024 * 1024;
 interface Dropping {
   /** Milliseconds: a partition is dropped when all of it is older. */
   readonly before: number;
+  /** Of a partition that is wider than this, old rows go before all of it is old. */
+  readonly hours: number;
   readonly log: Log;
   /** Tests take less for much. */
   readonly firstBytesMin?: number;
@@ -28,7 +30,7 @@ interface Dropping {
 export async function dropPartitions(
   client: SQL,
   table: TimedTable,
-  { before, log, firstBytesMin = FIRST_BYTES_MIN }: Dropping,
+  { before, hours, log, firstBytesMin = FIRST_BYTES_MIN }: Dropping,
 ): Promise<number> {
   await removeDropped(client, table);
   const hour = Math.floor(before / HOUR_MS);
@@ -39,7 +41,8 @@ export async function dropPartitions(
   }
   const partitions = await partitionsOf(client, table);
   const young = partitions.find(({ to }) => to > hour);
-  return young === undefined || young.from === 0 ? before : young.from * HOUR_MS;
+  const isWide = young === undefined || young.from === 0 || young.to - young.from > hours;
+  return isWide ? before : young.from * HOUR_MS;
 }
 
 /** False when there is none, or it has to stay. */
@@ -119,7 +122,7 @@ async function dropTotals(
   const rows = table.kept === null ? "" : `select ${columns}, v.error_class from ${joined(table, range)} union all`;
   await tx.unsafe(`insert into invocation_counts (tenant, dimension, value, period, shard, count)
     select tenant, dimension, value, ${from}, 0, count(*)
-    from (${rows} select ${COUNTED}, null ${open}) as call, lateral (values ('all', ''), ('agent', agent_id), ('mode', mode),
+    from (${rows} select ${COUNTED}, null::text as error_class ${open}) as call, lateral (values ('all', ''), ('agent', agent_id), ('mode', mode),
       ('status', status), ('model', model), ('error_class', error_class), ('settlement', settlement_status)
     ) as total (dimension, value)
     where value is not null group by tenant, dimension, value`);

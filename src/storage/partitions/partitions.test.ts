@@ -36,8 +36,9 @@ async function open(version: PostgresVersion) {
     put,
     prepare: (now: number, smallBytes?: number, by = client) =>
       preparePartitions(by, TABLE, { hours: HOURS, now, ...(smallBytes === undefined ? {} : { smallBytes }) }),
-    drop: (before: number, by = client) => dropPartitions(by, TABLE, { before, log: silentLog }),
-    dropMuch: (before: number) => dropPartitions(client, TABLE, { before, log: silentLog, firstBytesMin: 0 }),
+    drop: (before: number, by = client) => dropPartitions(by, TABLE, { before, hours: HOURS, log: silentLog }),
+    dropMuch: (before: number) =>
+      dropPartitions(client, TABLE, { before, hours: HOURS, log: silentLog, firstBytesMin: 0 }),
     ids: async (): Promise<string[]> =>
       (await client.unsafe("select id from policy_decisions order by id")).map(({ id }: { id: string }) => id),
     /** Of each partition, whether what stands in it belongs there. */
