@@ -47,7 +47,7 @@ export class LargeBody {
 }
 
 /** Frees the memory of a part at once, because the garbage collector would be late. */
-export function release(part: Uint8Array): void {
+function release(part: Uint8Array): void {
   (part.buffer as ArrayBuffer).transfer(0);
 }
 
