@@ -4,6 +4,8 @@
 // with its length is only counted: nothing in it is read, and nothing of it copied.
 // One per thread, since the WebAssembly module calls back without naming the parser that it works for.
 
+import { lengthOf } from "./body-length.ts";
+
 /** Bytes that are parsed in one go: two milliseconds at most, whatever is in them. */
 export const SLICE_BYTES_MAX = 64 * 1024;
 /**
@@ -34,9 +36,6 @@ const REFUSE = -1;
 const SET_BYTES_MIN = 32;
 
 const NOTHING = Buffer.alloc(0);
-
-/** Exact as a number. */
-const LENGTH = /^\d{1,15}$/;
 
 export interface ResponseHead {
   readonly status: number;
@@ -301,18 +300,4 @@ export class ResponseParser {
     this.#isWhole = this.#left === null;
     return PAUSED;
   }
-}
-
-/** The length of a body that nothing else delimits; llhttp has refused what contradicts itself. Null for another body. */
-function lengthOf(fields: readonly string[]): number | null {
-  let length: number | null = null;
-  for (let at = 0; at + 1 < fields.length; at += 2) {
-    const name = fields[at]?.toLowerCase();
-    if (name === "transfer-encoding") return null;
-    if (name !== "content-length") continue;
-    const value = fields[at + 1] ?? "";
-    if (length !== null || !LENGTH.test(value)) return null;
-    length = Number(value);
-  }
-  return length;
 }

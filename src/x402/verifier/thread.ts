@@ -64,7 +64,7 @@ export function createVerifierThread<Batch extends readonly Signed[]>(
       next.addEventListener("close", () => next === worker && bury("it ended"));
       watch();
     } catch (error) {
-      bury(error);
+      bury(error instanceof Error ? error.message : "it could not be started");
     }
   }
 
@@ -92,7 +92,7 @@ export function createVerifierThread<Batch extends readonly Signed[]>(
     timer.unref();
   }
 
-  function bury(reason: unknown): void {
+  function bury(reason: string): void {
     log.error("verifier_died", { reason, batches: batches.length });
     startableAt = performance.now() + PAUSE_MS;
     end();
