@@ -3,6 +3,7 @@
 // upstream that sends chunks of one byte); here all chunks of a slice become one piece (0.2 µs each). A body that is sent
 // with its length is only counted: nothing in it is read, and nothing of it copied.
 // One per thread, since the WebAssembly module calls back without naming the parser that it works for.
+// In one file, since the callbacks of one parser share its state.
 
 import { lengthOf } from "./body-length.ts";
 
