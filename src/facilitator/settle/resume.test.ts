@@ -170,7 +170,7 @@ describe.each(["sqlite", "postgres"] as const)("interrupted settling on %s, with
   });
 
   test("a wallet that takes too long is not waited for, and what it stores counts", async () => {
-    const service = settling(store, { inclusionTimeoutMs: 20 });
+    const service = settling(store, { inclusionTimeoutMs: 200 });
     const { promise: go, resolve } = Promise.withResolvers<void>();
     const { promise: over, resolve: end } = Promise.withResolvers<void>();
     let sends = 0;
@@ -310,7 +310,7 @@ describe.each(["sqlite", "postgres"] as const)("interrupted settling on %s, with
     });
 
     test("is neither withdrawn nor answered for by the attempt that made the old one", async () => {
-      const service = settling(store, { inclusionTimeoutMs: 50 });
+      const service = settling(store, { inclusionTimeoutMs: 250 });
       // On a busy machine what takes up claims would come in between.
       service.stop();
       const [old, now] = [await request({ payer, nonce }), await request({ payer, nonce, value: 5n })];

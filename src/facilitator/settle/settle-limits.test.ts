@@ -119,7 +119,7 @@ describe.each(["sqlite", "postgres"] as const)(
     });
 
     test("while no block comes, an account with as many open payments as it may have keeps no other from its place", async () => {
-      const service = settling(store, { capacity: 8, inclusionTimeoutMs: 20 });
+      const service = settling(store, { capacity: 8, inclusionTimeoutMs: 200 });
       service.turns.afterSend = async () => {};
       const settle = async (name: string) => ending(service.settle(account(name), await request()));
       for (let sent = 0; sent < 7; sent++) expect(await settle("flooder")).toStartWith("unknown");
