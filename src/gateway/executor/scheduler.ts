@@ -165,6 +165,12 @@ export class Scheduler {
     this.#queues.look(tenant, agentId);
   }
 
+  /** Another replica has left: takes up what it left pending, sooner than the next sweep would. */
+  lookAround(): void {
+    const { log } = this.#options;
+    if (!this.#draining) void this.#takeUpPending().catch((error) => log.warn("sweep_failed", { error }));
+  }
+
   /** Stops the upstream call of an invocation, if it runs here. */
   stop(id: string): void {
     const running = this.#running.get(id);
