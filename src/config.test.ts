@@ -133,6 +133,11 @@ describe("secrets", () => {
     expect(load({ TOLLGATE_MASTER_KEY_FILE: file("key", `${KEY}\n`) }).config?.masterKey?.toString("base64")).toBe(KEY);
     const DATABASE_URL_FILE = file("url", "postgres://u:p@h/d");
     expect(load({ DATABASE_URL_FILE, TOLLGATE_MASTER_KEY: KEY }).config?.databaseUrl).toBe("postgres://u:p@h/d");
+    const TOLLGATE_LISTEN_URL = "postgres://u:p@h/d";
+    expect(blamed({ TOLLGATE_LISTEN_URL })).toEqual(["TOLLGATE_LISTEN_URL"]);
+    expect(load({ DATABASE_URL_FILE, TOLLGATE_LISTEN_URL, TOLLGATE_MASTER_KEY: KEY }).config?.listenUrl).toBe(
+      TOLLGATE_LISTEN_URL,
+    );
     expect(blamed({ TOLLGATE_MASTER_KEY_FILE: file("key", `${KEY}\n\n`) })).toEqual(["TOLLGATE_MASTER_KEY_FILE"]);
   });
 

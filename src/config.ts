@@ -135,6 +135,8 @@ function arrange(v: ConfigValues, terminal: boolean, environment: Environment) {
     dataDir: resolve(v.TOLLGATE_DATA_DIR),
     /** Null for SQLite. */
     databaseUrl: v.DATABASE_URL,
+    /** Null where replicas find out about each other by looking alone. */
+    listenUrl: v.TOLLGATE_LISTEN_URL,
     /** Without a slash at its end; null for what the request's Host says. */
     publicUrl: v.TOLLGATE_PUBLIC_URL?.replace(/\/+$/, "") ?? null,
     /** Null when it is kept in the data directory. */

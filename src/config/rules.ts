@@ -45,6 +45,14 @@ export const GATEWAY_RULES: readonly ConfigRule[] = [
         : null,
   },
   {
+    name: "TOLLGATE_LISTEN_URL",
+    other: "DATABASE_URL",
+    problem: (v) =>
+      v.TOLLGATE_LISTEN_URL !== null && v.DATABASE_URL === null
+        ? "must be unset without DATABASE_URL: it is a URL of the same database"
+        : null,
+  },
+  {
     name: "TOLLGATE_REUSE_PORT",
     other: "DATABASE_URL",
     problem: (v) =>

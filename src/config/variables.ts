@@ -91,6 +91,13 @@ export const GATEWAY = {
     fallback: "0",
     meaning: "1: share the port with other gateways of this machine (Linux) that have it too, on one Postgres",
   }),
+  TOLLGATE_LISTEN_URL: row({
+    kind: value.postgresUrl,
+    fallback: null,
+    secret: true,
+    meaning:
+      "postgres://… of the same database without a pooler: gateways that share it tell each other at once what ended",
+  }),
   TOLLGATE_PUBLIC_URL: row({
     kind: value.httpUrl("no query"),
     fallback: null,

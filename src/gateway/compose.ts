@@ -13,10 +13,10 @@ import { routes } from "../http/elysia.ts";
 import { fetchJson } from "../http/fetch-json.ts";
 import { createOutbound, type Outbound } from "../http/outbound.ts";
 import type { Keyring } from "../keys/keyring.ts";
+import { announceEnds, type Hearing } from "../storage/announcements.ts";
 import type { Store } from "../storage/store.ts";
 import type { Verifier } from "../x402/verifier/verifier.ts";
 import { type AgentCache, createAgentCache } from "./agents/cache.ts";
-import type { InvocableAgent } from "./agents/look-up.ts";
 import { createRateLimiter } from "./agents/rate-limit.ts";
 import { agentRoutes } from "./agents/routes.ts";
 import { agentNamesCredential } from "./agents/service.ts";
@@ -27,7 +27,7 @@ import { Scheduler } from "./executor/scheduler.ts";
 import { createWorkerPool } from "./executor/workers/pool.ts";
 import { healthRoutes } from "./health-routes.ts";
 import { createClaims } from "./invocations/claims.ts";
-import { createCompletionWaiters } from "./invocations/completion-waiters.ts";
+import { type CompletionWaiters, createCompletionWaiters } from "./invocations/completion-waiters.ts";
 import { endedAmong, findInvocation } from "./invocations/history.ts";
 import { createRefusals } from "./invocations/refusals.ts";
 import { invocationRoutes } from "./invocations/routes.ts";
@@ -76,8 +76,7 @@ export async function composeGateway(parts: GatewayParts) {
   const secrets = secretSources(parts);
   const replica = newId("rep", clock.now());
   const resolveCredential = createCredentialResolver(secrets);
-  store.onCallEnded(({ invocation_id }) => completionWaiters.announce(invocation_id));
-  store.onCallEnded((end) => log.info("invocation_ended", shownEnd(end)));
+  tellOfEnds(parts, completionWaiters);
   const scheduler = new Scheduler({
     store,
     clock,
@@ -91,7 +90,6 @@ export async function composeGateway(parts: GatewayParts) {
   });
   const takeUp = (tenant: string, agentId: string) => scheduler.take(tenant, agentId);
   const { settler, payments } = composePayments({ ...parts, secrets, paid: takeUp });
-  const limiter = createRateLimiter();
   const agents = createAgentCache(store);
   const policy = createPolicyService({ store, clock, log });
   const checks = {
@@ -104,7 +102,7 @@ export async function composeGateway(parts: GatewayParts) {
     payments,
     policy,
     findAgent: agents.find,
-    takeToken: (tenant: string, agent: InvocableAgent) => limiter.take(tenant, agent),
+    takeToken: createRateLimiter().take,
     pseudonym: pseudonymOf(await keyring.deriveKey(null, "via")),
   };
   const streaming = composeStreaming({ ...parts, checks, claims, policy, replica, resolveCredential });
@@ -112,6 +110,7 @@ export async function composeGateway(parts: GatewayParts) {
     scheduler.stop(id);
     streaming.stop(id);
   };
+  const announcements = announceEnds(parts, replica, hearing(completionWaiters, scheduler, stop));
   const receipts = createReceipts({ store, clock, log, signingKey: () => keyring.signingKey("receipts") });
   const calls: ProxyRoutesOptions = {
     ...checks,
@@ -135,6 +134,7 @@ export async function composeGateway(parts: GatewayParts) {
     settler,
     streaming,
     completionWaiters,
+    announcements,
     policy,
     receipts,
     refusals,
@@ -142,6 +142,26 @@ export async function composeGateway(parts: GatewayParts) {
     app: withDocs(api),
     straight: straightCalls(calls),
   };
+}
+
+/** What is done with what another gateway tells: who waits here learns of an end, and a call cancelled there stops here. */
+function hearing(
+  waiters: Pick<CompletionWaiters, "announce">,
+  scheduler: Scheduler,
+  stop: (id: string) => void,
+): Hearing {
+  return {
+    ended(id) {
+      waiters.announce(id);
+      stop(id);
+    },
+    left: () => scheduler.lookAround(),
+  };
+}
+
+function tellOfEnds({ store, log }: GatewayParts, completionWaiters: Pick<CompletionWaiters, "announce">): void {
+  store.onCallEnded(({ invocation_id }) => completionWaiters.announce(invocation_id));
+  store.onCallEnded((end) => log.info("invocation_ended", shownEnd(end)));
 }
 
 /** The log leaves out the caller, the model and the payment details: only the tenant may see those, in the history. */

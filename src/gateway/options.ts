@@ -11,6 +11,8 @@ export interface GatewayOptions {
   readonly reusePort: boolean;
   readonly dataDir: string;
   readonly databaseUrl: string | null;
+  /** The same database without a pooler, for what replicas tell each other; null for nothing. */
+  readonly listenUrl: string | null;
   readonly blockedMs: number;
   readonly drainMs: number;
   readonly identity: Pick<IdentityOptions, "oidc" | "claims">;

@@ -44,8 +44,19 @@ export async function startGateway(options: GatewayOptions, masterKey: Uint8Arra
   const verifier = createVerifier({ log });
   const decoders = createDecoderShare();
   const parts = { options, store, keyring, rules, trusted, decoders, verifier, admitting, log };
-  const { workers, scheduler, settler, streaming, completionWaiters, policy, receipts, refusals, comparing, ...api } =
-    await composeGateway(parts);
+  const {
+    workers,
+    scheduler,
+    settler,
+    streaming,
+    completionWaiters,
+    announcements,
+    policy,
+    receipts,
+    refusals,
+    comparing,
+    ...api
+  } = await composeGateway(parts);
   const identity = createIdentity({
     ...options.identity,
     keyring,
@@ -94,11 +105,13 @@ export async function startGateway(options: GatewayOptions, masterKey: Uint8Arra
       verifier.close();
       // Answer callers that wait for a call which stays pending: without this they would never learn its ID.
       completionWaiters.release();
-      const left = scheduler.leave();
+      const left = scheduler.leave().then(() => announcements?.left());
       await endsWithin(LAST_ANSWERS_MS, closed);
       await server.stop(true);
       // A stuck store must not keep the process from ending.
-      const stored = Promise.all([left, policy.close(), receipts.stop()]).then(() => store.close());
+      const stored = Promise.all([left.then(() => announcements?.close()), policy.close(), receipts.stop()]).then(() =>
+        store.close(),
+      );
       await endsWithin(LAST_WRITES_MS, stored);
       lock?.release();
     },

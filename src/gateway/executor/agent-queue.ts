@@ -5,6 +5,8 @@ export interface QueueEntry {
   readonly body_bytes: number;
 }
 
+export const LENGTH_MAX = 256;
+
 export class AgentQueue<W extends QueueEntry> {
   readonly tenant: string;
   readonly agentId: string;
@@ -14,6 +16,15 @@ export class AgentQueue<W extends QueueEntry> {
   /** Whether the database may hold calls that are neither waiting nor started. */
   more = false;
   isTaking = false;
+  /** Calls that were offered while others are being taken, which may or may not be among those. */
+  offered: W[] = [];
+  /** The calls that were last taken in a block, and the last of them. */
+  block: ReadonlySet<string> = new Set();
+  last = "";
+  /** Whether there may be calls older than that. */
+  fromStart = true;
+  /** Whether others may take what is pending too. */
+  isShared = false;
 
   constructor(tenant: string, agentId: string) {
     this.tenant = tenant;
@@ -27,5 +38,13 @@ export class AgentQueue<W extends QueueEntry> {
 
   get empty(): boolean {
     return this.complete && this.waiting.length === 0 && this.started.size === 0;
+  }
+
+  /** Keeps the call in memory if all that are older are there, or are being taken. */
+  keep(item: W): boolean {
+    const list = this.isTaking ? this.offered : this.waiting;
+    const isKept = !this.more && list.length < LENGTH_MAX;
+    if (isKept) list.push(item);
+    return isKept;
   }
 }

@@ -16,7 +16,7 @@ async function tick(): Promise<void> {
 }
 
 /** Queues over a database that is a list, with calls that end when the test says so. */
-function world(limits: { agentPlaces: number; places: number }) {
+function world(limits: { agentPlaces: number; places: number }, isShared = false) {
   const pending: (QueueEntry & { agent: string })[] = [];
   const runs: { agent: string; end: () => void }[] = [];
   const started: string[] = [];
@@ -28,15 +28,23 @@ function world(limits: { agentPlaces: number; places: number }) {
     ...limits,
     bodyBytes: 1000,
     blockBodyBytes: LARGE - 1,
-    async takeBlock(_tenant, agentId, places) {
+    async takeBlock(_tenant, agentId, places, after) {
       blocks++;
       const leftOut = new Set(claiming);
       await settle();
-      const found = pending.filter(({ agent, id }) => agent === agentId && !leftOut.has(id)).slice(0, places);
+      const isNext = ({ agent, id }: QueueEntry & { agent: string }) =>
+        agent === agentId && id > after && !leftOut.has(id);
+      const found = pending.filter(isNext).slice(0, places);
       const end = found.findIndex(({ body_bytes }) => body_bytes === LARGE);
       const taken = end < 0 ? found : found.slice(0, end);
       for (const row of taken) pending.splice(pending.indexOf(row), 1);
       return { taken, large: found[taken.length] ?? null };
+    },
+    async readOwn(_tenant, agentId, after, limit) {
+      await settle();
+      if (isShared) return { own: [], isAll: false };
+      const own = pending.filter(({ agent, id }) => agent === agentId && id > after).slice(0, limit);
+      return { own, isAll: own.length < limit };
     },
     async run(agentId, item) {
       started.push(item.id);
@@ -74,8 +82,8 @@ const step = fc.record({
 
 test("every pending call runs exactly once, within the limits, however calls come and end", async () => {
   await fc.assert(
-    fc.asyncProperty(fc.array(step, { minLength: 30, maxLength: 150 }), async (steps) => {
-      const { queues, pending, runs, started, insert } = world({ agentPlaces: 3, places: 5 });
+    fc.asyncProperty(fc.array(step, { minLength: 30, maxLength: 150 }), fc.boolean(), async (steps, isShared) => {
+      const { queues, pending, runs, started, insert } = world({ agentPlaces: 3, places: 5 }, isShared);
       const all: string[] = [];
       for (const { action, agent } of steps) {
         if (action === "offer" || action === "insert unseen") {
@@ -113,8 +121,8 @@ const ofAgent = (ids: readonly string[], agent: string) => ids.filter((id) => id
 test("calls run oldest first, also when the queue runs dry and the rest is taken from the database", async () => {
   const mix = fc.constantFrom("offer", "end", "end", "tick", "turn", "turn", "turn");
   await fc.assert(
-    fc.asyncProperty(fc.array(mix, { minLength: 2500, maxLength: 3000 }), async (steps) => {
-      const { queues, runs, started, insert } = world({ agentPlaces: 2, places: 5 });
+    fc.asyncProperty(fc.array(mix, { minLength: 2500, maxLength: 3000 }), fc.boolean(), async (steps, isShared) => {
+      const { queues, runs, started, insert } = world({ agentPlaces: 2, places: 5 }, isShared);
       const all: string[] = [];
       for (const action of [...Array.from({ length: 300 }, () => "offer"), ...steps]) {
         if (action === "offer") {
@@ -174,6 +182,7 @@ test("a call that finds a place at once keeps what is in memory, and one that wa
     bodyBytes: 1000,
     blockBodyBytes: 1,
     takeBlock: async () => ({ taken: [], large: null }),
+    readOwn: async () => ({ own: [], isAll: true }),
     run: async (_agent, item) => void inHand.push(item.body !== undefined),
   });
   for (const id of ["1", "2"]) {
@@ -202,6 +211,7 @@ test("a tenant whose calls never end leaves places to others, however many agent
     bodyBytes: 1_000_000,
     blockBodyBytes: 1,
     takeBlock: async () => ({ taken: [], large: null }),
+    readOwn: async () => ({ own: [], isAll: true }),
     run: (_agent, { id }) => new Promise<void>((resolve) => ends.set(id, resolve)),
   });
   const offer = (tenant: string, agent: string, id: string, body_bytes = 0) => {
@@ -231,6 +241,7 @@ test("large bodies weigh on their own tenant only", () => {
     bodyBytes: 800,
     blockBodyBytes: 1,
     takeBlock: async () => ({ taken: [], large: null }),
+    readOwn: async () => ({ own: [], isAll: true }),
     run: (_agent, { id }) => {
       started.push(id);
       return new Promise<void>(() => {});
@@ -254,6 +265,7 @@ test("a large body of a tenant that holds none runs beside what others hold, and
     bodyBytes: 900,
     blockBodyBytes: 1,
     takeBlock: async () => ({ taken: [], large: null }),
+    readOwn: async () => ({ own: [], isAll: true }),
     run: (_agent, { id }) => new Promise<void>((resolve) => ends.set(id, resolve)),
   });
   const offer = (tenant: string, id: string, body_bytes: number) => {
@@ -284,6 +296,7 @@ test("thousands of queues that wait for room are all served in the end, also whe
     bodyBytes: 1000,
     blockBodyBytes: 1,
     takeBlock: async () => ({ taken: [], large: null }),
+    readOwn: async () => ({ own: [], isAll: true }),
     run: (_agent, { id }) => {
       started.add(id);
       return id === "first" ? new Promise<void>((resolve) => (free = resolve)) : Promise.resolve();

@@ -12,19 +12,20 @@ import type { Store } from "../../storage/store.ts";
 import type { CallBody } from "../../wire/body.ts";
 import {
   type AcceptedCall,
-  agentsWithPending,
   type Claims,
   claim,
   holdsClaim,
   type InvocationKey,
+  ownPending,
   type PendingCall,
   release,
   SMALL_BODY_BYTES,
   takePending,
+  waitingAgents,
 } from "../invocations/service.ts";
 import { recordEnd } from "../upstream/record-end.ts";
 import type { QueueEntry } from "./agent-queue.ts";
-import { type CallBlock, CallQueues } from "./call-queues.ts";
+import { type CallBlock, CallQueues, type OwnBlock } from "./call-queues.ts";
 import type { Job, Outcome } from "./job.ts";
 import { createLeaseTrust } from "./lease-trust.ts";
 import { clearDead, dropLeases, endOrphans, renewLease } from "./leases.ts";
@@ -103,7 +104,8 @@ export class Scheduler {
       agentPlaces: options.agent_concurrency,
       bodyBytes: RUNNING_BODY_BYTES_MAX,
       blockBodyBytes: SMALL_BODY_BYTES,
-      takeBlock: (tenant, agentId, places) => this.#takeBlock(tenant, agentId, places),
+      takeBlock: (...block) => this.#takeBlock(...block),
+      readOwn: (...agent) => this.#readOwn(...agent),
       run: (agentId, item) => this.#run(agentId, item),
     });
   }
@@ -164,6 +166,12 @@ export class Scheduler {
     this.#queues.look(tenant, agentId);
   }
 
+  /** Another replica has left: takes up what it left pending, sooner than the next sweep would. */
+  lookAround(): void {
+    const { log } = this.#options;
+    if (!this.#draining) void this.#takeUpPending().catch((error) => log.warn("sweep_failed", { error }));
+  }
+
   /** Stops the upstream call of an invocation, if it runs here. */
   stop(id: string): void {
     const running = this.#running.get(id);
@@ -192,13 +200,20 @@ export class Scheduler {
     await store.write((tx) => dropLeases(tx, replica)).catch((error) => log.warn("lease_not_dropped", { error }));
   }
 
-  async #takeBlock(tenant: string, agent_id: string, places: number): Promise<CallBlock<ScheduledCall>> {
+  async #readOwn(tenant: string, agent_id: string, after: string, limit: number): Promise<OwnBlock<ScheduledCall>> {
+    const { store, clock, replica } = this.#options;
+    const look = { tenant, agent_id, replica, now: clock.now(), after, limit };
+    const { calls, isAll } = await store.lookUp(ownPending, look);
+    return { own: calls.map((call) => ({ tenant, ...call })), isAll };
+  }
+
+  async #takeBlock(tenant: string, agent_id: string, places: number, after: string): Promise<CallBlock<ScheduledCall>> {
     const { store, clock, replica: owner, claims, refusals } = this.#options;
     const tokens = Array.from({ length: places }, () => claims.begin());
     const leftOut = [...(this.#claiming.get(agent_id) ?? []), ...refusals.unnoted];
     const used = new Set<string>();
     try {
-      const block = { tenant, agent_id, owner, tokens, now: clock.now(), leftOut };
+      const block = { tenant, agent_id, owner, tokens, now: clock.now(), after, leftOut };
       const { taken, large } = await takePending(store, block);
       const calls = taken.map(({ id, token, inHand }) => {
         used.add(token);
@@ -327,7 +342,7 @@ export class Scheduler {
   async #takeUpPending(): Promise<void> {
     const { store, replica, clock } = this.#options;
     const next = (after: string) =>
-      agentsWithPending(store, { replica, now: clock.now(), after, limit: AGENTS_AT_ONCE });
+      store.lookUp(waitingAgents, { replica, now: clock.now(), after, limit: AGENTS_AT_ONCE });
     for (let agents = await next(""), last = agents.at(-1); last !== undefined; last = agents.at(-1)) {
       for (const { tenant, agent_id } of agents) this.#queues.look(tenant, agent_id);
       if (agents.length < AGENTS_AT_ONCE) return;

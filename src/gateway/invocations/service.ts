@@ -11,7 +11,7 @@ import type { CallBody } from "../../wire/body.ts";
 import { acceptCommand, acceptInPartsCommand, isInParts, partsGone, SMALL_BODY_BYTES } from "./commands/accept.ts";
 import { claimCommand } from "./commands/claim.ts";
 import { endCommand } from "./commands/end.ts";
-import { type LookForAgents, type WaitingAgent, waitingAgents } from "./commands/queued.ts";
+import { ownPending, waitingAgents } from "./commands/queued.ts";
 import { type TakenCall, type TakenCalls, type Taking, takeCommand } from "./commands/take.ts";
 import { countMove } from "./counters.ts";
 import { findByIdempotencyKey, freeIdempotencyKey, type Idempotency } from "./idempotency.ts";
@@ -167,12 +167,7 @@ export async function takePending(
   return { taken: calls, large };
 }
 
-/** The agents with pending calls, by ID. */
-export function agentsWithPending(store: Pick<Store, "lookUp">, look: LookForAgents): Promise<readonly WaitingAgent[]> {
-  return store.lookUp(waitingAgents, look);
-}
-
-export { SMALL_BODY_BYTES };
+export { ownPending, SMALL_BODY_BYTES, waitingAgents };
 
 /** Whether the call is running by this very claim. */
 export async function holdsClaim(reader: Reader, key: InvocationKey, token: string): Promise<boolean> {

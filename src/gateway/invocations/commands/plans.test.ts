@@ -140,7 +140,15 @@ for (const version of [18, 15] as const) {
       await using client = postgresClient(place.url);
       const owner = "rep";
       const tokens = ["1", "2", "3", "4", "5"];
-      const taking = { tenant: "acme", agent_id: "agt_7", owner, tokens, now: 1_790_000_000_000, leftOut: [] };
+      const taking = {
+        tenant: "acme",
+        agent_id: "agt_7",
+        owner,
+        tokens,
+        now: 1_790_000_000_000,
+        after: "",
+        leftOut: [],
+      };
       const given = {
         take: takeCommand.postgres.valuesOf([taking]),
         agents: waitingAgents.postgres.valuesOf([{ replica: owner, now: taking.now, after: "agt_2", limit: 5 }]),

@@ -1,6 +1,6 @@
 // Which calls wait for a replica to make them, and whose they are.
 import { idFloor } from "../../../core/id.ts";
-import type { Command } from "../../../storage/commands.ts";
+import { type Command, inputRows } from "../../../storage/commands.ts";
 
 /**
  * For so long only the replica that accepted a call may take it. Until then, if the commit got no answer, that replica
@@ -77,3 +77,71 @@ export const waitingAgents: Command<LookForAgents, readonly WaitingAgent[]> = {
 function inOrder(agents: readonly WaitingAgent[]): WaitingAgent[] {
   return agents.toSorted((a, b) => (a.agent_id < b.agent_id ? -1 : 1));
 }
+
+interface LookAhead extends Taker, WaitingAgent {
+  /** Only calls behind this one, by ID. */
+  readonly after: string;
+  readonly limit: number;
+}
+
+export interface QueuedCall {
+  readonly id: string;
+  readonly body_bytes: number;
+}
+
+const INPUT = inputRows<LookAhead>({
+  tenant: ["text", ({ tenant }) => tenant],
+  agent_id: ["text", ({ agent_id }) => agent_id],
+  replica: ["text", ({ replica }) => replica],
+  young: ["text", ({ now }) => idFloor("inv", now - YOUNG_MS)],
+  after: ["text", ({ after }) => after],
+  most: ["bigint", ({ limit }) => limit],
+});
+
+export interface OwnCalls {
+  /** The oldest first, up to the first one that others may take too. */
+  readonly calls: readonly QueuedCall[];
+  /** Whether these are all that are pending. */
+  readonly isAll: boolean;
+}
+
+/** An agent's next pending calls, as far as nobody else may take them. */
+export const ownPending: Command<LookAhead, OwnCalls> = {
+  name: "own_pending",
+  bytesOf: () => 256,
+  sqlite(prepare) {
+    // The process that has the database has all calls.
+    const find = prepare(
+      `select json_group_array(json_object('id', id, 'body_bytes', body_bytes)) as calls from (
+         select c.id, coalesce(c.req_size, 0) as body_bytes from open_invocations c
+         where c.agent_id = ?1 and c.tenant = ?2 and ${isQueued("?3", "?4")} and c.id > ?5 order by c.id limit ?6)`,
+    );
+    return ({ tenant, agent_id, replica, after, limit }) => {
+      const calls = JSON.parse(
+        String(find.get(agent_id, tenant, replica, "", after, limit)?.["calls"]),
+      ) as QueuedCall[];
+      return { calls: calls.toSorted((a, b) => (a.id < b.id ? -1 : 1)), isAll: calls.length < limit };
+    };
+  },
+  postgres: {
+    text: `
+select n, o.id, o.body_bytes, o.is_own from ${INPUT.source}, lateral (
+  select c.id, coalesce(c.req_size, 0) as body_bytes,
+    coalesce(c.accepted_by, '') = input.replica and c.id >= input.young as is_own from open_invocations c
+  where c.agent_id = input.agent_id and c.tenant = input.tenant and ${isQueued("input.replica", "input.young")}
+    and c.id > input.after
+  order by c.id limit input.most
+) o order by n, id`,
+    valuesOf: INPUT.values,
+    outputsOf(inputs, rows) {
+      const found = inputs.map(() => ({ calls: [] as QueuedCall[], isAll: true }));
+      for (const { n, id, body_bytes, is_own } of rows) {
+        const one = found[Number(n) - 1];
+        if (one === undefined) continue;
+        one.isAll &&= is_own === true;
+        if (one.isAll) one.calls.push({ id: String(id), body_bytes: Number(body_bytes) });
+      }
+      return found.map(({ calls, isAll }, at) => ({ calls, isAll: isAll && calls.length < (inputs[at]?.limit ?? 0) }));
+    },
+  },
+};

@@ -9,7 +9,7 @@ import type { Store } from "../../../storage/store.ts";
 import { findInvocation } from "../history.ts";
 import { type AcceptedCall, abandon, accept, finish, holdsClaim, type InvocationRow } from "../service.ts";
 import { SMALL_BODY_BYTES } from "./accept.ts";
-import { YOUNG_MS } from "./queued.ts";
+import { ownPending, YOUNG_MS } from "./queued.ts";
 import { type Taking, takeCommand } from "./take.ts";
 
 const NOW = 1_790_000_000_000;
@@ -28,7 +28,7 @@ eachStore((makePlace, dialect) => {
   const newAgent = () => `agt_${dialect}_${++made}`;
   const take = (agent_id: string, places: number, more: Partial<Taking> = {}) =>
     store.execute(takeCommand, {
-      ...{ tenant: "acme", agent_id, owner: "rep_1", tokens: tokens(places), now: NOW, leftOut: [] },
+      ...{ tenant: "acme", agent_id, owner: "rep_1", tokens: tokens(places), now: NOW, after: "", leftOut: [] },
       ...more,
     });
   const put = async (fields: Partial<InvocationRow>, body?: Uint8Array): Promise<AcceptedCall> => {
@@ -54,7 +54,9 @@ eachStore((makePlace, dialect) => {
       expect(await holdsClaim(store.read, { tenant: "acme", id }, token)).toBe(true);
     }
     expect(await counted(store.read, "acme", "status", "running")).toBe(running + 3);
-    const rest = await take(agent_id, 10);
+    // What lies before is not looked at.
+    expect(await take(agent_id, 10, { after: idOf(calls[4] as AcceptedCall) })).toEqual({ taken: [], large: null });
+    const rest = await take(agent_id, 10, { after: first.taken[2]?.id ?? "" });
     expect(rest.taken.map(({ id }) => id)).toEqual(calls.slice(3).map(idOf));
     expect(await take(agent_id, 10)).toEqual({ taken: [], large: null });
     for (const { id, token } of [...first.taken, ...rest.taken]) {
@@ -102,6 +104,28 @@ eachStore((makePlace, dialect) => {
     expect(later.taken.map(({ id }) => id)).toEqual([idOf(others[3] as AcceptedCall)]);
   });
 
+  test("what comes next is told as far as nobody else may take it, and whether that is all", async () => {
+    const agent_id = newAgent();
+    // On SQLite all calls are those of the process that has the database.
+    const isAlone = dialect === "sqlite";
+    const mine: AcceptedCall[] = [];
+    for (let i = 0; i < 3; i++) mine.push(await put({ agent_id, accepted_by: "rep_1" }));
+    const look = (limit: number, after = "", now = NOW) =>
+      store.lookUp(ownPending, { tenant: "acme", agent_id, replica: "rep_1", now, after, limit });
+    const own = mine.map((call) => ({ id: idOf(call), body_bytes: 5 }));
+    expect(await look(10)).toEqual({ calls: own, isAll: true });
+    expect(await look(2)).toEqual({ calls: own.slice(0, 2), isAll: false });
+    expect(await look(10, own[0]?.id)).toEqual({ calls: own.slice(1), isAll: true });
+    // Once they are old, any replica takes them.
+    const old = isAlone ? { calls: own, isAll: true } : { calls: [], isAll: false };
+    expect(await look(10, "", NOW + YOUNG_MS + 1)).toEqual(old);
+    const foreign = await put({ agent_id, accepted_by: "rep_gone" });
+    await put({ agent_id, accepted_by: "rep_1" });
+    const { calls, isAll } = await look(10);
+    expect([calls.slice(0, 3), calls.length, isAll]).toEqual([own, isAlone ? 5 : 3, isAlone]);
+    expect((await look(10, idOf(foreign))).calls).toHaveLength(1);
+  });
+
   test("however many take from a backlog at once, each call is taken once, and the totals hold", async () => {
     // On SQLite one process has the database.
     const other = dialect === "sqlite" ? store : await place.open();
@@ -115,7 +139,14 @@ eachStore((makePlace, dialect) => {
         const taken = await Promise.all(
           blocks.map(({ places, agent }, at) =>
             (at % 2 === 0 ? store : other).execute(takeCommand, {
-              ...{ tenant, agent_id: agents[agent] as string, owner: `rep_${at % 2}`, now: NOW, leftOut: [] },
+              ...{
+                tenant,
+                agent_id: agents[agent] as string,
+                owner: `rep_${at % 2}`,
+                now: NOW,
+                after: "",
+                leftOut: [],
+              },
               tokens: tokens(places),
             }),
           ),
@@ -132,7 +163,7 @@ eachStore((makePlace, dialect) => {
         const rest = await Promise.all(
           agents.map((agent_id) =>
             store.execute(takeCommand, {
-              ...{ tenant, agent_id, owner: "rep_0", tokens: tokens(50), now: NOW, leftOut: [] },
+              ...{ tenant, agent_id, owner: "rep_0", tokens: tokens(50), now: NOW, after: "", leftOut: [] },
             }),
           ),
         );

@@ -17,6 +17,12 @@ export interface Taking {
   /** One for each call that may be taken: each claim is an attempt of its own. */
   readonly tokens: readonly string[];
   readonly now: number;
+  /**
+   * Only calls behind this one, by ID. Where calls have been taken, the database keeps what is left of them for as long
+   * as anybody's snapshot, and would pass over all of it each time (measured with one held back: 20 µs more for each call
+   * after 4,000).
+   */
+  readonly after: string;
   /** Calls that are not to be taken. */
   readonly leftOut: readonly string[];
 }
@@ -50,6 +56,7 @@ const INPUT = inputRows<Taking>(
     places: ["bigint", ({ tokens }) => tokens.length],
     at: ["bigint", ({ now }) => now],
     young: ["text", youngFrom],
+    after: ["text", ({ after }) => after],
     left_out: ["text", ({ leftOut }) => leftOut.join()],
   },
   2,
@@ -85,7 +92,7 @@ found as (
   select n, owner, tokens, at, o.id, o.tenant, o.is_large, o.body_bytes from input, lateral (
     select c.id, c.tenant, c.request is null as is_large, coalesce(c.req_size, 0) as body_bytes from open_invocations c
     where c.agent_id = input.agent_id and c.tenant = input.tenant and ${isQueued("input.owner", "input.young")}
-      and not ${isRefused} and c.id <> all(string_to_array(input.left_out, ','))
+      and c.id > input.after and not ${isRefused} and c.id <> all(string_to_array(input.left_out, ','))
     order by c.id limit input.places
     for update skip locked
   ) o
@@ -130,9 +137,9 @@ function takeOneByOne(
   taking: Taking,
   effects: CommandEffects,
 ): TakenCalls {
-  const { tenant, agent_id, owner, tokens, now, leftOut } = taking;
+  const { tenant, agent_id, owner, tokens, now, after, leftOut } = taking;
   const taken: TakenCall[] = [];
-  for (let last = ""; taken.length < tokens.length; ) {
+  for (let last = after; taken.length < tokens.length; ) {
     const row = next.get(agent_id, tenant, owner, youngFrom(taking), last) as NextRow | null;
     if (row === null) break;
     const { id, call, request, body_bytes } = row;
