@@ -42,8 +42,7 @@ export async function startGateway(options: GatewayOptions, masterKey: Uint8Arra
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
   const admitting = createUnderWay();
   const verifier = createVerifier({ log });
-  const decoders = createDecoderShare();
-  const parts = { options, store, keyring, rules, trusted, decoders, verifier, admitting, log };
+  const parts = { options, store, keyring, rules, trusted, decoders: createDecoderShare(), verifier, admitting, log };
   const {
     workers,
     scheduler,
