@@ -16,6 +16,7 @@ import { facilitatorTables, paymentKey } from "./facilitator-schema.ts";
 
 export type AuthType = "bearer" | "api_key" | "none";
 export type CredentialSource = "managed" | "vault";
+export type BodyKind = "request" | "response";
 export type KeyPurpose = "issuer" | "receipts";
 export type CountDimension = "all" | "agent" | "status" | "mode" | "settlement" | "error_class" | "model";
 
@@ -189,7 +190,7 @@ function invocationTables(c: Columns) {
       ...openColumns(c),
       /** JSON of the call as accepted: agent snapshot and headers. */
       call: c.text().notNull(),
-      /** The whole body while it is small; null for a large one, which stands in `invocationBodies`. */
+      /** The whole body while it is small; null for a large one, which stands in `bodyParts`. */
       request: c.bytes(),
     }),
 
@@ -199,13 +200,33 @@ function invocationTables(c: Columns) {
     /** Both of them as one, each call once: a view, for readers only. */
     invocations: c.table("invocations", invocationColumns(c)),
 
-    /** The captured bodies of ended calls; of a call that has not ended only its request, where it is large. */
+    /** The captured bodies of ended calls, as far as they are small: large ones stand in `bodyParts`. */
     invocationBodies: c.table("invocation_bodies", {
       tenant: c.text().notNull(),
       invocation_id: c.text().notNull(),
-      /** The whole body until the call has ended, then its first MiB. */
       request: c.bytes(),
       response: c.bytes(),
+    }),
+
+    /** Large bodies: of a call that has not ended its whole request, then the first MiB of what is captured. */
+    bodyParts: c.table("body_parts", {
+      invocation_id: c.text().notNull(),
+      tenant: c.text().notNull(),
+      kind: c.text().$type<BodyKind>().notNull(),
+      /** The place in the body: 0 for the first. All parts but the last are of one length. */
+      n: c.whole().notNull(),
+      bytes: c.bytes().notNull(),
+    }),
+
+    /** Bodies of which parts are to be removed: see gateway/invocations/loose-parts.ts. */
+    looseParts: c.table("loose_parts", {
+      invocation_id: c.text().notNull(),
+      tenant: c.text().notNull(),
+      kind: c.text().$type<BodyKind>().notNull(),
+      /** This part goes, and all that follow. */
+      first: c.whole().notNull(),
+      /** When they may go, by the database's clock; 0: they are going. */
+      due_at: c.whole().notNull(),
     }),
 
     /** Exact totals of history pages. Rows are sharded so that replicas do not queue on one row. */
@@ -213,6 +234,8 @@ function invocationTables(c: Columns) {
       tenant: c.text().notNull(),
       dimension: c.text().$type<CountDimension>().notNull(),
       value: c.text().notNull(),
+      /** The hour since the epoch in which its calls were accepted, or the first of several; 0 for all that are older. */
+      period: c.whole().notNull(),
       shard: c.whole().notNull(),
       count: c.whole().notNull(),
     }),
@@ -225,6 +248,8 @@ function invocationTables(c: Columns) {
       body_sha256: c.text().notNull(),
       invocation_id: c.text().notNull(),
       expires_at: c.whole().notNull(),
+      /** See gateway/invocations/idempotency.ts. */
+      slot: c.whole().notNull(),
     }),
 
     /**
@@ -237,6 +262,13 @@ function invocationTables(c: Columns) {
       /** The token of the claim in the same write; null for a call that was stored pending. */
       claim: c.text(),
       created_at: c.whole().notNull(),
+    }),
+
+    /** When work that one replica does for all is due again. */
+    turns: c.table("turns", {
+      job: c.text().notNull(),
+      /** By the database's own clock. */
+      next_at: c.whole().notNull(),
     }),
 
     /** A replica that renews its lease is alive; the running calls of one that is not have ended. */

@@ -47,6 +47,22 @@ test("the gateway leaves nothing in the working directory, and what it keeps is 
   for (const file of files) expect([file, modeOf(join(gateway.dataDir, file))]).toEqual([file, 0o600]);
 });
 
+test("the log of SQLite is moved into the database file by a thread that the binary has with it", async () => {
+  await using gateway = await startGateway();
+  const bytes = () => statSync(join(gateway.dataDir, "tollgate.db")).size;
+  const before = bytes();
+  const description = "x".repeat(1_000);
+  for (let n = 0; bytes() === before; n++) {
+    const { status } = await agents(gateway, {
+      method: "POST",
+      body: JSON.stringify({ name: `agent ${n}`, description }),
+    });
+    expect(status).toBe(201);
+  }
+  await gateway.stop();
+  expect(gateway.log()).not.toContain("checkpoint_failed");
+});
+
 test("a port that another gateway listens on is refused", async () => {
   await using gateway = await startGateway();
   const { port } = new URL(gateway.url);

@@ -124,6 +124,7 @@ function jsonLine(time: string, level: LogLevel, event: string, fields: LogField
 function isPlain(fields: LogFields): boolean {
   for (const name in fields) {
     const value = fields[name];
+    if (value === null || typeof value === "boolean") continue;
     if (typeof value === "string" ? value.length > VALUE_CHARACTERS_MAX : !Number.isFinite(value)) return false;
   }
   return true;

@@ -42,7 +42,12 @@ export function inOneStep<T>(work: string, piece: () => T, tenant: string): Prom
 const SMALL_BYTES = 16_384;
 
 /** Does steps over a body. The first steps of many large bodies at once would be too much for one turn. */
-export function bodyInSteps<T>(work: string, body: Uint8Array, steps: Steps<T>, tenant: string): Promise<T> {
-  const run = body.length > SMALL_BYTES ? inTurnSteps : inSteps;
+export function bodyInSteps<T>(
+  work: string,
+  body: Pick<Uint8Array, "byteLength">,
+  steps: Steps<T>,
+  tenant: string,
+): Promise<T> {
+  const run = body.byteLength > SMALL_BYTES ? inTurnSteps : inSteps;
   return run(named(work, steps), tenant);
 }

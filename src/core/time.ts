@@ -1,6 +1,7 @@
 // RFC 3339 date-times, read strictly and to the millisecond.
 
 export const DAY_MS = 86_400_000;
+export const HOUR_MS = 3_600_000;
 
 const RFC_3339 = /^(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d+))?(?:[Zz]|([+\- ])(\d\d):(\d\d))$/;
 

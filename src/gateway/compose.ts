@@ -16,9 +16,10 @@ import type { Keyring } from "../keys/keyring.ts";
 import type { Store } from "../storage/store.ts";
 import type { Verifier } from "../x402/verifier/verifier.ts";
 import { type AgentCache, createAgentCache } from "./agents/cache.ts";
+import type { InvocableAgent } from "./agents/look-up.ts";
 import { createRateLimiter } from "./agents/rate-limit.ts";
 import { agentRoutes } from "./agents/routes.ts";
-import { agentNamesCredential, type InvocableAgent } from "./agents/service.ts";
+import { agentNamesCredential } from "./agents/service.ts";
 import { agentShutOut } from "./agents/shut-out.ts";
 import { createCredentialResolver, createSecretReader, type ResolverDeps } from "./credentials/resolve.ts";
 import { credentialRoutes } from "./credentials/routes.ts";
@@ -88,10 +89,10 @@ export async function composeGateway(parts: GatewayParts) {
     refusals,
     resolveCredential,
   });
-  const takeUp = (agentId: string) => scheduler.take(agentId);
+  const takeUp = (tenant: string, agentId: string) => scheduler.take(tenant, agentId);
   const { settler, payments } = composePayments({ ...parts, secrets, paid: takeUp });
   const limiter = createRateLimiter();
-  const agents = createAgentCache(store.read);
+  const agents = createAgentCache(store);
   const policy = createPolicyService({ store, clock, log });
   const checks = {
     store,

@@ -1,13 +1,22 @@
-// Every age rule of the gateway in one table. Clean-up looks for old rows every hour, while the clock is steady.
+// Every age rule of the gateway in one table. Clean-up looks for old rows every hour, while the clock is steady, in one of
+// several replicas; each of them sees to it that there is room for what comes.
 import type { Log } from "../core/log.ts";
+import { HOUR_MS } from "../core/time.ts";
+import { type Periods, periodHours, type TimedTable } from "../storage/periods.ts";
 import { whileSteady } from "../storage/steady.ts";
 import type { Store } from "../storage/store.ts";
+import { joinTotals } from "../storage/total-periods.ts";
+import { takeTurn } from "../storage/turns.ts";
+import { SLOT_HOURS } from "./invocations/idempotency.ts";
 import { removeOldNotes } from "./invocations/refusals.ts";
 import { cleanUp, type Retention } from "./invocations/retention.ts";
 import { removeOldDecisions } from "./policy/decisions.ts";
 import { removeOldReceipts } from "./receipts/service.ts";
+import { BODIES, DECISIONS, ENDED_CALLS, IDEMPOTENCY_KEYS, PARTS, RECEIPTS } from "./timed-tables.ts";
 
-const EVERY_MS = 3_600_000;
+const EVERY_MS = HOUR_MS;
+/** Somewhat less, so that the replica that had the last turn may have the next one. */
+const TURN_MS = 0.9 * EVERY_MS;
 /** A commit that waits for a standby which is away can be as late as the standby is back. */
 const REFUSAL_NOTE_DAYS = 7;
 
@@ -15,13 +24,32 @@ const REFUSAL_NOTE_DAYS = 7;
 export function startRetention(store: Store, retention: Retention, log: Log): () => void {
   const { clock } = store;
   const { history_days } = retention;
-  return whileSteady({ clock, log, everyMs: EVERY_MS }, () =>
-    Promise.all([
+  const prepared = () => prepareTables(store.periods, retention);
+  void prepared().catch((error) => log.warn("history_not_prepared", { error }));
+  return whileSteady({ clock, log, everyMs: EVERY_MS }, async () => {
+    const starts = await prepared();
+    if (!(await takeTurn(store, "retention", TURN_MS))) return;
+    await Promise.all([
       // Captured bodies after body_days, whole records after history_days, idempotency keys when they expire.
-      cleanUp(store, clock, retention, log),
+      cleanUp(store, clock, retention, log).then(() => joinTotals(store, clock, starts)),
       removeOldDecisions(store, clock, history_days),
       removeOldReceipts(store, clock, history_days),
       removeOldNotes(store, clock, REFUSAL_NOTE_DAYS),
-    ]),
-  );
+    ]);
+  });
+}
+
+/** Gives the pieces of the ended calls. */
+export async function prepareTables(periods: Periods, { body_days, history_days }: Retention) {
+  const lives = [body_days, history_days].filter((days) => days > 0);
+  const bodyDays = lives.length === 0 ? 0 : Math.min(...lives);
+  const tables: [TimedTable, number][] = [
+    [BODIES, bodyDays],
+    [PARTS, bodyDays],
+    [DECISIONS, history_days],
+    [RECEIPTS, history_days],
+  ];
+  await periods.prepare(IDEMPOTENCY_KEYS, SLOT_HOURS);
+  for (const [table, days] of tables) await periods.prepare(table, periodHours(days));
+  return await periods.prepare(ENDED_CALLS, periodHours(history_days));
 }

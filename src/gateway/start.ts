@@ -20,6 +20,7 @@ import { composeGateway } from "./compose.ts";
 import { createIdentity } from "./identity/identity.ts";
 import { managePermission } from "./identity/permission.ts";
 import { compareClaims } from "./invocations/claims.ts";
+import { startRemovingParts } from "./invocations/loose-parts.ts";
 import type { GatewayOptions } from "./options.ts";
 import { startRetention } from "./retention.ts";
 
@@ -56,6 +57,7 @@ export async function startGateway(options: GatewayOptions, masterKey: Uint8Arra
   await refusals.removeAppeared();
   await scheduler.recover();
   await settler.recover();
+  const stopRemoving = await startRemovingParts(store, log);
   const stopCleaning = startRetention(store, options.retention, log);
   const permit = managePermission(options.manageScope);
   const edge = createEdge({ ...api, log, authenticate: (header) => identity.authenticate(header), permit });
@@ -78,6 +80,7 @@ export async function startGateway(options: GatewayOptions, masterKey: Uint8Arra
       edge.drain();
       const closed = server.stop();
       stopCleaning();
+      stopRemoving();
       stopComparing();
       const { drainMs } = options;
       await Promise.all([

@@ -7,6 +7,7 @@ import net from "node:net";
 import tls from "node:tls";
 import { during } from "../concurrency/loop-profile.ts";
 import { tenantCache } from "../concurrency/tenant-cache.ts";
+import { type CallBody, partsOf } from "../wire/body.ts";
 import { Exchange } from "./exchange.ts";
 import { ResponseParser } from "./response-parser.ts";
 import { keepReceiveBufferSmall } from "./socket-options.ts";
@@ -21,7 +22,7 @@ const IDLE_SECONDS = 30;
 const IDLE_MAX = 1024;
 const OWN_CONTEXT_WEIGHT = 4;
 /** How much of a body is written at a time. */
-const PART_BYTES = 262_144;
+const PIECE_BYTES = 262_144;
 /** A body up to this size is copied after its head, to be sent with it. */
 const JOINED_BYTES_MAX = 64 * 1024;
 /** If a server tells how long it keeps a connection, it is not used for the last second before that. */
@@ -41,7 +42,7 @@ function headOf({ url, method, headers, body }: TransportRequest): Buffer {
   headers.forEach((value, name) => {
     fields += `${name}: ${value}\r\n`;
   });
-  const length = body === null && method !== "POST" ? "" : `content-length: ${body?.length ?? 0}\r\n`;
+  const length = body === null && method !== "POST" ? "" : `content-length: ${body?.byteLength ?? 0}\r\n`;
   const head = `${method} ${url.pathname}${url.search} HTTP/1.1\r\n${fields}${length}connection: keep-alive\r\n\r\n`;
   return Buffer.from(head, "latin1");
 }
@@ -148,7 +149,8 @@ class UpstreamConnection {
     };
     const [head, body] = [headOf(request), request.body ?? new Uint8Array()];
     // In one write if possible: after a reset, a second write would discard what has arrived by then.
-    if (body.length <= JOINED_BYTES_MAX) socket.write(Buffer.concat([head, body]), isSent);
+    if (body instanceof Uint8Array && body.length <= JOINED_BYTES_MAX)
+      socket.write(Buffer.concat([head, body]), isSent);
     else {
       socket.write(head);
       writeInParts(socket, body, isSent);
@@ -178,14 +180,19 @@ class UpstreamConnection {
   }
 }
 
+function* piecesOf(body: CallBody): Generator<Uint8Array, void> {
+  for (const part of partsOf(body)) {
+    for (let at = 0; at < part.length; at += PIECE_BYTES) yield part.subarray(at, at + PIECE_BYTES);
+  }
+}
+
 /** In pieces, because what a socket does not take at once is copied again and again: 32 MiB blocked the loop for 40 ms. */
-function writeInParts(socket: net.Socket, body: Uint8Array, isSent: () => void): void {
-  let at = 0;
+function writeInParts(socket: net.Socket, body: CallBody, isSent: () => void): void {
+  const pieces = piecesOf(body);
   const writeNext = (error?: Error | null) => {
-    if (error != null || at >= body.length) return isSent();
-    const part = body.subarray(at, at + PART_BYTES);
-    at += part.length;
-    during("send of a body", () => socket.write(part, writeNext));
+    const { value } = pieces.next();
+    if (error != null || value === undefined) return isSent();
+    during("send of a body", () => socket.write(value, writeNext));
   };
   writeNext();
 }

@@ -6,12 +6,11 @@
 import { Commons, type Stake } from "../concurrency/commons.ts";
 import { createFairShare } from "../concurrency/fair-share.ts";
 import { during } from "../concurrency/loop-profile.ts";
-import { inSteps } from "../concurrency/run-steps.ts";
-import { named } from "../concurrency/steps.ts";
 import { doneInTurns } from "../concurrency/turns.ts";
 import { Fault, type FaultDetail } from "../core/fault.ts";
 import { BODY_INTAKE_BYTES_MAX, BODY_INTAKE_MS_MAX, BODY_INTAKE_SILENCE_MS_MAX } from "../core/limits.ts";
-import { type BodyReader, freeMemory, type Gathered, gather } from "./body-buffer.ts";
+import { type CallBody, freeMemory, wholeOf } from "../wire/body.ts";
+import { type BodyReader, type Gathered, gather } from "./body-buffer.ts";
 
 /** A body up to this size is not counted: all connections together could not hold enough to matter. */
 const TINY_BYTES = 4096;
@@ -43,7 +42,7 @@ export interface Held {
 export function createIntake(limits: IntakeLimits) {
   const scales = createScales(limits.bytesMax);
 
-  async function readStream(stream: ReadableStream<Uint8Array> | null, body: Body, sizes: Sizes): Promise<Uint8Array> {
+  async function readStream(stream: ReadableStream<Uint8Array> | null, body: Body, sizes: Sizes): Promise<CallBody> {
     if (stream === null) return new Uint8Array();
     const { stake, tenant, ending } = body;
     const reader: BodyReader = stream.getReader();
@@ -57,7 +56,7 @@ export function createIntake(limits: IntakeLimits) {
       reader.releaseLock();
     };
     const most = Math.min(sizes.declared, sizes.bytesMax);
-    const gathered = gather(most, sizes.isExact);
+    const gathered = gather(most);
     try {
       const weigh = () => scales.weigh(body, limits.streamBytes + gathered.held, limits.streamBytes + most);
       await weigh();
@@ -70,9 +69,9 @@ export function createIntake(limits: IntakeLimits) {
       ending.signal.throwIfAborted();
       // It is complete, so it can't be slow any more.
       stake.giveWay = null;
-      const bytes = await inSteps(named("intake of a body", gathered.whole()), tenant);
-      stake.giveBack(Math.max(0, stake.amount - bytes.byteLength));
-      return bytes;
+      const whole = gathered.body();
+      stake.giveBack(Math.max(0, stake.amount - whole.byteLength));
+      return whole;
     } catch (error) {
       gathered.drop();
       reader.releaseLock();
@@ -87,7 +86,7 @@ export function createIntake(limits: IntakeLimits) {
     tenant: string,
     bytesMax: number,
     { declared, held }: { declared: number | null; held: Held | null },
-  ): Promise<Uint8Array> {
+  ): Promise<CallBody> {
     const stake = scales.stake(tenant);
     const release = () => stake.giveBack();
     const body = { stake, tenant, ending: new AbortController() };
@@ -95,11 +94,7 @@ export function createIntake(limits: IntakeLimits) {
       const isSmall = declared !== null && declared <= SMALL_BYTES;
       const bytes = isSmall
         ? await readSmall(scales, request, body, declared)
-        : await readStream(request.body, body, {
-            declared: declared ?? bytesMax,
-            bytesMax,
-            isExact: declared !== null,
-          });
+        : await readStream(request.body, body, { declared: declared ?? bytesMax, bytesMax });
       stake.giveWay = null;
       if (held === null) release();
       void held?.until.then(release, release);
@@ -113,13 +108,7 @@ export function createIntake(limits: IntakeLimits) {
     }
   }
 
-  /**
-   * The whole body of a request of `tenant`, at most `bytesMax` bytes.
-   *
-   * @throws Fault `payload_too_large`; `invalid_request` when the body breaks off, falls silent or takes too long;
-   *   `unavailable` when too much of large bodies is coming in
-   */
-  return async (request: Request, tenant: string, bytesMax: number, held?: Held): Promise<Uint8Array> => {
+  async function readBody(request: Request, tenant: string, bytesMax: number, held?: Held): Promise<CallBody> {
     const header = request.headers.get("content-length");
     // A declared length bounds the body: the HTTP parser takes no more than that.
     const declared = header === null ? null : Number(header);
@@ -131,10 +120,25 @@ export function createIntake(limits: IntakeLimits) {
       if (cause instanceof Fault) throw cause;
       throw new Fault("invalid_request", "body: it broke off", { cause });
     }
+  }
+
+  return {
+    /**
+     * The whole body of a request of `tenant`, at most `bytesMax` bytes.
+     *
+     * @throws Fault `payload_too_large`; `invalid_request` when the body breaks off, falls silent or takes too long;
+     *   `unavailable` when too much of large bodies is coming in
+     */
+    readBody,
+    /** The same in one piece. */
+    async readBytes(...asked: Parameters<typeof readBody>): Promise<Uint8Array> {
+      const body = await readBody(...asked);
+      return body instanceof Uint8Array ? body : wholeOf(body, asked[1]);
+    },
   };
 }
 
-export const readBytes = createIntake({
+export const { readBody, readBytes } = createIntake({
   bytesMax: BODY_INTAKE_BYTES_MAX,
   streamBytes: 32 * 1024,
   msMax: BODY_INTAKE_MS_MAX,
@@ -217,8 +221,6 @@ interface Body {
 
 interface Sizes {
   readonly declared: number;
-  /** Whether a whole body has as many bytes as are declared. */
-  readonly isExact: boolean;
   readonly bytesMax: number;
 }
 

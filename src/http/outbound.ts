@@ -8,6 +8,7 @@ import { unlessAborted } from "../concurrency/deadline.ts";
 import { isBadPort } from "../core/blocked-ports.ts";
 import { type HostRules, isExempt } from "../core/host.ts";
 import { literalAddress } from "../core/host-list.ts";
+import type { CallBody } from "../wire/body.ts";
 import { openTransport } from "./connections.ts";
 import type { AnswerReadAhead } from "./read-ahead.ts";
 import { createResolver, type Lookup } from "./resolve.ts";
@@ -33,7 +34,7 @@ export class OutboundError extends Error {
 export interface OutboundRequest {
   readonly method: string;
   readonly headers: ReadonlyArray<readonly [name: string, value: string]>;
-  readonly body?: Uint8Array | null;
+  readonly body?: CallBody | null;
   /** The only time limit; its reason is what an aborted request rejects with. It covers the body too. */
   readonly signal: AbortSignal;
   readonly tls?: ClientIdentity | null;

@@ -1,4 +1,5 @@
 // A request that is pinned to an address, and how sending it fails.
+import type { CallBody } from "../wire/body.ts";
 import type { AnswerReadAhead } from "./read-ahead.ts";
 import type { TlsContext } from "./tls-contexts.ts";
 
@@ -9,7 +10,7 @@ export interface TransportRequest {
   readonly method: string;
   /** All headers except those of the connection and the length. */
   readonly headers: Headers;
-  readonly body: Uint8Array | null;
+  readonly body: CallBody | null;
   readonly signal: AbortSignal;
   /** Whose connections are used, and in whose turns the answer is read. */
   readonly tenant: string;

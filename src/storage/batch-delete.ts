@@ -5,7 +5,13 @@ import type { Reader, Store, Tx } from "./store.ts";
 
 const ROWS_AT_ONCE = 200;
 
-type TableOfTenants = "endedInvocations" | "invocationCounts" | "policyDecisions" | "receiptChains" | "receiptsDue";
+type TableOfTenants =
+  | "endedInvocations"
+  | "invocationBodies"
+  | "payments"
+  | "policyDecisions"
+  | "receiptChains"
+  | "receiptsDue";
 
 /**
  * @param remove removes at most so many rows and returns how many it removed; fewer means that none are left

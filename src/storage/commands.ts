@@ -4,15 +4,23 @@
 // 1.8 ms of CPU for a whole call). A command that fails does so alone.
 import type { CountDimension } from "../../db/schema.ts";
 import type { CallEnd } from "../core/call-end.ts";
+import type { RecentCall } from "./recent.ts";
 
 export type SqlValue = string | number | boolean | Uint8Array | null;
 
 /** What a command does beside its own rows. */
 export interface CommandEffects {
   /** As `Tx.count`. */
-  count(tenant: string, dimension: CountDimension, value: string, delta: number): void;
+  count(tenant: string, period: number, dimension: CountDimension, value: string, delta: number): void;
   /** As `Tx.ended`. */
   ended(end: CallEnd): void;
+  /** Only on SQLite. */
+  readonly recent?: {
+    /** The number of a call that ends now, when it is to be put among the recent ones; else null. */
+    next(tenant: string): number | null;
+    /** It has been. */
+    add(call: RecentCall): void;
+  };
 }
 
 /** One prepared statement of SQLite. */
@@ -41,12 +49,26 @@ export interface PostgresCommand<Input, Output> {
   /** One statement for any number of commands. */
   readonly text: string;
   valuesOf(inputs: readonly Input[]): unknown[];
-  /** What came of each command, in their order, from the rows that the statement returned. */
+  /**
+   * What the rows that it returned ask for besides, in the same transaction: few commands need it. Each names its row by
+   * values of its own. A statement for all would, on a partitioned table, prepare every partition to be changed: measured with
+   * 60 of them, TODO µs.
+   */
+  afterwards?(inputs: readonly Input[], rows: readonly SqlRow[]): FollowUp[];
+  /** What came of each command, in their order, from the rows that the statement and those afterwards returned. */
   outputsOf(
     inputs: readonly Input[],
-    rows: readonly Record<string, unknown>[],
+    rows: readonly SqlRow[],
     effects: Pick<CommandEffects, "ended">,
+    followed: readonly SqlRow[],
   ): Output[];
+}
+
+export type SqlRow = Record<string, unknown>;
+
+export interface FollowUp {
+  readonly text: string;
+  readonly values: readonly SqlValue[];
 }
 
 /** What runs commands: the store by themselves, a transaction as a part of it. */

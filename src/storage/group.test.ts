@@ -8,10 +8,13 @@ import { Fault } from "../core/fault.ts";
 import { silentLog } from "../core/log.ts";
 import { createGroupCommit, type GroupCommit } from "./group.ts";
 import { migrateSqlite } from "./migrate.ts";
+import { createSqliteRecent } from "./sqlite-recent.ts";
+import { createSqliteTotals, type SqliteTotals } from "./sqlite-totals.ts";
 import type { Queries, Tx } from "./store.ts";
 
 let writer: Database;
 let group: GroupCommit;
+let totals: SqliteTotals;
 
 beforeEach(() => {
   writer = new Database(":memory:");
@@ -23,10 +26,13 @@ beforeEach(() => {
   const db = drizzle(writer) as unknown as Queries;
   // What is asked for together is one group, however busy the machine is.
   const groupMs = 60_000;
+  totals = createSqliteTotals(writer);
   group = createGroupCommit({
     writer,
     db,
     tables: defineSchema(columns.sqlite),
+    totals,
+    recent: createSqliteRecent({ writer, reader: writer }),
     now: sql<number>`0`,
     log: silentLog,
     ended: () => {},
@@ -41,11 +47,11 @@ afterEach(async () => {
 
 const add = (id: string) => async (tx: Tx) => {
   await tx.db.insert(tx.tables.replicas).values({ id, lease_until: 0 });
-  tx.count("t", "all", "", 1);
+  tx.count("t", 0, "all", "", 1);
   return id;
 };
 const replicas = () => writer.query("select id from replicas order by id").values().flat();
-const total = () => writer.query("select count from invocation_counts").values().flat();
+const total = () => [totals.of("t", "all", "")];
 const settled = async (works: Promise<unknown>[]) =>
   (await Promise.allSettled(works)).map((each) => (each.status === "fulfilled" ? each.value : each.reason));
 
@@ -68,6 +74,8 @@ test("writes of one turn of the event loop share a commit, and those that wait f
     writer,
     db,
     tables: defineSchema(columns.sqlite),
+    totals,
+    recent: createSqliteRecent({ writer, reader: writer }),
     now: sql<number>`0`,
     log: silentLog,
     ended: () => {},

@@ -27,6 +27,7 @@ import { silentLog } from "../core/log.ts";
 import { capturedBodies, findInvocation, readHistory } from "../gateway/invocations/history.ts";
 import { findKey } from "../gateway/invocations/idempotency.ts";
 import { abandon, claim, finish, holdsClaim, refuseSettlement } from "../gateway/invocations/service.ts";
+import { partsOf } from "../wire/body.ts";
 import { openStore } from "./open.ts";
 import type { Store } from "./store.ts";
 
@@ -143,7 +144,7 @@ async function expectToGoOn(store: Store): Promise<void> {
       expect(taken).toBeNull();
     } else {
       expect(taken?.call as unknown).toEqual(storedCallOf(older));
-      expect(Buffer.from(taken?.body ?? []).equals(bodyOf(older))).toBe(true);
+      expect(Buffer.concat(partsOf(taken?.body ?? new Uint8Array())).equals(bodyOf(older))).toBe(true);
       expect(await finish(store, { key: key(older), token, request_id: "r" }, ENDING, now)).toBe(true);
       const row = await findInvocation(store.read, older.tenant, idOf(older));
       const shown = await capturedBodies(store.read, row);
@@ -196,7 +197,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
     expect(row).toMatchObject({ status: "failed", settlement_status: "settlement_failed" });
     for (const older of OLDER_CALLS) {
       const owner = { tenant: older.tenant, caller: "ada", agent_id: AGENT };
-      const known = await findKey(store.read, owner, { key: keyOf(older), asked_at: clock.now() });
+      const known = await findKey(store.read, owner, { key: keyOf(older), asked_at: clock.now(), latest: clock.now() });
       expect(known?.invocation_id).toBe(older === declined ? undefined : idOf(older));
     }
   }, 60_000);
@@ -283,5 +284,5 @@ test("on postgres a call that an older program is just storing is not left behin
   transaction.release();
   const store = await opening;
   const taken = await claim(store, { key: late, owner: "rep_new", token: "late", now: clock.now(), inHand: null });
-  expect(Buffer.from(taken?.body ?? []).toString()).toBe("late");
+  expect(Buffer.concat(partsOf(taken?.body ?? new Uint8Array())).toString()).toBe("late");
 }, 60_000);

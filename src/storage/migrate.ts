@@ -13,6 +13,9 @@ import postgres0008 from "../../db/postgres/0008_credential_hosts.sql" with { ty
 import postgres0009 from "../../db/postgres/0009_shared_transactions.sql" with { type: "text" };
 import postgres0010 from "../../db/postgres/0010_locks.sql" with { type: "text" };
 import postgres0011 from "../../db/postgres/0011_open_invocations.sql" with { type: "text" };
+import postgres0012 from "../../db/postgres/0012_periods.sql" with { type: "text" };
+import postgres0013 from "../../db/postgres/0013_call_layout.sql" with { type: "text" };
+import postgres0014 from "../../db/postgres/0014_body_parts.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import sqlite0002 from "../../db/sqlite/0002_payments.sql" with { type: "text" };
 import sqlite0003 from "../../db/sqlite/0003_policy.sql" with { type: "text" };
@@ -24,6 +27,9 @@ import sqlite0008 from "../../db/sqlite/0008_credential_hosts.sql" with { type: 
 import sqlite0009 from "../../db/sqlite/0009_shared_transactions.sql" with { type: "text" };
 import sqlite0010 from "../../db/sqlite/0010_locks.sql" with { type: "text" };
 import sqlite0011 from "../../db/sqlite/0011_open_invocations.sql" with { type: "text" };
+import sqlite0012 from "../../db/sqlite/0012_periods.sql" with { type: "text" };
+import sqlite0013 from "../../db/sqlite/0013_call_layout.sql" with { type: "text" };
+import sqlite0014 from "../../db/sqlite/0014_body_parts.sql" with { type: "text" };
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -42,6 +48,9 @@ const SQLITE_MIGRATIONS: readonly string[] = [
   sqlite0009,
   sqlite0010,
   sqlite0011,
+  sqlite0012,
+  sqlite0013,
+  sqlite0014,
 ];
 const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0001,
@@ -55,6 +64,9 @@ const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0009,
   postgres0010,
   postgres0011,
+  postgres0012,
+  postgres0013,
+  postgres0014,
 ];
 
 const VERSIONS_TABLE = `create table if not exists schema_migrations (
@@ -88,6 +100,11 @@ const SQLITE_WORK: Readonly<Record<number, Work>> = {
     msPerRow: 0.06,
     msPerByte: 1.7e-5,
   },
+  14: {
+    query: `select count(*) as "rows", coalesce(sum(req_size), 0) as bytes from open_invocations where request is null`,
+    msPerRow: 0.06,
+    msPerByte: 1.7e-5,
+  },
 };
 const POSTGRES_WORK: Readonly<Record<number, Work>> = {
   11: {
@@ -95,6 +112,11 @@ const POSTGRES_WORK: Readonly<Record<number, Work>> = {
       from invocation_counts where dimension = 'status' and value in ('pending', 'running')`,
     msPerRow: 0.11,
     msPerByte: 0,
+  },
+  14: {
+    query: `select count(*) as "rows", coalesce(sum(req_size), 0) as bytes from open_invocations where request is null`,
+    msPerRow: 0.11,
+    msPerByte: 1.7e-5,
   },
 };
 

@@ -27,10 +27,26 @@ const ALONG_INDEXES =
 /** At the isolation that the database has by default. */
 export const BEGIN_WRITE = `begin; ${LIMITS}; ${ALONG_INDEXES}`;
 /**
+ * The statements of commands are planned once on a connection: for few commands Postgres would take a plan for these very
+ * ones to be cheaper, and plan each time anew. Measured: 0.37 ms of a claim that takes 0.13 ms.
+ */
+export const BEGIN_COMMANDS = `${BEGIN_WRITE}; set local plan_cache_mode = force_generic_plan`;
+/** Rows that are looked up by their keys, as many in one statement as wait. */
+export const BEGIN_LOOK_UP = `begin isolation level read committed read only; ${LIMITS}; ${ALONG_INDEXES}; set local enable_sort = off; set local plan_cache_mode = force_generic_plan`;
+/**
  * Ordered reads go along an index that has the order, from the end that is asked for; a sort would read all rows. Without
  * such an index Postgres sorts all the same, and that cost must not start the JIT.
  */
-export const BEGIN_READ = `begin isolation level read committed read only; ${LIMITS}; set local enable_sort = off; set local jit = off`;
+const BEGIN_READ = `begin isolation level read committed read only; ${LIMITS}; set local enable_sort = off; set local jit = off`;
+
+/**
+ * A prepared statement keeps the plan of its first run, in which the partitions that its values rule out are left out when
+ * it runs. Left to itself, Postgres takes that plan for dear and plans each run anew: measured with 56 partitions, a page
+ * then took 667 µs of the server instead of 367, and a call by its ID 233 instead of 67. A statement that is not prepared
+ * is better planned for its values.
+ */
+export const beginRead = (isPrepared: boolean): string =>
+  isPrepared ? `${BEGIN_READ}; set local plan_cache_mode = force_generic_plan` : BEGIN_READ;
 
 /** Runs one statement, its values at $1, $2 and so on. */
 type RunQuery = (query: string, values: unknown[], rows: "arrays" | "objects") => Promise<unknown[]>;

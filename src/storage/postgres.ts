@@ -9,16 +9,20 @@ import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { createCallEnds } from "./call-ends.ts";
 import { probeCapabilities } from "./capabilities.ts";
-import { createCommandLanes } from "./command-batches.ts";
-import type { Command } from "./commands.ts";
+import { type CommandGroup, createCommandBatches, createCommandLanes } from "./command-batches.ts";
+import type { Command, SqlRow } from "./commands.ts";
 import { addCount, anyShard, type Counts, changedCounts } from "./counts.ts";
 import { openDatabaseClock } from "./database-clock.ts";
+import { parseDatabaseUrl } from "./database-url.ts";
 import { within } from "./deadline.ts";
 import { postgresCommitFailure, postgresFailure, startProblem } from "./failures.ts";
 import { migratePostgres } from "./migrate.ts";
+import { createPartitions } from "./partitions/partitions.ts";
 import {
-  BEGIN_READ,
+  BEGIN_COMMANDS,
+  BEGIN_LOOK_UP,
   BEGIN_WRITE,
+  beginRead,
   type ConnectionPool,
   createConnectionPool,
   type DatabaseConnection,
@@ -36,7 +40,7 @@ const BATCHES_MAX = 2;
 /** The same of commands with large bodies. */
 const LARGE_BATCHES_MAX = 2;
 const READERS_MAX = 6;
-const FIRST_READERS_MAX = 2;
+const FIRST_READERS_MAX = 3;
 /** The limit of one read or write, from the wait for a connection to the answer; the interface promises 10 s. */
 const CALL_MS_MAX = 9_000;
 
@@ -66,12 +70,15 @@ async function flush(connection: DatabaseConnection, counts: Counts): Promise<vo
   if (changed.length === 0) return;
   const shard = anyShard();
   const rows = changed.map(
-    (_, i) => `($${4 * i + 2}, $${4 * i + 3}, $${4 * i + 4}, $1::bigint, $${4 * i + 5}::bigint)`,
+    (_, i) => `($${5 * i + 2}, $${5 * i + 3}, $${5 * i + 4}, $${5 * i + 5}::bigint, $1::bigint, $${5 * i + 6}::bigint)`,
   );
   await connection.run(
-    `insert into invocation_counts as c (tenant, dimension, value, shard, count) values ${rows.join(", ")}
-     on conflict (tenant, dimension, value, shard) do update set count = c.count + excluded.count`,
-    [shard, ...changed.flatMap(({ tenant, dimension, value, delta }) => [tenant, dimension, value, delta])],
+    `insert into invocation_counts as c (tenant, dimension, value, period, shard, count) values ${rows.join(", ")}
+     on conflict (tenant, dimension, value, period, shard) do update set count = c.count + excluded.count`,
+    [
+      shard,
+      ...changed.flatMap(({ tenant, period, dimension, value, delta }) => [tenant, dimension, value, period, delta]),
+    ],
   );
 }
 
@@ -82,8 +89,12 @@ async function runCommands<Input, Output>(
   inputs: readonly Input[],
   ended: Tx["ended"],
 ): Promise<Output[]> {
-  const rows = await connection.query(postgres.text, postgres.valuesOf(inputs), "objects");
-  return postgres.outputsOf(inputs, rows as Record<string, unknown>[], { ended });
+  const rows = (await connection.query(postgres.text, postgres.valuesOf(inputs), "objects")) as SqlRow[];
+  const followed: SqlRow[] = [];
+  for (const { text, values } of postgres.afterwards?.(inputs, rows) ?? []) {
+    followed.push(...((await connection.query(text, [...values], "objects")) as SqlRow[]));
+  }
+  return postgres.outputsOf(inputs, rows, { ended }, followed);
 }
 
 /** Everything between `begin` and `commit`. Undoes it all when anything fails. */
@@ -100,7 +111,7 @@ async function transaction<T>(
         db: connection.db,
         tables,
         now,
-        count: (tenant, dimension, value, delta) => addCount(counts, tenant, dimension, value, delta),
+        count: (...count) => addCount(counts, ...count),
         ended: (end) => ends.push(end),
         async execute(command, input) {
           const [output] = await runCommands(connection, command, [input], (end) => ends.push(end));
@@ -126,6 +137,7 @@ async function transaction<T>(
 
 interface Writing {
   readonly writers: ConnectionPool;
+  readonly begin: string;
   readonly callMsMax: number;
   /** Called after the commit with the calls that a work has ended. */
   ended(ends: readonly CallEnd[]): void;
@@ -133,7 +145,7 @@ interface Writing {
 
 /** Runs `task` in a transaction, and again when it was undone because of another, or had not begun. */
 async function write<T>(
-  { writers, callMsMax, ended }: Writing,
+  { writers, begin, callMsMax, ended }: Writing,
   task: Task<T>,
   until = performance.now() + callMsMax,
 ): Promise<T> {
@@ -144,7 +156,7 @@ async function write<T>(
     isCommitting = false;
     return writers.use(until, async (connection) => {
       connection.failed = undefined;
-      await connection.run(BEGIN_WRITE);
+      await connection.run(begin);
       begun = true;
       const committing = () => {
         isCommitting = true;
@@ -159,21 +171,64 @@ async function write<T>(
   }
 }
 
+interface Reading {
+  readonly readers: ConnectionPool;
+  readonly callMsMax: number;
+  /** What begins a transaction that reads. */
+  readonly begin: string;
+}
+
 /** Runs one query, and again when it was undone or the connection was lost: reading twice does no harm. */
-async function read(readers: ConnectionPool, callMsMax: number, ...query: Parameters<DatabaseConnection["query"]>) {
+function read({ readers, callMsMax, begin }: Reading, ...query: Parameters<DatabaseConnection["query"]>) {
   const until = performance.now() + callMsMax;
-  const attempt = () => readers.use(until, (connection) => readOnce(connection, ...query));
+  return untilRead(readers, until, (connection) => readOnce(connection, begin, ...query));
+}
+
+async function untilRead<T>(
+  readers: ConnectionPool,
+  until: number,
+  task: (connection: DatabaseConnection) => Promise<T>,
+): Promise<T> {
   try {
-    return await untilNotUndone(until, attempt, () => true);
+    return await untilNotUndone(
+      until,
+      () => readers.use(until, task),
+      () => true,
+    );
   } catch (thrown) {
     throw postgresFailure(thrown);
   }
 }
 
-async function readOnce(connection: DatabaseConnection, ...query: Parameters<DatabaseConnection["query"]>) {
-  await connection.run(BEGIN_READ);
+/** Of each kind one statement at a time: one that has to wait, for a table that is locked, holds up no other kind. */
+function createLookUps(readers: ConnectionPool, callMsMax: number) {
+  const run = (groups: readonly CommandGroup[], until: number) =>
+    untilRead(readers, until, (connection) =>
+      inRead(connection, BEGIN_LOOK_UP, async () => {
+        const outputs: unknown[][] = [];
+        for (const { command, inputs } of groups) {
+          outputs.push(await runCommands(connection, command, inputs, () => {}));
+        }
+        return outputs;
+      }),
+    );
+  const kinds = new Map<unknown, ReturnType<typeof createCommandBatches>>();
+  const lookUp: Store["lookUp"] = (command, input) => {
+    const kind = kinds.get(command) ?? createCommandBatches({ atOnce: 1, waitMsMax: callMsMax, run });
+    kinds.set(command, kind);
+    return kind.execute(command, input);
+  };
+  return { lookUp, close: () => Promise.all([...kinds.values()].map((kind) => kind.close())) };
+}
+
+function readOnce(connection: DatabaseConnection, begin: string, ...query: Parameters<DatabaseConnection["query"]>) {
+  return inRead(connection, begin, () => connection.query(...query));
+}
+
+async function inRead<T>(connection: DatabaseConnection, begin: string, task: () => Promise<T>): Promise<T> {
+  await connection.run(begin);
   try {
-    return await connection.query(...query);
+    return await task();
   } finally {
     // After a failed query too, this ends the transaction. If it fails, the connection is of no more use.
     if (!connection.abandoned) await connection.run("commit").catch(connection.abandon);
@@ -200,29 +255,31 @@ async function prepareDatabase({ databaseUrl, clock, log, callMsMax = CALL_MS_MA
 export async function openPostgres(options: PostgresOptions): Promise<Store> {
   await prepareDatabase(options);
   const { callMsMax = CALL_MS_MAX } = options;
+  const begin = beginRead(parseDatabaseUrl(options.databaseUrl).prepare);
   const writers = createConnectionPool(options.databaseUrl, WRITERS_MAX);
   const batchers = createConnectionPool(options.databaseUrl, BATCHES_MAX + LARGE_BATCHES_MAX);
   const readers = createConnectionPool(options.databaseUrl, READERS_MAX);
   const firstReaders = createConnectionPool(options.databaseUrl, FIRST_READERS_MAX);
   const readerOf = (pool: ConnectionPool): Reader => ({
-    db: postgresQueries((...query) => read(pool, callMsMax, ...query)),
+    db: postgresQueries((...query) => read({ readers: pool, callMsMax, begin }, ...query)),
     tables,
   });
+  const lookUps = createLookUps(firstReaders, callMsMax);
   const clock = await openDatabaseClock({
     async ask() {
-      const [row] = await read(readers, callMsMax, `select ${NOW}`, [], "arrays");
+      const [row] = await read({ readers, callMsMax, begin }, `select ${NOW}`, [], "arrays");
       return Number((row as unknown[])[0]);
     },
   });
   const ends = createCallEnds(options.log);
-  const writing: Writing = { writers, callMsMax, ended: ends.tell };
+  const writing: Writing = { writers, begin: BEGIN_WRITE, callMsMax, ended: ends.tell };
   const batches = createCommandLanes({
     atOnce: BATCHES_MAX,
     largeAtOnce: LARGE_BATCHES_MAX,
     waitMsMax: callMsMax,
     run: (groups, until) =>
       write(
-        { ...writing, writers: batchers },
+        { ...writing, writers: batchers, begin: BEGIN_COMMANDS },
         async (tx, connection) => {
           const outputs: unknown[][] = [];
           for (const { command, inputs } of groups) {
@@ -240,17 +297,23 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     readFirst: readerOf(firstReaders),
     write: (work) => write(writing, work),
     execute: batches.execute,
+    lookUp: lookUps.lookUp,
     onCallEnded: ends.listen,
+    periods: createPartitions({ databaseUrl: options.databaseUrl, clock, log: options.log }),
     probe: (timeoutMs) =>
       within(
         timeoutMs,
         write({ ...writing, callMsMax: timeoutMs }, (_, connection) => connection.run(PROBE)),
       ),
+    settle: async () => {},
     async close() {
       clock.stop();
       const until = performance.now() + callMsMax;
-      const others = [writers, readers, firstReaders].map((pool) => pool.close(until));
-      await Promise.all([batches.close().then(() => batchers.close(until)), ...others]);
+      const gathered = [
+        batches.close().then(() => batchers.close(until)),
+        lookUps.close().then(() => firstReaders.close(until)),
+      ];
+      await Promise.all([...gathered, writers.close(until), readers.close(until)]);
     },
   };
 }

@@ -19,6 +19,8 @@ function rowOf(key: string): string {
   return `${kind}${Bun.hash.crc32(key) % ROWS_OF_A_KIND}`;
 }
 
+export const lockStatement = (key: string): [text: string, values: string[]] => [TAKE, [rowOf(key)]];
+
 export function takeRowLock(connection: DatabaseConnection, key: string): Promise<void> {
-  return connection.run(TAKE, [rowOf(key)]);
+  return connection.run(...lockStatement(key));
 }

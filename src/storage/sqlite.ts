@@ -1,7 +1,7 @@
-// The store on SQLite: one connection that writes in groups, one that only reads, and checkpoints off the
-// writers' path. Every commit waits for the disk (synchronous=FULL).
+// The store on SQLite: one connection that writes in groups, one that only reads, and checkpoints on a
+// thread of their own. Every commit waits for the disk (synchronous=FULL).
 import { Database, SQLiteError } from "bun:sqlite";
-import { chmodSync, closeSync, mkdirSync, openSync, statSync } from "node:fs";
+import { chmodSync, closeSync, mkdirSync, openSync } from "node:fs";
 import { dirname } from "node:path";
 import { sql } from "drizzle-orm";
 import { drizzle } from "drizzle-orm/bun-sqlite";
@@ -11,9 +11,15 @@ import { during } from "../concurrency/loop-profile.ts";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { createCallEnds } from "./call-ends.ts";
+import { startCheckpoints } from "./checkpoints.ts";
+import type { CommandEffects } from "./commands.ts";
 import { within } from "./deadline.ts";
 import { createGroupCommit } from "./group.ts";
 import { migrateSqlite } from "./migrate.ts";
+import { commandsOn } from "./sqlite-commands.ts";
+import { createSqlitePeriods } from "./sqlite-periods.ts";
+import { createSqliteRecent, type RecentSizes } from "./sqlite-recent.ts";
+import { createSqliteTotals } from "./sqlite-totals.ts";
 import type { Queries, Store } from "./store.ts";
 
 /** How long opening waits for another process that migrates. */
@@ -22,12 +28,10 @@ const OPEN_BUSY_MS = 10_000;
 const WRITE_BUSY_MS = 0;
 /** Readers of the log wait for nobody, except for a process that rebuilds its index after a crash. */
 const READ_BUSY_MS = 50;
-const CHECKPOINT_EVERY_MS = 1_000;
 /** The log is cut to this size when it starts anew; below it, its blocks are used again. */
 const WAL_BYTES_KEPT = 64 * 1024 * 1024;
 /** Large bodies make it grow so fast that moving a second's worth would take hundreds of milliseconds. */
 const WAL_BYTES_MAX = WAL_BYTES_KEPT + 16 * 1024 * 1024;
-const WAL_LOOK_EVERY_MS = 50;
 const CACHE_KIB = 16 * 1024;
 
 const now = sql<number>`cast(unixepoch('subsec') * 1000 as integer)`.mapWith(Number);
@@ -36,7 +40,12 @@ interface SqliteOptions {
   readonly path: string;
   readonly log: Log;
   readonly clock: Clock;
+  /** For tests. */
+  readonly sizes?: RecentSizes;
 }
+
+/** Of commands that only read. */
+const NO_EFFECTS: CommandEffects = { count() {}, ended() {} };
 
 /** SQLite gives its log and index files the mode of the database file. */
 function createPrivateFile(path: string): void {
@@ -98,50 +107,40 @@ function migrate({ path, clock, log }: SqliteOptions): void {
   }
 }
 
-/** Moves the log into the database file each second or when it is large, between groups; the log then starts anew. */
-function checkpoints(writer: Database, path: string, log: Log): { stop(): void } {
-  const checkpoint = writer.prepare("pragma wal_checkpoint(passive)");
-  const changes = writer.prepare<{ n: number }, []>("select total_changes() as n");
-  let seen = -1;
-  let lookedAt = Number.NEGATIVE_INFINITY;
-  const timer = setInterval(() => {
-    if (writer.inTransaction) return;
-    try {
-      const isDue = performance.now() - lookedAt >= CHECKPOINT_EVERY_MS;
-      if (!isDue && statSync(`${path}-wal`).size <= WAL_BYTES_MAX) return;
-      lookedAt = performance.now();
-      const now = changes.get()?.n ?? 0;
-      if (now === seen) return;
-      during("sqlite checkpoint", () => checkpoint.run());
-      seen = now;
-    } catch (error) {
-      log.warn("checkpoint_failed", { error });
-    }
-  }, WAL_LOOK_EVERY_MS);
-  timer.unref();
-  return { stop: () => clearInterval(timer) };
-}
-
 /** @throws Error when the database belongs to a newer program, or cannot be opened. */
 export async function openSqlite(options: SqliteOptions): Promise<Store> {
   const { path, log, clock } = options;
   createPrivateFile(path);
   migrate(options);
   const writer = connect(path);
-  writer.run(`pragma busy_timeout = ${WRITE_BUSY_MS}`);
   const reader = connect(path, ReadDatabase);
-  reader.run(`pragma busy_timeout = ${READ_BUSY_MS}`);
   reader.run("pragma query_only = on");
 
   const tables = defineSchema(columns.sqlite);
   // Drizzle runs the builders of this driver at once when they are awaited, as "async" promises.
   const ends = createCallEnds(log);
   const db = drizzle(writer) as unknown as Queries;
-  const group = createGroupCommit({ writer, db, tables, now, log, ended: ends.tell });
-  const timer = checkpoints(writer, path, log);
+  const totals = createSqliteTotals(writer);
+  const recent = createSqliteRecent({ writer, reader }, options.sizes);
+  writer.run(`pragma busy_timeout = ${WRITE_BUSY_MS}`);
+  reader.run(`pragma busy_timeout = ${READ_BUSY_MS}`);
+  const group = createGroupCommit({ writer, db, tables, totals, recent, now, log, ended: ends.tell });
+  const checkpoints = startCheckpoints({ writer, path, log, walBytes: WAL_BYTES_MAX });
   const touch = writer.prepare("update schema_migrations set applied_at = applied_at where version = 1");
 
-  const read = { db: drizzle(reader) as unknown as Queries, tables };
+  /** A group without works. */
+  const move = writer.transaction(() => {
+    recent.begin();
+    return [totals.write(new Map()), recent.write([])];
+  });
+
+  async function settleBy(step: () => Promise<void>): Promise<void> {
+    const areMoved = [totals.hurry(), recent.hurry()];
+    while (!areMoved.every((isMoved) => isMoved())) await step();
+  }
+
+  const lookUpOn = commandsOn(reader);
+  const read = { db: drizzle(reader) as unknown as Queries, tables, logged: totals, recentCalls: recent };
   return {
     dialect: "sqlite",
     clock,
@@ -149,15 +148,23 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
     readFirst: read,
     write: group.write,
     execute: group.execute,
+    lookUp: async (command, input) => lookUpOn(command)(input, NO_EFFECTS),
     onCallEnded: ends.listen,
+    periods: createSqlitePeriods({ writer, reader, write: group.write }),
     probe: (timeoutMs) =>
       within(
         timeoutMs,
         group.write(async () => void touch.run()),
       ),
+    settle: () => settleBy(() => group.write(async () => {})),
     async close() {
       await group.close();
-      timer.stop();
+      await checkpoints.stop();
+      // The next start can go on with it.
+      await settleBy(async () => {
+        for (const tell of move.immediate()) tell();
+        await Bun.sleep(0);
+      }).catch((error) => log.warn("not_settled", { error }));
       try {
         writer.run("pragma wal_checkpoint(truncate)");
       } finally {

@@ -7,6 +7,9 @@ import type { CallEnd, CallEndListener } from "../core/call-end.ts";
 import type { Clock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";
 import type { CommandRunner } from "./commands.ts";
+import type { Periods } from "./periods.ts";
+import type { RecentCalls } from "./recent.ts";
+import type { LoggedTotals } from "./sqlite-totals.ts";
 
 /** Drizzle in its SQLite types. The Postgres adapter casts to it, since the same calls build queries on both. */
 export type Queries = BaseSQLiteDatabase<"async", unknown, Record<string, never>>;
@@ -14,6 +17,10 @@ export type Queries = BaseSQLiteDatabase<"async", unknown, Record<string, never>
 export interface Reader {
   readonly db: Pick<Queries, "select" | "selectDistinct" | "$with" | "with">;
   readonly tables: Tables;
+  /** What is to be added to the totals in `invocationCounts`: only where they are kept apart. */
+  readonly logged?: LoggedTotals;
+  /** Ended calls that `endedInvocations` and `invocationBodies` do not have yet: only where they are kept apart. */
+  readonly recentCalls?: RecentCalls;
 }
 
 export interface Tx extends Reader, CommandRunner {
@@ -21,10 +28,10 @@ export interface Tx extends Reader, CommandRunner {
   /** The database's own time when a statement reads it, in milliseconds since the epoch. */
   readonly now: SQL<number>;
   /**
-   * Adds to the exact totals of a tenant's history. The additions of one work are applied with its commit,
+   * Adds to the exact totals of a tenant's history, for a call of this period (`periodOf`). The additions of one work are applied with its commit,
    * merged, so that a group of works touches each total once.
    */
-  count(tenant: string, dimension: CountDimension, value: string, delta: number): void;
+  count(tenant: string, period: number, dimension: CountDimension, value: string, delta: number): void;
   /** Reports the end of a call to the store's listeners once this work is durable. */
   ended(end: CallEnd): void;
   /**
@@ -65,12 +72,21 @@ export interface Store extends CommandRunner {
    */
   execute: CommandRunner["execute"];
   /**
+   * Runs a command that only reads, together with others of its kind that come at the same time. For what every call waits
+   * for, and only for rows that are found by their key: the others wait for them.
+   */
+  lookUp: CommandRunner["execute"];
+  /**
    * From now on the listener is told of each end that this process has stored, before the write is answered. Of a commit
    * whose answer was lost it is told nothing.
    */
   onCallEnded(listener: CallEndListener): void;
+  /** The tables whose rows go by age. */
+  readonly periods: Periods;
   /** @throws Fault `unavailable` when the database does not take a write within `timeoutMs`. */
   probe(timeoutMs: number): Promise<void>;
+  /** Puts into their tables the calls and totals that are kept apart now. */
+  settle(): Promise<void>;
   close(): Promise<void>;
 }
 

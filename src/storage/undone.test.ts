@@ -17,7 +17,7 @@ eachPostgres((kind) => {
       store.write(async (tx) => {
         runs += 1;
         const { replicas } = tx.tables;
-        tx.count("acme", "model", "m", 1);
+        tx.count("acme", 0, "model", "m", 1);
         await tx.db
           .update(replicas)
           .set({ lease_until: sql`${replicas.lease_until} + 1` })

@@ -58,12 +58,12 @@ async function storedCall(store: Store): Promise<void> {
   const now = systemClock.now();
   const one = accepted(now, {}, BODY);
   const key = { tenant: one.row.tenant, id: one.row.id };
-  await store.write((tx) => accept(tx, one));
+  await accept(store, one);
   const inHand = { call: one.call, body: one.body };
-  const claimed = await store.write((tx) => claim(tx, { key, owner: OWNER, token: TOKEN, now, inHand }));
+  const claimed = await claim(store, { key, owner: OWNER, token: TOKEN, now, inHand });
   if (claimed === null) throw new Error("a call of nobody else's could not be claimed");
   const ending = { ...SUCCESS, response: ANSWER, resp_size: ANSWER.length };
-  await store.write((tx) => finish(tx, { key, token: TOKEN, request_id: "bench" }, ending, systemClock.now()));
+  await finish(store, { key, token: TOKEN, request_id: "bench" }, ending, systemClock.now());
 }
 
 /** So many strands, each with the next call as soon as the last one has ended. */

@@ -13,7 +13,7 @@ const suspend = (id: string) => catalog.send("PATCH", `/v1/agents/${id}`, { susp
 
 test("an agent is read once while it is remembered, and anew after that", async () => {
   let time = 0;
-  const agents = createAgentCache(catalog.store.read, () => time);
+  const agents = createAgentCache(catalog.store, () => time);
   const id = await create();
   const first = await agents.find("acme", id);
   expect(first).toMatchObject({ id, suspended: false });
@@ -25,7 +25,7 @@ test("an agent is read once while it is remembered, and anew after that", async 
 });
 
 test("a change that is told is seen at once, also by a reader that was under way", async () => {
-  const agents = createAgentCache(catalog.store.read);
+  const agents = createAgentCache(catalog.store);
   const id = await create();
   await agents.find("acme", id);
   await suspend(id);
@@ -41,7 +41,7 @@ test("a change that is told is seen at once, also by a reader that was under way
 });
 
 test("a remembered agent is another tenant's to nobody else", async () => {
-  const agents = createAgentCache(catalog.store.read);
+  const agents = createAgentCache(catalog.store);
   const id = await create();
   expect(await agents.find("acme", id)).not.toBeNull();
   expect(await agents.find("rival", id)).toBeNull();
@@ -49,7 +49,7 @@ test("a remembered agent is another tenant's to nobody else", async () => {
 });
 
 test("a change of one agent forgets no other one, nor what is being read of it", async () => {
-  const agents = createAgentCache(catalog.store.read);
+  const agents = createAgentCache(catalog.store);
   const [kept, changed, read] = [await create(), await create(), await create()];
   const first = await agents.find("acme", kept);
   await agents.find("acme", changed);
@@ -63,7 +63,7 @@ test("a change of one agent forgets no other one, nor what is being read of it",
 
 test("a reader that joins another's read has the same, but reads anew after a change or a long wait for its turn", async () => {
   const whenJoined = async (meanwhile: (agents: AgentCache, id: string) => void, time = { now: 0 }) => {
-    const agents = createAgentCache(catalog.store.read, () => time.now);
+    const agents = createAgentCache(catalog.store, () => time.now);
     const id = await create();
     const both = [agents.find("acme", id), agents.find("acme", id)];
     meanwhile(agents, id);

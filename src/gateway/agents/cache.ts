@@ -5,8 +5,9 @@
 import { afterShared } from "../../concurrency/request-turns.ts";
 import { tenantCache } from "../../concurrency/tenant-cache.ts";
 import { isId } from "../../core/id.ts";
-import type { Reader } from "../../storage/store.ts";
-import { findAgent, type InvocableAgent } from "./service.ts";
+import type { Store } from "../../storage/store.ts";
+import type { InvocableAgent } from "./look-up.ts";
+import { findAgent } from "./service.ts";
 
 const REMEMBERED_MS = 1_000;
 const CHARACTERS_MAX = 8 * 1024 * 1024;
@@ -31,7 +32,7 @@ function keyOf(tenant: string, id: string): string {
 }
 
 /** @param now milliseconds of a clock that never goes back */
-export function createAgentCache(reader: Reader, now: () => number = () => performance.now()) {
+export function createAgentCache(store: Pick<Store, "lookUp">, now: () => number = () => performance.now()) {
   /** By ID. An ID belongs to one tenant. */
   const known = tenantCache<string, CachedAgent>(CHARACTERS_MAX);
   const reading = new Map<string, SharedRead>();
@@ -40,7 +41,7 @@ export function createAgentCache(reader: Reader, now: () => number = () => perfo
   function readOnce(key: string, tenant: string, id: string): Promise<InvocableAgent | null> {
     const underWay = reading.get(key);
     if (underWay !== undefined) return joined(underWay, tenant, id);
-    const agent = findAgent(reader, tenant, id);
+    const agent = findAgent(store, tenant, id);
     const own: SharedRead = { agent, until: now() + REMEMBERED_MS, isForgotten: false };
     reading.set(key, own);
     return kept(own, key, tenant, id);
@@ -63,7 +64,7 @@ export function createAgentCache(reader: Reader, now: () => number = () => perfo
   /** Reads again if the wait was too long or the agent was changed. */
   async function joined(read: SharedRead, tenant: string, id: string): Promise<InvocableAgent | null> {
     const agent = await afterShared(read.agent, tenant);
-    return read.isForgotten || now() >= read.until ? findAgent(reader, tenant, id) : agent;
+    return read.isForgotten || now() >= read.until ? findAgent(store, tenant, id) : agent;
   }
 
   return {

@@ -151,7 +151,7 @@ describe("changing an agent", () => {
 
   test("each PATCH of the rate fields is a new revision, also with the same values", async () => {
     const agent = await made();
-    const revision = async () => (await findAgent(catalog().store.read, "acme", agent.id))?.rate_revision;
+    const revision = async () => (await findAgent(catalog().store, "acme", agent.id))?.rate_revision;
     await patch(agent.id, { description: "x" });
     expect(await revision()).toBe(0);
     await patch(agent.id, { invocation_rate_limit: 5 });
@@ -172,7 +172,7 @@ describe("deleting an agent", () => {
     expect((await send("DELETE", path)).status).toBe(204);
     expect(outcome(await send("PATCH", path, { upstream_url: UPSTREAM_URL }))).toEqual([404, "no such agent"]);
     expect((await create({ name: agent.name })).status).toBe(201);
-    expect(await findAgent(catalog().store.read, "acme", agent.id)).toMatchObject({
+    expect(await findAgent(catalog().store, "acme", agent.id)).toMatchObject({
       deleted_at: expect.any(Number),
     });
   });
@@ -192,6 +192,6 @@ describe("another tenant's agent", () => {
       expect(await answers(id)).toEqual(unknown);
     }
     expect((await send("GET", `/v1/agents/${agent.id}`, undefined, "other")).body).toEqual(agent);
-    expect(await findAgent(catalog().store.read, "acme", agent.id)).toBeNull();
+    expect(await findAgent(catalog().store, "acme", agent.id)).toBeNull();
   });
 });

@@ -7,11 +7,12 @@ import { Fault, invalidField, overQuota } from "../../core/fault.ts";
 import type { HostRules } from "../../core/host.ts";
 import { isId, newId } from "../../core/id.ts";
 import { fairWrites } from "../../storage/fair-writes.ts";
-import { bind, prepared, type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
+import { type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
 import { totalOf } from "../../storage/totals.ts";
 import { NOT_ALLOWED } from "../credentials/service.ts";
 import { holdCredential, mayGoTo } from "../credentials/store.ts";
 import { LIVE, moveBetweenLists } from "./lists.ts";
+import { agentLookUp, type InvocableAgent } from "./look-up.ts";
 import { type AgentCreate, type AgentPatch, type AgentRow, decodePricing } from "./model.ts";
 import { type AgentFilter, findAgents, readAgents } from "./pages.ts";
 import { createdFields, patchedFields } from "./rules.ts";
@@ -27,35 +28,13 @@ export interface AgentDeps {
   changed?(tenant: string, id: string): void;
 }
 
-const invocableQuery = prepared(({ db, tables: { agents } }: Reader) =>
-  db
-    .select({
-      id: agents.id,
-      upstream_url: agents.upstream_url,
-      credential_ref: agents.credential_ref,
-      suspended: agents.suspended,
-      invocation_rate_limit: agents.invocation_rate_limit,
-      invocation_burst: agents.invocation_burst,
-      rate_revision: agents.rate_revision,
-      emit_receipts: agents.emit_receipts,
-      capture_body: agents.capture_body,
-      protocol: agents.protocol,
-      mcp_protocol_version: agents.mcp_protocol_version,
-      pricing: agents.pricing,
-      deleted_at: agents.deleted_at,
-    })
-    .from(agents)
-    .where(and(eq(agents.tenant, bind(agents.tenant, "tenant")), eq(agents.id, bind(agents.id, "id")))),
-);
-
-/** What a call needs of its agent: everything but the catalog's texts. `pricing` is in its stored form. */
-export type InvocableAgent = Awaited<ReturnType<ReturnType<typeof invocableQuery>["execute"]>>[number];
-
 /** The agent, even an inactive one; null when the tenant has none with this ID. For the path of every call. */
-export async function findAgent(reader: Reader, tenant: string, id: string): Promise<InvocableAgent | null> {
-  if (!isId("agt", id)) return null;
-  const [agent] = await invocableQuery(reader).execute({ tenant, id });
-  return agent ?? null;
+export async function findAgent(
+  { lookUp }: Pick<Store, "lookUp">,
+  tenant: string,
+  id: string,
+): Promise<InvocableAgent | null> {
+  return isId("agt", id) ? lookUp(agentLookUp, { tenant, id }) : null;
 }
 
 export interface Price {

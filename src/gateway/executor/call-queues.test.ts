@@ -1,12 +1,16 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { CallQueues, type QueueEntry } from "./call-queues.ts";
+import type { QueueEntry } from "./agent-queue.ts";
+import { CallQueues } from "./call-queues.ts";
 
 /** More than there are places. */
 const AGENTS = ["a", "b", "c", "d", "e", "f", "g"] as const;
 const settle = () => new Promise<void>((resolve) => setImmediate(resolve));
 
-/** Lets what has ended give its place back, and no more: a read under way stays under way. */
+/** The body of a call that is not taken in a block. */
+const LARGE = 6;
+
+/** Lets what has ended give its place back, and no more: a block that is being taken still is. */
 async function tick(): Promise<void> {
   for (let i = 0; i < 10; i++) await Promise.resolve();
 }
@@ -17,22 +21,32 @@ function world(limits: { agentPlaces: number; places: number }) {
   const runs: { agent: string; end: () => void }[] = [];
   const started: string[] = [];
   let made = 0;
-  let reads = 0;
+  let blocks = 0;
+  /** What is being claimed by its ID. */
+  const claiming = new Set<string>();
   const queues = new CallQueues<QueueEntry>({
     ...limits,
     bodyBytes: 1000,
-    async read(agentId, limit) {
-      reads++;
+    blockBodyBytes: LARGE - 1,
+    async takeBlock(_tenant, agentId, places) {
+      blocks++;
+      const leftOut = new Set(claiming);
       await settle();
-      return pending.filter((row) => row.agent === agentId).slice(0, limit);
+      const found = pending.filter(({ agent, id }) => agent === agentId && !leftOut.has(id)).slice(0, places);
+      const end = found.findIndex(({ body_bytes }) => body_bytes === LARGE);
+      const taken = end < 0 ? found : found.slice(0, end);
+      for (const row of taken) pending.splice(pending.indexOf(row), 1);
+      return { taken, large: found[taken.length] ?? null };
     },
     async run(agentId, item) {
       started.push(item.id);
       const { promise, resolve } = Promise.withResolvers<void>();
       runs.push({ agent: agentId, end: resolve });
-      // The claim takes longer than a read; until then the call is pending as others see it.
+      // Claiming by ID takes longer than a block; until then the call is pending as others see it.
+      claiming.add(item.id);
       await settle();
       await settle();
+      claiming.delete(item.id);
       const at = pending.findIndex((row) => row.id === item.id);
       if (at >= 0) pending.splice(at, 1);
       await promise;
@@ -43,9 +57,9 @@ function world(limits: { agentPlaces: number; places: number }) {
     pending,
     runs,
     started,
-    reads: () => reads,
+    blocks: () => blocks,
     insert(agent: string): QueueEntry {
-      const item = { tenant: "t", id: `${agent}${String(++made).padStart(5, "0")}`, body_bytes: made % 7 };
+      const item = { tenant: "t", id: `${agent}${String(++made).padStart(5, "0")}`, body_bytes: made % (LARGE + 1) };
       pending.push({ ...item, agent });
       return item;
     },
@@ -68,7 +82,7 @@ test("every pending call runs exactly once, within the limits, however calls com
           const item = insert(agent);
           all.push(item.id);
           if (action === "offer") queues.offer(agent, item, item);
-          else queues.look(agent);
+          else queues.look("t", agent);
         } else if (action === "end") {
           runs.shift()?.end();
         } else {
@@ -81,7 +95,7 @@ test("every pending call runs exactly once, within the limits, however calls com
       }
       for (let turns = 0; turns < 1000 && (pending.length > 0 || queues.running > 0); turns++) {
         // Only an idle queue is looked at again: what it holds must start without help.
-        if (queues.running === 0) for (const agent of AGENTS) queues.look(agent);
+        if (queues.running === 0) for (const agent of AGENTS) queues.look("t", agent);
         runs.shift()?.end();
         await settle();
       }
@@ -96,7 +110,7 @@ test("every pending call runs exactly once, within the limits, however calls com
 
 const ofAgent = (ids: readonly string[], agent: string) => ids.filter((id) => id.startsWith(agent));
 
-test("calls run oldest first, also when the queue runs dry and the rest is read", async () => {
+test("calls run oldest first, also when the queue runs dry and the rest is taken from the database", async () => {
   const mix = fc.constantFrom("offer", "end", "end", "tick", "turn", "turn", "turn");
   await fc.assert(
     fc.asyncProperty(fc.array(mix, { minLength: 2500, maxLength: 3000 }), async (steps) => {
@@ -122,7 +136,7 @@ test("calls run oldest first, also when the queue runs dry and the rest is read"
 });
 
 test("a burst beyond what a queue keeps in memory runs whole, in order, without being offered again", async () => {
-  const { queues, runs, started, insert, reads } = world({ agentPlaces: 2, places: 5 });
+  const { queues, runs, started, insert, blocks } = world({ agentPlaces: 2, places: 5 });
   const all: string[] = [];
   for (let i = 0; i < 2000; i++) {
     const item = insert("a");
@@ -134,12 +148,12 @@ test("a burst beyond what a queue keeps in memory runs whole, in order, without 
     await settle();
   }
   expect(started).toEqual(all);
-  // One for each queue's length of calls, and one that finds nothing more.
-  expect(reads()).toBeLessThanOrEqual(9);
+  // At most one for each call that was not in memory, and one that finds nothing more.
+  expect(blocks()).toBeLessThanOrEqual(2000 - 256 + 1);
 });
 
-test("a queue is read from memory as long as it fits, also after very many calls", async () => {
-  const { queues, runs, started, insert, reads } = world({ agentPlaces: 1, places: 5 });
+test("a queue is served from memory as long as it fits, also after very many calls", async () => {
+  const { queues, runs, started, insert, blocks } = world({ agentPlaces: 1, places: 5 });
   for (let i = 0; i < 21_000; i++) {
     const item = insert("a");
     queues.offer("a", item, item);
@@ -149,7 +163,7 @@ test("a queue is read from memory as long as it fits, also after very many calls
       await settle();
     }
   }
-  expect(reads()).toBe(0);
+  expect(blocks()).toBe(0);
 }, 20_000);
 
 test("a call that finds a place at once keeps what is in memory, and one that waits does not", async () => {
@@ -158,7 +172,8 @@ test("a call that finds a place at once keeps what is in memory, and one that wa
     places: 5,
     agentPlaces: 1,
     bodyBytes: 1000,
-    read: async () => [],
+    blockBodyBytes: 1,
+    takeBlock: async () => ({ taken: [], large: null }),
     run: async (_agent, item) => void inHand.push(item.body !== undefined),
   });
   for (const id of ["1", "2"]) {
@@ -174,7 +189,7 @@ test("no call starts while the queues are paused", async () => {
   await queues.pause();
   const item = insert("a");
   queues.offer("a", item, item);
-  queues.look("a");
+  queues.look("t", "a");
   await settle();
   expect(started).toEqual([]);
 });
@@ -185,7 +200,8 @@ test("a tenant whose calls never end leaves places to others, however many agent
     places: 64,
     agentPlaces: 8,
     bodyBytes: 1_000_000,
-    read: async () => [],
+    blockBodyBytes: 1,
+    takeBlock: async () => ({ taken: [], large: null }),
     run: (_agent, { id }) => new Promise<void>((resolve) => ends.set(id, resolve)),
   });
   const offer = (tenant: string, agent: string, id: string, body_bytes = 0) => {
@@ -213,7 +229,8 @@ test("large bodies weigh on their own tenant only", () => {
     places: 64,
     agentPlaces: 8,
     bodyBytes: 800,
-    read: async () => [],
+    blockBodyBytes: 1,
+    takeBlock: async () => ({ taken: [], large: null }),
     run: (_agent, { id }) => {
       started.push(id);
       return new Promise<void>(() => {});
@@ -235,7 +252,8 @@ test("a large body of a tenant that holds none runs beside what others hold, and
     places: 64,
     agentPlaces: 8,
     bodyBytes: 900,
-    read: async () => [],
+    blockBodyBytes: 1,
+    takeBlock: async () => ({ taken: [], large: null }),
     run: (_agent, { id }) => new Promise<void>((resolve) => ends.set(id, resolve)),
   });
   const offer = (tenant: string, id: string, body_bytes: number) => {
@@ -264,7 +282,8 @@ test("thousands of queues that wait for room are all served in the end, also whe
     places: 4096,
     agentPlaces: 8,
     bodyBytes: 1000,
-    read: async () => [],
+    blockBodyBytes: 1,
+    takeBlock: async () => ({ taken: [], large: null }),
     run: (_agent, { id }) => {
       started.add(id);
       return id === "first" ? new Promise<void>((resolve) => (free = resolve)) : Promise.resolve();

@@ -1,19 +1,17 @@
 // Decides which accepted call starts next. Each agent with waiting calls has a queue, first come first served. When
 // places are short, the queues of the tenant that holds the least go first and take turns among themselves. A queue in
-// memory holds few IDs. The database is the real queue: the rest is read from it when the queue has run dry.
+// memory holds few IDs. The database is the real queue: when the one in memory has run dry, as many calls as there are
+// places are taken from it at once.
 import { createFairShare, type FairShare, leastFirst, type Shortage } from "../../concurrency/fair-share.ts";
-
-export interface QueueEntry {
-  readonly tenant: string;
-  readonly id: string;
-  readonly body_bytes: number;
-}
+import { AgentQueue, type QueueEntry } from "./agent-queue.ts";
 
 const QUEUE_LENGTH_MAX = 256;
 const WAITING_MAX = 20_000;
-const READ_AGAIN_MS = 1000;
+const TAKE_AGAIN_MS = 1000;
 /** After so many vain tries it is another tenant's turn: a tenant may have thousands of queues. */
 const TRIES_MAX = 16;
+/** Calls that are taken from the database together. */
+const BLOCK_MAX = 64;
 /** When the remaining queues are tried, if no call ends before. */
 const TRY_AGAIN_MS = 250;
 /** Bodies that may run outside the shared limit, one per tenant: otherwise small bodies could keep a large one out. */
@@ -25,33 +23,20 @@ export interface CallQueuesOptions<W extends QueueEntry> {
   readonly agentPlaces: number;
   /** Bytes of request bodies that running calls hold in memory. */
   readonly bodyBytes: number;
-  /** The agent's oldest pending calls, oldest first. */
-  read(agentId: string, limit: number): Promise<W[]>;
+  /** The most that the body of a call has which is taken without being looked at before. */
+  readonly blockBodyBytes: number;
+  /** Takes up to so many of the agent's oldest pending calls, none of which is waiting here or being taken already. */
+  takeBlock(tenant: string, agentId: string, places: number): Promise<CallBlock<W>>;
   /** Runs a call. Its place is free again when this resolves. Never rejects. */
   run(agentId: string, item: W): Promise<void>;
 }
 
-class AgentQueue<W extends QueueEntry> {
-  readonly agentId: string;
-  readonly waiting: W[] = [];
-  /** Calls of this queue that hold a place: started, and not yet ended. */
-  readonly started = new Set<string>();
-  /** Whether the database may hold calls that are neither waiting nor started. */
-  more = false;
-  reading = false;
-
-  constructor(agentId: string) {
-    this.agentId = agentId;
-  }
-
-  /** All of the agent's pending calls are in this queue. */
-  get complete(): boolean {
-    return !this.more && !this.reading;
-  }
-
-  get empty(): boolean {
-    return this.complete && this.waiting.length === 0 && this.started.size === 0;
-  }
+/** Calls that have been taken together. */
+export interface CallBlock<W> {
+  /** The oldest first. */
+  readonly taken: readonly W[];
+  /** The one that is next and was not taken, since its body is large: it needs memory of its own first. */
+  readonly large: W | null;
 }
 
 /** A place that a call holds from before it is stored. Exactly one of these is called. */
@@ -72,6 +57,7 @@ export class CallQueues<W extends QueueEntry> {
   /** Queues whose next call waits for places that other agents hold, by tenant, in turn. */
   readonly #short = new Map<string, Set<AgentQueue<W>>>();
   #waiting = 0;
+  #blockPlaces = 0;
   #running = 0;
   #paused = false;
   #tryAgain: ReturnType<typeof setTimeout> | undefined;
@@ -89,13 +75,16 @@ export class CallQueues<W extends QueueEntry> {
 
   /** Takes a place for a call that is about to be stored. Null when it could not start at once: then it is offered. */
   reserve(agentId: string, item: W): HeldPlace<W> | null {
-    const queue = this.#queueOf(agentId);
+    const queue = this.#queueOf(item.tenant, agentId);
     const isNext = queue.complete && queue.waiting.length === 0 && !this.#paused;
     if (!isNext || this.#take(agentId, item) !== null) return null;
     this.#hold(queue, item);
     return {
       run: (inHand) => this.#run(queue, inHand),
-      giveBack: () => this.#end(queue, item),
+      giveBack: () => {
+        queue.started.delete(item.id);
+        this.#end(queue, item);
+      },
     };
   }
 
@@ -106,7 +95,7 @@ export class CallQueues<W extends QueueEntry> {
       place.run(inHand);
       return;
     }
-    const queue = this.#queueOf(agentId);
+    const queue = this.#queueOf(item.tenant, agentId);
     if (queue.complete && queue.waiting.length < QUEUE_LENGTH_MAX && this.#waiting < WAITING_MAX) {
       this.#enqueue(queue, [item]);
     } else {
@@ -115,9 +104,9 @@ export class CallQueues<W extends QueueEntry> {
     this.#serve(queue);
   }
 
-  /** Reads the agent's pending calls from the database, since some may never have been offered. */
-  look(agentId: string): void {
-    const queue = this.#queueOf(agentId);
+  /** Looks for the agent's pending calls in the database, since some may never have been offered. */
+  look(tenant: string, agentId: string): void {
+    const queue = this.#queueOf(tenant, agentId);
     queue.more = true;
     this.#serve(queue);
   }
@@ -130,8 +119,8 @@ export class CallQueues<W extends QueueEntry> {
     return this.#idle.promise;
   }
 
-  #queueOf(agentId: string): AgentQueue<W> {
-    const queue = this.#queues.get(agentId) ?? new AgentQueue<W>(agentId);
+  #queueOf(tenant: string, agentId: string): AgentQueue<W> {
+    const queue = this.#queues.get(agentId) ?? new AgentQueue<W>(tenant, agentId);
     this.#queues.set(agentId, queue);
     return queue;
   }
@@ -146,23 +135,26 @@ export class CallQueues<W extends QueueEntry> {
     this.#running++;
   }
 
-  #run(queue: AgentQueue<W>, item: W): void {
-    void this.#options.run(queue.agentId, item).then(() => this.#end(queue, item));
+  /** @param held what its place was taken for, if that was not the call itself */
+  #run(queue: AgentQueue<W>, item: W, held: QueueEntry = item): void {
+    void this.#options.run(queue.agentId, item).then(() => {
+      queue.started.delete(item.id);
+      this.#end(queue, held);
+    });
   }
 
   /** Gives back the place that a call held. */
-  #end(queue: AgentQueue<W>, item: W): void {
+  #end(queue: AgentQueue<W>, held: QueueEntry): void {
     this.#running--;
-    queue.started.delete(item.id);
-    this.#places.giveBack(item.tenant, queue.agentId);
-    this.#giveBackBody(item);
+    this.#places.giveBack(held.tenant, queue.agentId);
+    this.#giveBackBody(held);
     this.#serveShort();
     this.#serve(queue);
     if (this.#paused && this.#running === 0) this.#idle.resolve();
   }
 
   /** Takes a place and memory for the body, or says which of them is short. */
-  #take(agentId: string, item: W): Shortage | null {
+  #take(agentId: string, item: QueueEntry): Shortage | null {
     const short = this.#places.take(item.tenant, agentId);
     if (short !== null) return short;
     const heavy = this.#takeBody(item);
@@ -170,7 +162,7 @@ export class CallQueues<W extends QueueEntry> {
     return heavy;
   }
 
-  #takeBody({ tenant, id, body_bytes }: W): Shortage | null {
+  #takeBody({ tenant, id, body_bytes }: QueueEntry): Shortage | null {
     const heavy = this.#bodies.take(tenant, null, body_bytes);
     if (heavy === null) return null;
     if (this.#bodies.heldBy(tenant) > 0 || this.#beside.heldBy(tenant) > 0) return heavy;
@@ -179,26 +171,32 @@ export class CallQueues<W extends QueueEntry> {
     return short;
   }
 
-  #giveBackBody({ tenant, id, body_bytes }: W): void {
+  #giveBackBody({ tenant, id, body_bytes }: QueueEntry): void {
     if (this.#besides.delete(id)) this.#beside.giveBack(tenant);
     else this.#bodies.giveBack(tenant, null, body_bytes);
   }
 
-  /** Starts what the queue may start, and reads more when that is all it has. */
+  /** Starts what the queue may start, and takes more when that is all it has. */
   #serve(queue: AgentQueue<W>): void {
     if (this.#paused) return;
     for (let next = queue.waiting[0]; next !== undefined; next = queue.waiting[0]) {
       const short = this.#take(queue.agentId, next);
-      // A queue that waits for its own agent's calls is served when one of them ends.
-      if (short !== null && short !== "own") this.#shortOf(next.tenant).add(queue);
-      if (short !== null) return;
+      if (short !== null) {
+        this.#waitFor(queue, short);
+        return;
+      }
       queue.waiting.shift();
       this.#waiting--;
       this.#hold(queue, next);
       this.#run(queue, next);
     }
-    if (queue.more && !queue.reading) this.#readMore(queue);
+    if (queue.more && !queue.isTaking) this.#takeMore(queue);
     else if (queue.empty) this.#queues.delete(queue.agentId);
+  }
+
+  /** A queue that waits for its own agent's calls is served when one of them ends. */
+  #waitFor(queue: AgentQueue<W>, short: Shortage): void {
+    if (short !== "own") this.#shortOf(queue.tenant).add(queue);
   }
 
   #shortOf(tenant: string): Set<AgentQueue<W>> {
@@ -232,28 +230,48 @@ export class CallQueues<W extends QueueEntry> {
     }
   }
 
-  #readMore(queue: AgentQueue<W>): void {
-    queue.reading = true;
-    // Cleared before the read, so that an offer during the read sets it again.
+  /** Places, with memory for what is taken for them; none when that is short. */
+  #placesFor(queue: AgentQueue<W>): QueueEntry[] {
+    const held: QueueEntry[] = [];
+    while (held.length < BLOCK_MAX) {
+      const id = `block ${this.#blockPlaces++}`;
+      const place = { tenant: queue.tenant, id, body_bytes: this.#options.blockBodyBytes };
+      const short = this.#take(queue.agentId, place);
+      if (short !== null) {
+        if (held.length === 0) this.#waitFor(queue, short);
+        break;
+      }
+      this.#running++;
+      held.push(place);
+    }
+    return held;
+  }
+
+  #takeMore(queue: AgentQueue<W>): void {
+    const held = this.#placesFor(queue);
+    if (held.length === 0) return;
+    queue.isTaking = true;
+    // Cleared before, so that an offer meanwhile sets it again.
     queue.more = false;
-    const limit = QUEUE_LENGTH_MAX + queue.started.size;
-    this.#options.read(queue.agentId, limit).then(
-      (found) => {
-        queue.reading = false;
-        queue.more ||= found.length === limit;
-        this.#enqueue(
-          queue,
-          found.filter((item) => !queue.started.has(item.id)),
-        );
-        this.#serve(queue);
+    this.#options.takeBlock(queue.tenant, queue.agentId, held.length).then(
+      ({ taken, large }) => {
+        queue.isTaking = false;
+        queue.more ||= large !== null || taken.length === held.length;
+        if (large !== null) this.#enqueue(queue, [large]);
+        for (const [at, item] of taken.entries()) {
+          queue.started.add(item.id);
+          this.#run(queue, item, held[at]);
+        }
+        for (const place of held.slice(taken.length)) this.#end(queue, place);
       },
       () => {
-        // The store is away. Its calls are read when it is back.
+        for (const place of held) this.#end(queue, place);
+        // The store is away. Its calls are taken when it is back.
         setTimeout(() => {
-          queue.reading = false;
+          queue.isTaking = false;
           queue.more = true;
           this.#serve(queue);
-        }, READ_AGAIN_MS);
+        }, TAKE_AGAIN_MS);
       },
     );
   }

@@ -8,6 +8,7 @@ import type { DecodedFor } from "../../http/decode.ts";
 import type { DecoderShare } from "../../http/decoder-share.ts";
 import type { Outbound } from "../../http/outbound.ts";
 import { requestSafely } from "../../http/retry.ts";
+import type { CallBody } from "../../wire/body.ts";
 import { CallError, type CallStop, upstreamFailureOf } from "../upstream/failure.ts";
 import { credentialHeaders, ownHeaders } from "../upstream/headers.ts";
 import { type BodyDigest, createBodyDigest } from "./digest.ts";
@@ -39,7 +40,7 @@ export interface UpstreamRequest {
   readonly url: string;
   readonly method: "POST" | "DELETE";
   readonly headers: ReadonlyArray<[string, string]>;
-  readonly body: Uint8Array | null;
+  readonly body: CallBody | null;
 }
 
 /**

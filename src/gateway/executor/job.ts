@@ -1,6 +1,7 @@
 // What crosses between the scheduler, which owns the database, and the workers, which own the upstream
 // calls: a Job goes in, exactly one Outcome comes back. Everything here survives a structured clone.
 import type { Call } from "../../core/call.ts";
+import type { CallBody } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";
 
 export interface Job {
@@ -17,7 +18,7 @@ export interface Job {
    * when that was just now.
    */
   readonly claim_seen_at: number | null;
-  readonly body: Uint8Array;
+  readonly body: CallBody;
 }
 
 export interface Outcome extends Ending {

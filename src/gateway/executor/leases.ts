@@ -1,65 +1,8 @@
-// The queue of calls as the scheduler sees it: what is pending, which replicas are alive, and the running calls
-// of those that are not.
-import { and, asc, eq, gt, isNull, lt, lte, ne, notInArray, or, sql } from "drizzle-orm";
-import { paidFor } from "../../../db/conditions.ts";
+// Which replicas are alive, and the running calls of those that are not.
+import { and, eq, gt, lte, ne, notInArray, sql } from "drizzle-orm";
 import type { Clock } from "../../core/clock.ts";
-import { idFloor } from "../../core/id.ts";
-import type { Reader, Store, Tx } from "../../storage/store.ts";
+import type { Store, Tx } from "../../storage/store.ts";
 import { abandon, type InvocationKey } from "../invocations/service.ts";
-
-/** Who looks for calls, and when. */
-export interface Taker {
-  readonly replica: string;
-  /** By the database's clock. */
-  readonly now: number;
-}
-
-/**
- * For so long only the replica that accepted a call may take it. Until then, if the commit got no answer, that replica
- * may still refuse the call to its caller.
- */
-const YOUNG_MS = 15_000;
-
-/** Streaming calls are left out: only their caller makes them. Same condition as the partial index on pending calls. */
-function queued({ openInvocations: t, replicas }: Reader["tables"], { db }: Reader, { replica, now }: Taker) {
-  const present = db.select({ id: replicas.id }).from(replicas);
-  const isOurs = or(
-    isNull(t.accepted_by),
-    eq(t.accepted_by, replica),
-    lt(t.id, idFloor("inv", now - YOUNG_MS)),
-    notInArray(t.accepted_by, present),
-  );
-  return and(eq(t.status, "pending"), sql`${t.mode} = 'transactional'`, paidFor(t), isOurs);
-}
-
-export type QueuedCall = InvocationKey & { readonly body_bytes: number };
-
-/** The oldest pending calls of an agent that this replica may take, oldest first. */
-export async function pendingOf(reader: Reader, taker: Taker, agentId: string, limit: number): Promise<QueuedCall[]> {
-  const { openInvocations: t } = reader.tables;
-  return await reader.db
-    .select({
-      tenant: t.tenant,
-      id: t.id,
-      body_bytes: sql<number>`coalesce(${t.req_size}, 0)`.mapWith(Number),
-    })
-    .from(t)
-    .where(and(queued(reader.tables, reader, taker), eq(t.agent_id, agentId)))
-    .orderBy(asc(t.id))
-    .limit(limit);
-}
-
-/** The next agent, by ID after `after`, with such a call. One index seek, however many calls there are. */
-export async function nextAgentWithPending(reader: Reader, taker: Taker, after: string): Promise<string | null> {
-  const { openInvocations: t } = reader.tables;
-  const [row] = await reader.db
-    .select({ agent_id: t.agent_id })
-    .from(t)
-    .where(and(queued(reader.tables, reader, taker), gt(t.agent_id, after)))
-    .orderBy(asc(t.agent_id))
-    .limit(1);
-  return row?.agent_id ?? null;
-}
 
 /** How long a replica counts as alive after it has renewed its lease. */
 export const LEASE_MS = 15_000;

@@ -7,7 +7,8 @@ import { Fault } from "../../core/fault.ts";
 import { silentLog } from "../../core/log.ts";
 import { openStore } from "../../storage/open.ts";
 import type { Store } from "../../storage/store.ts";
-import { createClaims } from "../invocations/claims.ts";
+import { partsOf, freeMemory as releasePart } from "../../wire/body.ts";
+import { compareOnce, createClaims } from "../invocations/claims.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { abandon, accept } from "../invocations/service.ts";
 import type { Job, Outcome } from "./job.ts";
@@ -54,7 +55,7 @@ function dispatch(options: Partial<SchedulerOptions>) {
     replica: "rep_1",
     agent_concurrency: 4,
     claims: createClaims(),
-    refusals: { removeAppeared: async () => {}, isUnnoted: () => false },
+    refusals: { removeAppeared: async () => {}, unnoted: new Set() },
     resolveCredential: async () => ({ header: null, version: "1" }),
     ...options,
   });
@@ -123,6 +124,63 @@ test("a call that finds a place is stored running, and is not claimed again", as
   expect(jobs).toHaveLength(1);
   expect(commands).toEqual(["end"]);
   expect(await statusOf(one.row.id)).toEqual(["succeeded", null]);
+});
+
+test("a backlog is taken in blocks of as many calls as there are places, and each is made once", async () => {
+  const commands: string[] = [];
+  const store: Store = {
+    ...real,
+    execute(command, input) {
+      commands.push(command.name);
+      return real.execute(command, input);
+    },
+  };
+  const { jobs, pool } = makePool(well);
+  const { scheduler, untilEnded } = dispatch({ pool, store });
+  const calls: Awaited<ReturnType<typeof acceptOne>>[] = [];
+  for (let i = 0; i < 10; i++) calls.push(await acceptOne());
+  await scheduler.start();
+  for (const { row } of calls) await untilEnded(row.id);
+  expect(jobs.map(({ id }) => id)).toEqual(calls.map(({ row }) => row.id));
+  expect(commands.slice(0, 1)).toEqual(["take"]);
+  expect(commands).not.toContain("claim");
+});
+
+test("calls that were taken without an answer are given back, and then made once", async () => {
+  const { jobs, pool } = makePool(well);
+  const claims = createClaims();
+  const { scheduler, untilEnded } = dispatch({ pool, claims, store: losingAnswer(1) });
+  const calls = [await acceptOne(), await acceptOne()];
+  await scheduler.start();
+  await real.write(async () => {});
+  expect(await statusOf(calls[0]?.row.id ?? "")).toEqual(["running", null]);
+  const released = (tenant: string, agentId: string) => scheduler.take(tenant, agentId);
+  await compareOnce({ store: real, clock, log: silentLog, replica: "rep_1", claims, stop: () => {}, released });
+  for (const { row } of calls) await untilEnded(row.id);
+  expect(jobs).toHaveLength(2);
+});
+
+test("a block that is taken while the process begins to stop stays pending", async () => {
+  const [asked, answered] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
+  const store: Store = {
+    ...real,
+    async execute(command, input) {
+      const output = await real.execute(command, input);
+      asked.resolve();
+      await answered.promise;
+      return output;
+    },
+  };
+  const { jobs, pool } = makePool(well);
+  const { scheduler } = dispatch({ pool, store });
+  const one = await acceptOne();
+  await scheduler.start();
+  await asked.promise;
+  const drained = scheduler.drain(10_000);
+  answered.resolve();
+  await drained;
+  expect(jobs).toEqual([]);
+  expect(await statusOf(one.row.id)).toEqual(["pending", null]);
 });
 
 test("a call that is cancelled before the answer of the write that claimed it is not made", async () => {
@@ -215,14 +273,15 @@ test("a call that was ended while its process was paused is not made", async () 
 test("a worker that finds the claim too old sends nothing, and the call is tried again with its whole body", async () => {
   const bodies: string[] = [];
   const { jobs, pool } = makePool(async ({ body }) => {
-    bodies.push(new TextDecoder().decode(body));
+    const [part] = partsOf(body);
+    bodies.push(new TextDecoder().decode(part));
     // As the pool takes over a large one.
-    (body.buffer as ArrayBuffer).transfer();
+    if (part !== undefined) releasePart(part);
     return { ...SUCCESS, detail: null, is_stale: jobs.length === 1 };
   });
   const { scheduler, untilEnded } = dispatch({ pool });
   const one = await acceptOne();
-  scheduler.offer({ ...one, body: one.body.slice() });
+  scheduler.offer({ ...one, body: new Uint8Array(partsOf(one.body)[0] ?? []) });
   await untilEnded(one.row.id);
   expect(bodies).toEqual(["hello", "hello"]);
   expect(await statusOf(one.row.id)).toEqual(["succeeded", null]);
@@ -300,11 +359,10 @@ test("a lease is renewed on time, however long the look for pending calls takes"
   jest.useFakeTimers();
   try {
     let renewals = 0;
-    const stuck = { ...real.read, db: { select: () => new Promise(() => {}) } } as unknown as Store["read"];
     const store: Store = {
       ...real,
       dialect: "postgres",
-      read: stuck,
+      lookUp: () => new Promise(() => {}),
       write(work) {
         renewals++;
         return real.write(work);

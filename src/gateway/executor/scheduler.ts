@@ -9,34 +9,33 @@ import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import { untilStored } from "../../storage/retry-until-stored.ts";
 import type { Store } from "../../storage/store.ts";
+import type { CallBody } from "../../wire/body.ts";
 import {
   type AcceptedCall,
+  agentsWithPending,
   type Claims,
   claim,
   holdsClaim,
   type InvocationKey,
   type PendingCall,
   release,
+  SMALL_BODY_BYTES,
+  takePending,
 } from "../invocations/service.ts";
 import { recordEnd } from "../upstream/record-end.ts";
-import { CallQueues, type QueueEntry } from "./call-queues.ts";
+import type { QueueEntry } from "./agent-queue.ts";
+import { type CallBlock, CallQueues } from "./call-queues.ts";
 import type { Job, Outcome } from "./job.ts";
 import { createLeaseTrust } from "./lease-trust.ts";
-import {
-  clearDead,
-  dropLeases,
-  endOrphans,
-  nextAgentWithPending,
-  pendingOf,
-  renewLease,
-  type Taker,
-} from "./leases.ts";
+import { clearDead, dropLeases, endOrphans, renewLease } from "./leases.ts";
 import { failed, newTrace } from "./outcome.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
 const RENEW_MS = 5_000;
 const SWEEP_MS = 2_000;
 const PLACES = 4096;
+/** Agents that are found in one look for pending calls. */
+const AGENTS_AT_ONCE = 128;
 const RUNNING_BODY_BYTES_MAX = 96 * 1024 * 1024;
 const LAST_RECORDS_MS = 5_000;
 
@@ -58,16 +57,16 @@ export interface SchedulerOptions {
   readonly refusals: {
     /** Removes the records of refused calls that have appeared. */
     removeAppeared(): Promise<unknown>;
-    /** Whether this process refused the call but could not note that yet. Its record may still appear. */
-    isUnnoted(id: string): boolean;
+    /** Calls that this process refused but could not note yet. Their records may still appear. */
+    readonly unnoted: ReadonlySet<string>;
   };
   resolveCredential(tenant: string, ref: string, url: string): Promise<JobCredential>;
 }
 
 interface ScheduledCall extends QueueEntry {
   readonly inHand?: PendingCall;
-  /** Of a call that was claimed in the write that accepted it. */
-  readonly reserved?: Running;
+  /** Of a call that was claimed before it came here: by the write that accepted it, or with others. */
+  readonly claimed?: Running;
 }
 
 /** A call that holds a place, from its claim to its record. */
@@ -86,6 +85,8 @@ export class Scheduler {
   readonly #options: SchedulerOptions;
   readonly #queues: CallQueues<ScheduledCall>;
   readonly #running = new Map<string, Running>();
+  /** By agent, the calls that are just being claimed by their ID. */
+  readonly #claiming = new Map<string, Set<string>>();
   /** On SQLite this process is the only one; on Postgres there may be other replicas. */
   readonly #shared: boolean;
   #draining = false;
@@ -101,7 +102,8 @@ export class Scheduler {
       places: PLACES,
       agentPlaces: options.agent_concurrency,
       bodyBytes: RUNNING_BODY_BYTES_MAX,
-      read: (agentId, limit) => pendingOf(options.store.read, this.#taker(), agentId, limit),
+      blockBodyBytes: SMALL_BODY_BYTES,
+      takeBlock: (tenant, agentId, places) => this.#takeBlock(tenant, agentId, places),
       run: (agentId, item) => this.#run(agentId, item),
     });
   }
@@ -142,7 +144,8 @@ export class Scheduler {
     const reserved = this.#begin(row.agent_id, item);
     return {
       claim: { owner, token: reserved.token },
-      run: ({ call, body: stored }: AcceptedCall) => place.run({ ...item, inHand: { call, body: stored }, reserved }),
+      run: ({ call, body: stored }: AcceptedCall) =>
+        place.run({ ...item, inHand: { call, body: stored }, claimed: reserved }),
       giveBack: () => {
         claims.over(reserved.token);
         this.#running.delete(id);
@@ -157,8 +160,8 @@ export class Scheduler {
   }
 
   /** A call of this agent has been paid for, and is now pending like any other. */
-  take(agentId: string): void {
-    this.#queues.look(agentId);
+  take(tenant: string, agentId: string): void {
+    this.#queues.look(tenant, agentId);
   }
 
   /** Stops the upstream call of an invocation, if it runs here. */
@@ -189,25 +192,40 @@ export class Scheduler {
     await store.write((tx) => dropLeases(tx, replica)).catch((error) => log.warn("lease_not_dropped", { error }));
   }
 
-  #taker(): Taker {
-    const { replica, clock } = this.#options;
-    return { replica, now: clock.now() };
+  async #takeBlock(tenant: string, agent_id: string, places: number): Promise<CallBlock<ScheduledCall>> {
+    const { store, clock, replica: owner, claims, refusals } = this.#options;
+    const tokens = Array.from({ length: places }, () => claims.begin());
+    const leftOut = [...(this.#claiming.get(agent_id) ?? []), ...refusals.unnoted];
+    const used = new Set<string>();
+    try {
+      const block = { tenant, agent_id, owner, tokens, now: clock.now(), leftOut };
+      const { taken, large } = await takePending(store, block);
+      const calls = taken.map(({ id, token, inHand }) => {
+        used.add(token);
+        const claimed = this.#hold(agent_id, { tenant, id }, token);
+        return { tenant, id, body_bytes: inHand.body.byteLength, inHand, claimed };
+      });
+      return { taken: calls, large: large === null ? null : { tenant, ...large } };
+    } finally {
+      // What was taken by those of a lost answer is given back when the claims are compared.
+      for (const token of tokens) if (!used.has(token)) claims.over(token);
+    }
   }
 
   async #run(agentId: string, item: ScheduledCall): Promise<void> {
     const { claims, log, refusals } = this.#options;
-    if (item.reserved === undefined && refusals.isUnnoted(item.id)) return;
-    const running = item.reserved ?? this.#begin(agentId, item);
+    if (item.claimed === undefined && refusals.unnoted.has(item.id)) return;
+    const running = item.claimed ?? this.#begin(agentId, item);
     const { key, token } = running;
     let isTaken = false;
     try {
       const inHand = item.inHand ?? null;
       const claimed =
-        item.reserved === undefined ? await this.#claim(running, inHand) : await this.#keep(running, inHand);
+        item.claimed === undefined ? await this.#claim(running, inHand) : await this.#keep(running, inHand);
       isTaken = claimed !== null;
       // Null: someone else has it, or it was cancelled.
       if (claimed !== null) {
-        claims.took(token);
+        claims.took(token, item.id);
         const outcome = await this.#perform(running, claimed);
         const own = { key, token, request_id: claimed.call.request_id };
         await recordEnd(this.#options, own, outcome, () => this.#givenUp);
@@ -221,9 +239,12 @@ export class Scheduler {
   }
 
   #begin(agentId: string, { tenant, id }: QueueEntry): Running {
-    const token = this.#options.claims.begin(id);
-    const running = { agentId, key: { tenant, id }, token, believedAt: thisMoment(), stopped: false };
-    this.#running.set(id, running);
+    return this.#hold(agentId, { tenant, id }, this.#options.claims.begin());
+  }
+
+  #hold(agentId: string, key: InvocationKey, token: string): Running {
+    const running = { agentId, key, token, believedAt: thisMoment(), stopped: false };
+    this.#running.set(key.id, running);
     return running;
   }
 
@@ -235,12 +256,19 @@ export class Scheduler {
     return null;
   }
 
-  async #claim({ key, token }: Running, inHand: PendingCall | null): Promise<PendingCall | null> {
+  async #claim({ agentId, key, token }: Running, inHand: PendingCall | null): Promise<PendingCall | null> {
     const { store, clock, replica: owner } = this.#options;
-    return await untilStored(
-      () => claim(store, { key, owner, token, now: clock.now(), inHand }),
-      () => this.#draining,
-    );
+    const others = this.#claiming.get(agentId) ?? new Set();
+    this.#claiming.set(agentId, others.add(key.id));
+    try {
+      return await untilStored(
+        () => claim(store, { key, owner, token, now: clock.now(), inHand }),
+        () => this.#draining,
+      );
+    } finally {
+      others.delete(key.id);
+      if (others.size === 0) this.#claiming.delete(agentId);
+    }
   }
 
   /**
@@ -263,7 +291,7 @@ export class Scheduler {
       return failed(newTrace(), "credential_error", "credential not resolved", 0);
     }
     const ended = failed(newTrace(), "cancelled", "ended before it was made", 0);
-    const send = (sent: Uint8Array, claim_seen_at: number | null) =>
+    const send = (sent: CallBody, claim_seen_at: number | null) =>
       this.#options.pool.run({
         id: key.id,
         tenant: key.tenant,
@@ -297,11 +325,13 @@ export class Scheduler {
   }
 
   async #takeUpPending(): Promise<void> {
-    const { read } = this.#options.store;
-    const taker = this.#taker();
-    for (let agent = await nextAgentWithPending(read, taker, ""); agent !== null; ) {
-      this.#queues.look(agent);
-      agent = await nextAgentWithPending(read, taker, agent);
+    const { store, replica, clock } = this.#options;
+    const next = (after: string) =>
+      agentsWithPending(store, { replica, now: clock.now(), after, limit: AGENTS_AT_ONCE });
+    for (let agents = await next(""), last = agents.at(-1); last !== undefined; last = agents.at(-1)) {
+      for (const { tenant, agent_id } of agents) this.#queues.look(tenant, agent_id);
+      if (agents.length < AGENTS_AT_ONCE) return;
+      agents = await next(last.agent_id);
     }
   }
 

@@ -14,7 +14,7 @@ for (const [name, place] of Object.entries(places)) {
     const begin = async (owner: string) => {
       const call = accepted(clock.now(), { mode: "streaming" });
       const key = { tenant: "acme", id: call.row.id };
-      const token = claims.begin(key.id);
+      const token = claims.begin();
       await store.write(async (tx) => {
         await accept(tx, call);
         await claim(tx, { key, owner, token, now: clock.now(), inHand: null });
@@ -24,7 +24,7 @@ for (const [name, place] of Object.entries(places)) {
     try {
       const [kept, cancelled, unanswered] = [await begin("rep_1"), await begin("rep_1"), await begin("rep_1")];
       const [unrecorded, beingClaimed, other] = [await begin("rep_1"), await begin("rep_1"), await begin("rep_2")];
-      for (const { token } of [kept, cancelled, unrecorded]) claims.took(token);
+      for (const { token, id } of [kept, cancelled, unrecorded]) claims.took(token, id);
       for (const key of [cancelled, other]) {
         await store.write((tx) => abandon(tx, key, "cancelled", clock.now()));
       }
@@ -39,7 +39,7 @@ for (const [name, place] of Object.entries(places)) {
         replica: "rep_1",
         claims,
         stop: (id) => void told.push(`stop ${id}`),
-        released: (agent) => void told.push(`released ${agent}`),
+        released: (_tenant, agent) => void told.push(`released ${agent}`),
       });
       expect(told.toSorted()).toEqual([`stop ${cancelled.id}`, "released agt_a", `ended ${unrecorded.id}`].toSorted());
       const rows = await Promise.all(

@@ -15,24 +15,24 @@ const LOOK_MS = 1_000;
 const LOOK_MS_ALONE = 10_000;
 
 export function createClaims() {
-  const begun = new Map<string, { readonly id: string; isTaken: boolean }>();
+  /** By token, the call that has been taken with it; null until then. */
+  const begun = new Map<string, string | null>();
   const unrecorded = new Set<string>();
   return {
-    begin(id: string) {
+    begin() {
       const token = crypto.randomUUID();
-      begun.set(token, { id, isTaken: false });
+      begun.set(token, null);
       return token;
     },
-    took(token: string) {
-      const claim = begun.get(token);
-      if (claim !== undefined) claim.isTaken = true;
+    took(token: string, id: string) {
+      if (begun.has(token)) begun.set(token, id);
     },
     over(token: string, isUnrecorded = false) {
       begun.delete(token);
       if (isUnrecorded) unrecorded.add(token);
     },
     /** The calls that this process has taken and not ended. */
-    taken: () => [...begun.values()].filter(({ isTaken }) => isTaken).map(({ id }) => id),
+    taken: () => [...begun.values()].filter((id) => id !== null),
     /** What to do with a running call that has this claim. Null while it is being worked on here. */
     fateOf(token: string) {
       if (begun.has(token)) return null;
@@ -51,7 +51,7 @@ export interface CompareOptions {
   /** Breaks off a call that was ended elsewhere. */
   stop(id: string): void;
   /** Called with an agent whose call can be made again. */
-  released(agentId: string): void;
+  released(tenant: string, agentId: string): void;
 }
 
 /** Starts comparing. Returns a function that stops it. */
@@ -88,7 +88,7 @@ async function endLost(options: CompareOptions, { tenant, id, agent_id, claim }:
   const key = { tenant, id };
   if (fate === "release") {
     await store.write((tx) => release(tx, key, claim, clock.now()));
-    released(agent_id);
+    released(tenant, agent_id);
   } else {
     await abandon(store, key, "internal", clock.now());
   }

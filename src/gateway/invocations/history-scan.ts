@@ -8,6 +8,7 @@ import type { CountDimension } from "../../../db/schema.ts";
 import { inStoreTurns } from "../../concurrency/store-turns.ts";
 import { openCalls } from "../../storage/counts.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
+import { recentIds, whileUnmoved } from "./history-recent.ts";
 import type { InvocationRow } from "./service.ts";
 
 /** Entries of one step: about 5 ms of SQLite when it has to look at every row. */
@@ -89,9 +90,11 @@ function endedIn({ db, tables: { endedInvocations: t } }: Reader, path: ScanPath
   return calls.where(and(ofTenant, from, to, isNotNull(column))).orderBy(desc(column), desc(t.id));
 }
 
+const filtersOf = ({ along, others }: ScanPath) => (along === undefined ? others : [along, ...others]);
+
 /** The open calls of the tenant in a range, and which of them match. */
 function openIn({ db, tables: { openInvocations: t } }: Reader, path: ScanPath, { floor, below }: IdRange) {
-  const filters = path.along === undefined ? path.others : [path.along, ...path.others];
+  const filters = filtersOf(path);
   // A walk that can find nothing is none.
   const isNone = filters.some(isOfEnded) ? sql`false` : undefined;
   const matches = and(...filters.map(([dimension, value]) => sql`${openColumn(t, dimension)} = ${value}`));
@@ -147,11 +150,21 @@ interface Window {
   readonly range: IdRange;
   readonly open: Passed;
   readonly ended: Passed;
+  /** Matches among the recent ones. */
+  readonly recent: readonly string[];
   /** Whether it reaches the end of the path. */
   readonly isLast: boolean;
 }
 
 async function windowBelow(reader: Reader, path: ScanPath, below: string, most: Most): Promise<Window> {
+  return whileUnmoved(reader, async () => {
+    const window = await tablesBelow(reader, path, below, most);
+    const recent = recentIds(reader, path.tenant, filtersOf(path));
+    return { ...window, recent: recent.filter((id) => id >= window.range.floor && id < below) };
+  });
+}
+
+async function tablesBelow(reader: Reader, path: ScanPath, below: string, most: Most): Promise<Omit<Window, "recent">> {
   const [open, ended] = await pass(reader, path, { floor: path.floor, below }, most);
   const depth = ({ entries, last }: Passed, limit: number) => (entries < limit ? null : last) ?? path.floor;
   const [openDepth, endedDepth] = [depth(open, most.open), depth(ended, most.ended)];
@@ -185,14 +198,14 @@ async function matchesAt(
 
 /** The IDs at a place among all matches of a window. */
 async function idsAt(reader: Reader, path: ScanPath, window: Window, { limit, offset }: PageRange): Promise<string[]> {
-  const { range, open } = window;
+  const { range, open, recent } = window;
   const before = { limit: open.matches, offset: 0 };
   const openIds = open.matches === 0 ? [] : await matchesAt(reader, openIn(reader, path, range), before, true);
-  // As many more of the ended ones as there may be open ones among them.
-  const skipped = Math.max(offset - openIds.length, 0);
+  // As many more of the ended ones as there may be others among them.
+  const skipped = Math.max(offset - openIds.length - recent.length, 0);
   const place = { limit: offset - skipped + limit, offset: skipped };
   const endedIds = await matchesAt(reader, endedIn(reader, path, range), place, path.others.length > 0);
-  const newestFirst = [...openIds, ...endedIds].sort((a, b) => (a < b ? 1 : -1));
+  const newestFirst = [...new Set([...openIds, ...recent, ...endedIds])].sort((a, b) => (a < b ? 1 : -1));
   return newestFirst.slice(offset - skipped, offset - skipped + limit);
 }
 
@@ -229,7 +242,7 @@ export async function pageOf(
       isCounted || path.others.length > 0 ? ENTRIES_MAX : Math.max(offset - total, 0) + limit - rows.length;
     const most = { open: ENTRIES_MAX, ended: Math.min(needed, ENTRIES_MAX) };
     const window = await windowBelow(reader, path, from, most);
-    const matches = window.open.matches + window.ended.matches;
+    const matches = window.open.matches + window.recent.length + window.ended.matches;
     const skipped = Math.max(offset - total, 0);
     if (rows.length < limit && matches > skipped) {
       const ids = await idsAt(reader, path, window, { limit: limit - rows.length, offset: skipped });
@@ -264,6 +277,7 @@ function byFilter<Q>(
 
 const tenantParameter = sql.placeholder("tenant");
 const valueParameter = sql.placeholder("value");
+const floorParameter = sql.placeholder("floor");
 
 const newestEndedBy = byFilter(({ db, tables: { endedInvocations: t } }, dimension) => {
   const page = (condition: SQL | undefined, ...order: SQL[]) =>
@@ -274,11 +288,13 @@ const newestEndedBy = byFilter(({ db, tables: { endedInvocations: t } }, dimensi
       .orderBy(...order)
       .limit(sql.placeholder("limit"))
       .offset(sql.placeholder("offset"));
-  if (dimension === "all") return page(and(gte(t.id, FIRST_ID), lt(t.id, LAST_ID)), desc(t.id));
+  // Postgres leaves out the partitions below the floor, and does so by this condition alone.
+  const fromFloor = gte(t.id, floorParameter);
+  if (dimension === "all") return page(and(fromFloor, lt(t.id, LAST_ID)), desc(t.id));
   const column = t[COLUMNS[dimension]];
-  const from = sql`(${column}, ${t.id}) >= (${valueParameter}, ${FIRST_ID})`;
+  const from = sql`(${column}, ${t.id}) >= (${valueParameter}, ${floorParameter})`;
   const to = sql`(${column}, ${t.id}) < (${valueParameter}, ${LAST_ID})`;
-  return page(and(from, to, isNotNull(column)), desc(column), desc(t.id));
+  return page(and(fromFloor, from, to, isNotNull(column)), desc(column), desc(t.id));
 });
 
 const newestOpenBy = byFilter(({ db, tables: { openInvocations: t } }, dimension) =>
@@ -301,13 +317,14 @@ const OPEN_MAX = 200;
 /**
  * The newest calls of a tenant that match a filter, by prepared queries: what most pages are.
  *
+ * @param range `floor` is an ID below which no call of the page stands
  * @returns null for a place that has to be walked to: far behind, or where there are many open calls
  */
 export async function newestCalls(
   reader: Reader,
   tenant: string,
   filter: Filter,
-  { limit, offset }: PageRange,
+  { limit, offset, floor }: PageRange & { readonly floor: string },
 ): Promise<InvocationRow[] | null> {
   const [dimension, value] = filter;
   const openTotal = isOfEnded(filter) ? 0 : await openCalls(reader, tenant);
@@ -317,14 +334,17 @@ export async function newestCalls(
     ? []
     : await newestOpenBy[dimension](reader).execute({ tenant, value, limit: OPEN_MAX + 1 });
   if (open.length > OPEN_MAX) return null;
-  const skipped = Math.max(offset - open.length, 0);
-  const most = offset - skipped + limit;
-  const ended = await newestEndedBy[dimension](reader).execute({ tenant, value, limit: most, offset: skipped });
-  const rows = new Map(ended.map((row) => [row.id, row]));
-  const ids = [...new Set([...open.map(({ id }) => id), ...rows.keys()])].sort((a, b) => (a < b ? 1 : -1));
+  const others = [...open.map(({ id }) => id), ...recentIds(reader, tenant, dimension === "all" ? [] : [filter])];
+  const skipped = Math.max(offset - others.length, 0);
+  const ended = (place: PageRange) => newestEndedBy[dimension](reader).execute({ tenant, value, floor, ...place });
+  const behind = skipped === 0 ? [] : await ended({ limit, offset: skipped });
+  // When these are older than all others, nothing stands among them.
+  if (behind[0] !== undefined && others.every((id) => id > (behind[0]?.id ?? ""))) return behind;
+  const rows = new Map((await ended({ limit: offset - skipped + limit, offset: skipped })).map((row) => [row.id, row]));
+  const ids = [...new Set([...others, ...rows.keys()])].sort((a, b) => (a < b ? 1 : -1));
   const onPage = ids.slice(offset - skipped, offset - skipped + limit);
   const missing = onPage.filter((id) => !rows.has(id));
-  const others = missing.length === 0 ? [] : await rowsOf(reader, tenant, missing);
-  for (const row of others) rows.set(row.id, row);
+  const found = missing.length === 0 ? [] : await rowsOf(reader, tenant, missing);
+  for (const row of found) rows.set(row.id, row);
   return onPage.flatMap((id) => rows.get(id) ?? []);
 }

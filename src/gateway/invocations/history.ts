@@ -1,13 +1,16 @@
 // Reading invocations: by ID, with their bodies, and as pages of the history. IDs rise with time, so newest
 // first is the order of IDs, and a time window is a range of them.
 import { and, eq, inArray, or, sql } from "drizzle-orm";
-import type { CountDimension } from "../../../db/schema.ts";
+import type { BodyKind, CountDimension } from "../../../db/schema.ts";
 import { Fault } from "../../core/fault.ts";
 import { idFloor, isId } from "../../core/id.ts";
+import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { INVOCATION_STATUSES, isEnded, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
+import { HOUR_MS } from "../../core/time.ts";
 import { dateTime, oneOf, page, type Query } from "../../http/input.ts";
-import { counted } from "../../storage/counts.ts";
+import { counted, countedWithReach } from "../../storage/counts.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
+import { SMALL_BODY_BYTES } from "./commands/accept.ts";
 import {
   FIRST_ID,
   type Filter,
@@ -20,7 +23,8 @@ import {
 } from "./history-scan.ts";
 import type { CapturedBodies } from "./model.ts";
 import type { InvocationKey, InvocationRow } from "./service.ts";
-import { byId, firstBytes } from "./statements.ts";
+import { byId } from "./statements.ts";
+import { storedStart } from "./stored-bodies.ts";
 
 /** @throws Fault `not_found` */
 export async function findInvocation(reader: Reader, tenant: string, id: string): Promise<InvocationRow> {
@@ -47,10 +51,9 @@ export async function endedAmong(
   return rows.map(({ id }) => id);
 }
 
-/** The whole body is stored until the call has been made, but only the captured part of it is shown. */
 const bodiesById = prepared(({ db, tables: { invocationBodies: t } }: Reader) =>
   db
-    .select({ request: firstBytes(t.request), response: t.response })
+    .select({ request: t.request, response: t.response })
     .from(t)
     .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.invocation_id, sql.placeholder("id")))),
 );
@@ -62,13 +65,24 @@ const responseById = prepared(({ db, tables: { invocationBodies: t } }: Reader) 
     .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.invocation_id, sql.placeholder("id")))),
 );
 
-/** Of an open call; null for a large one, whose body is where those of ended calls are. */
+/** Of an open call; null for a large one. */
 const openRequestById = prepared(({ db, tables: { openInvocations: t } }: Reader) =>
   db
     .select({ request: t.request })
     .from(t)
     .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.id, sql.placeholder("id")))),
 );
+
+/** What is captured of a body that stands in parts; null for a small one, and where it stands in one piece as of old. */
+async function shownStart(
+  reader: Reader,
+  key: InvocationKey,
+  kind: BodyKind,
+  size: number | null,
+): Promise<Uint8Array | null> {
+  if (size === null || size <= SMALL_BODY_BYTES) return null;
+  return storedStart(reader, key, kind, Math.min(size, CAPTURE_BYTES_MAX));
+}
 
 /** The captured bodies; both null when capture was off, or when they have been cleaned up. */
 export async function capturedBodies(reader: Reader, row: InvocationRow): Promise<CapturedBodies> {
@@ -77,14 +91,22 @@ export async function capturedBodies(reader: Reader, row: InvocationRow): Promis
   // The call may end between the two looks, so it is looked for among the open ones first.
   const [open] = row.completed_at === null ? await openRequestById(reader).execute(key) : [];
   if (open?.request != null) return { request: open.request, response: null };
+  const recent = reader.recentCalls?.bodies(row.tenant, row.id);
+  if (recent != null) return recent;
   const [bodies] = await bodiesById(reader).execute(key);
-  return bodies ?? { request: null, response: null };
+  return {
+    request: bodies?.request ?? (await shownStart(reader, key, "request", row.req_size)),
+    response: bodies?.response ?? (await shownStart(reader, key, "response", row.resp_size)),
+  };
 }
 
 export async function capturedResponse(reader: Reader, row: InvocationRow): Promise<Uint8Array | null> {
   if (!row.body_captured || row.completed_at === null) return null;
-  const [bodies] = await responseById(reader).execute({ tenant: row.tenant, id: row.id });
-  return bodies?.response ?? null;
+  const recent = reader.recentCalls?.bodies(row.tenant, row.id);
+  if (recent != null) return recent.response;
+  const key = { tenant: row.tenant, id: row.id };
+  const [bodies] = await responseById(reader).execute(key);
+  return bodies?.response ?? shownStart(reader, key, "response", row.resp_size);
 }
 
 /** The filters of a query, as far as a total is kept for them. */
@@ -106,6 +128,20 @@ async function fewestFirst(reader: Reader, tenant: string, filters: readonly Fil
     filters.map(async (filter) => ({ filter, total: await counted(reader, tenant, ...filter) })),
   );
   return counts.sort((a, b) => a.total - b.total).map(({ filter }) => filter);
+}
+
+/** The newest calls, looked for no further back than the totals say that they reach. */
+async function newestFrom(
+  reader: Reader,
+  tenant: string,
+  filter: Filter,
+  { limit, offset, total, period }: PageRange & { readonly total: number; readonly period: number },
+): Promise<InvocationRow[] | null> {
+  const floor = period === 0 ? FIRST_ID : idFloor("inv", period * HOUR_MS);
+  const rows = await newestCalls(reader, tenant, filter, { limit, offset, floor });
+  // Calls have changed since they were counted.
+  const isShort = rows !== null && rows.length < Math.min(limit, total - offset) && floor !== FIRST_ID;
+  return isShort ? await newestCalls(reader, tenant, filter, { limit, offset, floor: FIRST_ID }) : rows;
 }
 
 /**
@@ -137,8 +173,8 @@ export async function readHistory(
     return { ...(await pageOf(reader, path, { ...place, isCounted: true }, callerSignal)), ...place };
   }
   const filter = along ?? (["all", ""] as const);
-  const total = await counted(reader, tenant, ...filter);
-  const newest = place.offset < total ? await newestCalls(reader, tenant, filter, place) : [];
+  const { total, period } = await countedWithReach(reader, tenant, filter, place.offset + place.limit);
+  const newest = place.offset < total ? await newestFrom(reader, tenant, filter, { ...place, total, period }) : [];
   const rows = newest ?? (await pageOf(reader, path, { ...place, isCounted: false }, callerSignal)).rows;
   // A call that has come since the total was read is on the page already.
   return { rows, total: rows.length === 0 ? total : Math.max(total, place.offset + rows.length), ...place };

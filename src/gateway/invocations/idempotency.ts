@@ -1,8 +1,12 @@
-// Idempotency keys: within its 24 hours, a caller's key stands for the first call that it was sent with.
-import { and, eq, gt } from "drizzle-orm";
+// Idempotency keys: within its 24 hours, a caller's key stands for the first call that it was sent with. Keys stand in slots
+// of time, which go as a whole when they are over. A key stands in each slot that it lives in, which is one or two of them.
+// So two calls with one key always meet in the slot of the later one, whichever replicas took them, and wherever a slot ends.
+import { and, eq, gt, inArray } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
+import { IDEMPOTENCY_HOURS } from "../../core/limits.ts";
+import { HOUR_MS } from "../../core/time.ts";
 import type { Reader, Tx } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
 
@@ -14,6 +18,25 @@ export interface Idempotency {
   /** Latest possible time now. */
   readonly latest: number;
 }
+
+/** Longer than a key lives, so that a key stands in two slots at most. */
+export const SLOT_HOURS = 48;
+export const IDEMPOTENCY_MS = IDEMPOTENCY_HOURS * HOUR_MS;
+
+/** The slot of a time, by the hour since the epoch at which it begins. */
+const slotOf = (time: number): number => Math.floor(time / HOUR_MS / SLOT_HOURS) * SLOT_HOURS;
+
+/**
+ * The slots of a key of now, in their order. Now is one of its two bounds, for they are what two clocks say; between them
+ * there can be years after a clock was set.
+ */
+export function slotsOf({ asked_at, latest }: Pick<Idempotency, "asked_at" | "latest">): number[] {
+  const slots = [asked_at, asked_at + IDEMPOTENCY_MS, latest, latest + IDEMPOTENCY_MS].map(slotOf);
+  return [...new Set(slots)].sort((one, other) => one - other);
+}
+
+/** Before this hour, slots hold nothing that anybody looks at: `now` may be late by an hour. */
+export const slotsOver = (now: number): number => slotOf(now - HOUR_MS);
 
 type KeyOwner = Pick<InvocationRow, "tenant" | "caller" | "agent_id">;
 
@@ -43,13 +66,14 @@ export async function findByIdempotencyKey(
 export async function findKey(
   reader: Reader,
   owner: KeyOwner,
-  { key, asked_at }: Pick<Idempotency, "key" | "asked_at">,
+  { key, ...time }: Pick<Idempotency, "key" | "asked_at" | "latest">,
 ): Promise<Tables["idempotencyKeys"]["$inferSelect"] | null> {
   const { idempotencyKeys: t } = reader.tables;
   const [known] = await reader.db
     .select()
     .from(t)
-    .where(and(ownKey(reader.tables, owner, key), gt(t.expires_at, asked_at)));
+    .where(and(ownKey(reader.tables, owner, key), inArray(t.slot, slotsOf(time)), gt(t.expires_at, time.asked_at)))
+    .limit(1);
   return known ?? null;
 }
 

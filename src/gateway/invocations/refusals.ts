@@ -14,6 +14,7 @@ import { untilStored } from "../../storage/retry-until-stored.ts";
 import { prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import { countWhole } from "./counters.ts";
 import { freeIdempotencyKey } from "./idempotency.ts";
+import { loosenRequest } from "./loose-parts.ts";
 import type { InvocationKey } from "./service.ts";
 
 /** A caller is answered within ten seconds. This is the rest after a write that used up its own time. */
@@ -100,8 +101,8 @@ export function createRefusals({ store, clock, log }: RefusalsOptions) {
       if (!unnoted.has(key.id)) return isRefused(store, key);
       throw new Fault("unavailable", "this call is in doubt: send it again", { retryAfterSeconds: 1 });
     },
-    /** Whether this process has refused the call and could not note it yet. */
-    isUnnoted: (id: string) => unnoted.has(id),
+    /** The calls that this process has refused and could not note yet. */
+    unnoted: unnoted as ReadonlySet<string>,
     /** Removes the records of refused calls that have appeared since. Gives how many they were. */
     removeAppeared: () => removeAppeared(store),
     /** Stops waiting for the store. */
@@ -153,7 +154,7 @@ async function isRefused(store: Store, { tenant, id }: InvocationKey): Promise<b
 
 /** @throws TakenUp when somebody else has claimed it, or has taken its payment for an attempt of its own */
 async function removeRecord(tx: Tx, { tenant, id, claim }: UnsureCall): Promise<void> {
-  const { openInvocations: t, payments: p, invocationBodies: bodies } = tx.tables;
+  const { openInvocations: t, payments: p } = tx.tables;
   const isPayment = and(eq(p.tenant, tenant), eq(p.invocation_id, id));
   const untouched = and(isPayment, lte(p.attempts, 1), isNull(p.sent_at));
   await tx.db.delete(p).where(untouched);
@@ -169,7 +170,7 @@ async function removeRecord(tx: Tx, { tenant, id, claim }: UnsureCall): Promise<
   if (paid.length > 0 || (row === undefined && (await isThere(tx, { tenant, id })))) throw new TakenUp();
   if (row === undefined) return;
   countWhole(tx, { ...row, error_class: null }, -1);
-  await tx.db.delete(bodies).where(and(eq(bodies.tenant, tenant), eq(bodies.invocation_id, id)));
+  if (row.request === null) await loosenRequest(tx, { tenant, id });
 }
 
 async function removeAppeared(store: Store): Promise<number> {

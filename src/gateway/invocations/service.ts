@@ -7,19 +7,23 @@ import { Fault } from "../../core/fault.ts";
 import { type ErrorClass, INVOCATION_EVENTS } from "../../core/states.ts";
 import type { CommandRunner } from "../../storage/commands.ts";
 import type { Reader, Store, Tx } from "../../storage/store.ts";
-import { acceptCommand } from "./commands/accept.ts";
+import type { CallBody } from "../../wire/body.ts";
+import { acceptCommand, acceptInPartsCommand, isInParts, partsGone, SMALL_BODY_BYTES } from "./commands/accept.ts";
 import { claimCommand } from "./commands/claim.ts";
 import { endCommand } from "./commands/end.ts";
+import { type LookForAgents, type WaitingAgent, waitingAgents } from "./commands/queued.ts";
+import { type TakenCall, type TakenCalls, type Taking, takeCommand } from "./commands/take.ts";
 import { countMove } from "./counters.ts";
 import { findByIdempotencyKey, freeIdempotencyKey, type Idempotency } from "./idempotency.ts";
 import { byId, heldBy, isIn, moveEndedSettlement, moveOpenSettlement, NOTHING_YET, oweReceipt } from "./statements.ts";
+import { storedRequest, withStoredBody } from "./stored-bodies.ts";
 
 export type InvocationRow = Tables["invocations"]["$inferSelect"];
 
 export interface AcceptedCall {
   readonly row: InvocationRow;
   readonly call: Call;
-  readonly body: Uint8Array;
+  readonly body: CallBody;
   readonly idempotency: Idempotency | null;
 }
 
@@ -49,10 +53,10 @@ export interface Ending {
 
 /** The claims of this process: see claims.ts. */
 export interface Claims {
-  /** A new token for an attempt to take this call. */
-  begin(id: string): string;
+  /** A new token for an attempt to take a call. */
+  begin(): string;
   /** The claim is stored: the call is this process's to make. */
-  took(token: string): void;
+  took(token: string, id: string): void;
   /**
    * The attempt is over.
    *
@@ -65,7 +69,7 @@ export type InvocationKey = { readonly tenant: string; readonly id: string };
 
 export interface PendingCall {
   readonly call: Call;
-  readonly body: Uint8Array;
+  readonly body: CallBody;
 }
 
 /** How often a key may be freed by a call that is just being refused, before its next call gives up. */
@@ -76,17 +80,40 @@ const KEY_TRIES_MAX = 5;
  * call's ID is the answer.
  *
  * @param claim takes the call in the same write; null leaves it pending
+ * @param beside done in the same write when the call is stored
  * @throws Fault `conflict` when the key was taken with another body
  */
-export async function accept(
+export function accept(
+  writer: Store | Tx,
+  accepted: AcceptedCall,
+  claim: AcceptingClaim | null = null,
+  beside: ((tx: Tx) => Promise<void>) | null = null,
+): Promise<string> {
+  // Inside another write there is no time for a large body.
+  if (!("read" in writer)) return acceptStored(writer, accepted, claim);
+  return withStoredBody(writer, accepted, () =>
+    beside === null
+      ? acceptStored(writer, accepted, claim)
+      : writer.write(async (tx) => {
+          const id = await acceptStored(tx, accepted, claim);
+          if (id === accepted.row.id) await beside(tx);
+          return id;
+        }),
+  );
+}
+
+type AcceptingClaim = Pick<Claim, "owner" | "token">;
+
+async function acceptStored(
   writer: Store | Tx,
   { row, call, body, idempotency }: AcceptedCall,
-  claim: Pick<Claim, "owner" | "token"> | null = null,
+  claim: AcceptingClaim | null,
 ): Promise<string> {
   const accepting = { row, call: JSON.stringify(call), body, idempotency, claim };
+  const command = isInParts(body) ? acceptInPartsCommand : acceptCommand;
   for (let tries = 0; tries < KEY_TRIES_MAX; tries++) {
-    const isStored = await writer.execute(acceptCommand, accepting);
-    if (isStored || idempotency === null) return row.id;
+    if (await writer.execute(command, accepting)) return row.id;
+    if (idempotency === null) throw partsGone();
     const first = await findByIdempotencyKey("read" in writer ? writer.read : writer, row, idempotency);
     if (first !== null) return first;
     // It was freed between the two looks, by a payment that was declined.
@@ -112,13 +139,40 @@ export interface Claim {
  * took it, or it was cancelled. A claim that was stored without its answer is found by its token, so this may be
  * tried again.
  */
-export async function claim(runner: CommandRunner, claim: Claim): Promise<PendingCall | null> {
+export async function claim(runner: Store | Tx, claim: Claim): Promise<PendingCall | null> {
   const claimed = await runner.execute(claimCommand, claim);
   if (claimed === null) return null;
   if (claim.inHand !== null) return claim.inHand;
-  if (claimed.call === null || claimed.body === null) throw new Fault("internal", "a pending call without its request");
-  return { call: JSON.parse(claimed.call) as Call, body: claimed.body };
+  if (claimed.call === null) throw new Fault("internal", "a pending call without its request");
+  const body =
+    claimed.body ?? (await storedRequest("read" in runner ? runner.read : runner, claim.key, Number(claimed.size)));
+  return { call: JSON.parse(claimed.call) as Call, body };
 }
+
+interface TakenPending extends Pick<TakenCall, "id" | "token"> {
+  readonly inHand: PendingCall;
+}
+
+/** Takes the oldest pending calls of an agent, each as `claim` does, but only those with a small body. */
+export async function takePending(
+  runner: CommandRunner,
+  taking: Taking,
+): Promise<Pick<TakenCalls, "large"> & { readonly taken: readonly TakenPending[] }> {
+  const { taken, large } = await runner.execute(takeCommand, taking);
+  const calls = taken.map(({ id, token, call, body }) => ({
+    id,
+    token,
+    inHand: { call: JSON.parse(call) as Call, body },
+  }));
+  return { taken: calls, large };
+}
+
+/** The agents with pending calls, by ID. */
+export function agentsWithPending(store: Pick<Store, "lookUp">, look: LookForAgents): Promise<readonly WaitingAgent[]> {
+  return store.lookUp(waitingAgents, look);
+}
+
+export { SMALL_BODY_BYTES };
 
 /** Whether the call is running by this very claim. */
 export async function holdsClaim(reader: Reader, key: InvocationKey, token: string): Promise<boolean> {
@@ -134,7 +188,7 @@ export async function release(tx: Tx, key: InvocationKey, token: string, now: nu
     .set({ status: to, owner: null, claim: null, updated_at: now })
     .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), isIn(t.status, from), eq(t.claim, token)))
     .returning({ id: t.id });
-  if (released.length > 0) countMove(tx, key.tenant, from, to);
+  if (released.length > 0) countMove(tx, key, from, to);
 }
 
 /** A call that was claimed here. */

@@ -2,7 +2,6 @@
 // together in one write, stands in service.ts; the statements that every call goes through are in commands/.
 import { and, eq, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
-import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { SETTLEMENT_EVENTS } from "../../core/states.ts";
 import { bind, prepared, type Reader, type Tx } from "../../storage/store.ts";
 import { countSettlement } from "./counters.ts";
@@ -22,16 +21,6 @@ export const oweReceipt = prepared(({ db, tables: { receiptsDue } }: Tx) =>
     invocation_id: sql.placeholder("id"),
   }),
 );
-
-/**
- * What may be shown of a body. Postgres and SQLite both count `substr` and `length` of bytes in bytes; SQLite's
- * `substr` of no bytes is null, so a body that needs no cut is left as it is.
- */
-export function firstBytes(column: Tables["invocationBodies"]["request"]) {
-  const max = sql.raw(String(CAPTURE_BYTES_MAX));
-  const first = sql<Buffer | null>`case when length(${column}) > ${max} then substr(${column}, 1, ${max}) else ${column} end`;
-  return first.mapWith(column);
-}
 
 /**
  * Not a bare column: a partial index on the status would seem as good as the key until the table is analysed.
@@ -85,7 +74,7 @@ export async function moveOpenSettlement(
     .set({ ...fields, settlement_status: to })
     .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.settlement_status, from), isIn(t.status, "pending")))
     .returning({ id: t.id });
-  if (rows.length > 0) countSettlement(tx, key.tenant, from, to);
+  if (rows.length > 0) countSettlement(tx, key, from, to);
   return rows.length > 0;
 }
 
@@ -103,6 +92,6 @@ export async function moveEndedSettlement(
     .set({ ...fields, settlement_status: to })
     .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.settlement_status, from)))
     .returning({ id: t.id });
-  if (rows.length > 0) countSettlement(tx, key.tenant, from, to);
+  if (rows.length > 0) countSettlement(tx, key, from, to);
   return rows.length > 0;
 }

@@ -35,7 +35,7 @@ export interface AttemptOptions {
   readonly log: Log;
   readonly client: FacilitatorClient;
   /** Called with an agent whose call has been paid for and may be made now. */
-  paid(agentId: string): void;
+  paid(tenant: string, agentId: string): void;
 }
 
 /**
@@ -62,7 +62,7 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
     STORE_PAUSE_MS_MOST,
   );
   tell(log, open, outcome, verdict);
-  if (call?.settlement_status === "settled") options.paid(open.agent_id);
+  if (call?.settlement_status === "settled") options.paid(open.tenant, open.agent_id);
 }
 
 function tell(log: Log, open: OpenPayment, outcome: SettleOutcome, verdict: SettlementVerdict): void {

@@ -69,7 +69,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
         log: silentLog,
         settleWaitMs: SETTLE_WAIT_MS,
         client: { settle: async () => answer(++attempts) },
-        paid: (agentId) => void told.push(`paid ${agentId}`),
+        paid: (_tenant, agentId) => void told.push(`paid ${agentId}`),
         ...changes,
       });
       running.push(settler);

@@ -6,6 +6,7 @@ import { endsWithin, unlessAborted } from "../../concurrency/deadline.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Store, Tx } from "../../storage/store.ts";
+import type { CallBody } from "../../wire/body.ts";
 import { hashOf } from "../../wire/digest.ts";
 import { paymentResponse, type WireRequirements } from "../../x402/codec.ts";
 import { authorizationDigest } from "../../x402/eip3009.ts";
@@ -57,7 +58,7 @@ export interface PricedCall {
   /** Null when the call is free. */
   readonly price: Price | null;
   readonly headers: Headers;
-  readonly body: Uint8Array;
+  readonly body: CallBody;
   /** Adds details to the log that the caller does not learn. */
   note(name: string, value: string): void;
 }

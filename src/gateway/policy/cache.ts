@@ -8,8 +8,9 @@ import { createLimiter } from "../../concurrency/limiter.ts";
 import { afterShared } from "../../concurrency/request-turns.ts";
 import type { Log } from "../../core/log.ts";
 import type { PolicyAction } from "../../core/states.ts";
+import { type Command, inputRows } from "../../storage/commands.ts";
 import { within } from "../../storage/deadline.ts";
-import { bind, prepared, type Reader } from "../../storage/store.ts";
+import { bind, prepared, type Reader, type Store } from "../../storage/store.ts";
 import { parseRules, type Rule } from "./document.ts";
 import { type CompiledPolicy, compile } from "./evaluate.ts";
 import { worked } from "./work.ts";
@@ -54,12 +55,26 @@ export type PolicyLookup =
   | { readonly failed: false; readonly policy: KnownPolicy | null }
   | { readonly failed: true; readonly last: KnownPolicy | null; readonly cause: unknown };
 
-const versionQuery = prepared(({ db, tables: { policies: t } }: Reader) =>
-  db
-    .select({ version: t.version })
-    .from(t)
-    .where(eq(t.tenant, bind(t.tenant, "tenant"))),
-);
+const INPUT = inputRows<string>({ tenant: ["text", (tenant) => tenant] });
+
+/** Null when the tenant has no policy. Of many tenants at once, since each one's is looked at every second. */
+const versionLookUp: Command<string, number | null> = {
+  name: "policy",
+  bytesOf: () => 64,
+  sqlite(prepare) {
+    const find = prepare("select version from policies where tenant = ?");
+    return (tenant) => (find.get(tenant)?.["version"] as number | undefined) ?? null;
+  },
+  postgres: {
+    text: `select input.n, p.version from ${INPUT.source}, policies p where p.tenant = input.tenant`,
+    valuesOf: INPUT.values,
+    outputsOf(inputs, rows) {
+      const found: (number | null)[] = inputs.map(() => null);
+      for (const { n, version } of rows) found[Number(n) - 1] = Number(version);
+      return found;
+    },
+  },
+};
 
 const policyQuery = prepared(({ db, tables: { policies: t } }: Reader) =>
   db
@@ -69,13 +84,13 @@ const policyQuery = prepared(({ db, tables: { policies: t } }: Reader) =>
 );
 
 interface Options {
-  readonly reader: Reader;
+  readonly store: Pick<Store, "lookUp" | "readFirst">;
   readonly log: Log;
   /** Milliseconds of a clock that never goes back. */
   readonly now?: () => number;
 }
 
-export function createPolicyCache({ reader, log, now = () => performance.now() }: Options) {
+export function createPolicyCache({ store, log, now = () => performance.now() }: Options) {
   const known = boundedCache<string, CachedPolicy>(BYTES_MAX);
   const reading = new Map<string, Promise<CachedPolicy>>();
   const forgotten = new WeakSet<Promise<CachedPolicy>>();
@@ -83,10 +98,10 @@ export function createPolicyCache({ reader, log, now = () => performance.now() }
 
   async function read(tenant: string, last: CachedPolicy | undefined): Promise<CachedPolicy> {
     const until = now() + REMEMBERED_MS;
-    const [newest] = await versionQuery(reader).execute({ tenant });
-    if (newest === undefined) return { policy: null, weight: POLICY_BYTES, until };
-    if (last?.policy?.version === newest.version) return { ...last, until };
-    const [row] = await policyQuery(reader).execute({ tenant });
+    const newest = await store.lookUp(versionLookUp, tenant);
+    if (newest === null) return { policy: null, weight: POLICY_BYTES, until };
+    if (last?.policy?.version === newest) return { ...last, until };
+    const [row] = await policyQuery(store.readFirst).execute({ tenant });
     if (row === undefined) return { policy: null, weight: POLICY_BYTES, until };
     const { default_action, version, on_error, rules, updated_at } = row;
     const stored = { version, default: default_action, on_error, rules, updated_at };

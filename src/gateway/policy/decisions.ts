@@ -16,6 +16,7 @@ import { DAY_MS } from "../../core/time.ts";
 import { removeInGroups, tenantsIn } from "../../storage/batch-delete.ts";
 import { within } from "../../storage/deadline.ts";
 import { prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import { DECISIONS } from "../timed-tables.ts";
 
 export type DecisionRow = Tables["policyDecisions"]["$inferSelect"];
 
@@ -161,7 +162,7 @@ export async function newestDecisions(reader: Reader, tenant: string, limit: num
 export async function removeOldDecisions(store: Store, clock: Clock, days: number): Promise<number> {
   let removed = 0;
   if (days === 0) return removed;
-  const before = idFloor("pdec", clock.now() - days * DAY_MS);
+  const before = idFloor("pdec", await store.periods.drop(DECISIONS, clock.now() - days * DAY_MS));
   for await (const tenant of tenantsIn(store.read, "policyDecisions")) {
     removed += await removeInGroups(store, (tx, limit) => removeSome(tx, { tenant, before, limit }));
   }
@@ -183,7 +184,7 @@ async function removeSome(tx: Tx, { tenant, before, limit }: Old): Promise<numbe
     .limit(limit);
   const rows = await tx.db
     .delete(t)
-    .where(and(eq(t.tenant, tenant), inArray(t.id, old)))
+    .where(and(eq(t.tenant, tenant), lt(t.id, before), inArray(t.id, old)))
     .returning({ id: t.id });
   return rows.length;
 }

@@ -150,7 +150,7 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
 
     test("is the newer one of two that were put at once, whichever is told first", async () => {
       const { tenant } = caller();
-      const remembered = createPolicyCache({ reader: store.read, log: silentLog });
+      const remembered = createPolicyCache({ store, log: silentLog });
       for (const version of [2, 1]) {
         const policy = { ...all("deny"), rules: "[]", updated_at: 0 };
         remembered.took(tenant, { ...policy, version, compiled: atOnce(compile(all("deny"))) }, []);
@@ -160,7 +160,7 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
 
     test("is not remembered as it was read while it changed", async () => {
       const { me, tenant } = caller();
-      const here = createPolicyCache({ reader: store.read, log: silentLog });
+      const here = createPolicyCache({ store, log: silentLog });
       const there = service();
       const underWay = here.find(tenant);
       here.forget(tenant);
@@ -171,7 +171,7 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
 
     test("judges also who waits for a read that another has begun", async () => {
       const { tenant } = caller();
-      const remembered = createPolicyCache({ reader: store.read, log: silentLog });
+      const remembered = createPolicyCache({ store, log: silentLog });
       const both = [remembered.find(tenant), remembered.find(tenant)];
       const policy = { ...all("deny"), rules: "[]", updated_at: 0 };
       remembered.took(tenant, { ...policy, version: 1, compiled: atOnce(compile(all("deny"))) }, []);
@@ -480,7 +480,7 @@ test("a policy is read, however many other reads wait for the database", async (
   await policy.put(me, document([{ action: "allow", match: {} }], { on_error: "warn" }));
   let waiting: Promise<unknown>[] = [];
   await whileLocked(place, "agents", async () => {
-    waiting = Array.from({ length: 100 }, () => findAgent(store.read, me.tenant, AGENT));
+    waiting = Array.from({ length: 100 }, () => findAgent(store, me.tenant, AGENT));
     time = 2000;
     expect((await policy.judge(call()))?.reason).toBe("rule 1: allow");
   });

@@ -73,7 +73,7 @@ const NO_POLICY: PolicyVerdict = { action: "allow", matched_rule: null, reason: 
 
 export function createPolicyService({ store, clock, log, now }: PolicyDeps) {
   const rates = createCallRates(now);
-  const cache = createPolicyCache({ reader: store.readFirst, log, ...(now && { now }) });
+  const cache = createPolicyCache({ store, log, ...(now && { now }) });
   const decisions = createDecisionLog({ store, log });
 
   /**
@@ -147,7 +147,7 @@ export function createPolicyService({ store, clock, log, now }: PolicyDeps) {
     /** What the policy, or another document, would say of a call. Nothing is counted or recorded. */
     async dryRun({ tenant }: Caller, { agent_id, document, ...conditions }: DryRun): Promise<PolicyVerdict> {
       if (document !== null) await worked(checkRules(document.rules, "document."), tenant);
-      const agent = await findAgent(store.read, tenant, agent_id);
+      const agent = await findAgent(store, tenant, agent_id);
       if (agent === null) throw new Fault("not_found", "no such agent");
       const call = { agent_id, protocol: agent.protocol, ...conditions };
       if (document !== null) return evaluate(await worked(compile(document), tenant), call);

@@ -8,6 +8,7 @@ import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { untilStored } from "../../storage/retry-until-stored.ts";
+import { type CallBody, startOf } from "../../wire/body.ts";
 import { findInvocation } from "../invocations/history.ts";
 import {
   type Claims,
@@ -105,12 +106,12 @@ async function attempt<T>(
   id: string,
   work: (attempt: ClaimAttempt) => Promise<OpenedCall | T>,
 ): Promise<OpenedCall | T> {
-  const [token, claimedAt] = [claims.begin(id), thisMoment()];
+  const [token, claimedAt] = [claims.begin(), thisMoment()];
   let isTaken = false;
   try {
     const opened = await work({ token, claimedAt });
     isTaken = typeof opened === "object" && opened !== null && "token" in opened;
-    if (isTaken) claims.took(token);
+    if (isTaken) claims.took(token, id);
     return opened;
   } finally {
     if (!isTaken) claims.over(token);
@@ -118,8 +119,8 @@ async function attempt<T>(
 }
 
 /** The start of the body, as far as it is captured. */
-function shownPart({ agent, body }: CheckedCall<Form>): Uint8Array {
-  return agent.capture_body ? body.subarray(0, CAPTURE_BYTES_MAX) : new Uint8Array();
+function shownPart({ agent, body }: CheckedCall<Form>): CallBody {
+  return agent.capture_body ? startOf(body, CAPTURE_BYTES_MAX) : new Uint8Array();
 }
 
 async function resume(

@@ -4,8 +4,9 @@
 
 import { bodyInSteps } from "../../concurrency/run-steps.ts";
 import { Fault } from "../../core/fault.ts";
+import { type CallBody, wholeOf } from "../../wire/body.ts";
 import { parseRpcRequest } from "../../wire/jsonrpc.ts";
-import type { InvocableAgent } from "../agents/service.ts";
+import type { InvocableAgent } from "../agents/look-up.ts";
 import { findInvocation } from "../invocations/history.ts";
 import type { AcceptedCall } from "../invocations/service.ts";
 import type { PaidHeaders, Payments } from "../payment/service.ts";
@@ -55,14 +56,15 @@ const TRANSACTIONAL: CallKind<Form> = {
 /** Exactly one request. */
 async function requestForm(
   { mcp_protocol_version }: InvocableAgent,
-  body: Uint8Array,
+  body: CallBody,
   { headers, caller }: ProxyCall,
 ): Promise<Form> {
-  const request = await bodyInSteps("scan of a body", body, parseRpcRequest(body), caller.tenant);
+  const bytes = body instanceof Uint8Array ? body : await wholeOf(body, caller.tenant);
+  const request = await bodyInSteps("scan of a body", bytes, parseRpcRequest(bytes), caller.tenant);
   if (!request.ok) throw new Fault("invalid_request", `body: ${request.problem}`);
   const { method, tool, protocolVersion } = request;
   const version = mcpVersion(headers) ?? protocolVersion ?? mcp_protocol_version;
-  return { method, tool, calls: [{ tool }], mirrors: passesMirrors(headers, body, request, version) };
+  return { method, tool, calls: [{ tool }], mirrors: passesMirrors(headers, bytes, request, version) };
 }
 
 /**

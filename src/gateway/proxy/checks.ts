@@ -10,8 +10,9 @@ import type { Log } from "../../core/log.ts";
 import { agentStatus } from "../../core/states.ts";
 import { viaProblem } from "../../core/via.ts";
 import type { Store } from "../../storage/store.ts";
+import type { CallBody } from "../../wire/body.ts";
 import { hashOf } from "../../wire/digest.ts";
-import type { InvocableAgent } from "../agents/service.ts";
+import type { InvocableAgent } from "../agents/look-up.ts";
 import { findByIdempotencyKey, type Idempotency } from "../invocations/idempotency.ts";
 import type { Refusals } from "../invocations/refusals.ts";
 import type { InvocationRow } from "../invocations/service.ts";
@@ -56,16 +57,16 @@ export interface CallKind<F extends Form> {
   /** Of the call's URL, after the agent's ID. */
   readonly suffix: string;
   /** @throws Fault `invalid_request` */
-  formOf(agent: InvocableAgent, body: Uint8Array, call: ProxyCall): Bun.MaybePromise<F>;
+  formOf(agent: InvocableAgent, body: CallBody, call: ProxyCall): Bun.MaybePromise<F>;
   /** For a call that was accepted before: it is not judged again, even if its agent has changed. */
-  anyForm(body: Uint8Array, call: ProxyCall): Bun.MaybePromise<F>;
+  anyForm(body: CallBody, call: ProxyCall): Bun.MaybePromise<F>;
 }
 
 export interface CheckedCall<F extends Form> {
   readonly agent: InvocableAgent;
   readonly url: string;
   readonly model: string | null;
-  readonly body: Uint8Array;
+  readonly body: CallBody;
   readonly form: F;
   readonly idempotency: Idempotency | null;
   /** What the policy warns of. */
@@ -254,11 +255,7 @@ function invocableUrl(agent: InvocableAgent): string {
 }
 
 /** Null at once for a call without a key. */
-function readIdempotency(
-  options: CheckOptions,
-  call: ProxyCall,
-  body: Uint8Array,
-): Bun.MaybePromise<Idempotency | null> {
+function readIdempotency(options: CheckOptions, call: ProxyCall, body: CallBody): Bun.MaybePromise<Idempotency | null> {
   const key = idempotencyKey(call.headers);
   return key === null ? null : idempotencyOf(options, call, key, body);
 }
@@ -267,7 +264,7 @@ async function idempotencyOf(
   { time }: CheckOptions,
   { caller }: ProxyCall,
   key: string,
-  body: Uint8Array,
+  body: CallBody,
 ): Promise<Idempotency> {
   const body_sha256 = await hashOf(body, caller.tenant);
   return { key, body_sha256, asked_at: time.earliest(), latest: time.latest() };

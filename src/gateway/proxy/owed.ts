@@ -55,7 +55,9 @@ async function idByKey({ store, time }: OwedOptions, { caller, agentId, headers 
   const key = headers.get("idempotency-key");
   if (key === null) return null;
   const owner = { tenant: caller.tenant, caller: caller.user, agent_id: agentId };
-  return (await findKey(store.read, owner, { key, asked_at: time.earliest() }))?.invocation_id ?? null;
+  return (
+    (await findKey(store.read, owner, { key, asked_at: time.earliest(), latest: time.latest() }))?.invocation_id ?? null
+  );
 }
 
 function orNull(error: unknown): null {

@@ -120,12 +120,9 @@ async function storeCall(
   const key = { tenant: row.tenant, id: row.id };
   try {
     if (payment === null) return await accept(store, accepted, claimant);
-    return await store.write(async (tx) => {
-      const id = await accept(tx, accepted, claimant);
-      if (id !== row.id) return id;
+    return await accept(store, accepted, claimant, async (tx) => {
       await requireCredential(tx, row.tenant, call);
       await insertPayment(tx, payment);
-      return id;
     });
   } catch (error) {
     if (!(error instanceof CommitUnknown)) throw error;

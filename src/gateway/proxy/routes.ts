@@ -5,7 +5,7 @@ import { Fault } from "../../core/fault.ts";
 import { PROXY_BODY_BYTES_MAX } from "../../core/limits.ts";
 import { jsonText } from "../../http/answers.ts";
 import { routes } from "../../http/elysia.ts";
-import { readBytes } from "../../http/intake.ts";
+import { readBody as readWhole } from "../../http/intake.ts";
 import { type Scope, type StraightRoute, scopeOf } from "../../http/server.ts";
 import type { Store } from "../../storage/store.ts";
 import type { CompletionWaiters } from "../invocations/completion-waiters.ts";
@@ -59,7 +59,7 @@ async function makeCall(options: ProxyRoutesOptions, request: Request, scope: Sc
   const { caller, requestId, note } = scope;
   const { headers } = request;
   const hold = new BodyHold();
-  const readBody = () => readBytes(request, caller.tenant, PROXY_BODY_BYTES_MAX, hold);
+  const readBody = () => readWhole(request, caller.tenant, PROXY_BODY_BYTES_MAX, hold);
   const stored = () => hold.end();
   const leave = options.admitting.enter();
   let made: Admitted;

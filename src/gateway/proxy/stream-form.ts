@@ -1,6 +1,7 @@
 // What the body of a call on the streaming path asks of its agent: one JSON-RPC message or a batch of them.
 import { bodyInSteps } from "../../concurrency/run-steps.ts";
 import { Fault } from "../../core/fault.ts";
+import { type CallBody, wholeOf } from "../../wire/body.ts";
 import type { RpcProblem } from "../../wire/jsonrpc.ts";
 import { parseRpcMessages, type RpcMessage, type RpcMessages } from "../../wire/mcp-messages.ts";
 import type { CallKind, Form, ProxyCall } from "./checks.ts";
@@ -21,20 +22,22 @@ const PLAIN: StreamForm = {
 export const STREAMING: CallKind<StreamForm> = {
   suffix: "/stream",
   anyForm: async (body, { caller }) => {
-    const parsed = await bodyInSteps("scan of a body", body, parseRpcMessages(body), caller.tenant);
+    const bytes = await wholeOf(body, caller.tenant);
+    const parsed = await bodyInSteps("scan of a body", bytes, parseRpcMessages(bytes), caller.tenant);
     return { ...PLAIN, listsTools: listsTools(parsed) };
   },
   formOf: async ({ protocol }, body, call) => (protocol === "mcp" ? messagesForm(body, call) : PLAIN),
 };
 
-async function messagesForm(body: Uint8Array, { headers, caller }: ProxyCall): Promise<StreamForm> {
-  const parsed = await bodyInSteps("scan of a body", body, parseRpcMessages(body), caller.tenant);
+async function messagesForm(body: CallBody, { headers, caller }: ProxyCall): Promise<StreamForm> {
+  const bytes = await wholeOf(body, caller.tenant);
+  const parsed = await bodyInSteps("scan of a body", bytes, parseRpcMessages(bytes), caller.tenant);
   if (!parsed.ok) throw new Fault("invalid_request", `body: ${parsed.problem}`);
   const { messages } = parsed;
   const calls = messages.filter(({ isCall }) => isCall);
   const shown = shownMessage(messages, calls);
   const only = parsed.isBatch ? null : (messages[0] ?? null);
-  const mirrors = passesMirrors(headers, body, only, mcpVersion(headers) ?? only?.protocolVersion ?? null);
+  const mirrors = passesMirrors(headers, bytes, only, mcpVersion(headers) ?? only?.protocolVersion ?? null);
   const { method = null, tool = null } = shown ?? {};
   return { method, tool, calls, mirrors, listsTools: listsTools(parsed) };
 }

@@ -2,8 +2,9 @@
 import { Fault } from "../../core/fault.ts";
 import { PROXY_BODY_BYTES_MAX } from "../../core/limits.ts";
 import { routes } from "../../http/elysia.ts";
-import { readBytes } from "../../http/intake.ts";
+import { readBody as readWhole } from "../../http/intake.ts";
 import { scopeOf } from "../../http/server.ts";
+import type { CallBody } from "../../wire/body.ts";
 import type { AskedStream, OpenedConnection } from "../streaming/service.ts";
 import type { StreamHandler } from "./stream-handler.ts";
 import { endSession, listen, streamCall } from "./stream-openapi.ts";
@@ -30,8 +31,8 @@ async function call(path: StreamHandler, request: Request, agentId: string): Pro
   const { note, caller, holdOpen } = scope;
   const { promise: until, resolve: sent } = Promise.withResolvers<void>();
   const { promise: ending, resolve: endBy } = Promise.withResolvers<() => void>();
-  async function readBody(): Promise<Uint8Array> {
-    const body = await readBytes(request, caller.tenant, PROXY_BODY_BYTES_MAX, { until, endBy: ending });
+  async function readBody(): Promise<CallBody> {
+    const body = await readWhole(request, caller.tenant, PROXY_BODY_BYTES_MAX, { until, endBy: ending });
     // From here on only the timeouts of the exchange limit the connection.
     holdOpen(true);
     return body;

@@ -8,6 +8,7 @@ import { idFloor, isId } from "../../core/id.ts";
 import { DAY_MS } from "../../core/time.ts";
 import { within } from "../../storage/deadline.ts";
 import type { Store } from "../../storage/store.ts";
+import { RECEIPTS } from "../timed-tables.ts";
 import { createReceiptEmitter, type EmitterOptions } from "./emitter.ts";
 import { findReceipt, isDue, receiptPage, removeReceiptsBefore } from "./store.ts";
 
@@ -51,5 +52,6 @@ export type Receipts = ReturnType<typeof createReceipts>;
 /** Removes the receipts made more than `days` ago; 0 keeps all. Gives how many they were. */
 export async function removeOldReceipts(store: Store, clock: Clock, days: number): Promise<number> {
   if (days === 0) return 0;
-  return removeReceiptsBefore(store, idFloor("rcpt", clock.now() - days * DAY_MS));
+  const before = await store.periods.drop(RECEIPTS, clock.now() - days * DAY_MS);
+  return removeReceiptsBefore(store, idFloor("rcpt", before));
 }

@@ -10,6 +10,7 @@ import type { ReadAhead } from "../../http/read-ahead.ts";
 import { BODILESS } from "../../http/response-parser.ts";
 import { requestSafely } from "../../http/retry.ts";
 import { untilStored } from "../../storage/retry-until-stored.ts";
+import type { CallBody } from "../../wire/body.ts";
 import { CallError, credentialProblem } from "../upstream/failure.ts";
 import { type CredentialHeader, credentialHeaders } from "../upstream/headers.ts";
 import type { ExchangeTimeouts } from "./exchange-timeouts.ts";
@@ -63,7 +64,7 @@ export interface StreamExchange {
 export async function headOf(
   deps: ExchangeDeps,
   { opened, timeouts, recorder, method, own, isOurs }: StreamExchange,
-  body: Uint8Array | null,
+  body: CallBody | null,
   sent?: () => void,
 ): Promise<Response> {
   const { signal } = timeouts;

@@ -2,7 +2,8 @@ import { expect, test } from "bun:test";
 import { accepted } from "../../../test/support/stores/invocations.ts";
 import { clock as fixed, places } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
-import { nextAgentWithPending, pendingOf } from "../executor/leases.ts";
+import { waitingAgents } from "../invocations/commands/queued.ts";
+import { takeCommand } from "../invocations/commands/take.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { accept, claim, collectSettlement, type InvocationRow } from "../invocations/service.ts";
 import { keepOwed } from "../proxy/owed.ts";
@@ -53,8 +54,10 @@ for (const [name, place] of Object.entries(places)) {
         await store.write((tx) => collectSettlement(tx, key, "{}", now));
       }
       // The scheduler's queue has none of them but the last.
-      expect((await pendingOf(store.read, TAKER, "agt_a", 10)).map(({ id }) => id)).toEqual([waiting.id]);
-      expect(await nextAgentWithPending(store.read, TAKER, "")).toBe("agt_a");
+      const agent = { tenant: "acme", agent_id: "agt_a" };
+      expect(await store.lookUp(waitingAgents, { ...TAKER, after: "", limit: 10 })).toEqual([agent]);
+      const block = { ...agent, owner: "rep_1", tokens: ["1", "2"], now, leftOut: [] };
+      expect((await store.execute(takeCommand, block)).taken.map(({ id }) => id)).toEqual([waiting.id]);
       const taking = { key: fetched, owner: "rep_1", token: "t", now, inHand: null };
       expect(await store.write((tx) => claim(tx, taking))).not.toBeNull();
       expect(await store.write((tx) => claim(tx, { ...taking, key: unknown }))).toBeNull();
@@ -89,7 +92,7 @@ for (const [name, place] of Object.entries(places)) {
       const states = await Promise.all(
         [unknown, fetched, waiting].map(async ({ id }) => (await findInvocation(store.read, "acme", id)).status),
       );
-      expect(states).toEqual(["pending", "running", "pending"]);
+      expect(states).toEqual(["pending", "running", "running"]);
     } finally {
       await store.close();
       where.remove();

@@ -9,10 +9,10 @@
 // the head too. So an answer that breaks off is held open for a moment first.
 import { endsWithin } from "../../concurrency/deadline.ts";
 import { bodyChunks } from "../../http/body.ts";
-import { freeMemory } from "../../http/body-buffer.ts";
 import { isEncoded, Undecodable } from "../../http/codings.ts";
 import type { Chunks, DecodedFor } from "../../http/decode.ts";
 import { OutboundError } from "../../http/outbound.ts";
+import { freeMemory } from "../../wire/body.ts";
 import type { ExchangeTimeouts } from "./exchange-timeouts.ts";
 
 /** How an answer ended that had a head: `broken` by the upstream or by the timeouts, `failed` by the gateway. */

@@ -3,6 +3,7 @@
 import type { Moment } from "../../core/age.ts";
 import type { Call } from "../../core/call.ts";
 import type { Caller } from "../../core/caller.ts";
+import type { CallBody } from "../../wire/body.ts";
 import type { InvocationKey } from "../invocations/service.ts";
 
 /** A request to an agent's streaming path, as it came. */
@@ -17,7 +18,7 @@ export interface AskedStream {
 
 /** A POST, as it came. */
 export interface AskedCall extends AskedStream {
-  readBody(): Promise<Uint8Array>;
+  readBody(): Promise<CallBody>;
   /** Adds a field to the request's line in the log. */
   note(name: string, value: string): void;
 }

@@ -6,10 +6,10 @@ import { endsWithin } from "../../concurrency/deadline.ts";
 import { createUnderWay } from "../../concurrency/under-way.ts";
 import { CLAIM_BELIEVED_MS, isOlder } from "../../core/age.ts";
 import { Fault } from "../../core/fault.ts";
-import { freeMemory } from "../../http/body-buffer.ts";
 import { createReadAhead } from "../../http/read-ahead.ts";
 import { within } from "../../storage/deadline.ts";
 import type { Store } from "../../storage/store.ts";
+import { type CallBody, freeBody } from "../../wire/body.ts";
 import { type Ending, holdsClaim, release } from "../invocations/service.ts";
 import { type CallStop, stoppedBy, type UpstreamFailure, upstreamFailureOf } from "../upstream/failure.ts";
 import { ownHeaders } from "../upstream/headers.ts";
@@ -70,7 +70,7 @@ export function createStreams(options: StreamsDeps) {
      *
      * @throws Fault when the upstream gave nothing
      */
-    async call(opened: OpenedCall, body: Uint8Array, end: CallerEnd): Promise<Response> {
+    async call(opened: OpenedCall, body: CallBody, end: CallerEnd): Promise<Response> {
       const timeouts = startExchangeTimeouts(limitsOf(deps), end.callerSignal);
       const leave = underWay.enter();
       calls.set(opened.key.id, timeouts);
@@ -145,7 +145,7 @@ interface CallRun {
 async function runCall(
   deps: Deps,
   { opened, end, timeouts, recorder, conclude }: CallRun,
-  body: Uint8Array,
+  body: CallBody,
 ): Promise<Response> {
   const { tenant, agentId, key, listsTools, request_id } = opened;
   const responseHeaders = { ...opened.responseHeaders, "x-service-invocation-id": key.id };
@@ -164,7 +164,7 @@ async function runCall(
     };
     const response = await headOf(deps, exchange, body, () => {
       // Its start is stored by now, and a POST is never sent twice, so nobody needs it any more.
-      freeMemory(body);
+      freeBody(body);
       end.sent();
     });
     return await answerOf(deps, exchange, response);

@@ -6,20 +6,23 @@ import {
   jobsOf,
   type ToWorker,
 } from "../../../src/gateway/executor/workers/messages.ts";
+import { type CallBody, partsOf } from "../../../src/wire/body.ts";
 
 declare const self: Worker;
 
+const bytesOf = (body: CallBody) => (body instanceof Uint8Array ? body : Buffer.concat(partsOf(body)));
+
 const post = (message: FromWorker) => self.postMessage(message);
 
-function echo(job: Job): Outcome {
+function echo({ body }: Job): Outcome {
   return {
     status: "succeeded",
     error_class: null,
     upstream_status: 200,
     latency_ms: 0,
-    resp_size: job.body.length,
+    resp_size: body.byteLength,
     resp_sha256: null,
-    response: job.body,
+    response: bytesOf(body),
     response_truncated: false,
     response_content_type: null,
     detail: null,
@@ -32,7 +35,7 @@ function answer(job: Job): void {
 }
 
 function take(job: Job): void {
-  switch (new TextDecoder().decode(job.body.subarray(0, 20))) {
+  switch (new TextDecoder().decode(bytesOf(job.body).subarray(0, 20))) {
     case "throw":
       throw new Error("boom");
     case "throw later":

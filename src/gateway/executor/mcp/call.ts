@@ -4,6 +4,7 @@
 
 import { bodyInSteps } from "../../../concurrency/run-steps.ts";
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
+import { wholeOf } from "../../../wire/body.ts";
 import { isSessionless, parseRpcRequest, type RpcRequest, splice } from "../../../wire/jsonrpc.ts";
 import { isMirror } from "../../../wire/mcp-headers.ts";
 import { CallError } from "../../upstream/failure.ts";
@@ -30,6 +31,8 @@ const CLOSE_TIMEOUT_MS = 2000;
 /** One request on its way: what it is, and what of it changes with the session. */
 interface McpAttempt {
   readonly job: Job;
+  /** All of the request's body. */
+  readonly body: Uint8Array;
   readonly request: RpcRequest;
   readonly session: Session | null;
   /** The id as it is sent, as JSON text. */
@@ -53,11 +56,12 @@ export function createMcp(upstreams: Upstreams) {
   sweeper.unref();
   return {
     async call(job: Job, context: CallContext): Promise<Outcome> {
-      const request = await bodyInSteps("scan of a body", job.body, parseRpcRequest(job.body), job.tenant);
+      const body = await wholeOf(job.body, job.tenant);
+      const request = await bodyInSteps("scan of a body", body, parseRpcRequest(body), job.tenant);
       if (!request.ok) throw new CallError("internal", `not a JSON-RPC request: ${request.problem}`);
       const callerVersion = headerOf(job, VERSION_HEADER) ?? request.protocolVersion;
-      const wireId = decoder.decode(job.body.subarray(request.id.start, request.id.end));
-      const plain: McpAttempt = { job, request, session: null, wireId, callerVersion };
+      const wireId = decoder.decode(body.subarray(request.id.start, request.id.end));
+      const plain: McpAttempt = { job, body, request, session: null, wireId, callerVersion };
       if (isSessionless(callerVersion)) return (await attempt(plain, context)).outcome;
       // A caller's own initialize opens a session that nobody can use, so close it again.
       if (request.method === "initialize") return callInitialize(plain, context, wire.close);
@@ -126,14 +130,14 @@ function isSameForServer(plain: McpAttempt, known: Session | null, renewed: Sess
 }
 
 async function attempt(call: McpAttempt, context: CallContext): Promise<Reply> {
-  const { job, request, session, wireId } = call;
-  const callerId = job.body.subarray(request.id.start, request.id.end);
+  const { job, body, request, session, wireId } = call;
+  const callerId = body.subarray(request.id.start, request.id.end);
   const isShared = session !== null && session.id !== null;
   const response = await send(context, {
     url: job.call.url,
     method: "POST",
     headers: headersOf(call),
-    body: isShared ? splice(job.body, request.id, encoder.encode(wireId)) : job.body,
+    body: isShared ? splice(body, request.id, encoder.encode(wireId)) : body,
   });
   noteHead(context.trace, response);
   const sessionId = response.headers.get(SESSION_HEADER);

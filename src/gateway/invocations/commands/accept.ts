@@ -1,26 +1,31 @@
 // Accepting a call: its idempotency key, its row among the open calls, and its body, in one write.
-import { IDEMPOTENCY_HOURS } from "../../../core/limits.ts";
-import { type Command, inputRows } from "../../../storage/commands.ts";
+import { Fault } from "../../../core/fault.ts";
+import { type Command, inputRows, type SqliteStatement, type SqlRow } from "../../../storage/commands.ts";
 import { anyShard } from "../../../storage/counts.ts";
+import { type CallBody, PART_BYTES } from "../../../wire/body.ts";
 import { countWhole } from "../counters.ts";
-import type { Idempotency } from "../idempotency.ts";
+import { IDEMPOTENCY_MS, type Idempotency, slotsOf } from "../idempotency.ts";
 import type { InvocationRow } from "../service.ts";
+import { sameRequest } from "./same-row.ts";
 import { addTotals } from "./totals.ts";
 
 export interface Accepting {
   readonly row: InvocationRow;
   /** JSON of the call: agent snapshot and headers. */
   readonly call: string;
-  readonly body: Uint8Array;
+  readonly body: CallBody;
   readonly idempotency: Idempotency | null;
   /** Takes the call in the same write; null leaves it pending. */
   readonly claim: { readonly owner: string; readonly token: string } | null;
 }
 
 /** Up to here a body stands in the row of its open call. A larger one is written once, where it stays. */
-const SMALL_BODY_BYTES = 8_192;
+export const SMALL_BODY_BYTES = 8_192;
 
-const IDEMPOTENCY_MS = IDEMPOTENCY_HOURS * 3_600_000;
+/** Whether a body is stored part by part, before its call is accepted. A body of a single part is stored with its call. */
+export function isInParts(body: CallBody): boolean {
+  return body.byteLength > PART_BYTES;
+}
 
 const COLUMNS = {
   id: ["text", ({ row }) => row.id],
@@ -55,95 +60,196 @@ function statusOf({ claim }: Accepting): "pending" | "running" {
   return claim === null ? "pending" : "running";
 }
 
-function isSmall(body: Uint8Array): boolean {
+function isSmall(body: CallBody): body is Uint8Array {
   return body.byteLength <= SMALL_BODY_BYTES;
 }
 
 const NAMES = Object.keys(COLUMNS).join(", ");
 const VALUES = Object.values(COLUMNS).map(([, value]) => value);
 
-const INPUT = inputRows<Accepting>(
-  {
-    ...COLUMNS,
-    large: ["bytea", ({ body }) => (isSmall(body) ? null : body)],
-    key: ["text", ({ idempotency }) => idempotency?.key ?? null],
-    body_sha256: ["text", ({ idempotency }) => idempotency?.body_sha256 ?? null],
-    expires_at: ["bigint", ({ idempotency }) => (idempotency === null ? null : idempotency.latest + IDEMPOTENCY_MS)],
-  },
-  3,
-);
+const KEY_COLUMNS = {
+  key: ["text", ({ idempotency }) => idempotency?.key ?? null],
+  body_sha256: ["text", ({ idempotency }) => idempotency?.body_sha256 ?? null],
+  slots: ["text", ({ idempotency }) => idempotency && slotsOf(idempotency).join()],
+  expires_at: ["bigint", ({ idempotency }) => idempotency && idempotency.latest + IDEMPOTENCY_MS],
+} as const satisfies Parameters<typeof inputRows<Accepting>>[0];
+
+const PART_COLUMN = {
+  part: ["bytea", ({ body }) => (body instanceof Uint8Array && !isSmall(body) ? body : null)],
+} as const satisfies Parameters<typeof inputRows<Accepting>>[0];
 
 /** A key that has expired is taken over. `asked` stands for the earliest possible time now. */
 const takenOver = (asked: string) =>
-  `on conflict (tenant, caller, agent_id, key) do update
+  `on conflict (tenant, caller, agent_id, key, slot) do update
    set body_sha256 = excluded.body_sha256, invocation_id = excluded.invocation_id, expires_at = excluded.expires_at
    where idempotency_keys.expires_at <= ${asked}`;
+
+/** Out of the slots in which no other call had it. */
+const GIVE_BACK = `delete from idempotency_keys
+  where tenant = $1 and caller = $2 and agent_id = $3 and key = $4 and invocation_id = $5`;
+
+function keyValues({ row }: Accepting, { key }: Idempotency): string[] {
+  return [row.tenant, row.caller, row.agent_id, key, row.id];
+}
+
+/** The parts of the body were stored too long ago. */
+export function partsGone(): Fault {
+  return new Fault("unavailable", "the body could not be stored in time", { retryAfterSeconds: 1 });
+}
+
+/** What differs with how the body is stored. */
+interface AcceptKind {
+  readonly name: string;
+  readonly columns: Parameters<typeof inputRows<Accepting>>[0];
+  bytesOf(input: Accepting): number;
+  /** Stores the body, or keeps its parts. @throws Fault `unavailable` when they are not there any more */
+  sqlite: (prepare: (text: string) => SqliteStatement) => (input: Accepting) => void;
+  /** Names the rows of the source that may be accepted `ready`. */
+  ready(source: string): string;
+  /** What is written beside the calls, which are named `stored`. */
+  readonly beside: string;
+}
+
+/** Small, or in a single part, which is stored in the same write. */
+const WITH_ITS_BODY: AcceptKind = {
+  name: "accept",
+  columns: PART_COLUMN,
+  bytesOf: ({ call, body }) => call.length + body.byteLength,
+  sqlite(prepare) {
+    const insertPart = prepare(
+      "insert into body_parts (invocation_id, tenant, kind, n, bytes) values (?, ?, 'request', 0, ?)",
+    );
+    return ({ row: { tenant, id }, body }) => {
+      if (!isSmall(body) && body instanceof Uint8Array) insertPart.run(id, tenant, body);
+    };
+  },
+  ready: (source) => `ready as (select * from ${source})`,
+  beside: `
+bodies as (
+  insert into body_parts (invocation_id, tenant, kind, n, bytes)
+  select id, tenant, 'request', 0, part from ready where part is not null and id in (select id from stored)
+)`,
+};
+
+/** Its parts are loose until here: see loose-parts.ts. Those that are going already can't be kept any more. */
+const STORED_IN_PARTS: AcceptKind = {
+  name: "accept_in_parts",
+  columns: {},
+  bytesOf: ({ call }) => call.length,
+  sqlite(prepare) {
+    const keep = prepare(
+      "delete from loose_parts where invocation_id = ? and kind = 'request' and tenant = ? and due_at <> 0",
+    );
+    return ({ row: { tenant, id } }) => {
+      if (keep.run(id, tenant) === 0) throw partsGone();
+    };
+  },
+  ready: (source) => `
+input as (select * from ${source}),
+ready as (
+  select input.* from input, lateral (
+    select 1 from loose_parts l
+    where ${sameRequest("l", { tenant: "input.tenant", id: "input.id" })} and l.due_at <> 0
+    for update
+  ) held
+)`,
+  beside: `
+kept as (
+  delete from loose_parts l using stored s where ${sameRequest("l", { tenant: "s.tenant", id: "s.id" })}
+)`,
+};
+
+function acceptAs({ name, columns, bytesOf, sqlite, ready, beside }: AcceptKind): Command<Accepting, boolean> {
+  const input = inputRows<Accepting>({ ...COLUMNS, ...columns, ...KEY_COLUMNS }, 3);
+  return {
+    name,
+    bytesOf,
+    keyOf({ row, idempotency }) {
+      return idempotency === null ? null : JSON.stringify([row.tenant, row.caller, row.agent_id, idempotency.key]);
+    },
+    sqlite(prepare) {
+      const insertKey = prepare(
+        `insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at, slot)
+         values (?, ?, ?, ?, ?, ?, ?, ?) ${takenOver("?")}`,
+      );
+      const giveBack = prepare(GIVE_BACK.replaceAll("$", "?"));
+      const insertCall = prepare(
+        `insert into open_invocations (${NAMES}) values (${VALUES.map(() => "?").join(", ")})`,
+      );
+      const storeBody = sqlite(prepare);
+      /** False when another call has it in one of its slots. */
+      function takeKey({ row }: Accepting, { key, body_sha256, asked_at, latest }: Idempotency): boolean {
+        const expires_at = latest + IDEMPOTENCY_MS;
+        for (const slot of slotsOf({ asked_at, latest })) {
+          const values = [row.tenant, row.caller, row.agent_id, key, body_sha256, row.id, expires_at, slot, asked_at];
+          if (insertKey.run(...values) === 0) return false;
+        }
+        return true;
+      }
+
+      return (accepting, effects) => {
+        const { row, idempotency } = accepting;
+        if (idempotency !== null && !takeKey(accepting, idempotency)) {
+          giveBack.run(...keyValues(accepting, idempotency));
+          return false;
+        }
+        insertCall.run(...VALUES.map((value) => value(accepting)));
+        storeBody(accepting);
+        countWhole(effects, { ...row, status: statusOf(accepting), error_class: null }, 1);
+        return true;
+      };
+    },
+    postgres: {
+      text: `
+with ${ready(input.source)},
+keys as (
+  insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at, slot)
+  select tenant, caller, agent_id, key, body_sha256, id, expires_at, slot
+  from ready, unnest(string_to_array(slots, ',')::bigint[]) as slot where key is not null
+  order by tenant, caller, agent_id, key, slot
+  ${takenOver("$2::bigint")}
+  returning invocation_id
+),
+stored as (
+  insert into open_invocations (${NAMES})
+  select ${NAMES} from ready where key is null or (id, cardinality(string_to_array(slots, ','))) in (
+    select invocation_id, count(*) from keys group by invocation_id)
+  returning id, tenant, agent_id, mode, status, model, settlement_status
+),
+totals as (${addTotals(`
+    select tenant, id, dimension, value, 1 as delta from stored, lateral (values
+      ('all', ''), ('agent', agent_id), ('mode', mode), ('status', status), ('model', model),
+      ('settlement', settlement_status)) as total (dimension, value)`)}
+),${beside}
+select id from stored`,
+      valuesOf: (inputs) => [anyShard(), earliest(inputs), ...input.values(inputs)],
+      afterwards(inputs, rows) {
+        const stored = storedIn(rows);
+        return inputs.flatMap((each) => {
+          const { row, idempotency } = each;
+          if (idempotency === null || stored.has(row.id)) return [];
+          return [{ text: GIVE_BACK, values: keyValues(each, idempotency) }];
+        });
+      },
+      outputsOf(inputs, rows) {
+        const stored = storedIn(rows);
+        return inputs.map(({ row }) => stored.has(row.id));
+      },
+    },
+  };
+}
 
 /**
  * Stores a call among the open ones. False, and nothing is stored, when another call has its idempotency key.
  *
  * Fails with UniqueViolation for an ID that is known already.
  */
-export const acceptCommand: Command<Accepting, boolean> = {
-  name: "accept",
-  bytesOf: ({ call, body }) => call.length + body.byteLength,
-  keyOf({ row, idempotency }) {
-    return idempotency === null ? null : JSON.stringify([row.tenant, row.caller, row.agent_id, idempotency.key]);
-  },
-  sqlite(prepare) {
-    const insertKey = prepare(
-      `insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at)
-       values (?, ?, ?, ?, ?, ?, ?) ${takenOver("?")}`,
-    );
-    const insertCall = prepare(`insert into open_invocations (${NAMES}) values (${VALUES.map(() => "?").join(", ")})`);
-    const insertBody = prepare("insert into invocation_bodies (tenant, invocation_id, request) values (?, ?, ?)");
-    return (input, effects) => {
-      const { row, body, idempotency } = input;
-      const { tenant, id } = row;
-      if (idempotency !== null) {
-        const { key, body_sha256, latest, asked_at } = idempotency;
-        const expires_at = latest + IDEMPOTENCY_MS;
-        if (insertKey.run(tenant, row.caller, row.agent_id, key, body_sha256, id, expires_at, asked_at) === 0)
-          return false;
-      }
-      insertCall.run(...VALUES.map((value) => value(input)));
-      if (!isSmall(body)) insertBody.run(tenant, id, body);
-      countWhole(effects, { ...row, status: statusOf(input), error_class: null }, 1);
-      return true;
-    };
-  },
-  postgres: {
-    text: `
-with input as (select * from ${INPUT.source}),
-keys as (
-  insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at)
-  select tenant, caller, agent_id, key, body_sha256, id, expires_at from input where key is not null
-  order by tenant, caller, agent_id, key
-  ${takenOver("$2::bigint")}
-  returning invocation_id
-),
-stored as (
-  insert into open_invocations (${NAMES})
-  select ${NAMES} from input where key is null or id in (select invocation_id from keys)
-  returning id, tenant, agent_id, mode, status, model, settlement_status
-),
-totals as (${addTotals(`
-    select tenant, dimension, value, 1 as delta from stored, lateral (values
-      ('all', ''), ('agent', agent_id), ('mode', mode), ('status', status), ('model', model),
-      ('settlement', settlement_status)) as total (dimension, value)`)}
-),
-bodies as (
-  insert into invocation_bodies (tenant, invocation_id, request)
-  select tenant, id, large from input where large is not null and id in (select id from stored)
-)
-select id from stored`,
-    valuesOf: (inputs) => [anyShard(), earliest(inputs), ...INPUT.values(inputs)],
-    outputsOf(inputs, rows) {
-      const stored = new Set(rows.map(({ id }) => id));
-      return inputs.map(({ row }) => stored.has(row.id));
-    },
-  },
-};
+export const acceptCommand = acceptAs(WITH_ITS_BODY);
+
+/** The same for a call whose body is stored in parts. False, or a Fault, also when those are not there any more. */
+export const acceptInPartsCommand = acceptAs(STORED_IN_PARTS);
+
+const storedIn = (rows: readonly SqlRow[]) => new Set(rows.map(({ id }) => id));
 
 /** The earliest time that any of them was asked at: a key that expires too early would let its call be made twice. */
 function earliest(inputs: readonly Accepting[]): number {

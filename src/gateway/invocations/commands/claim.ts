@@ -1,4 +1,5 @@
 // Taking a pending call: from here on only the one who has the token makes it.
+import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import { INVOCATION_EVENTS } from "../../../core/states.ts";
 import { type Command, inputRows } from "../../../storage/commands.ts";
 import { anyShard } from "../../../storage/counts.ts";
@@ -6,10 +7,13 @@ import { countMove } from "../counters.ts";
 import type { Claim } from "../service.ts";
 import { addTotals } from "./totals.ts";
 
-/** The stored call; its parts are null where the claimer has them in hand. */
+/** The stored call; all is null where the claimer has it in hand. */
 export interface ClaimedCall {
   readonly call: string | null;
+  /** Null for one that is stored in parts. */
   readonly body: Uint8Array | null;
+  /** Of the body that the call is made with. */
+  readonly size: number | string | null;
 }
 
 const { from, to } = INVOCATION_EVENTS.claim;
@@ -21,6 +25,9 @@ const { from, to } = INVOCATION_EVENTS.claim;
  */
 const isFree = `(o.status = '${from}' and coalesce(o.settlement_status, '') <> 'pending'
     and not exists (select 1 from refused_calls r where r.tenant = o.tenant and r.id = o.id limit 1 offset 0))`;
+
+/** Of a streamed call only what may be shown is stored. */
+const STORED_SIZE = `case when o.mode = 'streaming' and o.req_size > ${CAPTURE_BYTES_MAX} then ${CAPTURE_BYTES_MAX} else o.req_size end`;
 
 /** A claim that was stored without its answer is found by its token. */
 const isOwn = (token: string) => `(o.status = '${to}' and o.claim = ${token})`;
@@ -37,6 +44,8 @@ const INPUT = inputRows<Claim>(
   2,
 );
 
+const NOTHING: ClaimedCall = { call: null, body: null, size: null };
+
 /** Null when someone else has taken the call, or it has ended. */
 export const claimCommand: Command<Claim, ClaimedCall | null> = {
   name: "claim",
@@ -49,14 +58,12 @@ export const claimCommand: Command<Claim, ClaimedCall | null> = {
     );
     const own = prepare(`select 1 from open_invocations o where o.id = ? and o.tenant = ? and ${isOwn("?")}`);
     const stored = prepare(
-      `select o.call, coalesce(o.request, b.request) as body from open_invocations o
-       left join invocation_bodies b on b.tenant = o.tenant and b.invocation_id = o.id
-       where o.id = ? and o.tenant = ?`,
+      `select call, request as body, ${STORED_SIZE} as size from open_invocations o where id = ? and tenant = ?`,
     );
     return ({ key: { id, tenant }, owner, token, now, inHand }, effects) => {
-      if (take.run(owner, token, now, id, tenant) > 0) countMove(effects, tenant, from, to);
+      if (take.run(owner, token, now, id, tenant) > 0) countMove(effects, { tenant, id }, from, to);
       else if (own.get(id, tenant, token) === null) return null;
-      return inHand === null ? (stored.get(id, tenant) as unknown as ClaimedCall) : { call: null, body: null };
+      return inHand === null ? (stored.get(id, tenant) as unknown as ClaimedCall) : NOTHING;
     };
   },
   postgres: {
@@ -64,29 +71,27 @@ export const claimCommand: Command<Claim, ClaimedCall | null> = {
     text: `
 with input as (select * from ${INPUT.source}),
 taken as (
-  select o.id, o.tenant, o.status from input, lateral (
+  select o.id, o.tenant, o.status, input.owner, input.token, input.at, input.wanted from input, lateral (
     select c.id, c.tenant, c.status, c.claim, c.settlement_status from open_invocations c
     where c.id = input.id and c.tenant = input.tenant
     for update
   ) o where (${isFree} or ${isOwn("input.token")})
 ),
 totals as (${addTotals(`
-    select tenant, 'status' as dimension, '${from}' as value, -1 as delta from taken where status = '${from}'
-    union all select tenant, 'status', '${to}', 1 from taken where status = '${from}'`)}
+    select tenant, id, 'status' as dimension, '${from}' as value, -1 as delta from taken where status = '${from}'
+    union all select tenant, id, 'status', '${to}', 1 from taken where status = '${from}'`)}
 ),
 claimed as (
-  update open_invocations o set status = '${to}', owner = input.owner, claim = input.token, updated_at = input.at
-  from input where o.id = any(array[input.id]) and input.id in (select id from taken)
-  returning o.id, o.tenant, input.wanted, case when input.wanted then o.call end as call,
-    case when input.wanted then o.request end as request
+  update open_invocations o set status = '${to}', owner = taken.owner, claim = taken.token, updated_at = taken.at
+  from taken where o.id = any(array[taken.id])
+  returning o.id, case when taken.wanted then o.call end as call, case when taken.wanted then o.request end as body,
+    ${STORED_SIZE} as size
 )
-select id, call, case when wanted then coalesce(request,
-  (select b.request from invocation_bodies b where b.tenant = claimed.tenant and b.invocation_id = claimed.id)) end as body
-from claimed`,
+select id, call, body, size from claimed`,
     valuesOf: (inputs) => [anyShard(), ...INPUT.values(inputs.toSorted((a, b) => (a.key.id < b.key.id ? -1 : 1)))],
     outputsOf(inputs, rows) {
-      const claimed = new Map(rows.map((row) => [row["id"], row]));
-      return inputs.map(({ key }) => (claimed.get(key.id) as ClaimedCall | undefined) ?? null);
+      const claimed = new Map(rows.map((row) => [row["id"], row as unknown as ClaimedCall]));
+      return inputs.map(({ key }) => claimed.get(key.id) ?? null);
     },
   },
 };

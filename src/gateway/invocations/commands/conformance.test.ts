@@ -1,8 +1,8 @@
 // What the commands of a call promise, the same on every kind of store: alone, many at once, and when some of them fail.
 import { expect, test } from "bun:test";
-import { and, eq } from "drizzle-orm";
+import { and, eq, inArray } from "drizzle-orm";
 import fc from "fast-check";
-import type { Tables } from "../../../../db/schema.ts";
+import type { CountDimension, Tables } from "../../../../db/schema.ts";
 import { accepted, SUCCESS } from "../../../../test/support/stores/invocations.ts";
 import { eachStore, useStore } from "../../../../test/support/stores/one-store.ts";
 import type { Place } from "../../../../test/support/stores/stores.ts";
@@ -12,7 +12,9 @@ import { newId } from "../../../core/id.ts";
 import { IDEMPOTENCY_HOURS } from "../../../core/limits.ts";
 import { counted } from "../../../storage/counts.ts";
 import { type Store, UniqueViolation } from "../../../storage/store.ts";
+import { PART_BYTES, partsOf } from "../../../wire/body.ts";
 import { capturedBodies, findInvocation } from "../history.ts";
+import { removeLoose } from "../loose-parts.ts";
 import {
   type AcceptedCall,
   abandon,
@@ -24,6 +26,8 @@ import {
   type InvocationRow,
   withdraw,
 } from "../service.ts";
+import { acceptInPartsCommand, SMALL_BODY_BYTES } from "./accept.ts";
+import { storePartCommand } from "./store-part.ts";
 
 const NOW = 1_790_000_000_000;
 const KEY_MS = IDEMPOTENCY_HOURS * 3_600_000;
@@ -31,7 +35,10 @@ const MIB = 1024 * 1024;
 
 const keyOf = ({ row: { tenant, id } }: AcceptedCall): InvocationKey => ({ tenant, id });
 const call = (fields: Partial<InvocationRow> = {}) => accepted(NOW, fields);
-const withBody = (body: Uint8Array, fields: Partial<InvocationRow> = {}): AcceptedCall => ({ ...call(fields), body });
+const withBody = (body: Uint8Array, fields: Partial<InvocationRow> = {}): AcceptedCall => ({
+  ...call({ req_size: body.byteLength, ...fields }),
+  body,
+});
 const withKey = (
   key: string,
   body_sha256 = "s",
@@ -139,15 +146,20 @@ eachStore((makePlace, dialect) => {
   });
 
   test("bodies of every size come back byte for byte, and their first MiB stays when the call has ended", async () => {
-    for (const size of [0, 1, 8_191, 8_192, 8_193, MIB - 1, MIB, MIB + 1, 32 * MIB]) {
+    const { looseParts, bodyParts } = store.read.tables;
+    for (const size of [0, 1, 8_191, 8_192, 8_193, PART_BYTES, PART_BYTES + 1, MIB, MIB + 1, 32 * MIB]) {
       const body = bytes(size);
       const [captured, forgotten] = [withBody(body), withBody(body, { body_captured: false })];
       for (const each of [captured, forgotten]) expect(await accept(store, each)).toBe(each.row.id);
       for (const each of [captured, forgotten]) {
         const taken = await take(store, keyOf(each));
-        expect([size, taken !== null && Buffer.compare(taken.body, body)]).toEqual([size, 0]);
+        expect([size, taken !== null && Buffer.compare(Buffer.concat(partsOf(taken.body)), body)]).toEqual([size, 0]);
         expect(
-          await end(store, keyOf(each), { ...SUCCESS, response: each === captured ? body.subarray(0, MIB) : null }),
+          await end(store, keyOf(each), {
+            ...SUCCESS,
+            resp_size: size,
+            response: each === captured ? body.subarray(0, MIB) : null,
+          }),
         ).toBe(true);
       }
       const kept = await capturedBodies(store.read, await find(keyOf(captured)));
@@ -159,7 +171,53 @@ eachStore((makePlace, dialect) => {
         .from(t)
         .where(eq(t.invocation_id, forgotten.row.id));
       expect(left).toEqual([]);
+      expect(await removeLoose(store)).toBe(size > MIB ? 2 : 0);
+      const parts = await store.read.db
+        .select({ id: bodyParts.invocation_id, kind: bodyParts.kind, n: bodyParts.n })
+        .from(bodyParts)
+        .where(inArray(bodyParts.invocation_id, [captured.row.id, forgotten.row.id]));
+      const expected = size > SMALL_BODY_BYTES ? Math.ceil(Math.min(size, MIB) / PART_BYTES) : 0;
+      for (const kind of ["request", "response"]) {
+        const own = parts.filter((part) => part.kind === kind);
+        expect(own).toEqual(times(expected, (n) => ({ id: captured.row.id, kind, n }) as (typeof own)[number]));
+      }
+      expect(await store.read.db.select().from(looseParts)).toEqual([]);
     }
+  }, 60_000);
+
+  test("the parts of a body that no call was accepted with are removed, and no call is accepted with them later", async () => {
+    const { bodyParts, looseParts } = store.read.tables;
+    const partsOfCall = async ({ row }: AcceptedCall) =>
+      (await store.read.db.select({ n: bodyParts.n }).from(bodyParts).where(eq(bodyParts.invocation_id, row.id)))
+        .length;
+    const large = (key: string) => ({ ...withKey(key), body: bytes(3 * MIB) });
+    const [first, second] = [large("large"), large("large")];
+    expect(await accept(store, first)).toBe(first.row.id);
+    // Another call has its key.
+    expect(await accept(store, second)).toBe(first.row.id);
+    const failing = withBody(bytes(2 * MIB));
+    const failure = new Error("no");
+    expect(await reasonOf(accept(store, failing, null, () => Promise.reject(failure)))).toBe(failure);
+    // As after a kill: the parts are there, and nobody is about to accept the call.
+    const [killed, late] = [withBody(bytes(2 * MIB)), withBody(bytes(2 * MIB))];
+    for (const each of [killed, late]) {
+      for (const n of [0, 1]) {
+        const part = { key: keyOf(each), n, bytes: bytes(10), dueAt: store.clock.now() + 60_000 };
+        expect(await store.execute(storePartCommand, part)).toBe(true);
+      }
+    }
+    expect(await removeLoose(store)).toBeGreaterThanOrEqual(0);
+    expect(await Promise.all([killed, late].map(partsOfCall))).toEqual([2, 2]);
+    expect(await removeLoose(store, undefined, store.clock.now() + 1_200_000)).toBeGreaterThanOrEqual(2);
+    for (const each of [second, failing, killed, late]) expect(await partsOfCall(each)).toBe(0);
+    expect(await store.read.db.select().from(looseParts)).toEqual([]);
+    const accepting = { row: late.row, call: "{}", body: late.body, idempotency: null, claim: null };
+    const refused = await store.execute(acceptInPartsCommand, accepting).catch((error) => error);
+    expect(refused === false || (refused instanceof Fault && refused.kind === "unavailable")).toBe(true);
+    expect(await reasonOf(find(keyOf(late)))).toMatchObject({ kind: "not_found" });
+    const next = { key: keyOf(late), n: 2, bytes: bytes(10), dueAt: store.clock.now() };
+    expect(await store.execute(storePartCommand, next)).toBe(false);
+    expect(await partsOfCall(first)).toBe((3 * MIB) / PART_BYTES);
   }, 60_000);
 
   test("any text comes back as it was, to the claimer, in the history and to the listeners", async () => {
@@ -490,13 +548,16 @@ async function expectModel(
     (row) => `${row.agent_id} ${row.model} ${row.status} ${row.error_class} ${row.settlement_status !== null}`,
   );
   expect(found.toSorted()).toEqual(states.toSorted());
-  const counts = new Map<string, number>();
-  for (const { dimension, value, count } of await store.read.db
-    .select()
+  const kept = await store.read.db
+    .selectDistinct({ dimension: c.dimension, value: c.value })
     .from(c)
-    .where(and(eq(c.tenant, tenant))))
-    counts.set(`${dimension} ${value}`, (counts.get(`${dimension} ${value}`) ?? 0) + count);
-  const left = [...counts].filter(([, count]) => count !== 0);
+    .where(and(eq(c.tenant, tenant)));
+  const totals = new Map<string, number>();
+  for (const key of new Set([...expected.keys(), ...kept.map(({ dimension, value }) => `${dimension} ${value}`)])) {
+    const [dimension, value] = key.split(" ") as [CountDimension, string];
+    totals.set(key, await counted(store.read, tenant, dimension, value));
+  }
+  const left = [...totals].filter(([, count]) => count !== 0);
   expect(Object.fromEntries(left.toSorted())).toEqual(Object.fromEntries([...expected].toSorted()));
 }
 

@@ -6,8 +6,12 @@ import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import { SETTLEMENT_EVENTS } from "../../../core/states.ts";
 import { type Command, type CommandEffects, inputRows } from "../../../storage/commands.ts";
 import { anyShard } from "../../../storage/counts.ts";
+import { PART_BYTES, partsOf } from "../../../wire/body.ts";
 import { countErrorClass, countMove, countSettlement } from "../counters.ts";
+import { LEAVES_PARTS, leavesParts } from "../loose-parts.ts";
 import type { Ending, InvocationKey, InvocationRow } from "../service.ts";
+import { SMALL_BODY_BYTES } from "./accept.ts";
+import { sameRow } from "./same-row.ts";
 import { addTotals } from "./totals.ts";
 
 /** The end of a call, as its cause reports it. */
@@ -48,19 +52,40 @@ const INPUT = inputRows<EndOfCall>(
   2,
 );
 
+/** What ends without a payment and has no large body may stand among the recent calls first. */
+const RECENT_OF_OPEN = [
+  ...["agent_id", "caller", "mode", "model", "mcp_method", "mcp_tool", "req_size", "req_sha256", "body_captured"],
+  ...["emit_receipt", "accepted_by", "claim"],
+] as (keyof InvocationRow)[];
+/** Of both bodies. They are written twice, so that more would be dearer than a page of their own. */
+const RECENT_BYTES_MAX = 2_048;
+
 const ENDING =
   "error_class, upstream_status, latency_ms, ttft_ms, resp_size, resp_sha256, response_content_type, response_truncated";
 
+const RECENT = `n, id, tenant, ${RECENT_OF_OPEN.join(", ")}, ${ENDING}, status, updated_at, completed_at, request, response`;
+
+/** In the order of `ENDING`. */
+function endingOf(ending: Ending) {
+  const { error_class, upstream_status, latency_ms, ttft_ms = null, resp_size } = ending;
+  const { resp_sha256, response_content_type, response_truncated } = ending;
+  return [
+    ...[error_class, upstream_status, latency_ms, ttft_ms],
+    ...[resp_size, resp_sha256, response_content_type, response_truncated],
+  ];
+}
+
 /** A call that was paid for and failed must show both. */
 const LOST = SETTLEMENT_EVENTS.lose;
-/**
- * Postgres finds rows so by their key alone. For a table that it takes for empty, it would read all of an index to join
- * plain equal values, and go on so when the table has grown.
- */
-const sameRow = (own: string, other: string) => `${own} between ${other} and ${other}`;
 const sameCall = (own: string, call: string) =>
   sameRow(`(${own}.tenant, ${own}.invocation_id)`, `(${call}.tenant, ${call}.id)`);
-const CUT = `case when length(request) > ${CAPTURE_BYTES_MAX} then substr(request, 1, ${CAPTURE_BYTES_MAX}) else request end`;
+
+/** How many parts of a request stay that is captured. */
+const PARTS_KEPT = CAPTURE_BYTES_MAX / PART_BYTES;
+
+const SMALL_RESPONSE = `length(response) <= ${SMALL_BODY_BYTES}`;
+
+const DROP_REQUEST = "delete from body_parts where invocation_id = $1 and kind = 'request' and tenant = $2";
 
 /** The columns of the open call that its end is told with. */
 type EndedRow = Pick<
@@ -77,6 +102,8 @@ type EndedRow = Pick<
   | "settlement_status"
 >;
 
+type LeftRow = InvocationRow & { readonly request: Uint8Array | null };
+
 /** False when the call is not in the state that it would end from, or is someone else's. */
 export const endCommand: Command<EndOfCall, boolean> = {
   name: "end",
@@ -87,10 +114,13 @@ export const endCommand: Command<EndOfCall, boolean> = {
       `delete from open_invocations where id = ? and tenant = ? and status = ? and (?4 is null or claim = ?4)
        returning ${KEPT}, settlement_status, request`,
     );
-    const keptNames = KEPT.split(", ");
+    const keptNames = KEPT.split(", ") as (keyof InvocationRow)[];
     const names = `${KEPT}, ${ENDING}, status, settlement_status, updated_at, completed_at`;
     const insertEnded = prepare(
       `insert into ended_invocations (${names}) values (${names.split(", ").map(() => "?")})`,
+    );
+    const insertRecent = prepare(
+      `insert into recent_invocations (${RECENT}) values (${RECENT.split(", ").map(() => "?")})`,
     );
     const freeCredential = prepare(
       "update payments set call_credential_ref = null where call_credential_ref is not null and tenant = ? and invocation_id = ?",
@@ -99,40 +129,64 @@ export const endCommand: Command<EndOfCall, boolean> = {
     const insertBodies = prepare(
       "insert into invocation_bodies (tenant, invocation_id, request, response) values (?, ?, ?, ?)",
     );
-    const keepBodies = prepare(
-      `update invocation_bodies set request = ${CUT}, response = ? where tenant = ? and invocation_id = ?`,
+    const insertPart = prepare(
+      "insert into body_parts (invocation_id, tenant, kind, n, bytes) values (?, ?, 'response', ?, ?)",
     );
-    const dropBody = prepare("delete from invocation_bodies where tenant = ? and invocation_id = ?");
+    const dropRequest = prepare(DROP_REQUEST.replaceAll("$", "?"));
+    const loosen = prepare(
+      "insert into loose_parts (invocation_id, tenant, kind, first, due_at) values (?, ?, 'request', ?, 0)",
+    );
 
-    function storeBodies(
-      { tenant, id }: InvocationKey,
-      { request, body_captured }: InvocationRow & { readonly request: Uint8Array | null },
-      response: Uint8Array | null,
-    ): void {
-      const isSmall = request !== null;
-      if (!body_captured) {
-        if (!isSmall) dropBody.run(tenant, id);
-      } else if (isSmall) insertBodies.run(tenant, id, request, response);
-      else keepBodies.run(response, tenant, id);
+    /** The request is where it stays; what is not to stay of it is removed. */
+    function cutRequest({ tenant, id }: InvocationKey, { body_captured, mode, req_size }: InvocationRow): void {
+      if (leavesParts(mode, req_size)) loosen.run(id, tenant, body_captured ? PARTS_KEPT : 0);
+      else if (!body_captured) dropRequest.run(id, tenant);
+    }
+
+    function keepBodies({ tenant, id }: InvocationKey, request: Uint8Array | null, response: Uint8Array | null): void {
+      const isSmall = response !== null && response.byteLength <= SMALL_BODY_BYTES;
+      if (request !== null || isSmall) insertBodies.run(tenant, id, request, isSmall ? response : null);
+      if (response === null || isSmall) return;
+      for (const [n, part] of partsOf(response).entries()) insertPart.run(id, tenant, n, part);
+    }
+
+    /** False when the call can change yet, or is large, or when its tenant ends many others: it goes into the history. */
+    function isRecent(row: LeftRow, { key, ending, at }: EndOfCall, recent: CommandEffects["recent"]): boolean {
+      const { tenant, id } = key;
+      const bytes = (row.request?.length ?? RECENT_BYTES_MAX) + (ending.response?.length ?? 0);
+      if (row.payment_nonce !== null || row.settlement_status !== null || bytes >= RECENT_BYTES_MAX) return false;
+      const n = recent?.next(tenant) ?? null;
+      if (n === null) return false;
+      const { agent_id, mode, model } = row;
+      const { status, error_class } = ending;
+      const [request, response] = row.body_captured ? [row.request, ending.response] : [null, null];
+      insertRecent.run(
+        ...[n, id, tenant, ...RECENT_OF_OPEN.map((name) => row[name])],
+        ...[...endingOf(ending), status, at, at, request, response],
+      );
+      recent?.add({ n, tenant, id, agent_id, mode, status, error_class, model });
+      return true;
+    }
+
+    function writeHistory(row: LeftRow, { key, ending, at }: EndOfCall, settlement_status: string | null): void {
+      insertEnded.run(
+        ...keptNames.map((name) => row[name]),
+        ...[...endingOf(ending), ending.status, settlement_status, at, at],
+      );
+      if (row.request === null) cutRequest(key, row);
+      if (row.body_captured) keepBodies(key, row.request, ending.response);
     }
 
     return (end, effects) => {
-      const { key, from, token, ending, at } = end;
+      const { key, from, token, ending } = end;
       const { tenant, id } = key;
-      const row = leave.get(id, tenant, from, token) as (InvocationRow & { request: Uint8Array | null }) | null;
+      const row = leave.get(id, tenant, from, token) as LeftRow | null;
       if (row === null) return false;
       const settlement_status = settlementAfter(row, ending);
-      const { status, error_class, upstream_status, latency_ms, ttft_ms = null, resp_size } = ending;
-      const { resp_sha256, response_content_type, response_truncated, response } = ending;
-      insertEnded.run(
-        ...keptNames.map((name) => row[name as keyof InvocationRow]),
-        ...[error_class, upstream_status, latency_ms, ttft_ms, resp_size, resp_sha256, response_content_type],
-        ...[response_truncated, status, settlement_status, at, at],
-      );
+      if (!isRecent(row, end, effects.recent)) writeHistory(row, end, settlement_status);
       countEnd(effects, end, settlement_status !== row.settlement_status);
       if (row.payment_nonce !== null) freeCredential.run(tenant, id);
       if (row.emit_receipt && settlement_status !== "pending") oweReceipt.run(tenant, id);
-      storeBodies(key, row, response);
       effects.ended(callEnd(end, { ...row, settlement_status }));
       return true;
     };
@@ -153,17 +207,21 @@ history as (
   insert into ended_invocations (${KEPT}, ${ENDING}, status, settlement_status, updated_at, completed_at)
   select ${KEPT}, ${ENDING}, ended, settled, ended_at, ended_at from final
 ),
-inserted as (
+bodies as (
   insert into invocation_bodies (tenant, invocation_id, request, response)
-  select tenant, id, request, response from final where body_captured and request is not null
+  select tenant, id, request, case when ${SMALL_RESPONSE} then response end from final
+  where body_captured and (request is not null or ${SMALL_RESPONSE})
 ),
-kept as (
-  update invocation_bodies b set request = ${CUT.replaceAll("request", "b.request")}, response = f.response
-  from final f where ${sameCall("b", "f")} and f.body_captured and f.request is null
+parts as (
+  insert into body_parts (invocation_id, tenant, kind, n, bytes)
+  select id, tenant, 'response', part, substr(response, part * ${PART_BYTES} + 1, ${PART_BYTES})
+  from final, lateral generate_series(0, (length(response) - 1) / ${PART_BYTES}) as part
+  where body_captured and length(response) > ${SMALL_BODY_BYTES}
 ),
-dropped as (
-  delete from invocation_bodies b using final f
-  where ${sameCall("b", "f")} and not f.body_captured and f.request is null
+loose as (
+  insert into loose_parts (invocation_id, tenant, kind, first, due_at)
+  select id, tenant, 'request', case when body_captured then ${PARTS_KEPT} else 0 end, 0 from final
+  where request is null and ${LEAVES_PARTS}
 ),
 freed as (
   update payments p set call_credential_ref = null from final f
@@ -174,15 +232,20 @@ due as (
   select tenant, id from final where emit_receipt and settled is distinct from 'pending'
 ),
 totals as (${addTotals(`
-    select tenant, 'status' as dimension, was as value, -1 as delta from final
-    union all select tenant, 'status', ended, 1 from final
-    union all select tenant, 'error_class', error_class, 1 from final
-    union all select tenant, 'settlement', settlement_status, -1 from final where settled <> settlement_status
-    union all select tenant, 'settlement', settled, 1 from final where settled <> settlement_status`)}
+    select tenant, id, 'status' as dimension, was as value, -1 as delta from final
+    union all select tenant, id, 'status', ended, 1 from final
+    union all select tenant, id, 'error_class', error_class, 1 from final
+    union all select tenant, id, 'settlement', settlement_status, -1 from final where settled <> settlement_status
+    union all select tenant, id, 'settlement', settled, 1 from final where settled <> settlement_status`)}
 )
 select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, payment_asset, payment_amount,
-  settled as settlement_status from final`,
+  settled as settlement_status, id, tenant,
+  request is null and not body_captured and not ${LEAVES_PARTS} as is_dropped from final`,
     valuesOf: (inputs) => [anyShard(), ...INPUT.values(inputs)],
+    afterwards(_, rows) {
+      const dropped = rows.filter((row) => row["is_dropped"] === true);
+      return dropped.map(({ tenant, id }) => ({ text: DROP_REQUEST, values: [id as string, tenant as string] }));
+    },
     outputsOf(inputs, rows, effects) {
       const outputs = inputs.map(() => false);
       for (const row of rows) {
@@ -199,9 +262,9 @@ select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, 
 };
 
 function countEnd(effects: CommandEffects, { key, from, ending }: EndOfCall, isLost: boolean): void {
-  countMove(effects, key.tenant, from, ending.status);
-  if (ending.error_class !== null) countErrorClass(effects, key.tenant, ending.error_class);
-  if (isLost) countSettlement(effects, key.tenant, LOST.from, LOST.to);
+  countMove(effects, key, from, ending.status);
+  if (ending.error_class !== null) countErrorClass(effects, key, ending.error_class);
+  if (isLost) countSettlement(effects, key, LOST.from, LOST.to);
 }
 
 function settlementAfter({ settlement_status }: EndedRow, { status }: Ending): EndedRow["settlement_status"] {

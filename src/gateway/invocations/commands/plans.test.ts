@@ -5,25 +5,34 @@ import { accepted, SUCCESS } from "../../../../test/support/stores/invocations.t
 import { missingPostgres, startPostgres } from "../../../../test/support/stores/postgres.ts";
 import { postgresPlace } from "../../../../test/support/stores/stores.ts";
 import type { Command } from "../../../storage/commands.ts";
-import { BEGIN_WRITE, postgresClient } from "../../../storage/pool.ts";
-import { acceptCommand } from "./accept.ts";
+import { BEGIN_COMMANDS, BEGIN_LOOK_UP, postgresClient } from "../../../storage/pool.ts";
+import { acceptCommand, acceptInPartsCommand } from "./accept.ts";
 import { claimCommand } from "./claim.ts";
 import { endCommand } from "./end.ts";
+import { waitingAgents } from "./queued.ts";
+import { storePartCommand } from "./store-part.ts";
+import { takeCommand } from "./take.ts";
 
 const [OPEN, ENDED] = [20_000, 60_000];
 const OF_ALL = "tenant, id, agent_id, caller, mode, status, body_captured, emit_receipt, updated_at";
+/** As IDs are, since totals stand under the hour of their calls. */
+const OPEN_ID = "'inv_01a0c44f-' || lpad(to_hex(i), 4, '0') || '-7000-8000-000000000000'";
 const MANY = [
-  `insert into open_invocations (${OF_ALL}, call, request) select 'acme', 'inv_o' || i, 'agt_' || i % 100, 'ada',
+  `insert into open_invocations (${OF_ALL}, call, request) select 'acme', ${OPEN_ID}, 'agt_' || i % 100, 'ada',
     'transactional', 'pending', true, false, i, '{}', '\\x00' from generate_series(1, ${OPEN}) i`,
   `insert into ended_invocations (${OF_ALL}, completed_at, response_truncated) select 'acme', 'inv_e' || i, 'agt_' || i % 100,
     'ada', 'transactional', 'succeeded', true, false, i, i, false from generate_series(1, ${ENDED}) i`,
   `insert into invocation_bodies (tenant, invocation_id, request) select 'acme', 'inv_e' || i, '\\x00'
     from generate_series(1, ${ENDED}) i`,
-  `insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at)
-    select 'acme', 'ada', 'agt', i, 's', 'inv_o' || i, i from generate_series(1, ${OPEN}) i`,
+  `insert into body_parts (invocation_id, tenant, kind, n, bytes) select 'inv_e' || i, 'acme', 'request', 0, '\\x00'
+    from generate_series(1, ${ENDED}) i`,
+  `insert into loose_parts (invocation_id, tenant, kind, first, due_at) select ${OPEN_ID}, 'acme', 'request', 0, 1
+    from generate_series(1, ${OPEN}) i`,
+  `insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at, slot)
+    select 'acme', 'ada', 'agt', i, 's', ${OPEN_ID}, i, 0 from generate_series(1, ${OPEN}) i`,
   `insert into payments (chain_id, token, payer, nonce, tenant, invocation_id, agent_id, caller, body_sha256,
     authorization_digest, x402_version, valid_before, call_credential_ref, attempts, created_at, updated_at)
-    select 1, 't', 'p', i, 'acme', 'inv_o' || i, 'agt', 'ada', 's', 'd', 1, 1, 'crd', 0, 1, 1
+    select 1, 't', 'p', i, 'acme', ${OPEN_ID}, 'agt', 'ada', 's', 'd', 1, 1, 'crd', 0, 1, 1
     from generate_series(1, ${OPEN}) i`,
   `insert into refused_calls (tenant, id, created_at) select 'acme', 'inv_r' || i, 1 from generate_series(1, ${OPEN}) i`,
 ];
@@ -40,6 +49,8 @@ function inputs(count: number) {
   const ends = keys.map((key) => ({ key, from: "running", token: "t", ending: SUCCESS, at: now }) as const);
   return [
     [acceptCommand, calls],
+    [acceptInPartsCommand, calls],
+    [storePartCommand, keys.map((key, i) => ({ key, n: i % 2, bytes: new Uint8Array(1), dueAt: now }))],
     [claimCommand, keys.map((key) => ({ key, owner: "rep", token: "t", now, inHand: null }))],
     [endCommand, ends.map((end) => ({ ...end, request_id: null, detail: null }))],
   ] as [Command<unknown, unknown>, unknown[]][];
@@ -63,26 +74,114 @@ function wholeTables(plan: string): string[] {
   const whole = lines.filter((line) => /Seq Scan on/.test(line));
   // An index without the call's ID among its conditions is read in long pieces, or from one end to the other.
   const scans = lines.flatMap((line, at) => (/Index (Only )?Scan using|Bitmap Index Scan on/.test(line) ? [at] : []));
-  const free = scans.filter((at) => !/Index Cond: .*\b(invocation_)?id( = |\) >= )/.test(lines[at + 1] ?? ""));
+  const free = scans.filter((at) => !/Index Cond: .*\b(invocation_)?id( = |(, kind)?\) >= )/.test(lines[at + 1] ?? ""));
   return [...whole, ...free.map((at) => lines[at] ?? "")];
 }
 
+interface PlanNode {
+  readonly "Node Type": string;
+  readonly "Actual Rows": number;
+  readonly "Actual Loops": number;
+  readonly "Rows Removed by Filter"?: number;
+  readonly "Rows Removed by Join Filter"?: number;
+  readonly Plans?: readonly PlanNode[];
+}
+
+/** The most rows that any step of a plan has looked at, all its rounds together. */
+function mostRows(node: PlanNode): number {
+  const { "Rows Removed by Filter": filtered = 0, "Rows Removed by Join Filter": unjoined = 0 } = node;
+  const own = (node["Actual Rows"] + filtered + unjoined) * node["Actual Loops"];
+  return Math.max(own, ...(node.Plans ?? []).map(mostRows));
+}
+
+/** How many totals a call may count in. */
+const TOTALS_OF_A_CALL = 6;
+
 for (const version of [18, 15] as const) {
   const missing = missingPostgres(version);
-  const name = `commands find their rows by key, empty or with ${OPEN + ENDED} calls, on Postgres ${version}`;
   const why = missing === null ? "" : `: not tried, since ${missing}`;
+  test.skipIf(missing !== null)(
+    `commands that are written together look at as many rows as they are, and are planned once, on Postgres ${version}${why}`,
+    async () => {
+      const place = await postgresPlace(await (await startPostgres(version)).freshDatabase());
+      await (await place.open()).close();
+      await using client = postgresClient(place.url);
+      const count = 256;
+      const run = async (each: number) => {
+        await client.unsafe(BEGIN_COMMANDS);
+        for (const [command, all] of inputs(each)) {
+          const given = command.postgres.valuesOf(all).map(literal);
+          const [row] = await client
+            .unsafe(`explain (analyze, format json) execute one_${command.name} (${given})`)
+            .values();
+          const [{ Plan: plan, JIT: compiled = null }] = row[0];
+          expect([command.name, compiled]).toEqual([command.name, null]);
+          expect(mostRows(plan)).toBeLessThanOrEqual(each * TOTALS_OF_A_CALL);
+        }
+        await client.unsafe("commit");
+      };
+      for (const [command] of inputs(1)) await client.unsafe(`prepare one_${command.name} as ${command.postgres.text}`);
+      // Postgres makes up its mind about a plan after five of them.
+      for (let i = 0; i < 8; i++) await run(1);
+      await run(count);
+      const plans = await client
+        .unsafe("select custom_plans from pg_prepared_statements where name like 'one_%'")
+        .values();
+      expect(plans.flat().map(Number)).toEqual(inputs(1).map(() => 0));
+    },
+    60_000,
+  );
+
+  test.skipIf(missing !== null)(
+    `of a backlog only what is taken is read, and of each agent one call, on Postgres ${version}${why}`,
+    async () => {
+      const place = await postgresPlace(await (await startPostgres(version)).freshDatabase());
+      await (await place.open()).close();
+      await using client = postgresClient(place.url);
+      const owner = "rep";
+      const tokens = ["1", "2", "3", "4", "5"];
+      const taking = { tenant: "acme", agent_id: "agt_7", owner, tokens, now: 1_790_000_000_000, leftOut: [] };
+      const given = {
+        take: takeCommand.postgres.valuesOf([taking]),
+        agents: waitingAgents.postgres.valuesOf([{ replica: owner, now: taking.now, after: "agt_2", limit: 5 }]),
+      };
+      await client.unsafe(`prepare take as ${takeCommand.postgres.text}`);
+      await client.unsafe(`prepare agents as ${waitingAgents.postgres.text}`);
+      const expectFew = async (when: string) => {
+        for (const [name, begin] of [
+          ["take", BEGIN_COMMANDS],
+          ["agents", BEGIN_LOOK_UP],
+        ] as const) {
+          await client.unsafe(begin);
+          const values = given[name].map(literal);
+          const [row] = await client.unsafe(`explain (analyze, format json) execute ${name} (${values})`).values();
+          await client.unsafe("rollback");
+          const few = mostRows(row[0][0].Plan) <= tokens.length * 2;
+          expect([when, name, few]).toEqual([when, name, true]);
+        }
+      };
+      await expectFew("empty");
+      await client.unsafe("vacuum analyze");
+      for (const statement of MANY) await client.unsafe(statement);
+      await expectFew("full, with the statistics of an empty database");
+      await client.unsafe("analyze");
+      await expectFew("full");
+    },
+    60_000,
+  );
+
+  const name = `commands find their rows by key, empty or with ${OPEN + ENDED} calls, on Postgres ${version}`;
   test.skipIf(missing !== null)(
     `${name}${why}`,
     async () => {
       const place = await postgresPlace(await (await startPostgres(version)).freshDatabase());
       await (await place.open()).close();
       await using client = postgresClient(place.url);
-      await client.unsafe("set plan_cache_mode = force_generic_plan");
       const named = [1, 256].flatMap((count) =>
         inputs(count).map(([command, all]) => ({ command, all, as: `${command.name}_${count}` })),
       );
       const expectKeys = async (when: string) => {
-        await client.unsafe(BEGIN_WRITE);
+        await client.unsafe(BEGIN_COMMANDS);
         for (const { command, all, as } of named) {
           const given = command.postgres.valuesOf(all).map(literal);
           const rows = await client.unsafe(`explain (costs off) execute ${as} (${given})`).values();

@@ -1,0 +1,2 @@
+-- Groups of writes are SQLite's: this version is its own, as in ../sqlite.
+select 1;

@@ -1,0 +1,148 @@
+// Taking the pending calls of an agent, as many as it has places free: the oldest first, without looking at them before.
+// Calls that another replica is just taking are passed over, so that replicas share a backlog instead of all wanting its
+// beginning.
+import { idFloor } from "../../../core/id.ts";
+import { INVOCATION_EVENTS } from "../../../core/states.ts";
+import { type Command, type CommandEffects, inputRows, type SqliteStatement } from "../../../storage/commands.ts";
+import { anyShard } from "../../../storage/counts.ts";
+import { countMove } from "../counters.ts";
+import { isQueued, YOUNG_MS } from "./queued.ts";
+import { addTotals } from "./totals.ts";
+
+export interface Taking {
+  readonly tenant: string;
+  readonly agent_id: string;
+  /** The replica that takes the calls. */
+  readonly owner: string;
+  /** One for each call that may be taken: each claim is an attempt of its own. */
+  readonly tokens: readonly string[];
+  readonly now: number;
+  /** Calls that are not to be taken. */
+  readonly leftOut: readonly string[];
+}
+
+export interface TakenCall {
+  readonly id: string;
+  readonly token: string;
+  /** JSON of the call. */
+  readonly call: string;
+  readonly body: Uint8Array;
+}
+
+export interface TakenCalls {
+  /** The oldest first. */
+  readonly taken: readonly TakenCall[];
+  /** The one that is next, and was not taken: its body does not stand in its row. Those behind it wait for it. */
+  readonly large: { readonly id: string; readonly body_bytes: number } | null;
+}
+
+const { from, to } = INVOCATION_EVENTS.claim;
+
+/** About what a row brings with it; its body may have eight times as much. */
+const ROW_BYTES = 1_024;
+
+const INPUT = inputRows<Taking>(
+  {
+    tenant: ["text", ({ tenant }) => tenant],
+    agent_id: ["text", ({ agent_id }) => agent_id],
+    owner: ["text", ({ owner }) => owner],
+    tokens: ["text", ({ tokens }) => tokens.join()],
+    places: ["bigint", ({ tokens }) => tokens.length],
+    at: ["bigint", ({ now }) => now],
+    young: ["text", youngFrom],
+    left_out: ["text", ({ leftOut }) => leftOut.join()],
+  },
+  2,
+);
+
+/** The lowest ID of a call that only the replica which has accepted it may take. */
+function youngFrom({ now }: Taking): string {
+  return idFloor("inv", now - YOUNG_MS);
+}
+
+/** A call that was refused to its caller is not made. The offset does the same as for a claim by ID. */
+const isRefused = "exists (select 1 from refused_calls r where r.tenant = c.tenant and r.id = c.id limit 1 offset 0)";
+
+export const takeCommand: Command<Taking, TakenCalls> = {
+  name: "take",
+  bytesOf: ({ tokens }) => tokens.length * ROW_BYTES,
+  keyOf: ({ agent_id }) => agent_id,
+  sqlite(prepare) {
+    const next = prepare(
+      `select c.id, c.call, c.request, coalesce(c.req_size, 0) as body_bytes from open_invocations c
+       where c.agent_id = ?1 and c.tenant = ?2 and ${isQueued("?3", "?4")} and c.id > ?5 and not ${isRefused}
+       order by c.id limit 1`,
+    );
+    const take = prepare(
+      `update open_invocations set status = '${to}', owner = ?, claim = ?, updated_at = ? where id = ?`,
+    );
+    return (taking, effects) => takeOneByOne({ next, take }, taking, effects);
+  },
+  postgres: {
+    text: `
+with input as (select * from ${INPUT.source}),
+found as (
+  select n, owner, tokens, at, o.id, o.tenant, o.is_large, o.body_bytes from input, lateral (
+    select c.id, c.tenant, c.request is null as is_large, coalesce(c.req_size, 0) as body_bytes from open_invocations c
+    where c.agent_id = input.agent_id and c.tenant = input.tenant and ${isQueued("input.owner", "input.young")}
+      and not ${isRefused} and c.id <> all(string_to_array(input.left_out, ','))
+    order by c.id limit input.places
+    for update skip locked
+  ) o
+),
+placed as (
+  select *, row_number() over arrived as place, count(*) filter (where is_large) over arrived as large from found
+  window arrived as (partition by n order by id)
+),
+taken as (
+  select n, id, tenant, owner, at, (string_to_array(tokens, ','))[place::int] as token from placed where large = 0
+),
+totals as (${addTotals(`
+    select tenant, id, 'status' as dimension, '${from}' as value, -1 as delta from taken
+    union all select tenant, id, 'status', '${to}', 1 from taken`)}
+),
+claimed as (
+  update open_invocations o set status = '${to}', owner = taken.owner, claim = taken.token, updated_at = taken.at
+  from taken where o.id = any(array[taken.id])
+  returning taken.n, o.id, o.claim, o.call, o.request
+)
+select n, id, claim as token, call, request as body, null::bigint as body_bytes from claimed
+union all select n, id, null, null, null, body_bytes from placed where is_large and large = 1
+order by n, id`,
+    valuesOf: (inputs) => [anyShard(), ...INPUT.values(inputs)],
+    outputsOf(inputs, rows) {
+      const outputs = inputs.map(() => ({ taken: [] as TakenCall[], large: null as TakenCalls["large"] }));
+      for (const row of rows) {
+        const output = outputs[Number(row["n"]) - 1];
+        if (output === undefined) continue;
+        if (row["token"] !== null) output.taken.push(row as unknown as TakenCall);
+        else output.large = { id: String(row["id"]), body_bytes: Number(row["body_bytes"]) };
+      }
+      return outputs;
+    },
+  },
+};
+
+type NextRow = Pick<TakenCall, "id" | "call"> & { readonly request: Uint8Array | null; readonly body_bytes: number };
+
+function takeOneByOne(
+  { next, take }: Readonly<Record<"next" | "take", SqliteStatement>>,
+  taking: Taking,
+  effects: CommandEffects,
+): TakenCalls {
+  const { tenant, agent_id, owner, tokens, now, leftOut } = taking;
+  const taken: TakenCall[] = [];
+  for (let last = ""; taken.length < tokens.length; ) {
+    const row = next.get(agent_id, tenant, owner, youngFrom(taking), last) as NextRow | null;
+    if (row === null) break;
+    const { id, call, request, body_bytes } = row;
+    last = id;
+    if (leftOut.includes(id)) continue;
+    if (request === null) return { taken, large: { id, body_bytes } };
+    const token = tokens[taken.length] ?? "";
+    take.run(owner, token, now, id);
+    countMove(effects, { tenant, id }, from, to);
+    taken.push({ id, token, call, body: request });
+  }
+  return { taken, large: null };
+}

@@ -1,0 +1,171 @@
+// The ends of many tenants on SQLite, whose calls stand beside the history for a while (storage/sqlite-recent.ts): nobody
+// may see where they are.
+import { expect, test } from "bun:test";
+import { join } from "node:path";
+import fc from "fast-check";
+import { accepted, SUCCESS } from "../../../test/support/stores/invocations.ts";
+import { sqlitePlace } from "../../../test/support/stores/stores.ts";
+import { idTime } from "../../core/id.ts";
+import { silentLog } from "../../core/log.ts";
+import { openSqlite } from "../../storage/sqlite.ts";
+import type { Store } from "../../storage/store.ts";
+import { capturedBodies, capturedResponse, findInvocation, readHistory } from "./history.ts";
+import { cleanUp } from "./retention.ts";
+import { accept, claim, type Ending, finish, type InvocationRow } from "./service.ts";
+
+const NOW = 1_790_000_000_000;
+/** So that groups of a few ends are spread, and most groups have something to move. */
+const SIZES = { callsLeast: 8, movedAtOnce: 3, sampled: 1 };
+
+const FAILURE: Ending = { ...SUCCESS, status: "failed", error_class: "upstream_5xx", upstream_status: 503 };
+
+const anyCall = fc.record({
+  tenant: fc.constantFrom("a", "b", "c", "ä\u{1F600}") as fc.Arbitrary<string>,
+  agent_id: fc.constantFrom("agt_1", "agt_2"),
+  mode: fc.constantFrom("transactional" as const, "streaming" as const),
+  model: fc.constantFrom(null, "m", "M"),
+  body_captured: fc.boolean(),
+  emit_receipt: fc.boolean(),
+  isOpen: fc.boolean(),
+  isFailed: fc.boolean(),
+  isPaid: fc.integer({ min: 0, max: 5 }).map((n) => n === 0),
+  body: fc.constantFrom("", "hello", "x".repeat(3_000), "y".repeat(20_000)),
+  ms: fc.integer({ min: 0, max: 3 }),
+});
+type AnyCall = typeof anyCall extends fc.Arbitrary<infer C> ? C : never;
+const anyStep = fc.oneof(
+  { weight: 8, arbitrary: fc.record({ calls: fc.array(anyCall, { minLength: 1, maxLength: 12 }) }) },
+  {
+    weight: 1,
+    arbitrary: fc.constantFrom("settle" as const, "crash" as const, "clean up" as const, "restart" as const),
+  },
+);
+
+interface Model {
+  readonly row: InvocationRow;
+  /** Null when the clean-up has removed the bodies. */
+  readonly body: string | null;
+}
+
+/** Days later: what stays are open calls, and ended ones, without their bodies, that are owed a receipt. */
+async function cleaned(store: Store, models: readonly Model[]): Promise<Model[]> {
+  const clock = { now: () => NOW + 9 * 86_400_000 };
+  await cleanUp(store, clock, { body_days: 5, history_days: 5 }, silentLog);
+  return models.flatMap(({ row, body }) => {
+    if (row.completed_at === null) return [{ row, body }];
+    return row.emit_receipt ? [{ row, body: null }] : [];
+  });
+}
+
+async function make(store: Store, plan: AnyCall): Promise<Model> {
+  const { tenant, agent_id, mode, model, body_captured, emit_receipt, isOpen, isFailed, isPaid, body, ms } = plan;
+  const paid = isPaid ? ({ payment_nonce: crypto.randomUUID(), settlement_status: "settled" } as const) : {};
+  const fields = { tenant, agent_id, mode, model, body_captured, emit_receipt, ...paid };
+  const call = accepted(NOW + ms, fields, body);
+  const key = { tenant, id: call.row.id };
+  await accept(store, call);
+  if (isOpen) return { row: call.row, body };
+  await claim(store, { key, owner: "rep_1", token: "token", now: NOW, inHand: null });
+  const ending = isFailed ? FAILURE : SUCCESS;
+  expect(await finish(store, { key, token: "token", request_id: "r" }, ending, NOW + 9)).toBe(true);
+  const settlement_status = isPaid && isFailed ? "settled_upstream_failed" : call.row.settlement_status;
+  const { response, detail, ...ended } = ending;
+  const row = { ...call.row, ...ended, settlement_status, claim: "token", updated_at: NOW + 9, completed_at: NOW + 9 };
+  return { row, body };
+}
+
+const FILTERS: [string, string, keyof InvocationRow][] = [
+  ["agent_id", "agt_1", "agent_id"],
+  ["status", "succeeded", "status"],
+  ["status", "pending", "status"],
+  ["mode", "streaming", "mode"],
+  ["error_class", "upstream_5xx", "error_class"],
+  ["model", "m", "model"],
+  ["settlement", "settled", "settlement_status"],
+];
+const ALL_TIME = { since: "2000-01-01T00:00:00Z" };
+const SINCE = { since: new Date(NOW + 2).toISOString() };
+
+async function expectAll(store: Store, models: readonly Model[], places: readonly number[]): Promise<void> {
+  for (const [tenant, own] of Map.groupBy(models, ({ row }) => row.tenant)) {
+    const rows = own.map(({ row }) => row).sort((a, b) => (a.id < b.id ? 1 : -1));
+    const questions = [
+      [],
+      ...FILTERS.map((filter) => [filter]),
+      [FILTERS[0]!, FILTERS[1]!],
+      [FILTERS[3]!, FILTERS[5]!],
+    ];
+    for (const filters of questions) {
+      const matches = rows.filter((row) => filters.every(([, value, column]) => row[column] === value));
+      for (const dates of [{}, ALL_TIME, SINCE]) {
+        const within = dates === SINCE ? matches.filter(({ id }) => idTime(id) >= NOW + 2) : matches;
+        for (const offset of places) {
+          const named = filters.map(([name, value]) => [name, value]);
+          const query = { ...Object.fromEntries(named), ...dates, limit: "3", offset: String(offset) };
+          const page = await readHistory(store.read, tenant, new URLSearchParams(query));
+          expect([query, page.total, page.rows]).toEqual([query, within.length, within.slice(offset, offset + 3)]);
+        }
+      }
+    }
+  }
+  for (const { row, body } of models) {
+    expect(await findInvocation(store.read, row.tenant, row.id)).toEqual(row);
+    const bodies = await capturedBodies(store.read, row);
+    const isShown = row.body_captured && body !== null;
+    expect(bodies.request?.toString()).toBe(isShown ? body : undefined);
+    const answer = isShown && row.completed_at !== null ? "world" : undefined;
+    expect([bodies.response?.toString(), (await capturedResponse(store.read, row))?.toString()]).toEqual([
+      answer,
+      answer,
+    ]);
+  }
+}
+
+test("whatever ends, moves on, is lost with the process or cleaned up, each call is seen once, where it belongs", async () => {
+  let most = 0;
+  await fc.assert(
+    fc.asyncProperty(fc.array(anyStep, { minLength: 3, maxLength: 9 }), async (steps) => {
+      const place = sqlitePlace();
+      const path = join(place.dir, "tollgate.db");
+      const open = () => openSqlite({ path, log: silentLog, clock: { now: () => NOW }, sizes: SIZES });
+      const gone: Store[] = [];
+      let store = await open();
+      let models: Model[] = [];
+      for (const [i, step] of steps.entries()) {
+        if (typeof step === "object") models.push(...(await Promise.all(step.calls.map((call) => make(store, call)))));
+        if (step === "settle") await store.settle();
+        if (step === "clean up") models = await cleaned(store, models);
+        if (step === "restart") await store.close();
+        if (step === "crash") gone.push(store);
+        if (step === "restart" || step === "crash") store = await open();
+        most = Math.max(most, ...models.map(({ row }) => store.read.recentCalls?.of(row.tenant).length ?? 0));
+        await expectAll(store, models, [i % 3]);
+      }
+      for (const each of [...gone, store]) await each.close();
+      place.remove();
+    }),
+    { numRuns: 6 },
+  );
+  expect(most).toBeGreaterThan(3);
+}, 60_000);
+
+test("calls are taken from their place among the recent ones when there are many of each tenant, and none is left behind", async () => {
+  const place = sqlitePlace();
+  const path = join(place.dir, "tollgate.db");
+  const store = await openSqlite({ path, log: silentLog, clock: { now: () => NOW }, sizes: SIZES });
+  const tenants = Array.from({ length: 20 }, (_, i) => `tenant-${i}`);
+  const [plan] = fc.sample(anyCall, { numRuns: 1, seed: 1 });
+  const some = { ...(plan as AnyCall), isOpen: false, isPaid: false, body: "hello" };
+  const recent = () => tenants.reduce((sum, tenant) => sum + (store.read.recentCalls?.of(tenant).length ?? 0), 0);
+  const models: Model[] = [];
+  for (let round = 0; round < 20; round += 1) {
+    models.push(...(await Promise.all(tenants.map((tenant) => make(store, { ...some, tenant })))));
+  }
+  // Sixteen of each tenant have begun to move.
+  expect(recent()).toBeLessThan(models.length);
+  await store.settle();
+  expect(recent()).toBe(0);
+  await expectAll(store, models, [0, 17]);
+  await store.close();
+  place.remove();
+}, 30_000);

@@ -1,0 +1,103 @@
+// On a bare database, with a small log, so that it starts anew often.
+import { Database } from "bun:sqlite";
+import { afterEach, beforeEach, describe, expect, test } from "bun:test";
+import { mkdtempSync, rmSync, statSync } from "node:fs";
+import { join } from "node:path";
+import { temporaryRoot } from "../../test/support/gateway/process.ts";
+import { mostSpent } from "../concurrency/loop-profile.ts";
+import { silentLog } from "../core/log.ts";
+import { startCheckpoints } from "./checkpoints.ts";
+
+const MIB = 1024 * 1024;
+
+describe("checkpoints of SQLite", () => {
+  let dir: string;
+  let path: string;
+  let writer: Database;
+  beforeEach(() => {
+    dir = mkdtempSync(join(temporaryRoot(), "checkpoints-"));
+    path = join(dir, "test.db");
+    writer = new Database(path, { create: true });
+    writer.run("pragma journal_mode = wal");
+    writer.run("pragma wal_autocheckpoint = 0");
+    // Groups wait, too, for the moment in which another connection opens the log.
+    writer.run("pragma busy_timeout = 5000");
+    writer.run("create table bodies (id integer primary key, body blob) strict");
+  });
+  afterEach(() => {
+    writer.close();
+    rmSync(dir, { recursive: true });
+  });
+
+  const start = (walBytes: number, spawn?: () => Worker) =>
+    startCheckpoints({ writer, path, log: silentLog, walBytes, ...(spawn && { spawn }) });
+
+  /** One commit in each turn of the event loop. Gives the size of the log at its largest. */
+  async function write(commits: number): Promise<number> {
+    const insert = writer.prepare("insert into bodies (body) values (?)");
+    let largest = 0;
+    for (let i = 0; i < commits; i++) {
+      insert.run(Buffer.alloc(64 * 1024, i));
+      largest = Math.max(largest, statSync(`${path}-wal`).size);
+      await new Promise(setImmediate);
+    }
+    return largest;
+  }
+
+  /** Writes on until the database file itself holds so much. */
+  async function writeUntilMoved(bytes: number): Promise<void> {
+    const until = performance.now() + 30_000;
+    while (statSync(path).size < bytes && performance.now() < until) await write(1);
+    expect(statSync(path).size).toBeGreaterThanOrEqual(bytes);
+  }
+
+  test("the log starts anew under writes that never pause", async () => {
+    const checkpoints = start(MIB);
+    const largest = await write(1_000);
+    await checkpoints.stop();
+    // All that was written, 62 MiB, would be the log otherwise.
+    expect(largest).toBeLessThan(40 * MIB);
+  });
+
+  test("a log of ordinary size is moved by the thread alone", async () => {
+    const checkpoints = start(1024 * MIB);
+    mostSpent();
+    await writeUntilMoved(MIB);
+    await checkpoints.stop();
+    expect(mostSpent()?.work).not.toBe("sqlite checkpoint");
+  });
+
+  test("the log is moved all the same while no thread can be had", async () => {
+    const checkpoints = start(1024 * MIB, () => new Worker(join(dir, "no-such-thread.ts")));
+    await writeUntilMoved(MIB);
+    await checkpoints.stop();
+  });
+
+  test("a thread that has died is replaced", async () => {
+    const threads: Worker[] = [];
+    const checkpoints = start(1024 * MIB, () => {
+      const thread = new Worker(new URL("./checkpoint-thread.ts", import.meta.url).href);
+      threads.push(thread);
+      return thread;
+    });
+    await writeUntilMoved(MIB);
+    threads[0]?.terminate();
+    const until = performance.now() + 30_000;
+    while (threads.length < 2 && performance.now() < until) await write(1);
+    expect(threads.length).toBe(2);
+    await writeUntilMoved(statSync(path).size + MIB);
+    await checkpoints.stop();
+  });
+
+  test("nothing is lost when the thread is ended in the middle of its work", async () => {
+    const checkpoints = start(1024 * MIB);
+    await writeUntilMoved(MIB);
+    const { n } = writer.query<{ n: number }, []>("select count(*) as n from bodies").get() ?? { n: -1 };
+    await write(50);
+    await checkpoints.stop();
+    writer.close();
+    writer = new Database(path);
+    expect(writer.query("select count(*) as n from bodies").get()).toEqual({ n: n + 50 });
+    expect(writer.query("pragma integrity_check").get()).toEqual({ integrity_check: "ok" });
+  });
+});

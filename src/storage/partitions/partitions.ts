@@ -1,0 +1,34 @@
+// Periods on Postgres, as partitions. It uses a connection of its own, for the time of a change.
+import type { SQL } from "bun";
+import type { Clock } from "../../core/clock.ts";
+import type { Log } from "../../core/log.ts";
+import type { Periods } from "../periods.ts";
+import { postgresClient } from "../pool.ts";
+import { dropPartitions } from "./drop.ts";
+import { preparePartitions } from "./prepare.ts";
+
+interface PartitionsOptions {
+  readonly databaseUrl: string;
+  readonly clock: Clock;
+  readonly log: Log;
+}
+
+export function createPartitions({ databaseUrl, clock, log }: PartitionsOptions): Periods {
+  async function connected<T>(work: (client: SQL) => Promise<T>): Promise<T> {
+    const client = postgresClient(databaseUrl);
+    try {
+      return await work(client);
+    } finally {
+      await client.close({ timeout: 0 });
+    }
+  }
+
+  return {
+    prepare: (table, hours) =>
+      connected(async (client) => {
+        const partitions = await preparePartitions(client, table, { hours, now: clock.now() });
+        return partitions.map(({ from }) => from);
+      }),
+    drop: (table, before) => connected((client) => dropPartitions(client, table, before, log)),
+  };
+}

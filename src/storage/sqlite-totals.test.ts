@@ -1,0 +1,81 @@
+import { Database } from "bun:sqlite";
+import { expect, test } from "bun:test";
+import fc from "fast-check";
+import type { CountDimension } from "../../db/schema.ts";
+import { silentLog } from "../core/log.ts";
+import { addCount, type Count, type Counts } from "./counts.ts";
+import { migrateSqlite } from "./migrate.ts";
+import { createSqliteTotals, type SqliteTotals } from "./sqlite-totals.ts";
+
+function empty(): Database {
+  const database = new Database(":memory:");
+  migrateSqlite(database, { clock: { now: () => 0 }, log: silentLog });
+  return database;
+}
+
+/** Writes a group of additions; it may be undone, or the process may be gone right after its commit. */
+function group(database: Database, totals: SqliteTotals, added: readonly Count[], outcome: Outcome): SqliteTotals {
+  const counts: Counts = new Map();
+  for (const { tenant, period, dimension, value, delta } of added) {
+    addCount(counts, tenant, period, dimension, value, delta);
+  }
+  database.run("begin immediate");
+  const committed = totals.write(counts);
+  database.run(outcome === "undone" ? "rollback" : "commit");
+  if (outcome === "stored" || outcome === "settled") committed();
+  return outcome === "crash" ? createSqliteTotals(database, SMALL) : totals;
+}
+
+function settle(database: Database, totals: SqliteTotals): void {
+  const isMoved = totals.hurry();
+  while (!isMoved()) group(database, totals, [], "stored");
+}
+
+type Outcome = "stored" | "undone" | "crash" | "settled";
+/** So that most groups find something to move. */
+const SMALL = { logBytes: 100, movedAtOnce: 3 };
+
+const anyCount: fc.Arbitrary<Count> = fc.record({
+  tenant: fc.constantFrom("a", "b", "ä\u{1F600}", "__proto__"),
+  period: fc.constantFrom(0, 7),
+  dimension: fc.constantFrom<CountDimension>("all", "model", "status"),
+  value: fc.constantFrom("", "x", "1", "__proto__"),
+  delta: fc.integer({ min: -3, max: 3 }),
+});
+const anyGroup = fc.record({
+  added: fc.array(anyCount, { maxLength: 12 }),
+  outcome: fc.constantFrom<Outcome>("stored", "stored", "stored", "undone", "crash", "settled"),
+});
+
+const inTable =
+  "select coalesce(sum(count), 0) as n from invocation_counts where tenant = ? and dimension = ? and value = ?";
+
+test("table and log together are exact after each group, however much has moved and whatever was undone or lost", () => {
+  let moved = 0;
+  fc.assert(
+    fc.property(fc.array(anyGroup, { maxLength: 30 }), (groups) => {
+      using database = empty();
+      const total = database.prepare<{ n: number }, [string, string, string]>(inTable);
+      let totals = createSqliteTotals(database, SMALL);
+      const expected = new Map<string, number>();
+      for (const { added, outcome } of groups) {
+        totals = group(database, totals, added, outcome);
+        if (outcome === "settled") settle(database, totals);
+        for (const { delta, period, ...place } of outcome === "undone" ? [] : added) {
+          const key = JSON.stringify(place);
+          expected.set(key, (expected.get(key) ?? 0) + delta);
+        }
+        for (const [key, sum] of expected) {
+          const { tenant, dimension, value } = JSON.parse(key) as Count;
+          const table = total.get(tenant, dimension, value)?.n ?? 0;
+          if (table !== 0) moved += 1;
+          expect([key, table + totals.of(tenant, dimension, value)]).toEqual([key, sum]);
+        }
+      }
+      settle(database, totals);
+      expect(database.prepare("select * from count_additions").all()).toEqual([]);
+    }),
+    { numRuns: 60 },
+  );
+  expect(moved).toBeGreaterThan(100);
+});
