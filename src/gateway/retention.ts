@@ -5,6 +5,7 @@ import { HOUR_MS } from "../core/time.ts";
 import { type Periods, periodHours, type TimedTable } from "../storage/periods.ts";
 import { whileSteady } from "../storage/steady.ts";
 import type { Store } from "../storage/store.ts";
+import { BODIES, DECISIONS, ENDED_CALLS, IDEMPOTENCY_KEYS, PARTS, RECEIPTS } from "../storage/timed-tables.ts";
 import { joinTotals } from "../storage/total-periods.ts";
 import { takeTurn } from "../storage/turns.ts";
 import { SLOT_HOURS } from "./invocations/idempotency.ts";
@@ -12,7 +13,6 @@ import { removeOldNotes } from "./invocations/refusals.ts";
 import { cleanUp, type Retention } from "./invocations/retention.ts";
 import { removeOldDecisions } from "./policy/decisions.ts";
 import { removeOldReceipts } from "./receipts/service.ts";
-import { BODIES, DECISIONS, ENDED_CALLS, IDEMPOTENCY_KEYS, PARTS, RECEIPTS } from "./timed-tables.ts";
 
 const EVERY_MS = HOUR_MS;
 /** Somewhat less, so that the replica that had the last turn may have the next one. */
@@ -20,13 +20,21 @@ const TURN_MS = 0.9 * EVERY_MS;
 /** A commit that waits for a standby which is away can be as late as the standby is back. */
 const REFUSAL_NOTE_DAYS = 7;
 
+/** When a start is over, and what it has kept waiting is done. Until then there is room too. */
+const FIRST_MS = 60_000;
+
 /** Gives what stops it. */
 export function startRetention(store: Store, retention: Retention, log: Log): () => void {
   const { clock } = store;
   const { history_days } = retention;
-  const prepared = () => prepareTables(store.periods, retention);
-  void prepared().catch((error) => log.warn("history_not_prepared", { error }));
-  return whileSteady({ clock, log, everyMs: EVERY_MS }, async () => {
+  // Without room of their own, rows go where there is some, and are removed one by one later.
+  const prepared = () =>
+    prepareTables(store.periods, retention).catch((error) => {
+      log.warn("history_not_prepared", { error });
+      return [];
+    });
+  const first = setTimeout(prepared, FIRST_MS);
+  const stop = whileSteady({ clock, log, everyMs: EVERY_MS }, async () => {
     const starts = await prepared();
     if (!(await takeTurn(store, "retention", TURN_MS))) return;
     await Promise.all([
@@ -37,6 +45,10 @@ export function startRetention(store: Store, retention: Retention, log: Log): ()
       removeOldNotes(store, clock, REFUSAL_NOTE_DAYS),
     ]);
   });
+  return () => {
+    clearTimeout(first);
+    stop();
+  };
 }
 
 /** Gives the pieces of the ended calls. */

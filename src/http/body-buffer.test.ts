@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { PART_BYTES, partsOf } from "../wire/body.ts";
+import { freeMemory, PART_BYTES, partsOf } from "../wire/body.ts";
 import { gather } from "./body-buffer.ts";
 
 const MIB = 1024 * 1024;
@@ -35,4 +35,14 @@ test("nothing is left of a body when it is dropped", () => {
   dropped.add(new Uint8Array(5 * MIB));
   dropped.drop();
   expect(dropped.held).toBe(0);
+});
+
+test("memory is given back once, and that of something larger not at all", () => {
+  const piece = new Uint8Array(100);
+  for (let time = 0; time < 2; time++) freeMemory(piece);
+  expect(piece.byteLength).toBe(0);
+  const part = new Uint8Array(100).subarray(1);
+  freeMemory(part);
+  freeMemory(Buffer.from("pooled"));
+  expect(part.byteLength).toBe(99);
 });

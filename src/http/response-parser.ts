@@ -3,6 +3,8 @@
 // upstream that sends chunks of one byte); here all chunks of a slice become one piece (0.2 µs each). A body that is sent
 // with its length is only counted: nothing in it is read, and nothing of it copied.
 // One per thread, since the WebAssembly module calls back without naming the parser that it works for.
+// In one file, since the callbacks of one parser share its state.
+
 import { lengthOf } from "./body-length.ts";
 
 /** Bytes that are parsed in one go: two milliseconds at most, whatever is in them. */
@@ -119,7 +121,10 @@ export class ResponseParser {
   begin(method: string): void {
     this.#llhttp.llhttp_reset(this.#pointer);
     this.#isHead = method === "HEAD";
-    this.#headBytes = this.#trailerBytes = this.#interim = this.#status = 0;
+    this.#headBytes = 0;
+    this.#trailerBytes = 0;
+    this.#interim = 0;
+    this.#status = 0;
     this.#isWhole = false;
     this.#keepsAlive = false;
     this.#left = null;
@@ -151,12 +156,13 @@ export class ResponseParser {
 
   /** The same for a slice of a body that is sent with its length, from there on. */
   #count(slice: Uint8Array, from: number): ParsedSlice {
-    const left = from + (this.#left ?? 0);
-    const used = Math.min(slice.length, left);
-    this.#left = left - used;
-    this.#isWhole = left === used;
+    const left = this.#left ?? 0;
+    const used = Math.min(slice.length, from + left);
+    this.#left = left - (used - from);
+    this.#isWhole = this.#left === 0;
     const body = used > from ? slice.subarray(from, used) : null;
-    return { head: from > 0 ? this.#head : null, body, state: this.#isWhole ? "whole" : "more", used };
+    const head = from > 0 ? this.#head : null;
+    return { head, body, state: this.#isWhole ? "whole" : "more", used };
   }
 
   /** Whether the answer ends with its connection, because nothing else says where it ends. */

@@ -6,6 +6,7 @@ import { columns } from "../../db/columns.ts";
 import { defineSchema } from "../../db/schema.ts";
 import { Fault } from "../core/fault.ts";
 import { silentLog } from "../core/log.ts";
+import type { Command } from "./commands.ts";
 import { createGroupCommit, type GroupCommit } from "./group.ts";
 import { migrateSqlite } from "./migrate.ts";
 import { createSqliteRecent } from "./sqlite-recent.ts";
@@ -55,7 +56,8 @@ const total = () => [totals.of("t", "all", "")];
 const settled = async (works: Promise<unknown>[]) =>
   (await Promise.allSettled(works)).map((each) => (each.status === "fulfilled" ? each.value : each.reason));
 
-test("writes of one turn of the event loop share a commit, and those that wait for them the next", async () => {
+/** A group of its own that counts its commits. */
+function countingGroup(groupMs: number) {
   let begun = 0;
   const begin = writer.prepare.bind(writer);
   writer.prepare = ((text: string) => {
@@ -70,16 +72,41 @@ test("writes of one turn of the event loop share a commit, and those that wait f
     return statement;
   }) as typeof writer.prepare;
   const db = drizzle(writer) as unknown as Queries;
+  const tables = defineSchema(columns.sqlite);
   const counting = createGroupCommit({
     writer,
     db,
-    tables: defineSchema(columns.sqlite),
+    tables,
     totals,
     recent: createSqliteRecent({ writer, reader: writer }),
     now: sql<number>`0`,
     log: silentLog,
     ended: () => {},
+    groupMs,
   });
+  return { counting, begun: () => begun };
+}
+
+test("commands of more than a mebibyte together do not share a commit, however many come at once", async () => {
+  const { counting, begun } = countingGroup(60_000);
+  const store: Command<{ id: string; bytes: number }, void> = {
+    name: "store",
+    bytesOf: ({ bytes }) => bytes,
+    sqlite(prepare) {
+      const insert = prepare("insert into replicas (id, lease_until) values (?, 0)");
+      return ({ id }) => void insert.run(id);
+    },
+    postgres: { text: "", valuesOf: () => [], outputsOf: () => [] },
+  };
+  const sizes = [2 ** 21, 2 ** 19, 2 ** 19, 1, 2 ** 19, 2 ** 25, ...Array.from({ length: 400 }, () => 1)];
+  await Promise.all(sizes.map((bytes, i) => counting.execute(store, { id: `c${1000 + i}`, bytes })));
+  expect(replicas()).toEqual(sizes.map((_, i) => `c${1000 + i}`));
+  // The first alone, two halves, the next two, the largest alone, and all others.
+  expect(begun()).toBe(5);
+});
+
+test("writes of one turn of the event loop share a commit, and those that wait for them the next", async () => {
+  const { counting, begun } = countingGroup(10);
   await Promise.all(
     Array.from({ length: 50 }, async (_, i) => {
       await counting.write(add(`a${i}`));
@@ -87,7 +114,7 @@ test("writes of one turn of the event loop share a commit, and those that wait f
     }),
   );
   // Two, unless the machine is so busy that a group runs out of time.
-  expect(begun).toBeLessThan(20);
+  expect(begun()).toBeLessThan(20);
   expect(total()).toEqual([100]);
 });
 

@@ -2,6 +2,7 @@
 // after its commit. A commit costs one wait for the disk, so this makes durable writes fast. A savepoint for each work
 // would let one fail alone, but copies every page that the work touches (measured: half of the cost of an accept). So a
 // group first runs without savepoints; when a work fails, the group is rolled back and runs again with them.
+// In one file, since what a failure undoes is seen only with all of it.
 import { type Database, SQLiteError } from "bun:sqlite";
 import type { Tables } from "../../db/schema.ts";
 import { spend } from "../concurrency/loop-profile.ts";

@@ -1,5 +1,6 @@
 // The store on Postgres: each work is one ordinary transaction on a bounded pool, right at every isolation from read
 // committed upwards. Every wait has a limit, and a server that comes back is found again by the next call.
+// In one file, since every use of a connection is told apart here: reads, look-ups, commands and transactions.
 
 import { sql } from "drizzle-orm";
 import { columns } from "../../db/columns.ts";

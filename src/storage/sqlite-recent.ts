@@ -35,7 +35,7 @@ function statements(writer: Database) {
     ),
     mark: writer.prepare<never, [number, string, string]>("update recent_moved set n = ?, tenant = ?, id = ?"),
     forget: writer.prepare<never, [number, number]>(
-      "delete from recent_invocations where n <= ? and n < (select min(n) + ? from recent_invocations)",
+      "delete from recent_invocations where n in (select n from recent_invocations where n <= ? order by n limit ?)",
     ),
     all: writer.prepare<RecentCall & { isMoved: number }, []>(
       `select r.n, r.tenant, r.id, r.agent_id, r.mode, r.status, r.error_class, r.model,
@@ -68,6 +68,7 @@ interface Connections {
 }
 
 export interface RecentSizes {
+  readonly ofEachTenant?: number;
   readonly callsLeast?: number;
   readonly movedAtOnce?: number;
   readonly sampled?: number;
@@ -77,7 +78,12 @@ export type SqliteRecent = ReturnType<typeof createSqliteRecent>;
 
 export function createSqliteRecent(
   { writer, reader }: Connections,
-  { callsLeast = CALLS_LEAST, movedAtOnce = MOVED_AT_ONCE, sampled = SAMPLE }: RecentSizes = {},
+  {
+    ofEachTenant = OF_EACH_TENANT,
+    callsLeast = CALLS_LEAST,
+    movedAtOnce = MOVED_AT_ONCE,
+    sampled = SAMPLE,
+  }: RecentSizes = {},
 ) {
   const sql = statements(writer);
   const tenants = createByTenant();
@@ -111,16 +117,17 @@ export function createSqliteRecent(
 
   function begun(): Move | null {
     if (move !== null) return move;
-    const enough = Math.min(Math.max(tenants.count() * OF_EACH_TENANT, callsLeast), CALLS_MOST);
+    const enough = Math.min(Math.max(tenants.count() * ofEachTenant, callsLeast), CALLS_MOST);
     if (tenants.total() < enough && (asked === 0 || tenants.total() === 0)) return null;
     return { n: last, calls: tenants.all().sort(inOrder), done: 0 };
   }
 
   /** Takes a move one step on, in a transaction. Returns what to do after its commit. */
-  function goOn(current: Move): () => void {
+  function goOn(current: Move, ended: number): () => void {
     const { n, calls, done } = current;
-    if (done === calls.length) return forgetSome(current);
-    const moved = calls.slice(done, done + movedAtOnce);
+    // Faster than new ones come, however large the groups are.
+    if (done === calls.length) return forgetSome(n, Math.max(FORGOTTEN_AT_ONCE, ended * 4));
+    const moved = calls.slice(done, done + Math.max(movedAtOnce, ended * 2));
     const numbers = JSON.stringify(moved.map((call) => call.n));
     sql.moveCalls.run(numbers);
     sql.moveBodies.run(numbers);
@@ -134,8 +141,8 @@ export function createSqliteRecent(
     };
   }
 
-  function forgetSome({ n }: Move): () => void {
-    const isDone = sql.forget.run(n, FORGOTTEN_AT_ONCE).changes < FORGOTTEN_AT_ONCE;
+  function forgetSome(n: number, limit: number): () => void {
+    const isDone = sql.forget.run(n, limit).changes < limit;
     if (isDone) sql.mark.run(0, "", "");
     return () => {
       if (!isDone) return;
@@ -157,7 +164,7 @@ export function createSqliteRecent(
     /** As a part of a transaction in which these calls have ended. Call what it returns right after the commit. */
     write(ended: readonly RecentCall[]): () => void {
       const current = begun();
-      const moved = current === null ? null : goOn(current);
+      const moved = current === null ? null : goOn(current, ended.length);
       return () => {
         moved?.();
         for (const call of ended) tenants.add(call);

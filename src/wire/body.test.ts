@@ -1,17 +1,7 @@
 import { expect, test } from "bun:test";
 import { bodyOf, freeBody, freeMemory, type LargeBody, PART_BYTES, wholeOf } from "./body.ts";
 
-test("memory is given back once, and that of something larger not at all", () => {
-  const piece = new Uint8Array(100);
-  for (let time = 0; time < 2; time++) freeMemory(piece);
-  expect(piece.byteLength).toBe(0);
-  const part = new Uint8Array(100).subarray(1);
-  freeMemory(part);
-  freeMemory(Buffer.from("pooled"));
-  expect(part.byteLength).toBe(99);
-});
-
-test("so is that of a body, in one piece, in parts, and joined", async () => {
+test("the memory of a body is given back once, of one in one piece, in parts, and joined", async () => {
   const piece = new Uint8Array(10);
   freeBody(piece);
   expect(piece.byteLength).toBe(0);

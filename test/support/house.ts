@@ -10,7 +10,7 @@ const REASON = /^(?:\/\/.*\n)*\/\/.*\bIn one file, since /;
 /** Says at the top of a file why its state is not handed in. */
 const STATE_REASON = /^(?:\/\/.*\n)*\/\/.*\bOne per thread, since /;
 const STATE =
-  /^(?:export )?(?:let\b|const \w+[^=\n]*= (?:new (?:Weak)?(?:Map|Set)(?:<.*>)?\(\)|create[A-Z]\w*(?:<.*>)?\())/m;
+  /^(?:export )?(?:let\b|const (?:\w+|\{[^}]*\})[^=\n]*= (?:new (?:Weak)?(?:Map|Set)(?:<.*>)?\(\)|create[A-Z]\w*(?:<.*>)?\())/m;
 /** The only files with state at their top level: it is one per thread, and each says why. */
 const STATE_OWNERS = new Set(
   [

@@ -7,7 +7,7 @@ import { Fault } from "../../core/fault.ts";
 import { silentLog } from "../../core/log.ts";
 import { openStore } from "../../storage/open.ts";
 import type { Store } from "../../storage/store.ts";
-import { partsOf, freeMemory as releasePart } from "../../wire/body.ts";
+import { freeMemory, partsOf } from "../../wire/body.ts";
 import { compareOnce, createClaims } from "../invocations/claims.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { abandon, accept } from "../invocations/service.ts";
@@ -276,7 +276,7 @@ test("a worker that finds the claim too old sends nothing, and the call is tried
     const [part] = partsOf(body);
     bodies.push(new TextDecoder().decode(part));
     // As the pool takes over a large one.
-    if (part !== undefined) releasePart(part);
+    if (part !== undefined) freeMemory(part);
     return { ...SUCCESS, detail: null, is_stale: jobs.length === 1 };
   });
   const { scheduler, untilEnded } = dispatch({ pool });

@@ -11,7 +11,7 @@ import type { Mode } from "../../core/states.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import type { InvocationKey } from "./service.ts";
 
-const LOOK_MS = 5_000;
+const LOOK_MS = 10_000;
 const NOTES_AT_ONCE = 64;
 /** To remove one takes half a millisecond of the event loop on SQLite (measured). */
 const PARTS_AT_ONCE = 4;

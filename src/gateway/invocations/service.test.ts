@@ -232,22 +232,44 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
     test("clean-up takes ended records and bodies by age, and never what is still owed", async () => {
       const tenant = "cleaned";
       const [owed, ended] = [await put({ tenant }), await put({ tenant })];
+      const large = "x".repeat(700_000);
+      const answer = new TextEncoder().encode(large);
+      const largeSuccess = { ...SUCCESS, response: answer, resp_size: answer.length };
+      const [largeOwed, largeEnded] = [await put({ tenant }, large), await put({ tenant }, large)];
       await take(ended);
       await end(ended, SUCCESS);
+      await take(largeEnded);
+      await end(largeEnded, largeSuccess);
       clock.time += 10 * DAY_MS;
-      const recent = await put({ tenant });
+      const [recent, largeRecent] = [await put({ tenant }), await put({ tenant }, large)];
       await take(recent);
       await end(recent, SUCCESS);
+      await take(largeRecent);
+      await end(largeRecent, largeSuccess);
+      const { bodyParts: t } = store.read.tables;
+      const parts = async () => {
+        const rows = await store.read.db.select({ id: t.invocation_id }).from(t).where(eq(t.tenant, tenant));
+        return rows.map(({ id }) => id).sort();
+      };
 
       await cleanUp(store, clock, { body_days: 5, history_days: 0 }, silentLog);
       const without = await findInvocation(store.read, tenant, ended.id);
       expect(await capturedBodies(store.read, without)).toEqual({ request: null, response: null });
       const kept = await findInvocation(store.read, tenant, recent.id);
       expect((await capturedBodies(store.read, kept)).response?.toString()).toBe("world");
+      const stays = [largeOwed, largeOwed, ...Array.from({ length: 4 }, () => largeRecent)].map(({ id }) => id);
+      expect(await parts()).toEqual(stays.sort());
+      const largeKept = await findInvocation(store.read, tenant, largeRecent.id);
+      const bodies = await capturedBodies(store.read, largeKept);
+      expect([bodies.request?.length, bodies.response?.length]).toEqual([700_000, 700_000]);
 
       await cleanUp(store, clock, { body_days: 5, history_days: 5 }, silentLog);
       expect(findInvocation(store.read, tenant, ended.id)).rejects.toThrow("no such invocation");
       expect((await take(owed))?.body.byteLength).toBe(5);
+      expect((await take(largeOwed))?.body.byteLength).toBe(700_000);
+      clock.time += 10 * DAY_MS;
+      await cleanUp(store, clock, { body_days: 0, history_days: 5 }, silentLog);
+      expect(await parts()).toEqual([largeOwed.id, largeOwed.id]);
     });
 
     test("totals of models that are in no record go with the clean-up, exact while calls go on", async () => {

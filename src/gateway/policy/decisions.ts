@@ -16,7 +16,7 @@ import { DAY_MS } from "../../core/time.ts";
 import { removeInGroups, tenantsIn } from "../../storage/batch-delete.ts";
 import { within } from "../../storage/deadline.ts";
 import { prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
-import { DECISIONS } from "../timed-tables.ts";
+import { DECISIONS } from "../../storage/timed-tables.ts";
 
 export type DecisionRow = Tables["policyDecisions"]["$inferSelect"];
 

@@ -8,7 +8,7 @@ import { idFloor, isId } from "../../core/id.ts";
 import { DAY_MS } from "../../core/time.ts";
 import { within } from "../../storage/deadline.ts";
 import type { Store } from "../../storage/store.ts";
-import { RECEIPTS } from "../timed-tables.ts";
+import { RECEIPTS } from "../../storage/timed-tables.ts";
 import { createReceiptEmitter, type EmitterOptions } from "./emitter.ts";
 import { findReceipt, isDue, receiptPage, removeReceiptsBefore } from "./store.ts";
 

@@ -1,5 +1,6 @@
 // The one end of every call, for every reason: the call leaves the open ones, and its row in the history, its totals, its
 // bodies and what it is owed are written once. Listeners are called when that is durable.
+// In one file, since it is one description of one command for both databases.
 import type { CallEnd, CallPayment } from "../../../core/call-end.ts";
 import { idTime } from "../../../core/id.ts";
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";

@@ -2,7 +2,7 @@
 // call, so that one is found by the ID of its call.
 import { type IdPrefix, idFloor, idTime } from "../core/id.ts";
 import { HOUR_MS } from "../core/time.ts";
-import type { DroppedRange, TimedTable } from "../storage/periods.ts";
+import type { DroppedRange, TimedTable } from "./periods.ts";
 
 const byId = (prefix: IdPrefix) => ({
   keyAt: (time: number) => idFloor(prefix, time),
