@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { bodyOf, freeBody, freeMemory, type LargeBody, PART_BYTES, wholeOf } from "./body.ts";
+import { bodyOf, freeBody, type LargeBody, PART_BYTES, wholeOf } from "./body.ts";
 
 test("the memory of a body is given back once, of one in one piece, in parts, and joined", async () => {
   const piece = new Uint8Array(10);
