@@ -56,6 +56,13 @@ export function freeMemory(piece: Uint8Array): void {
   if (byteLength > 0 && buffer instanceof ArrayBuffer && buffer.byteLength === byteLength) buffer.transfer(0);
 }
 
+/** The same for a body, in one piece, in parts, or joined. */
+export function freeBody(body: CallBody): void {
+  if (body instanceof Uint8Array) freeMemory(body);
+  else if (body.whole !== null) freeMemory(body.whole);
+  else for (const part of body.parts) freeMemory(part);
+}
+
 /** The parts of a body as they are stored; of one in a single piece, views of it. */
 export function partsOf(body: CallBody): readonly Uint8Array[] {
   if (body instanceof LargeBody) return body.parts;

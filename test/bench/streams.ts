@@ -7,9 +7,8 @@
 // first byte 200 are the commit, 40 the statements of the accept, 90 the checks before it, 100 the request to the upstream,
 // and 100 its answer up to the caller's socket. The commits of a call, of its accept and its end, are two thirds of what
 // its main thread does; on a machine that does other work too, that is what the first byte waits for. Of a call with 10
-// MiB both ways the main thread spends 53 ms: 15 on what is captured (the disk takes a mebibyte with the accept and two
-// with the end, since the row is written again), 8 on the one copy of the request, and most of the rest on the sockets; the
-// relay spends 9, and as much on another thread.
+// MiB both ways the main thread spends 50 ms, where it spent 69 (both on a machine at its limit): 8 on what is captured, 8
+// on the one copy of the request, and most of the rest on the sockets; the relay spends 10, and as much on another thread.
 //
 // Run by itself with a role, it is one of the servers: `upstream`, or `relay URL [DIRECTORY of its rows]`. Each prints its
 // port.
@@ -208,7 +207,7 @@ export async function streams(seconds: number, report: Report): Promise<void> {
   const floor = report.add(`${both}, a relay by fetch`, { mib_s: byFetch / MIB });
   const figures = { mib_s: own / MIB, rss_mb: await peakMb(gateway.pid) };
   report.add(`${both}, streamed calls`, figures, { floor: [floor, "mib_s"], note: "RSS at its peak" });
-  // The record's part: of each call the disk takes a mebibyte with the accept, and two with the end.
+  // The record's part: of each call the disk takes a mebibyte with the accept, and one with the end.
   report.add(`${both}, ${uncaptured.name}`, { mib_s: bare / MIB }, { floor: [floor, "mib_s"] });
 }
 

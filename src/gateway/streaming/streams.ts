@@ -9,7 +9,7 @@ import { Fault } from "../../core/fault.ts";
 import { createReadAhead } from "../../http/read-ahead.ts";
 import { within } from "../../storage/deadline.ts";
 import type { Store } from "../../storage/store.ts";
-import { type CallBody, freeMemory, partsOf } from "../../wire/body.ts";
+import { type CallBody, freeBody } from "../../wire/body.ts";
 import { type Ending, holdsClaim, release } from "../invocations/service.ts";
 import { type CallStop, stoppedBy, type UpstreamFailure, upstreamFailureOf } from "../upstream/failure.ts";
 import { ownHeaders } from "../upstream/headers.ts";
@@ -164,7 +164,7 @@ async function runCall(
     };
     const response = await headOf(deps, exchange, body, () => {
       // Its start is stored by now, and a POST is never sent twice, so nobody needs it any more.
-      for (const part of partsOf(body)) freeMemory(part);
+      freeBody(body);
       end.sent();
     });
     return await answerOf(deps, exchange, response);
