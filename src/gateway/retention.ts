@@ -20,13 +20,21 @@ const TURN_MS = 0.9 * EVERY_MS;
 /** A commit that waits for a standby which is away can be as late as the standby is back. */
 const REFUSAL_NOTE_DAYS = 7;
 
+/** When a start is over, and what it has kept waiting is done. Until then there is room too. */
+const FIRST_MS = 60_000;
+
 /** Gives what stops it. */
 export function startRetention(store: Store, retention: Retention, log: Log): () => void {
   const { clock } = store;
   const { history_days } = retention;
-  const prepared = () => prepareTables(store.periods, retention);
-  void prepared().catch((error) => log.warn("history_not_prepared", { error }));
-  return whileSteady({ clock, log, everyMs: EVERY_MS }, async () => {
+  // Without room of their own, rows go where there is some, and are removed one by one later.
+  const prepared = () =>
+    prepareTables(store.periods, retention).catch((error) => {
+      log.warn("history_not_prepared", { error });
+      return [];
+    });
+  const first = setTimeout(prepared, FIRST_MS);
+  const stop = whileSteady({ clock, log, everyMs: EVERY_MS }, async () => {
     const starts = await prepared();
     if (!(await takeTurn(store, "retention", TURN_MS))) return;
     await Promise.all([
@@ -37,6 +45,10 @@ export function startRetention(store: Store, retention: Retention, log: Log): ()
       removeOldNotes(store, clock, REFUSAL_NOTE_DAYS),
     ]);
   });
+  return () => {
+    clearTimeout(first);
+    stop();
+  };
 }
 
 /** Gives the pieces of the ended calls. */

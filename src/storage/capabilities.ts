@@ -136,12 +136,15 @@ export async function probeCapabilities(client: SQL, databaseUrl: string): Promi
   if (!can.skip_locked) {
     throw new StartupProblem("the server of DATABASE_URL can't be used: it has no `for update skip locked`");
   }
+  if (Number(tables?.["partitions"]) !== 1) {
+    throw new StartupProblem("the server of DATABASE_URL can't be used: it has no partitioned tables");
+  }
   const pooled = await isPooled(databaseUrl);
   return {
     ...can,
     listen_notify: can.listen_notify && !pooled,
     unlogged_tables: Number(tables?.["unlogged"]) === 1,
-    partitions: Number(tables?.["partitions"]) === 1,
+    partitions: true,
     server: String(row["server"]),
     default_isolation: String(row["isolation"]),
     pooled,

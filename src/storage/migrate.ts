@@ -90,6 +90,9 @@ interface Work {
   readonly msPerByte: number;
 }
 
+/** Those of the last 24 hours. */
+const KEYS = `select count(*) as "rows", 0 as bytes from idempotency_keys`;
+
 /**
  * By version. On SQLite the large bodies of open calls are written anew where they are, since their call goes from beside
  * them; the statistics that come with the schema let it find the open calls along an index.
@@ -101,6 +104,7 @@ const SQLITE_WORK: Readonly<Record<number, Work>> = {
     msPerRow: 0.06,
     msPerByte: 1.7e-5,
   },
+  12: { query: KEYS, msPerRow: 0.025, msPerByte: 0 },
   14: {
     query: `select count(*) as "rows", coalesce(sum(req_size), 0) as bytes from open_invocations where request is null`,
     msPerRow: 0.06,
@@ -114,6 +118,7 @@ const POSTGRES_WORK: Readonly<Record<number, Work>> = {
     msPerRow: 0.11,
     msPerByte: 0,
   },
+  12: { query: KEYS, msPerRow: 0.035, msPerByte: 0 },
   14: {
     query: `select count(*) as "rows", coalesce(sum(req_size), 0) as bytes from open_invocations where request is null`,
     msPerRow: 0.11,

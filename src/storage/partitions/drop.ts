@@ -16,27 +16,42 @@ const EXCLUSIVE_MAX = "2s";
 /** A first partition of this size holds more than what was kept, and is worth a drop of its own. */
 const FIRST_BYTES_MIN = 8 * 1024 * 1024;
 
+interface Dropping {
+  /** Milliseconds: a partition is dropped when all of it is older. */
+  readonly before: number;
+  /** Of a partition that is wider than this, old rows go before all of it is old. */
+  readonly hours: number;
+  readonly log: Log;
+  /** Tests take less for much. */
+  readonly firstBytesMin?: number;
+}
+
 /** @returns the time below which there may still be rows */
-export async function dropPartitions(client: SQL, table: TimedTable, before: number, log: Log): Promise<number> {
+export async function dropPartitions(
+  client: SQL,
+  table: TimedTable,
+  { before, hours, log, firstBytesMin = FIRST_BYTES_MIN }: Dropping,
+): Promise<number> {
   await removeDropped(client, table);
   const hour = Math.floor(before / HOUR_MS);
   try {
-    while (await dropOldest(client, table, hour)) await removeDropped(client, table);
+    while (await dropOldest(client, table, hour, firstBytesMin)) await removeDropped(client, table);
   } catch (error) {
     log.warn("partition_not_dropped", { table: table.name, error });
   }
   const partitions = await partitionsOf(client, table);
   const young = partitions.find(({ to }) => to > hour);
-  return young === undefined || young.from === 0 ? before : young.from * HOUR_MS;
+  const isWide = young === undefined || young.from === 0 || young.to - young.from > hours;
+  return isWide ? before : young.from * HOUR_MS;
 }
 
 /** False when there is none, or it has to stay. */
-async function dropOldest(client: SQL, table: TimedTable, hour: number): Promise<boolean> {
+async function dropOldest(client: SQL, table: TimedTable, hour: number, firstBytesMin: number): Promise<boolean> {
   const locks = table.isCounted ? [lockOf(table), TOTALS_LOCK] : [lockOf(table)];
   return await briefly(client, locks, async (tx) => {
     const [first, second] = await partitionsOf(tx, table);
     if (first === undefined || second === undefined || first.to > hour) return false;
-    if (first.bytes > FIRST_BYTES_MIN) return await dropFirst(tx, table, first);
+    if (first.bytes > firstBytesMin) return await dropFirst(tx, table, first);
     return second.to <= hour && (await dropSecond(tx, table, first, second));
   });
 }
@@ -107,7 +122,7 @@ async function dropTotals(
   const rows = table.kept === null ? "" : `select ${columns}, v.error_class from ${joined(table, range)} union all`;
   await tx.unsafe(`insert into invocation_counts (tenant, dimension, value, period, shard, count)
     select tenant, dimension, value, ${from}, 0, count(*)
-    from (${rows} select ${COUNTED}, null ${open}) as call, lateral (values ('all', ''), ('agent', agent_id), ('mode', mode),
+    from (${rows} select ${COUNTED}, null::text as error_class ${open}) as call, lateral (values ('all', ''), ('agent', agent_id), ('mode', mode),
       ('status', status), ('model', model), ('error_class', error_class), ('settlement', settlement_status)
     ) as total (dimension, value)
     where value is not null group by tenant, dimension, value`);

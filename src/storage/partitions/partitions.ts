@@ -2,7 +2,8 @@
 import type { SQL } from "bun";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
-import type { Periods } from "../periods.ts";
+import { DAY_MS } from "../../core/time.ts";
+import { type Periods, periodHours } from "../periods.ts";
 import { postgresClient } from "../pool.ts";
 import { dropPartitions } from "./drop.ts";
 import { preparePartitions } from "./prepare.ts";
@@ -29,6 +30,10 @@ export function createPartitions({ databaseUrl, clock, log }: PartitionsOptions)
         const partitions = await preparePartitions(client, table, { hours, now: clock.now() });
         return partitions.map(({ from }) => from);
       }),
-    drop: (table, before) => connected((client) => dropPartitions(client, table, before, log)),
+    drop(table, before) {
+      // As wide as they are made for rows that live as long as this.
+      const hours = periodHours((clock.now() - before) / DAY_MS);
+      return connected((client) => dropPartitions(client, table, { before, hours, log }));
+    },
   };
 }

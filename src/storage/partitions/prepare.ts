@@ -24,10 +24,17 @@ const ENDS = "ends";
 /** The next hour after `hour` at which a partition may begin. */
 const boundaryAfter = (hour: number, hours: number) => (Math.floor(hour / hours) + 1) * hours;
 
+interface Preparing {
+  readonly hours: number;
+  readonly now: number;
+  /** Tests take less for large. */
+  readonly smallBytes?: number;
+}
+
 export async function preparePartitions(
   client: SQL,
   table: TimedTable,
-  { hours, now }: { readonly hours: number; readonly now: number },
+  { hours, now, smallBytes = SMALL_BYTES }: Preparing,
 ): Promise<Partition[]> {
   const present = Math.floor(now / HOUR_MS);
   const until = boundaryAfter(present, hours) + Math.max(hours, AHEAD_HOURS_MIN);
@@ -35,7 +42,7 @@ export async function preparePartitions(
     const partitions = await partitionsOf(client, table);
     const last = partitions.at(-1);
     if (last === undefined || last.from >= until) return partitions;
-    if (last.bytes > SMALL_BYTES) await endLarge(client, table, last, { present, hours });
+    if (last.bytes > smallBytes) await endLarge(client, table, last, { present, hours });
     else await endSmall(client, table, last, { present, hours });
   }
 }

@@ -7,7 +7,7 @@ import { lockStatement } from "../row-locks.ts";
 /** While it waits for a table, whoever comes after it waits too. */
 const LOCK_WAIT = "250ms";
 const STATEMENT_MAX = "20s";
-const TRIES_MAX = 20;
+const TRIES_MAX = 8;
 const [PAUSE_MS_MIN, PAUSE_MS_MAX] = [20, 400];
 /** A lock that was not had in time, and what comes of several that change the same. */
 const HELD_UP = /^(55P03|40P01|40001)$/;

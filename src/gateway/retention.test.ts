@@ -1,0 +1,275 @@
+// What is too old goes, as a whole where the database has it in pieces of time; what must stay does, and the totals are
+// those of the calls that there are at every moment.
+import { expect, test } from "bun:test";
+import fc from "fast-check";
+import type { Tables } from "../../db/schema.ts";
+import { accepted, SUCCESS } from "../../test/support/stores/invocations.ts";
+import { eachStore, type MakePlace } from "../../test/support/stores/one-store.ts";
+import type { Place } from "../../test/support/stores/stores.ts";
+import { silentLog } from "../core/log.ts";
+import { DAY_MS, HOUR_MS } from "../core/time.ts";
+import { createPartitions } from "../storage/partitions/partitions.ts";
+import { periodHours } from "../storage/periods.ts";
+import type { Store } from "../storage/store.ts";
+import { joinTotals } from "../storage/total-periods.ts";
+import { takeTurn } from "../storage/turns.ts";
+import { readHistory } from "./invocations/history.ts";
+import { SLOT_HOURS, slotsOf } from "./invocations/idempotency.ts";
+import { cleanUp } from "./invocations/retention.ts";
+import { abandon, accept, claim, finish, type InvocationKey, type InvocationRow } from "./invocations/service.ts";
+import { prepareTables } from "./retention.ts";
+
+const RETENTION = { body_days: 30, history_days: 60 };
+const LARGE = "x".repeat(20_000);
+const START = Math.floor(Date.UTC(2026, 0, 10) / DAY_MS) * DAY_MS + DAY_MS / 2;
+const ALL_TIME = "since=1970-01-01T00:00:00Z";
+
+/** A gateway's tables as the days go by. */
+async function openDays(makePlace: MakePlace) {
+  const place: Place = await makePlace();
+  const opened = await place.open();
+  const clock = { time: START, now: () => clock.time };
+  const databaseUrl = (place as Place & { url?: string }).url;
+  const log = { ...silentLog, warn: (event: string, fields?: object) => warnings.push([event, fields]) };
+  const warnings: unknown[] = [];
+  const periods =
+    databaseUrl === undefined ? opened.periods : createPartitions({ databaseUrl, clock, log: log as typeof silentLog });
+  const store: Store = { ...opened, periods, clock };
+  const put = async (fields: Partial<InvocationRow> = {}, body?: string) => {
+    const one = accepted(clock.time, fields, body);
+    await accept(store, one);
+    return { tenant: one.row.tenant, id: one.row.id };
+  };
+  const end = async (key: InvocationKey) => {
+    await claim(store, { key, owner: "r", token: "t", now: clock.time, inHand: null });
+    await finish(store, { key, token: "t", request_id: "q" }, SUCCESS, clock.time);
+    return key;
+  };
+  const page = async (query: string, tenant = "acme") => {
+    const { rows, total } = await readHistory(store.read, tenant, new URLSearchParams(`limit=100&${query}`));
+    return { ids: rows.map(({ id }) => id), total };
+  };
+  return {
+    store,
+    clock,
+    warnings,
+    put,
+    page,
+    call: async (fields?: Partial<InvocationRow>) => end(await put(fields)),
+    end,
+    ids: async () => (await page("")).ids,
+    /** Each total with the calls that are counted beside it. */
+    async expectExact() {
+      for (const query of ["", "status=succeeded", "status=pending", "status=failed", "agent_id=agt_a", "model=m"]) {
+        const kept = await page(query);
+        expect([query, kept]).toEqual([query, await page(`${query}&${ALL_TIME}`)]);
+      }
+    },
+    prepare: () => prepareTables(periods, RETENTION),
+    clean: () => cleanUp(store, clock, RETENTION, silentLog),
+    async bodies() {
+      const { invocationBodies: t } = store.read.tables;
+      const rows = await store.read.db.select({ id: t.invocation_id }).from(t);
+      return rows.map(({ id }) => id).sort();
+    },
+    async [Symbol.asyncDispose]() {
+      await opened.close();
+      place.remove();
+    },
+  };
+}
+
+type PaymentRow = Tables["payments"]["$inferSelect"];
+type Days = Awaited<ReturnType<typeof openDays>>;
+
+const [STEP, CALLS] = [25 * DAY_MS, 3];
+
+/** Calls at so many times, 25 days apart. */
+async function live({ clock, prepare, call, store }: Days, steps: number) {
+  const calls: { id: string; at: number }[] = [];
+  for (let step = 0; step < steps; step++) {
+    await joinTotals(store, clock, await prepare());
+    for (let i = 0; i < CALLS; i++) {
+      const { id } = await call({ model: i === 0 ? "m" : null });
+      calls.push({ id, at: clock.time });
+      clock.time += HOUR_MS;
+    }
+    clock.time += STEP - CALLS * HOUR_MS;
+  }
+  return calls;
+}
+
+const payment = (key: InvocationKey, isOpen: boolean): PaymentRow => ({
+  chain_id: 1,
+  token: "0x1",
+  payer: "0x2",
+  nonce: `0x${key.id}`,
+  tenant: key.tenant,
+  invocation_id: key.id,
+  agent_id: "agt_a",
+  caller: "alice",
+  body_sha256: "b",
+  authorization_digest: "d",
+  x402_version: 1,
+  valid_before: 1,
+  attempts: 1,
+  unsent_attempts: 0,
+  asked_ms: 0,
+  created_at: 1,
+  updated_at: 1,
+  facilitator_url: null,
+  facilitator_credential_ref: null,
+  call_credential_ref: null,
+  unknown_since: null,
+  sent_at: null,
+  next_attempt_at: isOpen ? 1 : null,
+  settle_request: isOpen ? "{}" : null,
+});
+
+eachStore((makePlace, dialect) => {
+  test("calls and bodies go by their age, one by one or together, and no younger ones", async () => {
+    await using days = await openDays(makePlace);
+    const calls = await live(days, 4);
+    const { clock, clean, prepare, ids, bodies, expectExact } = days;
+    await prepare();
+    await clean();
+    const youngerThan = (time: number) => calls.filter(({ at }) => at >= clock.time - time).map(({ id }) => id);
+    const expectYounger = (kept: readonly string[], life: number) => {
+      expect(kept).toEqual(expect.arrayContaining(youngerThan(life * DAY_MS)));
+      const longest = life * DAY_MS + (dialect === "sqlite" ? 0 : periodHours(life) * HOUR_MS);
+      expect(youngerThan(longest)).toEqual(expect.arrayContaining([...kept]));
+    };
+    expectYounger(await ids(), RETENTION.history_days);
+    expectYounger(await bodies(), RETENTION.body_days);
+    expect((await bodies()).length).toBeLessThan((await ids()).length);
+    expect((await ids()).length).toBeLessThan(calls.length);
+    await expectExact();
+    clock.time += 100 * DAY_MS;
+    await prepare();
+    await clean();
+    expect([await ids(), await bodies()]).toEqual([[], []]);
+    await expectExact();
+    expect(days.warnings).toEqual([]);
+  }, 60_000);
+
+  test("what must outlive its time does, until it need not any more", async () => {
+    await using days = await openDays(makePlace);
+    const { store, clock, put, call, end, prepare, clean, ids, expectExact } = days;
+    await prepare();
+    const [gone, unpaid, paid, owed] = [
+      await call(),
+      await call({ payment_nonce: "n1" }),
+      await call({ payment_nonce: "n2" }),
+      await call({ emit_receipt: true }),
+    ];
+    await store.write(async ({ db, tables: { payments: t } }) => {
+      await db.insert(t).values(payment(unpaid, true));
+      await db.insert(t).values(payment(paid, false));
+    });
+    const open = await put({ model: "m" }, LARGE);
+    clock.time += 100 * DAY_MS;
+    await prepare();
+    const young = await call();
+    await clean();
+    expect(await ids()).toEqual([young, open, owed, unpaid].map(({ id }) => id));
+    await expectExact();
+    const { payments: p, receiptsDue: due } = store.read.tables;
+    expect(await store.read.db.select({ id: p.invocation_id }).from(p)).toEqual([{ id: unpaid.id }]);
+
+    const taken = await claim(store, { key: open, owner: "r", token: "t", now: clock.time, inHand: null });
+    expect(new TextDecoder().decode(taken?.body)).toBe(LARGE);
+    await finish(store, { key: open, token: "t", request_id: "q" }, SUCCESS, clock.time);
+    await expectExact();
+    await store.write(async ({ db }) => {
+      await db.update(p).set({ next_attempt_at: null, settle_request: null });
+      await db.delete(due);
+    });
+    clock.time += HOUR_MS;
+    await clean();
+    expect(await ids()).toEqual([young.id]);
+    await expectExact();
+    expect(days.warnings).toEqual([]);
+    expect(gone.id < open.id).toBe(true);
+    await end(young);
+  }, 60_000);
+
+  test("totals are exact at every moment, while two replicas clean up and calls begin, end late and are given up", async () => {
+    await using days = await openDays(makePlace);
+    const { store, clock, put, call, end, prepare, clean, expectExact } = days;
+    await prepare();
+    const late = await Promise.all(Array.from({ length: 30 }, () => put({ model: "m" })));
+    await live(days, 3);
+    const starts = await prepare();
+    const works = late.map((key, i) => async () => {
+      if (i % 3 === 0) await store.write((tx) => abandon(tx, key, "cancelled", clock.time));
+      else if (i % 3 === 1) await end(key);
+      await call({ model: "m" });
+    });
+    const again = async () => {
+      for (const work of works) await work();
+    };
+    await Promise.all([clean(), clean(), again(), joinTotals(store, clock, starts), clean()]);
+    await clean();
+    await joinTotals(store, clock, starts);
+    await expectExact();
+    for (const [i, key] of late.entries()) if (i % 3 === 2) await end(key);
+    await clean();
+    await expectExact();
+    expect((await days.page("status=pending")).total).toBe(0);
+  }, 60_000);
+
+  test("of several replicas one has the turn", async () => {
+    await using days = await openDays(makePlace);
+    const turns = () => Promise.all([1, 2, 3].map(() => takeTurn(days.store, "job", HOUR_MS)));
+    expect((await turns()).filter(Boolean)).toHaveLength(1);
+    expect((await turns()).filter(Boolean)).toHaveLength(0);
+    days.clock.time += HOUR_MS;
+    expect((await turns()).filter(Boolean)).toHaveLength(1);
+  });
+
+  test("a key is one call's where slots meet, for replicas whose clocks differ, and its slots go when they are over", async () => {
+    const place = await makePlace();
+    const stores = [await place.open(), await place.open()];
+    const boundary = Math.ceil(START / HOUR_MS / SLOT_HOURS) * SLOT_HOURS * HOUR_MS;
+    for (const apart of [0, 1, 500, DAY_MS - 1]) {
+      const at = [boundary - 1, boundary - 1 + apart];
+      const answers = await Promise.all(
+        Array.from({ length: 12 }, (_, i) => {
+          const time = at[i % 2] ?? 0;
+          const idempotency = { key: `k${apart}`, body_sha256: "s", asked_at: time, latest: time + (i % 3) };
+          return accept(stores[i % stores.length] as Store, { ...accepted(time), idempotency });
+        }),
+      );
+      expect(new Set(answers).size).toBe(1);
+    }
+    const store = stores[0] as Store;
+    const { invocations: calls, idempotencyKeys: t } = store.read.tables;
+    expect(await store.read.db.select({ id: calls.id }).from(calls)).toHaveLength(4);
+    const many = async () => (await store.read.db.select({ key: t.key }).from(t)).length;
+    expect(await many()).toBeGreaterThan(0);
+    const clean = (now: number) => cleanUp(store, { now: () => now }, { body_days: 0, history_days: 0 }, silentLog);
+    await clean(boundary + DAY_MS);
+    expect(await many()).toBeGreaterThanOrEqual(4);
+    await clean(boundary + 3 * SLOT_HOURS * HOUR_MS);
+    expect(await many()).toBe(0);
+    for (const each of stores) await each.close();
+    place.remove();
+  }, 60_000);
+});
+
+test("two moments no further apart than a key lives have a slot in common, and rows stay a twentieth longer at most", () => {
+  fc.assert(
+    fc.property(fc.nat(2_000_000_000_000), fc.nat(DAY_MS), fc.nat(5_000), fc.nat(5_000), (time, apart, off, width) => {
+      const one = slotsOf({ asked_at: time, latest: time + off });
+      const other = slotsOf({ asked_at: time + apart, latest: time + apart + width });
+      expect(one.some((slot) => other.includes(slot))).toBe(true);
+    }),
+  );
+  fc.assert(
+    fc.property(fc.integer({ min: 1, max: 36_500 }), (days) => {
+      const hours = periodHours(days);
+      expect(hours / (24 * days)).toBeLessThanOrEqual(0.05);
+      expect((24 * days) / hours).toBeLessThanOrEqual(52);
+    }),
+  );
+});
