@@ -13,6 +13,7 @@ import { periodHours } from "../storage/periods.ts";
 import type { Store } from "../storage/store.ts";
 import { joinTotals } from "../storage/total-periods.ts";
 import { takeTurn } from "../storage/turns.ts";
+import { partsOf } from "../wire/body.ts";
 import { readHistory } from "./invocations/history.ts";
 import { SLOT_HOURS, slotsOf } from "./invocations/idempotency.ts";
 import { cleanUp } from "./invocations/retention.ts";
@@ -177,7 +178,7 @@ eachStore((makePlace, dialect) => {
     expect(await store.read.db.select({ id: p.invocation_id }).from(p)).toEqual([{ id: unpaid.id }]);
 
     const taken = await claim(store, { key: open, owner: "r", token: "t", now: clock.time, inHand: null });
-    expect(new TextDecoder().decode(taken?.body)).toBe(LARGE);
+    expect(Buffer.concat(partsOf(taken?.body ?? new Uint8Array())).toString()).toBe(LARGE);
     await finish(store, { key: open, token: "t", request_id: "q" }, SUCCESS, clock.time);
     await expectExact();
     await store.write(async ({ db }) => {

@@ -10,9 +10,10 @@ import { takeTurn } from "../storage/turns.ts";
 import { SLOT_HOURS } from "./invocations/idempotency.ts";
 import { removeOldNotes } from "./invocations/refusals.ts";
 import { cleanUp, type Retention } from "./invocations/retention.ts";
-import { removeOldDecisions } from "./policy/decisions.ts";
+import { BODIES, ENDED_CALLS, IDEMPOTENCY_KEYS, PARTS } from "./invocations/timed-tables.ts";
+import { DECISIONS, removeOldDecisions } from "./policy/decisions.ts";
 import { removeOldReceipts } from "./receipts/service.ts";
-import { BODIES, DECISIONS, ENDED_CALLS, IDEMPOTENCY_KEYS, PARTS, RECEIPTS } from "./timed-tables.ts";
+import { RECEIPTS } from "./receipts/store.ts";
 
 const EVERY_MS = HOUR_MS;
 /** Somewhat less, so that the replica that had the last turn may have the next one. */
