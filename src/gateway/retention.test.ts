@@ -21,7 +21,7 @@ import { abandon, accept, claim, finish, type InvocationKey, type InvocationRow 
 import { prepareTables } from "./retention.ts";
 
 const RETENTION = { body_days: 30, history_days: 60 };
-const LARGE = "x".repeat(20_000);
+const LARGE = "x".repeat(700_000);
 const START = Math.floor(Date.UTC(2026, 0, 10) / DAY_MS) * DAY_MS + DAY_MS / 2;
 const ALL_TIME = "since=1970-01-01T00:00:00Z";
 
