@@ -11,13 +11,13 @@ import type {
   Protocol,
   SettlementStatus,
 } from "../src/core/states.ts";
+import { bodyTables } from "./body-schema.ts";
 import type { Columns } from "./columns.ts";
 import { facilitatorTables, paymentKey } from "./facilitator-schema.ts";
 import { receiptTables } from "./receipt-schema.ts";
 
 export type AuthType = "bearer" | "api_key" | "none";
 export type CredentialSource = "managed" | "vault";
-export type BodyKind = "request" | "response";
 export type KeyPurpose = "issuer" | "receipts";
 export type CountDimension = "all" | "agent" | "status" | "mode" | "settlement" | "error_class" | "model";
 
@@ -209,26 +209,7 @@ function invocationTables(c: Columns) {
       response: c.bytes(),
     }),
 
-    /** Large bodies: of a call that has not ended its whole request, then the first MiB of what is captured. */
-    bodyParts: c.table("body_parts", {
-      invocation_id: c.text().notNull(),
-      tenant: c.text().notNull(),
-      kind: c.text().$type<BodyKind>().notNull(),
-      /** The place in the body: 0 for the first. All parts but the last are of one length. */
-      n: c.whole().notNull(),
-      bytes: c.bytes().notNull(),
-    }),
-
-    /** Bodies of which parts are to be removed: see gateway/invocations/loose-parts.ts. */
-    looseParts: c.table("loose_parts", {
-      invocation_id: c.text().notNull(),
-      tenant: c.text().notNull(),
-      kind: c.text().$type<BodyKind>().notNull(),
-      /** This part goes, and all that follow. */
-      first: c.whole().notNull(),
-      /** When they may go, by the database's clock; 0: they are going. */
-      due_at: c.whole().notNull(),
-    }),
+    ...bodyTables(c),
 
     /** Exact totals of history pages. Rows are sharded so that replicas do not queue on one row. */
     invocationCounts: c.table("invocation_counts", {

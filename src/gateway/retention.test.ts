@@ -13,7 +13,7 @@ import { periodHours } from "../storage/periods.ts";
 import type { Store } from "../storage/store.ts";
 import { joinTotals } from "../storage/total-periods.ts";
 import { takeTurn } from "../storage/turns.ts";
-import { wholeOf } from "../wire/body.ts";
+import { partsOf } from "../wire/body.ts";
 import { readHistory } from "./invocations/history.ts";
 import { SLOT_HOURS, slotsOf } from "./invocations/idempotency.ts";
 import { cleanUp } from "./invocations/retention.ts";
@@ -21,7 +21,7 @@ import { abandon, accept, claim, finish, type InvocationKey, type InvocationRow 
 import { prepareTables } from "./retention.ts";
 
 const RETENTION = { body_days: 30, history_days: 60 };
-const LARGE = "x".repeat(20_000);
+const LARGE = "x".repeat(700_000);
 const START = Math.floor(Date.UTC(2026, 0, 10) / DAY_MS) * DAY_MS + DAY_MS / 2;
 const ALL_TIME = "since=1970-01-01T00:00:00Z";
 
@@ -178,7 +178,7 @@ eachStore((makePlace, dialect) => {
     expect(await store.read.db.select({ id: p.invocation_id }).from(p)).toEqual([{ id: unpaid.id }]);
 
     const taken = await claim(store, { key: open, owner: "r", token: "t", now: clock.time, inHand: null });
-    expect(new TextDecoder().decode(taken === null ? undefined : await wholeOf(taken.body, "t"))).toBe(LARGE);
+    expect(Buffer.concat(partsOf(taken?.body ?? new Uint8Array())).toString()).toBe(LARGE);
     await finish(store, { key: open, token: "t", request_id: "q" }, SUCCESS, clock.time);
     await expectExact();
     await store.write(async ({ db }) => {

@@ -5,14 +5,15 @@ import { HOUR_MS } from "../core/time.ts";
 import { type Periods, periodHours, type TimedTable } from "../storage/periods.ts";
 import { whileSteady } from "../storage/steady.ts";
 import type { Store } from "../storage/store.ts";
-import { BODIES, DECISIONS, ENDED_CALLS, IDEMPOTENCY_KEYS, PARTS, RECEIPTS } from "../storage/timed-tables.ts";
 import { joinTotals } from "../storage/total-periods.ts";
 import { takeTurn } from "../storage/turns.ts";
 import { SLOT_HOURS } from "./invocations/idempotency.ts";
 import { removeOldNotes } from "./invocations/refusals.ts";
 import { cleanUp, type Retention } from "./invocations/retention.ts";
-import { removeOldDecisions } from "./policy/decisions.ts";
+import { BODIES, ENDED_CALLS, IDEMPOTENCY_KEYS, PARTS } from "./invocations/timed-tables.ts";
+import { DECISIONS, removeOldDecisions } from "./policy/decisions.ts";
 import { removeOldReceipts } from "./receipts/service.ts";
+import { RECEIPTS } from "./receipts/store.ts";
 
 const EVERY_MS = HOUR_MS;
 /** Somewhat less, so that the replica that had the last turn may have the next one. */

@@ -138,12 +138,14 @@ export function createIntake(limits: IntakeLimits) {
   };
 }
 
-export const { readBody, readBytes } = createIntake({
+const intake = createIntake({
   bytesMax: BODY_INTAKE_BYTES_MAX,
   streamBytes: 32 * 1024,
   msMax: BODY_INTAKE_MS_MAX,
   silenceMsMax: BODY_INTAKE_SILENCE_MS_MAX,
 });
+
+export const { readBody, readBytes } = intake;
 
 function tooLarge(bytesMax: number): Fault {
   return new Fault("payload_too_large", `body: larger than ${bytesMax} bytes`);

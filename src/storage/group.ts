@@ -32,7 +32,6 @@ const BUSY_RETRY_MS = 20;
 interface WaitingWrite {
   /** A command gives its output at once. */
   run(tx: Tx): Bun.MaybePromise<unknown>;
-  /** About how many it carries; 0 where that is not known. */
   readonly bytes: number;
   resolve(value: unknown): void;
   reject(error: unknown): void;

@@ -1,6 +1,7 @@
 // Tables whose rows go by age: laid out by time, so that what is too old is dropped in whole pieces and not row by row.
 // On Postgres the pieces are partitions (partitions/). A database without pieces drops nothing, and leaves it to whoever
 // removes single rows.
+import { type IdPrefix, idFloor, idTime } from "../core/id.ts";
 import { DAY_MS, HOUR_MS } from "../core/time.ts";
 
 /** Rows of a piece that is dropped. */
@@ -30,6 +31,12 @@ export interface TimedTable {
   /** On Postgres: what makes the indexes that each piece has, and the table as a whole has not. */
   readonly ownIndexes?: (piece: string) => string[];
 }
+
+/** For a table whose key is an ID. */
+export const keyedById = (prefix: IdPrefix) => ({
+  keyAt: (time: number): string => idFloor(prefix, time),
+  timeAt: idTime,
+});
 
 export interface Periods {
   /**

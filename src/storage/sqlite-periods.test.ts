@@ -3,7 +3,7 @@ import { expect, test } from "bun:test";
 import { join } from "node:path";
 import { longHistory } from "../../test/support/stores/long-history.ts";
 import { sqlitePlace } from "../../test/support/stores/stores.ts";
-import { BODIES, BODIES_OF_CALLS, ENDED_CALLS } from "./timed-tables.ts";
+import { BODIES, BODIES_OF_CALLS, ENDED_CALLS } from "../gateway/invocations/timed-tables.ts";
 
 const TENANTS = ["acme", "other", "third"];
 /** Of each: several steps. */

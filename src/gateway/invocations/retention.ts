@@ -8,16 +8,9 @@ import type { Log } from "../../core/log.ts";
 import { DAY_MS, HOUR_MS } from "../../core/time.ts";
 import { removeInGroups, tenantsIn } from "../../storage/batch-delete.ts";
 import type { Store, Tx } from "../../storage/store.ts";
-import {
-  BODIES,
-  BODIES_OF_CALLS,
-  ENDED_CALLS,
-  IDEMPOTENCY_KEYS,
-  PARTS,
-  PARTS_OF_CALLS,
-} from "../../storage/timed-tables.ts";
 import { countWhole } from "./counters.ts";
 import { slotsOver } from "./idempotency.ts";
+import { BODIES, BODIES_OF_CALLS, ENDED_CALLS, IDEMPOTENCY_KEYS, PARTS, PARTS_OF_CALLS } from "./timed-tables.ts";
 
 /** To remove one takes half a millisecond of the event loop on SQLite (measured). */
 const PARTS_AT_ONCE = 4;

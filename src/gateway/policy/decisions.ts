@@ -15,8 +15,8 @@ import type { Log } from "../../core/log.ts";
 import { DAY_MS } from "../../core/time.ts";
 import { removeInGroups, tenantsIn } from "../../storage/batch-delete.ts";
 import { within } from "../../storage/deadline.ts";
+import { keyedById, type TimedTable } from "../../storage/periods.ts";
 import { prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
-import { DECISIONS } from "../../storage/timed-tables.ts";
 
 export type DecisionRow = Tables["policyDecisions"]["$inferSelect"];
 
@@ -157,6 +157,14 @@ export async function newestDecisions(reader: Reader, tenant: string, limit: num
   const { policyDecisions: t } = reader.tables;
   return await reader.db.select().from(t).where(eq(t.tenant, tenant)).orderBy(desc(t.id)).limit(limit);
 }
+
+export const DECISIONS: TimedTable = {
+  name: "policy_decisions",
+  key: "id",
+  ...keyedById("pdec"),
+  isCounted: false,
+  kept: null,
+};
 
 /** Removes the decisions that are older than `days`, in small groups; 0 keeps all. Gives how many they were. */
 export async function removeOldDecisions(store: Store, clock: Clock, days: number): Promise<number> {

@@ -8,9 +8,8 @@ import { idFloor, isId } from "../../core/id.ts";
 import { DAY_MS } from "../../core/time.ts";
 import { within } from "../../storage/deadline.ts";
 import type { Store } from "../../storage/store.ts";
-import { RECEIPTS } from "../../storage/timed-tables.ts";
 import { createReceiptEmitter, type EmitterOptions } from "./emitter.ts";
-import { findReceipt, isDue, receiptPage, removeReceiptsBefore } from "./store.ts";
+import { findReceipt, isDue, RECEIPTS, receiptPage, removeReceiptsBefore } from "./store.ts";
 
 /** How long a request waits for owed receipts. */
 const SETTLE_MS_MAX = 5_000;

@@ -6,7 +6,7 @@ import { postgresPlace } from "../../../test/support/stores/stores.ts";
 import { idFloor } from "../../core/id.ts";
 import { silentLog } from "../../core/log.ts";
 import { DAY_MS, HOUR_MS } from "../../core/time.ts";
-import { DECISIONS as TABLE } from "../timed-tables.ts";
+import { DECISIONS as TABLE } from "../../gateway/policy/decisions.ts";
 import { partitionsOf } from "./catalog.ts";
 import { dropPartitions } from "./drop.ts";
 import { preparePartitions } from "./prepare.ts";

@@ -2,7 +2,7 @@
 import { Fault } from "../../../core/fault.ts";
 import { type Command, inputRows, type SqliteStatement, type SqlRow } from "../../../storage/commands.ts";
 import { anyShard } from "../../../storage/counts.ts";
-import { type CallBody, PART_BYTES } from "../../../wire/body.ts";
+import { type CallBody, PART_BYTES, partsOf } from "../../../wire/body.ts";
 import { countWhole } from "../counters.ts";
 import { IDEMPOTENCY_MS, type Idempotency, slotsOf } from "../idempotency.ts";
 import type { InvocationRow } from "../service.ts";
@@ -22,9 +22,12 @@ export interface Accepting {
 /** Up to here a body stands in the row of its open call. A larger one is written once, where it stays. */
 export const SMALL_BODY_BYTES = 8_192;
 
-/** Whether a body is stored part by part, before its call is accepted. A body of a single part is stored with its call. */
+/** So many parts are stored in the write that accepts their call: a commit more for each would make it wait for the disk. */
+const PARTS_AT_ONCE = 2;
+
+/** Whether a body is stored part by part, before its call is accepted. */
 export function isInParts(body: CallBody): boolean {
-  return body.byteLength > PART_BYTES;
+  return body.byteLength > PARTS_AT_ONCE * PART_BYTES;
 }
 
 const COLUMNS = {
@@ -64,6 +67,10 @@ function isSmall(body: CallBody): body is Uint8Array {
   return body.byteLength <= SMALL_BODY_BYTES;
 }
 
+function partOf(body: CallBody, n: number): Uint8Array | null {
+  return isSmall(body) ? null : (partsOf(body)[n] ?? null);
+}
+
 const NAMES = Object.keys(COLUMNS).join(", ");
 const VALUES = Object.values(COLUMNS).map(([, value]) => value);
 
@@ -74,8 +81,9 @@ const KEY_COLUMNS = {
   expires_at: ["bigint", ({ idempotency }) => idempotency && idempotency.latest + IDEMPOTENCY_MS],
 } as const satisfies Parameters<typeof inputRows<Accepting>>[0];
 
-const PART_COLUMN = {
-  part: ["bytea", ({ body }) => (body instanceof Uint8Array && !isSmall(body) ? body : null)],
+const PART_COLUMNS = {
+  first: ["bytea", ({ body }) => partOf(body, 0)],
+  second: ["bytea", ({ body }) => partOf(body, 1)],
 } as const satisfies Parameters<typeof inputRows<Accepting>>[0];
 
 /** A key that has expired is taken over. `asked` stands for the earliest possible time now. */
@@ -110,24 +118,26 @@ interface AcceptKind {
   readonly beside: string;
 }
 
-/** Small, or in a single part, which is stored in the same write. */
+/** Small, or in few parts, which are stored in the same write. */
 const WITH_ITS_BODY: AcceptKind = {
   name: "accept",
-  columns: PART_COLUMN,
+  columns: PART_COLUMNS,
   bytesOf: ({ call, body }) => call.length + body.byteLength,
   sqlite(prepare) {
     const insertPart = prepare(
-      "insert into body_parts (invocation_id, tenant, kind, n, bytes) values (?, ?, 'request', 0, ?)",
+      "insert into body_parts (invocation_id, tenant, kind, n, bytes) values (?, ?, 'request', ?, ?)",
     );
     return ({ row: { tenant, id }, body }) => {
-      if (!isSmall(body) && body instanceof Uint8Array) insertPart.run(id, tenant, body);
+      if (isSmall(body)) return;
+      for (const [n, part] of partsOf(body).entries()) insertPart.run(id, tenant, n, part);
     };
   },
   ready: (source) => `ready as (select * from ${source})`,
   beside: `
 bodies as (
   insert into body_parts (invocation_id, tenant, kind, n, bytes)
-  select id, tenant, 'request', 0, part from ready where part is not null and id in (select id from stored)
+  select id, tenant, 'request', place, bytes from ready, lateral (values (0, first), (1, second)) as part (place, bytes)
+  where bytes is not null and id in (select id from stored)
 )`,
 };
 

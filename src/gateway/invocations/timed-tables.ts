@@ -1,13 +1,7 @@
-// The gateway's tables whose rows go by age, with what must outlive the others of its time. Receipts go by the time of their
-// call, so that one is found by the ID of its call.
-import { type IdPrefix, idFloor, idTime } from "../core/id.ts";
-import { HOUR_MS } from "../core/time.ts";
-import type { DroppedRange, TimedTable } from "./periods.ts";
+// The tables of calls whose rows go by age, with what must outlive the others of its time.
+import { HOUR_MS } from "../../core/time.ts";
+import { type DroppedRange, keyedById, type TimedTable } from "../../storage/periods.ts";
 
-const byId = (prefix: IdPrefix) => ({
-  keyAt: (time: number) => idFloor(prefix, time),
-  timeAt: idTime,
-});
 const among = (column: string, { from, to }: DroppedRange) => `${column} >= ${from} and ${column} < ${to}`;
 
 /** Tenant by tenant, along the index of its payments. */
@@ -24,7 +18,7 @@ const paidCalls = (range: DroppedRange) => `
 export const ENDED_CALLS: TimedTable = {
   name: "ended_invocations",
   key: "id",
-  ...byId("inv"),
+  ...keyedById("inv"),
   isCounted: true,
   kept: (range) => `select tenant, id from (${paidCalls(range)}) as paid
     union select tenant, invocation_id as id from receipts_due where ${among("invocation_id", range)}`,
@@ -38,7 +32,7 @@ const openCalls = (range: DroppedRange) =>
 export const BODIES: TimedTable = {
   name: "invocation_bodies",
   key: "invocation_id",
-  ...byId("inv"),
+  ...keyedById("inv"),
   isCounted: false,
   kept: openCalls,
 };
@@ -54,26 +48,7 @@ export const BODIES_OF_CALLS: TimedTable = {
 export const PARTS: TimedTable = { ...BODIES, name: "body_parts" };
 export const PARTS_OF_CALLS: TimedTable = { ...BODIES_OF_CALLS, name: "body_parts" };
 
-export const DECISIONS: TimedTable = {
-  name: "policy_decisions",
-  key: "id",
-  ...byId("pdec"),
-  isCounted: false,
-  kept: null,
-};
-
-export const RECEIPTS: TimedTable = {
-  name: "receipts",
-  key: "invocation_id",
-  ...byId("inv"),
-  isCounted: false,
-  /** What is left of a chain has no gap: the receipt of a call that ended late stays as long as those before it. */
-  kept: ({ rows, to }) => `select r.tenant, r.invocation_id from receipt_chains c join ${rows} r on r.tenant = c.tenant
-    and r.sequence > (select min(y.sequence) from receipts y where y.tenant = c.tenant and y.invocation_id >= ${to})`,
-  ownIndexes: (piece) => [`create unique index on ${piece} (tenant, sequence)`],
-};
-
-/** See invocations/idempotency.ts. */
+/** See idempotency.ts. */
 export const IDEMPOTENCY_KEYS: TimedTable = {
   name: "idempotency_keys",
   key: "slot",
