@@ -51,8 +51,8 @@ export interface PostgresCommand<Input, Output> {
   valuesOf(inputs: readonly Input[]): unknown[];
   /**
    * What the rows that it returned ask for besides, in the same transaction: few commands need it. Each names its row by
-   * values of its own. A statement for all would, on a partitioned table, prepare every partition to be changed: measured with
-   * 60 of them, TODO µs.
+   * values of its own. A statement for all would, on a partitioned table, open every partition with its indexes, even
+   * when there is nothing to do.
    */
   afterwards?(inputs: readonly Input[], rows: readonly SqlRow[]): FollowUp[];
   /** What came of each command, in their order, from the rows that the statement and those afterwards returned. */

@@ -2,12 +2,12 @@
 // part of them; read, they are summed up. So the hours of a piece become one row, under its first hour, when hardly anything
 // changes in them any more. A row that has come down to zero says nothing.
 import { and, eq, gt, gte, inArray, lt, or, type SQL, sql } from "drizzle-orm";
+import type { CountDimension } from "../../db/schema.ts";
 import type { Clock } from "../core/clock.ts";
 import { HOUR_MS } from "../core/time.ts";
-import type { Count } from "./counts.ts";
 import type { Store, Tx } from "./store.ts";
 
-const ROWS_AT_ONCE = 500;
+const ROWS_AT_ONCE = 200;
 /** Most calls have ended by then. Those that have not add rows, which are brought together the next time. */
 const QUIET_HOURS = 2;
 
@@ -36,41 +36,53 @@ interface Piece {
   readonly to: number;
 }
 
+/** Gives how many rows it has found, of at most as many as it looks for. */
 async function joinSome(tx: Tx, { from, to }: Piece): Promise<number> {
   const { invocationCounts: t } = tx.tables;
-  const isApart = or(gt(t.period, from), gt(t.shard, 0), eq(t.count, 0));
-  const rows = await removeRows(tx, and(gte(t.period, from), lt(t.period, to), isApart));
-  const sums = new Map<string, Omit<Count, "delta"> & { count: number }>();
-  for (const { tenant, dimension, value, count } of rows) {
-    const key = JSON.stringify([tenant, dimension, value]);
-    const sum = sums.get(key) ?? { tenant, dimension, value, period: from, count: 0 };
-    sum.count += count;
-    sums.set(key, sum);
-  }
-  const changed = [...sums].sort(([a], [b]) => (a < b ? -1 : 1)).flatMap(([, sum]) => (sum.count === 0 ? [] : [sum]));
-  if (changed.length > 0) {
-    await tx.db
-      .insert(t)
-      .values(changed.map((sum) => ({ ...sum, shard: 0 })))
-      .onConflictDoUpdate({
-        target: [t.tenant, t.dimension, t.value, t.period, t.shard],
-        set: { count: sql`${t.count} + excluded.count` },
-      });
-  }
-  return rows.length;
-}
-
-/** Some of these rows: what they counted when they were removed. */
-async function removeRows({ db, tables: { invocationCounts: t } }: Tx, condition: SQL | undefined) {
-  const place = sql`(${t.tenant}, ${t.dimension}, ${t.value}, ${t.period}, ${t.shard})`;
-  const some = db
-    .select({ tenant: t.tenant, dimension: t.dimension, value: t.value, period: t.period, shard: t.shard })
+  const isApart = and(gte(t.period, from), lt(t.period, to), or(gt(t.period, from), gt(t.shard, 0), eq(t.count, 0)));
+  const some = await tx.db
+    .select({ tenant: t.tenant, dimension: t.dimension, value: t.value })
     .from(t)
-    .where(condition)
+    .where(isApart)
     .orderBy(t.period)
     .limit(ROWS_AT_ONCE);
-  return await db
+  for (const [tenant, own] of Map.groupBy(some, (row) => row.tenant)) {
+    for (const [dimension, rows] of Map.groupBy(own, (row) => row.dimension)) {
+      const values = [...new Set(rows.map(({ value }) => value))];
+      await joinValues(tx, { tenant, dimension, values, from }, isApart);
+    }
+  }
+  return some.length;
+}
+
+interface Values {
+  readonly tenant: string;
+  readonly dimension: CountDimension;
+  readonly values: readonly string[];
+  readonly from: number;
+}
+
+/** All rows of these values at once, along the primary key. */
+async function joinValues(
+  tx: Tx,
+  { tenant, dimension, values, from }: Values,
+  isApart: SQL | undefined,
+): Promise<void> {
+  const { invocationCounts: t } = tx.tables;
+  const rows = await tx.db
     .delete(t)
-    .where(inArray(place, some))
-    .returning({ tenant: t.tenant, dimension: t.dimension, value: t.value, count: t.count });
+    .where(and(eq(t.tenant, tenant), eq(t.dimension, dimension), inArray(t.value, [...values]), isApart))
+    // As they are when they go: others may have added to them since they were found.
+    .returning({ value: t.value, count: t.count });
+  const sums = new Map<string, number>();
+  for (const { value, count } of rows) sums.set(value, (sums.get(value) ?? 0) + count);
+  const changed = [...sums].filter(([, count]) => count !== 0).sort(([a], [b]) => (a < b ? -1 : 1));
+  if (changed.length === 0) return;
+  await tx.db
+    .insert(t)
+    .values(changed.map(([value, count]) => ({ tenant, dimension, value, period: from, shard: 0, count })))
+    .onConflictDoUpdate({
+      target: [t.tenant, t.dimension, t.value, t.period, t.shard],
+      set: { count: sql`${t.count} + excluded.count` },
+    });
 }

@@ -141,41 +141,40 @@ function callOf({ db }: Tx, bodies: Bodies, calls: Tx["tables"]["openInvocations
 
 async function removeSomeBodies(tx: Tx, { tenant, before }: OlderThan, limit: number, condition: SQL | undefined) {
   const { invocationBodies: t } = tx.tables;
-  const old = tx.db
+  const old = await tx.db
     .select({ id: t.invocation_id })
     .from(t)
     .where(and(eq(t.tenant, tenant), lt(t.invocation_id, before), condition))
     .limit(limit);
-  const rows = await tx.db
-    .delete(t)
-    .where(and(eq(t.tenant, tenant), lt(t.invocation_id, before), inArray(t.invocation_id, old)))
-    .returning({ id: t.invocation_id });
-  return rows.length;
+  const ids = old.map(({ id }) => id);
+  if (ids.length > 0) await tx.db.delete(t).where(and(eq(t.tenant, tenant), inArray(t.invocation_id, ids), condition));
+  return ids.length;
 }
 
 async function removeInvocations(tx: Tx, { tenant, before }: OlderThan, limit: number): Promise<number> {
   const { endedInvocations: t, invocationBodies: bodies } = tx.tables;
-  const old = tx.db
+  const isFree = and(
+    or(isNull(t.payment_nonce), notExists(paymentOf(tx, t))),
+    or(eq(t.emit_receipt, false), notExists(receiptOwed(tx, t))),
+  );
+  const old = await tx.db
     .select({ id: t.id })
     .from(t)
-    .where(
-      and(
-        eq(t.tenant, tenant),
-        lt(t.id, before),
-        or(isNull(t.payment_nonce), notExists(paymentOf(tx, t))),
-        or(eq(t.emit_receipt, false), notExists(receiptOwed(tx, t))),
-      ),
-    )
+    .where(and(eq(t.tenant, tenant), lt(t.id, before), isFree))
     .limit(limit);
+  if (old.length === 0) return 0;
+  // By their IDs: a condition that finds them again would be asked for each row beside each.
+  const ids = old.map(({ id }) => id);
   const rows = await tx.db
     .delete(t)
-    .where(and(eq(t.tenant, tenant), lt(t.id, before), inArray(t.id, old)))
+    .where(and(eq(t.tenant, tenant), inArray(t.id, ids), isFree))
     .returning();
-  for (const row of rows) {
-    countWhole(tx, row, -1);
-    await tx.db.delete(bodies).where(and(eq(bodies.tenant, tenant), eq(bodies.invocation_id, row.id)));
+  for (const row of rows) countWhole(tx, row, -1);
+  const gone = rows.map(({ id }) => id);
+  if (gone.length > 0) {
+    await tx.db.delete(bodies).where(and(eq(bodies.tenant, tenant), inArray(bodies.invocation_id, gone)));
   }
-  return rows.length;
+  return ids.length;
 }
 
 /** The payment of an invocation: it is not settled yet, or could be presented again. */
