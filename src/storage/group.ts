@@ -11,7 +11,8 @@ import type { CallEnd } from "../core/call-end.ts";
 import type { Log } from "../core/log.ts";
 import type { Command, CommandEffects } from "./commands.ts";
 import { addCount, addCounts, type Counts } from "./counts.ts";
-import { sqliteCommitFailure, sqliteFailure, unavailable } from "./failures.ts";
+import { sqliteFailure, unavailable } from "./failures.ts";
+import { afterFailure, GroupLost, type GroupOutcome, type WaitingWrite, WorkFailed } from "./group-outcome.ts";
 import type { RecentCall } from "./recent.ts";
 import { type CommandOn, commandsOn } from "./sqlite-commands.ts";
 import type { SqliteRecent } from "./sqlite-recent.ts";
@@ -28,14 +29,6 @@ const WAITING_MAX = 20_000;
 /** Another process (a command, a backup) may hold the write lock for this long before writes are refused. */
 const BUSY_MS_MAX = 4_000;
 const BUSY_RETRY_MS = 20;
-
-interface WaitingWrite {
-  /** A command gives its output at once. */
-  run(tx: Tx): Bun.MaybePromise<unknown>;
-  readonly bytes: number;
-  resolve(value: unknown): void;
-  reject(error: unknown): void;
-}
 
 interface GroupOptions {
   /** The only connection of this process that writes; nothing else may run on it while a group runs. */
@@ -64,27 +57,6 @@ function statements(writer: Database) {
     release: writer.prepare("release work"),
     undo: writer.prepare("rollback to work"),
   };
-}
-
-/** A work failed without a savepoint: nothing of the group may stay. */
-class WorkFailed extends Error {}
-
-/** The failure of one work undid the others with it; they may succeed without that one. */
-class GroupLost extends Error {
-  readonly work: WaitingWrite;
-
-  constructor(work: WaitingWrite, cause: unknown) {
-    super("the transaction was rolled back", { cause });
-    this.work = work;
-  }
-}
-
-/** The outcome of a group: how to answer the works that are done, and which ones have to run in another group. */
-interface GroupOutcome {
-  readonly answers: readonly (() => void)[];
-  readonly again: readonly WaitingWrite[];
-  /** Whether the next group needs a savepoint for each work. */
-  readonly apart?: boolean;
 }
 
 /** What works do beside their own rows, when they are stored. */
@@ -218,24 +190,6 @@ function createGroupRunner(
         spend("sqlite write", performance.now() - startedAt);
       }
     },
-  };
-}
-
-/** Nothing of the group was stored: which works are told so, and which run again. */
-function afterFailure(thrown: unknown, group: readonly WaitingWrite[], ran: number): GroupOutcome {
-  if (thrown instanceof WorkFailed) return { answers: [], again: group, apart: true };
-  if (thrown instanceof GroupLost) {
-    const { work: lost, cause } = thrown;
-    return {
-      answers: [() => lost.reject(sqliteFailure(cause))],
-      again: group.filter((work) => work !== lost),
-      apart: true,
-    };
-  }
-  const fault = sqliteCommitFailure(thrown);
-  return {
-    answers: group.slice(0, ran).map((work) => () => work.reject(fault)),
-    again: group.slice(ran),
   };
 }
 

@@ -74,6 +74,14 @@ export interface RecentSizes {
   readonly sampled?: number;
 }
 
+/** The calls that are here, which of them are on their way, and the highest number. */
+function stands(sql: ReturnType<typeof statements>) {
+  const n = sql.moved.get()?.n ?? 0;
+  const rows = sql.all.all();
+  const calls = rows.flatMap(({ isMoved, ...call }) => (isMoved ? [] : [call]));
+  return { n, calls, numbers: rows.reduce((most, row) => Math.max(most, row.n), 0) };
+}
+
 export type SqliteRecent = ReturnType<typeof createSqliteRecent>;
 
 export function createSqliteRecent(
@@ -88,7 +96,8 @@ export function createSqliteRecent(
   const sql = statements(writer);
   const tenants = createByTenant();
   const isSpread = createSample(sampled);
-  let last = 0;
+  /** The last number that was given, and the last one that is committed. */
+  let [last, stored] = [0, 0];
   let version = 0;
   let move: Move | null = null;
   let others = Number.NaN;
@@ -100,26 +109,23 @@ export function createSqliteRecent(
     const now = sql.others.get()?.data_version ?? 0;
     if (now === others) return;
     others = now;
-    tenants.clear();
-    last = 0;
     version += 1;
-    const moving: RecentCall[] = [];
-    const n = sql.moved.get()?.n ?? 0;
-    for (const { isMoved, ...call } of sql.all.all()) {
-      last = Math.max(last, call.n);
-      if (isMoved) continue;
-      tenants.add(call);
-      if (call.n <= n) moving.push(call);
-    }
-    move = n === 0 ? null : { n, calls: moving.sort(inOrder), done: 0 };
-    asked = Math.min(asked, last);
+    tenants.clear();
+    const { n, calls, numbers } = stands(sql);
+    for (const call of calls) tenants.add(call);
+    const moving = calls.filter((call) => call.n <= n).sort(inOrder);
+    move = n === 0 ? null : { n, calls: moving, done: 0 };
+    last = numbers;
+    stored = last;
+    asked = Math.min(asked, stored);
   }
 
   function begun(): Move | null {
     if (move !== null) return move;
     const enough = Math.min(Math.max(tenants.count() * ofEachTenant, callsLeast), CALLS_MOST);
     if (tenants.total() < enough && (asked === 0 || tenants.total() === 0)) return null;
-    return { n: last, calls: tenants.all().sort(inOrder), done: 0 };
+    // The calls that end in this very transaction are not among them.
+    return { n: stored, calls: tenants.all().sort(inOrder), done: 0 };
   }
 
   /** Takes a move one step on, in a transaction. Returns what to do after its commit. */
@@ -157,6 +163,7 @@ export function createSqliteRecent(
       return version;
     },
     of: tenants.of,
+    rows: rowsIn(reader),
     bodies: bodiesIn(reader),
     begin: readOthers,
     /** The number of the next call that ends; null when it is to go into the history at once. */
@@ -167,22 +174,42 @@ export function createSqliteRecent(
       const moved = current === null ? null : goOn(current, ended.length);
       return () => {
         moved?.();
-        for (const call of ended) tenants.add(call);
+        for (const call of ended) {
+          tenants.add(call);
+          stored = Math.max(stored, call.n);
+        }
         if (ended.length > 0) version += 1;
       };
     },
     /** From now on each group moves on what is here. Returns whether all of it has been moved. */
     hurry(): () => boolean {
-      asked = move === null && tenants.total() === 0 ? 0 : last;
+      asked = move === null && tenants.total() === 0 ? 0 : stored;
       return () => asked === 0;
     },
   } satisfies RecentCalls & Record<string, unknown>;
 }
 
+const VISIBLE = "from recent_invocations r, recent_moved m where (r.n > m.n or (r.tenant, r.id) > (m.tenant, m.id))";
+
+function rowsIn(reader: Database): RecentCalls["rows"] {
+  type Row = ReturnType<RecentCalls["rows"]>[number];
+  const flags = ["response_truncated", "body_captured", "emit_receipt"] as const;
+  const nothing = ["payment_network", "payment_asset", "payment_amount", "payment_payer", "payment_nonce"];
+  const nulls = [...nothing, "settlement_status", "settlement", "owner"].map((column) => `null as ${column}`);
+  const select = reader.prepare<Row, [string, string]>(
+    `select ${MOVED.replaceAll(/\w+/g, "r.$&")}, ${nulls.join(", ")} ${VISIBLE}
+     and r.tenant = ? and r.id in (select value from json_each(?)) order by r.id desc`,
+  );
+  return (tenant, ids) =>
+    select.all(tenant, JSON.stringify(ids)).map((row) => {
+      for (const flag of flags) row[flag] = Boolean(row[flag]);
+      return row;
+    });
+}
+
 function bodiesIn(reader: Database): RecentCalls["bodies"] {
   const select = reader.prepare<Record<keyof RecentBodies, Uint8Array | null>, [string, string]>(
-    `select request, response from recent_invocations r, recent_moved m
-     where r.id = ? and r.tenant = ? and (r.n > m.n or (r.tenant, r.id) > (m.tenant, m.id))`,
+    `select request, response ${VISIBLE} and r.id = ? and r.tenant = ?`,
   );
   return (tenant, id) => {
     const row = select.get(id, tenant);
@@ -192,24 +219,33 @@ function bodiesIn(reader: Database): RecentCalls["bodies"] {
 
 const bufferOf = (bytes: Uint8Array | null): Buffer | null => (bytes === null ? null : asBuffer(bytes));
 
+/** Each tenant's calls in the order of their IDs, in which they come, nearly, and in which they go. */
 function createByTenant() {
-  const byTenant = new Map<string, Map<string, RecentCall>>();
+  const byTenant = new Map<string, RecentCall[]>();
   let total = 0;
   return {
     total: () => total,
     count: () => byTenant.size,
-    all: () => [...byTenant.values()].flatMap((own) => [...own.values()]),
-    of: (tenant: string): readonly RecentCall[] => [...(byTenant.get(tenant)?.values() ?? [])],
+    all: () => [...byTenant.values()].flat(),
+    of: (tenant: string): readonly RecentCall[] => byTenant.get(tenant) ?? [],
     add(call: RecentCall): void {
-      const own = byTenant.get(call.tenant);
-      if (own === undefined) byTenant.set(call.tenant, new Map([[call.id, call]]));
-      else own.set(call.id, call);
       total += 1;
+      const own = byTenant.get(call.tenant);
+      if (own === undefined) {
+        byTenant.set(call.tenant, [call]);
+        return;
+      }
+      let place = own.length;
+      while (place > 0 && (own[place - 1]?.id ?? "") > call.id) place -= 1;
+      own.splice(place, 0, call);
     },
     remove({ tenant, id }: RecentCall): void {
-      const own = byTenant.get(tenant);
-      if (own?.delete(id)) total -= 1;
-      if (own?.size === 0) byTenant.delete(tenant);
+      const own = byTenant.get(tenant) ?? [];
+      const place = own.findIndex((call) => call.id === id);
+      if (place < 0) return;
+      total -= 1;
+      if (own.length === 1) byTenant.delete(tenant);
+      else own.splice(place, 1);
     },
     clear(): void {
       byTenant.clear();

@@ -14,16 +14,21 @@ const VALUES: Record<CountDimension, (call: RecentCall) => string | null> = {
   settlement: () => null,
 };
 
-/** The IDs of those that match all filters. */
+/** The IDs of those that match all filters, newest first, and no more than so many. */
 export function recentIds(
   { recentCalls }: Reader,
   tenant: string,
   filters: readonly (readonly [CountDimension, string])[],
+  most = Number.POSITIVE_INFINITY,
 ): string[] {
   const calls = recentCalls?.of(tenant) ?? [];
-  return calls
-    .filter((call) => filters.every(([dimension, value]) => VALUES[dimension](call) === value))
-    .map(({ id }) => id);
+  const ids: string[] = [];
+  for (let place = calls.length - 1; place >= 0 && ids.length < most; place -= 1) {
+    const call = calls[place];
+    if (call === undefined) continue;
+    if (filters.every(([dimension, value]) => VALUES[dimension](call) === value)) ids.push(call.id);
+  }
+  return ids;
 }
 
 /** Reads what no recent call may come to or leave meanwhile. */

@@ -210,13 +210,18 @@ async function idsAt(reader: Reader, path: ScanPath, window: Window, { limit, of
 }
 
 /** The order by ID makes every planner take the primary key. */
-async function rowsOf({ db, tables: { invocations: t } }: Reader, tenant: string, ids: readonly string[]) {
-  const rows: InvocationRow[] = await db
+async function rowsOf(reader: Reader, tenant: string, ids: readonly string[]): Promise<InvocationRow[]> {
+  const recent = reader.recentCalls?.rows(tenant, ids) ?? [];
+  const known = new Set(recent.map(({ id }) => id));
+  const others = ids.filter((id) => !known.has(id));
+  if (others.length === 0) return recent;
+  const { invocations: t } = reader.tables;
+  const rows: InvocationRow[] = await reader.db
     .select()
     .from(t)
-    .where(and(eq(t.tenant, tenant), inArray(t.id, [...ids])))
+    .where(and(eq(t.tenant, tenant), inArray(t.id, others)))
     .orderBy(desc(t.id));
-  return rows;
+  return recent.length === 0 ? rows : [...rows, ...recent].sort((a, b) => (a.id < b.id ? 1 : -1));
 }
 
 interface PageWanted extends PageRange {
@@ -334,17 +339,32 @@ export async function newestCalls(
     ? []
     : await newestOpenBy[dimension](reader).execute({ tenant, value, limit: OPEN_MAX + 1 });
   if (open.length > OPEN_MAX) return null;
-  const others = [...open.map(({ id }) => id), ...recentIds(reader, tenant, dimension === "all" ? [] : [filter])];
-  const skipped = Math.max(offset - others.length, 0);
-  const ended = (place: PageRange) => newestEndedBy[dimension](reader).execute({ tenant, value, floor, ...place });
-  const behind = skipped === 0 ? [] : await ended({ limit, offset: skipped });
-  // When these are older than all others, nothing stands among them.
-  if (behind[0] !== undefined && others.every((id) => id > (behind[0]?.id ?? ""))) return behind;
-  const rows = new Map((await ended({ limit: offset - skipped + limit, offset: skipped })).map((row) => [row.id, row]));
-  const ids = [...new Set([...others, ...rows.keys()])].sort((a, b) => (a < b ? 1 : -1));
-  const onPage = ids.slice(offset - skipped, offset - skipped + limit);
-  const missing = onPage.filter((id) => !rows.has(id));
-  const found = missing.length === 0 ? [] : await rowsOf(reader, tenant, missing);
-  for (const row of found) rows.set(row.id, row);
-  return onPage.flatMap((id) => rows.get(id) ?? []);
+  const recent = recentIds(reader, tenant, [filter], offset + limit);
+  const openIds = open.map(({ id }) => id);
+
+  /** The page among the ended calls and these. Null when it has ended ones that are not older than `before`. */
+  async function among(others: readonly string[], from: number, before: string | null) {
+    const skipped = Math.max(from - others.length, 0);
+    const place = { limit: from - skipped + limit, offset: skipped };
+    const ended = await newestEndedBy[dimension](reader).execute({ tenant, value, floor, ...place });
+    if (before !== null && (ended[0] === undefined || ended[0].id > before)) return null;
+    const rows = new Map(ended.map((row) => [row.id, row]));
+    const ids = [...new Set([...others, ...rows.keys()])].sort((a, b) => (a < b ? 1 : -1));
+    const onPage = ids.slice(from - skipped, from - skipped + limit);
+    const missing = onPage.filter((id) => !rows.has(id));
+    const found = missing.length === 0 ? [] : await rowsOf(reader, tenant, missing);
+    for (const row of found) rows.set(row.id, row);
+    return onPage.flatMap((id) => rows.get(id) ?? []);
+  }
+
+  // Behind many recent calls, what is older than all of them is all that matters, most often.
+  const oldest = recent.length > OPEN_MAX ? recent.at(-1) : undefined;
+  const younger = oldest === undefined ? [] : openIds.filter((id) => id > oldest);
+  const before = recent.length + younger.length;
+  if (oldest !== undefined && offset >= before) {
+    const older = openIds.filter((id) => id < oldest);
+    const rows = await among(older, offset - before, oldest);
+    if (rows !== null) return rows;
+  }
+  return await among([...recent, ...openIds], offset, null);
 }
