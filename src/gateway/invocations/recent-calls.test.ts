@@ -90,6 +90,8 @@ const FILTERS: [string, string, keyof InvocationRow][] = [
 const ALL_TIME = { since: "2000-01-01T00:00:00Z" };
 const SINCE = { since: new Date(NOW + 2).toISOString() };
 
+const text = (bytes: Uint8Array | null) => (bytes === null ? undefined : Buffer.from(bytes).toString());
+
 async function expectAll(store: Store, models: readonly Model[], places: readonly number[]): Promise<void> {
   for (const [tenant, own] of Map.groupBy(models, ({ row }) => row.tenant)) {
     const rows = own.map(({ row }) => row).sort((a, b) => (a.id < b.id ? 1 : -1));
@@ -116,12 +118,9 @@ async function expectAll(store: Store, models: readonly Model[], places: readonl
     expect(await findInvocation(store.read, row.tenant, row.id)).toEqual(row);
     const bodies = await capturedBodies(store.read, row);
     const isShown = row.body_captured && body !== null;
-    expect(bodies.request?.toString()).toBe(isShown ? body : undefined);
+    expect(text(bodies.request)).toBe(isShown ? body : undefined);
     const answer = isShown && row.completed_at !== null ? "world" : undefined;
-    expect([bodies.response?.toString(), (await capturedResponse(store.read, row))?.toString()]).toEqual([
-      answer,
-      answer,
-    ]);
+    expect([text(bodies.response), text(await capturedResponse(store.read, row))]).toEqual([answer, answer]);
   }
 }
 
