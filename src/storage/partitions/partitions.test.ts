@@ -7,6 +7,7 @@ import { idFloor } from "../../core/id.ts";
 import { silentLog } from "../../core/log.ts";
 import { DAY_MS, HOUR_MS } from "../../core/time.ts";
 import { DECISIONS as TABLE } from "../../gateway/policy/decisions.ts";
+import { RECEIPTS } from "../../gateway/receipts/store.ts";
 import { partitionsOf } from "./catalog.ts";
 import { dropPartitions } from "./drop.ts";
 import { preparePartitions } from "./prepare.ts";
@@ -158,6 +159,24 @@ for (const version of [18, 15] as const) {
           "select count(*)::int as many from pg_class where relkind = 'r' and relname like '%policy\\_decisions%'",
         );
         expect(row.many).toBe(partitions.length);
+      }, 60_000);
+
+      test("what is left of a chain of receipts has no gap, though a call of long ago ended late", async () => {
+        await using made = await openDisposable(version);
+        const { client } = made;
+        for (let day = 0; day < 4; day++) {
+          await preparePartitions(client, RECEIPTS, { hours: HOURS, now: NOW + day * DAY_MS });
+        }
+        // The days of the calls, in the order of their ends.
+        const days = [0, 0, 1, 0, 1, 2, 3];
+        await client.unsafe("insert into receipt_chains values ('acme', 7, 's')");
+        for (const [place, day] of days.entries()) {
+          const id = `${idFloor("inv", NOW + day * DAY_MS)}-${place}`;
+          await client.unsafe(`insert into receipts values ('acme', ${place + 1}, 'rcpt_${place}', '${id}', 'j')`);
+        }
+        await dropPartitions(client, RECEIPTS, { before: NOW + DAY_MS / 2, hours: HOURS, log: silentLog });
+        const rows = await client.unsafe("select sequence::int as place from receipts order by sequence");
+        expect(rows.map(({ place }: { place: number }) => place)).toEqual([3, 4, 5, 6, 7]);
       }, 60_000);
 
       test("a long reader keeps a partition from being dropped, and nobody from writing", async () => {
