@@ -2,6 +2,9 @@
 // after its commit. A commit costs one wait for the disk, so this makes durable writes fast. A savepoint for each work
 // would let one fail alone, but copies every page that the work touches (measured: half of the cost of an accept). So a
 // group first runs without savepoints; when a work fails, the group is rolled back and runs again with them.
+// The writer is on the main thread: on one of its own (measured by turns on two cores, commands handed over as one JSON text)
+// an accept took 36 instead of 38 µs of the main thread but 56 instead of 43 in all, and a whole call 96 instead of 145 but
+// 285 instead of 245, so that two cores did less. Checkpoints are on a thread of their own: checkpoints.ts.
 // In one file, since what a failure undoes is seen only with all of it.
 import { type Database, SQLiteError } from "bun:sqlite";
 import type { Tables } from "../../db/schema.ts";
