@@ -106,7 +106,7 @@ export class Scheduler {
       blockBodyBytes: SMALL_BODY_BYTES,
       takeBlock: (...block) => this.#takeBlock(...block),
       readOwn: (...agent) => this.#readOwn(...agent),
-      run: (agentId, item) => this.#run(agentId, item),
+      run: (...call) => this.#run(...call),
     });
   }
 
@@ -227,7 +227,7 @@ export class Scheduler {
     }
   }
 
-  async #run(agentId: string, item: ScheduledCall): Promise<void> {
+  async #run(agentId: string, item: ScheduledCall, made: () => void): Promise<void> {
     const { claims, log, refusals } = this.#options;
     if (item.claimed === undefined && refusals.unnoted.has(item.id)) return;
     const running = item.claimed ?? this.#begin(agentId, item);
@@ -243,7 +243,9 @@ export class Scheduler {
         claims.took(token, item.id);
         const outcome = await this.#perform(running, claimed);
         const own = { key, token, request_id: claimed.call.request_id };
-        await recordEnd(this.#options, own, outcome, () => this.#givenUp);
+        const recorded = recordEnd(this.#options, own, outcome, () => this.#givenUp);
+        made();
+        await recorded;
       } else claims.over(token);
     } catch (error) {
       claims.over(token, isTaken);
