@@ -48,9 +48,6 @@ function statements(writer: Database) {
   };
 }
 
-/** After all names of tenants and IDs. */
-const LAST = "\u{10ffff}";
-
 /** The first calls, up to number n, on their way into the history. When all are there, they are forgotten here. */
 interface Move {
   readonly n: number;
@@ -58,8 +55,12 @@ interface Move {
   readonly done: number;
 }
 
-const inOrder = (a: RecentCall, b: RecentCall) =>
-  a.tenant === b.tenant ? (a.id < b.id ? -1 : 1) : a.tenant < b.tenant ? -1 : 1;
+/** By code point, as the database compares texts. Comparing strings would put what stands in two units below U+E000. */
+function inTextOrder(a: string, b: string): number {
+  let same = 0;
+  while (same < a.length && a.charCodeAt(same) === b.charCodeAt(same)) same += 1;
+  return (a.codePointAt(same) ?? -1) - (b.codePointAt(same) ?? -1);
+}
 
 interface Connections {
   /** Its transactions call `begin` first, and `write` last of all. */
@@ -79,7 +80,8 @@ function stands(sql: ReturnType<typeof statements>) {
   const n = sql.moved.get()?.n ?? 0;
   const rows = sql.all.all();
   const calls = rows.flatMap(({ isMoved, ...call }) => (isMoved ? [] : [call]));
-  return { n, calls, numbers: rows.reduce((most, row) => Math.max(most, row.n), 0) };
+  // The last that was moved may be forgotten already, and what has a lower number is taken for moved.
+  return { n, calls, numbers: rows.reduce((most, row) => Math.max(most, row.n), n) };
 }
 
 export type SqliteRecent = ReturnType<typeof createSqliteRecent>;
@@ -113,7 +115,7 @@ export function createSqliteRecent(
     tenants.clear();
     const { n, calls, numbers } = stands(sql);
     for (const call of calls) tenants.add(call);
-    const moving = calls.filter((call) => call.n <= n).sort(inOrder);
+    const moving = tenants.all().filter((call) => call.n <= n);
     move = n === 0 ? null : { n, calls: moving, done: 0 };
     last = numbers;
     stored = last;
@@ -125,7 +127,7 @@ export function createSqliteRecent(
     const enough = Math.min(Math.max(tenants.count() * ofEachTenant, callsLeast), CALLS_MOST);
     if (tenants.total() < enough && (asked === 0 || tenants.total() === 0)) return null;
     // The calls that end in this very transaction are not among them.
-    return { n: stored, calls: tenants.all().sort(inOrder), done: 0 };
+    return { n: stored, calls: tenants.all(), done: 0 };
   }
 
   /** Takes a move one step on, in a transaction. Returns what to do after its commit. */
@@ -138,8 +140,8 @@ export function createSqliteRecent(
     sql.moveCalls.run(numbers);
     sql.moveBodies.run(numbers);
     const next = { n, calls, done: done + moved.length };
-    const end = next.done === calls.length ? undefined : moved.at(-1);
-    sql.mark.run(n, end?.tenant ?? LAST, end?.id ?? LAST);
+    const end = moved.at(-1);
+    sql.mark.run(n, end?.tenant ?? "", end?.id ?? "");
     return () => {
       for (const call of moved) tenants.remove(call);
       version += 1;
@@ -226,7 +228,8 @@ function createByTenant() {
   return {
     total: () => total,
     count: () => byTenant.size,
-    all: () => [...byTenant.values()].flat(),
+    /** In the order of the database. */
+    all: () => [...byTenant].sort(([a], [b]) => inTextOrder(a, b)).flatMap(([, own]) => own),
     of: (tenant: string): readonly RecentCall[] => byTenant.get(tenant) ?? [],
     add(call: RecentCall): void {
       total += 1;

@@ -79,3 +79,24 @@ test("table and log together are exact after each group, however much has moved 
   );
   expect(moved).toBeGreaterThan(100);
 });
+
+test("the log stays small, though each group adds to more totals than are moved with a group that adds nothing", () => {
+  using database = empty();
+  const totals = createSqliteTotals(database, { logBytes: 2_000, movedAtOnce: 5 });
+  const size = database.prepare<{ n: number }, []>(
+    "select coalesce(sum(length(additions)), 0) as n from count_additions",
+  );
+  let [next, largest] = [0, 0];
+  for (let i = 0; i < 200; i += 1) {
+    // As of calls that name a model each of their own.
+    const added = Array.from({ length: 20 }, () => `model-${next++}`);
+    group(
+      database,
+      totals,
+      added.map((value) => ({ tenant: "a", period: 7, dimension: "model", value, delta: 1 })),
+      "stored",
+    );
+    largest = Math.max(largest, size.get()?.n ?? 0);
+  }
+  expect(largest).toBeLessThan(10_000);
+});

@@ -14,6 +14,11 @@ import { addCount, addCounts, type Count, type Counts, changedCounts } from "./c
 const LOG_BYTES = 1024 * 1024;
 /** Totals that one group brings up to date: about 1 ms. */
 const MOVED_AT_ONCE = 256;
+/**
+ * But at least so many times what it adds to itself: each call may name a model of its own, and what comes while a part of
+ * the log is moved is the next part, which would be larger each time.
+ */
+const MOVED_FOR_ADDED = 1.25;
 
 /** Totals as far as they stand in the log only. */
 export interface LoggedTotals {
@@ -127,7 +132,8 @@ export function createSqliteTotals(
       readOthers();
       // What moves now was there before this group.
       const current = move ?? (isAsked || size >= logBytes ? wholeLog() : null);
-      const moved = current === null ? null : moveSome(current, movedAtOnce);
+      const limit = Math.max(movedAtOnce, Math.ceil(totalsIn(added) * MOVED_FOR_ADDED));
+      const moved = current === null ? null : moveSome(current, limit);
       const additions = encoded(added);
       if (additions !== NOTHING) sql.log.run(0, additions);
       return () => {
@@ -144,6 +150,14 @@ export function createSqliteTotals(
 }
 
 const NOTHING = "[]";
+
+function totalsIn(counts: Counts): number {
+  let sum = 0;
+  for (const tenants of counts.values()) {
+    for (const dimensions of tenants.values()) for (const values of dimensions.values()) sum += values.size;
+  }
+  return sum;
+}
 
 /** A list for each tenant and period: these, then dimension, value and what is added, again and again. */
 function encoded(counts: Counts): string {

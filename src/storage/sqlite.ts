@@ -139,6 +139,18 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
     while (!areMoved.every((isMoved) => isMoved())) await step();
   }
 
+  /** The next start can go on with it. */
+  const settleAtLast = () =>
+    settleBy(async () => {
+      for (const tell of move.immediate()) tell();
+      await Bun.sleep(0);
+    }).catch((error) => log.warn("not_settled", { error }));
+  /** Of a process that has ended none, as a command, it is no business: the gateway would read all of it after each step. */
+  let hasEnded = false;
+  ends.listen(() => {
+    hasEnded = true;
+  });
+
   const lookUpOn = commandsOn(reader);
   const read = { db: drizzle(reader) as unknown as Queries, tables, logged: totals, recentCalls: recent };
   return {
@@ -160,11 +172,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
     async close() {
       await group.close();
       await checkpoints.stop();
-      // The next start can go on with it.
-      await settleBy(async () => {
-        for (const tell of move.immediate()) tell();
-        await Bun.sleep(0);
-      }).catch((error) => log.warn("not_settled", { error }));
+      if (hasEnded) await settleAtLast();
       try {
         writer.run("pragma wal_checkpoint(truncate)");
       } finally {

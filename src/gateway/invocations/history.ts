@@ -12,6 +12,7 @@ import { dateTime, oneOf, page, type Query } from "../../http/input.ts";
 import { counted, countedWithReach } from "../../storage/counts.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
 import { SMALL_BODY_BYTES } from "./commands/accept.ts";
+import { whileUnmoved } from "./history-recent.ts";
 import {
   FIRST_ID,
   type Filter,
@@ -139,10 +140,12 @@ async function newestFrom(
   { limit, offset, total, period }: PageRange & { readonly total: number; readonly period: number },
 ): Promise<InvocationRow[] | null> {
   const floor = period === 0 ? FIRST_ID : idFloor("inv", period * HOUR_MS);
-  const rows = await newestCalls(reader, tenant, filter, { limit, offset, floor });
+  const newest = (from: string) =>
+    whileUnmoved(reader, () => newestCalls(reader, tenant, filter, { limit, offset, floor: from }));
+  const rows = await newest(floor);
   // Calls have changed since they were counted.
   const isShort = rows !== null && rows.length < Math.min(limit, total - offset) && floor !== FIRST_ID;
-  return isShort ? await newestCalls(reader, tenant, filter, { limit, offset, floor: FIRST_ID }) : rows;
+  return isShort ? await newest(FIRST_ID) : rows;
 }
 
 /**

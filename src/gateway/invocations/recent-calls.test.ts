@@ -1,6 +1,7 @@
 // The ends of many tenants on SQLite, whose calls stand beside the history for a while (storage/sqlite-recent.ts): nobody
 // may see where they are.
 import { expect, test } from "bun:test";
+import { copyFileSync } from "node:fs";
 import { join } from "node:path";
 import fc from "fast-check";
 import { accepted, SUCCESS } from "../../../test/support/stores/invocations.ts";
@@ -174,6 +175,81 @@ test("calls are taken from their place among the recent ones when there are many
   await store.settle();
   expect(recent()).toBe(0);
   await expectAll(store, models, [0, 17]);
+  await store.close();
+  place.remove();
+}, 30_000);
+
+/** A call that ends among the recent ones. */
+const planOf = (tenant: string): AnyCall => {
+  const [plan] = fc.sample(anyCall, { numRuns: 1, seed: 1 });
+  return { ...(plan as AnyCall), tenant, isOpen: false, isPaid: false, emit_receipt: false, body: "hello", ms: 0 };
+};
+
+async function openAt(path: string, sizes: typeof SIZES): Promise<Store> {
+  return await openSqlite({ path, log: silentLog, clock: { now: () => NOW }, sizes });
+}
+
+test("tenants whose names stand in another order in the database than here keep their calls while they are moved", async () => {
+  // The second is above the first by its UTF-16, and below it in the database; the last is above all that is one character.
+  const tenants = ["a", "\u{1F600}", "\uff5e", "\u{10ffff}z"];
+  const place = sqlitePlace();
+  const path = join(place.dir, "tollgate.db");
+  const sizes = { ...SIZES, callsLeast: 16, movedAtOnce: 3 };
+  const gone = await openAt(path, sizes);
+  const models: Model[] = [];
+  for (const tenant of [...tenants, ...tenants, ...tenants, ...tenants]) models.push(await make(gone, planOf(tenant)));
+  for (let step = 0; step < 8; step += 1) {
+    await gone.write(async () => {});
+    await expectAll(gone, models, [0]);
+    // As a process that was killed here.
+    const copy = `${path}-${step}`;
+    for (const end of ["", "-wal"]) copyFileSync(`${path}${end}`, `${copy}${end}`);
+    const store = await openAt(copy, sizes);
+    await expectAll(store, models, [0]);
+    await store.settle();
+    await expectAll(store, models, [0]);
+    await store.close();
+  }
+  await gone.close();
+  place.remove();
+}, 30_000);
+
+test("a call that ends first of all, after a process was killed between two steps of a move, is not taken for one of those", async () => {
+  const place = sqlitePlace();
+  const path = join(place.dir, "tollgate.db");
+  // As many as are forgotten at once.
+  const sizes = { ...SIZES, callsLeast: 1_000, movedAtOnce: 1_000 };
+  const gone = await openAt(path, sizes);
+  const { row } = await make(gone, { ...planOf("b"), isOpen: true });
+  const key = { tenant: "b", id: row.id };
+  await claim(gone, { key, owner: "rep_1", token: "token", now: NOW, inHand: null });
+  await Promise.all(Array.from({ length: 1_000 }, () => make(gone, planOf("a"))));
+  for (let step = 0; step < 2; step += 1) await gone.write(async () => {});
+  const store = await openAt(path, sizes);
+  expect(await finish(store, { key, token: "token", request_id: "r" }, SUCCESS, NOW + 9)).toBe(true);
+  expect(await findInvocation(store.read, "b", row.id)).toMatchObject({ status: "succeeded" });
+  for (const each of [gone, store]) await each.close();
+  place.remove();
+}, 30_000);
+
+test("pages are whole at once when another process has moved the recent calls, as none that only opens and closes does", async () => {
+  const place = sqlitePlace();
+  const path = join(place.dir, "tollgate.db");
+  const sizes = { ...SIZES, callsLeast: 1_000 };
+  const store = await openAt(path, sizes);
+  const models: Model[] = [];
+  for (let i = 0; i < 20; i += 1) models.push(await make(store, planOf("a")));
+  await store.settle();
+  for (let i = 0; i < 10; i += 1) models.push(await make(store, planOf("a")));
+  const idle = await openAt(path, sizes);
+  await idle.close();
+  const other = await openAt(path, sizes);
+  expect(recentOf(other, ["a"])).toBe(10);
+  await other.settle();
+  await other.close();
+  const rows = models.map(({ row }) => row).sort((a, b) => (a.id < b.id ? 1 : -1));
+  const page = await readHistory(store.read, "a", new URLSearchParams({ limit: "3", offset: "12" }));
+  expect(page.rows).toEqual(rows.slice(12, 15));
   await store.close();
   place.remove();
 }, 30_000);
