@@ -58,8 +58,18 @@ interface Move {
   readonly done: number;
 }
 
+/**
+ * The order of SQLite, which is that of UTF-8: by `<`, some characters of one unit would come behind those of two. How far
+ * a move has come is told to both.
+ */
+function isBefore(a: string, b: string): boolean {
+  let place = 0;
+  while (place < a.length && a.charCodeAt(place) === b.charCodeAt(place)) place += 1;
+  return (a.codePointAt(place) ?? -1) < (b.codePointAt(place) ?? -1);
+}
+
 const inOrder = (a: RecentCall, b: RecentCall) =>
-  a.tenant === b.tenant ? (a.id < b.id ? -1 : 1) : a.tenant < b.tenant ? -1 : 1;
+  a.tenant === b.tenant ? (a.id < b.id ? -1 : 1) : isBefore(a.tenant, b.tenant) ? -1 : 1;
 
 interface Connections {
   /** Its transactions call `begin` first, and `write` last of all. */
@@ -74,12 +84,12 @@ export interface RecentSizes {
   readonly sampled?: number;
 }
 
-/** The calls that are here, which of them are on their way, and the highest number. */
+/** The calls that are here, which of them are on their way, and the highest number, which may be of one that was moved. */
 function stands(sql: ReturnType<typeof statements>) {
   const n = sql.moved.get()?.n ?? 0;
   const rows = sql.all.all();
   const calls = rows.flatMap(({ isMoved, ...call }) => (isMoved ? [] : [call]));
-  return { n, calls, numbers: rows.reduce((most, row) => Math.max(most, row.n), 0) };
+  return { n, calls, numbers: rows.reduce((most, row) => Math.max(most, row.n), n) };
 }
 
 export type SqliteRecent = ReturnType<typeof createSqliteRecent>;

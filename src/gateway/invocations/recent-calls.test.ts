@@ -14,13 +14,15 @@ import { cleanUp } from "./retention.ts";
 import { accept, claim, type Ending, finish, type InvocationRow } from "./service.ts";
 
 const NOW = 1_790_000_000_000;
+/** As storage/sqlite-recent.ts has it. */
+const FORGOTTEN_AT_ONCE = 1_000;
 /** So that groups of a few ends are spread, and most groups have something to move. */
 const SIZES = { ofEachTenant: 1, callsLeast: 8, movedAtOnce: 3, sampled: 1 };
 
 const FAILURE: Ending = { ...SUCCESS, status: "failed", error_class: "upstream_5xx", upstream_status: 503 };
 
 const anyCall = fc.record({
-  tenant: fc.constantFrom("a", "b", "c", "ä\u{1F600}") as fc.Arbitrary<string>,
+  tenant: fc.constantFrom("a", "\uff41", "c", "\u{1F600}ä") as fc.Arbitrary<string>,
   agent_id: fc.constantFrom("agt_1", "agt_2"),
   mode: fc.constantFrom("transactional" as const, "streaming" as const),
   model: fc.constantFrom(null, "m", "M"),
@@ -177,3 +179,50 @@ test("calls are taken from their place among the recent ones when there are many
   await store.close();
   place.remove();
 }, 30_000);
+
+const plain = {
+  agent_id: "agt_1",
+  mode: "transactional",
+  model: null,
+  body_captured: true,
+  emit_receipt: false,
+} as const;
+const done = { ...plain, isOpen: false, isFailed: false, isPaid: false, body: "hello", ms: 0 };
+
+test("calls of tenants that SQLite orders otherwise than strings here are seen all along their move, and after a crash in it", async () => {
+  const place = sqlitePlace();
+  const path = join(place.dir, "tollgate.db");
+  const sizes = { ...SIZES, callsLeast: 6, movedAtOnce: 2 };
+  const open = () => openSqlite({ path, log: silentLog, clock: { now: () => NOW }, sizes });
+  const first = await open();
+  const calls = ["\u{1f600}", "\uff41"].flatMap((tenant) => [1, 2, 3].map(() => make(first, { ...done, tenant })));
+  const models = await Promise.all(calls);
+  await first.write(async () => {});
+  await expectAll(first, models, [0]);
+  const second = await open();
+  await expectAll(second, models, [0]);
+  await second.settle();
+  await expectAll(second, models, [0]);
+  for (const store of [first, second]) await store.close();
+  place.remove();
+});
+
+test("a call that ends right behind a move is seen, also when another process has written meanwhile", async () => {
+  const place = sqlitePlace();
+  const path = join(place.dir, "tollgate.db");
+  const sizes = { ...SIZES, callsLeast: FORGOTTEN_AT_ONCE, movedAtOnce: FORGOTTEN_AT_ONCE };
+  const store = await openSqlite({ path, log: silentLog, clock: { now: () => NOW }, sizes });
+  const { row } = await make(store, { ...done, tenant: "b", isOpen: true });
+  const key = { tenant: "b", id: row.id };
+  await claim(store, { key, owner: "rep_1", token: "token", now: NOW, inHand: null });
+  await Promise.all(Array.from({ length: FORGOTTEN_AT_ONCE }, () => make(store, { ...done, tenant: "a" })));
+  // Moved, and forgotten here.
+  for (let group = 0; group < 2; group += 1) await store.write(async () => {});
+  await place.execute("update schema_migrations set applied_at = applied_at + 1 where version = 1");
+  await finish(store, { key, token: "token", request_id: "r" }, SUCCESS, NOW + 9);
+  expect((await findInvocation(store.read, "b", row.id)).status).toBe("succeeded");
+  await store.settle();
+  expect((await findInvocation(store.read, "b", row.id)).status).toBe("succeeded");
+  await store.close();
+  place.remove();
+});
