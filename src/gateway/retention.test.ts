@@ -15,7 +15,7 @@ import { joinTotals } from "../storage/total-periods.ts";
 import { takeTurn } from "../storage/turns.ts";
 import { partsOf } from "../wire/body.ts";
 import { readHistory } from "./invocations/history.ts";
-import { SLOT_HOURS, slotsOf } from "./invocations/idempotency.ts";
+import { findByIdempotencyKey, SLOT_HOURS, slotsOf } from "./invocations/idempotency.ts";
 import { cleanUp } from "./invocations/retention.ts";
 import { abandon, accept, claim, finish, type InvocationKey, type InvocationRow } from "./invocations/service.ts";
 import { prepareTables } from "./retention.ts";
@@ -167,7 +167,9 @@ eachStore((makePlace, dialect) => {
       await db.insert(t).values(payment(unpaid, true));
       await db.insert(t).values(payment(paid, false));
     });
-    const open = await put({ model: "m" }, LARGE);
+    const open = await put({ model: "m", payment_nonce: "n3" }, LARGE);
+    // Its caller may come back for it, and its credential can't be deleted.
+    await store.write(({ db, tables: { payments: t } }) => db.insert(t).values(payment(open, false)));
     clock.time += 100 * DAY_MS;
     await prepare();
     const young = await call();
@@ -175,7 +177,8 @@ eachStore((makePlace, dialect) => {
     expect(await ids()).toEqual([young, open, owed, unpaid].map(({ id }) => id));
     await expectExact();
     const { payments: p, receiptsDue: due } = store.read.tables;
-    expect(await store.read.db.select({ id: p.invocation_id }).from(p)).toEqual([{ id: unpaid.id }]);
+    const payments = await store.read.db.select({ id: p.invocation_id }).from(p);
+    expect(payments.map(({ id }) => id).sort()).toEqual([unpaid.id, open.id].sort());
 
     const taken = await claim(store, { key: open, owner: "r", token: "t", now: clock.time, inHand: null });
     expect(Buffer.concat(partsOf(taken?.body ?? new Uint8Array())).toString()).toBe(LARGE);
@@ -226,6 +229,18 @@ eachStore((makePlace, dialect) => {
     expect((await turns()).filter(Boolean)).toHaveLength(0);
     days.clock.time += HOUR_MS;
     expect((await turns()).filter(Boolean)).toHaveLength(1);
+  });
+
+  test("a key stands for its call after a clock that was ahead is put right and the process has begun anew", async () => {
+    const place = await makePlace();
+    const store = await place.open();
+    const first = { ...accepted(START), idempotency: { key: "k", body_sha256: "s", asked_at: 0, latest: 0 } };
+    const ahead = START + 10 * DAY_MS;
+    await accept(store, { ...first, idempotency: { ...first.idempotency, asked_at: ahead, latest: ahead } });
+    const later = { key: "k", body_sha256: "s", asked_at: START + HOUR_MS, latest: START + HOUR_MS };
+    expect(await findByIdempotencyKey(store.read, first.row, later)).toBe(first.row.id);
+    await store.close();
+    place.remove();
   });
 
   test("a key is one call's where slots meet, for replicas whose clocks differ, and its slots go when they are over", async () => {
