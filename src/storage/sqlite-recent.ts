@@ -75,7 +75,7 @@ export interface RecentSizes {
   readonly sampled?: number;
 }
 
-/** The calls that are here, which of them are on their way, and the highest number. */
+/** The calls that are here, which of them are on their way, and the highest number, which may be of one that was moved. */
 function stands(sql: ReturnType<typeof statements>) {
   const n = sql.moved.get()?.n ?? 0;
   const rows = sql.all.all();

@@ -15,13 +15,15 @@ import { cleanUp } from "./retention.ts";
 import { accept, claim, type Ending, finish, type InvocationRow } from "./service.ts";
 
 const NOW = 1_790_000_000_000;
+/** As storage/sqlite-recent.ts has it. */
+const FORGOTTEN_AT_ONCE = 1_000;
 /** So that groups of a few ends are spread, and most groups have something to move. */
 const SIZES = { ofEachTenant: 1, callsLeast: 8, movedAtOnce: 3, sampled: 1 };
 
 const FAILURE: Ending = { ...SUCCESS, status: "failed", error_class: "upstream_5xx", upstream_status: 503 };
 
 const anyCall = fc.record({
-  tenant: fc.constantFrom("a", "b", "c", "ä\u{1F600}") as fc.Arbitrary<string>,
+  tenant: fc.constantFrom("a", "\uff41", "c", "\u{1F600}ä") as fc.Arbitrary<string>,
   agent_id: fc.constantFrom("agt_1", "agt_2"),
   mode: fc.constantFrom("transactional" as const, "streaming" as const),
   model: fc.constantFrom(null, "m", "M"),

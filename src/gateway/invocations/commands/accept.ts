@@ -133,6 +133,7 @@ const WITH_ITS_BODY: AcceptKind = {
     };
   },
   ready: (source) => `ready as (select * from ${source})`,
+  // Said so, the calls are looked up in a hash. As a join each would be compared with each, since it must not be hashed.
   beside: `
 bodies as (
   insert into body_parts (invocation_id, tenant, kind, n, bytes)
