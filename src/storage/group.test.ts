@@ -105,6 +105,15 @@ test("commands of more than a mebibyte together do not share a commit, however m
   expect(begun()).toBe(5);
 });
 
+test("the same holds for writes that say how much they carry", async () => {
+  const { counting, begun } = countingGroup(60_000);
+  const sizes = [2 ** 20, 2 ** 20, 2 ** 19, 2 ** 19, 1];
+  await Promise.all(sizes.map((bytes, i) => counting.write(add(`w${i}`), bytes)));
+  expect(replicas()).toEqual(sizes.map((_, i) => `w${i}`));
+  // Each of the first two alone, two halves, and the last one.
+  expect(begun()).toBe(4);
+});
+
 test("writes of one turn of the event loop share a commit, and those that wait for them the next", async () => {
   const { counting, begun } = countingGroup(10);
   await Promise.all(

@@ -254,7 +254,7 @@ export function createGroupCommit(options: GroupOptions) {
 
   return {
     // Queries are promises of Drizzle's own kind, so what a work gives is always awaited.
-    write: <T>(work: (tx: Tx) => Promise<T>): Promise<T> => enter(async (tx) => await work(tx), 0),
+    write: <T>(work: (tx: Tx) => Promise<T>, bytes = 0): Promise<T> => enter(async (tx) => await work(tx), bytes),
     execute<Input, Output>(command: Command<Input, Output>, input: Input): Promise<Output> {
       const run = commandOn(command);
       return enter((tx) => run(input, tx), command.bytesOf(input));
