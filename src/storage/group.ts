@@ -16,17 +16,15 @@ import type { Command, CommandEffects } from "./commands.ts";
 import { addCount, addCounts, type Counts } from "./counts.ts";
 import { sqliteFailure, unavailable } from "./failures.ts";
 import { afterFailure, GroupLost, type GroupOutcome, type WaitingWrite, WorkFailed } from "./group-outcome.ts";
+import { createGroupQueue, GROUP_BYTES_MAX } from "./group-queue.ts";
 import type { RecentCall } from "./recent.ts";
 import { type CommandOn, commandsOn } from "./sqlite-commands.ts";
 import type { SqliteRecent } from "./sqlite-recent.ts";
 import type { SqliteTotals } from "./sqlite-totals.ts";
 import type { Queries, Tx } from "./store.ts";
 
-/** Bounds of one group. They keep the wait of its first work and the pause of the event loop short. */
-const GROUP_WORKS_MAX = 512;
+/** It keeps the wait of the first work of a group and the pause of the event loop short, beside the bounds of its size. */
 const GROUP_MS_MAX = 10;
-/** A commit writes what its works have changed: 5 ms for so much on an idle disk (measured), 114 ms for 32 MiB. */
-const GROUP_BYTES_MAX = 1024 * 1024;
 /** Works that may wait for a group. With more of them the disk is far too slow, and memory would run out next. */
 const WAITING_MAX = 20_000;
 /** Another process (a command, a backup) may hold the write lock for this long before writes are refused. */
@@ -203,7 +201,7 @@ function isBusy(error: unknown): boolean {
 export function createGroupCommit(options: GroupOptions) {
   const commandOn = commandsOn(options.writer);
   const runner = createGroupRunner(options, commandOn);
-  let waiting: WaitingWrite[] = [];
+  const queue = createGroupQueue();
   let scheduled = false;
   let closed = false;
   let apart = false;
@@ -220,21 +218,21 @@ export function createGroupCommit(options: GroupOptions) {
       busySince ??= performance.now();
       if (isBusy(error) && performance.now() - busySince < BUSY_MS_MAX) return false;
       busySince = undefined;
-      for (const work of waiting.splice(0)) work.reject(sqliteFailure(error));
+      for (const work of queue.all()) work.reject(sqliteFailure(error));
       return false;
     }
   }
 
   async function turn(): Promise<void> {
     if (begin()) {
-      const outcome = await runner.run(waiting.splice(0, GROUP_WORKS_MAX), apart);
+      const outcome = await runner.run(queue.next(), apart);
       const { answers, again } = outcome;
       apart = outcome.apart === true;
-      if (again.length > 0) waiting = [...again, ...waiting];
+      if (again.length > 0) queue.putBack(again, apart);
       await inSlices(answers, (answer) => answer());
     }
     scheduled = false;
-    if (waiting.length > 0) schedule();
+    if (queue.size() > 0) schedule();
     else onIdle();
   }
 
@@ -248,16 +246,16 @@ export function createGroupCommit(options: GroupOptions) {
 
   function enter<T>(run: (tx: Tx) => Bun.MaybePromise<T>, bytes: number): Promise<T> {
     if (closed) return Promise.reject(unavailable(new Error("the store is closed")));
-    if (waiting.length >= WAITING_MAX) return Promise.reject(unavailable(new Error("too many works wait")));
+    if (queue.size() >= WAITING_MAX) return Promise.reject(unavailable(new Error("too many works wait")));
     return new Promise<T>((resolve, reject) => {
-      waiting.push({ run, bytes, resolve: (value) => resolve(value as T), reject });
+      queue.add({ run, bytes, resolve: (value) => resolve(value as T), reject });
       schedule();
     });
   }
 
   return {
     // Queries are promises of Drizzle's own kind, so what a work gives is always awaited.
-    write: <T>(work: (tx: Tx) => Promise<T>): Promise<T> => enter(async (tx) => await work(tx), 0),
+    write: <T>(work: (tx: Tx) => Promise<T>, bytes = 0): Promise<T> => enter(async (tx) => await work(tx), bytes),
     execute<Input, Output>(command: Command<Input, Output>, input: Input): Promise<Output> {
       const run = commandOn(command);
       return enter((tx) => run(input, tx), command.bytesOf(input));

@@ -221,7 +221,22 @@ function bodiesIn(reader: Database): RecentCalls["bodies"] {
 
 const bufferOf = (bytes: Uint8Array | null): Buffer | null => (bytes === null ? null : asBuffer(bytes));
 
-/** Each tenant's calls in the order of their IDs, in which they come, nearly, and in which they go. */
+/** The place of the first of them that is not before this ID. Most often that is the end, where new ones come. */
+function placeOf(own: readonly RecentCall[], id: string): number {
+  let [from, to] = [0, own.length];
+  if ((own.at(-1)?.id ?? "") < id) return to;
+  while (from < to) {
+    const middle = (from + to) >> 1;
+    if ((own[middle]?.id ?? "") < id) from = middle + 1;
+    else to = middle;
+  }
+  return from;
+}
+
+/**
+ * Each tenant's calls in the order of their IDs, in which they come, nearly, and in which they go. Calls that were
+ * accepted long ago may end all at once, so no place is looked for by passing all the others.
+ */
 function createByTenant() {
   const byTenant = new Map<string, RecentCall[]>();
   let total = 0;
@@ -238,14 +253,12 @@ function createByTenant() {
         byTenant.set(call.tenant, [call]);
         return;
       }
-      let place = own.length;
-      while (place > 0 && (own[place - 1]?.id ?? "") > call.id) place -= 1;
-      own.splice(place, 0, call);
+      own.splice(placeOf(own, call.id), 0, call);
     },
     remove({ tenant, id }: RecentCall): void {
       const own = byTenant.get(tenant) ?? [];
-      const place = own.findIndex((call) => call.id === id);
-      if (place < 0) return;
+      const place = placeOf(own, id);
+      if (own[place]?.id !== id) return;
       total -= 1;
       if (own.length === 1) byTenant.delete(tenant);
       else own.splice(place, 1);

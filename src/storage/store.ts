@@ -64,8 +64,9 @@ export interface Store extends CommandRunner {
    * @throws CommitUnknown, which is a Fault `unavailable` too; any other Fault `unavailable` when the database can't take
    * the write, and certainly nothing of it was stored.
    * @throws UniqueViolation when the write breaks a uniqueness rule of the schema.
+   * @param bytes about how many it stores, if they may be many: they bound what is written together
    */
-  write<T>(work: (tx: Tx) => Promise<T>): Promise<T>;
+  write<T>(work: (tx: Tx) => Promise<T>, bytes?: number): Promise<T>;
   /**
    * Runs a command by itself, together with others that come at the same time, and resolves after its commit is durable.
    * It fails alone, as a `write` of the same does.
