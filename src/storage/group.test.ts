@@ -9,7 +9,6 @@ import { silentLog } from "../core/log.ts";
 import type { Command } from "./commands.ts";
 import { createGroupCommit, type GroupCommit } from "./group.ts";
 import { migrateSqlite } from "./migrate.ts";
-import { createSqliteRecent } from "./sqlite-recent.ts";
 import { createSqliteTotals, type SqliteTotals } from "./sqlite-totals.ts";
 import type { Queries, Tx } from "./store.ts";
 
@@ -33,7 +32,6 @@ beforeEach(() => {
     db,
     tables: defineSchema(columns.sqlite),
     totals,
-    recent: createSqliteRecent({ writer, reader: writer }),
     now: sql<number>`0`,
     log: silentLog,
     ended: () => {},
@@ -78,7 +76,6 @@ function countingGroup(groupMs: number) {
     db,
     tables,
     totals,
-    recent: createSqliteRecent({ writer, reader: writer }),
     now: sql<number>`0`,
     log: silentLog,
     ended: () => {},

@@ -17,9 +17,7 @@ import { addCount, addCounts, type Counts } from "./counts.ts";
 import { sqliteFailure, unavailable } from "./failures.ts";
 import { afterFailure, GroupLost, type GroupOutcome, type WaitingWrite, WorkFailed } from "./group-outcome.ts";
 import { createGroupQueue, GROUP_BYTES_MAX } from "./group-queue.ts";
-import type { RecentCall } from "./recent.ts";
 import { type CommandOn, commandsOn } from "./sqlite-commands.ts";
-import type { SqliteRecent } from "./sqlite-recent.ts";
 import type { SqliteTotals } from "./sqlite-totals.ts";
 import type { Queries, Tx } from "./store.ts";
 
@@ -38,7 +36,6 @@ interface GroupOptions {
   readonly db: Queries;
   readonly tables: Tables;
   readonly totals: SqliteTotals;
-  readonly recent: SqliteRecent;
   readonly now: Tx["now"];
   readonly log: Log;
   /** Called after the commit with the calls that a work has ended. */
@@ -60,38 +57,27 @@ function statements(writer: Database) {
   };
 }
 
-/** What works do beside their own rows, when they are stored. */
-interface Changes {
-  readonly counts: Counts;
-  readonly recent: RecentCall[];
-}
-
-function effectsOn({ counts, recent }: Changes, ends: CallEnd[], { next }: SqliteRecent): CommandEffects {
-  return {
-    count: (...count) => addCount(counts, ...count),
-    ended: (end) => ends.push(end),
-    recent: { next, add: (call) => recent.push(call) },
-  };
-}
-
 /** How far a group has come. */
 interface Progress {
   readonly answers: (() => void)[];
-  readonly changes: Changes;
+  readonly counts: Counts;
   /** Works that were begun. */
   ran: number;
 }
 
 function createGroupRunner(
-  { writer, db, tables, totals, recent, now, log, ended, groupMs = GROUP_MS_MAX }: GroupOptions,
+  { writer, db, tables, totals, now, log, ended, groupMs = GROUP_MS_MAX }: GroupOptions,
   commandOn: CommandOn,
 ) {
   const sql = statements(writer);
 
   /** Runs one work, and returns a function that answers it after the commit: at once for a command. */
-  function perform(work: WaitingWrite, changes: Changes): Bun.MaybePromise<() => void> {
+  function perform(work: WaitingWrite, counts: Counts): Bun.MaybePromise<() => void> {
     const ends: CallEnd[] = [];
-    const effects = effectsOn(changes, ends, recent);
+    const effects: CommandEffects = {
+      count: (...count) => addCount(counts, ...count),
+      ended: (end) => ends.push(end),
+    };
     const answerOf = (value: unknown) => () => {
       if (ends.length > 0) ended(ends);
       work.resolve(value);
@@ -101,7 +87,6 @@ function createGroupRunner(
       db,
       tables,
       logged: totals,
-      recentCalls: recent,
       now,
       lock: async () => {},
       execute: async (command, input) => commandOn(command)(input, effects),
@@ -110,12 +95,12 @@ function createGroupRunner(
   }
 
   /** The same; its failure fails the whole group. */
-  function runTogether(work: WaitingWrite, changes: Changes): Bun.MaybePromise<() => void> {
+  function runTogether(work: WaitingWrite, counts: Counts): Bun.MaybePromise<() => void> {
     const fail = (cause: unknown): never => {
       throw new WorkFailed("a work of the group failed", { cause });
     };
     try {
-      const answer = perform(work, changes);
+      const answer = perform(work, counts);
       return answer instanceof Promise ? answer.catch(fail) : answer;
     } catch (cause) {
       return fail(cause);
@@ -123,14 +108,13 @@ function createGroupRunner(
   }
 
   /** The same in a savepoint; its failure is its own. */
-  async function runApart(work: WaitingWrite, changes: Changes): Promise<() => void> {
-    const own: Changes = { counts: new Map(), recent: [] };
+  async function runApart(work: WaitingWrite, counts: Counts): Promise<() => void> {
+    const own: Counts = new Map();
     sql.save.run();
     try {
       const answer = await perform(work, own);
       sql.release.run();
-      addCounts(changes.counts, own.counts);
-      changes.recent.push(...own.recent);
+      addCounts(counts, own);
       return answer;
     } catch (thrown) {
       // On a full disk and the like SQLite may have rolled back everything.
@@ -150,7 +134,7 @@ function createGroupRunner(
       bytes += work.bytes;
       if (progress.ran > 0 && bytes > GROUP_BYTES_MAX) break;
       progress.ran += 1;
-      const answer = runWork(work, progress.changes);
+      const answer = runWork(work, progress.counts);
       progress.answers.push(answer instanceof Promise ? await answer : answer);
       if (performance.now() > late) break;
     }
@@ -174,15 +158,13 @@ function createGroupRunner(
     /** Runs as many works as fit into the bounds of a group, and commits. Never throws. */
     async run(group: readonly WaitingWrite[], apart: boolean): Promise<GroupOutcome> {
       const startedAt = performance.now();
-      const progress: Progress = { answers: [], changes: { counts: new Map(), recent: [] }, ran: 0 };
+      const progress: Progress = { answers: [], counts: new Map(), ran: 0 };
       try {
-        recent.begin();
         await runSome(group, apart, progress);
-        const { counts, recent: ended } = progress.changes;
-        const stored = [totals.write(counts), recent.write(ended)];
+        const tellStored = totals.write(progress.counts);
         sql.commit.run();
         // At once, before anybody reads what is committed.
-        for (const tell of stored) tell();
+        tellStored();
         return { answers: progress.answers, again: group.slice(progress.ran) };
       } catch (thrown) {
         if (writer.inTransaction) undoAll();

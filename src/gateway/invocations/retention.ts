@@ -25,7 +25,7 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
   const now = clock.now();
   const removed = { payments: 0, bodies: 0, invocations: 0, idempotency_keys: 0 };
   const { body_days, history_days } = retention;
-  // On SQLite recent calls stand beside the history.
+  // On SQLite some totals stand beside their table.
   await store.settle();
   const byAge = { bodies: now - body_days * DAY_MS, history: now - history_days * DAY_MS };
   if (history_days > 0) {
