@@ -64,6 +64,17 @@ describe("on SQLite alone", () => {
     expect(await bodyIds()).toEqual(["before", "big", ...stored].sort());
   });
 
+  test("the probe changes the database, since what stays as it was is not written", async () => {
+    using other = new Database(join(place.dir, "tollgate.db"));
+    using changes = other.prepare<{ data_version: number }, []>("pragma data_version");
+    const seen = [changes.get()?.data_version];
+    for (let i = 0; i < 2; i += 1) {
+      await store.probe(2_000);
+      seen.push(changes.get()?.data_version);
+    }
+    expect(new Set(seen).size).toBe(3);
+  });
+
   test("writes wait while another process holds the lock, and the event loop runs on", async () => {
     const other = new Database(join(place.dir, "tollgate.db"));
     other.run("begin immediate");

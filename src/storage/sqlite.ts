@@ -122,7 +122,10 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
   reader.run(`pragma busy_timeout = ${READ_BUSY_MS}`);
   const group = createGroupCommit({ writer, db, tables, totals, now, log, ended: ends.tell });
   const checkpoints = startCheckpoints({ writer, path, log, walBytes: WAL_BYTES_MAX });
-  const touch = writer.prepare("update schema_migrations set applied_at = applied_at where version = 1");
+  // A row that stays as it was would not be written.
+  const touch = writer.prepare(
+    "insert into turns (job, next_at) values ('probe', 1) on conflict (job) do update set next_at = next_at + 1",
+  );
 
   /** A group without works. */
   const move = writer.transaction(() => totals.write(new Map()));
