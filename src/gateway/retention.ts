@@ -24,9 +24,10 @@ const REFUSAL_NOTE_DAYS = 7;
 /** When a start is over, and what it has kept waiting is done. Until then there is room too. */
 const FIRST_MS = 60_000;
 
-/** Gives what stops it. */
-export function startRetention(store: Store, retention: Retention, log: Log): () => void {
+/** Starts before calls are taken, since each end of a call writes into a table that goes by age. Gives what stops it. */
+export async function startRetention(store: Store, retention: Retention, log: Log): Promise<() => void> {
   const { clock } = store;
+  await store.periods.clearTheWay([ENDED_CALLS, BODIES, PARTS, DECISIONS, RECEIPTS, IDEMPOTENCY_KEYS]);
   const { history_days } = retention;
   // Without room of their own, rows go where there is some, and are removed one by one later.
   const prepared = () =>

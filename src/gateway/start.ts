@@ -63,12 +63,12 @@ export async function startGateway(options: GatewayOptions, masterKey: Uint8Arra
     clock: store.clock,
     log,
   });
+  const stopCleaning = await startRetention(store, options.retention, log);
   // Before anything looks at calls: remove calls that a dead process refused but its disk stored after all.
   await refusals.removeAppeared();
   await scheduler.recover();
   await settler.recover();
   const stopRemoving = await startRemovingParts(store, log);
-  const stopCleaning = startRetention(store, options.retention, log);
   const permit = managePermission(options.manageScope);
   const edge = createEdge({ ...api, log, authenticate: (header) => identity.authenticate(header), permit });
   const server = openPort(options, edge, log);

@@ -39,6 +39,8 @@ export const keyedById = (prefix: IdPrefix) => ({
 });
 
 export interface Periods {
+  /** Before the first write: undoes what a process that was ended while it prepared tables has left in the way. */
+  clearTheWay(tables: readonly TimedTable[]): Promise<void>;
   /**
    * Makes room for what comes, in pieces of so many hours.
    *

@@ -52,6 +52,7 @@ export function createSqlitePeriods({ writer, reader, write }: SqlitePeriodsOpti
   }
 
   return {
+    clearTheWay: async () => {},
     prepare: async () => [0],
     async drop(table, before) {
       if (!(table.name in BYTES)) return before;

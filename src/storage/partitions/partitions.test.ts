@@ -10,7 +10,7 @@ import { DECISIONS as TABLE } from "../../gateway/policy/decisions.ts";
 import { RECEIPTS } from "../../gateway/receipts/store.ts";
 import { partitionsOf } from "./catalog.ts";
 import { dropPartitions } from "./drop.ts";
-import { preparePartitions } from "./prepare.ts";
+import { dropPassedEnds, preparePartitions } from "./prepare.ts";
 
 const NOW = Date.UTC(2026, 5, 1, 12);
 const HOURS = 24;
@@ -65,6 +65,23 @@ for (const version of [18, 15] as const) {
   describe.skipIf(missing !== null)(
     `on Postgres ${version}${missing === null ? "" : `: not tried, since ${missing}`}`,
     () => {
+      test("what a process left that was killed while it ended a partition refuses nothing after the next start, days later", async () => {
+        await using made = await openDisposable(version);
+        const { client, put } = made;
+        const [last] = (await partitionsOf(client, TABLE)).slice(-1);
+        const end = (time: number) => `'${idFloor("pdec", time)}'`;
+        const leave = (time: number) =>
+          client.unsafe(`alter table ${last?.name} add constraint ends check (id < ${end(time)}) not valid`);
+        await leave(NOW - HOUR_MS);
+        await expect(put(NOW)).rejects.toThrow("ends");
+        await dropPassedEnds(client, [TABLE], NOW);
+        await put(NOW);
+        // One that is far off is another process's, which is at it.
+        await leave(NOW + 3 * DAY_MS);
+        await dropPassedEnds(client, [TABLE], NOW);
+        await expect(put(NOW + 4 * DAY_MS)).rejects.toThrow("ends");
+      });
+
       test("the table of an older version becomes the first one, small or large, and is dropped when all of it is old", async () => {
         for (const smallBytes of [undefined, 0]) {
           await using made = await openDisposable(version);

@@ -6,7 +6,7 @@ import { DAY_MS } from "../../core/time.ts";
 import { type Periods, periodHours } from "../periods.ts";
 import { postgresClient } from "../pool.ts";
 import { dropPartitions } from "./drop.ts";
-import { preparePartitions } from "./prepare.ts";
+import { dropPassedEnds, preparePartitions } from "./prepare.ts";
 
 interface PartitionsOptions {
   readonly databaseUrl: string;
@@ -25,6 +25,7 @@ export function createPartitions({ databaseUrl, clock, log }: PartitionsOptions)
   }
 
   return {
+    clearTheWay: (tables) => connected((client) => dropPassedEnds(client, tables, clock.now())),
     prepare: (table, hours) =>
       connected(async (client) => {
         const partitions = await preparePartitions(client, table, { hours, now: clock.now() });

@@ -76,10 +76,8 @@ async function endSmall(client: SQL, table: TimedTable, last: Partition, { prese
 /** Looks through it with a constraint that is not enforced for the rows that are there, which keeps nobody waiting. */
 async function endLarge(client: SQL, table: TimedTable, last: Partition, { present, hours }: When): Promise<void> {
   const end = (await endBegun(client, table, last)) ?? boundaryAfter(present + LARGE_AHEAD_HOURS, hours);
-  if (end < present + LARGE_AHEAD_HOURS_MIN) {
-    await briefly(client, [lockOf(table)], (tx) =>
-      tx.unsafe(`alter table ${last.name} drop constraint if exists ${ENDS}`),
-    );
+  if (isNear(end, present)) {
+    await dropEnd(client, table, last);
     return;
   }
   await briefly(client, [lockOf(table)], async (tx) => {
@@ -100,6 +98,24 @@ async function endLarge(client: SQL, table: TimedTable, last: Partition, { prese
     await attach(tx, table, last, { end, made });
     await tx.unsafe(`alter table ${last.name} drop constraint ${ENDS}`);
   });
+}
+
+const isNear = (end: number, present: number) => end < present + LARGE_AHEAD_HOURS_MIN;
+
+function dropEnd(client: SQL, table: TimedTable, { name }: Partition): Promise<unknown> {
+  return briefly(client, [lockOf(table)], (tx) => tx.unsafe(`alter table ${name} drop constraint if exists ${ENDS}`));
+}
+
+/** Of a process that was ended while it looked through a partition, long enough ago that rows are refused now or soon. */
+export async function dropPassedEnds(client: SQL, tables: readonly TimedTable[], now: number): Promise<void> {
+  const begun = await client.unsafe("select from pg_constraint where conname = $1 limit 1", [ENDS]);
+  if (begun.length === 0) return;
+  for (const table of tables) {
+    const last = (await partitionsOf(client, table)).at(-1);
+    const end = last === undefined ? null : await endBegun(client, table, last);
+    if (last !== undefined && end !== null && isNear(end, Math.floor(now / HOUR_MS)))
+      await dropEnd(client, table, last);
+  }
 }
 
 /** The end that a large partition is about to get, or null. */
