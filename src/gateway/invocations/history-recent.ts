@@ -1,5 +1,5 @@
-// The ended calls that a page finds neither among the open ones nor in the history's own tables: only on SQLite, see
-// storage/sqlite-recent.ts. They are few, and in memory.
+// What ends while a page is read, and the ended calls that it finds neither among the open ones nor in the history's own
+// tables: only on SQLite, see storage/sqlite-recent.ts. They are few, and in memory.
 import type { CountDimension } from "../../../db/schema.ts";
 import type { RecentCall } from "../../storage/recent.ts";
 import type { Reader } from "../../storage/store.ts";
@@ -38,4 +38,16 @@ export async function whileUnmoved<T>({ recentCalls }: Reader, read: () => Promi
     const found = await read();
     if (version === recentCalls?.version()) return found;
   }
+}
+
+/** So often a page is read anew because calls have ended meanwhile. */
+export const TRIES_MAX = 8;
+
+/**
+ * Whether the calls that were open still are. One that has ended between the two looks is among the ended ones too, and
+ * would be passed over twice on the way to a place behind it.
+ */
+export function areAmong(openIds: readonly string[], now: readonly string[]): boolean {
+  const still = new Set(now);
+  return openIds.every((id) => still.has(id));
 }

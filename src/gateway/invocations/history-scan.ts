@@ -8,7 +8,7 @@ import type { CountDimension } from "../../../db/schema.ts";
 import { inStoreTurns } from "../../concurrency/store-turns.ts";
 import { openCalls } from "../../storage/counts.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
-import { recentIds, whileUnmoved } from "./history-recent.ts";
+import { areAmong, recentIds, TRIES_MAX, whileUnmoved } from "./history-recent.ts";
 import type { InvocationRow } from "./service.ts";
 
 /** Entries of one step: about 5 ms of SQLite when it has to look at every row. */
@@ -197,14 +197,23 @@ async function matchesAt(
 }
 
 /** The IDs at a place among all matches of a window. */
-async function idsAt(reader: Reader, path: ScanPath, window: Window, { limit, offset }: PageRange): Promise<string[]> {
+async function idsAt(
+  reader: Reader,
+  path: ScanPath,
+  window: Window,
+  { limit, offset }: PageRange,
+  tries = 1,
+): Promise<string[]> {
   const { range, open, recent } = window;
   const before = { limit: open.matches, offset: 0 };
-  const openIds = open.matches === 0 ? [] : await matchesAt(reader, openIn(reader, path, range), before, true);
+  const openNow = () => matchesAt(reader, openIn(reader, path, range), before, true);
+  const openIds = open.matches === 0 ? [] : await openNow();
   // As many more of the ended ones as there may be others among them.
   const skipped = Math.max(offset - openIds.length - recent.length, 0);
   const place = { limit: offset - skipped + limit, offset: skipped };
   const endedIds = await matchesAt(reader, endedIn(reader, path, range), place, path.others.length > 0);
+  const isSteady = skipped === 0 || openIds.length === 0 || areAmong(openIds, await openNow());
+  if (!isSteady && tries < TRIES_MAX) return idsAt(reader, path, window, { limit, offset }, tries + 1);
   const newestFirst = [...new Set([...openIds, ...recent, ...endedIds])].sort((a, b) => (a < b ? 1 : -1));
   return newestFirst.slice(offset - skipped, offset - skipped + limit);
 }
@@ -329,18 +338,30 @@ export async function newestCalls(
   reader: Reader,
   tenant: string,
   filter: Filter,
-  { limit, offset, floor }: PageRange & { readonly floor: string },
+  range: PageRange & { readonly floor: string },
 ): Promise<InvocationRow[] | null> {
+  for (let tries = 1; ; tries += 1) {
+    const page = await newestNow(reader, tenant, filter, range);
+    if (page === null || page.isSteady || tries === TRIES_MAX) return page?.rows ?? null;
+  }
+}
+
+async function newestNow(
+  reader: Reader,
+  tenant: string,
+  filter: Filter,
+  { limit, offset, floor }: PageRange & { readonly floor: string },
+): Promise<{ readonly rows: InvocationRow[]; readonly isSteady: boolean } | null> {
   const [dimension, value] = filter;
   const openTotal = isOfEnded(filter) ? 0 : await openCalls(reader, tenant);
   if (offset + limit > ENTRIES_MAX || openTotal > ENTRIES_MAX) return null;
   // A call that ends between the two looks is found by both.
-  const open = isOfEnded(filter)
-    ? []
-    : await newestOpenBy[dimension](reader).execute({ tenant, value, limit: OPEN_MAX + 1 });
-  if (open.length > OPEN_MAX) return null;
+  const openNow = async () =>
+    (await newestOpenBy[dimension](reader).execute({ tenant, value, limit: OPEN_MAX + 1 })).map(({ id }) => id);
+  const openIds = isOfEnded(filter) ? [] : await openNow();
+  if (openIds.length > OPEN_MAX) return null;
   const recent = recentIds(reader, tenant, [filter], offset + limit);
-  const openIds = open.map(({ id }) => id);
+  const isSteady = async () => openIds.length === 0 || offset <= openIds.length || areAmong(openIds, await openNow());
 
   /** The page among the ended calls and these. Null when it has ended ones that are not older than `before`. */
   async function among(others: readonly string[], from: number, before: string | null) {
@@ -364,7 +385,8 @@ export async function newestCalls(
   if (oldest !== undefined && offset >= before) {
     const older = openIds.filter((id) => id < oldest);
     const rows = await among(older, offset - before, oldest);
-    if (rows !== null) return rows;
+    if (rows !== null) return { rows, isSteady: await isSteady() };
   }
-  return await among([...recent, ...openIds], offset, null);
+  const rows = (await among([...recent, ...openIds], offset, null)) ?? [];
+  return { rows, isSteady: await isSteady() };
 }
