@@ -1,6 +1,7 @@
 // What is too old goes, as a whole where the database has it in pieces of time; what must stay does, and the totals are
 // those of the calls that there are at every moment.
 import { expect, test } from "bun:test";
+import { SQL } from "bun";
 import fc from "fast-check";
 import type { Tables } from "../../db/schema.ts";
 import { accepted, SUCCESS } from "../../test/support/stores/invocations.ts";
@@ -14,10 +15,12 @@ import type { Store } from "../storage/store.ts";
 import { joinTotals } from "../storage/total-periods.ts";
 import { takeTurn } from "../storage/turns.ts";
 import { partsOf } from "../wire/body.ts";
-import { readHistory } from "./invocations/history.ts";
-import { SLOT_HOURS, slotsOf } from "./invocations/idempotency.ts";
+import { findInvocation, readHistory } from "./invocations/history.ts";
+import { findByIdempotencyKey, SLOT_HOURS, slotsOf } from "./invocations/idempotency.ts";
 import { cleanUp } from "./invocations/retention.ts";
 import { abandon, accept, claim, finish, type InvocationKey, type InvocationRow } from "./invocations/service.ts";
+import { ENDED_CALLS } from "./invocations/timed-tables.ts";
+import { attemptSettlement } from "./payment/attempt.ts";
 import { prepareTables } from "./retention.ts";
 
 const RETENTION = { body_days: 30, history_days: 60 };
@@ -54,6 +57,7 @@ async function openDays(makePlace: MakePlace) {
     store,
     clock,
     warnings,
+    connect: () => new SQL(databaseUrl ?? "", { max: 1 }),
     put,
     page,
     call: async (fields?: Partial<InvocationRow>) => end(await put(fields)),
@@ -167,7 +171,9 @@ eachStore((makePlace, dialect) => {
       await db.insert(t).values(payment(unpaid, true));
       await db.insert(t).values(payment(paid, false));
     });
-    const open = await put({ model: "m" }, LARGE);
+    const open = await put({ model: "m", payment_nonce: "n3" }, LARGE);
+    // Its caller may come back for it, and its credential can't be deleted.
+    await store.write(({ db, tables: { payments: t } }) => db.insert(t).values(payment(open, false)));
     clock.time += 100 * DAY_MS;
     await prepare();
     const young = await call();
@@ -175,7 +181,8 @@ eachStore((makePlace, dialect) => {
     expect(await ids()).toEqual([young, open, owed, unpaid].map(({ id }) => id));
     await expectExact();
     const { payments: p, receiptsDue: due } = store.read.tables;
-    expect(await store.read.db.select({ id: p.invocation_id }).from(p)).toEqual([{ id: unpaid.id }]);
+    const payments = await store.read.db.select({ id: p.invocation_id }).from(p);
+    expect(payments.map(({ id }) => id).sort()).toEqual([unpaid.id, open.id].sort());
 
     const taken = await claim(store, { key: open, owner: "r", token: "t", now: clock.time, inHand: null });
     expect(Buffer.concat(partsOf(taken?.body ?? new Uint8Array())).toString()).toBe(LARGE);
@@ -193,6 +200,63 @@ eachStore((makePlace, dialect) => {
     expect(gone.id < open.id).toBe(true);
     await end(young);
   }, 60_000);
+
+  test("a payment that turns out while its call is moved to where it outlives its time is told by the call", async () => {
+    await using days = await openDays(makePlace);
+    const { store, clock, put, prepare } = days;
+    await prepare();
+    const key = await put({ payment_nonce: "n", settlement_status: "pending" });
+    const authorization = { value: "1" };
+    const open = {
+      ...payment(key, true),
+      facilitator_url: "https://f",
+      facilitator_credential_ref: "cred",
+      settle_request: JSON.stringify({ paymentPayload: { payload: { authorization } } }),
+    };
+    await store.write(({ db, tables: { payments: t } }) => db.insert(t).values(open));
+    await abandon(store, key, "cancelled", clock.time);
+    clock.time += 100 * DAY_MS;
+    await prepare();
+    let isMoved = false;
+    const write: Store["write"] = (work) =>
+      store.write(async (tx) => {
+        // From here on it sees what was there before, where the isolation says so.
+        await tx.db.select().from(tx.tables.payments);
+        if (!isMoved && dialect === "postgres") await store.periods.drop(ENDED_CALLS, clock.time - 60 * DAY_MS);
+        isMoved = true;
+        return work(tx);
+      });
+    const client = { settle: async () => ({ kind: "collected", transaction: "0x1", fee: null }) as const };
+    const tools = { clock, time: { earliest: clock.now }, log: silentLog, client, paid() {} };
+    await attemptSettlement({ ...tools, store: { ...store, write } }, open, new AbortController().signal);
+    const row = await findInvocation(store.read, key.tenant, key.id);
+    expect(row.settlement_status).toBe("settled_upstream_failed");
+  }, 60_000);
+
+  test.skipIf(dialect === "sqlite")(
+    "totals are exact, though a receipt is made just when its call would be dropped",
+    async () => {
+      await using days = await openDays(makePlace);
+      const { store, clock, call, prepare, connect, expectExact } = days;
+      await prepare();
+      await call({ emit_receipt: true });
+      clock.time += 100 * DAY_MS;
+      await prepare();
+      await using client = connect();
+      using reader = await client.reserve();
+      await reader.unsafe("begin; lock table ended_invocations in access share mode");
+      const dropping = store.periods.drop(ENDED_CALLS, clock.time - 60 * DAY_MS);
+      await using looking = connect();
+      const waits = `select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'
+      and query like '%detach partition%'`;
+      while ((await looking.unsafe(waits)).length === 0);
+      await looking.unsafe("delete from receipts_due");
+      await reader.unsafe("commit");
+      await dropping;
+      await expectExact();
+    },
+    60_000,
+  );
 
   test("totals are exact at every moment, while two replicas clean up and calls begin, end late and are given up", async () => {
     await using days = await openDays(makePlace);
@@ -226,6 +290,18 @@ eachStore((makePlace, dialect) => {
     expect((await turns()).filter(Boolean)).toHaveLength(0);
     days.clock.time += HOUR_MS;
     expect((await turns()).filter(Boolean)).toHaveLength(1);
+  });
+
+  test("a key stands for its call after a clock that was ahead is put right and the process has begun anew", async () => {
+    const place = await makePlace();
+    const store = await place.open();
+    const first = { ...accepted(START), idempotency: { key: "k", body_sha256: "s", asked_at: 0, latest: 0 } };
+    const ahead = START + 10 * DAY_MS;
+    await accept(store, { ...first, idempotency: { ...first.idempotency, asked_at: ahead, latest: ahead } });
+    const later = { key: "k", body_sha256: "s", asked_at: START + HOUR_MS, latest: START + HOUR_MS };
+    expect(await findByIdempotencyKey(store.read, first.row, later)).toBe(first.row.id);
+    await store.close();
+    place.remove();
   });
 
   test("a key is one call's where slots meet, for replicas whose clocks differ, and its slots go when they are over", async () => {

@@ -44,7 +44,9 @@ test("replicas hear of each other's ended calls and leaving, not of their own, a
     () => one.ended("inv_2"),
   );
   // What others say on the channel, in whatever form, is passed over.
-  for (const payload of ["", "rep_3", "rep_3 ", "rep_3 inv_3;drop", "left", "rep_3 inv_3,inv_4"]) {
+  // Each was to hold the event loop for a second, so all of them for longer than this test may take.
+  const long = Array.from({ length: 40 }, (_, i) => `rep_3 ${"inv_3".repeat(1_500)};${i}`);
+  for (const payload of ["", "rep_3", "rep_3 ", "rep_3 inv_3;drop", ...long, "left", "rep_3 inv_3,inv_4"]) {
     await client.notify("tollgate", payload);
   }
   await until(() => other.heard.includes("inv_4"));

@@ -59,6 +59,26 @@ describe("checkpoints of SQLite", () => {
     expect(largest).toBeLessThan(40 * MIB);
   });
 
+  test("of a large log this thread moves only what has come while the other one moved the rest again and again", async () => {
+    const sizes: number[] = [];
+    const stands = Object.assign(new EventTarget(), {
+      onmessage: null as ((event: MessageEvent) => void) | null,
+      unref() {},
+      terminate() {},
+      postMessage({ kind }: { kind: string }) {
+        if (kind === "open") return;
+        if (kind === "move") sizes.push(statSync(path).size);
+        const data = kind === "move" ? { kind: "moved", error: null } : { kind: "closed" };
+        queueMicrotask(() => stands.onmessage?.(new MessageEvent("message", { data })));
+      },
+    });
+    const checkpoints = start(1, () => stands as unknown as Worker);
+    await writeUntilMoved(MIB);
+    await checkpoints.stop();
+    // Each time the file is as it was, since the stand-in moves nothing.
+    expect(sizes.slice(0, 4)).toEqual(Array.from({ length: 4 }, () => sizes[0] ?? -1));
+  });
+
   test("a log of ordinary size is moved by the thread alone", async () => {
     const checkpoints = start(1024 * MIB);
     mostSpent();

@@ -4,7 +4,6 @@
 // 1.8 ms of CPU for a whole call). A command that fails does so alone.
 import type { CountDimension } from "../../db/schema.ts";
 import type { CallEnd } from "../core/call-end.ts";
-import type { RecentCall } from "./recent.ts";
 
 export type SqlValue = string | number | boolean | Uint8Array | null;
 
@@ -14,13 +13,6 @@ export interface CommandEffects {
   count(tenant: string, period: number, dimension: CountDimension, value: string, delta: number): void;
   /** As `Tx.ended`. */
   ended(end: CallEnd): void;
-  /** Only on SQLite. */
-  readonly recent?: {
-    /** The number of a call that ends now, when it is to be put among the recent ones; else null. */
-    next(tenant: string): number | null;
-    /** It has been. */
-    add(call: RecentCall): void;
-  };
 }
 
 /** One prepared statement of SQLite. */

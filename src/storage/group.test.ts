@@ -9,7 +9,6 @@ import { silentLog } from "../core/log.ts";
 import type { Command } from "./commands.ts";
 import { createGroupCommit, type GroupCommit } from "./group.ts";
 import { migrateSqlite } from "./migrate.ts";
-import { createSqliteRecent } from "./sqlite-recent.ts";
 import { createSqliteTotals, type SqliteTotals } from "./sqlite-totals.ts";
 import type { Queries, Tx } from "./store.ts";
 
@@ -33,7 +32,6 @@ beforeEach(() => {
     db,
     tables: defineSchema(columns.sqlite),
     totals,
-    recent: createSqliteRecent({ writer, reader: writer }),
     now: sql<number>`0`,
     log: silentLog,
     ended: () => {},
@@ -78,7 +76,6 @@ function countingGroup(groupMs: number) {
     db,
     tables,
     totals,
-    recent: createSqliteRecent({ writer, reader: writer }),
     now: sql<number>`0`,
     log: silentLog,
     ended: () => {},
@@ -103,6 +100,42 @@ test("commands of more than a mebibyte together do not share a commit, however m
   expect(replicas()).toEqual(sizes.map((_, i) => `c${1000 + i}`));
   // The first alone, two halves, the next two, the largest alone, and all others.
   expect(begun()).toBe(5);
+});
+
+test("the same holds for writes that say how much they carry", async () => {
+  const { counting, begun } = countingGroup(60_000);
+  const sizes = [2 ** 20, 2 ** 20, 2 ** 19, 2 ** 19, 1];
+  await Promise.all(sizes.map((bytes, i) => counting.write(add(`w${i}`), bytes)));
+  expect(replicas()).toEqual(sizes.map((_, i) => `w${i}`));
+  // Each of the first two alone, two halves, and the last one.
+  expect(begun()).toBe(4);
+});
+
+const MEBIBYTE = 2 ** 20;
+
+test("a small write waits for one large one, however many were there before, and the large ones come on too", async () => {
+  const order: string[] = [];
+  const write = (id: string, bytes?: number) => group.write(add(id), bytes).then((done) => order.push(done));
+  const large = Array.from({ length: 20 }, (_, i) => write(`large${i}`, MEBIBYTE));
+  for (let i = 0; i < 10; i++) await write(`small${i}`);
+  expect(order.filter((id) => id.startsWith("large")).length).toBeWithin(4, 12);
+  await Promise.all(large);
+  expect(order.filter((id) => id.startsWith("large"))).toEqual(Array.from({ length: 20 }, (_, i) => `large${i}`));
+});
+
+test("a large write that fails is refused alone, among small ones and large ones", async () => {
+  const own = new Fault("conflict", "no");
+  const refuse = async (tx: Tx) => {
+    await add("rep_x")(tx);
+    throw own;
+  };
+  const works = Array.from({ length: 12 }, (_, i) => [
+    group.write(add(`s${i}`)),
+    group.write<unknown>(i % 3 === 1 ? refuse : add(`l${i}`), MEBIBYTE),
+  ]);
+  const expected = Array.from({ length: 12 }, (_, i) => [`s${i}`, i % 3 === 1 ? own : `l${i}`]);
+  expect(await settled(works.flat())).toEqual(expected.flat());
+  expect(total()).toEqual([20]);
 });
 
 test("writes of one turn of the event loop share a commit, and those that wait for them the next", async () => {

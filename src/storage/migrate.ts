@@ -14,7 +14,7 @@ import postgres0009 from "../../db/postgres/0009_shared_transactions.sql" with {
 import postgres0010 from "../../db/postgres/0010_locks.sql" with { type: "text" };
 import postgres0011 from "../../db/postgres/0011_open_invocations.sql" with { type: "text" };
 import postgres0012 from "../../db/postgres/0012_periods.sql" with { type: "text" };
-import postgres0013 from "../../db/postgres/0013_call_layout.sql" with { type: "text" };
+import postgres0013 from "../../db/postgres/0013_totals_log.sql" with { type: "text" };
 import postgres0014 from "../../db/postgres/0014_body_parts.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import sqlite0002 from "../../db/sqlite/0002_payments.sql" with { type: "text" };
@@ -28,7 +28,7 @@ import sqlite0009 from "../../db/sqlite/0009_shared_transactions.sql" with { typ
 import sqlite0010 from "../../db/sqlite/0010_locks.sql" with { type: "text" };
 import sqlite0011 from "../../db/sqlite/0011_open_invocations.sql" with { type: "text" };
 import sqlite0012 from "../../db/sqlite/0012_periods.sql" with { type: "text" };
-import sqlite0013 from "../../db/sqlite/0013_call_layout.sql" with { type: "text" };
+import sqlite0013 from "../../db/sqlite/0013_totals_log.sql" with { type: "text" };
 import sqlite0014 from "../../db/sqlite/0014_body_parts.sql" with { type: "text" };
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";

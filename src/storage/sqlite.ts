@@ -18,7 +18,6 @@ import { createGroupCommit } from "./group.ts";
 import { migrateSqlite } from "./migrate.ts";
 import { commandsOn } from "./sqlite-commands.ts";
 import { createSqlitePeriods } from "./sqlite-periods.ts";
-import { createSqliteRecent, type RecentSizes } from "./sqlite-recent.ts";
 import { createSqliteTotals } from "./sqlite-totals.ts";
 import type { Queries, Store } from "./store.ts";
 
@@ -40,8 +39,6 @@ interface SqliteOptions {
   readonly path: string;
   readonly log: Log;
   readonly clock: Clock;
-  /** For tests. */
-  readonly sizes?: RecentSizes;
 }
 
 /** Of commands that only read. */
@@ -121,10 +118,9 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
   const ends = createCallEnds(log);
   const db = drizzle(writer) as unknown as Queries;
   const totals = createSqliteTotals(writer);
-  const recent = createSqliteRecent({ writer, reader }, options.sizes);
   writer.run(`pragma busy_timeout = ${WRITE_BUSY_MS}`);
   reader.run(`pragma busy_timeout = ${READ_BUSY_MS}`);
-  const group = createGroupCommit({ writer, db, tables, totals, recent, now, log, ended: ends.tell });
+  const group = createGroupCommit({ writer, db, tables, totals, now, log, ended: ends.tell });
   const checkpoints = startCheckpoints({ writer, path, log, walBytes: WAL_BYTES_MAX });
   // A row that stays as it was would not be written.
   const touch = writer.prepare(
@@ -132,20 +128,17 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
   );
 
   /** A group without works. */
-  const move = writer.transaction(() => {
-    recent.begin();
-    return [totals.write(new Map()), recent.write([])];
-  });
+  const move = writer.transaction(() => totals.write(new Map()));
 
   async function settleBy(step: () => Promise<void>): Promise<void> {
-    const areMoved = [totals.hurry(), recent.hurry()];
-    while (!areMoved.every((isMoved) => isMoved())) await step();
+    const isMoved = totals.hurry();
+    while (!isMoved()) await step();
   }
 
   /** The next start can go on with it. */
   const settleAtLast = () =>
     settleBy(async () => {
-      for (const tell of move.immediate()) tell();
+      move.immediate()();
       await Bun.sleep(0);
     }).catch((error) => log.warn("not_settled", { error }));
   /** Of a process that has ended none, as a command, it is no business: the gateway would read all of it after each step. */
@@ -155,7 +148,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
   });
 
   const lookUpOn = commandsOn(reader);
-  const read = { db: drizzle(reader) as unknown as Queries, tables, logged: totals, recentCalls: recent };
+  const read = { db: drizzle(reader) as unknown as Queries, tables, logged: totals };
   return {
     dialect: "sqlite",
     clock,

@@ -8,7 +8,6 @@ import type { Clock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";
 import type { CommandRunner } from "./commands.ts";
 import type { Periods } from "./periods.ts";
-import type { RecentCalls } from "./recent.ts";
 import type { LoggedTotals } from "./sqlite-totals.ts";
 
 /** Drizzle in its SQLite types. The Postgres adapter casts to it, since the same calls build queries on both. */
@@ -19,8 +18,6 @@ export interface Reader {
   readonly tables: Tables;
   /** What is to be added to the totals in `invocationCounts`: only where they are kept apart. */
   readonly logged?: LoggedTotals;
-  /** Ended calls that `endedInvocations` and `invocationBodies` do not have yet: only where they are kept apart. */
-  readonly recentCalls?: RecentCalls;
 }
 
 export interface Tx extends Reader, CommandRunner {
@@ -64,8 +61,9 @@ export interface Store extends CommandRunner {
    * @throws CommitUnknown, which is a Fault `unavailable` too; any other Fault `unavailable` when the database can't take
    * the write, and certainly nothing of it was stored.
    * @throws UniqueViolation when the write breaks a uniqueness rule of the schema.
+   * @param bytes about how many it stores, if they may be many: they bound what is written together
    */
-  write<T>(work: (tx: Tx) => Promise<T>): Promise<T>;
+  write<T>(work: (tx: Tx) => Promise<T>, bytes?: number): Promise<T>;
   /**
    * Runs a command by itself, together with others that come at the same time, and resolves after its commit is durable.
    * It fails alone, as a `write` of the same does.
@@ -85,7 +83,7 @@ export interface Store extends CommandRunner {
   readonly periods: Periods;
   /** @throws Fault `unavailable` when the database does not take a write within `timeoutMs`. */
   probe(timeoutMs: number): Promise<void>;
-  /** Puts into their tables the calls and totals that are kept apart now. */
+  /** Puts into their table the totals that are kept apart now. */
   settle(): Promise<void>;
   close(): Promise<void>;
 }

@@ -18,7 +18,7 @@ async function tick(): Promise<void> {
 /** Queues over a database that is a list, with calls that end when the test says so. */
 function world(limits: { agentPlaces: number; places: number }, isShared = false) {
   const pending: (QueueEntry & { agent: string })[] = [];
-  const runs: { agent: string; end: () => void }[] = [];
+  const runs: { agent: string; hasPlace: boolean; made: () => void; end: () => void }[] = [];
   const started: string[] = [];
   let made = 0;
   let blocks = 0;
@@ -46,10 +46,15 @@ function world(limits: { agentPlaces: number; places: number }, isShared = false
       const own = pending.filter(({ agent, id }) => agent === agentId && id > after).slice(0, limit);
       return { own, isAll: own.length < limit };
     },
-    async run(agentId, item) {
+    async run(agentId, item, isMade) {
       started.push(item.id);
       const { promise, resolve } = Promise.withResolvers<void>();
-      runs.push({ agent: agentId, end: resolve });
+      const call = { agent: agentId, hasPlace: true, end: resolve, made: () => {} };
+      call.made = () => {
+        call.hasPlace = false;
+        isMade();
+      };
+      runs.push(call);
       // Claiming by ID takes longer than a block; until then the call is pending as others see it.
       claiming.add(item.id);
       await settle();
@@ -76,8 +81,45 @@ function world(limits: { agentPlaces: number; places: number }, isShared = false
 
 const actions = ["offer", "offer", "end", "turn"] as const;
 const step = fc.record({
-  action: fc.constantFrom(...actions, "insert unseen" as const),
+  action: fc.constantFrom(...actions, "insert unseen" as const, "made" as const),
   agent: fc.constantFrom(...AGENTS),
+});
+
+test("a call that has been made leaves its place to the next, and the drain waits for its record", async () => {
+  const { queues, runs, started, insert } = world({ agentPlaces: 1, places: 1 });
+  for (const item of [insert("a"), insert("a"), insert("a")]) queues.offer("a", item, item);
+  runs[0]?.made();
+  expect(started.length).toBe(2);
+  let isIdle = false;
+  void queues.pause().then(() => {
+    isIdle = true;
+  });
+  runs[1]?.made();
+  runs[1]?.end();
+  await settle();
+  await settle();
+  await settle();
+  expect([started.length, isIdle]).toEqual([2, false]);
+  runs[0]?.end();
+  await settle();
+  expect(isIdle).toBe(true);
+});
+
+test("while nothing can be recorded, few more calls are made than there are places", async () => {
+  const { queues, runs, insert } = world({ agentPlaces: 1, places: 1 });
+  for (let i = 0; i < 600; i++) {
+    const item = insert("a");
+    queues.offer("a", item, item);
+  }
+  for (let at = 0; at < runs.length; at++) {
+    runs[at]?.made();
+    await settle();
+  }
+  expect(runs.length).toBe(257);
+  // When one is recorded, there is room for another again, and the call that had to keep its place gives it back.
+  runs[256]?.end();
+  for (let i = 0; i < 5; i++) await settle();
+  expect(runs.length).toBe(258);
 });
 
 test("every pending call runs exactly once, within the limits, however calls come and end", async () => {
@@ -93,12 +135,15 @@ test("every pending call runs exactly once, within the limits, however calls com
           else queues.look("t", agent);
         } else if (action === "end") {
           runs.shift()?.end();
+        } else if (action === "made") {
+          runs.find(({ hasPlace }) => hasPlace)?.made();
         } else {
           await settle();
         }
-        expect(runs.length).toBeLessThanOrEqual(5);
+        const placed = runs.filter(({ hasPlace }) => hasPlace);
+        expect(placed.length).toBeLessThanOrEqual(5);
         for (const name of AGENTS) {
-          expect(runs.filter((run) => run.agent === name).length).toBeLessThanOrEqual(3);
+          expect(placed.filter((run) => run.agent === name).length).toBeLessThanOrEqual(3);
         }
       }
       for (let turns = 0; turns < 1000 && (pending.length > 0 || queues.running > 0); turns++) {

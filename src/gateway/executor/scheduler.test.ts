@@ -183,6 +183,72 @@ test("a block that is taken while the process begins to stop stays pending", asy
   expect(await statusOf(one.row.id)).toEqual(["pending", null]);
 });
 
+/** A store that runs commands of this name, and gives their answers when it is told to. */
+function slowAnswers(name: string) {
+  const [stored, answered] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
+  const store: Store = {
+    ...real,
+    async execute(command, input) {
+      const output = await real.execute(command, input);
+      if (command.name !== name) return output;
+      stored.resolve();
+      await answered.promise;
+      return output;
+    },
+  };
+  return { stored, answered, store };
+}
+
+test("a call that is cancelled before the answer of the write that took its block is not made", async () => {
+  const { stored, answered, store } = slowAnswers("take");
+  const { jobs, pool } = makePool(well);
+  const { scheduler, untilEnded } = dispatch({ pool, store });
+  const [one, other] = [await acceptOne(), await acceptOne()];
+  await scheduler.start();
+  await stored.promise;
+  expect(await abandon(real, one.row, "cancelled", clock.now())).toBe(true);
+  scheduler.stop(one.row.id);
+  answered.resolve();
+  await untilEnded(other.row.id);
+  await scheduler.drain(5_000);
+  expect(jobs.map(({ id }) => id)).toEqual([other.row.id]);
+  expect(await statusOf(one.row.id)).toEqual(["failed", "cancelled"]);
+});
+
+test("a call of a block that was ended while its process was paused is not made", async () => {
+  const { stored, answered, store } = slowAnswers("take");
+  const { jobs, pool } = makePool(well);
+  const { scheduler, untilEnded } = dispatch({ pool, store });
+  const [one, other] = [await acceptOne(), await acceptOne()];
+  await scheduler.start();
+  await stored.promise;
+  // Another replica takes this one for dead, and nobody tells it.
+  await real.write((tx) => abandon(tx, one.row, "internal", clock.now()));
+  const wall = Date.now();
+  const later = spyOn(Date, "now").mockImplementation(() => wall + 20_000);
+  answered.resolve();
+  await untilEnded(other.row.id);
+  later.mockRestore();
+  expect(jobs.map(({ id }) => id)).toEqual([other.row.id]);
+  expect(await statusOf(one.row.id)).toEqual(["failed", "internal"]);
+});
+
+test("a call that is refused to its caller before the answer of the write that took its block is given back", async () => {
+  const { stored, answered, store } = slowAnswers("take");
+  const { jobs, pool } = makePool(well);
+  const unnoted = new Set<string>();
+  const { scheduler, untilEnded } = dispatch({ pool, store, refusals: { removeAppeared: async () => {}, unnoted } });
+  const [one, other] = [await acceptOne(), await acceptOne()];
+  await scheduler.start();
+  await stored.promise;
+  unnoted.add(one.row.id);
+  answered.resolve();
+  await untilEnded(other.row.id);
+  await scheduler.drain(5_000);
+  expect(jobs.map(({ id }) => id)).toEqual([other.row.id]);
+  expect(await statusOf(one.row.id)).toEqual(["pending", null]);
+});
+
 test("a call that is cancelled before the answer of the write that claimed it is not made", async () => {
   const { jobs, pool } = makePool(well);
   const { scheduler, untilEnded } = dispatch({ pool });

@@ -88,6 +88,8 @@ export class Scheduler {
   readonly #running = new Map<string, Running>();
   /** By agent, the calls that are just being claimed by their ID. */
   readonly #claiming = new Map<string, Set<string>>();
+  /** For each block that is being taken, the calls that were to be stopped meanwhile: it may bring them. */
+  readonly #taking = new Set<Set<string>>();
   /** On SQLite this process is the only one; on Postgres there may be other replicas. */
   readonly #shared: boolean;
   #draining = false;
@@ -106,7 +108,7 @@ export class Scheduler {
       blockBodyBytes: SMALL_BODY_BYTES,
       takeBlock: (...block) => this.#takeBlock(...block),
       readOwn: (...agent) => this.#readOwn(...agent),
-      run: (agentId, item) => this.#run(agentId, item),
+      run: (...call) => this.#run(...call),
     });
   }
 
@@ -176,6 +178,7 @@ export class Scheduler {
   stop(id: string): void {
     const running = this.#running.get(id);
     if (running !== undefined) running.stopped = true;
+    else for (const stopped of this.#taking) stopped.add(id);
     this.#options.pool.cancel(id);
   }
 
@@ -212,22 +215,27 @@ export class Scheduler {
     const tokens = Array.from({ length: places }, () => claims.begin());
     const leftOut = [...(this.#claiming.get(agent_id) ?? []), ...refusals.unnoted];
     const used = new Set<string>();
+    const stopped = new Set<string>();
+    this.#taking.add(stopped);
+    const askedAt = thisMoment();
     try {
       const block = { tenant, agent_id, owner, tokens, now: clock.now(), after, leftOut };
       const { taken, large } = await takePending(store, block);
       const calls = taken.map(({ id, token, inHand }) => {
         used.add(token);
-        const claimed = this.#hold(agent_id, { tenant, id }, token);
+        const claimed = this.#hold(agent_id, { tenant, id }, token, askedAt);
+        claimed.stopped = stopped.has(id);
         return { tenant, id, body_bytes: inHand.body.byteLength, inHand, claimed };
       });
       return { taken: calls, large: large === null ? null : { tenant, ...large } };
     } finally {
+      this.#taking.delete(stopped);
       // What was taken by those of a lost answer is given back when the claims are compared.
       for (const token of tokens) if (!used.has(token)) claims.over(token);
     }
   }
 
-  async #run(agentId: string, item: ScheduledCall): Promise<void> {
+  async #run(agentId: string, item: ScheduledCall, made: () => void): Promise<void> {
     const { claims, log, refusals } = this.#options;
     if (item.claimed === undefined && refusals.unnoted.has(item.id)) return;
     const running = item.claimed ?? this.#begin(agentId, item);
@@ -243,7 +251,9 @@ export class Scheduler {
         claims.took(token, item.id);
         const outcome = await this.#perform(running, claimed);
         const own = { key, token, request_id: claimed.call.request_id };
-        await recordEnd(this.#options, own, outcome, () => this.#givenUp);
+        const recorded = recordEnd(this.#options, own, outcome, () => this.#givenUp);
+        made();
+        await recorded;
       } else claims.over(token);
     } catch (error) {
       claims.over(token, isTaken);
@@ -254,19 +264,23 @@ export class Scheduler {
   }
 
   #begin(agentId: string, { tenant, id }: QueueEntry): Running {
-    return this.#hold(agentId, { tenant, id }, this.#options.claims.begin());
+    return this.#hold(agentId, { tenant, id }, this.#options.claims.begin(), thisMoment());
   }
 
-  #hold(agentId: string, key: InvocationKey, token: string): Running {
-    const running = { agentId, key, token, believedAt: thisMoment(), stopped: false };
+  /** @param believedAt before its claim was stored */
+  #hold(agentId: string, key: InvocationKey, token: string, believedAt: Moment): Running {
+    const running = { agentId, key, token, believedAt, stopped: false };
     this.#running.set(key.id, running);
     return running;
   }
 
-  /** A call that was stored claimed. If this process stops by now, it is left to the next one. */
+  /**
+   * A call that was stored claimed. If this process stops by now, it is left to the next one. If it has been refused to its
+   * caller while it was taken with others, it is given back, so that its record can be removed.
+   */
   async #keep({ key, token }: Running, inHand: PendingCall | null): Promise<PendingCall | null> {
-    if (!this.#draining) return inHand;
-    const { store, clock } = this.#options;
+    const { store, clock, refusals } = this.#options;
+    if (!this.#draining && !refusals.unnoted.has(key.id)) return inHand;
     await store.write((tx) => release(tx, key, token, clock.now()));
     return null;
   }

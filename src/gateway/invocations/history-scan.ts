@@ -8,7 +8,6 @@ import type { CountDimension } from "../../../db/schema.ts";
 import { inStoreTurns } from "../../concurrency/store-turns.ts";
 import { openCalls } from "../../storage/counts.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
-import { areAmong, recentIds, TRIES_MAX, whileUnmoved } from "./history-recent.ts";
 import type { InvocationRow } from "./service.ts";
 
 /** Entries of one step: about 5 ms of SQLite when it has to look at every row. */
@@ -90,11 +89,9 @@ function endedIn({ db, tables: { endedInvocations: t } }: Reader, path: ScanPath
   return calls.where(and(ofTenant, from, to, isNotNull(column))).orderBy(desc(column), desc(t.id));
 }
 
-const filtersOf = ({ along, others }: ScanPath) => (along === undefined ? others : [along, ...others]);
-
 /** The open calls of the tenant in a range, and which of them match. */
 function openIn({ db, tables: { openInvocations: t } }: Reader, path: ScanPath, { floor, below }: IdRange) {
-  const filters = filtersOf(path);
+  const filters = path.along === undefined ? path.others : [path.along, ...path.others];
   // A walk that can find nothing is none.
   const isNone = filters.some(isOfEnded) ? sql`false` : undefined;
   const matches = and(...filters.map(([dimension, value]) => sql`${openColumn(t, dimension)} = ${value}`));
@@ -150,21 +147,11 @@ interface Window {
   readonly range: IdRange;
   readonly open: Passed;
   readonly ended: Passed;
-  /** Matches among the recent ones. */
-  readonly recent: readonly string[];
   /** Whether it reaches the end of the path. */
   readonly isLast: boolean;
 }
 
 async function windowBelow(reader: Reader, path: ScanPath, below: string, most: Most): Promise<Window> {
-  return whileUnmoved(reader, async () => {
-    const window = await tablesBelow(reader, path, below, most);
-    const recent = recentIds(reader, path.tenant, filtersOf(path));
-    return { ...window, recent: recent.filter((id) => id >= window.range.floor && id < below) };
-  });
-}
-
-async function tablesBelow(reader: Reader, path: ScanPath, below: string, most: Most): Promise<Omit<Window, "recent">> {
   const [open, ended] = await pass(reader, path, { floor: path.floor, below }, most);
   const depth = ({ entries, last }: Passed, limit: number) => (entries < limit ? null : last) ?? path.floor;
   const [openDepth, endedDepth] = [depth(open, most.open), depth(ended, most.ended)];
@@ -204,33 +191,28 @@ async function idsAt(
   { limit, offset }: PageRange,
   tries = 1,
 ): Promise<string[]> {
-  const { range, open, recent } = window;
+  const { range, open } = window;
   const before = { limit: open.matches, offset: 0 };
   const openNow = () => matchesAt(reader, openIn(reader, path, range), before, true);
   const openIds = open.matches === 0 ? [] : await openNow();
-  // As many more of the ended ones as there may be others among them.
-  const skipped = Math.max(offset - openIds.length - recent.length, 0);
+  // As many more of the ended ones as there may be open ones among them.
+  const skipped = Math.max(offset - openIds.length, 0);
   const place = { limit: offset - skipped + limit, offset: skipped };
   const endedIds = await matchesAt(reader, endedIn(reader, path, range), place, path.others.length > 0);
   const isSteady = skipped === 0 || openIds.length === 0 || areAmong(openIds, await openNow());
   if (!isSteady && tries < TRIES_MAX) return idsAt(reader, path, window, { limit, offset }, tries + 1);
-  const newestFirst = [...new Set([...openIds, ...recent, ...endedIds])].sort((a, b) => (a < b ? 1 : -1));
+  const newestFirst = [...new Set([...openIds, ...endedIds])].sort((a, b) => (a < b ? 1 : -1));
   return newestFirst.slice(offset - skipped, offset - skipped + limit);
 }
 
 /** The order by ID makes every planner take the primary key. */
-async function rowsOf(reader: Reader, tenant: string, ids: readonly string[]): Promise<InvocationRow[]> {
-  const recent = reader.recentCalls?.rows(tenant, ids) ?? [];
-  const known = new Set(recent.map(({ id }) => id));
-  const others = ids.filter((id) => !known.has(id));
-  if (others.length === 0) return recent;
-  const { invocations: t } = reader.tables;
-  const rows: InvocationRow[] = await reader.db
+async function rowsOf({ db, tables: { invocations: t } }: Reader, tenant: string, ids: readonly string[]) {
+  const rows: InvocationRow[] = await db
     .select()
     .from(t)
-    .where(and(eq(t.tenant, tenant), inArray(t.id, others)))
+    .where(and(eq(t.tenant, tenant), inArray(t.id, [...ids])))
     .orderBy(desc(t.id));
-  return recent.length === 0 ? rows : [...rows, ...recent].sort((a, b) => (a.id < b.id ? 1 : -1));
+  return rows;
 }
 
 interface PageWanted extends PageRange {
@@ -256,7 +238,7 @@ export async function pageOf(
       isCounted || path.others.length > 0 ? ENTRIES_MAX : Math.max(offset - total, 0) + limit - rows.length;
     const most = { open: ENTRIES_MAX, ended: Math.min(needed, ENTRIES_MAX) };
     const window = await windowBelow(reader, path, from, most);
-    const matches = window.open.matches + window.recent.length + window.ended.matches;
+    const matches = window.open.matches + window.ended.matches;
     const skipped = Math.max(offset - total, 0);
     if (rows.length < limit && matches > skipped) {
       const ids = await idsAt(reader, path, window, { limit: limit - rows.length, offset: skipped });
@@ -325,6 +307,18 @@ const newestOpenBy = byFilter(({ db, tables: { openInvocations: t } }, dimension
     .limit(sql.placeholder("limit")),
 );
 
+/** So often a page is read anew because calls have ended meanwhile. */
+const TRIES_MAX = 8;
+
+/**
+ * Whether the calls that were open still are. One that has ended between the two looks is among the ended ones too, and
+ * would be passed over twice on the way to a place behind it.
+ */
+function areAmong(openIds: readonly string[], now: readonly string[]): boolean {
+  const still = new Set(now);
+  return openIds.every((id) => still.has(id));
+}
+
 /** So many open calls are put among the ended ones without a walk. */
 const OPEN_MAX = 200;
 
@@ -338,20 +332,9 @@ export async function newestCalls(
   reader: Reader,
   tenant: string,
   filter: Filter,
-  range: PageRange & { readonly floor: string },
-): Promise<InvocationRow[] | null> {
-  for (let tries = 1; ; tries += 1) {
-    const page = await newestNow(reader, tenant, filter, range);
-    if (page === null || page.isSteady || tries === TRIES_MAX) return page?.rows ?? null;
-  }
-}
-
-async function newestNow(
-  reader: Reader,
-  tenant: string,
-  filter: Filter,
   { limit, offset, floor }: PageRange & { readonly floor: string },
-): Promise<{ readonly rows: InvocationRow[]; readonly isSteady: boolean } | null> {
+  tries = 1,
+): Promise<InvocationRow[] | null> {
   const [dimension, value] = filter;
   const openTotal = isOfEnded(filter) ? 0 : await openCalls(reader, tenant);
   if (offset + limit > ENTRIES_MAX || openTotal > ENTRIES_MAX) return null;
@@ -360,33 +343,16 @@ async function newestNow(
     (await newestOpenBy[dimension](reader).execute({ tenant, value, limit: OPEN_MAX + 1 })).map(({ id }) => id);
   const openIds = isOfEnded(filter) ? [] : await openNow();
   if (openIds.length > OPEN_MAX) return null;
-  const recent = recentIds(reader, tenant, [filter], offset + limit);
-  const isSteady = async () => openIds.length === 0 || offset <= openIds.length || areAmong(openIds, await openNow());
-
-  /** The page among the ended calls and these. Null when it has ended ones that are not older than `before`. */
-  async function among(others: readonly string[], from: number, before: string | null) {
-    const skipped = Math.max(from - others.length, 0);
-    const place = { limit: from - skipped + limit, offset: skipped };
-    const ended = await newestEndedBy[dimension](reader).execute({ tenant, value, floor, ...place });
-    if (before !== null && (ended[0] === undefined || ended[0].id > before)) return null;
-    const rows = new Map(ended.map((row) => [row.id, row]));
-    const ids = [...new Set([...others, ...rows.keys()])].sort((a, b) => (a < b ? 1 : -1));
-    const onPage = ids.slice(from - skipped, from - skipped + limit);
-    const missing = onPage.filter((id) => !rows.has(id));
-    const found = missing.length === 0 ? [] : await rowsOf(reader, tenant, missing);
-    for (const row of found) rows.set(row.id, row);
-    return onPage.flatMap((id) => rows.get(id) ?? []);
-  }
-
-  // Behind many recent calls, what is older than all of them is all that matters, most often.
-  const oldest = recent.length > OPEN_MAX ? recent.at(-1) : undefined;
-  const younger = oldest === undefined ? [] : openIds.filter((id) => id > oldest);
-  const before = recent.length + younger.length;
-  if (oldest !== undefined && offset >= before) {
-    const older = openIds.filter((id) => id < oldest);
-    const rows = await among(older, offset - before, oldest);
-    if (rows !== null) return { rows, isSteady: await isSteady() };
-  }
-  const rows = (await among([...recent, ...openIds], offset, null)) ?? [];
-  return { rows, isSteady: await isSteady() };
+  const skipped = Math.max(offset - openIds.length, 0);
+  const most = offset - skipped + limit;
+  const ended = await newestEndedBy[dimension](reader).execute({ tenant, value, floor, limit: most, offset: skipped });
+  const isSteady = skipped === 0 || openIds.length === 0 || areAmong(openIds, await openNow());
+  if (!isSteady && tries < TRIES_MAX) return newestCalls(reader, tenant, filter, { limit, offset, floor }, tries + 1);
+  const rows = new Map(ended.map((row) => [row.id, row]));
+  const ids = [...new Set([...openIds, ...rows.keys()])].sort((a, b) => (a < b ? 1 : -1));
+  const onPage = ids.slice(offset - skipped, offset - skipped + limit);
+  const missing = onPage.filter((id) => !rows.has(id));
+  const others = missing.length === 0 ? [] : await rowsOf(reader, tenant, missing);
+  for (const row of others) rows.set(row.id, row);
+  return onPage.flatMap((id) => rows.get(id) ?? []);
 }

@@ -12,7 +12,6 @@ import { dateTime, oneOf, page, type Query } from "../../http/input.ts";
 import { counted, countedWithReach } from "../../storage/counts.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
 import { SMALL_BODY_BYTES } from "./commands/accept.ts";
-import { whileUnmoved } from "./history-recent.ts";
 import {
   FIRST_ID,
   type Filter,
@@ -93,8 +92,6 @@ export async function capturedBodies(reader: Reader, row: InvocationRow): Promis
   // The call may end between the two looks, so it is looked for among the open ones first.
   const [open] = row.completed_at === null ? await openRequestById(reader).execute(key) : [];
   if (open?.request != null) return { request: open.request, response: null };
-  const recent = reader.recentCalls?.bodies(row.tenant, row.id);
-  if (recent != null) return recent;
   const [bodies] = await bodiesById(reader).execute(key);
   return {
     request: bodies?.request ?? (await shownStart(reader, key, "request", row.req_size)),
@@ -104,8 +101,6 @@ export async function capturedBodies(reader: Reader, row: InvocationRow): Promis
 
 export async function capturedResponse(reader: Reader, row: InvocationRow): Promise<Uint8Array | null> {
   if (!row.body_captured || row.completed_at === null) return null;
-  const recent = reader.recentCalls?.bodies(row.tenant, row.id);
-  if (recent != null) return recent.response;
   const key = { tenant: row.tenant, id: row.id };
   const [bodies] = await responseById(reader).execute(key);
   return bodies?.response ?? shownStart(reader, key, "response", row.resp_size);
@@ -140,12 +135,10 @@ async function newestFrom(
   { limit, offset, total, period }: PageRange & { readonly total: number; readonly period: number },
 ): Promise<InvocationRow[] | null> {
   const floor = period === 0 ? FIRST_ID : idFloor("inv", period * HOUR_MS);
-  const newest = (from: string) =>
-    whileUnmoved(reader, () => newestCalls(reader, tenant, filter, { limit, offset, floor: from }));
-  const rows = await newest(floor);
+  const rows = await newestCalls(reader, tenant, filter, { limit, offset, floor });
   // Calls have changed since they were counted.
   const isShort = rows !== null && rows.length < Math.min(limit, total - offset) && floor !== FIRST_ID;
-  return isShort ? await newest(FIRST_ID) : rows;
+  return isShort ? await newestCalls(reader, tenant, filter, { limit, offset, floor: FIRST_ID }) : rows;
 }
 
 /**

@@ -1,7 +1,7 @@
 // Idempotency keys: within its 24 hours, a caller's key stands for the first call that it was sent with. Keys stand in slots
 // of time, which go as a whole when they are over. A key stands in each slot that it lives in, which is one or two of them.
 // So two calls with one key always meet in the slot of the later one, whichever replicas took them, and wherever a slot ends.
-import { and, eq, gt, inArray } from "drizzle-orm";
+import { and, eq, gt, gte } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
@@ -62,17 +62,21 @@ export async function findByIdempotencyKey(
   return known.invocation_id;
 }
 
-/** The same for any body. */
+/**
+ * The same for any body. It may also stand in a later slot: of a clock that was ahead, and was put right before this process
+ * began.
+ */
 export async function findKey(
   reader: Reader,
   owner: KeyOwner,
   { key, ...time }: Pick<Idempotency, "key" | "asked_at" | "latest">,
 ): Promise<Tables["idempotencyKeys"]["$inferSelect"] | null> {
   const { idempotencyKeys: t } = reader.tables;
+  const [earliest = 0] = slotsOf(time);
   const [known] = await reader.db
     .select()
     .from(t)
-    .where(and(ownKey(reader.tables, owner, key), inArray(t.slot, slotsOf(time)), gt(t.expires_at, time.asked_at)))
+    .where(and(ownKey(reader.tables, owner, key), gte(t.slot, earliest), gt(t.expires_at, time.asked_at)))
     .limit(1);
   return known ?? null;
 }

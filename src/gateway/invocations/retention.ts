@@ -25,7 +25,7 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
   const now = clock.now();
   const removed = { payments: 0, bodies: 0, invocations: 0, idempotency_keys: 0 };
   const { body_days, history_days } = retention;
-  // On SQLite recent calls stand beside the history.
+  // On SQLite some totals stand beside their table.
   await store.settle();
   const byAge = { bodies: now - body_days * DAY_MS, history: now - history_days * DAY_MS };
   if (history_days > 0) {
@@ -72,14 +72,21 @@ interface OlderThan {
   readonly before: string;
 }
 
-/** Only those that are settled and can't be presented again. */
+/**
+ * Only those that are settled and can't be presented again, of calls that have ended: by its payment the caller of an open
+ * one comes back to it, and the payment holds its credential.
+ */
 async function removePayments(
   tx: Tx,
   { tenant, before, now }: OlderThan & { readonly now: number },
   limit: number,
 ): Promise<number> {
-  const { payments: t } = tx.tables;
-  const isOver = and(isNull(t.next_attempt_at), lt(t.valid_before, Math.floor(now / 1000)));
+  const { payments: t, openInvocations: open } = tx.tables;
+  const itsCall = tx.db
+    .select({ id: open.id })
+    .from(open)
+    .where(and(eq(open.tenant, t.tenant), eq(open.id, t.invocation_id)));
+  const isOver = and(isNull(t.next_attempt_at), lt(t.valid_before, Math.floor(now / 1000)), notExists(itsCall));
   const old = tx.db
     .select({ id: t.invocation_id })
     .from(t)

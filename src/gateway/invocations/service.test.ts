@@ -303,6 +303,35 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       }
     });
 
+    test("totals in the first hour become one row each, however many values a tenant has named", async () => {
+      const tenant = crypto.randomUUID();
+      const { invocationCounts: t } = store.read.tables;
+      const named = (value: string, shard: number, count: number) => {
+        return { tenant, dimension: "model" as const, value, period: 0, shard, count };
+      };
+      const values = Array.from({ length: 1_300 }, (_, i) => `${i % 2 === 0 ? "M" : "é"}${i}`);
+      const rows = values.flatMap((value, i) => [named(value, 0, i % 3), ...(i % 3 === 1 ? [named(value, 9, 4)] : [])]);
+      for (let at = 0; at < rows.length; at += 500) {
+        await store.write(({ db }) => db.insert(t).values(rows.slice(at, at + 500)));
+      }
+      await joinTotals(store, clock, [0]);
+      const joined = await store.read.db.select({ shard: t.shard, count: t.count }).from(t).where(eq(t.tenant, tenant));
+      const expected = values.flatMap((_, i) => [[], [5], [2]][i % 3] ?? []);
+      expect(joined.map(({ count }) => count).sort()).toEqual(expected.sort());
+      expect(new Set(joined.map(({ shard }) => shard))).toEqual(new Set([0]));
+    });
+
+    test("the write of a paid call tells how large its body is", async () => {
+      const told: (number | undefined)[] = [];
+      const write: Store["write"] = (work, bytes) => {
+        told.push(bytes);
+        return store.write(work, bytes);
+      };
+      const paid = accepted(clock.now(), {}, "x".repeat(1_000_000));
+      await accept({ ...store, write }, paid, null, async () => {});
+      expect(told).toEqual([1_000_000]);
+    });
+
     test("a call that is counted while its model's empty total goes stays counted", async () => {
       // On SQLite works run one after another.
       if (store.dialect === "sqlite") return;

@@ -98,8 +98,13 @@ export function accept(
           const id = await acceptStored(tx, accepted, claim);
           if (id === accepted.row.id) await beside(tx);
           return id;
-        }),
+        }, bytesBeside(accepted.body)),
   );
+}
+
+/** What is written of a body with its call. */
+function bytesBeside(body: CallBody): number {
+  return isInParts(body) ? 0 : body.byteLength;
 }
 
 type AcceptingClaim = Pick<Claim, "owner" | "token">;

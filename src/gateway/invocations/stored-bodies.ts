@@ -3,7 +3,7 @@ import { and, eq, sql } from "drizzle-orm";
 import type { BodyKind } from "../../../db/body-schema.ts";
 import { inOneStep } from "../../concurrency/run-steps.ts";
 import { Fault } from "../../core/fault.ts";
-import { prepared, type Reader, type Store } from "../../storage/store.ts";
+import { prepared, type Reader, type Store, UniqueViolation } from "../../storage/store.ts";
 import { bodyOf, type CallBody, partsOf } from "../../wire/body.ts";
 import { isInParts, partsGone } from "./commands/accept.ts";
 import { storePartCommand } from "./commands/store-part.ts";
@@ -48,10 +48,15 @@ async function storeParts(store: Store, key: InvocationKey, body: CallBody): Pro
   const parts = partsOf(body).map((bytes, n) => ({ key, n, bytes, dueAt }));
   for (let at = 0; at < parts.length; ) {
     const next = parts.slice(at, at + (at === 0 ? 1 : PARTS_AT_ONCE));
-    const stored = await Promise.all(next.map((part) => store.execute(storePartCommand, part)));
+    const stored = await Promise.all(next.map((part) => store.execute(storePartCommand, part))).catch(tryLater);
     if (stored.includes(false)) throw partsGone();
     at += next.length;
   }
+}
+
+/** The parts of a try before this one are still there: it found an earlier call in its way, which has gone meanwhile. */
+function tryLater(error: unknown): never {
+  throw error instanceof UniqueViolation ? partsGone() : error;
 }
 
 const partByPlace = prepared(({ db, tables: { bodyParts: t } }: Reader) =>

@@ -4,6 +4,7 @@ import { and, eq } from "drizzle-orm";
 import type { Clock, TimeBounds } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import { formatDateTime } from "../../core/time.ts";
+import { unavailable } from "../../storage/failures.ts";
 import { untilStored } from "../../storage/retry-until-stored.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import {
@@ -105,6 +106,18 @@ async function outcomeBefore({ db, tables: { invocations: t } }: Tx, key: Invoca
   return row ?? null;
 }
 
+/**
+ * The call, when its payment has been closed in this very write. One that can't be seen is just being moved to where it
+ * outlives its time: at `repeatable read` it is in neither place. The write is undone, and tried again.
+ *
+ * @throws Fault `unavailable`
+ */
+async function seen(tx: Tx, key: InvocationKey, moved: InvocationRow | null): Promise<InvocationRow> {
+  const call = moved ?? (await outcomeBefore(tx, key));
+  if (call === null) throw unavailable(new Error("the call of a payment is not to be seen"));
+  return call;
+}
+
 /** The invocation after the record; null when its outcome stays open. */
 async function record(
   tx: Tx,
@@ -121,11 +134,12 @@ async function record(
   }
   if (verdict.kind === "refused") {
     if (!(await closeRefused(tx, open, now))) return outcomeBefore(tx, key);
-    return refuseSettlement(tx, key, JSON.stringify({ attempts, reason: verdict.reason }), now);
+    const reason = JSON.stringify({ attempts, reason: verdict.reason });
+    return seen(tx, key, await refuseSettlement(tx, key, reason, now));
   }
   if (!(await closeCollected(tx, open, now))) return outcomeBefore(tx, key);
   const { amount } = expectedOf(open);
   const { transaction, fee } = verdict;
   const settled = settledRecord({ attempts, amount, transaction, fee, settled_at: formatDateTime(now) });
-  return collectSettlement(tx, key, settled, now);
+  return seen(tx, key, await collectSettlement(tx, key, settled, now));
 }

@@ -58,12 +58,12 @@ async function dropOldest(client: SQL, table: TimedTable, hour: number, firstByt
 
 /** What stood in the table before it was laid out, or was kept. */
 async function dropFirst(tx: SQL, table: TimedTable, first: Partition): Promise<boolean> {
-  const range = await keepers(tx, table, first);
-  if (range === null) return false;
+  const kept = await keepers(tx, table, first);
+  if (kept === null) return false;
   const made = `${first.name}_kept`;
   await makeLike(tx, table, made);
   await tx.unsafe(`alter table ${table.name} detach partition ${first.name}`);
-  await keepRows(tx, table, range, made);
+  await keepRows(tx, table, kept, made);
   await tx.unsafe(`alter table ${table.name} attach partition ${made} for values ${boundsOf(table, 0, first.to)}`);
   await setAside(tx, table, first);
   await tx.unsafe(`alter table ${made} rename to ${first.name}`);
@@ -71,11 +71,11 @@ async function dropFirst(tx: SQL, table: TimedTable, first: Partition): Promise<
 }
 
 async function dropSecond(tx: SQL, table: TimedTable, first: Partition, second: Partition): Promise<boolean> {
-  const range = await keepers(tx, table, second);
-  if (range === null) return false;
+  const kept = await keepers(tx, table, second);
+  if (kept === null) return false;
   await tx.unsafe(`alter table ${table.name} detach partition ${second.name}`);
   await tx.unsafe(`alter table ${table.name} detach partition ${first.name}`);
-  await keepRows(tx, table, range, first.name);
+  await keepRows(tx, table, kept, first.name);
   await tx.unsafe(
     `alter table ${table.name} attach partition ${first.name} for values ${boundsOf(table, 0, second.to)}`,
   );
@@ -83,27 +83,37 @@ async function dropSecond(tx: SQL, table: TimedTable, first: Partition, second: 
   return true;
 }
 
-/** Looks for what must stay, with its totals, before anything is locked that others want. Null when that is too much. */
-async function keepers(tx: SQL, table: TimedTable, { name, from, to }: Partition): Promise<DroppedRange | null> {
+interface Kept {
+  readonly range: DroppedRange;
+  /** One for each row, in the same order. */
+  readonly tenants: readonly string[];
+  readonly keys: readonly string[];
+}
+
+/**
+ * Looks for what must stay, with its totals, before anything is locked that others want. Null when that is too much. Looked
+ * for once: what a row stays for may go meanwhile, and it would be missing where the totals count it.
+ */
+async function keepers(tx: SQL, table: TimedTable, { name, from, to }: Partition): Promise<Kept | null> {
   const range = { rows: name, from: keyOf(table, from), to: keyOf(table, to) };
   // Nobody changes a row of it from here on, while all may still be read.
   await tx.unsafe(`lock table ${name} in share mode`);
-  if (table.kept !== null) {
-    const [row] = await tx.unsafe(
-      `select count(*)::int as many from (select from (${table.kept(range)}) k limit ${KEPT_MAX + 1}) k`,
-    );
-    if (row.many > KEPT_MAX) return null;
-  }
-  if (table.isCounted) await dropTotals(tx, table, range, { from, to });
+  const found: { tenant: string; key: string }[] =
+    table.kept === null
+      ? []
+      : await tx.unsafe(`select tenant, ${table.key} as key from (${table.kept(range)}) k limit ${KEPT_MAX + 1}`);
+  if (found.length > KEPT_MAX) return null;
+  const kept = { range, tenants: found.map(({ tenant }) => tenant), keys: found.map(({ key }) => key) };
+  if (table.isCounted) await dropTotals(tx, table, kept, { from, to });
   await tx.unsafe(`set local statement_timeout = '${EXCLUSIVE_MAX}'`);
-  return range;
+  return kept;
 }
 
-const joined = ({ key, kept }: TimedTable, range: DroppedRange) =>
-  `${range.rows} v join (${kept?.(range)}) k on k.tenant = v.tenant and k.${key} = v.${key}`;
+const joined = ({ key }: TimedTable, { rows }: DroppedRange) =>
+  `${rows} v join unnest($1::text[], $2::text[]) as k (tenant, key) on k.tenant = v.tenant and k.key = v.${key}`;
 
-async function keepRows(tx: SQL, table: TimedTable, range: DroppedRange, into: string): Promise<void> {
-  if (table.kept !== null) await tx.unsafe(`insert into ${into} select v.* from ${joined(table, range)}`);
+async function keepRows(tx: SQL, table: TimedTable, { range, tenants, keys }: Kept, into: string): Promise<void> {
+  if (keys.length > 0) await tx.unsafe(`insert into ${into} select v.* from ${joined(table, range)}`, [tenants, keys]);
 }
 
 const COUNTED = "tenant, agent_id, mode, status, model, settlement_status";
@@ -112,20 +122,23 @@ const COUNTED = "tenant, agent_id, mode, status, model, settlement_status";
 async function dropTotals(
   tx: SQL,
   table: TimedTable,
-  range: DroppedRange,
+  { range, tenants, keys }: Kept,
   { from, to }: Pick<Partition, "from" | "to">,
 ) {
   const open = `from open_invocations where id >= ${range.from} and id < ${range.to}`;
   await tx.unsafe(`select id ${open} order by id for update`);
   await tx.unsafe(`delete from invocation_counts where period >= ${from} and period < ${to}`);
   const columns = COUNTED.split(", ").map((column) => `v.${column}`);
-  const rows = table.kept === null ? "" : `select ${columns}, v.error_class from ${joined(table, range)} union all`;
-  await tx.unsafe(`insert into invocation_counts (tenant, dimension, value, period, shard, count)
+  await tx.unsafe(
+    `insert into invocation_counts (tenant, dimension, value, period, shard, count)
     select tenant, dimension, value, ${from}, 0, count(*)
-    from (${rows} select ${COUNTED}, null::text as error_class ${open}) as call, lateral (values ('all', ''), ('agent', agent_id), ('mode', mode),
+    from (select ${columns}, v.error_class from ${joined(table, range)}
+      union all select ${COUNTED}, null::text as error_class ${open}) as call, lateral (values ('all', ''), ('agent', agent_id), ('mode', mode),
       ('status', status), ('model', model), ('error_class', error_class), ('settlement', settlement_status)
     ) as total (dimension, value)
-    where value is not null group by tenant, dimension, value`);
+    where value is not null group by tenant, dimension, value`,
+    [tenants, keys],
+  );
 }
 
 const DROPPED = "dropped";

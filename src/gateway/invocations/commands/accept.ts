@@ -118,7 +118,7 @@ interface AcceptKind {
   readonly beside: string;
 }
 
-/** Small, or in few parts, which are stored in the same write. */
+/** Small, or in few parts, which are stored in the same write. As a value, the look at what is stored is hashed once. */
 const WITH_ITS_BODY: AcceptKind = {
   name: "accept",
   columns: PART_COLUMNS,
@@ -133,11 +133,12 @@ const WITH_ITS_BODY: AcceptKind = {
     };
   },
   ready: (source) => `ready as (select * from ${source})`,
+  // Said so, the calls are looked up in a hash. As a join each would be compared with each, since it must not be hashed.
   beside: `
 bodies as (
   insert into body_parts (invocation_id, tenant, kind, n, bytes)
   select id, tenant, 'request', place, bytes from ready, lateral (values (0, first), (1, second)) as part (place, bytes)
-  where bytes is not null and id in (select id from stored)
+  where bytes is not null and coalesce(id in (select id from stored), false)
 )`,
 };
 

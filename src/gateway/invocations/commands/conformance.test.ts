@@ -122,6 +122,19 @@ eachStore((makePlace, dialect) => {
     expect(new Set(raced).size).toBe(1);
   });
 
+  test("a large call that is stored once more, since the earlier one in its way has gone, is to be sent again", async () => {
+    const earlier = withKey("gone");
+    await accept(store, earlier);
+    const large = { ...withKey("gone"), body: new Uint8Array(1_300_000) };
+    expect(await accept(store, large)).toBe(earlier.row.id);
+    await store.write(async ({ db, tables: { idempotencyKeys: t } }) => {
+      await db.delete(t).where(eq(t.invocation_id, earlier.row.id));
+    });
+    // Its parts are still being removed.
+    expect(await reasonOf(accept(store, large))).toMatchObject({ kind: "unavailable" });
+    expect(await removeLoose(store, () => false, Number.MAX_SAFE_INTEGER)).toBe(1);
+  });
+
   test("the same key of another caller, agent or tenant is another key", async () => {
     const fields = [{}, { caller: "bob" }, { agent_id: "agt_b" }, { tenant: "other" }];
     const calls = fields.map((own) => withKey("shared", "s", NOW, own));

@@ -1,6 +1,5 @@
 // The one end of every call, for every reason: the call leaves the open ones, and its row in the history, its totals, its
 // bodies and what it is owed are written once. Listeners are called when that is durable.
-// In one file, since it is one description of one command for both databases.
 import type { CallEnd, CallPayment } from "../../../core/call-end.ts";
 import { idTime } from "../../../core/id.ts";
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
@@ -53,28 +52,8 @@ const INPUT = inputRows<EndOfCall>(
   2,
 );
 
-/** What ends without a payment and has no large body may stand among the recent calls first. */
-const RECENT_OF_OPEN = [
-  ...["agent_id", "caller", "mode", "model", "mcp_method", "mcp_tool", "req_size", "req_sha256", "body_captured"],
-  ...["emit_receipt", "accepted_by", "claim"],
-] as (keyof InvocationRow)[];
-/** Of both bodies. They are written twice, so that more would be dearer than a page of their own. */
-const RECENT_BYTES_MAX = 2_048;
-
 const ENDING =
   "error_class, upstream_status, latency_ms, ttft_ms, resp_size, resp_sha256, response_content_type, response_truncated";
-
-const RECENT = `n, id, tenant, ${RECENT_OF_OPEN.join(", ")}, ${ENDING}, status, updated_at, completed_at, request, response`;
-
-/** In the order of `ENDING`. */
-function endingOf(ending: Ending) {
-  const { error_class, upstream_status, latency_ms, ttft_ms = null, resp_size } = ending;
-  const { resp_sha256, response_content_type, response_truncated } = ending;
-  return [
-    ...[error_class, upstream_status, latency_ms, ttft_ms],
-    ...[resp_size, resp_sha256, response_content_type, response_truncated],
-  ];
-}
 
 /** A call that was paid for and failed must show both. */
 const LOST = SETTLEMENT_EVENTS.lose;
@@ -103,8 +82,6 @@ type EndedRow = Pick<
   | "settlement_status"
 >;
 
-type LeftRow = InvocationRow & { readonly request: Uint8Array | null };
-
 /** False when the call is not in the state that it would end from, or is someone else's. */
 export const endCommand: Command<EndOfCall, boolean> = {
   name: "end",
@@ -115,13 +92,10 @@ export const endCommand: Command<EndOfCall, boolean> = {
       `delete from open_invocations where id = ? and tenant = ? and status = ? and (?4 is null or claim = ?4)
        returning ${KEPT}, settlement_status, request`,
     );
-    const keptNames = KEPT.split(", ") as (keyof InvocationRow)[];
+    const keptNames = KEPT.split(", ");
     const names = `${KEPT}, ${ENDING}, status, settlement_status, updated_at, completed_at`;
     const insertEnded = prepare(
       `insert into ended_invocations (${names}) values (${names.split(", ").map(() => "?")})`,
-    );
-    const insertRecent = prepare(
-      `insert into recent_invocations (${RECENT}) values (${RECENT.split(", ").map(() => "?")})`,
     );
     const freeCredential = prepare(
       "update payments set call_credential_ref = null where call_credential_ref is not null and tenant = ? and invocation_id = ?",
@@ -151,43 +125,24 @@ export const endCommand: Command<EndOfCall, boolean> = {
       for (const [n, part] of partsOf(response).entries()) insertPart.run(id, tenant, n, part);
     }
 
-    /** False when the call can change yet, or is large, or when its tenant ends many others: it goes into the history. */
-    function isRecent(row: LeftRow, { key, ending, at }: EndOfCall, recent: CommandEffects["recent"]): boolean {
-      const { tenant, id } = key;
-      const bytes = (row.request?.length ?? RECENT_BYTES_MAX) + (ending.response?.length ?? 0);
-      if (row.payment_nonce !== null || row.settlement_status !== null || bytes >= RECENT_BYTES_MAX) return false;
-      const n = recent?.next(tenant) ?? null;
-      if (n === null) return false;
-      const { agent_id, mode, model } = row;
-      const { status, error_class } = ending;
-      const [request, response] = row.body_captured ? [row.request, ending.response] : [null, null];
-      insertRecent.run(
-        ...[n, id, tenant, ...RECENT_OF_OPEN.map((name) => row[name])],
-        ...[...endingOf(ending), status, at, at, request, response],
-      );
-      recent?.add({ n, tenant, id, agent_id, mode, status, error_class, model });
-      return true;
-    }
-
-    function writeHistory(row: LeftRow, { key, ending, at }: EndOfCall, settlement_status: string | null): void {
-      insertEnded.run(
-        ...keptNames.map((name) => row[name]),
-        ...[...endingOf(ending), ending.status, settlement_status, at, at],
-      );
-      if (row.request === null) cutRequest(key, row);
-      if (row.body_captured) keepBodies(key, row.request, ending.response);
-    }
-
     return (end, effects) => {
-      const { key, from, token, ending } = end;
+      const { key, from, token, ending, at } = end;
       const { tenant, id } = key;
-      const row = leave.get(id, tenant, from, token) as LeftRow | null;
+      const row = leave.get(id, tenant, from, token) as (InvocationRow & { request: Uint8Array | null }) | null;
       if (row === null) return false;
       const settlement_status = settlementAfter(row, ending);
-      if (!isRecent(row, end, effects.recent)) writeHistory(row, end, settlement_status);
+      const { status, error_class, upstream_status, latency_ms, ttft_ms = null, resp_size } = ending;
+      const { resp_sha256, response_content_type, response_truncated, response } = ending;
+      insertEnded.run(
+        ...keptNames.map((name) => row[name as keyof InvocationRow]),
+        ...[error_class, upstream_status, latency_ms, ttft_ms, resp_size, resp_sha256, response_content_type],
+        ...[response_truncated, status, settlement_status, at, at],
+      );
       countEnd(effects, end, settlement_status !== row.settlement_status);
       if (row.payment_nonce !== null) freeCredential.run(tenant, id);
       if (row.emit_receipt && settlement_status !== "pending") oweReceipt.run(tenant, id);
+      if (row.request === null) cutRequest(key, row);
+      if (row.body_captured) keepBodies(key, row.request, response);
       effects.ended(callEnd(end, { ...row, settlement_status }));
       return true;
     };
