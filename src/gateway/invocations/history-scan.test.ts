@@ -4,11 +4,13 @@ import { join } from "node:path";
 import { drizzle } from "drizzle-orm/bun-sqlite";
 import { columns } from "../../../db/columns.ts";
 import { defineSchema } from "../../../db/schema.ts";
+import { accepted, SUCCESS } from "../../../test/support/stores/invocations.ts";
 import { FILTERS, longHistory } from "../../../test/support/stores/long-history.ts";
-import { postgresPlace, sqlitePlace } from "../../../test/support/stores/stores.ts";
+import { clock, postgresPlace, sqlitePlace } from "../../../test/support/stores/stores.ts";
 import { beginRead, postgresClient, postgresQueries } from "../../storage/pool.ts";
 import type { Queries, Reader } from "../../storage/store.ts";
 import { readHistory } from "./history.ts";
+import { type AcceptedCall, accept, claim, finish } from "./service.ts";
 
 const one = Object.entries(FILTERS).map(([name, [value]]): [string, string] => [name, value]);
 const pairs = one.flatMap((first, index) => one.slice(index + 1).map((second) => [first, second]));
@@ -128,3 +130,34 @@ describe("whatever is asked of the history, of the ended calls one index is walk
     await expectWalks(place.url, "new");
   }, 30_000);
 });
+
+test("a page stays the same when open calls end between the looks at them and at the ended ones, on Postgres", async () => {
+  const place = await postgresPlace();
+  const store = await place.open();
+  const calls = Array.from({ length: 12 }, (_, i) => accepted(clock.now() + i));
+  for (const call of calls) await accept(store, call);
+  async function end({ row: { tenant, id } }: AcceptedCall): Promise<void> {
+    const key = { tenant, id };
+    await claim(store, { key, owner: "rep_1", token: "t", now: 1, inHand: null });
+    await finish(store, { key, token: "t", request_id: "r" }, SUCCESS, 2);
+  }
+  for (const call of calls.slice(0, 6)) await end(call);
+  await using client = postgresClient(place.url);
+  const left = calls.slice(6);
+  const db = postgresQueries(async (text, values, rows) => {
+    const next = text.includes('from "ended_invocations"') ? left.pop() : undefined;
+    if (next !== undefined) await end(next);
+    const running = client.unsafe(text, values);
+    return rows === "arrays" ? await running.values() : await running;
+  });
+  const ids = calls.map(({ row }) => row.id).reverse();
+  for (const dates of [{}, ALWAYS]) {
+    for (const offset of [7, 2]) {
+      const query = new URLSearchParams({ ...dates, limit: "3", offset: `${offset}` });
+      const page = await readHistory({ db, tables: defineSchema(columns.postgres) }, "acme", query);
+      expect(page.rows.map(({ id }) => id)).toEqual(ids.slice(offset, offset + 3));
+    }
+  }
+  expect(left.length).toBeLessThan(3);
+  await store.close();
+}, 30_000);

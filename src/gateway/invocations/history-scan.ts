@@ -184,15 +184,24 @@ async function matchesAt(
 }
 
 /** The IDs at a place among all matches of a window. */
-async function idsAt(reader: Reader, path: ScanPath, window: Window, { limit, offset }: PageRange): Promise<string[]> {
+async function idsAt(
+  reader: Reader,
+  path: ScanPath,
+  window: Window,
+  { limit, offset }: PageRange,
+  tries = 1,
+): Promise<string[]> {
   const { range, open } = window;
   const before = { limit: open.matches, offset: 0 };
-  const openIds = open.matches === 0 ? [] : await matchesAt(reader, openIn(reader, path, range), before, true);
+  const openNow = () => matchesAt(reader, openIn(reader, path, range), before, true);
+  const openIds = open.matches === 0 ? [] : await openNow();
   // As many more of the ended ones as there may be open ones among them.
   const skipped = Math.max(offset - openIds.length, 0);
   const place = { limit: offset - skipped + limit, offset: skipped };
   const endedIds = await matchesAt(reader, endedIn(reader, path, range), place, path.others.length > 0);
-  const newestFirst = [...openIds, ...endedIds].sort((a, b) => (a < b ? 1 : -1));
+  const isSteady = skipped === 0 || openIds.length === 0 || areAmong(openIds, await openNow());
+  if (!isSteady && tries < TRIES_MAX) return idsAt(reader, path, window, { limit, offset }, tries + 1);
+  const newestFirst = [...new Set([...openIds, ...endedIds])].sort((a, b) => (a < b ? 1 : -1));
   return newestFirst.slice(offset - skipped, offset - skipped + limit);
 }
 
@@ -298,6 +307,18 @@ const newestOpenBy = byFilter(({ db, tables: { openInvocations: t } }, dimension
     .limit(sql.placeholder("limit")),
 );
 
+/** So often a page is read anew because calls have ended meanwhile. */
+const TRIES_MAX = 8;
+
+/**
+ * Whether the calls that were open still are. One that has ended between the two looks is among the ended ones too, and
+ * would be passed over twice on the way to a place behind it.
+ */
+function areAmong(openIds: readonly string[], now: readonly string[]): boolean {
+  const still = new Set(now);
+  return openIds.every((id) => still.has(id));
+}
+
 /** So many open calls are put among the ended ones without a walk. */
 const OPEN_MAX = 200;
 
@@ -312,20 +333,23 @@ export async function newestCalls(
   tenant: string,
   filter: Filter,
   { limit, offset, floor }: PageRange & { readonly floor: string },
+  tries = 1,
 ): Promise<InvocationRow[] | null> {
   const [dimension, value] = filter;
   const openTotal = isOfEnded(filter) ? 0 : await openCalls(reader, tenant);
   if (offset + limit > ENTRIES_MAX || openTotal > ENTRIES_MAX) return null;
   // A call that ends between the two looks is found by both.
-  const open = isOfEnded(filter)
-    ? []
-    : await newestOpenBy[dimension](reader).execute({ tenant, value, limit: OPEN_MAX + 1 });
-  if (open.length > OPEN_MAX) return null;
-  const skipped = Math.max(offset - open.length, 0);
+  const openNow = async () =>
+    (await newestOpenBy[dimension](reader).execute({ tenant, value, limit: OPEN_MAX + 1 })).map(({ id }) => id);
+  const openIds = isOfEnded(filter) ? [] : await openNow();
+  if (openIds.length > OPEN_MAX) return null;
+  const skipped = Math.max(offset - openIds.length, 0);
   const most = offset - skipped + limit;
   const ended = await newestEndedBy[dimension](reader).execute({ tenant, value, floor, limit: most, offset: skipped });
+  const isSteady = skipped === 0 || openIds.length === 0 || areAmong(openIds, await openNow());
+  if (!isSteady && tries < TRIES_MAX) return newestCalls(reader, tenant, filter, { limit, offset, floor }, tries + 1);
   const rows = new Map(ended.map((row) => [row.id, row]));
-  const ids = [...new Set([...open.map(({ id }) => id), ...rows.keys()])].sort((a, b) => (a < b ? 1 : -1));
+  const ids = [...new Set([...openIds, ...rows.keys()])].sort((a, b) => (a < b ? 1 : -1));
   const onPage = ids.slice(offset - skipped, offset - skipped + limit);
   const missing = onPage.filter((id) => !rows.has(id));
   const others = missing.length === 0 ? [] : await rowsOf(reader, tenant, missing);
