@@ -91,17 +91,19 @@ function sorted<K extends string | number, V>(map: ReadonlyMap<K, V>): [K, V][] 
   return [...map].sort(([a], [b]) => (a < b ? -1 : 1));
 }
 
+/** The rows that one total is the sum of. */
+const ofOneTotal = (c: Reader["tables"]["invocationCounts"]) =>
+  and(
+    eq(c.tenant, bind(c.tenant, "tenant")),
+    eq(c.dimension, bind(c.dimension, "dimension")),
+    eq(c.value, bind(c.value, "value")),
+  );
+
 const total = prepared(({ db, tables: { invocationCounts: c } }: Reader) =>
   db
     .select({ total: sql`coalesce(sum(${c.count}), 0)`.mapWith(Number) })
     .from(c)
-    .where(
-      and(
-        eq(c.tenant, bind(c.tenant, "tenant")),
-        eq(c.dimension, bind(c.dimension, "dimension")),
-        eq(c.value, bind(c.value, "value")),
-      ),
-    ),
+    .where(ofOneTotal(c)),
 );
 
 /** The total as committed: a work does not see the additions of its own. */
@@ -123,13 +125,7 @@ const reach = prepared(({ db, tables: { invocationCounts: c } }: Reader) => {
       reached: sql`sum(sum(${c.count})) over (order by ${c.period} desc)`.as("reached"),
     })
     .from(c)
-    .where(
-      and(
-        eq(c.tenant, bind(c.tenant, "tenant")),
-        eq(c.dimension, bind(c.dimension, "dimension")),
-        eq(c.value, bind(c.value, "value")),
-      ),
-    )
+    .where(ofOneTotal(c))
     .groupBy(c.period)
     .as("periods");
   const isEnough = sql`${periods.reached} >= ${sql.placeholder("wanted")}`;

@@ -103,7 +103,8 @@ for (const [n, what] of [
   });
 }
 
-test("a call that finds a place is stored running, and is not claimed again", async () => {
+/** The store, and the commands that it is given. */
+function recordingStore() {
   const commands: string[] = [];
   const store: Store = {
     ...real,
@@ -112,6 +113,11 @@ test("a call that finds a place is stored running, and is not claimed again", as
       return real.execute(command, input);
     },
   };
+  return { store, commands };
+}
+
+test("a call that finds a place is stored running, and is not claimed again", async () => {
+  const { store, commands } = recordingStore();
   const { jobs, pool } = makePool(well);
   const { scheduler, untilEnded } = dispatch({ pool, store });
   const one = accepted(clock.now());
@@ -127,14 +133,7 @@ test("a call that finds a place is stored running, and is not claimed again", as
 });
 
 test("a backlog is taken in a block of as many calls as there are places, and each call is made once, in order", async () => {
-  const commands: string[] = [];
-  const store: Store = {
-    ...real,
-    execute(command, input) {
-      commands.push(command.name);
-      return real.execute(command, input);
-    },
-  };
+  const { store, commands } = recordingStore();
   const { jobs, pool } = makePool(well);
   const { scheduler, untilEnded } = dispatch({ pool, store });
   const calls: Awaited<ReturnType<typeof acceptOne>>[] = [];

@@ -8,6 +8,9 @@ import { type Command, inputRows } from "../../../storage/commands.ts";
  */
 export const YOUNG_MS = 15_000;
 
+/** The lowest ID of a call that only the replica which has accepted it may take. */
+export const youngFrom = (now: number): string => idFloor("inv", now - YOUNG_MS);
+
 /**
  * Of a row `c` of the open calls. Streaming calls are left out: only their caller makes them. A call waits while its
  * payment may still land or fail. The index of pending calls has the same text.
@@ -51,7 +54,7 @@ select agent_id, (select c.tenant from open_invocations c where c.agent_id = see
 from seen where agent_id is not null`;
 
 function valuesOf({ replica, now, after, limit }: LookForAgents) {
-  return [replica, idFloor("inv", now - YOUNG_MS), after, limit];
+  return [replica, youngFrom(now), after, limit];
 }
 
 /** The agents with calls that this replica may take, by ID. */
@@ -93,7 +96,7 @@ const INPUT = inputRows<LookAhead>({
   tenant: ["text", ({ tenant }) => tenant],
   agent_id: ["text", ({ agent_id }) => agent_id],
   replica: ["text", ({ replica }) => replica],
-  young: ["text", ({ now }) => idFloor("inv", now - YOUNG_MS)],
+  young: ["text", ({ now }) => youngFrom(now)],
   after: ["text", ({ after }) => after],
   most: ["bigint", ({ limit }) => limit],
 });

@@ -1,12 +1,11 @@
 // Taking the pending calls of an agent, as many as it has places free: the oldest first, without looking at them before.
 // Calls that another replica is just taking are passed over, so that replicas share a backlog instead of all wanting its
 // beginning.
-import { idFloor } from "../../../core/id.ts";
 import { INVOCATION_EVENTS } from "../../../core/states.ts";
 import { type Command, type CommandEffects, inputRows, type SqliteStatement } from "../../../storage/commands.ts";
 import { anyShard } from "../../../storage/counts.ts";
 import { countMove } from "../counters.ts";
-import { isQueued, YOUNG_MS } from "./queued.ts";
+import { isQueued, youngFrom } from "./queued.ts";
 import { addTotals } from "./totals.ts";
 
 export interface Taking {
@@ -61,17 +60,12 @@ const INPUT = inputRows<Taking>(
     tokens: ["text", ({ tokens }) => tokens.join()],
     places: ["bigint", ({ tokens }) => tokens.length],
     at: ["bigint", ({ now }) => now],
-    young: ["text", youngFrom],
+    young: ["text", ({ now }) => youngFrom(now)],
     after: ["text", ({ after }) => after],
     left_out: ["text", ({ leftOut }) => leftOut.join()],
   },
   2,
 );
-
-/** The lowest ID of a call that only the replica which has accepted it may take. */
-function youngFrom({ now }: Taking): string {
-  return idFloor("inv", now - YOUNG_MS);
-}
 
 /** A call that was refused to its caller is not made. The offset does the same as for a claim by ID. */
 const isRefused = "exists (select 1 from refused_calls r where r.tenant = c.tenant and r.id = c.id limit 1 offset 0)";
@@ -144,10 +138,11 @@ function takeOneByOne(
   effects: CommandEffects,
 ): TakenCalls {
   const { tenant, agent_id, owner, tokens, now, after, leftOut } = taking;
+  const young = youngFrom(now);
   const taken: TakenCall[] = [];
   let bytes = 0;
   for (let last = after; taken.length < tokens.length; ) {
-    const row = next.get(agent_id, tenant, owner, youngFrom(taking), last) as NextRow | null;
+    const row = next.get(agent_id, tenant, owner, young, last) as NextRow | null;
     if (row === null) break;
     const { id, call, request, body_bytes } = row;
     last = id;
