@@ -1,6 +1,6 @@
 // The exact totals of history pages: how the additions of works are merged before they are written, and how a total is
 // read. A total is the sum of its rows: one for each hour whose calls it counts, so that calls are dropped together with their
-// part of it, and in that hour one for each shard. Clean-up makes one row of those of many hours (periods/totals.ts).
+// part of it, and in that hour one for each shard. Clean-up makes one row of those of many hours (total-periods.ts).
 import { and, eq, inArray, sql } from "drizzle-orm";
 import type { CountDimension } from "../../db/schema.ts";
 import { idTime } from "../core/id.ts";

@@ -141,7 +141,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
       move.immediate()();
       await Bun.sleep(0);
     }).catch((error) => log.warn("not_settled", { error }));
-  /** Of a process that has ended none, as a command, it is no business: the gateway would read all of it after each step. */
+  /** It is no business of a process that has ended no call, as a command: the gateway would read all of it after each step. */
   let hasEnded = false;
   ends.listen(() => {
     hasEnded = true;

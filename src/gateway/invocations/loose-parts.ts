@@ -14,7 +14,7 @@ import type { InvocationKey } from "./service.ts";
 const LOOK_MS = 10_000;
 const NOTES_AT_ONCE = 64;
 /** To remove one takes half a millisecond of the event loop on SQLite (measured). */
-const PARTS_AT_ONCE = 4;
+export const PARTS_AT_ONCE = 4;
 
 /** Up to here the parts of a request are removed in the very write that ends its call. */
 const REMOVED_AT_ONCE_BYTES = CAPTURE_BYTES_MAX;

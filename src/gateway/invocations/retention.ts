@@ -10,10 +10,8 @@ import { removeInGroups, tenantsIn } from "../../storage/batch-delete.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { countWhole } from "./counters.ts";
 import { slotsOver } from "./idempotency.ts";
+import { PARTS_AT_ONCE } from "./loose-parts.ts";
 import { BODIES, BODIES_OF_CALLS, ENDED_CALLS, IDEMPOTENCY_KEYS, PARTS, PARTS_OF_CALLS } from "./timed-tables.ts";
-
-/** To remove one takes half a millisecond of the event loop on SQLite (measured). */
-const PARTS_AT_ONCE = 4;
 
 export interface Retention {
   /** 0 keeps for ever. */
