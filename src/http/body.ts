@@ -1,5 +1,6 @@
 // Response bodies, decoded from their Content-Encoding and read within bounds. Sizes count decoded bytes, and nothing is
 // decoded before it is asked for, so a body that unpacks to gigabytes is stopped at its limit.
+import type { Answer } from "./answer.ts";
 import type { BodyReader } from "./body-buffer.ts";
 import { codingsOf, isEncoded, Undecodable } from "./codings.ts";
 import { BodyTooLarge, type Chunks, type DecodedFor, Decoding, NOBODY } from "./decode.ts";
@@ -29,7 +30,7 @@ export interface BodyLimits {
   readonly signal?: AbortSignal;
 }
 
-/** A body up to this size, sent with its length, is taken in one piece. */
+/** A body up to this size that came whole is taken as it is. */
 const SMALL_BYTES = 64 * 1024;
 
 /** An open body. `close` takes effect at once, even while a chunk is awaited. */
@@ -83,7 +84,7 @@ async function* guarded(chunks: Chunks, close: () => void, signals: readonly Abo
 
 /** @throws Undecodable */
 function decodingOf(
-  { body, headers }: Response,
+  { body, headers }: Answer,
   { maxBytes, decodedFor = NOBODY }: OpenOptions,
   isLent: boolean,
   giveWay: () => void,
@@ -98,13 +99,22 @@ interface OpenOptions {
   readonly signal?: AbortSignal | undefined;
 }
 
-/** @param isLent whether a decoded chunk is valid only until the next one is asked for */
-function open(response: Response, options: OpenOptions, isLent = false): OpenBody {
-  const { signal } = options;
-  const body: ReadableStream<Uint8Array> = response.body ?? new Blob().stream();
+async function* oneChunk(chunk: Uint8Array): Chunks {
+  if (chunk.length > 0) yield chunk;
+}
+
+/** The body as it was sent. */
+function rawBody({ whole, body }: Answer): { readonly raw: Chunks; cancel(): void } {
+  if (whole !== undefined && whole !== null) return { raw: oneChunk(whole), cancel() {} };
+  if (body === null) return { raw: oneChunk(new Uint8Array()), cancel() {} };
   const reader = body.getReader();
-  const raw = rawChunks(reader);
-  const cancel = () => void reader.cancel().catch(() => {});
+  return { raw: rawChunks(reader), cancel: () => void reader.cancel().catch(() => {}) };
+}
+
+/** @param isLent whether a decoded chunk is valid only until the next one is asked for */
+function open(response: Answer, options: OpenOptions, isLent = false): OpenBody {
+  const { signal } = options;
+  const { raw, cancel } = rawBody(response);
   // Every piece passes each of the generators, so the usual body has one less.
   if (!response.headers.has("content-encoding")) {
     return { chunks: guarded(raw, cancel, signal === undefined ? [] : [signal]), close: cancel };
@@ -128,7 +138,7 @@ function open(response: Response, options: OpenOptions, isLent = false): OpenBod
  * The decoded body as a stream. Cancelling it closes the connection. Its errors are OutboundErrors, BodyTooLarge
  * when a layer of an encoding unpacks to more than `maxBytes`, Undecodable, or the signal's reason.
  */
-export function decodedBody(response: Response, options: OpenOptions): ReadableStream<Uint8Array> {
+export function decodedBody(response: Answer, options: OpenOptions): ReadableStream<Uint8Array> {
   const { chunks, close } = open(response, options);
   return toStream(chunks, async () => {
     close();
@@ -137,23 +147,17 @@ export function decodedBody(response: Response, options: OpenOptions): ReadableS
 }
 
 /** The same, for a reader that reads to the end or stops by the signal. */
-export function bodyChunks(response: Response, options: OpenOptions): Chunks {
+export function bodyChunks(response: Answer, options: OpenOptions): Chunks {
   return open(response, options).chunks;
 }
 
-/** Whether the body is sent with a length that makes it cheap to take whole. */
-function isSmall(response: Response, maxBytes: number): boolean {
-  const { headers } = response;
-  // With both headers the length means nothing (RFC 9112 section 6.3).
-  if (headers.has("content-encoding") || headers.has("transfer-encoding")) return false;
-  const length = headers.get("content-length");
-  return length !== null && /^\d{1,6}$/.test(length) && Number(length) <= Math.min(maxBytes, SMALL_BYTES);
+/** The body of an answer that came whole, and is cheap to take as it is. */
+function smallBody({ whole, headers }: Answer, maxBytes: number): Uint8Array | null {
+  if (whole === undefined || whole === null || whole.length > Math.min(maxBytes, SMALL_BYTES)) return null;
+  return headers.has("content-encoding") ? null : whole;
 }
 
-async function readSmall(response: Response, { captureBytes, beyond }: BodyLimits): Promise<BodyRead> {
-  const bytes = await response.bytes().catch((error) => {
-    throw lost(error);
-  });
+function readSmall(bytes: Uint8Array, { captureBytes, beyond }: BodyLimits): BodyRead {
   const truncated = bytes.length > captureBytes;
   const captured = truncated ? bytes.slice(0, captureBytes) : bytes;
   if (truncated) beyond?.(bytes.subarray(captureBytes), () => captured);
@@ -189,9 +193,10 @@ async function startOf(
  *
  * @throws OutboundError `lost` when it breaks off or its encoding is corrupt; Undecodable; the signal's reason
  */
-export async function readBody(response: Response, limits: BodyLimits): Promise<BodyRead> {
+export async function readBody(response: Answer, limits: BodyLimits): Promise<BodyRead> {
   const { maxBytes, captureBytes, signal, beyond } = limits;
-  if (signal === undefined && isSmall(response, maxBytes)) return readSmall(response, limits);
+  const small = signal === undefined ? smallBody(response, maxBytes) : null;
+  if (small !== null) return readSmall(small, limits);
   const isLent = isEncoded(response.headers);
   const kept: Uint8Array[] = [];
   let size = 0;

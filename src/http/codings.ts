@@ -1,5 +1,7 @@
 // What a body is encoded with, by its Content-Encoding, and whether that is taken.
 
+import type { AnswerHeaders } from "./answer.ts";
+
 export type Coding = "gzip" | "deflate" | "br" | "zstd";
 
 /** The answer came in an encoding that is understood but not accepted. The message is for the log. */
@@ -28,7 +30,7 @@ interface Codings {
 
 const NONE: Codings = { list: [], problem: null };
 
-function read(headers: Headers): Codings {
+function read(headers: AnswerHeaders): Codings {
   const value = headers.get("content-encoding");
   if (value === null) return NONE;
   if (value.length > LIST_CHARS_MAX) return { list: [], problem: "a very long list of encodings" };
@@ -46,13 +48,13 @@ function read(headers: Headers): Codings {
 }
 
 /** @throws Undecodable */
-export function codingsOf(headers: Headers): readonly Coding[] {
+export function codingsOf(headers: AnswerHeaders): readonly Coding[] {
   const { list, problem } = read(headers);
   if (problem !== null) throw new Undecodable(problem);
   return list;
 }
 
 /** Whether decoding changes the bytes, so that headers that describe the sent ones no longer apply. */
-export function isEncoded(headers: Headers): boolean {
+export function isEncoded(headers: AnswerHeaders): boolean {
   return read(headers).list.length > 0;
 }

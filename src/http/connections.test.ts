@@ -1,5 +1,6 @@
 import { afterEach, describe, expect, test } from "bun:test";
 import net from "node:net";
+import { sentText } from "../../test/support/http/answer-body.ts";
 import { hostRules } from "../core/host.ts";
 import { decodedBody, readBody } from "./body.ts";
 import { createOutbound, OutboundError } from "./outbound.ts";
@@ -149,7 +150,7 @@ describe("a streamed answer", () => {
         socket.write("HTTP/1.1 200 OK\r\n\r\nhello");
         end(socket);
       });
-      const text = (await post(url)).text();
+      const text = sentText(await post(url));
       return await text.catch(() => "broken");
     };
     expect(await ending((socket) => socket.end())).toBe("hello");
@@ -158,7 +159,7 @@ describe("a streamed answer", () => {
 
   test("leaves no connection for the next request when its own is closed with it: that request would be lost", async () => {
     const url = await answering((socket) => socket.end("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"));
-    for (let time = 0; time < 200; time++) expect(await (await post(url)).text()).toBe("ok");
+    for (let time = 0; time < 200; time++) expect(await sentText(await post(url))).toBe("ok");
   });
 
   test("comes in pieces when it has many small chunks, with turns for others between them", async () => {
@@ -248,7 +249,7 @@ describe("connections that are kept", () => {
     return async (host: string, { path = "", tenant = "" } = {}) => {
       const signal = AbortSignal.timeout(20_000);
       const request = { method: "POST", headers: [], body: null, signal, tenant };
-      return await (await named.request(`http://${host}.test:${port}/${path}`, request)).text();
+      return await sentText(await named.request(`http://${host}.test:${port}/${path}`, request));
     };
   }
 

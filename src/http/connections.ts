@@ -8,6 +8,7 @@ import tls from "node:tls";
 import { during } from "../concurrency/loop-profile.ts";
 import { tenantCache } from "../concurrency/tenant-cache.ts";
 import { type CallBody, partsOf } from "../wire/body.ts";
+import type { Answer } from "./answer.ts";
 import { Exchange } from "./exchange.ts";
 import { ResponseParser } from "./response-parser.ts";
 import { keepReceiveBufferSmall } from "./socket-options.ts";
@@ -121,7 +122,7 @@ class UpstreamConnection {
   }
 
   /** @throws TransportError; the signal's reason */
-  exchange(request: TransportRequest): Promise<Response> {
+  exchange(request: TransportRequest): Promise<Answer> {
     clearTimeout(this.#timer);
     const socket = this.#socket;
     socket.ref();
@@ -280,7 +281,7 @@ export function openTransport() {
    *
    * @throws errors with a code
    */
-  async function send(request: TransportRequest): Promise<Response> {
+  async function send(request: TransportRequest): Promise<Answer> {
     const place = placeOf(request);
     const kept = pool.take(place);
     const connection = kept ?? new UpstreamConnection(await dial(request), place, request, pool);

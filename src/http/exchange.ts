@@ -2,6 +2,7 @@
 // before the error. The answer is read no faster than it is taken.
 
 import { inTurns } from "../concurrency/turns.ts";
+import { type Answer, ReceivedAnswer } from "./answer.ts";
 import type { Source } from "./read-ahead.ts";
 import { type ResponseHead, type ResponseParser, SLICE_BYTES_MAX } from "./response-parser.ts";
 import { TransportError, type TransportRequest } from "./transport.ts";
@@ -22,7 +23,7 @@ export interface ExchangeOptions {
 
 export class Exchange {
   readonly #options: ExchangeOptions;
-  readonly #response = Promise.withResolvers<Response>();
+  readonly #response = Promise.withResolvers<Answer>();
   #head: ResponseHead | null = null;
   #isAnswered = false;
   readonly #unparsed: Uint8Array[] = [];
@@ -58,7 +59,7 @@ export class Exchange {
   }
 
   /** Its body is still encoded. */
-  get response(): Promise<Response> {
+  get response(): Promise<Answer> {
     return this.#response.promise;
   }
 
@@ -166,10 +167,8 @@ export class Exchange {
   }
 
   #answer({ status, fields }: ResponseHead, body: Uint8Array | ReadableStream<Uint8Array>): void {
-    const headers = new Headers();
-    for (let at = 0; at + 1 < fields.length; at += 2) headers.append(fields[at] ?? "", fields[at + 1] ?? "");
     const { hasBody } = this.#options.parser;
-    this.#response.resolve(new Response(hasBody ? body : null, { status, headers }));
+    this.#response.resolve(new ReceivedAnswer(status, fields, hasBody ? body : null));
     this.#isAnswered = true;
   }
 
@@ -214,7 +213,7 @@ export class Exchange {
     this.#options.request.signal.removeEventListener("abort", this.#abort);
     if (end !== "whole") this.#response.reject(end);
     this.#options.over(isClean);
-    if (this.#head !== null && !this.#isAnswered) this.#answer(this.#head, this.#piece ?? new Uint8Array());
+    if (this.#head !== null && !this.#isAnswered) this.#answer(this.#head, this.#piece?.slice() ?? new Uint8Array());
     this.#give();
   }
 }

@@ -1,5 +1,6 @@
 import { afterEach, describe, expect, test } from "bun:test";
 import net from "node:net";
+import { sentBytes, sentText } from "../../test/support/http/answer-body.ts";
 import { TEST_CA } from "../../test/support/http/certificates.ts";
 import {
   type Answer,
@@ -30,7 +31,7 @@ describe("a request on the wire", () => {
     const outbound = outboundOf(to("127.0.0.1"));
     const url = `http://Up.test:${server.port}/a%20b/?q=1&q=2#never`;
     const response = await outbound.request(url, post({ body: Buffer.from("{}") }));
-    expect(await response.text()).toBe("ok");
+    expect(await sentText(response)).toBe("ok");
     const lines = server.requests[0]!.split("\r\n");
     expect(lines[0]).toBe("POST /a%20b/?q=1&q=2 HTTP/1.1");
     expect(lines.slice(1, -2).map(lowerCase).sort()).toEqual([
@@ -91,7 +92,7 @@ describe("a request on the wire", () => {
     const body = crypto.getRandomValues(new Uint8Array(65_536));
     const large = Buffer.concat(Array<Uint8Array>(100).fill(body));
     const response = await outboundOf().request(`http://127.0.0.1:${server.port}/`, post({ body: large }));
-    expect(Buffer.compare(await response.bytes(), large)).toBe(0);
+    expect(Buffer.compare(await sentBytes(response), large)).toBe(0);
   });
 
   test("has an encoded answer given back as it is", async () => {
@@ -103,7 +104,7 @@ describe("a request on the wire", () => {
     });
     closers.push(() => server.stop(true));
     const send = () => outboundOf().request(`http://127.0.0.1:${server.port}/`, post());
-    expect(Buffer.compare(await (await send()).bytes(), zipped)).toBe(0);
+    expect(Buffer.compare(await sentBytes(await send()), zipped)).toBe(0);
     expect((await readBody(await send(), { maxBytes: 5, captureBytes: 5 })).size).toBe(5);
   });
 
@@ -124,7 +125,7 @@ describe("a request on the wire", () => {
     const server = await raw(answerOk);
     const outbound = outboundOf(to("127.0.0.1"));
     for (let i = 0; i < 5; i++) {
-      await (await outbound.request(`http://up.test:${server.port}/`, post())).text();
+      await sentText(await outbound.request(`http://up.test:${server.port}/`, post()));
     }
     expect(server.connections).toEqual([1, 1, 1, 1, 1]);
   });
@@ -167,7 +168,7 @@ describe("a POST", () => {
         );
         const outbound = outboundOf();
         const url = `http://127.0.0.1:${server.port}/`;
-        await (await outbound.request(url, post({ body: Buffer.from("first") }))).text();
+        await sentText(await outbound.request(url, post({ body: Buffer.from("first") })));
         expect(await kindOf(outbound.request(url, post({ body })))).toBe("lost");
         expect(server.requests.length).toBe(2);
       });
@@ -193,7 +194,7 @@ test("a GET is sent again when its kept connection closes without an answer", as
   const outbound = outboundOf();
   for (const method of ["POST", "GET"]) {
     const response = await outbound.request(`http://127.0.0.1:${server.port}/`, post({ method }));
-    expect(await response.text()).toBe("ok");
+    expect(await sentText(response)).toBe("ok");
   }
   expect(server.connections).toEqual([1, 1, 2]);
   const always = await raw((socket) => socket.destroy());
@@ -216,7 +217,7 @@ describe("errors of a request", () => {
     const server = await raw(answerOk);
     const outbound = outboundOf(to("127.0.0.3", "::1", "127.0.0.1"));
     const response = await outbound.request(`http://up.test:${server.port}/`, post({ body: Buffer.from("b") }));
-    expect(await response.text()).toBe("ok");
+    expect(await sentText(response)).toBe("ok");
     expect(server.requests.length).toBe(1);
   });
 
@@ -324,7 +325,7 @@ describe("the host rules of outbound requests", () => {
       lookup: async () => [{ address: ++asked === 1 ? "127.0.0.1" : "127.0.0.2" }],
     });
     for (let i = 0; i < 3; i++) {
-      await (await outbound.request(`http://up.test:${good.port}/`, post())).text();
+      await sentText(await outbound.request(`http://up.test:${good.port}/`, post()));
     }
     expect([asked, good.requests.length]).toEqual([1, 3]);
   });

@@ -9,6 +9,7 @@ import { isBadPort } from "../core/blocked-ports.ts";
 import { type HostRules, isExempt } from "../core/host.ts";
 import { literalAddress } from "../core/host-list.ts";
 import type { CallBody } from "../wire/body.ts";
+import type { Answer } from "./answer.ts";
 import { openTransport } from "./connections.ts";
 import type { AnswerReadAhead } from "./read-ahead.ts";
 import { createResolver, type Lookup } from "./resolve.ts";
@@ -52,7 +53,7 @@ export interface Outbound {
    *
    * @throws OutboundError; the signal's reason
    */
-  request(url: string, request: OutboundRequest): Promise<Response>;
+  request(url: string, request: OutboundRequest): Promise<Answer>;
 }
 
 export interface OutboundOptions {

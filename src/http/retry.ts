@@ -1,4 +1,5 @@
 // Sends a request again as long as it certainly never reached the upstream. One that may have arrived is never sent twice.
+import type { Answer } from "./answer.ts";
 import { type Outbound, OutboundError, type OutboundRequest } from "./outbound.ts";
 
 const PAUSES_MS = [100, 400];
@@ -8,7 +9,7 @@ const PAUSES_MS = [100, 400];
  *
  * @throws OutboundError; the signal's reason
  */
-export async function requestSafely(outbound: Outbound, url: string, request: OutboundRequest): Promise<Response> {
+export async function requestSafely(outbound: Outbound, url: string, request: OutboundRequest): Promise<Answer> {
   const { signal } = request;
   for (let attempt = 0; ; attempt++) {
     try {

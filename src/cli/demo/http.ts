@@ -1,6 +1,7 @@
 // Plain HTTP as any caller of the gateway, or of a node, speaks it: JSON out, JSON in, with a limit on time and size.
 // Answers are read field by field, since the demo shares nothing but the wire format with the servers.
 // One per thread, since all parts of the demo may share the connections.
+import type { AnswerHeaders } from "../../http/answer.ts";
 import { readBody } from "../../http/body.ts";
 import { createOutbound, OutboundError } from "../../http/outbound.ts";
 import { DemoProblem } from "./problem.ts";
@@ -20,7 +21,7 @@ export interface HttpRequest {
 
 export interface HttpAnswer {
   readonly status: number;
-  readonly headers: Headers;
+  readonly headers: AnswerHeaders;
   /** Undefined when it is no JSON. */
   readonly body: unknown;
   readonly ms: number;

@@ -3,6 +3,7 @@
 // never reached the upstream.
 import { CLAIM_BELIEVED_MS, isWallOlder } from "../../core/age.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
+import type { Answer } from "../../http/answer.ts";
 import { readBody } from "../../http/body.ts";
 import type { DecodedFor } from "../../http/decode.ts";
 import type { DecoderShare } from "../../http/decoder-share.ts";
@@ -133,7 +134,7 @@ export function jobHeaders({ id, call, credential }: Job): Array<[string, string
  *
  * @throws OutboundError; the signal's reason
  */
-export function send(context: CallContext, request: UpstreamRequest): Promise<Response> {
+export function send(context: CallContext, request: UpstreamRequest): Promise<Answer> {
   const { outbound, signal, trace, hold } = context;
   const { url, ...init } = request;
   trace.dialled_at ??= performance.now();
@@ -147,7 +148,7 @@ export function send(context: CallContext, request: UpstreamRequest): Promise<Re
  */
 export async function readStart(
   context: CallContext,
-  response: Response,
+  response: Answer,
   captureBytes: number,
   digest: BodyDigest | null = null,
 ): Promise<Uint8Array> {

@@ -1,6 +1,7 @@
 // How an upstream call that ended is judged: from what happened to the stored end.
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
+import type { Answer } from "../../http/answer.ts";
 import type { Outcome } from "./job.ts";
 
 /** What is known of a call so far. It is filled in as the call goes on, so that a failure is recorded with it too. */
@@ -32,7 +33,7 @@ export function newTrace(): Trace {
   return { dialled_at: null, upstream_status: null, response_content_type: null, resp_size: null };
 }
 
-export function noteHead(trace: Trace, response: Response): void {
+export function noteHead(trace: Trace, response: Answer): void {
   trace.upstream_status = response.status;
   const type = response.headers.get("content-type");
   trace.response_content_type = type === null ? null : type.slice(0, CONTENT_TYPE_CHARACTERS_MAX);

@@ -2,6 +2,7 @@
 // A request is sent again only when it certainly never reached the upstream.
 import { unlessAborted } from "../../concurrency/deadline.ts";
 import type { Log } from "../../core/log.ts";
+import type { Answer } from "../../http/answer.ts";
 import { isEncoded, Undecodable } from "../../http/codings.ts";
 import type { DecodedFor } from "../../http/decode.ts";
 import type { DecoderShare } from "../../http/decoder-share.ts";
@@ -66,7 +67,7 @@ export async function headOf(
   { opened, timeouts, recorder, method, own, isOurs }: StreamExchange,
   body: CallBody | null,
   sent?: () => void,
-): Promise<Response> {
+): Promise<Answer> {
   const { signal } = timeouts;
   timeouts.waitFor("head");
   signal.throwIfAborted();
@@ -110,7 +111,7 @@ function endedElsewhere(): CallError {
 export async function answerOf(
   { filterMemory, decoders }: ExchangeDeps,
   exchange: StreamExchange,
-  response: Response,
+  response: Answer,
 ): Promise<Response> {
   const { opened, timeouts, recorder, commentMs, responseHeaders, method, ended } = exchange;
   const { status } = response;
@@ -155,7 +156,7 @@ function decodedForExchange(decoders: DecoderShare, { tenant, agentId }: OpenedR
   };
 }
 
-function isEventStream(response: Response): boolean {
+function isEventStream(response: Answer): boolean {
   return /^\s*text\/event-stream\s*(;|$)/i.test(response.headers.get("content-type") ?? "");
 }
 

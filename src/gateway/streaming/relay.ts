@@ -8,6 +8,7 @@
 // taken from the stream is not sent before the event loop has turned, and a stream that errors earlier takes it along,
 // the head too. So an answer that breaks off is held open for a moment first.
 import { endsWithin } from "../../concurrency/deadline.ts";
+import type { Answer } from "../../http/answer.ts";
 import { bodyChunks } from "../../http/body.ts";
 import { isEncoded, Undecodable } from "../../http/codings.ts";
 import type { Chunks, DecodedFor } from "../../http/decode.ts";
@@ -57,7 +58,7 @@ export interface DecodedOptions {
  * @throws Undecodable; the reason of the signal
  */
 export async function decodedChunks(
-  response: Response,
+  response: Answer,
   { timeouts, decodedFor, isEvents }: DecodedOptions,
 ): Promise<Chunks> {
   const { signal } = timeouts;

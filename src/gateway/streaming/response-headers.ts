@@ -1,6 +1,7 @@
 // The headers of a streamed answer: the upstream's, but for those of its connection, those in which the gateway itself
 // speaks, and those that would speak for the gateway: to the caller about the whole origin, which is the gateway's and
 // no single upstream's, or to the proxies that stand before it.
+import type { Answer } from "../../http/answer.ts";
 import { isEncoded } from "../../http/codings.ts";
 
 const LEFT_BEHIND = new Set([
@@ -72,7 +73,7 @@ const OF_ENCODED = new Set(["content-encoding", "content-md5", "content-digest",
  * @param own headers that the gateway adds
  * @param isGet whether a shared cache may take the answer for one to everybody
  */
-export function answerHeaders(response: Response, own: Readonly<Record<string, string>>, isGet: boolean): Headers {
+export function answerHeaders(response: Answer, own: Readonly<Record<string, string>>, isGet: boolean): Headers {
   const named = (response.headers.get("connection") ?? "").split(",");
   const left = new Set(named.map((name) => name.trim().toLowerCase()));
   const decoded = isEncoded(response.headers);

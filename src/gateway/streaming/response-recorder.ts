@@ -4,6 +4,7 @@ import { createHash } from "node:crypto";
 import type { Call } from "../../core/call.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
+import type { Answer } from "../../http/answer.ts";
 import { freeMemory } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";
 import type { TenantBudget } from "./memory-budget.ts";
@@ -81,7 +82,7 @@ export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture
     dialled() {
       dialledAt ??= performance.now();
     },
-    head(response: Response) {
+    head(response: Answer) {
       status = response.status;
       length = Number(response.headers.get("content-length") ?? 0) || 0;
       contentType = response.headers.get("content-type")?.slice(0, CONTENT_TYPE_CHARACTERS_MAX) ?? null;

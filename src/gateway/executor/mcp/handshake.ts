@@ -3,6 +3,7 @@
 // (Protocol versions up to 2025-11-25; later ones have neither.)
 
 import { VERSION } from "../../../core/version.ts";
+import type { Answer } from "../../../http/answer.ts";
 import { encodeRpc } from "../../../wire/jsonrpc.ts";
 import { credentialHeaders } from "../../upstream/headers.ts";
 import { type CallContext, decodedForCall, readStart, send, type Upstreams } from "../call.ts";
@@ -124,7 +125,7 @@ function sessionHeaders(session: Opened): Array<[string, string]> {
 }
 
 /** Empty when the message is not an answer. */
-async function readAnswer(context: CallContext, response: Response): Promise<Uint8Array> {
+async function readAnswer(context: CallContext, response: Answer): Promise<Uint8Array> {
   const wireId = String(INITIALIZE_ID);
   const isEvents = isEventStream(response);
   const message = await (isEvents ? readStreamAnswer : readMessage)(context, response, {

@@ -2,6 +2,7 @@
 // asked for, and then closed. Progress, notifications and requests of the server come before it and are passed over.
 
 import { inOneStep } from "../../../concurrency/run-steps.ts";
+import type { Answer } from "../../../http/answer.ts";
 import { bodyChunks } from "../../../http/body.ts";
 import { BodyTooLarge, type Chunks } from "../../../http/decode.ts";
 import { EventStreamReader } from "../../../wire/event-stream.ts";
@@ -18,7 +19,7 @@ const AT_ONCE_MS = 0.5;
 /** How the text of an object begins: a brace, or white space. */
 const NEARLY_OBJECT = new Set(new TextEncoder().encode("{ \n\r\t"));
 
-export function isEventStream(response: Response): boolean {
+export function isEventStream(response: Answer): boolean {
   const type = response.headers.get("content-type") ?? "";
   return /^\s*text\/event-stream\s*(;|$)/i.test(type);
 }
@@ -26,7 +27,7 @@ export function isEventStream(response: Response): boolean {
 /** The message that is the whole body, whether it is the response or not. */
 export async function readMessage(
   context: CallContext,
-  response: Response,
+  response: Answer,
   options: AnswerOptions,
 ): Promise<AnswerReader> {
   const { settings, trace, hold, decodedFor } = context;
@@ -55,7 +56,7 @@ export async function readMessage(
  */
 export async function readStreamAnswer(
   context: CallContext,
-  response: Response,
+  response: Answer,
   options: AnswerOptions,
 ): Promise<AnswerReader> {
   const { settings, trace, hold, decodedFor } = context;
@@ -101,7 +102,7 @@ export async function readStreamAnswer(
 }
 
 /** The decoded body; left early, it is closed. */
-async function* piecesOf({ settings, decodedFor }: CallContext, response: Response): Chunks {
+async function* piecesOf({ settings, decodedFor }: CallContext, response: Answer): Chunks {
   try {
     yield* bodyChunks(response, { maxBytes: settings.max_response_bytes, decodedFor });
   } catch (error) {
