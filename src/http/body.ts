@@ -151,17 +151,15 @@ export function bodyChunks(response: Answer, options: OpenOptions): Chunks {
   return open(response, options).chunks;
 }
 
-/** The body of an answer that came whole, and is cheap to take as it is. */
-function smallBody({ whole, headers }: Answer, maxBytes: number): Uint8Array | null {
+/** What `readBody` gives, if it need not wait: of a small answer that came whole, and is not encoded. */
+export function bodyAtOnce({ whole, headers }: Answer, limits: BodyLimits): BodyRead | null {
+  const { maxBytes, captureBytes, beyond, signal } = limits;
   if (whole === undefined || whole === null || whole.length > Math.min(maxBytes, SMALL_BYTES)) return null;
-  return headers.has("content-encoding") ? null : whole;
-}
-
-function readSmall(bytes: Uint8Array, { captureBytes, beyond }: BodyLimits): BodyRead {
-  const truncated = bytes.length > captureBytes;
-  const captured = truncated ? bytes.slice(0, captureBytes) : bytes;
-  if (truncated) beyond?.(bytes.subarray(captureBytes), () => captured);
-  return { size: bytes.length, captured, truncated, tooLarge: false };
+  if (signal !== undefined || headers.has("content-encoding")) return null;
+  const truncated = whole.length > captureBytes;
+  const captured = truncated ? whole.slice(0, captureBytes) : whole;
+  if (truncated) beyond?.(whole.subarray(captureBytes), () => captured);
+  return { size: whole.length, captured, truncated, tooLarge: false };
 }
 
 /** In memory of its own (Buffer.concat may take shared memory), so that it can move to another thread. */
@@ -194,9 +192,9 @@ async function startOf(
  * @throws OutboundError `lost` when it breaks off or its encoding is corrupt; Undecodable; the signal's reason
  */
 export async function readBody(response: Answer, limits: BodyLimits): Promise<BodyRead> {
-  const { maxBytes, captureBytes, signal, beyond } = limits;
-  const small = signal === undefined ? smallBody(response, maxBytes) : null;
-  if (small !== null) return readSmall(small, limits);
+  const small = bodyAtOnce(response, limits);
+  if (small !== null) return small;
+  const { maxBytes, captureBytes, beyond } = limits;
   const isLent = isEncoded(response.headers);
   const kept: Uint8Array[] = [];
   let size = 0;

@@ -22,6 +22,7 @@ const IDLE_SECONDS = 30;
  */
 const IDLE_MAX = 1024;
 const OWN_CONTEXT_WEIGHT = 4;
+const NOTHING = new Uint8Array();
 /** How much of a body is written at a time. */
 const PIECE_BYTES = 262_144;
 /** A body up to this size is copied after its head, to be sent with it. */
@@ -34,18 +35,21 @@ const KEEP_ALIVE_TIMEOUT = /(?:^|[,;\s])timeout=(\d{1,9})\s*(?:$|[,;])/i;
  * Where a connection leads, and what it shows there. Names that share an address share no connections, since their servers
  * may belong to strangers. Nor do tenants: what one has left on a connection must not meet another's request.
  */
-function placeOf({ url, address, tenant, serverName, tlsContext }: TransportRequest): string {
-  return JSON.stringify([tenant, url.protocol, address, url.host, serverName, tlsContext.name]);
+function placeOf({ target, address, tenant, tlsContext }: TransportRequest): string {
+  return JSON.stringify([tenant, target.isTls, address, target.host, target.serverName, tlsContext.name]);
 }
 
-function headOf({ url, method, headers, body }: TransportRequest): Buffer {
-  let fields = "";
-  headers.forEach((value, name) => {
-    fields += `${name}: ${value}\r\n`;
-  });
+function headOf({ target, method, fields, body }: TransportRequest): string {
   const length = body === null && method !== "POST" ? "" : `content-length: ${body?.byteLength ?? 0}\r\n`;
-  const head = `${method} ${url.pathname}${url.search} HTTP/1.1\r\n${fields}${length}connection: keep-alive\r\n\r\n`;
-  return Buffer.from(head, "latin1");
+  return `${method} ${target.path} HTTP/1.1\r\nhost: ${target.host}\r\n${fields}${length}connection: keep-alive\r\n\r\n`;
+}
+
+/** The head and the body in one piece. */
+function joined(head: string, body: Uint8Array): Uint8Array {
+  const bytes = Buffer.allocUnsafe(head.length + body.length);
+  bytes.write(head, "latin1");
+  bytes.set(body, head.length);
+  return bytes;
 }
 
 /** How long the connection can be kept after this answer. */
@@ -148,12 +152,12 @@ class UpstreamConnection {
       this.#isSending = false;
       request.sent?.();
     };
-    const [head, body] = [headOf(request), request.body ?? new Uint8Array()];
+    const head = headOf(request);
+    const body = request.body ?? NOTHING;
     // In one write if possible: after a reset, a second write would discard what has arrived by then.
-    if (body instanceof Uint8Array && body.length <= JOINED_BYTES_MAX)
-      socket.write(Buffer.concat([head, body]), isSent);
+    if (body instanceof Uint8Array && body.length <= JOINED_BYTES_MAX) socket.write(joined(head, body), isSent);
     else {
-      socket.write(head);
+      socket.write(head, "latin1");
       writeInParts(socket, body, isSent);
     }
     return exchange.response;
@@ -221,21 +225,21 @@ async function dialled({ socket, arrives }: Dialled, connected: string, signal: 
   }
 }
 
-function dial({ url, address, serverName, tlsContext, signal }: TransportRequest): Promise<Dialled> {
+function dial({ target, address, tlsContext, signal }: TransportRequest): Promise<Dialled> {
   const arrives: Arrivals = { take: null };
   const reading = { host: address, onread: readingInto(arrives) };
-  if (url.protocol === "http:") {
-    const socket = net.connect({ ...reading, port: Number(url.port || 80), noDelay: true });
+  if (!target.isTls) {
+    const socket = net.connect({ ...reading, port: Number(target.port || 80), noDelay: true });
     return dialled({ socket, arrives }, "connect", signal);
   }
   const { secureContext } = tlsContext;
   const socket = tls.connect({
     ...reading,
-    port: Number(url.port || 443),
+    port: Number(target.port || 443),
     ALPNProtocols: ["http/1.1"],
     // Set explicitly, because NODE_TLS_REJECT_UNAUTHORIZED could switch it off.
     rejectUnauthorized: true,
-    servername: serverName ?? "",
+    servername: target.serverName ?? "",
     ...(secureContext && { secureContext }),
   });
   return dialled({ socket: socket.setNoDelay(true), arrives }, "secureConnect", signal);
@@ -276,23 +280,31 @@ class IdleConnections {
 export function openTransport() {
   const pool = new IdleConnections();
 
+  async function dialAndSend(request: TransportRequest, place: string): Promise<Answer> {
+    const connection = new UpstreamConnection(await dial(request), place, request, pool);
+    return connection.exchange(request);
+  }
+
+  /** What may happen twice is sent again: the server may have closed the connection before it saw this. */
+  async function sendOnKept(request: TransportRequest, kept: UpstreamConnection): Promise<Answer> {
+    try {
+      return await kept.exchange(request);
+    } catch (error) {
+      if (kept.isAnswered || request.signal.aborted) throw error;
+      return send(request);
+    }
+  }
+
   /**
    * Resolves with the final response head as it came; its body is still encoded and must be read or cancelled.
    *
    * @throws errors with a code
    */
-  async function send(request: TransportRequest): Promise<Answer> {
+  function send(request: TransportRequest): Promise<Answer> {
     const place = placeOf(request);
     const kept = pool.take(place);
-    const connection = kept ?? new UpstreamConnection(await dial(request), place, request, pool);
-    try {
-      return await connection.exchange(request);
-    } catch (error) {
-      // The server may have closed the connection before it saw this.
-      const isStale = kept !== null && !connection.isAnswered && request.method !== "POST";
-      if (!isStale || request.signal.aborted) throw error;
-      return send(request);
-    }
+    if (kept === null) return dialAndSend(request, place);
+    return request.method === "POST" ? kept.exchange(request) : sendOnKept(request, kept);
   }
 
   return { send };

@@ -16,7 +16,7 @@ function answer(ahead: ReadAhead, tenant: string) {
       isRead = true;
     },
   });
-  return { ...reader, isRead: () => isRead };
+  return Object.assign(reader, { isRead: () => isRead });
 }
 
 /** What is resumed is so in the turns that follow. */

@@ -11,8 +11,18 @@ export interface Source {
 }
 
 export type ReadAhead = ReturnType<typeof createReadAhead>;
+
 /** The part of one answer in it. */
-export type AnswerReadAhead = ReturnType<ReadAhead["of"]>;
+export interface AnswerReadAhead {
+  /** From now on this connection brings the answer. */
+  open(source: Source): void;
+  /** Counts what has arrived; a negative number is what has been taken of it. */
+  add(bytes: number): void;
+  /** The answer is read on, whatever the share: its reader holds memory that others wait for. */
+  exempt(): void;
+  /** The connection brings nothing more, and nothing that came is left. */
+  close(): void;
+}
 
 /** A tenant is read again when it may have this much more. */
 const ROOM_BYTES_MIN = 64 * 1024;
@@ -137,33 +147,37 @@ function resume({ read, stopped }: TenantAnswers, account: UnreadAnswer): void {
   account.source.resume();
 }
 
+class Account implements AnswerReadAhead {
+  readonly #gate: Gate;
+  readonly #tenant: string;
+  #answer: UnreadAnswer | null = null;
+
+  constructor(gate: Gate, tenant: string) {
+    this.#gate = gate;
+    this.#tenant = tenant;
+  }
+
+  open(source: Source): void {
+    this.close();
+    this.#answer = { source, tenant: this.#tenant, bytes: 0, charged: 0, isExempt: false };
+    this.#gate.enter(this.#answer);
+  }
+
+  add(bytes: number): void {
+    if (this.#answer !== null) this.#gate.charge(this.#answer, bytes);
+  }
+
+  exempt(): void {
+    if (this.#answer !== null) this.#gate.exempt(this.#answer);
+  }
+
+  close(): void {
+    if (this.#answer !== null) this.#gate.leave(this.#answer);
+    this.#answer = null;
+  }
+}
+
 export function createReadAhead(bytesMax: number) {
   const gate = new Gate(bytesMax);
-  return {
-    of(tenant: string) {
-      let account: UnreadAnswer | null = null;
-      /** The connection brings nothing more, and nothing that came is left. */
-      const close = (): void => {
-        if (account !== null) gate.leave(account);
-        account = null;
-      };
-      return {
-        /** From now on this connection brings the answer. */
-        open(source: Source): void {
-          close();
-          account = { source, tenant, bytes: 0, charged: 0, isExempt: false };
-          gate.enter(account);
-        },
-        /** Counts what has arrived; a negative number is what has been taken of it. */
-        add(bytes: number): void {
-          if (account !== null) gate.charge(account, bytes);
-        },
-        /** The answer is read on, whatever the share: its reader holds memory that others wait for. */
-        exempt(): void {
-          if (account !== null) gate.exempt(account);
-        },
-        close,
-      };
-    },
-  };
+  return { of: (tenant: string): AnswerReadAhead => new Account(gate, tenant) };
 }

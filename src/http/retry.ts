@@ -9,18 +9,25 @@ const PAUSES_MS = [100, 400];
  *
  * @throws OutboundError; the signal's reason
  */
-export async function requestSafely(outbound: Outbound, url: string, request: OutboundRequest): Promise<Answer> {
+export function requestSafely(outbound: Outbound, url: string, request: OutboundRequest): Promise<Answer> {
+  // The first time without a frame that waits: most requests need no more.
+  return outbound.request(url, request).catch((error) => again(outbound, url, request, error));
+}
+
+async function again(outbound: Outbound, url: string, request: OutboundRequest, first: unknown): Promise<Answer> {
   const { signal } = request;
-  for (let attempt = 0; ; attempt++) {
+  let failure = first;
+  for (const pause of PAUSES_MS) {
+    const isSafe = failure instanceof OutboundError && failure.kind === "unreached";
+    if (!isSafe || signal.aborted) throw failure;
+    await sleep(pause, signal);
     try {
       return await outbound.request(url, request);
     } catch (error) {
-      const pause = PAUSES_MS[attempt];
-      const isSafe = error instanceof OutboundError && error.kind === "unreached";
-      if (!isSafe || pause === undefined || signal.aborted) throw error;
-      await sleep(pause, signal);
+      failure = error;
     }
   }
+  throw failure;
 }
 
 function sleep(ms: number, signal: AbortSignal): Promise<void> {

@@ -3,19 +3,33 @@ import type { CallBody } from "../wire/body.ts";
 import type { AnswerReadAhead } from "./read-ahead.ts";
 import type { TlsContext } from "./tls-contexts.ts";
 
+/** What a URL says of where a request goes. */
+export interface DialTarget {
+  readonly isTls: boolean;
+  readonly host: string;
+  readonly hostname: string;
+  /** Empty for the one of the scheme. */
+  readonly port: string;
+  /** With its query. */
+  readonly path: string;
+  /**
+   * The name for SNI and certificate, without the dots at its end (RFC 6066 section 3); null for plain HTTP and for
+   * hosts that are addresses.
+   */
+  readonly serverName: string | null;
+}
+
 export interface TransportRequest {
-  readonly url: URL;
-  /** The one of the URL's host that is dialled. */
+  readonly target: DialTarget;
+  /** The one of the target's host that is dialled. */
   readonly address: string;
   readonly method: string;
-  /** All headers except those of the connection and the length. */
-  readonly headers: Headers;
+  /** Lines of all headers except Host and those of the connection and the length. */
+  readonly fields: string;
   readonly body: CallBody | null;
   readonly signal: AbortSignal;
   /** Whose connections are used, and in whose turns the answer is read. */
   readonly tenant: string;
-  /** The name for SNI and certificate; null for plain HTTP and for hosts that are addresses. */
-  readonly serverName: string | null;
   readonly tlsContext: TlsContext;
   /** Called when the body is not needed any more: it has left, or never will. May be called more than once. */
   readonly sent?: (() => void) | undefined;

@@ -4,7 +4,7 @@
 import { CLAIM_BELIEVED_MS, isWallOlder } from "../../core/age.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import type { Answer } from "../../http/answer.ts";
-import { readBody } from "../../http/body.ts";
+import { type BodyRead, bodyAtOnce, readBody } from "../../http/body.ts";
 import type { DecodedFor } from "../../http/decode.ts";
 import type { DecoderShare } from "../../http/decoder-share.ts";
 import type { Outbound } from "../../http/outbound.ts";
@@ -75,7 +75,7 @@ export async function runCall(
   } catch (error) {
     return judgeFailure(error, stop.signal, trace);
   } finally {
-    if (isKept) keep(hold.release);
+    if (isKept) keep(() => hold.release());
     else hold.release();
     clearTimeout(deadline);
   }
@@ -119,7 +119,9 @@ export async function callHttp(job: Job, context: CallContext): Promise<Outcome>
   noteHead(context.trace, response);
   const { capture, receipt } = job.call;
   const digest = receipt ? createBodyDigest() : null;
-  const start = await readStart(context, response, capture ? CAPTURE_BYTES_MAX : 0, digest);
+  const read = readStart(context, response, capture ? CAPTURE_BYTES_MAX : 0, digest);
+  // Most need no wait, which would cost as much as a parse of the answer.
+  const start = read instanceof Promise ? await read : read;
   const body = { start, size: context.trace.resp_size ?? 0, sha256: digest?.of(start) ?? null };
   return answered(context.trace, response.status, keep(body, capture), performance.now());
 }
@@ -146,22 +148,28 @@ export function send(context: CallContext, request: UpstreamRequest): Promise<An
  *
  * @param digest receives the bytes after the first ones
  */
-export async function readStart(
+export function readStart(
   context: CallContext,
   response: Answer,
   captureBytes: number,
   digest: BodyDigest | null = null,
-): Promise<Uint8Array> {
-  const body = await readBody(response, {
+): Bun.MaybePromise<Uint8Array> {
+  const limits = {
     maxBytes: context.settings.max_response_bytes,
     captureBytes,
-    grow: context.hold.grow,
+    grow: (bytes: number) => context.hold.grow(bytes),
     decodedFor: context.decodedFor,
     ...(digest !== null && { beyond: digest.beyond }),
-  });
-  context.trace.resp_size = body.size;
-  if (body.tooLarge) throw tooLarge(context.settings);
-  return body.captured;
+  };
+  const body = bodyAtOnce(response, limits);
+  if (body !== null) return startOf(context, body);
+  return readBody(response, limits).then((read) => startOf(context, read));
+}
+
+function startOf({ trace, settings }: CallContext, { size, tooLarge: isTooLarge, captured }: BodyRead): Uint8Array {
+  trace.resp_size = size;
+  if (isTooLarge) throw tooLarge(settings);
+  return captured;
 }
 
 export function tooLarge(settings: WorkerSettings): CallError {

@@ -4,7 +4,7 @@
 import { createFairQueue, enter, type FairQueue } from "../../../concurrency/fair-queue.ts";
 import { createFairShare } from "../../../concurrency/fair-share.ts";
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
-import { createReadAhead } from "../../../http/read-ahead.ts";
+import { type AnswerReadAhead, createReadAhead } from "../../../http/read-ahead.ts";
 
 /** Answers up to this length are short. */
 export const FREE_BYTES = 16 * 1024;
@@ -18,6 +18,54 @@ const TOTAL_BYTES = 112 * 1024 * 1024;
 const AHEAD_BYTES = 48 * 1024 * 1024;
 /** However many workers there are, a tenant alone must not have all places of one. */
 const PLACES_MIN = 4;
+
+interface Step {
+  readonly above: number;
+  readonly room: FairQueue;
+}
+
+/** What one call holds. */
+export class MemoryHold {
+  readonly tenant: string;
+  readonly agentId: string;
+  /** Bytes that arrive while the answer waits for its place. */
+  readonly ahead: AnswerReadAhead;
+  readonly #steps: readonly Step[];
+  readonly #signal: AbortSignal;
+  #held = 0;
+
+  /** @param signal its reason ends a wait */
+  constructor(tenant: string, agentId: string, steps: readonly Step[], ahead: AnswerReadAhead, signal: AbortSignal) {
+    this.tenant = tenant;
+    this.agentId = agentId;
+    this.ahead = ahead;
+    this.#steps = steps;
+    this.#signal = signal;
+  }
+
+  /** To be awaited before `bytes` in all are kept; undefined when there is nothing to wait for. */
+  grow(bytes: number): Promise<void> | undefined {
+    const next = this.#steps[this.#held];
+    return next === undefined || bytes <= next.above ? undefined : this.#takeUpTo(bytes);
+  }
+
+  async #takeUpTo(bytes: number): Promise<void> {
+    const place = { tenant: this.tenant, agent: this.agentId, amount: 1 };
+    for (const step of this.#steps.slice(this.#held)) {
+      if (bytes <= step.above) return;
+      await enter(step.room, place, this.#signal);
+      this.#held++;
+      // From here on it is read regardless of its tenant's other answers, since they may wait for its place.
+      this.ahead.exempt();
+    }
+  }
+
+  release(): void {
+    const held = this.#steps.slice(0, this.#held);
+    this.#held = 0;
+    for (const { room } of held) room.giveBack(this.tenant, this.agentId, 1);
+  }
+}
 
 /**
  * The share of one of `workers`, half of it for each length of answers. An answer that needs both places takes them in
@@ -35,37 +83,9 @@ export function createResponseMemory(workers: number, total = TOTAL_BYTES) {
   const readAhead = createReadAhead(AHEAD_BYTES / workers);
   return {
     /** @param signal its reason ends a wait */
-    hold(tenant: string, agent: string, signal: AbortSignal) {
-      const ahead = readAhead.of(tenant);
-      const held: FairQueue[] = [];
-      const place = { tenant, agent, amount: 1 };
-      async function takeUpTo(bytes: number): Promise<void> {
-        for (const step of steps.slice(held.length)) {
-          if (bytes <= step.above) return;
-          await enter(step.room, place, signal);
-          held.push(step.room);
-          // From here on it is read regardless of its tenant's other answers, since they may wait for its place.
-          ahead.exempt();
-        }
-      }
-      return {
-        tenant,
-        agentId: agent,
-        /** Bytes that arrive while the answer waits for its place. */
-        ahead,
-        /** To be awaited before `bytes` in all are kept; undefined when there is nothing to wait for. */
-        grow(bytes: number) {
-          const next = steps[held.length];
-          return next === undefined || bytes <= next.above ? undefined : takeUpTo(bytes);
-        },
-        release() {
-          for (const room of held.splice(0)) room.giveBack(tenant, agent, 1);
-        },
-      };
-    },
+    hold: (tenant: string, agent: string, signal: AbortSignal) =>
+      new MemoryHold(tenant, agent, steps, readAhead.of(tenant), signal),
   };
 }
 
 export type ResponseMemory = ReturnType<typeof createResponseMemory>;
-/** What one call holds. */
-export type MemoryHold = ReturnType<ResponseMemory["hold"]>;
