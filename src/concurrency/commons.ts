@@ -3,8 +3,10 @@
 // a second, the tenant that holds most gives way, if it holds more than its equal part and more than the waiter's tenant
 // would hold: it ends the holder whose last progress is the longest ago, and the next one, until there is enough.
 // Meanwhile nobody gets more than its equal part, or what is given back would go round in circles.
+
 import { createFairQueue, enter, type FairQueue, type Waiter } from "./fair-queue.ts";
 import { createFairShare, type FairShare, leastFirst } from "./fair-share.ts";
+import type { StopSignal } from "./stop.ts";
 
 /** What one holder has. */
 export interface Stake {
@@ -18,7 +20,7 @@ export interface Stake {
    *
    * @param signal its reason ends the wait
    */
-  take(amount: number, signal: AbortSignal): Promise<void> | undefined;
+  take(amount: number, signal: StopSignal): Promise<void> | undefined;
   /** The holder makes progress. */
   heard(): void;
   /** Gives this much back, or all that is left. */

@@ -1,5 +1,6 @@
 // Waits that end after a time, by the monotonic clock of timers, or by a signal. The work goes on after that, and its
 // outcome is ignored.
+import type { StopSignal } from "./stop.ts";
 
 /** The outcome of `work`, unless `ms` pass first: then rejects with what `late` gives. */
 export async function withDeadline<T>(ms: number, work: Promise<T>, late: () => unknown): Promise<T> {
@@ -25,7 +26,7 @@ export async function endsWithin(ms: number, work: Promise<unknown>): Promise<bo
 }
 
 /** The outcome of `work`; rejects with the signal's reason as soon as that is aborted. */
-export async function unlessAborted<T>(signal: AbortSignal, work: Promise<T>): Promise<T> {
+export async function unlessAborted<T>(signal: StopSignal, work: Promise<T>): Promise<T> {
   const { promise, reject } = Promise.withResolvers<never>();
   const onAbort = () => reject(signal.reason);
   signal.addEventListener("abort", onAbort, { once: true });

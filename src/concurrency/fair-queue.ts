@@ -1,6 +1,8 @@
 // A queue for shares of something scarce. What is given back goes to the waiting tenant that holds least, to the one of
 // its agents that holds least, and there to the first in line. Those that hold the same take turns.
+
 import { type FairShare, leastFirst, type Shortage } from "./fair-share.ts";
+import type { StopSignal } from "./stop.ts";
 
 /** A share that may have to be waited for. */
 export interface ShareRequest {
@@ -128,7 +130,7 @@ function toTheEnd<K, V>(map: Map<K, V>, key: K): void {
 export function enter(
   queue: FairQueue,
   wanted: ShareRequest,
-  signal?: AbortSignal,
+  signal?: StopSignal,
   taken?: () => void,
 ): Promise<void> | undefined {
   if (queue.takeNow(wanted.tenant, wanted.agent, wanted.amount)) return undefined;

@@ -3,9 +3,11 @@
 // read (21 of 60 answers closed right after their first part, 42 of 60 destroyed; here none), and does not tell a reset
 // from a close, nor when a request has left.
 // One per thread, since all sockets of a thread share one buffer, which is emptied at each read.
+
 import net from "node:net";
 import tls from "node:tls";
 import { during } from "../concurrency/loop-profile.ts";
+import type { StopSignal } from "../concurrency/stop.ts";
 import { tenantCache } from "../concurrency/tenant-cache.ts";
 import { type CallBody, partsOf } from "../wire/body.ts";
 import type { Answer } from "./answer.ts";
@@ -203,7 +205,7 @@ function writeInParts(socket: net.Socket, body: CallBody, isSent: () => void): v
 }
 
 /** @throws the socket's error; the signal's reason */
-async function dialled({ socket, arrives }: Dialled, connected: string, signal: AbortSignal): Promise<Dialled> {
+async function dialled({ socket, arrives }: Dialled, connected: string, signal: StopSignal): Promise<Dialled> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   const onAbort = () => reject(signal.reason);
   const onEarly = () => reject(new TransportError("ECONNRESET"));

@@ -1,7 +1,9 @@
 // The memory of all decoders of the process, in all threads, shared out by tenant first. An answer of a few hundred bytes
 // can make its decoder hold 16 MiB for as long as it stays open. So nobody decodes before the memory is granted, and a
 // tenant that holds more than its part gives way when others wait: see concurrency/commons.ts.
+
 import { Commons } from "../concurrency/commons.ts";
+import type { StopSignal } from "../concurrency/stop.ts";
 
 export interface DecoderShare {
   /**
@@ -10,7 +12,7 @@ export interface DecoderShare {
    * @param signal its reason ends the wait
    * @param giveWay called once when others need them: they are to be given back soon
    */
-  take(tenant: string, agent: string, bytes: number, signal: AbortSignal, giveWay: () => void): Promise<() => void>;
+  take(tenant: string, agent: string, bytes: number, signal: StopSignal, giveWay: () => void): Promise<() => void>;
 }
 
 const DECODER_BYTES_MAX = 192 * 1024 * 1024;

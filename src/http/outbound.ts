@@ -4,7 +4,9 @@
 //
 // A POST is sent once; other requests are sent again when a kept-alive connection closes without an answer. So whatever
 // must not happen twice is sent as a POST.
+
 import { unlessAborted } from "../concurrency/deadline.ts";
+import type { StopSignal } from "../concurrency/stop.ts";
 import { tenantCache } from "../concurrency/tenant-cache.ts";
 import { isBadPort } from "../core/blocked-ports.ts";
 import { type HostRules, isExempt } from "../core/host.ts";
@@ -40,7 +42,7 @@ export interface OutboundRequest {
   readonly headers: ReadonlyArray<readonly [name: string, value: string]>;
   readonly body?: CallBody | null;
   /** The only time limit; its reason is what an aborted request rejects with. It covers the body too. */
-  readonly signal: AbortSignal;
+  readonly signal: StopSignal;
   readonly tls?: ClientIdentity | null;
   /** Whose connections are used, and in whose turns the answer is read. Left out: the operator's. */
   readonly tenant?: string;

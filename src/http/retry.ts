@@ -1,4 +1,5 @@
 // Sends a request again as long as it certainly never reached the upstream. One that may have arrived is never sent twice.
+import type { StopSignal } from "../concurrency/stop.ts";
 import type { Answer } from "./answer.ts";
 import { type Outbound, OutboundError, type OutboundRequest } from "./outbound.ts";
 
@@ -30,7 +31,7 @@ async function again(outbound: Outbound, url: string, request: OutboundRequest, 
   throw failure;
 }
 
-function sleep(ms: number, signal: AbortSignal): Promise<void> {
+function sleep(ms: number, signal: StopSignal): Promise<void> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   const onAbort = () => {
     clearTimeout(timer);

@@ -1,4 +1,5 @@
 // A request that is pinned to an address, and how sending it fails.
+import type { StopSignal } from "../concurrency/stop.ts";
 import type { CallBody } from "../wire/body.ts";
 import type { AnswerReadAhead } from "./read-ahead.ts";
 import type { TlsContext } from "./tls-contexts.ts";
@@ -27,7 +28,7 @@ export interface TransportRequest {
   /** Lines of all headers except Host and those of the connection and the length. */
   readonly fields: string;
   readonly body: CallBody | null;
-  readonly signal: AbortSignal;
+  readonly signal: StopSignal;
   /** Whose connections are used, and in whose turns the answer is read. */
   readonly tenant: string;
   readonly tlsContext: TlsContext;

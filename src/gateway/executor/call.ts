@@ -1,6 +1,7 @@
 // One transactional upstream call, from the job to its outcome: the deadline and the cancel around it, the
 // request as every protocol sends it, and the plain http call. A request is sent again only when it certainly
 // never reached the upstream.
+import { firstOf, type Stoppable, type StopSignal } from "../../concurrency/stop.ts";
 import { CLAIM_BELIEVED_MS, isWallOlder } from "../../core/age.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import type { Answer } from "../../http/answer.ts";
@@ -22,7 +23,7 @@ import type { MemoryHold, ResponseMemory } from "./workers/response-memory.ts";
 export interface CallContext {
   readonly outbound: Outbound;
   readonly settings: WorkerSettings;
-  readonly signal: AbortSignal;
+  readonly signal: StopSignal;
   readonly trace: Trace;
   /** The memory for what is kept of the answer. */
   readonly hold: MemoryHold;
@@ -53,7 +54,7 @@ export interface UpstreamRequest {
 export async function runCall(
   job: Job,
   { outbound, settings, memory, decoders }: Upstreams,
-  stop: AbortController,
+  stop: Stoppable,
   call: (job: Job, context: CallContext) => Promise<Outcome>,
   keep: (release: () => void) => void = (release) => release(),
 ): Promise<Outcome> {
@@ -89,10 +90,10 @@ export async function runCall(
 export function decodedForCall(
   decoders: DecoderShare,
   { tenant, agentId, ahead }: MemoryHold,
-  signal: AbortSignal,
+  signal: StopSignal,
 ): DecodedFor {
   const take: DecodedFor["memory"]["take"] = async (bytes, closing, giveWay) => {
-    const either = AbortSignal.any([closing, signal]);
+    const either = firstOf(closing, signal);
     const giveBack = await decoders.take(tenant, agentId, bytes, either, giveWay);
     ahead.exempt();
     return giveBack;
@@ -100,7 +101,7 @@ export function decodedForCall(
   return { tenant, memory: { take } };
 }
 
-function judgeFailure(error: unknown, signal: AbortSignal, trace: Trace): Outcome {
+function judgeFailure(error: unknown, signal: StopSignal, trace: Trace): Outcome {
   const { errorClass, detail } = upstreamFailureOf(error, signal);
   // A blocked request was never dialled.
   const known = errorClass === "ssrf_blocked" ? { ...trace, dialled_at: null } : trace;

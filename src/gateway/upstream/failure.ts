@@ -1,5 +1,6 @@
 // The one failure table: from an error to the error class of the record, the words of the log and the words for the
 // caller. Both paths use it, and nothing else decides the error class of a failure.
+import type { StopSignal } from "../../concurrency/stop.ts";
 import { Fault, type FaultKind } from "../../core/fault.ts";
 import type { ErrorClass } from "../../core/states.ts";
 import { Undecodable } from "../../http/codings.ts";
@@ -75,7 +76,7 @@ export function stoppedBy(why: CallStop): UpstreamFailure {
  *
  * @param signal of the call, whose reason is a CallStop
  */
-export function upstreamFailureOf(error: unknown, signal: AbortSignal): UpstreamFailure {
+export function upstreamFailureOf(error: unknown, signal: StopSignal): UpstreamFailure {
   if (signal.aborted) return stoppedBy(signal.reason as CallStop);
   if (error instanceof CallError) {
     return {

@@ -3,6 +3,7 @@
 // is sent again, since it never ran.
 
 import { bodyInSteps } from "../../../concurrency/run-steps.ts";
+import type { StopSignal } from "../../../concurrency/stop.ts";
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import { wholeOf } from "../../../wire/body.ts";
 import { isSessionless, parseRpcRequest, type RpcRequest, splice } from "../../../wire/jsonrpc.ts";
@@ -196,7 +197,7 @@ function headerOf(job: Job, wanted: string): string | null {
 }
 
 /** @throws the signal's reason as soon as the call is stopped; the shared work goes on for the other calls */
-function unlessStopped<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
+function unlessStopped<T>(work: Promise<T>, signal: StopSignal): Promise<T> {
   const { promise, resolve, reject } = Promise.withResolvers<T>();
   const onAbort = () => reject(signal.reason);
   signal.addEventListener("abort", onAbort, { once: true });

@@ -1,8 +1,10 @@
 // Limits the memory for captured answers of a worker. Short answers are free. A longer one first takes a place as large
 // as all it may ever need, and is not read on before it has it. So no answer that has begun waits for another that has,
 // and a waiting one loses nothing but time, up to its own deadline.
+
 import { createFairQueue, enter, type FairQueue } from "../../../concurrency/fair-queue.ts";
 import { createFairShare } from "../../../concurrency/fair-share.ts";
+import type { StopSignal } from "../../../concurrency/stop.ts";
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import { type AnswerReadAhead, createReadAhead } from "../../../http/read-ahead.ts";
 
@@ -31,11 +33,11 @@ export class MemoryHold {
   /** Bytes that arrive while the answer waits for its place. */
   readonly ahead: AnswerReadAhead;
   readonly #steps: readonly Step[];
-  readonly #signal: AbortSignal;
+  readonly #signal: StopSignal;
   #held = 0;
 
   /** @param signal its reason ends a wait */
-  constructor(tenant: string, agentId: string, steps: readonly Step[], ahead: AnswerReadAhead, signal: AbortSignal) {
+  constructor(tenant: string, agentId: string, steps: readonly Step[], ahead: AnswerReadAhead, signal: StopSignal) {
     this.tenant = tenant;
     this.agentId = agentId;
     this.ahead = ahead;
@@ -83,7 +85,7 @@ export function createResponseMemory(workers: number, total = TOTAL_BYTES) {
   const readAhead = createReadAhead(AHEAD_BYTES / workers);
   return {
     /** @param signal its reason ends a wait */
-    hold: (tenant: string, agent: string, signal: AbortSignal) =>
+    hold: (tenant: string, agent: string, signal: StopSignal) =>
       new MemoryHold(tenant, agent, steps, readAhead.of(tenant), signal),
   };
 }

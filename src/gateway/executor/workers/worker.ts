@@ -3,6 +3,7 @@
 // One per thread, since this is the thread.
 
 import { watchLoop } from "../../../concurrency/loop-watch.ts";
+import { Stop } from "../../../concurrency/stop.ts";
 import { inTurns } from "../../../concurrency/turns.ts";
 import { hostRules } from "../../../core/host.ts";
 import { ownAddresses } from "../../../http/interfaces.ts";
@@ -32,7 +33,7 @@ function createCaller(settings: WorkerSettings, workers: number) {
   const decoders = createBorrower((requests) => post({ kind: "loans", requests }));
   const upstreams = { outbound, settings, memory, decoders };
   const mcp = createMcp(upstreams);
-  const running = new Map<string, AbortController>();
+  const running = new Map<string, Stop>();
   /** Releases the memory of responses that are not recorded yet, by job. */
   const kept = new Map<string, () => void>();
   let results: Result[] = [];
@@ -43,7 +44,7 @@ function createCaller(settings: WorkerSettings, workers: number) {
     post({ kind: "done", results: batch }, transfer);
   }
 
-  async function run(job: Job, stop: AbortController): Promise<void> {
+  async function run(job: Job, stop: Stop): Promise<void> {
     const call = job.call.protocol === "mcp" ? mcp.call : callHttp;
     const outcome = await runCall(job, upstreams, stop, call, (release) => kept.set(job.id, release));
     running.delete(job.id);
@@ -52,7 +53,7 @@ function createCaller(settings: WorkerSettings, workers: number) {
 
   /** In its turn: hundreds may come at once, and each takes its time. */
   function begin(job: Job): void {
-    const stop = new AbortController();
+    const stop = new Stop();
     running.set(job.id, stop);
     inTurns(() => {
       void run(job, stop);
