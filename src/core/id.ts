@@ -22,8 +22,9 @@ export function newId(prefix: IdPrefix, now: number): string {
   countAt(Math.trunc(now));
   const high = 0x7000 | (counter >>> COUNTER_LOW_BITS);
   const low = 0x8000 | (counter & (2 ** COUNTER_LOW_BITS - 1));
+  const count = (high * 2 ** 16 + low).toString(16);
   const random = crypto.randomUUID().slice(-12);
-  return `${prefix}_${countedAtText}-${high.toString(16)}-${low.toString(16)}-${random}`;
+  return `${prefix}_${countedAtText}-${count.slice(0, 4)}-${count.slice(4)}-${random}`;
 }
 
 function countAt(time: number): void {

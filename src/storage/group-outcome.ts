@@ -1,10 +1,11 @@
 // What comes of a group of works: how those that are done are answered, and which run again.
+import type { CommandEffects } from "./commands.ts";
 import { sqliteCommitFailure, sqliteFailure } from "./failures.ts";
 import type { Tx } from "./store.ts";
 
 export interface WaitingWrite {
-  /** A command gives its output at once. */
-  run(tx: Tx): Bun.MaybePromise<unknown>;
+  /** A command gives its output at once, and needs no transaction made for it. */
+  run(effects: CommandEffects, txOf: (effects: CommandEffects) => Tx): Bun.MaybePromise<unknown>;
   /** About how many it carries. */
   readonly bytes: number;
   resolve(value: unknown): void;

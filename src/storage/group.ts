@@ -7,7 +7,7 @@
 // 285 instead of 245, so that two cores did less. Checkpoints are on a thread of their own: checkpoints.ts.
 // In one file, since what a failure undoes is seen only with all of it.
 import { type Database, SQLiteError } from "bun:sqlite";
-import type { Tables } from "../../db/schema.ts";
+import type { CountDimension, Tables } from "../../db/schema.ts";
 import { spend } from "../concurrency/loop-profile.ts";
 import { inSlices } from "../concurrency/slices.ts";
 import type { CallEnd } from "../core/call-end.ts";
@@ -57,6 +57,26 @@ function statements(writer: Database) {
   };
 }
 
+/** What one work does beside its own rows. */
+class Effects implements CommandEffects {
+  readonly #counts: Counts;
+  /** Calls that it has ended; null for most works, which end none. */
+  ends: CallEnd[] | null = null;
+
+  constructor(counts: Counts) {
+    this.#counts = counts;
+  }
+
+  count(tenant: string, period: number, dimension: CountDimension, value: string, delta: number): void {
+    addCount(this.#counts, tenant, period, dimension, value, delta);
+  }
+
+  ended(end: CallEnd): void {
+    this.ends ??= [];
+    this.ends.push(end);
+  }
+}
+
 /** How far a group has come. */
 interface Progress {
   readonly answers: (() => void)[];
@@ -71,26 +91,26 @@ function createGroupRunner(
 ) {
   const sql = statements(writer);
 
+  /** What a closure may do in its transaction: more than commands, which many more works are. */
+  const txOf = (effects: CommandEffects): Tx => ({
+    count: (...count) => effects.count(...count),
+    ended: (end) => effects.ended(end),
+    db,
+    tables,
+    logged: totals,
+    now,
+    lock: async () => {},
+    execute: async (command, input) => commandOn(command)(input, effects),
+  });
+
   /** Runs one work, and returns a function that answers it after the commit: at once for a command. */
   function perform(work: WaitingWrite, counts: Counts): Bun.MaybePromise<() => void> {
-    const ends: CallEnd[] = [];
-    const effects: CommandEffects = {
-      count: (...count) => addCount(counts, ...count),
-      ended: (end) => ends.push(end),
-    };
+    const effects = new Effects(counts);
     const answerOf = (value: unknown) => () => {
-      if (ends.length > 0) ended(ends);
+      if (effects.ends !== null) ended(effects.ends);
       work.resolve(value);
     };
-    const value = work.run({
-      ...effects,
-      db,
-      tables,
-      logged: totals,
-      now,
-      lock: async () => {},
-      execute: async (command, input) => commandOn(command)(input, effects),
-    });
+    const value = work.run(effects, txOf);
     return value instanceof Promise ? value.then(answerOf) : answerOf(value);
   }
 
@@ -226,7 +246,7 @@ export function createGroupCommit(options: GroupOptions) {
     else setTimeout(turn, BUSY_RETRY_MS);
   }
 
-  function enter<T>(run: (tx: Tx) => Bun.MaybePromise<T>, bytes: number): Promise<T> {
+  function enter<T>(run: WaitingWrite["run"], bytes: number): Promise<T> {
     if (closed) return Promise.reject(unavailable(new Error("the store is closed")));
     if (queue.size() >= WAITING_MAX) return Promise.reject(unavailable(new Error("too many works wait")));
     return new Promise<T>((resolve, reject) => {
@@ -237,10 +257,11 @@ export function createGroupCommit(options: GroupOptions) {
 
   return {
     // Queries are promises of Drizzle's own kind, so what a work gives is always awaited.
-    write: <T>(work: (tx: Tx) => Promise<T>, bytes = 0): Promise<T> => enter(async (tx) => await work(tx), bytes),
+    write: <T>(work: (tx: Tx) => Promise<T>, bytes = 0): Promise<T> =>
+      enter(async (effects, txOf) => await work(txOf(effects)), bytes),
     execute<Input, Output>(command: Command<Input, Output>, input: Input): Promise<Output> {
       const run = commandOn(command);
-      return enter((tx) => run(input, tx), command.bytesOf(input));
+      return enter((effects) => run(input, effects), command.bytesOf(input));
     },
     /** Refuses further works and resolves when those that wait have ended. */
     close(): Promise<void> {

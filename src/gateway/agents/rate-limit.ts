@@ -57,6 +57,7 @@ export function createRateLimiter(now: () => number = () => performance.now()) {
   return {
     /** Takes a token of the agent: null, or the whole seconds until there is one. */
     take(tenant: string, agent: RateFields): number | null {
+      if (agent.invocation_rate_limit === null && agent.invocation_burst === null) return null;
       const kept = buckets.get(agent.id);
       const current = kept?.revision === agent.rate_revision ? kept.bucket : null;
       const { bucket, retryAfterSeconds } = take(current, now(), agent.invocation_rate_limit, agent.invocation_burst);

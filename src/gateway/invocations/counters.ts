@@ -10,45 +10,54 @@ type CountedFields = Pick<
   "tenant" | "id" | "agent_id" | "mode" | "status" | "model" | "error_class" | "settlement_status"
 >;
 
-/** Adds an invocation to every total that it takes part in, or takes it out of them. */
-export function countWhole({ count }: Pick<CommandEffects, "count">, row: CountedFields, delta: 1 | -1): void {
+/**
+ * Adds an invocation to every total that it takes part in, or takes it out of them.
+ *
+ * @param status where the row does not have it yet
+ */
+export function countWhole(
+  effects: Pick<CommandEffects, "count">,
+  row: CountedFields,
+  delta: 1 | -1,
+  status: InvocationStatus = row.status,
+): void {
   const { tenant } = row;
   const period = periodOf(row.id);
-  count(tenant, period, "all", "", delta);
-  count(tenant, period, "agent", row.agent_id, delta);
-  count(tenant, period, "mode", row.mode, delta);
-  count(tenant, period, "status", row.status, delta);
-  if (row.model !== null) count(tenant, period, "model", row.model, delta);
-  if (row.error_class !== null) count(tenant, period, "error_class", row.error_class, delta);
-  if (row.settlement_status !== null) count(tenant, period, "settlement", row.settlement_status, delta);
+  effects.count(tenant, period, "all", "", delta);
+  effects.count(tenant, period, "agent", row.agent_id, delta);
+  effects.count(tenant, period, "mode", row.mode, delta);
+  effects.count(tenant, period, "status", status, delta);
+  if (row.model !== null) effects.count(tenant, period, "model", row.model, delta);
+  if (row.error_class !== null) effects.count(tenant, period, "error_class", row.error_class, delta);
+  if (row.settlement_status !== null) effects.count(tenant, period, "settlement", row.settlement_status, delta);
 }
 
 export function countMove(
-  { count }: Pick<CommandEffects, "count">,
+  effects: Pick<CommandEffects, "count">,
   { tenant, id }: InvocationKey,
   from: InvocationStatus,
   to: InvocationStatus,
 ): void {
   const period = periodOf(id);
-  count(tenant, period, "status", from, -1);
-  count(tenant, period, "status", to, 1);
+  effects.count(tenant, period, "status", from, -1);
+  effects.count(tenant, period, "status", to, 1);
 }
 
 export function countErrorClass(
-  { count }: Pick<CommandEffects, "count">,
+  effects: Pick<CommandEffects, "count">,
   { tenant, id }: InvocationKey,
   errorClass: ErrorClass,
 ): void {
-  count(tenant, periodOf(id), "error_class", errorClass, 1);
+  effects.count(tenant, periodOf(id), "error_class", errorClass, 1);
 }
 
 export function countSettlement(
-  { count }: Pick<CommandEffects, "count">,
+  effects: Pick<CommandEffects, "count">,
   { tenant, id }: InvocationKey,
   from: SettlementStatus,
   to: SettlementStatus,
 ): void {
   const period = periodOf(id);
-  count(tenant, period, "settlement", from, -1);
-  count(tenant, period, "settlement", to, 1);
+  effects.count(tenant, period, "settlement", from, -1);
+  effects.count(tenant, period, "settlement", to, 1);
 }

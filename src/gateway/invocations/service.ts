@@ -89,8 +89,9 @@ export function accept(
   claim: AcceptingClaim | null = null,
   beside: ((tx: Tx) => Promise<void>) | null = null,
 ): Promise<string> {
-  // Inside another write there is no time for a large body.
-  if (!("read" in writer)) return acceptStored(writer, accepted, claim);
+  // A small body is written with its call. Inside another write there is no time for a large one.
+  const isWhole = beside === null && !isInParts(accepted.body);
+  if (isWhole || !("read" in writer)) return acceptStored(writer, accepted, claim);
   return withStoredBody(writer, accepted, () =>
     beside === null
       ? acceptStored(writer, accepted, claim)

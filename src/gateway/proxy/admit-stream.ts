@@ -68,7 +68,7 @@ async function open(
   checked: CheckedCall<StreamForm>,
   place: StreamPermit,
 ): Promise<OpenedCall> {
-  const { clock, payments, claims, pseudonym, replica: owner } = options;
+  const { payments, claims, pseudonym, replica: owner } = options;
   const { agent, form } = checked;
   const headers = passedToStream(call.headers, {
     protocol: agent.protocol,
@@ -77,7 +77,7 @@ async function open(
     session: call.session,
     resumes: false,
   });
-  const whole = await acceptedOf(call, checked, "streaming", headers, clock.now());
+  const whole = await acceptedOf(options, call, checked, "streaming", headers);
   // Store only the part of the body that may be shown: a caller who resumes the call sends the body again.
   const accepted = { ...whole, body: shownPart(checked) };
   const { tenant, id, settlement_status } = accepted.row;

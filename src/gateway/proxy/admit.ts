@@ -12,7 +12,7 @@ import type { AcceptedCall } from "../invocations/service.ts";
 import type { PaidHeaders, Payments } from "../payment/service.ts";
 import type { PaymentRow } from "../payment/store.ts";
 import { otherPath } from "./call-faults.ts";
-import { type CallKind, type CheckedCall, type CheckOptions, checkCall, type Form, type ProxyCall } from "./checks.ts";
+import { type CallKind, type CheckOptions, checkCall, type Form, type ProxyCall } from "./checks.ts";
 import { acceptedOf, type Draft, type RecordOptions, record, type StoredCall } from "./record.ts";
 import { mcpVersion, passedHeaders, passesMirrors } from "./request-headers.ts";
 
@@ -95,34 +95,31 @@ async function recall(options: AdmitOptions, { caller }: ProxyCall, id: string):
   return options.payments.recall(caller.tenant, id);
 }
 
+interface RecordedCall extends StoredCall {
+  /** What the policy warns of. */
+  readonly warning: string | null;
+}
+
 /** A function of its own, so that the body can be freed while the payment is settled. */
-async function checkAndRecord(options: AdmitOptions, call: ProxyCall) {
+async function checkAndRecord(options: AdmitOptions, call: ProxyCall): Promise<RecordedCall> {
   const checked = await checkCall(options, call, TRANSACTIONAL);
   const { paymentState, warning } = checked;
   if (paymentState.kind === "earlier") return { id: paymentState.id, isNew: false, payment: null, warning };
   const headers = passedHeaders(call.headers, checked.form.mirrors, options.pseudonym);
-  const accepted = await acceptedOf(call, checked, "transactional", headers, options.clock.now());
-  const stored = await recordAndRun(options, checked, accepted);
-  return { ...stored, warning };
-}
-
-async function recordAndRun(
-  options: AdmitOptions,
-  checked: CheckedCall<Form>,
-  accepted: AcceptedCall,
-): Promise<StoredCall> {
+  const whole = acceptedOf(options, call, checked, "transactional", headers);
+  const accepted = whole instanceof Promise ? await whole : whole;
   // A call that waits for its settlement is offered when the payment has been collected.
   const isReady = accepted.row.settlement_status === null;
   const place = isReady ? options.reserve(accepted) : null;
   let isRun = false;
   try {
-    const stored = await record(options, checked, { accepted, claim: place?.claim ?? null });
-    if (stored.isNew && isReady) {
+    const { id, isNew, payment } = await record(options, checked, { accepted, claim: place?.claim ?? null });
+    if (isNew && isReady) {
       isRun = true;
       if (place === null) options.offer(accepted);
       else place.run(accepted);
     }
-    return stored;
+    return { id, isNew, payment, warning };
   } finally {
     if (!isRun) place?.giveBack();
   }

@@ -1,5 +1,6 @@
 // The record of a call that has passed the checks: its row, what is kept to make it, and its payment, in one write.
 
+import { andThen } from "../../concurrency/and-then.ts";
 import type { Call } from "../../core/call.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
@@ -40,13 +41,14 @@ export interface StoredCall {
   readonly payment: PaymentRow | null;
 }
 
-export async function acceptedOf(
+/** The call as it is to be stored: at once, unless its body has to be hashed for a receipt. */
+export function acceptedOf(
+  options: RecordOptions,
   call: ProxyCall,
   checked: CheckedCall<Form>,
   mode: Mode,
   headers: Call["headers"],
-  now: number,
-): Promise<AcceptedCall> {
+): Bun.MaybePromise<AcceptedCall> {
   const { agent, url, body, idempotency } = checked;
   const accepted: Call = {
     url,
@@ -58,8 +60,12 @@ export async function acceptedOf(
     headers,
     request_id: call.requestId,
   };
-  const hash = agent.emit_receipts ? await hashOf(body, call.caller.tenant) : null;
-  return { row: newRow(call, checked, mode, hash, now), call: accepted, body, idempotency };
+  return andThen(agent.emit_receipts ? hashOf(body, call.caller.tenant) : null, (hash) => ({
+    row: newRow(options, call, checked, mode, hash),
+    call: accepted,
+    body,
+    idempotency,
+  }));
 }
 
 /**
@@ -77,58 +83,51 @@ export async function record(
   const charge = paymentState.kind === "charge" ? paymentState : null;
   const payment = charge === null ? null : options.payments.paymentRow(charge.charge, row, call.credential_ref);
   for (let tries = 1; ; tries++) {
-    const stored = await recordOnce(options, draft, payment, charge?.asked ?? null);
-    if (stored.isNew || tries === TRIES_MAX) return stored;
+    let id: string;
+    try {
+      id = await storeCall(options.store, draft, payment);
+    } catch (error) {
+      id = await storedAllTheSame(options, draft, charge?.asked ?? null, error);
+    }
+    if (id === row.id) return { id, isNew: true, payment };
     // The earlier call may be a refused one whose record has only just appeared.
-    if (!(await options.refusals.isRefused({ tenant: row.tenant, id: stored.id }))) return stored;
-  }
-}
-
-async function recordOnce(
-  options: RecordOptions,
-  draft: Draft,
-  payment: PaymentRow | null,
-  asked: PricedCall | null,
-): Promise<StoredCall> {
-  const { row } = draft.accepted;
-  try {
-    const id = await storeCall(options, draft, payment);
-    return id === row.id ? { id, isNew: true, payment } : { id, isNew: false, payment: null };
-  } catch (error) {
-    // Someone has used the payment between the check and the record.
-    const isUsed = error instanceof UniqueViolation && asked !== null;
-    const used = isUsed ? await options.payments.check(asked) : null;
-    if (used?.kind !== "known") throw error;
-    return { id: used.invocation_id, isNew: false, payment: null };
+    const isEarlier = tries === TRIES_MAX || !(await options.refusals.isRefused({ tenant: row.tenant, id }));
+    if (isEarlier) return { id, isNew: false, payment: null };
   }
 }
 
 /**
- * If the answer of a commit is lost, the call may be stored. Then it counts as accepted: refusing it would make its
- * caller send it twice.
+ * The ID of this call, or of the earlier one.
  *
  * @throws UniqueViolation when the payment has been used here before
  */
-async function storeCall(
-  { store, refusals, replica }: RecordOptions,
-  { accepted: whole, claim: claimant }: Draft,
-  payment: PaymentRow | null,
+function storeCall(store: Store, { accepted, claim }: Draft, payment: PaymentRow | null): Promise<string> {
+  if (payment === null) return accept(store, accepted, claim);
+  return accept(store, accepted, claim, async (tx) => {
+    await requireCredential(tx, accepted.row.tenant, accepted.call);
+    await insertPayment(tx, payment);
+  });
+}
+
+/**
+ * The ID of the call that is stored although this write has failed. If the answer of a commit is lost, the call may be
+ * stored. Then it counts as accepted: refusing it would make its caller send it twice.
+ */
+async function storedAllTheSame(
+  { refusals, payments }: RecordOptions,
+  { accepted: { row }, claim }: Draft,
+  asked: PricedCall | null,
+  error: unknown,
 ): Promise<string> {
-  const accepted_by = store.dialect === "postgres" ? replica : null;
-  const accepted = { ...whole, row: { ...whole.row, accepted_by } };
-  const { row, call } = accepted;
-  const key = { tenant: row.tenant, id: row.id };
-  try {
-    if (payment === null) return await accept(store, accepted, claimant);
-    return await accept(store, accepted, claimant, async (tx) => {
-      await requireCredential(tx, row.tenant, call);
-      await insertPayment(tx, payment);
-    });
-  } catch (error) {
-    if (!(error instanceof CommitUnknown)) throw error;
-    if (!(await refusals.wasStored({ ...key, claim: claimant?.token ?? null }))) throw error;
-    return row.id;
+  if (error instanceof CommitUnknown) {
+    const { tenant, id } = row;
+    if (await refusals.wasStored({ tenant, id, claim: claim?.token ?? null })) return id;
   }
+  // Someone has used the payment between the check and the record.
+  const isUsed = error instanceof UniqueViolation && asked !== null;
+  const used = isUsed ? await payments.check(asked) : null;
+  if (used?.kind !== "known") throw error;
+  return used.invocation_id;
 }
 
 /**
@@ -163,13 +162,14 @@ function chargeOf({ paymentState }: CheckedCall<Form>): Charge | null {
 }
 
 function newRow(
+  { store, clock, replica }: RecordOptions,
   { caller }: ProxyCall,
   checked: CheckedCall<Form>,
   mode: Mode,
   req_sha256: string | null,
-  now: number,
 ): InvocationRow {
   const { agent, model, form, body } = checked;
+  const now = clock.now();
   const charge = chargeOf(checked);
   return {
     tenant: caller.tenant,
@@ -196,7 +196,7 @@ function newRow(
     emit_receipt: agent.emit_receipts,
     owner: null,
     claim: null,
-    accepted_by: null,
+    accepted_by: store.dialect === "postgres" ? replica : null,
     updated_at: now,
     completed_at: null,
   };

@@ -206,7 +206,7 @@ function acceptAs({ name, columns, bytesOf, sqlite, ready, beside }: AcceptKind)
         }
         insertCall.run(...VALUES.map((value) => value(accepting)));
         storeBody(accepting);
-        countWhole(effects, { ...row, status: statusOf(accepting), error_class: null }, 1);
+        countWhole(effects, row, 1, statusOf(accepting));
         return true;
       };
     },
