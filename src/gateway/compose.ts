@@ -164,10 +164,28 @@ function tellOfEnds({ store, log }: GatewayParts, completionWaiters: Pick<Comple
   store.onCallEnded((end) => log.info("invocation_ended", shownEnd(end)));
 }
 
-/** The log leaves out the caller, the model and the payment details: only the tenant may see those, in the history. */
+/** Without the caller, the model and the payment details: only the tenant may see those, in the history. */
 function shownEnd(end: CallEnd) {
-  const { caller: _caller, model: _model, payment, accepted_at: _accepted, ended_at: _ended, ...shown } = end;
-  return { ...shown, settlement_status: payment?.settlement_status ?? null };
+  // Named one by one: to copy all but a few takes twice as long as the rest of the line.
+  return {
+    tenant: end.tenant,
+    invocation_id: end.invocation_id,
+    agent_id: end.agent_id,
+    mode: end.mode,
+    mcp_method: end.mcp_method,
+    request_id: end.request_id,
+    status: end.status,
+    error_class: end.error_class,
+    upstream_status: end.upstream_status,
+    latency_ms: end.latency_ms,
+    ttft_ms: end.ttft_ms,
+    req_size: end.req_size,
+    resp_size: end.resp_size,
+    response_truncated: end.response_truncated,
+    response_content_type: end.response_content_type,
+    detail: end.detail,
+    settlement_status: end.payment?.settlement_status ?? null,
+  };
 }
 
 function withDocs(api: AnyElysia) {

@@ -11,8 +11,11 @@ export interface Job {
   readonly call: Call;
   /** The header that carries the credential; null for none. */
   readonly credential: { readonly name: string; readonly value: string } | null;
-  /** Upstream sessions are shared by the jobs with the same key: agent, URL, credential and its version. */
-  readonly session_key: string;
+  /**
+   * MCP sessions are shared by the jobs with the same key: agent, URL, credential and its version. Null for a call that has
+   * none.
+   */
+  readonly session_key: string | null;
   /**
    * When its claim was last known to hold, in milliseconds since the epoch: the one clock that threads share. Null
    * when that was just now.

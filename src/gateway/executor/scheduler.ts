@@ -319,7 +319,7 @@ export class Scheduler {
       this.#options.log.warn("credential_not_resolved", { ...key, credential_ref, error });
       return failed(newTrace(), "credential_error", "credential not resolved", 0);
     }
-    const ended = failed(newTrace(), "cancelled", "ended before it was made", 0);
+    const ended = () => failed(newTrace(), "cancelled", "ended before it was made", 0);
     const send = (sent: CallBody, claim_seen_at: number | null) =>
       this.#options.pool.run({
         id: key.id,
@@ -327,17 +327,18 @@ export class Scheduler {
         agent_id: agentId,
         call,
         credential: credential.header,
-        session_key: JSON.stringify([agentId, call.url, credential_ref, credential.version]),
+        session_key:
+          call.protocol === "mcp" ? JSON.stringify([agentId, call.url, credential_ref, credential.version]) : null,
         claim_seen_at,
         body: sent,
       });
-    if (running.stopped || !(await this.#isStillClaimed(running))) return ended;
+    if (running.stopped || !(await this.#isStillClaimed(running))) return ended();
     const outcome = await send(body, running.believedAt.wall);
     if (!outcome.is_stale) return outcome;
     // Check the claim once more, and then trust it even if the clocks of the threads differ. The body is read again,
     // since the pool has taken over the first one.
     const again = await this.#claim(running, null);
-    return again === null || running.stopped ? ended : send(again.body, null);
+    return again === null || running.stopped ? ended() : send(again.body, null);
   }
 
   async #isStillClaimed(running: Running): Promise<boolean> {

@@ -24,7 +24,7 @@ export function makeJob(url: string, { call, body = "", ...rest }: JobParts = {}
     tenant: "acme",
     agent_id: "agt_1",
     credential: null,
-    session_key: "agt_1",
+    session_key: call?.protocol === "mcp" ? "agt_1" : null,
     claim_seen_at: Date.now(),
     body: typeof body === "string" ? new TextEncoder().encode(body) : body,
     ...rest,

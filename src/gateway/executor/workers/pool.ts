@@ -90,12 +90,9 @@ export function createWorkerPool(options: WorkerPoolOptions): NewWorkerPool {
   };
 }
 
-/**
- * MCP jobs of one session key always meet in the same worker, where their session lives; others go where the
- * least runs.
- */
-function chooseHandle(handles: readonly WorkerHandle[], job: Job): WorkerHandle | undefined {
-  if (job.call.protocol === "mcp") return handles[Number(Bun.hash(job.session_key) % BigInt(handles.length))];
+/** Jobs of one session key always meet in the same worker, where their session lives; others go where the least runs. */
+function chooseHandle(handles: readonly WorkerHandle[], { session_key }: Job): WorkerHandle | undefined {
+  if (session_key !== null) return handles[Number(Bun.hash(session_key) % BigInt(handles.length))];
   let least = handles[0];
   for (const handle of handles) {
     if (least !== undefined && handle.load() < least.load()) least = handle;
