@@ -129,7 +129,7 @@ describe("on SQLite alone", () => {
       "SEARCH open_invocations USING INDEX open_invocations_unclaimed (updated_at<?)",
     );
     expect(await plan("owner = 'r' and status = 'running'")).toBe(
-      "SCAN open_invocations USING INDEX open_invocations_running",
+      "SEARCH open_invocations USING INDEX open_invocations_running (owner=?)",
     );
   });
 

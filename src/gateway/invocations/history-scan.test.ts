@@ -131,35 +131,6 @@ describe("whatever is asked of the history, of the ended calls one index is walk
   }, 30_000);
 });
 
-test("a page of calls that wait or run walks those alone, however many are open, on SQLite", async () => {
-  const place = sqlitePlace();
-  const store = await place.open();
-  const calls = Array.from({ length: 5_200 }, () => accepted(clock.now()));
-  await Promise.all(calls.map((call) => accept(store, call)));
-  const [oldest = "", newest = ""] = [calls[0], calls.at(-1)].map((call) => call?.row.id);
-  await claim(store, { key: { tenant: "acme", id: oldest }, owner: "rep_1", token: "t", now: 1, inHand: null });
-  await store.settle();
-  await store.close();
-  const database = new Database(join(place.dir, "tollgate.db"));
-  const asked: Statement[] = [];
-  const logger = { logQuery: (text: string, values: unknown[]) => void asked.push([text, values]) };
-  const reader = { db: drizzle(database, { logger }) as unknown as Queries, tables: defineSchema(columns.sqlite) };
-  const indexes = { pending: "open_invocations_tenant", running: "open_invocations_running" };
-  for (const [status, index] of Object.entries(indexes)) {
-    asked.length = 0;
-    const page = await readHistory(reader, "acme", new URLSearchParams({ status, limit: "1" }));
-    expect(page.rows.map(({ id }) => id)).toEqual([status === "running" ? oldest : newest]);
-    const walks = asked.filter(([text]) => text.includes('from "open_invocations"'));
-    expect(walks.map(([, values]) => values)).toEqual([["acme", ...(status === "pending" ? [status] : []), 2]]);
-    const plans = walks.map(([text]) => database.prepare<{ detail: string }, []>(`explain query plan ${text}`).all());
-    expect(plans.flat().map(({ detail }) => detail)).toEqual([
-      `SEARCH open_invocations USING COVERING INDEX ${index} (tenant=?)`,
-    ]);
-  }
-  database.close();
-  place.remove();
-});
-
 test("a page stays the same when open calls end between the looks at them and at the ended ones, on Postgres", async () => {
   const place = await postgresPlace();
   const store = await place.open();

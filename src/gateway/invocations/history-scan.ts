@@ -9,7 +9,6 @@ import { inStoreTurns } from "../../concurrency/store-turns.ts";
 import { openCalls } from "../../storage/counts.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
-import { isIn } from "./statements.ts";
 
 /** Entries of one step: about 5 ms of SQLite when it has to look at every row. */
 const ENTRIES_MAX = 5_000;
@@ -308,33 +307,6 @@ const newestOpenBy = byFilter(({ db, tables: { openInvocations: t } }, dimension
     .limit(sql.placeholder("limit")),
 );
 
-/** A filter that only open calls match, but for old ones that lost their request and never ended. */
-function isOfOpen(filter: Filter): boolean {
-  return filter[0] === "status" && !isOfEnded(filter);
-}
-
-/**
- * Those that run are few, and mostly the oldest: behind a backlog, a walk by ID comes to them last. They have an index of their
- * own (with 20,000 pending, a page of either took 5 to 7 ms, and takes 0.3).
- */
-const newestOfOpen = (isInStatus: (column: Reader["tables"]["openInvocations"]["status"]) => SQL) =>
-  prepared(({ db, tables: { openInvocations: t } }: Reader) =>
-    db
-      .select({ id: t.id })
-      .from(t)
-      .where(and(eq(t.tenant, tenantParameter), isInStatus(t.status)))
-      .orderBy(desc(t.id))
-      .limit(sql.placeholder("limit")),
-  );
-const newestPending = newestOfOpen((status) => isIn(status, "pending"));
-const newestRunning = newestOfOpen((status) => sql`${status} = 'running'`);
-
-function newestOpen(filter: Filter): (typeof newestOpenBy)[CountDimension] {
-  const [dimension, value] = filter;
-  if (!isOfOpen(filter)) return newestOpenBy[dimension];
-  return value === "running" ? newestRunning : newestPending;
-}
-
 /** So often a page is read anew because calls have ended meanwhile. */
 const TRIES_MAX = 8;
 
@@ -364,17 +336,14 @@ export async function newestCalls(
   tries = 1,
 ): Promise<InvocationRow[] | null> {
   const [dimension, value] = filter;
-  if (offset + limit > ENTRIES_MAX) return null;
-  const isAtOnce = isOfOpen(filter);
-  const openTotal = isAtOnce || isOfEnded(filter) ? 0 : await openCalls(reader, tenant);
-  if (openTotal > ENTRIES_MAX) return null;
-  const openMax = isAtOnce ? offset + limit : OPEN_MAX;
+  const openTotal = isOfEnded(filter) ? 0 : await openCalls(reader, tenant);
+  if (offset + limit > ENTRIES_MAX || openTotal > ENTRIES_MAX) return null;
   // A call that ends between the two looks is found by both.
   const openNow = async () =>
-    (await newestOpen(filter)(reader).execute({ tenant, value, limit: openMax + 1 })).map(({ id }) => id);
+    (await newestOpenBy[dimension](reader).execute({ tenant, value, limit: OPEN_MAX + 1 })).map(({ id }) => id);
   const openIds = isOfEnded(filter) ? [] : await openNow();
-  if (!isAtOnce && openIds.length > openMax) return null;
-  const skipped = isAtOnce ? 0 : Math.max(offset - openIds.length, 0);
+  if (openIds.length > OPEN_MAX) return null;
+  const skipped = Math.max(offset - openIds.length, 0);
   const most = offset - skipped + limit;
   const ended = await newestEndedBy[dimension](reader).execute({ tenant, value, floor, limit: most, offset: skipped });
   const isSteady = skipped === 0 || openIds.length === 0 || areAmong(openIds, await openNow());
