@@ -23,6 +23,8 @@ const [first, second] = [named("first"), named("second")];
 interface Run {
   readonly names: readonly string[];
   readonly until: number;
+  /** Says that nothing but the commit is left. */
+  committing(): void;
   answer(error?: unknown): void;
 }
 
@@ -33,11 +35,11 @@ function batchesByHand({ atOnce = 2, waitMsMax = 60_000 } = {}) {
   const batches = createCommandBatches({
     atOnce,
     waitMsMax,
-    run(groups: readonly CommandGroup[], until: number) {
+    run(groups: readonly CommandGroup[], until: number, committing: () => void) {
       const names = groups.map(({ inputs }) => inputs.map((input) => (input as Input).name));
       return new Promise<unknown[][]>((resolve, reject) => {
         const answer = (error?: unknown) => (error === undefined ? resolve(names) : reject(error));
-        runs.push({ names: names.flat(), until, answer });
+        runs.push({ names: names.flat(), until, committing, answer });
         onRun();
       });
     },
@@ -128,6 +130,39 @@ test("commands of one key are written one after another in their order, whatever
   fourth.answer();
   await Promise.all(all);
   expect(told).toEqual(["b", "a1", "unavailable", "a3"]);
+});
+
+test("what comes while one is at its statements is gathered until that one waits for the disk", async () => {
+  const { execute, ran, runs } = batchesByHand();
+  const all = [execute(first, { name: "a" })];
+  const run = await ran(0);
+  for (const name of ["b", "c"]) {
+    all.push(execute(first, { name }));
+    await new Promise(setImmediate);
+  }
+  expect(runs).toHaveLength(1);
+  run.committing();
+  expect((await ran(1)).names).toEqual(["b", "c"]);
+  // There are two at once, and no more.
+  all.push(execute(first, { name: "d" }));
+  runs[1]?.committing();
+  await new Promise(setImmediate);
+  await new Promise(setImmediate);
+  expect(runs).toHaveLength(2);
+  runs[1]?.answer();
+  expect((await ran(2)).names).toEqual(["d"]);
+  for (const each of runs) each.answer();
+  expect(await Promise.all(all)).toEqual(["a", "b", "c", "d"]);
+});
+
+test("one that does not come to its commit, since it waits for a lock, does not hold up the others for long", async () => {
+  const { execute, ran, runs } = batchesByHand();
+  const all = [execute(first, { name: "a" })];
+  await ran(0);
+  all.push(execute(first, { name: "b" }));
+  expect((await ran(1)).names).toEqual(["b"]);
+  for (const each of runs) each.answer();
+  expect(await Promise.all(all)).toEqual(["a", "b"]);
 });
 
 test("however many have one key, the others do not wait, and the key of each is asked for once", async () => {

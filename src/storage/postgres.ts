@@ -149,6 +149,7 @@ async function write<T>(
   { writers, begin, callMsMax, ended }: Writing,
   task: Task<T>,
   until = performance.now() + callMsMax,
+  onCommitting = () => {},
 ): Promise<T> {
   let begun = false;
   let isCommitting = false;
@@ -161,6 +162,7 @@ async function write<T>(
       begun = true;
       const committing = () => {
         isCommitting = true;
+        onCommitting();
       };
       return transaction(connection, task, { committing, ended });
     });
@@ -278,7 +280,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     atOnce: BATCHES_MAX,
     largeAtOnce: LARGE_BATCHES_MAX,
     waitMsMax: callMsMax,
-    run: (groups, until) =>
+    run: (groups, until, committing) =>
       write(
         { ...writing, writers: batchers, begin: BEGIN_COMMANDS },
         async (tx, connection) => {
@@ -289,6 +291,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
           return outputs;
         },
         until,
+        committing,
       ),
   });
   return {

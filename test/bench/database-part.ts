@@ -29,7 +29,7 @@ type OneCall = () => Promise<void>;
 export async function databasePart(seconds: number, report: Report): Promise<void> {
   for (const open of DATABASES) {
     const database = await open();
-    const bare = await openFloorStore(database.url ?? mkdtempSync(join(temporaryRoot(), "floor-")));
+    const bare = await openFloorStore(database.url ?? mkdtempSync(join(temporaryRoot(), "floor-")), "calls");
     const bareFigures = await repeat(() => bareCall(bare), seconds, database);
     await bare.close();
     const floor = report.add(`bare table: accept, claim, finish, ${database.name}`, bareFigures);

@@ -3,6 +3,7 @@
 import { Database } from "bun:sqlite";
 import { join } from "node:path";
 import { SQL } from "bun";
+import { openFloorRows } from "./floor-rows.ts";
 
 export interface FloorCall {
   readonly id: string;
@@ -23,9 +24,15 @@ type Groups = Readonly<Record<Kind, FloorCall[]>>;
 /** Writes what there is, and resolves when it is on the disk. */
 type Write = (groups: Groups) => void | Promise<void>;
 
-/** @param place a directory, or the URL of a Postgres database */
-export async function openFloorStore(place: string): Promise<FloorStore> {
-  return place.startsWith("postgres:") ? onPostgres(place) : onSqlite(place);
+/**
+ * @param place a directory, or the URL of a Postgres database
+ * @param work what it is the floor of: calls that are only accepted are stored on Postgres in the gateway's own tables
+ */
+export async function openFloorStore(place: string, work: "accepts" | "calls"): Promise<FloorStore> {
+  if (!place.startsWith("postgres:")) return onSqlite(place);
+  if (work === "calls") return onPostgres(place);
+  const rows = await openFloorRows(place);
+  return grouped(({ accept }) => rows.write(accept), rows.close);
 }
 
 function onSqlite(directory: string): FloorStore {

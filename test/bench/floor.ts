@@ -1,6 +1,7 @@
-// The floors, as a process of its own: a bare Bun.serve that reads the body, stores one row in a group and answers 202;
-// and with an upstream, the bare prototype of the whole job: the call is claimed, handed to one worker in batches, made,
-// and its answer is recorded, all of it durably. Nothing else is done: no tenants, checks, limits, history or totals.
+// The floors, as a process of its own: a bare Bun.serve that reads the body, stores it in a group and answers 202 (one row,
+// and on Postgres all rows that an accept of the gateway writes); and with an upstream, the bare prototype of the whole
+// job: the call is claimed, handed to one worker in batches, made, and its answer is recorded, all of it durably. Nothing
+// else is done: no tenants, checks or limits, and in the prototype no history or totals.
 // Arguments: a directory or the URL of a Postgres database, and the upstream's URL. Prints its port; GET tells how many
 // calls have not ended.
 import { type FloorCall, openFloorStore } from "./floor-store.ts";
@@ -9,7 +10,7 @@ import { type FloorCall, openFloorStore } from "./floor-store.ts";
 const CALLS_AT_ONCE = 128;
 
 async function main([place = ".", upstream]: readonly string[]): Promise<void> {
-  const store = await openFloorStore(place);
+  const store = await openFloorStore(place, upstream === undefined ? "accepts" : "calls");
   const queue: FloorCall[] = [];
   let running = 0;
   let outgoing: FloorCall[] = [];

@@ -41,9 +41,10 @@ export function postRequest(port: number, path: string, headers: readonly string
 
 type LoadOptions = Partial<Pick<Load, "connections" | "answersMax">> & { readonly seconds: number };
 
-/** Lets the process get as fast as it will be. */
-export async function warmUp({ port, requests }: Target): Promise<void> {
-  await runLoad({ port, requests, connections: CONNECTIONS, milliseconds: WARM_MS });
+/** Lets the process get as fast as it will be. Gives how many calls it has accepted. */
+export async function warmUp({ port, requests }: Target): Promise<number> {
+  const { by_status } = await runLoad({ port, requests, connections: CONNECTIONS, milliseconds: WARM_MS });
+  return by_status["202"] ?? 0;
 }
 
 /** Counts what is accepted, and what each takes. */
@@ -57,22 +58,26 @@ export async function accepts(target: Target, { seconds, ...options }: LoadOptio
   return { figures, note: otherStatuses(by_status) };
 }
 
-/** Accepts for so long, and then until none of them is left to be done: counts what was done from start to end. */
+/**
+ * Accepts for so long, and then until none of them is left to be done: counts what was done from start to end.
+ *
+ * @param left of so many calls, asked again and again
+ */
 export async function wholeCalls(
   target: Target,
   seconds: number,
-  left: () => Promise<number>,
+  left: (accepted: number) => Promise<number>,
 ): Promise<Measured & { readonly accepted: number }> {
   const { port, requests } = target;
-  await warmUp(target);
-  await untilDone(left);
+  const before = await warmUp(target);
+  await untilDone(() => left(before));
   const used = await startCounting(target);
   const startedAt = performance.now();
   const load = { port, requests, connections: CONNECTIONS, milliseconds: seconds * 1000 };
   const { p50_ms, p99_ms, by_status } = await runLoad(load);
-  await untilDone(left);
-  const took = (performance.now() - startedAt) / 1000;
   const accepted = by_status["202"] ?? 0;
+  await untilDone(() => left(before + accepted));
+  const took = (performance.now() - startedAt) / 1000;
   const figures = { rate: accepted / took, p50_ms, p99_ms, ...(await used(accepted)) };
   return { figures, note: otherStatuses(by_status), accepted };
 }

@@ -27,6 +27,13 @@ for (const open of DATABASES) {
     expect(visits - before).toBeGreaterThanOrEqual(whole.accepted);
     expect(await floor.left()).toBe(0);
   });
+
+  test(`the bare server of the floor of accepts stores what it is asked (${open.name})`, async () => {
+    await using floor = await openFloor(await open());
+    const one = await accepts(floor, { seconds: SECONDS, connections: 4, answersMax: 20 });
+    expect(one.note).toBe("");
+    expect(one.figures.rate).toBeGreaterThan(0);
+  });
 }
 
 test("what answers something else is not counted, and is told", async () => {

@@ -8,7 +8,7 @@ import { type ErrorClass, INVOCATION_EVENTS } from "../../core/states.ts";
 import type { CommandRunner } from "../../storage/commands.ts";
 import type { Reader, Store, Tx } from "../../storage/store.ts";
 import type { CallBody } from "../../wire/body.ts";
-import { acceptCommand, acceptInPartsCommand, isInParts, partsGone, SMALL_BODY_BYTES } from "./commands/accept.ts";
+import { acceptOf, isInParts, partsGone, SMALL_BODY_BYTES } from "./commands/accept.ts";
 import { claimCommand } from "./commands/claim.ts";
 import { endCommand } from "./commands/end.ts";
 import { ownPending, waitingAgents } from "./commands/queued.ts";
@@ -116,7 +116,7 @@ async function acceptStored(
   claim: AcceptingClaim | null,
 ): Promise<string> {
   const accepting = { row, call: JSON.stringify(call), body, idempotency, claim };
-  const command = isInParts(body) ? acceptInPartsCommand : acceptCommand;
+  const command = acceptOf(accepting);
   for (let tries = 0; tries < KEY_TRIES_MAX; tries++) {
     if (await writer.execute(command, accepting)) return row.id;
     if (idempotency === null) throw partsGone();

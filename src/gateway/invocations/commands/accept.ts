@@ -105,23 +105,45 @@ export function partsGone(): Fault {
   return new Fault("unavailable", "the body could not be stored in time", { retryAfterSeconds: 1 });
 }
 
-/** What differs with how the body is stored. */
+/** What differs with how the body is stored, and whether there is a key. */
 interface AcceptKind {
   readonly name: string;
+  /** Beside those of the calls. */
   readonly columns: Parameters<typeof inputRows<Accepting>>[0];
   bytesOf(input: Accepting): number;
   /** Stores the body, or keeps its parts. @throws Fault `unavailable` when they are not there any more */
   sqlite: (prepare: (text: string) => SqliteStatement) => (input: Accepting) => void;
-  /** Names the rows of the source that may be accepted `ready`. */
-  ready(source: string): string;
-  /** What is written beside the calls, which are named `stored`. */
-  readonly beside: string;
+  /** On Postgres the statements before the one that stores the calls, `what` it stores, and what is written beside them. */
+  postgres(source: string): { readonly before: string; readonly what: string; readonly beside: string };
 }
+
+const STORED_KEYS = `keys as (
+  insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at, slot)
+  select tenant, caller, agent_id, key, body_sha256, id, expires_at, slot
+  from ready, unnest(string_to_array(slots, ',')::bigint[]) as slot where key is not null
+  order by tenant, caller, agent_id, key, slot
+  ${takenOver("$2::bigint")}
+  returning invocation_id
+),`;
+const WITH_THEIR_KEYS = `ready where key is null or (id, cardinality(string_to_array(slots, ','))) in (
+    select invocation_id, count(*) from keys group by invocation_id)`;
+
+/**
+ * What most calls are. Measured with 64 of them: 13 µs of the server for each, and 16 by the statement that has a place for
+ * keys and parts.
+ */
+const PLAIN: AcceptKind = {
+  name: "accept_plain",
+  columns: {},
+  bytesOf: ({ call, body }) => call.length + body.byteLength,
+  sqlite: () => () => {},
+  postgres: (source) => ({ before: "", what: source, beside: "" }),
+};
 
 /** Small, or in few parts, which are stored in the same write. As a value, the look at what is stored is hashed once. */
 const WITH_ITS_BODY: AcceptKind = {
   name: "accept",
-  columns: PART_COLUMNS,
+  columns: { ...PART_COLUMNS, ...KEY_COLUMNS },
   bytesOf: ({ call, body }) => call.length + body.byteLength,
   sqlite(prepare) {
     const insertPart = prepare(
@@ -132,20 +154,23 @@ const WITH_ITS_BODY: AcceptKind = {
       for (const [n, part] of partsOf(body).entries()) insertPart.run(id, tenant, n, part);
     };
   },
-  ready: (source) => `ready as (select * from ${source})`,
-  // Said so, the calls are looked up in a hash. As a join each would be compared with each, since it must not be hashed.
-  beside: `
+  postgres: (source) => ({
+    before: `ready as (select * from ${source}), ${STORED_KEYS}`,
+    what: WITH_THEIR_KEYS,
+    // Said so, the calls are looked up in a hash. As a join each would be compared with each, since it must not be hashed.
+    beside: `,
 bodies as (
   insert into body_parts (invocation_id, tenant, kind, n, bytes)
   select id, tenant, 'request', place, bytes from ready, lateral (values (0, first), (1, second)) as part (place, bytes)
-  where bytes is not null and coalesce(id in (select id from stored), false)
+  where first is not null and bytes is not null and coalesce(id in (select id from stored), false)
 )`,
+  }),
 };
 
 /** Its parts are loose until here: see loose-parts.ts. Those that are going already can't be kept any more. */
 const STORED_IN_PARTS: AcceptKind = {
   name: "accept_in_parts",
-  columns: {},
+  columns: KEY_COLUMNS,
   bytesOf: ({ call }) => call.length,
   sqlite(prepare) {
     const keep = prepare(
@@ -155,7 +180,8 @@ const STORED_IN_PARTS: AcceptKind = {
       if (keep.run(id, tenant) === 0) throw partsGone();
     };
   },
-  ready: (source) => `
+  postgres: (source) => ({
+    before: `
 input as (select * from ${source}),
 ready as (
   select input.* from input, lateral (
@@ -163,15 +189,19 @@ ready as (
     where ${sameRequest("l", { tenant: "input.tenant", id: "input.id" })} and l.due_at <> 0
     for update
   ) held
-)`,
-  beside: `
+), ${STORED_KEYS}`,
+    what: WITH_THEIR_KEYS,
+    beside: `,
 kept as (
   delete from loose_parts l using stored s where ${sameRequest("l", { tenant: "s.tenant", id: "s.id" })}
 )`,
+  }),
 };
 
-function acceptAs({ name, columns, bytesOf, sqlite, ready, beside }: AcceptKind): Command<Accepting, boolean> {
-  const input = inputRows<Accepting>({ ...COLUMNS, ...columns, ...KEY_COLUMNS }, 3);
+function acceptAs({ name, columns, bytesOf, sqlite, postgres }: AcceptKind): Command<Accepting, boolean> {
+  const isKeyed = "key" in columns;
+  const input = inputRows<Accepting>({ ...COLUMNS, ...columns }, isKeyed ? 3 : 2);
+  const { before, what, beside } = postgres(input.source);
   return {
     name,
     bytesOf,
@@ -212,28 +242,21 @@ function acceptAs({ name, columns, bytesOf, sqlite, ready, beside }: AcceptKind)
     },
     postgres: {
       text: `
-with ${ready(input.source)},
-keys as (
-  insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at, slot)
-  select tenant, caller, agent_id, key, body_sha256, id, expires_at, slot
-  from ready, unnest(string_to_array(slots, ',')::bigint[]) as slot where key is not null
-  order by tenant, caller, agent_id, key, slot
-  ${takenOver("$2::bigint")}
-  returning invocation_id
-),
+with ${before}
 stored as (
   insert into open_invocations (${NAMES})
-  select ${NAMES} from ready where key is null or (id, cardinality(string_to_array(slots, ','))) in (
-    select invocation_id, count(*) from keys group by invocation_id)
+  select ${NAMES} from ${what}
   returning id, tenant, agent_id, mode, status, model, settlement_status
 ),
-totals as (${addTotals(`
-    select tenant, id, dimension, value, 1 as delta from stored, lateral (values
-      ('all', ''), ('agent', agent_id), ('mode', mode), ('status', status), ('model', model),
-      ('settlement', settlement_status)) as total (dimension, value)`)}
-),${beside}
+totals as (${addTotals({
+        calls: "stored",
+        alike: ["agent_id", "mode", "status", "model", "settlement_status"],
+        totals: `('all', '', 1), ('agent', agent_id, 1), ('mode', mode, 1), ('status', status, 1), ('model', model, 1),
+      ('settlement', settlement_status, 1)`,
+      })}
+)${beside}
 select id from stored`,
-      valuesOf: (inputs) => [anyShard(), earliest(inputs), ...input.values(inputs)],
+      valuesOf: (inputs) => [anyShard(), ...(isKeyed ? [earliest(inputs)] : []), ...input.values(inputs)],
       afterwards(inputs, rows) {
         const stored = storedIn(rows);
         return inputs.flatMap((each) => {
@@ -257,8 +280,17 @@ select id from stored`,
  */
 export const acceptCommand = acceptAs(WITH_ITS_BODY);
 
+/** The same for a call with a small body and without a key. */
+export const acceptPlainCommand = acceptAs(PLAIN);
+
 /** The same for a call whose body is stored in parts. False, or a Fault, also when those are not there any more. */
 export const acceptInPartsCommand = acceptAs(STORED_IN_PARTS);
+
+/** The one that stores a call with the least. */
+export function acceptOf({ body, idempotency }: Pick<Accepting, "body" | "idempotency">): Command<Accepting, boolean> {
+  if (isInParts(body)) return acceptInPartsCommand;
+  return idempotency === null && isSmall(body) ? acceptPlainCommand : acceptCommand;
+}
 
 const storedIn = (rows: readonly SqlRow[]) => new Set(rows.map(({ id }) => id));
 

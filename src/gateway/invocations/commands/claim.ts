@@ -69,17 +69,18 @@ export const claimCommand: Command<Claim, ClaimedCall | null> = {
   postgres: {
     // The rows are locked in the order of the input, which is the same everywhere, before they are judged.
     text: `
-with input as (select * from ${INPUT.source}),
-taken as (
-  select o.id, o.tenant, o.status, input.owner, input.token, input.at, input.wanted from input, lateral (
+with taken as (
+  select o.id, o.tenant, o.status, input.owner, input.token, input.at, input.wanted from ${INPUT.source}, lateral (
     select c.id, c.tenant, c.status, c.claim, c.settlement_status from open_invocations c
     where c.id = input.id and c.tenant = input.tenant
     for update
   ) o where (${isFree} or ${isOwn("input.token")})
 ),
-totals as (${addTotals(`
-    select tenant, id, 'status' as dimension, '${from}' as value, -1 as delta from taken where status = '${from}'
-    union all select tenant, id, 'status', '${to}', 1 from taken where status = '${from}'`)}
+totals as (${addTotals({
+      calls: `taken where status = '${from}'`,
+      alike: [],
+      totals: `('status', '${from}', -1), ('status', '${to}', 1)`,
+    })}
 ),
 claimed as (
   update open_invocations o set status = '${to}', owner = taken.owner, claim = taken.token, updated_at = taken.at

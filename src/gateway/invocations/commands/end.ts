@@ -155,15 +155,11 @@ export const endCommand: Command<EndOfCall, boolean> = {
   },
   postgres: {
     text: `
-with input as (select * from ${INPUT.source}),
-gone as (
-  delete from open_invocations o using input
+with final as (
+  delete from open_invocations o using ${INPUT.source}
   where ${sameRow("(o.tenant, o.id)", "(input_tenant, input_id)")} and o.status = was and (token is null or o.claim = token)
-  returning o.*, input.*
-),
-final as (
-  select gone.*, case when ended = 'failed' and settlement_status = '${LOST.from}' then '${LOST.to}'
-    else settlement_status end as settled from gone
+  returning ${KEPT}, settlement_status, request, n, was, ended, ${ENDING}, ended_at, response,
+    case when ended = 'failed' and settlement_status = '${LOST.from}' then '${LOST.to}' else settlement_status end as settled
 ),
 history as (
   insert into ended_invocations (${KEPT}, ${ENDING}, status, settlement_status, updated_at, completed_at)
@@ -193,12 +189,12 @@ due as (
   insert into receipts_due (tenant, invocation_id)
   select tenant, id from final where emit_receipt and settled is distinct from 'pending'
 ),
-totals as (${addTotals(`
-    select tenant, id, 'status' as dimension, was as value, -1 as delta from final
-    union all select tenant, id, 'status', ended, 1 from final
-    union all select tenant, id, 'error_class', error_class, 1 from final
-    union all select tenant, id, 'settlement', settlement_status, -1 from final where settled <> settlement_status
-    union all select tenant, id, 'settlement', settled, 1 from final where settled <> settlement_status`)}
+totals as (${addTotals({
+      calls: "final",
+      alike: ["was", "ended", "error_class", "settlement_status", "settled"],
+      totals: `('status', was, -1), ('status', ended, 1), ('error_class', error_class, 1),
+      ('settlement', settlement_status, -1), ('settlement', settled, 1)`,
+    })}
 )
 select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, payment_asset, payment_amount,
   settled as settlement_status, id, tenant,

@@ -38,8 +38,8 @@ export interface TakenCalls {
   /** The oldest first. */
   readonly taken: readonly TakenCall[];
   /**
-   * The one that is next, and was not taken: its body does not stand in its row, or on SQLite those before it are a lot to
-   * read. Those behind it wait for it.
+   * The one that is next, and was not taken: its body does not stand in its row, or those before it are a lot to read.
+   * Those behind it wait for it.
    */
   readonly large: { readonly id: string; readonly body_bytes: number } | null;
 }
@@ -49,7 +49,10 @@ const { from, to } = INVOCATION_EVENTS.claim;
 /** About what a row brings with it; its body may have eight times as much. */
 const ROW_BYTES = 1_024;
 
-/** On SQLite a block ends behind so much: forty of 64 calls with 24 KB each held the event loop for 28 ms (measured). */
+/**
+ * A block ends behind so much: forty of 64 calls with 24 KB each held the event loop for 28 ms on SQLite (measured), and
+ * on Postgres the answer of one statement has the blocks of many agents.
+ */
 const BLOCK_BYTES_MAX = 128 * 1024;
 
 const INPUT = inputRows<Taking>(
@@ -87,26 +90,29 @@ export const takeCommand: Command<Taking, TakenCalls> = {
   },
   postgres: {
     text: `
-with input as (select * from ${INPUT.source}),
+with input as (
+  select *, string_to_array(tokens, ',') as all_tokens, string_to_array(left_out, ',') as all_left_out from ${INPUT.source}
+),
 found as (
-  select n, owner, tokens, at, o.id, o.tenant, o.is_large, o.body_bytes from input, lateral (
-    select c.id, c.tenant, c.request is null as is_large, coalesce(c.req_size, 0) as body_bytes from open_invocations c
+  select n, owner, all_tokens, at, o.* from input, lateral (
+    select c.id, c.tenant, c.request is null as is_large, coalesce(c.req_size, 0) as body_bytes,
+      octet_length(c.call) + coalesce(octet_length(c.request), 0) as bytes from open_invocations c
     where c.agent_id = input.agent_id and c.tenant = input.tenant and ${isQueued("input.owner", "input.young")}
-      and c.id > input.after and not ${isRefused} and c.id <> all(string_to_array(input.left_out, ','))
+      and c.id > input.after and not ${isRefused} and c.id <> all(input.all_left_out)
     order by c.id limit input.places
     for update skip locked
   ) o
 ),
 placed as (
-  select *, row_number() over arrived as place, count(*) filter (where is_large) over arrived as large from found
+  select *, row_number() over arrived as place, count(*) filter (where is_large) over arrived as large,
+    sum(bytes) over arrived - bytes as bytes_before from found
   window arrived as (partition by n order by id)
 ),
 taken as (
-  select n, id, tenant, owner, at, (string_to_array(tokens, ','))[place::int] as token from placed where large = 0
+  select n, id, tenant, owner, at, all_tokens[place] as token from placed
+  where large = 0 and bytes_before <= ${BLOCK_BYTES_MAX}
 ),
-totals as (${addTotals(`
-    select tenant, id, 'status' as dimension, '${from}' as value, -1 as delta from taken
-    union all select tenant, id, 'status', '${to}', 1 from taken`)}
+totals as (${addTotals({ calls: "taken", alike: [], totals: `('status', '${from}', -1), ('status', '${to}', 1)` })}
 ),
 claimed as (
   update open_invocations o set status = '${to}', owner = taken.owner, claim = taken.token, updated_at = taken.at
@@ -114,7 +120,7 @@ claimed as (
   returning taken.n, o.id, o.claim, o.call, o.request
 )
 select n, id, claim as token, call, request as body, null::bigint as body_bytes from claimed
-union all select n, id, null, null, null, body_bytes from placed where is_large and large = 1
+union all select n, id, null, null, null, body_bytes from placed where large > 0 or bytes_before > ${BLOCK_BYTES_MAX}
 order by n, id`,
     valuesOf: (inputs) => [anyShard(), ...INPUT.values(inputs)],
     outputsOf(inputs, rows) {
@@ -123,7 +129,7 @@ order by n, id`,
         const output = outputs[Number(row["n"]) - 1];
         if (output === undefined) continue;
         if (row["token"] !== null) output.taken.push(row as unknown as TakenCall);
-        else output.large = { id: String(row["id"]), body_bytes: Number(row["body_bytes"]) };
+        else output.large ??= { id: String(row["id"]), body_bytes: Number(row["body_bytes"]) };
       }
       return outputs;
     },

@@ -1,0 +1,58 @@
+// The floor of accepts on Postgres: the very rows that an accept writes, in the tables that the gateway has with all their
+// indexes, by one autocommit statement with `unnest` for all that wait. Nothing is checked, and nothing else is stored.
+import { SQL } from "bun";
+import { systemClock } from "../../src/core/clock.ts";
+import { silentLog } from "../../src/core/log.ts";
+import { inputRows } from "../../src/storage/commands.ts";
+import { anyShard, periodOf } from "../../src/storage/counts.ts";
+import { openPostgres } from "../../src/storage/postgres.ts";
+import type { FloorCall } from "./floor-store.ts";
+
+const [TENANT, AGENT] = ["bench", "agt_01a2085c-c3cf-74c5-92c1-4680e2c16947"];
+const REPLICA = "rep_01a2085c-c353-7401-ae8e-68688939aa81";
+
+const idOf = ({ id }: FloorCall) => `inv_${id}`;
+
+/** As long as the gateway's. */
+const callOf = ({ id }: FloorCall) =>
+  `{"url":"http://127.0.0.1:37289/","protocol":"http","mcp_protocol_version":null,"credential_ref":null,"capture":true,"receipt":false,"headers":[["content-type","application/json"],["via","1.1 tollgate-7b8b990a1fa72646"]],"request_id":"${id}"}`;
+
+const COLUMNS = {
+  id: ["text", idOf],
+  tenant: ["text", () => TENANT],
+  agent_id: ["text", () => AGENT],
+  caller: ["text", () => TENANT],
+  mode: ["text", () => "transactional"],
+  status: ["text", () => "pending"],
+  req_size: ["bigint", ({ body }) => body.byteLength],
+  body_captured: ["boolean", () => true],
+  emit_receipt: ["boolean", () => false],
+  accepted_by: ["text", () => REPLICA],
+  updated_at: ["bigint", () => Date.now()],
+  call: ["text", callOf],
+  request: ["bytea", ({ body }) => body],
+} as const satisfies Parameters<typeof inputRows<FloorCall>>[0];
+
+const INPUT = inputRows<FloorCall>(COLUMNS, 3);
+const NAMES = Object.keys(COLUMNS).join(", ");
+
+const STORE = `
+with stored as (insert into open_invocations (${NAMES}) select ${NAMES} from ${INPUT.source} returning 1)
+insert into invocation_counts as c (tenant, dimension, value, period, shard, count)
+select '${TENANT}', dimension, value, $2::bigint, $1::bigint, (select count(*) from stored)
+from (values ('agent', '${AGENT}'), ('all', ''), ('mode', 'transactional'), ('status', 'pending')) as t (dimension, value)
+on conflict (tenant, dimension, value, period, shard) do update set count = c.count + excluded.count`;
+
+/** Writes the rows of calls, and resolves when they are on the disk. */
+export async function openFloorRows(url: string) {
+  await (await openPostgres({ databaseUrl: url, clock: systemClock, log: silentLog })).close();
+  const sql = new SQL(url, { max: 1 });
+  return {
+    async write(calls: readonly FloorCall[]): Promise<void> {
+      const [first] = calls;
+      if (first === undefined) return;
+      await sql.unsafe(STORE, [anyShard(), periodOf(idOf(first)), ...INPUT.values(calls)]);
+    },
+    close: () => sql.close(),
+  };
+}
