@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { freeMemory, PART_BYTES, partsOf } from "../wire/body.ts";
+import { freeMemory, LargeBody, PART_BYTES, partsOf, startOf } from "../wire/body.ts";
 import { gather } from "./body-buffer.ts";
 
 const MIB = 1024 * 1024;
@@ -29,6 +29,47 @@ test("a body comes out as it came in, in however many pieces, and little more th
     { numRuns: 60 },
   );
 });
+
+test("what is not stored is kept in the pieces in which it came, where they are large and nobody else's", () => {
+  const size = fc.oneof(fc.nat(5000), fc.integer({ min: 60_000, max: 700_000 }), fc.nat(2 * MIB));
+  const pieces = fc.array(fc.record({ size, isOwn: fc.boolean() }), { maxLength: 12 });
+  fc.assert(
+    fc.property(pieces, fc.nat(3), (asked, storedParts) => {
+      const sizeMax = asked.reduce((sum, piece) => sum + piece.size, 0);
+      const body = gather(sizeMax, storedParts * PART_BYTES);
+      const all: Uint8Array[] = [];
+      let at = 0;
+      for (const [number, { size, isOwn }] of asked.entries()) {
+        const piece = new Uint8Array(isOwn ? size : size + 1).subarray(0, size).fill(number + 1);
+        all.push(piece.slice());
+        const isStored = at < storedParts * PART_BYTES;
+        expect(body.add(piece)).toBe(!isStored && isOwn && size >= 64 * 1024);
+        at += size;
+        expect(body.held).toBeGreaterThanOrEqual(at);
+        expect(body.held).toBeLessThanOrEqual(Math.min(sizeMax, at + PART_BYTES));
+      }
+      const whole = body.body();
+      expect(whole.byteLength).toBe(sizeMax);
+      expect(body.held).toBe(0);
+      const parts = partsOf(whole);
+      expect(Buffer.compare(Buffer.concat(parts), Buffer.concat(all))).toBe(0);
+      const stored = partsOf(startOf(whole, storedParts * PART_BYTES));
+      expect(Buffer.concat(stored).byteLength).toBe(Math.min(sizeMax, storedParts * PART_BYTES));
+      for (const part of stored.slice(0, -1)) expect(part.byteLength).toBe(PART_BYTES);
+      const steps = whole instanceof LargeBody ? whole.joined() : null;
+      const joined = steps === null ? whole : stepped(steps);
+      expect(Buffer.compare(joined as Uint8Array, Buffer.concat(all))).toBe(0);
+    }),
+    { numRuns: 60 },
+  );
+});
+
+function stepped(steps: Generator<unknown, Uint8Array>): Uint8Array {
+  for (;;) {
+    const { done, value } = steps.next();
+    if (done === true) return value as Uint8Array;
+  }
+}
 
 test("nothing is left of a body when it is dropped", () => {
   const dropped = gather(20 * MIB);

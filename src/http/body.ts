@@ -39,11 +39,67 @@ interface OpenBody {
   close(): void;
 }
 
-async function* rawChunks(reader: Pick<BodyReader, "read">): Chunks {
-  for (;;) {
-    const { value } = await reader.read();
-    if (value === undefined) return;
-    yield value;
+const DONE = { done: true, value: undefined } as const;
+
+/**
+ * Chunks that are got one by one, as a generator would give them. Generators hand each on through several turns of the
+ * microtask queue: with two of them the first bytes of a short stream reached their reader 30 µs later (measured).
+ */
+abstract class ChunkReader implements Chunks {
+  #isOver = false;
+
+  /** Null at the end. */
+  protected abstract read(): Promise<Uint8Array | null>;
+  /** Called once, however it ends. */
+  protected end(): void {}
+
+  async next(): Promise<IteratorResult<Uint8Array, void>> {
+    if (this.#isOver) return DONE;
+    try {
+      const value = await this.read();
+      if (value !== null) return { done: false, value };
+    } catch (error) {
+      this.#finish();
+      throw error;
+    }
+    this.#finish();
+    return DONE;
+  }
+
+  async return(): Promise<IteratorResult<Uint8Array, void>> {
+    this.#finish();
+    return DONE;
+  }
+
+  async throw(error: unknown): Promise<IteratorResult<Uint8Array, void>> {
+    this.#finish();
+    throw error;
+  }
+
+  #finish(): void {
+    if (!this.#isOver) this.end();
+    this.#isOver = true;
+  }
+
+  [Symbol.asyncIterator](): this {
+    return this;
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    this.#finish();
+  }
+}
+
+class RawChunks extends ChunkReader {
+  readonly #reader: Pick<BodyReader, "read">;
+
+  constructor(reader: Pick<BodyReader, "read">) {
+    super();
+    this.#reader = reader;
+  }
+
+  protected async read(): Promise<Uint8Array | null> {
+    return (await this.#reader.read()).value ?? null;
   }
 }
 
@@ -63,22 +119,39 @@ function toStream(chunks: Chunks, cancel: () => Promise<void>): ReadableStream<U
 }
 
 /** Throws OutboundErrors, BodyTooLarge, Undecodable or the signal's reason. However the loop ends, the body is closed. */
-async function* guarded(chunks: Chunks, close: () => void, signals: readonly AbortSignal[]): Chunks {
-  const check = () => {
-    for (const signal of signals) signal.throwIfAborted();
-  };
-  for (const signal of signals) signal.addEventListener("abort", close, { once: true });
-  try {
-    check();
-    yield* chunks;
-    // A body closed by a signal ends like an ordinary one.
-    check();
-  } catch (error) {
-    check();
-    throw error instanceof BodyTooLarge || error instanceof Undecodable ? error : lost(error);
-  } finally {
-    for (const signal of signals) signal.removeEventListener("abort", close);
-    close();
+class GuardedChunks extends ChunkReader {
+  readonly #chunks: Chunks;
+  readonly #close: () => void;
+  readonly #signals: readonly AbortSignal[];
+
+  constructor(chunks: Chunks, close: () => void, signals: readonly AbortSignal[]) {
+    super();
+    this.#chunks = chunks;
+    this.#close = close;
+    this.#signals = signals;
+    for (const signal of signals) signal.addEventListener("abort", close, { once: true });
+  }
+
+  protected async read(): Promise<Uint8Array | null> {
+    try {
+      this.#check();
+      const { value } = await this.#chunks.next();
+      // A body closed by a signal ends like an ordinary one.
+      if (value === undefined) this.#check();
+      return value ?? null;
+    } catch (error) {
+      this.#check();
+      throw error instanceof BodyTooLarge || error instanceof Undecodable ? error : lost(error);
+    }
+  }
+
+  #check(): void {
+    for (const signal of this.#signals) signal.throwIfAborted();
+  }
+
+  protected override end(): void {
+    for (const signal of this.#signals) signal.removeEventListener("abort", this.#close);
+    this.#close();
   }
 }
 
@@ -108,7 +181,7 @@ function rawBody({ whole, body }: Answer): { readonly raw: Chunks; cancel(): voi
   if (whole !== undefined && whole !== null) return { raw: oneChunk(whole), cancel() {} };
   if (body === null) return { raw: oneChunk(new Uint8Array()), cancel() {} };
   const reader = body.getReader();
-  return { raw: rawChunks(reader), cancel: () => void reader.cancel().catch(() => {}) };
+  return { raw: new RawChunks(reader), cancel: () => void reader.cancel().catch(() => {}) };
 }
 
 /** @param isLent whether a decoded chunk is valid only until the next one is asked for */
@@ -117,7 +190,7 @@ function open(response: Answer, options: OpenOptions, isLent = false): OpenBody 
   const { raw, cancel } = rawBody(response);
   // Every piece passes each of the generators, so the usual body has one less.
   if (!response.headers.has("content-encoding")) {
-    return { chunks: guarded(raw, cancel, signal === undefined ? [] : [signal]), close: cancel };
+    return { chunks: new GuardedChunks(raw, cancel, signal === undefined ? [] : [signal]), close: cancel };
   }
   let decoding: Decoding | null = null;
   const crowded = new AbortController();
@@ -131,7 +204,7 @@ function open(response: Answer, options: OpenOptions, isLent = false): OpenBody 
     yield* decoding?.chunks(raw) ?? raw;
   }
   const signals = signal === undefined ? [crowded.signal] : [signal, crowded.signal];
-  return { chunks: guarded(chunks(), close, signals), close };
+  return { chunks: new GuardedChunks(chunks(), close, signals), close };
 }
 
 /**

@@ -37,6 +37,8 @@ export interface Held {
   readonly until: Promise<unknown>;
   /** Resolves with a function that ends the hold early, should others need the memory. */
   readonly endBy?: Promise<() => void>;
+  /** Only so many bytes of its start may be stored; left out: all. */
+  readonly storedMax?: number;
 }
 
 export function createIntake(limits: IntakeLimits) {
@@ -56,7 +58,7 @@ export function createIntake(limits: IntakeLimits) {
       reader.releaseLock();
     };
     const most = Math.min(sizes.declared, sizes.bytesMax);
-    const gathered = gather(most);
+    const gathered = gather(most, sizes.storedMax);
     try {
       const weigh = () => scales.weigh(body, limits.streamBytes + gathered.held, limits.streamBytes + most);
       await weigh();
@@ -94,7 +96,11 @@ export function createIntake(limits: IntakeLimits) {
       const isSmall = declared !== null && declared <= SMALL_BYTES;
       const bytes = isSmall
         ? await readSmall(scales, request, body, declared)
-        : await readStream(request.body, body, { declared: declared ?? bytesMax, bytesMax });
+        : await readStream(request.body, body, {
+            declared: declared ?? bytesMax,
+            bytesMax,
+            storedMax: held?.storedMax,
+          });
       stake.giveWay = null;
       if (held === null) release();
       void held?.until.then(release, release);
@@ -224,6 +230,7 @@ interface Body {
 interface Sizes {
   readonly declared: number;
   readonly bytesMax: number;
+  readonly storedMax: number | undefined;
 }
 
 /**
@@ -245,8 +252,8 @@ async function readInto(
     size += value.byteLength;
     if (size > bytesMax) throw tooLarge(bytesMax);
     await doneInTurns(() => {
-      during("intake of a body", () => gathered.add(value));
-      freeMemory(value);
+      const isKept = during("intake of a body", () => gathered.add(value));
+      if (!isKept) freeMemory(value);
       return false;
     }, tenant);
     await arrived();

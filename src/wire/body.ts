@@ -16,7 +16,10 @@ export class LargeBody {
   #parts: readonly Uint8Array[];
   #whole: Uint8Array | null = null;
 
-  /** @param parts at least two, in their order, all but the last of PART_BYTES; in memory of their own */
+  /**
+   * @param parts at least two, in their order; in memory of their own. Those that are stored are of PART_BYTES each, but
+   *   for the last of a body
+   */
   constructor(parts: readonly Uint8Array[]) {
     this.#parts = parts;
     this.byteLength = parts.reduce((sum, part) => sum + part.byteLength, 0);
@@ -35,9 +38,11 @@ export class LargeBody {
   *joined(): Steps<Uint8Array> {
     if (this.#whole !== null) return this.#whole;
     const whole = new Uint8Array(this.byteLength);
-    for (const [n, part] of this.#parts.entries()) {
-      if (n > 0) yield;
-      whole.set(part, n * PART_BYTES);
+    let at = 0;
+    for (const part of this.#parts) {
+      if (at > 0) yield;
+      whole.set(part, at);
+      at += part.byteLength;
       freeMemory(part);
     }
     this.#parts = partsOf(whole);
@@ -71,7 +76,7 @@ export function partsOf(body: CallBody): readonly Uint8Array[] {
   return Array.from({ length: count }, (_, n) => body.subarray(n * PART_BYTES, (n + 1) * PART_BYTES));
 }
 
-/** A body of these parts, each but the last of PART_BYTES. */
+/** A body of these parts: see LargeBody. */
 export function bodyOf(parts: readonly Uint8Array[]): CallBody {
   const [first] = parts;
   if (first === undefined) return new Uint8Array();

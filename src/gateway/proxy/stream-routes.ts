@@ -1,6 +1,6 @@
 // The routes of the streaming path.
 import { Fault } from "../../core/fault.ts";
-import { PROXY_BODY_BYTES_MAX } from "../../core/limits.ts";
+import { CAPTURE_BYTES_MAX, PROXY_BODY_BYTES_MAX } from "../../core/limits.ts";
 import { routes } from "../../http/elysia.ts";
 import { readBody as readWhole } from "../../http/intake.ts";
 import { scopeOf } from "../../http/server.ts";
@@ -32,7 +32,8 @@ async function call(path: StreamHandler, request: Request, agentId: string): Pro
   const { promise: until, resolve: sent } = Promise.withResolvers<void>();
   const { promise: ending, resolve: endBy } = Promise.withResolvers<() => void>();
   async function readBody(): Promise<CallBody> {
-    const body = await readWhole(request, caller.tenant, PROXY_BODY_BYTES_MAX, { until, endBy: ending });
+    const held = { until, endBy: ending, storedMax: CAPTURE_BYTES_MAX };
+    const body = await readWhole(request, caller.tenant, PROXY_BODY_BYTES_MAX, held);
     // From here on only the timeouts of the exchange limit the connection.
     holdOpen(true);
     return body;

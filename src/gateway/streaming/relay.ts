@@ -7,7 +7,6 @@
 // that begins with silence opens with a comment, which event streams have for that; other answers wait. What has been
 // taken from the stream is not sent before the event loop has turned, and a stream that errors earlier takes it along,
 // the head too. So an answer that breaks off is held open for a moment first.
-import { endsWithin } from "../../concurrency/deadline.ts";
 import type { Answer } from "../../http/answer.ts";
 import { bodyChunks } from "../../http/body.ts";
 import { isEncoded, Undecodable } from "../../http/codings.ts";
@@ -184,6 +183,17 @@ function nextOf(chunks: Chunks): Promise<IteratorResult<Uint8Array, void>> {
   return next;
 }
 
-async function isSilent(next: Promise<unknown>, ms: number): Promise<boolean> {
-  return !(await endsWithin(ms, next));
+/** Rejects as `next` does. One promise and one timer for each piece, where `Promise.race` makes several. */
+function isSilent(next: Promise<unknown>, ms: number): Promise<boolean> {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, ms, true);
+    const came = () => {
+      clearTimeout(timer);
+      resolve(false);
+    };
+    next.then(came, (error) => {
+      clearTimeout(timer);
+      reject(error);
+    });
+  });
 }
