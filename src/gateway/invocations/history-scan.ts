@@ -3,7 +3,8 @@
 // of a bounded number of entries, so that a page costs no more than the entries it passes. The ended ones are walked along
 // one index, the open ones by ID. Other requests go on between two windows: SQLite answers on the event loop, and a long
 // walk in one piece would hold up every tenant.
-import { and, desc, eq, gte, inArray, isNotNull, lt, type SQL, type SQLWrapper, sql } from "drizzle-orm";
+import { and, desc, eq, gte, inArray, is, isNotNull, lt, type SQL, type SQLWrapper, sql } from "drizzle-orm";
+import { SQLiteTable } from "drizzle-orm/sqlite-core";
 import type { CountDimension } from "../../../db/schema.ts";
 import { inStoreTurns } from "../../concurrency/store-turns.ts";
 import { openCalls } from "../../storage/counts.ts";
@@ -89,6 +90,11 @@ function endedIn({ db, tables: { endedInvocations: t } }: Reader, path: ScanPath
   return calls.where(and(ofTenant, from, to, isNotNull(column))).orderBy(desc(column), desc(t.id));
 }
 
+/** In the order of their index: on SQLite open calls stand in batches, which have the order of IDs too. */
+function newestOpenFirst(t: Reader["tables"]["openInvocations"]): SQL[] {
+  return [...(is(t, SQLiteTable) ? [sql`batch desc`] : []), desc(t.id)];
+}
+
 /** The open calls of the tenant in a range, and which of them match. */
 function openIn({ db, tables: { openInvocations: t } }: Reader, path: ScanPath, { floor, below }: IdRange) {
   const filters = path.along === undefined ? path.others : [path.along, ...path.others];
@@ -99,7 +105,7 @@ function openIn({ db, tables: { openInvocations: t } }: Reader, path: ScanPath, 
     .select({ id: t.id, matches: (matches ?? sql`true`).as("matches") })
     .from(t)
     .where(and(eq(t.tenant, path.tenant), gte(t.id, floor), lt(t.id, below), isNone))
-    .orderBy(desc(t.id));
+    .orderBy(...newestOpenFirst(t));
 }
 
 /** What was passed of one of the two. */
@@ -303,7 +309,7 @@ const newestOpenBy = byFilter(({ db, tables: { openInvocations: t } }, dimension
         dimension === "all" ? undefined : sql`${openColumn(t, dimension)} = ${valueParameter}`,
       ),
     )
-    .orderBy(desc(t.id))
+    .orderBy(...newestOpenFirst(t))
     .limit(sql.placeholder("limit")),
 );
 

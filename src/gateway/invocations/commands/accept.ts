@@ -6,6 +6,7 @@ import { type CallBody, PART_BYTES, partsOf } from "../../../wire/body.ts";
 import { countWhole } from "../counters.ts";
 import { IDEMPOTENCY_MS, type Idempotency, slotsOf } from "../idempotency.ts";
 import type { InvocationRow } from "../service.ts";
+import { batchesOn } from "./open-batches.ts";
 import { sameRequest } from "./same-row.ts";
 import { addTotals } from "./totals.ts";
 
@@ -185,8 +186,9 @@ function acceptAs({ name, columns, bytesOf, sqlite, ready, beside }: AcceptKind)
       );
       const giveBack = prepare(GIVE_BACK.replaceAll("$", "?"));
       const insertCall = prepare(
-        `insert into open_invocations (${NAMES}) values (${VALUES.map(() => "?").join(", ")})`,
+        `insert into open_invocations (${NAMES}, batch) values (${VALUES.map(() => "?").join(", ")}, ?)`,
       );
+      const batchOf = batchesOn(prepare);
       const storeBody = sqlite(prepare);
       /** False when another call has it in one of its slots. */
       function takeKey({ row }: Accepting, { key, body_sha256, asked_at, latest }: Idempotency): boolean {
@@ -204,7 +206,7 @@ function acceptAs({ name, columns, bytesOf, sqlite, ready, beside }: AcceptKind)
           giveBack.run(...keyValues(accepting, idempotency));
           return false;
         }
-        insertCall.run(...VALUES.map((value) => value(accepting)));
+        insertCall.run(...VALUES.map((value) => value(accepting)), batchOf(row.id));
         storeBody(accepting);
         countWhole(effects, { ...row, status: statusOf(accepting), error_class: null }, 1);
         return true;
