@@ -73,22 +73,26 @@ function at<K, V extends Map<unknown, unknown>>(map: Map<K, V>, key: K): V {
 }
 
 /** What has to be written, always in the same order, so that two transactions never wait for each other. */
-export function changedCounts(counts: Counts): Count[] {
-  const changed: Count[] = [];
+export const changedCounts = (counts: Counts): Count[] => [...inOrder(counts)];
+
+/** The same one by one: what lies behind is put in order when it is asked for. What has been given may be taken away. */
+export function* inOrder(counts: Counts): Generator<Count, undefined> {
   for (const [period, tenants] of sorted(counts)) {
     for (const [tenant, dimensions] of sorted(tenants)) {
       for (const [dimension, values] of sorted(dimensions)) {
         for (const [value, delta] of sorted(values)) {
-          if (delta !== 0) changed.push({ tenant, period, dimension, value, delta });
+          if (delta !== 0) yield { tenant, period, dimension, value, delta };
         }
       }
     }
   }
-  return changed;
 }
 
-function sorted<K extends string | number, V>(map: ReadonlyMap<K, V>): [K, V][] {
-  return [...map].sort(([a], [b]) => (a < b ? -1 : 1));
+function* sorted<K extends string | number, V>(map: ReadonlyMap<K, V>): Generator<[K, V]> {
+  for (const key of [...map.keys()].sort((a, b) => (a < b ? -1 : 1))) {
+    const value = map.get(key);
+    if (value !== undefined) yield [key, value];
+  }
 }
 
 /** The rows that one total is the sum of. */

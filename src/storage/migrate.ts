@@ -17,6 +17,7 @@ import postgres0012 from "../../db/postgres/0012_periods.sql" with { type: "text
 import postgres0013 from "../../db/postgres/0013_totals_log.sql" with { type: "text" };
 import postgres0014 from "../../db/postgres/0014_body_parts.sql" with { type: "text" };
 import postgres0015 from "../../db/postgres/0015_body_rows.sql" with { type: "text" };
+import postgres0016 from "../../db/postgres/0016_open_batches.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import sqlite0002 from "../../db/sqlite/0002_payments.sql" with { type: "text" };
 import sqlite0003 from "../../db/sqlite/0003_policy.sql" with { type: "text" };
@@ -32,6 +33,7 @@ import sqlite0012 from "../../db/sqlite/0012_periods.sql" with { type: "text" };
 import sqlite0013 from "../../db/sqlite/0013_totals_log.sql" with { type: "text" };
 import sqlite0014 from "../../db/sqlite/0014_body_parts.sql" with { type: "text" };
 import sqlite0015 from "../../db/sqlite/0015_body_rows.sql" with { type: "text" };
+import sqlite0016 from "../../db/sqlite/0016_open_batches.sql" with { type: "text" };
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -54,6 +56,7 @@ const SQLITE_MIGRATIONS: readonly string[] = [
   sqlite0013,
   sqlite0014,
   sqlite0015,
+  sqlite0016,
 ];
 const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0001,
@@ -71,6 +74,7 @@ const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0013,
   postgres0014,
   postgres0015,
+  postgres0016,
 ];
 
 const VERSIONS_TABLE = `create table if not exists schema_migrations (
@@ -116,6 +120,11 @@ const SQLITE_WORK: Readonly<Record<number, Work>> = {
   // Parts are of half a mebibyte, but for the last of each body.
   18: {
     query: `select count(*) as "rows", count(*) * 524288 as bytes from body_parts`,
+    msPerRow: 0.06,
+    msPerByte: 1.7e-5,
+  },
+  15: {
+    query: `select count(*) as "rows", coalesce(sum(length(bytes)), 0) as bytes from body_parts`,
     msPerRow: 0.06,
     msPerByte: 1.7e-5,
   },

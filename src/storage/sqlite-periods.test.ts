@@ -4,6 +4,7 @@ import { join } from "node:path";
 import { longHistory } from "../../test/support/stores/long-history.ts";
 import { sqlitePlace } from "../../test/support/stores/stores.ts";
 import { BODIES, BODIES_OF_CALLS, ENDED_CALLS } from "../gateway/invocations/timed-tables.ts";
+import { DECISIONS } from "../gateway/policy/decisions.ts";
 
 const TENANTS = ["acme", "other", "third"];
 /** Of each: several steps. */
@@ -61,6 +62,12 @@ test("what is too old goes in steps with its totals, but for what its payment, i
   expect(ids("invocation_bodies", "invocation_id")).toEqual([...young, owed, unpaid, ...open].sort());
   await store.periods.drop(BODIES, before);
   expect(ids("invocation_bodies", "invocation_id")).toEqual([...young, ...open].sort());
+  const decision = (tenant: string, time: number) =>
+    `insert into policy_decisions (tenant, id, agent_id, protocol, action, reason)
+     values ('${tenant}', '${DECISIONS.keyAt(time)}-7000-8000-000000000000', 'agt', 'http', 'allow', 'default')`;
+  for (const tenant of TENANTS) for (const time of [before - 1, before]) file.run(decision(tenant, time));
+  expect(await store.periods.drop(DECISIONS, before)).toBe(0);
+  expect(ids("policy_decisions", "id").map(DECISIONS.timeAt)).toEqual(TENANTS.map(() => before));
   // Others are removed row by row.
   expect(await store.periods.drop({ ...BODIES, name: "receipts" }, before)).toBe(before);
   await store.close();

@@ -1,6 +1,7 @@
 // What goes by age on SQLite. Its tables are in one piece each, so what is too old goes in ranges of keys, tenant by tenant:
 // a few statements for hundreds of rows, which never come into the program. Measured with 60,000 ended calls of 20 tenants
-// and their bodies: 22 µs of CPU for each call, where 55 µs went for removing them row by row.
+// and their bodies: 22 µs of CPU for each call, where 55 µs went for removing them row by row; a decision 3.7 instead of 6.0.
+// Keys and receipts go in groups of rows, at 7 and 9 µs each, and parts of bodies a few at a time, since each is 128 pages.
 import type { Database } from "bun:sqlite";
 import type { Periods, TimedTable } from "./periods.ts";
 import type { Store } from "./store.ts";
@@ -14,6 +15,7 @@ const PAUSE_MS = 4;
 const BYTES: Readonly<Record<string, string>> = {
   ended_invocations: "0",
   invocation_bodies: "coalesce(length(request), 0) + coalesce(length(response), 0)",
+  policy_decisions: "0",
 };
 
 /** The columns that totals are kept of: see gateway/invocations/counters.ts. */

@@ -1,9 +1,12 @@
 import { Database } from "bun:sqlite";
 import { expect, test } from "bun:test";
+import { mkdtempSync, rmSync } from "node:fs";
+import { join } from "node:path";
 import fc from "fast-check";
 import type { CountDimension } from "../../db/schema.ts";
+import { temporaryRoot } from "../../test/support/gateway/process.ts";
 import { silentLog } from "../core/log.ts";
-import { addCount, type Count, type Counts } from "./counts.ts";
+import { addCount, type Count, type Counts, changedCounts, inOrder } from "./counts.ts";
 import { migrateSqlite } from "./migrate.ts";
 import { createSqliteTotals, type SqliteTotals } from "./sqlite-totals.ts";
 
@@ -98,4 +101,83 @@ test("the log stays short, though each group adds more totals than are moved wit
   expect(most(stood)).toBeLessThan(100_000);
   settle(database, totals);
   expect(database.prepare("select count(*) as n from invocation_counts where count = 1").get()).toEqual({ n: 16_000 });
+});
+
+/** Puts down how many rows of the log it has given. */
+class CountingDatabase extends Database {
+  rows = 0;
+  override prepare: Database["prepare"] = (text: string, ...rest: never[]) => {
+    const statement = super.prepare<never, never[]>(text, ...rest);
+    const all = statement.all.bind(statement);
+    if (text.includes("from count_additions")) {
+      statement.all = (...values) => {
+        const found = all(...values);
+        this.rows += found.length;
+        return found;
+      };
+    }
+    return statement as never;
+  };
+}
+
+test("of the log only what others have written to it is read, however much they write elsewhere", () => {
+  const dir = mkdtempSync(join(temporaryRoot(), "totals-"));
+  const open = () => new CountingDatabase(join(dir, "test.db"), { create: true });
+  {
+    using one = open();
+    one.run("pragma journal_mode = wal");
+    migrateSqlite(one, { clock: { now: () => 0 }, log: silentLog });
+    using other = open();
+    const total = one.prepare<{ n: number }, [string, string, string]>(inTable);
+    const add = (database: Database, totals: SqliteTotals, value: string) =>
+      group(database, totals, [{ tenant: "a", period: 7, dimension: "model", value, delta: 1 }], "stored");
+    const totals = createSqliteTotals(one);
+    for (let i = 0; i < 50; i++) add(one, totals, "x");
+    const sumOf = (value: string) => {
+      totals.version();
+      return (total.get("a", "model", value)?.n ?? 0) + totals.of("a", "model", value);
+    };
+    const read = (value: string) => {
+      one.rows = 0;
+      return [sumOf(value), one.rows];
+    };
+    for (let i = 0; i < 5; i++) {
+      other.run(
+        "insert into turns (job, next_at) values ('x', 1) on conflict (job) do update set next_at = next_at + 1",
+      );
+      expect(read("x")).toEqual([50, 0]);
+    }
+    const others = createSqliteTotals(other, SMALL);
+    add(other, others, "y");
+    // What it adds, and that it has moved something.
+    expect(read("y")).toEqual([1, expect.any(Number)]);
+    expect(one.rows).toBeLessThan(3);
+    expect(sumOf("x")).toBe(50);
+    settle(other, others);
+    expect([sumOf("x"), sumOf("y"), totals.of("a", "model", "x")]).toEqual([50, 1, 0]);
+    add(one, totals, "x");
+    add(other, others, "x");
+    expect(sumOf("x")).toBe(52);
+  }
+  rmSync(dir, { recursive: true });
+});
+
+test("what is moved is put in order as it goes, and not all at its start", () => {
+  let listed = 0;
+  class CountingMap<K, V> extends Map<K, V> {
+    override keys() {
+      listed += this.size;
+      return super.keys();
+    }
+  }
+  const counts: Counts = new CountingMap();
+  const tenants: Counts extends Map<number, infer T> ? T : never = new CountingMap();
+  counts.set(7, tenants);
+  for (let i = 0; i < 1_000; i++) {
+    const values = new CountingMap(Array.from({ length: 8 }, (_, value) => [`${7 - value}`, 1]));
+    tenants.set(`tenant ${i}`, new CountingMap([["model", values]]));
+  }
+  const first = inOrder(counts).take(20).toArray();
+  expect(listed).toBeLessThan(1_100);
+  expect(first).toEqual(changedCounts(counts).slice(0, 20));
 });

@@ -1,23 +1,24 @@
-// In one file, since all of it is one question to two tables.
 // How a page of the history is found: the open calls and the ended ones are walked side by side, newest first, in windows
 // of a bounded number of entries, so that a page costs no more than the entries it passes. The ended ones are walked along
 // one index, the open ones by ID. Other requests go on between two windows: SQLite answers on the event loop, and a long
-// walk in one piece would hold up every tenant.
-import { and, desc, eq, gte, inArray, isNotNull, lt, type SQL, type SQLWrapper, sql } from "drizzle-orm";
+// walk in one piece would hold up every tenant. Most pages need no walk: prepared queries find them.
+import { and, desc, eq, inArray, sql } from "drizzle-orm";
 import type { CountDimension } from "../../../db/schema.ts";
 import { inStoreTurns } from "../../concurrency/store-turns.ts";
 import { openCalls } from "../../storage/counts.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
+import {
+  ENTRIES_MAX,
+  endedAlong,
+  endedIn,
+  FIRST_ID,
+  type Filter,
+  idsAt,
+  isOfEnded,
+  LAST_ID,
+  openIn,
+} from "./history-index.ts";
 import type { InvocationRow } from "./service.ts";
-
-/** Entries of one step: about 5 ms of SQLite when it has to look at every row. */
-const ENTRIES_MAX = 5_000;
-
-/** Below and above every ID of an invocation. */
-export const FIRST_ID = "inv_";
-export const LAST_ID = "inv_~";
-
-export type Filter = readonly [CountDimension, string];
 
 /** Calls of a tenant, newest first. */
 export interface ScanPath {
@@ -44,62 +45,10 @@ export interface ScannedPage {
   readonly total: number;
 }
 
-const COLUMNS = {
-  all: "tenant",
-  agent: "agent_id",
-  status: "status",
-  mode: "mode",
-  error_class: "error_class",
-  model: "model",
-  settlement: "settlement_status",
-} as const satisfies Record<CountDimension, keyof InvocationRow>;
-
-/** Whether no open call can match: it has no error class yet, and no status of an end. */
-function isOfEnded([dimension, value]: Filter): boolean {
-  return dimension === "error_class" || (dimension === "status" && value !== "pending" && value !== "running");
-}
-
-function openColumn(t: Reader["tables"]["openInvocations"], dimension: CountDimension): SQLWrapper {
-  return dimension === "error_class" ? sql`null` : t[COLUMNS[dimension]];
-}
-
 /** IDs: from `floor` on, and below `below`. */
 interface IdRange {
   readonly floor: string;
   readonly below: string;
-}
-
-/**
- * The ended calls of a path in a range. The value of the filter stands in a comparison of rows and in the order, where
- * equality would do, so that only the filter's own index gives that order. A planner with a choice takes the primary
- * key for a tenant with few calls in its statistics, which are outdated for a new tenant, and then scans all its calls.
- */
-function endedIn({ db, tables: { endedInvocations: t } }: Reader, path: ScanPath, { floor, below }: IdRange) {
-  const ofTenant = eq(t.tenant, path.tenant);
-  // Without other filters nothing but the index is read.
-  const others = path.others.map(([dimension, value]) => sql`${t[COLUMNS[dimension]]} = ${value}`);
-  const calls = db.select({ id: t.id, matches: (and(...others) ?? sql`true`).as("matches") }).from(t);
-  if (path.along === undefined) {
-    return calls.where(and(ofTenant, gte(t.id, floor), lt(t.id, below))).orderBy(desc(t.id));
-  }
-  const [dimension, value] = path.along;
-  const column = t[COLUMNS[dimension]];
-  const from = sql`(${column}, ${t.id}) >= (${value}, ${floor})`;
-  const to = sql`(${column}, ${t.id}) < (${value}, ${below})`;
-  return calls.where(and(ofTenant, from, to, isNotNull(column))).orderBy(desc(column), desc(t.id));
-}
-
-/** The open calls of the tenant in a range, and which of them match. */
-function openIn({ db, tables: { openInvocations: t } }: Reader, path: ScanPath, { floor, below }: IdRange) {
-  const filters = path.along === undefined ? path.others : [path.along, ...path.others];
-  // A walk that can find nothing is none.
-  const isNone = filters.some(isOfEnded) ? sql`false` : undefined;
-  const matches = and(...filters.map(([dimension, value]) => sql`${openColumn(t, dimension)} = ${value}`));
-  return db
-    .select({ id: t.id, matches: (matches ?? sql`true`).as("matches") })
-    .from(t)
-    .where(and(eq(t.tenant, path.tenant), gte(t.id, floor), lt(t.id, below), isNone))
-    .orderBy(desc(t.id));
 }
 
 /** What was passed of one of the two. */
@@ -164,53 +113,17 @@ async function windowBelow(reader: Reader, path: ScanPath, below: string, most: 
   return { range, open: openWithin, ended: endedWithin, isLast };
 }
 
-/** IDs of matches of a window at a place, newest first. */
-async function matchesAt(
-  { db }: Reader,
-  calls: ReturnType<typeof openIn> | ReturnType<typeof endedIn>,
-  { limit, offset }: PageRange,
-  isFiltered: boolean,
-): Promise<string[]> {
-  if (!isFiltered) return (await calls.limit(limit).offset(offset)).map(({ id }) => id);
-  const passed = calls.limit(ENTRIES_MAX).as("passed");
-  const rows = await db
-    .select({ id: passed.id })
-    .from(passed)
-    .where(sql`${passed.matches}`)
-    .orderBy(desc(passed.id))
-    .limit(limit)
-    .offset(offset);
-  return rows.map(({ id }) => id);
-}
-
-/** The IDs at a place among all matches of a window. */
-async function idsAt(
-  reader: Reader,
-  path: ScanPath,
-  window: Window,
-  { limit, offset }: PageRange,
-  tries = 1,
-): Promise<string[]> {
-  const { range, open } = window;
-  const before = { limit: open.matches, offset: 0 };
-  const openNow = () => matchesAt(reader, openIn(reader, path, range), before, true);
-  const openIds = open.matches === 0 ? [] : await openNow();
-  // As many more of the ended ones as there may be open ones among them.
-  const skipped = Math.max(offset - openIds.length, 0);
-  const place = { limit: offset - skipped + limit, offset: skipped };
-  const endedIds = await matchesAt(reader, endedIn(reader, path, range), place, path.others.length > 0);
-  const isSteady = skipped === 0 || openIds.length === 0 || areAmong(openIds, await openNow());
-  if (!isSteady && tries < TRIES_MAX) return idsAt(reader, path, window, { limit, offset }, tries + 1);
-  const newestFirst = [...new Set([...openIds, ...endedIds])].sort((a, b) => (a < b ? 1 : -1));
-  return newestFirst.slice(offset - skipped, offset - skipped + limit);
-}
-
 /** The order by ID makes every planner take the primary key. */
-async function rowsOf({ db, tables: { invocations: t } }: Reader, tenant: string, ids: readonly string[]) {
+async function rowsOf(
+  { db, tables: { invocations: t } }: Reader,
+  tenant: string,
+  calls: readonly { readonly id: string }[],
+) {
+  const ids = calls.map(({ id }) => id);
   const rows: InvocationRow[] = await db
     .select()
     .from(t)
-    .where(and(eq(t.tenant, tenant), inArray(t.id, [...ids])))
+    .where(and(eq(t.tenant, tenant), inArray(t.id, ids)))
     .orderBy(desc(t.id));
   return rows;
 }
@@ -241,7 +154,8 @@ export async function pageOf(
     const matches = window.open.matches + window.ended.matches;
     const skipped = Math.max(offset - total, 0);
     if (rows.length < limit && matches > skipped) {
-      const ids = await idsAt(reader, path, window, { limit: limit - rows.length, offset: skipped });
+      const place = { limit: limit - rows.length, offset: skipped, most: skipped + limit - rows.length, skipped: 0 };
+      const ids = await idsAt(reader, path, window.range, place);
       if (ids.length > 0) rows.push(...(await rowsOf(reader, path.tenant, ids)));
     }
     total += matches;
@@ -271,56 +185,39 @@ function byFilter<Q>(
   };
 }
 
-const tenantParameter = sql.placeholder("tenant");
-const valueParameter = sql.placeholder("value");
-const floorParameter = sql.placeholder("floor");
+/** The calls of a prepared query. */
+const callsBy = (dimension: CountDimension) => ({
+  tenant: sql.placeholder("tenant"),
+  along: dimension === "all" ? undefined : ([dimension, sql.placeholder("value")] as const),
+  others: [],
+});
+const ALL_IDS = { floor: FIRST_ID, below: LAST_ID };
+const FROM_FLOOR = { floor: sql.placeholder("floor"), below: LAST_ID };
+const [LIMIT, OFFSET] = [sql.placeholder("limit"), sql.placeholder("offset")];
 
 const newestEndedBy = byFilter(({ db, tables: { endedInvocations: t } }, dimension) => {
-  const page = (condition: SQL | undefined, ...order: SQL[]) =>
-    db
-      .select()
-      .from(t)
-      .where(and(eq(t.tenant, tenantParameter), condition))
-      .orderBy(...order)
-      .limit(sql.placeholder("limit"))
-      .offset(sql.placeholder("offset"));
-  // Postgres leaves out the partitions below the floor, and does so by this condition alone.
-  const fromFloor = gte(t.id, floorParameter);
-  if (dimension === "all") return page(and(fromFloor, lt(t.id, LAST_ID)), desc(t.id));
-  const column = t[COLUMNS[dimension]];
-  const from = sql`(${column}, ${t.id}) >= (${valueParameter}, ${floorParameter})`;
-  const to = sql`(${column}, ${t.id}) < (${valueParameter}, ${LAST_ID})`;
-  return page(and(fromFloor, from, to, isNotNull(column)), desc(column), desc(t.id));
+  const { where, order } = endedAlong(t, callsBy(dimension), FROM_FLOOR);
+  return db
+    .select()
+    .from(t)
+    .where(where)
+    .orderBy(...order)
+    .limit(LIMIT)
+    .offset(OFFSET);
 });
 
-const newestOpenBy = byFilter(({ db, tables: { openInvocations: t } }, dimension) =>
-  db
-    .select({ id: t.id })
-    .from(t)
-    .where(
-      and(
-        eq(t.tenant, tenantParameter),
-        dimension === "all" ? undefined : sql`${openColumn(t, dimension)} = ${valueParameter}`,
-      ),
-    )
-    .orderBy(desc(t.id))
-    .limit(sql.placeholder("limit")),
+const newestOpenBy = byFilter((reader, dimension) =>
+  openIn(reader, callsBy(dimension), ALL_IDS, "matching").limit(LIMIT),
 );
 
-/** So often a page is read anew because calls have ended meanwhile. */
-const TRIES_MAX = 8;
-
-/**
- * Whether the calls that were open still are. One that has ended between the two looks is among the ended ones too, and
- * would be passed over twice on the way to a place behind it.
- */
-function areAmong(openIds: readonly string[], now: readonly string[]): boolean {
-  const still = new Set(now);
-  return openIds.every((id) => still.has(id));
-}
-
-/** So many open calls are put among the ended ones without a walk. */
-const OPEN_MAX = 200;
+const idsBy = byFilter((reader, dimension) =>
+  idsAt(reader, callsBy(dimension), FROM_FLOOR, {
+    limit: LIMIT,
+    offset: OFFSET,
+    most: sql.placeholder("most"),
+    skipped: sql.placeholder("skipped"),
+  }),
+);
 
 /**
  * The newest calls of a tenant that match a filter, by prepared queries: what most pages are.
@@ -333,26 +230,24 @@ export async function newestCalls(
   tenant: string,
   filter: Filter,
   { limit, offset, floor }: PageRange & { readonly floor: string },
-  tries = 1,
 ): Promise<InvocationRow[] | null> {
   const [dimension, value] = filter;
   const openTotal = isOfEnded(filter) ? 0 : await openCalls(reader, tenant);
-  if (offset + limit > ENTRIES_MAX || openTotal > ENTRIES_MAX) return null;
+  // To find those of a filter, all open calls may have to be passed.
+  if (offset + limit > ENTRIES_MAX || (openTotal > ENTRIES_MAX && dimension !== "all")) return null;
+  const place = { tenant, value, floor, limit, offset };
+  if (openTotal === 0) return newestEndedBy[dimension](reader).execute(place);
+  if (offset > 0) {
+    const skipped = Math.max(offset - openTotal, 0);
+    const rest = { offset: offset - skipped, most: offset - skipped + limit, skipped };
+    return rowsOf(reader, tenant, await idsBy[dimension](reader).execute({ ...place, ...rest }));
+  }
   // A call that ends between the two looks is found by both.
-  const openNow = async () =>
-    (await newestOpenBy[dimension](reader).execute({ tenant, value, limit: OPEN_MAX + 1 })).map(({ id }) => id);
-  const openIds = isOfEnded(filter) ? [] : await openNow();
-  if (openIds.length > OPEN_MAX) return null;
-  const skipped = Math.max(offset - openIds.length, 0);
-  const most = offset - skipped + limit;
-  const ended = await newestEndedBy[dimension](reader).execute({ tenant, value, floor, limit: most, offset: skipped });
-  const isSteady = skipped === 0 || openIds.length === 0 || areAmong(openIds, await openNow());
-  if (!isSteady && tries < TRIES_MAX) return newestCalls(reader, tenant, filter, { limit, offset, floor }, tries + 1);
-  const rows = new Map(ended.map((row) => [row.id, row]));
-  const ids = [...new Set([...openIds, ...rows.keys()])].sort((a, b) => (a < b ? 1 : -1));
-  const onPage = ids.slice(offset - skipped, offset - skipped + limit);
-  const missing = onPage.filter((id) => !rows.has(id));
-  const others = missing.length === 0 ? [] : await rowsOf(reader, tenant, missing);
-  for (const row of others) rows.set(row.id, row);
+  const open = await newestOpenBy[dimension](reader).execute(place);
+  const rows = new Map((await newestEndedBy[dimension](reader).execute(place)).map((row) => [row.id, row]));
+  const newest = [...new Set([...open.map(({ id }) => id), ...rows.keys()])].sort((a, b) => (a < b ? 1 : -1));
+  const onPage = newest.slice(0, limit);
+  const missing = onPage.filter((id) => !rows.has(id)).map((id) => ({ id }));
+  for (const row of missing.length === 0 ? [] : await rowsOf(reader, tenant, missing)) rows.set(row.id, row);
   return onPage.flatMap((id) => rows.get(id) ?? []);
 }

@@ -12,16 +12,8 @@ import { dateTime, oneOf, page, type Query } from "../../http/input.ts";
 import { counted, countedWithReach } from "../../storage/counts.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
 import { SMALL_BODY_BYTES } from "./commands/accept.ts";
-import {
-  FIRST_ID,
-  type Filter,
-  LAST_ID,
-  newestCalls,
-  type PageRange,
-  pageOf,
-  type ScannedPage,
-  type ScanPath,
-} from "./history-scan.ts";
+import { FIRST_ID, type Filter, LAST_ID } from "./history-index.ts";
+import { newestCalls, type PageRange, pageOf, type ScannedPage, type ScanPath } from "./history-scan.ts";
 import type { CapturedBodies } from "./model.ts";
 import type { InvocationKey, InvocationRow } from "./service.ts";
 import { byId } from "./statements.ts";

@@ -357,11 +357,11 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
       await policy.judge(one.call());
       await policy.newest(one.me, 1);
       const near = async () => [(await stored(one.tenant)).length, (await stored(other.tenant)).length];
-      expect(await removeOldDecisions(store, clock, 0)).toBe(0);
+      await removeOldDecisions(store, clock, 0);
       await removeOldDecisions(store, clock, 1);
       expect(await near()).toEqual([301, 1]);
       clock.time += 1;
-      expect(await removeOldDecisions(store, clock, 1)).toBeGreaterThanOrEqual(301);
+      await removeOldDecisions(store, clock, 1);
       expect(await near()).toEqual([1, 0]);
     });
   });

@@ -6,6 +6,7 @@ import { type CallBody, PART_BYTES, partsOf } from "../../../wire/body.ts";
 import { countWhole } from "../counters.ts";
 import { IDEMPOTENCY_MS, type Idempotency, slotsOf } from "../idempotency.ts";
 import type { InvocationRow } from "../service.ts";
+import { batchesOn } from "./open-batches.ts";
 import { sameRequest } from "./same-row.ts";
 import { addTotals } from "./totals.ts";
 
@@ -215,8 +216,9 @@ function acceptAs({ name, columns, bytesOf, sqlite, postgres }: AcceptKind): Com
       );
       const giveBack = prepare(GIVE_BACK.replaceAll("$", "?"));
       const insertCall = prepare(
-        `insert into open_invocations (${NAMES}) values (${VALUES.map(() => "?").join(", ")})`,
+        `insert into open_invocations (${NAMES}, batch) values (${VALUES.map(() => "?").join(", ")}, ?)`,
       );
+      const batchOf = batchesOn(prepare);
       const storeBody = sqlite(prepare);
       /** False when another call has it in one of its slots. */
       function takeKey({ row }: Accepting, { key, body_sha256, asked_at, latest }: Idempotency): boolean {
@@ -234,7 +236,7 @@ function acceptAs({ name, columns, bytesOf, sqlite, postgres }: AcceptKind): Com
           giveBack.run(...keyValues(accepting, idempotency));
           return false;
         }
-        insertCall.run(...VALUES.map((value) => value(accepting)));
+        insertCall.run(...VALUES.map((value) => value(accepting)), batchOf(row.id));
         storeBody(accepting);
         countWhole(effects, row, 1, statusOf(accepting));
         return true;

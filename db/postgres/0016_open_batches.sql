@@ -1,0 +1,2 @@
+-- Batches are SQLite's: this version is its own, as in ../sqlite.
+select 1;
