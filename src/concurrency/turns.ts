@@ -20,6 +20,25 @@ export function inTurns(step: TurnStep, tenant: string): void {
   schedule();
 }
 
+/** Until when short steps may be done at once in this turn of the event loop, of performance.now(). */
+let atOnceUntil: number | null = null;
+
+/**
+ * Whether a short step may be done at once: nobody waits for a turn, and what was done at once in this turn of the event
+ * loop has not taken its time yet. To wait for a turn takes longer than most short steps.
+ */
+export function mayDoAtOnce(): boolean {
+  if (waiting.size > 0) return false;
+  const now = performance.now();
+  if (atOnceUntil === null) {
+    atOnceUntil = now + TURN_MS;
+    setImmediate(() => {
+      atOnceUntil = null;
+    });
+  }
+  return now < atOnceUntil;
+}
+
 /** Resolves when the last step has been done. Rejects with what a step throws. */
 export function doneInTurns(step: TurnStep, tenant: string): Promise<void> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();

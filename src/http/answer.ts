@@ -52,8 +52,8 @@ export class FieldHeaders implements AnswerHeaders {
   }
 }
 
-/** Most names differ in length, which costs nothing to see. */
-function isNamed(field: string, name: string): boolean {
+/** Whether a field of a head has this name, in small letters. Most differ in length, which costs nothing to see. */
+export function isNamed(field: string, name: string): boolean {
   return field.length === name.length && field.toLowerCase() === name;
 }
 

@@ -8,21 +8,17 @@ import net from "node:net";
 import tls from "node:tls";
 import { during } from "../concurrency/loop-profile.ts";
 import type { StopSignal } from "../concurrency/stop.ts";
-import { tenantCache } from "../concurrency/tenant-cache.ts";
 import { type CallBody, partsOf } from "../wire/body.ts";
-import type { Answer } from "./answer.ts";
+import { type Answer, isNamed } from "./answer.ts";
 import { Exchange } from "./exchange.ts";
+import { IdleConnections, type KeptConnection } from "./idle-connections.ts";
 import { ResponseParser } from "./response-parser.ts";
 import { keepReceiveBufferSmall } from "./socket-options.ts";
 import { TransportError, type TransportRequest } from "./transport.ts";
 
 /** Short, since a server that drops idle connections unseen costs the call that finds out. */
 const IDLE_SECONDS = 30;
-/**
- * Connections that wait for another request, with a share for each tenant; of a tenant's the one that has waited longest
- * is closed first. One that may hold a TLS context of its own, with a copy of all roots (0.3 MB), counts as several.
- */
-const IDLE_MAX = 1024;
+/** One that may hold a TLS context of its own, with a copy of all roots (0.3 MB), counts as several. */
 const OWN_CONTEXT_WEIGHT = 4;
 const NOTHING = new Uint8Array();
 /** How much of a body is written at a time. */
@@ -57,7 +53,7 @@ function joined(head: string, body: Uint8Array): Uint8Array {
 /** How long the connection can be kept after this answer. */
 function keptSeconds(fields: readonly string[]): number {
   for (let at = 0; at + 1 < fields.length; at += 2) {
-    if (fields[at]?.toLowerCase() !== "keep-alive") continue;
+    if (!isNamed(fields[at] ?? "", "keep-alive")) continue;
     const timeout = KEEP_ALIVE_TIMEOUT.exec(fields[at + 1] ?? "")?.[1];
     if (timeout !== undefined) return Math.min(IDLE_SECONDS, Number(timeout) - KEEP_ALIVE_MARGIN_SECONDS);
   }
@@ -71,16 +67,16 @@ function keptSeconds(fields: readonly string[]): number {
 let arrivals: Uint8Array | null = null;
 const ARRIVAL_BYTES_MAX = 512 * 1024;
 
-/** Gets what comes on a socket; set by the connection. The bytes are there for the time of the call only. */
+/** Gets what comes on a socket, so much of the buffer; set by the connection. It is there for the time of the call only. */
 interface Arrivals {
-  take: ((bytes: Uint8Array) => void) | null;
+  take: ((bytes: Uint8Array, length: number) => void) | null;
 }
 
 function readingInto(to: Arrivals) {
   arrivals ??= new Uint8Array(ARRIVAL_BYTES_MAX);
   const buffer = arrivals;
   const callback = (length: number) => {
-    to.take?.(buffer.subarray(0, length));
+    to.take?.(buffer, length);
     return true;
   };
   return { buffer, callback };
@@ -91,33 +87,39 @@ interface Dialled {
   readonly arrives: Arrivals;
 }
 
-class UpstreamConnection {
+class UpstreamConnection implements KeptConnection {
   readonly place: string;
   readonly tenant: string;
   /** Of those that are kept. */
   readonly weight: number;
   readonly #socket: net.Socket;
   readonly #parser = new ResponseParser();
-  readonly #pool: IdleConnections;
+  readonly #pool: IdleConnections<UpstreamConnection>;
   #exchange: Exchange | null = null;
   #isSending = false;
   #isClosed = false;
-  #timer: ReturnType<typeof setTimeout> | undefined;
+  /** While it waits for another request: when it is too old for one, of performance.now(). */
+  idleUntil = 0;
   isOver = false;
   /** Whether any byte has come of the answer to the latest request. */
   isAnswered = false;
 
-  constructor({ socket, arrives }: Dialled, place: string, request: TransportRequest, pool: IdleConnections) {
+  constructor(
+    { socket, arrives }: Dialled,
+    place: string,
+    request: TransportRequest,
+    pool: IdleConnections<UpstreamConnection>,
+  ) {
     this.place = place;
     this.tenant = request.tenant;
     this.weight = request.tlsContext.name === "" ? 1 : OWN_CONTEXT_WEIGHT;
     this.#socket = socket;
     this.#pool = pool;
-    arrives.take = (bytes) => {
+    arrives.take = (bytes, length) => {
       // Nobody asked for these bytes: they must not become the answer to the next request.
       if (this.#exchange === null) return this.end();
       this.isAnswered = true;
-      this.#exchange.arrived(bytes);
+      this.#exchange.arrived(bytes, length);
     };
     socket.on("end", () => this.#lost("closed"));
     socket.on("error", () => this.#lost("broken"));
@@ -129,7 +131,6 @@ class UpstreamConnection {
 
   /** @throws TransportError; the signal's reason */
   exchange(request: TransportRequest): Promise<Answer> {
-    clearTimeout(this.#timer);
     const socket = this.#socket;
     socket.ref();
     const exchange = new Exchange({
@@ -169,15 +170,13 @@ class UpstreamConnection {
     if (this.isOver) return;
     this.isOver = true;
     this.#pool.isOver(this);
-    clearTimeout(this.#timer);
     this.#socket.destroy();
     this.#parser.free();
   }
 
   #wait(seconds: number): void {
     this.#socket.unref();
-    this.#timer = setTimeout(() => this.end(), 1000 * seconds);
-    this.#timer.unref();
+    this.idleUntil = performance.now() + 1000 * seconds;
     this.#pool.isFree(this);
   }
 
@@ -247,40 +246,8 @@ function dial({ target, address, tlsContext, signal }: TransportRequest): Promis
   return dialled({ socket: socket.setNoDelay(true), arrives }, "secureConnect", signal);
 }
 
-/** The connections that wait for another request. */
-class IdleConnections {
-  /** By place, the one that has waited shortest last. */
-  readonly #idle = new Map<string, UpstreamConnection[]>();
-  readonly #kept = tenantCache<UpstreamConnection, true>(IDLE_MAX, (connection) => connection.end());
-
-  take(place: string): UpstreamConnection | null {
-    const connection = this.#idle.get(place)?.at(-1) ?? null;
-    if (connection !== null) this.#remove(connection);
-    return connection;
-  }
-
-  isFree(connection: UpstreamConnection): void {
-    const same = this.#idle.get(connection.place);
-    if (same === undefined) this.#idle.set(connection.place, [connection]);
-    else same.push(connection);
-    this.#kept.set(connection.tenant, connection, true, connection.weight);
-  }
-
-  isOver(connection: UpstreamConnection): void {
-    this.#remove(connection);
-  }
-
-  #remove(connection: UpstreamConnection): void {
-    this.#kept.delete(connection);
-    const same = this.#idle.get(connection.place) ?? [];
-    const at = same.lastIndexOf(connection);
-    if (at >= 0) same.splice(at, 1);
-    if (same.length === 0) this.#idle.delete(connection.place);
-  }
-}
-
 export function openTransport() {
-  const pool = new IdleConnections();
+  const pool = new IdleConnections<UpstreamConnection>();
 
   async function dialAndSend(request: TransportRequest, place: string): Promise<Answer> {
     const connection = new UpstreamConnection(await dial(request), place, request, pool);

@@ -27,6 +27,7 @@ const DEFAULTS: HeaderPairs = [
 const NAME = /^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$/;
 /** What the Fetch standard lets stand in a value: it splits no head, and a byte can say each character. */
 const VALUE = /^[^\0\r\n\u0100-\uffff]*$/;
+const SPACE = 0x20;
 const AROUND = /^[\t\n\r ]+|[\t\n\r ]+$/g;
 
 /**
@@ -49,9 +50,14 @@ export function requestFields(pairs: HeaderPairs): string {
 }
 
 function lineOf(name: string, value: string): string {
-  const bare = value.replace(AROUND, "");
+  const bare = isBare(value) ? value : value.replace(AROUND, "");
   if (!NAME.test(name) || !VALUE.test(bare)) throw new TypeError("a header that can't be sent");
   return `${name.toLowerCase()}: ${bare}\r\n`;
+}
+
+/** Whether no white space is around it, as in most: to look costs less than to replace. */
+function isBare(value: string): boolean {
+  return value.charCodeAt(0) > SPACE && value.charCodeAt(value.length - 1) > SPACE;
 }
 
 /** The same where a name comes more than once, by the runtime's rules for what becomes one field then. */

@@ -112,3 +112,25 @@ describe("an answer", () => {
     expect(keeps("HTTP/1.0 204 OK\r\n\r\n")).toEqual(["whole", false]);
   });
 });
+
+test("parsers go on when the memory that they share has grown", () => {
+  const answer = (n: number) => new TextEncoder().encode(`HTTP/1.1 200 OK\r\nX-N: ${n}\r\nContent-Length: 0\r\n\r\n`);
+  const parsers = Array.from({ length: 20_000 }, () => new ResponseParser());
+  for (const n of [0, 10_000, 19_999]) {
+    parsers[n]?.begin("GET");
+    expect(parsers[n]?.parse(answer(n)).head?.fields).toEqual(["X-N", String(n), "Content-Length", "0"]);
+  }
+  for (const parser of parsers) parser.free();
+});
+
+test("a head longer than what is taken for text at a time is read alike", () => {
+  for (const length of [2000, 2020, 2040, 2048, 3000]) {
+    const long = "é".repeat(length);
+    const parser = new ResponseParser();
+    parser.begin("GET");
+    const head = `HTTP/1.1 200 OK\r\nA: ${long}\r\nB: ÿ\r\nContent-Length: 0\r\n\r\n`;
+    const { fields } = parser.parse(Buffer.from(head, "latin1")).head ?? {};
+    expect(fields).toEqual(["A", long, "B", "ÿ", "Content-Length", "0"]);
+    parser.free();
+  }
+});

@@ -36,7 +36,10 @@ const REFUSE = -1;
 /** Below this a loop copies faster than `set`, which needs a view. */
 const SET_BYTES_MIN = 32;
 
-const NOTHING = Buffer.alloc(0);
+/** The head is taken for text so far at a time: once for most. */
+const TEXT_BYTES = 2048;
+
+const NOTHING = new Uint8Array();
 
 export interface ResponseHead {
   readonly status: number;
@@ -70,8 +73,9 @@ interface Llhttp {
 /** The parser whose bytes are being parsed. Callbacks come only during that. */
 let current: ResponseParser | null = null;
 let llhttp: Llhttp | null = null;
-/** Where the bytes to parse are put. */
+/** Where the bytes to parse are put, and a view of it. */
 let input = 0;
+let inputView = Buffer.alloc(0);
 
 function library(): Llhttp {
   if (llhttp !== null) return llhttp;
@@ -92,6 +96,7 @@ function library(): Llhttp {
   llhttp = instance.exports as unknown as Llhttp;
   llhttp._initialize();
   input = llhttp.malloc(SLICE_BYTES_MAX);
+  inputView = Buffer.from(llhttp.memory.buffer, input, SLICE_BYTES_MAX);
   return llhttp;
 }
 
@@ -99,7 +104,9 @@ export class ResponseParser {
   readonly #llhttp = library();
   readonly #pointer = this.#llhttp.llhttp_alloc(TYPE_RESPONSE);
   #isHead = false;
-  #slice: Buffer = NOTHING;
+  #slice: Uint8Array = NOTHING;
+  /** Of the slice as text. */
+  #start: string | null = null;
   #fields: string[] = [];
   #isNameOpen = false;
   /** Bytes of heads in the slices before this one, and of the fields in this one. */
@@ -138,8 +145,11 @@ export class ResponseParser {
 
   #parse(slice: Uint8Array): ParsedSlice {
     const { memory, llhttp_execute, llhttp_get_error_pos } = this.#llhttp;
-    new Uint8Array(memory.buffer, input, slice.length).set(slice);
-    this.#slice = Buffer.from(slice.buffer, slice.byteOffset, slice.length);
+    // Memory that has grown has another buffer.
+    if (inputView.length === 0) inputView = Buffer.from(memory.buffer, input, SLICE_BYTES_MAX);
+    inputView.set(slice);
+    this.#slice = slice;
+    this.#start = null;
     this.#head = null;
     this.#body = null;
     this.#bodyBytes = 0;
@@ -148,6 +158,7 @@ export class ResponseParser {
     const result = llhttp_execute(this.#pointer, input, slice.length);
     current = null;
     this.#slice = NOTHING;
+    this.#start = null;
     const used = result === OK ? slice.length : llhttp_get_error_pos(this.#pointer) - input;
     if (this.#status === 0) this.#headBytes += used;
     if (this.#left !== null) return this.#count(slice, used);
@@ -211,7 +222,10 @@ export class ResponseParser {
   }
 
   #text(at: number, length: number): string {
-    return this.#slice.toString("latin1", at - input, at - input + length);
+    const [from, to] = [at - input, at - input + length];
+    if (to > TEXT_BYTES) return inputView.toString("latin1", from, to);
+    this.#start ??= inputView.toString("latin1", 0, Math.min(this.#slice.length, TEXT_BYTES));
+    return this.#start.slice(from, to);
   }
 
   onMessageBegin(): number {

@@ -8,7 +8,7 @@ import type { Answer } from "../../http/answer.ts";
 import { type BodyRead, bodyAtOnce, readBody } from "../../http/body.ts";
 import type { DecodedFor } from "../../http/decode.ts";
 import type { DecoderShare } from "../../http/decoder-share.ts";
-import type { Outbound } from "../../http/outbound.ts";
+import type { Outbound, OutboundRequest } from "../../http/outbound.ts";
 import { requestSafely } from "../../http/retry.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { CallError, type CallStop, upstreamFailureOf } from "../upstream/failure.ts";
@@ -41,7 +41,7 @@ export interface Upstreams {
 export interface UpstreamRequest {
   readonly url: string;
   readonly method: "POST" | "DELETE";
-  readonly headers: ReadonlyArray<[string, string]>;
+  readonly headers: OutboundRequest["headers"];
   readonly body: CallBody | null;
 }
 
@@ -110,11 +110,10 @@ function judgeFailure(error: unknown, signal: StopSignal, trace: Trace): Outcome
 
 /** The plain http call: what the upstream answers is the result. */
 export async function callHttp(job: Job, context: CallContext): Promise<Outcome> {
-  const headers = [...job.call.headers.map(([name, value]): [string, string] => [name, value])];
   const response = await send(context, {
     url: job.call.url,
     method: "POST",
-    headers: [...headers, ...jobHeaders(job)],
+    headers: [...job.call.headers, ...jobHeaders(job)],
     body: job.body,
   });
   noteHead(context.trace, response);
@@ -139,9 +138,9 @@ export function jobHeaders({ id, call, credential }: Job): Array<[string, string
  */
 export function send(context: CallContext, request: UpstreamRequest): Promise<Answer> {
   const { outbound, signal, trace, hold } = context;
-  const { url, ...init } = request;
+  const { url, method, headers, body } = request;
   trace.dialled_at ??= performance.now();
-  return requestSafely(outbound, url, { ...init, signal, tenant: hold.tenant, ahead: hold.ahead });
+  return requestSafely(outbound, url, { method, headers, body, signal, tenant: hold.tenant, ahead: hold.ahead });
 }
 
 /**
