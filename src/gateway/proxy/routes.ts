@@ -12,7 +12,8 @@ import type { CompletionWaiters } from "../invocations/completion-waiters.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { abandon, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
 import { pollAnswer } from "../invocations/views.ts";
-import { type AdmitOptions, type Admitted, admit } from "./admit.ts";
+import type { PaidHeaders } from "../payment/service.ts";
+import { type AdmitOptions, admit, settled } from "./admit.ts";
 import { cancel, poll, proxyCall } from "./openapi.ts";
 import { waitSeconds } from "./request-headers.ts";
 
@@ -60,16 +61,21 @@ async function makeCall(options: ProxyRoutesOptions, request: Request, scope: Sc
   const { headers } = request;
   const hold = new BodyHold();
   const readBody = () => readWhole(request, caller.tenant, PROXY_BODY_BYTES_MAX, hold);
-  const stored = () => hold.end();
+  const call = { caller, agentId, headers, requestId, readBody, note };
   const leave = options.admitting.enter();
-  let made: Admitted;
+  let id: string;
+  let paid: PaidHeaders;
   try {
-    made = await admit(options, { caller, agentId, headers, requestId, readBody, stored, note });
+    const admitted = await admit(options, call);
+    hold.end();
+    id = admitted.id;
+    note("invocation_id", id);
+    const settling = settled(options, call, admitted);
+    paid = settling instanceof Promise ? await settling : settling;
   } finally {
     hold.end();
     leave();
   }
-  const { id } = made;
   const seconds = waitSeconds(headers);
   if (seconds > 0) {
     const key = { tenant: caller.tenant, id };
@@ -82,7 +88,7 @@ async function makeCall(options: ProxyRoutesOptions, request: Request, scope: Sc
   return jsonText("accepted", `{"invocation_id":"${id}"}`, {
     "x-service-invocation-id": id,
     location,
-    ...made.headers,
+    ...paid,
   });
 }
 
