@@ -2,7 +2,6 @@
 // before its 202. A call that the checks refuse leaves no invocation behind. A call whose payment the facilitator
 // declines does, since it is recorded before money can move.
 
-import { andThen } from "../../concurrency/and-then.ts";
 import { bodyInSteps } from "../../concurrency/run-steps.ts";
 import { Fault } from "../../core/fault.ts";
 import { type CallBody, wholeOf } from "../../wire/body.ts";
@@ -13,7 +12,7 @@ import type { AcceptedCall } from "../invocations/service.ts";
 import type { PaidHeaders, Payments } from "../payment/service.ts";
 import { otherPath } from "./call-faults.ts";
 import { type CallKind, type CheckOptions, checkCall, type Form, type ProxyCall } from "./checks.ts";
-import { acceptedOf, type Draft, type RecordOptions, record, type StoredCall } from "./record.ts";
+import { acceptedOf, type Draft, hashForReceipt, type RecordOptions, record, type StoredCall } from "./record.ts";
 import { mcpVersion, passedHeaders, passesMirrors } from "./request-headers.ts";
 
 /** A place for a call that is about to be stored, and its claim for the same write. Either `run` or `giveBack` follows. */
@@ -72,8 +71,9 @@ export async function admit(options: AdmitOptions, call: ProxyCall): Promise<Adm
   const { paymentState, warning } = checked;
   if (paymentState.kind === "earlier") return { id: paymentState.id, isNew: false, payment: null, warning };
   const headers = passedHeaders(call.headers, checked.form.mirrors, options.pseudonym);
-  const whole = acceptedOf(options, call, checked, "transactional", headers);
-  const accepted = whole instanceof Promise ? await whole : whole;
+  const hashed = hashForReceipt(call, checked);
+  const hash = hashed instanceof Promise ? await hashed : hashed;
+  const accepted = acceptedOf(options, call, checked, { mode: "transactional", headers, hash });
   // A call that waits for its settlement is offered when the payment has been collected.
   const isReady = accepted.row.settlement_status === null;
   const place = isReady ? options.reserve(accepted) : null;
@@ -91,20 +91,16 @@ export async function admit(options: AdmitOptions, call: ProxyCall): Promise<Adm
   }
 }
 
-const NO_HEADERS: PaidHeaders = {};
+/** A new call that costs nothing has no payment to settle. */
+export const isSettled = ({ isNew, payment }: Admitted): boolean => isNew && payment === null;
 
 /**
- * Settles the payment of an accepted call, and gives the headers of its answer: that payment, and the policy's warning. At
- * once for a new call that costs nothing.
+ * Settles the payment of an accepted call, and gives the headers of its answer.
  *
  * @throws Fault of every kind that a settlement may end with
  */
-export function settled(options: AdmitOptions, call: ProxyCall, admitted: Admitted): Bun.MaybePromise<PaidHeaders> {
-  const { id, isNew, payment, warning } = admitted;
-  const paid = isNew ? payment && options.payments.settle(payment) : recall(options, call, id);
-  return andThen(paid ?? NO_HEADERS, (headers) =>
-    warning === null ? headers : { ...headers, "x-service-policy-warning": warning },
-  );
+export function settle(options: AdmitOptions, call: ProxyCall, { id, isNew, payment }: Admitted): Promise<PaidHeaders> {
+  return isNew && payment !== null ? options.payments.settle(payment) : recall(options, call, id);
 }
 
 /** @throws Fault `conflict` when the first call of this key or payment is a streaming one */
