@@ -37,6 +37,11 @@ export function createGroupQueue() {
         undone = [];
         return again;
       }
+      if (large.length === 0 && small.length <= GROUP_WORKS_MAX) {
+        const all = small;
+        [small, isLargeDue] = [[], false];
+        return all;
+      }
       const group = [...(isLargeDue ? large.splice(0, 1) : []), ...small.splice(0, GROUP_WORKS_MAX)];
       let bytes = group.reduce((sum, work) => sum + work.bytes, 0);
       for (let next = large[0]; next !== undefined; next = large[0]) {

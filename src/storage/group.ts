@@ -116,14 +116,11 @@ function createGroupRunner(
 
   /** The same; its failure fails the whole group. */
   function runTogether(work: WaitingWrite, counts: Counts): Bun.MaybePromise<() => void> {
-    const fail = (cause: unknown): never => {
-      throw new WorkFailed("a work of the group failed", { cause });
-    };
     try {
       const answer = perform(work, counts);
-      return answer instanceof Promise ? answer.catch(fail) : answer;
+      return answer instanceof Promise ? answer.catch(failTogether) : answer;
     } catch (cause) {
-      return fail(cause);
+      return failTogether(cause);
     }
   }
 
@@ -194,6 +191,10 @@ function createGroupRunner(
       }
     },
   };
+}
+
+function failTogether(cause: unknown): never {
+  throw new WorkFailed("a work of the group failed", { cause });
 }
 
 function isBusy(error: unknown): boolean {

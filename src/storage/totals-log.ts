@@ -102,15 +102,16 @@ function encoded(counts: Counts): string {
   const lists: (string | number)[][] = [];
   for (const [period, tenants] of counts) {
     for (const [tenant, dimensions] of tenants) {
-      const own = [...dimensions].flatMap(([dimension, values]) => deltasOf(dimension, values));
-      if (own.length > 0) lists.push([tenant, period, ...own]);
+      const list = [tenant, period];
+      for (const [dimension, values] of dimensions) addDeltas(list, dimension, values);
+      if (list.length > 2) lists.push(list);
     }
   }
   return JSON.stringify(lists);
 }
 
-function deltasOf(dimension: CountDimension, values: ReadonlyMap<string, number>): (string | number)[] {
-  return [...values].flatMap(([value, delta]) => (delta === 0 ? [] : [dimension, value, delta]));
+function addDeltas(list: (string | number)[], dimension: CountDimension, values: ReadonlyMap<string, number>): void {
+  for (const [value, delta] of values) if (delta !== 0) list.push(dimension, value, delta);
 }
 
 function decoded(additions: string): Counts {

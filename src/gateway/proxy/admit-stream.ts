@@ -30,7 +30,7 @@ import {
   mayCall,
   refuseLoop,
 } from "./checks.ts";
-import { acceptedOf, type RecordOptions, record } from "./record.ts";
+import { acceptedOf, hashForReceipt, type RecordOptions, record } from "./record.ts";
 import { passedToStream } from "./request-headers.ts";
 import { STREAMING, type StreamForm } from "./stream-form.ts";
 
@@ -77,7 +77,8 @@ async function open(
     session: call.session,
     resumes: false,
   });
-  const whole = await acceptedOf(options, call, checked, "streaming", headers);
+  const hash = await hashForReceipt(call, checked);
+  const whole = acceptedOf(options, call, checked, { mode: "streaming", headers, hash });
   // Store only the part of the body that may be shown: a caller who resumes the call sends the body again.
   const accepted = { ...whole, body: shownPart(checked) };
   const { tenant, id, settlement_status } = accepted.row;

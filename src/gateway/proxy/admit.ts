@@ -10,16 +10,10 @@ import type { InvocableAgent } from "../agents/look-up.ts";
 import { findInvocation } from "../invocations/history.ts";
 import type { AcceptedCall } from "../invocations/service.ts";
 import type { PaidHeaders, Payments } from "../payment/service.ts";
-import type { PaymentRow } from "../payment/store.ts";
 import { otherPath } from "./call-faults.ts";
 import { type CallKind, type CheckOptions, checkCall, type Form, type ProxyCall } from "./checks.ts";
-import { acceptedOf, type Draft, type RecordOptions, record, type StoredCall } from "./record.ts";
+import { acceptedOf, type Draft, hashForReceipt, type RecordOptions, record, type StoredCall } from "./record.ts";
 import { mcpVersion, passedHeaders, passesMirrors } from "./request-headers.ts";
-
-export interface TransactionalCall extends ProxyCall {
-  /** Called when the body is stored and its memory can be freed. */
-  stored(): void;
-}
 
 /** A place for a call that is about to be stored, and its claim for the same write. Either `run` or `giveBack` follows. */
 export interface ReservedPlace {
@@ -38,10 +32,10 @@ export interface AdmitOptions extends CheckOptions, Pick<RecordOptions, "replica
   offer(accepted: AcceptedCall): void;
 }
 
-export interface Admitted {
-  readonly id: string;
-  /** Headers of the answer: the settled payment, and the policy's warning. */
-  readonly headers: Readonly<Record<string, string>>;
+/** An accepted call. Its body is stored, so its memory can be freed. */
+export interface Admitted extends StoredCall {
+  /** What the policy warns of. */
+  readonly warning: string | null;
 }
 
 /** For an http agent. The gateway does not read its body, so no header can repeat parts of it. */
@@ -68,46 +62,18 @@ async function requestForm(
 }
 
 /**
- * Accepts a call, durably, and settles its payment.
+ * Accepts a call, durably.
  *
  * @throws Fault of every kind that the order of checks names
  */
-export async function admit(options: AdmitOptions, call: TransactionalCall): Promise<Admitted> {
-  const { payments } = options;
-  const { id, isNew, payment, warning } = await checkAndRecord(options, call);
-  call.stored();
-  call.note("invocation_id", id);
-  if (isNew && payment === null && warning === null) return { id, headers: NO_HEADERS };
-  const headers = isNew ? await settle(payments, payment) : await recall(options, call, id);
-  return { id, headers: warning === null ? headers : { ...headers, "x-service-policy-warning": warning } };
-}
-
-const NO_HEADERS = {};
-
-async function settle(payments: Payments, payment: PaymentRow | null): Promise<PaidHeaders> {
-  return payment === null ? {} : payments.settle(payment);
-}
-
-/** @throws Fault `conflict` when the first call of this key or payment is a streaming one */
-async function recall(options: AdmitOptions, { caller }: ProxyCall, id: string): Promise<PaidHeaders> {
-  const { mode } = await findInvocation(options.store.read, caller.tenant, id);
-  if (mode === "streaming") throw otherPath(id);
-  return options.payments.recall(caller.tenant, id);
-}
-
-interface RecordedCall extends StoredCall {
-  /** What the policy warns of. */
-  readonly warning: string | null;
-}
-
-/** A function of its own, so that the body can be freed while the payment is settled. */
-async function checkAndRecord(options: AdmitOptions, call: ProxyCall): Promise<RecordedCall> {
+export async function admit(options: AdmitOptions, call: ProxyCall): Promise<Admitted> {
   const checked = await checkCall(options, call, TRANSACTIONAL);
   const { paymentState, warning } = checked;
   if (paymentState.kind === "earlier") return { id: paymentState.id, isNew: false, payment: null, warning };
   const headers = passedHeaders(call.headers, checked.form.mirrors, options.pseudonym);
-  const whole = acceptedOf(options, call, checked, "transactional", headers);
-  const accepted = whole instanceof Promise ? await whole : whole;
+  const hashed = hashForReceipt(call, checked);
+  const hash = hashed instanceof Promise ? await hashed : hashed;
+  const accepted = acceptedOf(options, call, checked, { mode: "transactional", headers, hash });
   // A call that waits for its settlement is offered when the payment has been collected.
   const isReady = accepted.row.settlement_status === null;
   const place = isReady ? options.reserve(accepted) : null;
@@ -123,4 +89,23 @@ async function checkAndRecord(options: AdmitOptions, call: ProxyCall): Promise<R
   } finally {
     if (!isRun) place?.giveBack();
   }
+}
+
+/** A new call that costs nothing has no payment to settle. */
+export const isSettled = ({ isNew, payment }: Admitted): boolean => isNew && payment === null;
+
+/**
+ * Settles the payment of an accepted call, and gives the headers of its answer.
+ *
+ * @throws Fault of every kind that a settlement may end with
+ */
+export function settle(options: AdmitOptions, call: ProxyCall, { id, isNew, payment }: Admitted): Promise<PaidHeaders> {
+  return isNew && payment !== null ? options.payments.settle(payment) : recall(options, call, id);
+}
+
+/** @throws Fault `conflict` when the first call of this key or payment is a streaming one */
+async function recall(options: AdmitOptions, { caller }: ProxyCall, id: string): Promise<PaidHeaders> {
+  const { mode } = await findInvocation(options.store.read, caller.tenant, id);
+  if (mode === "streaming") throw otherPath(id);
+  return options.payments.recall(caller.tenant, id);
 }

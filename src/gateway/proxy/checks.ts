@@ -83,7 +83,7 @@ export async function checkCall<F extends Form>(
   const known = knownAgent(options, call);
   const first = known instanceof Promise ? await known : known;
   refuseLoop(options, call);
-  const refusal = refusalOf(() => mayCall(options, call.caller.tenant, first));
+  const refusal = refusalOf(options, call.caller.tenant, first);
   const found = findOwed(options, call, refusal !== null || first.pricing !== null);
   const owed = found instanceof Promise ? await found : found;
   if (owed !== null) return checkOwed(options, call, path, { owed, refusal });
@@ -182,10 +182,10 @@ function calledBefore<F extends Form>(
   };
 }
 
-/** The Fault that the check throws, or null. */
-function refusalOf(check: () => unknown): Fault | null {
+/** The Fault for which an agent may not be called just now, or null. */
+function refusalOf(...asked: Parameters<typeof mayCall>): Fault | null {
   try {
-    check();
+    mayCall(...asked);
     return null;
   } catch (error) {
     if (error instanceof Fault) return error;
@@ -247,11 +247,14 @@ export function mayCall({ takeToken }: Pick<CheckOptions, "takeToken">, tenant: 
 }
 
 function invocableUrl(agent: InvocableAgent): string {
-  const refuse = (why: string) => new Fault("agent_not_invocable", `the agent ${why}`);
-  if (agentStatus(agent) === "inactive") throw refuse("is inactive");
-  if (agent.suspended) throw refuse("is suspended");
-  if (agent.upstream_url === null) throw refuse("has no upstream_url");
+  if (agentStatus(agent) === "inactive") throw notInvocable("is inactive");
+  if (agent.suspended) throw notInvocable("is suspended");
+  if (agent.upstream_url === null) throw notInvocable("has no upstream_url");
   return agent.upstream_url;
+}
+
+function notInvocable(why: string): Fault {
+  return new Fault("agent_not_invocable", `the agent ${why}`);
 }
 
 /** Null at once for a call without a key. */

@@ -1,6 +1,5 @@
 // The record of a call that has passed the checks: its row, what is kept to make it, and its payment, in one write.
 
-import { andThen } from "../../concurrency/and-then.ts";
 import type { Call } from "../../core/call.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
@@ -41,14 +40,21 @@ export interface StoredCall {
   readonly payment: PaymentRow | null;
 }
 
-/** The call as it is to be stored: at once, unless its body has to be hashed for a receipt. */
+/** The hash of a body that a receipt will name; null, and at once, where there will be none. */
+export function hashForReceipt(
+  { caller }: ProxyCall,
+  { agent, body }: CheckedCall<Form>,
+): Bun.MaybePromise<string | null> {
+  return agent.emit_receipts ? hashOf(body, caller.tenant) : null;
+}
+
+/** The call as it is to be stored. */
 export function acceptedOf(
   options: RecordOptions,
   call: ProxyCall,
   checked: CheckedCall<Form>,
-  mode: Mode,
-  headers: Call["headers"],
-): Bun.MaybePromise<AcceptedCall> {
+  { mode, headers, hash }: { readonly mode: Mode; readonly headers: Call["headers"]; readonly hash: string | null },
+): AcceptedCall {
   const { agent, url, body, idempotency } = checked;
   const accepted: Call = {
     url,
@@ -60,12 +66,7 @@ export function acceptedOf(
     headers,
     request_id: call.requestId,
   };
-  return andThen(agent.emit_receipts ? hashOf(body, call.caller.tenant) : null, (hash) => ({
-    row: newRow(options, call, checked, mode, hash),
-    call: accepted,
-    body,
-    idempotency,
-  }));
+  return { row: newRow(options, call, checked, mode, hash), call: accepted, body, idempotency };
 }
 
 /**

@@ -12,7 +12,7 @@ import type { CompletionWaiters } from "../invocations/completion-waiters.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { abandon, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
 import { pollAnswer } from "../invocations/views.ts";
-import { type AdmitOptions, type Admitted, admit } from "./admit.ts";
+import { type AdmitOptions, admit, isSettled, settle } from "./admit.ts";
 import { cancel, poll, proxyCall } from "./openapi.ts";
 import { waitSeconds } from "./request-headers.ts";
 
@@ -60,30 +60,38 @@ async function makeCall(options: ProxyRoutesOptions, request: Request, scope: Sc
   const { headers } = request;
   const hold = new BodyHold();
   const readBody = () => readWhole(request, caller.tenant, PROXY_BODY_BYTES_MAX, hold);
-  const stored = () => hold.end();
+  const call = { caller, agentId, headers, requestId, readBody, note };
   const leave = options.admitting.enter();
-  let made: Admitted;
+  const answered: Record<string, string> = {};
+  let id: string;
   try {
-    made = await admit(options, { caller, agentId, headers, requestId, readBody, stored, note });
+    const admitted = await admit(options, call);
+    hold.end();
+    id = admitted.id;
+    note("invocation_id", id);
+    answered["x-service-invocation-id"] = id;
+    answered["location"] = `/v1/proxy/${agentId}/invocations/${id}`;
+    if (!isSettled(admitted)) Object.assign(answered, await settle(options, call, admitted));
+    if (admitted.warning !== null) answered["x-service-policy-warning"] = admitted.warning;
   } finally {
     hold.end();
     leave();
   }
-  const { id } = made;
   const seconds = waitSeconds(headers);
-  if (seconds > 0) {
-    const key = { tenant: caller.tenant, id };
-    const look = () => findInvocation(options.store.read, key.tenant, id);
-    // The call is accepted, so its caller must get the ID even if the store fails during the wait.
-    await options.completionWaiters.wait(key, seconds, request.signal, look).catch(() => null);
-  }
-  const location = `/v1/proxy/${agentId}/invocations/${id}`;
+  if (seconds > 0) await waitFor(options, { tenant: caller.tenant, id }, seconds, request.signal);
   // An ID needs no escape in JSON.
-  return jsonText("accepted", `{"invocation_id":"${id}"}`, {
-    "x-service-invocation-id": id,
-    location,
-    ...made.headers,
-  });
+  return jsonText("accepted", `{"invocation_id":"${id}"}`, answered);
+}
+
+/** The call is accepted, so its caller must get the ID even if the store fails during the wait. */
+async function waitFor(
+  { store, completionWaiters }: ProxyRoutesOptions,
+  key: InvocationKey,
+  seconds: number,
+  signal: AbortSignal,
+): Promise<void> {
+  const look = () => findInvocation(store.read, key.tenant, key.id);
+  await completionWaiters.wait(key, seconds, signal, look).catch(() => null);
 }
 
 /** The road of POST /v1/proxy/:id for all but odd spellings of its path. */
