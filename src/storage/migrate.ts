@@ -18,6 +18,7 @@ import postgres0013 from "../../db/postgres/0013_totals_log.sql" with { type: "t
 import postgres0014 from "../../db/postgres/0014_body_parts.sql" with { type: "text" };
 import postgres0015 from "../../db/postgres/0015_body_rows.sql" with { type: "text" };
 import postgres0016 from "../../db/postgres/0016_open_batches.sql" with { type: "text" };
+import postgres0017 from "../../db/postgres/0017_open_rows.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import sqlite0002 from "../../db/sqlite/0002_payments.sql" with { type: "text" };
 import sqlite0003 from "../../db/sqlite/0003_policy.sql" with { type: "text" };
@@ -34,6 +35,7 @@ import sqlite0013 from "../../db/sqlite/0013_totals_log.sql" with { type: "text"
 import sqlite0014 from "../../db/sqlite/0014_body_parts.sql" with { type: "text" };
 import sqlite0015 from "../../db/sqlite/0015_body_rows.sql" with { type: "text" };
 import sqlite0016 from "../../db/sqlite/0016_open_batches.sql" with { type: "text" };
+import sqlite0017 from "../../db/sqlite/0017_open_rows.sql" with { type: "text" };
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -57,6 +59,7 @@ const SQLITE_MIGRATIONS: readonly string[] = [
   sqlite0014,
   sqlite0015,
   sqlite0016,
+  sqlite0017,
 ];
 const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0001,
@@ -75,6 +78,7 @@ const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0014,
   postgres0015,
   postgres0016,
+  postgres0017,
 ];
 
 const VERSIONS_TABLE = `create table if not exists schema_migrations (

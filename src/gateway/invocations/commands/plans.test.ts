@@ -6,6 +6,7 @@ import { missingPostgres, startPostgres } from "../../../../test/support/stores/
 import { postgresPlace } from "../../../../test/support/stores/stores.ts";
 import type { Command } from "../../../storage/commands.ts";
 import { BEGIN_COMMANDS, BEGIN_LOOK_UP, postgresClient } from "../../../storage/pool.ts";
+import { accept } from "../service.ts";
 import { acceptCommand, acceptInPartsCommand, acceptPlainCommand } from "./accept.ts";
 import { claimCommand } from "./claim.ts";
 import { endCommand } from "./end.ts";
@@ -175,6 +176,29 @@ for (const version of [18, 15] as const) {
       await expectFew("full, with the statistics of an empty database");
       await client.unsafe("analyze");
       await expectFew("full");
+    },
+    60_000,
+  );
+
+  test.skipIf(missing !== null)(
+    `a claim writes down what it changes, and not the whole call again, on Postgres ${version}${why}`,
+    async () => {
+      const place = await postgresPlace(await (await startPostgres(version)).freshDatabase());
+      const store = await place.open();
+      const now = 1_790_000_000_000;
+      const calls = Array.from({ length: 64 }, () => accepted(now, {}, "x".repeat(1_000)));
+      for (const call of calls) await accept(store, call);
+      await store.close();
+      await using client = postgresClient(place.url);
+      await client.unsafe(BEGIN_COMMANDS);
+      const claims = calls.map(({ row: { tenant, id } }) => ({ tenant, id }));
+      const given = claimCommand.postgres.valuesOf(
+        claims.map((key) => ({ key, owner: "rep", token: crypto.randomUUID(), now, inHand: null })),
+      );
+      await client.unsafe(`prepare one as ${claimCommand.postgres.text}`);
+      const explain = `explain (analyze, wal, format json) execute one (${given.map(literal)})`;
+      const [row] = await client.unsafe(explain).values();
+      expect(row[0][0].Plan["WAL Bytes"] / calls.length).toBeLessThan(1_000);
     },
     60_000,
   );
