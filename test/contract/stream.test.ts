@@ -265,13 +265,32 @@ contract(
         expect(route.seen.length).toBe(2);
       });
 
-      test("passes with 32 MiB", async () => {
-        const route = at.upstream();
+      test("passes byte for byte with 32 MiB, with and without a length", async () => {
+        const bytes = new Uint8Array(32 * MIB);
+        for (let at = 0; at < bytes.length; at += 65_536) crypto.getRandomValues(bytes.subarray(at, at + 65_536));
+        const hash = Bun.SHA256.hash(bytes, "hex");
+        const route = at.upstream(({ body }) => new Response(Bun.SHA256.hash(body, "hex")));
         const { tenant, id } = await agentAt(route.url);
-        const answer = await stream(tenant, id, { body: new Uint8Array(32 * MIB) });
-        expect([answer.status, route.seen[0]?.body.length]).toEqual([200, 32 * MIB]);
-        const row = await tenant.detail(idOf(answer));
-        expect([row.req_size, Buffer.from(row.req_body, "base64").length]).toEqual([32 * MIB, MIB]);
+        for (const body of [bytes, new Blob([bytes]).stream()]) {
+          const answer = await stream(tenant, id, { body });
+          expect([answer.status, answer.text]).toEqual([200, hash]);
+          const row = await tenant.detail(idOf(answer));
+          expect([row.req_size, Bun.SHA256.hash(Buffer.from(row.req_body, "base64"), "hex")]).toEqual([
+            32 * MIB,
+            Bun.SHA256.hash(bytes.subarray(0, MIB), "hex"),
+          ]);
+        }
+      });
+
+      test("passes byte for byte with some MiB to an mcp agent, which are read as one message", async () => {
+        const route = at.upstream(({ body }) => new Response(Bun.SHA256.hash(body, "hex")));
+        const { tenant, id } = await agentAt(route.url, { protocol: "mcp", mcp_transport: "streamable_http" });
+        const text = Buffer.from(crypto.getRandomValues(new Uint8Array(3 * MIB))).toString("base64");
+        const params = { name: "weigh", arguments: { text } };
+        const body = JSON.stringify({ jsonrpc: "2.0", id: 1, method: "tools/call", params });
+        const answer = await stream(tenant, id, { body: new Blob([body]).stream() });
+        expect([answer.status, answer.text]).toEqual([200, Bun.SHA256.hash(body, "hex")]);
+        expect(await tenant.detail(idOf(answer))).toMatchObject({ req_size: body.length, mcp_tool: "weigh" });
       });
 
       test("waits for a place of its agent", async () => {

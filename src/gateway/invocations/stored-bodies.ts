@@ -99,7 +99,9 @@ async function storedParts(
 }
 
 /**
- * The request of an open call that is stored in parts.
+ * The request of an open call that is stored in parts. All of it is read before any of it is sent: a POST is never sent
+ * twice, and a store that went away in the middle would leave half of one with the upstream. What is held of all calls
+ * together is bounded, and shared out by tenant, by what may run (scheduler.ts: 96 MiB).
  *
  * @param size how long it is
  */
