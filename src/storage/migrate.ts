@@ -120,6 +120,7 @@ const SQLITE_WORK: Readonly<Record<number, Work>> = {
     msPerRow: 0.06,
     msPerByte: 1.7e-5,
   },
+  17: { query: `select count(*) as "rows", 0 as bytes from open_invocations`, msPerRow: 0.005, msPerByte: 0 },
 };
 const POSTGRES_WORK: Readonly<Record<number, Work>> = {
   11: {
