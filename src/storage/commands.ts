@@ -23,6 +23,19 @@ export interface SqliteStatement {
   get(...values: SqlValue[]): Record<string, unknown> | null;
 }
 
+/** Prepares a statement on a connection of SQLite. It is the same function for all commands on one. */
+export type Prepare = (text: string) => SqliteStatement;
+
+/** What several commands on one connection share. */
+export function perConnection<T>(create: (prepare: Prepare) => T): (prepare: Prepare) => T {
+  const made = new WeakMap<Prepare, { readonly shared: T }>();
+  return (prepare) => {
+    const one = made.get(prepare) ?? { shared: create(prepare) };
+    made.set(prepare, one);
+    return one.shared;
+  };
+}
+
 export interface Command<Input, Output> {
   readonly name: string;
   /** About how many bytes it carries. They bound what is written together. */
@@ -33,7 +46,7 @@ export interface Command<Input, Output> {
    */
   keyOf?(input: Input): string | null;
   /** Prepares the statements, and gives the function that runs them for one command. */
-  readonly sqlite: (prepare: (text: string) => SqliteStatement) => (input: Input, effects: CommandEffects) => Output;
+  readonly sqlite: (prepare: Prepare) => (input: Input, effects: CommandEffects) => Output;
   readonly postgres: PostgresCommand<Input, Output>;
 }
 

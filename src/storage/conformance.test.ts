@@ -383,11 +383,14 @@ eachStore((makePlace, dialect) => {
           ? sql`select name from pragma_table_info(${name})`
           : sql`select column_name as name from information_schema.columns where table_name = ${name}`;
       const found = await db.select({ name: sql<string>`c.name` }).from(sql`(${columns}) as c`);
-      const unused = dialect === "sqlite" && name === "invocation_bodies" ? ["call"] : [];
-      expect(found.map((row) => row.name).sort()).toEqual([...Object.keys(getTableColumns(table)), ...unused].sort());
+      const own = dialect === "sqlite" ? (ON_SQLITE[name] ?? []) : [];
+      expect(found.map((row) => row.name).sort()).toEqual([...Object.keys(getTableColumns(table)), ...own].sort());
     }
   });
 });
+
+/** Columns that the schema does not have: an unused one, and one for an index. */
+const ON_SQLITE: Readonly<Record<string, string[]>> = { invocation_bodies: ["call"], open_invocations: ["batch"] };
 
 test("the migrations of both databases end at the same version", () => {
   expect(versions("sqlite")).toBeGreaterThan(0);
