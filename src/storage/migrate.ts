@@ -121,9 +121,8 @@ const SQLITE_WORK: Readonly<Record<number, Work>> = {
     msPerRow: 0.06,
     msPerByte: 1.7e-5,
   },
-  // Parts are of half a mebibyte, but for the last of each body.
   15: {
-    query: `select count(*) as "rows", count(*) * 524288 as bytes from body_parts`,
+    query: `select count(*) as "rows", coalesce(sum(length(bytes)), 0) as bytes from body_parts`,
     msPerRow: 0.06,
     msPerByte: 1.7e-5,
   },

@@ -1,4 +1,5 @@
-// Accepting a call: its idempotency key, its row among the open calls, and its body, in one write.
+// Accepting a call: its idempotency key, its row among the open calls, and its body, in one write. In one file, since the
+// three ways to store the body share the columns and the key.
 import { Fault } from "../../../core/fault.ts";
 import { type Command, inputRows, type SqliteStatement, type SqlRow } from "../../../storage/commands.ts";
 import { anyShard } from "../../../storage/counts.ts";
