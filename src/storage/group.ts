@@ -106,13 +106,17 @@ function createGroupRunner(
   /** Runs one work, and returns a function that answers it after the commit: at once for a command. */
   function perform(work: WaitingWrite, counts: Counts): Bun.MaybePromise<() => void> {
     const effects = new Effects(counts);
-    const answerOf = (value: unknown) => () => {
-      if (effects.ends !== null) ended(effects.ends);
-      work.resolve(value);
-    };
     const value = work.run(effects, txOf);
-    return value instanceof Promise ? value.then(answerOf) : answerOf(value);
+    return value instanceof Promise ? answerLate(work, effects, value) : answerOf(work, effects, value);
   }
+
+  const answerLate = async (work: WaitingWrite, effects: Effects, value: Promise<unknown>) =>
+    answerOf(work, effects, await value);
+
+  const answerOf = (work: WaitingWrite, effects: Effects, value: unknown) => () => {
+    if (effects.ends !== null) ended(effects.ends);
+    work.resolve(value);
+  };
 
   /** The same; its failure fails the whole group. */
   function runTogether(work: WaitingWrite, counts: Counts): Bun.MaybePromise<() => void> {
