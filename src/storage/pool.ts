@@ -28,7 +28,7 @@ const ALONG_INDEXES =
 export const BEGIN_WRITE = `begin; ${LIMITS}; ${ALONG_INDEXES}`;
 /**
  * A batch of commands is a transaction, and not one autocommit statement. That would save 31 µs of the server and 20 of
- * this process (measured on idle cores; 4 and 4 for each of 20 accepts on busy ones, 1.5 and 2 of 64). But its limits and
+ * this process (measured on idle cores; 9 and 7 for each of 20 accepts on busy ones, 1.5 and 2 of 64). But its limits and
  * the way it is planned would be state of the session, which a pooler loses; a server without limits goes on waiting for
  * a lock when nobody waits for the answer any more; and claims and ends that are written together would be two commits.
  * To send all of it at once without waiting in between costs as much as one by one: the client does not pipeline `begin`.
