@@ -3,7 +3,7 @@ import { expect, test } from "bun:test";
 import { join } from "node:path";
 import { longHistory } from "../../test/support/stores/long-history.ts";
 import { sqlitePlace } from "../../test/support/stores/stores.ts";
-import { BODIES, BODIES_OF_CALLS, ENDED_CALLS } from "../gateway/invocations/timed-tables.ts";
+import { BODIES, BODIES_OF_CALLS, ENDED_CALLS, IDEMPOTENCY_KEYS } from "../gateway/invocations/timed-tables.ts";
 import { DECISIONS } from "../gateway/policy/decisions.ts";
 
 const TENANTS = ["acme", "other", "third"];
@@ -68,6 +68,13 @@ test("what is too old goes in steps with its totals, but for what its payment, i
   for (const tenant of TENANTS) for (const time of [before - 1, before]) file.run(decision(tenant, time));
   expect(await store.periods.drop(DECISIONS, before)).toBe(0);
   expect(ids("policy_decisions", "id").map(DECISIONS.timeAt)).toEqual(TENANTS.map(() => before));
+  const key = (slot: number, n: number) =>
+    `insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at, slot)
+     values ('acme', 'ada', 'agt', 'key ${n}', 's', 'inv', 1, ${slot})`;
+  const hour = Number(IDEMPOTENCY_KEYS.keyAt(before));
+  for (let n = 0; n < 450; n++) for (const slot of [5, hour - 1, hour]) file.run(key(slot, n));
+  expect(await store.periods.drop(IDEMPOTENCY_KEYS, before)).toBe(0);
+  expect(file.query("select slot, count(*) from idempotency_keys group by slot").values()).toEqual([[hour, 450]]);
   // Others are removed row by row.
   expect(await store.periods.drop({ ...BODIES, name: "receipts" }, before)).toBe(before);
   await store.close();

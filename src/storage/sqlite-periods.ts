@@ -1,7 +1,8 @@
 // What goes by age on SQLite. Its tables are in one piece each, so what is too old goes in ranges of keys, tenant by tenant:
 // a few statements for hundreds of rows, which never come into the program. Measured with 60,000 ended calls of 20 tenants
 // and their bodies: 22 µs of CPU for each call, where 55 µs went for removing them row by row; a decision 3.7 instead of 6.0.
-// Keys and receipts go in groups of rows, at 7 and 9 µs each, and parts of bodies a few at a time, since each is 128 pages.
+// Receipts go in groups of rows, at 9 µs each, since a chain goes in its own order, and parts of bodies a few at a time, since
+// each is 128 pages.
 import type { Database } from "bun:sqlite";
 import type { Periods, TimedTable } from "./periods.ts";
 import type { Store } from "./store.ts";
@@ -16,6 +17,12 @@ const BYTES: Readonly<Record<string, string>> = {
   ended_invocations: "0",
   invocation_bodies: "coalesce(length(request), 0) + coalesce(length(response), 0)",
   policy_decisions: "0",
+};
+
+/** Tables that stand in the order of no tenant: what one step removes below a key. An idempotency key: 4.8 instead of 6.6 µs. */
+const STEPS: Readonly<Record<string, string>> = {
+  idempotency_keys: `delete from idempotency_keys where (tenant, caller, agent_id, key, slot) in (
+    select tenant, caller, agent_id, key, slot from idempotency_keys where slot < ? limit ${ROWS_AT_ONCE})`,
 };
 
 /** The columns that totals are kept of: see gateway/invocations/counters.ts. */
@@ -53,11 +60,18 @@ export function createSqlitePeriods({ writer, reader, write }: SqlitePeriodsOpti
     }
   }
 
+  async function dropBelow(floor: string, step: string): Promise<void> {
+    const remove = writer.prepare<never, [string]>(step);
+    while ((await write(async () => remove.run(floor).changes)) > 0) await Bun.sleep(PAUSE_MS);
+  }
+
   return {
     clearTheWay: async () => {},
     prepare: async () => [0],
     async drop(table, before) {
-      if (!(table.name in BYTES)) return before;
+      const step = STEPS[table.name];
+      if (step !== undefined) await dropBelow(table.keyAt(before), step);
+      if (!(table.name in BYTES)) return step === undefined ? before : 0;
       const next = reader.prepare<{ tenant: string | null }, [string]>(
         `select min(tenant) as tenant from ${table.name} where tenant > ?`,
       );

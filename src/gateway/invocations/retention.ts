@@ -43,8 +43,9 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
     await removeParts(store, await store.periods.drop(PARTS, byAge.bodies), isMade);
   }
   const over = slotsOver(clock.now());
-  await store.periods.drop(IDEMPOTENCY_KEYS, over * HOUR_MS);
-  removed.idempotency_keys = await removeInGroups(store, (tx, limit) => removeKeys(tx, over, limit));
+  if ((await store.periods.drop(IDEMPOTENCY_KEYS, over * HOUR_MS)) > 0) {
+    removed.idempotency_keys = await removeInGroups(store, (tx, limit) => removeKeys(tx, over, limit));
+  }
   log.debug("cleaned_up", removed);
 }
 
