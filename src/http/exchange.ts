@@ -2,6 +2,7 @@
 // before the error. The answer is read no faster than it is taken.
 
 import { inTurns, mayDoAtOnce } from "../concurrency/turns.ts";
+import { type TurnWaiter, waitWholeTurn } from "../concurrency/whole-turn.ts";
 import { type Answer, ReceivedAnswer } from "./answer.ts";
 import type { Source } from "./read-ahead.ts";
 import { type ResponseHead, type ResponseParser, SLICE_BYTES_MAX } from "./response-parser.ts";
@@ -23,25 +24,7 @@ export interface ExchangeOptions {
   over(isClean: boolean): void;
 }
 
-/** Answers that are parsed and wait for what follows them: all of a turn together, since a timer for each costs 0.6 µs. */
-let parsed: Exchange[] = [];
-
-/** What is set for the end of a turn runs before the sockets are looked at again, so a whole turn has passed at the second. */
-function lookAgain(): void {
-  setImmediate(endAll, parsed);
-  parsed = [];
-}
-
-function endAll(exchanges: Exchange[]): void {
-  try {
-    for (let next = exchanges.shift(); next !== undefined; next = exchanges.shift()) next.turned();
-  } finally {
-    // One that throws does not stop the others.
-    if (exchanges.length > 0) setImmediate(endAll, exchanges);
-  }
-}
-
-export class Exchange implements Source {
+export class Exchange implements Source, TurnWaiter {
   readonly #options: ExchangeOptions;
   readonly #response = Promise.withResolvers<Answer>();
   #head: ResponseHead | null = null;
@@ -150,7 +133,7 @@ export class Exchange implements Source {
   #endWhole(isAll: boolean): void {
     this.#isParsed = true;
     this.#isAll = isAll;
-    if (parsed.push(this) === 1) setImmediate(lookAgain);
+    waitWholeTurn(this);
   }
 
   /** A whole turn after the answer was parsed. */

@@ -15,6 +15,7 @@ const STATE =
 const STATE_OWNERS = new Set(
   [
     "concurrency/request-turns concurrency/store-turns concurrency/thread-turns concurrency/turns concurrency/loop-profile",
+    "concurrency/whole-turn",
     "core/id facilitator/chain/json-rpc wire/digest cli/demo/http gateway/executor/workers/worker",
     "http/assets http/connections http/elysia http/input http/intake http/json-list http/large-response",
     "http/response-parser http/server http/socket-options storage/checkpoint-thread",
