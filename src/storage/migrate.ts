@@ -222,7 +222,7 @@ const STILL_THERE_EVERY = "1s";
 const LOCK_ROW = "insert into schema_migrations (version, applied_at) values (0, 0) on conflict do nothing";
 const TAKE_LOCK = "update schema_migrations set applied_at = applied_at where version = 0";
 /** Two that make one table at once: one of them is told so in one of these ways, and finds the table the next time. */
-const MADE_MEANWHILE = /^(23505|42P07)$/;
+const MADE_MEANWHILE = /^(23505|42P07|42710)$/;
 const MAKING_MAX = 5;
 
 /**
