@@ -113,11 +113,11 @@ export const ownPending: Command<LookAhead, OwnCalls> = {
   name: "own_pending",
   bytesOf: () => 256,
   sqlite(prepare) {
-    // The process that has the database has all calls.
+    // The process that has the database has all calls. For the plus: see take.ts.
     const find = prepare(
       `select json_group_array(json_object('id', id, 'body_bytes', body_bytes)) as calls from (
          select c.id, coalesce(c.req_size, 0) as body_bytes from open_invocations c
-         where c.agent_id = ?1 and c.tenant = ?2 and ${isQueued("?3", "?4")} and c.id > ?5 order by c.id limit ?6)`,
+         where c.agent_id = ?1 and +c.tenant = ?2 and ${isQueued("?3", "?4")} and c.id > ?5 order by c.id limit ?6)`,
     );
     return ({ tenant, agent_id, replica, after, limit }) => {
       const calls = JSON.parse(

@@ -78,9 +78,11 @@ export const takeCommand: Command<Taking, TakenCalls> = {
   bytesOf: ({ tokens }) => tokens.length * ROW_BYTES,
   keyOf: ({ agent_id }) => agent_id,
   sqlite(prepare) {
+    // The plus keeps SQLite to the index of the agent's pending calls: to walk all of the tenant's held the event loop for 28
+    // to 195 ms with 60,000 open (measured).
     const next = prepare(
       `select c.id, c.call, c.request, coalesce(c.req_size, 0) as body_bytes from open_invocations c
-       where c.agent_id = ?1 and c.tenant = ?2 and ${isQueued("?3", "?4")} and c.id > ?5 and not ${isRefused}
+       where c.agent_id = ?1 and +c.tenant = ?2 and ${isQueued("?3", "?4")} and c.id > ?5 and not ${isRefused}
        order by c.id limit 1`,
     );
     const take = prepare(
