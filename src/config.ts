@@ -4,6 +4,7 @@ import { resolve } from "node:path";
 import { validityWarnings } from "./config/pem.ts";
 import { readRaw, renewedFile, unknownVariables } from "./config/raw.ts";
 import {
+  BACKUP_RULES,
   COMMON_RULES,
   type ConfigRule,
   type ConfigValues,
@@ -34,7 +35,7 @@ export interface Loaded {
 }
 
 /** What the configuration is for. Only a server needs to know which service it is; the accounts are in the database. */
-export type Purpose = "serve" | "token" | "migrate" | "account" | "demo";
+export type Purpose = "serve" | "token" | "migrate" | "backup" | "account" | "demo";
 
 /**
  * The configuration of a command. Reads the files that variables name and changes nothing on disk. The variables of
@@ -76,11 +77,18 @@ interface Concern {
 
 const GATEWAY_CONCERN: Concern = { tables: [COMMON, GATEWAY], rules: [...COMMON_RULES, ...GATEWAY_RULES] };
 
+/** The key opens those of the copy. A directory that is not there says so by itself. */
+const BACKUP_CONCERN: Concern = {
+  tables: [COMMON, { TOLLGATE_MASTER_KEY: GATEWAY.TOLLGATE_MASTER_KEY }],
+  rules: BACKUP_RULES,
+};
+
 function concerned(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]): Concern {
   if (purpose === "demo") return { tables: [DEMO], rules: [] };
   if (purpose === "account") return { tables: [COMMON], rules: COMMON_RULES };
   if (purpose === "token") return GATEWAY_CONCERN;
   if (mode === "gateway") return GATEWAY_CONCERN;
+  if (purpose === "backup") return BACKUP_CONCERN;
   if (purpose === "migrate") return mode === null ? GATEWAY_CONCERN : { tables: [COMMON], rules: COMMON_RULES };
   if (mode === "facilitator") {
     return { tables: [COMMON, FACILITATOR], rules: [...COMMON_RULES, ...FACILITATOR_RULES] };

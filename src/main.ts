@@ -39,6 +39,8 @@ async function main(line: CommandLine): Promise<void> {
       return token(line);
     case "migrate":
       return migrate(line);
+    case "backup":
+      return backup(line);
     case "demo":
       return demo(line);
     case "pki init":
@@ -99,6 +101,13 @@ async function migrate(line: CommandLine): Promise<void> {
   await apply(ready.config, ready.log);
 }
 
+async function backup(line: CommandLine): Promise<void> {
+  const { backUp, readBackupRequest } = await import("./cli/backup.ts");
+  const { request, problems } = readBackupRequest(line);
+  const ready = begin(line, load("backup", line), problems);
+  if (ready !== null && request !== null) tell(backUp(ready.config, request, ready.log));
+}
+
 async function token(line: CommandLine): Promise<void> {
   const { mintToken, readTokenRequest } = await import("./cli/token.ts");
   const loaded = load("token", line);
@@ -127,10 +136,13 @@ async function receipt(line: CommandLine): Promise<void> {
   const { request, problems } = readReceiptRequest(line);
   const all = [...line.problems, ...problems];
   if (request === null || all.length > 0) return refuse(line, all);
-  const { holds, text } = await verifyReceipts(request);
-  if (holds) return print(text);
-  process.stderr.write(text);
-  process.exitCode = FAILED;
+  tell(await verifyReceipts(request));
+}
+
+/** What was checked, on standard error if it does not hold. */
+function tell({ holds, text }: { readonly holds: boolean; readonly text: string }): void {
+  (holds ? process.stdout : process.stderr).write(text);
+  if (!holds) process.exitCode = FAILED;
 }
 
 /** Of its services only what is wrong is logged: what goes well, it shows. */

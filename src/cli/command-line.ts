@@ -8,8 +8,10 @@ interface Grammar {
   readonly words?: readonly string[];
   /** What may follow these. */
   readonly optional?: readonly string[];
-  /** All flags take a value. */
+  /** They take a value. */
   readonly flags?: readonly string[];
+  /** Those of them that may stand without one. */
+  readonly bare?: readonly string[];
   /** Flags that may be given more than once. */
   readonly lists?: readonly string[];
 }
@@ -24,6 +26,7 @@ const CERTIFICATE_OF_ACCOUNT = { words: ["NAME"], flags: ["cert", "data-dir"] };
 const COMMANDS = {
   token: { flags: ["tenant", "user", "scope", "ttl", "data-dir"] },
   migrate: DATA_DIR,
+  backup: { optional: ["FILE"], flags: ["verify", "data-dir"], bare: ["verify"] },
   "account add": { words: ["NAME"], flags: ["cert", "max-per-transaction", "daily-ceiling", "data-dir"] },
   "account list": DATA_DIR,
   "account disable": NAMED_ACCOUNT,
@@ -50,7 +53,7 @@ export interface CommandLine {
   /** Null when it is not a known one. */
   readonly command: Command | null;
   readonly words: readonly string[];
-  /** By name, without dashes. */
+  /** By name, without dashes; "" for one without a value. */
   readonly flags: ReadonlyMap<string, string>;
   /** The values of flags that may be given more than once, by name. */
   readonly lists: ReadonlyMap<string, readonly string[]>;
@@ -90,7 +93,7 @@ function asked(command: Command | null, problems: readonly string[]): CommandLin
 }
 
 function readRest(command: Command, grammar: Grammar, rest: readonly string[]): CommandLine {
-  const { words: expected = [], optional = [], flags: once = [], lists: often = [] } = grammar;
+  const { words: expected = [], optional = [], flags: once = [], bare = [], lists: often = [] } = grammar;
   const wordsMax = expected.length + optional.length;
   const words: string[] = [];
   const flags = new Map<string, string>();
@@ -99,7 +102,7 @@ function readRest(command: Command, grammar: Grammar, rest: readonly string[]): 
   const flagProblem = (name: string, value: string | null): string | null => {
     const known = [...once, ...often];
     if (!known.includes(name)) return unknownFlag(name, known);
-    if (value === null) return `--${name} must be followed by a value`;
+    if (value === null && !bare.includes(name)) return `--${name} must be followed by a value`;
     return flags.has(name) ? `--${name} must be given once only` : null;
   };
   for (const { word, name, value } of pairs(rest)) {

@@ -31,6 +31,11 @@ const USAGE = `tollgate: a multi-tenant gateway for agents, and the facilitator 
       the first that does not hold; the keys are those that a gateway shows at /.well-known/jwks.json
   tollgate migrate [--data-dir DIR]
       apply pending migrations of the database and exit
+  tollgate backup FILE [--verify] [--data-dir DIR]
+      copy the SQLite database of a running or stopped service into a new file; with --verify the copy is read as a
+      whole then, and its keys are opened; keep master.key beside it, which no copy holds
+  tollgate backup --verify FILE [--data-dir DIR]
+      check a copy that is there, and make none
   tollgate demo
       play paid calls on this machine, with a chain, both services and two agents of its own, and stay up to be tried
   tollgate help TOPIC

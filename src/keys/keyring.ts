@@ -7,6 +7,7 @@ import type { KeyPurpose } from "../../db/schema.ts";
 import { boundedCache } from "../concurrency/bounded-cache.ts";
 import type { Clock } from "../core/clock.ts";
 import { StartupProblem } from "../core/startup.ts";
+import type { WrappedKeys } from "../storage/backup.ts";
 import { bind, prepared, type Reader, type Store } from "../storage/store.ts";
 import { newKey, open, seal, unwrap, wrap } from "./envelope.ts";
 
@@ -181,6 +182,26 @@ async function openSigningKey(row: SigningKeyRow, masterKey: Uint8Array): Promis
   return { kid: row.kid, privateKey };
 }
 
-function signingIdentity(purpose: KeyPurpose, kid: string): string {
+/** The names of those that another master key wraps, or that were altered. */
+export function keysThatDoNotOpen(masterKey: Uint8Array, { tenantKeys, signingKeys }: WrappedKeys): string[] {
+  const wrapped = [
+    ...tenantKeys.map(({ tenant, wrapped_key }) => ({ identity: tenantIdentity(tenant), key: wrapped_key })),
+    ...signingKeys.map(({ purpose, kid, wrapped_private_key }) => ({
+      identity: signingIdentity(purpose, kid),
+      key: wrapped_private_key,
+    })),
+  ];
+  const opens = ({ identity, key }: { readonly identity: string; readonly key: Uint8Array }) => {
+    try {
+      unwrap(masterKey, key, identity);
+      return true;
+    } catch {
+      return false;
+    }
+  };
+  return wrapped.filter((one) => !opens(one)).map(({ identity }) => identity);
+}
+
+function signingIdentity(purpose: string, kid: string): string {
   return `signing:${purpose}:${kid}`;
 }

@@ -42,6 +42,15 @@ export function loadMasterKey({ configured, dataDir, log }: MasterKeyOptions): M
   return generate(path, log);
 }
 
+/**
+ * The key that is there; null when none is.
+ *
+ * @throws StartupProblem when it is malformed or can't be read
+ */
+export function findMasterKey({ configured, dataDir, log }: MasterKeyOptions): Buffer | null {
+  return configured ?? readKey(join(dataDir, MASTER_KEY_FILE), log);
+}
+
 function readKey(path: string, log: Log): Buffer | null {
   let text: string;
   try {

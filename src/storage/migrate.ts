@@ -69,6 +69,8 @@ const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0014,
 ];
 
+export const NEWEST_SQLITE_VERSION = SQLITE_MIGRATIONS.length;
+
 const VERSIONS_TABLE = `create table if not exists schema_migrations (
   version integer not null primary key,
   applied_at bigint not null
