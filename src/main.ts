@@ -37,6 +37,10 @@ async function main(line: CommandLine): Promise<void> {
       return serve(line);
     case "token":
       return token(line);
+    case "token revoke":
+      return revokeToken(line);
+    case "keys rotate":
+      return keys(line);
     case "migrate":
       return migrate(line);
     case "backup":
@@ -116,6 +120,21 @@ async function token(line: CommandLine): Promise<void> {
   if (ready !== null && request !== null) print(`${await mintToken(ready.config, request, ready.log)}\n`);
 }
 
+async function revokeToken(line: CommandLine): Promise<void> {
+  const { readRevokeRequest, revoke } = await import("./cli/token-revoke.ts");
+  const loaded = load("token", line);
+  const { request, problems } = readRevokeRequest(line.flags, loaded.config);
+  const ready = begin(line, loaded, problems);
+  if (ready !== null && request !== null) print(await revoke(ready.config, request, ready.log));
+}
+
+async function keys(line: CommandLine): Promise<void> {
+  const { rotateKeys, rotationProblems } = await import("./cli/keys.ts");
+  const loaded = load("keys", line);
+  const ready = begin(line, loaded, rotationProblems(loaded.config));
+  if (ready !== null) tell(await rotateKeys(ready.config, ready.log));
+}
+
 async function account(command: AccountCommand, line: CommandLine): Promise<void> {
   const { readAccountRequest, runAccount } = await import("./cli/account.ts");
   const { request, problems } = readAccountRequest(command, line);
@@ -177,14 +196,14 @@ function refuse({ command }: CommandLine, problems: readonly string[]): void {
 }
 
 async function runGateway(config: Config, log: OpenLog): Promise<void> {
-  const { openMasterKey } = await import("./cli/open.ts");
-  const masterKey = openMasterKey(config, log);
+  const { openMasterKeys } = await import("./cli/open.ts");
+  const { keys, generated } = openMasterKeys(config, log);
   const { startGateway } = await import("./gateway/start.ts");
   logStrayErrors(log);
-  const starting = startGateway(config, masterKey.key, log);
+  const starting = startGateway(config, keys, log);
   drainOnSignal(async () => (await starting).stop(), log);
   const { url } = await starting;
-  if (!masterKey.generated) return;
+  if (!generated) return;
   const { welcomeText } = await import("./cli/welcome.ts");
   const { thisProgram } = await import("./cli/program.ts");
   log.flush();

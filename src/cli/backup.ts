@@ -3,7 +3,7 @@ import { join, resolve } from "node:path";
 import type { Config } from "../config.ts";
 import type { Log } from "../core/log.ts";
 import { keysThatDoNotOpen } from "../keys/keyring.ts";
-import { DATABASE_FILE, findMasterKey, MASTER_KEY_FILE } from "../keys/master-key.ts";
+import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE } from "../keys/master-key.ts";
 import { checkSqliteCopy, copySqlite } from "../storage/backup.ts";
 import type { CommandLine } from "./command-line.ts";
 
@@ -46,18 +46,18 @@ export function backUp(config: Config, { file, isMade, isChecked }: BackupReques
     : { holds: false, text: `${file} does not hold: ${problem}\n` };
 }
 
-function check({ masterKey: configured, dataDir }: Config, file: string, log: Log) {
+function check(config: Config, file: string, log: Log) {
   const checked = checkSqliteCopy(file);
   if (checked.problem !== null) return { problem: checked.problem, facts: "" };
   const { bytes, version, keys } = checked;
   const count = keys.tenantKeys.length + keys.signingKeys.length;
   const facts = `${bytes} bytes, schema version ${version}, ${count === 0 ? "no keys" : `all ${count} keys open`}`;
   if (count === 0) return { problem: null, facts };
-  const masterKey = findMasterKey({ configured, dataDir, log });
-  if (masterKey === null) {
+  const masterKeys = findMasterKeys({ ...config, log });
+  if (masterKeys === null) {
     const needed = `TOLLGATE_MASTER_KEY must be set, or ${MASTER_KEY_FILE} be in the data directory`;
     return { problem: `its ${count} keys can't be opened: ${needed}`, facts };
   }
-  const closed = keysThatDoNotOpen(masterKey, keys).length;
+  const closed = keysThatDoNotOpen(masterKeys.all(), keys).length;
   return { problem: closed === 0 ? null : `${closed} of its ${count} keys do not open with the master key`, facts };
 }

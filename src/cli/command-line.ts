@@ -25,6 +25,8 @@ const CERTIFICATE_OF_ACCOUNT = { words: ["NAME"], flags: ["cert", "data-dir"] };
 /** By the words that call them. */
 const COMMANDS = {
   token: { flags: ["tenant", "user", "scope", "ttl", "data-dir"] },
+  "token revoke": { flags: ["tenant", "user", "data-dir"] },
+  "keys rotate": DATA_DIR,
   migrate: DATA_DIR,
   backup: { optional: ["FILE"], flags: ["verify", "data-dir"], bare: ["verify"] },
   "account add": { words: ["NAME"], flags: ["cert", "max-per-transaction", "daily-ceiling", "data-dir"] },
@@ -66,9 +68,9 @@ export function readCommandLine(words: readonly string[]): CommandLine {
   if (words.includes("--version")) return asked("version", []);
   const [first = "", second = ""] = words;
   if (!isName(first)) return readRest("serve", { flags: SETTINGS }, words);
-  if (isCommand(first)) return readRest(first, COMMANDS[first], words.slice(1));
   const both = `${first} ${second}`;
   if (isCommand(both)) return readRest(both, COMMANDS[both], words.slice(2));
+  if (isCommand(first)) return readRest(first, COMMANDS[first], words.slice(1));
   return asked(null, [commandProblem(first, second)]);
 }
 

@@ -11,6 +11,11 @@ const USAGE = `tollgate: a multi-tenant gateway for agents, and the facilitator 
       run the gateway or the facilitator
   tollgate token --tenant T --user U [--scope "a b"] [--ttl 12h] [--data-dir DIR]
       print a token of the gateway's local issuer; --ttl takes s, m, h or d, 12h if not given
+  tollgate token revoke --tenant T [--user U] [--data-dir DIR]
+      refuse the tokens of the local issuer that this user, or each user of the tenant, has by now; new ones are taken
+  tollgate keys rotate [--data-dir DIR]
+      renew every key beside the gateways that run: the master key, the key of each tenant, and the keys that sign tokens
+      and receipts; a run that was cut short is taken up by the next (see tollgate help operations)
   tollgate account add NAME --cert FILE [--max-per-transaction N] [--daily-ceiling N] [--data-dir DIR]
       let the facilitator settle for whoever has this client certificate (PEM); limits are in atomic units, those
       of the configuration if not given; a running facilitator needs no restart

@@ -2,7 +2,7 @@
 import { makeDataDir } from "../config/data-dir.ts";
 import type { Config } from "../config.ts";
 import type { Log } from "../core/log.ts";
-import { loadMasterKey, type MasterKey } from "../keys/master-key.ts";
+import { loadMasterKeys } from "../keys/master-key.ts";
 
 type DataPlace = Pick<Config, "databaseUrl" | "dataDir">;
 
@@ -18,7 +18,7 @@ export function openDataDir({ databaseUrl, dataDir }: DataPlace, log: Log): void
 }
 
 /** @throws StartupProblem when the directory or the key can't be used. */
-export function openMasterKey(config: DataPlace & Pick<Config, "masterKey">, log: Log): MasterKey {
+export function openMasterKeys(config: DataPlace & Pick<Config, "masterKeys">, log: Log) {
   openDataDir(config, log);
-  return loadMasterKey({ configured: config.masterKey, dataDir: config.dataDir, log });
+  return loadMasterKeys({ ...config, log });
 }

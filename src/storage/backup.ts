@@ -52,7 +52,11 @@ function syncFile(path: string): void {
 }
 
 export interface WrappedKeys {
-  readonly tenantKeys: readonly { readonly tenant: string; readonly wrapped_key: Uint8Array }[];
+  readonly tenantKeys: readonly {
+    readonly tenant: string;
+    readonly number: number;
+    readonly wrapped_key: Uint8Array;
+  }[];
   readonly signingKeys: readonly {
     readonly kid: string;
     readonly purpose: string;
@@ -89,9 +93,14 @@ export function checkSqliteCopy(path: string): CheckedCopy {
 }
 
 function wrappedKeys(copy: Database): WrappedKeys {
-  const tenantKeys = copy.query<WrappedKeys["tenantKeys"][number], []>("select tenant, wrapped_key from tenant_keys");
+  // Before schema version 15 a tenant had one key, which is the first.
+  type Row = Omit<WrappedKeys["tenantKeys"][number], "number"> & { readonly number?: number };
+  const tenantKeys = copy.query<Row, []>("select * from tenant_keys");
   const signingKeys = copy.query<WrappedKeys["signingKeys"][number], []>(
     "select kid, purpose, wrapped_private_key from signing_keys",
   );
-  return { tenantKeys: tenantKeys.all(), signingKeys: signingKeys.all() };
+  return {
+    tenantKeys: tenantKeys.all().map((row) => ({ ...row, number: row.number ?? 1 })),
+    signingKeys: signingKeys.all(),
+  };
 }

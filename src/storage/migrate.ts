@@ -16,6 +16,7 @@ import postgres0011 from "../../db/postgres/0011_open_invocations.sql" with { ty
 import postgres0012 from "../../db/postgres/0012_periods.sql" with { type: "text" };
 import postgres0013 from "../../db/postgres/0013_totals_log.sql" with { type: "text" };
 import postgres0014 from "../../db/postgres/0014_body_parts.sql" with { type: "text" };
+import postgres0015 from "../../db/postgres/0015_key_rotation.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import sqlite0002 from "../../db/sqlite/0002_payments.sql" with { type: "text" };
 import sqlite0003 from "../../db/sqlite/0003_policy.sql" with { type: "text" };
@@ -30,6 +31,7 @@ import sqlite0011 from "../../db/sqlite/0011_open_invocations.sql" with { type: 
 import sqlite0012 from "../../db/sqlite/0012_periods.sql" with { type: "text" };
 import sqlite0013 from "../../db/sqlite/0013_totals_log.sql" with { type: "text" };
 import sqlite0014 from "../../db/sqlite/0014_body_parts.sql" with { type: "text" };
+import sqlite0015 from "../../db/sqlite/0015_key_rotation.sql" with { type: "text" };
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -51,6 +53,7 @@ const SQLITE_MIGRATIONS: readonly string[] = [
   sqlite0012,
   sqlite0013,
   sqlite0014,
+  sqlite0015,
 ];
 const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0001,
@@ -67,6 +70,7 @@ const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0012,
   postgres0013,
   postgres0014,
+  postgres0015,
 ];
 
 export const NEWEST_SQLITE_VERSION = SQLITE_MIGRATIONS.length;

@@ -1,0 +1,73 @@
+// A look at the database about every second, for what other processes change. What was seen is fresh for two seconds; who
+// needs it when it is older, as after a pause of the process, has the next look awaited first.
+import { endsWithin } from "../concurrency/deadline.ts";
+import { type Poll, poll } from "../concurrency/poll.ts";
+
+const LOOK_MS = 1_000;
+const FRESH_MS = 2_000;
+/** Nobody waits longer for a database that is away: without it there is nothing to be had anyway. */
+const WAIT_MS_MAX = 1_000;
+/** Least time between the beginnings of two looks, whoever wants them. */
+const PAUSE_MS = 100;
+
+/** @param look must not be called again before it has ended */
+export function createWatch(look: () => Promise<void>, failed: (error: unknown) => void) {
+  let watching: Poll | null = null;
+  let startedAt = Number.NEGATIVE_INFINITY;
+  let seenAt = performance.now();
+  let underWay: Promise<void> | null = null;
+  let next: Promise<void> | null = null;
+
+  async function lookOnce(): Promise<void> {
+    startedAt = performance.now();
+    try {
+      await look();
+      seenAt = startedAt;
+    } catch (error) {
+      failed(error);
+    } finally {
+      underWay = null;
+    }
+  }
+
+  function lookNow(): Promise<void> {
+    underWay ??= lookOnce();
+    return underWay;
+  }
+
+  /** A look that begins after this call, shared by all who want one. */
+  function lookAfresh(): Promise<void> {
+    next ??= (async () => {
+      await underWay;
+      const pause = startedAt + PAUSE_MS - performance.now();
+      if (pause > 0) await Bun.sleep(pause);
+      next = null;
+      await lookNow();
+    })();
+    return next;
+  }
+
+  return {
+    /** Always, in a process that does not watch. */
+    isFresh: () => watching === null || performance.now() - seenAt < FRESH_MS,
+    /** Waits until what was seen is fresh, if that can be had. */
+    async refreshed(): Promise<void> {
+      if (watching !== null && performance.now() - seenAt >= FRESH_MS) await endsWithin(WAIT_MS_MAX, lookNow());
+    },
+    /** Looks for what may have changed a moment ago. */
+    async renewed(): Promise<void> {
+      await endsWithin(WAIT_MS_MAX, lookAfresh());
+    },
+    start() {
+      seenAt = performance.now();
+      watching = poll({ leastMs: LOOK_MS, mostMs: LOOK_MS }, async () => {
+        await lookNow();
+        return false;
+      });
+    },
+    async stop(): Promise<void> {
+      watching?.stop();
+      await underWay;
+    },
+  };
+}
