@@ -6,7 +6,7 @@ import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { secretIdentity } from "../gateway/credentials/service.ts";
 import { newKey } from "../keys/envelope.ts";
-import { HOLDER_LEASE_MS, type Lacking } from "../keys/holders.ts";
+import type { Lacking } from "../keys/holders.ts";
 import { openKeyring } from "../keys/keyring.ts";
 import {
   findMasterKeys,
@@ -17,25 +17,9 @@ import {
   stageMasterKey,
 } from "../keys/master-key.ts";
 import { type MasterKeys, masterKeyId } from "../keys/master-keys.ts";
-import {
-  activate,
-  announce,
-  announceTenantKeys,
-  finish,
-  isAnyLeft,
-  lacking,
-  type RotationCounts,
-  type RotationOptions,
-  reseal,
-  rewrap,
-} from "../keys/rotation.ts";
-import { readState } from "../keys/state.ts";
+import { rotate } from "../keys/rotate.ts";
 import { openStore } from "../storage/open.ts";
-import type { Store } from "../storage/store.ts";
-
-/** A gateway that was killed counts until its lease has run out. */
-const GATEWAYS_MS_MAX = HOLDER_LEASE_MS + 5_000;
-const LOOK_MS = 100;
+import { patient } from "./open.ts";
 
 interface RotationVerdict {
   readonly holds: boolean;
@@ -62,17 +46,16 @@ export async function rotateKeys(config: Config, log: Log): Promise<RotationVerd
     );
   }
   const { databaseUrl, dataDir } = config;
-  // The machine's clock, as the store's own is on SQLite.
-  const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
+  const file = masterKeyFile(config.masterKeys, dataDir);
+  const store = patient(await openStore({ databaseUrl, dataDir, log, clock: systemClock }));
   try {
     await openKeyring(store, masterKeys, store.clock);
-    const { is_rotating, master_key_id } = await readState(store.read);
     const options = { store, masterKeys, clock: store.clock, secretIdentity };
-    if (is_rotating && master_key_id !== null) return await goOn(options, master_key_id, config);
-    const id = stageNext(config, masterKeys, log);
-    if (id === master_key_id) return { holds: true, text: `${alreadyText(config)}\n` };
-    const refused = await begin(options, id);
-    return refused === null ? await goOn(options, id, config) : { holds: false, text: `${refused}\n` };
+    const rotation = await rotate(options, {
+      stage: () => stageNext(config, masterKeys, log),
+      promote: (id) => file !== null && promoteMasterKey(file, id),
+    });
+    return verdictOf(rotation, file);
   } finally {
     await store.close();
   }
@@ -98,24 +81,19 @@ function stageNext(config: Config, masterKeys: MasterKeys, log: Log): string {
   return id;
 }
 
-/** Null when the rotation has begun, else why not. */
-async function begin(options: RotationOptions, id: string): Promise<string | null> {
-  const { store } = options;
-  await announce(store, id);
-  const lacks = await gatewaysWithout(store, id, 0);
-  const outcome = lacks.length > 0 ? lacks : await activate(options, id);
-  if (outcome === "active") return null;
-  if (outcome === "superseded") return "another command rotates the keys to another master key; nothing was done";
-  return lackingText(outcome);
-}
-
-/** The gateways that run and are not as they should be after the time in which they can be. */
-async function gatewaysWithout(store: Store, id: string, version: number): Promise<readonly Lacking[]> {
-  const until = performance.now() + GATEWAYS_MS_MAX;
-  for (;;) {
-    const lacks = await lacking(store, id, version);
-    if (lacks.length === 0 || performance.now() > until) return lacks;
-    await Bun.sleep(LOOK_MS);
+function verdictOf(rotation: Awaited<ReturnType<typeof rotate>>, file: string | null): RotationVerdict {
+  switch (rotation.outcome) {
+    case "done": {
+      const { tenantKeys, secrets, isInPlace } = rotation;
+      const done = `the keys are rotated (new keys of tenants: ${tenantKeys}, secrets under them: ${secrets})`;
+      return { holds: true, text: `${done}\n${whereText(file, isInPlace)}\n` };
+    }
+    case "already":
+      return { holds: true, text: `${alreadyText(file)}\n` };
+    case "superseded":
+      return { holds: false, text: "another command rotates the keys to another master key; this one did nothing\n" };
+    case "lacking":
+      return { holds: false, text: `${lackingText(rotation.lacks)}\n` };
   }
 }
 
@@ -134,26 +112,6 @@ function lackingText(lacks: readonly Lacking[]): string {
   ].join("; ");
 }
 
-/** From the moment that the new master key is in force to the end. */
-async function goOn(options: RotationOptions, id: string, config: Config): Promise<RotationVerdict> {
-  const { store } = options;
-  const counts: RotationCounts = { tenantKeys: 0, secrets: 0 };
-  do {
-    counts.tenantKeys += await rewrap(options, id);
-  } while (await isAnyLeft(options, id));
-  // One that does not listen any more seals with an older key of a tenant, which opens as well and is wrapped anew.
-  await gatewaysWithout(store, id, await announceTenantKeys(store));
-  for (let changed = -1; changed !== 0; counts.secrets += changed) changed = await reseal(options);
-  const file = masterKeyFile(config.masterKeys, config.dataDir);
-  const isInPlace = file !== null && promoteMasterKey(file, id);
-  await finish(store, id);
-  return { holds: true, text: `${doneText(counts)}\n${whereText(file, isInPlace)}\n` };
-}
-
-function doneText({ tenantKeys, secrets }: RotationCounts): string {
-  return `the keys are rotated: new keys for ${tenantKeys} tenants, ${secrets} secrets under them, and new signing keys`;
-}
-
 function whereText(file: string | null, isInPlace: boolean): string {
   if (file !== null && isInPlace) {
     return `the master key is another one now: ${file} (keep a copy; backups from before need the one before)`;
@@ -164,8 +122,7 @@ function whereText(file: string | null, isInPlace: boolean): string {
   return "the new master key must be TOLLGATE_MASTER_KEY at the next start; the one before opens nothing any more";
 }
 
-function alreadyText({ masterKeys, dataDir }: Config): string {
-  const file = masterKeyFile(masterKeys, dataDir);
+function alreadyText(file: string | null): string {
   const place = file === null ? "TOLLGATE_MASTER_KEY" : `the one in ${file}`;
   return `the keys are rotated to that master key already; nothing was done. It must replace ${place} before the next rotation`;
 }

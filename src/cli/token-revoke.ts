@@ -5,7 +5,7 @@ import type { Log } from "../core/log.ts";
 import { isPrincipal } from "../gateway/identity/identity.ts";
 import { revokeTokens } from "../keys/revocations.ts";
 import { openStore } from "../storage/open.ts";
-import { openDataDir } from "./open.ts";
+import { openDataDir, patient } from "./open.ts";
 import { PRINCIPAL_MUST, remoteIssuerProblems } from "./token.ts";
 
 export interface RevokeRequest {
@@ -31,7 +31,7 @@ export function readRevokeRequest(
 export async function revoke(config: Config, { tenant, user }: RevokeRequest, log: Log): Promise<string> {
   openDataDir(config, log);
   const { databaseUrl, dataDir } = config;
-  const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
+  const store = patient(await openStore({ databaseUrl, dataDir, log, clock: systemClock }));
   try {
     await revokeTokens(store, tenant, user);
   } finally {

@@ -2,7 +2,7 @@
 // was killed counts until its lease has run out by the database's clock.
 import { and, eq, gt, lte, notInArray, sql } from "drizzle-orm";
 import { StartupProblem } from "../core/startup.ts";
-import type { Reader, Store, Tx } from "../storage/store.ts";
+import type { Store, Tx } from "../storage/store.ts";
 import type { MasterKeys } from "./master-keys.ts";
 import { lockState } from "./state.ts";
 
@@ -68,27 +68,17 @@ export interface Lacking {
   readonly isOlder: boolean;
 }
 
-/** Gateways that run and have not got the master key, or have not read the keys since that version. */
-export async function lackingHolders(
-  { db, tables }: Pick<Reader, "db" | "tables">,
-  now: number,
-  { id, version }: { readonly id: string; readonly version: number },
-): Promise<Lacking[]> {
+/**
+ * Gateways that run and have not got the master key, or have not read the keys since that version. A lease far ahead counts
+ * too: the database's clock may have gone back.
+ */
+export async function lackingHolders({ db, tables, now }: Tx, id: string, version: number): Promise<Lacking[]> {
   const { keyHolders: t, replicas } = tables;
-  const holders = await db
-    .select()
-    .from(t)
-    .where(and(gt(t.lease_until, now), lte(t.lease_until, now + HOLDER_LEASE_MS)));
+  const holders = await db.select().from(t).where(gt(t.lease_until, now));
   const older = await db
     .select({ replica: replicas.id })
     .from(replicas)
-    .where(
-      and(
-        gt(replicas.lease_until, now),
-        lte(replicas.lease_until, now + HOLDER_LEASE_MS),
-        notInArray(replicas.id, db.select({ replica: t.replica }).from(t)),
-      ),
-    );
+    .where(and(gt(replicas.lease_until, now), notInArray(replicas.id, db.select({ replica: t.replica }).from(t))));
   const lacks = (held: (typeof holders)[number]) =>
     held.seen_version < version || !held.master_key_ids.split(" ").includes(id);
   return [

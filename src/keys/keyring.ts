@@ -13,11 +13,9 @@ import type { MasterKeys } from "./master-keys.ts";
 import { createRevocations } from "./revocations.ts";
 import { loadSigningKeys, makeFirstSigningKeys, type SigningKey, signingKeyIdentity } from "./signing-keys.ts";
 import { type KeyringState, readState } from "./state.ts";
-import { createTenantKeys, type SealedSecret, tenantKeyIdentity } from "./tenant-keys.ts";
+import { createTenantKeys, DEPLOYMENT, type SealedSecret, tenantKeyIdentity } from "./tenant-keys.ts";
 import { createWatch } from "./watch.ts";
 
-/** The deployment's own key is kept as that of a tenant whose name no token can have. */
-const DEPLOYMENT = "";
 const DERIVED_KEY_BYTES = 32;
 
 export type Keyring = Awaited<ReturnType<typeof openKeyring>>;
@@ -33,6 +31,7 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
   const seen = { version, signing: await loadSigningKeys(store.read, masterKeys, clock, null) };
   const missing = missingMasterKeys(masterKeys, log);
   let holder: ReturnType<typeof createHolder> | null = null;
+  let renewing: Promise<void> | null = null;
 
   async function takeUp(state: KeyringState): Promise<void> {
     // In this order: what is read after it is at least as new as this version.
@@ -48,7 +47,13 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
     if (state.revoked_at > revocations.newest()) await revocations.catchUp();
     // Without the key that wraps them the known ones are used.
     if (state.version !== seen.version && !missing.any()) await takeUp(state);
-    await holder?.renew(seen.version);
+    // Nobody who waits for a look waits for this write.
+    renewing ??= holder?.renew(seen.version).then(renewed, renewed) ?? null;
+  }
+
+  function renewed(error: unknown): void {
+    renewing = null;
+    if (error !== undefined) log.warn("keys_not_held", { error });
   }
 
   const watch = createWatch(look, (error) => log.warn("keys_not_read", { error }));
@@ -87,6 +92,7 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
     },
     async stop(): Promise<void> {
       await watch.stop();
+      await renewing;
       await holder?.leave().catch((error) => log.warn("keys_not_left", { error }));
     },
   };

@@ -24,7 +24,7 @@ export interface MasterKeyPlaces {
   readonly files: readonly string[];
 }
 
-/** Whoever looks for an unknown key all the time does not read files all the time. */
+/** For a key that was not found files are not read all the time. */
 const LOOK_AGAIN_MS = 500;
 /** 32 bytes in standard base64; the padding may be missing. */
 const KEY = /^[A-Za-z0-9+/]{43}=?$/;
@@ -36,7 +36,7 @@ export function masterKeyId(key: Uint8Array): string {
 
 export function openMasterKeys({ own, next, files }: MasterKeyPlaces): MasterKeys {
   const known = new Map<string, Buffer>();
-  let lookedAt = Number.NEGATIVE_INFINITY;
+  let missed = { id: "", at: Number.NEGATIVE_INFINITY };
 
   function add(key: Buffer): string {
     const id = masterKeyId(key);
@@ -45,8 +45,6 @@ export function openMasterKeys({ own, next, files }: MasterKeyPlaces): MasterKey
   }
 
   function look(): void {
-    if (performance.now() - lookedAt < LOOK_AGAIN_MS) return;
-    lookedAt = performance.now();
     for (const file of files) {
       const key = keyIn(file);
       if (key !== null) add(key);
@@ -59,7 +57,11 @@ export function openMasterKeys({ own, next, files }: MasterKeyPlaces): MasterKey
     own: add(own),
     add,
     find(id) {
-      if (!known.has(id)) look();
+      const found = known.get(id);
+      if (found !== undefined) return found;
+      if (missed.id === id && performance.now() - missed.at < LOOK_AGAIN_MS) return null;
+      look();
+      missed = { id, at: performance.now() };
       return known.get(id) ?? null;
     },
     ids: () => [...known.keys()],

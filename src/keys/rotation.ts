@@ -1,11 +1,4 @@
-// The steps of `tollgate keys rotate`, each of them safe to do again: whoever is killed anywhere is followed by the next
-// one, which goes on. In this order, so that every row can be opened at every moment:
-//
-//   announce   the database names the next master key, which is durable by then; nothing is wrapped with it
-//   activate   once every gateway that runs has it: from now on it alone wraps what is made, new signing keys first of all
-//   rewrap     what other master keys wrap, in small writes; with its newest key each tenant gets another one
-//   reseal     the data keys of secrets, under the newest keys of their tenants
-//   finish     when nothing is wrapped with another master key; only then may the earlier one go
+// The steps of a rotation (rotate.ts says in which order), each of them safe to do again.
 import { and, asc, eq, isNotNull, isNull, lt, max, ne, sql } from "drizzle-orm";
 import type { Clock } from "../core/clock.ts";
 import type { Store, Tx } from "../storage/store.ts";
@@ -14,7 +7,7 @@ import { type Lacking, lackingHolders } from "./holders.ts";
 import type { MasterKeys } from "./master-keys.ts";
 import { type NewSigningKey, newSigningKeys, signingKeyIdentity, storeSigningKeys } from "./signing-keys.ts";
 import { changeState, type KeyringState, lockState, requireMasterKey } from "./state.ts";
-import { createTenantKeys, tenantKeyIdentity } from "./tenant-keys.ts";
+import { createTenantKeys, DEPLOYMENT, tenantKeyIdentity } from "./tenant-keys.ts";
 
 /** Keys in one write: some 10 ms of SQLite, measured with its command beside a gateway under load. */
 const KEYS_AT_ONCE = 50;
@@ -29,12 +22,6 @@ export interface RotationOptions {
   readonly secretIdentity: (tenant: string, id: string, version: number) => string;
 }
 
-/** What one run has done; those before it may have done some. */
-export interface RotationCounts {
-  tenantKeys: number;
-  secrets: number;
-}
-
 /** Names the next master key. Another name that nothing has come of yet gives way. */
 export function announce(store: Store, id: string): Promise<KeyringState> {
   return store.write(async (tx) => {
@@ -44,12 +31,7 @@ export function announce(store: Store, id: string): Promise<KeyringState> {
   });
 }
 
-/** The gateways that stand in the way of the announced key, or have not read the keys since that version. */
-export function lacking(store: Store, id: string, version: number): Promise<Lacking[]> {
-  return lackingHolders(store.read, store.clock.now(), { id, version });
-}
-
-export type Activation = "active" | "superseded" | readonly Lacking[];
+type Activation = "active" | "superseded" | readonly Lacking[];
 
 /** From the commit on, every new key is wrapped with the announced master key. */
 export async function activate({ store, masterKeys, clock }: RotationOptions, id: string): Promise<Activation> {
@@ -60,7 +42,7 @@ export async function activate({ store, masterKeys, clock }: RotationOptions, id
     if (state.master_key_id === id) return "active";
     if (state.is_rotating || state.next_master_key_id !== id) return "superseded";
     // A gateway that enters later does so under the same lock, and finds the key in force.
-    const lacks = await lackingHolders(tx, store.clock.now(), { id, version: 0 });
+    const lacks = await lackingHolders(tx, id, 0);
     if (lacks.length > 0) return lacks;
     await changeState(tx, state, { master_key_id: id, next_master_key_id: null, is_rotating: true });
     await replaceSigningKeys(tx, made, { masterKey, master_key_id: id, now: clock.now() });
@@ -90,20 +72,27 @@ export async function rewrap(options: RotationOptions, id: string): Promise<numb
   }
 }
 
+/** Those that are retired too: there are two more with each rotation. */
 async function rewrapSigningKeys({ store, masterKeys }: RotationOptions, id: string): Promise<void> {
   const masterKey = requireMasterKey(masterKeys, id);
   const { signingKeys } = store.read.tables;
-  const rows = await store.read.db.select().from(signingKeys).where(ne(signingKeys.master_key_id, id));
-  for (const { kid, purpose, wrapped_private_key, master_key_id } of rows) {
-    const identity = signingKeyIdentity(purpose, kid);
-    const key = unwrap(requireMasterKey(masterKeys, master_key_id), wrapped_private_key, identity);
-    const wrapped = { wrapped_private_key: wrap(masterKey, key, identity), master_key_id: id };
-    await store.write(async ({ db, tables: { signingKeys: t } }) => {
-      await db
-        .update(t)
-        .set(wrapped)
-        .where(and(eq(t.kid, kid), eq(t.master_key_id, master_key_id)));
+  for (;;) {
+    const other = ne(signingKeys.master_key_id, id);
+    const rows = await store.read.db.select().from(signingKeys).where(other).limit(KEYS_AT_ONCE);
+    const rewrapped = rows.map(({ kid, purpose, wrapped_private_key, master_key_id }) => {
+      const identity = signingKeyIdentity(purpose, kid);
+      const key = unwrap(requireMasterKey(masterKeys, master_key_id), wrapped_private_key, identity);
+      return { kid, master_key_id, set: { wrapped_private_key: wrap(masterKey, key, identity), master_key_id: id } };
     });
+    await store.write(async ({ db, tables: { signingKeys: t } }) => {
+      for (const { kid, master_key_id, set } of rewrapped) {
+        await db
+          .update(t)
+          .set(set)
+          .where(and(eq(t.kid, kid), eq(t.master_key_id, master_key_id)));
+      }
+    });
+    if (rows.length < KEYS_AT_ONCE) return;
   }
 }
 
@@ -142,7 +131,7 @@ async function rewrapSomeTenantKeys(options: RotationOptions, id: string, from: 
         .select({ number: max(t.number) })
         .from(t)
         .where(eq(t.tenant, tenant));
-      if (newest?.number !== number) continue;
+      if (newest?.number !== number || tenant === DEPLOYMENT) continue;
       count += 1;
       const wrapped = wrap(masterKey, newKey(), tenantKeyIdentity(tenant, number + 1));
       const next = { tenant, number: number + 1, wrapped_key: wrapped, master_key_id: id, created_at: clock.now() };

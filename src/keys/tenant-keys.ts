@@ -9,7 +9,9 @@ import type { MasterKeys } from "./master-keys.ts";
 import { lockState, requireMasterKey } from "./state.ts";
 
 const TENANTS_CACHED_MAX = 10_000;
-export const FIRST = 1;
+const FIRST = 1;
+/** The deployment's own key is kept as that of a tenant whose name no token can have. It seals nothing. */
+export const DEPLOYMENT = "";
 
 export interface SealedSecret {
   readonly sealed: Uint8Array;

@@ -5,8 +5,11 @@ import { type Poll, poll } from "../concurrency/poll.ts";
 
 const LOOK_MS = 1_000;
 const FRESH_MS = 2_000;
-/** Nobody waits longer for a database that is away: without it there is nothing to be had anyway. */
-const WAIT_MS_MAX = 1_000;
+/**
+ * Nobody waits longer for a look: without the database there is nothing to be had anyway, and its absence is answered within
+ * ten seconds, nine of which a write may take.
+ */
+const WAIT_MS_MAX = 500;
 /** Least time between the beginnings of two looks, whoever wants them. */
 const PAUSE_MS = 100;
 
@@ -52,7 +55,10 @@ export function createWatch(look: () => Promise<void>, failed: (error: unknown) 
     isFresh: () => watching === null || performance.now() - seenAt < FRESH_MS,
     /** Waits until what was seen is fresh, if that can be had. */
     async refreshed(): Promise<void> {
-      if (watching !== null && performance.now() - seenAt >= FRESH_MS) await endsWithin(WAIT_MS_MAX, lookNow());
+      if (watching === null || performance.now() - seenAt < FRESH_MS) return;
+      const look = lookNow();
+      const left = startedAt + WAIT_MS_MAX - performance.now();
+      if (left > 0) await endsWithin(left, look);
     },
     /** Looks for what may have changed a moment ago. */
     async renewed(): Promise<void> {

@@ -98,6 +98,11 @@ export function createIdentity(options: IdentityOptions) {
     // Until the check the tenant is unknown, so strangers share their turns.
     await turnOf(STRANGERS);
     const token = during("check of a token", () => checked(authorization));
+    // After a pause the keys are looked at again, and are mostly the same.
+    if ((await keys.settled()) !== null) {
+      const caller = remembered(authorization);
+      if (caller !== null) return caller;
+    }
     const { payload, keys: used } = await verify(token, issuer, keys, clock);
     const caller = readCaller(payload, claims);
     // jwtVerify has checked that `exp` is there.
@@ -106,6 +111,14 @@ export function createIdentity(options: IdentityOptions) {
     if (isRevoked(entry)) throw refused("the token was revoked");
     known.set(caller.tenant, authorization, entry, authorization.length);
     return caller;
+  }
+
+  /** Null when the token must be checked. @throws Fault when it was revoked */
+  function remembered(authorization: string): Caller | null {
+    const seen = known.get(authorization);
+    if (seen === undefined || clock.now() >= seen.until || keys.fresh() !== seen.keys) return null;
+    if (isRevoked(seen)) throw refused("the token was revoked");
+    return seen.caller;
   }
 
   /** Looked up once for each token and revocation. */
@@ -127,11 +140,7 @@ export function createIdentity(options: IdentityOptions) {
      */
     authenticate(authorization: string | null): Caller | Promise<Caller> {
       if (authorization === null) throw refused("no token");
-      const seen = known.get(authorization);
-      const holds = seen !== undefined && clock.now() < seen.until && keys.fresh() === seen.keys;
-      if (!holds) return judge(authorization);
-      if (isRevoked(seen)) throw refused("the token was revoked");
-      return seen.caller;
+      return remembered(authorization) ?? judge(authorization);
     },
   };
 }
