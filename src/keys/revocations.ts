@@ -9,6 +9,12 @@ import { TOKEN_DAYS_MAX } from "./signing-keys.ts";
 
 /** The claim of a token that names the newest revocation of its time. */
 export const REVOCATION_CLAIM = "tollgate:revocation";
+/** The newest revocation of the time of a token; 0 for a token of a version that did not say it. */
+export function madeAfter(claims: Readonly<Record<string, unknown>>): number {
+  const value = claims[REVOCATION_CLAIM];
+  return typeof value === "number" ? value : 0;
+}
+
 /** The name of no user: all of the tenant. */
 const EVERYBODY = "";
 /** What a gateway keeps of them is about 10 MB then. */

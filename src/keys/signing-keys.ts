@@ -97,8 +97,6 @@ export async function makeFirstSigningKeys(
   });
 }
 
-export type SigningKeys = Awaited<ReturnType<typeof loadSigningKeys>>;
-
 /** @param known those of an earlier load, which need not be opened again */
 export async function loadSigningKeys(
   read: Reader,

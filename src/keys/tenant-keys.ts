@@ -117,5 +117,3 @@ export function createTenantKeys({ store, masterKeys, clock }: TenantKeyOptions)
     },
   };
 }
-
-export type StoredTenantKeys = ReturnType<typeof createTenantKeys>;

@@ -19,7 +19,7 @@ import type { Log } from "../../core/log.ts";
 import { hasControls } from "../../core/text.ts";
 import { STRANGERS } from "../../http/server.ts";
 import type { Keyring } from "../../keys/keyring.ts";
-import { REVOCATION_CLAIM } from "../../keys/revocations.ts";
+import { madeAfter } from "../../keys/revocations.ts";
 import { SIGNING_ALGORITHM } from "../../keys/signing-keys.ts";
 import { type IssuerKeySource, type Keys, openIssuerKeys } from "./issuer-keys.ts";
 import { type LocalKeyring, localKeys } from "./local-keys.ts";
@@ -268,12 +268,6 @@ async function verifyWithAny(
     }
   }
   throw new errors.JWSSignatureVerificationFailed();
-}
-
-/** 0 for a token of a version that did not say it. */
-function madeAfter(payload: JWTPayload): number {
-  const value = payload[REVOCATION_CLAIM];
-  return typeof value === "number" ? value : 0;
 }
 
 function readCaller(payload: JWTPayload, claims: ClaimNames): Caller {
