@@ -11,6 +11,7 @@ import { type Place, places, postgresPlace } from "../../test/support/stores/sto
 import { systemClock } from "../core/clock.ts";
 import { silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
+import { DAY_MS } from "../core/time.ts";
 import type { Store } from "../storage/store.ts";
 import { newKey } from "./envelope.ts";
 import { openKeyring } from "./keyring.ts";
@@ -171,6 +172,20 @@ function suite(makePlace: MakePlace, extent: "all of it" | "what others do meanw
       const numbers = keys.filter((key) => key.tenant === tenant).map(({ number }) => number);
       expect(key_number).toBe(Math.max(...numbers));
     }
+  }, 30_000);
+
+  test("a retired key verifies tokens until the last of them has expired, and is published for ever", async () => {
+    const { kid } = (await begunAnew()).signingKey("issuer");
+    await run(store);
+    const verifiesAfter = async (days: number) => {
+      const ring = await openKeyring(store, onDisk(), { now: () => systemClock.now() + days * DAY_MS });
+      return [ring.issuerJwks(), ring.publicJwks()].map(({ keys }) => keys.some((key) => key.kid === kid));
+    };
+    expect([await verifiesAfter(0), await verifiesAfter(365), await verifiesAfter(367)]).toEqual([
+      [true, true],
+      [true, true],
+      [false, true],
+    ]);
   }, 30_000);
 
   test("two at once come to one end", async () => {

@@ -13,11 +13,15 @@ const WAIT_MS_MAX = 500;
 /** Least time between the beginnings of two looks, whoever wants them. */
 const PAUSE_MS = 100;
 
-/** @param look must not be called again before it has ended */
+/**
+ * @param look is not called again before it has ended
+ * @param failed told of the first of several failures in a row
+ */
 export function createWatch(look: () => Promise<void>, failed: (error: unknown) => void) {
   let watching: Poll | null = null;
   let startedAt = Number.NEGATIVE_INFINITY;
   let seenAt = performance.now();
+  let isFailing = false;
   let underWay: Promise<void> | null = null;
   let next: Promise<void> | null = null;
 
@@ -26,8 +30,10 @@ export function createWatch(look: () => Promise<void>, failed: (error: unknown) 
     try {
       await look();
       seenAt = startedAt;
+      isFailing = false;
     } catch (error) {
-      failed(error);
+      if (!isFailing) failed(error);
+      isFailing = true;
     } finally {
       underWay = null;
     }
