@@ -3,7 +3,7 @@
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { copyFileSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { decodeJwt, decodeProtectedHeader } from "jose";
+import { decodeProtectedHeader } from "jose";
 import { tollgateBinary } from "./support/gateway/binary.ts";
 import { eachDatabase, type Gateway, startGateway } from "./support/gateway/gateway.ts";
 import { type Environment, temporaryRoot } from "./support/gateway/process.ts";
@@ -67,6 +67,12 @@ async function agentWithSecret(gateway: Gateway, token: string, url: string, nam
   return idOf(ask(gateway, token, "/v1/agents", { name, upstream_url: url, credential_ref, emit_receipts: true }));
 }
 
+function pick<T>(list: readonly T[], at: number): T {
+  const one = list[at % list.length];
+  if (one === undefined) throw new Error("the list is empty");
+  return one;
+}
+
 /** What the upstream got as the secret; null when the call was not made. */
 async function called(gateway: Gateway, token: string, agent: string): Promise<string | null> {
   const accepted = await ask(gateway, token, `/v1/proxy/${agent}`, {});
@@ -97,6 +103,8 @@ eachDatabase((database) => {
     const old = await database.fresh();
     const env = isSqlite ? {} : { ...old, TOLLGATE_NEW_MASTER_KEY: newMasterKey() };
     await using gateway = await startGateway({ env });
+    await using second = isSqlite ? null : await startGateway({ env });
+    const gateways = second === null ? [gateway] : [gateway, second];
     const keyFile = join(gateway.dataDir, "master.key");
     const oldKey = isSqlite ? readFileSync(keyFile, "utf8") : "";
     const token = await mint(gateway);
@@ -105,7 +113,7 @@ eachDatabase((database) => {
     let isLoaded = true;
     const caller = async (n: number) => {
       for (let at = n; isLoaded; at++) {
-        const outcome = await called(gateway, token, agents[at % agents.length] as string);
+        const outcome = await called(pick(gateways, at), token, pick(agents, at >> 1));
         outcomes.set(outcome, (outcomes.get(outcome) ?? 0) + 1);
       }
     };
@@ -114,7 +122,7 @@ eachDatabase((database) => {
     for (const [n, ms] of KILLED_AFTER_MS.entries()) {
       await killedAfter(ms, command);
       // What a gateway seals in the middle of a rotation is sealed for good too.
-      agents.push(await agentWithSecret(gateway, token, echo.url, `a${n + 1}`));
+      agents.push(await agentWithSecret(pick(gateways, n), token, echo.url, `a${n + 1}`));
     }
     const finished = await gateway.run("keys", "rotate");
     isLoaded = false;
@@ -123,9 +131,8 @@ eachDatabase((database) => {
     expect([...outcomes.keys()]).toEqual([`Bearer ${SECRET}`]);
 
     // Tokens from before go on, new ones are taken at once, and every receipt can be checked.
-    expect(await statusOf(gateway, token)).toBe(200);
     const next = await mint(gateway);
-    expect(await statusOf(gateway, next)).toBe(200);
+    for (const each of gateways) expect([await statusOf(each, token), await statusOf(each, next)]).toEqual([200, 200]);
     const [oldKid, newKid] = [token, next].map((each) => decodeProtectedHeader(each).kid as string);
     expect(newKid).not.toBe(oldKid);
     await until(async () => (await publicKids(gateway)).includes(newKid as string));
@@ -154,7 +161,7 @@ eachDatabase((database) => {
     }
     // With the old key alone nothing starts; after a restart with the new one everything is there.
     const withOld = isSqlite ? { TOLLGATE_MASTER_KEY: oldKey.trim() } : { ...old, TOLLGATE_NEW_MASTER_KEY: "" };
-    await gateway.stop();
+    await Promise.all(gateways.map((each) => each.stop()));
     await expect(gateway.restart(withOld)).rejects.toThrow("TOLLGATE_MASTER_KEY");
     await gateway.restart({
       TOLLGATE_NEW_MASTER_KEY: "",

@@ -48,3 +48,16 @@ test("a process that does not watch waits for nothing", async () => {
   await watch.refreshed();
   expect([watch.isFresh(), looks.length]).toEqual([true, 0]);
 });
+
+test("however many want a look, there is one in a tenth of a second at most", async () => {
+  let looks = 0;
+  const watch = createWatch(
+    async () => {
+      looks += 1;
+    },
+    () => {},
+  );
+  const startedAt = performance.now();
+  for (let n = 0; n < 4; n++) await Promise.all(Array.from({ length: 100 }, () => watch.renewed()));
+  expect(looks).toBeLessThanOrEqual((performance.now() - startedAt) / 100 + 1);
+});
