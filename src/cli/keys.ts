@@ -21,6 +21,8 @@ import { rotate } from "../keys/rotate.ts";
 import { openStore } from "../storage/open.ts";
 import { patient } from "./open.ts";
 
+const ALREADY = "the keys are rotated to that master key already; nothing was done";
+
 interface RotationVerdict {
   readonly holds: boolean;
   /** For the terminal. */
@@ -89,7 +91,7 @@ function verdictOf(rotation: Awaited<ReturnType<typeof rotate>>, file: string | 
       return { holds: true, text: `${done}\n${whereText(file, isInPlace)}\n` };
     }
     case "already":
-      return { holds: true, text: `${alreadyText(file)}\n` };
+      return { holds: true, text: `${ALREADY}\n${whereText(file, rotation.isInPlace)}\n` };
     case "superseded":
       return { holds: false, text: "another command rotates the keys to another master key; this one did nothing\n" };
     case "lacking":
@@ -114,15 +116,10 @@ function lackingText(lacks: readonly Lacking[]): string {
 
 function whereText(file: string | null, isInPlace: boolean): string {
   if (file !== null && isInPlace) {
-    return `the master key is another one now: ${file} (keep a copy; backups from before need the one before)`;
+    return `the master key is in ${file}, and is another one than before (keep a copy; backups from before need the old one)`;
   }
   if (file !== null) {
-    return `the new master key must replace the one in ${file} before the next start; the one before opens nothing any more`;
+    return `the new master key must replace the one in ${file} before the next start; the old one opens nothing any more`;
   }
-  return "the new master key must be TOLLGATE_MASTER_KEY at the next start; the one before opens nothing any more";
-}
-
-function alreadyText(file: string | null): string {
-  const place = file === null ? "TOLLGATE_MASTER_KEY" : `the one in ${file}`;
-  return `the keys are rotated to that master key already; nothing was done. It must replace ${place} before the next rotation`;
+  return "the new master key must be TOLLGATE_MASTER_KEY from now on; the old one opens nothing any more";
 }

@@ -222,7 +222,7 @@ function suite(makePlace: MakePlace, extent: "all of it" | "what others do meanw
       await expect(late.watch("rep_late", false)).rejects.toBeInstanceOf(StartupProblem);
       await expect(late.sealSecret("of nobody yet", "c", Buffer.from("x"))).rejects.toThrow();
       // The operator puts it in its place.
-      expect(await rotate(options, named)).toEqual({ outcome: "already" });
+      expect(await rotate(options, named)).toEqual({ outcome: "already", isInPlace: false });
       writeFileSync(file, `${next.toString("base64")}\n`);
       await opened();
     }, 30_000);

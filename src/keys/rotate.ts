@@ -39,7 +39,7 @@ type Rotation =
       readonly tenantKeys: number;
       readonly secrets: number;
     }
-  | { readonly outcome: "already" }
+  | { readonly outcome: "already"; readonly isInPlace: boolean }
   /** Another one rotates to another master key. */
   | { readonly outcome: "superseded" }
   | { readonly outcome: "lacking"; readonly lacks: readonly Lacking[] };
@@ -54,7 +54,8 @@ export async function rotate(
   const { is_rotating, master_key_id } = await readState(store.read);
   if (is_rotating && master_key_id !== null) return goOn(options, master_key_id, next, gatewaysMs);
   const id = next.stage();
-  if (id === master_key_id) return { outcome: "already" };
+  // The one before may still be where an earlier run could not replace it.
+  if (id === master_key_id) return { outcome: "already", isInPlace: next.promote(id) };
   await announce(store, id);
   const lacks = await gatewaysWithout(store, id, 0, gatewaysMs);
   const activation = lacks.length > 0 ? lacks : await activate(options, id);
