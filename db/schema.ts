@@ -14,36 +14,12 @@ import type {
 import { bodyTables } from "./body-schema.ts";
 import type { Columns } from "./columns.ts";
 import { facilitatorTables, paymentKey } from "./facilitator-schema.ts";
+import { keyTables } from "./key-schema.ts";
 import { receiptTables } from "./receipt-schema.ts";
 
 export type AuthType = "bearer" | "api_key" | "none";
 export type CredentialSource = "managed" | "vault";
-export type KeyPurpose = "issuer" | "receipts";
 export type CountDimension = "all" | "agent" | "status" | "mode" | "settlement" | "error_class" | "model";
-
-function keyTables(c: Columns) {
-  return {
-    /** The key of each tenant under which its secrets' data keys are wrapped; itself wrapped by the master key. */
-    tenantKeys: c.table("tenant_keys", {
-      tenant: c.text().notNull(),
-      wrapped_key: c.bytes().notNull(),
-      /** Which master key wrapped it: the first 16 hex digits of that key's SHA-256. */
-      master_key_id: c.text().notNull(),
-      created_at: c.whole().notNull(),
-    }),
-
-    /** Ed25519 keys of the local issuer and of the trust receipts, the private half wrapped by the master key. */
-    signingKeys: c.table("signing_keys", {
-      kid: c.text().notNull(),
-      purpose: c.text().$type<KeyPurpose>().notNull(),
-      public_jwk: c.text().notNull(),
-      wrapped_private_key: c.bytes().notNull(),
-      master_key_id: c.text().notNull(),
-      created_at: c.whole().notNull(),
-      retired_at: c.whole(),
-    }),
-  };
-}
 
 function catalogTables(c: Columns) {
   return {
@@ -88,6 +64,8 @@ function catalogTables(c: Columns) {
       version: c.whole().notNull(),
       /** The sealed secret of a managed credential: see keys/envelope.ts for its form. */
       sealed: c.bytes(),
+      /** Which of its tenant's keys wraps its data key. */
+      key_number: c.whole().notNull(),
       /** JSON array of the hosts that the secret may go to, as core/allowed-hosts.ts spells them; null for any. */
       allowed_hosts: c.text(),
       created_at: c.whole().notNull(),

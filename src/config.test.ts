@@ -36,7 +36,7 @@ test("nothing but the mode needs to be configured, and nothing is created", () =
     port: 8080,
     dataDir: join(dir, "data"),
     databaseUrl: null,
-    masterKey: null,
+    masterKeys: { own: null, file: null, next: null, nextFile: null },
     log: { level: "info", format: "json" },
     blockedMs: 50,
     drainMs: 30_000,
@@ -130,7 +130,9 @@ test("the log is pretty on a terminal unless told otherwise", () => {
 
 describe("secrets", () => {
   test("can come from a file, less one newline at its end", () => {
-    expect(load({ TOLLGATE_MASTER_KEY_FILE: file("key", `${KEY}\n`) }).config?.masterKey?.toString("base64")).toBe(KEY);
+    expect(load({ TOLLGATE_MASTER_KEY_FILE: file("key", `${KEY}\n`) }).config?.masterKeys.own?.toString("base64")).toBe(
+      KEY,
+    );
     const DATABASE_URL_FILE = file("url", "postgres://u:p@h/d");
     expect(load({ DATABASE_URL_FILE, TOLLGATE_MASTER_KEY: KEY }).config?.databaseUrl).toBe("postgres://u:p@h/d");
     const TOLLGATE_LISTEN_URL = "postgres://u:p@h/d";

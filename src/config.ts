@@ -4,6 +4,7 @@ import { resolve } from "node:path";
 import { validityWarnings } from "./config/pem.ts";
 import { readRaw, renewedFile, unknownVariables } from "./config/raw.ts";
 import {
+  BACKUP_RULES,
   COMMON_RULES,
   type ConfigRule,
   type ConfigValues,
@@ -14,7 +15,7 @@ import {
   MODE_RULES,
 } from "./config/rules.ts";
 import { readTlsFiles } from "./config/tls.ts";
-import { COMMON, DEMO, FACILITATOR, GATEWAY, type VariableRow } from "./config/variables.ts";
+import { COMMON, DEMO, FACILITATOR, GATEWAY, MASTER_KEYS, type VariableRow } from "./config/variables.ts";
 import { systemClock } from "./core/clock.ts";
 import type { Environment } from "./environment.ts";
 
@@ -34,7 +35,7 @@ export interface Loaded {
 }
 
 /** What the configuration is for. Only a server needs to know which service it is; the accounts are in the database. */
-export type Purpose = "serve" | "token" | "migrate" | "account" | "demo";
+export type Purpose = "serve" | "token" | "keys" | "migrate" | "backup" | "account" | "demo";
 
 /**
  * The configuration of a command. Reads the files that variables name and changes nothing on disk. The variables of
@@ -76,11 +77,18 @@ interface Concern {
 
 const GATEWAY_CONCERN: Concern = { tables: [COMMON, GATEWAY], rules: [...COMMON_RULES, ...GATEWAY_RULES] };
 
+/** The key opens those of the copy. A directory that is not there says so by itself. */
+const BACKUP_CONCERN: Concern = {
+  tables: [COMMON, MASTER_KEYS],
+  rules: BACKUP_RULES,
+};
+
 function concerned(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]): Concern {
   if (purpose === "demo") return { tables: [DEMO], rules: [] };
   if (purpose === "account") return { tables: [COMMON], rules: COMMON_RULES };
-  if (purpose === "token") return GATEWAY_CONCERN;
+  if (purpose === "token" || purpose === "keys") return GATEWAY_CONCERN;
   if (mode === "gateway") return GATEWAY_CONCERN;
+  if (purpose === "backup") return BACKUP_CONCERN;
   if (purpose === "migrate") return mode === null ? GATEWAY_CONCERN : { tables: [COMMON], rules: COMMON_RULES };
   if (mode === "facilitator") {
     return { tables: [COMMON, FACILITATOR], rules: [...COMMON_RULES, ...FACILITATOR_RULES] };
@@ -139,8 +147,14 @@ function arrange(v: ConfigValues, terminal: boolean, environment: Environment) {
     listenUrl: v.TOLLGATE_LISTEN_URL,
     /** Without a slash at its end; null for what the request's Host says. */
     publicUrl: v.TOLLGATE_PUBLIC_URL?.replace(/\/+$/, "") ?? null,
-    /** Null when it is kept in the data directory. */
-    masterKey: v.TOLLGATE_MASTER_KEY,
+    masterKeys: {
+      /** Null when it is kept in the data directory. */
+      own: v.TOLLGATE_MASTER_KEY,
+      file: renewedFile(environment["TOLLGATE_MASTER_KEY_FILE"]),
+      /** Null unless keys are to be rotated to it. */
+      next: v.TOLLGATE_NEW_MASTER_KEY,
+      nextFile: renewedFile(environment["TOLLGATE_NEW_MASTER_KEY_FILE"]),
+    },
     log: {
       level: v.TOLLGATE_LOG_LEVEL,
       format: v.TOLLGATE_LOG_FORMAT ?? (terminal ? "pretty" : "json"),

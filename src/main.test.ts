@@ -3,6 +3,7 @@ import { existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { decodeJwt, decodeProtectedHeader } from "jose";
+import { onlyMasterKey } from "../test/support/keys.ts";
 import { VARIABLES } from "./config.ts";
 import { systemClock } from "./core/clock.ts";
 import { silentLog } from "./core/log.ts";
@@ -89,7 +90,7 @@ test("a token is made before the first start, and the gateway's identity takes i
   const { key } = loadMasterKey({ configured: null, dataDir, log: silentLog });
   const store = await openStore({ databaseUrl: null, dataDir, log: silentLog, clock: systemClock });
   try {
-    const keyring = await openKeyring(store, key, systemClock);
+    const keyring = await openKeyring(store, onlyMasterKey(key), systemClock);
     const claims = { tenant: "tenant_id", user: "sub", scope: "scope" };
     const fetchJson = () => Promise.reject(new Error("not asked"));
     const identity = createIdentity({

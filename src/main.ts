@@ -37,8 +37,14 @@ async function main(line: CommandLine): Promise<void> {
       return serve(line);
     case "token":
       return token(line);
+    case "token revoke":
+      return revokeToken(line);
+    case "keys rotate":
+      return keys(line);
     case "migrate":
       return migrate(line);
+    case "backup":
+      return backup(line);
     case "demo":
       return demo(line);
     case "pki init":
@@ -99,12 +105,34 @@ async function migrate(line: CommandLine): Promise<void> {
   await apply(ready.config, ready.log);
 }
 
+async function backup(line: CommandLine): Promise<void> {
+  const { backUp, readBackupRequest } = await import("./cli/backup.ts");
+  const { request, problems } = readBackupRequest(line);
+  const ready = begin(line, load("backup", line), problems);
+  if (ready !== null && request !== null) tell(backUp(ready.config, request, ready.log));
+}
+
 async function token(line: CommandLine): Promise<void> {
   const { mintToken, readTokenRequest } = await import("./cli/token.ts");
   const loaded = load("token", line);
   const { request, problems } = readTokenRequest(line.flags, loaded.config);
   const ready = begin(line, loaded, problems);
   if (ready !== null && request !== null) print(`${await mintToken(ready.config, request, ready.log)}\n`);
+}
+
+async function revokeToken(line: CommandLine): Promise<void> {
+  const { readRevokeRequest, revoke } = await import("./cli/token-revoke.ts");
+  const loaded = load("token", line);
+  const { request, problems } = readRevokeRequest(line.flags, loaded.config);
+  const ready = begin(line, loaded, problems);
+  if (ready !== null && request !== null) print(await revoke(ready.config, request, ready.log));
+}
+
+async function keys(line: CommandLine): Promise<void> {
+  const { rotateKeys, rotationProblems } = await import("./cli/keys.ts");
+  const loaded = load("keys", line);
+  const ready = begin(line, loaded, rotationProblems(loaded.config));
+  if (ready !== null) tell(await rotateKeys(ready.config, ready.log));
 }
 
 async function account(command: AccountCommand, line: CommandLine): Promise<void> {
@@ -127,10 +155,13 @@ async function receipt(line: CommandLine): Promise<void> {
   const { request, problems } = readReceiptRequest(line);
   const all = [...line.problems, ...problems];
   if (request === null || all.length > 0) return refuse(line, all);
-  const { holds, text } = await verifyReceipts(request);
-  if (holds) return print(text);
-  process.stderr.write(text);
-  process.exitCode = FAILED;
+  tell(await verifyReceipts(request));
+}
+
+/** What was checked, on standard error if it does not hold. */
+function tell({ holds, text }: { readonly holds: boolean; readonly text: string }): void {
+  (holds ? process.stdout : process.stderr).write(text);
+  if (!holds) process.exitCode = FAILED;
 }
 
 /** Of its services only what is wrong is logged: what goes well, it shows. */
@@ -165,14 +196,14 @@ function refuse({ command }: CommandLine, problems: readonly string[]): void {
 }
 
 async function runGateway(config: Config, log: OpenLog): Promise<void> {
-  const { openMasterKey } = await import("./cli/open.ts");
-  const masterKey = openMasterKey(config, log);
+  const { openMasterKeys } = await import("./cli/open.ts");
+  const { keys, generated } = openMasterKeys(config, log);
   const { startGateway } = await import("./gateway/start.ts");
   logStrayErrors(log);
-  const starting = startGateway(config, masterKey.key, log);
+  const starting = startGateway(config, keys, log);
   drainOnSignal(async () => (await starting).stop(), log);
   const { url } = await starting;
-  if (!masterKey.generated) return;
+  if (!generated) return;
   const { welcomeText } = await import("./cli/welcome.ts");
   const { thisProgram } = await import("./cli/program.ts");
   log.flush();

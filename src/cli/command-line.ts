@@ -8,8 +8,10 @@ interface Grammar {
   readonly words?: readonly string[];
   /** What may follow these. */
   readonly optional?: readonly string[];
-  /** All flags take a value. */
+  /** They take a value. */
   readonly flags?: readonly string[];
+  /** Those of them that may stand without one. */
+  readonly bare?: readonly string[];
   /** Flags that may be given more than once. */
   readonly lists?: readonly string[];
 }
@@ -23,7 +25,10 @@ const CERTIFICATE_OF_ACCOUNT = { words: ["NAME"], flags: ["cert", "data-dir"] };
 /** By the words that call them. */
 const COMMANDS = {
   token: { flags: ["tenant", "user", "scope", "ttl", "data-dir"] },
+  "token revoke": { flags: ["tenant", "user", "data-dir"] },
+  "keys rotate": DATA_DIR,
   migrate: DATA_DIR,
+  backup: { optional: ["FILE"], flags: ["verify", "data-dir"], bare: ["verify"] },
   "account add": { words: ["NAME"], flags: ["cert", "max-per-transaction", "daily-ceiling", "data-dir"] },
   "account list": DATA_DIR,
   "account disable": NAMED_ACCOUNT,
@@ -50,7 +55,7 @@ export interface CommandLine {
   /** Null when it is not a known one. */
   readonly command: Command | null;
   readonly words: readonly string[];
-  /** By name, without dashes. */
+  /** By name, without dashes; "" for one without a value. */
   readonly flags: ReadonlyMap<string, string>;
   /** The values of flags that may be given more than once, by name. */
   readonly lists: ReadonlyMap<string, readonly string[]>;
@@ -63,9 +68,9 @@ export function readCommandLine(words: readonly string[]): CommandLine {
   if (words.includes("--version")) return asked("version", []);
   const [first = "", second = ""] = words;
   if (!isName(first)) return readRest("serve", { flags: SETTINGS }, words);
-  if (isCommand(first)) return readRest(first, COMMANDS[first], words.slice(1));
   const both = `${first} ${second}`;
   if (isCommand(both)) return readRest(both, COMMANDS[both], words.slice(2));
+  if (isCommand(first)) return readRest(first, COMMANDS[first], words.slice(1));
   return asked(null, [commandProblem(first, second)]);
 }
 
@@ -90,7 +95,7 @@ function asked(command: Command | null, problems: readonly string[]): CommandLin
 }
 
 function readRest(command: Command, grammar: Grammar, rest: readonly string[]): CommandLine {
-  const { words: expected = [], optional = [], flags: once = [], lists: often = [] } = grammar;
+  const { words: expected = [], optional = [], flags: once = [], bare = [], lists: often = [] } = grammar;
   const wordsMax = expected.length + optional.length;
   const words: string[] = [];
   const flags = new Map<string, string>();
@@ -99,7 +104,7 @@ function readRest(command: Command, grammar: Grammar, rest: readonly string[]): 
   const flagProblem = (name: string, value: string | null): string | null => {
     const known = [...once, ...often];
     if (!known.includes(name)) return unknownFlag(name, known);
-    if (value === null) return `--${name} must be followed by a value`;
+    if (value === null && !bare.includes(name)) return `--${name} must be followed by a value`;
     return flags.has(name) ? `--${name} must be given once only` : null;
   };
   for (const { word, name, value } of pairs(rest)) {

@@ -11,6 +11,11 @@ const USAGE = `tollgate: a multi-tenant gateway for agents, and the facilitator 
       run the gateway or the facilitator
   tollgate token --tenant T --user U [--scope "a b"] [--ttl 12h] [--data-dir DIR]
       print a token of the gateway's local issuer; --ttl takes s, m, h or d, 12h if not given
+  tollgate token revoke --tenant T [--user U] [--data-dir DIR]
+      refuse the tokens of the local issuer that this user, or each user of the tenant, has by now; new ones are taken
+  tollgate keys rotate [--data-dir DIR]
+      renew every key beside the gateways that run: the master key, the key of each tenant, and the keys that sign tokens
+      and receipts; a run that was cut short is taken up by the next (see tollgate help operations)
   tollgate account add NAME --cert FILE [--max-per-transaction N] [--daily-ceiling N] [--data-dir DIR]
       let the facilitator settle for whoever has this client certificate (PEM); limits are in atomic units, those
       of the configuration if not given; a running facilitator needs no restart
@@ -31,6 +36,11 @@ const USAGE = `tollgate: a multi-tenant gateway for agents, and the facilitator 
       the first that does not hold; the keys are those that a gateway shows at /.well-known/jwks.json
   tollgate migrate [--data-dir DIR]
       apply pending migrations of the database and exit
+  tollgate backup FILE [--verify] [--data-dir DIR]
+      copy the SQLite database of a running or stopped service into a new file; with --verify the copy is read as a
+      whole then, and its keys are opened; keep master.key beside it, which no copy holds
+  tollgate backup --verify FILE [--data-dir DIR]
+      check a copy that is there, and make none
   tollgate demo
       play paid calls on this machine, with a chain, both services and two agents of its own, and stay up to be tried
   tollgate help TOPIC

@@ -2,7 +2,9 @@
 import { makeDataDir } from "../config/data-dir.ts";
 import type { Config } from "../config.ts";
 import type { Log } from "../core/log.ts";
-import { loadMasterKey, type MasterKey } from "../keys/master-key.ts";
+import { loadMasterKeys } from "../keys/master-key.ts";
+import { untilStored } from "../storage/retry-until-stored.ts";
+import type { Store } from "../storage/store.ts";
 
 type DataPlace = Pick<Config, "databaseUrl" | "dataDir">;
 
@@ -18,7 +20,25 @@ export function openDataDir({ databaseUrl, dataDir }: DataPlace, log: Log): void
 }
 
 /** @throws StartupProblem when the directory or the key can't be used. */
-export function openMasterKey(config: DataPlace & Pick<Config, "masterKey">, log: Log): MasterKey {
+export function openMasterKeys(config: DataPlace & Pick<Config, "masterKeys">, log: Log) {
   openDataDir(config, log);
-  return loadMasterKey({ configured: config.masterKey, dataDir: config.dataDir, log });
+  return loadMasterKeys({ ...config, log });
+}
+
+const PATIENCE_MS = 60_000;
+const PAUSE_MS_MOST = 500;
+
+/** A store for a command whose writes may be done twice: beside a busy gateway, one may have to wait its turn for long. */
+export function patient(store: Store): Store {
+  return {
+    ...store,
+    write(work, bytes) {
+      const until = performance.now() + PATIENCE_MS;
+      return untilStored(
+        () => store.write(work, bytes),
+        () => performance.now() > until,
+        PAUSE_MS_MOST,
+      );
+    },
+  };
 }

@@ -5,9 +5,11 @@ import type { Config } from "../config.ts";
 import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { isPrincipal, LOCAL_ISSUER } from "../gateway/identity/identity.ts";
-import { openKeyring, SIGNING_ALGORITHM } from "../keys/keyring.ts";
+import { openKeyring } from "../keys/keyring.ts";
+import { REVOCATION_CLAIM } from "../keys/revocations.ts";
+import { SIGNING_ALGORITHM, TOKEN_DAYS_MAX } from "../keys/signing-keys.ts";
 import { openStore } from "../storage/open.ts";
-import { openMasterKey } from "./open.ts";
+import { openMasterKeys } from "./open.ts";
 
 export interface TokenRequest {
   readonly tenant: string;
@@ -18,30 +20,32 @@ export interface TokenRequest {
 }
 
 const TTL_DEFAULT = "12h";
-const TTL_DAYS_MAX = 365;
 const UNIT_SECONDS: Readonly<Record<string, number>> = { s: 1, m: 60, h: 3600, d: 86_400 };
 /** RFC 6749, section 3.3. */
 const SCOPE = /^[\x21\x23-\x5B\x5D-\x7E]+( [\x21\x23-\x5B\x5D-\x7E]+)*$/;
+
+export const PRINCIPAL_MUST = "must be given: a text of at most 256 characters without control characters";
+
+export function remoteIssuerProblems(config: Config | null): string[] {
+  if (config === null || config.identity.oidc === null) return [];
+  return ["TOLLGATE_OIDC_ISSUER must be unset: with it only the tokens of that issuer are accepted"];
+}
 
 /** The request that the flags make, or null and every problem that they have or that forbids tokens. */
 export function readTokenRequest(
   flags: ReadonlyMap<string, string>,
   config: Config | null,
 ): { readonly request: TokenRequest | null; readonly problems: readonly string[] } {
-  const problems: string[] = [];
-  if (config !== null && config.identity.oidc !== null) {
-    problems.push("TOLLGATE_OIDC_ISSUER must be unset: with it only the tokens of that issuer are accepted");
-  }
+  const problems = remoteIssuerProblems(config);
   const tenant = flags.get("tenant");
   const user = flags.get("user");
   const scope = flags.get("scope") ?? null;
   const ttlSeconds = readTtl(flags.get("ttl") ?? TTL_DEFAULT);
-  const name = "must be given: a text of at most 256 characters without control characters";
-  if (!isPrincipal(tenant)) problems.push(`--tenant ${name}`);
-  if (!isPrincipal(user)) problems.push(`--user ${name}`);
+  if (!isPrincipal(tenant)) problems.push(`--tenant ${PRINCIPAL_MUST}`);
+  if (!isPrincipal(user)) problems.push(`--user ${PRINCIPAL_MUST}`);
   if (scope !== null && !SCOPE.test(scope)) problems.push("--scope must be scopes with one space between them");
   if (ttlSeconds === null) {
-    problems.push(`--ttl must be a time like 90s, 30m, 12h or 7d, at most ${TTL_DAYS_MAX}d`);
+    problems.push(`--ttl must be a time like 90s, 30m, 12h or 7d, at most ${TOKEN_DAYS_MAX}d`);
   }
   const complete = isPrincipal(tenant) && isPrincipal(user) && ttlSeconds !== null && problems.length === 0;
   return { request: complete ? { tenant, user, scope, ttlSeconds } : null, problems };
@@ -50,15 +54,15 @@ export function readTokenRequest(
 function readTtl(text: string): number | null {
   const [, count = "", unit = ""] = /^(\d{1,9})([smhd])$/.exec(text) ?? [];
   const seconds = Number(count) * (UNIT_SECONDS[unit] ?? 0);
-  return seconds > 0 && seconds <= TTL_DAYS_MAX * 86_400 ? seconds : null;
+  return seconds > 0 && seconds <= TOKEN_DAYS_MAX * 86_400 ? seconds : null;
 }
 
 /** @throws StartupProblem */
 export async function mintToken(config: Config, request: TokenRequest, log: Log): Promise<string> {
-  const { key } = openMasterKey(config, log);
+  const { keys } = openMasterKeys(config, log);
   const store = await openStore({ ...config, log, clock: systemClock });
   try {
-    const keyring = await openKeyring(store, key, systemClock);
+    const keyring = await openKeyring(store, keys, systemClock);
     const { kid, privateKey } = keyring.signingKey("issuer");
     const { claims } = config.identity;
     const now = Math.floor(systemClock.now() / 1000);
@@ -66,6 +70,7 @@ export async function mintToken(config: Config, request: TokenRequest, log: Log)
       [claims.tenant]: request.tenant,
       [claims.user]: request.user,
       ...(request.scope === null ? {} : { [claims.scope]: request.scope }),
+      [REVOCATION_CLAIM]: keyring.revocations.newest(),
     };
     return await new SignJWT(payload)
       .setProtectedHeader({ alg: SIGNING_ALGORITHM, kid, typ: "JWT" })

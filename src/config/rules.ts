@@ -35,6 +35,16 @@ export const COMMON_RULES: readonly ConfigRule[] = [
   },
 ];
 
+export const BACKUP_RULES: readonly ConfigRule[] = [
+  {
+    name: "DATABASE_URL",
+    problem: (v) =>
+      v.DATABASE_URL === null
+        ? null
+        : "must be unset: Postgres is backed up by its own tools, see tollgate help operations",
+  },
+];
+
 export const GATEWAY_RULES: readonly ConfigRule[] = [
   {
     name: "TOLLGATE_MASTER_KEY",

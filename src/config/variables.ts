@@ -85,6 +85,24 @@ export const COMMON = {
   }),
 };
 
+export const MASTER_KEYS = {
+  TOLLGATE_MASTER_KEY: row({
+    kind: value.key,
+    fallback: null,
+    secret: true,
+    shown: "generated as master.key",
+    meaning: "32 bytes in base64; wraps every other key",
+  }),
+  TOLLGATE_NEW_MASTER_KEY: row({
+    kind: value.key,
+    fallback: null,
+    secret: true,
+    shown: "generated",
+    meaning:
+      "the same, for tollgate keys rotate: what it leads to; gateways need it too, unless it is in master.key.new",
+  }),
+};
+
 export const GATEWAY = {
   TOLLGATE_REUSE_PORT: row({
     kind: value.oneOf(["0", "1"]),
@@ -132,13 +150,7 @@ export const GATEWAY = {
     fallback: "scope",
     meaning: "claim with the scopes: a space-separated string or an array",
   }),
-  TOLLGATE_MASTER_KEY: row({
-    kind: value.key,
-    fallback: null,
-    secret: true,
-    shown: "generated as master.key",
-    meaning: "32 bytes in base64; wraps every other key",
-  }),
+  ...MASTER_KEYS,
   TOLLGATE_ALLOW_HOSTS: row({
     kind: value.hostList,
     fallback: [] as readonly string[],

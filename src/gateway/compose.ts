@@ -3,7 +3,6 @@ import type { AnyElysia } from "elysia";
 import type { UnderWay } from "../concurrency/under-way.ts";
 import { timeBounds } from "../core/clock.ts";
 import type { HostRules } from "../core/host.ts";
-import { newId } from "../core/id.ts";
 import type { Log } from "../core/log.ts";
 import { COMMIT, VERSION } from "../core/version.ts";
 import { pseudonymOf } from "../core/via.ts";
@@ -57,6 +56,8 @@ export interface GatewayParts {
   readonly options: GatewayOptions;
   readonly store: Store;
   readonly keyring: Keyring;
+  /** This process's ID, new with each start. */
+  readonly replica: string;
   /** For every host that a tenant names. */
   readonly rules: HostRules;
   readonly trusted: Outbound;
@@ -67,14 +68,13 @@ export interface GatewayParts {
 }
 
 export async function composeGateway(parts: GatewayParts) {
-  const { options, store, keyring, log } = parts;
+  const { options, store, keyring, replica, log } = parts;
   const { clock } = store;
   const claims = createClaims();
   const refusals = createRefusals({ store, clock, log });
   const completionWaiters = createCompletionWaiters((keys) => endedAmong(store.read, keys));
   const pool = upstreamPool(parts);
   const secrets = secretSources(parts);
-  const replica = newId("rep", clock.now());
   const resolveCredential = createCredentialResolver(secrets);
   tellOfEnds(parts, completionWaiters);
   const scheduler = new Scheduler({

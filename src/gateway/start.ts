@@ -3,6 +3,7 @@ import { endsWithin } from "../concurrency/deadline.ts";
 import { createUnderWay } from "../concurrency/under-way.ts";
 import { systemClock } from "../core/clock.ts";
 import { hostRules } from "../core/host.ts";
+import { newId } from "../core/id.ts";
 import { WAIT_SECONDS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
 import { VERSION } from "../core/version.ts";
@@ -13,8 +14,10 @@ import { type Listener, listen } from "../http/listener.ts";
 import { createOutbound } from "../http/outbound.ts";
 import { createEdge, type Edge } from "../http/server.ts";
 import { openKeyring } from "../keys/keyring.ts";
+import type { MasterKeys } from "../keys/master-keys.ts";
 import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
+import type { Store } from "../storage/store.ts";
 import { createVerifier } from "../x402/verifier/verifier.ts";
 import { composeGateway } from "./compose.ts";
 import { createIdentity } from "./identity/identity.ts";
@@ -32,17 +35,17 @@ const CONNECTION_IDLE_SECONDS_MORE = 10;
 const CONNECTION_IDLE_SECONDS_MAX = 255;
 
 /** @throws StartupProblem for what the operator can fix */
-export async function startGateway(options: GatewayOptions, masterKey: Uint8Array, log: Log) {
+export async function startGateway(options: GatewayOptions, masterKeys: MasterKeys, log: Log) {
   const { dataDir, databaseUrl } = options;
   const lock = databaseUrl === null ? acquireDataDirLock(dataDir) : null;
   const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
-  const keyring = await openKeyring(store, masterKey, store.clock);
+  const keys = await openKeys(store, masterKeys, lock !== null, log);
   // The operator chose the issuer and the vault, so the host rules for tenants do not apply to them.
   const trusted = createOutbound({ rules: null, extraCa: options.extraCa });
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
   const admitting = createUnderWay();
   const verifier = createVerifier({ log });
-  const parts = { options, store, keyring, rules, trusted, decoders: createDecoderShare(), verifier, admitting, log };
+  const parts = { options, store, ...keys, rules, trusted, decoders: createDecoderShare(), verifier, admitting, log };
   const {
     workers,
     scheduler,
@@ -58,7 +61,7 @@ export async function startGateway(options: GatewayOptions, masterKey: Uint8Arra
   } = await composeGateway(parts);
   const identity = createIdentity({
     ...options.identity,
-    keyring,
+    keyring: keys.keyring,
     fetchJson: (url) => fetchDocument(trusted, url),
     clock: store.clock,
     log,
@@ -108,13 +111,20 @@ export async function startGateway(options: GatewayOptions, masterKey: Uint8Arra
       await endsWithin(LAST_ANSWERS_MS, closed);
       await server.stop(true);
       // A stuck store must not keep the process from ending.
-      const stored = Promise.all([left.then(() => announcements?.close()), policy.close(), receipts.stop()]).then(() =>
-        store.close(),
-      );
+      const ending = [left.then(() => announcements?.close()), policy.close(), receipts.stop(), keys.keyring.stop()];
+      const stored = Promise.all(ending).then(() => store.close());
       await endsWithin(LAST_WRITES_MS, stored);
       lock?.release();
     },
   };
+}
+
+/** The keys, and the name under which this process holds them. */
+async function openKeys(store: Store, masterKeys: MasterKeys, alone: boolean, log: Log) {
+  const keyring = await openKeyring(store, masterKeys, store.clock, log);
+  const replica = newId("rep", store.clock.now());
+  await keyring.watch(replica, alone);
+  return { keyring, replica };
 }
 
 function openPort({ host, port, reusePort, settleWaitMs }: GatewayOptions, edge: Edge, log: Log): Listener {

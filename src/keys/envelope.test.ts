@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { newKey, open, seal, unwrap, wrap } from "./envelope.ts";
+import { newKey, open, resealDataKey, seal, unwrap, wrap } from "./envelope.ts";
 
 const bytes = fc.uint8Array({ maxLength: 300 });
 
@@ -32,6 +32,21 @@ test("another key or identity opens no sealed value, nor do parts of two of them
   expect(() => open(newKey(), a, "cred a")).toThrow();
   expect(() => open(key, a, "cred b")).toThrow();
   expect(() => open(key, Buffer.concat([a.subarray(0, 61), b.subarray(61)]), "cred a")).toThrow();
+});
+
+test("a secret that is sealed anew opens with the new key alone, for the same identity, and its own bytes stay", () => {
+  fc.assert(
+    fc.property(bytes, fc.string(), (secret, identity) => {
+      const [old, next] = [newKey(), newKey()];
+      const before = seal(old, secret, identity);
+      const after = resealDataKey(old, next, before, identity);
+      expect(open(next, after, identity)).toEqual(Buffer.from(secret));
+      expect(() => open(old, after, identity)).toThrow();
+      expect(() => open(next, after, `${identity}.`)).toThrow();
+      expect(after.subarray(61)).toEqual(before.subarray(61));
+      expect(() => resealDataKey(next, old, before, identity)).toThrow();
+    }),
+  );
 });
 
 test("the same secret is never sealed to the same bytes, and shows nowhere in them", () => {

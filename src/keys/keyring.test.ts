@@ -3,6 +3,7 @@ import { chmodSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, wr
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { CompactSign, compactVerify, createLocalJWKSet } from "jose";
+import { onlyMasterKey } from "../../test/support/keys.ts";
 import { systemClock } from "../core/clock.ts";
 import { type Log, silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -40,10 +41,10 @@ describe("the keyring", () => {
 
   test("opens what it sealed, after a restart too, for the same tenant and record only", async () => {
     const master = newKey();
-    const first = await openKeyring(await openStore(), master, systemClock);
+    const first = await openKeyring(await openStore(), onlyMasterKey(master), systemClock);
     const sealed = await first.sealSecret("acme", "cred_1", secret);
     await first.sealSecret("other", "cred_1", secret);
-    const second = await openKeyring(await openStore(), master, systemClock);
+    const second = await openKeyring(await openStore(), onlyMasterKey(master), systemClock);
     expect(await second.openSecret("acme", "cred_1", sealed)).toEqual(secret);
     expect(second.openSecret("acme", "cred_2", sealed)).rejects.toThrow();
     expect(second.openSecret("other", "cred_1", sealed)).rejects.toThrow();
@@ -53,8 +54,8 @@ describe("the keyring", () => {
   test("two replicas that first meet a tenant at once agree on its key", async () => {
     const master = newKey();
     const rings = await Promise.all([
-      openKeyring(await openStore(), master, systemClock),
-      openKeyring(await openStore(), master, systemClock),
+      openKeyring(await openStore(), onlyMasterKey(master), systemClock),
+      openKeyring(await openStore(), onlyMasterKey(master), systemClock),
     ]);
     const sealed = await Promise.all(rings.map((ring) => ring.sealSecret("acme", "cred_1", secret)));
     for (const ring of rings)
@@ -66,8 +67,8 @@ describe("the keyring", () => {
   test("derives a key for each purpose of each tenant, the same on replicas and after a restart", async () => {
     const master = newKey();
     const rings = await Promise.all([
-      openKeyring(await openStore(), master, systemClock),
-      openKeyring(await openStore(), master, systemClock),
+      openKeyring(await openStore(), onlyMasterKey(master), systemClock),
+      openKeyring(await openStore(), onlyMasterKey(master), systemClock),
     ]);
     const owners = [
       ["acme", "a"],
@@ -78,20 +79,20 @@ describe("the keyring", () => {
     const keys = await Promise.all(rings.map((ring) => Promise.all(owners.map((of) => ring.deriveKey(of[0], of[1])))));
     expect(keys[0]).toEqual(keys[1]!);
     expect(new Set(keys[0]?.map((key) => key.toString("hex"))).size).toBe(owners.length);
-    const later = await openKeyring(await openStore(), master, systemClock);
+    const later = await openKeyring(await openStore(), onlyMasterKey(master), systemClock);
     expect(await later.deriveKey("acme", "a")).toEqual(keys[0]![0]!);
     // A secret's own wrapping key is no part of what is given out.
-    const sealed = await later.sealSecret("acme", "cred_1", secret);
+    const { sealed } = await later.sealSecret("acme", "cred_1", secret);
     expect(() => open(keys[0]![0]!, sealed, "cred_1")).toThrow();
   });
 
   test("signs with a key of its own for each purpose, whose public half alone is shown", async () => {
-    const ring = await openKeyring(await openStore(), newKey(), systemClock);
+    const ring = await openKeyring(await openStore(), onlyMasterKey(newKey()), systemClock);
     for (const purpose of ["issuer", "receipts"] as const) {
       const { kid, privateKey } = ring.signingKey(purpose);
       const jws = await new CompactSign(secret).setProtectedHeader({ alg: "EdDSA", kid }).sign(privateKey);
       await compactVerify(jws, createLocalJWKSet(ring.publicJwks()));
-      expect(ring.verificationKeys(purpose).keys.map((key) => key.kid)).toEqual([kid]);
+      if (purpose === "issuer") expect(ring.issuerJwks().keys.map((key) => key.kid)).toEqual([kid]);
     }
     expect(ring.publicJwks().keys.length).toBe(2);
     for (const key of ring.publicJwks().keys) {
@@ -100,8 +101,8 @@ describe("the keyring", () => {
   });
 
   test("refuses a database that was made with another master key", async () => {
-    await openKeyring(await openStore(), newKey(), systemClock);
-    const attempt = openKeyring(await openStore(), newKey(), systemClock);
+    await openKeyring(await openStore(), onlyMasterKey(newKey()), systemClock);
+    const attempt = openKeyring(await openStore(), onlyMasterKey(newKey()), systemClock);
     expect(attempt).rejects.toBeInstanceOf(StartupProblem);
     expect(attempt).rejects.toThrow("TOLLGATE_MASTER_KEY");
   });
@@ -109,7 +110,7 @@ describe("the keyring", () => {
   test("leaves no secret and no private key in the database files", async () => {
     const master = newKey();
     const store = await openStore();
-    const ring = await openKeyring(store, master, systemClock);
+    const ring = await openKeyring(store, onlyMasterKey(master), systemClock);
     await ring.sealSecret("acme", "cred_1", secret);
     await store.close();
     stores = [];
@@ -162,7 +163,7 @@ describe("the master key", () => {
   });
 
   test("is not replaced by a new one when it is missing beside a database which holds keys", async () => {
-    await openKeyring(await openStore(), newKey(), systemClock);
+    await openKeyring(await openStore(), onlyMasterKey(newKey()), systemClock);
     expect(() => load()).toThrow("TOLLGATE_MASTER_KEY must be set");
     expect(readdirSync(dir)).not.toContain("master.key");
   });

@@ -1,14 +1,15 @@
-// The master key, from the configuration or from master.key in the data directory, where it is generated at
-// the first start. It never replaces one that is there: losing it would lose every secret in the database.
-import { readFileSync, statSync } from "node:fs";
-import { join } from "node:path";
+// Where master keys come from: the configuration, or master.key in the data directory, where the first is generated at the
+// first start. Nothing but the end of a rotation replaces one: losing it would lose every secret in the database.
+import { readFileSync, renameSync, statSync } from "node:fs";
+import { dirname, join } from "node:path";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { holdsWrappedKeys } from "../storage/keys-held.ts";
 import { placePrivateFile, syncDirectory } from "../storage/private-file.ts";
 import { newKey } from "./envelope.ts";
+import { keyIn, type MasterKeys, masterKeyId, openMasterKeys } from "./master-keys.ts";
 
-export interface MasterKey {
+interface LoadedMasterKey {
   readonly key: Buffer;
   /** Whether this call generated it: the first start in this data directory. */
   readonly generated: boolean;
@@ -22,12 +23,21 @@ export interface MasterKeyOptions {
   readonly log: Log;
 }
 
+/** The master keys as the configuration names them. */
+export interface MasterKeySettings {
+  readonly own: Buffer | null;
+  /** The file that `own` was read from, if it can be read again. */
+  readonly file: string | null;
+  readonly next: Buffer | null;
+  readonly nextFile: string | null;
+}
+
 export const MASTER_KEY_FILE = "master.key";
 /** The file that the SQLite store keeps in the data directory. */
 export const DATABASE_FILE = "tollgate.db";
 
 /** @throws StartupProblem when the key is malformed, can't be kept, or is missing beside a database that needs it. */
-export function loadMasterKey({ configured, dataDir, log }: MasterKeyOptions): MasterKey {
+export function loadMasterKey({ configured, dataDir, log }: MasterKeyOptions): LoadedMasterKey {
   if (configured !== null) return { key: configured, generated: false };
   const path = join(dataDir, MASTER_KEY_FILE);
   // The database is looked at first: another process that starts at this moment makes the key before the database.
@@ -39,7 +49,81 @@ export function loadMasterKey({ configured, dataDir, log }: MasterKeyOptions): M
       `TOLLGATE_MASTER_KEY must be set, or ${path} restored: the database beside it was made with a master key`,
     );
   }
-  return generate(path, log);
+  return place(path, newKey(), log);
+}
+
+/**
+ * The key that is there; null when none is.
+ *
+ * @throws StartupProblem when it is malformed or can't be read
+ */
+function findMasterKey({ configured, dataDir, log }: MasterKeyOptions): Buffer | null {
+  return configured ?? readKey(join(dataDir, MASTER_KEY_FILE), log);
+}
+
+/** The file of the master key; null when it is configured in another way. */
+export function masterKeyFile({ own, file }: MasterKeySettings, dataDir: string): string | null {
+  return own === null ? join(dataDir, MASTER_KEY_FILE) : file;
+}
+
+/** Beside the file of the master key, that of the next one while keys are rotated. */
+export function nextKeyFile(file: string): string {
+  return `${file}.new`;
+}
+
+interface MasterKeysOptions {
+  readonly masterKeys: MasterKeySettings;
+  readonly dataDir: string;
+  readonly log: Log;
+}
+
+/** @throws StartupProblem as `loadMasterKey` does */
+export function loadMasterKeys({ masterKeys, dataDir, log }: MasterKeysOptions) {
+  const { key, generated } = loadMasterKey({ configured: masterKeys.own, dataDir, log });
+  return { keys: masterKeysAround(key, masterKeys, dataDir), generated };
+}
+
+/** The master keys that are there; null when there is none. @throws StartupProblem as `findMasterKey` does */
+export function findMasterKeys({ masterKeys, dataDir, log }: MasterKeysOptions): MasterKeys | null {
+  const own = findMasterKey({ configured: masterKeys.own, dataDir, log });
+  return own === null ? null : masterKeysAround(own, masterKeys, dataDir);
+}
+
+function masterKeysAround(own: Buffer, settings: MasterKeySettings, dataDir: string): MasterKeys {
+  const file = masterKeyFile(settings, dataDir);
+  const files = file === null ? [] : [file, nextKeyFile(file)];
+  if (settings.nextFile !== null) files.push(settings.nextFile);
+  return openMasterKeys({ own, next: settings.next, files });
+}
+
+/**
+ * The next master key in its file, durable when this returns: the one that is there, or else this one.
+ *
+ * @throws StartupProblem when the file can't be written or read
+ */
+export function stageMasterKey(file: string, key: Buffer, log: Log): Buffer {
+  const path = nextKeyFile(file);
+  return readKey(path, log) ?? place(path, key, log).key;
+}
+
+/**
+ * Puts the next master key in the place of the one before, which is gone then. Only when nothing is wrapped with that any
+ * more.
+ *
+ * @returns false when the file can't be replaced
+ */
+export function promoteMasterKey(file: string, id: string): boolean {
+  const [kept, next] = [keyIn(file), keyIn(nextKeyFile(file))];
+  if (kept !== null && masterKeyId(kept) === id) return true;
+  if (next === null || masterKeyId(next) !== id) return false;
+  try {
+    renameSync(nextKeyFile(file), file);
+    syncDirectory(dirname(file));
+    return true;
+  } catch {
+    const now = keyIn(file);
+    return now !== null && masterKeyId(now) === id;
+  }
 }
 
 function readKey(path: string, log: Log): Buffer | null {
@@ -58,11 +142,10 @@ function readKey(path: string, log: Log): Buffer | null {
   return key;
 }
 
-function generate(path: string, log: Log): MasterKey {
-  const key = newKey();
+function place(path: string, key: Buffer, log: Log): LoadedMasterKey {
   try {
     placePrivateFile(path, `${path}.${crypto.randomUUID()}`, `${key.toString("base64")}\n`);
-    syncDirectory(join(path, ".."));
+    syncDirectory(dirname(path));
     return { key, generated: true };
   } catch (cause) {
     const other = isCode(cause, "EEXIST") ? readKey(path, log) : null;

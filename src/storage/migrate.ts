@@ -19,6 +19,7 @@ import postgres0014 from "../../db/postgres/0014_body_parts.sql" with { type: "t
 import postgres0015 from "../../db/postgres/0015_body_rows.sql" with { type: "text" };
 import postgres0016 from "../../db/postgres/0016_open_batches.sql" with { type: "text" };
 import postgres0017 from "../../db/postgres/0017_open_rows.sql" with { type: "text" };
+import postgres0018 from "../../db/postgres/0018_key_rotation.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import sqlite0002 from "../../db/sqlite/0002_payments.sql" with { type: "text" };
 import sqlite0003 from "../../db/sqlite/0003_policy.sql" with { type: "text" };
@@ -36,6 +37,7 @@ import sqlite0014 from "../../db/sqlite/0014_body_parts.sql" with { type: "text"
 import sqlite0015 from "../../db/sqlite/0015_body_rows.sql" with { type: "text" };
 import sqlite0016 from "../../db/sqlite/0016_open_batches.sql" with { type: "text" };
 import sqlite0017 from "../../db/sqlite/0017_open_rows.sql" with { type: "text" };
+import sqlite0018 from "../../db/sqlite/0018_key_rotation.sql" with { type: "text" };
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -60,6 +62,7 @@ const SQLITE_MIGRATIONS: readonly string[] = [
   sqlite0015,
   sqlite0016,
   sqlite0017,
+  sqlite0018,
 ];
 const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0001,
@@ -79,7 +82,10 @@ const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0015,
   postgres0016,
   postgres0017,
+  postgres0018,
 ];
+
+export const NEWEST_SQLITE_VERSION = SQLITE_MIGRATIONS.length;
 
 const VERSIONS_TABLE = `create table if not exists schema_migrations (
   version integer not null primary key,

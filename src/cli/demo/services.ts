@@ -10,7 +10,7 @@ import type { Log } from "../../core/log.ts";
 import { type RunningFacilitator, startFacilitator } from "../../facilitator/start.ts";
 import { startGateway } from "../../gateway/start.ts";
 import { runAccount } from "../account.ts";
-import { openMasterKey } from "../open.ts";
+import { openMasterKeys } from "../open.ts";
 import { runPki } from "../pki.ts";
 import { mintToken } from "../token.ts";
 import { DemoProblem } from "./problem.ts";
@@ -73,8 +73,8 @@ export async function startDemoGateway(dir: string, log: Log) {
     // The sample agents and the facilitator are on this machine, which the host rules would refuse.
     TOLLGATE_ALLOW_HOSTS: HOST,
   });
-  const { key } = openMasterKey(config, log);
-  const { url, stop } = await startGateway(config, key, log);
+  const { keys } = openMasterKeys(config, log);
+  const { url, stop } = await startGateway(config, keys, log);
   return {
     url,
     stop,

@@ -11,7 +11,7 @@ import {
 import { formatDateTime } from "../../core/time.ts";
 import { nullable } from "../../http/input.ts";
 
-export type CredentialRow = Omit<Tables["credentials"]["$inferSelect"], "sealed">;
+export type CredentialRow = Omit<Tables["credentials"]["$inferSelect"], "sealed" | "key_number">;
 
 const AuthType = Type.Union([Type.Literal("bearer"), Type.Literal("api_key"), Type.Literal("none")], {
   description: "`bearer`: `Authorization: Bearer S`; `api_key`: `X-API-Key: S`; `none`: nothing is sent.",

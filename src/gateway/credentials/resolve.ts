@@ -9,6 +9,7 @@ import { afterShared } from "../../concurrency/request-turns.ts";
 import { tenantCache } from "../../concurrency/tenant-cache.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Keyring } from "../../keys/keyring.ts";
+import type { SealedSecret } from "../../keys/tenant-keys.ts";
 import type { Store } from "../../storage/store.ts";
 import { CredentialFailure } from "./failure.ts";
 import { type CredentialHeader, credentialHeader } from "./secret.ts";
@@ -76,8 +77,14 @@ function requireHeader(authType: Exclude<AuthType, "none">, secret: string): Cre
 
 function secretOpener(deps: ResolverDeps) {
   const fetched = fetchedSecrets(deps);
-  return async (tenant: string, id: string, { sealed, vault_ref, version }: StoredSecret): Promise<string> => {
-    if (sealed !== null) return openManaged(deps.keyring, tenant, secretIdentity(tenant, id, version), sealed);
+  return async (
+    tenant: string,
+    id: string,
+    { sealed, key_number, vault_ref, version }: StoredSecret,
+  ): Promise<string> => {
+    if (sealed !== null) {
+      return openManaged(deps.keyring, tenant, secretIdentity(tenant, id, version), { sealed, key_number });
+    }
     if (vault_ref === null) throw new CredentialFailure("the credential holds no secret");
     return fetched(`${tenant}/${id}/${version}`, tenant, vault_ref);
   };
@@ -95,10 +102,10 @@ async function openManaged(
   keyring: ResolverDeps["keyring"],
   tenant: string,
   identity: string,
-  sealed: Uint8Array,
+  secret: SealedSecret,
 ): Promise<string> {
   try {
-    return (await keyring.openSecret(tenant, identity, sealed)).toString();
+    return (await keyring.openSecret(tenant, identity, secret)).toString();
   } catch (cause) {
     if (cause instanceof Fault) throw cause;
     throw new CredentialFailure("the sealed secret does not open", { cause });

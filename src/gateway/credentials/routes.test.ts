@@ -25,7 +25,9 @@ async function stored(id: string) {
   const row = await findSecret(catalog().store.read, "acme", id);
   if (row?.sealed == null) throw new Error("no sealed secret");
   const identity = secretIdentity("acme", id, row.version);
-  return (await catalog().keyring.openSecret("acme", identity, row.sealed)).toString();
+  return (
+    await catalog().keyring.openSecret("acme", identity, { sealed: row.sealed, key_number: row.key_number })
+  ).toString();
 }
 
 describe("creating a credential", () => {

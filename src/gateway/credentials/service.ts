@@ -133,14 +133,14 @@ function storedHosts(hosts: readonly string[] | null): string | null {
 /** The columns that hold the secret of one version. */
 async function secretColumns({ keyring }: CredentialDeps, tenant: string, id: string, version: number, secret: Secret) {
   if (secret.source === "vault") {
-    return { version, vault_ref: secret.vault_ref, masked_hint: null, sealed: null };
+    return { version, vault_ref: secret.vault_ref, masked_hint: null, sealed: null, key_number: 1 };
   }
   const identity = secretIdentity(tenant, id, version);
   return {
     version,
     vault_ref: null,
     masked_hint: maskedHint(secret.plaintext),
-    sealed: await keyring.sealSecret(tenant, identity, Buffer.from(secret.plaintext)),
+    ...(await keyring.sealSecret(tenant, identity, Buffer.from(secret.plaintext))),
   };
 }
 
@@ -213,12 +213,12 @@ export function createCredentialService(deps: CredentialDeps) {
       const now = clock.now();
       const id = newId("cred", now);
       const { auth_type, source } = body;
-      const { sealed, ...columns } = await secretColumns(deps, tenant, id, 1, secret);
+      const { sealed, key_number, ...columns } = await secretColumns(deps, tenant, id, 1, secret);
       const times = { created_at: now, updated_at: now };
       const row = { tenant, id, name, auth_type, source, ...columns, allowed_hosts, ...times };
       await withFreeName("credential", () =>
         write(tenant, async (tx) => {
-          await tx.db.insert(tx.tables.credentials).values({ ...row, sealed });
+          await tx.db.insert(tx.tables.credentials).values({ ...row, sealed, key_number });
           const totals = await addToTotals(tx, tenant, new Map([[TOTAL, 1]]));
           if ((totals.get(TOTAL) ?? 0) > credentialsMax) throw refused;
         }),

@@ -10,9 +10,9 @@ const ROWS_AT_ONCE = 64;
 /** Above every ID of a credential. */
 const LAST_ID = "cred_~";
 
-/** Everything but the sealed secret. */
+/** Everything but the sealed secret and what opens it. */
 export function metadataOf({ credentials }: Reader["tables"]) {
-  const { sealed: _sealed, ...metadata } = getTableColumns(credentials);
+  const { sealed: _sealed, key_number: _number, ...metadata } = getTableColumns(credentials);
   return metadata;
 }
 
@@ -23,6 +23,7 @@ const secretQuery = prepared(({ db, tables: { credentials } }: Reader) =>
       vault_ref: credentials.vault_ref,
       version: credentials.version,
       sealed: credentials.sealed,
+      key_number: credentials.key_number,
       allowed_hosts: credentials.allowed_hosts,
     })
     .from(credentials)

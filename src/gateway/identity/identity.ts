@@ -2,7 +2,6 @@
 // once. After that the token is known until it expires or the issuer's keys change.
 import {
   type CryptoKey,
-  createLocalJWKSet,
   decodeJwt,
   decodeProtectedHeader,
   errors,
@@ -19,8 +18,11 @@ import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import { hasControls } from "../../core/text.ts";
 import { STRANGERS } from "../../http/server.ts";
-import { type Keyring, SIGNING_ALGORITHM } from "../../keys/keyring.ts";
+import type { Keyring } from "../../keys/keyring.ts";
+import { madeAfter } from "../../keys/revocations.ts";
+import { SIGNING_ALGORITHM } from "../../keys/signing-keys.ts";
 import { type IssuerKeySource, type Keys, openIssuerKeys } from "./issuer-keys.ts";
+import { type LocalKeyring, localKeys } from "./local-keys.ts";
 
 /** Issuer and audience of the tokens that the local issuer signs. */
 export const LOCAL_ISSUER = "tollgate";
@@ -53,7 +55,7 @@ export interface IdentityOptions {
     readonly audience: string;
     readonly jwksUrl: string | null;
   } | null;
-  readonly keyring: Pick<Keyring, "verificationKeys">;
+  readonly keyring: LocalKeyring;
   /** GET with bounded time and size; throws for any answer but 200 with JSON. */
   readonly fetchJson: (url: string) => Promise<unknown>;
   /** Only for the times in a token. */
@@ -67,6 +69,10 @@ interface Known {
   readonly caller: Caller;
   /** The keys that it was verified with. When the keys change, the token must be checked again. */
   readonly keys: Keys;
+  /** The newest revocation of the time when it was made. */
+  readonly madeAfter: number;
+  /** The newest that is known not to concern it. */
+  heldAgainst: number;
   /** When its `exp` has passed: milliseconds since the epoch. */
   readonly until: number;
 }
@@ -79,7 +85,7 @@ interface Issuer {
 
 export function createIdentity(options: IdentityOptions) {
   const known = tenantCache<string, Known>(KNOWN_CHARACTERS_MAX);
-  const { issuer, keys } = openIssuer(options);
+  const { issuer, keys, revocations } = openIssuer(options);
   const { clock, claims } = options;
 
   function checked(authorization: string): string {
@@ -92,12 +98,37 @@ export function createIdentity(options: IdentityOptions) {
     // Until the check the tenant is unknown, so strangers share their turns.
     await turnOf(STRANGERS);
     const token = during("check of a token", () => checked(authorization));
+    // After a pause the keys are looked at again, and are mostly the same.
+    if ((await keys.settled()) !== null) {
+      const caller = remembered(authorization);
+      if (caller !== null) return caller;
+    }
     const { payload, keys: used } = await verify(token, issuer, keys, clock);
     const caller = readCaller(payload, claims);
     // jwtVerify has checked that `exp` is there.
     const until = ((payload.exp ?? 0) + SKEW_SECONDS) * 1000;
-    known.set(caller.tenant, authorization, { caller, keys: used, until }, authorization.length);
+    const entry = { caller, keys: used, until, madeAfter: madeAfter(payload), heldAgainst: Number.NaN };
+    if (isRevoked(entry)) throw refused("the token was revoked");
+    known.set(caller.tenant, authorization, entry, authorization.length);
     return caller;
+  }
+
+  /** Null when the token must be checked. @throws Fault when it was revoked */
+  function remembered(authorization: string): Caller | null {
+    const seen = known.get(authorization);
+    if (seen === undefined || clock.now() >= seen.until || keys.fresh() !== seen.keys) return null;
+    if (isRevoked(seen)) throw refused("the token was revoked");
+    return seen.caller;
+  }
+
+  /** Looked up once for each token and revocation. */
+  function isRevoked(entry: Known): boolean {
+    const newest = revocations?.newest() ?? 0;
+    if (entry.heldAgainst === newest) return false;
+    const { tenant, user } = entry.caller;
+    if (revocations?.isRevoked(tenant, user, entry.madeAfter) === true) return true;
+    entry.heldAgainst = newest;
+    return false;
   }
 
   return {
@@ -109,31 +140,31 @@ export function createIdentity(options: IdentityOptions) {
      */
     authenticate(authorization: string | null): Caller | Promise<Caller> {
       if (authorization === null) throw refused("no token");
-      const seen = known.get(authorization);
-      const holds = seen !== undefined && clock.now() < seen.until && keys.fresh() === seen.keys;
-      return holds ? seen.caller : judge(authorization);
+      return remembered(authorization) ?? judge(authorization);
     },
   };
 }
 
 export type Identity = ReturnType<typeof createIdentity>;
 
-/** An `IssuerKeySource` for keys that never change while the process runs. */
-function localKeys(keyring: IdentityOptions["keyring"]): IssuerKeySource {
-  const keys = createLocalJWKSet(keyring.verificationKeys("issuer"));
-  return { fresh: () => keys, settled: async () => keys, renewed: async () => null };
+interface OpenIssuer {
+  readonly issuer: Issuer;
+  readonly keys: IssuerKeySource;
+  /** Null where the issuer is a remote one. */
+  readonly revocations: Keyring["revocations"] | null;
 }
 
-function openIssuer(options: IdentityOptions): { issuer: Issuer; keys: IssuerKeySource } {
+function openIssuer(options: IdentityOptions): OpenIssuer {
   const { oidc, keyring, fetchJson, log, now } = options;
   if (oidc === null) {
     const issuer = { name: LOCAL_ISSUER, audience: LOCAL_ISSUER, algorithms: [SIGNING_ALGORITHM] };
-    return { issuer, keys: localKeys(keyring) };
+    return { issuer, keys: localKeys(keyring), revocations: keyring.revocations };
   }
   const keys = openIssuerKeys({ ...oidc, fetchJson, log, ...(now !== undefined && { now }) });
   // The first request should not have to wait, and a wrong issuer should show in the log at start.
   keys.fresh();
-  return { issuer: { name: oidc.issuer, audience: oidc.audience, algorithms: REMOTE_ALGORITHMS }, keys };
+  const issuer = { name: oidc.issuer, audience: oidc.audience, algorithms: REMOTE_ALGORITHMS };
+  return { issuer, keys, revocations: null };
 }
 
 function refused(reason: string, cause?: unknown): Fault {

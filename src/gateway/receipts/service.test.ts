@@ -1,6 +1,7 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { createHash } from "node:crypto";
 import { eq, sql } from "drizzle-orm";
+import { onlyMasterKey } from "../../../test/support/keys.ts";
 import { accepted, SUCCESS } from "../../../test/support/stores/invocations.ts";
 import { places } from "../../../test/support/stores/stores.ts";
 import type { Caller } from "../../core/caller.ts";
@@ -44,7 +45,7 @@ describe.each(Object.entries(places))("on %s", (_, makePlace) => {
   beforeAll(async () => {
     place = await makePlace();
     store = await place.open();
-    keyring = await openKeyring(store, masterKey, clock);
+    keyring = await openKeyring(store, onlyMasterKey(masterKey), clock);
     receipts = serve(store, keyring);
   }, 30_000);
 
@@ -207,7 +208,7 @@ describe.each(Object.entries(places))("on %s", (_, makePlace) => {
   test("two replicas and many calls at once make one chain, with each call once", async () => {
     const other = await place.open();
     try {
-      const twin = serve(other, await openKeyring(other, masterKey, clock));
+      const twin = serve(other, await openKeyring(other, onlyMasterKey(masterKey), clock));
       receipts.start();
       twin.start();
       const caller = newTenant();
@@ -260,7 +261,7 @@ describe.each(Object.entries(places))("on %s", (_, makePlace) => {
     await all(caller);
     const first = keyring.signingKey("receipts").kid;
     await place.execute(`update signing_keys set retired_at = 1 where purpose = 'receipts'`);
-    keyring = await openKeyring(store, masterKey, clock);
+    keyring = await openKeyring(store, onlyMasterKey(masterKey), clock);
     receipts = serve(store, keyring);
     await call(caller);
     const lines = await all(caller);

@@ -2,7 +2,7 @@
 // line. Nothing here trusts what a receipt says of itself before its signature holds.
 import { Value } from "@sinclair/typebox/value";
 import { type CryptoKey, compactVerify, importJWK, type JWK } from "jose";
-import { SIGNING_ALGORITHM } from "../../keys/keyring.ts";
+import { SIGNING_ALGORITHM } from "../../keys/signing-keys.ts";
 import { linkOf, RECEIPT_TYPE, ReceiptClaims } from "./claims.ts";
 
 /** By `kid`. */

@@ -12,6 +12,7 @@ import { newKey } from "../../../src/keys/envelope.ts";
 import { type Keyring, openKeyring } from "../../../src/keys/keyring.ts";
 import { openSqlite } from "../../../src/storage/sqlite.ts";
 import type { Store } from "../../../src/storage/store.ts";
+import { onlyMasterKey } from "../keys.ts";
 import { type OidcServer, startOidc } from "./oidc.ts";
 
 const CLAIMS = { tenant: "tenant_id", user: "sub", scope: "scope" };
@@ -36,7 +37,7 @@ export function useIssuers(): void {
   const dir = mkdtempSync(join(tmpdir(), "identity-"));
   beforeAll(async () => {
     store = await openSqlite({ path: join(dir, "tollgate.db"), log: silentLog, clock: systemClock });
-    keyring = await openKeyring(store, newKey(), systemClock);
+    keyring = await openKeyring(store, onlyMasterKey(newKey()), systemClock);
     oidc = await startOidc();
   });
 

@@ -15,6 +15,7 @@ import { createEdge } from "../../../src/http/server.ts";
 import { type Keyring, openKeyring } from "../../../src/keys/keyring.ts";
 import { openStore } from "../../../src/storage/open.ts";
 import type { Store } from "../../../src/storage/store.ts";
+import { onlyMasterKey } from "../keys.ts";
 
 export interface Answer {
   readonly status: number;
@@ -59,7 +60,7 @@ export async function openCatalog(databaseUrl: string | null = null): Promise<Ca
   const { log, lines } = recorder();
   const clock = { time: 1_790_000_000_000, now: () => clock.time++ };
   const store = await openStore({ databaseUrl, dataDir: dir, log, clock });
-  const keyring = await openKeyring(store, new Uint8Array(32).fill(7), clock);
+  const keyring = await openKeyring(store, onlyMasterKey(new Uint8Array(32).fill(7)), clock);
   const app = routes()
     .use(agentRoutes({ store, clock, rules: hostRules({ allow: ["10.1.2.3"] }), agentsMax: 10_000 }))
     .use(

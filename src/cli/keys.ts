@@ -1,0 +1,125 @@
+// `tollgate keys rotate`: every key anew, beside gateways that run. Whatever is killed or fails in the middle, the next run
+// goes on.
+import type { Config } from "../config.ts";
+import { systemClock } from "../core/clock.ts";
+import type { Log } from "../core/log.ts";
+import { StartupProblem } from "../core/startup.ts";
+import { secretIdentity } from "../gateway/credentials/service.ts";
+import { newKey } from "../keys/envelope.ts";
+import type { Lacking } from "../keys/holders.ts";
+import { openKeyring } from "../keys/keyring.ts";
+import {
+  findMasterKeys,
+  MASTER_KEY_FILE,
+  masterKeyFile,
+  nextKeyFile,
+  promoteMasterKey,
+  stageMasterKey,
+} from "../keys/master-key.ts";
+import { type MasterKeys, masterKeyId } from "../keys/master-keys.ts";
+import { rotate } from "../keys/rotate.ts";
+import { openStore } from "../storage/open.ts";
+import { patient } from "./open.ts";
+
+const ALREADY = "the keys are rotated to that master key already; nothing was done";
+
+interface RotationVerdict {
+  readonly holds: boolean;
+  /** For the terminal. */
+  readonly text: string;
+}
+
+/** What the settings alone forbid. */
+export function rotationProblems(config: Config | null): string[] {
+  if (config === null) return [];
+  const { own, file, next } = config.masterKeys;
+  if (own === null || file !== null || next !== null) return [];
+  return [
+    "TOLLGATE_NEW_MASTER_KEY must be set when TOLLGATE_MASTER_KEY is, here and at the gateways: see tollgate help operations",
+  ];
+}
+
+/** @throws StartupProblem */
+export async function rotateKeys(config: Config, log: Log): Promise<RotationVerdict> {
+  const masterKeys = findMasterKeys({ ...config, log });
+  if (masterKeys === null) {
+    throw new StartupProblem(
+      `there is no master key: TOLLGATE_MASTER_KEY must be set, or ${MASTER_KEY_FILE} be in the data directory`,
+    );
+  }
+  const { databaseUrl, dataDir } = config;
+  const file = masterKeyFile(config.masterKeys, dataDir);
+  const store = patient(await openStore({ databaseUrl, dataDir, log, clock: systemClock }));
+  try {
+    await openKeyring(store, masterKeys, store.clock);
+    const options = { store, masterKeys, clock: store.clock, secretIdentity };
+    const rotation = await rotate(options, {
+      stage: () => stageNext(config, masterKeys, log),
+      promote: (id) => file !== null && promoteMasterKey(file, id),
+    });
+    return verdictOf(rotation, file);
+  } finally {
+    await store.close();
+  }
+}
+
+/**
+ * The master key that comes next, durable where the gateways find it.
+ *
+ * @returns its ID
+ */
+function stageNext(config: Config, masterKeys: MasterKeys, log: Log): string {
+  const { next, own } = config.masterKeys;
+  const file = masterKeyFile(config.masterKeys, config.dataDir);
+  // What is configured beside a configured key is configured at the gateways too.
+  if (next !== null && (own !== null || file === null)) return masterKeyId(next);
+  if (file === null) throw new StartupProblem("TOLLGATE_NEW_MASTER_KEY must be set");
+  const id = masterKeys.add(stageMasterKey(file, next ?? newKey(), log));
+  if (next !== null && masterKeyId(next) !== id) {
+    throw new StartupProblem(
+      `${nextKeyFile(file)} must hold the key of TOLLGATE_NEW_MASTER_KEY, or be removed: no rotation to it has begun`,
+    );
+  }
+  return id;
+}
+
+function verdictOf(rotation: Awaited<ReturnType<typeof rotate>>, file: string | null): RotationVerdict {
+  switch (rotation.outcome) {
+    case "done": {
+      const { tenantKeys, secrets, isInPlace } = rotation;
+      const done = `the keys are rotated (new keys of tenants: ${tenantKeys}, secrets under them: ${secrets})`;
+      return { holds: true, text: `${done}\n${whereText(file, isInPlace)}\n` };
+    }
+    case "already":
+      return { holds: true, text: `${ALREADY}\n${whereText(file, rotation.isInPlace)}\n` };
+    case "superseded":
+      return { holds: false, text: "another command rotates the keys to another master key; this one did nothing\n" };
+    case "lacking":
+      return { holds: false, text: `${lackingText(rotation.lacks)}\n` };
+  }
+}
+
+function lackingText(lacks: readonly Lacking[]): string {
+  const names = (isOlder: boolean) =>
+    lacks
+      .filter((one) => one.isOlder === isOlder)
+      .map(({ replica }) => replica)
+      .join(", ");
+  const [without, older] = [names(false), names(true)];
+  return [
+    "nothing is rotated yet",
+    ...(without === "" ? [] : [`these gateways run without the new master key: ${without}`]),
+    ...(older === "" ? [] : [`these gateways run in a version that can't rotate keys: ${older}`]),
+    "see tollgate help operations, and run this again",
+  ].join("; ");
+}
+
+function whereText(file: string | null, isInPlace: boolean): string {
+  if (file !== null && isInPlace) {
+    return `the master key is in ${file}, and is another one than before (keep a copy; backups from before need the old one)`;
+  }
+  if (file !== null) {
+    return `the new master key must replace the one in ${file} before the next start; the old one opens nothing any more`;
+  }
+  return "the new master key must be TOLLGATE_MASTER_KEY from now on; the old one opens nothing any more";
+}

@@ -1,0 +1,142 @@
+// The keys that sign the tokens of the local issuer and the receipts. A rotation retires them: what they have signed can
+// be checked for ever, and their tokens are taken until the last of them has expired.
+import { type CryptoKey, calculateJwkThumbprint, exportJWK, generateKeyPair, importJWK, type JWK } from "jose";
+import type { KeyPurpose } from "../../db/key-schema.ts";
+import type { Clock } from "../core/clock.ts";
+import { DAY_MS } from "../core/time.ts";
+import type { Reader, Store, Tx } from "../storage/store.ts";
+import { unwrap, wrap } from "./envelope.ts";
+import type { MasterKeys } from "./master-keys.ts";
+import { changeState, lockState, readState, requireMasterKey } from "./state.ts";
+
+/** All signing keys are Ed25519 (RFC 8037). */
+export const SIGNING_ALGORITHM = "EdDSA";
+/** The longest life of a token of the local issuer. */
+export const TOKEN_DAYS_MAX = 365;
+/** A day for clocks that differ. */
+const VERIFIES_MS = (TOKEN_DAYS_MAX + 1) * DAY_MS;
+const PURPOSES: readonly KeyPurpose[] = ["issuer", "receipts"];
+
+export interface SigningKey {
+  readonly kid: string;
+  readonly privateKey: CryptoKey;
+}
+
+type SigningKeyRow = Reader["tables"]["signingKeys"]["$inferSelect"];
+
+/** A pair that nothing wraps yet. */
+export interface NewSigningKey {
+  readonly purpose: KeyPurpose;
+  readonly kid: string;
+  readonly public_jwk: string;
+  readonly privateJwk: Buffer;
+}
+
+export function signingKeyIdentity(purpose: string, kid: string): string {
+  return `signing:${purpose}:${kid}`;
+}
+
+async function newSigningKey(purpose: KeyPurpose): Promise<NewSigningKey> {
+  const pair = await generateKeyPair(SIGNING_ALGORITHM, { extractable: true });
+  const publicJwk = await exportJWK(pair.publicKey);
+  const kid = await calculateJwkThumbprint(publicJwk);
+  return {
+    purpose,
+    kid,
+    public_jwk: JSON.stringify({ ...publicJwk, kid, alg: SIGNING_ALGORITHM, use: "sig" }),
+    privateJwk: Buffer.from(JSON.stringify(await exportJWK(pair.privateKey))),
+  };
+}
+
+/** One for each purpose. */
+export const newSigningKeys = (): Promise<NewSigningKey[]> => Promise.all(PURPOSES.map(newSigningKey));
+
+/** Stores new keys, unless others are in use for their purposes. */
+export async function storeSigningKeys(
+  tx: Tx,
+  made: readonly NewSigningKey[],
+  wrapping: { readonly masterKey: Uint8Array; readonly master_key_id: string; readonly now: number },
+): Promise<void> {
+  const { masterKey, master_key_id, now } = wrapping;
+  const rows = made.map(({ purpose, kid, public_jwk, privateJwk }) => ({
+    kid,
+    purpose,
+    public_jwk,
+    wrapped_private_key: wrap(masterKey, privateJwk, signingKeyIdentity(purpose, kid)),
+    master_key_id,
+    created_at: now,
+    retired_at: null,
+  }));
+  await tx.db.insert(tx.tables.signingKeys).values(rows).onConflictDoNothing();
+}
+
+function readRows({ db, tables: { signingKeys: t } }: Reader): Promise<SigningKeyRow[]> {
+  return db.select().from(t).orderBy(t.created_at, t.kid);
+}
+
+/** The schema lets one key of each purpose be in use. */
+function inUse(rows: readonly SigningKeyRow[], purpose: KeyPurpose): SigningKeyRow | undefined {
+  return rows.find((row) => row.purpose === purpose && row.retired_at === null);
+}
+
+/** Makes the first keys of an empty database. */
+export async function makeFirstSigningKeys(
+  store: Pick<Store, "read" | "write">,
+  masterKeys: MasterKeys,
+  clock: Clock,
+): Promise<void> {
+  const [{ master_key_id: wrapping }, rows] = [await readState(store.read), await readRows(store.read)];
+  if (wrapping !== null && PURPOSES.every((purpose) => inUse(rows, purpose) !== undefined)) return;
+  const made = await newSigningKeys();
+  await store.write(async (tx) => {
+    const state = await lockState(tx);
+    const master_key_id = state.master_key_id ?? masterKeys.own;
+    const masterKey = requireMasterKey(masterKeys, master_key_id);
+    if (state.master_key_id === null) await changeState(tx, state, { master_key_id });
+    await storeSigningKeys(tx, made, { masterKey, master_key_id, now: clock.now() });
+  });
+}
+
+/** @param known those of an earlier load, which need not be opened again */
+export async function loadSigningKeys(
+  read: Reader,
+  masterKeys: MasterKeys,
+  clock: Clock,
+  known: { signingKey(purpose: KeyPurpose): SigningKey } | null,
+) {
+  const rows = await readRows(read);
+  const current = new Map<KeyPurpose, SigningKey>();
+  for (const purpose of PURPOSES) {
+    const row = inUse(rows, purpose);
+    if (row === undefined) throw new Error(`there is no signing key for ${purpose}`);
+    const before = known?.signingKey(purpose);
+    current.set(purpose, before?.kid === row.kid ? before : await openSigningKey(row, masterKeys));
+  }
+  const now = clock.now();
+  const verifies = ({ retired_at }: SigningKeyRow) => retired_at === null || now < retired_at + VERIFIES_MS;
+  const issuer = jwks(rows.filter((row) => row.purpose === "issuer" && verifies(row)));
+  const all = jwks(rows);
+  return {
+    signingKey(purpose: KeyPurpose): SigningKey {
+      const key = current.get(purpose);
+      if (key === undefined) throw new Error(`no signing key for ${purpose}`);
+      return key;
+    },
+    /** The keys that verify tokens now. */
+    issuerJwks: () => issuer,
+    /** Every public key, those of retired signing keys too: what they signed can be checked for ever. */
+    publicJwks: () => all,
+  };
+}
+
+function jwks(rows: readonly SigningKeyRow[]): { readonly keys: JWK[] } {
+  return { keys: rows.map((row) => JSON.parse(row.public_jwk)) };
+}
+
+async function openSigningKey(row: SigningKeyRow, masterKeys: MasterKeys): Promise<SigningKey> {
+  const masterKey = requireMasterKey(masterKeys, row.master_key_id);
+  const jwk = unwrap(masterKey, row.wrapped_private_key, signingKeyIdentity(row.purpose, row.kid));
+  const privateKey = await importJWK(JSON.parse(jwk.toString()), SIGNING_ALGORITHM);
+  if (privateKey instanceof Uint8Array) throw new Error("a signing key is not an Ed25519 key");
+  return { kid: row.kid, privateKey };
+}

@@ -1,0 +1,119 @@
+// The keys of tenants: the newest of a tenant seals its secrets, each of them opens what it has sealed, and the first is
+// what other keys are derived from.
+import { asc, eq } from "drizzle-orm";
+import { boundedCache } from "../concurrency/bounded-cache.ts";
+import type { Clock } from "../core/clock.ts";
+import { bind, prepared, type Reader, type Store } from "../storage/store.ts";
+import { newKey, open, seal, unwrap, wrap } from "./envelope.ts";
+import type { MasterKeys } from "./master-keys.ts";
+import { lockState, requireMasterKey } from "./state.ts";
+
+const TENANTS_CACHED_MAX = 10_000;
+const FIRST = 1;
+/** The deployment's own key is kept as that of a tenant whose name no token can have. It seals nothing. */
+export const DEPLOYMENT = "";
+
+export interface SealedSecret {
+  readonly sealed: Uint8Array;
+  /** Which key of its tenant has sealed it. */
+  readonly key_number: number;
+}
+
+interface TenantKeys {
+  readonly newest: number;
+  readonly byNumber: ReadonlyMap<number, Buffer>;
+}
+
+interface TenantKeyOptions {
+  readonly store: Pick<Store, "read" | "write">;
+  readonly masterKeys: MasterKeys;
+  readonly clock: Clock;
+}
+
+/** What the wrapped key is bound to. That of a first key is older than the numbers. */
+export function tenantKeyIdentity(tenant: string, number: number): string {
+  return number === FIRST ? `tenant:${tenant}` : `tenant-key:${number}:${tenant}`;
+}
+
+const tenantKeyQuery = prepared((reader: Reader) => {
+  const { tenantKeys: t } = reader.tables;
+  return reader.db
+    .select({ number: t.number, wrapped_key: t.wrapped_key, master_key_id: t.master_key_id })
+    .from(t)
+    .where(eq(t.tenant, bind(t.tenant, "tenant")))
+    .orderBy(asc(t.number));
+});
+
+export function createTenantKeys({ store, masterKeys, clock }: TenantKeyOptions) {
+  let known = boundedCache<string, TenantKeys>(TENANTS_CACHED_MAX);
+
+  async function stored(tenant: string): Promise<TenantKeys | null> {
+    // What is forgotten during the read is not remembered after it.
+    const cache = known;
+    const rows = await tenantKeyQuery(store.read).execute({ tenant });
+    const newest = rows.at(-1)?.number;
+    if (newest === undefined) return null;
+    const byNumber = new Map(
+      rows.map(({ number, wrapped_key, master_key_id }) => {
+        const masterKey = requireMasterKey(masterKeys, master_key_id);
+        return [number, unwrap(masterKey, wrapped_key, tenantKeyIdentity(tenant, number))] as const;
+      }),
+    );
+    const keys = { newest, byNumber };
+    cache.set(tenant, keys);
+    return keys;
+  }
+
+  async function createFirst(tenant: string): Promise<void> {
+    await store.write(async (tx) => {
+      const { master_key_id } = await lockState(tx);
+      if (master_key_id === null) throw new Error("a keyring without a master key was opened");
+      const masterKey = requireMasterKey(masterKeys, master_key_id);
+      const wrapped_key = wrap(masterKey, newKey(), tenantKeyIdentity(tenant, FIRST));
+      const row = { tenant, number: FIRST, wrapped_key, master_key_id, created_at: clock.now() };
+      // Another request may have been first, and then its key counts.
+      await tx.db.insert(tx.tables.tenantKeys).values(row).onConflictDoNothing();
+    });
+  }
+
+  async function keysOf(tenant: string): Promise<TenantKeys> {
+    const found = known.get(tenant) ?? (await stored(tenant));
+    if (found !== null) return found;
+    await createFirst(tenant);
+    const created = await stored(tenant);
+    if (created === null) throw new Error("a tenant key that was just stored is not there");
+    return created;
+  }
+
+  function numbered({ byNumber }: TenantKeys, number: number): Buffer {
+    const key = byNumber.get(number);
+    if (key === undefined) throw new Error(`the tenant has no key ${number}`);
+    return key;
+  }
+
+  /** @throws Error when the tenant has no such key */
+  async function keyOf(tenant: string, number: number): Promise<Buffer> {
+    const remembered = known.get(tenant)?.byNumber.get(number);
+    if (remembered !== undefined) return remembered;
+    const keys = await stored(tenant);
+    if (keys === null) throw new Error("the tenant has no key");
+    return numbered(keys, number);
+  }
+
+  return {
+    async seal(tenant: string, identity: string, plaintext: Uint8Array) {
+      const keys = await keysOf(tenant);
+      return { sealed: seal(numbered(keys, keys.newest), plaintext, identity), key_number: keys.newest };
+    },
+    async open(tenant: string, identity: string, { sealed, key_number }: SealedSecret): Promise<Buffer> {
+      return open(await keyOf(tenant, key_number), sealed, identity);
+    },
+    first: async (tenant: string) => numbered(await keysOf(tenant), FIRST),
+    newest: async (tenant: string) => (await keysOf(tenant)).newest,
+    numbered: keyOf,
+    /** The next one who asks reads the keys anew. */
+    forget() {
+      known = boundedCache(TENANTS_CACHED_MAX);
+    },
+  };
+}

@@ -1,0 +1,63 @@
+import { expect, test } from "bun:test";
+import { createWatch } from "./watch.ts";
+
+/** A look that ends when it is told to. */
+function heldLook() {
+  const looks: PromiseWithResolvers<void>[] = [];
+  const failures: unknown[] = [];
+  const begun = () => {
+    const look = Promise.withResolvers<void>();
+    looks.push(look);
+    return look.promise;
+  };
+  return { looks, failures, watch: createWatch(begun, (error) => failures.push(error)) };
+}
+
+test("a look that was asked for begins after the question, whatever is under way, and is shared", async () => {
+  const { looks, watch } = heldLook();
+  const first = watch.renewed();
+  await Bun.sleep(0);
+  expect(looks.length).toBe(1);
+  const others = [watch.renewed(), watch.renewed()];
+  looks[0]?.resolve();
+  await first;
+  while (looks.length < 2) await Bun.sleep(5);
+  looks[1]?.resolve();
+  await Promise.all(others);
+  expect(looks.length).toBe(2);
+});
+
+test("nobody waits long for a look that hangs", async () => {
+  const { watch } = heldLook();
+  const startedAt = performance.now();
+  await watch.renewed();
+  expect(performance.now() - startedAt).toBeGreaterThan(400);
+});
+
+test("a look that fails is told of, and keeps nobody", async () => {
+  const { looks, failures, watch } = heldLook();
+  const asked = watch.renewed();
+  while (looks.length === 0) await Bun.sleep(5);
+  looks[0]?.reject(new Error("the database is away"));
+  await asked;
+  expect(failures).toEqual([new Error("the database is away")]);
+});
+
+test("a process that does not watch waits for nothing", async () => {
+  const { looks, watch } = heldLook();
+  await watch.refreshed();
+  expect([watch.isFresh(), looks.length]).toEqual([true, 0]);
+});
+
+test("however many want a look, there is one in a tenth of a second at most", async () => {
+  let looks = 0;
+  const watch = createWatch(
+    async () => {
+      looks += 1;
+    },
+    () => {},
+  );
+  const startedAt = performance.now();
+  for (let n = 0; n < 4; n++) await Promise.all(Array.from({ length: 100 }, () => watch.renewed()));
+  expect(looks).toBeLessThanOrEqual((performance.now() - startedAt) / 100 + 1);
+});

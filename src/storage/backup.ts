@@ -1,0 +1,106 @@
+// Copies of an SQLite database that a service is writing to, and what proves that one is whole. A copy is one file: SQLite
+// writes it anew from one moment's view of the database, and holds up no writer meanwhile. The log grows until it is done.
+import { Database, SQLiteError } from "bun:sqlite";
+import { closeSync, existsSync, fsyncSync, linkSync, openSync, rmSync, statSync } from "node:fs";
+import { dirname } from "node:path";
+import { StartupProblem } from "../core/startup.ts";
+import { NEWEST_SQLITE_VERSION } from "./migrate.ts";
+import { syncDirectory } from "./private-file.ts";
+
+/**
+ * Copies everything that was committed before the call. The copy has the mode 0600, appears under its name when all of it
+ * is on the disk, and never replaces another file.
+ *
+ * @param from a database that exists
+ * @throws StartupProblem when there is no database, or the copy can't be written where it shall be
+ */
+export function copySqlite(from: string, to: string): void {
+  if (!existsSync(from)) throw new StartupProblem(`there is no database at ${from}`);
+  if (existsSync(to)) throw new StartupProblem(`${to} is there already, and a backup replaces no file`);
+  const draft = `${to}.${crypto.randomUUID()}`;
+  try {
+    closeSync(openSync(draft, "wx", 0o600));
+    vacuumInto(from, draft);
+    syncFile(draft);
+    linkSync(draft, to);
+    syncDirectory(dirname(to));
+  } catch (cause) {
+    throw new StartupProblem(`${to} can't be written: ${(cause as Error).message}`, { cause });
+  } finally {
+    for (const leaving of [draft, `${draft}-journal`]) rmSync(leaving, { force: true });
+  }
+}
+
+function vacuumInto(from: string, draft: string): void {
+  // To read the log of a running service takes the permission to write its index.
+  const connection = new Database(from, { readwrite: true, create: false });
+  try {
+    // An empty file is as good as none.
+    connection.run("vacuum into ?", [draft]);
+  } finally {
+    connection.close();
+  }
+}
+
+function syncFile(path: string): void {
+  const file = openSync(path, "r");
+  try {
+    fsyncSync(file);
+  } finally {
+    closeSync(file);
+  }
+}
+
+export interface WrappedKeys {
+  readonly tenantKeys: readonly {
+    readonly tenant: string;
+    readonly number: number;
+    readonly wrapped_key: Uint8Array;
+  }[];
+  readonly signingKeys: readonly {
+    readonly kid: string;
+    readonly purpose: string;
+    readonly wrapped_private_key: Uint8Array;
+  }[];
+}
+
+/** Either what is wrong with it, or what it holds. */
+type CheckedCopy =
+  | { readonly problem: string }
+  | { readonly problem: null; readonly bytes: number; readonly version: number; readonly keys: WrappedKeys };
+
+/** Reads the whole file: every page, row and index, as SQLite's `integrity_check` does. */
+export function checkSqliteCopy(path: string): CheckedCopy {
+  if (!existsSync(path)) return { problem: "there is no such file" };
+  let copy: Database | null = null;
+  try {
+    copy = new Database(path, { readonly: true });
+    const rows = copy.query<{ integrity_check: string }, []>("pragma integrity_check(5)").all();
+    const found = rows.map(({ integrity_check }) => integrity_check).join("; ");
+    if (found !== "ok") return { problem: `it is damaged: ${found}` };
+    const newest = "select coalesce(max(version), 0) as version from schema_migrations";
+    const { version } = copy.query<{ version: number }, []>(newest).get() ?? { version: 0 };
+    if (version === 0 || version > NEWEST_SQLITE_VERSION) {
+      return { problem: `it has schema version ${version}, and this program knows 1 to ${NEWEST_SQLITE_VERSION}` };
+    }
+    return { problem: null, bytes: statSync(path).size, version, keys: wrappedKeys(copy) };
+  } catch (error) {
+    if (!(error instanceof SQLiteError)) throw error;
+    return { problem: `it is no whole database of tollgate: ${error.message}` };
+  } finally {
+    copy?.close();
+  }
+}
+
+function wrappedKeys(copy: Database): WrappedKeys {
+  // Before schema version 15 a tenant had one key, which is the first.
+  type Row = Omit<WrappedKeys["tenantKeys"][number], "number"> & { readonly number?: number };
+  const tenantKeys = copy.query<Row, []>("select * from tenant_keys");
+  const signingKeys = copy.query<WrappedKeys["signingKeys"][number], []>(
+    "select kid, purpose, wrapped_private_key from signing_keys",
+  );
+  return {
+    tenantKeys: tenantKeys.all().map((row) => ({ ...row, number: row.number ?? 1 })),
+    signingKeys: signingKeys.all(),
+  };
+}

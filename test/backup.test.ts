@@ -1,0 +1,161 @@
+// Copies of a live SQLite database: what one holds, what the restore of one gives back, and what is not taken for one.
+import { Database } from "bun:sqlite";
+import { afterEach, beforeEach, expect, setDefaultTimeout, test } from "bun:test";
+import { copyFileSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { type Gateway, startGateway } from "./support/gateway/gateway.ts";
+import { runCommand, temporaryRoot } from "./support/gateway/process.ts";
+
+setDefaultTimeout(120_000);
+
+const ALICE = { tenant: "acme", user: "alice" };
+const SECRET = "s3cret-of-the-upstream";
+
+let dir: string;
+beforeEach(() => {
+  dir = mkdtempSync(join(temporaryRoot(), "backup-"));
+});
+afterEach(() => rmSync(dir, { recursive: true, force: true }));
+
+async function ask(gateway: Gateway, path: string, body?: unknown): Promise<Response> {
+  const headers = { authorization: `Bearer ${await gateway.token(ALICE)}`, "content-type": "application/json" };
+  return fetch(`${gateway.url}${path}`, {
+    headers,
+    ...(body === undefined ? {} : { method: "POST", body: JSON.stringify(body) }),
+  });
+}
+
+async function fieldOf(response: Promise<Response>, field: string): Promise<string> {
+  return ((await (await response).json()) as Record<string, string>)[field] ?? "";
+}
+
+/** Answers with the secret that came along. */
+function upstream() {
+  const server = Bun.serve({
+    port: 0,
+    hostname: "127.0.0.1",
+    fetch: (request) => new Response(request.headers.get("authorization")),
+  });
+  return { url: server.url.href, [Symbol.dispose]: () => void server.stop(true) };
+}
+
+async function agentWithSecret(gateway: Gateway, url: string): Promise<string> {
+  const credential = { name: "upstream", source: "managed", auth_type: "bearer", plaintext: SECRET };
+  const credential_ref = await fieldOf(ask(gateway, "/v1/credentials", credential), "id");
+  return fieldOf(ask(gateway, "/v1/agents", { name: "echo", upstream_url: url, credential_ref }), "id");
+}
+
+/** As an operator does it: the copy and the key, alone in a directory. */
+function restored(backup: string, masterKey: string): string {
+  const data = join(dir, "restored");
+  mkdirSync(data, { mode: 0o700 });
+  copyFileSync(backup, join(data, "tollgate.db"));
+  writeFileSync(join(data, "master.key"), masterKey, { mode: 0o600 });
+  return data;
+}
+
+test("a backup under load gives back every call that was acknowledged before it began, and the secrets", async () => {
+  using echo = upstream();
+  await using gateway = await startGateway();
+  const agent = await agentWithSecret(gateway, echo.url);
+  const acknowledged: string[] = [];
+  let isLoaded = true;
+  const call = async () => {
+    const response = await ask(gateway, `/v1/proxy/${agent}`, { n: acknowledged.length });
+    expect(response.status).toBe(202);
+    acknowledged.push(((await response.json()) as { invocation_id: string }).invocation_id);
+  };
+  const caller = async () => {
+    while (isLoaded) await call();
+  };
+  for (let n = 0; n < 50; n++) await call();
+  const load = Promise.all(Array.from({ length: 16 }, caller));
+  const backup = join(dir, "backup.db");
+  const [before, made] = await Promise.all([[...acknowledged], gateway.run("backup", backup, "--verify")]).finally(
+    () => {
+      isLoaded = false;
+    },
+  );
+  await load;
+  expect(made).toEqual({
+    code: 0,
+    stdout: expect.stringMatching(
+      /^\S+backup\.db is made and whole: \d+ bytes, schema version \d+, all \d keys open\n$/,
+    ),
+    stderr: "",
+  });
+  expect(statSync(backup).mode & 0o777).toBe(0o600);
+  expect(acknowledged.length).toBeGreaterThan(before.length);
+
+  const masterKey = readFileSync(join(gateway.dataDir, "master.key"), "utf8");
+  await using again = await startGateway({ env: { TOLLGATE_DATA_DIR: restored(backup, masterKey) } });
+  for (const id of before) {
+    const polled = await ask(again, `/v1/invocations/${id}`);
+    expect([id, polled.status]).toEqual([id, 200]);
+  }
+  const poll = (await ask(again, `/v1/proxy/${agent}`, {})).headers.get("location");
+  const headers = { authorization: `Bearer ${await again.token(ALICE)}`, prefer: "wait=30" };
+  const ended = (await (await fetch(`${again.url}${poll}`, { headers })).json()) as Record<string, string>;
+  expect([ended["status"], Buffer.from(ended["response_body_b64"] ?? "", "base64").toString()]).toEqual([
+    "succeeded",
+    `Bearer ${SECRET}`,
+  ]);
+});
+
+test("a backup replaces no file, and leaves none behind when it can't be made", async () => {
+  await using gateway = await startGateway();
+  const there = join(dir, "there.db");
+  writeFileSync(there, "mine");
+  const refused = (text: string) => ({ code: 2, stdout: "", stderr: expect.stringContaining(text) });
+  expect(await gateway.run("backup", there)).toEqual(
+    refused(`${there} is there already, and a backup replaces no file`),
+  );
+  expect(readFileSync(there, "utf8")).toBe("mine");
+  const nowhere = join(dir, "nowhere", "b.db");
+  expect(await gateway.run("backup", nowhere)).toEqual(refused(`${nowhere} can't be written: `));
+  expect(await gateway.run("backup")).toEqual(refused("FILE must be given"));
+  const empty = await gateway.run("backup", join(dir, "b.db"), "--data-dir", dir);
+  expect(empty).toEqual(refused(`there is no database at ${join(dir, "tollgate.db")}`));
+  expect([...new Bun.Glob("**").scanSync({ cwd: dir })]).toEqual(["there.db"]);
+});
+
+test("a check tells a whole copy from a damaged one, from one of another key, and from what is no copy", async () => {
+  await using gateway = await startGateway();
+  await gateway.token(ALICE);
+  const backup = join(dir, "backup.db");
+  expect(await gateway.run("backup", backup)).toEqual({ code: 0, stdout: `${backup} is made\n`, stderr: "" });
+  const check = (file: string, ...rest: string[]) => gateway.run("backup", "--verify", file, ...rest);
+  const fails = (why: string) => ({ code: 1, stdout: "", stderr: expect.stringContaining(why) });
+  expect(await check(backup)).toMatchObject({ code: 0, stdout: expect.stringContaining(`${backup} is whole: `) });
+  const bytes = readFileSync(backup);
+
+  const damaged = join(dir, "damaged.db");
+  writeFileSync(damaged, Buffer.concat([bytes.subarray(0, 8192), Buffer.alloc(4096, 7), bytes.subarray(12_288)]));
+  expect(await check(damaged)).toEqual(fails("damaged.db does not hold: it is"));
+  writeFileSync(damaged, bytes.subarray(0, bytes.length - 4096));
+  expect(await check(damaged)).toEqual(fails("damaged.db does not hold: it is"));
+  writeFileSync(damaged, "no database at all");
+  expect(await check(damaged)).toEqual(fails("it is no whole database of tollgate"));
+  expect(await check(join(dir, "missing.db"))).toEqual(fails("there is no such file"));
+
+  const other = new Database(join(dir, "other.db"));
+  other.run("create table notes (text)");
+  other.close();
+  expect(await check(join(dir, "other.db"))).toEqual(fails("it is no whole database of tollgate"));
+  expect(await check(backup, "--data-dir", dir)).toEqual(
+    fails("keys can't be opened: TOLLGATE_MASTER_KEY must be set"),
+  );
+  const foreign = join(dir, "foreign");
+  mkdirSync(foreign);
+  writeFileSync(join(foreign, "master.key"), `${Buffer.alloc(32, 5).toString("base64")}\n`, { mode: 0o600 });
+  expect(await check(backup, "--data-dir", foreign)).toEqual(fails("keys do not open with the master key"));
+});
+
+test("a backup of Postgres is left to its own tools", async () => {
+  const env = { DATABASE_URL: "postgres://127.0.0.1:1/none" };
+  expect(await runCommand(["backup", join(dir, "b.db")], { cwd: dir, env })).toEqual({
+    code: 2,
+    stdout: "",
+    stderr: expect.stringContaining("DATABASE_URL must be unset: Postgres is backed up by its own tools"),
+  });
+});

@@ -1,0 +1,261 @@
+// `tollgate keys rotate` and `tollgate token revoke` beside gateways under load: nothing is lost whenever the command is
+// killed, and what was replaced or revoked is good for nothing any more.
+import { expect, setDefaultTimeout, test } from "bun:test";
+import { copyFileSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { decodeProtectedHeader } from "jose";
+import { tollgateBinary } from "./support/gateway/binary.ts";
+import { eachDatabase, type Gateway, startGateway } from "./support/gateway/gateway.ts";
+import { type Environment, temporaryRoot } from "./support/gateway/process.ts";
+import { startPostgres } from "./support/stores/postgres.ts";
+
+setDefaultTimeout(150_000);
+
+const ALICE = { tenant: "acme", user: "alice" };
+const SECRET = "s3cret-of-the-upstream";
+/** After which a killed command has come to different places: it takes about a second and a half. */
+const KILLED_AFTER_MS = [40, 110, 180, 300, 700, 1_000, 1_200, 1_300];
+/** What is in force within two seconds is waited for longer on a busy machine. */
+const IN_FORCE_MS_MAX = 30_000;
+
+const newMasterKey = () => Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64");
+
+/** A token made now, unlike `gateway.token`. */
+async function mint(gateway: Gateway, user = ALICE.user): Promise<string> {
+  const { code, stdout, stderr } = await gateway.run("token", "--tenant", ALICE.tenant, "--user", user);
+  expect([code, code === 0 ? "" : stderr]).toEqual([0, ""]);
+  return stdout.trim();
+}
+
+function ask(gateway: Gateway, token: string, path: string, body?: unknown): Promise<Response> {
+  const headers = { authorization: `Bearer ${token}`, "content-type": "application/json" };
+  return fetch(`${gateway.url}${path}`, {
+    headers,
+    ...(body === undefined ? {} : { method: "POST", body: JSON.stringify(body) }),
+  });
+}
+
+const statusOf = async (gateway: Gateway, token: string) => (await ask(gateway, token, "/v1/agents")).status;
+
+async function idOf(response: Promise<Response>): Promise<string> {
+  const answer = await response;
+  expect(answer.status).toBe(201);
+  return ((await answer.json()) as { id: string }).id;
+}
+
+async function until(what: () => Promise<boolean>): Promise<void> {
+  const deadline = performance.now() + IN_FORCE_MS_MAX;
+  while (!(await what())) {
+    if (performance.now() > deadline) throw new Error("it has not come to be");
+    await Bun.sleep(50);
+  }
+}
+
+/** Answers with the secret that came along. */
+function upstream() {
+  const server = Bun.serve({
+    port: 0,
+    hostname: "127.0.0.1",
+    fetch: (request) => new Response(request.headers.get("authorization")),
+  });
+  return { url: server.url.href, [Symbol.dispose]: () => void server.stop(true) };
+}
+
+async function agentWithSecret(gateway: Gateway, token: string, url: string, name: string): Promise<string> {
+  const credential = { name, source: "managed", auth_type: "bearer", plaintext: SECRET };
+  const credential_ref = await idOf(ask(gateway, token, "/v1/credentials", credential));
+  return idOf(ask(gateway, token, "/v1/agents", { name, upstream_url: url, credential_ref, emit_receipts: true }));
+}
+
+function pick<T>(list: readonly T[], at: number): T {
+  const one = list[at % list.length];
+  if (one === undefined) throw new Error("the list is empty");
+  return one;
+}
+
+/** What the upstream got as the secret; null when the call was not made. */
+async function called(gateway: Gateway, token: string, agent: string): Promise<string | null> {
+  const accepted = await ask(gateway, token, `/v1/proxy/${agent}`, {});
+  if (accepted.status !== 202) return `answered ${accepted.status}`;
+  const headers = { authorization: `Bearer ${token}`, prefer: "wait=30" };
+  const polled = await fetch(`${gateway.url}${accepted.headers.get("location")}`, { headers });
+  const { response_body_b64: body } = (await polled.json()) as { response_body_b64?: string };
+  return body === undefined ? null : Buffer.from(body, "base64").toString();
+}
+
+async function killedAfter(ms: number, env: Environment): Promise<void> {
+  const command = ["setpriv", "--pdeathsig", "KILL", "--", tollgateBinary(), "keys", "rotate"];
+  const child = Bun.spawn(command, { env: { PATH: "/usr/bin:/bin", ...env }, stdout: "ignore", stderr: "ignore" });
+  await Bun.sleep(ms);
+  child.kill("SIGKILL");
+  await child.exited;
+}
+
+const publicKids = async (gateway: Gateway) => {
+  const { keys } = (await (await fetch(`${gateway.url}/.well-known/jwks.json`)).json()) as { keys: { kid: string }[] };
+  return keys.map(({ kid }) => kid);
+};
+
+eachDatabase((database) => {
+  test.concurrent("keys rotate under load, killed again and again, and the old master key opens nothing", async () => {
+    using echo = upstream();
+    const isSqlite = database.name === "sqlite";
+    const old = await database.fresh();
+    const env = isSqlite ? {} : { ...old, TOLLGATE_NEW_MASTER_KEY: newMasterKey() };
+    await using gateway = await startGateway({ env });
+    await using second = isSqlite ? null : await startGateway({ env });
+    const gateways = second === null ? [gateway] : [gateway, second];
+    const keyFile = join(gateway.dataDir, "master.key");
+    const oldKey = isSqlite ? readFileSync(keyFile, "utf8") : "";
+    const token = await mint(gateway);
+    const agents = [await agentWithSecret(gateway, token, echo.url, "a0")];
+    const outcomes = new Map<string | null, number>();
+    let isLoaded = true;
+    const caller = async (n: number) => {
+      for (let at = n; isLoaded; at++) {
+        const outcome = await called(pick(gateways, at), token, pick(agents, at >> 1));
+        outcomes.set(outcome, (outcomes.get(outcome) ?? 0) + 1);
+      }
+    };
+    const load = Promise.all(Array.from({ length: 8 }, (_, n) => caller(n)));
+    const command = { TOLLGATE_DATA_DIR: gateway.dataDir, ...env };
+    for (const [n, ms] of KILLED_AFTER_MS.entries()) {
+      await killedAfter(ms, command);
+      // What a gateway seals in the middle of a rotation is sealed for good too.
+      agents.push(await agentWithSecret(pick(gateways, n), token, echo.url, `a${n + 1}`));
+    }
+    const finished = await gateway.run("keys", "rotate");
+    isLoaded = false;
+    await load;
+    expect(finished).toMatchObject({ code: 0, stdout: expect.stringMatching(/^the keys are rotated /) });
+    expect([...outcomes.keys()]).toEqual([`Bearer ${SECRET}`]);
+
+    // Tokens from before go on, new ones are taken at once, and every receipt can be checked.
+    const next = await mint(gateway);
+    for (const each of gateways) expect([await statusOf(each, token), await statusOf(each, next)]).toEqual([200, 200]);
+    const [oldKid, newKid] = [token, next].map((each) => decodeProtectedHeader(each).kid as string);
+    expect(newKid).not.toBe(oldKid);
+    await until(async () => (await publicKids(gateway)).includes(newKid as string));
+    expect(await publicKids(gateway)).toContain(oldKid as string);
+    for (const agent of agents) expect(await called(gateway, next, agent)).toBe(`Bearer ${SECRET}`);
+    const file = join(mkdtempSync(join(temporaryRoot(), "keys-")), "receipts.jsonl");
+    const lines: string[] = [];
+    for (let page = "first"; page !== ""; lines.push(...page.split("\n").filter((line) => line !== ""))) {
+      page = await (await ask(gateway, next, `/v1/receipts?limit=100&offset=${lines.length}`)).text();
+    }
+    writeFileSync(file, lines.map((line) => `${line}\n`).join(""));
+    const kids = new Set(lines.map((line) => decodeProtectedHeader(line).kid));
+    expect(kids.size).toBeGreaterThan(1);
+    const jwks = `${gateway.url}/.well-known/jwks.json`;
+    expect((await gateway.run("receipt", "verify", file, "--jwks", jwks)).code).toBe(0);
+
+    if (isSqlite) {
+      expect(readdirSync(gateway.dataDir).filter((name) => name === "master.key.new")).toEqual([]);
+      const copy = mkdtempSync(join(temporaryRoot(), "keys-"));
+      const backup = await gateway.run("backup", join(copy, "tollgate.db"), "--verify");
+      expect([backup.code, backup.stdout]).toEqual([0, expect.stringContaining("keys open")]);
+      writeFileSync(join(copy, "master.key"), oldKey, { mode: 0o600 });
+      const check = await gateway.run("backup", "--verify", join(copy, "tollgate.db"), "--data-dir", copy);
+      const [, closed, all] = /: (\d+) of its (\d+) keys do not open/.exec(check.stderr) ?? [];
+      expect([check.code, closed]).toEqual([1, all]);
+    }
+    // With the old key alone nothing starts; after a restart with the new one everything is there.
+    const withOld = isSqlite ? { TOLLGATE_MASTER_KEY: oldKey.trim() } : { ...old, TOLLGATE_NEW_MASTER_KEY: "" };
+    await Promise.all(gateways.map((each) => each.stop()));
+    await expect(gateway.restart(withOld)).rejects.toThrow("TOLLGATE_MASTER_KEY");
+    await gateway.restart({
+      TOLLGATE_NEW_MASTER_KEY: "",
+      TOLLGATE_MASTER_KEY: isSqlite ? "" : (env as { TOLLGATE_NEW_MASTER_KEY: string }).TOLLGATE_NEW_MASTER_KEY,
+    });
+    for (const agent of agents) expect(await called(gateway, token, agent)).toBe(`Bearer ${SECRET}`);
+  });
+
+  test.concurrent("revoked tokens are refused and later ones taken, also those of the same second", async () => {
+    await using gateway = await startGateway({ database });
+    const [alice, bob] = [await mint(gateway), await mint(gateway, "bob")];
+    expect([await statusOf(gateway, alice), await statusOf(gateway, bob)]).toEqual([200, 200]);
+    const revoke = (...args: string[]) => gateway.run("token", "revoke", "--tenant", ALICE.tenant, ...args);
+    expect(await revoke("--user", ALICE.user)).toMatchObject({ code: 0 });
+    const next = await mint(gateway);
+    expect(await statusOf(gateway, next)).toBe(200);
+    await until(async () => (await statusOf(gateway, alice)) === 401);
+    expect([await statusOf(gateway, next), await statusOf(gateway, bob)]).toEqual([200, 200]);
+
+    // Its second may be that of the revocation, and of the tokens that are refused.
+    expect(await revoke()).toMatchObject({ code: 0 });
+    const newest = await mint(gateway);
+    expect(await statusOf(gateway, newest)).toBe(200);
+    await until(async () => (await statusOf(gateway, bob)) === 401 && (await statusOf(gateway, next)) === 401);
+    expect(await statusOf(gateway, newest)).toBe(200);
+    await gateway.stop();
+    await gateway.restart();
+    const after = [alice, bob, next, newest].map((token) => statusOf(gateway, token));
+    expect(await Promise.all(after)).toEqual([401, 401, 401, 200]);
+    expect(await gateway.run("token", "revoke")).toMatchObject({
+      code: 2,
+      stderr: expect.stringContaining("--tenant"),
+    });
+  });
+});
+
+test.concurrent("two gateways rotate only when both have the new key, which each finds in a file without a restart", async () => {
+  const DATABASE_URL = await (await startPostgres()).freshDatabase();
+  const homes = ["a", "b"].map((name) => {
+    const dir = join(mkdtempSync(join(temporaryRoot(), "keys-")), name);
+    mkdirSync(dir);
+    return join(dir, "key");
+  }) as [string, string];
+  for (const file of homes) writeFileSync(file, "");
+  const key = newMasterKey();
+  for (const file of homes) writeFileSync(file, `${key}\n`, { mode: 0o600 });
+  await using a = await startGateway({ env: { DATABASE_URL, TOLLGATE_MASTER_KEY_FILE: homes[0] } });
+  await using b = await startGateway({ env: { DATABASE_URL, TOLLGATE_MASTER_KEY_FILE: homes[1] } });
+  const token = await mint(a);
+  const credential = { source: "managed", auth_type: "bearer", plaintext: SECRET };
+
+  const rotating = a.run("keys", "rotate");
+  await until(async () => readdirSync(join(homes[0], "..")).includes("key.new"));
+  // Gateway b has not got it yet, so nothing is wrapped with it.
+  await until(async () => b.log().includes("master_key_missing"));
+  expect(await statusOf(b, token)).toBe(200);
+  copyFileSync(`${homes[0]}.new`, `${homes[1]}.new`);
+  expect(await rotating).toMatchObject({ code: 0 });
+  expect(readFileSync(homes[0], "utf8")).toBe(readFileSync(`${homes[1]}.new`, "utf8"));
+  const next = await mint(a);
+  for (const gateway of [a, b]) {
+    expect(await statusOf(gateway, next)).toBe(200);
+    await idOf(ask(gateway, next, "/v1/credentials", { ...credential, name: `of ${gateway.url}` }));
+  }
+  // A new tenant, whose first key the other gateway opens.
+  const other = await b.token({ tenant: "other", user: "bob" });
+  await idOf(ask(b, other, "/v1/credentials", { ...credential, name: "c" }));
+  await idOf(ask(a, other, "/v1/credentials", { ...credential, name: "d" }));
+
+  // On both at once, also where the token is remembered.
+  await a.run("token", "revoke", "--tenant", ALICE.tenant);
+  for (const gateway of [a, b]) await until(async () => (await statusOf(gateway, next)) === 401);
+  expect([await statusOf(a, other), await statusOf(b, other)]).toEqual([200, 200]);
+});
+
+test.concurrent("a gateway that was given the old key alone keeps a rotation from beginning", async () => {
+  const shared = {
+    DATABASE_URL: await (await startPostgres()).freshDatabase(),
+    TOLLGATE_MASTER_KEY: newMasterKey(),
+  };
+  const given = { ...shared, TOLLGATE_NEW_MASTER_KEY: newMasterKey() };
+  await using a = await startGateway({ env: given });
+  await using b = await startGateway({ env: shared });
+  expect(await b.run("keys", "rotate")).toMatchObject({
+    code: 2,
+    stderr: expect.stringContaining("TOLLGATE_NEW_MASTER_KEY must be set when TOLLGATE_MASTER_KEY is"),
+  });
+  const token = await mint(a);
+  const refused = await a.run("keys", "rotate");
+  expect(refused).toMatchObject({ code: 1, stdout: "", stderr: expect.stringContaining("nothing is rotated yet") });
+  expect([await statusOf(a, token), await statusOf(b, token)]).toEqual([200, 200]);
+  await b.stop();
+  await b.restart(given);
+  expect(await a.run("keys", "rotate")).toMatchObject({ code: 0 });
+  expect([await statusOf(a, await mint(b)), await statusOf(b, token)]).toEqual([200, 200]);
+  expect((await a.run("keys", "rotate")).stdout).toContain("rotated to that master key already");
+});
