@@ -220,7 +220,7 @@ async function dialled({ socket, arrives }: Dialled, connected: string, signal: 
   }
 }
 
-function dial({ url, address, serverName, tlsContext, signal }: TransportRequest): Promise<Dialled> {
+function dial({ url, address, serverName, tlsContext, signal, certified }: TransportRequest): Promise<Dialled> {
   const arrives: Arrivals = { take: null };
   const reading = { host: address, onread: readingInto(arrives) };
   if (url.protocol === "http:") {
@@ -237,6 +237,7 @@ function dial({ url, address, serverName, tlsContext, signal }: TransportRequest
     servername: serverName ?? "",
     ...(secureContext && { secureContext }),
   });
+  if (certified) socket.once("secureConnect", () => certified(Date.parse(socket.getPeerCertificate().valid_to)));
   return dialled({ socket: socket.setNoDelay(true), arrives }, "secureConnect", signal);
 }
 

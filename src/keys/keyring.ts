@@ -182,6 +182,17 @@ async function openSigningKey(row: SigningKeyRow, masterKey: Uint8Array): Promis
   return { kid: row.kid, privateKey };
 }
 
+/** Opens what is sealed, and makes no key: for a look at a deployment that changes nothing. */
+export function openSealed(read: Reader, masterKey: Uint8Array): Pick<Keyring, "openSecret"> {
+  return {
+    async openSecret(tenant, identity, sealed) {
+      const [row] = await tenantKeyQuery(read).execute({ tenant });
+      if (row === undefined) throw new Error("the tenant has no key");
+      return open(unwrap(masterKey, row.wrapped_key, tenantIdentity(tenant)), sealed, identity);
+    },
+  };
+}
+
 /** The names of those that another master key wraps, or that were altered. */
 export function keysThatDoNotOpen(masterKey: Uint8Array, { tenantKeys, signingKeys }: WrappedKeys): string[] {
   const wrapped = [
