@@ -236,7 +236,7 @@ describe("beside a gateway", () => {
     expect(other).toEqual([1, says("fail issuer: \\S+: the discovery document names another issuer; ")]);
     expect(noKeys).toEqual([1, says("fail issuer: \\S+: the key set has no key that can verify a token; ")]);
     expect(unusable).toEqual([1, says("fail issuer: none of the 1 keys of \\S+ can be used; ")]);
-    expect(skewed).toEqual([0, says("warn issuer: its clock is (59|6[01]) s behind this machine's clock; ")]);
+    expect(skewed).toEqual([0, says("warn issuer: its clock is (59|6\\d) s behind this machine's clock; ")]);
   });
 
   test("a vault must be open and take the token; a token that ends soon is told; secrets are nobody else's", async () => {

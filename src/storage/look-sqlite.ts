@@ -1,6 +1,6 @@
 // The look at an SQLite database. Its service may run beside it, may have ended well, or may have been killed.
 import { Database, SQLiteError } from "bun:sqlite";
-import { existsSync, statSync } from "node:fs";
+import { accessSync, constants, existsSync, statSync } from "node:fs";
 import { drizzle } from "drizzle-orm/bun-sqlite";
 import { columns } from "../../db/columns.ts";
 import { defineSchema } from "../../db/schema.ts";
@@ -35,6 +35,8 @@ class FinishedDatabase extends Database {
 export function lookAtSqlite(path: string): DatabaseLook | null {
   // An empty file is as good as none, and opening it would make a journal beside it.
   if (!existsSync(path) || statSync(path).size === 0) return null;
+  // One that can only read would leave its working files behind.
+  if (!isWritable(path)) throw new StartupProblem(`${path} may not be written by this user`);
   const { connection, close } = connect(path);
   try {
     const version = versionOf(connection);
@@ -52,6 +54,15 @@ export function lookAtSqlite(path: string): DatabaseLook | null {
   } catch (cause) {
     close();
     throw cause instanceof SQLiteError ? unreadable(path, cause) : cause;
+  }
+}
+
+function isWritable(path: string): boolean {
+  try {
+    accessSync(path, constants.R_OK | constants.W_OK);
+    return true;
+  } catch {
+    return false;
   }
 }
 

@@ -1,7 +1,6 @@
 // The facilitators of all tenants, each asked as a settlement would ask it: under the host rules, and with the tenant's
 // own certificate or header. Tenants that show the same to the same server count as one. Their names are shown to the
 // operator, and nothing of their secrets.
-import { mapLimit } from "../../concurrency/map-limit.ts";
 import type { Config } from "../../config.ts";
 import { parseCertificates } from "../../core/certificates.ts";
 import { systemClock } from "../../core/clock.ts";
@@ -16,12 +15,12 @@ import type { ClientIdentity } from "../../http/tls-contexts.ts";
 import { openSealed } from "../../keys/keyring.ts";
 import type { DatabaseLook } from "../../storage/look.ts";
 import { NETWORK, NETWORK_CAIP2 } from "../../x402/kind.ts";
+import { eachInTime } from "./each-in-time.ts";
 import { type Finding, failure, findings, type Problem, warning } from "./finding.ts";
 import { observed } from "./observed.ts";
 import { timeText, validityProblem } from "./rules.ts";
 import { CHECK_MS_MAX, inTime, problemOf } from "./run.ts";
 
-const PARALLEL = 8;
 /** For all of them together. What has not begun by then is counted, and not looked at. */
 const ALL_MS_MAX = 30_000;
 export const FACILITATORS_MS_MAX = ALL_MS_MAX + 2 * CHECK_MS_MAX;
@@ -61,7 +60,7 @@ export async function facilitatorFindings(look: FacilitatorsLook): Promise<Findi
   const groups = new Map<string, Group>();
   const closed: Finding[] = [];
   const open = credentialOpener(look);
-  let left = await each(settlements, until, async (settlement) => {
+  let left = await eachInTime(settlements, until, async (settlement) => {
     try {
       const credential = await inTime(open(settlement));
       const key = JSON.stringify([settlement.url, credential]);
@@ -74,19 +73,9 @@ export async function facilitatorFindings(look: FacilitatorsLook): Promise<Findi
   });
   const asked = new Map<Group, Finding[]>();
   const ask = asker(look.config);
-  left += await each([...groups.values()], until, async (group) => void asked.set(group, await ask(group)));
+  left += await eachInTime([...groups.values()], until, async (group) => void asked.set(group, await ask(group)));
   const found = [...groups.values()].flatMap((group) => asked.get(group) ?? []);
   return [...closed, ...found, ...(left === 0 ? [] : findings("facilitators", [notReached(left)], ""))];
-}
-
-/** Returns how many were not begun in time. */
-async function each<T>(items: readonly T[], until: number, work: (item: T) => Promise<void>): Promise<number> {
-  let left = 0;
-  await mapLimit(items, PARALLEL, async (item) => {
-    if (performance.now() < until) await work(item);
-    else left++;
-  });
-  return left;
 }
 
 function notReached(count: number): Problem {

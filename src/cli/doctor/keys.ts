@@ -30,6 +30,7 @@ export async function keyFindings(place: MasterKeyPlace, database: DatabaseLook 
       `TOLLGATE_MASTER_KEY must be set, or ${MASTER_KEY_FILE} restored to the data directory, for ${count} keys`,
     );
   }
+  if (count === 0) return findings("keys", [], "the master key is there, and no key under it yet");
   const closed = keysThatDoNotOpen(masterKey, keys);
   const named = closed.slice(0, NAMED_MAX).join(", ");
   const more = closed.length > NAMED_MAX ? ", …" : "";
