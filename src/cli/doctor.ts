@@ -15,7 +15,7 @@ import {
 import { FACILITATORS_MS_MAX, facilitatorFindings } from "./doctor/facilitators.ts";
 import { type Finding, findings, isHealthy, report, warning } from "./doctor/finding.ts";
 import { issuerFindings } from "./doctor/issuer.ts";
-import { keyFindings, masterKeyOf } from "./doctor/keys.ts";
+import { keyFindings, usableMasterKey } from "./doctor/keys.ts";
 import { chainClockFindings, lookAtNodes, nodesFindings } from "./doctor/nodes.ts";
 import { type Check, runChecks } from "./doctor/run.ts";
 import { secretsDirFindings, vaultFindings } from "./doctor/secrets.ts";
@@ -59,7 +59,7 @@ function gatewayChecks(config: Config, opening: Opening): Check[] {
       if (database === undefined) return notLookedAt("facilitators", "the database");
       if (database === null || database.version === 0) return findings("facilitators", [], "no tenant has one yet");
       if (database.version !== database.newest) return notLookedAt("facilitators", "a schema of this version");
-      const masterKey = masterKeyOf(config);
+      const masterKey = usableMasterKey(config);
       if (masterKey === null) return notLookedAt("facilitators", "the master key");
       return facilitatorFindings({ config, database, masterKey, trusted });
     },

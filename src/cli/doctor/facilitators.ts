@@ -131,10 +131,10 @@ function asker({ allowHosts, denyHosts, extraCa }: GatewayConfig) {
   const outbound = createOutbound({ rules, extraCa });
   return async (group: Group): Promise<Finding[]> => {
     const server = observed(outbound);
-    const [problem] = await Promise.all([supportedProblem(group, server.outbound)]);
-    const ends = [server.certificateEnd(), group.tls === null ? null : endOf(group.tls)];
-    const [own, shown] = ends.map((end) => (end === null ? null : timeText(end)));
-    const fine = `it settles on ${NETWORK}, its certificate holds until ${own}${shown == null ? "" : `, the tenant's until ${shown}`}`;
+    const problem = await supportedProblem(group, server.outbound);
+    const [own, shown] = [server.certificateEnd(), group.tls === null ? null : endOf(group.tls)];
+    const ends = own === null ? "" : `, its certificate holds until ${timeText(own)}`;
+    const fine = `it settles on ${NETWORK}${ends}${shown === null ? "" : `, the tenant's until ${timeText(shown)}`}`;
     const problems = [
       problem,
       server.certificateProblem(),

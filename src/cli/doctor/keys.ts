@@ -9,14 +9,23 @@ import { type Finding, failure, findings } from "./finding.ts";
 
 const NAMED_MAX = 3;
 
-export type MasterKeyPlace = Pick<Config, "masterKey" | "dataDir">;
+type MasterKeyPlace = Pick<Config, "masterKey" | "dataDir">;
+
+/** Null also when it can't be read, which is told of the keys. */
+export function usableMasterKey(place: MasterKeyPlace): Buffer | null {
+  try {
+    return masterKeyOf(place);
+  } catch {
+    return null;
+  }
+}
 
 /**
  * Null when there is none yet.
  *
  * @throws StartupProblem when it can't be read
  */
-export function masterKeyOf({ masterKey: configured, dataDir }: MasterKeyPlace): Buffer | null {
+function masterKeyOf({ masterKey: configured, dataDir }: MasterKeyPlace): Buffer | null {
   return findMasterKey({ configured, dataDir, log: silentLog });
 }
 
