@@ -45,6 +45,8 @@ async function main(line: CommandLine): Promise<void> {
       return migrate(line);
     case "backup":
       return backup(line);
+    case "doctor":
+      return doctor(line);
     case "demo":
       return demo(line);
     case "pki init":
@@ -110,6 +112,18 @@ async function backup(line: CommandLine): Promise<void> {
   const { request, problems } = readBackupRequest(line);
   const ready = begin(line, load("backup", line), problems);
   if (ready !== null && request !== null) tell(backUp(ready.config, request, ready.log));
+}
+
+/** As a service does it: what steers the runtime in its environment must not make a difference. */
+async function doctor(line: CommandLine): Promise<void> {
+  restartInCleanEnvironment(processEnvironment);
+  // It tells of what is suspect by itself.
+  const ready = begin(line, { ...load("serve", line), warnings: [] }, []);
+  if (ready === null) return;
+  const { examine } = await import("./cli/doctor.ts");
+  const { isHealthy, text } = await examine(ready.config);
+  // What is still waited for by then must not keep the process.
+  process.stdout.write(text, () => process.exit(isHealthy ? 0 : FAILED));
 }
 
 async function token(line: CommandLine): Promise<void> {

@@ -37,6 +37,7 @@ const COMMANDS = {
   "account add-cert": CERTIFICATE_OF_ACCOUNT,
   "account remove-cert": CERTIFICATE_OF_ACCOUNT,
   "receipt verify": { words: ["FILE"], flags: ["jwks"] },
+  doctor: { flags: SETTINGS },
   demo: {},
   help: { optional: ["TOPIC"] },
   "pki init": { flags: ["dir"] },

@@ -41,6 +41,9 @@ const USAGE = `tollgate: a multi-tenant gateway for agents, and the facilitator 
       whole then, and its keys are opened; keep master.key beside it, which no copy holds
   tollgate backup --verify FILE [--data-dir DIR]
       check a copy that is there, and make none
+  tollgate doctor [--mode gateway|facilitator] [--data-dir DIR]
+      try what the configuration names (database, keys, issuer, facilitators, nodes, wallets, clocks) and change nothing;
+      a line each says ok, warn or fail, and what to do; ends with 1 after a fail, and with 2 on a bad configuration
   tollgate demo
       play paid calls on this machine, with a chain, both services and two agents of its own, and stay up to be tried
   tollgate help TOPIC

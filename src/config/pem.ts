@@ -74,7 +74,7 @@ export function isKeyOf(key: string, certificates: string): boolean {
 }
 
 /** Time enough to issue a new one. */
-const EXPIRY_WARNING_MS = 14 * 86_400_000;
+export const EXPIRY_WARNING_MS = 14 * 86_400_000;
 
 /**
  * Warnings for certificates that are not valid, or not for long.

@@ -226,7 +226,7 @@ async function dialled({ socket, arrives }: Dialled, connected: string, signal: 
   }
 }
 
-function dial({ target, address, tlsContext, signal }: TransportRequest): Promise<Dialled> {
+function dial({ target, address, tlsContext, signal, certified }: TransportRequest): Promise<Dialled> {
   const arrives: Arrivals = { take: null };
   const reading = { host: address, onread: readingInto(arrives) };
   if (!target.isTls) {
@@ -243,6 +243,7 @@ function dial({ target, address, tlsContext, signal }: TransportRequest): Promis
     servername: target.serverName ?? "",
     ...(secureContext && { secureContext }),
   });
+  if (certified) socket.once("secureConnect", () => certified(Date.parse(socket.getPeerCertificate().valid_to)));
   return dialled({ socket: socket.setNoDelay(true), arrives }, "secureConnect", signal);
 }
 

@@ -48,6 +48,8 @@ export interface OutboundRequest {
   readonly tenant?: string;
   /** Called when the body is not needed any more, unless it never left. May be called more than once. */
   readonly sent?: (() => void) | undefined;
+  /** Called with the end of the server's certificate, in milliseconds since the epoch, where a connection is made. */
+  readonly certified?: ((validTo: number) => void) | undefined;
   /** The share to which answer bytes count that arrive ahead of their reader. Left out: nobody's. */
   readonly ahead?: AnswerReadAhead | undefined;
 }

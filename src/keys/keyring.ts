@@ -3,7 +3,7 @@
 import { hkdfSync } from "node:crypto";
 import { notInArray } from "drizzle-orm";
 import type { KeyPurpose } from "../../db/key-schema.ts";
-import type { Clock } from "../core/clock.ts";
+import { type Clock, systemClock } from "../core/clock.ts";
 import { type Log, silentLog } from "../core/log.ts";
 import type { WrappedKeys } from "../storage/backup.ts";
 import type { Reader, Store } from "../storage/store.ts";
@@ -128,6 +128,12 @@ function missingMasterKeys(masterKeys: MasterKeys, log: Log) {
     },
     any: () => isAny,
   };
+}
+
+/** Opens what is sealed, and makes no key: for a look at a deployment that changes nothing. */
+export function openSealed(read: Reader, masterKeys: MasterKeys): Pick<Keyring, "openSecret"> {
+  const write = () => Promise.reject(new Error("a look changes nothing"));
+  return { openSecret: createTenantKeys({ store: { read, write }, masterKeys, clock: systemClock }).open };
 }
 
 /** The names of those that none of these master keys wraps, or that were altered. */

@@ -92,15 +92,17 @@ export function checkSqliteCopy(path: string): CheckedCopy {
   }
 }
 
-function wrappedKeys(copy: Database): WrappedKeys {
-  // Before schema version 15 a tenant had one key, which is the first.
-  type Row = Omit<WrappedKeys["tenantKeys"][number], "number"> & { readonly number?: number };
-  const tenantKeys = copy.query<Row, []>("select * from tenant_keys");
-  const signingKeys = copy.query<WrappedKeys["signingKeys"][number], []>(
+type TenantKeyRow = Omit<WrappedKeys["tenantKeys"][number], "number"> & { readonly number?: number };
+
+/** Before schema version 18 a tenant had one key, which is the first. */
+export function numbered(rows: readonly TenantKeyRow[]): WrappedKeys["tenantKeys"] {
+  return rows.map((row) => ({ ...row, number: row.number ?? 1 }));
+}
+
+export function wrappedKeys(database: Database): WrappedKeys {
+  const tenantKeys = database.query<TenantKeyRow, []>("select * from tenant_keys");
+  const signingKeys = database.query<WrappedKeys["signingKeys"][number], []>(
     "select kid, purpose, wrapped_private_key from signing_keys",
   );
-  return {
-    tenantKeys: tenantKeys.all().map((row) => ({ ...row, number: row.number ?? 1 })),
-    signingKeys: signingKeys.all(),
-  };
+  return { tenantKeys: numbered(tenantKeys.all()), signingKeys: signingKeys.all() };
 }

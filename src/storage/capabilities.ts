@@ -73,6 +73,7 @@ async function identify(client: SQL): Promise<Row> {
     `select current_setting('server_version') as server, current_setting('server_version_num')::int as number,
        current_setting('default_transaction_isolation') as isolation,
        current_setting('server_encoding') as encoding, pg_is_in_recovery()::int as standby,
+       current_setting('default_transaction_read_only') as read_only,
        to_regclass('sys.jobs')::text as jobs`,
   );
   if (row === undefined) throw new StartupProblem("the server of DATABASE_URL does not say what it is");
@@ -91,6 +92,8 @@ async function identify(client: SQL): Promise<Row> {
   }
   if (Number(row["standby"]) === 1)
     throw new StartupProblem("the Postgres server of DATABASE_URL is a read-only standby");
+  if (row["read_only"] === "on")
+    throw new StartupProblem("the Postgres database of DATABASE_URL is read-only (default_transaction_read_only)");
   return row;
 }
 

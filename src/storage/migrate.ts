@@ -86,6 +86,7 @@ const POSTGRES_MIGRATIONS: readonly string[] = [
 ];
 
 export const NEWEST_SQLITE_VERSION = SQLITE_MIGRATIONS.length;
+export const NEWEST_POSTGRES_VERSION = POSTGRES_MIGRATIONS.length;
 
 const VERSIONS_TABLE = `create table if not exists schema_migrations (
   version integer not null primary key,

@@ -54,7 +54,8 @@ async function ask(fetchJson: FetchJson, url: string, token: string) {
   }
 }
 
-async function currentToken({ token, tokenFile }: VaultSettings): Promise<string> {
+/** @throws when the file can't be read */
+export async function currentToken({ token, tokenFile }: Pick<VaultSettings, "token" | "tokenFile">): Promise<string> {
   return tokenFile === null ? token : (await readTextFile(tokenFile)).trim();
 }
 

@@ -105,7 +105,12 @@ export function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
   };
 }
 
-async function fetchKeySet({ issuer, jwksUrl, fetchJson }: IssuerKeysOptions): Promise<JSONWebKeySet> {
+/** @throws Error, and what `fetchJson` throws, when the issuer has no keys that can verify a token */
+export async function fetchKeySet({
+  issuer,
+  jwksUrl,
+  fetchJson,
+}: Pick<IssuerKeysOptions, "issuer" | "jwksUrl" | "fetchJson">): Promise<JSONWebKeySet> {
   const set = await fetchJson(jwksUrl ?? (await discover(issuer, fetchJson)));
   const listed = isRecord(set) ? set["keys"] : null;
   if (!Array.isArray(listed)) throw new Error("the key set has no keys");

@@ -1,0 +1,114 @@
+// The look at a Postgres database, over one connection.
+import type { SQL } from "bun";
+import { columns } from "../../db/columns.ts";
+import { defineSchema } from "../../db/schema.ts";
+import { StartupProblem } from "../core/startup.ts";
+import { numbered, type WrappedKeys } from "./backup.ts";
+import { type Capabilities, probeCapabilities } from "./capabilities.ts";
+import { sqlState, startProblem } from "./failures.ts";
+import { type DatabaseLook, NO_KEYS } from "./look.ts";
+import { NEWEST_POSTGRES_VERSION } from "./migrate.ts";
+import { postgresClient, postgresQueries } from "./pool.ts";
+
+/** The server gives a statement of a look up after this: whoever looks has gone by then. */
+const STATEMENT_MS_MAX = 4_000;
+const PROBE = "update schema_migrations set applied_at = applied_at where version = 1";
+
+/** @throws StartupProblem when the server can't be reached or used */
+export async function lookAtPostgres(databaseUrl: string): Promise<DatabaseLook> {
+  const client = postgresClient(databaseUrl);
+  try {
+    const capabilities = await probeCapabilities(client, databaseUrl);
+    const version = await versionOf(client);
+    return {
+      dialect: "postgres",
+      version,
+      newest: NEWEST_POSTGRES_VERSION,
+      capabilities,
+      read: { db: postgresQueries((...query) => run(client, ...query)), tables: defineSchema(columns.postgres) },
+      wrappedKeys: async () => (version === 0 ? NO_KEYS : wrappedKeys(client)),
+      tryWrite: () => (version === 0 ? mayMakeTables(client) : tryWrite(client)),
+      async now() {
+        const [row] = await client.unsafe<{ now: string }[]>(
+          "select (extract(epoch from clock_timestamp()) * 1000)::bigint as now",
+        );
+        return Number(row?.now);
+      },
+      close: () => client.close({ timeout: 0 }),
+    };
+  } catch (error) {
+    await client.close({ timeout: 0 });
+    throw startProblem(error) ?? error;
+  }
+}
+
+/**
+ * What the server of a URL can do.
+ *
+ * @throws StartupProblem when it can't be reached or used
+ */
+export async function lookAtCapabilities(databaseUrl: string): Promise<Capabilities> {
+  const client = postgresClient(databaseUrl);
+  try {
+    return await probeCapabilities(client, databaseUrl);
+  } catch (error) {
+    throw startProblem(error) ?? error;
+  } finally {
+    await client.close({ timeout: 0 });
+  }
+}
+
+async function run(client: SQL, text: string, values: unknown[], rows: "arrays" | "objects"): Promise<unknown[]> {
+  const running = client.unsafe(text, values);
+  return rows === "arrays" ? running.values() : running;
+}
+
+async function versionOf(client: SQL): Promise<number> {
+  const [table] = await client.unsafe<{ name: string | null }[]>(
+    "select to_regclass('schema_migrations')::text as name",
+  );
+  if (table?.name == null) return 0;
+  const newest = "select coalesce(max(version), 0) as version from schema_migrations";
+  const [row] = await client.unsafe<{ version: number }[]>(newest);
+  return Number(row?.version);
+}
+
+async function wrappedKeys(client: SQL): Promise<WrappedKeys> {
+  return {
+    tenantKeys: numbered(await client.unsafe("select * from tenant_keys")),
+    signingKeys: await client.unsafe("select kid, purpose, wrapped_private_key from signing_keys"),
+  };
+}
+
+async function tryWrite(client: SQL): Promise<number> {
+  const undo = new Error("tried");
+  let from = 0;
+  try {
+    await client.begin(async (tx) => {
+      await tx.unsafe(`set local statement_timeout = ${STATEMENT_MS_MAX}`);
+      from = performance.now();
+      await tx.unsafe(PROBE);
+      throw undo;
+    });
+  } catch (error) {
+    if (error !== undo) throw refused(error);
+  }
+  return performance.now() - from;
+}
+
+/** Only asked: a table that is made and undone is told to those who audit the server. */
+async function mayMakeTables(client: SQL): Promise<number> {
+  const from = performance.now();
+  const [row] = await client.unsafe<{ may: number | null }[]>(
+    "select has_schema_privilege(current_schema(), 'create')::int as may",
+  );
+  if (row?.may === 1) return performance.now() - from;
+  throw new StartupProblem("its user may make no tables in the schema that it uses");
+}
+
+function refused(error: unknown): unknown {
+  const state = sqlState(error);
+  return (
+    startProblem(error) ?? new StartupProblem(`it takes no write (SQLSTATE ${state ?? "unknown"})`, { cause: error })
+  );
+}

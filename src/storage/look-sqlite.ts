@@ -1,0 +1,124 @@
+// The look at an SQLite database. Its service may run beside it, may have ended well, or may have been killed.
+import { Database, SQLiteError } from "bun:sqlite";
+import { accessSync, constants, existsSync, statSync } from "node:fs";
+import { drizzle } from "drizzle-orm/bun-sqlite";
+import { columns } from "../../db/columns.ts";
+import { defineSchema } from "../../db/schema.ts";
+import { StartupProblem } from "../core/startup.ts";
+import { wrappedKeys } from "./backup.ts";
+import { sqliteFailure } from "./failures.ts";
+import { type DatabaseLook, NO_KEYS } from "./look.ts";
+import { NEWEST_SQLITE_VERSION } from "./migrate.ts";
+import type { Queries } from "./store.ts";
+
+/** A running service holds the write lock for milliseconds, a migration for longer. */
+const WRITE_WAIT_MS = 3_000;
+const PAUSE_MS = 20;
+
+/** A statement that is not done with would keep its connection open, past the end of whatever else holds the file. */
+class FinishedDatabase extends Database {
+  readonly #statements: { finalize(): void }[] = [];
+
+  override prepare: Database["prepare"] = (text: string, ...rest: never[]) => {
+    const statement = super.prepare<never, never[]>(text, ...rest);
+    this.#statements.push(statement);
+    return statement as never;
+  };
+
+  override close(): void {
+    for (const statement of this.#statements) statement.finalize();
+    super.close();
+  }
+}
+
+/** @throws StartupProblem when it is no database that can be read */
+export function lookAtSqlite(path: string): DatabaseLook | null {
+  // An empty file is as good as none, and opening it would make a journal beside it.
+  if (!existsSync(path) || statSync(path).size === 0) return null;
+  // One that can only read would leave its working files behind.
+  if (!isWritable(path)) throw new StartupProblem(`${path} may not be written by this user`);
+  const { connection, close } = connect(path);
+  try {
+    const version = versionOf(connection);
+    return {
+      dialect: "sqlite",
+      version,
+      newest: NEWEST_SQLITE_VERSION,
+      capabilities: null,
+      read: { db: drizzle(connection) as unknown as Queries, tables: defineSchema(columns.sqlite) },
+      wrappedKeys: async () => (version === 0 ? NO_KEYS : wrappedKeys(connection)),
+      tryWrite: () => tryWrite(connection, version > 0),
+      now: async () => null,
+      close: async () => close(),
+    };
+  } catch (cause) {
+    close();
+    throw cause instanceof SQLiteError ? unreadable(path, cause) : cause;
+  }
+}
+
+function isWritable(path: string): boolean {
+  try {
+    accessSync(path, constants.R_OK | constants.W_OK);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/**
+ * Whoever closes a database last moves its log into it, and that would be a change. So where there is a log, a connection
+ * that can only read is closed last: it can't move anything, and while it is there the other one does not. Where there
+ * is no log there is nothing to move, and SQLite removes its two working files again.
+ */
+function connect(path: string) {
+  try {
+    const hasLog = existsSync(`${path}-wal`);
+    const connection = new FinishedDatabase(path, { readwrite: true, create: false });
+    const last = hasLog ? new FinishedDatabase(path, { readonly: true }) : null;
+    last?.query("select count(*) from sqlite_schema").get();
+    connection.run("pragma busy_timeout = 50");
+    const close = () => {
+      connection.close();
+      last?.close();
+    };
+    return { connection, close };
+  } catch (cause) {
+    throw cause instanceof SQLiteError ? unreadable(path, cause) : cause;
+  }
+}
+
+function unreadable(path: string, cause: SQLiteError): StartupProblem {
+  return new StartupProblem(`${path} can't be read as a database (${cause.code})`, { cause });
+}
+
+function versionOf(connection: Database): number {
+  const table = connection.query("select 1 from sqlite_schema where name = 'schema_migrations'").get();
+  if (table === null) return 0;
+  const newest = "select coalesce(max(version), 0) as version from schema_migrations";
+  return connection.query<{ version: number }, []>(newest).get()?.version ?? 0;
+}
+
+async function tryWrite(connection: Database, hasSchema: boolean): Promise<number> {
+  const until = performance.now() + WRITE_WAIT_MS;
+  for (;;) {
+    const from = performance.now();
+    try {
+      connection.run("begin immediate");
+      if (hasSchema) connection.run("update schema_migrations set applied_at = applied_at + 1");
+      return performance.now() - from;
+    } catch (error) {
+      const isBusy = error instanceof SQLiteError && error.code?.startsWith("SQLITE_BUSY") === true;
+      if (!isBusy) throw refused(error);
+      if (performance.now() > until) throw new StartupProblem("another process holds its write lock", { cause: error });
+    } finally {
+      if (connection.inTransaction) connection.run("rollback");
+    }
+    await Bun.sleep(PAUSE_MS);
+  }
+}
+
+function refused(error: unknown): unknown {
+  if (!(error instanceof SQLiteError) || sqliteFailure(error) === error) return error;
+  return new StartupProblem(`it takes no write (${error.code})`, { cause: error });
+}

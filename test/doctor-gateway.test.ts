@@ -1,0 +1,341 @@
+// `tollgate doctor --mode gateway`: all well beside a real gateway, on both databases, with a real issuer and a real
+// facilitator; each thing that can be wrong of it provoked; and nothing changed by any of it.
+import { Database as Sqlite } from "bun:sqlite";
+import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { chmodSync, existsSync, mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { createServer } from "node:https";
+import type { AddressInfo } from "node:net";
+import { join } from "node:path";
+import { issueCa, issueClient, issueServer } from "../src/cli/pki/issue.ts";
+import { startChain, type TestChain } from "./support/chain/chain.ts";
+import { type Facilitator, startFacilitator } from "./support/chain/facilitator.ts";
+import { openPayingTenant } from "./support/chain/paying.ts";
+import { type DoctorRun, runDoctor, snapshot } from "./support/gateway/doctor.ts";
+import { eachDatabase, type Gateway, startGateway } from "./support/gateway/gateway.ts";
+import { type Environment, temporaryRoot } from "./support/gateway/process.ts";
+import { type OidcServer, startOidc } from "./support/http/oidc.ts";
+
+setDefaultTimeout(90_000);
+
+const DAY_MS = 86_400_000;
+const SECRET = "hunter2-of-a-tenant";
+
+let home: string;
+let chain: TestChain;
+let facilitator: Facilitator;
+let oidc: OidcServer;
+
+beforeAll(async () => {
+  home = mkdtempSync(join(temporaryRoot(), "doctor-"));
+  [chain, oidc] = await Promise.all([startChain(), startOidc()]);
+  facilitator = await startFacilitator(chain);
+});
+afterAll(async () => {
+  await Promise.all([facilitator[Symbol.asyncDispose](), oidc.stop()]);
+  await chain.stop();
+  rmSync(home, { recursive: true, force: true });
+});
+
+const says = (start: string) => expect.stringMatching(new RegExp(`^${start}`));
+
+function doctor(env: Environment, ...args: readonly string[]): Promise<DoctorRun> {
+  return runDoctor(["--mode", "gateway", ...args], { cwd: home, env });
+}
+
+async function found(env: Environment): Promise<[number, ...string[]]> {
+  const { code, bad } = await doctor(env);
+  return [code, ...bad];
+}
+
+/** A Vault or an issuer: it answers every path the same. */
+function answering(status: number, body: unknown, headers: Readonly<Record<string, string>> = {}) {
+  return Bun.serve({ port: 0, hostname: "127.0.0.1", fetch: () => Response.json(body, { status, headers }) });
+}
+
+/** What a test may spoil of a facilitator that is a stand-in. */
+interface Spoilt {
+  readonly network?: string;
+  readonly status?: number;
+  readonly aheadMs?: number;
+  /** When its certificate, or the tenant's, was issued. */
+  readonly serverDaysAgo?: number;
+  readonly clientDaysAgo?: number;
+  readonly isForeign?: true;
+}
+
+/** Over mutual TLS, with a client of its own. */
+async function standIn({ network = "base", status = 200, aheadMs = 0, ...certificates }: Spoilt) {
+  const then = (days = 0) => Date.now() - days * DAY_MS;
+  const { serverDaysAgo, clientDaysAgo, isForeign } = certificates;
+  const [ca, other] = await Promise.all([issueCa(then(400)), issueCa(then(400))]);
+  const server = await issueServer(ca, ["127.0.0.1"], then(serverDaysAgo));
+  const client = await issueClient(ca, "tenant", then(clientDaysAgo));
+  const tls = { ...server, ca: ca.cert, requestCert: true, rejectUnauthorized: true };
+  const listener = createServer(tls, (_request, response) => {
+    response.setHeader("date", new Date(Date.now() + aheadMs).toUTCString());
+    response.writeHead(status, { "content-type": "application/json" });
+    response.end(JSON.stringify({ kinds: [{ x402Version: 1, scheme: "exact", network }] }));
+  });
+  await new Promise<void>((resolve) => listener.listen(0, "127.0.0.1", resolve));
+  return {
+    url: `https://127.0.0.1:${(listener.address() as AddressInfo).port}`,
+    client: { bundle: client.cert + client.key + (isForeign === undefined ? ca.cert : other.cert) },
+    stop: () => void listener.close(),
+  };
+}
+
+eachDatabase((database) => {
+  let gateway: Gateway;
+  let env: Environment;
+  beforeAll(async () => {
+    const own = { ...(await database.fresh()), TOLLGATE_ALLOW_HOSTS: "127.0.0.1" };
+    gateway = await startGateway({ env: own });
+    env = { ...own, TOLLGATE_DATA_DIR: gateway.dataDir };
+    await openPayingTenant(gateway, facilitator);
+  });
+  afterAll(() => gateway[Symbol.asyncDispose]());
+
+  /** Every row of the database, or every file of the data directory. */
+  async function everything(): Promise<unknown> {
+    const url = env["DATABASE_URL"];
+    if (url === undefined) return snapshot(gateway.dataDir);
+    await using client = new Bun.SQL(url, { max: 1, database: new URL(url).pathname.slice(1) });
+    const tables = await client.unsafe<{ name: string }[]>(
+      "select oid::regclass::text as name from pg_class where relkind in ('r', 'i', 'S') and relnamespace = 'public'::regnamespace order by 1",
+    );
+    const rows = tables.filter(({ name }) => !/_(idx|pkey|key)\b/.test(name));
+    const all = await Promise.all(
+      rows.map(({ name }) =>
+        client
+          .unsafe(`select '${name}', md5(string_agg(t::text, '|' order by t::text)) from ${name} t`)
+          .catch(() => name),
+      ),
+    );
+    return { names: tables.map(({ name }) => name), all };
+  }
+
+  /** The doctor's own work on the database of a gateway that does not run. */
+  async function write(statement: string): Promise<void> {
+    const url = env["DATABASE_URL"];
+    if (url === undefined) {
+      using file = new Sqlite(join(gateway.dataDir, "tollgate.db"));
+      file.run(statement);
+      return;
+    }
+    await using client = new Bun.SQL(url, { max: 1, database: new URL(url).pathname.slice(1) });
+    await client.unsafe(statement);
+  }
+
+  test("all is well beside a running gateway, with an issuer, a vault, a directory of secrets and a facilitator", async () => {
+    const secrets = mkdtempSync(join(home, "secrets-"));
+    await using vault = answering(200, { data: { ttl: 0, id: "never shown" } });
+    const { lines, stdout, ...rest } = await doctor({
+      ...env,
+      TOLLGATE_OIDC_ISSUER: oidc.issuer,
+      TOLLGATE_OIDC_AUDIENCE: oidc.audience,
+      TOLLGATE_SECRETS_DIR: secrets,
+      TOLLGATE_VAULT_ADDR: vault.url.href,
+      TOLLGATE_VAULT_TOKEN: "vault-token",
+      ...(env["DATABASE_URL"] !== undefined && { TOLLGATE_LISTEN_URL: env["DATABASE_URL"] }),
+    });
+    expect(rest).toEqual({ code: 0, bad: [], stderr: "" });
+    expect(lines.map(({ what }) => what)).toEqual([
+      "configuration",
+      ...(database.name === "sqlite" ? ["data directory", "database"] : ["database", "clock", "announcements"]),
+      "keys",
+      "issuer",
+      "secrets directory",
+      "vault",
+      says(`facilitator ${facilitator.url} of tenant-\\d+$`),
+    ]);
+    expect(stdout).not.toMatch(/vault-token|never shown|test-only/);
+  });
+
+  test("another master key opens no key, and no credential", async () => {
+    const other = Buffer.alloc(32, 7).toString("base64");
+    expect(await found({ ...env, TOLLGATE_MASTER_KEY: other })).toEqual([
+      1,
+      says("fail keys: \\d of \\d keys do not open with the master key \\(tenant:.*the key must be the one"),
+      says("fail facilitator \\S+ of tenant-\\d+: its credential can't be used: the sealed secret does not open; "),
+    ]);
+  });
+
+  test("a stopped gateway is left as it is, also one that was killed", async () => {
+    if (database.name === "sqlite") {
+      // It shows the same to the same facilitator as the first one. What it wrote is in the log alone.
+      await openPayingTenant(gateway, facilitator);
+      await gateway.kill9();
+      const killed = snapshot(gateway.dataDir);
+      expect(statSync(join(gateway.dataDir, "tollgate.db-wal")).size).toBeGreaterThan(0);
+      const { code, bad, lines } = await doctor(env);
+      expect([code, bad, lines.at(-1)?.what]).toEqual([
+        0,
+        [],
+        says(`facilitator ${facilitator.url} of tenant-\\d+ and 1 more$`),
+      ]);
+      expect(snapshot(gateway.dataDir)).toEqual(killed);
+      await gateway.restart();
+    }
+    await gateway.stop();
+    const stopped = await everything();
+    expect(await found(env)).toEqual([0]);
+    expect(await everything()).toEqual(stopped);
+  });
+
+  test("an older schema warns, a newer one fails, and neither is migrated", async () => {
+    const newest = "(select max(version) from schema_migrations)";
+    await write(`update schema_migrations set version = 1000 where version = ${newest}`);
+    const newer = await everything();
+    expect(await found(env)).toEqual([
+      1,
+      says("fail database: it has schema version 1000, and this program knows versions up to \\d+; start a newer"),
+      says("warn facilitators: not looked at without a schema of this version"),
+    ]);
+    expect(await everything()).toEqual(newer);
+    await write("delete from schema_migrations where version = 1000");
+    const older = await everything();
+    expect(await found(env)).toEqual([
+      0,
+      says("warn database: it has schema version \\d+, and the next start of this program brings it to \\d+; take a"),
+      says("warn facilitators: not looked at without a schema of this version"),
+    ]);
+    expect(await everything()).toEqual(older);
+  });
+});
+
+describe("beside a gateway", () => {
+  let gateway: Gateway;
+  let env: Environment;
+  beforeAll(async () => {
+    gateway = await startGateway();
+    env = { TOLLGATE_DATA_DIR: gateway.dataDir, TOLLGATE_ALLOW_HOSTS: "127.0.0.1" };
+    await gateway.token({ tenant: "acme", user: "alice" });
+  });
+  afterAll(() => gateway[Symbol.asyncDispose]());
+
+  test("an issuer must answer with keys that verify", async () => {
+    const look = (issuer: string, more: Environment = {}) =>
+      found({ ...env, TOLLGATE_OIDC_ISSUER: issuer, TOLLGATE_OIDC_AUDIENCE: "us", ...more });
+    await using none = answering(200, { keys: [{ kty: "oct", k: SECRET }] });
+    await using broken = answering(200, { keys: [{ kty: "EC", crv: "P-256", x: "AA", y: "AA" }] });
+    await using late = answering(
+      200,
+      { keys: [{ kty: "OKP", crv: "Ed25519", x: "A".repeat(43) }] },
+      {
+        date: new Date(Date.now() - 60_000).toUTCString(),
+      },
+    );
+    const [dead, other, noKeys, unusable, skewed] = await Promise.all([
+      look("http://127.0.0.1:1"),
+      look(none.url.origin),
+      look(none.url.origin, { TOLLGATE_JWKS_URL: none.url.href }),
+      look(broken.url.origin, { TOLLGATE_JWKS_URL: broken.url.href }),
+      look(late.url.origin, { TOLLGATE_JWKS_URL: late.url.href }),
+    ]);
+    expect(dead).toEqual([1, says("fail issuer: 127.0.0.1 at 127.0.0.1: ECONNREFUSED; TOLLGATE_OIDC_ISSUER")]);
+    expect(other).toEqual([1, says("fail issuer: \\S+: the discovery document names another issuer; ")]);
+    expect(noKeys).toEqual([1, says("fail issuer: \\S+: the key set has no key that can verify a token; ")]);
+    expect(unusable).toEqual([1, says("fail issuer: none of the 1 keys of \\S+ can be used; ")]);
+    expect(skewed).toEqual([0, says("warn issuer: its clock is (59|6\\d) s behind this machine's clock; ")]);
+  });
+
+  test("a vault must be open and take the token; a token that ends soon is told; secrets are nobody else's", async () => {
+    const look = (url: string) => found({ ...env, TOLLGATE_VAULT_ADDR: url, TOLLGATE_VAULT_TOKEN: SECRET });
+    await using closed = answering(503, { errors: ["Vault is sealed"] });
+    await using refusing = answering(403, { errors: ["permission denied"] });
+    await using ending = answering(200, { data: { ttl: 3600 } });
+    const open = mkdtempSync(join(home, "open-"));
+    chmodSync(open, 0o755);
+    const [sealed, refused, dead, soon, readable] = await Promise.all([
+      look(closed.url.href),
+      look(refusing.url.href),
+      look("http://127.0.0.1:1"),
+      look(ending.url.href),
+      found({ ...env, TOLLGATE_SECRETS_DIR: open }),
+    ]);
+    expect(sealed).toEqual([1, says("fail vault: it answers 503: it is sealed, or has no leader; unseal it")]);
+    expect(refused).toEqual([1, says("fail vault: it refuses the token; set TOLLGATE_VAULT_TOKEN to a good one")]);
+    expect(dead).toEqual([1, says("fail vault: 127.0.0.1 at 127.0.0.1: ECONNREFUSED; TOLLGATE_VAULT_ADDR must be")]);
+    expect(soon).toEqual([0, says("warn vault: the token is good for 3600 s, and this program does not renew it")]);
+    expect(readable).toEqual([0, says("warn secrets directory: everybody may look into ")]);
+  });
+
+  test("each tenant's facilitator is asked with what the tenant shows it, and none of its secrets is told", async () => {
+    const spoilt: readonly (readonly [Spoilt, ...string[]])[] = [
+      [
+        { aheadMs: 45_000, serverDaysAgo: 390, clientDaysAgo: 390 },
+        "warn T: its clock is 4\\d s ahead of this machine's clock; ",
+        "warn T: its certificate expires in 6 days, at .*; it must be renewed",
+        "warn T: the tenant's client certificate expires in 6 days, at .*; the tenant must",
+      ],
+      [{ serverDaysAgo: 398 }, "fail T: 127.0.0.1 at 127.0.0.1: CERT_HAS_EXPIRED; its certificate must be renewed"],
+      [
+        { clientDaysAgo: 398 },
+        "fail T: 127.0.0.1 at 127.0.0.1: \\w+; its operator must see to it",
+        "fail T: the tenant's client certificate expired at ",
+      ],
+      [{ network: "base-sepolia" }, "fail T: it does not settle on base; "],
+      [{ status: 503 }, "fail T: it answers 503 to GET /supported; its operator must see to it"],
+      [
+        { isForeign: true },
+        "fail T: 127.0.0.1 at 127.0.0.1: (UNABLE_TO|SELF_SIGNED)_\\w+; name its CA in TOLLGATE_CA_FILE",
+      ],
+    ];
+    const opened = await Promise.all(
+      spoilt.map(async ([how, ...lines]) => {
+        const server = await standIn(how);
+        const { name } = await openPayingTenant(gateway, server);
+        return {
+          server,
+          name,
+          expected: lines.map((line) => line.replace("T", `facilitator ${server.url} of ${name}`)),
+        };
+      }),
+    );
+    // Its credential is no bundle: a header, in the clear to whom it is for.
+    const dead = await openPayingTenant(gateway, { url: "https://127.0.0.1:1", client: { bundle: SECRET } });
+    const { code, bad, stdout, stderr } = await doctor(env);
+    for (const { server } of opened) server.stop();
+    expect(code).toBe(1);
+    expect(bad.toSorted()).toEqual(
+      [
+        ...opened.flatMap(({ expected }) => expected),
+        `fail facilitator https://127.0.0.1:1 of ${dead.name}: 127.0.0.1 at 127.0.0.1: ECONNREFUSED; its operator`,
+      ]
+        .toSorted()
+        .map(says),
+    );
+    const shown = stdout + stderr;
+    expect(shown).not.toContain(SECRET);
+    expect(shown).not.toContain("PRIVATE KEY");
+    // Without the exemption, the host rules refuse them all, as they would refuse a settlement.
+    const { bad: blocked } = await doctor({ ...env, TOLLGATE_ALLOW_HOSTS: "" });
+    expect(blocked.filter((line) => / is not allowed; TOLLGATE_ALLOW_HOSTS exempts/.test(line))).toHaveLength(7);
+  });
+});
+
+test("before the first start nothing is made, and what is there but open to others is told", async () => {
+  const data = join(home, "new");
+  expect(await found({ TOLLGATE_DATA_DIR: join(data, "deep") })).toEqual([0]);
+  expect(existsSync(data)).toBe(false);
+  mkdirSync(data, { mode: 0o755 });
+  writeFileSync(join(data, "master.key"), `${Buffer.alloc(32, 1).toString("base64")}\n`, { mode: 0o644 });
+  const before = snapshot(home);
+  expect(await found({ TOLLGATE_DATA_DIR: data })).toEqual([
+    0,
+    says("warn data directory: others than its owner may enter \\S+; run chmod 700"),
+    says("warn data directory: others than their owner may read master.key; run chmod 600"),
+  ]);
+  expect(snapshot(home)).toEqual(before);
+  writeFileSync(join(data, "tollgate.db"), "this is no database at all, whatever its name says");
+  expect(await found({ TOLLGATE_DATA_DIR: data, TOLLGATE_MASTER_KEY: Buffer.alloc(32, 1).toString("base64") })).toEqual(
+    [
+      1,
+      says("warn data directory"),
+      says("warn data directory"),
+      says("fail database: \\S+tollgate.db can't be read as a database \\(SQLITE_NOTADB\\); see to the file"),
+      says("warn keys: not looked at without the database"),
+      says("warn facilitators: not looked at without the database"),
+    ],
+  );
+});
