@@ -167,7 +167,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
 
   return {
     async request(text, request) {
-      const { method, body = null, signal, tls = null, tenant = "", sent, ahead } = request;
+      const { method, body = null, signal, tls = null, tenant = "", sent, certified, ahead } = request;
       signal.throwIfAborted();
       const target = targetOf(text, tenant);
       const fields = fieldsOf(request.headers);
@@ -178,7 +178,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
       let failure: unknown = null;
       for (const address of addresses.slice(0, DIALS_MAX)) {
         try {
-          const parts = { target, address, method, fields, body, signal, tenant, tlsContext, sent, ahead };
+          const parts = { target, address, method, fields, body, signal, tenant, tlsContext, sent, certified, ahead };
           return await transport.send(parts);
         } catch (error) {
           signal.throwIfAborted();

@@ -133,7 +133,14 @@ function missingMasterKeys(masterKeys: MasterKeys, log: Log) {
 /** Opens what is sealed, and makes no key: for a look at a deployment that changes nothing. */
 export function openSealed(read: Reader, masterKeys: MasterKeys): Pick<Keyring, "openSecret"> {
   const write = () => Promise.reject(new Error("a look changes nothing"));
-  return { openSecret: createTenantKeys({ store: { read, write }, masterKeys, clock: systemClock }).open };
+  const { open } = createTenantKeys({ store: { read, write }, masterKeys, clock: systemClock });
+  return {
+    // That a key is wrapped by another master key is told of the keys.
+    openSecret: (...secret) =>
+      open(...secret).catch((cause) => {
+        throw new Error("the secret does not open", { cause });
+      }),
+  };
 }
 
 /** The names of those that none of these master keys wraps, or that were altered. */

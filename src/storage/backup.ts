@@ -92,11 +92,14 @@ export function checkSqliteCopy(path: string): CheckedCopy {
   }
 }
 
-type TenantKeyRow = Omit<WrappedKeys["tenantKeys"][number], "number"> & { readonly number?: number };
+type TenantKeyRow = Omit<WrappedKeys["tenantKeys"][number], "number"> & {
+  /** Postgres gives a text. */
+  readonly number?: number | string;
+};
 
 /** Before schema version 18 a tenant had one key, which is the first. */
 export function numbered(rows: readonly TenantKeyRow[]): WrappedKeys["tenantKeys"] {
-  return rows.map((row) => ({ ...row, number: row.number ?? 1 }));
+  return rows.map((row) => ({ ...row, number: Number(row.number ?? 1) }));
 }
 
 export function wrappedKeys(database: Database): WrappedKeys {
