@@ -2,7 +2,6 @@
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import { INVOCATION_EVENTS } from "../../../core/states.ts";
 import { type Command, inputRows } from "../../../storage/commands.ts";
-import { anyShard } from "../../../storage/counts.ts";
 import { countMove } from "../counters.ts";
 import type { Claim } from "../service.ts";
 import { addTotals } from "./totals.ts";
@@ -89,7 +88,7 @@ claimed as (
     ${STORED_SIZE} as size
 )
 select id, call, body, size from claimed`,
-    valuesOf: (inputs) => [anyShard(), ...INPUT.values(inputs.toSorted((a, b) => (a.key.id < b.key.id ? -1 : 1)))],
+    valuesOf: (inputs, shard) => [shard, ...INPUT.values(inputs.toSorted((a, b) => (a.key.id < b.key.id ? -1 : 1)))],
     outputsOf(inputs, rows) {
       const claimed = new Map(rows.map((row) => [row["id"], row as unknown as ClaimedCall]));
       return inputs.map(({ key }) => claimed.get(key.id) ?? null);
