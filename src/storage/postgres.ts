@@ -9,7 +9,7 @@ import type { CallEnd } from "../core/call-end.ts";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { createCallEnds } from "./call-ends.ts";
-import { probeCapabilities } from "./capabilities.ts";
+import { type Capabilities, probeCapabilities } from "./capabilities.ts";
 import { type CommandGroup, createCommandBatches, createCommandLanes } from "./command-batches.ts";
 import type { Command, SqlRow } from "./commands.ts";
 import { addCount, anyShard, type Counts, changedCounts, TAKE_FREE_SHARD, takeShard } from "./counts.ts";
@@ -147,15 +147,24 @@ async function transaction<T>(
 interface Writing {
   readonly writers: ConnectionPool;
   readonly begin: string;
+  /** Whether the server has advisory locks. Without them shards are left to chance, and deadlocks to the next try. */
+  readonly locksShards: boolean;
   readonly callMsMax: number;
   /** Called after the commit with the calls that a work has ended. */
   ended(ends: readonly CallEnd[]): void;
 }
 
 /** Begins a transaction, and gives the shard of its totals. */
-async function beginOn(connection: DatabaseConnection, begin: string): Promise<number> {
+async function beginOn(
+  connection: DatabaseConnection,
+  { begin, locksShards }: Pick<Writing, "begin" | "locksShards">,
+): Promise<number> {
   const shard = anyShard();
   try {
+    if (!locksShards) {
+      await connection.run(begin);
+      return shard;
+    }
     const begun = (await connection.query(`${begin}; ${takeShard(shard)}`, [], "objects")) as SqlRow[][];
     if (begun.at(-1)?.[0]?.["is_taken"] === true) return shard;
     const [free] = (await connection.query(TAKE_FREE_SHARD, [], "objects")) as SqlRow[];
@@ -168,7 +177,7 @@ async function beginOn(connection: DatabaseConnection, begin: string): Promise<n
 
 /** Runs `task` in a transaction, and again when it was undone because of another, or had not begun. */
 async function write<T>(
-  { writers, begin, callMsMax, ended }: Writing,
+  { writers, begin, locksShards, callMsMax, ended }: Writing,
   task: Task<T>,
   until = performance.now() + callMsMax,
   onCommitting = () => {},
@@ -180,7 +189,7 @@ async function write<T>(
     isCommitting = false;
     return writers.use(until, async (connection) => {
       connection.failed = undefined;
-      const shard = await beginOn(connection, begin);
+      const shard = await beginOn(connection, { begin, locksShards });
       begun = true;
       const committing = () => {
         isCommitting = true;
@@ -263,7 +272,8 @@ async function inRead<T>(connection: DatabaseConnection, begin: string, task: ()
 }
 
 /** Checks what cannot be changed later, and brings the schema up to date. */
-async function prepareDatabase({ databaseUrl, clock, log, callMsMax = CALL_MS_MAX }: PostgresOptions): Promise<void> {
+async function prepareDatabase(options: PostgresOptions): Promise<Capabilities> {
+  const { databaseUrl, clock, log, callMsMax = CALL_MS_MAX } = options;
   const client = postgresClient(databaseUrl);
   try {
     const capabilities = await within(callMsMax, probeCapabilities(client, databaseUrl));
@@ -271,6 +281,7 @@ async function prepareDatabase({ databaseUrl, clock, log, callMsMax = CALL_MS_MA
     if (capabilities.pooled && capabilities.prepared_statements)
       log.warn("pooler_must_follow_prepared_statements", POOLER_HINT);
     await migratePostgres(client, { clock, log });
+    return capabilities;
   } catch (error) {
     throw startProblem(error) ?? error;
   } finally {
@@ -280,7 +291,7 @@ async function prepareDatabase({ databaseUrl, clock, log, callMsMax = CALL_MS_MA
 
 /** @throws StartupProblem when it can't be reached or used, or belongs to a newer program. */
 export async function openPostgres(options: PostgresOptions): Promise<Store> {
-  await prepareDatabase(options);
+  const { advisory_locks: locksShards } = await prepareDatabase(options);
   const { callMsMax = CALL_MS_MAX } = options;
   const begin = beginRead(parseDatabaseUrl(options.databaseUrl).prepare);
   const writers = createConnectionPool(options.databaseUrl, WRITERS_MAX);
@@ -299,7 +310,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     },
   });
   const ends = createCallEnds(options.log);
-  const writing: Writing = { writers, begin: BEGIN_WRITE, callMsMax, ended: ends.tell };
+  const writing: Writing = { writers, begin: BEGIN_WRITE, locksShards, callMsMax, ended: ends.tell };
   const batches = createCommandLanes({
     atOnce: BATCHES_MAX,
     largeAtOnce: LARGE_BATCHES_MAX,
