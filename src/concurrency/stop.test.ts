@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { firstOf, Stop, type Stoppable } from "./stop.ts";
+import { Stop, type Stoppable, type StopSignal, untilFirst } from "./stop.ts";
 
 const step = fc.record({
   what: fc.constantFrom("add", "remove", "abort", "look"),
@@ -39,13 +39,46 @@ test("a stop tells the same as the runtime's signal", () => {
   );
 });
 
-test("the first of several stops is the one that counts", () => {
+test("the first of several stops is the one that counts", async () => {
   const [one, other] = [new Stop(), new AbortController()];
-  const first = firstOf(one, other.signal);
   const told: unknown[] = [];
-  first.addEventListener("abort", () => told.push(first.reason), { once: true });
-  other.abort("other");
-  one.abort("one");
+  const first = await untilFirst([one, other.signal], async (either) => {
+    either.addEventListener("abort", () => told.push(either.reason), { once: true });
+    other.abort("other");
+    one.abort("one");
+    return either;
+  });
   expect([first.aborted, told]).toEqual([true, ["other"]]);
-  expect(firstOf(one, new Stop()).reason).toBe("one");
+  expect(await untilFirst([one, new Stop()], async (either) => either.reason)).toBe("one");
+});
+
+/** A stop with how many listen to it. */
+class Counted extends Stop {
+  listeners = 0;
+
+  override addEventListener(type: "abort", listener: () => void): void {
+    this.listeners++;
+    super.addEventListener(type, listener);
+  }
+
+  override removeEventListener(type: "abort", listener: () => void): void {
+    this.listeners--;
+    super.removeEventListener(type, listener);
+  }
+}
+
+test("work that several may stop leaves nothing at them, however it ends", async () => {
+  const ends: Array<(either: StopSignal) => Promise<unknown>> = [
+    async () => "done",
+    async () => {
+      throw new Error("failed");
+    },
+  ];
+  for (const work of ends) {
+    const [one, other] = [new Counted(), new Counted()];
+    const during = untilFirst([one, other], work);
+    expect([one.listeners, other.listeners]).toEqual([1, 1]);
+    await during.catch(() => {});
+    expect([one.listeners, other.listeners]).toEqual([0, 0]);
+  }
 });

@@ -50,12 +50,23 @@ export class Stop implements StopSignal, Stoppable {
   }
 }
 
-/** Stops with the first of them. */
-export function firstOf(...signals: readonly StopSignal[]): StopSignal {
+/**
+ * Does work that the first of them stops. Nothing is left at any of them afterwards: a timeout that somebody listens to is
+ * kept for its whole time.
+ */
+export async function untilFirst<T>(
+  signals: readonly StopSignal[],
+  work: (first: StopSignal) => Promise<T>,
+): Promise<T> {
   const first = new Stop();
-  for (const signal of signals) {
-    if (signal.aborted) first.abort(signal.reason);
-    else signal.addEventListener("abort", () => first.abort(signal.reason), { once: true });
+  const listening = signals.map((signal) => ({ signal, tell: () => first.abort(signal.reason) }));
+  for (const { signal, tell } of listening) {
+    if (signal.aborted) tell();
+    else signal.addEventListener("abort", tell, { once: true });
   }
-  return first;
+  try {
+    return await work(first);
+  } finally {
+    for (const { signal, tell } of listening) signal.removeEventListener("abort", tell);
+  }
 }

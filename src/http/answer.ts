@@ -1,6 +1,8 @@
 // The answer to a request of ours. The runtime's Response has this form too, but with its Headers, its stream and its
 // promises it took 7 of the 38 µs of a small call on the thread (measured on Bun 1.4.5).
 
+import { bareValue } from "./field-value.ts";
+
 /** What is read of the headers of an answer. A name may be asked for in small letters only. */
 export interface AnswerHeaders extends Iterable<[name: string, value: string]> {
   /** All values of the name. */
@@ -18,9 +20,6 @@ export interface Answer {
   readonly whole?: Uint8Array | null;
 }
 
-/** White space around a value does not belong to it (RFC 9110, section 5.5). */
-const AROUND = /^[\t ]+|[\t ]+$/g;
-
 /** The fields of a head that the parser let through. */
 export class FieldHeaders implements AnswerHeaders {
   readonly #fields: readonly string[];
@@ -34,7 +33,7 @@ export class FieldHeaders implements AnswerHeaders {
     let found: string | null = null;
     for (let at = 0; at + 1 < this.#fields.length; at += 2) {
       if (!isNamed(this.#fields[at] ?? "", name)) continue;
-      const value = (this.#fields[at + 1] ?? "").replace(AROUND, "");
+      const value = bareValue(this.#fields[at + 1] ?? "");
       found = found === null ? value : `${found}, ${value}`;
     }
     return found;
@@ -47,7 +46,7 @@ export class FieldHeaders implements AnswerHeaders {
 
   *[Symbol.iterator](): Iterator<[string, string]> {
     for (let at = 0; at + 1 < this.#fields.length; at += 2) {
-      yield [(this.#fields[at] ?? "").toLowerCase(), (this.#fields[at + 1] ?? "").replace(AROUND, "")];
+      yield [(this.#fields[at] ?? "").toLowerCase(), bareValue(this.#fields[at + 1] ?? "")];
     }
   }
 }

@@ -138,7 +138,8 @@ export class Exchange implements Source, TurnWaiter {
 
   /** A whole turn after the answer was parsed. */
   turned(): void {
-    const isQuiet = this.#unparsedBytes === 0 && this.#connectionEnd === null;
+    // While it was paused nobody looked.
+    const isQuiet = this.#unparsedBytes === 0 && this.#connectionEnd === null && !this.#isPaused;
     this.#finish("whole", this.#isAll && isQuiet);
   }
 

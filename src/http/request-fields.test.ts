@@ -39,3 +39,11 @@ test("the fields of a request are those that the runtime's Headers would give, a
     { numRuns: 3000 },
   );
 });
+
+test("blanks within a value cost no more than its other characters, however many are in a secret", () => {
+  const value = `x${" ".repeat(60_000)}y`;
+  const before = process.cpuUsage();
+  for (let time = 0; time < 10; time++) expect(requestFields([["x-api-key", `${value} `]])).toContain(`: ${value}\r\n`);
+  // It takes a millisecond. A pattern that begins anew at each blank took seconds for each time.
+  expect(process.cpuUsage(before).user).toBeLessThan(1_000_000);
+});

@@ -1,6 +1,8 @@
 // The header fields of a request as they go on the wire, with the checks of the runtime's Headers, which take their own
 // time: 2 of the 30 µs that a small call takes of its thread (measured on Bun 1.4.5).
 
+import { bareValue } from "./field-value.ts";
+
 type HeaderPairs = ReadonlyArray<readonly [name: string, value: string]>;
 
 /** The client manages connections and lengths, whatever headers a caller passes. */
@@ -27,8 +29,6 @@ const DEFAULTS: HeaderPairs = [
 const NAME = /^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$/;
 /** What the Fetch standard lets stand in a value: it splits no head, and a byte can say each character. */
 const VALUE = /^[^\0\r\n\u0100-\uffff]*$/;
-const SPACE = 0x20;
-const AROUND = /^[\t\n\r ]+|[\t\n\r ]+$/g;
 
 /**
  * Lines with their ends, names in small letters. Of the headers that the client manages, none.
@@ -50,14 +50,9 @@ export function requestFields(pairs: HeaderPairs): string {
 }
 
 function lineOf(name: string, value: string): string {
-  const bare = isBare(value) ? value : value.replace(AROUND, "");
+  const bare = bareValue(value);
   if (!NAME.test(name) || !VALUE.test(bare)) throw new TypeError("a header that can't be sent");
   return `${name.toLowerCase()}: ${bare}\r\n`;
-}
-
-/** Whether no white space is around it, as in most: to look costs less than to replace. */
-function isBare(value: string): boolean {
-  return value.charCodeAt(0) > SPACE && value.charCodeAt(value.length - 1) > SPACE;
 }
 
 /** The same where a name comes more than once, by the runtime's rules for what becomes one field then. */

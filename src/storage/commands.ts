@@ -53,7 +53,8 @@ export interface Command<Input, Output> {
 export interface PostgresCommand<Input, Output> {
   /** One statement for any number of commands. */
   readonly text: string;
-  valuesOf(inputs: readonly Input[]): unknown[];
+  /** @param shard of the totals, the same for all statements of a transaction */
+  valuesOf(inputs: readonly Input[], shard: number): unknown[];
   /**
    * What the rows that it returned ask for besides, in the same transaction: few commands need it. Each names its row by
    * values of its own. A statement for all would, on a partitioned table, open every partition with its indexes, even

@@ -8,11 +8,26 @@ import { HOUR_MS } from "../core/time.ts";
 import type { LoggedTotals } from "./sqlite-totals.ts";
 import { bind, prepared, type Reader } from "./store.ts";
 
-/** Postgres spreads the additions to one total over this many rows. */
+/** Postgres spreads the additions to one total over this many rows, and over more of them only when so many write at once. */
 const COUNT_SHARDS = 16;
+const SHARDS_MAX = 64;
+/** Of the locks on shards, among others that somebody may have in the database: any number. */
+const SHARD_LOCKS = 1_952_541_795;
 
-/** One of them, for the additions of one statement. */
 export const anyShard = (): number => Math.floor(Math.random() * COUNT_SHARDS);
+
+/**
+ * At the beginning of a transaction: has it a shard to itself, for all of its additions? Its statements lock totals of many
+ * tenants in no common order, so two transactions on one shard would come to wait for each other until the server undoes
+ * one of them after a second. Three replicas did so once a second: 2,300 works in 8 s instead of 13,000 (measured). It costs
+ * a transaction 6 µs of the server and 4 of this process.
+ */
+export const takeShard = (shard: number): string =>
+  `select pg_try_advisory_xact_lock(${SHARD_LOCKS}, ${shard}) as is_taken`;
+
+/** When another has that one. Of none at all any will do. */
+export const TAKE_FREE_SHARD = `select shard from generate_series(0, ${SHARDS_MAX - 1}) as shard
+  where pg_try_advisory_xact_lock(${SHARD_LOCKS}, shard) limit 1`;
 
 /** The hour, since the epoch, in which a call with this ID was accepted. A call is counted under it until it is removed. */
 export const periodOf = (id: string): number => Math.floor(idTime(id) / HOUR_MS);

@@ -9,10 +9,10 @@ import type { CallEnd } from "../core/call-end.ts";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { createCallEnds } from "./call-ends.ts";
-import { probeCapabilities } from "./capabilities.ts";
+import { type Capabilities, probeCapabilities } from "./capabilities.ts";
 import { type CommandGroup, createCommandBatches, createCommandLanes } from "./command-batches.ts";
 import type { Command, SqlRow } from "./commands.ts";
-import { addCount, anyShard, type Counts, changedCounts } from "./counts.ts";
+import { addCount, anyShard, type Counts, changedCounts, TAKE_FREE_SHARD, takeShard } from "./counts.ts";
 import { openDatabaseClock } from "./database-clock.ts";
 import { parseDatabaseUrl } from "./database-url.ts";
 import { within } from "./deadline.ts";
@@ -58,7 +58,7 @@ interface PostgresOptions {
   readonly callMsMax?: number;
 }
 
-type Task<T> = (tx: Tx, connection: DatabaseConnection) => Promise<T>;
+type Task<T> = (tx: Tx, connection: DatabaseConnection, effects: Effects) => Promise<T>;
 
 const tables = defineSchema(columns.postgres);
 
@@ -66,10 +66,9 @@ const NOW = "(extract(epoch from clock_timestamp()) * 1000)::bigint";
 const now = sql<number>`${sql.raw(NOW)}`.mapWith(Number);
 
 /** One statement for all totals; its rows are locked in their order, which is the same everywhere. */
-async function flush(connection: DatabaseConnection, counts: Counts): Promise<void> {
+async function flush(connection: DatabaseConnection, counts: Counts, shard: number): Promise<void> {
   const changed = changedCounts(counts);
   if (changed.length === 0) return;
-  const shard = anyShard();
   const rows = changed.map(
     (_, i) => `($${5 * i + 2}, $${5 * i + 3}, $${5 * i + 4}, $${5 * i + 5}::bigint, $1::bigint, $${5 * i + 6}::bigint)`,
   );
@@ -83,14 +82,21 @@ async function flush(connection: DatabaseConnection, counts: Counts): Promise<vo
   );
 }
 
+/** What the statements of one transaction have together. */
+interface Effects {
+  readonly ended: Tx["ended"];
+  /** Of the totals. */
+  readonly shard: number;
+}
+
 /** Runs commands of one kind as one statement. */
 async function runCommands<Input, Output>(
   connection: DatabaseConnection,
   { postgres }: Command<Input, Output>,
   inputs: readonly Input[],
-  ended: Tx["ended"],
+  { ended, shard }: Effects,
 ): Promise<Output[]> {
-  const rows = (await connection.query(postgres.text, postgres.valuesOf(inputs), "objects")) as SqlRow[];
+  const rows = (await connection.query(postgres.text, postgres.valuesOf(inputs, shard), "objects")) as SqlRow[];
   const followed: SqlRow[] = [];
   for (const { text, values } of postgres.afterwards?.(inputs, rows) ?? []) {
     followed.push(...((await connection.query(text, [...values], "objects")) as SqlRow[]));
@@ -102,10 +108,11 @@ async function runCommands<Input, Output>(
 async function transaction<T>(
   connection: DatabaseConnection,
   task: Task<T>,
-  { committing, ended }: { committing(): void; ended: Writing["ended"] },
+  { shard, committing, ended }: { readonly shard: number; committing(): void; ended: Writing["ended"] },
 ): Promise<T> {
   const counts: Counts = new Map();
   const ends: CallEnd[] = [];
+  const effects: Effects = { ended: (end) => ends.push(end), shard };
   try {
     const value = await task(
       {
@@ -113,16 +120,17 @@ async function transaction<T>(
         tables,
         now,
         count: (...count) => addCount(counts, ...count),
-        ended: (end) => ends.push(end),
+        ended: effects.ended,
         async execute(command, input) {
-          const [output] = await runCommands(connection, command, [input], (end) => ends.push(end));
+          const [output] = await runCommands(connection, command, [input], effects);
           return output as never;
         },
         lock: (key) => takeRowLock(connection, key),
       },
       connection,
+      effects,
     );
-    await flush(connection, counts);
+    await flush(connection, counts, effects.shard);
     // After a failed statement Postgres answers a commit by undoing it, without an error: a work that swallowed the
     // failure must not be told that it was stored.
     if (connection.failed !== undefined) throw connection.failed;
@@ -139,14 +147,37 @@ async function transaction<T>(
 interface Writing {
   readonly writers: ConnectionPool;
   readonly begin: string;
+  /** Whether the server has advisory locks. Without them shards are left to chance, and deadlocks to the next try. */
+  readonly locksShards: boolean;
   readonly callMsMax: number;
   /** Called after the commit with the calls that a work has ended. */
   ended(ends: readonly CallEnd[]): void;
 }
 
+/** Begins a transaction, and gives the shard of its totals. */
+async function beginOn(
+  connection: DatabaseConnection,
+  { begin, locksShards }: Pick<Writing, "begin" | "locksShards">,
+): Promise<number> {
+  const shard = anyShard();
+  try {
+    if (!locksShards) {
+      await connection.run(begin);
+      return shard;
+    }
+    const begun = (await connection.query(`${begin}; ${takeShard(shard)}`, [], "objects")) as SqlRow[][];
+    if (begun.at(-1)?.[0]?.["is_taken"] === true) return shard;
+    const [free] = (await connection.query(TAKE_FREE_SHARD, [], "objects")) as SqlRow[];
+    return free === undefined ? shard : Number(free["shard"]);
+  } catch (error) {
+    connection.abandon();
+    throw error;
+  }
+}
+
 /** Runs `task` in a transaction, and again when it was undone because of another, or had not begun. */
 async function write<T>(
-  { writers, begin, callMsMax, ended }: Writing,
+  { writers, begin, locksShards, callMsMax, ended }: Writing,
   task: Task<T>,
   until = performance.now() + callMsMax,
   onCommitting = () => {},
@@ -158,13 +189,13 @@ async function write<T>(
     isCommitting = false;
     return writers.use(until, async (connection) => {
       connection.failed = undefined;
-      await connection.run(begin);
+      const shard = await beginOn(connection, { begin, locksShards });
       begun = true;
       const committing = () => {
         isCommitting = true;
         onCommitting();
       };
-      return transaction(connection, task, { committing, ended });
+      return transaction(connection, task, { shard, committing, ended });
     });
   };
   try {
@@ -203,6 +234,8 @@ async function untilRead<T>(
   }
 }
 
+const NO_EFFECTS: Effects = { ended() {}, shard: 0 };
+
 /** Of each kind one statement at a time: one that has to wait, for a table that is locked, holds up no other kind. */
 function createLookUps(readers: ConnectionPool, callMsMax: number) {
   const run = (groups: readonly CommandGroup[], until: number) =>
@@ -210,7 +243,7 @@ function createLookUps(readers: ConnectionPool, callMsMax: number) {
       inRead(connection, BEGIN_LOOK_UP, async () => {
         const outputs: unknown[][] = [];
         for (const { command, inputs } of groups) {
-          outputs.push(await runCommands(connection, command, inputs, () => {}));
+          outputs.push(await runCommands(connection, command, inputs, NO_EFFECTS));
         }
         return outputs;
       }),
@@ -239,7 +272,8 @@ async function inRead<T>(connection: DatabaseConnection, begin: string, task: ()
 }
 
 /** Checks what cannot be changed later, and brings the schema up to date. */
-async function prepareDatabase({ databaseUrl, clock, log, callMsMax = CALL_MS_MAX }: PostgresOptions): Promise<void> {
+async function prepareDatabase(options: PostgresOptions): Promise<Capabilities> {
+  const { databaseUrl, clock, log, callMsMax = CALL_MS_MAX } = options;
   const client = postgresClient(databaseUrl);
   try {
     const capabilities = await within(callMsMax, probeCapabilities(client, databaseUrl));
@@ -247,6 +281,7 @@ async function prepareDatabase({ databaseUrl, clock, log, callMsMax = CALL_MS_MA
     if (capabilities.pooled && capabilities.prepared_statements)
       log.warn("pooler_must_follow_prepared_statements", POOLER_HINT);
     await migratePostgres(client, { clock, log });
+    return capabilities;
   } catch (error) {
     throw startProblem(error) ?? error;
   } finally {
@@ -256,7 +291,7 @@ async function prepareDatabase({ databaseUrl, clock, log, callMsMax = CALL_MS_MA
 
 /** @throws StartupProblem when it can't be reached or used, or belongs to a newer program. */
 export async function openPostgres(options: PostgresOptions): Promise<Store> {
-  await prepareDatabase(options);
+  const { advisory_locks: locksShards } = await prepareDatabase(options);
   const { callMsMax = CALL_MS_MAX } = options;
   const begin = beginRead(parseDatabaseUrl(options.databaseUrl).prepare);
   const writers = createConnectionPool(options.databaseUrl, WRITERS_MAX);
@@ -275,7 +310,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     },
   });
   const ends = createCallEnds(options.log);
-  const writing: Writing = { writers, begin: BEGIN_WRITE, callMsMax, ended: ends.tell };
+  const writing: Writing = { writers, begin: BEGIN_WRITE, locksShards, callMsMax, ended: ends.tell };
   const batches = createCommandLanes({
     atOnce: BATCHES_MAX,
     largeAtOnce: LARGE_BATCHES_MAX,
@@ -283,10 +318,10 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     run: (groups, until, committing) =>
       write(
         { ...writing, writers: batchers, begin: BEGIN_COMMANDS },
-        async (tx, connection) => {
+        async (_, connection, effects) => {
           const outputs: unknown[][] = [];
           for (const { command, inputs } of groups) {
-            outputs.push(await runCommands(connection, command, inputs, tx.ended));
+            outputs.push(await runCommands(connection, command, inputs, effects));
           }
           return outputs;
         },

@@ -181,3 +181,72 @@ test("what is moved is put in order as it goes, and not all at its start", () =>
   expect(listed).toBeLessThan(1_100);
   expect(first).toEqual(changedCounts(counts).slice(0, 20));
 });
+
+const anyStep = fc.record({
+  added: fc.array(anyCount, { maxLength: 8 }),
+  outcome: fc.constantFrom<Outcome>("stored", "stored", "stored", "stored", "undone", "crash", "settled"),
+  writer: fc.constantFrom(0, 1),
+});
+
+test("two processes that write beside each other both see exact totals, whatever each has moved, undone or lost", () => {
+  const dir = mkdtempSync(join(temporaryRoot(), "totals-"));
+  let serial = 0;
+  let unchanged = 0;
+  fc.assert(
+    fc.property(fc.array(anyStep, { maxLength: 40 }), (steps) => {
+      const path = join(dir, `${++serial}.db`);
+      const open = () => new Database(path, { create: true });
+      using one = open();
+      one.run("pragma journal_mode = wal");
+      one.run("pragma synchronous = off");
+      migrateSqlite(one, { clock: { now: () => 0 }, log: silentLog });
+      using other = open();
+      other.run("pragma synchronous = off");
+      const sides = [
+        { database: one, totals: createSqliteTotals(one, SMALL) },
+        { database: other, totals: createSqliteTotals(other, { logBytes: 300, totalsMax: 6, movedAtOnce: 2 }) },
+      ];
+      const expected = new Map<string, number>();
+      const placeOf = (key: string) => JSON.parse(key) as Count;
+      const inTables = (database: Database, key: string) => {
+        const { tenant, dimension, value } = placeOf(key);
+        return database.query<{ n: number }, [string, string, string]>(inTable).get(tenant, dimension, value)?.n ?? 0;
+      };
+      const logged = (totals: SqliteTotals, key: string) => {
+        const { tenant, dimension, value } = placeOf(key);
+        return totals.of(tenant, dimension, value);
+      };
+      for (const { added, outcome, writer } of steps) {
+        // A look at a total that begins before the group and ends after it: as counts.ts does it.
+        const begun = sides.map(({ database, totals }) => {
+          const version = totals.version();
+          const tables = [...expected].map(([key, sum]) => ({ key, sum, table: inTables(database, key) }));
+          return { totals, version, tables };
+        });
+        const side = sides[writer] as (typeof sides)[number];
+        side.totals = group(side.database, side.totals, added, outcome);
+        if (outcome === "settled") settle(side.database, side.totals);
+        for (const { delta, period, ...place } of outcome === "undone" ? [] : added) {
+          const key = JSON.stringify(place);
+          expected.set(key, (expected.get(key) ?? 0) + delta);
+        }
+        for (const { totals, version, tables } of begun) {
+          if (!sides.some((each) => each.totals === totals) || totals.version() !== version) continue;
+          unchanged += 1;
+          for (const { key, sum, table } of tables) {
+            expect([sum, expected.get(key) ?? 0]).toContain(table + logged(totals, key));
+          }
+        }
+        for (const { database, totals } of sides) {
+          totals.version();
+          for (const [key, sum] of expected) {
+            expect([key, inTables(database, key) + logged(totals, key)]).toEqual([key, sum]);
+          }
+        }
+      }
+    }),
+    { numRuns: 40 },
+  );
+  expect(unchanged).toBeGreaterThan(20);
+  rmSync(dir, { recursive: true });
+}, 120_000);

@@ -96,6 +96,29 @@ describe("on SQLite alone", () => {
     expect(await bodyIds()).toEqual(["inv_1"]);
   });
 
+  test("a log that has been large once is moved each second again, and not at every look at it", async () => {
+    const file = join(place.dir, "tollgate.db");
+    const logBytes = () => statSync(`${file}-wal`).size;
+    let written = 0;
+    const write = (bytes: number) => addBody(`inv_${written++}`, bytes);
+    while (logBytes() < 110 * 1024 * 1024) await write(8 * 1024 * 1024);
+    // It starts anew, and is cut.
+    for (let most = logBytes(); logBytes() >= most; most = Math.max(most, logBytes())) {
+      await write(10);
+      await Bun.sleep(1);
+    }
+    const changes = new Set<number>();
+    const begun = performance.now();
+    const seconds = () => (performance.now() - begun) / 1000;
+    while (seconds() < 2) {
+      await write(10);
+      changes.add(statSync(file).mtimeMs);
+      await Bun.sleep(1);
+    }
+    // Each move may be seen at its beginning and at its end.
+    expect(changes.size).toBeLessThan(2 * seconds() + 4);
+  }, 60_000);
+
   test("files are private, also those of a database that was not", async () => {
     await addBody("inv_1", 10);
     await store.close();

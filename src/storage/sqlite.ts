@@ -28,13 +28,13 @@ const WRITE_BUSY_MS = 0;
 /** Readers of the log wait for nobody, except for a process that rebuilds its index after a crash. */
 const READ_BUSY_MS = 50;
 /**
- * The log is cut to this size when it starts anew; below it, its blocks are used again, since the fsync of a commit that makes
- * the file longer takes 290 µs, and of one in blocks that it has 135 (measured, ext4, 11 pages).
+ * The log is cut to this size when it starts anew; below it, its blocks are used again. It is about what it mostly grows to:
+ * the fsync of a commit that makes the file longer takes 290 µs, of one in blocks that it has 135 (measured, ext4, 11 pages).
  */
-const WAL_BYTES_KEPT = 64 * 1024 * 1024;
+const WAL_BYTES_KEPT = 80 * 1024 * 1024;
 /**
- * Large bodies make it grow so fast that moving a second's worth would take hundreds of milliseconds. It must be more than is
- * kept: a file of this size is taken for a full log.
+ * Large bodies make the log grow so fast that moving a second's worth would take hundreds of milliseconds. It is more than is
+ * kept: a log that has this size for good would be moved at every look at it.
  */
 const WAL_BYTES_MAX = WAL_BYTES_KEPT + 16 * 1024 * 1024;
 const CACHE_KIB = 16 * 1024;

@@ -1,7 +1,7 @@
 // One transactional upstream call, from the job to its outcome: the deadline and the cancel around it, the
 // request as every protocol sends it, and the plain http call. A request is sent again only when it certainly
 // never reached the upstream.
-import { firstOf, type Stoppable, type StopSignal } from "../../concurrency/stop.ts";
+import { type Stoppable, type StopSignal, untilFirst } from "../../concurrency/stop.ts";
 import { CLAIM_BELIEVED_MS, isWallOlder } from "../../core/age.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import type { Answer } from "../../http/answer.ts";
@@ -93,8 +93,9 @@ export function decodedForCall(
   signal: StopSignal,
 ): DecodedFor {
   const take: DecodedFor["memory"]["take"] = async (bytes, closing, giveWay) => {
-    const either = firstOf(closing, signal);
-    const giveBack = await decoders.take(tenant, agentId, bytes, either, giveWay);
+    const giveBack = await untilFirst([closing, signal], (either) =>
+      decoders.take(tenant, agentId, bytes, either, giveWay),
+    );
     ahead.exempt();
     return giveBack;
   };

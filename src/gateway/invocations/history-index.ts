@@ -9,6 +9,8 @@ import type { InvocationRow } from "./service.ts";
 
 /** Entries of one step: about 5 ms of SQLite when it has to look at every row. */
 export const ENTRIES_MAX = 5_000;
+/** Entries of one kind in the range of a step: so many there are when all of its open calls have ended since it was looked at. */
+export const STEP_MAX = 2 * ENTRIES_MAX;
 
 /** Below and above every ID of an invocation. */
 export const FIRST_ID = "inv_";
@@ -114,28 +116,27 @@ export function openIn(
 interface PlaceOf {
   readonly limit: number | Placeholder;
   readonly offset: number | Placeholder;
-  /** Of either as many as may be passed on the way to the end of the place. */
+  /** `offset` and `limit` together. */
   readonly most: number | Placeholder;
-  /** So many of the ended calls certainly stand before the place, and are not counted in it. */
-  readonly skipped: number | Placeholder;
 }
 
 /**
  * The IDs of the calls that match at a place among all that do, in one statement: each call is in one of the two at the moment
- * at which it is run. With other filters there are no more entries in the range than one step has.
+ * at which it is run. With other filters there are no more entries in the range than one step has, or had of open calls that
+ * have ended since.
  */
-export function idsAt(reader: Reader, calls: Calls, range: IdRange, { limit, offset, most, skipped }: PlaceOf) {
+export function idsAt(reader: Reader, calls: Calls, range: IdRange, { limit, offset, most }: PlaceOf) {
   const some = (ids: ReturnType<typeof openIn> | ReturnType<typeof endedIn>, name: string) =>
     reader.db.select({ id: sql<string>`id` }).from(ids.limit(most).as(name));
   // Other filters beside the one that is walked along would make a planner walk along them, but for the limit.
-  const passed = endedIn(reader, calls, range).limit(ENTRIES_MAX).as("passed");
+  const passed = endedIn(reader, calls, range).limit(STEP_MAX).as("passed");
   const matching = reader.db
     .select({ id: passed.id, matches: passed.matches })
     .from(passed)
     .where(sql`${passed.matches}`);
   const ended = calls.others.length === 0 ? endedIn(reader, calls, range) : matching.orderBy(desc(passed.id));
   return some(openIn(reader, calls, range, "matching"), "open")
-    .unionAll(some(ended.offset(skipped) as ReturnType<typeof endedIn>, "ended"))
+    .unionAll(some(ended as ReturnType<typeof endedIn>, "ended"))
     .orderBy(sql`1 desc`)
     .limit(limit)
     .offset(offset);

@@ -192,3 +192,66 @@ test("a page stays the same when open calls end between the looks at them and at
   expect(left.length).toBeLessThan(3);
   await store.close();
 }, 30_000);
+
+test("a page is that of one moment when calls come between the look at how many are open and the page itself, on Postgres", async () => {
+  const place = await postgresPlace();
+  const store = await place.open();
+  const calls = Array.from({ length: 21 }, (_, i) => accepted(clock.now() + i));
+  for (const call of calls) await accept(store, call);
+  for (const { row } of calls.slice(0, 20)) {
+    const key = { tenant: row.tenant, id: row.id };
+    await claim(store, { key, owner: "rep_1", token: "t", now: 1, inHand: null });
+    await finish(store, { key, token: "t", request_id: "r" }, SUCCESS, 2);
+  }
+  await using client = postgresClient(place.url);
+  const coming = Array.from({ length: 5 }, (_, i) => accepted(clock.now() + 100 + i));
+  const db = postgresQueries(async (text, values, rows) => {
+    if (text.includes("union all")) for (const call of coming.splice(0)) await accept(store, call);
+    const running = client.unsafe(text, values);
+    return rows === "arrays" ? await running.values() : await running;
+  });
+  const after = [...calls, ...coming].map(({ row }) => row.id).reverse();
+  const query = new URLSearchParams({ limit: "5", offset: "10" });
+  const page = await readHistory({ db, tables: defineSchema(columns.postgres) }, "acme", query);
+  expect(page.rows.map(({ id }) => id)).toEqual(after.slice(10, 15));
+  await store.close();
+}, 30_000);
+
+test("a walk finds each call once, and how many there are, when calls end between any two looks", async () => {
+  const place = sqlitePlace();
+  await (await place.open()).close();
+  for (const statement of longHistory("acme", 12_000, 5)) await place.execute(statement);
+  const database = new Database(join(place.dir, "tollgate.db"));
+  const kept = "tenant, id, agent_id, caller, mode, model, settlement_status, body_captured, emit_receipt, updated_at";
+  const some = "from open_invocations where id in (select id from open_invocations order by id desc limit 8)";
+  const logger = {
+    logQuery(text: string) {
+      if (!text.includes('"ended_invocations"')) return;
+      database.run(
+        `insert into ended_invocations (${kept}, status, response_truncated, completed_at) select ${kept}, 'failed', 0, 1 ${some}`,
+      );
+      database.run(`delete ${some}`);
+    },
+  };
+  const reader = { db: drizzle(database, { logger }) as unknown as Queries, tables: defineSchema(columns.sqlite) };
+  const [agent_id, mode] = [FILTERS.agent_id[0], "transactional"];
+  for (const filters of [
+    { mode, ...ALWAYS },
+    { agent_id, mode },
+  ]) {
+    const of = Object.entries(filters).filter(([name]) => !(name in ALWAYS));
+    const where = of.map(([name, value]) => `${name} = '${value}'`).join(" and ");
+    const ids = database
+      .query(`select id from invocations where ${where} order by id desc`)
+      .values()
+      .flat() as string[];
+    for (let offset = 0; offset < ids.length; offset += 500) {
+      const query = new URLSearchParams({ ...filters, limit: "100", offset: `${offset}` });
+      const page = await readHistory(reader, "acme", query);
+      expect([offset, page.rows.map(({ id }) => id)]).toEqual([offset, ids.slice(offset, offset + 100)]);
+      expect([offset, page.total]).toEqual([offset, ids.length]);
+    }
+  }
+  database.close();
+  place.remove();
+});

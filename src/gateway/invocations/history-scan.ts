@@ -17,6 +17,7 @@ import {
   isOfEnded,
   LAST_ID,
   openIn,
+  STEP_MAX,
 } from "./history-index.ts";
 import type { InvocationRow } from "./service.ts";
 
@@ -109,7 +110,8 @@ async function windowBelow(reader: Reader, path: ScanPath, below: string, most: 
   const range = { floor, below };
   const isBeyond = ({ last }: Passed) => last !== null && last < floor;
   if (!isBeyond(open) && !isBeyond(ended)) return { range, open, ended, isLast };
-  const [openWithin, endedWithin] = await pass(reader, path, range, most);
+  // Open calls may have ended since.
+  const [openWithin, endedWithin] = await pass(reader, path, range, { open: STEP_MAX, ended: STEP_MAX });
   return { range, open: openWithin, ended: endedWithin, isLast };
 }
 
@@ -154,7 +156,7 @@ export async function pageOf(
     const matches = window.open.matches + window.ended.matches;
     const skipped = Math.max(offset - total, 0);
     if (rows.length < limit && matches > skipped) {
-      const place = { limit: limit - rows.length, offset: skipped, most: skipped + limit - rows.length, skipped: 0 };
+      const place = { limit: limit - rows.length, offset: skipped, most: skipped + limit - rows.length };
       const ids = await idsAt(reader, path, window.range, place);
       if (ids.length > 0) rows.push(...(await rowsOf(reader, path.tenant, ids)));
     }
@@ -215,7 +217,6 @@ const idsBy = byFilter((reader, dimension) =>
     limit: LIMIT,
     offset: OFFSET,
     most: sql.placeholder("most"),
-    skipped: sql.placeholder("skipped"),
   }),
 );
 
@@ -238,9 +239,7 @@ export async function newestCalls(
   const place = { tenant, value, floor, limit, offset };
   if (openTotal === 0) return newestEndedBy[dimension](reader).execute(place);
   if (offset > 0) {
-    const skipped = Math.max(offset - openTotal, 0);
-    const rest = { offset: offset - skipped, most: offset - skipped + limit, skipped };
-    return rowsOf(reader, tenant, await idsBy[dimension](reader).execute({ ...place, ...rest }));
+    return rowsOf(reader, tenant, await idsBy[dimension](reader).execute({ ...place, most: offset + limit }));
   }
   // A call that ends between the two looks is found by both.
   const open = await newestOpenBy[dimension](reader).execute(place);

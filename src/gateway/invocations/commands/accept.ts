@@ -2,7 +2,6 @@
 // three ways to store the body share the columns and the key.
 import { Fault } from "../../../core/fault.ts";
 import { type Command, inputRows, type SqliteStatement, type SqlRow } from "../../../storage/commands.ts";
-import { anyShard } from "../../../storage/counts.ts";
 import { type CallBody, PART_BYTES, partsOf } from "../../../wire/body.ts";
 import { countWhole } from "../counters.ts";
 import { IDEMPOTENCY_MS, type Idempotency, slotsOf } from "../idempotency.ts";
@@ -259,7 +258,7 @@ totals as (${addTotals({
       })}
 )${beside}
 select id from stored`,
-      valuesOf: (inputs) => [anyShard(), ...(isKeyed ? [earliest(inputs)] : []), ...input.values(inputs)],
+      valuesOf: (inputs, shard) => [shard, ...(isKeyed ? [earliest(inputs)] : []), ...input.values(inputs)],
       afterwards(inputs, rows) {
         const stored = storedIn(rows);
         return inputs.flatMap((each) => {

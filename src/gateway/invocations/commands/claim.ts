@@ -2,7 +2,6 @@
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import { INVOCATION_EVENTS } from "../../../core/states.ts";
 import { type Command, inputRows } from "../../../storage/commands.ts";
-import { anyShard } from "../../../storage/counts.ts";
 import { countMove } from "../counters.ts";
 import type { Claim } from "../service.ts";
 import { addTotals } from "./totals.ts";
@@ -67,14 +66,15 @@ export const claimCommand: Command<Claim, ClaimedCall | null> = {
     };
   },
   postgres: {
-    // The rows are locked in the order of the input, which is the same everywhere, before they are judged.
+    // The rows are locked in the order of the input, which is the same everywhere, and judged again then. One that another
+    // replica has is not locked: that one may be about to end it while it looks for another of this replica.
     text: `
 with taken as (
   select o.id, o.tenant, o.status, input.owner, input.token, input.at, input.wanted from ${INPUT.source}, lateral (
-    select c.id, c.tenant, c.status, c.claim, c.settlement_status from open_invocations c
-    where c.id = input.id and c.tenant = input.tenant
-    for update
-  ) o where (${isFree} or ${isOwn("input.token")})
+    select o.id, o.tenant, o.status from open_invocations o
+    where o.id = input.id and o.tenant = input.tenant and (${isFree} or ${isOwn("input.token")})
+    for update of o
+  ) o
 ),
 totals as (${addTotals({
       calls: `taken where status = '${from}'`,
@@ -89,7 +89,7 @@ claimed as (
     ${STORED_SIZE} as size
 )
 select id, call, body, size from claimed`,
-    valuesOf: (inputs) => [anyShard(), ...INPUT.values(inputs.toSorted((a, b) => (a.key.id < b.key.id ? -1 : 1)))],
+    valuesOf: (inputs, shard) => [shard, ...INPUT.values(inputs.toSorted((a, b) => (a.key.id < b.key.id ? -1 : 1)))],
     outputsOf(inputs, rows) {
       const claimed = new Map(rows.map((row) => [row["id"], row as unknown as ClaimedCall]));
       return inputs.map(({ key }) => claimed.get(key.id) ?? null);

@@ -5,7 +5,6 @@ import { idTime } from "../../../core/id.ts";
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import { SETTLEMENT_EVENTS } from "../../../core/states.ts";
 import { type Command, type CommandEffects, inputRows } from "../../../storage/commands.ts";
-import { anyShard } from "../../../storage/counts.ts";
 import { PART_BYTES, partsOf } from "../../../wire/body.ts";
 import { countErrorClass, countMove, countSettlement } from "../counters.ts";
 import { LEAVES_PARTS, leavesParts } from "../loose-parts.ts";
@@ -199,7 +198,7 @@ totals as (${addTotals({
 select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, payment_asset, payment_amount,
   settled as settlement_status, id, tenant,
   request is null and not body_captured and not ${LEAVES_PARTS} as is_dropped from final`,
-    valuesOf: (inputs) => [anyShard(), ...INPUT.values(inputs)],
+    valuesOf: (inputs, shard) => [shard, ...INPUT.values(inputs)],
     afterwards(_, rows) {
       const dropped = rows.filter((row) => row["is_dropped"] === true);
       return dropped.map(({ tenant, id }) => ({ text: DROP_REQUEST, values: [id as string, tenant as string] }));

@@ -112,7 +112,7 @@ for (const version of [18, 15] as const) {
       const run = async (each: number) => {
         await client.unsafe(BEGIN_COMMANDS);
         for (const [command, all] of inputs(each)) {
-          const given = command.postgres.valuesOf(all).map(literal);
+          const given = command.postgres.valuesOf(all, 0).map(literal);
           const [row] = await client
             .unsafe(`explain (analyze, format json) execute one_${command.name} (${given})`)
             .values();
@@ -152,8 +152,8 @@ for (const version of [18, 15] as const) {
         leftOut: [],
       };
       const given = {
-        take: takeCommand.postgres.valuesOf([taking]),
-        agents: waitingAgents.postgres.valuesOf([{ replica: owner, now: taking.now, after: "agt_2", limit: 5 }]),
+        take: takeCommand.postgres.valuesOf([taking], 0),
+        agents: waitingAgents.postgres.valuesOf([{ replica: owner, now: taking.now, after: "agt_2", limit: 5 }], 0),
       };
       await client.unsafe(`prepare take as ${takeCommand.postgres.text}`);
       await client.unsafe(`prepare agents as ${waitingAgents.postgres.text}`);
@@ -194,6 +194,7 @@ for (const version of [18, 15] as const) {
       const claims = calls.map(({ row: { tenant, id } }) => ({ tenant, id }));
       const given = claimCommand.postgres.valuesOf(
         claims.map((key) => ({ key, owner: "rep", token: crypto.randomUUID(), now, inHand: null })),
+        0,
       );
       await client.unsafe(`prepare one as ${claimCommand.postgres.text}`);
       const explain = `explain (analyze, wal, format json) execute one (${given.map(literal)})`;
@@ -216,7 +217,7 @@ for (const version of [18, 15] as const) {
       const expectKeys = async (when: string) => {
         await client.unsafe(BEGIN_COMMANDS);
         for (const { command, all, as } of named) {
-          const given = command.postgres.valuesOf(all).map(literal);
+          const given = command.postgres.valuesOf(all, 0).map(literal);
           const rows = await client.unsafe(`explain (costs off) execute ${as} (${given})`).values();
           const plan = rows.flat().join("\n");
           // Accepting only inserts.

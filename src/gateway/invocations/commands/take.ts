@@ -3,7 +3,6 @@
 // beginning.
 import { INVOCATION_EVENTS } from "../../../core/states.ts";
 import { type Command, type CommandEffects, inputRows, type SqliteStatement } from "../../../storage/commands.ts";
-import { anyShard } from "../../../storage/counts.ts";
 import { countMove } from "../counters.ts";
 import { isQueued, youngFrom } from "./queued.ts";
 import { addTotals } from "./totals.ts";
@@ -124,7 +123,7 @@ claimed as (
 select n, id, claim as token, call, request as body, null::bigint as body_bytes from claimed
 union all select n, id, null, null, null, body_bytes from placed where large > 0 or bytes_before > ${BLOCK_BYTES_MAX}
 order by n, id`,
-    valuesOf: (inputs) => [anyShard(), ...INPUT.values(inputs)],
+    valuesOf: (inputs, shard) => [shard, ...INPUT.values(inputs)],
     outputsOf(inputs, rows) {
       const outputs = inputs.map(() => ({ taken: [] as TakenCall[], large: null as TakenCalls["large"] }));
       for (const row of rows) {
