@@ -3,47 +3,19 @@ import { Database } from "bun:sqlite";
 import { afterEach, beforeEach, expect, setDefaultTimeout, test } from "bun:test";
 import { copyFileSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { type Gateway, startGateway } from "./support/gateway/gateway.ts";
+import { agentWithSecret, ask, SECRET, secretUpstream } from "./support/gateway/api.ts";
+import { startGateway } from "./support/gateway/gateway.ts";
 import { runCommand, temporaryRoot } from "./support/gateway/process.ts";
 
 setDefaultTimeout(120_000);
 
 const ALICE = { tenant: "acme", user: "alice" };
-const SECRET = "s3cret-of-the-upstream";
 
 let dir: string;
 beforeEach(() => {
   dir = mkdtempSync(join(temporaryRoot(), "backup-"));
 });
 afterEach(() => rmSync(dir, { recursive: true, force: true }));
-
-async function ask(gateway: Gateway, path: string, body?: unknown): Promise<Response> {
-  const headers = { authorization: `Bearer ${await gateway.token(ALICE)}`, "content-type": "application/json" };
-  return fetch(`${gateway.url}${path}`, {
-    headers,
-    ...(body === undefined ? {} : { method: "POST", body: JSON.stringify(body) }),
-  });
-}
-
-async function fieldOf(response: Promise<Response>, field: string): Promise<string> {
-  return ((await (await response).json()) as Record<string, string>)[field] ?? "";
-}
-
-/** Answers with the secret that came along. */
-function upstream() {
-  const server = Bun.serve({
-    port: 0,
-    hostname: "127.0.0.1",
-    fetch: (request) => new Response(request.headers.get("authorization")),
-  });
-  return { url: server.url.href, [Symbol.dispose]: () => void server.stop(true) };
-}
-
-async function agentWithSecret(gateway: Gateway, url: string): Promise<string> {
-  const credential = { name: "upstream", source: "managed", auth_type: "bearer", plaintext: SECRET };
-  const credential_ref = await fieldOf(ask(gateway, "/v1/credentials", credential), "id");
-  return fieldOf(ask(gateway, "/v1/agents", { name: "echo", upstream_url: url, credential_ref }), "id");
-}
 
 /** As an operator does it: the copy and the key, alone in a directory. */
 function restored(backup: string, masterKey: string): string {
@@ -55,13 +27,14 @@ function restored(backup: string, masterKey: string): string {
 }
 
 test("a backup under load gives back every call that was acknowledged before it began, and the secrets", async () => {
-  using echo = upstream();
+  using echo = secretUpstream();
   await using gateway = await startGateway();
-  const agent = await agentWithSecret(gateway, echo.url);
+  const token = await gateway.token(ALICE);
+  const agent = await agentWithSecret(gateway, token, echo.url, "echo");
   const acknowledged: string[] = [];
   let isLoaded = true;
   const call = async () => {
-    const response = await ask(gateway, `/v1/proxy/${agent}`, { n: acknowledged.length });
+    const response = await ask(gateway, token, `/v1/proxy/${agent}`, { n: acknowledged.length });
     expect(response.status).toBe(202);
     acknowledged.push(((await response.json()) as { invocation_id: string }).invocation_id);
   };
@@ -90,10 +63,10 @@ test("a backup under load gives back every call that was acknowledged before it 
   const masterKey = readFileSync(join(gateway.dataDir, "master.key"), "utf8");
   await using again = await startGateway({ env: { TOLLGATE_DATA_DIR: restored(backup, masterKey) } });
   for (const id of before) {
-    const polled = await ask(again, `/v1/invocations/${id}`);
+    const polled = await ask(again, token, `/v1/invocations/${id}`);
     expect([id, polled.status]).toEqual([id, 200]);
   }
-  const poll = (await ask(again, `/v1/proxy/${agent}`, {})).headers.get("location");
+  const poll = (await ask(again, token, `/v1/proxy/${agent}`, {})).headers.get("location");
   const headers = { authorization: `Bearer ${await again.token(ALICE)}`, prefer: "wait=30" };
   const ended = (await (await fetch(`${again.url}${poll}`, { headers })).json()) as Record<string, string>;
   expect([ended["status"], Buffer.from(ended["response_body_b64"] ?? "", "base64").toString()]).toEqual([

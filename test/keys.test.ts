@@ -4,6 +4,7 @@ import { expect, setDefaultTimeout, test } from "bun:test";
 import { copyFileSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { decodeProtectedHeader } from "jose";
+import { agentWithSecret, ask, idOf, SECRET, secretUpstream } from "./support/gateway/api.ts";
 import { tollgateBinary } from "./support/gateway/binary.ts";
 import { eachDatabase, type Gateway, startGateway } from "./support/gateway/gateway.ts";
 import { type Environment, temporaryRoot } from "./support/gateway/process.ts";
@@ -12,7 +13,6 @@ import { startPostgres } from "./support/stores/postgres.ts";
 setDefaultTimeout(150_000);
 
 const ALICE = { tenant: "acme", user: "alice" };
-const SECRET = "s3cret-of-the-upstream";
 /** After which a killed command has come to different places: it takes about a second and a half. */
 const KILLED_AFTER_MS = [40, 110, 180, 300, 700, 1_000, 1_200, 1_300];
 /** What is in force within two seconds is waited for longer on a busy machine. */
@@ -27,21 +27,7 @@ async function mint(gateway: Gateway, user = ALICE.user): Promise<string> {
   return stdout.trim();
 }
 
-function ask(gateway: Gateway, token: string, path: string, body?: unknown): Promise<Response> {
-  const headers = { authorization: `Bearer ${token}`, "content-type": "application/json" };
-  return fetch(`${gateway.url}${path}`, {
-    headers,
-    ...(body === undefined ? {} : { method: "POST", body: JSON.stringify(body) }),
-  });
-}
-
 const statusOf = async (gateway: Gateway, token: string) => (await ask(gateway, token, "/v1/agents")).status;
-
-async function idOf(response: Promise<Response>): Promise<string> {
-  const answer = await response;
-  expect(answer.status).toBe(201);
-  return ((await answer.json()) as { id: string }).id;
-}
 
 async function until(what: () => Promise<boolean>): Promise<void> {
   const deadline = performance.now() + IN_FORCE_MS_MAX;
@@ -49,22 +35,6 @@ async function until(what: () => Promise<boolean>): Promise<void> {
     if (performance.now() > deadline) throw new Error("it has not come to be");
     await Bun.sleep(50);
   }
-}
-
-/** Answers with the secret that came along. */
-function upstream() {
-  const server = Bun.serve({
-    port: 0,
-    hostname: "127.0.0.1",
-    fetch: (request) => new Response(request.headers.get("authorization")),
-  });
-  return { url: server.url.href, [Symbol.dispose]: () => void server.stop(true) };
-}
-
-async function agentWithSecret(gateway: Gateway, token: string, url: string, name: string): Promise<string> {
-  const credential = { name, source: "managed", auth_type: "bearer", plaintext: SECRET };
-  const credential_ref = await idOf(ask(gateway, token, "/v1/credentials", credential));
-  return idOf(ask(gateway, token, "/v1/agents", { name, upstream_url: url, credential_ref, emit_receipts: true }));
 }
 
 function pick<T>(list: readonly T[], at: number): T {
@@ -98,7 +68,7 @@ const publicKids = async (gateway: Gateway) => {
 
 eachDatabase((database) => {
   test.concurrent("keys rotate under load, killed again and again, and the old master key opens nothing", async () => {
-    using echo = upstream();
+    using echo = secretUpstream();
     const isSqlite = database.name === "sqlite";
     const old = await database.fresh();
     const env = isSqlite ? {} : { ...old, TOLLGATE_NEW_MASTER_KEY: newMasterKey() };

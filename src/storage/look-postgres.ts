@@ -9,6 +9,7 @@ import { sqlState, startProblem } from "./failures.ts";
 import { type DatabaseLook, NO_KEYS } from "./look.ts";
 import { NEWEST_POSTGRES_VERSION } from "./migrate.ts";
 import { postgresClient, postgresQueries } from "./pool.ts";
+import { NOW } from "./postgres.ts";
 
 /** The server gives a statement of a look up after this: whoever looks has gone by then. */
 const STATEMENT_MS_MAX = 4_000;
@@ -29,9 +30,7 @@ export async function lookAtPostgres(databaseUrl: string): Promise<DatabaseLook>
       wrappedKeys: async () => (version === 0 ? NO_KEYS : wrappedKeys(client)),
       tryWrite: () => (version === 0 ? mayMakeTables(client) : tryWrite(client)),
       async now() {
-        const [row] = await client.unsafe<{ now: string }[]>(
-          "select (extract(epoch from clock_timestamp()) * 1000)::bigint as now",
-        );
+        const [row] = await client.unsafe<{ now: string }[]>(`select ${NOW} as now`);
         return Number(row?.now);
       },
       close: () => client.close({ timeout: 0 }),

@@ -62,7 +62,8 @@ type Task<T> = (tx: Tx, connection: DatabaseConnection, effects: Effects) => Pro
 
 const tables = defineSchema(columns.postgres);
 
-const NOW = "(extract(epoch from clock_timestamp()) * 1000)::bigint";
+/** The server's own time in milliseconds since the epoch. */
+export const NOW = "(extract(epoch from clock_timestamp()) * 1000)::bigint";
 const now = sql<number>`${sql.raw(NOW)}`.mapWith(Number);
 
 /** One statement for all totals; its rows are locked in their order, which is the same everywhere. */

@@ -214,6 +214,13 @@ test("a call that is cancelled before the answer of the write that took its bloc
   expect(await statusOf(one.row.id)).toEqual(["failed", "cancelled"]);
 });
 
+/** Another replica takes this one for dead, and nobody tells it. Its own time has gone on meanwhile. */
+async function takenForDead({ row }: Awaited<ReturnType<typeof acceptOne>>) {
+  await real.write((tx) => abandon(tx, row, "internal", clock.now()));
+  const wall = Date.now();
+  return spyOn(Date, "now").mockImplementation(() => wall + 20_000);
+}
+
 test("a call of a block that was ended while its process was paused is not made", async () => {
   const { stored, answered, store } = slowAnswers("take");
   const { jobs, pool } = makePool(well);
@@ -221,10 +228,7 @@ test("a call of a block that was ended while its process was paused is not made"
   const [one, other] = [await acceptOne(), await acceptOne()];
   await scheduler.start();
   await stored.promise;
-  // Another replica takes this one for dead, and nobody tells it.
-  await real.write((tx) => abandon(tx, one.row, "internal", clock.now()));
-  const wall = Date.now();
-  const later = spyOn(Date, "now").mockImplementation(() => wall + 20_000);
+  const later = await takenForDead(one);
   answered.resolve();
   await untilEnded(other.row.id);
   later.mockRestore();
@@ -324,10 +328,7 @@ test("a call that was ended while its process was paused is not made", async () 
   const one = await acceptOne("cred_1");
   scheduler.offer(one);
   await resolving.promise;
-  // Another replica takes this one for dead, and nobody tells it.
-  await real.write((tx) => abandon(tx, one.row, "internal", clock.now()));
-  const wall = Date.now();
-  const later = spyOn(Date, "now").mockImplementation(() => wall + 20_000);
+  const later = await takenForDead(one);
   resolved.resolve();
   await untilEnded(one.row.id);
   later.mockRestore();
