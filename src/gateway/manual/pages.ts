@@ -5,10 +5,12 @@ import architecture from "./architecture.md" with { type: "text" };
 import decisions from "./decisions.md" with { type: "text" };
 import development from "./development.md" with { type: "text" };
 import facilitator from "./facilitator.md" with { type: "text" };
+import growing from "./growing.md" with { type: "text" };
 import operations from "./operations.md" with { type: "text" };
 import payments from "./payments.md" with { type: "text" };
 import security from "./security.md" with { type: "text" };
 import streaming from "./streaming.md" with { type: "text" };
+import troubleshooting from "./troubleshooting.md" with { type: "text" };
 
 export interface Page {
   /** Its file without the ending, its place below /docs, and the topic of `tollgate help`. */
@@ -24,9 +26,11 @@ const SUMMARIES = [
   ["api", "every endpoint of the gateway by example, and its errors", api],
   ["payments", "give an agent a price, collect it, and pay for a call", payments],
   ["streaming", "answers as they come, and ordinary MCP clients", streaming],
-  ["operations", "configuration, commands, backup, sizing, logs, shutdown, container", operations],
+  ["operations", "configuration, commands, backup, keys, logs, shutdown, container", operations],
+  ["growing", "how much a machine carries, replicas, a standby, cells, which engines fit", growing],
   ["facilitator", "run the service that settles payments: certificates, gas, ceilings, reorgs", facilitator],
   ["security", "who may do what, secrets, upstream addresses, and every limit", security],
+  ["troubleshooting", "by symptom: what it means, and what to do", troubleshooting],
   ["decisions", "why things are as they are, with the measurements", decisions],
   ["development", "build and test commands, dependencies, recipes for typical changes", development],
 ] as const;
