@@ -3,10 +3,10 @@
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { startChain } from "../support/chain/chain.ts";
 import { startFacilitator } from "../support/chain/facilitator.ts";
-import { openPayingTenant, type PayingTenant } from "../support/chain/paying.ts";
-import { newPayer, signPayment } from "../support/chain/payments.ts";
+import type { PayingTenant } from "../support/chain/paying.ts";
 import { startGateway } from "../support/gateway/gateway.ts";
 import { createCallers } from "../support/load/callers.ts";
+import { openLoadedTenant, startLoad } from "../support/load/tenant.ts";
 import { startCountingUpstream } from "../support/load/upstream.ts";
 import { disagreements, quietRecords } from "../support/load/verify.ts";
 import { type PostgresPair, startPostgresPair } from "../support/stores/postgres-pair.ts";
@@ -14,7 +14,6 @@ import { type PostgresPair, startPostgresPair } from "../support/stores/postgres
 /** Everything starts side by side, also on a busy machine. */
 setDefaultTimeout(180_000);
 
-const PRICE = 1_000n;
 /** What the manual promises. */
 const BACK_MS_MAX = 30_000;
 
@@ -35,17 +34,7 @@ async function startAll() {
   };
   const first = stack.use(await startGateway({ env }));
   const second = stack.use(await startGateway({ env }));
-  const tenant = await openPayingTenant(first, facilitator);
-  const pay_to = newPayer().address;
-  const pricing = { amount: `${PRICE}`, asset: "USDC", network: "base", pay_to };
-  const agents = {
-    free: await tenant.agent({ upstream_url: upstream.url }),
-    slow: await tenant.agent({ upstream_url: `${upstream.url}slow` }),
-    streamed: await tenant.agent({ upstream_url: `${upstream.url}stream` }),
-    paid: await tenant.agent({ upstream_url: upstream.url, pricing }),
-  };
-  const payer = newPayer();
-  await chain.fundUsdc(payer.address, 10_000n * PRICE);
+  const tenant = await openLoadedTenant({ gateway: first, facilitator, upstream, chain });
   const owned = stack.move();
   return {
     pair,
@@ -55,8 +44,6 @@ async function startAll() {
     gateways: [first, second] as const,
     env,
     tenant,
-    agents,
-    pay: () => signPayment(payer, { to: pay_to, value: PRICE }),
     [Symbol.asyncDispose]: () => owned.disposeAsync(),
   };
 }
@@ -89,22 +76,11 @@ function keepWriting(tenant: PayingTenant) {
   };
 }
 
-function startLoad({ gateways, tenant, agents, pay }: All) {
-  const callers = createCallers({ gateways, headers: tenant.headers });
-  for (let i = 0; i < 2; i++) {
-    callers.keepSending(() => ({ kind: "free", agent: agents.free }), 20);
-    callers.keepSending(() => ({ kind: "keyed", agent: agents.free }), 20);
-  }
-  callers.keepSending(() => ({ kind: "keyed", agent: agents.slow }), 50);
-  callers.keepSending(() => ({ kind: "streamed", agent: agents.streamed }), 20);
-  callers.keepSending(async () => ({ kind: "paid", agent: agents.paid, payment: await pay() }), 20);
-  return callers;
-}
-
 /** Load before, during and after; gives how long it took until each kind of work was done again. */
 async function underLoad(all: All, lose: (pair: PostgresPair) => Promise<void>): Promise<number> {
   const { pair, tenant, gateways, facilitator, upstream, chain } = all;
-  const callers = startLoad(all);
+  const callers = createCallers({ gateways, headers: tenant.headers });
+  startLoad(callers, tenant);
   const writer = keepWriting(tenant);
   await callers.accepted(60);
   await callers.accepted(5, ({ kind }) => kind === "paid");
@@ -155,10 +131,10 @@ test.concurrent("connections that hang half-open to a primary that is gone are g
 
 test.concurrent("beside an old primary that has become read-only all is refused, and done when connections lead to the new one", async () => {
   await using all = await startAll();
-  const { pair, gateways, tenant, agents } = all;
+  const { pair, gateways, tenant } = all;
   const back = await underLoad(all, async () => {
     await pair.makePrimaryReadOnly();
-    const refused = async () => (await tenant.send("POST", `/v1/proxy/${agents.free}`, { n: -1 })).status;
+    const refused = async () => (await tenant.send("POST", `/v1/proxy/${tenant.agents.free}`, { n: -1 })).status;
     while ((await refused()) !== 503) await Bun.sleep(20);
     expect((await fetch(`${gateways[1].url}/readyz`)).status).toBe(503);
     await pair.promote();

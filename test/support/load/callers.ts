@@ -36,11 +36,13 @@ interface CallersOptions {
   readonly gateways: readonly { readonly url: string }[];
   /** Of the caller. */
   readonly headers: Readonly<Record<string, string>>;
+  /** Several groups of callers of one upstream begin with different ones. */
+  readonly firstNumber?: number;
 }
 
 export type Callers = ReturnType<typeof createCallers>;
 
-export function createCallers({ gateways, headers }: CallersOptions) {
+export function createCallers({ gateways, headers, firstNumber = 0 }: CallersOptions) {
   const calls: Call[] = [];
   const loops: Promise<void>[] = [];
   let isStopped = false;
@@ -72,7 +74,7 @@ export function createCallers({ gateways, headers }: CallersOptions) {
   /** Sends it once, or for as long as it may be sent again. */
   async function send({ kind, agent, payment }: Request): Promise<Call> {
     const call: Call = {
-      n: calls.length,
+      n: firstNumber + calls.length,
       agent,
       kind,
       nonce: payment?.authorization.nonce ?? null,
