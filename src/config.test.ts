@@ -230,6 +230,8 @@ describe("the values of settings", () => {
       "postgres://%2ftmp/d",
       "postgres://h:0/d",
       "postgres://h:1,i:2/d",
+      "postgres://h,i/d",
+      "postgres://h/d?target_session_attrs=read-write",
       "postgres://h/d?sslmode=bogus",
       "postgres://h/d?prepare=never",
     ]) {

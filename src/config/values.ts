@@ -91,9 +91,9 @@ const SSL_MODES = ["disable", "allow", "prefer", "require", "verify-ca", "verify
 /** Only what the database client takes: it rejects other URLs by an exception in its own words. */
 function parsePostgresUrl(value: string): string | undefined {
   const url = parseUrl(value, ["postgres:", "postgresql:"]);
-  if (url === undefined || url.hostname === "" || url.hostname.includes("%") || url.port === "0") {
-    return undefined;
-  }
+  if (url === undefined || url.hostname === "" || /[%,]/.test(url.hostname) || url.port === "0") return undefined;
+  // The client knows one host, and passes over this in silence.
+  if (url.searchParams.has("target_session_attrs")) return undefined;
   const modes = url.searchParams.getAll("sslmode").map((mode) => mode.toLowerCase());
   if (!modes.every((mode) => SSL_MODES.includes(mode))) return undefined;
   if (!url.searchParams.getAll("prepare").every((prepare) => ["true", "false"].includes(prepare))) return undefined;
@@ -106,7 +106,7 @@ function parsePostgresUrl(value: string): string | undefined {
 }
 
 export const postgresUrl: Kind<string> = {
-  must: `a URL like postgres://user:password@host:5432/database, percent-encoded; sslmode, if given, one of ${SSL_MODES.join(", ")}; prepare, if given, true or false`,
+  must: `a URL like postgres://user:password@host:5432/database, percent-encoded, of one host that leads to the primary (a list of hosts and target_session_attrs are not understood: see Failover in tollgate help operations); sslmode, if given, one of ${SSL_MODES.join(", ")}; prepare, if given, true or false`,
   parse: parsePostgresUrl,
 };
 

@@ -1,4 +1,5 @@
 import { expect, test } from "bun:test";
+import { startRelay } from "../../test/support/http/relay.ts";
 import { startPostgres } from "../../test/support/stores/postgres.ts";
 import { silentLog } from "../core/log.ts";
 import { createAnnouncements } from "./announcements.ts";
@@ -11,12 +12,13 @@ const until = async (isDone: () => boolean, act = () => {}) => {
   }
 };
 
-function listener(url: string, replica: string) {
+function listener(url: string, replica: string, times: { checkEveryMs?: number; answerMsMax?: number } = {}) {
   const heard: string[] = [];
   const announcements = createAnnouncements({
     url,
     replica,
     log: silentLog,
+    ...times,
     ended: (id) => void heard.push(id),
     left: () => void heard.push("left"),
   });
@@ -58,7 +60,7 @@ test("calls that end together are told of together", async () => {
   const url = await (await startPostgres()).freshDatabase();
   await using client = postgresClient(url);
   const payloads: string[] = [];
-  await client.listen("tollgate", (payload) => void payloads.push(payload));
+  await client.listen("tollgate", (payload) => void (payload !== "rep_1 here" && payloads.push(payload)));
   const one = listener(url, "rep_1");
   const ids = Array.from({ length: 500 }, (_, i) => `inv_${i}`);
   for (const id of ids) one.ended(id);
@@ -66,4 +68,32 @@ test("calls that end together are told of together", async () => {
   await one.close();
   // The first goes at once, as many as fit go with the next, and the rest is found by looking.
   expect(payloads.slice(0, 2)).toEqual([`rep_1 ${ids[0]}`, `rep_1 ${ids.slice(1, 181).join()}`]);
+}, 30_000);
+
+test("replicas hear of each other again when what they were connected to hangs, or has become read-only", async () => {
+  const server = await startPostgres();
+  const url = new URL(await server.freshDatabase());
+  const relay = startRelay(server.port);
+  const database = url.pathname.slice(1);
+  url.port = `${relay.port}`;
+  const times = { checkEveryMs: 50, answerMsMax: 500 };
+  const [one, other] = [listener(url.href, "rep_1", times), listener(url.href, "rep_2", times)];
+  const hears = (id: string) =>
+    until(
+      () => other.heard.includes(id),
+      () => one.ended(id),
+    );
+  await hears("inv_1");
+  relay.forsake();
+  await hears("inv_2");
+  const connections = relay.connections();
+  await using client = postgresClient(server.url(database));
+  await client.unsafe(`alter database ${database} set default_transaction_read_only = on`);
+  // What is connected from now on finds a server that is read-only, and looks for another one.
+  relay.cut();
+  await relay.connected(connections + 4);
+  await client.unsafe(`begin read write; alter database ${database} reset default_transaction_read_only; commit`);
+  await hears("inv_3");
+  await Promise.all([one.close(), other.close()]);
+  relay.stop();
 }, 30_000);

@@ -48,6 +48,9 @@ export function isConnectionLost(error: unknown): boolean {
   return state === undefined ? LOST.test(error.code) : LOST_STATE.test(state);
 }
 
+/** It is a standby, or an old primary that was made read-only: somewhere else there is one that takes writes. */
+export const isServerReadOnly = (error: unknown): boolean => sqlState(error) === "25006";
+
 /** Wrong name or password, no such database, not allowed, no connection left. */
 const START_REFUSED_STATE = /^(28|3D|42501$|53300$)/;
 /** A pooler's every answer of its own, such as that its server is away. */

@@ -5,7 +5,7 @@ import { PgDatabase, PgDialect, type PreparedQueryConfig } from "drizzle-orm/pg-
 import { PgRemoteSession, type RemoteCallback } from "drizzle-orm/pg-proxy";
 import { parseDatabaseUrl } from "./database-url.ts";
 import { within } from "./deadline.ts";
-import { clientError, isConnectionLost, unavailable } from "./failures.ts";
+import { clientError, isConnectionLost, isServerReadOnly, unavailable } from "./failures.ts";
 import type { Queries } from "./store.ts";
 
 const CONNECT_SECONDS_MAX = 4;
@@ -68,7 +68,7 @@ export interface DatabaseConnection {
   readonly abandoned: boolean;
 }
 
-export type ConnectionPool = ReturnType<typeof createConnectionPool>;
+export type ConnectionPool = ReturnType<ReturnType<typeof createConnectionPools>>;
 
 /**
  * A client of one connection: Bun's own pool would open all at once, and hand out those that are gone.
@@ -117,14 +117,24 @@ export function postgresQueries(run: RunQuery): Queries {
   return new PgDatabase(dialect, new PlainErrorSession(callback, dialect, undefined), undefined) as unknown as Queries;
 }
 
-function hold(client: SQL, reserved: ReservedSQL): DatabaseConnection {
+/** What a pool knows of a connection besides. Times are by performance.now(). */
+interface PooledConnection extends DatabaseConnection {
+  readonly madeAt: number;
+  /** When a statement last went well. */
+  answeredAt: number;
+}
+
+function hold(client: SQL, reserved: ReservedSQL): PooledConnection {
   const query: RunQuery = async (text, values, rows) => {
     try {
       const running = reserved.unsafe(text, values);
-      return await (rows === "arrays" ? running.values() : running);
+      const answer = await (rows === "arrays" ? running.values() : running);
+      connection.answeredAt = performance.now();
+      return answer;
     } catch (error) {
       connection.failed ??= error;
-      if (isConnectionLost(error)) connection.abandon();
+      // One that has become read-only is no longer the primary, and whatever leads there may lead elsewhere by now.
+      if (isConnectionLost(error) || isServerReadOnly(error)) connection.abandon();
       throw error;
     }
   };
@@ -133,6 +143,8 @@ function hold(client: SQL, reserved: ReservedSQL): DatabaseConnection {
     query,
     run: async (statement: string, values: unknown[] = []) => void (await query(statement, values, "objects")),
     failed: undefined as unknown,
+    madeAt: performance.now(),
+    answeredAt: performance.now(),
     abandoned: false,
     abandon() {
       connection.abandoned = true;
@@ -170,7 +182,7 @@ function createPermits(max: number) {
   };
 }
 
-async function connect(databaseUrl: string, until: number): Promise<DatabaseConnection> {
+async function connect(databaseUrl: string, until: number): Promise<PooledConnection> {
   const client = postgresClient(databaseUrl);
   try {
     return hold(client, await within(until - performance.now(), client.reserve()));
@@ -181,48 +193,84 @@ async function connect(databaseUrl: string, until: number): Promise<DatabaseConn
   }
 }
 
-export function createConnectionPool(databaseUrl: string, max: number) {
-  const permits = createPermits(max);
-  const idle: DatabaseConnection[] = [];
-  let closed = false;
+/** A server whose connections have answered within this time is taken to live. */
+const SILENCE_MS_MAX = 2_000;
 
-  function giveBack(connection: DatabaseConnection): void {
-    if (!connection.abandoned && !closed) {
-      idle.push(connection);
-      return;
-    }
-    // The idle ones have most likely lost the same server: connecting anew is better than finding out one by one.
-    for (const other of [connection, ...idle.splice(0)]) other.abandon();
+/**
+ * Opens pools that lead to one server. When a connection is lost, finds a server that is read-only, or is late while no other
+ * of its time has had an answer, the others most likely have the same server: after a failover they would hang, or read
+ * what the old primary still has. So none of them begins another task, in any of the pools.
+ */
+export function createConnectionPools(databaseUrl: string) {
+  const idleOfAll: PooledConnection[][] = [];
+  /** Those that may be used again. */
+  const good = new Set<PooledConnection>();
+
+  function forgetAll(): void {
+    good.clear();
+    for (const idle of idleOfAll) for (const connection of idle.splice(0)) connection.abandon();
   }
 
-  return {
-    /**
-     * Runs `task` with a connection of its own. It may have been lost while it lay idle: then the first statement
-     * fails, and the next connection will be a new one.
-     *
-     * @param until by performance.now(): a task that is late then loses its connection.
-     * @throws Fault `unavailable` when no connection can be had in time.
-     */
-    async use<T>(until: number, task: (connection: DatabaseConnection) => Promise<T>): Promise<T> {
-      if (closed) throw unavailable(new Error("the store is closed"));
-      await permits.take(until);
-      try {
-        const connection = idle.pop() ?? (await connect(databaseUrl, until));
-        try {
-          return await within(until - performance.now(), task(connection), connection.abandon);
-        } finally {
-          giveBack(connection);
-        }
-      } finally {
-        permits.give();
+  /** Whether another connection shows that a server lives which has not answered on one since `begunAt`. */
+  function livesSince(begunAt: number): boolean {
+    const since = performance.now() - SILENCE_MS_MAX;
+    return [...good].some(({ madeAt, answeredAt }) => madeAt < begunAt && answeredAt > since);
+  }
+
+  return (max: number) => {
+    const permits = createPermits(max);
+    const idle: PooledConnection[] = [];
+    idleOfAll.push(idle);
+    let closed = false;
+
+    /** @param isSlow whether it was late while others had answers: then it is the task that takes long */
+    function giveBack(connection: PooledConnection, isSlow: boolean): void {
+      const wasGood = good.has(connection);
+      if (!connection.abandoned && wasGood && !closed) {
+        idle.push(connection);
+        return;
       }
-    },
-    /** Refuses further tasks, and waits for those that run as long as `until`. */
-    async close(until: number): Promise<void> {
-      closed = true;
-      const all = Array.from({ length: max }, () => permits.take(until));
-      await Promise.allSettled(all);
-      for (const connection of idle.splice(0)) connection.abandon();
-    },
+      connection.abandon();
+      good.delete(connection);
+      if (wasGood && !isSlow && !closed) forgetAll();
+    }
+
+    return {
+      /**
+       * Runs `task` with a connection of its own. It may have been lost while it lay idle: then the first statement
+       * fails, and the next connection will be a new one.
+       *
+       * @param until by performance.now(): a task that is late then loses its connection.
+       * @throws Fault `unavailable` when no connection can be had in time.
+       */
+      async use<T>(until: number, task: (connection: DatabaseConnection) => Promise<T>): Promise<T> {
+        if (closed) throw unavailable(new Error("the store is closed"));
+        await permits.take(until);
+        try {
+          const connection = idle.pop() ?? (await connect(databaseUrl, until));
+          good.add(connection);
+          const begunAt = performance.now();
+          let isSlow = false;
+          const onLate = () => {
+            isSlow = livesSince(begunAt);
+            connection.abandon();
+          };
+          try {
+            return await within(until - begunAt, task(connection), onLate);
+          } finally {
+            giveBack(connection, isSlow);
+          }
+        } finally {
+          permits.give();
+        }
+      },
+      /** Refuses further tasks, and waits for those that run as long as `until`. */
+      async close(until: number): Promise<void> {
+        closed = true;
+        const all = Array.from({ length: max }, () => permits.take(until));
+        await Promise.allSettled(all);
+        for (const connection of idle.splice(0)) connection.abandon();
+      },
+    };
   };
 }

@@ -25,7 +25,7 @@ import {
   BEGIN_WRITE,
   beginRead,
   type ConnectionPool,
-  createConnectionPool,
+  createConnectionPools,
   type DatabaseConnection,
   postgresClient,
   postgresQueries,
@@ -295,10 +295,11 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
   const { advisory_locks: locksShards } = await prepareDatabase(options);
   const { callMsMax = CALL_MS_MAX } = options;
   const begin = beginRead(parseDatabaseUrl(options.databaseUrl).prepare);
-  const writers = createConnectionPool(options.databaseUrl, WRITERS_MAX);
-  const batchers = createConnectionPool(options.databaseUrl, BATCHES_MAX + LARGE_BATCHES_MAX);
-  const readers = createConnectionPool(options.databaseUrl, READERS_MAX);
-  const firstReaders = createConnectionPool(options.databaseUrl, FIRST_READERS_MAX);
+  const openPool = createConnectionPools(options.databaseUrl);
+  const writers = openPool(WRITERS_MAX);
+  const batchers = openPool(BATCHES_MAX + LARGE_BATCHES_MAX);
+  const readers = openPool(READERS_MAX);
+  const firstReaders = openPool(FIRST_READERS_MAX);
   const readerOf = (pool: ConnectionPool): Reader => ({
     db: postgresQueries((...query) => read({ readers: pool, callMsMax, begin }, ...query)),
     tables,

@@ -52,6 +52,8 @@ export interface Facilitator extends AsyncDisposable {
   readonly url: string;
   readonly openUrl: string;
   readonly dataDir: string;
+  /** What its process is given. */
+  readonly environment: Environment;
   /** The gas wallets. */
   readonly signers: readonly Address[];
   /** The account that is there from the start. */
@@ -87,19 +89,23 @@ export interface FacilitatorOptions {
   /** How many keys with gas it signs with. */
   readonly signers?: number;
   readonly env?: Environment;
+  /** Runs in the place of the compiled binary. */
+  readonly program?: readonly string[];
+  /** One that shares its Postgres with this one, and all else that replicas share: keys, certificates and accounts. */
+  readonly beside?: Facilitator;
 }
 
 /** With one account, `gateway`. */
 export async function startFacilitator(
   chain: Pick<TestChain, "url" | "fundEth">,
-  { rpcUrls = [chain.url], signers = 1, env = {} }: FacilitatorOptions = {},
+  { rpcUrls = [chain.url], signers = 1, env = {}, program, beside }: FacilitatorOptions = {},
 ): Promise<Facilitator> {
   const home = mkdtempSync(join(temporaryRoot(), "facilitator-"));
   const [cwd, dataDir, pki] = [join(home, "elsewhere"), join(home, "data"), join(home, "pki")];
   mkdirSync(cwd);
   const keys = Array.from({ length: signers }, generatePrivateKey);
-  const addresses = keys.map((key) => privateKeyToAccount(key).address);
-  await Promise.all(addresses.map((address) => chain.fundEth(address, 10n * ETHER)));
+  const addresses = beside?.signers ?? keys.map((key) => privateKeyToAccount(key).address);
+  if (beside === undefined) await Promise.all(addresses.map((address) => chain.fundEth(address, 10n * ETHER)));
   let environment: Environment = {
     PATH: "/usr/bin:/bin",
     TOLLGATE_DATA_DIR: dataDir,
@@ -109,9 +115,12 @@ export async function startFacilitator(
     TOLLGATE_CLIENT_CA_FILE: join(pki, "ca.crt"),
     TOLLGATE_RPC_URLS: rpcUrls.join(","),
     TOLLGATE_SIGNER_KEY: keys.join(","),
+    ...beside?.environment,
+    ...(beside && { TOLLGATE_DATA_DIR: dataDir }),
     ...env,
   };
-  const run = (...args: readonly string[]) => runCommand(args, { cwd, env: environment });
+  const surroundings = { cwd, ...(program && { program }) };
+  const run = (...args: readonly string[]) => runCommand(args, { ...surroundings, env: environment });
   const must = async (...args: readonly string[]) => {
     const { code, stderr } = await run(...args);
     if (code !== 0) throw new Error(`tollgate ${args.join(" ")} ended with ${code}: ${stderr}`);
@@ -131,12 +140,14 @@ export async function startFacilitator(
   const start = async (port: string, openPort: string) => {
     const env = { ...environment, TOLLGATE_OPEN_PORT: openPort };
     const args = ["--mode", "facilitator", "--port", port];
-    const { listening, end } = await startService({ args, cwd, env, log });
+    const { listening, end } = await startService({ args, ...surroundings, env, log });
     return { url: listening.url, openUrl: listening.open_url ?? "", end };
   };
-  await must("pki", "init", "--dir", pki);
-  await must("pki", "server", "--dir", pki, "--host", "127.0.0.1");
-  const client = await addAccount("gateway");
+  if (beside === undefined) {
+    await must("pki", "init", "--dir", pki);
+    await must("pki", "server", "--dir", pki, "--host", "127.0.0.1");
+  }
+  const client = beside?.client ?? (await addAccount("gateway"));
   let current = await start("0", "0");
 
   return {
@@ -147,6 +158,9 @@ export async function startFacilitator(
       return current.openUrl;
     },
     dataDir,
+    get environment() {
+      return environment;
+    },
     signers: addresses,
     client,
     addAccount,

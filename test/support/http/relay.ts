@@ -14,6 +14,8 @@ export interface Relay {
   cut(): void;
   /** From now on nothing passes, and nothing is refused either. */
   stall(): void;
+  /** Nothing passes any more through the connections there are, and none is closed, as with a machine that has lost its power. */
+  forsake(): void;
   /** Cuts every connection, and listens no more. */
   refuse(): void;
   restore(): void;
@@ -23,6 +25,7 @@ export interface Relay {
 interface Leg {
   other?: Socket<Leg>;
   early: Buffer[];
+  isForsaken?: boolean;
 }
 
 export function startRelay(targetPort: number): Relay {
@@ -34,7 +37,7 @@ export function startRelay(targetPort: number): Relay {
 
   const handlers = {
     data(socket: Socket<Leg>, bytes: Buffer) {
-      if (silent) return;
+      if (silent || socket.data.isForsaken) return;
       // What the other side does not take now waits for its drain.
       socket.data.early.push(Buffer.from(bytes));
       if (socket.data.other !== undefined) flush(socket);
@@ -44,7 +47,7 @@ export function startRelay(targetPort: number): Relay {
     },
     close(socket: Socket<Leg>) {
       legs.delete(socket);
-      socket.data.other?.end();
+      if (!socket.data.isForsaken) socket.data.other?.end();
     },
     error() {},
   };
@@ -113,6 +116,9 @@ export function startRelay(targetPort: number): Relay {
     cut,
     stall() {
       silent = true;
+    },
+    forsake() {
+      for (const leg of legs) leg.data.isForsaken = true;
     },
     refuse,
     restore() {

@@ -42,7 +42,7 @@ function linkLibraries(): void {
  * Where the server's user finds its programs and what they read: in the package, or else in a copy (60 MB) beside the
  * data. Root's checkout may lie where nobody else may enter, or have been made for root's eyes only.
  */
-function programsFor(version: PostgresVersion, dir: string): string {
+export function programsFor(version: PostgresVersion, dir: string): string {
   if (version === 15) return DEBIAN;
   linkLibraries();
   const readable = ["lib/libpq.so.5", "share/postgresql/postgres.bki", "share/postgresql/timezonesets/Default"];
@@ -55,7 +55,7 @@ function programsFor(version: PostgresVersion, dir: string): string {
   return copy;
 }
 
-async function initialise(dir: string, native: string): Promise<void> {
+export async function initialise(dir: string, native: string): Promise<void> {
   const passwordFile = join(dir, "password");
   await Bun.write(passwordFile, PASSWORD);
   handOver(passwordFile);
@@ -66,31 +66,35 @@ async function initialise(dir: string, native: string): Promise<void> {
 }
 
 /** What tests need not wait for, since no machine fails under them. A benchmark waits for all of it. */
-const FORGETFUL = { fsync: "off", synchronous_commit: "off", full_page_writes: "off" };
+export const FORGETFUL = { fsync: "off", synchronous_commit: "off", full_page_writes: "off" };
 const DURABLE = { fsync: "on", synchronous_commit: "on", full_page_writes: "on" };
 
-type Durability = Readonly<Record<string, string>>;
+/** Of the server, by their names. */
+type Settings = Readonly<Record<string, string>>;
 
-interface ServerPlace {
+export interface ServerPlace {
   readonly dir: string;
   readonly native: string;
   readonly port: number;
 }
 
-function launch({ dir, native, port }: ServerPlace, durability: Durability) {
+/** What a server says when it takes connections. */
+const [READY, READY_AS_STANDBY] = ["ready to accept connections", "ready to accept read-only connections"];
+
+export function launch({ dir, native, port }: ServerPlace, changed: Settings, isStandby = false) {
   const settings = {
     listen_addresses: "127.0.0.1",
     unix_socket_directories: "",
     max_connections: "200",
     deadlock_timeout: "50ms",
-    ...durability,
+    ...changed,
   };
   const options = Object.entries(settings).flatMap(([name, value]) => ["-c", `${name}=${value}`]);
   const command = [join(native, "bin/postgres"), "-D", join(dir, "data"), "-p", `${port}`, ...options];
-  return serve(dir, command, { readyWhen: "ready to accept connections", signal: "QUIT" });
+  return serve(dir, command, { readyWhen: isStandby ? READY_AS_STANDBY : READY, signal: "QUIT" });
 }
 
-async function start(version: PostgresVersion, durability: Durability): Promise<Omit<TestPostgres, "stop">> {
+async function start(version: PostgresVersion, durability: Settings): Promise<Omit<TestPostgres, "stop">> {
   for (let attempt = 1; attempt <= START_ATTEMPTS; attempt += 1) {
     const dir = openDirectory();
     let native: string;

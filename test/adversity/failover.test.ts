@@ -1,0 +1,145 @@
+// The primary Postgres is lost under load, and its synchronous standby is promoted. Nothing that was acknowledged is lost,
+// nothing is made or paid twice, and both services come back by themselves.
+import { expect, setDefaultTimeout, test } from "bun:test";
+import { startChain } from "../support/chain/chain.ts";
+import { startFacilitator } from "../support/chain/facilitator.ts";
+import type { PayingTenant } from "../support/chain/paying.ts";
+import { startGateway } from "../support/gateway/gateway.ts";
+import { createCallers } from "../support/load/callers.ts";
+import { openLoadedTenant, startLoad } from "../support/load/tenant.ts";
+import { startCountingUpstream } from "../support/load/upstream.ts";
+import { disagreements, quietRecords } from "../support/load/verify.ts";
+import { type PostgresPair, startPostgresPair } from "../support/stores/postgres-pair.ts";
+
+/** Everything starts side by side, also on a busy machine. */
+setDefaultTimeout(180_000);
+
+/** What the manual promises. */
+const BACK_MS_MAX = 30_000;
+
+/** Two gateways and a facilitator on one pair of servers, and a tenant with agents of each kind. */
+async function startAll() {
+  await using stack = new AsyncDisposableStack();
+  const pair = stack.use(await startPostgresPair());
+  const chain = await startChain();
+  stack.defer(() => chain.stop());
+  const upstream = startCountingUpstream();
+  stack.defer(() => upstream.stop());
+  const facilitator = stack.use(await startFacilitator(chain, { env: { DATABASE_URL: await pair.freshDatabase() } }));
+  const DATABASE_URL = await pair.freshDatabase();
+  const env = {
+    DATABASE_URL,
+    TOLLGATE_LISTEN_URL: DATABASE_URL,
+    TOLLGATE_MASTER_KEY: Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64"),
+  };
+  const first = stack.use(await startGateway({ env }));
+  const second = stack.use(await startGateway({ env }));
+  const tenant = await openLoadedTenant({ gateway: first, facilitator, upstream, chain });
+  const owned = stack.move();
+  return {
+    pair,
+    chain,
+    upstream,
+    facilitator,
+    gateways: [first, second] as const,
+    env,
+    tenant,
+    [Symbol.asyncDispose]: () => owned.disposeAsync(),
+  };
+}
+type All = Awaited<ReturnType<typeof startAll>>;
+
+/** Writes agents and the policy, and gives what was acknowledged. */
+function keepWriting(tenant: PayingTenant) {
+  const agents: string[] = [];
+  let [version, isOver] = [0, false];
+  const run = async () => {
+    while (!isOver) {
+      const agent = await tenant
+        .send("POST", "/v1/agents", { name: `written ${crypto.randomUUID()}` })
+        .catch(() => null);
+      if (agent?.status === 201) agents.push(agent.body.id);
+      const policy = await tenant
+        .send("PUT", "/v1/policy", { default: "allow", on_error: "allow", rules: [] })
+        .catch(() => null);
+      if (policy?.status === 200) version = policy.body.version;
+      await Bun.sleep(20);
+    }
+  };
+  const running = run();
+  return {
+    async stop() {
+      isOver = true;
+      await running;
+      return { agents, version };
+    },
+  };
+}
+
+/** Load before, during and after; gives how long it took until each kind of work was done again. */
+async function underLoad(all: All, lose: (pair: PostgresPair) => Promise<void>): Promise<number> {
+  const { pair, tenant, gateways, facilitator, upstream, chain } = all;
+  const callers = createCallers({ gateways, headers: tenant.headers });
+  startLoad(callers, tenant);
+  const writer = keepWriting(tenant);
+  await callers.accepted(60);
+  await callers.accepted(5, ({ kind }) => kind === "paid");
+  const lostAt = performance.now();
+  await lose(pair);
+  const done = (kind: string) => callers.accepted(3, (call) => call.kind === kind && call.sentAt > lostAt);
+  await Promise.all(["free", "keyed", "streamed", "paid"].map(done));
+  const ready = gateways.map(({ url }) => `${url}/readyz`);
+  for (const url of [...ready, `${facilitator.openUrl}/healthz`]) {
+    while (!(await fetch(url)).ok) await Bun.sleep(20);
+  }
+  const back = performance.now() - lostAt;
+  await callers.accepted(50);
+  await callers.stop();
+  const written = await writer.stop();
+  const evidence = {
+    calls: callers.calls,
+    records: await quietRecords(tenant),
+    upstream,
+    transfers: await chain.transfers(),
+  };
+  expect(disagreements(evidence, { gatewaysDied: false })).toEqual([]);
+  for (const id of written.agents) expect((await tenant.send("GET", `/v1/agents/${id}`)).status).toBe(200);
+  expect((await tenant.send("GET", "/v1/policy")).body.version).toBeGreaterThanOrEqual(written.version);
+  return back;
+}
+
+test.concurrent("nothing acknowledged is lost, made or paid twice when the primary is killed and its synchronous standby promoted", async () => {
+  await using all = await startAll();
+  const back = await underLoad(all, async (pair) => {
+    await pair.holdCommits("lost", 2);
+    await pair.failOver();
+  });
+  expect(back).toBeLessThan(BACK_MS_MAX);
+});
+
+test.concurrent("connections that hang half-open to a primary that is gone are given up, and commits that landed unseen are found", async () => {
+  await using all = await startAll();
+  const back = await underLoad(all, async (pair) => {
+    await pair.holdCommits("landed", 2);
+    pair.endpoint.forsake();
+    await pair.killPrimary();
+    await pair.promote();
+    pair.moveEndpoint();
+  });
+  expect(back).toBeLessThan(BACK_MS_MAX);
+});
+
+test.concurrent("beside an old primary that has become read-only all is refused, and done when connections lead to the new one", async () => {
+  await using all = await startAll();
+  const { pair, gateways, tenant } = all;
+  const back = await underLoad(all, async () => {
+    await pair.makePrimaryReadOnly();
+    const refused = async () => (await tenant.send("POST", `/v1/proxy/${tenant.agents.free}`, { n: -1 })).status;
+    while ((await refused()) !== 503) await Bun.sleep(20);
+    expect((await fetch(`${gateways[1].url}/readyz`)).status).toBe(503);
+    await pair.promote();
+    // Connections that are open stay where they are.
+    pair.moveEndpoint();
+  });
+  expect(back).toBeLessThan(BACK_MS_MAX);
+});
