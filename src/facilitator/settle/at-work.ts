@@ -11,7 +11,7 @@ export function createAtWork(max: number) {
   const shares = createReservedShare(max);
   /** Requests between the simulation and their answer. */
   const collecting = new Set<string>();
-  /** Payments that the wallet has not stored or refused yet: a database that is away may hold that up. */
+  /** From before the claim until the wallet has stored or refused it: a database that is away may hold that up. */
   const sending = new Set<string>();
 
   function isBusy(name: string): boolean {
@@ -26,6 +26,8 @@ export function createAtWork(max: number) {
   return {
     /** Whether this process has it between the simulation and its transaction, or waits for its block. */
     has: (named: Named): boolean => isBusy(nameOf(named)),
+    /** Whether it is being claimed, or the wallet of this process has it. */
+    isSending: (named: Named): boolean => sending.has(nameOf(named)),
     /** False when the account has too many at work: then it is not begun. */
     begin(named: Named): boolean {
       if (!shares.take(named.account)) return false;
