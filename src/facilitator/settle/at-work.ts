@@ -26,8 +26,14 @@ export function createAtWork(max: number) {
   return {
     /** Whether this process has it between the simulation and its transaction, or waits for its block. */
     has: (named: Named): boolean => isBusy(nameOf(named)),
-    /** Whether it is being claimed, or the wallet of this process has it. */
-    isSending: (named: Named): boolean => sending.has(nameOf(named)),
+    /**
+     * Tells which payments are being claimed, or are with the wallet of this process, or were when this was asked for: what
+     * was read since may be older than their transaction.
+     */
+    sendingSince(): (named: Named) => boolean {
+      const before = new Set(sending);
+      return (named) => before.has(nameOf(named)) || sending.has(nameOf(named));
+    },
     /** False when the account has too many at work: then it is not begun. */
     begin(named: Named): boolean {
       if (!shares.take(named.account)) return false;

@@ -10,6 +10,7 @@ import {
   type ClaimedPayment,
   claimedPayment,
   type FacilitatorPayment,
+  paymentName,
   recordFailed,
   simulatedGas,
 } from "../payments/payments.ts";
@@ -30,14 +31,14 @@ const TRY_AGAIN_MS = 250;
 const LEFT_BEHIND_MS = 10_000;
 
 interface ResumeOptions extends SettleOptions {
-  readonly atWork: Pick<AtWork, "isSending">;
+  readonly atWork: Pick<AtWork, "sendingSince">;
 }
 
 export function createResume(options: ResumeOptions) {
   const { store, clock, log, wallet, atWork } = options;
   const resumeOne = createResumeOne(options);
   const stopping = Promise.withResolvers<void>();
-  /** By claim. */
+  /** By payment. */
   const underWay = new Set<string>();
   let stopped = false;
   let wanted = false;
@@ -66,10 +67,17 @@ export function createResume(options: ResumeOptions) {
 
   const isLeftBehind = ({ created_at }: FacilitatorPayment) => Math.abs(clock.now() - created_at) >= LEFT_BEHIND_MS;
 
+  /** Without those that this process is sending. */
+  async function readClaims(): Promise<FacilitatorPayment[]> {
+    const isSending = atWork.sendingSince();
+    const resuming = new Set(underWay);
+    const rows = await claimedWithoutTransaction(store.read, CLAIMS_AT_ONCE);
+    return rows.filter((row) => !isSending(row) && !resuming.has(paymentName(row)));
+  }
+
   async function isAnyLeftBehind(): Promise<boolean> {
     try {
-      const rows = await claimedWithoutTransaction(store.read, CLAIMS_AT_ONCE);
-      return rows.some((row) => isLeftBehind(row) && !atWork.isSending(row));
+      return (await readClaims()).some(isLeftBehind);
     } catch (error) {
       log.debug("claims_not_searched", { error });
       return false;
@@ -78,8 +86,7 @@ export function createResume(options: ResumeOptions) {
 
   /** Returns how many are left for the next time, without those that others are at work on, here or elsewhere. */
   async function resumeAll(): Promise<number> {
-    const rows = await claimedWithoutTransaction(store.read, CLAIMS_AT_ONCE);
-    const own = rows.filter((row) => wallet.worksFor(row.wallet) || isLeftBehind(row));
+    const own = (await readClaims()).filter((row) => wallet.worksFor(row.wallet) || isLeftBehind(row));
     return (await resumeThose(own, () => null)).left;
   }
 
@@ -87,11 +94,11 @@ export function createResume(options: ResumeOptions) {
   async function resumeThose(rows: readonly FacilitatorPayment[], gasOf: (row: FacilitatorPayment) => Gas | null) {
     const counts = { done: 0, left: 0 };
     async function resume(row: FacilitatorPayment): Promise<void> {
-      // Asked right before: another run may have begun with it meanwhile.
-      if (atWork.isSending(row) || underWay.has(row.claim)) return;
-      underWay.add(row.claim);
+      // Another run may have begun with it meanwhile.
+      if (underWay.has(paymentName(row))) return;
+      underWay.add(paymentName(row));
       const isDone = !stopped && (await resumeOne(row, gasOf(row)));
-      underWay.delete(row.claim);
+      underWay.delete(paymentName(row));
       counts[isDone ? "done" : "left"] += 1;
     }
     const { now = [], after = [] } = Object.groupBy(rows, (row) => (gasOf(row) === null ? "after" : "now"));
@@ -110,8 +117,7 @@ export function createResume(options: ResumeOptions) {
     async takeClaimed(): Promise<boolean> {
       if (stopped || wallet.isAlone()) return false;
       try {
-        const rows = await claimedWithoutTransaction(store.read, CLAIMS_AT_ONCE);
-        const own = rows.filter((row) => wallet.worksFor(row.wallet));
+        const own = (await readClaims()).filter((row) => wallet.worksFor(row.wallet));
         return (await resumeThose(own, (row) => (isLeftBehind(row) ? null : simulatedGas(row)))).done > 0;
       } catch (error) {
         log.debug("claims_not_searched", { error });
