@@ -15,23 +15,8 @@ export function paymentKey(c: Columns) {
 
 export function facilitatorTables(c: Columns) {
   return {
-    facilitatorAccounts: c.table("facilitator_accounts", {
-      name: c.text().notNull(),
-      enabled: c.flag().notNull(),
-      /** Smallest units as a decimal; null for the deployment's default. */
-      max_per_transaction: c.text(),
-      daily_ceiling: c.text(),
-      created_at: c.whole().notNull(),
-      updated_at: c.whole().notNull(),
-    }),
-
-    /** The client certificates of the accounts; an account may have several, so that they rotate without a gap. */
-    facilitatorCertificates: c.table("facilitator_certificates", {
-      /** SHA-256 of the certificate, lower-case hex. */
-      fingerprint: c.text().notNull(),
-      account: c.text().notNull(),
-      created_at: c.whole().notNull(),
-    }),
+    ...accountTables(c),
+    ...leaseTables(c),
 
     /** How much of an account's daily ceiling is taken, by settled and open claims together. */
     facilitatorDays: c.table("facilitator_days", {
@@ -61,6 +46,10 @@ export function facilitatorTables(c: Columns) {
       day: c.text().notNull(),
       /** Wei that a revert may cost, at the fees of the claim, if the payer's code can cause one; else 0. */
       gas_reserved: c.text().notNull(),
+      /** Whose holder is to send it, and as it was simulated. Null in what an earlier version has claimed. */
+      wallet: c.text().$type<Hex>(),
+      gas_limit: c.text(),
+      may_share: c.flag(),
       /** Requests for this payment. */
       attempts: c.whole().notNull(),
       /** The transaction that settled it, else the first one that was broadcast. */
@@ -120,6 +109,51 @@ export function facilitatorTables(c: Columns) {
       gas: c.text().notNull(),
       /** Wei that its failure there cost, once that is counted; else null. */
       gas_burned: c.text(),
+    }),
+  };
+}
+
+function leaseTables(c: Columns) {
+  return {
+    /** The facilitators that run on this database: see src/facilitator/wallet/lease-rows.ts. */
+    facilitators: c.table("facilitators", {
+      id: c.text().notNull(),
+      /** The addresses that it can sign for, with spaces between. */
+      wallets: c.text().notNull(),
+      /** Whether its nodes and its signer answer. */
+      is_able: c.flag().notNull(),
+      lease_until: c.whole().notNull(),
+    }),
+
+    /** Which facilitator works for a wallet. */
+    facilitatorWallets: c.table("facilitator_wallets", {
+      wallet: c.text().$type<Hex>().notNull(),
+      /** Empty when it was given up. */
+      holder: c.text().notNull(),
+      /** Rises whenever the wallet changes hands, so that a holder of before can tell. */
+      token: c.whole().notNull(),
+    }),
+  };
+}
+
+function accountTables(c: Columns) {
+  return {
+    facilitatorAccounts: c.table("facilitator_accounts", {
+      name: c.text().notNull(),
+      enabled: c.flag().notNull(),
+      /** Smallest units as a decimal; null for the deployment's default. */
+      max_per_transaction: c.text(),
+      daily_ceiling: c.text(),
+      created_at: c.whole().notNull(),
+      updated_at: c.whole().notNull(),
+    }),
+
+    /** The client certificates of the accounts; an account may have several, so that they rotate without a gap. */
+    facilitatorCertificates: c.table("facilitator_certificates", {
+      /** SHA-256 of the certificate, lower-case hex. */
+      fingerprint: c.text().notNull(),
+      account: c.text().notNull(),
+      created_at: c.whole().notNull(),
     }),
   };
 }

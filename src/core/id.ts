@@ -2,7 +2,7 @@
 // IDs is the order of creation, and a time window over records is a range of IDs.
 // One per thread, since the count behind the time must rise whichever part asks for an ID.
 
-export type IdPrefix = "agt" | "cred" | "inv" | "pdec" | "rcpt" | "rep";
+export type IdPrefix = "agt" | "cred" | "fac" | "inv" | "pdec" | "rcpt" | "rep";
 
 /** Of the bits after the time, those that count up within a millisecond (RFC 9562, section 6.2, method 1). */
 const COUNTER_LOW_BITS = 14;

@@ -8,7 +8,8 @@
 //   settle/collect, payments   simulate, claim with its share of the ceiling (daily-limits) and of the payer's balance
 //                              (held-funds), send, wait (waiters); at-work: what each account may have at work; resume:
 //                              what a crash left
-//   wallet/wallet, sender      which key; its next nonces; signed and stored before anything leaves (batch, transactions,
+//   wallet/leases              which wallets this process works for, where several run (lease-rows, lease-shares)
+//   wallet/sending, sender     which key; its next nonces; signed and stored before anything leaves (batch, transactions,
 //                              signer)
 //   wallet/watcher, broadcast  each new block: what is broadcast again, and which nonces are used by now (reconcile,
 //                              pending, sync); schedule: when it is time for the next look
@@ -16,6 +17,7 @@
 //   chain/chain, rpc, endpoint what is asked of the nodes, of which one, and how its answers are read (token, rpc-types,
 //                              newest-block, chain-time)
 import { endsWithin } from "../concurrency/deadline.ts";
+import { poll } from "../concurrency/poll.ts";
 import { systemClock } from "../core/clock.ts";
 import { SETTLE_BODY_BYTES_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
@@ -38,6 +40,7 @@ import { cleanUpFacilitator } from "./retention.ts";
 import { createOpenEdge, createPeerEdge } from "./routes.ts";
 import { createSettle } from "./settle/settle.ts";
 import { createSettlementWaiters } from "./settle/waiters.ts";
+import { createWalletLeases } from "./wallet/leases.ts";
 import { requireMulticall3 } from "./wallet/sharing.ts";
 import { createLocalSigner, createRemoteSigner, type Signer } from "./wallet/signer.ts";
 import { createWallet } from "./wallet/wallet.ts";
@@ -45,6 +48,8 @@ import { createWallet } from "./wallet/wallet.ts";
 const CLEAN_UP_MS = 3_600_000;
 /** How often this process looks for what another one has left behind. */
 const TAKE_UP_MS = 10_000;
+/** How often it looks for what others have claimed for its wallets: while they claim much, and while they don't. */
+const TAKE_CLAIMED_MS = { leastMs: 50, mostMs: 400 };
 /** For answers that are still being sent when everything else has ended. */
 const LAST_ANSWERS_MS = 2_000;
 const OPEN_IDLE_SECONDS = 10;
@@ -129,6 +134,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log) {
   const openServer = listenOpen(options, open);
   opened.defer(() => openServer.stop(true));
 
+  wallet.onTaken(() => void settle.recover());
   await wallet.start();
   opened.defer(() => wallet.stop());
   started.resolve();
@@ -136,6 +142,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log) {
   opened.defer(() => settle.stop());
   opened.defer(() => verifier.close());
   opened.defer(takingUp(log, () => Promise.all([wallet.takeUp(), settle.takeUp()])));
+  if (store.dialect === "postgres") opened.defer(poll(TAKE_CLAIMED_MS, settle.takeClaimed).stop);
   const { clock } = store;
   opened.defer(whileSteady({ clock, log, everyMs: CLEAN_UP_MS }, () => cleanUpFacilitator(store, clock, log)));
 
@@ -172,7 +179,9 @@ function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store,
   const outcomes = createSettlementWaiters(store);
   const { clock } = store;
   const common = { store, clock, log, outcomes, limits };
-  const wallet = createWallet({ ...common, chain, signers: signersOf(signers, outbound) });
+  const own = signersOf(signers, outbound);
+  const leases = createWalletLeases({ store, clock, log, wallets: own.map(({ address }) => address) });
+  const wallet = createWallet({ ...common, chain, signers: own, leases });
   const { isSignedByContract, balanceOf, hasCode, isUsed } = chain;
   const time = createChainTime({ chain, clock, log });
   const judged = { simulate: wallet.simulate, time, isSignedByContract, balanceOf, hasCode, isUsed };

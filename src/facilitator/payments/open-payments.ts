@@ -1,8 +1,12 @@
 // The payments that are under way, for those who resume or count them.
-import { and, asc, count, eq } from "drizzle-orm";
+import { and, asc, count, eq, inArray } from "drizzle-orm";
 import type { Reader } from "../../storage/store.ts";
+import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { isOpen } from "./held-funds.ts";
-import type { FacilitatorPayment } from "./payments.ts";
+import { type FacilitatorPayment, paymentName } from "./payments.ts";
+
+/** A statement that names more than this would be slow to plan. */
+const NAMED_MAX = 100;
 
 /** Claims for which nothing was ever broadcast, the oldest first. */
 export function claimedWithoutTransaction(reader: Reader, limit: number): Promise<FacilitatorPayment[]> {
@@ -27,8 +31,35 @@ export async function openByAccount(reader: Reader): Promise<ReadonlyMap<string,
   return new Map(rows.map(({ account, open }) => [account, Number(open)]));
 }
 
-/** Payments whose outcome is open: claimed and sent ones. */
-export function openPayments(reader: Reader): Promise<FacilitatorPayment[]> {
+export interface SentPayment {
+  readonly payment: FacilitatorPayment;
+  /** That of its first transaction. */
+  readonly wallet: Hex | null;
+}
+
+/** Payments of which a transaction is stored, and whose outcome is open. */
+export function sentPayments(reader: Reader): Promise<SentPayment[]> {
+  const { facilitatorPayments: t, facilitatorTransactions: first } = reader.tables;
+  return reader.db
+    .select({ payment: t, wallet: first.wallet })
+    .from(t)
+    .leftJoin(first, eq(first.hash, t.transaction_hash))
+    .where(and(isOpen(t), eq(t.status, "sent")))
+    .orderBy(asc(t.created_at))
+    .execute();
+}
+
+/** The names of those that are claimed or sent. The index by payer is taken, since the payer names few of them. */
+export async function openAmong(reader: Reader, keys: readonly PaymentKey[]): Promise<ReadonlySet<string>> {
   const { facilitatorPayments: t } = reader.tables;
-  return reader.db.select().from(t).where(isOpen(t)).orderBy(asc(t.created_at)).execute();
+  const payers = [...new Set(keys.map(({ payer }) => payer))];
+  const open = new Set<string>();
+  for (let start = 0; start < payers.length; start += NAMED_MAX) {
+    const rows = await reader.db
+      .select({ payer: t.payer, nonce: t.nonce })
+      .from(t)
+      .where(and(inArray(t.payer, payers.slice(start, start + NAMED_MAX)), isOpen(t)));
+    for (const row of rows) open.add(paymentName(row));
+  }
+  return open;
 }

@@ -34,6 +34,15 @@ export interface PaymentClaim extends ClaimedPayment {
   readonly balance: Measured;
   /** Wei that its revert may cost, where that is in the hands of the payer's code; else 0. */
   readonly gasAtRisk: bigint;
+  readonly gas: SimulatedGas;
+}
+
+/** What a simulation found: it holds for the wallet that it was made for. */
+export interface SimulatedGas {
+  readonly limit: bigint;
+  readonly from: Hex;
+  /** Whether it may share a transaction with other payments. */
+  readonly mayShare: boolean;
 }
 
 /**
@@ -89,12 +98,18 @@ export function claimedPayment(row: FacilitatorPayment): ClaimedPayment {
   };
 }
 
+/** As it was simulated for its claim; null in what an earlier version has claimed. */
+export function simulatedGas({ wallet, gas_limit, may_share }: FacilitatorPayment): SimulatedGas | null {
+  if (wallet === null || gas_limit === null) return null;
+  return { limit: BigInt(gas_limit), from: wallet, mayShare: may_share === true };
+}
+
 /**
  * Takes the payment, with its share of the account's ceiling on the UTC day of `now` and of the payer's balance; or
  * stores nothing.
  */
 export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Promise<Claimed> {
-  const { key, account, authorization, limits, balance, gasAtRisk: more } = claim;
+  const { key, account, authorization, limits, balance, gas, gasAtRisk: more } = claim;
   const { value } = authorization;
   const of = { account, day: utcDay(now) };
   await lockDays(tx, account);
@@ -124,6 +139,9 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
       requirements: claim.requirements,
       day: of.day,
       gas_reserved: String(more),
+      wallet: gas.from,
+      gas_limit: String(gas.limit),
+      may_share: gas.mayShare,
       attempts: 1,
       created_at: now,
       updated_at: now,

@@ -11,7 +11,7 @@ export function createAtWork(max: number) {
   const shares = createReservedShare(max);
   /** Requests between the simulation and their answer. */
   const collecting = new Set<string>();
-  /** Payments that the wallet has not stored or refused yet: a database that is away may hold that up. */
+  /** From before the claim until the wallet has stored or refused it: a database that is away may hold that up. */
   const sending = new Set<string>();
 
   function isBusy(name: string): boolean {
@@ -26,6 +26,14 @@ export function createAtWork(max: number) {
   return {
     /** Whether this process has it between the simulation and its transaction, or waits for its block. */
     has: (named: Named): boolean => isBusy(nameOf(named)),
+    /**
+     * Tells which payments are being claimed, or are with the wallet of this process, or were when this was asked for: what
+     * was read since may be older than their transaction.
+     */
+    sendingSince(): (named: Named) => boolean {
+      const before = new Set(sending);
+      return (named) => before.has(nameOf(named)) || sending.has(nameOf(named));
+    },
     /** False when the account has too many at work: then it is not begun. */
     begin(named: Named): boolean {
       if (!shares.take(named.account)) return false;

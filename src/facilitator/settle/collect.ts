@@ -10,9 +10,15 @@ import type { Hex } from "../../x402/types.ts";
 import type { Balance } from "../chain/chain.ts";
 import { type Measured, sentNonces } from "../payments/held-funds.ts";
 import { openByAccount } from "../payments/open-payments.ts";
-import { type Claimed, type ClaimedPayment, claimPayment, withdrawClaim } from "../payments/payments.ts";
+import {
+  type Claimed,
+  type ClaimedPayment,
+  claimPayment,
+  type PaymentClaim,
+  withdrawClaim,
+} from "../payments/payments.ts";
 import type { AtWork } from "./at-work.ts";
-import type { Gas, SettleOptions } from "./ports.ts";
+import { type Gas, type SettleOptions, WalletNotHeld } from "./ports.ts";
 import { requirementsText, type SettlementRequest, windowProblem } from "./request.ts";
 import {
   inFlight,
@@ -28,7 +34,7 @@ const QUESTIONS_PARALLEL = 8;
 /** "taken": somebody else claimed it in between, so there is a record to answer from. */
 export type Collected = SettleResponse | SettlementRefusal | "taken";
 
-type ClaimWithGas = ClaimedPayment & { readonly gasAtRisk: bigint };
+type ClaimWithGas = ClaimedPayment & Pick<PaymentClaim, "gas" | "gasAtRisk">;
 
 interface CollectOptions extends SettleOptions {
   readonly responses: SettlementResponses;
@@ -45,7 +51,7 @@ export function createCollect(options: CollectOptions) {
     const { key, payment } = request;
     const { authorization, signature } = payment;
     const wanted = { key, claim: crypto.randomUUID(), authorization, signature };
-    const claimed = await claimBeside(request, wanted, gas);
+    const claimed = await claimFirst(request, wanted, gas);
     if (claimed === "taken") return "taken";
     if (claimed === "ceiling") return { overLimit: "over_daily_ceiling" };
     if (claimed === "gas") return { overLimit: "over_daily_gas" };
@@ -62,13 +68,30 @@ export function createCollect(options: CollectOptions) {
     return record.claim === wanted.claim ? responses.fromRecord(request, record, false) : "taken";
   }
 
-  /** @throws Fault `unavailable` when nothing was signed and stored; the payment can be presented again */
+  /** Once it is claimed, it counts as being sent here, until `send` knows whether it is. */
+  async function claimFirst(request: SettlementRequest, wanted: ClaimedPayment, gas: Gas): Promise<Claimed> {
+    const { named } = request;
+    let claimed: Claimed | null = null;
+    atWork.beginSending(named);
+    try {
+      claimed = await claimBeside(request, wanted, gas);
+      return claimed;
+    } finally {
+      if (claimed !== "claimed") atWork.endSending(named);
+    }
+  }
+
+  /**
+   * A claim for the wallet of another facilitator is left to that one.
+   *
+   * @throws Fault `unavailable` when nothing was signed and stored; the payment can be presented again
+   */
   async function send(request: SettlementRequest, claimed: ClaimedPayment, gas: Gas): Promise<void> {
     const { named } = request;
-    atWork.beginSending(named);
     try {
       await wallet.send(claimed, gas);
     } catch (error) {
+      if (error instanceof WalletNotHeld) return;
       log.warn("payment_not_sent", { ...named, error });
       if (await withdraw(request, claimed)) throw unavailable();
       // No longer claimed, so it was sent or ended after all: its record tells.
@@ -135,7 +158,7 @@ function createClaim(options: CollectOptions) {
     const { payer } = wanted.key;
     const balance = await chain.balanceOf(payer);
     const gasAtRisk = await gasAtRiskOf(options, request, { gas, balance });
-    const measured = { ...wanted, gasAtRisk };
+    const measured = { ...wanted, gas, gasAtRisk };
     const claimed = await claim(request, measured, balance);
     if (claimed !== "held") return claimed;
     const landed = await landedBy(options, payer, balance);

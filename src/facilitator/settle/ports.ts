@@ -7,16 +7,19 @@ import type { Verifier } from "../../x402/verifier/verifier.ts";
 import type { Chain } from "../chain/chain.ts";
 import type { TimeSpan } from "../chain/chain-time.ts";
 import type { Limits } from "../payments/guardrails.ts";
-import type { ClaimedPayment } from "../payments/payments.ts";
+import type { ClaimedPayment, SimulatedGas } from "../payments/payments.ts";
 import type { SettlementWaiters } from "./waiters.ts";
 
-/** What a simulation found: it holds for the wallet that it was made for. */
-export interface Gas {
-  readonly limit: bigint;
-  readonly from: Hex;
-  /** Whether it may share a transaction with other payments. */
-  readonly mayShare: boolean;
+/** This process does not work for the wallet (any more). Nothing of it is stored, or the wallet's new holder knows of it. */
+export class WalletNotHeld extends Error {
+  override readonly name = "WalletNotHeld";
+
+  constructor(wallet: Hex) {
+    super(`another facilitator works for the wallet ${wallet}`);
+  }
 }
+
+export type Gas = SimulatedGas;
 
 export interface SettleChain extends Pick<Chain, "isSignedByContract" | "balanceOf" | "hasCode" | "isUsed"> {
   /**
@@ -42,8 +45,18 @@ export interface SettleWallet {
   readiness(): Promise<{ readonly ready: true } | { readonly ready: false; readonly reason: string }>;
   /** Wei that a transaction with that gas may cost, at the fees of now. @throws Fault `unavailable` */
   costOf(gas: Gas): Promise<bigint>;
-  /** Resolves when a signed transaction is stored; rejects when certainly none is. Its outcome is announced. */
+  /**
+   * Resolves when a signed transaction is stored; rejects when certainly none is. Its outcome is announced.
+   *
+   * @throws WalletNotHeld when the payment is left to the holder of the wallet
+   */
   send(payment: ClaimedPayment, gas: Gas): Promise<void>;
+  /** Whether this process is to send what is claimed for this wallet; null: for none, by an earlier version. */
+  worksFor(wallet: Hex | null): boolean;
+  /** Whether this process works for a wallet that has gas. */
+  canSend(): boolean;
+  /** Whether no other facilitator claims payments for wallets of this process. */
+  isAlone(): boolean;
 }
 
 export interface SettleOptions {

@@ -408,7 +408,8 @@ test("a run that is wanted at any moment of the end of another one begins", asyn
         store: { ...store, read: { ...store.read, db: { ...store.read.db, select } } },
         clock: { now: () => NOON },
         log: silentLog,
-        atWork: { has: () => false },
+        atWork: { sendingSince: () => () => false },
+        wallet: { worksFor: () => true },
       } as unknown as Parameters<typeof createResume>[0]);
       await resume.run();
       await Promise.race([again.promise, Bun.sleep(2_000)]);

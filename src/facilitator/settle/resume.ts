@@ -1,31 +1,45 @@
-// Claims for which nothing was ever broadcast: a crash, or a database that went away, left them behind. They are sent
-// while they are valid, and fail otherwise; until one of the two is possible they are tried again. Each write names the
+// Claims without a transaction that this process is to see to: claimed elsewhere for a wallet that it works for, or left
+// behind by a crash, or by a database that went away. They are sent while they are valid, and fail otherwise; until one of
+// the two is possible they are tried again. Each write names the
 // claim that was read and changes nothing if that claim is gone, so this is safe beside others who still work on the
 // payment, and beside a later claim of the same authorization.
 import { endsWithin } from "../../concurrency/deadline.ts";
+import { mapLimit } from "../../concurrency/map-limit.ts";
 import { claimedWithoutTransaction } from "../payments/open-payments.ts";
-import { type ClaimedPayment, claimedPayment, type FacilitatorPayment, recordFailed } from "../payments/payments.ts";
+import {
+  type ClaimedPayment,
+  claimedPayment,
+  type FacilitatorPayment,
+  paymentName,
+  recordFailed,
+  simulatedGas,
+} from "../payments/payments.ts";
 import type { AtWork } from "./at-work.ts";
-import type { SettleOptions } from "./ports.ts";
+import type { Gas, SettleOptions } from "./ports.ts";
 import { windowProblem } from "./request.ts";
 
 /** Larger than AT_WORK_MAX, so a batch always holds claims that are not in flight. */
 const CLAIMS_AT_ONCE = 5_000;
 const SIMULATIONS_AT_ONCE = 16;
+/** They wait together for a nonce each, and may share transactions. */
+const SENDS_AT_ONCE = 500;
 const TRY_AGAIN_MS = 250;
 /**
- * Another process sends its claim within a moment, so one this old was left behind. So was one that lies this far in
+ * The wallet's holder sends a claim within a moment, so one this old was left behind. So was one that lies this far in
  * the future: the clock was set back since. A mistake here costs double work, never a double payment.
  */
 const LEFT_BEHIND_MS = 10_000;
 
 interface ResumeOptions extends SettleOptions {
-  readonly atWork: Pick<AtWork, "has">;
+  readonly atWork: Pick<AtWork, "sendingSince">;
 }
 
 export function createResume(options: ResumeOptions) {
-  const { store, clock, log, chain, wallet, outcomes } = options;
+  const { store, clock, log, wallet, atWork } = options;
+  const resumeOne = createResumeOne(options);
   const stopping = Promise.withResolvers<void>();
+  /** By payment. */
+  const underWay = new Set<string>();
   let stopped = false;
   let wanted = false;
   let running: Promise<void> | null = null;
@@ -51,51 +65,76 @@ export function createResume(options: ResumeOptions) {
     running = null;
   }
 
+  const isLeftBehind = ({ created_at }: FacilitatorPayment) => Math.abs(clock.now() - created_at) >= LEFT_BEHIND_MS;
+
+  /** Without those that this process is sending. */
+  async function readClaims(): Promise<FacilitatorPayment[]> {
+    const isSending = atWork.sendingSince();
+    const resuming = new Set(underWay);
+    const rows = await claimedWithoutTransaction(store.read, CLAIMS_AT_ONCE);
+    return rows.filter((row) => !isSending(row) && !resuming.has(paymentName(row)));
+  }
+
   async function isAnyLeftBehind(): Promise<boolean> {
     try {
-      const rows = await claimedWithoutTransaction(store.read, CLAIMS_AT_ONCE);
-      const now = clock.now();
-      return rows.some((row) => Math.abs(now - row.created_at) >= LEFT_BEHIND_MS && !options.atWork.has(row));
+      return (await readClaims()).some(isLeftBehind);
     } catch (error) {
       log.debug("claims_not_searched", { error });
       return false;
     }
   }
 
-  /** Returns how many are left for the next time, without those at work in this process, which end by themselves. */
+  /** Returns how many are left for the next time, without those that others are at work on, here or elsewhere. */
   async function resumeAll(): Promise<number> {
-    const rows = await claimedWithoutTransaction(store.read, CLAIMS_AT_ONCE);
-    const queue = rows.values();
-    let left = 0;
-    async function worker() {
-      for (const row of queue) {
-        if (options.atWork.has(row)) continue;
-        if (stopped || !(await resume(row))) left += 1;
+    const own = (await readClaims()).filter((row) => wallet.worksFor(row.wallet) || isLeftBehind(row));
+    return (await resumeThose(own, () => null)).left;
+  }
+
+  /** @param gasOf as it was simulated a moment ago; null when it has to be simulated again */
+  async function resumeThose(rows: readonly FacilitatorPayment[], gasOf: (row: FacilitatorPayment) => Gas | null) {
+    const counts = { done: 0, left: 0 };
+    async function resume(row: FacilitatorPayment): Promise<void> {
+      // Another run may have begun with it meanwhile.
+      if (underWay.has(paymentName(row))) return;
+      underWay.add(paymentName(row));
+      const isDone = !stopped && (await resumeOne(row, gasOf(row)));
+      underWay.delete(paymentName(row));
+      counts[isDone ? "done" : "left"] += 1;
+    }
+    const { now = [], after = [] } = Object.groupBy(rows, (row) => (gasOf(row) === null ? "after" : "now"));
+    await Promise.all([mapLimit(now, SENDS_AT_ONCE, resume), mapLimit(after, SIMULATIONS_AT_ONCE, resume)]);
+    return counts;
+  }
+
+  return {
+    /** Resolves when no claim without a transaction is left. Never rejects. */
+    run: (): Promise<void> => start(0),
+    /** The same, if some process seems to have left any behind. Never rejects. */
+    async takeUp(): Promise<void> {
+      if (await isAnyLeftBehind()) await start(0);
+    },
+    /** Sends what others have claimed for wallets of this process. Whether there was any. Never rejects. */
+    async takeClaimed(): Promise<boolean> {
+      if (stopped || wallet.isAlone()) return false;
+      try {
+        const own = (await readClaims()).filter((row) => wallet.worksFor(row.wallet));
+        return (await resumeThose(own, (row) => (isLeftBehind(row) ? null : simulatedGas(row)))).done > 0;
+      } catch (error) {
+        log.debug("claims_not_searched", { error });
+        return false;
       }
-    }
-    await Promise.all(Array.from({ length: SIMULATIONS_AT_ONCE }, worker));
-    return left;
-  }
+    },
+    /** For a claim that may have been left behind just now: a commit whose answer was lost may still be under way. */
+    soon: (): void => void start(TRY_AGAIN_MS),
+    /** What is being resumed ends by itself, when the wallet stops. */
+    stop(): void {
+      stopped = true;
+      stopping.resolve();
+    },
+  };
+}
 
-  /** False when nothing can be said or done now. */
-  async function resume(row: FacilitatorPayment): Promise<boolean> {
-    const payment = claimedPayment(row);
-    const { account, payer, nonce } = row;
-    try {
-      const late = windowProblem({ payment }, await chain.time());
-      if (late !== null) return await fail(payment, late);
-      if (!(await wallet.readiness()).ready) return false;
-      const simulated = await chain.simulate(payment.authorization, payment.signature);
-      if (!simulated.ok) return await fail(payment, simulated.reason);
-      await wallet.send(payment, simulated.gas);
-      log.info("claim_resumed", { account, payer, nonce });
-      return true;
-    } catch (error) {
-      log.warn("claim_not_resumed", { account, payer, nonce, error });
-      return false;
-    }
-  }
-
+function createResumeOne({ store, clock, log, chain, wallet, outcomes }: SettleOptions) {
   async function fail(payment: ClaimedPayment, reason: string): Promise<boolean> {
     const { key, claim } = payment;
     const failure = { reason, foreign_transaction: null, gas_burned: null };
@@ -108,19 +147,28 @@ export function createResume(options: ResumeOptions) {
     return true;
   }
 
-  return {
-    /** Resolves when no claim without a transaction is left. Never rejects. */
-    run: (): Promise<void> => start(0),
-    /** The same, if some process seems to have left any behind. Never rejects. */
-    async takeUp(): Promise<void> {
-      if (await isAnyLeftBehind()) await start(0);
-    },
-    /** For a claim that may have been left behind just now: a commit whose answer was lost may still be under way. */
-    soon: (): void => void start(TRY_AGAIN_MS),
-    /** What is being resumed ends by itself, when the wallet stops. */
-    stop(): void {
-      stopped = true;
-      stopping.resolve();
-    },
+  /** False when nothing can be said or done now. @param known what was simulated a moment ago; null when it is too old */
+  return async (row: FacilitatorPayment, known: Gas | null): Promise<boolean> => {
+    const payment = claimedPayment(row);
+    const { account, payer, nonce } = row;
+    try {
+      const late = windowProblem({ payment }, await chain.time());
+      if (late !== null) return await fail(payment, late);
+      if (!(await wallet.readiness()).ready) return false;
+      // Whoever can send it does.
+      if (!wallet.canSend()) return !wallet.worksFor(row.wallet);
+      let gas = known;
+      if (gas === null) {
+        const simulated = await chain.simulate(payment.authorization, payment.signature);
+        if (!simulated.ok) return await fail(payment, simulated.reason);
+        ({ gas } = simulated);
+      }
+      await wallet.send(payment, gas);
+      log.info("claim_resumed", { account, payer, nonce });
+      return true;
+    } catch (error) {
+      log.warn("claim_not_resumed", { account, payer, nonce, error });
+      return false;
+    }
   };
 }

@@ -10,6 +10,7 @@ import {
   parsed,
   reservedOn,
 } from "../../../test/support/chain/settling.ts";
+import { NO_LEASES } from "../../../test/support/chain/wallet.ts";
 import { type Place, places } from "../../../test/support/stores/stores.ts";
 import { systemClock } from "../../core/clock.ts";
 import { silentLog } from "../../core/log.ts";
@@ -47,6 +48,7 @@ beforeAll(async () => {
     ...common,
     chain,
     signers: [createLocalSigner(key)],
+    leases: NO_LEASES,
     limits: { gasLowWaterWei: 1n, maxFeeGwei: 5, confirmations: 2, batch: 0 },
   });
   await wallet.start();

@@ -10,6 +10,8 @@ import type { Hex, PaymentKey } from "../../x402/types.ts";
 import type { Fees } from "../chain/fees.ts";
 import { SHARED_GAS, SHARED_GAS_MAX } from "../chain/multicall.ts";
 import { markSent, markSentAgain } from "../payments/payments.ts";
+import type { WalletLeases } from "./leases.ts";
+import type { PendingNonces } from "./pending.ts";
 import type { Signer } from "./signer.ts";
 import {
   areStored,
@@ -18,6 +20,7 @@ import {
   signRow,
   type TransactionRow,
   type Transfer,
+  transactionsOf,
 } from "./transactions.ts";
 
 const STORE_RETRY_MS = 250;
@@ -34,7 +37,7 @@ export interface SignedJobs {
   readonly row: TransactionRow;
 }
 
-/** The payment's record says that it is not to be sent (any more): it is not claimed, or has ended. */
+/** The payment's record says that it is not to be sent (any more): it is not claimed, or has ended, or was sent elsewhere. */
 export class NotClaimed extends Error {
   override readonly name = "NotClaimed";
   readonly key: PaymentKey;
@@ -98,13 +101,32 @@ export async function signBatch(
   return { signed, failure };
 }
 
-export function createBatchStore(store: Store, clock: Clock, log: Log) {
+export interface BatchStoreOptions {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly leases: Pick<WalletLeases, "fence">;
+  readonly pendingNonces: Pick<PendingNonces, "of">;
+}
+
+export function createBatchStore({ store, clock, log, leases, pendingNonces }: BatchStoreOptions) {
   let stopped = false;
 
   async function mark(tx: Tx, { payment, again }: SendJob, hash: Hex): Promise<void> {
     const { key } = payment;
-    const isMarked = again ? await markSentAgain(tx, key, clock.now()) : await markSent(tx, payment, hash, clock.now());
+    const isMarked = again
+      ? (await markSentAgain(tx, key, clock.now())) && (await isJudged(tx, key, hash))
+      : await markSent(tx, payment, hash, clock.now());
     if (!isMarked) throw new NotClaimed(key);
+  }
+
+  /** No other process has sent the payment once more, by a transaction that was not judged here. */
+  async function isJudged(tx: Tx, key: PaymentKey, own: Hex): Promise<boolean> {
+    const rows = await transactionsOf(tx, key);
+    return rows.every(
+      ({ hash, open, wallet, wallet_nonce }) =>
+        hash === own || !open || pendingNonces.of(wallet, wallet_nonce) !== undefined,
+    );
   }
 
   async function insert(signed: readonly SignedJobs[]): Promise<void> {
@@ -114,6 +136,8 @@ export function createBatchStore(store: Store, clock: Clock, log: Log) {
         signed.map(({ row }) => row),
       );
       for (const { jobs, row } of signed) for (const job of jobs) await mark(tx, job, row.hash);
+      // Last: when the answer to a commit is lost, the rows in the way of the next try tell that the first one stored them.
+      for (const wallet of new Set(signed.map(({ row }) => row.wallet))) await leases.fence(tx, wallet);
     });
   }
 
@@ -135,7 +159,7 @@ export function createBatchStore(store: Store, clock: Clock, log: Log) {
      * Resolves when they are stored. When it throws, they certainly are not: if the database's answer was lost, the
      * same write is repeated until an answer tells how the first one ended.
      *
-     * @throws UniqueViolation when a nonce is taken; NotClaimed; Fault `unavailable`
+     * @throws UniqueViolation when a nonce is taken; NotClaimed; WalletNotHeld; Fault `unavailable`
      */
     async write(signed: readonly SignedJobs[]): Promise<void> {
       try {

@@ -3,6 +3,7 @@
 import type { Log } from "../../core/log.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
+import type { WalletLeases } from "./leases.ts";
 import { isObsolete, newestOf, type PendingNonce, type PendingNonces, type PendingPayment } from "./pending.ts";
 import { isExpired } from "./resolution.ts";
 import type { WatchSchedule } from "./schedule.ts";
@@ -18,6 +19,7 @@ export interface BroadcasterOptions {
   readonly chain: Chain;
   readonly log: Log;
   readonly pendingNonces: PendingNonces;
+  readonly leases: Pick<WalletLeases, "holds">;
   /** A nonce of this wallet is used that should be free. */
   readonly onForeignNonce: (wallet: Hex) => void;
   readonly schedule: Pick<WatchSchedule, "lookAgain">;
@@ -26,7 +28,7 @@ export interface BroadcasterOptions {
 }
 
 export function createBroadcaster(options: BroadcasterOptions) {
-  const { chain, log, pendingNonces, schedule, onForeignNonce, againMs = AGAIN_MS } = options;
+  const { chain, log, leases, pendingNonces, schedule, onForeignNonce, againMs = AGAIN_MS } = options;
   const queue = new Set<PendingNonce>();
   const underWay = new Map<PendingNonce, Promise<void>>();
   let stopped = false;
@@ -72,6 +74,8 @@ export function createBroadcaster(options: BroadcasterOptions) {
     for (const pendingNonce of queue) {
       if (underWay.size >= PARALLEL) return;
       queue.delete(pendingNonce);
+      // A process that was paused may have lost it meanwhile.
+      if (!leases.holds(pendingNonce.wallet)) continue;
       const saying = broadcastNewest(pendingNonce)
         .catch((error: unknown) => log.error("broadcast_failed", { error }))
         .finally(() => {
@@ -87,8 +91,10 @@ export function createBroadcaster(options: BroadcasterOptions) {
     broadcast(): void {
       if (stopped) return;
       const now = performance.now();
-      for (const wallet of pendingNonces.wallets())
+      for (const wallet of pendingNonces.wallets()) {
+        if (!leases.holds(wallet)) continue;
         for (const pendingNonce of due(wallet, now)) queue.add(pendingNonce);
+      }
       pump();
     },
     /** Drops what has not begun, and resolves when nothing is under way. */

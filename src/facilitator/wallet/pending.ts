@@ -100,6 +100,15 @@ export function createPendingNonces() {
     if (payment.pendingNonces.size === 0 && payment.status !== "sent") payments.delete(paymentName(payment.key));
   }
 
+  function remove(pendingNonce: PendingNonce): void {
+    pendingNonces.delete(place(pendingNonce.wallet, pendingNonce.nonce));
+    for (const { hash } of pendingNonce.transactions) hashes.delete(hash);
+    for (const payment of pendingNonce.payments) {
+      payment.pendingNonces.delete(pendingNonce);
+      forget(payment);
+    }
+  }
+
   return {
     all: (): Iterable<PendingNonce> => pendingNonces.values(),
     payments: (): IterableIterator<PendingPayment> => payments.values(),
@@ -111,16 +120,7 @@ export function createPendingNonces() {
         .sort((a, b) => a.nonce - b.nonce),
     wallets: (): Set<Hex> => new Set([...pendingNonces.values()].map(({ wallet }) => wallet)),
     /** How many payments wait, by wallet, within reach; a nonce without any counts as one. */
-    loads(): ReadonlyMap<Hex, number> {
-      const loads = new Map<Hex, number>();
-      for (const pendingNonce of pendingNonces.values()) {
-        if (pendingNonce.inclusion === null && isInReach(pendingNonce)) {
-          const { wallet, payments } = pendingNonce;
-          loads.set(wallet, (loads.get(wallet) ?? 0) + Math.max(1, payments.size));
-        }
-      }
-      return loads;
-    },
+    loads: (): ReadonlyMap<Hex, number> => loadsOf([...pendingNonces.values()].filter(isInReach)),
     /** The wallet's nonces below this are used in the chain. */
     advance: (wallet: Hex, count: number): void => void counts.set(wallet, count),
     isInReach,
@@ -154,14 +154,27 @@ export function createPendingNonces() {
     adopt: (row: FacilitatorPayment, sinceBlock: number): PendingPayment =>
       paymentOf(claimedPayment(row), row.status, sinceBlock),
     holds: (hash: Hex): boolean => hashes.has(hash),
-    remove(pendingNonce: PendingNonce): void {
-      pendingNonces.delete(place(pendingNonce.wallet, pendingNonce.nonce));
-      for (const { hash } of pendingNonce.transactions) hashes.delete(hash);
-      for (const payment of pendingNonce.payments) {
-        payment.pendingNonces.delete(pendingNonce);
-        forget(payment);
-      }
-    },
+    remove,
     forget,
+    /**
+     * Lets go of the wallets that are not kept, and of the payments that nothing of the others makes. A nonce of another
+     * wallet stays while a payment of it depends on a kept one too, because both decide what becomes of that payment.
+     */
+    release(isKept: (wallet: Hex) => boolean): void {
+      const hasKept = (payment: PendingPayment) => [...payment.pendingNonces].some(({ wallet }) => isKept(wallet));
+      const gone = [...pendingNonces.values()].filter(
+        ({ wallet, payments }) => !isKept(wallet) && ![...payments].some(hasKept),
+      );
+      for (const pendingNonce of gone) remove(pendingNonce);
+      for (const [name, payment] of payments) if (payment.pendingNonces.size === 0) payments.delete(name);
+    },
   };
+}
+
+function loadsOf(inReach: readonly PendingNonce[]): Map<Hex, number> {
+  const loads = new Map<Hex, number>();
+  for (const { wallet, payments, inclusion } of inReach) {
+    if (inclusion === null) loads.set(wallet, (loads.get(wallet) ?? 0) + Math.max(1, payments.size));
+  }
+  return loads;
 }

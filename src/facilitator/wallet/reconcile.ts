@@ -7,6 +7,7 @@ import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
 import type { Block } from "../chain/rpc-types.ts";
+import type { WalletLeases } from "./leases.ts";
 import type { PendingNonce, PendingNonces, PendingPayment } from "./pending.ts";
 import type { NonceProgress, Replacer } from "./replace.ts";
 import { isExpired, type Resolver } from "./resolution.ts";
@@ -20,6 +21,7 @@ const WALLETS_PARALLEL = 4;
 export interface ReconcileOptions {
   readonly chain: Chain;
   readonly store: Store;
+  readonly leases: Pick<WalletLeases, "holds">;
   readonly pendingNonces: PendingNonces;
   readonly senders: ReadonlyMap<Hex, Sender>;
   readonly resolver: Resolver;
@@ -31,7 +33,7 @@ export interface ReconcileOptions {
 
 /** Looks at the chain whose newest block this is. Never rejects. */
 export function createReconcile(options: ReconcileOptions): (at: Block) => Promise<void> {
-  const { chain, store, pendingNonces, senders, resolver, replace, confirmations } = options;
+  const { chain, store, leases, pendingNonces, senders, resolver, replace, confirmations } = options;
   const { attempt } = options.schedule;
   const undoReorganised = createReorganised(options);
   const progresses = new Map<Hex, NonceProgress>();
@@ -55,8 +57,9 @@ export function createReconcile(options: ReconcileOptions): (at: Block) => Promi
       attempt("included", () => resolver.included(pendingNonce, at)),
     );
     const sender = senders.get(wallet);
-    // Transactions of a key that is no longer configured are still watched and broadcast, but can't be replaced.
-    if (sender !== undefined) await replace(sender.signer, progress, sender.next(), at);
+    // Transactions of a key that is no longer configured are still watched and broadcast, but can't be replaced. What is
+    // another process's is watched as far as a payment of ours depends on it.
+    if (sender !== undefined && leases.holds(wallet)) await replace(sender.signer, progress, sender.next(), at);
   }
 
   function overdue(at: Block): PendingPayment[] {

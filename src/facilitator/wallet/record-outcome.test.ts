@@ -2,6 +2,7 @@
 // yet, keeps it from being recorded as failed; and what is recorded as failed is sent by neither.
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { NOON, UNMEASURED } from "../../../test/support/chain/settling.ts";
+import { NO_LEASES } from "../../../test/support/chain/wallet.ts";
 import { type Place, places } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
@@ -11,7 +12,7 @@ import { TOKEN_ADDRESS } from "../chain/token.ts";
 import { type ClaimedPayment, claimPayment, findPayment, markSent, recordFailed } from "../payments/payments.ts";
 import { createBatchStore, NotClaimed } from "./batch.ts";
 import { markBurned } from "./gas-burned.ts";
-import { createPendingNonces } from "./pending.ts";
+import { createPendingNonces, type PendingNonce } from "./pending.ts";
 import { createOutcomeRecorder, NotKnownYet } from "./record-outcome.ts";
 import { insertTransactions, type TransactionRow, transactionsOf, transactionsWith } from "./transactions.ts";
 
@@ -96,7 +97,13 @@ test("a payment with a transaction of which the outcome is not known is not fail
 
 test("a payment that has failed is not sent again, and its transaction is not stored", async () => {
   const { payment } = await sent("failed", 10);
-  const batch = createBatchStore(store, clock, silentLog);
+  const batch = createBatchStore({
+    store,
+    clock,
+    log: silentLog,
+    leases: NO_LEASES,
+    pendingNonces: { of: () => ({}) as PendingNonce },
+  });
   const again = (nonce: number) =>
     batch.write([{ jobs: [{ payment, gas: 1n, again: true, mayShare: false }], row: rowOf(payment, nonce) }]);
   await again(11);
@@ -129,7 +136,13 @@ test("of a payment that is not claimed, nothing is stored for those that were to
   const jobs = [open, over].map(({ payment }) => ({ payment, gas: 1n, again: true, mayShare: true }));
   const payments = jobs.map(({ payment: { key }, gas }) => ({ payer: key.payer, nonce: key.nonce, gas }));
   const row = { ...rowOf(open.payment, 50), hash: word("beside"), payer: null, nonce: null, payments };
-  const batch = createBatchStore(store, clock, silentLog);
+  const batch = createBatchStore({
+    store,
+    clock,
+    log: silentLog,
+    leases: NO_LEASES,
+    pendingNonces: { of: () => ({}) as PendingNonce },
+  });
   await expect(batch.write([{ jobs, row }])).rejects.toEqual(new NotClaimed(over.payment.key));
   expect(await transactionsWith(store.read, [row.hash])).toEqual([]);
 });

@@ -64,7 +64,13 @@ export function createOutcomeRecorder(options: OutcomeRecorderOptions) {
   }
 
   return {
-    reread,
+    /** Another process has ended it, or has stored another transaction for it. @throws NotKnownYet in the second case */
+    async changedElsewhere(payment: PendingPayment): Promise<void> {
+      await reread(payment);
+      if (payment.status !== "sent") return;
+      onConflict();
+      throw new NotKnownYet();
+    },
     async settle(payment: PendingPayment, { hash, blockNumber, blockHash }: Receipt): Promise<void> {
       const inclusion = { transaction_hash: hash, block_number: blockNumber, block_hash: blockHash };
       if (await store.write((tx) => recordSettled(tx, payment.key, inclusion, clock.now()))) {

@@ -10,6 +10,7 @@ import type { Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
 import { type Fees, freeingFees, quoteFees, raiseFees } from "../chain/fees.ts";
 import type { Block } from "../chain/rpc-types.ts";
+import type { WalletLeases } from "./leases.ts";
 import { isObsolete, newestOf, type PendingNonce, type PendingNonces } from "./pending.ts";
 import { isExpired } from "./resolution.ts";
 import type { Signer } from "./signer.ts";
@@ -44,6 +45,7 @@ export interface ReplacerOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;
+  readonly leases: Pick<WalletLeases, "fence">;
   readonly pendingNonces: PendingNonces;
   /** Wei per gas. */
   readonly maxFee: bigint;
@@ -54,7 +56,7 @@ export interface ReplacerOptions {
 }
 
 export function createReplacer(options: ReplacerOptions) {
-  const { chain, store, clock, log, pendingNonces, maxFee, onConflict, onGap } = options;
+  const { chain, store, clock, log, leases, pendingNonces, maxFee, onConflict, onGap } = options;
 
   /** Those of its payments that may still be made. */
   function content({ wallet, payments, transactions }: PendingNonce, head: Block): TransactionContent {
@@ -82,7 +84,7 @@ export function createReplacer(options: ReplacerOptions) {
     const replacement = before.replacement + 1;
     const position = { nonce: pendingNonce.nonce, replacement, fees, block: head.number, now: clock.now() };
     const row = await signRow(signer, content, position);
-    if (pendingNonce.inclusion !== null || !(await keep([row]))) return;
+    if (pendingNonce.inclusion !== null || !(await keep(signer.address, [row]))) return;
     pendingNonces.add(row, [...pendingNonce.payments]);
     log.info("transaction_replaced", {
       wallet: row.wallet,
@@ -104,7 +106,11 @@ export function createReplacer(options: ReplacerOptions) {
 
   async function fill(signer: Signer, gaps: readonly number[], head: Block): Promise<void> {
     // They were used once, deep in the chain, and are free again: the transactions stored for them come first.
-    if (await store.write((tx) => reopenNonces(tx, signer.address, gaps))) {
+    const reopened = await store.write(async (tx) => {
+      await leases.fence(tx, signer.address);
+      return reopenNonces(tx, signer.address, gaps);
+    });
+    if (reopened) {
       log.warn("nonces_reopened", { wallet: signer.address, nonces: gaps });
       onConflict();
       return;
@@ -116,15 +122,18 @@ export function createReplacer(options: ReplacerOptions) {
       const position = { nonce, replacement: 0, fees, block: head.number, now: clock.now() };
       rows.push(await signRow(signer, nothing(signer.address), position));
     }
-    if (!(await keep(rows))) return;
+    if (!(await keep(signer.address, rows))) return;
     for (const row of rows) pendingNonces.add(row, []);
     log.warn("nonce_gap_filled", { wallet: signer.address, nonces: gaps });
   }
 
-  /** False when another process has stored one at the same nonce: ours must not be broadcast then. */
-  async function keep(rows: readonly TransactionRow[]): Promise<boolean> {
+  /** False when another process has stored one at the same nonce: ours must not be broadcast then. @throws WalletNotHeld */
+  async function keep(wallet: Hex, rows: readonly TransactionRow[]): Promise<boolean> {
     try {
-      await store.write((tx) => insertTransactions(tx, rows));
+      await store.write(async (tx) => {
+        await leases.fence(tx, wallet);
+        await insertTransactions(tx, rows);
+      });
       return true;
     } catch (error) {
       if (!(error instanceof UniqueViolation)) throw error;

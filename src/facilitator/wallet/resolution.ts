@@ -154,8 +154,8 @@ function createUnpaidResolver({ chain, store, log, recorder, simulate, send }: R
       await send(payment, gas);
     } catch (error) {
       if (!(error instanceof NotClaimed)) throw error;
-      // Another process has recorded how it ended.
-      await recorder.reread(payment);
+      // Another process has recorded how it ended, or has sent it once more.
+      await recorder.changedElsewhere(payment);
     } finally {
       payment.moving = false;
     }

@@ -1,5 +1,6 @@
 import { expect, test } from "bun:test";
 import { generatePrivateKey } from "viem/accounts";
+import { NO_LEASES } from "../../../test/support/chain/wallet.ts";
 import { sqlitePlace } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
 import type { Chain } from "../chain/chain.ts";
@@ -48,7 +49,8 @@ test("a next nonce that is doubted while a sender looks at the fees is not belie
     log: silentLog,
     maxFee: 10n ** 12n,
     sharedMax: 0,
-    pendingNonces: { add: () => undefined as never },
+    leases: NO_LEASES,
+    pendingNonces: { add: () => undefined as never, of: () => undefined },
     schedule: { wake() {} },
   });
   try {

@@ -8,7 +8,9 @@ import type { Log } from "../../core/log.ts";
 import { type Store, UniqueViolation } from "../../storage/store.ts";
 import type { Chain } from "../chain/chain.ts";
 import { quoteFees } from "../chain/fees.ts";
-import { byTransaction, createBatchStore, NotClaimed, type SendJob, signBatch } from "./batch.ts";
+import { WalletNotHeld } from "../settle/ports.ts";
+import { byTransaction, createBatchStore, NotClaimed, type SendJob, type SignedJobs, signBatch } from "./batch.ts";
+import type { WalletLeases } from "./leases.ts";
 import type { KnownPayment, PendingNonces } from "./pending.ts";
 import type { WatchSchedule } from "./schedule.ts";
 import type { Signer } from "./signer.ts";
@@ -36,7 +38,8 @@ export interface SenderOptions {
   readonly maxFee: bigint;
   /** Most payments of one transaction; up to 1: each has its own. */
   readonly sharedMax: number;
-  readonly pendingNonces: Pick<PendingNonces, "add">;
+  readonly leases: Pick<WalletLeases, "holds" | "fence">;
+  readonly pendingNonces: Pick<PendingNonces, "add" | "of">;
   readonly schedule: Pick<WatchSchedule, "wake">;
 }
 
@@ -47,8 +50,8 @@ interface QueuedSend {
 }
 
 export function createSender(options: SenderOptions) {
-  const { signer, chain, store, clock, log, maxFee, sharedMax, pendingNonces, schedule } = options;
-  const batchStore = createBatchStore(store, clock, log);
+  const { signer, chain, clock, log, maxFee, sharedMax, leases } = options;
+  const batchStore = createBatchStore(options);
   const queue: QueuedSend[] = [];
   /** The payments that are being signed and stored. */
   let batch: readonly QueuedSend[] = [];
@@ -91,6 +94,7 @@ export function createSender(options: SenderOptions) {
 
   /** Signs and stores as many as can be signed, and returns the rest. Nothing is stored when it throws. */
   async function sendSome(those: readonly QueuedSend[]): Promise<readonly QueuedSend[]> {
+    if (!leases.holds(signer.address)) throw new WalletNotHeld(signer.address);
     const resyncsBefore = resyncs;
     const { room, ...start } = await startOf();
     const groups = byTransaction(
@@ -102,9 +106,7 @@ export function createSender(options: SenderOptions) {
     if (signed.length === 0) throw unavailable("signer unreachable", failure);
     await batchStore.write(signed);
     if (resyncs === resyncsBefore) next = behind({ nonce: start.nonce, room }, signed.length);
-    // They are stored; now they may be broadcast.
-    for (const { jobs, row } of signed) pendingNonces.add(row, jobs.map(asSent));
-    schedule.wake();
+    follow(options, signed);
     const stored = new Set(signed.flatMap(({ jobs }) => jobs));
     for (const { job, resolve } of those) if (stored.has(job)) resolve();
     return those.filter(({ job }) => !stored.has(job));
@@ -114,7 +116,7 @@ export function createSender(options: SenderOptions) {
     const [newest, tip, free] = await Promise.all([
       chain.newest(BLOCK_AGE_MS_MAX),
       chain.tip(),
-      next ?? firstFree(chain, store, signer),
+      next ?? firstFree(chain, options.store, signer),
     ]);
     const fees = quoteFees(newest.baseFee, tip, maxFee);
     if (fees === null) throw unavailable("gas is too dear now");
@@ -127,7 +129,7 @@ export function createSender(options: SenderOptions) {
     waiting: (): number => batch.length + queue.length,
     /** The next nonce; null when chain and store have to be asked for it first. */
     next: (): number | null => next?.nonce ?? null,
-    /** Resolves when its transaction is stored. @throws Fault `unavailable`; NotClaimed. Nothing is stored then. */
+    /** Resolves when its transaction is stored. @throws Fault `unavailable`; NotClaimed; WalletNotHeld. Nothing is stored then. */
     send(job: SendJob): Promise<void> {
       if (stopped) return Promise.reject(unavailable("stopping"));
       const { promise, resolve, reject } = Promise.withResolvers<void>();
@@ -146,6 +148,13 @@ export function createSender(options: SenderOptions) {
       await running;
     },
   };
+}
+
+/** They are stored. Now they may be broadcast, by whoever works for the wallet by now. */
+function follow({ signer, leases, pendingNonces, schedule }: SenderOptions, signed: readonly SignedJobs[]): void {
+  if (!leases.holds(signer.address)) return;
+  for (const { jobs, row } of signed) pendingNonces.add(row, jobs.map(asSent));
+  schedule.wake();
 }
 
 function asSent({ payment }: SendJob): KnownPayment {

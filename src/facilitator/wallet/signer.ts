@@ -38,6 +38,33 @@ export interface Signer {
   sign(transaction: Unsigned): Promise<Signed>;
 }
 
+/** A signer that has failed is left to other facilitators for so long. */
+const FAILING_MS = 30_000;
+
+/** The same signers, and whether one of them failed lately and has not signed since. */
+export function watchSigners(those: readonly Signer[]): { signers: Signer[]; isFailing: () => boolean } {
+  const failedAt = new Map<Hex, number>();
+  const signers = those.map((signer): Signer => {
+    const { address, parallel } = signer;
+    return {
+      address,
+      parallel,
+      async sign(transaction) {
+        try {
+          const signed = await signer.sign(transaction);
+          failedAt.delete(address);
+          return signed;
+        } catch (error) {
+          failedAt.set(address, performance.now());
+          throw error;
+        }
+      },
+    };
+  });
+  const isFailing = () => [...failedAt.values()].some((at) => performance.now() - at < FAILING_MS);
+  return { signers, isFailing };
+}
+
 /** Signing blocks the only thread for most of a millisecond, so other work gets a turn after each. */
 function turn(): Promise<void> {
   return new Promise((resolve) => setImmediate(resolve));

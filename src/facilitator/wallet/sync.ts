@@ -1,17 +1,32 @@
-// Brings the pending nonces in line with the database, at the start and now and then: another process with the same keys
-// may have stored transactions as well.
+// Brings the pending nonces in line with the database: at the start, when a wallet is taken over, and now and then, since
+// another process with the same keys may have stored transactions as well.
 import type { Store } from "../../storage/store.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
-import type { PaymentKey } from "../../x402/types.ts";
+import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { TOKEN_ADDRESS } from "../chain/token.ts";
-import { openPayments } from "../payments/open-payments.ts";
+import { sentPayments } from "../payments/open-payments.ts";
 import { claimedPayment, type FacilitatorPayment, findPayment, paymentName } from "../payments/payments.ts";
+import type { WalletLeases } from "./leases.ts";
 import type { PendingNonces, PendingPayment, UsedNonce } from "./pending.ts";
-import { openHashes, type PaymentPart, type TransactionRow, transactionsOf, transactionsWith } from "./transactions.ts";
+import {
+  type OpenTransaction,
+  openTransactions,
+  type PaymentPart,
+  partsOf,
+  type TransactionRow,
+  transactionsOf,
+  transactionsWith,
+} from "./transactions.ts";
 
 const FRESH_MS = 10_000;
 
-export function createNonceSync(store: Store, pendingNonces: PendingNonces) {
+interface NonceSyncOptions {
+  readonly store: Store;
+  readonly pendingNonces: PendingNonces;
+  readonly leases: Pick<WalletLeases, "holds">;
+}
+
+export function createNonceSync({ store, pendingNonces, leases }: NonceSyncOptions) {
   let loadedAt = Number.NEGATIVE_INFINITY;
 
   function take(row: TransactionRow, found: readonly FacilitatorPayment[]): void {
@@ -29,16 +44,45 @@ export function createNonceSync(store: Store, pendingNonces: PendingNonces) {
     return found.filter((payment) => payment !== null);
   }
 
-  /** Takes in what is open in the database and not known yet. */
-  async function load(): Promise<void> {
-    const unknown = (await openHashes(store.read)).filter((hash) => !pendingNonces.holds(hash));
-    for (const row of await transactionsWith(store.read, unknown)) take(row, await paymentsOf(row));
-    const known = new Set([...pendingNonces.payments()].map(({ key }) => paymentName(key)));
-    for (const payment of await openPayments(store.read)) {
-      if (payment.status !== "sent" || known.has(paymentName(payment))) continue;
+  async function takeAll(hashes: readonly Hex[]): Promise<void> {
+    for (const row of await transactionsWith(store.read, hashes)) take(row, await paymentsOf(row));
+  }
+
+  const namesKnown = () => new Set([...pendingNonces.payments()].map(({ key }) => paymentName(key)));
+
+  /** Sent payments of which no transaction is open: those whose first one is by a wallet that this process works for. */
+  async function adopt(): Promise<void> {
+    const known = namesKnown();
+    for (const { payment, wallet } of await sentPayments(store.read)) {
+      if (known.has(paymentName(payment)) || (wallet !== null && !leases.holds(wallet))) continue;
       const blocks = (await transactionsOf(store.read, payment)).map((row) => row.stored_at_block);
       pendingNonces.adopt(payment, blocks.length === 0 ? 0 : Math.min(...blocks));
     }
+  }
+
+  /** Those of other wallets that make payments which are known here: all of them decide what becomes of a payment. */
+  async function shared(others: readonly OpenTransaction[]): Promise<Hex[]> {
+    if (others.length === 0) return [];
+    const known = namesKnown();
+    const parts = await partsOf(
+      store.read,
+      others.filter(({ payer }) => payer === null).map(({ hash }) => hash),
+    );
+    const all = [...others, ...parts];
+    const isKnown = ({ payer, nonce }: (typeof all)[number]) =>
+      payer !== null && nonce !== null && known.has(paymentName({ payer, nonce }));
+    return [...new Set(all.filter(isKnown).map(({ hash }) => hash))];
+  }
+
+  /** Takes in what is open in the database, concerns this process, and is not known yet. */
+  async function load(): Promise<void> {
+    const unknown = (await openTransactions(store.read)).filter(({ hash }) => !pendingNonces.holds(hash));
+    const { own = [], others = [] } = Object.groupBy(unknown, ({ wallet }) =>
+      leases.holds(wallet) ? "own" : "others",
+    );
+    await takeAll(own.map(({ hash }) => hash));
+    await adopt();
+    await takeAll(await shared(others));
     loadedAt = performance.now();
   }
 

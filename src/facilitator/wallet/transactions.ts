@@ -150,11 +150,35 @@ export async function areStored(reader: Reader, rows: readonly TransactionRow[])
   return found.length === rows.length;
 }
 
-/** The hashes of all whose wallet nonce is not used for certain yet. */
-export async function openHashes(reader: Reader): Promise<Hex[]> {
+export type OpenTransaction = Pick<StoredTransaction, "hash" | "wallet" | "payer" | "nonce">;
+
+/** All whose wallet nonce is not used for certain yet. */
+export function openTransactions(reader: Reader): Promise<OpenTransaction[]> {
   const { facilitatorTransactions: t } = reader.tables;
-  const rows = await reader.db.select({ hash: t.hash }).from(t).where(eq(t.open, true));
-  return rows.map(({ hash }) => hash);
+  const { hash, wallet, payer, nonce } = t;
+  return reader.db.select({ hash, wallet, payer, nonce }).from(t).where(eq(t.open, true)).execute();
+}
+
+/** The wallets that have such transactions. */
+export async function openWallets(reader: Reader): Promise<Hex[]> {
+  const { facilitatorTransactions: t } = reader.tables;
+  const rows = await reader.db.selectDistinct({ wallet: t.wallet }).from(t).where(eq(t.open, true));
+  return rows.map(({ wallet }) => wallet);
+}
+
+/** The payments of those of these transactions that make several. */
+export async function partsOf(
+  reader: Reader,
+  hashes: readonly Hex[],
+): Promise<{ hash: Hex; payer: Hex; nonce: Hex }[]> {
+  const { facilitatorTransactionPayments: t } = reader.tables;
+  const { hash, payer, nonce } = t;
+  const parts: { hash: Hex; payer: Hex; nonce: Hex }[] = [];
+  for (let start = 0; start < hashes.length; start += NAMED_MAX) {
+    const some = hashes.slice(start, start + NAMED_MAX);
+    parts.push(...(await reader.db.select({ hash, payer, nonce }).from(t).where(inArray(t.hash, some))));
+  }
+  return parts;
 }
 
 /** By wallet, nonce and replacement. */

@@ -1,30 +1,28 @@
 // The gas wallets: which key sends a payment, whether any is able to, and what they had under way when the process
-// ended. Composed of the senders (nonce, signature, store), the watcher (what became of it) and the replacer (fees).
+// ended, or what another one left. Composed of the leases (which wallets this process works for), the senders (nonce, signature, store), the watcher (what became of it) and the replacer (fees).
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
-import type { Authorization, Hex } from "../../x402/types.ts";
+import type { Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
-import { gweiToWei, quoteFees } from "../chain/fees.ts";
+import { gweiToWei } from "../chain/fees.ts";
 import type { ClaimedPayment } from "../payments/payments.ts";
 import type { Gas } from "../settle/ports.ts";
 import type { SettlementWaiters } from "../settle/waiters.ts";
 import { createBroadcaster } from "./broadcast.ts";
-import { createPendingNonces, type PendingNonces } from "./pending.ts";
-import { createReadinessCheck, type ReadinessCheck } from "./readiness.ts";
+import type { WalletLeases } from "./leases.ts";
+import { createPendingNonces } from "./pending.ts";
+import { createReadinessCheck } from "./readiness.ts";
 import { createOutcomeRecorder } from "./record-outcome.ts";
 import { createReplacer } from "./replace.ts";
 import { createPaymentResolver } from "./resolution.ts";
 import { createWatchSchedule } from "./schedule.ts";
-import { createSender, type Sender, unavailable } from "./sender.ts";
+import { createSender, type Sender } from "./sender.ts";
+import { createSending, IN_FLIGHT_MAX } from "./sending.ts";
 import { createSharing } from "./sharing.ts";
-import type { Signer } from "./signer.ts";
+import { type Signer, watchSigners } from "./signer.ts";
 import { createNonceSync } from "./sync.ts";
 import { createWatcher } from "./watcher.ts";
-
-/** Transactions of one key under way, in no block yet. */
-const IN_FLIGHT_MAX = 2000;
-const BASE_FEE_AGE_MS = 1000;
 
 export type Wallet = ReturnType<typeof createWallet>;
 
@@ -34,6 +32,7 @@ export interface WalletOptions {
   readonly clock: Clock;
   readonly log: Log;
   readonly signers: readonly Signer[];
+  readonly leases: WalletLeases;
   readonly outcomes: Pick<SettlementWaiters, "announce">;
   readonly limits: {
     readonly gasLowWaterWei: bigint;
@@ -49,18 +48,19 @@ export interface WalletOptions {
 }
 
 export function createWallet(options: WalletOptions) {
-  const { chain, store, clock, log, signers, outcomes, limits } = options;
+  const { chain, store, clock, log, leases, outcomes, limits } = options;
+  const { signers, isFailing } = watchSigners(options.signers);
   const maxFee = gweiToWei(limits.maxFeeGwei);
   const pendingNonces = createPendingNonces();
   const schedule = createWatchSchedule(log);
-  const nonceSync = createNonceSync(store, pendingNonces);
-  const parts = { chain, store, clock, log, pendingNonces, schedule, maxFee };
+  const nonceSync = createNonceSync({ store, pendingNonces, leases });
+  const parts = { chain, store, clock, log, leases, pendingNonces, schedule, maxFee };
   const senders = new Map<Hex, Sender>();
   const sharedMax = limits.batch;
   for (const signer of signers) senders.set(signer.address, createSender({ ...parts, signer, sharedMax }));
   const readiness = createReadinessCheck(chain, [...senders.values()], limits.gasLowWaterWei, log);
   const resynchronise = (wallet: Hex) => senders.get(wallet)?.resynchronise();
-  const { simulate, costOf, send } = createSending({
+  const { send, ...sending } = createSending({
     ...parts,
     readiness,
     senders,
@@ -78,7 +78,7 @@ export function createWallet(options: WalletOptions) {
     resolver: createPaymentResolver({
       ...parts,
       recorder,
-      simulate,
+      simulate: sending.simulate,
       send: (payment, gas) => send(payment, gas, true),
     }),
     replace: createReplacer({ ...parts, onConflict: nonceSync.invalidate, onGap: resynchronise }),
@@ -86,6 +86,34 @@ export function createWallet(options: WalletOptions) {
     refresh: nonceSync.refresh,
     confirmations: limits.confirmations,
   });
+
+  let onTaken = () => {};
+
+  /** What is open of wallets that this process works for from now on, is taken up. */
+  async function takeOver(wallets: readonly Hex[]): Promise<void> {
+    for (const wallet of wallets) resynchronise(wallet);
+    await nonceSync.load();
+    const count = [...pendingNonces.all()].length;
+    if (count > 0) log.info("transactions_resumed", { count });
+    schedule.wake();
+  }
+
+  const listener = {
+    async taken(wallets: readonly Hex[]): Promise<void> {
+      nonceSync.invalidate();
+      await takeOver(wallets).catch((error) => log.warn("taking_up_failed", { error }));
+      onTaken();
+    },
+    lost(): void {
+      pendingNonces.release(leases.holds);
+      // Some of what was let go may concern a wallet that is kept.
+      nonceSync.invalidate();
+    },
+    async isAble(): Promise<boolean> {
+      const found = await readiness.readiness();
+      return !isFailing() && (found.ready || found.reason !== "rpc unreachable");
+    },
+  };
 
   return {
     /** Payments that may be under way at once, by all keys together. */
@@ -95,10 +123,12 @@ export function createWallet(options: WalletOptions) {
      * one is asked when it answers.
      */
     async start(): Promise<void> {
-      await nonceSync.load();
-      const count = [...pendingNonces.all()].length;
-      if (count > 0) log.info("transactions_resumed", { count });
-      schedule.wake();
+      await leases.start(listener);
+      await takeOver([]);
+    },
+    /** When wallets are taken over: claims may wait for them. */
+    onTaken(listen: () => void): void {
+      onTaken = listen;
     },
     /** The same for what another process has left behind; called now and then. @throws Fault `unavailable` */
     async takeUp(): Promise<void> {
@@ -107,85 +137,19 @@ export function createWallet(options: WalletOptions) {
     },
     /** At most about a second old. */
     readiness: readiness.readiness,
-    simulate,
-    costOf,
+    ...sending,
+    worksFor: (wallet: Hex | null): boolean => (wallet === null ? store.dialect === "sqlite" : leases.holds(wallet)),
+    isAlone: leases.isAlone,
     /**
      * Resolves when a signed transaction for the payment is stored; it is broadcast and watched from then on.
      *
-     * @throws Fault `unavailable`, NotClaimed: certainly nothing is stored then
+     * @throws Fault `unavailable`, NotClaimed: certainly nothing is stored then; WalletNotHeld: it is the holder's
      */
     send: (payment: ClaimedPayment, gas: Gas): Promise<void> => send(payment, gas, false),
-    /** What is stored goes on at the next start. */
+    /** What is stored goes on at the next start, or by another facilitator at once. */
     async stop(): Promise<void> {
       await Promise.all([...[...senders.values()].map((sender) => sender.stop()), broadcaster.stop(), watcher.stop()]);
+      await leases.stop();
     },
   };
-}
-
-interface SendingOptions {
-  readonly chain: Chain;
-  readonly pendingNonces: PendingNonces;
-  readonly readiness: ReadinessCheck;
-  readonly senders: ReadonlyMap<Hex, Sender>;
-  /** Wei per gas. */
-  readonly maxFee: bigint;
-  /** Whether payments of this payer may share a transaction with others. */
-  readonly mayShare: (payer: Hex) => Promise<boolean>;
-}
-
-/** Which wallet sends a payment. It is chosen once, since a payer's code may accept the sender of the simulation only. */
-function createSending({ chain, pendingNonces, readiness, senders, maxFee, mayShare }: SendingOptions) {
-  let turns = 0;
-
-  function loadOf(sender: Sender): number {
-    return sender.waiting() + (pendingNonces.loads().get(sender.signer.address) ?? 0);
-  }
-
-  /** The sender with the least to do; equal ones take turns. If none has gas, any will do, since it won't send then. */
-  async function leastBusy(): Promise<Sender | undefined> {
-    await readiness.readiness();
-    const able = readiness.able().length > 0 ? readiness.able() : [...senders.values()];
-    const first = turns++ % able.length;
-    const loads = [...able.slice(first), ...able.slice(0, first)].map((sender) => ({
-      sender,
-      load: loadOf(sender),
-    }));
-    return loads.sort((a, b) => a.load - b.load)[0]?.sender;
-  }
-
-  /** Wei that a transaction with that gas may cost, at the fees of now. @throws Fault `unavailable` */
-  async function costOf({ limit }: Gas): Promise<bigint> {
-    const [{ baseFee }, tip] = await Promise.all([chain.newest(BASE_FEE_AGE_MS), chain.tip()]);
-    return limit * (quoteFees(baseFee, tip, maxFee)?.maxFee ?? maxFee);
-  }
-
-  /**
-   * Simulated for the wallet that has the least to do, which is the one that sends it then.
-   *
-   * @throws Fault `unavailable`
-   */
-  async function simulate(authorization: Authorization, signature: Hex) {
-    const sender = await leastBusy();
-    if (sender === undefined) throw unavailable("no wallet");
-    const { address } = sender.signer;
-    const [simulation, isShareable] = await Promise.all([
-      chain.simulate(authorization, signature, address),
-      mayShare(authorization.from),
-    ]);
-    if (!simulation.ok) return simulation;
-    return { ok: true as const, gas: { limit: simulation.gas, from: address, mayShare: isShareable } };
-  }
-
-  /** @param again it has been sent before */
-  async function send(payment: ClaimedPayment, { limit, from, mayShare }: Gas, again: boolean): Promise<void> {
-    const found = await readiness.readiness();
-    if (!found.ready) throw unavailable(found.reason);
-    const sender = readiness.able().find(({ signer }) => signer.address === from);
-    if (sender === undefined) throw unavailable("gas wallet low");
-    if (loadOf(sender) >= IN_FLIGHT_MAX) throw unavailable("too many payments under way");
-    // What failed among others is sent alone, so that it can't fail because of a neighbour again.
-    await sender.send({ payment, gas: limit, again, mayShare: mayShare && !again });
-  }
-
-  return { simulate, costOf, send };
 }

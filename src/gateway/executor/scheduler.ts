@@ -7,6 +7,7 @@ import { every } from "../../concurrency/every.ts";
 import { CLAIM_BELIEVED_MS, isOlder, type Moment, thisMoment } from "../../core/age.ts";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
+import { createLeaseTrust } from "../../storage/lease-trust.ts";
 import { untilStored } from "../../storage/retry-until-stored.ts";
 import type { Store } from "../../storage/store.ts";
 import type { CallBody } from "../../wire/body.ts";
@@ -27,8 +28,7 @@ import { recordEnd } from "../upstream/record-end.ts";
 import type { QueueEntry } from "./agent-queue.ts";
 import { type CallBlock, CallQueues, type OwnBlock } from "./call-queues.ts";
 import type { Job, Outcome } from "./job.ts";
-import { createLeaseTrust } from "./lease-trust.ts";
-import { clearDead, dropLeases, endOrphans, renewLease } from "./leases.ts";
+import { clearDead, dropLeases, endOrphans, LEASE_MS, renewLease } from "./leases.ts";
 import { failed, newTrace } from "./outcome.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
@@ -96,7 +96,7 @@ export class Scheduler {
   #givenUp = false;
   #renewal: ReturnType<typeof setInterval> | undefined;
   #stopSweeping = () => {};
-  readonly #trust = createLeaseTrust();
+  readonly #trust = createLeaseTrust(LEASE_MS);
 
   constructor(options: SchedulerOptions) {
     this.#options = options;

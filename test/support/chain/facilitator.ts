@@ -52,6 +52,8 @@ export interface Facilitator extends AsyncDisposable {
   readonly url: string;
   readonly openUrl: string;
   readonly dataDir: string;
+  readonly pid: number;
+  readonly pki: string;
   /** What its process is given. */
   readonly environment: Environment;
   /** The gas wallets. */
@@ -101,22 +103,21 @@ export async function startFacilitator(
   { rpcUrls = [chain.url], signers = 1, env = {}, program, beside }: FacilitatorOptions = {},
 ): Promise<Facilitator> {
   const home = mkdtempSync(join(temporaryRoot(), "facilitator-"));
-  const [cwd, dataDir, pki] = [join(home, "elsewhere"), join(home, "data"), join(home, "pki")];
+  const [cwd, dataDir, pki] = [join(home, "elsewhere"), join(home, "data"), beside?.pki ?? join(home, "pki")];
   mkdirSync(cwd);
-  const keys = Array.from({ length: signers }, generatePrivateKey);
+  const keys = beside === undefined ? Array.from({ length: signers }, generatePrivateKey) : [];
   const addresses = beside?.signers ?? keys.map((key) => privateKeyToAccount(key).address);
   if (beside === undefined) await Promise.all(addresses.map((address) => chain.fundEth(address, 10n * ETHER)));
   let environment: Environment = {
     PATH: "/usr/bin:/bin",
-    TOLLGATE_DATA_DIR: dataDir,
     TOLLGATE_LOG_FORMAT: "json",
     TOLLGATE_TLS_CERT_FILE: join(pki, "server.crt"),
     TOLLGATE_TLS_KEY_FILE: join(pki, "server.key"),
     TOLLGATE_CLIENT_CA_FILE: join(pki, "ca.crt"),
-    TOLLGATE_RPC_URLS: rpcUrls.join(","),
     TOLLGATE_SIGNER_KEY: keys.join(","),
     ...beside?.environment,
-    ...(beside && { TOLLGATE_DATA_DIR: dataDir }),
+    TOLLGATE_DATA_DIR: dataDir,
+    TOLLGATE_RPC_URLS: rpcUrls.join(","),
     ...env,
   };
   const surroundings = { cwd, ...(program && { program }) };
@@ -140,14 +141,15 @@ export async function startFacilitator(
   const start = async (port: string, openPort: string) => {
     const env = { ...environment, TOLLGATE_OPEN_PORT: openPort };
     const args = ["--mode", "facilitator", "--port", port];
-    const { listening, end } = await startService({ args, ...surroundings, env, log });
-    return { url: listening.url, openUrl: listening.open_url ?? "", end };
+    const { listening, pid, end } = await startService({ args, ...surroundings, env, log });
+    return { url: listening.url, openUrl: listening.open_url ?? "", pid, end };
   };
-  if (beside === undefined) {
+  const found = async () => {
     await must("pki", "init", "--dir", pki);
     await must("pki", "server", "--dir", pki, "--host", "127.0.0.1");
-  }
-  const client = beside?.client ?? (await addAccount("gateway"));
+    return addAccount("gateway");
+  };
+  const client = beside?.client ?? (await found());
   let current = await start("0", "0");
 
   return {
@@ -157,10 +159,14 @@ export async function startFacilitator(
     get openUrl() {
       return current.openUrl;
     },
-    dataDir,
+    get pid() {
+      return current.pid;
+    },
     get environment() {
       return environment;
     },
+    dataDir,
+    pki,
     signers: addresses,
     client,
     addAccount,

@@ -27,6 +27,7 @@ export const UNMEASURED = {
   limits: { dailyCeiling: 10n ** 30n, dailyGasWei: 0n },
   balance: { amount: 10n ** 30n, block: 0 },
   gasAtRisk: 0n,
+  gas: { limit: 90_000n, from: PAY_TO, mayShare: false },
 };
 
 /** Of one account, by day. */
@@ -159,6 +160,9 @@ export function settling(store: Store, options: SettlingOptions = {}) {
       readiness: () => turns.readiness(),
       costOf: async ({ limit }) => limit,
       send: (...args) => turns.send(...args),
+      worksFor: () => true,
+      canSend: () => true,
+      isAlone: () => true,
     },
     outcomes,
     limits: {

@@ -7,6 +7,7 @@ import { type Log, silentLog } from "../../../src/core/log.ts";
 import { type Chain, createChain } from "../../../src/facilitator/chain/chain.ts";
 import { type ClaimedPayment, claimPayment, findPayment } from "../../../src/facilitator/payments/payments.ts";
 import { createSettlementWaiters } from "../../../src/facilitator/settle/waiters.ts";
+import type { WalletLeases } from "../../../src/facilitator/wallet/leases.ts";
 import { createLocalSigner, type Signer } from "../../../src/facilitator/wallet/signer.ts";
 import { createWallet, type WalletOptions as ProductOptions } from "../../../src/facilitator/wallet/wallet.ts";
 import { createOutbound } from "../../../src/http/outbound.ts";
@@ -26,10 +27,20 @@ export interface WalletOptions {
   readonly signers?: readonly Signer[];
   readonly limits?: Partial<ProductOptions["limits"]>;
   readonly store?: Store;
+  /** Without leases, as in versions that know of none: it works for all wallets, whoever else does. */
+  readonly leases?: WalletLeases;
   readonly wrap?: (chain: Chain) => Chain;
   readonly log?: Log;
   readonly timeoutMs?: number;
 }
+
+export const NO_LEASES: WalletLeases = {
+  start: async () => {},
+  stop: async () => {},
+  holds: () => true,
+  fence: async () => {},
+  isAlone: () => true,
+};
 
 const places = new Set<{ remove(): void }>();
 
@@ -61,6 +72,7 @@ export async function startWallet(testChain: TestChain, options: WalletOptions =
     clock: systemClock,
     log,
     signers,
+    leases: options.leases ?? NO_LEASES,
     outcomes,
     limits: { gasLowWaterWei: 10n ** 15n, maxFeeGwei: 50, confirmations: 12, batch: 0, ...options.limits },
   });

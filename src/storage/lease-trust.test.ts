@@ -1,12 +1,13 @@
 import { expect, test } from "bun:test";
 import { createLeaseTrust } from "./lease-trust.ts";
 
+const LEASE_MS = 15_000;
 const RENEW_MS = 5_000;
 
 /** A replica that renews every five seconds; the test moves the database's clock and its own. */
 function replica() {
   let [database, own] = [1_790_000_000_000, 0];
-  const trust = createLeaseTrust(() => own);
+  const trust = createLeaseTrust(LEASE_MS, () => own);
   const pass = (ms: number, databaseMs = ms) => {
     own += ms;
     database += databaseMs;

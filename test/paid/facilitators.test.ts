@@ -1,0 +1,159 @@
+// Several facilitators on one Postgres, with the same keys: the wallets are shared out among them, each works for its own,
+// and what one can't go on with another one does. Whatever happens to them, each authorization moves its money once.
+import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import type { Address, Hex } from "viem";
+import { startChain, type TestChain } from "../support/chain/chain.ts";
+import { type Facilitator, type FacilitatorOptions, startFacilitator } from "../support/chain/facilitator.ts";
+import { newPayer, type SignedPayment, signPayment } from "../support/chain/payments.ts";
+import { type RpcRelay, startRpcRelay } from "../support/chain/rpc-relay.ts";
+import { steppedClock } from "../support/gateway/stepped-clock.ts";
+import { until } from "../support/stores/paid-calls.ts";
+import { startPostgres } from "../support/stores/postgres.ts";
+
+/** More than every wait inside takes before it fails and says for what it waited. */
+setDefaultTimeout(120_000);
+const PRICE = 1000n;
+const AGAIN_MS = 100;
+const SEND = "eth_sendRawTransaction";
+
+interface Running {
+  readonly facilitator: Facilitator;
+  /** Before its node. */
+  readonly relay: RpcRelay;
+}
+
+let chain: TestChain;
+const stack = new AsyncDisposableStack();
+let one: Running;
+let other: Running;
+
+async function start(options: FacilitatorOptions = {}): Promise<Running> {
+  const relay = await startRpcRelay(chain.url);
+  stack.defer(() => relay.stop());
+  const facilitator = stack.use(await startFacilitator(chain, { ...options, rpcUrls: [relay.url] }));
+  return { facilitator, relay };
+}
+
+beforeAll(async () => {
+  chain = await startChain({ blockTimeSeconds: 1 });
+  stack.defer(() => chain.stop());
+  const database = await (await startPostgres()).freshDatabase();
+  one = await start({ env: { DATABASE_URL: database } });
+  // Its clock is off by 20 s all the time.
+  other = await start({ beside: one.facilitator, ...steppedClock(20_000) });
+});
+afterAll(() => stack.disposeAsync());
+
+async function newPayments(count: number): Promise<SignedPayment[]> {
+  const payer = newPayer();
+  await chain.fundUsdc(payer.address, PRICE * BigInt(count));
+  const sign = () => signPayment(payer, { to: newPayer().address, value: PRICE });
+  return Promise.all(Array.from({ length: count }, sign));
+}
+
+/** Has them settled by all of these in turns. */
+const settleAll = (payments: readonly SignedPayment[], those: readonly Running[]) =>
+  payments.map(({ settleRequest }, index) =>
+    those[index % those.length]!.facilitator.settle(settleRequest).catch(() => null),
+  );
+
+/** As a gateway does it: what is not known yet is asked again, with the same payment. */
+async function settled({ settleRequest }: SignedPayment, by: Running): Promise<void> {
+  await until(async () => {
+    const { status, body } = await by.facilitator.settle(settleRequest);
+    expect(status === 200 && body.transaction === "").toBe(false);
+    if (status === 200 && body.success === true) return true;
+    await Bun.sleep(AGAIN_MS);
+    return false;
+  });
+}
+
+async function expectMovedOnce(payments: readonly SignedPayment[]): Promise<void> {
+  for (const { authorization } of payments) {
+    expect(await chain.transfers({ nonce: authorization.nonce })).toHaveLength(1);
+  }
+}
+
+/** Every nonce that was given is used, and nothing waits behind a gap. */
+async function expectNoGap(wallet: Address): Promise<void> {
+  const count = (tag: string) => chain.rpc("eth_getTransactionCount", [wallet, tag]) as Promise<Hex>;
+  await until(async () => (await count("latest")) === (await count("pending")));
+  const { queued } = (await chain.rpc("txpool_status")) as { queued: Hex };
+  expect(Number(queued)).toBe(0);
+}
+
+const wallet = () => one.facilitator.signers[0]!;
+const taken = ({ facilitator }: Running) => facilitator.lines("wallet_taken").length;
+const holds = async (running: Running, before: number) => until(() => taken(running) > before);
+
+test("with one key, one facilitator sends what both are asked for, and both answer", async () => {
+  const payments = await newPayments(20);
+  const answers = await Promise.all(settleAll(payments, [one, other]));
+  expect(answers.map((answer) => [answer?.status, answer?.body.success])).toEqual(payments.map(() => [200, true]));
+  await expectMovedOnce(payments);
+  expect(one.relay.count(SEND)).toBeGreaterThan(0);
+  expect(other.relay.count(SEND)).toBe(0);
+  await expectNoGap(wallet());
+});
+
+test("the ceiling of an account holds over both, and one that is disabled settles at neither", async () => {
+  const client = await one.facilitator.addAccount("small", { dailyCeiling: 10n * PRICE });
+  const payments = await newPayments(16);
+  const ask = (index: number, { settleRequest }: SignedPayment) =>
+    [one, other][index % 2]!.facilitator.settle(settleRequest, client);
+  const answers = await Promise.all(payments.map((payment, index) => ask(index, payment)));
+  const statuses = answers.map(({ status }) => status).sort();
+  expect(statuses).toEqual([...Array(10).fill(200), ...Array(6).fill(429)]);
+  await one.facilitator.run("account", "disable", "small");
+  const refused = await Promise.all(payments.slice(0, 2).map((payment, index) => ask(index, payment)));
+  expect(refused.map(({ status }) => status)).toEqual([403, 403]);
+});
+
+test("a facilitator whose nodes are away hands over, and what was claimed is settled by the other", async () => {
+  const before = taken(other);
+  await one.relay.refuse();
+  await holds(other, before);
+  const payments = await newPayments(6);
+  const answers = await Promise.all(settleAll(payments, [other]));
+  expect(answers.map((answer) => answer?.body.success)).toEqual(payments.map(() => true));
+  await one.relay.restore();
+  await expectMovedOnce(payments);
+  await expectNoGap(wallet());
+});
+
+test("of a facilitator that is held up for longer than its lease, another goes on with what it had", async () => {
+  const payments = await newPayments(12);
+  await chain.pauseMining();
+  const answers = settleAll(payments, [one, other]);
+  await until(async () => Number(((await chain.rpc("txpool_status")) as { pending: Hex }).pending) >= 12);
+  const before = taken(one);
+  process.kill(other.facilitator.pid, "SIGSTOP");
+  try {
+    await holds(one, before);
+    await chain.resumeMining();
+    await Promise.all(payments.map((payment) => settled(payment, one)));
+  } finally {
+    process.kill(other.facilitator.pid, "SIGCONT");
+  }
+  await Promise.all(answers);
+  await Promise.all(payments.map((payment) => settled(payment, other)));
+  await expectMovedOnce(payments);
+  await expectNoGap(wallet());
+});
+
+test("what a killed facilitator had claimed, signed and broadcast is taken up within seconds", async () => {
+  const payments = await newPayments(12);
+  await chain.pauseMining();
+  const answers = settleAll(payments, [one, other]);
+  await until(async () => Number(((await chain.rpc("txpool_status")) as { pending: Hex }).pending) >= 6);
+  const before = taken(other);
+  await one.facilitator.kill9();
+  await holds(other, before);
+  await chain.resumeMining();
+  await Promise.all(payments.map((payment) => settled(payment, other)));
+  await Promise.all(answers);
+  await expectMovedOnce(payments);
+  await expectNoGap(wallet());
+  await one.facilitator.restart();
+  await Promise.all(payments.slice(0, 2).map((payment) => settled(payment, one)));
+});
