@@ -19,10 +19,10 @@ import { endsWithin } from "../concurrency/deadline.ts";
 import { systemClock } from "../core/clock.ts";
 import { SETTLE_BODY_BYTES_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
-import { StartupProblem } from "../core/startup.ts";
+import type { Meters } from "../core/meters.ts";
 import { VERSION } from "../core/version.ts";
 import { createOutbound, type Outbound } from "../http/outbound.ts";
-import type { Edge } from "../http/server.ts";
+import { hostPart, listenPlain } from "../http/plain-listener.ts";
 import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
 import { whileSteady } from "../storage/steady.ts";
@@ -47,9 +47,6 @@ const CLEAN_UP_MS = 3_600_000;
 const TAKE_UP_MS = 10_000;
 /** For answers that are still being sent when everything else has ended. */
 const LAST_ANSWERS_MS = 2_000;
-const OPEN_IDLE_SECONDS = 10;
-/** No route of the open port takes a body. */
-const OPEN_BODY_BYTES_MAX = 1024;
 
 export interface FacilitatorOptions {
   readonly host: string;
@@ -90,7 +87,7 @@ export interface FacilitatorOptions {
 export type RunningFacilitator = Awaited<ReturnType<typeof startFacilitator>>;
 
 /** @throws StartupProblem for what its operator can mend, a node of another chain among it */
-export async function startFacilitator(options: FacilitatorOptions, log: Log) {
+export async function startFacilitator(options: FacilitatorOptions, log: Log, meters: Meters) {
   // If the start fails anywhere, everything that was opened is closed again.
   await using opened = new AsyncDisposableStack();
   if (options.databaseUrl === null) {
@@ -100,7 +97,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log) {
   const { databaseUrl, dataDir } = options;
   const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
   opened.defer(() => store.close());
-  const { chain, wallet, outcomes, verifier, settle } = compose(options, store, log);
+  const { chain, wallet, outcomes, verifier, settle } = compose(options, store, log, meters);
   await chain.check();
   if (options.limits.batch > 1) await requireMulticall3(chain);
 
@@ -108,6 +105,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log) {
   const edge = createPeerEdge({
     read: store.read,
     log,
+    meters,
     // The port is opened before anything is signed, so requests wait until the wallet knows its nonces.
     settle: (account, request) => started.promise.then(() => settle.settle(account, request)),
     readiness: wallet.readiness,
@@ -125,8 +123,13 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log) {
   });
   opened.defer(() => listener.stop());
   opened.defer(followFiles(options, listener, log));
-  const open = createOpenEdge({ readiness: wallet.readiness, log });
-  const openServer = listenOpen(options, open);
+  const open = createOpenEdge({ readiness: wallet.readiness, log, meters });
+  const openServer = listenPlain({
+    host: options.host,
+    port: options.openPort,
+    variable: "TOLLGATE_OPEN_PORT",
+    answer: (request) => open.fetch(request),
+  });
   opened.defer(() => openServer.stop(true));
 
   await wallet.start();
@@ -165,17 +168,18 @@ function followFiles({ tls, readTls: read }: FacilitatorOptions, listener: MtlsL
   return read === null ? () => {} : followTlsFiles({ read, tls, take: listener.renew, log });
 }
 
-function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store, log: Log) {
+function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store, log: Log, meters: Meters) {
   // Nodes and signer are the operator's own, so any address is allowed.
   const outbound = createOutbound({ rules: null, extraCa: null });
-  const chain = createChain({ urls: rpcUrls, outbound, log });
+  const chain = createChain({ urls: rpcUrls, outbound, log, onError: meters.rpcFailed });
   const outcomes = createSettlementWaiters(store);
   const { clock } = store;
-  const common = { store, clock, log, outcomes, limits };
+  const common = { store, clock, log, meters, outcomes, limits };
   const wallet = createWallet({ ...common, chain, signers: signersOf(signers, outbound) });
   const { isSignedByContract, balanceOf, hasCode, isUsed } = chain;
   const time = createChainTime({ chain, clock, log });
   const judged = { simulate: wallet.simulate, time, isSignedByContract, balanceOf, hasCode, isUsed };
+  meters.gauges({ balances: wallet.balances });
   const verifier = createVerifier({ log });
   const settle = createSettle({ ...common, wallet, verifier, chain: judged });
   return { chain, outcomes, wallet, verifier, settle };
@@ -184,30 +188,6 @@ function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store,
 function signersOf(signers: FacilitatorOptions["signers"], outbound: Outbound): Signer[] {
   if (signers.kind === "local") return signers.keys.map(createLocalSigner);
   return [createRemoteSigner({ url: signers.url, address: signers.address, outbound })];
-}
-
-function listenOpen({ host, openPort }: FacilitatorOptions, edge: Edge) {
-  try {
-    return Bun.serve({
-      hostname: host,
-      port: openPort,
-      development: false,
-      // Without it Bun would share the port with another facilitator.
-      reusePort: false,
-      idleTimeout: OPEN_IDLE_SECONDS,
-      maxRequestBodySize: OPEN_BODY_BYTES_MAX,
-      fetch: (request) => edge.fetch(request),
-    });
-  } catch (cause) {
-    throw new StartupProblem(
-      `TOLLGATE_HOST and TOLLGATE_OPEN_PORT must be free to listen on: ${host} port ${openPort}`,
-      { cause },
-    );
-  }
-}
-
-function hostPart(host: string): string {
-  return host.includes(":") ? `[${host}]` : host;
 }
 
 /** Takes up at once what the last process left, and from then on what nobody works on. Returns what ends it. */

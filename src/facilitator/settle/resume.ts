@@ -3,6 +3,7 @@
 // claim that was read and changes nothing if that claim is gone, so this is safe beside others who still work on the
 // payment, and beside a later claim of the same authorization.
 import { endsWithin } from "../../concurrency/deadline.ts";
+import { silentMeters } from "../../core/meters.ts";
 import { claimedWithoutTransaction } from "../payments/open-payments.ts";
 import { type ClaimedPayment, claimedPayment, type FacilitatorPayment, recordFailed } from "../payments/payments.ts";
 import type { AtWork } from "./at-work.ts";
@@ -24,7 +25,7 @@ interface ResumeOptions extends SettleOptions {
 }
 
 export function createResume(options: ResumeOptions) {
-  const { store, clock, log, chain, wallet, outcomes } = options;
+  const { store, clock, log, meters = silentMeters, chain, wallet, outcomes } = options;
   const stopping = Promise.withResolvers<void>();
   let stopped = false;
   let wanted = false;
@@ -102,6 +103,7 @@ export function createResume(options: ResumeOptions) {
     const found = { was: "claimed", claim, now: clock.now() } as const;
     if (await store.write((tx) => recordFailed(tx, key, failure, found))) {
       const { payer, nonce } = key;
+      meters.settlement("failed");
       log.info("payment_failed", { payer, nonce, reason });
       outcomes.announce(key);
     }
