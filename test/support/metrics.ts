@@ -1,6 +1,33 @@
 // What a service tells Prometheus, read by a library that has not written it.
 import parse from "parse-prometheus-text-format";
 
+type Shape = readonly [type: "counter" | "gauge" | "histogram", ...labels: string[]];
+
+/** All names of the services' own, each with its type and its labels. */
+export const METRICS: Readonly<Record<string, Shape>> = {
+  tollgate_accepted_total: ["counter"],
+  tollgate_invocations_ended_total: ["counter", "mode", "status", "error_class"],
+  tollgate_queue_depth: ["gauge"],
+  tollgate_queue_oldest_age_seconds: ["gauge"],
+  tollgate_running: ["gauge"],
+  tollgate_upstream_duration_seconds: ["histogram", "le"],
+  tollgate_http_requests_total: ["counter", "route", "status"],
+  tollgate_http_request_duration_seconds: ["histogram", "le", "route"],
+  tollgate_policy_decisions_total: ["counter", "action"],
+  tollgate_payments_total: ["counter", "outcome"],
+  tollgate_settlements_total: ["counter", "outcome"],
+  tollgate_settlement_duration_seconds: ["histogram", "le"],
+  tollgate_wallet_balance_wei: ["gauge", "address"],
+  tollgate_rpc_errors_total: ["counter", "endpoint"],
+  tollgate_event_loop_lag_seconds: ["gauge"],
+  tollgate_build_info: ["gauge", "version", "commit"],
+};
+export const PROCESS_METRICS: Readonly<Record<string, Shape>> = {
+  process_cpu_seconds_total: ["counter"],
+  process_resident_memory_bytes: ["gauge"],
+  process_start_time_seconds: ["gauge"],
+};
+
 export interface Sample {
   readonly name: string;
   readonly labels: Readonly<Record<string, string>>;
