@@ -159,6 +159,8 @@ function arrange(v: ConfigValues, terminal: boolean, environment: Environment) {
       level: v.TOLLGATE_LOG_LEVEL,
       format: v.TOLLGATE_LOG_FORMAT ?? (terminal ? "pretty" : "json"),
     },
+    /** Null for none. */
+    metricsPort: v.TOLLGATE_METRICS_PORT,
     blockedMs: v.TOLLGATE_BLOCKED_MS,
     drainMs: v.TOLLGATE_DRAIN_MS,
     identity: {

@@ -16,6 +16,7 @@ import {
   processEnvironment,
 } from "./config.ts";
 import { systemClock } from "./core/clock.ts";
+import { type Meters, silentMeters } from "./core/meters.ts";
 import { StartupProblem } from "./core/startup.ts";
 import { VERSION } from "./core/version.ts";
 import { restartInCleanEnvironment } from "./environment.ts";
@@ -92,12 +93,20 @@ async function serve(line: CommandLine): Promise<void> {
   const ready = begin(line, load("serve", line), []);
   if (ready === null) return;
   const { config, log } = ready;
-  if (config.facilitator === null) await runGateway(config, log);
-  else await runFacilitator(config.facilitator, log);
+  const meters = await openMeters(config, log);
+  if (config.facilitator === null) await runGateway(config, log, meters);
+  else await runFacilitator(config.facilitator, log, meters);
   const { watchLoop } = await import("./concurrency/loop-watch.ts");
   // Only now: to start takes long, and holds up nobody.
-  const stopWatching = watchLoop("main", config.blockedMs, log.warn);
+  const stopWatching = watchLoop("main", config.blockedMs, log.warn, meters.loopLate);
   process.on("exit", stopWatching);
+}
+
+/** Its port is open before anything else is, so that a start that takes long can be seen too. */
+async function openMeters({ host, metricsPort: port, facilitator }: Config, log: OpenLog): Promise<Meters> {
+  if (port === null) return silentMeters;
+  const { startMetrics } = await import("./metrics/start.ts");
+  return startMetrics({ host, port, endpoints: facilitator?.rpcUrls.length ?? 0, log });
 }
 
 async function migrate(line: CommandLine): Promise<void> {
@@ -209,12 +218,12 @@ function refuse({ command }: CommandLine, problems: readonly string[]): void {
   process.exitCode = MISCONFIGURED;
 }
 
-async function runGateway(config: Config, log: OpenLog): Promise<void> {
+async function runGateway(config: Config, log: OpenLog, meters: Meters): Promise<void> {
   const { openMasterKeys } = await import("./cli/open.ts");
   const { keys, generated } = openMasterKeys(config, log);
   const { startGateway } = await import("./gateway/start.ts");
   logStrayErrors(log);
-  const starting = startGateway(config, keys, log);
+  const starting = startGateway(config, keys, log, meters);
   drainOnSignal(async () => (await starting).stop(), log);
   const { url } = await starting;
   if (!generated) return;
@@ -224,12 +233,12 @@ async function runGateway(config: Config, log: OpenLog): Promise<void> {
   process.stderr.write(welcomeText(config, url, thisProgram()));
 }
 
-async function runFacilitator(options: FacilitatorConfig, log: OpenLog): Promise<void> {
+async function runFacilitator(options: FacilitatorConfig, log: OpenLog, meters: Meters): Promise<void> {
   const { openDataDir } = await import("./cli/open.ts");
   openDataDir(options, log);
   const { startFacilitator } = await import("./facilitator/start.ts");
   logStrayErrors(log);
-  const starting = startFacilitator(options, log);
+  const starting = startFacilitator(options, log, meters);
   drainOnSignal(async () => (await starting).stop(), log);
   await starting;
 }

@@ -7,6 +7,7 @@ import { join } from "node:path";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { systemClock } from "../src/core/clock.ts";
 import { type LogFields, silentLog } from "../src/core/log.ts";
+import { silentMeters } from "../src/core/meters.ts";
 import { addAccount, setEnabled } from "../src/facilitator/accounts.ts";
 import { utcDay } from "../src/facilitator/payments/daily-limits.ts";
 import { type FacilitatorOptions, startFacilitator } from "../src/facilitator/start.ts";
@@ -68,7 +69,7 @@ function optionsFor(dataDir: string, changes: Partial<FacilitatorOptions> = {}):
 }
 
 async function start(dataDir: string, changes: Partial<FacilitatorOptions> = {}) {
-  const facilitator = await startFacilitator(optionsFor(dataDir, changes), silentLog);
+  const facilitator = await startFacilitator(optionsFor(dataDir, changes), silentLog, silentMeters);
   let stopping: Promise<void> | null = null;
   const stop = () => (stopping ??= facilitator.stop());
   running.push({ stop });
@@ -214,7 +215,7 @@ describe("the stop of a facilitator", () => {
 
 describe("the start of a facilitator", () => {
   const problemOf = (options: FacilitatorOptions) =>
-    startFacilitator(options, silentLog).then(
+    startFacilitator(options, silentLog, silentMeters).then(
       async (facilitator) => {
         await facilitator.stop();
         return "started";
@@ -265,7 +266,7 @@ describe("the start of a facilitator", () => {
       ...silentLog,
       info: (event: string, fields: LogFields = {}) => void lines.push([event, fields]),
     };
-    const facilitator = await startFacilitator(optionsFor(newDir()), log);
+    const facilitator = await startFacilitator(optionsFor(newDir()), log, silentMeters);
     running.push(facilitator);
     const { url, openUrl } = facilitator;
     expect(lines).toContainEqual(["listening", expect.objectContaining({ url, open_url: openUrl })]);

@@ -151,7 +151,7 @@ test("a reader that never reads costs bounded memory, and the loss is told", () 
   stuck = false;
   log.flush();
   expect(text.length).toBeLessThan(5_000_000);
-  expect(text).toContain('"event":"log lines dropped","count":');
+  expect(text).toContain('"event":"log_lines_dropped","count":');
 });
 
 test("no warning is dropped for lines of a lower level, and memory is bounded for them too", () => {
@@ -178,7 +178,7 @@ test("no warning is dropped for lines of a lower level, and memory is bounded fo
   stuck = false;
   log.flush();
   expect(text.length).toBeLessThan(10_000_000);
-  expect(text).toContain('"event":"log lines dropped","count":');
+  expect(text).toContain('"event":"log_lines_dropped","count":');
 });
 
 test("a closed or full standard error is survived", () => {

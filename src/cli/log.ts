@@ -63,7 +63,7 @@ function openSink(write: (bytes: Uint8Array) => number) {
   function flush(): void {
     if (timer !== null) clearTimeout(timer);
     timer = null;
-    if (dropped > 0) lines.push(`{"level":"warn","event":"log lines dropped","count":${dropped}}\n`);
+    if (dropped > 0) lines.push(`{"level":"warn","event":"log_lines_dropped","count":${dropped}}\n`);
     dropped = 0;
     const added = Buffer.from(lines.join(""));
     const bytes = rest.length === 0 ? added : Buffer.concat([rest, added]);

@@ -20,9 +20,15 @@ interface Pause {
  * Logs pauses of at least `leastMs`.
  *
  * @param thread whose event loop it is
+ * @param late told of every tick, by how many milliseconds it came too late
  * @returns a function that stops it, and logs what is left
  */
-export function watchLoop(thread: string, leastMs: number, warn: Log["warn"]): () => void {
+export function watchLoop(
+  thread: string,
+  leastMs: number,
+  warn: Log["warn"],
+  late: (ms: number) => void = () => {},
+): () => void {
   let tickedAt = performance.now();
   let cpu = process.threadCpuUsage();
   let toldAt = Number.NEGATIVE_INFINITY;
@@ -37,11 +43,12 @@ export function watchLoop(thread: string, leastMs: number, warn: Log["warn"]): (
   }
 
   function tick(): void {
-    const late = performance.now() - tickedAt - TICK_MS;
+    const ownLate = performance.now() - tickedAt - TICK_MS;
     tickedAt = performance.now();
     const used = process.threadCpuUsage();
     const most = mostSpent();
-    const ms = Math.max(late, most?.ms ?? 0);
+    const ms = Math.max(ownLate, most?.ms ?? 0);
+    late(ms);
     if (ms >= leastMs) {
       times++;
       const cpu_ms = rounded((used.user + used.system - cpu.user - cpu.system) / 1000);

@@ -46,6 +46,7 @@ export const BACKUP_RULES: readonly ConfigRule[] = [
 ];
 
 export const GATEWAY_RULES: readonly ConfigRule[] = [
+  otherPort("TOLLGATE_METRICS_PORT", "TOLLGATE_PORT", GATEWAY_PORT),
   {
     name: "TOLLGATE_MASTER_KEY",
     other: "DATABASE_URL",
@@ -115,14 +116,9 @@ export const FACILITATOR_RULES: readonly ConfigRule[] = [
   },
   required("TOLLGATE_CLIENT_CA_FILE"),
   required("TOLLGATE_RPC_URLS"),
-  {
-    name: "TOLLGATE_OPEN_PORT",
-    other: "TOLLGATE_PORT",
-    problem: (v) =>
-      v.TOLLGATE_OPEN_PORT !== 0 && v.TOLLGATE_OPEN_PORT === (v.TOLLGATE_PORT ?? FACILITATOR_PORT)
-        ? "must not be the port of TOLLGATE_PORT"
-        : null,
-  },
+  otherPort("TOLLGATE_OPEN_PORT", "TOLLGATE_PORT", FACILITATOR_PORT),
+  otherPort("TOLLGATE_METRICS_PORT", "TOLLGATE_PORT", FACILITATOR_PORT),
+  otherPort("TOLLGATE_METRICS_PORT", "TOLLGATE_OPEN_PORT", 0),
   {
     name: "TOLLGATE_REMOTE_SIGNER_ADDRESS",
     other: "TOLLGATE_REMOTE_SIGNER_URL",
@@ -140,6 +136,17 @@ export const FACILITATOR_RULES: readonly ConfigRule[] = [
     },
   },
 ];
+
+type PortVariable = "TOLLGATE_PORT" | "TOLLGATE_OPEN_PORT" | "TOLLGATE_METRICS_PORT";
+
+/** Two ports that are free ones are never the same. */
+function otherPort(name: PortVariable, other: PortVariable, fallback: number): ConfigRule {
+  return {
+    name,
+    other,
+    problem: (v) => (v[name] !== 0 && v[name] === (v[other] ?? fallback) ? `must not be the port of ${other}` : null),
+  };
+}
 
 function required(name: VariableName): ConfigRule {
   return { name, problem: (values) => (values[name] === null ? "must be set" : null) };

@@ -73,6 +73,11 @@ export const COMMON = {
     shown: "json; pretty on a terminal",
     meaning: "form of the log on standard error",
   }),
+  TOLLGATE_METRICS_PORT: row({
+    kind: value.wholeNumber(0, 65_535),
+    fallback: null,
+    meaning: "port of a plain listener with GET /metrics only, for Prometheus; 0 takes a free one",
+  }),
   TOLLGATE_BLOCKED_MS: row({
     kind: value.wholeNumber(1, 60_000),
     fallback: 50,

@@ -3,6 +3,7 @@
 import { Fault } from "../core/fault.ts";
 import { SETTLE_BODY_BYTES_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
+import type { Meters } from "../core/meters.ts";
 import { json } from "../http/answers.ts";
 import { routes } from "../http/elysia.ts";
 import { createGuardedEdge, createScopes } from "../http/server.ts";
@@ -24,6 +25,7 @@ const SUPPORTED = {
 export interface FacilitatorRoutes {
   readonly read: Reader;
   readonly log: Log;
+  readonly meters?: Pick<Meters, "requestsTo">;
   settle(account: FacilitatorAccount, request: SettleRequest): Promise<SettleResponse>;
   readiness(): Promise<{ readonly ready: true } | { readonly ready: false; readonly reason: string }>;
 }
@@ -40,8 +42,8 @@ function openRoutes({ readiness }: Pick<FacilitatorRoutes, "readiness">) {
 }
 
 /** What the plain port answers. */
-export function createOpenEdge({ readiness, log }: Pick<FacilitatorRoutes, "readiness" | "log">) {
-  return createGuardedEdge({ app: openRoutes({ readiness }), log, guard: null });
+export function createOpenEdge({ readiness, ...edge }: Pick<FacilitatorRoutes, "readiness" | "log" | "meters">) {
+  return createGuardedEdge({ ...edge, app: openRoutes({ readiness }), guard: null });
 }
 
 /** What the mutual-TLS port answers. */
@@ -63,6 +65,7 @@ export function createPeerEdge(options: FacilitatorRoutes) {
   const edge = createGuardedEdge<FacilitatorAccount>({
     app,
     log: options.log,
+    ...(options.meters && { meters: options.meters }),
     guard: {
       covers: (path) => path === "/settle",
       async identify(request) {

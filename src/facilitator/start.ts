@@ -21,10 +21,10 @@ import { poll } from "../concurrency/poll.ts";
 import { systemClock } from "../core/clock.ts";
 import { SETTLE_BODY_BYTES_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
-import { StartupProblem } from "../core/startup.ts";
+import type { Meters } from "../core/meters.ts";
 import { VERSION } from "../core/version.ts";
 import { createOutbound, type Outbound } from "../http/outbound.ts";
-import type { Edge } from "../http/server.ts";
+import { hostPart, listenPlain } from "../http/plain-listener.ts";
 import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
 import { whileSteady } from "../storage/steady.ts";
@@ -52,9 +52,6 @@ const TAKE_UP_MS = 10_000;
 const TAKE_CLAIMED_MS = { leastMs: 50, mostMs: 400 };
 /** For answers that are still being sent when everything else has ended. */
 const LAST_ANSWERS_MS = 2_000;
-const OPEN_IDLE_SECONDS = 10;
-/** No route of the open port takes a body. */
-const OPEN_BODY_BYTES_MAX = 1024;
 
 export interface FacilitatorOptions {
   readonly host: string;
@@ -95,7 +92,7 @@ export interface FacilitatorOptions {
 export type RunningFacilitator = Awaited<ReturnType<typeof startFacilitator>>;
 
 /** @throws StartupProblem for what its operator can mend, a node of another chain among it */
-export async function startFacilitator(options: FacilitatorOptions, log: Log) {
+export async function startFacilitator(options: FacilitatorOptions, log: Log, meters: Meters) {
   // If the start fails anywhere, everything that was opened is closed again.
   await using opened = new AsyncDisposableStack();
   if (options.databaseUrl === null) {
@@ -105,7 +102,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log) {
   const { databaseUrl, dataDir } = options;
   const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
   opened.defer(() => store.close());
-  const { chain, wallet, outcomes, verifier, settle } = compose(options, store, log);
+  const { chain, wallet, outcomes, verifier, settle } = compose(options, store, log, meters);
   await chain.check();
   if (options.limits.batch > 1) await requireMulticall3(chain);
 
@@ -113,6 +110,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log) {
   const edge = createPeerEdge({
     read: store.read,
     log,
+    meters,
     // The port is opened before anything is signed, so requests wait until the wallet knows its nonces.
     settle: (account, request) => started.promise.then(() => settle.settle(account, request)),
     readiness: wallet.readiness,
@@ -130,8 +128,13 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log) {
   });
   opened.defer(() => listener.stop());
   opened.defer(followFiles(options, listener, log));
-  const open = createOpenEdge({ readiness: wallet.readiness, log });
-  const openServer = listenOpen(options, open);
+  const open = createOpenEdge({ readiness: wallet.readiness, log, meters });
+  const openServer = listenPlain({
+    host: options.host,
+    port: options.openPort,
+    variable: "TOLLGATE_OPEN_PORT",
+    answer: (request) => open.fetch(request),
+  });
   opened.defer(() => openServer.stop(true));
 
   wallet.onTaken(() => void settle.recover());
@@ -172,19 +175,20 @@ function followFiles({ tls, readTls: read }: FacilitatorOptions, listener: MtlsL
   return read === null ? () => {} : followTlsFiles({ read, tls, take: listener.renew, log });
 }
 
-function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store, log: Log) {
+function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store, log: Log, meters: Meters) {
   // Nodes and signer are the operator's own, so any address is allowed.
   const outbound = createOutbound({ rules: null, extraCa: null });
-  const chain = createChain({ urls: rpcUrls, outbound, log });
+  const chain = createChain({ urls: rpcUrls, outbound, log, onError: meters.rpcFailed });
   const outcomes = createSettlementWaiters(store);
   const { clock } = store;
-  const common = { store, clock, log, outcomes, limits };
+  const common = { store, clock, log, meters, outcomes, limits };
   const own = signersOf(signers, outbound);
   const leases = createWalletLeases({ store, clock, log, wallets: own.map(({ address }) => address) });
   const wallet = createWallet({ ...common, chain, signers: own, leases });
   const { isSignedByContract, balanceOf, hasCode, isUsed } = chain;
   const time = createChainTime({ chain, clock, log });
   const judged = { simulate: wallet.simulate, time, isSignedByContract, balanceOf, hasCode, isUsed };
+  meters.gauges({ balances: wallet.balances });
   const verifier = createVerifier({ log });
   const settle = createSettle({ ...common, wallet, verifier, chain: judged });
   return { chain, outcomes, wallet, verifier, settle };
@@ -193,30 +197,6 @@ function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store,
 function signersOf(signers: FacilitatorOptions["signers"], outbound: Outbound): Signer[] {
   if (signers.kind === "local") return signers.keys.map(createLocalSigner);
   return [createRemoteSigner({ url: signers.url, address: signers.address, outbound })];
-}
-
-function listenOpen({ host, openPort }: FacilitatorOptions, edge: Edge) {
-  try {
-    return Bun.serve({
-      hostname: host,
-      port: openPort,
-      development: false,
-      // Without it Bun would share the port with another facilitator.
-      reusePort: false,
-      idleTimeout: OPEN_IDLE_SECONDS,
-      maxRequestBodySize: OPEN_BODY_BYTES_MAX,
-      fetch: (request) => edge.fetch(request),
-    });
-  } catch (cause) {
-    throw new StartupProblem(
-      `TOLLGATE_HOST and TOLLGATE_OPEN_PORT must be free to listen on: ${host} port ${openPort}`,
-      { cause },
-    );
-  }
-}
-
-function hostPart(host: string): string {
-  return host.includes(":") ? `[${host}]` : host;
 }
 
 /** Takes up at once what the last process left, and from then on what nobody works on. Returns what ends it. */

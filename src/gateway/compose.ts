@@ -4,6 +4,7 @@ import type { UnderWay } from "../concurrency/under-way.ts";
 import { timeBounds } from "../core/clock.ts";
 import type { HostRules } from "../core/host.ts";
 import type { Log } from "../core/log.ts";
+import type { Meters } from "../core/meters.ts";
 import { COMMIT, VERSION } from "../core/version.ts";
 import { pseudonymOf } from "../core/via.ts";
 import type { DecoderShare } from "../http/decoder-share.ts";
@@ -28,6 +29,7 @@ import { healthRoutes } from "./health-routes.ts";
 import { createClaims } from "./invocations/claims.ts";
 import { type CompletionWaiters, createCompletionWaiters } from "./invocations/completion-waiters.ts";
 import { endedAmong, findInvocation } from "./invocations/history.ts";
+import { queueSize } from "./invocations/queue-size.ts";
 import { createRefusals } from "./invocations/refusals.ts";
 import { invocationRoutes } from "./invocations/routes.ts";
 import { manualRoutes } from "./manual/routes.ts";
@@ -64,11 +66,12 @@ export interface GatewayParts {
   readonly decoders: DecoderShare;
   readonly verifier: Verifier;
   readonly log: Log;
+  readonly meters: Meters;
   readonly admitting: UnderWay;
 }
 
 export async function composeGateway(parts: GatewayParts) {
-  const { options, store, keyring, replica, log } = parts;
+  const { options, store, keyring, replica, log, meters } = parts;
   const { clock } = store;
   const claims = createClaims();
   const refusals = createRefusals({ store, clock, log });
@@ -91,12 +94,13 @@ export async function composeGateway(parts: GatewayParts) {
   const takeUp = (tenant: string, agentId: string) => scheduler.take(tenant, agentId);
   const { settler, payments } = composePayments({ ...parts, secrets, paid: takeUp });
   const agents = createAgentCache(store);
-  const policy = createPolicyService({ store, clock, log });
+  const policy = createPolicyService({ store, clock, log, meters });
   const checks = {
     store,
     clock,
     time: timeBounds(clock),
     log,
+    meters,
     replica,
     refusals,
     payments,
@@ -106,10 +110,8 @@ export async function composeGateway(parts: GatewayParts) {
     pseudonym: pseudonymOf(await keyring.deriveKey(null, "via")),
   };
   const streaming = composeStreaming({ ...parts, checks, claims, policy, replica, resolveCredential });
-  const stop = (id: string) => {
-    scheduler.stop(id);
-    streaming.stop(id);
-  };
+  const stop = (id: string) => [scheduler, streaming].forEach((path) => void path.stop(id));
+  meters.gauges({ queue: () => queueSize(store), running: () => scheduler.running() + streaming.running() });
   const announcements = announceEnds(parts, replica, hearing(completionWaiters, scheduler, stop));
   const receipts = createReceipts({ store, clock, log, signingKey: () => keyring.signingKey("receipts") });
   const calls: ProxyRoutesOptions = {
@@ -159,8 +161,12 @@ function hearing(
   };
 }
 
-function tellOfEnds({ store, log }: GatewayParts, completionWaiters: Pick<CompletionWaiters, "announce">): void {
+function tellOfEnds(
+  { store, log, meters }: GatewayParts,
+  completionWaiters: Pick<CompletionWaiters, "announce">,
+): void {
   store.onCallEnded(({ invocation_id }) => completionWaiters.announce(invocation_id));
+  store.onCallEnded(meters.ended);
   store.onCallEnded((end) => log.info("invocation_ended", shownEnd(end)));
 }
 
@@ -229,6 +235,7 @@ function composeStreaming(parts: StreamingParts) {
   return {
     routes: streamRoutes(path),
     stop: streams.stop,
+    running: streams.running,
     start() {
       stopLooking = startReaper(unclaimed);
     },
@@ -255,10 +262,10 @@ function upstreamPool({ options, decoders, log }: GatewayParts) {
   });
 }
 
-type PaymentParts = Pick<GatewayParts, "options" | "store" | "rules" | "verifier" | "log"> &
+type PaymentParts = Pick<GatewayParts, "options" | "store" | "rules" | "verifier" | "log" | "meters"> &
   Pick<SettlerOptions, "paid"> & { readonly secrets: ResolverDeps };
 
-function composePayments({ options, store, rules, verifier, log, secrets, paid }: PaymentParts) {
+function composePayments({ options, store, rules, verifier, log, meters, secrets, paid }: PaymentParts) {
   const { extraCa, settleWaitMs, publicUrl } = options;
   const { clock } = store;
   const client = createFacilitatorClient({
@@ -268,10 +275,11 @@ function composePayments({ options, store, rules, verifier, log, secrets, paid }
     timeoutMs: settleWaitMs,
   });
   const time = timeBounds(clock);
-  const settler = createSettler({ store, clock, time, log, client, settleWaitMs, paid });
+  const settler = createSettler({ store, clock, time, log, meters, client, settleWaitMs, paid });
   const payments = createPayments({
     store,
     clock,
+    meters,
     settler,
     verifier,
     settleWaitMs,

@@ -8,6 +8,7 @@ import { accepted, SUCCESS } from "../../test/support/stores/invocations.ts";
 import { eachStore, type MakePlace } from "../../test/support/stores/one-store.ts";
 import type { Place } from "../../test/support/stores/stores.ts";
 import { silentLog } from "../core/log.ts";
+import { silentMeters } from "../core/meters.ts";
 import { DAY_MS, HOUR_MS } from "../core/time.ts";
 import { createPartitions } from "../storage/partitions/partitions.ts";
 import { periodHours } from "../storage/periods.ts";
@@ -228,7 +229,7 @@ eachStore((makePlace, dialect) => {
         return work(tx);
       });
     const client = { settle: async () => ({ kind: "collected", transaction: "0x1", fee: null }) as const };
-    const tools = { clock, time: { earliest: clock.now }, log: silentLog, client, paid() {} };
+    const tools = { clock, time: { earliest: clock.now }, log: silentLog, meters: silentMeters, client, paid() {} };
     await attemptSettlement({ ...tools, store: { ...store, write } }, open, new AbortController().signal);
     const row = await findInvocation(store.read, key.tenant, key.id);
     expect(row.settlement_status).toBe("settled_upstream_failed");

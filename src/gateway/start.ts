@@ -6,12 +6,14 @@ import { hostRules } from "../core/host.ts";
 import { newId } from "../core/id.ts";
 import { WAIT_SECONDS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
+import type { Meters } from "../core/meters.ts";
 import { VERSION } from "../core/version.ts";
 import { createDecoderShare } from "../http/decoder-share.ts";
 import { fetchDocument } from "../http/fetch-json.ts";
 import { ownAddresses } from "../http/interfaces.ts";
 import { type Listener, listen } from "../http/listener.ts";
 import { createOutbound } from "../http/outbound.ts";
+import { hostPart } from "../http/plain-listener.ts";
 import { createEdge, type Edge } from "../http/server.ts";
 import { openKeyring } from "../keys/keyring.ts";
 import type { MasterKeys } from "../keys/master-keys.ts";
@@ -35,7 +37,7 @@ const CONNECTION_IDLE_SECONDS_MORE = 10;
 const CONNECTION_IDLE_SECONDS_MAX = 255;
 
 /** @throws StartupProblem for what the operator can fix */
-export async function startGateway(options: GatewayOptions, masterKeys: MasterKeys, log: Log) {
+export async function startGateway(options: GatewayOptions, masterKeys: MasterKeys, log: Log, meters: Meters) {
   const { dataDir, databaseUrl } = options;
   const lock = databaseUrl === null ? acquireDataDirLock(dataDir) : null;
   const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
@@ -45,7 +47,8 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
   const admitting = createUnderWay();
   const verifier = createVerifier({ log });
-  const parts = { options, store, ...keys, rules, trusted, decoders: createDecoderShare(), verifier, admitting, log };
+  const decoders = createDecoderShare();
+  const parts = { options, store, ...keys, rules, trusted, decoders, verifier, admitting, log, meters };
   const {
     workers,
     scheduler,
@@ -73,7 +76,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   await settler.recover();
   const stopRemoving = await startRemovingParts(store, log);
   const permit = managePermission(options.manageScope);
-  const edge = createEdge({ ...api, log, authenticate: (header) => identity.authenticate(header), permit });
+  const edge = createEdge({ ...api, log, meters, authenticate: (header) => identity.authenticate(header), permit });
   const server = openPort(options, edge, log);
   // From here on nothing can keep the gateway from starting, so calls may be made.
   // Workers load beside that, so that the first answer does not wait for them. A call that comes earlier does.
@@ -83,7 +86,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   streaming.start();
   receipts.start();
   const stopComparing = compareClaims(comparing);
-  const url = `http://${options.host.includes(":") ? `[${options.host}]` : options.host}:${server.port}`;
+  const url = `http://${hostPart(options.host)}:${server.port}`;
   log.info("listening", { url, version: VERSION });
   return {
     url,

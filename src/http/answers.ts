@@ -48,6 +48,10 @@ export function jsonText(status: keyof typeof SUCCESS, text: string, headers: Re
   return new Response(text, { status: SUCCESS[status], headers });
 }
 
+export function text(body: string, type: string): Response {
+  return new Response(body, { headers: { "content-type": type } });
+}
+
 export function empty(): Response {
   return new Response(null, { status: SUCCESS.empty });
 }

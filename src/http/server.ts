@@ -7,6 +7,7 @@ import type { Caller } from "../core/caller.ts";
 import { Fault } from "../core/fault.ts";
 import { REQUEST_ID_CHARACTERS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
+import { type Meters, silentMeters } from "../core/meters.ts";
 import { createAccessLog, shownPath } from "./access-log.ts";
 import { faultResponse } from "./answers.ts";
 import { createRouter, type RoutedApp, withRoutableUrl } from "./elysia.ts";
@@ -79,6 +80,7 @@ export interface GuardedEdgeOptions<C> {
   readonly app: RoutedApp;
   readonly straight?: StraightRoute<C>;
   readonly log: Log;
+  readonly meters?: Pick<Meters, "requestsTo">;
   /** Null when everything is open. */
   readonly guard: Guard<C> | null;
 }
@@ -105,10 +107,11 @@ export function createEdge({ authenticate, permit, ...options }: EdgeOptions) {
 }
 
 export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
-  const { guard, straight } = options;
+  const { guard, straight, meters = silentMeters } = options;
   const route = createRouter(options.app);
   const passOver = createPassOver();
   const accessLog = createAccessLog(options.log);
+  const counted = meters.requestsTo(options.app.routes);
   let draining = false;
 
   /** Identifies the caller, and waits for its turn: both are mostly done at once. */
@@ -159,7 +162,9 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       response.headers.set("x-request-id", requestId);
       if (draining) response.headers.set("connection", "close");
       fields["status"] = response.status;
-      fields["ms"] = Math.round((performance.now() - startedAt) * 10) / 10;
+      const ms = performance.now() - startedAt;
+      fields["ms"] = Math.round(ms * 10) / 10;
+      counted(path, response.status, ms);
       if (!guard?.covers(path)) accessLog.open(fields);
       else if (context.known === STRANGERS) accessLog.stranger(fields);
       else accessLog.known(fields);

@@ -34,6 +34,7 @@ const AREAS = [
   ["src/storage/", "storage"],
   ["src/http/", "http"],
   ["src/keys/", "keys"],
+  ["src/metrics/", "metrics"],
   ["src/gateway/start.ts", "gateway/start"],
   ["src/gateway/compose.ts", "gateway/start"],
   ["src/gateway/options.ts", "gateway/start"],
@@ -61,6 +62,7 @@ const MAY_IMPORT: Readonly<Record<Area, readonly Area[]>> = {
   storage: ["core", "concurrency", "db"],
   http: ["core", "concurrency", "wire"],
   keys: ["core", "concurrency", "db", "storage"],
+  metrics: ["core", "concurrency", "http"],
   gateway: SERVICE,
   "gateway/start": [...SERVICE, "gateway"],
   facilitator: SERVICE,
@@ -68,7 +70,7 @@ const MAY_IMPORT: Readonly<Record<Area, readonly Area[]>> = {
   environment: ["core"],
   config: ["core", "environment"],
   cli: [...SERVICE, "gateway", "facilitator", "gateway/start", "facilitator/start", "config", "environment"],
-  main: ["core", "concurrency", "config", "environment", "cli", "gateway/start", "facilitator/start"],
+  main: ["core", "concurrency", "metrics", "config", "environment", "cli", "gateway/start", "facilitator/start"],
   "package.json": [],
 };
 

@@ -7,6 +7,7 @@ import { FACILITATOR_PORT, GATEWAY_PORT } from "../../config/rules.ts";
 import { FACILITATOR } from "../../config/variables.ts";
 import { type Config, loadConfig } from "../../config.ts";
 import type { Log } from "../../core/log.ts";
+import { silentMeters } from "../../core/meters.ts";
 import { type RunningFacilitator, startFacilitator } from "../../facilitator/start.ts";
 import { startGateway } from "../../gateway/start.ts";
 import { runAccount } from "../account.ts";
@@ -63,7 +64,7 @@ export async function startDemoFacilitator(needs: FacilitatorNeeds, log: Log): P
   const certificate = readFileSync(certificates.client, "utf8");
   const account = { name: CLIENT, certificate, maxPerTransaction: null, dailyCeiling: null };
   await runAccount(config, { command: "account add", account }, log);
-  return startFacilitator(config.facilitator, log);
+  return startFacilitator(config.facilitator, log, silentMeters);
 }
 
 export async function startDemoGateway(dir: string, log: Log) {
@@ -74,7 +75,7 @@ export async function startDemoGateway(dir: string, log: Log) {
     TOLLGATE_ALLOW_HOSTS: HOST,
   });
   const { keys } = openMasterKeys(config, log);
-  const { url, stop } = await startGateway(config, keys, log);
+  const { url, stop } = await startGateway(config, keys, log, silentMeters);
   return {
     url,
     stop,

@@ -5,6 +5,7 @@
 import { endsWithin } from "../../concurrency/deadline.ts";
 import { mapLimit } from "../../concurrency/map-limit.ts";
 import { mayTake } from "../../concurrency/reserved-share.ts";
+import { silentMeters } from "../../core/meters.ts";
 import type { Reader } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { Balance } from "../chain/chain.ts";
@@ -44,10 +45,12 @@ interface CollectOptions extends SettleOptions {
 }
 
 export function createCollect(options: CollectOptions) {
-  const { store, log, chain, wallet, outcomes, limits, responses, atWork, onOrphanedClaim } = options;
+  const { store, log, meters = silentMeters, chain, wallet, outcomes, limits, responses, atWork } = options;
+  const { onOrphanedClaim } = options;
   const claimBeside = createClaim(options);
 
   async function claimSendWait(request: SettlementRequest, gas: Gas): Promise<Collected> {
+    const startedAt = performance.now();
     const { key, payment } = request;
     const { authorization, signature } = payment;
     const wanted = { key, claim: crypto.randomUUID(), authorization, signature };
@@ -57,12 +60,20 @@ export function createCollect(options: CollectOptions) {
     if (claimed === "gas") return { overLimit: "over_daily_gas" };
     // Not a refusal: payments that hold the balance may still fail, and it may have grown since. Likewise with the gas.
     if (claimed !== "claimed") throw responses.putOff(request, claimed);
+    try {
+      return await sendAndWait(request, wanted, gas);
+    } finally {
+      meters.settlementTook(performance.now() - startedAt);
+    }
+  }
+
+  async function sendAndWait(request: SettlementRequest, wanted: ClaimedPayment, gas: Gas): Promise<Collected> {
     // Counted from the claim, as others do who find its record.
     const until = performance.now() + limits.inclusionTimeoutMs;
     const isSent = await endsWithin(until - performance.now(), send(request, wanted, gas));
     // The wallet goes on with it after this request.
     if (!isSent) throw inFlight();
-    const record = await outcomes.wait(key, until - performance.now());
+    const record = await outcomes.wait(wanted.key, until - performance.now());
     if (record === null) throw inFlight();
     // A later claim may have other terms, and is judged by those.
     return record.claim === wanted.claim ? responses.fromRecord(request, record, false) : "taken";

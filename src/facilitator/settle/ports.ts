@@ -1,6 +1,7 @@
 // What settling needs from its surroundings; of the chain and the wallets only what it asks of them.
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
+import type { Meters } from "../../core/meters.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
 import type { Verifier } from "../../x402/verifier/verifier.ts";
@@ -63,6 +64,7 @@ export interface SettleOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;
+  readonly meters?: Pick<Meters, "settlement" | "settlementTook">;
   readonly chain: SettleChain;
   readonly wallet: SettleWallet;
   readonly outcomes: SettlementWaiters;

@@ -2,6 +2,7 @@
 // exact reason goes to the log and to the store.
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
+import type { Meters } from "../../core/meters.ts";
 import { NETWORK } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { GuardrailProblem } from "../payments/guardrails.ts";
@@ -31,11 +32,12 @@ export type SettlementRefusal = { readonly failed: string } | { readonly overLim
 
 export type SettlementResponses = ReturnType<typeof createSettlementResponses>;
 
-export function createSettlementResponses(log: Log, refusals: RefusalLog) {
+export function createSettlementResponses(log: Log, refusals: RefusalLog, meters: Pick<Meters, "settlement">) {
   return {
     /** @throws Fault `over_limit` for a guardrail */
     async refuse(request: SettlementRequest, refusal: SettlementRefusal): Promise<SettleResponse> {
       const isFailed = "failed" in refusal;
+      meters.settlement(isFailed ? "refused" : "over_limit");
       await refusals.note({ ...request.named, reason: isFailed ? refusal.failed : refusal.overLimit });
       if (isFailed) return failure(request, "");
       throw new Fault("over_limit", "the payment is outside the limits of this account");
@@ -83,6 +85,7 @@ export function createSettlementResponses(log: Log, refusals: RefusalLog) {
       request: SettlementRequest,
       { status, transaction_hash: transaction }: FacilitatorPayment,
     ): Promise<SettleResponse> {
+      meters.settlement("refused");
       await refusals.note({ ...request.named, reason: "claimed_on_other_terms" });
       if (status === "failed") return failure(request, "");
       if (transaction === null) throw inFlight();

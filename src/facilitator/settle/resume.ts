@@ -5,6 +5,7 @@
 // payment, and beside a later claim of the same authorization.
 import { endsWithin } from "../../concurrency/deadline.ts";
 import { mapLimit } from "../../concurrency/map-limit.ts";
+import { silentMeters } from "../../core/meters.ts";
 import { claimedWithoutTransaction } from "../payments/open-payments.ts";
 import {
   type ClaimedPayment,
@@ -134,13 +135,14 @@ export function createResume(options: ResumeOptions) {
   };
 }
 
-function createResumeOne({ store, clock, log, chain, wallet, outcomes }: SettleOptions) {
+function createResumeOne({ store, clock, log, meters = silentMeters, chain, wallet, outcomes }: SettleOptions) {
   async function fail(payment: ClaimedPayment, reason: string): Promise<boolean> {
     const { key, claim } = payment;
     const failure = { reason, foreign_transaction: null, gas_burned: null };
     const found = { was: "claimed", claim, now: clock.now() } as const;
     if (await store.write((tx) => recordFailed(tx, key, failure, found))) {
       const { payer, nonce } = key;
+      meters.settlement("failed");
       log.info("payment_failed", { payer, nonce, reason });
       outcomes.announce(key);
     }

@@ -1,6 +1,7 @@
 // One `/settle` request from its parsed form to its answer, in the interface's order of checks. A payment that has a
 // record is answered from it before anything else is judged, so a retry after a lost answer always learns the truth.
 // Nothing here depends on the caller still being there.
+import { silentMeters } from "../../core/meters.ts";
 import type { SettleRequest } from "../../x402/codec.ts";
 import { NETWORK } from "../../x402/kind.ts";
 import { checkRequirements } from "../../x402/verify.ts";
@@ -23,8 +24,8 @@ const AT_WORK_MAX = 2_000;
 export type Settle = ReturnType<typeof createSettle>;
 
 export function createSettle(options: SettleOptions) {
-  const { store, clock, log, chain, verifier, limits } = options;
-  const responses = createSettlementResponses(log, createRefusalLog({ store, clock, log }));
+  const { store, clock, log, meters = silentMeters, chain, verifier, limits } = options;
+  const responses = createSettlementResponses(log, createRefusalLog({ store, clock, log }), meters);
   const atWork = createAtWork(options.atWorkMax ?? AT_WORK_MAX);
   const resume = createResume({ ...options, atWork });
   const collect = createCollect({ ...options, responses, atWork, onOrphanedClaim: resume.soon });

@@ -1,6 +1,7 @@
 // Whether the facilitator can take payments: a node answers, and a wallet has gas. It is asked before every settlement,
 // so the answer is kept for a second.
 import type { Log } from "../../core/log.ts";
+import type { Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
 import type { Sender } from "./sender.ts";
 
@@ -14,6 +15,8 @@ export type ReadinessCheck = ReturnType<typeof createReadinessCheck>;
 
 export function createReadinessCheck(chain: Chain, senders: readonly Sender[], lowWaterWei: bigint, log: Log) {
   let able: readonly Sender[] = [];
+  /** By address, of the last look; null when it failed. */
+  let held: readonly (readonly [address: Hex, wei: bigint])[] | null = null;
   let known: { readonly readiness: Readiness; readonly at: number } | null = null;
   let asking: Promise<Readiness> | null = null;
 
@@ -21,10 +24,12 @@ export function createReadinessCheck(chain: Chain, senders: readonly Sender[], l
     try {
       const balances = await Promise.all(senders.map((sender) => chain.balance(sender.signer.address)));
       able = senders.filter((_, index) => (balances[index] ?? 0n) >= lowWaterWei);
+      held = senders.map(({ signer }, index) => [signer.address, balances[index] ?? 0n]);
       return able.length > 0 ? { ready: true } : { ready: false, reason: "gas wallet low" };
     } catch (error) {
       log.debug("readiness_unknown", { error });
       able = [];
+      held = null;
       return { ready: false, reason: "rpc unreachable" };
     }
   }
@@ -40,11 +45,19 @@ export function createReadinessCheck(chain: Chain, senders: readonly Sender[], l
     return readiness;
   }
 
+  async function readiness(): Promise<Readiness> {
+    if (known !== null && performance.now() - known.at < FRESH_MS) return known.readiness;
+    asking ??= renew();
+    return asking;
+  }
+
   return {
-    async readiness(): Promise<Readiness> {
-      if (known !== null && performance.now() - known.at < FRESH_MS) return known.readiness;
-      asking ??= renew();
-      return asking;
+    readiness,
+    /** What the wallets hold, by address. Rejects when no node tells. */
+    async balances() {
+      await readiness();
+      if (held === null) throw new Error("no node tells what the wallets hold");
+      return held;
     },
     /** The senders that had enough gas at the last look. */
     able: (): readonly Sender[] => able,

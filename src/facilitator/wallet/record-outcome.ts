@@ -2,6 +2,7 @@
 // when two processes find out the same thing, one writes it and the other reads what was written.
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
+import { type Meters, silentMeters } from "../../core/meters.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { Receipt } from "../chain/rpc-types.ts";
@@ -28,6 +29,7 @@ export interface OutcomeRecorderOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;
+  readonly meters?: Pick<Meters, "settlement">;
   readonly outcomes: Pick<SettlementWaiters, "announce">;
   readonly pendingNonces: Pick<PendingNonces, "of">;
   /** The database holds a transaction that is not known here. */
@@ -35,7 +37,7 @@ export interface OutcomeRecorderOptions {
 }
 
 export function createOutcomeRecorder(options: OutcomeRecorderOptions) {
-  const { store, clock, log, outcomes, pendingNonces, onConflict } = options;
+  const { store, clock, log, outcomes, pendingNonces, onConflict, meters = silentMeters } = options;
 
   /** Takes over the status that its record has. */
   async function reread(payment: PendingPayment): Promise<void> {
@@ -75,6 +77,7 @@ export function createOutcomeRecorder(options: OutcomeRecorderOptions) {
       const inclusion = { transaction_hash: hash, block_number: blockNumber, block_hash: blockHash };
       if (await store.write((tx) => recordSettled(tx, payment.key, inclusion, clock.now()))) {
         payment.status = "settled";
+        meters.settlement("settled");
         log.info("payment_settled", { ...names(payment), transaction: hash, block: blockNumber });
       } else await reread(payment);
       if (payment.status === "failed") {
@@ -92,6 +95,7 @@ export function createOutcomeRecorder(options: OutcomeRecorderOptions) {
       const failure = { ...found, gas_burned: reverted.length === 0 ? null : gas };
       if (await fail(payment, failure, reverted)) {
         payment.status = "failed";
+        meters.settlement("failed");
         log.warn("payment_failed", { ...names(payment), ...failure });
       } else await reread(payment);
       outcomes.announce(payment.key);
@@ -103,8 +107,10 @@ export function createOutcomeRecorder(options: OutcomeRecorderOptions) {
     },
     /** Settled no more, for its block is gone. */
     async reopen(payment: PendingPayment): Promise<void> {
-      if (await store.write((tx) => recordReorganised(tx, payment.key, clock.now()))) payment.status = "sent";
-      else await reread(payment);
+      if (await store.write((tx) => recordReorganised(tx, payment.key, clock.now()))) {
+        payment.status = "sent";
+        meters.settlement("reorganised");
+      } else await reread(payment);
     },
   };
 }

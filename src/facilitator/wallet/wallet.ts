@@ -2,6 +2,7 @@
 // ended, or what another one left. Composed of the leases (which wallets this process works for), the senders (nonce, signature, store), the watcher (what became of it) and the replacer (fees).
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
+import type { Meters } from "../../core/meters.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
@@ -31,6 +32,7 @@ export interface WalletOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;
+  readonly meters?: Pick<Meters, "settlement">;
   readonly signers: readonly Signer[];
   readonly leases: WalletLeases;
   readonly outcomes: Pick<SettlementWaiters, "announce">;
@@ -66,7 +68,13 @@ export function createWallet(options: WalletOptions) {
     senders,
     mayShare: createSharing(chain, sharedMax, log),
   });
-  const recorder = createOutcomeRecorder({ ...parts, outcomes, onConflict: nonceSync.invalidate });
+  const { meters } = options;
+  const recorder = createOutcomeRecorder({
+    ...parts,
+    ...(meters && { meters }),
+    outcomes,
+    onConflict: nonceSync.invalidate,
+  });
   const broadcaster = createBroadcaster({
     ...parts,
     onForeignNonce: resynchronise,
@@ -138,6 +146,7 @@ export function createWallet(options: WalletOptions) {
     /** At most about a second old. */
     readiness: readiness.readiness,
     ...sending,
+    balances: readiness.balances,
     worksFor: (wallet: Hex | null): boolean => (wallet === null ? store.dialect === "sqlite" : leases.holds(wallet)),
     isAlone: leases.isAlone,
     /**

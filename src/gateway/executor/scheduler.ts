@@ -174,6 +174,11 @@ export class Scheduler {
     if (!this.#draining) void this.#takeUpPending().catch((error) => log.warn("sweep_failed", { error }));
   }
 
+  /** How many calls hold a place here. */
+  running(): number {
+    return this.#running.size;
+  }
+
   /** Stops the upstream call of an invocation, if it runs here. */
   stop(id: string): void {
     const running = this.#running.get(id);

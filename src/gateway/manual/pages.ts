@@ -6,6 +6,7 @@ import decisions from "./decisions.md" with { type: "text" };
 import development from "./development.md" with { type: "text" };
 import facilitator from "./facilitator.md" with { type: "text" };
 import growing from "./growing.md" with { type: "text" };
+import monitoring from "./monitoring.md" with { type: "text" };
 import operations from "./operations.md" with { type: "text" };
 import payments from "./payments.md" with { type: "text" };
 import security from "./security.md" with { type: "text" };
@@ -28,6 +29,7 @@ const SUMMARIES = [
   ["streaming", "answers as they come, and ordinary MCP clients", streaming],
   ["operations", "configuration, commands, backup, keys, logs, shutdown, container", operations],
   ["growing", "how much a machine carries, replicas, a standby, cells, which engines fit", growing],
+  ["monitoring", "metrics, alert rules, a dashboard, and every event of the log", monitoring],
   ["facilitator", "run the service that settles payments: certificates, gas, ceilings, reorgs", facilitator],
   ["security", "who may do what, secrets, upstream addresses, and every limit", security],
   ["troubleshooting", "by symptom: what it means, and what to do", troubleshooting],

@@ -3,6 +3,7 @@
 import { and, eq } from "drizzle-orm";
 import type { Clock, TimeBounds } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
+import type { Meters, SettlementOutcome } from "../../core/meters.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { unavailable } from "../../storage/failures.ts";
 import { untilStored } from "../../storage/retry-until-stored.ts";
@@ -34,6 +35,7 @@ export interface AttemptOptions {
   /** For the expiry of authorizations: an expired one counts as final, so the time must not be ahead. */
   readonly time: Pick<TimeBounds, "earliest">;
   readonly log: Log;
+  readonly meters: Pick<Meters, "settlement" | "settlementTook">;
   readonly client: FacilitatorClient;
   /** Called with an agent whose call has been paid for and may be made now. */
   paid(tenant: string, agentId: string): void;
@@ -46,10 +48,12 @@ export interface AttemptOptions {
  * @throws Fault `unavailable` when it has been broken off and the store does not take the outcome
  */
 export async function attemptSettlement(options: AttemptOptions, open: OpenPayment, stop: AbortSignal): Promise<void> {
-  const { store, clock, time, log, client } = options;
+  const { store, clock, time, log, meters, client } = options;
   const askedAt = time.earliest();
   const mark = () => store.write((tx) => mayLeave(tx, open, clock.now()));
+  const startedAt = performance.now();
   const outcome = await client.settle({ ...open, expected: expectedOf(open), mayLeave: mark }, stop);
+  meters.settlementTook(performance.now() - startedAt);
   const now = clock.now();
   // Judged by the time of the request, since the answer may have been on its way for long.
   const verdict = verdictOf(outcome, { ...open, asked_ms: askedMs(open, now) }, askedAt);
@@ -57,13 +61,21 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
   const next = { now, wasUnsent, at: now + pauseAfter(open.attempts, Math.random()) };
   // Wait for a store that is away. Asking again instead is worse: many facilitators answer that they can't collect a
   // payment which they themselves have collected.
-  const call = await untilStored(
+  const { call, isClosed } = await untilStored(
     () => store.write((tx) => record(tx, open, verdict, next)),
     () => stop.aborted,
     STORE_PAUSE_MS_MOST,
   );
+  // Of two replicas that learn the same outcome, the one that closes the payment counts it.
+  if (isClosed || verdict.kind === "open") meters.settlement(shownVerdict(verdict, wasUnsent));
   tell(log, open, outcome, verdict);
   if (call?.settlement_status === "settled") options.paid(open.tenant, open.agent_id);
+}
+
+function shownVerdict(verdict: SettlementVerdict, wasUnsent: boolean): SettlementOutcome {
+  if (verdict.kind === "settled") return "settled";
+  if (verdict.kind === "open") return wasUnsent ? "unsent" : "unknown";
+  return verdict.reason === "unknown" ? "given_up" : verdict.reason;
 }
 
 function tell(log: Log, open: OpenPayment, outcome: SettleOutcome, verdict: SettlementVerdict): void {
@@ -118,28 +130,34 @@ async function seen(tx: Tx, key: InvocationKey, moved: InvocationRow | null): Pr
   return call;
 }
 
-/** The invocation after the record; null when its outcome stays open. */
+interface RecordedOutcome {
+  /** The invocation after the record; null when its outcome stays open. */
+  readonly call: InvocationRow | null;
+  /** Whether it was open until then. */
+  readonly isClosed: boolean;
+}
+
 async function record(
   tx: Tx,
   open: OpenPayment,
   verdict: SettlementVerdict,
   next: Parameters<typeof postpone>[2],
-): Promise<InvocationRow | null> {
+): Promise<RecordedOutcome> {
   const { now } = next;
   const { tenant, invocation_id: id, attempts } = open;
   const key = { tenant, id };
   if (verdict.kind === "open") {
     if (await postpone(tx, open, next)) await noteSettlement(tx, key, JSON.stringify({ attempts }), now);
-    return null;
+    return { call: null, isClosed: false };
   }
   if (verdict.kind === "refused") {
-    if (!(await closeRefused(tx, open, now))) return outcomeBefore(tx, key);
+    if (!(await closeRefused(tx, open, now))) return { call: await outcomeBefore(tx, key), isClosed: false };
     const reason = JSON.stringify({ attempts, reason: verdict.reason });
-    return seen(tx, key, await refuseSettlement(tx, key, reason, now));
+    return { call: await seen(tx, key, await refuseSettlement(tx, key, reason, now)), isClosed: true };
   }
-  if (!(await closeCollected(tx, open, now))) return outcomeBefore(tx, key);
+  if (!(await closeCollected(tx, open, now))) return { call: await outcomeBefore(tx, key), isClosed: false };
   const { amount } = expectedOf(open);
   const { transaction, fee } = verdict;
   const settled = settledRecord({ attempts, amount, transaction, fee, settled_at: formatDateTime(now) });
-  return seen(tx, key, await collectSettlement(tx, key, settled, now));
+  return { call: await seen(tx, key, await collectSettlement(tx, key, settled, now)), isClosed: true };
 }

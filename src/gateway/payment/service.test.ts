@@ -9,6 +9,7 @@ import { startPostgres } from "../../../test/support/stores/postgres.ts";
 import { Fault } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
 import { silentLog } from "../../core/log.ts";
+import { silentMeters } from "../../core/meters.ts";
 import { counted } from "../../storage/counts.ts";
 import { openStore } from "../../storage/open.ts";
 import { CommitUnknown, type Store } from "../../storage/store.ts";
@@ -67,6 +68,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
         clock,
         time: { earliest: clock.now },
         log: silentLog,
+        meters: silentMeters,
         settleWaitMs: SETTLE_WAIT_MS,
         client: { settle: async () => answer(++attempts) },
         paid: (_tenant, agentId) => void told.push(`paid ${agentId}`),
@@ -77,6 +79,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       const payments = createPayments({
         store,
         clock,
+        meters: silentMeters,
         settler,
         verifier: verifiedAtOnce,
         settleWaitMs: SETTLE_WAIT_MS,

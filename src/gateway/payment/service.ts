@@ -5,6 +5,7 @@
 import { endsWithin, unlessAborted } from "../../concurrency/deadline.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
+import type { Meters } from "../../core/meters.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { hashOf } from "../../wire/digest.ts";
@@ -41,6 +42,7 @@ const LOOK_AGAIN_MS = 200;
 export interface PaymentDeps {
   readonly store: Store;
   readonly clock: Clock;
+  readonly meters: Pick<Meters, "payment">;
   readonly settler: Settler;
   readonly verifier: Pick<Verifier, "signedBy">;
   readonly settleWaitMs: number;
@@ -212,12 +214,20 @@ async function check(deps: PaymentDeps, call: PricedCall, signedBy: SignatureChe
   const read = readPayment(paymentHeaders(call.headers));
   if (price === null) return read?.ok === true ? paidOrFree(deps, call, read.value) : { kind: "free" };
   const wire = demanded({ ...price, agent_id, resource: `${baseUrl(deps.publicUrl, call.headers)}${path}` });
-  if (read === null) throw paymentRequired(wire);
-  const presented = await signedPayment(read, (payment) => signedBy(call.tenant, payment), noteOf(call));
+  if (read === null) {
+    deps.meters.payment("required");
+    throw paymentRequired(wire);
+  }
+  const presented = await signedPayment(read, (payment) => signedBy(call.tenant, payment), refusalOf(deps, call));
   return paidOrCharged(deps, call, presented, wire);
 }
 
-const noteOf = (call: PricedCall) => (reason: string) => call.note("payment_problem", reason);
+const refusalOf =
+  ({ meters }: PaymentDeps, call: PricedCall) =>
+  (reason: string) => {
+    meters.payment("refused");
+    call.note("payment_problem", reason);
+  };
 
 /** Nothing is recorded, so the same payment can be sent again. */
 const crowded = () => new Fault("unavailable", "too many payments are being settled", { retryAfterSeconds: 5 });
@@ -233,21 +243,25 @@ async function paidOrFree(
 }
 
 async function paidOrCharged(
-  { store, clock, settler }: PaymentDeps,
+  deps: PaymentDeps,
   call: PricedCall,
   presented: PresentedPayment,
   wire: WireRequirements,
 ): Promise<PaymentCheck> {
+  const { store, clock, meters, settler } = deps;
   // Checked before the time window, so that a caller who lost our answer can repeat the call with an expired payment.
   const { used, known, body_sha256, digest } = await usesOf(store, call, presented);
   if (known !== null) return known;
   const problem = used ? "already_used" : paymentProblem(presented, wire, clock.now());
   if (problem !== null) {
-    noteOf(call)(problem);
+    refusalOf(deps, call)(problem);
     throw refused();
   }
   const config = await findSettlementConfig(store.read, call.tenant);
-  if (config !== null && settler.isCrowded(call.tenant)) throw crowded();
+  if (config !== null && settler.isCrowded(call.tenant)) {
+    meters.payment("crowded");
+    throw crowded();
+  }
   return { kind: "charge", charge: { payment: presented.payment, wire, body_sha256, digest, config } };
 }
 

@@ -11,6 +11,7 @@ import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
+import { type Meters, silentMeters } from "../../core/meters.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { findAgent } from "../agents/service.ts";
 import { createPolicyCache, type KnownPolicy, type PolicyLookup } from "./cache.ts";
@@ -48,6 +49,7 @@ export interface PolicyDeps {
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;
+  readonly meters?: Pick<Meters, "policyDecided">;
   /** Milliseconds of a clock that never goes back. */
   readonly now?: () => number;
 }
@@ -71,7 +73,7 @@ function onError({ on_error: action }: Pick<KnownPolicy, "on_error">): PolicyVer
 
 const NO_POLICY: PolicyVerdict = { action: "allow", matched_rule: null, reason: "no policy" };
 
-export function createPolicyService({ store, clock, log, now }: PolicyDeps) {
+export function createPolicyService({ store, clock, log, meters = silentMeters, now }: PolicyDeps) {
   const rates = createCallRates(now);
   const cache = createPolicyCache({ store, log, ...(now && { now }) });
   const decisions = createDecisionLog({ store, log });
@@ -112,7 +114,10 @@ export function createPolicyService({ store, clock, log, now }: PolicyDeps) {
     const { tenant, agent_id, protocol, mcp_tool } = call;
     const id = newId("pdec", clock.now());
     const row = { tenant, id, agent_id, protocol, mcp_tool, ...verdict };
-    return andThen(decisions.record(row), () => verdict);
+    return andThen(decisions.record(row), () => {
+      meters.policyDecided(verdict.action);
+      return verdict;
+    });
   }
 
   return {

@@ -34,7 +34,7 @@ import { acceptedOf, hashForReceipt, type RecordOptions, record } from "./record
 import { passedToStream } from "./request-headers.ts";
 import { STREAMING, type StreamForm } from "./stream-form.ts";
 
-export interface AdmitStreamOptions extends CheckOptions, Pick<RecordOptions, "replica"> {
+export interface AdmitStreamOptions extends CheckOptions, Pick<RecordOptions, "replica" | "meters"> {
   readonly payments: Payments;
   readonly claims: Claims;
   readonly limits: StreamLimits;

@@ -6,6 +6,7 @@ import { eq } from "drizzle-orm";
 import { createUnderWay } from "../../concurrency/under-way.ts";
 import { Fault } from "../../core/fault.ts";
 import { silentLog } from "../../core/log.ts";
+import { silentMeters } from "../../core/meters.ts";
 import { routes } from "../../http/elysia.ts";
 import { createEdge } from "../../http/server.ts";
 import { openStore } from "../../storage/open.ts";
@@ -74,6 +75,7 @@ async function call(
       clock,
       time: { earliest: clock.now, latest: clock.now },
       log: silentLog,
+      meters: silentMeters,
       replica: "rep_1",
       refusals: createRefusals({ store, clock, log: silentLog }),
       completionWaiters,

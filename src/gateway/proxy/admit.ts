@@ -24,7 +24,7 @@ export interface ReservedPlace {
   giveBack(): void;
 }
 
-export interface AdmitOptions extends CheckOptions, Pick<RecordOptions, "replica"> {
+export interface AdmitOptions extends CheckOptions, Pick<RecordOptions, "replica" | "meters"> {
   readonly payments: Payments;
   /** A place for a call that can start as soon as it is stored; null when it has to wait. */
   reserve(accepted: AcceptedCall): ReservedPlace | null;

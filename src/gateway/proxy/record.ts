@@ -4,6 +4,7 @@ import type { Call } from "../../core/call.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
+import type { Meters } from "../../core/meters.ts";
 import type { Mode } from "../../core/states.ts";
 import { CommitUnknown, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
 import { hashOf } from "../../wire/digest.ts";
@@ -22,6 +23,7 @@ export interface RecordOptions {
   readonly clock: Clock;
   readonly payments: Pick<Payments, "check" | "paymentRow">;
   readonly refusals: Pick<Refusals, "isRefused" | "wasStored">;
+  readonly meters: Pick<Meters, "accepted" | "payment">;
   /** This replica's ID. */
   readonly replica: string;
 }
@@ -90,7 +92,10 @@ export async function record(
     } catch (error) {
       id = await storedAllTheSame(options, draft, charge?.asked ?? null, error);
     }
-    if (id === row.id) return { id, isNew: true, payment };
+    if (id === row.id) {
+      if (payment !== null) options.meters.payment("accepted");
+      return { id, isNew: true, payment };
+    }
     // The earlier call may be a refused one whose record has only just appeared.
     const isEarlier = tries === TRIES_MAX || !(await options.refusals.isRefused({ tenant: row.tenant, id }));
     if (isEarlier) return { id, isNew: false, payment: null };

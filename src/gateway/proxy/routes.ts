@@ -72,6 +72,7 @@ async function makeCall(options: ProxyRoutesOptions, request: Request, scope: Sc
     answered["x-service-invocation-id"] = id;
     answered["location"] = `/v1/proxy/${agentId}/invocations/${id}`;
     if (!isSettled(admitted)) Object.assign(answered, await settle(options, call, admitted));
+    if (admitted.isNew) options.meters.accepted();
     if (admitted.warning !== null) answered["x-service-policy-warning"] = admitted.warning;
   } finally {
     hold.end();

@@ -29,6 +29,7 @@ export function createStreamHandler(deps: StreamHandlerDeps) {
       try {
         const { ids, session } = await sessionOf(deps, asked, "POST");
         const { opened, body } = await admitStream(admission, { ...asked, session });
+        admission.meters.accepted();
         const response = await streams.call(opened, body, { ...connection, callerSignal: asked.signal });
         seal(ids, response);
         keepAway(response, [publicHost, asked.headers.get("host")]);

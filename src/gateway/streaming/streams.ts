@@ -106,6 +106,9 @@ export function createStreams(options: StreamsDeps) {
       return runConnection(deps, { opened, timeouts, recorder, conclude });
     },
 
+    /** How many calls are made here now. */
+    running: () => calls.size,
+
     /** Stops the call of an invocation that was ended elsewhere, if it runs here. */
     stop: (id: string) => calls.get(id)?.stop("cancelled"),
 
