@@ -199,6 +199,23 @@ test.concurrent("what is done to keys in another place than the gateway's is ref
   expect([readdirSync(home), readFileSync(file, "utf8")]).toEqual([["key"], kept]);
 });
 
+test.concurrent("a command that the database does not answer ends, and says what to do", async () => {
+  const DATABASE_URL = await (await startPostgres()).freshDatabase();
+  const env = { DATABASE_URL, TOLLGATE_MASTER_KEY: newMasterKey() };
+  const run = (...command: string[]) => runCommand(command, { cwd: temporaryRoot(), env });
+  expect((await run("token", "--tenant", ALICE.tenant, "--user", ALICE.user)).code).toBe(0);
+  await using client = new Bun.SQL(DATABASE_URL, { max: 1 });
+  const ended = await client.begin(async (tx) => {
+    await tx.unsafe("lock table signing_keys in access exclusive mode");
+    return run("token", "revoke", "--all");
+  });
+  expect(ended).toMatchObject({
+    code: 1,
+    stdout: "",
+    stderr: expect.stringMatching(/\ntollgate token revoke was cut short: .*\. Run it again when it can\.\n$/),
+  });
+});
+
 test.concurrent("the same new key given twice leaves nothing that a later rotation would take for its own", async () => {
   await using gateway = await startGateway();
   const file = join(gateway.dataDir, "master.key");
