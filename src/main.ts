@@ -16,6 +16,7 @@ import {
   processEnvironment,
 } from "./config.ts";
 import { systemClock } from "./core/clock.ts";
+import { Fault } from "./core/fault.ts";
 import { type Meters, silentMeters } from "./core/meters.ts";
 import { StartupProblem } from "./core/startup.ts";
 import { VERSION } from "./core/version.ts";
@@ -285,6 +286,9 @@ try {
 } catch (error) {
   if (error instanceof StartupProblem) {
     refuse(line, [error.message]);
+  } else if (line.command !== "serve" && error instanceof Fault && error.kind === "unavailable") {
+    process.stderr.write(`tollgate ${line.command} was cut short: ${error.message}. Run it again when it can.\n`);
+    process.exitCode = FAILED;
   } else {
     openLog({ level: "error", format: process.stderr.isTTY ? "pretty" : "json", clock: systemClock }).error("failed", {
       error,

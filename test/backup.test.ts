@@ -90,6 +90,17 @@ test("a backup replaces no file, and leaves none behind when it can't be made", 
   const empty = await gateway.run("backup", join(dir, "b.db"), "--data-dir", dir);
   expect(empty).toEqual(refused(`there is no database at ${join(dir, "tollgate.db")}`));
   expect([...new Bun.Glob("**").scanSync({ cwd: dir })]).toEqual(["there.db"]);
+  // It has no room for anything.
+  expect(await gateway.run("backup", "/proc/b.db")).toEqual(refused("/proc must have "));
+  // What a first start leaves that was cut short, and what is no database at all.
+  for (const [text, why] of [
+    ["", "there is nothing in the database at "],
+    ["no database", "can't be read as a database: "],
+  ] as const) {
+    writeFileSync(join(dir, "tollgate.db"), text);
+    expect(await gateway.run("backup", join(dir, "b.db"), "--data-dir", dir)).toEqual(refused(why));
+  }
+  expect([...new Bun.Glob("b.db*").scanSync({ cwd: dir })]).toEqual([]);
 });
 
 test("a check tells a whole copy from a damaged one, from one of another key, and from what is no copy", async () => {

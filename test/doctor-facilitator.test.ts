@@ -101,7 +101,7 @@ async function second(spoil: (relay: RpcRelay) => void, expected: readonly unkno
 }
 
 const says = (start: string) => expect.stringMatching(new RegExp(`^${start}`));
-const NO_CLOCK = says("warn clock: not looked at without the database");
+const NO_CLOCK = says("warn database clock: not looked at without the database");
 
 test.concurrent("all is well before the first start, which has made nothing then, and beside a running facilitator", async () => {
   const before = await doctor();
@@ -125,7 +125,7 @@ test.concurrent("all is well before the first start, which has made nothing then
     "RPC endpoint 1",
     "RPC endpoint 2",
     "agreement",
-    "clock",
+    "chain clock",
     `wallet ${address.toLowerCase()}`,
   ]);
   const kept = snapshot(join(home, "data"));
@@ -209,7 +209,7 @@ test.concurrent("nodes: a dead one warns beside a good one and fails alone, and 
   expect([alone.code, ...alone.bad]).toEqual([
     1,
     says("fail RPC endpoint 1: it gives no usable answer"),
-    says("warn clock: not looked at without a node"),
+    says("warn chain clock: not looked at without a node"),
     says("warn wallets: not looked at without a node"),
   ]);
   expect(both.stdout + both.stderr + alone.stdout + alone.stderr).not.toContain("api-key-of-mine");
@@ -300,8 +300,8 @@ test.concurrent("this machine's clock is held against the database's and the cha
   const { program } = steppedClock(-45_000);
   expect(await found({ DATABASE_URL: url }, program)).toEqual([
     0,
-    says("warn clock: the database's clock is 4\\d s ahead of this machine's clock; set both by NTP"),
-    says("warn clock: the chain's time is 4\\d s ahead of this machine's clock; "),
+    says("warn database clock: the database's clock is 4\\d s ahead of this machine's clock; set both by NTP"),
+    says("warn chain clock: the chain's time is 4\\d s ahead of this machine's clock; "),
   ]);
 });
 

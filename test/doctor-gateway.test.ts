@@ -141,7 +141,9 @@ eachDatabase((database) => {
     expect(rest).toEqual({ code: 0, bad: [], stderr: "" });
     expect(lines.map(({ what }) => what)).toEqual([
       "configuration",
-      ...(database.name === "sqlite" ? ["data directory", "database"] : ["database", "clock", "announcements"]),
+      ...(database.name === "sqlite"
+        ? ["data directory", "database"]
+        : ["database", "database clock", "announcements"]),
       "keys",
       "issuer",
       "secrets directory",
@@ -242,19 +244,41 @@ describe("beside a gateway", () => {
   test("a vault must be open and take the token; a token that ends soon is told; secrets are nobody else's", async () => {
     const look = (url: string) => found({ ...env, TOLLGATE_VAULT_ADDR: url, TOLLGATE_VAULT_TOKEN: SECRET });
     await using closed = answering(503, { errors: ["Vault is sealed"] });
-    await using refusing = answering(403, { errors: ["permission denied"] });
+    await using silent = answering(403, { errors: ["permission denied"] });
+    await using refusing = answering(403, {
+      errors: ["2 errors occurred:\n\t* permission denied\n\t* invalid token\n\n"],
+    });
+    // A token that may read the secrets of tenants and nothing else, asked for what is not there.
+    await using strict = Bun.serve({
+      port: 0,
+      hostname: "127.0.0.1",
+      fetch: ({ url, headers }) =>
+        new URL(url).pathname.startsWith("/v1/secret/data/tenants/") && headers.get("x-vault-token") === SECRET
+          ? Response.json({ errors: [] }, { status: 404 })
+          : Response.json({ errors: ["permission denied"] }, { status: 403 }),
+    });
     await using ending = answering(200, { data: { ttl: 3600 } });
     const open = mkdtempSync(join(home, "open-"));
     chmodSync(open, 0o755);
-    const [sealed, refused, dead, soon, readable] = await Promise.all([
+    const [sealed, refused, untold, taken, dead, soon, readable] = await Promise.all([
       look(closed.url.href),
       look(refusing.url.href),
+      look(silent.url.href),
+      look(strict.url.href),
       look("http://127.0.0.1:1"),
       look(ending.url.href),
       found({ ...env, TOLLGATE_SECRETS_DIR: open }),
     ]);
     expect(sealed).toEqual([1, says("fail vault: it answers 503: it is sealed, or has no leader; unseal it")]);
-    expect(refused).toEqual([1, says("fail vault: it refuses the token; set TOLLGATE_VAULT_TOKEN to a good one")]);
+    expect(refused).toEqual([
+      1,
+      says("fail vault: it does not know the token; TOLLGATE_VAULT_TOKEN must be a good one"),
+    ]);
+    expect(untold).toEqual([
+      0,
+      says("warn vault: it tells nothing about the token; TOLLGATE_VAULT_TOKEN must be a good"),
+    ]);
+    expect(taken).toEqual([0]);
     expect(dead).toEqual([1, says("fail vault: 127.0.0.1 at 127.0.0.1: ECONNREFUSED; TOLLGATE_VAULT_ADDR must be")]);
     expect(soon).toEqual([0, says("warn vault: the token is good for 3600 s, and this program does not renew it")]);
     expect(readable).toEqual([0, says("warn secrets directory: everybody may look into ")]);

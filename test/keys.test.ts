@@ -7,7 +7,7 @@ import { decodeProtectedHeader } from "jose";
 import { agentWithSecret, ask, idOf, SECRET, secretUpstream } from "./support/gateway/api.ts";
 import { tollgateBinary } from "./support/gateway/binary.ts";
 import { eachDatabase, type Gateway, startGateway } from "./support/gateway/gateway.ts";
-import { type Environment, temporaryRoot } from "./support/gateway/process.ts";
+import { type Environment, runCommand, temporaryRoot } from "./support/gateway/process.ts";
 import { startPostgres } from "./support/stores/postgres.ts";
 
 setDefaultTimeout(150_000);
@@ -165,7 +165,67 @@ eachDatabase((database) => {
       code: 2,
       stderr: expect.stringContaining("--tenant"),
     });
+    // What the issuer's key has signed is over with the key, whatever number it carries.
+    const kid = decodeProtectedHeader(newest).kid as string;
+    expect(await revoke("--all")).toMatchObject({ code: 2, stderr: expect.stringContaining("--all must stand alone") });
+    expect(await gateway.run("token", "revoke", "--all")).toMatchObject({ code: 0 });
+    const last = await mint(gateway);
+    expect(await statusOf(gateway, last)).toBe(200);
+    await until(async () => (await statusOf(gateway, newest)) === 401);
+    expect(await statusOf(gateway, last)).toBe(200);
+    expect(await publicKids(gateway)).not.toContain(kid);
   });
+});
+
+test.concurrent("what is done to keys in another place than the gateway's is refused, and no key file is replaced", async () => {
+  const home = mkdtempSync(join(temporaryRoot(), "keys-"));
+  const file = join(home, "key");
+  writeFileSync(file, `${newMasterKey()}\n`, { mode: 0o600 });
+  const kept = readFileSync(file, "utf8");
+  const DATABASE_URL = await (await startPostgres()).freshDatabase();
+  const elsewhere = { TOLLGATE_MASTER_KEY_FILE: file, TOLLGATE_DATA_DIR: join(home, "elsewhere") };
+  const commands = [
+    ["keys", "rotate"],
+    ["token", "revoke", "--tenant", "acme"],
+    ["token", "revoke", "--all"],
+  ];
+  for (const command of commands) {
+    const [none, empty] = await Promise.all(
+      [elsewhere, { ...elsewhere, DATABASE_URL }].map((env) => runCommand(command, { cwd: home, env })),
+    );
+    expect(none).toMatchObject({ code: 2, stderr: expect.stringContaining("TOLLGATE_DATA_DIR must be the gateway's") });
+    expect(empty).toMatchObject({ code: 2, stderr: expect.stringContaining("DATABASE_URL must be the gateway's") });
+  }
+  expect([readdirSync(home), readFileSync(file, "utf8")]).toEqual([["key"], kept]);
+});
+
+test.concurrent("a command that the database does not answer ends, and says what to do", async () => {
+  const DATABASE_URL = await (await startPostgres()).freshDatabase();
+  const env = { DATABASE_URL, TOLLGATE_MASTER_KEY: newMasterKey() };
+  const run = (...command: string[]) => runCommand(command, { cwd: temporaryRoot(), env });
+  expect((await run("token", "--tenant", ALICE.tenant, "--user", ALICE.user)).code).toBe(0);
+  await using client = new Bun.SQL(DATABASE_URL, { max: 1 });
+  const ended = await client.begin(async (tx) => {
+    await tx.unsafe("lock table signing_keys in access exclusive mode");
+    return run("token", "revoke", "--all");
+  });
+  expect(ended).toMatchObject({
+    code: 1,
+    stdout: "",
+    stderr: expect.stringMatching(/\ntollgate token revoke was cut short: .*\. Run it again when it can\.\n$/),
+  });
+});
+
+test.concurrent("the same new key given twice leaves nothing that a later rotation would take for its own", async () => {
+  await using gateway = await startGateway();
+  const file = join(gateway.dataDir, "master.key");
+  const [first, next] = [readFileSync(file, "utf8"), newMasterKey()];
+  const env = { TOLLGATE_DATA_DIR: gateway.dataDir };
+  const given = { cwd: gateway.dataDir, env: { ...env, TOLLGATE_NEW_MASTER_KEY: next } };
+  expect((await runCommand(["keys", "rotate"], given)).stdout).toContain("the keys are rotated (");
+  expect((await runCommand(["keys", "rotate"], given)).stdout).toContain("nothing was done");
+  expect((await gateway.run("keys", "rotate")).stdout).toContain("the keys are rotated (");
+  expect([`${next}\n`, first]).not.toContain(readFileSync(file, "utf8"));
 });
 
 test.concurrent("two gateways rotate only when both have the new key, which each finds in a file without a restart", async () => {

@@ -1,7 +1,5 @@
 // `tollgate account`: who may have payments settled by the facilitator. It works on the database alone. A running
 // facilitator applies every change from its next request on.
-import { existsSync } from "node:fs";
-import { join } from "node:path";
 import { amount } from "../config/money.ts";
 import { readCertificates } from "../config/pem.ts";
 import type { Config } from "../config.ts";
@@ -20,11 +18,10 @@ import {
   removeCertificate,
   setEnabled,
 } from "../facilitator/accounts.ts";
-import { DATABASE_FILE } from "../keys/master-key.ts";
 import { openStore } from "../storage/open.ts";
 import type { Store } from "../storage/store.ts";
 import type { CommandLine } from "./command-line.ts";
-import { openDataDir } from "./open.ts";
+import { openDataDir, requireDatabase } from "./open.ts";
 
 type Change = "account disable" | "account enable" | "account remove";
 type CertificateChange = "account add-cert" | "account remove-cert";
@@ -108,7 +105,8 @@ export async function runAccount(
   request: AccountRequest,
   log: Log,
 ): Promise<string> {
-  requireDatabase(config, request);
+  // Only this one may come before the first start.
+  if (request.command !== "account add") requireDatabase(config, "facilitator");
   openDataDir(config, log);
   // What a command tells is its output: that the store was opened is none of it.
   const store = await openStore({ ...config, log: { ...log, info: log.debug }, clock: systemClock });
@@ -120,13 +118,6 @@ export async function runAccount(
   } finally {
     await store.close();
   }
-}
-
-/** Only `account add` may create a database: with any other command a mistyped directory would be created, empty. */
-function requireDatabase({ databaseUrl, dataDir }: Pick<Config, "databaseUrl" | "dataDir">, request: AccountRequest) {
-  if (databaseUrl !== null || request.command === "account add") return;
-  if (existsSync(join(dataDir, DATABASE_FILE))) return;
-  throw new StartupProblem(`TOLLGATE_DATA_DIR must be the facilitator's: ${dataDir} holds no ${DATABASE_FILE}`);
 }
 
 async function perform(store: Store, request: AccountRequest): Promise<string> {

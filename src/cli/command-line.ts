@@ -25,7 +25,7 @@ const CERTIFICATE_OF_ACCOUNT = { words: ["NAME"], flags: ["cert", "data-dir"] };
 /** By the words that call them. */
 const COMMANDS = {
   token: { flags: ["tenant", "user", "scope", "ttl", "data-dir"] },
-  "token revoke": { flags: ["tenant", "user", "data-dir"] },
+  "token revoke": { flags: ["tenant", "user", "all", "data-dir"], bare: ["all"] },
   "keys rotate": DATA_DIR,
   migrate: DATA_DIR,
   backup: { optional: ["FILE"], flags: ["verify", "data-dir"], bare: ["verify"] },

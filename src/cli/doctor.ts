@@ -90,7 +90,7 @@ function facilitatorChecks({ tls, rpcUrls, signers, limits, ...place }: Facilita
     ...databaseChecks(place, opening),
     { what: "TLS files", look: () => tlsFindings(tls) },
     { what: "RPC endpoints", after: nodes, look: () => nodesFindings(nodes, limits.batch) },
-    { what: "clock", after: nodes, look: () => chainClockFindings(nodes) },
+    { what: "chain clock", after: nodes, look: () => chainClockFindings(nodes) },
     { what: "wallets", after: nodes, look: () => walletFindings(signers, limits.gasLowWaterWei, nodes) },
     ...(signers.kind === "local" ? [] : [{ what: "remote signer", look: () => signerFindings(signers, outbound) }]),
   ];

@@ -13,6 +13,8 @@ const USAGE = `tollgate: a multi-tenant gateway for agents, and the facilitator 
       print a token of the gateway's local issuer; --ttl takes s, m, h or d, 12h if not given
   tollgate token revoke --tenant T [--user U] [--data-dir DIR]
       refuse the tokens of the local issuer that this user, or each user of the tenant, has by now; new ones are taken
+  tollgate token revoke --all [--data-dir DIR]
+      refuse every token of the local issuer that there is by now, forged ones too: its key is replaced
   tollgate keys rotate [--data-dir DIR]
       renew every key beside the gateways that run: the master key, the key of each tenant, and the keys that sign tokens
       and receipts; a run that was cut short is taken up by the next (see tollgate help operations)

@@ -1,25 +1,16 @@
 // `tollgate keys rotate`: every key anew, beside gateways that run. Whatever is killed or fails in the middle, the next run
 // goes on.
 import type { Config } from "../config.ts";
-import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { secretIdentity } from "../gateway/credentials/service.ts";
 import { newKey } from "../keys/envelope.ts";
 import type { Lacking } from "../keys/holders.ts";
 import { openKeyring } from "../keys/keyring.ts";
-import {
-  findMasterKeys,
-  MASTER_KEY_FILE,
-  masterKeyFile,
-  nextKeyFile,
-  promoteMasterKey,
-  stageMasterKey,
-} from "../keys/master-key.ts";
+import { masterKeyFile, nextKeyFile, promoteMasterKey, stageMasterKey } from "../keys/master-key.ts";
 import { type MasterKeys, masterKeyId } from "../keys/master-keys.ts";
 import { rotate } from "../keys/rotate.ts";
-import { openStore } from "../storage/open.ts";
-import { patient } from "./open.ts";
+import { openGatewayStore, requireMasterKeys } from "./open.ts";
 
 const ALREADY = "the keys are rotated to that master key already; nothing was done";
 
@@ -41,15 +32,9 @@ export function rotationProblems(config: Config | null): string[] {
 
 /** @throws StartupProblem */
 export async function rotateKeys(config: Config, log: Log): Promise<RotationVerdict> {
-  const masterKeys = findMasterKeys({ ...config, log });
-  if (masterKeys === null) {
-    throw new StartupProblem(
-      `there is no master key: TOLLGATE_MASTER_KEY must be set, or ${MASTER_KEY_FILE} be in the data directory`,
-    );
-  }
-  const { databaseUrl, dataDir } = config;
-  const file = masterKeyFile(config.masterKeys, dataDir);
-  const store = patient(await openStore({ databaseUrl, dataDir, log, clock: systemClock }));
+  const masterKeys = requireMasterKeys(config, log);
+  const file = masterKeyFile(config.masterKeys, config.dataDir);
+  const store = await openGatewayStore(config, log);
   try {
     await openKeyring(store, masterKeys, store.clock);
     const options = { store, masterKeys, clock: store.clock, secretIdentity };

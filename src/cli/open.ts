@@ -1,8 +1,14 @@
 // What every command that touches the data needs first: the directory, and the master key where secrets are kept.
+import { existsSync } from "node:fs";
+import { join } from "node:path";
 import { makeDataDir } from "../config/data-dir.ts";
 import type { Config } from "../config.ts";
+import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
-import { loadMasterKeys } from "../keys/master-key.ts";
+import { StartupProblem } from "../core/startup.ts";
+import { DATABASE_FILE, findMasterKeys, loadMasterKeys, MASTER_KEY_FILE } from "../keys/master-key.ts";
+import type { MasterKeys } from "../keys/master-keys.ts";
+import { openStore } from "../storage/open.ts";
 import { untilStored } from "../storage/retry-until-stored.ts";
 import type { Store } from "../storage/store.ts";
 
@@ -25,11 +31,46 @@ export function openMasterKeys(config: DataPlace & Pick<Config, "masterKeys">, l
   return loadMasterKeys({ ...config, log });
 }
 
+/**
+ * For what is done to a deployment that is there: in a mistyped directory an empty database would be made, and done to.
+ *
+ * @throws StartupProblem when there is none
+ */
+export function requireDatabase({ databaseUrl, dataDir }: DataPlace, whose: "gateway" | "facilitator"): void {
+  if (databaseUrl !== null || existsSync(join(dataDir, DATABASE_FILE))) return;
+  throw new StartupProblem(`TOLLGATE_DATA_DIR must be the ${whose}'s: ${dataDir} holds no ${DATABASE_FILE}`);
+}
+
+/**
+ * The database of a gateway that has keys: what is done to keys or tokens elsewhere is done to nothing.
+ *
+ * @throws StartupProblem when there are none
+ */
+export async function openGatewayStore({ databaseUrl, dataDir }: DataPlace, log: Log): Promise<Store> {
+  requireDatabase({ databaseUrl, dataDir }, "gateway");
+  const store = patient(await openStore({ databaseUrl, dataDir, log, clock: systemClock }));
+  const { signingKeys } = store.read.tables;
+  const keys = await store.read.db.select({ kid: signingKeys.kid }).from(signingKeys).limit(1);
+  if (keys.length > 0) return store;
+  await store.close();
+  const place = databaseUrl === null ? "TOLLGATE_DATA_DIR" : "DATABASE_URL";
+  throw new StartupProblem(`${place} must be the gateway's: the database there holds no keys, so no token is of it`);
+}
+
+/** @throws StartupProblem when there is none, or it can't be used */
+export function requireMasterKeys(config: DataPlace & Pick<Config, "masterKeys">, log: Log): MasterKeys {
+  const masterKeys = findMasterKeys({ ...config, log });
+  if (masterKeys !== null) return masterKeys;
+  throw new StartupProblem(
+    `there is no master key: TOLLGATE_MASTER_KEY must be set, or ${MASTER_KEY_FILE} be in the data directory`,
+  );
+}
+
 const PATIENCE_MS = 60_000;
 const PAUSE_MS_MOST = 500;
 
 /** A store for a command whose writes may be done twice: beside a busy gateway, one may have to wait its turn for long. */
-export function patient(store: Store): Store {
+function patient(store: Store): Store {
   return {
     ...store,
     write(work, bytes) {

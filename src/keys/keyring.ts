@@ -77,6 +77,7 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
     publicJwks: () => seen.signing.publicJwks(),
     revocations,
     isFresh: watch.isFresh,
+    isUsable: watch.isUsable,
     refreshed: watch.refreshed,
     renewed: watch.renewed,
     /**

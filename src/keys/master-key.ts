@@ -1,11 +1,11 @@
 // Where master keys come from: the configuration, or master.key in the data directory, where the first is generated at the
 // first start. Nothing but the end of a rotation replaces one: losing it would lose every secret in the database.
-import { readFileSync, renameSync, statSync } from "node:fs";
+import { readFileSync, renameSync, rmSync, statSync } from "node:fs";
 import { dirname, join } from "node:path";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { holdsWrappedKeys } from "../storage/keys-held.ts";
-import { placePrivateFile, syncDirectory } from "../storage/private-file.ts";
+import { type Owner, placePrivateFile, syncDirectory } from "../storage/private-file.ts";
 import { newKey } from "./envelope.ts";
 import { keyIn, type MasterKeys, masterKeyId, openMasterKeys } from "./master-keys.ts";
 
@@ -97,13 +97,14 @@ function masterKeysAround(own: Buffer, settings: MasterKeySettings, dataDir: str
 }
 
 /**
- * The next master key in its file, durable when this returns: the one that is there, or else this one.
+ * The next master key in its file, durable when this returns: the one that is there, or else this one. It belongs to whom
+ * the one before belongs to, who must be able to read it, also when root rotates the keys.
  *
  * @throws StartupProblem when the file can't be written or read
  */
 export function stageMasterKey(file: string, key: Buffer, log: Log): Buffer {
   const path = nextKeyFile(file);
-  return readKey(path, log) ?? place(path, key, log).key;
+  return readKey(path, log) ?? place(path, key, log, statSync(file, { throwIfNoEntry: false })).key;
 }
 
 /**
@@ -114,7 +115,11 @@ export function stageMasterKey(file: string, key: Buffer, log: Log): Buffer {
  */
 export function promoteMasterKey(file: string, id: string): boolean {
   const [kept, next] = [keyIn(file), keyIn(nextKeyFile(file))];
-  if (kept !== null && masterKeyId(kept) === id) return true;
+  if (kept !== null && masterKeyId(kept) === id) {
+    // Left over, it would be taken for the one that comes next.
+    if (next !== null && masterKeyId(next) === id) rmSync(nextKeyFile(file), { force: true });
+    return true;
+  }
   if (next === null || masterKeyId(next) !== id) return false;
   try {
     renameSync(nextKeyFile(file), file);
@@ -142,9 +147,9 @@ function readKey(path: string, log: Log): Buffer | null {
   return key;
 }
 
-function place(path: string, key: Buffer, log: Log): LoadedMasterKey {
+function place(path: string, key: Buffer, log: Log, owner?: Owner): LoadedMasterKey {
   try {
-    placePrivateFile(path, `${path}.${crypto.randomUUID()}`, `${key.toString("base64")}\n`);
+    placePrivateFile(path, `${path}.${crypto.randomUUID()}`, `${key.toString("base64")}\n`, owner);
     syncDirectory(dirname(path));
     return { key, generated: true };
   } catch (cause) {

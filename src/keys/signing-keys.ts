@@ -1,5 +1,7 @@
 // The keys that sign the tokens of the local issuer and the receipts. A rotation retires them: what they have signed can
 // be checked for ever, and their tokens are taken until the last of them has expired.
+
+import { eq } from "drizzle-orm";
 import { type CryptoKey, calculateJwkThumbprint, exportJWK, generateKeyPair, importJWK, type JWK } from "jose";
 import type { KeyPurpose } from "../../db/key-schema.ts";
 import type { Clock } from "../core/clock.ts";
@@ -94,6 +96,23 @@ export async function makeFirstSigningKeys(
     const masterKey = requireMasterKey(masterKeys, master_key_id);
     if (state.master_key_id === null) await changeState(tx, state, { master_key_id });
     await storeSigningKeys(tx, made, { masterKey, master_key_id, now: clock.now() });
+  });
+}
+
+/**
+ * From about a second later on no gateway takes a token that was made before, nor one that was forged with an earlier key:
+ * no key is left that verifies it.
+ */
+export async function replaceIssuerKey(store: Pick<Store, "write" | "clock">, masterKeys: MasterKeys): Promise<void> {
+  const made = [await newSigningKey("issuer")];
+  await store.write(async (tx) => {
+    const state = await lockState(tx);
+    if (state.master_key_id === null) throw new Error("a keyring without a master key has no issuer");
+    const masterKey = requireMasterKey(masterKeys, state.master_key_id);
+    const { signingKeys: t } = tx.tables;
+    await tx.db.delete(t).where(eq(t.purpose, "issuer"));
+    await storeSigningKeys(tx, made, { masterKey, master_key_id: state.master_key_id, now: store.clock.now() });
+    await changeState(tx, state, {});
   });
 }
 

@@ -2,7 +2,7 @@ import { expect, test } from "bun:test";
 import { createWatch } from "./watch.ts";
 
 /** A look that ends when it is told to. */
-function heldLook() {
+function heldLook(now?: () => number) {
   const looks: PromiseWithResolvers<void>[] = [];
   const failures: unknown[] = [];
   const begun = () => {
@@ -10,7 +10,7 @@ function heldLook() {
     looks.push(look);
     return look.promise;
   };
-  return { looks, failures, watch: createWatch(begun, (error) => failures.push(error)) };
+  return { looks, failures, watch: createWatch(begun, (error) => failures.push(error), now) };
 }
 
 test("a look that was asked for begins after the question, whatever is under way, and is shared", async () => {
@@ -41,6 +41,24 @@ test("a look that fails is told of, and keeps nobody", async () => {
   looks[0]?.reject(new Error("the database is away"));
   await asked;
   expect(failures).toEqual([new Error("the database is away")]);
+});
+
+test("what was seen is gone by for ten seconds and no longer, and again after the next look", async () => {
+  let time = 0;
+  const { looks, watch } = heldLook(() => time);
+  watch.start();
+  const states = [watch.isUsable()];
+  time = 9_999;
+  states.push(watch.isFresh(), watch.isUsable());
+  time = 10_000;
+  states.push(watch.isUsable());
+  // Whoever comes now waits for a look that goes on.
+  const waiting = watch.refreshed();
+  looks[0]?.resolve();
+  await waiting;
+  states.push(watch.isUsable(), watch.isFresh());
+  await watch.stop();
+  expect(states).toEqual([true, false, true, false, true, true]);
 });
 
 test("a process that does not watch waits for nothing", async () => {

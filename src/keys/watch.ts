@@ -1,10 +1,13 @@
 // A look at the database about every second, for what other processes change. What was seen is fresh for two seconds; who
-// needs it when it is older, as after a pause of the process, has the next look awaited first.
+// needs it when it is older, as after a pause of the process, has the next look awaited first. What is older than ten seconds
+// is no longer gone by: a token may have been revoked since.
 import { endsWithin } from "../concurrency/deadline.ts";
 import { type Poll, poll } from "../concurrency/poll.ts";
 
 const LOOK_MS = 1_000;
 const FRESH_MS = 2_000;
+/** A database that is away for less than this has nobody refused. It is as long as its absence may stay unanswered. */
+const USABLE_MS = 10_000;
 /**
  * Nobody waits longer for a look: without the database there is nothing to be had anyway, and its absence is answered within
  * ten seconds, nine of which a write may take.
@@ -16,17 +19,22 @@ const PAUSE_MS = 100;
 /**
  * @param look is not called again before it has ended
  * @param failed told of the first of several failures in a row
+ * @param now milliseconds of a clock that never goes back
  */
-export function createWatch(look: () => Promise<void>, failed: (error: unknown) => void) {
+export function createWatch(
+  look: () => Promise<void>,
+  failed: (error: unknown) => void,
+  now: () => number = () => performance.now(),
+) {
   let watching: Poll | null = null;
   let startedAt = Number.NEGATIVE_INFINITY;
-  let seenAt = performance.now();
+  let seenAt = now();
   let isFailing = false;
   let underWay: Promise<void> | null = null;
   let next: Promise<void> | null = null;
 
   async function lookOnce(): Promise<void> {
-    startedAt = performance.now();
+    startedAt = now();
     try {
       await look();
       seenAt = startedAt;
@@ -48,7 +56,7 @@ export function createWatch(look: () => Promise<void>, failed: (error: unknown) 
   function lookAfresh(): Promise<void> {
     next ??= (async () => {
       await underWay;
-      const pause = startedAt + PAUSE_MS - performance.now();
+      const pause = startedAt + PAUSE_MS - now();
       if (pause > 0) await Bun.sleep(pause);
       next = null;
       await lookNow();
@@ -56,14 +64,18 @@ export function createWatch(look: () => Promise<void>, failed: (error: unknown) 
     return next;
   }
 
+  const isSeenWithin = (ms: number) => watching === null || now() - seenAt < ms;
+
   return {
     /** Always, in a process that does not watch. */
-    isFresh: () => watching === null || performance.now() - seenAt < FRESH_MS,
+    isFresh: () => isSeenWithin(FRESH_MS),
+    /** Whether it may still be gone by. */
+    isUsable: () => isSeenWithin(USABLE_MS),
     /** Waits until what was seen is fresh, if that can be had. */
     async refreshed(): Promise<void> {
-      if (watching === null || performance.now() - seenAt < FRESH_MS) return;
+      if (isSeenWithin(FRESH_MS)) return;
       const look = lookNow();
-      const left = startedAt + WAIT_MS_MAX - performance.now();
+      const left = isSeenWithin(USABLE_MS) ? startedAt + WAIT_MS_MAX - now() : WAIT_MS_MAX;
       if (left > 0) await endsWithin(left, look);
     },
     /** Looks for what may have changed a moment ago. */
@@ -71,7 +83,7 @@ export function createWatch(look: () => Promise<void>, failed: (error: unknown) 
       await endsWithin(WAIT_MS_MAX, lookAfresh());
     },
     start() {
-      seenAt = performance.now();
+      seenAt = now();
       watching = poll({ leastMs: LOOK_MS, mostMs: LOOK_MS }, async () => {
         await lookNow();
         return false;

@@ -42,7 +42,7 @@ export function databaseChecks({ databaseUrl, dataDir }: Place, opening: Opening
           ? "see to the file and its disk, or restore a backup"
           : "DATABASE_URL must be right, and its server take writes: without it no call is taken",
     },
-    ...(databaseUrl === null ? [] : [{ what: "clock", after: opening, look: () => clockFindings(opening) }]),
+    ...(databaseUrl === null ? [] : [{ what: "database clock", after: opening, look: () => clockFindings(opening) }]),
   ];
 }
 
@@ -71,10 +71,10 @@ async function clockFindings(opening: Opening): Promise<Finding[]> {
   const database = await orNull(opening);
   const from = systemClock.now();
   const now = (await database?.now()) ?? null;
-  if (now === null) return notLookedAt("clock", "the database");
+  if (now === null) return notLookedAt("database clock", "the database");
   const aheadMs = now - (from + systemClock.now()) / 2;
   const problem = skewProblem("the database's clock", aheadMs, "set both by NTP: tokens are judged by the database's");
-  return findings("clock", [problem], `${seconds(aheadMs)} s from the database's`);
+  return findings("database clock", [problem], `${seconds(aheadMs)} s from the database's`);
 }
 
 export function seconds(ms: number): string {

@@ -168,5 +168,9 @@ export async function chainClockFindings(opening: Promise<Nodes>): Promise<Findi
           time * 1000 - systemClock.now(),
           "set this clock by NTP, or see why no node has a newer block",
         );
-  return findings("clock", [problem], `${seconds((time ?? 0) * 1000 - systemClock.now())} s from the chain's time`);
+  return findings(
+    "chain clock",
+    [problem],
+    `${seconds((time ?? 0) * 1000 - systemClock.now())} s from the chain's time`,
+  );
 }

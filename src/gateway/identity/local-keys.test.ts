@@ -12,6 +12,7 @@ import { rotate } from "../../keys/rotate.ts";
 import type { SigningKey } from "../../keys/signing-keys.ts";
 import type { Store } from "../../storage/store.ts";
 import { createIdentity, type Identity } from "./identity.ts";
+import type { LocalKeyring } from "./local-keys.ts";
 
 const place = sqlitePlace();
 const masterKeys = onlyMasterKey(newKey());
@@ -23,19 +24,23 @@ let identity: Identity;
 beforeAll(async () => {
   store = await place.open();
   keyring = await openKeyring(store, masterKeys, systemClock);
-  identity = createIdentity({
-    claims: { tenant: "tenant_id", user: "sub", scope: "scope" },
-    oidc: null,
-    keyring,
-    fetchJson: () => Promise.reject(new Error("not asked")),
-    clock: systemClock,
-    log: silentLog,
-  });
+  identity = identityOf(keyring);
 });
 afterAll(async () => {
   await store.close();
   place.remove();
 });
+
+function identityOf(known: LocalKeyring): Identity {
+  return createIdentity({
+    claims: { tenant: "tenant_id", user: "sub", scope: "scope" },
+    oidc: null,
+    keyring: known,
+    fetchJson: () => Promise.reject(new Error("not asked")),
+    clock: systemClock,
+    log: silentLog,
+  });
+}
 
 const tokenBy = ({ kid, privateKey }: SigningKey, claims: Record<string, unknown> = {}) =>
   new SignJWT({ tenant_id: "acme", sub: "alice", ...claims })
@@ -48,9 +53,9 @@ const tokenBy = ({ kid, privateKey }: SigningKey, claims: Record<string, unknown
 /** Another process, as `tollgate token` is one. */
 const latest = () => openKeyring(store, masterKeys, systemClock);
 
-async function outcome(token: string): Promise<Caller | string> {
+async function outcome(token: string, judge = identity): Promise<Caller | string> {
   try {
-    return await identity.authenticate(`Bearer ${token}`);
+    return await judge.authenticate(`Bearer ${token}`);
   } catch (error) {
     return (error as { kind: string }).kind;
   }
@@ -92,4 +97,27 @@ test("a revoked token is refused also where it is remembered, and one without a 
   const madeAfterwards = (await latest()).revocations.newest();
   expect(await outcome(await tokenBy(key, { [REVOCATION_CLAIM]: madeAfterwards }))).toEqual(ALICE);
   expect(await outcome(await tokenBy(key, { sub: "bob" }))).toEqual({ ...ALICE, user: "bob" });
+});
+
+test("while the revocations can't be read for long no token is taken, known or not, and then as before", async () => {
+  let seen: "just now" | "a while ago" | "long ago" = "just now";
+  const judge = identityOf({
+    ...keyring,
+    isFresh: () => seen === "just now",
+    isUsable: () => seen !== "long ago",
+    refreshed: async () => {},
+  });
+  const [known = "", unknown = ""] = await Promise.all(
+    [{}, { jti: "another" }].map((more) => tokenBy(keyring.signingKey("issuer"), { sub: "bob", ...more })),
+  );
+  expect(await outcome(known, judge)).toEqual({ ...ALICE, user: "bob" });
+  seen = "a while ago";
+  expect(await outcome(known, judge)).toEqual({ ...ALICE, user: "bob" });
+  seen = "long ago";
+  expect([await outcome(known, judge), await outcome(unknown, judge)]).toEqual(["unavailable", "unavailable"]);
+  seen = "just now";
+  expect([await outcome(known, judge), await outcome(unknown, judge)]).toEqual([
+    { ...ALICE, user: "bob" },
+    { ...ALICE, user: "bob" },
+  ]);
 });
