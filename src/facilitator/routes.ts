@@ -3,6 +3,7 @@
 import { Fault } from "../core/fault.ts";
 import { SETTLE_BODY_BYTES_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
+import type { Tracer } from "../core/tracing.ts";
 import { json } from "../http/answers.ts";
 import { routes } from "../http/elysia.ts";
 import { createGuardedEdge, createScopes } from "../http/server.ts";
@@ -24,6 +25,8 @@ const SUPPORTED = {
 export interface FacilitatorRoutes {
   readonly read: Reader;
   readonly log: Log;
+  /** Left out where traces are off. */
+  readonly tracer?: Tracer | null;
   settle(account: FacilitatorAccount, request: SettleRequest): Promise<SettleResponse>;
   readiness(): Promise<{ readonly ready: true } | { readonly ready: false; readonly reason: string }>;
 }
@@ -46,6 +49,7 @@ export function createOpenEdge({ readiness, log }: Pick<FacilitatorRoutes, "read
 
 /** What the mutual-TLS port answers. */
 export function createPeerEdge(options: FacilitatorRoutes) {
+  const { tracer = null } = options;
   const peers = new WeakMap<Request, Peer>();
   const accounts = createScopes<FacilitatorAccount>();
   const app = routes()
@@ -54,7 +58,10 @@ export function createPeerEdge(options: FacilitatorRoutes) {
       "/settle",
       async ({ request }) => {
         const scope = accounts.of(request);
-        const response = await options.settle(scope.caller, await readSettleRequest(request));
+        const settleRequest = await readSettleRequest(request);
+        const settle = () => options.settle(scope.caller, settleRequest);
+        const { span } = scope;
+        const response = await (span === null || tracer === null ? settle() : tracer.during(span, settle));
         scope.note("outcome", response.success ? "settled" : "failed");
         return json("ok", response);
       },
@@ -63,6 +70,7 @@ export function createPeerEdge(options: FacilitatorRoutes) {
   const edge = createGuardedEdge<FacilitatorAccount>({
     app,
     log: options.log,
+    tracer,
     guard: {
       covers: (path) => path === "/settle",
       async identify(request) {
@@ -74,6 +82,7 @@ export function createPeerEdge(options: FacilitatorRoutes) {
       },
       shown: ({ name }) => ["account", name],
       scopes: accounts,
+      traced: (method, path) => (method === "POST" ? { route: path } : null),
     },
   });
   return {

@@ -4,6 +4,7 @@ import type { UnderWay } from "../concurrency/under-way.ts";
 import { timeBounds } from "../core/clock.ts";
 import type { HostRules } from "../core/host.ts";
 import type { Log } from "../core/log.ts";
+import type { Tracer } from "../core/tracing.ts";
 import { COMMIT, VERSION } from "../core/version.ts";
 import { pseudonymOf } from "../core/via.ts";
 import type { DecoderShare } from "../http/decoder-share.ts";
@@ -27,9 +28,10 @@ import { createWorkerPool } from "./executor/workers/pool.ts";
 import { healthRoutes } from "./health-routes.ts";
 import { createClaims } from "./invocations/claims.ts";
 import { type CompletionWaiters, createCompletionWaiters } from "./invocations/completion-waiters.ts";
-import { endedAmong, findInvocation } from "./invocations/history.ts";
+import { callHeaders, endedAmong, findInvocation } from "./invocations/history.ts";
 import { createRefusals } from "./invocations/refusals.ts";
 import { invocationRoutes } from "./invocations/routes.ts";
+import type { InvocationKey } from "./invocations/service.ts";
 import { manualRoutes } from "./manual/routes.ts";
 import { docsRoutes } from "./openapi/routes.ts";
 import type { GatewayOptions } from "./options.ts";
@@ -64,11 +66,13 @@ export interface GatewayParts {
   readonly decoders: DecoderShare;
   readonly verifier: Verifier;
   readonly log: Log;
+  /** Null where traces are off. */
+  readonly tracer: Tracer | null;
   readonly admitting: UnderWay;
 }
 
 export async function composeGateway(parts: GatewayParts) {
-  const { options, store, keyring, replica, log } = parts;
+  const { options, store, keyring, replica, log, tracer } = parts;
   const { clock } = store;
   const claims = createClaims();
   const refusals = createRefusals({ store, clock, log });
@@ -87,6 +91,7 @@ export async function composeGateway(parts: GatewayParts) {
     claims,
     refusals,
     resolveCredential,
+    tracer,
   });
   const takeUp = (tenant: string, agentId: string) => scheduler.take(tenant, agentId);
   const { settler, payments } = composePayments({ ...parts, secrets, paid: takeUp });
@@ -193,7 +198,7 @@ function secretSources({ options, store, keyring, trusted }: GatewayParts): Reso
   };
 }
 
-type StreamingParts = Pick<GatewayParts, "options" | "store" | "keyring" | "rules" | "decoders" | "log"> &
+type StreamingParts = Pick<GatewayParts, "options" | "store" | "keyring" | "rules" | "decoders" | "log" | "tracer"> &
   Pick<AdmitStreamOptions, "claims"> &
   Pick<StreamsDeps, "resolveCredential"> & {
     readonly checks: Omit<AdmitStreamOptions, "claims" | "limits" | "stopping">;
@@ -255,10 +260,10 @@ function upstreamPool({ options, decoders, log }: GatewayParts) {
   });
 }
 
-type PaymentParts = Pick<GatewayParts, "options" | "store" | "rules" | "verifier" | "log"> &
+type PaymentParts = Pick<GatewayParts, "options" | "store" | "rules" | "verifier" | "log" | "tracer"> &
   Pick<SettlerOptions, "paid"> & { readonly secrets: ResolverDeps };
 
-function composePayments({ options, store, rules, verifier, log, secrets, paid }: PaymentParts) {
+function composePayments({ options, store, rules, verifier, log, tracer, secrets, paid }: PaymentParts) {
   const { extraCa, settleWaitMs, publicUrl } = options;
   const { clock } = store;
   const client = createFacilitatorClient({
@@ -268,7 +273,8 @@ function composePayments({ options, store, rules, verifier, log, secrets, paid }
     timeoutMs: settleWaitMs,
   });
   const time = timeBounds(clock);
-  const settler = createSettler({ store, clock, time, log, client, settleWaitMs, paid });
+  const traces = tracer && { tracer, callHeaders: (key: InvocationKey) => callHeaders(store.read, key) };
+  const settler = createSettler({ store, clock, time, log, traces, client, settleWaitMs, paid });
   const payments = createPayments({
     store,
     clock,

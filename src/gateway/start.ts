@@ -18,6 +18,7 @@ import type { MasterKeys } from "../keys/master-keys.ts";
 import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
 import type { Store } from "../storage/store.ts";
+import { openTracer } from "../tracing/open.ts";
 import { createVerifier } from "../x402/verifier/verifier.ts";
 import { composeGateway } from "./compose.ts";
 import { createIdentity } from "./identity/identity.ts";
@@ -43,9 +44,10 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   // The operator chose the issuer and the vault, so the host rules for tenants do not apply to them.
   const trusted = createOutbound({ rules: null, extraCa: options.extraCa });
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
-  const admitting = createUnderWay();
-  const verifier = createVerifier({ log });
-  const parts = { options, store, ...keys, rules, trusted, decoders: createDecoderShare(), verifier, admitting, log };
+  const [admitting, verifier] = [createUnderWay(), createVerifier({ log })];
+  const tracer = await openTracer(options.tracing, "tollgate-gateway", log);
+  const shared = { rules, trusted, decoders: createDecoderShare(), verifier, admitting, log, tracer };
+  const parts = { options, store, ...keys, ...shared };
   const {
     workers,
     scheduler,
@@ -73,7 +75,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   await settler.recover();
   const stopRemoving = await startRemovingParts(store, log);
   const permit = managePermission(options.manageScope);
-  const edge = createEdge({ ...api, log, authenticate: (header) => identity.authenticate(header), permit });
+  const edge = createEdge({ ...api, log, tracer, authenticate: (header) => identity.authenticate(header), permit });
   const server = openPort(options, edge, log);
   // From here on nothing can keep the gateway from starting, so calls may be made.
   // Workers load beside that, so that the first answer does not wait for them. A call that comes earlier does.
@@ -113,7 +115,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
       // A stuck store must not keep the process from ending.
       const ending = [left.then(() => announcements?.close()), policy.close(), receipts.stop(), keys.keyring.stop()];
       const stored = Promise.all(ending).then(() => store.close());
-      await endsWithin(LAST_WRITES_MS, stored);
+      await Promise.all([endsWithin(LAST_WRITES_MS, stored), tracer?.stop()]);
       lock?.release();
     },
   };

@@ -6,6 +6,7 @@ import type { Store } from "../../storage/store.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
 import { gweiToWei, quoteFees } from "../chain/fees.ts";
+import type { PaymentSpans } from "../payments/payment-spans.ts";
 import type { ClaimedPayment } from "../payments/payments.ts";
 import type { Gas } from "../settle/ports.ts";
 import type { SettlementWaiters } from "../settle/waiters.ts";
@@ -35,6 +36,8 @@ export interface WalletOptions {
   readonly log: Log;
   readonly signers: readonly Signer[];
   readonly outcomes: Pick<SettlementWaiters, "announce">;
+  /** Left out where traces are off. */
+  readonly spans?: PaymentSpans;
   readonly limits: {
     readonly gasLowWaterWei: bigint;
     /** May have a fraction. */
@@ -71,6 +74,7 @@ export function createWallet(options: WalletOptions) {
     ...parts,
     onForeignNonce: resynchronise,
     againMs: limits.rebroadcastMs,
+    spans: options.spans,
   });
   const watcher = createWatcher({
     ...parts,
