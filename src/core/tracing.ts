@@ -42,6 +42,7 @@ export interface NewSpan {
 }
 
 export interface Span {
+  readonly traceId: string;
   /** The headers that name it as the parent, `tracestate` only where there is one. */
   readonly headers: HeaderPairs;
   set(fields: SpanFields): void;

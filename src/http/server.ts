@@ -131,6 +131,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       if (tracer !== null && traced !== null) {
         const { method } = original;
         context.span = beginSpan(tracer, traced, request, { method, startedAt, caller: [field, shown] });
+        fields["trace_id"] = context.span.traceId;
       }
       const { span } = context;
       const note = (name: string, value: string) => {

@@ -103,6 +103,10 @@ class BegunSpan implements Span {
     this.context = trace.setSpan(ROOT_CONTEXT, span);
   }
 
+  get traceId(): string {
+    return this.#span.spanContext().traceId;
+  }
+
   get headers(): Pairs {
     return headersOf(this.context);
   }

@@ -5,6 +5,7 @@ import architecture from "./architecture.md" with { type: "text" };
 import decisions from "./decisions.md" with { type: "text" };
 import development from "./development.md" with { type: "text" };
 import facilitator from "./facilitator.md" with { type: "text" };
+import monitoring from "./monitoring.md" with { type: "text" };
 import operations from "./operations.md" with { type: "text" };
 import payments from "./payments.md" with { type: "text" };
 import security from "./security.md" with { type: "text" };
@@ -25,6 +26,7 @@ const SUMMARIES = [
   ["payments", "give an agent a price, collect it, and pay for a call", payments],
   ["streaming", "answers as they come, and ordinary MCP clients", streaming],
   ["operations", "configuration, commands, backup, sizing, logs, shutdown, container", operations],
+  ["monitoring", "traces: one call across the gateway, the facilitator, the chain and the upstream", monitoring],
   ["facilitator", "run the service that settles payments: certificates, gas, ceilings, reorgs", facilitator],
   ["security", "who may do what, secrets, upstream addresses, and every limit", security],
   ["decisions", "why things are as they are, with the measurements", decisions],
