@@ -277,6 +277,51 @@ describe("the values of settings", () => {
       expect([bad, blamed({ TOLLGATE_MANAGE_SCOPE: bad })]).toEqual([bad, ["TOLLGATE_MANAGE_SCOPE"]]);
   });
 
+  test("traces are off until there is a collector, and then go by OpenTelemetry's variables", () => {
+    const endpoint = { OTEL_EXPORTER_OTLP_ENDPOINT: "http://collector:4318/base" };
+    expect(load({ OTEL_TRACES_SAMPLER: "always_off" }).config?.tracing).toBeNull();
+    expect(load(endpoint).config?.tracing).toEqual({
+      endpoint: "http://collector:4318/base",
+      headers: [],
+      serviceName: null,
+      resource: [],
+      sampler: "parentbased_always_on",
+      ratio: 1,
+      tracesPerSecond: 100,
+      extraCa: null,
+    });
+    const set = {
+      OTEL_EXPORTER_OTLP_HEADERS_FILE: file("headers", "Authorization=Bearer%20t%2Cu, x = 1 ,\n"),
+      OTEL_SERVICE_NAME: "gate",
+      OTEL_RESOURCE_ATTRIBUTES: "a.b=%C3%A4,c=",
+      OTEL_TRACES_SAMPLER: "traceidratio",
+      OTEL_TRACES_SAMPLER_ARG: "0.25",
+    };
+    expect(load({ ...endpoint, ...set }).config?.tracing).toMatchObject({
+      headers: [
+        ["authorization", "Bearer t,u"],
+        ["x", "1"],
+      ],
+      serviceName: "gate",
+      resource: [
+        ["a.b", "ä"],
+        ["c", ""],
+      ],
+      sampler: "traceidratio",
+      ratio: 0.25,
+    });
+    for (const [name, ...values] of [
+      ["OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318", "grpc://collector", "http://u:p@collector", "http://c?x=1"],
+      ["OTEL_EXPORTER_OTLP_HEADERS", "a", "=b", "a b=c", "a=%0a", "a=%zz", "a=%C4%80", Array(65).fill("a=b").join()],
+      ["OTEL_RESOURCE_ATTRIBUTES", "a", "=b", "a=%00"],
+      ["OTEL_TRACES_SAMPLER", "jaeger_remote", "xray"],
+      ["OTEL_TRACES_SAMPLER_ARG", "1.1", "-1", "1e-3", "half"],
+      ["TOLLGATE_TRACES_PER_SECOND", "0", "1.5"],
+    ] as const) {
+      for (const value of values) expect([value, blamed({ [name]: value })]).toEqual([value, [name]]);
+    }
+  });
+
   test("a vault prefix keeps each tenant in a place of its own", () => {
     const base = { TOLLGATE_VAULT_ADDR: "http://v", TOLLGATE_VAULT_TOKEN: "t" };
     const prefix = (text: string) => load({ ...base, TOLLGATE_VAULT_PREFIX: text }).config?.vault?.prefix;

@@ -17,6 +17,7 @@ import {
 import { readTlsFiles } from "./config/tls.ts";
 import { COMMON, DEMO, FACILITATOR, GATEWAY, MASTER_KEYS, type VariableRow } from "./config/variables.ts";
 import { systemClock } from "./core/clock.ts";
+import type { TracingOptions } from "./core/tracing-options.ts";
 import type { Environment } from "./environment.ts";
 
 export const processEnvironment: Environment = process.env;
@@ -212,9 +213,25 @@ function arrange(v: ConfigValues, terminal: boolean, environment: Environment) {
           },
     /** Of the demo's chain; null to look for it. */
     anvil: v.TOLLGATE_ANVIL,
+    tracing: arrangeTracing(v),
     /** Null unless the mode is the facilitator's. */
     facilitator: arrangeFacilitator(v, environment),
   } as const;
+}
+
+/** Null where traces are off. */
+function arrangeTracing(v: ConfigValues): TracingOptions | null {
+  if (v.OTEL_EXPORTER_OTLP_ENDPOINT === null) return null;
+  return {
+    endpoint: v.OTEL_EXPORTER_OTLP_ENDPOINT,
+    headers: v.OTEL_EXPORTER_OTLP_HEADERS,
+    serviceName: v.OTEL_SERVICE_NAME,
+    resource: v.OTEL_RESOURCE_ATTRIBUTES,
+    sampler: v.OTEL_TRACES_SAMPLER,
+    ratio: v.OTEL_TRACES_SAMPLER_ARG,
+    tracesPerSecond: v.TOLLGATE_TRACES_PER_SECOND,
+    extraCa: v.TOLLGATE_CA_FILE,
+  };
 }
 
 /** Null when one of the required variables is not set: the rules have told so, or it is not the mode. */
@@ -235,6 +252,7 @@ function arrangeFacilitator(v: ConfigValues, environment: Environment) {
     dataDir: resolve(v.TOLLGATE_DATA_DIR),
     databaseUrl: v.DATABASE_URL,
     drainMs: v.TOLLGATE_DRAIN_MS,
+    tracing: arrangeTracing(v),
     tls: { cert, key, clientCa },
     readTls: () => readTlsFiles(tlsPaths),
     rpcUrls,

@@ -50,6 +50,7 @@ function optionsFor(dataDir: string, changes: Partial<FacilitatorOptions> = {}):
     dataDir,
     databaseUrl: null,
     drainMs: 200,
+    tracing: null,
     tls: { cert: pki.server.cert, key: pki.server.key, clientCa: pki.ca.cert },
     readTls: null,
     rpcUrls: [chain.url],

@@ -58,6 +58,7 @@ test("every setting that is not required has a default", () => {
     dataDir: join(dir, "data"),
     databaseUrl: null,
     drainMs: 30_000,
+    tracing: null,
     tls: { cert: SERVER.cert, key: SERVER.key, clientCa: TEST_CA },
     readTls: expect.any(Function),
     rpcUrls: ["http://127.0.0.1:8545"],
@@ -108,7 +109,7 @@ describe("the settings of each service", () => {
     };
     expect(loadAs("serve", gateway).problems).toEqual([]);
     expect(loadAs("serve", gateway).config).toMatchObject({ port: 8080, facilitator: null });
-    expect(blamed({ TOLLGATE_WORKERS: "x", TOLLGATE_CA_FILE: "/nowhere", TOLLGATE_VAULT_TOKEN: "t" })).toEqual([]);
+    expect(blamed({ TOLLGATE_WORKERS: "x", TOLLGATE_SECRETS_DIR: "/nowhere", TOLLGATE_VAULT_TOKEN: "t" })).toEqual([]);
   });
 
   test("the facilitator keeps no secrets in the database: it needs no master key", () => {

@@ -158,3 +158,46 @@ export const claimName: Kind<string> = {
   must: `a claim name, and none of ${REGISTERED.join(", ")}`,
   parse: (value) => (REGISTERED.includes(value) ? undefined : plain(value)),
 };
+
+const PAIRS_MAX = 64;
+const PAIR_NAME = /^[!#$%&'*+.^_`|~\w-]{1,256}$/;
+
+/** The list format of W3C baggage, as OpenTelemetry has it. */
+function parsePairs(text: string, takes: (value: string) => boolean): [name: string, value: string][] | undefined {
+  const pairs: [string, string][] = [];
+  for (const member of text.split(",")) {
+    if (member.trim() === "") continue;
+    const [, name = "", written = ""] = /^\s*([^=\s]+)\s*=\s*(.*?)\s*$/.exec(member) ?? [];
+    const value = decoded(written);
+    if (!PAIR_NAME.test(name) || value === undefined || !takes(value)) return undefined;
+    pairs.push([name, value]);
+  }
+  return pairs.length <= PAIRS_MAX ? pairs : undefined;
+}
+
+function decoded(text: string): string | undefined {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return undefined;
+  }
+}
+
+export const pairs: Kind<ReadonlyArray<readonly [name: string, value: string]>> = {
+  must: `a comma-separated list of at most ${PAIRS_MAX} name=value, values percent-encoded`,
+  parse: (text) => parsePairs(text, (value) => plain(value) !== undefined),
+};
+
+export const headerPairs: Kind<ReadonlyArray<readonly [name: string, value: string]>> = {
+  must: `${pairs.must}, that can stand in HTTP headers`,
+  parse: (text) =>
+    parsePairs(text, (value) => /^[\t\x20-\x7e\x80-\xff]*$/.test(value))?.map(([name, value]) => [
+      name.toLowerCase(),
+      value,
+    ]),
+};
+
+export const ratio: Kind<number> = {
+  must: "a number from 0 to 1",
+  parse: (text) => (/^(0(\.\d{1,15})?|1(\.0{1,15})?)$/.test(text) ? Number(text) : undefined),
+};

@@ -4,6 +4,7 @@
 import { availableParallelism } from "node:os";
 import { LOG_LEVELS } from "../core/log.ts";
 import { DAY_MS } from "../core/time.ts";
+import { SAMPLERS } from "../core/tracing-options.ts";
 import * as money from "./money.ts";
 import * as pem from "./pem.ts";
 import * as value from "./values.ts";
@@ -87,6 +88,50 @@ export const COMMON = {
     kind: value.wholeNumber(0, DAY_MS),
     fallback: 30_000,
     meaning: "how long running calls may finish after SIGTERM or SIGINT",
+  }),
+  TOLLGATE_CA_FILE: row({
+    kind: pem.certificateFile,
+    fallback: null,
+    meaning: "PEM file of extra trusted roots for upstreams, facilitators and the collector of traces",
+  }),
+  OTEL_EXPORTER_OTLP_ENDPOINT: row({
+    kind: value.httpUrl("no query"),
+    fallback: null,
+    meaning: "send traces to this collector, by OTLP over HTTP: to the path v1/traces below this URL",
+  }),
+  OTEL_EXPORTER_OTLP_HEADERS: row({
+    kind: value.headerPairs,
+    fallback: [],
+    secret: true,
+    shown: "none",
+    meaning: "headers of the requests to the collector: name=value, comma-separated, values percent-encoded",
+  }),
+  OTEL_SERVICE_NAME: row({
+    kind: value.text,
+    fallback: null,
+    shown: "tollgate-gateway; tollgate-facilitator",
+    meaning: "service.name of the traces",
+  }),
+  OTEL_RESOURCE_ATTRIBUTES: row({
+    kind: value.pairs,
+    fallback: [],
+    shown: "none",
+    meaning: "more attributes of the service in its traces, written like the headers",
+  }),
+  OTEL_TRACES_SAMPLER: row({
+    kind: value.oneOf(SAMPLERS),
+    fallback: "parentbased_always_on",
+    meaning: "which traces are recorded: OpenTelemetry's samplers",
+  }),
+  OTEL_TRACES_SAMPLER_ARG: row({
+    kind: value.ratio,
+    fallback: 1,
+    meaning: "the share of traces that a sampler by ratio records, from 0 to 1",
+  }),
+  TOLLGATE_TRACES_PER_SECOND: row({
+    kind: value.wholeNumber(1, 10_000),
+    fallback: 100,
+    meaning: "the most traces that a process records in a second, whatever the sampler says",
   }),
 };
 
@@ -172,11 +217,6 @@ export const GATEWAY = {
     kind: value.scope,
     fallback: null,
     meaning: "scope that a token needs to write agents, credentials, policy and settlement configuration",
-  }),
-  TOLLGATE_CA_FILE: row({
-    kind: pem.certificateFile,
-    fallback: null,
-    meaning: "PEM file of extra trusted roots for upstreams and facilitators",
   }),
   TOLLGATE_WORKERS: row({
     kind: value.wholeNumber(1, 64),

@@ -4,6 +4,7 @@ import { Fault } from "../core/fault.ts";
 import { SETTLE_BODY_BYTES_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
+import type { Tracer } from "../core/tracing.ts";
 import { json } from "../http/answers.ts";
 import { routes } from "../http/elysia.ts";
 import { createGuardedEdge, createScopes } from "../http/server.ts";
@@ -26,6 +27,8 @@ export interface FacilitatorRoutes {
   readonly read: Reader;
   readonly log: Log;
   readonly meters?: Pick<Meters, "requestsTo">;
+  /** Left out where traces are off. */
+  readonly tracer?: Tracer | null;
   settle(account: FacilitatorAccount, request: SettleRequest): Promise<SettleResponse>;
   readiness(): Promise<{ readonly ready: true } | { readonly ready: false; readonly reason: string }>;
 }
@@ -48,6 +51,7 @@ export function createOpenEdge({ readiness, ...edge }: Pick<FacilitatorRoutes, "
 
 /** What the mutual-TLS port answers. */
 export function createPeerEdge(options: FacilitatorRoutes) {
+  const { tracer = null } = options;
   const peers = new WeakMap<Request, Peer>();
   const accounts = createScopes<FacilitatorAccount>();
   const app = routes()
@@ -56,7 +60,10 @@ export function createPeerEdge(options: FacilitatorRoutes) {
       "/settle",
       async ({ request }) => {
         const scope = accounts.of(request);
-        const response = await options.settle(scope.caller, await readSettleRequest(request));
+        const settleRequest = await readSettleRequest(request);
+        const settle = () => options.settle(scope.caller, settleRequest);
+        const { span } = scope;
+        const response = await (span === null || tracer === null ? settle() : tracer.during(span, settle));
         scope.note("outcome", response.success ? "settled" : "failed");
         return json("ok", response);
       },
@@ -66,6 +73,7 @@ export function createPeerEdge(options: FacilitatorRoutes) {
     app,
     log: options.log,
     ...(options.meters && { meters: options.meters }),
+    tracer,
     guard: {
       covers: (path) => path === "/settle",
       async identify(request) {
@@ -77,6 +85,7 @@ export function createPeerEdge(options: FacilitatorRoutes) {
       },
       shown: ({ name }) => ["account", name],
       scopes: accounts,
+      traced: (method, path) => (method === "POST" ? { route: path } : null),
     },
   });
   return {

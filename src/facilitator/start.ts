@@ -22,6 +22,8 @@ import { systemClock } from "../core/clock.ts";
 import { SETTLE_BODY_BYTES_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
+import type { Tracer } from "../core/tracing.ts";
+import type { TracingOptions } from "../core/tracing-options.ts";
 import { VERSION } from "../core/version.ts";
 import { createOutbound, type Outbound } from "../http/outbound.ts";
 import { hostPart, listenPlain } from "../http/plain-listener.ts";
@@ -29,6 +31,7 @@ import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
 import { whileSteady } from "../storage/steady.ts";
 import type { Store } from "../storage/store.ts";
+import { openTracer } from "../tracing/open.ts";
 import type { Hex } from "../x402/types.ts";
 import { createVerifier } from "../x402/verifier/verifier.ts";
 import { ownerOf } from "./accounts.ts";
@@ -36,6 +39,7 @@ import { createChain } from "./chain/chain.ts";
 import { createChainTime } from "./chain/chain-time.ts";
 import { LISTENER_LIMITS, listenMutualTls, type MtlsListener } from "./mtls/listener.ts";
 import { followTlsFiles, type TlsMaterial, type TlsReading } from "./mtls/tls-files.ts";
+import { createPaymentSpans } from "./payments/payment-spans.ts";
 import { cleanUpFacilitator } from "./retention.ts";
 import { createOpenEdge, createPeerEdge } from "./routes.ts";
 import { createSettle } from "./settle/settle.ts";
@@ -62,6 +66,8 @@ export interface FacilitatorOptions {
   readonly dataDir: string;
   readonly databaseUrl: string | null;
   readonly drainMs: number;
+  /** Null where traces are off. */
+  readonly tracing: TracingOptions | null;
   readonly tls: TlsMaterial;
   /** Reads it again from its source; null when it never changes. */
   readonly readTls: (() => Promise<TlsReading>) | null;
@@ -102,7 +108,9 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   const { databaseUrl, dataDir } = options;
   const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
   opened.defer(() => store.close());
-  const { chain, wallet, outcomes, verifier, settle } = compose(options, store, log, meters);
+  const tracer = await openTracer(options.tracing, "tollgate-facilitator", log);
+  opened.defer(() => tracer?.stop());
+  const { chain, wallet, outcomes, verifier, settle } = compose(options, store, log, meters, tracer);
   await chain.check();
   if (options.limits.batch > 1) await requireMulticall3(chain);
 
@@ -111,6 +119,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
     read: store.read,
     log,
     meters,
+    tracer,
     // The port is opened before anything is signed, so requests wait until the wallet knows its nonces.
     settle: (account, request) => started.promise.then(() => settle.settle(account, request)),
     readiness: wallet.readiness,
@@ -175,13 +184,20 @@ function followFiles({ tls, readTls: read }: FacilitatorOptions, listener: MtlsL
   return read === null ? () => {} : followTlsFiles({ read, tls, take: listener.renew, log });
 }
 
-function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store, log: Log, meters: Meters) {
+function compose(
+  { rpcUrls, signers, limits }: FacilitatorOptions,
+  store: Store,
+  log: Log,
+  meters: Meters,
+  tracer: Tracer | null,
+) {
   // Nodes and signer are the operator's own, so any address is allowed.
   const outbound = createOutbound({ rules: null, extraCa: null });
-  const chain = createChain({ urls: rpcUrls, outbound, log, onError: meters.rpcFailed });
+  const chain = createChain({ urls: rpcUrls, outbound, log, onError: meters.rpcFailed, tracer });
   const outcomes = createSettlementWaiters(store);
   const { clock } = store;
-  const common = { store, clock, log, meters, outcomes, limits };
+  const spans = createPaymentSpans(tracer);
+  const common = { store, clock, log, meters, outcomes, limits, spans };
   const own = signersOf(signers, outbound);
   const leases = createWalletLeases({ store, clock, log, wallets: own.map(({ address }) => address) });
   const wallet = createWallet({ ...common, chain, signers: own, leases });

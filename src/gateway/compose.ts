@@ -5,6 +5,7 @@ import { timeBounds } from "../core/clock.ts";
 import type { HostRules } from "../core/host.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
+import type { Tracer } from "../core/tracing.ts";
 import { COMMIT, VERSION } from "../core/version.ts";
 import { pseudonymOf } from "../core/via.ts";
 import type { DecoderShare } from "../http/decoder-share.ts";
@@ -28,10 +29,11 @@ import { createWorkerPool } from "./executor/workers/pool.ts";
 import { healthRoutes } from "./health-routes.ts";
 import { createClaims } from "./invocations/claims.ts";
 import { type CompletionWaiters, createCompletionWaiters } from "./invocations/completion-waiters.ts";
-import { endedAmong, findInvocation } from "./invocations/history.ts";
+import { callHeaders, endedAmong, findInvocation } from "./invocations/history.ts";
 import { queueSize } from "./invocations/queue-size.ts";
 import { createRefusals } from "./invocations/refusals.ts";
 import { invocationRoutes } from "./invocations/routes.ts";
+import type { InvocationKey } from "./invocations/service.ts";
 import { manualRoutes } from "./manual/routes.ts";
 import { docsRoutes } from "./openapi/routes.ts";
 import type { GatewayOptions } from "./options.ts";
@@ -67,11 +69,13 @@ export interface GatewayParts {
   readonly verifier: Verifier;
   readonly log: Log;
   readonly meters: Meters;
+  /** Null where traces are off. */
+  readonly tracer: Tracer | null;
   readonly admitting: UnderWay;
 }
 
 export async function composeGateway(parts: GatewayParts) {
-  const { options, store, keyring, replica, log, meters } = parts;
+  const { options, store, keyring, replica, log, meters, tracer } = parts;
   const { clock } = store;
   const claims = createClaims();
   const refusals = createRefusals({ store, clock, log });
@@ -90,6 +94,7 @@ export async function composeGateway(parts: GatewayParts) {
     claims,
     refusals,
     resolveCredential,
+    tracer,
   });
   const takeUp = (tenant: string, agentId: string) => scheduler.take(tenant, agentId);
   const { settler, payments } = composePayments({ ...parts, secrets, paid: takeUp });
@@ -199,7 +204,7 @@ function secretSources({ options, store, keyring, trusted }: GatewayParts): Reso
   };
 }
 
-type StreamingParts = Pick<GatewayParts, "options" | "store" | "keyring" | "rules" | "decoders" | "log"> &
+type StreamingParts = Pick<GatewayParts, "options" | "store" | "keyring" | "rules" | "decoders" | "log" | "tracer"> &
   Pick<AdmitStreamOptions, "claims"> &
   Pick<StreamsDeps, "resolveCredential"> & {
     readonly checks: Omit<AdmitStreamOptions, "claims" | "limits" | "stopping">;
@@ -262,10 +267,10 @@ function upstreamPool({ options, decoders, log }: GatewayParts) {
   });
 }
 
-type PaymentParts = Pick<GatewayParts, "options" | "store" | "rules" | "verifier" | "log" | "meters"> &
+type PaymentParts = Pick<GatewayParts, "options" | "store" | "rules" | "verifier" | "log" | "meters" | "tracer"> &
   Pick<SettlerOptions, "paid"> & { readonly secrets: ResolverDeps };
 
-function composePayments({ options, store, rules, verifier, log, meters, secrets, paid }: PaymentParts) {
+function composePayments({ options, store, rules, verifier, log, meters, tracer, secrets, paid }: PaymentParts) {
   const { extraCa, settleWaitMs, publicUrl } = options;
   const { clock } = store;
   const client = createFacilitatorClient({
@@ -275,7 +280,8 @@ function composePayments({ options, store, rules, verifier, log, meters, secrets
     timeoutMs: settleWaitMs,
   });
   const time = timeBounds(clock);
-  const settler = createSettler({ store, clock, time, log, meters, client, settleWaitMs, paid });
+  const traces = tracer && { tracer, callHeaders: (key: InvocationKey) => callHeaders(store.read, key) };
+  const settler = createSettler({ store, clock, time, log, meters, traces, client, settleWaitMs, paid });
   const payments = createPayments({
     store,
     clock,

@@ -1,4 +1,5 @@
 // What the gateway is started with: the configuration, as far as it is the gateway's.
+import type { TracingOptions } from "../core/tracing-options.ts";
 import type { ResolverDeps } from "./credentials/resolve.ts";
 import type { IdentityOptions } from "./identity/identity.ts";
 import type { Retention } from "./invocations/retention.ts";
@@ -15,6 +16,8 @@ export interface GatewayOptions {
   readonly listenUrl: string | null;
   readonly blockedMs: number;
   readonly drainMs: number;
+  /** Null where traces are off. */
+  readonly tracing: TracingOptions | null;
   readonly identity: Pick<IdentityOptions, "oidc" | "claims">;
   readonly allowHosts: readonly string[];
   readonly denyHosts: readonly string[];

@@ -14,14 +14,15 @@ import { ownAddresses } from "../http/interfaces.ts";
 import { type Listener, listen } from "../http/listener.ts";
 import { createOutbound } from "../http/outbound.ts";
 import { hostPart } from "../http/plain-listener.ts";
-import { createEdge, type Edge } from "../http/server.ts";
+import { createEdge, type Edge, type EdgeOptions } from "../http/server.ts";
 import { openKeyring } from "../keys/keyring.ts";
 import type { MasterKeys } from "../keys/master-keys.ts";
 import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
 import type { Store } from "../storage/store.ts";
+import { openTracer } from "../tracing/open.ts";
 import { createVerifier } from "../x402/verifier/verifier.ts";
-import { composeGateway } from "./compose.ts";
+import { composeGateway, type GatewayParts } from "./compose.ts";
 import { createIdentity } from "./identity/identity.ts";
 import { managePermission } from "./identity/permission.ts";
 import { compareClaims } from "./invocations/claims.ts";
@@ -45,10 +46,10 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   // The operator chose the issuer and the vault, so the host rules for tenants do not apply to them.
   const trusted = createOutbound({ rules: null, extraCa: options.extraCa });
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
-  const admitting = createUnderWay();
-  const verifier = createVerifier({ log });
-  const decoders = createDecoderShare();
-  const parts = { options, store, ...keys, rules, trusted, decoders, verifier, admitting, log, meters };
+  const [admitting, verifier] = [createUnderWay(), createVerifier({ log })];
+  const tracer = await openTracer(options.tracing, "tollgate-gateway", log);
+  const shared = { rules, trusted, decoders: createDecoderShare(), verifier, admitting, log, meters, tracer };
+  const parts = { options, store, ...keys, ...shared };
   const {
     workers,
     scheduler,
@@ -62,21 +63,13 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
     comparing,
     ...api
   } = await composeGateway(parts);
-  const identity = createIdentity({
-    ...options.identity,
-    keyring: keys.keyring,
-    fetchJson: (url) => fetchDocument(trusted, url),
-    clock: store.clock,
-    log,
-  });
   const stopCleaning = await startRetention(store, options.retention, log);
   // Before anything looks at calls: remove calls that a dead process refused but its disk stored after all.
   await refusals.removeAppeared();
   await scheduler.recover();
   await settler.recover();
   const stopRemoving = await startRemovingParts(store, log);
-  const permit = managePermission(options.manageScope);
-  const edge = createEdge({ ...api, log, meters, authenticate: (header) => identity.authenticate(header), permit });
+  const edge = edgeOf(parts, api);
   const server = openPort(options, edge, log);
   // From here on nothing can keep the gateway from starting, so calls may be made.
   // Workers load beside that, so that the first answer does not wait for them. A call that comes earlier does.
@@ -116,7 +109,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
       // A stuck store must not keep the process from ending.
       const ending = [left.then(() => announcements?.close()), policy.close(), receipts.stop(), keys.keyring.stop()];
       const stored = Promise.all(ending).then(() => store.close());
-      await endsWithin(LAST_WRITES_MS, stored);
+      await Promise.all([endsWithin(LAST_WRITES_MS, stored), tracer?.stop()]);
       lock?.release();
     },
   };
@@ -128,6 +121,17 @@ async function openKeys(store: Store, masterKeys: MasterKeys, alone: boolean, lo
   const replica = newId("rep", store.clock.now());
   await keyring.watch(replica, alone);
   return { keyring, replica };
+}
+
+function edgeOf(
+  { options, keyring, store, trusted, log, meters, tracer }: GatewayParts,
+  api: Pick<EdgeOptions, "app" | "straight">,
+): Edge {
+  const { clock } = store;
+  const fetchJson = (url: string) => fetchDocument(trusted, url);
+  const identity = createIdentity({ ...options.identity, keyring, fetchJson, clock, log });
+  const authenticate = (header: string | null) => identity.authenticate(header);
+  return createEdge({ ...api, log, meters, tracer, authenticate, permit: managePermission(options.manageScope) });
 }
 
 function openPort({ host, port, reusePort, settleWaitMs }: GatewayOptions, edge: Edge, log: Log): Listener {

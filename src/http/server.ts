@@ -8,10 +8,12 @@ import { Fault } from "../core/fault.ts";
 import { REQUEST_ID_CHARACTERS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
 import { type Meters, silentMeters } from "../core/meters.ts";
+import type { Span, Tracer } from "../core/tracing.ts";
 import { createAccessLog, shownPath } from "./access-log.ts";
 import { faultResponse } from "./answers.ts";
 import { createRouter, type RoutedApp, withRoutableUrl } from "./elysia.ts";
 import { createPassOver } from "./pass-over.ts";
+import { beginSpan, endSpan, type SpanStart, type TracedRoute, tracedCall } from "./request-span.ts";
 
 /** What the edge knows of a guarded request, beside the request itself. */
 export interface Scope<C = Caller> {
@@ -26,6 +28,8 @@ export interface Scope<C = Caller> {
   holdOpen(held: boolean): void;
   /** Adds fields to the request's line in the access log. */
   note(name: string, value: string): void;
+  /** Null where the request is not traced. */
+  readonly span: Span | null;
 }
 
 export type Scopes<C> = ReturnType<typeof createScopes<C>>;
@@ -58,8 +62,10 @@ export interface Guard<C> {
   /** Checked before anything else of the request. @throws Fault when this caller may not make it */
   permit?(caller: C, method: string, path: string): void;
   /** The field that names the caller in the access log. */
-  shown(caller: C): readonly [name: string, value: string];
+  shown(caller: C): SpanStart["caller"];
   readonly scopes: Scopes<C>;
+  /** Null for a request that is to have no span. */
+  traced(method: string, path: string): TracedRoute | null;
 }
 
 /**
@@ -83,6 +89,8 @@ export interface GuardedEdgeOptions<C> {
   readonly meters?: Pick<Meters, "requestsTo">;
   /** Null when everything is open. */
   readonly guard: Guard<C> | null;
+  /** Left out where traces are off. */
+  readonly tracer?: Tracer | null;
 }
 
 export interface EdgeOptions extends Omit<GuardedEdgeOptions<Caller>, "guard"> {
@@ -102,12 +110,13 @@ export function createEdge({ authenticate, permit, ...options }: EdgeOptions) {
     ...(permit !== undefined && { permit }),
     shown: (caller) => ["tenant", caller.tenant],
     scopes: callers,
+    traced: tracedCall,
   };
   return createGuardedEdge({ ...options, guard });
 }
 
 export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
-  const { guard, straight, meters = silentMeters } = options;
+  const { guard, straight, meters = silentMeters, tracer = null } = options;
   const route = createRouter(options.app);
   const passOver = createPassOver();
   const accessLog = createAccessLog(options.log);
@@ -115,18 +124,24 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
   let draining = false;
 
   /** Identifies the caller, and waits for its turn: both are mostly done at once. */
-  function enter(known: Guard<C>, context: RequestContext): Bun.MaybePromise<Scope<C>> {
-    const { original, requestId, fields, holdOpen } = context;
+  function enter(known: Guard<C>, context: RequestContext, request: Request): Bun.MaybePromise<Scope<C>> {
+    const { original, requestId, startedAt, fields, holdOpen } = context;
     return andThen(known.identify(original), (caller) => {
       const [field, shown] = known.shown(caller);
       fields[field] = shown;
       context.known = shown;
+      const traced = tracer === null ? null : known.traced(request.method, context.path);
+      if (tracer !== null && traced !== null) {
+        const { method } = original;
+        context.span = beginSpan(tracer, traced, request, { method, startedAt, caller: [field, shown] });
+        fields["trace_id"] = context.span.traceId;
+      }
+      const { span } = context;
       const note = (name: string, value: string) => {
         fields[name] = value;
       };
-      const scope = { requestId, caller, method: original.method, holdOpen, note };
-      const turn = turnOf(shown);
-      return turn === undefined ? scope : turn.then(() => scope);
+      const scope = { requestId, caller, method: original.method, holdOpen, note, span };
+      return turnOf(shown)?.then(() => scope) ?? scope;
     });
   }
 
@@ -134,13 +149,25 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     const { path } = context;
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
     if (!guard?.covers(path)) return route(request, path);
-    return andThen(enter(guard, context), (scope) => {
+    return andThen(enter(guard, context, request), (scope) => {
       guard.permit?.(scope.caller, scope.method, path);
       const parameter = straight === undefined ? null : parameterOf(straight, request.method, path);
       if (straight !== undefined && parameter !== null) return straight.answer(request, scope, parameter);
       guard.scopes.set(request, scope);
       return route(request, path);
     });
+  }
+
+  /** A line in the log, the end of its span, and its count. */
+  function tell({ path, startedAt, fields, known, span }: RequestContext, status: number): void {
+    const ms = performance.now() - startedAt;
+    fields["status"] = status;
+    fields["ms"] = Math.round(ms * 10) / 10;
+    counted(path, status, ms);
+    if (span !== null) endSpan(span, status, fields);
+    if (!guard?.covers(path)) accessLog.open(fields);
+    else if (known === STRANGERS) accessLog.stranger(fields);
+    else accessLog.known(fields);
   }
 
   return {
@@ -151,7 +178,16 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       const sentId = request.headers.get("x-request-id");
       const requestId = sentId !== null && REQUEST_ID.test(sentId) ? sentId : crypto.randomUUID();
       const fields: Fields = { method: original.method, path: shownPath(path), request_id: requestId };
-      const context: RequestContext = { original, path, requestId, fields, holdOpen, known: STRANGERS };
+      const context: RequestContext = {
+        original,
+        path,
+        requestId,
+        startedAt,
+        fields,
+        holdOpen,
+        known: STRANGERS,
+        span: null,
+      };
       let response: Response;
       try {
         const answer = respond(request, context);
@@ -161,13 +197,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       }
       response.headers.set("x-request-id", requestId);
       if (draining) response.headers.set("connection", "close");
-      fields["status"] = response.status;
-      const ms = performance.now() - startedAt;
-      fields["ms"] = Math.round(ms * 10) / 10;
-      counted(path, response.status, ms);
-      if (!guard?.covers(path)) accessLog.open(fields);
-      else if (context.known === STRANGERS) accessLog.stranger(fields);
-      else accessLog.known(fields);
+      tell(context, response.status);
       const passing = passOver(request, response, context.known);
       if (passing !== undefined) await passing;
       // The server leaves the body of an answer to HEAD out, and its length, where it has one, in.
@@ -204,10 +234,14 @@ interface RequestContext {
   readonly original: Request;
   readonly path: string;
   readonly requestId: string;
+  /** Of performance.now(). */
+  readonly startedAt: number;
   readonly fields: Fields;
   readonly holdOpen: (held: boolean) => void;
   /** Whose request it is, as far as that is known yet. */
   known: string;
+  /** Null where it is not traced. */
+  span: Span | null;
 }
 
 /** @param mayTell whether a stranger's request may have another log line */

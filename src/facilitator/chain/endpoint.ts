@@ -1,6 +1,7 @@
 // One node: whether it works and is of our chain, and a bound on questions to it at a time. Errors and log name it by its
 // place in the list, never by its URL.
 import type { Log } from "../../core/log.ts";
+import { inSpan, type Tracer } from "../../core/tracing.ts";
 import type { Outbound } from "../../http/outbound.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
 import { exchange, NoAnswer, RpcError } from "./json-rpc.ts";
@@ -42,9 +43,11 @@ export interface EndpointOptions {
   /** A failed question. */
   readonly onError: () => void;
   readonly timeoutMs: number;
+  /** Null where traces are off. */
+  readonly tracer: Tracer | null;
 }
 
-export function createEndpoint({ index, url, outbound, log, onError, timeoutMs }: EndpointOptions) {
+export function createEndpoint({ index, url, outbound, log, onError, timeoutMs, tracer }: EndpointOptions) {
   const server = { outbound, url, timeoutMs, answerBytesMax: ANSWER_BYTES_MAX };
   const permits = createPermits(QUESTIONS_PARALLEL);
   let state: EndpointState = "untested";
@@ -69,8 +72,10 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs }
 
   async function request<T>({ method, params, read, isAnswer }: Question<T>): Promise<T> {
     await permits.take();
+    const fields = { rpcMethod: method, rpcEndpoint: index };
+    const ask = () => exchange(server, method, params);
     try {
-      return read(await exchange(server, method, params));
+      return read(await inSpan(tracer, { kind: "client", name: method, fields }, ask));
     } catch (error) {
       if (error instanceof RpcError && isAnswer?.(error)) throw error;
       onError();

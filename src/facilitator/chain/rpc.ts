@@ -4,6 +4,7 @@
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import { StartupProblem } from "../../core/startup.ts";
+import type { Tracer } from "../../core/tracing.ts";
 import type { Outbound } from "../../http/outbound.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
 import { createEndpoint, type Endpoint, messageOf, type Question, StaleNode } from "./endpoint.ts";
@@ -23,6 +24,8 @@ export interface RpcOptions {
   /** Each failed question to an endpoint, by its place in the list. */
   readonly onError?: (endpoint: number) => void;
   readonly timeoutMs?: number;
+  /** Left out where traces are off. */
+  readonly tracer?: Tracer | null;
 }
 
 /** What the endpoints that were asked so far have said. */
@@ -31,9 +34,9 @@ interface Progress {
   last: unknown;
 }
 
-export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS }: RpcOptions) {
+export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS, tracer = null }: RpcOptions) {
   const endpoints = urls.map((url, index) =>
-    createEndpoint({ index, url, outbound, log, onError: () => onError?.(index), timeoutMs }),
+    createEndpoint({ index, url, outbound, log, onError: () => onError?.(index), timeoutMs, tracer }),
   );
 
   /** The endpoints that work. The others are tested in the background. */

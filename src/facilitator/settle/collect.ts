@@ -11,6 +11,7 @@ import type { Hex } from "../../x402/types.ts";
 import type { Balance } from "../chain/chain.ts";
 import { type Measured, sentNonces } from "../payments/held-funds.ts";
 import { openByAccount } from "../payments/open-payments.ts";
+import { createPaymentSpans } from "../payments/payment-spans.ts";
 import {
   type Claimed,
   type ClaimedPayment,
@@ -46,7 +47,7 @@ interface CollectOptions extends SettleOptions {
 
 export function createCollect(options: CollectOptions) {
   const { store, log, meters = silentMeters, chain, wallet, outcomes, limits, responses, atWork } = options;
-  const { onOrphanedClaim } = options;
+  const { onOrphanedClaim, spans = createPaymentSpans(null) } = options;
   const claimBeside = createClaim(options);
 
   async function claimSendWait(request: SettlementRequest, gas: Gas): Promise<Collected> {
@@ -61,7 +62,7 @@ export function createCollect(options: CollectOptions) {
     // Not a refusal: payments that hold the balance may still fail, and it may have grown since. Likewise with the gas.
     if (claimed !== "claimed") throw responses.putOff(request, claimed);
     try {
-      return await sendAndWait(request, wanted, gas);
+      return await spans.during(wanted.key, () => sendAndWait(request, wanted, gas));
     } finally {
       meters.settlementTook(performance.now() - startedAt);
     }
@@ -70,10 +71,11 @@ export function createCollect(options: CollectOptions) {
   async function sendAndWait(request: SettlementRequest, wanted: ClaimedPayment, gas: Gas): Promise<Collected> {
     // Counted from the claim, as others do who find its record.
     const until = performance.now() + limits.inclusionTimeoutMs;
-    const isSent = await endsWithin(until - performance.now(), send(request, wanted, gas));
+    const sending = spans.step("sign and store", () => send(request, wanted, gas));
+    const isSent = await endsWithin(until - performance.now(), sending);
     // The wallet goes on with it after this request.
     if (!isSent) throw inFlight();
-    const record = await outcomes.wait(wanted.key, until - performance.now());
+    const record = await spans.step("wait for inclusion", () => outcomes.wait(wanted.key, until - performance.now()));
     if (record === null) throw inFlight();
     // A later claim may have other terms, and is judged by those.
     return record.claim === wanted.claim ? responses.fromRecord(request, record, false) : "taken";

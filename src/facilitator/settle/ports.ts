@@ -8,6 +8,7 @@ import type { Verifier } from "../../x402/verifier/verifier.ts";
 import type { Chain } from "../chain/chain.ts";
 import type { TimeSpan } from "../chain/chain-time.ts";
 import type { Limits } from "../payments/guardrails.ts";
+import type { PaymentSpans } from "../payments/payment-spans.ts";
 import type { ClaimedPayment, SimulatedGas } from "../payments/payments.ts";
 import type { SettlementWaiters } from "./waiters.ts";
 
@@ -70,6 +71,8 @@ export interface SettleOptions {
   readonly outcomes: SettlementWaiters;
   readonly verifier: Pick<Verifier, "signedBy">;
   readonly limits: Limits & { readonly inclusionTimeoutMs: number };
+  /** Left out where traces are off. */
+  readonly spans?: PaymentSpans;
   /** Settlements at work at once, of all accounts together; tests lower it. */
   readonly atWorkMax?: number;
 }

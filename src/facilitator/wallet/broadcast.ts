@@ -3,6 +3,7 @@
 import type { Log } from "../../core/log.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
+import { createPaymentSpans, type PaymentSpans } from "../payments/payment-spans.ts";
 import type { WalletLeases } from "./leases.ts";
 import { isObsolete, newestOf, type PendingNonce, type PendingNonces, type PendingPayment } from "./pending.ts";
 import { isExpired } from "./resolution.ts";
@@ -25,10 +26,13 @@ export interface BroadcasterOptions {
   readonly schedule: Pick<WatchSchedule, "lookAgain">;
   /** Until what a node has accepted is broadcast again. Tests shorten it. */
   readonly againMs?: number | undefined;
+  /** Left out where traces are off. */
+  readonly spans?: PaymentSpans | undefined;
 }
 
 export function createBroadcaster(options: BroadcasterOptions) {
   const { chain, log, leases, pendingNonces, schedule, onForeignNonce, againMs = AGAIN_MS } = options;
+  const { spans = createPaymentSpans(null) } = options;
   const queue = new Set<PendingNonce>();
   const underWay = new Map<PendingNonce, Promise<void>>();
   let stopped = false;
@@ -37,7 +41,8 @@ export function createBroadcaster(options: BroadcasterOptions) {
     const row = newestOf(pendingNonce);
     // The first node may hold the transaction before this one, while others have forgotten it.
     const everywhere = pendingNonce.broadcasts++ > 0 || row.replacement > 0;
-    const reception = await chain.broadcast(row.raw, everywhere);
+    const paid = pendingNonce.payments.values().map(({ key }) => key);
+    const reception = await spans.within(paid, () => chain.broadcast(row.raw, everywhere));
     // It was replaced meanwhile, or is in a block: the answer means nothing then.
     if (newestOf(pendingNonce) !== row || pendingNonce.inclusion !== null) return;
     pendingNonce.broadcastAt = performance.now() + (reception === "accepted" ? againMs : RETRY_MS);

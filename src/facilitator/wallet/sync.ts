@@ -26,6 +26,8 @@ interface NonceSyncOptions {
   readonly leases: Pick<WalletLeases, "holds">;
 }
 
+export type NonceSync = ReturnType<typeof createNonceSync>;
+
 export function createNonceSync({ store, pendingNonces, leases }: NonceSyncOptions) {
   let loadedAt = Number.NEGATIVE_INFINITY;
 

@@ -1,5 +1,6 @@
 // The gas wallets: which key sends a payment, whether any is able to, and what they had under way when the process
-// ended, or what another one left. Composed of the leases (which wallets this process works for), the senders (nonce, signature, store), the watcher (what became of it) and the replacer (fees).
+// ended, or what another one left. Composed of the leases (which wallets this process works for), the senders (nonce,
+// signature, store), the watcher (what became of it) and the replacer (fees).
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
@@ -7,22 +8,23 @@ import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
 import { gweiToWei } from "../chain/fees.ts";
+import type { PaymentSpans } from "../payments/payment-spans.ts";
 import type { ClaimedPayment } from "../payments/payments.ts";
 import type { Gas } from "../settle/ports.ts";
 import type { SettlementWaiters } from "../settle/waiters.ts";
 import { createBroadcaster } from "./broadcast.ts";
 import type { WalletLeases } from "./leases.ts";
-import { createPendingNonces } from "./pending.ts";
+import { createPendingNonces, type PendingNonces } from "./pending.ts";
 import { createReadinessCheck } from "./readiness.ts";
 import { createOutcomeRecorder } from "./record-outcome.ts";
 import { createReplacer } from "./replace.ts";
 import { createPaymentResolver } from "./resolution.ts";
-import { createWatchSchedule } from "./schedule.ts";
+import { createWatchSchedule, type WatchSchedule } from "./schedule.ts";
 import { createSender, type Sender } from "./sender.ts";
 import { createSending, IN_FLIGHT_MAX } from "./sending.ts";
 import { createSharing } from "./sharing.ts";
 import { type Signer, watchSigners } from "./signer.ts";
-import { createNonceSync } from "./sync.ts";
+import { createNonceSync, type NonceSync } from "./sync.ts";
 import { createWatcher } from "./watcher.ts";
 
 export type Wallet = ReturnType<typeof createWallet>;
@@ -36,6 +38,8 @@ export interface WalletOptions {
   readonly signers: readonly Signer[];
   readonly leases: WalletLeases;
   readonly outcomes: Pick<SettlementWaiters, "announce">;
+  /** Left out where traces are off. */
+  readonly spans?: PaymentSpans;
   readonly limits: {
     readonly gasLowWaterWei: bigint;
     /** May have a fraction. */
@@ -79,6 +83,7 @@ export function createWallet(options: WalletOptions) {
     ...parts,
     onForeignNonce: resynchronise,
     againMs: limits.rebroadcastMs,
+    spans: options.spans,
   });
   const watcher = createWatcher({
     ...parts,
@@ -95,6 +100,62 @@ export function createWallet(options: WalletOptions) {
     confirmations: limits.confirmations,
   });
 
+  const isAble = async () => {
+    const found = await readiness.readiness();
+    return !isFailing() && (found.ready || found.reason !== "rpc unreachable");
+  };
+  const handOver = createHandOver({ ...parts, nonceSync, resynchronise, isAble });
+
+  return {
+    /** Payments that may be under way at once, by all keys together. */
+    capacity: IN_FLIGHT_MAX * signers.length,
+    /**
+     * Takes up what was under way when the last process ended. No node has to answer for that: what is to be asked of
+     * one is asked when it answers.
+     */
+    async start(): Promise<void> {
+      await leases.start(handOver.listener);
+      await handOver.takeOver([]);
+    },
+    /** When wallets are taken over: claims may wait for them. */
+    onTaken: handOver.onTaken,
+    /** The same for what another process has left behind; called now and then. @throws Fault `unavailable` */
+    async takeUp(): Promise<void> {
+      await nonceSync.refresh();
+      if (pendingNonces.wallets().size > 0 || !pendingNonces.payments().next().done) schedule.wake();
+    },
+    /** At most about a second old. */
+    readiness: readiness.readiness,
+    ...sending,
+    balances: readiness.balances,
+    worksFor: (wallet: Hex | null): boolean => (wallet === null ? store.dialect === "sqlite" : leases.holds(wallet)),
+    isAlone: leases.isAlone,
+    /**
+     * Resolves when a signed transaction for the payment is stored; it is broadcast and watched from then on.
+     *
+     * @throws Fault `unavailable`, NotClaimed: certainly nothing is stored then; WalletNotHeld: it is the holder's
+     */
+    send: (payment: ClaimedPayment, gas: Gas): Promise<void> => send(payment, gas, false),
+    /** What is stored goes on at the next start, or by another facilitator at once. */
+    async stop(): Promise<void> {
+      await Promise.all([...[...senders.values()].map((sender) => sender.stop()), broadcaster.stop(), watcher.stop()]);
+      await leases.stop();
+    },
+  };
+}
+
+interface HandOverOptions extends Pick<WalletOptions, "log" | "leases"> {
+  readonly pendingNonces: PendingNonces;
+  readonly schedule: Pick<WatchSchedule, "wake">;
+  readonly nonceSync: NonceSync;
+  resynchronise(wallet: Hex): void;
+  /** Whether this process can send at all now. */
+  isAble(): Promise<boolean>;
+}
+
+/** What this process does when wallets come to it, and when they go. */
+function createHandOver(options: HandOverOptions) {
+  const { log, leases, pendingNonces, schedule, nonceSync, resynchronise, isAble } = options;
   let onTaken = () => {};
 
   /** What is open of wallets that this process works for from now on, is taken up. */
@@ -117,48 +178,13 @@ export function createWallet(options: WalletOptions) {
       // Some of what was let go may concern a wallet that is kept.
       nonceSync.invalidate();
     },
-    async isAble(): Promise<boolean> {
-      const found = await readiness.readiness();
-      return !isFailing() && (found.ready || found.reason !== "rpc unreachable");
-    },
+    isAble,
   };
-
   return {
-    /** Payments that may be under way at once, by all keys together. */
-    capacity: IN_FLIGHT_MAX * signers.length,
-    /**
-     * Takes up what was under way when the last process ended. No node has to answer for that: what is to be asked of
-     * one is asked when it answers.
-     */
-    async start(): Promise<void> {
-      await leases.start(listener);
-      await takeOver([]);
-    },
-    /** When wallets are taken over: claims may wait for them. */
+    takeOver,
+    listener,
     onTaken(listen: () => void): void {
       onTaken = listen;
-    },
-    /** The same for what another process has left behind; called now and then. @throws Fault `unavailable` */
-    async takeUp(): Promise<void> {
-      await nonceSync.refresh();
-      if (pendingNonces.wallets().size > 0 || !pendingNonces.payments().next().done) schedule.wake();
-    },
-    /** At most about a second old. */
-    readiness: readiness.readiness,
-    ...sending,
-    balances: readiness.balances,
-    worksFor: (wallet: Hex | null): boolean => (wallet === null ? store.dialect === "sqlite" : leases.holds(wallet)),
-    isAlone: leases.isAlone,
-    /**
-     * Resolves when a signed transaction for the payment is stored; it is broadcast and watched from then on.
-     *
-     * @throws Fault `unavailable`, NotClaimed: certainly nothing is stored then; WalletNotHeld: it is the holder's
-     */
-    send: (payment: ClaimedPayment, gas: Gas): Promise<void> => send(payment, gas, false),
-    /** What is stored goes on at the next start, or by another facilitator at once. */
-    async stop(): Promise<void> {
-      await Promise.all([...[...senders.values()].map((sender) => sender.stop()), broadcaster.stop(), watcher.stop()]);
-      await leases.stop();
     },
   };
 }

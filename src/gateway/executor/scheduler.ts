@@ -7,6 +7,7 @@ import { every } from "../../concurrency/every.ts";
 import { CLAIM_BELIEVED_MS, isOlder, type Moment, thisMoment } from "../../core/age.ts";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
+import type { Tracer } from "../../core/tracing.ts";
 import { createLeaseTrust } from "../../storage/lease-trust.ts";
 import { untilStored } from "../../storage/retry-until-stored.ts";
 import type { Store } from "../../storage/store.ts";
@@ -24,6 +25,7 @@ import {
   takePending,
   waitingAgents,
 } from "../invocations/service.ts";
+import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
 import { recordEnd } from "../upstream/record-end.ts";
 import type { QueueEntry } from "./agent-queue.ts";
 import { type CallBlock, CallQueues, type OwnBlock } from "./call-queues.ts";
@@ -62,6 +64,8 @@ export interface SchedulerOptions {
     readonly unnoted: ReadonlySet<string>;
   };
   resolveCredential(tenant: string, ref: string, url: string): Promise<JobCredential>;
+  /** Left out where traces are off. */
+  readonly tracer?: Tracer | null;
 }
 
 interface ScheduledCall extends QueueEntry {
@@ -326,7 +330,7 @@ export class Scheduler {
     }
     const ended = () => failed(newTrace(), "cancelled", "ended before it was made", 0);
     const send = (sent: CallBody, claim_seen_at: number | null) =>
-      this.#options.pool.run({
+      this.#send({
         id: key.id,
         tenant: key.tenant,
         agent_id: agentId,
@@ -344,6 +348,17 @@ export class Scheduler {
     // since the pool has taken over the first one.
     const again = await this.#claim(running, null);
     return again === null || running.stopped ? ended() : send(again.body, null);
+  }
+
+  async #send(job: Job): Promise<Outcome> {
+    const { pool, tracer = null } = this.#options;
+    if (tracer === null) return pool.run(job);
+    const { id: invocationId, tenant, agent_id: agentId, call } = job;
+    const { url, headers } = call;
+    const span = beginCallSpan(tracer, { tenant, agentId, invocationId, method: "POST", url, headers });
+    const outcome = await pool.run({ ...job, call: spanned(call, span) });
+    endCallSpan(span, outcome);
+    return outcome;
   }
 
   async #isStillClaimed(running: Running): Promise<boolean> {

@@ -3,6 +3,7 @@
 import { and, eq, inArray, or, sql } from "drizzle-orm";
 import type { BodyKind } from "../../../db/body-schema.ts";
 import type { CountDimension } from "../../../db/schema.ts";
+import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { idFloor, isId } from "../../core/id.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
@@ -65,6 +66,20 @@ const openRequestById = prepared(({ db, tables: { openInvocations: t } }: Reader
     .from(t)
     .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.id, sql.placeholder("id")))),
 );
+
+/** Of an open call, as accepted. */
+const openCallById = prepared(({ db, tables: { openInvocations: t } }: Reader) =>
+  db
+    .select({ call: t.call })
+    .from(t)
+    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.id, sql.placeholder("id")))),
+);
+
+/** The headers that an open call was accepted with; null for one that has ended. */
+export async function callHeaders(reader: Reader, key: InvocationKey): Promise<Call["headers"] | null> {
+  const [row] = await openCallById(reader).execute({ ...key });
+  return row === undefined ? null : (JSON.parse(row.call) as Call).headers;
+}
 
 /** What is captured of a body that stands in parts; null for a small one, and where it stands in one piece as of old. */
 async function shownStart(

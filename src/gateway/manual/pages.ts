@@ -29,7 +29,7 @@ const SUMMARIES = [
   ["streaming", "answers as they come, and ordinary MCP clients", streaming],
   ["operations", "configuration, commands, backup, keys, logs, shutdown, container", operations],
   ["growing", "how much a machine carries, replicas, a standby, cells, which engines fit", growing],
-  ["monitoring", "metrics, alert rules, a dashboard, and every event of the log", monitoring],
+  ["monitoring", "metrics, alert rules, a dashboard, every event of the log, and traces", monitoring],
   ["facilitator", "run the service that settles payments: certificates, gas, ceilings, reorgs", facilitator],
   ["security", "who may do what, secrets, upstream addresses, and every limit", security],
   ["troubleshooting", "by symptom: what it means, and what to do", troubleshooting],

@@ -1,10 +1,12 @@
 // One attempt to settle a recorded payment, from the request to the record of its outcome. The outcome, the state of
 // the call and its totals are one write. Any failure on the way leaves the payment open, and leased.
 import { and, eq } from "drizzle-orm";
+import { withDeadline } from "../../concurrency/deadline.ts";
 import type { Clock, TimeBounds } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import type { Meters, SettlementOutcome } from "../../core/meters.ts";
 import { formatDateTime } from "../../core/time.ts";
+import type { NewSpan, Span, Tracer } from "../../core/tracing.ts";
 import { unavailable } from "../../storage/failures.ts";
 import { untilStored } from "../../storage/retry-until-stored.ts";
 import type { Store, Tx } from "../../storage/store.ts";
@@ -28,6 +30,8 @@ import { closeCollected, closeRefused, mayLeave, type OpenPayment, postpone } fr
 
 /** Longest pause between tries to store the outcome, since a caller may be waiting for it. */
 const STORE_PAUSE_MS_MOST = 1_000;
+/** How long an attempt waits to learn what trace it is a part of. */
+const PARENT_MS = 1_000;
 
 export interface AttemptOptions {
   readonly store: Store;
@@ -37,6 +41,12 @@ export interface AttemptOptions {
   readonly log: Log;
   readonly meters: Pick<Meters, "settlement" | "settlementTook">;
   readonly client: FacilitatorClient;
+  /** Left out where traces are off. */
+  readonly traces?: {
+    readonly tracer: Tracer;
+    /** The headers that a call was accepted with; null for one that has ended. */
+    callHeaders(key: InvocationKey): Promise<NewSpan["parent"]>;
+  } | null;
   /** Called with an agent whose call has been paid for and may be made now. */
   paid(tenant: string, agentId: string): void;
 }
@@ -51,9 +61,11 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
   const { store, clock, time, log, meters, client } = options;
   const askedAt = time.earliest();
   const mark = () => store.write((tx) => mayLeave(tx, open, clock.now()));
+  const span = await beginAttemptSpan(options, open);
   const startedAt = performance.now();
-  const outcome = await client.settle({ ...open, expected: expectedOf(open), mayLeave: mark }, stop);
+  const outcome = await client.settle({ ...open, expected: expectedOf(open), span, mayLeave: mark }, stop);
   meters.settlementTook(performance.now() - startedAt);
+  span?.end({ outcome: outcome.kind, ...(outcome.kind !== "collected" && { errorType: outcome.kind }) });
   const now = clock.now();
   // Judged by the time of the request, since the answer may have been on its way for long.
   const verdict = verdictOf(outcome, { ...open, asked_ms: askedMs(open, now) }, askedAt);
@@ -76,6 +88,22 @@ function shownVerdict(verdict: SettlementVerdict, wasUnsent: boolean): Settlemen
   if (verdict.kind === "settled") return "settled";
   if (verdict.kind === "open") return wasUnsent ? "unsent" : "unknown";
   return verdict.reason === "unknown" ? "given_up" : verdict.reason;
+}
+
+/** A part of the trace of its call, whoever accepted that, and when. If its headers can't be read, it begins a trace. */
+async function beginAttemptSpan({ traces = null }: AttemptOptions, open: OpenPayment): Promise<Span | null> {
+  if (traces === null) return null;
+  const { tenant, agent_id: agentId, invocation_id: invocationId, attempts: attempt, facilitator_url } = open;
+  const reading = traces.callHeaders({ tenant, id: invocationId });
+  const parent = await withDeadline(PARENT_MS, reading, () => null).catch(() => null);
+  const host = URL.parse(facilitator_url)?.hostname;
+  return traces.tracer.begin({
+    kind: "client",
+    name: "POST /settle",
+    parent,
+    payer: tenant,
+    fields: { method: "POST", tenant, agentId, invocationId, attempt, ...(host !== undefined && { host }) },
+  });
 }
 
 function tell(log: Log, open: OpenPayment, outcome: SettleOutcome, verdict: SettlementVerdict): void {

@@ -17,6 +17,7 @@ test("a payment is sent to the facilitator for its tenant, whose connections it 
     facilitator_credential_ref: "cred_1",
     settle_request: "{}",
     expected: { payer: "0x1", amount: 1n } as const,
+    span: null,
     mayLeave: async () => true,
   };
   for (const tenant of ["acme", "rival"]) {

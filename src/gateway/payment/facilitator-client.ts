@@ -1,6 +1,7 @@
 // One attempt to settle a payment through the tenant's facilitator: the credential, the request, and the meaning of the
 // answer. It never rejects: after any failure on the way the outcome is unknown. The facilitator's own words are not
 // passed on.
+import type { Span } from "../../core/tracing.ts";
 import { exchangeJson } from "../../http/fetch-json.ts";
 import { type Outbound, OutboundError } from "../../http/outbound.ts";
 import { clientIdentity } from "./bundle.ts";
@@ -32,6 +33,8 @@ export interface SettleAttempt {
   /** JSON. */
   readonly settle_request: string;
   readonly expected: Expected;
+  /** Null where traces are off. */
+  readonly span: Span | null;
   /** Notes durably that the payment may leave from now on. False when it must not. */
   mayLeave(): Promise<boolean>;
 }
@@ -59,7 +62,7 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
       url,
       {
         method: "POST",
-        headers: [["content-type", "application/json"], ...headers],
+        headers: [["content-type", "application/json"], ...headers, ...(attempt.span?.headers ?? [])],
         body: new TextEncoder().encode(attempt.settle_request),
         tls,
         tenant: attempt.tenant,
@@ -67,6 +70,7 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
       },
       ANSWER_BYTES_MAX,
     );
+    attempt.span?.set({ status });
     return outcomeOf(status, body, attempt.expected);
   }
 

@@ -6,11 +6,13 @@ import { endsWithin } from "../../concurrency/deadline.ts";
 import { createUnderWay } from "../../concurrency/under-way.ts";
 import { CLAIM_BELIEVED_MS, isOlder } from "../../core/age.ts";
 import { Fault } from "../../core/fault.ts";
+import type { Span, Tracer } from "../../core/tracing.ts";
 import { createReadAhead } from "../../http/read-ahead.ts";
 import { within } from "../../storage/deadline.ts";
 import type { Store } from "../../storage/store.ts";
 import { type CallBody, freeBody } from "../../wire/body.ts";
 import { type Ending, holdsClaim, release } from "../invocations/service.ts";
+import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
 import { type CallStop, stoppedBy, type UpstreamFailure, upstreamFailureOf } from "../upstream/failure.ts";
 import { ownHeaders } from "../upstream/headers.ts";
 import { type RecordEndOptions, recordEnd } from "../upstream/record-end.ts";
@@ -19,7 +21,7 @@ import { type ExchangeTimeoutLimits, type ExchangeTimeouts, startExchangeTimeout
 import { createBudget } from "./memory-budget.ts";
 import type { Ended } from "./relay.ts";
 import { CAPTURE_BUDGET_BYTES, createResponseRecorder, type ResponseRecorder } from "./response-recorder.ts";
-import type { OpenedCall, OpenedConnection } from "./service.ts";
+import type { OpenedCall, OpenedConnection, OpenedRequest } from "./service.ts";
 import { FILTER_MEMORY_BYTES } from "./tool-filter.ts";
 
 /** Memory for answers that their callers do not read yet. */
@@ -36,6 +38,8 @@ export interface StreamsDeps extends RecordEndOptions, Omit<ExchangeDeps, "filte
   readonly upstreamTimeoutMs: number;
   /** Which tools of an agent are denied to everyone; null when the tenant has no policy. */
   deniedTools(tenant: string, agentId: string): Promise<((tool: string) => boolean) | null>;
+  /** Left out where traces are off. */
+  readonly tracer?: Tracer | null;
 }
 
 /** The caller's end of an exchange. */
@@ -77,7 +81,9 @@ export function createStreams(options: StreamsDeps) {
       // A paid call is not stopped because others need its memory.
       if (!opened.isOwed) end.endBy(() => timeouts.stop("crowded"));
       const recorder = createResponseRecorder(opened, captureMemory(opened.key.tenant));
+      const span = spanOf(deps, opened, "POST", opened.key.id);
       async function conclude(ending: Ending, detail: string | null): Promise<void> {
+        if (span !== null) endCallSpan(span, ending);
         opened.place.release();
         const recorded = conclusionOf(deps, opened, { ...ending, detail }, givenUp.signal).finally(() => {
           calls.delete(opened.key.id);
@@ -86,7 +92,7 @@ export function createStreams(options: StreamsDeps) {
         await within(RECORD_WAIT_MS, recorded).catch(() => {});
         end.over();
       }
-      return runCall(deps, { opened, end, timeouts, recorder, conclude }, body);
+      return runCall(deps, { opened: spanned(opened, span), end, timeouts, recorder, conclude }, body);
     },
 
     /** @throws Fault when the upstream gave nothing */
@@ -96,14 +102,16 @@ export function createStreams(options: StreamsDeps) {
         end.callerSignal,
       );
       connections.add(timeouts);
-      function conclude(): void {
+      const span = spanOf(deps, opened, opened.method, null);
+      function conclude(ending: Ending): void {
+        if (span !== null) endCallSpan(span, ending);
         timeouts.end();
         connections.delete(timeouts);
         opened.place.release();
         end.over();
       }
       const recorder = createResponseRecorder(NOTHING_KEPT, captureMemory(opened.tenant));
-      return runConnection(deps, { opened, timeouts, recorder, conclude });
+      return runConnection(deps, { opened: spanned(opened, span), timeouts, recorder, conclude });
     },
 
     /** How many calls are made here now. */
@@ -135,6 +143,15 @@ type Deps = StreamsDeps & ExchangeDeps;
 
 function limitsOf({ upstreamTimeoutMs: ms }: StreamsDeps): ExchangeTimeoutLimits {
   return { headMs: ms, silenceMs: ms, callerMs: CALLER_SILENCE_MS };
+}
+
+function spanOf(
+  { tracer = null }: StreamsDeps,
+  { tenant, agentId, url, headers }: OpenedRequest,
+  method: OpenedConnection["method"] | "POST",
+  invocationId: string | null,
+): Span | null {
+  return tracer === null ? null : beginCallSpan(tracer, { tenant, agentId, invocationId, method, url, headers });
 }
 
 interface CallRun {
@@ -184,7 +201,7 @@ interface ConnectionRun {
   readonly opened: OpenedConnection;
   readonly timeouts: ExchangeTimeouts;
   readonly recorder: ResponseRecorder;
-  conclude(): void;
+  conclude(ending: Ending): void;
 }
 
 async function runConnection(deps: Deps, { opened, timeouts, recorder, conclude }: ConnectionRun): Promise<Response> {
@@ -201,12 +218,13 @@ async function runConnection(deps: Deps, { opened, timeouts, recorder, conclude 
       commentMs: method === "GET" ? COMMENT_MS : null,
       responseHeaders: {},
       isOurs: () => true,
-      ended: async () => conclude(),
+      ended: async (how) => conclude(endingOf(recorder, how, timeouts.signal)),
     };
     return await answerOf(deps, exchange, await headOf(deps, exchange, null));
   } catch (error) {
-    conclude();
-    throw faultOf(upstreamFailureOf(error, timeouts.signal), error, {});
+    const failure = upstreamFailureOf(error, timeouts.signal);
+    conclude(recorder.broken(failure.errorClass));
+    throw faultOf(failure, error, {});
   }
 }
 
