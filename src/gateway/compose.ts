@@ -20,6 +20,7 @@ import { type AgentCache, createAgentCache } from "./agents/cache.ts";
 import { createRateLimiter } from "./agents/rate-limit.ts";
 import { agentRoutes } from "./agents/routes.ts";
 import { agentNamesCredential } from "./agents/service.ts";
+import { createSharedRateLimiter } from "./agents/shared-rate-limit.ts";
 import { agentShutOut } from "./agents/shut-out.ts";
 import { createCredentialResolver, createSecretReader, type ResolverDeps } from "./credentials/resolve.ts";
 import { credentialRoutes } from "./credentials/routes.ts";
@@ -111,7 +112,7 @@ export async function composeGateway(parts: GatewayParts) {
     payments,
     policy,
     findAgent: agents.find,
-    takeToken: createRateLimiter().take,
+    takeToken: (store.countTogether === null ? createRateLimiter() : createSharedRateLimiter(store.countTogether)).take,
     pseudonym: pseudonymOf(await keyring.deriveKey(null, "via")),
   };
   const streaming = composeStreaming({ ...parts, checks, claims, policy, replica, resolveCredential });

@@ -1,5 +1,6 @@
 // Every age rule of the gateway in one table. Clean-up looks for old rows every hour, while the clock is steady, in one of
 // several replicas; each of them sees to it that there is room for what comes.
+import { type Poll, poll } from "../concurrency/poll.ts";
 import type { Log } from "../core/log.ts";
 import { HOUR_MS } from "../core/time.ts";
 import { type Periods, periodHours, type TimedTable } from "../storage/periods.ts";
@@ -7,11 +8,13 @@ import { whileSteady } from "../storage/steady.ts";
 import type { Store } from "../storage/store.ts";
 import { joinTotals } from "../storage/total-periods.ts";
 import { takeTurn } from "../storage/turns.ts";
+import { removeFullBuckets } from "./agents/shared-buckets.ts";
 import { SLOT_HOURS } from "./invocations/idempotency.ts";
 import { removeOldNotes } from "./invocations/refusals.ts";
 import { cleanUp, type Retention } from "./invocations/retention.ts";
 import { BODIES, ENDED_CALLS, IDEMPOTENCY_KEYS, PARTS } from "./invocations/timed-tables.ts";
 import { DECISIONS, removeOldDecisions } from "./policy/decisions.ts";
+import { removeOldCalls } from "./policy/shared-calls.ts";
 import { removeOldReceipts } from "./receipts/service.ts";
 import { RECEIPTS } from "./receipts/store.ts";
 
@@ -20,6 +23,10 @@ const EVERY_MS = HOUR_MS;
 const TURN_MS = 0.9 * EVERY_MS;
 /** A commit that waits for a standby which is away can be as late as the standby is back. */
 const REFUSAL_NOTE_DAYS = 7;
+
+/** What replicas count of callers is of no use after minutes: how often it is looked for when there is some, and when not. */
+const [CALLS_EVERY_MS, CALLS_SELDOM_MS] = [30_000, 480_000];
+const CALLS_TURN_MS = 0.9 * CALLS_EVERY_MS;
 
 /** When a start is over, and what it has kept waiting is done. Until then there is room too. */
 const FIRST_MS = 60_000;
@@ -45,12 +52,29 @@ export async function startRetention(store: Store, retention: Retention, log: Lo
       removeOldDecisions(store, clock, history_days),
       removeOldReceipts(store, clock, history_days),
       removeOldNotes(store, clock, REFUSAL_NOTE_DAYS),
+      removeFullBuckets(store),
     ]);
   });
+  const calls = startRemovingCalls(store, log);
   return () => {
     clearTimeout(first);
     stop();
+    calls?.stop();
   };
+}
+
+/** Null where the process counts in memory. */
+function startRemovingCalls(store: Store, log: Log): Poll | null {
+  const { countTogether } = store;
+  if (countTogether === null) return null;
+  return poll({ leastMs: CALLS_EVERY_MS, mostMs: CALLS_SELDOM_MS }, async () => {
+    try {
+      return (await takeTurn(store, "caller calls", CALLS_TURN_MS)) && (await removeOldCalls(countTogether)) > 0;
+    } catch (error) {
+      log.warn("cleanup_failed", { error });
+      return false;
+    }
+  });
 }
 
 /** Gives the pieces of the ended calls. */

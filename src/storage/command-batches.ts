@@ -3,7 +3,7 @@
 
 import { inSlices } from "../concurrency/slices.ts";
 import { Fault } from "../core/fault.ts";
-import type { Command } from "./commands.ts";
+import type { Command, SharedCount } from "./commands.ts";
 import { unavailable } from "./failures.ts";
 import { CommitUnknown } from "./store.ts";
 
@@ -15,7 +15,7 @@ const STATEMENTS_MS_MAX = 20;
 const WAITING_MAX = 20_000;
 
 // biome-ignore lint/suspicious/noExplicitAny: commands of all kinds stand in one queue, each beside its own input.
-type AnyCommand = Command<any, any>;
+type AnyCommand = SharedCount<any, any>;
 
 /** Commands of one kind. */
 export interface CommandGroup {
@@ -210,7 +210,7 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
 
   return {
     /** @throws Fault `unavailable` when too many wait */
-    execute<Input, Output>(command: Command<Input, Output>, input: Input): Promise<Output> {
+    execute<Input, Output>(command: SharedCount<Input, Output>, input: Input): Promise<Output> {
       if (isClosed) return Promise.reject(unavailable(new Error("the store is closed")));
       if (queue.isFull()) return Promise.reject(unavailable(new Error("too many commands wait")));
       return new Promise((resolve, reject) => {
@@ -238,6 +238,19 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
 /** The database is away, or slow: no command is to blame, and asking again for each would only make it worse. */
 function isOfAll(error: unknown): boolean {
   return error instanceof CommitUnknown || (error instanceof Fault && error.kind === "unavailable");
+}
+
+/** Of each kind one statement at a time: one that has to wait, for a table that is locked, holds up no other kind. */
+export function createCommandKinds(options: Pick<CommandBatchesOptions, "waitMsMax" | "run">) {
+  const kinds = new Map<unknown, ReturnType<typeof createCommandBatches>>();
+  return {
+    execute<Input, Output>(command: SharedCount<Input, Output>, input: Input): Promise<Output> {
+      const kind = kinds.get(command) ?? createCommandBatches({ ...options, atOnce: 1 });
+      kinds.set(command, kind);
+      return kind.execute(command, input);
+    },
+    close: () => Promise.all([...kinds.values()].map((kind) => kind.close())),
+  };
 }
 
 /** From here on a command is large. One of 32 MiB takes the server as long as thousands of small ones. */

@@ -77,12 +77,18 @@ export interface FollowUp {
   readonly values: readonly SqlValue[];
 }
 
+/** What several processes count together. A process that is alone with its database counts in memory. */
+export type SharedCount<Input, Output> = Omit<Command<Input, Output>, "sqlite">;
+
 /** What runs commands: the store by themselves, a transaction as a part of it. */
 export interface CommandRunner {
   execute<Input, Output>(command: Command<Input, Output>, input: Input): Promise<Output>;
 }
 
-type ColumnOf<Input> = readonly [type: "text" | "bigint" | "boolean" | "bytea", value: (input: Input) => SqlValue];
+type ColumnOf<Input> = readonly [
+  type: "text" | "bigint" | "double precision" | "boolean" | "bytea",
+  value: (input: Input) => SqlValue,
+];
 
 /**
  * Commands as the rows of a Postgres statement, with the same parameters however many commands there are: one for each

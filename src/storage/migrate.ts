@@ -20,7 +20,7 @@ import postgres0015 from "../../db/postgres/0015_body_rows.sql" with { type: "te
 import postgres0016 from "../../db/postgres/0016_open_batches.sql" with { type: "text" };
 import postgres0017 from "../../db/postgres/0017_open_rows.sql" with { type: "text" };
 import postgres0018 from "../../db/postgres/0018_key_rotation.sql" with { type: "text" };
-import postgres0019 from "../../db/postgres/0019_reserved.sql" with { type: "text" };
+import postgres0019 from "../../db/postgres/0019_shared_rates.sql" with { type: "text" };
 import postgres0020 from "../../db/postgres/0020_reserved.sql" with { type: "text" };
 import postgres0021 from "../../db/postgres/0021_wallet_leases.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
@@ -41,7 +41,7 @@ import sqlite0015 from "../../db/sqlite/0015_body_rows.sql" with { type: "text" 
 import sqlite0016 from "../../db/sqlite/0016_open_batches.sql" with { type: "text" };
 import sqlite0017 from "../../db/sqlite/0017_open_rows.sql" with { type: "text" };
 import sqlite0018 from "../../db/sqlite/0018_key_rotation.sql" with { type: "text" };
-import sqlite0019 from "../../db/sqlite/0019_reserved.sql" with { type: "text" };
+import sqlite0019 from "../../db/sqlite/0019_shared_rates.sql" with { type: "text" };
 import sqlite0020 from "../../db/sqlite/0020_reserved.sql" with { type: "text" };
 import sqlite0021 from "../../db/sqlite/0021_wallet_leases.sql" with { type: "text" };
 import type { Clock } from "../core/clock.ts";
@@ -272,8 +272,16 @@ async function makeLockRow(client: SQL): Promise<void> {
   }
 }
 
+interface PostgresMigrationTools extends MigrationTools {
+  /** What several processes count together is in ordinary tables where the server has no others. */
+  readonly hasUnloggedTables: boolean;
+}
+
 /** Applies what is missing. Replicas that start at once queue on a row; the first one does the work. */
-export async function migratePostgres(client: SQL, { clock, log }: MigrationTools): Promise<void> {
+export async function migratePostgres(
+  client: SQL,
+  { clock, log, hasUnloggedTables }: PostgresMigrationTools,
+): Promise<void> {
   const announce = announcer(log);
   await makeLockRow(client);
   await patiently(client, async (tx) => {
@@ -285,7 +293,7 @@ export async function migratePostgres(client: SQL, { clock, log }: MigrationTool
         const [size]: WorkSize[] = await tx.unsafe(work.query);
         announce.begins(version, work, size);
       }
-      await tx.unsafe(sql);
+      await tx.unsafe(hasUnloggedTables ? sql : sql.replaceAll("create unlogged table", "create table"));
       await tx.unsafe("insert into schema_migrations (version, applied_at) values ($1, $2)", [version, clock.now()]);
     }
   });

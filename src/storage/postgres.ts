@@ -10,8 +10,8 @@ import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { createCallEnds } from "./call-ends.ts";
 import { type Capabilities, probeCapabilities } from "./capabilities.ts";
-import { type CommandGroup, createCommandBatches, createCommandLanes } from "./command-batches.ts";
-import type { Command, SqlRow } from "./commands.ts";
+import { createCommandKinds, createCommandLanes } from "./command-batches.ts";
+import type { SharedCount, SqlRow } from "./commands.ts";
 import { addCount, anyShard, type Counts, changedCounts, TAKE_FREE_SHARD, takeShard } from "./counts.ts";
 import { openDatabaseClock } from "./database-clock.ts";
 import { parseDatabaseUrl } from "./database-url.ts";
@@ -31,6 +31,7 @@ import {
   postgresQueries,
 } from "./pool.ts";
 import { takeRowLock } from "./row-locks.ts";
+import { createSharedCounts } from "./shared-counts.ts";
 import type { Reader, Store, Tx } from "./store.ts";
 import { untilNotUndone } from "./undone.ts";
 
@@ -42,6 +43,8 @@ const BATCHES_MAX = 2;
 const LARGE_BATCHES_MAX = 2;
 const READERS_MAX = 6;
 const FIRST_READERS_MAX = 3;
+/** Opened when there is something to count. */
+const COUNTERS_MAX = 3;
 /** The limit of one read or write, from the wait for a connection to the answer; the interface promises 10 s. */
 const CALL_MS_MAX = 9_000;
 
@@ -93,7 +96,7 @@ interface Effects {
 /** Runs commands of one kind as one statement. */
 async function runCommands<Input, Output>(
   connection: DatabaseConnection,
-  { postgres }: Command<Input, Output>,
+  { postgres }: SharedCount<Input, Output>,
   inputs: readonly Input[],
   { ended, shard }: Effects,
 ): Promise<Output[]> {
@@ -237,25 +240,20 @@ async function untilRead<T>(
 
 const NO_EFFECTS: Effects = { ended() {}, shard: 0 };
 
-/** Of each kind one statement at a time: one that has to wait, for a table that is locked, holds up no other kind. */
 function createLookUps(readers: ConnectionPool, callMsMax: number) {
-  const run = (groups: readonly CommandGroup[], until: number) =>
-    untilRead(readers, until, (connection) =>
-      inRead(connection, BEGIN_LOOK_UP, async () => {
-        const outputs: unknown[][] = [];
-        for (const { command, inputs } of groups) {
-          outputs.push(await runCommands(connection, command, inputs, NO_EFFECTS));
-        }
-        return outputs;
-      }),
-    );
-  const kinds = new Map<unknown, ReturnType<typeof createCommandBatches>>();
-  const lookUp: Store["lookUp"] = (command, input) => {
-    const kind = kinds.get(command) ?? createCommandBatches({ atOnce: 1, waitMsMax: callMsMax, run });
-    kinds.set(command, kind);
-    return kind.execute(command, input);
-  };
-  return { lookUp, close: () => Promise.all([...kinds.values()].map((kind) => kind.close())) };
+  return createCommandKinds({
+    waitMsMax: callMsMax,
+    run: (groups, until) =>
+      untilRead(readers, until, (connection) =>
+        inRead(connection, BEGIN_LOOK_UP, async () => {
+          const outputs: unknown[][] = [];
+          for (const { command, inputs } of groups) {
+            outputs.push(await runCommands(connection, command, inputs, NO_EFFECTS));
+          }
+          return outputs;
+        }),
+      ),
+  });
 }
 
 function readOnce(connection: DatabaseConnection, begin: string, ...query: Parameters<DatabaseConnection["query"]>) {
@@ -281,7 +279,7 @@ async function prepareDatabase(options: PostgresOptions): Promise<Capabilities> 
     log.info("database_capabilities", { ...capabilities });
     if (capabilities.pooled && capabilities.prepared_statements)
       log.warn("pooler_must_follow_prepared_statements", POOLER_HINT);
-    await migratePostgres(client, { clock, log });
+    await migratePostgres(client, { clock, log, hasUnloggedTables: capabilities.unlogged_tables });
     return capabilities;
   } catch (error) {
     throw startProblem(error) ?? error;
@@ -305,6 +303,8 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     tables,
   });
   const lookUps = createLookUps(firstReaders, callMsMax);
+  const counters = createConnectionPool(options.databaseUrl, COUNTERS_MAX);
+  const sharedCounts = createSharedCounts(counters, callMsMax);
   const clock = await openDatabaseClock({
     async ask() {
       const [row] = await read({ readers, callMsMax, begin }, `select ${NOW}`, [], "arrays");
@@ -338,7 +338,8 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     readFirst: readerOf(firstReaders),
     write: (work) => write(writing, work),
     execute: batches.execute,
-    lookUp: lookUps.lookUp,
+    lookUp: lookUps.execute,
+    countTogether: sharedCounts.execute,
     onCallEnded: ends.listen,
     periods: createPartitions({ databaseUrl: options.databaseUrl, clock, log: options.log }),
     probe: (timeoutMs) =>
@@ -353,6 +354,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
       const gathered = [
         batches.close().then(() => batchers.close(until)),
         lookUps.close().then(() => firstReaders.close(until)),
+        sharedCounts.close().then(() => counters.close(until)),
       ];
       await Promise.all([...gathered, writers.close(until), readers.close(until)]);
     },

@@ -163,6 +163,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
     write: group.write,
     execute: group.execute,
     lookUp: async (command, input) => lookUpOn(command)(input, NO_EFFECTS),
+    countTogether: null,
     onCallEnded: ends.listen,
     periods: createSqlitePeriods({ writer, reader, write: group.write }),
     probe: (timeoutMs) =>

@@ -6,7 +6,7 @@ import type { CountDimension, Tables } from "../../db/schema.ts";
 import type { CallEnd, CallEndListener } from "../core/call-end.ts";
 import type { Clock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";
-import type { CommandRunner } from "./commands.ts";
+import type { CommandRunner, SharedCount } from "./commands.ts";
 import type { Periods } from "./periods.ts";
 import type { LoggedTotals } from "./sqlite-totals.ts";
 
@@ -74,6 +74,14 @@ export interface Store extends CommandRunner {
    * for, and only for rows that are found by their key: the others wait for them.
    */
   lookUp: CommandRunner["execute"];
+  /**
+   * Runs a command on what all processes count together, with others of its kind that come at the same time; null where
+   * the process is alone with its database, and counts in memory. It does not wait for the disk: a crash of the database
+   * may forget what was counted. One whose answer was lost runs again, so it may count twice.
+   */
+  readonly countTogether:
+    | (<Input, Output>(command: SharedCount<Input, Output>, input: Input) => Promise<Output>)
+    | null;
   /**
    * From now on the listener is told of each end that this process has stored, before the write is answered. Of a commit
    * whose answer was lost it is told nothing.

@@ -49,6 +49,8 @@ export interface CompiledPolicy {
   readonly rules: readonly CompiledRule[];
   readonly agents: Names;
   readonly tools: Names;
+  /** The rules that ask for the rate; null when none does. */
+  readonly onRate: RuleSet | null;
 }
 
 export function* compile(document: Pick<PolicyReplace, "default" | "rules">): Steps<CompiledPolicy> {
@@ -70,7 +72,23 @@ export function* compile(document: Pick<PolicyReplace, "default" | "rules">): St
     rules.push({ verdict, bytes_min, rate_above, deniedBefore });
     if (pace(COMPARE_WORK * at)) yield;
   }
-  return { rules, agents, tools };
+  return { rules, agents, tools, onRate: rulesOnRate(withDefault) };
+}
+
+function rulesOnRate(rules: readonly Rule[]): RuleSet | null {
+  const onRate = createRuleSet(rules.length);
+  let hasAny = false;
+  for (const [at, { match }] of rules.entries()) {
+    if (match.rate_per_min === undefined) continue;
+    addRule(onRate, at);
+    hasAny = true;
+  }
+  return hasAny ? onRate : null;
+}
+
+/** Whether a rule asks for the rate of calls to the agent. */
+export function asksForRate({ agents, onRate }: CompiledPolicy, agentId: string): boolean {
+  return onRate !== null && haveCommon(agents.rulesOf(agentId), onRate);
 }
 
 function ruleVerdict({ action }: Rule, position: number): PolicyVerdict {

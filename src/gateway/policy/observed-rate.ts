@@ -2,7 +2,8 @@
 // is counted for every caller, whether or not a rule asks for it, since a policy that is put now judges by the
 // minute before it. Exact to the millisecond: a call 60,000 ms ago is not counted any more, so that a caller who
 // calls evenly N times a minute is observed at N. Calls of one millisecond share an entry, so a caller's memory
-// is bounded at any rate. Each replica counts what it sees itself.
+// is bounded at any rate. Each replica counts what it sees itself; from when a rule asks for the rate, several count
+// together (shared-rate.ts), and each adds the calls that it saw by itself before.
 
 import { tenantCache } from "../../concurrency/tenant-cache.ts";
 
@@ -42,6 +43,13 @@ export function createCallRates(now: () => number = () => performance.now(), cal
       const calls = callsOf(tenant, `${agentId} ${user}`);
       forget(calls, at - RATE_WINDOW_MS);
       add(calls, at);
+      return calls.total;
+    },
+    /** The rate as it is without another call. */
+    observed(agentId: string, user: string): number {
+      const calls = known.get(`${agentId} ${user}`);
+      if (calls === undefined) return 0;
+      forget(calls, Math.floor(now()) - RATE_WINDOW_MS);
       return calls.total;
     },
   };

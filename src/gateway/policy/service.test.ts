@@ -255,6 +255,11 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
     time = 59_999;
     expect((await policy.judge(call()))?.action).toBe("deny");
     time = 60_010;
+    // There the server has counted by its own time.
+    if (dialect === "postgres") {
+      for (const table of ["caller_rates", "caller_calls"])
+        await place.execute(`update ${table} set at = at - 60000000`);
+    }
     expect((await policy.judge(call()))?.action).toBe("allow");
   });
 

@@ -17,8 +17,15 @@ import { findAgent } from "../agents/service.ts";
 import { createPolicyCache, type KnownPolicy, type PolicyLookup } from "./cache.ts";
 import { createDecisionLog, newestDecisions } from "./decisions.ts";
 import { checkRules, formatRules, type PolicyReplace } from "./document.ts";
-import { compile, type EvaluatedCall, evaluate, type PolicyVerdict, toolsDeniedToAll } from "./evaluate.ts";
-import { createCallRates } from "./observed-rate.ts";
+import {
+  asksForRate,
+  compile,
+  type EvaluatedCall,
+  evaluate,
+  type PolicyVerdict,
+  toolsDeniedToAll,
+} from "./evaluate.ts";
+import { createObservedRates } from "./shared-rate.ts";
 import { worked } from "./work.ts";
 
 const RETRY_AFTER_SECONDS = 5;
@@ -28,6 +35,11 @@ const SHORT_CHARACTERS = 16_384;
 const SETTLE_MS_MAX = 2_000;
 /** How long a stop waits for a store that is away. */
 const CLOSE_MS_MAX = 10_000;
+/**
+ * How long a call waits to be counted. An answer is due within 10 s, and the store may take 9 s of those for a call that
+ * on_error lets pass.
+ */
+const COUNT_MS_MAX = { deny: 9_000, allow: 750, warn: 750 };
 
 /** A call that has come to the policy. */
 export interface PolicyCall extends Omit<EvaluatedCall, "rate"> {
@@ -71,10 +83,41 @@ function onError({ on_error: action }: Pick<KnownPolicy, "on_error">): PolicyVer
   return { action, matched_rule: null, reason: `on_error: ${action}` };
 }
 
+const callerOf = ({ tenant, agent_id: agentId, user }: PolicyCall) => ({ tenant, agentId, user });
+
 const NO_POLICY: PolicyVerdict = { action: "allow", matched_rule: null, reason: "no policy" };
 
+function createJudge(rates: ReturnType<typeof createObservedRates>, log: Log) {
+  function verdictOf(tenant: string, policy: KnownPolicy, call: EvaluatedCall): PolicyVerdict {
+    if (policy.compiled === null) return onError(policy);
+    try {
+      return evaluate(policy.compiled, call);
+    } catch (error) {
+      log.error("policy_not_evaluable", { tenant, version: policy.version, error });
+      return onError(policy);
+    }
+  }
+
+  return {
+    verdictOf,
+    /** The verdict on a call, which is counted with it. When it can't be counted, on_error decides. */
+    judged(call: PolicyCall, policy: KnownPolicy): Bun.MaybePromise<PolicyVerdict> {
+      const { tenant, agent_id } = call;
+      const isAskedFor = policy.compiled !== null && asksForRate(policy.compiled, agent_id);
+      const observed = rates.observe(callerOf(call), isAskedFor ? COUNT_MS_MAX[policy.on_error] : null);
+      const verdictAt = (rate: number) => verdictOf(tenant, policy, { ...call, rate });
+      if (!(observed instanceof Promise)) return verdictAt(observed);
+      return observed.then(verdictAt, (error) => {
+        log.warn("policy_rate_not_counted", { tenant, on_error: policy.on_error, error });
+        return onError(policy);
+      });
+    },
+  };
+}
+
 export function createPolicyService({ store, clock, log, meters = silentMeters, now }: PolicyDeps) {
-  const rates = createCallRates(now);
+  const rates = createObservedRates(store, now);
+  const { verdictOf, judged } = createJudge(rates, log);
   const cache = createPolicyCache({ store, log, ...(now && { now }) });
   const decisions = createDecisionLog({ store, log });
 
@@ -100,16 +143,6 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
     return { ...last, compiled: null };
   }
 
-  function verdictOf(tenant: string, policy: KnownPolicy, call: EvaluatedCall): PolicyVerdict {
-    if (policy.compiled === null) return onError(policy);
-    try {
-      return evaluate(policy.compiled, call);
-    } catch (error) {
-      log.error("policy_not_evaluable", { tenant, version: policy.version, error });
-      return onError(policy);
-    }
-  }
-
   function recorded(call: PolicyCall, verdict: PolicyVerdict): Bun.MaybePromise<PolicyVerdict> {
     const { tenant, agent_id, protocol, mcp_tool } = call;
     const id = newId("pdec", clock.now());
@@ -128,11 +161,14 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
      * @throws Fault `unavailable` when the policy cannot be known, or a decision that must be recorded first cannot
      */
     judge(call: PolicyCall): Bun.MaybePromise<PolicyVerdict | null> {
-      const { tenant, agent_id, user } = call;
-      const rate = rates.observe(tenant, agent_id, user);
-      return andThen(inForce(tenant), (policy) =>
-        policy === null ? null : recorded(call, verdictOf(tenant, policy, { ...call, rate })),
-      );
+      const countAlone = () => void rates.observe(callerOf(call), null);
+      const known = inForce(call.tenant);
+      if (known instanceof Promise) known.catch(countAlone);
+      return andThen(known, (policy) => {
+        if (policy !== null) return andThen(judged(call, policy), (verdict) => recorded(call, verdict));
+        countAlone();
+        return null;
+      });
     },
 
     /**

@@ -21,15 +21,8 @@ import type { PaidHeaders, Payments } from "../payment/service.ts";
 import type { OpenedCall, OpenedConnection, StreamCall, StreamPermit, StreamRequest } from "../streaming/service.ts";
 import type { StreamLimits } from "../streaming/stream-limits.ts";
 import { faultOf, otherPath, withId } from "./call-faults.ts";
-import {
-  type CheckedCall,
-  type CheckOptions,
-  checkCall,
-  type Form,
-  knownAgent,
-  mayCall,
-  refuseLoop,
-} from "./checks.ts";
+import { type CheckedCall, type CheckOptions, checkCall, type Form, knownAgent, refuseLoop } from "./checks.ts";
+import { mayCall } from "./may-call.ts";
 import { acceptedOf, hashForReceipt, type RecordOptions, record } from "./record.ts";
 import { passedToStream } from "./request-headers.ts";
 import { STREAMING, type StreamForm } from "./stream-form.ts";
@@ -237,7 +230,7 @@ export async function admitConnection(
   if (agent.protocol !== "mcp") {
     throw new Fault("method_not_allowed", "the agent's protocol has other methods", { allow: ["POST"] });
   }
-  const url = mayCall(options, request.caller.tenant, agent);
+  const url = await mayCall(options, request.caller.tenant, agent);
   const place = await options.limits.take(request.caller.tenant, agent.id, false, request.signal);
   return {
     tenant: request.caller.tenant,

@@ -7,7 +7,6 @@ import { andThen } from "../../concurrency/and-then.ts";
 import type { Clock, TimeBounds } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
-import { agentStatus } from "../../core/states.ts";
 import { viaProblem } from "../../core/via.ts";
 import type { Store } from "../../storage/store.ts";
 import type { CallBody } from "../../wire/body.ts";
@@ -20,13 +19,14 @@ import type { Payments } from "../payment/service.ts";
 import type { PolicyService } from "../policy/service.ts";
 import type { AskedCall } from "../streaming/service.ts";
 import { judge } from "./judgement.ts";
+import { invocableUrl, refusalOf, type TokenTaker } from "./may-call.ts";
 import { findOwed, keepOwed } from "./owed.ts";
 import { type PaymentState, paymentStateOf } from "./payment-state.ts";
 import { idempotencyKey, serviceModel } from "./request-headers.ts";
 
 export type ProxyCall = Omit<AskedCall, "signal">;
 
-export interface CheckOptions {
+export interface CheckOptions extends TokenTaker {
   readonly store: Store;
   readonly clock: Clock;
   readonly time: TimeBounds;
@@ -35,8 +35,6 @@ export interface CheckOptions {
   readonly payments: Pick<Payments, "check" | "usedFor" | "presentedIn">;
   readonly policy: Pick<PolicyService, "judge">;
   findAgent(tenant: string, agentId: string): Bun.MaybePromise<InvocableAgent | null>;
-  /** Takes a token of the agent's bucket: null, or the whole seconds until there is one. */
-  takeToken(tenant: string, agent: InvocableAgent): number | null;
   /** The name of this deployment in `Via`. */
   readonly pseudonym: string;
 }
@@ -83,7 +81,8 @@ export async function checkCall<F extends Form>(
   const known = knownAgent(options, call);
   const first = known instanceof Promise ? await known : known;
   refuseLoop(options, call);
-  const refusal = refusalOf(options, call.caller.tenant, first);
+  const asked = refusalOf(options, call.caller.tenant, first);
+  const refusal = asked instanceof Promise ? await asked : asked;
   const found = findOwed(options, call, refusal !== null || first.pricing !== null);
   const owed = found instanceof Promise ? await found : found;
   if (owed !== null) return checkOwed(options, call, path, { owed, refusal });
@@ -182,17 +181,6 @@ function calledBefore<F extends Form>(
   };
 }
 
-/** The Fault for which an agent may not be called just now, or null. */
-function refusalOf(...asked: Parameters<typeof mayCall>): Fault | null {
-  try {
-    mayCall(...asked);
-    return null;
-  } catch (error) {
-    if (error instanceof Fault) return error;
-    throw error;
-  }
-}
-
 /** The call that this one repeats: by its key; or by its payment, where it is still owed. */
 async function earlierCall(
   options: CheckOptions,
@@ -232,29 +220,6 @@ export function refuseLoop(
 ): void {
   const why = viaProblem(headers, pseudonym);
   if (why !== null) throw new Fault("agent_not_invocable", `the call ${why}`);
-}
-
-/**
- * Gives the URL of an agent that may be called just now.
- *
- * @throws Fault `agent_not_invocable`, `rate_limited`
- */
-export function mayCall({ takeToken }: Pick<CheckOptions, "takeToken">, tenant: string, agent: InvocableAgent): string {
-  const url = invocableUrl(agent);
-  const retryAfterSeconds = takeToken(tenant, agent);
-  if (retryAfterSeconds === null) return url;
-  throw new Fault("rate_limited", "the agent's invocation rate limit is exceeded", { retryAfterSeconds });
-}
-
-function invocableUrl(agent: InvocableAgent): string {
-  if (agentStatus(agent) === "inactive") throw notInvocable("is inactive");
-  if (agent.suspended) throw notInvocable("is suspended");
-  if (agent.upstream_url === null) throw notInvocable("has no upstream_url");
-  return agent.upstream_url;
-}
-
-function notInvocable(why: string): Fault {
-  return new Fault("agent_not_invocable", `the agent ${why}`);
 }
 
 /** Null at once for a call without a key. */

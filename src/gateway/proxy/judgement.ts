@@ -15,8 +15,7 @@ export function judge(options: CheckOptions, call: ProxyCall, asked: JudgedCall)
 }
 
 async function judgeAll(options: CheckOptions, call: ProxyCall, asked: JudgedCall): Promise<string | null> {
-  const verdicts = [];
-  for (const { tool } of asked.form.calls) verdicts.push(await verdictOf(options, call, asked, tool));
+  const verdicts = await Promise.all(asked.form.calls.map(({ tool }) => verdictOf(options, call, asked, tool)));
   const warnings = new Set(verdicts.map(warningOf).filter((warning) => warning !== null));
   return warnings.size === 0 ? null : [...warnings].join(", ");
 }

@@ -1,0 +1,165 @@
+// The calls of a caller as the database counts them, against a plain list of them.
+import { describe, expect, test } from "bun:test";
+import { SQL } from "bun";
+import fc from "fast-check";
+import { useStore } from "../../../test/support/stores/one-store.ts";
+import { eachPostgres } from "../../../test/support/stores/postgres-kinds.ts";
+import { type Place, postgresPlace } from "../../../test/support/stores/stores.ts";
+import type { Store } from "../../storage/store.ts";
+import { countCalls, removeOldCalls } from "./shared-calls.ts";
+
+type CountTogether = NonNullable<Store["countTogether"]>;
+
+const START = 1_790_000_000_000_000;
+const SECOND = 1_000_000;
+const MINUTE = 60 * SECOND;
+const HOUR = 60 * MINUTE;
+let serial = 0;
+
+/** A caller who calls at times of the test's choosing, in microseconds. */
+function callerOf(countTogether: CountTogether) {
+  const caller = { tenant: "acme", agentId: `agt_${++serial}`, user: "alice" };
+  return {
+    ...caller,
+    at: (now: number, count = 1) => countTogether(countCalls(`${now}::bigint`), { ...caller, count }),
+  };
+}
+
+describe("the calls of a caller in the database", () => {
+  let countTogether: CountTogether;
+  useStore("postgres", ({ store }) => {
+    countTogether = store.countTogether as CountTogether;
+  });
+
+  const steps = fc.array(
+    fc.record({
+      gap: fc.oneof(
+        fc.nat(50_000),
+        fc.nat(2 * MINUTE),
+        fc.constantFrom(1, 20 * SECOND, 30 * SECOND - 1, 30 * SECOND, 30 * SECOND + 1, MINUTE - 1, MINUTE, MINUTE + 1),
+      ),
+      count: fc.integer({ min: 1, max: 5 }),
+    }),
+    { minLength: 1, maxLength: 60 },
+  );
+
+  test("of the last 60 seconds are counted as a plain list of them is", async () => {
+    await fc.assert(
+      fc.asyncProperty(steps, async (calls) => {
+        const { at } = callerOf(countTogether);
+        const all: { now: number; count: number }[] = [];
+        let now = START;
+        for (const { gap, count } of calls) {
+          now += gap + 1;
+          all.push({ now, count });
+          const expected = all.reduce((sum, one) => sum + (one.now > now - MINUTE ? one.count : 0), 0);
+          expect(await at(now, count)).toBe(expected);
+        }
+      }),
+      { numRuns: 150 },
+    );
+  }, 60_000);
+
+  test("are counted at their own time, however many come at one moment", async () => {
+    const { at } = callerOf(countTogether);
+    for (let call = 1; call <= 5; call++) expect(await at(START)).toBe(call);
+    expect(await at(START + MINUTE - 1)).toBe(6);
+    expect(await at(START + MINUTE + 5)).toBe(2);
+  });
+
+  test("begin anew when the clock is set back, and are counted from there", async () => {
+    const { at } = callerOf(countTogether);
+    expect([await at(START, 4), await at(START + SECOND, 4)]).toEqual([4, 8]);
+    // The difference between two servers is no step.
+    expect(await at(START + SECOND / 2)).toBe(9);
+    expect([await at(START - HOUR), await at(START - HOUR + SECOND)]).toEqual([1, 2]);
+    expect(await at(START - HOUR + MINUTE)).toBe(2);
+    // What was counted in the future before is not counted again when that has come.
+    expect([await at(START + SECOND + 9), await at(START + 2 * SECOND)]).toEqual([1, 2]);
+  });
+
+  test("are forgotten when the clock is set ahead, and no more than that", async () => {
+    const { at } = callerOf(countTogether);
+    expect([await at(START, 4), await at(START + HOUR, 4), await at(START + HOUR + 1, 4)]).toEqual([4, 4, 8]);
+  });
+
+  test("are each caller's own, whatever the names are", async () => {
+    const count = countCalls();
+    const names = [
+      "alice",
+      "Alice",
+      "",
+      "o'hara",
+      "\\",
+      "\\'; drop table caller_calls; --",
+      "$1",
+      "{",
+      '"',
+      "null",
+      "É",
+    ];
+    const called = names.flatMap((tenant) => names.map((user) => ({ tenant, agentId: `agt_of_${tenant}`, user })));
+    for (const times of [1, 2]) {
+      const rates = await Promise.all(called.map((caller) => countTogether(count, { ...caller, count: 1 })));
+      expect(rates).toEqual(called.map(() => times));
+    }
+  });
+});
+
+eachPostgres((kind) => {
+  let place: Place;
+  let store: Store;
+  useStore(
+    async () => postgresPlace(await kind.freshDatabase()),
+    (opened) => {
+      ({ place, store } = opened);
+    },
+  );
+
+  test("each of the calls at two replicas is told another rate, beside those who clean up", async () => {
+    const other = await place.open();
+    try {
+      const count = countCalls();
+      const [users, each] = [10, 60];
+      const replicas = [store, other].map(({ countTogether }) => countTogether as CountTogether);
+      const cleaning = Promise.all(replicas.map(removeOldCalls));
+      const rates = await Promise.all(
+        Array.from({ length: users }, (_, user) =>
+          Promise.all(
+            replicas.flatMap((countTogether) =>
+              Array.from({ length: each }, () =>
+                countTogether(count, { tenant: "acme", agentId: "agt_1", user: `user ${user}`, count: 1 }),
+              ),
+            ),
+          ),
+        ),
+      );
+      await cleaning;
+      const expected = Array.from({ length: 2 * each }, (_, i) => i + 1);
+      for (const told of rates) expect(told.sort((a, b) => a - b)).toEqual(expected);
+    } finally {
+      await other.close();
+    }
+  }, 30_000);
+});
+
+test("clean-up removes what no rate counts any more, and what a wrong clock has left, in groups", async () => {
+  const place = await postgresPlace();
+  const store = await place.open();
+  await using client = new SQL(place.url, { max: 1 });
+  const countTogether = store.countTogether as CountTogether;
+  const now = Date.now() * 1000;
+  const [old, young, wrong] = [callerOf(countTogether), callerOf(countTogether), callerOf(countTogether)];
+  await old.at(now - HOUR);
+  await young.at(now - HOUR);
+  for (const age of [30 * SECOND, 10 * SECOND]) await young.at(now - age);
+  await wrong.at(now + HOUR);
+  await client`insert into caller_calls select 'acme', 'agt_many', 'bob', n, n from generate_series(1, 2500) as n`;
+  expect(await removeOldCalls(countTogether)).toBe(2_503);
+  const callers = await client`select agent_id, counted from caller_rates`;
+  expect([...callers]).toEqual([{ agent_id: young.agentId, counted: "3" }]);
+  const [calls] = await client`select count(*)::int as count from caller_calls`;
+  expect(calls).toEqual({ count: 2 });
+  expect(await young.at(now)).toBe(3);
+  await store.close();
+}, 30_000);

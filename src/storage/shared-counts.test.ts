@@ -1,0 +1,82 @@
+// Statements that replicas count with: whole messages, which leave nothing behind on a connection.
+import { describe, expect, test } from "bun:test";
+import { SQL } from "bun";
+import fc from "fast-check";
+import { startPostgres } from "../../test/support/stores/postgres.ts";
+import { eachPostgres } from "../../test/support/stores/postgres-kinds.ts";
+import { clock, outcome, postgresPlace } from "../../test/support/stores/stores.ts";
+import { silentLog } from "../core/log.ts";
+import { inputRows, type SharedCount } from "./commands.ts";
+import { migratePostgres } from "./migrate.ts";
+import { postgresClient } from "./pool.ts";
+import { openPostgres } from "./postgres.ts";
+import type { Store } from "./store.ts";
+
+type CountTogether = NonNullable<Store["countTogether"]>;
+
+const INPUT = inputRows<string>({ text: ["text", (text) => text] });
+
+/** Gives each text back; one that begins with `/` is divided by. */
+const echo: SharedCount<string, string> = {
+  name: "echo",
+  bytesOf: () => 1,
+  postgres: {
+    text: `select text, case when left(text, 1) = '/' then 1 / (length(text) - length(text)) end from ${INPUT.source} order by n`,
+    valuesOf: INPUT.values,
+    outputsOf: (_, rows) => rows.map((row) => String(row["text"])),
+  },
+};
+
+eachPostgres((kind) => {
+  test("texts arrive as they are, and one that fails does so alone", async () => {
+    const store = await (await postgresPlace(await kind.freshDatabase())).open();
+    const countTogether = store.countTogether as CountTogether;
+    const text = fc.oneof(
+      fc.constantFrom("", "'", "\\", "\\'", "''", "$1", "$&", "{}", "null", '"', "--", " /*", "é\u{1f600}"),
+      fc.string({ unit: "grapheme" }).map((any) => any.replaceAll("\0", "").replace(/^\//, "")),
+    );
+    await fc.assert(
+      fc.asyncProperty(fc.array(text, { minLength: 1, maxLength: 20 }), async (texts) => {
+        expect(await Promise.all(texts.map((one) => countTogether(echo, one)))).toEqual(texts);
+      }),
+      { numRuns: 30 },
+    );
+    const told = await Promise.all(["a", "/", "b", "c"].map((one) => countTogether(echo, one).catch(() => "failed")));
+    expect(told).toEqual(["a", "failed", "b", "c"]);
+    await store.close();
+  }, 30_000);
+});
+
+test("a statement that waits for a lock is given up in time, and the next one is right", async () => {
+  const place = await postgresPlace();
+  const store = await openPostgres({ databaseUrl: place.url, clock, log: silentLog, callMsMax: 400 });
+  await using client = new SQL(place.url, { max: 1 });
+  const count = {
+    ...echo,
+    postgres: { ...echo.postgres, text: `with l as (select 1 from agent_buckets) ${echo.postgres.text}` },
+  };
+  const ask = () => outcome((store.countTogether as CountTogether)(count, "a"));
+  await client.begin(async (tx) => {
+    await tx.unsafe("lock table agent_buckets");
+    expect(await ask()).toBe("unavailable");
+  });
+  expect(await ask()).toBe("stored");
+  await store.close();
+});
+
+describe("the tables of what is counted", () => {
+  test.each([
+    [true, "u"],
+    [false, "p"],
+  ])(
+    "are such that nobody waits for the disk, where the server has them: %p",
+    async (hasUnloggedTables, persistence) => {
+      const client = postgresClient(await (await startPostgres()).freshDatabase());
+      await migratePostgres(client, { clock, log: silentLog, hasUnloggedTables });
+      const tables: { relpersistence: string }[] = await client`select relname, relpersistence from pg_class
+      where relname in ('agent_buckets', 'caller_rates', 'caller_calls') order by relname`;
+      expect(tables.map((table) => table.relpersistence)).toEqual([persistence, persistence, persistence]);
+      await client.close({ timeout: 0 });
+    },
+  );
+});
