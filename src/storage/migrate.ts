@@ -20,6 +20,7 @@ import postgres0015 from "../../db/postgres/0015_body_rows.sql" with { type: "te
 import postgres0016 from "../../db/postgres/0016_open_batches.sql" with { type: "text" };
 import postgres0017 from "../../db/postgres/0017_open_rows.sql" with { type: "text" };
 import postgres0018 from "../../db/postgres/0018_key_rotation.sql" with { type: "text" };
+import postgres0020 from "../../db/postgres/0020_shared_limits.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import sqlite0002 from "../../db/sqlite/0002_payments.sql" with { type: "text" };
 import sqlite0003 from "../../db/sqlite/0003_policy.sql" with { type: "text" };
@@ -38,6 +39,7 @@ import sqlite0015 from "../../db/sqlite/0015_body_rows.sql" with { type: "text" 
 import sqlite0016 from "../../db/sqlite/0016_open_batches.sql" with { type: "text" };
 import sqlite0017 from "../../db/sqlite/0017_open_rows.sql" with { type: "text" };
 import sqlite0018 from "../../db/sqlite/0018_key_rotation.sql" with { type: "text" };
+import sqlite0020 from "../../db/sqlite/0020_shared_limits.sql" with { type: "text" };
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -63,6 +65,7 @@ const SQLITE_MIGRATIONS: readonly string[] = [
   sqlite0016,
   sqlite0017,
   sqlite0018,
+  sqlite0020,
 ];
 const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0001,
@@ -83,6 +86,7 @@ const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0016,
   postgres0017,
   postgres0018,
+  postgres0020,
 ];
 
 export const NEWEST_SQLITE_VERSION = SQLITE_MIGRATIONS.length;

@@ -1,7 +1,7 @@
 // Whether the leases of other replicas can be believed. Each replica renews its lease every few seconds, so an expired
 // one usually means a dead replica. But after an outage of the database, a suspended machine, or a step of the
 // database's clock all leases have expired. Then every live replica gets the length of a lease to renew its own.
-import { LEASE_MS } from "./leases.ts";
+import { LEASE_MS } from "../replicas/store.ts";
 
 /** How much the two clocks may differ between two renewals, since answers can be late. */
 const STEP_MS_MAX = 5_000;

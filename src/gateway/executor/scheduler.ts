@@ -23,12 +23,14 @@ import {
   takePending,
   waitingAgents,
 } from "../invocations/service.ts";
+import type { AgentPlaces } from "../replicas/service.ts";
+import { dropLeases, renewLease } from "../replicas/store.ts";
 import { recordEnd } from "../upstream/record-end.ts";
 import type { QueueEntry } from "./agent-queue.ts";
 import { type CallBlock, CallQueues, type OwnBlock } from "./call-queues.ts";
 import type { Job, Outcome } from "./job.ts";
 import { createLeaseTrust } from "./lease-trust.ts";
-import { clearDead, dropLeases, endOrphans, renewLease } from "./leases.ts";
+import { clearDead, endOrphans } from "./leases.ts";
 import { failed, newTrace } from "./outcome.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
@@ -54,6 +56,8 @@ export interface SchedulerOptions {
   /** This replica's ID, new with each start. */
   readonly replica: string;
   readonly agent_concurrency: number;
+  /** Where other replicas may be: what of that this one may run. */
+  readonly agentPlaces: Pick<AgentPlaces, "limitOf" | "start" | "renewed" | "stop"> | null;
   readonly claims: Pick<Claims, "begin" | "took" | "over">;
   readonly refusals: {
     /** Removes the records of refused calls that have appeared. */
@@ -103,7 +107,7 @@ export class Scheduler {
     this.#shared = options.store.dialect === "postgres";
     this.#queues = new CallQueues<ScheduledCall>({
       places: PLACES,
-      agentPlaces: options.agent_concurrency,
+      agentPlaces: options.agentPlaces?.limitOf("transactional") ?? options.agent_concurrency,
       bodyBytes: RUNNING_BODY_BYTES_MAX,
       blockBodyBytes: SMALL_BODY_BYTES,
       takeBlock: (...block) => this.#takeBlock(...block),
@@ -114,10 +118,11 @@ export class Scheduler {
 
   /** Ends calls that a dead process left running. Calls may be offered after this. */
   async recover(): Promise<void> {
-    const { store, clock, log } = this.#options;
+    const { store, clock, log, agentPlaces } = this.#options;
     const warn = (error: unknown) => log.warn("lease_not_renewed", { error });
     if (this.#shared) {
       await this.#renew();
+      await agentPlaces?.start();
       // On a timer of its own, so that slow work elsewhere can't delay it: a lease that runs out ends live calls.
       this.#renewal = setInterval(() => void this.#renew().catch(warn), RENEW_MS);
       return;
@@ -196,8 +201,9 @@ export class Scheduler {
 
   /** Drops this replica's lease: no call runs on it any more, on either path. */
   async leave(): Promise<void> {
-    const { store, replica, log } = this.#options;
+    const { store, replica, log, agentPlaces } = this.#options;
     clearInterval(this.#renewal);
+    await agentPlaces?.stop();
     if (!this.#shared) return;
     // A lease that can't be dropped runs out.
     await store.write((tx) => dropLeases(tx, replica)).catch((error) => log.warn("lease_not_dropped", { error }));
@@ -366,8 +372,11 @@ export class Scheduler {
   }
 
   async #renew(): Promise<void> {
-    const { store, replica } = this.#options;
-    this.#trust.renewed(await store.write((tx) => renewLease(tx, replica)));
+    const { store, replica, agentPlaces } = this.#options;
+    const askedAt = thisMoment();
+    const { now, agent_base } = await store.write((tx) => renewLease(tx, replica));
+    this.#trust.renewed(now);
+    agentPlaces?.renewed(askedAt, agent_base !== null);
   }
 
   /** Ends the calls of replicas that are gone, and takes up those that are pending. */
