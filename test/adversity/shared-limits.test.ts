@@ -130,17 +130,3 @@ test.concurrent("of a limit of one, three gateways run one call at a time and ea
     expect(served.sort()).toEqual([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]);
     expect([upstream.peak("/one"), upstream.peak("/other")]).toEqual([1, 1]);
   }));
-
-test.concurrent("the places of a gateway that was killed are free again when its calls have ended", () =>
-  world(2, 2, async ({ gateways, tenant, upstream, agent, calls }) => {
-    const id = await agent("left");
-    for (const call of calls(0, id, "", 2)) call.catch(() => {});
-    expect(await until(() => upstream.running("/left") === 2)).toBe(true);
-    await gateways[0]?.kill9();
-    const next = calls(1, id, "", 2);
-    // A process that is gone can't tell its upstream; the record tells when its place is free.
-    upstream.answer(0);
-    expect(await Promise.all(next)).toEqual(["succeeded", "succeeded"]);
-    const list = await fetch(`${gateways[1]?.url}/v1/invocations?error_class=internal`, { headers: tenant.headers });
-    expect(((await list.json()) as { total: number }).total).toBe(2);
-  }));
