@@ -229,6 +229,8 @@ function invocationTables(c: Columns) {
       job: c.text().notNull(),
       /** By the database's own clock. */
       next_at: c.whole().notNull(),
+      /** The replica that goes on with it; null where it goes to whoever asks first. */
+      holder: c.text(),
     }),
 
     /** A replica that renews its lease is alive; the running calls of one that is not have ended. */
@@ -236,6 +238,21 @@ function invocationTables(c: Columns) {
       id: c.text().notNull(),
       /** By the database's own clock. */
       lease_until: c.whole().notNull(),
+      /**
+       * The calls of any one agent and path that it may run without asking the others; null when it is gone, or of a
+       * version that shares no limits.
+       */
+      agent_base: c.whole(),
+    }),
+
+    /** What replicas may run of an agent's calls beyond that, and what they would need. */
+    agentPlaces: c.table("agent_places", {
+      agent_id: c.text().notNull(),
+      mode: c.text().$type<Mode>().notNull(),
+      replica: c.text().notNull(),
+      tenant: c.text().notNull(),
+      granted: c.whole().notNull(),
+      wanted: c.whole().notNull(),
     }),
   };
 }

@@ -53,6 +53,7 @@ import { createStreamHandler } from "./proxy/stream-handler.ts";
 import { streamRoutes } from "./proxy/stream-routes.ts";
 import { receiptRoutes } from "./receipts/routes.ts";
 import { createReceipts } from "./receipts/service.ts";
+import { AgentPlaces } from "./replicas/service.ts";
 import { startReaper } from "./streaming/reaper.ts";
 import { createStreamLimits } from "./streaming/stream-limits.ts";
 import { createStreams, type StreamsDeps } from "./streaming/streams.ts";
@@ -85,6 +86,7 @@ export async function composeGateway(parts: GatewayParts) {
   const secrets = secretSources(parts);
   const resolveCredential = createCredentialResolver(secrets);
   tellOfEnds(parts, completionWaiters);
+  const agentPlaces = agentPlacesOf(parts);
   const scheduler = new Scheduler({
     store,
     clock,
@@ -92,6 +94,7 @@ export async function composeGateway(parts: GatewayParts) {
     pool,
     replica,
     agent_concurrency: options.agentConcurrency,
+    agentPlaces,
     claims,
     refusals,
     resolveCredential,
@@ -115,19 +118,15 @@ export async function composeGateway(parts: GatewayParts) {
     takeToken: (store.countTogether === null ? createRateLimiter() : createSharedRateLimiter(store.countTogether)).take,
     pseudonym: pseudonymOf(await keyring.deriveKey(null, "via")),
   };
-  const streaming = composeStreaming({ ...parts, checks, claims, policy, replica, resolveCredential });
-  const stop = (id: string) => [scheduler, streaming].forEach((path) => void path.stop(id));
+  const streaming = composeStreaming({ ...parts, checks, claims, policy, resolveCredential, agentPlaces });
+  const stop = (id: string) => {
+    scheduler.stop(id);
+    streaming.stop(id);
+  };
   meters.gauges({ queue: () => queueSize(store), running: () => scheduler.running() + streaming.running() });
   const announcements = announceEnds(parts, replica, hearing(completionWaiters, scheduler, stop));
-  const receipts = createReceipts({ store, clock, log, signingKey: () => keyring.signingKey("receipts") });
-  const calls: ProxyRoutesOptions = {
-    ...checks,
-    completionWaiters,
-    admitting: parts.admitting,
-    reserve: (accepted) => scheduler.reserve(accepted),
-    offer: (accepted) => scheduler.offer(accepted),
-    stop,
-  };
+  const receipts = createReceipts({ store, clock, log, replica, signingKey: () => keyring.signingKey("receipts") });
+  const calls = { ...checks, completionWaiters, admitting: parts.admitting, ...takenBy(scheduler), stop };
   const api = routes()
     .use(managementRoutes(parts, agents))
     .use(proxyRoutes(calls))
@@ -151,6 +150,17 @@ export async function composeGateway(parts: GatewayParts) {
     straight: straightCalls(calls),
   };
 }
+
+/** Null where no other gateway can be on the database. */
+function agentPlacesOf({ options, store, log, replica }: GatewayParts): AgentPlaces | null {
+  if (store.dialect === "sqlite") return null;
+  return new AgentPlaces({ store, log, replica, limit: options.agentConcurrency });
+}
+
+const takenBy = (scheduler: Scheduler): Pick<ProxyRoutesOptions, "reserve" | "offer"> => ({
+  reserve: (accepted) => scheduler.reserve(accepted),
+  offer: (accepted) => scheduler.offer(accepted),
+});
 
 /** What is done with what another gateway tells: who waits here learns of an end, and a call cancelled there stops here. */
 function hearing(
@@ -210,12 +220,13 @@ type StreamingParts = Pick<GatewayParts, "options" | "store" | "keyring" | "rule
   Pick<StreamsDeps, "resolveCredential"> & {
     readonly checks: Omit<AdmitStreamOptions, "claims" | "limits" | "stopping">;
     readonly policy: Pick<PolicyService, "deniedTools">;
+    readonly agentPlaces: AgentPlaces | null;
     readonly replica: string;
   };
 
 function composeStreaming(parts: StreamingParts) {
-  const { options, store, keyring, rules, log, checks, claims, policy, replica, ...rest } = parts;
-  const { extraCa, upstreamTimeoutMs, agentConcurrency, publicUrl } = options;
+  const { options, store, keyring, rules, log, checks, claims, policy, replica, agentPlaces, ...rest } = parts;
+  const { extraCa, upstreamTimeoutMs, publicUrl } = options;
   const { clock } = store;
   const streams = createStreams({
     ...rest,
@@ -228,6 +239,7 @@ function composeStreaming(parts: StreamingParts) {
     deniedTools: policy.deniedTools,
   });
   const { stopping } = streams;
+  const agentConcurrency = agentPlaces?.limitOf("streaming") ?? options.agentConcurrency;
   const limits = createStreamLimits({ agentConcurrency, stopping });
   const admission = { ...checks, replica, claims, limits, stopping };
   const path = createStreamHandler({

@@ -21,7 +21,7 @@ import postgres0016 from "../../db/postgres/0016_open_batches.sql" with { type: 
 import postgres0017 from "../../db/postgres/0017_open_rows.sql" with { type: "text" };
 import postgres0018 from "../../db/postgres/0018_key_rotation.sql" with { type: "text" };
 import postgres0019 from "../../db/postgres/0019_shared_rates.sql" with { type: "text" };
-import postgres0020 from "../../db/postgres/0020_reserved.sql" with { type: "text" };
+import postgres0020 from "../../db/postgres/0020_shared_limits.sql" with { type: "text" };
 import postgres0021 from "../../db/postgres/0021_wallet_leases.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import sqlite0002 from "../../db/sqlite/0002_payments.sql" with { type: "text" };
@@ -42,7 +42,7 @@ import sqlite0016 from "../../db/sqlite/0016_open_batches.sql" with { type: "tex
 import sqlite0017 from "../../db/sqlite/0017_open_rows.sql" with { type: "text" };
 import sqlite0018 from "../../db/sqlite/0018_key_rotation.sql" with { type: "text" };
 import sqlite0019 from "../../db/sqlite/0019_shared_rates.sql" with { type: "text" };
-import sqlite0020 from "../../db/sqlite/0020_reserved.sql" with { type: "text" };
+import sqlite0020 from "../../db/sqlite/0020_shared_limits.sql" with { type: "text" };
 import sqlite0021 from "../../db/sqlite/0021_wallet_leases.sql" with { type: "text" };
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";

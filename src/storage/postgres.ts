@@ -303,7 +303,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     tables,
   });
   const lookUps = createLookUps(firstReaders, callMsMax);
-  const counters = createConnectionPool(options.databaseUrl, COUNTERS_MAX);
+  const counters = openPool(COUNTERS_MAX);
   const sharedCounts = createSharedCounts(counters, callMsMax);
   const clock = await openDatabaseClock({
     async ask() {

@@ -1,17 +1,54 @@
-// Work that one of several processes does for all, now and then: whoever asks first has the turn.
-import { lte } from "drizzle-orm";
+// Work that one of several processes does for all: now and then, when whoever asks first has the turn, or steadily, when one
+// of them keeps the turn while it goes on with the work. Nobody's work is done twice at once for it that could not be: a
+// process that was held up may find that another one has gone on with it.
+import { and, eq, gt, lte, or } from "drizzle-orm";
+import { isOlder, type Moment, thisMoment } from "../core/age.ts";
 import type { Store } from "./store.ts";
 
-/** Whether it is this process's turn. Nobody has the next one before `ms` have passed. */
-export async function takeTurn(store: Store, job: string, ms: number): Promise<boolean> {
+/** Parts of the time that a turn is kept, after each of which it is renewed, or asked for again. */
+const RENEWALS = 3;
+
+/**
+ * Whether it is this process's turn. Nobody has the next one before `ms` have passed, but for the holder.
+ *
+ * @param holder who goes on with it; null when nobody does
+ */
+export async function takeTurn(store: Store, job: string, ms: number, holder: string | null = null): Promise<boolean> {
   const now = store.clock.now();
-  const next_at = now + ms;
-  const rows = await store.write(({ db, tables: { turns: t } }) =>
-    db
+  const turn = { next_at: now + ms, holder };
+  const rows = await store.write(({ db, tables: { turns: t } }) => {
+    // What lies farther off than any turn was written before the clock went back.
+    const isOver = or(lte(t.next_at, now), gt(t.next_at, now + 2 * ms));
+    const setWhere = holder === null ? isOver : or(isOver, eq(t.holder, holder));
+    return db
       .insert(t)
-      .values({ job, next_at })
-      .onConflictDoUpdate({ target: t.job, set: { next_at }, setWhere: lte(t.next_at, now) })
-      .returning({ job: t.job }),
-  );
+      .values({ job, ...turn })
+      .onConflictDoUpdate({ target: t.job, set: turn, ...(setWhere && { setWhere }) })
+      .returning({ job: t.job });
+  });
   return rows.length > 0;
+}
+
+/** A turn that one process keeps: nobody else has it before `ms` after its last renewal. Where there are no others it is always held. */
+export function steadyTurn(store: Store, job: string, ms: number, holder: string) {
+  let isHeld = false;
+  let askedAt: Moment | null = null;
+  return {
+    /** To be asked before each piece of the work. It asks the database now and then. */
+    async isMine(): Promise<boolean> {
+      if (store.dialect === "sqlite") return true;
+      if (askedAt !== null && !isOlder(askedAt, ms / RENEWALS)) return isHeld;
+      askedAt = thisMoment();
+      isHeld = false;
+      isHeld = await takeTurn(store, job, ms, holder);
+      return isHeld;
+    },
+    /** The next one need not wait. */
+    async end(): Promise<void> {
+      if (!isHeld) return;
+      await store.write(async ({ db, tables: { turns: t } }) => {
+        await db.delete(t).where(and(eq(t.job, job), eq(t.holder, holder)));
+      });
+    },
+  };
 }

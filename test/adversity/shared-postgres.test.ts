@@ -18,6 +18,7 @@ setDefaultTimeout(120_000);
 const HOUR_MS = 3_600_000;
 /** A replica looks for those that are gone when it has been there itself for as long as a lease holds. */
 const LEASE_MS = 15_000;
+const STILL_MS = 20_000;
 /** A lease is renewed in it, and looked at more than once. */
 const WATCHED_MS = 7_000;
 
@@ -86,14 +87,86 @@ test.concurrent("running calls go on though their replicas' clocks are 18 s apar
   expect(await runningCalls([null, clock], () => clock.set(HOUR_MS))).toEqual([UNHARMED, UNHARMED]);
 }, 150_000);
 
-test.concurrent("running calls go on though all replicas stand still for as long as a lease", async () => {
+test.concurrent("running calls go on though all replicas stand still for longer than a lease", async () => {
   const standStill = async (gateways: readonly Gateway[]) => {
     for (const { pid } of gateways) process.kill(pid, "SIGSTOP");
-    await Bun.sleep(LEASE_MS);
+    await Bun.sleep(STILL_MS);
     for (const { pid } of gateways) process.kill(pid, "SIGCONT");
   };
   expect(await runningCalls([null, null], standStill)).toEqual([UNHARMED, UNHARMED]);
 }, 150_000);
+
+/** Calls of an agent that may run two at a time, all through one replica: what becomes of them when that is lost. */
+async function leftBehind(lose: (gateway: Gateway) => unknown, comeBack: (gateway: Gateway) => unknown): Promise<void> {
+  await using replicas = await openReplicas();
+  const held = Promise.withResolvers<void>();
+  const made: number[] = [];
+  const upstream = startUpstream(async (request) => {
+    const { n } = (await request.json()) as { n: number };
+    made.push(n);
+    if (n < 2) await held.promise;
+    return Response.json({ hello: "world" });
+  });
+  try {
+    const env = { TOLLGATE_AGENT_CONCURRENCY: "2" };
+    const other = await replicas.start({ env });
+    const lost = await replicas.start({ env });
+    const tenant = await replicas.tenant(other);
+    const id = await tenant.agent({ upstream_url: upstream.url, emit_receipts: true });
+    const call = async (n: number): Promise<string> => {
+      const init = { method: "POST", headers: tenant.headers, body: JSON.stringify({ n }) };
+      const response = await fetch(`${lost.url}/v1/proxy/${id}`, init);
+      return ((await response.json()) as { invocation_id: string }).invocation_id;
+    };
+    const ids: string[] = [];
+    for (let n = 0; n < 8; n++) ids.push(await call(n));
+    while (made.length < 2) await Bun.sleep(10);
+    await lose(lost);
+    const ends = () => Promise.all(ids.map(async (each) => (await tenant.send("GET", `/v1/invocations/${each}`)).body));
+    for (const each of ids) while (!(await tenant.poll(id, each)).completed_at);
+    const seen = await ends();
+    const [ended, well] = [
+      ["failed", "internal"],
+      ["succeeded", null],
+    ];
+    expect(seen.map(({ status, error_class }) => [status, error_class])).toEqual([
+      ended,
+      ended,
+      ...Array(6).fill(well),
+    ]);
+    held.resolve();
+    await comeBack(lost);
+    // What it has begun meanwhile changes nothing.
+    expect(await tenant.poll(id, await call(8))).toMatchObject({ status: "succeeded" });
+    expect(await ends()).toEqual(seen);
+    expect(made.sort()).toEqual([0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    const receipts = await fetch(`${other.url}/v1/receipts`, { headers: tenant.headers });
+    expect((await receipts.text()).trim().split("\n")).toHaveLength(9);
+  } finally {
+    held.resolve();
+    await upstream.stop();
+  }
+}
+
+test.concurrent(
+  "what a killed replica ran ends once, and another one makes what it has left pending",
+  () =>
+    leftBehind(
+      (gateway) => gateway.kill9(),
+      (gateway) => gateway.restart(),
+    ),
+  150_000,
+);
+
+test.concurrent(
+  "the same of a replica that stands still, which neither makes nor changes any of it when it goes on",
+  () =>
+    leftBehind(
+      ({ pid }) => process.kill(pid, "SIGSTOP"),
+      ({ pid }) => process.kill(pid, "SIGCONT"),
+    ),
+  150_000,
+);
 
 test.concurrent("a call that was ended while its replica was held up is not made when that goes on", async () => {
   await using replicas = await openReplicas();

@@ -3,7 +3,14 @@
 // places are short, the queues of the tenant that holds the least go first and take turns among themselves. A queue in
 // memory holds few IDs. The database is the real queue: when the one in memory has run dry, as many calls as there are
 // places are taken from it at once.
-import { createFairShare, type FairShare, leastFirst, type Shortage } from "../../concurrency/fair-share.ts";
+import {
+  type AgentLimit,
+  createFairShare,
+  type FairShare,
+  leastFirst,
+  type Shortage,
+} from "../../concurrency/fair-share.ts";
+import type { AgentLimitOf } from "../replicas/service.ts";
 import { AgentQueue, LENGTH_MAX, type QueueEntry } from "./agent-queue.ts";
 
 const WAITING_MAX = 20_000;
@@ -22,7 +29,7 @@ const BESIDE_MAX = 8;
 export interface CallQueuesOptions<W extends QueueEntry> {
   /** Calls that run at once. */
   readonly places: number;
-  readonly agentPlaces: number;
+  readonly agentPlaces: number | AgentLimitOf;
   /** Bytes of request bodies that running calls hold in memory. */
   readonly bodyBytes: number;
   /** The most that the body of a call has which is taken without being looked at before. */
@@ -86,7 +93,7 @@ export class CallQueues<W extends QueueEntry> {
 
   constructor(options: CallQueuesOptions<W>) {
     this.#options = options;
-    this.#places = createFairShare({ size: options.places, agentMax: options.agentPlaces });
+    this.#places = createFairShare({ size: options.places, agentMax: this.#agentMax(options.agentPlaces) });
     this.#bodies = createFairShare({ size: options.bodyBytes, least: 0 });
   }
 
@@ -139,6 +146,17 @@ export class CallQueues<W extends QueueEntry> {
     clearTimeout(this.#tryAgain);
     if (this.#running === 0) this.#idle.resolve();
     return this.#idle.promise;
+  }
+
+  #agentMax(agentPlaces: number | AgentLimitOf): number | AgentLimit {
+    if (typeof agentPlaces === "number") return agentPlaces;
+    return agentPlaces({
+      running: (tenant, agentId) => this.#places.heldBy(tenant, agentId),
+      more: (_tenant, agentId) => {
+        const queue = this.#queues.get(agentId);
+        if (queue !== undefined) this.#serve(queue);
+      },
+    });
   }
 
   #queueOf(tenant: string, agentId: string): AgentQueue<W> {
@@ -238,7 +256,7 @@ export class CallQueues<W extends QueueEntry> {
     else if (queue.empty) this.#queues.delete(queue.agentId);
   }
 
-  /** A queue that waits for its own agent's calls is served when one of them ends. */
+  /** A queue that waits for its own agent's calls is served when one of them ends, or when the agent may have more. */
   #waitFor(queue: AgentQueue<W>, short: Shortage): void {
     if (short !== "own") this.#shortOf(queue.tenant).add(queue);
   }

@@ -5,7 +5,8 @@ import { silentLog } from "../../core/log.ts";
 import { findKey } from "../invocations/idempotency.ts";
 import { createRefusals } from "../invocations/refusals.ts";
 import { accept } from "../invocations/service.ts";
-import { clearDead, renewLease } from "./leases.ts";
+import { renewLease } from "../replicas/store.ts";
+import { clearDead } from "./leases.ts";
 
 const clock = { now: () => Date.now() };
 

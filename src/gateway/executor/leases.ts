@@ -1,11 +1,10 @@
-// Which replicas are alive, and the running calls of those that are not.
-import { and, eq, gt, lte, ne, notInArray, sql } from "drizzle-orm";
+// The running calls of replicas that are gone.
+import { and, eq, ne, notInArray } from "drizzle-orm";
 import type { Clock } from "../../core/clock.ts";
-import type { Store, Tx } from "../../storage/store.ts";
+import type { Store } from "../../storage/store.ts";
 import { abandon, type InvocationKey } from "../invocations/service.ts";
+import { isAlive, removeGone, renewLease } from "../replicas/store.ts";
 
-/** How long a replica counts as alive after it has renewed its lease. */
-export const LEASE_MS = 15_000;
 const ORPHANS_AT_ONCE = 200;
 
 /**
@@ -25,12 +24,9 @@ export async function endOrphans(
   for (;;) {
     const group = await store.write(async (tx) => {
       // Renew first, so that this replica's own lease is the newest even after a clock step.
-      if (!mayJudge(await renewLease(tx, replica))) return [];
+      if (!mayJudge((await renewLease(tx, replica)).now)) return [];
       const { openInvocations: t, replicas } = tx.tables;
-      const alive = tx.db
-        .select({ id: replicas.id })
-        .from(replicas)
-        .where(and(gt(replicas.lease_until, tx.now), lte(replicas.lease_until, sql`${tx.now} + ${LEASE_MS}`)));
+      const alive = tx.db.select({ id: replicas.id }).from(replicas).where(isAlive(tx));
       const orphans = await tx.db
         .select({ tenant: t.tenant, id: t.id })
         .from(t)
@@ -52,26 +48,13 @@ export async function endOrphans(
  */
 export async function clearDead(
   removeAppeared: () => Promise<unknown>,
-  ...orphans: Parameters<typeof endOrphans>
+  store: Store,
+  clock: Clock,
+  replica: string,
+  mayJudge: (databaseNow: number) => boolean = () => true,
 ): Promise<InvocationKey[]> {
   await removeAppeared();
-  return endOrphans(...orphans);
-}
-
-/** Renews this replica's lease by the database's clock, and gives the time there. */
-export async function renewLease(tx: Tx, replica: string): Promise<number> {
-  const { replicas } = tx.tables;
-  const lease_until = sql<number>`${tx.now} + ${LEASE_MS}`;
-  const [row] = await tx.db
-    .insert(replicas)
-    .values({ id: replica, lease_until })
-    .onConflictDoUpdate({ target: replicas.id, set: { lease_until } })
-    .returning({ lease_until: replicas.lease_until });
-  return (row?.lease_until ?? 0) - LEASE_MS;
-}
-
-/** Ends leases: of one replica, or of all when this process is known to be the only one. */
-export async function dropLeases(tx: Tx, replica: string | "all"): Promise<void> {
-  const { replicas } = tx.tables;
-  await tx.db.delete(replicas).where(replica === "all" ? undefined : eq(replicas.id, replica));
+  const ended = await endOrphans(store, clock, replica, mayJudge);
+  await removeGone(store, replica, mayJudge);
+  return ended;
 }

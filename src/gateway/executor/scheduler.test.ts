@@ -54,6 +54,7 @@ function dispatch(options: Partial<SchedulerOptions>) {
     pool: makePool(well).pool,
     replica: "rep_1",
     agent_concurrency: 4,
+    agentPlaces: null,
     claims: createClaims(),
     refusals: { removeAppeared: async () => {}, unnoted: new Set() },
     resolveCredential: async () => ({ header: null, version: "1" }),

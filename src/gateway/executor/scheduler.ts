@@ -3,14 +3,9 @@
 // the queue; what is in memory may vanish at any moment without losing or repeating a call.
 
 import { endsWithin } from "../../concurrency/deadline.ts";
-import { every } from "../../concurrency/every.ts";
 import { CLAIM_BELIEVED_MS, isOlder, type Moment, thisMoment } from "../../core/age.ts";
-import type { Clock } from "../../core/clock.ts";
-import type { Log } from "../../core/log.ts";
 import type { Tracer } from "../../core/tracing.ts";
-import { createLeaseTrust } from "../../storage/lease-trust.ts";
 import { untilStored } from "../../storage/retry-until-stored.ts";
-import type { Store } from "../../storage/store.ts";
 import type { CallBody } from "../../wire/body.ts";
 import {
   type AcceptedCall,
@@ -30,12 +25,10 @@ import { recordEnd } from "../upstream/record-end.ts";
 import type { QueueEntry } from "./agent-queue.ts";
 import { type CallBlock, CallQueues, type OwnBlock } from "./call-queues.ts";
 import type { Job, Outcome } from "./job.ts";
-import { clearDead, dropLeases, endOrphans, LEASE_MS, renewLease } from "./leases.ts";
 import { failed, newTrace } from "./outcome.ts";
+import { createReplicaLease, type ReplicaLeaseOptions } from "./replica-lease.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
-const RENEW_MS = 5_000;
-const SWEEP_MS = 2_000;
 const PLACES = 4096;
 /** Agents that are found in one look for pending calls. */
 const AGENTS_AT_ONCE = 128;
@@ -48,18 +41,11 @@ interface JobCredential {
   readonly version: string;
 }
 
-export interface SchedulerOptions {
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly log: Log;
+export interface SchedulerOptions extends ReplicaLeaseOptions {
   readonly pool: WorkerPool;
-  /** This replica's ID, new with each start. */
-  readonly replica: string;
   readonly agent_concurrency: number;
   readonly claims: Pick<Claims, "begin" | "took" | "over">;
-  readonly refusals: {
-    /** Removes the records of refused calls that have appeared. */
-    removeAppeared(): Promise<unknown>;
+  readonly refusals: ReplicaLeaseOptions["refusals"] & {
     /** Calls that this process refused but could not note yet. Their records may still appear. */
     readonly unnoted: ReadonlySet<string>;
   };
@@ -94,20 +80,16 @@ export class Scheduler {
   readonly #claiming = new Map<string, Set<string>>();
   /** For each block that is being taken, the calls that were to be stopped meanwhile: it may bring them. */
   readonly #taking = new Set<Set<string>>();
-  /** On SQLite this process is the only one; on Postgres there may be other replicas. */
-  readonly #shared: boolean;
   #draining = false;
   #givenUp = false;
-  #renewal: ReturnType<typeof setInterval> | undefined;
-  #stopSweeping = () => {};
-  readonly #trust = createLeaseTrust(LEASE_MS);
+  readonly #lease: ReturnType<typeof createReplicaLease>;
 
   constructor(options: SchedulerOptions) {
     this.#options = options;
-    this.#shared = options.store.dialect === "postgres";
+    this.#lease = createReplicaLease(options);
     this.#queues = new CallQueues<ScheduledCall>({
       places: PLACES,
-      agentPlaces: options.agent_concurrency,
+      agentPlaces: options.agentPlaces?.limitOf("transactional") ?? options.agent_concurrency,
       bodyBytes: RUNNING_BODY_BYTES_MAX,
       blockBodyBytes: SMALL_BODY_BYTES,
       takeBlock: (...block) => this.#takeBlock(...block),
@@ -117,25 +99,16 @@ export class Scheduler {
   }
 
   /** Ends calls that a dead process left running. Calls may be offered after this. */
-  async recover(): Promise<void> {
-    const { store, clock, log } = this.#options;
-    const warn = (error: unknown) => log.warn("lease_not_renewed", { error });
-    if (this.#shared) {
-      await this.#renew();
-      // On a timer of its own, so that slow work elsewhere can't delay it: a lease that runs out ends live calls.
-      this.#renewal = setInterval(() => void this.#renew().catch(warn), RENEW_MS);
-      return;
-    }
-    // This process holds the lock of the data directory, so no other process runs.
-    await store.write((tx) => dropLeases(tx, "all"));
-    const orphans = await endOrphans(store, clock, this.#options.replica);
-    if (orphans.length > 0) log.warn("orphaned_calls_ended", { calls: orphans.length });
+  recover(): Promise<void> {
+    return this.#lease.recover();
   }
 
   /** Takes up what is pending, and from now on what other replicas leave. */
   async start(): Promise<void> {
     await this.#takeUpPending();
-    if (this.#shared) this.#stopSweeping = every(SWEEP_MS, () => this.#sweep());
+    this.#lease.startSweeping(async () => {
+      if (!this.#draining) await this.#takeUpPending();
+    });
   }
 
   /**
@@ -195,7 +168,7 @@ export class Scheduler {
   async drain(ms: number): Promise<void> {
     const { pool } = this.#options;
     this.#draining = true;
-    this.#stopSweeping();
+    this.#lease.stopSweeping();
     const idle = this.#queues.pause();
     await endsWithin(ms, idle);
     await pool.close();
@@ -204,12 +177,8 @@ export class Scheduler {
   }
 
   /** Drops this replica's lease: no call runs on it any more, on either path. */
-  async leave(): Promise<void> {
-    const { store, replica, log } = this.#options;
-    clearInterval(this.#renewal);
-    if (!this.#shared) return;
-    // A lease that can't be dropped runs out.
-    await store.write((tx) => dropLeases(tx, replica)).catch((error) => log.warn("lease_not_dropped", { error }));
+  leave(): Promise<void> {
+    return this.#lease.leave();
   }
 
   async #readOwn(tenant: string, agent_id: string, after: string, limit: number): Promise<OwnBlock<ScheduledCall>> {
@@ -382,22 +351,6 @@ export class Scheduler {
       for (const { tenant, agent_id } of agents) this.#queues.look(tenant, agent_id);
       if (agents.length < AGENTS_AT_ONCE) return;
       agents = await next(last.agent_id);
-    }
-  }
-
-  async #renew(): Promise<void> {
-    const { store, replica } = this.#options;
-    this.#trust.renewed(await store.write((tx) => renewLease(tx, replica)));
-  }
-
-  /** Ends the calls of replicas that are gone, and takes up those that are pending. */
-  async #sweep(): Promise<void> {
-    const { store, clock, log, replica, refusals } = this.#options;
-    try {
-      await clearDead(() => refusals.removeAppeared(), store, clock, replica, this.#trust.holds);
-      if (!this.#draining) await this.#takeUpPending();
-    } catch (error) {
-      log.warn("sweep_failed", { error });
     }
   }
 }

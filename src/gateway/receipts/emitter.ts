@@ -1,6 +1,7 @@
 // Makes the receipts that are owed. The database holds the debts, so a crash between an end and its receipt loses
 // none. A batch is signed outside of any write, each receipt naming the one before it. It is stored only if the chain
-// still ends where the batch begins: if two replicas sign at once, one of them starts again.
+// still ends where the batch begins. Of several replicas one makes them all, so that they don't sign the same ones in vain;
+// another one only does when it is asked for a receipt that is not made yet.
 
 import { CompactSign } from "jose";
 import { type Poll, poll } from "../../concurrency/poll.ts";
@@ -9,6 +10,7 @@ import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import { SIGNING_ALGORITHM, type SigningKey } from "../../keys/signing-keys.ts";
 import type { Store } from "../../storage/store.ts";
+import { steadyTurn } from "../../storage/turns.ts";
 import type { InvocationRow } from "../invocations/service.ts";
 import { claimsOf, linkOf, RECEIPT_TYPE } from "./claims.ts";
 import { append, type ChainHead, dueOf, headOf, type ReceiptRow, tenantsDue } from "./store.ts";
@@ -17,6 +19,8 @@ import { append, type ChainHead, dueOf, headOf, type ReceiptRow, tenantsDue } fr
 const [LOOK_MS, LOOK_MS_MOST] = [250, 2_000];
 /** Receipts of one tenant in one write. */
 const RECEIPTS_AT_ONCE = 64;
+/** So long after it was last heard of another replica takes the work over from the one that makes them. */
+const TURN_MS = 9_000;
 /** Tenants whose receipts are made in parallel. */
 const TENANTS_AT_ONCE = 16;
 
@@ -28,12 +32,15 @@ export interface EmitterOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;
+  /** This process's ID. */
+  readonly replica: string;
   /** The current key, which changes with a rotation. */
   signingKey(): SigningKey;
 }
 
 export function createReceiptEmitter(options: EmitterOptions) {
-  const { store, log } = options;
+  const { store, log, replica } = options;
+  const turnOfAll = steadyTurn(store, "receipts", TURN_MS, replica);
   const turns = new Map<string, Promise<boolean>>();
   /** No round goes on after this time of the monotonic clock. */
   let until = Number.POSITIVE_INFINITY;
@@ -49,15 +56,21 @@ export function createReceiptEmitter(options: EmitterOptions) {
     return begun;
   }
 
+  /** None while another replica has the turn. */
+  async function ownDue(after: string): Promise<string[]> {
+    const tenants = await tenantsDue(store.read, after, TENANTS_AT_ONCE);
+    return tenants.length === 0 || (await turnOfAll.isMine()) ? tenants : [];
+  }
+
   /**
    * One batch per tenant and round, so that a tenant with many owed receipts does not hold up the others. False when
-   * nothing was owed.
+   * nothing was owed, or it is another replica's turn.
    */
   async function emitAll(): Promise<boolean> {
     let isAny = false;
     for (let busy = true, after = ""; busy || after !== ""; ) {
       if (after === "") busy = false;
-      const tenants = await tenantsDue(store.read, after, TENANTS_AT_ONCE);
+      const tenants = await ownDue(after);
       const made = await Promise.all(tenants.map(turn));
       busy ||= made.includes(true);
       isAny ||= made.includes(true);
@@ -93,6 +106,7 @@ export function createReceiptEmitter(options: EmitterOptions) {
       looking?.stop();
       await round;
       await startRound();
+      await turnOfAll.end();
     },
   };
 }

@@ -32,15 +32,15 @@ const claimsOf = (jws: string): ReceiptClaims =>
 
 let serial = 0;
 
-describe.each(Object.entries(places))("on %s", (_, makePlace) => {
+describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
   const masterKey = newKey();
   let place: Awaited<ReturnType<typeof makePlace>>;
   let store: Store;
   let keyring: Keyring;
   let receipts: Receipts;
 
-  const serve = (on: Store, keys: Keyring) =>
-    createReceipts({ store: on, clock, log: silentLog, signingKey: () => keys.signingKey("receipts") });
+  const serve = (on: Store, keys: Keyring, replica = "rep_1") =>
+    createReceipts({ store: on, clock, log: silentLog, replica, signingKey: () => keys.signingKey("receipts") });
 
   beforeAll(async () => {
     place = await makePlace();
@@ -208,7 +208,7 @@ describe.each(Object.entries(places))("on %s", (_, makePlace) => {
   test("two replicas and many calls at once make one chain, with each call once", async () => {
     const other = await place.open();
     try {
-      const twin = serve(other, await openKeyring(other, onlyMasterKey(masterKey), clock));
+      const twin = serve(other, await openKeyring(other, onlyMasterKey(masterKey), clock), "rep_2");
       receipts.start();
       twin.start();
       const caller = newTenant();
@@ -227,6 +227,38 @@ describe.each(Object.entries(places))("on %s", (_, makePlace) => {
       receipts = serve(store, keyring);
     }
   }, 30_000);
+
+  test.skipIf(dialect === "sqlite")(
+    "of two replicas one makes the receipts, and the other goes on when that has stopped",
+    async () => {
+      const signed = { one: 0, other: 0 };
+      const counting = (name: keyof typeof signed) =>
+        createReceipts({
+          ...{ store, clock, log: silentLog, replica: `rep_${name}` },
+          signingKey() {
+            signed[name]++;
+            return keyring.signingKey("receipts");
+          },
+        });
+      const [one, other] = [counting("one"), counting("other")];
+      const made = async (caller: Caller) => {
+        await call(caller);
+        while ((await owed(caller)) !== 0) await Bun.sleep(20);
+      };
+      one.start();
+      await made(newTenant());
+      other.start();
+      const caller = newTenant();
+      for (let n = 0; n < 8; n++) await made(caller);
+      expect(signed).toEqual({ one: expect.any(Number), other: 0 });
+      const before = signed.one;
+      await one.stop();
+      await made(newTenant());
+      expect({ ...signed, one: signed.one - before }).toEqual({ one: 0, other: 1 });
+      await other.stop();
+    },
+    30_000,
+  );
 
   test("each tenant has a chain of receipts of its own, and its pages are parts of one export", async () => {
     const [one, two] = [newTenant(), newTenant()];

@@ -5,6 +5,7 @@
 import { createFairQueue, enter } from "../../concurrency/fair-queue.ts";
 import { createFairShare, type FairShareOptions } from "../../concurrency/fair-share.ts";
 import { Fault } from "../../core/fault.ts";
+import type { AgentLimitOf } from "../replicas/service.ts";
 import type { StreamPermit } from "./service.ts";
 
 const CALLS_MAX = 4096;
@@ -20,7 +21,7 @@ const RETRY_AFTER_SECONDS = 5;
 
 export interface StreamLimitsOptions {
   /** Calls of one agent at once. */
-  readonly agentConcurrency: number;
+  readonly agentConcurrency: number | AgentLimitOf;
   /** Aborted when nobody is let in any more. */
   readonly stopping: AbortSignal;
   /** Tests shorten it. */
@@ -62,9 +63,21 @@ interface Waits {
   readonly stopping: AbortSignal;
 }
 
-function createPlaces(limits: FairShareOptions, { waitMs, stopping }: Waits) {
-  const queue = createFairQueue(createFairShare(limits));
+interface PlacesOptions extends Pick<FairShareOptions, "size"> {
+  readonly agentMax: number | AgentLimitOf;
+}
+
+function createPlaces({ size, agentMax }: PlacesOptions, { waitMs, stopping }: Waits) {
+  const share = createFairShare({
+    size,
+    agentMax: typeof agentMax === "number" ? agentMax : agentMax({ running: heldBy, more: () => queue.serve() }),
+  });
+  const queue = createFairQueue(share);
   const waiting = createFairShare({ size: WAITING_MAX, agentMax: AGENT_WAITING_MAX });
+
+  function heldBy(tenant: string, agentId: string): number {
+    return share.heldBy(tenant, agentId);
+  }
 
   const placeOf = (tenant: string, agent: string) => once(() => queue.giveBack(tenant, agent, 1));
 

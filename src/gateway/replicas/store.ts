@@ -1,0 +1,102 @@
+// The replicas that share a database: their leases, and which of them are gone.
+import { and, eq, gt, inArray, isNotNull, lt, lte, ne, not, or, sql } from "drizzle-orm";
+import { HOUR_MS } from "../../core/time.ts";
+import type { Store, Tx } from "../../storage/store.ts";
+
+/** How long a replica counts as alive after it has renewed its lease. */
+export const LEASE_MS = 15_000;
+/** The row of a replica that is gone stays for so long: much longer than what it accepted last is only its own to make. */
+const KEPT_MS = HOUR_MS;
+
+/** Whoever changes what replicas have of the limits that they share holds this. */
+export const PLACES_LOCK = "agent-places:all";
+
+export interface Lease {
+  /** The database's time. */
+  readonly now: number;
+  /** Null when it has no share of the limits: it is new, or was taken for gone. */
+  readonly agent_base: number | null;
+}
+
+/** Renews this replica's lease by the database's clock. */
+export async function renewLease(tx: Tx, replica: string): Promise<Lease> {
+  const { replicas } = tx.tables;
+  const lease_until = sql<number>`${tx.now} + ${LEASE_MS}`;
+  const [row] = await tx.db
+    .insert(replicas)
+    .values({ id: replica, lease_until })
+    .onConflictDoUpdate({ target: replicas.id, set: { lease_until } })
+    .returning({ lease_until: replicas.lease_until, agent_base: replicas.agent_base });
+  return { now: (row?.lease_until ?? 0) - LEASE_MS, agent_base: row?.agent_base ?? null };
+}
+
+/** Ends leases, and what came with them: of one replica, or of all when this process is known to be the only one. */
+export async function dropLeases(tx: Tx, replica: string | "all"): Promise<void> {
+  const { replicas, agentPlaces } = tx.tables;
+  await tx.db.delete(agentPlaces).where(replica === "all" ? undefined : eq(agentPlaces.replica, replica));
+  await tx.db.delete(replicas).where(replica === "all" ? undefined : eq(replicas.id, replica));
+}
+
+/** Those whose lease holds. One that ends later than it could was written before the database's clock went back. */
+export function isAlive(tx: Tx) {
+  const { replicas } = tx.tables;
+  return and(gt(replicas.lease_until, tx.now), lte(replicas.lease_until, sql`${tx.now} + ${LEASE_MS}`));
+}
+
+/**
+ * Takes from the replicas that are gone what they had of the limits, and removes their rows later. One of which a call
+ * still counts as running keeps all until that has been ended.
+ *
+ * @param mayJudge whether all live replicas have had time to renew, by the database's time in the same write
+ */
+export async function removeGone(
+  store: Store,
+  replica: string,
+  mayJudge: (databaseNow: number) => boolean,
+): Promise<void> {
+  if (!(await mayHaveGone(store, replica))) return;
+  await store.write(async (tx) => {
+    await tx.lock(PLACES_LOCK);
+    if (!mayJudge((await renewLease(tx, replica)).now)) return;
+    const { agentPlaces, replicas } = tx.tables;
+    const ids = await goneIn(tx, replica);
+    if (ids.length === 0) return;
+    await tx.db.delete(agentPlaces).where(inArray(agentPlaces.replica, ids));
+    await tx.db.update(replicas).set({ agent_base: null }).where(inArray(replicas.id, ids));
+    const isOld = or(
+      lt(replicas.lease_until, sql`${tx.now} - ${KEPT_MS}`),
+      gt(replicas.lease_until, sql`${tx.now} + ${KEPT_MS}`),
+    );
+    await tx.db.delete(replicas).where(and(inArray(replicas.id, ids), isOld));
+  });
+}
+
+/** A look that costs less than the write. */
+async function mayHaveGone({ read: { db, tables }, clock }: Store, replica: string): Promise<boolean> {
+  const { replicas: t } = tables;
+  const now = clock.now();
+  const isOver = or(lt(t.lease_until, now), gt(t.lease_until, now + LEASE_MS));
+  const isOld = or(lt(t.lease_until, now - KEPT_MS), gt(t.lease_until, now + KEPT_MS));
+  const rows = await db
+    .select({ id: t.id })
+    .from(t)
+    .where(and(ne(t.id, replica), or(and(isNotNull(t.agent_base), isOver), isOld)))
+    .limit(1);
+  return rows.length > 0;
+}
+
+async function goneIn(tx: Tx, replica: string): Promise<string[]> {
+  const { openInvocations: t, replicas } = tx.tables;
+  const late = await tx.db
+    .select({ id: replicas.id })
+    .from(replicas)
+    .where(and(ne(replicas.id, replica), not(isAlive(tx) ?? sql`true`)));
+  const ids = late.map(({ id }) => id);
+  if (ids.length === 0) return [];
+  const owners = await tx.db
+    .selectDistinct({ owner: t.owner })
+    .from(t)
+    .where(and(eq(t.status, "running"), inArray(t.owner, ids)));
+  const busy = new Set(owners.map(({ owner }) => owner));
+  return ids.filter((id) => !busy.has(id));
+}

@@ -1,0 +1,132 @@
+// Gateways that share a Postgres run no more of an agent's calls together than one alone may, and none of them starves.
+import { expect, setDefaultTimeout, test } from "bun:test";
+import type { PayingTenant } from "../support/chain/paying.ts";
+import type { Gateway } from "../support/gateway/gateway.ts";
+import { openReplicas, type Replicas } from "../support/gateway/replicas.ts";
+import { startUpstream } from "../support/http/upstream.ts";
+
+/** Gateways start side by side, also on a busy machine. */
+setDefaultTimeout(120_000);
+
+/** An upstream that counts what it works on, by the path of the agent, and answers when it is told to. */
+function countingUpstream() {
+  const now = new Map<string, Set<PromiseWithResolvers<void>>>();
+  const peaks = new Map<string, number>();
+  const seen = new Map<string, number>();
+  let answersIn: number | null = null;
+  const upstream = startUpstream(async (request) => {
+    const { pathname } = new URL(request.url);
+    const running = now.get(pathname) ?? new Set();
+    const call = Promise.withResolvers<void>();
+    now.set(pathname, running.add(call));
+    peaks.set(pathname, Math.max(peaks.get(pathname) ?? 0, running.size));
+    seen.set(pathname, (seen.get(pathname) ?? 0) + 1);
+    if (answersIn !== null) setTimeout(call.resolve, answersIn);
+    await call.promise;
+    running.delete(call);
+    return Response.json({ hello: "world" });
+  });
+  return {
+    ...upstream,
+    running: (path: string) => now.get(path)?.size ?? 0,
+    peak: (path: string) => peaks.get(path) ?? 0,
+    seen: (path: string) => seen.get(path) ?? 0,
+    /** What runs now and what comes is answered after so many milliseconds. */
+    answer(ms: number): void {
+      answersIn = ms;
+      for (const running of now.values()) for (const call of running) setTimeout(call.resolve, ms);
+    },
+  };
+}
+
+interface World {
+  readonly replicas: Replicas;
+  readonly gateways: readonly Gateway[];
+  readonly tenant: PayingTenant;
+  readonly upstream: ReturnType<typeof countingUpstream>;
+  agent(path: string): Promise<string>;
+  /** Statuses of the answers of so many calls through one gateway: once each has ended, or come whole. */
+  calls(at: number, agentId: string, suffix: string, count: number): Promise<unknown>[];
+}
+
+async function world(limit: number, count: number, act: (world: World) => Promise<void>): Promise<void> {
+  await using replicas = await openReplicas();
+  const upstream = countingUpstream();
+  try {
+    const env = { TOLLGATE_AGENT_CONCURRENCY: `${limit}` };
+    const gateways: Gateway[] = [];
+    for (let i = 0; i < count; i++) gateways.push(await replicas.start({ env }));
+    const tenant = await replicas.tenant(gateways[0] as Gateway);
+    const call = async (at: number, id: string, suffix: string) => {
+      const url = `${gateways[at]?.url}/v1/proxy/${id}`;
+      const headers = { ...tenant.headers, prefer: "wait=60" };
+      const response = await fetch(`${url}${suffix}`, { method: "POST", body: "{}", headers });
+      const { invocation_id } = (await response.json()) as { invocation_id?: string };
+      if (invocation_id === undefined) return response.status;
+      const ended = await fetch(`${url}/invocations/${invocation_id}`, { headers });
+      return ((await ended.json()) as { status: string }).status;
+    };
+    await act({
+      replicas,
+      gateways,
+      tenant,
+      upstream,
+      agent: (path) => tenant.agent({ upstream_url: `${upstream.url}${path}` }),
+      calls: (at, id, suffix, count) => Array.from({ length: count }, () => call(at, id, suffix)),
+    });
+  } finally {
+    await upstream.stop();
+  }
+}
+
+async function until(isSo: () => boolean, ms = 20_000): Promise<boolean> {
+  for (const end = performance.now() + ms; performance.now() < end && !isSo(); ) await Bun.sleep(20);
+  return isSo();
+}
+
+const LIMIT = 32;
+/** At once at one gateway, of which each is let in or waits. */
+const AT_ONCE = 40;
+
+test.concurrent("together two gateways run as many of an agent's calls as one may, on each path", () =>
+  world(LIMIT, 2, async ({ upstream, agent, calls }) => {
+    const [polled, streamed] = [await agent("polled"), await agent("streamed")];
+    const all = [0, 1].flatMap((at) => [...calls(at, polled, "", AT_ONCE), ...calls(at, streamed, "/stream", AT_ONCE)]);
+    for (const path of ["/polled", "/streamed"]) {
+      expect([path, await until(() => upstream.running(path) === LIMIT)]).toEqual([path, true]);
+    }
+    // Long enough that one call too many would meet those before it.
+    upstream.answer(300);
+    const outcomes = await Promise.all(all);
+    expect(outcomes.filter((outcome) => outcome !== "succeeded" && outcome !== 200)).toEqual([]);
+    expect({ polled: upstream.peak("/polled"), streamed: upstream.peak("/streamed") }).toEqual({
+      polled: LIMIT,
+      streamed: LIMIT,
+    });
+    expect(upstream.seen("/polled") + upstream.seen("/streamed")).toBe(all.length);
+  }));
+
+test.concurrent("a gateway runs nearly all that an agent may when the others have no calls of it", () =>
+  world(LIMIT, 2, async ({ upstream, agent, calls }) => {
+    const [polled, streamed] = [await agent("polled"), await agent("streamed")];
+    const all = [...calls(1, polled, "", AT_ONCE), ...calls(1, streamed, "/stream", AT_ONCE)];
+    for (const path of ["/polled", "/streamed"]) {
+      expect([path, await until(() => upstream.running(path) >= (LIMIT * 7) / 8)]).toEqual([path, true]);
+    }
+    upstream.answer(0);
+    await Promise.all(all);
+  }));
+
+test.concurrent("of a limit of one, three gateways run one call at a time and each has its turn", () =>
+  world(1, 3, async ({ upstream, agent, calls }) => {
+    const id = await agent("one");
+    upstream.answer(5);
+    const served: number[] = [];
+    const all = [0, 1, 2].flatMap((at) =>
+      calls(at, id, "/stream", 4).map((call) => call.then((status) => served.push(status === 200 ? at : -1))),
+    );
+    const [polled] = [calls(1, await agent("other"), "", 6)];
+    await Promise.all([...all, ...polled]);
+    expect(served.sort()).toEqual([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]);
+    expect([upstream.peak("/one"), upstream.peak("/other")]).toEqual([1, 1]);
+  }));
