@@ -51,6 +51,7 @@ export interface Facilitator extends AsyncDisposable {
   /** Without a slash at its end. */
   readonly url: string;
   readonly openUrl: string;
+  readonly pid: number;
   readonly dataDir: string;
   /** What its process is given. */
   readonly environment: Environment;
@@ -140,8 +141,8 @@ export async function startFacilitator(
   const start = async (port: string, openPort: string) => {
     const env = { ...environment, TOLLGATE_OPEN_PORT: openPort };
     const args = ["--mode", "facilitator", "--port", port];
-    const { listening, end } = await startService({ args, ...surroundings, env, log });
-    return { url: listening.url, openUrl: listening.open_url ?? "", end };
+    const { listening, pid, end } = await startService({ args, ...surroundings, env, log });
+    return { url: listening.url, openUrl: listening.open_url ?? "", pid, end };
   };
   if (beside === undefined) {
     await must("pki", "init", "--dir", pki);
@@ -156,6 +157,9 @@ export async function startFacilitator(
     },
     get openUrl() {
       return current.openUrl;
+    },
+    get pid() {
+      return current.pid;
     },
     dataDir,
     get environment() {
