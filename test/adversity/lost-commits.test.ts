@@ -3,10 +3,12 @@
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { startChain } from "../support/chain/chain.ts";
 import { startFacilitator } from "../support/chain/facilitator.ts";
+import { openPayingTenant } from "../support/chain/paying.ts";
 import { startGateway } from "../support/gateway/gateway.ts";
 import { openLoadedTenant } from "../support/load/tenant.ts";
 import { startCountingUpstream } from "../support/load/upstream.ts";
 import { invocationOf } from "../support/stores/owed-calls.ts";
+import { until } from "../support/stores/paid-calls.ts";
 import { startPostgres } from "../support/stores/postgres.ts";
 import { startPostgresPair } from "../support/stores/postgres-pair.ts";
 
@@ -80,4 +82,27 @@ test.concurrent("where the facilitator has lost the same moment, the payment is 
   expect(next.status).toBe(202);
   expect((await tenant.poll(tenant.agents.paid, invocationOf(next))).settlement?.status ?? "settled").toBe("settled");
   expect(await chain.transfers({ nonce: later.authorization.nonce })).toHaveLength(1);
+});
+
+test.concurrent("a call whose end is lost, and not its claim, is made a second time", async () => {
+  await using pair = await startPostgresPair(false);
+  const upstream = startCountingUpstream();
+  const env = {
+    DATABASE_URL: await pair.freshDatabase(),
+    TOLLGATE_MASTER_KEY: Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64"),
+  };
+  await using gateway = await startGateway({ env });
+  const tenant = await openPayingTenant(gateway, { url: "https://127.0.0.1:1", client: { bundle: "of-nobody" } });
+  const slow = await tenant.agent({ upstream_url: `${upstream.url}slow` });
+  const invocation = invocationOf(await tenant.send("POST", `/v1/proxy/${slow}`, { n: 1 }));
+  await until(() => upstream.of(1).length === 1);
+  await pair.caughtUp();
+  await pair.holdCommits("lost", 0);
+  expect((await tenant.poll(slow, invocation)).status).toBe("succeeded");
+  await pair.failOver();
+  await until(() => upstream.of(1).length === 2);
+  expect(upstream.of(1)).toEqual([invocation, invocation]);
+  const look = async () => (await tenant.send("GET", `/v1/invocations/${invocation}`)).body.status;
+  await until(async () => (await look()) === "succeeded");
+  await upstream.stop();
 });
