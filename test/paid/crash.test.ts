@@ -7,6 +7,7 @@ import { startChain, type TestChain } from "../support/chain/chain.ts";
 import { type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
 import { type RpcRelay, startRpcRelay } from "../support/chain/rpc-relay.ts";
 import { eachDatabase, type Gateway, startGateway } from "../support/gateway/gateway.ts";
+import { seeded } from "../support/seeded.ts";
 import {
   expectPending,
   expectServed,
@@ -300,17 +301,6 @@ async function expectLost(
   const again = await call.send();
   expect([again.status, again.body.invocation_id]).toEqual([202, invocation]);
   expect(upstream.of(call.nonce).length).toBeLessThanOrEqual(1);
-}
-
-/** The same numbers for the same seed (mulberry32): whole ones from 1 to `most`. */
-function seeded(seed: number): (most: number) => number {
-  let state = seed;
-  return (most) => {
-    state = (state + 0x6d2b79f5) | 0;
-    let mixed = Math.imul(state ^ (state >>> 15), 1 | state);
-    mixed = (mixed + Math.imul(mixed ^ (mixed >>> 7), 61 | mixed)) ^ mixed;
-    return 1 + (((mixed ^ (mixed >>> 14)) >>> 0) % most);
-  };
 }
 
 /** Another one in each run; a run is repeated with the seed that its test's name shows. */

@@ -6,7 +6,7 @@ import type { Gateway } from "../gateway/gateway.ts";
 import type { Callers } from "./callers.ts";
 import type { CountingUpstream } from "./upstream.ts";
 
-export const PRICE = 1_000n;
+const PRICE = 1_000n;
 const PAYMENTS_MAX = 100_000n;
 
 export interface LoadedTenant extends PayingTenant {

@@ -16,9 +16,11 @@ export interface PostgresPair extends AsyncDisposable {
   readonly endpoint: Relay;
   /** Creates an empty database and gives its DATABASE_URL through the endpoint. */
   freshDatabase(): Promise<string>;
+  /** Resolves when the standby has all that is committed now. */
+  caughtUp(): Promise<void>;
   /**
    * From now on commits wait for the standby, which does not get them (`lost`), or gets them when it is promoted (`landed`).
-   * Returns when so many wait.
+   * Returns when so many wait. Where the standby is asynchronous none waits, and all are lost.
    */
   holdCommits(fate: "lost" | "landed", count: number): Promise<void>;
   /** Kills every process of the primary at once (SIGKILL); the endpoint still leads there. */
@@ -78,6 +80,11 @@ export async function startPostgresPair(isSynchronous = true): Promise<PostgresP
     const waiting = "select count(*)::int as n from pg_stat_activity where wait_event = 'SyncRep'";
     await until(async () => Number((await queryAt(primary, "postgres", waiting))[0]?.["n"]) >= count);
   };
+  const caughtUp = async () => {
+    const [now] = await queryAt(primary, "postgres", "select pg_current_wal_flush_lsn()::text as lsn");
+    const behind = `select pg_last_wal_replay_lsn() >= '${now?.["lsn"]}'::pg_lsn as is_there`;
+    await until(async () => (await queryAt(standby, "postgres", behind))[0]?.["is_there"] === true);
+  };
   const promote = async () => {
     for (const pid of held) process.kill(pid, "SIGCONT");
     await queryAt(standby, "postgres", "select pg_promote(true, 60)");
@@ -93,6 +100,7 @@ export async function startPostgresPair(isSynchronous = true): Promise<PostgresP
       await queryAt(current, "postgres", `create database ${name}`);
       return urlOf(endpoint.port, name);
     },
+    caughtUp,
     holdCommits,
     killPrimary,
     promote,
