@@ -1,5 +1,5 @@
 // The parts behind the metrics: which route a path is counted for, what is kept and for how long, and who waits for what.
-import { describe, expect, test } from "bun:test";
+import { describe, expect, spyOn, test } from "bun:test";
 import fc from "fast-check";
 import { pathPattern } from "../http/elysia.ts";
 import { knownLately } from "./known-lately.ts";
@@ -63,6 +63,28 @@ describe("a value that is kept for a while", () => {
     expect(await known()).toBeNull();
     expect(tries).toEqual([]);
   });
+});
+
+test("a value that is slow to find out is kept longer, and while it is found out again the last one holds", async () => {
+  const tries = [() => Bun.sleep(60).then(() => 7), () => Promise.withResolvers<number>().promise];
+  const known = knownLately(() => tries.shift()?.() ?? Promise.resolve(8));
+  const monotonic = spyOn(performance, "now");
+  try {
+    let now = 0;
+    monotonic.mockImplementation(() => now);
+    const first = known();
+    now = 2_000;
+    expect(await first).toBe(7);
+    // It took two seconds, so it is kept for forty.
+    now = 41_000;
+    expect([await known(), tries.length]).toEqual([7, 1]);
+    now = 43_000;
+    expect([await known(), tries.length]).toEqual([7, 0]);
+    now = 49_000;
+    expect(await known()).toBeNull();
+  } finally {
+    monotonic.mockRestore();
+  }
 });
 
 test("whoever asks while a work runs gets what the next one finds", async () => {
