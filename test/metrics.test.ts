@@ -114,6 +114,7 @@ test("calls, requests and decisions are counted once each, by the template of th
   expect(requests("/v1/proxy/{id}/stream", "2xx")).toBe(1);
   expect(requests("/v1/agents", "201")).toBe(3);
   expect(found.value("tollgate_http_request_duration_seconds_count", { route: "/v1/proxy/{id}" })).toBe(6);
+  expect(found.value("tollgate_payments_total")).toBe(0);
   const decisions = (action: string) => found.value("tollgate_policy_decisions_total", { action });
   // Two of the same key found their call before the policy was asked.
   expect([decisions("allow"), decisions("deny"), decisions("warn")]).toEqual([5, 1, 0]);
@@ -262,7 +263,8 @@ describe("the metrics port", () => {
   });
 
   test("that is taken, or is the main one, keeps the gateway from starting, and the problem names its variable", async () => {
-    const taken = Bun.serve({ hostname: "127.0.0.1", port: 0, fetch: () => new Response("") });
+    // Bun would share a port with whoever shares it too.
+    const taken = Bun.serve({ hostname: "127.0.0.1", port: 0, reusePort: true, fetch: () => new Response("") });
     const start = (port: string, metrics: string) =>
       runCommand(["--mode", "gateway", "--port", port], {
         cwd: temporaryRoot(),

@@ -132,6 +132,9 @@ describe("the listeners", () => {
   test("the ports of the two listeners differ, unless both are free ones", () => {
     expect(blamed({ TOLLGATE_OPEN_PORT: "8443" })).toEqual(["TOLLGATE_OPEN_PORT"]);
     expect(blamed({}, { port: "8081" })).toEqual(["TOLLGATE_OPEN_PORT"]);
+    expect(blamed({ TOLLGATE_METRICS_PORT: "8443" })).toEqual(["TOLLGATE_METRICS_PORT"]);
+    expect(blamed({ TOLLGATE_METRICS_PORT: "8081" })).toEqual(["TOLLGATE_METRICS_PORT"]);
+    expect(load({ TOLLGATE_METRICS_PORT: "0" }, { port: "0" }).config?.metricsPort).toBe(0);
     expect(load({ TOLLGATE_OPEN_PORT: "0" }, { port: "0" }).config?.facilitator).toMatchObject({
       port: 0,
       openPort: 0,

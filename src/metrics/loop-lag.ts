@@ -2,12 +2,13 @@
 // read it.
 const HALF_MS = 30_000;
 
-export function createLoopLag() {
+/** @param monotonic milliseconds of a clock that never goes back */
+export function createLoopLag(monotonic: () => number = () => performance.now()) {
   let [before, longest] = [0, 0];
-  let halfEndsAt = performance.now() + HALF_MS;
+  let halfEndsAt = monotonic() + HALF_MS;
 
   function move(): void {
-    const now = performance.now();
+    const now = monotonic();
     if (now < halfEndsAt) return;
     before = now < halfEndsAt + HALF_MS ? longest : 0;
     longest = 0;

@@ -4,8 +4,6 @@ import { pathPattern } from "../http/elysia.ts";
 /** Of all paths that belong to no route. */
 export const OTHER_ROUTE = "other";
 
-export type RouteTemplates = ReturnType<typeof createRouteTemplates>;
-
 export function createRouteTemplates(routes: readonly { readonly path: string }[]) {
   const paths = [...new Set(routes.map(({ path }) => path))];
   const exact = new Map<string, string>();
