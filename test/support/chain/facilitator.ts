@@ -119,7 +119,7 @@ export async function startFacilitator(
     TOLLGATE_RPC_URLS: rpcUrls.join(","),
     ...env,
   };
-  const run = (...args: readonly string[]) => runCommand(args, { cwd, env: environment });
+  const run = (...args: readonly string[]) => runCommand(args, { cwd, env: environment, ...(program && { program }) });
   const must = async (...args: readonly string[]) => {
     const { code, stderr } = await run(...args);
     if (code !== 0) throw new Error(`tollgate ${args.join(" ")} ended with ${code}: ${stderr}`);
