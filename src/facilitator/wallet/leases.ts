@@ -140,6 +140,6 @@ export function createWalletLeases({ store, clock, log, wallets }: WalletLeasesO
       const token = holders.tokenOf(wallet);
       if (token === null || !(await holdsUntilCommit(tx, wallet, id, token))) throw new WalletNotHeld(wallet);
     },
-    isAlone: () => others === 0,
+    isAlone: () => isOnly || others === 0,
   };
 }

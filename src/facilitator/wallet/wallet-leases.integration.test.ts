@@ -2,7 +2,7 @@
 // no leases, and one that is followed by another.
 import { afterEach, beforeEach, expect, test } from "bun:test";
 import type { TestChain } from "../../../test/support/chain/chain.ts";
-import { fundedSigner, newPayment, type TestWallet } from "../../../test/support/chain/wallet.ts";
+import { fundedSigner, newPayment, type TestWallet, until } from "../../../test/support/chain/wallet.ts";
 import { useChain } from "../../../test/support/chain/wallet-tests.ts";
 import { places } from "../../../test/support/stores/stores.ts";
 import { systemClock } from "../../core/clock.ts";
@@ -23,10 +23,11 @@ beforeEach(async () => {
 });
 afterEach(() => store.close());
 
-function startLeased(signer: Signer): Promise<TestWallet> {
-  const leases = createWalletLeases({ store, clock: systemClock, log: silentLog, wallets: [signer.address] });
-  return start({ store, signers: [signer], leases });
-}
+const leasesOf = ({ address }: Signer) =>
+  createWalletLeases({ store, clock: systemClock, log: silentLog, wallets: [address] });
+
+const startLeased = (signer: Signer, leases = leasesOf(signer)): Promise<TestWallet> =>
+  start({ store, signers: [signer], leases });
 
 test("a facilitator that does not know yet that it has lost its wallet stores nothing, and the claim stays", async () => {
   const wallet = await startLeased(await fundedSigner(chain));
@@ -49,6 +50,19 @@ test("one that stops leaves its wallet to the next one at once, with what is und
   const next = await startLeased(signer);
   await chain.resumeMining();
   await expectCollected(next, payment);
+});
+
+test("one whose signer fails hands over to one whose signer works", async () => {
+  const signer = await fundedSigner(chain);
+  const failing = await startLeased({ ...signer, sign: () => Promise.reject(new Error("the signer is away")) });
+  const leases = leasesOf(signer);
+  const working = await startLeased(signer, leases);
+  const payment = await newPayment(chain);
+  await failing.claim(payment);
+  expect(await failing.send(payment).catch((error) => error)).toMatchObject({ kind: "unavailable" });
+  await until(() => leases.holds(signer.address), 20_000);
+  await working.send(payment);
+  await expectCollected(working, payment);
 });
 
 test("beside a version that knows of no leases, each payment of both is collected once", async () => {
