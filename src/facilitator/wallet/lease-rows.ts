@@ -1,90 +1,65 @@
-// The leases in the database: which facilitators live, by its clock, and which of them works for each wallet. Whoever
-// changes anything here holds one lock, so that two never decide from the same rows.
+// The leases in the database: which facilitators live, by its clock, and which of them works for each wallet. A wallet
+// changes hands by a write that is guarded by its token. There is no lock of all: a process that stops in the middle of a
+// write holds up the renewals of nobody.
 import { and, eq, lt, ne, sql } from "drizzle-orm";
+import type { Tables } from "../../../db/schema.ts";
 import type { Tx } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
-import { changesOf, type LivingFacilitator } from "./lease-shares.ts";
+import type { LivingFacilitator } from "./lease-shares.ts";
 
 /** How long a facilitator counts as alive after it has renewed its lease. */
 export const LEASE_MS = 6_000;
 /** Rows of facilitators that have been gone for so long are removed. */
 const GONE_MS = 60_000;
 
-export interface Renewed {
+export type WalletRow = Tables["facilitatorWallets"]["$inferSelect"];
+
+export interface Leases {
   /** The database's time. */
   readonly now: number;
-  /** The wallets of this facilitator, with the token of each. */
-  readonly held: ReadonlyMap<Hex, number>;
-  readonly givenUp: readonly Hex[];
-  /** Other facilitators that are there, or were a moment ago. */
-  readonly others: number;
+  readonly facilitators: readonly Tables["facilitators"]["$inferSelect"][];
+  readonly wallets: readonly WalletRow[];
 }
 
-export interface RenewOptions {
-  /** Whether no other facilitator can run on this database. */
-  readonly isOnly: boolean;
-  /** Whether all live facilitators have had time to renew, by the database's time in the same write. */
-  readonly mayJudge: (databaseNow: number) => boolean;
-  /** Wallets that there is something to do for, whether they have a row or not. */
-  readonly wallets: readonly Hex[];
-}
-
-/** Renews the lease of this facilitator, takes wallets that nobody has, and gives up those that another should have. */
-export async function renewLease(tx: Tx, me: LivingFacilitator, options: RenewOptions): Promise<Renewed> {
-  const { facilitators: t } = tx.tables;
-  await lockLeases(tx);
-  if (options.isOnly) await tx.db.delete(t).where(ne(t.id, me.id));
-  const now = await renewOwn(tx, me);
-  const mayJudge = options.mayJudge(now);
-  if (mayJudge) await tx.db.delete(t).where(lt(t.lease_until, now - GONE_MS));
-  const rows = await tx.db.select().from(t);
-  const living = rows
-    .filter(({ lease_until: until }) => !mayJudge || (until > now && until <= now + LEASE_MS))
-    .map(({ id, wallets, is_able: isAble }) => ({ id, isAble, wallets: wallets.split(" ") as Hex[] }));
-  return { now, others: rows.length - 1, ...(await changeHands(tx, me, living, options.wallets)) };
-}
-
-/** Gives the database's time. */
-async function renewOwn(tx: Tx, { id, wallets, isAble }: LivingFacilitator): Promise<number> {
-  const { facilitators: t } = tx.tables;
+/** Renews the lease of this facilitator, and reads those of all. */
+export async function renewLease(tx: Tx, { id, wallets, isAble }: LivingFacilitator): Promise<Leases> {
+  const { facilitators: t, facilitatorWallets } = tx.tables;
   const own = { wallets: wallets.join(" "), is_able: isAble, lease_until: sql<number>`${tx.now} + ${LEASE_MS}` };
   const [row] = await tx.db
     .insert(t)
     .values({ id, ...own })
     .onConflictDoUpdate({ target: t.id, set: own })
     .returning({ lease_until: t.lease_until });
-  return (row?.lease_until ?? 0) - LEASE_MS;
+  return {
+    now: (row?.lease_until ?? 0) - LEASE_MS,
+    facilitators: await tx.db.select().from(t),
+    wallets: await tx.db.select().from(facilitatorWallets),
+  };
 }
 
-async function changeHands(
-  tx: Tx,
-  me: LivingFacilitator,
-  living: readonly LivingFacilitator[],
-  wallets: readonly Hex[],
-): Promise<Pick<Renewed, "held" | "givenUp">> {
+/** @param mayJudge whether all live facilitators have had time to renew */
+export function livingOf({ now, facilitators }: Leases, mayJudge: boolean): LivingFacilitator[] {
+  return facilitators
+    .filter(({ lease_until: until }) => !mayJudge || (until > now && until <= now + LEASE_MS))
+    .map(({ id, wallets, is_able: isAble }) => ({ id, isAble, wallets: wallets.split(" ") as Hex[] }));
+}
+
+/**
+ * Puts the wallet into the hands of this holder, or of nobody (""). It waits for works that hold the wallet until they end,
+ * so what they store is there after it.
+ *
+ * @param token as it was seen; 0 when there was no row
+ * @returns the new token; null when the wallet has changed hands since
+ */
+export async function changeHolder(tx: Tx, wallet: Hex, holder: string, token: number): Promise<number | null> {
   const { facilitatorWallets: t } = tx.tables;
-  const rows = new Map((await tx.db.select().from(t)).map((row) => [row.wallet, row]));
-  const alive = new Set(living.map(({ id }) => id));
-  const holders = new Map<Hex, string | null>();
-  for (const wallet of [...new Set([...rows.keys(), ...wallets])].sort()) {
-    const holder = rows.get(wallet)?.holder ?? "";
-    holders.set(wallet, alive.has(holder) ? holder : null);
-  }
-  const { take, giveUp } = changesOf(me.id, living, holders);
-  for (const wallet of take) {
-    const taken = { holder: me.id, token: (rows.get(wallet)?.token ?? 0) + 1 };
-    await tx.db
-      .insert(t)
-      .values({ wallet, ...taken })
-      .onConflictDoUpdate({ target: t.wallet, set: taken });
-    rows.set(wallet, { wallet, ...taken });
-  }
-  for (const wallet of giveUp) {
-    await tx.db.update(t).set({ holder: "" }).where(eq(t.wallet, wallet));
-    rows.delete(wallet);
-  }
-  const own = [...rows.values()].filter(({ holder }) => holder === me.id);
-  return { held: new Map(own.map(({ wallet, token }) => [wallet, token])), givenUp: giveUp };
+  const set = { holder, token: token + 1 };
+  const rows = await tx.db
+    .insert(t)
+    .values({ wallet, ...set })
+    .onConflictDoUpdate({ target: t.wallet, set, setWhere: eq(t.token, token) })
+    .returning({ token: t.token });
+  return rows[0]?.token ?? null;
 }
 
 /**
@@ -104,11 +79,15 @@ export async function holdsUntilCommit(tx: Tx, wallet: Hex, holder: string, toke
 /** Leaves the wallets to the others at once. */
 export async function dropLease(tx: Tx, id: string): Promise<void> {
   const { facilitators, facilitatorWallets: t } = tx.tables;
-  await lockLeases(tx);
-  await tx.db.update(t).set({ holder: "" }).where(eq(t.holder, id));
+  await tx.db
+    .update(t)
+    .set({ holder: "", token: sql`${t.token} + 1` })
+    .where(eq(t.holder, id));
   await tx.db.delete(facilitators).where(eq(facilitators.id, id));
 }
 
-function lockLeases(tx: Tx): Promise<void> {
-  return tx.lock("facilitators:leases");
+/** Of facilitators that have been gone for long; or of all others, where this is known to be the only one. */
+export async function removeGone(tx: Tx, id: string, before: number | "all"): Promise<void> {
+  const { facilitators: t } = tx.tables;
+  await tx.db.delete(t).where(and(ne(t.id, id), before === "all" ? undefined : lt(t.lease_until, before - GONE_MS)));
 }

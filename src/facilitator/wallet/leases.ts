@@ -11,8 +11,8 @@ import { createLeaseTrust } from "../../storage/lease-trust.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import { WalletNotHeld } from "../settle/ports.ts";
-import { dropLease, holdsUntilCommit, LEASE_MS, renewLease } from "./lease-rows.ts";
-import { openWallets } from "./transactions.ts";
+import { createHolders } from "./holders.ts";
+import { dropLease, holdsUntilCommit, LEASE_MS, type Leases, renewLease } from "./lease-rows.ts";
 
 const RENEW_MS = 2_000;
 /** A lease that is not renewed counts as over a little before others may see it so. */
@@ -23,7 +23,7 @@ export interface LeaseListener {
   /** Wallets that this process has to work for from now on. Must not reject. */
   taken(wallets: readonly Hex[]): Promise<void>;
   /** Wallets that are another's by now, or nobody's. */
-  lost(wallets: readonly Hex[]): void;
+  lost(): void;
   /** Whether nodes and signer answer. Must not reject. */
   isAble(): Promise<boolean>;
 }
@@ -58,36 +58,47 @@ export function createWalletLeases({ store, clock, log, wallets }: WalletLeasesO
   /** On SQLite this process is the only one. */
   const isOnly = store.dialect === "sqlite";
   const trust = createLeaseTrust(LEASE_MS);
-  let held: ReadonlyMap<Hex, number> = new Map();
+  const holders = createHolders({ id, store, log, wallets, isOnly });
   /** When the lease that holds was asked for (performance.now). A step of the wall clock ends nothing. */
   let renewedAt = Number.NEGATIVE_INFINITY;
   let others = 0;
   let isAble = true;
   let isAsking = false;
+  let isSharing = false;
   let stopRenewing = () => {};
+  let renewing: Promise<void> = Promise.resolve();
 
   const isBelieved = () => isOnly || performance.now() - renewedAt < BELIEVED_MS;
+  const warn = (error: unknown) => log.warn("wallet_lease_not_renewed", { error });
 
-  async function renew(): Promise<{ taken: Hex[]; lost: Hex[] }> {
+  async function renew(listener: LeaseListener): Promise<Leases> {
     const askedAt = performance.now();
-    const mayJudge = isOnly ? () => true : trust.holds;
-    const known = [...wallets, ...(await openWallets(store.read))];
-    const renewed = await store.write((tx) =>
-      renewLease(tx, { id, wallets, isAble }, { isOnly, mayJudge, wallets: known }),
-    );
-    trust.renewed(renewed.now);
-    // What was not done for a wallet while its lease had run out is taken up as if it were another's.
-    const before: ReadonlyMap<Hex, number> = isBelieved() ? held : new Map();
-    const lost = [...held.keys()].filter((wallet) => !renewed.held.has(wallet));
-    ({ held, others } = renewed);
+    const leases = await store.write((tx) => renewLease(tx, { id, wallets, isAble }));
+    trust.renewed(leases.now);
+    const before = holders.held();
+    const isRegained = !isBelieved();
+    holders.learn(leases.wallets);
     renewedAt = askedAt;
-    const taken = [...held].filter(([wallet, token]) => before.get(wallet) !== token).map(([wallet]) => wallet);
-    for (const wallet of taken) log.info("wallet_taken", { wallet });
-    for (const wallet of lost) {
-      if (renewed.givenUp.includes(wallet)) log.info("wallet_handed_over", { wallet, able: isAble });
-      else log.warn("wallet_lost", { wallet });
+    others = leases.facilitators.length - 1;
+    const lost = before.filter((wallet) => holders.tokenOf(wallet) === null);
+    for (const wallet of lost) log.warn("wallet_lost", { wallet });
+    if (lost.length > 0) listener.lost();
+    // What was not done for a wallet while its lease had run out is taken up as if it had been another's.
+    const held = holders.held();
+    if (isRegained && held.length > 0) void listener.taken(held);
+    return leases;
+  }
+
+  async function shareOut(leases: Leases, listener: LeaseListener): Promise<void> {
+    if (isSharing) return;
+    isSharing = true;
+    try {
+      const { taken, givenUp } = await holders.shareOut(leases, isOnly || trust.holds(leases.now));
+      if (givenUp.length > 0) listener.lost();
+      if (taken.length > 0) void listener.taken(taken);
+    } finally {
+      isSharing = false;
     }
-    return { taken, lost };
   }
 
   /** Beside the renewals, since nodes may be slow to answer. A facilitator alone asks no node for this. */
@@ -101,31 +112,34 @@ export function createWalletLeases({ store, clock, log, wallets }: WalletLeasesO
   async function round(listener: LeaseListener): Promise<void> {
     void look(listener);
     try {
-      const { taken, lost } = await renew();
-      if (lost.length > 0) listener.lost(lost);
-      if (taken.length > 0) void listener.taken(taken);
+      void shareOut(await renew(listener), listener).catch(warn);
     } catch (error) {
-      log.warn("wallet_lease_not_renewed", { error });
+      warn(error);
     }
   }
 
   return {
     async start(listener) {
-      await renew();
-      if (!isOnly) stopRenewing = every(RENEW_MS, () => round(listener));
+      await shareOut(await renew(listener), listener);
+      if (isOnly) return;
+      stopRenewing = every(RENEW_MS, () => {
+        renewing = round(listener);
+        return renewing;
+      });
     },
     async stop() {
       stopRenewing();
-      held = new Map();
+      await renewing;
+      holders.clear();
       if (isOnly) return;
       // A lease that can't be dropped runs out.
       await store.write((tx) => dropLease(tx, id)).catch((error) => log.warn("wallet_lease_not_dropped", { error }));
     },
-    holds: (wallet) => held.has(wallet) && isBelieved(),
+    holds: (wallet) => holders.tokenOf(wallet) !== null && isBelieved(),
     async fence(tx, wallet) {
-      const token = held.get(wallet);
-      if (token === undefined || !(await holdsUntilCommit(tx, wallet, id, token))) throw new WalletNotHeld(wallet);
+      const token = holders.tokenOf(wallet);
+      if (token === null || !(await holdsUntilCommit(tx, wallet, id, token))) throw new WalletNotHeld(wallet);
     },
-    isAlone: () => others === 0,
+    isAlone: () => isOnly || others === 0,
   };
 }

@@ -146,3 +146,13 @@ test("of a payment that is not claimed, nothing is stored for those that were to
   await expect(batch.write([{ jobs, row }])).rejects.toEqual(new NotClaimed(over.payment.key));
   expect(await transactionsWith(store.read, [row.hash])).toEqual([]);
 });
+
+test("a payment that another process has sent once more, which is not known here, is not sent again", async () => {
+  const { payment } = await sent("moved elsewhere", 60);
+  const write = (nonce: number, of: () => PendingNonce | undefined) =>
+    createBatchStore({ store, clock, log: silentLog, leases: NO_LEASES, pendingNonces: { of } }).write([
+      { jobs: [{ payment, gas: 1n, again: true, mayShare: false }], row: rowOf(payment, nonce) },
+    ]);
+  await expect(write(61, () => undefined)).rejects.toEqual(new NotClaimed(payment.key));
+  await write(61, () => ({}) as PendingNonce);
+});

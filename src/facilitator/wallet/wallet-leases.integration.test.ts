@@ -1,0 +1,78 @@
+// Wallets with leases on one Postgres: one that has lost its wallet and does not know it, one beside a version that knows of
+// no leases, and one that is followed by another.
+import { afterEach, beforeEach, expect, test } from "bun:test";
+import type { TestChain } from "../../../test/support/chain/chain.ts";
+import { fundedSigner, newPayment, type TestWallet, until } from "../../../test/support/chain/wallet.ts";
+import { useChain } from "../../../test/support/chain/wallet-tests.ts";
+import { places } from "../../../test/support/stores/stores.ts";
+import { systemClock } from "../../core/clock.ts";
+import { silentLog } from "../../core/log.ts";
+import type { Store } from "../../storage/store.ts";
+import { WalletNotHeld } from "../settle/ports.ts";
+import { changeHolder } from "./lease-rows.ts";
+import { createWalletLeases } from "./leases.ts";
+import type { Signer } from "./signer.ts";
+
+let chain: TestChain;
+let store: Store;
+const { start, expectCollected } = useChain((nodes) => {
+  ({ chain } = nodes);
+});
+beforeEach(async () => {
+  store = await (await places.postgres()).open();
+});
+afterEach(() => store.close());
+
+const leasesOf = ({ address }: Signer) =>
+  createWalletLeases({ store, clock: systemClock, log: silentLog, wallets: [address] });
+
+const startLeased = (signer: Signer, leases = leasesOf(signer)): Promise<TestWallet> =>
+  start({ store, signers: [signer], leases });
+
+test("a facilitator that does not know yet that it has lost its wallet stores nothing, and the claim stays", async () => {
+  const wallet = await startLeased(await fundedSigner(chain));
+  const payment = await newPayment(chain);
+  await wallet.claim(payment);
+  await store.write((tx) => changeHolder(tx, wallet.address, "another", 1));
+  const sent = await wallet.send(payment).catch((error) => error);
+  expect(sent).toBeInstanceOf(WalletNotHeld);
+  expect(await wallet.rows()).toEqual([]);
+  expect(await wallet.payment(payment)).toMatchObject({ status: "claimed", wallet: expect.any(String) });
+});
+
+test("one that stops leaves its wallet to the next one at once, with what is under way", async () => {
+  const signer = await fundedSigner(chain);
+  const first = await startLeased(signer);
+  const payment = await newPayment(chain);
+  await chain.pauseMining();
+  await first.collect(payment);
+  await first.stop();
+  const next = await startLeased(signer);
+  await chain.resumeMining();
+  await expectCollected(next, payment);
+});
+
+test("one whose signer fails hands over to one whose signer works", async () => {
+  const signer = await fundedSigner(chain);
+  const failing = await startLeased({ ...signer, sign: () => Promise.reject(new Error("the signer is away")) });
+  const leases = leasesOf(signer);
+  const working = await startLeased(signer, leases);
+  const payment = await newPayment(chain);
+  await failing.claim(payment);
+  expect(await failing.send(payment).catch((error) => error)).toMatchObject({ kind: "unavailable" });
+  await until(() => leases.holds(signer.address), 20_000);
+  await working.send(payment);
+  await expectCollected(working, payment);
+});
+
+test("beside a version that knows of no leases, each payment of both is collected once", async () => {
+  const signer = await fundedSigner(chain);
+  const wallets = [await startLeased(signer), await start({ store, signers: [signer] })];
+  const payments = await Promise.all(Array.from({ length: 12 }, () => newPayment(chain)));
+  await Promise.all(payments.map((payment, index) => wallets[index % 2]!.collect(payment)));
+  for (const payment of payments) await expectCollected(wallets[0]!, payment);
+  const nonces = (await wallets[0]!.rows())
+    .filter(({ replacement }) => replacement === 0)
+    .map((row) => row.wallet_nonce);
+  expect(nonces).toEqual(payments.map((_, index) => index));
+});
