@@ -46,6 +46,8 @@ async function main(line: CommandLine): Promise<void> {
       return migrate(line);
     case "backup":
       return backup(line);
+    case "restore":
+      return restoreDatabase(line);
     case "doctor":
       return doctor(line);
     case "demo":
@@ -113,6 +115,14 @@ async function backup(line: CommandLine): Promise<void> {
   const { request, problems } = readBackupRequest(line);
   const ready = begin(line, load("backup", line), problems);
   if (ready !== null && request !== null) tell(backUp(ready.config, request, ready.log));
+}
+
+async function restoreDatabase(line: CommandLine): Promise<void> {
+  const { readRestoreRequest, restore } = await import("./cli/restore.ts");
+  const loaded = load("restore", line);
+  const { file, problems } = readRestoreRequest(line, loaded.config);
+  const ready = begin(line, loaded, problems);
+  if (ready !== null) print(await restore(ready.config, file, ready.log));
 }
 
 /** As a service does it: what steers the runtime in its environment must not make a difference. */

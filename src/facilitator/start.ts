@@ -15,6 +15,7 @@
 //   wallet/resolution          how a payment ended, written down (record-outcome); what is stuck is replaced (replace, fees)
 //   chain/chain, rpc, endpoint what is asked of the nodes, of which one, and how its answers are read (token, rpc-types,
 //                              newest-block, chain-time)
+import { join } from "node:path";
 import { endsWithin } from "../concurrency/deadline.ts";
 import { systemClock } from "../core/clock.ts";
 import { SETTLE_BODY_BYTES_MAX } from "../core/limits.ts";
@@ -23,8 +24,10 @@ import { StartupProblem } from "../core/startup.ts";
 import { VERSION } from "../core/version.ts";
 import { createOutbound, type Outbound } from "../http/outbound.ts";
 import type { Edge } from "../http/server.ts";
+import { DATABASE_FILE } from "../keys/master-key.ts";
 import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
+import { startRestored } from "../storage/restoration.ts";
 import { whileSteady } from "../storage/steady.ts";
 import type { Store } from "../storage/store.ts";
 import type { Hex } from "../x402/types.ts";
@@ -32,6 +35,7 @@ import { createVerifier } from "../x402/verifier/verifier.ts";
 import { ownerOf } from "./accounts.ts";
 import { createChain } from "./chain/chain.ts";
 import { createChainTime } from "./chain/chain-time.ts";
+import { createOwnTransfers } from "./chain/own-transfer.ts";
 import { LISTENER_LIMITS, listenMutualTls, type MtlsListener } from "./mtls/listener.ts";
 import { followTlsFiles, type TlsMaterial, type TlsReading } from "./mtls/tls-files.ts";
 import { cleanUpFacilitator } from "./retention.ts";
@@ -100,7 +104,9 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log) {
   const { databaseUrl, dataDir } = options;
   const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
   opened.defer(() => store.close());
-  const { chain, wallet, outcomes, verifier, settle } = compose(options, store, log);
+  const file = databaseUrl === null ? join(dataDir, DATABASE_FILE) : null;
+  const restoredAt = await startRestored({ store, file, settle: async () => {}, log });
+  const { chain, wallet, outcomes, verifier, settle } = compose(options, store, restoredAt, log);
   await chain.check();
   if (options.limits.batch > 1) await requireMulticall3(chain);
 
@@ -165,19 +171,22 @@ function followFiles({ tls, readTls: read }: FacilitatorOptions, listener: MtlsL
   return read === null ? () => {} : followTlsFiles({ read, tls, take: listener.renew, log });
 }
 
-function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store, log: Log) {
+function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store, restoredAt: number | null, log: Log) {
   // Nodes and signer are the operator's own, so any address is allowed.
   const outbound = createOutbound({ rules: null, extraCa: null });
   const chain = createChain({ urls: rpcUrls, outbound, log });
   const outcomes = createSettlementWaiters(store);
   const { clock } = store;
   const common = { store, clock, log, outcomes, limits };
-  const wallet = createWallet({ ...common, chain, signers: signersOf(signers, outbound) });
+  const senders = signersOf(signers, outbound);
+  const wallet = createWallet({ ...common, chain, signers: senders });
+  const wallets = new Set(senders.map(({ address }) => address));
   const { isSignedByContract, balanceOf, hasCode, isUsed } = chain;
   const time = createChainTime({ chain, clock, log });
   const judged = { simulate: wallet.simulate, time, isSignedByContract, balanceOf, hasCode, isUsed };
+  const findOwnTransfer = createOwnTransfers({ restoredAt, clock, chain, wallets });
   const verifier = createVerifier({ log });
-  const settle = createSettle({ ...common, wallet, verifier, chain: judged });
+  const settle = createSettle({ ...common, wallet, findOwnTransfer, verifier, chain: judged });
   return { chain, outcomes, wallet, verifier, settle };
 }
 

@@ -36,6 +36,7 @@ import type { GatewayOptions } from "./options.ts";
 import { settlementNamesCredential, settlementShutOut } from "./payment/config.ts";
 import { createFacilitatorClient } from "./payment/facilitator-client.ts";
 import { paidCallNamesCredential, paidCallShutOut } from "./payment/paid-calls.ts";
+import type { RestoreGuard } from "./payment/restore-guard.ts";
 import { settlementRoutes } from "./payment/routes.ts";
 import { createPayments } from "./payment/service.ts";
 import { createSettler, type SettlerOptions } from "./payment/settler.ts";
@@ -65,6 +66,7 @@ export interface GatewayParts {
   readonly verifier: Verifier;
   readonly log: Log;
   readonly admitting: UnderWay;
+  readonly guard: RestoreGuard;
 }
 
 export async function composeGateway(parts: GatewayParts) {
@@ -255,10 +257,10 @@ function upstreamPool({ options, decoders, log }: GatewayParts) {
   });
 }
 
-type PaymentParts = Pick<GatewayParts, "options" | "store" | "rules" | "verifier" | "log"> &
+type PaymentParts = Pick<GatewayParts, "options" | "store" | "rules" | "verifier" | "guard" | "log"> &
   Pick<SettlerOptions, "paid"> & { readonly secrets: ResolverDeps };
 
-function composePayments({ options, store, rules, verifier, log, secrets, paid }: PaymentParts) {
+function composePayments({ options, store, rules, verifier, guard, log, secrets, paid }: PaymentParts) {
   const { extraCa, settleWaitMs, publicUrl } = options;
   const { clock } = store;
   const client = createFacilitatorClient({
@@ -268,7 +270,7 @@ function composePayments({ options, store, rules, verifier, log, secrets, paid }
     timeoutMs: settleWaitMs,
   });
   const time = timeBounds(clock);
-  const settler = createSettler({ store, clock, time, log, client, settleWaitMs, paid });
+  const settler = createSettler({ store, clock, time, log, client, settleWaitMs, guard, paid });
   const payments = createPayments({
     store,
     clock,
@@ -276,6 +278,7 @@ function composePayments({ options, store, rules, verifier, log, secrets, paid }
     verifier,
     settleWaitMs,
     publicUrl,
+    guard,
     findInvocation: (tenant, id) => findInvocation(store.read, tenant, id),
   });
   return { settler, payments };

@@ -20,6 +20,10 @@ import postgres0015 from "../../db/postgres/0015_body_rows.sql" with { type: "te
 import postgres0016 from "../../db/postgres/0016_open_batches.sql" with { type: "text" };
 import postgres0017 from "../../db/postgres/0017_open_rows.sql" with { type: "text" };
 import postgres0018 from "../../db/postgres/0018_key_rotation.sql" with { type: "text" };
+import postgres0019 from "../../db/postgres/0019_reserved.sql" with { type: "text" };
+import postgres0020 from "../../db/postgres/0020_reserved.sql" with { type: "text" };
+import postgres0021 from "../../db/postgres/0021_reserved.sql" with { type: "text" };
+import postgres0022 from "../../db/postgres/0022_restoration.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import sqlite0002 from "../../db/sqlite/0002_payments.sql" with { type: "text" };
 import sqlite0003 from "../../db/sqlite/0003_policy.sql" with { type: "text" };
@@ -38,6 +42,10 @@ import sqlite0015 from "../../db/sqlite/0015_body_rows.sql" with { type: "text" 
 import sqlite0016 from "../../db/sqlite/0016_open_batches.sql" with { type: "text" };
 import sqlite0017 from "../../db/sqlite/0017_open_rows.sql" with { type: "text" };
 import sqlite0018 from "../../db/sqlite/0018_key_rotation.sql" with { type: "text" };
+import sqlite0019 from "../../db/sqlite/0019_reserved.sql" with { type: "text" };
+import sqlite0020 from "../../db/sqlite/0020_reserved.sql" with { type: "text" };
+import sqlite0021 from "../../db/sqlite/0021_reserved.sql" with { type: "text" };
+import sqlite0022 from "../../db/sqlite/0022_restoration.sql" with { type: "text" };
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -63,6 +71,10 @@ const SQLITE_MIGRATIONS: readonly string[] = [
   sqlite0016,
   sqlite0017,
   sqlite0018,
+  sqlite0019,
+  sqlite0020,
+  sqlite0021,
+  sqlite0022,
 ];
 const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0001,
@@ -83,6 +95,10 @@ const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0016,
   postgres0017,
   postgres0018,
+  postgres0019,
+  postgres0020,
+  postgres0021,
+  postgres0022,
 ];
 
 export const NEWEST_SQLITE_VERSION = SQLITE_MIGRATIONS.length;

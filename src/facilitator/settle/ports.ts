@@ -6,6 +6,7 @@ import type { Authorization, Hex } from "../../x402/types.ts";
 import type { Verifier } from "../../x402/verifier/verifier.ts";
 import type { Chain } from "../chain/chain.ts";
 import type { TimeSpan } from "../chain/chain-time.ts";
+import type { FindOwnTransfer } from "../chain/own-transfer.ts";
 import type { Limits } from "../payments/guardrails.ts";
 import type { ClaimedPayment } from "../payments/payments.ts";
 import type { SettlementWaiters } from "./waiters.ts";
@@ -55,6 +56,8 @@ export interface SettleOptions {
   readonly outcomes: SettlementWaiters;
   readonly verifier: Pick<Verifier, "signedBy">;
   readonly limits: Limits & { readonly inclusionTimeoutMs: number };
+  /** Finds what was collected and is not recorded. */
+  readonly findOwnTransfer: FindOwnTransfer;
   /** Settlements at work at once, of all accounts together; tests lower it. */
   readonly atWorkMax?: number;
 }

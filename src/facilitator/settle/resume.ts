@@ -3,8 +3,16 @@
 // claim that was read and changes nothing if that claim is gone, so this is safe beside others who still work on the
 // payment, and beside a later claim of the same authorization.
 import { endsWithin } from "../../concurrency/deadline.ts";
+import type { Receipt } from "../chain/rpc-types.ts";
 import { claimedWithoutTransaction } from "../payments/open-payments.ts";
-import { type ClaimedPayment, claimedPayment, type FacilitatorPayment, recordFailed } from "../payments/payments.ts";
+import {
+  type ClaimedPayment,
+  claimedPayment,
+  type FacilitatorPayment,
+  markSent,
+  recordFailed,
+  recordSettled,
+} from "../payments/payments.ts";
 import type { AtWork } from "./at-work.ts";
 import type { SettleOptions } from "./ports.ts";
 import { windowProblem } from "./request.ts";
@@ -83,10 +91,10 @@ export function createResume(options: ResumeOptions) {
     const { account, payer, nonce } = row;
     try {
       const late = windowProblem({ payment }, await chain.time());
-      if (late !== null) return await fail(payment, late);
+      if (late !== null) return await endUnsent(payment, late);
       if (!(await wallet.readiness()).ready) return false;
       const simulated = await chain.simulate(payment.authorization, payment.signature);
-      if (!simulated.ok) return await fail(payment, simulated.reason);
+      if (!simulated.ok) return await endUnsent(payment, simulated.reason);
       await wallet.send(payment, simulated.gas);
       log.info("claim_resumed", { account, payer, nonce });
       return true;
@@ -94,6 +102,28 @@ export function createResume(options: ResumeOptions) {
       log.warn("claim_not_resumed", { account, payer, nonce, error });
       return false;
     }
+  }
+
+  /** It has failed, unless the claim is of a state before the one in which it was sent. */
+  async function endUnsent(payment: ClaimedPayment, reason: string): Promise<boolean> {
+    const own = await options.findOwnTransfer(payment.authorization);
+    if (own === "unknown") return false;
+    return own === null ? fail(payment, reason) : collected(payment, own);
+  }
+
+  async function collected(payment: ClaimedPayment, { hash, blockNumber, blockHash }: Receipt): Promise<boolean> {
+    const { key } = payment;
+    const inclusion = { transaction_hash: hash, block_number: blockNumber, block_hash: blockHash };
+    const isSettled = await store.write(async (tx) => {
+      const now = clock.now();
+      return (await markSent(tx, payment, hash, now)) && recordSettled(tx, key, inclusion, now);
+    });
+    if (isSettled) {
+      const { payer, nonce } = key;
+      log.warn("forgotten_payment_found", { payer, nonce, transaction: hash });
+      outcomes.announce(key);
+    }
+    return true;
   }
 
   async function fail(payment: ClaimedPayment, reason: string): Promise<boolean> {

@@ -60,6 +60,7 @@ beforeAll(async () => {
   const parts = {
     wallet,
     verifier: verifiedAtOnce,
+    findOwnTransfer: async () => null,
     chain: {
       simulate: wallet.simulate,
       time,

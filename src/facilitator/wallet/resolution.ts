@@ -8,6 +8,7 @@ import type { Log } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
+import { isOwnTransfer } from "../chain/own-transfer.ts";
 import type { Block, Receipt } from "../chain/rpc-types.ts";
 import { isPaidBy, isUsedUp } from "../chain/token.ts";
 import type { Gas, SettleChain } from "../settle/ports.ts";
@@ -34,6 +35,8 @@ export interface ResolverOptions {
   readonly store: Store;
   readonly log: Log;
   readonly recorder: OutcomeRecorder;
+  /** Our own addresses, in lower case. */
+  readonly wallets: ReadonlySet<Hex>;
   readonly simulate: SettleChain["simulate"];
   /** Sends the payment with a new wallet nonce; resolves when it is stored. */
   readonly send: (payment: PendingPayment, gas: Gas) => Promise<void>;
@@ -146,7 +149,7 @@ export function createPaymentResolver(options: ResolverOptions) {
   };
 }
 
-function createUnpaidResolver({ chain, store, log, recorder, simulate, send }: ResolverOptions) {
+function createUnpaidResolver({ chain, store, log, recorder, wallets, simulate, send }: ResolverOptions) {
   async function sendAgain(payment: PendingPayment, gas: Gas): Promise<true> {
     log.warn("payment_nonce_changed", names(payment));
     payment.moving = true;
@@ -181,10 +184,23 @@ function createUnpaidResolver({ chain, store, log, recorder, simulate, send }: R
     if ((await transactionsOf(store.read, payment.key)).some((row) => row.hash === hash)) {
       return resolveOwn(payment, hash);
     }
+    const own = use.cancelled ? null : await ofOwnWallet(payment, hash);
+    if (own === "unknown") return false;
+    if (own !== null) {
+      await recorder.settle(payment, own);
+      return true;
+    }
     const how = use.cancelled ? "cancelled" : "used elsewhere";
     const reason = `the authorization was ${how}`;
     await recorder.fail(payment, { reason, foreign_transaction: hash }, reverted);
     return true;
+  }
+
+  /** A transaction of which a database that was restored to an older state knows nothing. */
+  async function ofOwnWallet({ authorization }: PendingPayment, hash: Hex): Promise<Receipt | "unknown" | null> {
+    const receipt = await chain.receipt(hash);
+    if (receipt === null) return "unknown";
+    return isOwnTransfer(receipt, authorization, wallets) ? receipt : null;
   }
 
   async function resolveOwn(payment: PendingPayment, hash: Hex): Promise<boolean> {

@@ -78,6 +78,7 @@ export function createWallet(options: WalletOptions) {
     resolver: createPaymentResolver({
       ...parts,
       recorder,
+      wallets: new Set(senders.keys()),
       simulate,
       send: (payment, gas) => send(payment, gas, true),
     }),

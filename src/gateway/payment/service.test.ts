@@ -16,6 +16,7 @@ import { findInvocation } from "../invocations/history.ts";
 import { cleanUp } from "../invocations/retention.ts";
 import { abandon, accept, claim, type InvocationRow } from "../invocations/service.ts";
 import type { SettleOutcome } from "./outcome.ts";
+import { createRestoreGuard } from "./restore-guard.ts";
 import { type Charge, createPayments, type PricedCall, paidColumns } from "./service.ts";
 import { createSettler, type Settler, type SettlerOptions } from "./settler.ts";
 import { insertPayment, paymentOf } from "./store.ts";
@@ -70,6 +71,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
         settleWaitMs: SETTLE_WAIT_MS,
         client: { settle: async () => answer(++attempts) },
         paid: (_tenant, agentId) => void told.push(`paid ${agentId}`),
+        guard: createRestoreGuard(null),
         ...changes,
       });
       running.push(settler);
@@ -81,6 +83,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
         verifier: verifiedAtOnce,
         settleWaitMs: SETTLE_WAIT_MS,
         publicUrl: null,
+        guard: createRestoreGuard(null),
         findInvocation: look,
       });
       return { settler, payments, told, attempts: () => attempts };

@@ -31,6 +31,7 @@ import {
 } from "./gate.ts";
 import type { SettlementConfigRow } from "./model.ts";
 import { paymentRowOf } from "./new-row.ts";
+import type { RestoreGuard } from "./restore-guard.ts";
 import type { Settler } from "./settler.ts";
 import { createSignatureCheck, type SignatureCheck } from "./signatures.ts";
 import { findPayment, isOpen, type PaymentRow, paymentOf } from "./store.ts";
@@ -44,6 +45,7 @@ export interface PaymentDeps {
   readonly settler: Settler;
   readonly verifier: Pick<Verifier, "signedBy">;
   readonly settleWaitMs: number;
+  readonly guard: RestoreGuard;
   /** Base of the absolute URLs in challenges; null takes the request's. */
   readonly publicUrl: string | null;
   findInvocation(tenant: string, id: string): Promise<InvocationRow>;
@@ -211,11 +213,15 @@ async function check(deps: PaymentDeps, call: PricedCall, signedBy: SignatureChe
   const { price, agent_id, path } = call;
   const read = readPayment(paymentHeaders(call.headers));
   if (price === null) return read?.ok === true ? paidOrFree(deps, call, read.value) : { kind: "free" };
-  const wire = demanded({ ...price, agent_id, resource: `${baseUrl(deps.publicUrl, call.headers)}${path}` });
+  const resource = `${baseUrl(deps.publicUrl, call.headers)}${path}`;
+  const timeoutSeconds = deps.guard.timeoutSeconds(unixSeconds(deps.clock));
+  const wire = demanded({ ...price, agent_id, resource, timeoutSeconds });
   if (read === null) throw paymentRequired(wire);
   const presented = await signedPayment(read, (payment) => signedBy(call.tenant, payment), noteOf(call));
   return paidOrCharged(deps, call, presented, wire);
 }
+
+const unixSeconds = (clock: Clock) => Math.floor(clock.now() / 1000);
 
 const noteOf = (call: PricedCall) => (reason: string) => call.note("payment_problem", reason);
 
@@ -233,7 +239,7 @@ async function paidOrFree(
 }
 
 async function paidOrCharged(
-  { store, clock, settler }: PaymentDeps,
+  { store, clock, settler, guard }: PaymentDeps,
   call: PricedCall,
   presented: PresentedPayment,
   wire: WireRequirements,
@@ -241,7 +247,7 @@ async function paidOrCharged(
   // Checked before the time window, so that a caller who lost our answer can repeat the call with an expired payment.
   const { used, known, body_sha256, digest } = await usesOf(store, call, presented);
   if (known !== null) return known;
-  const problem = used ? "already_used" : paymentProblem(presented, wire, clock.now());
+  const problem = used ? "already_used" : paymentProblem(presented, wire, unixSeconds(clock), guard);
   if (problem !== null) {
     noteOf(call)(problem);
     throw refused();

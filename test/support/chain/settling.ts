@@ -161,6 +161,7 @@ export function settling(store: Store, options: SettlingOptions = {}) {
       send: (...args) => turns.send(...args),
     },
     outcomes,
+    findOwnTransfer: async () => null,
     limits: {
       maxPerTransaction: options.maxPerTransaction ?? 10_000n,
       dailyCeiling: options.dailyCeiling ?? 1_000_000n,
