@@ -1,13 +1,13 @@
 // What a gateway had under way in the state to which its database was restored. All of it may have happened since: so no
 // call is made that may have been made, and no payment is sent that may not have been sent.
-import { eq, isNotNull, sql } from "drizzle-orm";
+import { isNotNull, sql } from "drizzle-orm";
 import type { Store } from "../storage/store.ts";
 import { abandon } from "./invocations/service.ts";
 
 const CALLS_AT_ONCE = 200;
 
 /**
- * Ends the calls that had not begun, as those are ended that were running when their process died. An open payment may have
+ * Ends all open calls, as those are ended that were running when their process died. An open payment may have
  * been collected, and is asked about for as long as any other whose outcome is unknown (see payment/settler.ts for when).
  */
 export async function settleRestored(store: Store): Promise<void> {
@@ -24,13 +24,9 @@ export async function settleRestored(store: Store): Promise<void> {
   for (;;) {
     const ended = await store.write(async (tx) => {
       const { openInvocations: t } = tx.tables;
-      const pending = await tx.db
-        .select({ tenant: t.tenant, id: t.id })
-        .from(t)
-        .where(eq(t.status, "pending"))
-        .limit(CALLS_AT_ONCE);
-      for (const key of pending) await abandon(tx, key, "internal", store.clock.now());
-      return pending.length;
+      const open = await tx.db.select({ tenant: t.tenant, id: t.id }).from(t).limit(CALLS_AT_ONCE);
+      for (const key of open) await abandon(tx, key, "internal", store.clock.now());
+      return open.length;
     });
     if (ended < CALLS_AT_ONCE) return;
   }

@@ -32,7 +32,8 @@ interface ResumeOptions extends SettleOptions {
 }
 
 export function createResume(options: ResumeOptions) {
-  const { store, clock, log, chain, wallet, outcomes } = options;
+  const { store, clock, log, chain, wallet } = options;
+  const endUnsent = createUnsentEnd(options);
   const stopping = Promise.withResolvers<void>();
   let stopped = false;
   let wanted = false;
@@ -104,13 +105,24 @@ export function createResume(options: ResumeOptions) {
     }
   }
 
-  /** It has failed, unless the claim is of a state before the one in which it was sent. */
-  async function endUnsent(payment: ClaimedPayment, reason: string): Promise<boolean> {
-    const own = await options.findOwnTransfer(payment.authorization);
-    if (own === "unknown") return false;
-    return own === null ? fail(payment, reason) : collected(payment, own);
-  }
+  return {
+    /** Resolves when no claim without a transaction is left. Never rejects. */
+    run: (): Promise<void> => start(0),
+    /** The same, if some process seems to have left any behind. Never rejects. */
+    async takeUp(): Promise<void> {
+      if (await isAnyLeftBehind()) await start(0);
+    },
+    /** For a claim that may have been left behind just now: a commit whose answer was lost may still be under way. */
+    soon: (): void => void start(TRY_AGAIN_MS),
+    /** What is being resumed ends by itself, when the wallet stops. */
+    stop(): void {
+      stopped = true;
+      stopping.resolve();
+    },
+  };
+}
 
+function createUnsentEnd({ store, clock, log, outcomes, findOwnTransfer }: ResumeOptions) {
   async function collected(payment: ClaimedPayment, { hash, blockNumber, blockHash }: Receipt): Promise<boolean> {
     const { key } = payment;
     const inclusion = { transaction_hash: hash, block_number: blockNumber, block_hash: blockHash };
@@ -138,19 +150,10 @@ export function createResume(options: ResumeOptions) {
     return true;
   }
 
-  return {
-    /** Resolves when no claim without a transaction is left. Never rejects. */
-    run: (): Promise<void> => start(0),
-    /** The same, if some process seems to have left any behind. Never rejects. */
-    async takeUp(): Promise<void> {
-      if (await isAnyLeftBehind()) await start(0);
-    },
-    /** For a claim that may have been left behind just now: a commit whose answer was lost may still be under way. */
-    soon: (): void => void start(TRY_AGAIN_MS),
-    /** What is being resumed ends by itself, when the wallet stops. */
-    stop(): void {
-      stopped = true;
-      stopping.resolve();
-    },
+  /** It has failed, unless the claim is of a state before it was sent. False when nobody can tell. */
+  return async (payment: ClaimedPayment, reason: string): Promise<boolean> => {
+    const own = await findOwnTransfer(payment.authorization);
+    if (own === "unknown") return false;
+    return own === null ? fail(payment, reason) : collected(payment, own);
   };
 }

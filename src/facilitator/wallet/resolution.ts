@@ -8,6 +8,7 @@ import type { Log } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
+import type { Use } from "../chain/find-use.ts";
 import { isOwnTransfer } from "../chain/own-transfer.ts";
 import type { Block, Receipt } from "../chain/rpc-types.ts";
 import { isPaidBy, isUsedUp } from "../chain/token.ts";
@@ -180,32 +181,26 @@ function createUnpaidResolver({ chain, store, log, recorder, wallets, simulate, 
       await recorder.fail(payment, { reason, foreign_transaction: null }, reverted);
       return true;
     }
+    const own = await resolveOwn(payment, use);
+    if (own !== null) return own;
     const { hash } = use;
-    if ((await transactionsOf(store.read, payment.key)).some((row) => row.hash === hash)) {
-      return resolveOwn(payment, hash);
-    }
-    const own = use.cancelled ? null : await ofOwnWallet(payment, hash);
-    if (own === "unknown") return false;
-    if (own !== null) {
-      await recorder.settle(payment, own);
-      return true;
-    }
     const how = use.cancelled ? "cancelled" : "used elsewhere";
     const reason = `the authorization was ${how}`;
     await recorder.fail(payment, { reason, foreign_transaction: hash }, reverted);
     return true;
   }
 
-  /** A transaction of which a database that was restored to an older state knows nothing. */
-  async function ofOwnWallet({ authorization }: PendingPayment, hash: Hex): Promise<Receipt | "unknown" | null> {
+  /**
+   * A use by a transaction of ours, also by one of which a database that was restored to an older state knows nothing. Null
+   * when it is another's, false when nothing can be said yet.
+   */
+  async function resolveOwn(payment: PendingPayment, { hash, cancelled }: Use): Promise<boolean | null> {
+    if (cancelled) return null;
     const receipt = await chain.receipt(hash);
-    if (receipt === null) return "unknown";
-    return isOwnTransfer(receipt, authorization, wallets) ? receipt : null;
-  }
-
-  async function resolveOwn(payment: PendingPayment, hash: Hex): Promise<boolean> {
-    const receipt = await chain.receipt(hash);
-    if (receipt === null || !isPaidBy(payment.authorization, receipt)) return false;
+    if (receipt === null) return false;
+    const isRecorded = (await transactionsOf(store.read, payment.key)).some((row) => row.hash === hash);
+    if (!isRecorded && !isOwnTransfer(receipt, payment.authorization, wallets)) return null;
+    if (!isPaidBy(payment.authorization, receipt)) return false;
     await recorder.settle(payment, receipt);
     return true;
   }
