@@ -118,11 +118,9 @@ async function backup(line: CommandLine): Promise<void> {
 }
 
 async function restoreDatabase(line: CommandLine): Promise<void> {
-  const { readRestoreRequest, restore } = await import("./cli/restore.ts");
-  const loaded = load("restore", line);
-  const { file, problems } = readRestoreRequest(line, loaded.config);
-  const ready = begin(line, loaded, problems);
-  if (ready !== null) print(await restore(ready.config, file, ready.log));
+  const { restore } = await import("./cli/restore.ts");
+  const ready = begin(line, load("restore", line), []);
+  if (ready !== null) print(await restore(ready.config, line.words[0] ?? null, ready.log));
 }
 
 /** As a service does it: what steers the runtime in its environment must not make a difference. */

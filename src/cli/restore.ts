@@ -7,7 +7,7 @@ import type { Config } from "../config.ts";
 import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { settleRestored } from "../gateway/restore.ts";
+import { settleRestored } from "../gateway/payment/restored.ts";
 import { openKeyring } from "../keys/keyring.ts";
 import { DATABASE_FILE } from "../keys/master-key.ts";
 import { syncFile } from "../storage/backup.ts";
@@ -16,24 +16,17 @@ import { openStore } from "../storage/open.ts";
 import { syncDirectory } from "../storage/private-file.ts";
 import { markCopy, recordRestore, unmarkCopy } from "../storage/restoration.ts";
 import { check } from "./backup.ts";
-import type { CommandLine } from "./command-line.ts";
 import { requireDatabase, requireMasterKeys } from "./open.ts";
 
-/** The file to restore from; null where the database is in its place. */
-export function readRestoreRequest(
-  { words: [file] }: Pick<CommandLine, "words">,
-  config: Config | null,
-): { readonly file: string | null; readonly problems: readonly string[] } {
-  const isServer = config !== null && config.databaseUrl !== null;
-  const problems =
-    isServer && file !== undefined ? ["FILE must be left out: Postgres is restored by its own tools"] : [];
-  return { file: file === undefined ? null : resolve(file), problems };
-}
-
-/** @throws StartupProblem */
-export async function restore(config: Config, file: string | null, log: Log): Promise<string> {
+/**
+ * @param named the copy; null where the database is in its place
+ * @throws StartupProblem
+ */
+export async function restore(config: Config, named: string | null, log: Log): Promise<string> {
   const { databaseUrl, dataDir } = config;
+  const file = named === null ? null : resolve(named);
   if (databaseUrl !== null) {
+    if (file !== null) throw new StartupProblem("FILE must be left out: Postgres is restored by its own tools");
     await record(config, null, log);
     return restoredText("the database");
   }

@@ -172,6 +172,23 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       expect(await kindOf(at.payments.check(late))).toBe("payment_required");
     });
 
+    test("after a restore a facilitator is asked about an older payment once it can't be collected any more", async () => {
+      const tenant = await configured();
+      const { payment, key } = await recorded(
+        replica(() => COLLECTED),
+        await priced(tenant),
+      );
+      clock.time = (payment.next_attempt_at ?? 0) + 1;
+      const at = replica(() => DECLINED, { guard: createRestoreGuard(clock.now()) });
+      at.settler.start();
+      await until(async () => (await paymentOf(store.read, tenant, key.id))?.unknown_since !== null);
+      expect([at.attempts(), await shown(key)]).toEqual([0, ["pending", null, "pending"]]);
+      clock.time = (payment.valid_before + 11) * 1_000 + LEASE_MS;
+      await until(async () => (await shown(key))[2] === "settlement_failed");
+      expect(at.attempts()).toBe(1);
+      await at.settler.stop(0);
+    });
+
     test("a payment must be good for six seconds more", async () => {
       const [tenant, at] = [await configured(), replica(() => COLLECTED)];
       expect(await kindOf(at.payments.check(await priced(tenant, 6)))).toBe("done");

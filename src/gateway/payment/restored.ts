@@ -1,14 +1,14 @@
 // What a gateway had under way in the state to which its database was restored. All of it may have happened since: so no
 // call is made that may have been made, and no payment is sent that may not have been sent.
 import { isNotNull, sql } from "drizzle-orm";
-import type { Store } from "../storage/store.ts";
-import { abandon } from "./invocations/service.ts";
+import type { Store } from "../../storage/store.ts";
+import { abandon } from "../invocations/service.ts";
 
 const CALLS_AT_ONCE = 200;
 
 /**
  * Ends all open calls, as those are ended that were running when their process died. An open payment may have
- * been collected, and is asked about for as long as any other whose outcome is unknown (see payment/settler.ts for when).
+ * been collected, and is asked about for as long as any other whose outcome is unknown (see settler.ts for when).
  */
 export async function settleRestored(store: Store): Promise<void> {
   await store.write(async (tx) => {
