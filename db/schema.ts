@@ -233,6 +233,15 @@ function invocationTables(c: Columns) {
       holder: c.text(),
     }),
 
+    /** At most one row: the last time that this database was restored to an older state. */
+    restoration: c.table("restoration", {
+      one: c.whole().notNull(),
+      /** By the database's own clock. Nothing of before that time may have come later. */
+      restored_at: c.whole().notNull(),
+      /** Whether what the copy had under way has been settled. */
+      is_done: c.flag().notNull(),
+    }),
+
     /** A replica that renews its lease is alive; the running calls of one that is not have ended. */
     replicas: c.table("replicas", {
       id: c.text().notNull(),

@@ -36,7 +36,7 @@ export interface Loaded {
 }
 
 /** What the configuration is for. Only a server needs to know which service it is; the accounts are in the database. */
-export type Purpose = "serve" | "token" | "keys" | "migrate" | "backup" | "account" | "demo";
+export type Purpose = "serve" | "token" | "keys" | "migrate" | "backup" | "restore" | "account" | "demo";
 
 /**
  * The configuration of a command. Reads the files that variables name and changes nothing on disk. The variables of
@@ -84,10 +84,14 @@ const BACKUP_CONCERN: Concern = {
   rules: BACKUP_RULES,
 };
 
+/** Of either service: the key is needed where there are keys. */
+const RESTORE_CONCERN: Concern = { tables: [COMMON, MASTER_KEYS], rules: COMMON_RULES };
+
 function concerned(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]): Concern {
   if (purpose === "demo") return { tables: [DEMO], rules: [] };
   if (purpose === "account") return { tables: [COMMON], rules: COMMON_RULES };
   if (purpose === "token" || purpose === "keys") return GATEWAY_CONCERN;
+  if (purpose === "restore") return RESTORE_CONCERN;
   if (mode === "gateway") return GATEWAY_CONCERN;
   if (purpose === "backup") return BACKUP_CONCERN;
   if (purpose === "migrate") return mode === null ? GATEWAY_CONCERN : { tables: [COMMON], rules: COMMON_RULES };

@@ -47,6 +47,8 @@ async function main(line: CommandLine): Promise<void> {
       return migrate(line);
     case "backup":
       return backup(line);
+    case "restore":
+      return restoreDatabase(line);
     case "doctor":
       return doctor(line);
     case "demo":
@@ -122,6 +124,12 @@ async function backup(line: CommandLine): Promise<void> {
   const { request, problems } = readBackupRequest(line);
   const ready = begin(line, load("backup", line), problems);
   if (ready !== null && request !== null) tell(backUp(ready.config, request, ready.log));
+}
+
+async function restoreDatabase(line: CommandLine): Promise<void> {
+  const { restore } = await import("./cli/restore.ts");
+  const ready = begin(line, load("restore", line), []);
+  if (ready !== null) print(await restore(ready.config, line.words[0] ?? null, ready.log));
 }
 
 /** As a service does it: what steers the runtime in its environment must not make a difference. */

@@ -1,6 +1,7 @@
 // `tollgate backup`: a copy of a live SQLite database, and the check of one. Postgres has tools of its own for that.
 import { join, resolve } from "node:path";
 import type { Config } from "../config.ts";
+import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { keysThatDoNotOpen } from "../keys/keyring.ts";
 import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE } from "../keys/master-key.ts";
@@ -38,7 +39,7 @@ interface BackupVerdict {
 
 /** @throws StartupProblem when the copy can't be made */
 export function backUp(config: Config, { file, isMade, isChecked }: BackupRequest, log: Log): BackupVerdict {
-  if (isMade) copySqlite(join(config.dataDir, DATABASE_FILE), file);
+  if (isMade) copySqlite(join(config.dataDir, DATABASE_FILE), file, systemClock.now());
   if (!isChecked) return { holds: true, text: `${file} is made\n` };
   const { problem, facts } = check(config, file, log);
   return problem === null
@@ -46,7 +47,8 @@ export function backUp(config: Config, { file, isMade, isChecked }: BackupReques
     : { holds: false, text: `${file} does not hold: ${problem}\n` };
 }
 
-function check(config: Config, file: string, log: Log) {
+/** What is wrong with a copy; null for one that holds. */
+export function check(config: Config, file: string, log: Log) {
   const checked = checkSqliteCopy(file);
   if (checked.problem !== null) return { problem: checked.problem, facts: "" };
   const { bytes, version, keys } = checked;

@@ -29,6 +29,7 @@ const COMMANDS = {
   "keys rotate": DATA_DIR,
   migrate: DATA_DIR,
   backup: { optional: ["FILE"], flags: ["verify", "data-dir"], bare: ["verify"] },
+  restore: { optional: ["FILE"], flags: ["data-dir"] },
   "account add": { words: ["NAME"], flags: ["cert", "max-per-transaction", "daily-ceiling", "data-dir"] },
   "account list": DATA_DIR,
   "account disable": NAMED_ACCOUNT,

@@ -43,6 +43,9 @@ const USAGE = `tollgate: a multi-tenant gateway for agents, and the facilitator 
       whole then, and its keys are opened; keep master.key beside it, which no copy holds
   tollgate backup --verify FILE [--data-dir DIR]
       check a copy that is there, and make none
+  tollgate restore [FILE] [--data-dir DIR]
+      once before the first start after a restore to an older state: end what the copy had under way, and keep payments
+      that may be older from buying twice; FILE is put in the place of the SQLite database, after a check
   tollgate doctor [--mode gateway|facilitator] [--data-dir DIR]
       try what the configuration names (database, keys, issuer, facilitators, nodes, wallets, clocks) and change nothing;
       a line each says ok, warn or fail, and what to do; ends with 1 after a fail, and with 2 on a bad configuration

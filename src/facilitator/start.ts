@@ -16,6 +16,7 @@
 //   wallet/resolution          how a payment ended, written down (record-outcome); what is stuck is replaced (replace, fees)
 //   chain/chain, rpc, endpoint what is asked of the nodes, of which one, and how its answers are read (token, rpc-types,
 //                              newest-block, chain-time)
+import { join } from "node:path";
 import { endsWithin } from "../concurrency/deadline.ts";
 import { poll } from "../concurrency/poll.ts";
 import { systemClock } from "../core/clock.ts";
@@ -27,8 +28,10 @@ import type { TracingOptions } from "../core/tracing-options.ts";
 import { VERSION } from "../core/version.ts";
 import { createOutbound, type Outbound } from "../http/outbound.ts";
 import { hostPart, listenPlain } from "../http/plain-listener.ts";
+import { DATABASE_FILE } from "../keys/master-key.ts";
 import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
+import { startRestored } from "../storage/restoration.ts";
 import { whileSteady } from "../storage/steady.ts";
 import type { Store } from "../storage/store.ts";
 import { openTracer } from "../tracing/open.ts";
@@ -37,6 +40,7 @@ import { createVerifier } from "../x402/verifier/verifier.ts";
 import { ownerOf } from "./accounts.ts";
 import { createChain } from "./chain/chain.ts";
 import { createChainTime } from "./chain/chain-time.ts";
+import { createOwnTransfers } from "./chain/own-transfer.ts";
 import { LISTENER_LIMITS, listenMutualTls, type MtlsListener } from "./mtls/listener.ts";
 import { followTlsFiles, type TlsMaterial, type TlsReading } from "./mtls/tls-files.ts";
 import { createPaymentSpans } from "./payments/payment-spans.ts";
@@ -108,9 +112,11 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   const { databaseUrl, dataDir } = options;
   const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
   opened.defer(() => store.close());
+  const file = databaseUrl === null ? join(dataDir, DATABASE_FILE) : null;
+  const restoredAt = await startRestored({ store, file, settle: async () => {}, log });
   const tracer = await openTracer(options.tracing, "tollgate-facilitator", log);
   opened.defer(() => tracer?.stop());
-  const { chain, wallet, outcomes, verifier, settle } = compose(options, store, log, meters, tracer);
+  const { chain, wallet, outcomes, verifier, settle } = compose(options, store, { restoredAt, log, meters, tracer });
   await chain.check();
   if (options.limits.batch > 1) await requireMulticall3(chain);
 
@@ -184,13 +190,15 @@ function followFiles({ tls, readTls: read }: FacilitatorOptions, listener: MtlsL
   return read === null ? () => {} : followTlsFiles({ read, tls, take: listener.renew, log });
 }
 
-function compose(
-  { rpcUrls, signers, limits }: FacilitatorOptions,
-  store: Store,
-  log: Log,
-  meters: Meters,
-  tracer: Tracer | null,
-) {
+interface Observers {
+  readonly restoredAt: number | null;
+  readonly log: Log;
+  readonly meters: Meters;
+  readonly tracer: Tracer | null;
+}
+
+function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store, observers: Observers) {
+  const { restoredAt, log, meters, tracer } = observers;
   // Nodes and signer are the operator's own, so any address is allowed.
   const outbound = createOutbound({ rules: null, extraCa: null });
   const chain = createChain({ urls: rpcUrls, outbound, log, onError: meters.rpcFailed, tracer });
@@ -201,12 +209,14 @@ function compose(
   const own = signersOf(signers, outbound);
   const leases = createWalletLeases({ store, clock, log, wallets: own.map(({ address }) => address) });
   const wallet = createWallet({ ...common, chain, signers: own, leases });
+  const wallets = new Set(own.map(({ address }) => address));
   const { isSignedByContract, balanceOf, hasCode, isUsed } = chain;
   const time = createChainTime({ chain, clock, log });
   const judged = { simulate: wallet.simulate, time, isSignedByContract, balanceOf, hasCode, isUsed };
   meters.gauges({ balances: wallet.balances });
+  const findOwnTransfer = createOwnTransfers({ restoredAt, clock, chain, wallets });
   const verifier = createVerifier({ log });
-  const settle = createSettle({ ...common, wallet, verifier, chain: judged });
+  const settle = createSettle({ ...common, wallet, findOwnTransfer, verifier, chain: judged });
   return { chain, outcomes, wallet, verifier, settle };
 }
 

@@ -41,6 +41,7 @@ import type { GatewayOptions } from "./options.ts";
 import { settlementNamesCredential, settlementShutOut } from "./payment/config.ts";
 import { createFacilitatorClient } from "./payment/facilitator-client.ts";
 import { paidCallNamesCredential, paidCallShutOut } from "./payment/paid-calls.ts";
+import type { RestoreGuard } from "./payment/restore-guard.ts";
 import { settlementRoutes } from "./payment/routes.ts";
 import { createPayments } from "./payment/service.ts";
 import { createSettler, type SettlerOptions } from "./payment/settler.ts";
@@ -74,6 +75,7 @@ export interface GatewayParts {
   /** Null where traces are off. */
   readonly tracer: Tracer | null;
   readonly admitting: UnderWay;
+  readonly guard: RestoreGuard;
 }
 
 export async function composeGateway(parts: GatewayParts) {
@@ -280,10 +282,13 @@ function upstreamPool({ options, decoders, log }: GatewayParts) {
   });
 }
 
-type PaymentParts = Pick<GatewayParts, "options" | "store" | "rules" | "verifier" | "log" | "meters" | "tracer"> &
+type PaymentParts = Pick<
+  GatewayParts,
+  "options" | "store" | "rules" | "verifier" | "guard" | "log" | "meters" | "tracer"
+> &
   Pick<SettlerOptions, "paid"> & { readonly secrets: ResolverDeps };
 
-function composePayments({ options, store, rules, verifier, log, meters, tracer, secrets, paid }: PaymentParts) {
+function composePayments({ options, store, rules, verifier, guard, log, meters, tracer, secrets, paid }: PaymentParts) {
   const { extraCa, settleWaitMs, publicUrl } = options;
   const { clock } = store;
   const client = createFacilitatorClient({
@@ -294,7 +299,7 @@ function composePayments({ options, store, rules, verifier, log, meters, tracer,
   });
   const time = timeBounds(clock);
   const traces = tracer && { tracer, callHeaders: (key: InvocationKey) => callHeaders(store.read, key) };
-  const settler = createSettler({ store, clock, time, log, meters, traces, client, settleWaitMs, paid });
+  const settler = createSettler({ store, clock, time, log, meters, traces, client, settleWaitMs, guard, paid });
   const payments = createPayments({
     store,
     clock,
@@ -303,6 +308,7 @@ function composePayments({ options, store, rules, verifier, log, meters, tracer,
     verifier,
     settleWaitMs,
     publicUrl,
+    guard,
     findInvocation: (tenant, id) => findInvocation(store.read, tenant, id),
   });
   return { settler, payments };

@@ -1,4 +1,5 @@
 // Starts the gateway: storage, identity, what runs calls, then the listener. It stops in reverse order.
+import { join } from "node:path";
 import { endsWithin } from "../concurrency/deadline.ts";
 import { createUnderWay } from "../concurrency/under-way.ts";
 import { systemClock } from "../core/clock.ts";
@@ -16,9 +17,11 @@ import { createOutbound } from "../http/outbound.ts";
 import { hostPart } from "../http/plain-listener.ts";
 import { createEdge, type Edge, type EdgeOptions } from "../http/server.ts";
 import { openKeyring } from "../keys/keyring.ts";
+import { DATABASE_FILE } from "../keys/master-key.ts";
 import type { MasterKeys } from "../keys/master-keys.ts";
 import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
+import { startRestored } from "../storage/restoration.ts";
 import type { Store } from "../storage/store.ts";
 import { openTracer } from "../tracing/open.ts";
 import { createVerifier } from "../x402/verifier/verifier.ts";
@@ -28,6 +31,8 @@ import { managePermission } from "./identity/permission.ts";
 import { compareClaims } from "./invocations/claims.ts";
 import { startRemovingParts } from "./invocations/loose-parts.ts";
 import type { GatewayOptions } from "./options.ts";
+import { createRestoreGuard } from "./payment/restore-guard.ts";
+import { settleRestored } from "./payment/restored.ts";
 import { startRetention } from "./retention.ts";
 
 /** Time for the last answers to be sent, and for the last writes, after everything else has ended. */
@@ -42,14 +47,14 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   const { dataDir, databaseUrl } = options;
   const lock = databaseUrl === null ? acquireDataDirLock(dataDir) : null;
   const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
-  const keys = await openKeys(store, masterKeys, lock !== null, log);
+  const state = await openState(options, store, masterKeys, log);
   // The operator chose the issuer and the vault, so the host rules for tenants do not apply to them.
   const trusted = createOutbound({ rules: null, extraCa: options.extraCa });
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
   const [admitting, verifier] = [createUnderWay(), createVerifier({ log })];
   const tracer = await openTracer(options.tracing, "tollgate-gateway", log);
   const shared = { rules, trusted, decoders: createDecoderShare(), verifier, admitting, log, meters, tracer };
-  const parts = { options, store, ...keys, ...shared };
+  const parts = { options, store, ...state, ...shared };
   const {
     workers,
     scheduler,
@@ -107,7 +112,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
       await endsWithin(LAST_ANSWERS_MS, closed);
       await server.stop(true);
       // A stuck store must not keep the process from ending.
-      const ending = [left.then(() => announcements?.close()), policy.close(), receipts.stop(), keys.keyring.stop()];
+      const ending = [left.then(() => announcements?.close()), policy.close(), receipts.stop(), state.keyring.stop()];
       const stored = Promise.all(ending).then(() => store.close());
       await Promise.all([endsWithin(LAST_WRITES_MS, stored), tracer?.stop()]);
       lock?.release();
@@ -115,12 +120,14 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   };
 }
 
-/** The keys, and the name under which this process holds them. */
-async function openKeys(store: Store, masterKeys: MasterKeys, alone: boolean, log: Log) {
+/** The keys, the name under which this process holds them, and what a restore of the database has left to mind. */
+async function openState({ databaseUrl, dataDir }: GatewayOptions, store: Store, masterKeys: MasterKeys, log: Log) {
   const keyring = await openKeyring(store, masterKeys, store.clock, log);
   const replica = newId("rep", store.clock.now());
-  await keyring.watch(replica, alone);
-  return { keyring, replica };
+  const file = databaseUrl === null ? join(dataDir, DATABASE_FILE) : null;
+  await keyring.watch(replica, file !== null);
+  const restoredAt = await startRestored({ store, file, settle: () => settleRestored(store), log });
+  return { keyring, replica, guard: createRestoreGuard(restoredAt) };
 }
 
 function edgeOf(

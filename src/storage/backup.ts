@@ -6,6 +6,7 @@ import { dirname } from "node:path";
 import { StartupProblem } from "../core/startup.ts";
 import { NEWEST_SQLITE_VERSION } from "./migrate.ts";
 import { syncDirectory } from "./private-file.ts";
+import { markCopy } from "./restoration.ts";
 
 /** A service that starts after a crash, or ends, has the file for itself for a moment. */
 const BUSY_MS = 10_000;
@@ -15,11 +16,11 @@ const BYTES_SPARED = 64 * MIB;
 
 /**
  * Copies everything that was committed before the call. The copy has the mode 0600, appears under its name when all of it
- * is on the disk, and never replaces another file.
+ * is on the disk, and never replaces another file. It is marked as a copy.
  *
  * @throws StartupProblem when there is no database in `from`, there is no room for the copy, or the copy can't be written where it shall be
  */
-export function copySqlite(from: string, to: string): void {
+export function copySqlite(from: string, to: string, now: number): void {
   if (!existsSync(from)) throw new StartupProblem(`there is no database at ${from}`);
   if (existsSync(to)) throw new StartupProblem(`${to} is there already, and a backup replaces no file`);
   const draft = `${to}.${crypto.randomUUID()}`;
@@ -27,6 +28,7 @@ export function copySqlite(from: string, to: string): void {
     requireRoom(dirname(to), bytesOf(from));
     closeSync(openSync(draft, "wx", 0o600));
     vacuumInto(from, draft);
+    markCopy(draft, now);
     syncFile(draft);
     linkSync(draft, to);
     syncDirectory(dirname(to));
@@ -84,7 +86,7 @@ function requireRoom(directory: string, bytes: number): void {
   );
 }
 
-function syncFile(path: string): void {
+export function syncFile(path: string): void {
   const file = openSync(path, "r");
   try {
     fsyncSync(file);

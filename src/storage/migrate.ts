@@ -23,6 +23,7 @@ import postgres0018 from "../../db/postgres/0018_key_rotation.sql" with { type: 
 import postgres0019 from "../../db/postgres/0019_shared_rates.sql" with { type: "text" };
 import postgres0020 from "../../db/postgres/0020_shared_limits.sql" with { type: "text" };
 import postgres0021 from "../../db/postgres/0021_wallet_leases.sql" with { type: "text" };
+import postgres0022 from "../../db/postgres/0022_restoration.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import sqlite0002 from "../../db/sqlite/0002_payments.sql" with { type: "text" };
 import sqlite0003 from "../../db/sqlite/0003_policy.sql" with { type: "text" };
@@ -44,6 +45,7 @@ import sqlite0018 from "../../db/sqlite/0018_key_rotation.sql" with { type: "tex
 import sqlite0019 from "../../db/sqlite/0019_shared_rates.sql" with { type: "text" };
 import sqlite0020 from "../../db/sqlite/0020_shared_limits.sql" with { type: "text" };
 import sqlite0021 from "../../db/sqlite/0021_wallet_leases.sql" with { type: "text" };
+import sqlite0022 from "../../db/sqlite/0022_restoration.sql" with { type: "text" };
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -72,6 +74,7 @@ const SQLITE_MIGRATIONS: readonly string[] = [
   sqlite0019,
   sqlite0020,
   sqlite0021,
+  sqlite0022,
 ];
 const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0001,
@@ -95,6 +98,7 @@ const POSTGRES_MIGRATIONS: readonly string[] = [
   postgres0019,
   postgres0020,
   postgres0021,
+  postgres0022,
 ];
 
 export const NEWEST_SQLITE_VERSION = SQLITE_MIGRATIONS.length;

@@ -59,7 +59,7 @@ export interface WireRequirements {
 }
 
 const MIME_TYPE = "application/json";
-const MAX_TIMEOUT_SECONDS = 60;
+export const MAX_TIMEOUT_SECONDS = 60;
 const CAIP2 = /^[-a-z0-9]{3,8}:[-_a-zA-Z0-9]{1,32}$/;
 
 /** The value of `X-PAYMENT`. */

@@ -21,6 +21,8 @@ export interface LogEntry {
 
 export interface Receipt {
   readonly hash: Hex;
+  /** The sender, in lower case; null when the node leaves it out. */
+  readonly from: Hex | null;
   readonly blockNumber: number;
   readonly blockHash: Hex;
   readonly succeeded: boolean;
@@ -130,6 +132,10 @@ function gasWei(receipt: unknown): bigint {
   return (used ?? 0n) * (price ?? 0n) + (below ?? 0n);
 }
 
+function senderOf(from: unknown): Hex | null {
+  return from === undefined || from === null ? null : data(from);
+}
+
 /** Null for a transaction that is in no block that the node knows of. */
 export function receipt(value: unknown): Receipt | null {
   if (value === null) return null;
@@ -137,6 +143,7 @@ export function receipt(value: unknown): Receipt | null {
   if (status > 1) throw wrong("a status");
   return {
     hash: hash(field(value, "transactionHash")),
+    from: senderOf(field(value, "from")),
     blockNumber: count(field(value, "blockNumber")),
     blockHash: hash(field(value, "blockHash")),
     succeeded: status === 1,

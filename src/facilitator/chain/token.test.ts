@@ -74,6 +74,7 @@ describe("a receipt", () => {
     const moved = log(encodeEventTopics({ abi: ABI, eventName: "Transfer", args: { from, to } }), amount);
     const receipt: Receipt = {
       hash,
+      from: null,
       blockNumber: 1,
       blockHash: hash,
       succeeded: true,

@@ -7,6 +7,7 @@ import type { Authorization, Hex } from "../../x402/types.ts";
 import type { Verifier } from "../../x402/verifier/verifier.ts";
 import type { Chain } from "../chain/chain.ts";
 import type { TimeSpan } from "../chain/chain-time.ts";
+import type { FindOwnTransfer } from "../chain/own-transfer.ts";
 import type { Limits } from "../payments/guardrails.ts";
 import type { PaymentSpans } from "../payments/payment-spans.ts";
 import type { ClaimedPayment, SimulatedGas } from "../payments/payments.ts";
@@ -73,6 +74,8 @@ export interface SettleOptions {
   readonly limits: Limits & { readonly inclusionTimeoutMs: number };
   /** Left out where traces are off. */
   readonly spans?: PaymentSpans;
+  /** Finds what was collected and is not recorded. */
+  readonly findOwnTransfer: FindOwnTransfer;
   /** Settlements at work at once, of all accounts together; tests lower it. */
   readonly atWorkMax?: number;
 }

@@ -72,8 +72,10 @@ export function createSettlementResponses(log: Log, refusals: RefusalLog, meters
       log.info("settlement_answered", { ...request.named, status, transaction, reason, foreign_transaction });
       if (status === "failed" || transaction === null) return failure(request, "");
       if (status === "sent") return failure(request, transaction);
-      return { success: true, transaction, network: NETWORK, payer: request.key.payer };
+      return collected(request, transaction);
     },
+
+    collected,
 
     /**
      * What others may learn of the record: those who present the same authorization for something else, or from another
@@ -92,6 +94,10 @@ export function createSettlementResponses(log: Log, refusals: RefusalLog, meters
       return failure(request, transaction);
     },
   };
+}
+
+function collected({ key }: SettlementRequest, transaction: Hex): SettleResponse {
+  return { success: true, transaction, network: NETWORK, payer: key.payer };
 }
 
 function failure({ key }: SettlementRequest, transaction: Hex | ""): SettleResponse {

@@ -6,13 +6,16 @@
 import { endsWithin } from "../../concurrency/deadline.ts";
 import { mapLimit } from "../../concurrency/map-limit.ts";
 import { silentMeters } from "../../core/meters.ts";
+import type { Receipt } from "../chain/rpc-types.ts";
 import { claimedWithoutTransaction } from "../payments/open-payments.ts";
 import {
   type ClaimedPayment,
   claimedPayment,
   type FacilitatorPayment,
+  markSent,
   paymentName,
   recordFailed,
+  recordSettled,
   simulatedGas,
 } from "../payments/payments.ts";
 import type { AtWork } from "./at-work.ts";
@@ -135,7 +138,53 @@ export function createResume(options: ResumeOptions) {
   };
 }
 
-function createResumeOne({ store, clock, log, meters = silentMeters, chain, wallet, outcomes }: SettleOptions) {
+function createResumeOne(options: ResumeOptions) {
+  const { log, chain, wallet } = options;
+  const endUnsent = createUnsentEnd(options);
+
+  /** False when nothing can be said or done now. @param known what was simulated a moment ago; null when it is too old */
+  return async (row: FacilitatorPayment, known: Gas | null): Promise<boolean> => {
+    const payment = claimedPayment(row);
+    const { account, payer, nonce } = row;
+    try {
+      const late = windowProblem({ payment }, await chain.time());
+      if (late !== null) return await endUnsent(payment, late);
+      if (!(await wallet.readiness()).ready) return false;
+      // Whoever can send it does.
+      if (!wallet.canSend()) return !wallet.worksFor(row.wallet);
+      let gas = known;
+      if (gas === null) {
+        const simulated = await chain.simulate(payment.authorization, payment.signature);
+        if (!simulated.ok) return await endUnsent(payment, simulated.reason);
+        ({ gas } = simulated);
+      }
+      await wallet.send(payment, gas);
+      log.info("claim_resumed", { account, payer, nonce });
+      return true;
+    } catch (error) {
+      log.warn("claim_not_resumed", { account, payer, nonce, error });
+      return false;
+    }
+  };
+}
+
+function createUnsentEnd({ store, clock, log, meters = silentMeters, outcomes, findOwnTransfer }: ResumeOptions) {
+  async function collected(payment: ClaimedPayment, { hash, blockNumber, blockHash }: Receipt): Promise<boolean> {
+    const { key } = payment;
+    const inclusion = { transaction_hash: hash, block_number: blockNumber, block_hash: blockHash };
+    const isSettled = await store.write(async (tx) => {
+      const now = clock.now();
+      return (await markSent(tx, payment, hash, now)) && recordSettled(tx, key, inclusion, now);
+    });
+    if (isSettled) {
+      meters.settlement("settled");
+      const { payer, nonce } = key;
+      log.warn("forgotten_payment_found", { payer, nonce, transaction: hash });
+      outcomes.announce(key);
+    }
+    return true;
+  }
+
   async function fail(payment: ClaimedPayment, reason: string): Promise<boolean> {
     const { key, claim } = payment;
     const failure = { reason, foreign_transaction: null, gas_burned: null };
@@ -149,28 +198,10 @@ function createResumeOne({ store, clock, log, meters = silentMeters, chain, wall
     return true;
   }
 
-  /** False when nothing can be said or done now. @param known what was simulated a moment ago; null when it is too old */
-  return async (row: FacilitatorPayment, known: Gas | null): Promise<boolean> => {
-    const payment = claimedPayment(row);
-    const { account, payer, nonce } = row;
-    try {
-      const late = windowProblem({ payment }, await chain.time());
-      if (late !== null) return await fail(payment, late);
-      if (!(await wallet.readiness()).ready) return false;
-      // Whoever can send it does.
-      if (!wallet.canSend()) return !wallet.worksFor(row.wallet);
-      let gas = known;
-      if (gas === null) {
-        const simulated = await chain.simulate(payment.authorization, payment.signature);
-        if (!simulated.ok) return await fail(payment, simulated.reason);
-        ({ gas } = simulated);
-      }
-      await wallet.send(payment, gas);
-      log.info("claim_resumed", { account, payer, nonce });
-      return true;
-    } catch (error) {
-      log.warn("claim_not_resumed", { account, payer, nonce, error });
-      return false;
-    }
+  /** It has failed, unless the claim is of a state before it was sent. False when nobody can tell. */
+  return async (payment: ClaimedPayment, reason: string): Promise<boolean> => {
+    const own = await findOwnTransfer(payment.authorization);
+    if (own === "unknown") return false;
+    return own === null ? fail(payment, reason) : collected(payment, own);
   };
 }

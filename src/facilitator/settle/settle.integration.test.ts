@@ -62,6 +62,7 @@ beforeAll(async () => {
   const parts = {
     wallet,
     verifier: verifiedAtOnce,
+    findOwnTransfer: async () => null,
     chain: {
       simulate: wallet.simulate,
       time,

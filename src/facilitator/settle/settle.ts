@@ -4,6 +4,7 @@
 import { silentMeters } from "../../core/meters.ts";
 import type { SettleRequest } from "../../x402/codec.ts";
 import { NETWORK } from "../../x402/kind.ts";
+import type { Hex } from "../../x402/types.ts";
 import { checkRequirements } from "../../x402/verify.ts";
 import { usedOn, utcDay } from "../payments/daily-limits.ts";
 import { checkGuardrails, type FacilitatorAccount } from "../payments/guardrails.ts";
@@ -46,6 +47,30 @@ export function createSettle(options: SettleOptions) {
     if (!isSameTerms(record, request)) return responses.onOtherTerms(request, record);
     await countRetry(request);
     return responses.fromRecord(request, record, isAwaited(record));
+  }
+
+  /**
+   * By which transaction a payment was collected that has no record; null when it was not. All of it stands on the chain,
+   * so anybody could present it; but not with another signature than the payer's.
+   *
+   * @throws Fault `unavailable` when nobody can tell
+   */
+  async function forgotten({ payment, signedBy, named }: SettlementRequest): Promise<Hex | null> {
+    const { authorization, signature } = payment;
+    const found = await options.findOwnTransfer(authorization);
+    if (found === null) return null;
+    if (signedBy !== "payer" && !(await chain.isSignedByContract(authorization, signature))) return null;
+    if (found === "unknown") throw inFlight();
+    log.warn("forgotten_payment_found", { ...named, transaction: found.hash });
+    return found.hash;
+  }
+
+  async function refuseUnlessForgotten(
+    request: SettlementRequest,
+    refusal: SettlementRefusal,
+  ): Promise<SettleResponse> {
+    const transaction = "failed" in refusal ? await forgotten(request) : null;
+    return transaction === null ? responses.refuse(request, refusal) : responses.collected(request, transaction);
   }
 
   /** A contract wallet may accept other signatures than the record's, and only the wallet itself can say so. */
@@ -100,7 +125,7 @@ export function createSettle(options: SettleOptions) {
         if (found === "taken") continue;
         if ("success" in found) return found;
         // Another process may have collected it meanwhile, and that is why it can't be collected again.
-        if ((await recordOf(request)) === null) return responses.refuse(request, found);
+        if ((await recordOf(request)) === null) return refuseUnlessForgotten(request, found);
       }
       throw inFlight();
     },

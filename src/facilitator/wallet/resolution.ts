@@ -8,6 +8,8 @@ import type { Log } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { Chain } from "../chain/chain.ts";
+import type { Use } from "../chain/find-use.ts";
+import { isOwnTransfer } from "../chain/own-transfer.ts";
 import type { Block, Receipt } from "../chain/rpc-types.ts";
 import { isPaidBy, isUsedUp } from "../chain/token.ts";
 import type { Gas, SettleChain } from "../settle/ports.ts";
@@ -34,6 +36,8 @@ export interface ResolverOptions {
   readonly store: Store;
   readonly log: Log;
   readonly recorder: OutcomeRecorder;
+  /** Our own addresses, in lower case. */
+  readonly wallets: ReadonlySet<Hex>;
   readonly simulate: SettleChain["simulate"];
   /** Sends the payment with a new wallet nonce; resolves when it is stored. */
   readonly send: (payment: PendingPayment, gas: Gas) => Promise<void>;
@@ -146,7 +150,7 @@ export function createPaymentResolver(options: ResolverOptions) {
   };
 }
 
-function createUnpaidResolver({ chain, store, log, recorder, simulate, send }: ResolverOptions) {
+function createUnpaidResolver({ chain, store, log, recorder, wallets, simulate, send }: ResolverOptions) {
   async function sendAgain(payment: PendingPayment, gas: Gas): Promise<true> {
     log.warn("payment_nonce_changed", names(payment));
     payment.moving = true;
@@ -177,19 +181,26 @@ function createUnpaidResolver({ chain, store, log, recorder, simulate, send }: R
       await recorder.fail(payment, { reason, foreign_transaction: null }, reverted);
       return true;
     }
+    const own = await resolveOwn(payment, use);
+    if (own !== null) return own;
     const { hash } = use;
-    if ((await transactionsOf(store.read, payment.key)).some((row) => row.hash === hash)) {
-      return resolveOwn(payment, hash);
-    }
     const how = use.cancelled ? "cancelled" : "used elsewhere";
     const reason = `the authorization was ${how}`;
     await recorder.fail(payment, { reason, foreign_transaction: hash }, reverted);
     return true;
   }
 
-  async function resolveOwn(payment: PendingPayment, hash: Hex): Promise<boolean> {
+  /**
+   * A use by a transaction of ours, also by one of which a database that was restored to an older state knows nothing. Null
+   * when it is another's, false when nothing can be said yet.
+   */
+  async function resolveOwn(payment: PendingPayment, { hash, cancelled }: Use): Promise<boolean | null> {
+    if (cancelled) return null;
     const receipt = await chain.receipt(hash);
-    if (receipt === null || !isPaidBy(payment.authorization, receipt)) return false;
+    if (receipt === null) return false;
+    const isRecorded = (await transactionsOf(store.read, payment.key)).some((row) => row.hash === hash);
+    if (!isRecorded && !isOwnTransfer(receipt, payment.authorization, wallets)) return null;
+    if (!isPaidBy(payment.authorization, receipt)) return false;
     await recorder.settle(payment, receipt);
     return true;
   }

@@ -91,6 +91,7 @@ export function createWallet(options: WalletOptions) {
     resolver: createPaymentResolver({
       ...parts,
       recorder,
+      wallets: new Set(senders.keys()),
       simulate: sending.simulate,
       send: (payment, gas) => send(payment, gas, true),
     }),

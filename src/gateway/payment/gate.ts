@@ -16,14 +16,10 @@ import {
 import { canonicalSignature } from "../../x402/eip3009.ts";
 import type { Payment } from "../../x402/types.ts";
 import { checkRequirements, checkWindow, type SignedBy } from "../../x402/verify.ts";
+import type { RestoreGuard } from "./restore-guard.ts";
 
 /** How long a payment must still be valid when it comes in: the time that settling takes. */
 const MARGIN_SECONDS = 6;
-/**
- * How much longer than demanded a payment may be valid. A gateway restored from a backup does not know the payments
- * made since, and while such a payment is valid the facilitator reports it as collected. So that time is bounded.
- */
-const AHEAD_SECONDS = 600;
 /** A name or address, with or without a port. Anything else in the header must not get into a URL for others. */
 const HOST = /^(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::\d{1,5})?$/i;
 
@@ -89,18 +85,20 @@ function readVersion2(text: string): Parsed<PresentedPayment> {
   return { ok: true, value: { payment, accepted } };
 }
 
-/** Why the payment is not the one that is asked for; null when it is. @param nowMs milliseconds */
+/** Why the payment is not the one that is asked for; null when it is. @param now Unix seconds */
 export function paymentProblem(
   { payment, accepted }: PresentedPayment,
   wire: WireRequirements,
-  nowMs: number,
+  now: number,
+  guard: RestoreGuard,
 ): string | null {
   if (accepted !== null && !acceptedMatches(accepted, wire)) return "answers_another_offer";
-  const now = Math.floor(nowMs / 1000);
+  const { validBefore } = payment.authorization;
   return (
     checkRequirements(payment, requirementsFrom(wire), { exactValue: true }) ??
     checkWindow(payment.authorization, now, MARGIN_SECONDS) ??
-    (payment.authorization.validBefore > now + wire.maxTimeoutSeconds + AHEAD_SECONDS ? "valid_too_long" : null)
+    (validBefore > guard.latest(now) ? "valid_too_long" : null) ??
+    (guard.mayBeOlder(validBefore) ? "may_be_older_than_the_restore" : null)
   );
 }
 
@@ -111,16 +109,18 @@ export interface Demand {
   readonly agent_id: string;
   /** The absolute URL of the call. */
   readonly resource: string;
+  readonly timeoutSeconds: number;
 }
 
-export function demanded({ amount, pay_to, agent_id, resource }: Demand): WireRequirements {
-  return requirementsOf({
+export function demanded({ amount, pay_to, agent_id, resource, timeoutSeconds }: Demand): WireRequirements {
+  const requirements = requirementsOf({
     amount,
     // Official clients refuse an address in mixed case whose checksum is wrong.
     payTo: checksummed(pay_to) === pay_to ? pay_to : pay_to.toLowerCase(),
     resource,
     description: `One call of ${agent_id}`,
   });
+  return { ...requirements, maxTimeoutSeconds: timeoutSeconds };
 }
 
 /** The 402 that asks for a payment, in both versions at once. */

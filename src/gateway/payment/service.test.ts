@@ -17,6 +17,7 @@ import { findInvocation } from "../invocations/history.ts";
 import { cleanUp } from "../invocations/retention.ts";
 import { abandon, accept, claim, type InvocationRow } from "../invocations/service.ts";
 import type { SettleOutcome } from "./outcome.ts";
+import { createRestoreGuard } from "./restore-guard.ts";
 import { type Charge, createPayments, type PricedCall, paidColumns } from "./service.ts";
 import { createSettler, type Settler, type SettlerOptions } from "./settler.ts";
 import { insertPayment, paymentOf } from "./store.ts";
@@ -72,6 +73,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
         settleWaitMs: SETTLE_WAIT_MS,
         client: { settle: async () => answer(++attempts) },
         paid: (_tenant, agentId) => void told.push(`paid ${agentId}`),
+        guard: createRestoreGuard(null),
         ...changes,
       });
       running.push(settler);
@@ -84,6 +86,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
         verifier: verifiedAtOnce,
         settleWaitMs: SETTLE_WAIT_MS,
         publicUrl: null,
+        guard: createRestoreGuard(null),
         findInvocation: look,
       });
       return { settler, payments, told, attempts: () => attempts };
@@ -170,6 +173,23 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       expect(await at.payments.check(call)).toEqual({ kind: "known", invocation_id: key.id });
       expect(Object.keys(await at.payments.recall(tenant, key.id))).toEqual(["x-payment-response"]);
       expect(await kindOf(at.payments.check(late))).toBe("payment_required");
+    });
+
+    test("after a restore a facilitator is asked about an older payment once it can't be collected any more", async () => {
+      const tenant = await configured();
+      const { payment, key } = await recorded(
+        replica(() => COLLECTED),
+        await priced(tenant),
+      );
+      clock.time = (payment.next_attempt_at ?? 0) + 1;
+      const at = replica(() => DECLINED, { guard: createRestoreGuard(clock.now()) });
+      at.settler.start();
+      await until(async () => (await paymentOf(store.read, tenant, key.id))?.unknown_since !== null);
+      expect([at.attempts(), await shown(key)]).toEqual([0, ["pending", null, "pending"]]);
+      clock.time = (payment.valid_before + 11) * 1_000 + LEASE_MS;
+      await until(async () => (await shown(key))[2] === "settlement_failed");
+      expect(at.attempts()).toBe(1);
+      await at.settler.stop(0);
     });
 
     test("a payment must be good for six seconds more", async () => {

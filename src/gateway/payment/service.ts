@@ -32,6 +32,7 @@ import {
 } from "./gate.ts";
 import type { SettlementConfigRow } from "./model.ts";
 import { paymentRowOf } from "./new-row.ts";
+import type { RestoreGuard } from "./restore-guard.ts";
 import type { Settler } from "./settler.ts";
 import { createSignatureCheck, type SignatureCheck } from "./signatures.ts";
 import { findPayment, isOpen, type PaymentRow, paymentOf } from "./store.ts";
@@ -46,6 +47,7 @@ export interface PaymentDeps {
   readonly settler: Settler;
   readonly verifier: Pick<Verifier, "signedBy">;
   readonly settleWaitMs: number;
+  readonly guard: RestoreGuard;
   /** Base of the absolute URLs in challenges; null takes the request's. */
   readonly publicUrl: string | null;
   findInvocation(tenant: string, id: string): Promise<InvocationRow>;
@@ -213,7 +215,9 @@ async function check(deps: PaymentDeps, call: PricedCall, signedBy: SignatureChe
   const { price, agent_id, path } = call;
   const read = readPayment(paymentHeaders(call.headers));
   if (price === null) return read?.ok === true ? paidOrFree(deps, call, read.value) : { kind: "free" };
-  const wire = demanded({ ...price, agent_id, resource: `${baseUrl(deps.publicUrl, call.headers)}${path}` });
+  const resource = `${baseUrl(deps.publicUrl, call.headers)}${path}`;
+  const timeoutSeconds = deps.guard.timeoutSeconds(unixSeconds(deps.clock));
+  const wire = demanded({ ...price, agent_id, resource, timeoutSeconds });
   if (read === null) {
     deps.meters.payment("required");
     throw paymentRequired(wire);
@@ -228,6 +232,8 @@ const refusalOf =
     meters.payment("refused");
     call.note("payment_problem", reason);
   };
+
+const unixSeconds = (clock: Clock) => Math.floor(clock.now() / 1000);
 
 /** Nothing is recorded, so the same payment can be sent again. */
 const crowded = () => new Fault("unavailable", "too many payments are being settled", { retryAfterSeconds: 5 });
@@ -248,11 +254,11 @@ async function paidOrCharged(
   presented: PresentedPayment,
   wire: WireRequirements,
 ): Promise<PaymentCheck> {
-  const { store, clock, meters, settler } = deps;
+  const { store, clock, meters, settler, guard } = deps;
   // Checked before the time window, so that a caller who lost our answer can repeat the call with an expired payment.
   const { used, known, body_sha256, digest } = await usesOf(store, call, presented);
   if (known !== null) return known;
-  const problem = used ? "already_used" : paymentProblem(presented, wire, clock.now());
+  const problem = used ? "already_used" : paymentProblem(presented, wire, unixSeconds(clock), guard);
   if (problem !== null) {
     refusalOf(deps, call)(problem);
     throw refused();

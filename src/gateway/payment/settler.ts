@@ -6,8 +6,9 @@ import { endsWithin } from "../../concurrency/deadline.ts";
 import { type Poll, poll } from "../../concurrency/poll.ts";
 import { type AttemptOptions, attemptSettlement, shown } from "./attempt.ts";
 import { PAUSE_MS_MOST } from "./outcome.ts";
+import type { RestoreGuard } from "./restore-guard.ts";
 import { createSettlementLimits } from "./settlement-limits.ts";
-import { dueOf, makeDue, type OpenPayment, tenantsWithOpen } from "./store.ts";
+import { dueOf, makeDue, type OpenPayment, postpone, tenantsWithOpen } from "./store.ts";
 import { leaseUnlessOver } from "./unsent.ts";
 
 /** After an attempt in this process; and for what another one has left, which becomes due when nobody here knows. */
@@ -18,10 +19,13 @@ const LAST_RECORDS_MS = 5_000;
 /** At least between two searches for payments that a clock set back has put far into the future: less than a pause. */
 const SEARCH_MS = 1_000;
 const FAR_OFF_MARGIN_MS = 5_000;
+/** The chain's time may lie behind ours. */
+const EXPIRED_MARGIN_MS = 10_000;
 
 export interface SettlerOptions extends AttemptOptions {
   /** One attempt, at most. */
   readonly settleWaitMs: number;
+  readonly guard: RestoreGuard;
 }
 
 export function createSettler(options: SettlerOptions) {
@@ -73,6 +77,7 @@ export function createSettler(options: SettlerOptions) {
   /** Resolves when the payment is leased; its attempt goes on. */
   async function tryAgain(seen: OpenPayment): Promise<void> {
     if (stopping || flights.has(seen.invocation_id)) return;
+    if (await isPutOff(options, seen)) return;
     const place = limits.take(seen.tenant, seen.facilitator_url);
     if (place === null) return;
     let leased: OpenPayment | null = null;
@@ -131,6 +136,19 @@ export function createSettler(options: SettlerOptions) {
 }
 
 export type Settler = ReturnType<typeof createSettler>;
+
+/**
+ * Of a payment from before a restore nobody knows whether it was ever sent, and its call has ended: so the facilitator is
+ * asked what became of it when it can't collect it any more.
+ */
+async function isPutOff({ store, clock, guard }: SettlerOptions, seen: OpenPayment): Promise<boolean> {
+  const now = clock.now();
+  const end = seen.valid_before * 1000 + EXPIRED_MARGIN_MS;
+  if (!guard.mayBeOlder(seen.valid_before) || now > end) return false;
+  const at = Math.min(end, now + PAUSE_MS_MOST);
+  await store.write((tx) => postpone(tx, seen, { at, now, wasUnsent: false }));
+  return true;
+}
 
 /** Makes payments due that are farther off than any lease or pause; does nothing when it did so a moment ago. */
 function createFarOffSearch({ store, clock }: Pick<SettlerOptions, "store" | "clock">, leaseUntil: () => number) {

@@ -165,6 +165,7 @@ export function settling(store: Store, options: SettlingOptions = {}) {
       isAlone: () => true,
     },
     outcomes,
+    findOwnTransfer: async () => null,
     limits: {
       maxPerTransaction: options.maxPerTransaction ?? 10_000n,
       dailyCeiling: options.dailyCeiling ?? 1_000_000n,

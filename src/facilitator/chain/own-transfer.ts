@@ -1,0 +1,70 @@
+// Whether a transaction of one of our own wallets has moved the money of an authorization, by what the chain says alone: for
+// a database that was restored to an older state, and has forgotten what was collected since.
+import type { Clock } from "../../core/clock.ts";
+import { DAY_MS } from "../../core/time.ts";
+import type { Authorization, Hex } from "../../x402/types.ts";
+import type { Chain } from "./chain.ts";
+import type { Use } from "./find-use.ts";
+import type { Block, Receipt } from "./rpc-types.ts";
+import { isPaidBy } from "./token.ts";
+
+/** For a gateway that still asks: it does so for a day, and may have been away for a while. */
+const ASKED_MS_MAX = 7 * DAY_MS;
+/** Clocks differ, and the chain's time is its own. */
+const MARGIN_MS = 60_000;
+/** Of Base, about. */
+const BLOCK_SECONDS = 2;
+/** Blocks after the one at which the authorization should have ended. */
+const BLOCKS_LATER = 500;
+/** Blocks of one search. */
+const BLOCKS_BACK = 9_000;
+
+interface OwnTransferOptions {
+  /** Of the database, in milliseconds; null for one that never was restored. */
+  readonly restoredAt: number | null;
+  readonly clock: Clock;
+  readonly chain: Pick<Chain, "newest" | "isUsed" | "findUse" | "receipt">;
+  /** In lower case. */
+  readonly wallets: ReadonlySet<Hex>;
+}
+
+/**
+ * The receipt that proves it. Null when there is none, or none could be forgotten; "unknown" when the authorization is used,
+ * and no node tells by whom.
+ */
+export type FindOwnTransfer = (authorization: Authorization) => Promise<Receipt | "unknown" | null>;
+
+export function createOwnTransfers({ restoredAt, clock, chain, wallets }: OwnTransferOptions): FindOwnTransfer {
+  function mayBeForgotten({ validAfter }: Authorization): boolean {
+    if (restoredAt === null || clock.now() - restoredAt > ASKED_MS_MAX) return false;
+    return Number(validAfter) * 1000 <= restoredAt + MARGIN_MS;
+  }
+
+  /** Where it must be, if blocks come as they usually do; then among the newest. */
+  async function useOf(authorization: Authorization, head: Block): Promise<Use | null> {
+    const seconds = Math.max(head.timestamp - Number(authorization.validBefore), 0);
+    const likely = head.number - Math.floor(seconds / BLOCK_SECONDS) + BLOCKS_LATER;
+    for (const to of likely > 0 && likely < head.number ? [likely, head.number] : [head.number]) {
+      const use = await chain.findUse(authorization, Math.max(to - BLOCKS_BACK, 0), to);
+      if (use !== null) return use;
+    }
+    return null;
+  }
+
+  return async (authorization) => {
+    if (!mayBeForgotten(authorization)) return null;
+    const head = await chain.newest();
+    if (!(await chain.isUsed(authorization, head))) return null;
+    const use = await useOf(authorization, head);
+    if (use === null) return "unknown";
+    if (use.cancelled) return null;
+    const receipt = await chain.receipt(use.hash);
+    if (receipt === null) return "unknown";
+    return isOwnTransfer(receipt, authorization, wallets) ? receipt : null;
+  };
+}
+
+/** Whether the transaction is of one of the wallets, and has moved the money. */
+export function isOwnTransfer(receipt: Receipt, authorization: Authorization, wallets: ReadonlySet<Hex>): boolean {
+  return receipt.from !== null && wallets.has(receipt.from) && isPaidBy(authorization, receipt);
+}

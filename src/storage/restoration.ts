@@ -1,0 +1,106 @@
+// A database that was restored to an older state: what it had under way may have happened since, and what it does not know
+// too. The services go by the time of the restore. It is recorded once, before any of them starts: by `tollgate restore`,
+// or at the start with a copy that `tollgate backup` made, which carries a mark. The two end the same way.
+//
+// The mark is SQLite's user_version, in the header of the file: so a copy of any schema can carry it.
+import { Database } from "bun:sqlite";
+import { eq, gt, sql } from "drizzle-orm";
+import type { Log } from "../core/log.ts";
+import { StartupProblem } from "../core/startup.ts";
+import type { Reader, Store } from "./store.ts";
+
+const ONE = 1;
+const MINUTE_MS = 60_000;
+
+/** @param path of a copy that nobody else has open */
+export function markCopy(path: string, now: number): void {
+  withFile(path, (file) => file.run(`pragma user_version = ${Math.floor(now / MINUTE_MS)}`));
+}
+
+/** When the file was made as a copy, to the minute; null for one that is none, or that a service has begun with. */
+function copiedAt(path: string): Date | null {
+  const minutes = withFile(path, (file) => file.query<{ user_version: number }, []>("pragma user_version").get());
+  return minutes === null || minutes.user_version === 0 ? null : new Date(minutes.user_version * MINUTE_MS);
+}
+
+/** To be called when the restore is recorded. */
+export function unmarkCopy(path: string): void {
+  withFile(path, (file) => file.run("pragma user_version = 0"));
+}
+
+const BUSY_MS = 10_000;
+
+function withFile<T>(path: string, work: (file: Database) => T): T {
+  const file = new Database(path, { readwrite: true, create: false });
+  try {
+    file.run(`pragma busy_timeout = ${BUSY_MS}`);
+    return work(file);
+  } finally {
+    file.close();
+  }
+}
+
+/**
+ * Records that the database was restored to an older state just now. If it is cut short, no service starts before it has
+ * been done again.
+ *
+ * @param settle ends what the copy had under way, and may be done twice
+ * @throws StartupProblem when a gateway runs on it
+ */
+export async function recordRestore(store: Store, settle: () => Promise<void>): Promise<void> {
+  await store.write(async (tx) => {
+    const { replicas, restoration: t } = tx.tables;
+    const [running] = await tx.db
+      .select({ id: replicas.id })
+      .from(replicas)
+      .where(gt(replicas.lease_until, tx.now))
+      .limit(1);
+    if (running !== undefined && store.dialect === "postgres") {
+      throw new StartupProblem("the gateways of this database must be stopped, for 15 seconds at least");
+    }
+    const now = sql<number>`${tx.now}`;
+    await tx.db
+      .insert(t)
+      .values({ one: ONE, restored_at: now, is_done: false })
+      .onConflictDoUpdate({ target: t.one, set: { restored_at: now, is_done: false } });
+  });
+  await settle();
+  await store.write(async ({ db, tables: { restoration: t } }) => {
+    await db.update(t).set({ is_done: true }).where(eq(t.one, ONE));
+  });
+}
+
+interface Start {
+  readonly store: Store;
+  /** Null for a server's. */
+  readonly file: string | null;
+  readonly settle: () => Promise<void>;
+  readonly log: Log;
+}
+
+/**
+ * To be called by a service before it begins with anything.
+ *
+ * @returns as `restoredAt`
+ * @throws StartupProblem as `restoredAt`
+ */
+export async function startRestored({ store, file, settle, log }: Start): Promise<number | null> {
+  const copied = file === null ? null : copiedAt(file);
+  if (file !== null && copied !== null) {
+    await recordRestore(store, settle);
+    unmarkCopy(file);
+    log.warn("database_restored", { copied_at: copied.toISOString(), hint: "see Restore in tollgate help operations" });
+  }
+  return restoredAt(store.read);
+}
+
+/**
+ * When the database was restored, in milliseconds by its own clock; null when it never was.
+ *
+ * @throws StartupProblem when that was cut short
+ */
+async function restoredAt({ db, tables: { restoration: t } }: Reader): Promise<number | null> {
+  const [row] = await db.select().from(t);
+  if (row?.is_done === false) throw new StartupProblem("tollgate restore must be run again: it was cut short");
+  return row?.restored_at ?? null;
+}

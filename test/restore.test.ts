@@ -1,0 +1,220 @@
+// Restore drills: a gateway, or a facilitator, whose database is set back to a copy while the other goes on. What was
+// acknowledged before the copy is there; no payment buys two calls, no call is made twice, and no payment that landed is
+// told as failed. The copies are made as an operator makes them: by `tollgate backup`, and by pg_dump.
+import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { copyFileSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { newPayer, signPayment } from "./support/chain/payments.ts";
+import { type Environment, runCommand, temporaryRoot } from "./support/gateway/process.ts";
+import { expectServed, PRICE, type Services, startServices } from "./support/stores/paid-calls.ts";
+import { missingPostgres, startPostgres } from "./support/stores/postgres.ts";
+
+setDefaultTimeout(150_000);
+
+/** As src/gateway/payment/restore-guard.ts has it. */
+const [LONGEST_SECONDS, DEMANDED_SECONDS] = [840, 780];
+const seconds = () => Math.floor(Date.now() / 1000);
+
+let dir: string;
+beforeAll(() => {
+  dir = mkdtempSync(join(temporaryRoot(), "restore-"));
+});
+afterAll(() => rmSync(dir, { recursive: true, force: true }));
+
+interface Drill {
+  readonly env: Environment;
+  copy(services: Services): Promise<void>;
+  /** Puts the copy in the place of the database, and gives what the gateway's environment must be then. */
+  restore(services: Services): Promise<Environment>;
+}
+
+async function onSqlite(): Promise<Drill> {
+  const file = join(dir, "gateway.db");
+  return {
+    env: {},
+    async copy({ gateway }) {
+      expect(await gateway.run("backup", file, "--verify")).toMatchObject({ code: 0 });
+    },
+    async restore({ gateway }) {
+      const restored = await gateway.run("restore", file);
+      expect(restored).toMatchObject({ code: 0, stdout: expect.stringContaining("taken for restored just now") });
+      // What was there is kept, and the copy is still good for another time.
+      expect(readdirSync(gateway.dataDir).filter((name) => /^tollgate\.db\.before-\d+$/.test(name))).toHaveLength(1);
+      return {};
+    },
+  };
+}
+
+async function onPostgres(): Promise<Drill> {
+  const server = await startPostgres(15);
+  const [live, again] = [await server.freshDatabase(), await server.freshDatabase()];
+  const dump = join(dir, "gateway.dump");
+  const tool = async (...command: string[]) => {
+    const { exitCode, stderr } = Bun.spawnSync(
+      command.map((word) => word.replace(/^@/, "/usr/lib/postgresql/15/bin/")),
+    );
+    expect([exitCode, exitCode === 0 ? "" : stderr.toString()]).toEqual([0, ""]);
+  };
+  const masterKey = Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64");
+  return {
+    env: { DATABASE_URL: live, TOLLGATE_MASTER_KEY: masterKey },
+    copy: () => tool("@pg_dump", "-Fc", "-f", dump, live),
+    async restore() {
+      await tool("@pg_restore", "--no-owner", "-d", again, dump);
+      const env = { DATABASE_URL: again, TOLLGATE_MASTER_KEY: masterKey };
+      const restored = () => runCommand(["restore"], { cwd: dir, env });
+      // By the copy the gateway runs; fifteen seconds later it would not.
+      expect(await restored()).toMatchObject({ code: 2, stderr: expect.stringContaining("must be stopped") });
+      await using client = new Bun.SQL(again, { max: 1 });
+      await client.unsafe("delete from replicas");
+      expect(await restored()).toMatchObject({
+        code: 0,
+        stdout: expect.stringContaining("taken for restored just now"),
+      });
+      return env;
+    },
+  };
+}
+
+describe.each([
+  ["sqlite", onSqlite, null],
+  ["postgres", onPostgres, missingPostgres(15)],
+] as const)("on %s", (_, begin, missing) => {
+  test.skipIf(missing !== null)("a gateway set back makes no call twice, and no payment buys two", async () => {
+    const drill = await begin();
+    await using services = await startServices({ gatewayEnv: { ...drill.env, TOLLGATE_AGENT_CONCURRENCY: "1" } });
+    const { chain, gateway, upstream } = services;
+    const [agent, busy] = [await services.open(), await services.open()];
+    const before = await agent.call();
+    const first = await before.send();
+    await before.ended(first.body.invocation_id);
+    // One that runs and one that waits for it, both paid.
+    const [running, waiting] = [await busy.call(), await busy.call()];
+    upstream.hold(running.nonce);
+    const [run, wait] = [await running.send(), await waiting.send()];
+    await upstream.visited(running.nonce);
+    await drill.copy(services);
+
+    // What the copy knows nothing of.
+    const since = await agent.call();
+    const forgotten = await since.send();
+    await since.ended(forgotten.body.invocation_id);
+    expect(
+      (await busy.tenant.send("POST", `/v1/proxy/${busy.id}/invocations/${run.body.invocation_id}/cancel`)).status,
+    ).toBe(200);
+    await upstream.visited(waiting.nonce);
+    await waiting.ended(wait.body.invocation_id);
+    await gateway.kill9();
+    const env = await drill.restore(services);
+    await gateway.restart(env);
+
+    expect(await before.look(first.body.invocation_id)).toMatchObject({ status: "succeeded" });
+    expect((await before.send()).body.invocation_id).toBe(first.body.invocation_id);
+    for (const [call, { body }] of [
+      [running, run],
+      [waiting, wait],
+    ] as const) {
+      expect(await call.ended(body.invocation_id)).toMatchObject({
+        status: "failed",
+        error_class: "internal",
+        settlement: { status: "settled_upstream_failed" },
+      });
+    }
+    expect(await since.send()).toMatchObject({ status: 402, body: { error: "the payment could not be verified" } });
+    expect((await agent.tenant.send("POST", `/v1/proxy/${agent.id}`, {})).body.accepts[0].maxTimeoutSeconds).toBe(
+      DEMANDED_SECONDS,
+    );
+    for (const call of [before, since, running, waiting]) expect(upstream.of(call.nonce)).toHaveLength(1);
+
+    // One that ends late enough is certainly new, also after another restart.
+    await gateway.stop();
+    await gateway.restart();
+    const isTaken = async () => {
+      const call = await agent.call({ validBefore: seconds() + LONGEST_SECONDS - 1 });
+      const answer = await call.send();
+      return answer.status === 202 ? { call, id: answer.body.invocation_id as string } : null;
+    };
+    let taken = await isTaken();
+    while (taken === null) taken = await isTaken();
+    await expectServed(services, taken.call, taken.id);
+    expect(await chain.transfers({ nonce: since.nonce })).toHaveLength(1);
+  });
+});
+
+test("a facilitator set back pays nothing twice, and calls what its own wallet has moved collected", async () => {
+  await using services = await startServices();
+  const { chain, facilitator } = services;
+  const payer = newPayer();
+  await chain.fundUsdc(payer.address, 10n * PRICE);
+  const to = newPayer().address;
+  const signed = (validBefore = seconds() + 300) => signPayment(payer, { to, value: PRICE, validBefore });
+  const settled = async (payment: Awaited<ReturnType<typeof signed>>) => {
+    const { body } = await facilitator.settle(payment.settleRequest);
+    expect(body).toMatchObject({ success: true });
+    return body.transaction as string;
+  };
+  const known = await signed();
+  const knownHash = await settled(known);
+  const file = join(dir, "facilitator.db");
+  expect(await facilitator.run("backup", file, "--verify")).toMatchObject({ code: 0 });
+
+  const [short, long] = [await signed(seconds() + 9), await signed()];
+  const hashes = [await settled(short), await settled(long)];
+  // Of somebody else, and of nobody.
+  const foreign = await signed();
+  await chain.collectAsStranger(foreign);
+  await facilitator.kill9();
+  expect(await facilitator.run("restore", file)).toMatchObject({ code: 0 });
+  await facilitator.restart();
+
+  expect(facilitator.payment(long.authorization.nonce)).toBeNull();
+  expect(await settled(known)).toBe(knownHash);
+  expect([await settled(short), await settled(long)]).toEqual(hashes);
+  while (seconds() < Number(short.authorization.validBefore) + 2) await Bun.sleep(200);
+  await chain.mine(1);
+  expect(await settled(short)).toBe(hashes[0] ?? "");
+  expect((await facilitator.settle(foreign.settleRequest)).body).toMatchObject({ success: false, transaction: "" });
+  // All of an authorization stands on the chain. Without its signature it is worth nothing.
+  const { validAfter, validBefore, nonce } = long.authorization;
+  const window = { validAfter: Number(validAfter), validBefore: Number(validBefore) };
+  const copied = await signPayment(newPayer(), { ...window, to, value: PRICE, nonce, from: payer.address });
+  expect((await facilitator.settle(copied.settleRequest)).body).toMatchObject({ success: false });
+  // Its nonces go on.
+  await settled(await signed());
+  await settled(await signed());
+  for (const { authorization } of [known, short, long]) {
+    expect(await chain.transfers({ nonce: authorization.nonce })).toHaveLength(1);
+  }
+  expect(await chain.transfers({ from: payer.address })).toHaveLength(6);
+  expect(facilitator.lines("forgotten_payment_found")).not.toEqual([]);
+});
+
+test("a copy that is put in its place by hand is recognised, and one that does not hold is not put there", async () => {
+  await using services = await startServices();
+  const { gateway } = services;
+  const agent = await services.open();
+  const call = await agent.call();
+  await call.ended((await call.send()).body.invocation_id);
+  const file = join(dir, "by-hand.db");
+  expect(await gateway.run("backup", file)).toMatchObject({ code: 0 });
+  expect(await gateway.run("restore", file)).toMatchObject({
+    code: 2,
+    stderr: expect.stringContaining("another tollgate runs"),
+  });
+  await gateway.stop();
+  const damaged = join(dir, "damaged.db");
+  writeFileSync(damaged, readFileSync(file).subarray(0, 40_000));
+  expect(await gateway.run("restore", damaged)).toMatchObject({
+    code: 2,
+    stderr: expect.stringContaining("does not hold"),
+  });
+  copyFileSync(file, join(gateway.dataDir, "tollgate.db"));
+  await gateway.restart();
+  expect(gateway.log()).toContain('"database_restored"');
+  const late = await agent.call();
+  expect((await late.send()).status).toBe(402);
+  // Once is enough.
+  await gateway.stop();
+  await gateway.restart();
+  expect(gateway.log().split('"database_restored"')).toHaveLength(2);
+});
