@@ -110,6 +110,10 @@ describe("a gateway with a collector", () => {
         "http.response.status_code": 200,
       });
       expect([server.isError, client.isError]).toEqual([false, false]);
+      // From a line of the log to the trace.
+      const lines = gateway.log().split("\n");
+      const line = lines.find((each) => each.includes('"event":"request"') && each.includes(invocation)) ?? "{}";
+      expect(JSON.parse(line)).toMatchObject({ trace_id: TRACE });
     });
 
     test.concurrent("begins a trace where its caller names none, or nonsense", async () => {

@@ -99,6 +99,8 @@ export type RunningFacilitator = Awaited<ReturnType<typeof startFacilitator>>;
 export async function startFacilitator(options: FacilitatorOptions, log: Log) {
   // If the start fails anywhere, everything that was opened is closed again.
   await using opened = new AsyncDisposableStack();
+  const tracer = await openTracer(options.tracing, "tollgate-facilitator", log);
+  opened.defer(() => tracer?.stop());
   if (options.databaseUrl === null) {
     const lock = acquireDataDirLock(options.dataDir);
     opened.defer(() => lock.release());
@@ -106,8 +108,6 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log) {
   const { databaseUrl, dataDir } = options;
   const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
   opened.defer(() => store.close());
-  const tracer = await openTracer(options.tracing, "tollgate-facilitator", log);
-  opened.defer(() => tracer?.stop());
   const { chain, wallet, outcomes, verifier, settle } = compose(options, store, log, tracer);
   await chain.check();
   if (options.limits.batch > 1) await requireMulticall3(chain);
