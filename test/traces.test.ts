@@ -206,6 +206,14 @@ describe("a gateway with a collector", () => {
         expect(client.attributes["http.response.status_code"]).toBe(200);
       });
       await Promise.all(calls);
+      // What is no call is a part of its trace as well.
+      const headers = { authorization: `Bearer ${token}`, traceparent: SAMPLED };
+      const ended = await fetch(`${gateway.url}/v1/proxy/${mcp}/stream`, { method: "DELETE", headers });
+      await ended.bytes();
+      const closing = await collector.span(({ name }) => name === "DELETE");
+      const route = await collector.span(({ name }) => name === "DELETE /v1/proxy/{id}/stream");
+      expect([closing.traceId, closing.parentSpanId]).toEqual([TRACE, route.spanId]);
+      expect(closing.attributes).toMatchObject({ "http.response.status_code": ended.status, "tollgate.agent.id": mcp });
     } finally {
       await server.stop();
     }
