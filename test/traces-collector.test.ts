@@ -2,6 +2,7 @@
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { ask, idOf } from "./support/gateway/api.ts";
 import { type Gateway, startGateway } from "./support/gateway/gateway.ts";
+import { SERVER } from "./support/http/certificates.ts";
 import { startCollector } from "./support/http/collector.ts";
 import { startUpstream, type Upstream } from "./support/http/upstream.ts";
 
@@ -91,6 +92,15 @@ describe("a collector that", () => {
     await callMany(gateway, CALLERS);
     await gateway.stop();
     expect(droppedBy(gateway).at(-1)?.reason).toContain("ECONNREFUSED");
+  });
+
+  test.concurrent("has a certificate that nobody vouches for gets no span, and costs no call", async () => {
+    await using collector = startCollector(SERVER);
+    await using gateway = await startTraced(collector.url);
+    await callMany(gateway, 1);
+    await gateway.stop();
+    expect(droppedBy(gateway).at(-1)?.reason).toMatch(/UNABLE_TO|SELF_SIGNED/);
+    expect(collector.requests).toEqual([]);
   });
 
   test.concurrent("answers 500 costs no call, only spans", async () => {

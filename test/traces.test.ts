@@ -18,13 +18,13 @@ const HOUR_MS = 3_600_000;
 
 type HeaderPairs = Readonly<Record<string, string>>;
 
-/** The upstream: what each request named as its trace, in the order of their coming. */
-const asked: Headers[] = [];
+/** What the upstream was asked with, by the invocation. */
+const asked = new Map<string, Headers>();
 let upstream: Upstream;
 
 beforeAll(() => {
   upstream = startUpstream(({ headers }) => {
-    asked.push(headers);
+    asked.set(headers.get("x-service-invocation-id") ?? "", headers);
     return headers.get("user-agent") === "refuse" ? new Response("no", { status: 503 }) : Response.json({});
   });
 });
@@ -43,9 +43,11 @@ async function call(gateway: Gateway, token: string, path: string, headers: Head
 
 const invocationOf = ({ headers }: Response) => headers.get("x-service-invocation-id") ?? "";
 
-/** Of the last request to the upstream. */
-function named(): { readonly trace: string; readonly span: string; readonly flags: string } {
-  const [, trace = "", span = "", flags = ""] = NAMED.exec(asked.at(-1)?.get("traceparent") ?? "") ?? [];
+const sentTo = (answer: Response, name: string) => asked.get(invocationOf(answer))?.get(name) ?? null;
+
+/** What the upstream was told of the trace. */
+function named(answer: Response): { readonly trace: string; readonly span: string; readonly flags: string } {
+  const [, trace = "", span = "", flags = ""] = NAMED.exec(sentTo(answer, "traceparent") ?? "") ?? [];
   return { trace, span, flags };
 }
 
@@ -69,6 +71,7 @@ describe("a gateway with a collector", () => {
         OTEL_EXPORTER_OTLP_ENDPOINT: `${collector.url}/`,
         OTEL_EXPORTER_OTLP_HEADERS: "api-key=a%20key,X-Other=1",
         OTEL_RESOURCE_ATTRIBUTES: "deployment.environment.name=test",
+        TOLLGATE_TRACES_PER_SECOND: "1000",
       },
     });
     token = await gateway.token({ tenant: "acme", user: "alice" });
@@ -81,18 +84,17 @@ describe("a gateway with a collector", () => {
   });
 
   describe.each(["", "/stream"])("on the path /v1/proxy/{id}%s", (path) => {
-    test("goes on with the trace of its caller, through its own span to the upstream", async () => {
+    test.concurrent("goes on with the trace of its caller, through its own span to the upstream", async () => {
       const headers = { traceparent: SAMPLED, tracestate: "a=b,c=d", baggage: "k=v, k=v;p" };
       const answer = await call(gateway, token, agent + path, headers);
-      const at = named();
+      const at = named(answer);
       const invocation = invocationOf(answer);
       const server = await spanOf(collector, "SERVER", invocation);
       const client = await spanOf(collector, "CLIENT", invocation);
       expect([server.traceId, server.parentSpanId, server.traceState]).toEqual([TRACE, PARENT, "a=b,c=d"]);
       expect([client.traceId, client.parentSpanId]).toEqual([TRACE, server.spanId]);
       expect(at).toEqual({ trace: TRACE, span: client.spanId, flags: "01" });
-      const sent = asked.at(-1);
-      expect([sent?.get("tracestate"), sent?.get("baggage")]).toEqual(["a=b,c=d", "k=v, k=v;p"]);
+      expect([sentTo(answer, "tracestate"), sentTo(answer, "baggage")]).toEqual(["a=b,c=d", "k=v, k=v;p"]);
       expect([server.name, server.service]).toEqual([`POST /v1/proxy/{id}${path}`, "tollgate-gateway"]);
       const both = { "tollgate.tenant": "acme", "tollgate.agent.id": agent, "tollgate.invocation.id": invocation };
       expect(server.attributes).toEqual({
@@ -108,9 +110,13 @@ describe("a gateway with a collector", () => {
         "http.response.status_code": 200,
       });
       expect([server.isError, client.isError]).toEqual([false, false]);
+      // From a line of the log to the trace.
+      const lines = gateway.log().split("\n");
+      const line = lines.find((each) => each.includes('"event":"request"') && each.includes(invocation)) ?? "{}";
+      expect(JSON.parse(line)).toMatchObject({ trace_id: TRACE });
     });
 
-    test("begins a trace where its caller names none, or nonsense", async () => {
+    test.concurrent("begins a trace where its caller names none, or nonsense", async () => {
       const nonsense = [
         "",
         "00-1-2-3",
@@ -126,11 +132,10 @@ describe("a gateway with a collector", () => {
       for (const traceparent of nonsense) {
         const headers = { tracestate: "a=b", baggage: "kept", ...(traceparent !== "" && { traceparent }) };
         const answer = await call(gateway, token, agent + path, headers);
-        const at = named();
+        const at = named(answer);
         expect([traceparent, at.trace === TRACE, at.flags]).toEqual([traceparent, false, "01"]);
-        const sent = asked.at(-1);
         // The state of a trace that is not gone on with means nothing.
-        expect([sent?.get("tracestate"), sent?.get("baggage")]).toEqual([null, "kept"]);
+        expect([sentTo(answer, "tracestate"), sentTo(answer, "baggage")]).toEqual([null, "kept"]);
         made.push({ at, invocation: invocationOf(answer) });
       }
       for (const { at, invocation } of made) {
@@ -139,24 +144,26 @@ describe("a gateway with a collector", () => {
       }
     });
 
-    test("keeps to the form of tracestate, whatever its caller sends", async () => {
+    test.concurrent("keeps to the form of tracestate, whatever its caller sends", async () => {
       for (const [tracestate, passed] of [
         ["a=b, ,c=d", "a=b,c=d"],
         ["=,no pair,A=upper", null],
         [Array.from({ length: 60 }, (_, n) => `k${n}=v`).join(","), /^(k\d+=v,?){32}$/],
         [`a=${"v".repeat(5000)},b=c`, "b=c"],
       ] as const) {
-        await call(gateway, token, agent + path, { traceparent: SAMPLED, tracestate });
-        const sent = asked.at(-1)?.get("tracestate") ?? null;
+        const sent = sentTo(
+          await call(gateway, token, agent + path, { traceparent: SAMPLED, tracestate }),
+          "tracestate",
+        );
         if (passed instanceof RegExp) expect(sent).toMatch(passed);
         else expect(sent).toBe(passed);
       }
     });
 
-    test("records nothing that its caller does not want recorded, and passes that on", async () => {
+    test.concurrent("records nothing that its caller does not want recorded, and passes that on", async () => {
       const answer = await call(gateway, token, agent + path, { traceparent: `00-${TRACE}-${PARENT}-00` });
-      expect(named()).toMatchObject({ trace: TRACE, flags: "00" });
-      expect(named().span).not.toBe(PARENT);
+      expect(named(answer)).toMatchObject({ trace: TRACE, flags: "00" });
+      expect(named(answer).span).not.toBe(PARENT);
       // What comes after it has come, and it has not.
       const next = invocationOf(await call(gateway, token, agent + path));
       await spanOf(collector, "CLIENT", next);
@@ -164,23 +171,23 @@ describe("a gateway with a collector", () => {
       expect(recorded).not.toContain(invocationOf(answer));
     });
 
-    test("marks the failure of an upstream, and not that of its own span", async () => {
+    test.concurrent("marks the failure of an upstream, and not that of its own span", async () => {
       const answer = await call(gateway, token, agent + path, { "user-agent": "refuse" });
+      const unreached = await newAgent(gateway, token, { upstream_url: "http://127.0.0.1:1/" });
+      const lost = await call(gateway, token, unreached + path);
       const client = await spanOf(collector, "CLIENT", invocationOf(answer));
       expect(client.attributes).toMatchObject({ "http.response.status_code": 503, "error.type": "503" });
       expect(client.isError).toBe(true);
-      const unreached = await newAgent(gateway, token, { upstream_url: "http://127.0.0.1:1/" });
-      const lost = await call(gateway, token, unreached + path);
       expect((await spanOf(collector, "CLIENT", invocationOf(lost))).attributes["error.type"]).toBe("upstream_5xx");
     });
   });
 
-  test("goes on with a trace to an MCP server, in both modes", async () => {
+  test.concurrent("goes on with a trace to an MCP server, in both modes", async () => {
     const server = await startMcpServer("stateless");
     try {
       const fields = { upstream_url: server.url, protocol: "mcp", mcp_transport: "streamable_http" };
       const mcp = await newAgent(gateway, token, fields);
-      for (const path of ["", "/stream"]) {
+      const calls = ["", "/stream"].map(async (path) => {
         const response = await fetch(`${gateway.url}/v1/proxy/${mcp}${path}`, {
           method: "POST",
           headers: {
@@ -197,28 +204,38 @@ describe("a gateway with a collector", () => {
         const parent = await spanOf(collector, "SERVER", invocationOf(response));
         expect([client.traceId, client.parentSpanId]).toEqual([TRACE, parent.spanId]);
         expect(client.attributes["http.response.status_code"]).toBe(200);
-      }
+      });
+      await Promise.all(calls);
+      // What is no call is a part of its trace as well.
+      const headers = { authorization: `Bearer ${token}`, traceparent: SAMPLED };
+      const ended = await fetch(`${gateway.url}/v1/proxy/${mcp}/stream`, { method: "DELETE", headers });
+      await ended.bytes();
+      const closing = await collector.span(({ name }) => name === "DELETE");
+      const route = await collector.span(({ name }) => name === "DELETE /v1/proxy/{id}/stream");
+      expect([closing.traceId, closing.parentSpanId]).toEqual([TRACE, route.spanId]);
+      expect(closing.attributes).toMatchObject({ "http.response.status_code": ended.status, "tollgate.agent.id": mcp });
     } finally {
       await server.stop();
     }
   });
 
-  test("makes no span for strangers, polls and what else is no call", async () => {
-    const before = collector.spans.length;
-    await call(gateway, "nonsense", agent, { traceparent: SAMPLED });
-    await ask(gateway, token, "/v1/agents").then((response) => response.bytes());
-    const invocation = invocationOf(await call(gateway, token, agent));
-    await ask(gateway, token, `/v1/proxy/${agent}/invocations/${invocation}`).then((response) => response.bytes());
-    const last = invocationOf(await call(gateway, token, agent));
+  test.concurrent("makes no span for strangers, polls and what else is no call", async () => {
+    const other = await gateway.token({ tenant: "other", user: "alice" });
+    const own = await newAgent(gateway, other);
+    await call(gateway, "nonsense", own, { traceparent: SAMPLED });
+    const invocation = invocationOf(await call(gateway, other, own));
+    await ask(gateway, other, `/v1/proxy/${own}/invocations/${invocation}`).then((response) => response.bytes());
+    const last = invocationOf(await call(gateway, other, own));
     await spanOf(collector, "CLIENT", last);
     await spanOf(collector, "SERVER", last);
-    const since = collector.spans.slice(before);
-    expect(new Set(since.map((span) => span.attributes["tollgate.invocation.id"]))).toEqual(
-      new Set([invocation, last]),
-    );
+    const tenants = collector.spans.map((span) => span.attributes["tollgate.tenant"]);
+    expect(new Set(tenants)).toEqual(new Set(["acme", "other"]));
+    const ofOther = collector.spans.filter((span) => span.attributes["tollgate.tenant"] === "other");
+    const made = ofOther.map(({ kind, attributes }) => [kind, attributes["tollgate.invocation.id"]].join(" "));
+    expect(made.sort()).toEqual([invocation, last].flatMap((id) => [`CLIENT ${id}`, `SERVER ${id}`]).sort());
   });
 
-  test("sends its own headers, and no secret of anybody in a span", async () => {
+  test.concurrent("sends its own headers, and no secret of anybody in a span", async () => {
     await spanOf(collector, "CLIENT", invocationOf(await call(gateway, token, agent, { "x-payment": "cGFpZA==" })));
     const { headers } = collector.requests.at(-1) ?? {};
     expect([headers?.get("api-key"), headers?.get("x-other")]).toEqual(["a key", "1"]);
@@ -229,26 +246,26 @@ describe("a gateway with a collector", () => {
 });
 
 describe("traces", () => {
-  test("that are off leave the caller's headers as they came, byte for byte", async () => {
+  test.concurrent("that are off leave the caller's headers as they came, byte for byte", async () => {
     await using gateway = await startGateway();
     const token = await gateway.token({ tenant: "acme", user: "alice" });
     const agent = await newAgent(gateway, token);
     for (const path of ["", "/stream"]) {
       for (const traceparent of [SAMPLED, "00-1-2-3", `${SAMPLED}, ${SAMPLED}`]) {
         const headers = { traceparent, tracestate: "a=b, ,=,x", baggage: "k = v ;p" };
-        await call(gateway, token, agent + path, headers);
-        const sent = asked.at(-1);
-        for (const [name, value] of Object.entries(headers)) expect([name, sent?.get(name)]).toEqual([name, value]);
+        const answer = await call(gateway, token, agent + path, headers);
+        for (const [name, value] of Object.entries(headers))
+          expect([name, sentTo(answer, name)]).toEqual([name, value]);
       }
     }
   });
 
-  test("go on with the trace of a call that was accepted before a crash", async () => {
+  test.concurrent("go on with the trace of a call that was accepted before a crash", async () => {
     await using collector = startCollector();
     const held = Promise.withResolvers<void>();
     const arrived = Promise.withResolvers<void>();
     const slow = startUpstream(async ({ headers }) => {
-      asked.push(headers);
+      asked.set(headers.get("x-service-invocation-id") ?? "", headers);
       arrived.resolve();
       if (headers.get("user-agent") === "hold") await held.promise;
       return Response.json({});
@@ -268,14 +285,14 @@ describe("traces", () => {
       await gateway.restart();
       const client = await spanOf(collector, "CLIENT", invocationOf(waiting));
       expect([client.traceId, client.parentSpanId]).toEqual([TRACE, server.spanId]);
-      expect(named()).toEqual({ trace: TRACE, span: client.spanId, flags: "01" });
+      expect(named(waiting)).toEqual({ trace: TRACE, span: client.spanId, flags: "01" });
     } finally {
       held.resolve();
       await slow.stop();
     }
   });
 
-  test("have a bound, whatever callers want, of which every tenant has its share", async () => {
+  test.concurrent("have a bound, whatever callers want, of which every tenant has its share", async () => {
     await using collector = startCollector();
     const env = { OTEL_EXPORTER_OTLP_ENDPOINT: collector.url, TOLLGATE_TRACES_PER_SECOND: "8" };
     await using gateway = await startGateway({ env });
@@ -298,7 +315,7 @@ describe("traces", () => {
     expect(loudOnes.length).toBeGreaterThan(0);
   });
 
-  test("have durations that a step of the wall clock does not change", async () => {
+  test.concurrent("have durations that a step of the wall clock does not change", async () => {
     await using collector = startCollector();
     const clock = steppedClock();
     const stepping = startUpstream(async () => {

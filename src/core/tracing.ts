@@ -52,7 +52,7 @@ export interface Span {
 
 export interface Tracer {
   begin(span: NewSpan): Span;
-  /** Does the work so that `current` gives this span within it, asynchronous parts included. */
+  /** Does the work so that `current` gives this span within it, asynchronous parts included, if it is recorded. */
   during<T>(span: Span, work: () => T): T;
   /** The span within which this runs, until it ends. */
   current(): Span | null;

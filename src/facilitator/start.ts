@@ -105,6 +105,8 @@ export type RunningFacilitator = Awaited<ReturnType<typeof startFacilitator>>;
 export async function startFacilitator(options: FacilitatorOptions, log: Log, meters: Meters) {
   // If the start fails anywhere, everything that was opened is closed again.
   await using opened = new AsyncDisposableStack();
+  const tracer = await openTracer(options.tracing, "tollgate-facilitator", log);
+  opened.defer(() => tracer?.stop());
   if (options.databaseUrl === null) {
     const lock = acquireDataDirLock(options.dataDir);
     opened.defer(() => lock.release());
@@ -114,8 +116,6 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   opened.defer(() => store.close());
   const file = databaseUrl === null ? join(dataDir, DATABASE_FILE) : null;
   const restoredAt = await startRestored({ store, file, settle: async () => {}, log });
-  const tracer = await openTracer(options.tracing, "tollgate-facilitator", log);
-  opened.defer(() => tracer?.stop());
   const { chain, wallet, outcomes, verifier, settle } = compose(options, store, { restoredAt, log, meters, tracer });
   await chain.check();
   if (options.limits.batch > 1) await requireMulticall3(chain);

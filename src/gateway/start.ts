@@ -114,8 +114,8 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
       // A stuck store must not keep the process from ending.
       const ending = [left.then(() => announcements?.close()), policy.close(), receipts.stop(), state.keyring.stop()];
       const stored = Promise.all(ending).then(() => store.close());
-      await Promise.all([endsWithin(LAST_WRITES_MS, stored), tracer?.stop()]);
-      lock?.release();
+      const released = endsWithin(LAST_WRITES_MS, stored).finally(() => lock?.release());
+      await Promise.all([released, tracer?.stop()]);
     },
   };
 }

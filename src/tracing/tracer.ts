@@ -73,7 +73,7 @@ export function createTracer(options: TracingOptions, service: string, log: Log)
       const spanOptions = { kind: KINDS[kind], startTime: startedAt, attributes: attributesOf(fields) };
       return new BegunSpan(tracer.startSpan(name, spanOptions, context));
     },
-    during: (span, work) => (span instanceof BegunSpan ? current.run(span, work) : work()),
+    during: (span, work) => (span instanceof BegunSpan && span.isRecorded ? current.run(span, work) : work()),
     current() {
       const span = current.getStore();
       return span === undefined || span.isOver ? null : span;
@@ -95,11 +95,13 @@ function contextOf(parent: NewSpan["parent"]): Context {
 
 class BegunSpan implements Span {
   readonly context: Context;
+  readonly isRecorded: boolean;
   isOver = false;
   readonly #span: OtelSpan;
 
   constructor(span: OtelSpan) {
     this.#span = span;
+    this.isRecorded = span.isRecording();
     this.context = trace.setSpan(ROOT_CONTEXT, span);
   }
 
@@ -112,7 +114,7 @@ class BegunSpan implements Span {
   }
 
   set(fields: SpanFields): void {
-    if (!this.#span.isRecording()) return;
+    if (!this.isRecorded) return;
     this.#span.setAttributes(attributesOf(fields));
     if (fields.errorType !== undefined) this.#span.setStatus({ code: SpanStatusCode.ERROR });
   }

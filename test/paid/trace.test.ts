@@ -1,11 +1,15 @@
 // One trace of a paid call, across both services as they are deployed and the upstream, on a real chain with the real
 // token. The collector decodes by OpenTelemetry's own definitions: see support/http/collector.ts.
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { writeFileSync } from "node:fs";
+import { join } from "node:path";
 import { startChain, type TestChain } from "../support/chain/chain.ts";
 import { type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
 import { openPayingTenant, type PayingTenant } from "../support/chain/paying.ts";
 import { newPayer, signPayment } from "../support/chain/payments.ts";
 import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
+import { temporaryRoot } from "../support/gateway/process.ts";
+import { SERVER, TEST_CA } from "../support/http/certificates.ts";
 import { type CollectedSpan, type Collector, startCollector } from "../support/http/collector.ts";
 import { startUpstream, type Upstream } from "../support/http/upstream.ts";
 
@@ -25,12 +29,14 @@ let named: string | null = null;
 
 beforeAll(async () => {
   chain = await startChain();
-  collector = startCollector();
+  collector = startCollector(SERVER);
+  const caFile = join(temporaryRoot(), "collector-ca.pem");
+  writeFileSync(caFile, TEST_CA);
   upstream = startUpstream(({ headers }) => {
     named = headers.get("traceparent");
     return Response.json({});
   });
-  const env = { OTEL_EXPORTER_OTLP_ENDPOINT: collector.url };
+  const env = { OTEL_EXPORTER_OTLP_ENDPOINT: collector.url, TOLLGATE_CA_FILE: caFile };
   // A key in the URL of a node, as operators have them.
   const rpcUrls = [`${chain.url}/?key=s3cret-of-the-node`];
   [facilitator, gateway] = await Promise.all([

@@ -319,15 +319,16 @@ export class Scheduler {
     return again === null || running.stopped ? ended() : send(again.body, null);
   }
 
-  async #send(job: Job): Promise<Outcome> {
+  #send(job: Job): Promise<Outcome> {
     const { pool, tracer = null } = this.#options;
     if (tracer === null) return pool.run(job);
     const { id: invocationId, tenant, agent_id: agentId, call } = job;
     const { url, headers } = call;
     const span = beginCallSpan(tracer, { tenant, agentId, invocationId, method: "POST", url, headers });
-    const outcome = await pool.run({ ...job, call: spanned(call, span) });
-    endCallSpan(span, outcome);
-    return outcome;
+    return pool.run({ ...job, call: spanned(call, span) }).then((outcome) => {
+      endCallSpan(span, outcome);
+      return outcome;
+    });
   }
 
   async #isStillClaimed(running: Running): Promise<boolean> {

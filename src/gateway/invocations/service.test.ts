@@ -16,7 +16,7 @@ import { joinTotals } from "../../storage/total-periods.ts";
 import { endOrphans } from "../executor/leases.ts";
 import { dropLeases, renewLease } from "../replicas/store.ts";
 import { waitingAgents } from "./commands/queued.ts";
-import { capturedBodies, findInvocation, readHistory } from "./history.ts";
+import { callHeaders, capturedBodies, findInvocation, readHistory } from "./history.ts";
 import { cleanUp } from "./retention.ts";
 import {
   type AcceptedCall,
@@ -61,6 +61,15 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       store.write((tx) => claim(tx, { key, owner, token, now: clock.now(), inHand: null }));
     const end = (key: InvocationKey, ending: Ending, token = "token") =>
       store.write((tx) => finish(tx, { key, token, request_id: "req" }, ending, clock.now()));
+
+    test("the headers of an open call are its tenant's, and gone with its end", async () => {
+      const key = await put();
+      expect(await callHeaders(store.read, key)).toEqual([["content-type", "text/plain"]]);
+      expect(await callHeaders(store.read, { ...key, tenant: "rival" })).toBeNull();
+      await take(key);
+      await end(key, SUCCESS);
+      expect(await callHeaders(store.read, key)).toBeNull();
+    });
 
     test("an accepted call is read back whole until it has been made, then its captured bodies are", async () => {
       const key = await put({}, "ü".repeat(3));

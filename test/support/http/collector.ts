@@ -101,7 +101,8 @@ function decode(bytes: Uint8Array): CollectedSpan[] {
   });
 }
 
-export function startCollector(): Collector {
+/** @param tls PEM of its certificate and key; plain HTTP when it is left out */
+export function startCollector(tls?: { readonly cert: string; readonly key: string }): Collector {
   const spans: CollectedSpan[] = [];
   const requests: { headers: Headers; bytes: Uint8Array }[] = [];
   const watches = new Set<() => void>();
@@ -111,6 +112,7 @@ export function startCollector(): Collector {
     hostname: "127.0.0.1",
     port: 0,
     idleTimeout: 0,
+    ...(tls !== undefined && { tls }),
     async fetch(request) {
       const bytes = await request.bytes();
       requests.push({ headers: request.headers, bytes });
@@ -123,7 +125,7 @@ export function startCollector(): Collector {
     },
   });
   return {
-    url: `http://127.0.0.1:${server.port}`,
+    url: `${tls === undefined ? "http" : "https"}://127.0.0.1:${server.port}`,
     spans,
     requests,
     span(fits) {
