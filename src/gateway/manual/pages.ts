@@ -5,6 +5,7 @@ import architecture from "./architecture.md" with { type: "text" };
 import decisions from "./decisions.md" with { type: "text" };
 import development from "./development.md" with { type: "text" };
 import facilitator from "./facilitator.md" with { type: "text" };
+import install from "./install.md" with { type: "text" };
 import operations from "./operations.md" with { type: "text" };
 import payments from "./payments.md" with { type: "text" };
 import security from "./security.md" with { type: "text" };
@@ -20,11 +21,12 @@ export interface Page {
 }
 
 const SUMMARIES = [
+  ["install", "releases and how to verify them; systemd, compose, one container; upgrade and uninstall", install],
   ["architecture", "the rooms of the code, the way of one paid call, states, glossary", architecture],
   ["api", "every endpoint of the gateway by example, and its errors", api],
   ["payments", "give an agent a price, collect it, and pay for a call", payments],
   ["streaming", "answers as they come, and ordinary MCP clients", streaming],
-  ["operations", "configuration, commands, backup, sizing, logs, shutdown, container", operations],
+  ["operations", "configuration, commands, backup, sizing, logs, shutdown", operations],
   ["facilitator", "run the service that settles payments: certificates, gas, ceilings, reorgs", facilitator],
   ["security", "who may do what, secrets, upstream addresses, and every limit", security],
   ["decisions", "why things are as they are, with the measurements", decisions],
