@@ -30,7 +30,8 @@ export function programText({ cwd, script, executable, bunVersion }: Program): s
 
 function shorter(cwd: string, path: string): string {
   const near = relative(cwd, path);
-  if (near.startsWith("..")) return path;
+  // At the root are services, and whoever reads their log is elsewhere.
+  if (cwd === "/" || near.startsWith("..")) return path;
   return near.includes("/") ? near : `./${near}`;
 }
 

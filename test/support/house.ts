@@ -47,6 +47,7 @@ const AREAS = [
   ["src/environment.ts", "environment"],
   ["src/config", "config"],
   ["src/main.ts", "main"],
+  ["src/packaging/", "packaging"],
   ["package.json", "package.json"],
 ] as const;
 
@@ -73,6 +74,8 @@ const MAY_IMPORT: Readonly<Record<Area, readonly Area[]>> = {
   config: ["core", "environment"],
   cli: [...SERVICE, "gateway", "facilitator", "gateway/start", "facilitator/start", "config", "environment"],
   main: ["core", "concurrency", "metrics", "config", "environment", "cli", "gateway/start", "facilitator/start"],
+  // It makes what is shipped, and is no part of it.
+  packaging: ["package.json"],
   "package.json": [],
 };
 
@@ -102,7 +105,7 @@ function anyOf(...patterns: (string | RegExp)[]): RegExp {
 const OWNERSHIPS: readonly Ownership[] = [
   {
     what: "the environment",
-    owners: ["src/config.ts"],
+    owners: ["src/config.ts", "src/packaging/build.ts"],
     pattern: anyOf(
       /\bprocess\s*\??\.\s*env\b|\bimport\.meta\s*(\??\.\s*env\b|(\?\.)?\s*\[)/,
       modules("process"),
@@ -151,7 +154,7 @@ const OWNERSHIPS: readonly Ownership[] = [
   },
   {
     what: "other processes",
-    owners: ["src/environment.ts", "src/cli/demo/anvil.ts"],
+    owners: ["src/environment.ts", "src/cli/demo/anvil.ts", "src/packaging/build.ts", "src/packaging/release.ts"],
     pattern: anyOf(/\bprocess\s*\??\.\s*execve\b/, modules("child_process|cluster"), runtime("spawn|spawnSync|\\$")),
   },
   {

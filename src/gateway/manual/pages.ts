@@ -6,6 +6,7 @@ import decisions from "./decisions.md" with { type: "text" };
 import development from "./development.md" with { type: "text" };
 import facilitator from "./facilitator.md" with { type: "text" };
 import growing from "./growing.md" with { type: "text" };
+import install from "./install.md" with { type: "text" };
 import monitoring from "./monitoring.md" with { type: "text" };
 import operations from "./operations.md" with { type: "text" };
 import payments from "./payments.md" with { type: "text" };
@@ -23,11 +24,12 @@ export interface Page {
 }
 
 const SUMMARIES = [
+  ["install", "releases and how to verify them; systemd, compose, one container; upgrade and uninstall", install],
   ["architecture", "the rooms of the code, the way of one paid call, states, glossary", architecture],
   ["api", "every endpoint of the gateway by example, and its errors", api],
   ["payments", "give an agent a price, collect it, and pay for a call", payments],
   ["streaming", "answers as they come, and ordinary MCP clients", streaming],
-  ["operations", "configuration, commands, backup, keys, logs, shutdown, container", operations],
+  ["operations", "configuration, commands, backup, keys, logs, shutdown", operations],
   ["growing", "how much a machine carries, replicas, a standby, cells, which engines fit", growing],
   ["monitoring", "metrics, alert rules, a dashboard, every event of the log, and traces", monitoring],
   ["facilitator", "run the service that settles payments: certificates, gas, ceilings, reorgs", facilitator],
