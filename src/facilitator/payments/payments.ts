@@ -4,7 +4,8 @@
 //
 // A claim belongs to the attempt that made it, and carries its name. An attempt may continue late, after a pause or a
 // lost answer, and find another claim under the same key: the same authorization on other terms. So whoever sends, fails
-// or withdraws a claim names the claim that it has read; if another one is stored, nothing changes.
+// or withdraws a claim names the claim that it has read; if another one is stored, nothing changes. In one file, since
+// each transition is right only beside the others.
 import { and, eq, inArray, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import { COLLECTION_EVENTS } from "../../core/states.ts";
