@@ -1,13 +1,14 @@
 // Rate limits of gateways that share a Postgres: as many calls are let in as one gateway would let in, whichever of them the
 // calls come to, and whatever becomes of the others.
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { SQL } from "bun";
 import type { PayingTenant } from "../support/chain/paying.ts";
 import type { Gateway } from "../support/gateway/gateway.ts";
 import { openReplicas, type Replicas } from "../support/gateway/replicas.ts";
 import { startUpstream, type Upstream } from "../support/http/upstream.ts";
 import { holdTable } from "../support/stores/database-faults.ts";
 import { missingPgBouncer, startPgBouncer } from "../support/stores/pgbouncer.ts";
-import { startPostgres } from "../support/stores/postgres.ts";
+import { startDurablePostgres, startPostgres } from "../support/stores/postgres.ts";
 
 /** Gateways start side by side, also on a busy machine. */
 setDefaultTimeout(120_000);
@@ -201,3 +202,30 @@ test.concurrent.skipIf(missingPgBouncer() !== null)("through PgBouncer the bucke
   const agent = await limited(own, pair[0] as Gateway, { ...HARDLY, invocation_burst: 26 });
   expect(statuses(await calls(agent, 100, pair))).toEqual({ 202: 26, 429: 74 });
 });
+
+test.concurrent("a crash of the server starts a full bucket, one for all", async () => {
+  const url = await (await startDurablePostgres()).freshDatabase();
+  await using own = await openReplicas(url);
+  const pair = [await own.start(), await own.start()];
+  const agent = await limited(own, pair[0] as Gateway, { ...HARDLY, invocation_burst: 5 });
+  expect(statuses(await calls(agent, 20, pair))).toEqual({ 202: 5, 429: 15 });
+  await crash(url);
+  let letIn = 0;
+  for (const gateway of pair) {
+    let answer = await call(agent, gateway);
+    while (answer.status === 503 || (letIn === 0 && answer.status === 429)) {
+      await Bun.sleep(50);
+      answer = await call(agent, gateway);
+    }
+    if (answer.status === 202) letIn++;
+  }
+  expect(letIn + (statuses(await calls(agent, 40, pair))[202] ?? 0)).toBeWithin(1, 6);
+});
+
+/** All processes of a server are ended when one of them is killed, and it begins again from its log. */
+async function crash(url: string): Promise<void> {
+  const client = new SQL(url, { max: 1 });
+  const [row] = await client`select pg_backend_pid() as pid`;
+  process.kill(row.pid, "SIGKILL");
+  await client.close({ timeout: 0 }).catch(() => {});
+}
