@@ -6,7 +6,7 @@ import fc from "fast-check";
 import type { Tables } from "../../db/schema.ts";
 import { accepted, SUCCESS } from "../../test/support/stores/invocations.ts";
 import { eachStore, type MakePlace } from "../../test/support/stores/one-store.ts";
-import type { Place } from "../../test/support/stores/stores.ts";
+import { type Place, postgresPlace } from "../../test/support/stores/stores.ts";
 import { silentLog } from "../core/log.ts";
 import { silentMeters } from "../core/meters.ts";
 import { DAY_MS, HOUR_MS } from "../core/time.ts";
@@ -22,7 +22,7 @@ import { cleanUp } from "./invocations/retention.ts";
 import { abandon, accept, claim, finish, type InvocationKey, type InvocationRow } from "./invocations/service.ts";
 import { ENDED_CALLS } from "./invocations/timed-tables.ts";
 import { attemptSettlement } from "./payment/attempt.ts";
-import { prepareTables } from "./retention.ts";
+import { prepareTables, removeCallsInTurn } from "./retention.ts";
 
 const RETENTION = { body_days: 30, history_days: 60 };
 const LARGE = "x".repeat(700_000);
@@ -352,3 +352,20 @@ test("two moments no further apart than a key lives have a slot in common, and r
     }),
   );
 });
+
+test("what replicas have counted of callers is removed by one of them, and by no other for a while", async () => {
+  const place = await postgresPlace();
+  const [store, other] = [await place.open(), await place.open()];
+  await using client = new SQL(place.url, { max: 1 });
+  const put = () => client`insert into caller_calls values ('acme', 'agt_1', 'alice', 1, 1)`;
+  const left = async () => (await client`select at from caller_calls`).length;
+  await put();
+  expect(await removeCallsInTurn(store)).toBe(true);
+  expect(await left()).toBe(0);
+  await put();
+  expect([await removeCallsInTurn(other), await removeCallsInTurn(store)]).toEqual([false, false]);
+  expect(await left()).toBe(1);
+  await client`update turns set next_at = 0 where job = 'caller calls'`;
+  expect(await removeCallsInTurn(other)).toBe(true);
+  for (const one of [store, other]) await one.close();
+}, 30_000);

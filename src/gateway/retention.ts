@@ -65,16 +65,20 @@ export async function startRetention(store: Store, retention: Retention, log: Lo
 
 /** Null where the process counts in memory. */
 function startRemovingCalls(store: Store, log: Log): Poll | null {
-  const { countTogether } = store;
-  if (countTogether === null) return null;
-  return poll({ leastMs: CALLS_EVERY_MS, mostMs: CALLS_SELDOM_MS }, async () => {
-    try {
-      return (await takeTurn(store, "caller calls", CALLS_TURN_MS)) && (await removeOldCalls(countTogether)) > 0;
-    } catch (error) {
+  if (store.countTogether === null) return null;
+  return poll({ leastMs: CALLS_EVERY_MS, mostMs: CALLS_SELDOM_MS }, () =>
+    removeCallsInTurn(store).catch((error) => {
       log.warn("cleanup_failed", { error });
       return false;
-    }
-  });
+    }),
+  );
+}
+
+/** Whether it was this process's turn, and there were any. */
+export async function removeCallsInTurn(store: Store): Promise<boolean> {
+  const { countTogether } = store;
+  if (countTogether === null || !(await takeTurn(store, "caller calls", CALLS_TURN_MS))) return false;
+  return (await removeOldCalls(countTogether)) > 0;
 }
 
 /** Gives the pieces of the ended calls. */

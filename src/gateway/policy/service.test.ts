@@ -501,3 +501,21 @@ test("a verdict of a policy lets pass, warns or refuses", () => {
   expect(warningOf({ ...verdict, action: "warn" })).toBe("rule 3: x");
   expect(() => warningOf({ ...verdict, action: "deny" })).toThrow("denied by policy (rule 3: x)");
 });
+
+test("a call that the server does not count is judged by on_error, and counted all the same", async () => {
+  const place = await postgresPlace();
+  const store = await place.open();
+  const { me, call } = caller();
+  const policy = createPolicyService({ store, clock, log: silentLog });
+  const reason = async () => (await policy.judge(call()))?.reason;
+  const rules: Rule[] = [{ action: "deny", match: { rate_per_min: 3 } }];
+  await place.execute("alter table caller_rates rename to gone");
+  for (const on_error of ["warn", "deny"] as const) {
+    await policy.put(me, document(rules, { on_error }));
+    expect(await reason()).toBe(`on_error: ${on_error}`);
+  }
+  expect(await policy.newest(me, 10)).toHaveLength(2);
+  await place.execute("alter table gone rename to caller_rates");
+  expect([await reason(), await reason()]).toEqual(["default: allow", "rule 1: deny"]);
+  await store.close();
+}, 30_000);

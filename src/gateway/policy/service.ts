@@ -36,10 +36,12 @@ const SETTLE_MS_MAX = 2_000;
 /** How long a stop waits for a store that is away. */
 const CLOSE_MS_MAX = 10_000;
 /**
- * How long a call waits to be counted. An answer is due within 10 s, and the store may take 9 s of those for a call that
- * on_error lets pass.
+ * How long a call waits to be counted if on_error is to decide then. An answer is due within 10 s, and the store may take
+ * 9 s of those for the call that was let pass, or for the record that it was not.
  */
-const COUNT_MS_MAX = { deny: 9_000, allow: 750, warn: 750 };
+const COUNT_MS_MAX = 750;
+/** When on_error says deny, nothing is lost by waiting longer: after that the call is refused without a record. */
+const COUNT_MS_MAX_OR_DENY = 9_000;
 
 /** A call that has come to the policy. */
 export interface PolicyCall extends Omit<EvaluatedCall, "rate"> {
@@ -100,15 +102,22 @@ function createJudge(rates: ReturnType<typeof createObservedRates>, log: Log) {
 
   return {
     verdictOf,
-    /** The verdict on a call, which is counted with it. When it can't be counted, on_error decides. */
+    /**
+     * The verdict on a call, which is counted with it. When it can't be counted, on_error decides.
+     *
+     * @throws Fault `unavailable` when on_error would deny it, and it is too late to record that
+     */
     judged(call: PolicyCall, policy: KnownPolicy): Bun.MaybePromise<PolicyVerdict> {
       const { tenant, agent_id } = call;
       const isAskedFor = policy.compiled !== null && asksForRate(policy.compiled, agent_id);
-      const observed = rates.observe(callerOf(call), isAskedFor ? COUNT_MS_MAX[policy.on_error] : null);
+      const msMax = policy.on_error === "deny" ? COUNT_MS_MAX_OR_DENY : COUNT_MS_MAX;
+      const startedAt = performance.now();
+      const observed = rates.observe(callerOf(call), isAskedFor ? msMax : null);
       const verdictAt = (rate: number) => verdictOf(tenant, policy, { ...call, rate });
       if (!(observed instanceof Promise)) return verdictAt(observed);
       return observed.then(verdictAt, (error) => {
         log.warn("policy_rate_not_counted", { tenant, on_error: policy.on_error, error });
+        if (policy.on_error === "deny" && performance.now() - startedAt > COUNT_MS_MAX) throw error;
         return onError(policy);
       });
     },
@@ -158,7 +167,8 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
      * Judges a call, counts it and records the decision; null, and at once where that is known, when the tenant has no
      * policy. A deny is durable when this resolves. Each message of a batch is a call of its own.
      *
-     * @throws Fault `unavailable` when the policy cannot be known, or a decision that must be recorded first cannot
+     * @throws Fault `unavailable` when the policy cannot be known, the call not be counted, or a decision that must be
+     * recorded first cannot be
      */
     judge(call: PolicyCall): Bun.MaybePromise<PolicyVerdict | null> {
       const countAlone = () => void rates.observe(callerOf(call), null);

@@ -56,7 +56,7 @@ describe("the calls of a caller in the database", () => {
           expect(await at(now, count)).toBe(expected);
         }
       }),
-      { numRuns: 150 },
+      { numRuns: 80 },
     );
   }, 60_000);
 

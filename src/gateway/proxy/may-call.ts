@@ -34,7 +34,11 @@ function notInvocable(why: string): Fault {
   return new Fault("agent_not_invocable", `the agent ${why}`);
 }
 
-/** The Fault for which an agent may not be called just now, or null. */
+/**
+ * The Fault for which an agent may not be called just now, or null.
+ *
+ * @throws Fault `unavailable`: the time for an answer is over then
+ */
 export function refusalOf(...asked: Parameters<typeof mayCall>): Bun.MaybePromise<Fault | null> {
   try {
     const url = mayCall(...asked);
@@ -45,6 +49,6 @@ export function refusalOf(...asked: Parameters<typeof mayCall>): Bun.MaybePromis
 }
 
 function ifFault(error: unknown): Fault {
-  if (error instanceof Fault) return error;
+  if (error instanceof Fault && error.kind !== "unavailable") return error;
   throw error;
 }
