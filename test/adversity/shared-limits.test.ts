@@ -117,6 +117,25 @@ test.concurrent("a gateway runs nearly all that an agent may when the others hav
     await Promise.all(all);
   }));
 
+test.concurrent("of a limit of one, each of two gateways has its turn though neither ever runs out of calls", () =>
+  world(1, 2, async ({ upstream, agent, calls }) => {
+    const id = await agent("turns");
+    upstream.answer(5);
+    const served = [0, 0];
+    const isOver = () => Math.min(...served) >= 4;
+    // More than one at once, so that there is always one that waits.
+    const caller = async (at: number) => {
+      while (!isOver()) {
+        const [status] = await Promise.all(calls(at, id, "", 1));
+        if (status === "succeeded") served[at] = (served[at] ?? 0) + 1;
+      }
+    };
+    const callers = [0, 1].flatMap((at) => Array.from({ length: 4 }, () => caller(at)));
+    expect(await until(isOver)).toBe(true);
+    await Promise.all(callers);
+    expect(upstream.peak("/turns")).toBe(1);
+  }));
+
 test.concurrent("of a limit of one, three gateways run one call at a time and each has its turn", () =>
   world(1, 3, async ({ upstream, agent, calls }) => {
     const id = await agent("one");
