@@ -237,7 +237,7 @@ export const GATEWAY = {
   TOLLGATE_AGENT_CONCURRENCY: row({
     kind: value.wholeNumber(1, 10_000),
     fallback: 64,
-    meaning: "running upstream calls per agent, and as many streamed ones",
+    meaning: "running upstream calls per agent, and as many streamed ones, of all gateways on a database together",
   }),
   TOLLGATE_MAX_RESPONSE_BYTES: row({
     kind: value.wholeNumber(1, GIB),

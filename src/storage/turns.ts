@@ -1,6 +1,6 @@
 // Work that one of several processes does for all: now and then, when whoever asks first has the turn, or steadily, when one
-// of them keeps the turn while it goes on with the work. Nobody's work is done twice at once for it that could not be: a
-// process that was held up may find that another one has gone on with it.
+// of them keeps the turn while it goes on with the work. A turn saves work and protects nothing: a process that was held up
+// in its turn goes on beside the next one, so the work must be right then too.
 import { and, eq, gt, lte, or } from "drizzle-orm";
 import { isOlder, type Moment, thisMoment } from "../core/age.ts";
 import type { Store } from "./store.ts";

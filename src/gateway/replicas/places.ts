@@ -88,7 +88,12 @@ async function grant(tx: Tx, replica: string, pool: number, asks: readonly Place
     rows.filter((row) => row.replica !== replica),
     keyOf,
   );
-  const grants = asks.map((ask) => grantOf(pool, replica, ask, others.get(keyOf(ask)) ?? []));
+  const before = new Map(rows.filter((row) => row.replica === replica).map((row) => [keyOf(row), row.granted]));
+  const grants = asks.map((ask) => {
+    // What it gives back only now counts as its own, so that it does not take it again at once.
+    const own = { granted: Math.max(ask.kept, before.get(keyOf(ask)) ?? 0), wanted: ask.wanted };
+    return grantOf(pool, ask.kept, own, others.get(keyOf(ask)) ?? []);
+  });
   await tx.db.delete(t).where(and(eq(t.replica, replica), inArray(t.agent_id, ids)));
   const kept = rows.filter((row) => row.replica === replica && !asks.some((ask) => keyOf(ask) === keyOf(row)));
   const told = asks.map(({ tenant, agent_id, mode, wanted }, at) => {
@@ -105,20 +110,19 @@ function keyOf({ tenant, agent_id, mode }: Pick<PlacesAsk, "tenant" | "agent_id"
 
 /** What one replica has and needs of an agent's places. */
 export interface Need {
-  readonly replica: string;
   readonly granted: number;
   readonly wanted: number;
 }
 
-function grantOf(pool: number, replica: string, { kept, wanted }: PlacesAsk, others: readonly Need[]): PlacesGrant {
-  const part = fairPart(pool, { replica, granted: kept, wanted }, others);
+function grantOf(pool: number, kept: number, own: Need, others: readonly Need[]): PlacesGrant {
+  const part = fairPart(pool, own, others);
   const left = others.reduce((free, { granted }) => free - granted, pool);
   return { granted: Math.max(kept, Math.min(part, left)), part };
 }
 
 /**
  * The part of one replica when none gets more than it needs, and those that need more get alike. Of what can't be divided
- * those that have least get one more: of a single place they take turns.
+ * those that have least get one more, or of several whoever asks first: of a single place they take turns.
  */
 export function fairPart(pool: number, own: Need, others: readonly Need[]): number {
   let left = Math.max(pool, 0);
@@ -129,8 +133,6 @@ export function fairPart(pool: number, own: Need, others: readonly Need[]): numb
     all = all.slice(1);
   }
   const each = Math.floor(left / all.length);
-  const ones = all
-    .sort((a, b) => a.granted - b.granted || (a.replica < b.replica ? -1 : 1))
-    .slice(0, left % all.length);
-  return each + (ones.includes(own) ? 1 : 0);
+  const less = all.filter(({ granted }) => granted < own.granted);
+  return each + (less.length < left % all.length ? 1 : 0);
 }

@@ -15,7 +15,8 @@ const MORE = 4;
 /** What is not used any more is given back at the next look. */
 const LOOK_MS = 1_000;
 /** The same where there is no base, or somebody else waits; and who did not get more asks again. */
-const SOON_MS = 250;
+const SOON_MS = 100;
+const AFTER_OTHERS_MS = 3 * SOON_MS;
 /** Agents in one exchange. */
 const ASKS_AT_ONCE = 500;
 
@@ -45,6 +46,10 @@ interface Needy {
   readonly mode: Mode;
   /** It runs no more than the base and these. */
   granted: number;
+  /** As the others see it: more than that while it is still to be given back. */
+  told: number;
+  /** Another one needs some of it. */
+  owes: boolean;
   /** The most that has run since the last look. */
   peak: number;
   /** It could have run more. */
@@ -111,9 +116,11 @@ export class AgentPlaces {
       known.peak = Math.max(known.peak, amount);
       return true;
     }
-    const one = known ?? { tenant, agentId, mode, granted: 0, peak: 0, isShort: false, askAt: 0, lookAt: 0 };
+    const one: Needy = known ?? { tenant, agentId, mode, ...NEW_NEED };
     this.#needy.set(key, one);
     one.isShort = true;
+    // When the last call has ended that ran on what another one needs, that one does not wait longer.
+    if (one.owes && amount - 1 <= this.#base + one.granted) one.askAt = 0;
     this.#wakeAt(one.askAt);
     return false;
   }
@@ -155,7 +162,7 @@ export class AgentPlaces {
     const askedAt = thisMoment();
     const asksOf = (isNew: boolean) => asked.map((one) => this.#askOf(one, isNew));
     const { isNew, base, grants } = await store.write((tx) => exchange(tx, { replica, limit, asksOf }));
-    if (isNew) for (const one of this.#needy.values()) one.granted = 0;
+    if (isNew) for (const one of this.#needy.values()) one.granted = one.told = 0;
     this.#base = base;
     this.#believedAt = askedAt;
     for (const [at, one] of asked.entries()) this.#take(one, grants[at] ?? NOTHING);
@@ -183,18 +190,28 @@ export class AgentPlaces {
 
   #take(one: Needy, { granted, part }: PlacesGrant): void {
     const now = performance.now();
-    const { tenant, agentId, mode, isShort, granted: before } = one;
+    const { tenant, agentId, mode, isShort, granted: before, told, owes } = one;
     const key = keyOf(mode, agentId);
     one.granted = Math.min(granted, part);
+    one.told = granted;
+    one.owes = part < granted;
     // To the end, so that all have their turn.
     this.#needy.delete(key);
     if (!isShort && granted === 0) return;
     this.#needy.set(key, one);
     one.isShort = false;
-    one.askAt = one.granted > before ? now : now + SOON_MS;
-    one.lookAt = now + (this.#base === 0 || one.granted < granted ? SOON_MS : LOOK_MS);
+    one.askAt = now + pauseOf(one.granted > before, owes && told > granted);
+    one.lookAt = now + (this.#base === 0 || one.owes ? SOON_MS : LOOK_MS);
     if (isShort) this.#paths.get(mode)?.more(tenant, agentId);
   }
+}
+
+const NEW_NEED = { granted: 0, told: 0, owes: false, peak: 0, isShort: false, askAt: 0, lookAt: 0 };
+
+/** Whoever has given back what another one needs lets that one ask first. */
+function pauseOf(hasMore: boolean, hasGivenBack: boolean): number {
+  if (hasGivenBack) return AFTER_OTHERS_MS;
+  return hasMore ? 0 : SOON_MS;
 }
 
 const NOTHING: PlacesGrant = { granted: 0, part: 0 };

@@ -15,6 +15,8 @@ const AGENT_CONNECTIONS_MAX = 1024;
 const OWED_MAX = 2048;
 /** A caller holds its connection while it waits, so it does not wait for long. */
 const WAIT_MS = 10_000;
+/** How long a call that was accepted before waits for a place that another replica has: for an answer of the database. */
+const ASKED_MS = 250;
 const WAITING_MAX = 4096;
 const AGENT_WAITING_MAX = 256;
 const RETRY_AFTER_SECONDS = 5;
@@ -30,6 +32,7 @@ export interface StreamLimitsOptions {
 
 export function createStreamLimits({ agentConcurrency, stopping, waitMs = WAIT_MS }: StreamLimitsOptions) {
   const waits = { waitMs, stopping };
+  const isShared = typeof agentConcurrency !== "number";
   const calls = createPlaces({ size: CALLS_MAX, agentMax: agentConcurrency }, waits);
   const others = createPlaces({ size: CONNECTIONS_MAX, agentMax: AGENT_CONNECTIONS_MAX }, waits);
   const beside = createFairShare({ size: OWED_MAX });
@@ -43,13 +46,15 @@ export function createStreamLimits({ agentConcurrency, stopping, waitMs = WAIT_M
       (isCall ? calls : others).take(tenant, agentId, signal),
     /**
      * A place for a call that was accepted before. If all places are taken it gets one outside the limit, so it neither
-     * waits nor takes the place of another call.
+     * waits nor takes the place of another call. Where other replicas may have a place to spare, they are asked first.
      *
      * @throws Fault `unavailable` when the tenant has very many of them
      */
-    owed(tenant: string, agentId: string): StreamPermit {
+    async owed(tenant: string, agentId: string, signal: AbortSignal): Promise<StreamPermit> {
       const ordinary = calls.takeNow(tenant, agentId);
       if (ordinary !== null) return ordinary;
+      const asked = isShared ? await calls.take(tenant, agentId, signal, ASKED_MS).catch(() => null) : null;
+      if (asked !== null) return asked;
       if (beside.take(tenant) !== null) throw full();
       return once(() => beside.giveBack(tenant));
     },
@@ -81,10 +86,10 @@ function createPlaces({ size, agentMax }: PlacesOptions, { waitMs, stopping }: W
 
   const placeOf = (tenant: string, agent: string) => once(() => queue.giveBack(tenant, agent, 1));
 
-  async function wait(tenant: string, agent: string, callerSignal: AbortSignal): Promise<void> {
+  async function wait(tenant: string, agent: string, callerSignal: AbortSignal, ms: number): Promise<void> {
     const end = new AbortController();
     const giveUp = () => end.abort(full());
-    const timer = setTimeout(giveUp, waitMs);
+    const timer = setTimeout(giveUp, ms);
     for (const signal of [callerSignal, stopping]) signal.addEventListener("abort", giveUp, { once: true });
     try {
       await enter(queue, { tenant, agent, amount: 1 }, end.signal);
@@ -95,12 +100,12 @@ function createPlaces({ size, agentMax }: PlacesOptions, { waitMs, stopping }: W
   }
 
   return {
-    async take(tenant: string, agent: string, callerSignal: AbortSignal): Promise<StreamPermit> {
+    async take(tenant: string, agent: string, callerSignal: AbortSignal, ms = waitMs): Promise<StreamPermit> {
       if (callerSignal.aborted || stopping.aborted) throw full();
       if (!queue.takeNow(tenant, agent, 1)) {
         if (waiting.take(tenant, agent) !== null) throw full();
         try {
-          await wait(tenant, agent, callerSignal);
+          await wait(tenant, agent, callerSignal, ms);
         } finally {
           waiting.giveBack(tenant, agent);
         }
