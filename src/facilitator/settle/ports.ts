@@ -7,7 +7,8 @@ import type { Verifier } from "../../x402/verifier/verifier.ts";
 import type { Chain } from "../chain/chain.ts";
 import type { TimeSpan } from "../chain/chain-time.ts";
 import type { Limits } from "../payments/guardrails.ts";
-import type { ClaimedPayment, SimulatedGas } from "../payments/payments.ts";
+import type { ClaimedPayment } from "../payments/payments.ts";
+import type { SimulatedGas } from "../payments/simulated-gas.ts";
 import type { SettlementWaiters } from "./waiters.ts";
 
 /** This process does not work for the wallet (any more). Nothing of it is stored, or the wallet's new holder knows of it. */
