@@ -14,6 +14,7 @@ import type { Authorization, Hex, PaymentKey } from "../../x402/types.ts";
 import { burn, giveBack, lockDays, reserve, usedOn, utcDay } from "./daily-limits.ts";
 import { exceedsCeiling, exceedsGas, exceedsGasAtOnce, type Limits } from "./guardrails.ts";
 import { gasReserved, heldOf, lockPayer, type Measured, type PaymentsTable } from "./held-funds.ts";
+import type { SimulatedGas } from "./simulated-gas.ts";
 
 export type FacilitatorPayment = Tables["facilitatorPayments"]["$inferSelect"];
 
@@ -36,14 +37,6 @@ export interface PaymentClaim extends ClaimedPayment {
   /** Wei that its revert may cost, where that is in the hands of the payer's code; else 0. */
   readonly gasAtRisk: bigint;
   readonly gas: SimulatedGas;
-}
-
-/** What a simulation found: it holds for the wallet that it was made for. */
-export interface SimulatedGas {
-  readonly limit: bigint;
-  readonly from: Hex;
-  /** Whether it may share a transaction with other payments. */
-  readonly mayShare: boolean;
 }
 
 /**
@@ -97,12 +90,6 @@ export function claimedPayment(row: FacilitatorPayment): ClaimedPayment {
     },
     signature: row.signature,
   };
-}
-
-/** As it was simulated for its claim; null in what an earlier version has claimed. */
-export function simulatedGas({ wallet, gas_limit, may_share }: FacilitatorPayment): SimulatedGas | null {
-  if (wallet === null || gas_limit === null) return null;
-  return { limit: BigInt(gas_limit), from: wallet, mayShare: may_share === true };
 }
 
 /**

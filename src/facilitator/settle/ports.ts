@@ -10,7 +10,8 @@ import type { TimeSpan } from "../chain/chain-time.ts";
 import type { FindOwnTransfer } from "../chain/own-transfer.ts";
 import type { Limits } from "../payments/guardrails.ts";
 import type { PaymentSpans } from "../payments/payment-spans.ts";
-import type { ClaimedPayment, SimulatedGas } from "../payments/payments.ts";
+import type { ClaimedPayment } from "../payments/payments.ts";
+import type { SimulatedGas } from "../payments/simulated-gas.ts";
 import type { SettlementWaiters } from "./waiters.ts";
 
 /** This process does not work for the wallet (any more). Nothing of it is stored, or the wallet's new holder knows of it. */

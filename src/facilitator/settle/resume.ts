@@ -16,8 +16,8 @@ import {
   paymentName,
   recordFailed,
   recordSettled,
-  simulatedGas,
 } from "../payments/payments.ts";
+import { simulatedGas } from "../payments/simulated-gas.ts";
 import type { AtWork } from "./at-work.ts";
 import type { Gas, SettleOptions } from "./ports.ts";
 import { windowProblem } from "./request.ts";

@@ -92,3 +92,26 @@ test("a database that is away for a look is asked again, and at the last look it
   expect(looks).toBe(1);
   await expect(createSettlementWaiters(away).wait(key, 0)).rejects.toMatchObject({ kind: "unavailable" });
 });
+
+test("however many wait, outcomes of other processes are found by one query for all of them", async () => {
+  const COUNT = 20;
+  const LOOKS = 8;
+  let selects = 0;
+  const looked = Promise.withResolvers<void>();
+  const select = (...columns: []) => {
+    selects += 1;
+    if (selects === COUNT + LOOKS) looked.resolve();
+    return store.read.db.select(...columns);
+  };
+  // Looked for as often as on a database that processes share.
+  const shared: Store = { ...store, dialect: "postgres", read: { ...store.read, db: { ...store.read.db, select } } };
+  const outcomes = createSettlementWaiters(shared);
+  const open = await Promise.all(Array.from({ length: COUNT }, sent));
+  const startedAt = performance.now();
+  const waits = open.map(({ key }) => outcomes.wait(key, 60_000));
+  await looked.promise;
+  // One for each would have been there after a second look of each.
+  expect(performance.now() - startedAt).toBeGreaterThan(1_000);
+  for (const { settle } of open) await settle();
+  for (const row of await Promise.all(waits)) expect(row).toMatchObject({ status: "settled" });
+});

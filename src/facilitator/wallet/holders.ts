@@ -69,9 +69,9 @@ export function createHolders({ id, store, log, wallets, isOnly }: HoldersOption
       const living = livingOf(leases, mayJudge).filter((each) => !isOnly || each.id === id);
       const { take, giveUp } = changesOf(id, living, await holdersAmong(new Set(living.map((each) => each.id))));
       const givenUp = await changeAll(giveUp, "");
-      for (const wallet of givenUp) log.info("wallet_handed_over", { wallet });
+      for (const wallet of givenUp) log.info("wallet_handed_over", { wallet, facilitator: id });
       const taken = await changeAll(take, id);
-      for (const wallet of taken) log.info("wallet_taken", { wallet });
+      for (const wallet of taken) log.info("wallet_taken", { wallet, facilitator: id });
       if (mayJudge && living.length < leases.facilitators.length) {
         await store.write((tx) => removeGone(tx, id, isOnly ? "all" : leases.now));
       }
