@@ -1,6 +1,7 @@
 // How partitions are made and dropped while the table is in use, and from tables as older versions left them.
 import { afterAll, describe, expect, test } from "bun:test";
 import { SQL } from "bun";
+import { holdTable } from "../../../test/support/stores/database-faults.ts";
 import { missingPostgres, type PostgresVersion, startPostgres } from "../../../test/support/stores/postgres.ts";
 import { postgresPlace } from "../../../test/support/stores/stores.ts";
 import { idFloor } from "../../core/id.ts";
@@ -10,6 +11,7 @@ import { DECISIONS as TABLE } from "../../gateway/policy/decisions.ts";
 import { RECEIPTS } from "../../gateway/receipts/store.ts";
 import { partitionsOf } from "./catalog.ts";
 import { dropPartitions } from "./drop.ts";
+import { createPartitions } from "./partitions.ts";
 import { dropPassedEnds, preparePartitions } from "./prepare.ts";
 
 const NOW = Date.UTC(2026, 5, 1, 12);
@@ -59,6 +61,19 @@ async function open(version: PostgresVersion) {
 }
 
 const name = (time: number, suffix = "x") => `${idFloor("pdec", time)}-${suffix}`;
+
+test("work on partitions is given up when it gets no answer, as on a connection that hangs after a failover", async () => {
+  const { url, open: openStore } = await postgresPlace();
+  await (await openStore()).close();
+  const letGo = await holdTable(url, "pg_inherits");
+  const partitions = createPartitions({ databaseUrl: url, clock: { now: () => NOW }, log: silentLog, workMsMax: 200 });
+  const outcome = await partitions.prepare(TABLE, HOURS).then(
+    () => "done",
+    (error) => error.kind,
+  );
+  expect(outcome).toBe("unavailable");
+  await letGo();
+}, 20_000);
 
 for (const version of [18, 15] as const) {
   const missing = missingPostgres(version);

@@ -3,22 +3,28 @@ import type { SQL } from "bun";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import { DAY_MS } from "../../core/time.ts";
+import { within } from "../deadline.ts";
 import { type Periods, periodHours } from "../periods.ts";
 import { postgresClient } from "../pool.ts";
 import { dropPartitions } from "./drop.ts";
 import { dropPassedEnds, preparePartitions } from "./prepare.ts";
 
+/** A change of a large table takes its time; a connection that hangs since a failover would take for ever. */
+const WORK_MS_MAX = 3_600_000;
+
 interface PartitionsOptions {
   readonly databaseUrl: string;
   readonly clock: Clock;
   readonly log: Log;
+  /** Tests shorten it. */
+  readonly workMsMax?: number;
 }
 
-export function createPartitions({ databaseUrl, clock, log }: PartitionsOptions): Periods {
+export function createPartitions({ databaseUrl, clock, log, workMsMax = WORK_MS_MAX }: PartitionsOptions): Periods {
   async function connected<T>(work: (client: SQL) => Promise<T>): Promise<T> {
     const client = postgresClient(databaseUrl);
     try {
-      return await work(client);
+      return await within(workMsMax, work(client));
     } finally {
       await client.close({ timeout: 0 });
     }
