@@ -109,7 +109,7 @@ async function serve(line: CommandLine): Promise<void> {
 async function openMeters({ host, metricsPort: port, facilitator }: Config, log: OpenLog): Promise<Meters> {
   if (port === null) return silentMeters;
   const { startMetrics } = await import("./metrics/start.ts");
-  return startMetrics({ host, port, endpoints: facilitator?.rpcUrls.length ?? 0, log });
+  return startMetrics({ host, port, endpoints: facilitator?.rpcUrls.length ?? null, log });
 }
 
 async function migrate(line: CommandLine): Promise<void> {

@@ -1,9 +1,12 @@
 // The parts behind the metrics: which route a path is counted for, what is kept and for how long, and who waits for what.
 import { describe, expect, spyOn, test } from "bun:test";
 import fc from "fast-check";
+import { Registry } from "prom-client";
+import type { GaugeSources } from "../core/meters.ts";
 import { pathPattern } from "../http/elysia.ts";
 import { knownLately } from "./known-lately.ts";
 import { createLoopLag } from "./loop-lag.ts";
+import { createMeters } from "./metrics.ts";
 import { oneAtATime } from "./one-at-a-time.ts";
 import { createRouteTemplates, OTHER_ROUTE } from "./route-templates.ts";
 import { statusLabel } from "./status-label.ts";
@@ -39,6 +42,17 @@ test("a status has a label of its own only where it has a meaning", () => {
   expect([299, 418, 599].map(statusLabel)).toEqual(["2xx", "4xx", "5xx"]);
   const labels = new Set(Array.from({ length: 500 }, (_, at) => statusLabel(at + 100)));
   expect(labels.size).toBeLessThan(75);
+});
+
+test("a gateway that has only begun to start does not say that nothing waits, and a facilitator does", async () => {
+  const told = async (endpoints: number | null, gauges: GaugeSources) => {
+    const registry = new Registry();
+    createMeters({ registry, version: "1", commit: null, endpoints }).gauges(gauges);
+    return /^tollgate_queue_depth .*$/m.exec(await registry.metrics())?.[0];
+  };
+  expect(await told(null, {})).toBeUndefined();
+  expect(await told(null, { queue: async () => ({ calls: 3, oldestMs: 1 }) })).toBe("tollgate_queue_depth 3");
+  expect(await told(2, {})).toBe("tollgate_queue_depth 0");
 });
 
 describe("a value that is kept for a while", () => {

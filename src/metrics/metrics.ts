@@ -33,8 +33,8 @@ export interface MetricsOptions {
   readonly version: string;
   /** Null when nothing told it to the build. */
   readonly commit: string | null;
-  /** Nodes of the chain. */
-  readonly endpoints: number;
+  /** The nodes of the chain that a facilitator has; null for a gateway. */
+  readonly endpoints: number | null;
 }
 
 export function createMeters({ registry, version, commit, endpoints }: MetricsOptions): Meters {
@@ -46,7 +46,7 @@ export function createMeters({ registry, version, commit, endpoints }: MetricsOp
     labelNames: ["version", "commit"],
     registers,
   }).set({ version, commit: commit ?? "unknown" }, 1);
-  registerGauges(registers, sources);
+  registerGauges(registers, sources, endpoints === null ? null : NO_QUEUE);
   const lag = createLoopLag();
   new Gauge({
     name: "tollgate_event_loop_lag_seconds",
@@ -62,7 +62,7 @@ export function createMeters({ registry, version, commit, endpoints }: MetricsOp
     labelNames: ["endpoint"],
     registers,
   });
-  for (let endpoint = 0; endpoint < endpoints; endpoint++) rpcErrors.inc({ endpoint }, 0);
+  for (let endpoint = 0; endpoint < (endpoints ?? 0); endpoint++) rpcErrors.inc({ endpoint }, 0);
   return {
     ...createCallMeters(registers),
     ...createPaymentMeters(registers),
@@ -166,8 +166,12 @@ function createRequestMeters(registers: Registry[]): Meters["requestsTo"] {
 }
 
 /** What is not known now has no sample: an older value would be a lie, and a missing one can be alerted on. */
-function registerGauges(registers: Registry[], sources: GaugeSources): void {
-  const queue = knownLately(async () => sources.queue?.() ?? EMPTY);
+function registerGauges(registers: Registry[], sources: GaugeSources, noQueue: QueueSize | null): void {
+  const queue = knownLately(async () => {
+    const size = (await sources.queue?.()) ?? noQueue;
+    if (size === null) throw new Error("nobody can tell yet");
+    return size;
+  });
   const depth: Gauge = new Gauge({
     name: "tollgate_queue_depth",
     help: "Calls that wait to be made, of the whole deployment: each replica tells the same. No sample while the database is away.",
@@ -205,7 +209,8 @@ function registerGauges(registers: Registry[], sources: GaugeSources): void {
   });
 }
 
-const EMPTY: QueueSize = { calls: 0, oldestMs: 0 };
+/** Of a service that has none. A gateway that starts has one, and does not know it yet. */
+const NO_QUEUE: QueueSize = { calls: 0, oldestMs: 0 };
 
 function setOrRemove(gauge: Gauge, value: number | undefined): void {
   if (value === undefined) gauge.remove();

@@ -15,8 +15,8 @@ export interface MetricsListenerOptions {
   readonly host: string;
   /** 0 takes a free one. */
   readonly port: number;
-  /** Nodes of the chain. */
-  readonly endpoints: number;
+  /** The nodes of the chain that a facilitator has; null for a gateway. */
+  readonly endpoints: number | null;
   readonly log: Log;
 }
 
