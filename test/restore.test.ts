@@ -80,68 +80,71 @@ describe.each([
   ["sqlite", onSqlite, null],
   ["postgres", onPostgres, missingPostgres(15)],
 ] as const)("on %s", (_, begin, missing) => {
-  test.skipIf(missing !== null)("a gateway set back makes no call twice, and no payment buys two", async () => {
-    const drill = await begin();
-    await using services = await startServices({ gatewayEnv: { ...drill.env, TOLLGATE_AGENT_CONCURRENCY: "1" } });
-    const { chain, gateway, upstream } = services;
-    const [agent, busy] = [await services.open(), await services.open()];
-    const before = await agent.call();
-    const first = await before.send();
-    await before.ended(first.body.invocation_id);
-    // One that runs and one that waits for it, both paid.
-    const [running, waiting] = [await busy.call(), await busy.call()];
-    upstream.hold(running.nonce);
-    const [run, wait] = [await running.send(), await waiting.send()];
-    await upstream.visited(running.nonce);
-    await drill.copy(services);
+  test.concurrent.skipIf(missing !== null)(
+    "a gateway set back makes no call twice, and no payment buys two",
+    async () => {
+      const drill = await begin();
+      await using services = await startServices({ gatewayEnv: { ...drill.env, TOLLGATE_AGENT_CONCURRENCY: "1" } });
+      const { chain, gateway, upstream } = services;
+      const [agent, busy] = [await services.open(), await services.open()];
+      const before = await agent.call();
+      const first = await before.send();
+      await before.ended(first.body.invocation_id);
+      // One that runs and one that waits for it, both paid.
+      const [running, waiting] = [await busy.call(), await busy.call()];
+      upstream.hold(running.nonce);
+      const [run, wait] = [await running.send(), await waiting.send()];
+      await upstream.visited(running.nonce);
+      await drill.copy(services);
 
-    // What the copy knows nothing of.
-    const since = await agent.call();
-    const forgotten = await since.send();
-    await since.ended(forgotten.body.invocation_id);
-    expect(
-      (await busy.tenant.send("POST", `/v1/proxy/${busy.id}/invocations/${run.body.invocation_id}/cancel`)).status,
-    ).toBe(200);
-    await upstream.visited(waiting.nonce);
-    await waiting.ended(wait.body.invocation_id);
-    await gateway.kill9();
-    const env = await drill.restore(services);
-    await gateway.restart(env);
+      // What the copy knows nothing of.
+      const since = await agent.call();
+      const forgotten = await since.send();
+      await since.ended(forgotten.body.invocation_id);
+      expect(
+        (await busy.tenant.send("POST", `/v1/proxy/${busy.id}/invocations/${run.body.invocation_id}/cancel`)).status,
+      ).toBe(200);
+      await upstream.visited(waiting.nonce);
+      await waiting.ended(wait.body.invocation_id);
+      await gateway.kill9();
+      const env = await drill.restore(services);
+      await gateway.restart(env);
 
-    expect(await before.look(first.body.invocation_id)).toMatchObject({ status: "succeeded" });
-    expect((await before.send()).body.invocation_id).toBe(first.body.invocation_id);
-    for (const [call, { body }] of [
-      [running, run],
-      [waiting, wait],
-    ] as const) {
-      expect(await call.ended(body.invocation_id)).toMatchObject({
-        status: "failed",
-        error_class: "internal",
-        settlement: { status: "settled_upstream_failed" },
-      });
-    }
-    expect(await since.send()).toMatchObject({ status: 402, body: { error: "the payment could not be verified" } });
-    expect((await agent.tenant.send("POST", `/v1/proxy/${agent.id}`, {})).body.accepts[0].maxTimeoutSeconds).toBe(
-      DEMANDED_SECONDS,
-    );
-    for (const call of [before, since, running, waiting]) expect(upstream.of(call.nonce)).toHaveLength(1);
+      expect(await before.look(first.body.invocation_id)).toMatchObject({ status: "succeeded" });
+      expect((await before.send()).body.invocation_id).toBe(first.body.invocation_id);
+      for (const [call, { body }] of [
+        [running, run],
+        [waiting, wait],
+      ] as const) {
+        expect(await call.ended(body.invocation_id)).toMatchObject({
+          status: "failed",
+          error_class: "internal",
+          settlement: { status: "settled_upstream_failed" },
+        });
+      }
+      expect(await since.send()).toMatchObject({ status: 402, body: { error: "the payment could not be verified" } });
+      expect((await agent.tenant.send("POST", `/v1/proxy/${agent.id}`, {})).body.accepts[0].maxTimeoutSeconds).toBe(
+        DEMANDED_SECONDS,
+      );
+      for (const call of [before, since, running, waiting]) expect(upstream.of(call.nonce)).toHaveLength(1);
 
-    // One that ends late enough is certainly new, also after another restart.
-    await gateway.stop();
-    await gateway.restart();
-    const isTaken = async () => {
-      const call = await agent.call({ validBefore: seconds() + LONGEST_SECONDS - 1 });
-      const answer = await call.send();
-      return answer.status === 202 ? { call, id: answer.body.invocation_id as string } : null;
-    };
-    let taken = await isTaken();
-    while (taken === null) taken = await isTaken();
-    await expectServed(services, taken.call, taken.id);
-    expect(await chain.transfers({ nonce: since.nonce })).toHaveLength(1);
-  });
+      // One that ends late enough is certainly new, also after another restart.
+      await gateway.stop();
+      await gateway.restart();
+      const isTaken = async () => {
+        const call = await agent.call({ validBefore: seconds() + LONGEST_SECONDS - 1 });
+        const answer = await call.send();
+        return answer.status === 202 ? { call, id: answer.body.invocation_id as string } : null;
+      };
+      let taken = await isTaken();
+      while (taken === null) taken = await isTaken();
+      await expectServed(services, taken.call, taken.id);
+      expect(await chain.transfers({ nonce: since.nonce })).toHaveLength(1);
+    },
+  );
 });
 
-test("a facilitator set back pays nothing twice, and calls what its own wallet has moved collected", async () => {
+test.concurrent("a facilitator set back pays nothing twice, and calls what its own wallet has moved collected", async () => {
   await using services = await startServices();
   const { chain, facilitator } = services;
   const payer = newPayer();
@@ -189,7 +192,7 @@ test("a facilitator set back pays nothing twice, and calls what its own wallet h
   expect(facilitator.lines("forgotten_payment_found")).not.toEqual([]);
 });
 
-test("a copy that is put in its place by hand is recognised, and one that does not hold is not put there", async () => {
+test.concurrent("a copy that is put in its place by hand is recognised, and one that does not hold is not put there", async () => {
   await using services = await startServices();
   const { gateway } = services;
   const agent = await services.open();

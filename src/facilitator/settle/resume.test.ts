@@ -45,6 +45,22 @@ describe.each(["sqlite", "postgres"] as const)("interrupted settling on %s, with
     return store.write((tx) => claimPayment(tx, { ...claim, ...UNMEASURED }, NOON));
   }
 
+  test("a claim of a restored copy that was sent since is settled, and not failed while nobody can tell", async () => {
+    const service = settling(store);
+    const asked = await request();
+    await claimed(asked);
+    service.clock.time += 3_600_000;
+    const hash = hashOf(keyOfRequest(asked));
+    const receipt = { hash, from: hash, blockNumber: 7, blockHash: hash, succeeded: true, gasWei: 0n, logs: [] };
+    const told = ["unknown", "unknown", receipt] as const;
+    let looks = 0;
+    service.turns.findOwnTransfer = async () => told[looks++] ?? receipt;
+    await service.recover();
+    expect(looks).toBe(3);
+    expect(await allPayments(store)).toMatchObject([{ status: "settled", transaction_hash: hash, block_number: 7 }]);
+    expect(await service.settle(account(), asked)).toMatchObject({ success: true, transaction: hash });
+  });
+
   test("an unready wallet or an absent node answers 503 for now, and nothing is kept as final", async () => {
     const service = settling(store);
     const asked = await request();

@@ -1,5 +1,6 @@
 // What tests of settling need: a facilitator's settle over a real store, with hand-made doubles of the chain and of
 // the wallet. The wallet's stores its mark as the real one does, and the test says what becomes of each payment.
+import type { FindOwnTransfer } from "../../../src/facilitator/chain/own-transfer.ts";
 import { usedOn, utcDay } from "../../../src/facilitator/payments/daily-limits.ts";
 import {
   type ClaimedPayment,
@@ -107,6 +108,7 @@ export function settling(store: Store, options: SettlingOptions = {}) {
     ) => Promise<{ readonly amount: bigint; readonly block: number }>,
     hasCode: (async () => false) as SettleChain["hasCode"],
     isUsed: (async () => false) as SettleChain["isUsed"],
+    findOwnTransfer: (async () => null) as FindOwnTransfer,
     readiness: (async () => ({ ready: true })) as SettleWallet["readiness"],
     /** What becomes of a payment as soon as it is stored as sent: by default it is settled. */
     afterSend: ((key: PaymentKey) => settled(key)) as (key: PaymentKey) => Promise<unknown>,
@@ -165,7 +167,7 @@ export function settling(store: Store, options: SettlingOptions = {}) {
       isAlone: () => true,
     },
     outcomes,
-    findOwnTransfer: async () => null,
+    findOwnTransfer: (authorization) => turns.findOwnTransfer(authorization),
     limits: {
       maxPerTransaction: options.maxPerTransaction ?? 10_000n,
       dailyCeiling: options.dailyCeiling ?? 1_000_000n,
