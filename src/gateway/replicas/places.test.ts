@@ -135,6 +135,11 @@ function suite(numRuns: number, freshDatabase?: () => Promise<string>): void {
     await abandon(store, { tenant: call.row.tenant, id: call.row.id }, "internal", Date.now());
     await remove();
     expect((await replicaIds()).map(([id]) => id)).toEqual(["rep_0", "rep_3"]);
+    // What an operator removes leaves nothing behind once another one comes.
+    await place.execute("delete from replicas where id = 'rep_3'");
+    expect((await ask("rep_4", 64, 0, 60)).grants).toEqual([{ granted: 50, part: 50 }]);
+    await leave("rep_4");
+    await ask("rep_3", 64, 0, 10);
     // One that was taken for gone and goes on has nothing, and begins anew.
     await age("rep_3", "20000");
     await remove();

@@ -4,7 +4,7 @@
 // and what has been granted are never more than the limit: all changes are made under one lock, nothing is granted beyond
 // what is left, and a base is raised only when no agent has been granted so much that it would be too much then. What a
 // replica has stays its own until it gives it back or is taken for gone, and its calls have been ended.
-import { and, eq, gt, inArray, ne, sum } from "drizzle-orm";
+import { and, eq, gt, inArray, ne, notInArray, sum } from "drizzle-orm";
 import type { Mode } from "../../core/states.ts";
 import type { Tx } from "../../storage/store.ts";
 import { PLACES_LOCK, renewLease } from "./store.ts";
@@ -53,6 +53,7 @@ export async function exchange(tx: Tx, { replica, limit, asksOf }: Exchange): Pr
   const { agent_base } = await renewLease(tx, replica);
   const { replicas: t } = tx.tables;
   const isNew = agent_base === null;
+  if (isNew) await removeLoose(tx);
   const base = agent_base ?? 0;
   const others = await tx.db
     .select({ bases: sum(t.agent_base) })
@@ -63,6 +64,11 @@ export async function exchange(tx: Tx, { replica, limit, asksOf }: Exchange): Pr
   const next = await raised(tx, base, limit, left);
   if (next !== agent_base) await tx.db.update(t).set({ agent_base: next }).where(eq(t.id, replica));
   return { isNew, base: next, grants };
+}
+
+/** What belongs to no replica, as after an operator has removed the row of one. */
+async function removeLoose({ db, tables: { agentPlaces: t, replicas } }: Tx): Promise<void> {
+  await db.delete(t).where(notInArray(t.replica, db.select({ id: replicas.id }).from(replicas)));
 }
 
 /** @param left what the bases of the others leave of the limit */
