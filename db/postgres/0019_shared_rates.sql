@@ -1,9 +1,9 @@
--- What the replicas count together: src/storage/shared-counts.ts. Unlogged where the server has that (src/storage/migrate.ts
--- takes the word away where it has not): a crash of the server empties them, and nothing waits for the disk.
+-- What the replicas count together: src/storage/shared-counts.ts. Nothing waits for the disk, and yet nothing of a call that
+-- was accepted is lost: what is counted stands in the log before the call.
 
 -- The token bucket of each agent that has a rate limit and was called: src/gateway/agents/shared-buckets.ts. Half of each
 -- page stays free, so that a bucket that is taken from stays on its page.
-create unlogged table agent_buckets (
+create table agent_buckets (
   tenant text collate "C" not null,
   agent_id text collate "C" not null,
   revision bigint not null,
@@ -19,7 +19,7 @@ create unlogged table agent_buckets (
 ) with (fillfactor = 50);
 
 -- Callers whose rate a policy asks for: src/gateway/policy/shared-calls.ts. Times are in microseconds since the epoch.
-create unlogged table caller_rates (
+create table caller_rates (
   tenant text collate "C" not null,
   agent_id text collate "C" not null,
   user_name text collate "C" not null,
@@ -33,7 +33,7 @@ create unlogged table caller_rates (
 ) with (fillfactor = 50);
 
 -- How many calls a caller had made when, for the last minutes.
-create unlogged table caller_calls (
+create table caller_calls (
   tenant text collate "C" not null,
   agent_id text collate "C" not null,
   user_name text collate "C" not null,

@@ -277,16 +277,8 @@ async function makeLockRow(client: SQL): Promise<void> {
   }
 }
 
-interface PostgresMigrationTools extends MigrationTools {
-  /** What several processes count together is in ordinary tables where the server has no others. */
-  readonly hasUnloggedTables: boolean;
-}
-
 /** Applies what is missing. Replicas that start at once queue on a row; the first one does the work. */
-export async function migratePostgres(
-  client: SQL,
-  { clock, log, hasUnloggedTables }: PostgresMigrationTools,
-): Promise<void> {
+export async function migratePostgres(client: SQL, { clock, log }: MigrationTools): Promise<void> {
   const announce = announcer(log);
   await makeLockRow(client);
   await patiently(client, async (tx) => {
@@ -298,7 +290,7 @@ export async function migratePostgres(
         const [size]: WorkSize[] = await tx.unsafe(work.query);
         announce.begins(version, work, size);
       }
-      await tx.unsafe(hasUnloggedTables ? sql : sql.replaceAll("create unlogged table", "create table"));
+      await tx.unsafe(sql);
       await tx.unsafe("insert into schema_migrations (version, applied_at) values ($1, $2)", [version, clock.now()]);
     }
   });

@@ -279,7 +279,7 @@ async function prepareDatabase(options: PostgresOptions): Promise<Capabilities> 
     log.info("database_capabilities", { ...capabilities });
     if (capabilities.pooled && capabilities.prepared_statements)
       log.warn("pooler_must_follow_prepared_statements", POOLER_HINT);
-    await migratePostgres(client, { clock, log, hasUnloggedTables: capabilities.unlogged_tables });
+    await migratePostgres(client, { clock, log });
     return capabilities;
   } catch (error) {
     throw startProblem(error) ?? error;

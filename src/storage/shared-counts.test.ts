@@ -1,14 +1,11 @@
 // Statements that replicas count with: whole messages, which leave nothing behind on a connection.
-import { describe, expect, test } from "bun:test";
+import { expect, test } from "bun:test";
 import { SQL } from "bun";
 import fc from "fast-check";
-import { startPostgres } from "../../test/support/stores/postgres.ts";
 import { eachPostgres } from "../../test/support/stores/postgres-kinds.ts";
 import { clock, outcome, postgresPlace } from "../../test/support/stores/stores.ts";
 import { silentLog } from "../core/log.ts";
 import { inputRows, type SharedCount } from "./commands.ts";
-import { migratePostgres } from "./migrate.ts";
-import { postgresClient } from "./pool.ts";
 import { openPostgres } from "./postgres.ts";
 import type { Store } from "./store.ts";
 
@@ -62,21 +59,4 @@ test("a statement that waits for a lock is given up in time, and the next one is
   });
   expect(await ask()).toBe("stored");
   await store.close();
-});
-
-describe("the tables of what is counted", () => {
-  test.each([
-    [true, "u"],
-    [false, "p"],
-  ])(
-    "are such that nobody waits for the disk, where the server has them: %p",
-    async (hasUnloggedTables, persistence) => {
-      const client = postgresClient(await (await startPostgres()).freshDatabase());
-      await migratePostgres(client, { clock, log: silentLog, hasUnloggedTables });
-      const tables: { relpersistence: string }[] = await client`select relname, relpersistence from pg_class
-      where relname in ('agent_buckets', 'caller_rates', 'caller_calls') order by relname`;
-      expect(tables.map((table) => table.relpersistence)).toEqual([persistence, persistence, persistence]);
-      await client.close({ timeout: 0 });
-    },
-  );
 });

@@ -1,6 +1,5 @@
 // The token buckets of agents in a database that several replicas share: a row for each, which one statement fills up and
-// takes from, by the server's clock. The rule is that of rate-limit.ts. No row is a full bucket, so a crash of the server,
-// which empties the table, starts full ones.
+// takes from, by the server's clock. The rule is that of rate-limit.ts. No row is a full bucket.
 import { inputRows, type SharedCount } from "../../storage/commands.ts";
 import { NOW_MICROSECONDS } from "../../storage/shared-counts.ts";
 import type { Store } from "../../storage/store.ts";
