@@ -1,5 +1,5 @@
-// Puts the parts of the gateway together and hands each what it needs. Nothing runs before start.ts starts it. In one
-// file, since it is the one place that knows all of them.
+// Puts the parts of the gateway together and hands each what it needs. Nothing runs before start.ts starts it.
+// In one file, since it is the one place that knows all of them.
 import type { AnyElysia } from "elysia";
 import type { UnderWay } from "../concurrency/under-way.ts";
 import { timeBounds } from "../core/clock.ts";
