@@ -1,5 +1,5 @@
 // The replicas that share a database: their leases, and which of them are gone.
-import { and, eq, gt, inArray, isNotNull, lt, lte, ne, not, or, sql } from "drizzle-orm";
+import { and, eq, gt, inArray, isNotNull, lt, lte, ne, not, notInArray, or, sql } from "drizzle-orm";
 import { HOUR_MS } from "../../core/time.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 
@@ -82,7 +82,19 @@ async function mayHaveGone({ read: { db, tables }, clock }: Store, replica: stri
     .from(t)
     .where(and(ne(t.id, replica), or(and(isNotNull(t.agent_base), isOver), isOld)))
     .limit(1);
-  return rows.length > 0;
+  return rows.length > 0 || (await ownersOfLoose(db, tables)).length > 0;
+}
+
+/** Of places that belong to no replica any more, as after an operator has removed the row of one. */
+async function ownersOfLoose(
+  db: Pick<Tx["db"], "select" | "selectDistinct">,
+  { agentPlaces: t, replicas }: Tx["tables"],
+): Promise<string[]> {
+  const rows = await db
+    .selectDistinct({ replica: t.replica })
+    .from(t)
+    .where(notInArray(t.replica, db.select({ id: replicas.id }).from(replicas)));
+  return rows.map(({ replica }) => replica);
 }
 
 async function goneIn(tx: Tx, replica: string): Promise<string[]> {
@@ -91,7 +103,7 @@ async function goneIn(tx: Tx, replica: string): Promise<string[]> {
     .select({ id: replicas.id })
     .from(replicas)
     .where(and(ne(replicas.id, replica), not(isAlive(tx) ?? sql`true`)));
-  const ids = late.map(({ id }) => id);
+  const ids = [...late.map(({ id }) => id), ...(await ownersOfLoose(tx.db, tx.tables))];
   if (ids.length === 0) return [];
   const owners = await tx.db
     .selectDistinct({ owner: t.owner })
