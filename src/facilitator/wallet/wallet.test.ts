@@ -123,7 +123,7 @@ test("stopping waits for no node that hangs, and loses nothing", async () => {
   expect(performance.now() - started).toBeLessThan(2500);
   await relay.stop();
   const next = await start(chain, { store: wallet.store, signers: wallet.signers });
-  for (const payment of payments) expect((await next.ended(payment))?.status).toBe("settled");
+  for (const payment of payments) expect((await next.ended(payment, 30_000))?.status).toBe("settled");
 });
 
 describe("three hundred payments at once", () => {
