@@ -76,13 +76,17 @@ test("a port that another gateway listens on is refused", async () => {
 });
 
 test("a start without the database ends in a way that is started again, and one with a wrong configuration does not", async () => {
-  const { port } = new URL(await (await startPostgres()).freshDatabase());
+  const there = await (await startPostgres()).freshDatabase();
+  const { port, pathname } = new URL(there);
+  await using client = new Bun.SQL(there, { max: 1 });
+  await client.unsafe(`alter database "${pathname.slice(1)}" set default_transaction_read_only = on`);
   const env = (DATABASE_URL: string) => ({ DATABASE_URL, TOLLGATE_MASTER_KEY: `${"A".repeat(43)}=` });
   const start = (url: string) => runCommand(["--mode", "gateway"], { cwd: temporaryRoot(), env: env(url) });
   expect(await start("postgres://tollgate@127.0.0.1:1/x")).toMatchObject({
     code: 1,
     stderr: expect.stringContaining("the Postgres server of DATABASE_URL does not answer"),
   });
+  expect(await start(there)).toMatchObject({ code: 1, stderr: expect.stringContaining("is read-only") });
   expect(await start(`postgres://nobody@127.0.0.1:${port}/x`)).toMatchObject({
     code: 2,
     stderr: expect.stringContaining("the Postgres server of DATABASE_URL refuses: "),
