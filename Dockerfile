@@ -33,7 +33,7 @@ VOLUME /data
 # The gateway's port; the facilitator's with mutual TLS, and its plain one.
 EXPOSE 8080 8443 8081
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s CMD ["tollgate-healthcheck"]
-# Running calls may finish for TOLLGATE_DRAIN_MS. Whoever stops the container has to wait longer than that: `--stop-timeout 40`.
+# Running calls may finish for TOLLGATE_DRAIN_MS. Whoever stops the container has to wait longer than that: `--stop-timeout 45`.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["tollgate"]
 CMD ["--mode", "gateway"]

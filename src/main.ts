@@ -18,7 +18,7 @@ import {
 import { systemClock } from "./core/clock.ts";
 import { Fault } from "./core/fault.ts";
 import { type Meters, silentMeters } from "./core/meters.ts";
-import { StartupProblem } from "./core/startup.ts";
+import { PassingStartupProblem, StartupProblem } from "./core/startup.ts";
 import { VERSION } from "./core/version.ts";
 import { restartInCleanEnvironment } from "./environment.ts";
 
@@ -294,6 +294,8 @@ try {
 } catch (error) {
   if (error instanceof StartupProblem) {
     refuse(line, [error.message]);
+    // A process manager starts again what ends with it, and leaves alone what is misconfigured.
+    if (error instanceof PassingStartupProblem) process.exitCode = FAILED;
   } else if (line.command !== "serve" && error instanceof Fault && error.kind === "unavailable") {
     process.stderr.write(`tollgate ${line.command} was cut short: ${error.message}. Run it again when it can.\n`);
     process.exitCode = FAILED;

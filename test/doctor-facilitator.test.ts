@@ -122,8 +122,8 @@ test.concurrent("all is well before the first start, which has made nothing then
     "database",
     "server certificate",
     "client CA",
+    "RPC endpoint 0",
     "RPC endpoint 1",
-    "RPC endpoint 2",
     "agreement",
     "chain clock",
     `wallet ${address.toLowerCase()}`,
@@ -203,12 +203,12 @@ test.concurrent("nodes: a dead one warns beside a good one and fails alone, and 
   const both = await doctor({ TOLLGATE_RPC_URLS: `${chain.url},${dead}` });
   expect([both.code, ...both.bad]).toEqual([
     0,
-    says("warn RPC endpoint 2: it gives no usable answer: unreached, ECONNREFUSED; "),
+    says("warn RPC endpoint 1: it gives no usable answer: unreached, ECONNREFUSED; "),
   ]);
   const alone = await doctor({ TOLLGATE_RPC_URLS: dead });
   expect([alone.code, ...alone.bad]).toEqual([
     1,
-    says("fail RPC endpoint 1: it gives no usable answer"),
+    says("fail RPC endpoint 0: it gives no usable answer"),
     says("warn chain clock: not looked at without a node"),
     says("warn wallets: not looked at without a node"),
   ]);
@@ -222,27 +222,27 @@ test.concurrent("nodes: another chain, another token, a lag, a silence and a for
   await Promise.all([
     second(
       (relay) => relay.on("eth_chainId", { kind: "result", result: "0x1" }),
-      [1, says("fail RPC endpoint 2: it is of chain 1, not 8453; ")],
+      [1, says("fail RPC endpoint 1: it is of chain 1, not 8453; ")],
     ),
     second(
       (relay) => relay.on("eth_getCode", { kind: "result", result: "0x" }),
-      [1, says("fail RPC endpoint 2: there is no token at its address; ")],
+      [1, says("fail RPC endpoint 1: there is no token at its address; ")],
     ),
     second(
       (relay) => relay.on("eth_call", reverted),
-      [1, says("fail RPC endpoint 2: its token is without a name, version none, with no decimals; ")],
+      [1, says("fail RPC endpoint 1: its token is without a name, version none, with no decimals; ")],
     ),
     second(
       (relay) => relay.behind(12),
-      [0, says("warn RPC endpoint 2: its newest block is 1\\d blocks behind the best")],
+      [0, says("warn RPC endpoint 1: its newest block is 1\\d blocks behind the best")],
     ),
     second(
       (relay) => relay.on("eth_chainId", { kind: "hang" }),
-      [0, says("warn RPC endpoint 2: it gives no usable answer: no answer within 3000")],
+      [0, says("warn RPC endpoint 1: it gives no usable answer: no answer within 3000")],
     ),
     second(
       (relay) => relay.on("eth_getBlockByNumber", { kind: "rewrite", rewrite: other }),
-      [1, says("fail agreement: the endpoints have different blocks at height \\d+: 1 against 2; ")],
+      [1, says("fail agreement: the endpoints have different blocks at height \\d+: 0 against 1; ")],
     ),
   ]);
 });

@@ -17,6 +17,7 @@ import { tollgateBinary } from "./support/gateway/binary.ts";
 import { startUpstream, type Upstream } from "./support/http/upstream.ts";
 import { canBeRoot, type Machine, startMachine } from "./support/packaging/machine.ts";
 import { parseUnit } from "./support/packaging/unit.ts";
+import { startPostgres } from "./support/stores/postgres.ts";
 
 setDefaultTimeout(120_000);
 
@@ -142,12 +143,24 @@ describe.skipIf(!canBeRoot || Bun.which("curl") === null)("whoever has the manua
       },
     });
 
+    const url = await (await startPostgres()).freshDatabase();
+    const moved = blocksOf("sh postgres").map(({ text }) =>
+      text.replace("postgres://gateway:YOUR_PASSWORD@db.example.com:5432/gateway", url),
+    );
+    expect(moved.length).toBe(2);
+    const ready = `curl --silent --fail --retry 60 --retry-all-errors --retry-delay 1 http://127.0.0.1:${port}/readyz`;
+    const onPostgres = await machine.run([moved[0], ready, moved[1]].join("\n"));
+    expect([onPostgres.code, onPostgres.printed]).toEqual([0, onPostgres.printed]);
+    expect(onPostgres.printed).toMatch(/^ok {4}database +Postgres 18/m);
+    expect(onPostgres.printed).not.toMatch(/^(warn|fail) /m);
+
     const removed = await machine.run(blocksOf("sh uninstall")[0]?.text ?? "exit 1");
     expect(removed).toEqual({ code: 0, printed: "" });
     const left = await machine.run(
       "cat /var/log/tollgate-*.log; ls /var/lib /etc/systemd/system /etc; id tollgate-gateway || true",
     );
-    expect(left.printed.match(/"event":"stopped"/g)?.length).toBe(2);
+    // The gateway once more, when it was moved.
+    expect(left.printed.match(/"event":"stopped"/g)?.length).toBe(3);
     expect(left.printed).toContain(" /usr/local/bin/tollgate token --tenant");
     expect(left.printed).toContain("no such user");
     expect(left.printed).not.toMatch(/^tollgate/m);

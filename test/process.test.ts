@@ -4,6 +4,8 @@ import { expect, setDefaultTimeout, test } from "bun:test";
 import { readdirSync, readFileSync, readlinkSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { eachDatabase, type Gateway, startGateway } from "./support/gateway/gateway.ts";
+import { runCommand, temporaryRoot } from "./support/gateway/process.ts";
+import { startPostgres } from "./support/stores/postgres.ts";
 
 setDefaultTimeout(60_000);
 
@@ -71,6 +73,28 @@ test("a port that another gateway listens on is refused", async () => {
   const second = await elsewhere.run("--mode", "gateway", "--port", port);
   expect(second.stderr).toContain(`must be free to listen on: 127.0.0.1 port ${port}`);
   expect(second.code).toBe(2);
+});
+
+test("a start without the database ends in a way that is started again, and one with a wrong configuration does not", async () => {
+  const there = await (await startPostgres()).freshDatabase();
+  const { port, pathname } = new URL(there);
+  await using client = new Bun.SQL(there, { max: 1 });
+  await client.unsafe(`alter database "${pathname.slice(1)}" set default_transaction_read_only = on`);
+  const env = (DATABASE_URL: string) => ({ DATABASE_URL, TOLLGATE_MASTER_KEY: `${"A".repeat(43)}=` });
+  const start = (url: string) => runCommand(["--mode", "gateway"], { cwd: temporaryRoot(), env: env(url) });
+  expect(await start("postgres://tollgate@127.0.0.1:1/x")).toMatchObject({
+    code: 1,
+    stderr: expect.stringContaining("the Postgres server of DATABASE_URL does not answer"),
+  });
+  expect(await start(there)).toMatchObject({ code: 1, stderr: expect.stringContaining("is read-only") });
+  expect(await start(`postgres://nobody@127.0.0.1:${port}/x`)).toMatchObject({
+    code: 2,
+    stderr: expect.stringContaining("the Postgres server of DATABASE_URL refuses: "),
+  });
+  for (const service of ["gateway", "facilitator"]) {
+    const unit = readFileSync(join(import.meta.dir, `../src/packaging/systemd/tollgate-${service}.service`), "utf8");
+    expect(unit).toMatch(/^Restart=on-failure$[\s\S]*^RestartPreventExitStatus=2$/m);
+  }
 });
 
 test("the gateway names its version and the commit it was built from", async () => {

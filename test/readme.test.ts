@@ -145,7 +145,7 @@ describe("the documentation", () => {
 
   test("has no block that nothing looks at", () => {
     const shells = ["start", "upstreams", "tour", "demo", "chain", "facilitator", "payer", "curl", "backup"];
-    const elsewhere = ["sh install", "sh uninstall", "sh compose", "yaml compose"];
+    const elsewhere = ["sh install", "sh postgres", "sh uninstall", "sh compose", "yaml compose"];
     // Those of packages run in a root of their own (packaging.test.ts). The commands of the container have no engine here.
     const known = ["sh", ...elsewhere, ...shells.map((name) => `sh ${name}`), "http", "http facilitator"];
     const outputs = ["", "json", "text", "text demo", "text layout"];

@@ -9,6 +9,7 @@ import { Spec, Validation } from "@cyclonedx/cyclonedx-library";
 import manifest from "../package.json" with { type: "json" };
 import { PLATFORMS, type Platform, pinnedRuntime } from "../src/packaging/platforms.ts";
 import { makeRelease } from "../src/packaging/release.ts";
+import { pages } from "./support/documentation.ts";
 
 setDefaultTimeout(120_000);
 
@@ -48,6 +49,10 @@ test("every file has its sum, and the usual program finds it right", () => {
   const listed = read("SHA256SUMS").match(/(?<= {2}).+$/gm) ?? [];
   expect([...listed, "SHA256SUMS"].sort()).toEqual(readdirSync(first).sort());
   expect(listed).toContain(`${NAME}-${HERE}`);
+  const told = (pages.get("install")?.section("Releases") ?? "").matchAll(/`(tollgate-[\w.-]+|\w+\.env|SHA256SUMS)`/g);
+  const isElsewhere = (name: string) => /-(linux|macos)-/.test(name) && name !== `${NAME}-${HERE}`;
+  const names = new Set([...told].map(([, name = ""]) => name).filter((name) => !isElsewhere(name)));
+  expect([...names].sort()).toEqual(readdirSync(first).sort());
   const check = () =>
     Bun.spawnSync(["sha256sum", "--check", "--quiet", "SHA256SUMS"], { cwd: first, stderr: "ignore" });
   if (Bun.which("sha256sum") === null) return;

@@ -2,9 +2,20 @@
 // acknowledged before the copy is there; no payment buys two calls, no call is made twice, and no payment that landed is
 // told as failed. The copies are made as an operator makes them: by `tollgate backup`, and by pg_dump.
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
-import { copyFileSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import {
+  chownSync,
+  copyFileSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from "node:fs";
 import { join } from "node:path";
 import { newPayer, signPayment } from "./support/chain/payments.ts";
+import { startGateway } from "./support/gateway/gateway.ts";
 import { type Environment, runCommand, temporaryRoot } from "./support/gateway/process.ts";
 import { expectServed, PRICE, type Services, startServices } from "./support/stores/paid-calls.ts";
 import { missingPostgres, startPostgres } from "./support/stores/postgres.ts";
@@ -221,3 +232,27 @@ test.concurrent("a copy that is put in its place by hand is recognised, and one 
   await gateway.restart();
   expect(gateway.log().split('"database_restored"')).toHaveLength(2);
 });
+
+test.skipIf(process.getuid?.() !== 0)(
+  "what root restores, migrates or begins is the service's, who has to open it",
+  async () => {
+    const NOBODY = 65_534;
+    await using gateway = await startGateway();
+    const file = join(dir, "of-root.db");
+    expect(await gateway.run("backup", file)).toMatchObject({ code: 0 });
+    for (const command of [["restore", file], ["migrate"], ["token", "--tenant", "acme", "--user", "me"]]) {
+      const dataDir = join(dir, `of the service, to ${command[0]}`);
+      mkdirSync(dataDir, { mode: 0o700 });
+      chownSync(dataDir, NOBODY, NOBODY);
+      if (command.includes(file)) {
+        copyFileSync(join(gateway.dataDir, "master.key"), join(dataDir, "master.key"));
+        chownSync(join(dataDir, "master.key"), NOBODY, NOBODY);
+      }
+      const done = await runCommand(command, { cwd: dir, env: { TOLLGATE_DATA_DIR: dataDir } });
+      expect(done).toMatchObject({ code: 0 });
+      const owners = readdirSync(dataDir).map((name) => [name, statSync(join(dataDir, name)).uid]);
+      expect(owners.length).toBeGreaterThan(0);
+      expect(owners.filter(([, uid]) => uid !== NOBODY)).toEqual([]);
+    }
+  },
+);

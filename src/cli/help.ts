@@ -37,7 +37,7 @@ const USAGE = `tollgate: a multi-tenant gateway for agents, and the facilitator 
       check trust receipts offline, one compact JWS a line: signatures, claims and the chain; ends with 1 and names
       the first that does not hold; the keys are those that a gateway shows at /.well-known/jwks.json
   tollgate migrate [--data-dir DIR]
-      apply pending migrations of the database and exit
+      apply pending migrations of the database and exit; for a facilitator's, set TOLLGATE_MODE=facilitator
   tollgate backup FILE [--verify] [--data-dir DIR]
       copy the SQLite database of a running or stopped service into a new file; with --verify the copy is read as a
       whole then, and its keys are opened; keep master.key beside it, which no copy holds

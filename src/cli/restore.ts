@@ -1,6 +1,6 @@
 // `tollgate restore`: tells a database that it was restored to an older state, before a service starts on it. Of SQLite it
 // can also put a copy in its place. What the services make of it: src/storage/restoration.ts.
-import { closeSync, copyFileSync, existsSync, linkSync, openSync, renameSync, rmSync } from "node:fs";
+import { copyFileSync, existsSync, linkSync, renameSync, rmSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { makeDataDir } from "../config/data-dir.ts";
 import type { Config } from "../config.ts";
@@ -13,7 +13,7 @@ import { DATABASE_FILE } from "../keys/master-key.ts";
 import { syncFile } from "../storage/backup.ts";
 import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
-import { syncDirectory } from "../storage/private-file.ts";
+import { makePrivateFile, syncDirectory } from "../storage/private-file.ts";
 import { markCopy, recordRestore, unmarkCopy } from "../storage/restoration.ts";
 import { check } from "./backup.ts";
 import { requireDatabase, requireMasterKeys } from "./open.ts";
@@ -46,8 +46,8 @@ export async function restore(config: Config, named: string | null, log: Log): P
 
 function restoredText(what: string): string {
   return (
-    `${what} is taken for restored just now: calls that had not begun have ended, and for 14 minutes payments that may be ` +
-    "older are refused\nwhat was changed after the copy is forgotten: revoke tokens and disable accounts again (see " +
+    `${what} is taken for restored just now; a gateway's calls that had not begun have ended, and for 14 minutes it refuses ` +
+    "payments that may be older\nwhat was changed after the copy is forgotten: revoke tokens and disable accounts again (see " +
     "tollgate help operations)\n"
   );
 }
@@ -63,7 +63,7 @@ function place(config: Config, file: string, path: string, log: Log): string | n
   if (problem !== null) throw new StartupProblem(`${file} does not hold: ${problem}`);
   const draft = `${path}.${crypto.randomUUID()}`;
   try {
-    closeSync(openSync(draft, "wx", 0o600));
+    makePrivateFile(draft);
     copyFileSync(file, draft);
     markCopy(draft, systemClock.now());
     syncFile(draft);

@@ -4,3 +4,9 @@
 export class StartupProblem extends Error {
   override readonly name = "StartupProblem";
 }
+
+/**
+ * One that may pass without anything being mended here, such as a database that is away for a moment. The process ends with
+ * status 1, and whoever has started it should do so again.
+ */
+export class PassingStartupProblem extends StartupProblem {}

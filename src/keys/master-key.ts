@@ -49,7 +49,7 @@ export function loadMasterKey({ configured, dataDir, log }: MasterKeyOptions): L
       `TOLLGATE_MASTER_KEY must be set, or ${path} restored: the database beside it was made with a master key`,
     );
   }
-  return place(path, newKey(), log);
+  return place(path, newKey(), log, statSync(dataDir));
 }
 
 /**

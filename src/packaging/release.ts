@@ -1,5 +1,5 @@
-// Makes a release in dist/release: a binary for each platform, the units for systemd, the licences, the bill of materials and
-// the checksums. `bun run package` makes all of it, `bun run package linux-x64 …` only these platforms.
+// Makes a release in dist/release: a binary for each platform, the units for systemd, what watches over them, the licences, the
+// bill of materials and the checksums. `bun run package` makes all of it, `bun run package linux-x64 …` only these platforms.
 import { createHash } from "node:crypto";
 import { copyFileSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -12,6 +12,11 @@ import { installRuntimes, PLATFORMS, type Platform, pinnedRuntime } from "./plat
 import { type Binary, bill } from "./sbom.ts";
 
 const UNITS = join(ROOT, "src/packaging/systemd");
+/** Who has no source needs them too. */
+const MONITORING = {
+  "tollgate-alerts.yaml": "prometheus/alerts.yaml",
+  "tollgate-dashboard.json": "grafana/dashboard.json",
+};
 
 /**
  * @param into a directory of its own, which is emptied
@@ -38,6 +43,8 @@ export function makeRelease(
     binaries.push({ file, sha256: sha256(join(into, file)), runtime });
   }
   for (const unit of readdirSync(UNITS)) copyFileSync(join(UNITS, unit), join(into, unit));
+  for (const [file, from] of Object.entries(MONITORING))
+    copyFileSync(join(ROOT, "src/packaging", from), join(into, file));
   writeFileSync(join(into, `${name}-licences.txt`), licencesFile(packages, manifest.engines.bun));
   const release = { manifest, commit: commit(), date: commitDate(), binaries, packages };
   writeFileSync(join(into, `${name}.cdx.json`), bill(release));

@@ -5,7 +5,7 @@ import { closeSync, existsSync, fsyncSync, linkSync, openSync, rmSync, statfsSyn
 import { dirname } from "node:path";
 import { StartupProblem } from "../core/startup.ts";
 import { NEWEST_SQLITE_VERSION } from "./migrate.ts";
-import { syncDirectory } from "./private-file.ts";
+import { makePrivateFile, syncDirectory } from "./private-file.ts";
 import { markCopy } from "./restoration.ts";
 
 /** A service that starts after a crash, or ends, has the file for itself for a moment. */
@@ -26,7 +26,7 @@ export function copySqlite(from: string, to: string, now: number): void {
   const draft = `${to}.${crypto.randomUUID()}`;
   try {
     requireRoom(dirname(to), bytesOf(from));
-    closeSync(openSync(draft, "wx", 0o600));
+    makePrivateFile(draft);
     vacuumInto(from, draft);
     markCopy(draft, now);
     syncFile(draft);

@@ -2,7 +2,7 @@
 // logged. An engine that speaks Postgres's language but means something else by it is refused: there the totals, the
 // claims or the ceilings would be wrong without an error.
 import type { SQL } from "bun";
-import { StartupProblem } from "../core/startup.ts";
+import { PassingStartupProblem, StartupProblem } from "../core/startup.ts";
 import { parseDatabaseUrl } from "./database-url.ts";
 import { isConnectionLost, sqlState } from "./failures.ts";
 import { postgresClient } from "./pool.ts";
@@ -91,9 +91,11 @@ async function identify(client: SQL): Promise<Row> {
     throw new StartupProblem(`the Postgres database must have the encoding UTF8, and has ${row["encoding"]}`);
   }
   if (Number(row["standby"]) === 1)
-    throw new StartupProblem("the Postgres server of DATABASE_URL is a read-only standby");
+    throw new PassingStartupProblem("the Postgres server of DATABASE_URL is a read-only standby");
   if (row["read_only"] === "on")
-    throw new StartupProblem("the Postgres database of DATABASE_URL is read-only (default_transaction_read_only)");
+    throw new PassingStartupProblem(
+      "the Postgres database of DATABASE_URL is read-only (default_transaction_read_only)",
+    );
   return row;
 }
 

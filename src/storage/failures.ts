@@ -4,7 +4,7 @@ import { SQLiteError } from "bun:sqlite";
 import { SQL } from "bun";
 import { DrizzleQueryError } from "drizzle-orm";
 import { Fault } from "../core/fault.ts";
-import { StartupProblem } from "../core/startup.ts";
+import { PassingStartupProblem, StartupProblem } from "../core/startup.ts";
 import { CommitUnknown, STORE_RETRY_AFTER_SECONDS, STORE_UNAVAILABLE, UniqueViolation } from "./store.ts";
 
 export function unavailable(cause: unknown): Fault {
@@ -51,8 +51,9 @@ export function isConnectionLost(error: unknown): boolean {
 /** It is a standby, or an old primary that was made read-only: somewhere else there is one that takes writes. */
 export const isServerReadOnly = (error: unknown): boolean => sqlState(error) === "25006";
 
-/** Wrong name or password, no such database, not allowed, no connection left. */
-const START_REFUSED_STATE = /^(28|3D|42501$|53300$)/;
+/** Wrong name or password, no such database, not allowed. */
+const START_REFUSED_STATE = /^(28|3D|42501$)/;
+const TOO_MANY_CONNECTIONS = "53300";
 /** A pooler's every answer of its own, such as that its server is away. */
 const POOLER_STATE = "08P01";
 
@@ -66,10 +67,12 @@ export function startProblem(error: unknown): StartupProblem | undefined {
   const isTold = state === POOLER_STATE;
   const isLate = error instanceof Fault && error.kind === "unavailable";
   if (isLate || (isConnectionLost(error) && !isTold))
-    return new StartupProblem(`${server} does not answer`, { cause: error });
+    return new PassingStartupProblem(`${server} does not answer`, { cause: error });
   if (!(error instanceof SQL.PostgresError)) return undefined;
-  const refused = state === undefined ? error.code.includes("_TLS_") : isTold || START_REFUSED_STATE.test(state);
-  return refused ? new StartupProblem(`${server} refuses: ${error.message}`, { cause: error }) : undefined;
+  const refusal = `${server} refuses: ${error.message}`;
+  if (isTold || state === TOO_MANY_CONNECTIONS) return new PassingStartupProblem(refusal, { cause: error });
+  const refused = state === undefined ? error.code.includes("_TLS_") : START_REFUSED_STATE.test(state);
+  return refused ? new StartupProblem(refusal, { cause: error }) : undefined;
 }
 
 /** Serialization failure and deadlock: the transaction was undone as a whole and may run again. */

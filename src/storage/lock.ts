@@ -2,15 +2,16 @@
 // leavings of a dead process. The lock is an SQLite lock on a file of its own, so it ends with the process, however that
 // ends, and commands can open the database meanwhile.
 import { Database, SQLiteError } from "bun:sqlite";
-import { closeSync, mkdirSync, openSync } from "node:fs";
+import { mkdirSync } from "node:fs";
 import { join } from "node:path";
 import { StartupProblem } from "../core/startup.ts";
+import { ensurePrivateFile } from "./private-file.ts";
 
 /** @throws StartupProblem when another process holds the directory. */
 export function acquireDataDirLock(dir: string) {
   mkdirSync(dir, { recursive: true, mode: 0o700 });
   const path = join(dir, "tollgate.lock");
-  closeSync(openSync(path, "a", 0o600));
+  ensurePrivateFile(path);
   const file = new Database(path, { readwrite: true });
   try {
     file.run("begin exclusive");

@@ -1,6 +1,17 @@
 // Files of secrets that can't be made again. Each is readable by its owner only, appears under its name once it is whole
 // and on the disk, and never replaces another: a link fails if the name is taken, and a rename would not.
-import { closeSync, existsSync, fchownSync, fsyncSync, linkSync, openSync, unlinkSync, writeSync } from "node:fs";
+import {
+  closeSync,
+  existsSync,
+  fchownSync,
+  fsyncSync,
+  linkSync,
+  openSync,
+  statSync,
+  unlinkSync,
+  writeSync,
+} from "node:fs";
+import { dirname } from "node:path";
 
 export interface Owner {
   readonly uid: number;
@@ -22,6 +33,33 @@ export function placePrivateFile(path: string, draft: string, text: string, owne
     linkSync(draft, path);
   } finally {
     if (existsSync(draft)) unlinkSync(draft);
+  }
+}
+
+/**
+ * An empty file for its owner only. One that root makes belongs to whom its directory belongs to: beside a service that is
+ * its user, who has to open it.
+ *
+ * @throws what the file system says, `EEXIST` when the name is taken, also by a link
+ */
+export function makePrivateFile(path: string): void {
+  const file = openSync(path, "wx", 0o600);
+  try {
+    if (process.getuid?.() !== ROOT) return;
+    const { uid, gid } = statSync(dirname(path));
+    fchownSync(file, uid, gid);
+  } finally {
+    closeSync(file);
+  }
+}
+
+/** The same, where it may be there already. */
+export function ensurePrivateFile(path: string): void {
+  try {
+    makePrivateFile(path);
+  } catch (error) {
+    if (!(error instanceof Error && "code" in error && error.code === "EEXIST")) throw error;
+    closeSync(openSync(path, "a", 0o600));
   }
 }
 

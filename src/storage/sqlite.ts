@@ -1,7 +1,7 @@
 // The store on SQLite: one connection that writes in groups, one that only reads, and checkpoints on a
 // thread of their own. Every commit waits for the disk (synchronous=FULL).
 import { Database, SQLiteError } from "bun:sqlite";
-import { chmodSync, closeSync, mkdirSync, openSync } from "node:fs";
+import { chmodSync, mkdirSync } from "node:fs";
 import { dirname } from "node:path";
 import { sql } from "drizzle-orm";
 import { drizzle } from "drizzle-orm/bun-sqlite";
@@ -16,6 +16,7 @@ import type { CommandEffects } from "./commands.ts";
 import { within } from "./deadline.ts";
 import { createGroupCommit } from "./group.ts";
 import { migrateSqlite } from "./migrate.ts";
+import { ensurePrivateFile } from "./private-file.ts";
 import { commandsOn } from "./sqlite-commands.ts";
 import { createSqlitePeriods } from "./sqlite-periods.ts";
 import { createSqliteTotals } from "./sqlite-totals.ts";
@@ -53,7 +54,7 @@ const NO_EFFECTS: CommandEffects = { count() {}, ended() {} };
 /** SQLite gives its log and index files the mode of the database file. */
 function createPrivateFile(path: string): void {
   mkdirSync(dirname(path), { recursive: true, mode: 0o700 });
-  closeSync(openSync(path, "a", 0o600));
+  ensurePrivateFile(path);
   chmodSync(path, 0o600);
 }
 

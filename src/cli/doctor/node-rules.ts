@@ -30,7 +30,7 @@ export interface NodeAnswer {
 }
 
 export interface NodeLook {
-  /** In the list, from 1: the URL may hold a key. */
+  /** In the list, from 0 as in the log and the metrics: the URL may hold a key. */
   readonly place: number;
   /** Or why there is no usable answer. */
   readonly answer: NodeAnswer | string;

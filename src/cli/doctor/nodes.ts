@@ -48,10 +48,10 @@ export interface Nodes {
 }
 
 export async function lookAtNodes(urls: readonly string[], outbound: Outbound): Promise<Nodes> {
-  const nodes = urls.map((url, index) => openNode(url, index + 1, outbound));
+  const nodes = urls.map((url, index) => openNode(url, index, outbound));
   const looks = await Promise.all(nodes.map(lookAtNode));
   const heightOf = (node: Node) => {
-    const { answer } = looks[node.place - 1] ?? { answer: "" };
+    const { answer } = looks[node.place] ?? { answer: "" };
     return typeof answer === "string" || !goodAnswers(looks).includes(answer) ? -1 : answer.newest.number;
   };
   const good = nodes.filter((node) => heightOf(node) >= 0).sort((a, b) => heightOf(b) - heightOf(a));

@@ -160,7 +160,8 @@ describe("the chain ID", () => {
       .check()
       .catch((thrown) => thrown);
     expect(error).toBeInstanceOf(StartupProblem);
-    expect(error.message).toContain("endpoint 2");
+    // As the log and the metrics count.
+    expect(error.message).toContain("endpoint 1 (counted from 0)");
     expect(error.message).not.toContain("secret");
   });
 

@@ -83,7 +83,7 @@ export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS
       const wrongChain = endpoints.find((each) => each.state() === "wrongChain");
       if (wrongChain === undefined) return;
       throw new StartupProblem(
-        `TOLLGATE_RPC_URLS: endpoint ${wrongChain.index + 1} is not of chain ${CHAIN_ID} (Base)`,
+        `TOLLGATE_RPC_URLS: endpoint ${wrongChain.index} (counted from 0) is not of chain ${CHAIN_ID} (Base)`,
       );
     },
   };

@@ -29,7 +29,11 @@ const SUMMARIES = [
   ["api", "every endpoint of the gateway by example, and its errors", api],
   ["payments", "give an agent a price, collect it, and pay for a call", payments],
   ["streaming", "answers as they come, and ordinary MCP clients", streaming],
-  ["operations", "configuration, commands, backup, keys, logs, shutdown", operations],
+  [
+    "operations",
+    "configuration, commands, doctor, backup, restore, upgrade, keys, replicas, failover, log",
+    operations,
+  ],
   ["growing", "how much a machine carries, replicas, a standby, cells, which engines fit", growing],
   ["monitoring", "metrics, alert rules, a dashboard, every event of the log, and traces", monitoring],
   ["facilitator", "run the service that settles payments: certificates, gas, ceilings, reorgs", facilitator],

@@ -1,7 +1,18 @@
 // What stands for systemd in the machine of machine.ts: `systemctl` and `systemd-run`, as far as the manual uses them, for the
 // units as they are. It makes their directories, credentials and environment, and starts them as their user without any
 // capability. It does not confine them further: `systemd-analyze` judges that, where it is. Runs inside, and writes as root.
-import { chmodSync, chownSync, cpSync, mkdirSync, openSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import {
+  chmodSync,
+  chownSync,
+  cpSync,
+  existsSync,
+  mkdirSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  writeFileSync,
+} from "node:fs";
 import { join } from "node:path";
 import { parseUnit, type Unit } from "./unit.ts";
 
@@ -51,8 +62,15 @@ function prepare(name: string, unit: Unit): { command: string[]; env: Record<str
 
 const pidFile = (name: string) => join("/run", `${name}.pid`);
 
+/** With what stands beside it in a directory of its name. */
+function unitOf(name: string): Unit {
+  const more = join(UNITS, `${name}.d`);
+  const files = [join(UNITS, name), ...(existsSync(more) ? readdirSync(more).map((each) => join(more, each)) : [])];
+  return parseUnit(files.map((path) => readFileSync(path, "utf8")).join("\n"));
+}
+
 function start(name: string): void {
-  const { command, env } = prepare(name, parseUnit(readFileSync(join(UNITS, name), "utf8")));
+  const { command, env } = prepare(name, unitOf(name));
   const log = openSync(join("/var/log", `${name}.log`), "a");
   const child = Bun.spawn(command, { env, cwd: "/", stdin: "ignore", stdout: log, stderr: log });
   writeFileSync(pidFile(name), String(child.pid));
