@@ -1,5 +1,5 @@
 // Chooses the command, loads the configuration, and for the two services waits for the signal to drain. Nothing is
-// started before everything that the operator wrote has been judged. In one file, since each command is a few lines.
+// started before everything that the operator wrote has been judged.
 //
 // Each command loads what it needs when it is called. A service replaces its process first (environment.ts), so what stands
 // here is loaded twice before it answers: with everything loaded at once that took 55 ms of processor time, now 10.
@@ -7,6 +7,7 @@ import type { AccountCommand } from "./cli/account.ts";
 import { type CommandLine, readCommandLine } from "./cli/command-line.ts";
 import { type OpenLog, openLog } from "./cli/log.ts";
 import type { PkiCommand } from "./cli/pki.ts";
+import { drainOnSignal, logStrayErrors } from "./cli/signals.ts";
 import {
   type Config,
   type FacilitatorConfig,
@@ -24,8 +25,6 @@ import { restartInCleanEnvironment } from "./environment.ts";
 
 const FAILED = 1;
 const MISCONFIGURED = 2;
-/** Ctrl-C reaches a program under npx twice, from the terminal and from npx; that is no second wish. */
-const SECOND_SIGNAL_AFTER_MS = 1000;
 
 async function main(line: CommandLine): Promise<void> {
   switch (line.command) {
@@ -250,42 +249,6 @@ async function runFacilitator(options: FacilitatorConfig, log: OpenLog, meters: 
   const starting = startFacilitator(options, log, meters);
   drainOnSignal(async () => (await starting).stop(), log);
   await starting;
-}
-
-/**
- * A promise that nobody waits for takes nothing down with it: what it was part of has failed, and only that. An
- * exception outside of any request leaves nobody knows what behind, so the process ends; what it had accepted is
- * durable.
- */
-function logStrayErrors(log: OpenLog): void {
-  process.on("unhandledRejection", (error) => log.error("unhandled_rejection", { error }));
-  process.on("uncaughtException", (error) => {
-    log.error("uncaught_exception", { error });
-    log.flush();
-    process.exit(FAILED);
-  });
-}
-
-function drainOnSignal(stop: () => Promise<void>, log: OpenLog): void {
-  let askedAt: number | null = null;
-  const onSignal = async (signal: string) => {
-    if (askedAt !== null) {
-      if (performance.now() - askedAt > SECOND_SIGNAL_AFTER_MS) process.exit(FAILED);
-      return;
-    }
-    askedAt = performance.now();
-    log.info("draining", { signal });
-    try {
-      await stop();
-      log.info("stopped");
-      process.exit(0);
-    } catch (error) {
-      log.error("stop_failed", { error });
-      process.exit(FAILED);
-    }
-  };
-  process.on("SIGTERM", onSignal);
-  process.on("SIGINT", onSignal);
 }
 
 const line = readCommandLine(process.argv.slice(2));

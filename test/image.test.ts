@@ -1,9 +1,11 @@
 // The container image without an engine: what its Dockerfile says, and the binary in a bare, read-only root as it says, in
 // both modes, up to a proper end.
+
 import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import { readFileSync, statSync } from "node:fs";
 import { join } from "node:path";
 import manifest from "../package.json" with { type: "json" };
+import { freePorts } from "./support/free-ports.ts";
 import { runCommand, type Service, startService } from "./support/gateway/process.ts";
 import { startUpstream } from "./support/http/upstream.ts";
 import { bareRoot, execute, hasNamespaces, insidePid } from "./support/packaging/bare-root.ts";
@@ -153,14 +155,3 @@ describe.skipIf(!hasNamespaces)("in a bare, read-only root", () => {
     expect(await end(service)).toBe(0);
   });
 });
-
-/** Both are held until both are known. */
-function freePorts(count: number): number[] {
-  const held = Array.from({ length: count }, () =>
-    Bun.listen({ hostname: "127.0.0.1", port: 0, socket: { data() {} } }),
-  );
-  return held.map((listener) => {
-    listener.stop(true);
-    return listener.port;
-  });
-}

@@ -1,5 +1,6 @@
 // `tollgate keys rotate` and `tollgate token revoke` beside gateways under load: nothing is lost whenever the command is
 // killed, and what was replaced or revoked is good for nothing any more.
+
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { copyFileSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
@@ -8,6 +9,7 @@ import { agentWithSecret, ask, idOf, SECRET, secretUpstream } from "./support/ga
 import { tollgateBinary } from "./support/gateway/binary.ts";
 import { eachDatabase, type Gateway, startGateway } from "./support/gateway/gateway.ts";
 import { type Environment, runCommand, temporaryRoot } from "./support/gateway/process.ts";
+import { newMasterKey } from "./support/keys.ts";
 import { startPostgres } from "./support/stores/postgres.ts";
 
 setDefaultTimeout(150_000);
@@ -17,8 +19,6 @@ const ALICE = { tenant: "acme", user: "alice" };
 const KILLED_AFTER_MS = [40, 110, 180, 300, 700, 1_000, 1_200, 1_300];
 /** What is in force within two seconds is waited for longer on a busy machine. */
 const IN_FORCE_MS_MAX = 30_000;
-
-const newMasterKey = () => Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64");
 
 /** A token made now, unlike `gateway.token`. */
 async function mint(gateway: Gateway, user = ALICE.user): Promise<string> {

@@ -37,21 +37,23 @@ test("a request of a tenant causes three lines at most, however long its parts a
     () => send(`/v1/proxy/${unreachable}`, { ...post, headers: { ...post.headers, "x-payment": LONG } }),
     () => send(`/v1/invocations?model=${LONG}`),
   ];
+  // A busy machine holds up the event loop, which says so in lines of its own.
+  const linesOf = () => gateway.log().split("\n").filter((line) => !line.includes('"event_loop_blocked"'));
   for (const request of requests) {
-    const before = gateway.log().split("\n").length;
+    const before = linesOf().length;
     await Promise.all(Array.from({ length: TIMES }, request));
     // The log is written a moment later; what follows has come when this line has.
     await send(`/v1/agents/mark-${before}`);
     while (!gateway.log().includes(`mark-${before}`)) await Bun.sleep(10);
-    const lines = gateway.log().split("\n").slice(before);
+    const lines = linesOf().slice(before);
     expect(lines.length).toBeGreaterThanOrEqual(TIMES);
     expect(lines.length).toBeLessThanOrEqual(TIMES * LINES_MAX + 2);
     expect(Math.max(...lines.map((line) => line.length))).toBeLessThan(CHARACTERS_MAX);
   }
-  const from = gateway.log().split("\n").length;
+  const from = linesOf().length;
   const startedAt = performance.now();
   await Promise.all(Array.from({ length: 200 }, () => send(`/v1/${LONG}`, { headers: { authorization: LONG } })));
   const seconds = Math.ceil((performance.now() - startedAt) / 1000);
   while (!gateway.log().includes("unauthenticated_requests")) await Bun.sleep(10);
-  expect(gateway.log().split("\n").length - from).toBeLessThanOrEqual(seconds * 21 + 2);
+  expect(linesOf().length - from).toBeLessThanOrEqual(seconds * 21 + 2);
 });

@@ -1,6 +1,7 @@
 // A newcomer who has a release and the manual: each command of its page runs, in the order of the page, on an empty machine, with
 // the units as they are. At its end a call is paid for, and the doctor finds all well. And the units: nothing in them that systemd
 // does not know, and as much taken from the services as they can do without.
+
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -13,6 +14,7 @@ import { PLATFORMS, type Platform } from "../src/packaging/platforms.ts";
 import { makeRelease } from "../src/packaging/release.ts";
 import { startChain, type TestChain } from "./support/chain/chain.ts";
 import { pages } from "./support/documentation.ts";
+import { freePorts } from "./support/free-ports.ts";
 import { tollgateBinary } from "./support/gateway/binary.ts";
 import { startUpstream, type Upstream } from "./support/http/upstream.ts";
 import { canBeRoot, type Machine, startMachine } from "./support/packaging/machine.ts";
@@ -166,14 +168,3 @@ describe.skipIf(!canBeRoot || Bun.which("curl") === null)("whoever has the manua
     expect(left.printed).not.toMatch(/^tollgate/m);
   });
 });
-
-/** All are held until all are known. */
-function freePorts(count: number): number[] {
-  const held = Array.from({ length: count }, () =>
-    Bun.listen({ hostname: "127.0.0.1", port: 0, socket: { data() {} } }),
-  );
-  return held.map((listener) => {
-    listener.stop(true);
-    return listener.port;
-  });
-}

@@ -1,10 +1,12 @@
 // What the README and the manual show runs: their commands in a shell as they stand, and their examples against the
 // gateway that the start command starts, which has the routes and the statuses that they describe.
+
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { mkdirSync, mkdtempSync, renameSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { manifest, manual, readme } from "./support/documentation.ts";
+import { freePorts } from "./support/free-ports.ts";
 import { type Exchange, exchanges, parseReadme, runShell, type Shell, tableRows } from "./support/readme.ts";
 
 const START_MS_MAX = 30_000;
@@ -89,17 +91,6 @@ describe("a reader of the documentation", () => {
       TOLLGATE_PORT: String(port),
       TOLLGATE_DATA_DIR: join(home, "data"),
     };
-  }
-
-  /** All are held until all are known, so that none comes twice. */
-  function freePorts(count: number): number[] {
-    const held = Array.from({ length: count }, () =>
-      Bun.listen({ hostname: "127.0.0.1", port: 0, socket: { data() {} } }),
-    );
-    return held.map((listener) => {
-      listener.stop(true);
-      return listener.port;
-    });
   }
 
   async function answers(url: string): Promise<void> {

@@ -1,6 +1,7 @@
 // Restore drills: a gateway, or a facilitator, whose database is set back to a copy while the other goes on. What was
 // acknowledged before the copy is there; no payment buys two calls, no call is made twice, and no payment that landed is
 // told as failed. The copies are made as an operator makes them: by `tollgate backup`, and by pg_dump.
+
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import {
   chownSync,
@@ -17,6 +18,7 @@ import { join } from "node:path";
 import { newPayer, signPayment } from "./support/chain/payments.ts";
 import { startGateway } from "./support/gateway/gateway.ts";
 import { type Environment, runCommand, temporaryRoot } from "./support/gateway/process.ts";
+import { newMasterKey } from "./support/keys.ts";
 import { expectServed, PRICE, type Services, startServices } from "./support/stores/paid-calls.ts";
 import { missingPostgres, startPostgres } from "./support/stores/postgres.ts";
 
@@ -66,7 +68,7 @@ async function onPostgres(): Promise<Drill> {
     );
     expect([exitCode, exitCode === 0 ? "" : stderr.toString()]).toEqual([0, ""]);
   };
-  const masterKey = Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64");
+  const masterKey = newMasterKey();
   return {
     env: { DATABASE_URL: live, TOLLGATE_MASTER_KEY: masterKey },
     copy: () => tool("@pg_dump", "-Fc", "-f", dump, live),

@@ -1,6 +1,8 @@
 // Several gateways on one port of one machine, on one Postgres: each answers some of the connections, one that stops loses
 // no call, and nobody shares a port by accident.
+
 import { expect, setDefaultTimeout, test } from "bun:test";
+import { freePort } from "./support/free-ports.ts";
 import { startGateway } from "./support/gateway/gateway.ts";
 import { openReplicas } from "./support/gateway/replicas.ts";
 import { startUpstream } from "./support/http/upstream.ts";
@@ -12,13 +14,6 @@ const SHARED = { TOLLGATE_REUSE_PORT: "1" };
 const CALLERS = 64;
 const CALLS_BEFORE = 400;
 const CALLS_AFTER = 100;
-
-function freePort(): number {
-  const listener = Bun.listen({ hostname: "127.0.0.1", port: 0, socket: { data() {} } });
-  const { port } = listener;
-  listener.stop(true);
-  return port;
-}
 
 function requestsIn(log: string): number {
   return log.split('"event":"request"').length - 1;

@@ -1,18 +1,20 @@
 // The version before this one and this one beside each other on one database, as in an upgrade that stops nothing: the old
 // one has data and load, the new one starts beside it and brings the schema up to date, both serve, and the old one leaves.
+
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { startChain } from "./support/chain/chain.ts";
 import { startFacilitator } from "./support/chain/facilitator.ts";
 import type { PayingTenant } from "./support/chain/paying.ts";
 import { type Gateway, startGateway } from "./support/gateway/gateway.ts";
 import { missingPreviousVersion, previousVersion } from "./support/gateway/previous-version.ts";
+import { newMasterKey } from "./support/keys.ts";
 import { createCallers } from "./support/load/callers.ts";
 import { openLoadedTenant, startLoad } from "./support/load/tenant.ts";
 import { startCountingUpstream } from "./support/load/upstream.ts";
 import { disagreements, quietRecords } from "./support/load/verify.ts";
 import { invocationOf } from "./support/stores/owed-calls.ts";
-import { until } from "./support/stores/paid-calls.ts";
 import { startPostgres } from "./support/stores/postgres.ts";
+import { until } from "./support/until.ts";
 
 /** All of both versions starts, also on a busy machine. */
 setDefaultTimeout(180_000);
@@ -75,7 +77,7 @@ upgrade(`on Postgres both versions serve beside each other, and nothing is lost 
   const settling = stack.use(await startFacilitator(chain, { ...shared, program }));
   const env = {
     DATABASE_URL: await server.freshDatabase(),
-    TOLLGATE_MASTER_KEY: Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64"),
+    TOLLGATE_MASTER_KEY: newMasterKey(),
   };
   const old = stack.use(await startGateway({ env, program }));
   const tenant = await openLoadedTenant({ gateway: old, facilitator: settling, upstream, chain });

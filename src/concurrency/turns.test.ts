@@ -63,17 +63,17 @@ test("a step that is asked for twice is done once", async () => {
 
 test("a tenant with many streams gets no more turns than one with one", async () => {
   const done: string[] = [];
-  const { promise, resolve } = Promise.withResolvers<number>();
+  const { promise, resolve } = Promise.withResolvers<readonly string[]>();
   const stream = (tenant: string, steps: number) => {
     let left = steps;
     inTurns(() => {
       done.push(tenant);
-      // Counted at once: what follows in this turn is others' alone.
-      if (tenant === "few" && left === 1) resolve(done.filter((each) => each === "many").length);
+      // Of the same turn of the event loop, more steps of the other one may follow.
+      if (tenant === "few" && left === 1) resolve([...done]);
       return --left > 0;
     }, tenant);
   };
   for (let count = 0; count < 200; count++) stream("many", 50);
   stream("few", 20);
-  expect(await promise).toBeLessThanOrEqual(21);
+  expect((await promise).filter((tenant) => tenant === "many").length).toBeLessThanOrEqual(21);
 });

@@ -7,7 +7,6 @@ import { pathPattern } from "../http/elysia.ts";
 import { knownLately } from "./known-lately.ts";
 import { createLoopLag } from "./loop-lag.ts";
 import { createMeters } from "./metrics.ts";
-import { oneAtATime } from "./one-at-a-time.ts";
 import { createRouteTemplates, OTHER_ROUTE } from "./route-templates.ts";
 import { statusLabel } from "./status-label.ts";
 
@@ -99,26 +98,6 @@ test("a value that is slow to find out is kept longer, and while it is found out
   } finally {
     monotonic.mockRestore();
   }
-});
-
-test("whoever asks while a work runs gets what the next one finds", async () => {
-  const runs: PromiseWithResolvers<string>[] = [];
-  const ask = oneAtATime(() => {
-    const run = Promise.withResolvers<string>();
-    runs.push(run);
-    return run.promise;
-  });
-  const first = ask();
-  const [second, third] = [ask(), ask()];
-  expect(runs).toHaveLength(1);
-  runs[0]?.reject(new Error("the first failed"));
-  expect(await first.catch((error: Error) => error.message)).toBe("the first failed");
-  await Promise.resolve();
-  runs[1]?.resolve("the second");
-  expect([await second, await third, runs.length]).toEqual(["the second", "the second", 2]);
-  const fourth = ask();
-  runs[2]?.resolve("the third");
-  expect(await fourth).toBe("the third");
 });
 
 test("the longest pause is told for half a minute at least, and for a minute at most", () => {

@@ -1,5 +1,6 @@
 // The metrics listener: a port of its own with GET /metrics and nothing else. What many ask for at once is written once.
 import { Registry } from "prom-client";
+import { createGathering } from "../concurrency/gathered.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
 import { COMMIT, VERSION } from "../core/version.ts";
@@ -8,7 +9,6 @@ import { routes } from "../http/elysia.ts";
 import { hostPart, listenPlain } from "../http/plain-listener.ts";
 import { createGuardedEdge } from "../http/server.ts";
 import { createMeters } from "./metrics.ts";
-import { oneAtATime } from "./one-at-a-time.ts";
 import { registerProcess } from "./process.ts";
 
 export interface MetricsListenerOptions {
@@ -25,8 +25,11 @@ export function startMetrics({ host, port, endpoints, log }: MetricsListenerOpti
   const registry = new Registry();
   const meters = createMeters({ registry, version: VERSION, commit: COMMIT, endpoints });
   registerProcess(registry);
-  const written = oneAtATime(() => registry.metrics());
-  const app = routes().get("/metrics", async () => text(await written(), registry.contentType));
+  const written = createGathering(async () => {
+    const metrics = await registry.metrics();
+    return () => metrics;
+  });
+  const app = routes().get("/metrics", async () => text(await written.join("", null), registry.contentType));
   const edge = createGuardedEdge({ app, log, guard: null });
   const server = listenPlain({
     host,

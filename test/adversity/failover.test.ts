@@ -1,5 +1,6 @@
 // The primary Postgres is lost under load, and its synchronous standby is promoted. Nothing that was acknowledged is lost,
 // nothing is made or paid twice, and both services come back by themselves.
+
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import { masterKeyId } from "../../src/keys/master-keys.ts";
 import { startChain, type TestChain } from "../support/chain/chain.ts";
@@ -7,12 +8,13 @@ import { startFacilitator } from "../support/chain/facilitator.ts";
 import type { PayingTenant } from "../support/chain/paying.ts";
 import { agentWithSecret, ask, SECRET, secretUpstream } from "../support/gateway/api.ts";
 import { startGateway } from "../support/gateway/gateway.ts";
+import { newMasterKey } from "../support/keys.ts";
 import { createCallers } from "../support/load/callers.ts";
 import { openLoadedTenant, startLoad } from "../support/load/tenant.ts";
 import { startCountingUpstream } from "../support/load/upstream.ts";
 import { disagreements, quietRecords } from "../support/load/verify.ts";
-import { until } from "../support/stores/paid-calls.ts";
 import { type PostgresPair, startPostgresPair } from "../support/stores/postgres-pair.ts";
+import { until } from "../support/until.ts";
 
 /** Everything starts side by side, also on a busy machine. */
 setDefaultTimeout(180_000);
@@ -25,8 +27,6 @@ beforeAll(async () => {
   chain = await startChain();
 });
 afterAll(() => chain?.stop());
-
-const newMasterKey = () => Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64");
 
 /** Two gateways and a facilitator on one pair of servers, and a tenant with agents of each kind. */
 async function startAll() {

@@ -7,7 +7,7 @@ import type { TestChain } from "../support/chain/chain.ts";
 import type { Facilitator } from "../support/chain/facilitator.ts";
 import { useFacilitator } from "../support/chain/facilitator-tests.ts";
 import { newPayer, signPayment } from "../support/chain/payments.ts";
-import { until } from "../support/stores/paid-calls.ts";
+import { until } from "../support/until.ts";
 
 setDefaultTimeout(60_000);
 

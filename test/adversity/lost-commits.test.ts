@@ -1,16 +1,18 @@
 // What a failover to an asynchronous standby loses, as the manual says it (operations, Failover): calls that were accepted a
 // moment before are gone. A payment is never taken twice for that.
+
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { startChain } from "../support/chain/chain.ts";
 import { startFacilitator } from "../support/chain/facilitator.ts";
 import { openPayingTenant } from "../support/chain/paying.ts";
 import { startGateway } from "../support/gateway/gateway.ts";
+import { newMasterKey } from "../support/keys.ts";
 import { openLoadedTenant } from "../support/load/tenant.ts";
 import { startCountingUpstream } from "../support/load/upstream.ts";
 import { invocationOf } from "../support/stores/owed-calls.ts";
-import { until } from "../support/stores/paid-calls.ts";
 import { startPostgres } from "../support/stores/postgres.ts";
 import { startPostgresPair } from "../support/stores/postgres-pair.ts";
+import { until } from "../support/until.ts";
 
 /** Everything starts side by side, also on a busy machine. */
 setDefaultTimeout(180_000);
@@ -29,7 +31,7 @@ async function afterTheLoss(isFacilitatorsLost: boolean) {
   );
   const env = {
     DATABASE_URL: await pair.freshDatabase(),
-    TOLLGATE_MASTER_KEY: Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64"),
+    TOLLGATE_MASTER_KEY: newMasterKey(),
   };
   const gateway = stack.use(await startGateway({ env }));
   const tenant = await openLoadedTenant({ gateway, facilitator, upstream, chain });
@@ -89,7 +91,7 @@ test.concurrent("a call whose end is lost, and not its claim, is made a second t
   const upstream = startCountingUpstream();
   const env = {
     DATABASE_URL: await pair.freshDatabase(),
-    TOLLGATE_MASTER_KEY: Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64"),
+    TOLLGATE_MASTER_KEY: newMasterKey(),
   };
   await using gateway = await startGateway({ env });
   const tenant = await openPayingTenant(gateway, { url: "https://127.0.0.1:1", client: { bundle: "of-nobody" } });

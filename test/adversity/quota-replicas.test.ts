@@ -1,6 +1,8 @@
 // Two gateways on one Postgres database, and one last place.
+
 import { expect, test } from "bun:test";
 import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
+import { newMasterKey } from "../support/keys.ts";
 import { startPostgres } from "../support/stores/postgres.ts";
 
 const MAX = 4;
@@ -10,7 +12,7 @@ const ROUNDS = 5;
 test("of many at once at two replicas, as many are made as the quota has places", async () => {
   const env = {
     DATABASE_URL: await (await startPostgres()).freshDatabase(),
-    TOLLGATE_MASTER_KEY: Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64"),
+    TOLLGATE_MASTER_KEY: newMasterKey(),
     TOLLGATE_AGENTS_MAX: String(MAX),
     TOLLGATE_CREDENTIALS_MAX: String(MAX),
   };

@@ -1,9 +1,11 @@
 // The two databases that things are measured on, each as durable as it is in production: SQLite with its own settings,
 // and the Postgres of the tests with fsync on. A million stored calls are made inside them (long-history.ts).
+
 import { Database } from "bun:sqlite";
 import { join } from "node:path";
 import { SQL } from "bun";
 import type { Environment } from "../support/gateway/process.ts";
+import { newMasterKey } from "../support/keys.ts";
 import { longHistory } from "../support/stores/long-history.ts";
 import { startDurablePostgres } from "../support/stores/postgres.ts";
 import { coreSecondsIn, usageOf } from "./cores.ts";
@@ -49,7 +51,7 @@ async function openPostgres(): Promise<BenchDatabase> {
   };
   const [row] = await ask("show data_directory");
   const directory = String(row?.["data_directory"]);
-  const key = Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64");
+  const key = newMasterKey();
   return {
     name: "Postgres",
     url,

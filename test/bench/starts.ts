@@ -1,7 +1,9 @@
 // From the start of the process to its first healthy answer, with keys and database there from an earlier start; beside
 // the bare server of the floor, whose script Bun has to read.
+
 import { mkdirSync, mkdtempSync, rmSync } from "node:fs";
 import { join } from "node:path";
+import { freePort } from "../support/free-ports.ts";
 import { tollgateBinary } from "../support/gateway/binary.ts";
 import { temporaryRoot } from "../support/gateway/process.ts";
 import { usageOf } from "./cores.ts";
@@ -65,11 +67,4 @@ async function healthy(url: string, startedAt: number): Promise<void> {
     await Bun.sleep(1);
   }
   throw new Error(`${url} has not answered for ${HEALTHY_MS_MAX} ms`);
-}
-
-function freePort(): number {
-  const listener = Bun.listen({ hostname: "127.0.0.1", port: 0, socket: { data() {} } });
-  const { port } = listener;
-  listener.stop(true);
-  return port;
 }

@@ -13,7 +13,6 @@ test(`callers, upstreams, the chain and the history agree after ${SECONDS} s of 
   const { problems } = await runChaos({
     seconds: SECONDS,
     seed: SEED,
-    // Each replica keeps buckets of its own: with that, two let through twice as much.
     checksRates: true,
     say: (line) => void told.push(line),
   });

@@ -1,10 +1,12 @@
 // Everything that a run of chaos needs: a Postgres pair, the chain, two facilitators and two gateways with clocks that can
 // be set, and what is done to each of them.
+
 import { startChain } from "../support/chain/chain.ts";
 import { type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
 import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
 import { type SteppedClock, steppedClock } from "../support/gateway/stepped-clock.ts";
 import { startRelay } from "../support/http/relay.ts";
+import { newMasterKey } from "../support/keys.ts";
 import { startCountingUpstream } from "../support/load/upstream.ts";
 import { startPostgresPair } from "../support/stores/postgres-pair.ts";
 import type { Fault, ServiceName } from "./plan.ts";
@@ -48,7 +50,7 @@ export async function startStage() {
   const env = {
     DATABASE_URL,
     TOLLGATE_LISTEN_URL: DATABASE_URL,
-    TOLLGATE_MASTER_KEY: Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64"),
+    TOLLGATE_MASTER_KEY: newMasterKey(),
     TOLLGATE_SETTLE_WAIT_MS: "4000",
     TOLLGATE_DRAIN_MS: "3000",
   };

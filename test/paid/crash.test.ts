@@ -1,6 +1,7 @@
 // What a crash of either service may cost while money moves: nothing. Each is killed at exact moments, which relays
 // before the node and before the facilitator hold for the test, and both at moments of chance; in the end every
 // authorization has been collected once, and every call was served at most once and never unpaid.
+
 import { afterAll, afterEach, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { SQL } from "bun";
 import { startChain, type TestChain } from "../support/chain/chain.ts";
@@ -21,9 +22,9 @@ import {
   passage,
   startPaidUpstream,
   startServices,
-  until,
 } from "../support/stores/paid-calls.ts";
 import { startPostgres } from "../support/stores/postgres.ts";
+import { until } from "../support/until.ts";
 
 /** More than every wait inside takes before it fails and says for what it waited. */
 setDefaultTimeout(180_000);

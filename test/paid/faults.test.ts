@@ -1,6 +1,7 @@
 // What goes wrong between the parts while money moves: nodes that fail in every way, fees and gas that run out, a
 // facilitator that is away or unwilling. Each call ends settled as soon as that is possible, and is paid and served
 // once; whoever asks meanwhile hears that it is accepted, and never that it failed.
+
 import { afterAll, afterEach, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
@@ -23,8 +24,8 @@ import {
   type Services,
   startServices,
   transactionTold,
-  until,
 } from "../support/stores/paid-calls.ts";
+import { until } from "../support/until.ts";
 
 setDefaultTimeout(30_000);
 

@@ -1,12 +1,14 @@
 // A payer who signs more than it has: whatever comes at once, its transfers never revert each other, so they burn no
 // gas, and what it has is collected.
+
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import { startChain, type TestChain } from "../support/chain/chain.ts";
 import { type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
 import { openPayingTenant } from "../support/chain/paying.ts";
 import { newPayer, type SignedPayment, signPayment } from "../support/chain/payments.ts";
 import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
-import { type PaidUpstream, startPaidUpstream, until } from "../support/stores/paid-calls.ts";
+import { type PaidUpstream, startPaidUpstream } from "../support/stores/paid-calls.ts";
+import { until } from "../support/until.ts";
 
 setDefaultTimeout(60_000);
 

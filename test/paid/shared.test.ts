@@ -1,5 +1,6 @@
 // Payments that share a transaction (TOLLGATE_BATCH), by the compiled facilitator: killed at exact moments, timed out and
 // replayed, each authorization is collected once, and each caller learns the truth about its own.
+
 import { afterAll, afterEach, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import type { Hex } from "viem";
 import multicall3 from "../../src/cli/demo/multicall3.json" with { type: "json" };
@@ -7,7 +8,8 @@ import { startChain, type TestChain } from "../support/chain/chain.ts";
 import { type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
 import { newPayer, type SignedPayment, signPayment } from "../support/chain/payments.ts";
 import { type RpcRelay, startRpcRelay } from "../support/chain/rpc-relay.ts";
-import { holding, passage, until } from "../support/stores/paid-calls.ts";
+import { holding, passage } from "../support/stores/paid-calls.ts";
+import { until } from "../support/until.ts";
 
 /** More than every wait inside takes before it fails and says for what it waited. */
 setDefaultTimeout(120_000);

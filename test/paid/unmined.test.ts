@@ -1,5 +1,6 @@
 // Blocks stop coming while a paid call waits for its settlement, for longer than anybody waits, and come again. The
 // caller was never told that its payment failed nor asked for another one, pays once, and gets its call once.
+
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import {
   expectPending,
@@ -8,8 +9,8 @@ import {
   type PaidCall,
   type Services,
   startServices,
-  until,
 } from "../support/stores/paid-calls.ts";
+import { until } from "../support/until.ts";
 
 setDefaultTimeout(30_000);
 

@@ -5,3 +5,6 @@ import { type MasterKeys, openMasterKeys } from "../../src/keys/master-keys.ts";
 export function onlyMasterKey(key: Uint8Array): MasterKeys {
   return openMasterKeys({ own: Buffer.from(key), next: null, files: [] });
 }
+
+/** As an operator makes one: for TOLLGATE_MASTER_KEY. */
+export const newMasterKey = () => Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64");

@@ -1,12 +1,14 @@
 // What the chain and others on it do to payments under way: the right end each time, and at most one transfer.
+
 import { expect, test } from "bun:test";
 import { createWalletClient, http, keccak256, numberToHex, parseTransaction } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { base } from "viem/chains";
 import type { TestChain } from "../../../test/support/chain/chain.ts";
 import { newPayer } from "../../../test/support/chain/payments.ts";
-import { newPayment, until, type WalletOptions } from "../../../test/support/chain/wallet.ts";
+import { newPayment, type WalletOptions } from "../../../test/support/chain/wallet.ts";
 import { useChain } from "../../../test/support/chain/wallet-tests.ts";
+import { until } from "../../../test/support/until.ts";
 import { silentLog } from "../../core/log.ts";
 import { transferData } from "../chain/token.ts";
 import { createLocalSigner } from "./signer.ts";

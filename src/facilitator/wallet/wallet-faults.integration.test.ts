@@ -1,10 +1,12 @@
 // What nodes do wrong, and what a crash leaves: every payment ends right, with one transfer at most.
+
 import { describe, expect, test } from "bun:test";
 import type { TestChain } from "../../../test/support/chain/chain.ts";
 import type { RpcFault, RpcRelay } from "../../../test/support/chain/rpc-relay.ts";
-import { fundedSigner, newPayment, until } from "../../../test/support/chain/wallet.ts";
+import { fundedSigner, newPayment } from "../../../test/support/chain/wallet.ts";
 import { useChain } from "../../../test/support/chain/wallet-tests.ts";
 import { postgresPlace } from "../../../test/support/stores/stores.ts";
+import { until } from "../../../test/support/until.ts";
 import type { Chain } from "../chain/chain.ts";
 
 const GWEI = 10n ** 9n;

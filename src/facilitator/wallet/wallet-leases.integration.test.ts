@@ -1,10 +1,12 @@
 // Wallets with leases on one Postgres: one that has lost its wallet and does not know it, one beside a version that knows of
 // no leases, and one that is followed by another.
+
 import { afterEach, beforeEach, expect, test } from "bun:test";
 import type { TestChain } from "../../../test/support/chain/chain.ts";
-import { fundedSigner, newPayment, type TestWallet, until } from "../../../test/support/chain/wallet.ts";
+import { fundedSigner, newPayment, type TestWallet } from "../../../test/support/chain/wallet.ts";
 import { useChain } from "../../../test/support/chain/wallet-tests.ts";
 import { places } from "../../../test/support/stores/stores.ts";
+import { until } from "../../../test/support/until.ts";
 import { systemClock } from "../../core/clock.ts";
 import { silentLog } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
@@ -60,7 +62,7 @@ test("one whose signer fails hands over to one whose signer works", async () => 
   const payment = await newPayment(chain);
   await failing.claim(payment);
   expect(await failing.send(payment).catch((error) => error)).toMatchObject({ kind: "unavailable" });
-  await until(() => leases.holds(signer.address), 20_000);
+  await until(() => leases.holds(signer.address));
   await working.send(payment);
   await expectCollected(working, payment);
 });

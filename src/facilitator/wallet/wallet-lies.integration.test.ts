@@ -1,11 +1,13 @@
 // Nodes that say what is not so: in one answer, in one field, for a while. A payment that was collected is never
 // recorded as failed for it, and what the lies held up goes on when they end.
+
 import { describe, expect, test } from "bun:test";
 import { numberToHex } from "viem";
 import type { TestChain } from "../../../test/support/chain/chain.ts";
 import type { RpcFault, RpcRelay } from "../../../test/support/chain/rpc-relay.ts";
-import { newPayment, until } from "../../../test/support/chain/wallet.ts";
+import { newPayment } from "../../../test/support/chain/wallet.ts";
 import { useChain } from "../../../test/support/chain/wallet-tests.ts";
+import { until } from "../../../test/support/until.ts";
 
 const USED = "0x98de503528ee59b575ef0c0a2576a82497bfc029a5685b209e9ec333479b10a5";
 const WORD = `0x${"77".repeat(32)}`;

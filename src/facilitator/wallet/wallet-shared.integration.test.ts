@@ -1,12 +1,14 @@
 // Payments that share a transaction (TOLLGATE_BATCH): each ends by its own events, whatever happens to its neighbours, to
 // the transaction, to the block, to what nodes say of it, or to the process.
+
 import { expect, test } from "bun:test";
 import { eq } from "drizzle-orm";
 import type { TestChain } from "../../../test/support/chain/chain.ts";
 import { newPayer } from "../../../test/support/chain/payments.ts";
 import type { RpcRelay } from "../../../test/support/chain/rpc-relay.ts";
-import { newPayment, type TestWallet, until, type WalletOptions } from "../../../test/support/chain/wallet.ts";
+import { newPayment, type TestWallet, type WalletOptions } from "../../../test/support/chain/wallet.ts";
 import { type Payment, useChain } from "../../../test/support/chain/wallet-tests.ts";
+import { until } from "../../../test/support/until.ts";
 import multicall3 from "../../cli/demo/multicall3.json" with { type: "json" };
 import type { Hex } from "../../x402/types.ts";
 import { MULTICALL3 } from "../chain/multicall.ts";

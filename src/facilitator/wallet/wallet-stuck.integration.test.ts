@@ -1,10 +1,12 @@
 // What holds a wallet's nonce for good if nothing is done: fees that stand at the cap, pools that forget, nodes that
 // take nothing, payments that end meanwhile. The wallet moves on each time, and nothing that failed is collected.
+
 import { describe, expect, test } from "bun:test";
 import type { TestChain } from "../../../test/support/chain/chain.ts";
 import type { RpcRelay } from "../../../test/support/chain/rpc-relay.ts";
-import { newPayment, type TestWallet, until, type WalletOptions } from "../../../test/support/chain/wallet.ts";
+import { newPayment, type TestWallet, type WalletOptions } from "../../../test/support/chain/wallet.ts";
 import { type Payment, useChain } from "../../../test/support/chain/wallet-tests.ts";
+import { until } from "../../../test/support/until.ts";
 
 const GWEI = 10n ** 9n;
 const SEND = "eth_sendRawTransaction";

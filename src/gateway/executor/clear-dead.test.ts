@@ -6,7 +6,7 @@ import { findKey } from "../invocations/idempotency.ts";
 import { createRefusals } from "../invocations/refusals.ts";
 import { accept } from "../invocations/service.ts";
 import { renewLease } from "../replicas/store.ts";
-import { clearDead } from "./leases.ts";
+import { clearDead } from "./clear-dead.ts";
 
 const clock = { now: () => Date.now() };
 

@@ -7,7 +7,7 @@ import { createLeaseTrust } from "../../storage/lease-trust.ts";
 import type { Store } from "../../storage/store.ts";
 import type { AgentPlaces } from "../replicas/service.ts";
 import { dropLeases, LEASE_MS, renewLease } from "../replicas/store.ts";
-import { clearDead, endOrphans } from "./leases.ts";
+import { clearDead, endOrphans } from "./clear-dead.ts";
 
 const RENEW_MS = 5_000;
 const SWEEP_MS = 2_000;

@@ -138,12 +138,12 @@ export function listItem(row: InvocationRow): Static<typeof Invocation> {
   };
 }
 
-/** Without the bodies: see shown.ts. */
+/** Without the bodies: see views.ts. */
 export function detail(row: InvocationRow): Static<typeof InvocationDetail> {
   return { ...listItem(row), body_captured: row.body_captured };
 }
 
-/** Without the body: see shown.ts. */
+/** Without the body: see views.ts. */
 export function pollView(row: InvocationRow): Static<typeof PollView> {
   return {
     invocation_id: row.id,

@@ -13,7 +13,7 @@ import { counted } from "../../storage/counts.ts";
 import { openStore } from "../../storage/open.ts";
 import type { Store } from "../../storage/store.ts";
 import { joinTotals } from "../../storage/total-periods.ts";
-import { endOrphans } from "../executor/leases.ts";
+import { endOrphans } from "../executor/clear-dead.ts";
 import { dropLeases, renewLease } from "../replicas/store.ts";
 import { waitingAgents } from "./commands/queued.ts";
 import { callHeaders, capturedBodies, findInvocation, readHistory } from "./history.ts";

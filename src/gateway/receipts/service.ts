@@ -1,4 +1,4 @@
-// Trust receipts for the API. The end of a call owes a receipt (invocations/ends.ts). A request for an owed receipt has
+// Trust receipts for the API. The end of a call owes a receipt (invocations/commands/end.ts). A request for an owed receipt has
 // it made at once.
 
 import type { Caller } from "../../core/caller.ts";

@@ -1,9 +1,11 @@
 // What the tests of wallets stand on: for each test a chain of its own, with a relay before its node that can be told
 // to fail or to lie, and wallets that stop after the test.
+
 import { afterAll, afterEach, beforeEach, expect } from "bun:test";
+import { until } from "../until.ts";
 import { startChain, type TestChain } from "./chain.ts";
 import { type RpcRelay, startRpcRelay } from "./rpc-relay.ts";
-import { type newPayment, removeWallets, startWallet, type TestWallet, until, type WalletOptions } from "./wallet.ts";
+import { type newPayment, removeWallets, startWallet, type TestWallet, type WalletOptions } from "./wallet.ts";
 
 interface Nodes {
   readonly chain: TestChain;

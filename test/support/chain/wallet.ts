@@ -102,7 +102,7 @@ export async function startWallet(testChain: TestChain, options: WalletOptions =
       await wallet.send(payment, simulation.gas);
     },
     /** The payment as it has ended, or as it is when the time is over. */
-    ended: (payment: ClaimedPayment, ms = 10_000) => outcomes.wait(payment.key, ms),
+    ended: (payment: ClaimedPayment, ms = 40_000) => outcomes.wait(payment.key, ms),
     async stop() {
       await wallet.stop();
       if (options.store === undefined) await store.close();
@@ -154,12 +154,4 @@ export async function newPayment(testChain: TestChain, words: PaymentWords = {})
     },
     signature: lower(words.signature ?? signature),
   };
-}
-
-export async function until(what: () => Promise<boolean> | boolean, ms = 10_000): Promise<void> {
-  const end = performance.now() + ms;
-  while (!(await what())) {
-    if (performance.now() > end) throw new Error("it did not come about in time");
-    await Bun.sleep(10);
-  }
 }

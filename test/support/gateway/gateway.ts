@@ -1,8 +1,10 @@
 // The gateway as its users meet it: the compiled binary in a process of its own, with an empty data directory,
 // a free port and an unrelated working directory.
+
 import { describe } from "bun:test";
 import { mkdirSync, mkdtempSync, rmSync } from "node:fs";
 import { join } from "node:path";
+import { newMasterKey } from "../keys.ts";
 import { startPostgres } from "../stores/postgres.ts";
 import { type Environment, type Finished, runCommand, START_MS_MAX, startService, temporaryRoot } from "./process.ts";
 
@@ -18,7 +20,7 @@ const postgres: Database = {
   name: "postgres",
   async fresh() {
     const server = await startPostgres();
-    const masterKey = Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64");
+    const masterKey = newMasterKey();
     return { DATABASE_URL: await server.freshDatabase(), TOLLGATE_MASTER_KEY: masterKey };
   },
 };

@@ -1,9 +1,11 @@
 // Gateways that share a Postgres database, and a tenant of theirs whose payments a stand-in for a facilitator collects.
+
 import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { type FacilitatorStandIn, startFacilitatorStandIn } from "../chain/facilitator-stand-in.ts";
 import { openPayingTenant, type PayingTenant } from "../chain/paying.ts";
 import { TEST_CA } from "../http/certificates.ts";
+import { newMasterKey } from "../keys.ts";
 import { startPostgres } from "../stores/postgres.ts";
 import { type Gateway, type GatewayOptions, startGateway } from "./gateway.ts";
 import { temporaryRoot } from "./process.ts";
@@ -26,7 +28,7 @@ export async function openReplicas(at?: string): Promise<Replicas> {
   writeFileSync(caFile, TEST_CA);
   const shared = {
     DATABASE_URL: databaseUrl,
-    TOLLGATE_MASTER_KEY: Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64"),
+    TOLLGATE_MASTER_KEY: newMasterKey(),
     TOLLGATE_CA_FILE: caFile,
     TOLLGATE_SETTLE_WAIT_MS: "2000",
   };

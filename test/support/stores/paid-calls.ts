@@ -16,17 +16,7 @@ import { startUpstream, type Upstream } from "../http/upstream.ts";
 export const PRICE = 10_000n;
 /** For a call to end after everything is well again: the pauses of the background attempts are in it. */
 const ENDED_MS_MAX = 60_000;
-const SO_MS_MAX = 20_000;
 const HASH = /^0x[0-9a-f]{64}$/;
-
-/** For what can't be waited for: a row in another process's database. */
-export async function until(isSo: () => boolean | Promise<boolean>): Promise<void> {
-  const deadline = performance.now() + SO_MS_MAX;
-  while (!(await isSo())) {
-    if (performance.now() > deadline) throw new Error(`never so: ${isSo}`);
-    await Bun.sleep(5);
-  }
-}
 
 /** The next call of the method from now on hangs, for ever. Resolves when it has come. */
 export function holding(relay: RpcRelay, method: string): Promise<void> {

@@ -1,9 +1,11 @@
 // PgBouncer for tests, as Debian packs it (1.18), in transaction pooling and with no setting that makes it lenient: it
 // refuses every parameter of a connection but those of its default, and knows nothing of prepared statements.
+
 import { existsSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { freePort } from "../free-ports.ts";
 import { PASSWORD, USER } from "./postgres.ts";
-import { freePort, handOver, openDirectory, type Served, serve } from "./server.ts";
+import { handOver, openDirectory, type Served, serve } from "./server.ts";
 
 const PROGRAM = "/usr/sbin/pgbouncer";
 

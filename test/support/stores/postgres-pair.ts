@@ -1,15 +1,17 @@
 // A primary Postgres and a standby that follows it by streaming, for tests of a failover: version 18 from npm's binaries.
 // The standby begins as a copy of the primary's files from before its first start, for which no pg_basebackup is needed.
 // Clients reach whichever is the primary through a relay, as through an operator's proxy or virtual address.
-import { readFileSync, writeFileSync } from "node:fs";
+
+import { readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { SQL } from "bun";
+import { freePorts } from "../free-ports.ts";
 import { type Relay, startRelay } from "../http/relay.ts";
+import { until } from "../until.ts";
 import { FORGETFUL, initialise, launch, PASSWORD, programsFor, type ServerPlace, USER } from "./postgres.ts";
-import { freePort, handOver, openDirectory, run, type Served } from "./server.ts";
+import { handOver, openDirectory, run, type Served } from "./server.ts";
 
 const STANDBY = "standby";
-const REACHED_MS_MAX = 20_000;
 
 export interface PostgresPair extends AsyncDisposable {
   /** What all clients go through. It leads to the first primary. */
@@ -37,15 +39,31 @@ export interface PostgresPair extends AsyncDisposable {
   query(database: string, statement: string): Promise<Readonly<Record<string, unknown>>[]>;
 }
 
+const START_ATTEMPTS = 3;
+
+/** A port that was free has been taken since. */
+class NotStarted extends Error {}
+
 /** @param isSynchronous whether a commit is acknowledged only when the standby has it on disk */
 export async function startPostgresPair(isSynchronous = true): Promise<PostgresPair> {
+  for (let attempt = 1; ; attempt++) {
+    try {
+      return await startBoth(isSynchronous);
+    } catch (error) {
+      if (!(error instanceof NotStarted) || attempt === START_ATTEMPTS) throw error;
+    }
+  }
+}
+
+async function startBoth(isSynchronous: boolean): Promise<PostgresPair> {
   await using stack = new AsyncDisposableStack();
   const keep = (served: Served | null): Served => {
-    if (served === null) throw new Error("Postgres did not start");
+    if (served === null) throw new NotStarted("Postgres did not start");
     stack.defer(served.end);
     return served;
   };
   const [primary, standby] = await makePlaces();
+  for (const { dir } of [primary, standby]) stack.defer(() => rmSync(dir, { recursive: true, force: true }));
   const names = isSynchronous ? STANDBY : "";
   const settings = { ...FORGETFUL, synchronous_commit: "on", wal_keep_size: "256MB" };
   keep(await launch(primary, { ...settings, synchronous_standby_names: names }));
@@ -125,14 +143,19 @@ const urlOf = (port: number, database: string) => `postgres://${USER}:${PASSWORD
 /** Two directories with the same empty cluster, of which the second follows the first. */
 async function makePlaces(): Promise<[ServerPlace, ServerPlace]> {
   const [dir, copy] = [openDirectory(), openDirectory()];
-  const primary = { dir, native: programsFor(18, dir), port: freePort() };
-  await initialise(dir, primary.native);
+  const native = programsFor(18, dir);
+  await initialise(dir, native);
   run(["cp", "-a", join(dir, "data"), copy]);
+  // Only now: the longer ago it was free, the sooner somebody else has it.
+  const [port, standbyPort] = freePorts(2) as [number, number];
   writeFileSync(join(copy, "data", "standby.signal"), "");
-  const follow = `user=${USER} password=${PASSWORD} host=127.0.0.1 port=${primary.port} application_name=${STANDBY}`;
+  const follow = `user=${USER} password=${PASSWORD} host=127.0.0.1 port=${port} application_name=${STANDBY}`;
   writeFileSync(join(copy, "data", "postgresql.auto.conf"), `primary_conninfo = '${follow}'\n`);
   handOver(copy);
-  return [primary, { dir: copy, native: primary.native, port: freePort() }];
+  return [
+    { dir, native, port },
+    { dir: copy, native, port: standbyPort },
+  ];
 }
 
 /** The first process first, or else it would start others. */
@@ -145,13 +168,5 @@ function killAll({ dir }: ServerPlace): void {
     } catch {
       // It has ended since.
     }
-  }
-}
-
-async function until(isSo: () => Promise<boolean>): Promise<void> {
-  const deadline = performance.now() + REACHED_MS_MAX;
-  while (!(await isSo())) {
-    if (performance.now() > deadline) throw new Error(`never so: ${isSo}`);
-    await Bun.sleep(20);
   }
 }

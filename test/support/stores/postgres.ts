@@ -1,10 +1,12 @@
 // A real Postgres for tests: version 18 from npm's binaries, or version 15 as Debian packs it. Each is started once per
 // process, in a temporary directory, on a free loopback port. It works wherever the checkout and the temporary directory
 // are, also where root alone may look.
+
 import { existsSync, readFileSync, rmSync } from "node:fs";
 import { join } from "node:path";
 import { SQL } from "bun";
-import { freePort, handOver, openDirectory, run, serve, succeeds, unprivileged } from "./server.ts";
+import { freePort } from "../free-ports.ts";
+import { handOver, openDirectory, run, serve, succeeds, unprivileged } from "./server.ts";
 
 export interface TestPostgres {
   readonly port: number;

@@ -59,13 +59,6 @@ export function run(command: string[], cwd = "/"): void {
   if (!success) throw new Error(`${command[0]} failed: ${stderr.toString()}`);
 }
 
-export function freePort(): number {
-  const listener = Bun.listen({ hostname: "127.0.0.1", port: 0, socket: { data() {} } });
-  const { port } = listener;
-  listener.stop(true);
-  return port;
-}
-
 /** True when the server says one of these, false when it ended before. */
 async function says(output: ReadableStream<Uint8Array>, readyWhen: string): Promise<boolean> {
   const reader = output.getReader();
