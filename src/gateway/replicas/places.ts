@@ -59,7 +59,9 @@ export async function exchange(tx: Tx, { replica, limit, asksOf }: Exchange): Pr
     .select({ bases: sum(t.agent_base) })
     .from(t)
     .where(ne(t.id, replica));
-  const left = limit - Number(others[0]?.bases ?? 0);
+  // Of those with a higher limit they may be more than the part that is for bases here.
+  const bases = Math.min(Number(others[0]?.bases ?? 0), Math.floor(limit / BASES_PART));
+  const left = limit - bases;
   const grants = await grant(tx, replica, left - base, asksOf(isNew));
   const next = await raised(tx, base, limit, left);
   if (next !== agent_base) await tx.db.update(t).set({ agent_base: next }).where(eq(t.id, replica));
