@@ -1,6 +1,6 @@
 // The schema's versions: numbered SQL per database, embedded in the binary, applied in order and recorded in
-// schema_migrations. All that is pending is applied in one transaction, so a database is never between two. In one file,
-// since most of it is the list.
+// schema_migrations. All that is pending is applied in one transaction, so a database is never between two.
+// In one file, since most of it is the list.
 import type { Database } from "bun:sqlite";
 import type { SQL } from "bun";
 import postgres0001 from "../../db/postgres/0001_initial.sql" with { type: "text" };
