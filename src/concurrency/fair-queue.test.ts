@@ -109,3 +109,27 @@ test("tenants that hold the same take turns, however many of one wait", () => {
   }
   expect(served.slice(1, 7)).toEqual(["greedy", "modest", "greedy", "modest", "greedy", "modest"]);
 });
+
+test("who may have no more is asked about when that changes, and not whenever anything is given back", () => {
+  const may = new Set<string>(["free"]);
+  let asked = 0;
+  const mayHold = (_tenant: string, agent: string) => {
+    asked += 1;
+    return may.has(agent);
+  };
+  const queue = createFairQueue(createFairShare({ size: 4096, agentMax: { mayHold } }));
+  const entered: string[] = [];
+  const agents = Array.from({ length: 1_000 }, (_, at) => `a${at}`);
+  const wait = (agent: string) => queue.add({ tenant: "t", agent, amount: 1, enter: () => void entered.push(agent) });
+  for (const agent of agents) wait(agent);
+  for (let at = 0; at < 100; at++) wait("free");
+  queue.giveBack("t", "free", 1);
+  asked = 0;
+  for (let at = 1; at < 100; at++) queue.giveBack("t", "free", 1);
+  for (const agent of agents.slice(0, 100)) {
+    may.add(agent);
+    queue.serveAgent("t", agent);
+  }
+  expect(entered).toEqual([...Array(100).fill("free"), ...agents.slice(0, 100)]);
+  expect(asked).toBeLessThan(1_000);
+});

@@ -25,6 +25,7 @@ type Line = Map<Waiter, number>;
 /** @param partNow what each tenant may hold now and no more; null where the share itself knows */
 export function createFairQueue(share: FairShare, partNow: () => number | null = () => null) {
   const waiting = new Map<string, Map<string | null, Line>>();
+  const open = createOpenAgents((tenant, agent) => waiting.get(tenant)?.has(agent) === true);
   let size = 0;
 
   function enqueue(waiter: Waiter): void {
@@ -34,6 +35,7 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
     agents.set(waiter.agent, line);
     line.set(waiter, performance.now());
     size++;
+    open.look(waiter.tenant, waiter.agent);
   }
 
   /** Ends the wait of one that may not have its share yet. */
@@ -44,6 +46,7 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
     size--;
     if (line.size === 0) agents.delete(waiter.agent);
     if (agents.size === 0) waiting.delete(waiter.tenant);
+    open.look(waiter.tenant, waiter.agent);
   }
 
   /** Gives the first in line its share, or says what is short. */
@@ -59,17 +62,17 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
 
   /** Gives one of the tenant's waiters its share, if one can have it now. */
   function serveOne(tenant: string): boolean {
-    const lines = waiting.get(tenant);
-    if (lines === undefined || share.roomOf(tenant, partNow()) <= 0) return false;
-    for (const agent of leastFirst(lines.keys(), (name) => share.heldBy(tenant, name ?? undefined))) {
-      const short = serveLine(lines.get(agent));
-      if (short === null) toTheEnd(lines, agent);
+    if (share.roomOf(tenant, partNow()) <= 0) return false;
+    for (const agent of leastFirst(open.of(tenant), (name) => share.heldBy(tenant, name ?? undefined))) {
+      const short = serveLine(waiting.get(tenant)?.get(agent));
+      if (short === "own") open.close(tenant, agent);
+      if (short === null) open.toTheEnd(tenant, agent);
       if (short === null || short === "tenant") return short === null;
     }
     return false;
   }
 
-  /** Hands out what is free, for when waiters may have more without anything being given back. */
+  /** Hands out what is free. */
   function serve(): void {
     for (let served: string | undefined = ""; size > 0 && served !== undefined; ) {
       served = leastFirst(waiting.keys(), (tenant) => share.heldBy(tenant)).find(serveOne);
@@ -108,9 +111,48 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
     takeNow,
     giveBack(tenant: string, agent: string | null, amount: number): void {
       share.giveBack(tenant, agent, amount);
+      open.look(tenant, agent);
       serve();
     },
-    serve,
+    /** For when waiters may have more without anything being given back: all of them, or those of one agent. */
+    serve(): void {
+      for (const [tenant, agents] of waiting) for (const agent of agents.keys()) open.look(tenant, agent);
+      serve();
+    },
+    serveAgent(tenant: string, agent: string | null): void {
+      open.look(tenant, agent);
+      serve();
+    },
+  };
+}
+
+/**
+ * The agents of whom somebody waits and who may have more, as far as is known: those that hold all they may are asked about
+ * when that may have changed, and not whenever anything is given back.
+ */
+function createOpenAgents(isWaiting: (tenant: string, agent: string | null) => boolean) {
+  const open = new Map<string, Set<string | null>>();
+
+  function close(tenant: string, agent: string | null): boolean {
+    const agents = open.get(tenant);
+    const wasOpen = agents?.delete(agent) === true;
+    if (agents?.size === 0) open.delete(tenant);
+    return wasOpen;
+  }
+
+  /** Nobody of it may wait any more, or it may have more. */
+  function look(tenant: string, agent: string | null): void {
+    if (isWaiting(tenant, agent)) open.set(tenant, (open.get(tenant) ?? new Set<string | null>()).add(agent));
+    else close(tenant, agent);
+  }
+
+  return {
+    of: (tenant: string): Iterable<string | null> => open.get(tenant) ?? [],
+    look,
+    close,
+    toTheEnd(tenant: string, agent: string | null): void {
+      if (close(tenant, agent)) look(tenant, agent);
+    },
   };
 }
 

@@ -3,6 +3,7 @@ import { expect, test } from "bun:test";
 import { mkdtempSync } from "node:fs";
 import { join } from "node:path";
 import { SQL } from "bun";
+import { missingPreviousVersion, previousVersion } from "../../test/support/gateway/previous-version.ts";
 import { temporaryRoot } from "../../test/support/gateway/process.ts";
 import { startPostgres } from "../../test/support/stores/postgres.ts";
 import { postgresPlace } from "../../test/support/stores/stores.ts";
@@ -19,8 +20,8 @@ const LONG = [
   "create event trigger slow on ddl_command_start when tag in ('CREATE TABLE') execute function work()",
 ];
 
-function startMigration(databaseUrl: string) {
-  const command = ["setpriv", "--pdeathsig", "KILL", "--", process.execPath, MAIN, "migrate"];
+function startMigration(databaseUrl: string, program: readonly string[] = [process.execPath, MAIN]) {
+  const command = ["setpriv", "--pdeathsig", "KILL", "--", ...program, "migrate"];
   const env = {
     DATABASE_URL: databaseUrl,
     TOLLGATE_DATA_DIR: mkdtempSync(join(temporaryRoot(), "migrate-")),
@@ -54,3 +55,40 @@ test("a migration that is killed leaves the server neither at work nor locked", 
   await place.execute("drop event trigger slow");
   await (await place.open()).close();
 }, 60_000);
+
+/** What a server of the version before goes on doing, and what it may take on a busy machine. */
+const RENEWAL =
+  "insert into replicas (id, lease_until) values ('rep_old', 1) on conflict (id) do update set lease_until = 2";
+const RENEWED_MS_MAX = 5_000;
+
+const older = missingPreviousVersion();
+const why = older === null ? "" : ` (not tried, since ${older})`;
+
+test.skipIf(older !== null)(
+  `a backup under way delays a migration, which keeps nobody else waiting meanwhile${why}`,
+  async () => {
+    const place = await postgresPlace();
+    expect(await startMigration(place.url, previousVersion()).exited).toBe(0);
+    const database = new URL(place.url).pathname.slice(1);
+    await using watcher = new SQL((await startPostgres()).url("postgres"), { max: 1, database: "postgres" });
+    const isHeldUp = async () => {
+      const rows = await watcher`select 1 from pg_stat_activity where datname = ${database}
+        and wait_event_type = 'Lock' and query ilike '%alter table%'`;
+      return rows.length > 0;
+    };
+    await using backup = new SQL(place.url, { max: 1 });
+    const dump = await backup.reserve();
+    await dump.unsafe("begin; lock table replicas, facilitator_payments in access share mode");
+    const migration = startMigration(place.url);
+    try {
+      while (migration.exitCode === null && !(await isHeldUp())) await Bun.sleep(10);
+      await place.execute(`set statement_timeout = ${RENEWED_MS_MAX}; ${RENEWAL}`);
+      expect(migration.exitCode).toBeNull();
+    } finally {
+      await dump.unsafe("rollback");
+      dump.release();
+    }
+    expect(await migration.exited).toBe(0);
+  },
+  60_000,
+);

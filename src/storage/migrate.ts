@@ -1,6 +1,6 @@
 // The schema's versions: numbered SQL per database, embedded in the binary, applied in order and recorded in
-// schema_migrations. All that is pending is applied in one transaction, so a database is never between two. In one file,
-// since most of it is the list.
+// schema_migrations. All that is pending is applied in one transaction, so a database is never between two.
+// In one file, since most of it is the list.
 import type { Database } from "bun:sqlite";
 import type { SQL } from "bun";
 import postgres0001 from "../../db/postgres/0001_initial.sql" with { type: "text" };
@@ -234,8 +234,14 @@ function sizeOnSqlite(connection: Database, { query }: Work): WorkSize | undefin
   return statement.get() ?? undefined;
 }
 
-/** Another replica may be at a long migration. */
-const MIGRATION_LOCK_WAIT = "5min";
+/** Another replica may be at a long migration, and a backup may be reading the tables. */
+const WAIT_MINUTES = 5;
+const MIGRATION_LOCK_WAIT = `${WAIT_MINUTES}min`;
+/** While it waits for a table whoever comes after it waits too, so it gives up soon, undoes all, and tries again. */
+const TABLE_LOCK_WAIT = "500ms";
+const TABLE_PAUSE_MS = 1_000;
+/** A lock that was not had in time, and two that wait for each other. */
+const HELD_UP = /^(55P03|40P01)$/;
 /**
  * How often the server checks that its client is still there. Without this, the statement of a killed client would run to
  * its end and hold the locks that the next one waits for.
@@ -278,11 +284,24 @@ async function makeLockRow(client: SQL): Promise<void> {
 }
 
 /** Applies what is missing. Replicas that start at once queue on a row; the first one does the work. */
-export async function migratePostgres(client: SQL, { clock, log }: MigrationTools): Promise<void> {
-  const announce = announcer(log);
+export async function migratePostgres(client: SQL, tools: MigrationTools): Promise<void> {
   await makeLockRow(client);
+  const until = performance.now() + WAIT_MINUTES * 60_000;
+  for (;;) {
+    try {
+      return await applyPending(client, tools);
+    } catch (error) {
+      if (!HELD_UP.test(sqlState(error) ?? "") || performance.now() > until) throw error;
+    }
+    await Bun.sleep(TABLE_PAUSE_MS);
+  }
+}
+
+async function applyPending(client: SQL, { clock, log }: MigrationTools): Promise<void> {
+  const announce = announcer(log);
   await patiently(client, async (tx) => {
     await tx.unsafe(TAKE_LOCK);
+    await tx.unsafe(`set local lock_timeout = '${TABLE_LOCK_WAIT}'`);
     const rows: { newest: number }[] = await tx.unsafe(NEWEST);
     for (const { version, sql } of pending(rows[0]?.newest ?? 0, POSTGRES_MIGRATIONS)) {
       const work = POSTGRES_WORK[version];

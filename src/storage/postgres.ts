@@ -129,7 +129,7 @@ async function transaction<T>(
           const [output] = await runCommands(connection, command, [input], effects);
           return output as never;
         },
-        lock: (key) => takeRowLock(connection, key),
+        lock: (...lock) => takeRowLock(connection, ...lock),
       },
       connection,
       effects,

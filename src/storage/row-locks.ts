@@ -21,6 +21,9 @@ function rowOf(key: string): string {
 
 export const lockStatement = (key: string): [text: string, values: string[]] => [TAKE, [rowOf(key)]];
 
-export function takeRowLock(connection: DatabaseConnection, key: string): Promise<void> {
-  return connection.run(...lockStatement(key));
+export async function takeRowLock(connection: DatabaseConnection, key: string, pauseMsMax?: number): Promise<void> {
+  if (pauseMsMax !== undefined) {
+    await connection.run(`set local idle_in_transaction_session_timeout = ${pauseMsMax}`);
+  }
+  await connection.run(...lockStatement(key));
 }

@@ -1,9 +1,11 @@
 // Gateways that share a Postgres run no more of an agent's calls together than one alone may, and none of them starves.
 import { expect, setDefaultTimeout, test } from "bun:test";
+import { SQL } from "bun";
 import type { PayingTenant } from "../support/chain/paying.ts";
 import type { Gateway } from "../support/gateway/gateway.ts";
 import { openReplicas, type Replicas } from "../support/gateway/replicas.ts";
 import { startUpstream } from "../support/http/upstream.ts";
+import { holdTable } from "../support/stores/database-faults.ts";
 import { until } from "../support/until.ts";
 
 /** Gateways start side by side, also on a busy machine. */
@@ -146,4 +148,33 @@ test.concurrent("of a limit of one, three gateways run one call at a time and ea
     await Promise.all([...all, ...polled]);
     expect(served.sort()).toEqual([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]);
     expect([upstream.peak("/one"), upstream.peak("/other")]).toEqual([1, 1]);
+  }));
+
+test.concurrent("a gateway that stands still while it asks for places keeps the others from theirs for a moment only", () =>
+  world(2, 2, async ({ replicas: { databaseUrl }, gateways, upstream, agent, calls }) => {
+    const [first, second] = gateways as [Gateway, Gateway];
+    const [one, other] = [await agent("one"), await agent("other")];
+    upstream.answer(0);
+    await using watcher = new SQL(databaseUrl, { max: 1 });
+    const asks = async () => {
+      const rows = await watcher`select 1 from pg_stat_activity
+        where datname = current_database() and wait_event_type = 'Lock' and query like '%"agent_places"%'`;
+      return rows.length > 0;
+    };
+    const letGo = await holdTable(databaseUrl, "agent_places");
+    const held = calls(0, one, "/stream", 1);
+    try {
+      while (!(await asks())) await Bun.sleep(10);
+      process.kill(first.pid, "SIGSTOP");
+    } finally {
+      await letGo();
+    }
+    try {
+      expect(await Promise.all(calls(1, other, "/stream", 1))).toEqual([200]);
+      // It would have given up asking after nine seconds.
+      expect(second.log()).not.toContain("agent_places_not_asked");
+    } finally {
+      process.kill(first.pid, "SIGCONT");
+    }
+    expect(await Promise.all(held)).toEqual([200]);
   }));

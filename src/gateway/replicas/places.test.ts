@@ -91,6 +91,33 @@ function suite(numRuns: number, freshDatabase?: () => Promise<string>): void {
     );
   }, 60_000);
 
+  test("where limits differ, as while one is changed, the highest holds for all, and the lowest for its own", async () => {
+    const limits = [64, 64, 4, 1] as const;
+    const step = fc.record({ at: fc.nat(3), wanted: fc.nat(80), share: fc.double({ min: 0, max: 1, noNaN: true }) });
+    await fc.assert(
+      fc.asyncProperty(fc.array(step, { maxLength: 25 }), async (steps) => {
+        const has = [0, 0, 0, 0];
+        for (const [at, limit] of limits.entries()) await ask(`rep_${at}`, limit, 0, 0);
+        for (const { at, wanted, share } of steps) {
+          const limit = limits[at] ?? 0;
+          const kept = Math.floor((has[at] ?? 0) * share);
+          const { base, grants } = await ask(`rep_${at}`, limit, kept, Math.max(kept, Math.min(wanted, limit)));
+          has[at] = grants[0]?.granted ?? 0;
+          expect(base + (has[at] ?? 0)).toBeLessThanOrEqual(limit);
+          expect(total(has) + 2 * baseOf(64)).toBeLessThanOrEqual(64);
+        }
+        for (const [at, limit] of limits.entries()) await ask(`rep_${at}`, limit, 0, 0);
+        for (const at of [2, 3]) {
+          const { grants } = await ask(`rep_${at}`, limits[at] ?? 0, 0, 1);
+          expect(grants).toEqual([{ granted: 1, part: 1 }]);
+          await ask(`rep_${at}`, limits[at] ?? 0, 0, 0);
+        }
+        await Promise.all([0, 1, 2, 3].map((at) => leave(`rep_${at}`)));
+      }),
+      { numRuns },
+    );
+  }, 60_000);
+
   test("a replica that comes while others have much begins without a base, and gets one when they have less", async () => {
     const limit = 64;
     const alone = await ask("rep_0", limit, 0, 0);

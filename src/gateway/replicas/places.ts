@@ -7,7 +7,7 @@
 import { and, eq, gt, inArray, ne, notInArray, sum } from "drizzle-orm";
 import type { Mode } from "../../core/states.ts";
 import type { Tx } from "../../storage/store.ts";
-import { PLACES_LOCK, renewLease } from "./store.ts";
+import { lockPlaces, renewLease } from "./store.ts";
 
 /** The base, as a part of the limit. */
 const BASE_PART = 16;
@@ -49,7 +49,7 @@ export interface Exchanged {
 
 /** Tells what this replica needs, and gives what it has from now on. Renews its lease first. */
 export async function exchange(tx: Tx, { replica, limit, asksOf }: Exchange): Promise<Exchanged> {
-  await tx.lock(PLACES_LOCK);
+  await lockPlaces(tx);
   const { agent_base } = await renewLease(tx, replica);
   const { replicas: t } = tx.tables;
   const isNew = agent_base === null;
@@ -59,7 +59,9 @@ export async function exchange(tx: Tx, { replica, limit, asksOf }: Exchange): Pr
     .select({ bases: sum(t.agent_base) })
     .from(t)
     .where(ne(t.id, replica));
-  const left = limit - Number(others[0]?.bases ?? 0);
+  // Of those with a higher limit they may be more than the part that is for bases here.
+  const bases = Math.min(Number(others[0]?.bases ?? 0), Math.floor(limit / BASES_PART));
+  const left = limit - bases;
   const grants = await grant(tx, replica, left - base, asksOf(isNew));
   const next = await raised(tx, base, limit, left);
   if (next !== agent_base) await tx.db.update(t).set({ agent_base: next }).where(eq(t.id, replica));

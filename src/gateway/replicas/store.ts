@@ -9,7 +9,11 @@ export const LEASE_MS = 15_000;
 const KEPT_MS = HOUR_MS;
 
 /** Whoever changes what replicas have of the limits that they share holds this. */
-export const PLACES_LOCK = "agent-places:all";
+const PLACES_LOCK = "agent-places:all";
+/** So long a replica that stands still meanwhile keeps it from the others. */
+const PLACES_PAUSE_MS_MAX = 2_000;
+
+export const lockPlaces = (tx: Tx): Promise<void> => tx.lock(PLACES_LOCK, PLACES_PAUSE_MS_MAX);
 
 export interface Lease {
   /** The database's time. */
@@ -56,7 +60,7 @@ export async function removeGone(
 ): Promise<void> {
   if (!(await mayHaveGone(store, replica))) return;
   await store.write(async (tx) => {
-    await tx.lock(PLACES_LOCK);
+    await lockPlaces(tx);
     if (!mayJudge((await renewLease(tx, replica)).now)) return;
     const { agentPlaces, replicas } = tx.tables;
     const ids = await goneIn(tx, replica);
