@@ -4,6 +4,8 @@
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { copyFileSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { startChain } from "./support/chain/chain.ts";
+import { startFacilitator } from "./support/chain/facilitator.ts";
 import { newPayer, signPayment } from "./support/chain/payments.ts";
 import { type Environment, runCommand, temporaryRoot } from "./support/gateway/process.ts";
 import { expectServed, PRICE, type Services, startServices } from "./support/stores/paid-calls.ts";
@@ -190,6 +192,22 @@ test.concurrent("a facilitator set back pays nothing twice, and calls what its o
   }
   expect(await chain.transfers({ from: payer.address })).toHaveLength(6);
   expect(facilitator.lines("forgotten_payment_found")).not.toEqual([]);
+});
+
+test.concurrent("a database is not taken for restored beside a facilitator that runs on it, which would not learn of it", async () => {
+  const chain = await startChain();
+  try {
+    const env = { DATABASE_URL: await (await startPostgres()).freshDatabase() };
+    await using facilitator = await startFacilitator(chain, { env });
+    expect(await facilitator.run("restore")).toMatchObject({
+      code: 2,
+      stderr: expect.stringContaining("must be stopped"),
+    });
+    await facilitator.stop();
+    expect(await facilitator.run("restore")).toMatchObject({ code: 0 });
+  } finally {
+    await chain.stop();
+  }
 });
 
 test.concurrent("a copy that is put in its place by hand is recognised, and one that does not hold is not put there", async () => {

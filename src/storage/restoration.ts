@@ -45,18 +45,21 @@ function withFile<T>(path: string, work: (file: Database) => T): T {
  * been done again.
  *
  * @param settle ends what the copy had under way, and may be done twice
- * @throws StartupProblem when a gateway runs on it
+ * @throws StartupProblem when a gateway or a facilitator runs on it: it would not learn of the restore
  */
 export async function recordRestore(store: Store, settle: () => Promise<void>): Promise<void> {
   await store.write(async (tx) => {
-    const { replicas, restoration: t } = tx.tables;
-    const [running] = await tx.db
-      .select({ id: replicas.id })
-      .from(replicas)
-      .where(gt(replicas.lease_until, tx.now))
-      .limit(1);
-    if (running !== undefined && store.dialect === "postgres") {
-      throw new StartupProblem("the gateways of this database must be stopped, for 15 seconds at least");
+    const { replicas, facilitators, restoration: t } = tx.tables;
+    for (const leased of store.dialect === "postgres" ? [replicas, facilitators] : []) {
+      const [running] = await tx.db
+        .select({ id: leased.id })
+        .from(leased)
+        .where(gt(leased.lease_until, tx.now))
+        .limit(1);
+      if (running === undefined) continue;
+      throw new StartupProblem(
+        "the gateways and facilitators of this database must be stopped, for 15 seconds at least",
+      );
     }
     const now = sql<number>`${tx.now}`;
     await tx.db
