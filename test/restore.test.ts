@@ -210,6 +210,35 @@ test.concurrent("a database is not taken for restored beside a facilitator that 
   }
 });
 
+test.concurrent("after a restore a payment that can't be collected now is not told as failed while what was forgotten may land", async () => {
+  await using services = await startServices({ facilitatorEnv: { TOLLGATE_INCLUSION_TIMEOUT_MS: "1000" } });
+  const { chain, facilitator } = services;
+  const payer = newPayer();
+  await chain.fundUsdc(payer.address, PRICE);
+  const file = join(dir, "in-flight.db");
+  expect(await facilitator.run("backup", file)).toMatchObject({ code: 0 });
+  const payment = await signPayment(payer, { to: newPayer().address, value: PRICE });
+  const { nonce } = payment.authorization;
+  await chain.pauseMining();
+  expect((await facilitator.settle(payment.settleRequest)).body).toMatchObject({ success: false });
+  const [sent] = facilitator.transactions();
+  // It is on its way, with nodes that this one does not hear of.
+  await chain.rpc("anvil_dropTransaction", [sent!["hash"]]);
+  await chain.resumeMining();
+  await facilitator.kill9();
+  expect(await facilitator.run("restore", file)).toMatchObject({ code: 0 });
+  await facilitator.restart();
+  await chain.blacklist(payer.address);
+  expect((await facilitator.settle(payment.settleRequest)).status).toBe(503);
+  await chain.unblacklist(payer.address);
+  await chain.rpc("eth_sendRawTransaction", [sent!["raw"]]);
+  expect((await facilitator.settle(payment.settleRequest)).body).toMatchObject({
+    success: true,
+    transaction: sent!["hash"],
+  });
+  expect(await chain.transfers({ nonce })).toHaveLength(1);
+});
+
 test.concurrent("a copy that is put in its place by hand is recognised, and one that does not hold is not put there", async () => {
   await using services = await startServices();
   const { gateway } = services;
