@@ -7,7 +7,9 @@ import { join } from "node:path";
 import { startChain } from "./support/chain/chain.ts";
 import { startFacilitator } from "./support/chain/facilitator.ts";
 import { newPayer, signPayment } from "./support/chain/payments.ts";
+import { startGateway } from "./support/gateway/gateway.ts";
 import { type Environment, runCommand, temporaryRoot } from "./support/gateway/process.ts";
+import { startRelay } from "./support/http/relay.ts";
 import { expectServed, PRICE, type Services, startServices } from "./support/stores/paid-calls.ts";
 import { missingPostgres, startPostgres } from "./support/stores/postgres.ts";
 
@@ -208,6 +210,27 @@ test.concurrent("a database is not taken for restored beside a facilitator that 
   } finally {
     await chain.stop();
   }
+});
+
+test.concurrent("a gateway that was not stopped while its server was away is noticed when it comes back", async () => {
+  const direct = await (await startPostgres()).freshDatabase();
+  const door = startRelay(Number(new URL(direct).port));
+  const through = direct.replace(/:\d+\//, `:${door.port}/`);
+  const masterKey = Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64");
+  const env = { DATABASE_URL: through, TOLLGATE_MASTER_KEY: masterKey };
+  await using gateway = await startGateway({ env });
+  await using client = new Bun.SQL(direct, { max: 1 });
+  door.refuse();
+  // As a copy of an hour ago has it.
+  await client.unsafe("update replicas set lease_until = lease_until - 3600000");
+  const restoring = runCommand(["restore"], { cwd: dir, env: { ...env, DATABASE_URL: direct } });
+  while ((await client.unsafe("select 1 from restoration")).length === 0) await Bun.sleep(20);
+  door.restore();
+  expect(await restoring).toMatchObject({ code: 2, stderr: expect.stringContaining("must be stopped") });
+  await gateway.stop();
+  // Nothing starts before it has been done.
+  expect(await gateway.restart().catch((error) => String(error))).toContain("tollgate restore must be run again");
+  door.stop();
 });
 
 test.concurrent("after a restore a payment that can't be collected now is not told as failed while what was forgotten may land", async () => {
