@@ -4,6 +4,7 @@
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { copyFileSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { startChain } from "./support/chain/chain.ts";
 import { startFacilitator } from "./support/chain/facilitator.ts";
 import { newPayer, signPayment } from "./support/chain/payments.ts";
@@ -207,6 +208,31 @@ test.concurrent("a database is not taken for restored beside a facilitator that 
     });
     await facilitator.stop();
     expect(await facilitator.run("restore")).toMatchObject({ code: 0 });
+  } finally {
+    await chain.stop();
+  }
+});
+
+test.concurrent("what another facilitator's wallet has moved is told as collected after a restore by one that has no key of it", async () => {
+  const chain = await startChain();
+  try {
+    const database = await (await startPostgres()).freshDatabase();
+    await using one = await startFacilitator(chain, { env: { DATABASE_URL: database } });
+    const key = generatePrivateKey();
+    await chain.fundEth(privateKeyToAccount(key).address, 10n ** 19n);
+    await using other = await startFacilitator(chain, { beside: one, env: { TOLLGATE_SIGNER_KEY: key } });
+    const payer = newPayer();
+    await chain.fundUsdc(payer.address, PRICE);
+    const { settleRequest } = await signPayment(payer, { to: newPayer().address, value: PRICE });
+    const { body } = await other.settle(settleRequest);
+    expect(body).toMatchObject({ success: true });
+    await one.stop();
+    await other.stop();
+    await using client = new Bun.SQL(database, { max: 1 });
+    await client.unsafe("truncate facilitator_payments, facilitator_transactions");
+    expect(await one.run("restore")).toMatchObject({ code: 0 });
+    await one.restart();
+    expect((await one.settle(settleRequest)).body).toEqual(body);
   } finally {
     await chain.stop();
   }

@@ -27,7 +27,7 @@ interface OwnTransferOptions {
   readonly clock: Clock;
   readonly chain: Pick<Chain, "newest" | "isUsed" | "findUse" | "receipt">;
   /** In lower case. */
-  readonly wallets: ReadonlySet<Hex>;
+  readonly ownWallets: () => Promise<ReadonlySet<Hex>>;
 }
 
 /**
@@ -36,7 +36,7 @@ interface OwnTransferOptions {
  */
 export type FindOwnTransfer = (authorization: Authorization) => Promise<Receipt | "unknown" | null>;
 
-export function createOwnTransfers({ restoredAt, clock, chain, wallets }: OwnTransferOptions): FindOwnTransfer {
+export function createOwnTransfers({ restoredAt, clock, chain, ownWallets }: OwnTransferOptions): FindOwnTransfer {
   function mayBeForgotten({ validAfter }: Authorization): boolean {
     if (restoredAt === null || clock.now() - restoredAt > ASKED_MS_MAX) return false;
     return Number(validAfter) * 1000 <= restoredAt + MARGIN_MS;
@@ -66,7 +66,7 @@ export function createOwnTransfers({ restoredAt, clock, chain, wallets }: OwnTra
     if (use.cancelled) return null;
     const receipt = await chain.receipt(use.hash);
     if (receipt === null) return "unknown";
-    return isOwnTransfer(receipt, authorization, wallets) ? receipt : null;
+    return isOwnTransfer(receipt, authorization, await ownWallets()) ? receipt : null;
   };
 }
 
