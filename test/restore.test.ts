@@ -15,9 +15,13 @@ import {
   writeFileSync,
 } from "node:fs";
 import { join } from "node:path";
+import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
+import { startChain } from "./support/chain/chain.ts";
+import { startFacilitator } from "./support/chain/facilitator.ts";
 import { newPayer, signPayment } from "./support/chain/payments.ts";
 import { startGateway } from "./support/gateway/gateway.ts";
 import { type Environment, runCommand, temporaryRoot } from "./support/gateway/process.ts";
+import { startRelay } from "./support/http/relay.ts";
 import { newMasterKey } from "./support/keys.ts";
 import { expectServed, PRICE, type Services, startServices } from "./support/stores/paid-calls.ts";
 import { missingPostgres, startPostgres } from "./support/stores/postgres.ts";
@@ -203,6 +207,97 @@ test.concurrent("a facilitator set back pays nothing twice, and calls what its o
   }
   expect(await chain.transfers({ from: payer.address })).toHaveLength(6);
   expect(facilitator.lines("forgotten_payment_found")).not.toEqual([]);
+});
+
+test.concurrent("a database is not taken for restored beside a facilitator that runs on it, which would not learn of it", async () => {
+  const chain = await startChain();
+  try {
+    const env = { DATABASE_URL: await (await startPostgres()).freshDatabase() };
+    await using facilitator = await startFacilitator(chain, { env });
+    expect(await facilitator.run("restore")).toMatchObject({
+      code: 2,
+      stderr: expect.stringContaining("must be stopped"),
+    });
+    await facilitator.stop();
+    expect(await facilitator.run("restore")).toMatchObject({ code: 0 });
+  } finally {
+    await chain.stop();
+  }
+});
+
+test.concurrent("what another facilitator's wallet has moved is told as collected after a restore by one that has no key of it", async () => {
+  const chain = await startChain();
+  try {
+    const database = await (await startPostgres()).freshDatabase();
+    await using one = await startFacilitator(chain, { env: { DATABASE_URL: database } });
+    const key = generatePrivateKey();
+    await chain.fundEth(privateKeyToAccount(key).address, 10n ** 19n);
+    await using other = await startFacilitator(chain, { beside: one, env: { TOLLGATE_SIGNER_KEY: key } });
+    const payer = newPayer();
+    await chain.fundUsdc(payer.address, PRICE);
+    const { settleRequest } = await signPayment(payer, { to: newPayer().address, value: PRICE });
+    const { body } = await other.settle(settleRequest);
+    expect(body).toMatchObject({ success: true });
+    await one.stop();
+    await other.stop();
+    await using client = new Bun.SQL(database, { max: 1 });
+    await client.unsafe("truncate facilitator_payments, facilitator_transactions");
+    expect(await one.run("restore")).toMatchObject({ code: 0 });
+    await one.restart();
+    expect((await one.settle(settleRequest)).body).toEqual(body);
+  } finally {
+    await chain.stop();
+  }
+});
+
+test.concurrent("a gateway that was not stopped while its server was away is noticed when it comes back", async () => {
+  const direct = await (await startPostgres()).freshDatabase();
+  const door = startRelay(Number(new URL(direct).port));
+  const through = direct.replace(/:\d+\//, `:${door.port}/`);
+  const masterKey = Buffer.from(crypto.getRandomValues(new Uint8Array(32))).toString("base64");
+  const env = { DATABASE_URL: through, TOLLGATE_MASTER_KEY: masterKey };
+  await using gateway = await startGateway({ env });
+  await using client = new Bun.SQL(direct, { max: 1 });
+  door.refuse();
+  // As a copy of an hour ago has it.
+  await client.unsafe("update replicas set lease_until = lease_until - 3600000");
+  const restoring = runCommand(["restore"], { cwd: dir, env: { ...env, DATABASE_URL: direct } });
+  while ((await client.unsafe("select 1 from restoration")).length === 0) await Bun.sleep(20);
+  door.restore();
+  expect(await restoring).toMatchObject({ code: 2, stderr: expect.stringContaining("must be stopped") });
+  await gateway.stop();
+  // Nothing starts before it has been done.
+  expect(await gateway.restart().catch((error) => String(error))).toContain("tollgate restore must be run again");
+  door.stop();
+});
+
+test.concurrent("after a restore a payment that can't be collected now is not told as failed while what was forgotten may land", async () => {
+  await using services = await startServices({ facilitatorEnv: { TOLLGATE_INCLUSION_TIMEOUT_MS: "1000" } });
+  const { chain, facilitator } = services;
+  const payer = newPayer();
+  await chain.fundUsdc(payer.address, PRICE);
+  const file = join(dir, "in-flight.db");
+  expect(await facilitator.run("backup", file)).toMatchObject({ code: 0 });
+  const payment = await signPayment(payer, { to: newPayer().address, value: PRICE });
+  const { nonce } = payment.authorization;
+  await chain.pauseMining();
+  expect((await facilitator.settle(payment.settleRequest)).body).toMatchObject({ success: false });
+  const [sent] = facilitator.transactions();
+  // It is on its way, with nodes that this one does not hear of.
+  await chain.rpc("anvil_dropTransaction", [sent!["hash"]]);
+  await chain.resumeMining();
+  await facilitator.kill9();
+  expect(await facilitator.run("restore", file)).toMatchObject({ code: 0 });
+  await facilitator.restart();
+  await chain.blacklist(payer.address);
+  expect((await facilitator.settle(payment.settleRequest)).status).toBe(503);
+  await chain.unblacklist(payer.address);
+  await chain.rpc("eth_sendRawTransaction", [sent!["raw"]]);
+  expect((await facilitator.settle(payment.settleRequest)).body).toMatchObject({
+    success: true,
+    transaction: sent!["hash"],
+  });
+  expect(await chain.transfers({ nonce })).toHaveLength(1);
 });
 
 test.concurrent("a copy that is put in its place by hand is recognised, and one that does not hold is not put there", async () => {

@@ -48,6 +48,7 @@ import { cleanUpFacilitator } from "./retention.ts";
 import { createOpenEdge, createPeerEdge } from "./routes.ts";
 import { createSettle } from "./settle/settle.ts";
 import { createSettlementWaiters } from "./settle/waiters.ts";
+import { createOwnWallets } from "./wallet/lease-rows.ts";
 import { createWalletLeases } from "./wallet/leases.ts";
 import { requireMulticall3 } from "./wallet/sharing.ts";
 import { createLocalSigner, createRemoteSigner, type Signer } from "./wallet/signer.ts";
@@ -207,14 +208,19 @@ function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store,
   const spans = createPaymentSpans(tracer);
   const common = { store, clock, log, meters, outcomes, limits, spans };
   const own = signersOf(signers, outbound);
-  const leases = createWalletLeases({ store, clock, log, wallets: own.map(({ address }) => address) });
+  const wallets = own.map(({ address }) => address);
+  const leases = createWalletLeases({ store, clock, log, wallets });
   const wallet = createWallet({ ...common, chain, signers: own, leases });
-  const wallets = new Set(own.map(({ address }) => address));
   const { isSignedByContract, balanceOf, hasCode, isUsed } = chain;
   const time = createChainTime({ chain, clock, log });
   const judged = { simulate: wallet.simulate, time, isSignedByContract, balanceOf, hasCode, isUsed };
   meters.gauges({ balances: wallet.balances });
-  const findOwnTransfer = createOwnTransfers({ restoredAt, clock, chain, wallets });
+  const findOwnTransfer = createOwnTransfers({
+    restoredAt,
+    clock,
+    chain,
+    ownWallets: createOwnWallets(store, wallets),
+  });
   const verifier = createVerifier({ log });
   const settle = createSettle({ ...common, wallet, findOwnTransfer, verifier, chain: judged });
   return { chain, outcomes, wallet, verifier, settle };

@@ -7,7 +7,7 @@ import { Database } from "bun:sqlite";
 import { eq, gt, sql } from "drizzle-orm";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import type { Reader, Store } from "./store.ts";
+import type { Reader, Store, Tx } from "./store.ts";
 
 const ONE = 1;
 const MINUTE_MS = 60_000;
@@ -40,34 +40,43 @@ function withFile<T>(path: string, work: (file: Database) => T): T {
   }
 }
 
+/** Longer than the time between two renewals of a lease (gateway/executor/replica-lease.ts, facilitator/wallet/leases.ts). */
+const RENEWED_MS = 6_000;
+
 /**
  * Records that the database was restored to an older state just now. If it is cut short, no service starts before it has
  * been done again.
  *
  * @param settle ends what the copy had under way, and may be done twice
- * @throws StartupProblem when a gateway runs on it
+ * @throws StartupProblem when a gateway or a facilitator runs on it: it would not learn of the restore
  */
 export async function recordRestore(store: Store, settle: () => Promise<void>): Promise<void> {
   await store.write(async (tx) => {
-    const { replicas, restoration: t } = tx.tables;
-    const [running] = await tx.db
-      .select({ id: replicas.id })
-      .from(replicas)
-      .where(gt(replicas.lease_until, tx.now))
-      .limit(1);
-    if (running !== undefined && store.dialect === "postgres") {
-      throw new StartupProblem("the gateways of this database must be stopped, for 15 seconds at least");
-    }
+    await requireNoService(store, tx);
+    const { restoration: t } = tx.tables;
     const now = sql<number>`${tx.now}`;
     await tx.db
       .insert(t)
       .values({ one: ONE, restored_at: now, is_done: false })
       .onConflictDoUpdate({ target: t.one, set: { restored_at: now, is_done: false } });
   });
+  // While the server was away all leases have run out. A service that was not stopped finds the database again only now.
+  if (store.dialect === "postgres") await Bun.sleep(RENEWED_MS);
+  await store.write((tx) => requireNoService(store, tx));
   await settle();
   await store.write(async ({ db, tables: { restoration: t } }) => {
     await db.update(t).set({ is_done: true }).where(eq(t.one, ONE));
   });
+}
+
+/** Of SQLite the lock of the data directory tells. */
+async function requireNoService({ dialect }: Store, { db, tables, now }: Tx): Promise<void> {
+  if (dialect === "sqlite") return;
+  for (const t of [tables.replicas, tables.facilitators]) {
+    const [running] = await db.select({ id: t.id }).from(t).where(gt(t.lease_until, now)).limit(1);
+    if (running === undefined) continue;
+    throw new StartupProblem("the gateways and facilitators of this database must be stopped, for 15 seconds at least");
+  }
 }
 
 interface Start {

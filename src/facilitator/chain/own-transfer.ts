@@ -1,7 +1,7 @@
 // Whether a transaction of one of our own wallets has moved the money of an authorization, by what the chain says alone: for
 // a database that was restored to an older state, and has forgotten what was collected since.
 import type { Clock } from "../../core/clock.ts";
-import { DAY_MS } from "../../core/time.ts";
+import { DAY_MS, HOUR_MS } from "../../core/time.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
 import type { Chain } from "./chain.ts";
 import type { Use } from "./find-use.ts";
@@ -10,6 +10,8 @@ import { isPaidBy } from "./token.ts";
 
 /** For a gateway that still asks: it does so for a day, and may have been away for a while. */
 const ASKED_MS_MAX = 7 * DAY_MS;
+/** After the restore: a forgotten transaction that nodes still hold lands within this time. */
+const LANDS_MS_MAX = HOUR_MS;
 /** Clocks differ, and the chain's time is its own. */
 const MARGIN_MS = 60_000;
 /** Of Base, about. */
@@ -25,19 +27,23 @@ interface OwnTransferOptions {
   readonly clock: Clock;
   readonly chain: Pick<Chain, "newest" | "isUsed" | "findUse" | "receipt">;
   /** In lower case. */
-  readonly wallets: ReadonlySet<Hex>;
+  readonly ownWallets: () => Promise<ReadonlySet<Hex>>;
 }
 
 /**
  * The receipt that proves it. Null when there is none, or none could be forgotten; "unknown" when the authorization is used,
- * and no node tells by whom.
+ * and no node tells by whom, and while a forgotten transaction that is on its way may still use it.
  */
 export type FindOwnTransfer = (authorization: Authorization) => Promise<Receipt | "unknown" | null>;
 
-export function createOwnTransfers({ restoredAt, clock, chain, wallets }: OwnTransferOptions): FindOwnTransfer {
+export function createOwnTransfers({ restoredAt, clock, chain, ownWallets }: OwnTransferOptions): FindOwnTransfer {
   function mayBeForgotten({ validAfter }: Authorization): boolean {
     if (restoredAt === null || clock.now() - restoredAt > ASKED_MS_MAX) return false;
     return Number(validAfter) * 1000 <= restoredAt + MARGIN_MS;
+  }
+
+  function mayStillLand({ validBefore }: Authorization, head: Block): boolean {
+    return restoredAt !== null && clock.now() - restoredAt <= LANDS_MS_MAX && BigInt(head.timestamp) < validBefore;
   }
 
   /** Where it must be, if blocks come as they usually do; then among the newest. */
@@ -54,13 +60,13 @@ export function createOwnTransfers({ restoredAt, clock, chain, wallets }: OwnTra
   return async (authorization) => {
     if (!mayBeForgotten(authorization)) return null;
     const head = await chain.newest();
-    if (!(await chain.isUsed(authorization, head))) return null;
+    if (!(await chain.isUsed(authorization, head))) return mayStillLand(authorization, head) ? "unknown" : null;
     const use = await useOf(authorization, head);
     if (use === null) return "unknown";
     if (use.cancelled) return null;
     const receipt = await chain.receipt(use.hash);
     if (receipt === null) return "unknown";
-    return isOwnTransfer(receipt, authorization, wallets) ? receipt : null;
+    return isOwnTransfer(receipt, authorization, await ownWallets()) ? receipt : null;
   };
 }
 

@@ -20,16 +20,31 @@ export interface HoldersOptions {
 
 export function createHolders({ id, store, log, wallets, isOnly }: HoldersOptions) {
   const known = new Map<Hex, WalletRow>();
+  /** When this process has last changed a holder (performance.now). */
+  const changedAt = new Map<Hex, number>();
 
-  /** A token that is lower than the one known here is old news. */
-  function learn(rows: readonly WalletRow[]): void {
-    for (const row of rows) if (row.token >= (known.get(row.wallet)?.token ?? 0)) known.set(row.wallet, row);
+  /**
+   * What was read is true, also where its token is lower than the one known here: a failover may have lost commits. Only what
+   * this process has changed since is newer.
+   *
+   * @param rows all of the database, asked for at `askedAt` (performance.now)
+   */
+  function learn(rows: readonly WalletRow[], askedAt: number): void {
+    const read = new Map(rows.map((row) => [row.wallet, row]));
+    for (const wallet of new Set([...known.keys(), ...read.keys()])) {
+      if ((changedAt.get(wallet) ?? Number.NEGATIVE_INFINITY) >= askedAt) continue;
+      const row = read.get(wallet);
+      if (row === undefined) known.delete(wallet);
+      else known.set(wallet, row);
+    }
   }
 
   async function change(wallet: Hex, holder: string): Promise<boolean> {
     const token = await store.write((tx) => changeHolder(tx, wallet, holder, known.get(wallet)?.token ?? 0));
-    if (token !== null) learn([{ wallet, holder, token }]);
-    return token !== null;
+    if (token === null) return false;
+    changedAt.set(wallet, performance.now());
+    known.set(wallet, { wallet, holder, token });
+    return true;
   }
 
   /** Those that have not changed hands elsewhere meanwhile. */

@@ -3,7 +3,7 @@
 // write holds up the renewals of nobody.
 import { and, eq, lt, ne, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
-import type { Tx } from "../../storage/store.ts";
+import type { Store, Tx } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { LivingFacilitator } from "./lease-shares.ts";
 
@@ -84,6 +84,19 @@ export async function dropLease(tx: Tx, id: string): Promise<void> {
     .set({ holder: "", token: sql`${t.token} + 1` })
     .where(eq(t.holder, id));
   await tx.db.delete(facilitators).where(eq(facilitators.id, id));
+}
+
+/**
+ * The wallets of all facilitators of this database, now or before: a transaction of any of them is our own.
+ *
+ * @param wallets of this process
+ */
+export function createOwnWallets({ read }: Pick<Store, "read">, wallets: readonly Hex[]) {
+  const { facilitatorWallets: t } = read.tables;
+  return async (): Promise<ReadonlySet<Hex>> => {
+    const rows = await read.db.select({ wallet: t.wallet }).from(t);
+    return new Set([...wallets, ...rows.map(({ wallet }) => wallet)]);
+  };
 }
 
 /** Of facilitators that have been gone for long; or of all others, where this is known to be the only one. */

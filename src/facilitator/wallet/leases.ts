@@ -77,15 +77,16 @@ export function createWalletLeases({ store, clock, log, wallets }: WalletLeasesO
     trust.renewed(leases.now);
     const before = holders.held();
     const isRegained = !isBelieved();
-    holders.learn(leases.wallets);
+    holders.learn(leases.wallets, askedAt);
     renewedAt = askedAt;
     others = leases.facilitators.length - 1;
     const lost = before.filter((wallet) => holders.tokenOf(wallet) === null);
     for (const wallet of lost) log.warn("wallet_lost", { wallet });
     if (lost.length > 0) listener.lost();
-    // What was not done for a wallet while its lease had run out is taken up as if it had been another's.
-    const held = holders.held();
-    if (isRegained && held.length > 0) void listener.taken(held);
+    // What was not done for a wallet while its lease had run out is taken up as if it had been another's; so is what a
+    // failover has given back to this process.
+    const taken = holders.held().filter((wallet) => isRegained || !before.includes(wallet));
+    if (taken.length > 0) void listener.taken(taken);
     return leases;
   }
 

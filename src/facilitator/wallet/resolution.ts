@@ -36,8 +36,8 @@ export interface ResolverOptions {
   readonly store: Store;
   readonly log: Log;
   readonly recorder: OutcomeRecorder;
-  /** Our own addresses, in lower case. */
-  readonly wallets: ReadonlySet<Hex>;
+  /** In lower case. */
+  readonly ownWallets: () => Promise<ReadonlySet<Hex>>;
   readonly simulate: SettleChain["simulate"];
   /** Sends the payment with a new wallet nonce; resolves when it is stored. */
   readonly send: (payment: PendingPayment, gas: Gas) => Promise<void>;
@@ -150,7 +150,7 @@ export function createPaymentResolver(options: ResolverOptions) {
   };
 }
 
-function createUnpaidResolver({ chain, store, log, recorder, wallets, simulate, send }: ResolverOptions) {
+function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulate, send }: ResolverOptions) {
   async function sendAgain(payment: PendingPayment, gas: Gas): Promise<true> {
     log.warn("payment_nonce_changed", names(payment));
     payment.moving = true;
@@ -199,7 +199,7 @@ function createUnpaidResolver({ chain, store, log, recorder, wallets, simulate, 
     const receipt = await chain.receipt(hash);
     if (receipt === null) return false;
     const isRecorded = (await transactionsOf(store.read, payment.key)).some((row) => row.hash === hash);
-    if (!isRecorded && !isOwnTransfer(receipt, payment.authorization, wallets)) return null;
+    if (!isRecorded && !isOwnTransfer(receipt, payment.authorization, await ownWallets())) return null;
     if (!isPaidBy(payment.authorization, receipt)) return false;
     await recorder.settle(payment, receipt);
     return true;

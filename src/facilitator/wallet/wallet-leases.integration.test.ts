@@ -12,7 +12,7 @@ import { silentLog } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
 import { WalletNotHeld } from "../settle/ports.ts";
 import { changeHolder } from "./lease-rows.ts";
-import { createWalletLeases } from "./leases.ts";
+import { createWalletLeases, type WalletLeases } from "./leases.ts";
 import type { Signer } from "./signer.ts";
 
 let chain: TestChain;
@@ -65,6 +65,55 @@ test("one whose signer fails hands over to one whose signer works", async () => 
   await until(() => leases.holds(signer.address));
   await working.send(payment);
   await expectCollected(working, payment);
+});
+
+/** Whether what is signed for the wallet would be stored now. */
+const isFenced = (leases: WalletLeases, { address }: Signer) =>
+  store
+    .write((tx) => leases.fence(tx, address))
+    .then(() => true)
+    .catch((error) => {
+      expect(error).toBeInstanceOf(WalletNotHeld);
+      return false;
+    });
+
+/** As a failover to a standby that lacks the last commits leaves it. */
+const setBack = (holder: string, token: number) =>
+  store.write((tx) => tx.db.update(tx.tables.facilitatorWallets).set({ holder, token }));
+
+test("a wallet whose lease a failover has lost is taken anew, and pays", async () => {
+  const signer = await fundedSigner(chain);
+  const leases = leasesOf(signer);
+  const wallet = await startLeased(signer, leases);
+  for (const lose of [
+    () => store.write((tx) => tx.db.delete(tx.tables.facilitatorWallets)),
+    () => setBack("one that is gone", 0),
+  ]) {
+    await lose();
+    expect(await isFenced(leases, signer)).toBe(false);
+    await until(() => isFenced(leases, signer));
+  }
+  const payment = await newPayment(chain);
+  await wallet.collect(payment);
+  await expectCollected(wallet, payment);
+});
+
+test("of two that live, the one to which a failover has given a wallet back works for it again", async () => {
+  const signer = await fundedSigner(chain);
+  const [first, second] = [leasesOf(signer), leasesOf(signer)];
+  const wallet = await startLeased(signer, first);
+  const { facilitatorWallets, facilitators } = store.read.tables;
+  const [before] = await store.read.db.select().from(facilitatorWallets);
+  await startLeased(signer, second);
+  const others = (await store.read.db.select().from(facilitators)).filter(({ id }) => id !== before!.holder);
+  await store.write((tx) => changeHolder(tx, signer.address, others[0]!.id, before!.token));
+  await until(() => second.holds(signer.address) && !first.holds(signer.address));
+  await setBack(before!.holder, before!.token);
+  await until(async () => first.holds(signer.address) && (await isFenced(first, signer)));
+  await until(() => !second.holds(signer.address));
+  const payment = await newPayment(chain);
+  await wallet.collect(payment);
+  await expectCollected(wallet, payment);
 });
 
 test("beside a version that knows of no leases, each payment of both is collected once", async () => {

@@ -13,6 +13,7 @@ import type { ClaimedPayment } from "../payments/payments.ts";
 import type { Gas } from "../settle/ports.ts";
 import type { SettlementWaiters } from "../settle/waiters.ts";
 import { createBroadcaster } from "./broadcast.ts";
+import { createOwnWallets } from "./lease-rows.ts";
 import type { WalletLeases } from "./leases.ts";
 import { createPendingNonces, type PendingNonces } from "./pending.ts";
 import { createReadinessCheck } from "./readiness.ts";
@@ -91,7 +92,7 @@ export function createWallet(options: WalletOptions) {
     resolver: createPaymentResolver({
       ...parts,
       recorder,
-      wallets: new Set(senders.keys()),
+      ownWallets: createOwnWallets(store, [...senders.keys()]),
       simulate: sending.simulate,
       send: (payment, gas) => send(payment, gas, true),
     }),
