@@ -77,6 +77,12 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
     }
   }
 
+  /** The same for those who wait for one agent, when just that one may have more: many agents may come one by one. */
+  function serveAgent(tenant: string, agent: string): void {
+    const line = waiting.get(tenant)?.get(agent);
+    while (serveLine(line) === null);
+  }
+
   /** Takes it at once or not at all, and never before one of the same agent that waits. */
   function takeNow(tenant: string, agent: string | null, amount: number): boolean {
     if (waiting.get(tenant)?.has(agent) === true) return false;
@@ -111,6 +117,7 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
       serve();
     },
     serve,
+    serveAgent,
   };
 }
 

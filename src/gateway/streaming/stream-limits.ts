@@ -75,7 +75,10 @@ interface PlacesOptions extends Pick<FairShareOptions, "size"> {
 function createPlaces({ size, agentMax }: PlacesOptions, { waitMs, stopping }: Waits) {
   const share = createFairShare({
     size,
-    agentMax: typeof agentMax === "number" ? agentMax : agentMax({ running: heldBy, more: () => queue.serve() }),
+    agentMax:
+      typeof agentMax === "number"
+        ? agentMax
+        : agentMax({ running: heldBy, more: (...agent) => queue.serveAgent(...agent) }),
   });
   const queue = createFairQueue(share);
   const waiting = createFairShare({ size: WAITING_MAX, agentMax: AGENT_WAITING_MAX });
