@@ -37,6 +37,7 @@ export function countCalls(now: string = NOW_MICROSECONDS): SharedCount<CallsOfC
   return {
     name: "calls",
     bytesOf: () => 192,
+    tenantOf: ({ tenant }) => tenant,
     // A statement changes a row once.
     keyOf: ({ agentId, user }) => callerOf(agentId, user),
     postgres: {
