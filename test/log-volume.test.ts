@@ -38,7 +38,11 @@ test("a request of a tenant causes three lines at most, however long its parts a
     () => send(`/v1/invocations?model=${LONG}`),
   ];
   // A busy machine holds up the event loop, which says so in lines of its own.
-  const linesOf = () => gateway.log().split("\n").filter((line) => !line.includes('"event_loop_blocked"'));
+  const linesOf = () =>
+    gateway
+      .log()
+      .split("\n")
+      .filter((line) => !line.includes('"event_loop_blocked"'));
   for (const request of requests) {
     const before = linesOf().length;
     await Promise.all(Array.from({ length: TIMES }, request));

@@ -272,3 +272,18 @@ test("small commands do not wait for large ones", async () => {
   expect(await Promise.all(large)).toContain("large");
   await lanes.close();
 });
+
+test("when more wait than are written together, tenants have turns, and each one's own keep their order", async () => {
+  const ofTenant = { ...first, tenantOf: ({ name }: Input) => name.slice(0, 1) };
+  const { execute, ran } = batchesByHand({ atOnce: 1 });
+  const enter = (tenant: string, count: number) =>
+    Array.from({ length: count }, (_, at) => execute(ofTenant, { name: `${tenant}${at}` }));
+  const all = [...enter("a", 600), ...enter("b", 2), ...enter("c", 1)];
+  const { names, answer } = await ran(0);
+  expect(names.slice(0, 6)).toEqual(["a0", "b0", "c0", "a1", "b1", "a2"]);
+  expect(names).toHaveLength(256);
+  answer();
+  for (const number of [1, 2]) (await ran(number)).answer();
+  expect((await ran(1)).names.slice(0, 2)).toEqual(["a253", "a254"]);
+  expect(await Promise.all(all)).toHaveLength(603);
+});

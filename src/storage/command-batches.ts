@@ -27,6 +27,7 @@ interface WaitingCommand {
   readonly command: AnyCommand;
   readonly input: unknown;
   readonly key: string | null;
+  readonly tenant: string;
   readonly bytes: number;
   /** By performance.now(). */
   readonly until: number;
@@ -49,6 +50,21 @@ interface CommandBatchesOptions {
    * @param committing to be called when nothing but the commit is left
    */
   run(groups: readonly CommandGroup[], until: number, committing: () => void): Promise<unknown[][]>;
+}
+
+const isTooMuch = (count: number, bytes: number) => count > 1 && (count > COMMANDS_MAX || bytes > BYTES_MAX);
+
+/** One of each tenant in turn, those of one in their order; as they are when all can be written together. */
+function byTurns(members: WaitingCommand[]): WaitingCommand[] {
+  if (members.length <= COMMANDS_MAX) return members;
+  let tenants = [...Map.groupBy(members, ({ tenant }) => tenant).values()];
+  if (tenants.length === 1) return members;
+  const turns: WaitingCommand[] = [];
+  for (let round = 1; tenants.length > 0; round++) {
+    turns.push(...tenants.flatMap((own) => own[round - 1] ?? []));
+    tenants = tenants.filter(({ length }) => length > round);
+  }
+  return turns;
 }
 
 /** The commands that wait, and which of them are written next. */
@@ -88,29 +104,32 @@ function createQueue(waitMsMax: number) {
       waiting.push(member);
     },
     /**
-     * The next commands that may be written together, in the order of their arrival. They have as long as the one that
-     * has waited longest, so those that have far more time are not among them: they would be refused together with it.
+     * The next commands that may be written together, in the order of their arrival, and by turns of the tenants where these
+     * are known and there are more. They have as long as the one of them that has least time, so those that have far more
+     * are not among them: they would be refused together with it.
      */
     next(): WaitingCommand[] {
       const batch: WaitingCommand[] = [];
       const now = performance.now();
+      const others: WaitingCommand[] = [];
       let bytes = 0;
       let at = 0;
+      waiting = byTurns(waiting);
       for (const member of waiting) {
         const { until } = member;
-        const isFull = batch.length === COMMANDS_MAX || bytes + member.bytes > BYTES_MAX;
-        const isOther = Math.abs(until - (batch[0] ?? member).until) > waitMsMax / 2;
-        if (batch.length > 0 && (isFull || isOther)) break;
+        if (isTooMuch(batch.length + 1, bytes + member.bytes)) break;
         at++;
         if (until <= now) {
           member.reject(unavailable(new Error("the command waited too long")));
           leave(member);
-          continue;
+        } else if (Math.abs(until - (batch[0] ?? member).until) > waitMsMax / 2) {
+          others.push(member);
+        } else {
+          batch.push(member);
+          bytes += member.bytes;
         }
-        batch.push(member);
-        bytes += member.bytes;
       }
-      waiting = waiting.slice(at);
+      waiting = [...others, ...waiting.slice(at)];
       return batch;
     },
   };
@@ -218,6 +237,7 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
           command,
           input,
           key: command.keyOf?.(input) ?? null,
+          tenant: command.tenantOf?.(input) ?? "",
           bytes: command.bytesOf(input),
           until: performance.now() + waitMsMax,
           resolve: (output) => resolve(output as Output),

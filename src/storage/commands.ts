@@ -78,7 +78,10 @@ export interface FollowUp {
 }
 
 /** What several processes count together. A process that is alone with its database counts in memory. */
-export type SharedCount<Input, Output> = Omit<Command<Input, Output>, "sqlite">;
+export interface SharedCount<Input, Output> extends Omit<Command<Input, Output>, "sqlite"> {
+  /** Whose it is: when there are more than can be counted together, tenants have turns. */
+  tenantOf?(input: Input): string;
+}
 
 /** What runs commands: the store by themselves, a transaction as a part of it. */
 export interface CommandRunner {

@@ -60,3 +60,17 @@ test("a statement that waits for a lock is given up in time, and the next one is
   expect(await ask()).toBe("stored");
   await store.close();
 });
+
+test("of thousands that wait a neighbour does not wait for those of another tenant", async () => {
+  const store = await (await postgresPlace()).open();
+  const countTogether = store.countTogether as CountTogether;
+  const count = { ...echo, tenantOf: (text: string) => text.slice(0, 1) };
+  let counted = 0;
+  const hostile = Array.from({ length: 5_000 }, (_, at) => countTogether(count, `h${at}`).then(() => counted++));
+  expect(await countTogether(count, "neighbour")).toBe("neighbour");
+  // One statement may have been under way.
+  expect(counted).toBeLessThanOrEqual(512);
+  await Promise.all(hostile);
+  expect(counted).toBe(hostile.length);
+  await store.close();
+}, 30_000);

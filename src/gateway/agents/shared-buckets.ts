@@ -47,6 +47,7 @@ export function takeTokens(now: string = NOW_MICROSECONDS): SharedCount<Asked, G
   return {
     name: "tokens",
     bytesOf: () => 192,
+    tenantOf: ({ tenant }) => tenant,
     // A statement changes a row once.
     keyOf: ({ agentId }) => agentId,
     postgres: {

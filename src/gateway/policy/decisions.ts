@@ -128,19 +128,23 @@ export function createDecisionLog({ store, log, bufferedMax = BUFFERED_MAX }: De
 
   return {
     /**
-     * Records a decision: a deny before it resolves, any other soon after it returns, which it does at once.
+     * Records decisions: each deny before it resolves, any other soon after it returns, which it does at once. Those of the
+     * messages of one batch come together, and are one write: a request has no more of the store's places than that.
      *
-     * @throws Fault `unavailable`, as rejection, when the store can't take it now
+     * @throws Fault `unavailable`, as rejection, when the store can't take them now
      */
-    record(row: DecisionRow): Bun.MaybePromise<void> {
-      if (row.action === "deny" || buffer.length >= bufferedMax || closed) {
-        return store.write((tx) => insertAll(tx, [row]));
+    record(...rows: DecisionRow[]): Bun.MaybePromise<void> {
+      const isFull = buffer.length >= bufferedMax || closed;
+      const [first, later] = [true, false].map((isFirst) =>
+        rows.filter(({ action }) => (action === "deny" || isFull) === isFirst),
+      ) as [DecisionRow[], DecisionRow[]];
+      buffer.push(...later);
+      put += later.length;
+      if (later.length > 0 && !running) {
+        running = true;
+        void writeAll();
       }
-      buffer.push(row);
-      put += 1;
-      if (running) return;
-      running = true;
-      void writeAll();
+      if (first.length > 0) return store.write((tx) => insertAll(tx, first));
     },
     /** Resolves when what was recorded until now can be read, or `ms` have passed. */
     settle,

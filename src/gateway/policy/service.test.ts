@@ -310,6 +310,28 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
       expect(await stored(tenant)).toHaveLength(51);
     });
 
+    test("of a batch are one write for all that must be durable, however many messages it has", async () => {
+      const { me, tenant, call } = caller();
+      let writes = 0;
+      const write: Store["write"] = (work) => {
+        writes++;
+        return store.write(work);
+      };
+      const policy = createPolicyService({ store: { ...store, write }, clock, log: silentLog });
+      await policy.put(me, document([{ action: "deny", match: { tools: ["drop"] } }]));
+      await policy.judge(call());
+      await policy.newest(me, 1);
+      writes = 0;
+      const tools = Array.from({ length: 100 }, (_, at) => (at % 4 === 0 ? "read" : "drop"));
+      const verdicts = await policy.judgeAll(tools.map((mcp_tool) => call({ mcp_tool })));
+      expect(verdicts.map(({ action }) => action)).toEqual(tools.map((tool) => (tool === "drop" ? "deny" : "allow")));
+      // One more for those that need not be durable.
+      expect(writes).toBeLessThanOrEqual(2);
+      expect((await stored(tenant)).filter(({ action }) => action === "deny")).toHaveLength(75);
+      const newest = await policy.newest(me, 100);
+      expect(newest.map(({ mcp_tool }) => mcp_tool).reverse()).toEqual(tools);
+    });
+
     test("are there once when their commit was made and its answer was lost", async () => {
       const { me, tenant, call } = caller();
       await service().put(me, all("allow"));

@@ -15,7 +15,7 @@ import { type Meters, silentMeters } from "../../core/meters.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { findAgent } from "../agents/service.ts";
 import { createPolicyCache, type KnownPolicy, type PolicyLookup } from "./cache.ts";
-import { createDecisionLog, newestDecisions } from "./decisions.ts";
+import { createDecisionLog, type DecisionRow, newestDecisions } from "./decisions.ts";
 import { checkRules, formatRules, type PolicyReplace } from "./document.ts";
 import {
   asksForRate,
@@ -85,6 +85,11 @@ function onError({ on_error: action }: Pick<KnownPolicy, "on_error">): PolicyVer
   return { action, matched_rule: null, reason: `on_error: ${action}` };
 }
 
+function decisionOf(call: PolicyCall, verdict: PolicyVerdict, now: number): DecisionRow {
+  const { tenant, agent_id, protocol, mcp_tool } = call;
+  return { tenant, id: newId("pdec", now), agent_id, protocol, mcp_tool, ...verdict };
+}
+
 const callerOf = ({ tenant, agent_id: agentId, user }: PolicyCall) => ({ tenant, agentId, user });
 
 const NO_POLICY: PolicyVerdict = { action: "allow", matched_rule: null, reason: "no policy" };
@@ -152,33 +157,42 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
     return { ...last, compiled: null };
   }
 
-  function recorded(call: PolicyCall, verdict: PolicyVerdict): Bun.MaybePromise<PolicyVerdict> {
-    const { tenant, agent_id, protocol, mcp_tool } = call;
-    const id = newId("pdec", clock.now());
-    const row = { tenant, id, agent_id, protocol, mcp_tool, ...verdict };
-    return andThen(decisions.record(row), () => {
-      meters.policyDecided(verdict.action);
-      return verdict;
+  /** Judges a call and counts it; null when the tenant has no policy. */
+  function verdictFor(call: PolicyCall): Bun.MaybePromise<PolicyVerdict | null> {
+    const countAlone = () => void rates.observe(callerOf(call), null);
+    const known = inForce(call.tenant);
+    if (known instanceof Promise) known.catch(countAlone);
+    return andThen(known, (policy) => {
+      if (policy === null) countAlone();
+      return policy === null ? null : judged(call, policy);
     });
   }
 
   return {
     /**
      * Judges a call, counts it and records the decision; null, and at once where that is known, when the tenant has no
-     * policy. A deny is durable when this resolves. Each message of a batch is a call of its own.
+     * policy. A deny is durable when this resolves.
      *
      * @throws Fault `unavailable` when the policy cannot be known, the call not be counted, or a decision that must be
      * recorded first cannot be
      */
     judge(call: PolicyCall): Bun.MaybePromise<PolicyVerdict | null> {
-      const countAlone = () => void rates.observe(callerOf(call), null);
-      const known = inForce(call.tenant);
-      if (known instanceof Promise) known.catch(countAlone);
-      return andThen(known, (policy) => {
-        if (policy !== null) return andThen(judged(call, policy), (verdict) => recorded(call, verdict));
-        countAlone();
-        return null;
+      return andThen(verdictFor(call), (verdict) => {
+        if (verdict === null) return null;
+        return andThen(decisions.record(decisionOf(call, verdict, clock.now())), () => {
+          meters.policyDecided(verdict.action);
+          return verdict;
+        });
       });
+    },
+
+    /** The same for the messages of one batch: each is a call of its own, and all are counted and recorded together. */
+    async judgeAll(calls: readonly PolicyCall[]): Promise<PolicyVerdict[]> {
+      const judged = await Promise.all(calls.map(async (call) => ({ call, verdict: await verdictFor(call) })));
+      const told = judged.flatMap(({ call, verdict }) => (verdict === null ? [] : [{ call, verdict }]));
+      await decisions.record(...told.map(({ call, verdict }) => decisionOf(call, verdict, clock.now())));
+      for (const { verdict } of told) meters.policyDecided(verdict.action);
+      return told.map(({ verdict }) => verdict);
     },
 
     /**

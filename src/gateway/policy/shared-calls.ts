@@ -37,6 +37,7 @@ export function countCalls(now: string = NOW_MICROSECONDS): SharedCount<CallsOfC
   return {
     name: "calls",
     bytesOf: () => 192,
+    tenantOf: ({ tenant }) => tenant,
     // A statement changes a row once.
     keyOf: ({ agentId, user }) => callerOf(agentId, user),
     postgres: {
@@ -81,17 +82,21 @@ const KEPT = 3 * WINDOW;
 
 /**
  * What nobody looks for any more, and what a clock that was wrong has left in the future. Who calls just now is passed over,
- * so that nobody waits here while it holds rows.
+ * so that nobody waits here while it holds rows. Both ends of the index are read in its order, and no further: millions may
+ * have gathered.
  */
 const forgetCalls: SharedCount<null, number> = {
   name: "forget calls",
   bytesOf: () => 0,
   postgres: {
     text: `with clock as materialized (select (extract(epoch from statement_timestamp()) * 1000000)::bigint as now), old as (
-        delete from caller_calls where ctid = any(array(
-          select ctid from caller_calls
-          where at < (select now from clock) - ${KEPT} or at > (select now from clock) + ${WINDOW}
-          limit ${ROWS_AT_ONCE} for update skip locked))
+        delete from caller_calls where ctid = any(
+          array(
+            select ctid from caller_calls where at < (select now from clock) - ${KEPT}
+            order by at limit ${ROWS_AT_ONCE} for update skip locked)
+          || array(
+            select ctid from caller_calls where at > (select now from clock) + ${WINDOW}
+            order by at desc limit ${ROWS_AT_ONCE} for update skip locked))
         returning tenant, agent_id, user_name
       ), idle as (
         delete from caller_rates where ctid = any(array(
@@ -109,7 +114,7 @@ const forgetCalls: SharedCount<null, number> = {
 /** Removes the calls that no rate counts any more, and says how many. */
 export async function removeOldCalls(countTogether: NonNullable<Store["countTogether"]>): Promise<number> {
   let removed = 0;
-  for (let rows = ROWS_AT_ONCE; rows === ROWS_AT_ONCE; removed += rows) {
+  for (let rows = ROWS_AT_ONCE; rows >= ROWS_AT_ONCE; removed += rows) {
     rows = await countTogether(forgetCalls, null);
   }
   return removed;

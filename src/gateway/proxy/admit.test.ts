@@ -60,7 +60,7 @@ const payments: Payments = {
   cancelled: async () => {},
 };
 
-const noPolicy = { judge: async () => null };
+const noPolicy = { judge: async () => null, judgeAll: async () => [] };
 
 async function call(
   store: Store,
@@ -232,6 +232,7 @@ describe("an agent that changes while its call is judged", () => {
         agent = next();
         return null;
       },
+      judgeAll: async () => [],
     };
     const findAgent = async () => agent;
     const { response, offered } = await call(

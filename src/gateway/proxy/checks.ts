@@ -33,7 +33,7 @@ export interface CheckOptions extends TokenTaker {
   readonly refusals: Pick<Refusals, "isRefused" | "wasStored">;
   readonly log: Log;
   readonly payments: Pick<Payments, "check" | "usedFor" | "presentedIn">;
-  readonly policy: Pick<PolicyService, "judge">;
+  readonly policy: Pick<PolicyService, "judge" | "judgeAll">;
   findAgent(tenant: string, agentId: string): Bun.MaybePromise<InvocableAgent | null>;
   /** The name of this deployment in `Via`. */
   readonly pseudonym: string;

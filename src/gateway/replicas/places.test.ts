@@ -124,10 +124,21 @@ function suite(numRuns: number, freshDatabase?: () => Promise<string>): void {
     expect(alone.base).toBe(baseOf(limit));
     await ask("rep_0", limit, 0, limit - alone.base);
     expect(await ask("rep_1", limit, 0, 1)).toMatchObject({ isNew: true, base: 0, grants: [{ granted: 0, part: 1 }] });
-    // It is told that another one needs some, and keeps what it uses.
-    expect((await ask("rep_0", limit, 60, 60)).grants).toEqual([{ granted: 60, part: 59 }]);
+    // It is told that another one needs some, and its base besides, and keeps what it uses.
+    expect((await ask("rep_0", limit, 60, 60)).grants).toEqual([{ granted: 60, part: 55 }]);
     await ask("rep_0", limit, 56, 56);
-    expect(await ask("rep_1", limit, 0, 1)).toMatchObject({ isNew: false, grants: [{ granted: 1, part: 1 }] });
+    expect(await ask("rep_1", limit, 0, 1)).toMatchObject({ isNew: false, base: baseOf(limit) });
+    await Promise.all(["rep_0", "rep_1"].map(leave));
+  });
+
+  test("a replica that comes gets its base, though another one has more calls of one agent than it may run", async () => {
+    const limit = 64;
+    await ask("rep_0", limit, 0, 0);
+    expect((await ask("rep_0", limit, 0, 60)).grants).toEqual([{ granted: 60, part: 60 }]);
+    expect((await ask("rep_1", limit, 0, 0)).base).toBe(0);
+    // All of it is in use, and of what ends so much is given back.
+    const [grant] = (await ask("rep_0", limit, 60, 60)).grants;
+    expect((await ask("rep_0", limit, grant?.part ?? 0, 60)).grants).toEqual([{ granted: 56, part: 56 }]);
     expect((await ask("rep_1", limit, 0, 0)).base).toBe(baseOf(limit));
     await Promise.all(["rep_0", "rep_1"].map(leave));
   });
@@ -164,7 +175,7 @@ function suite(numRuns: number, freshDatabase?: () => Promise<string>): void {
     expect((await replicaIds()).map(([id]) => id)).toEqual(["rep_0", "rep_3"]);
     // What an operator removes leaves nothing behind once another one comes.
     await place.execute("delete from replicas where id = 'rep_3'");
-    expect((await ask("rep_4", 64, 0, 60)).grants).toEqual([{ granted: 50, part: 50 }]);
+    expect(await ask("rep_4", 64, 0, 60)).toMatchObject({ base, grants: [{ granted: 46, part: 46 }] });
     await leave("rep_4");
     await ask("rep_3", 64, 0, 10);
     // One that was taken for gone and goes on has nothing, and begins anew.

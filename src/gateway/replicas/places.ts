@@ -4,7 +4,7 @@
 // and what has been granted are never more than the limit: all changes are made under one lock, nothing is granted beyond
 // what is left, and a base is raised only when no agent has been granted so much that it would be too much then. What a
 // replica has stays its own until it gives it back or is taken for gone, and its calls have been ended.
-import { and, eq, gt, inArray, ne, notInArray, sum } from "drizzle-orm";
+import { and, count, eq, gt, inArray, ne, notInArray, sum } from "drizzle-orm";
 import type { Mode } from "../../core/states.ts";
 import type { Tx } from "../../storage/store.ts";
 import { lockPlaces, renewLease } from "./store.ts";
@@ -55,17 +55,26 @@ export async function exchange(tx: Tx, { replica, limit, asksOf }: Exchange): Pr
   const isNew = agent_base === null;
   if (isNew) await removeLoose(tx);
   const base = agent_base ?? 0;
-  const others = await tx.db
-    .select({ bases: sum(t.agent_base) })
+  const [others] = await tx.db
+    .select({ bases: sum(t.agent_base), members: count(t.agent_base) })
     .from(t)
     .where(ne(t.id, replica));
   // Of those with a higher limit they may be more than the part that is for bases here.
-  const bases = Math.min(Number(others[0]?.bases ?? 0), Math.floor(limit / BASES_PART));
-  const left = limit - bases;
-  const grants = await grant(tx, replica, left - base, asksOf(isNew));
+  const left = limit - Math.min(Number(others?.bases ?? 0), Math.floor(limit / BASES_PART));
+  const pool = Math.min(left - base, limit - basesDue(limit, Number(others?.members ?? 0) + 1));
+  const grants = await grant(tx, replica, pool, asksOf(isNew));
   const next = await raised(tx, base, limit, left);
   if (next !== agent_base) await tx.db.update(t).set({ agent_base: next }).where(eq(t.id, replica));
   return { isNew, base: next, grants };
+}
+
+/**
+ * All bases together once each replica has its own. So much is not granted, and what was is given back: or else the calls of
+ * one agent, on a replica that has been there for longer, could keep a newcomer without a base for all others.
+ */
+function basesDue(limit: number, members: number): number {
+  const base = baseOf(limit);
+  return base === 0 ? 0 : base * Math.min(members, Math.floor(limit / BASES_PART / base));
 }
 
 /** What belongs to no replica, as after an operator has removed the row of one. */

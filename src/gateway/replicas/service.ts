@@ -3,6 +3,8 @@
 // the strength of a lease that may have run out: others may have taken this replica for gone.
 
 import type { AgentLimit } from "../../concurrency/fair-share.ts";
+import { createRoundRobin } from "../../concurrency/round-robin.ts";
+import { inSlices } from "../../concurrency/slices.ts";
 import { isOlder, type Moment, thisMoment } from "../../core/age.ts";
 import type { Log } from "../../core/log.ts";
 import type { Mode } from "../../core/states.ts";
@@ -153,13 +155,7 @@ export class AgentPlaces {
 
   async #askOnce(): Promise<void> {
     const { store, replica, limit } = this.#options;
-    const now = performance.now();
-    const asked = [
-      ...this.#needy
-        .values()
-        .filter((one) => dueAt(one) <= now)
-        .take(ASKS_AT_ONCE),
-    ];
+    const asked = this.#due(ASKS_AT_ONCE);
     for (const one of asked) this.#giveBack(one);
     const askedAt = thisMoment();
     const asksOf = (isNew: boolean) => asked.map((one) => this.#askOf(one, isNew));
@@ -169,7 +165,20 @@ export class AgentPlaces {
     if (isNew) for (const one of this.#needy.values()) one.granted = one.told = 0;
     this.#base = base;
     this.#believedAt = askedAt;
+    const short = asked.filter(({ isShort }) => isShort);
     for (const [at, one] of asked.entries()) this.#take(one, grants[at] ?? NOTHING);
+    // Each of them begins calls.
+    await inSlices(short, ({ mode, tenant, agentId }) => this.#paths.get(mode)?.more(tenant, agentId));
+  }
+
+  /** Some of each tenant by turns, so that nobody waits for all that another one has. */
+  #due(most: number): Needy[] {
+    const now = performance.now();
+    const waiting = createRoundRobin<Needy>();
+    for (const one of this.#needy.values()) if (dueAt(one) <= now) waiting.add(one.tenant, one);
+    return Array.from({ length: Math.min(most, waiting.size) }, () => waiting.next()?.item).filter(
+      (one) => one !== undefined,
+    );
   }
 
   #running({ tenant, agentId, mode }: Needy): number {
@@ -194,7 +203,7 @@ export class AgentPlaces {
 
   #take(one: Needy, { granted, part }: PlacesGrant): void {
     const now = performance.now();
-    const { tenant, agentId, mode, isShort, granted: before, told, owes } = one;
+    const { agentId, mode, isShort, granted: before, told, owes } = one;
     const key = keyOf(mode, agentId);
     one.granted = Math.min(granted, part);
     one.told = granted;
@@ -206,7 +215,6 @@ export class AgentPlaces {
     one.isShort = false;
     one.askAt = now + pauseOf(one.granted > before, owes && told > granted);
     one.lookAt = now + (this.#base === 0 || one.owes ? SOON_MS : LOOK_MS);
-    if (isShort) this.#paths.get(mode)?.more(tenant, agentId);
   }
 }
 
