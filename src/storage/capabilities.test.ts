@@ -22,7 +22,6 @@ const ALL = {
   skip_locked: true,
   advisory_locks: true,
   listen_notify: true,
-  unlogged_tables: true,
   partitions: true,
   default_isolation: "read committed",
   pooled: false,

@@ -40,7 +40,6 @@ export interface Capabilities {
   readonly advisory_locks: boolean;
   /** Never through a transaction pooler: the connection that listens is another one the next moment. */
   readonly listen_notify: boolean;
-  readonly unlogged_tables: boolean;
   readonly partitions: boolean;
   readonly default_isolation: string;
   /** Whether something between here and the server takes connections' settings away, as PgBouncer does. */
@@ -57,11 +56,8 @@ const TRIED = {
   skip_locked: "select 1 from pg_catalog.pg_class where false for update skip locked",
 };
 const PERMISSION_DENIED = "42501";
-/** What a table may be is in the catalogue: trying it would change the schema, of which some servers tell their auditor. */
-const TABLES = `select
-  exists (select from pg_catalog.pg_attribute where attrelid = 'pg_catalog.pg_class'::regclass and attname = 'relpersistence')::int
-    as unlogged,
-  (to_regclass('pg_catalog.pg_partitioned_table') is not null)::int as partitions`;
+/** That is in the catalogue: trying it would change the schema, of which some servers tell their auditor. */
+const TABLES = "select (to_regclass('pg_catalog.pg_partitioned_table') is not null)::int as partitions";
 
 /** @throws StartupProblem for an engine that is none, or too old, or a standby */
 async function identify(client: SQL): Promise<Row> {
@@ -148,7 +144,6 @@ export async function probeCapabilities(client: SQL, databaseUrl: string): Promi
   return {
     ...can,
     listen_notify: can.listen_notify && !pooled,
-    unlogged_tables: Number(tables?.["unlogged"]) === 1,
     partitions: true,
     server: String(row["server"]),
     default_isolation: String(row["isolation"]),
