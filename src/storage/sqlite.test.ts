@@ -192,7 +192,8 @@ describe("on SQLite alone", () => {
   test("a data directory has one gateway, until that one has gone", async () => {
     const script = `
       import { acquireDataDirLock } from ${JSON.stringify(join(import.meta.dir, "lock.ts"))};
-      acquireDataDirLock(${JSON.stringify(place.dir)});
+      // Kept, or it could be collected and closed with all that it holds.
+      globalThis.lock = acquireDataDirLock(${JSON.stringify(place.dir)});
       console.log("held");
       setInterval(() => {}, 60_000);
       process.stdin.on("end", () => process.exit()).resume();`;
