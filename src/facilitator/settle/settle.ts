@@ -133,7 +133,7 @@ export function createSettle(options: SettleOptions) {
     recover: resume.run,
     /** The same, now and then: another process may have ended, or lost its database, and left some. Never rejects. */
     takeUp: resume.takeUp,
-    /** Sends what others have claimed for wallets of this process. Whether there was any. Never rejects. */
+    /** Sends what others have claimed for wallets of this process; true when there was any. Never rejects. */
     takeClaimed: resume.takeClaimed,
     /** Ends recovering. Requests at work go on. */
     stop: resume.stop,

@@ -95,15 +95,13 @@ test("a payment with a transaction of which the outcome is not known is not fail
   expect(await findPayment(store.read, payment.key)).toMatchObject({ status: "failed", reason: "expired" });
 });
 
+/** @param of what this process knows of a nonce */
+const batchStore = (of: () => PendingNonce | undefined = () => ({}) as PendingNonce) =>
+  createBatchStore({ store, clock, log: silentLog, leases: NO_LEASES, pendingNonces: { of } });
+
 test("a payment that has failed is not sent again, and its transaction is not stored", async () => {
   const { payment } = await sent("failed", 10);
-  const batch = createBatchStore({
-    store,
-    clock,
-    log: silentLog,
-    leases: NO_LEASES,
-    pendingNonces: { of: () => ({}) as PendingNonce },
-  });
+  const batch = batchStore();
   const again = (nonce: number) =>
     batch.write([{ jobs: [{ payment, gas: 1n, again: true, mayShare: false }], row: rowOf(payment, nonce) }]);
   await again(11);
@@ -136,13 +134,7 @@ test("of a payment that is not claimed, nothing is stored for those that were to
   const jobs = [open, over].map(({ payment }) => ({ payment, gas: 1n, again: true, mayShare: true }));
   const payments = jobs.map(({ payment: { key }, gas }) => ({ payer: key.payer, nonce: key.nonce, gas }));
   const row = { ...rowOf(open.payment, 50), hash: word("beside"), payer: null, nonce: null, payments };
-  const batch = createBatchStore({
-    store,
-    clock,
-    log: silentLog,
-    leases: NO_LEASES,
-    pendingNonces: { of: () => ({}) as PendingNonce },
-  });
+  const batch = batchStore();
   await expect(batch.write([{ jobs, row }])).rejects.toEqual(new NotClaimed(over.payment.key));
   expect(await transactionsWith(store.read, [row.hash])).toEqual([]);
 });
@@ -150,9 +142,7 @@ test("of a payment that is not claimed, nothing is stored for those that were to
 test("a payment that another process has sent once more, which is not known here, is not sent again", async () => {
   const { payment } = await sent("moved elsewhere", 60);
   const write = (nonce: number, of: () => PendingNonce | undefined) =>
-    createBatchStore({ store, clock, log: silentLog, leases: NO_LEASES, pendingNonces: { of } }).write([
-      { jobs: [{ payment, gas: 1n, again: true, mayShare: false }], row: rowOf(payment, nonce) },
-    ]);
+    batchStore(of).write([{ jobs: [{ payment, gas: 1n, again: true, mayShare: false }], row: rowOf(payment, nonce) }]);
   await expect(write(61, () => undefined)).rejects.toEqual(new NotClaimed(payment.key));
   await write(61, () => ({}) as PendingNonce);
 });

@@ -4,10 +4,10 @@
 // and what has been granted are never more than the limit: all changes are made under one lock, nothing is granted beyond
 // what is left, and a base is raised only when no agent has been granted so much that it would be too much then. What a
 // replica has stays its own until it gives it back or is taken for gone, and its calls have been ended.
-import { and, count, eq, gt, inArray, ne, notInArray, sum } from "drizzle-orm";
+import { and, count, eq, gt, inArray, ne, sum } from "drizzle-orm";
 import type { Mode } from "../../core/states.ts";
 import type { Tx } from "../../storage/store.ts";
-import { lockPlaces, renewLease } from "./store.ts";
+import { areLoose, lockPlaces, renewLease } from "./store.ts";
 
 /** The base, as a part of the limit. */
 const BASE_PART = 16;
@@ -53,7 +53,7 @@ export async function exchange(tx: Tx, { replica, limit, asksOf }: Exchange): Pr
   const { agent_base } = await renewLease(tx, replica);
   const { replicas: t } = tx.tables;
   const isNew = agent_base === null;
-  if (isNew) await removeLoose(tx);
+  if (isNew) await tx.db.delete(tx.tables.agentPlaces).where(areLoose(tx.db, tx.tables));
   const base = agent_base ?? 0;
   const [others] = await tx.db
     .select({ bases: sum(t.agent_base), members: count(t.agent_base) })
@@ -75,11 +75,6 @@ export async function exchange(tx: Tx, { replica, limit, asksOf }: Exchange): Pr
 function basesDue(limit: number, members: number): number {
   const base = baseOf(limit);
   return base === 0 ? 0 : base * Math.min(members, Math.floor(limit / BASES_PART / base));
-}
-
-/** What belongs to no replica, as after an operator has removed the row of one. */
-async function removeLoose({ db, tables: { agentPlaces: t, replicas } }: Tx): Promise<void> {
-  await db.delete(t).where(notInArray(t.replica, db.select({ id: replicas.id }).from(replicas)));
 }
 
 /** @param left what the bases of the others leave of the limit */

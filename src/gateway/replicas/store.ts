@@ -1,5 +1,5 @@
 // The replicas that share a database: their leases, and which of them are gone.
-import { and, eq, gt, inArray, isNotNull, lt, lte, ne, not, notInArray, or, sql } from "drizzle-orm";
+import { and, eq, gt, inArray, isNotNull, lt, lte, ne, not, notInArray, or, type SQL, sql } from "drizzle-orm";
 import { HOUR_MS } from "../../core/time.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 
@@ -67,11 +67,9 @@ export async function removeGone(
     if (ids.length === 0) return;
     await tx.db.delete(agentPlaces).where(inArray(agentPlaces.replica, ids));
     await tx.db.update(replicas).set({ agent_base: null }).where(inArray(replicas.id, ids));
-    const isOld = or(
-      lt(replicas.lease_until, sql`${tx.now} - ${KEPT_MS}`),
-      gt(replicas.lease_until, sql`${tx.now} + ${KEPT_MS}`),
-    );
-    await tx.db.delete(replicas).where(and(inArray(replicas.id, ids), isOld));
+    await tx.db
+      .delete(replicas)
+      .where(and(inArray(replicas.id, ids), isFarther(KEPT_MS, replicas.lease_until, tx.now)));
   });
 }
 
@@ -80,7 +78,7 @@ async function mayHaveGone({ read: { db, tables }, clock }: Store, replica: stri
   const { replicas: t } = tables;
   const now = clock.now();
   const isOver = or(lt(t.lease_until, now), gt(t.lease_until, now + LEASE_MS));
-  const isOld = or(lt(t.lease_until, now - KEPT_MS), gt(t.lease_until, now + KEPT_MS));
+  const isOld = isFarther(KEPT_MS, t.lease_until, now);
   const rows = await db
     .select({ id: t.id })
     .from(t)
@@ -89,15 +87,20 @@ async function mayHaveGone({ read: { db, tables }, clock }: Store, replica: stri
   return rows.length > 0 || (await ownersOfLoose(db, tables)).length > 0;
 }
 
-/** Of places that belong to no replica any more, as after an operator has removed the row of one. */
-async function ownersOfLoose(
-  db: Pick<Tx["db"], "select" | "selectDistinct">,
-  { agentPlaces: t, replicas }: Tx["tables"],
-): Promise<string[]> {
-  const rows = await db
-    .selectDistinct({ replica: t.replica })
-    .from(t)
-    .where(notInArray(t.replica, db.select({ id: replicas.id }).from(replicas)));
+/** Than that from now, on either side: the database's clock may have gone back. */
+const isFarther = (ms: number, until: Tx["tables"]["replicas"]["lease_until"], now: SQL<number> | number) =>
+  sql`abs(${until} - ${now}) > ${ms}`;
+
+type Looking = Pick<Tx["db"], "select" | "selectDistinct">;
+
+/** Places that belong to no replica any more, as after an operator has removed the row of one. */
+export function areLoose(db: Pick<Looking, "select">, { agentPlaces, replicas }: Tx["tables"]) {
+  return notInArray(agentPlaces.replica, db.select({ id: replicas.id }).from(replicas));
+}
+
+async function ownersOfLoose(db: Looking, tables: Tx["tables"]): Promise<string[]> {
+  const { agentPlaces: t } = tables;
+  const rows = await db.selectDistinct({ replica: t.replica }).from(t).where(areLoose(db, tables));
   return rows.map(({ replica }) => replica);
 }
 
