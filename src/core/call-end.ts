@@ -1,4 +1,4 @@
-// The end of a call, announced once it is durable to all that listen: waiters and the log, and later metrics, traces and
+// The end of a call, announced once it is durable to all that listen: waiters, the log and the metrics, and later
 // webhooks. It says what the record says, and holds no body and no secret.
 import type { ErrorClass, Mode, SettlementStatus } from "./states.ts";
 
