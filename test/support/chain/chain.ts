@@ -127,7 +127,13 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
     await mined(hash);
     return hash;
   };
-  const asAdmin = async (data: Hex) => mined(await callAsAdmin(rpc, data, tip()));
+  let sending: Promise<unknown> = Promise.resolve();
+  /** One is sent after the other, since the node would give two that come at once one nonce. They are mined together. */
+  const asAdmin = async (data: Hex) => {
+    const sent = sending.then(() => callAsAdmin(rpc, data, tip()));
+    sending = sent.catch(() => {});
+    await mined(await sent);
+  };
 
   try {
     await installToken(rpc);
