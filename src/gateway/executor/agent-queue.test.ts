@@ -52,7 +52,10 @@ function world() {
   };
 }
 
-const step = fc.constantFrom("offer", "offer", "unseen", "ask early", "ask late", "answer", "start", "end");
+const step = fc.constantFrom(
+  ...["offer", "offer", "no room", "unseen"],
+  ...["ask early", "ask late", "answer", "start", "end"],
+);
 
 test("every call is started once, in whatever order calls come, and blocks are asked for and answered", () => {
   const order = fc.uniqueArray(fc.nat(999), { minLength: 80, maxLength: 80 });
@@ -62,11 +65,11 @@ test("every call is started once, in whatever order calls come, and blocks are a
       const all: string[] = [];
       for (const [at, action] of steps.entries()) {
         const item = call(ids[at] ?? 0);
-        if (action === "offer" || action === "unseen") {
+        if (action === "offer" || action === "no room" || action === "unseen") {
           all.push(item.id);
           pending.set(item.id, item);
           if (action === "unseen") queue.lookAgain();
-          else queue.keep(item, true);
+          else queue.keep(item, action === "offer");
         } else if (action === "answer") answer();
         else if (action === "start") startNext();
         else if (action === "end") for (const id of started) queue.end({ ...item, id });
@@ -82,7 +85,7 @@ test("every call is started once, in whatever order calls come, and blocks are a
       for (const id of started) queue.end({ tenant: "t", id, body_bytes: 0 });
       expect(queue.empty).toBe(true);
     }),
-    { numRuns: 500 },
+    { numRuns: 1000 },
   );
 });
 
@@ -122,4 +125,20 @@ test("what is still pending after a block waits in order, without what has been 
   const order: (string | undefined)[] = [];
   for (; queue.next !== undefined; queue.startNext()) order.push(queue.next.id);
   expect(order).toEqual(["0003", "0009"]);
+});
+
+test("a call that finds no room while a block is taken, and is older than what that brings, is looked for again", () => {
+  const queue = new AgentQueue<QueueEntry>("t", "a");
+  queue.lookAgain();
+  queue.beginTaking();
+  queue.keep(call(6), false);
+  queue.keep(call(9), false);
+  queue.took([call(5), call(7)]);
+  queue.goOn([], false);
+  expect([queue.wantsMore, queue.beginTaking()]).toEqual([true, ""]);
+  queue.keep(call(8), false);
+  queue.took([call(6)]);
+  queue.goOn([], false);
+  // What came later than the block's last is behind it.
+  expect([queue.wantsMore, queue.beginTaking()]).toEqual([true, "0006"]);
 });

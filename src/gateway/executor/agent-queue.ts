@@ -19,6 +19,8 @@ export class AgentQueue<W extends QueueEntry> {
   #isTaking = false;
   /** Calls that were offered while others are being taken, which may or may not be among those. */
   #offered: W[] = [];
+  /** The oldest call that was offered meanwhile and not kept. */
+  #leftOut: string | null = null;
   /** The calls that were last taken in a block, and the last of them. */
   #block: ReadonlySet<string> = new Set();
   #last = "";
@@ -77,6 +79,7 @@ export class AgentQueue<W extends QueueEntry> {
     else {
       this.#more = true;
       this.#fromStart ||= item.id < this.#last;
+      if (this.#leftOut === null || item.id < this.#leftOut) this.#leftOut = item.id;
     }
     return isKept;
   }
@@ -111,6 +114,7 @@ export class AgentQueue<W extends QueueEntry> {
     this.#more = false;
     const after = this.#fromStart ? "" : this.#last;
     this.#fromStart = false;
+    this.#leftOut = null;
     return after;
   }
 
@@ -133,9 +137,12 @@ export class AgentQueue<W extends QueueEntry> {
    */
   goOn(next: readonly W[], hasMore: boolean): void {
     const offered = this.#offered;
+    const leftOut = this.#leftOut;
     this.#offered = [];
     this.#isTaking = false;
-    const isMissed = offered.some(({ id }) => id < this.#last && !this.#block.has(id));
+    // The block may have been looked for before these were stored.
+    const isMissed =
+      offered.some(({ id }) => id < this.#last && !this.#block.has(id)) || (leftOut !== null && leftOut < this.#last);
     this.#fromStart ||= isMissed;
     this.#more ||= hasMore || isMissed;
     const known = new Set([...this.#started, ...next.map(({ id }) => id)]);
