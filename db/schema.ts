@@ -224,8 +224,11 @@ function invocationTables(c: Columns) {
       created_at: c.whole().notNull(),
     }),
 
-    /** When work that one replica does for all is due again. */
-    turns: c.table("turns", {
+    /**
+     * When work that one replica does for all is due again. The table has kept its old name: versions that know it by that
+     * run beside this one.
+     */
+    jobLeases: c.table("turns", {
       job: c.text().notNull(),
       /** By the database's own clock. */
       next_at: c.whole().notNull(),

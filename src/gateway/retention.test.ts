@@ -10,11 +10,11 @@ import { type Place, postgresPlace } from "../../test/support/stores/stores.ts";
 import { silentLog } from "../core/log.ts";
 import { silentMeters } from "../core/meters.ts";
 import { DAY_MS, HOUR_MS } from "../core/time.ts";
+import { leaseJob } from "../storage/job-lease.ts";
 import { createPartitions } from "../storage/partitions/partitions.ts";
 import { periodHours } from "../storage/periods.ts";
 import type { Store } from "../storage/store.ts";
 import { joinTotals } from "../storage/total-periods.ts";
-import { takeTurn } from "../storage/turns.ts";
 import { partsOf } from "../wire/body.ts";
 import { findInvocation, readHistory } from "./invocations/history.ts";
 import { findByIdempotencyKey, SLOT_HOURS, slotsOf } from "./invocations/idempotency.ts";
@@ -22,7 +22,7 @@ import { cleanUp } from "./invocations/retention.ts";
 import { abandon, accept, claim, finish, type InvocationKey, type InvocationRow } from "./invocations/service.ts";
 import { ENDED_CALLS } from "./invocations/timed-tables.ts";
 import { attemptSettlement } from "./payment/attempt.ts";
-import { prepareTables, removeCallsInTurn } from "./retention.ts";
+import { prepareTables, removeCallsOnLease } from "./retention.ts";
 
 const RETENTION = { body_days: 30, history_days: 60 };
 const LARGE = "x".repeat(700_000);
@@ -285,13 +285,13 @@ eachStore((makePlace, dialect) => {
     expect((await days.page("status=pending")).total).toBe(0);
   }, 60_000);
 
-  test("of several replicas one has the turn", async () => {
+  test("of several replicas one has the lease of a job", async () => {
     await using days = await openDays(makePlace);
-    const turns = () => Promise.all([1, 2, 3].map(() => takeTurn(days.store, "job", HOUR_MS)));
-    expect((await turns()).filter(Boolean)).toHaveLength(1);
-    expect((await turns()).filter(Boolean)).toHaveLength(0);
+    const leases = () => Promise.all([1, 2, 3].map(() => leaseJob(days.store, "job", HOUR_MS)));
+    expect((await leases()).filter(Boolean)).toHaveLength(1);
+    expect((await leases()).filter(Boolean)).toHaveLength(0);
     days.clock.time += HOUR_MS;
-    expect((await turns()).filter(Boolean)).toHaveLength(1);
+    expect((await leases()).filter(Boolean)).toHaveLength(1);
   });
 
   test("a key stands for its call after a clock that was ahead is put right and the process has begun anew", async () => {
@@ -360,12 +360,12 @@ test("what replicas have counted of callers is removed by one of them, and by no
   const put = () => client`insert into caller_calls values ('acme', 'agt_1', 'alice', 1, 1)`;
   const left = async () => (await client`select at from caller_calls`).length;
   await put();
-  expect(await removeCallsInTurn(store)).toBe(true);
+  expect(await removeCallsOnLease(store)).toBe(true);
   expect(await left()).toBe(0);
   await put();
-  expect([await removeCallsInTurn(other), await removeCallsInTurn(store)]).toEqual([false, false]);
+  expect([await removeCallsOnLease(other), await removeCallsOnLease(store)]).toEqual([false, false]);
   expect(await left()).toBe(1);
   await client`update turns set next_at = 0 where job = 'caller calls'`;
-  expect(await removeCallsInTurn(other)).toBe(true);
+  expect(await removeCallsOnLease(other)).toBe(true);
   for (const one of [store, other]) await one.close();
 }, 30_000);

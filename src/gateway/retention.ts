@@ -3,11 +3,11 @@
 import { type Poll, poll } from "../concurrency/poll.ts";
 import type { Log } from "../core/log.ts";
 import { HOUR_MS } from "../core/time.ts";
+import { leaseJob } from "../storage/job-lease.ts";
 import { type Periods, periodHours, type TimedTable } from "../storage/periods.ts";
 import { whileSteady } from "../storage/steady.ts";
 import type { Store } from "../storage/store.ts";
 import { joinTotals } from "../storage/total-periods.ts";
-import { takeTurn } from "../storage/turns.ts";
 import { removeFullBuckets } from "./agents/shared-buckets.ts";
 import { SLOT_HOURS } from "./invocations/idempotency.ts";
 import { removeOldNotes } from "./invocations/refusals.ts";
@@ -19,14 +19,14 @@ import { removeOldReceipts } from "./receipts/service.ts";
 import { RECEIPTS } from "./receipts/store.ts";
 
 const EVERY_MS = HOUR_MS;
-/** Somewhat less, so that the replica that had the last turn may have the next one. */
-const TURN_MS = 0.9 * EVERY_MS;
+/** Somewhat less, so that the replica that had the last lease may have the next one. */
+const LEASE_MS = 0.9 * EVERY_MS;
 /** A commit that waits for a standby which is away can be as late as the standby is back. */
 const REFUSAL_NOTE_DAYS = 7;
 
 /** What replicas count of callers is of no use after minutes: how often it is looked for when there is some, and when not. */
 const [CALLS_EVERY_MS, CALLS_SELDOM_MS] = [30_000, 480_000];
-const CALLS_TURN_MS = 0.9 * CALLS_EVERY_MS;
+const CALLS_LEASE_MS = 0.9 * CALLS_EVERY_MS;
 
 /** When a start is over, and what it has kept waiting is done. Until then there is room too. */
 const FIRST_MS = 60_000;
@@ -45,7 +45,7 @@ export async function startRetention(store: Store, retention: Retention, log: Lo
   const first = setTimeout(prepared, FIRST_MS);
   const stop = whileSteady({ clock, log, everyMs: EVERY_MS }, async () => {
     const starts = await prepared();
-    if (!(await takeTurn(store, "retention", TURN_MS))) return;
+    if (!(await leaseJob(store, "retention", LEASE_MS))) return;
     await Promise.all([
       // Captured bodies after body_days, whole records after history_days, idempotency keys when they expire.
       cleanUp(store, clock, retention, log).then(() => joinTotals(store, clock, starts)),
@@ -67,17 +67,17 @@ export async function startRetention(store: Store, retention: Retention, log: Lo
 function startRemovingCalls(store: Store, log: Log): Poll | null {
   if (store.countTogether === null) return null;
   return poll({ leastMs: CALLS_EVERY_MS, mostMs: CALLS_SELDOM_MS }, () =>
-    removeCallsInTurn(store).catch((error) => {
+    removeCallsOnLease(store).catch((error) => {
       log.warn("cleanup_failed", { error });
       return false;
     }),
   );
 }
 
-/** Whether it was this process's turn, and there were any. */
-export async function removeCallsInTurn(store: Store): Promise<boolean> {
+/** Whether this process has the lease, and there were any. */
+export async function removeCallsOnLease(store: Store): Promise<boolean> {
   const { countTogether } = store;
-  if (countTogether === null || !(await takeTurn(store, "caller calls", CALLS_TURN_MS))) return false;
+  if (countTogether === null || !(await leaseJob(store, "caller calls", CALLS_LEASE_MS))) return false;
   return (await removeOldCalls(countTogether)) > 0;
 }
 

@@ -1,73 +1,20 @@
 import { describe, expect, test } from "bun:test";
 import zlib from "node:zlib";
+import {
+  ENCODERS,
+  encoded,
+  expectLost,
+  failure,
+  HUGE,
+  hanging,
+  LIMITS,
+  MIB,
+  TEXT,
+  zstdStream,
+} from "../../test/support/http/encoded-body.ts";
 import { decodedBody, readBody } from "./body.ts";
 import { Undecodable } from "./codings.ts";
-import { BodyTooLarge, type DecodedFor } from "./decode.ts";
-import { OutboundError } from "./outbound.ts";
-
-const MIB = 1024 * 1024;
-const LIMITS = { maxBytes: 8 * MIB, captureBytes: MIB };
-const HUGE = { maxBytes: 1024 * MIB, captureBytes: 10 };
-const TEXT = new TextEncoder().encode("tollgate ".repeat(5000));
-
-type Encoder = (data: Uint8Array) => Uint8Array;
-
-const ENCODERS: Array<[name: string, encode: Encoder]> = [
-  ["gzip", (data) => zlib.gzipSync(data)],
-  ["x-gzip", (data) => zlib.gzipSync(data)],
-  ["deflate", (data) => zlib.deflateSync(data)],
-  ["deflate", (data) => zlib.deflateRawSync(data)],
-  ["br", (data) => zlib.brotliCompressSync(data)],
-  ["zstd", (data) => zlib.zstdCompressSync(data)],
-];
-
-/** A response as `decompress: false` gives it. */
-function encoded(data: Uint8Array, encoding?: string, pieceBytes = data.length): Response {
-  let at = 0;
-  const body = new ReadableStream<Uint8Array>({
-    pull(controller) {
-      if (at >= data.length) return controller.close();
-      controller.enqueue(data.slice(at, at + pieceBytes));
-      at += pieceBytes;
-    },
-  });
-  return new Response(body, encoding === undefined ? {} : { headers: { "content-encoding": encoding } });
-}
-
-/** Of unknown length, so that its window is as large as this says. */
-async function zstdStream(windowLog: number): Promise<Uint8Array> {
-  const encoder = zlib.createZstdCompress({ params: { [zlib.constants.ZSTD_c_windowLog]: windowLog } });
-  encoder.write(TEXT);
-  encoder.end();
-  return Buffer.concat(await encoder.toArray());
-}
-
-async function failure(work: Promise<unknown>): Promise<unknown> {
-  return work.then(
-    () => {
-      throw new Error("it did not fail");
-    },
-    (error: unknown) => error,
-  );
-}
-
-function expectLost(error: unknown): void {
-  expect(error).toBeInstanceOf(OutboundError);
-  expect(error).toMatchObject({ kind: "lost" });
-}
-
-/** A body of which one chunk has come and no more will; `cancelled` counts the closings. */
-function hanging(first: Uint8Array, encoding?: string) {
-  const state = { cancelled: 0 };
-  const body = new ReadableStream<Uint8Array>({
-    start: (controller) => controller.enqueue(first),
-    cancel: () => {
-      state.cancelled++;
-    },
-  });
-  const headers = new Headers(encoding === undefined ? {} : { "content-encoding": encoding });
-  return { response: new Response(body, { headers }), state };
-}
+import { BodyTooLarge } from "./decode.ts";
 
 describe("a body that is decoded", () => {
   for (const [name, encode] of ENCODERS) {
@@ -277,122 +224,6 @@ describe("a small body that unpacks to a huge one between two encodings", () => 
     ]) {
       expect(await failure(work(AbortSignal.timeout(20)))).toMatchObject({ name: "TimeoutError" });
     }
-  });
-});
-
-describe("the memory of decoders", () => {
-  /** Memory of which `free` bytes are left, and what was asked for. */
-  function memoryOf(free: number) {
-    const asked: number[] = [];
-    const state = { asked, held: 0, most: 0, giveWay: () => {} };
-    const decodedFor: DecodedFor = {
-      tenant: "acme",
-      memory: {
-        async take(bytes, signal, giveWay) {
-          asked.push(bytes);
-          state.giveWay = giveWay;
-          if (state.held + bytes > free) {
-            await new Promise<void>((_, reject) => {
-              signal.addEventListener("abort", () => reject(signal.reason));
-            });
-          }
-          state.held += bytes;
-          state.most = Math.max(state.most, state.held);
-          return () => {
-            state.held -= bytes;
-          };
-        },
-      },
-    };
-    return { state, decodedFor };
-  }
-  const brotli = (window: number) =>
-    zlib.brotliCompressSync(TEXT, { params: { [zlib.constants.BROTLI_PARAM_LGWIN]: window } });
-  test("is asked for by what the body's own head says, and given back at its end", async () => {
-    for (const [encoding, data, least, most] of [
-      ["gzip", zlib.gzipSync(TEXT), 32 * 1024, 256 * 1024],
-      ["br", brotli(24), 16 * MIB, 21 * MIB],
-      ["br", brotli(16), 65_536, 5 * MIB],
-      ["zstd", await zstdStream(23), 8 * MIB, 9 * MIB],
-      ["zstd", await zstdStream(21), 2 * MIB, 3 * MIB],
-      ["zstd", await zstdStream(10), 1024, 2 * MIB],
-      // At once, though the inner one has not been seen.
-      ["zstd, br", brotli(24), 24 * MIB, 30 * MIB],
-    ] as const) {
-      const { state, decodedFor } = memoryOf(64 * MIB);
-      await readBody(encoded(data, encoding, 3), { ...LIMITS, decodedFor }).catch(() => {});
-      expect([encoding, state.asked.length, state.held]).toEqual([encoding, 1, 0]);
-      expect(state.asked[0]).toBeWithin(least, most);
-    }
-  });
-
-  test("is waited for before anything is decoded, and the wait ends with the body", async () => {
-    const { state, decodedFor } = memoryOf(0);
-    const stop = new AbortController();
-    const reading = failure(
-      readBody(encoded(await zstdStream(23), "zstd"), { ...LIMITS, decodedFor, signal: stop.signal }),
-    );
-    while (state.asked.length === 0) await new Promise((resolve) => setImmediate(resolve));
-    stop.abort("enough");
-    expect(await reading).toBe("enough");
-    const reader = decodedBody(encoded(await zstdStream(23), "zstd"), { ...LIMITS, decodedFor }).getReader();
-    const pending = reader.read();
-    while (state.asked.length === 1) await new Promise((resolve) => setImmediate(resolve));
-    await reader.cancel();
-    expect((await pending).done).toBe(true);
-  });
-
-  test("is given back when nobody reads on", async () => {
-    for (const [encoding, data] of [
-      ["gzip", zlib.gzipSync(new Uint8Array(MIB))],
-      ["br", zlib.brotliCompressSync(new Uint8Array(MIB))],
-      ["zstd", await zstdStream(23)],
-    ] as const) {
-      const { state, decodedFor } = memoryOf(64 * MIB);
-      const stop = new AbortController();
-      const reader = decodedBody(encoded(data, encoding), {
-        ...HUGE,
-        decodedFor,
-        signal: stop.signal,
-      }).getReader();
-      await reader.read();
-      expect(state.held).toBeGreaterThan(0);
-      stop.abort("enough");
-      expect([encoding, state.held]).toEqual([encoding, 0]);
-    }
-  });
-
-  test("is given back as soon as others need it: the body ends there, and says so", async () => {
-    const whole = await zstdStream(23);
-    for (const isRead of [true, false]) {
-      const { state, decodedFor } = memoryOf(64 * MIB);
-      const upstream = hanging(whole, "zstd");
-      const options = { ...HUGE, decodedFor };
-      const reader = decodedBody(upstream.response, options).getReader();
-      await reader.read();
-      const next = isRead ? failure(reader.read()) : null;
-      expect(state.held).toBeGreaterThan(8 * MIB);
-      state.giveWay();
-      expect([state.held, upstream.state.cancelled]).toEqual([0, 1]);
-      expect(await (next ?? failure(reader.read()))).toBeInstanceOf(Undecodable);
-      const polled = hanging(whole, "zstd");
-      const reading = failure(readBody(polled.response, options));
-      while (state.held === 0) await new Promise((resolve) => setImmediate(resolve));
-      state.giveWay();
-      expect(await reading).toBeInstanceOf(Undecodable);
-      expect([state.held, polled.state.cancelled]).toEqual([0, 1]);
-    }
-  });
-
-  test("is asked for anew when a later frame has a larger window, and not waited for long", async () => {
-    const data = Buffer.concat([await zstdStream(20), await zstdStream(22), await zstdStream(21)]);
-    const enough = memoryOf(64 * MIB);
-    const { size } = await readBody(encoded(data, "zstd"), { ...LIMITS, decodedFor: enough.decodedFor });
-    expect([size, enough.state.asked.length, enough.state.held]).toEqual([3 * TEXT.length, 2, 0]);
-    const little = memoryOf(2 * MIB);
-    const error = await failure(readBody(encoded(data, "zstd"), { ...LIMITS, decodedFor: little.decodedFor }));
-    expect(error).toBeInstanceOf(Undecodable);
-    expect(little.state.held).toBe(0);
   });
 });
 

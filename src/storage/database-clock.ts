@@ -3,6 +3,9 @@
 // differ agree on what is due.
 import { poll } from "../concurrency/poll.ts";
 
+/** The server's own time in milliseconds since the epoch, in SQL. */
+export const NOW = "(extract(epoch from clock_timestamp()) * 1000)::bigint";
+
 /** While the two clocks go alike, it is asked less and less often, down to a fourth of this. */
 const ASK_EVERY_MS = 2_000;
 const SELDOM = 4;

@@ -1,19 +1,18 @@
 // The look at a Postgres database, over one connection.
 import type { SQL } from "bun";
-import { columns } from "../../db/columns.ts";
-import { defineSchema } from "../../db/schema.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { numbered, type WrappedKeys } from "./backup.ts";
 import { type Capabilities, probeCapabilities } from "./capabilities.ts";
+import { NOW } from "./database-clock.ts";
 import { sqlState, startProblem } from "./failures.ts";
 import { type DatabaseLook, NO_KEYS } from "./look.ts";
 import { NEWEST_POSTGRES_VERSION } from "./migrate.ts";
-import { postgresClient, postgresQueries } from "./pool.ts";
-import { NOW } from "./postgres.ts";
+import { postgresClient } from "./pool.ts";
+import { postgresReader } from "./postgres-queries.ts";
+import { PROBE } from "./postgres-writes.ts";
 
 /** The server gives a statement of a look up after this: whoever looks has gone by then. */
 const STATEMENT_MS_MAX = 4_000;
-const PROBE = "update schema_migrations set applied_at = applied_at where version = 1";
 
 /** @throws StartupProblem when the server can't be reached or used */
 export async function lookAtPostgres(databaseUrl: string): Promise<DatabaseLook> {
@@ -26,7 +25,7 @@ export async function lookAtPostgres(databaseUrl: string): Promise<DatabaseLook>
       version,
       newest: NEWEST_POSTGRES_VERSION,
       capabilities,
-      read: { db: postgresQueries((...query) => run(client, ...query)), tables: defineSchema(columns.postgres) },
+      read: postgresReader((...query) => run(client, ...query)),
       wrappedKeys: async () => (version === 0 ? NO_KEYS : wrappedKeys(client)),
       tryWrite: () => (version === 0 ? mayMakeTables(client) : tryWrite(client)),
       async now() {

@@ -1,11 +1,10 @@
 // Postgres connections: a bounded number, each held for long and with one Drizzle handle of its own, so that
 // queries are prepared once per connection. A connection that fails or is late is closed, never used again.
 import { type ReservedSQL, SQL } from "bun";
-import { PgDatabase, PgDialect, type PreparedQueryConfig } from "drizzle-orm/pg-core";
-import { PgRemoteSession, type RemoteCallback } from "drizzle-orm/pg-proxy";
 import { parseDatabaseUrl } from "./database-url.ts";
 import { within } from "./deadline.ts";
-import { clientError, isConnectionLost, isServerReadOnly, unavailable } from "./failures.ts";
+import { isConnectionLost, isServerReadOnly, unavailable } from "./failures.ts";
+import { postgresQueries, type RunQuery } from "./postgres-queries.ts";
 import type { Queries } from "./store.ts";
 
 const CONNECT_SECONDS_MAX = 4;
@@ -59,9 +58,6 @@ const BEGIN_READ = `begin isolation level read committed read only; ${LIMITS}; s
 export const beginRead = (isPrepared: boolean): string =>
   isPrepared ? `${BEGIN_READ}; set local plan_cache_mode = force_generic_plan` : BEGIN_READ;
 
-/** Runs one statement, its values at $1, $2 and so on. */
-type RunQuery = (query: string, values: unknown[], rows: "arrays" | "objects") => Promise<unknown[]>;
-
 export interface DatabaseConnection {
   readonly db: Queries;
   readonly query: RunQuery;
@@ -92,34 +88,6 @@ export function postgresClient(databaseUrl: string, parameters: Readonly<Record<
     // Every pooler passes this one on, and refuses most others.
     connection: { application_name: "tollgate", ...parameters },
   });
-}
-
-type NoSchema = Record<string, never>;
-type PrepareArguments = Parameters<PgRemoteSession<NoSchema, NoSchema>["prepareQuery"]>;
-
-/** Drizzle's session over a callback, without the error that Drizzle wraps around the client's, which shows values. */
-class PlainErrorSession extends PgRemoteSession<NoSchema, NoSchema> {
-  override prepareQuery<T extends PreparedQueryConfig>(...parameters: PrepareArguments) {
-    const query = super.prepareQuery<T>(...parameters);
-    const execute = query.execute.bind(query);
-    query.execute = async (values) => {
-      try {
-        return await execute(values);
-      } catch (thrown) {
-        throw clientError(thrown);
-      }
-    };
-    return query;
-  }
-}
-
-/** The Postgres builders, in the types of the port, so that a query written once runs on both databases. */
-export function postgresQueries(run: RunQuery): Queries {
-  const callback: RemoteCallback = async (query, values, method) => ({
-    rows: await run(query, values, method === "all" ? "arrays" : "objects"),
-  });
-  const dialect = new PgDialect();
-  return new PgDatabase(dialect, new PlainErrorSession(callback, dialect, undefined), undefined) as unknown as Queries;
 }
 
 /** What a pool knows of a connection besides. Times are by performance.now(). */

@@ -4,9 +4,9 @@
 // others between two of its messages.
 import { createCommandKinds } from "./command-batches.ts";
 import type { SharedCount, SqlRow } from "./commands.ts";
-import { postgresFailure } from "./failures.ts";
 import { BEGIN_COUNTS, type ConnectionPool, type DatabaseConnection } from "./pool.ts";
-import { untilNotUndone } from "./undone.ts";
+import { runGroups } from "./postgres-commands.ts";
+import { untilNotUndoneOn } from "./undone.ts";
 
 /** The server's time in microseconds since the epoch, when it comes to this. */
 export const NOW_MICROSECONDS = "(extract(epoch from clock_timestamp()) * 1000000)::bigint";
@@ -39,18 +39,9 @@ async function count<Input, Output>(
 export function createSharedCounts(counters: ConnectionPool, waitMsMax: number) {
   return createCommandKinds({
     waitMsMax,
-    async run(groups, until) {
-      const attempt = () =>
-        counters.use(until, async (connection) => {
-          const outputs: unknown[][] = [];
-          for (const { command, inputs } of groups) outputs.push(await count(connection, command, inputs));
-          return outputs;
-        });
-      try {
-        return await untilNotUndone(until, attempt, () => true);
-      } catch (thrown) {
-        throw postgresFailure(thrown);
-      }
-    },
+    run: (groups, until) =>
+      untilNotUndoneOn(counters, until, (connection) =>
+        runGroups(groups, ({ command, inputs }) => count(connection, command, inputs)),
+      ),
   });
 }

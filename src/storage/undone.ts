@@ -1,5 +1,6 @@
 // Statements that the server undid because of another transaction (40001, 40P01), or that never reached it, run again.
-import { isConnectionLost, isTransactionUndone, unavailable } from "./failures.ts";
+import { isConnectionLost, isTransactionUndone, postgresFailure, unavailable } from "./failures.ts";
+import type { ConnectionPool, DatabaseConnection } from "./pool.ts";
 
 /** In a lost connection one try finds the loss, and the next has a new one. */
 const LOST_TRIES_MAX = 4;
@@ -30,5 +31,26 @@ export async function untilNotUndone<T>(
       if (performance.now() + pause >= until) throw unavailable(thrown);
       await Bun.sleep(pause);
     }
+  }
+}
+
+/**
+ * Runs a task that may be done twice on a connection of the pool, until it was not undone.
+ *
+ * @throws the store's own failure
+ */
+export async function untilNotUndoneOn<T>(
+  pool: ConnectionPool,
+  until: number,
+  task: (connection: DatabaseConnection) => Promise<T>,
+): Promise<T> {
+  try {
+    return await untilNotUndone(
+      until,
+      () => pool.use(until, task),
+      () => true,
+    );
+  } catch (thrown) {
+    throw postgresFailure(thrown);
   }
 }

@@ -8,7 +8,8 @@ import { missingPostgres, startPostgres } from "../../../test/support/stores/pos
 import { postgresPlace } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
 import { createPartitions } from "../../storage/partitions/partitions.ts";
-import { BEGIN_WRITE, beginRead, postgresClient, postgresQueries } from "../../storage/pool.ts";
+import { BEGIN_WRITE, beginRead, postgresClient } from "../../storage/pool.ts";
+import { postgresQueries } from "../../storage/postgres-queries.ts";
 import type { Reader, Tx } from "../../storage/store.ts";
 import { findReceipt } from "../receipts/store.ts";
 import { prepareTables } from "../retention.ts";

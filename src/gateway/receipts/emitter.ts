@@ -9,8 +9,8 @@ import type { Clock } from "../../core/clock.ts";
 import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import { SIGNING_ALGORITHM, type SigningKey } from "../../keys/signing-keys.ts";
+import { steadyJobLease } from "../../storage/job-lease.ts";
 import type { Store } from "../../storage/store.ts";
-import { steadyTurn } from "../../storage/turns.ts";
 import type { InvocationRow } from "../invocations/service.ts";
 import { claimsOf, linkOf, RECEIPT_TYPE } from "./claims.ts";
 import { append, type ChainHead, dueOf, headOf, type ReceiptRow, tenantsDue } from "./store.ts";
@@ -20,7 +20,7 @@ const [LOOK_MS, LOOK_MS_MOST] = [250, 2_000];
 /** Receipts of one tenant in one write. */
 const RECEIPTS_AT_ONCE = 64;
 /** So long after it was last heard of another replica takes the work over from the one that makes them. */
-const TURN_MS = 9_000;
+const LEASE_MS = 9_000;
 /** Tenants whose receipts are made in parallel. */
 const TENANTS_AT_ONCE = 16;
 
@@ -40,38 +40,39 @@ export interface EmitterOptions {
 
 export function createReceiptEmitter(options: EmitterOptions) {
   const { store, log, replica } = options;
-  const turnOfAll = steadyTurn(store, "receipts", TURN_MS, replica);
-  const turns = new Map<string, Promise<boolean>>();
+  const lease = steadyJobLease(store, "receipts", LEASE_MS, replica);
+  /** Under way, by tenant. */
+  const batches = new Map<string, Promise<boolean>>();
   /** No round goes on after this time of the monotonic clock. */
   let until = Number.POSITIVE_INFINITY;
   let looking: Poll | undefined;
   let round: Promise<boolean> = Promise.resolve(false);
 
   /** One batch of a tenant; false when nothing was owed. Two at a time would only undo each other's work. */
-  function turn(tenant: string): Promise<boolean> {
-    const known = turns.get(tenant);
+  function emitBatch(tenant: string): Promise<boolean> {
+    const known = batches.get(tenant);
     if (known !== undefined) return known;
-    const begun = emitSome(options, tenant).finally(() => turns.delete(tenant));
-    turns.set(tenant, begun);
+    const begun = emitSome(options, tenant).finally(() => batches.delete(tenant));
+    batches.set(tenant, begun);
     return begun;
   }
 
-  /** None while another replica has the turn. */
+  /** None while another replica has the lease. */
   async function ownDue(after: string): Promise<string[]> {
     const tenants = await tenantsDue(store.read, after, TENANTS_AT_ONCE);
-    return tenants.length === 0 || (await turnOfAll.isMine()) ? tenants : [];
+    return tenants.length === 0 || (await lease.isMine()) ? tenants : [];
   }
 
   /**
    * One batch per tenant and round, so that a tenant with many owed receipts does not hold up the others. False when
-   * nothing was owed, or it is another replica's turn.
+   * nothing was owed, or another replica has the lease.
    */
   async function emitAll(): Promise<boolean> {
     let isAny = false;
     for (let busy = true, after = ""; busy || after !== ""; ) {
       if (after === "") busy = false;
       const tenants = await ownDue(after);
-      const made = await Promise.all(tenants.map(turn));
+      const made = await Promise.all(tenants.map(emitBatch));
       busy ||= made.includes(true);
       isAny ||= made.includes(true);
       after = tenants.length < TENANTS_AT_ONCE ? "" : (tenants.at(-1) ?? "");
@@ -93,8 +94,8 @@ export function createReceiptEmitter(options: EmitterOptions) {
     /** Resolves when all receipts are made that the tenant was owed when this was called. */
     async settle(tenant: string) {
       // A batch under way may have read the owed receipts too early, so wait for it and start another.
-      await turns.get(tenant);
-      while (await turn(tenant));
+      await batches.get(tenant);
+      while (await emitBatch(tenant));
     },
     start() {
       looking = poll({ leastMs: LOOK_MS, mostMs: LOOK_MS_MOST }, startRound);
@@ -106,7 +107,7 @@ export function createReceiptEmitter(options: EmitterOptions) {
       looking?.stop();
       await round;
       await startRound();
-      await turnOfAll.end();
+      await lease.end();
     },
   };
 }

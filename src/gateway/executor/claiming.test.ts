@@ -1,0 +1,127 @@
+import { expect, test } from "bun:test";
+import { accepted } from "../../../test/support/stores/invocations.ts";
+import { clock, makePool, useScheduling, well } from "../../../test/support/stores/scheduling.ts";
+import { Fault } from "../../core/fault.ts";
+import { silentLog } from "../../core/log.ts";
+import type { Store } from "../../storage/store.ts";
+import { compareOnce, createClaims } from "../invocations/claims.ts";
+import { abandon, accept } from "../invocations/service.ts";
+
+const scheduling = useScheduling();
+
+/** A store that runs the n-th command and then says that it could not. */
+function losingAnswer(n: number): Store {
+  let commands = 0;
+  return {
+    ...scheduling.store(),
+    async execute(command, input) {
+      const output = await scheduling.store().execute(command, input);
+      commands++;
+      if (commands === n) throw new Fault("unavailable", "the answer was lost");
+      return output;
+    },
+  };
+}
+
+for (const [n, what] of [
+  [1, "claim"],
+  [2, "record"],
+] as const) {
+  test(`a ${what} that was stored without an answer neither loses nor repeats the call`, async () => {
+    const { jobs, pool } = makePool(well);
+    const { scheduler, untilEnded } = scheduling.open({ pool, store: losingAnswer(n) });
+    const one = await scheduling.acceptOne();
+    scheduler.offer(one);
+    await untilEnded(one.row.id);
+    expect(jobs).toHaveLength(1);
+    expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
+  });
+}
+
+test("calls that were taken without an answer are given back, and then made once", async () => {
+  const { jobs, pool } = makePool(well);
+  const claims = createClaims();
+  const { scheduler, untilEnded } = scheduling.open({ pool, claims, store: losingAnswer(1) });
+  const calls = [await scheduling.acceptOne(), await scheduling.acceptOne()];
+  await scheduler.start();
+  await scheduling.store().write(async () => {});
+  expect(await scheduling.statusOf(calls[0]?.row.id ?? "")).toEqual(["running", null]);
+  const released = (tenant: string, agentId: string) => scheduler.take(tenant, agentId);
+  await compareOnce({
+    store: scheduling.store(),
+    clock,
+    log: silentLog,
+    replica: "rep_1",
+    claims,
+    stop: () => {},
+    released,
+  });
+  for (const { row } of calls) await untilEnded(row.id);
+  expect(jobs).toHaveLength(2);
+});
+
+test("a call that is cancelled before the answer of the write that took its block is not made", async () => {
+  const { stored, answered, store } = scheduling.slowAnswers("take");
+  const { jobs, pool } = makePool(well);
+  const { scheduler, untilEnded } = scheduling.open({ pool, store });
+  const [one, other] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
+  await scheduler.start();
+  await stored.promise;
+  expect(await abandon(scheduling.store(), one.row, "cancelled", clock.now())).toBe(true);
+  scheduler.stop(one.row.id);
+  answered.resolve();
+  await untilEnded(other.row.id);
+  await scheduler.drain(5_000);
+  expect(jobs.map(({ id }) => id)).toEqual([other.row.id]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "cancelled"]);
+});
+
+test("a call of a block that was ended while its process was paused is not made", async () => {
+  const { stored, answered, store } = scheduling.slowAnswers("take");
+  const { jobs, pool } = makePool(well);
+  const { scheduler, untilEnded } = scheduling.open({ pool, store });
+  const [one, other] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
+  await scheduler.start();
+  await stored.promise;
+  const later = await scheduling.takenForDead(one);
+  answered.resolve();
+  await untilEnded(other.row.id);
+  later.mockRestore();
+  expect(jobs.map(({ id }) => id)).toEqual([other.row.id]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "internal"]);
+});
+
+test("a call that is refused to its caller before the answer of the write that took its block is given back", async () => {
+  const { stored, answered, store } = scheduling.slowAnswers("take");
+  const { jobs, pool } = makePool(well);
+  const unnoted = new Set<string>();
+  const { scheduler, untilEnded } = scheduling.open({
+    pool,
+    store,
+    refusals: { removeAppeared: async () => {}, unnoted },
+  });
+  const [one, other] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
+  await scheduler.start();
+  await stored.promise;
+  unnoted.add(one.row.id);
+  answered.resolve();
+  await untilEnded(other.row.id);
+  await scheduler.drain(5_000);
+  expect(jobs.map(({ id }) => id)).toEqual([other.row.id]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["pending", null]);
+});
+
+test("a call that is cancelled before the answer of the write that claimed it is not made", async () => {
+  const { jobs, pool } = makePool(well);
+  const { scheduler, untilEnded } = scheduling.open({ pool });
+  const one = accepted(clock.now());
+  const place = scheduler.reserve(one);
+  await accept(scheduling.store(), one, place?.claim);
+  expect(await abandon(scheduling.store(), one.row, "cancelled", clock.now())).toBe(true);
+  scheduler.stop(one.row.id);
+  place?.run(one);
+  await untilEnded(one.row.id);
+  await scheduler.drain(5_000);
+  expect(jobs).toEqual([]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "cancelled"]);
+});

@@ -1,0 +1,112 @@
+// How this process comes to hold pending calls: a call alone by its ID, or an agent's oldest ones together in a block.
+// Before a claim is written it is known here, since the answer of the write may come late or never.
+import { CLAIM_BELIEVED_MS, isOlder, type Moment, thisMoment } from "../../core/age.ts";
+import { untilStored } from "../../storage/retry-until-stored.ts";
+import {
+  type Claims,
+  claim,
+  holdsClaim,
+  type InvocationKey,
+  ownPending,
+  type PendingCall,
+  release,
+  takePending,
+} from "../invocations/service.ts";
+import type { QueueEntry } from "./agent-queue.ts";
+import type { CallBlock, OwnBlock } from "./call-queues.ts";
+import type { ReplicaLeaseOptions } from "./replica-lease.ts";
+import type { RunningCall, RunningCalls } from "./running-calls.ts";
+
+export interface ClaimingOptions extends Pick<ReplicaLeaseOptions, "store" | "clock" | "replica"> {
+  readonly claims: Pick<Claims, "begin" | "over">;
+  readonly refusals: {
+    /** Calls that this process refused but could not note yet. Their records may still appear. */
+    readonly unnoted: ReadonlySet<string>;
+  };
+}
+
+/** A call that waits for a place, or has one. */
+export interface ScheduledCall extends QueueEntry {
+  readonly inHand?: PendingCall;
+  /** Of a call that was claimed before it came here: by the write that accepted it, or with others. */
+  readonly claimed?: RunningCall;
+}
+
+export type Claiming = ReturnType<typeof createClaiming>;
+
+/** @param isDraining whether this process is about to stop: then it waits no more for a store that is away */
+export function createClaiming(options: ClaimingOptions, running: RunningCalls, isDraining: () => boolean) {
+  const { store, clock, replica: owner, claims, refusals } = options;
+
+  /** @param believedAt before its claim was stored */
+  function hold(agentId: string, key: InvocationKey, token: string, believedAt: Moment, stopped = false): RunningCall {
+    return running.add({ agentId, key, token, believedAt }, stopped);
+  }
+
+  return {
+    /** A call whose claim is about to be stored. */
+    begin: (agentId: string, { tenant, id }: QueueEntry): RunningCall =>
+      hold(agentId, { tenant, id }, claims.begin(), thisMoment()),
+
+    /** Null: someone else has it, or it was cancelled. */
+    claim(call: RunningCall, inHand: PendingCall | null): Promise<PendingCall | null> {
+      const { key, token } = call;
+      const stored = () => claim(store, { key, owner, token, now: clock.now(), inHand });
+      return running.whileClaiming(call, () => untilStored(stored, isDraining));
+    },
+
+    /**
+     * A call that was stored claimed. If this process stops by now, it is left to the next one. If it has been refused to
+     * its caller while it was taken with others, it is given back, so that its record can be removed.
+     */
+    async keep({ key, token }: RunningCall, inHand: PendingCall | null): Promise<PendingCall | null> {
+      if (!isDraining() && !refusals.unnoted.has(key.id)) return inHand;
+      await store.write((tx) => release(tx, key, token, clock.now()));
+      return null;
+    },
+
+    /** Asks the database only when that has not been known for a while. */
+    async stillHolds(call: RunningCall): Promise<boolean> {
+      if (!isOlder(call.believedAt, CLAIM_BELIEVED_MS)) return true;
+      const askedAt = thisMoment();
+      const isHeld = await untilStored(() => holdsClaim(store.read, call.key, call.token), isDraining);
+      call.believedAt = askedAt;
+      return isHeld;
+    },
+
+    /** The agent's oldest pending calls behind that of ID `after`, claimed in one write. */
+    async takeBlock(
+      tenant: string,
+      agent_id: string,
+      places: number,
+      after: string,
+    ): Promise<CallBlock<ScheduledCall>> {
+      const tokens = Array.from({ length: places }, () => claims.begin());
+      const leftOut = [...running.claimingOf(agent_id), ...refusals.unnoted];
+      const used = new Set<string>();
+      const askedAt = thisMoment();
+      try {
+        return await running.whileTaking(async (stopped) => {
+          const block = { tenant, agent_id, owner, tokens, now: clock.now(), after, leftOut };
+          const { taken, large } = await takePending(store, block);
+          const calls = taken.map(({ id, token, inHand }) => {
+            used.add(token);
+            const claimed = hold(agent_id, { tenant, id }, token, askedAt, stopped.has(id));
+            return { tenant, id, body_bytes: inHand.body.byteLength, inHand, claimed };
+          });
+          return { taken: calls, large: large === null ? null : { tenant, ...large } };
+        });
+      } finally {
+        // What was taken by those of a lost answer is given back when the claims are compared.
+        for (const token of tokens) if (!used.has(token)) claims.over(token);
+      }
+    },
+
+    /** The agent's next pending calls, as far as only this process may take them. They stay pending. */
+    async readOwn(tenant: string, agent_id: string, after: string, limit: number): Promise<OwnBlock<ScheduledCall>> {
+      const look = { tenant, agent_id, replica: owner, now: clock.now(), after, limit };
+      const { calls, isAll } = await store.lookUp(ownPending, look);
+      return { own: calls.map((call) => ({ tenant, ...call })), isAll };
+    },
+  };
+}
