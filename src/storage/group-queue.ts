@@ -1,4 +1,5 @@
-// The works that wait to be written, and which of them are the next group.
+// The works that wait to be written, and which of them are the next group: by turns of the tenants when there are more.
+import { createTurnQueue } from "../concurrency/turn-queue.ts";
 import type { WaitingWrite } from "./group-outcome.ts";
 
 /** Bounds of one group, beside its time. */
@@ -14,22 +15,22 @@ const LARGE_BYTES = 16 * 1024;
 const isLarge = ({ bytes }: WaitingWrite) => bytes >= LARGE_BYTES;
 
 export function createGroupQueue() {
-  let small: WaitingWrite[] = [];
-  let large: WaitingWrite[] = [];
+  const small = createTurnQueue<WaitingWrite>();
+  const large = createTurnQueue<WaitingWrite>();
   let undone: readonly WaitingWrite[] = [];
   let isLargeDue = false;
 
   return {
-    size: () => small.length + large.length + undone.length,
-    add: (work: WaitingWrite) => (isLarge(work) ? large : small).push(work),
+    size: () => small.size + large.size + undone.length,
+    add: (work: WaitingWrite) => (isLarge(work) ? large : small).add(work),
     /** They come next. Those that are to run apart do so all together, as the failed one is among them. */
     putBack(works: readonly WaitingWrite[], apart: boolean): void {
       if (apart) {
         undone = works;
         return;
       }
-      small = [...works.filter((work) => !isLarge(work)), ...small];
-      large = [...works.filter(isLarge), ...large];
+      small.putBack(works.filter((work) => !isLarge(work)));
+      large.putBack(works.filter(isLarge));
     },
     next(): readonly WaitingWrite[] {
       if (undone.length > 0) {
@@ -37,25 +38,26 @@ export function createGroupQueue() {
         undone = [];
         return again;
       }
-      if (large.length === 0 && small.length <= GROUP_WORKS_MAX) {
-        const all = small;
-        [small, isLargeDue] = [[], false];
-        return all;
+      if (large.size === 0) {
+        isLargeDue = false;
+        return small.take(GROUP_WORKS_MAX);
       }
-      const group = [...(isLargeDue ? large.splice(0, 1) : []), ...small.splice(0, GROUP_WORKS_MAX)];
+      const group = [...(isLargeDue ? large.take(1) : []), ...small.take(GROUP_WORKS_MAX)];
       let bytes = group.reduce((sum, work) => sum + work.bytes, 0);
-      for (let next = large[0]; next !== undefined; next = large[0]) {
-        bytes += next.bytes;
-        if (group.length > 0 && bytes > GROUP_BYTES_MAX) break;
-        group.push(next);
-        large.shift();
+      for (let next = large.take(1); next[0] !== undefined; next = large.take(1)) {
+        bytes += next[0].bytes;
+        if (group.length > 0 && bytes > GROUP_BYTES_MAX) {
+          large.putBack(next);
+          break;
+        }
+        group.push(next[0]);
       }
-      isLargeDue = !isLargeDue && large.length > 0;
+      isLargeDue = !isLargeDue && large.size > 0;
       return group;
     },
     all(): readonly WaitingWrite[] {
-      const works = [...undone, ...small, ...large];
-      [undone, small, large] = [[], [], []];
+      const works = [...undone, ...small.take(small.size), ...large.take(large.size)];
+      undone = [];
       return works;
     },
   };
