@@ -258,3 +258,22 @@ test("the same where a group ends for its time, and what it has not come to is p
 test("the same among large works, of which each is a group", async () => {
   expect(await behindHostile(group, 40, MEBIBYTE)).toBeLessThanOrEqual(4);
 });
+
+test("closures do not wait for the commands of a thousand tenants, nor a command for thousands of closures", async () => {
+  const stored: Record<"commands" | "closures", number> = { commands: 0, closures: 0 };
+  const each = (count: number, kind: keyof typeof stored, write: (i: number) => Promise<unknown>) =>
+    Array.from({ length: count }, (_, i) => write(i).then(() => stored[kind]++));
+  const commands = (name: string, count: number, tenants: number) =>
+    each(count, "commands", (i) => group.execute(store, { tenant: `t${i % tenants}`, id: `${name} ${i}` }));
+  const closures = (name: string, count: number) => each(count, "closures", (i) => group.write(add(`${name} ${i}`)));
+
+  const busy = commands("busy", 3_000, 1_000);
+  await Promise.all(closures("few", 20));
+  expect(stored.commands).toBeLessThanOrEqual(2 * 512);
+  await Promise.all(busy);
+  stored.closures = 0;
+  const many = closures("many", 3_000);
+  await Promise.all(commands("own", 20, 1));
+  expect(stored.closures).toBeLessThanOrEqual(2 * 512);
+  await Promise.all(many);
+});
