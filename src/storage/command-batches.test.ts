@@ -8,6 +8,7 @@ import { CommitUnknown } from "./store.ts";
 
 interface Input {
   readonly name: string;
+  readonly tenant?: string;
   readonly key?: string;
   readonly bytes?: number;
 }
@@ -15,6 +16,7 @@ interface Input {
 const named = (name: string) =>
   ({
     name,
+    tenantOf: ({ tenant = "t" }) => tenant,
     bytesOf: ({ bytes = 1 }) => bytes,
     keyOf: ({ key = null }) => key,
   }) as unknown as Command<Input, string>;
@@ -187,17 +189,22 @@ test("however many have one key, the others do not wait, and the key of each is 
   await close();
 });
 
-test("one beyond those that may wait is refused at once, those that wait for their key counted", async () => {
+test("one tenant has seven eighths of those that may wait, is refused itself at once beyond, and then has them again", async () => {
   const { execute, runs, close } = batchesByHand({ atOnce: 1 });
-  const all = Array.from({ length: 20_000 }, (_, i) => kindOf(execute(first, { name: `${i}`, key: `${i % 10_000}` })));
-  expect(await kindOf(execute(first, { name: "more" }))).toBe("unavailable");
-  const answered = Promise.all(all);
-  let isOver = false;
-  void answered.then(() => {
-    isOver = true;
-  });
-  for (let i = 0; !isOver; await new Promise(setImmediate)) while (i < runs.length) runs[i++]?.answer();
-  expect(await answered).toEqual(Array.from({ length: 20_000 }, (_, i) => `${i}`));
+  const names = Array.from({ length: 17_500 }, (_, i) => `${i}`);
+  for (let round = 0, i = 0; round < 2; round++) {
+    // Those that wait for their key count too.
+    const all = names.map((name, at) => kindOf(execute(first, { name, key: `${at % 10_000}` })));
+    expect(await kindOf(execute(first, { name: "more" }))).toBe("unavailable");
+    all.push(kindOf(execute(first, { tenant: "neighbour", name: "other" })));
+    const answered = Promise.all(all);
+    let isOver = false;
+    void answered.then(() => {
+      isOver = true;
+    });
+    for (; !isOver; await new Promise(setImmediate)) while (i < runs.length) runs[i++]?.answer();
+    expect(await answered).toEqual([...names, "other"]);
+  }
   await close();
 });
 
@@ -271,6 +278,31 @@ test("small commands do not wait for large ones", async () => {
   largeAnswer.resolve([["large"]]);
   expect(await Promise.all(large)).toContain("large");
   await lanes.close();
+});
+
+test("behind a thousand of another tenant one is in the next batch, whatever it is, and those of a key keep their order", async () => {
+  const { execute, ran, runs, close } = batchesByHand({ atOnce: 1 });
+  const hostile = Array.from({ length: 1_000 }, (_, i) =>
+    execute(i % 2 ? first : second, { name: `${i}`, key: `${i % 600}` }),
+  );
+  const { names, answer } = await ran(0);
+  expect(names).toHaveLength(256);
+  const own = ["a", "b"].map((name) => execute(second, { tenant: "neighbour", name, key: "own" }));
+  answer();
+  const next = await ran(1);
+  expect(next.names).toContain("a");
+  expect(next.names).toHaveLength(256);
+  next.answer();
+  const third = await ran(2);
+  expect(third.names).toContain("b");
+  third.answer();
+  expect(await Promise.all(own)).toEqual(["a", "b"]);
+  // The last one.
+  (await ran(3)).answer();
+  expect(await Promise.all(hostile)).toHaveLength(1_000);
+  const written = runs.flatMap((run) => run.names);
+  for (let i = 600; i < 1_000; i++) expect(written.indexOf(`${i}`)).toBeGreaterThan(written.indexOf(`${i - 600}`));
+  await close();
 });
 
 test("when more wait than are written together, tenants have turns, and each one's own keep their order", async () => {

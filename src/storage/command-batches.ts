@@ -1,7 +1,9 @@
 // Commands on Postgres: those that come in one turn of the event loop, and while others are being written, share a
 // transaction, in which each kind is one statement. A command alone is written at once.
 
+import { createFairShare } from "../concurrency/fair-share.ts";
 import { inSlices } from "../concurrency/slices.ts";
+import { createTurnQueue } from "../concurrency/turn-queue.ts";
 import { Fault } from "../core/fault.ts";
 import type { Command, SharedCount } from "./commands.ts";
 import { unavailable } from "./failures.ts";
@@ -11,7 +13,10 @@ const COMMANDS_MAX = 256;
 const BYTES_MAX = 4 * 1024 * 1024;
 /** A transaction that has not come to its commit by then waits for somebody, and holds up no other any more. */
 const STATEMENTS_MS_MAX = 20;
-/** With more of them the database is far too slow, and memory would run out next. */
+/**
+ * With more of them the database is far too slow, and memory would run out next. A tenant alone may have seven eighths of
+ * them, so that it is refused before its neighbours are.
+ */
 const WAITING_MAX = 20_000;
 
 // biome-ignore lint/suspicious/noExplicitAny: commands of all kinds stand in one queue, each beside its own input.
@@ -52,61 +57,47 @@ interface CommandBatchesOptions {
   run(groups: readonly CommandGroup[], until: number, committing: () => void): Promise<unknown[][]>;
 }
 
-const isTooMuch = (count: number, bytes: number) => count > 1 && (count > COMMANDS_MAX || bytes > BYTES_MAX);
-
-/** One of each tenant in turn, those of one in their order; as they are when all can be written together. */
-function byTurns(members: WaitingCommand[]): WaitingCommand[] {
-  if (members.length <= COMMANDS_MAX) return members;
-  let tenants = [...Map.groupBy(members, ({ tenant }) => tenant).values()];
-  if (tenants.length === 1) return members;
-  const turns: WaitingCommand[] = [];
-  for (let round = 1; tenants.length > 0; round++) {
-    turns.push(...tenants.flatMap((own) => own[round - 1] ?? []));
-    tenants = tenants.filter(({ length }) => length > round);
-  }
-  return turns;
-}
-
 /** The commands that wait, and which of them are written next. */
 function createQueue(waitMsMax: number) {
-  let waiting: WaitingCommand[] = [];
+  const waiting = createTurnQueue<WaitingCommand>();
+  /** Of all that have not been answered. */
+  const share = createFairShare({ size: WAITING_MAX });
   /**
    * By key, the commands behind the one that waits or is being written, in their order. They are not among the waiting,
    * so that however many there are, the others do not wait for them.
    */
   const lines = new Map<string, WaitingCommand[]>();
-  let inLines = 0;
 
   /** A command has been answered: the next one of its key may be written. */
-  function leave({ key }: WaitingCommand): void {
+  function leave({ key, tenant }: WaitingCommand): void {
+    share.giveBack(tenant);
     if (key === null) return;
     const next = lines.get(key)?.shift();
     if (next === undefined) {
       lines.delete(key);
       return;
     }
-    inLines--;
-    waiting.push(next);
+    waiting.add(next);
   }
 
   return {
     leave,
-    isEmpty: () => waiting.length === 0,
-    isFull: () => waiting.length + inLines >= WAITING_MAX,
-    enter(member: WaitingCommand): void {
+    isEmpty: () => waiting.size === 0,
+    /** False when its tenant may not have more that wait. */
+    enter(member: WaitingCommand): boolean {
+      if (share.take(member.tenant) !== null) return false;
       const line = member.key === null ? undefined : lines.get(member.key);
       if (line !== undefined) {
         line.push(member);
-        inLines++;
-        return;
+        return true;
       }
       if (member.key !== null) lines.set(member.key, []);
-      waiting.push(member);
+      waiting.add(member);
+      return true;
     },
     /**
-     * The next commands that may be written together, in the order of their arrival, and by turns of the tenants where these
-     * are known and there are more. They have as long as the one of them that has least time, so those that have far more
-     * are not among them: they would be refused together with it.
+     * The next commands that may be written together. They have as long as the one of them that has least time, so those
+     * that have far more are not among them: they would be refused together with it.
      */
     next(): WaitingCommand[] {
       const batch: WaitingCommand[] = [];
@@ -114,10 +105,10 @@ function createQueue(waitMsMax: number) {
       const others: WaitingCommand[] = [];
       let bytes = 0;
       let at = 0;
-      waiting = byTurns(waiting);
-      for (const member of waiting) {
+      const next = waiting.take(COMMANDS_MAX);
+      for (const member of next) {
         const { until } = member;
-        if (isTooMuch(batch.length + 1, bytes + member.bytes)) break;
+        if (batch.length > 0 && bytes + member.bytes > BYTES_MAX) break;
         at++;
         if (until <= now) {
           member.reject(unavailable(new Error("the command waited too long")));
@@ -129,7 +120,7 @@ function createQueue(waitMsMax: number) {
           bytes += member.bytes;
         }
       }
-      waiting = [...others, ...waiting.slice(at)];
+      waiting.putBack([...others, ...next.slice(at)]);
       return batch;
     },
   };
@@ -231,19 +222,19 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
     /** @throws Fault `unavailable` when too many wait */
     execute<Input, Output>(command: SharedCount<Input, Output>, input: Input): Promise<Output> {
       if (isClosed) return Promise.reject(unavailable(new Error("the store is closed")));
-      if (queue.isFull()) return Promise.reject(unavailable(new Error("too many commands wait")));
       return new Promise((resolve, reject) => {
-        queue.enter({
+        const isTaken = queue.enter({
           command,
           input,
           key: command.keyOf?.(input) ?? null,
-          tenant: command.tenantOf?.(input) ?? "",
+          tenant: command.tenantOf(input),
           bytes: command.bytesOf(input),
           until: performance.now() + waitMsMax,
           resolve: (output) => resolve(output as Output),
           reject,
         });
-        if (!queue.isEmpty()) schedule();
+        if (!isTaken) reject(unavailable(new Error("too many commands wait")));
+        else if (!queue.isEmpty()) schedule();
       });
     },
     /** Refuses further commands and resolves when those that wait have ended. */

@@ -36,8 +36,13 @@ export function perConnection<T>(create: (prepare: Prepare) => T): (prepare: Pre
   };
 }
 
+/** In the place of a tenant, for what is done for all of them. No tenant has this name. */
+export const FOR_ALL = "";
+
 export interface Command<Input, Output> {
   readonly name: string;
+  /** Whose it is, or FOR_ALL. When more wait than can be written together, tenants have turns. */
+  tenantOf(input: Input): string;
   /** About how many bytes it carries. They bound what is written together. */
   bytesOf(input: Input): number;
   /**
@@ -78,10 +83,7 @@ export interface FollowUp {
 }
 
 /** What several processes count together. A process that is alone with its database counts in memory. */
-export interface SharedCount<Input, Output> extends Omit<Command<Input, Output>, "sqlite"> {
-  /** Whose it is: when there are more than can be counted together, tenants have turns. */
-  tenantOf?(input: Input): string;
-}
+export type SharedCount<Input, Output> = Omit<Command<Input, Output>, "sqlite">;
 
 /** What runs commands: the store by themselves, a transaction as a part of it. */
 export interface CommandRunner {

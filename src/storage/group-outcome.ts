@@ -6,6 +6,8 @@ import type { Tx } from "./store.ts";
 export interface WaitingWrite {
   /** A command gives its output at once, and needs no transaction made for it. */
   run(effects: CommandEffects, txOf: (effects: CommandEffects) => Tx): Bun.MaybePromise<unknown>;
+  /** Whose turn it takes. A closure does not say whose it is, and is taken for one FOR_ALL. */
+  readonly tenant: string;
   /** About how many it carries. */
   readonly bytes: number;
   resolve(value: unknown): void;

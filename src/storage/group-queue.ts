@@ -1,4 +1,6 @@
-// The works that wait to be written, and which of them are the next group.
+// The works that wait to be written, and which of them are the next group: by turns of the tenants when there are more.
+import { createTurnQueue } from "../concurrency/turn-queue.ts";
+import { FOR_ALL } from "./commands.ts";
 import type { WaitingWrite } from "./group-outcome.ts";
 
 /** Bounds of one group, beside its time. */
@@ -11,25 +13,48 @@ export const GROUP_BYTES_MAX = 1024 * 1024;
  */
 const LARGE_BYTES = 16 * 1024;
 
+/** Works that are done for all, and closures, which say no tenant: beside them a thousand tenants may have turns. */
+const isForAll = ({ tenant }: WaitingWrite) => tenant === FOR_ALL;
+
 const isLarge = ({ bytes }: WaitingWrite) => bytes >= LARGE_BYTES;
 
+/** One of each, for as long as there are any. */
+function alternating(some: readonly WaitingWrite[], others: readonly WaitingWrite[]): readonly WaitingWrite[] {
+  if (some.length === 0) return others;
+  if (others.length === 0) return some;
+  const all = Array.from({ length: Math.max(some.length, others.length) }, (_, at) => [some[at], others[at]]);
+  return all.flat().filter((work) => work !== undefined);
+}
+
 export function createGroupQueue() {
-  let small: WaitingWrite[] = [];
-  let large: WaitingWrite[] = [];
+  const small = createTurnQueue<WaitingWrite>();
+  const forAll = createTurnQueue<WaitingWrite>();
+  const large = createTurnQueue<WaitingWrite>();
   let undone: readonly WaitingWrite[] = [];
   let isLargeDue = false;
 
+  const queues = [small, forAll, large];
+  const queueOf = (work: WaitingWrite) => {
+    if (isLarge(work)) return large;
+    return isForAll(work) ? forAll : small;
+  };
+
+  /** Those for all have every second place, so that neither they nor the tenants wait for all of the others. */
+  function nextSmall(): readonly WaitingWrite[] {
+    const some = forAll.take(Math.max(GROUP_WORKS_MAX / 2, GROUP_WORKS_MAX - small.size));
+    return alternating(some, small.take(GROUP_WORKS_MAX - some.length));
+  }
+
   return {
-    size: () => small.length + large.length + undone.length,
-    add: (work: WaitingWrite) => (isLarge(work) ? large : small).push(work),
+    size: () => small.size + forAll.size + large.size + undone.length,
+    add: (work: WaitingWrite) => queueOf(work).add(work),
     /** They come next. Those that are to run apart do so all together, as the failed one is among them. */
     putBack(works: readonly WaitingWrite[], apart: boolean): void {
       if (apart) {
         undone = works;
         return;
       }
-      small = [...works.filter((work) => !isLarge(work)), ...small];
-      large = [...works.filter(isLarge), ...large];
+      for (const queue of queues) queue.putBack(works.filter((work) => queueOf(work) === queue));
     },
     next(): readonly WaitingWrite[] {
       if (undone.length > 0) {
@@ -37,25 +62,26 @@ export function createGroupQueue() {
         undone = [];
         return again;
       }
-      if (large.length === 0 && small.length <= GROUP_WORKS_MAX) {
-        const all = small;
-        [small, isLargeDue] = [[], false];
-        return all;
+      if (large.size === 0) {
+        isLargeDue = false;
+        return nextSmall();
       }
-      const group = [...(isLargeDue ? large.splice(0, 1) : []), ...small.splice(0, GROUP_WORKS_MAX)];
+      const group = [...(isLargeDue ? large.take(1) : []), ...nextSmall()];
       let bytes = group.reduce((sum, work) => sum + work.bytes, 0);
-      for (let next = large[0]; next !== undefined; next = large[0]) {
-        bytes += next.bytes;
-        if (group.length > 0 && bytes > GROUP_BYTES_MAX) break;
-        group.push(next);
-        large.shift();
+      for (let next = large.take(1); next[0] !== undefined; next = large.take(1)) {
+        bytes += next[0].bytes;
+        if (group.length > 0 && bytes > GROUP_BYTES_MAX) {
+          large.putBack(next);
+          break;
+        }
+        group.push(next[0]);
       }
-      isLargeDue = !isLargeDue && large.length > 0;
+      isLargeDue = !isLargeDue && large.size > 0;
       return group;
     },
     all(): readonly WaitingWrite[] {
-      const works = [...undone, ...small, ...large];
-      [undone, small, large] = [[], [], []];
+      const works = [...undone, ...queues.flatMap((queue) => queue.take(queue.size))];
+      undone = [];
       return works;
     },
   };

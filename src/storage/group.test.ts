@@ -54,6 +54,23 @@ const total = () => [totals.of("t", "all", "")];
 const settled = async (works: Promise<unknown>[]) =>
   (await Promise.allSettled(works)).map((each) => (each.status === "fulfilled" ? each.value : each.reason));
 
+interface Stored {
+  readonly id: string;
+  readonly tenant?: string;
+  readonly bytes?: number;
+}
+
+const store: Command<Stored, void> = {
+  name: "store",
+  tenantOf: ({ tenant = "t" }) => tenant,
+  bytesOf: ({ bytes = 1 }) => bytes,
+  sqlite(prepare) {
+    const insert = prepare("insert into replicas (id, lease_until) values (?, 0)");
+    return ({ id }) => void insert.run(id);
+  },
+  postgres: { text: "", valuesOf: () => [], outputsOf: () => [] },
+};
+
 /** A group of its own that counts its commits. */
 function countingGroup(groupMs: number) {
   let begun = 0;
@@ -86,15 +103,6 @@ function countingGroup(groupMs: number) {
 
 test("commands of more than a mebibyte together do not share a commit, however many come at once", async () => {
   const { counting, begun } = countingGroup(60_000);
-  const store: Command<{ id: string; bytes: number }, void> = {
-    name: "store",
-    bytesOf: ({ bytes }) => bytes,
-    sqlite(prepare) {
-      const insert = prepare("insert into replicas (id, lease_until) values (?, 0)");
-      return ({ id }) => void insert.run(id);
-    },
-    postgres: { text: "", valuesOf: () => [], outputsOf: () => [] },
-  };
   const sizes = [2 ** 21, 2 ** 19, 2 ** 19, 1, 2 ** 19, 2 ** 25, ...Array.from({ length: 400 }, () => 1)];
   await Promise.all(sizes.map((bytes, i) => counting.execute(store, { id: `c${1000 + i}`, bytes })));
   expect(replicas()).toEqual(sizes.map((_, i) => `c${1000 + i}`));
@@ -209,9 +217,63 @@ test("many writes are done in several groups, and the event loop turns between t
   expect(total()).toEqual([3_000]);
 });
 
-test("a write beyond those that may wait is refused at once", async () => {
-  const works = Array.from({ length: 20_001 }, () => group.write(async () => "done"));
-  const outcomes = await settled(works);
-  expect(outcomes.filter((each) => each === "done")).toHaveLength(20_000);
-  expect(outcomes.at(-1)).toMatchObject({ kind: "unavailable" });
+test("one tenant has seven eighths of those that may wait, is refused itself at once beyond, and then has them again", async () => {
+  const write = (tenant: string, id: string) => group.execute(store, { tenant, id }).then(() => "done");
+  for (const round of [1, 2]) {
+    const works = Array.from({ length: 17_501 }, (_, i) => write("hostile", `${round} ${i}`));
+    works.push(
+      write("neighbour", `${round} neighbour`),
+      group.write(async () => "done"),
+    );
+    const outcomes = await settled(works);
+    expect(outcomes.filter((each) => each === "done")).toHaveLength(17_502);
+    expect(outcomes[17_500]).toMatchObject({ kind: "unavailable" });
+  }
+});
+
+/** Of so many that one tenant has handed in at once, how many are stored while another one waits for its first. */
+async function behindHostile({ execute }: Pick<GroupCommit, "execute">, count: number, bytes: number) {
+  const order: string[] = [];
+  const write = (tenant: string, id: string) => execute(store, { tenant, id, bytes }).then(() => void order.push(id));
+  const hostile = Array.from({ length: count }, (_, i) => write("hostile", `h${i}`));
+  await hostile[0];
+  const before = order.length;
+  await write("neighbour", "neighbour");
+  const waited = order.indexOf("neighbour") - before;
+  await Promise.all(hostile);
+  const own = order.filter((id) => id !== "neighbour");
+  expect(own).toEqual(Array.from({ length: count }, (_, i) => `h${i}`));
+  return waited;
+}
+
+test("behind thousands of another tenant one is in the next group", async () => {
+  expect(await behindHostile(group, 3_000, 1)).toBeLessThanOrEqual(2 * 512);
+});
+
+test("the same where a group ends for its time, and what it has not come to is put back", async () => {
+  // After each work of a group its time is over.
+  expect(await behindHostile(countingGroup(-1).counting, 300, 1)).toBeLessThanOrEqual(4);
+});
+
+test("the same among large works, of which each is a group", async () => {
+  expect(await behindHostile(group, 40, MEBIBYTE)).toBeLessThanOrEqual(4);
+});
+
+test("closures do not wait for the commands of a thousand tenants, nor a command for thousands of closures", async () => {
+  const stored: Record<"commands" | "closures", number> = { commands: 0, closures: 0 };
+  const each = (count: number, kind: keyof typeof stored, write: (i: number) => Promise<unknown>) =>
+    Array.from({ length: count }, (_, i) => write(i).then(() => stored[kind]++));
+  const commands = (name: string, count: number, tenants: number) =>
+    each(count, "commands", (i) => group.execute(store, { tenant: `t${i % tenants}`, id: `${name} ${i}` }));
+  const closures = (name: string, count: number) => each(count, "closures", (i) => group.write(add(`${name} ${i}`)));
+
+  const busy = commands("busy", 3_000, 1_000);
+  await Promise.all(closures("few", 20));
+  expect(stored.commands).toBeLessThanOrEqual(2 * 512);
+  await Promise.all(busy);
+  stored.closures = 0;
+  const many = closures("many", 3_000);
+  await Promise.all(commands("own", 20, 1));
+  expect(stored.closures).toBeLessThanOrEqual(2 * 512);
+  await Promise.all(many);
 });

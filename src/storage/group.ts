@@ -8,11 +8,12 @@
 // In one file, since what a failure undoes is seen only with all of it.
 import { type Database, SQLiteError } from "bun:sqlite";
 import type { CountDimension, Tables } from "../../db/schema.ts";
+import { createFairShare } from "../concurrency/fair-share.ts";
 import { spend } from "../concurrency/loop-profile.ts";
 import { inSlices } from "../concurrency/slices.ts";
 import type { CallEnd } from "../core/call-end.ts";
 import type { Log } from "../core/log.ts";
-import type { Command, CommandEffects } from "./commands.ts";
+import { type Command, type CommandEffects, FOR_ALL } from "./commands.ts";
 import { addCount, addCounts, type Counts } from "./counts.ts";
 import { sqliteFailure, unavailable } from "./failures.ts";
 import { afterFailure, GroupLost, type GroupOutcome, type WaitingWrite, WorkFailed } from "./group-outcome.ts";
@@ -23,7 +24,10 @@ import type { Queries, Tx } from "./store.ts";
 
 /** It keeps the wait of the first work of a group and the pause of the event loop short, beside the bounds of its size. */
 const GROUP_MS_MAX = 10;
-/** Works that may wait for a group. With more of them the disk is far too slow, and memory would run out next. */
+/**
+ * Works that may wait for their answer. With more of them the disk is far too slow, and memory would run out next. A tenant
+ * alone may have seven eighths of them, so that it is refused before its neighbours are.
+ */
 const WAITING_MAX = 20_000;
 /** Another process (a command, a backup) may hold the write lock for this long before writes are refused. */
 const BUSY_MS_MAX = 4_000;
@@ -209,6 +213,7 @@ export function createGroupCommit(options: GroupOptions) {
   const commandOn = commandsOn(options.writer);
   const runner = createGroupRunner(options, commandOn);
   const queue = createGroupQueue();
+  const share = createFairShare({ size: WAITING_MAX });
   let scheduled = false;
   let closed = false;
   let apart = false;
@@ -251,11 +256,23 @@ export function createGroupCommit(options: GroupOptions) {
     else setTimeout(turn, BUSY_RETRY_MS);
   }
 
-  function enter<T>(run: WaitingWrite["run"], bytes: number): Promise<T> {
+  function enter<T>({ tenant, bytes, run }: Pick<WaitingWrite, "tenant" | "bytes" | "run">): Promise<T> {
     if (closed) return Promise.reject(unavailable(new Error("the store is closed")));
-    if (queue.size() >= WAITING_MAX) return Promise.reject(unavailable(new Error("too many works wait")));
+    if (share.take(tenant) !== null) return Promise.reject(unavailable(new Error("too many works wait")));
     return new Promise<T>((resolve, reject) => {
-      queue.add({ run, bytes, resolve: (value) => resolve(value as T), reject });
+      queue.add({
+        tenant,
+        bytes,
+        run,
+        resolve(value) {
+          share.giveBack(tenant);
+          resolve(value as T);
+        },
+        reject(error) {
+          share.giveBack(tenant);
+          reject(error);
+        },
+      });
       schedule();
     });
   }
@@ -263,10 +280,14 @@ export function createGroupCommit(options: GroupOptions) {
   return {
     // Queries are promises of Drizzle's own kind, so what a work gives is always awaited.
     write: <T>(work: (tx: Tx) => Promise<T>, bytes = 0): Promise<T> =>
-      enter(async (effects, txOf) => await work(txOf(effects)), bytes),
+      enter({ tenant: FOR_ALL, bytes, run: async (effects, txOf) => await work(txOf(effects)) }),
     execute<Input, Output>(command: Command<Input, Output>, input: Input): Promise<Output> {
       const run = commandOn(command);
-      return enter((effects) => run(input, effects), command.bytesOf(input));
+      return enter({
+        tenant: command.tenantOf(input),
+        bytes: command.bytesOf(input),
+        run: (effects) => run(input, effects),
+      });
     },
     /** Refuses further works and resolves when those that wait have ended. */
     close(): Promise<void> {

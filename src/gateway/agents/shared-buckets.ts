@@ -1,6 +1,6 @@
 // The token buckets of agents in a database that several replicas share: a row for each, which one statement fills up and
 // takes from, by the server's clock. The rule is that of rate-limit.ts. No row is a full bucket.
-import { inputRows, type SharedCount } from "../../storage/commands.ts";
+import { FOR_ALL, inputRows, type SharedCount } from "../../storage/commands.ts";
 import { NOW_MICROSECONDS } from "../../storage/shared-counts.ts";
 import type { Store } from "../../storage/store.ts";
 import { TOLERANCE } from "./rate-limit.ts";
@@ -46,8 +46,8 @@ const level = (row: string, now: string) =>
 export function takeTokens(now: string = NOW_MICROSECONDS): SharedCount<Asked, Granted> {
   return {
     name: "tokens",
-    bytesOf: () => 192,
     tenantOf: ({ tenant }) => tenant,
+    bytesOf: () => 192,
     // A statement changes a row once.
     keyOf: ({ agentId }) => agentId,
     postgres: {
@@ -93,6 +93,7 @@ const ROWS_AT_ONCE = 1_000;
  */
 const forgetBuckets: SharedCount<null, number> = {
   name: "forget buckets",
+  tenantOf: () => FOR_ALL,
   bytesOf: () => 0,
   postgres: {
     text: `with clock as materialized (select ${NOW_MICROSECONDS} as now), forgotten as (

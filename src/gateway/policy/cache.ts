@@ -60,6 +60,7 @@ const INPUT = inputRows<string>({ tenant: ["text", (tenant) => tenant] });
 /** Null when the tenant has no policy. Of many tenants at once, since each one's is looked at every second. */
 const versionLookUp: Command<string, number | null> = {
   name: "policy",
+  tenantOf: (tenant) => tenant,
   bytesOf: () => 64,
   sqlite(prepare) {
     const find = prepare("select version from policies where tenant = ?");

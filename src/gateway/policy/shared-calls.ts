@@ -1,7 +1,7 @@
 // The observed rates of callers in a database that several replicas share, to the microsecond of the server's clock. A row
 // for each caller counts all of its calls, and a row for each time it called says how many those were by then: the calls of
 // the last minute are all, less those counted in the newest row that is older. So a call costs the same at any rate.
-import { inputRows, type SharedCount } from "../../storage/commands.ts";
+import { FOR_ALL, inputRows, type SharedCount } from "../../storage/commands.ts";
 import { NOW_MICROSECONDS } from "../../storage/shared-counts.ts";
 import type { Store } from "../../storage/store.ts";
 import { RATE_WINDOW_MS } from "./observed-rate.ts";
@@ -36,8 +36,8 @@ const callerOf = (agentId: unknown, user: unknown) => `${agentId} ${user}`;
 export function countCalls(now: string = NOW_MICROSECONDS): SharedCount<CallsOfCaller, number> {
   return {
     name: "calls",
-    bytesOf: () => 192,
     tenantOf: ({ tenant }) => tenant,
+    bytesOf: () => 192,
     // A statement changes a row once.
     keyOf: ({ agentId, user }) => callerOf(agentId, user),
     postgres: {
@@ -87,6 +87,7 @@ const KEPT = 3 * WINDOW;
  */
 const forgetCalls: SharedCount<null, number> = {
   name: "forget calls",
+  tenantOf: () => FOR_ALL,
   bytesOf: () => 0,
   postgres: {
     text: `with clock as materialized (select (extract(epoch from statement_timestamp()) * 1000000)::bigint as now), old as (

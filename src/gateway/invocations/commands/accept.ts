@@ -205,6 +205,7 @@ function acceptAs({ name, columns, bytesOf, sqlite, postgres }: AcceptKind): Com
   const { before, what, beside } = postgres(input.source);
   return {
     name,
+    tenantOf: ({ row }) => row.tenant,
     bytesOf,
     keyOf({ row, idempotency }) {
       return idempotency === null ? null : JSON.stringify([row.tenant, row.caller, row.agent_id, idempotency.key]);

@@ -48,6 +48,7 @@ const NOTHING: ClaimedCall = { call: null, body: null, size: null };
 /** Null when someone else has taken the call, or it has ended. */
 export const claimCommand: Command<Claim, ClaimedCall | null> = {
   name: "claim",
+  tenantOf: ({ key }) => key.tenant,
   bytesOf: () => 256,
   keyOf: ({ key }) => key.id,
   sqlite(prepare) {

@@ -87,6 +87,7 @@ type OpenRow = InvocationRow & { readonly rowid: number; readonly request: Uint8
 /** False when the call is not in the state that it would end from, or is someone else's. */
 export const endCommand: Command<EndOfCall, boolean> = {
   name: "end",
+  tenantOf: ({ key }) => key.tenant,
   bytesOf: ({ ending }) => 512 + (ending.response?.byteLength ?? 0),
   keyOf: ({ key }) => key.id,
   sqlite(prepare) {

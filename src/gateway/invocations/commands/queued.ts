@@ -1,6 +1,6 @@
 // Which calls wait for a replica to make them, and whose they are.
 import { idFloor } from "../../../core/id.ts";
-import { type Command, inputRows } from "../../../storage/commands.ts";
+import { type Command, FOR_ALL, inputRows } from "../../../storage/commands.ts";
 
 /**
  * For so long only the replica that accepted a call may take it. Until then, if the commit got no answer, that replica
@@ -60,6 +60,7 @@ function valuesOf({ replica, now, after, limit }: LookForAgents) {
 /** The agents with calls that this replica may take, by ID. */
 export const waitingAgents: Command<LookForAgents, readonly WaitingAgent[]> = {
   name: "waiting_agents",
+  tenantOf: () => FOR_ALL,
   bytesOf: () => 128,
   // The statement is for one look.
   keyOf: () => "all",
@@ -111,6 +112,7 @@ export interface OwnCalls {
 /** An agent's next pending calls, as far as nobody else may take them. */
 export const ownPending: Command<LookAhead, OwnCalls> = {
   name: "own_pending",
+  tenantOf: ({ tenant }) => tenant,
   bytesOf: () => 256,
   sqlite(prepare) {
     // The process that has the database has all calls. For the plus: see take.ts.

@@ -24,6 +24,7 @@ const INPUT = inputRows<BodyPart>({
 /** False when the parts of this body are being removed. */
 export const storePartCommand: Command<BodyPart, boolean> = {
   name: "store_part",
+  tenantOf: ({ key }) => key.tenant,
   bytesOf: ({ bytes }) => bytes.byteLength,
   sqlite(prepare) {
     const begin = prepare(

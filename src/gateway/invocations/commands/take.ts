@@ -74,6 +74,7 @@ const isRefused = "exists (select 1 from refused_calls r where r.tenant = c.tena
 
 export const takeCommand: Command<Taking, TakenCalls> = {
   name: "take",
+  tenantOf: ({ tenant }) => tenant,
   bytesOf: ({ tokens }) => tokens.length * ROW_BYTES,
   keyOf: ({ agent_id }) => agent_id,
   sqlite(prepare) {
