@@ -70,7 +70,8 @@ describe("on Postgres alone", () => {
     const calls = Array.from({ length: 40 }, (_, i) => add(`1${i}`));
     const began = performance.now();
     expect(new Set(await Promise.all([...calls, outcome(agentIds(store))]))).toEqual(new Set(["unavailable"]));
-    expect(performance.now() - began).toBeLessThan(1_500);
+    // Less than if each waited for the one before it, or for the limit of a connection.
+    expect(performance.now() - began).toBeLessThan(5_000);
     relay.restore();
     expect(await add("2")).toBe("stored");
     expect(await agentIds(store)).toEqual(["0", "2"]);
