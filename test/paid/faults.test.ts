@@ -27,7 +27,8 @@ import {
 } from "../support/stores/paid-calls.ts";
 import { until } from "../support/until.ts";
 
-setDefaultTimeout(30_000);
+/** More than every wait inside takes before it fails and says for what it waited. */
+setDefaultTimeout(180_000);
 
 const ESTIMATE = "eth_estimateGas";
 const NEWEST = "eth_getBlockByNumber";
