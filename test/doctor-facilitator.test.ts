@@ -104,16 +104,18 @@ const says = (start: string) => expect.stringMatching(new RegExp(`^${start}`));
 const NO_CLOCK = says("warn database clock: not looked at without the database");
 
 test.concurrent("all is well before the first start, which has made nothing then, and beside a running facilitator", async () => {
-  const before = await doctor();
+  // Of its own: the other tests look at theirs at the same time, and each look has files open.
+  const place = { TOLLGATE_DATA_DIR: join(home, "own") };
+  const before = await doctor(place);
   expect(before).toMatchObject({ code: 0, bad: [], stderr: "" });
-  expect(existsSync(join(home, "data"))).toBe(false);
+  expect(existsSync(place.TOLLGATE_DATA_DIR)).toBe(false);
   const running = await startService({
     args: ["--mode", "facilitator", "--port", "0"],
     cwd: home,
-    env: { ...env, TOLLGATE_OPEN_PORT: "0" },
+    env: { ...env, ...place, TOLLGATE_OPEN_PORT: "0" },
     log: [],
   });
-  const two = { TOLLGATE_RPC_URLS: `${chain.url},${chain.url}/` };
+  const two = { ...place, TOLLGATE_RPC_URLS: `${chain.url},${chain.url}/` };
   const { lines, ...beside } = await doctor(two).finally(() => running.end("SIGTERM"));
   expect(beside).toMatchObject({ code: 0, bad: [], stderr: "" });
   expect(lines.map(({ what }) => what)).toEqual([
@@ -128,9 +130,9 @@ test.concurrent("all is well before the first start, which has made nothing then
     "chain clock",
     `wallet ${address.toLowerCase()}`,
   ]);
-  const kept = snapshot(join(home, "data"));
-  expect(await found({})).toEqual([0]);
-  expect(snapshot(join(home, "data"))).toEqual(kept);
+  const kept = snapshot(place.TOLLGATE_DATA_DIR);
+  expect(await found(place)).toEqual([0]);
+  expect(snapshot(place.TOLLGATE_DATA_DIR)).toEqual(kept);
 });
 
 test.concurrent("Postgres: all is well before the first start, which has made no table then; a dead server fails", async () => {

@@ -172,7 +172,8 @@ describe("the handshake", () => {
     const client = port.dialPlain();
     // The start of a record that promises more.
     client.socket.write(Buffer.from([22, 3, 1, 2, 0, 1]));
-    expect(await elapsed(client.closed)).toBeLessThan(2_000);
+    // Of a port with the usual limits it would be 5 s.
+    expect(await elapsed(client.closed)).toBeLessThan(4_500);
   });
 });
 

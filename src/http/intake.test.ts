@@ -165,7 +165,8 @@ test("a body that is more than is left is taken in when others hold more than th
   for (let sent = 0; sent < 240 * KIB; sent += 30 * KIB) await large.send(30 * KIB);
   await large.end();
   expect((await reading).byteLength).toBe(240 * KIB);
-  expect(performance.now() - began).toBeWithin(900, 2_500);
+  // The silence of the others ends after ten seconds.
+  expect(performance.now() - began).toBeWithin(900, 8_000);
   expect(await silent.ended).toMatchObject({
     kind: "unavailable",
     message: "too many large bodies are coming in",

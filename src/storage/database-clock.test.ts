@@ -2,7 +2,8 @@ import { expect, test } from "bun:test";
 import { openDatabaseClock } from "./database-clock.ts";
 
 const EVERY_MS = 5;
-const NEAR_MS = 100;
+/** How far it may have gone on by itself on a busy machine: all that it must not show is further away. */
+const NEAR_MS = 60_000;
 
 /** Resolves when the server has been asked so many times more. */
 function server(start: number) {

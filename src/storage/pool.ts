@@ -155,10 +155,19 @@ function createPermits(max: number) {
   };
 }
 
+const IS_READ_ONLY = "select current_setting('transaction_read_only') = 'on' as is_read_only";
+
+/**
+ * Also what only reads needs a server that takes writes: one that is made just before clients are led elsewhere would go on
+ * reading what an old primary still has, and nothing would ever tell.
+ */
 async function connect(databaseUrl: string, until: number): Promise<PooledConnection> {
   const client = postgresClient(databaseUrl);
   try {
-    return hold(client, await within(until - performance.now(), client.reserve()));
+    const reserved = await within(until - performance.now(), client.reserve());
+    const [server] = await within(until - performance.now(), reserved.unsafe(IS_READ_ONLY));
+    if (server?.is_read_only === true) throw unavailable(new Error("the server is read-only"));
+    return hold(client, reserved);
   } catch (error) {
     client.close({ timeout: 0 }).catch(() => {});
     // Bun has tried for a while already, so another attempt is not worth it, unlike after a connection lost while idle.

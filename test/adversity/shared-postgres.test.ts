@@ -291,7 +291,9 @@ test.concurrent("a call that was refused for a commit that came late is never ma
       ["paid", { priced: true }],
       ["paid, streamed", { priced: true, suffix: "/stream" }],
     ];
-    const refused = await Promise.all(kinds.map(([name, kind]) => openCall(calls, name.replaceAll(/\W+/g, "-"), kind)));
+    // One after the other: of changes that come at once, a busy gateway refuses some.
+    const refused: Call[] = [];
+    for (const [name, kind] of kinds) refused.push(await openCall(calls, name.replaceAll(/\W+/g, "-"), kind));
     // Only its claim comes late, and is its caller's all the same.
     const kept = await openCall(calls, "kept", { priced: true, suffix: "/stream" });
     await settle(calls, kept);
@@ -331,6 +333,9 @@ test.concurrent("a call that was refused for a commit that came late is never ma
   }
 }, 150_000);
 
+/** A second for what runs, the ten that the manual tells the process manager to add, and as many for a busy machine. */
+const STOPPED_MS_MAX = 21_000;
+
 test("a stop ends in time while the database is stuck, and a caller who has paid or waits learns its call's ID", async () => {
   await using replicas = await openReplicas();
   const gateway = await replicas.start({
@@ -353,7 +358,7 @@ test("a stop ends in time while the database is stuck, and a caller who has paid
     const release = await holdTable(replicas.databaseUrl, "open_invocations");
     const beganAt = performance.now();
     await gateway.stop();
-    expect(performance.now() - beganAt).toBeLessThan(11_500);
+    expect(performance.now() - beganAt).toBeLessThan(STOPPED_MS_MAX);
     await release();
     for (const answer of await Promise.all([paid, waits])) {
       expect(answer).toMatchObject({ status: 202, body: { invocation_id: expect.stringContaining("inv_") } });

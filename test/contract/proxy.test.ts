@@ -349,11 +349,16 @@ contract((at) => {
         tenant.send("GET", `/v1/proxy/${id}/invocations/${invocation}`, { headers: { prefer } });
       const startedAt = performance.now();
       expect((await poll("respond-async, wait=1")).body.status).toBe("running");
-      expect(performance.now() - startedAt).toBeWithin(950, 4000);
+      expect(performance.now() - startedAt).toBeWithin(950, 10_000);
       for (const prefer of ["wait=0", "wait=-1", "wait=x", "wait"]) {
-        const before = performance.now();
-        expect((await poll(prefer)).body.status).toBe("running");
-        expect(performance.now() - before).toBeLessThan(900);
+        // If it waits, it waits each time; a busy machine holds up one or the other.
+        const took: number[] = [];
+        for (let time = 0; time < 3; time++) {
+          const before = performance.now();
+          expect((await poll(prefer)).body.status).toBe("running");
+          took.push(performance.now() - before);
+        }
+        expect(Math.min(...took)).toBeLessThan(900);
       }
       const waiting = poll("wait=9999");
       slow.open();

@@ -204,10 +204,13 @@ test("a payment is settled once though the facilitator on Postgres is killed aft
   agent.door.stop();
 });
 
-/** A call whose caller loses the gateway before there is an answer. */
+/**
+ * A call whose caller loses the gateway before there is an answer; on a machine so busy that the gateway has waited long
+ * enough by then, its caller knows that it is accepted.
+ */
 async function lost(call: PaidCall): Promise<void> {
   const answer = await call.send().catch(() => null);
-  expect(answer?.status).toBeUndefined();
+  if (answer !== null) expectPending(answer);
 }
 
 eachDatabase((database) => {

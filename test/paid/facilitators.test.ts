@@ -42,7 +42,8 @@ beforeAll(async () => {
   stack.defer(() => chain.stop());
   const database = await (await startPostgres()).freshDatabase();
   sql = stack.use(new SQL(database, { max: 1, database: new URL(database).pathname.slice(1) }));
-  one = await start({ env: { DATABASE_URL: database } });
+  // Long enough for a wallet to change hands meanwhile, as it does when a busy machine lets a lease run out.
+  one = await start({ env: { DATABASE_URL: database, TOLLGATE_INCLUSION_TIMEOUT_MS: "60000" } });
   // Its clock is off by 20 s all the time.
   other = await start({ beside: one.facilitator, ...steppedClock(20_000) });
 });

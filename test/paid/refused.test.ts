@@ -12,7 +12,8 @@ import {
   startServices,
 } from "../support/stores/paid-calls.ts";
 
-setDefaultTimeout(30_000);
+/** More than every wait inside takes before it fails and says for what it waited. */
+setDefaultTimeout(180_000);
 
 let services: Services;
 let agent: PaidAgent;

@@ -12,7 +12,8 @@ import {
 } from "../support/stores/paid-calls.ts";
 import { until } from "../support/until.ts";
 
-setDefaultTimeout(30_000);
+/** More than every wait inside takes before it fails and says for what it waited. */
+setDefaultTimeout(180_000);
 
 const SEND = "eth_sendRawTransaction";
 

@@ -35,14 +35,23 @@ const write = (event: string, fields: LogFields = {}) => void lines.push({ event
 const log: Log = { debug: write, info: write, warn: write, error: write };
 let errors: number[] = [];
 
-const connect = (...servers: { url: string }[]) =>
+interface Server {
+  readonly url: string;
+}
+
+const connectFor = (timeoutMs: number, servers: readonly Server[]) =>
   createRpc({
     urls: servers.map(({ url }) => url),
     outbound,
     log,
     onError: (index) => errors.push(index),
-    timeoutMs: 200,
+    timeoutMs,
   });
+/** Long enough for a node that answers, on a busy machine too. */
+const connect = (...servers: Server[]) => connectFor(5_000, servers);
+const BRIEF_MS = 300;
+/** For nodes of which one hangs. */
+const connectBriefly = (...servers: Server[]) => connectFor(BRIEF_MS, servers);
 const question = { method: "eth_test", params: [], read: quantity };
 const result = (value: unknown) => () => ({ result: value });
 const failure = (code: number, message: string) => () => ({ error: { code, message } });
@@ -85,12 +94,13 @@ describe("the nodes of the configuration", () => {
   ];
   test.each(broken)("are passed over: one that %s", async (_, answer) => {
     const [first, second] = [startNode(answer), startNode(result("0x2"))];
-    expect(await connect(first, second).ask(question)).toBe(2n);
+    const rpc = (answer === hang ? connectBriefly : connect)(first, second);
+    expect(await rpc.ask(question)).toBe(2n);
     expect(errors).toEqual([0]);
   });
 
   test.each(broken)("are unavailable together, when the only one %s", async (_, answer) => {
-    const error = await connect(startNode(answer))
+    const error = await (answer === hang ? connectBriefly : connect)(startNode(answer))
       .ask(question)
       .catch((thrown) => thrown);
     expect(error).toMatchObject({ kind: "unavailable", message: "rpc unreachable" });
@@ -119,12 +129,9 @@ describe("the nodes of the configuration", () => {
 describe("an endpoint that failed", () => {
   test("is left aside, tested beside, and used again when it works", async () => {
     const [first, second] = [startNode(hang), startNode(result("0x2"))];
-    const rpc = connect(first, second);
+    const rpc = connectBriefly(first, second);
     expect(await rpc.ask(question)).toBe(2n);
-    const started = performance.now();
     for (let times = 0; times < 10; times++) expect(await rpc.ask(question)).toBe(2n);
-    // Each that waited for the first would take 200 ms.
-    expect(performance.now() - started).toBeLessThan(1_000);
     expect(first.asked).toHaveLength(1);
     first.answer = result("0x1");
     const end = performance.now() + 5000;
@@ -134,7 +141,7 @@ describe("an endpoint that failed", () => {
 
   test("is tried all the same when no other is left", async () => {
     const [first, second] = [startNode(hang), startNode(result("0x2"))];
-    const rpc = connect(first, second);
+    const rpc = connectBriefly(first, second);
     expect(await rpc.ask(question)).toBe(2n);
     first.answer = result("0x1");
     second.answer = hang;
@@ -142,7 +149,7 @@ describe("an endpoint that failed", () => {
   });
 
   test("is named by its place; its URL is in no error and no line of the log", async () => {
-    const rpc = connect(startNode(hang), { url: "http://key-in-the-name.invalid/secret-api-key" });
+    const rpc = connectBriefly(startNode(hang), { url: "http://key-in-the-name.invalid/secret-api-key" });
     const error = await rpc.ask(question).catch((thrown) => thrown);
     const told = `${Bun.inspect(error)} ${Bun.inspect(error.cause)} ${Bun.inspect(lines)}`;
     expect(told).not.toContain("secret-api-key");
@@ -169,7 +176,7 @@ describe("the chain ID", () => {
     const first = startNode(result("0x1"));
     first.chainId = "";
     first.answer = hang;
-    const rpc = connect(first);
+    const rpc = connectBriefly(first);
     await rpc.check();
     first.chainId = "0x1";
     await expect(rpc.ask(question)).rejects.toMatchObject({ kind: "unavailable" });
@@ -181,7 +188,7 @@ describe("the chain ID", () => {
 
 test("a transaction that is told to all nodes counts when one of them takes it", async () => {
   const [first, second] = [startNode(failure(-32_000, "txpool is full")), startNode(result("0x2"))];
-  const rpc = connect(first, second);
+  const rpc = connectBriefly(first, second);
   await rpc.check();
   expect(await rpc.askAll(question)).toBe(2n);
   expect(first.asked).toHaveLength(1);
@@ -194,10 +201,11 @@ test("a transaction that is told to all nodes counts when one of them takes it",
 
 test("so many questions at once are no fault of the node: none times out waiting for its turn", async () => {
   const node = startNode(async () => {
-    await Bun.sleep(40);
+    await Bun.sleep(150);
     return { result: "0x1" };
   });
-  const rpc = connect(node);
+  // The last ones wait longer than that for their turn, and are answered in much less.
+  const rpc = connectFor(1_000, [node]);
   const answers = await Promise.all(Array.from({ length: 300 }, () => rpc.ask(question)));
   expect(answers).toHaveLength(300);
   expect(errors).toEqual([]);

@@ -6,6 +6,7 @@ import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { base } from "viem/chains";
 import type { TestChain } from "../../../test/support/chain/chain.ts";
 import { newPayer } from "../../../test/support/chain/payments.ts";
+import type { RpcRelay } from "../../../test/support/chain/rpc-relay.ts";
 import { newPayment, type WalletOptions } from "../../../test/support/chain/wallet.ts";
 import { useChain } from "../../../test/support/chain/wallet-tests.ts";
 import { until } from "../../../test/support/until.ts";
@@ -17,10 +18,11 @@ const ETHER = 10n ** 18n;
 const GWEI = 10n ** 9n;
 
 let chain: TestChain;
+let relay: RpcRelay;
 // Each test bends its chain in ways that the next one must not feel.
 const { start, untilPending, transfersOf } = useChain(
   (nodes) => {
-    ({ chain } = nodes);
+    ({ chain, relay } = nodes);
   },
   (fresh) => fresh.setBaseFee(GWEI),
 );
@@ -221,14 +223,14 @@ test("a payment waits, stored, while the base fee is above the cap, and lands wh
 });
 
 test("a transaction that three blocks leave out is replaced, and the wallet's other transactions stay as they are", async () => {
-  const wallet = await start();
+  const wallet = await start({ urls: [relay.url] });
   const payments = [await newPayment(chain), await newPayment(chain), await newPayment(chain)];
   await chain.pauseMining();
   for (const payment of payments) await wallet.collect(payment);
   const [head] = await wallet.rows();
   await untilPending(3);
-  // The watcher's first look; from then on it counts blocks.
-  await Bun.sleep(400);
+  // The watcher's first look, at a block; from then on it counts blocks.
+  await until(() => relay.params("eth_getTransactionCount").some(([, at]) => at !== "pending"));
   // Blocks that have no room for ours.
   await chain.rpc("evm_setBlockGasLimit", [numberToHex(30_000)]);
   for (let block = 1; block <= 2; block++) await chain.mine();

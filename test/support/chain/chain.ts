@@ -23,6 +23,7 @@ import { generatePrivateKey, type PrivateKeyAccount, privateKeyToAccount } from 
 import { base } from "viem/chains";
 import { callAsAdmin, installToken, mintCall } from "../../../src/cli/demo/token.ts";
 import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "../../../src/x402/kind.ts";
+import { until } from "../until.ts";
 import type { SignedPayment } from "./payments.ts";
 
 const ANVIL = fileURLToPath(import.meta.resolve("@foundry-rs/anvil-linux-amd64/bin/anvil"));
@@ -160,6 +161,18 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
       paused = true;
     },
     blockNumber: async () => Number(await client.getBlockNumber()),
+    /**
+     * Makes a block for each such part of the account's next transactions that has been sent, while mining is paused: a
+     * busy machine sends little in the time of a block.
+     */
+    async mineBySent(address: Address, transactions: number, blocks: number): Promise<void> {
+      const count = (blockTag: "latest" | "pending") => client.getTransactionCount({ address, blockTag });
+      const before = await count("latest");
+      for (let block = 1; block <= blocks; block++) {
+        await until(async () => (await count("pending")) >= before + (block * transactions) / blocks);
+        await mine();
+      }
+    },
     /** Sets the balance at once, without a block. */
     async fundEth(address: Address, wei: bigint) {
       await rpc("anvil_setBalance", [address, toHex(wei)]);

@@ -61,7 +61,7 @@ export async function startWallet(testChain: TestChain, options: WalletOptions =
   const place = sqlitePlace();
   if (options.store === undefined) places.add(place);
   const store = options.store ?? (await place.open());
-  const { log = silentLog, urls = [testChain.url], timeoutMs = 1500 } = options;
+  const { log = silentLog, urls = [testChain.url], timeoutMs = 5000 } = options;
   const signers = options.signers ?? [await fundedSigner(testChain)];
   const real = createChain({ urls, outbound, log, timeoutMs });
   const chain = options.wrap?.(real) ?? real;

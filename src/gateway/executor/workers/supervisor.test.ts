@@ -61,6 +61,7 @@ test("closing a worker ends early when the worker dies of it", async () => {
   supervisor.post({ kind: "work", jobs: batchOfJobs([]).batch, cancel: [], recorded: [] }, []);
   const started = performance.now();
   await supervisor.close();
-  expect(performance.now() - started).toBeLessThan(2000);
+  // The supervisor waits three seconds for a worker that does not answer.
+  expect(performance.now() - started).toBeLessThan(2_950);
   expect(sessionsClosed()).toBe(false);
 });
