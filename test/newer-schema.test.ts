@@ -51,18 +51,15 @@ eachDatabase((database) => {
       expect(ended).toMatchObject({ status: "succeeded", response_body_b64: btoa(`Bearer ${SECRET}`) });
     }
     const says = { code: 0, stderr: expect.stringContaining('"database_is_newer","schema_version":999') };
+    const beside = [["migrate"], ["token", "revoke", "--tenant", "acme", "--user", "carol"]];
+    if (isSqlite) beside.push(["keys", "rotate"]);
+    for (const words of beside) expect([words, await gateway.run(...words)]).toMatchObject([words, says]);
     const copy = join(gateway.dataDir, "..", "copy.db");
-    const [copied, ...commands] = await Promise.all([
-      isSqlite ? gateway.run("backup", copy, "--verify") : null,
-      gateway.run("migrate"),
-      gateway.run("token", "revoke", "--tenant", "acme", "--user", "carol"),
-    ]);
-    expect(commands).toMatchObject([says, says]);
+    const copied = isSqlite ? await gateway.run("backup", copy, "--verify") : null;
     await gateway.stop();
     if (isSqlite) {
       expect(copied).toMatchObject({ code: 0, stdout: expect.stringContaining("999 (this program knows versions up") });
       expect(await gateway.run("restore", copy)).toMatchObject(says);
-      expect(await gateway.run("keys", "rotate")).toMatchObject(says);
     }
 
     await execute(CONTRACTED);
