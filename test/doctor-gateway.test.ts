@@ -1,6 +1,5 @@
 // `tollgate doctor --mode gateway`: all well beside a real gateway, on both databases, with a real issuer and a real
 // facilitator; each thing that can be wrong of it provoked; and nothing changed by any of it.
-import { Database as Sqlite } from "bun:sqlite";
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { chmodSync, existsSync, mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { createServer } from "node:https";
@@ -11,7 +10,7 @@ import { startChain, type TestChain } from "./support/chain/chain.ts";
 import { type Facilitator, startFacilitator } from "./support/chain/facilitator.ts";
 import { openPayingTenant } from "./support/chain/paying.ts";
 import { type DoctorRun, runDoctor, snapshot } from "./support/gateway/doctor.ts";
-import { eachDatabase, type Gateway, startGateway } from "./support/gateway/gateway.ts";
+import { eachDatabase, executeIn, type Gateway, startGateway } from "./support/gateway/gateway.ts";
 import { type Environment, temporaryRoot } from "./support/gateway/process.ts";
 import { type OidcServer, startOidc } from "./support/http/oidc.ts";
 
@@ -114,17 +113,7 @@ eachDatabase((database) => {
     return { names: tables.map(({ name }) => name), all };
   }
 
-  /** The doctor's own work on the database of a gateway that does not run. */
-  async function write(statement: string): Promise<void> {
-    const url = env["DATABASE_URL"];
-    if (url === undefined) {
-      using file = new Sqlite(join(gateway.dataDir, "tollgate.db"));
-      file.run(statement);
-      return;
-    }
-    await using client = new Bun.SQL(url, { max: 1, database: new URL(url).pathname.slice(1) });
-    await client.unsafe(statement);
-  }
+  const write = (statement: string) => executeIn(gateway, env, statement);
 
   test("all is well beside a running gateway, with an issuer, a vault, a directory of secrets and a facilitator", async () => {
     const secrets = mkdtempSync(join(home, "secrets-"));
@@ -184,14 +173,23 @@ eachDatabase((database) => {
     expect(await everything()).toEqual(stopped);
   });
 
-  test("an older schema warns, a newer one fails, and neither is migrated", async () => {
+  test("an older schema warns, a newer one warns or fails, and none is migrated", async () => {
     const newest = "(select max(version) from schema_migrations)";
     await write(`update schema_migrations set version = 1000 where version = ${newest}`);
+    const fitting = await everything();
+    expect(await found(env)).toEqual([
+      0,
+      says("warn database: it has schema version 1000; this program knows versions up to \\d+, and may run on it"),
+    ]);
+    expect(await everything()).toEqual(fitting);
+    await write("update schema_migrations set floor = 1000 where version = 1000");
     const newer = await everything();
     expect(await found(env)).toEqual([
       1,
-      says("fail database: it has schema version 1000, and this program knows versions up to \\d+; start a newer"),
-      says("warn facilitators: not looked at without a schema of this version"),
+      says(
+        "fail database: it has schema version 1000, on which only programs that know version 1000 may run, and this",
+      ),
+      says("warn facilitators: not looked at without a schema that fits"),
     ]);
     expect(await everything()).toEqual(newer);
     await write("delete from schema_migrations where version = 1000");
@@ -199,7 +197,7 @@ eachDatabase((database) => {
     expect(await found(env)).toEqual([
       0,
       says("warn database: it has schema version \\d+, and the next start of this program brings it to \\d+; take a"),
-      says("warn facilitators: not looked at without a schema of this version"),
+      says("warn facilitators: not looked at without a schema that fits"),
     ]);
     expect(await everything()).toEqual(older);
   });

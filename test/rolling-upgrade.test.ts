@@ -6,7 +6,7 @@ import { startChain } from "./support/chain/chain.ts";
 import { startFacilitator } from "./support/chain/facilitator.ts";
 import type { PayingTenant } from "./support/chain/paying.ts";
 import { type Gateway, startGateway } from "./support/gateway/gateway.ts";
-import { missingPreviousVersion, previousVersion } from "./support/gateway/previous-version.ts";
+import { missingPreviousVersion, PREVIOUS_READS_FLOORS, previousVersion } from "./support/gateway/previous-version.ts";
 import { newMasterKey } from "./support/keys.ts";
 import { createCallers } from "./support/load/callers.ts";
 import { openLoadedTenant, startLoad } from "./support/load/tenant.ts";
@@ -110,29 +110,43 @@ upgrade(`on Postgres both versions serve beside each other, and nothing is lost 
   expect(disagreements({ calls, records, upstream, transfers }, { gatewaysDied: false })).toEqual([]);
 });
 
-upgrade(`on SQLite the new version goes on where the old one was stopped${why}`, async () => {
-  await using stack = new AsyncDisposableStack();
-  const chain = await startChain();
-  stack.defer(() => chain.stop());
-  const upstream = startCountingUpstream(300);
-  stack.defer(() => upstream.stop());
-  const facilitator = stack.use(await startFacilitator(chain));
-  // What waits for a place is left to the next one.
-  const env = { TOLLGATE_AGENT_CONCURRENCY: "8" };
-  const old = stack.use(await startGateway({ env, program: previousVersion() }));
-  const tenant = await openLoadedTenant({ gateway: old, facilitator, upstream, chain });
-  const gateways = [old];
-  const callers = createCallers({ gateways, headers: tenant.headers });
-  startLoad(callers, tenant);
-  await callers.accepted(50);
-  const waiting = Array.from({ length: 30 }, () => callers.send({ kind: "keyed", agent: tenant.agents.slow }));
-  await Promise.all(waiting);
-  await old.stop();
-  const added = stack.use(await startGateway({ env: { ...env, TOLLGATE_DATA_DIR: old.dataDir } }));
-  gateways.splice(0, 1, added);
-  await callers.accepted(50);
-  await callers.stop();
-  const records = await quietRecords({ send: through(added, tenant) });
-  const evidence = { calls: callers.calls, records, upstream, transfers: await chain.transfers() };
-  expect(disagreements(evidence, { gatewaysDied: false })).toEqual([]);
-});
+upgrade(
+  `on SQLite the new version goes on where the old one was stopped, and the other way round where it may${why}`,
+  async () => {
+    await using stack = new AsyncDisposableStack();
+    const chain = await startChain();
+    stack.defer(() => chain.stop());
+    const upstream = startCountingUpstream(300);
+    stack.defer(() => upstream.stop());
+    const facilitator = stack.use(await startFacilitator(chain));
+    // What waits for a place is left to the next one.
+    const env = { TOLLGATE_AGENT_CONCURRENCY: "8" };
+    const old = stack.use(await startGateway({ env, program: previousVersion() }));
+    const tenant = await openLoadedTenant({ gateway: old, facilitator, upstream, chain });
+    const gateways = [old];
+    const callers = createCallers({ gateways, headers: tenant.headers });
+    startLoad(callers, tenant);
+    await callers.accepted(50);
+    const waiting = Array.from({ length: 30 }, () => callers.send({ kind: "keyed", agent: tenant.agents.slow }));
+    await Promise.all(waiting);
+    await old.stop();
+    const there = { ...env, TOLLGATE_DATA_DIR: old.dataDir };
+    const added = stack.use(await startGateway({ env: there }));
+    gateways.splice(0, 1, added);
+    await callers.accepted(50);
+    await callers.stop();
+    const records = await quietRecords({ send: through(added, tenant) });
+    const evidence = { calls: callers.calls, records, upstream, transfers: await chain.transfers() };
+    expect(disagreements(evidence, { gatewaysDied: false })).toEqual([]);
+
+    await added.stop();
+    const goingBack = startGateway({ env: there, program: previousVersion() });
+    if (PREVIOUS_READS_FLOORS) {
+      const back = stack.use(await goingBack);
+      expect(await quietRecords({ send: through(back, tenant) })).toEqual(records);
+    } else {
+      const refused = await goingBack.then(() => "it started", String);
+      expect(refused).toContain("start a newer tollgate, or restore a backup");
+    }
+  },
+);

@@ -6,6 +6,7 @@ import type { Log } from "../core/log.ts";
 import { keysThatDoNotOpen } from "../keys/keyring.ts";
 import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE } from "../keys/master-key.ts";
 import { checkSqliteCopy, copySqlite } from "../storage/backup.ts";
+import { schemaText } from "../storage/schema-fit.ts";
 import type { CommandLine } from "./command-line.ts";
 
 interface BackupRequest {
@@ -51,9 +52,9 @@ export function backUp(config: Config, { file, isMade, isChecked }: BackupReques
 export function check(config: Config, file: string, log: Log) {
   const checked = checkSqliteCopy(file);
   if (checked.problem !== null) return { problem: checked.problem, facts: "" };
-  const { bytes, version, keys } = checked;
+  const { bytes, schema, keys } = checked;
   const count = keys.tenantKeys.length + keys.signingKeys.length;
-  const facts = `${bytes} bytes, schema version ${version}, ${count === 0 ? "no keys" : `all ${count} keys open`}`;
+  const facts = `${bytes} bytes, ${schemaText(schema)}, ${count === 0 ? "no keys" : `all ${count} keys open`}`;
   if (count === 0) return { problem: null, facts };
   const masterKeys = findMasterKeys({ ...config, log });
   if (masterKeys === null) {

@@ -4,6 +4,7 @@
 import { unknownVariables } from "../config/raw.ts";
 import { type Config, type FacilitatorConfig, processEnvironment, VARIABLES } from "../config.ts";
 import { createOutbound } from "../http/outbound.ts";
+import { fitOf } from "../storage/schema-fit.ts";
 import {
   announcementFindings,
   databaseChecks,
@@ -57,8 +58,9 @@ function gatewayChecks(config: Config, opening: Opening): Check[] {
     async look() {
       const database = await opening.catch(() => undefined);
       if (database === undefined) return notLookedAt("facilitators", "the database");
-      if (database === null || database.version === 0) return findings("facilitators", [], "no tenant has one yet");
-      if (database.version !== database.newest) return notLookedAt("facilitators", "a schema of this version");
+      const fit = database === null ? "none" : fitOf(database.schema);
+      if (database === null || fit === "none") return findings("facilitators", [], "no tenant has one yet");
+      if (fit !== "same" && fit !== "newer") return notLookedAt("facilitators", "a schema that fits this program");
       const masterKeys = usableMasterKeys(config);
       if (masterKeys === null) return notLookedAt("facilitators", "the master key");
       return facilitatorFindings({ config, database, masterKeys, trusted });

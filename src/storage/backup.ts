@@ -4,9 +4,9 @@ import { Database, SQLiteError } from "bun:sqlite";
 import { closeSync, existsSync, fsyncSync, linkSync, openSync, rmSync, statfsSync, statSync } from "node:fs";
 import { dirname } from "node:path";
 import { StartupProblem } from "../core/startup.ts";
-import { NEWEST_SQLITE_VERSION } from "./migrate.ts";
 import { makePrivateFile, syncDirectory } from "./private-file.ts";
 import { markCopy } from "./restoration.ts";
+import { fitOf, READ_VERSIONS, type Schema, schemaOf, tooNewText, type VersionRow } from "./schema-fit.ts";
 
 /** A service that starts after a crash, or ends, has the file for itself for a moment. */
 const BUSY_MS = 10_000;
@@ -111,7 +111,7 @@ export interface WrappedKeys {
 /** Either what is wrong with it, or what it holds. */
 type CheckedCopy =
   | { readonly problem: string }
-  | { readonly problem: null; readonly bytes: number; readonly version: number; readonly keys: WrappedKeys };
+  | { readonly problem: null; readonly bytes: number; readonly schema: Schema; readonly keys: WrappedKeys };
 
 /** Reads the whole file: every page, row and index, as SQLite's `integrity_check` does. */
 export function checkSqliteCopy(path: string): CheckedCopy {
@@ -122,12 +122,11 @@ export function checkSqliteCopy(path: string): CheckedCopy {
     const rows = copy.query<{ integrity_check: string }, []>("pragma integrity_check(5)").all();
     const found = rows.map(({ integrity_check }) => integrity_check).join("; ");
     if (found !== "ok") return { problem: `it is damaged: ${found}` };
-    const newest = "select coalesce(max(version), 0) as version from schema_migrations";
-    const { version } = copy.query<{ version: number }, []>(newest).get() ?? { version: 0 };
-    if (version === 0 || version > NEWEST_SQLITE_VERSION) {
-      return { problem: `it has schema version ${version}, and this program knows 1 to ${NEWEST_SQLITE_VERSION}` };
-    }
-    return { problem: null, bytes: statSync(path).size, version, keys: wrappedKeys(copy) };
+    const schema = schemaOf(copy.query<VersionRow, []>(READ_VERSIONS).all());
+    const fit = fitOf(schema);
+    if (fit === "none") return { problem: "it is a database without a schema" };
+    if (fit === "too new") return { problem: `it has ${tooNewText(schema)}` };
+    return { problem: null, bytes: statSync(path).size, schema, keys: wrappedKeys(copy) };
   } catch (error) {
     if (!(error instanceof SQLiteError)) throw error;
     return { problem: `it is no whole database of tollgate: ${error.message}` };

@@ -2,11 +2,13 @@ import { expect, test } from "bun:test";
 import { and, asc, count, desc, eq, getTableColumns, getTableName, inArray, sql } from "drizzle-orm";
 import fc from "fast-check";
 import { eachStore, useStore } from "../../test/support/stores/one-store.ts";
-import { addAgent, agent, agentIds, outcome, type Place, shown, versions } from "../../test/support/stores/stores.ts";
+import { addAgent, agent, agentIds, outcome, type Place, shown } from "../../test/support/stores/stores.ts";
 import type { CallEnd } from "../core/call-end.ts";
 import { Fault } from "../core/fault.ts";
+import { type Log, silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { counted } from "./counts.ts";
+import { NEWEST_VERSION } from "./schema-versions.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "./store.ts";
 
 const END: CallEnd = {
@@ -366,13 +368,26 @@ eachStore((makePlace, dialect) => {
     await again.close();
   });
 
-  test("a database of a newer program is refused", async () => {
+  test("a schema of a newer program is refused, unless that says that this one may run on it", async () => {
     const newer = await makePlace();
     await (await newer.open()).close();
+    const opened = async (log?: Log) => newer.open(log).catch((error) => error);
     await newer.execute("insert into schema_migrations (version, applied_at) values (999, 0)");
-    const refused = await newer.open().catch((error) => error);
+    const refused = await opened();
     expect(refused).toBeInstanceOf(StartupProblem);
-    expect(refused.message).toMatch(/version 999.*newer tollgate/s);
+    expect(refused.message).toMatch(/version 999, on which only programs that know version 999 .*newer tollgate/s);
+    await newer.execute(`update schema_migrations set floor = ${NEWEST_VERSION + 1} where version = 999`);
+    expect((await opened()).message).toContain(`know version ${NEWEST_VERSION + 1} may run, and this program knows`);
+
+    await newer.execute(`update schema_migrations set floor = ${NEWEST_VERSION} where version = 999`);
+    const warnings: unknown[] = [];
+    const log: Log = { ...silentLog, warn: (...line) => void warnings.push(line) };
+    const serving: Store = await opened(log);
+    await serving.write((tx) => addAgent(tx, "agt_1"));
+    expect(await agentIds(serving)).toEqual(["agt_1"]);
+    await serving.close();
+    const versions = { schema_version: 999, known_version: NEWEST_VERSION };
+    expect(warnings).toContainEqual(["database_is_newer", expect.objectContaining(versions)]);
     newer.remove();
   });
 
@@ -393,8 +408,3 @@ eachStore((makePlace, dialect) => {
 
 /** Columns that the schema does not have: an unused one, and one for an index. */
 const ON_SQLITE: Readonly<Record<string, string[]>> = { invocation_bodies: ["call"], open_invocations: ["batch"] };
-
-test("the migrations of both databases end at the same version", () => {
-  expect(versions("sqlite")).toBeGreaterThan(0);
-  expect(versions("sqlite")).toBe(versions("postgres"));
-});

@@ -6,10 +6,10 @@ import { type Capabilities, probeCapabilities } from "./capabilities.ts";
 import { NOW } from "./database-clock.ts";
 import { sqlState, startProblem } from "./failures.ts";
 import { type DatabaseLook, NO_KEYS } from "./look.ts";
-import { NEWEST_POSTGRES_VERSION } from "./migrate.ts";
 import { postgresClient } from "./pool.ts";
 import { postgresReader } from "./postgres-queries.ts";
 import { PROBE } from "./postgres-writes.ts";
+import { READ_VERSIONS, schemaOf, type VersionRow } from "./schema-fit.ts";
 
 /** The server gives a statement of a look up after this: whoever looks has gone by then. */
 const STATEMENT_MS_MAX = 4_000;
@@ -19,15 +19,15 @@ export async function lookAtPostgres(databaseUrl: string): Promise<DatabaseLook>
   const client = postgresClient(databaseUrl);
   try {
     const capabilities = await probeCapabilities(client, databaseUrl);
-    const version = await versionOf(client);
+    const schema = schemaOf(await versionsOf(client));
+    const isMade = schema.version > 0;
     return {
       dialect: "postgres",
-      version,
-      newest: NEWEST_POSTGRES_VERSION,
+      schema,
       capabilities,
       read: postgresReader((...query) => run(client, ...query)),
-      wrappedKeys: async () => (version === 0 ? NO_KEYS : wrappedKeys(client)),
-      tryWrite: () => (version === 0 ? mayMakeTables(client) : tryWrite(client)),
+      wrappedKeys: async () => (isMade ? wrappedKeys(client) : NO_KEYS),
+      tryWrite: () => (isMade ? tryWrite(client) : mayMakeTables(client)),
       async now() {
         const [row] = await client.unsafe<{ now: string }[]>(`select ${NOW} as now`);
         return Number(row?.now);
@@ -61,14 +61,11 @@ async function run(client: SQL, text: string, values: unknown[], rows: "arrays" 
   return rows === "arrays" ? running.values() : running;
 }
 
-async function versionOf(client: SQL): Promise<number> {
+async function versionsOf(client: SQL): Promise<VersionRow[]> {
   const [table] = await client.unsafe<{ name: string | null }[]>(
     "select to_regclass('schema_migrations')::text as name",
   );
-  if (table?.name == null) return 0;
-  const newest = "select coalesce(max(version), 0) as version from schema_migrations";
-  const [row] = await client.unsafe<{ version: number }[]>(newest);
-  return Number(row?.version);
+  return table?.name == null ? [] : client.unsafe<VersionRow[]>(READ_VERSIONS);
 }
 
 async function wrappedKeys(client: SQL): Promise<WrappedKeys> {

@@ -8,7 +8,7 @@ import { StartupProblem } from "../core/startup.ts";
 import { wrappedKeys } from "./backup.ts";
 import { sqliteFailure } from "./failures.ts";
 import { type DatabaseLook, NO_KEYS } from "./look.ts";
-import { NEWEST_SQLITE_VERSION } from "./migrate.ts";
+import { READ_VERSIONS, schemaOf, type VersionRow } from "./schema-fit.ts";
 import type { Queries } from "./store.ts";
 
 /** A running service holds the write lock for milliseconds, a migration for longer. */
@@ -39,15 +39,15 @@ export function lookAtSqlite(path: string): DatabaseLook | null {
   if (!isWritable(path)) throw new StartupProblem(`${path} may not be written by this user`);
   const { connection, close } = connect(path);
   try {
-    const version = versionOf(connection);
+    const schema = schemaOf(versionsOf(connection));
+    const isMade = schema.version > 0;
     return {
       dialect: "sqlite",
-      version,
-      newest: NEWEST_SQLITE_VERSION,
+      schema,
       capabilities: null,
       read: { db: drizzle(connection) as unknown as Queries, tables: defineSchema(columns.sqlite) },
-      wrappedKeys: async () => (version === 0 ? NO_KEYS : wrappedKeys(connection)),
-      tryWrite: () => tryWrite(connection, version > 0),
+      wrappedKeys: async () => (isMade ? wrappedKeys(connection) : NO_KEYS),
+      tryWrite: () => tryWrite(connection, isMade),
       now: async () => null,
       close: async () => close(),
     };
@@ -92,11 +92,9 @@ function unreadable(path: string, cause: SQLiteError): StartupProblem {
   return new StartupProblem(`${path} can't be read as a database (${cause.code})`, { cause });
 }
 
-function versionOf(connection: Database): number {
+function versionsOf(connection: Database): VersionRow[] {
   const table = connection.query("select 1 from sqlite_schema where name = 'schema_migrations'").get();
-  if (table === null) return 0;
-  const newest = "select coalesce(max(version), 0) as version from schema_migrations";
-  return connection.query<{ version: number }, []>(newest).get()?.version ?? 0;
+  return table === null ? [] : connection.query<VersionRow, []>(READ_VERSIONS).all();
 }
 
 async function tryWrite(connection: Database, hasSchema: boolean): Promise<number> {

@@ -2,17 +2,15 @@
 // rolled back. What is found here is judged elsewhere.
 import type { WrappedKeys } from "./backup.ts";
 import type { Capabilities } from "./capabilities.ts";
+import type { Schema } from "./schema-fit.ts";
 import type { Reader } from "./store.ts";
 
 export interface DatabaseLook {
   readonly dialect: "sqlite" | "postgres";
-  /** Of the schema; 0 when there is none yet. */
-  readonly version: number;
-  /** What this program brings the schema to. */
-  readonly newest: number;
+  readonly schema: Schema;
   /** Null on SQLite. */
   readonly capabilities: Capabilities | null;
-  /** Only for a schema of the version `newest`. */
+  /** Only for a schema that is as this program makes it, or newer and fits. */
   readonly read: Reader;
   /** Of a schema of any version. */
   wrappedKeys(): Promise<WrappedKeys>;

@@ -1,120 +1,17 @@
-// The schema's versions: numbered SQL per database, embedded in the binary, applied in order and recorded in
-// schema_migrations. All that is pending is applied in one transaction, so a database is never between two.
-// In one file, since most of it is the list.
+// Brings a schema up to date: its versions (schema-versions.ts) are applied in order and recorded in schema_migrations. All
+// that is pending is applied in one transaction, so a database is never between two.
 import type { Database } from "bun:sqlite";
 import type { SQL } from "bun";
-import postgres0001 from "../../db/postgres/0001_initial.sql" with { type: "text" };
-import postgres0002 from "../../db/postgres/0002_payments.sql" with { type: "text" };
-import postgres0003 from "../../db/postgres/0003_policy.sql" with { type: "text" };
-import postgres0004 from "../../db/postgres/0004_receipts.sql" with { type: "text" };
-import postgres0005 from "../../db/postgres/0005_claims.sql" with { type: "text" };
-import postgres0006 from "../../db/postgres/0006_facilitator_accounts.sql" with { type: "text" };
-import postgres0007 from "../../db/postgres/0007_agent_lists.sql" with { type: "text" };
-import postgres0008 from "../../db/postgres/0008_credential_hosts.sql" with { type: "text" };
-import postgres0009 from "../../db/postgres/0009_shared_transactions.sql" with { type: "text" };
-import postgres0010 from "../../db/postgres/0010_locks.sql" with { type: "text" };
-import postgres0011 from "../../db/postgres/0011_open_invocations.sql" with { type: "text" };
-import postgres0012 from "../../db/postgres/0012_periods.sql" with { type: "text" };
-import postgres0013 from "../../db/postgres/0013_totals_log.sql" with { type: "text" };
-import postgres0014 from "../../db/postgres/0014_body_parts.sql" with { type: "text" };
-import postgres0015 from "../../db/postgres/0015_body_rows.sql" with { type: "text" };
-import postgres0016 from "../../db/postgres/0016_open_batches.sql" with { type: "text" };
-import postgres0017 from "../../db/postgres/0017_open_rows.sql" with { type: "text" };
-import postgres0018 from "../../db/postgres/0018_key_rotation.sql" with { type: "text" };
-import postgres0019 from "../../db/postgres/0019_shared_rates.sql" with { type: "text" };
-import postgres0020 from "../../db/postgres/0020_shared_limits.sql" with { type: "text" };
-import postgres0021 from "../../db/postgres/0021_wallet_leases.sql" with { type: "text" };
-import postgres0022 from "../../db/postgres/0022_restoration.sql" with { type: "text" };
-import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
-import sqlite0002 from "../../db/sqlite/0002_payments.sql" with { type: "text" };
-import sqlite0003 from "../../db/sqlite/0003_policy.sql" with { type: "text" };
-import sqlite0004 from "../../db/sqlite/0004_receipts.sql" with { type: "text" };
-import sqlite0005 from "../../db/sqlite/0005_claims.sql" with { type: "text" };
-import sqlite0006 from "../../db/sqlite/0006_facilitator_accounts.sql" with { type: "text" };
-import sqlite0007 from "../../db/sqlite/0007_agent_lists.sql" with { type: "text" };
-import sqlite0008 from "../../db/sqlite/0008_credential_hosts.sql" with { type: "text" };
-import sqlite0009 from "../../db/sqlite/0009_shared_transactions.sql" with { type: "text" };
-import sqlite0010 from "../../db/sqlite/0010_locks.sql" with { type: "text" };
-import sqlite0011 from "../../db/sqlite/0011_open_invocations.sql" with { type: "text" };
-import sqlite0012 from "../../db/sqlite/0012_periods.sql" with { type: "text" };
-import sqlite0013 from "../../db/sqlite/0013_totals_log.sql" with { type: "text" };
-import sqlite0014 from "../../db/sqlite/0014_body_parts.sql" with { type: "text" };
-import sqlite0015 from "../../db/sqlite/0015_body_rows.sql" with { type: "text" };
-import sqlite0016 from "../../db/sqlite/0016_open_batches.sql" with { type: "text" };
-import sqlite0017 from "../../db/sqlite/0017_open_rows.sql" with { type: "text" };
-import sqlite0018 from "../../db/sqlite/0018_key_rotation.sql" with { type: "text" };
-import sqlite0019 from "../../db/sqlite/0019_shared_rates.sql" with { type: "text" };
-import sqlite0020 from "../../db/sqlite/0020_shared_limits.sql" with { type: "text" };
-import sqlite0021 from "../../db/sqlite/0021_wallet_leases.sql" with { type: "text" };
-import sqlite0022 from "../../db/sqlite/0022_restoration.sql" with { type: "text" };
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
-import { StartupProblem } from "../core/startup.ts";
 import { sqlState } from "./failures.ts";
-
-/** Version n stands at index n − 1. */
-const SQLITE_MIGRATIONS: readonly string[] = [
-  sqlite0001,
-  sqlite0002,
-  sqlite0003,
-  sqlite0004,
-  sqlite0005,
-  sqlite0006,
-  sqlite0007,
-  sqlite0008,
-  sqlite0009,
-  sqlite0010,
-  sqlite0011,
-  sqlite0012,
-  sqlite0013,
-  sqlite0014,
-  sqlite0015,
-  sqlite0016,
-  sqlite0017,
-  sqlite0018,
-  sqlite0019,
-  sqlite0020,
-  sqlite0021,
-  sqlite0022,
-];
-const POSTGRES_MIGRATIONS: readonly string[] = [
-  postgres0001,
-  postgres0002,
-  postgres0003,
-  postgres0004,
-  postgres0005,
-  postgres0006,
-  postgres0007,
-  postgres0008,
-  postgres0009,
-  postgres0010,
-  postgres0011,
-  postgres0012,
-  postgres0013,
-  postgres0014,
-  postgres0015,
-  postgres0016,
-  postgres0017,
-  postgres0018,
-  postgres0019,
-  postgres0020,
-  postgres0021,
-  postgres0022,
-];
-
-export const NEWEST_SQLITE_VERSION = SQLITE_MIGRATIONS.length;
-export const NEWEST_POSTGRES_VERSION = POSTGRES_MIGRATIONS.length;
+import { READ_VERSIONS, requireFit, schemaOf, type VersionRow } from "./schema-fit.ts";
+import { SCHEMA_VERSIONS } from "./schema-versions.ts";
 
 const VERSIONS_TABLE = `create table if not exists schema_migrations (
   version integer not null primary key,
   applied_at bigint not null
 )`;
-const NEWEST = "select coalesce(max(version), 0) as newest from schema_migrations";
-
-interface Migration {
-  readonly version: number;
-  readonly sql: string;
-}
 
 /** What a version does to the rows that are there, where that can take long. */
 interface Work {
@@ -200,15 +97,12 @@ interface MigrationTools {
   readonly log: Log;
 }
 
-/** @throws StartupProblem when the database was written by a newer program. */
-function pending(newest: number, migrations: readonly string[]): Migration[] {
-  if (newest > migrations.length) {
-    throw new StartupProblem(
-      `the database has schema version ${newest}, and this program knows versions up to ${migrations.length}: ` +
-        "start a newer tollgate, or restore a backup",
-    );
-  }
-  return migrations.slice(newest).map((sql, index) => ({ version: newest + index + 1, sql }));
+/** @throws StartupProblem when this program must not run on the database */
+function pending(rows: readonly VersionRow[], log: Log) {
+  const schema = schemaOf(rows);
+  requireFit(schema, log);
+  const versions = SCHEMA_VERSIONS.map((one, index) => ({ ...one, version: index + 1 }));
+  return versions.slice(schema.version);
 }
 
 /** Applies what is missing. Another process that opens the same file waits for the end of it. */
@@ -216,20 +110,29 @@ export function migrateSqlite(connection: Database, { clock, log }: MigrationToo
   const announce = announcer(log);
   const apply = connection.transaction(() => {
     connection.run(VERSIONS_TABLE);
-    const { newest } = connection.prepare<{ newest: number }, []>(NEWEST).get() ?? { newest: 0 };
-    for (const { version, sql } of pending(newest, SQLITE_MIGRATIONS)) {
+    const migrations = pending(versionsOnSqlite(connection), log);
+    for (const { version, sqlite } of migrations) {
       const work = SQLITE_WORK[version];
       if (work !== undefined) announce.begins(version, work, sizeOnSqlite(connection, work));
-      connection.run(sql);
-      connection.run("insert into schema_migrations (version, applied_at) values (?, ?)", [version, clock.now()]);
+      connection.run(sqlite);
+    }
+    // At last, since one of them makes the column.
+    for (const { version, floor } of migrations) {
+      const values = [version, clock.now(), floor];
+      connection.run("insert into schema_migrations (version, applied_at, floor) values (?, ?, ?)", values);
     }
   });
   apply.immediate();
   announce.committed();
 }
 
+// A statement that is not done with would keep tables from being changed.
+function versionsOnSqlite(connection: Database): VersionRow[] {
+  using statement = connection.prepare<VersionRow, []>(READ_VERSIONS);
+  return statement.all();
+}
+
 function sizeOnSqlite(connection: Database, { query }: Work): WorkSize | undefined {
-  // A statement that is not done with would keep tables from being changed.
   using statement = connection.prepare<WorkSize, []>(query);
   return statement.get() ?? undefined;
 }
@@ -302,15 +205,18 @@ async function applyPending(client: SQL, { clock, log }: MigrationTools): Promis
   await patiently(client, async (tx) => {
     await tx.unsafe(TAKE_LOCK);
     await tx.unsafe(`set local lock_timeout = '${TABLE_LOCK_WAIT}'`);
-    const rows: { newest: number }[] = await tx.unsafe(NEWEST);
-    for (const { version, sql } of pending(rows[0]?.newest ?? 0, POSTGRES_MIGRATIONS)) {
+    const migrations = pending(await tx.unsafe<VersionRow[]>(READ_VERSIONS), log);
+    for (const { version, postgres } of migrations) {
       const work = POSTGRES_WORK[version];
       if (work !== undefined) {
         const [size]: WorkSize[] = await tx.unsafe(work.query);
         announce.begins(version, work, size);
       }
-      await tx.unsafe(sql);
-      await tx.unsafe("insert into schema_migrations (version, applied_at) values ($1, $2)", [version, clock.now()]);
+      await tx.unsafe(postgres);
+    }
+    for (const { version, floor } of migrations) {
+      const values = [version, clock.now(), floor];
+      await tx.unsafe("insert into schema_migrations (version, applied_at, floor) values ($1, $2, $3)", values);
     }
   });
   announce.committed();

@@ -8,7 +8,7 @@ import { lookAtCapabilities, lookAtPostgres } from "../../storage/look-postgres.
 import { lookAtSqlite } from "../../storage/look-sqlite.ts";
 import { dataDirFindings } from "./data-dir.ts";
 import { type Finding, findings, type Problem, warning } from "./finding.ts";
-import { skewProblem, versionProblem } from "./rules.ts";
+import { schemaProblem, skewProblem } from "./rules.ts";
 import { type Check, inTime } from "./run.ts";
 
 interface Place {
@@ -48,13 +48,14 @@ export function databaseChecks({ databaseUrl, dataDir }: Place, opening: Opening
 
 async function databaseFindings(database: DatabaseLook | null): Promise<Finding[]> {
   if (database === null) return findings("database", [], "SQLite, made by the first start");
-  const { dialect, version, newest, capabilities } = database;
+  const { dialect, schema, capabilities } = database;
+  const isMade = schema.version > 0;
   const ms = await database.tryWrite();
   const server = capabilities === null ? "SQLite" : `Postgres ${capabilities.server}`;
-  const schema = version === 0 ? "its schema is made by the first start" : `schema version ${version}`;
-  const took = version === 0 && dialect === "postgres" ? `it answers in ${ms.toFixed(1)} ms` : written(ms);
-  const problems = [versionProblem(version, newest), ...(capabilities === null ? [] : poolerProblem(capabilities))];
-  return findings("database", problems, `${server}, ${schema}, ${took}`);
+  const shown = isMade ? `schema version ${schema.version}` : "its schema is made by the first start";
+  const took = !isMade && dialect === "postgres" ? `it answers in ${ms.toFixed(1)} ms` : written(ms);
+  const problems = [schemaProblem(schema), ...(capabilities === null ? [] : poolerProblem(capabilities))];
+  return findings("database", problems, `${server}, ${shown}, ${took}`);
 }
 
 function written(ms: number): string {

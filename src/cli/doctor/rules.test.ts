@@ -1,7 +1,8 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
+import { NEWEST_VERSION } from "../../storage/schema-versions.ts";
 import type { Problem } from "./finding.ts";
-import { freeSpaceProblem, skewProblem, validityProblem, versionProblem } from "./rules.ts";
+import { freeSpaceProblem, schemaProblem, skewProblem, validityProblem } from "./rules.ts";
 
 const DAY_MS = 86_400_000;
 const GIB = 1024 ** 3;
@@ -41,6 +42,9 @@ test("a clock that is off by more than 30 s warns, either way", () => {
   );
 });
 
-test("a newer schema fails, an older one warns, and none is for the first start to make", () => {
-  expect([0, 13, 14, 15].map((version) => stateOf(versionProblem(version, 14)))).toEqual(["ok", "warn", "ok", "fail"]);
+test("an older schema warns, a newer one that allows this program too, another fails, and none is for the first start", () => {
+  const judge = (version: number, floor: number) => stateOf(schemaProblem({ version, floor }));
+  const known = NEWEST_VERSION;
+  expect([judge(0, 0), judge(known - 1, 1), judge(known, known)]).toEqual(["ok", "warn", "ok"]);
+  expect([judge(known + 9, known), judge(known + 9, known + 1)]).toEqual(["warn", "fail"]);
 });

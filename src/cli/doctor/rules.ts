@@ -1,5 +1,7 @@
 // What is judged good, and what is not: the bounds of the doctor, apart from how anything is found out.
 import { EXPIRY_WARNING_MS } from "../../config/pem.ts";
+import { fitOf, type Schema, TOO_NEW_ADVICE, tooNewText } from "../../storage/schema-fit.ts";
+import { NEWEST_VERSION } from "../../storage/schema-versions.ts";
 import { failure, type Problem, warning } from "./finding.ts";
 
 const GIB = 1024 ** 3;
@@ -49,12 +51,23 @@ export function skewProblem(whose: string, aheadMs: number, advice: string): Pro
 }
 
 /** Whether the program fits the schema, or what would become of it. */
-export function versionProblem(version: number, newest: number): Problem | null {
-  if (version > newest) {
-    const text = `it has schema version ${version}, and this program knows versions up to ${newest}`;
-    return failure(text, "start a newer tollgate, or restore a backup");
+export function schemaProblem(schema: Schema): Problem | null {
+  const has = `it has schema version ${schema.version}`;
+  const knows = `knows versions up to ${NEWEST_VERSION}`;
+  switch (fitOf(schema)) {
+    case "none":
+    case "same":
+      return null;
+    case "older": {
+      const text = `${has}, and the next start of this program brings it to ${NEWEST_VERSION}`;
+      return warning(text, "take a backup, then start this program or run tollgate migrate");
+    }
+    case "newer":
+      return warning(
+        `${has}; this program ${knows}, and may run on it all the same`,
+        "go on with the newer one in time",
+      );
+    case "too new":
+      return failure(`it has ${tooNewText(schema)}`, TOO_NEW_ADVICE);
   }
-  if (version === newest || version === 0) return null;
-  const text = `it has schema version ${version}, and the next start of this program brings it to ${newest}`;
-  return warning(text, "take a backup, then start this program or run tollgate migrate");
 }

@@ -1,6 +1,7 @@
 // The gateway as its users meet it: the compiled binary in a process of its own, with an empty data directory,
 // a free port and an unrelated working directory.
 
+import { Database as Sqlite } from "bun:sqlite";
 import { describe } from "bun:test";
 import { mkdirSync, mkdtempSync, rmSync } from "node:fs";
 import { join } from "node:path";
@@ -24,6 +25,18 @@ const postgres: Database = {
     return { DATABASE_URL: await server.freshDatabase(), TOLLGATE_MASTER_KEY: masterKey };
   },
 };
+
+/** Runs a statement past a gateway, in the database of its environment. */
+export async function executeIn(gateway: Pick<Gateway, "dataDir">, env: Environment, statement: string): Promise<void> {
+  const url = env["DATABASE_URL"];
+  if (url === undefined) {
+    using file = new Sqlite(join(gateway.dataDir, "tollgate.db"));
+    file.run(statement);
+    return;
+  }
+  await using client = new Bun.SQL(url, { max: 1, database: new URL(url).pathname.slice(1) });
+  await client.unsafe(statement);
+}
 
 /** The same suite on SQLite and on Postgres. */
 export function eachDatabase(suite: (database: Database) => void): void {

@@ -1,11 +1,11 @@
 // Empty databases of both kinds, and the few rows and answers that the tests of the stores share.
 import { Database } from "bun:sqlite";
-import { mkdtempSync, readdirSync, rmSync } from "node:fs";
+import { mkdtempSync, rmSync } from "node:fs";
 import { join } from "node:path";
 import { SQL } from "bun";
 import { asc } from "drizzle-orm";
 import { Fault } from "../../../src/core/fault.ts";
-import { silentLog } from "../../../src/core/log.ts";
+import { type Log, silentLog } from "../../../src/core/log.ts";
 import { parseDatabaseUrl } from "../../../src/storage/database-url.ts";
 import { openStore } from "../../../src/storage/open.ts";
 import type { Store, Tx } from "../../../src/storage/store.ts";
@@ -16,7 +16,7 @@ export const clock = { now: () => 1_763_700_000_000 };
 
 /** One empty database, which any number of stores may open. */
 export interface Place {
-  open(): Promise<Store>;
+  open(log?: Log): Promise<Store>;
   /** Runs a statement past the store. */
   execute(statement: string): Promise<void>;
   remove(): void;
@@ -26,7 +26,7 @@ export function sqlitePlace(): Place & { dir: string } {
   const dir = mkdtempSync(join(temporaryRoot(), "store-"));
   return {
     dir,
-    open: () => openStore({ databaseUrl: null, dataDir: dir, log: silentLog, clock }),
+    open: (log = silentLog) => openStore({ databaseUrl: null, dataDir: dir, log, clock }),
     async execute(statement) {
       const database = new Database(join(dir, "tollgate.db"));
       database.run(statement);
@@ -44,7 +44,7 @@ function placeAt(url: string): Place & { url: string } {
   const { database, prepare } = parseDatabaseUrl(url);
   return {
     url,
-    open: () => openStore({ databaseUrl: url, dataDir: "/nowhere", log: silentLog, clock }),
+    open: (log = silentLog) => openStore({ databaseUrl: url, dataDir: "/nowhere", log, clock }),
     async execute(statement) {
       await using client = new SQL(parseDatabaseUrl(url).url, { max: 1, database, prepare });
       await client.unsafe(statement);
@@ -85,9 +85,6 @@ export const outcome = (promise: Promise<unknown>) =>
     () => "stored",
     (error) => kindOf(error),
   );
-
-export const versions = (dialect: string) =>
-  readdirSync(join(import.meta.dir, "../../../db", dialect)).filter((name) => /^\d{4}_\w+\.sql$/.test(name)).length;
 
 /** Everything that a log may print of an error. */
 export function shown(error: unknown): string {

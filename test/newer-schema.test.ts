@@ -1,0 +1,74 @@
+// The step back: a gateway, and the commands beside it, on a database that a version of the future has brought up to date.
+// It has stated there which programs may still run on it.
+import { expect, setDefaultTimeout, test } from "bun:test";
+import { join } from "node:path";
+import { NEWEST_VERSION } from "../src/storage/schema-versions.ts";
+import { agentWithSecret, ask, SECRET, secretUpstream } from "./support/gateway/api.ts";
+import { type Database, eachDatabase, executeIn, startGateway } from "./support/gateway/gateway.ts";
+
+setDefaultTimeout(90_000);
+
+const ALICE = { tenant: "acme", user: "alice" };
+const TOO_NEW = `has schema version 999, on which only programs that know version ${NEWEST_VERSION + 1} may run, and this`;
+
+/** As a version of the future expands it. */
+const EXPANDED = [
+  "alter table agents add column color text",
+  "create table colors (name text not null primary key)",
+  `insert into schema_migrations (version, applied_at, floor) values (998, 0, 2), (999, 0, ${NEWEST_VERSION})`,
+];
+const CONTRACTED = `update schema_migrations set floor = ${NEWEST_VERSION + 1} where version = 998`;
+
+async function started(database: Database) {
+  const env = await database.fresh();
+  const gateway = await startGateway({ env });
+  const execute = (statement: string) => executeIn(gateway, env, statement);
+  return { gateway, execute, isSqlite: database.name === "sqlite" };
+}
+
+eachDatabase((database) => {
+  test("what a newer version has expanded serves an older one, and what it has contracted is refused", async () => {
+    using upstream = secretUpstream();
+    const { gateway, execute, isSqlite } = await started(database);
+    await using _ = gateway;
+    const token = await gateway.token(ALICE);
+    const agent = await agentWithSecret(gateway, token, upstream.url, "before");
+    await gateway.stop();
+    for (const statement of EXPANDED) await execute(statement);
+
+    await gateway.restart();
+    const warned = gateway
+      .log()
+      .split("\n")
+      .filter((line) => line.includes('"database_is_newer"'));
+    expect(warned.map((line) => JSON.parse(line))).toMatchObject([
+      { level: "warn", schema_version: 999, known_version: NEWEST_VERSION },
+    ]);
+    for (const id of [agent, await agentWithSecret(gateway, token, upstream.url, "after")]) {
+      const called = await ask(gateway, token, `/v1/proxy/${id}`, {});
+      const headers = { authorization: `Bearer ${token}`, prefer: "wait=30" };
+      const ended = await (await fetch(`${gateway.url}${called.headers.get("location")}`, { headers })).json();
+      expect(ended).toMatchObject({ status: "succeeded", response_body_b64: btoa(`Bearer ${SECRET}`) });
+    }
+    const says = { code: 0, stderr: expect.stringContaining('"database_is_newer","schema_version":999') };
+    const beside = [["migrate"], ["token", "revoke", "--tenant", "acme", "--user", "carol"]];
+    if (isSqlite) beside.push(["keys", "rotate"]);
+    for (const words of beside) expect([words, await gateway.run(...words)]).toMatchObject([words, says]);
+    const copy = join(gateway.dataDir, "..", "copy.db");
+    const copied = isSqlite ? await gateway.run("backup", copy, "--verify") : null;
+    await gateway.stop();
+    if (isSqlite) {
+      expect(copied).toMatchObject({ code: 0, stdout: expect.stringContaining("999 (this program knows versions up") });
+      expect(await gateway.run("restore", copy)).toMatchObject(says);
+    }
+
+    await execute(CONTRACTED);
+    const refused = { code: 2, stdout: "", stderr: expect.stringContaining(`${TOO_NEW} program knows versions up to`) };
+    const all = [["--mode", "gateway", "--port", "0"], ["migrate"], ["token", "--tenant", "a", "--user", "b"]];
+    if (isSqlite) all.push(["keys", "rotate"], ["restore"]);
+    for (const words of all) expect([words, await gateway.run(...words)]).toEqual([words, refused]);
+    if (!isSqlite) return;
+    const contracted = await gateway.run("backup", `${copy}.2`, "--verify");
+    expect(contracted).toMatchObject({ code: 1, stderr: expect.stringContaining(`does not hold: it ${TOO_NEW}`) });
+  });
+});
