@@ -12,6 +12,8 @@ import { openPayingTenant } from "./support/chain/paying.ts";
 import { type DoctorRun, runDoctor, snapshot } from "./support/gateway/doctor.ts";
 import { eachDatabase, executeIn, type Gateway, startGateway } from "./support/gateway/gateway.ts";
 import { type Environment, temporaryRoot } from "./support/gateway/process.ts";
+import { SERVER } from "./support/http/certificates.ts";
+import { startCollector } from "./support/http/collector.ts";
 import { type OidcServer, startOidc } from "./support/http/oidc.ts";
 
 setDefaultTimeout(90_000);
@@ -280,6 +282,53 @@ describe("beside a gateway", () => {
     expect(dead).toEqual([1, says("fail vault: 127.0.0.1 at 127.0.0.1: ECONNREFUSED; TOLLGATE_VAULT_ADDR must be")]);
     expect(soon).toEqual([0, says("warn vault: the token is good for 3600 s, and this program does not renew it")]);
     expect(readable).toEqual([0, says("warn secrets directory: everybody may look into ")]);
+  });
+
+  test("a collector of traces that takes no spans is a warning, and neither its key nor its path is told", async () => {
+    const look = (endpoint: string) =>
+      doctor({
+        ...env,
+        OTEL_EXPORTER_OTLP_ENDPOINT: endpoint,
+        OTEL_EXPORTER_OTLP_HEADERS: `api-key=${SECRET}`,
+      });
+    await using collector = startCollector();
+    await using refusing = answering(401, { error: SECRET });
+    await using other = answering(404, {});
+    await using busy = answering(503, {});
+    await using untrusted = startCollector(SERVER);
+    const silent = Promise.withResolvers<Response>();
+    await using hanging = startCollector();
+    hanging.answer(() => silent.promise);
+    const runs = await Promise.all(
+      [
+        collector.url,
+        `${refusing.url.origin}/path-of-${SECRET}/`,
+        other.url.origin,
+        busy.url.origin,
+        untrusted.url,
+        hanging.url,
+        "http://127.0.0.1:1",
+      ].map(look),
+    );
+    silent.resolve(new Response());
+    const warns = (what: string) => [0, says(`warn trace collector: ${what}`)];
+    expect(runs.map(({ code, bad }) => [code, ...bad])).toEqual([
+      [0],
+      warns("it answers 401; OTEL_EXPORTER_OTLP_HEADERS must"),
+      warns("it answers 404; OTEL_EXPORTER_OTLP_ENDPOINT must"),
+      warns("it answers 503; see to the collector"),
+      warns("127.0.0.1 at 127.0.0.1: \\w+; name its CA in TOLLGATE_CA_FILE"),
+      warns("no answer within 4.5 s; OTEL_EXPORTER_OTLP_ENDPOINT must"),
+      warns("127.0.0.1 at 127.0.0.1: ECONNREFUSED; OTEL_EXPORTER_OTLP_ENDPOINT must"),
+    ]);
+    expect(runs[0]?.lines.at(-1)).toEqual({
+      state: "ok",
+      what: "trace collector",
+      text: `${new URL(collector.url).host} takes spans`,
+    });
+    expect(collector.requests.map(({ headers }) => headers.get("api-key"))).toEqual([SECRET]);
+    expect(collector.spans).toEqual([]);
+    for (const { stdout, stderr } of runs) expect(stdout + stderr).not.toContain(SECRET);
   });
 
   test("each tenant's facilitator is asked with what the tenant shows it, and none of its secrets is told", async () => {

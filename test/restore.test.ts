@@ -23,6 +23,7 @@ import { startGateway } from "./support/gateway/gateway.ts";
 import { type Environment, runCommand, temporaryRoot } from "./support/gateway/process.ts";
 import { startRelay } from "./support/http/relay.ts";
 import { newMasterKey } from "./support/keys.ts";
+import { scrape } from "./support/metrics.ts";
 import { expectServed, PRICE, type Services, startServices } from "./support/stores/paid-calls.ts";
 import { missingPostgres, startPostgres } from "./support/stores/postgres.ts";
 
@@ -162,7 +163,7 @@ describe.each([
 });
 
 test.concurrent("a facilitator set back pays nothing twice, and calls what its own wallet has moved collected", async () => {
-  await using services = await startServices();
+  await using services = await startServices({ facilitatorEnv: { TOLLGATE_METRICS_PORT: "0" } });
   const { chain, facilitator } = services;
   const payer = newPayer();
   await chain.fundUsdc(payer.address, 10n * PRICE);
@@ -190,9 +191,12 @@ test.concurrent("a facilitator set back pays nothing twice, and calls what its o
   expect(facilitator.payment(long.authorization.nonce)).toBeNull();
   expect(await settled(known)).toBe(knownHash);
   expect([await settled(short), await settled(long)]).toEqual(hashes);
+  const counted = async () => (await scrape(facilitator)).value("tollgate_settlements_total", { outcome: "settled" });
+  expect(await counted()).toBe(2);
   while (seconds() < Number(short.authorization.validBefore) + 2) await Bun.sleep(200);
   await chain.mine(1);
   expect(await settled(short)).toBe(hashes[0] ?? "");
+  expect(await counted()).toBe(2);
   expect((await facilitator.settle(foreign.settleRequest)).body).toMatchObject({ success: false, transaction: "" });
   // All of an authorization stands on the chain. Without its signature it is worth nothing.
   const { validAfter, validBefore, nonce } = long.authorization;

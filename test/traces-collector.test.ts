@@ -144,6 +144,35 @@ describe("a collector that", () => {
     expect(linesOf(gateway).filter(({ event }) => event === "spans_dropped")).toEqual([]);
   });
 
+  test.concurrent("asks for time gets it, and loses none", async () => {
+    await using collector = startCollector();
+    const asked: number[] = [];
+    collector.answer(() => {
+      asked.push(performance.now());
+      return new Response(null, { status: asked.length === 1 ? 429 : 200, headers: { "retry-after": "3" } });
+    });
+    await using gateway = await startTraced(collector.url);
+    await callMany(gateway, 1);
+    await collector.next();
+    await collector.next();
+    const [first = 0, second = 0] = asked;
+    // A timer of the gateway may be early by a millisecond.
+    expect(second - first).toBeGreaterThan(2_990);
+    await gateway.stop();
+    expect(linesOf(gateway).filter(({ event }) => event === "spans_dropped")).toEqual([]);
+  });
+
+  test.concurrent("asks for a day does not keep the gateway from ending, which tells what it drops", async () => {
+    await using collector = startCollector();
+    collector.answer(() => new Response(null, { status: 503, headers: { "retry-after": "86400" } }));
+    await using gateway = await startTraced(collector.url);
+    await callMany(gateway, 200);
+    await gateway.stop();
+    const dropped = droppedBy(gateway);
+    expect(dropped.at(-1)?.reason).toBe("answered 503");
+    expect(dropped.reduce((sum, { count = 0 }) => sum + count, 0)).toBe(400);
+  });
+
   test.concurrent("is there when the gateway ends gets the last spans", async () => {
     await using collector = startCollector();
     await using gateway = await startTraced(collector.url);

@@ -5,6 +5,7 @@ import { unknownVariables } from "../config/raw.ts";
 import { type Config, type FacilitatorConfig, processEnvironment, VARIABLES } from "../config.ts";
 import { createOutbound } from "../http/outbound.ts";
 import { fitOf } from "../storage/schema-fit.ts";
+import { collectorFindings } from "./doctor/collector.ts";
 import {
   announcementFindings,
   databaseChecks,
@@ -35,7 +36,7 @@ export async function examine(config: Config): Promise<Examination> {
   try {
     const service = facilitator === null ? gatewayChecks(config, opening) : facilitatorChecks(facilitator, opening);
     const first: Check = { what: "configuration", look: async () => configurationFindings(config) };
-    const found = await runChecks([first, ...service]);
+    const found = await runChecks([first, ...service, ...collectorChecks(facilitator ?? config)]);
     return { isHealthy: isHealthy(found), text: report(found) };
   } finally {
     await orNull(opening).then((database) => database?.close());
@@ -46,6 +47,10 @@ export async function examine(config: Config): Promise<Examination> {
 function configurationFindings({ mode }: Config): Finding[] {
   const unknown = unknownVariables(processEnvironment, VARIABLES).map((text) => warning(text, "unset or correct it"));
   return findings("configuration", unknown, `good for the ${mode}`);
+}
+
+function collectorChecks({ tracing }: Pick<Config, "tracing">): Check[] {
+  return tracing === null ? [] : [{ what: "trace collector", look: () => collectorFindings(tracing) }];
 }
 
 function gatewayChecks(config: Config, opening: Opening): Check[] {

@@ -10,7 +10,7 @@ const HELD_MAX = 4096;
 const BATCH_MAX = 256;
 const WAIT_MS = 1_000;
 /** More than the exporter takes with all its tries. */
-const EXPORT_MS = 60_000;
+const EXPORT_MS = 100_000;
 const TELL_MS = 60_000;
 
 /** @param exporter whose `result.error` has a message for the log */

@@ -72,7 +72,7 @@ const MAY_IMPORT: Readonly<Record<Area, readonly Area[]>> = {
   "facilitator/start": [...SERVICE, "facilitator", "tracing"],
   environment: ["core"],
   config: ["core", "environment"],
-  cli: [...SERVICE, "gateway", "facilitator", "gateway/start", "facilitator/start", "config", "environment"],
+  cli: [...SERVICE, "tracing", "gateway", "facilitator", "gateway/start", "facilitator/start", "config", "environment"],
   main: ["core", "concurrency", "metrics", "config", "environment", "cli", "gateway/start", "facilitator/start"],
   // It makes what is shipped, and is no part of it.
   packaging: ["package.json"],

@@ -19,6 +19,7 @@ import {
 } from "../payments/payments.ts";
 import { simulatedGas } from "../payments/simulated-gas.ts";
 import type { AtWork } from "./at-work.ts";
+import type { FoundPayments } from "./found.ts";
 import type { Gas, SettleOptions } from "./ports.ts";
 import { windowProblem } from "./request.ts";
 
@@ -36,6 +37,7 @@ const LEFT_BEHIND_MS = 10_000;
 
 interface ResumeOptions extends SettleOptions {
   readonly atWork: Pick<AtWork, "sendingSince">;
+  readonly onFound: FoundPayments;
 }
 
 export function createResume(options: ResumeOptions) {
@@ -168,7 +170,9 @@ function createResumeOne(options: ResumeOptions) {
   };
 }
 
-function createUnsentEnd({ store, clock, log, meters = silentMeters, outcomes, findOwnTransfer }: ResumeOptions) {
+function createUnsentEnd(options: ResumeOptions) {
+  const { store, clock, log, meters = silentMeters, outcomes, findOwnTransfer, onFound } = options;
+
   async function collected(payment: ClaimedPayment, { hash, blockNumber, blockHash }: Receipt): Promise<boolean> {
     const { key } = payment;
     const inclusion = { transaction_hash: hash, block_number: blockNumber, block_hash: blockHash };
@@ -177,9 +181,7 @@ function createUnsentEnd({ store, clock, log, meters = silentMeters, outcomes, f
       return (await markSent(tx, payment, hash, now)) && recordSettled(tx, key, inclusion, now);
     });
     if (isSettled) {
-      meters.settlement("settled");
-      const { payer, nonce } = key;
-      log.warn("forgotten_payment_found", { payer, nonce, transaction: hash });
+      onFound(key, hash);
       outcomes.announce(key);
     }
     return true;

@@ -11,6 +11,7 @@ import { checkGuardrails, type FacilitatorAccount } from "../payments/guardrails
 import { countAttempt, type FacilitatorPayment, findPayment } from "../payments/payments.ts";
 import { createAtWork } from "./at-work.ts";
 import { createCollect } from "./collect.ts";
+import { createFoundPayments } from "./found.ts";
 import type { SettleOptions } from "./ports.ts";
 import { createRefusalLog } from "./refusals.ts";
 import { isSameTerms, type SettlementRequest, settlementRequest, windowProblem } from "./request.ts";
@@ -28,7 +29,8 @@ export function createSettle(options: SettleOptions) {
   const { store, clock, log, meters = silentMeters, chain, verifier, limits } = options;
   const responses = createSettlementResponses(log, createRefusalLog({ store, clock, log }), meters);
   const atWork = createAtWork(options.atWorkMax ?? AT_WORK_MAX);
-  const resume = createResume({ ...options, atWork });
+  const onFound = createFoundPayments(log, meters);
+  const resume = createResume({ ...options, atWork, onFound });
   const collect = createCollect({ ...options, responses, atWork, onOrphanedClaim: resume.soon });
 
   /**
@@ -55,13 +57,13 @@ export function createSettle(options: SettleOptions) {
    *
    * @throws Fault `unavailable` when nobody can tell
    */
-  async function forgotten({ payment, signedBy, named }: SettlementRequest): Promise<Hex | null> {
+  async function forgotten({ key, payment, signedBy }: SettlementRequest): Promise<Hex | null> {
     const { authorization, signature } = payment;
     const found = await options.findOwnTransfer(authorization);
     if (found === null) return null;
     if (signedBy !== "payer" && !(await chain.isSignedByContract(authorization, signature))) return null;
     if (found === "unknown") throw inFlight();
-    log.warn("forgotten_payment_found", { ...named, transaction: found.hash });
+    onFound(key, found.hash);
     return found.hash;
   }
 
