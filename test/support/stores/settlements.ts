@@ -22,10 +22,10 @@ import { accepted } from "./invocations.ts";
 import { startPostgres } from "./postgres.ts";
 
 export const DAY_MS = 86_400_000;
-export const SETTLE_WAIT_MS = 1_000;
+const SETTLE_WAIT_MS = 1_000;
 export const LEASE_MS = SETTLE_WAIT_MS + 5_000;
-export const PAY_TO = newPayer().address;
-export const HASH = `0x${"cd".repeat(32)}` as const;
+const PAY_TO = newPayer().address;
+const HASH = `0x${"cd".repeat(32)}` as const;
 export const COLLECTED: SettleOutcome = { kind: "collected", transaction: HASH, fee: 100n };
 export const DECLINED: SettleOutcome = { kind: "declined", definite: true, why: "" };
 export const UNKNOWN: SettleOutcome = { kind: "unknown", why: "" };
