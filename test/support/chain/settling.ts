@@ -4,6 +4,7 @@ import type { FindOwnTransfer } from "../../../src/facilitator/chain/own-transfe
 import { usedOn, utcDay } from "../../../src/facilitator/payments/daily-limits.ts";
 import {
   type ClaimedPayment,
+  claimPayment,
   type FacilitatorPayment,
   findPayment,
   markSent,
@@ -11,6 +12,7 @@ import {
   recordSettled,
 } from "../../../src/facilitator/payments/payments.ts";
 import type { SettleChain, SettleWallet } from "../../../src/facilitator/settle/ports.ts";
+import { requirementsText } from "../../../src/facilitator/settle/request.ts";
 import { createSettle } from "../../../src/facilitator/settle/settle.ts";
 import { createSettlementWaiters } from "../../../src/facilitator/settle/waiters.ts";
 import type { Store } from "../../../src/storage/store.ts";
@@ -62,6 +64,18 @@ export function parsed(wire: unknown): SettleRequest {
 }
 
 export const keyOfRequest = (asked: SettleRequest): PaymentKey => keyOf(asked.payment.authorization);
+
+/** The name of a claim that another process has made. */
+export const CLAIM = "another process";
+
+/** As a process leaves it that dies between the claim and the transaction. */
+export function claimedOn(store: Store, asked: SettleRequest, name = "alpha", attempt = CLAIM) {
+  const { authorization, signature } = asked.payment;
+  const requirements = requirementsText(asked.requirements);
+  const key = keyOfRequest(asked);
+  const claim = { key, claim: attempt, account: name, authorization, signature, requirements };
+  return store.write((tx) => claimPayment(tx, { ...claim, ...UNMEASURED }, NOON));
+}
 
 interface Logged {
   readonly level: string;

@@ -1,0 +1,232 @@
+import { describe, expect, test } from "bun:test";
+import { eq } from "drizzle-orm";
+import {
+  COLLECTED,
+  DECLINED,
+  databases,
+  LEASE_MS,
+  UNKNOWN,
+  until,
+  usePayments,
+} from "../../../test/support/stores/settlements.ts";
+import { Fault } from "../../core/fault.ts";
+import { CommitUnknown, type Store } from "../../storage/store.ts";
+import type { SettleOutcome } from "./outcome.ts";
+import type { SettlerOptions } from "./settler.ts";
+import { paymentOf } from "./store.ts";
+
+for (const [name, databaseUrl] of Object.entries(databases)) {
+  describe(`on ${name}`, () => {
+    const { clock, store, replica, configured, priced, recorded, shown, total, kindOf } = usePayments(databaseUrl);
+
+    /** As a process leaves it that dies with the first attempt under way. */
+    async function forsaken(tenant: string, fields: { readonly sent_at?: number }) {
+      const { key } = await recorded(
+        replica(() => COLLECTED),
+        await priced(tenant),
+      );
+      await store().write(({ db, tables: { payments: t } }) =>
+        db
+          .update(t)
+          .set({ attempts: 1, ...fields })
+          .where(eq(t.invocation_id, key.id)),
+      );
+      if (store().dialect === "postgres") clock.time += LEASE_MS;
+      return key;
+    }
+
+    test("a payment that a process may have sent before it ended is taken up, and counts as unknown", async () => {
+      const tenant = await configured();
+      const key = await forsaken(tenant, { sent_at: clock.now() });
+      const at = replica(() => DECLINED);
+      await at.settler.recover();
+      at.settler.start();
+      await until(() => at.attempts() === 1);
+      await until(async () => (await paymentOf(store().read, tenant, key.id))?.unknown_since !== null);
+      expect(await shown(key)).toEqual(["pending", null, "pending"]);
+      expect((await paymentOf(store().read, tenant, key.id))?.attempts).toBe(2);
+      await at.settler.stop(0);
+    });
+
+    test("a payment that a process had not sent before it ended is taken up as if for the first attempt", async () => {
+      const tenant = await configured();
+      const key = await forsaken(tenant, {});
+      const at = replica(() => DECLINED);
+      await at.settler.recover();
+      at.settler.start();
+      await until(() => at.told.length > 0);
+      expect(await shown(key)).toEqual(["failed", null, "settlement_failed"]);
+      await at.settler.stop(0);
+    });
+
+    test("two replicas never try one payment at the same time", async () => {
+      const [tenant, first] = [await configured(), replica(() => UNKNOWN)];
+      for (let made = 0; made < 8; made++) {
+        const { payment } = await recorded(first, await priced(tenant));
+        await first.payments.settle(payment);
+      }
+      const asked: string[] = [];
+      const client: SettlerOptions["client"] = {
+        async settle(attempt) {
+          if (attempt.tenant !== tenant) return UNKNOWN;
+          asked.push(attempt.settle_request);
+          await Bun.sleep(300);
+          return COLLECTED;
+        },
+      };
+      const [one, two] = [replica(() => UNKNOWN, { client }), replica(() => UNKNOWN, { client })];
+      clock.time += 2_000;
+      one.settler.start();
+      two.settler.start();
+      await until(async () => (await total(tenant, "settled")) === 8);
+      expect([asked.length, new Set(asked).size]).toEqual([8, 8]);
+      await Promise.all([one.settler.stop(0), two.settler.stop(0)]);
+    });
+
+    test("tenants get their turns, whatever order the database has for their names", async () => {
+      for (const [last, next] of [
+        ["Zeta", "acme"],
+        ["\u{10000}", "\ue000"],
+      ] as const) {
+        await store().write((tx) => tx.db.delete(tx.tables.payments));
+        const asked: string[] = [];
+        const at = replica(() => UNKNOWN, {
+          client: {
+            async settle({ tenant }) {
+              asked.push(tenant);
+              return UNKNOWN;
+            },
+          },
+        });
+        at.settler.start();
+        for (const stem of [last, next]) {
+          const tenant = await configured(`${stem}-${crypto.randomUUID()}`);
+          await at.settler.attempt((await recorded(at, await priced(tenant))).payment as never);
+          clock.time += 2_000;
+          await until(() => asked.filter((name) => name === tenant).length >= 2);
+        }
+        await at.settler.stop(0);
+      }
+    });
+
+    test("an attempt that another replica has overtaken refuses nothing, and may collect", async () => {
+      const tenant = await configured();
+      for (const [outcome, expected] of [
+        [DECLINED, "pending"],
+        [COLLECTED, "settled"],
+      ] as const) {
+        const at = replica(async () => {
+          await store().write((tx) => tx.db.update(tx.tables.payments).set({ attempts: 2 }));
+          return outcome;
+        });
+        const { payment, key } = await recorded(at, await priced(tenant));
+        await at.settler.attempt(payment as never);
+        expect((await shown(key))[2]).toBe(expected);
+      }
+    });
+
+    test("a store that is away for a moment loses no outcome", async () => {
+      const tenant = await configured();
+      let refusals = 3;
+      const flaky: Store = {
+        ...store(),
+        write: (work) => (refusals-- > 0 ? Promise.reject(new Fault("unavailable", "away")) : store().write(work)),
+      };
+      const at = replica(() => COLLECTED, { store: flaky });
+      const { payment, key } = await recorded(at, await priced(tenant));
+      expect(Object.keys(await at.payments.settle(payment))).toEqual(["x-payment-response"]);
+      expect((await shown(key))[2]).toBe("settled");
+    });
+
+    test("an outcome that is stored without an answer is told all the same", async () => {
+      const tenant = await configured();
+      for (const [outcome, expected] of [
+        [COLLECTED, "settled"],
+        [DECLINED, "settlement_failed"],
+      ] as const) {
+        let writes = 0;
+        const losing: Store = {
+          ...store(),
+          async write(work) {
+            const value = await store().write(work);
+            writes++;
+            if (writes === 1) throw new CommitUnknown(new Error("connection lost"));
+            return value;
+          },
+        };
+        const at = replica(() => outcome, { store: losing });
+        const { payment, key } = await recorded(at, await priced(tenant));
+        await at.settler.attempt(payment as never);
+        expect((await shown(key))[2]).toBe(expected);
+        expect(at.told).toEqual([outcome === COLLECTED ? `paid ${payment.agent_id}` : `ended ${key.id}`]);
+      }
+    });
+
+    test("a store that stays away holds up no caller for long, and still loses no outcome", async () => {
+      const tenant = await configured();
+      const back = performance.now() + 3_500;
+      const flaky: Store = {
+        ...store(),
+        write: (work) =>
+          performance.now() < back ? Promise.reject(new Fault("unavailable", "away")) : store().write(work),
+      };
+      const at = replica(() => COLLECTED, { store: flaky });
+      const { payment, key } = await recorded(at, await priced(tenant));
+      const twin = at.payments.settle(payment);
+      expect(await Promise.all([twin, at.payments.recall(tenant, key.id)])).toEqual([{}, {}]);
+      expect(performance.now()).toBeLessThan(back);
+      await until(async () => (await shown(key))[2] === "settled");
+      expect([at.attempts(), at.told]).toEqual([1, [`paid ${payment.agent_id}`]]);
+    });
+
+    test("a tenant with too many payments under way is put off, and uses up none", async () => {
+      const silence = Promise.withResolvers<SettleOutcome>();
+      const at = replica(() => silence.promise);
+      const [tenant, other] = [await configured(), await configured()];
+      const { payment } = await recorded(at, await priced(tenant));
+      const flights = Array.from({ length: 3584 }, (_, n) =>
+        at.settler.attempt({ ...payment, invocation_id: `inv_${n}` } as never),
+      );
+      const call = await priced(tenant);
+      expect(await kindOf(at.payments.check(call))).toBe("unavailable");
+      expect(await kindOf(at.payments.check(await priced(other)))).toBe("done");
+      silence.reject(new Error("over"));
+      await Promise.all(flights);
+      expect((await at.payments.check(call)).kind).toBe("charge");
+    });
+
+    test("stopping with time left tells whoever waits what came of the attempt", async () => {
+      const gate = Promise.withResolvers<SettleOutcome>();
+      const [tenant, at] = [await configured(), replica(() => gate.promise)];
+      const { payment, key } = await recorded(at, await priced(tenant));
+      const settled = at.payments.settle(payment);
+      const told = at.payments.recall(tenant, key.id);
+      const stopped = at.settler.stop(5_000);
+      gate.resolve(COLLECTED);
+      expect(Object.keys(await told)).toEqual(["x-payment-response"]);
+      await Promise.all([settled, stopped]);
+    });
+
+    test("stopping breaks off what is under way, and leaves it open", async () => {
+      const tenant = await configured();
+      const asked = Promise.withResolvers<void>();
+      const at = replica(() => UNKNOWN, {
+        client: {
+          settle(_, stop) {
+            asked.resolve();
+            return new Promise((resolve) => {
+              stop.addEventListener("abort", () => resolve(UNKNOWN));
+            });
+          },
+        },
+      });
+      const { payment, key } = await recorded(at, await priced(tenant));
+      const told = at.payments.settle(payment);
+      await asked.promise;
+      await at.settler.stop(20);
+      expect(await told).toEqual({});
+      expect(await shown(key)).toEqual(["pending", null, "pending"]);
+      expect((await paymentOf(store().read, tenant, key.id))?.next_attempt_at).not.toBeNull();
+    });
+  });
+}
