@@ -169,6 +169,9 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
   }
 
   return {
+    /** For a call that will be judged when something else has been read: so it does not wait for one after the other. */
+    readAhead: cache.readAhead,
+
     /**
      * Judges a call, counts it and records the decision; null, and at once where that is known, when the tenant has no
      * policy. A deny is durable when this resolves.
