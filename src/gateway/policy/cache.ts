@@ -159,12 +159,18 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
     }
   }
 
+  const isFresh = (last: CachedPolicy | undefined): last is CachedPolicy => last !== undefined && now() < last.until;
+
   return {
     /** At once while the policy is cached. Never rejects. */
     find(tenant: string): Bun.MaybePromise<PolicyLookup> {
       const last = known.get(tenant);
-      const isKnown = last !== undefined && now() < last.until;
-      return isKnown ? { failed: false, policy: last.policy } : lookUp(tenant, last);
+      return isFresh(last) ? { failed: false, policy: last.policy } : lookUp(tenant, last);
+    },
+    /** Begins to read it for a `find` that follows, which tells what fails. */
+    readAhead(tenant: string): void {
+      const last = known.get(tenant);
+      if (!isFresh(last) && !reading.has(tenant)) readOnce(tenant, last).catch(() => {});
     },
     /** As it is stored now; null when the tenant has none. */
     async newest(tenant: string): Promise<KnownPolicy | null> {

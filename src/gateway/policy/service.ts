@@ -129,6 +129,16 @@ function createJudge(rates: ReturnType<typeof createObservedRates>, log: Log) {
   };
 }
 
+/** @throws Fault `unavailable` when it was never read */
+function lastKnown(log: Log, tenant: string, { last, cause }: Extract<PolicyLookup, { failed: true }>): KnownPolicy {
+  if (last === null) {
+    const detail = { retryAfterSeconds: RETRY_AFTER_SECONDS, cause };
+    throw new Fault("unavailable", "the policy cannot be read now", detail);
+  }
+  log.warn("policy_not_readable", { tenant, on_error: last.on_error, error: cause });
+  return { ...last, compiled: null };
+}
+
 export function createPolicyService({ store, clock, log, meters = silentMeters, now }: PolicyDeps) {
   const rates = createObservedRates(store, now);
   const { verdictOf, judged } = createJudge(rates, log);
@@ -141,20 +151,7 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
    * @throws Fault `unavailable` when that cannot be known
    */
   function inForce(tenant: string): Bun.MaybePromise<KnownPolicy | null> {
-    return andThen(cache.find(tenant), (found) => (found.failed ? lastKnown(tenant, found) : found.policy));
-  }
-
-  function lastKnown(tenant: string, { last, cause }: Extract<PolicyLookup, { failed: true }>): KnownPolicy {
-    if (last === null) {
-      const detail = { retryAfterSeconds: RETRY_AFTER_SECONDS, cause };
-      throw new Fault("unavailable", "the policy cannot be read now", detail);
-    }
-    log.warn("policy_not_readable", {
-      tenant,
-      on_error: last.on_error,
-      error: cause,
-    });
-    return { ...last, compiled: null };
+    return andThen(cache.find(tenant), (found) => (found.failed ? lastKnown(log, tenant, found) : found.policy));
   }
 
   /** Judges a call and counts it; null when the tenant has no policy. */
@@ -169,6 +166,9 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
   }
 
   return {
+    /** For a call that will be judged when something else has been read: so it does not wait for one after the other. */
+    readAhead: cache.readAhead,
+
     /**
      * Judges a call, counts it and records the decision; null, and at once where that is known, when the tenant has no
      * policy. A deny is durable when this resolves.

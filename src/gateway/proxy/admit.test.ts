@@ -17,6 +17,7 @@ import { readHistory } from "../invocations/history.ts";
 import { createRefusals } from "../invocations/refusals.ts";
 import { type AcceptedCall, claim } from "../invocations/service.ts";
 import type { Payments } from "../payment/service.ts";
+import { createPolicyService } from "../policy/service.ts";
 import { type ProxyRoutesOptions, proxyRoutes } from "./routes.ts";
 
 const clock = { now: () => 1_790_000_000_000 };
@@ -60,7 +61,7 @@ const payments: Payments = {
   cancelled: async () => {},
 };
 
-const noPolicy = { judge: async () => null, judgeAll: async () => [] };
+const noPolicy = { readAhead() {}, judge: async () => null, judgeAll: async () => [] };
 
 async function call(
   store: Store,
@@ -222,17 +223,36 @@ test("a wait that fails takes back nothing of an accepted call", async () => {
   expect(response.headers.get("x-service-invocation-id")).toStartWith("inv_");
 });
 
+test("a caller who was away waits for its agent and its policy together", async () => {
+  const order: string[] = [];
+  const lookUp: Store["lookUp"] = (command, input) => {
+    order.push(`${command.name} asked for`);
+    return real.lookUp(command, input);
+  };
+  const policy = createPolicyService({ store: { ...real, lookUp }, clock, log: silentLog });
+  const findAgent = async () => {
+    await new Promise(setImmediate);
+    order.push("agent found");
+    return AGENT;
+  };
+  const waiters = createCompletionWaiters(async () => []);
+  const { response } = await call(real, waiters, {}, { findAgent, policy });
+  expect([response.status, ...order.slice(0, 2)]).toEqual([202, "policy asked for", "agent found"]);
+  // Once for all that ask.
+  expect(order.filter((each) => each === "policy asked for")).toHaveLength(1);
+});
+
 describe("an agent that changes while its call is judged", () => {
   const judgedWith = async (next: () => typeof AGENT) => {
     let agent = AGENT;
     let judged = 0;
     const policy = {
+      ...noPolicy,
       async judge() {
         judged++;
         agent = next();
         return null;
       },
-      judgeAll: async () => [],
     };
     const findAgent = async () => agent;
     const { response, offered } = await call(

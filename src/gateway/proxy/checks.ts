@@ -33,7 +33,7 @@ export interface CheckOptions extends TokenTaker {
   readonly refusals: Pick<Refusals, "isRefused" | "wasStored">;
   readonly log: Log;
   readonly payments: Pick<Payments, "check" | "usedFor" | "presentedIn">;
-  readonly policy: Pick<PolicyService, "judge" | "judgeAll">;
+  readonly policy: Pick<PolicyService, "readAhead" | "judge" | "judgeAll">;
   findAgent(tenant: string, agentId: string): Bun.MaybePromise<InvocableAgent | null>;
   /** The name of this deployment in `Via`. */
   readonly pseudonym: string;
@@ -79,6 +79,7 @@ export async function checkCall<F extends Form>(
   path: CallKind<F>,
 ): Promise<CheckedCall<F>> {
   const known = knownAgent(options, call);
+  if (known instanceof Promise) options.policy.readAhead(call.caller.tenant);
   const first = known instanceof Promise ? await known : known;
   refuseLoop(options, call);
   const asked = refusalOf(options, call.caller.tenant, first);
