@@ -2,8 +2,9 @@
 // the next time; or steadily, when one of them keeps the lease while it goes on with the work (a leader). Such a lease saves
 // work and protects nothing: a process that was held up while it had it goes on beside the next one, so the work must be
 // right then too.
-import { and, eq, gt, lte, or } from "drizzle-orm";
+import { and, eq, not, or } from "drizzle-orm";
 import { isOlder, type Moment, thisMoment } from "../core/age.ts";
+import { whereLeaseHolds } from "./lease-end.ts";
 import type { Store } from "./store.ts";
 
 /** Parts of the time that a lease is kept, after each of which it is renewed, or asked for again. */
@@ -18,8 +19,8 @@ export async function leaseJob(store: Store, job: string, ms: number, holder: st
   const now = store.clock.now();
   const lease = { next_at: now + ms, holder };
   const rows = await store.write(({ db, tables: { jobLeases: t } }) => {
-    // What lies farther off than any lease was written before the clock went back.
-    const isOver = or(lte(t.next_at, now), gt(t.next_at, now + 2 * ms));
+    // Twice its length leaves room for processes whose readings of the clock differ.
+    const isOver = not(whereLeaseHolds(t.next_at, now, 2 * ms));
     const setWhere = holder === null ? isOver : or(isOver, eq(t.holder, holder));
     return db
       .insert(t)

@@ -3,6 +3,7 @@
 // write holds up the renewals of nobody.
 import { and, eq, lt, ne, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
+import { leaseHolds } from "../../storage/lease-end.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { LivingFacilitator } from "./lease-shares.ts";
@@ -40,7 +41,7 @@ export async function renewLease(tx: Tx, { id, wallets, isAble }: LivingFacilita
 /** @param mayJudge whether all live facilitators have had time to renew */
 export function livingOf({ now, facilitators }: Leases, mayJudge: boolean): LivingFacilitator[] {
   return facilitators
-    .filter(({ lease_until: until }) => !mayJudge || (until > now && until <= now + LEASE_MS))
+    .filter(({ lease_until: until }) => !mayJudge || leaseHolds(until, now, LEASE_MS))
     .map(({ id, wallets, is_able: isAble }) => ({ id, isAble, wallets: wallets.split(" ") as Hex[] }));
 }
 

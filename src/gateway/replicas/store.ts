@@ -1,6 +1,7 @@
 // The replicas that share a database: their leases, and which of them are gone.
-import { and, eq, gt, inArray, isNotNull, lt, lte, ne, not, notInArray, or, type SQL, sql } from "drizzle-orm";
+import { and, eq, inArray, isNotNull, ne, not, notInArray, or, type SQL, sql } from "drizzle-orm";
 import { HOUR_MS } from "../../core/time.ts";
+import { whereLeaseHolds } from "../../storage/lease-end.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 
 /** How long a replica counts as alive after it has renewed its lease. */
@@ -41,11 +42,8 @@ export async function dropLeases(tx: Tx, replica: string | "all"): Promise<void>
   await tx.db.delete(replicas).where(replica === "all" ? undefined : eq(replicas.id, replica));
 }
 
-/** Those whose lease holds. One that ends later than it could was written before the database's clock went back. */
-export function isAlive(tx: Tx) {
-  const { replicas } = tx.tables;
-  return and(gt(replicas.lease_until, tx.now), lte(replicas.lease_until, sql`${tx.now} + ${LEASE_MS}`));
-}
+/** Those whose lease holds. */
+export const isAlive = ({ tables, now }: Tx): SQL => whereLeaseHolds(tables.replicas.lease_until, now, LEASE_MS);
 
 /**
  * Takes from the replicas that are gone what they had of the limits, and removes their rows later. One of which a call
@@ -77,7 +75,7 @@ export async function removeGone(
 async function mayHaveGone({ read: { db, tables }, clock }: Store, replica: string): Promise<boolean> {
   const { replicas: t } = tables;
   const now = clock.now();
-  const isOver = or(lt(t.lease_until, now), gt(t.lease_until, now + LEASE_MS));
+  const isOver = not(whereLeaseHolds(t.lease_until, now, LEASE_MS));
   const isOld = isFarther(KEPT_MS, t.lease_until, now);
   const rows = await db
     .select({ id: t.id })
@@ -109,7 +107,7 @@ async function goneIn(tx: Tx, replica: string): Promise<string[]> {
   const late = await tx.db
     .select({ id: replicas.id })
     .from(replicas)
-    .where(and(ne(replicas.id, replica), not(isAlive(tx) ?? sql`true`)));
+    .where(and(ne(replicas.id, replica), not(isAlive(tx))));
   const ids = [...late.map(({ id }) => id), ...(await ownersOfLoose(tx.db, tx.tables))];
   if (ids.length === 0) return [];
   const owners = await tx.db
