@@ -258,6 +258,28 @@ describe("the metrics port", () => {
     for (const socket of slow) socket.destroy();
   });
 
+  test("has few connections, of which whoever floods it leaves some, and the main port all of its own", async () => {
+    await using gateway = await startGateway({ env });
+    const port = Number(new URL(metricsUrl(gateway)).port);
+    let closed = 0;
+    const silent = Array.from({ length: 300 }, () => {
+      const socket = connect(port, "127.0.0.1");
+      socket.on("error", () => {});
+      return socket.on("close", () => closed++);
+    });
+    // Seven eighths of 256 are left to this address.
+    while (closed < 300 - 224) await Bun.sleep(10);
+    expect((await fetch(`${gateway.url}/healthz`)).status).toBe(200);
+    const { promise: answered, resolve } = Promise.withResolvers<string>();
+    const other = connect({ port, host: "127.0.0.1", localAddress: "127.0.0.2" }, () =>
+      other.write("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"),
+    );
+    other.once("data", (bytes) => resolve(String(bytes)));
+    expect(await answered).toStartWith("HTTP/1.1 200");
+    while (!gateway.log().includes('"event":"connections_refused"')) await Bun.sleep(10);
+    for (const socket of [...silent, other]) socket.destroy();
+  });
+
   test("is not there unless it is set, and not on the main port", async () => {
     await using gateway = await startGateway();
     expect((await fetch(`${gateway.url}/metrics`)).status).toBe(404);

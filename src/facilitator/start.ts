@@ -2,7 +2,7 @@
 // way, then the two listeners. Stopping goes the other way round.
 //
 // To read it, follow one payment:
-//   mtls/listener, http1       who is at the other end, and HTTP on that connection (tls-files: certificates that change)
+//   mtls/listener, http/http1  who is at the other end, and HTTP on that connection (tls-files: certificates that change)
 //   routes, accounts           the three endpoints, and which account the certificate is of
 //   settle/settle              the order of checks: request, guardrails, response; refusals are noted
 //   settle/collect, payments   simulate, claim with its share of the ceiling (daily-limits) and of the payer's balance
@@ -26,8 +26,9 @@ import type { Meters } from "../core/meters.ts";
 import type { Tracer } from "../core/tracing.ts";
 import type { TracingOptions } from "../core/tracing-options.ts";
 import { VERSION } from "../core/version.ts";
+import { hostPart } from "../http/host-part.ts";
 import { createOutbound, type Outbound } from "../http/outbound.ts";
-import { hostPart, listenPlain } from "../http/plain-listener.ts";
+import { listenPlain } from "../http/plain-listener.ts";
 import { DATABASE_FILE } from "../keys/master-key.ts";
 import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
@@ -145,13 +146,14 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   opened.defer(() => listener.stop());
   opened.defer(followFiles(options, listener, log));
   const open = createOpenEdge({ readiness: wallet.readiness, log, meters });
-  const openServer = listenPlain({
+  const openServer = await listenPlain({
     host: options.host,
     port: options.openPort,
     variable: "TOLLGATE_OPEN_PORT",
+    log,
     answer: (request) => open.fetch(request),
   });
-  opened.defer(() => openServer.stop(true));
+  opened.defer(() => openServer.stop());
 
   wallet.onTaken(() => void settle.recover());
   await wallet.start();
@@ -177,7 +179,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
     async stop(): Promise<void> {
       edge.drain();
       open.drain();
-      const drained = Promise.all([listener.drain(), openServer.stop()]);
+      const drained = Promise.all([listener.drain(), openServer.drain()]);
       await endsWithin(options.drainMs, drained);
       // Requests that wait for a block get the hash of the transaction that may still land.
       outcomes.release();

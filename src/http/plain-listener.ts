@@ -1,9 +1,31 @@
-// A plain port beside the main one, for a few short answers that need no caller.
+// A plain port beside the main one, for a few short answers that need no caller. Its connections are few, shared out by
+// address and closed when they are silent, so that whoever floods it takes no descriptor from the main port.
+import { createServer, type Server, type Socket } from "node:net";
+import { createReservedShare } from "../concurrency/reserved-share.ts";
+import { systemClock } from "../core/clock.ts";
+import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
+import { type ConnectionLimits, serveConnections } from "./http1.ts";
 
-const IDLE_SECONDS = 10;
+export interface PlainListenerLimits extends ConnectionLimits {
+  /** In all. An address alone may have seven eighths. */
+  readonly connections: number;
+}
+
+const LIMITS: PlainListenerLimits = {
+  connections: 256,
+  idleMs: 10_000,
+  headMs: 5_000,
+  bodyMs: 5_000,
+  flushMs: 10_000,
+};
 /** No route of such a port takes a body. */
 const BODY_BYTES_MAX = 1024;
+const SWEEP_MS = 250;
+/** Anybody can cause these log lines. */
+const LOG_EVERY_MS = 10_000;
+/** Nobody is known here, and nothing that is shown expires. */
+const ANYBODY = { expiresAt: Number.POSITIVE_INFINITY };
 
 export interface PlainListenerOptions {
   readonly host: string;
@@ -11,30 +33,95 @@ export interface PlainListenerOptions {
   readonly port: number;
   /** Where the operator has set the port. */
   readonly variable: string;
+  readonly log: Log;
+  readonly limits?: PlainListenerLimits;
   answer(request: Request): Promise<Response>;
 }
 
 /** @throws StartupProblem when the port is taken */
-export function listenPlain({ host, port, variable, answer }: PlainListenerOptions): Bun.Server<undefined> {
-  try {
-    return Bun.serve({
-      hostname: host,
-      port,
-      development: false,
-      // Without it Bun would share the port with another process of the same user.
-      reusePort: false,
-      idleTimeout: IDLE_SECONDS,
-      maxRequestBodySize: BODY_BYTES_MAX,
-      fetch: answer,
-    });
-  } catch (cause) {
-    throw new StartupProblem(`TOLLGATE_HOST and ${variable} must be free to listen on: ${host} port ${port}`, {
-      cause,
-    });
+export async function listenPlain(options: PlainListenerOptions) {
+  const server = createServer();
+  const sockets = admit(server, options);
+  await listen(server, options);
+  const sweeping = setInterval(sockets.sweep, SWEEP_MS);
+  const address = server.address();
+
+  /** Listens no more, and closes what is idle. Resolves when every connection is gone. */
+  async function drain(): Promise<void> {
+    server.close();
+    sockets.closeIdle();
+    await sockets.empty();
+    clearInterval(sweeping);
   }
+
+  return {
+    port: typeof address === "object" && address !== null ? address.port : options.port,
+    drain,
+    /** Closes everything. */
+    async stop(): Promise<void> {
+      sockets.closeAll();
+      await drain();
+    },
+  };
 }
 
-/** A host as it stands in a URL. */
-export function hostPart(host: string): string {
-  return host.includes(":") ? `[${host}]` : host;
+function listen(server: Server, { host, port, variable, log }: PlainListenerOptions): Promise<void> {
+  const { promise, resolve, reject } = Promise.withResolvers<void>();
+  const taken = `TOLLGATE_HOST and ${variable} must be free to listen on: ${host} port ${port}`;
+  const refuse = (cause: Error) => reject(new StartupProblem(taken, { cause }));
+  server.once("error", refuse);
+  server.listen({ host, port }, () => {
+    server.off("error", refuse);
+    server.on("error", (error) => log.error("listener_failed", { error }));
+    resolve();
+  });
+  return promise;
+}
+
+function admit(server: Server, { answer, variable, log, limits = LIMITS }: PlainListenerOptions) {
+  const http = serveConnections<typeof ANYBODY>({
+    answer,
+    bodyBytesMax: BODY_BYTES_MAX,
+    limits,
+    clock: systemClock,
+    log,
+  });
+  const sockets = new Set<Socket>();
+  const shares = createReservedShare(limits.connections);
+  const awaitEmpty: (() => void)[] = [];
+  let toldAt = Number.NEGATIVE_INFINITY;
+
+  function refuse(socket: Socket): void {
+    socket.destroy();
+    const now = performance.now();
+    if (now - toldAt < LOG_EVERY_MS) return;
+    toldAt = now;
+    log.warn("connections_refused", { port: variable, connections_max: limits.connections });
+  }
+
+  server.on("connection", (socket) => {
+    socket.on("error", () => socket.destroy());
+    const address = socket.remoteAddress ?? "";
+    if (!shares.take(address)) return refuse(socket);
+    sockets.add(socket);
+    http.take(socket, ANYBODY, () => {
+      shares.giveBack(address);
+      sockets.delete(socket);
+      if (sockets.size === 0) for (const tell of awaitEmpty.splice(0)) tell();
+    });
+  });
+
+  return {
+    sweep: http.sweep,
+    closeIdle: http.closeIdle,
+    closeAll() {
+      for (const socket of sockets) socket.destroy();
+    },
+    empty(): Promise<void> {
+      const { promise, resolve } = Promise.withResolvers<void>();
+      if (sockets.size === 0) resolve();
+      else awaitEmpty.push(resolve);
+      return promise;
+    },
+  };
 }

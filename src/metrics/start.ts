@@ -6,7 +6,8 @@ import type { Meters } from "../core/meters.ts";
 import { COMMIT, VERSION } from "../core/version.ts";
 import { text } from "../http/answers.ts";
 import { routes } from "../http/elysia.ts";
-import { hostPart, listenPlain } from "../http/plain-listener.ts";
+import { hostPart } from "../http/host-part.ts";
+import { listenPlain } from "../http/plain-listener.ts";
 import { createGuardedEdge } from "../http/server.ts";
 import { createMeters } from "./metrics.ts";
 import { registerProcess } from "./process.ts";
@@ -21,7 +22,7 @@ export interface MetricsListenerOptions {
 }
 
 /** @throws StartupProblem when the port is taken */
-export function startMetrics({ host, port, endpoints, log }: MetricsListenerOptions): Meters {
+export async function startMetrics({ host, port, endpoints, log }: MetricsListenerOptions): Promise<Meters> {
   const registry = new Registry();
   const meters = createMeters({ registry, version: VERSION, commit: COMMIT, endpoints });
   registerProcess(registry);
@@ -31,10 +32,11 @@ export function startMetrics({ host, port, endpoints, log }: MetricsListenerOpti
   });
   const app = routes().get("/metrics", async () => text(await written.join("", null), registry.contentType));
   const edge = createGuardedEdge({ app, log, guard: null });
-  const server = listenPlain({
+  const server = await listenPlain({
     host,
     port,
     variable: "TOLLGATE_METRICS_PORT",
+    log,
     answer: (request) => edge.fetch(request),
   });
   log.info("metrics_listening", { url: `http://${hostPart(host)}:${server.port}/metrics` });

@@ -133,7 +133,7 @@ const OWNERSHIPS: readonly Ownership[] = [
   },
   {
     what: "the HTTP module of Node",
-    owners: ["src/facilitator/mtls/http1.ts"],
+    owners: ["src/http/http1.ts"],
     pattern: anyOf(modules("http|https|http2")),
   },
   { what: "connection pools of fetch", owners: [], pattern: /\bFetchSession\b/ },
@@ -144,7 +144,7 @@ const OWNERSHIPS: readonly Ownership[] = [
   },
   {
     what: "sockets",
-    owners: ["src/config/values.ts", "src/http/connections.ts"],
+    owners: ["src/config/values.ts", "src/http/connections.ts", "src/http/plain-listener.ts"],
     pattern: anyOf(modules("net|dgram"), runtime("connect|listen|udpSocket")),
   },
   {

@@ -8,8 +8,15 @@ import { parseCertificates } from "../../core/certificates.ts";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import { StartupProblem } from "../../core/startup.ts";
-import { type ConnectionLimits, type HttpOptions, type Peer, serveConnections } from "./http1.ts";
+import { type ConnectionLimits, type HttpOptions, type KnownPeer, serveConnections } from "../../http/http1.ts";
 import type { TlsMaterial } from "./tls-files.ts";
+
+/** By the certificate that the handshake has verified. */
+export interface Peer extends KnownPeer {
+  /** SHA-256 of the certificate, lower-case hex. */
+  readonly fingerprint: string;
+  readonly certificate: X509Certificate;
+}
 
 export interface ListenerLimits extends ConnectionLimits {
   readonly handshakeMs: number;
@@ -40,7 +47,7 @@ export interface MtlsListenerOptions {
   /** 0 takes a free one. */
   readonly port: number;
   readonly tls: TlsMaterial;
-  readonly answer: HttpOptions["answer"];
+  readonly answer: HttpOptions<Peer>["answer"];
   /** The account that a certificate is of; null for none. */
   readonly ownerOf: (fingerprint: string) => Promise<string | null>;
   readonly bodyBytesMax: number;

@@ -1,19 +1,15 @@
-// HTTP/1.1 on the connections of the mutual-TLS port: one request after another on each, and every part of one
-// within a time limit, since Bun's node:http enforces none on a connection that is handed to it (measured). Bodies
-// are read before they are judged, up to a bound; answers are small.
-import type { X509Certificate } from "node:crypto";
+// HTTP/1.1 on connections that a port has accepted itself, because it tells them apart or counts them: one request after
+// another on each, and every part of one within a time limit, since Bun's node:http enforces none on a connection that is
+// handed to it (measured). Bodies are read before they are judged, up to a bound; answers are small.
 import { createServer, type IncomingMessage, type ServerResponse } from "node:http";
-import type { TLSSocket } from "node:tls";
-import type { Clock } from "../../core/clock.ts";
-import type { Log } from "../../core/log.ts";
-import { MALFORMED_HTTP } from "../../http/answers.ts";
+import type { Socket } from "node:net";
+import type { Clock } from "../core/clock.ts";
+import type { Log } from "../core/log.ts";
+import { MALFORMED_HTTP } from "./answers.ts";
 
-/** Who is at the other end, by the certificate that the handshake has verified. */
-export interface Peer {
-  /** SHA-256 of the certificate, lower-case hex. */
-  readonly fingerprint: string;
-  readonly certificate: X509Certificate;
-  /** Milliseconds since the epoch. */
+/** Who is at the other end. */
+export interface KnownPeer {
+  /** Milliseconds since the epoch: no request is answered from then on. */
   readonly expiresAt: number;
 }
 
@@ -29,9 +25,9 @@ export interface ConnectionLimits {
   readonly flushMs: number;
 }
 
-export interface HttpOptions {
+export interface HttpOptions<P extends KnownPeer> {
   /** Never rejects. A body beyond `bodyBytesMax` is handed over cut to one byte more than that. */
-  answer(request: Request, peer: Peer): Promise<Response>;
+  answer(request: Request, peer: P): Promise<Response>;
   readonly bodyBytesMax: number;
   readonly limits: ConnectionLimits;
   readonly clock: Clock;
@@ -44,9 +40,9 @@ const HEAD_BYTES_MAX = 16_384;
 /** So much of a body that is too large is read and dropped, so that its sender gets to read the refusal. */
 const PASSED_OVER_BYTES_MAX = 4 * 1024 * 1024;
 
-interface CallerSocket {
-  readonly socket: TLSSocket;
-  readonly peer: Peer;
+interface CallerSocket<P> {
+  readonly socket: Socket;
+  readonly peer: P;
   phase: "idle" | "head" | "body" | "answer" | "flush";
   /** On the scale of performance.now(). */
   deadline: number;
@@ -60,8 +56,8 @@ interface CallerSocket {
   isLeaving: boolean;
 }
 
-export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: HttpOptions) {
-  const connections = new Map<object, CallerSocket>();
+export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, limits, clock, log }: HttpOptions<P>) {
+  const connections = new Map<object, CallerSocket<P>>();
   // Bun only tells the peer of this time; the sweep enforces it.
   const server = createServer({ maxHeaderSize: HEAD_BYTES_MAX, keepAliveTimeout: limits.idleMs });
   server.on("request", (request, response) => {
@@ -75,17 +71,17 @@ export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: H
     socket.destroy();
   });
 
-  function enter(connection: CallerSocket, phase: CallerSocket["phase"], ms: number): void {
+  function enter(connection: CallerSocket<P>, phase: CallerSocket<P>["phase"], ms: number): void {
     connection.phase = phase;
     connection.deadline = performance.now() + ms;
   }
 
-  function rest(connection: CallerSocket): void {
+  function rest(connection: CallerSocket<P>): void {
     connection.bytesSeen = connection.socket.bytesRead;
     enter(connection, "idle", limits.idleMs);
   }
 
-  function enqueue(connection: CallerSocket, request: IncomingMessage, response: ServerResponse): void {
+  function enqueue(connection: CallerSocket<P>, request: IncomingMessage, response: ServerResponse): void {
     connection.open++;
     if (connection.open > PIPELINED_MAX + 1) {
       connection.socket.resetAndDestroy();
@@ -103,7 +99,7 @@ export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: H
       });
   }
 
-  async function exchange(connection: CallerSocket, incoming: IncomingMessage, outgoing: ServerResponse) {
+  async function exchange(connection: CallerSocket<P>, incoming: IncomingMessage, outgoing: ServerResponse) {
     const { socket, peer } = connection;
     if (connection.isLeaving) {
       socket.destroy();
@@ -127,7 +123,7 @@ export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: H
 
   return {
     /** `closed` is called once, when the connection is gone. */
-    take(socket: TLSSocket, peer: Peer, closed: () => void): void {
+    take(socket: Socket, peer: P, closed: () => void): void {
       connections.set(socket, newConnection(socket, peer, limits));
       socket.on("close", () => {
         connections.delete(socket);
@@ -150,13 +146,13 @@ export function serveConnections({ answer, bodyBytesMax, limits, clock, log }: H
       for (const { open, socket } of connections.values()) if (open === 0) socket.destroy();
     },
     /** Closes the connections of all others: at once, or with the answer that they are at work on. */
-    keep(isTrusted: (peer: Peer) => boolean): void {
+    keep(isTrusted: (peer: P) => boolean): void {
       for (const each of connections.values()) if (!isTrusted(each.peer)) leave(each);
     },
   };
 }
 
-function newConnection(socket: TLSSocket, peer: Peer, { idleMs }: ConnectionLimits): CallerSocket {
+function newConnection<P>(socket: Socket, peer: P, { idleMs }: ConnectionLimits): CallerSocket<P> {
   return {
     socket,
     peer,
@@ -169,7 +165,7 @@ function newConnection(socket: TLSSocket, peer: Peer, { idleMs }: ConnectionLimi
   };
 }
 
-function leave(connection: CallerSocket): void {
+function leave(connection: CallerSocket<KnownPeer>): void {
   connection.isLeaving = true;
   if (connection.open === 0) connection.socket.destroy();
 }
@@ -198,7 +194,7 @@ function requestOf(incoming: IncomingMessage, body: Uint8Array<ArrayBuffer>): Re
     if (typeof value === "string") headers.set(name, value);
   }
   const method = incoming.method ?? "GET";
-  const url = `https://facilitator${targetOf(incoming.url ?? "/")}`;
+  const url = `https://localhost${targetOf(incoming.url ?? "/")}`;
   return new Request(url, body.length === 0 ? { method, headers } : { method, headers, body });
 }
 

@@ -1,0 +1,97 @@
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { connect, type Socket } from "node:net";
+import { silentLog } from "../core/log.ts";
+import { listenPlain } from "./plain-listener.ts";
+
+const CONNECTIONS = 16;
+/** Of one address. */
+const SHARE = 14;
+
+type Port = Awaited<ReturnType<typeof listenPlain>>;
+
+function open(limits: { readonly idleMs: number; readonly headMs: number }): Promise<Port> {
+  return listenPlain({
+    host: "127.0.0.1",
+    port: 0,
+    variable: "TOLLGATE_TEST_PORT",
+    log: silentLog,
+    limits: { connections: CONNECTIONS, bodyMs: 500, flushMs: 500, ...limits },
+    answer: async (request) => new Response(`${request.method} ${new URL(request.url).pathname}`),
+  });
+}
+
+interface Client {
+  readonly socket: Socket;
+  /** All that came, once it is closed. */
+  readonly closed: Promise<string>;
+  isClosed: boolean;
+}
+
+function dial({ port }: Port, text = "", localAddress = "127.0.0.1"): Client {
+  const { promise: closed, resolve } = Promise.withResolvers<string>();
+  const socket = connect({ port, host: "127.0.0.1", localAddress }, () => socket.write(text));
+  const client = { socket, closed, isClosed: false };
+  let received = "";
+  socket.on("data", (bytes) => {
+    received += bytes;
+  });
+  socket.on("error", () => {});
+  socket.on("close", () => {
+    client.isClosed = true;
+    resolve(received);
+  });
+  return client;
+}
+
+const asking = (path: string, more = "") => `GET ${path} HTTP/1.1\r\nHost: x\r\n${more}\r\n`;
+const LAST = "Connection: close\r\n";
+
+describe("a port that is quick to close", () => {
+  let port: Port;
+  beforeAll(async () => {
+    port = await open({ idleMs: 500, headMs: 500 });
+  });
+  afterAll(() => port.stop());
+
+  test("answers one request after another on a connection", async () => {
+    const received = await dial(port, asking("/a") + asking("/b", LAST)).closed;
+    expect(received.match(/GET \/./g)).toEqual(["GET /a", "GET /b"]);
+  });
+
+  test.each([
+    ["silent", ""],
+    ["in the middle of its head", "GET / HTTP/1.1\r\nHost: x\r\n"],
+    ["in the middle of its body", "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx"],
+    ["silent after its answer", asking("/")],
+  ])("closes one that is %s", async (_, text) => {
+    await dial(port, text).closed;
+  });
+
+  test("takes no head of more than 16 KiB", async () => {
+    const received = await dial(port, asking("/", `x: ${"x".repeat(40_000)}\r\n`)).closed;
+    expect(received).not.toContain("HTTP/1.1 200");
+  });
+});
+
+test("a port has so many connections and no more, and one address leaves some to others", async () => {
+  const port = await open({ idleMs: 60_000, headMs: 60_000 });
+  const flood = Array.from({ length: 40 }, () => dial(port));
+  const refused = flood.length - SHARE;
+  while (flood.filter(({ isClosed }) => isClosed).length < refused) await Bun.sleep(5);
+  const other = await dial(port, asking("/other", LAST), "127.0.0.2").closed;
+  expect(other).toContain("GET /other");
+  expect(flood.filter(({ isClosed }) => isClosed)).toHaveLength(refused);
+  // What is given back can be had again.
+  for (const { socket } of flood) socket.destroy();
+  let again = "";
+  while (!again.includes("GET /again")) again = await dial(port, asking("/again", LAST)).closed;
+  await port.stop();
+});
+
+test("a port that drains answers what it was asked, and closes what is idle", async () => {
+  const port = await open({ idleMs: 60_000, headMs: 60_000 });
+  const idle = dial(port, asking("/idle"));
+  await new Promise((resolve) => idle.socket.once("data", resolve));
+  await port.drain();
+  expect(await idle.closed).toContain("GET /idle");
+});
