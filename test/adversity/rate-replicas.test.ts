@@ -9,6 +9,7 @@ import { startUpstream, type Upstream } from "../support/http/upstream.ts";
 import { holdTable } from "../support/stores/database-faults.ts";
 import { missingPgBouncer, startPgBouncer } from "../support/stores/pgbouncer.ts";
 import { startDurablePostgres, startPostgres } from "../support/stores/postgres.ts";
+import { until } from "../support/until.ts";
 
 /** Gateways start side by side, also on a busy machine. */
 setDefaultTimeout(120_000);
@@ -211,10 +212,25 @@ test.concurrent("a crash of the server fills no bucket", async () => {
   expect(statuses(await calls(agent, 40, pair))).toEqual({ 429: 40 });
 });
 
-/** All processes of a server are ended when one of them is killed, and it begins again from its log. */
+/**
+ * All processes of a server are ended when one of them is killed, and it begins again from its log. Returns when it has:
+ * gateways go on for a while with what they know, and so do not tell.
+ */
 async function crash(url: string): Promise<void> {
-  const client = new SQL(url, { max: 1 });
+  const connect = () => new SQL(url, { max: 1 });
+  const [client, witness] = [connect(), connect()];
+  const other = await witness.reserve();
   const [row] = await client`select pg_backend_pid() as pid`;
   process.kill(row.pid, "SIGKILL");
-  await client.close({ timeout: 0 }).catch(() => {});
+  const answers = (asked: Promise<unknown>) =>
+    asked.then(
+      () => true,
+      () => false,
+    );
+  await until(async () => !(await answers(other.unsafe("select 1"))));
+  await until(async () => {
+    await using next = connect();
+    return await answers(next.unsafe("select 1"));
+  });
+  for (const each of [client, witness]) await each.close({ timeout: 0 }).catch(() => {});
 }
