@@ -16,7 +16,7 @@ eachStore((makePlace) => {
     const left = [-MS, -1, 0, 1, MS, MS + 1, 100 * MS];
     const holding = left.filter((ms) => leaseHolds(NOW + ms, NOW, MS));
     expect(holding).toEqual([1, MS]);
-    const { turns: t } = store.read.tables;
+    const { jobLeases: t } = store.read.tables;
     await store.write(async ({ db }) => {
       await db.insert(t).values(left.map((ms) => ({ job: `${ms}`, next_at: NOW + ms })));
     });
