@@ -90,10 +90,11 @@ async function underLoad(all: All, lose: (pair: PostgresPair) => Promise<void>):
   startLoad(callers, tenant);
   const writer = keepWriting(tenant);
   await callers.accepted(60);
-  await callers.accepted(5, ({ kind }) => kind === "paid");
+  // Few: each is paid for when the one before it is, and a busy machine takes many seconds for that.
+  await callers.accepted(2, ({ kind }) => kind === "paid");
   const lostAt = performance.now();
   await lose(pair);
-  const done = (kind: string) => callers.accepted(3, (call) => call.kind === kind && call.sentAt > lostAt);
+  const done = (kind: string) => callers.accepted(2, (call) => call.kind === kind && call.sentAt > lostAt);
   await Promise.all(["free", "keyed", "streamed", "paid"].map(done));
   const ready = gateways.map(({ url }) => `${url}/readyz`);
   for (const url of [...ready, `${facilitator.openUrl}/healthz`]) {
