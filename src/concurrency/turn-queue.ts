@@ -30,8 +30,6 @@ class Line<T> {
   }
 }
 
-export type TurnQueue<T extends OfTenant> = ReturnType<typeof createTurnQueue<T>>;
-
 export function createTurnQueue<T extends OfTenant>() {
   /** Behind all that stand in lines. */
   let arrived: T[] = [];
