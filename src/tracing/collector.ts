@@ -9,7 +9,7 @@ import { retryAfterMs } from "../http/retry-after.ts";
 const REQUEST_MS = 10_000;
 const ANSWER_BYTES_MAX = 64 * 1024;
 /** However long it asks not to be asked: spans that wait are dropped once there are many. */
-export const RETRY_AFTER_MS_MAX = 30_000;
+const RETRY_AFTER_MS_MAX = 30_000;
 
 export interface CollectorOptions {
   /** The base URL of the collector. */
