@@ -86,3 +86,21 @@ test("a call that ends with the last work of a process is told as ended, and wit
   expect((await waiting).status).toBe("succeeded");
   expect(await unknown).toBe(running);
 });
+
+test("a look that has no answer when the process ends is not waited for any longer", async () => {
+  const { endings } = world();
+  const stuck = new Promise<InvocationRow>(() => {});
+  const running = { id: "inv_2", status: "running" } as InvocationRow;
+  const unknown = endings.wait({ tenant: "acme", id: "inv_1" }, LONG_S, here, () => stuck).catch((error) => error);
+  let looks = 0;
+  const known = endings.wait({ tenant: "acme", id: "inv_2" }, LONG_S, here, async () => {
+    looks += 1;
+    return looks === 1 ? running : stuck;
+  });
+  await Promise.resolve();
+  endings.announce("inv_2");
+  while (looks < 2) await new Promise((resolve) => setImmediate(resolve));
+  endings.release();
+  expect(await unknown).toMatchObject({ kind: "unavailable" });
+  expect(await known).toBe(running);
+});

@@ -1,9 +1,10 @@
 // Callers that wait for a call to end (`Prefer: wait`). An end in this process wakes them at once. An end on another
 // replica is found by one query every second for all of them.
-import { withDeadline } from "../../concurrency/deadline.ts";
+import { unlessAborted, withDeadline } from "../../concurrency/deadline.ts";
 import { createEndWaiters } from "../../concurrency/end-waiters.ts";
 import { createFairShare } from "../../concurrency/fair-share.ts";
 import { inTurns } from "../../concurrency/turns.ts";
+import { Fault } from "../../core/fault.ts";
 import { isEnded } from "../../core/states.ts";
 import type { InvocationKey, InvocationRow } from "./service.ts";
 
@@ -26,18 +27,29 @@ export function createCompletionWaiters(endedAmong: (keys: readonly InvocationKe
         return false;
       }, tenant),
   });
-  let isReleased = false;
+  const releasing = new AbortController();
+  const released = releasing.signal;
+
+  /** From the release on not for long, however long it has taken by then: the store may be what is stuck. */
+  function inTime(reading: Promise<InvocationRow>): Promise<InvocationRow> {
+    return unlessAborted(released, reading).catch((error) => {
+      if (!released.aborted) throw error;
+      return withDeadline(LAST_LOOK_MS, reading, () => new Fault("unavailable", "the gateway is stopping"));
+    });
+  }
 
   return {
     announce: waiters.announce,
     /** Answers all waiting callers with what is known, now and from now on, since the process is about to end. */
     release() {
-      isReleased = true;
+      releasing.abort();
       waiters.release();
     },
     /**
      * The invocation, read by `read`, once it has ended; or as it is after `seconds`, when `signal` aborts, or at the
      * release. At once if too many callers of the tenant wait already.
+     *
+     * @throws Fault `unavailable` when nothing is known of it at the release; what `read` throws
      */
     async wait(
       key: InvocationKey,
@@ -49,10 +61,14 @@ export function createCompletionWaiters(endedAmong: (keys: readonly InvocationKe
       let known: InvocationRow | null = null;
       async function look(): Promise<InvocationRow> {
         const last = known;
-        // The call may have ended with the process's last work. But the store may be what is stuck.
-        if (isReleased && last !== null) return withDeadline(LAST_LOOK_MS, read(), () => null).catch(() => last);
-        known = await read();
-        return known;
+        try {
+          // At the release too, since the call may have ended with the process's last work.
+          known = await inTime(read());
+          return known;
+        } catch (error) {
+          if (released.aborted && last !== null) return last;
+          throw error;
+        }
       }
       try {
         return await waiters.wait({
