@@ -32,6 +32,7 @@ export function createGroupQueue() {
   const large = createTurnQueue<WaitingWrite>();
   let undone: readonly WaitingWrite[] = [];
   let isLargeDue = false;
+  let isForAllFirst = true;
 
   const queues = [small, forAll, large];
   const queueOf = (work: WaitingWrite) => {
@@ -39,10 +40,15 @@ export function createGroupQueue() {
     return isForAll(work) ? forAll : small;
   };
 
-  /** Those for all have every second place, so that neither they nor the tenants wait for all of the others. */
+  /**
+   * Those for all have every second place, so that neither they nor the tenants wait for all of the others. The first place
+   * goes by turns too, since it may be the only one that the group has time for.
+   */
   function nextSmall(): readonly WaitingWrite[] {
     const some = forAll.take(Math.max(GROUP_WORKS_MAX / 2, GROUP_WORKS_MAX - small.size));
-    return alternating(some, small.take(GROUP_WORKS_MAX - some.length));
+    const others = small.take(GROUP_WORKS_MAX - some.length);
+    if (!isLargeDue) isForAllFirst = !isForAllFirst;
+    return isForAllFirst ? alternating(some, others) : alternating(others, some);
   }
 
   return {

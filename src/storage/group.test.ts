@@ -277,3 +277,20 @@ test("closures do not wait for the commands of a thousand tenants, nor a command
   expect(stored.closures).toBeLessThanOrEqual(2 * 512);
   await Promise.all(many);
 });
+
+test("a command is written while there are always closures and large works, of which each is all that a group has time for", async () => {
+  const { counting } = countingGroup(-1);
+  let isOver = false;
+  let others = 0;
+  const go = async (name: string, bytes?: number) => {
+    for (let i = 0; !isOver && others < 200; i++) {
+      await counting.write(add(`${name} ${i}`), bytes);
+      others++;
+    }
+  };
+  const busy = [go("a"), go("b"), go("large", MEBIBYTE), go("larger", MEBIBYTE)];
+  await Promise.all(Array.from({ length: 4 }, (_, i) => counting.execute(store, { id: `own ${i}` })));
+  isOver = true;
+  expect(others).toBeLessThan(40);
+  await Promise.all(busy);
+});

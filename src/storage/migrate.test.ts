@@ -56,6 +56,29 @@ test("a migration that is killed leaves the server neither at work nor locked", 
   await (await place.open()).close();
 }, 60_000);
 
+/** Each transaction that makes an index is counted, even one that is undone, and takes two seconds longer. */
+const COUNTED = [
+  "create sequence attempts",
+  `create function take() returns event_trigger language plpgsql as $$
+     begin
+       if coalesce(current_setting('test.begun', true), '') = '' then
+         perform set_config('test.begun', 'yes', true), nextval('attempts'), pg_sleep(2);
+       end if;
+     end $$`,
+  "create event trigger counted on ddl_command_start when tag in ('CREATE INDEX') execute function take()",
+];
+
+test("programs that start at once wait for the one that migrates, and do not undo its work", async () => {
+  const place = await postgresPlace();
+  for (const statement of COUNTED) await place.execute(statement);
+  const programs = [startMigration(place.url), startMigration(place.url), startMigration(place.url)];
+  expect(await Promise.all(programs.map(({ exited }) => exited))).toEqual([0, 0, 0]);
+  await using watcher = new SQL(place.url, { max: 1 });
+  const [row] = await watcher`select last_value::int as attempts from attempts`;
+  // Once, but for a program that is held up on a busy machine while it looks.
+  expect(row?.attempts).toBeWithin(1, 3);
+}, 30_000);
+
 /** What a server of the version before goes on doing, and what it may take on a busy machine. */
 const RENEWAL =
   "insert into replicas (id, lease_until) values ('rep_old', 1) on conflict (id) do update set lease_until = 2";

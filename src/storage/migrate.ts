@@ -142,8 +142,8 @@ const WAIT_MINUTES = 5;
 const MIGRATION_LOCK_WAIT = `${WAIT_MINUTES}min`;
 /** While it waits for a table whoever comes after it waits too, so it gives up soon, undoes all, and tries again. */
 const TABLE_LOCK_WAIT = "500ms";
-const TABLE_PAUSE_MS = 1_000;
-/** A lock that was not had in time, and two that wait for each other. */
+const PAUSE_MS = 1_000;
+/** A lock that was not had, or not in time, and two that wait for each other. */
 const HELD_UP = /^(55P03|40P01)$/;
 /**
  * How often the server checks that its client is still there. Without this, the statement of a killed client would run to
@@ -153,7 +153,11 @@ const STILL_THERE_EVERY = "1s";
 
 /** No version, but the row that whoever migrates holds. */
 const LOCK_ROW = "insert into schema_migrations (version, applied_at) values (0, 0) on conflict do nothing";
-const TAKE_LOCK = "update schema_migrations set applied_at = applied_at where version = 0";
+/**
+ * Not waited for in the server: whoever waits for a row holds a lock of its table, and the one that migrates may have to
+ * change that table. Each would wait for the other, and the migration be undone and begun again by turns.
+ */
+const TAKE_LOCK = "select version from schema_migrations where version = 0 for update nowait";
 /** Two that make one table at once: one of them is told so in one of these ways, and finds the table the next time. */
 const MADE_MEANWHILE = /^(23505|42P07|42710)$/;
 const MAKING_MAX = 5;
@@ -186,7 +190,7 @@ async function makeLockRow(client: SQL): Promise<void> {
   }
 }
 
-/** Applies what is missing. Replicas that start at once queue on a row; the first one does the work. */
+/** Applies what is missing. Of replicas that start at once the one that has the row does the work, and the others wait. */
 export async function migratePostgres(client: SQL, tools: MigrationTools): Promise<void> {
   await makeLockRow(client);
   const until = performance.now() + WAIT_MINUTES * 60_000;
@@ -196,13 +200,15 @@ export async function migratePostgres(client: SQL, tools: MigrationTools): Promi
     } catch (error) {
       if (!HELD_UP.test(sqlState(error) ?? "") || performance.now() > until) throw error;
     }
-    await Bun.sleep(TABLE_PAUSE_MS);
+    await Bun.sleep(PAUSE_MS);
   }
 }
 
 async function applyPending(client: SQL, { clock, log }: MigrationTools): Promise<void> {
   const announce = announcer(log);
   await patiently(client, async (tx) => {
+    // Most starts find nothing to do, and wait for nobody.
+    if (pending(await tx.unsafe<VersionRow[]>(READ_VERSIONS), log).length === 0) return;
     await tx.unsafe(TAKE_LOCK);
     await tx.unsafe(`set local lock_timeout = '${TABLE_LOCK_WAIT}'`);
     const migrations = pending(await tx.unsafe<VersionRow[]>(READ_VERSIONS), log);

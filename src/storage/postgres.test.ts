@@ -6,8 +6,9 @@ import { startPostgres } from "../../test/support/stores/postgres.ts";
 import { addAgent, agentIds, clock, outcome, postgresPlace, shown } from "../../test/support/stores/stores.ts";
 import { silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
+import { renewLease } from "../gateway/replicas/store.ts";
 import { openPostgres } from "./postgres.ts";
-import { UniqueViolation } from "./store.ts";
+import { type Tx, UniqueViolation } from "./store.ts";
 
 describe("on Postgres alone", () => {
   /** A store whose server the test can take away. */
@@ -115,6 +116,26 @@ describe("on Postgres alone", () => {
     });
     expect(await swallowed.catch((error) => error)).toBeInstanceOf(UniqueViolation);
     expect(await agentIds(store)).toEqual(["agt_1"]);
+    await store.close();
+  });
+
+  test("a lease is renewed while all other writes wait for a lock of somebody else", async () => {
+    const place = await postgresPlace();
+    const store = await place.open();
+    await using client = new SQL(place.url, { max: 1 });
+    const somebody = await client.reserve();
+    await somebody.unsafe("begin; lock table agents in share mode");
+    let isLocked = true;
+    const waiting = Array.from({ length: 40 }, async (_, i) => {
+      const came = await outcome(store.write((tx) => addAgent(tx, `${i}`)));
+      return isLocked ? "not held up" : came;
+    });
+    const renew = (tx: Tx) => renewLease(tx, "rep_1");
+    expect(await store.writeFirst(renew)).toMatchObject({ agent_base: null });
+    isLocked = false;
+    await somebody.unsafe("rollback");
+    somebody.release();
+    expect(new Set(await Promise.all(waiting))).toEqual(new Set(["stored"]));
     await store.close();
   });
 

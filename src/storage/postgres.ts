@@ -20,7 +20,8 @@ import { createSharedCounts } from "./shared-counts.ts";
 import type { Store } from "./store.ts";
 
 /** Together they leave room for several replicas below Postgres's usual limit of 100. */
-const WRITERS_MAX = 8;
+const WRITERS_MAX = 7;
+const FIRST_WRITERS_MAX = 1;
 /** Transactions of commands at once: the next one gathers while these wait for the disk. */
 const BATCHES_MAX = 2;
 /** The same of commands with large bodies. */
@@ -67,6 +68,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
   const begin = beginRead(parseDatabaseUrl(options.databaseUrl).prepare);
   const openPool = createConnectionPools(options.databaseUrl);
   const writers = openPool(WRITERS_MAX);
+  const firstWriters = openPool(FIRST_WRITERS_MAX);
   const batchers = openPool(BATCHES_MAX + LARGE_BATCHES_MAX);
   const readers = openPool(READERS_MAX);
   const firstReaders = openPool(FIRST_READERS_MAX);
@@ -101,6 +103,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     read: createReader(reading),
     readFirst: createReader({ ...reading, readers: firstReaders }),
     write: (work) => write(writing, work),
+    writeFirst: (work) => write({ ...writing, writers: firstWriters }, work),
     execute: batches.execute,
     lookUp: lookUps.execute,
     countTogether: sharedCounts.execute,
@@ -120,7 +123,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
         lookUps.close().then(() => firstReaders.close(until)),
         sharedCounts.close().then(() => counters.close(until)),
       ];
-      await Promise.all([...gathered, writers.close(until), readers.close(until)]);
+      await Promise.all([...gathered, ...[writers, firstWriters, readers].map((pool) => pool.close(until))]);
     },
   };
 }

@@ -162,6 +162,8 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
     read,
     readFirst: read,
     write: group.write,
+    // There are no others who would have to know.
+    writeFirst: group.write,
     execute: group.execute,
     lookUp: async (command, input) => lookUpOn(command)(input, NO_EFFECTS),
     countTogether: null,

@@ -67,6 +67,11 @@ export interface Store extends CommandRunner {
    */
   write<T>(work: (tx: Tx) => Promise<T>, bytes?: number): Promise<T>;
   /**
+   * The same for leases, by which others know that this process lives: however many other writes wait, for a lock or a slow
+   * disk, they wait for none of them.
+   */
+  writeFirst<T>(work: (tx: Tx) => Promise<T>): Promise<T>;
+  /**
    * Runs a command by itself, together with others that come at the same time, and resolves after its commit is durable.
    * It fails alone, as a `write` of the same does.
    */

@@ -73,7 +73,7 @@ export function createWalletLeases({ store, clock, log, wallets }: WalletLeasesO
 
   async function renew(listener: LeaseListener): Promise<Leases> {
     const askedAt = performance.now();
-    const leases = await store.write((tx) => renewLease(tx, { id, wallets, isAble }));
+    const leases = await store.writeFirst((tx) => renewLease(tx, { id, wallets, isAble }));
     trust.renewed(leases.now);
     const before = holders.held();
     const isRegained = !isBelieved();

@@ -35,7 +35,7 @@ export function createReplicaLease({ store, clock, log, replica, agentPlaces, re
 
   async function renew(): Promise<void> {
     const askedAt = thisMoment();
-    const { now, agent_base } = await store.write((tx) => renewLease(tx, replica));
+    const { now, agent_base } = await store.writeFirst((tx) => renewLease(tx, replica));
     trust.renewed(now);
     agentPlaces?.renewed(askedAt, agent_base !== null);
   }

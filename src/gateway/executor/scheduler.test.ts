@@ -165,9 +165,9 @@ test("a lease is renewed on time, however long the look for pending calls takes"
       ...scheduling.store(),
       dialect: "postgres",
       lookUp: () => new Promise(() => {}),
-      write(work) {
+      writeFirst(work) {
         renewals++;
-        return scheduling.store().write(work);
+        return scheduling.store().writeFirst(work);
       },
     };
     const { scheduler } = scheduling.open({ store });
