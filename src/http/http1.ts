@@ -141,6 +141,16 @@ export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, li
         if (now > connection.deadline) socket.resetAndDestroy();
       }
     },
+    /** Of these the one whose time is up first; null while all of them are being answered. */
+    nextToClose(sockets: Iterable<Socket>): Socket | null {
+      let next: Socket | null = null;
+      let first = Number.POSITIVE_INFINITY;
+      for (const socket of sockets) {
+        const deadline = connections.get(socket)?.deadline ?? Number.POSITIVE_INFINITY;
+        if (deadline < first) [next, first] = [socket, deadline];
+      }
+      return next;
+    },
     /** Closes what is idle; the answer of the edge closes the others. */
     closeIdle(): void {
       for (const { open, socket } of connections.values()) if (open === 0) socket.destroy();

@@ -9,12 +9,12 @@ const SHARE = 14;
 
 type Port = Awaited<ReturnType<typeof listenPlain>>;
 
-function open(limits: { readonly idleMs: number; readonly headMs: number }): Promise<Port> {
+function open(limits: { readonly idleMs: number; readonly headMs: number }, log = silentLog): Promise<Port> {
   return listenPlain({
     host: "127.0.0.1",
     port: 0,
     variable: "TOLLGATE_TEST_PORT",
-    log: silentLog,
+    log,
     limits: { connections: CONNECTIONS, bodyMs: 500, flushMs: 500, ...limits },
     answer: async (request) => new Response(`${request.method} ${new URL(request.url).pathname}`),
   });
@@ -85,6 +85,56 @@ test("a port has so many connections and no more, and one address leaves some to
   for (const { socket } of flood) socket.destroy();
   let again = "";
   while (!again.includes("GET /again")) again = await dial(port, asking("/again", LAST)).closed;
+  await port.stop();
+});
+
+test("whoever asks is answered, however many connections of the same address and of others stay open", async () => {
+  const port = await open({ idleMs: 60_000, headMs: 60_000 });
+  const addresses = [...Array.from({ length: SHARE }, () => "127.0.0.1"), "127.0.0.2", "127.0.0.3"];
+  const kept = addresses.map((address) => dial(port, asking("/kept"), address));
+  await Promise.all(kept.map(({ socket }) => new Promise((resolve) => socket.once("data", resolve))));
+  for (const address of ["127.0.0.1", "127.0.0.2", "127.0.0.4"]) {
+    expect(await dial(port, asking("/asked", LAST), address).closed).toContain("GET /asked");
+  }
+  await port.stop();
+});
+
+test("requests that no route could take are answered, and none of them is an error of the program", async () => {
+  const errors: unknown[] = [];
+  const log = { ...silentLog, error: (event: string, fields: unknown) => errors.push([event, fields]) };
+  const port = await open({ idleMs: 500, headMs: 500 }, log);
+  const odd = [
+    "TRACE / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n",
+    "OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
+    "GET http://y/%ff?a=b HTTP/1.1\r\nHost: x\r\n\r\n",
+    "GET //@[ HTTP/1.1\r\nHost: x\r\n\r\n",
+    "GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n",
+    "GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx",
+    "GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
+    "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nExpect: 100-continue\r\n\r\nx",
+  ];
+  const received = await Promise.all(odd.map((text) => dial(port, text).closed));
+  expect(received.filter((text) => / 5\d\d /.test(text))).toEqual([]);
+  expect(errors).toEqual([]);
+  await port.stop();
+});
+
+test("a request that two servers could read as two is refused", async () => {
+  const port = await open({ idleMs: 500, headMs: 500 });
+  const smuggled = "GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n";
+  const post = (fields: string, body: string) => `POST /first HTTP/1.1\r\nHost: x\r\n${fields}\r\n${body}`;
+  const texts = [
+    post(`Content-Length: 4\r\nTransfer-Encoding: chunked\r\n`, `0\r\n\r\n${smuggled}`),
+    post(`Content-Length: 0\r\nContent-Length: ${smuggled.length}\r\n`, smuggled),
+    post(`Transfer-Encoding: xchunked\r\n`, `0\r\n\r\n${smuggled}`),
+    post(`Transfer-Encoding: identity\r\nContent-Length: 0\r\n`, smuggled),
+    post(`Content-Length: +0\r\n`, smuggled),
+    post(`Content-Length : 0\r\n`, smuggled),
+    post(`X: a\r\n Content-Length: 0\r\n`, smuggled),
+  ];
+  const received = await Promise.all(texts.map((text) => dial(port, text).closed));
+  expect(received.map((text) => /smuggled/.test(text))).toEqual(texts.map(() => false));
   await port.stop();
 });
 

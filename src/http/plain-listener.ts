@@ -1,5 +1,7 @@
 // A plain port beside the main one, for a few short answers that need no caller. Its connections are few, shared out by
-// address and closed when they are silent, so that whoever floods it takes no descriptor from the main port.
+// address and closed when they are silent, so that whoever floods it takes no descriptor from the main port. When they are
+// taken, a new one has the place of one that is only held open. So whoever asks at once is answered, though others hold on,
+// through the same proxy or from as many addresses as there are connections.
 import { createServer, type Server, type Socket } from "node:net";
 import { createReservedShare } from "../concurrency/reserved-share.ts";
 import { systemClock } from "../core/clock.ts";
@@ -87,25 +89,51 @@ function admit(server: Server, { answer, variable, log, limits = LIMITS }: Plain
     log,
   });
   const sockets = new Set<Socket>();
+  /** Those that have a place, with their address. */
+  const placed = new Map<Socket, string>();
   const shares = createReservedShare(limits.connections);
   const awaitEmpty: (() => void)[] = [];
   let toldAt = Number.NEGATIVE_INFINITY;
 
-  function refuse(socket: Socket): void {
-    socket.destroy();
+  /** At once when another one has its place, else when it is closed. */
+  function leave(socket: Socket): void {
+    const address = placed.get(socket);
+    if (address === undefined) return;
+    placed.delete(socket);
+    shares.giveBack(address);
+  }
+
+  function tellCrowded(): void {
     const now = performance.now();
     if (now - toldAt < LOG_EVERY_MS) return;
     toldAt = now;
     log.warn("connections_refused", { port: variable, connections_max: limits.connections });
   }
 
+  /** An address that has any gets the place of one of its own, even if it has more than its share by now. */
+  function mayEnter(address: string): boolean {
+    if (shares.take(address)) return true;
+    tellCrowded();
+    const own = [...placed].filter(([, each]) => each === address).map(([socket]) => socket);
+    const next = http.nextToClose(own.length > 0 ? own : placed.keys());
+    if (next === null) return false;
+    if (own.length > 0) placed.delete(next);
+    else leave(next);
+    next.resetAndDestroy();
+    return own.length > 0 || shares.take(address);
+  }
+
   server.on("connection", (socket) => {
     socket.on("error", () => socket.destroy());
     const address = socket.remoteAddress ?? "";
-    if (!shares.take(address)) return refuse(socket);
+    if (!mayEnter(address)) {
+      socket.destroy();
+      return;
+    }
+    placed.set(socket, address);
     sockets.add(socket);
     http.take(socket, ANYBODY, () => {
-      shares.giveBack(address);
+      leave(socket);
       sockets.delete(socket);
       if (sockets.size === 0) for (const tell of awaitEmpty.splice(0)) tell();
     });

@@ -246,6 +246,26 @@ test("what has waited too long is refused without being written, with all that w
   expect(runs).toHaveLength(1);
 });
 
+test("thousands that have waited too long are refused few in a turn of the event loop", async () => {
+  const { execute, ran, runs } = batchesByHand({ atOnce: 1, waitMsMax: 50 });
+  void execute(first, { name: "writing" });
+  await ran(0);
+  let refused = 0;
+  const late = Array.from({ length: 5_000 }, (_, i) =>
+    kindOf(execute(first, { name: `${i}` })).then(() => {
+      refused++;
+    }),
+  );
+  await passes(performance.now() + 51);
+  runs[0]?.answer();
+  let most = 0;
+  for (let before = 0; refused < late.length; before = refused) {
+    await new Promise(setImmediate);
+    most = Math.max(most, refused - before);
+  }
+  expect(most).toBeLessThanOrEqual(2 * 256);
+});
+
 test("a command with most of its time left is not refused with one that has little", async () => {
   const { execute, ran, runs } = batchesByHand({ atOnce: 1, waitMsMax: 2_000 });
   void execute(first, { name: "writing" });

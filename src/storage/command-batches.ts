@@ -195,7 +195,11 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
     isScheduled = false;
     while (running < atOnce && executions.isFree() && !queue.isEmpty()) {
       const batch = queue.next();
-      if (batch.length === 0) continue;
+      // They were refused, and what that leads to is enough for one turn of the event loop.
+      if (batch.length === 0) {
+        schedule();
+        break;
+      }
       running++;
       const executed = executions.begin();
       void settle(batch, executed).finally(() => {

@@ -1,5 +1,6 @@
-// Writes that wait for other writes of their tenant, on the row of a total. Few run at a time, shared out by tenant, so
-// that a tenant with many at once takes neither all connections of Postgres nor a whole group of SQLite.
+// Writes that a tenant asks for as often as it likes, and that are no commands: they wait for one another on a row of the
+// tenant's, or for a connection. Few run at a time, shared out by tenant, so that a tenant with many at once takes neither
+// all connections of Postgres, of which the replica's own writes need one too, nor a whole group of SQLite.
 import { createLimiter } from "../concurrency/limiter.ts";
 import type { Store, Tx } from "./store.ts";
 

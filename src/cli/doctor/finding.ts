@@ -32,8 +32,11 @@ export function isHealthy(found: readonly Finding[]): boolean {
   return found.every(({ state }) => state !== "fail");
 }
 
+/** Of what was looked at, which a tenant may have chosen: what is longer does not move the other lines. */
+const WIDTH_MAX = 60;
+
 export function report(found: readonly Finding[]): string {
-  const width = Math.max(...found.map(({ what }) => what.length));
+  const width = Math.min(Math.max(...found.map(({ what }) => what.length)), WIDTH_MAX);
   const lines = found.map(({ what, state, text, advice }) => {
     const told = advice === null ? text : `${text}; ${advice}`;
     return `${state.padEnd(4)}  ${printable(what).padEnd(width)}  ${printable(told)}\n`;

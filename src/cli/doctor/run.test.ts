@@ -48,3 +48,10 @@ test("what servers and tenants say breaks no line and steers no terminal", () =>
   const found = findings("facilitator of \u202eacme", [warning("a\nfail  b\u001b[31m", "c\u2028d")], "");
   expect(report(found)).toBe("warn  facilitator of  acme  a fail  b [31m; c d\n");
 });
+
+test("what one tenant has chosen does not set the other lines apart", () => {
+  const named = (url: string) => findings(`facilitator https://${url} of acme`, [], "fine");
+  const [long, short] = report([...named("x".repeat(2_000)), ...named("y")]).split("\n");
+  expect(short).toMatch(/^ok {4}facilitator https:\/\/y of acme {1,60}fine$/);
+  expect(long).toMatch(/^ok {4}facilitator https:\/\/x+ of acme {2}fine$/);
+});

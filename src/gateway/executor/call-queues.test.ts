@@ -238,6 +238,56 @@ test("a call that finds a place at once keeps what is in memory, and one that wa
   expect(inHand).toEqual([true, false]);
 });
 
+test("however many agents have many calls pending, few of these are kept in memory, and all run", async () => {
+  const [agents, each] = [120, 300];
+  let [kept, most] = [0, 0];
+  const left = new Map<string, number>();
+  const ends: (() => void)[] = [];
+  const items = (agent: string, count: number) =>
+    Array.from({ length: count }, () => {
+      const n = left.get(agent) ?? 0;
+      left.set(agent, n - 1);
+      return { tenant: "t", id: `${agent} ${each - n + 1000}`, body_bytes: 1 };
+    });
+  const queues = new CallQueues<QueueEntry>({
+    agentPlaces: 1,
+    places: 4096,
+    bodyBytes: 1_000_000,
+    blockBodyBytes: 1,
+    takeBlock: async (_tenant, agent, places) => ({
+      taken: items(agent, Math.min(places, left.get(agent) ?? 0)),
+      large: null,
+    }),
+    async readOwn(_tenant, agent, _after, limit) {
+      const own = items(agent, Math.min(limit, left.get(agent) ?? 0));
+      kept += own.length;
+      most = Math.max(most, kept);
+      return { own, isAll: left.get(agent) === 0 };
+    },
+    async run() {
+      await new Promise<void>((resolve) => ends.push(resolve));
+      kept--;
+    },
+  });
+  for (let at = 0; at < agents; at++) {
+    left.set(`a${at}`, each);
+    queues.look("t", `a${at}`);
+  }
+  for (let i = 0; i < 10; i++) await settle();
+  expect(ends).toHaveLength(agents);
+  expect(most).toBeLessThanOrEqual(20_000);
+  let ran = 0;
+  for (let idle = 0; idle < 20; idle++) {
+    for (const end of ends.splice(0)) {
+      idle = 0;
+      ran++;
+      end();
+    }
+    await settle();
+  }
+  expect(ran).toBe(agents * each);
+});
+
 test("no call starts while the queues are paused", async () => {
   const { queues, started, insert } = world({ agentPlaces: 2, places: 5 });
   await queues.pause();

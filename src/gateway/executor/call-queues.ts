@@ -7,6 +7,7 @@ import { AgentQueue, LENGTH_MAX, type QueueEntry } from "./agent-queue.ts";
 import { type CallPlaces, type CallPlacesOptions, createCallPlaces } from "./call-places.ts";
 import { createShortQueues } from "./short-queues.ts";
 
+/** Kept in memory, and read ahead for one tenant. The others are found in the database. */
 const WAITING_MAX = 20_000;
 const TAKE_AGAIN_MS = 1000;
 /** Calls that are taken from the database together. */
@@ -64,6 +65,8 @@ export class CallQueues<W extends QueueEntry> {
   readonly #short: ReturnType<typeof createShortQueues<AgentQueue<W>>>;
   /** Calls that all queues keep in memory. */
   #waiting = 0;
+  /** The same by tenant. */
+  readonly #waitingOf = new Map<string, number>();
   #blockPlaces = 0;
   #running = 0;
   /** Of those, the ones without a place. */
@@ -109,7 +112,7 @@ export class CallQueues<W extends QueueEntry> {
       return;
     }
     const queue = this.#queueOf(item.tenant, agentId);
-    if (queue.keep(item, this.#waiting < WAITING_MAX)) this.#waiting++;
+    if (queue.keep(item, this.#waiting < WAITING_MAX)) this.#keep(item.tenant, 1);
     this.#serve(queue);
   }
 
@@ -143,6 +146,14 @@ export class CallQueues<W extends QueueEntry> {
     const queue = this.#queues.get(agentId) ?? new AgentQueue<W>(tenant, agentId);
     this.#queues.set(agentId, queue);
     return queue;
+  }
+
+  /** So many more calls are kept in memory, or are just being read for that. */
+  #keep(tenant: string, more: number): void {
+    this.#waiting += more;
+    const own = (this.#waitingOf.get(tenant) ?? 0) + more;
+    if (own > 0) this.#waitingOf.set(tenant, own);
+    else this.#waitingOf.delete(tenant);
   }
 
   /** @param held what its place was taken for, if that was not the call itself */
@@ -194,7 +205,7 @@ export class CallQueues<W extends QueueEntry> {
         return;
       }
       queue.startNext();
-      this.#waiting--;
+      this.#keep(queue.tenant, -1);
       this.#running++;
       this.#run(queue, next);
     }
@@ -253,17 +264,23 @@ export class CallQueues<W extends QueueEntry> {
    * follow one another, and with short calls its places would be free for a third of the time (measured).
    */
   #readAhead(queue: AgentQueue<W>): void {
-    if (queue.isShared) {
+    const { tenant } = queue;
+    const room = Math.min(LENGTH_MAX, WAITING_MAX - (this.#waitingOf.get(tenant) ?? 0));
+    if (queue.isShared || room <= 0) {
       this.#goOn(queue, [], true);
       return;
     }
-    this.#options.readOwn(queue.tenant, queue.agentId, queue.last, LENGTH_MAX).then(
-      ({ own, isAll }) => {
-        queue.isShared = own.length === 0 && !isAll;
-        this.#goOn(queue, own, !isAll);
-      },
-      () => this.#goOnLater(queue),
-    );
+    this.#keep(tenant, room);
+    const reading = this.#options.readOwn(tenant, queue.agentId, queue.last, room);
+    reading
+      .finally(() => this.#keep(tenant, -room))
+      .then(
+        ({ own, isAll }) => {
+          queue.isShared = own.length === 0 && !isAll;
+          this.#goOn(queue, own, !isAll);
+        },
+        () => this.#goOnLater(queue),
+      );
   }
 
   /** The store is away. Its calls are taken when it is back. */
@@ -277,7 +294,7 @@ export class CallQueues<W extends QueueEntry> {
   #goOn(queue: AgentQueue<W>, next: readonly W[], hasMore = false): void {
     const before = queue.length;
     queue.goOn(next, hasMore);
-    this.#waiting += queue.length - before;
+    this.#keep(queue.tenant, queue.length - before);
     this.#serve(queue);
   }
 }

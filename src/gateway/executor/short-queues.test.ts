@@ -66,3 +66,22 @@ test("a tenant's queues that can't start anything go to the end, and after sixte
     jest.useRealTimers();
   }
 });
+
+test("however many tenants have queues that can't start anything, few are tried in one turn of the event loop, and all in time", async () => {
+  const { short, blocked, tried } = world(10);
+  for (let at = 0; at < 2_000; at++) {
+    blocked.add(`q${at}`);
+    short.add({ tenant: `t${at}`, name: `q${at}` });
+  }
+  short.add({ tenant: "neighbour", name: "last" });
+  short.serve();
+  expect(tried.length).toBeLessThanOrEqual(64);
+  // As many as end meanwhile begin no further round of tries.
+  for (let ends = 0; ends < 100; ends++) short.serve();
+  expect(tried.length).toBeLessThanOrEqual(64);
+  let turns = 0;
+  for (; !tried.includes("last"); turns++) await new Promise(setImmediate);
+  expect(turns).toBeLessThan(100);
+  expect(tried.length).toBeGreaterThanOrEqual(2_001);
+  short.stop();
+});

@@ -5,6 +5,8 @@ import type { CallPlaces } from "./call-places.ts";
 
 /** After so many vain tries it is another tenant's turn: a tenant may have thousands of queues. */
 const TRIES_MAX = 16;
+/** After so many of all tenants the others are tried in the next turn of the event loop: there may be thousands of tenants. */
+const TRIES_TOGETHER = 64;
 /** When the remaining queues are tried, if no call ends before. */
 const TRY_AGAIN_MS = 250;
 
@@ -19,6 +21,8 @@ export function createShortQueues<Q extends { readonly tenant: string }>(
   /** By tenant, in turn. */
   const short = new Map<string, Set<Q>>();
   let tryAgain: ReturnType<typeof setTimeout> | undefined;
+  /** The tenants that are tried in the next turn of the event loop, the one that held the least first. */
+  let others: readonly string[] = [];
 
   function queuesOf(tenant: string): Set<Q> {
     const queues = short.get(tenant) ?? new Set<Q>();
@@ -26,27 +30,44 @@ export function createShortQueues<Q extends { readonly tenant: string }>(
     return queues;
   }
 
-  /** Queues that are tried in vain move to the end. */
-  function serveTenant(tenant: string): void {
+  /** Queues that are tried in vain move to the end. Gives how many those were. */
+  function serveTenant(tenant: string): number {
     const queues = queuesOf(tenant);
-    let tries = TRIES_MAX;
+    let [vain, tries] = [0, TRIES_MAX];
+    // Each once: those that are short again stand behind these.
+    let left = queues.size;
     for (const queue of queues) {
-      if (places.roomOf(tenant) <= 0 || tries === 0) return;
+      if (left-- === 0 || tries === 0 || places.roomOf(tenant) <= 0) break;
       queues.delete(queue);
-      tries = serve(queue) ? TRIES_MAX : tries - 1;
+      const isServed = serve(queue);
+      tries = isServed ? TRIES_MAX : tries - 1;
+      if (!isServed) vain++;
     }
+    return vain;
   }
 
-  function serveAll(): void {
-    for (const tenant of leastFirst(short.keys(), (name) => places.heldBy(name))) {
-      serveTenant(tenant);
+  /** Those that are not tried now are in the next turn of the event loop, whatever is given back until then. */
+  function serveSome(tenants: readonly string[]): void {
+    let tries = TRIES_TOGETHER;
+    for (const [at, tenant] of tenants.entries()) {
+      if (tries <= 0) {
+        others = tenants.slice(at);
+        setImmediate(() => serveSome(others));
+        return;
+      }
+      tries -= serveTenant(tenant);
       if (queuesOf(tenant).size === 0) short.delete(tenant);
     }
+    others = [];
     if (short.size === 0) return;
     tryAgain ??= setTimeout(() => {
       tryAgain = undefined;
       serveAll();
     }, TRY_AGAIN_MS);
+  }
+
+  function serveAll(): void {
+    if (others.length === 0) serveSome(leastFirst(short.keys(), (name) => places.heldBy(name)));
   }
 
   return {

@@ -15,6 +15,7 @@ import type { Log } from "../../core/log.ts";
 import { DAY_MS } from "../../core/time.ts";
 import { removeInGroups, tenantsIn } from "../../storage/batch-delete.ts";
 import { within } from "../../storage/deadline.ts";
+import { fairWrites } from "../../storage/fair-writes.ts";
 import { keyedById, type TimedTable } from "../../storage/periods.ts";
 import { prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 
@@ -78,6 +79,8 @@ interface DecisionLogOptions {
 }
 
 export function createDecisionLog({ store, log, bufferedMax = BUFFERED_MAX }: DecisionLogOptions) {
+  /** For those that a call waits for. */
+  const writeInTurn = fairWrites(store);
   const buffer: DecisionRow[] = [];
   let running = false;
   let closed = false;
@@ -128,7 +131,7 @@ export function createDecisionLog({ store, log, bufferedMax = BUFFERED_MAX }: De
 
   return {
     /**
-     * Records decisions: each deny before it resolves, any other soon after it returns, which it does at once. Those of the
+     * Records decisions of one tenant: each deny before it resolves, any other soon after it returns, which it does at once. Those of the
      * messages of one batch come together, and are one write: a request has no more of the store's places than that.
      *
      * @throws Fault `unavailable`, as rejection, when the store can't take them now
@@ -144,7 +147,8 @@ export function createDecisionLog({ store, log, bufferedMax = BUFFERED_MAX }: De
         running = true;
         void writeAll();
       }
-      if (first.length > 0) return store.write((tx) => insertAll(tx, first));
+      const [one] = first;
+      if (one !== undefined) return writeInTurn(one.tenant, (tx) => insertAll(tx, first));
     },
     /** Resolves when what was recorded until now can be read, or `ms` have passed. */
     settle,
