@@ -3,6 +3,7 @@
 import { describe, expect, test } from "bun:test";
 import { existsSync, readdirSync } from "node:fs";
 import { dirname, join } from "node:path";
+import { Glob } from "bun";
 import { COMMON, DEMO, FACILITATOR, GATEWAY } from "../src/config/variables.ts";
 import { VARIABLES } from "../src/config.ts";
 import { PAGES } from "../src/gateway/manual/pages.ts";
@@ -103,6 +104,27 @@ describe("the documentation", () => {
     // Files are named in other pages as well, with their whole path.
     const others = manual.text.match(/(?<=`)(src|db|test)\/[\w./-]+\.\w+(?=`)/g) ?? [];
     expect(others.filter((path) => !existsSync(join(ROOT, path)))).toEqual([]);
+  });
+
+  test("names no file in a comment of the source that is not there", async () => {
+    const broken: string[] = [];
+    for await (const path of new Glob("{src,db}/**/*.{ts,sql}").scan({ cwd: ROOT })) {
+      const named = read(path).match(/\b(src|db|test)\/[\w./-]+\.(ts|sql|md|json|yaml)\b/g) ?? [];
+      broken.push(...named.filter((name) => !existsSync(join(ROOT, name))).map((name) => `${path}: ${name}`));
+    }
+    expect(broken).toEqual([]);
+  });
+
+  test("names all that a further engine has to be told to, which is whoever asks for the dialect", async () => {
+    const engine = pages.get("development")?.section("A database engine") ?? "";
+    const named: readonly string[] = engine.match(/(?<=`)src\/[^`]+(?=`)/g) ?? [];
+    const asking: string[] = [];
+    for await (const path of new Glob("src/**/*.ts").scan({ cwd: ROOT })) {
+      const isItself = /\.test\.ts$|^src\/storage\/(look-)?(sqlite|postgres)[\w-]*\.ts$/.test(path);
+      if (!isItself && /\bdialect( [!=]==|\])/.test(read(path))) asking.push(path);
+    }
+    expect(asking.filter((path) => !named.includes(path)).sort()).toEqual([]);
+    expect(asking.length).toBeGreaterThan(10);
   });
 
   test("names every file of the way of a paid call as it is", () => {

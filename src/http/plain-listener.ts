@@ -74,7 +74,7 @@ function listen(server: Server, { host, port, variable, log }: PlainListenerOpti
   server.once("error", refuse);
   server.listen({ host, port }, () => {
     server.off("error", refuse);
-    server.on("error", (error) => log.error("listener_failed", { error }));
+    server.on("error", (error) => log.error("listener_failed", { port: variable, error }));
     resolve();
   });
   return promise;

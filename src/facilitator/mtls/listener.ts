@@ -142,7 +142,7 @@ function listen(server: Server, { host, port, log }: MtlsListenerOptions): Promi
     server.once("error", refuse);
     server.listen({ host, port }, () => {
       server.off("error", refuse);
-      server.on("error", (error) => log.error("listener_failed", { error }));
+      server.on("error", (error) => log.error("listener_failed", { port: "TOLLGATE_PORT", error }));
       resolve();
     });
   });

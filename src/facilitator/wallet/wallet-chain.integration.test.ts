@@ -236,7 +236,7 @@ test("a transaction that three blocks leave out is replaced, and the wallet's ot
   for (let block = 1; block <= 2; block++) await chain.mine();
   await Bun.sleep(400);
   expect(await wallet.rows()).toHaveLength(3);
-  await chain.mine(2);
+  await chain.mine();
   await until(async () => (await wallet.rows()).length === 4);
   expect((await wallet.rows()).map((row) => [row.wallet_nonce, row.replacement])).toEqual([
     [head!.wallet_nonce, 0],
