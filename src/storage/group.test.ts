@@ -277,3 +277,24 @@ test("closures do not wait for the commands of a thousand tenants, nor a command
   expect(stored.closures).toBeLessThanOrEqual(2 * 512);
   await Promise.all(many);
 });
+
+test("when no group can begin, the thousands that wait are refused few in a turn of the event loop", async () => {
+  const prepare = writer.prepare.bind(writer);
+  const fails = () => {
+    throw new Error("the disk is gone");
+  };
+  writer.prepare = ((text: string) => {
+    const statement = prepare(text);
+    if (text === "begin immediate") statement.run = fails;
+    return statement;
+  }) as typeof writer.prepare;
+  const { counting } = countingGroup(10);
+  let refused = 0;
+  for (let i = 0; i < 5_000; i++) counting.execute(store, { id: `r${i}` }).catch(() => refused++);
+  let most = 0;
+  for (let before = 0; refused < 5_000; before = refused) {
+    await new Promise(setImmediate);
+    most = Math.max(most, refused - before);
+  }
+  expect(most).toBeLessThanOrEqual(512);
+});
