@@ -294,3 +294,24 @@ test("a command is written while there are always closures and large works, of w
   expect(others).toBeLessThan(40);
   await Promise.all(busy);
 });
+
+test("when no group can begin, the thousands that wait are refused few in a turn of the event loop", async () => {
+  const prepare = writer.prepare.bind(writer);
+  const fails = () => {
+    throw new Error("the disk is gone");
+  };
+  writer.prepare = ((text: string) => {
+    const statement = prepare(text);
+    if (text === "begin immediate") statement.run = fails;
+    return statement;
+  }) as typeof writer.prepare;
+  const { counting } = countingGroup(10);
+  let refused = 0;
+  for (let i = 0; i < 5_000; i++) counting.execute(store, { id: `r${i}` }).catch(() => refused++);
+  let most = 0;
+  for (let before = 0; refused < 5_000; before = refused) {
+    await new Promise(setImmediate);
+    most = Math.max(most, refused - before);
+  }
+  expect(most).toBeLessThanOrEqual(512);
+});

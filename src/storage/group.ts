@@ -221,7 +221,7 @@ export function createGroupCommit(options: GroupOptions) {
   let onIdle = () => {};
 
   /** False when another process holds the write lock: the works go on waiting, without blocking the event loop. */
-  function begin(): boolean {
+  async function begin(): Promise<boolean> {
     try {
       runner.begin();
       busySince = undefined;
@@ -230,13 +230,13 @@ export function createGroupCommit(options: GroupOptions) {
       busySince ??= performance.now();
       if (isBusy(error) && performance.now() - busySince < BUSY_MS_MAX) return false;
       busySince = undefined;
-      for (const work of queue.all()) work.reject(sqliteFailure(error));
+      await inSlices(queue.all(), (work) => work.reject(sqliteFailure(error)));
       return false;
     }
   }
 
   async function turn(): Promise<void> {
-    if (begin()) {
+    if (await begin()) {
       const outcome = await runner.run(queue.next(), apart);
       const { answers, again } = outcome;
       apart = outcome.apart === true;

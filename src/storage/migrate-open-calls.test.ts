@@ -197,7 +197,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
     expect(row).toMatchObject({ status: "failed", settlement_status: "settlement_failed" });
     for (const older of OLDER_CALLS) {
       const owner = { tenant: older.tenant, caller: "ada", agent_id: AGENT };
-      const known = await findKey(store.read, owner, { key: keyOf(older), asked_at: clock.now(), latest: clock.now() });
+      const known = await findKey(store, owner, { key: keyOf(older), asked_at: clock.now(), latest: clock.now() });
       expect(known?.invocation_id).toBe(older === declined ? undefined : idOf(older));
     }
   }, 60_000);

@@ -26,7 +26,7 @@ eachStore((makePlace) => {
     await store.write((tx) => renewLease(tx, "rep_2"));
     await clearDead(() => refusals().removeAppeared(), store, clock, "rep_2");
     expect(await store.read.db.select().from(store.read.tables.invocations)).toEqual([]);
-    expect(await findKey(store.read, row, idempotency)).toBeNull();
+    expect(await findKey(store, row, idempotency)).toBeNull();
     await store.close();
     place.remove();
   });

@@ -85,3 +85,21 @@ test("however many tenants have queues that can't start anything, few are tried 
   expect(tried.length).toBeGreaterThanOrEqual(2_001);
   short.stop();
 });
+
+test("what is given back during a round of tries is offered again to those who were tried before", async () => {
+  const { short, blocked, tried } = world(10);
+  const names = Array.from({ length: 500 }, (_, at) => `q${at}`);
+  for (const name of names) {
+    blocked.add(name);
+    short.add({ tenant: name, name });
+  }
+  short.serve();
+  expect(tried).toContain("q0");
+  tried.length = 0;
+  blocked.delete("q0");
+  short.serve();
+  let turns = 0;
+  for (; !tried.includes("q0") && turns < 1_000; turns++) await new Promise(setImmediate);
+  expect(turns).toBeLessThan(50);
+  short.stop();
+});

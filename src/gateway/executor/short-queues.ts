@@ -23,6 +23,8 @@ export function createShortQueues<Q extends { readonly tenant: string }>(
   let tryAgain: ReturnType<typeof setTimeout> | undefined;
   /** The tenants that are tried in the next turn of the event loop, the one that held the least first. */
   let others: readonly string[] = [];
+  /** Something was given back meanwhile: those who were tried before may have it. */
+  let isMissed = false;
 
   function queuesOf(tenant: string): Set<Q> {
     const queues = short.get(tenant) ?? new Set<Q>();
@@ -46,7 +48,7 @@ export function createShortQueues<Q extends { readonly tenant: string }>(
     return vain;
   }
 
-  /** Those that are not tried now are in the next turn of the event loop, whatever is given back until then. */
+  /** Those that are not tried now are in the next turn of the event loop. */
   function serveSome(tenants: readonly string[]): void {
     let tries = TRIES_TOGETHER;
     for (const [at, tenant] of tenants.entries()) {
@@ -59,6 +61,8 @@ export function createShortQueues<Q extends { readonly tenant: string }>(
       if (queuesOf(tenant).size === 0) short.delete(tenant);
     }
     others = [];
+    if (isMissed) setImmediate(serveAll);
+    isMissed = false;
     if (short.size === 0) return;
     tryAgain ??= setTimeout(() => {
       tryAgain = undefined;
@@ -67,7 +71,8 @@ export function createShortQueues<Q extends { readonly tenant: string }>(
   }
 
   function serveAll(): void {
-    if (others.length === 0) serveSome(leastFirst(short.keys(), (name) => places.heldBy(name)));
+    if (others.length > 0) isMissed = true;
+    else serveSome(leastFirst(short.keys(), (name) => places.heldBy(name)));
   }
 
   return {

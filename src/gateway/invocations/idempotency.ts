@@ -1,13 +1,14 @@
 // Idempotency keys: within its 24 hours, a caller's key stands for the first call that it was sent with. Keys stand in slots
 // of time, which go as a whole when they are over. A key stands in each slot that it lives in, which is one or two of them.
 // So two calls with one key always meet in the slot of the later one, whichever replicas took them, and wherever a slot ends.
-import { and, eq, gt, gte } from "drizzle-orm";
+import { and, eq } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { IDEMPOTENCY_HOURS } from "../../core/limits.ts";
 import { HOUR_MS } from "../../core/time.ts";
-import type { Reader, Tx } from "../../storage/store.ts";
+import { type Command, inputRows } from "../../storage/commands.ts";
+import type { Store, Tx } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
 
 export interface Idempotency {
@@ -44,13 +45,64 @@ function ownKey({ idempotencyKeys: t }: Tables, owner: KeyOwner, key: string) {
   return and(eq(t.tenant, owner.tenant), eq(t.caller, owner.caller), eq(t.agent_id, owner.agent_id), eq(t.key, key));
 }
 
+interface WantedKey {
+  readonly owner: KeyOwner;
+  readonly key: string;
+  readonly asked_at: number;
+  /** It may also stand in a later one: of a clock that was ahead, and was put right before this process began. */
+  readonly slot: number;
+}
+
+type KnownKey = Pick<Tables["idempotencyKeys"]["$inferSelect"], "body_sha256" | "invocation_id">;
+
+const INPUT = inputRows<WantedKey>({
+  tenant: ["text", ({ owner }) => owner.tenant],
+  caller: ["text", ({ owner }) => owner.caller],
+  agent_id: ["text", ({ owner }) => owner.agent_id],
+  key: ["text", ({ key }) => key],
+  slot: ["bigint", ({ slot }) => slot],
+  asked_at: ["bigint", ({ asked_at }) => asked_at],
+});
+
+/** Of many calls at once, by turns of their tenants: a call waits for it before it is answered. */
+const keyLookUp: Command<WantedKey, KnownKey | null> = {
+  name: "idempotency_key",
+  tenantOf: ({ owner }) => owner.tenant,
+  bytesOf: () => 512,
+  sqlite(prepare) {
+    const find = prepare(
+      `select body_sha256, invocation_id from idempotency_keys
+       where tenant = ? and caller = ? and agent_id = ? and key = ? and slot >= ? and expires_at > ? limit 1`,
+    );
+    return ({ owner: { tenant, caller, agent_id }, key, slot, asked_at }) =>
+      find.get(tenant, caller, agent_id, key, slot, asked_at) as unknown as KnownKey | null;
+  },
+  postgres: {
+    text: `select n, known.body_sha256, known.invocation_id from ${INPUT.source}, lateral (
+        select k.body_sha256, k.invocation_id from idempotency_keys k
+        where k.tenant = input.tenant and k.caller = input.caller and k.agent_id = input.agent_id and k.key = input.key
+          and k.slot >= input.slot and k.expires_at > input.asked_at
+        limit 1
+      ) as known`,
+    valuesOf: INPUT.values,
+    outputsOf(inputs, rows) {
+      const found: (KnownKey | null)[] = inputs.map(() => null);
+      for (const row of rows) found[Number(row["n"]) - 1] = row as unknown as KnownKey;
+      return found;
+    },
+  },
+};
+
+/** A store, or a transaction of one. */
+type KeyReader = Pick<Store, "lookUp"> | Tx;
+
 /**
  * The invocation that a caller's idempotency key stands for, or null.
  *
  * @throws Fault `conflict` when it stands for another body
  */
 export async function findByIdempotencyKey(
-  reader: Reader,
+  reader: KeyReader,
   owner: KeyOwner,
   wanted: Idempotency,
 ): Promise<string | null> {
@@ -62,23 +114,15 @@ export async function findByIdempotencyKey(
   return known.invocation_id;
 }
 
-/**
- * The same for any body. It may also stand in a later slot: of a clock that was ahead, and was put right before this process
- * began.
- */
+/** The same for any body. */
 export async function findKey(
-  reader: Reader,
+  reader: KeyReader,
   owner: KeyOwner,
-  { key, ...time }: Pick<Idempotency, "key" | "asked_at" | "latest">,
-): Promise<Tables["idempotencyKeys"]["$inferSelect"] | null> {
-  const { idempotencyKeys: t } = reader.tables;
-  const [earliest = 0] = slotsOf(time);
-  const [known] = await reader.db
-    .select()
-    .from(t)
-    .where(and(ownKey(reader.tables, owner, key), gte(t.slot, earliest), gt(t.expires_at, time.asked_at)))
-    .limit(1);
-  return known ?? null;
+  { key, asked_at, latest }: Pick<Idempotency, "key" | "asked_at" | "latest">,
+): Promise<KnownKey | null> {
+  const [slot = 0] = slotsOf({ asked_at, latest });
+  const wanted = { owner, key, asked_at, slot };
+  return "lookUp" in reader ? reader.lookUp(keyLookUp, wanted) : reader.execute(keyLookUp, wanted);
 }
 
 /** Frees the key of a call that was refused after all, so that it may be sent again with another payment. */

@@ -120,7 +120,7 @@ async function acceptStored(
   for (let tries = 0; tries < KEY_TRIES_MAX; tries++) {
     if (await writer.execute(command, accepting)) return row.id;
     if (idempotency === null) throw partsGone();
-    const first = await findByIdempotencyKey("read" in writer ? writer.read : writer, row, idempotency);
+    const first = await findByIdempotencyKey(writer, row, idempotency);
     if (first !== null) return first;
     // It was freed between the two looks, by a payment that was declined.
   }

@@ -254,7 +254,7 @@ async function callWithKey(
   idempotency: Idempotency,
 ): Promise<string | null> {
   const { tenant, user } = caller;
-  const id = await findByIdempotencyKey(store.read, { tenant, caller: user, agent_id: agentId }, idempotency);
+  const id = await findByIdempotencyKey(store, { tenant, caller: user, agent_id: agentId }, idempotency);
   return id === null || (await refusals.isRefused({ tenant, id })) ? null : id;
 }
 

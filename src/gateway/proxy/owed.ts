@@ -56,7 +56,7 @@ async function idByKey({ store, time }: OwedOptions, { caller, agentId, headers 
   if (key === null) return null;
   const owner = { tenant: caller.tenant, caller: caller.user, agent_id: agentId };
   return (
-    (await findKey(store.read, owner, { key, asked_at: time.earliest(), latest: time.latest() }))?.invocation_id ?? null
+    (await findKey(store, owner, { key, asked_at: time.earliest(), latest: time.latest() }))?.invocation_id ?? null
   );
 }
 
