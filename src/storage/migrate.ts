@@ -151,7 +151,12 @@ const HELD_UP = /^(55P03|40P01)$/;
  */
 const STILL_THERE_EVERY = "1s";
 
-/** No version, but the row that whoever migrates holds. */
+/**
+ * Only one at a time, for as long as its transaction. Whoever waits for this holds nothing of the table, so that a version may
+ * change that too. Others read and write it meanwhile.
+ */
+const ALONE = "lock table schema_migrations in share update exclusive mode";
+/** No version, but the row that whoever migrates holds too: versions up to 22 know nothing else. */
 const LOCK_ROW = "insert into schema_migrations (version, applied_at) values (0, 0) on conflict do nothing";
 const TAKE_LOCK = "update schema_migrations set applied_at = applied_at where version = 0";
 /** Two that make one table at once: one of them is told so in one of these ways, and finds the table the next time. */
@@ -177,6 +182,7 @@ async function makeLockRow(client: SQL): Promise<void> {
     try {
       await patiently(client, async (tx) => {
         await tx.unsafe(VERSIONS_TABLE);
+        await tx.unsafe(ALONE);
         await tx.unsafe(LOCK_ROW);
       });
       return;
@@ -186,7 +192,7 @@ async function makeLockRow(client: SQL): Promise<void> {
   }
 }
 
-/** Applies what is missing. Replicas that start at once queue on a row; the first one does the work. */
+/** Applies what is missing. Replicas that start at once queue; the first one does the work. */
 export async function migratePostgres(client: SQL, tools: MigrationTools): Promise<void> {
   await makeLockRow(client);
   const until = performance.now() + WAIT_MINUTES * 60_000;
@@ -203,6 +209,7 @@ export async function migratePostgres(client: SQL, tools: MigrationTools): Promi
 async function applyPending(client: SQL, { clock, log }: MigrationTools): Promise<void> {
   const announce = announcer(log);
   await patiently(client, async (tx) => {
+    await tx.unsafe(ALONE);
     await tx.unsafe(TAKE_LOCK);
     await tx.unsafe(`set local lock_timeout = '${TABLE_LOCK_WAIT}'`);
     const migrations = pending(await tx.unsafe<VersionRow[]>(READ_VERSIONS), log);

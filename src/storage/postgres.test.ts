@@ -149,6 +149,26 @@ describe("on Postgres alone", () => {
     await store.close();
   });
 
+  test("replicas that start while another one migrates wait for it without being in its way", async () => {
+    const place = await postgresPlace();
+    await (await place.open()).close();
+    // As version 22 has left it, with a program that is just about to change the table of the versions.
+    await place.execute("delete from schema_migrations where version = 23");
+    await place.execute("alter table schema_migrations drop column floor");
+    await using operator = new SQL(place.url, { max: 1, database: new URL(place.url).pathname.slice(1) });
+    // A sequence counts what is undone too.
+    const slow = `create sequence tries;
+      create function wait() returns event_trigger language plpgsql as $$ begin perform nextval('tries'), pg_sleep(0.3); end $$;
+      create event trigger slow on ddl_command_start when tag in ('ALTER TABLE') execute function wait()`;
+    await operator.unsafe(slow);
+    const started = await Promise.allSettled(Array.from({ length: 6 }, () => place.open()));
+    expect(started.map((each) => (each.status === "fulfilled" ? "started" : `${each.reason}`))).toEqual(
+      Array(6).fill("started"),
+    );
+    expect(await operator.unsafe("select last_value from tries")).toEqual([{ last_value: "1" }] as never);
+    for (const each of started) if (each.status === "fulfilled") await each.value.close();
+  });
+
   test("replicas that start at once agree on one schema", async () => {
     const place = await postgresPlace();
     const stores = await Promise.all(Array.from({ length: 5 }, () => place.open()));
