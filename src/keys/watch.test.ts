@@ -43,6 +43,27 @@ test("a look that fails is told of, and keeps nobody", async () => {
   expect(failures).toEqual([new Error("the database is away")]);
 });
 
+test("what was seen is fresh for two seconds and no longer: then a look is waited for", async () => {
+  let time = 0;
+  const { looks, watch } = heldLook(() => time);
+  watch.start();
+  time = 1_999;
+  await watch.refreshed();
+  expect(watch.isFresh()).toBe(true);
+  time = 2_000;
+  expect(watch.isFresh()).toBe(false);
+  let isOver = false;
+  const waiting = watch.refreshed().then(() => {
+    isOver = true;
+  });
+  await Bun.sleep(0);
+  expect(isOver).toBe(false);
+  looks[0]?.resolve();
+  await waiting;
+  expect(watch.isFresh()).toBe(true);
+  await watch.stop();
+});
+
 test("what was seen is gone by for ten seconds and no longer, and again after the next look", async () => {
   let time = 0;
   const { looks, watch } = heldLook(() => time);

@@ -14,6 +14,8 @@ import { eachPostgres } from "../support/stores/postgres-kinds.ts";
 setDefaultTimeout(120_000);
 
 const AT_ONCE = 40;
+/** A second, two at most; the rest is for a busy machine. */
+const BROKEN_OFF_MS_MAX = 10_000;
 
 eachPostgres((kind) => {
   let replicas: Replicas;
@@ -23,6 +25,7 @@ eachPostgres((kind) => {
   let upstream: Upstream;
   const made: string[] = [];
   const held = Promise.withResolvers<void>();
+  const brokenOff = Promise.withResolvers<void>();
 
   beforeAll(async () => {
     replicas = await openReplicas(await kind.freshDatabase());
@@ -30,7 +33,8 @@ eachPostgres((kind) => {
     tenant = await replicas.tenant(first);
     upstream = startUpstream(async (request) => {
       made.push(`${new URL(request.url).pathname} ${await request.text()}`);
-      if (request.url.endsWith("/held")) await held.promise;
+      if (request.url.endsWith("/broken-off")) request.signal.addEventListener("abort", () => brokenOff.resolve());
+      if (/\/(held|broken-off)$/.test(request.url)) await held.promise;
       return Response.json({ hello: "world" });
     });
   });
@@ -87,6 +91,19 @@ eachPostgres((kind) => {
     const answers = await Promise.all([tenant.send("POST", path), fromSecond(path, { method: "POST" })]);
     expect(answers.map(({ status }) => status).sort()).toEqual([200, 409]);
     expect(await tenant.poll(id, invocation)).toMatchObject({ status: "failed", error_class: "cancelled" });
+  });
+
+  test.concurrent("a call that is cancelled through the other replica is broken off where it runs, and who waits there learns it", async () => {
+    const id = await tenant.agent({ upstream_url: `${upstream.url}broken-off` });
+    const invocation = invocationOf(await tenant.send("POST", `/v1/proxy/${id}`, { n: 1 }));
+    while (!made.some((call) => call.startsWith("/broken-off "))) await Bun.sleep(10);
+    const waiting = tenant.poll(id, invocation, 60);
+    const startedAt = performance.now();
+    const path = `/v1/proxy/${id}/invocations/${invocation}/cancel`;
+    expect((await fromSecond(path, { method: "POST" })).status).toBe(200);
+    expect(await waiting).toMatchObject({ status: "failed", error_class: "cancelled" });
+    await brokenOff.promise;
+    expect(performance.now() - startedAt).toBeLessThan(BROKEN_OFF_MS_MAX);
   });
 
   test.concurrent("a payment whose first attempt got no answer is collected, and buys its call once", async () => {
