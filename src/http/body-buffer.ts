@@ -72,6 +72,7 @@ export function gather(sizeMax: number, storedMax: number = Number.POSITIVE_INFI
         }
         last = moved(last, roomFor(bytes.byteLength - at));
         const next = bytes.subarray(at, at + last.byteLength - used);
+        if (next.byteLength === 0) throw new RangeError(`more than ${sizeMax} bytes of a body`);
         last.set(next, used);
         used += next.byteLength;
         at += next.byteLength;

@@ -11,6 +11,7 @@ import { Fault, type FaultDetail } from "../core/fault.ts";
 import { BODY_INTAKE_BYTES_MAX, BODY_INTAKE_MS_MAX, BODY_INTAKE_SILENCE_MS_MAX } from "../core/limits.ts";
 import { type CallBody, freeMemory, wholeOf } from "../wire/body.ts";
 import { type BodyReader, type Gathered, gather } from "./body-buffer.ts";
+import { declaredLength } from "./body-length.ts";
 
 /** A body up to this size is not counted: all connections together could not hold enough to matter. */
 const TINY_BYTES = 4096;
@@ -115,9 +116,8 @@ export function createIntake(limits: IntakeLimits) {
   }
 
   async function readBody(request: Request, tenant: string, bytesMax: number, held?: Held): Promise<CallBody> {
-    const header = request.headers.get("content-length");
     // A declared length bounds the body: the HTTP parser takes no more than that.
-    const declared = header === null ? null : Number(header);
+    const declared = declaredLength(request.headers);
     if (declared !== null && declared > bytesMax) throw tooLarge(bytesMax);
     try {
       if (declared !== null && declared <= TINY_BYTES) return await request.bytes();

@@ -52,7 +52,9 @@ export function createPassOver(limits: PassOverLimits = LIMITS) {
 
 /** Null when nothing is left, or more than may be. */
 function leftOf({ headers, body }: Request, bytesMax: number): Request["body"] {
-  if (Number(headers.get("content-length")) > bytesMax) return null;
+  const declared = headers.get("content-length") ?? "0";
+  // A length that is no number was refused, and what follows the head is not known.
+  if (!(Number(declared) <= bytesMax)) return null;
   return body === null || body.locked ? null : body;
 }
 

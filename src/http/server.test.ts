@@ -167,3 +167,45 @@ test("a short host name does not move the path", async () => {
   const headers = `Authorization: Bearer good\r\nContent-Type: application/json\r\nContent-Length: ${body.length}\r\n\r\n${body}`;
   expect(await raw(request("/v1/things", headers))).toStartWith("HTTP/1.1 201");
 });
+
+/** Sends bytes on a connection of its own, and resolves with all that came back when it is closed. */
+function exchange(bytes: string): Promise<string> {
+  const { promise, resolve } = Promise.withResolvers<string>();
+  let answer = "";
+  const socket = connect(server.port ?? 0, "127.0.0.1", () => void socket.write(bytes));
+  socket.on("data", (data) => {
+    answer += data;
+  });
+  socket.on("close", () => resolve(answer));
+  return promise;
+}
+
+test.each([
+  [
+    "a length that is sent twice",
+    "content-length: 3\r\ncontent-length: 3\r\n\r\nabc",
+    "content-length: must be one number of bytes",
+  ],
+  ["a host that is sent twice", "host: other\r\nconnection: close\r\n\r\n", "host: must be sent once"],
+])("%s is 400 on every route, and the answer names the header", async (_, rest, error) => {
+  for (const line of ["GET /open", "POST /v1/things", "GET /nowhere", "DELETE /v1/things/1"]) {
+    const answer = await exchange(`${line} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer good\r\n${rest}`);
+    expect(answer).toStartWith("HTTP/1.1 400");
+    expect(answer).toContain(error);
+  }
+});
+
+test.each(["/open", "/nowhere", "/v1/things/1"])(
+  "strangers' requests to %s that come together are not all answered in one turn",
+  async (path) => {
+    const asked = 20_000;
+    let answered = 0;
+    const requests = Array.from({ length: asked }, async () => {
+      await edge.fetch(new Request(`http://localhost${path}`));
+      answered++;
+    });
+    for (let step = 0; step < 100; step++) await null;
+    expect(answered).toBeLessThan(asked);
+    await Promise.all(requests);
+  },
+);

@@ -11,6 +11,7 @@ import { type Meters, silentMeters } from "../core/meters.ts";
 import type { Span, Tracer } from "../core/tracing.ts";
 import { createAccessLog, shownPath } from "./access-log.ts";
 import { faultResponse } from "./answers.ts";
+import { declaredLength } from "./body-length.ts";
 import { createRouter, type RoutedApp, withRoutableUrl } from "./elysia.ts";
 import { createPassOver } from "./pass-over.ts";
 import { beginSpan, endSpan, type SpanStart, type TracedRoute, tracedCall } from "./request-span.ts";
@@ -136,11 +137,8 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
         context.span = beginSpan(tracer, traced, request, { method, startedAt, caller: [field, shown] });
         fields["trace_id"] = context.span.traceId;
       }
-      const { span } = context;
-      const note = (name: string, value: string) => {
-        fields[name] = value;
-      };
-      const scope = { requestId, caller, method: original.method, holdOpen, note, span };
+      const note = noteIn(fields);
+      const scope = { requestId, caller, method: original.method, holdOpen, note, span: context.span };
       return turnOf(shown)?.then(() => scope) ?? scope;
     });
   }
@@ -148,7 +146,8 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
   function respond(request: Request, context: RequestContext): Bun.MaybePromise<Response> {
     const { path } = context;
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
-    if (!guard?.covers(path)) return route(request, path);
+    checkFraming(context.original.headers);
+    if (!guard?.covers(path)) return turnOf(STRANGERS)?.then(() => route(request, path)) ?? route(request, path);
     return andThen(enter(guard, context, request), (scope) => {
       guard.permit?.(scope.caller, scope.method, path);
       const parameter = straight === undefined ? null : parameterOf(straight, request.method, path);
@@ -171,7 +170,11 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
   }
 
   return {
-    /** @param holdOpen as in the request's scope */
+    /**
+     * The server leaves the body of an answer to HEAD out, and its length, where it has one, in.
+     *
+     * @param holdOpen as in the request's scope
+     */
     async fetch(original: Request, holdOpen: (held: boolean) => void = holdNothing): Promise<Response> {
       const startedAt = performance.now();
       const { request, path } = withRoutableUrl(original);
@@ -193,6 +196,8 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
         const answer = respond(request, context);
         response = answer instanceof Promise ? await answer : answer;
       } catch (error) {
+        // A refusal takes a turn too. The runtime would answer a connection full of refusals in one turn of the event loop.
+        if (context.known === STRANGERS) await turnOf(STRANGERS);
         response = failed(error, context, { log: options.log, mayTell: accessLog.mayTell });
       }
       response.headers.set("x-request-id", requestId);
@@ -200,7 +205,6 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       tell(context, response.status);
       const passing = passOver(request, response, context.known);
       if (passing !== undefined) await passing;
-      // The server leaves the body of an answer to HEAD out, and its length, where it has one, in.
       return response;
     },
     /** From now on every request is answered 503. */
@@ -208,6 +212,17 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       draining = true;
     },
   };
+}
+
+/**
+ * What decides where a request ends, and to whom it goes, must be said once (RFC 9112, sections 3.2 and 6.3).
+ *
+ * @throws Fault `invalid_request`
+ */
+function checkFraming(headers: Headers): void {
+  declaredLength(headers);
+  // The runtime joins the two by a comma and a space, and no host holds a space.
+  if (headers.get("host")?.includes(" ")) throw new Fault("invalid_request", "host: must be sent once");
 }
 
 /** A segment of which every spelling is itself, so that no router could read it otherwise. */
@@ -228,6 +243,10 @@ const holdNothing = () => {};
 
 /** The fields of a request's line in the log, which one object gathers while the request is answered. */
 type Fields = Record<string, string | number>;
+
+const noteIn = (fields: Fields) => (name: string, value: string) => {
+  fields[name] = value;
+};
 
 interface RequestContext {
   /** The request object that the server gave; callers of the edge may know it by that. */

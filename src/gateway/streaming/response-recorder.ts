@@ -84,7 +84,7 @@ export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture
     },
     head(response: Answer) {
       status = response.status;
-      length = Number(response.headers.get("content-length") ?? 0) || 0;
+      length = Number(response.headers.get("content-length")) || 0;
       contentType = response.headers.get("content-type")?.slice(0, CONTENT_TYPE_CHARACTERS_MAX) ?? null;
     },
     /** Called with each piece that goes to the caller. */
