@@ -98,6 +98,8 @@ async function serve(line: CommandLine): Promise<void> {
   const meters = await openMeters(config, log);
   if (config.facilitator === null) await runGateway(config, log, meters);
   else await runFacilitator(config.facilitator, log, meters);
+  const { startWatchdog } = await import("./cli/watchdog.ts");
+  startWatchdog(config.log);
   const { watchLoop } = await import("./concurrency/loop-watch.ts");
   // Only now: to start takes long, and holds up nobody.
   const stopWatching = watchLoop("main", config.blockedMs, log.warn, meters.loopLate);

@@ -1,11 +1,12 @@
 // The life of the binary's process: it starts anywhere with nothing beside it, ends well when it is told to, and
 // comes back with what it held, killed or not.
 import { expect, setDefaultTimeout, test } from "bun:test";
-import { readdirSync, readFileSync, readlinkSync, statSync } from "node:fs";
+import { readdirSync, readFileSync, readlinkSync, statSync, unlinkSync } from "node:fs";
 import { join } from "node:path";
-import { eachDatabase, type Gateway, startGateway } from "./support/gateway/gateway.ts";
+import { eachDatabase, executeIn, type Gateway, startGateway } from "./support/gateway/gateway.ts";
 import { runCommand, temporaryRoot } from "./support/gateway/process.ts";
 import { startPostgres } from "./support/stores/postgres.ts";
+import { until } from "./support/until.ts";
 
 setDefaultTimeout(60_000);
 
@@ -19,6 +20,8 @@ async function agents(gateway: Gateway, init: RequestInit = {}): Promise<{ statu
   const response = await fetch(`${gateway.url}/v1/agents`, { ...init, headers });
   return { status: response.status, body: await response.json() };
 }
+
+const isRefused = (error: unknown) => error instanceof Error && error.name !== "TimeoutError";
 
 const modeOf = (path: string) => statSync(path).mode & 0o777;
 
@@ -63,6 +66,24 @@ test("the log of SQLite is moved into the database file by a thread that the bin
   }
   await gateway.stop();
   expect(gateway.log()).not.toContain("checkpoint_failed");
+});
+
+test("a process whose main loop stands still says so in one line and ends by a signal, so that it is started again", async () => {
+  await using gateway = await startGateway();
+  // A pipe in the place of the key's file: to read it, which the gateway does for a key that it does not know, takes for ever.
+  const file = join(gateway.dataDir, "master.key");
+  unlinkSync(file);
+  expect(Bun.spawnSync(["mkfifo", file]).success).toBe(true);
+  await executeIn(gateway, {}, "update keyring set next_master_key_id = 'unknown'");
+  await until(
+    () => fetch(`${gateway.url}/healthz`, { signal: AbortSignal.timeout(500) }).then(() => false, isRefused),
+    30_000,
+  );
+  const lines = gateway
+    .log()
+    .split("\n")
+    .filter((line) => line.includes('"main_loop_stuck"'));
+  expect(lines.map((line) => JSON.parse(line))).toMatchObject([{ level: "error", event: "main_loop_stuck" }]);
 });
 
 test("a port that another gateway listens on is refused", async () => {

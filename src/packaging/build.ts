@@ -12,6 +12,7 @@ const ENTRIES = [
   "src/gateway/executor/workers/worker.ts",
   "src/storage/checkpoint-thread.ts",
   "src/x402/verifier/worker.ts",
+  "src/cli/watchdog.ts",
 ];
 
 const OPTIONS = ["--compile", "--bytecode", "--format=esm", "--splitting", "--sourcemap=linked"];
