@@ -2,6 +2,7 @@
 // milliseconds; the others follow in the next turns, one tenant after the other, for as long again. So a thousand
 // requests that arrive together hold up no timers and no streams, and a tenant that sends few waits behind few.
 // One per thread, since a thread has one event loop, and all requests share its turns.
+import { AsyncLocalStorage } from "node:async_hooks";
 import { createRoundRobin } from "./round-robin.ts";
 
 /** Includes what a request does up to its first wait, such as a query of SQLite. */
@@ -14,6 +15,14 @@ const STEPS = 32;
 const waiting = createRoundRobin<() => void>();
 /** When the first request of this turn of the event loop began; null before that. */
 let turnBeganAt: number | null = null;
+
+const acting = new AsyncLocalStorage<string | null>();
+
+/** The tenant whose request the calling code serves; null for the process's own work. The store shares its turns by it. */
+export const actingTenant = (): string | null => acting.getStore() ?? null;
+
+/** Runs `work`, with all that follows from it, for this tenant; null for work that a request only starts. */
+export const actFor = <T>(tenant: string | null, work: () => T): T => acting.run(tenant, work);
 
 /** Undefined when a request of the tenant may begin at once; else it may when this resolves. */
 export function turnOf(tenant: string): Promise<void> | undefined {

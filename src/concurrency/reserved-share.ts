@@ -9,22 +9,27 @@ const RESERVED = 8;
 /**
  * Whether one who holds `own` of `taken` places may have another, when so many hold any, itself included. Pure.
  */
-export function mayTake(own: number, taken: number, holders: number, total: number): boolean {
+export function mayTake(own: number, taken: number, holders: number, total: number, round = Math.floor): boolean {
   const free = total - taken;
   const reserve = Math.max(1, Math.floor(total / RESERVED));
-  const share = Math.max(1, Math.floor((total - reserve) / holders));
+  const share = Math.max(1, round((total - reserve) / holders));
   return free > 0 && own < share && (free > reserve || own === 0);
 }
 
-export function createReservedShare(total: number) {
+/** @param round what becomes of a part of a place when equal shares are made */
+export function createReservedShare(total: number, round = Math.floor) {
   const held = new Map<string, number>();
   let taken = 0;
   return {
-    /** False when this one has its share, or nothing is free. */
-    take(name: string): boolean {
+    /**
+     * False when this one has its share, or nothing is free.
+     *
+     * @param isFirst whether it may have what is free, whatever its share
+     */
+    take(name: string, isFirst = false): boolean {
       const own = held.get(name) ?? 0;
       const holders = held.size + (own === 0 ? 1 : 0);
-      if (!mayTake(own, taken, holders, total)) return false;
+      if (isFirst ? taken === total : !mayTake(own, taken, holders, total, round)) return false;
       held.set(name, own + 1);
       taken++;
       return true;

@@ -2,7 +2,7 @@
 // Fault into an answer, and writes the access log. Routes themselves only know Faults.
 // One per thread, since a scope is kept under the request that it belongs to.
 import { andThen } from "../concurrency/and-then.ts";
-import { turnOf } from "../concurrency/request-turns.ts";
+import { actFor, turnOf } from "../concurrency/request-turns.ts";
 import type { Caller } from "../core/caller.ts";
 import { Fault } from "../core/fault.ts";
 import { REQUEST_ID_CHARACTERS_MAX } from "../core/limits.ts";
@@ -147,13 +147,14 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     const { path } = context;
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
     checkFraming(context.original.headers);
-    if (!guard?.covers(path)) return turnOf(STRANGERS)?.then(() => route(request, path)) ?? route(request, path);
+    const toRoute = () => route(request, path);
+    if (!guard?.covers(path)) return andThen(turnOf(STRANGERS), () => actFor(STRANGERS, toRoute));
     return andThen(enter(guard, context, request), (scope) => {
       guard.permit?.(scope.caller, scope.method, path);
-      const parameter = straight === undefined ? null : parameterOf(straight, request.method, path);
-      if (straight !== undefined && parameter !== null) return straight.answer(request, scope, parameter);
+      const answer = straightTo(straight, request, path);
+      if (answer !== null) return actFor(context.known, () => answer(scope));
       guard.scopes.set(request, scope);
-      return route(request, path);
+      return actFor(context.known, toRoute);
     });
   }
 
@@ -165,8 +166,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     counted(path, status, ms);
     if (span !== null) endSpan(span, status, fields);
     if (!guard?.covers(path)) accessLog.open(fields);
-    else if (known === STRANGERS) accessLog.stranger(fields);
-    else accessLog.known(fields);
+    else (known === STRANGERS ? accessLog.stranger : accessLog.known)(fields);
   }
 
   return {
@@ -229,10 +229,10 @@ function checkFraming(headers: Headers): void {
 const PLAIN_SEGMENT = /^[\w-]+$/;
 
 /** Null for a request that is not of the straight route, or not plain. */
-function parameterOf<C>(straight: StraightRoute<C>, method: string, path: string): string | null {
-  if (method !== straight.method || !path.startsWith(straight.prefix)) return null;
+function straightTo<C>(straight: StraightRoute<C> | undefined, request: Request, path: string) {
+  if (straight === undefined || request.method !== straight.method || !path.startsWith(straight.prefix)) return null;
   const rest = path.slice(straight.prefix.length);
-  return PLAIN_SEGMENT.test(rest) ? rest : null;
+  return PLAIN_SEGMENT.test(rest) ? (scope: Scope<C>) => straight.answer(request, scope, rest) : null;
 }
 
 /** Stands for all unknown callers where others are told apart by tenant. No tenant has this name. */

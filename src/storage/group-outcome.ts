@@ -6,8 +6,10 @@ import type { Tx } from "./store.ts";
 export interface WaitingWrite {
   /** A command gives its output at once, and needs no transaction made for it. */
   run(effects: CommandEffects, txOf: (effects: CommandEffects) => Tx): Bun.MaybePromise<unknown>;
-  /** Whose turn it takes. A closure does not say whose it is, and is taken for one FOR_ALL. */
+  /** Whose turn it takes. The process's own work is FOR_ALL. */
   readonly tenant: string;
+  /** Whether it has a savepoint of its own from the first: a tenant can make it fail, as by a name that is in use. */
+  readonly mayFail: boolean;
   /** About how many it carries. */
   readonly bytes: number;
   resolve(value: unknown): void;

@@ -13,7 +13,7 @@ export const GROUP_BYTES_MAX = 1024 * 1024;
  */
 const LARGE_BYTES = 16 * 1024;
 
-/** Works that are done for all, and closures, which say no tenant: beside them a thousand tenants may have turns. */
+/** Works that are done for all: beside them a thousand tenants may have turns. */
 const isForAll = ({ tenant }: WaitingWrite) => tenant === FOR_ALL;
 
 const isLarge = ({ bytes }: WaitingWrite) => bytes >= LARGE_BYTES;

@@ -1,7 +1,8 @@
 // Group commit: works that wait at the same time share one transaction of the one SQLite writer, and all are answered
 // after its commit. A commit costs one wait for the disk, so this makes durable writes fast. A savepoint for each work
 // would let one fail alone, but copies every page that the work touches (measured: half of the cost of an accept). So a
-// group first runs without savepoints; when a work fails, the group is rolled back and runs again with them.
+// group first runs without savepoints, but for what a tenant may make fail as often as it likes; when another work fails, the
+// group is rolled back and runs again with them.
 // The writer is on the main thread: on one of its own (measured by turns on two cores, commands handed over as one JSON text)
 // an accept took 36 instead of 38 µs of the main thread but 56 instead of 43 in all, and a whole call 96 instead of 145 but
 // 285 instead of 245, so that two cores did less. Checkpoints are on a thread of their own: checkpoints.ts.
@@ -10,6 +11,7 @@ import { type Database, SQLiteError } from "bun:sqlite";
 import type { CountDimension, Tables } from "../../db/schema.ts";
 import { createFairShare } from "../concurrency/fair-share.ts";
 import { spend } from "../concurrency/loop-profile.ts";
+import { actingTenant } from "../concurrency/request-turns.ts";
 import { inSlices } from "../concurrency/slices.ts";
 import type { CallEnd } from "../core/call-end.ts";
 import type { Log } from "../core/log.ts";
@@ -150,16 +152,17 @@ function createGroupRunner(
     }
   }
 
+  const inItsWay = (work: WaitingWrite, apart: boolean) => (apart || work.mayFail ? runApart : runTogether);
+
   /** Runs works for as long as a group takes. */
   async function runSome(group: readonly WaitingWrite[], apart: boolean, progress: Progress): Promise<void> {
-    const runWork = apart ? runApart : runTogether;
     const late = performance.now() + groupMs;
     let bytes = 0;
     for (const work of group) {
       bytes += work.bytes;
       if (progress.ran > 0 && bytes > GROUP_BYTES_MAX) break;
       progress.ran += 1;
-      const answer = runWork(work, progress.counts);
+      const answer = inItsWay(work, apart)(work, progress.counts);
       progress.answers.push(answer instanceof Promise ? await answer : answer);
       if (performance.now() > late) break;
     }
@@ -256,14 +259,13 @@ export function createGroupCommit(options: GroupOptions) {
     else setTimeout(turn, BUSY_RETRY_MS);
   }
 
-  function enter<T>({ tenant, bytes, run }: Pick<WaitingWrite, "tenant" | "bytes" | "run">): Promise<T> {
+  function enter<T>({ tenant, ...work }: Omit<WaitingWrite, "resolve" | "reject">): Promise<T> {
     if (closed) return Promise.reject(unavailable(new Error("the store is closed")));
     if (share.take(tenant) !== null) return Promise.reject(unavailable(new Error("too many works wait")));
     return new Promise<T>((resolve, reject) => {
       queue.add({
+        ...work,
         tenant,
-        bytes,
-        run,
         resolve(value) {
           share.giveBack(tenant);
           resolve(value as T);
@@ -279,12 +281,16 @@ export function createGroupCommit(options: GroupOptions) {
 
   return {
     // Queries are promises of Drizzle's own kind, so what a work gives is always awaited.
-    write: <T>(work: (tx: Tx) => Promise<T>, bytes = 0): Promise<T> =>
-      enter({ tenant: FOR_ALL, bytes, run: async (effects, txOf) => await work(txOf(effects)) }),
+    write<T>(work: (tx: Tx) => Promise<T>, bytes = 0): Promise<T> {
+      const tenant = actingTenant();
+      const run: WaitingWrite["run"] = async (effects, txOf) => await work(txOf(effects));
+      return enter({ tenant: tenant ?? FOR_ALL, mayFail: tenant !== null, bytes, run });
+    },
     execute<Input, Output>(command: Command<Input, Output>, input: Input): Promise<Output> {
       const run = commandOn(command);
       return enter({
         tenant: command.tenantOf(input),
+        mayFail: false,
         bytes: command.bytesOf(input),
         run: (effects) => run(input, effects),
       });

@@ -1,6 +1,7 @@
 // Postgres connections: a bounded number, each held for long and with one Drizzle handle of its own, so that
 // queries are prepared once per connection. A connection that fails or is late is closed, never used again.
 import { type ReservedSQL, SQL } from "bun";
+import { createReservedShare } from "../concurrency/reserved-share.ts";
 import { parseDatabaseUrl } from "./database-url.ts";
 import { within } from "./deadline.ts";
 import { isConnectionLost, isServerReadOnly, unavailable } from "./failures.ts";
@@ -127,30 +128,54 @@ function hold(client: SQL, reserved: ReservedSQL): PooledConnection {
   return connection;
 }
 
-/** Permits that at most `max` hold at once, given in the order of arrival. */
-function createPermits(max: number) {
-  const waiting = new Set<() => void>();
-  let free = max;
+/** The process itself, which no tenant is called. */
+const OWN = "";
+
+/**
+ * Permits that at most `max` hold at once. The process's own work gets the next one that is free; tenants share the others
+ * out, and wait by turns.
+ */
+export function createPermits(max: number) {
+  const shares = createReservedShare(max, Math.ceil);
+  /** Who waits, by tenant. The first tenant has the next turn. */
+  const waiting = new Map<string, Set<() => void>>();
+
+  const takeNow = (tenant: string) => shares.take(tenant, tenant === OWN);
+
+  function leave(tenant: string, enter: () => void): void {
+    const line = waiting.get(tenant);
+    line?.delete(enter);
+    if (line?.size === 0) waiting.delete(tenant);
+  }
+
+  /** Those that may have no more hold one each at least, so few are passed over. */
+  function serve(): void {
+    const tenants = waiting.has(OWN) ? [OWN] : waiting.keys();
+    for (const tenant of tenants) {
+      const [enter] = waiting.get(tenant) ?? [];
+      if (enter === undefined || !takeNow(tenant)) continue;
+      const line = waiting.get(tenant);
+      waiting.delete(tenant);
+      if (line !== undefined) waiting.set(tenant, line);
+      leave(tenant, enter);
+      enter();
+      return;
+    }
+  }
+
   return {
-    /** @throws Fault `unavailable` when none is free in time. */
-    async take(until: number): Promise<void> {
-      if (free > 0) {
-        free -= 1;
-        return;
-      }
-      if (waiting.size >= WAITING_MAX) throw unavailable(new Error("too many wait for a connection"));
+    /** @throws Fault `unavailable` when none is free in time, or too many of the tenant wait */
+    async take(until: number, tenant: string = OWN): Promise<void> {
+      const line = waiting.get(tenant) ?? new Set<() => void>();
+      if (line.size === 0 && takeNow(tenant)) return;
+      if (line.size >= WAITING_MAX) throw unavailable(new Error("too many wait for a connection"));
       const turn = Promise.withResolvers<void>();
-      waiting.add(turn.resolve);
-      await within(until - performance.now(), turn.promise, () => waiting.delete(turn.resolve));
+      waiting.set(tenant, line.add(turn.resolve));
+      await within(until - performance.now(), turn.promise, () => leave(tenant, turn.resolve));
     },
-    give(): void {
-      const [next] = waiting;
-      if (next === undefined) {
-        free += 1;
-        return;
-      }
-      waiting.delete(next);
-      next();
+    give(tenant: string = OWN): void {
+      shares.giveBack(tenant);
+      serve();
     },
   };
 }
@@ -223,11 +248,17 @@ export function createConnectionPools(databaseUrl: string) {
        * fails, and the next connection will be a new one.
        *
        * @param until by performance.now(): a task that is late then loses its connection.
+       * @param tenant whose turn it takes; null for the process's own work, which comes first
        * @throws Fault `unavailable` when no connection can be had in time.
        */
-      async use<T>(until: number, task: (connection: DatabaseConnection) => Promise<T>): Promise<T> {
+      async use<T>(
+        until: number,
+        task: (connection: DatabaseConnection) => Promise<T>,
+        tenant: string | null = null,
+      ): Promise<T> {
         if (closed) throw unavailable(new Error("the store is closed"));
-        await permits.take(until);
+        const name = tenant === null ? undefined : `tenant ${tenant}`;
+        await permits.take(until, name);
         try {
           const connection = idle.pop() ?? (await connect(databaseUrl, until));
           good.add(connection);
@@ -243,7 +274,7 @@ export function createConnectionPools(databaseUrl: string) {
             giveBack(connection, isSlow);
           }
         } finally {
-          permits.give();
+          permits.give(name);
         }
       },
       /** Refuses further tasks, and waits for those that run as long as `until`. */

@@ -1,5 +1,6 @@
 // Reads on Postgres, each in a transaction that may not write. Reading twice does no harm, so a read is repeated when it was
 // undone or its connection was lost.
+import { actingTenant } from "../concurrency/request-turns.ts";
 import { createCommandKinds } from "./command-batches.ts";
 import { BEGIN_LOOK_UP, type ConnectionPool, type DatabaseConnection } from "./pool.ts";
 import { type Effects, runCommands, runGroups } from "./postgres-commands.ts";
@@ -18,7 +19,8 @@ export const createReader = (reading: Reading): Reader => postgresReader((...que
 
 export function read({ readers, callMsMax, begin }: Reading, ...query: Parameters<DatabaseConnection["query"]>) {
   const until = performance.now() + callMsMax;
-  return untilNotUndoneOn(readers, until, (connection) => inRead(connection, begin, () => connection.query(...query)));
+  const task = (connection: DatabaseConnection) => inRead(connection, begin, () => connection.query(...query));
+  return untilNotUndoneOn(readers, until, task, actingTenant());
 }
 
 const NO_EFFECTS: Effects = { ended() {}, shard: 0 };

@@ -108,28 +108,39 @@ async function beginOn(
   }
 }
 
+interface Options {
+  /** Called when nothing but the commit is left. */
+  readonly committing?: () => void;
+  /** Whose turn it takes; without one it is the process's own. */
+  readonly tenant?: string | null;
+}
+
 /** Runs `task` in a transaction, and again when it was undone because of another, or had not begun. */
 export async function write<T>(
   { writers, begin, locksShards, callMsMax, ended }: Writing,
   task: Task<T>,
   until = performance.now() + callMsMax,
-  onCommitting = () => {},
+  { committing: onCommitting, tenant }: Options = {},
 ): Promise<T> {
   let begun = false;
   let isCommitting = false;
   const attempt = () => {
     begun = false;
     isCommitting = false;
-    return writers.use(until, async (connection) => {
-      connection.failed = undefined;
-      const shard = await beginOn(connection, { begin, locksShards });
-      begun = true;
-      const committing = () => {
-        isCommitting = true;
-        onCommitting();
-      };
-      return transaction(connection, task, { shard, committing, ended });
-    });
+    return writers.use(
+      until,
+      async (connection) => {
+        connection.failed = undefined;
+        const shard = await beginOn(connection, { begin, locksShards });
+        begun = true;
+        const committing = () => {
+          isCommitting = true;
+          onCommitting?.();
+        };
+        return transaction(connection, task, { shard, committing, ended });
+      },
+      tenant,
+    );
   };
   try {
     return await untilNotUndone(until, attempt, () => !begun);

@@ -1,6 +1,7 @@
 // The store on Postgres: each work is one ordinary transaction on a bounded pool, right at every isolation from read
 // committed upwards. Every wait has a limit, and a server that comes back is found again by the next call.
 
+import { actingTenant } from "../concurrency/request-turns.ts";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { createCallEnds } from "./call-ends.ts";
@@ -94,7 +95,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
         (_, connection, effects) =>
           runGroups(groups, ({ command, inputs }) => runCommands(connection, command, inputs, effects)),
         until,
-        committing,
+        { committing },
       ),
   });
   return {
@@ -102,7 +103,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     clock,
     read: createReader(reading),
     readFirst: createReader({ ...reading, readers: firstReaders }),
-    write: (work) => write(writing, work),
+    write: (work) => write(writing, work, undefined, { tenant: actingTenant() }),
     writeFirst: (work) => write({ ...writing, writers: firstWriters }, work),
     execute: batches.execute,
     lookUp: lookUps.execute,

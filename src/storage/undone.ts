@@ -43,11 +43,12 @@ export async function untilNotUndoneOn<T>(
   pool: ConnectionPool,
   until: number,
   task: (connection: DatabaseConnection) => Promise<T>,
+  tenant: string | null = null,
 ): Promise<T> {
   try {
     return await untilNotUndone(
       until,
-      () => pool.use(until, task),
+      () => pool.use(until, task, tenant),
       () => true,
     );
   } catch (thrown) {

@@ -6,7 +6,6 @@ import type { Clock } from "../../core/clock.ts";
 import { Fault, invalidField, overQuota } from "../../core/fault.ts";
 import type { HostRules } from "../../core/host.ts";
 import { isId, newId } from "../../core/id.ts";
-import { fairWrites } from "../../storage/fair-writes.ts";
 import { type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
 import { totalOf } from "../../storage/totals.ts";
 import { NOT_ALLOWED } from "../credentials/service.ts";
@@ -99,10 +98,9 @@ async function requireCredential(tx: Tx, agent: CredentialUse, changes: Partial<
 }
 
 export function createAgentService({ store, clock, rules, agentsMax, changed }: AgentDeps) {
-  const write = fairWrites(store);
   /** Reports a failed write too, since it may have been made after all. */
   const change = <T>(tenant: string, id: string, work: (tx: Tx) => Promise<T>): Promise<T> =>
-    write(tenant, work).finally(() => changed?.(tenant, id));
+    store.write(work).finally(() => changed?.(tenant, id));
 
   return {
     async create({ tenant, user }: Caller, body: AgentCreate): Promise<AgentRow> {
@@ -122,7 +120,7 @@ export function createAgentService({ store, clock, rules, agentsMax, changed }: 
       // Only the check in the write is certain, but a failing write slows down the others of its group.
       if ((await totalOf(store.read, tenant, LIVE)) >= agentsMax) throw refused;
       await withFreeName("agent", () =>
-        write(tenant, async (tx) => {
+        store.write(async (tx) => {
           await requireCredential(tx, row, row);
           await tx.db.insert(tx.tables.agents).values(row);
           const totals = await moveBetweenLists(tx, null, row);

@@ -11,7 +11,6 @@ import { isId, newId } from "../../core/id.ts";
 import { NAME_CHARACTERS_MAX } from "../../core/limits.ts";
 import { checkText } from "../../core/text.ts";
 import type { Keyring } from "../../keys/keyring.ts";
-import { fairWrites } from "../../storage/fair-writes.ts";
 import { type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
 import { addToTotals, totalOf } from "../../storage/totals.ts";
 import { type CredentialCreate, type CredentialRotate, type CredentialRow, decodeHosts } from "./model.ts";
@@ -199,7 +198,6 @@ async function rotateOnce(
 
 export function createCredentialService(deps: CredentialDeps) {
   const { store, clock, namedBy, credentialsMax } = deps;
-  const write = fairWrites(store);
 
   return {
     async create({ tenant }: Caller, body: CredentialCreate): Promise<CredentialRow> {
@@ -217,7 +215,7 @@ export function createCredentialService(deps: CredentialDeps) {
       const times = { created_at: now, updated_at: now };
       const row = { tenant, id, name, auth_type, source, ...columns, allowed_hosts, ...times };
       await withFreeName("credential", () =>
-        write(tenant, async (tx) => {
+        store.write(async (tx) => {
           await tx.db.insert(tx.tables.credentials).values({ ...row, sealed, key_number });
           const totals = await addToTotals(tx, tenant, new Map([[TOTAL, 1]]));
           if ((totals.get(TOTAL) ?? 0) > credentialsMax) throw refused;
@@ -243,7 +241,7 @@ export function createCredentialService(deps: CredentialDeps) {
 
     async remove({ tenant }: Caller, id: string): Promise<void> {
       if (!isId("cred", id)) throw noSuchCredential();
-      await write(tenant, async (tx) => {
+      await store.write(async (tx) => {
         await tx.lock(`credential:${tenant}:${id}`);
         await requireRow(tx, tenant, id);
         for (const isNamed of namedBy) {

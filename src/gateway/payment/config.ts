@@ -6,7 +6,6 @@ import type { Clock } from "../../core/clock.ts";
 import { Fault, invalidField } from "../../core/fault.ts";
 import { checkWrittenUrl, type HostRules } from "../../core/host.ts";
 import { checkText } from "../../core/text.ts";
-import { fairWrites } from "../../storage/fair-writes.ts";
 import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import { NOT_ALLOWED } from "../credentials/service.ts";
 import { holdCredential, mayGoTo } from "../credentials/store.ts";
@@ -64,7 +63,6 @@ export interface SettlementConfigDeps {
 }
 
 export function createSettlementConfigService({ store, clock, rules }: SettlementConfigDeps) {
-  const write = fairWrites(store);
   return {
     /** @throws Fault `not_found` */
     async get({ tenant }: Caller): Promise<SettlementConfigRow> {
@@ -78,7 +76,7 @@ export function createSettlementConfigService({ store, clock, rules }: Settlemen
       if (body.facilitator_url !== undefined) checkFacilitatorUrl(body.facilitator_url, rules);
       const ref = body.facilitator_credential_ref;
       if (ref === "") throw invalidField("facilitator_credential_ref", "must not be empty");
-      return write(tenant, async (tx) => {
+      return store.write(async (tx) => {
         await tx.lock(`settlement:${tenant}`);
         const known = await findSettlementConfig(tx, tenant);
         if (Object.keys(body).length === 0 && known !== null) return known;

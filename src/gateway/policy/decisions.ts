@@ -9,13 +9,13 @@
 
 import { and, desc, eq, inArray, lt, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
+import { actFor } from "../../concurrency/request-turns.ts";
 import type { Clock } from "../../core/clock.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import { DAY_MS } from "../../core/time.ts";
 import { removeInGroups, tenantsIn } from "../../storage/batch-delete.ts";
 import { within } from "../../storage/deadline.ts";
-import { fairWrites } from "../../storage/fair-writes.ts";
 import { keyedById, type TimedTable } from "../../storage/periods.ts";
 import { prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 
@@ -79,8 +79,6 @@ interface DecisionLogOptions {
 }
 
 export function createDecisionLog({ store, log, bufferedMax = BUFFERED_MAX }: DecisionLogOptions) {
-  /** For those that a call waits for. */
-  const writeInTurn = fairWrites(store);
   const buffer: DecisionRow[] = [];
   let running = false;
   let closed = false;
@@ -145,10 +143,10 @@ export function createDecisionLog({ store, log, bufferedMax = BUFFERED_MAX }: De
       put += later.length;
       if (later.length > 0 && !running) {
         running = true;
-        void writeAll();
+        void actFor(null, writeAll);
       }
       const [one] = first;
-      if (one !== undefined) return writeInTurn(one.tenant, (tx) => insertAll(tx, first));
+      if (one !== undefined) return store.write((tx) => insertAll(tx, first));
     },
     /** Resolves when what was recorded until now can be read, or `ms` have passed. */
     settle,

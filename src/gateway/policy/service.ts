@@ -12,7 +12,6 @@ import { Fault } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
-import { fairWrites } from "../../storage/fair-writes.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { findAgent } from "../agents/service.ts";
 import { createPolicyCache, type KnownPolicy, type PolicyLookup } from "./cache.ts";
@@ -145,7 +144,6 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
   const { verdictOf, judged } = createJudge(rates, log);
   const cache = createPolicyCache({ store, log, ...(now && { now }) });
   const decisions = createDecisionLog({ store, log });
-  const write = fairWrites(store);
 
   /**
    * The policy in force, null when the tenant has none.
@@ -238,7 +236,7 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
       const rules = await worked(formatRules(document.rules), tenant);
       const fields = { default_action, on_error, rules, updated_at: clock.now() };
       try {
-        const replaced = await write(tenant, (tx) => replacePolicy(tx, tenant, fields));
+        const replaced = await store.write((tx) => replacePolicy(tx, tenant, fields));
         cache.took(tenant, { ...document, ...replaced, rules, compiled }, document.rules);
         return replaced;
       } catch (error) {

@@ -3,6 +3,7 @@ import type { UnderWay } from "../../concurrency/under-way.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import { PROXY_BODY_BYTES_MAX } from "../../core/limits.ts";
+import { isEnded } from "../../core/states.ts";
 import { jsonText } from "../../http/answers.ts";
 import { routes } from "../../http/elysia.ts";
 import { readBody as readWhole } from "../../http/intake.ts";
@@ -34,8 +35,10 @@ async function cancelCall({ store, clock, payments }: ProxyRoutesOptions, key: I
     await payments.cancelled(tx, key, now);
     return true;
   });
-  if (!isCancelled) throw new Fault("conflict", "the invocation has already ended");
+  if (!isCancelled) throw hasEnded();
 }
+
+const hasEnded = () => new Fault("conflict", "the invocation has already ended");
 
 /** How long the memory of a body counts. There is a promise only if one is asked for, which none is for a small body. */
 class BodyHold {
@@ -134,7 +137,10 @@ export function proxyRoutes(options: ProxyRoutesOptions) {
       "/v1/proxy/:id/invocations/:inv_id/cancel",
       async ({ request, params }) => {
         const { caller } = scopeOf(request);
-        const key = { tenant: caller.tenant, id: (await findCall(caller.tenant, params)).id };
+        const { id, status } = await findCall(caller.tenant, params);
+        const key = { tenant: caller.tenant, id };
+        // An end is final, so a write could change nothing.
+        if (isEnded(status)) throw hasEnded();
         await cancelCall(options, key);
         options.stop(key.id);
         return pollAnswer(store.read, request, await findCall(caller.tenant, params));
