@@ -1,5 +1,6 @@
 // What the facilitator asks of the chain. That something did not happen is only ever read at the hash of a block, since a
 // node that is behind proves nothing.
+import { type Clock, systemClock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
 import { type Question, StaleNode } from "./endpoint.ts";
@@ -53,6 +54,8 @@ export interface Chain {
   newest(ageMs?: number): Promise<wire.Block>;
   /** The same block, with when it was seen first. */
   sighting(ageMs: number): Promise<NewestBlock>;
+  /** False where the newest block stands still and is old: then no node tells what the chain is now. */
+  isFresh(): boolean;
   /** The time that the next block would have, in unix seconds; null when no node tells. */
   nextTimestamp(): Promise<number | null>;
   /** The hash of the block at this height; null when the node has none there. */
@@ -93,14 +96,14 @@ interface Transfer {
   readonly maxPriorityFeePerGas?: Hex;
 }
 
-export function createChain(options: RpcOptions): Chain {
+export function createChain({ clock = systemClock, ...options }: RpcOptions & { readonly clock?: Clock }): Chain {
   const rpc = createRpc(options);
-  const sighting = createNewestBlock(rpc);
+  const { newest: sighting, isFresh } = createNewestBlock(rpc, clock);
   const newest = async (ageMs?: number) => (await sighting(ageMs)).block;
   let knownTip = { value: USUAL_TIP, at: Number.NEGATIVE_INFINITY };
 
   function ask<T>(method: string, params: readonly unknown[], read: (result: unknown) => T): Promise<T> {
-    return rpc.ask({ method, params, read });
+    return rpc.ask({ method, params, read, isDoubtful: (answer) => answer === null });
   }
 
   async function tip(): Promise<bigint> {
@@ -127,7 +130,9 @@ export function createChain(options: RpcOptions): Chain {
     const call = { to: token.TOKEN_ADDRESS, data, gas: wire.hex(token.GAS_MAX), ...rest };
     const isAnswer = (error: RpcError) => token.isAboutPrice(error, token.GAS_MAX) || token.isRefusal(error);
     try {
-      const question = { method: "eth_estimateGas", params: [call, at], read: transferGas, isAnswer };
+      // A node that is behind may not know of the money yet.
+      const isDoubtful = (answer: unknown) => answer instanceof RpcError && token.isRefusal(answer);
+      const question = { method: "eth_estimateGas", params: [call, at], read: transferGas, isAnswer, isDoubtful };
       const gas = await rpc.ask(question);
       return { ok: true, gas: (gas * 6n) / 5n + GAS_RESERVE };
     } catch (error) {
@@ -142,6 +147,7 @@ export function createChain(options: RpcOptions): Chain {
     check: rpc.check,
     newest,
     sighting,
+    isFresh,
     async simulate(authorization, signature, from) {
       const transaction = { authorization, signature, from };
       let simulation = await estimate(transaction, "latest");
@@ -154,10 +160,8 @@ export function createChain(options: RpcOptions): Chain {
       // A node that is behind may not know of the money yet, so the refusal must be about the newest known block.
       return estimate(transaction, wire.hex((await newest()).number));
     },
-    async blockHash(number) {
-      const block = await ask("eth_getBlockByNumber", [wire.hex(number), false], wire.block);
-      return block?.hash ?? null;
-    },
+    blockHash: (number) =>
+      ask("eth_getBlockByNumber", [wire.hex(number), false], (result) => wire.block(result)?.hash ?? null),
     nextTimestamp: () => ask("eth_getBlockByNumber", ["pending", false], wire.timestamp).catch(() => null),
     tip,
     balance: (address) => ask("eth_getBalance", [address, "latest"], wire.quantity),

@@ -28,6 +28,8 @@ export interface Question<T> {
   readonly read: (result: unknown) => T;
   /** Whether an error says something about the question, and not about the node. */
   readonly isAnswer?: (error: RpcError) => boolean;
+  /** Whether a node that knows less would answer so: then all that work are asked. Left out: none would. */
+  readonly isDoubtful?: (answer: T | RpcError) => boolean;
 }
 
 /** `wrongChain`: of another chain, never asked again. */
@@ -55,6 +57,8 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs, 
   let failures = 0;
   let testAt = 0;
   let testing: Promise<boolean> | null = null;
+  /** The time that its newest block must have before it is used, in unix seconds. */
+  let leastTime = () => 0;
   /** Whether a block's hash may stand where its number does (EIP-1898). */
   let takesHashes = true;
 
@@ -109,6 +113,9 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs, 
     try {
       const chainId = await request({ method: "eth_chainId", params: [], read: quantity });
       if (chainId === BigInt(CHAIN_ID)) {
+        if (leastTime() > 0 && (await request(NEWEST)).timestamp < leastTime())
+          throw new StaleNode("behind the others");
+        leastTime = () => 0;
         if (state === "down") log.info("rpc_endpoint_recovered", { endpoint: index });
         state = "good";
         return true;
@@ -126,6 +133,11 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs, 
     state: (): EndpointState => state,
     /** Down for long enough to be tested again, or not tested yet. */
     isTestDue: (): boolean => state === "untested" || (state === "down" && performance.now() >= testAt),
+    /** It lies behind the others: as if it were down, until its newest block is as new as this. */
+    putAside(least: () => number): void {
+      leastTime = least;
+      setDown("eth_getBlockByNumber", new StaleNode("behind the others"));
+    },
     /** Whether it answers and is of our chain. Those who ask at the same time share one test. */
     test(): Promise<boolean> {
       testing ??= runTest().finally(() => {
@@ -143,6 +155,16 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs, 
   };
 }
 
+export const NEWEST: Question<Block> = {
+  method: "eth_getBlockByNumber",
+  params: ["latest", false],
+  read(result) {
+    const newest = block(result);
+    if (newest === null) throw new TypeError("no newest block");
+    return newest;
+  },
+};
+
 const INVALID_PARAMS = -32_602;
 const INVALID_REQUEST = -32_600;
 
@@ -153,7 +175,9 @@ function isAboutForm({ code, message }: RpcError): boolean {
 }
 
 export function messageOf(error: unknown): string {
-  return error instanceof NoAnswer || error instanceof RpcError ? error.message : "an answer in another form";
+  return error instanceof NoAnswer || error instanceof RpcError || error instanceof StaleNode
+    ? error.message
+    : "an answer in another form";
 }
 
 function createPermits(most: number) {

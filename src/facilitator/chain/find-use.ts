@@ -43,7 +43,8 @@ async function searchUse(
   for (let asked = 0; asked < LOG_QUESTIONS_MAX && to >= first; asked++) {
     const from = Math.max(to - step + 1, first);
     const filter = { address: token.TOKEN_ADDRESS, topics, fromBlock: wire.hex(from), toBlock: wire.hex(to) };
-    const logs = await rpc.ask({ method: "eth_getLogs", params: [filter], read: wire.logEntries });
+    const isDoubtful = (answer: unknown) => Array.isArray(answer) && answer.length === 0;
+    const logs = await rpc.ask({ method: "eth_getLogs", params: [filter], read: wire.logEntries, isDoubtful });
     // The node may not have filtered.
     const log = logs.find((each) => token.isEndOf(authorization, each));
     if (log !== undefined) {

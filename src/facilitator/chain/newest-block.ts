@@ -1,14 +1,22 @@
 // The newest block of the chain, as all nodes together know it: it does not go back because one of them is behind, nor
-// far ahead because one of them is wrong.
-import { StaleNode } from "./endpoint.ts";
+// far ahead because one of them is wrong. Where it stands still or is old, the nodes are compared, and those behind are put
+// aside: a node that stands still answers every question, and so would keep the others from being asked.
+import type { Clock } from "../../core/clock.ts";
+import { NEWEST, StaleNode } from "./endpoint.ts";
 import type { Rpc } from "./rpc.ts";
-import * as wire from "./rpc-types.ts";
+import type * as wire from "./rpc-types.ts";
 
 /** When all endpoints have said for this long what we did not believe, they are right. */
 const DOUBT_MS_MAX = 30_000;
 /** No chain grows by this much between two looks, unless nobody has looked for weeks. */
 const JUMP_BLOCKS_MAX = 1_000_000;
 const JUMP_SECONDS_MAX = 2 * JUMP_BLOCKS_MAX;
+/** Five blocks of Base. */
+const STILL_MS = 10_000;
+/** Behind the machine's clock. */
+const OLD_MS = 30_000;
+/** How often nodes are compared. */
+const COMPARED_EVERY_MS = 2_000;
 
 export interface NewestBlock {
   readonly block: wire.Block;
@@ -17,48 +25,80 @@ export interface NewestBlock {
 }
 
 /** The newest block of all answers so far. Those who ask at the same time share one question. */
-export function createNewestBlock(rpc: Rpc): (ageMs?: number) => Promise<NewestBlock> {
+export function createNewestBlock(rpc: Rpc, clock: Clock) {
   let seen: NewestBlock | null = null;
+  let comparedAt = Number.NEGATIVE_INFINITY;
   let askedAt = Number.NEGATIVE_INFINITY;
   /** Since when no endpoint's answer has fitted the chain as we know it. */
   let doubtedAt: number | null = null;
   let asking: Promise<NewestBlock> | null = null;
 
-  async function question(): Promise<NewestBlock> {
-    const isTrusted = doubtedAt === null || performance.now() - doubtedAt < DOUBT_MS_MAX;
-    try {
-      const block = await rpc.ask({
-        method: "eth_getBlockByNumber",
-        params: ["latest", false],
-        read: (result) => {
-          const newest = wire.block(result);
-          if (newest === null) throw new TypeError("no newest block");
-          if (seen !== null && isTrusted) checkNext(newest, seen.block);
-          return newest;
-        },
-      });
-      doubtedAt = null;
-      if (seen?.block.hash !== block.hash) seen = { block, at: performance.now() };
-    } catch (error) {
-      if (!(error instanceof StaleNode) || seen === null) throw error;
-      doubtedAt ??= performance.now();
-    }
-    askedAt = performance.now();
+  const isStill = ({ at }: NewestBlock) => performance.now() - at >= STILL_MS;
+  const isOld = ({ block }: NewestBlock) => clock.now() - block.timestamp * 1000 >= OLD_MS;
+
+  function see(block: wire.Block): NewestBlock {
+    if (seen?.block.hash !== block.hash) seen = { block, at: performance.now() };
     return seen;
   }
 
-  return async (ageMs = 0) => {
-    if (seen !== null && performance.now() - askedAt < ageMs) return seen;
-    asking ??= question().finally(() => {
-      asking = null;
-    });
-    return asking;
+  /** The highest counts. What is not higher than a block that stands still, or is ten seconds older, lies behind. */
+  async function compare(known: NewestBlock): Promise<NewestBlock> {
+    if (performance.now() - comparedAt < COMPARED_EVERY_MS) return known;
+    const heads = (await rpc.heads()).filter(({ block }) => !isFarAhead(block, known.block));
+    comparedAt = performance.now();
+    const highest = heads.reduce((high, { block }) => (block.number > high.number ? block : high), known.block);
+    for (const { endpoint, block } of heads) {
+      const isBehind = isStill(known) ? block.number <= known.block.number : false;
+      if (block.number === highest.number || !(isBehind || isOlder(block, highest))) continue;
+      endpoint.putAside(() => (seen?.block.timestamp ?? 0) - STILL_MS / 1000);
+    }
+    return see(highest);
+  }
+
+  async function question(): Promise<NewestBlock> {
+    const isTrusted = doubtedAt === null || performance.now() - doubtedAt < DOUBT_MS_MAX;
+    const read = (result: unknown) => {
+      const newest = NEWEST.read(result);
+      if (seen !== null && isTrusted) checkNext(newest, seen.block);
+      return newest;
+    };
+    let known = seen;
+    try {
+      known = see(await rpc.ask({ ...NEWEST, read }));
+      doubtedAt = null;
+    } catch (error) {
+      if (!(error instanceof StaleNode) || known === null) throw error;
+      doubtedAt ??= performance.now();
+    }
+    if (isStill(known) || isOld(known)) known = await compare(known);
+    askedAt = performance.now();
+    return known;
+  }
+
+  return {
+    /** @param ageMs how old the answer may be */
+    async newest(ageMs = 0): Promise<NewestBlock> {
+      if (seen !== null && performance.now() - askedAt < ageMs) return seen;
+      asking ??= question().finally(() => {
+        asking = null;
+      });
+      return asking;
+    },
+    /** Whether blocks still come, as far as the nodes tell: a chain that makes some has a new one, or one of this time. */
+    isFresh: () => seen !== null && !(isStill(seen) && isOld(seen)),
   };
+}
+
+function isOlder(block: wire.Block, than: wire.Block): boolean {
+  return (than.timestamp - block.timestamp) * 1000 >= STILL_MS;
+}
+
+function isFarAhead(newest: wire.Block, seen: wire.Block): boolean {
+  return newest.number - seen.number > JUMP_BLOCKS_MAX || newest.timestamp - seen.timestamp > JUMP_SECONDS_MAX;
 }
 
 /** @throws StaleNode for a block that can't follow the one that was seen */
 function checkNext(newest: wire.Block, seen: wire.Block): void {
   if (newest.number < seen.number) throw new StaleNode("an older block");
-  const isJump = newest.number - seen.number > JUMP_BLOCKS_MAX || newest.timestamp - seen.timestamp > JUMP_SECONDS_MAX;
-  if (isJump) throw new StaleNode("a block far ahead");
+  if (isFarAhead(newest, seen)) throw new StaleNode("a block far ahead");
 }

@@ -7,8 +7,9 @@ import { StartupProblem } from "../../core/startup.ts";
 import type { Tracer } from "../../core/tracing.ts";
 import type { Outbound } from "../../http/outbound.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
-import { createEndpoint, type Endpoint, messageOf, type Question, StaleNode } from "./endpoint.ts";
+import { createEndpoint, type Endpoint, messageOf, NEWEST, type Question, StaleNode } from "./endpoint.ts";
 import { RpcError } from "./json-rpc.ts";
+import type { Block } from "./rpc-types.ts";
 
 const TIMEOUT_MS = 3000;
 const RETRY_AFTER_SECONDS = 5;
@@ -29,9 +30,23 @@ export interface RpcOptions {
 }
 
 /** What the endpoints that were asked so far have said. */
-interface Progress {
+interface Progress<T> {
   behind: StaleNode | null;
   last: unknown;
+  /** What a node that knows less would say too. */
+  doubted: Answer<T> | null;
+}
+
+/** What an endpoint has answered: `give` gives its value, or throws the error that is its answer. */
+interface Answer<T> {
+  give(): T;
+  readonly isDoubtful: boolean;
+}
+
+/** The newest block of a node. */
+export interface Head {
+  readonly endpoint: Endpoint;
+  readonly block: Block;
 }
 
 export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS, tracer = null }: RpcOptions) {
@@ -52,16 +67,30 @@ export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS
      * `unavailable` when none gives a usable answer
      */
     async ask<T>(question: Question<T>): Promise<T> {
-      const progress: Progress = { behind: null, last: undefined };
+      const progress: Progress<T> = { behind: null, last: undefined, doubted: null };
       const working = good();
-      const first = await askInTurn(working, question, progress);
-      if (first !== null) return first.value;
+      const first = (await askInTurn(working, question, progress)) ?? progress.doubted;
+      if (first !== null) return first.give();
       // If one answers, even with an error about itself, there is no reason to wait for those that are down.
       const isAnswered = progress.last instanceof RpcError || progress.behind !== null;
       const others = endpoints.filter((each) => !working.includes(each) && !(isAnswered && each.state() === "down"));
-      const second = await askInTurn(others, question, progress);
-      if (second !== null) return second.value;
+      const second = (await askInTurn(others, question, progress)) ?? progress.doubted;
+      if (second !== null) return second.give();
       throw progress.behind ?? unreachable(progress.last);
+    },
+    /** The newest blocks of all endpoints that work. */
+    async heads(): Promise<Head[]> {
+      const found = await Promise.all(
+        endpoints.map(async (endpoint) => {
+          if (endpoint.state() === "untested") await endpoint.test();
+          if (endpoint.state() !== "good") return [];
+          return endpoint.ask(NEWEST).then(
+            (block) => [{ endpoint, block }],
+            () => [],
+          );
+        }),
+      );
+      return found.flat();
     },
     /** Asks every endpoint that works: the first answer of any, errors only when there is nothing else. */
     async askAll<T>(question: Question<T>): Promise<T> {
@@ -93,23 +122,37 @@ function isAnswer<T>(question: Question<T>, error: unknown): error is RpcError {
   return error instanceof RpcError && question.isAnswer?.(error) === true;
 }
 
+/** @throws what is no answer */
+async function answerOf<T>(endpoint: Endpoint, question: Question<T>): Promise<Answer<T>> {
+  try {
+    const value = await endpoint.ask(question);
+    return { give: () => value, isDoubtful: question.isDoubtful?.(value) === true };
+  } catch (error) {
+    if (!isAnswer(question, error)) throw error;
+    const give = () => {
+      throw error;
+    };
+    return { give, isDoubtful: question.isDoubtful?.(error) === true };
+  }
+}
+
 /**
- * Null when there is no usable answer; `progress` then tells why. An endpoint not known to work is tested first.
- *
- * @throws RpcError when that is the answer
+ * Null when there is no answer that can be believed; `progress` then tells why. An endpoint not known to work is tested
+ * first.
  */
 async function askInTurn<T>(
   endpoints: readonly Endpoint[],
   question: Question<T>,
-  progress: Progress,
-): Promise<{ value: T } | null> {
+  progress: Progress<T>,
+): Promise<Answer<T> | null> {
   for (const endpoint of endpoints) {
     const state = endpoint.state();
     if (state === "wrongChain" || (state !== "good" && !(await endpoint.test()))) continue;
     try {
-      return { value: await endpoint.ask(question) };
+      const answer = await answerOf(endpoint, question);
+      if (!answer.isDoubtful) return answer;
+      progress.doubted ??= answer;
     } catch (error) {
-      if (isAnswer(question, error)) throw error;
       if (error instanceof StaleNode) progress.behind = error;
       progress.last = error;
     }

@@ -9,7 +9,7 @@ const FRESH_MS = 1000;
 
 export type Readiness =
   | { readonly ready: true }
-  | { readonly ready: false; readonly reason: "rpc unreachable" | "gas wallet low" };
+  | { readonly ready: false; readonly reason: "rpc unreachable" | "no fresh block" | "gas wallet low" };
 
 export type ReadinessCheck = ReturnType<typeof createReadinessCheck>;
 
@@ -22,9 +22,11 @@ export function createReadinessCheck(chain: Chain, senders: readonly Sender[], l
 
   async function look(): Promise<Readiness> {
     try {
+      await chain.newest();
       const balances = await Promise.all(senders.map((sender) => chain.balance(sender.signer.address)));
       able = senders.filter((_, index) => (balances[index] ?? 0n) >= lowWaterWei);
       held = senders.map(({ signer }, index) => [signer.address, balances[index] ?? 0n]);
+      if (!chain.isFresh()) return { ready: false, reason: "no fresh block" };
       return able.length > 0 ? { ready: true } : { ready: false, reason: "gas wallet low" };
     } catch (error) {
       log.debug("readiness_unknown", { error });
