@@ -98,7 +98,7 @@ interface Transfer {
 
 export function createChain({ clock = systemClock, ...options }: RpcOptions & { readonly clock?: Clock }): Chain {
   const rpc = createRpc(options);
-  const { newest: sighting, isFresh } = createNewestBlock(rpc, clock);
+  const { newest: sighting, highest, isFresh } = createNewestBlock(rpc, clock);
   const newest = async (ageMs?: number) => (await sighting(ageMs)).block;
   let knownTip = { value: USUAL_TIP, at: Number.NEGATIVE_INFINITY };
 
@@ -158,7 +158,7 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
       }
       if (simulation.ok || isEarly(simulation)) return simulation;
       // A node that is behind may not know of the money yet, so the refusal must be about the newest known block.
-      return estimate(transaction, wire.hex((await newest()).number));
+      return estimate(transaction, wire.hex((await highest()).block.number));
     },
     blockHash: (number) =>
       ask("eth_getBlockByNumber", [wire.hex(number), false], (result) => wire.block(result)?.hash ?? null),

@@ -43,7 +43,6 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
 
   /** The highest counts. What is not higher than a block that stands still, or is ten seconds older, lies behind. */
   async function compare(known: NewestBlock): Promise<NewestBlock> {
-    if (performance.now() - comparedAt < COMPARED_EVERY_MS) return known;
     const heads = (await rpc.heads()).filter(({ block }) => !isFarAhead(block, known.block));
     comparedAt = performance.now();
     const highest = heads.reduce((high, { block }) => (block.number > high.number ? block : high), known.block);
@@ -62,6 +61,7 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
       if (seen !== null && isTrusted) checkNext(newest, seen.block);
       return newest;
     };
+    const isFirst = seen === null;
     let known = seen;
     try {
       known = see(await rpc.ask({ ...NEWEST, read }));
@@ -70,7 +70,8 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
       if (!(error instanceof StaleNode) || known === null) throw error;
       doubtedAt ??= performance.now();
     }
-    if (isStill(known) || isOld(known)) known = await compare(known);
+    const isDue = performance.now() - comparedAt >= COMPARED_EVERY_MS;
+    if (isDue && (isFirst || isStill(known) || isOld(known))) known = await compare(known);
     askedAt = performance.now();
     return known;
   }
@@ -84,6 +85,8 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
       });
       return asking;
     },
+    /** The newest block that any node knows: for a refusal, which a node that knows less would give too. */
+    highest: async () => compare(seen ?? (await question())),
     /** Whether blocks still come, as far as the nodes tell: a chain that makes some has a new one, or one of this time. */
     isFresh: () => seen !== null && !(isStill(seen) && isOld(seen)),
   };
