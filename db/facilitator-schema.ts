@@ -26,6 +26,8 @@ export function facilitatorTables(c: Columns) {
       reserved: c.text().notNull(),
       /** Wei that its reverted transactions have cost, on the day on which that was found. */
       gas_burned: c.text().notNull(),
+      /** Wei that its transactions have cost, successful ones too, and that open payments hold; only where that has a bound. */
+      gas_used: c.text().notNull(),
     }),
 
     /** Claimed payments: one row per authorization, stored before it can cost anything. */
@@ -46,6 +48,10 @@ export function facilitatorTables(c: Columns) {
       day: c.text().notNull(),
       /** Wei that a revert may cost, at the fees of the claim, if the payer's code can cause one; else 0. */
       gas_reserved: c.text().notNull(),
+      /** Wei of its day's `gas_used` that it holds until its cost is known. */
+      gas_held: c.text().notNull(),
+      /** The UTC day on which a revert of it was found. */
+      reverted_on: c.text(),
       /** Whose holder is to send it, and as it was simulated. Null in what an earlier version has claimed. */
       wallet: c.text().$type<Hex>(),
       gas_limit: c.text(),

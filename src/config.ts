@@ -265,6 +265,8 @@ function arrangeFacilitator(v: ConfigValues, environment: Environment) {
       maxPerTransaction: v.TOLLGATE_MAX_PER_TRANSACTION,
       dailyCeiling: v.TOLLGATE_DAILY_CEILING,
       dailyGasWei: v.TOLLGATE_DAILY_GAS_WEI,
+      dailyGasAllWei: v.TOLLGATE_DAILY_GAS_ALL_WEI,
+      minValue: v.TOLLGATE_MIN_VALUE,
       gasLowWaterWei: v.TOLLGATE_GAS_LOW_WATER_WEI,
       inclusionTimeoutMs: v.TOLLGATE_INCLUSION_TIMEOUT_MS,
       maxFeeGwei: Number(v.TOLLGATE_MAX_FEE_GWEI) / 1e9,

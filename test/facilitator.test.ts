@@ -58,6 +58,8 @@ function optionsFor(dataDir: string, changes: Partial<FacilitatorOptions> = {}):
     limits: {
       maxPerTransaction: 10_000_000n,
       dailyCeiling: 1_000_000_000n,
+      dailyGasAllWei: 0n,
+      minValue: 100n,
       dailyGasWei: 10n ** 15n,
       gasLowWaterWei: 10n ** 15n,
       inclusionTimeoutMs: 15_000,
@@ -277,7 +279,7 @@ describe("the start of a facilitator", () => {
 
 test("a machine that starts 40 days ahead forgets nothing of today's ceilings", async () => {
   const dir = newDir();
-  const today = { account: "acme", day: utcDay(Date.now()), reserved: "5", gas_burned: "7" };
+  const today = { account: "acme", day: utcDay(Date.now()), reserved: "5", gas_burned: "7", gas_used: "9" };
   await beside(dir, (store) =>
     store.write(async ({ db, tables }) => void (await db.insert(tables.facilitatorDays).values(today))),
   );

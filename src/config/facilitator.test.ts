@@ -67,6 +67,8 @@ test("every setting that is not required has a default", () => {
       maxPerTransaction: 10_000_000n,
       dailyCeiling: 1_000_000_000n,
       dailyGasWei: 10n ** 15n,
+      dailyGasAllWei: 0n,
+      minValue: 100n,
       gasLowWaterWei: 10n ** 15n,
       inclusionTimeoutMs: 15_000,
       maxFeeGwei: 5,

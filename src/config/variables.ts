@@ -371,6 +371,16 @@ export const FACILITATOR = {
     fallback: 1_000_000_000_000_000n,
     meaning: "wei that the reverted transactions of one account may burn on a UTC day; above it 429; 0: no bound",
   }),
+  TOLLGATE_DAILY_GAS_ALL_WEI: row({
+    kind: money.amount,
+    fallback: 0n,
+    meaning: "the same for all transactions of an account, successful ones too; 0: no bound",
+  }),
+  TOLLGATE_MIN_VALUE: row({
+    kind: money.amount,
+    fallback: 100n,
+    meaning: "least atomic units of one payment",
+  }),
   TOLLGATE_BATCH: row({
     kind: value.wholeNumber(0, 100),
     fallback: 0,

@@ -31,6 +31,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       day: utcDay(time),
       reserved: "1",
       gas_burned: "0",
+      gas_used: "0",
     }));
     await store.write(async ({ db }) => {
       await db.insert(facilitatorRefusals).values(refusals);

@@ -1,7 +1,8 @@
-// Clean-up by age of what only an operator looks at: refusals, and the ceilings of days long past. Payments stay, since a
-// retry may come at any time. Rows are removed in small groups, each its own write, so that settlements pass between them.
+// Clean-up by age: refusals, the ceilings of days long past, signed transactions whose nonce is used for certain, and payments
+// that can't be collected any more, on the chain either, and that nobody asks for after so long. Rows are removed in small
+// groups, each its own write, so that settlements pass between them.
 
-import { inArray, lt, sql } from "drizzle-orm";
+import { and, eq, inArray, lt, sql } from "drizzle-orm";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { DAY_MS } from "../core/time.ts";
@@ -9,16 +10,49 @@ import { removeInGroups } from "../storage/batch-delete.ts";
 import type { Store, Tx } from "../storage/store.ts";
 import { utcDay } from "./payments/daily-limits.ts";
 
-const REFUSAL_DAYS = 90;
+/** Of refusals; of payments since their end, and since the end of their time. */
+const RECORD_DAYS = 90;
+/** Far longer than any reorganisation, after which a transaction would be needed again. */
+const TRANSACTION_DAYS = 7;
 const CEILING_DAYS = 35;
 
 export async function cleanUpFacilitator(store: Store, clock: Clock, log: Log): Promise<void> {
   const now = clock.now();
-  const oldRefusals = now - REFUSAL_DAYS * DAY_MS;
+  const old = now - RECORD_DAYS * DAY_MS;
   const oldDays = utcDay(now - CEILING_DAYS * DAY_MS);
-  const refusals = await removeInGroups(store, (tx, limit) => removeRefusals(tx, oldRefusals, limit));
+  const refusals = await removeInGroups(store, (tx, limit) => removeRefusals(tx, old, limit));
   const days = await removeInGroups(store, (tx, limit) => removeDays(tx, oldDays, limit));
-  log.debug("cleaned_up", { refusals, days });
+  const oldTransactions = now - TRANSACTION_DAYS * DAY_MS;
+  const transactions = await removeInGroups(store, (tx, limit) => removeTransactions(tx, oldTransactions, limit));
+  const payments = await removeInGroups(store, (tx, limit) => removePayments(tx, old, limit));
+  log.debug("cleaned_up", { refusals, days, transactions, payments });
+}
+
+async function removeTransactions({ db, tables }: Tx, before: number, limit: number): Promise<number> {
+  const { facilitatorTransactions: t, facilitatorTransactionPayments: part } = tables;
+  const old = db
+    .select({ hash: t.hash })
+    .from(t)
+    .where(and(lt(t.created_at, before), eq(t.open, false)))
+    .limit(limit);
+  const rows = await db.delete(t).where(inArray(t.hash, old)).returning({ hash: t.hash });
+  const hashes = rows.map(({ hash }) => hash);
+  if (hashes.length > 0) await db.delete(part).where(inArray(part.hash, hashes));
+  return rows.length;
+}
+
+/** A failed one that is still valid could be collected if its record were gone, and its caller was told that it can't. */
+async function removePayments({ db, tables: { facilitatorPayments: t } }: Tx, before: number, limit: number) {
+  const key = sql`(${t.chain_id}, ${t.token}, ${t.payer}, ${t.nonce})`;
+  const seconds = String(Math.floor(before / 1000));
+  const isOver = sql`(length(${t.valid_before}) < ${seconds.length} or (length(${t.valid_before}) = ${seconds.length} and ${t.valid_before} < ${seconds}))`;
+  const old = db
+    .select({ chain_id: t.chain_id, token: t.token, payer: t.payer, nonce: t.nonce })
+    .from(t)
+    .where(and(lt(t.ended_at, before), isOver))
+    .limit(limit);
+  const rows = await db.delete(t).where(inArray(key, old)).returning({ nonce: t.nonce });
+  return rows.length;
 }
 
 async function removeRefusals(tx: Tx, before: number, limit: number): Promise<number> {

@@ -90,6 +90,10 @@ export interface FacilitatorOptions {
     readonly dailyCeiling: bigint;
     /** Wei that an account's reverted transactions may burn on a UTC day; 0 for no bound. */
     readonly dailyGasWei: bigint;
+    /** Wei that all its transactions may cost on a day; 0 for no bound. */
+    readonly dailyGasAllWei: bigint;
+    /** Least smallest units of the token of one payment. */
+    readonly minValue: bigint;
     readonly gasLowWaterWei: bigint;
     readonly inclusionTimeoutMs: number;
     /** May have a fraction. */

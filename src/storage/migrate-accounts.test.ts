@@ -63,15 +63,15 @@ async function check(store: Store): Promise<void> {
   expect(await accountOf(store.read, ALICE)).toMatchObject({ name: "alice", dailyCeiling: 7n });
   expect(await accountOf(store.read, BOB)).toBeNull();
   const day = { account: "alice", day: "2025-11-21" };
-  expect(await usedOn(store.read, day)).toEqual({ reserved: 1_000n, gasBurned: 0n });
+  expect(await usedOn(store.read, day)).toEqual({ reserved: 1_000n, gasBurned: 0n, gasUsed: 0n });
   const key = { chain_id: 8453, token: TOKEN, payer: PAYER, nonce: NONCE };
   const row = await findPayment(store.read, key);
   if (row === null) throw new Error("the payment is gone");
   // What the last version had claimed is sent by this one, and ends as any other.
   expect(await store.write((tx) => markSent(tx, claimedPayment(row), NONCE, 6))).toBe(true);
   const failure = { reason: "expired", foreign_transaction: null, gas_burned: null };
-  expect(await store.write((tx) => recordFailed(tx, key, failure, { was: "sent", now: 7 }))).toBe(true);
-  expect(await usedOn(store.read, day)).toEqual({ reserved: 0n, gasBurned: 0n });
+  expect(await store.write((tx) => recordFailed(tx, key, failure, { was: "sent", day: day.day, now: 7 }))).toBe(true);
+  expect(await usedOn(store.read, day)).toEqual({ reserved: 0n, gasBurned: 0n, gasUsed: 0n });
 }
 
 test("on SQLite accounts, payments and days of the first version are as they were", async () => {

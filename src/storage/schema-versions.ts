@@ -22,6 +22,7 @@ import postgres0020 from "../../db/postgres/0020_shared_limits.sql" with { type:
 import postgres0021 from "../../db/postgres/0021_wallet_leases.sql" with { type: "text" };
 import postgres0022 from "../../db/postgres/0022_restoration.sql" with { type: "text" };
 import postgres0023 from "../../db/postgres/0023_floor.sql" with { type: "text" };
+import postgres0024 from "../../db/postgres/0024_gas_of_all.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import sqlite0002 from "../../db/sqlite/0002_payments.sql" with { type: "text" };
 import sqlite0003 from "../../db/sqlite/0003_policy.sql" with { type: "text" };
@@ -45,6 +46,7 @@ import sqlite0020 from "../../db/sqlite/0020_shared_limits.sql" with { type: "te
 import sqlite0021 from "../../db/sqlite/0021_wallet_leases.sql" with { type: "text" };
 import sqlite0022 from "../../db/sqlite/0022_restoration.sql" with { type: "text" };
 import sqlite0023 from "../../db/sqlite/0023_floor.sql" with { type: "text" };
+import sqlite0024 from "../../db/sqlite/0024_gas_of_all.sql" with { type: "text" };
 
 interface SchemaVersion {
   readonly sqlite: string;
@@ -84,6 +86,7 @@ export const SCHEMA_VERSIONS: readonly SchemaVersion[] = [
   // One that knows nothing of a restore would take what the database has forgotten for new.
   { sqlite: sqlite0022, postgres: postgres0022, floor: 22 },
   { sqlite: sqlite0023, postgres: postgres0023, floor: 22 },
+  { sqlite: sqlite0024, postgres: postgres0024, floor: 22 },
 ];
 
 /** What this program brings a schema to. */

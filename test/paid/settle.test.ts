@@ -225,10 +225,10 @@ describe("an account's limits", () => {
     const ask = async (value: bigint) => outcome(await settle(await payment({ value }), limited));
     expect(await ask(VALUE + 1n)).toEqual(OVER_LIMIT);
     expect(await ask(VALUE)).toEqual(COLLECTED);
-    expect(await ask(VALUE - 1n)).toEqual(COLLECTED);
-    expect(await ask(2n)).toEqual(OVER_LIMIT);
-    expect(await ask(1n)).toEqual(COLLECTED);
-    expect(await ask(1n)).toEqual(OVER_LIMIT);
+    expect(await ask(VALUE - 100n)).toEqual(COLLECTED);
+    expect(await ask(101n)).toEqual(OVER_LIMIT);
+    expect(await ask(100n)).toEqual(COLLECTED);
+    expect(await ask(100n)).toEqual(OVER_LIMIT);
     expect(facilitator.reserved("limited")).toBe(2n * VALUE);
   });
 

@@ -62,6 +62,8 @@ export interface Chain {
   blockHash(number: number): Promise<Hex | null>;
   /** What nodes suggest as maxPriorityFeePerGas. */
   tip(): Promise<bigint>;
+  /** What a rollup may take for a transaction of so many bytes in the chain below, in wei; 0 where nothing tells. */
+  feeBelow(bytes: number): Promise<bigint>;
   balance(address: Hex): Promise<bigint>;
   /** What the payer has of the token at the end of the newest block. */
   balanceOf(payer: Hex): Promise<Balance>;
@@ -164,6 +166,7 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
       ask("eth_getBlockByNumber", [wire.hex(number), false], (result) => wire.block(result)?.hash ?? null),
     nextTimestamp: () => ask("eth_getBlockByNumber", ["pending", false], wire.timestamp).catch(() => null),
     tip,
+    feeBelow: (bytes) => feeBelow(rpc, bytes),
     balance: (address) => ask("eth_getBalance", [address, "latest"], wire.quantity),
     balanceOf: async (payer) => balanceAt(rpc, payer, await newest()),
     async hasCode(address, at) {
@@ -173,17 +176,15 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
     hasMulticall3: () => ask("eth_getCode", [MULTICALL3, "latest"], (code) => isMulticall3(wire.data(code))),
     isSignedByContract: (authorization, signature) => isSignedByContract(rpc, authorization, signature),
     transactionCount: (address, at) => {
-      const method = "eth_getTransactionCount";
-      if (at === "pending") return ask(method, [address, at], wire.count);
-      return rpc.ask({ method, params: [address], at, read: wire.count });
+      const asked = at === "pending" ? { params: [address, at] } : { params: [address], at };
+      return rpc.ask({ method: "eth_getTransactionCount", ...asked, read: wire.count });
     },
-    receipt: (hash) => {
-      return ask("eth_getTransactionReceipt", [hash], (result) => {
+    receipt: (hash) =>
+      ask("eth_getTransactionReceipt", [hash], (result) => {
         const receipt = wire.receipt(result);
         if (receipt !== null && receipt.hash !== hash) throw new TypeError("not the receipt that was asked for");
         return receipt;
-      });
-    },
+      }),
     isUsed(authorization, at) {
       const call = { to: token.TOKEN_ADDRESS, data: token.authorizationStateData(authorization) };
       return rpc.ask({ method: "eth_call", params: [call], at, read: wire.truth });
@@ -207,6 +208,17 @@ function isEarly(simulation: Simulation): boolean {
 /** As the transaction will be, so that nobody can tell the simulation by its price. */
 function pricedBy({ maxFee, maxPriorityFee }: Fees) {
   return { maxFeePerGas: wire.hex(maxFee), maxPriorityFeePerGas: wire.hex(maxPriorityFee) };
+}
+
+async function feeBelow(rpc: Rpc, bytes: number): Promise<bigint> {
+  const call = { to: token.FEE_ORACLE, data: token.feeBelowData(Math.ceil(bytes)) };
+  const read = (result: unknown) => (result === "0x" ? 0n : wire.word(result));
+  try {
+    return await rpc.ask({ method: "eth_call", params: [call, "latest"], read, isAnswer: token.isRefusal });
+  } catch (error) {
+    if (error instanceof RpcError) return 0n;
+    throw error;
+  }
 }
 
 async function isSignedByContract(rpc: Rpc, authorization: Authorization, signature: Hex): Promise<boolean> {

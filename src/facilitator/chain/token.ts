@@ -15,6 +15,9 @@ const ANY = parseAbi([
   "function transferWithAuthorization(address from, address to, uint256 value, uint256 validAfter, uint256 validBefore, bytes32 nonce, bytes signature)",
 ]);
 const STATE = parseAbi(["function authorizationState(address authorizer, bytes32 nonce) view returns (bool)"]);
+const FEE = parseAbi(["function getL1FeeUpperBound(uint256 size) view returns (uint256)"]);
+/** Where OP-stack chains, such as Base, tell what they take for their data on the chain below. */
+export const FEE_ORACLE: Hex = "0x420000000000000000000000000000000000000f";
 const BALANCE = parseAbi(["function balanceOf(address account) view returns (uint256)"]);
 /** ERC-1271, which the token asks of every payer that has code. */
 const WALLET = parseAbi(["function isValidSignature(bytes32 digest, bytes signature) view returns (bytes4)"]);
@@ -53,6 +56,10 @@ export function authorizationStateData({ from, nonce }: Pick<Authorization, "fro
 
 export function balanceData(payer: Hex): Hex {
   return encodeFunctionData({ abi: BALANCE, args: [payer] });
+}
+
+export function feeBelowData(bytes: number): Hex {
+  return encodeFunctionData({ abi: FEE, args: [BigInt(bytes)] });
 }
 
 /** The question of the token to a contract wallet. */

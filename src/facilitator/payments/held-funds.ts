@@ -64,12 +64,13 @@ export async function sentNonces(reader: Reader, payer: Hex): Promise<Hex[]> {
   return rows.map(({ nonce }) => nonce);
 }
 
-/** Wei that its open payments may burn by their payers' code. Read under the account's lock, so no claim comes between. */
-export async function gasReserved(tx: Tx, account: string): Promise<bigint> {
+/** Wei that its open payments may burn by their payers' code, and those of this payer. Read under the account's lock, so no claim comes between. */
+export async function gasReserved(tx: Tx, account: string, payer: Hex): Promise<{ reserved: bigint; own: bigint }> {
   const { facilitatorPayments: t } = tx.tables;
   const rows = await tx.db
-    .select({ wei: t.gas_reserved })
+    .select({ wei: t.gas_reserved, payer: t.payer })
     .from(t)
     .where(and(eq(t.account, account), isOpen(t), ne(t.gas_reserved, "0")));
-  return rows.reduce((sum, { wei }) => sum + BigInt(wei), 0n);
+  const sumOf = (those: typeof rows) => those.reduce((sum, { wei }) => sum + BigInt(wei), 0n);
+  return { reserved: sumOf(rows), own: sumOf(rows.filter((row) => row.payer === payer)) };
 }

@@ -164,14 +164,14 @@ function expected(model: Model, step: Step, day: string): unknown {
 function apply(tx: Tx, { event, n, account, claim, value, block }: Step, now: number): Promise<unknown> {
   const named = { key: key(n), claim };
   if (event === "claim") {
-    const limits = { dailyCeiling: CEILING, dailyGasWei: DAILY_GAS_WEI };
+    const limits = { dailyCeiling: CEILING, dailyGasWei: DAILY_GAS_WEI, dailyGasAllWei: 0n };
     const balance = { amount: BALANCE, block };
-    return claimPayment(tx, { ...claimOf(n, account, value), claim, limits, balance }, now);
+    return claimPayment(tx, { ...claimOf(n, account, value), claim, limits, balance, day: utcDay(now) }, now);
   }
   if (event === "send") return markSent(tx, named, hashOf(key(n)), now);
   if (event === "settle") return recordSettled(tx, key(n), included(n), now);
-  if (event === "fail") return recordFailed(tx, key(n), failure, { was: "sent", now });
-  if (event === "revert") return recordFailed(tx, key(n), reverted, { was: "sent", now });
+  if (event === "fail") return recordFailed(tx, key(n), failure, { was: "sent", day: utcDay(now), now });
+  if (event === "revert") return recordFailed(tx, key(n), reverted, { was: "sent", day: utcDay(now), now });
   if (event === "abandon") return recordFailed(tx, key(n), failure, { was: "claimed", claim, now });
   if (event === "sendAgain") return markSentAgain(tx, key(n), now);
   if (event === "reorganise") return recordReorganised(tx, key(n), now);
@@ -202,6 +202,7 @@ eachStore((makePlace, dialect) => {
             expect(await usedOn(store.read, { account, day })).toEqual({
               reserved: reservedBy(model, account, day),
               gasBurned: model.burned.get(account + day) ?? 0n,
+              gasUsed: 0n,
             });
           }
         }
@@ -225,7 +226,7 @@ eachStore((makePlace, dialect) => {
       for (let n = 0; n < 60; n += 1) {
         await store.write(async (tx) => {
           await recordFailed(tx, key(n), failure, { was: "claimed", claim: CLAIMS[0], now: NOON });
-          await recordFailed(tx, key((n + 31) % 60), failure, { was: "sent", now: NOON });
+          await recordFailed(tx, key((n + 31) % 60), failure, { was: "sent", day: utcDay(NOON), now: NOON });
         });
       }
     }
@@ -245,7 +246,7 @@ eachStore((makePlace, dialect) => {
   test("a claim is read back as it was made, to 256 bits", async () => {
     await emptied(store);
     const most = 2n ** 256n - 1n;
-    const limits = { dailyCeiling: most, dailyGasWei: 0n };
+    const limits = { dailyCeiling: most, dailyGasWei: 0n, dailyGasAllWei: 0n };
     const claim = { ...claimOf(1, "alpha", most), limits, balance: { amount: most, block: 0 } };
     expect(await store.write((tx) => claimPayment(tx, claim, NOON))).toBe("claimed");
     const row = await findPayment(store.read, claim.key);

@@ -4,15 +4,15 @@
 //
 // A claim belongs to the attempt that made it, and carries its name. An attempt may continue late, after a pause or a
 // lost answer, and find another claim under the same key: the same authorization on other terms. So whoever sends, fails
-// or withdraws a claim names the claim that it has read; if another one is stored, nothing changes. In one file, since
-// each transition is right only beside the others.
+// or withdraws a claim names the claim that it has read; if another one is stored, nothing changes.
+// In one file, since each transition is right only beside the others.
 import { and, eq, inArray, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import { COLLECTION_EVENTS } from "../../core/states.ts";
 import type { Reader, Tx } from "../../storage/store.ts";
 import type { Authorization, Hex, PaymentKey } from "../../x402/types.ts";
-import { burn, giveBack, lockDays, reserve, usedOn, utcDay } from "./daily-limits.ts";
-import { exceedsCeiling, exceedsGas, exceedsGasAtOnce, type Limits } from "./guardrails.ts";
+import { change, lockDays, revertsOf, usedOn } from "./daily-limits.ts";
+import { exceedsCeiling, exceedsGas, exceedsGasAtOnce, exceedsGasOfAll, isShutOut, type Limits } from "./guardrails.ts";
 import { gasReserved, heldOf, lockPayer, type Measured, type PaymentsTable } from "./held-funds.ts";
 import type { SimulatedGas } from "./simulated-gas.ts";
 
@@ -32,19 +32,25 @@ export interface PaymentClaim extends ClaimedPayment {
   readonly account: string;
   /** JSON of the requirements, normalised. */
   readonly requirements: string;
-  readonly limits: Pick<Limits, "dailyCeiling" | "dailyGasWei">;
+  readonly limits: Pick<Limits, "dailyCeiling" | "dailyGasWei" | "dailyGasAllWei">;
+  /** The UTC day by the chain. */
+  readonly day: string;
   readonly balance: Measured;
   /** Wei that its revert may cost, where that is in the hands of the payer's code; else 0. */
   readonly gasAtRisk: bigint;
+  /** Whether the payer has code. */
+  readonly hasCode: boolean;
+  /** Wei that it may cost, whatever becomes of it; 0 where that has no bound. */
+  readonly gasHeld: bigint;
   readonly gas: SimulatedGas;
 }
 
 /**
- * `taken`: there is a record of it already. `ceiling`, `gas`: the account's limit of the day is reached. `held`: the
- * payer's balance does not suffice for this beside what it has under way; `gas held`: nor does the account's gas of the
- * day beside what it may burn.
+ * `taken`: there is a record of it already. `ceiling`, `gas`: the account's limit of the day is reached. `reverts`: too
+ * many payments of the payer reverted on the day. `held`: the payer's balance does not suffice for this beside what it has
+ * under way; `gas held`: nor does the account's gas of the day beside what it may burn.
  */
-export type Claimed = "claimed" | "taken" | "ceiling" | "gas" | "held" | "gas held";
+export type Claimed = "claimed" | "taken" | "ceiling" | "gas" | "reverts" | "held" | "gas held";
 
 export interface IncludedTransaction {
   readonly transaction_hash: Hex;
@@ -93,23 +99,24 @@ export function claimedPayment(row: FacilitatorPayment): ClaimedPayment {
 }
 
 /**
- * Takes the payment, with its share of the account's ceiling on the UTC day of `now` and of the payer's balance; or
- * stores nothing.
+ * Takes the payment, with its share of the account's day and of the payer's balance; or stores nothing.
  */
 export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Promise<Claimed> {
-  const { key, account, authorization, limits, balance, gas, gasAtRisk: more } = claim;
+  const { key, account, authorization, limits, balance, gas, gasAtRisk: more, gasHeld } = claim;
   const { value } = authorization;
-  const of = { account, day: utcDay(now) };
+  const of = { account, day: claim.day };
   await lockDays(tx, account);
   await lockPayer(tx, key.payer);
   if ((await findPayment(tx, key)) !== null) return "taken";
-  const { reserved, gasBurned } = await usedOn(tx, of);
+  const { reserved, gasBurned, gasUsed } = await usedOn(tx, of);
   if (exceedsCeiling(reserved, value, limits.dailyCeiling)) return "ceiling";
   if (exceedsGas(gasBurned, limits.dailyGasWei)) return "gas";
+  if (isShutOut(await revertsOf(tx, of, key.payer), claim.hasCode)) return "reverts";
+  if (exceedsGasOfAll(gasUsed, gasHeld, limits.dailyGasAllWei)) return "gas held";
   if ((await heldOf(tx, key.payer, balance)) + value > balance.amount) return "held";
   if (limits.dailyGasWei > 0n && more > 0n) {
-    const atOnce = { burned: gasBurned, reserved: await gasReserved(tx, account), more };
-    if (exceedsGasAtOnce(atOnce, limits.dailyGasWei)) return "gas held";
+    const held = await gasReserved(tx, account, key.payer);
+    if (exceedsGasAtOnce({ burned: gasBurned, ...held, more }, limits.dailyGasWei)) return "gas held";
   }
   const { facilitatorPayments } = tx.tables;
   const inserted = await tx.db
@@ -127,6 +134,7 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
       requirements: claim.requirements,
       day: of.day,
       gas_reserved: String(more),
+      gas_held: String(gasHeld),
       wallet: gas.from,
       gas_limit: String(gas.limit),
       may_share: gas.mayShare,
@@ -137,7 +145,7 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
     .onConflictDoNothing()
     .returning({ nonce: facilitatorPayments.nonce });
   if (inserted.length === 0) return "taken";
-  await reserve(tx, of, value);
+  await change(tx, of, { reserved: value, gasUsed: gasHeld });
   return "claimed";
 }
 
@@ -175,13 +183,19 @@ export async function markSentAgain(tx: Tx, key: PaymentKey, now: number): Promi
   return rows.length > 0;
 }
 
-/** A transaction of ours moved the money. False when that is known already, or the payment is not under way. */
+/**
+ * A transaction of ours moved the money. False when that is known already, or the payment is not under way.
+ *
+ * @param cost wei that it took in place of what it held; null where that has no bound
+ */
 export async function recordSettled(
   tx: Tx,
   key: PaymentKey,
   inclusion: IncludedTransaction,
   now: number,
+  cost: bigint | null = null,
 ): Promise<boolean> {
+  const account = cost === null ? null : await lockAccountOf(tx, key);
   const { facilitatorPayments: t } = tx.tables;
   const { from, to } = COLLECTION_EVENTS.settle;
   const rows = await tx.db
@@ -195,17 +209,30 @@ export async function recordSettled(
       ended_at: now,
     })
     .where(and(hasKey(t, key), inArray(t.status, [...from])))
-    .returning({ nonce: t.nonce });
+    .returning(reservation(t));
+  const [row] = rows;
+  if (row !== undefined && cost !== null && account !== null) await countCost(tx, key, row, cost);
   return rows.length > 0;
 }
 
-/** The state in which a payment was found to have failed, and which claim, if it was claimed. */
-export type FailedAs = { readonly was: "sent" } | { readonly was: "claimed"; readonly claim: string };
+/** Its part of its day's gas is what it cost, in place of what it held. A reorganisation may make that come again. */
+async function countCost(tx: Tx, key: PaymentKey, row: Reservation, cost: bigint): Promise<void> {
+  const { facilitatorPayments: t } = tx.tables;
+  await change(tx, row, { gasUsed: cost - BigInt(row.gas_held) });
+  await tx.db
+    .update(t)
+    .set({ gas_held: String(cost) })
+    .where(hasKey(t, key));
+}
+
+/** The state in which a payment was found to have failed: which claim, or on which UTC day by the chain. */
+export type FailedAs =
+  | { readonly was: "sent"; readonly day: string }
+  | { readonly was: "claimed"; readonly claim: string };
 
 /**
  * This facilitator can't collect it any more. Its share of the ceiling is free again, unless a transaction reverted:
- * then it stays taken for its day, and the gas burned counts on the UTC day of `now`, whose limit it is measured
- * against. False when it has ended, or is no longer in the state in which it was found to fail: another process may
+ * then it stays taken for its day, and the gas burned counts on the day on which that was found. False when it has ended, or is no longer in the state in which it was found to fail: another process may
  * have sent what was only claimed.
  */
 export async function recordFailed(
@@ -224,6 +251,7 @@ export async function recordFailed(
       status: to,
       reason: failure.reason,
       foreign_transaction: failure.foreign_transaction,
+      ...(failure.gas_burned !== null && as.was === "sent" && { reverted_on: as.day }),
       updated_at: now,
       ended_at: now,
     })
@@ -237,8 +265,15 @@ export async function recordFailed(
     )
     .returning(reservation(t));
   if (row === undefined) return false;
-  if (failure.gas_burned === null) await giveBack(tx, row, BigInt(row.value));
-  else await burn(tx, { account, day: utcDay(now) }, failure.gas_burned);
+  const burned = failure.gas_burned;
+  if (burned === null || as.was === "claimed") {
+    // What was sent may still cost as much: a transaction that takes its place, or one that reverts late.
+    const gasUsed = as.was === "claimed" ? -BigInt(row.gas_held) : 0n;
+    await change(tx, row, { reserved: -BigInt(row.value), gasUsed });
+    return true;
+  }
+  await change(tx, { account, day: as.day }, { gasBurned: burned });
+  if (row.gas_held !== "0") await countCost(tx, key, row, burned);
   return true;
 }
 
@@ -255,14 +290,16 @@ export async function withdrawClaim(tx: Tx, { key, claim }: Pick<ClaimedPayment,
     .where(and(hasKey(t, key), eq(t.account, account), eq(t.claim, claim), eq(t.status, "claimed")))
     .returning(reservation(t));
   if (row === undefined) return false;
-  await giveBack(tx, row, BigInt(row.value));
+  await change(tx, row, { reserved: -BigInt(row.value), gasUsed: -BigInt(row.gas_held) });
   return true;
 }
 
 /** It counts on the day of the claim, whatever the day is now. */
-function reservation({ account, day, value }: PaymentsTable) {
-  return { account, day, value };
+function reservation({ account, day, value, gas_held }: PaymentsTable) {
+  return { account, day, value, gas_held };
 }
+
+type Reservation = Pick<FacilitatorPayment, "account" | "day" | "value" | "gas_held">;
 
 /** The lock comes before the row: see lockDays. */
 async function lockAccountOf(tx: Tx, key: PaymentKey): Promise<string | null> {

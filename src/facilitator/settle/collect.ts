@@ -6,9 +6,9 @@ import { endsWithin } from "../../concurrency/deadline.ts";
 import { mapLimit } from "../../concurrency/map-limit.ts";
 import { mayTake } from "../../concurrency/reserved-share.ts";
 import { silentMeters } from "../../core/meters.ts";
-import type { Reader } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { Balance } from "../chain/chain.ts";
+import { utcDay } from "../payments/daily-limits.ts";
 import { type Measured, sentNonces } from "../payments/held-funds.ts";
 import { openByAccount } from "../payments/open-payments.ts";
 import { createPaymentSpans } from "../payments/payment-spans.ts";
@@ -36,7 +36,7 @@ const QUESTIONS_PARALLEL = 8;
 /** "taken": somebody else claimed it in between, so there is a record to answer from. */
 export type Collected = SettleResponse | SettlementRefusal | "taken";
 
-type ClaimWithGas = ClaimedPayment & Pick<PaymentClaim, "gas" | "gasAtRisk">;
+type ClaimWithGas = ClaimedPayment & Pick<PaymentClaim, "gas" | "gasAtRisk" | "gasHeld" | "hasCode" | "day">;
 
 interface CollectOptions extends SettleOptions {
   readonly responses: SettlementResponses;
@@ -49,6 +49,7 @@ export function createCollect(options: CollectOptions) {
   const { store, log, meters = silentMeters, chain, wallet, outcomes, limits, responses, atWork } = options;
   const { onOrphanedClaim, spans = createPaymentSpans(null) } = options;
   const claimBeside = createClaim(options);
+  const isOverShare = createOpenShares(store, wallet.capacity);
 
   async function claimSendWait(request: SettlementRequest, gas: Gas): Promise<Collected> {
     const startedAt = performance.now();
@@ -58,6 +59,7 @@ export function createCollect(options: CollectOptions) {
     const claimed = await claimFirst(request, wanted, gas);
     if (claimed === "taken") return "taken";
     if (claimed === "ceiling") return { overLimit: "over_daily_ceiling" };
+    if (claimed === "reverts") return { overLimit: "payer_reverted" };
     if (claimed === "gas") return { overLimit: "over_daily_gas" };
     // Not a refusal: payments that hold the balance may still fail, and it may have grown since. Likewise with the gas.
     if (claimed !== "claimed") throw responses.putOff(request, claimed);
@@ -128,12 +130,11 @@ export function createCollect(options: CollectOptions) {
     const { account, named } = request;
     // Equal requests at once need no second simulation.
     if (atWork.has(named)) throw inFlight();
-    if (!atWork.begin(named)) throw responses.unready(request, "too many settlements at once");
+    if (!atWork.begin(named)) throw responses.overShare(request, "too many settlements at once");
     try {
       const readiness = await wallet.readiness();
       if (!readiness.ready) throw responses.unready(request, readiness.reason);
-      if (await isOverShare(store.read, account, wallet.capacity))
-        throw responses.unready(request, "too many payments under way");
+      if (await isOverShare(account)) throw responses.overShare(request, "too many payments under way");
       const { authorization, signature } = request.payment;
       const simulated = await chain.simulate(authorization, signature);
       if (!simulated.ok) return { failed: simulated.reason };
@@ -170,8 +171,8 @@ function createClaim(options: CollectOptions) {
   return async (request: SettlementRequest, wanted: ClaimedPayment, gas: Gas): Promise<Claimed> => {
     const { payer } = wanted.key;
     const balance = await chain.balanceOf(payer);
-    const gasAtRisk = await gasAtRiskOf(options, request, { gas, balance });
-    const measured = { ...wanted, gas, gasAtRisk };
+    const day = utcDay((await chain.time()).earliest);
+    const measured = { ...wanted, day, gas, ...(await gasAtRiskOf(options, request, { gas, balance })) };
     const claimed = await claim(request, measured, balance);
     if (claimed !== "held") return claimed;
     const landed = await landedBy(options, payer, balance);
@@ -185,11 +186,14 @@ function createClaim(options: CollectOptions) {
 /** A payer without code can make its transfer revert only by a transaction of its own, which costs the payer as much. */
 async function gasAtRiskOf(
   { chain, wallet }: Pick<CollectOptions, "chain" | "wallet">,
-  { key, limits }: SettlementRequest,
+  { key, limits, payment }: SettlementRequest,
   { gas, balance: { block: number, hash } }: { readonly gas: Gas; readonly balance: Balance },
-): Promise<bigint> {
-  if (limits.dailyGasWei === 0n) return 0n;
-  return (await chain.hasCode(key.payer, { number, hash })) ? wallet.costOf(gas) : 0n;
+): Promise<Pick<PaymentClaim, "gasAtRisk" | "gasHeld" | "hasCode">> {
+  const hasCode = await chain.hasCode(key.payer, { number, hash });
+  const isAtRisk = hasCode && limits.dailyGasWei > 0n;
+  const isHeld = limits.dailyGasAllWei > 0n;
+  const cost = isAtRisk || isHeld ? await wallet.costOf(gas, payment.signature) : 0n;
+  return { gasAtRisk: isAtRisk ? cost : 0n, gasHeld: isHeld ? cost : 0n, hasCode };
 }
 
 /** The nonces of sent payments of the payer that have landed. What no node tells counts as held. */
@@ -205,10 +209,31 @@ async function landedBy(
   return landed;
 }
 
-/** While no blocks come, payments stay under way for longer than anybody waits for them. */
-async function isOverShare(reader: Reader, account: string, capacity: number): Promise<boolean> {
-  const open = await openByAccount(reader);
-  const own = open.get(account) ?? 0;
-  const taken = [...open.values()].reduce((sum, count) => sum + count, 0);
-  return !mayTake(own, taken, open.size + (own === 0 ? 1 : 0), capacity);
+/**
+ * While no blocks come, payments stay under way for longer than anybody waits for them. They are counted a few times in a
+ * second at most, and those that are let in since are added, so that no settlement pays for all that are open.
+ */
+function createOpenShares({ read }: SettleOptions["store"], capacity: number) {
+  let counted = { open: new Map<string, number>(), taken: 0 };
+  let counting: Promise<void> = Promise.resolve();
+  let at = Number.NEGATIVE_INFINITY;
+
+  async function recount(): Promise<void> {
+    const open = new Map(await openByAccount(read));
+    counted = { open, taken: [...open.values()].reduce((sum, count) => sum + count, 0) };
+  }
+
+  return async (account: string): Promise<boolean> => {
+    if (performance.now() - at > 250) {
+      at = performance.now();
+      counting = recount();
+    }
+    await counting;
+    const { open } = counted;
+    const own = open.get(account) ?? 0;
+    if (!mayTake(own, counted.taken, open.size + (own === 0 ? 1 : 0), capacity)) return true;
+    open.set(account, own + 1);
+    counted.taken += 1;
+    return false;
+  };
 }

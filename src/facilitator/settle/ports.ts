@@ -47,8 +47,8 @@ export interface SettleWallet {
   /** Payments that may be under way at once. */
   readonly capacity: number;
   readiness(): Promise<{ readonly ready: true } | { readonly ready: false; readonly reason: string }>;
-  /** Wei that a transaction with that gas may cost, at the fees of now. @throws Fault `unavailable` */
-  costOf(gas: Gas): Promise<bigint>;
+  /** Wei that a transaction with that gas and signature may cost, at the fees of now. @throws Fault `unavailable` */
+  costOf(gas: Gas, signature: Hex): Promise<bigint>;
   /**
    * Resolves when a signed transaction is stored; rejects when certainly none is. Its outcome is announced.
    *

@@ -5,7 +5,7 @@ import type { Log } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
 import { NETWORK } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
-import type { GuardrailProblem } from "../payments/guardrails.ts";
+import { type GuardrailProblem, isOfDay } from "../payments/guardrails.ts";
 import type { FacilitatorPayment } from "../payments/payments.ts";
 import type { RefusalLog } from "./refusals.ts";
 import type { SettlementRequest } from "./request.ts";
@@ -15,10 +15,13 @@ const ERROR_REASON = "payment could not be collected";
 const IN_FLIGHT_RETRY_SECONDS = 2;
 const UNREADY_RETRY_SECONDS = 5;
 
-/** For the log, and for the caller. */
+/** What holds for a day is looked at again within the hour: the limit may have been raised, or what was open has ended. */
+const DAY_RETRY_SECONDS = 3600;
+
+/** For the log, and for the caller; a limit of the account's is 429. */
 const PUT_OFF = {
-  held: ["the payer's balance is held by others of its payments", "other payments of this payer"],
-  "gas held": ["the account's gas of the day is held by others of its payments", "other payments"],
+  held: ["the payer's balance is held by others of its payments", "other payments of this payer", "unavailable"],
+  "gas held": ["the account's gas of the day is held by others of its payments", "other payments", "over_limit"],
 } as const;
 
 /** `transaction` is "" on a failure only when this facilitator has none that may still land. */
@@ -40,7 +43,19 @@ export function createSettlementResponses(log: Log, refusals: RefusalLog, meters
       meters.settlement(isFailed ? "refused" : "over_limit");
       await refusals.note({ ...request.named, reason: isFailed ? refusal.failed : refusal.overLimit });
       if (isFailed) return failure(request, "");
-      throw new Fault("over_limit", "the payment is outside the limits of this account");
+      throw new Fault(
+        "over_limit",
+        "the payment is outside the limits of this account",
+        retryAfter(request, refusal.overLimit),
+      );
+    },
+
+    /** The account has all that it may have under way; the rest is for others. */
+    overShare({ named }: SettlementRequest, reason: string): Fault {
+      log.warn("settlement_impossible", { ...named, reason });
+      meters.settlement("over_limit");
+      const detail = { retryAfterSeconds: UNREADY_RETRY_SECONDS };
+      return new Fault("over_limit", "the account has its share of the settlements under way", detail);
     },
 
     /** Nothing is against the payment, but it can't be settled now. */
@@ -51,9 +66,9 @@ export function createSettlementResponses(log: Log, refusals: RefusalLog, meters
 
     /** The payer's balance, or the account's gas, would suffice without the payments under way, which may yet fail. */
     putOff({ named }: SettlementRequest, by: "held" | "gas held"): Fault {
-      const [held, first] = PUT_OFF[by];
+      const [held, first, kind] = PUT_OFF[by];
       log.info("settlement_deferred", { ...named, reason: held });
-      return new Fault("unavailable", `${first} come first`, {
+      return new Fault(kind, `${first} come first`, {
         retryAfterSeconds: IN_FLIGHT_RETRY_SECONDS,
       });
     },
@@ -94,6 +109,12 @@ export function createSettlementResponses(log: Log, refusals: RefusalLog, meters
       return failure(request, transaction);
     },
   };
+}
+
+/** What passes by itself says when to ask again; a maximum, or another kind of payment, does not. */
+function retryAfter({ limits, payment }: SettlementRequest, problem: GuardrailProblem) {
+  const isNever = !isOfDay(problem) || payment.authorization.value > limits.dailyCeiling;
+  return isNever ? {} : { retryAfterSeconds: DAY_RETRY_SECONDS };
 }
 
 function collected({ key }: SettlementRequest, transaction: Hex): SettleResponse {

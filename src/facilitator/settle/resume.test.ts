@@ -205,9 +205,9 @@ describe.each(["sqlite", "postgres"] as const)("interrupted settling on %s, with
     };
     const asks = await Promise.all([request(), request(), request()]);
     const answers = asks.map((asked) => ending(service.settle(account(), asked)));
-    expect(await Promise.race(answers)).toBe("unavailable");
+    expect(await Promise.race(answers)).toBe("over_limit");
     resolve();
-    expect((await Promise.all(answers)).sort()).toEqual(["settled", "settled", "unavailable"]);
+    expect((await Promise.all(answers)).sort()).toEqual(["over_limit", "settled", "settled"]);
     expect(await ending(service.settle(account(), await request()))).toBe("settled");
   });
 

@@ -123,7 +123,7 @@ describe.each(["sqlite", "postgres"] as const)(
       service.turns.afterSend = async () => {};
       const settle = async (name: string) => ending(service.settle(account(name), await request()));
       for (let sent = 0; sent < 7; sent++) expect(await settle("flooder")).toStartWith("unknown");
-      expect(await settle("flooder")).toBe("unavailable");
+      expect(await settle("flooder")).toBe("over_limit");
       expect(await settle("other")).toStartWith("unknown");
     });
 

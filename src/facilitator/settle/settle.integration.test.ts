@@ -56,6 +56,8 @@ beforeAll(async () => {
     maxPerTransaction: 10_000n,
     dailyCeiling: 10n ** 9n,
     dailyGasWei: 0n,
+    dailyGasAllWei: 0n,
+    minValue: 0n,
     inclusionTimeoutMs: 10_000,
   };
   const time = createChainTime({ ...common, chain });

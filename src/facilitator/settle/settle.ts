@@ -6,8 +6,8 @@ import type { SettleRequest } from "../../x402/codec.ts";
 import { NETWORK } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
 import { checkRequirements } from "../../x402/verify.ts";
-import { usedOn, utcDay } from "../payments/daily-limits.ts";
-import { checkGuardrails, type FacilitatorAccount } from "../payments/guardrails.ts";
+import { type DayOfAccount, revertsOf, usedOn, utcDay } from "../payments/daily-limits.ts";
+import { checkGuardrails, type FacilitatorAccount, isShutOut } from "../payments/guardrails.ts";
 import { countAttempt, type FacilitatorPayment, findPayment } from "../payments/payments.ts";
 import { createAtWork } from "./at-work.ts";
 import { createCollect } from "./collect.ts";
@@ -101,16 +101,19 @@ export function createSettle(options: SettleOptions) {
   /** What can be judged without a simulation; null when nothing is against it. */
   async function judge(request: SettlementRequest): Promise<SettlementRefusal | null> {
     const { account, payment, requirements } = request;
-    const late = windowProblem(request, await chain.time());
+    const time = await chain.time();
+    const late = windowProblem(request, time);
     if (late !== null) return { failed: late };
     const problem = checkRequirements(payment, requirements, { exactValue: false });
     // Network and asset are guardrails, which look at them again.
     if (problem !== null && problem !== "wrong_network" && problem !== "wrong_asset") {
       return { failed: problem };
     }
-    const used = await usedOn(store.read, { account, day: utcDay(clock.now()) });
+    const of = { account, day: utcDay(time.earliest) };
+    const used = await usedOn(store.read, of);
     const broken = checkGuardrails(payment, requirements, { used, limits: request.limits });
-    return broken === null ? null : { overLimit: broken };
+    if (broken !== null) return { overLimit: broken };
+    return (await isPayerShutOut(options, of, request.key.payer)) ? { overLimit: "payer_reverted" } : null;
   }
 
   return {
@@ -140,4 +143,11 @@ export function createSettle(options: SettleOptions) {
     /** Ends recovering. Requests at work go on. */
     stop: resume.stop,
   };
+}
+
+async function isPayerShutOut({ store, chain }: SettleOptions, of: DayOfAccount, payer: Hex): Promise<boolean> {
+  const reverts = await revertsOf(store.read, of, payer);
+  if (!isShutOut(reverts, true)) return false;
+  const { block: number, hash } = await chain.balanceOf(payer);
+  return isShutOut(reverts, await chain.hasCode(payer, { number, hash }));
 }

@@ -30,10 +30,11 @@ export function endOf(pendingNonce: PendingNonce, payment: PendingPayment, used:
   const known = { isUnshown: false, hash, gasWei, shareWei: gasWei };
   if (row === undefined || !pays(row, payment.key)) return { ...known, how: "nothing" };
   if (parts.length === 1) return { ...known, how: succeeded ? "moved" : "reverted" };
-  if (used.paid.has(payment)) return { ...known, how: "moved" };
   const all = parts.reduce((sum, { gas }) => sum + gas, 0n);
   const own = parts.find(({ payer, nonce }) => payer === payment.key.payer && nonce === payment.key.nonce)?.gas ?? all;
-  return { ...known, how: "failed among others", isUnshown: succeeded, shareWei: (gasWei * own) / all };
+  const shared = { ...known, shareWei: (gasWei * own) / all };
+  if (used.paid.has(payment)) return { ...shared, how: "moved" };
+  return { ...shared, how: "failed among others", isUnshown: succeeded };
 }
 
 /** The reverts of a payment. @param isWhole whether it bears the whole cost of what it shared with others */

@@ -2,7 +2,7 @@
 import { and, eq, isNotNull, isNull } from "drizzle-orm";
 import type { Tx } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
-import { burn, lockDays, reserve, utcDay } from "../payments/daily-limits.ts";
+import { change, lockDays } from "../payments/daily-limits.ts";
 import { findPayment } from "../payments/payments.ts";
 
 /** A transaction of ours in which a payment's transfer reverted, and what that cost. */
@@ -37,10 +37,10 @@ async function isAnyBurned(tx: Tx, { payer, nonce }: PaymentKey): Promise<boolea
 }
 
 /**
- * A transfer reverted after its payment had failed for another reason: its gas counts on the UTC day of `now`, and the
+ * A transfer reverted after its payment had failed for another reason: its gas counts on this UTC day, and the
  * payment's share of the ceiling, which was given back, is taken again. This is counted once.
  */
-export async function countLate(tx: Tx, key: PaymentKey, reverted: Reverted, now: number): Promise<boolean> {
+export async function countLate(tx: Tx, key: PaymentKey, reverted: Reverted, on: string): Promise<boolean> {
   const known = await findPayment(tx, key);
   if (known === null) return false;
   const { account, day, value } = known;
@@ -48,7 +48,12 @@ export async function countLate(tx: Tx, key: PaymentKey, reverted: Reverted, now
   if ((await findPayment(tx, key))?.status !== "failed") return false;
   const isCounted = await isAnyBurned(tx, key);
   if (!(await markBurned(tx, key, reverted))) return false;
-  if (!isCounted) await reserve(tx, { account, day }, BigInt(value));
-  await burn(tx, { account, day: utcDay(now) }, reverted.gasWei);
+  if (!isCounted) await change(tx, { account, day }, { reserved: BigInt(value) });
+  await change(tx, { account, day: on }, { gasBurned: reverted.gasWei });
+  const { facilitatorPayments: t } = tx.tables;
+  await tx.db
+    .update(t)
+    .set({ reverted_on: on })
+    .where(and(eq(t.payer, key.payer), eq(t.nonce, key.nonce)));
   return true;
 }

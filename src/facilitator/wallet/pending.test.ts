@@ -26,12 +26,12 @@ function fillerAt(wallet_nonce: number): TransactionRow {
 test("transactions at nonces far away, where a node once sent them, take no place from others", () => {
   const pendingNonces = createPendingNonces();
   const [near, far] = [5, 1_000_000].map((nonce) => pendingNonces.add(fillerAt(nonce), []));
-  expect(pendingNonces.loads().get(WALLET)).toBe(2);
+  expect(pendingNonces.load(WALLET)).toBe(2);
   pendingNonces.advance(WALLET, 5);
   expect(
     [near, far].map((pendingNonce) => pendingNonce !== undefined && pendingNonces.isInReach(pendingNonce)),
   ).toEqual([true, false]);
-  expect(pendingNonces.loads().get(WALLET)).toBe(1);
+  expect(pendingNonces.load(WALLET)).toBe(1);
   pendingNonces.advance(WALLET, 1_000_001 - REACH);
-  expect(pendingNonces.loads().get(WALLET)).toBe(2);
+  expect(pendingNonces.load(WALLET)).toBe(2);
 });

@@ -73,11 +73,24 @@ function join(pendingNonce: PendingNonce, payments: readonly PendingPayment[]): 
   }
 }
 
+function nonceOf(row: TransactionRow): PendingNonce {
+  return {
+    wallet: row.wallet,
+    nonce: row.wallet_nonce,
+    transactions: [row],
+    payments: new Set(),
+    inclusion: null,
+    broadcastAt: 0,
+    broadcasts: 0,
+  };
+}
+
 export function createPendingNonces() {
   const pendingNonces = new Map<string, PendingNonce>();
   const payments = new Map<string, PendingPayment>();
   const hashes = new Set<Hex>();
   const counts = new Map<Hex, number>();
+  const loads = createLoads(() => [...pendingNonces.values()].filter(isInReach));
   const place = (wallet: Hex, nonce: number) => `${wallet}:${nonce}`;
 
   function paymentOf(claimed: ClaimedPayment, status: CollectionStatus, sinceBlock: number): PendingPayment {
@@ -119,10 +132,13 @@ export function createPendingNonces() {
         .filter((pendingNonce) => pendingNonce.wallet === wallet && pendingNonce.inclusion === null)
         .sort((a, b) => a.nonce - b.nonce),
     wallets: (): Set<Hex> => new Set([...pendingNonces.values()].map(({ wallet }) => wallet)),
-    /** How many payments wait, by wallet, within reach; a nonce without any counts as one. */
-    loads: (): ReadonlyMap<Hex, number> => loadsOf([...pendingNonces.values()].filter(isInReach)),
+    load: loads.of,
+    recount: loads.clear,
     /** The wallet's nonces below this are used in the chain. */
-    advance: (wallet: Hex, count: number): void => void counts.set(wallet, count),
+    advance(wallet: Hex, count: number): void {
+      if (counts.get(wallet) !== count) loads.clear();
+      counts.set(wallet, count);
+    },
     isInReach,
     /** Takes in a stored transaction, with the payments that it makes. */
     add(row: TransactionRow, known: readonly KnownPayment[]): PendingNonce {
@@ -137,17 +153,10 @@ export function createPendingNonces() {
         Object.assign(before, { broadcastAt: 0, broadcasts: 0 });
         return before;
       }
-      const pendingNonce: PendingNonce = {
-        wallet: row.wallet,
-        nonce: row.wallet_nonce,
-        transactions: [row],
-        payments: new Set(),
-        inclusion: null,
-        broadcastAt: 0,
-        broadcasts: 0,
-      };
+      const pendingNonce = nonceOf(row);
       pendingNonces.set(name, pendingNonce);
       join(pendingNonce, own);
+      if (isInReach(pendingNonce)) loads.add(row.wallet, own.length);
       return pendingNonce;
     },
     /** Takes in a payment that has no open transaction. */
@@ -166,15 +175,34 @@ export function createPendingNonces() {
         ({ wallet, payments }) => !isKept(wallet) && ![...payments].some(hasKept),
       );
       for (const pendingNonce of gone) remove(pendingNonce);
+      loads.clear();
       for (const [name, payment] of payments) if (payment.pendingNonces.size === 0) payments.delete(name);
     },
   };
 }
 
-function loadsOf(inReach: readonly PendingNonce[]): Map<Hex, number> {
-  const loads = new Map<Hex, number>();
-  for (const { wallet, payments, inclusion } of inReach) {
-    if (inclusion === null) loads.set(wallet, (loads.get(wallet) ?? 0) + Math.max(1, payments.size));
+/**
+ * How many payments of a wallet wait, within reach; a nonce without any counts as one. They are counted after each look at
+ * the chain, and what is added since counts at once, so that nobody walks all of them for one payment.
+ */
+function createLoads(inReach: () => readonly PendingNonce[]) {
+  let loads: Map<Hex, number> | null = null;
+
+  function add(wallet: Hex, payments: number): void {
+    loads?.set(wallet, (loads.get(wallet) ?? 0) + Math.max(1, payments));
   }
-  return loads;
+
+  return {
+    add,
+    of(wallet: Hex): number {
+      if (loads === null) {
+        loads = new Map();
+        for (const { wallet, payments, inclusion } of inReach()) if (inclusion === null) add(wallet, payments.size);
+      }
+      return loads.get(wallet) ?? 0;
+    },
+    clear(): void {
+      loads = null;
+    },
+  };
 }

@@ -91,6 +91,7 @@ export function createReconcile(options: ReconcileOptions): (at: Block) => Promi
     });
     await attempt("close", () => closeDeep(at));
     for (const payment of pendingNonces.payments()) pendingNonces.forget(payment);
+    pendingNonces.recount();
   };
 }
 

@@ -9,6 +9,7 @@ import type { Store } from "../../storage/store.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { TOKEN_ADDRESS } from "../chain/token.ts";
+import { utcDay } from "../payments/daily-limits.ts";
 import { type ClaimedPayment, claimPayment, findPayment, markSent, recordFailed } from "../payments/payments.ts";
 import { createBatchStore, NotClaimed } from "./batch.ts";
 import { markBurned } from "./gas-burned.ts";
@@ -16,6 +17,7 @@ import { createPendingNonces, type PendingNonce } from "./pending.ts";
 import { createOutcomeRecorder, NotKnownYet } from "./record-outcome.ts";
 import { insertTransactions, type TransactionRow, transactionsOf, transactionsWith } from "./transactions.ts";
 
+const HEAD = { number: 1, timestamp: NOON / 1000, baseFee: 1n, hash: "0x", parentHash: "0x" } as const;
 const clock = { now: () => NOON };
 const WALLET: Hex = `0x${"aa".repeat(20)}`;
 const expired = { reason: "expired", foreign_transaction: null, gas_burned: null };
@@ -84,14 +86,15 @@ test("a payment with a transaction of which the outcome is not known is not fail
     outcomes,
     pendingNonces,
     onConflict,
+    countsAll: false,
   });
   const other = rowOf(payment, 1);
   await store.write((tx) => insertTransactions(tx, [other]));
-  await expect(verdicts.fail(open!, expired, [])).rejects.toBeInstanceOf(NotKnownYet);
+  await expect(verdicts.fail(open!, expired, [], HEAD)).rejects.toBeInstanceOf(NotKnownYet);
   expect(await findPayment(store.read, payment.key)).toMatchObject({ status: "sent", reason: null });
   expect([open!.status, conflicts]).toEqual(["sent", 1]);
   pendingNonces.add(other, [{ ...payment, status: "sent" }]);
-  await verdicts.fail(open!, expired, []);
+  await verdicts.fail(open!, expired, [], HEAD);
   expect(await findPayment(store.read, payment.key)).toMatchObject({ status: "failed", reason: "expired" });
 });
 
@@ -105,7 +108,7 @@ test("a payment that has failed is not sent again, and its transaction is not st
   const again = (nonce: number) =>
     batch.write([{ jobs: [{ payment, gas: 1n, again: true, mayShare: false }], row: rowOf(payment, nonce) }]);
   await again(11);
-  await store.write((tx) => recordFailed(tx, payment.key, expired, { was: "sent", now: NOON }));
+  await store.write((tx) => recordFailed(tx, payment.key, expired, { was: "sent", day: utcDay(NOON), now: NOON }));
   await expect(again(12)).rejects.toBeInstanceOf(NotClaimed);
   const { db, tables } = store.read;
   const rows = await db.select().from(tables.facilitatorTransactions);
@@ -130,7 +133,7 @@ test("a transaction that several payments share is found by each of them, and ea
 
 test("of a payment that is not claimed, nothing is stored for those that were to share its transaction", async () => {
   const [open, over] = await Promise.all([sent("beside 1", 40), sent("beside 2", 41)]);
-  await store.write((tx) => recordFailed(tx, over.payment.key, expired, { was: "sent", now: NOON }));
+  await store.write((tx) => recordFailed(tx, over.payment.key, expired, { was: "sent", day: utcDay(NOON), now: NOON }));
   const jobs = [open, over].map(({ payment }) => ({ payment, gas: 1n, again: true, mayShare: true }));
   const payments = jobs.map(({ payment: { key }, gas }) => ({ payer: key.payer, nonce: key.nonce, gas }));
   const row = { ...rowOf(open.payment, 50), hash: word("beside"), payer: null, nonce: null, payments };

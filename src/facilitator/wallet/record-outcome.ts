@@ -5,7 +5,8 @@ import type { Log } from "../../core/log.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
-import type { Receipt } from "../chain/rpc-types.ts";
+import type { Block, Receipt } from "../chain/rpc-types.ts";
+import { utcDay } from "../payments/daily-limits.ts";
 import {
   findPayment,
   type PaymentFailure,
@@ -14,6 +15,7 @@ import {
   recordSettled,
 } from "../payments/payments.ts";
 import type { SettlementWaiters } from "../settle/waiters.ts";
+import { endOf } from "./end-of-nonce.ts";
 import { countLate, markBurned, type Reverted } from "./gas-burned.ts";
 import type { PendingNonces, PendingPayment } from "./pending.ts";
 import { transactionsOf } from "./transactions.ts";
@@ -34,6 +36,8 @@ export interface OutcomeRecorderOptions {
   readonly pendingNonces: Pick<PendingNonces, "of">;
   /** The database holds a transaction that is not known here. */
   readonly onConflict: () => void;
+  /** Whether what all transactions cost has a bound, and so is counted. */
+  readonly countsAll: boolean;
 }
 
 export function createOutcomeRecorder(options: OutcomeRecorderOptions) {
@@ -49,10 +53,11 @@ export function createOutcomeRecorder(options: OutcomeRecorderOptions) {
     { key }: PendingPayment,
     failure: PaymentFailure,
     reverted: readonly Reverted[],
+    head: Block,
   ): Promise<boolean> {
     try {
       return await store.write(async (tx) => {
-        if (!(await recordFailed(tx, key, failure, { was: "sent", now: clock.now() }))) return false;
+        if (!(await recordFailed(tx, key, failure, { was: "sent", day: dayOf(head), now: clock.now() }))) return false;
         for (const each of reverted) await markBurned(tx, key, each);
         const rows = await transactionsOf(tx, key);
         const isJudged = rows.every((row) => !row.open || pendingNonces.of(row.wallet, row.wallet_nonce) !== undefined);
@@ -73,9 +78,11 @@ export function createOutcomeRecorder(options: OutcomeRecorderOptions) {
       onConflict();
       throw new NotKnownYet();
     },
-    async settle(payment: PendingPayment, { hash, blockNumber, blockHash }: Receipt): Promise<void> {
+    async settle(payment: PendingPayment, receipt: Receipt): Promise<void> {
+      const { hash, blockNumber, blockHash } = receipt;
       const inclusion = { transaction_hash: hash, block_number: blockNumber, block_hash: blockHash };
-      if (await store.write((tx) => recordSettled(tx, payment.key, inclusion, clock.now()))) {
+      const cost = options.countsAll ? costOf(payment, receipt) : null;
+      if (await store.write((tx) => recordSettled(tx, payment.key, inclusion, clock.now(), cost))) {
         payment.status = "settled";
         meters.settlement("settled");
         log.info("payment_settled", { ...names(payment), transaction: hash, block: blockNumber });
@@ -90,10 +97,11 @@ export function createOutcomeRecorder(options: OutcomeRecorderOptions) {
       payment: PendingPayment,
       found: Omit<PaymentFailure, "gas_burned">,
       reverted: readonly Reverted[],
+      head: Block,
     ): Promise<void> {
       const gas = reverted.reduce((sum, { gasWei }) => sum + gasWei, 0n);
       const failure = { ...found, gas_burned: reverted.length === 0 ? null : gas };
-      if (await fail(payment, failure, reverted)) {
+      if (await fail(payment, failure, reverted, head)) {
         payment.status = "failed";
         meters.settlement("failed");
         log.warn("payment_failed", { ...names(payment), ...failure });
@@ -101,8 +109,8 @@ export function createOutcomeRecorder(options: OutcomeRecorderOptions) {
       outcomes.announce(payment.key);
     },
     /** Its transfer reverted; counts the gas if the payment had failed for another reason before. */
-    async late(payment: PendingPayment, reverted: Reverted): Promise<void> {
-      if (await store.write((tx) => countLate(tx, payment.key, reverted, clock.now())))
+    async late(payment: PendingPayment, reverted: Reverted, head: Block): Promise<void> {
+      if (await store.write((tx) => countLate(tx, payment.key, reverted, dayOf(head))))
         log.warn("late_revert", { ...names(payment), ...reverted });
     },
     /** Settled no more, for its block is gone. */
@@ -113,6 +121,19 @@ export function createOutcomeRecorder(options: OutcomeRecorderOptions) {
       } else await reread(payment);
     },
   };
+}
+
+function dayOf({ timestamp }: Block): string {
+  return utcDay(timestamp * 1000);
+}
+
+/** What settled it, with the parts that it had in transactions before that failed. */
+function costOf(payment: PendingPayment, { hash, gasWei, ...at }: Receipt): bigint {
+  const used = { hash, gasWei, ...at, paid: new Set([payment]) };
+  const settling = [...payment.pendingNonces].find(({ transactions }) => transactions.some((row) => row.hash === hash));
+  const others = [...payment.pendingNonces].filter((each) => each !== settling);
+  const share = settling === undefined ? gasWei : endOf(settling, payment, used).shareWei;
+  return others.reduce((sum, each) => sum + endOf(each, payment, each.inclusion).shareWei, share);
 }
 
 export function names({ key }: PendingPayment): { payer: Hex; nonce: Hex } {

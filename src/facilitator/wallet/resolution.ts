@@ -91,7 +91,7 @@ export function createPaymentResolver(options: ResolverOptions) {
 
   async function countLate(payment: PendingPayment, pendingNonce: PendingNonce, head: Block, receipt: Receipt | null) {
     const end = endOf(pendingNonce, payment, usedBy(pendingNonce, receipt));
-    for (const reverted of await charged(chain, payment, head, [end])) await recorder.late(payment, reverted);
+    for (const reverted of await charged(chain, payment, head, [end])) await recorder.late(payment, reverted, head);
   }
 
   return {
@@ -178,7 +178,7 @@ function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulat
     if (use === null) {
       if (!isForeign || ++payment.lookUps < LOOK_UPS_MAX) return false;
       const reason = "the authorization was used elsewhere";
-      await recorder.fail(payment, { reason, foreign_transaction: null }, reverted);
+      await recorder.fail(payment, { reason, foreign_transaction: null }, reverted, head);
       return true;
     }
     const own = await resolveOwn(payment, use);
@@ -186,7 +186,7 @@ function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulat
     const { hash } = use;
     const how = use.cancelled ? "cancelled" : "used elsewhere";
     const reason = `the authorization was ${how}`;
-    await recorder.fail(payment, { reason, foreign_transaction: hash }, reverted);
+    await recorder.fail(payment, { reason, foreign_transaction: hash }, reverted, head);
     return true;
   }
 
@@ -217,7 +217,7 @@ function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulat
     // After a revert alone it is not tried again, even if it would go through now: the cause was on the payer's side.
     if (!simulation.ok || ends.some(({ how }) => how === "reverted")) {
       const failure = { reason: isOver ? "expired" : reason, foreign_transaction: null };
-      await recorder.fail(payment, failure, await charged(chain, payment, head, ends));
+      await recorder.fail(payment, failure, await charged(chain, payment, head, ends), head);
       return true;
     }
     return payment.pendingNonces.size < NONCES_MAX && sendAgain(payment, simulation.gas);

@@ -33,7 +33,7 @@ export function createSending(options: SendingOptions) {
   const isHeld = ({ signer }: Sender) => leases.holds(signer.address);
 
   function loadOf(sender: Sender): number {
-    return sender.waiting() + (pendingNonces.loads().get(sender.signer.address) ?? 0);
+    return sender.waiting() + pendingNonces.load(sender.signer.address);
   }
 
   /**
@@ -53,10 +53,16 @@ export function createSending(options: SendingOptions) {
     return loads.sort((a, b) => a.load - b.load)[0]?.sender;
   }
 
-  /** Wei that a transaction with that gas may cost, at the fees of now. @throws Fault `unavailable` */
-  async function costOf({ limit }: Gas): Promise<bigint> {
-    const [{ baseFee }, tip] = await Promise.all([chain.newest(BASE_FEE_AGE_MS), chain.tip()]);
-    return limit * (quoteFees(baseFee, tip, maxFee)?.maxFee ?? maxFee);
+  /** Wei that a transaction with that gas and signature may cost, at the fees of now. @throws Fault `unavailable` */
+  async function costOf({ limit }: Gas, signature: Hex): Promise<bigint> {
+    // The other fields of the transaction and its data take less than 640 bytes.
+    const bytes = 640 + signature.length / 2;
+    const [{ baseFee }, tip, below] = await Promise.all([
+      chain.newest(BASE_FEE_AGE_MS),
+      chain.tip(),
+      chain.feeBelow(bytes),
+    ]);
+    return limit * (quoteFees(baseFee, tip, maxFee)?.maxFee ?? maxFee) + below;
   }
 
   /**

@@ -43,6 +43,8 @@ export interface WalletOptions {
   readonly spans?: PaymentSpans;
   readonly limits: {
     readonly gasLowWaterWei: bigint;
+    /** Of all transactions of an account and day; 0, or left out, for no bound. */
+    readonly dailyGasAllWei?: bigint;
     /** May have a fraction. */
     readonly maxFeeGwei: number;
     /** Blocks until an inclusion counts as final. */
@@ -77,6 +79,7 @@ export function createWallet(options: WalletOptions) {
   const recorder = createOutcomeRecorder({
     ...parts,
     ...(meters && { meters }),
+    countsAll: (limits.dailyGasAllWei ?? 0n) > 0n,
     outcomes,
     onConflict: nonceSync.invalidate,
   });

@@ -94,12 +94,12 @@ const settle = operation({
     },
     over_limit: {
       description:
-        "Over the account's limit of one transaction, its daily ceiling or the gas that its reverted transactions may burn on a day, or of another network or token. Nothing was claimed.",
+        "With Retry-After, over what passes by itself: the account's daily ceiling, its gas of the day or its share of the settlements at work, or after too many reverts of the payer on this day. Without it, over the account's limit of one transaction, below the least value, to the payer itself, or of another network or token. Nothing was claimed.",
       example: "the payment is outside the limits of this account",
     },
     unavailable: {
       description:
-        "No node of the chain answers, the gas wallet is low, the same payment is being settled just now, others of the payer's payments hold its balance, the account has its share of the settlements at work, or the facilitator is shutting down.",
+        "No node of the chain answers, the gas wallet is low, the same payment is being settled just now, others of the payer's payments hold its balance, or the facilitator is shutting down.",
       example: "this payment is being settled",
     },
   },

@@ -27,7 +27,10 @@ export const PAY_TO: Hex = "0x00000000000000000000000000000000000000aa";
 
 /** What a claim is measured against, where that is nothing to the test. */
 export const UNMEASURED = {
-  limits: { dailyCeiling: 10n ** 30n, dailyGasWei: 0n },
+  limits: { dailyCeiling: 10n ** 30n, dailyGasWei: 0n, dailyGasAllWei: 0n },
+  day: utcDay(NOON),
+  hasCode: false,
+  gasHeld: 0n,
   balance: { amount: 10n ** 30n, block: 0 },
   gasAtRisk: 0n,
   gas: { limit: 90_000n, from: PAY_TO, mayShare: false },
@@ -99,6 +102,8 @@ interface SettlingOptions {
   readonly maxPerTransaction?: bigint;
   readonly dailyCeiling?: bigint;
   readonly dailyGasWei?: bigint;
+  readonly dailyGasAllWei?: bigint;
+  readonly minValue?: bigint;
   readonly now?: number;
 }
 
@@ -150,7 +155,8 @@ export function settling(store: Store, options: SettlingOptions = {}) {
     gasBurned: bigint | null = null,
   ) {
     const failure = { reason, foreign_transaction: foreign, gas_burned: gasBurned };
-    const done = await store.write((tx) => recordFailed(tx, key, failure, { was: "sent", now: clock.now() }));
+    const day = utcDay((await turns.time()).latest);
+    const done = await store.write((tx) => recordFailed(tx, key, failure, { was: "sent", day, now: clock.now() }));
     outcomes.announce(key);
     return done;
   }
@@ -186,6 +192,8 @@ export function settling(store: Store, options: SettlingOptions = {}) {
       maxPerTransaction: options.maxPerTransaction ?? 10_000n,
       dailyCeiling: options.dailyCeiling ?? 1_000_000n,
       dailyGasWei: options.dailyGasWei ?? 0n,
+      dailyGasAllWei: options.dailyGasAllWei ?? 0n,
+      minValue: options.minValue ?? 0n,
       inclusionTimeoutMs: options.inclusionTimeoutMs ?? 15_000,
     },
     ...(options.atWorkMax === undefined ? {} : { atWorkMax: options.atWorkMax }),
