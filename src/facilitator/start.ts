@@ -17,6 +17,9 @@
 //   chain/chain, rpc, endpoint what is asked of the nodes, of which one, and how its answers are read (token, rpc-types,
 //                              newest-block, chain-time)
 import { join } from "node:path";
+import { createChain } from "../chain/chain.ts";
+import { createChainTime } from "../chain/chain-time.ts";
+import { createOwnTransfers } from "../chain/own-transfer.ts";
 import { endsWithin } from "../concurrency/deadline.ts";
 import { poll } from "../concurrency/poll.ts";
 import { systemClock } from "../core/clock.ts";
@@ -39,9 +42,6 @@ import { openTracer } from "../tracing/open.ts";
 import type { Hex } from "../x402/types.ts";
 import { createVerifier } from "../x402/verifier/verifier.ts";
 import { ownerOf } from "./accounts.ts";
-import { createChain } from "./chain/chain.ts";
-import { createChainTime } from "./chain/chain-time.ts";
-import { createOwnTransfers } from "./chain/own-transfer.ts";
 import { LISTENER_LIMITS, listenMutualTls, type MtlsListener } from "./mtls/listener.ts";
 import { followTlsFiles, type TlsMaterial, type TlsReading } from "./mtls/tls-files.ts";
 import { createPaymentSpans } from "./payments/payment-spans.ts";

@@ -16,7 +16,7 @@ const STATE_OWNERS = new Set(
   [
     "concurrency/request-turns concurrency/store-turns concurrency/thread-turns concurrency/turns concurrency/loop-profile",
     "concurrency/whole-turn",
-    "core/id facilitator/chain/json-rpc wire/digest cli/demo/http gateway/executor/workers/worker",
+    "core/id chain/json-rpc wire/digest cli/demo/http gateway/executor/workers/worker",
     "http/assets http/connections http/elysia http/input http/intake http/json-list http/large-response",
     "http/response-parser http/server http/socket-options storage/checkpoint-thread",
   ].flatMap((line) => line.split(" ").map((name) => `src/${name}.ts`)),
@@ -30,6 +30,7 @@ const AREAS = [
   ["src/concurrency/", "concurrency"],
   ["src/wire/", "wire"],
   ["src/x402/", "x402"],
+  ["src/chain/", "chain"],
   ["db/", "db"],
   ["src/storage/", "storage"],
   ["src/http/", "http"],
@@ -54,12 +55,13 @@ const AREAS = [
 type Area = (typeof AREAS)[number][1];
 
 /** What each area may import beside itself. The schema is the store's vocabulary: who sees the one sees the other. */
-const SERVICE = ["core", "concurrency", "wire", "x402", "db", "storage", "http", "keys"] as const;
+const SERVICE = ["core", "concurrency", "wire", "x402", "chain", "db", "storage", "http", "keys"] as const;
 const MAY_IMPORT: Readonly<Record<Area, readonly Area[]>> = {
   core: ["package.json"],
   concurrency: ["core"],
   wire: ["core", "concurrency"],
   x402: ["core", "concurrency", "wire"],
+  chain: ["core", "concurrency", "wire", "x402", "http"],
   db: ["core"],
   storage: ["core", "concurrency", "db"],
   http: ["core", "concurrency", "wire"],

@@ -1,5 +1,5 @@
 // What is judged good of the chain's nodes, from what each of them has said. Pure.
-import type { Block } from "../../facilitator/chain/rpc-types.ts";
+import type { Block } from "../../chain/rpc-types.ts";
 import { CHAIN_ID, TOKEN_NAME, TOKEN_VERSION } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
 import { type Finding, failure, findings, type Problem, warning } from "./finding.ts";

@@ -1,11 +1,11 @@
 // The chain's nodes, each asked by itself: which chain, which token, how new its newest block is, and whether it agrees with
 // the others. A node is named by its place in the list.
 import { decodeFunctionResult, encodeFunctionData, parseAbi } from "viem";
+import { exchange, NoAnswer, RpcError } from "../../chain/json-rpc.ts";
+import { isMulticall3, MULTICALL3, MULTICALL3_CHECKSUMMED } from "../../chain/multicall.ts";
+import * as wire from "../../chain/rpc-types.ts";
+import { TOKEN_ADDRESS } from "../../chain/token.ts";
 import { systemClock } from "../../core/clock.ts";
-import { exchange, NoAnswer, RpcError } from "../../facilitator/chain/json-rpc.ts";
-import { isMulticall3, MULTICALL3, MULTICALL3_CHECKSUMMED } from "../../facilitator/chain/multicall.ts";
-import * as wire from "../../facilitator/chain/rpc-types.ts";
-import { TOKEN_ADDRESS } from "../../facilitator/chain/token.ts";
 import type { Outbound } from "../../http/outbound.ts";
 import type { Hex } from "../../x402/types.ts";
 import { seconds } from "./database.ts";

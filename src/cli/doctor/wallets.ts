@@ -1,7 +1,7 @@
 // The wallets that pay for gas, and the process that signs for one, if another does.
 import { formatEther } from "viem";
-import { exchange, RpcError } from "../../facilitator/chain/json-rpc.ts";
-import * as wire from "../../facilitator/chain/rpc-types.ts";
+import { exchange, RpcError } from "../../chain/json-rpc.ts";
+import * as wire from "../../chain/rpc-types.ts";
 import { createLocalSigner } from "../../facilitator/wallet/signer.ts";
 import type { Outbound } from "../../http/outbound.ts";
 import type { Hex } from "../../x402/types.ts";

@@ -2,9 +2,9 @@
 // one balance spent many times over, and all but the first transfer would revert and burn gas.
 import { and, asc, eq, gt, ne, or, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
+import type { Balance } from "../../chain/chain.ts";
 import type { Reader, Tx } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
-import type { Balance } from "../chain/chain.ts";
 
 /** What a claim is measured against. */
 export type Measured = Pick<Balance, "amount" | "block"> & {

@@ -2,12 +2,12 @@
 // the payer's balance in one write, then sent, then waited for. If something goes wrong before a
 // transaction is stored, the claim is given back, and that claim alone.
 
+import type { Balance } from "../../chain/chain.ts";
 import { endsWithin } from "../../concurrency/deadline.ts";
 import { mapLimit } from "../../concurrency/map-limit.ts";
 import { mayTake } from "../../concurrency/reserved-share.ts";
 import { silentMeters } from "../../core/meters.ts";
 import type { Hex } from "../../x402/types.ts";
-import type { Balance } from "../chain/chain.ts";
 import { utcDay } from "../payments/daily-limits.ts";
 import { type Measured, sentNonces } from "../payments/held-funds.ts";
 import { openByAccount } from "../payments/open-payments.ts";

@@ -1,13 +1,14 @@
 // What settling needs from its surroundings; of the chain and the wallets only what it asks of them.
+
+import type { Chain } from "../../chain/chain.ts";
+import type { TimeSpan } from "../../chain/chain-time.ts";
+import type { FindOwnTransfer } from "../../chain/own-transfer.ts";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
 import type { Verifier } from "../../x402/verifier/verifier.ts";
-import type { Chain } from "../chain/chain.ts";
-import type { TimeSpan } from "../chain/chain-time.ts";
-import type { FindOwnTransfer } from "../chain/own-transfer.ts";
 import type { Limits } from "../payments/guardrails.ts";
 import type { PaymentSpans } from "../payments/payment-spans.ts";
 import type { ClaimedPayment } from "../payments/payments.ts";

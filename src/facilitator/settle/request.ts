@@ -1,11 +1,12 @@
 // One request to collect a payment, with what every step needs of it, and whether it asks for the same as a record.
 // Pure.
+
+import type { TimeSpan } from "../../chain/chain-time.ts";
 import type { SettleRequest } from "../../x402/codec.ts";
 import { canonicalSignature } from "../../x402/eip3009.ts";
 import { NETWORK, SCHEME } from "../../x402/kind.ts";
 import type { Hex, Payment, PaymentKey, Requirements } from "../../x402/types.ts";
 import { checkWindow, keyOf, type SignedBy } from "../../x402/verify.ts";
-import type { TimeSpan } from "../chain/chain-time.ts";
 import { type FacilitatorAccount, type Limits, limitsOf } from "../payments/guardrails.ts";
 import type { FacilitatorPayment } from "../payments/payments.ts";
 

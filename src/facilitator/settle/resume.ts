@@ -3,10 +3,11 @@
 // the two is possible they are tried again. Each write names the
 // claim that was read and changes nothing if that claim is gone, so this is safe beside others who still work on the
 // payment, and beside a later claim of the same authorization.
+
+import type { Receipt } from "../../chain/rpc-types.ts";
 import { endsWithin } from "../../concurrency/deadline.ts";
 import { mapLimit } from "../../concurrency/map-limit.ts";
 import { silentMeters } from "../../core/meters.ts";
-import type { Receipt } from "../chain/rpc-types.ts";
 import { claimedWithoutTransaction } from "../payments/open-payments.ts";
 import {
   type ClaimedPayment,

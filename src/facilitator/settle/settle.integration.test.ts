@@ -12,12 +12,12 @@ import {
 } from "../../../test/support/chain/settling.ts";
 import { NO_LEASES } from "../../../test/support/chain/wallet.ts";
 import { type Place, places } from "../../../test/support/stores/stores.ts";
+import { createChain } from "../../chain/chain.ts";
+import { createChainTime } from "../../chain/chain-time.ts";
 import { systemClock } from "../../core/clock.ts";
 import { silentLog } from "../../core/log.ts";
 import { createOutbound } from "../../http/outbound.ts";
 import type { Store } from "../../storage/store.ts";
-import { createChain } from "../chain/chain.ts";
-import { createChainTime } from "../chain/chain-time.ts";
 import { utcDay } from "../payments/daily-limits.ts";
 import { createLocalSigner } from "../wallet/signer.ts";
 import { createWallet, type Wallet } from "../wallet/wallet.ts";

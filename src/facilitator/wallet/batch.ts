@@ -1,14 +1,14 @@
 // A batch of payments on its way into the store: put together into transactions, signed with consecutive nonces and
 // stored in one write, so that either all of them may be broadcast or none.
 
+import type { Fees } from "../../chain/fees.ts";
+import { SHARED_GAS, SHARED_GAS_MAX } from "../../chain/multicall.ts";
 import { mapLimit } from "../../concurrency/map-limit.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import { type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
-import type { Fees } from "../chain/fees.ts";
-import { SHARED_GAS, SHARED_GAS_MAX } from "../chain/multicall.ts";
 import { markSent, markSentAgain } from "../payments/payments.ts";
 import type { WalletLeases } from "./leases.ts";
 import type { PendingNonces } from "./pending.ts";

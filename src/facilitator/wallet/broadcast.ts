@@ -1,8 +1,9 @@
 // Sends the nodes what is stored, the same bytes as often as it takes. A node's answer changes no record; it only says
 // when to look at the chain.
+
+import type { Chain } from "../../chain/chain.ts";
 import type { Log } from "../../core/log.ts";
 import type { Hex } from "../../x402/types.ts";
-import type { Chain } from "../chain/chain.ts";
 import { createPaymentSpans, type PaymentSpans } from "../payments/payment-spans.ts";
 import type { WalletLeases } from "./leases.ts";
 import { isObsolete, newestOf, type PendingNonce, type PendingNonces, type PendingPayment } from "./pending.ts";

@@ -1,8 +1,9 @@
 // Whether the facilitator can take payments: a node answers, and a wallet has gas. It is asked before every settlement,
 // so the answer is kept for a second.
+
+import type { Chain } from "../../chain/chain.ts";
 import type { Log } from "../../core/log.ts";
 import type { Hex } from "../../x402/types.ts";
-import type { Chain } from "../chain/chain.ts";
 import type { Sender } from "./sender.ts";
 
 const FRESH_MS = 1000;

@@ -2,11 +2,11 @@
 // the chain to be closed, what a reorganisation has undone, and what has to be replaced. Each step may fail, and is
 // repeated with the next look; nothing is forgotten before the database knows it.
 
+import type { Chain } from "../../chain/chain.ts";
+import type { Block } from "../../chain/rpc-types.ts";
 import { mapLimit } from "../../concurrency/map-limit.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
-import type { Chain } from "../chain/chain.ts";
-import type { Block } from "../chain/rpc-types.ts";
 import type { WalletLeases } from "./leases.ts";
 import type { PendingNonce, PendingNonces, PendingPayment } from "./pending.ts";
 import type { NonceProgress, Replacer } from "./replace.ts";

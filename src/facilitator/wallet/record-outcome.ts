@@ -1,11 +1,12 @@
 // Records how a payment ended, or that its block is gone, and tells whoever waits. Each record is a guarded write, so
 // when two processes find out the same thing, one writes it and the other reads what was written.
+
+import type { Block, Receipt } from "../../chain/rpc-types.ts";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
-import type { Block, Receipt } from "../chain/rpc-types.ts";
 import { utcDay } from "../payments/daily-limits.ts";
 import {
   findPayment,

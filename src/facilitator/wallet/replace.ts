@@ -2,14 +2,14 @@
 // have no transaction. Both are stored before they are broadcast, and both count blocks and not time, so a chain that
 // stands still is waited for.
 
+import type { Chain } from "../../chain/chain.ts";
+import { type Fees, freeingFees, quoteFees, raiseFees } from "../../chain/fees.ts";
+import type { Block } from "../../chain/rpc-types.ts";
 import { mapLimit } from "../../concurrency/map-limit.ts";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import { type Store, UniqueViolation } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
-import type { Chain } from "../chain/chain.ts";
-import { type Fees, freeingFees, quoteFees, raiseFees } from "../chain/fees.ts";
-import type { Block } from "../chain/rpc-types.ts";
 import type { WalletLeases } from "./leases.ts";
 import { isObsolete, newestOf, type PendingNonce, type PendingNonces } from "./pending.ts";
 import { isExpired } from "./resolution.ts";

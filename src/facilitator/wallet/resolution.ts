@@ -3,15 +3,16 @@
 // the block's time is past its end, or the nonces of all our transactions for it are used there. When somebody else
 // used the wallet's nonce, the payment gets a new one. So does one that failed in a transaction shared with others and
 // would go through now: it is sent once more alone, since the cause may have been a neighbour.
+
+import type { Chain } from "../../chain/chain.ts";
+import type { Use } from "../../chain/find-use.ts";
+import { isOwnTransfer } from "../../chain/own-transfer.ts";
+import type { Block, Receipt } from "../../chain/rpc-types.ts";
+import { isPaidBy, isUsedUp } from "../../chain/token.ts";
 import { mapLimit } from "../../concurrency/map-limit.ts";
 import type { Log } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
-import type { Chain } from "../chain/chain.ts";
-import type { Use } from "../chain/find-use.ts";
-import { isOwnTransfer } from "../chain/own-transfer.ts";
-import type { Block, Receipt } from "../chain/rpc-types.ts";
-import { isPaidBy, isUsedUp } from "../chain/token.ts";
 import type { Gas, SettleChain } from "../settle/ports.ts";
 import { NotClaimed } from "./batch.ts";
 import { type End, endOf, isCertainlyUnpaid, revertedOf } from "./end-of-nonce.ts";

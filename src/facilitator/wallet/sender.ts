@@ -1,13 +1,14 @@
 // One key's way to the chain. Payments that wait together share transactions or get consecutive nonces, are signed, and are stored in one
 // write, and only then is the next batch begun: so a nonce is never given twice, none is left out, and nothing
 // leaves the process before it is stored. Broadcasting happens elsewhere, since its failure changes nothing.
+
+import type { Chain } from "../../chain/chain.ts";
+import { quoteFees } from "../../chain/fees.ts";
 import { endsWithin } from "../../concurrency/deadline.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import { type Store, UniqueViolation } from "../../storage/store.ts";
-import type { Chain } from "../chain/chain.ts";
-import { quoteFees } from "../chain/fees.ts";
 import { WalletNotHeld } from "../settle/ports.ts";
 import { byTransaction, createBatchStore, NotClaimed, type SendJob, type SignedJobs, signBatch } from "./batch.ts";
 import type { WalletLeases } from "./leases.ts";

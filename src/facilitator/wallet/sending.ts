@@ -1,8 +1,9 @@
 // Which wallet sends a payment. It is chosen once, at the simulation, since a payer's code may accept the sender of the
 // simulation only.
+
+import type { Chain } from "../../chain/chain.ts";
+import { quoteFees } from "../../chain/fees.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
-import type { Chain } from "../chain/chain.ts";
-import { quoteFees } from "../chain/fees.ts";
 import type { ClaimedPayment } from "../payments/payments.ts";
 import { type Gas, WalletNotHeld } from "../settle/ports.ts";
 import type { WalletLeases } from "./leases.ts";

@@ -1,11 +1,12 @@
 // Which payments may share a transaction. Multicall3 passes all of the remaining gas on to each call, so a payer with code
 // is sent alone: its code could burn the gas of its neighbours. And the chain must have Multicall3 where it is expected.
+
+import type { Chain } from "../../chain/chain.ts";
+import { MULTICALL3_CHECKSUMMED } from "../../chain/multicall.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import type { Hex } from "../../x402/types.ts";
-import type { Chain } from "../chain/chain.ts";
-import { MULTICALL3_CHECKSUMMED } from "../chain/multicall.ts";
 
 const BLOCK_AGE_MS_MAX = 1000;
 

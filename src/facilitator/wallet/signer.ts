@@ -3,13 +3,13 @@
 // field by field before anything relies on it.
 import { keccak256, parseTransaction, recoverTransactionAddress, type TransactionSerializedEIP1559 } from "viem";
 import { privateKeyToAccount } from "viem/accounts";
+import type { Fees } from "../../chain/fees.ts";
+import { exchange } from "../../chain/json-rpc.ts";
+import { data, hex } from "../../chain/rpc-types.ts";
 import type { Outbound } from "../../http/outbound.ts";
 import { lowerHex } from "../../x402/fields.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
-import type { Fees } from "../chain/fees.ts";
-import { exchange } from "../chain/json-rpc.ts";
-import { data, hex } from "../chain/rpc-types.ts";
 
 const REMOTE_TIMEOUT_MS = 5000;
 const REMOTE_PARALLEL = 16;

@@ -1,9 +1,10 @@
 // Brings the pending nonces in line with the database: at the start, when a wallet is taken over, and now and then, since
 // another process with the same keys may have stored transactions as well.
+
+import { TOKEN_ADDRESS } from "../../chain/token.ts";
 import type { Store } from "../../storage/store.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
-import { TOKEN_ADDRESS } from "../chain/token.ts";
 import { sentPayments } from "../payments/open-payments.ts";
 import { claimedPayment, type FacilitatorPayment, findPayment, paymentName } from "../payments/payments.ts";
 import type { WalletLeases } from "./leases.ts";

@@ -4,11 +4,11 @@
 // be on its way to a block.
 import { and, asc, eq, gte, inArray, or } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
+import type { Fees } from "../../chain/fees.ts";
+import { aggregateData, MULTICALL3, SHARED_GAS } from "../../chain/multicall.ts";
+import { GAS_MAX, TOKEN_ADDRESS, transferData } from "../../chain/token.ts";
 import type { Reader, Tx } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
-import type { Fees } from "../chain/fees.ts";
-import { aggregateData, MULTICALL3, SHARED_GAS } from "../chain/multicall.ts";
-import { GAS_MAX, TOKEN_ADDRESS, transferData } from "../chain/token.ts";
 import type { ClaimedPayment } from "../payments/payments.ts";
 import type { Signer, Unsigned } from "./signer.ts";
 

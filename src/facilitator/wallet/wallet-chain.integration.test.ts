@@ -10,8 +10,8 @@ import type { RpcRelay } from "../../../test/support/chain/rpc-relay.ts";
 import { newPayment, type WalletOptions } from "../../../test/support/chain/wallet.ts";
 import { useChain } from "../../../test/support/chain/wallet-tests.ts";
 import { until } from "../../../test/support/until.ts";
+import { transferData } from "../../chain/token.ts";
 import { silentLog } from "../../core/log.ts";
-import { transferData } from "../chain/token.ts";
 import { createLocalSigner } from "./signer.ts";
 
 const ETHER = 10n ** 18n;

@@ -7,7 +7,7 @@ import { fundedSigner, newPayment } from "../../../test/support/chain/wallet.ts"
 import { useChain } from "../../../test/support/chain/wallet-tests.ts";
 import { postgresPlace } from "../../../test/support/stores/stores.ts";
 import { until } from "../../../test/support/until.ts";
-import type { Chain } from "../chain/chain.ts";
+import type { Chain } from "../../chain/chain.ts";
 
 const GWEI = 10n ** 9n;
 const SEND = "eth_sendRawTransaction";

@@ -1,13 +1,14 @@
 // The gas wallets: which key sends a payment, whether any is able to, and what they had under way when the process
 // ended, or what another one left. Composed of the leases (which wallets this process works for), the senders (nonce,
 // signature, store), the watcher (what became of it) and the replacer (fees).
+
+import type { Chain } from "../../chain/chain.ts";
+import { gweiToWei } from "../../chain/fees.ts";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
-import type { Chain } from "../chain/chain.ts";
-import { gweiToWei } from "../chain/fees.ts";
 import type { PaymentSpans } from "../payments/payment-spans.ts";
 import type { ClaimedPayment } from "../payments/payments.ts";
 import type { Gas } from "../settle/ports.ts";

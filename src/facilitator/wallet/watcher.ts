@@ -1,6 +1,6 @@
 // When the chain is looked at, and when what is due is broadcast: on each new block, found by polling, while anything is
 // open. With nothing open, no node is asked.
-import type { Block } from "../chain/rpc-types.ts";
+import type { Block } from "../../chain/rpc-types.ts";
 import { createReconcile, type ReconcileOptions } from "./reconcile.ts";
 
 /** While a transaction or a payment waits for a block. */

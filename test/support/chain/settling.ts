@@ -1,6 +1,6 @@
 // What tests of settling need: a facilitator's settle over a real store, with hand-made doubles of the chain and of
 // the wallet. The wallet's stores its mark as the real one does, and the test says what becomes of each payment.
-import type { FindOwnTransfer } from "../../../src/facilitator/chain/own-transfer.ts";
+import type { FindOwnTransfer } from "../../../src/chain/own-transfer.ts";
 import { usedOn, utcDay } from "../../../src/facilitator/payments/daily-limits.ts";
 import {
   type ClaimedPayment,

@@ -1,7 +1,7 @@
 // The newest block of the chain, as all nodes together know it: it does not go back because one of them is behind, nor
 // far ahead because one of them is wrong. Where it stands still or is old, the nodes are compared, and those behind are put
 // aside: a node that stands still answers every question, and so would keep the others from being asked.
-import type { Clock } from "../../core/clock.ts";
+import type { Clock } from "../core/clock.ts";
 import { NEWEST, StaleNode } from "./endpoint.ts";
 import type { Rpc } from "./rpc.ts";
 import type * as wire from "./rpc-types.ts";

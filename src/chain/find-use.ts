@@ -1,5 +1,5 @@
 // Which transaction has used or cancelled an authorization, by the token's events.
-import type { Authorization, Hex } from "../../x402/types.ts";
+import type { Authorization, Hex } from "../x402/types.ts";
 import type { Rpc } from "./rpc.ts";
 import * as wire from "./rpc-types.ts";
 import * as token from "./token.ts";

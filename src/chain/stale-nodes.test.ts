@@ -1,11 +1,11 @@
 // Nodes that answer, and know less than others: stand-ins that freeze what a real node says.
 import { afterAll, beforeAll, expect, test } from "bun:test";
-import { startChain, type TestChain } from "../../../test/support/chain/chain.ts";
-import { newPayer, signPayment } from "../../../test/support/chain/payments.ts";
-import { startRpcRelay } from "../../../test/support/chain/rpc-relay.ts";
-import { outbound } from "../../../test/support/chain/wallet.ts";
-import { until } from "../../../test/support/until.ts";
-import type { LogFields } from "../../core/log.ts";
+import { startChain, type TestChain } from "../../test/support/chain/chain.ts";
+import { newPayer, signPayment } from "../../test/support/chain/payments.ts";
+import { startRpcRelay } from "../../test/support/chain/rpc-relay.ts";
+import { outbound } from "../../test/support/chain/wallet.ts";
+import { until } from "../../test/support/until.ts";
+import type { LogFields } from "../core/log.ts";
 import { createChain } from "./chain.ts";
 
 let anvil: TestChain;

@@ -1,6 +1,6 @@
 // The values of the Ethereum JSON-RPC protocol, read strictly: a node's answer that is not in the form of the
 // protocol is no answer. Pure.
-import type { Hex } from "../../x402/types.ts";
+import type { Hex } from "../x402/types.ts";
 
 export interface Block {
   readonly number: number;

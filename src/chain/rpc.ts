@@ -1,12 +1,12 @@
 // The chain's nodes behind one door: each question goes to the first endpoint that works, and on to the next when
 // there is no usable answer. An endpoint that failed is left aside until it has been tested again in the
 // background, so that a dead one costs its time limit once and not on each question.
-import { Fault } from "../../core/fault.ts";
-import type { Log } from "../../core/log.ts";
-import { StartupProblem } from "../../core/startup.ts";
-import type { Tracer } from "../../core/tracing.ts";
-import type { Outbound } from "../../http/outbound.ts";
-import { CHAIN_ID } from "../../x402/kind.ts";
+import { Fault } from "../core/fault.ts";
+import type { Log } from "../core/log.ts";
+import { StartupProblem } from "../core/startup.ts";
+import type { Tracer } from "../core/tracing.ts";
+import type { Outbound } from "../http/outbound.ts";
+import { CHAIN_ID } from "../x402/kind.ts";
 import { createEndpoint, type Endpoint, messageOf, NEWEST, type Question, StaleNode } from "./endpoint.ts";
 import { RpcError } from "./json-rpc.ts";
 import type { Block } from "./rpc-types.ts";

@@ -1,8 +1,8 @@
 // Whether a transaction of one of our own wallets has moved the money of an authorization, by what the chain says alone: for
 // a database that was restored to an older state, and has forgotten what was collected since.
-import type { Clock } from "../../core/clock.ts";
-import { DAY_MS, HOUR_MS } from "../../core/time.ts";
-import type { Authorization, Hex } from "../../x402/types.ts";
+import type { Clock } from "../core/clock.ts";
+import { DAY_MS, HOUR_MS } from "../core/time.ts";
+import type { Authorization, Hex } from "../x402/types.ts";
 import type { Chain } from "./chain.ts";
 import type { Use } from "./find-use.ts";
 import type { Block, Receipt } from "./rpc-types.ts";

@@ -1,10 +1,10 @@
 // Calls to the token's contract, and how its answers are read: the call that moves the money, the events that prove it,
 // and the reasons of its refusals. Pure.
 import { encodeAbiParameters, encodeFunctionData, parseAbi, parseAbiParameters, toEventSelector, toHex } from "viem";
-import { authorizationDigest } from "../../x402/eip3009.ts";
-import { lowerHex } from "../../x402/fields.ts";
-import { TOKEN } from "../../x402/kind.ts";
-import type { Authorization, Hex } from "../../x402/types.ts";
+import { authorizationDigest } from "../x402/eip3009.ts";
+import { lowerHex } from "../x402/fields.ts";
+import { TOKEN } from "../x402/kind.ts";
+import type { Authorization, Hex } from "../x402/types.ts";
 import type { RpcError } from "./json-rpc.ts";
 import type { LogEntry, Receipt } from "./rpc-types.ts";
 

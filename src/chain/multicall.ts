@@ -3,7 +3,7 @@
 // It passes all of the remaining gas on to each call, so no payer with code may share a transaction with others: its code
 // could burn the gas of all. Pure.
 import { encodeFunctionData, keccak256, parseAbi } from "viem";
-import type { Hex } from "../../x402/types.ts";
+import type { Hex } from "../x402/types.ts";
 
 const ABI = parseAbi([
   "struct Call3 { address target; bool allowFailure; bytes callData; }",

@@ -1,9 +1,9 @@
 // One node: whether it works and is of our chain, and a bound on questions to it at a time. Errors and log name it by its
 // place in the list, never by its URL.
-import type { Log } from "../../core/log.ts";
-import { inSpan, type Tracer } from "../../core/tracing.ts";
-import type { Outbound } from "../../http/outbound.ts";
-import { CHAIN_ID } from "../../x402/kind.ts";
+import type { Log } from "../core/log.ts";
+import { inSpan, type Tracer } from "../core/tracing.ts";
+import type { Outbound } from "../http/outbound.ts";
+import { CHAIN_ID } from "../x402/kind.ts";
 import { exchange, NoAnswer, RpcError } from "./json-rpc.ts";
 import { type Block, block, hex, quantity } from "./rpc-types.ts";
 

@@ -1,11 +1,11 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { createWalletClient, type Hex, http } from "viem";
 import { base } from "viem/chains";
-import { startChain, type TestChain } from "../../../test/support/chain/chain.ts";
-import { newPayer } from "../../../test/support/chain/payments.ts";
-import { startRpcRelay } from "../../../test/support/chain/rpc-relay.ts";
-import { newPayment, outbound } from "../../../test/support/chain/wallet.ts";
-import { silentLog } from "../../core/log.ts";
+import { startChain, type TestChain } from "../../test/support/chain/chain.ts";
+import { newPayer } from "../../test/support/chain/payments.ts";
+import { startRpcRelay } from "../../test/support/chain/rpc-relay.ts";
+import { newPayment, outbound } from "../../test/support/chain/wallet.ts";
+import { silentLog } from "../core/log.ts";
 import { createChain } from "./chain.ts";
 import { transferData } from "./token.ts";
 

@@ -1,7 +1,7 @@
 // The time of day by the chain, which the token goes by: a payment is over, or not yet valid, when the chain's time says
 // so, and not because a clock of ours is wrong.
-import type { Clock } from "../../core/clock.ts";
-import type { Log } from "../../core/log.ts";
+import type { Clock } from "../core/clock.ts";
+import type { Log } from "../core/log.ts";
 import type { Chain } from "./chain.ts";
 
 /** How old the newest known block may be. Its time is carried on by our own clock, so it need not be asked often. */
