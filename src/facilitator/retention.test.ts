@@ -1,9 +1,10 @@
 import { describe, expect, test } from "bun:test";
-import { NOON } from "../../test/support/chain/settling.ts";
+import { CLAIM, claimedOn, keyOfRequest, NOON, request } from "../../test/support/chain/settling.ts";
 import { places } from "../../test/support/stores/stores.ts";
 import { silentLog } from "../core/log.ts";
 import type { Hex } from "../x402/types.ts";
 import { utcDay } from "./payments/daily-limits.ts";
+import { markSent, recordSettled } from "./payments/payments.ts";
 import { cleanUpFacilitator } from "./retention.ts";
 import { createRefusalLog } from "./settle/refusals.ts";
 
@@ -43,6 +44,41 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
     expect(left.map((rows) => rows.length)).toEqual([225, 225]);
     expect(left[0]).toEqual(expect.arrayContaining(refusals.slice(1, 2)));
     expect(left[1]).toEqual(expect.arrayContaining(days.slice(1, 2)));
+    await store.close();
+    place.remove();
+  }, 30_000);
+
+  test("payments go 90 days after their end and their time, and their transactions when final for a week", async () => {
+    const place = await places[dialect]();
+    const store = await place.open();
+    const { facilitatorPayments, facilitatorTransactions } = store.read.tables;
+    const ended = async (name: number, ageDays: number, validBefore: number, isOpen = false) => {
+      const asked = await request({ nonce: word(name), validBefore });
+      const key = keyOfRequest(asked);
+      const ended_at = NOON - ageDays * DAY_MS;
+      await claimedOn(store, asked);
+      await store.write(async (tx) => {
+        await markSent(tx, { key, claim: CLAIM }, word(name), NOON);
+        await recordSettled(tx, key, { transaction_hash: word(name), block_number: 1, block_hash: word(1) }, ended_at);
+        const fees = { gas: "1", max_fee: "1", max_priority_fee: "1", gas_burned: null, replacement: 0 };
+        const of = { hash: word(name), wallet: word(9), wallet_nonce: name, payer: key.payer, nonce: key.nonce };
+        const row = { ...fees, ...of, raw: word(1), open: isOpen, stored_at_block: 1, created_at: ended_at };
+        await tx.db.insert(facilitatorTransactions).values(row);
+      });
+    };
+    const old = NOON / 1000 - 91 * 86_400;
+    await ended(1, 91, old);
+    await ended(2, 91, NOON / 1000);
+    await ended(3, 91, 10 ** 12);
+    await ended(4, 89, old);
+    await ended(5, 6, old);
+    await ended(6, 91, old + 2 * 86_400, true);
+    await cleanUpFacilitator(store, { now: () => NOON }, silentLog);
+    const { db } = store.read;
+    const payments = await db.select().from(facilitatorPayments);
+    const transactions = await db.select().from(facilitatorTransactions);
+    expect(payments.map(({ nonce }) => Number(nonce)).sort()).toEqual([2, 3, 4, 5, 6]);
+    expect(transactions.map(({ hash }) => Number(hash)).sort()).toEqual([5, 6]);
     await store.close();
     place.remove();
   }, 30_000);

@@ -118,6 +118,22 @@ describe.each(["sqlite", "postgres"] as const)(
       expect(await ending(service.settle(account(), tomorrow))).toBe("settled");
     });
 
+    test("a clock that is set forward a day gives no second ceiling, since the chain's time tells the day", async () => {
+      const service = settling(store, { dailyCeiling: 1_000n });
+      service.turns.time = async () => ({ earliest: NOON, latest: NOON });
+      expect(await ending(service.settle(account(), await request()))).toBe("settled");
+      service.clock.time += 86_400_000;
+      const refused = await service.settle(account(), await request()).catch((error) => error);
+      expect(refused).toMatchObject({ kind: "over_limit", retryAfterSeconds: 3600 });
+      service.turns.time = async () => ({ earliest: NOON + 86_400_000, latest: NOON + 86_400_000 });
+      const tomorrow = await request({ validBefore: NOON / 1000 + 90_000 });
+      expect(await ending(service.settle(account(), tomorrow))).toBe("settled");
+      const beyond = await service
+        .settle(account(), await request({ value: 1_001n, validBefore: NOON / 1000 + 90_000 }))
+        .catch((error) => error);
+      expect([beyond.kind, beyond.retryAfterSeconds]).toEqual(["over_limit", undefined]);
+    });
+
     test("while no block comes, an account with as many open payments as it may have keeps no other from its place", async () => {
       const service = settling(store, { capacity: 8, inclusionTimeoutMs: 200 });
       service.turns.afterSend = async () => {};
