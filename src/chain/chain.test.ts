@@ -226,3 +226,12 @@ test("a contract wallet says which signatures it takes; one without code takes n
   const answers = asked.map((each) => chain.isSignedByContract(each.authorization, each.signature));
   expect(await Promise.all(answers)).toEqual([true, true, false, false]);
 });
+
+test("what a rollup takes for its data is asked of its oracle, and is nothing where there is none", async () => {
+  const asked = connect(anvil.url);
+  expect(await asked.feeBelow(700)).toBe(0n);
+  // It answers with what it was asked for, the number of bytes.
+  await anvil.rpc("anvil_setCode", ["0x420000000000000000000000000000000000000f", "0x60043560005260206000f3"]);
+  expect(await asked.feeBelow(705.5)).toBe(706n);
+  await anvil.rpc("anvil_setCode", ["0x420000000000000000000000000000000000000f", "0x"]);
+});
