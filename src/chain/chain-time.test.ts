@@ -1,5 +1,4 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import type { Store } from "../storage/store.ts";
 import { startChain, type TestChain } from "../../test/support/chain/chain.ts";
 import { startRpcRelay } from "../../test/support/chain/rpc-relay.ts";
 import { account, ending, NOON, request, settling } from "../../test/support/chain/settling.ts";
@@ -7,6 +6,7 @@ import { outbound } from "../../test/support/chain/wallet.ts";
 import { type Place, places } from "../../test/support/stores/stores.ts";
 import { Fault } from "../core/fault.ts";
 import { silentLog } from "../core/log.ts";
+import type { Store } from "../storage/store.ts";
 import { createChain } from "./chain.ts";
 import { createChainTime } from "./chain-time.ts";
 import type { Block } from "./rpc-types.ts";
