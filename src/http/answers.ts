@@ -66,6 +66,8 @@ export function faultResponse(fault: Fault): Response {
   if (fault.retryAfterSeconds !== undefined) headers.set("retry-after", String(fault.retryAfterSeconds));
   if (fault.allow !== undefined) headers.set("allow", fault.allow.join(", "));
   if (fault.kind === "unauthenticated") headers.set("www-authenticate", "Bearer");
+  // A challenge, or what became of one payment, is for one caller at one time.
+  if (fault.kind === "payment_required") headers.set("cache-control", "no-store");
   if (fault.closesConnection) headers.set("connection", "close");
   for (const [name, value] of Object.entries(fault.answer?.headers ?? {})) headers.set(name, value);
   const status = STATUS[fault.kind];

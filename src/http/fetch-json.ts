@@ -10,6 +10,8 @@ export interface JsonLimits {
 
 export interface JsonAnswer {
   readonly status: number;
+  /** As it was sent. */
+  readonly retryAfter?: string | undefined;
   /** Undefined when the body is no JSON. */
   readonly body: unknown;
 }
@@ -39,7 +41,11 @@ export async function exchangeJson(
   const response = await outbound.request(url, { ...request, headers });
   const body = await readBody(response, { maxBytes: bytesMax, captureBytes: bytesMax });
   if (body.tooLarge) throw new OutboundError("lost", `the answer is larger than ${bytesMax} bytes`);
-  return { status: response.status, body: parse(body.captured) };
+  return {
+    status: response.status,
+    retryAfter: response.headers.get("retry-after") ?? undefined,
+    body: parse(body.captured),
+  };
 }
 
 /**

@@ -235,7 +235,7 @@ function shortened(description: string): string {
   return `${characters.slice(0, CHALLENGE_DESCRIPTION_CHARACTERS_MAX - 1).join("")}…`;
 }
 
-/** The header that tells a caller of its collected payment, in the version in which it paid. */
+/** The header that tells a caller what became of its payment, in the version in which it paid. No transaction: declined. */
 export function paymentResponse(
   x402Version: Payment["x402Version"],
   settled: { readonly transaction: string; readonly payer: string },
@@ -243,7 +243,7 @@ export function paymentResponse(
   const name = x402Version === 1 ? "X-PAYMENT-RESPONSE" : "PAYMENT-RESPONSE";
   const network = x402Version === 1 ? NETWORK : NETWORK_CAIP2;
   const { transaction, payer } = settled;
-  return { name, value: encodeBase64({ success: true, transaction, network, payer }) } as const;
+  return { name, value: encodeBase64({ success: transaction !== "", transaction, network, payer }) } as const;
 }
 
 /** The body of a request to `/settle`: version 1, whichever version carried the payment. */

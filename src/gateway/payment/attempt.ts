@@ -69,7 +69,7 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
   const now = clock.now();
   // Judged by the time of the request, since the answer may have been on its way for long.
   const verdict = verdictOf(outcome, { ...open, asked_ms: askedMs(open, now) }, askedAt);
-  const wasUnsent = outcome.kind === "unsent";
+  const wasUnsent = outcome.kind === "unsent" || outcome.kind === "deferred";
   const next = { now, wasUnsent, at: now + pauseAfter(open.attempts, Math.random()) };
   // Wait for a store that is away. Asking again instead is worse: many facilitators answer that they can't collect a
   // payment which they themselves have collected.

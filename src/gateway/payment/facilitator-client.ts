@@ -57,7 +57,7 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
     if (!(await attempt.mayLeave())) throw new Error("not to be sent any more");
     signal.throwIfAborted();
     dialled();
-    const { status, body } = await exchangeJson(
+    const answer = await exchangeJson(
       outbound,
       url,
       {
@@ -70,8 +70,8 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
       },
       ANSWER_BYTES_MAX,
     );
-    attempt.span?.set({ status });
-    return outcomeOf(status, body, attempt.expected);
+    attempt.span?.set({ status: answer.status });
+    return outcomeOf(answer, attempt.expected);
   }
 
   return {

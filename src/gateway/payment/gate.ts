@@ -30,7 +30,10 @@ export interface PresentedPayment {
 }
 
 export const refused = () => new Fault("payment_required", "the payment could not be verified");
-export const declined = () => new Fault("payment_required", "the payment could not be settled");
+export const declined = (headers: Readonly<Record<string, string>>) => {
+  const error = "the payment could not be settled";
+  return new Fault("payment_required", error, { answer: { body: { error }, headers } });
+};
 
 /** @throws Fault `invalid_request` when the call carries payments of both versions */
 export function paymentHeaders(headers: Headers): { v1: string | null; v2: string | null } {

@@ -14,11 +14,11 @@ const PAYER = `0x${"ab".repeat(20)}` as const;
 const HASH = `0x${"Cd".repeat(32)}`;
 const EXPECTED = { payer: PAYER, amount: 1000n };
 const success = { success: true, transaction: HASH, network: "base", payer: PAYER };
-const kindOf = (status: number, body: unknown) => outcomeOf(status, body, EXPECTED).kind;
+const kindOf = (status: number, body: unknown) => outcomeOf({ status, body }, EXPECTED).kind;
 
 describe("an answer of a facilitator", () => {
   test("is a collection only with a hash, and no word of another payment", () => {
-    expect(outcomeOf(200, success, EXPECTED)).toEqual({
+    expect(outcomeOf({ status: 200, body: success }, EXPECTED)).toEqual({
       kind: "collected",
       transaction: `0x${"cd".repeat(32)}`,
       fee: null,
@@ -65,7 +65,7 @@ describe("an answer of a facilitator", () => {
     );
     fc.assert(
       fc.property(status, body, (code, answer) => {
-        const outcome = outcomeOf(code, answer, EXPECTED);
+        const outcome = outcomeOf({ status: code, body: answer }, EXPECTED);
         const words = (answer ?? {}) as Record<string, unknown>;
         if (outcome.kind === "collected") {
           expect([code, words["success"]]).toEqual([200, true]);
@@ -82,9 +82,30 @@ describe("an answer of a facilitator", () => {
     );
   });
 
+  test("is no decline when its reason says that the transfer is under way, whatever the status and the transaction", () => {
+    for (const status of [200, 400, 402, 403, 429, 500]) {
+      for (const transaction of [undefined, null, "", HASH]) {
+        for (const errorReason of ["settlement_pending", "PENDING", "transaction pending"]) {
+          const body = { success: false, errorReason, transaction };
+          expect(outcomeOf({ status, body, retryAfter: "1" }, EXPECTED)).toMatchObject({
+            kind: "unknown",
+            isSign: true,
+          });
+        }
+      }
+    }
+    expect(kindOf(200, { success: false, errorReason: "insufficient_funds", transaction: null })).toBe("declined");
+    expect(kindOf(400, { error: "x", transaction: HASH })).toBe("unknown");
+  });
+
+  test("asks for patience by 429 only when it says for how long", () => {
+    expect(outcomeOf({ status: 429, body: {}, retryAfter: "30" }, EXPECTED).kind).toBe("deferred");
+    expect(outcomeOf({ status: 429, body: {} }, EXPECTED).kind).toBe("declined");
+  });
+
   test("names a fee only as plain digits up to the amount", () => {
     const fee = (facilitatorFee: unknown) => {
-      const outcome = outcomeOf(200, { ...success, facilitatorFee }, EXPECTED);
+      const outcome = outcomeOf({ status: 200, body: { ...success, facilitatorFee } }, EXPECTED);
       return outcome.kind === "collected" ? outcome.fee : "lost";
     };
     expect(["0", "007", "1000"].map(fee)).toEqual([0n, 7n, 1000n]);
@@ -130,6 +151,23 @@ describe("a payment", () => {
     for (const outcome of [refusal(false), DOUBT, UNSENT]) {
       expect(verdict(outcome, expiry, T + 10_000)).toBe("open");
     }
+  });
+
+  test("is not refused by a sign that it landed, once an attempt ended unknown", () => {
+    const signs = ["invalid_exact_evm_payload_nonce_already_used", "ALREADY_USED", "invalid_transaction_state"];
+    for (const errorReason of [...signs, "duplicate_settlement"]) {
+      const outcome = outcomeOf({ status: 200, body: { success: false, errorReason, transaction: "" } }, EXPECTED);
+      expect(verdict(outcome, FIRST)).toBe("declined");
+      expect(verdict(outcome, { ...UNSURE, valid_before: T / 1000 }, T + HOUR)).toBe("open");
+    }
+  });
+
+  test("that was put off expires with its time, unless an attempt before ended unknown", () => {
+    const later: SettleOutcome = { kind: "deferred", why: "" };
+    const window = { ...FIRST, valid_before: T / 1000 };
+    expect(verdict(later, window, T + 3_999)).toBe("open");
+    expect(verdict(later, window, T + 4_000)).toBe("expired");
+    expect(verdict(later, { ...UNSURE, valid_before: T / 1000 }, T + HOUR)).toBe("open");
   });
 
   test("ends with its time, and not before, when it never left the gateway", () => {

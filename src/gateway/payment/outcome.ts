@@ -1,5 +1,6 @@
 // What a facilitator's answer to `/settle` means, and what becomes of the payment. Pure. The rule behind both:
 // unknown is never reported as failed, for the money may have moved or may still move.
+import type { JsonAnswer } from "../../http/fetch-json.ts";
 import { NETWORK, NETWORK_CAIP2 } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
 
@@ -14,12 +15,16 @@ export type SettleOutcome =
       readonly kind: "declined";
       /** The answer is about this payment and not about the request, so it counts for earlier attempts too. */
       readonly definite: boolean;
+      /** The answer would be the same if an earlier attempt had collected the payment. */
+      readonly mayHaveLanded?: boolean;
       readonly why: string;
     }
+  /** The facilitator does not take it now, and certainly nothing came of this attempt. */
+  | { readonly kind: "deferred"; readonly why: string }
   /** Certainly no byte of the payment has left the gateway in this attempt. */
   | { readonly kind: "unsent"; readonly why: string }
-  /** `why` is for the log, in our own words. */
-  | { readonly kind: "unknown"; readonly why: string };
+  /** `why` is for the log, in our own words. `isSign`: the facilitator says that the payment is on its way. */
+  | { readonly kind: "unknown"; readonly why: string; readonly isSign?: true };
 
 export interface Expected {
   /** Lower case. */
@@ -37,24 +42,31 @@ function unknown(why: string): SettleOutcome {
 /** Statuses that decline a first attempt. They are about the request or account, and say nothing of earlier ones. */
 const REFUSALS: ReadonlySet<number> = new Set([400, 403, 429]);
 
+/** In an `errorReason`, in any case: the transfer has been broadcast. */
+const PENDING = /pending/i;
+/** In an `errorReason`, in any case: the authorization has been used, perhaps by an earlier attempt. */
+const USED = /already_used|invalid_transaction_state|duplicate/i;
+
 /**
  * The one list of final answers: a failure without a transaction always is; REFUSALS are, as long as no earlier attempt
- * may have left a transaction behind (see verdictOf).
- *
- * @param body the parsed answer; undefined when it is no JSON
+ * may have left a transaction behind (see verdictOf). A reason that tells of a transfer under way is none, whatever the
+ * status; 429 that says when to ask again is none either.
  */
-export function outcomeOf(status: number, body: unknown, expected: Expected): SettleOutcome {
-  if (REFUSALS.has(status)) return { kind: "declined", definite: false, why: `answered ${status}` };
+export function outcomeOf({ status, body, retryAfter }: JsonAnswer, expected: Expected): SettleOutcome {
+  const isObject = typeof body === "object" && body !== null;
+  const answer = isObject ? (body as Readonly<Record<string, unknown>>) : {};
+  if (status === 200 && answer["success"] === true) return collected(answer, expected);
+  const { transaction, errorReason } = answer;
+  const reason = typeof errorReason === "string" ? errorReason : "";
+  if (PENDING.test(reason)) return { kind: "unknown", isSign: true, why: "the facilitator says that it is pending" };
+  if (!isAbsent(transaction) && transaction !== "") return unknown("a failure that names a transaction");
+  const mayHaveLanded = USED.test(reason);
+  if (status === 429 && retryAfter !== undefined) return { kind: "deferred", why: "answered 429, to ask again later" };
+  if (REFUSALS.has(status)) return { kind: "declined", definite: false, mayHaveLanded, why: `answered ${status}` };
   if (status !== 200) return unknown(`answered ${status}`);
-  if (typeof body !== "object" || body === null) return unknown("the answer is no JSON object");
-  const answer = body as Readonly<Record<string, unknown>>;
-  if (answer["success"] === true) return collected(answer, expected);
+  if (!isObject) return unknown("the answer is no JSON object");
   if (answer["success"] !== false) return unknown("the answer does not say whether it succeeded");
-  const { transaction } = answer;
-  if (transaction !== undefined && transaction !== null && transaction !== "") {
-    return unknown("a failure that names a transaction");
-  }
-  return { kind: "declined", definite: true, why: "the facilitator could not collect it" };
+  return { kind: "declined", definite: true, mayHaveLanded, why: "the facilitator could not collect it" };
 }
 
 function collected(answer: Readonly<Record<string, unknown>>, { payer, amount }: Expected): SettleOutcome {
@@ -135,15 +147,20 @@ export function verdictOf(outcome: SettleOutcome, window: SettlementWindow, aske
   const { unknown_since, valid_before, sent_at } = window;
   // An earlier attempt may have left a transaction behind, which can land until the authorization expires.
   const isExpired = askedAt >= valid_before * 1000 + CHAIN_TIME_MARGIN_MS;
-  if (outcome.kind === "unsent" && sent_at === null) {
+  if ((outcome.kind === "unsent" || outcome.kind === "deferred") && sent_at === null) {
     return isExpired ? { kind: "refused", reason: "expired" } : { kind: "open" };
   }
-  if (outcome.kind === "declined" && (unknown_since === null || (outcome.definite && isExpired))) {
+  const isCertain = unknown_since === null || (isDecline(outcome) && isExpired);
+  if (outcome.kind === "declined" && isCertain) {
     return { kind: "refused", reason: "declined" };
   }
   if (unknown_since !== null && window.asked_ms >= ASKED_MS_MAX) return { kind: "refused", reason: "unknown" };
   return { kind: "open" };
 }
+
+/** Whether it says that no attempt, an earlier one included, has collected the payment or will. */
+const isDecline = (outcome: SettleOutcome): boolean =>
+  outcome.kind === "declined" && outcome.definite && !outcome.mayHaveLanded;
 
 const PAUSE_MS_FIRST = 1_000;
 export const PAUSE_MS_MOST = 60_000;

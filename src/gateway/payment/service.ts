@@ -143,8 +143,9 @@ export function createPayments(deps: PaymentDeps): Payments {
   async function responseHeaders(tenant: string, id: string): Promise<PaidHeaders | null> {
     const row = await findInvocation(tenant, id);
     if (row.settlement_status === null) return {};
-    if (row.settlement_status === "settlement_failed") throw declined();
     const payment = await paymentOf(store.read, tenant, id);
+    if (row.settlement_status === "settlement_failed")
+      throw declined(payment === null ? {} : settledHeaders(row, payment));
     if (payment === null) return {};
     if (row.settlement_status !== "pending") return settledHeaders(row, payment);
     return isFirstUnderWay(payment) ? null : {};

@@ -113,7 +113,8 @@ export async function dueOf(reader: Reader, tenant: string, now: number, limit: 
  */
 export async function lease(tx: Tx, seen: OpenPayment, now: number, until: number): Promise<OpenPayment | null> {
   const { payments: t } = tx.tables;
-  const unknown_since = seen.sent_at === null ? seen.unknown_since : (seen.unknown_since ?? now);
+  // By the row as it is now: an attempt that was paused may have marked it since it was read.
+  const unknown_since = sql`case when ${t.sent_at} is null then ${t.unknown_since} else coalesce(${t.unknown_since}, ${now}) end`;
   const [row] = await tx.db
     .update(t)
     .set({
@@ -139,7 +140,7 @@ function refusal({ db, tables: { payments: t, refusedCalls: r } }: Tx) {
 /**
  * The attempt has left no certain outcome.
  *
- * @param wasUnsent it certainly sent nothing
+ * @param wasUnsent certainly nothing came of it: it sent nothing, or the facilitator did not take it
  * @returns false when the outcome is known, or another replica has taken the payment for an attempt of its own since
  */
 export async function postpone(
