@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import ipaddr from "ipaddr.js";
-import { checkWrittenUrl, hostRules, isGlobalUnicast } from "./host.ts";
+import { checkWrittenUrl, hostRules, isGlobalUnicast, type WrittenRules } from "./host.ts";
 import { literalAddress } from "./host-list.ts";
 import { parseAddress } from "./ip-ranges.ts";
 
@@ -149,6 +149,23 @@ describe("a URL as it is written", () => {
       "localhost。",
     ];
     for (const name of [...names, ...disguised]) expect([name, accepts(`http://${name}:1/`)]).toEqual([name, false]);
+  });
+
+  test("may name localhost where an address that this leads to is exempt, and refused by nothing", () => {
+    const cases: [WrittenRules, boolean][] = [
+      [{ allow: ["127.0.0.1"] }, true],
+      [{ allow: ["::1"] }, true],
+      [{ allow: ["127.0.0.0/8", "::/0"] }, true],
+      [{ allow: ["127.0.0.2", "10.0.0.0/8", "example.com"] }, false],
+      [{ allow: ["127.0.0.1"], deny: ["127.0.0.0/8"] }, false],
+      [{ allow: ["127.0.0.1"], deny: ["localhost", "a.localhost"] }, false],
+    ];
+    for (const [written, isAccepted] of cases) {
+      for (const name of ["localhost", "LOCALHOST.", "a.localhost"]) {
+        const { ok } = checkWrittenUrl(`http://${name}:3000/`, hostRules(written));
+        expect([name, written, ok]).toEqual([name, written, isAccepted]);
+      }
+    }
   });
 
   test("is accepted when it is an ordinary one", () => {

@@ -135,16 +135,25 @@ const LOOPBACK = ["127.0.0.1", "::1"];
 const LOCAL = "must not name localhost or a loopback, private, link-local or other local address";
 const DENIED = "must not name a host that this gateway is set to refuse";
 
+/**
+ * Where localhost and the names under it lead to, whatever a name server says: to the loopback addresses that may be dialled,
+ * to both where none may. Null for other names, and for one that is exempt itself, which leads to what it resolves to.
+ */
+export function localAddresses(hostname: string, rules: HostRules): readonly string[] | null {
+  const name = bareName(hostname);
+  if (!isLocalhost(name) || rules.allow.names.has(name)) return null;
+  const exempt = LOOPBACK.filter((address) => mayDial(name, address, rules));
+  return exempt.length > 0 ? exempt : LOOPBACK;
+}
+
 /** What is wrong with a name or an address that must not be written down; null when it may. */
 function problemOfHost(hostname: string, rules: HostRules): string | null {
   if (isDeniedName(hostname, rules)) return DENIED;
   const literal = literalAddress(hostname);
   const address = literal === null ? null : parseAddress(literal);
   if (address !== null) return problemOfAddress(address, rules);
-  const name = bareName(hostname);
-  if (rules.allow.names.has(name) || !isLocalhost(name)) return null;
-  // A network exempts addresses, whatever name leads to them: here the name says which ones it leads to.
-  return LOOPBACK.every((loopback) => mayDial(name, loopback, rules)) ? null : LOCAL;
+  const local = localAddresses(hostname, rules) ?? [];
+  return local.every((each) => mayDial(hostname, each, rules)) ? null : LOCAL;
 }
 
 function problemOfAddress(address: Address, rules: HostRules): string | null {

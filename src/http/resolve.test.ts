@@ -68,6 +68,22 @@ describe("the rule for a name's addresses", () => {
     });
   });
 
+  test("dials what is exempt of the addresses that localhost stands for, whatever a name server says", async () => {
+    const { lookup, asked } = scripted([PUBLIC]);
+    const dialled = async (name: string, written: WrittenRules) => {
+      const resolution = await resolverOf(lookup, written)(name);
+      return resolution.ok ? resolution.addresses : resolution.kind;
+    };
+    for (const name of ["localhost", "LOCALHOST.", "a.localhost"]) {
+      expect(await dialled(name, {})).toBe("blocked");
+      expect(await dialled(name, { allow: ["10.0.0.0/8", PUBLIC] })).toBe("blocked");
+      expect(await dialled(name, { allow: ["127.0.0.1"] })).toEqual(["127.0.0.1"]);
+      expect(await dialled(name, { allow: ["127.0.0.1", "::1"], deny: ["127.0.0.0/8"] })).toEqual(["::1"]);
+    }
+    expect(asked).toEqual([]);
+    expect(await dialled("localhost", { allow: ["localhost"] })).toEqual([PUBLIC]);
+  });
+
   test("lets a trusted server be anywhere", async () => {
     const resolve = resolverOf(scripted(["10.0.0.1"]).lookup, { trusted: true });
     expect(await resolve("vault.internal")).toEqual({ ok: true, addresses: ["10.0.0.1"] });

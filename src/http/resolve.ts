@@ -4,7 +4,7 @@ import { withDeadline } from "../concurrency/deadline.ts";
 import { createLimiter } from "../concurrency/limiter.ts";
 import { afterShared } from "../concurrency/request-turns.ts";
 import { tenantCache } from "../concurrency/tenant-cache.ts";
-import { type HostRules, isDeniedName, mayDial } from "../core/host.ts";
+import { type HostRules, isDeniedName, localAddresses, mayDial } from "../core/host.ts";
 import { literalAddress } from "../core/host-list.ts";
 import { parseAddress } from "../core/ip-ranges.ts";
 
@@ -79,8 +79,8 @@ export function createResolver(options: ResolveOptions) {
   }
 
   /** The rules never change, so what they say of an address holds for good: to judge it again takes 10 µs of each call. */
-  function judgeForGood(tenant: string, hostname: string, literal: string): Resolution {
-    const resolution = judge(hostname, [literal]);
+  function judgeForGood(tenant: string, hostname: string, addresses: readonly string[]): Resolution {
+    const resolution = judge(hostname, addresses);
     if (resolution.ok) known.set(tenant, hostname, { resolution, until: Number.POSITIVE_INFINITY });
     return resolution;
   }
@@ -90,10 +90,12 @@ export function createResolver(options: ResolveOptions) {
     const entry = known.get(hostname);
     if (entry !== undefined && performance.now() < entry.until) return entry.resolution;
     const literal = literalAddress(hostname);
-    if (literal !== null) return judgeForGood(tenant, hostname, literal);
+    if (literal !== null) return judgeForGood(tenant, hostname, [literal]);
     if (rules !== null && isDeniedName(hostname, rules)) {
       return { ok: false, kind: "blocked", detail: "the name is not allowed" };
     }
+    const local = rules && localAddresses(hostname, rules);
+    if (local !== null) return judgeForGood(tenant, hostname, local);
     const flight = JSON.stringify([tenant, hostname]);
     const running = underWay.get(flight);
     if (running !== undefined) return afterShared(running, tenant);

@@ -57,10 +57,6 @@ const WRONG_PRICING: ReadonlyArray<readonly [name: string, fields: Json]> = [
 ];
 
 const REFUSED_HOSTS = [
-  "http://localhost/",
-  "http://LOCALHOST:8080/",
-  "http://localhost./",
-  "http://api.localhost/",
   "http://127.0.0.2/",
   "http://127.2/",
   "http://2130706434/",
@@ -231,6 +227,17 @@ contract((at) => {
       expectError(await send({ mcp_transport: "streamable_http" }), 400, "mcp_transport");
       expectError(await send({ protocol: "http", mcp_transport: "streamable_http" }), 400, "mcp_transport");
     });
+
+    test.each(["localhost", "LOCALHOST.", "api.localhost"])(
+      "takes %s where its address is exempt, and calls it",
+      async (name) => {
+        const tenant = at.tenant();
+        const route = at.upstream();
+        const { id } = await tenant.agent({ upstream_url: route.url.replace("127.0.0.1", name) });
+        expect(await tenant.invoke(id)).toMatchObject({ status: "succeeded" });
+        expect(route.seen.length).toBe(1);
+      },
+    );
 
     test.each(REFUSED_HOSTS)("refuses upstream_url %s", async (upstream_url) => {
       const tenant = at.tenant();

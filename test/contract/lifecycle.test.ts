@@ -264,10 +264,18 @@ contract(
         const tenant = at.tenant();
         const route = at.upstream();
         const { id } = await tenant.agent({ upstream_url: route.url });
+        const local = await tenant.agent({ upstream_url: route.url.replace("127.0.0.1", "localhost") });
         await at.gateway.stop();
         await at.gateway.restart({ TOLLGATE_ALLOW_HOSTS: "" });
-        const json = { name: "written now", upstream_url: route.url };
-        expectError(await tenant.send("POST", "/v1/agents", { json }), 400, "upstream_url");
+        expect(await tenant.invoke(local.id)).toMatchObject({ status: "failed", error_class: "ssrf_blocked" });
+        const { port } = new URL(route.url);
+        for (const host of ["127.0.0.1", "localhost", "LOCALHOST.", "api.localhost"]) {
+          const json = { name: "written now", upstream_url: `http://${host}:${port}/` };
+          expectError(await tenant.send("POST", "/v1/agents", { json }), 400, "upstream_url");
+          const facilitator = { facilitator_url: `https://${host}:${port}`, facilitator_credential_ref: "cred_1" };
+          const configured = await tenant.send("PATCH", "/v1/settlement/config", { json: facilitator });
+          expectError(configured, 400, "facilitator_url");
+        }
         const view = await tenant.invoke(id);
         expectShape(view, POLL);
         expect(view).toMatchObject({

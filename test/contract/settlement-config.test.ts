@@ -59,8 +59,6 @@ contract((at) => {
       ["http to an exempt host", "http://127.0.0.1:8443"],
       ["no URL", "facilitator.example.com"],
       ["no host", "https://"],
-      ["localhost", "https://localhost"],
-      ["a name under localhost", "https://a.localhost:8443"],
       ["loopback", "https://[::1]"],
       ["a private address", "https://10.0.0.1"],
       ["a link-local address", "https://169.254.169.254"],
