@@ -1,6 +1,6 @@
 // A release, made for this machine with the running Bun: the others differ in the Bun that they begin with. What it says of
 // itself is true: sums, licences, and the bill of materials by the official schema.
-import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, expect, setDefaultTimeout, spyOn, test } from "bun:test";
 import { createHash } from "node:crypto";
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -34,15 +34,30 @@ let bom: {
   dependencies: { ref: string; dependsOn?: string[] }[];
 };
 
+/** What the making of both has printed. */
+let told: string[] = [];
+
 beforeAll(() => {
   const runtimeOf = (platform: Platform) => ({ target: PLATFORMS[platform], path: process.execPath });
+  const write = spyOn(process.stdout, "write").mockReturnValue(true);
   for (const into of [first, second]) makeRelease([HERE], into, runtimeOf);
+  told = write.mock.calls.map(([text]) => String(text));
+  write.mockRestore();
   bom = JSON.parse(read(`${NAME}.cdx.json`));
 });
 afterAll(() => rmSync(home, { recursive: true, force: true }));
 
 test("two releases of one commit are the same, byte for byte", () => {
   expect(readFileSync(join(first, "SHA256SUMS"), "utf8")).toBe(readFileSync(join(second, "SHA256SUMS"), "utf8"));
+});
+
+test("what was made is told, and where", () => {
+  expect(told).toEqual(
+    [first, second].flatMap((into) => [
+      expect.stringMatching(new RegExp(`^made ${into}/${NAME}-${HERE} \\(\\d\\d+ MB\\)\\n$`)),
+      `made ${into} (${readdirSync(into).length} files; SHA256SUMS has their sums)\n`,
+    ]),
+  );
 });
 
 test("every file has its sum, and the usual program finds it right", () => {

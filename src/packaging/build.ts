@@ -1,6 +1,6 @@
 // How a binary is made: one file with the runtime, every module and every embedded file. `bun run build` (binary.ts) makes it
 // for this machine with the running Bun. A release (release.ts) makes one for each platform, with the same options.
-import { copyFileSync, mkdirSync, mkdtempSync, readFileSync, renameSync, rmSync } from "node:fs";
+import { copyFileSync, mkdirSync, mkdtempSync, readFileSync, renameSync, rmSync, statSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 
@@ -61,10 +61,16 @@ export function build(outfile: string, runtime: Runtime | null): Metafile {
     // Beside the outfile first: a running binary can't be written over, and nobody sees half of a new one.
     copyFileSync(binary, `${outfile}.new`);
     renameSync(`${outfile}.new`, outfile);
+    tellMade(outfile, `${Math.round(statSync(outfile).size / 1e6)} MB`);
     return JSON.parse(readFileSync(metafile, "utf8")) as Metafile;
   } finally {
     rmSync(work, { recursive: true, force: true });
   }
+}
+
+/** A line of the output: what there is now, and where. */
+export function tellMade(path: string, what: string): void {
+  process.stdout.write(`made ${path} (${what})\n`);
 }
 
 /** @throws with what it has printed, when it does not end with 0 */

@@ -5,7 +5,7 @@ import { copyFileSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import manifest from "../../package.json" with { type: "json" };
-import { build, commit, ROOT, type Runtime } from "./build.ts";
+import { build, commit, ROOT, type Runtime, tellMade } from "./build.ts";
 import { type BundledPackage, bundledPackages } from "./bundled.ts";
 import { licencesFile } from "./licences.ts";
 import { installRuntimes, PLATFORMS, type Platform, pinnedRuntime } from "./platforms.ts";
@@ -52,6 +52,7 @@ export function makeRelease(
     .sort()
     .map((file) => `${sha256(join(into, file))}  ${file}\n`);
   writeFileSync(join(into, "SHA256SUMS"), sums.join(""));
+  tellMade(into, `${sums.length + 1} files; SHA256SUMS has their sums`);
 }
 
 function sha256(path: string): string {
