@@ -1,5 +1,5 @@
 import { afterEach, beforeEach, expect, test } from "bun:test";
-import { existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdtempSync, realpathSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { decodeJwt, decodeProtectedHeader } from "jose";
@@ -52,12 +52,30 @@ test("help prints a page of the manual, and refuses a topic that is none", async
 test("problems of flags and variables are told together, with status 2, and nothing is made", async () => {
   const { code, out, err } = await tollgate(["--mode", "gateway", "--prot", "1", "--host"], {
     TOLLGATE_WORKERS: "many",
+    TOLLGATE_PROT: "8081",
   });
   expect({ code, out }).toEqual({ code: 2, out: "" });
   expect(err).toContain("--prot is no flag; did you mean --port?");
   expect(err).toContain("--host must be followed by a value");
   expect(err).toContain("TOLLGATE_WORKERS must be a whole number from 1 to 64");
+  expect(err).toContain("  - TOLLGATE_PROT is set but nothing reads it; did you mean TOLLGATE_PORT?\n");
   expect(existsSync(join(dir, "data"))).toBe(false);
+});
+
+test("an address that is not this machine's is told as such, by each port", async () => {
+  // Of the addresses for documentation, which nobody has.
+  const [host, port] = ["192.0.2.1", "0"];
+  for (const metrics of ["", "0"]) {
+    expect(
+      await tollgate(["--mode", "gateway", "--host", host, "--port", port], { TOLLGATE_METRICS_PORT: metrics }),
+    ).toEqual({
+      code: 2,
+      out: "",
+      err: expect.stringContaining(
+        "\n  - TOLLGATE_HOST must be an address to listen on: 192.0.2.1 is not an address of this machine\n",
+      ),
+    });
+  }
 });
 
 test("an unknown command is refused with a hint, and with nothing else", async () => {
@@ -79,7 +97,11 @@ test("a facilitator tells all that it lacks, and makes nothing", async () => {
 
 test("a token is made before the first start, and the gateway's identity takes it", async () => {
   const minted = await tollgate(["token", "--tenant", "acme", "--user", "alice", "--scope", "a b", "--ttl", "90s"]);
-  expect(minted).toMatchObject({ code: 0, err: "" });
+  // Else a token that was made in a mistyped directory is refused by a gateway elsewhere, and nobody knows why.
+  expect(minted.err).toStartWith(
+    `tollgate token has made a new database, ${join(realpathSync(dir), "data/tollgate.db")}: `,
+  );
+  expect([minted.code, minted.err.split("\n").length]).toEqual([0, 2]);
   const token = minted.out.trim();
   expect(minted.out).toBe(`${token}\n`);
   expect(decodeProtectedHeader(token).alg).toBe("EdDSA");
@@ -106,6 +128,7 @@ test("a token is made before the first start, and the gateway's identity takes i
     // The store is open here, as a running gateway has it.
     const beside = await tollgate(["token", "--tenant", "acme", "--user", "alice", "--scope", "a b"]);
     expect(await identity.authenticate(`Bearer ${beside.out.trim()}`)).toEqual(caller);
+    expect(beside.err).toBe("");
   } finally {
     await store.close();
   }

@@ -82,7 +82,8 @@ function begin(
 ): { readonly config: Config; readonly log: OpenLog } | null {
   const all = [...line.problems, ...problems, ...own];
   if (config === null || all.length > 0) {
-    refuse(line, all);
+    // What nothing reads may be what was meant.
+    refuse(line, [...all, ...warnings]);
     return null;
   }
   const log = openLog({ ...config.log, clock: systemClock });
@@ -136,8 +137,9 @@ async function restoreDatabase(line: CommandLine): Promise<void> {
 /** As a service does it: what steers the runtime in its environment must not make a difference. */
 async function doctor(line: CommandLine): Promise<void> {
   restartInCleanEnvironment(processEnvironment);
+  const loaded = load("serve", line);
   // It tells of what is suspect by itself.
-  const ready = begin(line, { ...load("serve", line), warnings: [] }, []);
+  const ready = begin(line, loaded.config === null ? loaded : { ...loaded, warnings: [] }, []);
   if (ready === null) return;
   const { examine } = await import("./cli/doctor.ts");
   const { isHealthy, text } = await examine(ready.config);
@@ -236,7 +238,8 @@ async function runGateway(config: Config, log: OpenLog, meters: Meters): Promise
   const starting = startGateway(config, keys, log, meters);
   drainOnSignal(async () => (await starting).stop(), log);
   const { url } = await starting;
-  if (!generated) return;
+  // Between the lines of a log that programs read it would be none of them.
+  if (!generated || config.log.format === "json") return;
   const { welcomeText } = await import("./cli/welcome.ts");
   const { thisProgram } = await import("./cli/program.ts");
   log.flush();

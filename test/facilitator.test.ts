@@ -14,7 +14,9 @@ import { type FacilitatorOptions, startFacilitator } from "../src/facilitator/st
 import { openStore } from "../src/storage/open.ts";
 import { startChain, type TestChain } from "./support/chain/chain.ts";
 import { newPayer, type SignedPayment, signPayment } from "./support/chain/payments.ts";
+import { startRpcRelay } from "./support/chain/rpc-relay.ts";
 import { makePki, type Pki } from "./support/http/pki.ts";
+import { until } from "./support/until.ts";
 
 const PAYEE = "0x00000000000000000000000000000000000000aa";
 const PRICE = 1_000n;
@@ -178,6 +180,28 @@ describe("a facilitator that runs", () => {
   });
 });
 
+test("that no node answers at the start, and that one does again, is in the log once each, though nobody asks", async () => {
+  const relay = await startRpcRelay(chain.url);
+  await relay.refuse();
+  const told: [string, LogFields][] = [];
+  const tell = (event: string, fields: LogFields = {}) => {
+    if (/ready$/.test(event)) told.push([event, fields]);
+  };
+  const log = { ...silentLog, info: tell, error: tell };
+  running.push(await startFacilitator(optionsFor(newDir(), { rpcUrls: [relay.url] }), log, silentMeters));
+  try {
+    await until(() => told.length === 1);
+    await relay.restore();
+    await until(() => told.length === 2);
+    expect(told).toEqual([
+      ["not_ready", { reason: "rpc unreachable" }],
+      ["ready", {}],
+    ]);
+  } finally {
+    await relay.stop();
+  }
+});
+
 describe("the stop of a facilitator", () => {
   test("gives waiting callers what there is, and the next start goes on with it", async () => {
     const dir = newDir();
@@ -256,6 +280,7 @@ describe("the start of a facilitator", () => {
       [{ tls: { cert: "none", clientCa, key: pki.server.key } }, /TOLLGATE_TLS_CERT_FILE/],
       [{ port }, /TOLLGATE_PORT must be free/],
       [{ openPort: port }, /TOLLGATE_OPEN_PORT must be free/],
+      [{ host: "192.0.2.1" }, /192\.0\.2\.1 is not an address of this machine$/],
     ];
     for (const [changes, message] of wrong) {
       expect(await problemOf(optionsFor(dir, changes))).toMatch(message);

@@ -52,6 +52,13 @@ test("the gateway leaves nothing in the working directory, and what it keeps is 
   for (const file of files) expect([file, modeOf(join(gateway.dataDir, file))]).toEqual([file, 0o600]);
 });
 
+test("the first start writes nothing but lines of JSON to a log that is no terminal", async () => {
+  await using gateway = await startGateway();
+  await gateway.stop();
+  const lines = gateway.log().trimEnd().split("\n");
+  expect(lines.map((line) => JSON.parse(line))).toContainEqual(expect.objectContaining({ event: "listening" }));
+});
+
 test("the log of SQLite is moved into the database file by a thread that the binary has with it", async () => {
   await using gateway = await startGateway();
   const bytes = () => statSync(join(gateway.dataDir, "tollgate.db")).size;

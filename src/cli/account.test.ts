@@ -146,7 +146,7 @@ describe("a bad account command", () => {
     const limits = ["--max-per-transaction", "1e6", "--daily-ceiling", "-1"];
     expect(await account(["add", "alice", "--cert", join(dir, "none"), ...limits])).toEqual(
       refused(
-        "--cert must be given: the path of a PEM file with the client's certificate",
+        `--cert must be the path of a readable file with PEM certificates: ${join(dir, "none")} is not there`,
         "--max-per-transaction must be a whole number of at most 256 bits, in decimal digits only",
         "--daily-ceiling must be a whole number of at most 256 bits, in decimal digits only",
       ),
@@ -159,7 +159,14 @@ describe("a bad account command", () => {
 
   test("what is no certificate of a client is refused with status 2", async () => {
     const key = file("client.key", pki.client.key);
-    expect((await account(["add", "alice", "--cert", key])).err).toContain("--cert must be given");
+    for (const [path, problem] of [
+      [key, "is a PEM file, but holds something else"],
+      ["/etc/passwd", "is not a PEM file"],
+    ] as const) {
+      expect(await account(["add", "alice", "--cert", path])).toEqual(
+        refused(`--cert must be the path of a readable file with PEM certificates: ${path} ${problem}`),
+      );
+    }
     const ca = file("ca.crt", pki.ca.cert);
     expect(await account(["add", "alice", "--cert", ca])).toEqual(
       refused("--cert must be the certificate of a client, not one of a CA"),

@@ -1,7 +1,8 @@
 // `tollgate account`: who may have payments settled by the facilitator. It works on the database alone. A running
 // facilitator applies every change from its next request on.
 import { amount } from "../config/money.ts";
-import { readCertificates } from "../config/pem.ts";
+import { certificateFile, readCertificates } from "../config/pem.ts";
+import { problemOf } from "../config/values.ts";
 import type { Config } from "../config.ts";
 import { systemClock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";
@@ -83,13 +84,11 @@ function readLimit(flag: string, given: string | undefined): ReadFlag {
 
 /** The first certificate of a bundle. The others are its issuers. */
 function readClientCertificate(path: string | undefined): ReadFlag {
-  const [certificate] = path === undefined ? [] : readCertificates(path);
-  if (certificate === undefined) {
-    return {
-      text: null,
-      problem: "--cert must be given: the path of a PEM file with the client's certificate",
-    };
+  if (path === undefined) {
+    return { text: null, problem: "--cert must be given: the path of a PEM file with the client's certificate" };
   }
+  const [certificate] = readCertificates(path);
+  if (certificate === undefined) return { text: null, problem: problemOf("--cert", certificateFile, path) };
   if (certificate.ca) {
     return { text: null, problem: "--cert must be the certificate of a client, not one of a CA" };
   }

@@ -31,13 +31,18 @@ export function openMasterKeys(config: DataPlace & Pick<Config, "masterKeys">, l
   return loadMasterKeys({ ...config, log });
 }
 
+/** Whether a database will be made, as in a mistyped directory. */
+export function lacksDatabase({ databaseUrl, dataDir }: DataPlace): boolean {
+  return databaseUrl === null && !existsSync(join(dataDir, DATABASE_FILE));
+}
+
 /**
- * For what is done to a deployment that is there: in a mistyped directory an empty database would be made, and done to.
+ * For what is done to a deployment that is there.
  *
  * @throws StartupProblem when there is none
  */
 export function requireDatabase({ databaseUrl, dataDir }: DataPlace, whose: "gateway" | "facilitator"): void {
-  if (databaseUrl !== null || existsSync(join(dataDir, DATABASE_FILE))) return;
+  if (!lacksDatabase({ databaseUrl, dataDir })) return;
   throw new StartupProblem(`TOLLGATE_DATA_DIR must be the ${whose}'s: ${dataDir} holds no ${DATABASE_FILE}`);
 }
 

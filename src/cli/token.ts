@@ -1,15 +1,17 @@
 // `tollgate token`: signs a token with the key of the local issuer. The key is in the database, so this works beside a
 // running gateway and before the first start.
+import { join } from "node:path";
 import { SignJWT } from "jose";
 import type { Config } from "../config.ts";
 import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { isPrincipal, LOCAL_ISSUER } from "../gateway/identity/identity.ts";
 import { openKeyring } from "../keys/keyring.ts";
+import { DATABASE_FILE } from "../keys/master-key.ts";
 import { REVOCATION_CLAIM } from "../keys/revocations.ts";
 import { SIGNING_ALGORITHM, TOKEN_DAYS_MAX } from "../keys/signing-keys.ts";
 import { openStore } from "../storage/open.ts";
-import { openMasterKeys } from "./open.ts";
+import { lacksDatabase, openMasterKeys } from "./open.ts";
 
 export interface TokenRequest {
   readonly tenant: string;
@@ -59,10 +61,14 @@ function readTtl(text: string): number | null {
 
 /** @throws StartupProblem */
 export async function mintToken(config: Config, request: TokenRequest, log: Log): Promise<string> {
+  const isNew = lacksDatabase(config);
   const { keys } = openMasterKeys(config, log);
   const store = await openStore({ ...config, log, clock: systemClock });
   try {
     const keyring = await openKeyring(store, keys, systemClock);
+    if (isNew)
+      process.stderr.write(`tollgate token has made a new database, ${join(config.dataDir, DATABASE_FILE)}: \
+only a gateway with this data directory accepts the token\n`);
     const { kid, privateKey } = keyring.signingKey("issuer");
     const { claims } = config.identity;
     const now = Math.floor(systemClock.now() / 1000);

@@ -15,6 +15,7 @@ function file(name: string, text: string): string {
 }
 
 const KEY = "11".repeat(32);
+const OTHER_PEM = "is a PEM file, but holds something else";
 const REQUIRED = {
   TOLLGATE_TLS_CERT_FILE: file("server.crt", SERVER.cert),
   TOLLGATE_TLS_KEY_FILE: file("server.key", SERVER.key),
@@ -82,8 +83,8 @@ test("every setting that is not required has a default", () => {
 test("all problems are told at once, and none repeats a value", () => {
   const bad = {
     TOLLGATE_OPEN_PORT: "hunter2",
-    TOLLGATE_TLS_CERT_FILE: join(dir, "hunter2"),
-    TOLLGATE_TLS_KEY_FILE: file("hunter2.key", "hunter2"),
+    TOLLGATE_TLS_CERT_FILE: "hunter2",
+    TOLLGATE_TLS_KEY_FILE: file("bad.key", "hunter2"),
     TOLLGATE_CLIENT_CA_FILE: "hunter2",
     TOLLGATE_RPC_URLS: "https://u:hunter2@node.test",
     TOLLGATE_SIGNER_KEY: `${KEY},hunter2`,
@@ -145,6 +146,39 @@ describe("the listeners", () => {
 });
 
 describe("the settings of TLS", () => {
+  test("a file that is missing, can't be read, is no PEM or another PEM is told as such, by its variable and path", () => {
+    const must = "must be the path of a readable file with PEM certificates";
+    const cases = [
+      ["TOLLGATE_TLS_CERT_FILE", `${must}: `, join(dir, "none.crt"), "is not there"],
+      ["TOLLGATE_TLS_CERT_FILE", `${must}: `, dir, "can't be read (EISDIR)"],
+      ["TOLLGATE_TLS_CERT_FILE", `${must}: `, file("text.crt", "hello"), "is not a PEM file"],
+      ["TOLLGATE_CLIENT_CA_FILE", `${must} of a CA, and no others: `, REQUIRED.TOLLGATE_TLS_CERT_FILE, OTHER_PEM],
+      ["TOLLGATE_TLS_KEY_FILE", "", REQUIRED.TOLLGATE_TLS_CERT_FILE, OTHER_PEM],
+      ["TOLLGATE_SIGNER_KEY_FILE", "", join(dir, "none"), "is not there"],
+      ["TOLLGATE_SIGNER_KEY_FILE", "", file("empty", ""), "is empty"],
+    ] as const;
+    for (const [name, rule, path, problem] of cases) {
+      const { problems } = load({
+        ...(name === "TOLLGATE_SIGNER_KEY_FILE" && { TOLLGATE_SIGNER_KEY: "" }),
+        [name]: path,
+      });
+      expect(problems[0]).toContain(`${name} ${rule}`);
+      expect(problems[0]).toEndWith(`: ${path} ${problem}`);
+    }
+  });
+
+  test("a secret that was set in the variable of its file is not taken for a path, and not shown", () => {
+    for (const secret of [KEY, `${"Ab/".repeat(14)}A=`, SERVER.key]) {
+      const { problems } = load({
+        TOLLGATE_SIGNER_KEY: "",
+        TOLLGATE_SIGNER_KEY_FILE: secret,
+        TOLLGATE_TLS_KEY_FILE: secret,
+      });
+      expect(problems.filter((problem) => /: that file /.test(problem)).length).toBe(2);
+      expect(problems.join("\n")).not.toContain(secret.slice(0, 20));
+    }
+  });
+
   test("the key has to belong to the first certificate", () => {
     const TOLLGATE_TLS_KEY_FILE = file("other.key", OTHER_SERVER.key);
     expect(blamed({ TOLLGATE_TLS_KEY_FILE })).toEqual(["TOLLGATE_TLS_KEY_FILE"]);

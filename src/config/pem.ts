@@ -3,24 +3,30 @@
 import { createPrivateKey, X509Certificate } from "node:crypto";
 import { readFileSync, statSync } from "node:fs";
 import { parseCertificates } from "../core/certificates.ts";
-import type { Kind } from "./values.ts";
+import { fileProblem, type Kind, shownPath } from "./values.ts";
 
 const PRIVATE_KEY = /-----BEGIN ((?:RSA |EC )?PRIVATE KEY)-----[^-]+-----END \1-----/g;
 export const FILE_BYTES_MAX = 4 * 1024 * 1024;
 
-/** Undefined when the file can't be read or is no PEM file by its size. */
-function readText(path: string): string | undefined {
+/** Empty when the file is no PEM file by its size. @throws when it can't be read */
+function readText(path: string): string {
+  return statSync(path).size > FILE_BYTES_MAX ? "" : readFileSync(path, "utf8");
+}
+
+/** What is wrong with a file that does not hold what it must. */
+function whyNot(path: string): string {
   try {
-    return statSync(path).size > FILE_BYTES_MAX ? undefined : readFileSync(path, "utf8");
-  } catch {
-    return undefined;
+    const isPem = readText(path).includes("-----BEGIN ");
+    return `${shownPath(path)} ${isPem ? "is a PEM file, but holds something else" : "is not a PEM file"}`;
+  } catch (error) {
+    return fileProblem(path, error);
   }
 }
 
 /** The certificates of a file, in its order; none when one of them can't be read. */
 export function readCertificates(path: string): readonly X509Certificate[] {
   try {
-    return parseCertificates(readText(path) ?? "");
+    return parseCertificates(readText(path));
   } catch {
     return [];
   }
@@ -33,17 +39,23 @@ function pem(certificates: readonly X509Certificate[]): string | undefined {
 /** A kind that can be read from the text of a file too, for when the file is read again. */
 export interface FileKind extends Kind<string> {
   read(text: string): string | undefined;
+  why(path: string): string;
 }
 
 function fileKind(must: string, readOrThrow: (text: string) => string | undefined): FileKind {
-  const read = (text: string) => {
+  const attempt = (work: () => string | undefined) => {
     try {
-      return readOrThrow(text);
+      return work();
     } catch {
       return undefined;
     }
   };
-  return { must, read, parse: (path) => read(readText(path) ?? "") };
+  return {
+    must,
+    why: whyNot,
+    read: (text) => attempt(() => readOrThrow(text)),
+    parse: (path) => attempt(() => readOrThrow(readText(path))),
+  };
 }
 
 /** The file's certificates, as PEM. */

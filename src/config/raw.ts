@@ -3,6 +3,7 @@
 import { readFileSync, statSync } from "node:fs";
 import { suggest } from "../core/suggest.ts";
 import { type Environment, OWN_VARIABLES } from "../environment.ts";
+import { fileProblem, shownPath } from "./values.ts";
 
 interface Raw {
   /** Null when unset; never empty. */
@@ -41,15 +42,18 @@ function fromFlag(source: string, given: string): Raw {
 const FILE_BYTES_MAX = 65_536;
 
 function fromFile(source: string, path: string): Raw {
+  let why: string;
   try {
     // Pipes and devices (a secret handed over as /dev/fd/3) have no size; they are read to their end.
-    const text = statSync(path).size > FILE_BYTES_MAX ? "" : readFileSync(path, "utf8").replace(/\r?\n$/, "");
+    const isLarge = statSync(path).size > FILE_BYTES_MAX;
+    const text = isLarge ? "" : readFileSync(path, "utf8").replace(/\r?\n$/, "");
     if (text !== "") return { text, source, problem: null };
-  } catch {
-    // An unreadable file is reported below, like an empty or a huge one.
+    why = `${shownPath(path)} is ${isLarge ? "larger" : "empty"}`;
+  } catch (error) {
+    why = fileProblem(path, error);
   }
   const must = `must be the path of a readable file that holds the value (at most ${FILE_BYTES_MAX} bytes)`;
-  return { text: null, source, problem: `${source} ${must}` };
+  return { text: null, source, problem: `${source} ${must}: ${why}` };
 }
 
 /** The path, if it can be read again: the content of a pipe (/dev/fd/3) is gone after the first reading. */

@@ -10,6 +10,7 @@ import {
   privateKeyFile,
   validityWarnings,
 } from "./pem.ts";
+import { problemOf } from "./values.ts";
 
 type Part = "cert" | "key" | "clientCa";
 
@@ -26,7 +27,7 @@ const KINDS: Readonly<Record<Part, { readonly name: string; readonly kind: FileK
 export async function readTlsFiles(paths: TlsParts) {
   const [cert, key, clientCa] = await Promise.all([paths.cert, paths.key, paths.clientCa].map(readText));
   const texts = { cert: cert ?? "", key: key ?? "", clientCa: clientCa ?? "" };
-  return { digest: digestOf(texts), judge: () => judge(texts) };
+  return { digest: digestOf(texts), judge: () => judge(texts, paths) };
 }
 
 /** Empty for a file that can't be read: it holds no PEM either. */
@@ -47,11 +48,11 @@ type JudgedTls =
   | { readonly tls: TlsParts; readonly warnings: readonly string[] }
   | { readonly tls: null; readonly problem: string };
 
-function judge(texts: TlsParts): JudgedTls {
+function judge(texts: TlsParts, paths: TlsParts): JudgedTls {
   const read = (part: Part) => KINDS[part].kind.read(texts[part]);
   const unusable = (part: Part): JudgedTls => {
     const { name, kind } = KINDS[part];
-    return { tls: null, problem: `${name} must be ${kind.must}` };
+    return { tls: null, problem: problemOf(name, kind, paths[part]) };
   };
   const [cert, key, clientCa] = [read("cert"), read("key"), read("clientCa")];
   if (cert === undefined) return unusable("cert");

@@ -1,7 +1,8 @@
 // What the value of a variable must be: a sentence for the operator and a parser that belongs to it. Values
 // are never repeated in a problem, since some are secrets and a mistyped one is a secret still.
-import { accessSync, constants, statSync } from "node:fs";
+import { accessSync, constants, existsSync, statSync } from "node:fs";
 import { isIP } from "node:net";
+import { dirname, resolve } from "node:path";
 import { parseHostList } from "../core/host-list.ts";
 
 export interface Kind<T> {
@@ -9,6 +10,25 @@ export interface Kind<T> {
   readonly must: string;
   /** Undefined when the text is not what it must be. The text is never empty. */
   readonly parse: (text: string) => T | undefined;
+  /** What is wrong with a text that is not, where more can be said. */
+  readonly why?: (text: string) => string;
+}
+
+export function problemOf(source: string, { must, why }: Pick<Kind<unknown>, "must" | "why">, text: string): string {
+  return `${source} must be ${must}${why === undefined ? "" : `: ${why(text)}`}`;
+}
+
+/** The file, and why it could not be read. */
+export function fileProblem(path: string, error: unknown): string {
+  const code = error instanceof Error && "code" in error ? error.code : "unknown";
+  return `${shownPath(path)} ${code === "ENOENT" ? "is not there" : `can't be read (${code})`}`;
+}
+
+/** A text that is no path may be the secret itself, set in the variable of its file: that is never shown. */
+export function shownPath(path: string): string {
+  const dir = dirname(path);
+  const isPath = existsSync(path) || /\.\w{1,5}$/.test(path) || (!/^\.?\/?$/.test(dir) && existsSync(dir));
+  return isPath ? resolve(path) : "that file";
 }
 
 export function wholeNumber(least: number, most: number): Kind<number> {

@@ -166,7 +166,8 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   void settle.recover();
   opened.defer(() => settle.stop());
   opened.defer(() => verifier.close());
-  opened.defer(takingUp(log, () => Promise.all([wallet.takeUp(), settle.takeUp()])));
+  // The log tells whether it is ready when somebody asks: here the process itself does.
+  opened.defer(takingUp(log, () => Promise.all([wallet.readiness(), wallet.takeUp(), settle.takeUp()])));
   if (store.dialect === "postgres") opened.defer(poll(TAKE_CLAIMED_MS, settle.takeClaimed).stop);
   const { clock } = store;
   opened.defer(whileSteady({ clock, log, everyMs: CLEAN_UP_MS }, () => cleanUpFacilitator(store, clock, log)));

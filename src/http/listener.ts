@@ -4,7 +4,7 @@
 // which closes idle connections too. Bun allows 12 s for a first head, and the silence limit for later ones (measured).
 import { closeSync, openSync, readFileSync } from "node:fs";
 import type { Log } from "../core/log.ts";
-import { StartupProblem } from "../core/startup.ts";
+import { listenProblem } from "../core/startup.ts";
 import { letMoreWait, refuseHandshakes } from "./socket-options.ts";
 
 /**
@@ -36,7 +36,7 @@ export interface ListenerOptions {
 
 export type Listener = ReturnType<typeof listen>;
 
-/** @throws StartupProblem when the port is taken */
+/** @throws StartupProblem when it can't have its address */
 export function listen(options: ListenerOptions) {
   const { log } = options;
   const openMax = mostOpen();
@@ -130,10 +130,7 @@ function serving({ host, reusePort, idleSeconds, answer }: ListenerOptions, port
     });
   } catch (cause) {
     const shared = "; gateways of one user share a port when all of them have TOLLGATE_REUSE_PORT=1";
-    throw new StartupProblem(
-      `TOLLGATE_HOST and TOLLGATE_PORT must be free to listen on: ${host} port ${port}${shared}`,
-      { cause },
-    );
+    throw listenProblem(host, port, "TOLLGATE_PORT", cause, shared);
   }
 }
 

@@ -6,7 +6,7 @@ import { createServer, type Server, type Socket } from "node:net";
 import { createReservedShare } from "../concurrency/reserved-share.ts";
 import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
-import { StartupProblem } from "../core/startup.ts";
+import { listenProblem } from "../core/startup.ts";
 import { type ConnectionLimits, serveConnections } from "./http1.ts";
 
 export interface PlainListenerLimits extends ConnectionLimits {
@@ -40,7 +40,7 @@ export interface PlainListenerOptions {
   answer(request: Request): Promise<Response>;
 }
 
-/** @throws StartupProblem when the port is taken */
+/** @throws StartupProblem when it can't have its address */
 export async function listenPlain(options: PlainListenerOptions) {
   const server = createServer();
   const sockets = admit(server, options);
@@ -69,8 +69,7 @@ export async function listenPlain(options: PlainListenerOptions) {
 
 function listen(server: Server, { host, port, variable, log }: PlainListenerOptions): Promise<void> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
-  const taken = `TOLLGATE_HOST and ${variable} must be free to listen on: ${host} port ${port}`;
-  const refuse = (cause: Error) => reject(new StartupProblem(taken, { cause }));
+  const refuse = (cause: Error) => reject(listenProblem(host, port, variable, cause));
   server.once("error", refuse);
   server.listen({ host, port }, () => {
     server.off("error", refuse);

@@ -7,7 +7,7 @@ import { createReservedShare } from "../../concurrency/reserved-share.ts";
 import { parseCertificates } from "../../core/certificates.ts";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
-import { StartupProblem } from "../../core/startup.ts";
+import { listenProblem, StartupProblem } from "../../core/startup.ts";
 import { type ConnectionLimits, type HttpOptions, type KnownPeer, serveConnections } from "../../http/http1.ts";
 import type { TlsMaterial } from "./tls-files.ts";
 
@@ -58,7 +58,7 @@ export interface MtlsListenerOptions {
 
 export type MtlsListener = Awaited<ReturnType<typeof listenMutualTls>>;
 
-/** @throws StartupProblem when certificate and key are unusable, or the port is taken */
+/** @throws StartupProblem when certificate and key are unusable, or it can't have its address */
 export async function listenMutualTls(options: MtlsListenerOptions) {
   const server = createTlsServer(options.tls);
   const sockets = admit(server, options);
@@ -133,12 +133,7 @@ function createTlsServer(tls: TlsMaterial): Server {
 
 function listen(server: Server, { host, port, log }: MtlsListenerOptions): Promise<void> {
   return new Promise((resolve, reject) => {
-    const refuse = (cause: Error) =>
-      reject(
-        new StartupProblem(`TOLLGATE_HOST and TOLLGATE_PORT must be free to listen on: ${host} port ${port}`, {
-          cause,
-        }),
-      );
+    const refuse = (cause: Error) => reject(listenProblem(host, port, "TOLLGATE_PORT", cause));
     server.once("error", refuse);
     server.listen({ host, port }, () => {
       server.off("error", refuse);
