@@ -10,6 +10,13 @@ const LOG_BLOCKS_FEW = 10;
 /** Of one search. */
 const LOG_QUESTIONS_MAX = 10;
 
+/** Of Base, about. */
+const BLOCK_SECONDS = 2;
+/** Blocks after the one at which the authorization should have ended. */
+const BLOCKS_LATER = 500;
+/** Blocks of one search. */
+const BLOCKS_BACK = 9_000;
+
 /** Who ended an authorization. */
 export interface Use {
   readonly hash: Hex;
@@ -30,6 +37,21 @@ export async function findUse(
   } catch {
     return searchUse(rpc, authorization, { first, last: toBlock, step: LOG_BLOCKS_FEW });
   }
+}
+
+/** The use up to this block: looked for where it must be, if blocks come as they usually do, and then among the newest. */
+export async function useBy(
+  chain: { findUse(authorization: Authorization, fromBlock: number, toBlock: number): Promise<Use | null> },
+  authorization: Authorization,
+  head: wire.Block,
+): Promise<Use | null> {
+  const seconds = Math.max(head.timestamp - Number(authorization.validBefore), 0);
+  const likely = head.number - Math.floor(seconds / BLOCK_SECONDS) + BLOCKS_LATER;
+  for (const to of likely > 0 && likely < head.number ? [likely, head.number] : [head.number]) {
+    const use = await chain.findUse(authorization, Math.max(to - BLOCKS_BACK, 0), to);
+    if (use !== null) return use;
+  }
+  return null;
 }
 
 async function searchUse(

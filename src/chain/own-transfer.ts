@@ -4,7 +4,7 @@ import type { Clock } from "../core/clock.ts";
 import { DAY_MS, HOUR_MS } from "../core/time.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
 import type { Chain } from "./chain.ts";
-import type { Use } from "./find-use.ts";
+import { useBy } from "./find-use.ts";
 import type { Block, Receipt } from "./rpc-types.ts";
 import { isPaidBy } from "./token.ts";
 
@@ -14,13 +14,6 @@ const ASKED_MS_MAX = 7 * DAY_MS;
 const LANDS_MS_MAX = HOUR_MS;
 /** Clocks differ, and the chain's time is its own. */
 const MARGIN_MS = 60_000;
-/** Of Base, about. */
-const BLOCK_SECONDS = 2;
-/** Blocks after the one at which the authorization should have ended. */
-const BLOCKS_LATER = 500;
-/** Blocks of one search. */
-const BLOCKS_BACK = 9_000;
-
 interface OwnTransferOptions {
   /** Of the database, in milliseconds; null for one that never was restored. */
   readonly restoredAt: number | null;
@@ -46,22 +39,11 @@ export function createOwnTransfers({ restoredAt, clock, chain, ownWallets }: Own
     return restoredAt !== null && clock.now() - restoredAt <= LANDS_MS_MAX && BigInt(head.timestamp) < validBefore;
   }
 
-  /** Where it must be, if blocks come as they usually do; then among the newest. */
-  async function useOf(authorization: Authorization, head: Block): Promise<Use | null> {
-    const seconds = Math.max(head.timestamp - Number(authorization.validBefore), 0);
-    const likely = head.number - Math.floor(seconds / BLOCK_SECONDS) + BLOCKS_LATER;
-    for (const to of likely > 0 && likely < head.number ? [likely, head.number] : [head.number]) {
-      const use = await chain.findUse(authorization, Math.max(to - BLOCKS_BACK, 0), to);
-      if (use !== null) return use;
-    }
-    return null;
-  }
-
   return async (authorization) => {
     if (!mayBeForgotten(authorization)) return null;
     const head = await chain.newest();
     if (!(await chain.isUsed(authorization, head))) return mayStillLand(authorization, head) ? "unknown" : null;
-    const use = await useOf(authorization, head);
+    const use = await useBy(chain, authorization, head);
     if (use === null) return "unknown";
     if (use.cancelled) return null;
     const receipt = await chain.receipt(use.hash);

@@ -108,7 +108,6 @@ describe("the settings of each service", () => {
       TOLLGATE_MODE: "gateway",
       TOLLGATE_OPEN_PORT: "x",
       TOLLGATE_TLS_KEY_FILE: "/nowhere",
-      TOLLGATE_RPC_URLS: "x",
     };
     expect(loadAs("serve", gateway).problems).toEqual([]);
     expect(loadAs("serve", gateway).config).toMatchObject({ port: 8080, facilitator: null });

@@ -135,6 +135,16 @@ export const COMMON = {
   }),
 };
 
+/** Both services may have nodes. */
+const TOLLGATE_RPC_URLS = row({
+  kind: money.rpcUrls,
+  fallback: null,
+  secret: true,
+  shown: "facilitator: required; gateway: unset",
+  meaning:
+    "comma list of the JSON-RPC URLs of nodes of the chain, tried in order; the gateway only looks up payments in doubt",
+});
+
 export const MASTER_KEYS = {
   TOLLGATE_MASTER_KEY: row({
     kind: value.key,
@@ -229,6 +239,7 @@ export const GATEWAY = {
     fallback: 300_000,
     meaning: "deadline of one upstream call, whole; of a streamed one, for its head and for each silence",
   }),
+  TOLLGATE_RPC_URLS,
   TOLLGATE_SETTLE_WAIT_MS: row({
     kind: value.wholeNumber(1, TEN_MINUTES_MS),
     fallback: 20_000,
@@ -311,13 +322,7 @@ export const FACILITATOR = {
     shown: "required",
     meaning: "PEM file of the CA of client certificates",
   }),
-  TOLLGATE_RPC_URLS: row({
-    kind: money.rpcUrls,
-    fallback: null,
-    secret: true,
-    shown: "required",
-    meaning: "comma list of the JSON-RPC URLs of nodes of the chain, tried in order",
-  }),
+  TOLLGATE_RPC_URLS,
   TOLLGATE_SIGNER_KEY: row({
     kind: money.privateKeys,
     fallback: null,

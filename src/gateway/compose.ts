@@ -39,6 +39,7 @@ import type { InvocationKey } from "./invocations/service.ts";
 import { manualRoutes } from "./manual/routes.ts";
 import { docsRoutes } from "./openapi/routes.ts";
 import type { GatewayOptions } from "./options.ts";
+import type { ChainLook } from "./payment/chain-look.ts";
 import { settlementNamesCredential, settlementShutOut } from "./payment/config.ts";
 import { createFacilitatorClient } from "./payment/facilitator-client.ts";
 import { paidCallNamesCredential, paidCallShutOut } from "./payment/paid-calls.ts";
@@ -77,6 +78,8 @@ export interface GatewayParts {
   readonly tracer: Tracer | null;
   readonly admitting: UnderWay;
   readonly guard: RestoreGuard;
+  /** Undefined where the gateway has no nodes. */
+  readonly look: ChainLook | undefined;
 }
 
 export async function composeGateway(parts: GatewayParts) {
@@ -285,11 +288,12 @@ function upstreamPool({ options, decoders, log }: GatewayParts) {
 
 type PaymentParts = Pick<
   GatewayParts,
-  "options" | "store" | "rules" | "verifier" | "guard" | "log" | "meters" | "tracer"
+  "options" | "store" | "rules" | "verifier" | "guard" | "look" | "log" | "meters" | "tracer"
 > &
   Pick<SettlerOptions, "paid"> & { readonly secrets: ResolverDeps };
 
-function composePayments({ options, store, rules, verifier, guard, log, meters, tracer, secrets, paid }: PaymentParts) {
+function composePayments(parts: PaymentParts) {
+  const { options, store, rules, verifier, guard, look, log, meters, tracer, secrets, paid } = parts;
   const { extraCa, settleWaitMs, publicUrl } = options;
   const { clock } = store;
   const client = createFacilitatorClient({
@@ -300,7 +304,7 @@ function composePayments({ options, store, rules, verifier, guard, log, meters, 
   });
   const time = timeBounds(clock);
   const traces = tracer && { tracer, callHeaders: (key: InvocationKey) => callHeaders(store.read, key) };
-  const settler = createSettler({ store, clock, time, log, meters, traces, client, settleWaitMs, guard, paid });
+  const settler = createSettler({ store, clock, time, log, meters, traces, client, settleWaitMs, guard, paid, look });
   const payments = createPayments({
     store,
     clock,

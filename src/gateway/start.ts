@@ -1,5 +1,6 @@
 // Starts the gateway: storage, identity, what runs calls, then the listener. It stops in reverse order.
 import { join } from "node:path";
+import { createChain } from "../chain/chain.ts";
 import { endsWithin } from "../concurrency/deadline.ts";
 import { createUnderWay } from "../concurrency/under-way.ts";
 import { systemClock } from "../core/clock.ts";
@@ -14,7 +15,7 @@ import { fetchDocument } from "../http/fetch-json.ts";
 import { hostPart } from "../http/host-part.ts";
 import { ownAddresses } from "../http/interfaces.ts";
 import { type Listener, listen } from "../http/listener.ts";
-import { createOutbound } from "../http/outbound.ts";
+import { createOutbound, type Outbound } from "../http/outbound.ts";
 import { createEdge, type Edge, type EdgeOptions } from "../http/server.ts";
 import { openKeyring } from "../keys/keyring.ts";
 import { DATABASE_FILE } from "../keys/master-key.ts";
@@ -31,6 +32,7 @@ import { managePermission } from "./identity/permission.ts";
 import { compareClaims } from "./invocations/claims.ts";
 import { startRemovingParts } from "./invocations/loose-parts.ts";
 import type { GatewayOptions } from "./options.ts";
+import { createChainLook } from "./payment/chain-look.ts";
 import { createRestoreGuard } from "./payment/restore-guard.ts";
 import { settleRestored } from "./payment/restored.ts";
 import { startRetention } from "./retention.ts";
@@ -53,7 +55,8 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
   const [admitting, verifier] = [createUnderWay(), createVerifier({ log })];
   const tracer = await openTracer(options.tracing, "tollgate-gateway", log);
-  const shared = { rules, trusted, decoders: createDecoderShare(), verifier, admitting, log, meters, tracer };
+  const look = await openChainLook(options, trusted, log);
+  const shared = { look, rules, trusted, decoders: createDecoderShare(), verifier, admitting, log, meters, tracer };
   const parts = { options, store, ...state, ...shared };
   const {
     workers,
@@ -128,6 +131,14 @@ async function openState({ databaseUrl, dataDir }: GatewayOptions, store: Store,
   await keyring.watch(replica, file !== null);
   const restoredAt = await startRestored({ store, file, settle: () => settleRestored(store), log });
   return { keyring, replica, guard: createRestoreGuard(restoredAt) };
+}
+
+/** @throws StartupProblem when a node is of another chain; one that can't be reached is asked when it is needed */
+async function openChainLook({ rpcUrls: urls }: GatewayOptions, outbound: Outbound, log: Log) {
+  if (urls === null) return undefined;
+  const chain = createChain({ urls, outbound, log });
+  await chain.check();
+  return createChainLook(chain, log);
 }
 
 function edgeOf(

@@ -10,6 +10,7 @@ import type { NewSpan, Span, Tracer } from "../../core/tracing.ts";
 import { unavailable } from "../../storage/failures.ts";
 import { untilStored } from "../../storage/retry-until-stored.ts";
 import type { Store, Tx } from "../../storage/store.ts";
+import type { Authorization } from "../../x402/types.ts";
 import {
   collectSettlement,
   type InvocationKey,
@@ -17,9 +18,11 @@ import {
   noteSettlement,
   refuseSettlement,
 } from "../invocations/service.ts";
+import type { ChainLook } from "./chain-look.ts";
 import type { FacilitatorClient } from "./facilitator-client.ts";
 import {
   askedMs,
+  needsLook,
   pauseAfter,
   type SettlementVerdict,
   type SettleOutcome,
@@ -41,6 +44,8 @@ export interface AttemptOptions {
   readonly log: Log;
   readonly meters: Pick<Meters, "settlement" | "settlementTook">;
   readonly client: FacilitatorClient;
+  /** Left out where the gateway has no nodes. */
+  readonly look?: ChainLook | undefined;
   /** Left out where traces are off. */
   readonly traces?: {
     readonly tracer: Tracer;
@@ -63,7 +68,9 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
   const mark = () => store.write((tx) => mayLeave(tx, open, clock.now()));
   const span = await beginAttemptSpan(options, open);
   const startedAt = performance.now();
-  const outcome = await client.settle({ ...open, expected: expectedOf(open), span, mayLeave: mark }, stop);
+  const told = await client.settle({ ...open, expected: expectedOf(open), span, mayLeave: mark }, stop);
+  const found = needsLook(told, open, askedAt) ? await options.look?.(authorizationOf(open)) : null;
+  const outcome = found ?? told;
   meters.settlementTook(performance.now() - startedAt);
   span?.end({ outcome: outcome.kind, ...(outcome.kind !== "collected" && { errorType: outcome.kind }) });
   const now = clock.now();
@@ -128,14 +135,22 @@ export function shown({ tenant, agent_id, invocation_id }: OpenPayment) {
 }
 
 interface StoredRequest {
-  readonly paymentPayload: { readonly payload: { readonly authorization: { readonly value: string } } };
+  readonly paymentPayload: {
+    readonly payload: {
+      readonly authorization: Record<"value" | "validAfter" | "validBefore", string> &
+        Pick<Authorization, "from" | "to" | "nonce">;
+    };
+  };
 }
 
 /** The settle request was written by x402/codec.ts, so its form is known. */
-function expectedOf({ payer, settle_request }: OpenPayment) {
-  const request = JSON.parse(settle_request) as StoredRequest;
-  return { payer, amount: BigInt(request.paymentPayload.payload.authorization.value) };
+function authorizationOf({ settle_request }: Pick<OpenPayment, "settle_request">): Authorization {
+  const { authorization } = (JSON.parse(settle_request) as StoredRequest).paymentPayload.payload;
+  const { value, validAfter, validBefore } = authorization;
+  return { ...authorization, value: BigInt(value), validAfter: BigInt(validAfter), validBefore: BigInt(validBefore) };
 }
+
+const expectedOf = (open: OpenPayment) => ({ payer: open.payer, amount: authorizationOf(open).value });
 
 /** The outcome may be this attempt's own, if the answer of its commit was lost. Reporting it twice does no harm. */
 async function outcomeBefore({ db, tables: { invocations: t } }: Tx, key: InvocationKey) {

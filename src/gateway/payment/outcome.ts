@@ -17,6 +17,8 @@ export type SettleOutcome =
       readonly definite: boolean;
       /** The answer would be the same if an earlier attempt had collected the payment. */
       readonly mayHaveLanded?: boolean;
+      /** The chain says so: the authorization can't be used any more, whatever its time. */
+      readonly isFinal?: true;
       readonly why: string;
     }
   /** The facilitator does not take it now, and certainly nothing came of this attempt. */
@@ -151,11 +153,25 @@ export function verdictOf(outcome: SettleOutcome, window: SettlementWindow, aske
     return isExpired ? { kind: "refused", reason: "expired" } : { kind: "open" };
   }
   const isCertain = unknown_since === null || (isDecline(outcome) && isExpired);
-  if (outcome.kind === "declined" && isCertain) {
+  if (outcome.kind === "declined" && (isCertain || outcome.isFinal)) {
     return { kind: "refused", reason: "declined" };
   }
   if (unknown_since !== null && window.asked_ms >= ASKED_MS_MAX) return { kind: "refused", reason: "unknown" };
   return { kind: "open" };
+}
+
+/**
+ * Whether the chain is to be asked: the answer is a sign that the payment may have landed, or its time is over after an
+ * attempt that ended unknown.
+ */
+export function needsLook(
+  outcome: SettleOutcome,
+  { unknown_since, valid_before }: SettlementWindow,
+  askedAt: number,
+): boolean {
+  if (outcome.kind === "unknown" && outcome.isSign) return true;
+  if (unknown_since === null || outcome.kind === "collected") return false;
+  return askedAt >= valid_before * 1000 || (outcome.kind === "declined" && outcome.mayHaveLanded === true);
 }
 
 /** Whether it says that no attempt, an earlier one included, has collected the payment or will. */
