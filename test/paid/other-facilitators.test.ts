@@ -1,0 +1,135 @@
+// What other facilitators answer, told by a stand-in for them, and what the chain says of the payment: the real token.
+import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { writeCaFile } from "../contract/priced.ts";
+import { startChain, type TestChain } from "../support/chain/chain.ts";
+import { collected, notCollected, startFacilitatorStandIn } from "../support/chain/facilitator-stand-in.ts";
+import { openPayingTenant, type PayingTenant } from "../support/chain/paying.ts";
+import { newPayer, type SignedPayment, signPayment } from "../support/chain/payments.ts";
+import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
+import { startUpstream } from "../support/http/upstream.ts";
+
+setDefaultTimeout(60_000);
+
+const VALUE = 1_000n;
+const PAYEE = newPayer().address;
+const caFile = writeCaFile();
+const stack = new AsyncDisposableStack();
+const facilitator = startFacilitatorStandIn();
+const upstream = startUpstream(() => new Response("made"));
+let chain: TestChain;
+let looking: PayingTenant;
+let blind: PayingTenant;
+let agents: Map<PayingTenant, string>;
+
+beforeAll(async () => {
+  chain = await startChain();
+  const open = async (env: Record<string, string>): Promise<PayingTenant> => {
+    const gateway: Gateway = stack.use(await startGateway({ env: { TOLLGATE_CA_FILE: caFile, ...env } }));
+    return openPayingTenant(gateway, { url: facilitator.url, client: { bundle: "a word" } });
+  };
+  [looking, blind] = await Promise.all([open({ TOLLGATE_RPC_URLS: chain.url }), open({})]);
+  const pricing = { amount: `${VALUE}`, asset: "USDC", network: "base", pay_to: PAYEE };
+  const fields = { upstream_url: upstream.url, pricing };
+  agents = new Map();
+  for (const tenant of [looking, blind]) agents.set(tenant, await tenant.agent(fields));
+});
+afterAll(async () => {
+  await stack.disposeAsync();
+  await Promise.all([facilitator.stop(), upstream.stop(), chain?.stop()]);
+});
+
+async function funded(validBefore?: number): Promise<SignedPayment & { payer: ReturnType<typeof newPayer> }> {
+  const payer = newPayer();
+  await chain.fundUsdc(payer.address, VALUE);
+  const window = validBefore === undefined ? {} : { validBefore };
+  return { ...(await signPayment(payer, { to: PAYEE, value: VALUE, ...window })), payer };
+}
+
+const call = (tenant: PayingTenant, payment: SignedPayment) =>
+  tenant.send("POST", `/v1/proxy/${agents.get(tenant)}`, { n: 1 }, payment.headers);
+
+/** The settlement and the call when the payment's outcome is known. */
+async function closed(tenant: PayingTenant, id: string) {
+  for (;;) {
+    const { body } = await tenant.send("GET", `/v1/invocations/${id}`);
+    if (body.settlement.status !== "pending" && body.status !== "pending" && body.status !== "running") return body;
+    await Bun.sleep(100);
+  }
+}
+
+test.each([
+  ["200 without a hash", 200, null],
+  ["500 with a hash", 500, `0x${"ab".repeat(32)}`],
+  ["402 with an empty hash", 402, ""],
+])(
+  "a payment that a facilitator calls pending, by %s, and that the chain shows, buys its call",
+  async (_, status, transaction) => {
+    const payment = await funded();
+    const { nonce } = payment.authorization;
+    facilitator.answer(nonce, async () => {
+      await chain.collectAsStranger(payment);
+      return Response.json({ success: false, errorReason: "settlement_pending", transaction }, { status });
+    });
+    const answer = await call(looking, payment);
+    expect(answer.status).toBe(202);
+    const [transfer] = await chain.transfers({ nonce });
+    expect(await closed(looking, answer.body.invocation_id)).toMatchObject({
+      status: "succeeded",
+      settlement: { status: "settled", tx_hash: transfer?.transaction_hash },
+    });
+  },
+);
+
+test("a payment that is called pending and is not on the chain stays open, with and without nodes", async () => {
+  for (const tenant of [looking, blind]) {
+    const payment = await funded();
+    const { nonce } = payment.authorization;
+    facilitator.answer(nonce, () => notCollected({ errorReason: "settlement_pending", transaction: null }));
+    const answer = await call(tenant, payment);
+    expect(answer.status).toBe(202);
+    await facilitator.arrival(nonce, 2);
+    const { body } = await tenant.send("GET", `/v1/invocations/${answer.body.invocation_id}`);
+    expect(body).toMatchObject({ status: "pending", settlement: { status: "pending" } });
+    facilitator.answer(nonce, collected);
+    expect((await closed(tenant, answer.body.invocation_id)).settlement.status).toBe("settled");
+  }
+});
+
+test("after an attempt in doubt a nonce that is used is looked up: by our payment it settles, by a cancellation it fails", async () => {
+  for (const [use, status] of [
+    [(payment: Awaited<ReturnType<typeof funded>>) => chain.collectAsStranger(payment), "settled"],
+    [({ payer, authorization }) => chain.cancelAuthorization(payer, authorization.nonce), "settlement_failed"],
+  ] as [(payment: Awaited<ReturnType<typeof funded>>) => Promise<unknown>, string][]) {
+    const payment = await funded();
+    const { nonce } = payment.authorization;
+    facilitator.answer(nonce, () => new Response("away", { status: 502 }));
+    const answer = await call(looking, payment);
+    await use(payment);
+    facilitator.answer(nonce, () => notCollected({ errorReason: "invalid_exact_evm_payload_nonce_already_used" }));
+    expect((await closed(looking, answer.body.invocation_id)).settlement.status).toBe(status);
+  }
+});
+
+test("a payment that is put off by 429 with Retry-After is asked again, and one without it is declined", async () => {
+  const later = await funded();
+  facilitator.answer(
+    later.authorization.nonce,
+    () => new Response("{}", { status: 429, headers: { "retry-after": "1" } }),
+  );
+  const answer = await call(blind, later);
+  expect(answer.status).toBe(202);
+  facilitator.answer(later.authorization.nonce, collected);
+  expect((await closed(blind, answer.body.invocation_id)).settlement.status).toBe("settled");
+
+  const never = await funded();
+  facilitator.answer(never.authorization.nonce, () => new Response("{}", { status: 429 }));
+  const declined = await call(blind, never);
+  expect([declined.status, declined.headers.get("cache-control")]).toEqual([402, "no-store"]);
+  const header = declined.headers.get("x-payment-response") ?? "";
+  expect(JSON.parse(atob(header))).toEqual({
+    success: false,
+    transaction: "",
+    network: "base",
+    payer: never.authorization.from.toLowerCase(),
+  });
+});
