@@ -5,6 +5,8 @@ import { readdirSync, readFileSync, readlinkSync, statSync, unlinkSync } from "n
 import { join } from "node:path";
 import { eachDatabase, executeIn, type Gateway, startGateway } from "./support/gateway/gateway.ts";
 import { runCommand, temporaryRoot } from "./support/gateway/process.ts";
+import { startUpstream } from "./support/http/upstream.ts";
+import { newMasterKey } from "./support/keys.ts";
 import { startPostgres } from "./support/stores/postgres.ts";
 import { until } from "./support/until.ts";
 
@@ -19,6 +21,11 @@ async function agents(gateway: Gateway, init: RequestInit = {}): Promise<{ statu
   };
   const response = await fetch(`${gateway.url}/v1/agents`, { ...init, headers });
   return { status: response.status, body: await response.json() };
+}
+
+async function freshPostgres() {
+  const server = await startPostgres();
+  return { DATABASE_URL: await server.freshDatabase(), TOLLGATE_MASTER_KEY: newMasterKey() };
 }
 
 const isRefused = (error: unknown) => error instanceof Error && error.name !== "TimeoutError";
@@ -40,6 +47,39 @@ eachDatabase((database) => {
     expect([data.map((agent) => agent.name).sort(), total]).toEqual([names, 2]);
     await gateway.stop();
   });
+});
+
+test("a gateway on Postgres that is killed and started again takes up its own calls at once, as its directory's lock proves it gone", async () => {
+  const postgres = { name: "postgres", fresh: freshPostgres } as const;
+  let isStuck = true;
+  const stuck = startUpstream(() => (isStuck ? new Promise<Response>(() => {}) : new Response("made")));
+  try {
+    await using gateway = await startGateway({ database: postgres, env: { TOLLGATE_AGENT_CONCURRENCY: "2" } });
+    const { body } = await agents(gateway, {
+      method: "POST",
+      body: JSON.stringify({ name: "a", upstream_url: stuck.url }),
+    });
+    const { id } = body as { id: string };
+    const headers = { authorization: `Bearer ${await gateway.token(ALICE)}` };
+    const call = async () =>
+      (await fetch(`${gateway.url}/v1/proxy/${id}`, { method: "POST", headers })).headers.get("location");
+    const [first, second, pending] = [await call(), await call(), await call()];
+    const view = async (path: string | null, wait = 0) =>
+      (await (await fetch(`${gateway.url}${path}`, { headers: { ...headers, prefer: `wait=${wait}` } })).json()) as {
+        status: string;
+      };
+    await until(async () => (await view(second)).status === "running");
+    await gateway.kill9();
+    isStuck = false;
+    await gateway.restart();
+    const begun = performance.now();
+    expect(await view(pending, 30)).toMatchObject({ status: "succeeded" });
+    expect(await view(first)).toMatchObject({ status: "failed", error_class: "internal" });
+    // A lease lasts for 15 s.
+    expect(performance.now() - begun).toBeLessThan(8_000);
+  } finally {
+    await stuck.stop();
+  }
 });
 
 test("the gateway leaves nothing in the working directory, and what it keeps is for its owner only", async () => {

@@ -265,3 +265,27 @@ test("a streamed call to an address that is not allowed is not dialled: 502, ssr
   expect((await client.stream(id)).status).toBe(502);
   expect((await client.rows()).data).toMatchObject([{ error_class: "ssrf_blocked", upstream_status: null }]);
 });
+
+test("equal calls that come together leave no place taken when they are over", async () => {
+  const upstream = startUpstream(() => new Response("answer"));
+  try {
+    await using gateway = await startGateway({ env: { TOLLGATE_AGENT_CONCURRENCY: "4" } });
+    const client = await clientOf(gateway);
+    const id = await client.agent(upstream.url);
+    const headers = { authorization: client.authorization };
+    const call = (key: number) =>
+      fetch(`${gateway.url}/v1/proxy/${id}/stream`, {
+        method: "POST",
+        headers: { ...headers, "idempotency-key": `key-${key}` },
+      });
+    for (let round = 0; round < 10; round++) {
+      const answers = await Promise.all(Array.from({ length: 4 }, () => call(round)));
+      await Promise.all(answers.map((answer) => answer.text()));
+      expect(answers.filter(({ status }) => status === 200)).toHaveLength(1);
+      expect(answers.filter(({ status }) => status === 409)).toHaveLength(3);
+    }
+    expect((await client.stream(id)).status).toBe(200);
+  } finally {
+    await upstream.stop();
+  }
+});

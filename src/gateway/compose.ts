@@ -67,6 +67,8 @@ export interface GatewayParts {
   readonly keyring: Keyring;
   /** This process's ID, new with each start. */
   readonly replica: string;
+  /** The one before on its data directory, if that is certainly gone. */
+  readonly previous: string | null;
   /** For every host that a tenant names. */
   readonly rules: HostRules;
   readonly trusted: Outbound;
@@ -99,6 +101,7 @@ export async function composeGateway(parts: GatewayParts) {
     log,
     pool,
     replica,
+    previous: parts.previous,
     agent_concurrency: options.agentConcurrency,
     agentPlaces,
     claims,

@@ -20,7 +20,7 @@ import { createEdge, type Edge, type EdgeOptions } from "../http/server.ts";
 import { openKeyring } from "../keys/keyring.ts";
 import { DATABASE_FILE } from "../keys/master-key.ts";
 import type { MasterKeys } from "../keys/master-keys.ts";
-import { acquireDataDirLock } from "../storage/lock.ts";
+import { acquireDataDirLock, takeOver } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
 import { startRestored } from "../storage/restoration.ts";
 import type { Store } from "../storage/store.ts";
@@ -117,20 +117,24 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
       // A stuck store must not keep the process from ending.
       const ending = [left.then(() => announcements?.close()), policy.close(), receipts.stop(), state.keyring.stop()];
       const stored = Promise.all(ending).then(() => store.close());
-      const released = endsWithin(LAST_WRITES_MS, stored).finally(() => lock?.release());
+      const released = endsWithin(LAST_WRITES_MS, stored).finally(() => (lock ?? state).release());
       await Promise.all([released, tracer?.stop()]);
     },
   };
 }
 
+/** On SQLite the lock was taken before, and all that is left in the database is of processes that are gone. */
+const NOBODY_BEFORE = { previous: null, release() {} };
+
 /** The keys, the name under which this process holds them, and what a restore of the database has left to mind. */
 async function openState({ databaseUrl, dataDir }: GatewayOptions, store: Store, masterKeys: MasterKeys, log: Log) {
   const keyring = await openKeyring(store, masterKeys, store.clock, log);
   const replica = newId("rep", store.clock.now());
+  const { previous, release } = databaseUrl === null ? NOBODY_BEFORE : takeOver(dataDir, replica, systemClock);
   const file = databaseUrl === null ? join(dataDir, DATABASE_FILE) : null;
   await keyring.watch(replica, file !== null);
   const restoredAt = await startRestored({ store, file, settle: () => settleRestored(store), log });
-  return { keyring, replica, guard: createRestoreGuard(restoredAt) };
+  return { keyring, replica, previous, release, guard: createRestoreGuard(restoredAt) };
 }
 
 /** @throws StartupProblem when a node is of another chain; one that can't be reached is asked when it is needed */

@@ -52,6 +52,15 @@ describe("the rule for a name's addresses", () => {
     expect(asked).toEqual([]);
   });
 
+  test("refuses an address that this machine has got meanwhile", async () => {
+    let own: string[] = [];
+    const rules = () => own.flatMap((text) => parseAddress(text) ?? []);
+    const resolve = resolverOf(scripted([]).lookup, { own: rules });
+    expect(await resolve(PUBLIC)).toMatchObject({ ok: true });
+    own = [PUBLIC];
+    expect(await resolve(PUBLIC)).toMatchObject({ kind: "blocked" });
+  });
+
   test("exempts an exempt name whatever it resolves to, and no other", async () => {
     const resolve = resolverOf(scripted(["10.0.0.1", "::1"]).lookup, { allow: ["db.internal"] });
     expect(await resolve("db.internal")).toMatchObject({ ok: true });

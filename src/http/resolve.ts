@@ -78,10 +78,10 @@ export function createResolver(options: ResolveOptions) {
     else if (cacheMs > 0) known.set(tenant, hostname, { resolution, until: performance.now() + cacheMs });
   }
 
-  /** The rules never change, so what they say of an address holds for good: to judge it again takes 10 µs of each call. */
-  function judgeForGood(tenant: string, hostname: string, addresses: readonly string[]): Resolution {
+  /** To judge an address again takes 10 µs of each call. This machine may get the address meanwhile, so not for ever. */
+  function judgeForNow(tenant: string, hostname: string, addresses: readonly string[]): Resolution {
     const resolution = judge(hostname, addresses);
-    if (resolution.ok) known.set(tenant, hostname, { resolution, until: Number.POSITIVE_INFINITY });
+    remember(tenant, hostname, resolution);
     return resolution;
   }
 
@@ -90,12 +90,12 @@ export function createResolver(options: ResolveOptions) {
     const entry = known.get(hostname);
     if (entry !== undefined && performance.now() < entry.until) return entry.resolution;
     const literal = literalAddress(hostname);
-    if (literal !== null) return judgeForGood(tenant, hostname, [literal]);
+    if (literal !== null) return judgeForNow(tenant, hostname, [literal]);
     if (rules !== null && isDeniedName(hostname, rules)) {
       return { ok: false, kind: "blocked", detail: "the name is not allowed" };
     }
     const local = rules && localAddresses(hostname, rules);
-    if (local !== null) return judgeForGood(tenant, hostname, local);
+    if (local !== null) return judgeForNow(tenant, hostname, local);
     const flight = JSON.stringify([tenant, hostname]);
     const running = underWay.get(flight);
     if (running !== undefined) return afterShared(running, tenant);

@@ -8,7 +8,10 @@ function permitsOf(max: number) {
   const permits = createPermits(max);
   const order: string[] = [];
   const ask = (tenant?: string) =>
-    void permits.take(performance.now() + SOON, tenant).then(() => order.push(tenant ?? "own"));
+    void permits.take(performance.now() + SOON, tenant).then(
+      () => order.push(tenant ?? "own"),
+      () => {},
+    );
   const settled = async () => {
     for (let step = 0; step < 20; step++) await null;
     return order.splice(0);

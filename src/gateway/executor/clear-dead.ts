@@ -1,5 +1,5 @@
 // The running calls of replicas that are gone.
-import { and, eq, ne, notInArray } from "drizzle-orm";
+import { and, eq, ne, notInArray, sql } from "drizzle-orm";
 import type { Clock } from "../../core/clock.ts";
 import type { Store } from "../../storage/store.ts";
 import { abandon, type InvocationKey } from "../invocations/service.ts";
@@ -12,6 +12,7 @@ const ORPHANS_AT_ONCE = 200;
  * again. Only the database's clock decides which replicas are gone.
  *
  * @param mayJudge whether all live replicas have had time to renew, by the database's time in the same write
+ * @param gone the one that is known to be gone, whatever its lease says; null for all whose lease has run out
  * @returns the calls that ended
  */
 export async function endOrphans(
@@ -19,6 +20,7 @@ export async function endOrphans(
   clock: Clock,
   replica: string,
   mayJudge: (databaseNow: number) => boolean = () => true,
+  gone: string | null = null,
 ): Promise<InvocationKey[]> {
   const ended: InvocationKey[] = [];
   for (;;) {
@@ -30,7 +32,13 @@ export async function endOrphans(
       const orphans = await tx.db
         .select({ tenant: t.tenant, id: t.id })
         .from(t)
-        .where(and(eq(t.status, "running"), ne(t.owner, replica), notInArray(t.owner, alive)))
+        .where(
+          and(
+            sql`${t.status} = 'running'`,
+            ne(t.owner, replica),
+            gone === null ? notInArray(t.owner, alive) : eq(t.owner, gone),
+          ),
+        )
         .limit(ORPHANS_AT_ONCE);
       for (const key of orphans) await abandon(tx, key, "internal", clock.now());
       return orphans;

@@ -72,7 +72,8 @@ export function createDispatch(options: DispatchOptions, claiming: Claiming, isD
         claim_seen_at,
         body: sent,
       });
-    if (running.stopped || !(await claiming.stillHolds(running))) return ended();
+    // The second look is for a cancel that came during the check.
+    if (running.stopped || !(await claiming.stillHolds(running)) || running.stopped) return ended();
     const outcome = await sendOnce(body, running.believedAt.wall);
     if (!outcome.is_stale) return outcome;
     // Check the claim once more, and then trust it even if the clocks of the threads differ. The body is read again,

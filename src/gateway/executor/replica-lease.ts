@@ -18,6 +18,8 @@ export interface ReplicaLeaseOptions {
   readonly log: Log;
   /** This replica's ID, new with each start. */
   readonly replica: string;
+  /** The replica that is certainly gone, since this process holds what was its data directory; null when none is known. */
+  readonly previous?: string | null;
   /** Where other replicas may be: what of that this one may run. */
   readonly agentPlaces: Pick<AgentPlaces, "limitOf" | "start" | "renewed" | "stop"> | null;
   readonly refusals: {
@@ -26,7 +28,8 @@ export interface ReplicaLeaseOptions {
   };
 }
 
-export function createReplicaLease({ store, clock, log, replica, agentPlaces, refusals }: ReplicaLeaseOptions) {
+export function createReplicaLease(options: ReplicaLeaseOptions) {
+  const { store, clock, log, replica, previous = null, agentPlaces, refusals } = options;
   /** On SQLite this process is the only one; on Postgres there may be other replicas. */
   const isShared = store.dialect === "postgres";
   const trust = createLeaseTrust(LEASE_MS);
@@ -38,6 +41,13 @@ export function createReplicaLease({ store, clock, log, replica, agentPlaces, re
     const { now, agent_base } = await store.writeFirst((tx) => renewLease(tx, replica));
     trust.renewed(now);
     agentPlaces?.renewed(askedAt, agent_base !== null);
+  }
+
+  /** The process before this one on its data directory is gone, so nobody waits for its lease to run out. */
+  async function bury(gone: string): Promise<void> {
+    const ended = await endOrphans(store, clock, replica, undefined, gone);
+    await store.write((tx) => dropLeases(tx, gone));
+    if (ended.length > 0) log.warn("orphaned_calls_ended", { calls: ended.length });
   }
 
   /** Ends the calls of replicas that are gone, and takes up those that are pending. */
@@ -54,6 +64,7 @@ export function createReplicaLease({ store, clock, log, replica, agentPlaces, re
     /** Begins it, and ends the calls that a dead process of a database that is not shared left running. */
     async recover(): Promise<void> {
       if (isShared) {
+        if (previous !== null) await bury(previous);
         await renew();
         await agentPlaces?.start();
         const warn = (error: unknown) => log.warn("lease_not_renewed", { error });

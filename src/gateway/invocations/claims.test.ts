@@ -56,4 +56,32 @@ for (const [name, place] of Object.entries(places)) {
       where.remove();
     }
   }, 30_000);
+
+  test(`on ${name} a call that ends while the calls that run are compared is not taken for one that nobody works on`, async () => {
+    const where = await place();
+    const store = await where.open();
+    const claims = createClaims();
+    const call = accepted(clock.now(), { mode: "streaming" });
+    const key = { tenant: "acme", id: call.row.id };
+    const token = claims.begin();
+    try {
+      await store.write(async (tx) => {
+        await accept(tx, call);
+        await claim(tx, { key, owner: "rep_1", token, now: clock.now(), inHand: null });
+      });
+      const told: string[] = [];
+      const log = { ...silentLog, warn: (event: string) => void told.push(event) };
+      // The row has been read when its fate is asked for.
+      const fateOf = (asked: string) => {
+        claims.over(token);
+        return claims.fateOf(asked);
+      };
+      const released = () => void told.push("released");
+      await compareOnce({ store, clock, log, replica: "rep_1", claims: { ...claims, fateOf }, stop() {}, released });
+      expect(told).toEqual([]);
+    } finally {
+      await store.close();
+      where.remove();
+    }
+  }, 30_000);
 }

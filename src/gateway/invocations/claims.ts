@@ -3,7 +3,7 @@
 // ended elsewhere is broken off here within two seconds, and a call that nothing here works on does not stay running
 // for ever.
 
-import { and, eq, isNotNull } from "drizzle-orm";
+import { and, eq, isNotNull, sql } from "drizzle-orm";
 import { every } from "../../concurrency/every.ts";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
@@ -18,7 +18,16 @@ export function createClaims() {
   /** By token, the call that has been taken with it; null until then. */
   const begun = new Map<string, string | null>();
   const unrecorded = new Set<string>();
+  /** Claims that were over since the rows that are being judged were read; null while none are. */
+  let overSince: Set<string> | null = null;
   return {
+    /** Runs a comparison: a call that ends during it still counts as worked on, since its row was read before. */
+    async during(work: () => Promise<void>): Promise<void> {
+      overSince = new Set();
+      await work().finally(() => {
+        overSince = null;
+      });
+    },
     begin() {
       const token = crypto.randomUUID();
       begun.set(token, null);
@@ -29,13 +38,14 @@ export function createClaims() {
     },
     over(token: string, isUnrecorded = false) {
       begun.delete(token);
+      overSince?.add(token);
       if (isUnrecorded) unrecorded.add(token);
     },
     /** The calls that this process has taken and not ended. */
     taken: () => [...begun.values()].filter((id) => id !== null),
     /** What to do with a running call that has this claim. Null while it is being worked on here. */
     fateOf(token: string) {
-      if (begun.has(token)) return null;
+      if (begun.has(token) || overSince?.has(token)) return null;
       return unrecorded.has(token) ? "abandon" : "release";
     },
   };
@@ -47,7 +57,7 @@ export interface CompareOptions {
   readonly log: Log;
   /** This replica's ID. */
   readonly replica: string;
-  readonly claims: Pick<ReturnType<typeof createClaims>, "taken" | "fateOf">;
+  readonly claims: Pick<ReturnType<typeof createClaims>, "taken" | "fateOf" | "during">;
   /** Breaks off a call that was ended elsewhere. */
   stop(id: string): void;
   /** Called with an agent whose call can be made again. */
@@ -61,7 +71,9 @@ export function compareClaims(options: CompareOptions): () => void {
   return every(pause, () => compareOnce(options).catch((error) => log.warn("running_calls_not_compared", { error })));
 }
 
-export async function compareOnce(options: CompareOptions): Promise<void> {
+export const compareOnce = (options: CompareOptions): Promise<void> => options.claims.during(() => compare(options));
+
+async function compare(options: CompareOptions): Promise<void> {
   const { store, replica, claims, stop } = options;
   // List the claims before the rows are read: each of them was already running in the database.
   const taken = claims.taken();
@@ -69,7 +81,8 @@ export async function compareOnce(options: CompareOptions): Promise<void> {
   const rows = await store.read.db
     .select({ tenant: t.tenant, id: t.id, agent_id: t.agent_id, claim: t.claim })
     .from(t)
-    .where(and(eq(t.status, "running"), eq(t.owner, replica), isNotNull(t.claim)));
+    // The status in the text of the query, as in the partial index: a plan for any status could not use that.
+    .where(and(sql`${t.status} = 'running'`, eq(t.owner, replica), isNotNull(t.claim)));
   const running = new Set(rows.map(({ id }) => id));
   for (const id of taken) if (!running.has(id)) stop(id);
   for (const row of rows) await endLost(options, row);

@@ -144,13 +144,16 @@ interface StoredRequest {
 }
 
 /** The settle request was written by x402/codec.ts, so its form is known. */
-function authorizationOf({ settle_request }: Pick<OpenPayment, "settle_request">): Authorization {
-  const { authorization } = (JSON.parse(settle_request) as StoredRequest).paymentPayload.payload;
+const storedAuthorization = ({ settle_request }: OpenPayment) =>
+  (JSON.parse(settle_request) as StoredRequest).paymentPayload.payload.authorization;
+
+function authorizationOf(open: OpenPayment): Authorization {
+  const authorization = storedAuthorization(open);
   const { value, validAfter, validBefore } = authorization;
   return { ...authorization, value: BigInt(value), validAfter: BigInt(validAfter), validBefore: BigInt(validBefore) };
 }
 
-const expectedOf = (open: OpenPayment) => ({ payer: open.payer, amount: authorizationOf(open).value });
+const expectedOf = (open: OpenPayment) => ({ payer: open.payer, amount: BigInt(storedAuthorization(open).value) });
 
 /** The outcome may be this attempt's own, if the answer of its commit was lost. Reporting it twice does no harm. */
 async function outcomeBefore({ db, tables: { invocations: t } }: Tx, key: InvocationKey) {

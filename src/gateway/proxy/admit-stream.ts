@@ -45,7 +45,8 @@ const RETRY_AFTER_SECONDS = 5;
 export async function admitStream(options: AdmitStreamOptions, call: StreamCall) {
   const checked = await checkCall(options, call, STREAMING);
   const { agent, form, body, paymentState } = checked;
-  if (paymentState.kind === "earlier") return { opened: await resume(options, call, checked, paymentState.id), body };
+  if (paymentState.kind === "earlier")
+    return { opened: await resume(options, call, checked, paymentState.id, null), body };
   const place = await options.limits.take(call.caller.tenant, agent.id, form.calls.length > 0, call.signal);
   try {
     return { opened: await open(options, call, checked, place), body };
@@ -79,7 +80,7 @@ async function open(
   call.note("invocation_id", id);
   if (settlement_status === "pending") {
     const { isNew, payment, ...stored } = await record(options, checked, { accepted, claim: null });
-    if (payment === null || !isNew) return resume(options, call, checked, stored.id);
+    if (payment === null || !isNew) return resume(options, call, checked, stored.id, place);
     const paid = await withId(id, payments.settle(payment));
     return take(options, call, checked, { key, paid, place });
   }
@@ -89,7 +90,7 @@ async function open(
     const parts = { ...held, key, place, isOwed: false };
     return isNew ? openedOf(parts, checked, accepted.call, {}) : stored.id;
   });
-  return typeof opened === "string" ? resume(options, call, checked, opened) : opened;
+  return typeof opened === "string" ? resume(options, call, checked, opened, place) : opened;
 }
 
 interface ClaimAttempt extends Pick<OpenedCall, "token" | "claimedAt"> {}
@@ -122,6 +123,7 @@ async function resume(
   call: StreamCall,
   checked: CheckedCall<StreamForm>,
   id: string,
+  place: StreamPermit | null,
 ): Promise<OpenedCall> {
   const { store, payments } = options;
   const key = { tenant: call.caller.tenant, id };
@@ -129,14 +131,14 @@ async function resume(
   const { mode } = await findInvocation(store.read, key.tenant, id);
   if (mode !== "streaming") throw otherPath(id);
   const paid = await withId(id, payments.recall(key.tenant, id));
-  return take(options, call, checked, { key, paid, place: null });
+  return take(options, call, checked, { key, paid, place });
 }
 
 interface WaitingCall {
   readonly key: InvocationKey;
   /** Response headers about its payment so far. */
   readonly paid: PaidHeaders;
-  /** Null for a call that was accepted before. */
+  /** Null where the request holds none yet. */
   readonly place: StreamPermit | null;
 }
 

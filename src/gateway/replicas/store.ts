@@ -113,7 +113,7 @@ async function goneIn(tx: Tx, replica: string): Promise<string[]> {
   const owners = await tx.db
     .selectDistinct({ owner: t.owner })
     .from(t)
-    .where(and(eq(t.status, "running"), inArray(t.owner, ids)));
+    .where(and(sql`${t.status} = 'running'`, inArray(t.owner, ids)));
   const busy = new Set(owners.map(({ owner }) => owner));
   return ids.filter((id) => !busy.has(id));
 }

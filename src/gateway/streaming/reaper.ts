@@ -99,7 +99,7 @@ function waitingCalls({ read }: Store): Promise<UnclaimedCall[]> {
       .select({ tenant: t.tenant, id: t.id, updated_at: t.updated_at })
       .from(t)
       // Same condition as the partial index on these calls.
-      .where(and(eq(t.status, "pending"), sql`${t.mode} = 'streaming'`, paidFor(t)))
+      .where(and(sql`${t.status} = 'pending'`, sql`${t.mode} = 'streaming'`, paidFor(t)))
       .orderBy(asc(t.updated_at))
       .limit(CALLS_AT_ONCE)
       .execute()

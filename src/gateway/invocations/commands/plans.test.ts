@@ -1,11 +1,18 @@
 // How Postgres finds the rows of commands. The plan that a connection makes of a statement stays, so it must be right
 // from the first call on, before anything has been measured, and however many calls there are later.
 import { expect, test } from "bun:test";
+import { columns } from "../../../../db/columns.ts";
+import { defineSchema } from "../../../../db/schema.ts";
 import { accepted, SUCCESS } from "../../../../test/support/stores/invocations.ts";
 import { missingPostgres, startPostgres } from "../../../../test/support/stores/postgres.ts";
-import { postgresPlace } from "../../../../test/support/stores/stores.ts";
+import { clock, postgresPlace } from "../../../../test/support/stores/stores.ts";
+import { silentLog } from "../../../core/log.ts";
 import type { Command } from "../../../storage/commands.ts";
 import { BEGIN_COMMANDS, BEGIN_LOOK_UP, postgresClient } from "../../../storage/pool.ts";
+import { postgresQueries } from "../../../storage/postgres-queries.ts";
+import type { Store } from "../../../storage/store.ts";
+import { createReaper } from "../../streaming/reaper.ts";
+import { compareOnce, createClaims } from "../claims.ts";
 import { accept } from "../service.ts";
 import { acceptCommand, acceptInPartsCommand, acceptPlainCommand } from "./accept.ts";
 import { claimCommand } from "./claim.ts";
@@ -238,4 +245,40 @@ for (const version of [18, 15] as const) {
     },
     120_000,
   );
+
+  test.skipIf(missing !== null)(
+    `what replicas look for all the time is read along its own index beside ${OPEN} queued calls, on Postgres ${version}${why}`,
+    async () => {
+      const place = await postgresPlace(await (await startPostgres(version)).freshDatabase());
+      await (await place.open()).close();
+      await using client = postgresClient(place.url);
+      await client.unsafe(MANY[0] ?? "");
+      await client.unsafe("analyze open_invocations");
+      await client.unsafe("set plan_cache_mode = force_generic_plan");
+      for (const [text, values] of await lookedFor()) {
+        await client.unsafe(`prepare asked as ${text}`);
+        const [row] = await client
+          .unsafe(`explain (analyze, format json) execute asked (${values.map(literal)})`.replace(" ()", ""))
+          .values();
+        await client.unsafe("deallocate asked");
+        expect(mostRows(row[0][0].Plan)).toBe(0);
+      }
+    },
+    60_000,
+  );
+}
+
+/** The statements, as the product writes them. */
+async function lookedFor(): Promise<[string, unknown[]][]> {
+  const asked: [string, unknown[]][] = [];
+  const db = postgresQueries(async (text, values) => {
+    asked.push([text, values]);
+    return [];
+  });
+  const read = { db, tables: defineSchema(columns.postgres) };
+  const store = { read } as unknown as Store;
+  const unused = { clock, log: silentLog, stop() {}, released() {} };
+  await compareOnce({ ...unused, store, replica: "rep_1", claims: createClaims() });
+  await createReaper({ ...unused, store })();
+  return asked;
 }
