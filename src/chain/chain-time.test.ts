@@ -21,11 +21,16 @@ function standIn() {
   const turns = { clock: NOON, newest: NOON, next: null as number | null, asked: 0 };
   const time = createChainTime({
     chain: {
-      sighting: async () => ({ block: { ...block, timestamp: turns.newest / 1000 }, at: performance.now() }),
+      sighting: async () => ({
+        block: { ...block, timestamp: turns.newest / 1000 },
+        at: performance.now(),
+        isFirst: false,
+      }),
       async nextTimestamp() {
         turns.asked++;
         return turns.next === null ? null : turns.next / 1000;
       },
+      isSure: () => true,
     },
     clock: { now: () => turns.clock },
     log: { ...silentLog, warn: (event, fields) => void said.push([event, fields]) },
@@ -74,12 +79,11 @@ describe("the time of a real chain", () => {
     anvil = await startChain();
   });
   afterAll(() => anvil.stop());
-  const timeBy = (url: string, aheadMs: number) =>
-    createChainTime({
-      chain: createChain({ urls: [url], outbound, log: silentLog, timeoutMs: 2000 }),
-      clock: { now: () => Date.now() + aheadMs },
-      log: silentLog,
-    });
+  const timeBy = (url: string, aheadMs: number) => {
+    const clock = { now: () => Date.now() + aheadMs };
+    const chain = createChain({ urls: [url], outbound, log: silentLog, clock, timeoutMs: 2000 });
+    return createChainTime({ chain, clock, log: silentLog });
+  };
 
   test("is right whatever our clock says, also long after the newest block", async () => {
     const realMs = Date.now();
@@ -101,13 +105,15 @@ describe("the time of a real chain", () => {
     expect((await chain.sighting(0)).at).toBeGreaterThan(first.at);
   });
 
-  test("is asked of no other node when one knows no next block, and is unknown without any node", async () => {
+  test("is asked of no other node when one knows no next block, and is unknown without any node and with an old block until the next", async () => {
     const relay = await startRpcRelay(anvil.url);
     relay.on("eth_getBlockByNumber", {
       kind: "choose",
       choose: ([block]) => (block === "pending" ? { kind: "result", result: null } : { kind: "pass" }),
     });
     const time = timeBy(relay.url, 5 * HOUR_MS);
+    await expect(time()).rejects.toMatchObject({ kind: "unavailable", message: "no fresh block" });
+    await anvil.mine();
     expect((await time()).latest - Date.now()).toBeLessThan(3 * HOUR_MS);
     expect((await time()).latest - Date.now()).toBeLessThan(3 * HOUR_MS);
     await relay.refuse();

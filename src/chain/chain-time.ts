@@ -1,8 +1,10 @@
 // The time of day by the chain, which the token goes by: a payment is over, or not yet valid, when the chain's time says
 // so, and not because a clock of ours is wrong.
 import type { Clock } from "../core/clock.ts";
+import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import type { Chain } from "./chain.ts";
+import type { NewestBlock } from "./newest-block.ts";
 
 /** How old the newest known block may be. Its time is carried on by our own clock, so it need not be asked often. */
 const FRESH_MS = 10_000;
@@ -28,12 +30,12 @@ interface Reading {
 }
 
 export interface ChainTimeOptions {
-  readonly chain: Pick<Chain, "sighting" | "nextTimestamp">;
+  readonly chain: Pick<Chain, "sighting" | "nextTimestamp" | "isSure">;
   readonly clock: Clock;
   readonly log: Log;
 }
 
-/** It throws Fault `unavailable` when no node answers. */
+/** It throws Fault `unavailable` when no node answers, and when those that do may stand still. */
 export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => Promise<TimeSpan> {
   let next: Promise<Reading | null> = Promise.resolve(null);
   let askedAt = Number.NEGATIVE_INFINITY;
@@ -64,13 +66,19 @@ export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => 
     if (!isFar && wasFar) log.info("clock_agrees_with_chain");
   }
 
-  return async () => {
-    const { block, at } = await chain.sighting(FRESH_MS);
+  async function timeAt({ block, at }: NewestBlock): Promise<number> {
     let time = timeOf({ timestamp: block.timestamp, at });
     if (Math.abs(clock.now() - time) > NEAR_MS) {
       const reading = await askNext();
       if (reading !== null) time = Math.max(time, timeOf(reading));
     }
+    return time;
+  }
+
+  return async () => {
+    let time = await timeAt(await chain.sighting(FRESH_MS));
+    if (!chain.isSure(time)) time = await timeAt(await chain.sighting(0));
+    if (!chain.isSure(time)) throw new Fault("unavailable", "no fresh block", { retryAfterSeconds: 2 });
     const difference = clock.now() - time;
     tell(difference);
     const own = Math.abs(difference) <= NEAR_MS ? clock.now() : time;

@@ -56,6 +56,8 @@ export interface Chain {
   sighting(ageMs: number): Promise<NewestBlock>;
   /** False where the newest block stands still and is old: then no node tells what the chain is now. */
   isFresh(): boolean;
+  /** False where this may be no time of now (milliseconds): an old one, of nodes that are not seen to have new blocks. */
+  isSure(time: number): boolean;
   /** The time that the next block would have, in unix seconds; null when no node tells. */
   nextTimestamp(): Promise<number | null>;
   /** The hash of the block at this height; null when the node has none there. */
@@ -100,7 +102,7 @@ interface Transfer {
 
 export function createChain({ clock = systemClock, ...options }: RpcOptions & { readonly clock?: Clock }): Chain {
   const rpc = createRpc(options);
-  const { newest: sighting, highest, isFresh } = createNewestBlock(rpc, clock);
+  const { newest: sighting, highest, ...freshness } = createNewestBlock(rpc, clock);
   const newest = async (ageMs?: number) => (await sighting(ageMs)).block;
   let knownTip = { value: USUAL_TIP, at: Number.NEGATIVE_INFINITY };
 
@@ -149,7 +151,7 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
     check: rpc.check,
     newest,
     sighting,
-    isFresh,
+    ...freshness,
     async simulate(authorization, signature, from) {
       const transaction = { authorization, signature, from };
       let simulation = await estimate(transaction, "latest");
@@ -224,9 +226,10 @@ async function feeBelow(rpc: Rpc, bytes: number): Promise<bigint> {
 async function isSignedByContract(rpc: Rpc, authorization: Authorization, signature: Hex): Promise<boolean> {
   const data = token.signatureData(authorization, signature);
   const call = { to: authorization.from, data, gas: wire.hex(token.GAS_MAX) };
-  const question = { method: "eth_call", params: [call, "latest"], read: wire.data };
+  const isDoubtful = (answer: Hex | RpcError) => answer instanceof RpcError || !token.saysValid(answer);
+  const question = { method: "eth_call", params: [call, "latest"], read: wire.data, isAnswer: token.isRefusal };
   try {
-    return token.saysValid(await rpc.ask({ ...question, isAnswer: token.isRefusal }));
+    return token.saysValid(await rpc.ask({ ...question, isDoubtful }));
   } catch (error) {
     if (error instanceof RpcError) return false;
     throw error;

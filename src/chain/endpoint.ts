@@ -57,8 +57,8 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs, 
   let failures = 0;
   let testAt = 0;
   let testing: Promise<boolean> | null = null;
-  /** The time that its newest block must have before it is used, in unix seconds. */
-  let leastTime = () => 0;
+  /** The time that its newest block must have before it is used, in unix seconds; null: none was amiss. */
+  let leastTime: (() => number) | null = null;
   /** Whether a block's hash may stand where its number does (EIP-1898). */
   let takesHashes = true;
 
@@ -66,12 +66,10 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs, 
     // Questions that were under way together fail together, which counts as one failure.
     if (state !== "down") failures++;
     testAt = performance.now() + Math.min(COOL_DOWN_MS * 2 ** (failures - 1), COOL_DOWN_MS_MAX);
-    log[state === "down" ? "debug" : "warn"]("rpc_endpoint_failed", {
-      endpoint: index,
-      method,
-      error: messageOf(error),
-    });
+    const level = state === "down" ? "debug" : "warn";
+    log[level]("rpc_endpoint_failed", { endpoint: index, method, error: messageOf(error) });
     state = "down";
+    if (method === NEWEST.method) leastTime ??= () => 0;
   }
 
   async function request<T>({ method, params, read, isAnswer }: Question<T>): Promise<T> {
@@ -113,9 +111,9 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs, 
     try {
       const chainId = await request({ method: "eth_chainId", params: [], read: quantity });
       if (chainId === BigInt(CHAIN_ID)) {
-        if (leastTime() > 0 && (await request(NEWEST)).timestamp < leastTime())
-          throw new StaleNode("behind the others");
-        leastTime = () => 0;
+        const isBehind = leastTime !== null && (await request(NEWEST)).timestamp < leastTime();
+        if (isBehind) throw new StaleNode("behind the others");
+        leastTime = null;
         if (state === "down") log.info("rpc_endpoint_recovered", { endpoint: index });
         state = "good";
         return true;
@@ -136,7 +134,7 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs, 
     /** It lies behind the others: as if it were down, until its newest block is as new as this. */
     putAside(least: () => number): void {
       leastTime = least;
-      setDown("eth_getBlockByNumber", new StaleNode("behind the others"));
+      setDown(NEWEST.method, new StaleNode("behind the others"));
     },
     /** Whether it answers and is of our chain. Those who ask at the same time share one test. */
     test(): Promise<boolean> {

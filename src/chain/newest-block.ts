@@ -22,6 +22,8 @@ export interface NewestBlock {
   readonly block: wire.Block;
   /** By performance.now. */
   readonly at: number;
+  /** Nobody knows yet whether it stands still. */
+  readonly isFirst: boolean;
 }
 
 /** The newest block of all answers so far. Those who ask at the same time share one question. */
@@ -36,8 +38,8 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
   const isStill = ({ at }: NewestBlock) => performance.now() - at >= STILL_MS;
   const isOld = ({ block }: NewestBlock) => clock.now() - block.timestamp * 1000 >= OLD_MS;
 
-  function see(block: wire.Block): NewestBlock {
-    if (seen?.block.hash !== block.hash) seen = { block, at: performance.now() };
+  function see(block: wire.Block, isFirst = seen === null): NewestBlock {
+    if (seen?.block.hash !== block.hash) seen = { block, at: performance.now(), isFirst };
     return seen;
   }
 
@@ -45,13 +47,15 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
   async function compare(known: NewestBlock): Promise<NewestBlock> {
     const heads = (await rpc.heads()).filter(({ block }) => !isFarAhead(block, known.block));
     comparedAt = performance.now();
-    const highest = heads.reduce((high, { block }) => (block.number > high.number ? block : high), known.block);
+    // Others may have seen a newer one meanwhile.
+    const start = seen !== null && seen.block.number > known.block.number ? seen.block : known.block;
+    const highest = heads.reduce((high, { block }) => (block.number > high.number ? block : high), start);
     for (const { endpoint, block } of heads) {
       const isBehind = isStill(known) ? block.number <= known.block.number : false;
       if (block.number === highest.number || !(isBehind || isOlder(block, highest))) continue;
       endpoint.putAside(() => (seen?.block.timestamp ?? 0) - STILL_MS / 1000);
     }
-    return see(highest);
+    return see(highest, known.isFirst);
   }
 
   async function question(): Promise<NewestBlock> {
@@ -71,7 +75,8 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
       doubtedAt ??= performance.now();
     }
     const isDue = performance.now() - comparedAt >= COMPARED_EVERY_MS;
-    if (isDue && (isFirst || isStill(known) || isOld(known))) known = await compare(known);
+    const isSuspect = isDue && (isFirst || isStill(known) || isOld(known));
+    if (rpc.wasContradicted() || isSuspect) known = await compare(known);
     askedAt = performance.now();
     return known;
   }
@@ -89,6 +94,8 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
     highest: async () => compare(seen ?? (await question())),
     /** Whether blocks still come, as far as the nodes tell: a chain that makes some has a new one, or one of this time. */
     isFresh: () => seen !== null && !(isStill(seen) && isOld(seen)),
+    /** Whether that is sure when the nodes tell this time (milliseconds): a first block alone does not show that others come. */
+    isSure: (time: number) => seen !== null && (clock.now() - time < OLD_MS || !(seen.isFirst || isStill(seen))),
   };
 }
 

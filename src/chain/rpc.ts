@@ -54,6 +54,8 @@ export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS
     createEndpoint({ index, url, outbound, log, onError: () => onError?.(index), timeoutMs, tracer }),
   );
 
+  let isContradicted = false;
+
   /** The endpoints that work. The others are tested in the background. */
   function good(): Endpoint[] {
     const working = endpoints.filter((each) => each.state() === "good");
@@ -69,7 +71,9 @@ export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS
     async ask<T>(question: Question<T>): Promise<T> {
       const progress: Progress<T> = { behind: null, last: undefined, doubted: null };
       const working = good();
-      const first = (await askInTurn(working, question, progress)) ?? progress.doubted;
+      const certain = await askInTurn(working, question, progress);
+      if (certain !== null && progress.doubted !== null) isContradicted = true;
+      const first = certain ?? progress.doubted;
       if (first !== null) return first.give();
       // If one answers, even with an error about itself, there is no reason to wait for those that are down.
       const isAnswered = progress.last instanceof RpcError || progress.behind !== null;
@@ -77,6 +81,12 @@ export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS
       const second = (await askInTurn(others, question, progress)) ?? progress.doubted;
       if (second !== null) return second.give();
       throw progress.behind ?? unreachable(progress.last);
+    },
+    /** Whether an endpoint knew less than another, since this was asked last. */
+    wasContradicted(): boolean {
+      const was = isContradicted;
+      isContradicted = false;
+      return was;
     },
     /** The newest blocks of all endpoints that work. */
     async heads(): Promise<Head[]> {

@@ -48,6 +48,23 @@ describe.each(["sqlite", "postgres"] as const)("interrupted settling on %s, with
     expect(await service.settle(account(), asked)).toMatchObject({ success: true, transaction: hash });
   });
 
+  test("claims left behind while no node answers are tried with growing pauses, and one line tells of all", async () => {
+    const service = settling(store);
+    const { simulate } = service.turns;
+    for (let claims = 0; claims < 3; claims++) await claimed(await request());
+    const looks: number[] = [];
+    service.turns.simulate = async (...args) => {
+      looks.push(performance.now());
+      return looks.length <= 9 ? away() : simulate(...args);
+    };
+    await service.recover();
+    expect(service.sends).toHaveLength(3);
+    const [first = 0, second = 0, third = 0, fourth = 0] = looks.filter((_, index) => index % 3 === 0);
+    expect([second - first >= 240, third - second >= 480, fourth - third >= 960]).toEqual([true, true, true]);
+    const said = service.logged.filter(({ level }) => level === "warn");
+    expect(said).toEqual([{ level: "warn", event: "claims_not_resumed", fields: { left: 3 } }]);
+  });
+
   test("an unready wallet or an absent node answers 503 for now, and nothing is kept as final", async () => {
     const service = settling(store);
     const asked = await request();

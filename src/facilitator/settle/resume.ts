@@ -7,6 +7,7 @@
 import type { Receipt } from "../../chain/rpc-types.ts";
 import { endsWithin } from "../../concurrency/deadline.ts";
 import { mapLimit } from "../../concurrency/map-limit.ts";
+import type { Log, LogFields } from "../../core/log.ts";
 import { silentMeters } from "../../core/meters.ts";
 import { claimedWithoutTransaction } from "../payments/open-payments.ts";
 import {
@@ -44,33 +45,9 @@ interface ResumeOptions extends SettleOptions {
 export function createResume(options: ResumeOptions) {
   const { store, clock, log, wallet, atWork } = options;
   const resumeOne = createResumeOne(options);
-  const stopping = Promise.withResolvers<void>();
   /** By payment. */
   const underWay = new Set<string>();
-  let stopped = false;
-  let wanted = false;
-  let running: Promise<void> | null = null;
-
-  function start(delayMs: number): Promise<void> {
-    wanted = true;
-    running ??= endsWithin(delayMs, stopping.promise).then(untilNoneIsLeft);
-    return running;
-  }
-
-  async function untilNoneIsLeft(): Promise<void> {
-    while (wanted && !stopped) {
-      wanted = false;
-      try {
-        if ((await resumeAll()) > 0) wanted = true;
-      } catch (error) {
-        log.warn("claims_not_resumed", { error });
-        wanted = true;
-      }
-      if (wanted) await endsWithin(TRY_AGAIN_MS, stopping.promise);
-    }
-    // With the last look at `wanted`, so that whoever wants another run now starts one.
-    running = null;
-  }
+  const rounds = createRounds(log, resumeAll);
 
   const isLeftBehind = ({ created_at }: FacilitatorPayment) => Math.abs(clock.now() - created_at) >= LEFT_BEHIND_MS;
 
@@ -91,10 +68,10 @@ export function createResume(options: ResumeOptions) {
     }
   }
 
-  /** Returns how many are left for the next time, without those that others are at work on, here or elsewhere. */
-  async function resumeAll(): Promise<number> {
+  /** What is left for the next time is without those that others are at work on, here or elsewhere. */
+  async function resumeAll() {
     const own = (await readClaims()).filter((row) => wallet.worksFor(row.wallet) || isLeftBehind(row));
-    return (await resumeThose(own, () => null)).left;
+    return resumeThose(own, () => null);
   }
 
   /** @param gasOf as it was simulated a moment ago; null when it has to be simulated again */
@@ -104,7 +81,7 @@ export function createResume(options: ResumeOptions) {
       // Another run may have begun with it meanwhile.
       if (underWay.has(paymentName(row))) return;
       underWay.add(paymentName(row));
-      const isDone = !stopped && (await resumeOne(row, gasOf(row)));
+      const isDone = !rounds.isStopped() && (await resumeOne(row, gasOf(row)));
       underWay.delete(paymentName(row));
       counts[isDone ? "done" : "left"] += 1;
     }
@@ -115,14 +92,14 @@ export function createResume(options: ResumeOptions) {
 
   return {
     /** Resolves when no claim without a transaction is left. Never rejects. */
-    run: (): Promise<void> => start(0),
+    run: (): Promise<void> => rounds.start(0),
     /** The same, if some process seems to have left any behind. Never rejects. */
     async takeUp(): Promise<void> {
-      if (await isAnyLeftBehind()) await start(0);
+      if (await isAnyLeftBehind()) await rounds.start(0);
     },
     /** Sends what others have claimed for wallets of this process. Whether there was any. Never rejects. */
     async takeClaimed(): Promise<boolean> {
-      if (stopped || wallet.isAlone()) return false;
+      if (rounds.isStopped() || wallet.isAlone()) return false;
       try {
         const own = (await readClaims()).filter((row) => wallet.worksFor(row.wallet));
         return (await resumeThose(own, (row) => (isLeftBehind(row) ? null : simulatedGas(row)))).done > 0;
@@ -132,11 +109,71 @@ export function createResume(options: ResumeOptions) {
       }
     },
     /** For a claim that may have been left behind just now: a commit whose answer was lost may still be under way. */
-    soon: (): void => void start(TRY_AGAIN_MS),
+    soon: (): void => void rounds.start(TRY_AGAIN_MS),
     /** What is being resumed ends by itself, when the wallet stops. */
+    stop: rounds.stop,
+  };
+}
+
+/** One round after the other until none is left, with growing pauses while nothing can be done. */
+function createRounds(log: Log, round: () => Promise<{ readonly done: number; readonly left: number }>) {
+  let stopped = false;
+  let wanted = false;
+  let running: Promise<void> | null = null;
+  let wake = () => {};
+  let saidAt = Number.NEGATIVE_INFINITY;
+
+  function start(delayMs: number): Promise<void> {
+    wanted = true;
+    if (delayMs === 0) wake();
+    running ??= pause(delayMs).then(untilNoneIsLeft);
+    return running;
+  }
+
+  function pause(ms: number): Promise<unknown> {
+    const { promise, resolve } = Promise.withResolvers<void>();
+    wake = resolve;
+    return endsWithin(ms, promise);
+  }
+
+  /** Now and then only. */
+  function say(fields: LogFields): void {
+    wanted = true;
+    if (performance.now() - saidAt < 60_000) return;
+    saidAt = performance.now();
+    log.warn("claims_not_resumed", fields);
+  }
+
+  /** Returns how many are done. */
+  async function attempt(): Promise<number> {
+    try {
+      const { done, left } = await round();
+      if (left > 0) say({ left });
+      return done;
+    } catch (error) {
+      say({ error });
+      return 0;
+    }
+  }
+
+  async function untilNoneIsLeft(): Promise<void> {
+    let pauseMs = TRY_AGAIN_MS;
+    while (wanted && !stopped) {
+      wanted = false;
+      if ((await attempt()) > 0) pauseMs = TRY_AGAIN_MS;
+      if (wanted && !stopped) await pause(pauseMs);
+      pauseMs = Math.min(2 * pauseMs, 8_000);
+    }
+    // With the last look at `wanted`, so that whoever wants another run now starts one.
+    running = null;
+  }
+
+  return {
+    start,
+    isStopped: (): boolean => stopped,
     stop(): void {
       stopped = true;
-      stopping.resolve();
+      wake();
     },
   };
 }
@@ -165,7 +202,7 @@ function createResumeOne(options: ResumeOptions) {
       log.info("claim_resumed", { account, payer, nonce });
       return true;
     } catch (error) {
-      log.warn("claim_not_resumed", { account, payer, nonce, error });
+      log.debug("claim_not_resumed", { account, payer, nonce, error });
       return false;
     }
   };

@@ -51,10 +51,12 @@ export interface RpcRelay {
    * Faults for one method follow each other in the order in which they were set.
    */
   on(method: string, fault: RpcFault, times?: number): void;
-  /** Forgets the faults of one method, or all, and the delay behind the chain as well. */
+  /** Forgets the faults of one method, or all, and the delay behind the chain as well, or that it stands still. */
   heal(method?: string): void;
   /** Answers as a node would that has not heard of the newest blocks. */
   behind(blocks: number): void;
+  /** Answers as a node would whose newest block is this for ever. */
+  standStill(number: number): void;
   /** How often the method was called. */
   count(method: string): number;
   /** The parameters of every call of the method, oldest first. */
@@ -74,7 +76,7 @@ export async function startRpcRelay(targetUrl: string): Promise<RpcRelay> {
   const arrivals = counter();
   const passages = counter();
   const recorded = new Map<string, (readonly unknown[])[]>();
-  let lag = 0;
+  let newestOf: ((head: number) => number) | null = null;
 
   const nextFault = (method: string): RpcFault => {
     for (const name of [method, "*"]) {
@@ -87,7 +89,7 @@ export async function startRpcRelay(targetUrl: string): Promise<RpcRelay> {
   };
 
   const ask = async (call: RpcCall): Promise<RpcAnswer> => {
-    const answer = await (lag > 0 ? askBehind(targetUrl, call, lag) : askNode(targetUrl, call));
+    const answer = await (newestOf === null ? askNode(targetUrl, call) : askBehind(targetUrl, call, newestOf));
     passages.count(call.method);
     return answer;
   };
@@ -138,11 +140,14 @@ export async function startRpcRelay(targetUrl: string): Promise<RpcRelay> {
     heal(method) {
       if (method === undefined) {
         faults.clear();
-        lag = 0;
+        newestOf = null;
       } else faults.delete(method);
     },
     behind(blocks) {
-      lag = blocks;
+      newestOf = (head) => Math.max(head - blocks, 0);
+    },
+    standStill(number) {
+      newestOf = (head) => Math.min(head, number);
     },
     count: (method) => arrivals.of(method),
     params: (method) => recorded.get(method) ?? [],
@@ -244,10 +249,10 @@ const BLOCK_PARAMETER: Readonly<Record<string, number>> = {
   eth_feeHistory: 1,
 };
 
-/** Asks the node what it would have said so many blocks ago. */
-async function askBehind(url: string, call: RpcCall, lag: number): Promise<RpcAnswer> {
+/** Asks the node what it would have said when this was its newest block. */
+async function askBehind(url: string, call: RpcCall, newestOf: (head: number) => number): Promise<RpcAnswer> {
   const head = await askNode(url, { id: 0, method: "eth_blockNumber" });
-  const newest = Math.max(Number(head.result) - lag, 0);
+  const newest = newestOf(Number(head.result));
   const params = [...(call.params ?? [])];
   const at = BLOCK_PARAMETER[call.method];
   if (at !== undefined) {
