@@ -175,8 +175,9 @@ function plainer(schema: Alternatives): object {
 }
 
 function parameters(place: "path" | "query" | "header", given: OperationDoc["query"] = {}) {
-  return Object.entries(given).map(([name, { schema = Type.String(), ...rest }]) => {
-    return { name, in: place, ...rest, required: place === "path" || rest.required === true, schema };
+  return Object.entries(given).map(([name, { schema = Type.String(), required = place === "path", ...rest }]) => {
+    // The page would send the ID of an example, which nobody has. Without one it asks for an ID.
+    return { name, in: place, ...rest, ...(place === "path" && { example: undefined }), required, schema };
   });
 }
 

@@ -36,7 +36,10 @@ const SETTINGS = {
   persistAuthorization: false,
 };
 
-/** Endpoints of other servers are shown but can't be tried: the page calls only the gateway that it came from. */
+/**
+ * Endpoints of other servers are shown but can't be tried: the page calls only the gateway that it came from. Lines of JSON
+ * are shown as text: by itself the page shows nothing of a type that it does not know.
+ */
 const INITIALIZER = `const isHere = (state, path, method) => {
   const servers = state.getIn(["json", "paths", path, method, "servers"]);
   return servers === undefined || servers.some((server) => server.get("url") === "/");
@@ -46,7 +49,14 @@ const OwnServerOnly = {
     spec: { wrapSelectors: { allowTryItOutFor: () => isHere } },
   },
 };
-SwaggerUIBundle({ ...${JSON.stringify(SETTINGS)}, plugins: [OwnServerOnly] });
+const linesAsText = async (response) => {
+  const { data, headers } = response;
+  if (!(data instanceof Blob) || !headers["content-type"]?.startsWith("application/jsonl")) return response;
+  const text = await data.text();
+  return { ...response, data: text, text, headers: { ...headers, "content-type": "text/plain" } };
+};
+const settings = ${JSON.stringify(SETTINGS)};
+SwaggerUIBundle({ ...settings, plugins: [OwnServerOnly], responseInterceptor: linesAsText });
 `;
 
 function embedded(path: string, type: string): () => Asset {

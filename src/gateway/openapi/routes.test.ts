@@ -146,7 +146,6 @@ describe("the OpenAPI document", () => {
         name: "id",
         in: "path",
         description: "Its ID",
-        example: "thing_1",
         required: true,
         schema: { type: "string" },
       },

@@ -73,8 +73,8 @@ export const evaluate = operation({
   body: {
     schema: PolicyEvaluate,
     examples: {
-      stored: { agent_id: AGENT_ID, mcp_tool: "delete_file", body_bytes: 240, rate_per_min: 12 },
-      document: { agent_id: AGENT_ID, mcp_tool: "delete_file", document: DOCUMENT },
+      stored: { agent_id: "agt_…", mcp_tool: "delete_file", body_bytes: 240, rate_per_min: 12 },
+      document: { agent_id: "agt_…", mcp_tool: "delete_file", document: DOCUMENT },
     },
   },
   responses: [{ status: "ok", description: "The verdict.", schema: PolicyVerdict, example: VERDICT }],
