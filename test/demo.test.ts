@@ -1,9 +1,12 @@
 // The demo, from a start on any machine to its end: what it says happened did happen on its chain and in its
 // gateway, what it prints works as it stands, and whichever way it ends, nothing of it is left.
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createPublicClient, http, type PublicClient, parseAbi } from "viem";
 import { base } from "viem/chains";
+import manifest from "../package.json" with { type: "json" };
 import { TOKEN } from "../src/x402/kind.ts";
 import { tollgateBinary } from "./support/gateway/binary.ts";
 import { type RunningDemo, runDemo } from "./support/gateway/demo.ts";
@@ -96,12 +99,16 @@ describe("the demo with anvil", () => {
     expect(output).not.toContain("PRIVATE KEY-----");
   });
 
-  test("prints commands that are for the shell as they stand, and pay by the official client", async () => {
+  test("prints commands that are for the shell as they stand, and pay by the official client that they install", async () => {
     const commands = output.slice(output.indexOf("\nexport GATEWAY"), output.search(AT_WORK));
     const script = commands.replace(/^ {5}.*$/gm, "");
+    // In the place of npm, so that no registry is needed: the packages are those that the tests have, in the versions asked for.
+    const home = mkdtempSync(join(tmpdir(), "demo-reader-"));
+    const npm = `#!/bin/sh\necho "npm $*"\nln -s '${join(ROOT, "node_modules")}' node_modules\n`;
+    writeFileSync(join(home, "npm"), npm, { mode: 0o755 });
     const shell = Bun.spawn(["sh", "-ec", script], {
-      cwd: ROOT,
-      env: { PATH: process.env["PATH"] },
+      cwd: home,
+      env: { PATH: `${home}:${process.env["PATH"]}` },
       stdin: "ignore",
       stdout: "pipe",
       stderr: "pipe",
@@ -111,6 +118,13 @@ describe("the demo with anvil", () => {
     expect(shown, problems).toMatch(/^HTTP\/1\.1 402 Payment Required\r\n/);
     expect(shown, problems).toContain("status: 'succeeded'");
     expect(shown).toContain(`"bytes":5`);
+    rmSync(home, { recursive: true });
+    const versions: Record<string, string> = { ...manifest.devDependencies, ...manifest.dependencies };
+    const imported = all(script, / from "((?:@\w+\/)?[\w-]+)/g).map((name) => `${name}@${versions[name]}`);
+    const installed = all(shown, /npm install (.+)/g)[0]
+      ?.split(" ")
+      .filter((word) => word.includes("@"));
+    expect([imported.length, installed]).toEqual([3, imported]);
     const [payer = ""] = all(output, /payer +(0x\S+) +with/g);
     expect(await usdcOf(payer)).toBe(9_955_000n);
   });

@@ -2,6 +2,7 @@
 // copy, with which readers pay for a call themselves.
 import type { RunningFacilitator } from "../../facilitator/start.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
+import { quoted } from "../program.ts";
 import { type DemoChain, usdc } from "./chain.ts";
 import { FACTORIZE_PRICE, NOTARY_PRICE } from "./fixtures.ts";
 import payCommand from "./pay.sh" with { type: "text" };
@@ -40,24 +41,26 @@ export async function showSummary(scenario: Scenario, collection: Collection | n
   terminal.line();
   terminal.note("PAYER_KEY below is a throw-away key, made for this run and for this machine. It is worth");
   terminal.note("nothing anywhere else: never send anything to it, and never use it again.");
-  showCommands(terminal, scenario);
+  showCommands(terminal, scenario, dir);
 }
 
-function showCommands(terminal: Terminal, { tenant, agents, payer }: Scenario): void {
+function showCommands(terminal: Terminal, { tenant, agents, payer }: Scenario, dir: string): void {
   terminal.section("Pay for a call yourself, in another terminal");
-  terminal.line("These are the gateway, a token of the tenant for 12 hours, the agent, and the payer's key:");
+  terminal.line("These are the gateway, a token of the tenant for 12 hours, the agent, the payer's key, and");
+  terminal.line("where the files of the demo are:");
   terminal.line();
   terminal.verbatim(`export GATEWAY=${tenant.url}`);
   terminal.verbatim(`export TOKEN=${tenant.token}`);
   terminal.verbatim(`export AGENT=${agents.notary}`);
   terminal.verbatim(`export PAYER_KEY=${payer.key}`);
+  terminal.verbatim(`export FILES=${quoted(dir)}`);
   terminal.line();
   terminal.line("See what it costs:");
   terminal.line();
   terminal.verbatim(CHALLENGE_COMMAND);
   terminal.line();
-  terminal.line("Pay it with the official client, unmodified. It is installed in a clone of this project;");
-  terminal.line("anywhere else first: npm install x402-fetch@1 viem@2");
+  terminal.line("Pay it with the official client, unmodified. npm installs it beside these files, and");
+  terminal.line("it goes with them:");
   terminal.line();
   terminal.verbatim(payCommand.trimEnd());
   terminal.line();
