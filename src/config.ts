@@ -193,6 +193,7 @@ function arrange(v: ConfigValues, terminal: boolean, environment: Environment) {
     /** PEM of extra trusted roots. */
     extraCa: v.TOLLGATE_CA_FILE,
     workers: v.TOLLGATE_WORKERS,
+    allowedOrigins: v.TOLLGATE_ALLOWED_ORIGINS,
     /** Null where the gateway has none. */
     rpcUrls: v.TOLLGATE_RPC_URLS,
     settleWaitMs: v.TOLLGATE_SETTLE_WAIT_MS,

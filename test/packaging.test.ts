@@ -165,7 +165,6 @@ describe.skipIf(!canBeRoot || Bun.which("curl") === null)("whoever has the manua
     );
     // The gateway once more, when it was moved.
     expect(left.printed.match(/"event":"stopped"/g)?.length).toBe(3);
-    expect(left.printed).toContain(" /usr/local/bin/tollgate token --tenant");
     expect(left.printed).toContain("no such user");
     expect(left.printed).not.toMatch(/^tollgate/m);
   });

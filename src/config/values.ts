@@ -125,6 +125,16 @@ function parsePostgresUrl(value: string): string | undefined {
   }
 }
 
+function parseOrigins(text: string): readonly string[] | undefined {
+  const origins = text.split(",").map((each) => each.trim());
+  return origins.every((each) => URL.parse(each)?.origin === each) ? origins : undefined;
+}
+
+export const origins: Kind<readonly string[]> = {
+  must: "a comma-separated list of web origins, such as https://app.example.com",
+  parse: parseOrigins,
+};
+
 export const postgresUrl: Kind<string> = {
   must: `a URL like postgres://user:password@host:5432/database, percent-encoded, of one host that leads to the primary (a list of hosts and target_session_attrs are not understood: see Failover in tollgate help operations); sslmode, if given, one of ${SSL_MODES.join(", ")}; prepare, if given, true or false`,
   parse: parsePostgresUrl,

@@ -182,6 +182,12 @@ export const GATEWAY = {
     shown: "from the request's Host",
     meaning: "base of the absolute URLs in payment challenges",
   }),
+  TOLLGATE_ALLOWED_ORIGINS: row({
+    kind: value.origins,
+    fallback: [],
+    shown: "empty",
+    meaning: "comma list of web origins whose pages may use mcp agents by the streaming path, beside the gateway's own",
+  }),
   TOLLGATE_OIDC_ISSUER: row({
     kind: value.httpUrl("no query"),
     fallback: null,

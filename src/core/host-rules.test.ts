@@ -58,9 +58,10 @@ describe("hosts that the operator exempts", () => {
     expect(isExempt("a.svc", "::1", allow)).toBe(false);
   });
 
-  test("localhost may be written when all that it means is exempt", () => {
+  test("localhost may be written when an address that it stands for is exempt", () => {
     expect(accepts("http://localhost/", hostRules({ allow: ["127.0.0.0/8", "::1"] }))).toBe(true);
-    expect(accepts("http://localhost/", hostRules({ allow: ["127.0.0.0/8"] }))).toBe(false);
+    expect(accepts("http://localhost/", hostRules({ allow: ["127.0.0.0/8"] }))).toBe(true);
+    expect(accepts("http://localhost/", hostRules({ allow: ["10.0.0.0/8"] }))).toBe(false);
   });
 
   test("an exemption may be an address, bracketed or in a folded spelling", () => {

@@ -80,6 +80,8 @@ export interface GatewayParts {
   readonly tracer: Tracer | null;
   readonly admitting: UnderWay;
   readonly guard: RestoreGuard;
+  /** The port that callers reach, once it is open. */
+  port(): number;
   /** Undefined where the gateway has no nodes. */
   readonly look: ChainLook | undefined;
 }
@@ -224,7 +226,10 @@ function secretSources({ options, store, keyring, trusted }: GatewayParts): Reso
   };
 }
 
-type StreamingParts = Pick<GatewayParts, "options" | "store" | "keyring" | "rules" | "decoders" | "log" | "tracer"> &
+type StreamingParts = Pick<
+  GatewayParts,
+  "options" | "port" | "store" | "keyring" | "rules" | "decoders" | "log" | "tracer"
+> &
   Pick<AdmitStreamOptions, "claims"> &
   Pick<StreamsDeps, "resolveCredential"> & {
     readonly checks: Omit<AdmitStreamOptions, "claims" | "limits" | "stopping">;
@@ -235,7 +240,7 @@ type StreamingParts = Pick<GatewayParts, "options" | "store" | "keyring" | "rule
 
 function composeStreaming(parts: StreamingParts) {
   const { options, store, keyring, rules, log, checks, claims, policy, replica, agentPlaces, ...rest } = parts;
-  const { extraCa, upstreamTimeoutMs, publicUrl } = options;
+  const { extraCa, upstreamTimeoutMs, publicUrl, allowedOrigins } = options;
   const { clock } = store;
   const streams = createStreams({
     ...rest,
@@ -254,6 +259,8 @@ function composeStreaming(parts: StreamingParts) {
   const path = createStreamHandler({
     streams,
     publicUrl,
+    allowedOrigins,
+    port: parts.port,
     admission,
     sessionIdsOf: createSessionIds((tenant) => keyring.deriveKey(tenant, "mcp-session")),
   });

@@ -26,6 +26,8 @@ export interface GatewayOptions {
   readonly extraCa: string | null;
   /** Base of the absolute URLs in challenges; null takes the request's Host. */
   readonly publicUrl: string | null;
+  /** Web origins whose pages may use mcp agents, beside the gateway's own. */
+  readonly allowedOrigins: readonly string[];
   /** Nodes of the chain, for a look at payments that a facilitator leaves open; null for none. As secret as keys. */
   readonly rpcUrls: readonly string[] | null;
   /** How long a paid call waits for its settlement. */

@@ -57,7 +57,8 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   const tracer = await openTracer(options.tracing, "tollgate-gateway", log);
   const look = await openChainLook(options, trusted, log);
   const shared = { look, rules, trusted, decoders: createDecoderShare(), verifier, admitting, log, meters, tracer };
-  const parts = { options, store, ...state, ...shared };
+  let port = options.port;
+  const parts = { options, store, port: () => port, ...state, ...shared };
   const {
     workers,
     scheduler,
@@ -79,6 +80,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   const stopRemoving = await startRemovingParts(store, log);
   const edge = edgeOf(parts, api);
   const server = openPort(options, edge, log);
+  port = server.port;
   // From here on nothing can keep the gateway from starting, so calls may be made.
   // Workers load beside that, so that the first answer does not wait for them. A call that comes earlier does.
   workers.start();

@@ -39,7 +39,11 @@ const KEYS = [watch("jsonrpc"), watch("id"), watch("method"), PARAMS_KEY, watch(
 const OPEN_BRACKET = 0x5b;
 const OPEN_BRACE = 0x7b;
 
-const CONNECTION_REQUESTS = new Set(["initialize", "ping"]);
+/** Beside every list: what the connection and its dialogues need, and no tool, resource or prompt answers. */
+const CONNECTION_REQUESTS = new Set([
+  ...["initialize", "ping", "server/discover", "subscriptions/listen", "completion/complete", "logging/setLevel"],
+  ...["tasks/get", "tasks/update", "tasks/cancel", "resources/subscribe", "resources/unsubscribe"],
+]);
 
 /** Judges whether a body is one JSON-RPC 2.0 message or a batch of them, as strictly as `parseRpcRequest` does. */
 export function* parseRpcMessages(body: Uint8Array): Steps<RpcMessages | RpcProblem> {

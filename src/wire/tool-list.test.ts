@@ -30,6 +30,33 @@ test("denied tools are gone from a list, and the rest stays as it was written", 
   expect(left("a", "c")).toBe('{ "result" : {"nextCursor":"x", "tools": [ {"name":"b"} ]}, "id":1 }');
 });
 
+test("a list that is made private says so once, whatever it said, and is otherwise as it would be", () => {
+  const scopes = fc.constantFrom({}, { cacheScope: "public" }, { cacheScope: "private" }, { cacheScope: 5 });
+  const names = fc.uniqueArray(fc.string(), { maxLength: 8 });
+  fc.assert(
+    fc.property(names, scopes, fc.func(fc.boolean()), (all, scope, isDenied) => {
+      const tools = all.map((name) => ({ name }));
+      const list = (kept: object[], said: object) => ({
+        jsonrpc: "2.0",
+        id: 1,
+        result: { ttlMs: 1, tools: kept, ...said },
+      });
+      const priv = Object.assign((tool: string) => isDenied(tool), { listIsPrivate: true });
+      const left = text(withoutTools(bytes(JSON.stringify(list(tools, scope))), priv));
+      const kept = tools.filter(({ name }) => !isDenied(name));
+      expect(JSON.parse(left)).toEqual(list(kept, { cacheScope: "private" }));
+      expect(left.split("cacheScope").length).toBe(2);
+    }),
+  );
+  const other = bytes(JSON.stringify({ jsonrpc: "2.0", id: 1, result: { resources: [] } }));
+  expect(
+    withoutTools(
+      other,
+      Object.assign(() => true, { listIsPrivate: true }),
+    ),
+  ).toBe(other);
+});
+
 test("of any tools any can be denied", () => {
   const names = fc.uniqueArray(fc.string(), { maxLength: 8 });
   fc.assert(

@@ -8,7 +8,9 @@ import { arrayOutline, objectOutline, skipSpaceInSteps } from "./json-scan.ts";
 import type { ScannedItem } from "./json-scanner.ts";
 import { type Finding, type Span, watch } from "./watched-keys.ts";
 
-const ANSWER_KEYS = [watch("result", watch("tools"))];
+const ANSWER_KEYS = [watch("result", watch("tools"), watch("cacheScope"))];
+const PRIVATE = Buffer.from('"private"');
+const SAYS_PRIVATE = Buffer.from('"cacheScope":"private",');
 const TOOL_KEYS = [watch("name")];
 /** Tools in one text. No client could use more, and they would only fill memory. */
 const TOOLS_MAX = 10_000;
@@ -29,12 +31,23 @@ const BACKSLASH = 0x5c;
 const LETTER_U = 0x75;
 const OPEN_BRACE = 0x7b;
 
+/** Which tools a caller may not see. */
+export interface DeniedTools {
+  (tool: string): boolean;
+  /** The list says to caches that it is this caller's alone (MCP 2026-07-28). */
+  readonly listIsPrivate?: boolean;
+}
+
+interface Edit extends Span {
+  readonly insert?: Uint8Array;
+}
+
 /** The answer can be read in more than one way, so nobody can say which tools it would show. */
 export class UnreadableAnswer extends Error {}
 
 /**
  * A JSON-RPC message, or a batch, without the tools in its results for which `isDenied` holds. It is written over the
- * input, and shorter. Returns the input itself when it holds none of them, or is neither an object nor an array. Text that
+ * input, and shorter, unless something is inserted. Returns the input itself when nothing changes, or is neither an object nor an array. Text that
  * is no proper JSON counts as unreadable, since some clients may read it all the same: some decoders take NaN, or the first
  * of two texts.
  *
@@ -42,10 +55,10 @@ export class UnreadableAnswer extends Error {}
  */
 export function* withoutTools(
   text: Uint8Array,
-  isDenied: (tool: string) => boolean,
+  isDenied: DeniedTools,
   { pace = createPace(), stepBytes }: { pace?: Pace; stepBytes?: number | undefined } = {},
 ): Steps<Uint8Array> {
-  const cuts: Span[] = [];
+  const cuts: Edit[] = [];
   let toolsLeft = TOOLS_MAX;
   for (const [result] of yield* answersIn(text, stepBytes)) {
     const tools = toolsOf(text, result);
@@ -53,9 +66,31 @@ export function* withoutTools(
     const listed = yield* arrayOutline(text, tools.start, toolsLeft, TOOL_KEYS, stepBytes);
     if (listed.problem !== null) throw new UnreadableAnswer(listed.problem);
     toolsLeft -= listed.items.length;
+    if (isDenied.listIsPrivate === true) cuts.push(privacyOf(result));
     yield* cut(cuts, listed.items, (item) => isToolDenied(text, item, isDenied), pace);
   }
-  return cuts.length === 0 ? text : yield* without(text, cuts, pace);
+  if (cuts.length === 0) return text;
+  const hasInserts = cuts.some(({ insert }) => insert !== undefined);
+  return hasInserts ? edited(text, cuts) : yield* without(text, cuts, pace);
+}
+
+/** The result's `cacheScope` as private: in the place of its own, or as its first member. */
+function privacyOf(result: Finding | undefined): Edit {
+  const scope = result?.inside[1];
+  if (scope?.isRepeated || scope?.isMiscased) throw new UnreadableAnswer("a key given twice");
+  if (scope?.value != null) return { ...scope.value, insert: PRIVATE };
+  const first = (result?.value?.start ?? 0) + 1;
+  return { start: first, end: first, insert: SAYS_PRIVATE };
+}
+
+function edited(text: Uint8Array, edits: readonly Edit[]): Uint8Array {
+  const parts: Uint8Array[] = [];
+  let at = 0;
+  for (const { start, end, insert = new Uint8Array() } of edits.toSorted((a, b) => a.start - b.start)) {
+    parts.push(text.subarray(at, start), insert);
+    at = end;
+  }
+  return Buffer.concat([...parts, text.subarray(at)]);
 }
 
 /** The watched keys found in each answer. */

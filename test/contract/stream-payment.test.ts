@@ -238,6 +238,14 @@ contract(
         message("ping"),
         message("tools/list"),
         message("resources/templates/list"),
+        ...[
+          "server/discover",
+          "subscriptions/listen",
+          "completion/complete",
+          "logging/setLevel",
+          "resources/subscribe",
+        ].map((method) => message(method)),
+        ...["tasks/get", "tasks/update", "tasks/cancel", "resources/unsubscribe"].map((method) => message(method)),
         { jsonrpc: "2.0", method: "notifications/initialized" },
         { jsonrpc: "2.0", id: 1, result: {} },
         [message("ping"), { jsonrpc: "2.0", id: 1, error: { code: 1, message: "x" } }],
@@ -252,7 +260,7 @@ contract(
         [call("other"), "1000"],
         [message("resources/read"), "1000"],
         [{ jsonrpc: "2.0", method: "tools/call", params: { name: "cheap" } }, "10"],
-        [message("server/discover"), "1000"],
+        [message("tasks/result"), "1000"],
         [[call("cheap"), message("ping"), call("other"), call("free"), message("prompts/get")], "2010"],
       ];
       for (const [body, price] of paid) {

@@ -213,7 +213,8 @@ function openedOf(
   const responseHeaders = warning === null ? paid : { ...paid, "x-service-policy-warning": warning };
   const { tenant } = held.key;
   const request = { tenant, agentId: agent.id, url, credential_ref, headers, request_id };
-  const listsTools = form.listsTools && protocol === "mcp";
+  // Headers that mirror the body came with the protocol that knows of caches.
+  const listsTools = form.listsTools && protocol === "mcp" ? { isNewest: form.mirrors } : null;
   return { ...held, ...request, capture, receipt, listsTools, responseHeaders };
 }
 

@@ -14,6 +14,10 @@ export interface StreamHandlerDeps {
   /** The URL at which callers reach the gateway; null to use the host of the request. */
   readonly publicUrl: string | null;
   readonly sessionIdsOf: SessionIdsOf;
+  /** Web origins whose pages may use mcp agents, beside the gateway's own. */
+  readonly allowedOrigins: readonly string[];
+  /** The port on which callers reach this process. */
+  port(): number;
   readonly admission: AdmitStreamOptions;
 }
 
@@ -69,12 +73,14 @@ interface NamedSession {
  * @throws Fault `not_found`
  */
 async function sessionOf(
-  { admission, sessionIdsOf }: StreamHandlerDeps,
+  deps: StreamHandlerDeps,
   { caller, agentId, headers }: AskedStream,
   method: string,
 ): Promise<NamedSession> {
+  const { admission, sessionIdsOf } = deps;
   const agent = await admission.findAgent(caller.tenant, agentId);
   if (agent?.protocol !== "mcp") return { ids: null, session: null };
+  checkOrigin(deps, headers.get("origin"));
   const { tenant, user } = caller;
   const ids = await sessionIdsOf({ tenant, agentId: agent.id, user });
   const sealed = headers.get(SESSION_HEADER);
@@ -83,6 +89,20 @@ async function sessionOf(
   if (needsOne && session === null) throw new Fault("not_found", "no such session");
   return { ids, session };
 }
+
+/**
+ * MCP demands this against DNS rebinding, which forges the request's own host.
+ *
+ * @throws Fault `denied` for a page of another origin
+ */
+function checkOrigin({ publicUrl, allowedOrigins, port }: StreamHandlerDeps, origin: string | null): void {
+  if (origin === null || allowedOrigins.includes(origin)) return;
+  const own = publicUrl === null ? OWN_HOSTS.map((host) => `http://${host}:${port()}`) : [new URL(publicUrl).origin];
+  if (own.some((each) => new URL(each).origin === origin)) return;
+  throw new Fault("denied", "Origin: not among TOLLGATE_ALLOWED_ORIGINS");
+}
+
+const OWN_HOSTS = ["localhost", "127.0.0.1", "[::1]"];
 
 /** Replaces the session ID of the answer by the sealed one for the caller. */
 function seal(ids: SessionIds | null, { headers }: Response): void {

@@ -20,8 +20,8 @@ export const streamCall = operation({
   description:
     "Makes the call at once and answers with the upstream's status, headers and body as they arrive. An answer that " +
     "breaks off never ends cleanly; a caller that leaves stops the upstream call. For an mcp agent the body is one " +
-    "JSON-RPC message or a batch: `initialize`, `ping`, notifications, responses and every `*/list` are free and not " +
-    "judged, everything else is, each message by itself, and the price is the sum. This is the URL of an MCP client.",
+    "JSON-RPC message or a batch: what the connection needs (`initialize`, `ping`, `server/discover`, notifications, " +
+    "responses, every `*/list`, subscriptions, tasks, completion) is free and not judged, everything else is, each message by itself, and the price is the sum. This is the URL of an MCP client.",
   path: AGENT_ID,
   headers: {
     "Idempotency-Key": {

@@ -117,6 +117,8 @@ export async function answerOf(
   const { status } = response;
   const headers = answerHeaders(response, responseHeaders, method === "GET");
   const isEvents = isEventStream(response);
+  // Proxies before the gateway are asked to hold nothing back (MCP, streamable HTTP).
+  if (isEvents && method === "POST") headers.set("x-accel-buffering", "no");
   const chunks = await decodedChunks(response, {
     timeouts,
     decodedFor: decodedForExchange(decoders, opened),

@@ -5,6 +5,8 @@ const HOSTS = ["gate.example:8443", "127.0.0.1:8080"];
 
 test.each([
   "/v1/agents/agt_1",
+  "http://127.0.0.1:8080/%76%31/agents",
+  "/%76%31/%61gents",
   "../../agents/agt_1",
   "stream",
   "//gate.example:8443/v1/agents",

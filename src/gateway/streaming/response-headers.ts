@@ -111,6 +111,15 @@ const SOMEWHERE = "http://gateway.invalid";
  */
 export function leadsBack(location: string, hosts: readonly string[]): boolean {
   const url = URL.parse(location, `${SOMEWHERE}${API}proxy/agent/stream`);
-  if (url === null || !url.pathname.includes(API)) return false;
+  if (url === null || !isPathOfApi(url.pathname)) return false;
   return url.origin === SOMEWHERE || hosts.some((host) => URL.parse(`${url.protocol}//${host}`)?.host === url.host);
+}
+
+/** Also percent-encoded, as a proxy before the gateway may decode it. */
+function isPathOfApi(path: string): boolean {
+  try {
+    return decodeURIComponent(path).includes(API);
+  } catch {
+    return true;
+  }
 }

@@ -67,8 +67,8 @@ export interface OpenedCall extends OpenedRequest {
   readonly capture: boolean;
   /** Whether a receipt will say the hash of the answer. */
   readonly receipt: boolean;
-  /** Whether the answer may be one to `tools/list`. */
-  readonly listsTools: boolean;
+  /** Whether the answer may be one to `tools/list`, and of a protocol that tells caches what they may do; else null. */
+  readonly listsTools: { readonly isNewest: boolean } | null;
   /** Headers of the answer: the settled payment, and the policy's warning. */
   readonly responseHeaders: Readonly<Record<string, string>>;
 }

@@ -11,6 +11,7 @@ import { createReadAhead } from "../../http/read-ahead.ts";
 import { within } from "../../storage/deadline.ts";
 import type { Store } from "../../storage/store.ts";
 import { type CallBody, freeBody } from "../../wire/body.ts";
+import type { DeniedTools } from "../../wire/tool-list.ts";
 import { type Ending, holdsClaim, release } from "../invocations/service.ts";
 import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
 import { type CallStop, stoppedBy, type UpstreamFailure, upstreamFailureOf } from "../upstream/failure.ts";
@@ -176,7 +177,7 @@ async function runCall(
       recorder,
       method: "POST",
       own: ownHeaders(request_id, key.id),
-      isDenied: listsTools ? await deps.deniedTools(tenant, agentId) : null,
+      isDenied: listsTools === null ? null : asList(await deps.deniedTools(tenant, agentId), listsTools),
       commentMs: null,
       responseHeaders,
       isOurs: () => isStillClaimed(deps.store, opened),
@@ -195,6 +196,12 @@ async function runCall(
     await conclude(recorder.broken(failure.errorClass), failure.detail);
     throw faultOf(failure, error, responseHeaders);
   }
+}
+
+/** The policy may change, and another caller's may differ: no cache may give this list to others. */
+function asList(isDenied: DeniedTools | null, { isNewest }: { readonly isNewest: boolean }): DeniedTools | null {
+  if (isDenied === null || !isNewest) return isDenied;
+  return Object.assign((tool: string) => isDenied(tool), { listIsPrivate: true });
 }
 
 interface ConnectionRun {

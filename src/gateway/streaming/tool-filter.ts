@@ -6,12 +6,12 @@ import { createPace, type Pace } from "../../concurrency/pace.ts";
 import { inOneStep, inTurnSteps } from "../../concurrency/run-steps.ts";
 import { named, type Steps } from "../../concurrency/steps.ts";
 import type { Chunks } from "../../http/decode.ts";
-import { UnreadableAnswer, withoutTools } from "../../wire/tool-list.ts";
+import { type DeniedTools, UnreadableAnswer, withoutTools } from "../../wire/tool-list.ts";
 import { afterBom, type EventOptions, LINE_FEED, RETURN, rewritten } from "./event-filter.ts";
 import { createEventFinder, type EventFinder } from "./event-finder.ts";
 import type { TenantBudget } from "./memory-budget.ts";
 
-type IsDenied = (tool: string) => boolean;
+type IsDenied = DeniedTools;
 
 export interface FilterOptions {
   readonly isDenied: IsDenied;

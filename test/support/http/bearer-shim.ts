@@ -6,10 +6,10 @@ export interface BearerShim {
   stop(): Promise<void>;
 }
 
-export function startBearerShim(target: string, token: string): BearerShim {
+export function startBearerShim(target: string, token: string, port: number): BearerShim {
   const server = Bun.serve({
     hostname: "127.0.0.1",
-    port: 0,
+    port,
     idleTimeout: 0,
     async fetch(request) {
       const headers = new Headers(request.headers);
