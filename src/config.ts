@@ -15,7 +15,7 @@ import {
   MODE_RULES,
 } from "./config/rules.ts";
 import { readTlsFiles } from "./config/tls.ts";
-import { problemOf } from "./config/values.ts";
+import { valueProblem } from "./config/values.ts";
 import { COMMON, DEMO, FACILITATOR, GATEWAY, MASTER_KEYS, type VariableRow } from "./config/variables.ts";
 import { systemClock } from "./core/clock.ts";
 import type { TracingOptions } from "./core/tracing-options.ts";
@@ -136,7 +136,7 @@ function readRow<T, F>(
   if (problem !== null || text === null) return { value: row.fallback, problem };
   const parsed = row.kind.parse(text);
   if (parsed !== undefined) return { value: parsed, problem: null };
-  return { value: row.fallback, problem: problemOf(source, row.kind, text) };
+  return { value: row.fallback, problem: valueProblem(source, row.kind, text) };
 }
 
 function arrange(v: ConfigValues, terminal: boolean, environment: Environment) {

@@ -55,7 +55,8 @@ describe("a reader of the documentation", () => {
     collecting = startFacilitator();
     // Whoever needs it waits for it, and learns why it did not start.
     collecting.catch(() => {});
-    gatewayShell = shell(blocksOf("sh start")[0]?.text ?? "exit 1");
+    // In a terminal, which a reader has, the log is for people.
+    gatewayShell = shell(`export TOLLGATE_LOG_FORMAT=pretty\n${blocksOf("sh start")[0]?.text ?? "exit 1"}`);
     const [, upstreams] = blocksOf("sh upstreams").map(({ text }) => shell(text));
     await Promise.all([
       gatewayShell.prints(/a token .*\n/, START_MS_MAX),

@@ -2,7 +2,7 @@
 // facilitator applies every change from its next request on.
 import { amount } from "../config/money.ts";
 import { certificateFile, readCertificates } from "../config/pem.ts";
-import { problemOf } from "../config/values.ts";
+import { valueProblem } from "../config/values.ts";
 import type { Config } from "../config.ts";
 import { systemClock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";
@@ -88,7 +88,7 @@ function readClientCertificate(path: string | undefined): ReadFlag {
     return { text: null, problem: "--cert must be given: the path of a PEM file with the client's certificate" };
   }
   const [certificate] = readCertificates(path);
-  if (certificate === undefined) return { text: null, problem: problemOf("--cert", certificateFile, path) };
+  if (certificate === undefined) return { text: null, problem: valueProblem("--cert", certificateFile, path) };
   if (certificate.ca) {
     return { text: null, problem: "--cert must be the certificate of a client, not one of a CA" };
   }

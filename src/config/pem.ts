@@ -3,7 +3,7 @@
 import { createPrivateKey, X509Certificate } from "node:crypto";
 import { readFileSync, statSync } from "node:fs";
 import { parseCertificates } from "../core/certificates.ts";
-import { fileProblem, type Kind, shownPath } from "./values.ts";
+import { fileProblem, type Kind, writtenPath } from "./values.ts";
 
 const PRIVATE_KEY = /-----BEGIN ((?:RSA |EC )?PRIVATE KEY)-----[^-]+-----END \1-----/g;
 export const FILE_BYTES_MAX = 4 * 1024 * 1024;
@@ -17,7 +17,7 @@ function readText(path: string): string {
 function whyNot(path: string): string {
   try {
     const isPem = readText(path).includes("-----BEGIN ");
-    return `${shownPath(path)} ${isPem ? "is a PEM file, but holds something else" : "is not a PEM file"}`;
+    return `${writtenPath(path)} ${isPem ? "is a PEM file, but holds something else" : "is not a PEM file"}`;
   } catch (error) {
     return fileProblem(path, error);
   }

@@ -3,7 +3,7 @@
 import { readFileSync, statSync } from "node:fs";
 import { suggest } from "../core/suggest.ts";
 import { type Environment, OWN_VARIABLES } from "../environment.ts";
-import { fileProblem, shownPath } from "./values.ts";
+import { fileProblem, writtenPath } from "./values.ts";
 
 interface Raw {
   /** Null when unset; never empty. */
@@ -48,7 +48,7 @@ function fromFile(source: string, path: string): Raw {
     const isLarge = statSync(path).size > FILE_BYTES_MAX;
     const text = isLarge ? "" : readFileSync(path, "utf8").replace(/\r?\n$/, "");
     if (text !== "") return { text, source, problem: null };
-    why = `${shownPath(path)} is ${isLarge ? "larger" : "empty"}`;
+    why = `${writtenPath(path)} is ${isLarge ? "larger" : "empty"}`;
   } catch (error) {
     why = fileProblem(path, error);
   }

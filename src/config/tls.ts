@@ -10,7 +10,7 @@ import {
   privateKeyFile,
   validityWarnings,
 } from "./pem.ts";
-import { problemOf } from "./values.ts";
+import { valueProblem } from "./values.ts";
 
 type Part = "cert" | "key" | "clientCa";
 
@@ -52,7 +52,7 @@ function judge(texts: TlsParts, paths: TlsParts): JudgedTls {
   const read = (part: Part) => KINDS[part].kind.read(texts[part]);
   const unusable = (part: Part): JudgedTls => {
     const { name, kind } = KINDS[part];
-    return { tls: null, problem: problemOf(name, kind, paths[part]) };
+    return { tls: null, problem: valueProblem(name, kind, paths[part]) };
   };
   const [cert, key, clientCa] = [read("cert"), read("key"), read("clientCa")];
   if (cert === undefined) return unusable("cert");

@@ -14,18 +14,18 @@ export interface Kind<T> {
   readonly why?: (text: string) => string;
 }
 
-export function problemOf(source: string, { must, why }: Pick<Kind<unknown>, "must" | "why">, text: string): string {
+export function valueProblem(source: string, { must, why }: Pick<Kind<unknown>, "must" | "why">, text: string): string {
   return `${source} must be ${must}${why === undefined ? "" : `: ${why(text)}`}`;
 }
 
 /** The file, and why it could not be read. */
 export function fileProblem(path: string, error: unknown): string {
   const code = error instanceof Error && "code" in error ? error.code : "unknown";
-  return `${shownPath(path)} ${code === "ENOENT" ? "is not there" : `can't be read (${code})`}`;
+  return `${writtenPath(path)} ${code === "ENOENT" ? "is not there" : `can't be read (${code})`}`;
 }
 
 /** A text that is no path may be the secret itself, set in the variable of its file: that is never shown. */
-export function shownPath(path: string): string {
+export function writtenPath(path: string): string {
   const dir = dirname(path);
   const isPath = existsSync(path) || /\.\w{1,5}$/.test(path) || (!/^\.?\/?$/.test(dir) && existsSync(dir));
   return isPath ? resolve(path) : "that file";
