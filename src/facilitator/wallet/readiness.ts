@@ -49,7 +49,9 @@ export function createReadinessCheck(chain: Chain, senders: readonly Sender[], l
   }
 
   async function readiness(): Promise<Readiness> {
-    if (known !== null && performance.now() - known.at < FRESH_MS) return known.readiness;
+    // The next block may come at any moment.
+    const freshMs = known?.readiness.ready === false && known.readiness.reason === "no fresh block" ? 100 : FRESH_MS;
+    if (known !== null && performance.now() - known.at < freshMs) return known.readiness;
     asking ??= renew();
     return asking;
   }

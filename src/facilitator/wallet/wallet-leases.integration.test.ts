@@ -7,6 +7,7 @@ import { fundedSigner, newPayment, type TestWallet } from "../../../test/support
 import { useChain } from "../../../test/support/chain/wallet-tests.ts";
 import { places } from "../../../test/support/stores/stores.ts";
 import { until } from "../../../test/support/until.ts";
+import type { Chain } from "../../chain/chain.ts";
 import { systemClock } from "../../core/clock.ts";
 import { silentLog } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
@@ -64,6 +65,18 @@ test("one whose signer fails hands over to one whose signer works", async () => 
   expect(await failing.send(payment).catch((error) => error)).toMatchObject({ kind: "unavailable" });
   await until(() => leases.holds(signer.address));
   await working.send(payment);
+  await expectCollected(working, payment);
+});
+
+test("one whose nodes have no fresh block hands over to one whose nodes have", async () => {
+  const signer = await fundedSigner(chain);
+  const wrap = (nodes: Chain): Chain => ({ ...nodes, isFresh: () => false });
+  await start({ store, signers: [signer], leases: leasesOf(signer), wrap });
+  const leases = leasesOf(signer);
+  const working = await startLeased(signer, leases);
+  await until(() => leases.holds(signer.address));
+  const payment = await newPayment(chain);
+  await working.collect(payment);
   await expectCollected(working, payment);
 });
 

@@ -108,7 +108,7 @@ export function createWallet(options: WalletOptions) {
 
   const isAble = async () => {
     const found = await readiness.readiness();
-    return !isFailing() && (found.ready || found.reason !== "rpc unreachable");
+    return !isFailing() && (found.ready || found.reason === "gas wallet low");
   };
   const handOver = createHandOver({ ...parts, nonceSync, resynchronise, isAble });
 
