@@ -66,8 +66,8 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs, 
     // Questions that were under way together fail together, which counts as one failure.
     if (state !== "down") failures++;
     testAt = performance.now() + Math.min(COOL_DOWN_MS * 2 ** (failures - 1), COOL_DOWN_MS_MAX);
-    const level = state === "down" ? "debug" : "warn";
-    log[level]("rpc_endpoint_failed", { endpoint: index, method, error: messageOf(error) });
+    const fields = { endpoint: index, method, error: messageOf(error) };
+    log[state === "down" ? "debug" : "warn"]("rpc_endpoint_failed", fields);
     state = "down";
     if (method === NEWEST.method) leastTime ??= () => 0;
   }
