@@ -3,7 +3,7 @@ import { afterAll, beforeAll, expect, test } from "bun:test";
 import { startChain, type TestChain } from "../../test/support/chain/chain.ts";
 import { newPayer, signPayment } from "../../test/support/chain/payments.ts";
 import { startRpcRelay } from "../../test/support/chain/rpc-relay.ts";
-import { outbound } from "../../test/support/chain/wallet.ts";
+import { newPayment, outbound } from "../../test/support/chain/wallet.ts";
 import { until } from "../../test/support/until.ts";
 import type { LogFields } from "../core/log.ts";
 import { createChain } from "./chain.ts";
@@ -70,10 +70,29 @@ test("a receipt that a stand-in lacks is asked of the other nodes before it coun
   await relay.stop();
 });
 
-test("without a node whose blocks go on, the newest block is not fresh, until one comes", async () => {
-  const { chain, setClockAhead } = connect(anvil.url);
-  await chain.newest();
-  expect(chain.isFresh()).toBe(true);
-  setClockAhead(3_600_000);
-  expect(chain.isFresh()).toBe(true);
+test("a contract wallet that a stand-in does not know yet is asked of the other nodes before a signature counts as wrong", async () => {
+  const relay = await startRpcRelay(anvil.url);
+  relay.on("eth_call", { kind: "result", result: "0x" });
+  const owner = newPayer();
+  const from = await anvil.contractWallet(owner.address);
+  const { authorization, signature } = await newPayment(anvil, { payer: owner, from });
+  const { chain } = connect(relay.url, anvil.url);
+  await chain.check();
+  expect(await chain.isSignedByContract(authorization, signature)).toBe(true);
+  expect(await connect(relay.url).chain.isSignedByContract(authorization, signature)).toBe(false);
+  await relay.stop();
+});
+
+test("the nodes are compared at once when one contradicts a stand-in that stands still, so the newest block is that of the one that knows more", async () => {
+  const relay = await startRpcRelay(anvil.url);
+  relay.standStill(await anvil.blockNumber());
+  const { chain } = connect(relay.url, anvil.url);
+  await chain.check();
+  const before = await chain.newest();
+  const { authorization, signature } = await newPayment(anvil);
+  expect((await chain.newest()).number).toBe(before.number);
+  const wallet = authorization.to;
+  expect(await chain.simulate(authorization, signature, wallet)).toMatchObject({ ok: true });
+  expect((await chain.newest()).number).toBe(before.number + 1);
+  await relay.stop();
 });
