@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { createFairQueue, type Waiter } from "./fair-queue.ts";
+import { createFairQueue, enter, type Waiter } from "./fair-queue.ts";
 import { createFairShare } from "./fair-share.ts";
 
 /** Each tenant asks for `asks` places over `agents` agents; gives what each has now, and a way to end one of them. */
@@ -132,4 +132,16 @@ test("who may have no more is asked about when that changes, and not whenever an
   }
   expect(entered).toEqual([...Array(100).fill("free"), ...agents.slice(0, 100)]);
   expect(asked).toBeLessThan(1_000);
+});
+
+test("who gives up at the head of a line lets in those behind who want less", async () => {
+  const queue = createFairQueue(createFairShare({ size: 16 }));
+  const ask = (amount: number, signal?: AbortSignal) => enter(queue, { tenant: "t", agent: "a", amount }, signal);
+  expect(ask(8)).toBeUndefined();
+  const ending = new AbortController();
+  const large = ask(8, ending.signal);
+  const small = ask(1);
+  ending.abort(new Error("given up"));
+  await expect(large).rejects.toThrow("given up");
+  await small;
 });

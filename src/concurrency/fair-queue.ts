@@ -180,6 +180,8 @@ export function enter(
   const giveUp = () => {
     // Removed at once: a share taken for it now would belong to nobody.
     queue.remove(waiter);
+    // Those behind it may want less.
+    queue.serveAgent(waiter.tenant, waiter.agent);
     reject(signal?.reason);
   };
   const waiter: Waiter = {

@@ -55,7 +55,7 @@ import { requireMulticall3 } from "./wallet/sharing.ts";
 import { createLocalSigner, createRemoteSigner, type Signer } from "./wallet/signer.ts";
 import { createWallet } from "./wallet/wallet.ts";
 
-const CLEAN_UP_MS = 3_600_000;
+const CLEAN_UP_MS = 600_000;
 /** How often this process looks for what another one has left behind. */
 const TAKE_UP_MS = 10_000;
 /** How often it looks for what others have claimed for its wallets: while they claim much, and while they don't. */

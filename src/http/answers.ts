@@ -29,6 +29,9 @@ export const SUCCESS = { ok: 200, created: 201, accepted: 202, empty: 204 } as c
 /** The whole answer to bytes that are no HTTP request, where no parser of ours gives one. */
 export const MALFORMED_HTTP = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
+/** No browser may take the JSON for something that it shows or runs. */
+export const JSON_HEADERS = { "content-type": "application/json", "x-content-type-options": "nosniff" } as const;
+
 type Headers_ = Readonly<Record<string, string>>;
 
 /**
@@ -38,13 +41,13 @@ type Headers_ = Readonly<Record<string, string>>;
 export function json(status: keyof typeof SUCCESS, value: unknown, headers?: Headers_): Response {
   return new Response(JSON.stringify(value), {
     status: SUCCESS[status],
-    headers: { "content-type": "application/json", ...headers },
+    headers: { ...JSON_HEADERS, ...headers },
   });
 }
 
 /** The same of JSON that is text already, for the answer that is given most. */
 export function jsonText(status: keyof typeof SUCCESS, text: string, headers: Record<string, string>): Response {
-  headers["content-type"] = "application/json";
+  Object.assign(headers, JSON_HEADERS);
   return new Response(text, { status: SUCCESS[status], headers });
 }
 
@@ -72,6 +75,6 @@ export function faultResponse(fault: Fault): Response {
   for (const [name, value] of Object.entries(fault.answer?.headers ?? {})) headers.set(name, value);
   const status = STATUS[fault.kind];
   if (fault.kind === "unauthenticated" || fault.kind === "internal") return new Response(null, { status, headers });
-  headers.set("content-type", "application/json");
+  for (const [name, value] of Object.entries(JSON_HEADERS)) headers.set(name, value);
   return new Response(JSON.stringify(fault.answer?.body ?? { error: fault.message }), { status, headers });
 }

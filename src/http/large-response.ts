@@ -13,7 +13,7 @@ import { createFairShare } from "../concurrency/fair-share.ts";
 import { doneInTurns } from "../concurrency/turns.ts";
 import { Fault } from "../core/fault.ts";
 import { ANSWER_BYTES_MAX, ANSWER_WAIT_MS_MAX } from "../core/limits.ts";
-import { SUCCESS } from "./answers.ts";
+import { JSON_HEADERS, SUCCESS } from "./answers.ts";
 
 /** An answer up to this size is sent whole, with its length, and is not counted: the kernel's buffer takes it. */
 export const SMALL_CHARACTERS = 16 * 1024;
@@ -85,7 +85,7 @@ export function createLargeResponses({ bytesMax, waitMsMax }: LargeResponsesOpti
       if (typeof body === "string") room.leave();
       return new Response(body, {
         status: SUCCESS[status],
-        headers: { ...headers, "content-type": type },
+        headers: { ...JSON_HEADERS, ...headers, "content-type": type },
       });
     } catch (error) {
       room.leave();

@@ -29,7 +29,7 @@ const edge = createEdge({
   app,
   log,
   authenticate(header) {
-    if (header !== "Bearer good") throw new Fault("unauthenticated", "no");
+    if (header !== "Bearer good") throw new Fault("unauthenticated", "no", { cause: new Error("expired") });
     return { tenant: "t", user: "u", scopes: new Set() };
   },
 });
@@ -80,6 +80,17 @@ test("without a valid token every path under /v1 is 401 without a body, unknown 
       "",
     ]);
     expect(response.headers.get("x-request-id")).not.toBeNull();
+  }
+});
+
+test("the log says why a token was refused", async () => {
+  await call("/v1/things/1", { headers: { authorization: "Bearer bad" } });
+  expect(lines.at(-1)).toMatchObject({ status: 401, why: "expired" });
+});
+
+test("JSON is served as nothing else", async () => {
+  for (const path of ["/open", "/v1/things/1", "/nowhere"]) {
+    expect((await call(path)).headers.get("x-content-type-options")).toBe("nosniff");
   }
 });
 

@@ -270,6 +270,8 @@ function failed(
   { log, mayTell }: { readonly log: Log; readonly mayTell: () => boolean },
 ): Response {
   const fault = error instanceof Fault ? error : new Fault("internal", "unexpected", { cause: error });
+  // The reason is in words of ours, and says nothing of what the token holds.
+  if (fault.kind === "unauthenticated" && fault.cause instanceof Error) fields["why"] = fault.cause.message;
   if (fault.kind === "internal") log.error("request_failed", { ...fields, error: fault });
   if (fault.kind === "unavailable" && fault.cause !== undefined && (known !== STRANGERS || mayTell())) {
     log.warn("request_refused", { ...fields, error: fault });

@@ -30,6 +30,24 @@ describe("a token", () => {
     }
   });
 
+  test("is refused with a reason for the log that says nothing of what it holds", async () => {
+    const why = async (authorization: string | null) => {
+      const asked = async () => remote().authenticate(authorization);
+      const fault = (await asked().catch((error: unknown) => error)) as Error;
+      return (fault.cause as Error).message;
+    };
+    const of = async (token: Promise<string>) => why(`Bearer ${await token}`);
+    expect(await why(null)).toBe("no token");
+    expect(await why("Basic x")).toBe("not a bearer token");
+    expect(await why("Bearer a.b.c")).toBe("malformed");
+    expect(await of(signed({ claims: { exp: 1 } }))).toBe("expired");
+    expect(await of(signed({ claims: { aud: "secret-word" } }))).toBe("other audience");
+    expect(await of(signed({ claims: { iss: "secret-word" } }))).toBe("other issuer");
+    expect(await of(signed({ claims: { tenant_id: undefined } }))).toBe("no tenant claim");
+    expect(await of(signed({ claims: { sub: undefined } }))).toBe("no user claim");
+    expect(await of(signed({ header: { kid: "secret-word" } }))).toBe("unknown key");
+  });
+
   test("is refused with HS256 and the public key as its secret", async () => {
     const identity = remote();
     const { d: _, ...publicJwk } = key;

@@ -108,7 +108,7 @@ export function createIdentity(options: IdentityOptions) {
     // jwtVerify has checked that `exp` is there.
     const until = ((payload.exp ?? 0) + SKEW_SECONDS) * 1000;
     const entry = { caller, keys: used, until, madeAfter: madeAfter(payload), heldAgainst: Number.NaN };
-    if (isRevoked(entry)) throw refused("the token was revoked");
+    if (isRevoked(entry)) throw refused("revoked");
     known.set(caller.tenant, authorization, entry, authorization.length);
     return caller;
   }
@@ -117,7 +117,7 @@ export function createIdentity(options: IdentityOptions) {
   function remembered(authorization: string): Caller | null {
     const seen = known.get(authorization);
     if (seen === undefined || clock.now() >= seen.until || keys.fresh() !== seen.keys) return null;
-    if (isRevoked(seen)) throw refused("the token was revoked");
+    if (isRevoked(seen)) throw refused("revoked");
     return seen.caller;
   }
 
@@ -173,10 +173,22 @@ function refused(reason: string, cause?: unknown): Fault {
   });
 }
 
+/** Its message is the reason. */
+class Refusal extends Error {}
+
+/** In words of ours: those of the library may quote what the token says. */
+function whyInvalid(error: unknown): string {
+  if (error instanceof errors.JWKSNoMatchingKey) return "unknown key";
+  if (error instanceof errors.JWSSignatureVerificationFailed) return "wrong signature";
+  if (error instanceof errors.JWTExpired) return "expired";
+  if (!(error instanceof errors.JWTClaimValidationFailed)) return "not valid";
+  return { aud: "other audience", iss: "other issuer", nbf: "not yet valid" }[error.claim] ?? "not valid";
+}
+
 function bearerToken(authorization: string): string {
   if (authorization.length > TOKEN_CHARACTERS_MAX) throw refused("the token is too long");
   const token = /^bearer +([\w-]+\.[\w-]+\.[\w-]+)$/i.exec(authorization)?.[1];
-  if (token === undefined) throw refused("no bearer token of the form of a JWT");
+  if (token === undefined) throw refused("not a bearer token");
   return token;
 }
 
@@ -187,15 +199,15 @@ function bearerToken(authorization: string): string {
 function precheck(token: string, issuer: Issuer, now: number): void {
   try {
     const { alg, typ } = decodeProtectedHeader(token);
-    if (alg === undefined || !issuer.algorithms.includes(alg)) throw new Error("algorithm not allowed");
-    if (!isAccessTokenType(typ)) throw new Error("a token of another kind");
+    if (alg === undefined || !issuer.algorithms.includes(alg)) throw new Refusal("other algorithm");
+    if (!isAccessTokenType(typ)) throw new Refusal("other type");
     const { iss, exp, cnf } = decodeJwt(token);
-    if (iss !== issuer.name) throw new Error("another issuer");
+    if (iss !== issuer.name) throw new Refusal("other issuer");
     // RFC 7800: such a token needs a proof that the sender holds a key, and this gateway asks for none.
-    if (cnf !== undefined) throw new Error("bound to a key of its sender");
-    if (exp === undefined || (exp + SKEW_SECONDS) * 1000 <= now) throw new Error("expired");
+    if (cnf !== undefined) throw new Refusal("bound to a key");
+    if (exp === undefined || (exp + SKEW_SECONDS) * 1000 <= now) throw new Refusal("expired");
   } catch (cause) {
-    throw refused("the token is refused before its signature", cause);
+    throw refused(cause instanceof Refusal ? cause.message : "malformed", cause);
   }
 }
 
@@ -222,11 +234,11 @@ async function verify(token: string, issuer: Issuer, keys: IssuerKeySource, cloc
   } catch (error) {
     // The issuer may have just begun to use a new key, even one with the name of an old one.
     const next = mayBeNewKey(error) ? await keys.renewed(found) : null;
-    if (next === null) throw refused("the token is not valid", error);
+    if (next === null) throw refused(whyInvalid(error), error);
     try {
       return await verifyWith(next, token, issuer, clock);
     } catch (cause) {
-      throw refused("the token is not valid", cause);
+      throw refused(whyInvalid(cause), cause);
     }
   }
 }
@@ -273,8 +285,8 @@ async function verifyWithAny(
 function readCaller(payload: JWTPayload, claims: ClaimNames): Caller {
   const tenant = payload[claims.tenant];
   const user = payload[claims.user];
-  if (!isPrincipal(tenant)) throw refused("no usable tenant claim");
-  if (!isPrincipal(user)) throw refused("no usable user claim");
+  if (!isPrincipal(tenant)) throw refused("no tenant claim");
+  if (!isPrincipal(user)) throw refused("no user claim");
   return { tenant, user, scopes: new Set(readScopes(payload[claims.scope])) };
 }
 

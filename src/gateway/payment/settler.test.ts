@@ -109,6 +109,37 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       }
     });
 
+    test("a facilitator that is silent holds up none of its tenant's payments at another one, however many wait for it", async () => {
+      await store().write((tx) => tx.db.delete(tx.tables.payments));
+      const tenant = await configured();
+      const silent = Promise.withResolvers<SettleOutcome>();
+      const asked: string[] = [];
+      const at = replica(() => UNKNOWN, {
+        client: {
+          settle({ facilitator_url }) {
+            asked.push(facilitator_url);
+            return facilitator_url === "https://other.example" ? Promise.resolve(COLLECTED) : silent.promise;
+          },
+        },
+      });
+      const keys = [];
+      for (let made = 0; made < 150; made++) keys.push((await recorded(at, await priced(tenant))).key);
+      const last = keys.at(-1);
+      if (last === undefined) throw new Error("no payment");
+      await store().write(async (tx) => {
+        const { payments: t } = tx.tables;
+        await tx.db.update(t).set({ next_attempt_at: clock.now() - 1_000 });
+        await tx.db
+          .update(t)
+          .set({ facilitator_url: "https://other.example", next_attempt_at: clock.now() })
+          .where(eq(t.invocation_id, last.id));
+      });
+      at.settler.start();
+      await until(() => asked.includes("https://other.example"));
+      silent.resolve(COLLECTED);
+      await at.settler.stop(0);
+    });
+
     test("an attempt that another replica has overtaken refuses nothing, and may collect", async () => {
       const tenant = await configured();
       for (const [outcome, expected] of [

@@ -28,6 +28,9 @@ export interface SettlerOptions extends AttemptOptions {
   readonly guard: RestoreGuard;
 }
 
+/** Facilitators of one tenant that are passed over in one look. */
+const FULL_MAX = 16;
+
 export function createSettler(options: SettlerOptions) {
   const { store, clock, log, settleWaitMs } = options;
   const flights = new Map<string, Promise<void>>();
@@ -66,20 +69,20 @@ export function createSettler(options: SettlerOptions) {
       next = Math.min(next ?? Number.POSITIVE_INFINITY, Math.max(due_at - now, 0));
       if (due_at > now) continue;
       if (stopping || limits.full()) break;
-      const wanted = limits.ofTenant(tenant);
-      if (wanted > 0) await Promise.all((await dueOf(store.read, tenant, now, wanted)).map(tryAgain));
+      const room = () => limits.ofTenant(tenant);
+      await takeUpOf(room, (most, full) => dueOf(store.read, tenant, now, most, full), tryAgain);
       lastTenant = tenant;
     }
     if (next === null) lastTenant = "";
     return next;
   }
 
-  /** Resolves when the payment is leased; its attempt goes on. */
-  async function tryAgain(seen: OpenPayment): Promise<void> {
-    if (stopping || flights.has(seen.invocation_id)) return;
-    if (await isPutOff(options, seen)) return;
+  /** Resolves when the payment is leased; its attempt goes on. Gives the facilitator when that has no place left. */
+  async function tryAgain(seen: OpenPayment): Promise<string | null> {
+    if (stopping || flights.has(seen.invocation_id)) return null;
+    if (await isPutOff(options, seen)) return null;
     const place = limits.take(seen.tenant, seen.facilitator_url);
-    if (place === null) return;
+    if (place === null) return seen.facilitator_url;
     let leased: OpenPayment | null = null;
     try {
       leased = await store.write((tx) => leaseUnlessOver(tx, seen, clock.now(), leaseUntil()));
@@ -87,6 +90,7 @@ export function createSettler(options: SettlerOptions) {
       if (leased === null) place.release();
       else void attempt(leased).then(place.release);
     }
+    return null;
   }
 
   async function look(): Promise<number | false> {
@@ -136,6 +140,26 @@ export function createSettler(options: SettlerOptions) {
 }
 
 export type Settler = ReturnType<typeof createSettler>;
+
+/**
+ * Takes up what is due of a tenant. Payments at a facilitator that has no place left are passed over, so that they hold up
+ * none at another one.
+ *
+ * @param tryAgain gives the facilitator when that has no place left
+ */
+async function takeUpOf(
+  room: () => number,
+  due: (most: number, full: readonly string[]) => Promise<OpenPayment[]>,
+  tryAgain: (seen: OpenPayment) => Promise<string | null>,
+): Promise<void> {
+  const full = new Set<string>();
+  for (let wanted = room(); wanted > 0 && full.size < FULL_MAX; wanted = room()) {
+    const tried = await Promise.all((await due(wanted, [...full])).map(tryAgain));
+    const found = tried.filter((facilitator) => facilitator !== null);
+    if (found.length === 0) return;
+    for (const facilitator of found) full.add(facilitator);
+  }
+}
 
 /**
  * Of a payment from before a restore nobody knows whether it was ever sent, and its call has ended: so the facilitator is

@@ -1,7 +1,7 @@
 // The payments of calls in the database: recorded with their invocation, leased for each attempt to settle them, and
 // closed with the write that records the outcome. Only the look-up by the payment's key has no tenant, since on chain
 // an authorization can be used once by anyone.
-import { and, asc, eq, exists, gt, isNotNull, isNull, lte, notExists, type SQL, sql } from "drizzle-orm";
+import { and, asc, eq, exists, gt, isNotNull, isNull, lte, notExists, notInArray, type SQL, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { PaymentKey } from "../../x402/types.ts";
@@ -96,12 +96,26 @@ async function* tenantsBetween(
   }
 }
 
-export async function dueOf(reader: Reader, tenant: string, now: number, limit: number): Promise<OpenPayment[]> {
+/** @param passedOver facilitators whose payments are left out */
+export async function dueOf(
+  reader: Reader,
+  tenant: string,
+  now: number,
+  limit: number,
+  passedOver: readonly string[] = [],
+): Promise<OpenPayment[]> {
   const { payments: t } = reader.tables;
   const rows = await reader.db
     .select()
     .from(t)
-    .where(and(eq(t.tenant, tenant), isNotNull(t.next_attempt_at), lte(t.next_attempt_at, now)))
+    .where(
+      and(
+        eq(t.tenant, tenant),
+        isNotNull(t.next_attempt_at),
+        lte(t.next_attempt_at, now),
+        passedOver.length === 0 ? undefined : notInArray(t.facilitator_url, [...passedOver]),
+      ),
+    )
     .orderBy(asc(t.next_attempt_at))
     .limit(limit);
   return rows.filter(isOpen);

@@ -149,9 +149,15 @@ function judgedByLatest<F extends Form>(
   path: CallKind<F>,
   asked: Omit<CheckedCall<F>, "url" | "warning" | "paymentState">,
   tries: number = 1,
+  before: (JudgedCall & Pick<CheckedCall<F>, "warning">) | null = null,
 ): Bun.MaybePromise<CheckedCall<F>> {
   const url = invocableUrl(asked.agent);
-  return andThen(judge(options, call, asked), (warning) =>
+  // The policy judges what is called. Where that is the same, the call has been counted and its decision written.
+  const isJudged =
+    before !== null &&
+    Bun.deepEquals(before.form.calls, asked.form.calls) &&
+    before.agent.protocol === asked.agent.protocol;
+  return andThen(isJudged ? before.warning : judge(options, call, asked), (warning) =>
     andThen(paymentStateOf(options, call, asked, path.suffix), (paymentState) =>
       andThen(knownAgent(options, call), (agent) => {
         const isLatest = agent === asked.agent || Bun.deepEquals(agent, asked.agent);
@@ -160,7 +166,7 @@ function judgedByLatest<F extends Form>(
           throw new Fault("unavailable", "the agent is being changed", { retryAfterSeconds: 1 });
         }
         return andThen(path.formOf(agent, asked.body, call), (form) =>
-          judgedByLatest(options, call, path, { ...asked, agent, form }, tries + 1),
+          judgedByLatest(options, call, path, { ...asked, agent, form }, tries + 1, { ...asked, warning }),
         );
       }),
     ),

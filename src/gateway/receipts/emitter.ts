@@ -72,7 +72,7 @@ export function createReceiptEmitter(options: EmitterOptions) {
     for (let busy = true, after = ""; busy || after !== ""; ) {
       if (after === "") busy = false;
       const tenants = await ownDue(after);
-      const made = await Promise.all(tenants.map(emitBatch));
+      const made = await Promise.all(tenants.map((tenant) => emitBatch(tenant).catch(delayed)));
       busy ||= made.includes(true);
       isAny ||= made.includes(true);
       after = tenants.length < TENANTS_AT_ONCE ? "" : (tenants.at(-1) ?? "");
@@ -83,11 +83,13 @@ export function createReceiptEmitter(options: EmitterOptions) {
 
   /** False when there was nothing to do, or the store is away. */
   function startRound(): Promise<boolean> {
-    round = emitAll().catch((error) => {
-      log.warn("receipts_delayed", { error });
-      return false;
-    });
+    round = emitAll().catch(delayed);
     return round;
+  }
+
+  function delayed(error: unknown): false {
+    log.warn("receipts_delayed", { error });
+    return false;
   }
 
   return {
