@@ -1,5 +1,5 @@
 // The caller, by the bearer token (RFC 6750) of the local issuer or of an OIDC issuer. A token's signature is checked
-// once. After that the token is known until it expires or the issuer's keys change.
+// once. After that the token is known until it expires or the issuer's keys change. In one file, since the checks count in their order.
 import {
   type CryptoKey,
   decodeJwt,
