@@ -223,7 +223,7 @@ const HEAD = "POST /v1/take HTTP/1.1\r\nHost: x.example\r\nAuthorization: Bearer
 const CHUNKED = `${HEAD}Transfer-Encoding: chunked\r\n\r\n`;
 
 test("a body that falls silent is refused, and its connection closed", async () => {
-  for (const head of [CHUNKED, `${HEAD}Content-Length: 100000\r\n\r\n`]) {
+  for (const head of [CHUNKED, ...[10, 5_000, 100_000].map((bytes) => `${HEAD}Content-Length: ${bytes}\r\n\r\n`)]) {
     const { socket, closed } = listen({ silenceMsMax: 50 });
     socket.write(`${head}1\r\na\r\n`);
     const answer = await closed;

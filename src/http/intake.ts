@@ -2,6 +2,7 @@
 // each tenant hold. Of a large body only received bytes count, so one that never arrives takes nothing from others. When
 // others hold more than their part, a body that finds too little memory waits, unread, for all that it may need, and the
 // slowest of their bodies is refused: see concurrency/commons.ts.
+// In one file, since every size of body counts to one intake.
 // One per thread, since the share bounds the memory of all bodies together.
 import { Commons, type Stake } from "../concurrency/commons.ts";
 import { createFairShare } from "../concurrency/fair-share.ts";
@@ -15,6 +16,8 @@ import { declaredLength } from "./body-length.ts";
 
 /** A body up to this size is not counted: all connections together could not hold enough to matter. */
 const TINY_BYTES = 4096;
+/** How many that come in one piece may be waited for. */
+const ONE_PIECE_MAX = 8_192;
 /** A body up to this size that is sent with its length is taken in one piece, and counts in full from its start. */
 const SMALL_BYTES = 65_536;
 /** How long a body waits for what others are to give back. */
@@ -44,6 +47,7 @@ export interface Held {
 
 export function createIntake(limits: IntakeLimits) {
   const scales = createScales(limits.bytesMax);
+  const readOnePiece = createOnePieceReader(limits.silenceMsMax);
 
   async function readStream(stream: ReadableStream<Uint8Array> | null, body: Body, sizes: Sizes): Promise<CallBody> {
     if (stream === null) return new Uint8Array();
@@ -96,7 +100,7 @@ export function createIntake(limits: IntakeLimits) {
     try {
       const isSmall = declared !== null && declared <= SMALL_BYTES;
       const bytes = isSmall
-        ? await readSmall(scales, request, body, declared)
+        ? await readSmall(() => readOnePiece(request, tenant), scales, body, declared)
         : await readStream(request.body, body, {
             declared: declared ?? bytesMax,
             bytesMax,
@@ -120,7 +124,7 @@ export function createIntake(limits: IntakeLimits) {
     const declared = declaredLength(request.headers);
     if (declared !== null && declared > bytesMax) throw tooLarge(bytesMax);
     try {
-      if (declared !== null && declared <= TINY_BYTES) return await request.bytes();
+      if (declared !== null && declared <= TINY_BYTES) return await readOnePiece(request, tenant);
       return await readLarge(request, tenant, bytesMax, { declared, held: held ?? null });
     } catch (cause) {
       if (cause instanceof Fault) throw cause;
@@ -157,6 +161,60 @@ function tooLarge(bytesMax: number): Fault {
   return new Fault("payload_too_large", `body: larger than ${bytesMax} bytes`);
 }
 
+interface AwaitedBody {
+  readonly begunAt: number;
+  readonly giveUp: () => void;
+}
+
+/** Bodies that come in one piece have no timers of their own: all have the same time, so the oldest is late first. */
+function createOnePieceReader(msMax: number) {
+  const waiting = new Set<AwaitedBody>();
+  const share = createFairShare({ size: ONE_PIECE_MAX });
+  let sweeping: ReturnType<typeof setInterval> | null = null;
+
+  function sweep(): void {
+    const latest = performance.now() - msMax;
+    for (const { begunAt, giveUp } of waiting) {
+      if (begunAt > latest) return;
+      giveUp();
+    }
+    if (waiting.size > 0 || sweeping === null) return;
+    clearInterval(sweeping);
+    sweeping = null;
+  }
+
+  /** @throws Fault `unavailable` when its tenant has too many that do not come; `invalid_request` for a late one */
+  return (request: Request, tenant: string): Promise<Uint8Array> => {
+    if (share.take(tenant) !== null) throw tooMany({ closesConnection: true });
+    sweeping ??= setInterval(sweep, msMax / 10).unref();
+    return new Promise((resolve, reject) => {
+      const problem = `body: nothing of it for ${msMax / 1000} seconds`;
+      const late = () => new Fault("invalid_request", problem, { closesConnection: true });
+      const over = () => {
+        if (waiting.delete(body)) share.giveBack(tenant);
+      };
+      const body = {
+        begunAt: performance.now(),
+        giveUp() {
+          over();
+          reject(late());
+        },
+      };
+      waiting.add(body);
+      request.bytes().then(
+        (bytes) => {
+          over();
+          resolve(bytes);
+        },
+        (error) => {
+          over();
+          reject(error);
+        },
+      );
+    });
+  };
+}
+
 /** Counts the memory that bodies hold. */
 type Scales = ReturnType<typeof createScales>;
 
@@ -188,7 +246,12 @@ function createScales(bytesMax: number) {
   };
 }
 
-async function readSmall(scales: Scales, request: Request, body: Body, weight: number): Promise<Uint8Array> {
+async function readSmall(
+  read: () => Promise<Uint8Array>,
+  scales: Scales,
+  body: Body,
+  weight: number,
+): Promise<Uint8Array> {
   const { stake, ending } = body;
   const { promise: ended, reject } = Promise.withResolvers<never>();
   ended.catch(() => {});
@@ -196,7 +259,7 @@ async function readSmall(scales: Scales, request: Request, body: Body, weight: n
   // The runtime keeps what arrives of it until its connection ends.
   stake.giveWay = () => ending.abort(tooMany({ closesConnection: true }));
   await scales.weigh(body, weight, weight);
-  return Promise.race([request.bytes(), ended]);
+  return Promise.race([read(), ended]);
 }
 
 function tooMany(detail: FaultDetail = {}): Fault {

@@ -1,11 +1,11 @@
 // The port of the gateway. Bun's server accepts every connection for which there is a descriptor, and reports none. A
 // flood of them would leave no descriptor for upstream calls and the database; and where there are many descriptors, 16
-// KiB of an unfinished head on each would fill the memory. So above a part of them the port is closed until there is room,
-// which closes idle connections too. Bun allows 12 s for a first head, and the silence limit for later ones (measured).
+// KiB of an unfinished head on each would fill the memory. So near a part of them the address with most connections loses
+// some, and above it the port is closed until there is room, which closes idle connections too. Bun allows 12 s for a first head, and the silence limit for later ones (measured).
 import { closeSync, openSync, readFileSync } from "node:fs";
 import type { Log } from "../core/log.ts";
 import { listenProblem } from "../core/startup.ts";
-import { letMoreWait, refuseHandshakes } from "./socket-options.ts";
+import { connectionsAt, endConnection, letMoreWait, refuseHandshakes } from "./socket-options.ts";
 
 /**
  * With this many descriptors in use, callers' and upstream ones together, no connection is accepted. All calls and
@@ -19,6 +19,12 @@ const LOOK_MS = 50;
 const HANDSHAKE_MS = 50;
 /** One in so many must be free before the port opens again, so that it does not open for a single connection. */
 const FREED_PART = 64;
+/** With so few descriptors left, some connections are ended before the port has to be closed. */
+const NEARLY_FULL = 48;
+/** Descriptors of one look, which takes a few milliseconds. */
+const LOOKED_AT = 2_048;
+/** One in so many of the connections that one address has in a look: more come in the time until the next one. */
+const ENDED_PART = 2;
 /** Anybody can cause these log lines, so each is written this often at most. */
 const LOG_EVERY_MS = 10_000;
 
@@ -46,6 +52,8 @@ export function listen(options: ListenerOptions) {
   /** Servers that no longer listen but still have connections. */
   const closing = new Map<Bun.Server<undefined>, Promise<void>>();
   const toldAt = new Map<string, number>();
+  /** The first descriptor of the next look at connections. */
+  let lookedAt = 0;
 
   function tell(level: "warn" | "error", event: string, fields = {}): void {
     const now = performance.now();
@@ -63,9 +71,24 @@ export function listen(options: ListenerOptions) {
     );
   }
 
+  /** Few descriptors are left: whoever holds most connections loses some, the longest silent first. */
+  function relieve(): boolean {
+    const connections = connectionsAt(port, lookedAt, LOOKED_AT);
+    lookedAt = lookedAt + LOOKED_AT < openMax ? lookedAt + LOOKED_AT : 0;
+    const byAddress = Map.groupBy(connections, ({ address }) => address);
+    // Behind one proxy all connections have its address, and callers who hold few can't be told from others.
+    if (byAddress.size < 2) return false;
+    const most = [...byAddress.values()].reduce((one, other) => (other.length > one.length ? other : one));
+    const ended = most.toSorted((a, b) => b.silentMs - a.silentMs).slice(0, Math.ceil(most.length / ENDED_PART));
+    for (const connection of ended) endConnection(connection);
+    tell("warn", "connections_ended", { count: ended.length });
+    return true;
+  }
+
   function look(): void {
+    const isRelieved = !areFree(NEARLY_FULL, openMax) && relieve();
     if (listening === null) reopen();
-    else if (!areFree(1, openMax)) {
+    else if (!isRelieved && !areFree(1, openMax)) {
       close(listening);
       tell("warn", "connections_refused");
     }

@@ -7,6 +7,9 @@
 // The backlog, connections that wait to be accepted: the runtime asks for 512. A client that arrives when it is full is
 // not heard, and tries again after a whole second.
 //
+// Who is at the other end of a descriptor, and for how long nothing has passed: the runtime tells of no connection before
+// its first request is whole.
+//
 // A filter on handshakes, for a process that leaves a port which others share.
 //
 // One per thread, since the system library is opened once and never closed.
@@ -33,6 +36,9 @@ function openLibrary(name: string) {
     setsockopt: { args: ["i32", "i32", "i32", "ptr", "u32"], returns: "i32" },
     getsockopt: { args: ["i32", "i32", "i32", "ptr", "ptr"], returns: "i32" },
     listen: { args: ["i32", "i32"], returns: "i32" },
+    getsockname: { args: ["i32", "ptr", "ptr"], returns: "i32" },
+    getpeername: { args: ["i32", "ptr", "ptr"], returns: "i32" },
+    shutdown: { args: ["i32", "i32"], returns: "i32" },
   }).symbols;
 }
 
@@ -104,4 +110,47 @@ export function refuseHandshakes(descriptor: number): void {
   // A `struct sock_fprog`: how many instructions, and where they are.
   const program = new BigUint64Array([BigInt(NO_SYN.length / INSTRUCTION_BYTES), BigInt(ptr(NO_SYN))]);
   library()?.setsockopt(descriptor, SOL_SOCKET, SO_ATTACH_FILTER, ptr(program), program.byteLength);
+}
+
+const IPPROTO_TCP = 6;
+const TCP_INFO = 11;
+const SHUT_RDWR = 2;
+/** A `struct sockaddr_in6`, the larger of the two. */
+const name = new DataView(new ArrayBuffer(28));
+/** The start of a `struct tcp_info`: so many milliseconds since data was last sent, and received, stand at these places. */
+const info = new Uint32Array(15);
+const [SENT_AT, RECEIVED_AT] = [44 / 4, 52 / 4];
+
+/** A connection that came to the port. */
+export interface OpenConnection {
+  readonly descriptor: number;
+  /** In hex; of IPv4 the same whether it came over a socket of IPv6 or not. */
+  readonly address: string;
+  readonly silentMs: number;
+}
+
+/** The connections to this port among so many descriptors. */
+export function connectionsAt(port: number, from: number, count: number): OpenConnection[] {
+  const system = library();
+  const found: OpenConnection[] = [];
+  if (system === null) return found;
+  for (let descriptor = from; descriptor < from + count; descriptor++) {
+    length[0] = name.byteLength;
+    if (system.getsockname(descriptor, ptr(name), ptr(length)) !== 0 || name.getUint16(2) !== port) continue;
+    length[0] = name.byteLength;
+    if (system.getpeername(descriptor, ptr(name), ptr(length)) !== 0) continue;
+    // The address stands behind the flow in IPv6, of IPv4 at the end of that too.
+    const [at, bytes] = length[0] === name.byteLength ? [8, 16] : [4, 4];
+    const hex = Buffer.from(name.buffer, at, bytes).toString("hex");
+    length[0] = info.byteLength;
+    system.getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, ptr(info), ptr(length));
+    const silentMs = Math.min(info[SENT_AT] ?? 0, info[RECEIVED_AT] ?? 0);
+    found.push({ descriptor, address: hex.replace(/^0{20}ffff/, ""), silentMs });
+  }
+  return found;
+}
+
+/** Ends a connection; the runtime learns of it as if the peer had gone. */
+export function endConnection({ descriptor }: OpenConnection): void {
+  library()?.shutdown(descriptor, SHUT_RDWR);
 }

@@ -19,11 +19,11 @@ const crowded = () =>
 class Flood implements Disposable {
   readonly #sockets: Socket[] = [];
 
-  async open(gateway: Gateway, sent: string): Promise<void> {
+  async open(gateway: Gateway, sent: string, localAddress = "127.0.0.1"): Promise<void> {
     const port = Number(new URL(gateway.url).port);
     const opening = Array.from({ length: FLOOD }, () => {
       const { promise, resolve } = Promise.withResolvers<void>();
-      const socket = connect(port, "127.0.0.1", () => {
+      const socket = connect({ port, host: "127.0.0.1", localAddress }, () => {
         if (sent === "") resolve();
         else socket.write(sent);
       });
@@ -78,6 +78,33 @@ test("connections that were used and are silent give way to those that come", as
   await flood.open(gateway, "GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n");
   expect(await tenant.statusOf(await tenant.call())).toBe("succeeded");
   expect(gateway.log()).toContain("connections_refused");
+});
+
+test("an address that holds most connections loses some, and others are let in and lose none", async () => {
+  await using gateway = await crowded();
+  const { port } = new URL(gateway.url);
+  const health = "GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n";
+  /** Whether a request on the connection is answered. */
+  const isAnswered = (socket: Socket) =>
+    new Promise<boolean>((resolve) => {
+      socket.once("data", (bytes) => resolve(bytes.toString().startsWith("HTTP/1.1 200")));
+      for (const event of ["close", "error"]) socket.once(event, () => resolve(false));
+      socket.write(health);
+    });
+  const open = () => connect({ port: Number(port), host: "127.0.0.1" });
+  const kept = open();
+  expect(await isAnswered(kept)).toBe(true);
+  // Heads that never end.
+  using flood = new Flood();
+  void flood.open(gateway, "GET /healthz HTTP/1.1\r\n", "127.0.0.2");
+  await until(() => gateway.log().includes("connections_ended"));
+  for (let asked = 0; asked < 50; asked++) {
+    const socket = open();
+    expect(await isAnswered(socket)).toBe(true);
+    socket.destroy();
+  }
+  expect(await isAnswered(kept)).toBe(true);
+  kept.destroy();
 });
 
 test("connections that send nothing end no call that is under way, and the port opens again", async () => {
