@@ -18,6 +18,7 @@ import { declaredLength } from "./body-length.ts";
 const TINY_BYTES = 4096;
 /** How many that come in one piece may be waited for. */
 const ONE_PIECE_MAX = 8_192;
+const LOOK_MS = 1_000;
 /** A body up to this size that is sent with its length is taken in one piece, and counts in full from its start. */
 const SMALL_BYTES = 65_536;
 /** How long a body waits for what others are to give back. */
@@ -162,57 +163,55 @@ function tooLarge(bytesMax: number): Fault {
 }
 
 interface AwaitedBody {
+  readonly tenant: string;
   readonly begunAt: number;
-  readonly giveUp: () => void;
+  reject(fault: Fault): void;
 }
 
-/** Bodies that come in one piece have no timers of their own: all have the same time, so the oldest is late first. */
+/**
+ * Bodies that come in one piece have no timers and no counts of their own, since nearly all are here at once. A look now and
+ * then ends those that are late, and those of tenants that have more than their share of them.
+ */
 function createOnePieceReader(msMax: number) {
   const waiting = new Set<AwaitedBody>();
-  const share = createFairShare({ size: ONE_PIECE_MAX });
-  let sweeping: ReturnType<typeof setInterval> | null = null;
+  let looking: ReturnType<typeof setInterval> | null = null;
 
-  function sweep(): void {
+  function look(): void {
+    const share = createFairShare({ size: ONE_PIECE_MAX });
     const latest = performance.now() - msMax;
-    for (const { begunAt, giveUp } of waiting) {
-      if (begunAt > latest) return;
-      giveUp();
+    for (const body of waiting) {
+      if (body.begunAt <= latest)
+        end(
+          body,
+          new Fault("invalid_request", `body: nothing of it for ${msMax / 1000} seconds`, { closesConnection: true }),
+        );
+      else if (share.take(body.tenant) !== null) end(body, tooMany({ closesConnection: true }));
     }
-    if (waiting.size > 0 || sweeping === null) return;
-    clearInterval(sweeping);
-    sweeping = null;
+    if (waiting.size > 0 || looking === null) return;
+    clearInterval(looking);
+    looking = null;
+  }
+
+  function end(body: AwaitedBody, fault: Fault): void {
+    waiting.delete(body);
+    body.reject(fault);
   }
 
   /** @throws Fault `unavailable` when its tenant has too many that do not come; `invalid_request` for a late one */
-  return (request: Request, tenant: string): Promise<Uint8Array> => {
-    if (share.take(tenant) !== null) throw tooMany({ closesConnection: true });
-    sweeping ??= setInterval(sweep, msMax / 10).unref();
-    return new Promise((resolve, reject) => {
-      const problem = `body: nothing of it for ${msMax / 1000} seconds`;
-      const late = () => new Fault("invalid_request", problem, { closesConnection: true });
-      const over = () => {
-        if (waiting.delete(body)) share.giveBack(tenant);
-      };
-      const body = {
-        begunAt: performance.now(),
-        giveUp() {
-          over();
-          reject(late());
-        },
-      };
+  return (request: Request, tenant: string): Promise<Uint8Array> =>
+    new Promise((resolve, reject) => {
+      const body = { tenant, begunAt: performance.now(), reject };
       waiting.add(body);
-      request.bytes().then(
-        (bytes) => {
-          over();
-          resolve(bytes);
-        },
-        (error) => {
-          over();
-          reject(error);
-        },
-      );
+      looking ??= setInterval(look, Math.min(msMax / 10, LOOK_MS)).unref();
+      const over = (bytes: Uint8Array) => {
+        waiting.delete(body);
+        resolve(bytes);
+      };
+      request.bytes().then(over, (error) => {
+        waiting.delete(body);
+        reject(error);
+      });
     });
-  };
 }
 
 /** Counts the memory that bodies hold. */
