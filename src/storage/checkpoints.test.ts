@@ -79,6 +79,26 @@ describe("checkpoints of SQLite", () => {
     expect(sizes.slice(0, 4)).toEqual(Array.from({ length: 4 }, () => sizes[0] ?? -1));
   });
 
+  test("a stop while the thread is at work ends with the thread's word, and does not wait for its time to be over", async () => {
+    const asked = Promise.withResolvers<void>();
+    const busy = Object.assign(new EventTarget(), {
+      onmessage: null as ((event: MessageEvent) => void) | null,
+      unref() {},
+      terminate() {},
+      postMessage({ kind }: { kind: string }) {
+        if (kind === "move") asked.resolve();
+        if (kind !== "close") return;
+        setTimeout(() => busy.onmessage?.(new MessageEvent("message", { data: { kind: "closed" } })), 20);
+      },
+    });
+    const checkpoints = start(1024 * MIB, () => busy as unknown as Worker);
+    await write(1);
+    await asked.promise;
+    const begun = performance.now();
+    await checkpoints.stop();
+    expect(performance.now() - begun).toBeLessThan(1_000);
+  });
+
   test("a log of ordinary size is moved by the thread alone", async () => {
     const checkpoints = start(1024 * MIB);
     mostSpent();

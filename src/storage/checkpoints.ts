@@ -119,13 +119,15 @@ function createThread(path: string, log: Log, spawn: () => Worker) {
   ): Promise<FromCheckpointThread | null> {
     const { promise, resolve } = Promise.withResolvers<FromCheckpointThread | null>();
     const timer = setTimeout(resolve, ms, null);
-    answered = (message) => {
+    const mine = (message: FromCheckpointThread | null) => {
       if (message === null || message.kind === wanted) resolve(message);
     };
+    answered = mine;
     worker?.postMessage({ kind } satisfies ToCheckpointThread);
     const answer = await promise;
     clearTimeout(timer);
-    answered = null;
+    // Another question may have taken its place, as that of the end does.
+    if (answered === mine) answered = null;
     return answer;
   }
 

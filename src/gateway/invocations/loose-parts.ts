@@ -2,7 +2,7 @@
 // stored for was never accepted, as when the process was killed. A note says so, and is written with the very thing that
 // makes them loose, so that no part stays for ever. The parts go a few in each write, since all at once would hold up the
 // event loop. Once they are going, no call is accepted with them any more.
-import { and, eq, gt, gte, inArray, lte } from "drizzle-orm";
+import { and, eq, gt, gte, inArray, lte, notExists } from "drizzle-orm";
 import type { BodyKind } from "../../../db/body-schema.ts";
 import { every } from "../../concurrency/every.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
@@ -68,7 +68,12 @@ async function removeSome(tx: Tx, body: LooseBody, first: number): Promise<boole
     .where(and(isOf(t, body), inArray(t.n, some)))
     .returning({ n: t.n });
   if (removed.length === PARTS_AT_ONCE) return true;
-  await tx.db.delete(notes).where(and(isOf(notes, body), eq(notes.due_at, 0)));
+  // Another replica may be removing the same ones, and has left some when its rows were not found here.
+  const left = tx.db
+    .select({ n: t.n })
+    .from(t)
+    .where(and(isOf(t, body), gte(t.n, first)));
+  await tx.db.delete(notes).where(and(isOf(notes, body), eq(notes.due_at, 0), notExists(left)));
   return false;
 }
 
