@@ -6,6 +6,7 @@
 
 import net from "node:net";
 import tls from "node:tls";
+import { createLimiter } from "../concurrency/limiter.ts";
 import { during } from "../concurrency/loop-profile.ts";
 import type { StopSignal } from "../concurrency/stop.ts";
 import { type CallBody, partsOf } from "../wire/body.ts";
@@ -247,11 +248,26 @@ function dial({ target, address, tlsContext, signal, certified }: TransportReque
   return dialled({ socket: socket.setNoDelay(true), arrives }, "secureConnect", signal);
 }
 
+/** Connections whose key is slow to sign with: so many are made at once, and each takes so long at least. */
+const SLOW_AT_ONCE = 4;
+const SLOW_DIAL_MS = 100;
+
 export function openTransport() {
   const pool = new IdleConnections<UpstreamConnection>();
+  const few = createLimiter({ size: SLOW_AT_ONCE, tooMany: "too many connections with long keys" });
+
+  async function dialSlowly(request: TransportRequest): Promise<Dialled> {
+    const work = () => Promise.allSettled([dial(request), Bun.sleep(SLOW_DIAL_MS)]);
+    const [outcome] = await few(request.tenant, work).catch(() => {
+      throw new TransportError("EBUSY");
+    });
+    if (outcome.status === "rejected") throw outcome.reason;
+    return outcome.value;
+  }
 
   async function dialAndSend(request: TransportRequest, place: string): Promise<Answer> {
-    const connection = new UpstreamConnection(await dial(request), place, request, pool);
+    const dialled = await (request.tlsContext.isSlowToSign ? dialSlowly(request) : dial(request));
+    const connection = new UpstreamConnection(dialled, place, request, pool);
     return connection.exchange(request);
   }
 

@@ -15,7 +15,7 @@ function exchanging(over: (isClean: boolean) => void = () => {}): Exchange {
       fields: "",
       body: null,
       tenant: "",
-      tlsContext: { name: "", secureContext: undefined },
+      tlsContext: { name: "", secureContext: undefined, isSlowToSign: false },
       signal: AbortSignal.timeout(10_000),
     },
     over,

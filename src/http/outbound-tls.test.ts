@@ -1,7 +1,7 @@
 import { afterEach, describe, expect, test } from "bun:test";
 import net from "node:net";
 import { sentText } from "../../test/support/http/answer-body.ts";
-import { ALICE, BOB, TEST_CA } from "../../test/support/http/certificates.ts";
+import { ALICE, BOB, CAROL, TEST_CA } from "../../test/support/http/certificates.ts";
 import {
   answerOk,
   bind,
@@ -78,6 +78,21 @@ describe("a request over TLS", () => {
       "upstream.test alice",
       "upstream.test bob",
     ]);
+  });
+
+  test("with a key that is slow to sign with waits, so that no tenant's handshakes keep the event loop", async () => {
+    const server = await secure();
+    const outbound = trusting("127.0.0.1");
+    const url = `https://upstream.test:${server.port}/`;
+    const startedAt = performance.now();
+    const carol = { ...CAROL, ca: null };
+    const calls = Array.from({ length: 12 }, () => outbound.request(url, post({ tls: carol })));
+    // Nobody else waits for them.
+    await outbound.request(url, post({ tls: { ...ALICE, ca: null } }));
+    expect(server.peers.filter((peer) => peer.endsWith("carol")).length).toBeLessThan(12);
+    for (const call of calls) expect((await call).status).toBe(200);
+    // Four at once, each for 100 ms at least.
+    expect(performance.now() - startedAt).toBeGreaterThan(290);
   });
 
   test("may have an identity that brings the root of its server, for itself only", async () => {

@@ -77,7 +77,8 @@ const TARGETS_MAX = 1024;
 
 /**
  * Codes that come only while a socket is opened. Linux has ETIMEDOUT, EHOSTUNREACH and their like for established
- * connections too, but the transport tells of whatever ends those as ECONNRESET.
+ * connections too, but the transport tells of whatever ends those as ECONNRESET. EBUSY is the transport's own word for
+ * too many dials at once.
  */
 const DIAL_FAILURES = new Set([
   "ECONNREFUSED",
@@ -90,6 +91,7 @@ const DIAL_FAILURES = new Set([
   "EACCES",
   "EPERM",
   "EINVAL",
+  "EBUSY",
 ]);
 
 /**
