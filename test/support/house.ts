@@ -12,7 +12,7 @@ const STATE =
 /** The only files with state at their top level: it is one per thread, and each says why. */
 const STATE_OWNERS = new Set(
   [
-    "concurrency/request-turns concurrency/store-turns concurrency/thread-turns concurrency/turns concurrency/loop-profile",
+    "concurrency/request-turns concurrency/store-turns concurrency/thread-turns concurrency/turns",
     "concurrency/whole-turn",
     "core/id chain/json-rpc wire/digest cli/demo/http gateway/executor/workers/worker",
     "http/assets http/connections http/elysia http/input http/intake http/json-list http/large-response",

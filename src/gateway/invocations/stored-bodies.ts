@@ -1,7 +1,7 @@
 // Large bodies in the database, part by part: stored before their call is accepted, read when it is made or shown.
 import { and, eq, sql } from "drizzle-orm";
 import type { BodyKind } from "../../../db/body-schema.ts";
-import { inOneStep } from "../../concurrency/run-steps.ts";
+import { inOneStep } from "../../concurrency/steps.ts";
 import { Fault } from "../../core/fault.ts";
 import { prepared, type Reader, type Store, UniqueViolation } from "../../storage/store.ts";
 import { bodyOf, type CallBody, partsOf } from "../../wire/body.ts";
@@ -87,7 +87,7 @@ async function storedParts(
   const parts: Uint8Array[] = [];
   for (let bytes = 0; bytes < bytesMax; ) {
     const place = { ...key, kind, n: parts.length };
-    const [part] = await inOneStep("read of a body", () => partByPlace(reader).execute(place), key.tenant);
+    const [part] = await inOneStep(() => partByPlace(reader).execute(place), key.tenant);
     if (part === undefined) break;
     // In memory of its own, which can move to another thread.
     const { buffer, byteOffset, byteLength } = part.bytes;

@@ -4,7 +4,6 @@
 // thread judges them in its turns.
 
 import { createFairShare } from "../../concurrency/fair-share.ts";
-import { during } from "../../concurrency/loop-profile.ts";
 import { createRoundRobin } from "../../concurrency/round-robin.ts";
 import { inTurns } from "../../concurrency/turns.ts";
 import { Fault } from "../../core/fault.ts";
@@ -52,7 +51,7 @@ export function createVerifier({ waitingMax = WAITING_MAX, ...options }: Verifie
 
   function judgeHere(waiting: Waiting): void {
     try {
-      waiting.resolve(during("signature of a payment", () => checkSignature(waiting)));
+      waiting.resolve(checkSignature(waiting));
     } catch (error) {
       waiting.reject(error);
     }
