@@ -5,7 +5,7 @@ import { actingTenant } from "../concurrency/request-turns.ts";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { createCallEnds } from "./call-ends.ts";
-import { type Capabilities, probeCapabilities } from "./capabilities.ts";
+import { probeCapabilities } from "./capabilities.ts";
 import { createCommandLanes } from "./command-batches.ts";
 import { NOW, openDatabaseClock } from "./database-clock.ts";
 import { parseDatabaseUrl } from "./database-url.ts";
@@ -45,7 +45,7 @@ interface PostgresOptions {
 }
 
 /** Checks what cannot be changed later, and brings the schema up to date. */
-async function prepareDatabase(options: PostgresOptions): Promise<Capabilities> {
+async function prepareDatabase(options: PostgresOptions): Promise<void> {
   const { databaseUrl, clock, log, callMsMax = CALL_MS_MAX } = options;
   const client = postgresClient(databaseUrl);
   try {
@@ -54,7 +54,6 @@ async function prepareDatabase(options: PostgresOptions): Promise<Capabilities> 
     if (capabilities.pooled && capabilities.prepared_statements)
       log.warn("pooler_must_follow_prepared_statements", POOLER_HINT);
     await migratePostgres(client, { clock, log });
-    return capabilities;
   } catch (error) {
     throw startProblem(error) ?? error;
   } finally {
@@ -64,7 +63,7 @@ async function prepareDatabase(options: PostgresOptions): Promise<Capabilities> 
 
 /** @throws StartupProblem when it can't be reached or used, or belongs to a newer program. */
 export async function openPostgres(options: PostgresOptions): Promise<Store> {
-  const { advisory_locks: locksShards } = await prepareDatabase(options);
+  await prepareDatabase(options);
   const { callMsMax = CALL_MS_MAX } = options;
   const begin = beginRead(parseDatabaseUrl(options.databaseUrl).prepare);
   const openPool = createConnectionPools(options.databaseUrl);
@@ -84,7 +83,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     },
   });
   const ends = createCallEnds(options.log);
-  const writing: Writing = { writers, begin: BEGIN_WRITE, locksShards, callMsMax, ended: ends.tell };
+  const writing: Writing = { writers, begin: BEGIN_WRITE, callMsMax, ended: ends.tell };
   const batches = createCommandLanes({
     atOnce: BATCHES_MAX,
     largeAtOnce: LARGE_BATCHES_MAX,

@@ -96,7 +96,7 @@ export async function announcementFindings(listenUrl: string): Promise<Finding[]
   const advice =
     "TOLLGATE_LISTEN_URL must lead to the same database without a pooler; till then replicas look every second";
   const heard = await lookAtCapabilities(listenUrl).then(
-    ({ listen_notify }) => (listen_notify ? null : warning("nothing is heard there", advice)),
+    ({ pooled }) => (pooled ? warning("nothing is heard there", advice) : null),
     () => warning("the server of TOLLGATE_LISTEN_URL can't be used", advice),
   );
   return findings("announcements", [heard], "heard from the database");
