@@ -6,19 +6,29 @@ import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { createCallEnds } from "./call-ends.ts";
 import { probeCapabilities } from "./capabilities.ts";
-import { createCommandLanes } from "./command-batches.ts";
+import { createCommandKinds, createCommandLanes } from "./command-batches.ts";
 import { NOW, openDatabaseClock } from "./database-clock.ts";
 import { parseDatabaseUrl } from "./database-url.ts";
 import { within } from "./deadline.ts";
 import { startProblem } from "./failures.ts";
 import { migratePostgres } from "./migrate.ts";
 import { createPartitions } from "./partitions/partitions.ts";
-import { BEGIN_COMMANDS, BEGIN_WRITE, beginRead, createConnectionPools, postgresClient } from "./pool.ts";
-import { runCommands, runGroups } from "./postgres-commands.ts";
-import { createLookUps, createReader, type Reading, read } from "./postgres-reads.ts";
+import {
+  BEGIN_COMMANDS,
+  BEGIN_LOOK_UP,
+  BEGIN_WRITE,
+  beginRead,
+  type ConnectionPool,
+  createConnectionPools,
+  type DatabaseConnection,
+  postgresClient,
+} from "./pool.ts";
+import { type Effects, runCommands, runGroups } from "./postgres-commands.ts";
+import { postgresReader } from "./postgres-queries.ts";
 import { PROBE, type Writing, write } from "./postgres-writes.ts";
 import { createSharedCounts } from "./shared-counts.ts";
-import type { Store } from "./store.ts";
+import type { Reader, Store } from "./store.ts";
+import { untilNotUndoneOn } from "./undone.ts";
 
 /** Together they leave room for several replicas below Postgres's usual limit of 100. */
 const WRITERS_MAX = 7;
@@ -126,4 +136,45 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
       await Promise.all([...gathered, ...[writers, firstWriters, readers].map((pool) => pool.close(until))]);
     },
   };
+}
+
+interface Reading {
+  readonly readers: ConnectionPool;
+  readonly callMsMax: number;
+  /** What begins a transaction that reads. */
+  readonly begin: string;
+}
+
+const createReader = (reading: Reading): Reader => postgresReader((...query) => read(reading, ...query));
+
+/** In a transaction that may not write. Reading twice does no harm: a read that was undone or lost its connection is repeated. */
+function read({ readers, callMsMax, begin }: Reading, ...query: Parameters<DatabaseConnection["query"]>) {
+  const until = performance.now() + callMsMax;
+  const task = (connection: DatabaseConnection) => inRead(connection, begin, () => connection.query(...query));
+  return untilNotUndoneOn(readers, until, task, actingTenant());
+}
+
+const NO_EFFECTS: Effects = { ended() {}, shard: 0 };
+
+/** Commands that only read. */
+function createLookUps(readers: ConnectionPool, callMsMax: number) {
+  return createCommandKinds({
+    waitMsMax: callMsMax,
+    run: (groups, until) =>
+      untilNotUndoneOn(readers, until, (connection) =>
+        inRead(connection, BEGIN_LOOK_UP, () =>
+          runGroups(groups, ({ command, inputs }) => runCommands(connection, command, inputs, NO_EFFECTS)),
+        ),
+      ),
+  });
+}
+
+async function inRead<T>(connection: DatabaseConnection, begin: string, task: () => Promise<T>): Promise<T> {
+  await connection.run(begin);
+  try {
+    return await task();
+  } finally {
+    // After a failed query too, this ends the transaction. If it fails, the connection is of no more use.
+    if (!connection.abandoned) await connection.run("commit").catch(connection.abandon);
+  }
 }

@@ -1,6 +1,8 @@
 // The facilitators of all tenants, each asked as a settlement would ask it: under the host rules, and with the tenant's
 // own certificate or header. Tenants that show the same to the same server count as one. Their names are shown to the
 // operator, and nothing of their secrets.
+
+import { mapLimit } from "../../concurrency/map-limit.ts";
 import type { Config } from "../../config.ts";
 import { parseCertificates } from "../../core/certificates.ts";
 import { systemClock } from "../../core/clock.ts";
@@ -16,7 +18,6 @@ import { openSealed } from "../../keys/keyring.ts";
 import type { MasterKeys } from "../../keys/master-keys.ts";
 import type { DatabaseLook } from "../../storage/look.ts";
 import { NETWORK, NETWORK_CAIP2 } from "../../x402/kind.ts";
-import { eachInTime } from "./each-in-time.ts";
 import { type Finding, failure, findings, type Problem, warning } from "./finding.ts";
 import { observed } from "./observed.ts";
 import { timeText, validityProblem } from "./rules.ts";
@@ -27,6 +28,7 @@ const ALL_MS_MAX = 30_000;
 export const FACILITATORS_MS_MAX = ALL_MS_MAX + 2 * CHECK_MS_MAX;
 const ANSWER_BYTES_MAX = 64 * 1024;
 const EXCHANGE_MS_MAX = 4_500;
+const AT_ONCE = 8;
 
 type GatewayConfig = Pick<Config, "allowHosts" | "denyHosts" | "extraCa" | "secretsDir" | "vault">;
 
@@ -190,4 +192,23 @@ function clientProblem({ cert }: ClientIdentity): Problem | null {
 function endOf({ cert }: ClientIdentity): number | null {
   const [leaf] = parseCertificates(cert);
   return leaf === undefined ? null : Date.parse(leaf.validTo);
+}
+
+/**
+ * Works on as many items as there may be, a few at a time, and no longer than there is time. Resolves with how many were
+ * not begun before the end.
+ *
+ * @param until by performance.now()
+ */
+export async function eachInTime<T>(
+  items: readonly T[],
+  until: number,
+  work: (item: T) => Promise<void>,
+): Promise<number> {
+  let left = 0;
+  await mapLimit(items, AT_ONCE, async (item) => {
+    if (performance.now() < until) await work(item);
+    else left++;
+  });
+  return left;
 }
