@@ -1,5 +1,5 @@
 // Signatures that were judged lately. A call that is made again, after a lost answer or to ask how it stands, brings the
-// same payment, and one recovery costs about 0.3 ms of a core. What is remembered is bound to all that was judged: the
+// same payment, and one recovery costs about 0.7 ms of a core. What is remembered is bound to all that was judged: the
 // digest of the authorization, every byte of the signature, and the payer.
 
 import { afterShared } from "../../concurrency/request-turns.ts";
