@@ -65,10 +65,10 @@ function fullFolders(sources: Sources): string[] {
 const unusedWords = words.split("\n").filter((line) => line !== "" && !line.startsWith("#"));
 
 export const FIGURES: readonly Figure[] = [
-  { what: "product files", most: 516, find: (sources) => [...sources.keys()] },
+  { what: "product files", most: 508, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 55_600,
+    most: 55_000,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
@@ -76,7 +76,7 @@ export const FIGURES: readonly Figure[] = [
     most: 0,
     find: (sources) => [...sources.keys()].filter((path) => path.startsWith("src/kernel/")),
   },
-  { what: "short files with one importer in the same folder", most: 63, find: slices },
+  { what: "short files with one importer in the same folder", most: 61, find: slices },
   { what: `folders with more than ${FOLDER_FILES_MAX} files`, most: 11, find: fullFolders },
   {
     what: "type names that several files declare",
