@@ -3,6 +3,7 @@
 // groups, each its own write, so that settlements pass between them.
 
 import { and, eq, inArray, lt, sql } from "drizzle-orm";
+import { fewTexts } from "../../db/conditions.ts";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { DAY_MS } from "../core/time.ts";
@@ -37,7 +38,7 @@ async function removeTransactions({ db, tables }: Tx, before: number, limit: num
     .limit(limit);
   const rows = await db.delete(t).where(inArray(t.hash, old)).returning({ hash: t.hash });
   const hashes = rows.map(({ hash }) => hash);
-  if (hashes.length > 0) await db.delete(part).where(inArray(part.hash, hashes));
+  if (hashes.length > 0) await db.delete(part).where(inArray(part.hash, fewTexts(hashes)));
   return rows.length;
 }
 

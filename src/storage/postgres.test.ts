@@ -1,6 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import { SQL } from "bun";
-import { eq, sql } from "drizzle-orm";
+import { eq, inArray, sql } from "drizzle-orm";
+import { fewTexts } from "../../db/conditions.ts";
 import { startRelay } from "../../test/support/http/relay.ts";
 import { startPostgres } from "../../test/support/stores/postgres.ts";
 import { addAgent, agentIds, clock, outcome, postgresPlace, shown } from "../../test/support/stores/stores.ts";
@@ -8,6 +9,7 @@ import { silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { renewLease } from "../gateway/replicas/store.ts";
 import { openPostgres } from "./postgres.ts";
+import { postgresQueries, postgresTables } from "./postgres-queries.ts";
 import { type Tx, UniqueViolation } from "./store.ts";
 
 describe("on Postgres alone", () => {
@@ -218,4 +220,22 @@ describe("on Postgres alone", () => {
       expect(shown(error)).not.toContain("hunter2");
     }
   });
+});
+
+test("rows that are asked for by their IDs take few statements, however many they are", async () => {
+  const texts = new Set<string>();
+  const db = postgresQueries(async (text) => {
+    texts.add(text);
+    return [];
+  });
+  const { agents: t } = postgresTables;
+  for (let many = 1; many <= 200; many++) {
+    const ids = Array.from({ length: many }, (_, n) => `agt_${n}`);
+    expect(new Set(fewTexts(ids))).toEqual(new Set(ids));
+    await db
+      .select()
+      .from(t)
+      .where(inArray(t.id, fewTexts(ids)));
+  }
+  expect(texts.size).toBe(9);
 });

@@ -2,6 +2,7 @@
 // cannot drop in whole pieces goes in small groups, each its own write, so that calls pass between them.
 
 import { and, eq, inArray, isNull, lt, notExists, or, type SQL, sql } from "drizzle-orm";
+import { fewTexts } from "../../../db/conditions.ts";
 import type { Clock } from "../../core/clock.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
@@ -153,7 +154,8 @@ async function removeSomeBodies(tx: Tx, { tenant, before }: OlderThan, limit: nu
     .where(and(eq(t.tenant, tenant), lt(t.invocation_id, before), condition))
     .limit(limit);
   const ids = old.map(({ id }) => id);
-  if (ids.length > 0) await tx.db.delete(t).where(and(eq(t.tenant, tenant), inArray(t.invocation_id, ids), condition));
+  if (ids.length > 0)
+    await tx.db.delete(t).where(and(eq(t.tenant, tenant), inArray(t.invocation_id, fewTexts(ids)), condition));
   return ids.length;
 }
 
@@ -173,12 +175,12 @@ async function removeInvocations(tx: Tx, { tenant, before }: OlderThan, limit: n
   const ids = old.map(({ id }) => id);
   const rows = await tx.db
     .delete(t)
-    .where(and(eq(t.tenant, tenant), inArray(t.id, ids), isFree))
+    .where(and(eq(t.tenant, tenant), inArray(t.id, fewTexts(ids)), isFree))
     .returning();
   for (const row of rows) countWhole(tx, row, -1);
   const gone = rows.map(({ id }) => id);
   if (gone.length > 0) {
-    await tx.db.delete(bodies).where(and(eq(bodies.tenant, tenant), inArray(bodies.invocation_id, gone)));
+    await tx.db.delete(bodies).where(and(eq(bodies.tenant, tenant), inArray(bodies.invocation_id, fewTexts(gone))));
   }
   return ids.length;
 }
