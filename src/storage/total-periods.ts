@@ -1,9 +1,8 @@
 // Brings totals together. They are written under the hour of their calls, so that each piece of the history has its own
 // part of them; read, they are summed up. So the hours of a piece become one row, under its first hour, when hardly anything
 // changes in them any more. A row that has come down to zero says nothing.
-
-import { and, eq, gt, inArray, lt, or, type SQL, sql } from "drizzle-orm";
-import { fewTexts } from "../../db/conditions.ts";
+import { and, eq, gt, lt, or, type SQL, sql } from "drizzle-orm";
+import { oneOf } from "../../db/conditions.ts";
 import type { CountDimension } from "../../db/schema.ts";
 import type { Clock } from "../core/clock.ts";
 import { HOUR_MS } from "../core/time.ts";
@@ -119,7 +118,7 @@ async function joinValues(
   const { invocationCounts: t } = tx.tables;
   const rows = await tx.db
     .delete(t)
-    .where(and(eq(t.tenant, tenant), eq(t.dimension, dimension), inArray(t.value, fewTexts(values)), isApart))
+    .where(and(eq(t.tenant, tenant), eq(t.dimension, dimension), oneOf(t.value, values), isApart))
     // As they are when they go: others may have added to them since they were found.
     .returning({ value: t.value, count: t.count });
   const sums = new Map<string, number>();
