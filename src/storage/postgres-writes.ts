@@ -14,7 +14,7 @@ import type { Tx } from "./store.ts";
 import { untilNotUndone } from "./undone.ts";
 
 /** Changes nothing, and is written and committed all the same. */
-export const PROBE = "update schema_migrations set applied_at = applied_at where version = 1";
+export const PROBE = "update schema_versions set applied_at = applied_at where version = 1";
 
 type Task<T> = (tx: Tx, connection: DatabaseConnection, effects: Effects) => Promise<T>;
 

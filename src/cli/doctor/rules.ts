@@ -1,7 +1,7 @@
 // What is judged good, and what is not: the bounds of the doctor, apart from how anything is found out.
 import { EXPIRY_WARNING_MS } from "../../config/pem.ts";
 import { fitOf, type Schema, TOO_NEW_ADVICE, tooNewText } from "../../storage/schema-fit.ts";
-import { NEWEST_VERSION } from "../../storage/schema-versions.ts";
+import { newestVersion } from "../../storage/schema-versions.ts";
 import { failure, type Problem, warning } from "./finding.ts";
 
 const GIB = 1024 ** 3;
@@ -53,13 +53,13 @@ export function skewProblem(whose: string, aheadMs: number, advice: string): Pro
 /** Whether the program fits the schema, or what would become of it. */
 export function schemaProblem(schema: Schema): Problem | null {
   const has = `it has schema version ${schema.version}`;
-  const knows = `knows versions up to ${NEWEST_VERSION}`;
+  const knows = `knows versions up to ${newestVersion()}`;
   switch (fitOf(schema)) {
     case "none":
     case "same":
       return null;
     case "older": {
-      const text = `${has}, and the next start of this program brings it to ${NEWEST_VERSION}`;
+      const text = `${has}, and the next start of this program brings it to ${newestVersion()}`;
       return warning(text, "take a backup, then start this program or run tollgate migrate");
     }
     case "newer":
