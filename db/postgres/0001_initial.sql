@@ -381,7 +381,7 @@ create table agent_places (
 create index agent_places_replica on agent_places (replica);
 
 -- When work that one process does for all is due again.
-create table turns (
+create table job_leases (
   job text collate "C" not null primary key,
   next_at bigint not null,
   -- Who goes on with the work until it stops; null where the work goes to the first that asks.

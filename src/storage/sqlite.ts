@@ -118,7 +118,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
   const checkpoints = startCheckpoints({ writer, path, log, walBytes: WAL_BYTES_MAX });
   // A row that stays as it was would not be written.
   const touch = writer.prepare(
-    "insert into turns (job, next_at) values ('probe', 1) on conflict (job) do update set next_at = next_at + 1",
+    "insert into job_leases (job, next_at) values ('probe', 1) on conflict (job) do update set next_at = next_at + 1",
   );
 
   /** A group without works. */
