@@ -1,7 +1,7 @@
 // The configuration, and the only reader of the process environment. Everything is checked at once, before
 // anything starts, so that an operator sees all problems in one go.
 import { resolve } from "node:path";
-import { validityWarnings } from "./config/pem.ts";
+import { readTlsFiles, validityWarnings } from "./config/pem.ts";
 import { readRaw, renewedFile, unknownVariables } from "./config/raw.ts";
 import {
   BACKUP_RULES,
@@ -14,7 +14,6 @@ import {
   GATEWAY_RULES,
   MODE_RULES,
 } from "./config/rules.ts";
-import { readTlsFiles } from "./config/tls.ts";
 import { valueProblem } from "./config/values.ts";
 import { COMMON, DEMO, FACILITATOR, GATEWAY, MASTER_KEYS, type VariableRow } from "./config/variables.ts";
 import { systemClock } from "./core/clock.ts";

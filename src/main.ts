@@ -7,7 +7,7 @@ import type { AccountCommand } from "./cli/account.ts";
 import { type CommandLine, readCommandLine } from "./cli/command-line.ts";
 import { type OpenLog, openLog } from "./cli/log.ts";
 import type { PkiCommand } from "./cli/pki.ts";
-import { drainOnSignal, logStrayErrors } from "./cli/signals.ts";
+import { drainOnSignal, logStrayErrors } from "./cli/process.ts";
 import {
   type Config,
   type FacilitatorConfig,
@@ -99,7 +99,7 @@ async function serve(line: CommandLine): Promise<void> {
   const meters = await openMeters(config, log);
   if (config.facilitator === null) await runGateway(config, log, meters);
   else await runFacilitator(config.facilitator, log, meters);
-  const { startWatchdog } = await import("./cli/watchdog.ts");
+  const { startWatchdog } = await import("./cli/process.ts");
   startWatchdog(config.log);
   const { watchLoop } = await import("./concurrency/loop-watch.ts");
   // Only now: to start takes long, and holds up nobody.
@@ -110,14 +110,14 @@ async function serve(line: CommandLine): Promise<void> {
 /** Its port is open before anything else is, so that a start that takes long can be seen too. */
 async function openMeters({ host, metricsPort: port, facilitator }: Config, log: OpenLog): Promise<Meters> {
   if (port === null) return silentMeters;
-  const { startMetrics } = await import("./metrics/start.ts");
+  const { startMetrics } = await import("./metrics/metrics.ts");
   return startMetrics({ host, port, endpoints: facilitator?.rpcUrls.length ?? null, log });
 }
 
 async function migrate(line: CommandLine): Promise<void> {
   const ready = begin(line, load("migrate", line), []);
   if (ready === null) return;
-  const { migrate: apply } = await import("./cli/migrate.ts");
+  const { migrate: apply } = await import("./cli/backup.ts");
   await apply(ready.config, ready.log);
 }
 
@@ -129,7 +129,7 @@ async function backup(line: CommandLine): Promise<void> {
 }
 
 async function restoreDatabase(line: CommandLine): Promise<void> {
-  const { restore } = await import("./cli/restore.ts");
+  const { restore } = await import("./cli/backup.ts");
   const ready = begin(line, load("restore", line), []);
   if (ready !== null) print(await restore(ready.config, line.words[0] ?? null, ready.log));
 }
@@ -156,7 +156,7 @@ async function token(line: CommandLine): Promise<void> {
 }
 
 async function revokeToken(line: CommandLine): Promise<void> {
-  const { readRevokeRequest, revoke } = await import("./cli/token-revoke.ts");
+  const { readRevokeRequest, revoke } = await import("./cli/token.ts");
   const loaded = load("token", line);
   const { request, problems } = readRevokeRequest(line.flags, loaded.config);
   const ready = begin(line, loaded, problems);
@@ -240,7 +240,7 @@ async function runGateway(config: Config, log: OpenLog, meters: Meters): Promise
   const { url } = await starting;
   // Between the lines of a log that programs read it would be none of them.
   if (!generated || config.log.format === "json") return;
-  const { welcomeText } = await import("./cli/welcome.ts");
+  const { welcomeText } = await import("./cli/program.ts");
   const { thisProgram } = await import("./cli/program.ts");
   log.flush();
   process.stderr.write(welcomeText(config, url, thisProgram()));

@@ -5,7 +5,7 @@ import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:
 import { join } from "node:path";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { MULTICALL3 } from "../src/chain/multicall.ts";
-import { issueCa, issueServer } from "../src/cli/pki/issue.ts";
+import { issueCa, issueServer } from "../src/cli/certificates.ts";
 import { startChain, type TestChain } from "./support/chain/chain.ts";
 import { type RpcRelay, startRpcRelay } from "./support/chain/rpc-relay.ts";
 import { tollgateBinary } from "./support/gateway/binary.ts";

@@ -1,8 +1,8 @@
 // `tollgate account`: who may have payments settled by the facilitator. It works on the database alone. A running
 // facilitator applies every change from its next request on.
-import { amount } from "../config/money.ts";
+
 import { certificateFile, readCertificates } from "../config/pem.ts";
-import { valueProblem } from "../config/values.ts";
+import { amount, valueProblem } from "../config/values.ts";
 import type { Config } from "../config.ts";
 import { systemClock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";

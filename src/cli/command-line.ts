@@ -47,7 +47,7 @@ const COMMANDS = {
 } satisfies Readonly<Record<string, Grammar>>;
 
 /** The command without any words. */
-export type Command = keyof typeof COMMANDS | "serve" | "version";
+type Command = keyof typeof COMMANDS | "serve" | "version";
 
 function isCommand(words: string): words is keyof typeof COMMANDS {
   return Object.hasOwn(COMMANDS, words);

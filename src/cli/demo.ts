@@ -6,23 +6,37 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { startCalculator, startNotary } from "./demo/agents.ts";
-import { type Anvil, BLOCK_SECONDS, findAnvil, startAnvil } from "./demo/anvil.ts";
-import { type DemoChain, furnishChain, usdc } from "./demo/chain.ts";
-import { configureSettlement, registerAgents } from "./demo/fixtures.ts";
-import { type DemoAccount, newAccount } from "./demo/payer.ts";
-import { DemoProblem } from "./demo/problem.ts";
+import type { RunningFacilitator } from "../facilitator/start.ts";
+import { CHAIN_ID } from "../x402/kind.ts";
+import { type Anvil, BLOCK_SECONDS, type DemoChain, findAnvil, furnishChain, startAnvil, usdc } from "./demo/chain.ts";
+import {
+  configureSettlement,
+  type DemoAccount,
+  DemoProblem,
+  FACTORIZE_PRICE,
+  NOTARY_PRICE,
+  newAccount,
+  registerAgents,
+} from "./demo/client.ts";
+import payCommand from "./demo/pay.sh" with { type: "text" };
 import { runPaidCall, runPricedTool, type Scenario } from "./demo/scenario.ts";
-import { type Certificates, makeCertificates, startDemoFacilitator, startDemoGateway } from "./demo/services.ts";
-import { type Collection, showSummary } from "./demo/summary.ts";
-import type { Terminal } from "./demo/terminal.ts";
+import {
+  type Certificates,
+  makeCertificates,
+  startCalculator,
+  startDemoFacilitator,
+  startDemoGateway,
+  startNotary,
+} from "./demo/services.ts";
+import type { ListLine, Terminal } from "./demo/terminal.ts";
+import { quoted } from "./program.ts";
 
 const STEP_MS_MAX = 20_000;
 const SCENARIO_MS_MAX = 60_000;
 const PAYER_UNITS = 10_000_000n;
 const SIGNER_WEI = 10n ** 18n;
 
-export interface DemoOptions {
+interface DemoOptions {
   /** Null to look on the PATH and among the packages of the working directory. */
   readonly anvil: string | null;
   readonly cwd: string;
@@ -219,3 +233,63 @@ function isExpected(error: unknown): error is DemoProblem | StartupProblem {
 function reasonOf(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
 }
+
+interface Collection {
+  readonly chain: DemoChain;
+  readonly facilitator: Pick<RunningFacilitator, "url" | "openUrl">;
+}
+
+/**
+ * @param collection null without anvil
+ * @param dir the directory of all files of the demo
+ */
+async function showSummary(scenario: Scenario, collection: Collection | null, dir: string): Promise<void> {
+  const { terminal, tenant, agents, payer } = scenario;
+  terminal.section("All of it stays up until you press Ctrl-C");
+  const entries: ListLine[] = [
+    ["gateway", tenant.url],
+    ["Swagger UI", `${tenant.url}/swagger  (Authorize takes the token below)`],
+    ["http agent", `${agents.notary}  notary, ${usdc(NOTARY_PRICE)} USDC a call`],
+    ["mcp agent", `${agents.calculator}  calculator, ${usdc(FACTORIZE_PRICE)} USDC for factorize`],
+  ];
+  if (collection !== null) {
+    const { chain, facilitator } = collection;
+    entries.push(
+      ["facilitator", `${facilitator.url}  mutual TLS: /settle, /supported, /healthz`],
+      ["", `${facilitator.openUrl.padEnd(facilitator.url.length)}  open: /supported, /healthz`],
+      ["chain RPC", `${chain.url}  chain ID ${CHAIN_ID}`],
+      ["payer", `${payer.address}  with ${usdc(await chain.usdcOf(payer.address))} USDC`],
+    );
+  }
+  entries.push(["files", `${dir}  (goes with the demo)`]);
+  terminal.entries(entries);
+  terminal.line();
+  terminal.note("PAYER_KEY below is a throw-away key, made for this run and for this machine. It is worth");
+  terminal.note("nothing anywhere else: never send anything to it, and never use it again.");
+  showCommands(terminal, scenario, dir);
+}
+
+function showCommands(terminal: Terminal, { tenant, agents, payer }: Scenario, dir: string): void {
+  terminal.section("Pay for a call yourself, in another terminal");
+  terminal.line("These are the gateway, a token of the tenant for 12 hours, the agent, the payer's key, and");
+  terminal.line("where the files of the demo are:");
+  terminal.line();
+  terminal.verbatim(`export GATEWAY=${tenant.url}`);
+  terminal.verbatim(`export TOKEN=${tenant.token}`);
+  terminal.verbatim(`export AGENT=${agents.notary}`);
+  terminal.verbatim(`export PAYER_KEY=${payer.key}`);
+  terminal.verbatim(`export FILES=${quoted(dir)}`);
+  terminal.line();
+  terminal.line("See what it costs:");
+  terminal.line();
+  terminal.verbatim(CHALLENGE_COMMAND);
+  terminal.line();
+  terminal.line("Pay it with the official client, unmodified. npm installs it beside these files, and");
+  terminal.line("it goes with them:");
+  terminal.line();
+  terminal.verbatim(payCommand.trimEnd());
+  terminal.line();
+  terminal.line("Ctrl-C here stops everything, and removes it.");
+}
+
+const CHALLENGE_COMMAND = `curl -si "$GATEWAY/v1/proxy/$AGENT" -H "Authorization: Bearer $TOKEN" -d hello`;

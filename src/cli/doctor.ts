@@ -5,24 +5,22 @@ import { unknownVariables } from "../config/raw.ts";
 import { type Config, type FacilitatorConfig, processEnvironment, VARIABLES } from "../config.ts";
 import { createOutbound } from "../http/outbound.ts";
 import { fitOf } from "../storage/schema-fit.ts";
+import { chainClockFindings, lookAtNodes, nodesFindings, signerFindings, walletFindings } from "./doctor/chain.ts";
 import { collectorFindings } from "./doctor/collector.ts";
 import {
   announcementFindings,
   databaseChecks,
+  keyFindings,
   notLookedAt,
   type Opening,
   openDatabase,
   orNull,
+  usableMasterKeys,
 } from "./doctor/database.ts";
 import { FACILITATORS_MS_MAX, facilitatorFindings } from "./doctor/facilitators.ts";
-import { type Finding, findings, isHealthy, report, warning } from "./doctor/finding.ts";
-import { issuerFindings } from "./doctor/issuer.ts";
-import { keyFindings, usableMasterKeys } from "./doctor/keys.ts";
-import { chainClockFindings, lookAtNodes, nodesFindings } from "./doctor/nodes.ts";
-import { type Check, runChecks } from "./doctor/run.ts";
-import { secretsDirFindings, vaultFindings } from "./doctor/secrets.ts";
+import { type Check, type Finding, findings, isHealthy, report, runChecks, warning } from "./doctor/findings.ts";
+import { issuerFindings, secretsDirFindings, vaultFindings } from "./doctor/servers.ts";
 import { tlsFindings } from "./doctor/tls.ts";
-import { signerFindings, walletFindings } from "./doctor/wallets.ts";
 
 interface Examination {
   readonly isHealthy: boolean;

@@ -7,7 +7,7 @@ export const GATEWAY_PORT = 8080;
 export const FACILITATOR_PORT = 8443;
 
 type Table = typeof COMMON & typeof GATEWAY & typeof FACILITATOR & typeof DEMO;
-export type VariableName = keyof Table;
+type VariableName = keyof Table;
 /** Variables of the other service have their defaults, whatever is set. */
 export type ConfigValues = {
   [N in VariableName]: Table[N] extends VariableRow<infer T, infer F> ? T | F : never;

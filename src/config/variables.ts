@@ -5,8 +5,8 @@ import { availableParallelism } from "node:os";
 import { LOG_LEVELS } from "../core/log.ts";
 import { DAY_MS } from "../core/time.ts";
 import { SAMPLERS } from "../core/tracing-options.ts";
-import * as money from "./money.ts";
 import * as pem from "./pem.ts";
+import * as money from "./values.ts";
 import * as value from "./values.ts";
 
 export interface VariableRow<T, F> {

@@ -4,11 +4,7 @@ import fc from "fast-check";
 import { Registry } from "prom-client";
 import type { GaugeSources } from "../core/meters.ts";
 import { pathPattern } from "../http/elysia.ts";
-import { knownLately } from "./known-lately.ts";
-import { createLoopLag } from "./loop-lag.ts";
-import { createMeters } from "./metrics.ts";
-import { createRouteTemplates, OTHER_ROUTE } from "./route-templates.ts";
-import { statusLabel } from "./status-label.ts";
+import { createLoopLag, createMeters, createRouteTemplates, knownLately, OTHER_ROUTE, statusLabel } from "./metrics.ts";
 
 describe("the template of a path", () => {
   const ROUTES = ["/", "/a", "/a/b", "/a/:id", "/a/:id/c", "/a/:id/c/:other", "/b/*", "/c/:id/*"];

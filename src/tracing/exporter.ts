@@ -1,11 +1,80 @@
-// Sends batches of spans to the collector. Whatever the collector does, a batch is over in bounded time. What it says for
-// now (429, 502, 503, 504, no connection) is tried again, after the time that it asks for if that is longer than ours.
+// Spans on their way to the collector, by OTLP over HTTP as protobuf. A bounded number waits; a span that finds no room is
+// dropped, and so is a batch that the collector does not take. Both are counted and logged once a minute. Whatever the
+// collector does, a batch is over in bounded time and memory. A passing failure (429, 502, 503, 504, no connection) is tried
+// again, after the time that the collector asks for if that is longer than ours.
+
 import { type ExportResult, ExportResultCode } from "@opentelemetry/core";
 import { ProtobufTraceSerializer } from "@opentelemetry/otlp-transformer";
-import type { ReadableSpan, SpanExporter } from "@opentelemetry/sdk-trace";
+import { BatchSpanProcessor, type ReadableSpan, type SpanExporter, type SpanProcessor } from "@opentelemetry/sdk-trace";
 import { endsWithin } from "../concurrency/deadline.ts";
 import { createUnderWay } from "../concurrency/under-way.ts";
-import { type CollectorOptions, createCollectorRequest, NoAnswer } from "./collector.ts";
+import { systemClock } from "../core/clock.ts";
+import type { Log } from "../core/log.ts";
+import { readBody } from "../http/body.ts";
+import { type Outbound, OutboundError } from "../http/outbound.ts";
+import { retryAfterMs } from "../http/retry-after.ts";
+
+/** The answer included. */
+const REQUEST_MS = 10_000;
+const ANSWER_BYTES_MAX = 64 * 1024;
+/** However long it asks not to be asked: spans that wait are dropped once there are many. */
+const RETRY_AFTER_MS_MAX = 30_000;
+
+interface CollectorOptions {
+  /** The base URL of the collector. */
+  readonly endpoint: string;
+  /** They may hold a key. */
+  readonly headers: ReadonlyArray<readonly [name: string, value: string]>;
+  readonly outbound: Outbound;
+}
+
+interface CollectorAnswer {
+  readonly status: number;
+  readonly bytes: Uint8Array;
+  /** What it asks for, if it does. */
+  readonly retryAfterMs: number | null;
+}
+
+/** There is no answer that can be used. The message holds no header and no path. */
+export class NoAnswer extends Error {
+  override readonly name = "NoAnswer";
+  /** Whether another request may find one. */
+  readonly isForNow: boolean;
+
+  constructor(message: string, isForNow: boolean, options?: { readonly cause: unknown }) {
+    super(message, options);
+    this.isForNow = isForNow;
+  }
+}
+
+/** @returns what sends a request, and throws NoAnswer, or the reason of the signal */
+export function createCollectorRequest({ endpoint, headers, outbound }: CollectorOptions) {
+  const url = `${endpoint.replace(/\/+$/, "")}/v1/traces`;
+  const sent = [["content-type", "application/x-protobuf"] as const, ...headers];
+
+  return async (body: Uint8Array, aborted: AbortSignal): Promise<CollectorAnswer> => {
+    const late = AbortSignal.timeout(REQUEST_MS);
+    const signal = AbortSignal.any([aborted, late]);
+    try {
+      const response = await outbound.request(url, { method: "POST", headers: sent, body, signal });
+      const limits = { maxBytes: ANSWER_BYTES_MAX, captureBytes: ANSWER_BYTES_MAX };
+      const { tooLarge, captured: bytes } = await readBody(response, limits);
+      const asked = retryAfterMs(response.headers.get("retry-after"), systemClock.now(), RETRY_AFTER_MS_MAX);
+      if (!tooLarge) return { status: response.status, bytes, retryAfterMs: asked };
+    } catch (error) {
+      aborted.throwIfAborted();
+      const message = late.aborted ? `no answer within ${REQUEST_MS} ms` : failureOf(error);
+      throw new NoAnswer(message, true, { cause: error });
+    }
+    throw new NoAnswer(`an answer of more than ${ANSWER_BYTES_MAX} bytes`, false);
+  };
+}
+
+/** Never the message of an unforeseen error, which might quote a header. */
+function failureOf(error: unknown): string {
+  if (error instanceof OutboundError) return error.message;
+  return error instanceof Error ? error.name : "unknown error";
+}
 
 const PAUSES_MS = [1_000, 4_000];
 const FOR_NOW = new Set([429, 502, 503, 504]);
@@ -21,7 +90,7 @@ class NotTaken extends Error {
   }
 }
 
-export interface Exporter extends SpanExporter {
+interface Exporter extends SpanExporter {
   /** Ends what is under way, untaken. */
   abort(): void;
 }
@@ -95,4 +164,90 @@ function rejectedOf(bytes: Uint8Array): number {
   } catch {
     return 0;
   }
+}
+
+/** Spans that wait or are under way. */
+const HELD_MAX = 4096;
+/** Written in one piece: 2 ms of the event loop. */
+const BATCH_MAX = 256;
+const WAIT_MS = 1_000;
+/** More than the exporter takes with all its tries. */
+const EXPORT_MS = 100_000;
+const TELL_MS = 60_000;
+
+/** @param exporter whose `result.error` has a message for the log */
+export function createSpanQueue(exporter: SpanExporter, log: Log): SpanProcessor {
+  let held = 0;
+  const drops = createDrops(log);
+  const counting: SpanExporter = {
+    export(spans, done) {
+      exporter.export(spans, (result: ExportResult) => {
+        held -= spans.length;
+        if (result.code !== ExportResultCode.SUCCESS) drops.count(spans.length, result.error?.message ?? "failed");
+        done(result);
+      });
+    },
+    shutdown: () => exporter.shutdown(),
+  };
+  const batches = new BatchSpanProcessor({
+    exporter: counting,
+    maxQueueSize: HELD_MAX,
+    maxExportBatchSize: BATCH_MAX,
+    scheduledDelayMillis: WAIT_MS,
+    exportTimeoutMillis: EXPORT_MS,
+  });
+  return {
+    onStart() {},
+    onEnd(span: ReadableSpan): void {
+      if (held >= HELD_MAX) {
+        drops.count(1, "too many wait for the collector");
+        return;
+      }
+      held++;
+      batches.onEnd(span);
+    },
+    forceFlush: () => batches.forceFlush(),
+    async shutdown(): Promise<void> {
+      const flushed = batches.shutdown().catch(() => {});
+      // From here on nothing is tried again.
+      await exporter.shutdown();
+      await flushed;
+      // That is over with the first batch that is not taken, and knows nothing of one that was under way before.
+      await exporter.shutdown();
+      drops.tell();
+    },
+  };
+}
+
+/** The first is told at once, and what follows within a minute together. */
+function createDrops(log: Log) {
+  let count = 0;
+  let reason = "";
+  let timer: ReturnType<typeof setTimeout> | null = null;
+
+  function tell(): void {
+    if (count > 0) log.warn("spans_dropped", { count, reason });
+    count = 0;
+  }
+
+  function pause(): void {
+    timer = setTimeout(() => {
+      timer = null;
+      if (count === 0) return;
+      tell();
+      pause();
+    }, TELL_MS);
+    timer.unref();
+  }
+
+  return {
+    tell,
+    count(spans: number, why: string): void {
+      count += spans;
+      reason = why;
+      if (timer !== null) return;
+      tell();
+      pause();
+    },
+  };
 }

@@ -3,10 +3,20 @@
 import type { Hex } from "viem";
 import { STATUS, SUCCESS } from "../../http/answers.ts";
 import { type DemoChain, usdc } from "./chain.ts";
-import { type Agents, call, type DemoTenant, FACTORIZE_PRICE, requireGood } from "./fixtures.ts";
-import { at, type HttpAnswer, textAt } from "./http.ts";
-import { type DemoAccount, type SignedPayment, signPayment } from "./payer.ts";
-import { DemoProblem } from "./problem.ts";
+import {
+  type Agents,
+  at,
+  call,
+  type DemoAccount,
+  DemoProblem,
+  type DemoTenant,
+  FACTORIZE_PRICE,
+  type HttpAnswer,
+  requireGood,
+  type SignedPayment,
+  signPayment,
+  textAt,
+} from "./client.ts";
 import { duration, type ListLine, type Terminal } from "./terminal.ts";
 
 export interface Scenario {

@@ -1,10 +1,8 @@
 // The collector of traces, sent a request without a span. Whatever is wrong with it, calls go on, so it only warns.
 import type { TracingOptions } from "../../core/tracing-options.ts";
 import { createOutbound, OutboundError } from "../../http/outbound.ts";
-import { createCollectorRequest, NoAnswer } from "../../tracing/collector.ts";
-import { type Finding, findings, type Problem, warning } from "./finding.ts";
-import { observed } from "./observed.ts";
-import { CHECK_MS_MAX, problemOf } from "./run.ts";
+import { createCollectorRequest, NoAnswer } from "../../tracing/exporter.ts";
+import { CHECK_MS_MAX, type Finding, findings, observed, type Problem, problemOf, warning } from "./findings.ts";
 
 /** Less than the check may take, so that it tells of this by itself. */
 const ANSWER_MS_MAX = CHECK_MS_MAX - 500;

@@ -1,6 +1,8 @@
 // The facilitators of all tenants, each asked as a settlement would ask it: under the host rules, and with the tenant's
 // own certificate or header. Tenants that show the same to the same server count as one. Their names are shown to the
 // operator, and nothing of their secrets.
+
+import { mapLimit } from "../../concurrency/map-limit.ts";
 import type { Config } from "../../config.ts";
 import { parseCertificates } from "../../core/certificates.ts";
 import { systemClock } from "../../core/clock.ts";
@@ -16,11 +18,19 @@ import { openSealed } from "../../keys/keyring.ts";
 import type { MasterKeys } from "../../keys/master-keys.ts";
 import type { DatabaseLook } from "../../storage/look.ts";
 import { NETWORK, NETWORK_CAIP2 } from "../../x402/kind.ts";
-import { eachInTime } from "./each-in-time.ts";
-import { type Finding, failure, findings, type Problem, warning } from "./finding.ts";
-import { observed } from "./observed.ts";
-import { timeText, validityProblem } from "./rules.ts";
-import { CHECK_MS_MAX, inTime, problemOf } from "./run.ts";
+import {
+  CHECK_MS_MAX,
+  type Finding,
+  failure,
+  findings,
+  inTime,
+  observed,
+  type Problem,
+  problemOf,
+  timeText,
+  validityProblem,
+  warning,
+} from "./findings.ts";
 
 /** For all of them together. What has not begun by then is counted, and not looked at. */
 const ALL_MS_MAX = 30_000;
@@ -47,7 +57,7 @@ interface Group extends Credential {
   readonly tenants: string[];
 }
 
-export interface FacilitatorsLook {
+interface FacilitatorsLook {
   readonly config: GatewayConfig;
   readonly database: DatabaseLook;
   readonly masterKeys: MasterKeys;
@@ -190,4 +200,24 @@ function clientProblem({ cert }: ClientIdentity): Problem | null {
 function endOf({ cert }: ClientIdentity): number | null {
   const [leaf] = parseCertificates(cert);
   return leaf === undefined ? null : Date.parse(leaf.validTo);
+}
+
+const PARALLEL = 8;
+
+/**
+ * Resolves with how many were not begun before the end.
+ *
+ * @param until by performance.now()
+ */
+export async function eachInTime<T>(
+  items: readonly T[],
+  until: number,
+  work: (item: T) => Promise<void>,
+): Promise<number> {
+  let left = 0;
+  await mapLimit(items, PARALLEL, async (item) => {
+    if (performance.now() < until) await work(item);
+    else left++;
+  });
+  return left;
 }

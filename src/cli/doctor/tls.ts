@@ -1,10 +1,9 @@
 // The files of the facilitator's mutual-TLS port. That they are PEM and belong together, the configuration has judged.
 import { parseCertificates } from "../../core/certificates.ts";
 import { systemClock } from "../../core/clock.ts";
-import { type Finding, findings } from "./finding.ts";
-import { timeText, validityProblem } from "./rules.ts";
+import { type Finding, findings, timeText, validityProblem } from "./findings.ts";
 
-export interface TlsTexts {
+interface TlsTexts {
   readonly cert: string;
   readonly clientCa: string;
 }

@@ -1,7 +1,7 @@
 // Certificates for mutual TLS on loopback, made afresh for each caller: a private CA with a server and clients that
 // are in order, and one client for each way of not being so. Made here and not by the product's own issuer, so that
 // the two can be held against each other.
-import "../../../src/cli/pki/reflect.ts";
+import "../../../src/cli/reflect.ts";
 import { createPrivateKey, X509Certificate as ReadCertificate } from "node:crypto";
 import type { X509Certificate } from "@peculiar/x509";
 

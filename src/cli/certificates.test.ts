@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import { X509Certificate } from "node:crypto";
-import { caProblem, issueCa, issueClient, issueServer } from "./issue.ts";
+import { caProblem, issueCa, issueClient, issueServer } from "./certificates.ts";
 
 const DAY_MS = 86_400_000;
 const NOW = Date.parse("2026-11-21T12:00:00Z");

@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { eachInTime } from "./each-in-time.ts";
+import { eachInTime } from "./facilitators.ts";
 
 const ITEMS = Array.from({ length: 30 }, (_, index) => index);
 

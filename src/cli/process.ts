@@ -1,9 +1,51 @@
-// Ends a process whose main loop no longer turns. Such a process answers nothing, hears no signal and holds its leases, and
-// no process manager starts it again by itself. The watch is on a thread of its own: this file is that thread's entry too.
+// What a service does about signals, about errors that nobody else handles, and about a main loop that no longer turns. Such a
+// process answers nothing, hears no signal and holds its leases, and no process manager restarts it by itself. So a thread
+// watches the main loop and ends the process; this file is that thread's entry too.
 
 import { systemClock } from "../core/clock.ts";
 import type { LogLevel } from "../core/log.ts";
-import { openLog } from "./log.ts";
+import { type OpenLog, openLog } from "./log.ts";
+
+const FAILED = 1;
+/** Ctrl-C reaches a program under npx twice, from the terminal and from npx; that is no second wish. */
+const SECOND_SIGNAL_AFTER_MS = 1000;
+
+/**
+ * A promise that nobody waits for takes nothing down with it: what it was part of has failed, and only that. An
+ * exception outside of any request leaves nobody knows what behind, so the process ends; what it had accepted is
+ * durable.
+ */
+export function logStrayErrors(log: OpenLog): void {
+  process.on("unhandledRejection", (error) => log.error("unhandled_rejection", { error }));
+  process.on("uncaughtException", (error) => {
+    log.error("uncaught_exception", { error });
+    log.flush();
+    process.exit(FAILED);
+  });
+}
+
+/** Ends the process when it has stopped; at once at a second signal. */
+export function drainOnSignal(stop: () => Promise<void>, log: OpenLog): void {
+  let askedAt: number | null = null;
+  const onSignal = async (signal: string) => {
+    if (askedAt !== null) {
+      if (performance.now() - askedAt > SECOND_SIGNAL_AFTER_MS) process.exit(FAILED);
+      return;
+    }
+    askedAt = performance.now();
+    log.info("draining", { signal });
+    try {
+      await stop();
+      log.info("stopped");
+      process.exit(0);
+    } catch (error) {
+      log.error("stop_failed", { error });
+      process.exit(FAILED);
+    }
+  };
+  process.on("SIGTERM", onSignal);
+  process.on("SIGINT", onSignal);
+}
 
 const LIMIT_MS = 10_000;
 /** How often the main loop shows that it turns, and how often the watch looks. */
@@ -17,7 +59,7 @@ interface Watched {
 }
 
 function spawnThread(): Worker {
-  const path = Bun.isStandaloneExecutable ? "./cli/watchdog.ts" : import.meta.url;
+  const path = Bun.isStandaloneExecutable ? "./cli/process.ts" : import.meta.url;
   return new Worker(path, { smol: true });
 }
 

@@ -1,5 +1,6 @@
 // The certificates of the private CA (RFC 5280), by the X.509 library: what each kind may be used for and how long
 // it holds. EC P-256 throughout, which every TLS implementation takes.
+
 import "./reflect.ts";
 import { createPrivateKey, createPublicKey, X509Certificate as ReadCertificate } from "node:crypto";
 import type { Extension, JsonGeneralName, X509Certificate } from "@peculiar/x509";
