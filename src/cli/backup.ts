@@ -20,6 +20,7 @@ import { schemaText } from "../storage/schema-fit.ts";
 import type { CommandLine } from "./command-line.ts";
 import { openDataDir, openMasterKeys, requireDatabase, requireMasterKeys } from "./open.ts";
 
+/** For deployments that bring the schema up to date before the new version takes calls. */
 export async function migrate(config: Config, log: Log): Promise<void> {
   // A gateway's database without its key would be refused at the next start. A facilitator keeps no secrets in it.
   if (config.mode === "facilitator") openDataDir(config, log);

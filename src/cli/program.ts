@@ -44,7 +44,11 @@ export function quoted(word: string): string {
 
 type Settings = Pick<Config, "dataDir" | "identity">;
 
-/** @param url where the gateway listens, without a slash at its end */
+/**
+ * Printed once, beside the structured log, when the master key has just been generated.
+ *
+ * @param url where the gateway listens, without a slash at its end
+ */
 export function welcomeText({ dataDir, identity }: Settings, url: string, program: Program): string {
   const place = relative(program.cwd, dataDir) === "data" ? "" : ` --data-dir ${quoted(dataDir)}`;
   const token =

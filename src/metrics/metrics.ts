@@ -174,7 +174,7 @@ function createRequestMeters(registers: Registry[]): Meters["requestsTo"] {
 
 /** What is not known now has no sample: an older value would be a lie, and a missing one can be alerted on. */
 function registerGauges(registers: Registry[], sources: GaugeSources, noQueue: QueueSize | null): void {
-  const queue = knownLately(async () => {
+  const queue = staleCache(async () => {
     const size = (await sources.queue?.()) ?? noQueue;
     if (size === null) throw new Error("nobody can tell yet");
     return size;
@@ -202,7 +202,7 @@ function registerGauges(registers: Registry[], sources: GaugeSources, noQueue: Q
       this.set(sources.running?.() ?? 0);
     },
   });
-  const balances = knownLately(async () => sources.balances?.() ?? []);
+  const balances = staleCache(async () => sources.balances?.() ?? []);
   const wallets: Gauge<"address"> = new Gauge({
     name: "tollgate_wallet_balance_wei",
     help: "What the wallets that pay for gas hold. No sample while no node answers. Facilitator.",
@@ -227,6 +227,7 @@ function setOrRemove(gauge: Gauge, value: number | undefined): void {
 /** Of all paths that belong to no route. */
 export const OTHER_ROUTE = "other";
 
+/** The label of a path: as many values as there are routes, whatever is asked for. */
 export function createRouteTemplates(routes: readonly { readonly path: string }[]) {
   const paths = [...new Set(routes.map(({ path }) => path))];
   const exact = new Map<string, string>();
@@ -257,6 +258,7 @@ function slashesIn(path: string): number {
   return count;
 }
 
+/** Statuses with a meaning (IANA's registry, RFC 9110). On the streaming path the upstream chooses the status. */
 const ASSIGNED: readonly (readonly [from: number, to: number])[] = [
   [100, 103],
   [200, 208],
@@ -283,7 +285,11 @@ export function statusLabel(status: number): string {
 
 const HALF_MS = 30_000;
 
-/** @param monotonic milliseconds of a clock that never goes back */
+/**
+ * The longest pause of an event loop lately. It does not begin again with each reader, so that several may read it.
+ *
+ * @param monotonic milliseconds of a clock that never goes back
+ */
 export function createLoopLag(monotonic: () => number = () => performance.now()) {
   let [before, longest] = [0, 0];
   let halfEndsAt = monotonic() + HALF_MS;
@@ -311,25 +317,30 @@ export function createLoopLag(monotonic: () => number = () => performance.now())
 
 const KEPT_MS = 3_000;
 const WAIT_MS_MAX = 1_000;
-/** Finding it out takes one part in so many of the time, at most. */
+/** At most one part in so many of the time goes into finding a value. */
 const PART_OF_TIME = 20;
-/** It may take so many times as long as the last time, before the last value is given up. */
+/** The last value is given up when finding the next one takes so many times as long as the last time. */
 const SLOWER_MAX = 3;
 
 interface Known<T> {
   readonly value: T;
   readonly until: number;
-  /** For whoever can't wait for the new one. */
+  /** For a reader who can't wait for the new value. */
   readonly usableUntil: number;
 }
 
-/** Null when the value is not known now. */
-export function knownLately<T>(find: () => Promise<T>): () => Promise<T | null> {
+/**
+ * Keeps a value that is dear to find out for some seconds. A later reader waits for a new value, but only for a moment; then the
+ * last value serves if the finding has been slow before.
+ *
+ * @returns null when the value is not known now
+ */
+export function staleCache<T>(find: () => Promise<T>): () => Promise<T | null> {
   let known: Known<T> | null = null;
   let finding: Promise<void> | null = null;
 
   /** Never rejects. */
-  async function findAnew(): Promise<void> {
+  async function refresh(): Promise<void> {
     const startedAt = performance.now();
     try {
       const value = await find();
@@ -346,13 +357,17 @@ export function knownLately<T>(find: () => Promise<T>): () => Promise<T | null> 
 
   return async () => {
     if (known === null || performance.now() >= known.until) {
-      finding ??= findAnew();
+      finding ??= refresh();
       await endsWithin(WAIT_MS_MAX, finding);
     }
     return known !== null && performance.now() < known.usableUntil ? known.value : null;
   };
 }
 
+/**
+ * The usual metrics of a process. The library's own set is made for Node.js: on Bun several of its values have no meaning, and it
+ * counts open descriptors by listing them, which holds the event loop when there are many.
+ */
 export function registerProcess(registry: Registry): void {
   const registers = [registry];
   new Counter({
@@ -389,7 +404,11 @@ interface MetricsListenerOptions {
   readonly log: Log;
 }
 
-/** @throws StartupProblem when the port is taken */
+/**
+ * Opens a port of its own with GET /metrics and nothing else. What several ask for at once is written once.
+ *
+ * @throws StartupProblem when the port is taken
+ */
 export async function startMetrics({ host, port, endpoints, log }: MetricsListenerOptions): Promise<Meters> {
   const registry = new Registry();
   const meters = createMeters({ registry, version: VERSION, commit: COMMIT, endpoints });

@@ -109,6 +109,7 @@ export interface BundledPackage {
 
 const FOLDER = /^(?:.*\/)?node_modules\/(?:@[^/]+\/)?[^/]+(?=\/)/;
 
+/** The packages of which the bundle holds a byte. What is only installed, or was left out as unused, is none of them. */
 export function bundledPackages(metafile: Metafile): BundledPackage[] {
   const sources = Object.values(metafile.outputs).flatMap(({ inputs }) => Object.entries(inputs));
   const present = sources.filter(([, { bytesInOutput }]) => bytesInOutput > 0);
@@ -154,7 +155,11 @@ const OWN = "Apache-2.0";
 
 const RULE = `\n\n${"-".repeat(80)}\n\n`;
 
-/** @throws when a package has a licence that nobody has looked at yet, or has to come with a text and has none */
+/**
+ * The licences of everything that a binary holds. Most packages, and the engine in Bun, ask that their licence goes with it.
+ *
+ * @throws when a package has a licence that nobody has looked at yet, or has to come with a text and has none
+ */
 export function licencesFile(packages: readonly BundledPackage[], bunVersion: string): string {
   const own = readFileSync(join(ROOT, "LICENSE"), "utf8").trim();
   const bun = readFileSync(join(ROOT, "src/packaging/bun-licence.txt"), "utf8").trim();

@@ -170,7 +170,11 @@ function packaged(manifest: Manifest, integrity: string, type: Enums.ComponentTy
   return made;
 }
 
-export function bill({ manifest, commit, date, binaries, packages }: Release): string {
+export /**
+ * The bill of materials, as CycloneDX: each binary with its hash, the Bun that it begins with, and each package of which the
+ * binaries hold a part. Two releases of one commit have equal bills.
+ */
+function bill({ manifest, commit, date, binaries, packages }: Release): string {
   const product = component(manifest, Enums.ComponentType.Application);
   product.bomRef.value = `tollgate@${manifest.version}`;
   if (commit !== "") product.properties.add(new Models.Property("tollgate:commit", commit));

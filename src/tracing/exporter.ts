@@ -10,6 +10,7 @@ import { endsWithin } from "../concurrency/deadline.ts";
 import { createUnderWay } from "../concurrency/under-way.ts";
 import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
+import type { Answer } from "../http/answer.ts";
 import { readBody } from "../http/body.ts";
 import { type Outbound, OutboundError } from "../http/outbound.ts";
 import { retryAfterMs } from "../http/retry-after.ts";
@@ -17,7 +18,7 @@ import { retryAfterMs } from "../http/retry-after.ts";
 /** The answer included. */
 const REQUEST_MS = 10_000;
 const ANSWER_BYTES_MAX = 64 * 1024;
-/** However long it asks not to be asked: spans that wait are dropped once there are many. */
+/** The most that a `Retry-After` is obeyed: spans that wait are dropped once there are many. */
 const RETRY_AFTER_MS_MAX = 30_000;
 
 interface CollectorOptions {
@@ -28,133 +29,90 @@ interface CollectorOptions {
   readonly outbound: Outbound;
 }
 
-interface CollectorAnswer {
-  readonly status: number;
-  readonly bytes: Uint8Array;
-  /** What it asks for, if it does. */
-  readonly retryAfterMs: number | null;
+const PAUSES_MS = [1_000, 4_000];
+const FOR_NOW = new Set([429, 502, 503, 504]);
+
+/** Why a batch was not taken. */
+interface Refusal {
+  /** For the log: it holds no header and no path. */
+  readonly message: string;
+  /** How long to wait before the batch is sent again, at least; null when it is not. */
+  readonly againMs: number | null;
 }
 
-/** There is no answer that can be used. The message holds no header and no path. */
-export class NoAnswer extends Error {
-  override readonly name = "NoAnswer";
-  /** Whether another request may find one. */
-  readonly isForNow: boolean;
-
-  constructor(message: string, isForNow: boolean, options?: { readonly cause: unknown }) {
-    super(message, options);
-    this.isForNow = isForNow;
-  }
+interface Exporter extends SpanExporter {
+  /** Ends the requests in flight, untaken. */
+  abort(): void;
 }
 
-/** @returns what sends a request, and throws NoAnswer, or the reason of the signal */
-export function createCollectorRequest({ endpoint, headers, outbound }: CollectorOptions) {
+/** @returns an exporter whose `result.error` has a message for the log */
+export function createExporter({ endpoint, headers, outbound }: CollectorOptions): Exporter {
   const url = `${endpoint.replace(/\/+$/, "")}/v1/traces`;
   const sent = [["content-type", "application/x-protobuf"] as const, ...headers];
+  const [stopping, aborted] = [Promise.withResolvers<void>(), new AbortController()];
+  const inFlight = createUnderWay();
 
-  return async (body: Uint8Array, aborted: AbortSignal): Promise<CollectorAnswer> => {
+  async function sendOnce(body: Uint8Array): Promise<Refusal | null> {
     const late = AbortSignal.timeout(REQUEST_MS);
-    const signal = AbortSignal.any([aborted, late]);
     try {
+      const signal = AbortSignal.any([aborted.signal, late]);
       const response = await outbound.request(url, { method: "POST", headers: sent, body, signal });
       const limits = { maxBytes: ANSWER_BYTES_MAX, captureBytes: ANSWER_BYTES_MAX };
-      const { tooLarge, captured: bytes } = await readBody(response, limits);
-      const asked = retryAfterMs(response.headers.get("retry-after"), systemClock.now(), RETRY_AFTER_MS_MAX);
-      if (!tooLarge) return { status: response.status, bytes, retryAfterMs: asked };
+      const { tooLarge, captured } = await readBody(response, limits);
+      if (tooLarge) return { message: `an answer of more than ${ANSWER_BYTES_MAX} bytes`, againMs: null };
+      return refusalIn(response, captured);
     } catch (error) {
-      aborted.throwIfAborted();
-      const message = late.aborted ? `no answer within ${REQUEST_MS} ms` : failureOf(error);
-      throw new NoAnswer(message, true, { cause: error });
+      if (aborted.signal.aborted) return { message: "the process ends", againMs: null };
+      return { message: late.aborted ? `no answer within ${REQUEST_MS} ms` : failureOf(error), againMs: 0 };
     }
-    throw new NoAnswer(`an answer of more than ${ANSWER_BYTES_MAX} bytes`, false);
+  }
+
+  async function send(spans: ReadableSpan[]): Promise<Refusal | null> {
+    // The call whose span has filled the batch does not wait for its writing.
+    await new Promise(setImmediate);
+    const body = ProtobufTraceSerializer.serializeRequest(spans);
+    if (body === undefined) return { message: "could not be written", againMs: null };
+    for (const pause of PAUSES_MS) {
+      const refusal = await sendOnce(body);
+      if (refusal === null || refusal.againMs === null) return refusal;
+      if (await endsWithin(Math.max(pause, refusal.againMs), stopping.promise)) return refusal;
+    }
+    return sendOnce(body);
+  }
+
+  return {
+    export(spans: ReadableSpan[], done: (result: ExportResult) => void): void {
+      const leave = inFlight.enter();
+      const fail = (error: Error) => done({ code: ExportResultCode.FAILED, error });
+      send(spans)
+        .then(
+          (refusal) => (refusal === null ? done({ code: ExportResultCode.SUCCESS }) : fail(new Error(refusal.message))),
+          fail,
+        )
+        .finally(leave);
+    },
+    /** Tries nothing again, and resolves when nothing is in flight. */
+    async shutdown(): Promise<void> {
+      stopping.resolve();
+      await inFlight.idle();
+    },
+    abort: () => aborted.abort(),
   };
+}
+
+function refusalIn({ status, headers }: Answer, bytes: Uint8Array): Refusal | null {
+  if (status < 200 || status > 299) {
+    const asked = retryAfterMs(headers.get("retry-after"), systemClock.now(), RETRY_AFTER_MS_MAX);
+    return { message: `answered ${status}`, againMs: FOR_NOW.has(status) ? (asked ?? 0) : null };
+  }
+  const rejected = rejectedOf(bytes);
+  return rejected > 0 ? { message: `rejected ${rejected} of them`, againMs: null } : null;
 }
 
 /** Never the message of an unforeseen error, which might quote a header. */
 function failureOf(error: unknown): string {
   if (error instanceof OutboundError) return error.message;
   return error instanceof Error ? error.name : "unknown error";
-}
-
-const PAUSES_MS = [1_000, 4_000];
-const FOR_NOW = new Set([429, 502, 503, 504]);
-
-/** The batch was not taken. The message is for the log. */
-class NotTaken extends Error {
-  /** How long to wait before it is sent again, at least; null when it is not. */
-  readonly againMs: number | null;
-
-  constructor(message: string, againMs: number | null) {
-    super(message);
-    this.againMs = againMs;
-  }
-}
-
-interface Exporter extends SpanExporter {
-  /** Ends what is under way, untaken. */
-  abort(): void;
-}
-
-/** @returns an exporter whose `result.error` has a message for the log */
-export function createExporter(options: CollectorOptions): Exporter {
-  const request = createCollectorRequest(options);
-  const [stopping, aborted] = [Promise.withResolvers<void>(), new AbortController()];
-  const underWay = createUnderWay();
-
-  async function sendOnce(body: Uint8Array): Promise<void> {
-    const { status, bytes, retryAfterMs } = await request(body, aborted.signal).catch((error) => {
-      if (aborted.signal.aborted) throw new NotTaken("the process ends", null);
-      throw error instanceof NoAnswer ? new NotTaken(error.message, error.isForNow ? 0 : null) : error;
-    });
-    if (status < 200 || status > 299) {
-      throw new NotTaken(`answered ${status}`, FOR_NOW.has(status) ? (retryAfterMs ?? 0) : null);
-    }
-    const rejected = rejectedOf(bytes);
-    if (rejected > 0) throw new NotTaken(`rejected ${rejected} of them`, null);
-  }
-
-  async function send(spans: ReadableSpan[]): Promise<void> {
-    // Not in the turn of the call whose span has filled the batch.
-    await new Promise(setImmediate);
-    const body = ProtobufTraceSerializer.serializeRequest(spans);
-    if (body === undefined) throw new NotTaken("could not be written", null);
-    for (const pause of PAUSES_MS) {
-      const failure = await failureIn(sendOnce(body));
-      if (failure === null) return;
-      if (failure.againMs === null) throw failure;
-      if (await endsWithin(Math.max(pause, failure.againMs), stopping.promise)) throw failure;
-    }
-    await sendOnce(body);
-  }
-
-  return {
-    export(spans: ReadableSpan[], done: (result: ExportResult) => void): void {
-      const leave = underWay.enter();
-      send(spans)
-        .then(
-          () => done({ code: ExportResultCode.SUCCESS }),
-          (error) => done({ code: ExportResultCode.FAILED, error }),
-        )
-        .finally(leave);
-    },
-    /** Tries nothing again, and resolves when nothing is under way. */
-    async shutdown(): Promise<void> {
-      stopping.resolve();
-      await underWay.idle();
-    },
-    abort: () => aborted.abort(),
-  };
-}
-
-/** Null when it was taken. */
-function failureIn(sending: Promise<void>): Promise<NotTaken | null> {
-  return sending.then(
-    () => null,
-    (error) => {
-      if (error instanceof NotTaken) return error;
-      throw error;
-    },
-  );
 }
 
 /** Spans that the collector says it has not taken. An answer in another form says nothing. */
@@ -166,7 +124,7 @@ function rejectedOf(bytes: Uint8Array): number {
   }
 }
 
-/** Spans that wait or are under way. */
+/** Spans that wait or are in flight. */
 const HELD_MAX = 4096;
 /** Written in one piece: 2 ms of the event loop. */
 const BATCH_MAX = 256;
@@ -212,14 +170,14 @@ export function createSpanQueue(exporter: SpanExporter, log: Log): SpanProcessor
       // From here on nothing is tried again.
       await exporter.shutdown();
       await flushed;
-      // That is over with the first batch that is not taken, and knows nothing of one that was under way before.
+      // `flushed` is over with the first batch that is not taken, and does not cover a batch that was in flight before.
       await exporter.shutdown();
       drops.tell();
     },
   };
 }
 
-/** The first is told at once, and what follows within a minute together. */
+/** The first drop is logged at once, and what follows within a minute together. */
 function createDrops(log: Log) {
   let count = 0;
   let reason = "";

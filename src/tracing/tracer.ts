@@ -209,6 +209,7 @@ function createPace(perSecond: number): (payer: string) => boolean {
   };
 }
 
+/** By OpenTelemetry's semantic conventions. */
 const NAMES: Readonly<Record<keyof SpanFields, string>> = {
   method: ATTR_HTTP_REQUEST_METHOD,
   status: ATTR_HTTP_RESPONSE_STATUS_CODE,

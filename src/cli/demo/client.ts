@@ -2,6 +2,8 @@
 // through the gateway's API, and payments signed as any client of x402 signs them. The signature is made by viem and not by the
 // product's own code, which would only agree with itself. Answers are read field by field, since the demo shares nothing but
 // the wire format with the servers.
+//
+// One per thread, since all parts of the demo may share the connections.
 
 import { bytesToHex, type Hex } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";

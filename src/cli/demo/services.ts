@@ -127,6 +127,7 @@ export function startNotary() {
   });
 }
 
+/** An MCP server with two tools, as small as streamable HTTP allows: JSON answers, no sessions, no streams. */
 export function startCalculator() {
   return serve("/mcp", async (request) => {
     const message: unknown = await request.json().catch(() => null);

@@ -1,25 +1,26 @@
 // The chain's nodes, each asked by itself: which chain, which token, how new its newest block is, whether it agrees with the
-// others; and the wallets that pay for gas. A node is named by its place in the list, since its URL may hold a key. In one
-// file, since the rules judge what the questions found.
+// others; and the wallets that pay for gas. A node is named by its place in the list, since its URL may hold a key.
+// In one file, since the rules judge what the questions found.
 import { decodeFunctionResult, encodeFunctionData, formatEther, parseAbi } from "viem";
 import { exchange, NoAnswer, RpcError } from "../../chain/json-rpc.ts";
-import { isMulticall3, MULTICALL3, MULTICALL3_CHECKSUMMED } from "../../chain/multicall.ts";
 import type { Block } from "../../chain/rpc-types.ts";
 import * as wire from "../../chain/rpc-types.ts";
 import { TOKEN_ADDRESS } from "../../chain/token.ts";
+import type { FacilitatorConfig } from "../../config.ts";
 import { systemClock } from "../../core/clock.ts";
 import { createLocalSigner } from "../../facilitator/wallet/signer.ts";
 import type { Outbound } from "../../http/outbound.ts";
 import { CHAIN_ID, TOKEN_NAME, TOKEN_VERSION } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
-import { seconds } from "./database.ts";
 import {
   type Finding,
   failure,
   findings,
   inTime,
+  notLookedAt,
   observed,
   type Problem,
+  seconds,
   skewProblem,
   TooLate,
   warning,
@@ -80,7 +81,7 @@ async function lookAtNode(node: Node): Promise<NodeLook> {
 }
 
 /** These errors never hold a URL. */
-export function reasonOf(error: unknown): string {
+function reasonOf(error: unknown): string {
   const isTold = error instanceof NoAnswer || error instanceof RpcError || error instanceof TooLate;
   return isTold ? error.message : "an answer in another form";
 }
@@ -128,13 +129,9 @@ function decoded<T>(functionName: "name" | "version" | "decimals", data: Hex): T
   }
 }
 
-export async function nodesFindings(opening: Promise<Nodes>, batch: number): Promise<Finding[]> {
+export async function nodesFindings(opening: Promise<Nodes>): Promise<Finding[]> {
   const nodes = await opening;
-  const [agreement, multicall] = await Promise.all([
-    agreementOf(nodes),
-    batch > 1 ? multicallFindings(nodes) : Promise.resolve([]),
-  ]);
-  return [...nodeFindings(nodes.looks), ...agreement, ...multicall];
+  return [...nodeFindings(nodes.looks), ...(await agreementOf(nodes))];
 }
 
 async function agreementOf({ looks, good }: Nodes): Promise<Finding[]> {
@@ -152,27 +149,15 @@ async function agreementOf({ looks, good }: Nodes): Promise<Finding[]> {
   );
 }
 
-async function multicallFindings({ good: [node] }: Nodes): Promise<Finding[]> {
-  if (node === undefined) return [];
-  const isThere = isMulticall3(await node.ask("eth_getCode", [MULTICALL3, "latest"], wire.data));
-  const problem = failure(`there is no Multicall3 at ${MULTICALL3_CHECKSUMMED}`, "TOLLGATE_BATCH must be 0");
-  return findings("Multicall3", [isThere ? null : problem], `it stands at ${MULTICALL3_CHECKSUMMED}`);
-}
-
 export async function chainClockFindings(opening: Promise<Nodes>): Promise<Finding[]> {
   const time = chainTime((await opening).looks);
-  const problem =
-    time === null
-      ? warning("not looked at without a node", "mend that first")
-      : skewProblem(
-          "the chain's time",
-          time * 1000 - systemClock.now(),
-          "set this clock by NTP, or see why no node has a newer block",
-        );
+  if (time === null) return notLookedAt("chain clock", "a node");
+  const aheadMs = time * 1000 - systemClock.now();
+  const advice = "set this clock by NTP, or see why no node has a newer block";
   return findings(
     "chain clock",
-    [problem],
-    `${seconds((time ?? 0) * 1000 - systemClock.now())} s from the chain's time`,
+    [skewProblem("the chain's time", aheadMs, advice)],
+    `${seconds(aheadMs)} s from the chain's time`,
   );
 }
 
@@ -288,23 +273,15 @@ export function agreementFindings(block: number, said: readonly BlockSaid[]): Fi
   return findings("agreement", [sides.length > 1 ? problem : null], `all endpoints have the same block ${block}`);
 }
 
-const SIGNER_TIMEOUT_MS = 4_500;
-const SIGNER_BYTES_MAX = 64 * 1024;
-
-type Signers =
-  | { readonly kind: "local"; readonly keys: readonly Hex[] }
-  | { readonly kind: "remote"; readonly url: string; readonly address: Hex };
-
 export async function walletFindings(
-  signers: Signers,
-  lowWaterWei: bigint,
+  { signers, limits }: Pick<FacilitatorConfig, "signers" | "limits">,
   opening: Promise<Nodes>,
 ): Promise<Finding[]> {
-  const { good } = await opening;
-  const [node] = good;
+  const [node] = (await opening).good;
+  const lowWaterWei = limits.gasLowWaterWei;
   const addresses =
     signers.kind === "local" ? signers.keys.map((key) => createLocalSigner(key).address) : [signers.address];
-  if (node === undefined) return findings("wallets", [warning("not looked at without a node", "mend that first")], "");
+  if (node === undefined) return notLookedAt("wallets", "a node");
   const balances = await Promise.all(
     addresses.map((address) => node.ask("eth_getBalance", [address, "latest"], wire.quantity)),
   );
@@ -321,39 +298,4 @@ function lowProblem(balance: bigint, lowWaterWei: bigint, othersAreAble: boolean
   return othersAreAble
     ? warning(text, "send it ETH on Base: the other wallets carry on")
     : failure(text, "send it ETH on Base: no payment is settled before");
-}
-
-/**
- * Clef may ask a person before it tells its wallets, and tells its version at once; Web3Signer knows the first question
- * alone. An answer of any kind shows that it is there.
- */
-export async function signerFindings(
-  { url, address }: Extract<Signers, { kind: "remote" }>,
-  outbound: Outbound,
-): Promise<Finding[]> {
-  const server = { outbound, url, timeoutMs: SIGNER_TIMEOUT_MS, answerBytesMax: SIGNER_BYTES_MAX };
-  const [accounts, version] = await Promise.allSettled([
-    exchange(server, "eth_accounts", []),
-    exchange(server, "account_version", []),
-  ]);
-  const fine = "it answers, and signs for the wallet";
-  if (accounts.status === "fulfilled") {
-    return findings("remote signer", [addressProblem(accounts.value, address)], fine);
-  }
-  const why = reasonOf(accounts.reason);
-  const isThere = [accounts, version].some((each) => each.status === "fulfilled" || each.reason instanceof RpcError);
-  const problem = isThere
-    ? warning(`it does not tell its wallets: ${why}`, "whether it signs for the wallet shows at the first payment")
-    : failure(
-        `it gives no usable answer: ${why}`,
-        "TOLLGATE_REMOTE_SIGNER_URL must be its address, and this machine must reach it",
-      );
-  return findings("remote signer", [problem], fine);
-}
-
-function addressProblem(accounts: unknown, address: Hex): Problem | null {
-  const has = Array.isArray(accounts) && accounts.some((each) => String(each).toLowerCase() === address.toLowerCase());
-  return has
-    ? null
-    : failure(`it does not sign for ${address}`, "TOLLGATE_REMOTE_SIGNER_ADDRESS must be a wallet of its own");
 }

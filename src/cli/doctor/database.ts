@@ -1,7 +1,7 @@
 // The data of a service: its database of either kind, the data directory and the disk below it, the keys in the database, and
 // this machine's clock against the database's. The trial write goes to a file without a name, which is gone when it is closed.
 
-import { closeSync, constants, existsSync, fsyncSync, openSync, statSync, writeSync } from "node:fs";
+import { closeSync, constants, existsSync, fsyncSync, openSync, writeSync } from "node:fs";
 import { statfs } from "node:fs/promises";
 import { dirname, join, resolve } from "node:path";
 import type { Config } from "../../config.ts";
@@ -13,7 +13,7 @@ import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE } from "../../keys/maste
 import type { MasterKeys } from "../../keys/master-keys.ts";
 import type { Capabilities } from "../../storage/capabilities.ts";
 import { type DatabaseLook, NO_KEYS } from "../../storage/look.ts";
-import { lookAtCapabilities, lookAtPostgres } from "../../storage/look-postgres.ts";
+import { lookAtPostgres } from "../../storage/look-postgres.ts";
 import { lookAtSqlite } from "../../storage/look-sqlite.ts";
 import {
   bytesText,
@@ -23,8 +23,10 @@ import {
   findings,
   freeSpaceProblem,
   inTime,
+  notLookedAt,
   type Problem,
   schemaProblem,
+  seconds,
   skewProblem,
   warning,
 } from "./findings.ts";
@@ -87,7 +89,7 @@ function poolerProblem({ pooled, prepared_statements }: Capabilities): Problem[]
 }
 
 async function clockFindings(opening: Opening): Promise<Finding[]> {
-  const database = await orNull(opening);
+  const database = await opening.catch(() => null);
   const from = systemClock.now();
   const now = (await database?.now()) ?? null;
   if (now === null) return notLookedAt("database clock", "the database");
@@ -96,36 +98,10 @@ async function clockFindings(opening: Opening): Promise<Finding[]> {
   return findings("database clock", [problem], `${seconds(aheadMs)} s from the database's`);
 }
 
-export function seconds(ms: number): string {
-  return (Math.abs(ms) / 1000).toFixed(1);
-}
-
-/** For those that can go without it: what is wrong with it is told once. */
-export function orNull(opening: Opening): Opening {
-  return opening.catch(() => null);
-}
-
-export function notLookedAt(what: string, without: string): Finding[] {
-  return findings(what, [warning(`not looked at without ${without}`, "mend that first")], "");
-}
-
-/** What replicas tell each other over, where that is another way than the database's own. */
-export async function announcementFindings(listenUrl: string): Promise<Finding[]> {
-  const advice =
-    "TOLLGATE_LISTEN_URL must lead to the same database without a pooler; till then replicas look every second";
-  const heard = await lookAtCapabilities(listenUrl).then(
-    ({ listen_notify }) => (listen_notify ? null : warning("nothing is heard there", advice)),
-    () => warning("the server of TOLLGATE_LISTEN_URL can't be used", advice),
-  );
-  return findings("announcements", [heard], "heard from the database");
-}
-
 /** About what one commit of a group writes. */
 const TRIAL_BYTES = 64 * 1024;
 /** Linux alone has it, with this bit on every processor; beside it stands that of directories. */
 const O_TMPFILE = process.platform === "linux" ? 0o20000000 | constants.O_DIRECTORY : null;
-const SECRET_FILES = [MASTER_KEY_FILE, DATABASE_FILE, `${DATABASE_FILE}-wal`];
-const OTHERS = 0o077;
 
 async function dataDirFindings(path: string): Promise<Finding[]> {
   const isThere = existsSync(path);
@@ -136,7 +112,7 @@ async function dataDirFindings(path: string): Promise<Finding[]> {
   const where = isThere ? path : `${path} is made by the first start`;
   return findings(
     "data directory",
-    [trial.problem, freeSpaceProblem(place, freeBytes), ...(isThere ? accessProblems(path) : [])],
+    [trial.problem, freeSpaceProblem(place, freeBytes)],
     `${where}: ${bytesText(freeBytes)} free${took}`,
   );
 }
@@ -194,26 +170,6 @@ function diskProblem(path: string, error: unknown): Problem | null {
   }
 }
 
-function accessProblems(path: string): (Problem | null)[] {
-  const { mode, uid } = statSync(path);
-  const open = SECRET_FILES.filter((name) => {
-    const found = statSync(join(path, name), { throwIfNoEntry: false });
-    return found !== undefined && (found.mode & OTHERS) !== 0;
-  });
-  const own = process.getuid?.();
-  return [
-    own === undefined || own === uid
-      ? null
-      : warning(`${path} belongs to another user than the one who asks`, "run this as the user of the service"),
-    (mode & OTHERS) === 0
-      ? null
-      : warning(`others than its owner may enter ${path}`, `run chmod 700 ${path}: it holds the master key`),
-    open.length === 0
-      ? null
-      : warning(`others than their owner may read ${open.join(" and ")}`, `run chmod 600 on them in ${path}`),
-  ];
-}
-
 const NAMED_MAX = 3;
 
 type MasterKeyPlace = Pick<Config, "masterKeys" | "dataDir">;
@@ -236,7 +192,9 @@ function masterKeysOf({ masterKeys, dataDir }: MasterKeyPlace): MasterKeys | nul
   return findMasterKeys({ masterKeys, dataDir, log: silentLog });
 }
 
-export async function keyFindings(place: MasterKeyPlace, database: DatabaseLook | null): Promise<Finding[]> {
+export async function keyFindings(place: MasterKeyPlace, opening: Opening): Promise<Finding[]> {
+  const database = await opening.catch(() => undefined);
+  if (database === undefined) return notLookedAt("keys", "the database");
   const keys = (await database?.wrappedKeys()) ?? NO_KEYS;
   const count = keys.tenantKeys.length + keys.signingKeys.length;
   const masterKeys = masterKeysOf(place);

@@ -37,6 +37,10 @@ export function findings(what: string, problems: readonly (Problem | null)[], fi
   return found.map((problem) => ({ what, ...problem }));
 }
 
+export function notLookedAt(what: string, without: string): Finding[] {
+  return findings(what, [warning(`not looked at without ${without}`, "see to that first")], "");
+}
+
 export function isHealthy(found: readonly Finding[]): boolean {
   return found.every(({ state }) => state !== "fail");
 }
@@ -158,6 +162,10 @@ export function skewProblem(whose: string, aheadMs: number, advice: string): Pro
   return warning(`${whose} is ${seconds} s ${aheadMs > 0 ? "ahead of" : "behind"} this machine's clock`, advice);
 }
 
+export function seconds(ms: number): string {
+  return (Math.abs(ms) / 1000).toFixed(1);
+}
+
 /** Whether the program fits the schema, or what would become of it. */
 export function schemaProblem(schema: Schema): Problem | null {
   const has = `it has schema version ${schema.version}`;
@@ -193,6 +201,7 @@ interface Observed {
   certificateEnd(): number | null;
 }
 
+/** Makes requests tell, beside their answer, how long the server's certificate holds and what time it has. */
 export function observed(outbound: Outbound): Observed {
   let end: number | null = null;
   let aheadMs: number | null = null;

@@ -1,6 +1,5 @@
 // The servers that a gateway needs beside its database: the issuer of the callers' tokens, and HashiCorp Vault or OpenBao.
 
-import { accessSync, constants, statSync } from "node:fs";
 import { importJWK, type JWK } from "jose";
 import type { Config } from "../../config.ts";
 import { currentToken } from "../../gateway/credentials/vault.ts";
@@ -59,22 +58,7 @@ const USUAL: Readonly<Record<string, string>> = {
 };
 
 const LIMITS = { timeoutMs: 4_500, bytesMax: 64 * 1024 };
-const OTHERS = 0o007;
 const TTL_SECONDS_MIN = 14 * 86_400;
-
-export async function secretsDirFindings(path: string): Promise<Finding[]> {
-  return findings("secrets directory", [secretsDirProblem(path)], `${path} can be read`);
-}
-
-function secretsDirProblem(path: string): Problem | null {
-  try {
-    accessSync(path, constants.R_OK | constants.X_OK);
-  } catch {
-    return failure(`${path} can't be read`, "the user of the service must be allowed to enter and read it");
-  }
-  if ((statSync(path).mode & OTHERS) === 0) return null;
-  return warning(`everybody may look into ${path}`, "take the rights of others away: it holds secrets");
-}
 
 type Vault = NonNullable<Config["vault"]>;
 
