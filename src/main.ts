@@ -208,10 +208,8 @@ async function demo(line: CommandLine): Promise<void> {
   if (ready === null) return;
   const { log } = ready;
   const { startDemo } = await import("./cli/demo.ts");
-  const { openTerminal, showsColours } = await import("./cli/demo/terminal.ts");
   logStrayErrors(log);
-  const terminal = openTerminal(process.stdout, showsColours(process.stdout));
-  const { failed, stop } = startDemo({ anvil: ready.config.anvil, cwd: process.cwd(), terminal, log });
+  const { failed, stop } = startDemo(ready.config.anvil, log);
   drainOnSignal(stop, log);
   // When nobody reads what it shows any more, there is nobody to stay up for.
   process.stdout.on("error", () => process.kill(process.pid, "SIGTERM"));

@@ -4,6 +4,7 @@
 // say where they are from.
 import { join } from "node:path";
 import { decodeFunctionResult, encodeFunctionData, formatUnits, type Hex, maxUint256, parseAbi, toHex } from "viem";
+import { StartupProblem } from "../../core/startup.ts";
 import { CHAIN_ID, TOKEN, TOKEN_NAME } from "../../x402/kind.ts";
 import { ask, at, DemoProblem, textAt } from "./client.ts";
 import { library, token } from "./fiat-token.json" with { type: "json" };
@@ -29,43 +30,31 @@ export interface Anvil {
   readonly found: string;
 }
 
-type AnvilSearch = { readonly anvil: Anvil } | { readonly missing: readonly string[] };
-
 /**
  * Where the operator says, or else on the PATH or among the packages of the working directory.
  *
  * @param configured a path, or the name of a program
+ * @throws StartupProblem when it is not there, with how to install it
  */
-export function findAnvil(configured: string | null, cwd: string): AnvilSearch {
+export function findAnvil(configured: string | null, cwd: string): Anvil {
   if (configured !== null) {
     const path = Bun.which(configured, { cwd });
-    if (path !== null) return { anvil: { path, found: "of TOLLGATE_ANVIL" } };
-    return { missing: ["TOLLGATE_ANVIL names no program that can be run.", ...howToGetIt()] };
+    if (path === null) throw new StartupProblem("TOLLGATE_ANVIL must name a program that can be run");
+    return { path, found: "of TOLLGATE_ANVIL" };
   }
   const onPath = Bun.which("anvil");
-  if (onPath !== null) {
-    return { anvil: { path: onPath, found: onPath.includes("node_modules") ? IN_PACKAGES : "on the PATH" } };
-  }
-  const name = packageName();
+  if (onPath !== null) return { path: onPath, found: onPath.includes("node_modules") ? IN_PACKAGES : "on the PATH" };
+  const platform = PACKAGES[`${process.platform}-${process.arch}`];
+  const name = platform === undefined ? null : `@foundry-rs/anvil-${platform}`;
   const inPackages = name === null ? null : Bun.which(join(cwd, "node_modules", name, "bin", "anvil"));
-  if (inPackages !== null) return { anvil: { path: inPackages, found: IN_PACKAGES } };
-  const places = "It was looked for at TOLLGATE_ANVIL, on the PATH, and in node_modules here.";
-  return { missing: [places, ...howToGetIt()] };
+  if (inPackages !== null) return { path: inPackages, found: IN_PACKAGES };
+  const npm = name === null ? "" : `npm install --no-save ${name}, or `;
+  throw new StartupProblem(
+    `anvil must be installed (${npm}https://getfoundry.sh): it is not at TOLLGATE_ANVIL, on the PATH or in node_modules here`,
+  );
 }
 
 const IN_PACKAGES = "in node_modules";
-
-function packageName(): string | null {
-  const platform = PACKAGES[`${process.platform}-${process.arch}`];
-  return platform === undefined ? null : `@foundry-rs/anvil-${platform}`;
-}
-
-function howToGetIt(): string[] {
-  const name = packageName();
-  const fromFoundry = "from https://getfoundry.sh";
-  if (name === null) return [`Get it ${fromFoundry}, and start the demo again.`];
-  return [`Get it: npm install --no-save ${name}`, `or ${fromFoundry}, and start the demo again.`];
-}
 
 type AnvilProcess = Awaited<ReturnType<typeof startAnvil>>;
 
