@@ -3,7 +3,6 @@
 
 import { copyFileSync, existsSync, linkSync, renameSync, rmSync } from "node:fs";
 import { join, resolve } from "node:path";
-import { makeDataDir } from "../config/data-dir.ts";
 import type { Config } from "../config.ts";
 import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
@@ -18,7 +17,7 @@ import { makePrivateFile, syncDirectory } from "../storage/private-file.ts";
 import { markCopy, recordRestore, unmarkCopy } from "../storage/restoration.ts";
 import { schemaText } from "../storage/schema-fit.ts";
 import type { CommandLine } from "./command-line.ts";
-import { openDataDir, openMasterKeys, requireDatabase, requireMasterKeys } from "./open.ts";
+import { makeDataDir, openDataDir, openMasterKeys, requireDatabase, requireMasterKeys } from "./open.ts";
 
 /** For deployments that bring the schema up to date before the new version takes calls. */
 export async function migrate(config: Config, log: Log): Promise<void> {
@@ -104,7 +103,7 @@ export async function restore(config: Config, named: string | null, log: Log): P
   const lock = acquireDataDirLock(dataDir);
   const path = join(dataDir, DATABASE_FILE);
   try {
-    const before = file === null ? null : place(config, file, path, log);
+    const before = file === null ? null : putCopy(config, file, path, log);
     await record(config, path, log);
     return `${before === null ? "" : `what was there is ${before} now\n`}${restoredText(path)}`;
   } finally {
@@ -126,7 +125,7 @@ function restoredText(what: string): string {
  * @returns that name; null when there was none
  * @throws StartupProblem when the copy does not hold, or can't be put there
  */
-function place(config: Config, file: string, path: string, log: Log): string | null {
+function putCopy(config: Config, file: string, path: string, log: Log): string | null {
   const { problem } = check(config, file, log);
   if (problem !== null) throw new StartupProblem(`${file} does not hold: ${problem}`);
   const draft = `${path}.${crypto.randomUUID()}`;

@@ -1,7 +1,6 @@
 // `tollgate doctor`: tries what the configuration names, as the service would use it, and changes nothing. Here stands what is
 // looked at; the checks themselves are in doctor/.
-import { unknownVariables } from "../config/raw.ts";
-import { type Config, type FacilitatorConfig, processEnvironment, VARIABLES } from "../config.ts";
+import { type Config, type FacilitatorConfig, processEnvironment, unknownVariables, VARIABLES } from "../config.ts";
 import { parseCertificates } from "../core/certificates.ts";
 import { systemClock } from "../core/clock.ts";
 import { createOutbound } from "../http/outbound.ts";
