@@ -74,7 +74,7 @@ function load(purpose: Purpose, { flags }: CommandLine): Loaded {
   return loadConfig(purpose, flags, processEnvironment, process.stderr.isTTY);
 }
 
-/** Null when there are problems; all of them have been told then. */
+/** Null when there are problems; then all of them have been printed. */
 function begin(
   line: CommandLine,
   { config, problems, warnings }: Loaded,

@@ -97,7 +97,7 @@ function readClientCertificate(path: string | undefined): ReadFlag {
 
 /**
  * @returns what to print
- * @throws StartupProblem for what the operator can mend
+ * @throws StartupProblem for what the operator can correct
  */
 export async function runAccount(
   config: Pick<Config, "databaseUrl" | "dataDir">,

@@ -1,4 +1,4 @@
-// `tollgate keys rotate`: every key anew, beside gateways that run. Whatever is killed or fails in the middle, the next run
+// `tollgate keys rotate`: renews every key beside gateways that run. Whatever is killed or fails in the middle, the next run
 // goes on.
 import type { Config } from "../config.ts";
 import type { Log } from "../core/log.ts";

@@ -42,7 +42,7 @@ export function openLog(options: LogOptions) {
 /** `flush` writes what is held now. It is called at exit too. */
 export type OpenLog = ReturnType<typeof openLog>;
 
-/** The time as RFC 3339 has it, made anew when the millisecond is another. */
+/** The time as RFC 3339 has it, written once a millisecond. */
 function timestamps(clock: Clock): () => string {
   let madeAt = Number.NaN;
   let made = "";
@@ -130,7 +130,7 @@ function isPlain(fields: LogFields): boolean {
   return true;
 }
 
-/** Undefined for what has no place in a line: undefined itself, and functions. */
+/** Undefined for what is left out of a line: undefined itself, and functions. */
 function toJson(value: unknown): string | undefined {
   switch (typeof value) {
     case "string":

@@ -1,4 +1,4 @@
-// What a service does about signals, about errors that nobody else handles, and about a main loop that no longer turns. Such a
+// What a service does about signals, about errors that nobody else handles, and about a main loop that stands still. Such a
 // process answers nothing, hears no signal and holds its leases, and no process manager restarts it by itself. So a thread
 // watches the main loop and ends the process; this file is that thread's entry too.
 
@@ -7,7 +7,7 @@ import type { LogLevel } from "../core/log.ts";
 import { type OpenLog, openLog } from "./log.ts";
 
 const FAILED = 1;
-/** Ctrl-C reaches a program under npx twice, from the terminal and from npx; that is no second wish. */
+/** Ctrl-C reaches a program under npx twice, from the terminal and from npx; that is not a second request. */
 const SECOND_SIGNAL_AFTER_MS = 1000;
 
 /**
@@ -48,12 +48,12 @@ export function drainOnSignal(stop: () => Promise<void>, log: OpenLog): void {
 }
 
 const LIMIT_MS = 10_000;
-/** How often the main loop shows that it turns, and how often the watch looks. */
+/** How often the main loop counts a beat, and how often the watch looks. */
 const TICKS_PER_LIMIT = 20;
 
 interface Watched {
-  /** A number that the main loop changes at each tick. */
-  readonly turns: Int32Array;
+  /** A number that the main loop raises at each tick. */
+  readonly beats: Int32Array;
   readonly limitMs: number;
   readonly log: { readonly level: LogLevel; readonly format: "json" | "pretty" };
 }
@@ -65,24 +65,24 @@ function spawnThread(): Worker {
 
 /** Begins the watch over the calling thread. It keeps no process alive. */
 export function startWatchdog(log: Watched["log"], limitMs: number = LIMIT_MS): void {
-  const turns = new Int32Array(new SharedArrayBuffer(Int32Array.BYTES_PER_ELEMENT));
-  setInterval(() => Atomics.add(turns, 0, 1), limitMs / TICKS_PER_LIMIT).unref();
+  const beats = new Int32Array(new SharedArrayBuffer(Int32Array.BYTES_PER_ELEMENT));
+  setInterval(() => Atomics.add(beats, 0, 1), limitMs / TICKS_PER_LIMIT).unref();
   const thread = spawnThread();
   thread.unref();
-  thread.postMessage({ turns, limitMs, log } satisfies Watched);
+  thread.postMessage({ beats, limitMs, log } satisfies Watched);
 }
 
 /** Only time in which this thread runs counts, so a process or machine that was stopped is not ended when it goes on. */
-function watch({ turns, limitMs, log }: Watched): void {
+function watch({ beats, limitMs, log }: Watched): void {
   const tickMs = limitMs / TICKS_PER_LIMIT;
   let seen = -1;
   let lookedAt = performance.now();
   let stuckMs = 0;
   setInterval(() => {
     const now = performance.now();
-    const turn = Atomics.load(turns, 0);
-    stuckMs = turn === seen ? stuckMs + Math.min(now - lookedAt, 2 * tickMs) : 0;
-    [seen, lookedAt] = [turn, now];
+    const beat = Atomics.load(beats, 0);
+    stuckMs = beat === seen ? stuckMs + Math.min(now - lookedAt, 2 * tickMs) : 0;
+    [seen, lookedAt] = [beat, now];
     if (stuckMs < limitMs) return;
     openLog({ ...log, clock: systemClock }).error("main_loop_stuck", { stuck_ms: Math.round(stuckMs) });
     // The signal handlers of the process would wait for the main loop.

@@ -32,7 +32,7 @@ export function programText({ cwd, script, executable, bunVersion }: Program): s
 
 function shorter(cwd: string, path: string): string {
   const near = relative(cwd, path);
-  // At the root are services, and whoever reads their log is elsewhere.
+  // Services run at the root, and the readers of their log are elsewhere.
   if (cwd === "/" || near.startsWith("..")) return path;
   return near.includes("/") ? near : `./${near}`;
 }

@@ -38,7 +38,7 @@ const NO_CLASS = "none";
 interface MetricsOptions {
   readonly registry: Registry;
   readonly version: string;
-  /** Null when nothing told it to the build. */
+  /** Null when the build did not know it. */
   readonly commit: string | null;
   /** The nodes of the chain that a facilitator has; null for a gateway. */
   readonly endpoints: number | null;

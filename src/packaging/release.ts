@@ -117,7 +117,7 @@ export function pinnedRuntime(platform: Platform): PinnedRuntime {
 }
 
 /**
- * Installs those of all platforms, and says where each is. Every archive comes from the registry anew, and is compared with its
+ * Installs those of all platforms, and says where each is. Every archive is downloaded again, and compared with its
  * hash in the lock.
  *
  * @param work an empty directory

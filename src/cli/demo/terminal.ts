@@ -41,7 +41,7 @@ export function openTerminal(output: WriteStream) {
     },
     /** Something that the reader should notice. */
     note: (text: string) => print(`${INDENT}${yellow(text)}`),
-    /** Shows what is under way, where that line can be written over. */
+    /** Shows the step that runs, where that line can be written over. */
     begin(name: string) {
       if (colours) output.write(`  ${dim("…")} ${"".padStart(TIME_COLUMNS)}  ${name}`);
     },

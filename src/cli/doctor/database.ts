@@ -174,7 +174,7 @@ const NAMED_MAX = 3;
 
 type MasterKeyPlace = Pick<Config, "masterKeys" | "dataDir">;
 
-/** Null also when they can't be read, which is told of the keys. */
+/** Null also when they can't be read, which the check of the keys reports. */
 export function usableMasterKeys(place: MasterKeyPlace): MasterKeys | null {
   try {
     return masterKeysOf(place);

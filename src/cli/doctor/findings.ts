@@ -195,7 +195,7 @@ interface Observed {
   readonly outbound: Outbound;
   /** What is wrong with the certificate of the server that was asked. */
   certificateProblem(): Problem | null;
-  /** The same of its clock. */
+  /** What is wrong with that server's clock. */
   clockProblem(): Problem | null;
   /** Milliseconds since the epoch; null when no connection with TLS was made. */
   certificateEnd(): number | null;

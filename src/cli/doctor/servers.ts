@@ -72,7 +72,7 @@ const BAD_TOKEN =
   "TOLLGATE_VAULT_TOKEN must be a good one, best with auth/token/lookup-self (as in the policy `default`)";
 const NOT_READY = "unseal it, or see why it is not ready: calls with its secrets fail meanwhile";
 
-/** Nobody's: whoever may read the secrets of all tenants may ask for those of this one, and is told that there are none. */
+/** No tenant has this name. A token that may read the secrets of all tenants is answered that there are none. */
 const NO_TENANT = "tollgate-doctor";
 /** Newer servers say it of a token that they do not know, and not of one that may not do what was asked. */
 const INVALID_TOKEN = /invalid token/i;
