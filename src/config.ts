@@ -68,7 +68,7 @@ export function loadConfig(
   return { config, problems: [...problems.values()], warnings };
 }
 
-/** Of the files whose certificates nothing else tells of before every handshake fails. */
+/** Warnings for certificates that end soon: nothing else tells before every handshake fails. */
 function expiries(values: ConfigValues): string[] {
   return (["TOLLGATE_TLS_CERT_FILE", "TOLLGATE_CLIENT_CA_FILE"] as const).flatMap((name) =>
     validityWarnings(name, values[name] ?? "", systemClock.now()),
@@ -82,13 +82,13 @@ interface Concern {
 
 const GATEWAY_CONCERN: Concern = { tables: [COMMON, GATEWAY], rules: [...COMMON_RULES, ...GATEWAY_RULES] };
 
-/** The key opens those of the copy. A directory that is not there says so by itself. */
+/** The master key opens the keys of the copy. No rule asks for the data directory: its absence shows by itself. */
 const BACKUP_CONCERN: Concern = {
   tables: [COMMON, MASTER_KEYS],
   rules: BACKUP_RULES,
 };
 
-/** Of either service: the key is needed where there are keys. */
+/** For either service: the master key is needed where there are keys. */
 const RESTORE_CONCERN: Concern = { tables: [COMMON, MASTER_KEYS], rules: COMMON_RULES };
 
 function concerned(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]): Concern {
@@ -105,7 +105,7 @@ function concerned(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]): Conce
   return { tables: [COMMON, GATEWAY, FACILITATOR], rules: [...MODE_RULES, ...COMMON_RULES] };
 }
 
-/** Each variable by itself. One that has a problem has its default among the values. */
+/** Reads each variable by itself. A variable with a problem has its default among the values. */
 function readValues(tables: readonly object[], flags: ReadonlyMap<string, string>, environment: Environment) {
   const problems = new Map<string, string>();
   const read: Record<string, unknown> = {};
@@ -115,7 +115,7 @@ function readValues(tables: readonly object[], flags: ReadonlyMap<string, string
     if (problem !== null) problems.set(name, problem);
     read[name] = value;
   }
-  // Each name has got what its own row parsed, or that row's fallback.
+  // Each name has what its own row parsed, or the fallback of that row.
   return { values: read as ConfigValues, problems };
 }
 
@@ -171,7 +171,7 @@ function nested(values: ConfigValues): Options {
   return options as unknown as Options;
 }
 
-/** The options as they are used: what needs another value to have a meaning is null without it. */
+/** The options as they are used. A group is null without the values that give it a meaning. */
 function arrange(values: ConfigValues, terminal: boolean, environment: Environment) {
   const options = nested(values);
   const { masterKeys, log, identity, vault } = options;
@@ -212,7 +212,7 @@ function arrangeTracing({ tracing, extraCa }: Options): TracingOptions | null {
   return endpoint === null ? null : { ...tracing, endpoint, extraCa };
 }
 
-/** Null when one of the required variables is not set: the rules have told so, or it is not the mode. */
+/** Null when a required variable is not set: the rules have reported it, or the mode is another. */
 function arrangeFacilitator(options: Options, environment: Environment) {
   const { host, port, databaseUrl, drainMs, rpcUrls, facilitator } = options;
   const { cert, key, clientCa } = facilitator.tls;

@@ -2,7 +2,7 @@
 // started before everything that the operator wrote has been judged.
 //
 // Each command loads what it needs when it is called. A service replaces its process first (environment.ts), so what stands
-// here is loaded twice before it answers: with everything loaded at once that took 55 ms of processor time, now 10.
+// here is loaded twice before it answers. Loading everything at once took 55 ms of processor time; this takes 10.
 import type { AccountCommand } from "./cli/account.ts";
 import { type CommandLine, readCommandLine } from "./cli/command-line.ts";
 import { type OpenLog, openLog } from "./cli/log.ts";
@@ -82,7 +82,7 @@ function begin(
 ): { readonly config: Config; readonly log: OpenLog } | null {
   const all = [...line.problems, ...problems, ...own];
   if (config === null || all.length > 0) {
-    // What nothing reads may be what was meant.
+    // A variable that nothing reads may be a misspelt one.
     refuse(line, [...all, ...warnings]);
     return null;
   }
@@ -102,12 +102,12 @@ async function serve(line: CommandLine): Promise<void> {
   const { startWatchdog } = await import("./cli/process.ts");
   startWatchdog(config.log);
   const { watchLoop } = await import("./concurrency/loop-watch.ts");
-  // Only now: to start takes long, and holds up nobody.
+  // Begun last: a start holds the loop for long, and nobody waits yet.
   const stopWatching = watchLoop("main", config.blockedMs, log.warn, meters.loopLate);
   process.on("exit", stopWatching);
 }
 
-/** Its port is open before anything else is, so that a start that takes long can be seen too. */
+/** The port of the metrics is open before anything else is, so that a start that takes long can be seen too. */
 async function openMeters({ host, metricsPort: port, facilitator }: Config, log: OpenLog): Promise<Meters> {
   if (port === null) return silentMeters;
   const { startMetrics } = await import("./metrics/metrics.ts");
@@ -134,16 +134,16 @@ async function restoreDatabase(line: CommandLine): Promise<void> {
   if (ready !== null) print(await restore(ready.config, line.words[0] ?? null, ready.log));
 }
 
-/** As a service does it: what steers the runtime in its environment must not make a difference. */
+/** Restarts as a service does: what steers the runtime in the environment must not make a difference. */
 async function doctor(line: CommandLine): Promise<void> {
   restartInCleanEnvironment(processEnvironment);
   const loaded = load("serve", line);
-  // It tells of what is suspect by itself.
+  // The doctor reports the warnings itself.
   const ready = begin(line, loaded.config === null ? loaded : { ...loaded, warnings: [] }, []);
   if (ready === null) return;
   const { examine } = await import("./cli/doctor.ts");
   const { isHealthy, text } = await examine(ready.config);
-  // What is still waited for by then must not keep the process.
+  // A check that is still waiting must not keep the process.
   process.stdout.write(text, () => process.exit(isHealthy ? 0 : FAILED));
 }
 
@@ -193,13 +193,13 @@ async function receipt(line: CommandLine): Promise<void> {
   tell(await verifyReceipts(request));
 }
 
-/** What was checked, on standard error if it does not hold. */
+/** Prints the result of a check, on standard error if it does not hold. */
 function tell({ holds, text }: { readonly holds: boolean; readonly text: string }): void {
   (holds ? process.stdout : process.stderr).write(text);
   if (!holds) process.exitCode = FAILED;
 }
 
-/** Of its services only what is wrong is logged: what goes well, it shows. */
+/** The demo shows what goes well, so its services log only what is wrong. */
 async function demo(line: CommandLine): Promise<void> {
   restartInCleanEnvironment(processEnvironment);
   const { config, ...loaded } = load("demo", line);
@@ -211,7 +211,7 @@ async function demo(line: CommandLine): Promise<void> {
   logStrayErrors(log);
   const { failed, stop } = startDemo(ready.config.anvil, log);
   drainOnSignal(stop, log);
-  // When nobody reads what it shows any more, there is nobody to stay up for.
+  // When the reader of its output has gone, the demo has nobody to stay up for.
   process.stdout.on("error", () => process.kill(process.pid, "SIGTERM"));
   await failed;
   process.exit(FAILED);
@@ -236,7 +236,7 @@ async function runGateway(config: Config, log: OpenLog, meters: Meters): Promise
   const starting = startGateway(config, keys, log, meters);
   drainOnSignal(async () => (await starting).stop(), log);
   const { url } = await starting;
-  // Between the lines of a log that programs read it would be none of them.
+  // A log that programs read holds nothing but JSON lines.
   if (!generated || config.log.format === "json") return;
   const { welcomeText } = await import("./cli/program.ts");
   const { thisProgram } = await import("./cli/program.ts");
@@ -260,7 +260,7 @@ try {
 } catch (error) {
   if (error instanceof StartupProblem) {
     refuse(line, [error.message]);
-    // A process manager starts again what ends with it, and leaves alone what is misconfigured.
+    // A process manager restarts what ends with this status, and does not restart what is misconfigured.
     if (error instanceof PassingStartupProblem) process.exitCode = FAILED;
   } else if (line.command !== "serve" && error instanceof Fault && error.kind === "unavailable") {
     process.stderr.write(`tollgate ${line.command} was cut short: ${error.message}. Run it again when it can.\n`);
@@ -271,6 +271,6 @@ try {
     });
     process.exitCode = FAILED;
   }
-  // Whatever was half started (connections, workers) must not keep the process.
+  // What was half started (connections, workers) must not keep the process.
   process.exit();
 }

@@ -104,10 +104,10 @@ export async function runAccount(
   request: AccountRequest,
   log: Log,
 ): Promise<string> {
-  // Only this one may come before the first start.
+  // An account may be added before the first start.
   if (request.command !== "account add") requireDatabase(config, "facilitator");
   openDataDir(config, log);
-  // What a command tells is its output: that the store was opened is none of it.
+  // Standard error is for problems: that the store was opened is none.
   const store = await openStore({ ...config, log: { ...log, info: log.debug }, clock: systemClock });
   try {
     return await perform(store, request);
@@ -165,7 +165,7 @@ async function unknownAccount(store: Store, name: string, cause: Fault): Promise
 }
 
 const HEADINGS = ["NAME", "ENABLED", "FINGERPRINT", "MAX PER TRANSACTION", "DAILY CEILING"];
-/** A limit that is the deployment's. */
+/** For a limit that is the deployment's. */
 const DEFAULT = "default";
 const NO_CERTIFICATE = "none";
 

@@ -164,7 +164,7 @@ async function record(config: Config, file: string | null, log: Log): Promise<vo
   try {
     const { signingKeys } = store.read.tables;
     const keys = await store.read.db.select({ kid: signingKeys.kid }).from(signingKeys).limit(1);
-    // Of a gateway: with another key it would not start.
+    // The database is a gateway's: with another key the gateway would not start.
     if (keys.length > 0) await openKeyring(store, requireMasterKeys(config, log), store.clock);
     await recordRestore(store, () => settleRestored(store));
     if (file !== null) unmarkCopy(file);

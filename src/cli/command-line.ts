@@ -6,11 +6,11 @@ import { suggest } from "../core/suggest.ts";
 interface Grammar {
   /** What must follow the command, in the words of the help. */
   readonly words?: readonly string[];
-  /** What may follow these. */
+  /** What may follow the required words. */
   readonly optional?: readonly string[];
-  /** They take a value. */
+  /** Flags that take a value. */
   readonly flags?: readonly string[];
-  /** Those of them that may stand without one. */
+  /** Flags of `flags` that may stand without a value. */
   readonly bare?: readonly string[];
   /** Flags that may be given more than once. */
   readonly lists?: readonly string[];
@@ -54,7 +54,7 @@ function isCommand(words: string): words is keyof typeof COMMANDS {
 }
 
 export interface CommandLine {
-  /** Null when it is not a known one. */
+  /** Null when there is no such command. */
   readonly command: Command | null;
   readonly words: readonly string[];
   /** By name, without dashes; "" for one without a value. */

@@ -93,7 +93,7 @@ function openSink(write: (bytes: Uint8Array) => number) {
   return { add, flush };
 }
 
-/** How many of the bytes are done: written, or lost because nobody reads any more. */
+/** Returns how many bytes are done: written, or lost because the reader has gone. */
 function writeAll(write: (bytes: Uint8Array) => number, bytes: Uint8Array): number {
   let done = 0;
   while (done < bytes.length) {
@@ -120,7 +120,7 @@ function jsonLine(time: string, level: LogLevel, event: string, fields: LogField
   return `${line}}\n`;
 }
 
-/** Whether the fields can be printed as they are and all at once, as those of nearly every line can. */
+/** Whether JSON.stringify prints all fields as they must be printed, as in nearly every line. */
 function isPlain(fields: LogFields): boolean {
   for (const name in fields) {
     const value = fields[name];

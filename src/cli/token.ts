@@ -1,6 +1,6 @@
 // `tollgate token` signs a token with the key of the local issuer. The key is in the database, so this works beside a running
-// gateway and before the first start. `tollgate token revoke` refuses the tokens of a tenant or of one of its users from now
-// on; or all tokens, forged ones too, whose makers had a key of the issuer.
+// gateway and before the first start. `tollgate token revoke` refuses the tokens that a tenant or one of its users has by
+// now; or all tokens, forged ones too, whose makers had a key of the issuer.
 import { join } from "node:path";
 import { SignJWT } from "jose";
 import type { Config } from "../config.ts";

@@ -65,7 +65,7 @@ export const certificateFile = fileKind("the path of a readable file with PEM ce
   pem(parseCertificates(text)),
 );
 
-/** Of certificates that may sign others. */
+/** The certificates of the file, all of which may sign others. */
 export const caFile = fileKind("the path of a readable file with PEM certificates of a CA, and no others", (text) => {
   const found = parseCertificates(text);
   return found.every((certificate) => certificate.ca) ? pem(found) : undefined;
@@ -87,7 +87,7 @@ export function isKeyOf(key: string, certificates: string): boolean {
   return new X509Certificate(certificates).checkPrivateKey(createPrivateKey(key));
 }
 
-/** Time enough to issue a new one. */
+/** Time enough to issue a new certificate. */
 export const EXPIRY_WARNING_MS = 14 * 86_400_000;
 
 /**
@@ -133,7 +133,7 @@ async function currentText(path: string): Promise<string> {
   }
 }
 
-/** Kept in place of the texts, since one of them is a private key. */
+/** Kept instead of the texts, since one of them is a private key. */
 function digestOf({ cert, key, clientCa }: TlsParts): string {
   return new Bun.CryptoHasher("sha256").update(JSON.stringify([cert, key, clientCa])).digest("hex");
 }

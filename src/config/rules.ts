@@ -140,7 +140,7 @@ export const FACILITATOR_RULES: readonly ConfigRule[] = [
 
 type PortVariable = "TOLLGATE_PORT" | "TOLLGATE_OPEN_PORT" | "TOLLGATE_METRICS_PORT";
 
-/** Two ports that are free ones are never the same. */
+/** Two ports of 0 take two free ones, so they are never equal. */
 function otherPort(name: PortVariable, other: PortVariable, fallback: number): ConfigRule {
   return {
     name,

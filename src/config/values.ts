@@ -12,7 +12,7 @@ export interface Kind<T> {
   readonly must: string;
   /** Undefined when the text is not what it must be. The text is never empty. */
   readonly parse: (text: string) => T | undefined;
-  /** What is wrong with a text that is not, where more can be said. */
+  /** What is wrong with a text that does not parse, where more can be said. */
   readonly why?: (text: string) => string;
 }
 
@@ -114,7 +114,7 @@ const SSL_MODES = ["disable", "allow", "prefer", "require", "verify-ca", "verify
 function parsePostgresUrl(value: string): string | undefined {
   const url = parseUrl(value, ["postgres:", "postgresql:"]);
   if (url === undefined || url.hostname === "" || /[%,]/.test(url.hostname) || url.port === "0") return undefined;
-  // The client knows one host, and passes over this in silence.
+  // The client knows one host, and ignores this parameter without a word.
   if (url.searchParams.has("target_session_attrs")) return undefined;
   const modes = url.searchParams.getAll("sslmode").map((mode) => mode.toLowerCase());
   if (!modes.every((mode) => SSL_MODES.includes(mode))) return undefined;

@@ -25,7 +25,7 @@ import {
 } from "./build.ts";
 
 const UNITS = join(ROOT, "src/packaging/systemd");
-/** Who has no source needs them too. */
+/** Users without the source need these files too. */
 const MONITORING = {
   "tollgate-alerts.yaml": "prometheus/alerts.yaml",
   "tollgate-dashboard.json": "grafana/dashboard.json",
@@ -51,7 +51,7 @@ export function makeRelease(
       throw new Error(`${runtime.name} has another version than package.json asks for`);
     const file = `${name}-${platform}`;
     const metafile = build(join(into, file), runtimeOf(platform));
-    // The same source everywhere: no platform has a package of its own.
+    // The source is the same everywhere, so no platform has a package of its own.
     packages = bundledPackages(metafile);
     binaries.push({ file, sha256: sha256(join(into, file)), runtime });
   }
@@ -72,7 +72,7 @@ function sha256(path: string): string {
   return createHash("sha256").update(readFileSync(path)).digest("hex");
 }
 
-/** Of the commit and not of today, so that the same commit makes the same files. */
+/** The date of the commit and not of today, so that one commit makes one set of files. */
 function commitDate(): Date {
   const asked = Bun.spawnSync(["git", "log", "-1", "--format=%ct"], { cwd: ROOT, stderr: "ignore" });
   return new Date(Number(asked.stdout.toString().trim()) * 1000);

@@ -15,7 +15,7 @@ import { readBody } from "../http/body.ts";
 import { type Outbound, OutboundError } from "../http/outbound.ts";
 import { retryAfterMs } from "../http/retry-after.ts";
 
-/** The answer included. */
+/** Until the end of the answer. */
 const REQUEST_MS = 10_000;
 const ANSWER_BYTES_MAX = 64 * 1024;
 /** The most that a `Retry-After` is obeyed: spans that wait are dropped once there are many. */
@@ -24,7 +24,7 @@ const RETRY_AFTER_MS_MAX = 30_000;
 interface CollectorOptions {
   /** The base URL of the collector. */
   readonly endpoint: string;
-  /** They may hold a key. */
+  /** Headers may hold a key. */
   readonly headers: ReadonlyArray<readonly [name: string, value: string]>;
   readonly outbound: Outbound;
 }

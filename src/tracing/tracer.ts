@@ -45,7 +45,7 @@ import { createExporter, createSpanQueue } from "./exporter.ts";
 
 /** How long the last spans may take at the end of the process. */
 const LAST_SPANS_MS = 2_000;
-/** For telling that they were dropped. */
+/** For logging that the last spans were dropped. */
 const ABORTED_MS = 500;
 const VALUE_CHARACTERS_MAX = 256;
 const KINDS = { server: SpanKind.SERVER, client: SpanKind.CLIENT, internal: SpanKind.INTERNAL };
@@ -198,7 +198,7 @@ function rootOf(name: string, ratio: number): Sampler {
   return name === "traceidratio" ? new TraceIdRatioBasedSampler(ratio) : new AlwaysOnSampler();
 }
 
-/** So many a second, an eighth of them for who has had none. */
+/** A budget a second, an eighth of it reserved for payers who have had none. */
 function createPace(perSecond: number): (payer: string) => boolean {
   let share = createReservedShare(perSecond);
   let endsAt = performance.now() + WINDOW_MS;
@@ -216,7 +216,7 @@ const NAMES: Readonly<Record<keyof SpanFields, string>> = {
   route: ATTR_HTTP_ROUTE,
   host: ATTR_SERVER_ADDRESS,
   errorType: ATTR_ERROR_TYPE,
-  // Not stable there yet, so they are not among its constants.
+  // Not stable in the conventions yet, so the package has no constants for these.
   rpcMethod: "rpc.method",
   rpcEndpoint: "tollgate.rpc.endpoint",
   tenant: "tollgate.tenant",

@@ -27,7 +27,7 @@ import {
 } from "./findings.ts";
 
 const TIMEOUT_MS = 3_000;
-/** For all that one is asked at first. */
+/** For all first questions to a node. */
 const NODE_MS_MAX = 4_500;
 const ANSWER_BYTES_MAX = 1024 * 1024;
 
@@ -45,7 +45,7 @@ export interface Node {
 
 export interface Nodes {
   readonly looks: readonly NodeLook[];
-  /** Of the right chain, the one with the newest block first. */
+  /** Nodes of the right chain, the one with the newest block first. */
   readonly good: readonly Node[];
 }
 
@@ -80,7 +80,7 @@ async function lookAtNode(node: Node): Promise<NodeLook> {
   }
 }
 
-/** These errors never hold a URL. */
+/** The messages of these errors never hold a URL. */
 function reasonOf(error: unknown): string {
   const isTold = error instanceof NoAnswer || error instanceof RpcError || error instanceof TooLate;
   return isTold ? error.message : "an answer in another form";
@@ -163,14 +163,13 @@ export async function chainClockFindings(opening: Promise<Nodes>): Promise<Findi
 
 const BEHIND_BLOCKS = 5;
 const BEHIND_SECONDS = 60;
-/** Of the token. */
 const DECIMALS = 6;
 /** The newest blocks may still be replaced. */
 const SETTLED_BLOCKS = 4;
 
 interface Token {
   readonly hasCode: boolean;
-  /** Null where there is no such answer. */
+  /** Null where the contract gives no such answer. */
   readonly name: string | null;
   readonly version: string | null;
   readonly decimals: number | null;
@@ -180,18 +179,18 @@ interface Token {
 export interface NodeAnswer {
   readonly chainId: bigint;
   readonly newest: Pick<Block, "number" | "timestamp">;
-  /** Unix seconds: the time that the next block would have; null where it does not tell. */
+  /** Unix seconds: the time that the next block would have; null where the node does not tell. */
   readonly next: number | null;
   readonly token: Token;
   readonly ms: number;
 }
 
 export interface NodeLook {
-  /** In the list, from 0 as in the log and the metrics: the URL may hold a key. */
+  /** Its place in the list, from 0 as in the log and the metrics: the URL may hold a key. */
   readonly place: number;
-  /** Or why there is no usable answer. */
+  /** What the node says, or why there is no usable answer. */
   readonly answer: NodeAnswer | string;
-  /** What is wrong with its certificate. */
+  /** What is wrong with the certificate of the node. */
   readonly certificate: Problem | null;
 }
 
@@ -256,7 +255,7 @@ export function commonBlock(nodes: readonly NodeLook[]): number | null {
 
 interface BlockSaid {
   readonly place: number;
-  /** Null when it does not have the block, or does not tell. */
+  /** Null when the node does not have the block, or does not tell. */
   readonly hash: Hex | null;
 }
 

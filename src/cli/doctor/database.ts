@@ -36,7 +36,7 @@ interface Place {
   readonly dataDir: string;
 }
 
-/** Null when there is none yet. It rejects when it can't be opened, and the check of the database tells why. */
+/** Null when there is no database yet. It rejects when the database can't be opened, and the check of the database tells why. */
 export type Opening = Promise<DatabaseLook | null>;
 
 export function openDatabase({ databaseUrl, dataDir }: Place): Opening {
@@ -100,7 +100,7 @@ async function clockFindings(opening: Opening): Promise<Finding[]> {
 
 /** About what one commit of a group writes. */
 const TRIAL_BYTES = 64 * 1024;
-/** Linux alone has it, with this bit on every processor; beside it stands that of directories. */
+/** Linux alone has this flag, with one bit on every processor, joined with the bit of directories. */
 const O_TMPFILE = process.platform === "linux" ? 0o20000000 | constants.O_DIRECTORY : null;
 
 async function dataDirFindings(path: string): Promise<Finding[]> {

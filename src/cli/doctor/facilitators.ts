@@ -34,7 +34,7 @@ import {
   warning,
 } from "./findings.ts";
 
-/** For all of them together. What has not begun by then is counted, and not looked at. */
+/** For the facilitators of all tenants together. What has not begun by then is counted, and not looked at. */
 const ALL_MS_MAX = 30_000;
 export const FACILITATORS_MS_MAX = ALL_MS_MAX + 2 * CHECK_MS_MAX;
 const ANSWER_BYTES_MAX = 64 * 1024;
@@ -120,7 +120,7 @@ async function credentialOf(
   return { tls, header: header === null ? null : [header.name, header.value] };
 }
 
-/** The errors of credentials and bundles hold no part of a secret; those of anything else may. */
+/** The errors of credentials and bundles hold no part of a secret; other errors may. */
 function credentialProblem(error: unknown): Problem {
   const advice = "the tenant must store a good one: its paid calls are refused";
   if (error instanceof CredentialFailure) return failure(`its credential can't be used: ${error.message}`, advice);

@@ -45,7 +45,7 @@ export function isHealthy(found: readonly Finding[]): boolean {
   return found.every(({ state }) => state !== "fail");
 }
 
-/** Of what was looked at, which a tenant may have chosen: what is longer does not move the other lines. */
+/** Columns of the name of what was looked at. A tenant may have chosen a longer name, which does not move the other lines. */
 const WIDTH_MAX = 60;
 
 export function report(found: readonly Finding[]): string {
@@ -57,7 +57,7 @@ export function report(found: readonly Finding[]): string {
   return lines.join("");
 }
 
-/** Servers and tenants have chosen some of it: it must neither break the line nor steer the terminal. */
+/** Servers and tenants have chosen parts of the text: they must neither break the line nor steer the terminal. */
 function printable(text: string): string {
   return text.replace(/[\p{Cc}\p{Cf}\u2028\u2029]+/gu, " ");
 }
@@ -67,10 +67,10 @@ export const CHECK_MS_MAX = 5_000;
 export interface Check {
   readonly what: string;
   readonly look: () => Promise<Finding[]>;
-  /** What it needs first, which has a limit of its own. */
+  /** What the check needs first, which has a time limit of its own. */
   readonly after?: Promise<unknown>;
   readonly msMax?: number;
-  /** What to do when it fails in a way that it does not tell of itself. */
+  /** What to do when the check throws. */
   readonly advice?: string;
 }
 
@@ -94,7 +94,7 @@ export function inTime<T>(work: Promise<T>, msMax = CHECK_MS_MAX): Promise<T> {
   return withDeadline(msMax, work, () => new TooLate(`no answer within ${msMax / 1000} s`));
 }
 
-/** @param advice for what has none of its own */
+/** @param advice for an error that suggests none */
 export function problemOf(error: unknown, advice = "see to it, and look again"): Problem {
   if (error instanceof StartupProblem || error instanceof TooLate) return failure(error.message, advice);
   if (error instanceof OutboundError) return failure(error.message, outboundAdvice(error) ?? advice);
@@ -110,7 +110,7 @@ function outboundAdvice({ kind, message }: OutboundError): string | null {
   return null;
 }
 
-/** A code or a class: the message of an error of some library may show anything. */
+/** A code or a class: the message of a library's error may show anything. */
 function nameOf(error: unknown): string {
   if (!(error instanceof Error)) return "unknown";
   return "code" in error && typeof error.code === "string" ? error.code : error.name;

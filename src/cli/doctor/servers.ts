@@ -33,7 +33,7 @@ async function keysOf(oidc: Oidc, outbound: Outbound): Promise<{ problem: Proble
     return { problem, usable };
   } catch (error) {
     if (error instanceof OutboundError) return { problem: problemOf(error, ADVICE), usable: 0 };
-    // The words of `fetchKeySet`, which name no secret.
+    // The message is one of `fetchKeySet`, which names no secret.
     const why = error instanceof Error ? error.message : "unknown";
     return { problem: failure(`${from}: ${why}`, ADVICE), usable: 0 };
   }
@@ -74,7 +74,7 @@ const NOT_READY = "unseal it, or see why it is not ready: calls with its secrets
 
 /** No tenant has this name. A token that may read the secrets of all tenants is answered that there are none. */
 const NO_TENANT = "tollgate-doctor";
-/** Newer servers say it of a token that they do not know, and not of one that may not do what was asked. */
+/** Newer servers say this about an unknown token, and do not say it about a token that may not do what was asked. */
 const INVALID_TOKEN = /invalid token/i;
 
 /**
