@@ -4,7 +4,7 @@ import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
-import { issueCa, issueServer } from "../src/cli/certificates.ts";
+import { issueCa, issueServer } from "../src/cli/pki.ts";
 import { startChain, type TestChain } from "./support/chain/chain.ts";
 import { type RpcRelay, startRpcRelay } from "./support/chain/rpc-relay.ts";
 import { tollgateBinary } from "./support/gateway/binary.ts";

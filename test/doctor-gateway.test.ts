@@ -5,7 +5,7 @@ import { existsSync, mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } f
 import { createServer } from "node:https";
 import type { AddressInfo } from "node:net";
 import { join } from "node:path";
-import { issueCa, issueClient, issueServer } from "../src/cli/certificates.ts";
+import { issueCa, issueClient, issueServer } from "../src/cli/pki.ts";
 import { startChain, type TestChain } from "./support/chain/chain.ts";
 import { type Facilitator, startFacilitator } from "./support/chain/facilitator.ts";
 import { openPayingTenant } from "./support/chain/paying.ts";

@@ -28,7 +28,7 @@ const CLIENT = "gateway";
 const DRAIN_MS = 1000;
 const TOKEN_HOURS = 12;
 
-export type Certificates = Awaited<ReturnType<typeof makeCertificates>>;
+type Certificates = Awaited<ReturnType<typeof makeCertificates>>;
 
 /** @returns paths of PEM files, but for the bundle */
 export async function makeCertificates(dir: string) {
