@@ -149,13 +149,13 @@ type Nested<T> = {
     : T[K];
 };
 
-type Options = Nested<{ [N in VariableName as (typeof VARIABLES)[N]["path"]]: ConfigValues[N] }>;
+type OptionTree = Nested<{ [N in VariableName as (typeof VARIABLES)[N]["path"]]: ConfigValues[N] }>;
 
 interface Branch {
   [name: string]: unknown;
 }
 
-function nested(values: ConfigValues): Options {
+function nested(values: ConfigValues): OptionTree {
   const options: Branch = {};
   for (const [name, { path }] of Object.entries(VARIABLES)) {
     const parts = path.split(".");
@@ -168,7 +168,7 @@ function nested(values: ConfigValues): Options {
     branch[last] = values[name as VariableName];
   }
   // The type is made from the same table.
-  return options as unknown as Options;
+  return options as unknown as OptionTree;
 }
 
 /** The options as they are used. A group is null without the values that give it a meaning. */
@@ -207,13 +207,13 @@ function arrange(values: ConfigValues, terminal: boolean, environment: Environme
 }
 
 /** Null where traces are off. */
-function arrangeTracing({ tracing, extraCa }: Options): TracingOptions | null {
+function arrangeTracing({ tracing, extraCa }: OptionTree): TracingOptions | null {
   const { endpoint } = tracing;
   return endpoint === null ? null : { ...tracing, endpoint, extraCa };
 }
 
 /** Null when a required variable is not set: the rules have reported it, or the mode is another. */
-function arrangeFacilitator(options: Options, environment: Environment) {
+function arrangeFacilitator(options: OptionTree, environment: Environment) {
   const { host, port, databaseUrl, drainMs, rpcUrls, facilitator } = options;
   const { cert, key, clientCa } = facilitator.tls;
   const tlsPaths = {
@@ -239,7 +239,7 @@ function arrangeFacilitator(options: Options, environment: Environment) {
   } as const;
 }
 
-function arrangeSigners({ keys, url, address }: Options["facilitator"]["signers"]) {
+function arrangeSigners({ keys, url, address }: OptionTree["facilitator"]["signers"]) {
   if (keys !== null) return { kind: "local", keys } as const;
   return url === null || address === null ? null : ({ kind: "remote", url, address } as const);
 }

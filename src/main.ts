@@ -229,8 +229,8 @@ function refuse({ command }: CommandLine, problems: readonly string[]): void {
 }
 
 async function runGateway(config: Config, log: OpenLog, meters: Meters): Promise<void> {
-  const { openMasterKeys } = await import("./cli/open.ts");
-  const { keys, generated } = openMasterKeys(config, log);
+  const { prepareMasterKeys } = await import("./cli/open.ts");
+  const { keys, generated } = prepareMasterKeys(config, log);
   const { startGateway } = await import("./gateway/start.ts");
   logStrayErrors(log);
   const starting = startGateway(config, keys, log, meters);

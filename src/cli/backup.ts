@@ -17,16 +17,16 @@ import { makePrivateFile, syncDirectory } from "../storage/private-file.ts";
 import { markCopy, recordRestore, unmarkCopy } from "../storage/restoration.ts";
 import { schemaText } from "../storage/schema-fit.ts";
 import type { CommandLine } from "./command-line.ts";
-import { makeDataDir, openDataDir, openMasterKeys, requireDatabase, requireMasterKeys } from "./open.ts";
+import { makeDataDir, openDataDir, prepareMasterKeys, requireDatabase, requireMasterKeys } from "./open.ts";
 
 /** For deployments that bring the schema up to date before the new version takes calls. */
 export async function migrate(config: Config, log: Log): Promise<void> {
   // A gateway's database without its key would be refused at the next start. A facilitator keeps no secrets in it.
   if (config.mode === "facilitator") openDataDir(config, log);
-  else openMasterKeys(config, log);
+  else prepareMasterKeys(config, log);
   const store = await openStore({ ...config, log, clock: systemClock });
   await store.close();
-  log.info("database_up_to_date", { database: store.dialect });
+  log.info("database_up_to_date", { database: config.databaseUrl === null ? "sqlite" : "postgres" });
 }
 
 interface BackupRequest {

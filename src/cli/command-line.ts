@@ -47,7 +47,7 @@ const COMMANDS = {
 } satisfies Readonly<Record<string, Grammar>>;
 
 /** The command without any words. */
-type Command = keyof typeof COMMANDS | "serve" | "version";
+type CommandName = keyof typeof COMMANDS | "serve" | "version";
 
 function isCommand(words: string): words is keyof typeof COMMANDS {
   return Object.hasOwn(COMMANDS, words);
@@ -55,7 +55,7 @@ function isCommand(words: string): words is keyof typeof COMMANDS {
 
 export interface CommandLine {
   /** Null when there is no such command. */
-  readonly command: Command | null;
+  readonly command: CommandName | null;
   readonly words: readonly string[];
   /** By name, without dashes; "" for one without a value. */
   readonly flags: ReadonlyMap<string, string>;
@@ -92,11 +92,11 @@ function isName(word: string): boolean {
   return word !== "" && !word.startsWith("-");
 }
 
-function asked(command: Command | null, problems: readonly string[]): CommandLine {
+function asked(command: CommandName | null, problems: readonly string[]): CommandLine {
   return { command, words: [], flags: new Map(), lists: new Map(), problems };
 }
 
-function readRest(command: Command, grammar: Grammar, rest: readonly string[]): CommandLine {
+function readRest(command: CommandName, grammar: Grammar, rest: readonly string[]): CommandLine {
   const { words: expected = [], optional = [], flags: once = [], bare = [], lists: often = [] } = grammar;
   const wordsMax = expected.length + optional.length;
   const words: string[] = [];

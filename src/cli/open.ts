@@ -47,7 +47,7 @@ export function makeDataDir(path: string): { readonly shared: boolean } {
 }
 
 /** @throws StartupProblem when the directory or the key can't be used. */
-export function openMasterKeys(config: DataPlace & Pick<Config, "masterKeys">, log: Log) {
+export function prepareMasterKeys(config: DataPlace & Pick<Config, "masterKeys">, log: Log) {
   openDataDir(config, log);
   return loadMasterKeys({ ...config, log });
 }

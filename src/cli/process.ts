@@ -51,7 +51,7 @@ const LIMIT_MS = 10_000;
 /** How often the main loop counts a beat, and how often the watch looks. */
 const TICKS_PER_LIMIT = 20;
 
-interface Watched {
+interface WatchOrder {
   /** A number that the main loop raises at each tick. */
   readonly beats: Int32Array;
   readonly limitMs: number;
@@ -64,16 +64,16 @@ function spawnThread(): Worker {
 }
 
 /** Begins the watch over the calling thread. It keeps no process alive. */
-export function startWatchdog(log: Watched["log"], limitMs: number = LIMIT_MS): void {
+export function startWatchdog(log: WatchOrder["log"], limitMs: number = LIMIT_MS): void {
   const beats = new Int32Array(new SharedArrayBuffer(Int32Array.BYTES_PER_ELEMENT));
   setInterval(() => Atomics.add(beats, 0, 1), limitMs / TICKS_PER_LIMIT).unref();
   const thread = spawnThread();
   thread.unref();
-  thread.postMessage({ beats, limitMs, log } satisfies Watched);
+  thread.postMessage({ beats, limitMs, log } satisfies WatchOrder);
 }
 
 /** Only time in which this thread runs counts, so a process or machine that was stopped is not ended when it goes on. */
-function watch({ beats, limitMs, log }: Watched): void {
+function watch({ beats, limitMs, log }: WatchOrder): void {
   const tickMs = limitMs / TICKS_PER_LIMIT;
   let seen = -1;
   let lookedAt = performance.now();
@@ -93,5 +93,5 @@ function watch({ beats, limitMs, log }: Watched): void {
 declare const self: Worker;
 
 if (!Bun.isMainThread) {
-  self.onmessage = ({ data }: MessageEvent<Watched>) => watch(data);
+  self.onmessage = ({ data }: MessageEvent<WatchOrder>) => watch(data);
 }

@@ -14,7 +14,7 @@ import { REVOCATION_CLAIM, revokeTokens } from "../keys/revocations.ts";
 import { replaceIssuerKey, SIGNING_ALGORITHM, TOKEN_DAYS_MAX } from "../keys/signing-keys.ts";
 import { openStore } from "../storage/open.ts";
 import type { Store } from "../storage/store.ts";
-import { lacksDatabase, openGatewayStore, openMasterKeys, requireMasterKeys } from "./open.ts";
+import { lacksDatabase, openGatewayStore, prepareMasterKeys, requireMasterKeys } from "./open.ts";
 
 interface TokenRequest {
   readonly tenant: string;
@@ -65,7 +65,7 @@ function readTtl(text: string): number | null {
 /** @throws StartupProblem */
 export async function mintToken(config: Config, request: TokenRequest, log: Log): Promise<string> {
   const isNew = lacksDatabase(config);
-  const { keys } = openMasterKeys(config, log);
+  const { keys } = prepareMasterKeys(config, log);
   const store = await openStore({ ...config, log, clock: systemClock });
   try {
     const keyring = await openKeyring(store, keys, systemClock);

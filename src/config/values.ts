@@ -43,7 +43,7 @@ export function wholeNumber(least: number, most: number): Kind<number> {
   };
 }
 
-export function oneOf<const T extends string>(words: readonly T[]): Kind<T> {
+export function choice<const T extends string>(words: readonly T[]): Kind<T> {
   return { must: words.join(" or "), parse: (text) => words.find((word) => word === text) };
 }
 

@@ -42,7 +42,7 @@ const GIB = 1024 ** 3;
 const MILLION = 1_000_000;
 
 export const COMMON = {
-  TOLLGATE_MODE: row("mode", value.oneOf(["gateway", "facilitator"]), null, "gateway or facilitator", {
+  TOLLGATE_MODE: row("mode", value.choice(["gateway", "facilitator"]), null, "gateway or facilitator", {
     flag: "mode",
     shown: "none",
   }),
@@ -70,11 +70,11 @@ export const COMMON = {
   ),
   TOLLGATE_LOG_LEVEL: row(
     "log.level",
-    value.oneOf(LOG_LEVELS),
+    value.choice(LOG_LEVELS),
     "info",
     "least level that is logged: debug, info, warn or error",
   ),
-  TOLLGATE_LOG_FORMAT: row("log.format", value.oneOf(["json", "pretty"]), null, "form of the log on standard error", {
+  TOLLGATE_LOG_FORMAT: row("log.format", value.choice(["json", "pretty"]), null, "form of the log on standard error", {
     shown: "json; pretty on a terminal",
   }),
   TOLLGATE_METRICS_PORT: row(
@@ -126,7 +126,7 @@ export const COMMON = {
   ),
   OTEL_TRACES_SAMPLER: row(
     "tracing.sampler",
-    value.oneOf(SAMPLERS),
+    value.choice(SAMPLERS),
     "parentbased_always_on",
     "which traces are recorded: OpenTelemetry's samplers",
   ),
@@ -170,7 +170,7 @@ export const MASTER_KEYS = {
 export const GATEWAY = {
   TOLLGATE_REUSE_PORT: row(
     "reusePort",
-    value.oneOf(["0", "1"]),
+    value.choice(["0", "1"]),
     "0",
     "1: share the port with other gateways of this machine (Linux) that have it too, on one Postgres",
   ),

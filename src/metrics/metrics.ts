@@ -322,7 +322,7 @@ const PART_OF_TIME = 20;
 /** The last value is given up when finding the next one takes so many times as long as the last time. */
 const SLOWER_MAX = 3;
 
-interface Known<T> {
+interface StaleValue<T> {
   readonly value: T;
   readonly until: number;
   /** For a reader who can't wait for the new value. */
@@ -336,7 +336,7 @@ interface Known<T> {
  * @returns null when the value is not known now
  */
 export function staleCache<T>(find: () => Promise<T>): () => Promise<T | null> {
-  let known: Known<T> | null = null;
+  let known: StaleValue<T> | null = null;
   let finding: Promise<void> | null = null;
 
   /** Never rejects. */

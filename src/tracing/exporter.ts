@@ -33,7 +33,7 @@ const PAUSES_MS = [1_000, 4_000];
 const FOR_NOW = new Set([429, 502, 503, 504]);
 
 /** Why a batch was not taken. */
-interface Refusal {
+interface UntakenBatch {
   /** For the log: it holds no header and no path. */
   readonly message: string;
   /** How long to wait before the batch is sent again, at least; null when it is not. */
@@ -52,7 +52,7 @@ export function createExporter({ endpoint, headers, outbound }: CollectorOptions
   const [stopping, aborted] = [Promise.withResolvers<void>(), new AbortController()];
   const inFlight = createUnderWay();
 
-  async function sendOnce(body: Uint8Array): Promise<Refusal | null> {
+  async function sendOnce(body: Uint8Array): Promise<UntakenBatch | null> {
     const late = AbortSignal.timeout(REQUEST_MS);
     try {
       const signal = AbortSignal.any([aborted.signal, late]);
@@ -67,7 +67,7 @@ export function createExporter({ endpoint, headers, outbound }: CollectorOptions
     }
   }
 
-  async function send(spans: ReadableSpan[]): Promise<Refusal | null> {
+  async function send(spans: ReadableSpan[]): Promise<UntakenBatch | null> {
     // The call whose span has filled the batch does not wait for its writing.
     await new Promise(setImmediate);
     const body = ProtobufTraceSerializer.serializeRequest(spans);
@@ -100,7 +100,7 @@ export function createExporter({ endpoint, headers, outbound }: CollectorOptions
   };
 }
 
-function refusalIn({ status, headers }: Answer, bytes: Uint8Array): Refusal | null {
+function refusalIn({ status, headers }: Answer, bytes: Uint8Array): UntakenBatch | null {
   if (status < 200 || status > 299) {
     const asked = retryAfterMs(headers.get("retry-after"), systemClock.now(), RETRY_AFTER_MS_MAX);
     return { message: `answered ${status}`, againMs: FOR_NOW.has(status) ? (asked ?? 0) : null };

@@ -16,7 +16,7 @@ import { type RunningFacilitator, startFacilitator } from "../../facilitator/sta
 import { startGateway } from "../../gateway/start.ts";
 import { json, STATUS, SUCCESS } from "../../http/answers.ts";
 import { runAccount } from "../account.ts";
-import { openMasterKeys } from "../open.ts";
+import { prepareMasterKeys } from "../open.ts";
 import { runPki } from "../pki.ts";
 import { mintToken } from "../token.ts";
 import { at, DemoProblem } from "./client.ts";
@@ -79,7 +79,7 @@ export async function startDemoGateway(dir: string, log: Log) {
     // The sample agents and the facilitator are on this machine, which the host rules would refuse.
     TOLLGATE_ALLOW_HOSTS: HOST,
   });
-  const { keys } = openMasterKeys(config, log);
+  const { keys } = prepareMasterKeys(config, log);
   const { url, stop } = await startGateway(config, keys, log, silentMeters);
   return {
     url,

@@ -10,7 +10,7 @@ import { fitOf, type Schema, TOO_NEW_ADVICE, tooNewText } from "../../storage/sc
 import { NEWEST_VERSION } from "../../storage/schema-versions.ts";
 
 /** `fail`: the service would refuse work. `warn`: it works, and the operator should do something about it. */
-type State = "ok" | "warn" | "fail";
+type Severity = "ok" | "warn" | "fail";
 
 /** What is wrong, and what to do about it. */
 export interface Problem {
@@ -22,7 +22,7 @@ export interface Problem {
 export interface Finding {
   /** What was looked at. */
   readonly what: string;
-  readonly state: State;
+  readonly state: Severity;
   readonly text: string;
   readonly advice: string | null;
 }
