@@ -224,11 +224,8 @@ function invocationTables(c: Columns) {
       created_at: c.whole().notNull(),
     }),
 
-    /**
-     * When work that one replica does for all is due again. The table has kept its old name: versions that know it by that
-     * run beside this one.
-     */
-    jobLeases: c.table("turns", {
+    /** When work that one replica does for all is due again. */
+    jobLeases: c.table("job_leases", {
       job: c.text().notNull(),
       /** By the database's own clock. */
       next_at: c.whole().notNull(),
@@ -250,10 +247,7 @@ function invocationTables(c: Columns) {
       id: c.text().notNull(),
       /** By the database's own clock. */
       lease_until: c.whole().notNull(),
-      /**
-       * The calls of any one agent and path that it may run without asking the others; null when it is gone, or of a
-       * version that shares no limits.
-       */
+      /** The calls of any one agent and path that it may run without asking the others; null when it is gone. */
       agent_base: c.whole(),
     }),
 

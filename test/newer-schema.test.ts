@@ -2,22 +2,22 @@
 // It has stated there which programs may still run on it.
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { join } from "node:path";
-import { NEWEST_VERSION } from "../src/storage/schema-versions.ts";
+import { newestVersion } from "../src/storage/schema-versions.ts";
 import { agentWithSecret, ask, SECRET, secretUpstream } from "./support/gateway/api.ts";
 import { type Database, eachDatabase, executeIn, startGateway } from "./support/gateway/gateway.ts";
 
 setDefaultTimeout(90_000);
 
 const ALICE = { tenant: "acme", user: "alice" };
-const TOO_NEW = `has schema version 999, on which only programs that know version ${NEWEST_VERSION + 1} may run, and this`;
+const TOO_NEW = `has schema version 999, on which only programs that know version ${newestVersion() + 1} may run, and this`;
 
 /** As a version of the future expands it. */
 const EXPANDED = [
   "alter table agents add column color text",
   "create table colors (name text not null primary key)",
-  `insert into schema_migrations (version, applied_at, floor) values (998, 0, 2), (999, 0, ${NEWEST_VERSION})`,
+  `insert into schema_versions (version, applied_at, floor) values (998, 0, 1), (999, 0, ${newestVersion()})`,
 ];
-const CONTRACTED = `update schema_migrations set floor = ${NEWEST_VERSION + 1} where version = 998`;
+const CONTRACTED = `update schema_versions set floor = ${newestVersion() + 1} where version = 998`;
 
 async function started(database: Database) {
   const env = await database.fresh();
@@ -42,7 +42,7 @@ eachDatabase((database) => {
       .split("\n")
       .filter((line) => line.includes('"database_is_newer"'));
     expect(warned.map((line) => JSON.parse(line))).toMatchObject([
-      { level: "warn", schema_version: 999, known_version: NEWEST_VERSION },
+      { level: "warn", schema_version: 999, known_version: newestVersion() },
     ]);
     for (const id of [agent, await agentWithSecret(gateway, token, upstream.url, "after")]) {
       const called = await ask(gateway, token, `/v1/proxy/${id}`, {});

@@ -1,6 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { createFairShare, type FairShare } from "./fair-share.ts";
+import { createFairShare, type FairShare, leastFirst } from "./fair-share.ts";
 
 const TENANTS = ["a", "b", "c", "d"] as const;
 const AGENTS = ["x", "y", "z"] as const;
@@ -100,4 +100,20 @@ describe("whoever comes next", () => {
     for (const tenant of ["a", "b"]) while (share.take(tenant, "x", body) === null);
     expect(share.take("next", "x", body)).toBeNull();
   });
+});
+
+test("those that wait are ordered by what they hold, and each is looked at once however many there are", () => {
+  fc.assert(
+    fc.property(fc.array(fc.integer({ min: 0, max: 5 }), { maxLength: 100 }), (amounts) => {
+      let looks = 0;
+      const names = [...amounts.keys()];
+      const held = (name: number) => amounts[name] ?? 0;
+      const ordered = leastFirst(names, (name) => {
+        looks++;
+        return held(name);
+      });
+      expect(ordered).toEqual(names.toSorted((a, b) => held(a) - held(b)));
+      expect(looks).toBe(names.length);
+    }),
+  );
 });

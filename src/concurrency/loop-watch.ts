@@ -1,10 +1,8 @@
-// Notices when the event loop was blocked, by a timer that fires late. The names that pieces of work give themselves tell
-// by what. All pauses of a second make one line of the log, with the longest of them, so that the log is not flooded when
-// everything is slow.
+// Notices when the event loop was blocked, by a timer that fires late. All pauses of a second make one line of the log, with
+// the longest of them, so that the log is not flooded when everything is slow.
 import type { Log } from "../core/log.ts";
-import { mostSpent } from "./loop-profile.ts";
 
-/** A timer of 5 ms costs 1 % of a core, this one half of that. An unnamed pause is reported up to this much too short. */
+/** A timer of 5 ms costs 1 % of a core, this one half of that. A pause is reported up to this much too short. */
 const TICK_MS = 10;
 const LINE_EVERY_MS = 1_000;
 
@@ -12,8 +10,6 @@ interface Pause {
   readonly ms: number;
   /** What this thread computed meanwhile. */
   readonly cpu_ms: number;
-  readonly ran: string;
-  readonly ran_ms: number;
 }
 
 /**
@@ -43,17 +39,14 @@ export function watchLoop(
   }
 
   function tick(): void {
-    const ownLate = performance.now() - tickedAt - TICK_MS;
+    const ms = performance.now() - tickedAt - TICK_MS;
     tickedAt = performance.now();
     const used = process.threadCpuUsage();
-    const most = mostSpent();
-    const ms = Math.max(ownLate, most?.ms ?? 0);
     late(ms);
     if (ms >= leastMs) {
       times++;
       const cpu_ms = rounded((used.user + used.system - cpu.user - cpu.system) / 1000);
-      const { work: ran, ms: ran_ms } = most !== null && most.ms >= ms / 2 ? most : { work: "unnamed work", ms: 0 };
-      if (ms > (longest?.ms ?? 0)) longest = { ms: rounded(ms), cpu_ms, ran, ran_ms: rounded(ran_ms) };
+      if (ms > (longest?.ms ?? 0)) longest = { ms: rounded(ms), cpu_ms };
     }
     cpu = used;
     if (tickedAt - toldAt >= LINE_EVERY_MS) tell();

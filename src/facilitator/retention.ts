@@ -1,8 +1,8 @@
 // Clean-up by age: refusals, the ceilings of days long past, signed transactions whose nonce is used for certain, and payments
 // that can't be collected any more, on the chain either, and that nobody asks for after so long. Rows are removed in small
 // groups, each its own write, so that settlements pass between them.
-
 import { and, eq, inArray, lt, sql } from "drizzle-orm";
+import { oneOf } from "../../db/conditions.ts";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { DAY_MS } from "../core/time.ts";
@@ -37,7 +37,7 @@ async function removeTransactions({ db, tables }: Tx, before: number, limit: num
     .limit(limit);
   const rows = await db.delete(t).where(inArray(t.hash, old)).returning({ hash: t.hash });
   const hashes = rows.map(({ hash }) => hash);
-  if (hashes.length > 0) await db.delete(part).where(inArray(part.hash, hashes));
+  if (hashes.length > 0) await db.delete(part).where(oneOf(part.hash, hashes));
   return rows.length;
 }
 

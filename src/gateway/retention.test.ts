@@ -365,7 +365,7 @@ test("what replicas have counted of callers is removed by one of them, and by no
   await put();
   expect([await removeCallsOnLease(other), await removeCallsOnLease(store)]).toEqual([false, false]);
   expect(await left()).toBe(1);
-  await client`update turns set next_at = 0 where job = 'caller calls'`;
+  await client`update job_leases set next_at = 0 where job = 'caller calls'`;
   expect(await removeCallsOnLease(other)).toBe(true);
   for (const one of [store, other]) await one.close();
 }, 30_000);

@@ -7,7 +7,6 @@
 import net from "node:net";
 import tls from "node:tls";
 import { createLimiter } from "../concurrency/limiter.ts";
-import { during } from "../concurrency/loop-profile.ts";
 import type { StopSignal } from "../concurrency/stop.ts";
 import { type CallBody, partsOf } from "../wire/body.ts";
 import { type Answer, isNamed } from "./answer.ts";
@@ -199,7 +198,7 @@ function writeInParts(socket: net.Socket, body: CallBody, isSent: () => void): v
   const writeNext = (error?: Error | null) => {
     const { value } = pieces.next();
     if (error != null || value === undefined) return isSent();
-    during("send of a body", () => socket.write(value, writeNext));
+    socket.write(value, writeNext);
   };
   writeNext();
 }

@@ -32,13 +32,9 @@ export const NOBODY: DecodedFor = { tenant: "", memory: { take: async () => () =
 
 /** Input of one step, which costs time even if nothing comes out. */
 const INPUT_BYTES = 16 * 1024;
-/** The time of one step, unless it produces something earlier. */
-const STEP_MS = 1;
 /** No honest answer gives a layer more input than this that is also so many times its output. */
 const INPUT_FREE_BYTES = 1024 * 1024;
 const INPUT_PER_OUTPUT_MAX = 64;
-/** A wait for more memory while some is held ends after this: others may be waiting for what is held. */
-const MORE_WAIT_MS = 2500;
 const EMPTY = new Uint8Array();
 
 export interface DecodingOptions extends DecodedFor {
@@ -91,8 +87,8 @@ export class Decoding {
   readonly #options: DecodingOptions;
   readonly #closing = new AbortController();
   readonly #layers: Layer[] = [];
-  #held = 0;
-  readonly #giveBacks: (() => void)[] = [];
+  /** Null until its memory is counted. */
+  #giveBack: (() => void) | null = null;
 
   constructor(options: DecodingOptions) {
     this.#options = options;
@@ -109,7 +105,7 @@ export class Decoding {
     if (this.#closing.signal.aborted) return;
     this.#closing.abort(new Error("the body was closed"));
     for (const layer of this.#layers) layer.close();
-    for (const giveBack of this.#giveBacks.splice(0)) giveBack();
+    this.#giveBack?.();
   }
 
   async *#decode(source: Chunks, coding: Coding): Chunks {
@@ -133,13 +129,11 @@ export class Decoding {
   }
 
   async #next(layer: Layer): Promise<Uint8Array> {
-    await this.#cover(layer.needs);
+    if (this.#giveBack === null) await this.#takeMemory(layer);
     let output: Uint8Array | Promise<Uint8Array> = EMPTY;
     await doneInTurns(() => {
       this.#closing.signal.throwIfAborted();
-      const until = performance.now() + STEP_MS;
-      do output = layer.step();
-      while (isEmpty(output) && layer.hasWork && layer.needs <= this.#held && performance.now() < until);
+      output = layer.step();
       return false;
     }, this.#options.tenant);
     const given: Uint8Array = await output;
@@ -147,28 +141,14 @@ export class Decoding {
     return given;
   }
 
-  /**
-   * Takes at once all that two layers may come to need, and mostly also what one layer needs, so that nobody who holds
-   * some waits long for more.
-   */
-  async #cover(needs: number): Promise<void> {
-    if (needs <= this.#held) return;
+  /** Takes all that its layers may come to need, so that nobody who holds some waits for more. */
+  async #takeMemory(outermost: Layer): Promise<void> {
     const { codings, memory, giveWay } = this.#options;
-    const all = codings.length > 1 ? codings.reduce((sum, coding) => sum + NEEDS_MAX[coding], 0) : needs;
-    const more = all - this.#held;
+    const needs = codings.length > 1 ? codings.reduce((sum, coding) => sum + NEEDS_MAX[coding], 0) : outermost.needs;
     const { signal } = this.#closing;
-    const isFirst = this.#held === 0;
-    const waited = isFirst ? signal : AbortSignal.any([signal, AbortSignal.timeout(MORE_WAIT_MS)]);
-    const giveBack = await memory.take(more, waited, giveWay).catch((error) => {
-      throw isFirst || signal.aborted ? error : new Undecodable("no memory for a larger window");
-    });
+    const giveBack = await memory.take(needs, signal, giveWay);
     if (signal.aborted) giveBack();
     signal.throwIfAborted();
-    this.#held = all;
-    this.#giveBacks.push(giveBack);
+    this.#giveBack = giveBack;
   }
-}
-
-function isEmpty(output: Uint8Array | Promise<Uint8Array>): boolean {
-  return !(output instanceof Promise) && output.length === 0;
 }

@@ -3,8 +3,7 @@
 import { type Static, type TSchema, Type } from "@sinclair/typebox";
 import { type TypeCheck, TypeCompiler, type ValueError, ValueErrorType } from "@sinclair/typebox/compiler";
 import { createLimiter } from "../concurrency/limiter.ts";
-import { during } from "../concurrency/loop-profile.ts";
-import { bodyInSteps } from "../concurrency/run-steps.ts";
+import { bodyInSteps } from "../concurrency/steps.ts";
 import { Fault, invalidField } from "../core/fault.ts";
 import { MANAGEMENT_BODY_BYTES_MAX, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX } from "../core/limits.ts";
 import { parseDateTime } from "../core/time.ts";
@@ -37,12 +36,10 @@ export function bodyUser<T extends TSchema>(schema: T, { freeField }: BodyOption
 
   async function read(bytes: Uint8Array, tenant: string): Promise<Static<T>> {
     const steps = readJson(bytes, freeField ?? null);
-    const value = await bodyInSteps("JSON of a body", bytes, steps, tenant);
-    return during("check of a body", () => {
-      checker ??= TypeCompiler.Compile(schema);
-      if (checker.Check(value)) return value;
-      throw describe(checker.Errors(value).First());
-    });
+    const value = await bodyInSteps(bytes, steps, tenant);
+    checker ??= TypeCompiler.Compile(schema);
+    if (checker.Check(value)) return value;
+    throw describe(checker.Errors(value).First());
   }
 
   return async <R>(request: Request, use: (value: Static<T>) => Promise<R>): Promise<R> => {

@@ -6,7 +6,6 @@
 // One per thread, since the share bounds the memory of all bodies together.
 import { Commons, type Stake } from "../concurrency/commons.ts";
 import { createFairShare } from "../concurrency/fair-share.ts";
-import { during } from "../concurrency/loop-profile.ts";
 import { doneInTurns } from "../concurrency/turns.ts";
 import { Fault, type FaultDetail } from "../core/fault.ts";
 import { BODY_INTAKE_BYTES_MAX, BODY_INTAKE_MS_MAX, BODY_INTAKE_SILENCE_MS_MAX } from "../core/limits.ts";
@@ -314,8 +313,7 @@ async function readInto(
     size += value.byteLength;
     if (size > bytesMax) throw tooLarge(bytesMax);
     await doneInTurns(() => {
-      const isKept = during("intake of a body", () => gathered.add(value));
-      if (!isKept) freeMemory(value);
+      if (!gathered.add(value)) freeMemory(value);
       return false;
     }, tenant);
     await arrived();

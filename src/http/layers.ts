@@ -1,7 +1,7 @@
-// Decodes one encoding of a body step by step: the memory that it needs is known before it is used, and each step is short.
+// Decodes one encoding of a body step by step: the most memory that it may need is known before any is used, and each step
+// is short.
 
 import { inThreadTurn } from "../concurrency/thread-turns.ts";
-import { ZstdFrames, type ZstdPart } from "../wire/zstd-frames.ts";
 import { type Coding, Undecodable } from "./codings.ts";
 import {
   BROTLI_ROOM_BYTES,
@@ -10,10 +10,11 @@ import {
   SYNC_ROOM_BYTES,
   SyncDecoder,
   type SyncFormat,
+  ZSTD_WINDOW_LOG_MAX,
 } from "./native-decoders.ts";
 
 export interface Layer {
-  /** Bytes that must be counted before the next step. */
+  /** The most that it may hold, which must be counted before the first step. */
   readonly needs: number;
   /** Whether there is more to do for what was pushed. */
   readonly hasWork: boolean;
@@ -30,13 +31,8 @@ const KIB = 1024;
 const MIB = 1024 * KIB;
 const EMPTY = new Uint8Array();
 
-/** Of the zstd coding (RFC 9659). */
-const ZSTD_WINDOW_LOG_MAX = 23;
-const ZSTD_WINDOW_MAX = 2 ** ZSTD_WINDOW_LOG_MAX;
-/** Asked for at least, since the next frame may have a larger window. */
-const ZSTD_WINDOW_COUNTED_MIN = MIB;
-/** Its tables, a block of each side, and room for what comes out. */
-const ZSTD_BYTES = 384 * KIB + SYNC_ROOM_BYTES;
+/** The largest window, for each frame may name its own; tables, a block of each side, and room for what comes out. */
+const ZSTD_BYTES = 2 ** ZSTD_WINDOW_LOG_MAX + 384 * KIB + SYNC_ROOM_BYTES;
 const BROTLI_WINDOW_MAX = 16 * MIB;
 /** Its tables, up to 256 of each of three kinds, and room for what comes out. */
 const BROTLI_BYTES = 4 * MIB + BROTLI_ROOM_BYTES;
@@ -48,21 +44,21 @@ export const NEEDS_MAX: Readonly<Record<Coding, number>> = {
   gzip: DEFLATE_BYTES,
   deflate: DEFLATE_BYTES,
   br: BROTLI_WINDOW_MAX + BROTLI_BYTES,
-  zstd: ZSTD_WINDOW_MAX + ZSTD_BYTES,
+  zstd: ZSTD_BYTES,
 };
 
 export function createLayer(coding: Coding, tenant: string): Layer {
   switch (coding) {
     case "gzip":
-      return new DeflateLayer(() => "gzip");
+      return new SyncLayer(DEFLATE_BYTES, () => "gzip");
     case "deflate":
       // Means the zlib format (RFC 9110 section 8.4.1.2), but some servers send bare deflate: the method bits of
       // the zlib header tell them apart.
-      return new DeflateLayer((firstByte) => ((firstByte & 0x0f) === 8 ? "deflate" : "deflate-raw"));
+      return new SyncLayer(DEFLATE_BYTES, (firstByte) => ((firstByte & 0x0f) === 8 ? "deflate" : "deflate-raw"));
     case "br":
       return new BrotliLayer(tenant);
     case "zstd":
-      return new ZstdLayer();
+      return new SyncLayer(ZSTD_BYTES, () => "zstd");
   }
 }
 
@@ -92,13 +88,14 @@ class Input {
   }
 }
 
-class DeflateLayer implements Layer {
-  readonly needs = DEFLATE_BYTES;
+class SyncLayer implements Layer {
+  readonly needs: number;
   readonly #formatOf: (firstByte: number) => SyncFormat;
   readonly #input = new Input();
   #decoder: SyncDecoder | null = null;
 
-  constructor(formatOf: (firstByte: number) => SyncFormat) {
+  constructor(needs: number, formatOf: (firstByte: number) => SyncFormat) {
+    this.needs = needs;
     this.#formatOf = formatOf;
   }
 
@@ -168,54 +165,6 @@ class BrotliLayer implements Layer {
   async finish(): Promise<void> {
     const decoder = this.#decoder;
     if (decoder !== null) await inThreadTurn(this.#tenant, () => decoder.finish());
-  }
-
-  close(): void {
-    this.#decoder?.close();
-  }
-}
-
-class ZstdLayer implements Layer {
-  readonly #frames = new ZstdFrames();
-  readonly #input = new Input();
-  #parts: Iterator<ZstdPart, void> = [].values();
-  /** The next one. */
-  #part: ZstdPart | null = null;
-  #needs = 0;
-  #decoder: SyncDecoder | null = null;
-
-  get needs(): number {
-    return this.#needs;
-  }
-
-  get hasWork(): boolean {
-    return this.#input.hasWork || this.#part !== null;
-  }
-
-  push(input: Uint8Array): void {
-    this.#parts = this.#frames.parts(input);
-    this.#part = this.#parts.next().value ?? null;
-  }
-
-  step(): Uint8Array {
-    if (this.#input.hasWork) {
-      this.#decoder ??= new SyncDecoder("zstd", ZSTD_WINDOW_LOG_MAX);
-      return this.#input.went(this.#decoder.decode(this.#input.left));
-    }
-    if (this.#part?.kind === "bytes") this.#input.push(this.#part.bytes);
-    else if (this.#part !== null) this.#begin(this.#part.windowBytes);
-    this.#part = this.#parts.next().value ?? null;
-    return EMPTY;
-  }
-
-  #begin(windowBytes: number): void {
-    if (windowBytes > ZSTD_WINDOW_MAX) throw new Undecodable(`a zstd window of ${windowBytes} bytes`);
-    const needs = Math.max(windowBytes, ZSTD_WINDOW_COUNTED_MIN) + ZSTD_BYTES;
-    this.#needs = Math.max(this.#needs, needs);
-  }
-
-  finish(): void {
-    if (!this.#frames.isBetweenFrames) throw new Error("unexpected end of file");
   }
 
   close(): void {

@@ -5,6 +5,8 @@
 // Memory of brotli returns to the system when the threads of the pool come to rest, within three seconds, or is used again
 // by the next decoder.
 import zlib from "node:zlib";
+import { asBuffer } from "../core/bytes.ts";
+import { Undecodable } from "./codings.ts";
 
 interface Handle {
   onerror: (message: string, errno: number, code: string) => void;
@@ -62,16 +64,25 @@ export const BROTLI_ROOM_BYTES = 256 * 1024;
 
 export type SyncFormat = "gzip" | "deflate" | "deflate-raw" | "zstd";
 
+/** Of the zstd coding (RFC 9659). A small frame that comes whole is decoded without its window, so it may name any. */
+export const ZSTD_WINDOW_LOG_MAX = 23;
+const ZSTD_WINDOW_TOO_LARGE = "ZSTD_error_frameParameter_windowTooLarge";
+/**
+ * A frame with the content "x". Where it is put behind a body, "x" comes out only if a frame has ended there. The first
+ * byte has to come alone: a decoder that waits for the rest of a frame's header would take a whole frame for that one.
+ */
+const ZSTD_FRAME = [Uint8Array.of(0x28), Uint8Array.of(0xb5, 0x2f, 0xfd, 0x20, 1, 9, 0, 0, 0x78)];
+
 /** Streams allocate one of their own, which is not used here. */
 const LEAST_CHUNK = { chunkSize: 64 };
 
-function openStream(format: SyncFormat, zstdWindowLogMax: number): Stream {
-  const { ZSTD_d_windowLogMax } = zlib.constants;
+function openStream(format: SyncFormat): Stream {
+  const zstd = { ...LEAST_CHUNK, params: { [zlib.constants.ZSTD_d_windowLogMax]: ZSTD_WINDOW_LOG_MAX } };
   const streams = {
     gzip: () => zlib.createGunzip(LEAST_CHUNK),
     deflate: () => zlib.createInflate(LEAST_CHUNK),
     "deflate-raw": () => zlib.createInflateRaw(LEAST_CHUNK),
-    zstd: () => zlib.createZstdDecompress({ ...LEAST_CHUNK, params: { [ZSTD_d_windowLogMax]: zstdWindowLogMax } }),
+    zstd: () => zlib.createZstdDecompress(zstd),
   };
   return streams[format]() as unknown as Stream;
 }
@@ -79,25 +90,43 @@ function openStream(format: SyncFormat, zstdWindowLogMax: number): Stream {
 /** Works at once, and quickly. */
 export class SyncDecoder {
   readonly #room = new Uint8Array(SYNC_ROOM_BYTES);
+  readonly #format: SyncFormat;
   readonly #stream: Stream;
   #problem: Error | null = null;
 
-  constructor(format: SyncFormat, zstdWindowLogMax = 0) {
-    this.#stream = openStream(format, zstdWindowLogMax);
-    this.#stream._handle.onerror = (message) => {
-      this.#problem = new Error(message);
+  constructor(format: SyncFormat) {
+    this.#format = format;
+    this.#stream = openStream(format);
+    this.#stream._handle.onerror = (message, _errno, code) => {
+      const isWindow = code === ZSTD_WINDOW_TOO_LARGE;
+      this.#problem = isWindow ? new Undecodable("a zstd window above 8 MiB") : new Error(message);
     };
   }
 
-  /** @throws Error when it is corrupt */
+  /**
+   * @throws Error when it is corrupt
+   * @throws Undecodable
+   */
   decode(input: Uint8Array): Decoded {
     this.#write(zlib.constants.Z_NO_FLUSH, input);
     return decodedOf(this.#stream._writeState, this.#room, input.length);
   }
 
-  /** @throws Error when the body breaks off here. Decoders of zstd do not tell. */
+  /** @throws Error when the body breaks off here */
   finish(): void {
-    this.#write(zlib.constants.Z_FINISH, EMPTY);
+    if (this.#format === "zstd") this.#finishZstd();
+    else this.#write(zlib.constants.Z_FINISH, EMPTY);
+  }
+
+  /** The decoder of zstd does not tell whether a body breaks off. */
+  #finishZstd(): void {
+    let content = "";
+    try {
+      for (const part of ZSTD_FRAME) content += asBuffer(this.decode(part).output).toString("latin1");
+    } catch {
+      // What broke off went on with bytes that are not its own.
+    }
+    if (content !== "x") throw new Error("unexpected end of file");
   }
 
   close(): void {

@@ -2,7 +2,6 @@
 // own takes 4 ms, so contexts are kept, with a share for each tenant.
 import { createPrivateKey } from "node:crypto";
 import tls from "node:tls";
-import { during } from "../concurrency/loop-profile.ts";
 import { tenantCache } from "../concurrency/tenant-cache.ts";
 
 /** What a call shows to a server that asks for a certificate. All PEM. */
@@ -45,9 +44,7 @@ export function createTlsContexts(extraCa: string | null) {
 
   function evicted(): void {
     evictions++;
-    if (defaultRoots !== null && evictions % EVICTIONS_PER_COLLECTION === 0) {
-      during("release of TLS contexts", () => Bun.gc(true));
-    }
+    if (defaultRoots !== null && evictions % EVICTIONS_PER_COLLECTION === 0) Bun.gc(true);
   }
 
   /** `ca` replaces the default roots, so they are listed with it; undefined leaves them as they are. */

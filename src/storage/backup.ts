@@ -6,7 +6,7 @@ import { dirname } from "node:path";
 import { StartupProblem } from "../core/startup.ts";
 import { makePrivateFile, syncDirectory } from "./private-file.ts";
 import { markCopy } from "./restoration.ts";
-import { fitOf, READ_VERSIONS, type Schema, schemaOf, tooNewText, type VersionRow } from "./schema-fit.ts";
+import { fitOf, type Schema, schemaOf, tooNewText, versionsOnSqlite } from "./schema-fit.ts";
 
 /** A service that starts after a crash, or ends, has the file for itself for a moment. */
 const BUSY_MS = 10_000;
@@ -122,12 +122,13 @@ export function checkSqliteCopy(path: string): CheckedCopy {
     const rows = copy.query<{ integrity_check: string }, []>("pragma integrity_check(5)").all();
     const found = rows.map(({ integrity_check }) => integrity_check).join("; ");
     if (found !== "ok") return { problem: `it is damaged: ${found}` };
-    const schema = schemaOf(copy.query<VersionRow, []>(READ_VERSIONS).all());
+    const schema = schemaOf(versionsOnSqlite(copy));
     const fit = fitOf(schema);
-    if (fit === "none") return { problem: "it is a database without a schema" };
+    if (fit === "none") return { problem: "it is no whole database of tollgate: it has no schema" };
     if (fit === "too new") return { problem: `it has ${tooNewText(schema)}` };
     return { problem: null, bytes: statSync(path).size, schema, keys: wrappedKeys(copy) };
   } catch (error) {
+    if (error instanceof StartupProblem) return { problem: error.message };
     if (!(error instanceof SQLiteError)) throw error;
     return { problem: `it is no whole database of tollgate: ${error.message}` };
   } finally {
@@ -137,16 +138,15 @@ export function checkSqliteCopy(path: string): CheckedCopy {
 
 type TenantKeyRow = Omit<WrappedKeys["tenantKeys"][number], "number"> & {
   /** Postgres gives a text. */
-  readonly number?: number | string;
+  readonly number: number | string;
 };
 
-/** Before schema version 18 a tenant had one key, which is the first. */
 export function numbered(rows: readonly TenantKeyRow[]): WrappedKeys["tenantKeys"] {
-  return rows.map((row) => ({ ...row, number: Number(row.number ?? 1) }));
+  return rows.map((row) => ({ ...row, number: Number(row.number) }));
 }
 
 export function wrappedKeys(database: Database): WrappedKeys {
-  const tenantKeys = database.query<TenantKeyRow, []>("select * from tenant_keys");
+  const tenantKeys = database.query<TenantKeyRow, []>("select tenant, number, wrapped_key from tenant_keys");
   const signingKeys = database.query<WrappedKeys["signingKeys"][number], []>(
     "select kid, purpose, wrapped_private_key from signing_keys",
   );

@@ -4,7 +4,6 @@
 // so when the thread is done with a large log, this thread moves what has come since, between two groups.
 import type { Database } from "bun:sqlite";
 import { statSync } from "node:fs";
-import { during } from "../concurrency/loop-profile.ts";
 import type { Log } from "../core/log.ts";
 import type { FromCheckpointThread, ToCheckpointThread } from "./checkpoint-thread.ts";
 
@@ -54,7 +53,7 @@ export function startCheckpoints({ writer, path, log, walBytes, spawn }: Checkpo
 
   /** What came while the thread was at it, or all of it when there is no thread. */
   function moveHere(): void {
-    if (!writer.inTransaction) during("sqlite checkpoint", () => checkpoint.run());
+    if (!writer.inTransaction) checkpoint.run();
   }
 
   async function look(): Promise<void> {

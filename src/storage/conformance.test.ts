@@ -8,7 +8,7 @@ import { Fault } from "../core/fault.ts";
 import { type Log, silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { counted } from "./counts.ts";
-import { NEWEST_VERSION } from "./schema-versions.ts";
+import { newestVersion } from "./schema-versions.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "./store.ts";
 
 const END: CallEnd = {
@@ -372,21 +372,21 @@ eachStore((makePlace, dialect) => {
     const newer = await makePlace();
     await (await newer.open()).close();
     const opened = async (log?: Log) => newer.open(log).catch((error) => error);
-    await newer.execute("insert into schema_migrations (version, applied_at) values (999, 0)");
+    await newer.execute("insert into schema_versions (version, applied_at, floor) values (999, 0, 999)");
     const refused = await opened();
     expect(refused).toBeInstanceOf(StartupProblem);
     expect(refused.message).toMatch(/version 999, on which only programs that know version 999 .*newer tollgate/s);
-    await newer.execute(`update schema_migrations set floor = ${NEWEST_VERSION + 1} where version = 999`);
-    expect((await opened()).message).toContain(`know version ${NEWEST_VERSION + 1} may run, and this program knows`);
+    await newer.execute(`update schema_versions set floor = ${newestVersion() + 1} where version = 999`);
+    expect((await opened()).message).toContain(`know version ${newestVersion() + 1} may run, and this program knows`);
 
-    await newer.execute(`update schema_migrations set floor = ${NEWEST_VERSION} where version = 999`);
+    await newer.execute(`update schema_versions set floor = ${newestVersion()} where version = 999`);
     const warnings: unknown[] = [];
     const log: Log = { ...silentLog, warn: (...line) => void warnings.push(line) };
     const serving: Store = await opened(log);
     await serving.write((tx) => addAgent(tx, "agt_1"));
     expect(await agentIds(serving)).toEqual(["agt_1"]);
     await serving.close();
-    const versions = { schema_version: 999, known_version: NEWEST_VERSION };
+    const versions = { schema_version: 999, known_version: newestVersion() };
     expect(warnings).toContainEqual(["database_is_newer", expect.objectContaining(versions)]);
     newer.remove();
   });
@@ -406,5 +406,5 @@ eachStore((makePlace, dialect) => {
   });
 });
 
-/** Columns that the schema does not have: an unused one, and one for an index. */
-const ON_SQLITE: Readonly<Record<string, string[]>> = { invocation_bodies: ["call"], open_invocations: ["batch"] };
+/** A column that the schema does not have, for an index. */
+const ON_SQLITE: Readonly<Record<string, string[]>> = { open_invocations: ["batch"] };

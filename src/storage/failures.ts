@@ -85,15 +85,9 @@ export function isTransactionUndone(error: unknown): boolean {
 const POSTGRES_PASSING = /^(53|58|57014$|55P03$|25006$|25P0[234]$|40)/;
 const CHARACTER_REFUSED = /^22(021|P05)$/;
 
-/** Postgres never says so itself; engines that speak its language do. */
-const COMPLETION_UNKNOWN = "40003";
-
 /** What a failure after the commit was sent means. An error of the server's own says that it was undone. */
 export function postgresCommitFailure(thrown: unknown): unknown {
-  const isUnsure =
-    isConnectionLost(thrown) ||
-    sqlState(thrown) === COMPLETION_UNKNOWN ||
-    (thrown instanceof Fault && thrown.kind === "unavailable");
+  const isUnsure = isConnectionLost(thrown) || (thrown instanceof Fault && thrown.kind === "unavailable");
   return isUnsure ? new CommitUnknown(thrown) : postgresFailure(thrown);
 }
 

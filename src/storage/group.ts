@@ -10,7 +10,6 @@
 import { type Database, SQLiteError } from "bun:sqlite";
 import type { CountDimension, Tables } from "../../db/schema.ts";
 import { createFairShare } from "../concurrency/fair-share.ts";
-import { spend } from "../concurrency/loop-profile.ts";
 import { actingTenant } from "../concurrency/request-turns.ts";
 import { inSlices } from "../concurrency/slices.ts";
 import type { CallEnd } from "../core/call-end.ts";
@@ -185,7 +184,6 @@ function createGroupRunner(
     },
     /** Runs as many works as fit into the bounds of a group, and commits. Never throws. */
     async run(group: readonly WaitingWrite[], apart: boolean): Promise<GroupOutcome> {
-      const startedAt = performance.now();
       const progress: Progress = { answers: [], counts: new Map(), ran: 0 };
       try {
         await runSome(group, apart, progress);
@@ -197,8 +195,6 @@ function createGroupRunner(
       } catch (thrown) {
         if (writer.inTransaction) undoAll();
         return afterFailure(thrown, group, progress.ran);
-      } finally {
-        spend("sqlite write", performance.now() - startedAt);
       }
     },
   };

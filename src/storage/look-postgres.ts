@@ -9,7 +9,7 @@ import { type DatabaseLook, NO_KEYS } from "./look.ts";
 import { postgresClient } from "./pool.ts";
 import { postgresReader } from "./postgres-queries.ts";
 import { PROBE } from "./postgres-writes.ts";
-import { READ_VERSIONS, schemaOf, type VersionRow } from "./schema-fit.ts";
+import { schemaOf, versionsOnPostgres } from "./schema-fit.ts";
 
 /** The server gives a statement of a look up after this: whoever looks has gone by then. */
 const STATEMENT_MS_MAX = 4_000;
@@ -19,7 +19,7 @@ export async function lookAtPostgres(databaseUrl: string): Promise<DatabaseLook>
   const client = postgresClient(databaseUrl);
   try {
     const capabilities = await probeCapabilities(client, databaseUrl);
-    const schema = schemaOf(await versionsOf(client));
+    const schema = schemaOf(await versionsOnPostgres(client));
     const isMade = schema.version > 0;
     return {
       dialect: "postgres",
@@ -45,16 +45,9 @@ async function run(client: SQL, text: string, values: unknown[], rows: "arrays" 
   return rows === "arrays" ? running.values() : running;
 }
 
-async function versionsOf(client: SQL): Promise<VersionRow[]> {
-  const [table] = await client.unsafe<{ name: string | null }[]>(
-    "select to_regclass('schema_migrations')::text as name",
-  );
-  return table?.name == null ? [] : client.unsafe<VersionRow[]>(READ_VERSIONS);
-}
-
 async function wrappedKeys(client: SQL): Promise<WrappedKeys> {
   return {
-    tenantKeys: numbered(await client.unsafe("select * from tenant_keys")),
+    tenantKeys: numbered(await client.unsafe("select tenant, number, wrapped_key from tenant_keys")),
     signingKeys: await client.unsafe("select kid, purpose, wrapped_private_key from signing_keys"),
   };
 }

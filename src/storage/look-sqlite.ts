@@ -8,7 +8,7 @@ import { StartupProblem } from "../core/startup.ts";
 import { wrappedKeys } from "./backup.ts";
 import { sqliteFailure } from "./failures.ts";
 import { type DatabaseLook, NO_KEYS } from "./look.ts";
-import { READ_VERSIONS, schemaOf, type VersionRow } from "./schema-fit.ts";
+import { schemaOf, versionsOnSqlite } from "./schema-fit.ts";
 import type { Queries } from "./store.ts";
 
 /** A running service holds the write lock for milliseconds, a migration for longer. */
@@ -39,7 +39,7 @@ export function lookAtSqlite(path: string): DatabaseLook | null {
   if (!isWritable(path)) throw new StartupProblem(`${path} may not be written by this user`);
   const { connection, close } = connect(path);
   try {
-    const schema = schemaOf(versionsOf(connection));
+    const schema = schemaOf(versionsOnSqlite(connection));
     const isMade = schema.version > 0;
     return {
       dialect: "sqlite",
@@ -92,18 +92,13 @@ function unreadable(path: string, cause: SQLiteError): StartupProblem {
   return new StartupProblem(`${path} can't be read as a database (${cause.code})`, { cause });
 }
 
-function versionsOf(connection: Database): VersionRow[] {
-  const table = connection.query("select 1 from sqlite_schema where name = 'schema_migrations'").get();
-  return table === null ? [] : connection.query<VersionRow, []>(READ_VERSIONS).all();
-}
-
 async function tryWrite(connection: Database, hasSchema: boolean): Promise<number> {
   const until = performance.now() + WRITE_WAIT_MS;
   for (;;) {
     const from = performance.now();
     try {
       connection.run("begin immediate");
-      if (hasSchema) connection.run("update schema_migrations set applied_at = applied_at + 1");
+      if (hasSchema) connection.run("update schema_versions set applied_at = applied_at + 1");
       return performance.now() - from;
     } catch (error) {
       const isBusy = error instanceof SQLiteError && error.code?.startsWith("SQLITE_BUSY") === true;

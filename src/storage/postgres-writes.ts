@@ -14,7 +14,7 @@ import type { Tx } from "./store.ts";
 import { untilNotUndone } from "./undone.ts";
 
 /** Changes nothing, and is written and committed all the same. */
-export const PROBE = "update schema_migrations set applied_at = applied_at where version = 1";
+export const PROBE = "update schema_versions set applied_at = applied_at where version = 1";
 
 type Task<T> = (tx: Tx, connection: DatabaseConnection, effects: Effects) => Promise<T>;
 
@@ -80,24 +80,15 @@ async function transaction<T>(
 export interface Writing {
   readonly writers: ConnectionPool;
   readonly begin: string;
-  /** Whether the server has advisory locks. Without them shards are left to chance, and deadlocks to the next try. */
-  readonly locksShards: boolean;
   readonly callMsMax: number;
   /** Called after the commit with the calls that a work has ended. */
   ended(ends: readonly CallEnd[]): void;
 }
 
 /** Begins a transaction, and gives the shard of its totals. */
-async function beginOn(
-  connection: DatabaseConnection,
-  { begin, locksShards }: Pick<Writing, "begin" | "locksShards">,
-): Promise<number> {
+async function beginOn(connection: DatabaseConnection, begin: string): Promise<number> {
   const shard = anyShard();
   try {
-    if (!locksShards) {
-      await connection.run(begin);
-      return shard;
-    }
     const begun = (await connection.query(`${begin}; ${takeShard(shard)}`, [], "objects")) as SqlRow[][];
     if (begun.at(-1)?.[0]?.["is_taken"] === true) return shard;
     const [free] = (await connection.query(TAKE_FREE_SHARD, [], "objects")) as SqlRow[];
@@ -117,7 +108,7 @@ interface Options {
 
 /** Runs `task` in a transaction, and again when it was undone because of another, or had not begun. */
 export async function write<T>(
-  { writers, begin, locksShards, callMsMax, ended }: Writing,
+  { writers, begin, callMsMax, ended }: Writing,
   task: Task<T>,
   until = performance.now() + callMsMax,
   { committing: onCommitting, tenant }: Options = {},
@@ -131,7 +122,7 @@ export async function write<T>(
       until,
       async (connection) => {
         connection.failed = undefined;
-        const shard = await beginOn(connection, { begin, locksShards });
+        const shard = await beginOn(connection, begin);
         begun = true;
         const committing = () => {
           isCommitting = true;

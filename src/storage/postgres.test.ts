@@ -1,6 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import { SQL } from "bun";
 import { eq, sql } from "drizzle-orm";
+import { oneOf } from "../../db/conditions.ts";
 import { startRelay } from "../../test/support/http/relay.ts";
 import { startPostgres } from "../../test/support/stores/postgres.ts";
 import { addAgent, agentIds, clock, outcome, postgresPlace, shown } from "../../test/support/stores/stores.ts";
@@ -8,6 +9,7 @@ import { silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { renewLease } from "../gateway/replicas/store.ts";
 import { openPostgres } from "./postgres.ts";
+import { postgresQueries, postgresTables } from "./postgres-queries.ts";
 import { type Tx, UniqueViolation } from "./store.ts";
 
 describe("on Postgres alone", () => {
@@ -218,4 +220,21 @@ describe("on Postgres alone", () => {
       expect(shown(error)).not.toContain("hunter2");
     }
   });
+});
+
+test("rows that are asked for by their IDs take few statements, however many they are", async () => {
+  const texts = new Set<string>();
+  const asked: unknown[][] = [];
+  const db = postgresQueries(async (text, values) => {
+    texts.add(text);
+    asked.push([...values]);
+    return [];
+  });
+  const { agents: t } = postgresTables;
+  for (let many = 1; many <= 200; many++) {
+    const ids = Array.from({ length: many }, (_, n) => `agt_${n}`);
+    await db.select().from(t).where(oneOf(t.id, ids));
+    expect(new Set(asked.at(-1))).toEqual(new Set(ids));
+  }
+  expect(texts.size).toBe(9);
 });

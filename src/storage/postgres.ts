@@ -5,20 +5,30 @@ import { actingTenant } from "../concurrency/request-turns.ts";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { createCallEnds } from "./call-ends.ts";
-import { type Capabilities, probeCapabilities } from "./capabilities.ts";
-import { createCommandLanes } from "./command-batches.ts";
+import { probeCapabilities } from "./capabilities.ts";
+import { createCommandKinds, createCommandLanes } from "./command-batches.ts";
 import { NOW, openDatabaseClock } from "./database-clock.ts";
 import { parseDatabaseUrl } from "./database-url.ts";
 import { within } from "./deadline.ts";
 import { startProblem } from "./failures.ts";
 import { migratePostgres } from "./migrate.ts";
 import { createPartitions } from "./partitions/partitions.ts";
-import { BEGIN_COMMANDS, BEGIN_WRITE, beginRead, createConnectionPools, postgresClient } from "./pool.ts";
-import { runCommands, runGroups } from "./postgres-commands.ts";
-import { createLookUps, createReader, type Reading, read } from "./postgres-reads.ts";
+import {
+  BEGIN_COMMANDS,
+  BEGIN_LOOK_UP,
+  BEGIN_WRITE,
+  beginRead,
+  type ConnectionPool,
+  createConnectionPools,
+  type DatabaseConnection,
+  postgresClient,
+} from "./pool.ts";
+import { type Effects, runCommands, runGroups } from "./postgres-commands.ts";
+import { postgresReader } from "./postgres-queries.ts";
 import { PROBE, type Writing, write } from "./postgres-writes.ts";
 import { createSharedCounts } from "./shared-counts.ts";
-import type { Store } from "./store.ts";
+import type { Reader, Store } from "./store.ts";
+import { untilNotUndoneOn } from "./undone.ts";
 
 /** Together they leave room for several replicas below Postgres's usual limit of 100. */
 const WRITERS_MAX = 7;
@@ -45,7 +55,7 @@ interface PostgresOptions {
 }
 
 /** Checks what cannot be changed later, and brings the schema up to date. */
-async function prepareDatabase(options: PostgresOptions): Promise<Capabilities> {
+async function prepareDatabase(options: PostgresOptions): Promise<void> {
   const { databaseUrl, clock, log, callMsMax = CALL_MS_MAX } = options;
   const client = postgresClient(databaseUrl);
   try {
@@ -54,7 +64,6 @@ async function prepareDatabase(options: PostgresOptions): Promise<Capabilities> 
     if (capabilities.pooled && capabilities.prepared_statements)
       log.warn("pooler_must_follow_prepared_statements", POOLER_HINT);
     await migratePostgres(client, { clock, log });
-    return capabilities;
   } catch (error) {
     throw startProblem(error) ?? error;
   } finally {
@@ -64,7 +73,7 @@ async function prepareDatabase(options: PostgresOptions): Promise<Capabilities> 
 
 /** @throws StartupProblem when it can't be reached or used, or belongs to a newer program. */
 export async function openPostgres(options: PostgresOptions): Promise<Store> {
-  const { advisory_locks: locksShards } = await prepareDatabase(options);
+  await prepareDatabase(options);
   const { callMsMax = CALL_MS_MAX } = options;
   const begin = beginRead(parseDatabaseUrl(options.databaseUrl).prepare);
   const openPool = createConnectionPools(options.databaseUrl);
@@ -84,7 +93,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     },
   });
   const ends = createCallEnds(options.log);
-  const writing: Writing = { writers, begin: BEGIN_WRITE, locksShards, callMsMax, ended: ends.tell };
+  const writing: Writing = { writers, begin: BEGIN_WRITE, callMsMax, ended: ends.tell };
   const batches = createCommandLanes({
     atOnce: BATCHES_MAX,
     largeAtOnce: LARGE_BATCHES_MAX,
@@ -127,4 +136,45 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
       await Promise.all([...gathered, ...[writers, firstWriters, readers].map((pool) => pool.close(until))]);
     },
   };
+}
+
+interface Reading {
+  readonly readers: ConnectionPool;
+  readonly callMsMax: number;
+  /** What begins a transaction that reads. */
+  readonly begin: string;
+}
+
+const createReader = (reading: Reading): Reader => postgresReader((...query) => read(reading, ...query));
+
+/** In a transaction that may not write. Reading twice does no harm: a read that was undone or lost its connection is repeated. */
+function read({ readers, callMsMax, begin }: Reading, ...query: Parameters<DatabaseConnection["query"]>) {
+  const until = performance.now() + callMsMax;
+  const task = (connection: DatabaseConnection) => inRead(connection, begin, () => connection.query(...query));
+  return untilNotUndoneOn(readers, until, task, actingTenant());
+}
+
+const NO_EFFECTS: Effects = { ended() {}, shard: 0 };
+
+/** Commands that only read. */
+function createLookUps(readers: ConnectionPool, callMsMax: number) {
+  return createCommandKinds({
+    waitMsMax: callMsMax,
+    run: (groups, until) =>
+      untilNotUndoneOn(readers, until, (connection) =>
+        inRead(connection, BEGIN_LOOK_UP, () =>
+          runGroups(groups, ({ command, inputs }) => runCommands(connection, command, inputs, NO_EFFECTS)),
+        ),
+      ),
+  });
+}
+
+async function inRead<T>(connection: DatabaseConnection, begin: string, task: () => Promise<T>): Promise<T> {
+  await connection.run(begin);
+  try {
+    return await task();
+  } finally {
+    // After a failed query too, this ends the transaction. If it fails, the connection is of no more use.
+    if (!connection.abandoned) await connection.run("commit").catch(connection.abandon);
+  }
 }

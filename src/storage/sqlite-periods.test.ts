@@ -80,3 +80,19 @@ test("what is too old goes in steps with its totals, but for what its payment, i
   await store.close();
   place.remove();
 });
+
+test("to find that nothing of thousands of tenants is old enough holds up nobody", async () => {
+  const place = sqlitePlace();
+  const store = await place.open();
+  const tenants = 2_000;
+  await place.execute(`with recursive n (n) as (select 1 union all select n + 1 from n where n < ${tenants})
+    insert into policy_decisions (tenant, id, agent_id, protocol, action, reason)
+    select 'tenant ' || n, '${DECISIONS.keyAt(2_000)}-7000-8000-000000000000', 'agt', 'http', 'allow', 'default' from n`);
+  let turns = 0;
+  const counting = setInterval(() => void turns++, 1);
+  await store.periods.drop(DECISIONS, 1_000);
+  clearInterval(counting);
+  expect(turns).toBeGreaterThanOrEqual(tenants / 200 / 2);
+  await store.close();
+  place.remove();
+});

@@ -77,8 +77,11 @@ export function createSqlitePeriods({ writer, reader, write }: SqlitePeriodsOpti
       );
       const floor = table.keyAt(before);
       const sql = statements(writer, reader, table);
+      let looked = 0;
       for (let tenant = next.get("")?.tenant ?? null; tenant !== null; tenant = next.get(tenant)?.tenant ?? null) {
         await dropOf(tenant, floor, sql);
+        // Of most tenants nothing is old enough, and to see that takes up to 30 µs of each.
+        if (++looked % ROWS_AT_ONCE === 0) await Bun.sleep(PAUSE_MS);
       }
       return 0;
     },

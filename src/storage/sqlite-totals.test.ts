@@ -143,7 +143,7 @@ test("of the log only what others have written to it is read, however much they 
     };
     for (let i = 0; i < 5; i++) {
       other.run(
-        "insert into turns (job, next_at) values ('x', 1) on conflict (job) do update set next_at = next_at + 1",
+        "insert into job_leases (job, next_at) values ('x', 1) on conflict (job) do update set next_at = next_at + 1",
       );
       expect(read("x")).toEqual([50, 0]);
     }

@@ -7,7 +7,6 @@ import { sql } from "drizzle-orm";
 import { drizzle } from "drizzle-orm/bun-sqlite";
 import { columns } from "../../db/columns.ts";
 import { defineSchema } from "../../db/schema.ts";
-import { during } from "../concurrency/loop-profile.ts";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { createCallEnds } from "./call-ends.ts";
@@ -58,20 +57,8 @@ function createPrivateFile(path: string): void {
   chmodSync(path, 0o600);
 }
 
-/** Reads block the event loop, so each names itself for the log of blocked loops. Groups name their writes. */
-class ReadDatabase extends Database {
-  override prepare: Database["prepare"] = (text: string, ...rest: never[]) => {
-    const statement = super.prepare<never, never[]>(text, ...rest);
-    for (const method of ["all", "get", "values"] as const) {
-      const plain = statement[method].bind(statement) as (...args: never[]) => never;
-      statement[method] = (...args: never[]) => during("sqlite read", () => plain(...args));
-    }
-    return statement as never;
-  };
-}
-
-function connect(path: string, Connection = Database): Database {
-  const connection = new Connection(path, { readwrite: true });
+function connect(path: string): Database {
+  const connection = new Database(path, { readwrite: true });
   connection.run(`pragma busy_timeout = ${OPEN_BUSY_MS}`);
   enterWal(connection);
   connection.run("pragma synchronous = full");
@@ -117,7 +104,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
   createPrivateFile(path);
   migrate(options);
   const writer = connect(path);
-  const reader = connect(path, ReadDatabase);
+  const reader = connect(path);
   reader.run("pragma query_only = on");
 
   const tables = defineSchema(columns.sqlite);
@@ -131,7 +118,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
   const checkpoints = startCheckpoints({ writer, path, log, walBytes: WAL_BYTES_MAX });
   // A row that stays as it was would not be written.
   const touch = writer.prepare(
-    "insert into turns (job, next_at) values ('probe', 1) on conflict (job) do update set next_at = next_at + 1",
+    "insert into job_leases (job, next_at) values ('probe', 1) on conflict (job) do update set next_at = next_at + 1",
   );
 
   /** A group without works. */

@@ -1,13 +1,15 @@
 // Brings totals together. They are written under the hour of their calls, so that each piece of the history has its own
 // part of them; read, they are summed up. So the hours of a piece become one row, under its first hour, when hardly anything
 // changes in them any more. A row that has come down to zero says nothing.
-import { and, eq, gt, inArray, lt, or, type SQL, sql } from "drizzle-orm";
+import { and, eq, gt, lt, or, type SQL, sql } from "drizzle-orm";
+import { oneOf } from "../../db/conditions.ts";
 import type { CountDimension } from "../../db/schema.ts";
 import type { Clock } from "../core/clock.ts";
 import { HOUR_MS } from "../core/time.ts";
 import type { Store, Tx } from "./store.ts";
 
-const ROWS_AT_ONCE = 200;
+/** Each may be of another tenant: 200 then held the event loop for 80 to 130 ms on SQLite (measured). */
+const ROWS_AT_ONCE = 40;
 /** Values that are looked at in one go: to read them takes 2 ms on SQLite. A tenant may have named any number of models. */
 const LOOKED_AT_ONCE = 1_000;
 const PAUSE_MS = 4;
@@ -116,7 +118,7 @@ async function joinValues(
   const { invocationCounts: t } = tx.tables;
   const rows = await tx.db
     .delete(t)
-    .where(and(eq(t.tenant, tenant), eq(t.dimension, dimension), inArray(t.value, [...values]), isApart))
+    .where(and(eq(t.tenant, tenant), eq(t.dimension, dimension), oneOf(t.value, values), isApart))
     // As they are when they go: others may have added to them since they were found.
     .returning({ value: t.value, count: t.count });
   const sums = new Map<string, number>();

@@ -1,7 +1,6 @@
 // The body of a call: one piece while it is small, parts otherwise. A large one is gathered, stored, handed to a worker
 // and sent part by part, so that no piece of work takes all of it, and its parts move between threads without a copy.
-import { inSteps } from "../concurrency/run-steps.ts";
-import { named, type Steps } from "../concurrency/steps.ts";
+import { inSteps, type Steps } from "../concurrency/steps.ts";
 
 /**
  * Of a part, and the most that is in one piece. On SQLite to store one takes 3 ms of the event loop with its commit
@@ -92,5 +91,5 @@ export function startOf(body: CallBody, bytes: number): CallBody {
 /** All of a body in one piece, for what reads here and there in it. At once where it is in one piece. */
 export function wholeOf(body: CallBody, tenant: string): Bun.MaybePromise<Uint8Array> {
   if (!(body instanceof LargeBody)) return body;
-  return body.whole ?? inSteps(named("join of a body", body.joined()), tenant);
+  return body.whole ?? inSteps(body.joined(), tenant);
 }

@@ -2,8 +2,7 @@
 // up to 32 MiB, so it is hashed once, only when one of them asks, and in steps.
 // One per thread, since a digest is kept under the very bytes that it is of.
 import { createHash } from "node:crypto";
-import { bodyInSteps } from "../concurrency/run-steps.ts";
-import type { Steps } from "../concurrency/steps.ts";
+import { bodyInSteps, type Steps } from "../concurrency/steps.ts";
 import { type CallBody, partsOf } from "./body.ts";
 
 /** Hashed in one step: half a millisecond on a processor without instructions for it. */
@@ -31,5 +30,5 @@ export function* sha256Of(body: CallBody): Steps<string> {
 
 /** The SHA-256 of a body, in lower hex. */
 export function hashOf(body: CallBody, tenant: string): Promise<string> {
-  return bodyInSteps("hash of a body", body, sha256Of(body), tenant);
+  return bodyInSteps(body, sha256Of(body), tenant);
 }

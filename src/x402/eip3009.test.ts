@@ -97,6 +97,26 @@ describe("recovering a signer", () => {
     );
   });
 
+  test("of any 65 bytes gives a signer where the token's rule holds and viem finds one, and never throws", async () => {
+    const [half, prime] = [CURVE_ORDER >> 1n, 2n ** 256n - 2n ** 32n - 977n];
+    const edges = [0n, 1n, 2n, 5n, half, half + 1n, CURVE_ORDER - 1n, CURVE_ORDER, prime - 1n, prime, 2n ** 256n - 1n];
+    const word = fc.oneof(fc.constantFrom(...edges), fc.bigInt(0n, half), fc.bigInt(0n, 2n ** 256n - 1n));
+    const anyV = fc.oneof(fc.constantFrom(0, 1, 2, 3, 26, 27, 28, 29, 30), fc.nat(255));
+    const outcomes = new Set<boolean>();
+    await fc.assert(
+      fc.asyncProperty(anyAuthorization, word, word, anyV, async (authorization, r, s, v) => {
+        const signature = joined(r, s, v);
+        const isPlain = r > 0n && r < CURVE_ORDER && s > 0n && s <= half && [0, 1, 27, 28].includes(v);
+        const viems = await recoverTypedDataAddress({ ...typedData(authorization), signature }).catch(() => null);
+        const signer = recoverSigner(authorization, signature);
+        expect(signer).toBe(isPlain ? ((viems?.toLowerCase() as Hex | undefined) ?? null) : null);
+        outcomes.add(signer === null);
+      }),
+      { numRuns: 300 },
+    );
+    expect(outcomes).toEqual(new Set([true, false]));
+  });
+
   test("finds the payer no more when a byte of the signature differs", async () => {
     const { authorization, signature } = await signed(`0x${"11".repeat(32)}`, AUTHORIZATION);
     const canonical = canonicalSignature(signature);

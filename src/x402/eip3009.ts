@@ -1,11 +1,10 @@
-// Who signed an EIP-3009 authorization of the one token: the EIP-712 digest and the recovery of its signer. Written
-// out for this one type, because it is the costliest step of a paid call.
+// Who signed an EIP-3009 authorization of the one token: the EIP-712 digest, written out for this one type, and the
+// recovery of its signer.
 import { secp256k1 } from "@noble/curves/secp256k1";
 import { keccak_256 } from "@noble/hashes/sha3";
 import { asBuffer } from "../core/bytes.ts";
 import { lowerHex } from "./fields.ts";
 import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "./kind.ts";
-import { recoverPublicKey } from "./recover.ts";
 import type { Authorization, Hex } from "./types.ts";
 
 const WORD_BYTES = 32;
@@ -97,10 +96,12 @@ export function canonicalSignature(signature: Hex): Hex | null {
 export function recoverSigner(authorization: Authorization, signature: Hex): Hex | null {
   const plain = readPlain(signature);
   if (plain === null) return null;
-  const digest = BigInt(`0x${toHex(authorizationDigest(authorization))}`);
-  const key = recoverPublicKey(digest, plain.r, plain.s, plain.recovery);
-  // Not every r is the x of a point of the curve.
-  if (key === null) return null;
-  const point = Buffer.from(word(key.x.toString(16)) + word(key.y.toString(16)), "hex");
-  return `0x${toHex(keccak_256(point).subarray(12))}`;
+  const digest = authorizationDigest(authorization);
+  try {
+    const key = new secp256k1.Signature(plain.r, plain.s).addRecoveryBit(plain.recovery).recoverPublicKey(digest);
+    return `0x${toHex(keccak_256(key.toRawBytes(false).subarray(1)).subarray(12))}`;
+  } catch {
+    // Not every r is the x of a point of the curve, and one s leads to no key.
+    return null;
+  }
 }

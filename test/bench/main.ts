@@ -4,7 +4,6 @@ import { acceptedCalls, recordedCalls } from "./accepts.ts";
 import { databasePart } from "./database-part.ts";
 import { gas } from "./gas.ts";
 import { history } from "./history.ts";
-import { migration } from "./migration.ts";
 import { paidCalls } from "./paid.ts";
 import { type Part, runParts } from "./run.ts";
 import { settlements } from "./settlements.ts";
@@ -19,7 +18,6 @@ const PARTS: Readonly<Record<string, Part>> = {
   database: databasePart,
   tenants: manyTenants,
   history,
-  migration,
   verify: verification,
   gas,
   settlements,

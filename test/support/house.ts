@@ -3,10 +3,8 @@
 // on a planted violation.
 import { posix } from "node:path";
 
+/** A file is one idea, whole. */
 const LINES_MAX = 800;
-/** A file above this says at its top why it is not two. */
-const LINES_USUAL = 300;
-const REASON = /^(?:\/\/.*\n)*\/\/.*\bIn one file, since /;
 /** Says at the top of a file why its state is not handed in. */
 const STATE_REASON = /^(?:\/\/.*\n)*\/\/.*\bOne per thread, since /;
 const STATE =
@@ -14,7 +12,7 @@ const STATE =
 /** The only files with state at their top level: it is one per thread, and each says why. */
 const STATE_OWNERS = new Set(
   [
-    "concurrency/request-turns concurrency/store-turns concurrency/thread-turns concurrency/turns concurrency/loop-profile",
+    "concurrency/request-turns concurrency/store-turns concurrency/thread-turns concurrency/turns",
     "concurrency/whole-turn",
     "core/id chain/json-rpc wire/digest cli/demo/client gateway/executor/workers/worker",
     "http/assets http/connections http/elysia http/input http/intake http/json-list http/large-response",
@@ -231,9 +229,6 @@ function shape(path: string, source: string): string[] {
   const lines = source.split("\n").length - 1;
   const most = path.endsWith(".test.ts") ? TEST_LINES_MAX : LINES_MAX;
   if (lines > most) problems.push(`${path} has ${lines} lines, more than ${most}`);
-  else if (lines > LINES_USUAL && !/\.test\.ts$|\.sql$/.test(path) && !REASON.test(source)) {
-    problems.push(`${path} has ${lines} lines, and does not say why it is in one file`);
-  }
   return problems;
 }
 

@@ -39,6 +39,7 @@ const ALL_MS_MAX = 30_000;
 export const FACILITATORS_MS_MAX = ALL_MS_MAX + 2 * CHECK_MS_MAX;
 const ANSWER_BYTES_MAX = 64 * 1024;
 const EXCHANGE_MS_MAX = 4_500;
+const AT_ONCE = 8;
 
 interface Settlement {
   readonly tenant: string;
@@ -201,10 +202,9 @@ function endOf({ cert }: ClientIdentity): number | null {
   return leaf === undefined ? null : Date.parse(leaf.validTo);
 }
 
-const PARALLEL = 8;
-
 /**
- * Resolves with how many were not begun before the end.
+ * Works on as many items as there may be, a few at a time, and no longer than there is time. Resolves with how many were
+ * not begun before the end.
  *
  * @param until by performance.now()
  */
@@ -214,7 +214,7 @@ export async function eachInTime<T>(
   work: (item: T) => Promise<void>,
 ): Promise<number> {
   let left = 0;
-  await mapLimit(items, PARALLEL, async (item) => {
+  await mapLimit(items, AT_ONCE, async (item) => {
     if (performance.now() < until) await work(item);
     else left++;
   });

@@ -1,8 +1,9 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
+import { becomeNextVersion } from "../../../test/support/stores/next-version.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { OutboundError } from "../../http/outbound.ts";
-import { NEWEST_VERSION } from "../../storage/schema-versions.ts";
+import { newestVersion } from "../../storage/schema-versions.ts";
 import {
   findings,
   freeSpaceProblem,
@@ -107,8 +108,9 @@ test("a clock that is off by more than 30 s warns, either way", () => {
 });
 
 test("an older schema warns, a newer one that allows this program too, another fails, and none is for the first start", () => {
+  using _ = becomeNextVersion();
   const judge = (version: number, floor: number) => stateOf(schemaProblem({ version, floor }));
-  const known = NEWEST_VERSION;
+  const known = newestVersion();
   expect([judge(0, 0), judge(known - 1, 1), judge(known, known)]).toEqual(["ok", "warn", "ok"]);
   expect([judge(known + 9, known), judge(known + 9, known + 1)]).toEqual(["warn", "fail"]);
 });

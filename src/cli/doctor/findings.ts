@@ -7,7 +7,7 @@ import { systemClock } from "../../core/clock.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { type Outbound, OutboundError } from "../../http/outbound.ts";
 import { fitOf, type Schema, TOO_NEW_ADVICE, tooNewText } from "../../storage/schema-fit.ts";
-import { NEWEST_VERSION } from "../../storage/schema-versions.ts";
+import { newestVersion } from "../../storage/schema-versions.ts";
 
 /** `fail`: the service would refuse work. `warn`: it works, and the operator should do something about it. */
 type Severity = "ok" | "warn" | "fail";
@@ -169,13 +169,13 @@ export function seconds(ms: number): string {
 /** Whether the program fits the schema, or what would become of it. */
 export function schemaProblem(schema: Schema): Problem | null {
   const has = `it has schema version ${schema.version}`;
-  const knows = `knows versions up to ${NEWEST_VERSION}`;
+  const knows = `knows versions up to ${newestVersion()}`;
   switch (fitOf(schema)) {
     case "none":
     case "same":
       return null;
     case "older": {
-      const text = `${has}, and the next start of this program brings it to ${NEWEST_VERSION}`;
+      const text = `${has}, and the next start of this program brings it to ${newestVersion()}`;
       return warning(text, "take a backup, then start this program or run tollgate migrate");
     }
     case "newer":

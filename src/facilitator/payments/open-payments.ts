@@ -1,5 +1,6 @@
 // The payments that are under way, for those who resume or count them.
-import { and, asc, count, eq, inArray } from "drizzle-orm";
+import { and, asc, count, eq } from "drizzle-orm";
+import { oneOf } from "../../../db/conditions.ts";
 import type { Reader } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { isOpen } from "./held-funds.ts";
@@ -58,7 +59,7 @@ export async function openAmong(reader: Reader, keys: readonly PaymentKey[]): Pr
     const rows = await reader.db
       .select({ payer: t.payer, nonce: t.nonce })
       .from(t)
-      .where(and(inArray(t.payer, payers.slice(start, start + NAMED_MAX)), isOpen(t)));
+      .where(and(oneOf(t.payer, payers.slice(start, start + NAMED_MAX)), isOpen(t)));
     for (const row of rows) open.add(paymentName(row));
   }
   return open;

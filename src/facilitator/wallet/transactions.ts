@@ -2,7 +2,8 @@
 // Multicall3, or a transfer of nothing to the wallet itself, where the nonce must be used and the payments are over), and
 // its row in the database. A row is stored before its bytes leave the process, so a crash loses sight of nothing that may
 // be on its way to a block.
-import { and, asc, eq, gte, inArray, or } from "drizzle-orm";
+import { and, asc, eq, gte, or } from "drizzle-orm";
+import { oneOf } from "../../../db/conditions.ts";
 import type { Tables } from "../../../db/schema.ts";
 import type { Fees } from "../../chain/fees.ts";
 import { aggregateData, MULTICALL3, SHARED_GAS } from "../../chain/multicall.ts";
@@ -132,7 +133,7 @@ export async function insertTransactions(tx: Tx, rows: readonly TransactionRow[]
 async function withPayments(reader: Reader, stored: readonly StoredTransaction[]): Promise<TransactionRow[]> {
   const { facilitatorTransactionPayments: t } = reader.tables;
   const hashes = stored.filter(({ payer }) => payer === null).map(({ hash }) => hash);
-  const found = hashes.length === 0 ? [] : await reader.db.select().from(t).where(inArray(t.hash, hashes));
+  const found = hashes.length === 0 ? [] : await reader.db.select().from(t).where(oneOf(t.hash, hashes));
   const byHash = Map.groupBy(found, ({ hash }) => hash);
   return stored.map((row) => {
     const { hash, payer, nonce } = row;
@@ -146,7 +147,7 @@ async function withPayments(reader: Reader, stored: readonly StoredTransaction[]
 export async function areStored(reader: Reader, rows: readonly TransactionRow[]): Promise<boolean> {
   const { facilitatorTransactions: t } = reader.tables;
   const hashes = rows.map(({ hash }) => hash);
-  const found = await reader.db.select({ hash: t.hash }).from(t).where(inArray(t.hash, hashes));
+  const found = await reader.db.select({ hash: t.hash }).from(t).where(oneOf(t.hash, hashes));
   return found.length === rows.length;
 }
 
@@ -176,7 +177,7 @@ export async function partsOf(
   const parts: { hash: Hex; payer: Hex; nonce: Hex }[] = [];
   for (let start = 0; start < hashes.length; start += NAMED_MAX) {
     const some = hashes.slice(start, start + NAMED_MAX);
-    parts.push(...(await reader.db.select({ hash, payer, nonce }).from(t).where(inArray(t.hash, some))));
+    parts.push(...(await reader.db.select({ hash, payer, nonce }).from(t).where(oneOf(t.hash, some))));
   }
   return parts;
 }
@@ -187,7 +188,7 @@ export async function transactionsWith(reader: Reader, hashes: readonly Hex[]): 
   const rows: TransactionRow[] = [];
   for (let start = 0; start < hashes.length; start += NAMED_MAX) {
     const some = hashes.slice(start, start + NAMED_MAX);
-    rows.push(...(await withPayments(reader, await reader.db.select().from(t).where(inArray(t.hash, some)))));
+    rows.push(...(await withPayments(reader, await reader.db.select().from(t).where(oneOf(t.hash, some)))));
   }
   return rows.sort((a, b) => a.wallet_nonce - b.wallet_nonce || a.replacement - b.replacement);
 }
@@ -216,7 +217,7 @@ export async function transactionsOf(reader: Reader, { payer, nonce }: PaymentKe
   const rows = await reader.db
     .select()
     .from(t)
-    .where(hashes.length === 0 ? alone : or(alone, inArray(t.hash, hashes)))
+    .where(hashes.length === 0 ? alone : or(alone, oneOf(t.hash, hashes)))
     .orderBy(asc(t.created_at));
   return withPayments(reader, rows);
 }
@@ -227,7 +228,7 @@ export async function reopenNonces(tx: Tx, wallet: Hex, nonces: readonly number[
   const reopened = await tx.db
     .update(t)
     .set({ open: true })
-    .where(and(eq(t.wallet, wallet), inArray(t.wallet_nonce, [...nonces]), eq(t.open, false)))
+    .where(and(eq(t.wallet, wallet), oneOf(t.wallet_nonce, [...nonces]), eq(t.open, false)))
     .returning({ hash: t.hash });
   return reopened.length > 0;
 }

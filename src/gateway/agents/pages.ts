@@ -1,6 +1,7 @@
 // How a page of agents is found. By status, protocol and tag: along the index of a list, at the same cost for any
 // number of agents, with a stored total. By a part of their texts: by a search in steps of limited bytes.
-import { and, desc, eq, gte, inArray, lt, type SQL, sql } from "drizzle-orm";
+import { and, desc, eq, gte, lt, type SQL, sql } from "drizzle-orm";
+import { oneOf } from "../../../db/conditions.ts";
 import { inStoreTurns } from "../../concurrency/store-turns.ts";
 import type { AgentStatus, Protocol } from "../../core/states.ts";
 import type { Reader } from "../../storage/store.ts";
@@ -182,7 +183,7 @@ export async function* readAgents(
     yield* await db
       .select()
       .from(t)
-      .where(and(eq(t.tenant, tenant), inArray(t.id, ids.slice(at, at + ROWS_AT_ONCE))))
+      .where(and(eq(t.tenant, tenant), oneOf(t.id, ids.slice(at, at + ROWS_AT_ONCE))))
       .orderBy(desc(t.id));
   }
 }

@@ -4,6 +4,7 @@ import { clock, makePool, useScheduling, well } from "../../../test/support/stor
 import { Fault } from "../../core/fault.ts";
 import { silentLog } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
+import { PART_BYTES } from "../../wire/body.ts";
 import { compareOnce, createClaims } from "../invocations/claims.ts";
 import { abandon, accept } from "../invocations/service.ts";
 
@@ -37,6 +38,27 @@ for (const [n, what] of [
     expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
   });
 }
+
+test("a large body is read before its call is taken, so that a process which dies over it leaves a pending call", async () => {
+  const { jobs, pool } = makePool(well);
+  const real = scheduling.store();
+  const store: Store = {
+    ...real,
+    async execute(command, input) {
+      const output = await real.execute(command, input);
+      if (command.name === "claim")
+        await real.write(async ({ db, tables }) => void (await db.delete(tables.bodyParts)));
+      return output;
+    },
+  };
+  const { scheduler, untilEnded } = scheduling.open({ pool, store });
+  const one = accepted(clock.now(), {}, "x".repeat(3 * PART_BYTES));
+  await accept(real, one);
+  await scheduler.start();
+  await untilEnded(one.row.id);
+  expect(jobs.map(({ body }) => body.byteLength)).toEqual([3 * PART_BYTES]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
+});
 
 test("calls that were taken without an answer are given back, and then made once", async () => {
   const { jobs, pool } = makePool(well);

@@ -49,9 +49,9 @@ export function createClaiming(options: ClaimingOptions, running: RunningCalls, 
       hold(agentId, { tenant, id }, claims.begin(), thisMoment()),
 
     /** Null: someone else has it, or it was cancelled. */
-    claim(call: RunningCall, inHand: PendingCall | null): Promise<PendingCall | null> {
+    claim(call: RunningCall, inHand: PendingCall | null, bodyBytes = 0): Promise<PendingCall | null> {
       const { key, token } = call;
-      const stored = () => claim(store, { key, owner, token, now: clock.now(), inHand });
+      const stored = () => claim(store, { key, owner, token, now: clock.now(), inHand, bodyBytes });
       return running.whileClaiming(call, () => untilStored(stored, isDraining));
     },
 

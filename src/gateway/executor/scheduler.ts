@@ -142,7 +142,7 @@ export class Scheduler {
       const inHand = item.inHand ?? null;
       const claimed =
         item.claimed === undefined
-          ? await this.#claiming.claim(running, inHand)
+          ? await this.#claiming.claim(running, inHand, item.body_bytes)
           : await this.#claiming.keep(running, inHand);
       isTaken = claimed !== null;
       if (claimed !== null) {

@@ -9,7 +9,6 @@ import {
   type JWTVerifyOptions,
   jwtVerify,
 } from "jose";
-import { during } from "../../concurrency/loop-profile.ts";
 import { turnOf } from "../../concurrency/request-turns.ts";
 import { tenantCache } from "../../concurrency/tenant-cache.ts";
 import type { Caller } from "../../core/caller.ts";
@@ -88,16 +87,11 @@ export function createIdentity(options: IdentityOptions) {
   const { issuer, keys, revocations } = openIssuer(options);
   const { clock, claims } = options;
 
-  function checked(authorization: string): string {
-    const token = bearerToken(authorization);
-    precheck(token, issuer, clock.now());
-    return token;
-  }
-
   async function judge(authorization: string): Promise<Caller> {
     // Until the check the tenant is unknown, so strangers share their turns.
     await turnOf(STRANGERS);
-    const token = during("check of a token", () => checked(authorization));
+    const token = bearerToken(authorization);
+    precheck(token, issuer, clock.now());
     // After a pause the keys are looked at again, and are mostly the same.
     if ((await keys.settled()) !== null) {
       const caller = remembered(authorization);

@@ -44,6 +44,11 @@ async function statements(reader: Reader, asked: Statement[], tenant: string, qu
 /** Whether it reads calls by their IDs, which another statement has found. */
 const isById = ([text]: Statement) => text.includes('from "invocations"');
 
+/** Of an index of the history. */
+const columnOf = (index: string) =>
+  ({ invocations_agent: "agent_id", invocations_settlement: "settlement_status" })[index] ??
+  index.replace("invocations_", "");
+
 describe("whatever is asked of the history, of the ended calls one index is walked, and of the open ones that of their tenant", () => {
   test("on SQLite", async () => {
     const place = sqlitePlace();
@@ -70,8 +75,7 @@ describe("whatever is asked of the history, of the ended calls one index is walk
         if (!text.includes('from "ended_invocations"')) continue;
         const walked = /SEARCH ended_invocations USING (?:COVERING )?(?:INDEX )?(.*?\))(?:$|;)/.exec(plan)?.[1] ?? "";
         const expected = indexes.map((index) => {
-          const column = { invocations_agent: "agent_id", invocations_settlement: "settlement_status" }[index];
-          const row = `(${column ?? index.replace("invocations_", "")},id)`;
+          const row = `(${columnOf(index)},id)`;
           return `${index} (tenant=? AND ${row}>(?,?) AND ${row}<(?,?))`;
         });
         expect([`${query}`, ...(indexes.length === 0 ? [key] : expected)]).toContain(walked);
@@ -111,12 +115,13 @@ describe("whatever is asked of the history, of the ended calls one index is walk
           const walks = text.includes("union all") ? plan.match(/Subquery Scan on[\s\S]*?Index/g) : [plan];
           if (indexes.length < 2) for (const walk of walks ?? []) expect(walk).not.toMatch(/-> +Sort$/m);
           if (text.includes('from "open_invocations"')) expect(plan).toContain("using open_invocations_tenant");
-          if (isById(statement)) expect(plan).toContain("using invocations_pkey on ended_invocations_0");
+          if (isById(statement)) expect(plan).toContain("using ended_invocations_0_pkey on ended_invocations_0");
           if (!text.includes('from "ended_invocations"')) continue;
           const walked = /Index (?:Only )?Scan Backward using (\w+) on ended_invocations_0 .*\n +Index Cond: (.*)/.exec(
             plan,
           );
-          const expected = indexes.length === 0 ? ["invocations_pkey"] : indexes;
+          const own = indexes.map((index) => `ended_invocations_0_tenant_${columnOf(index)}_id_idx`);
+          const expected = indexes.length === 0 ? ["ended_invocations_0_pkey"] : own;
           expect([`${tenant} ${query}\n${plan}`, ...expected]).toContain(walked?.[1] ?? "");
           expect(walked?.[2]).toMatch(/id\)? >= .* AND .*id\)? < /);
         }

@@ -2,7 +2,8 @@
 // of a bounded number of entries, so that a page costs no more than the entries it passes. The ended ones are walked along
 // one index, the open ones by ID. Other requests go on between two windows: SQLite answers on the event loop, and a long
 // walk in one piece would hold up every tenant. Most pages need no walk: prepared queries find them.
-import { and, desc, eq, inArray, sql } from "drizzle-orm";
+import { and, desc, eq, sql } from "drizzle-orm";
+import { oneOf } from "../../../db/conditions.ts";
 import type { CountDimension } from "../../../db/schema.ts";
 import { inStoreTurns } from "../../concurrency/store-turns.ts";
 import { openCalls } from "../../storage/counts.ts";
@@ -125,7 +126,7 @@ async function rowsOf(
   const rows: InvocationRow[] = await db
     .select()
     .from(t)
-    .where(and(eq(t.tenant, tenant), inArray(t.id, ids)))
+    .where(and(eq(t.tenant, tenant), oneOf(t.id, ids)))
     .orderBy(desc(t.id));
   return rows;
 }

@@ -1,7 +1,7 @@
 // Clean-up by age: captured bodies, whole records with their payments, and expired idempotency keys. What the database
 // cannot drop in whole pieces goes in small groups, each its own write, so that calls pass between them.
-
 import { and, eq, inArray, isNull, lt, notExists, or, type SQL, sql } from "drizzle-orm";
+import { oneOf } from "../../../db/conditions.ts";
 import type { Clock } from "../../core/clock.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
@@ -153,7 +153,7 @@ async function removeSomeBodies(tx: Tx, { tenant, before }: OlderThan, limit: nu
     .where(and(eq(t.tenant, tenant), lt(t.invocation_id, before), condition))
     .limit(limit);
   const ids = old.map(({ id }) => id);
-  if (ids.length > 0) await tx.db.delete(t).where(and(eq(t.tenant, tenant), inArray(t.invocation_id, ids), condition));
+  if (ids.length > 0) await tx.db.delete(t).where(and(eq(t.tenant, tenant), oneOf(t.invocation_id, ids), condition));
   return ids.length;
 }
 
@@ -173,12 +173,12 @@ async function removeInvocations(tx: Tx, { tenant, before }: OlderThan, limit: n
   const ids = old.map(({ id }) => id);
   const rows = await tx.db
     .delete(t)
-    .where(and(eq(t.tenant, tenant), inArray(t.id, ids), isFree))
+    .where(and(eq(t.tenant, tenant), oneOf(t.id, ids), isFree))
     .returning();
   for (const row of rows) countWhole(tx, row, -1);
   const gone = rows.map(({ id }) => id);
   if (gone.length > 0) {
-    await tx.db.delete(bodies).where(and(eq(bodies.tenant, tenant), inArray(bodies.invocation_id, gone)));
+    await tx.db.delete(bodies).where(and(eq(bodies.tenant, tenant), oneOf(bodies.invocation_id, gone)));
   }
   return ids.length;
 }

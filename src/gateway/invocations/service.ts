@@ -138,6 +138,8 @@ export interface Claim {
   readonly now: number;
   /** The stored call, if the caller still has it in memory, so that it is not read again. */
   readonly inHand: PendingCall | null;
+  /** How long its request is, as far as that is known. */
+  readonly bodyBytes?: number;
 }
 
 /**
@@ -146,12 +148,16 @@ export interface Claim {
  * tried again.
  */
 export async function claim(runner: Store | Tx, claim: Claim): Promise<PendingCall | null> {
+  const { key, inHand, bodyBytes = 0 } = claim;
+  const reader = "read" in runner ? runner.read : runner;
+  // A large one is read before it is taken: if the process dies meanwhile, the call is made by the next one.
+  const isRead = inHand === null && bodyBytes > SMALL_BODY_BYTES;
+  const before = isRead ? await storedRequest(reader, key, bodyBytes) : null;
   const claimed = await runner.execute(claimCommand, claim);
   if (claimed === null) return null;
-  if (claim.inHand !== null) return claim.inHand;
-  if (claimed.call === null) throw new Fault("internal", "a pending call without its request");
-  const body =
-    claimed.body ?? (await storedRequest("read" in runner ? runner.read : runner, claim.key, Number(claimed.size)));
+  if (inHand !== null) return inHand;
+  const body = claimed.body ?? before ?? (await storedRequest(reader, key, Number(claimed.size)));
+  if (claimed.call === null || body === null) throw new Fault("internal", "a pending call without its request");
   return { call: JSON.parse(claimed.call) as Call, body };
 }
 

@@ -1,8 +1,7 @@
 // Large bodies in the database, part by part: stored before their call is accepted, read when it is made or shown.
 import { and, eq, sql } from "drizzle-orm";
 import type { BodyKind } from "../../../db/body-schema.ts";
-import { inOneStep } from "../../concurrency/run-steps.ts";
-import { Fault } from "../../core/fault.ts";
+import { inOneStep } from "../../concurrency/steps.ts";
 import { prepared, type Reader, type Store, UniqueViolation } from "../../storage/store.ts";
 import { bodyOf, type CallBody, partsOf } from "../../wire/body.ts";
 import { isInParts, partsGone } from "./commands/accept.ts";
@@ -87,7 +86,7 @@ async function storedParts(
   const parts: Uint8Array[] = [];
   for (let bytes = 0; bytes < bytesMax; ) {
     const place = { ...key, kind, n: parts.length };
-    const [part] = await inOneStep("read of a body", () => partByPlace(reader).execute(place), key.tenant);
+    const [part] = await inOneStep(() => partByPlace(reader).execute(place), key.tenant);
     if (part === undefined) break;
     // In memory of its own, which can move to another thread.
     const { buffer, byteOffset, byteLength } = part.bytes;
@@ -104,11 +103,11 @@ async function storedParts(
  * together is bounded, and shared out by tenant, by what may run (scheduler.ts: 96 MiB).
  *
  * @param size how long it is
+ * @returns null when it is not there, as after the end of its call
  */
-export async function storedRequest(reader: Reader, key: InvocationKey, size: number): Promise<CallBody> {
+export async function storedRequest(reader: Reader, key: InvocationKey, size: number): Promise<CallBody | null> {
   const body = bodyOf(await storedParts(reader, key, "request", size));
-  if (body.byteLength !== size) throw new Fault("internal", "a pending call without its request");
-  return body;
+  return body.byteLength === size ? body : null;
 }
 
 /** The start of a body that is stored in parts, in one piece; null when there is none. */

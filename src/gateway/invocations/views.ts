@@ -1,7 +1,7 @@
 // A call as it is shown with its captured bodies, which may be a MiB each: read in a turn, since many who ask for such
 // at once would hold up all others, and made into text as they are taken.
 
-import { inOneStep } from "../../concurrency/run-steps.ts";
+import { inOneStep } from "../../concurrency/steps.ts";
 import { asBuffer } from "../../core/bytes.ts";
 import { READ_BODY_SCOPE } from "../../core/caller.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
@@ -55,7 +55,7 @@ function withBodies(
   const held = sizes.map((size) => (body_captured ? Math.min(size ?? 0, CAPTURE_BYTES_MAX) : 0));
   const weight = held.reduce((sum, bytes) => sum + bytes, 0);
   return respondLarge({ tenant, request, weight }, async () => {
-    const bodies = await (isQuick ? read() : inOneStep("read of captured bodies", read, tenant));
+    const bodies = await (isQuick ? read() : inOneStep(read, tenant));
     const pieces = piecesOf(view, bodies);
     return weight <= SMALL_CHARACTERS ? [...pieces].join("") : { weight, pieces };
   });

@@ -1,7 +1,6 @@
 // The manual at /docs: its pages, a style, a script that searches, and what that searches through. All of it comes from
 // the binary and needs no token. Each page is rendered once, when it is first asked for, so that no start waits for it.
-import { inTurnSteps } from "../../concurrency/run-steps.ts";
-import { named, type Steps } from "../../concurrency/steps.ts";
+import { inTurnSteps, type Steps } from "../../concurrency/steps.ts";
 import { type Asset, asset, madeOnce, pageAsset } from "../../http/assets.ts";
 import { routes } from "../../http/elysia.ts";
 import { STRANGERS } from "../../http/server.ts";
@@ -35,7 +34,7 @@ function manualAssets(pages: readonly Page[]): Readonly<Record<string, () => Ass
 
 /** In turns, since all pages in one piece would hold the event loop for 75 ms (measured). */
 function rendered(steps: Steps<string>): Promise<string> {
-  return inTurnSteps(named("page of the manual", steps), STRANGERS);
+  return inTurnSteps(steps, STRANGERS);
 }
 
 function* searchJson(pages: readonly Page[]): Steps<string> {

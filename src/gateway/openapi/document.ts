@@ -1,13 +1,10 @@
 // The OpenAPI document, made from the routes themselves when it is first asked for. The plugin that makes it is mounted on
 // an instance of its own, because it would also serve a page that loads its scripts from a public network.
 import { Elysia } from "elysia";
-import { inOneStep, inTurnSteps } from "../../concurrency/run-steps.ts";
-import { named, type Steps } from "../../concurrency/steps.ts";
+import { inOneStep, inTurnSteps, type Steps } from "../../concurrency/steps.ts";
 import { plainSchema, SECURITY_SCHEMES, TAGS } from "../../http/openapi.ts";
 import { STRANGERS } from "../../http/server.ts";
 import { FACILITATOR_ROUTES } from "./facilitator.ts";
-
-const WORK = "API document";
 
 const ABOUT = `A multi-tenant registry and proxy for agents. Register an upstream, call it through the gateway,
 and poll the result.
@@ -38,10 +35,7 @@ export interface DescribedApi {
 export async function apiDocument(api: DescribedApi, version: string): Promise<string> {
   // Loaded here, since it brings a schema library along that took a tenth of every start.
   const { swagger } = await import("@elysiajs/swagger");
-  const { reader, schemas } = await inTurnSteps(
-    named(WORK, described([...FACILITATOR_ROUTES, ...api.routes])),
-    STRANGERS,
-  );
+  const { reader, schemas } = await inTurnSteps(described([...FACILITATOR_ROUTES, ...api.routes]), STRANGERS);
   const plugin = swagger({
     excludeStaticFile: false,
     documentation: {
@@ -54,7 +48,7 @@ export async function apiDocument(api: DescribedApi, version: string): Promise<s
     },
   });
   const request = new Request("http://localhost/swagger/json");
-  const response = await inOneStep(WORK, () => reader.use(plugin).handle(request), STRANGERS);
+  const response = await inOneStep(() => reader.use(plugin).handle(request), STRANGERS);
   return response.text();
 }
 

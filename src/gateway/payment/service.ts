@@ -34,7 +34,6 @@ import type { SettlementConfigRow } from "./model.ts";
 import { paymentRowOf } from "./new-row.ts";
 import type { RestoreGuard } from "./restore-guard.ts";
 import type { Settler } from "./settler.ts";
-import { createSignatureCheck, type SignatureCheck } from "./signatures.ts";
 import { findPayment, isOpen, type PaymentRow, paymentOf } from "./store.ts";
 import { closeIfUnsent } from "./unsent.ts";
 
@@ -137,7 +136,6 @@ export function paidColumns({ payment, config }: Charge) {
 
 export function createPayments(deps: PaymentDeps): Payments {
   const { store, clock, settler, settleWaitMs, findInvocation } = deps;
-  const signedBy = createSignatureCheck(deps.verifier.signedBy);
 
   /** Null while the first attempt is under way on another replica, or about to begin here. */
   async function responseHeaders(tenant: string, id: string): Promise<PaidHeaders | null> {
@@ -173,7 +171,7 @@ export function createPayments(deps: PaymentDeps): Payments {
   }
 
   return {
-    check: (call) => check(deps, call, signedBy),
+    check: (call) => check(deps, call),
     presentedIn: (headers) => presentedIn(store, headers),
     usedFor: (call) => usedFor(store, call),
     paymentRow: (charge, row, callCredentialRef) => ({
@@ -212,7 +210,7 @@ async function usedFor(store: Store, call: RepeatedCall): Promise<string | null>
   return (await usesOf(store, call, read.value)).known?.invocation_id ?? null;
 }
 
-async function check(deps: PaymentDeps, call: PricedCall, signedBy: SignatureCheck): Promise<PaymentCheck> {
+async function check(deps: PaymentDeps, call: PricedCall): Promise<PaymentCheck> {
   const { price, agent_id, path } = call;
   const read = readPayment(paymentHeaders(call.headers));
   if (price === null) return read?.ok === true ? paidOrFree(deps, call, read.value) : { kind: "free" };
@@ -223,7 +221,8 @@ async function check(deps: PaymentDeps, call: PricedCall, signedBy: SignatureChe
     deps.meters.payment("required");
     throw paymentRequired(wire);
   }
-  const presented = await signedPayment(read, (payment) => signedBy(call.tenant, payment), refusalOf(deps, call));
+  const signedBy = (payment: Payment) => deps.verifier.signedBy(call.tenant, payment);
+  const presented = await signedPayment(read, signedBy, refusalOf(deps, call));
   return paidOrCharged(deps, call, presented, wire);
 }
 

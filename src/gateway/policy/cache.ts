@@ -2,10 +2,12 @@
 // acknowledged, one put on another replica when the cached policy expires (decisions.md, section 4, allows 2 s). After
 // that only the version is read, and the rest if the version has changed. Expired entries are kept for when the store
 // fails: then the last known on_error applies.
+
 import { eq } from "drizzle-orm";
 import { boundedCache } from "../../concurrency/bounded-cache.ts";
 import { createLimiter } from "../../concurrency/limiter.ts";
 import { afterShared } from "../../concurrency/request-turns.ts";
+import { inSteps } from "../../concurrency/steps.ts";
 import type { Log } from "../../core/log.ts";
 import type { PolicyAction } from "../../core/states.ts";
 import { type Command, inputRows } from "../../storage/commands.ts";
@@ -13,7 +15,6 @@ import { within } from "../../storage/deadline.ts";
 import { bind, prepared, type Reader, type Store } from "../../storage/store.ts";
 import { parseRules, type Rule } from "./document.ts";
 import { type CompiledPolicy, compile } from "./evaluate.ts";
-import { worked } from "./work.ts";
 
 const REMEMBERED_MS = 1_000;
 /**
@@ -112,8 +113,8 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
   async function compiledEntry(tenant: string, stored: StoredPolicy, until: number): Promise<CachedPolicy> {
     const { version, default: default_action, rules } = stored;
     try {
-      const parsed = await worked(parseRules(rules), tenant);
-      const compiled = await worked(compile({ default: default_action, rules: parsed }), tenant);
+      const parsed = await inSteps(parseRules(rules), tenant);
+      const compiled = await inSteps(compile({ default: default_action, rules: parsed }), tenant);
       return { policy: { ...stored, compiled }, weight: weightOf(rules, parsed), until };
     } catch (error) {
       log.error("policy_not_evaluable", { tenant, version, error });

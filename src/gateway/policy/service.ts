@@ -5,7 +5,7 @@
 import { sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import { andThen } from "../../concurrency/and-then.ts";
-import { inOneStep } from "../../concurrency/run-steps.ts";
+import { inOneStep, inSteps } from "../../concurrency/steps.ts";
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
@@ -26,7 +26,6 @@ import {
   toolsDeniedToAll,
 } from "./evaluate.ts";
 import { createObservedRates } from "./shared-rate.ts";
-import { worked } from "./work.ts";
 
 const RETRY_AFTER_SECONDS = 5;
 /** Rules up to this length are written to a caller at once. */
@@ -211,11 +210,11 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
 
     /** What the policy, or another document, would say of a call. Nothing is counted or recorded. */
     async dryRun({ tenant }: Caller, { agent_id, document, ...conditions }: DryRun): Promise<PolicyVerdict> {
-      if (document !== null) await worked(checkRules(document.rules, "document."), tenant);
+      if (document !== null) await inSteps(checkRules(document.rules, "document."), tenant);
       const agent = await findAgent(store, tenant, agent_id);
       if (agent === null) throw new Fault("not_found", "no such agent");
       const call = { agent_id, protocol: agent.protocol, ...conditions };
-      if (document !== null) return evaluate(await worked(compile(document), tenant), call);
+      if (document !== null) return evaluate(await inSteps(compile(document), tenant), call);
       const policy = await inForce(tenant);
       return policy === null ? NO_POLICY : verdictOf(tenant, policy, call);
     },
@@ -226,14 +225,14 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
       if (policy?.compiled === null) throw new Fault("internal", "a stored policy that makes no sense");
       if (policy === null || policy.rules.length <= SHORT_CHARACTERS) return policy;
       // It takes its time to write it to the caller, and many may have waited for this moment.
-      return inOneStep("work on a policy", () => policy, tenant);
+      return inOneStep(() => policy, tenant);
     },
 
     async put({ tenant }: Caller, document: PolicyReplace): Promise<Replaced> {
       const { default: default_action, on_error } = document;
-      await worked(checkRules(document.rules), tenant);
-      const compiled = await worked(compile(document), tenant);
-      const rules = await worked(formatRules(document.rules), tenant);
+      await inSteps(checkRules(document.rules), tenant);
+      const compiled = await inSteps(compile(document), tenant);
+      const rules = await inSteps(formatRules(document.rules), tenant);
       const fields = { default_action, on_error, rules, updated_at: clock.now() };
       try {
         const replaced = await store.write((tx) => replacePolicy(tx, tenant, fields));

@@ -2,7 +2,7 @@
 // before its 202. A call that the checks refuse leaves no invocation behind. A call whose payment the facilitator
 // declines does, since it is recorded before money can move.
 
-import { bodyInSteps } from "../../concurrency/run-steps.ts";
+import { bodyInSteps } from "../../concurrency/steps.ts";
 import { Fault } from "../../core/fault.ts";
 import { type CallBody, wholeOf } from "../../wire/body.ts";
 import { parseRpcRequest } from "../../wire/jsonrpc.ts";
@@ -54,7 +54,7 @@ async function requestForm(
   { headers, caller }: ProxyCall,
 ): Promise<Form> {
   const bytes = body instanceof Uint8Array ? body : await wholeOf(body, caller.tenant);
-  const request = await bodyInSteps("scan of a body", bytes, parseRpcRequest(bytes), caller.tenant);
+  const request = await bodyInSteps(bytes, parseRpcRequest(bytes), caller.tenant);
   if (!request.ok) throw new Fault("invalid_request", `body: ${request.problem}`);
   const { method, tool, protocolVersion } = request;
   const version = mcpVersion(headers) ?? protocolVersion ?? mcp_protocol_version;

@@ -1,5 +1,5 @@
 // What the body of a call on the streaming path asks of its agent: one JSON-RPC message or a batch of them.
-import { bodyInSteps } from "../../concurrency/run-steps.ts";
+import { bodyInSteps } from "../../concurrency/steps.ts";
 import { Fault } from "../../core/fault.ts";
 import { type CallBody, wholeOf } from "../../wire/body.ts";
 import type { RpcProblem } from "../../wire/jsonrpc.ts";
@@ -23,7 +23,7 @@ export const STREAMING: CallKind<StreamForm> = {
   suffix: "/stream",
   anyForm: async (body, { caller }) => {
     const bytes = await wholeOf(body, caller.tenant);
-    const parsed = await bodyInSteps("scan of a body", bytes, parseRpcMessages(bytes), caller.tenant);
+    const parsed = await bodyInSteps(bytes, parseRpcMessages(bytes), caller.tenant);
     return { ...PLAIN, listsTools: listsTools(parsed) };
   },
   formOf: async ({ protocol }, body, call) => (protocol === "mcp" ? messagesForm(body, call) : PLAIN),
@@ -31,7 +31,7 @@ export const STREAMING: CallKind<StreamForm> = {
 
 async function messagesForm(body: CallBody, { headers, caller }: ProxyCall): Promise<StreamForm> {
   const bytes = await wholeOf(body, caller.tenant);
-  const parsed = await bodyInSteps("scan of a body", bytes, parseRpcMessages(bytes), caller.tenant);
+  const parsed = await bodyInSteps(bytes, parseRpcMessages(bytes), caller.tenant);
   if (!parsed.ok) throw new Fault("invalid_request", `body: ${parsed.problem}`);
   const { messages } = parsed;
   const calls = messages.filter(({ isCall }) => isCall);

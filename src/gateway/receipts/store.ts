@@ -1,6 +1,7 @@
 // Receipts in the database: the calls that are owed one, the chain of each tenant, and the receipts themselves in
 // its order. A receipt, the end of its debt and the new head of the chain are one write.
-import { and, asc, eq, gte, inArray, lte } from "drizzle-orm";
+import { and, asc, eq, gte, lte } from "drizzle-orm";
+import { oneOf } from "../../../db/conditions.ts";
 import type { Tables } from "../../../db/schema.ts";
 import { nextTenant, removeInGroups, tenantsIn } from "../../storage/batch-delete.ts";
 import { keyedById, type TimedTable } from "../../storage/periods.ts";
@@ -61,7 +62,7 @@ export async function dueOf(reader: Reader, tenant: string, limit: number): Prom
   return await reader.db
     .select()
     .from(t)
-    .where(and(eq(t.tenant, tenant), inArray(t.id, ids)))
+    .where(and(eq(t.tenant, tenant), oneOf(t.id, ids)))
     .orderBy(asc(t.id));
 }
 
@@ -98,7 +99,7 @@ export async function append(tx: Tx, { tenant, after, receipts }: Addition): Pro
   if (moved.length === 0) return false;
   await tx.db.insert(t).values([...receipts]);
   const made = receipts.map(({ invocation_id }) => invocation_id);
-  await tx.db.delete(due).where(and(eq(due.tenant, tenant), inArray(due.invocation_id, made)));
+  await tx.db.delete(due).where(and(eq(due.tenant, tenant), oneOf(due.invocation_id, made)));
   return true;
 }
 

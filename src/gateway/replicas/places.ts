@@ -4,7 +4,8 @@
 // and what has been granted are never more than the limit: all changes are made under one lock, nothing is granted beyond
 // what is left, and a base is raised only when no agent has been granted so much that it would be too much then. What a
 // replica has stays its own until it gives it back or is taken for gone, and its calls have been ended.
-import { and, count, eq, gt, inArray, ne, sum } from "drizzle-orm";
+import { and, count, eq, gt, ne, sum } from "drizzle-orm";
+import { oneOf } from "../../../db/conditions.ts";
 import type { Mode } from "../../core/states.ts";
 import type { Tx } from "../../storage/store.ts";
 import { areLoose, lockPlaces, renewLease } from "./store.ts";
@@ -95,7 +96,7 @@ async function grant(tx: Tx, replica: string, pool: number, asks: readonly Place
   if (asks.length === 0) return [];
   const { agentPlaces: t } = tx.tables;
   const ids = asks.map(({ agent_id }) => agent_id);
-  const rows = await tx.db.select().from(t).where(inArray(t.agent_id, ids));
+  const rows = await tx.db.select().from(t).where(oneOf(t.agent_id, ids));
   const others = Map.groupBy(
     rows.filter((row) => row.replica !== replica),
     keyOf,
@@ -106,7 +107,7 @@ async function grant(tx: Tx, replica: string, pool: number, asks: readonly Place
     const own = { granted: Math.max(ask.kept, before.get(keyOf(ask)) ?? 0), wanted: ask.wanted };
     return grantOf(pool, ask.kept, own, others.get(keyOf(ask)) ?? []);
   });
-  await tx.db.delete(t).where(and(eq(t.replica, replica), inArray(t.agent_id, ids)));
+  await tx.db.delete(t).where(and(eq(t.replica, replica), oneOf(t.agent_id, ids)));
   const kept = rows.filter((row) => row.replica === replica && !asks.some((ask) => keyOf(ask) === keyOf(row)));
   const told = asks.map(({ tenant, agent_id, mode, wanted }, at) => {
     return { tenant, agent_id, mode, replica, granted: grants[at]?.granted ?? 0, wanted };

@@ -3,8 +3,7 @@
 // too long to be held, does not pass. All that takes longer for a longer answer is done in steps.
 
 import { createPace, type Pace } from "../../concurrency/pace.ts";
-import { inOneStep, inTurnSteps } from "../../concurrency/run-steps.ts";
-import { named, type Steps } from "../../concurrency/steps.ts";
+import { inOneStep, inTurnSteps, type Steps } from "../../concurrency/steps.ts";
 import type { Chunks } from "../../http/decode.ts";
 import { type DeniedTools, UnreadableAnswer, withoutTools } from "../../wire/tool-list.ts";
 import { afterBom, type EventOptions, LINE_FEED, RETURN, rewritten } from "./event-filter.ts";
@@ -32,7 +31,7 @@ export const FILTER_MEMORY_BYTES = 96 * 1024 * 1024;
 
 /** Work on what passes, all of it in turns: many streams may bring something at once. It ends with the exchange. */
 function worked<T>(steps: Steps<T>, { tenant, signal }: HoldOptions): Promise<T> {
-  return inTurnSteps(named("filter of tools", steps), tenant, signal);
+  return inTurnSteps(steps, tenant, signal);
 }
 
 const OPEN_BRACKET = 0x5b;
@@ -105,7 +104,7 @@ async function* inPieces(chunks: Chunks, { tenant }: HoldOptions): Chunks {
   for await (const chunk of chunks) {
     for (let at = 0; at < chunk.length; at += PIECE_BYTES) {
       const piece = chunk.subarray(at, at + PIECE_BYTES);
-      yield at === 0 ? piece : await inOneStep("filter of tools", () => piece, tenant);
+      yield at === 0 ? piece : await inOneStep(() => piece, tenant);
     }
   }
 }

@@ -56,7 +56,7 @@ async function dropOldest(client: SQL, table: TimedTable, hour: number, firstByt
   });
 }
 
-/** What stood in the table before it was laid out, or was kept. */
+/** What stood in the table before it was laid out, as where retention was turned on late, or was kept. */
 async function dropFirst(tx: SQL, table: TimedTable, first: Partition): Promise<boolean> {
   const kept = await keepers(tx, table, first);
   if (kept === null) return false;

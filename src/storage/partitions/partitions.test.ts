@@ -1,4 +1,4 @@
-// How partitions are made and dropped while the table is in use, and from tables as older versions left them.
+// How partitions are made and dropped while the table is in use, and from tables that were not laid out before.
 import { afterAll, describe, expect, test } from "bun:test";
 import { SQL } from "bun";
 import { holdTable } from "../../../test/support/stores/database-faults.ts";
@@ -97,7 +97,7 @@ for (const version of [18, 15] as const) {
         await expect(put(NOW + 4 * DAY_MS)).rejects.toThrow("ends");
       });
 
-      test("the table of an older version becomes the first one, small or large, and is dropped when all of it is old", async () => {
+      test("a table that was not laid out becomes the first one, small or large, and is dropped when all of it is old", async () => {
         for (const smallBytes of [undefined, 0]) {
           await using made = await openDisposable(version);
           const { put, prepare, drop, dropMuch, ids, expectWhole } = made;

@@ -57,12 +57,8 @@ async function endSmall(client: SQL, table: TimedTable, last: Partition, { prese
     if (!(await isStillLast(tx, table, last))) return;
     const made = await makeBehind(tx, table, last);
     await tx.unsafe(`alter table ${table.name} detach partition ${last.name}`);
-    // All rows until now are in the first partition of a table that was not laid out before, if there are any, and with them
-    // the totals from before they were kept by hours, which count open calls too.
-    const counted = table.isCounted ? " and not exists (select from invocation_counts)" : "";
-    const [{ none } = { none: false }] = await tx.unsafe(
-      `select not exists (select from ${last.name})${counted} as none`,
-    );
+    // All rows until now are in the first partition of a table that was not laid out before, if there are any.
+    const [{ none } = { none: false }] = await tx.unsafe(`select not exists (select from ${last.name}) as none`);
     const from = last.from === 0 && none ? present - hours : Math.max(last.from, present);
     const end = boundaryAfter(from, hours);
     await tx.unsafe(

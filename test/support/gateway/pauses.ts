@@ -5,7 +5,6 @@ export interface Pause {
   readonly thread: string;
   readonly ms: number;
   readonly cpu_ms: number;
-  readonly ran: string;
 }
 
 /** What of it the thread computed: a busy machine makes the rest. */

@@ -2,7 +2,7 @@
 // session gets one, shared by the calls of the same key. Only a request that was refused for lack of a session
 // is sent again, since it never ran.
 
-import { bodyInSteps } from "../../../concurrency/run-steps.ts";
+import { bodyInSteps } from "../../../concurrency/steps.ts";
 import type { StopSignal } from "../../../concurrency/stop.ts";
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import { wholeOf } from "../../../wire/body.ts";
@@ -58,7 +58,7 @@ export function createMcp(upstreams: Upstreams) {
   return {
     async call(job: Job, context: CallContext): Promise<Outcome> {
       const body = await wholeOf(job.body, job.tenant);
-      const request = await bodyInSteps("scan of a body", body, parseRpcRequest(body), job.tenant);
+      const request = await bodyInSteps(body, parseRpcRequest(body), job.tenant);
       if (!request.ok) throw new CallError("internal", `not a JSON-RPC request: ${request.problem}`);
       const callerVersion = headerOf(job, VERSION_HEADER) ?? request.protocolVersion;
       const wireId = decoder.decode(body.subarray(request.id.start, request.id.end));

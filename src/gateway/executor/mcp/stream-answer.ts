@@ -1,7 +1,7 @@
 // The body of an MCP server's answer: one message, or an event stream that is read until the one response that was
 // asked for, and then closed. Progress, notifications and requests of the server come before it and are passed over.
 
-import { inOneStep } from "../../../concurrency/run-steps.ts";
+import { inOneStep } from "../../../concurrency/steps.ts";
 import type { Answer } from "../../../http/answer.ts";
 import { bodyChunks } from "../../../http/body.ts";
 import { BodyTooLarge, type Chunks } from "../../../http/decode.ts";
@@ -120,6 +120,6 @@ async function inSlices(
   for (let at = 0; at < piece.length; at += SLICE_BYTES) {
     const work = await ready(piece.subarray(at, at + SLICE_BYTES));
     if (performance.now() < until) work();
-    else await inOneStep("read of an answer", work, tenant);
+    else await inOneStep(work, tenant);
   }
 }

@@ -1,58 +1,56 @@
-// The memory of decoders is shared out in one place, on the main thread. Workers borrow it by messages, and messages
-// tell them what to give back. When a worker dies, its loans end.
+// The memory of decoders is shared out in one place, on the main thread: a part for each thread would be too small for a
+// fair share where there are many. Workers borrow it by messages, and messages tell them what to give back. When a worker
+// dies, its loans end.
 import type { DecoderShare } from "../../../http/decoder-share.ts";
 
-/** A worker's request for memory. */
-export interface Loan {
+interface Loan {
   readonly id: number;
   readonly tenant: string;
   readonly agent: string;
   readonly bytes: number;
 }
 
-/** What a worker wants, and what it no longer needs, whether granted or not. */
-export interface LoanRequests {
-  readonly wanted: readonly Loan[];
-  readonly done: readonly number[];
-}
+/** What a worker wants, or the ID of what it no longer needs, whether granted or not. */
+export type LoanRequest = Loan | number;
 
-/** For a worker: which loans it has now, and which of them others need back. */
+/** For a worker: what it has now, or has to give back because others need it. */
 export interface LoanNews {
-  readonly granted: readonly number[];
-  readonly recalled: readonly number[];
+  readonly id: number;
+  readonly isGranted: boolean;
 }
 
-/** @param tell sends the worker the news of one turn of the event loop */
-export function createLender(share: DecoderShare, tell: (news: LoanNews) => void) {
-  const loans = new Map<number, AbortController>();
-  let granted: number[] = [];
-  let recalled: number[] = [];
-
-  function tellSoon(): void {
-    if (granted.length + recalled.length > 1) return;
+/** Sends all of one turn of the event loop together, since the cost is per message. */
+function perTurn<T>(send: (all: readonly T[]) => void): (one: T) => void {
+  let all: T[] = [];
+  return (one) => {
+    if (all.push(one) > 1) return;
     setImmediate(() => {
-      tell({ granted, recalled });
-      [granted, recalled] = [[], []];
+      const sent = all;
+      all = [];
+      send(sent);
     });
-  }
+  };
+}
+
+/** @param tell sends the worker its news */
+export function createLender(share: DecoderShare, tell: (news: readonly LoanNews[]) => void) {
+  const loans = new Map<number, AbortController>();
+  const tellSoon = perTurn(tell);
 
   function lend({ id, tenant, agent, bytes }: Loan): void {
     const over = new AbortController();
     loans.set(id, over);
-    const recall = () => {
-      recalled.push(id);
-      tellSoon();
-    };
-    share.take(tenant, agent, bytes, over.signal, recall).then(
-      (giveBack) => {
-        if (over.signal.aborted) return giveBack();
-        over.signal.addEventListener("abort", giveBack, { once: true });
-        granted.push(id);
-        tellSoon();
-      },
-      // Nobody waits for it any more.
-      () => {},
-    );
+    share
+      .take(tenant, agent, bytes, over.signal, () => tellSoon({ id, isGranted: false }))
+      .then(
+        (giveBack) => {
+          if (over.signal.aborted) return giveBack();
+          over.signal.addEventListener("abort", giveBack, { once: true });
+          tellSoon({ id, isGranted: true });
+        },
+        // Nobody waits for it any more.
+        () => {},
+      );
   }
 
   function end(id: number): void {
@@ -61,9 +59,11 @@ export function createLender(share: DecoderShare, tell: (news: LoanNews) => void
   }
 
   return {
-    asked({ wanted, done }: LoanRequests) {
-      for (const loan of wanted) lend(loan);
-      for (const id of done) end(id);
+    asked(requests: readonly LoanRequest[]) {
+      for (const request of requests) {
+        if (typeof request === "number") end(request);
+        else lend(request);
+      }
     },
     /** The worker has died. */
     clear() {
@@ -74,59 +74,42 @@ export function createLender(share: DecoderShare, tell: (news: LoanNews) => void
 
 /** The share as a worker sees it. */
 export interface Borrower extends DecoderShare {
-  receive(news: LoanNews): void;
+  receive(news: readonly LoanNews[]): void;
 }
 
-/** @param ask sends the main thread the requests of one turn of the event loop */
-export function createBorrower(ask: (requests: LoanRequests) => void): Borrower {
-  const waiting = new Map<number, () => void>();
-  /** Called when others need the memory, by loan: held or still wanted. */
-  const givers = new Map<number, () => void>();
-  let wanted: Loan[] = [];
-  let done: number[] = [];
-  let isFlushing = false;
+/** @param ask sends the main thread the requests */
+export function createBorrower(ask: (requests: readonly LoanRequest[]) => void): Borrower {
+  /** What is wanted or held. */
+  const loans = new Map<number, { granted(): void; giveWay(): void }>();
+  const askSoon = perTurn(ask);
   let lastId = 0;
-
-  function flushSoon(): void {
-    if (isFlushing) return;
-    isFlushing = true;
-    setImmediate(() => {
-      isFlushing = false;
-      ask({ wanted, done });
-      [wanted, done] = [[], []];
-    });
-  }
-
-  function giveBack(id: number): void {
-    if (!givers.delete(id)) return;
-    done.push(id);
-    flushSoon();
-  }
 
   return {
     async take(tenant, agent, bytes, signal, giveWay) {
       signal.throwIfAborted();
       const id = ++lastId;
-      wanted.push({ id, tenant, agent, bytes });
-      flushSoon();
-      const { promise, resolve, reject } = Promise.withResolvers<void>();
-      waiting.set(id, resolve);
-      givers.set(id, giveWay);
+      const { promise, resolve, reject } = Promise.withResolvers<() => void>();
+      const giveBack = () => {
+        if (loans.delete(id)) askSoon(id);
+      };
       const giveUp = () => {
-        if (waiting.delete(id)) giveBack(id);
+        giveBack();
         reject(signal.reason);
       };
+      const granted = () => {
+        signal.removeEventListener("abort", giveUp);
+        resolve(giveBack);
+      };
+      loans.set(id, { granted, giveWay });
       signal.addEventListener("abort", giveUp, { once: true });
-      await promise;
-      signal.removeEventListener("abort", giveUp);
-      return () => giveBack(id);
+      askSoon({ id, tenant, agent, bytes });
+      return promise;
     },
-    receive({ granted, recalled }) {
-      for (const id of granted) {
-        waiting.get(id)?.();
-        waiting.delete(id);
+    receive(news) {
+      for (const { id, isGranted } of news) {
+        if (isGranted) loans.get(id)?.granted();
+        else loans.get(id)?.giveWay();
       }
-      for (const id of recalled) givers.get(id)?.();
     },
   };
 }

@@ -3,7 +3,7 @@
 import type { LogFields } from "../../../core/log.ts";
 import type { Job, Outcome, WorkerSettings } from "../job.ts";
 import { type Batch, batchOf, itemsOf } from "./batch.ts";
-import type { LoanNews, LoanRequests } from "./decoder-loans.ts";
+import type { LoanNews, LoanRequest } from "./decoder-loans.ts";
 import { FREE_BYTES } from "./response-memory.ts";
 
 export interface WorkerStart {
@@ -24,7 +24,7 @@ export type ToWorker =
   | WorkerStart
   | ({ readonly kind: "work"; readonly jobs: Batch<JobHead> } & News)
   /** Of the memory of decoders. */
-  | { readonly kind: "loans"; readonly news: LoanNews }
+  | { readonly kind: "loans"; readonly news: readonly LoanNews[] }
   /** Close the sessions, then say so. */
   | { readonly kind: "close" };
 
@@ -36,7 +36,7 @@ export interface Result {
 export type FromWorker =
   | { readonly kind: "ready" }
   | { readonly kind: "done"; readonly results: Batch<ResultHead> }
-  | { readonly kind: "loans"; readonly requests: LoanRequests }
+  | { readonly kind: "loans"; readonly requests: readonly LoanRequest[] }
   /** Its event loop was blocked. */
   | { readonly kind: "blocked"; readonly event: string; readonly fields: LogFields }
   | { readonly kind: "closed" };

@@ -1,7 +1,5 @@
 import { expect, test } from "bun:test";
-import { mostSpent } from "./loop-profile.ts";
-import { bodyInSteps, inOneStep, inSteps } from "./run-steps.ts";
-import { named, type Steps } from "./steps.ts";
+import { bodyInSteps, inOneStep, inSteps, type Steps } from "./steps.ts";
 
 function* counting(to: number, seen: number[]): Steps<string> {
   for (let at = 0; at < to; at++) {
@@ -31,19 +29,13 @@ test("an error that a step throws is the error of the work", async () => {
   expect(inSteps(failing(), "t")).rejects.toThrow("no");
 });
 
-test("steps of work may be named", async () => {
-  mostSpent();
-  expect(await inSteps(named("counting", counting(3, [])), "t")).toBe("done");
-  expect(mostSpent()?.work).toBe("counting");
-});
-
 test("a large body is not worked on at once, and a small one is done at once", async () => {
   const seen: number[] = [];
-  const large = bodyInSteps("counting", new Uint8Array(20_000), counting(3, seen), "t");
+  const large = bodyInSteps(new Uint8Array(20_000), counting(3, seen), "t");
   expect(seen).toEqual([]);
   expect(await large).toBe("done");
   expect(seen).toEqual([0, 1, 2]);
-  void bodyInSteps("counting", new Uint8Array(10), counting(1, seen), "t");
+  void bodyInSteps(new Uint8Array(10), counting(1, seen), "t");
   expect(seen).toEqual([0, 1, 2, 0]);
 });
 
@@ -58,7 +50,7 @@ test("pieces of work that can't be parted are done one after the other, with oth
     isOther = true;
     return Promise.resolve(name);
   };
-  const done = Promise.all(["a", "b", "c"].map((name) => inOneStep("holding", piece(name), "t")));
+  const done = Promise.all(["a", "b", "c"].map((name) => inOneStep(piece(name), "t")));
   expect(order).toEqual([]);
   expect(await done).toEqual(["a", "b", "c"]);
   expect(order.indexOf("other")).toBeLessThan(order.indexOf("c"));

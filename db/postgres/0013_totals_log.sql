@@ -1,2 +1,0 @@
--- Groups of writes are SQLite's: this version is its own, as in ../sqlite.
-select 1;

@@ -1,2 +1,0 @@
--- How rows lie in pages is Postgres's: this version is its own, as in ../postgres.
-select 1;

@@ -1,0 +1,108 @@
+// The figures of the house: what is counted in the source, how much of it there may be at most, and where it stands. The
+// numbers may only fall. A feature raises the number of files and lines by its own size, in its own commit. Pure, so that
+// the test can try each figure on a planted violation.
+import { posix } from "node:path";
+import words from "./unused-words.txt" with { type: "text" };
+
+/** Product sources by path from the project's root, tests aside. */
+type Sources = ReadonlyMap<string, string>;
+
+export interface Figure {
+  readonly what: string;
+  readonly most: number;
+  /** Each place that counts. */
+  find(sources: Sources): readonly string[];
+}
+
+const FOLDER_FILES_MAX = 14;
+const SLICE_LINES_MAX = 120;
+
+const linesOf = (source: string) => source.split("\n").length - 1;
+
+function matches(pattern: RegExp, isExempt: (path: string) => boolean = () => false) {
+  return (sources: Sources): string[] =>
+    [...sources].flatMap(([path, source]) => {
+      if (isExempt(path)) return [];
+      return [...source.matchAll(pattern)].map(([found]) => `${path}: ${found.trim()}`);
+    });
+}
+
+/** Names that several files declare, with the number of those files. */
+function declaredTwice(pattern: RegExp) {
+  return (sources: Sources): string[] => {
+    const files = new Map<string, Set<string>>();
+    for (const [path, source] of sources) {
+      for (const [, name = ""] of source.matchAll(pattern)) files.set(name, (files.get(name) ?? new Set()).add(path));
+    }
+    return [...files].filter(([, paths]) => paths.size > 1).map(([name, paths]) => `${name}: ${[...paths].join(", ")}`);
+  };
+}
+
+/** Files that only one other file of the folder imports, and that are too short to be an idea of their own. */
+function slices(sources: Sources): string[] {
+  const importers = new Map<string, Set<string>>();
+  for (const [path, source] of sources) {
+    for (const [, to = ""] of source.matchAll(/(?:from|import)\s*\(?\s*"(\.[^"]+)"/g)) {
+      const target = posix.join(posix.dirname(path), to);
+      importers.set(target, (importers.get(target) ?? new Set()).add(path));
+    }
+  }
+  return [...sources].flatMap(([path, source]) => {
+    const [only, another] = importers.get(path) ?? [];
+    const isSlice = only !== undefined && another === undefined && posix.dirname(only) === posix.dirname(path);
+    return isSlice && linesOf(source) < SLICE_LINES_MAX ? [`${path} is imported by ${only} alone`] : [];
+  });
+}
+
+function fullFolders(sources: Sources): string[] {
+  const counts = new Map<string, number>();
+  for (const path of sources.keys()) counts.set(posix.dirname(path), (counts.get(posix.dirname(path)) ?? 0) + 1);
+  return [...counts]
+    .filter(([, count]) => count > FOLDER_FILES_MAX)
+    .map(([folder, count]) => `${folder}: ${count} files`);
+}
+
+const unusedWords = words.split("\n").filter((line) => line !== "" && !line.startsWith("#"));
+
+export const FIGURES: readonly Figure[] = [
+  { what: "product files", most: 508, find: (sources) => [...sources.keys()] },
+  {
+    what: "product lines",
+    most: 55_000,
+    find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
+  },
+  {
+    what: "files in the kernel",
+    most: 0,
+    find: (sources) => [...sources.keys()].filter((path) => path.startsWith("src/kernel/")),
+  },
+  { what: "short files with one importer in the same folder", most: 61, find: slices },
+  { what: `folders with more than ${FOLDER_FILES_MAX} files`, most: 11, find: fullFolders },
+  {
+    what: "type names that several files declare",
+    most: 29,
+    find: declaredTwice(/^(?:export )?(?:interface|type|class) ([A-Z]\w*)/gm),
+  },
+  {
+    what: "exported functions that several files declare",
+    most: 14,
+    find: declaredTwice(/^export (?:async )?function (\w+)/gm),
+  },
+  { what: "values that may be promises", most: 61, find: matches(/\b(MaybePromise|andThen)\b/g) },
+  {
+    what: "questions for the database's kind outside storage",
+    most: 13,
+    find: matches(/\.dialect\b/g, (path) => /^(src\/storage|db)\//.test(path)),
+  },
+  {
+    what: "bounds outside kernel/limits.ts",
+    most: 503,
+    find: matches(/^(?:export )?const [A-Z][A-Z0-9_]*_(?:MAX|MS|MIN)\b/gm, (path) => path === "src/kernel/limits.ts"),
+  },
+  {
+    what: "comments that can't be read alone",
+    most: 60,
+    find: matches(/(?:^|\n)\s*(?:\/\/|\/\*\*|\*)\s+(?:The same|Of (?:those|what|none|that|these|which))\b[^\n]*/g),
+  },
+  { what: "words that we don't use", most: 101, find: matches(new RegExp(`\\b(?:${unusedWords.join("|")})\\b`, "gi")) },
+];
