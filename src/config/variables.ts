@@ -254,7 +254,8 @@ export const GATEWAY = {
   TOLLGATE_AGENT_CONCURRENCY: row({
     kind: value.wholeNumber(1, 10_000),
     fallback: 64,
-    meaning: "running upstream calls per agent, and as many streamed ones, of all gateways on a database together",
+    meaning:
+      "running upstream calls per agent, and as many streamed ones; of several gateways on a database each has its part",
   }),
   TOLLGATE_MAX_RESPONSE_BYTES: row({
     kind: value.wholeNumber(1, GIB),

@@ -5,7 +5,7 @@ import { createCallPlaces } from "./call-places.ts";
 const call = (tenant: string, id: string, body_bytes = 0) => ({ tenant, id, body_bytes });
 
 test("of places an agent has its own limit, and what its calls give back is free for the next", () => {
-  const places = createCallPlaces({ places: 64, bodyBytes: 1000 }, 2);
+  const places = createCallPlaces({ places: 64, agentPlaces: 2, bodyBytes: 1000 });
   for (const id of ["1", "2"]) expect(places.take("a", call("t", id))).toBeNull();
   expect(places.take("a", call("t", "3"))).toBe("own");
   expect(places.take("b", call("t", "4"))).toBeNull();
@@ -15,14 +15,14 @@ test("of places an agent has its own limit, and what its calls give back is free
 });
 
 test("a call whose body finds no memory takes no place either", () => {
-  const places = createCallPlaces({ places: 64, bodyBytes: 900 }, 8);
+  const places = createCallPlaces({ places: 64, agentPlaces: 8, bodyBytes: 900 });
   expect(places.take("a", call("t", "1", 700))).toBeNull();
   expect(places.take("b", call("t", "2", 700))).toBe("tenant");
   expect([places.heldBy("t"), places.heldBy("t", "b")]).toEqual([1, 0]);
 });
 
 test("of a tenant that holds no memory one large body runs beside the limit, and is given back beside it", () => {
-  const places = createCallPlaces({ places: 64, bodyBytes: 900 }, 8);
+  const places = createCallPlaces({ places: 64, agentPlaces: 8, bodyBytes: 900 });
   expect(places.take("a", call("stuck", "1", 780))).toBeNull();
   const [first, second] = [call("good", "2", 300), call("good", "3", 300)];
   expect(places.take("b", first)).toBeNull();
@@ -44,7 +44,7 @@ test("whatever is taken and given back, in the end all of it is there again", ()
   });
   fc.assert(
     fc.property(fc.array(someCall, { maxLength: 60 }), (steps) => {
-      const places = createCallPlaces({ places: 16, bodyBytes: 900 }, 3);
+      const places = createCallPlaces({ places: 16, agentPlaces: 3, bodyBytes: 900 });
       const held: { agent: string; item: ReturnType<typeof call> }[] = [];
       for (const [at, { tenant, agent, body_bytes, gives }] of steps.entries()) {
         const given = gives ? held.shift() : undefined;

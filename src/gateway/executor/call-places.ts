@@ -1,6 +1,6 @@
 // What calls that run take up: a place each, and memory for their bodies. Both are shared out by tenant, and of places an
 // agent has a limit of its own.
-import { type AgentLimit, createFairShare, type Shortage } from "../../concurrency/fair-share.ts";
+import { createFairShare, type Shortage } from "../../concurrency/fair-share.ts";
 import type { QueueEntry } from "./agent-queue.ts";
 
 /** Bodies that may run outside the shared limit, one per tenant: otherwise small bodies could keep a large one out. */
@@ -9,15 +9,16 @@ const BESIDE_MAX = 8;
 export interface CallPlacesOptions {
   /** Calls that run at once. */
   readonly places: number;
+  /** Of one agent; a function where that changes. */
+  readonly agentPlaces: number | (() => number);
   /** Bytes of request bodies that running calls hold in memory. */
   readonly bodyBytes: number;
 }
 
 export type CallPlaces = ReturnType<typeof createCallPlaces>;
 
-/** @param agentMax places that one agent may have */
-export function createCallPlaces(options: CallPlacesOptions, agentMax: number | AgentLimit) {
-  const places = createFairShare({ size: options.places, agentMax });
+export function createCallPlaces(options: CallPlacesOptions) {
+  const places = createFairShare({ size: options.places, agentMax: options.agentPlaces });
   const bodies = createFairShare({ size: options.bodyBytes, least: 0 });
   const beside = createFairShare({ size: BESIDE_MAX });
   /** The calls whose bodies run outside the shared limit. */

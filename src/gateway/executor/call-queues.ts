@@ -1,8 +1,7 @@
 // Decides which accepted call starts next. Each agent with waiting calls has a queue, first come first served. A queue in
 // memory holds few IDs. The database is the real queue: when the one in memory has run dry, as many calls as there are
 // places are taken from it at once.
-import type { AgentLimit, Shortage } from "../../concurrency/fair-share.ts";
-import type { AgentLimitOf } from "../replicas/service.ts";
+import type { Shortage } from "../../concurrency/fair-share.ts";
 import { AgentQueue, LENGTH_MAX, type QueueEntry } from "./agent-queue.ts";
 import { type CallPlaces, type CallPlacesOptions, createCallPlaces } from "./call-places.ts";
 import { createShortQueues } from "./short-queues.ts";
@@ -16,7 +15,6 @@ const BLOCK_MAX = 64;
 const RECORDING_MAX = 256;
 
 export interface CallQueuesOptions<W extends QueueEntry> extends CallPlacesOptions {
-  readonly agentPlaces: number | AgentLimitOf;
   /** The most that the body of a call has which is taken without being looked at before. */
   readonly blockBodyBytes: number;
   /**
@@ -76,7 +74,7 @@ export class CallQueues<W extends QueueEntry> {
 
   constructor(options: CallQueuesOptions<W>) {
     this.#options = options;
-    this.#places = createCallPlaces(options, this.#agentMax(options.agentPlaces));
+    this.#places = createCallPlaces(options);
     this.#short = createShortQueues(this.#places, (queue) => {
       const before = this.#running;
       this.#serve(queue);
@@ -129,17 +127,6 @@ export class CallQueues<W extends QueueEntry> {
     this.#short.stop();
     if (this.#running === 0) this.#idle.resolve();
     return this.#idle.promise;
-  }
-
-  #agentMax(agentPlaces: number | AgentLimitOf): number | AgentLimit {
-    if (typeof agentPlaces === "number") return agentPlaces;
-    return agentPlaces({
-      running: (tenant, agentId) => this.#places.heldBy(tenant, agentId),
-      more: (_tenant, agentId) => {
-        const queue = this.#queues.get(agentId);
-        if (queue !== undefined) this.#serve(queue);
-      },
-    });
   }
 
   #queueOf(tenant: string, agentId: string): AgentQueue<W> {
@@ -213,7 +200,10 @@ export class CallQueues<W extends QueueEntry> {
     else if (queue.empty) this.#queues.delete(queue.agentId);
   }
 
-  /** A queue that waits for its own agent's calls is served when one of them ends, or when the agent may have more. */
+  /**
+   * A queue that waits for its own agent's calls is served when one of them ends, and at each look for pending calls, since
+   * the agent may have more by then.
+   */
   #waitFor(queue: AgentQueue<W>, short: Shortage): void {
     if (short !== "own") this.#short.add(queue);
   }

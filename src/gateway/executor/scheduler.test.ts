@@ -88,7 +88,7 @@ test("a call whose place was reserved before a drain and which is stored after i
 
 test("a place that is given back is free for the next call, and its claim is over", async () => {
   const claims = createClaims();
-  const { scheduler, untilEnded } = scheduling.open({ agent_concurrency: 1, claims });
+  const { scheduler, untilEnded } = scheduling.open({ agentConcurrency: 1, claims });
   const refused = accepted(clock.now());
   const place = scheduler.reserve(refused);
   expect(scheduler.reserve(accepted(clock.now()))).toBeNull();
@@ -122,7 +122,7 @@ test("a drain lets what runs end, starts nothing more, and leaves the rest pendi
     await going.promise;
     return well();
   });
-  const { scheduler, untilEnded } = scheduling.open({ pool, agent_concurrency: 1 });
+  const { scheduler, untilEnded } = scheduling.open({ pool, agentConcurrency: 1 });
   const [first, second] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
   scheduler.offer(first);
   scheduler.offer(second);

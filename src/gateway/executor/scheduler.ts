@@ -19,7 +19,6 @@ const LAST_RECORDS_MS = 5_000;
 
 export interface SchedulerOptions extends ReplicaLeaseOptions, ClaimingOptions, DispatchOptions {
   readonly pool: WorkerPool;
-  readonly agent_concurrency: number;
   readonly claims: Pick<Claims, "begin" | "took" | "over">;
   readonly refusals: ReplicaLeaseOptions["refusals"] & ClaimingOptions["refusals"];
 }
@@ -42,7 +41,7 @@ export class Scheduler {
     this.#lease = createReplicaLease(options);
     this.#queues = new CallQueues<ScheduledCall>({
       places: PLACES,
-      agentPlaces: options.agentPlaces?.limitOf("transactional") ?? options.agent_concurrency,
+      agentPlaces: this.#lease.agentMax,
       bodyBytes: RUNNING_BODY_BYTES_MAX,
       blockBodyBytes: SMALL_BODY_BYTES,
       takeBlock: this.#claiming.takeBlock,
@@ -102,6 +101,11 @@ export class Scheduler {
   lookAround(): void {
     const { log } = this.#options;
     if (!this.#draining) void this.#takeUpPending().catch((error) => log.warn("sweep_failed", { error }));
+  }
+
+  /** Calls of one agent that may run here at once, on each path. */
+  get agentMax(): () => number {
+    return this.#lease.agentMax;
   }
 
   /** How many calls hold a place here. */
