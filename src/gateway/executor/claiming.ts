@@ -25,7 +25,7 @@ export interface ClaimingOptions extends Pick<ReplicaLeaseOptions, "store" | "cl
   };
 }
 
-/** A call that waits for a place, or has one. */
+/** A call that waits for a slot, or has one. */
 export interface ScheduledCall extends QueueEntry {
   readonly inHand?: PendingCall;
   /** Of a call that was claimed before it came here: by the write that accepted it, or with others. */
@@ -75,13 +75,8 @@ export function createClaiming(options: ClaimingOptions, running: RunningCalls, 
     },
 
     /** The agent's oldest pending calls behind that of ID `after`, claimed in one write. */
-    async takeBlock(
-      tenant: string,
-      agent_id: string,
-      places: number,
-      after: string,
-    ): Promise<CallBlock<ScheduledCall>> {
-      const tokens = Array.from({ length: places }, () => claims.begin());
+    async takeBlock(tenant: string, agent_id: string, slots: number, after: string): Promise<CallBlock<ScheduledCall>> {
+      const tokens = Array.from({ length: slots }, () => claims.begin());
       const leftOut = [...running.claimingOf(agent_id), ...refusals.unnoted];
       const used = new Set<string>();
       const askedAt = thisMoment();

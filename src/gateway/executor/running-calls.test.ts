@@ -9,7 +9,7 @@ const call = (id: string) => ({
   believedAt: thisMoment(),
 });
 
-test("a call that holds a place is stopped, and others are not", () => {
+test("a call that holds a slot is stopped, and others are not", () => {
   const running = createRunningCalls();
   const [one, other] = [running.add(call("1")), running.add(call("2"))];
   running.stop("1");
@@ -18,7 +18,7 @@ test("a call that holds a place is stopped, and others are not", () => {
   expect(running.size).toBe(1);
 });
 
-test("of a call that holds no place every block that is being taken is told, and no later one", async () => {
+test("of a call that holds no slot every block that is being taken is told, and no later one", async () => {
   const running = createRunningCalls();
   running.add(call("held"));
   const answer = Promise.withResolvers<void>();

@@ -1,9 +1,9 @@
-// What this process knows of the calls that it runs: those that hold a place, each from its claim to the record of its
+// What this process knows of the calls that it runs: those that hold a slot, each from its claim to the record of its
 // end, and those that are just being claimed. It is in memory only, and asks nobody.
 import type { Moment } from "../../core/age.ts";
 import type { InvocationKey } from "../invocations/service.ts";
 
-/** A call that holds a place, from its claim to its record. */
+/** A call that holds a slot, from its claim to its record. */
 export interface RunningCall {
   readonly agentId: string;
   readonly key: InvocationKey;
@@ -54,7 +54,7 @@ export function createRunningCalls() {
         if (ids.size === 0) claiming.delete(agentId);
       }
     },
-    /** @param take given the calls that are stopped while it goes on and hold no place */
+    /** @param take given the calls that are stopped while it goes on and hold no slot */
     async whileTaking<T>(take: (stopped: ReadonlySet<string>) => Promise<T>): Promise<T> {
       const stopped = new Set<string>();
       taking.add(stopped);

@@ -21,23 +21,23 @@ function recordingStore() {
   return { store, commands };
 }
 
-test("a call that finds a place is stored running, and is not claimed again", async () => {
+test("a call that finds a slot is stored running, and is not claimed again", async () => {
   const { store, commands } = recordingStore();
   const { jobs, pool } = makePool(well);
   const { scheduler, untilEnded } = scheduling.open({ pool, store });
   const one = accepted(clock.now());
-  const place = scheduler.reserve(one);
-  await accept(scheduling.store(), one, place?.claim);
+  const slot = scheduler.reserve(one);
+  await accept(scheduling.store(), one, slot?.claim);
   expect(await scheduling.statusOf(one.row.id)).toEqual(["running", null]);
   expect(jobs).toEqual([]);
-  place?.run(one);
+  slot?.run(one);
   await untilEnded(one.row.id);
   expect(jobs).toHaveLength(1);
   expect(commands).toEqual(["end"]);
   expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
 });
 
-test("a backlog is taken in a block of as many calls as there are places, and each call is made once, in order", async () => {
+test("a backlog is taken in a block of as many calls as there are slots, and each call is made once, in order", async () => {
   const { store, commands } = recordingStore();
   const { jobs, pool } = makePool(well);
   const { scheduler, untilEnded } = scheduling.open({ pool, store });
@@ -46,7 +46,7 @@ test("a backlog is taken in a block of as many calls as there are places, and ea
   await scheduler.start();
   for (const { row } of calls) await untilEnded(row.id);
   expect(jobs.map(({ id }) => id)).toEqual(calls.map(({ row }) => row.id));
-  // The rest is nobody else's to take, and is claimed as places come free.
+  // The rest is nobody else's to take, and is claimed as slots come free.
   expect(commands.filter((name) => name !== "end")).toEqual(["take", ...Array.from({ length: 6 }, () => "claim")]);
 });
 
@@ -73,31 +73,31 @@ test("a block that is taken while the process begins to stop stays pending", asy
   expect(await scheduling.statusOf(one.row.id)).toEqual(["pending", null]);
 });
 
-test("a call whose place was reserved before a drain and which is stored after it stays pending", async () => {
+test("a call whose slot was reserved before a drain and which is stored after it stays pending", async () => {
   const { jobs, pool } = makePool(well);
   const { scheduler } = scheduling.open({ pool });
   const one = accepted(clock.now());
-  const place = scheduler.reserve(one);
+  const slot = scheduler.reserve(one);
   const drained = scheduler.drain(0);
-  await accept(scheduling.store(), one, place?.claim);
-  place?.run(one);
+  await accept(scheduling.store(), one, slot?.claim);
+  slot?.run(one);
   await drained;
   expect(jobs).toEqual([]);
   expect(await scheduling.statusOf(one.row.id)).toEqual(["pending", null]);
 });
 
-test("a place that is given back is free for the next call, and its claim is over", async () => {
+test("a slot that is given back is free for the next call, and its claim is over", async () => {
   const claims = createClaims();
   const { scheduler, untilEnded } = scheduling.open({ agentConcurrency: 1, claims });
   const refused = accepted(clock.now());
-  const place = scheduler.reserve(refused);
+  const slot = scheduler.reserve(refused);
   expect(scheduler.reserve(accepted(clock.now()))).toBeNull();
   const waiting = await scheduling.acceptOne();
   scheduler.offer(waiting);
   expect(await scheduling.statusOf(waiting.row.id)).toEqual(["pending", null]);
-  place?.giveBack();
+  slot?.giveBack();
   await untilEnded(waiting.row.id);
-  expect(claims.fateOf(place?.claim.token ?? "")).toBe("release");
+  expect(claims.fateOf(slot?.claim.token ?? "")).toBe("release");
 });
 
 test("an outcome that can't be recorded ends the call as internal", async () => {

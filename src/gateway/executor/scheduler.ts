@@ -11,7 +11,7 @@ import { createReplicaLease, type ReplicaLeaseOptions } from "./replica-lease.ts
 import { createRunningCalls } from "./running-calls.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
-const PLACES = 4096;
+const SLOTS = 4096;
 /** Agents that are found in one look for pending calls. */
 const AGENTS_AT_ONCE = 128;
 const RUNNING_BODY_BYTES_MAX = 96 * 1024 * 1024;
@@ -40,8 +40,8 @@ export class Scheduler {
     this.#dispatch = createDispatch(options, this.#claiming, isDraining);
     this.#lease = createReplicaLease(options);
     this.#queues = new CallQueues<ScheduledCall>({
-      places: PLACES,
-      agentPlaces: this.#lease.agentMax,
+      slots: SLOTS,
+      agentSlots: this.#lease.agentMax,
       bodyBytes: RUNNING_BODY_BYTES_MAX,
       blockBodyBytes: SMALL_BODY_BYTES,
       takeBlock: this.#claiming.takeBlock,
@@ -64,25 +64,25 @@ export class Scheduler {
   }
 
   /**
-   * A place for a call that can start as soon as it is stored: claimed in the same write, it costs one write less. Null
+   * A slot for a call that can start as soon as it is stored: claimed in the same write, it costs one write less. Null
    * when it has to wait; then it is stored pending, and offered.
    */
   reserve({ row, body }: AcceptedCall) {
     const { tenant, id } = row;
     const item = { tenant, id, body_bytes: body.byteLength };
-    const place = this.#queues.reserve(row.agent_id, item);
-    if (place === null) return null;
+    const slot = this.#queues.reserve(row.agent_id, item);
+    if (slot === null) return null;
     const { claims, replica: owner } = this.#options;
     // Known from here on, since it can be cancelled from the commit on, of which the answer may come late.
     const reserved = this.#claiming.begin(row.agent_id, item);
     return {
       claim: { owner, token: reserved.token },
       run: ({ call, body: stored }: AcceptedCall) =>
-        place.run({ ...item, inHand: { call, body: stored }, claimed: reserved }),
+        slot.run({ ...item, inHand: { call, body: stored }, claimed: reserved }),
       giveBack: () => {
         claims.over(reserved.token);
         this.#running.remove(id);
-        place.giveBack();
+        slot.giveBack();
       },
     };
   }
@@ -108,7 +108,7 @@ export class Scheduler {
     return this.#lease.agentMax;
   }
 
-  /** How many calls hold a place here. */
+  /** How many calls hold a slot here. */
   running(): number {
     return this.#running.size;
   }
