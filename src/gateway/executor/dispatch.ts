@@ -6,10 +6,9 @@ import { untilStored } from "../../storage/retry-until-stored.ts";
 import type { CallBody } from "../../wire/body.ts";
 import type { InvocationKey, PendingCall } from "../invocations/service.ts";
 import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
-import type { Claiming } from "./claiming.ts";
+import type { Claiming, RunningCall } from "./claiming.ts";
 import type { Job, Outcome } from "./job.ts";
 import { failed, newTrace } from "./outcome.ts";
-import type { RunningCall } from "./running-calls.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
 interface JobCredential {

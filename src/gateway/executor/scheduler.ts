@@ -5,10 +5,15 @@ import { endsWithin } from "../../concurrency/deadline.ts";
 import { type AcceptedCall, type Claims, SMALL_BODY_BYTES, waitingAgents } from "../invocations/service.ts";
 import { recordEnd } from "../upstream/record-end.ts";
 import { CallQueues } from "./call-queues.ts";
-import { type Claiming, type ClaimingOptions, createClaiming, type ScheduledCall } from "./claiming.ts";
+import {
+  type Claiming,
+  type ClaimingOptions,
+  createClaiming,
+  createRunningCalls,
+  type ScheduledCall,
+} from "./claiming.ts";
 import { createDispatch, type DispatchOptions } from "./dispatch.ts";
 import { createReplicaLease, type ReplicaLeaseOptions } from "./replica-lease.ts";
-import { createRunningCalls } from "./running-calls.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
 const SLOTS = 4096;
