@@ -177,7 +177,7 @@ function hearing(
       waiters.announce(id);
       stop(id);
     },
-    left: () => scheduler.lookAround(),
+    left: () => scheduler.sweepNow(),
   };
 }
 

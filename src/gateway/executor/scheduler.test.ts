@@ -1,9 +1,10 @@
 import { expect, jest, test } from "bun:test";
-import { accepted } from "../../../test/support/stores/invocations.ts";
-import { clock, makePool, useScheduling, well } from "../../../test/support/stores/scheduling.ts";
+import { accepted, SUCCESS } from "../../../test/support/stores/invocations.ts";
+import { clock, makePool, slowCredential, useScheduling, well } from "../../../test/support/stores/scheduling.ts";
 import type { Store } from "../../storage/store.ts";
+import { freeMemory, partsOf } from "../../wire/body.ts";
 import { createClaims } from "../invocations/claims.ts";
-import { accept } from "../invocations/service.ts";
+import { abandon, accept } from "../invocations/service.ts";
 import type { Outcome } from "./job.ts";
 
 const scheduling = useScheduling();
@@ -180,4 +181,62 @@ test("a lease is renewed on time, however long the look for pending calls takes"
   } finally {
     jest.useRealTimers();
   }
+});
+
+test("a call that is cancelled while its credential is resolved never reaches the upstream", async () => {
+  const { resolving, resolved, resolveCredential } = slowCredential();
+  const { jobs, pool } = makePool(well);
+  const { scheduler, untilEnded } = scheduling.open({ pool, resolveCredential });
+  const one = await scheduling.acceptOne("cred_1");
+  scheduler.offer(one);
+  await resolving.promise;
+  await scheduling.store().write((tx) => abandon(tx, one.row, "cancelled", clock.now()));
+  scheduler.stop(one.row.id);
+  resolved.resolve();
+  await untilEnded(one.row.id);
+  expect(jobs).toEqual([]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "cancelled"]);
+});
+
+test("a call that was ended while its process was paused is not made", async () => {
+  const { resolving, resolved, resolveCredential } = slowCredential();
+  const { jobs, pool } = makePool(well);
+  const { scheduler, untilEnded } = scheduling.open({ pool, resolveCredential });
+  const one = await scheduling.acceptOne("cred_1");
+  scheduler.offer(one);
+  await resolving.promise;
+  const later = await scheduling.takenForDead(one);
+  resolved.resolve();
+  await untilEnded(one.row.id);
+  later.mockRestore();
+  expect(jobs).toEqual([]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "internal"]);
+});
+
+test("a worker that finds the claim too old sends nothing, and the call is tried again with its whole body", async () => {
+  const bodies: string[] = [];
+  const { jobs, pool } = makePool(async ({ body }) => {
+    const [part] = partsOf(body);
+    bodies.push(new TextDecoder().decode(part));
+    // As the pool takes over a large one.
+    if (part !== undefined) freeMemory(part);
+    return { ...SUCCESS, detail: null, is_stale: jobs.length === 1 };
+  });
+  const { scheduler, untilEnded } = scheduling.open({ pool });
+  const one = await scheduling.acceptOne();
+  scheduler.offer({ ...one, body: new Uint8Array(partsOf(one.body)[0] ?? []) });
+  await untilEnded(one.row.id);
+  expect(bodies).toEqual(["hello", "hello"]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
+});
+
+test("a secret that can't be resolved fails the call, and the call is not made", async () => {
+  const { jobs, pool } = makePool(well);
+  const resolveCredential = () => Promise.reject(new Error("no such secret"));
+  const { scheduler, untilEnded } = scheduling.open({ pool, resolveCredential });
+  const one = await scheduling.acceptOne("cred_1");
+  scheduler.offer(one);
+  await untilEnded(one.row.id);
+  expect(jobs).toEqual([]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "credential_error"]);
 });
