@@ -264,7 +264,7 @@ export const GATEWAY = {
     "agentConcurrency",
     value.wholeNumber(1, 10_000),
     64,
-    "running upstream calls per agent, and as many streamed ones, of all gateways on a database together",
+    "running upstream calls per agent, and as many streamed ones; of several gateways on a database each has its part",
   ),
   TOLLGATE_MAX_RESPONSE_BYTES: row(
     "maxResponseBytes",

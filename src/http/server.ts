@@ -182,23 +182,14 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       const sentId = request.headers.get("x-request-id");
       const requestId = sentId !== null && REQUEST_ID.test(sentId) ? sentId : crypto.randomUUID();
       const fields: Fields = { method: original.method, path: shownPath(path), request_id: requestId };
-      const context: RequestContext = {
-        original,
-        path,
-        requestId,
-        startedAt,
-        fields,
-        holdOpen,
-        known: STRANGERS,
-        span: null,
-        dropping: undefined,
-      };
+      const unknown = { known: STRANGERS, span: null, dropping: undefined };
+      const context: RequestContext = { original, path, requestId, startedAt, fields, holdOpen, ...unknown };
       let response: Response;
       try {
         const answer = respond(request, context);
         response = answer instanceof Promise ? await answer : answer;
       } catch (error) {
-        // A refusal takes a turn too. The runtime would answer a connection full of refusals in one turn of the event loop.
+        // The runtime would answer a connection full of refusals in one turn of the event loop.
         if (context.known === STRANGERS) await turnOfStranger(context, request, passOver);
         response = failed(error, context, { log: options.log, mayTell: accessLog.mayTell });
       }
