@@ -2,8 +2,11 @@
 // migrations beside this file, since they differ between the databases. Times are milliseconds since the
 // epoch; JSON is kept as text; every row of a tenant carries the tenant.
 // In one file, since queries join what stands side by side here.
+import { type Column, type GetColumnData, inArray, type SQL, sql } from "drizzle-orm";
+import type { Hex } from "../src/core/hex.ts";
 import type {
   AgentStatus,
+  CollectionStatus,
   ErrorClass,
   InvocationStatus,
   Mode,
@@ -11,11 +14,7 @@ import type {
   Protocol,
   SettlementStatus,
 } from "../src/core/states.ts";
-import { bodyTables } from "./body-schema.ts";
 import type { Columns } from "./columns.ts";
-import { facilitatorTables, paymentKey } from "./facilitator-schema.ts";
-import { keyTables } from "./key-schema.ts";
-import { receiptTables } from "./receipt-schema.ts";
 
 export type AuthType = "bearer" | "api_key" | "none";
 export type CredentialSource = "managed" | "vault";
@@ -247,18 +246,6 @@ function invocationTables(c: Columns) {
       id: c.text().notNull(),
       /** By the database's own clock. */
       lease_until: c.whole().notNull(),
-      /** The calls of any one agent and path that it may run without asking the others; null when it is gone. */
-      agent_base: c.whole(),
-    }),
-
-    /** What replicas may run of an agent's calls beyond that, and what they would need. */
-    agentPlaces: c.table("agent_places", {
-      agent_id: c.text().notNull(),
-      mode: c.text().$type<Mode>().notNull(),
-      replica: c.text().notNull(),
-      tenant: c.text().notNull(),
-      granted: c.whole().notNull(),
-      wanted: c.whole().notNull(),
     }),
   };
 }
@@ -344,6 +331,287 @@ function policyTables(c: Columns) {
   };
 }
 
+export type BodyKind = "request" | "response";
+
+/** Large bodies, which stand in parts. */
+function bodyTables(c: Columns) {
+  return {
+    /** Large bodies: of a call that has not ended its whole request, then the first MiB of what is captured. */
+    bodyParts: c.table("body_parts", {
+      invocation_id: c.text().notNull(),
+      tenant: c.text().notNull(),
+      kind: c.text().$type<BodyKind>().notNull(),
+      /** The place in the body: 0 for the first. All parts but the last are of one length. */
+      n: c.whole().notNull(),
+      bytes: c.bytes().notNull(),
+    }),
+
+    /** Bodies of which parts are to be removed: see gateway/invocations/loose-parts.ts. */
+    looseParts: c.table("loose_parts", {
+      invocation_id: c.text().notNull(),
+      tenant: c.text().notNull(),
+      kind: c.text().$type<BodyKind>().notNull(),
+      /** This part goes, and all that follow. */
+      first: c.whole().notNull(),
+      /** When they may go, by the database's clock; 0: they are going. */
+      due_at: c.whole().notNull(),
+    }),
+  };
+}
+
+/** Trust receipts. */
+function receiptTables(c: Columns) {
+  return {
+    /** Calls whose end is final and whose receipt has not been made yet: written with the end itself. */
+    receiptsDue: c.table("receipts_due", {
+      tenant: c.text().notNull(),
+      invocation_id: c.text().notNull(),
+    }),
+
+    /** The newest receipt of each tenant, which the next one names. It stays when old receipts are cleaned up. */
+    receiptChains: c.table("receipt_chains", {
+      tenant: c.text().notNull(),
+      sequence: c.whole().notNull(),
+      /** Of the compact JWS, in lower hex. */
+      sha256: c.text().notNull(),
+    }),
+
+    receipts: c.table("receipts", {
+      tenant: c.text().notNull(),
+      /** The place in the tenant's chain: 1 for the first, then without a gap. */
+      sequence: c.whole().notNull(),
+      id: c.text().notNull(),
+      invocation_id: c.text().notNull(),
+      jws: c.text().notNull(),
+    }),
+  };
+}
+
+export type KeyPurpose = "issuer" | "receipts";
+
+/** The keys, all of them wrapped, and what gateways must know of them: see src/keys. */
+function keyTables(c: Columns) {
+  return {
+    /** The keys of each tenant under which its secrets' data keys are wrapped; themselves wrapped by a master key. */
+    tenantKeys: c.table("tenant_keys", {
+      tenant: c.text().notNull(),
+      /** From 1: what else is derived comes from the first for good. The newest seals. */
+      number: c.whole().notNull(),
+      wrapped_key: c.bytes().notNull(),
+      /** Which master key wrapped it: the first 16 hex digits of that key's SHA-256. */
+      master_key_id: c.text().notNull(),
+      created_at: c.whole().notNull(),
+    }),
+
+    /** Ed25519 keys of the local issuer and of the trust receipts, the private half wrapped by the master key. */
+    signingKeys: c.table("signing_keys", {
+      kid: c.text().notNull(),
+      purpose: c.text().$type<KeyPurpose>().notNull(),
+      public_jwk: c.text().notNull(),
+      wrapped_private_key: c.bytes().notNull(),
+      master_key_id: c.text().notNull(),
+      created_at: c.whole().notNull(),
+      retired_at: c.whole(),
+    }),
+
+    /** One row, about all keys. */
+    keyring: c.table("keyring", {
+      one: c.whole().notNull(),
+      /** Rises with each change of the keys, so that gateways know when to read them again. */
+      version: c.whole().notNull(),
+      /** What new keys are wrapped with; null before the first key. */
+      master_key_id: c.text(),
+      /** What it is going to be, once every gateway has that key. */
+      next_master_key_id: c.text(),
+      /** From its change until no earlier master key wraps anything. */
+      is_rotating: c.flag().notNull(),
+      /** The newest of `tokenRevocations`, which a token carries that is made now. */
+      revoked_at: c.whole().notNull(),
+    }),
+
+    /** The gateways that run, as far as they are to open the keys. */
+    keyHolders: c.table("key_holders", {
+      replica: c.text().notNull(),
+      /** With spaces between them. */
+      master_key_ids: c.text().notNull(),
+      /** The version of the keyring that it goes by. */
+      seen_version: c.whole().notNull(),
+      /** By the database's own clock. */
+      lease_until: c.whole().notNull(),
+    }),
+
+    /** Tokens of the local issuer that were made before a revocation are refused. */
+    tokenRevocations: c.table("token_revocations", {
+      tenant: c.text().notNull(),
+      /** Empty for all users of the tenant. */
+      user_name: c.text().notNull(),
+      /** Later than that of each earlier revocation, also when the database's clock has gone back. */
+      revoked_at: c.whole().notNull(),
+    }),
+  };
+}
+
+/** The key by which both services know a payment. Hex is lower case in all of its columns. */
+function paymentKey(c: Columns) {
+  return {
+    chain_id: c.whole().notNull(),
+    token: c.text().$type<Hex>().notNull(),
+    payer: c.text().$type<Hex>().notNull(),
+    nonce: c.text().$type<Hex>().notNull(),
+  };
+}
+
+function facilitatorTables(c: Columns) {
+  return {
+    ...accountTables(c),
+    ...leaseTables(c),
+
+    /** How much of an account's daily ceiling is taken, by settled and open claims together. */
+    facilitatorDays: c.table("facilitator_days", {
+      account: c.text().notNull(),
+      /** The UTC day, `2026-11-21`. */
+      day: c.text().notNull(),
+      reserved: c.text().notNull(),
+      /** Wei that its reverted transactions have cost, on the day on which that was found. */
+      gas_burned: c.text().notNull(),
+      /** Wei that its transactions have cost, successful ones too, and that open payments hold; only where that has a bound. */
+      gas_used: c.text().notNull(),
+    }),
+
+    /** Claimed payments: one row per authorization, stored before it can cost anything. */
+    facilitatorPayments: c.table("facilitator_payments", {
+      ...paymentKey(c),
+      account: c.text().notNull(),
+      status: c.text().$type<CollectionStatus>().notNull(),
+      /** Names the attempt that made the claim: only that attempt, or a process that has read this, may send or undo it. */
+      claim: c.text().notNull(),
+      pay_to: c.text().$type<Hex>().notNull(),
+      value: c.text().notNull(),
+      valid_after: c.text().notNull(),
+      valid_before: c.text().notNull(),
+      signature: c.text().$type<Hex>().notNull(),
+      /** JSON of the requirements, normalised: a retry must come with the same. */
+      requirements: c.text().notNull(),
+      /** The UTC day whose ceiling holds the reservation. */
+      day: c.text().notNull(),
+      /** Wei that a revert may cost, at the fees of the claim, if the payer's code can cause one; else 0. */
+      gas_reserved: c.text().notNull(),
+      /** Wei of its day's `gas_used` that it holds until its cost is known. */
+      gas_held: c.text().notNull(),
+      /** The UTC day on which a revert of it was found. */
+      reverted_on: c.text(),
+      /** Whose holder is to send it, and as it was simulated. Null in what an earlier version has claimed. */
+      wallet: c.text().$type<Hex>(),
+      gas_limit: c.text(),
+      may_share: c.flag(),
+      /** Requests for this payment. */
+      attempts: c.whole().notNull(),
+      /** The transaction that settled it, else the first one that was broadcast. */
+      transaction_hash: c.text().$type<Hex>(),
+      block_number: c.whole(),
+      block_hash: c.text().$type<Hex>(),
+      /** The exact reason of a failure, for the operator. */
+      reason: c.text(),
+      /** Who used the authorization instead of us. */
+      foreign_transaction: c.text().$type<Hex>(),
+      created_at: c.whole().notNull(),
+      updated_at: c.whole().notNull(),
+      ended_at: c.whole(),
+    }),
+
+    /** Payments that were refused before a claim, for the operator: the last exact reason of each. */
+    facilitatorRefusals: c.table("facilitator_refusals", {
+      account: c.text().notNull(),
+      payer: c.text().$type<Hex>().notNull(),
+      nonce: c.text().$type<Hex>().notNull(),
+      reason: c.text().notNull(),
+      attempts: c.whole().notNull(),
+      created_at: c.whole().notNull(),
+      updated_at: c.whole().notNull(),
+    }),
+
+    /** Every transaction ever signed, stored before it is broadcast. Several may share a wallet's nonce. */
+    facilitatorTransactions: c.table("facilitator_transactions", {
+      hash: c.text().$type<Hex>().notNull(),
+      /** The sender's address, lower case. */
+      wallet: c.text().$type<Hex>().notNull(),
+      wallet_nonce: c.whole().notNull(),
+      /** 0 for the first at its wallet nonce, then one more for each replacement. */
+      replacement: c.whole().notNull(),
+      /** The payment that it makes; both null for one that makes several, or only fills a gap. */
+      payer: c.text().$type<Hex>(),
+      nonce: c.text().$type<Hex>(),
+      raw: c.text().$type<Hex>().notNull(),
+      gas: c.text().notNull(),
+      max_fee: c.text().notNull(),
+      max_priority_fee: c.text().notNull(),
+      /** Open until its wallet nonce is used in a block that is deep enough. */
+      open: c.flag().notNull(),
+      /** Wei that its revert cost, once that is counted; else null. */
+      gas_burned: c.text(),
+      /** The chain's newest block when it was stored. */
+      stored_at_block: c.whole().notNull(),
+      created_at: c.whole().notNull(),
+    }),
+
+    /** The payments of each transaction that makes several of them. */
+    facilitatorTransactionPayments: c.table("facilitator_transaction_payments", {
+      hash: c.text().$type<Hex>().notNull(),
+      payer: c.text().$type<Hex>().notNull(),
+      nonce: c.text().$type<Hex>().notNull(),
+      /** What the transaction's gas limit holds for this payment. */
+      gas: c.text().notNull(),
+      /** Wei that its failure there cost, once that is counted; else null. */
+      gas_burned: c.text(),
+    }),
+  };
+}
+
+function leaseTables(c: Columns) {
+  return {
+    /** The facilitators that run on this database: see src/facilitator/wallet/lease-rows.ts. */
+    facilitators: c.table("facilitators", {
+      id: c.text().notNull(),
+      /** The addresses that it can sign for, with spaces between. */
+      wallets: c.text().notNull(),
+      /** Whether its nodes and its signer answer. */
+      is_able: c.flag().notNull(),
+      lease_until: c.whole().notNull(),
+    }),
+
+    /** Which facilitator works for a wallet. */
+    facilitatorWallets: c.table("facilitator_wallets", {
+      wallet: c.text().$type<Hex>().notNull(),
+      /** Empty when it was given up. */
+      holder: c.text().notNull(),
+      /** Rises whenever the wallet changes hands, so that a holder of before can tell. */
+      token: c.whole().notNull(),
+    }),
+  };
+}
+
+function accountTables(c: Columns) {
+  return {
+    facilitatorAccounts: c.table("facilitator_accounts", {
+      name: c.text().notNull(),
+      enabled: c.flag().notNull(),
+      /** Smallest units as a decimal; null for the deployment's default. */
+      max_per_transaction: c.text(),
+      daily_ceiling: c.text(),
+      created_at: c.whole().notNull(),
+      updated_at: c.whole().notNull(),
+    }),
+
+    /** The client certificates of the accounts; an account may have several, so that they rotate without a gap. */
+    facilitatorCertificates: c.table("facilitator_certificates", {
+      /** SHA-256 of the certificate, lower-case hex. */
+      fingerprint: c.text().notNull(),
+      account: c.text().notNull(),
+      created_at: c.whole().notNull(),
+    }),
+  };
+}
+
 export function defineSchema(c: Columns) {
   return {
     ...keyTables(c),
@@ -358,3 +626,23 @@ export function defineSchema(c: Columns) {
 }
 
 export type Tables = ReturnType<typeof defineSchema>;
+
+/**
+ * A call waits while its payment may still land or fail. The index of pending calls has this very text, since no database
+ * would use a partial index for another one.
+ */
+export function paidFor({ settlement_status }: Tables["openInvocations"]) {
+  return sql`coalesce(${settlement_status}, '') <> 'pending'`;
+}
+
+/**
+ * `column in (…)`, with the last value again and again up to a power of two: each number of values is a statement, which
+ * Postgres keeps prepared on every connection.
+ */
+export function oneOf<C extends Column>(column: C, values: readonly GetColumnData<C, "raw">[]): SQL {
+  const length = values.length === 0 ? 0 : 2 ** Math.ceil(Math.log2(values.length));
+  return inArray(
+    column,
+    Array.from({ length }, (_, at) => values[Math.min(at, values.length - 1)] as (typeof values)[number]),
+  );
+}

@@ -362,23 +362,8 @@ create table locks (
 
 create table replicas (
   id text collate "C" not null primary key,
-  lease_until bigint not null,
-  -- The calls of any one agent and path that the replica may run without asking; null for one that is gone.
-  agent_base bigint
+  lease_until bigint not null
 );
-
--- What replicas have been granted beyond that.
-create table agent_places (
-  agent_id text collate "C" not null,
-  mode text collate "C" not null,
-  replica text collate "C" not null,
-  tenant text collate "C" not null,
-  granted bigint not null,
-  wanted bigint not null,
-  primary key (agent_id, mode, replica)
-);
-
-create index agent_places_replica on agent_places (replica);
 
 -- When work that one process does for all is due again.
 create table job_leases (

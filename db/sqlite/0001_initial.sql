@@ -347,23 +347,8 @@ create table refused_calls (
 
 create table replicas (
   id text not null primary key,
-  lease_until integer not null,
-  -- The calls of any one agent and path that the replica may run without asking; null for one that is gone.
-  agent_base integer
+  lease_until integer not null
 ) strict, without rowid;
-
--- What replicas have been granted beyond that.
-create table agent_places (
-  agent_id text not null,
-  mode text not null,
-  replica text not null,
-  tenant text not null,
-  granted integer not null,
-  wanted integer not null,
-  primary key (agent_id, mode, replica)
-) strict, without rowid;
-
-create index agent_places_replica on agent_places (replica);
 
 -- When work that one process does for all is due again.
 create table job_leases (

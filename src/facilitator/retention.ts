@@ -2,7 +2,7 @@
 // that can't be collected any more, on the chain either, and that nobody asks for after so long. Rows are removed in small
 // groups, each its own write, so that settlements pass between them.
 import { and, eq, inArray, lt, sql } from "drizzle-orm";
-import { oneOf } from "../../db/conditions.ts";
+import { oneOf } from "../../db/schema.ts";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { DAY_MS } from "../core/time.ts";

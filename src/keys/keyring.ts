@@ -2,7 +2,7 @@
 // which live in the database; only this directory sees any of them in the clear.
 import { hkdfSync } from "node:crypto";
 import { notInArray } from "drizzle-orm";
-import type { KeyPurpose } from "../../db/key-schema.ts";
+import type { KeyPurpose } from "../../db/schema.ts";
 import { type Clock, systemClock } from "../core/clock.ts";
 import { type Log, silentLog } from "../core/log.ts";
 import type { WrappedKeys } from "../storage/backup.ts";

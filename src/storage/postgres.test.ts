@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import { SQL } from "bun";
 import { eq, sql } from "drizzle-orm";
-import { oneOf } from "../../db/conditions.ts";
+import { oneOf } from "../../db/schema.ts";
 import { startRelay } from "../../test/support/http/relay.ts";
 import { startPostgres } from "../../test/support/stores/postgres.ts";
 import { addAgent, agentIds, clock, outcome, postgresPlace, shown } from "../../test/support/stores/stores.ts";

@@ -2,8 +2,7 @@
 // part of them; read, they are summed up. So the hours of a piece become one row, under its first hour, when hardly anything
 // changes in them any more. A row that has come down to zero says nothing.
 import { and, eq, gt, lt, or, type SQL, sql } from "drizzle-orm";
-import { oneOf } from "../../db/conditions.ts";
-import type { CountDimension } from "../../db/schema.ts";
+import { type CountDimension, oneOf } from "../../db/schema.ts";
 import type { Clock } from "../core/clock.ts";
 import { HOUR_MS } from "../core/time.ts";
 import type { Store, Tx } from "./store.ts";

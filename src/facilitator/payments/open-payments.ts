@@ -1,6 +1,6 @@
 // The payments that are under way, for those who resume or count them.
 import { and, asc, count, eq } from "drizzle-orm";
-import { oneOf } from "../../../db/conditions.ts";
+import { oneOf } from "../../../db/schema.ts";
 import type { Reader } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { isOpen } from "./held-funds.ts";

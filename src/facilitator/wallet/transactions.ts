@@ -3,8 +3,7 @@
 // its row in the database. A row is stored before its bytes leave the process, so a crash loses sight of nothing that may
 // be on its way to a block.
 import { and, asc, eq, gte, or } from "drizzle-orm";
-import { oneOf } from "../../../db/conditions.ts";
-import type { Tables } from "../../../db/schema.ts";
+import { oneOf, type Tables } from "../../../db/schema.ts";
 import type { Fees } from "../../chain/fees.ts";
 import { aggregateData, MULTICALL3, SHARED_GAS } from "../../chain/multicall.ts";
 import { GAS_MAX, TOKEN_ADDRESS, transferData } from "../../chain/token.ts";

@@ -1,7 +1,7 @@
 // How a page of agents is found. By status, protocol and tag: along the index of a list, at the same cost for any
 // number of agents, with a stored total. By a part of their texts: by a search in steps of limited bytes.
 import { and, desc, eq, gte, lt, type SQL, sql } from "drizzle-orm";
-import { oneOf } from "../../../db/conditions.ts";
+import { oneOf } from "../../../db/schema.ts";
 import { inStoreTurns } from "../../concurrency/store-turns.ts";
 import type { AgentStatus, Protocol } from "../../core/states.ts";
 import type { Reader } from "../../storage/store.ts";

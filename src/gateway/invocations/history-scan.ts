@@ -3,8 +3,7 @@
 // one index, the open ones by ID. Other requests go on between two windows: SQLite answers on the event loop, and a long
 // walk in one piece would hold up every tenant. Most pages need no walk: prepared queries find them.
 import { and, desc, eq, sql } from "drizzle-orm";
-import { oneOf } from "../../../db/conditions.ts";
-import type { CountDimension } from "../../../db/schema.ts";
+import { type CountDimension, oneOf } from "../../../db/schema.ts";
 import { inStoreTurns } from "../../concurrency/store-turns.ts";
 import { openCalls } from "../../storage/counts.ts";
 import { prepared, type Reader } from "../../storage/store.ts";

@@ -1,8 +1,7 @@
 // Reading invocations: by ID, with their bodies, and as pages of the history. IDs rise with time, so newest
 // first is the order of IDs, and a time window is a range of them.
 import { and, eq, inArray, or, sql } from "drizzle-orm";
-import type { BodyKind } from "../../../db/body-schema.ts";
-import type { CountDimension } from "../../../db/schema.ts";
+import type { BodyKind, CountDimension } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { idFloor, isId } from "../../core/id.ts";

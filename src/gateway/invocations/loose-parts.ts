@@ -3,7 +3,7 @@
 // makes them loose, so that no part stays for ever. The parts go a few in each write, since all at once would hold up the
 // event loop. Once they are going, no call is accepted with them any more.
 import { and, eq, gt, gte, inArray, lte, notExists } from "drizzle-orm";
-import type { BodyKind } from "../../../db/body-schema.ts";
+import type { BodyKind } from "../../../db/schema.ts";
 import { every } from "../../concurrency/every.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import type { Log } from "../../core/log.ts";

@@ -1,7 +1,7 @@
 // Clean-up by age: captured bodies, whole records with their payments, and expired idempotency keys. What the database
 // cannot drop in whole pieces goes in small groups, each its own write, so that calls pass between them.
 import { and, eq, inArray, isNull, lt, notExists, or, type SQL, sql } from "drizzle-orm";
-import { oneOf } from "../../../db/conditions.ts";
+import { oneOf } from "../../../db/schema.ts";
 import type { Clock } from "../../core/clock.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";

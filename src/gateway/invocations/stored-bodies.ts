@@ -1,6 +1,6 @@
 // Large bodies in the database, part by part: stored before their call is accepted, read when it is made or shown.
 import { and, eq, sql } from "drizzle-orm";
-import type { BodyKind } from "../../../db/body-schema.ts";
+import type { BodyKind } from "../../../db/schema.ts";
 import { inOneStep } from "../../concurrency/steps.ts";
 import { prepared, type Reader, type Store, UniqueViolation } from "../../storage/store.ts";
 import { bodyOf, type CallBody, partsOf } from "../../wire/body.ts";

@@ -1,8 +1,7 @@
 // Receipts in the database: the calls that are owed one, the chain of each tenant, and the receipts themselves in
 // its order. A receipt, the end of its debt and the new head of the chain are one write.
 import { and, asc, eq, gte, lte } from "drizzle-orm";
-import { oneOf } from "../../../db/conditions.ts";
-import type { Tables } from "../../../db/schema.ts";
+import { oneOf, type Tables } from "../../../db/schema.ts";
 import { nextTenant, removeInGroups, tenantsIn } from "../../storage/batch-delete.ts";
 import { keyedById, type TimedTable } from "../../storage/periods.ts";
 import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";

@@ -4,7 +4,7 @@
 // and each try of the caller (which changes `updated_at`), and no clock can shorten it.
 
 import { and, asc, eq, sql } from "drizzle-orm";
-import { paidFor } from "../../../db/conditions.ts";
+import { paidFor } from "../../../db/schema.ts";
 import { every } from "../../concurrency/every.ts";
 import type { Clock } from "../../core/clock.ts";
 import { RETRY_AFTER_SECONDS_MAX } from "../../core/limits.ts";
